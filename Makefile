@@ -1,0 +1,67 @@
+# make demo and make test need python3 (3.10 to 3.13) with venv and pip; everything else they install into .venv.
+
+PYTHON ?= python3
+TORCH := torch==2.13.0
+VENV := .venv
+READY := $(VENV)/.ready
+PIP = $(VENV)/bin/python -m pip -qq --disable-pip-version-check
+GPU_VENV := .venv-gpu
+
+# True if this python3 brings a torch that sees an NVIDIA GPU: then that torch is used, not one from constraints.txt.
+HAS_GPU := $(PYTHON) -c "import torch; assert torch.version.cuda and torch.cuda.is_available()" 2>/dev/null
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test gpu-test bench clean
+
+help:
+	@echo "make demo      train a GAT with and without gnnaccel   (ARGS='--data cora --epochs 50')"
+	@echo "make test      all tests that need no GPU              (ARGS='-k code_graph')"
+	@echo "make gpu-test  the tests on a GPU, recorded in tests/gpu_record.json"
+	@echo "make bench     the benchmark on a GPU                  (ARGS=...)"
+	@echo "make clean     remove the virtual environments and caches of this folder"
+
+demo:
+	@if $(HAS_GPU); then $(MAKE) -s --no-print-directory $(GPU_VENV)/.ready && \
+	    PYTHONPATH=. $(GPU_VENV)/bin/python examples/quickstart.py $(ARGS); \
+	else $(MAKE) -s --no-print-directory $(READY) && $(VENV)/bin/python examples/quickstart.py $(ARGS); fi
+
+test: $(READY)
+	$(VENV)/bin/python -m pytest -q -m "not gpu" $(ARGS)
+
+# The usual GPU machine has torch, CuPy and pytest already.
+gpu-test:
+	@if $(PYTHON) -c "import cupy, pytest" 2>/dev/null && $(HAS_GPU); then \
+	    $(PYTHON) tests/gpu_record.py --run $(ARGS); \
+	else $(MAKE) -s --no-print-directory $(READY) && $(VENV)/bin/python tests/gpu_record.py --run $(ARGS); fi
+
+bench:
+	@if $(HAS_GPU); then PYTHONPATH=. $(PYTHON) -m gnnaccel bench $(ARGS); \
+	else $(MAKE) -s --no-print-directory $(READY) && $(VENV)/bin/python -m gnnaccel bench $(ARGS); fi
+
+# A CUDA build of torch pins its own nvidia-* packages; only where it brings no NVRTC does ours count.
+$(READY): setup.cfg constraints.txt
+	@echo "setting up $(VENV) (once; takes a few minutes)"
+	@rm -rf $(VENV)
+	@$(PYTHON) -m venv $(VENV)
+	@grep -v '^nvidia-' constraints.txt > $(VENV)/constraints.txt
+	$(PIP) install -c $(VENV)/constraints.txt $(TORCH)
+	@$(PIP) show nvidia-cuda-nvrtc > /dev/null 2>&1 || cp constraints.txt $(VENV)/constraints.txt
+	$(PIP) install -c $(VENV)/constraints.txt -e '.[test,pyg]'
+	@touch $@
+
+# Sees all packages of the python3 it was made from (also if that is a virtual environment itself), so pip installs
+# only what is missing and asks no network if nothing is.
+$(GPU_VENV)/.ready: setup.cfg
+	@rm -rf $(GPU_VENV)
+	@$(PYTHON) -m venv $(GPU_VENV)
+	@$(PYTHON) -c "import sys; print(*(p for p in sys.path if p.endswith('-packages')), sep='\n')" > \
+	    "$$($(GPU_VENV)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/outer.pth"
+	@cuda=$$($(PYTHON) -c "import torch; print(torch.version.cuda.split('.')[0])"); \
+	    cupy=$$($(PYTHON) -c "import cupy" 2>/dev/null || echo "cupy-cuda$${cuda}x>=13"); \
+	    $(GPU_VENV)/bin/python -m pip -qq --disable-pip-version-check install \
+	        'torch-geometric>=2.5' numpy packaging platformdirs rich filelock $$cupy
+	@touch $@
+
+clean:
+	rm -rf $(VENV) $(GPU_VENV) build dist *.egg-info .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,65 @@
+"""Fused GPU kernels under unmodified PyTorch Geometric and DGL layers.
+
+``import gnnaccel; gnnaccel.enable()`` is the whole of it. Importing this package does nothing: it loads neither torch
+nor a host library, patches nothing and reads no environment variable. Each public name is resolved on first use.
+"""
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from gnnaccel._version import __version__
+
+if TYPE_CHECKING:  # for editors and type checkers, which cannot see through __getattr__
+    from gnnaccel import errors as errors
+    from gnnaccel.dispatch import cache as cache
+    from gnnaccel.dispatch.counters import reset_stats as reset_stats
+    from gnnaccel.dispatch.counters import stats as stats
+    from gnnaccel.dispatch.names import name_layers as name_layers
+    from gnnaccel.dispatch.rules import exclude as exclude
+    from gnnaccel.dispatch.rules import include as include
+    from gnnaccel.dispatch.rules import reset_rules as reset_rules
+    from gnnaccel.session import clear_records as clear_records
+    from gnnaccel.session import disable as disable
+    from gnnaccel.session import disabled as disabled
+    from gnnaccel.session import enable as enable
+    from gnnaccel.session import enabled as enabled
+    from gnnaccel.session import records as records
+    from gnnaccel.session import status as status
+
+# public name -> (module, attribute in it; None is the module itself)
+_HOMES: dict[str, tuple[str, str | None]] = {
+    "enable": ("gnnaccel.session", "enable"),
+    "disable": ("gnnaccel.session", "disable"),
+    "enabled": ("gnnaccel.session", "enabled"),
+    "disabled": ("gnnaccel.session", "disabled"),
+    "status": ("gnnaccel.session", "status"),
+    "records": ("gnnaccel.session", "records"),
+    "clear_records": ("gnnaccel.session", "clear_records"),
+    "stats": ("gnnaccel.dispatch.counters", "stats"),
+    "reset_stats": ("gnnaccel.dispatch.counters", "reset_stats"),
+    "include": ("gnnaccel.dispatch.rules", "include"),
+    "exclude": ("gnnaccel.dispatch.rules", "exclude"),
+    "reset_rules": ("gnnaccel.dispatch.rules", "reset_rules"),
+    "name_layers": ("gnnaccel.dispatch.names", "name_layers"),
+    "cache": ("gnnaccel.dispatch.cache", None),
+    "errors": ("gnnaccel.errors", None),
+}
+
+__all__ = ["__version__", *_HOMES]
+
+
+def __getattr__(name: str) -> Any:
+    """Resolve a public name (PEP 562) and keep it, so that it is looked up once."""
+    try:
+        module_name, attribute = _HOMES[name]
+    except KeyError:
+        raise AttributeError(f"module 'gnnaccel' has no attribute {name!r}") from None
+    module = importlib.import_module(module_name)
+    value = module if attribute is None else getattr(module, attribute)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

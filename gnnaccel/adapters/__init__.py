@@ -1,0 +1,117 @@
+"""The hosts, and patching each as soon as it is imported.
+
+An adapter package offers ``install(patches: PatchSet) -> list[str]``: it replaces what it knows through ``patches``,
+registers its layer classes with ``dispatch.rules.register_class``, and returns the names of what it replaced.
+"""
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from gnnaccel.adapters.importhook import Handle, poll, when_imported
+from gnnaccel.adapters.patching import PatchSet
+from gnnaccel.dispatch import rules
+
+#: host -> (module to wait for, adapter package)
+HOSTS: dict[str, tuple[str, str]] = {
+    "pyg": ("torch_geometric.nn", "gnnaccel.adapters.pyg"),
+    "dgl": ("dgl", "gnnaccel.adapters.dgl"),
+}
+
+
+@dataclass
+class _Host:
+    """One host while gnnaccel is enabled."""
+
+    patches: PatchSet = field(default_factory=PatchSet)
+    handle: Handle | None = None
+    patched: list[str] = field(default_factory=list)
+    waiting: bool = False  # it was not imported yet when gnnaccel was enabled
+    installed: bool = False
+    error: str | None = None
+
+
+_lock = threading.RLock()
+_hosts: dict[str, _Host] = {}
+_late: Callable[[str], None] | None = None
+
+
+def install(late: Callable[[str], None] | None = None) -> None:
+    """Patch the hosts that are imported, and each of the others when it is. Again is without effect.
+
+    What an adapter raises for a host that is imported already comes through, with nothing left patched. For a host
+    imported later it becomes a warning, and the host runs natively: an ``import`` of the user's must not fail.
+    ``late`` is called with the host's key after a later import was patched.
+    """
+    global _late
+    with _lock:
+        if _hosts:
+            poll()
+            return
+        _late = late
+        try:
+            for key, (module, _) in HOSTS.items():
+                _hosts[key] = host = _Host()
+                host.handle = when_imported(module, partial(_patch, key, host))
+                host.waiting = not host.installed
+        except BaseException:
+            uninstall()
+            raise
+        _update_awaited()
+
+
+def uninstall() -> None:
+    """Put every host back as it was, and wait for none."""
+    with _lock:
+        while _hosts:
+            _, host = _hosts.popitem()
+            if host.handle is not None:
+                host.handle.cancel()
+            host.patches.restore()
+
+
+def state() -> dict[str, dict[str, Any]]:
+    """Per host: ``patched`` (names), ``pending`` (awaiting its import), ``error`` (why a late one stayed native)."""
+    idle = _Host()
+    with _lock:
+        return {key: {"patched": list(host.patched), "error": host.error,
+                      "pending": host.waiting and not host.installed and host.error is None}
+                for key, host in ((key, _hosts.get(key, idle)) for key in HOSTS)}
+
+
+def _patch(key: str, host: _Host) -> None:
+    with _lock:  # so an import in another thread waits here until install() is through
+        if _hosts.get(key) is not host:  # uninstalled while the import was going on
+            return
+        try:
+            host.patched = list(importlib.import_module(HOSTS[key][1]).install(host.patches))
+        except Exception as error:
+            host.patches.restore()
+            if not host.waiting:
+                raise
+            host.error = f"{type(error).__name__}: {error}"
+            warnings.warn(f"gnnaccel could not take over {HOSTS[key][0]}, which runs natively: {host.error}",
+                          RuntimeWarning, stacklevel=2)
+        else:
+            host.installed = True
+        _update_awaited()
+        if host.waiting and host.installed and _late is not None:
+            _late(key)
+
+
+def _update_awaited() -> None:
+    """Tell the rules which hosts may still bring layer classes: those that can be imported and are not patched."""
+    rules.await_hosts({key for key, host in _hosts.items() if not host.installed and _exists(HOSTS[key][0])})
+
+
+def _exists(module: str) -> bool:
+    """Can the module's top package be imported? Looks, but imports nothing."""
+    top = module.partition(".")[0]
+    return sys.modules.get(top) is not None or (top not in sys.modules and importlib.util.find_spec(top) is not None)

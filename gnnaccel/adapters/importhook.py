@@ -1,0 +1,181 @@
+"""Doing something once a module has been imported, now or later.
+
+A finder at the head of ``sys.meta_path`` lets the other finders find the module and wraps the loader for that one
+import; nothing of it stays on the module. The finder leaves when nothing is awaited any more.
+
+A package that imports the awaited submodule halfway through its own ``__init__`` is not usable at that point, so a
+module counts as imported when its parents are complete, too. If the import was already under way when `when_imported`
+was called (in another thread, or further up the stack), its end cannot be seen; it is noticed by `poll` and at the
+next import of anything new.
+"""
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+
+class Handle:
+    """An awaited import."""
+
+    def __init__(self, name: str, callback: Callable[[], None]) -> None:
+        self.name = name
+        self._callback: Callable[[], None] | None = callback
+
+    @property
+    def pending(self) -> bool:
+        """Is the import still awaited?"""
+        with _lock:
+            return self in _pending
+
+    def cancel(self) -> None:
+        """Do not call back. Without effect when the call has been made or is being made."""
+        with _lock:
+            _take([self])
+
+    def _call(self) -> None:
+        callback, self._callback = self._callback, None
+        if callback is not None:
+            callback()
+
+
+_lock = threading.RLock()
+_pending: list[Handle] = []
+
+
+def when_imported(name: str, callback: Callable[[], None]) -> Handle:
+    """Call ``callback()`` once module ``name`` is imported: right away if it is, otherwise when its import is complete.
+
+    It runs in the importing thread, before the ``import`` statement returns; what it raises, the statement raises. It
+    is called at most once; an import that fails is awaited anew.
+    """
+    handle = Handle(name, callback)
+    with _lock:
+        ready = _ready(name)
+        if not ready:
+            _pending.append(handle)
+            if _finder not in sys.meta_path:
+                sys.meta_path.insert(0, _finder)
+    if ready:
+        handle._call()
+    return handle
+
+
+def poll() -> None:
+    """Call back for what has been imported without our seeing it."""
+    _call_ready()
+
+
+def _take(handles: Sequence[Handle]) -> None:
+    """Await these no longer. Call it with the lock held."""
+    for handle in handles:
+        if handle in _pending:
+            _pending.remove(handle)
+    if not _pending and _finder in sys.meta_path:
+        sys.meta_path.remove(_finder)
+
+
+def _lineage(name: str) -> list[str]:
+    """The module's parents, outermost first, and itself."""
+    parts = name.split(".")
+    return [".".join(parts[:n]) for n in range(1, len(parts) + 1)]
+
+
+def _ready(name: str, finished: str | None = None) -> bool:
+    """Are ``name`` and its parents imported completely? ``finished`` has run, though the import system is not done."""
+    return all(step == finished and step in sys.modules or _complete(step) for step in _lineage(name))
+
+
+def _complete(name: str) -> bool:
+    module = sys.modules.get(name)
+    # importlib keeps _initializing on the spec while a module's body runs, for its own check of circular imports
+    return module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False)
+
+
+def _call_ready(finished: str | None = None) -> None:
+    with _lock:
+        ready = [handle for handle in _pending if _ready(handle.name, finished)]
+        _take(ready)
+    if finished is not None and ready:
+        _bind(finished)
+    _call_all(ready)
+
+
+def _call_all(handles: list[Handle]) -> None:
+    """Call each, even if one before it raises."""
+    if handles:
+        try:
+            handles[0]._call()
+        finally:
+            _call_all(handles[1:])
+
+
+def _bind(name: str) -> None:
+    """Make the module an attribute of its parent, as the import system will in a moment; callbacks may rely on it."""
+    parent, _, child = name.rpartition(".")
+    if parent and not hasattr(sys.modules[parent], child):
+        setattr(sys.modules[parent], child, sys.modules[name])
+
+
+class _Finder:
+    """Finds what the other finders find, with a loader that tells when it is done."""
+
+    def __init__(self) -> None:
+        self._local = threading.local()
+
+    def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        _call_ready()  # an import that was under way when it was asked for
+        with _lock:
+            awaited = any(name in _lineage(handle.name) for handle in _pending)
+        busy = self._local.__dict__.setdefault("busy", set())
+        if not awaited or name in busy:  # another finder of this kind may ask all finders in turn
+            return None
+        busy.add(name)
+        try:
+            spec = _others(name, path, target)
+        finally:
+            busy.discard(name)
+        if spec is not None and hasattr(spec.loader, "exec_module"):  # a namespace package has no loader yet
+            spec.loader = _Loader(spec.loader, name)
+        return spec
+
+    def invalidate_caches(self) -> None:
+        """Nothing is cached."""
+
+
+def _others(name: str, path: Any, target: ModuleType | None) -> ModuleSpec | None:
+    for finder in list(sys.meta_path):
+        find = None if finder is _finder else getattr(finder, "find_spec", None)
+        spec = None if find is None else find(name, path, target)
+        if spec is not None:
+            return spec
+    return None
+
+
+class _Loader:
+    """A loader that stands in for another during one import."""
+
+    def __init__(self, loader: Any, name: str) -> None:
+        self._loader = loader
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(self._loader, attribute)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        create = getattr(self._loader, "create_module", None)
+        return None if create is None else create(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        # hand over to the real loader for good: reload, pickling of the spec and resources must not meet this one
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        _call_ready(finished=self._name)
+
+
+_finder = _Finder()

@@ -1,0 +1,83 @@
+"""Replacing attributes of a host's classes and modules, and restoring them exactly."""
+from __future__ import annotations
+
+import threading
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+from gnnaccel.errors import PatchError
+from gnnaccel.near import did_you_mean
+
+_ABSENT = object()
+_lock = threading.RLock()
+# (id of owner, name) of everything replaced now, by whichever set; the sets keep the owners alive
+_replaced: set[tuple[int, str]] = set()
+
+
+@dataclass(frozen=True)
+class Patch:
+    """One replacement. ``original`` is what stood in the owner's own ``__dict__``, or _ABSENT if it was inherited."""
+
+    owner: Any
+    name: str
+    original: Any
+    new: Any
+
+    @property
+    def path(self) -> str:
+        owner = self.owner
+        prefix = f"{owner.__module__}.{owner.__qualname__}" if isinstance(owner, type) else owner.__name__
+        return f"{prefix}.{self.name}"
+
+
+class PatchSet:
+    """Attributes replaced together and restored together."""
+
+    def __init__(self) -> None:
+        self._patches: list[Patch] = []
+
+    def set(self, owner: Any, name: str, new: Any) -> None:
+        """Replace ``owner.name``, of a class or module, by ``new``.
+
+        PatchError when this or another set has replaced it already, or when ``owner`` has no such attribute.
+        """
+        with _lock:
+            patch = Patch(owner, name, vars(owner).get(name, _ABSENT), new)
+            if not hasattr(owner, name):
+                raise PatchError(f"{patch.path} does not exist, so it cannot be replaced; this host version differs "
+                                 f"from those tested.{did_you_mean(name, dir(owner))}")
+            if (id(owner), name) in _replaced:
+                raise PatchError(f"{patch.path} is replaced already; restore it first")
+            setattr(owner, name, new)
+            _replaced.add((id(owner), name))
+            self._patches.append(patch)
+
+    def restore(self) -> list[str]:
+        """Put everything back as it was, latest first.
+
+        An attribute that somebody else has replaced in the meantime keeps theirs, with one warning; returns the paths
+        of those.
+        """
+        drifted = []
+        with _lock:
+            while self._patches:
+                patch = self._patches.pop()
+                _replaced.discard((id(patch.owner), patch.name))
+                if vars(patch.owner).get(patch.name, _ABSENT) is not patch.new:
+                    drifted.append(patch.path)
+                elif patch.original is _ABSENT:
+                    delattr(patch.owner, patch.name)
+                else:
+                    setattr(patch.owner, patch.name, patch.original)
+        if drifted:
+            warnings.warn(f"gnnaccel left {', '.join(drifted)} alone: replaced by somebody else after gnnaccel. To "
+                          "get the original back, undo theirs before gnnaccel.disable()", RuntimeWarning, stacklevel=2)
+        return drifted
+
+    def names(self) -> list[str]:
+        """Dotted paths of what is replaced now, in the order of replacement."""
+        return [patch.path for patch in self._patches]
+
+    def __len__(self) -> int:
+        return len(self._patches)

@@ -1,0 +1,96 @@
+"""PyG: ``forward`` of the known layer classes, replaced by a wrapper that asks the router.
+
+Classes are patched, never instances, so state_dict, pickle, deepcopy, DDP and hooks see nothing. `torch.jit.script` reads
+the source of ``forward``; while it runs, the originals are back.
+"""
+from __future__ import annotations
+
+import functools
+import threading
+from typing import Any
+
+from gnnaccel.adapters.patching import PatchSet
+from gnnaccel.dispatch import rules
+
+#: host class -> (adapter module, node_dim of its layers)
+LAYERS = {
+    "GATConv": ("gat", 0),
+    "GATv2Conv": ("gatv2", 0),
+    "TransformerConv": ("transformer", 0),
+    "AGNNConv": ("agnn", -2),
+    "SuperGATConv": ("supergat", 0),
+}
+
+_scripting = threading.RLock()
+
+
+def install(patches: PatchSet) -> list[str]:
+    """Patch the layer classes through ``patches``; the dotted names of what was patched."""
+    import importlib
+
+    import torch
+    from torch_geometric.nn import conv
+
+    classes = []
+    for name, (module, node_dim) in LAYERS.items():
+        cls = getattr(conv, name)
+        adapter = importlib.import_module(f"gnnaccel.adapters.pyg.{module}")
+        patches.set(cls, "forward", _wrapper(cls, adapter, node_dim))
+        rules.register_class(f"{cls.__module__}.{cls.__qualname__}")
+        classes.append(cls)
+    patches.set(torch.jit, "script", _unwrapped_while(torch.jit.script, classes))
+    return patches.names()
+
+
+class _Guarded:
+    """An adapter behind the checks that hold for every layer of its class."""
+
+    host = "pyg"
+
+    def __init__(self, cls: type, adapter: Any, node_dim: int):
+        from gnnaccel.adapters.pyg import guards
+
+        self._cls, self._node_dim, self._guards = cls, node_dim, guards
+        self._state, self._methods = adapter.state, adapter.METHODS
+        self.run = adapter.run
+
+    def state(self, layer: Any, args: tuple, kwargs: dict) -> Any:
+        guards = self._guards
+        why = guards.context_reason() or guards.layer_reason(layer, self._cls, self._methods, self._node_dim)
+        return self._state(layer, args, kwargs) if why is None else why
+
+
+def _wrapper(cls: type, adapter: Any, node_dim: int) -> Any:
+    from torch.compiler import is_compiling
+
+    from gnnaccel.dispatch.config import current
+    from gnnaccel.dispatch.router import route
+
+    native, guarded = cls.forward, _Guarded(cls, adapter, node_dim)
+
+    @functools.wraps(native)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_compiling():  # compiled regions trace the host's own code (GA404); nothing of ours may be traced
+            return native(self, *args, **kwargs)
+        config = current()
+        if config is None:
+            return native(self, *args, **kwargs)
+        return route(self, guarded, native, args, kwargs, config)
+
+    return forward
+
+
+def _unwrapped_while(script: Any, classes: list[type]) -> Any:
+    @functools.wraps(script)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        with _scripting:
+            ours = {cls: cls.__dict__["forward"] for cls in classes}
+            try:
+                for cls, forward in ours.items():
+                    cls.forward = getattr(forward, "__wrapped__", forward)
+                return script(*args, **kwargs)
+            finally:
+                for cls, forward in ours.items():
+                    cls.forward = forward
+
+    return wrapped

@@ -1,0 +1,38 @@
+"""AGNNConv as a Program."""
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from gnnaccel.adapters.pyg import calls, edges, guards
+from gnnaccel.dispatch import attention_programs as programs
+from gnnaccel.dispatch.reasons import Reason, reason
+from gnnaccel.dispatch.request import Stated
+
+host = "pyg"
+METHODS = ()
+
+
+def state(layer: Any, args: tuple, kwargs: dict) -> Stated | Reason:
+    bound = calls.bind(args, kwargs, ("x", "edge_index"), ())
+    if bound is None:
+        return reason("GA206", "the arguments do not fit AGNNConv.forward")
+    x, edge_index = bound
+    why = guards.features_reason(x)
+    if why is not None:
+        return why
+    nodes = x.shape[0]
+    plain = edges.plain(edge_index, nodes, nodes, x.device)
+    if type(plain) is Reason:
+        return plain
+    _, out = calls.dtypes(x, layer.beta)
+    return Stated(programs.cosine(), "AGNNConv", 1, x.shape[1], x.dtype, out, plain, nodes, nodes,
+                  nodes if layer.add_self_loops else 0, True, dict(x=x))
+
+
+def run(layer: Any, stated: Stated, attend: Any) -> Tensor:
+    x = stated.host["x"]
+    length = x.norm(p=2, dim=-1, keepdim=True).clamp_min(1e-12)
+    tensors = {"keys": x.unsqueeze(1), "queries": (layer.beta * (x / length)).unsqueeze(1), "c_src": 1 / length}
+    return attend(tensors).squeeze(1)

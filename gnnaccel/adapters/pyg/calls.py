@@ -1,0 +1,53 @@
+"""Small steps that the layers' adapters share."""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_MISSING = object()
+
+
+def bind(args: tuple, kwargs: dict, required: tuple[str, ...], optional: tuple[str, ...]) -> list[Any] | None:
+    """Arguments in the order of the names, None for optional ones not given; None when they do not fit the signature,
+    which the host's own function will then say."""
+    names = required + optional
+    if len(args) > len(names):
+        return None
+    values = list(args) + [_MISSING] * (len(names) - len(args))
+    for name, value in kwargs.items():
+        if name not in names or values[names.index(name)] is not _MISSING:
+            return None
+        values[names.index(name)] = value
+    if any(v is _MISSING for v in values[:len(required)]):
+        return None
+    return [None if v is _MISSING else v for v in values]
+
+
+def dtypes(x: Tensor, *parameters: Tensor) -> tuple[torch.dtype, torch.dtype]:
+    """(of the rows after the layer's linear map, of the host's result).
+
+    Under autocast the rows have its dtype, and the host's softmax and sums, so its result, are fp32.
+    """
+    device = x.device.type
+    if torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device), torch.float32
+    out = x.dtype
+    for p in parameters:
+        out = torch.promote_types(out, p.dtype)
+    return x.dtype, out
+
+
+def finish(layer: Any, out: Tensor, residual: Tensor | None) -> Tensor:
+    """Heads side by side or averaged, then residual and bias: [N, H, C] -> [N, H * C] or [N, C]."""
+    out = out.flatten(1) if layer.concat else out.mean(dim=1)
+    if residual is not None:
+        out = out + residual
+    bias = layer._parameters.get("bias")
+    return out if bias is None else out + bias
+
+
+def exposed(layer: Any) -> bool:
+    """Whether the kernel's own result is what the user gets to see."""
+    return bool(layer.concat) and layer._parameters.get("bias") is None and getattr(layer, "res", None) is None

@@ -1,0 +1,54 @@
+"""PyG's ways to give a graph, and self loops as PyG's layers add them."""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnnaccel.dispatch.reasons import Reason, reason
+
+
+def plain(edge_index: Any, num_src: int, num_dst: int, device: torch.device) -> Tensor | Reason:
+    """The plain [2, E] tensor behind ``edge_index`` (a tensor or an EdgeIndex that fits the sizes), or why there is none."""
+    if type(edge_index).__name__ == "EdgeIndex" and type(edge_index).__module__.startswith("torch_geometric."):
+        rows, cols = edge_index.sparse_size()
+        if (rows not in (None, num_src)) or (cols not in (None, num_dst)):
+            return reason("GA204", f"the EdgeIndex is for {rows} x {cols} nodes, the features for {num_src} x {num_dst}")
+        edge_index = edge_index._data
+    if type(edge_index) is not Tensor:
+        return reason("GA204", f"edge_index is a {type(edge_index).__name__}")
+    if edge_index.layout != torch.strided or edge_index.dim() != 2 or edge_index.shape[0] != 2:
+        return reason("GA204", f"edge_index is {edge_index.layout} of shape {list(edge_index.shape)}")
+    if edge_index.dtype not in (torch.int64, torch.int32):
+        return reason("GA204", f"edge_index is {edge_index.dtype}", "use int64 or int32 ids")
+    if edge_index.device != device:
+        return reason("GA204", f"edge_index is on {edge_index.device}, the features on {device}")
+    if not edge_index.shape[1]:
+        return reason("GA303")
+    return edge_index
+
+
+def with_loops(edge_attr: Tensor, edge_index: Tensor, loops: int, fill_value: Any) -> Tensor:
+    """Edge features by edge id: those of the caller's edges, then those of the added self loops [E + loops, ...].
+
+    The rows of self loops that the layer drops are still there; no kernel reads them. ``fill_value`` as in PyG's
+    ``add_self_loops``: a number, a tensor, or a reduction over the edges that enter the node.
+    """
+    if not loops:
+        return edge_attr
+    shape = (loops, *edge_attr.shape[1:])
+    if fill_value is None:
+        attr = edge_attr.new_ones(shape)
+    elif isinstance(fill_value, str):
+        from torch_geometric.utils import scatter
+
+        src, dst = edge_index.unbind(0)
+        kept = dst.long().masked_fill(src == dst, loops).clamp(max=loops)  # dropped loops, and nodes without one, to a spare row
+        attr = scatter(edge_attr, kept, 0, loops + 1, fill_value)[:loops]
+    elif isinstance(fill_value, Tensor):
+        fill = fill_value.to(edge_attr.device, edge_attr.dtype)
+        attr = (fill if fill.dim() == edge_attr.dim() else fill.unsqueeze(0)).expand(shape)
+    else:
+        attr = edge_attr.new_full(shape, fill_value)
+    return torch.cat([edge_attr, attr])

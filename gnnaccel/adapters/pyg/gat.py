@@ -1,0 +1,79 @@
+"""GATConv as a Program."""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gnnaccel.adapters.pyg import calls, edges, guards
+from gnnaccel.dispatch import attention_programs as programs
+from gnnaccel.dispatch.reasons import Reason, reason
+from gnnaccel.dispatch.request import Stated
+
+host = "pyg"
+METHODS = ()
+
+
+def state(layer: Any, args: tuple, kwargs: dict) -> Stated | Reason:
+    bound = calls.bind(args, kwargs, ("x", "edge_index"), ("edge_attr", "size", "return_attention_weights"))
+    if bound is None:
+        return reason("GA206", "the arguments do not fit GATConv.forward")
+    x, edge_index, edge_attr, size, weights = bound
+    if weights:
+        return reason("GA208", "attention weights were asked for", "call the layer without return_attention_weights")
+    pair = not isinstance(x, Tensor)
+    if pair and not (isinstance(x, (tuple, list)) and len(x) == 2):
+        return reason("GA206", f"x is a {type(x).__name__}")
+    x_src, x_dst = x if pair else (x, x)
+    why = (guards.features_reason(x_src) or (guards.features_reason(x_dst, "x[1]") if x_dst is not None else None)
+           or guards.lazy_reason(layer.lin, layer.lin_src, layer.lin_dst, layer.lin_edge, layer.res))
+    if why is not None:
+        return why
+    num_src = x_src.shape[0]
+    num_dst = x_dst.shape[0] if x_dst is not None else size[1] if size is not None else num_src
+    if size is not None and tuple(size) != (num_src, num_dst):
+        return reason("GA206", f"size={tuple(size)} does not fit features of {num_src} and {num_dst} nodes")
+    plain = edges.plain(edge_index, num_src, num_dst, x_src.device)
+    if type(plain) is Reason:
+        return plain
+    edge = edge_attr is not None and layer.lin_edge is not None
+    if edge and edge_attr.shape[0] != plain.shape[1]:
+        return reason("GA206", f"edge_attr has {edge_attr.shape[0]} rows for {plain.shape[1]} edges")
+    same = not pair and layer.lin is not None
+    row, out = calls.dtypes(x_src, layer.att_src)
+    program = programs.gat(layer.negative_slope, layer.dropout if layer.training else 0.0, same, x_dst is not None, edge)
+    return Stated(program, "GATConv", layer.heads, layer.out_channels, row, out, plain, num_src, num_dst,
+                  min(num_src, num_dst) if layer.add_self_loops else 0, calls.exposed(layer),
+                  dict(x_src=x_src, x_dst=x_dst, same=same, edge_attr=edge_attr if edge else None))
+
+
+def run(layer: Any, stated: Stated, attend: Any) -> Tensor:
+    h, c, given = layer.heads, layer.out_channels, stated.host
+    x_src, x_dst = given["x_src"], given["x_dst"]
+    residual = layer.res(x_dst) if layer.res is not None and x_dst is not None else None
+    shared = layer.lin is not None
+    rows = (layer.lin if shared else layer.lin_src)(x_src).view(-1, h, c)
+    tensors = {"x": rows, "att_src": layer.att_src}
+    if x_dst is not None:
+        tensors["att_dst"] = layer.att_dst
+        if not given["same"]:
+            tensors["x_dst"] = (layer.lin if shared else layer.lin_dst)(x_dst).view(-1, h, c)
+    if given["edge_attr"] is not None:
+        tensors["a_edge"] = _edge_term(layer, stated, given["edge_attr"])
+    return calls.finish(layer, attend(tensors), residual)
+
+
+def _edge_term(layer: Any, stated: Stated, edge_attr: Tensor) -> Tensor:
+    """[E + loops, H]: <lin_edge(edge_attr), att_edge>, as one product with the folded weight where nobody watches lin_edge:
+    the [E, H, C] rows between are never made."""
+    attr = edges.with_loops(edge_attr, stated.edge_index, stated.loops, layer.fill_value)
+    if attr.dim() == 1:
+        attr = attr.view(-1, 1)
+    h, c = layer.heads, layer.out_channels
+    if guards.has_hooks(layer.lin_edge):
+        return (layer.lin_edge(attr).view(-1, h, c) * layer.att_edge).sum(-1)
+    with torch.autocast(attr.device.type, enabled=False):
+        folded = (layer.lin_edge.weight.view(h, c, -1) * layer.att_edge.view(h, c, 1)).sum(1)
+        return F.linear(attr.to(folded.dtype), folded)

@@ -1,0 +1,88 @@
+"""What keeps a PyG layer native whatever its kernels could do: hooks, explanation, overrides, unusual settings."""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.parameter import UninitializedParameter
+
+from gnnaccel.dispatch.reasons import Reason, reason
+
+_HOOKS = tuple(f"_{stage}_forward{when}_hooks" for stage in
+               ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update") for when in ("_pre", ""))
+_METHODS = ("message", "edge_update", "aggregate", "update", "message_and_aggregate")
+
+_overrides: dict[tuple[type, type], Reason | None] = {}
+
+
+def layer_reason(layer: Any, host_class: type, methods: tuple[str, ...], node_dim: int) -> Reason | None:
+    """Why this layer object, as it is now, must run the host's own code; None when nothing speaks against it.
+
+    ``methods``: further methods of the host class that the adapter replaces, next to the message-passing ones.
+    """
+    own = layer.__dict__
+    for name in _HOOKS:
+        if own.get(name):
+            return reason("GA501", f"{name.strip('_')} are registered")
+    if own.get("_explain"):
+        return reason("GA502")
+    if own.get("_decomposed_layers", 1) != 1:
+        return reason("GA503", f"decomposed_layers={own['_decomposed_layers']}")
+    if own["flow"] != "source_to_target" or own["node_dim"] != node_dim:
+        return reason("GA202", f"flow={own['flow']!r}, node_dim={own['node_dim']}")
+    for name in _METHODS + methods:
+        if name in own:
+            return reason("GA205", f"{name} is replaced on the layer object")
+    return _class_reason(type(layer), host_class, methods) or _aggregation_reason(layer)
+
+
+def _class_reason(cls: type, host_class: type, methods: tuple[str, ...]) -> Reason | None:
+    key = (cls, host_class)
+    if key not in _overrides:
+        changed = [name for name in _METHODS + methods if getattr(cls, name) is not getattr(host_class, name)]
+        _overrides[key] = reason("GA205", f"{cls.__name__} overrides {', '.join(changed)}") if changed else None
+    return _overrides[key]
+
+
+def _aggregation_reason(layer: Any) -> Reason | None:
+    module = layer._modules.get("aggr_module")
+    if type(module).__name__ != "SumAggregation" or not type(module).__module__.startswith("torch_geometric."):
+        return reason("GA201", f"the aggregation is {type(module).__name__}")
+    if module._forward_hooks or module._forward_pre_hooks:
+        return reason("GA501", "the aggregation module has hooks")
+    return None
+
+
+def context_reason() -> Reason | None:
+    """Why nothing can be taken over here: tracing, or a transform that must see every operation."""
+    if torch.jit.is_tracing() or torch.jit.is_scripting():
+        return reason("GA404", "torch.jit is tracing")
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return reason("GA405")
+    if torch._C._len_torch_dispatch_stack():
+        return reason("GA405", "a torch dispatch mode is active")
+    return None
+
+
+def features_reason(x: Any, name: str = "x") -> Reason | None:
+    """Why this feature tensor cannot be taken: not a plain dense [N, F] floating tensor."""
+    if type(x) is not Tensor and type(x) is not torch.nn.Parameter:
+        return reason("GA206", f"{name} is a {type(x).__name__}")
+    if x.dim() != 2:
+        return reason("GA206", f"{name} has {x.dim()} dimensions")
+    if x.layout != torch.strided or not x.is_floating_point():
+        return reason("GA206", f"{name} is {x.layout}, {x.dtype}")
+    return None
+
+
+def lazy_reason(*modules: Any) -> Reason | None:
+    for module in modules:
+        if module is not None and isinstance(module.weight, UninitializedParameter):
+            return reason("GA209")
+    return None
+
+
+def has_hooks(module: Any) -> bool:
+    """Whether calling the module does more than its ``forward``."""
+    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks)

@@ -1,0 +1,70 @@
+"""SuperGATConv as a Program. The self-supervised part of training, on sampled edges, stays the layer's own."""
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnnaccel.adapters.pyg import calls, edges, guards
+from gnnaccel.dispatch import attention_programs as programs
+from gnnaccel.dispatch.reasons import Reason, reason
+from gnnaccel.dispatch.request import Stated
+
+host = "pyg"
+METHODS = ("get_attention",)
+
+
+def state(layer: Any, args: tuple, kwargs: dict) -> Stated | Reason:
+    bound = calls.bind(args, kwargs, ("x", "edge_index"), ("neg_edge_index", "batch"))
+    if bound is None:
+        return reason("GA206", "the arguments do not fit SuperGATConv.forward")
+    x, edge_index, negative, batch = bound
+    why = guards.features_reason(x) or guards.lazy_reason(layer.lin)
+    if why is not None:
+        return why
+    nodes = x.shape[0]
+    plain = edges.plain(edge_index, nodes, nodes, x.device)
+    if type(plain) is Reason:
+        return plain
+    dropout = layer.dropout if layer.training else 0.0
+    if layer.attention_type == "MX":
+        program = programs.supergat_mx(layer.negative_slope, dropout)
+        row, out = calls.dtypes(x, layer.att_l)
+    else:
+        program = programs.supergat_sd(1.0 / math.sqrt(layer.out_channels), layer.negative_slope, dropout)
+        row, out = calls.dtypes(x, layer.lin.weight)
+    return Stated(program, "SuperGATConv", layer.heads, layer.out_channels, row, out, plain, nodes, nodes,
+                  nodes if layer.add_self_loops else 0, calls.exposed(layer),
+                  dict(x=x, edge_index=edge_index, negative=negative, batch=batch))
+
+
+def run(layer: Any, stated: Stated, attend: Any) -> Tensor:
+    given = stated.host
+    rows = layer.lin(given["x"]).view(-1, layer.heads, layer.out_channels)
+    tensors = {"keys": rows, "queries": rows}
+    if layer.attention_type == "MX":
+        tensors["c_src"], tensors["c_dst"] = (rows * layer.att_l).sum(-1), (rows * layer.att_r).sum(-1)
+    out = attend(tensors)
+    if layer.training:
+        _supervise(layer, rows, given)
+    return calls.finish(layer, out, None)
+
+
+def _supervise(layer: Any, rows: Tensor, given: dict) -> None:
+    """Leaves the logits of sampled positive and negative edges where ``get_attention_loss`` looks for them."""
+    from torch_geometric.utils import add_self_loops, remove_self_loops
+
+    edge_index = given["edge_index"]
+    if layer.add_self_loops:
+        edge_index, _ = add_self_loops(remove_self_loops(edge_index)[0], num_nodes=rows.shape[0])
+    positive = layer.positive_sampling(edge_index)
+    negative = given["negative"]
+    if negative is None:
+        negative = layer.negative_sampling(edge_index, rows.shape[0], given["batch"])
+    logits = [layer.get_attention(pairs[1], rows[pairs[1]], rows[pairs[0]], rows.shape[0], return_logits=True)
+              for pairs in (positive, negative)]
+    layer.att_x = torch.cat(logits)
+    layer.att_y = torch.zeros(layer.att_x.shape[0], dtype=layer.att_x.dtype, device=rows.device)
+    layer.att_y[:positive.shape[1]] = 1.0

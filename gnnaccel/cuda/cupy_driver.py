@@ -1,0 +1,220 @@
+"""The driver for GPUs: NVRTC through CuPy, launches as cheap as Python allows.
+
+A launch of the small graphs' kernels takes the GPU a few microseconds, and CuPy's own call takes the host more than
+that: it makes an object for every argument. `DirectKernel` packs the arguments with one precompiled `struct.Struct`
+and calls CuPy's thin wrapper of ``cuLaunchKernel``. Where CuPy lacks that wrapper, `PlainKernel` goes CuPy's way.
+"""
+from __future__ import annotations
+
+import ctypes
+import functools
+import struct
+import threading
+import time
+import warnings
+
+from . import sources
+from .driver import CompileError, count_compile
+
+# Dynamic shared memory that a kernel may use without asking for more.
+_PLAIN_SHARED = 48 * 1024
+
+# The numpy scalars that may be parameters, by their dtype's letter; `struct` uses the same letters in native mode.
+_SCALARS = frozenset("iIlLqQfd")
+
+
+class CupyDriver:
+    """`driver.Driver` for the GPUs of this process. Raises ImportError at once where CuPy is missing."""
+    name = "cupy"
+
+    def __init__(self):
+        import cupy
+        import torch
+        self._cupy = cupy
+        self._kernels: dict = {}
+        self._streams: dict = {}
+        self.lock = threading.RLock()
+        self.device_of_torch = getattr(torch._C, "_cuda_getDevice", None) or torch.cuda.current_device
+        self.raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None) or (
+            lambda device: torch.cuda.current_stream(device).cuda_stream)
+        api = getattr(cupy.cuda, "driver", None)
+        self.launch_kernel = getattr(api, "launchKernel", None)
+        self.context = getattr(api, "ctxGetCurrent", None)
+        self.device_of_cupy = cupy.cuda.runtime.getDevice
+        self._kernel_type = DirectKernel if self.launch_kernel and self.context else PlainKernel
+        torch.cuda.init()  # the short cuts above skip torch's lazy initialisation
+
+    def kernel(self, family: str, entry: str, defines: tuple = ()):
+        """See `Driver.kernel`. Compiled here for torch's current device; for another one at its first launch there."""
+        key = family, entry, defines
+        return self._kernels.get(key) or self._make_kernel(key)
+
+    def _make_kernel(self, key: tuple):
+        with self.lock:
+            launch = self._kernels.get(key)
+            if launch is None:
+                kernel = self._kernel_type(self, *key)
+                kernel.enter(self.device_of_torch(), 0)  # compile errors belong to this call
+                # the bound method, because calling an object with __call__ takes twice as long
+                launch = self._kernels[key] = kernel.launch
+            return launch
+
+    def use(self, device: int) -> None:
+        """Make ``device`` CuPy's current one, and the CUDA context current on this thread."""
+        if self.device_of_cupy() != device:
+            self._cupy.cuda.Device(device).use()
+        if self.context is not None and not self.context():
+            # A thread on which nothing has used the GPU yet; any call of the runtime that needs the context binds it.
+            self._cupy.cuda.runtime.memGetInfo()
+
+    def stream(self, pointer: int):
+        """The CuPy object for a raw stream. One is kept per pointer: making it costs as much as a launch."""
+        stream = self._streams.get(pointer)
+        if stream is None:
+            with warnings.catch_warnings():
+                # CuPy 14 announces that this class may go some day
+                warnings.simplefilter("ignore", PendingDeprecationWarning)
+                stream = self._streams.setdefault(pointer, self._cupy.cuda.ExternalStream(pointer))
+        return stream
+
+    def load(self, family: str, entry: str, defines: tuple):
+        """A ``cupy.RawKernel`` for the device that is current in CuPy. Raises CompileError."""
+        options = ("--std=c++17", *(f"-D{name}={value}" for name, value in defines))
+        text = sources.source(family)
+        with self.lock:
+            start = time.perf_counter()
+            try:
+                return self._cupy.RawModule(code=text, options=options).get_function(entry)
+            except self._cupy.cuda.compiler.CompileException as problem:
+                raise CompileError(f"{family}.cu did not compile with {list(defines)}:\n{problem}") from problem
+            finally:
+                count_compile(time.perf_counter() - start)
+
+
+def argument_code(value) -> str:
+    """The `struct` letter for an argument of a kernel's first launch. TypeError for what cannot be a parameter."""
+    if type(value) is int:
+        return "P"
+    code = getattr(getattr(value, "dtype", None), "char", "")
+    if code not in _SCALARS or getattr(value, "shape", None) != ():
+        raise TypeError(f"a kernel's first launch takes pointers as int and scalars as numpy scalars, not {value!r}")
+    return code
+
+
+class _Loaded:
+    """A kernel on one device. ``context`` is where it was loaded, and so the only one in which it can be launched."""
+    __slots__ = ("raw", "function", "address", "context", "shared")
+
+    def __init__(self, raw, context: int | None):
+        # RawKernel.kernel is what RawKernel looks up in each call; per device, so it can be held here.
+        # It must be held: with it goes the module.
+        self.raw, self.function = raw, getattr(raw, "kernel", raw)
+        self.address = getattr(self.function, "ptr", None)
+        self.context, self.shared = context, _PLAIN_SHARED
+
+
+class _Kernel:
+    """One entry point with one set of definitions, on every device where it has been launched."""
+    __slots__ = ("_driver", "_source", "_loaded", "_device_of_torch", "_raw_stream")
+
+    def __init__(self, driver: CupyDriver, family: str, entry: str, defines: tuple):
+        self._driver, self._source = driver, (family, entry, defines)
+        self._loaded: dict = {}  # by device
+        self._device_of_torch, self._raw_stream = driver.device_of_torch, driver.raw_stream
+
+    def launch(self, grid: tuple, threads: int, shared: int, args: tuple) -> None:
+        """See `driver.Kernel`."""
+        raise NotImplementedError
+
+    def enter(self, device: int, shared: int) -> _Loaded:
+        """Make ``device`` current, load the kernel there, and let it use ``shared`` bytes. Raises CompileError."""
+        driver = self._driver
+        driver.use(device)
+        with driver.lock:
+            loaded = self._loaded.get(device)
+            if loaded is None:
+                raw = driver.load(*self._source)
+                loaded = self._loaded[device] = _Loaded(raw, driver.context and driver.context())
+            if shared > loaded.shared:
+                loaded.raw.max_dynamic_shared_size_bytes = shared
+                loaded.shared = shared
+            return loaded
+
+
+class DirectKernel(_Kernel):
+    """Launches by ``cuLaunchKernel``.
+
+    The parameters lie in buffers that are used again and again. A launch takes one out of ``_free`` for itself: other
+    threads may launch the same kernel meanwhile (autograd's do, and ``cuLaunchKernel`` runs without the interpreter
+    lock), and so may a finaliser on this very thread. ``cuLaunchKernel`` copies what it needs before it returns.
+    """
+    __slots__ = ("_context", "_launch_kernel", "_free", "_codes")
+
+    def __init__(self, driver: CupyDriver, family: str, entry: str, defines: tuple):
+        super().__init__(driver, family, entry, defines)
+        self._context, self._launch_kernel = driver.context, driver.launch_kernel
+        self._free: list = []
+        self._codes: str | None = None  # fixed by the first launch
+
+    def launch(self, grid: tuple, threads: int, shared: int, args: tuple) -> None:
+        x, y = grid
+        if not (x and y):
+            return
+        device = self._device_of_torch()
+        loaded = self._loaded.get(device)
+        # The context stands for the device as well. It is none at all on a thread that has not used the GPU.
+        if loaded is None or loaded.context != self._context() or loaded.shared < shared:
+            loaded = self.enter(device, shared)
+        try:
+            pack, parameters = buffer = self._free.pop()
+        except IndexError:
+            pack, parameters = buffer = self._make_buffer(args)
+        try:
+            pack(*args)
+        except (struct.error, OverflowError) as problem:
+            raise TypeError(f"{self._source[1]}: the arguments {args} do not fit {self._codes!r}: {problem}") from problem
+        self._launch_kernel(loaded.address, x, y, 1, threads, 1, 1, shared, self._raw_stream(device), parameters, 0)
+        self._free.append(buffer)
+
+    def _make_buffer(self, args: tuple) -> tuple:
+        """A function that packs arguments into a new buffer, and the address of the array of their addresses."""
+        codes = self._codes
+        if codes is None:
+            codes = self._codes = "".join(map(argument_code, args))
+        count, packer = len(codes), struct.Struct("@" + codes)
+        buffer = (ctypes.c_uint64 * (count + -(-packer.size // 8)))()  # the addresses, then the arguments
+        base = ctypes.addressof(buffer)
+        for i, code in enumerate(codes):
+            end = struct.calcsize("@" + codes[:i + 1])
+            buffer[i] = base + 8 * count + end - struct.calcsize(code)
+        return functools.partial(packer.pack_into, buffer, 8 * count), base
+
+
+class PlainKernel(_Kernel):
+    """Launches by CuPy's own call."""
+    __slots__ = ("_device_of_cupy", "_types")
+
+    def __init__(self, driver: CupyDriver, family: str, entry: str, defines: tuple):
+        super().__init__(driver, family, entry, defines)
+        self._device_of_cupy = driver.device_of_cupy
+        self._types: tuple | None = None  # fixed by the first launch
+
+    def launch(self, grid: tuple, threads: int, shared: int, args: tuple) -> None:
+        if not (grid[0] and grid[1]):
+            return
+        device = self._device_of_torch()
+        loaded = self._loaded.get(device)
+        if loaded is None or self._device_of_cupy() != device or loaded.shared < shared:
+            loaded = self.enter(device, shared)
+        stream = self._driver.stream(self._raw_stream(device))
+        loaded.function(grid, (threads,), self._typed(args), shared_mem=shared, stream=stream)
+
+    def _typed(self, args: tuple) -> tuple:
+        """CuPy goes by the arguments' types, so plain ints and floats get those of the first launch."""
+        if self._types is None:
+            for value in args:
+                argument_code(value)  # refuses what cannot be one
+            self._types = tuple(map(type, args))
+        if len(args) != len(self._types):
+            raise TypeError(f"{self._source[1]} takes {len(self._types)} arguments, got {len(args)}")
+        return tuple(value if type(value) is kind else kind(value) for value, kind in zip(args, self._types))

@@ -1,0 +1,127 @@
+"""Compiling and launching kernels.
+
+A *driver* turns a kernel source and a set of ``-D`` definitions into callable kernels. There is one for real use
+(`cupy_driver.CupyDriver`: NVRTC through ``cupy.RawModule``, launches by the CUDA driver API); the tests put a CPU emulation
+in its place with `using`, so the very same launchers run without a GPU.
+
+Kernel conventions, which both drivers rely on:
+
+* entry points are ``extern "C" __global__ void name(...)`` with plain pointer and scalar parameters;
+* blocks are one-dimensional (``threadIdx.x`` only); grids may have x and y;
+* all shared memory is dynamic, taken with ``DYNAMIC_SHARED(name)`` from ``common.cuh``;
+* arguments: tensors as ``int`` (``data_ptr()``; 0 is the null pointer), scalars as ``numpy`` scalars of the
+  parameter's exact type. A kernel's first launch fixes the types; later ones may give plain ``int`` and ``float`` for
+  the scalars. A first launch refuses floats, and takes ints for pointers: both would be passed as eight bytes.
+"""
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from typing import Protocol
+
+
+class CompileError(RuntimeError):
+    """A kernel did not compile; the message holds the compiler's log and the definitions used."""
+
+
+class Kernel(Protocol):
+    def __call__(self, grid: tuple, threads: int, shared: int, args: tuple) -> None:
+        """Launch on torch's current stream. ``grid`` is (x, y); ``shared`` is in bytes."""
+
+
+class Driver(Protocol):
+    name: str
+
+    def kernel(self, family: str, entry: str, defines: tuple) -> Kernel:
+        """The kernel ``entry`` of ``cuda/src/<family>.cu`` built with ``defines`` (pairs of str). Memoised.
+
+        Raises CompileError.
+        """
+
+
+_placed: list = []  # by `using`, innermost last
+_process_lock = threading.Lock()
+_process_driver: Driver | None = None
+
+
+@contextlib.contextmanager
+def using(driver: Driver):
+    """Put ``driver`` in place until exit. Nests.
+
+    For the whole process, not for one thread: the autograd engine may run a backward pass on a thread of its own,
+    which must find the same driver. Two threads that put different drivers in place get each other's.
+    """
+    _placed.append(driver)
+    try:
+        yield driver
+    finally:
+        with _process_lock:
+            # the last of its kind rather than the last: another thread may have put one on top meanwhile
+            del _placed[max(i for i, other in enumerate(_placed) if other is driver)]
+
+
+def placed() -> bool:
+    """Whether `using` has put a driver in place, which then also serves tensors on the CPU."""
+    return bool(_placed)
+
+
+def current() -> Driver:
+    """The driver put in place by `using`, else the process's `CupyDriver`, made at the first call."""
+    if not _placed:  # asked before each launch, where an exception would cost more than all the rest
+        return _process_driver or _make_process_driver()
+    try:
+        return _placed[-1]
+    except IndexError:  # another thread has just taken the last one out
+        return _process_driver or _make_process_driver()
+
+
+def _make_process_driver() -> Driver:
+    global _process_driver
+    from .cupy_driver import CupyDriver  # it needs this module
+    with _process_lock:
+        if _process_driver is None:
+            _process_driver = CupyDriver()
+        return _process_driver
+
+
+@functools.lru_cache(maxsize=None)
+def available() -> tuple[bool, str]:
+    """Whether `CupyDriver` can work here, and if not, what is missing ("" otherwise). Never raises; answered once.
+
+    CuPy is not imported where torch has no CUDA device: its import alone takes a second.
+    """
+    try:
+        import torch
+        if not torch.cuda.is_available():
+            return False, "torch reports no CUDA device"
+    except Exception as problem:  # a broken torch is a reason not to run, not to crash
+        return False, f"torch cannot be used: {problem}"
+    if torch.version.cuda is None:
+        return False, "torch is not built for CUDA"
+    try:
+        import cupy
+        count = cupy.cuda.runtime.getDeviceCount()
+    except ImportError as problem:
+        return False, f"CuPy cannot be imported: {problem}"
+    except Exception as problem:  # CuPy's own error types, e.g. a driver too old for its CUDA version
+        return False, f"CuPy finds no CUDA device: {problem}"
+    return (True, "") if count else (False, "CuPy finds no CUDA device")
+
+
+_compile_lock = threading.Lock()
+_compile_count = 0
+_compile_total = 0.0
+
+
+def compile_seconds() -> tuple[float, int]:
+    """Seconds this process has spent compiling and loading kernels through CuPy, and how many it got."""
+    return _compile_total, _compile_count
+
+
+def count_compile(seconds: float) -> None:
+    """Count one kernel compiled or loaded, or tried to."""
+    global _compile_count, _compile_total
+    with _compile_lock:
+        _compile_total += seconds
+        _compile_count += 1

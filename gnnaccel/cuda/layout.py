@@ -1,0 +1,83 @@
+"""How a warp lies over the features of one node; the numbers behind ``src/layout.cuh``."""
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import torch
+
+WARPS = 4  # per block, as in layout.cuh
+MAX_WIDTH = 512  # channels per head that fit a warp's registers
+_REGISTERS = 16  # fp32 values of one row that a lane may hold
+
+TYPES = {torch.float32: "float", torch.float16: "f16", torch.bfloat16: "bf16"}
+
+
+def _power_of_two(n: int) -> int:
+    return 1 << max(0, n - 1).bit_length()
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Heads x width over the lanes; see ``layout.cuh`` for the meaning of the short names."""
+
+    heads: int
+    width: int
+    vec: int
+    lh: int
+    kv: int
+    hl: int
+    kh: int
+
+    @property
+    def tile_heads(self) -> int:
+        return self.hl * self.kh
+
+    @property
+    def tiles(self) -> int:
+        """How many tiles of heads a row needs: the grid's y size."""
+        return -(-self.heads // self.tile_heads)
+
+    @property
+    def slots(self) -> int:
+        """Rows that a warp treats side by side."""
+        return 32 // (self.lh * self.hl)
+
+    @property
+    def packs(self) -> int:
+        return self.kh * self.kv
+
+    @property
+    def unroll(self) -> int:
+        """Rows in flight per slot: as many as keep the kernel below about 64 registers."""
+        return max(1, min(4, 16 // (self.packs * self.vec)))
+
+    def scratch(self) -> int:
+        """Bytes of shared memory for ``Scratch`` (merge.cuh), per block."""
+        return WARPS * (2 * 32 * self.tile_heads + self.tile_heads) * 4
+
+    def defines(self, unroll: int | None = None) -> tuple:
+        values = dict(H=self.heads, D=self.width, VEC=self.vec, LH=self.lh, KV=self.kv, HL=self.hl, KH=self.kh,
+                      UNROLL=unroll or self.unroll)
+        return tuple((k, str(v)) for k, v in values.items())
+
+
+@functools.lru_cache(maxsize=None)
+def layout_for(heads: int, width: int) -> Layout:
+    """The layout for ``heads`` x ``width`` features. ValueError for sizes the kernels do not cover."""
+    if heads < 1 or not 1 <= width <= MAX_WIDTH:
+        raise ValueError(f"heads={heads}, width={width}: the kernels take heads >= 1 and 1 <= width <= {MAX_WIDTH}")
+    vec = 4 if width % 4 == 0 else 2 if width % 2 == 0 else 1
+    packs = width // vec
+    lh = min(32, _power_of_two(packs))
+    kv = -(-packs // lh)
+    hl = min(32 // lh, _power_of_two(heads))
+    room = max(1, _REGISTERS // (kv * vec))
+    kh = min(_power_of_two(-(-heads // hl)), 1 << (room.bit_length() - 1), 32 // hl)
+    return Layout(heads, width, vec, lh, kv, hl, kh)
+
+
+def grid(items: int, layout: Layout, per_warp: int = 1) -> tuple[int, int]:
+    """Blocks for ``items`` warps' worth of work, and the tiles of heads."""
+    per_block = WARPS * per_warp
+    return -(-items // per_block), layout.tiles

@@ -1,0 +1,85 @@
+"""The text of the kernel files, with their headers inlined, and its hash.
+
+NVRTC gets one string and no include path, so ``#include "x.cuh"`` is resolved here. The same text goes to the CPU
+emulation of the tests. Nothing in this module needs CuPy or torch.
+"""
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.resources
+import re
+
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"[ \t]*(?://.*)?$', re.MULTILINE)
+
+
+@functools.lru_cache(maxsize=None)
+def source(family: str) -> str:
+    """The full text of ``cuda/src/<family>.cu``: every ``#include "..."`` replaced by that header, each header once.
+
+    ``#include <...>`` lines stay as they are. Raises FileNotFoundError, naming the family, when the file or one of
+    its headers is not there.
+    """
+    try:
+        text = _read(family + ".cu")
+    except FileNotFoundError:
+        known = ", ".join(families()) or "none"
+        raise FileNotFoundError(f"no kernel family {family!r}: no {family}.cu in gnnaccel/cuda/src "
+                                f"(there are: {known})") from None
+    return inline(text, family)
+
+
+def inline(text: str, family: str = "text") -> str:
+    """``text`` with its ``#include "x.cuh"`` lines, and those of the headers, replaced by files of ``cuda/src``.
+
+    A header that has already been inlined is left out the second time, so a cycle of headers ends. ``family`` is for
+    the message of the FileNotFoundError that a missing header raises.
+    """
+    seen: set[str] = set()
+
+    def expand(body: str, parent: str) -> str:
+        def replace(match: re.Match) -> str:
+            header = match.group(1)
+            if header in seen:
+                return f"// {header}: inlined above"
+            seen.add(header)
+            try:
+                content = _read(header)
+            except FileNotFoundError:
+                raise FileNotFoundError(f"kernel family {family!r}: {parent} includes {header!r}, which is not in "
+                                        "gnnaccel/cuda/src") from None
+            # #line lets compiler messages name the header's own lines, then the including file's again
+            line = match.string.count("\n", 0, match.start()) + 2
+            return f'#line 1 "{header}"\n{expand(content, header)}\n#line {line} "{parent}"'
+
+        return _INCLUDE.sub(replace, body)
+
+    return expand(text, family + ".cu")
+
+
+def digest(text: str, defines: tuple) -> str:
+    """SHA-256 (hex) over a source text and its definitions (pairs of str); their order counts."""
+    state = hashlib.sha256(text.encode())
+    for name, value in defines:
+        # lengths in front, so that no two different lists of definitions run together into the same bytes
+        state.update(f"\0{len(name)}:{name}={len(value)}:{value}".encode())
+    return state.hexdigest()
+
+
+@functools.lru_cache(maxsize=None)
+def _names() -> tuple:
+    folder = importlib.resources.files("gnnaccel.cuda").joinpath("src")
+    return tuple(sorted(entry.name for entry in folder.iterdir()))
+
+
+def families() -> list[str]:
+    """The names of all kernel families, sorted: the ``.cu`` files of ``cuda/src`` without their ending."""
+    return [name[:-3] for name in _names() if name.endswith(".cu")]
+
+
+@functools.lru_cache(maxsize=None)
+def _read(name: str) -> str:
+    # only plain names: a family such as "../x" must not reach outside the folder
+    if name not in _names():
+        raise FileNotFoundError(name)
+    return importlib.resources.files("gnnaccel.cuda").joinpath("src", name).read_text(encoding="utf-8")

@@ -1,0 +1,45 @@
+// What the forward and backward kernels of additive attention (GAT) share: a warp's tile of 32 edges, treated twice.
+//
+// Phase 1, edge-parallel: each lane scores (edge, head) pairs and leaves the weights in shared memory. Phase 2,
+// feature-parallel: the lanes lie along the feature row and fold the neighbours' rows with those weights. This change of
+// mapping is the idea of DF-GNN's SMMF: no lane computes an exponential twice, every row is read with wide loads.
+//
+// A weight carries the sign of its pre-activation z = a_src + a_dst (+ a_edge): weights are never negative themselves, and
+// training needs the sums over z > 0 ("plus") and over the rest ("minus") apart. -0.0f keeps the sign of a weight that
+// dropout or underflow made zero.
+#pragma once
+#include "merge.cuh"
+
+__device__ __forceinline__ bool negative(float w) { return __float_as_int(w) < 0; }
+
+__device__ __forceinline__ float scaled_leaky(float z, float slope) { return (z > 0.f ? z : slope * z) * LOG2E; }
+
+// Phase 2, over the first n edges of the tile; `j` holds, in lane e, the row of edge e. TWO keeps the signs apart; otherwise
+// `minus` takes the whole sum.
+template <typename T, bool TWO>
+__device__ __forceinline__ void gather_tile(const Lanes& at, int j, int n, const float* weight, const T* rows, Row& minus,
+                                            Row& plus) {
+    for (int first = 0; first < n; first += SLOTS * UNROLL) {
+        Row v[UNROLL];
+#pragma unroll
+        for (int u = 0; u < UNROLL; ++u) {
+            const int e = first + u * SLOTS + at.slot;
+            const int i = __shfl_sync(FULL_WARP, j, e & 31);
+            load_row(at, rows, (u64)i, e < n, v[u]);
+        }
+#pragma unroll
+        for (int u = 0; u < UNROLL; ++u) {
+            const int e = first + u * SLOTS + at.slot;
+#pragma unroll
+            for (int k = 0; k < PACKS; ++k) {
+                const float w = e < n ? weight[e * HT + (k / KV) * HL + at.hl] : 0.f;
+                const float up = fmaxf(w, 0.f), down = TWO ? fmaxf(-w, 0.f) : fabsf(w);
+#pragma unroll
+                for (int x = 0; x < VEC; ++x) {
+                    minus[k][x] = fmaf(down, v[u][k][x], minus[k][x]);
+                    if (TWO) plus[k][x] = fmaf(up, v[u][k][x], plus[k][x]);
+                }
+            }
+        }
+    }
+}

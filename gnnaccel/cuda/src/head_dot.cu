@@ -1,0 +1,83 @@
+// Inner products of node rows with one or two attention vectors, and their gradients.
+//
+//   dot:  a0[n, h] = <x[n, h, :], att0[h, :]>, and a1 with att1 when it is given; x is read once for both.
+//   grad: partial[block, which, h, :] = sum over the block's nodes of d_a[n, h] x[n, h, :]; torch sums the blocks.
+#include "layout.cuh"
+
+extern "C" __global__ void __launch_bounds__(32 * WARPS)
+dot(int rows, const ROW_T* __restrict__ x, const float* __restrict__ att0, const float* __restrict__ att1,
+    float* __restrict__ a0, float* __restrict__ a1) {
+    const Lanes at;
+    const long long row = ((long long)blockIdx.x * WARPS + (threadIdx.x >> 5)) * SLOTS + at.slot;
+    const bool on = row < rows;
+    Row v, p, q;
+    load_row(at, x, (u64)row, on, v);
+    load_row(at, att0, 0, true, p);
+    load_row(at, att1, 0, att1 != nullptr, q);
+#pragma unroll
+    for (int kh = 0; kh < KH; ++kh) {
+        float s = 0.f, t = 0.f;
+#pragma unroll
+        for (int kv = 0; kv < KV; ++kv)
+#pragma unroll
+            for (int c = 0; c < VEC; ++c) {
+                s = fmaf(v[kh * KV + kv][c], p[kh * KV + kv][c], s);
+                t = fmaf(v[kh * KV + kv][c], q[kh * KV + kv][c], t);
+            }
+        s = lane_sum<LH>(s);
+        t = lane_sum<LH>(t);
+        const int h = at.head(kh);
+        if (on && at.lh == 0 && h < H) {
+            a0[(u64)row * H + h] = s;
+            if (att1) a1[(u64)row * H + h] = t;
+        }
+    }
+}
+
+// Grid-stride over the nodes: the number of partial sums is the grid's, not the graph's.
+extern "C" __global__ void __launch_bounds__(32 * WARPS)
+grad(int rows, const ROW_T* __restrict__ x, const float* __restrict__ d0, const float* __restrict__ d1,
+     float* __restrict__ partial) {
+    DYNAMIC_SHARED(shared);
+    const Lanes at;
+    const int warp = threadIdx.x >> 5;
+    Row s, t;
+    clear_row(s);
+    clear_row(t);
+    for (long long base = ((long long)blockIdx.x * WARPS + warp) * SLOTS; base < rows; base += (long long)gridDim.x * WARPS * SLOTS) {
+        const long long row = base + at.slot;
+        const bool on = row < rows;
+        Row v;
+        load_row(at, x, (u64)row, on, v);
+#pragma unroll
+        for (int k = 0; k < PACKS; ++k) {
+            const int h = at.head(k / KV);
+            const float a = on && h < H ? d0[(u64)row * H + h] : 0.f;
+            const float b = on && h < H && d1 ? d1[(u64)row * H + h] : 0.f;
+#pragma unroll
+            for (int c = 0; c < VEC; ++c) {
+                s[k][c] = fmaf(a, v[k][c], s[k][c]);
+                t[k][c] = fmaf(b, v[k][c], t[k][c]);
+            }
+        }
+    }
+    sum_slots(s);
+    sum_slots(t);
+    // The warps add up in shared memory in a fixed order, so results repeat. [WARPS][2][HT*D] floats.
+    float* mine = (float*)shared + warp * 2 * HT * D;
+#pragma unroll
+    for (int k = 0; k < PACKS; ++k)
+        if (at.slot == 0 && at.owns(k / KV, k % KV)) {
+            const int local = at.offset(k / KV, k % KV) - at.tile * D;
+            store_pack<float, VEC>(mine + local, s[k]);
+            store_pack<float, VEC>(mine + HT * D + local, t[k]);
+        }
+    __syncthreads();
+    const int width = (H - at.tile < HT ? H - at.tile : HT) * D;
+    for (int i = threadIdx.x; i < 2 * width; i += 32 * WARPS) {
+        const int which = i / width, c = i % width;
+        float sum = 0.f;
+        for (int w = 0; w < WARPS; ++w) sum += ((const float*)shared)[(w * 2 + which) * HT * D + c];
+        partial[((u64)blockIdx.x * 2 + which) * (H * D) + at.tile * D + c] = sum;
+    }
+}

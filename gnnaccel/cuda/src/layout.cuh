@@ -1,0 +1,89 @@
+// How a warp lies over the features of one node: heads x width floats ("row"), read as packs of VEC values.
+//
+// From Python (cuda/layout.py) come H, D, VEC and four powers of two:
+//   LH  lanes that share one head          KV  packs of that head per lane
+//   HL  heads side by side in the lanes    KH  heads per lane, one after the other
+// A row needs LH*HL lanes, so a warp holds SLOTS rows side by side. HT = HL*KH heads make a tile; blockIdx.y walks the
+// tiles when a layer has more heads than fit.
+#pragma once
+#include "common.cuh"
+
+#define HT (HL * KH)
+#define NVEC (D / VEC)
+#define ROW_LANES (LH * HL)
+#define SLOTS (32 / ROW_LANES)
+#define PACKS (KH * KV)
+#define WARPS 4
+#define LOG2E 1.4426950408889634f
+#define NEG_INF (-infinity())
+
+struct Lanes {
+    int lane, slot, hl, lh, tile;
+
+    __device__ __forceinline__ Lanes() {
+        lane = threadIdx.x & 31;
+        slot = lane / ROW_LANES;
+        hl = (lane % ROW_LANES) / LH;
+        lh = lane % LH;
+        tile = blockIdx.y * HT;
+    }
+    __device__ __forceinline__ int head(int kh) const { return tile + kh * HL + hl; }
+    __device__ __forceinline__ int vec(int kv) const { return kv * LH + lh; }
+    // Padding lanes exist when H or D is not a power of two; the test folds away when both are.
+    __device__ __forceinline__ bool owns(int kh, int kv) const {
+        return (H % HT == 0 || head(kh) < H) && (NVEC % LH == 0 || vec(kv) < NVEC);
+    }
+    __device__ __forceinline__ int offset(int kh, int kv) const { return head(kh) * D + vec(kv) * VEC; }
+};
+
+typedef float Row[PACKS][VEC];
+
+__device__ __forceinline__ void clear_row(Row& r) {
+#pragma unroll
+    for (int k = 0; k < PACKS; ++k)
+#pragma unroll
+        for (int v = 0; v < VEC; ++v) r[k][v] = 0.f;
+}
+
+__device__ __forceinline__ void add_row(Row& a, const Row& b) {
+#pragma unroll
+    for (int k = 0; k < PACKS; ++k)
+#pragma unroll
+        for (int x = 0; x < VEC; ++x) a[k][x] += b[k][x];
+}
+
+// The lane's share of one row of a [rows, H*D] array; zeros where `on` is false or the lane owns nothing.
+template <typename T>
+__device__ __forceinline__ void load_row(const Lanes& at, const T* base, u64 row, bool on, Row& r) {
+    const T* p = base + row * (u64)(H * D);
+#pragma unroll
+    for (int k = 0; k < PACKS; ++k) {
+        const int kh = k / KV, kv = k % KV;
+        if (on && at.owns(kh, kv)) {
+            load_pack<T, VEC>(p + at.offset(kh, kv), r[k]);
+        } else {
+#pragma unroll
+            for (int v = 0; v < VEC; ++v) r[k][v] = 0.f;
+        }
+    }
+}
+
+template <typename T>
+__device__ __forceinline__ void store_row(const Lanes& at, T* base, u64 row, const Row& r) {
+    T* p = base + row * (u64)(H * D);
+#pragma unroll
+    for (int k = 0; k < PACKS; ++k) {
+        const int kh = k / KV, kv = k % KV;
+        if (at.owns(kh, kv)) store_pack<T, VEC>(p + at.offset(kh, kv), r[k]);
+    }
+}
+
+// Adds up the SLOTS partial rows that a warp holds side by side; every lane gets the sum.
+__device__ __forceinline__ void sum_slots(Row& r) {
+#pragma unroll
+    for (int w = ROW_LANES; w < 32; w <<= 1)
+#pragma unroll
+        for (int k = 0; k < PACKS; ++k)
+#pragma unroll
+            for (int v = 0; v < VEC; ++v) r[k][v] += __shfl_xor_sync(FULL_WARP, r[k][v], w);
+}

@@ -1,0 +1,111 @@
+// Putting the chunks of split rows together, for every attention family: one warp per split row and tile of heads.
+//
+// Two mappings of lanes meet here, as everywhere in these kernels: "edge-parallel", where lane % HT is the head, and
+// "feature-parallel" (layout.cuh). Per-head numbers cross between them through the warp's Scratch.
+#pragma once
+#include "items.cuh"
+
+#define TILE 32
+#define EDGES_PER_STEP (32 / HT)
+
+struct Scratch {
+    float *weight, *factor, *extra;  // [TILE][HT], [HT], [TILE][HT]; one of each per warp
+
+    __device__ __forceinline__ Scratch(unsigned char* shared) {
+        float* base = (float*)shared + (threadIdx.x >> 5) * (2 * TILE * HT + HT);
+        weight = base;
+        extra = base + TILE * HT;
+        factor = base + 2 * TILE * HT;
+    }
+};
+
+// Sums over the lanes that work on the same head in phase 1.
+__device__ __forceinline__ float sum_same_head(float x) {
+#pragma unroll
+    for (int w = HT; w < 32; w <<= 1) x += __shfl_xor_sync(FULL_WARP, x, w);
+    return x;
+}
+
+__device__ __forceinline__ float max_same_head(float x) {
+#pragma unroll
+    for (int w = HT; w < 32; w <<= 1) x = fmaxf(x, __shfl_xor_sync(FULL_WARP, x, w));
+    return x;
+}
+
+// Running maximum and sum of a softmax. The sum is kept in two parts, over negative and positive z, because additive
+// attention's backward needs both shares and a small one must not be had as a difference; others use `minus` alone.
+struct Softmax {
+    float m, minus, plus;
+
+    __device__ __forceinline__ float sum() const { return minus + plus; }
+};
+
+// Sums the chunks of one split row with the factors exp2(m_chunk - m), m from `merge_stats`.
+__device__ __forceinline__ void gather_chunks(const Lanes& at, int first, int count, const Scratch& sh, const float* stats,
+                                              const float* part, Row& total) {
+    clear_row(total);
+    for (int c = 0; c < count; c += SLOTS * UNROLL) {
+        Row v[UNROLL];
+#pragma unroll
+        for (int u = 0; u < UNROLL; ++u) {
+            const int i = c + u * SLOTS + at.slot;
+            load_row(at, part, (u64)(first + i), i < count, v[u]);
+        }
+#pragma unroll
+        for (int u = 0; u < UNROLL; ++u) {
+            const int i = c + u * SLOTS + at.slot;
+#pragma unroll
+            for (int k = 0; k < PACKS; ++k) {
+                const int h = at.head(k / KV);
+                float f = 1.f;
+                if (i < count && h < H)
+                    f = exp2f(stats[(u64)(first + i) * 3 * H + h] - sh.extra[(k / KV) * HL + at.hl]);
+#pragma unroll
+                for (int x = 0; x < VEC; ++x) total[k][x] = fmaf(f, v[u][k][x], total[k][x]);
+            }
+        }
+    }
+    sum_slots(total);
+}
+
+// The statistics of a split row from those of its chunks. Leaves the maximum per head in sh.extra.
+__device__ __forceinline__ Softmax merge_stats(const Lanes& at, int first, int count, int head, bool on, const Scratch& sh,
+                                               const float* stats) {
+    Softmax run = {NEG_INF, 0.f, 0.f};
+    const int group = at.lane / HT, h = at.lane % HT;
+    if (on)
+        for (int c = group; c < count; c += 32 / HT) run.m = fmaxf(run.m, stats[(u64)(first + c) * 3 * H + head]);
+    run.m = max_same_head(run.m);
+    if (on)
+        for (int c = group; c < count; c += 32 / HT) {
+            const float* s = stats + (u64)(first + c) * 3 * H + head;
+            const float f = exp2f(s[0] - run.m);
+            run.minus += f * s[H];
+            run.plus += f * s[2 * H];
+        }
+    run.minus = sum_same_head(run.minus);
+    run.plus = sum_same_head(run.plus);
+    if (at.lane < HT) sh.extra[h] = run.m;
+    __syncwarp();
+    return run;
+}
+
+// The plain sum of a split row's partial rows.
+__device__ __forceinline__ void add_chunks(const Lanes& at, int first, int count, const float* part, Row& total) {
+    clear_row(total);
+    for (int c = 0; c < count; c += SLOTS * UNROLL) {
+        Row v[UNROLL];
+#pragma unroll
+        for (int u = 0; u < UNROLL; ++u) {
+            const int i = c + u * SLOTS + at.slot;
+            load_row(at, part, (u64)(first + i), i < count, v[u]);
+        }
+#pragma unroll
+        for (int u = 0; u < UNROLL; ++u)
+#pragma unroll
+            for (int k = 0; k < PACKS; ++k)
+#pragma unroll
+                for (int x = 0; x < VEC; ++x) total[k][x] += v[u][k][x];
+    }
+    sum_slots(total);
+}

@@ -1,0 +1,189 @@
+// Attention whose scores need both rows of an edge, forward: GATv2, dot product, cosine, SuperGAT (see pairwise.cuh).
+//
+// One gather per edge serves the score and, where values are the keys, the sum as well: a warp's slots take edges side by
+// side, UNROLL of them in flight, with an online softmax in registers. Kernels: `forward` (whole rows and chunks in one
+// launch) and `merge` (split rows).
+#include "pairwise.cuh"
+
+struct Inputs {
+    const ROW_T *keys, *values, *edges;
+    const float *c_src, *c_dst;
+    const OFF_T* eid;
+    Constants c;
+};
+
+struct State {
+    float m[KH], l[KH];
+    Row acc;
+};
+
+// One step: UNROLL edges in each slot, the first at `first` of the tile that starts at `base`.
+__device__ __forceinline__ void step(const Lanes& at, const Inputs& in, const Dropout& drop, const Row& q, const Row& att,
+                                     const float (&c_dst)[KH], OFF_T base, int first, int n, int j, State& st) {
+    Row k[UNROLL], v[OWN_VALUES ? UNROLL : 1];
+    float s[UNROLL][KH];
+    OFF_T position[UNROLL];
+#pragma unroll
+    for (int u = 0; u < UNROLL; ++u) {
+        const int e = first + u * SLOTS + at.slot;
+        const u64 src = (u64)__shfl_sync(FULL_WARP, j, e & 31);
+        const bool on = e < n;
+        position[u] = base + e;
+        load_row(at, in.keys, src, on, k[u]);
+        if (OWN_VALUES) load_row(at, in.values, src, on, v[OWN_VALUES ? u : 0]);
+#pragma unroll
+        for (int kh = 0; kh < KH; ++kh)
+            s[u][kh] = SCORE == COSINE || SCORE == MX ? node_term(in.c_src, src, at.head(kh), on) : 0.f;
+    }
+#pragma unroll
+    for (int u = 0; u < UNROLL; ++u) {
+        const int e = first + u * SLOTS + at.slot;
+        const bool on = e < n;
+        Row key;
+#if EDGE
+        load_row(at, in.edges, (u64)(on ? in.eid[position[u]] : 0), on, key);
+        if (OWN_VALUES) add_row(v[OWN_VALUES ? u : 0], key);
+        add_row(key, k[u]);
+        const Row& operand = key;
+#else
+        const Row& operand = k[u];
+        (void)key;
+#endif
+#pragma unroll
+        for (int kh = 0; kh < KH; ++kh) {
+            const float dot = lane_sum<LH>(partial_score(operand, q, att, kh, in.c));
+            s[u][kh] = on ? score(dot, s[u][kh], c_dst[kh], in.c) * LOG2E : NEG_INF;
+        }
+    }
+#pragma unroll
+    for (int kh = 0; kh < KH; ++kh) {
+        float top = st.m[kh], factor[UNROLL];
+#pragma unroll
+        for (int u = 0; u < UNROLL; ++u) top = fmaxf(top, s[u][kh]);
+        draw<UNROLL>(at, drop, position, at.head(kh), factor);
+        const float fade = st.m[kh] == top ? 1.f : exp2f(st.m[kh] - top);
+        st.m[kh] = top;
+        st.l[kh] *= fade;
+#pragma unroll
+        for (int u = 0; u < UNROLL; ++u) {
+            const float p = first + u * SLOTS + at.slot < n ? exp2f(s[u][kh] - top) : 0.f;
+            st.l[kh] += p;
+            s[u][kh] = p * factor[u];
+        }
+#pragma unroll
+        for (int kv = 0; kv < KV; ++kv)
+#pragma unroll
+            for (int x = 0; x < VEC; ++x) {
+                const int i = kh * KV + kv;
+                float a = st.acc[i][x] * fade;
+#pragma unroll
+                for (int u = 0; u < UNROLL; ++u) a = fmaf(s[u][kh], OWN_VALUES ? v[OWN_VALUES ? u : 0][i][x] : k[u][i][x], a);
+                st.acc[i][x] = a;
+            }
+    }
+}
+
+// The slots' states into one; a slot that saw no edge has m = -inf and counts nothing.
+__device__ __forceinline__ void join_slots(State& st) {
+#pragma unroll
+    for (int kh = 0; kh < KH; ++kh) {
+        float top = st.m[kh];
+#pragma unroll
+        for (int w = ROW_LANES; w < 32; w <<= 1) top = fmaxf(top, __shfl_xor_sync(FULL_WARP, top, w));
+        const float f = st.m[kh] == NEG_INF ? 0.f : exp2f(st.m[kh] - top);
+        st.m[kh] = top;
+        st.l[kh] *= f;
+#pragma unroll
+        for (int w = ROW_LANES; w < 32; w <<= 1) st.l[kh] += __shfl_xor_sync(FULL_WARP, st.l[kh], w);
+#pragma unroll
+        for (int i = kh * KV; i < (kh + 1) * KV; ++i)
+#pragma unroll
+            for (int x = 0; x < VEC; ++x) st.acc[i][x] *= f;
+    }
+    sum_slots(st.acc);
+}
+
+__device__ __forceinline__ void finish(const Lanes& at, int row, State& st, OUT_T* out, float* lse) {
+#pragma unroll
+    for (int kh = 0; kh < KH; ++kh) {
+        const float inverse = st.l[kh] > 0.f ? 1.f / st.l[kh] : st.l[kh];  // no edges: 0; NaN stays NaN
+#pragma unroll
+        for (int i = kh * KV; i < (kh + 1) * KV; ++i)
+#pragma unroll
+            for (int x = 0; x < VEC; ++x) st.acc[i][x] *= inverse;
+        if (TRAIN && at.slot == 0 && at.lh == 0 && at.head(kh) < H)
+            lse[(u64)row * H + at.head(kh)] = st.m[kh] + log2f(st.l[kh]);
+    }
+    if (at.slot == 0) store_row(at, out, row, st.acc);
+}
+
+extern "C" __global__ void __launch_bounds__(32 * WARPS)
+forward(const OFF_T* __restrict__ indptr, const int* __restrict__ col, const OFF_T* __restrict__ eid, int rows,
+        const int* __restrict__ counters, const int2* __restrict__ chunks, int chunk_edges, int chunk_slots,
+        const ROW_T* __restrict__ keys, const ROW_T* __restrict__ values, const ROW_T* __restrict__ queries,
+        const ROW_T* __restrict__ edges, const float* __restrict__ att_vector, const float* __restrict__ c_src,
+        const float* __restrict__ c_dst, float scale, float slope, float drop_p, float drop_scale, u64 seed, u64 offset,
+        OUT_T* __restrict__ out, float* __restrict__ lse, float* __restrict__ part_acc, float* __restrict__ part_stats) {
+    const Split split = {counters, chunks, chunk_edges, chunk_slots};
+    Item it;
+    if (!item_at(warp_id(), rows, indptr, split, it)) return;
+    const Lanes at;
+    const Inputs in = {keys, values, edges, c_src, c_dst, eid, {scale, slope}};
+    const Dropout drop = {drop_p, drop_scale, seed, offset};
+    Row q, att;
+    load_row(at, queries, (u64)it.row, true, q);
+    load_row(at, att_vector, 0, SCORE == GATV2, att);
+    State st;
+    float dst_term[KH];
+#pragma unroll
+    for (int kh = 0; kh < KH; ++kh) {
+        st.m[kh] = NEG_INF;
+        st.l[kh] = 0.f;
+        dst_term[kh] = SCORE == MX ? node_term(c_dst, it.row, at.head(kh), true) : 0.f;
+    }
+    clear_row(st.acc);
+    for (OFF_T base = it.begin; base < it.end; base += 32) {
+        const int n = it.end - base < 32 ? (int)(it.end - base) : 32;
+        const int j = at.lane < n ? col[base + at.lane] : 0;
+        for (int first = 0; first < n; first += SLOTS * UNROLL) step(at, in, drop, q, att, dst_term, base, first, n, j, st);
+    }
+    join_slots(st);
+    if (it.chunk < 0) {
+        finish(at, it.row, st, out, lse);
+        return;
+    }
+    if (at.slot == 0) {
+        store_row(at, part_acc, it.chunk, st.acc);
+#pragma unroll
+        for (int kh = 0; kh < KH; ++kh)
+            if (at.lh == 0 && at.head(kh) < H) {
+                float* s = part_stats + (u64)it.chunk * 3 * H + at.head(kh);
+                s[0] = st.m[kh];
+                s[H] = st.l[kh];
+                s[2 * H] = 0.f;
+            }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(32 * WARPS)
+merge(const int* __restrict__ counters, const int4* __restrict__ heavy, OUT_T* __restrict__ out, float* __restrict__ lse,
+      const float* __restrict__ part_acc, const float* __restrict__ part_stats) {
+    DYNAMIC_SHARED(shared);
+    const long long w = warp_id();
+    if (w >= counters[1]) return;
+    const int4 row = heavy[w];
+    const Lanes at;
+    const Scratch sh(shared);
+    const int head = at.tile + at.lane % HT;
+    const Softmax run = merge_stats(at, row.y, row.z, head, head < H, sh, part_stats);
+    State st;
+    if (at.lane < HT) sh.factor[at.lane] = run.sum();
+    __syncwarp();
+#pragma unroll
+    for (int kh = 0; kh < KH; ++kh) {
+        st.m[kh] = sh.extra[kh * HL + at.hl];
+        st.l[kh] = sh.factor[kh * HL + at.hl];
+    }
+    gather_chunks(at, row.y, row.z, sh, part_stats, part_acc, st.acc);
+    finish(at, row.x, st, out, lse);
+}

@@ -1,0 +1,102 @@
+// Scores that need the rows of both ends of an edge, chosen by SCORE:
+//
+//   0 GATV2   s = <att, leaky_relu(k + q)>                        values are the keys
+//   1 DOT     s = scale <q, k>                                    values of their own
+//   2 COSINE  s = <q, k> c_src        (c_src = 1 / |k|, AGNN)     values are the keys
+//   3 MX      s = leaky_relu((c_src + c_dst) sigmoid(<q, k>))     values are the keys (SuperGAT)
+//   4 SD      s = leaky_relu(scale <q, k>)                        values are the keys (SuperGAT)
+//
+// k: rows of sources, q: rows of destinations. With EDGE an edge row e adds to k (and to the value under DOT). Every kind
+// is symmetric in k and q, so one backward kernel serves both directions. Scores are natural here, times log2(e) before exp2.
+#pragma once
+#include "merge.cuh"
+
+#define GATV2 0
+#define DOT 1
+#define COSINE 2
+#define MX 3
+#define SD 4
+#define OWN_VALUES (SCORE == DOT)
+
+struct Constants {
+    float scale, slope;
+};
+
+__device__ __forceinline__ float leaky(float x, float slope) { return x > 0.f ? x : slope * x; }
+__device__ __forceinline__ float leaky_grad(float x, float slope) { return x > 0.f ? 1.f : slope; }
+
+// The lane's part of the inner product for head kh.
+__device__ __forceinline__ float partial_score(const Row& k, const Row& q, const Row& att, int kh, const Constants& c) {
+    float s = 0.f;
+#pragma unroll
+    for (int i = kh * KV; i < (kh + 1) * KV; ++i)
+#pragma unroll
+        for (int x = 0; x < VEC; ++x)
+            s = SCORE == GATV2 ? fmaf(att[i][x], leaky(k[i][x] + q[i][x], c.slope), s) : fmaf(k[i][x], q[i][x], s);
+    return s;
+}
+
+__device__ __forceinline__ float partial_dot(const Row& a, const Row& b, int kh) {
+    float s = 0.f;
+#pragma unroll
+    for (int i = kh * KV; i < (kh + 1) * KV; ++i)
+#pragma unroll
+        for (int x = 0; x < VEC; ++x) s = fmaf(a[i][x], b[i][x], s);
+    return s;
+}
+
+__device__ __forceinline__ float sigmoid(float x) { return 1.f / (1.f + exp2f(-x * LOG2E)); }
+
+// From the inner product to the score; c_src and c_dst are the per-node terms of COSINE and MX.
+__device__ __forceinline__ float score(float dot, float c_src, float c_dst, const Constants& c) {
+    if (SCORE == GATV2) return dot;
+    if (SCORE == DOT) return dot * c.scale;
+    if (SCORE == COSINE) return dot * c_src;
+    if (SCORE == MX) return leaky((c_src + c_dst) * sigmoid(dot), c.slope);
+    return leaky(dot * c.scale, c.slope);
+}
+
+// Gradients of the score: of the inner product, and of the node terms (equal for both ends under MX).
+__device__ __forceinline__ void score_grad(float ds, float dot, float c_src, float c_dst, const Constants& c, float& d_dot,
+                                           float& d_node) {
+    d_node = 0.f;
+    d_dot = ds;
+    if (SCORE == DOT) d_dot = ds * c.scale;
+    if (SCORE == COSINE) {
+        d_dot = ds * c_src;
+        d_node = ds * dot;
+    }
+    if (SCORE == MX) {
+        const float g = sigmoid(dot), u = c_src + c_dst;
+        const float dy = ds * leaky_grad(u * g, c.slope);
+        d_node = dy * g;
+        d_dot = dy * u * g * (1.f - g);
+    }
+    if (SCORE == SD) d_dot = ds * c.scale * leaky_grad(dot * c.scale, c.slope);
+}
+
+// Dropout factors of COUNT edges for one head: each is drawn by one of the head's LH lanes only, then passed around.
+template <int COUNT>
+__device__ __forceinline__ void draw(const Lanes& at, const Dropout& drop, const OFF_T (&position)[COUNT], int head,
+                                     float (&factor)[COUNT]) {
+#if DROPOUT
+    float mine[(COUNT + LH - 1) / LH];
+#pragma unroll
+    for (int i = 0; i < (COUNT + LH - 1) / LH; ++i) {
+        OFF_T p = 0;
+#pragma unroll
+        for (int u = i * LH; u < (i + 1) * LH && u < COUNT; ++u)
+            if (u - i * LH == at.lh) p = position[u];
+        mine[i] = drop.factor(p, head);
+    }
+#pragma unroll
+    for (int u = 0; u < COUNT; ++u) factor[u] = __shfl_sync(FULL_WARP, mine[u / LH], (at.lane & ~(LH - 1)) + u % LH);
+#else
+#pragma unroll
+    for (int u = 0; u < COUNT; ++u) factor[u] = 1.f;
+#endif
+}
+
+__device__ __forceinline__ float node_term(const float* c, u64 row, int head, bool on) {
+    return on && head < H ? c[row * H + head] : 0.f;
+}

@@ -1,0 +1,304 @@
+// Backward of pairwise attention. Scores are recomputed from the saved log-sum-exp: nothing of the size of the edges is
+// kept or made. The same kernel runs twice, BY_SRC = 1 over the rows of the transposed graph (gradients of keys and values)
+// and BY_SRC = 0 over the destinations (gradients of queries, of the attention vector and of edge rows):
+//
+//   alpha = exp2(s - lse_i),  w = alpha dropout,  t = <dO_i, v_j>,  ds = alpha (dropout t - delta_i),  delta_i = <dO_i, O_i>
+//
+// An item's own rows stay in registers, the other end's are gathered. Operands a are those of the score (k or q), operands b
+// those of the value (v or dO).
+#include "pairwise.cuh"
+
+// packed [rows, 2, H]: lse, delta.
+extern "C" __global__ void __launch_bounds__(32 * WARPS)
+prepare(int rows, const OUT_T* __restrict__ grad, const OUT_T* __restrict__ out, const float* __restrict__ lse,
+        float* __restrict__ packed) {
+    const Lanes at;
+    const long long row = warp_id() * SLOTS + at.slot;
+    const bool on = row < rows;
+    Row g, o;
+    load_row(at, grad, (u64)row, on, g);
+    load_row(at, out, (u64)row, on, o);
+#pragma unroll
+    for (int kh = 0; kh < KH; ++kh) {
+        const float delta = lane_sum<LH>(partial_dot(g, o, kh));
+        const int h = at.head(kh);
+        if (on && at.lh == 0 && h < H) {
+            packed[((u64)row * 2) * H + h] = lse[(u64)row * H + h];
+            packed[((u64)row * 2 + 1) * H + h] = delta;
+        }
+    }
+}
+
+#if BY_SRC
+typedef ROW_T SELF_B_T;
+typedef OUT_T OTHER_B_T;
+#define OTHER_B 1
+#else
+typedef OUT_T SELF_B_T;
+typedef ROW_T OTHER_B_T;
+#define OTHER_B OWN_VALUES
+#endif
+#define SUM_B (BY_SRC && OWN_VALUES)          // gradients of values apart from those of keys
+#define SUM_ATT (!BY_SRC && SCORE == GATV2)   // gradient of the attention vector
+#define SRC_TERM (SCORE == COSINE || SCORE == MX)
+#define DST_TERM (SCORE == MX)
+
+struct Inputs {
+    const ROW_T* other_a;
+    const OTHER_B_T* other_b;
+    const ROW_T* edges;
+    const float *packed, *c_src, *c_dst;
+    const OFF_T *position, *eid;
+    Constants c;
+    ROW_T* d_edges;
+};
+
+struct Self {
+    Row a, b, att;
+    float lse[KH], delta[KH], node[KH];  // of the item's own row; lse and delta only where it is a destination
+};
+
+struct Sums {
+    Row a, b;  // b: values' gradient, or the attention vector's (which goes on over rows)
+    float node[KH];
+};
+
+// Adds one edge, given its rows and scalars: `dot` and `t` are whole inner products.
+__device__ __forceinline__ void add_edge(const Lanes& at, const Inputs& in, const Self& self, const Row& own, const Row& a,
+                                         const Row& b, int kh, float dot, float t, float src_term, float dst_term, float lse,
+                                         float delta, float factor, bool on, Row& d_edge, Sums& sums) {
+    const float alpha = on ? exp2f(score(dot, src_term, dst_term, in.c) * LOG2E - lse) : 0.f;
+    const float w = alpha * factor, ds = alpha * (factor * t - delta);
+    float d_dot, d_node;
+    score_grad(ds, dot, src_term, dst_term, in.c, d_dot, d_node);
+    sums.node[kh] += d_node;
+#pragma unroll
+    for (int i = kh * KV; i < (kh + 1) * KV; ++i)
+#pragma unroll
+        for (int x = 0; x < VEC; ++x) {
+            float d = d_dot * a[i][x];
+            if (SCORE == GATV2) {
+                const float z = own[i][x] + a[i][x];
+                d = d_dot * self.att[i][x] * leaky_grad(z, in.c.slope);
+                if (SUM_ATT) sums.b[i][x] = fmaf(d_dot, leaky(z, in.c.slope), sums.b[i][x]);
+            }
+            sums.a[i][x] += d;
+            if (BY_SRC) {
+                if (SUM_B) sums.b[i][x] = fmaf(w, b[i][x], sums.b[i][x]);
+                else sums.a[i][x] = fmaf(w, b[i][x], sums.a[i][x]);
+            } else if (EDGE) {  // edge rows act like keys; under DOT like values too
+                const float via_key = SCORE == GATV2 ? d : d_dot * own[i][x];
+                d_edge[i][x] = OWN_VALUES ? fmaf(w, self.b[i][x], via_key) : via_key;
+            }
+        }
+}
+
+__device__ __forceinline__ void step(const Lanes& at, const Inputs& in, const Dropout& drop, const Self& self, OFF_T base,
+                                     int first, int n, int j, Sums& sums) {
+    Row a[UNROLL], b[OTHER_B ? UNROLL : 1];
+    float lse[UNROLL][KH], delta[UNROLL][KH], node[UNROLL][KH];
+    OFF_T position[UNROLL];
+#pragma unroll
+    for (int u = 0; u < UNROLL; ++u) {
+        const int e = first + u * SLOTS + at.slot;
+        const u64 i = (u64)__shfl_sync(FULL_WARP, j, e & 31);
+        const bool on = e < n;
+        load_row(at, in.other_a, i, on, a[u]);
+        if (OTHER_B) load_row(at, in.other_b, i, on, b[OTHER_B ? u : 0]);
+        position[u] = base + e;
+        if (BY_SRC && (DROPOUT || EDGE)) position[u] = on ? in.position[base + e] : 0;
+#pragma unroll
+        for (int kh = 0; kh < KH; ++kh) {
+            const bool mine = on && at.head(kh) < H;
+            const float* p = in.packed + i * 2 * H + at.head(kh);
+            lse[u][kh] = BY_SRC ? (mine ? p[0] : 0.f) : self.lse[kh];
+            delta[u][kh] = BY_SRC ? (mine ? p[H] : 0.f) : self.delta[kh];
+            node[u][kh] = 0.f;
+            if (BY_SRC && DST_TERM) node[u][kh] = node_term(in.c_dst, i, at.head(kh), on);
+            if (!BY_SRC && SRC_TERM) node[u][kh] = node_term(in.c_src, i, at.head(kh), on);
+        }
+    }
+    float factor[KH][UNROLL];
+#pragma unroll
+    for (int kh = 0; kh < KH; ++kh) draw<UNROLL>(at, drop, position, at.head(kh), factor[kh]);
+#pragma unroll
+    for (int u = 0; u < UNROLL; ++u) {
+        const int e = first + u * SLOTS + at.slot;
+        const bool on = e < n;
+        Row& value = b[OTHER_B ? u : 0];
+        Row own, d_edge;
+#if EDGE
+        Row edge;
+        const u64 id = on ? (u64)in.eid[position[u]] : 0;
+        load_row(at, in.edges, id, on, edge);
+#endif
+#pragma unroll
+        for (int k = 0; k < PACKS; ++k)
+#pragma unroll
+            for (int x = 0; x < VEC; ++x) own[k][x] = self.a[k][x];
+#pragma unroll
+        for (int kh = 0; kh < KH; ++kh) {
+            float dot, t;
+#if EDGE
+            // The edge row belongs to the key; which side holds the key decides where it is added.
+            Row key, val;
+#pragma unroll
+            for (int i = kh * KV; i < (kh + 1) * KV; ++i)
+#pragma unroll
+                for (int x = 0; x < VEC; ++x) {
+                    key[i][x] = (BY_SRC ? own[i][x] : a[u][i][x]) + edge[i][x];
+                    const float plain = BY_SRC ? self.b[i][x] : OTHER_B ? value[i][x] : a[u][i][x];
+                    val[i][x] = OWN_VALUES ? plain + edge[i][x] : plain;
+                }
+#if BY_SRC
+            dot = lane_sum<LH>(partial_score(key, a[u], self.att, kh, in.c));
+            t = lane_sum<LH>(partial_dot(val, value, kh));
+            add_edge(at, in, self, key, a[u], value, kh, dot, t, self.node[kh], node[u][kh], lse[u][kh], delta[u][kh],
+                     factor[kh][u], on, d_edge, sums);
+#else
+            dot = lane_sum<LH>(partial_score(key, own, self.att, kh, in.c));
+            t = lane_sum<LH>(partial_dot(val, self.b, kh));
+            add_edge(at, in, self, own, key, value, kh, dot, t, node[u][kh], self.node[kh], lse[u][kh], delta[u][kh],
+                     factor[kh][u], on, d_edge, sums);
+#endif
+#else
+            dot = lane_sum<LH>(partial_score(own, a[u], self.att, kh, in.c));
+            t = lane_sum<LH>(OTHER_B ? partial_dot(self.b, value, kh) : partial_dot(self.b, a[u], kh));
+            const float s = BY_SRC ? self.node[kh] : node[u][kh], d = BY_SRC ? node[u][kh] : self.node[kh];
+            add_edge(at, in, self, own, a[u], value, kh, dot, t, s, d, lse[u][kh], delta[u][kh], factor[kh][u], on, d_edge,
+                     sums);
+#endif
+        }
+#if EDGE
+        if (!BY_SRC && on && in.d_edges) store_row(at, in.d_edges, id, d_edge);
+#endif
+    }
+}
+
+__device__ __forceinline__ void load_self(const Lanes& at, const Inputs& in, const ROW_T* self_a, const SELF_B_T* self_b, int row,
+                                          Self& self) {
+    load_row(at, self_a, (u64)row, true, self.a);
+    load_row(at, self_b, (u64)row, true, self.b);
+#pragma unroll
+    for (int kh = 0; kh < KH; ++kh) {
+        const int h = at.head(kh);
+        const bool mine = !BY_SRC && h < H;
+        self.lse[kh] = mine ? in.packed[((u64)row * 2) * H + h] : 0.f;
+        self.delta[kh] = mine ? in.packed[((u64)row * 2 + 1) * H + h] : 0.f;
+        self.node[kh] = 0.f;
+        if (BY_SRC && SRC_TERM) self.node[kh] = node_term(in.c_src, row, h, true);
+        if (!BY_SRC && DST_TERM) self.node[kh] = node_term(in.c_dst, row, h, true);
+    }
+}
+
+// Writes an item's sums: to the gradients, or to the partial results of its chunk.
+struct Gradients {
+    ROW_T *a, *b;
+    float* node;
+    float *part_a, *part_b, *part_node;
+};
+
+__device__ __forceinline__ void leave(const Lanes& at, const Item& it, const Gradients& g, Sums& sums) {
+    const u64 row = it.chunk < 0 ? it.row : it.chunk;
+    sum_slots(sums.a);
+    if (SUM_B) sum_slots(sums.b);
+    if (at.slot == 0) {
+        if (it.chunk < 0) {
+            store_row(at, g.a, row, sums.a);
+            if (SUM_B) store_row(at, g.b, row, sums.b);
+        } else {
+            store_row(at, g.part_a, row, sums.a);
+            if (SUM_B) store_row(at, g.part_b, row, sums.b);
+        }
+    }
+    if (BY_SRC ? SRC_TERM : DST_TERM) {
+        float* node = it.chunk < 0 ? g.node : g.part_node;
+#pragma unroll
+        for (int kh = 0; kh < KH; ++kh) {
+            float s = sums.node[kh];
+#pragma unroll
+            for (int w = ROW_LANES; w < 32; w <<= 1) s += __shfl_xor_sync(FULL_WARP, s, w);
+            if (at.slot == 0 && at.lh == 0 && at.head(kh) < H) node[row * H + at.head(kh)] = s;
+        }
+    }
+}
+
+// The block's share of the attention vector's gradient, added in a fixed order: [blocks, H*D].
+__device__ __forceinline__ void leave_att(const Lanes& at, unsigned char* shared, Row& sum, float* part_att) {
+    sum_slots(sum);
+    float* mine = (float*)shared + (threadIdx.x >> 5) * HT * D;
+#pragma unroll
+    for (int k = 0; k < PACKS; ++k)
+        if (at.slot == 0 && at.owns(k / KV, k % KV))
+            store_pack<float, VEC>(mine + at.offset(k / KV, k % KV) - at.tile * D, sum[k]);
+    __syncthreads();
+    const int width = (H - at.tile < HT ? H - at.tile : HT) * D;
+    for (int c = threadIdx.x; c < width; c += 32 * WARPS) {
+        float s = 0.f;
+        for (int w = 0; w < WARPS; ++w) s += ((const float*)shared)[w * HT * D + c];
+        part_att[(u64)blockIdx.x * (H * D) + at.tile * D + c] = s;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(32 * WARPS)
+backward(const OFF_T* __restrict__ indptr, const int* __restrict__ nbr, const OFF_T* __restrict__ position,
+         const OFF_T* __restrict__ eid, int rows, const int* __restrict__ counters, const int2* __restrict__ chunks,
+         int chunk_edges, int chunk_slots, const ROW_T* __restrict__ self_a, const SELF_B_T* __restrict__ self_b,
+         const ROW_T* __restrict__ other_a, const OTHER_B_T* __restrict__ other_b, const ROW_T* __restrict__ edges,
+         const float* __restrict__ att_vector, const float* __restrict__ c_src, const float* __restrict__ c_dst,
+         const float* __restrict__ packed, float scale, float slope, float drop_p, float drop_scale, u64 seed, u64 offset,
+         ROW_T* __restrict__ d_a, ROW_T* __restrict__ d_b, float* __restrict__ d_node, ROW_T* __restrict__ d_edges,
+         float* __restrict__ part_a, float* __restrict__ part_b, float* __restrict__ part_node, float* __restrict__ part_att) {
+    DYNAMIC_SHARED(shared);
+    const Split split = {counters, chunks, chunk_edges, chunk_slots};
+    const Lanes at;
+    const Inputs in = {other_a, other_b, edges, packed, c_src, c_dst, position, eid, {scale, slope}, d_edges};
+    const Dropout drop = {drop_p, drop_scale, seed, offset};
+    const Gradients g = {d_a, d_b, d_node, part_a, part_b, part_node};
+    Self self;
+    Sums sums;
+    load_row(at, att_vector, 0, SCORE == GATV2, self.att);
+    clear_row(sums.b);
+    const long long total = (long long)chunk_slots + rows, stride = (long long)gridDim.x * WARPS;
+    for (long long w = warp_id(); w < total; w += stride) {
+        Item it;
+        if (!item_at(w, rows, indptr, split, it)) continue;
+        load_self(at, in, self_a, self_b, it.row, self);
+        clear_row(sums.a);
+        if (!SUM_ATT) clear_row(sums.b);
+#pragma unroll
+        for (int kh = 0; kh < KH; ++kh) sums.node[kh] = 0.f;
+        for (OFF_T base = it.begin; base < it.end; base += 32) {
+            const int n = it.end - base < 32 ? (int)(it.end - base) : 32;
+            const int j = at.lane < n ? nbr[base + at.lane] : 0;
+            for (int first = 0; first < n; first += SLOTS * UNROLL) step(at, in, drop, self, base, first, n, j, sums);
+        }
+        leave(at, it, g, sums);
+    }
+    if (SUM_ATT) leave_att(at, shared, sums.b, part_att);
+}
+
+extern "C" __global__ void __launch_bounds__(32 * WARPS)
+merge(const int* __restrict__ counters, const int4* __restrict__ heavy, ROW_T* __restrict__ d_a, ROW_T* __restrict__ d_b,
+      float* __restrict__ d_node, const float* __restrict__ part_a, const float* __restrict__ part_b,
+      const float* __restrict__ part_node) {
+    const long long w = warp_id();
+    if (w >= counters[1]) return;
+    const int4 row = heavy[w];
+    const Lanes at;
+    Row total;
+    add_chunks(at, row.y, row.z, part_a, total);
+    if (at.slot == 0) store_row(at, d_a, row.x, total);
+    if (SUM_B) {
+        add_chunks(at, row.y, row.z, part_b, total);
+        if (at.slot == 0) store_row(at, d_b, row.x, total);
+    }
+    if (BY_SRC ? SRC_TERM : DST_TERM) {
+        const int head = at.tile + at.lane % HT;
+        float s = 0.f;
+        if (head < H)
+            for (int c = at.lane / HT; c < row.z; c += 32 / HT) s += part_node[(u64)(row.y + c) * H + head];
+        s = sum_same_head(s);
+        if (at.lane < HT && head < H) d_node[(u64)row.x * H + head] = s;
+    }
+}

@@ -1,0 +1,205 @@
+"""Index arrays of a graph as the kernels read them, and the kernels that build them (``src/structure.cu``)."""
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gnnaccel.cuda import driver
+
+_THREADS = 256
+_SLOT = 48  # int32 words per report; the layout stands in structure.cu, above the kernel `split`
+_COUNTERS, _HOST_AT, _BINS_AT, _BINS = 38, 4, 6, 32
+_SLOTS = 16384
+
+
+class Reports:
+    """Small pinned memory that kernels write and the host reads without ever waiting.
+
+    A report is taken per built index array and given back by being overtaken after `_SLOTS` others, long after the
+    kernel that writes it has run.
+    """
+
+    def __init__(self, pinned: bool):
+        self._tensor = torch.zeros(_SLOTS, _SLOT, dtype=torch.int32, pin_memory=pinned)
+        self._array = self._tensor.numpy()
+        self._next = 0
+        self._lock = threading.Lock()
+
+    def take(self) -> tuple[int, np.ndarray]:
+        """A cleared report: its address for the kernel and its view for the host."""
+        with self._lock:
+            i, self._next = self._next, (self._next + 1) % _SLOTS
+        self._array[i] = 0
+        return self._tensor.data_ptr() + i * _SLOT * 4, self._array[i]
+
+
+_reports: dict[bool, Reports] = {}
+_reports_lock = threading.Lock()
+
+
+def reports(device: torch.device) -> Reports:
+    pinned = device.type == "cuda"
+    with _reports_lock:
+        if pinned not in _reports:
+            _reports[pinned] = Reports(pinned)
+        return _reports[pinned]
+
+
+@dataclass
+class Split:
+    """Long rows cut into chunks of ``chunk_edges``. Until the report is in, sizes are upper bounds."""
+
+    chunk_edges: int
+    counters: Tensor  # int32 [38]
+    chunks: Tensor  # int32 [max_chunks, 2]: row, number within the row
+    heavy: Tensor  # int32 [max_heavy, 4]: row, first chunk, chunks, unused
+    report: np.ndarray
+    _exact: tuple[int, int] | None = field(default=None)
+
+    def sizes(self) -> tuple[int, int]:
+        """(chunks, split rows): exact once the device has reported, bounds before."""
+        if self._exact is None:
+            if not self.report[0]:
+                return self.chunks.shape[0], self.heavy.shape[0]
+            self._exact = int(self.report[_HOST_AT]), int(self.report[_HOST_AT + 1])
+        return self._exact
+
+    @property
+    def known(self) -> bool:
+        """Whether the device has reported. What follows is only to be read then."""
+        return bool(self.report[0])
+
+    @property
+    def invalid(self) -> bool:
+        """Whether ids outside the node range were seen (and left out)."""
+        return bool(self.report[1])
+
+    @property
+    def edges(self) -> int:
+        """Edges in the rows, after dropped and added loops."""
+        return int(self.report[2:4].view(np.int64)[0])
+
+    @property
+    def longest(self) -> int:
+        """Edges of the longest row."""
+        return int(self.report[_HOST_AT + 2])
+
+    @property
+    def split_edges(self) -> int:
+        """Edges in split rows."""
+        return int(self.report[_HOST_AT + 4:_HOST_AT + 6].view(np.int64)[0])
+
+    def histogram(self) -> list[int]:
+        """Rows by degree: entry b counts the degrees of b bits (0; 1; 2-3; 4-7; ...)."""
+        bins = self.report[_HOST_AT + _BINS_AT:_HOST_AT + _BINS_AT + _BINS]
+        return [int(v) for v in np.trim_zeros(bins, "b")]
+
+
+@dataclass
+class Rows:
+    """A graph grouped by one end of its edges.
+
+    ``indptr`` [rows + 1] int32 or int64; ``other`` [edges] int32, the other end; ``place`` [edges] of indptr's dtype: for
+    the CSC the edge's id in the caller's order (added self loops count after the caller's edges), for the transposed graph
+    its place in the CSC. The arrays may be longer than ``indptr[-1]``; what lies beyond is never read.
+    """
+
+    indptr: Tensor
+    other: Tensor
+    place: Tensor
+    split: Split
+
+    @property
+    def rows(self) -> int:
+        return self.indptr.shape[0] - 1
+
+    @property
+    def wide(self) -> bool:
+        return self.indptr.dtype == torch.int64
+
+    def nbytes(self) -> int:
+        parts = (self.indptr, self.other, self.place, self.split.chunks, self.split.heavy)
+        return sum(t.numel() * t.element_size() for t in parts)
+
+
+def chunk_edges(edges: int) -> int:
+    """Edges that one warp should carry: short enough to balance a GPU of some 8,000 warps, long enough to pay."""
+    size = edges // 16384
+    return min(1024, max(128, 1 << size.bit_length()))
+
+
+def _offsets(wide: bool) -> tuple[torch.dtype, tuple]:
+    return (torch.int64, (("OFF_T", "i64"),)) if wide else (torch.int32, (("OFF_T", "int"),))
+
+
+def _launch(entry: str, defines: tuple, threads: int, args: tuple, shared: int = 0) -> None:
+    driver.current().kernel("structure", entry, defines)((-(-threads // _THREADS), 1), _THREADS, shared, args)
+
+
+def _scan(degree: Tensor) -> Tensor:
+    """[rows + 1] offsets from [rows] degrees."""
+    indptr = torch.zeros(degree.shape[0] + 1, dtype=degree.dtype, device=degree.device)
+    torch.cumsum(degree, 0, dtype=degree.dtype, out=indptr[1:])
+    return indptr
+
+
+def split_rows(indptr: Tensor, edges: int, flags: Tensor | None = None, limit: int | None = None) -> Split:
+    """Lists the rows of more than ``limit`` edges (default: by `chunk_edges`) and has the device report on them."""
+    rows, device = indptr.shape[0] - 1, indptr.device
+    limit = limit or chunk_edges(edges)
+    max_heavy = min(rows, edges // (limit + 1))
+    max_chunks = edges // limit + max_heavy if max_heavy else 0
+    counters = torch.zeros(_COUNTERS, dtype=torch.int32, device=device)
+    chunks = torch.empty(max_chunks, 2, dtype=torch.int32, device=device)
+    heavy = torch.empty(max_heavy, 4, dtype=torch.int32, device=device)
+    address, view = reports(device).take()
+    _, defines = _offsets(indptr.dtype == torch.int64)
+    _launch("split", (("INDEX_T", "i64"), ("LOOPS", "0")) + defines, max(rows, 1),
+            (indptr.data_ptr(), np.int32(rows), np.int32(limit), counters.data_ptr(), chunks.data_ptr(), heavy.data_ptr(),
+             flags.data_ptr() if flags is not None else 0, address), shared=4 * (_BINS + 1))
+    return Split(limit, counters, chunks, heavy, view)
+
+
+def csc(src: Tensor, dst: Tensor, num_src: int, num_dst: int, loops: int, wide: bool) -> Rows:
+    """Groups edges by destination on the device; nothing is sorted and the host learns nothing.
+
+    Args:
+        src, dst: [E] int32 or int64, contiguous. Ids outside the node ranges are left out and reported.
+        loops: how many nodes get a self loop; existing loops are dropped then. 0 leaves the edges as they are.
+        wide: int64 offsets.
+    """
+    edges, device = src.shape[0], src.device
+    dtype, offsets = _offsets(wide)
+    defines = (("INDEX_T", "i64" if src.dtype == torch.int64 else "int"), ("LOOPS", str(int(loops > 0)))) + offsets
+    total = edges + loops
+    degree = torch.zeros(num_dst, dtype=dtype, device=device)
+    flags = torch.zeros(2, dtype=torch.int32, device=device)
+    head = (src.data_ptr(), dst.data_ptr(), np.int64(edges), np.int64(num_src), np.int64(num_dst), np.int64(loops))
+    _launch("count", defines, total, head + (degree.data_ptr(), flags.data_ptr()))
+    indptr = _scan(degree)
+    col = torch.empty(total, dtype=torch.int32, device=device)
+    eid = torch.empty(total, dtype=dtype, device=device)
+    cursor = degree.zero_()
+    _launch("place", defines, total, head + (indptr.data_ptr(), cursor.data_ptr(), flags.data_ptr(), col.data_ptr(),
+                                             eid.data_ptr()))
+    return Rows(indptr, col, eid, split_rows(indptr, total, flags))
+
+
+def transpose(by_dst: Rows, num_src: int) -> Rows:
+    """The same graph grouped by source; ``place`` refers to the CSC. Order within a row is not fixed."""
+    total, device = by_dst.other.shape[0], by_dst.indptr.device
+    dtype, offsets = _offsets(by_dst.wide)
+    defines = (("INDEX_T", "i64"), ("LOOPS", "0")) + offsets
+    degree = torch.zeros(num_src, dtype=dtype, device=device)
+    head = (by_dst.indptr.data_ptr(), by_dst.other.data_ptr(), np.int32(by_dst.rows))
+    _launch("count_src", defines, total, head + (degree.data_ptr(),))
+    indptr = _scan(degree)
+    nbr = torch.empty(total, dtype=torch.int32, device=device)
+    position = torch.empty(total, dtype=dtype, device=device)
+    cursor = degree.zero_()
+    _launch("place_src", defines, total, head + (indptr.data_ptr(), cursor.data_ptr(), nbr.data_ptr(), position.data_ptr()))
+    return Rows(indptr, nbr, position, split_rows(indptr, total))

@@ -1,0 +1,213 @@
+"""Running an attention Program: fused kernels inside `torch.autograd.Function`s, or the torch backend.
+
+Backward runs the plan its forward took. When it is itself recorded (``create_graph=True``) it recomputes with the torch
+backend instead, with the same dropout mask, so that second derivatives are right.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gnnaccel.cuda import additive, additive_backward, head_dot, pairwise, pairwise_backward
+from gnnaccel.cuda.dropout import Dropout, draw, factors
+from gnnaccel.dispatch import torch_backend
+from gnnaccel.dispatch.graph import GraphView
+from gnnaccel.dispatch.patterns import Attention
+from gnnaccel.dispatch.program import Program
+
+
+@dataclass
+class Call:
+    """One attention call. ``exposed``: the caller hands the result on as it is, so a user may change it in place; where
+    backward reads the output it must then be a copy. ``pmf``: long rows by PMF."""
+
+    program: Program
+    attention: Attention
+    graph: GraphView
+    heads: int
+    width: int
+    out_dtype: torch.dtype
+    exposed: bool = False
+    pmf: bool = False
+    dropout: Dropout | None = None
+
+    def needs_places(self) -> bool:
+        """Whether kernels look up edge ids or CSC places: for edge features, and in backward for dropout."""
+        return self.attention.edge or self.attention.dropout > 0
+
+
+def run_cuda(call: Call, tensors: dict[str, Tensor]) -> Tensor:
+    """The Program's output [num_dst, heads, width] by the fused kernels. ``tensors`` by input name."""
+    call.dropout = draw(call.attention.dropout, call.graph.device)
+    run = _additive if call.attention.family == "additive" else _pairwise
+    return run(call, tensors)
+
+
+def run_torch(call: Call, tensors: dict[str, Tensor]) -> Tensor:
+    """The same by the torch backend, with torch's own dropout. Works in any floating dtype."""
+    edges = call.graph.edges()
+    keep = None
+    if call.attention.dropout > 0:
+        first = next(iter(tensors.values()))
+        keep = torch.nn.functional.dropout(first.new_ones(edges.src.shape[0], call.heads), call.attention.dropout)
+    return torch_backend.run(call.program, edges, tensors, keep).to(call.out_dtype)
+
+
+def _wants_grad(tensors) -> bool:
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
+def _rows(t: Tensor | None) -> Tensor | None:
+    """Contiguous, and aligned for the widest load."""
+    if t is None:
+        return None
+    t = t.contiguous()
+    return t if t.data_ptr() % 16 == 0 else t.clone()
+
+
+def _fp32(t: Tensor | None, *shape: int) -> Tensor | None:
+    return None if t is None else _rows(t.reshape(shape).float())
+
+
+def _shown(out: Tensor, call: Call) -> Tensor:
+    return out.clone() if call.exposed else out
+
+
+def _recompute(ctx, call: Call, names: tuple[str, ...], inputs: tuple[Tensor | None, ...], grad: Tensor) -> tuple:
+    """Gradients by differentiable torch operations; they can be differentiated again."""
+    present = {name: t for name, t in zip(names, inputs) if t is not None}
+    wanted = [name for i, name in enumerate(names) if ctx.needs_input_grad[i + 1] and name in present]
+    edges = call.graph.edges()
+    keep = None
+    if call.attention.dropout > 0:
+        keep = factors(call.dropout, edges.src.shape[0], call.heads, grad.device)
+    out = torch_backend.run(call.program, edges, present, keep).to(call.out_dtype)
+    grads = torch.autograd.grad(out, [present[n] for n in wanted], grad, create_graph=True, allow_unused=True)
+    found = dict(zip(wanted, grads))
+    return (None, *(found.get(name) for name in names))
+
+
+# --- additive ----------------------------------------------------------------------------------------------------------
+
+_ADDITIVE = ("x", "x_dst", "att_src", "att_dst", "a_edge")
+
+
+def _additive(call: Call, tensors: dict[str, Tensor]) -> Tensor:
+    inputs = tuple(tensors.get(name) for name in _ADDITIVE)
+    if _wants_grad(inputs):
+        return _AdditiveFunction.apply(call, *inputs)
+    return _additive_forward(call, inputs, train=False)[0].out
+
+
+def _additive_variant(call: Call, x: Tensor, train: bool) -> additive.Variant:
+    return additive.Variant(call.heads, call.width, x.dtype, call.out_dtype, call.attention.edge, call.dropout.on, train,
+                            call.graph.wide)
+
+
+def _additive_forward(call: Call, inputs: tuple, train: bool):
+    x, x_dst, att_src, att_dst, a_edge = inputs
+    h, d = call.heads, call.width
+    x, x_dst = _rows(x), _rows(x_dst)
+    att_src, att_dst, a_edge = _fp32(att_src, h, d), _fp32(att_dst, h, d), _fp32(a_edge, -1, h)
+    same = att_dst is not None and x_dst is None
+    a_src, a_dst = head_dot.dot(x, att_src, att_dst if same else None)
+    if x_dst is not None:
+        a_dst, _ = head_dot.dot(x_dst, att_dst)
+    graph = call.graph.csc(places=call.needs_places())
+    result = additive.forward(_additive_variant(call, x, train), graph, a_src, a_dst, x, call.attention.slope, a_edge,
+                              call.dropout, call.pmf)
+    return result, (x, x_dst, att_src, att_dst, a_edge, a_src, a_dst)
+
+
+class _AdditiveFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, call: Call, *inputs):
+        result, prepared = _additive_forward(call, inputs, train=True)
+        ctx.call = call
+        ctx.save_for_backward(*inputs, *prepared, result.lse, result.plus, result.minus, result.mass)
+        return result.out
+
+    @staticmethod
+    def backward(ctx, grad):
+        call, saved = ctx.call, ctx.saved_tensors
+        inputs, (x, x_dst, att_src, att_dst, a_edge, a_src, a_dst), result = saved[:5], saved[5:12], saved[12:]
+        if torch.is_grad_enabled():
+            return _recompute(ctx, call, _ADDITIVE, inputs, grad)
+        same = att_dst is not None and x_dst is None
+        places = call.needs_places()
+        by_dst, by_src = call.graph.csc(places), call.graph.csr(places)
+        g = additive_backward.backward(
+            _additive_variant(call, x, True), by_src, by_dst.place, additive.Result(grad, *result), _rows(grad), a_src, a_dst, x,
+            att_src, att_dst if same else None, call.attention.slope, a_edge, ctx.needs_input_grad[5], call.dropout)
+        d_att_src = d_att_dst = d_x_dst = None
+        if any(ctx.needs_input_grad[3:5]) or x_dst is not None:
+            d_att_src, d_att_dst = head_dot.dot_grad(x, g.a_src, g.a_dst if same else None).unbind(0)
+            if x_dst is not None:
+                d_att_dst = head_dot.dot_grad(x_dst, g.a_dst)[0]
+                d_x_dst = (g.a_dst.unsqueeze(-1) * att_dst).to(x_dst.dtype)
+        return (None, g.values, d_x_dst, _like(d_att_src, inputs[2]), _like(d_att_dst, inputs[3]), _like(g.a_edge, inputs[4]))
+
+
+def _like(grad: Tensor | None, tensor: Tensor | None) -> Tensor | None:
+    """A gradient in its tensor's shape and dtype; None stays None."""
+    return None if grad is None or tensor is None else grad.reshape(tensor.shape).to(tensor.dtype)
+
+
+# --- pairwise ----------------------------------------------------------------------------------------------------------
+
+_PAIRWISE = ("keys", "queries", "values", "edges", "att", "c_src", "c_dst")
+
+
+def _pairwise(call: Call, tensors: dict[str, Tensor]) -> Tensor:
+    inputs = tuple(tensors.get(name) for name in _PAIRWISE)
+    if _wants_grad(inputs):
+        return _PairwiseFunction.apply(call, *inputs)
+    return _pairwise_forward(call, inputs, train=False)[0]
+
+
+def _pairwise_variant(call: Call, keys: Tensor, train: bool) -> pairwise.Variant:
+    return pairwise.Variant(call.attention.score, call.heads, call.width, keys.dtype, call.out_dtype, call.attention.edge,
+                            call.dropout.on, train, call.graph.wide)
+
+
+def _operands(call: Call, inputs: tuple) -> pairwise.Operands:
+    keys, queries, values, edges, att, c_src, c_dst = inputs
+    h, d = call.heads, call.width
+
+    def rows(t: Tensor | None) -> Tensor | None:
+        return None if t is None else _rows(t.reshape(-1, h, d).to(keys.dtype))
+
+    return pairwise.Operands(rows(keys), rows(queries), rows(values), rows(edges), _fp32(att, h, d), _fp32(c_src, -1, h),
+                             _fp32(c_dst, -1, h), call.attention.scale, call.attention.slope)
+
+
+def _pairwise_forward(call: Call, inputs: tuple, train: bool):
+    operands = _operands(call, inputs)
+    variant = _pairwise_variant(call, operands.keys, train)
+    out, lse = pairwise.forward(variant, call.graph.csc(places=call.needs_places()), operands, call.dropout)
+    return out, lse, operands
+
+
+class _PairwiseFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, call: Call, *inputs):
+        out, lse, _ = _pairwise_forward(call, inputs, train=True)
+        ctx.call = call
+        ctx.save_for_backward(*inputs, out, lse)
+        return _shown(out, call)
+
+    @staticmethod
+    def backward(ctx, grad):
+        call, saved = ctx.call, ctx.saved_tensors
+        inputs, (out, lse) = saved[:7], saved[7:]
+        if torch.is_grad_enabled():
+            return _recompute(ctx, call, _PAIRWISE, inputs, grad)
+        operands = _operands(call, inputs)
+        places = call.needs_places()
+        by_dst, by_src = call.graph.csc(places), call.graph.csr(places)
+        g = pairwise_backward.backward(_pairwise_variant(call, operands.keys, True), by_dst, by_src, operands, out, lse,
+                                       _rows(grad), ctx.needs_input_grad[4], call.dropout)
+        grads = (g.keys, g.queries, g.values, g.edges, g.att, g.c_src, g.c_dst)
+        return (None, *(_like(d, t) for d, t in zip(grads, inputs)))

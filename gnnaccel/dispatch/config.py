@@ -1,0 +1,203 @@
+"""What the user asked for (`Config`) and where it holds (`current`).
+
+There is one configuration of the process, set by ``enable()``, and on top of it, per context (so per thread and per
+asyncio task), the one of the innermost ``enabled()`` or ``disabled()`` block. Forward calls consult `current`;
+backward runs in autograd's own threads, where no block is visible, so it must use what its forward stored.
+
+``Config.epoch`` identifies everything a decision depends on besides the call itself: the options and the rules. Memo
+keys use it. It is equal for equal options as long as no rule changed, so that entering the same ``enabled()`` block in
+every step of a loop finds its memos again; after any change of a rule every configuration has a new, larger epoch.
+"""
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from gnnaccel.near import did_you_mean
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "backend": ("auto", "cuda", "torch"),
+    "when": ("profitable", "supported"),
+    "on_fallback": ("native", "warn", "raise"),
+}
+DEFAULT_RECORDS = 1000
+_EPOCHS_KEPT = 256
+
+
+@dataclass(frozen=True)
+class Config:
+    """The options of ``enable()``; invalid values raise ValueError, so that no invalid Config exists.
+
+    ``include`` and ``exclude`` hold strings and classes. ``records`` is how many records ``gnnaccel.records()`` keeps
+    (0: none; True: 1000). ``log`` is None, True (human lines through the logger ``gnnaccel``) or the path of a JSONL
+    file. ``epoch`` and ``stamp`` (the rule generation at which the lists were given) are set by this module.
+    """
+
+    backend: str = "auto"
+    when: str = "profitable"
+    on_fallback: str = "native"
+    include: tuple[str | type, ...] = ()
+    exclude: tuple[str | type, ...] = ()
+    records: int = 0
+    log: None | bool | str = None
+    epoch: int = field(default=0, compare=False)
+    stamp: int = field(default=0, compare=False)
+
+    def __post_init__(self) -> None:
+        for name, allowed in CHOICES.items():
+            _check_choice(name, getattr(self, name), allowed)
+        object.__setattr__(self, "include", _targets("include", self.include))
+        object.__setattr__(self, "exclude", _targets("exclude", self.exclude))
+        object.__setattr__(self, "records", _record_count(self.records))
+        object.__setattr__(self, "log", _log_target(self.log))
+
+
+OPTIONS: tuple[str, ...] = tuple(f.name for f in fields(Config) if f.name not in ("epoch", "stamp"))
+
+
+def _check_choice(name: str, seen: Any, allowed: tuple[str, ...]) -> None:
+    if seen in allowed:
+        return
+    words = ", ".join(repr(word) for word in allowed)
+    hint = did_you_mean(seen, allowed) if isinstance(seen, str) else ""
+    raise ValueError(f"{name}={seen!r} is not known; use one of {words}.{hint}")
+
+
+def _targets(name: str, seen: Any) -> tuple[str | type, ...]:
+    """A tuple without duplicates. A single string or class stands for a list of one."""
+    items = (seen,) if isinstance(seen, (str, type)) else seen
+    if not isinstance(items, Iterable):
+        raise ValueError(f"{name}={seen!r} is not a list; use a list of class names, layer names or classes")
+    kept = tuple(dict.fromkeys(items))
+    for item in kept:
+        if not isinstance(item, (str, type)) or item == "":
+            raise ValueError(
+                f"{name} holds {item!r} of type {type(item).__name__}; it takes non-empty strings and classes "
+                f"(for one layer object call gnnaccel.{name}(layer))"
+            )
+    return kept
+
+
+def _record_count(seen: Any) -> int:
+    if isinstance(seen, bool):
+        return DEFAULT_RECORDS if seen else 0
+    if not isinstance(seen, int) or seen < 0:
+        raise ValueError(f"records={seen!r} is not a count; use 0 for none or how many records to keep")
+    return seen
+
+
+def _log_target(seen: Any) -> None | bool | str:
+    if seen is None or seen is False:
+        return None
+    if seen is True:
+        return True
+    if isinstance(seen, (str, os.PathLike)) and os.fspath(seen):
+        path = os.fspath(seen)
+        if isinstance(path, str):
+            return path
+    raise ValueError(f"log={seen!r} is not known; use True for the logger, the path of a JSONL file, or None")
+
+
+class _Cell:
+    """The configuration of one block, replaced in place when a rule changes."""
+
+    __slots__ = ("config",)
+
+    def __init__(self, config: Config | None) -> None:
+        self.config = config
+
+
+_lock = threading.RLock()
+_active: Config | None = None
+_override: ContextVar[_Cell | None] = ContextVar("gnnaccel_override", default=None)
+_cells: list[_Cell] = []
+_generation = 0
+_last_epoch = 0
+_epochs: dict[tuple[Config, int], int] = {}
+
+
+def current() -> Config | None:
+    """The configuration that holds here; None when gnnaccel is disabled here. Costs well under a microsecond."""
+    cell = _override.get()
+    return _active if cell is None else cell.config
+
+
+def active() -> Config | None:
+    """The configuration of the process, blocks left aside."""
+    return _active
+
+
+def generation() -> int:
+    """How many times a rule has changed."""
+    return _generation
+
+
+def epoch() -> int:
+    """The largest epoch given so far."""
+    return _last_epoch
+
+
+def with_epoch(config: Config) -> Config:
+    """``config`` with the epoch of its options under the present rules."""
+    global _last_epoch
+    with _lock:
+        key = (config, config.stamp)
+        if key not in _epochs:
+            if len(_epochs) >= _EPOCHS_KEPT:
+                _epochs.clear()
+            _last_epoch += 1
+            _epochs[key] = _last_epoch
+        return replace(config, epoch=_epochs[key])
+
+
+def set_active(config: Config | None) -> Config | None:
+    """Make ``config`` the process's configuration (None: disabled). Returns it as stored, with its epoch."""
+    global _active
+    with _lock:
+        _active = None if config is None else with_epoch(config)
+        return _active
+
+
+@contextlib.contextmanager
+def override(config: Config | None) -> Iterator[Config | None]:
+    """A block in which `current` gives ``config`` (None: disabled) in this context only; yields it with its epoch."""
+    with _lock:
+        cell = _Cell(None if config is None else with_epoch(config))
+        _cells.append(cell)
+    token = _override.set(cell)
+    try:
+        yield cell.config
+    finally:
+        with _lock:
+            _cells.remove(cell)
+        _override.reset(token)
+
+
+def bump() -> int:
+    """A rule changed: give every live configuration a new epoch. Call it after the change. Returns the generation."""
+    global _generation, _active
+    with _lock:
+        _generation += 1
+        _epochs.clear()
+        if _active is not None:
+            _active = with_epoch(_active)
+        for cell in _cells:
+            if cell.config is not None:
+                cell.config = with_epoch(cell.config)
+        return _generation
+
+
+def make(options: dict[str, Any], base: Config | None = None) -> Config:
+    """``base`` (or the defaults) with ``options`` applied. ValueError for a wrong value, TypeError for a wrong name."""
+    for name in options:
+        if name not in OPTIONS:
+            raise TypeError(f"unknown option {name!r}; options are {', '.join(OPTIONS)}.{did_you_mean(name, OPTIONS)}")
+    changes = dict(options)
+    if "include" in changes or "exclude" in changes:
+        changes["stamp"] = generation()
+    return replace(base if base is not None else Config(), **changes)

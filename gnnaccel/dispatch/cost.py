@@ -1,0 +1,74 @@
+"""The cost model: bytes over bandwidth, launches, and the price of a structure over its expected reuse.
+
+Rates are data with their provenance (``constants.json``). Estimates rank candidates; they are not promises.
+"""
+from __future__ import annotations
+
+import functools
+import importlib.resources
+import json
+from typing import Any
+
+from gnnaccel.dispatch.patterns import Attention
+from gnnaccel.dispatch.request import Request
+
+_REUSE = 8  # calls that a structure is expected to serve: layers and directions of one step, at the least
+
+
+@functools.lru_cache(maxsize=1)
+def constants() -> dict[str, Any]:
+    text = importlib.resources.files("gnnaccel.dispatch").joinpath("constants.json").read_text(encoding="utf-8")
+    return json.loads(text)
+
+
+def _gather(request: Request, rows: int, size: int) -> float:
+    """Seconds to gather one row of ``size`` bytes per edge from ``rows`` of them."""
+    rates = constants()["cuda"]
+    rate = rates["gather_l2"] if rows * size <= rates["l2_bytes"] else rates["gather_hbm"]
+    return request.num_edges * size / rate
+
+
+def fused(request: Request, attention: Attention, pmf: bool = False) -> float:
+    """Seconds of the fused CUDA attention, forward and, with gradients, backward."""
+    rates = constants()["cuda"]
+    row = request.heads * request.width * request.row.itemsize
+    terms = request.heads * 4
+    if attention.family == "additive":
+        gathers = [(request.num_src, row + terms)] + ([(request.num_dst, row + 3 * terms)] if request.grad else [])
+        launches = 2 + (4 if request.grad else 0)
+    else:
+        forward = row * (2 if attention.score == "dot" else 1)
+        gathers = [(request.num_src, forward)]
+        if request.grad:
+            gathers += [(request.num_dst, 2 * row + 2 * terms), (request.num_src, forward)]
+        launches = 1 + (4 if request.grad else 0)
+    seconds = sum(_gather(request, rows, size) for rows, size in gathers) + launches * rates["launch"]
+    if attention.edge:
+        seconds += len(gathers) * _gather(request, request.num_edges, row if attention.family == "pairwise" else terms)
+    if pmf:  # long rows read their scores twice and take four launches
+        seconds += _gather(request, request.num_src, terms) / 4 + 4 * rates["launch"]
+    if request.fresh:
+        structure = request.num_edges * rates["structure_per_edge"] + rates["structure_launches"] * rates["launch"]
+        seconds += structure * (2 if request.grad else 1) / _REUSE
+    return seconds
+
+
+def native(request: Request) -> float | None:
+    """Seconds of the host's own layer, None where nothing is known about it."""
+    rates = constants().get(request.device, {})
+    passes = rates.get("native_passes", {}).get(request.native)
+    if passes is None:
+        return None
+    which = 1 if request.grad else 0
+    size = request.heads * request.width * request.row.itemsize
+    return (request.num_edges * size * passes[which] / rates["native_bandwidth"]
+            + rates["native_launches"][request.native][which] * rates["launch"])
+
+
+def torch_backend(request: Request) -> float | None:
+    """Seconds of the torch backend, as native's estimate times the ratio that was measured; None where nothing is known."""
+    ratio = constants().get(request.device, {}).get("torch_ratio", {}).get(request.native)
+    base = native(request)
+    if ratio is None or base is None:
+        return None
+    return base * ratio[1 if request.grad else 0]

@@ -1,0 +1,196 @@
+"""`GraphView`: the structure of one graph as the backends need it, built on demand and kept."""
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gnnaccel.cuda import driver
+from gnnaccel.cuda import structure as counting
+from gnnaccel.cuda.structure import Rows
+from gnnaccel.dispatch import structure as sorting
+from gnnaccel.dispatch.torch_backend import Edges
+from gnnaccel.errors import GraphError
+
+# Above this many edges a radix sort beats counting with atomics, and costs so much less than what follows that waiting for
+# the report once is nothing. Measured on an H200; see docs/notes/structure.md.
+SORT_FROM = 1 << 22
+
+_serials = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Counts of a graph by destination. ``super_share``: share of edges in rows longer than one warp carries
+    (``chunk_edges``); ``histogram[b]``: destinations whose degree has b bits; ``density``: edges over all pairs."""
+
+    num_src: int
+    num_dst: int
+    num_edges: int
+    max_degree: int
+    mean_degree: float
+    super_nodes: int
+    super_share: float
+    chunk_edges: int
+    density: float
+    histogram: tuple[int, ...]
+
+
+class GraphView:
+    """Edges ``edge_index`` [2, E] from ``num_src`` to ``num_dst`` nodes, by destination (CSC) and by source.
+
+    ``loops`` > 0: existing self loops are dropped and the nodes below it get one each. Edge ids: the caller's edges in
+    order, then the added loops. The view does not keep ``edge_index`` alive, unless ``own``: whoever asks for an index array
+    holds it. Building takes a lock; reading takes none.
+    """
+
+    def __init__(self, edge_index: Tensor, num_src: int, num_dst: int, loops: int = 0, own: bool = False):
+        self.num_src, self.num_dst, self.loops = num_src, num_dst, loops
+        self.num_edges = edge_index.shape[1] + loops  # an upper bound: dropped loops are still in it
+        self.device = edge_index.device
+        self.serial = next(_serials)
+        self.wide = self.num_edges >= 2**31
+        self.deterministic = torch.are_deterministic_algorithms_enabled()
+        self.uses = 0
+        self._kept = edge_index if own else None
+        self._source = weakref.ref(edge_index)
+        self._lock = threading.RLock()
+        self._csc: Rows | None = None
+        self._csr: Rows | None = None
+        self._edges: Edges | None = None
+        self._by_sort = self.deterministic or self.num_edges >= SORT_FROM
+        self._stream = 0
+        self._built: torch.cuda.Event | None = None
+        self._checked = False
+
+    def bind(self, edge_index: Tensor) -> None:
+        """The tensor to build from, equal in value to that of the constructor."""
+        self._source = weakref.ref(edge_index)
+
+    def _ends(self) -> tuple[Tensor, Tensor]:
+        edge_index = self._source()
+        if edge_index is None:
+            raise RuntimeError("the edge_index of this GraphView is gone; call bind() with a live one first")
+        src, dst = edge_index.detach().unbind(0)
+        return src.contiguous(), dst.contiguous()
+
+    def csc(self, places: bool = True) -> Rows:
+        """Grouped by destination; ``place`` is the edge id. ``places`` False may leave `Rows.place` empty.
+
+        GraphError once the device has told that ids are out of range.
+        """
+        rows = self._csc
+        if rows is None or (places and rows.place.shape[0] != rows.other.shape[0]):
+            rows = self._build_csc(places)
+        return self._ready(rows)
+
+    def csr(self, places: bool = True) -> Rows:
+        """The transposed graph, grouped by source; ``place`` is the place in the CSC."""
+        rows = self._csr
+        if rows is None or (places and rows.place.shape[0] != rows.other.shape[0]):
+            rows = self._build_csr(places)
+        return self._ready(rows)
+
+    def edges(self) -> Edges:
+        """Plain int64 indices in CSC order for the torch backend. May wait for the device."""
+        if self._edges is None:
+            with self._lock:
+                self._edges = self._build_edges()
+        return self._edges
+
+    def statistics(self, wait: bool = False) -> Statistics | None:
+        """None while the device has not reported, unless told to ``wait``."""
+        if self._csc is None and not wait:
+            return None
+        split = self.csc(places=False).split
+        if not split.known:
+            if not wait:
+                return None
+            torch.cuda.synchronize(self.device)
+        edges, pairs = split.edges, max(1, self.num_src * self.num_dst)
+        return Statistics(self.num_src, self.num_dst, edges, split.longest, edges / max(1, self.num_dst), split.sizes()[1],
+                          split.split_edges / max(1, edges), split.chunk_edges, edges / pairs, tuple(split.histogram()))
+
+    def nbytes(self) -> int:
+        """Bytes held by the index arrays built so far."""
+        total = sum(rows.nbytes() for rows in (self._csc, self._csr) if rows is not None)
+        if self._edges is not None:
+            total += sum(t.nbytes for t in (self._edges.src, self._edges.dst, self._edges.eid) if t is not None)
+        return total
+
+    # --- building ------------------------------------------------------------------------------------------------------
+
+    def _build_csc(self, places: bool) -> Rows:
+        with self._lock:
+            src, dst = self._ends()
+            if self._by_sort:
+                rows = sorting.csc(src, dst, self.num_src, self.num_dst, self.loops, self.wide, places)
+                self._wait_once()
+            else:
+                rows = counting.csc(src, dst, self.num_src, self.num_dst, self.loops, self.wide)
+            self._mark_built()
+            self._csc = rows
+            return rows
+
+    def _build_csr(self, places: bool) -> Rows:
+        with self._lock:
+            by_dst = self.csc(places=False)
+            if self._by_sort:
+                rows = sorting.transpose(by_dst, self.num_src, places)
+                self._wait_once()
+            else:
+                rows = counting.transpose(by_dst, self.num_src)
+            self._mark_built()
+            self._csr = rows
+            return rows
+
+    def _wait_once(self) -> None:
+        """Large graphs: one wait when they are built buys exact sizes of the workspace from the first call on."""
+        if self.device.type == "cuda" and self.num_edges >= SORT_FROM and not torch.cuda.is_current_stream_capturing():
+            torch.cuda.current_stream(self.device).synchronize()
+
+    def _build_edges(self) -> Edges:
+        if self._csc is None:
+            src, dst = self._ends()
+            sorting.check_ids(src, dst, self.num_src, self.num_dst)
+            src, dst, order, _ = sorting.sorted_edges(src, dst, self.num_src, self.num_dst, self.loops)
+            total = int((dst < self.num_dst).sum())
+            return Edges(src[:total].long(), dst[:total].long(), order[:total], self.num_dst)
+        rows = self.csc(places=True)
+        total = int(rows.indptr[-1])
+        dst = torch.repeat_interleave(rows.indptr.diff().long(), output_size=total)
+        return Edges(rows.other[:total].long(), dst, rows.place[:total].long(), self.num_dst)
+
+    # --- reading -------------------------------------------------------------------------------------------------------
+
+    def _mark_built(self) -> None:
+        if self.device.type == "cuda":
+            stream = torch.cuda.current_stream(self.device)
+            self._stream, self._built = stream.cuda_stream, torch.cuda.Event()
+            self._built.record(stream)
+
+    def _ready(self, rows: Rows) -> Rows:
+        if self._built is not None and torch._C._cuda_getCurrentRawStream(self.device.index) != self._stream:
+            self._follow(rows)
+        if not self._checked and rows.split.known:
+            if rows.split.invalid:
+                raise GraphError(f"edge_index holds ids outside the graph: sources must lie in [0, {self.num_src}), destinations "
+                                 f"in [0, {self.num_dst}). Found on the GPU after the call that used it; such edges were left out")
+            self._checked = True
+        return rows
+
+    def _follow(self, rows: Rows) -> None:
+        """Built on another stream: order this one after it, and keep the memory until it is done."""
+        stream = torch.cuda.current_stream(self.device)
+        stream.wait_event(self._built)
+        for tensor in (rows.indptr, rows.other, rows.place, rows.split.counters, rows.split.chunks, rows.split.heavy):
+            tensor.record_stream(stream)
+
+
+def kernels_run_on(device: torch.device) -> bool:
+    """Whether a driver can launch on tensors of this device: a CUDA device, or the CPU under the tests' emulation."""
+    return device.type == "cuda" or driver.placed()

@@ -1,0 +1,99 @@
+"""Choosing among the candidates of a call: `plan`, memoised.
+
+A candidate is taken when nothing speaks against it and it is estimated to be the cheapest; the host's own code is always
+the last candidate. Everything is decided before anything runs.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gnnaccel.dispatch import cost
+from gnnaccel.dispatch.config import Config
+from gnnaccel.dispatch.reasons import Reason, reason
+from gnnaccel.dispatch.request import Request
+from gnnaccel.dispatch.specs import ATTENTION, KernelSpec
+
+_LIMIT = 4096  # memo entries; more means sizes that never repeat, so starting anew costs nothing
+
+
+@dataclass(frozen=True)
+class Plan:
+    """``route``: "cuda", "torch" or "native"; ``rejected``: (candidate, reason) pairs; ``seconds``: the estimate."""
+
+    route: str
+    kernel: str | None
+    pmf: bool
+    seconds: float | None
+    native_seconds: float | None
+    rejected: tuple[tuple[str, Reason], ...]
+
+
+_memo: dict[tuple, Plan] = {}
+
+
+def plan(request: Request, config: Config) -> Plan:
+    """The route for ``request`` under ``config``."""
+    key = (config.epoch, request)
+    found = _memo.get(key)
+    if found is None:
+        if len(_memo) >= _LIMIT:
+            _memo.clear()
+        found = _memo[key] = _decide(request, config)
+    return found
+
+
+def forget() -> None:
+    """Drop every memoised plan; for when the environment changes (tests put another driver in place)."""
+    _memo.clear()
+
+
+def _decide(request: Request, config: Config) -> Plan:
+    rejected: list[tuple[str, Reason]] = []
+    able: list[tuple[float, int, KernelSpec, float | None]] = []
+    for rank, spec in enumerate(ATTENTION):
+        why = spec.unsupported(request, config)
+        if why:
+            rejected += [(spec.name, r) for r in why if r.code != "GA208" or spec.route != "cuda" or _only(spec, request)]
+        else:
+            seconds = spec.seconds(request)
+            able.append((seconds if seconds is not None else float("inf"), rank, spec, seconds))
+    able.sort(key=lambda item: item[:2])
+    native = cost.native(request)
+    for position, (key, _, spec, seconds) in enumerate(able):
+        if position:
+            rejected.append((spec.name, _slower(seconds, able[0])))
+        elif config.when == "profitable" and not _pays(seconds, native, request):
+            rejected += [(s.name, _unprofitable(t, native)) for _, _, s, t in able]
+            break
+    else:
+        if able:
+            _, _, spec, seconds = able[0]
+            return Plan(spec.route, spec.name, spec.pmf, seconds, native, tuple(rejected))
+    return Plan("native", None, False, native, native, tuple(rejected))
+
+
+def _only(spec: KernelSpec, request: Request) -> bool:
+    """Whether a "not this family" reason says something: not when another family of kernels covers the Program."""
+    from gnnaccel.dispatch import patterns
+
+    found = patterns.attention(request.program)
+    return found is None or spec.name.startswith(found.family)
+
+
+def _pays(seconds: float | None, native: float | None, request: Request) -> bool:
+    """An unknown cost on the GPU pays (the host takes dozens of launches); elsewhere only what was measured does."""
+    if seconds is None or native is None:
+        return request.device == "cuda"
+    return seconds < native
+
+
+def _slower(seconds: float | None, best: tuple) -> Reason:
+    if seconds is None:
+        return reason("GA301", f"its cost is unknown here, {best[2].name} was taken")
+    return reason("GA302", f"estimated {seconds * 1e6:.0f} us, {best[2].name} {best[0] * 1e6:.0f} us")
+
+
+def _unprofitable(seconds: float | None, native: float | None) -> Reason:
+    if seconds is None or native is None:
+        return reason("GA301", "no gain over the host's own code was measured on this device")
+    return reason("GA301", f"estimated {seconds * 1e6:.0f} us, the host's own code {native * 1e6:.0f} us")

@@ -1,0 +1,65 @@
+"""Why a call did not take a faster route: `Reason` and the registry of codes.
+
+Codes are stable: a code's meaning never changes once released. ``docs/reasons.md`` lists them and a test keeps the two
+equal. GA1xx: rules and user's choice; GA2xx: not supported; GA3xx: not profitable; GA4xx: environment; GA5xx: the
+host's hooks, or a host that drifted from what was tested.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Reason:
+    """One cause. ``code`` like ``"GA203"``; ``text`` says what was seen; ``hint`` what would change it."""
+
+    code: str
+    text: str
+    hint: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.code} {self.text}"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A registered code: its title, and the hint given when the reason itself brings none."""
+
+    title: str
+    hint: str
+
+
+KINDS: dict[str, Kind] = {
+    "GA101": Kind("excluded by a rule", "gnnaccel.include(...) or drop the exclude rule"),
+    "GA102": Kind("not in the include list", "add the layer's class or name to enable(include=...)"),
+    "GA103": Kind("excluded by an attribute of its class", "set __gnnaccel__ = True on the class"),
+    "GA104": Kind("gnnaccel is disabled here", "leave the disabled() block or call gnnaccel.enable()"),
+    "GA201": Kind("aggregation is not a plain sum", "use aggr='add'"),
+    "GA202": Kind("unusual flow or node_dim", "use flow='source_to_target' and the layer's own node_dim"),
+    "GA203": Kind("dtype is not supported", "use float32, float16 or bfloat16"),
+    "GA204": Kind("adjacency form is not supported", "pass edge_index as a tensor of shape [2, E]"),
+    "GA205": Kind("subclass overrides the layer's own methods", "enable(include=...) cannot help; keep it native"),
+    "GA206": Kind("input shape is not supported", "pass x of shape [N, F]"),
+    "GA207": Kind("width per head is too large", "use at most 512 channels per head"),
+    "GA208": Kind("option is not supported", "see the compatibility table"),
+    "GA209": Kind("lazy parameters are not initialised yet", "the next call is considered anew"),
+    "GA301": Kind("native is estimated to be as fast", "enable(when='supported') takes it over anyway"),
+    "GA302": Kind("another candidate is estimated to be faster", "nothing to do: a faster route was taken"),
+    "GA303": Kind("there are no edges", "nothing to gain"),
+    "GA401": Kind("no CUDA device and no gain on this device", "run on a GPU"),
+    "GA402": Kind("CuPy is not installed", "pip install 'gnnaccel[cuda13]' or 'gnnaccel[cuda12]'"),
+    "GA403": Kind("a kernel did not compile", "see the log; report it with the compiler's output"),
+    "GA404": Kind("inside torch.compile, torch.jit or torch.fx", "compiled regions run the host's own code"),
+    "GA405": Kind("inside a functorch transform", "call the layer outside vmap, grad or jvp"),
+    "GA406": Kind("backend was chosen by the user", "enable(backend='auto')"),
+    "GA501": Kind("message-passing hooks are registered", "remove the hooks from the layer"),
+    "GA502": Kind("explanation is switched on", "explainers need the host's own messages"),
+    "GA503": Kind("decomposed_layers is not 1", "set decomposed_layers=1"),
+    "GA504": Kind("host version is not one that was tested", "update gnnaccel, or pin the host"),
+}
+
+
+def reason(code: str, text: str = "", hint: str = "") -> Reason:
+    """A `Reason` with a registered code; text and hint default to the code's own. KeyError if it is not registered."""
+    kind = KINDS[code]
+    return Reason(code, text or kind.title, hint or kind.hint)

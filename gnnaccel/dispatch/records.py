@@ -1,0 +1,185 @@
+"""One record per decision, built only when somebody listens.
+
+A caller asks `listening` first, builds the record with `new`, and hands it to `emit`. Fields, all always present:
+
+=============  ========================================================================================
+schema         `SCHEMA`; a field never changes its meaning within one schema
+call           int, increasing: `next_call`
+time           unix time in seconds
+direction      "forward" or "backward"
+forward_call   on a backward: ``call`` of its forward; on a forward: None
+host           "pyg" or "dgl"
+layer          class name of the layer
+name           its qualified name (``name_layers``), or None
+graph          None, or num_src, num_dst, num_edges (ints), and what else is known, such as self_loops
+route          "cuda", "torch" or "native": what ran
+kernel         name of the kernel or of the torch plan that ran; None on the native route
+rejected       candidates that were not taken: each {candidate, code, text, hint}
+cost_us        estimated cost of what ran, in microseconds, or None
+cache          structure cache: "hit", "miss" or "none" (not asked)
+dtype          of the input features, such as "float32", or None; likewise out_dtype; autocast is None when it is off
+capturing      is a CUDA graph being captured? deterministic: are deterministic algorithms demanded?
+training       of the layer; grad: is a gradient wanted?
+overhead_us    time spent deciding, in microseconds, or None
+=============  ========================================================================================
+"""
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from numbers import Real
+from typing import Any
+
+SCHEMA = 1
+Record = dict[str, Any]
+Sink = Callable[[Record], None]
+
+DIRECTIONS = ("forward", "backward")
+HOSTS = ("pyg", "dgl")
+ROUTES = ("cuda", "torch", "native")
+CACHE = ("hit", "miss", "none")
+_REJECTED = ("candidate", "code", "text", "hint")
+_DEFAULTS: Record = {
+    "schema": SCHEMA, "call": None, "time": None, "direction": "forward", "forward_call": None, "host": None,
+    "layer": None, "name": None, "graph": None, "route": None, "kernel": None, "rejected": (), "cost_us": None,
+    "cache": "none", "dtype": None, "out_dtype": None, "autocast": None, "capturing": False, "deterministic": False,
+    "training": False, "grad": False, "overhead_us": None,
+}
+
+_lock = threading.Lock()
+_sinks: tuple[Sink, ...] = ()  # replaced, never changed in place: emit takes no lock
+_calls = itertools.count(1)
+
+
+def listening() -> bool:
+    """Does anybody want records? Costs some tens of nanoseconds."""
+    return bool(_sinks)
+
+
+def next_call() -> int:
+    """A call's number, larger than every earlier one."""
+    return next(_calls)
+
+
+def new(**fields: Any) -> Record:
+    """A record with ``fields``, a number, the time, and defaults for what is missing. TypeError for unknown fields."""
+    unknown = fields.keys() - _DEFAULTS.keys()
+    if unknown:
+        raise TypeError(f"records have no field {', '.join(sorted(unknown))}; they have {', '.join(_DEFAULTS)}")
+    record = {**_DEFAULTS, **fields}
+    record["rejected"] = list(record["rejected"])
+    if record["call"] is None:
+        record["call"] = next_call()
+    if record["time"] is None:
+        record["time"] = time.time()
+    return record
+
+
+def emit(record: Record) -> None:
+    """Hand ``record`` to every sink. A sink that raises is taken out with one warning; the user's run goes on."""
+    for sink in _sinks:
+        try:
+            sink(record)
+        except Exception as error:
+            if unsubscribe(sink):
+                warnings.warn(f"gnnaccel: {type(sink).__name__} failed and gets no more records: "
+                              f"{type(error).__name__}: {error}", RuntimeWarning, stacklevel=2)
+
+
+def subscribe(sink: Sink) -> Sink:
+    """Let ``sink`` be called with every record, in the thread that made it. Once, however often subscribed."""
+    global _sinks
+    with _lock:
+        if not any(known is sink for known in _sinks):
+            _sinks = (*_sinks, sink)
+    return sink
+
+
+def unsubscribe(sink: Sink) -> bool:
+    """Take ``sink`` out; False when it was not in."""
+    global _sinks
+    with _lock:
+        kept = tuple(known for known in _sinks if known is not sink)
+        found = len(kept) < len(_sinks)
+        _sinks = kept
+    return found
+
+
+def validate(record: Record) -> None:
+    """ValueError that lists everything in which ``record`` departs from the layout above."""
+    wrong = [f"{key} is missing" for key in _DEFAULTS.keys() - record.keys()]
+    wrong += [f"{key} is not a field" for key in record.keys() - _DEFAULTS.keys()]
+    wrong += [f"{key}={record[key]!r} should be {need}" for key, (fits, need) in _FIELDS.items()
+              if key in record and not fits(record[key])]
+    if not wrong:
+        wrong = _contradictions(record)
+    if wrong:
+        raise ValueError("record does not fit the schema: " + "; ".join(sorted(wrong)))
+
+
+def _contradictions(record: Record) -> list[str]:
+    wrong = []
+    if record["direction"] == "forward" and record["forward_call"] is not None:
+        wrong.append("forward_call is set on a forward record")
+    if record["direction"] == "backward" and record["forward_call"] is None:
+        wrong.append("forward_call is missing on a backward record")
+    if record["route"] != "native" and record["kernel"] is None:
+        wrong.append(f"kernel is None on route {record['route']}")
+    return wrong
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _is_graph(value: Any) -> bool:
+    return value is None or (isinstance(value, dict) and all(isinstance(key, str) for key in value)
+                             and all(_is_int(value.get(key)) for key in ("num_src", "num_dst", "num_edges")))
+
+
+def _is_rejected(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(item, dict) and set(item) == set(_REJECTED) and all(isinstance(v, str) for v in item.values())
+        for item in value)
+
+
+def _one_of(words: tuple[str, ...]) -> tuple[Callable[[Any], bool], str]:
+    return (lambda value: value in words), " or ".join(map(repr, words))
+
+
+_INT = (_is_int, "an int")
+_STR = (lambda value: isinstance(value, str), "a string")
+_BOOL = (lambda value: isinstance(value, bool), "a bool")
+_STR_OR_NONE = (lambda value: value is None or isinstance(value, str), "a string or None")
+_NUMBER_OR_NONE = (lambda value: value is None or _is_number(value), "a number or None")
+_FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "schema": (lambda value: _is_int(value) and value == SCHEMA, f"{SCHEMA}"),
+    "call": _INT,
+    "time": (_is_number, "unix time in seconds"),
+    "direction": _one_of(DIRECTIONS),
+    "forward_call": (lambda value: value is None or _is_int(value), "an int or None"),
+    "host": _one_of(HOSTS),
+    "layer": _STR,
+    "name": _STR_OR_NONE,
+    "graph": (_is_graph, "None or a dict with ints num_src, num_dst and num_edges"),
+    "route": _one_of(ROUTES),
+    "kernel": _STR_OR_NONE,
+    "rejected": (_is_rejected, f"a list of dicts of strings with keys {', '.join(_REJECTED)}"),
+    "cost_us": _NUMBER_OR_NONE,
+    "cache": _one_of(CACHE),
+    "dtype": _STR_OR_NONE,
+    "out_dtype": _STR_OR_NONE,
+    "autocast": _STR_OR_NONE,
+    "capturing": _BOOL,
+    "deterministic": _BOOL,
+    "training": _BOOL,
+    "grad": _BOOL,
+    "overhead_us": _NUMBER_OR_NONE,
+}

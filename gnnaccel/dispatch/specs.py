@@ -1,0 +1,79 @@
+"""The candidates for an attention call, as data: what each can do, and what it would cost."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from gnnaccel.cuda import driver
+from gnnaccel.cuda.layout import MAX_WIDTH, TYPES
+from gnnaccel.dispatch import cost, patterns
+from gnnaccel.dispatch.config import Config
+from gnnaccel.dispatch.graph import kernels_run_on
+from gnnaccel.dispatch.reasons import Reason, reason
+from gnnaccel.dispatch.request import Request
+
+
+@dataclass(frozen=True)
+class KernelSpec:
+    """``unsupported`` lists every reason against running; ``seconds`` is the estimate, None where nothing is known."""
+
+    name: str
+    route: str
+    unsupported: Callable[[Request, Config], list[Reason]]
+    seconds: Callable[[Request], float | None]
+    pmf: bool = False
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _environment(request: Request) -> list[Reason]:
+    if driver.placed():
+        return []
+    if not kernels_run_on(torch.device(request.device)):
+        return [reason("GA401", f"the tensors are on the {request.device}, the kernels need a CUDA device")]
+    ready, text = driver.available()
+    return [] if ready else [reason("GA402", f"the CUDA kernels cannot run: {text}")]
+
+
+def _cuda_reasons(family: str) -> Callable[[Request, Config], list[Reason]]:
+    def unsupported(request: Request, config: Config) -> list[Reason]:
+        if config.backend == "torch":
+            return [reason("GA406", "backend='torch' was asked for")]
+        found = patterns.attention(request.program)
+        if found is None or found.family != family:
+            return [reason("GA208", f"{request.program.name} is not {family} attention")]
+        why = _environment(request)
+        if request.row not in TYPES or request.out not in TYPES:
+            why.append(reason("GA203", f"{_name(request.row)} rows with a {_name(request.out)} result; the kernels take "
+                                       f"{', '.join(_name(t) for t in TYPES)}"))
+        if request.width > MAX_WIDTH:
+            why.append(reason("GA207", f"{request.width} channels per head; the kernels take up to {MAX_WIDTH}"))
+        if not 0.0 <= found.slope:
+            why.append(reason("GA208", f"negative_slope={found.slope} is negative", "use a slope of 0 or more"))
+        return why
+
+    return unsupported
+
+
+def _torch_reasons(request: Request, config: Config) -> list[Reason]:
+    if config.backend == "cuda":
+        return [reason("GA406", "backend='cuda' was asked for")]
+    if not request.row.is_floating_point:
+        return [reason("GA203", f"{_name(request.row)} rows")]
+    return []
+
+
+def _fused(pmf: bool) -> Callable[[Request], float]:
+    return lambda request: cost.fused(request, patterns.attention(request.program), pmf)
+
+
+ATTENTION = (
+    KernelSpec("additive: smmf + split rows", "cuda", _cuda_reasons("additive"), _fused(False)),
+    KernelSpec("additive: smmf + pmf", "cuda", _cuda_reasons("additive"), _fused(True), pmf=True),
+    KernelSpec("pairwise: fused rows + split rows", "cuda", _cuda_reasons("pairwise"), _fused(False)),
+    KernelSpec("torch backend", "torch", _torch_reasons, cost.torch_backend),
+)

@@ -1,0 +1,70 @@
+"""Building index arrays by sorting, with torch operations: on any device, in an order that always repeats.
+
+Large graphs are built this way (a radix sort beats counting once the atomics no longer fit the L2 cache), and all graphs
+in deterministic mode. Small ones on a GPU are built by counting (`cuda.structure`), which launches less.
+"""
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gnnaccel.cuda import structure as cuda_structure
+from gnnaccel.cuda.structure import Rows
+from gnnaccel.errors import GraphError
+
+
+def check_ids(src: Tensor, dst: Tensor, num_src: int, num_dst: int) -> None:
+    """GraphError when an id is outside its range. Waits for the device: for graphs on the CPU."""
+    for ids, count, end in ((src, num_src, "source"), (dst, num_dst, "destination")):
+        if ids.numel():
+            low, high = (int(v) for v in torch.aminmax(ids))
+            if low < 0 or high >= count:
+                raise GraphError(f"edge_index holds {end} ids from {low} to {high}, but there are {count} {end} nodes: ids must "
+                                 f"lie in [0, {count}). Check num_nodes and the node features' first dimension")
+
+
+def sorted_edges(src: Tensor, dst: Tensor, num_src: int, num_dst: int, loops: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(src, dst, order, flags): edges by destination, stable; what is dropped comes last, with ids one past the range.
+
+    ``loops`` > 0 drops edges i -> i and adds one for each node below it. ``flags`` [2] int32 as in structure.cu.
+    """
+    dtype = torch.int32 if max(num_src, num_dst) < 2**31 - 1 else torch.int64
+    invalid = (src < 0) | (src >= num_src) | (dst < 0) | (dst >= num_dst)
+    drop = invalid | (src == dst) if loops else invalid
+    src, dst = src.to(dtype).masked_fill(drop, num_src), dst.to(dtype).masked_fill(drop, num_dst)
+    if loops:
+        nodes = torch.arange(loops, dtype=dtype, device=src.device)
+        src, dst = torch.cat([src, nodes]), torch.cat([dst, nodes])
+    flags = torch.stack([drop.new_zeros(()), invalid.any()]).to(torch.int32)
+    dst, order = torch.sort(dst, stable=True)
+    return src[order], dst, order, flags
+
+
+def offsets(sorted_ids: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+    """[count + 1] where each id's run begins in ``sorted_ids``."""
+    bounds = torch.arange(count + 1, dtype=sorted_ids.dtype, device=sorted_ids.device)
+    return torch.searchsorted(sorted_ids, bounds, out_int32=dtype == torch.int32)
+
+
+def csc(src: Tensor, dst: Tensor, num_src: int, num_dst: int, loops: int, wide: bool, places: bool) -> Rows:
+    """`cuda.structure.csc` by sorting. ``places`` False leaves `Rows.place` empty: nothing but edge features and dropout
+    reads it, and it is half of the memory."""
+    dtype = torch.int64 if wide else torch.int32
+    src, dst, order, flags = sorted_edges(src, dst, num_src, num_dst, loops)
+    indptr = offsets(dst, num_dst, dtype)
+    place = order.to(dtype) if places else order.new_empty(0, dtype=dtype)
+    return Rows(indptr, src.to(torch.int32), place, cuda_structure.split_rows(indptr, src.shape[0], flags))
+
+
+def transpose(by_dst: Rows, num_src: int, places: bool) -> Rows:
+    """`cuda.structure.transpose` by sorting; ``by_dst`` must come from `csc` here, whose dropped edges sort to the end."""
+    dtype = by_dst.indptr.dtype
+    src, order = torch.sort(by_dst.other, stable=True)
+    indptr = offsets(src, num_src, dtype)
+    degree = by_dst.indptr.diff()
+    total = by_dst.other.shape[0]
+    rest = (total - by_dst.indptr[-1:]).to(degree.dtype)  # dropped edges belong to one more row, never read
+    dst = torch.repeat_interleave(torch.cat([degree, rest]), output_size=total)
+    nbr = dst[order].to(torch.int32)
+    place = order.to(dtype) if places else order.new_empty(0, dtype=dtype)
+    return Rows(indptr, nbr, place, cuda_structure.split_rows(indptr, total))

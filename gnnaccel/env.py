@@ -1,0 +1,116 @@
+"""Every ``GNNACCEL_*`` environment variable, read here and nowhere else.
+
+========================  ===========================================================================
+GNNACCEL                  0: ``enable()`` leaves everything native; 1 or unset: it works
+GNNACCEL_BACKEND          auto, cuda or torch
+GNNACCEL_WHEN             profitable or supported
+GNNACCEL_ON_FALLBACK      native, warn or raise
+GNNACCEL_LOG              1: human lines through the logger ``gnnaccel``; otherwise a JSONL file's path
+GNNACCEL_RECORDS          how many records ``gnnaccel.records()`` keeps; 0 for none
+GNNACCEL_INCLUDE          comma-separated class names, layer names or ``re:`` patterns
+GNNACCEL_EXCLUDE          likewise
+GNNACCEL_CACHE_BYTES      limit of the structure cache: bytes, or with a suffix such as 512MiB or 2GiB
+========================  ===========================================================================
+
+An argument given to ``enable()`` beats its variable. An empty variable counts as unset.
+"""
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from gnnaccel.dispatch.config import CHOICES
+from gnnaccel.near import did_you_mean
+
+VARIABLES = ("GNNACCEL", "GNNACCEL_BACKEND", "GNNACCEL_WHEN", "GNNACCEL_ON_FALLBACK", "GNNACCEL_LOG",
+             "GNNACCEL_RECORDS", "GNNACCEL_INCLUDE", "GNNACCEL_EXCLUDE", "GNNACCEL_CACHE_BYTES")
+_YES = ("1", "true", "yes", "on")
+_NO = ("0", "false", "no", "off")
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+          "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40,
+          "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+_warned: set[str] = set()
+
+
+def _text(name: str, environ: Mapping[str, str] | None) -> str | None:
+    text = (os.environ if environ is None else environ).get(name, "").strip()
+    return text or None
+
+
+def _bool(name: str, text: str) -> bool:
+    word = text.casefold()
+    if word in _YES:
+        return True
+    if word in _NO:
+        return False
+    raise ValueError(f"environment variable {name}={text!r} is not a switch; use one of {', '.join(_YES + _NO)}")
+
+
+def switch(environ: Mapping[str, str] | None = None) -> bool | None:
+    """``GNNACCEL``: True, False, or None when unset. ValueError when it is neither."""
+    text = _text("GNNACCEL", environ)
+    return None if text is None else _bool("GNNACCEL", text)
+
+
+def cache_bytes(environ: Mapping[str, str] | None = None) -> int | None:
+    """``GNNACCEL_CACHE_BYTES`` in bytes, or None when unset. ValueError when it is not a size."""
+    text = _text("GNNACCEL_CACHE_BYTES", environ)
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.casefold())
+    if match is None or match[2] not in _UNITS:
+        raise ValueError(f"environment variable GNNACCEL_CACHE_BYTES={text!r} is not a size; "
+                         "use bytes or a suffix, such as 1073741824, 512MiB or 2GiB")
+    return int(float(match[1]) * _UNITS[match[2]]) if "." in match[1] else int(match[1]) * _UNITS[match[2]]
+
+
+def options(environ: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """The options of ``enable()`` that the environment sets. ValueError, naming the variable, for a wrong value."""
+    found: dict[str, Any] = {}
+    for option, allowed in CHOICES.items():
+        name = f"GNNACCEL_{option.upper()}"
+        text = _text(name, environ)
+        if text is not None:
+            found[option] = _choice(name, text, allowed)
+    for option in ("include", "exclude"):
+        text = _text(f"GNNACCEL_{option.upper()}", environ)
+        if text is not None:
+            found[option] = tuple(part.strip() for part in text.split(",") if part.strip())
+    text = _text("GNNACCEL_LOG", environ)
+    if text is not None:
+        found["log"] = _log(text)
+    text = _text("GNNACCEL_RECORDS", environ)
+    if text is not None:
+        found["records"] = _count("GNNACCEL_RECORDS", text)
+    return found
+
+
+def _choice(name: str, text: str, allowed: tuple[str, ...]) -> str:
+    word = text.casefold()
+    if word in allowed:
+        return word
+    raise ValueError(f"environment variable {name}={text!r} is not known; use one of {', '.join(allowed)}."
+                     f"{did_you_mean(text, allowed)}")
+
+
+def _log(text: str) -> bool | str:
+    """A switch word means the logger on or off; anything else is a path (``./1`` for a file named 1)."""
+    return _bool("GNNACCEL_LOG", text) if text.casefold() in _YES + _NO else text
+
+
+def _count(name: str, text: str) -> int:
+    if not re.fullmatch(r"\d+", text):
+        raise ValueError(f"environment variable {name}={text!r} is not a count; use 0 for none, or a whole number")
+    return int(text)
+
+
+def warn_unknown(environ: Mapping[str, str] | None = None) -> None:
+    """Warn, once per name and process, about ``GNNACCEL_*`` variables that mean nothing."""
+    for name in sorted(os.environ if environ is None else environ):
+        if name.startswith("GNNACCEL_") and name not in VARIABLES and name not in _warned:
+            _warned.add(name)
+            warnings.warn(f"environment variable {name} is not known and has no effect."
+                          f"{did_you_mean(name, VARIABLES)}", RuntimeWarning, stacklevel=3)

@@ -1,0 +1,21 @@
+"""Exceptions that gnnaccel raises."""
+
+
+class GnnaccelError(Exception):
+    """Base of gnnaccel's own exceptions."""
+
+
+class UnknownLayerError(GnnaccelError, LookupError):
+    """A rule names a layer that does not exist; the message lists near matches."""
+
+
+class FallbackError(GnnaccelError, RuntimeError):
+    """A call ran, or would run, natively while ``on_fallback="raise"``; the message lists the reasons."""
+
+
+class GraphError(GnnaccelError, IndexError):
+    """``edge_index`` names a node that does not exist."""
+
+
+class PatchError(GnnaccelError, RuntimeError):
+    """An attribute of the host cannot be replaced: it is replaced already, or it does not exist."""

@@ -1,0 +1,53 @@
+"""gnnaccel itself, as the benchmark uses it."""
+from __future__ import annotations
+
+import collections
+import contextlib
+
+
+def native():
+    """A context in which the host's own code runs."""
+    return contextlib.nullcontext()
+
+
+def accelerated():
+    """A context in which gnnaccel takes over whatever it decides to. Raises when there is no such API yet."""
+    import gnnaccel
+
+    enabled = getattr(gnnaccel, "enabled", None)
+    if enabled is None:
+        raise NotImplementedError("gnnaccel.enabled is missing")
+    return enabled(backend="auto")
+
+
+def clear_cache() -> None:
+    """Drop cached graph structures, so that each cell builds, and is charged for, its own."""
+    with contextlib.suppress(ImportError):
+        from gnnaccel.dispatch import cache
+
+        cache.clear()
+
+
+def reset_routes() -> None:
+    """Start counting calls at zero."""
+    import gnnaccel
+
+    gnnaccel.reset_stats()
+
+
+def routes() -> dict[str, dict[str, int]]:
+    """Which routes calls took, and why not a faster one: {"routes": {"cuda": 12}, "reasons": {"GA301": 3}}."""
+    import gnnaccel
+
+    counts = gnnaccel.stats().values()
+    return {field: _added(entry.get(field, {}) for entry in counts) for field in ("routes", "reasons")}
+
+
+def _added(counts) -> dict[str, int]:
+    total: collections.Counter = collections.Counter()
+    for count in counts:
+        total.update(count)
+    return dict(total)
+
+
+CONTEXTS = {"native": native, "gnnaccel": accelerated}

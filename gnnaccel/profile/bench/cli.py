@@ -1,0 +1,107 @@
+"""``python -m gnnaccel bench``: options, and the loop that stores every record as soon as there is one."""
+from __future__ import annotations
+
+import argparse
+
+from gnnaccel.profile.bench import result as results
+from gnnaccel.profile.bench.result import Record, Result, progress
+
+
+def add_parser(commands) -> None:
+    """Add ``bench`` to an argparse subcommand collection."""
+    parser = commands.add_parser("bench", help="measure gnnaccel against the host and torch.compile")
+    parser.set_defaults(run=run)
+    measured = parser.add_argument_group("what is measured")
+    measured.add_argument("--suite", default="attention", choices=("attention", "attention-kernel"))
+    measured.add_argument("--shapes", type=_names, nargs="+", metavar="NAME,...",
+                          help="cora,arxiv,proteins,reddit,products,tiny or a path to an .npz")
+    measured.add_argument("--layers", type=_names, nargs="+", metavar="NAME,...", help='as "GAT 8x8" or gat8x8')
+    measured.add_argument("--parts", type=_names, nargs="+", metavar="NAME,...",
+                          help="only these of floor,layers,structure,overhead,fresh,cpu,compiled")
+    measured.add_argument("--native", action=argparse.BooleanOptionalAction, default=True,
+                          help="--no-native: leave PyG itself out of the layer cells; merge with --from instead")
+    measured.add_argument("--device", help="cuda or cpu; cuda when there is one")
+    measured.add_argument("--order", default="random", choices=("random", "dst"), help="order of the edges")
+    measured.add_argument("--seed", type=int, default=0)
+    effort = parser.add_argument_group("how long")
+    effort.add_argument("--quick", action="store_true", help="a tiny graph and few repetitions, to see that it runs")
+    effort.add_argument("--repeat", type=int, metavar="N", help="timed batches per cell")
+    effort.add_argument("--compile", action=argparse.BooleanOptionalAction, default=None,
+                        help="torch.compile too (default: on a GPU, unless --quick)")
+    effort.add_argument("--compile-limit", type=float, default=75.0, metavar="SECONDS", help="per mode of a layer")
+    effort.add_argument("--budget", type=float, default=330.0, metavar="SECONDS", help="start no cell after this")
+    report = parser.add_argument_group("reports")
+    report.add_argument("--out", metavar="FILE.json", help="written after every cell")
+    report.add_argument("--table", nargs="?", const="rich", choices=("rich", "markdown"))
+    report.add_argument("--plot", metavar="FILE.png")
+    report.add_argument("--from", dest="read", nargs="+", metavar="FILE.json", help="report on these; measure nothing")
+
+
+def run(options, arguments: list[str]) -> int:
+    """Measure, or read what was measured, and report. Returns 0, or 1 when the device was lost, 2 on a bad option."""
+    try:
+        if options.read:
+            read, plan = results.merge([results.load(path) for path in options.read]), None
+        else:
+            from gnnaccel.profile.bench import plan as plans
+
+            plan = plans.from_options(options)
+    except (ValueError, OSError) as problem:
+        progress(f"bench: {problem}")
+        return 2
+    if plan is None:
+        report(read, options)
+        return 0
+    result, status = measure(plan, options, Result(results.provenance(arguments), plans.settings(options)))
+    report(result, options)
+    return status
+
+
+def measure(plan, options, result: Result) -> tuple[Result, int]:
+    """Run the suite until it ends or the budget is spent, adding to ``result``; returns it and the exit status."""
+    from gnnaccel.profile.bench.guard import Budget, DeviceLost
+    from gnnaccel.profile.bench.suite_attention import SUITES
+
+    budget = Budget(options.budget)
+    status = 0
+    try:
+        for record in SUITES[options.suite](plan, budget):
+            _store(result, record, options.out)
+            if budget.spent:
+                _store(result, Record("note", layer="budget", error="stopped: the budget was spent"), options.out)
+                break
+    except DeviceLost as problem:
+        _store(result, Record("note", layer="device", error=f"device lost: {problem}"), options.out)
+        status = 1
+    return result, status
+
+
+def report(result: Result, options) -> None:
+    """The table and the plot, where asked for."""
+    if options.table:
+        from gnnaccel.profile.bench import table
+
+        table.show(result, options.table)
+    if options.plot:
+        from gnnaccel.profile.bench import plot
+
+        plot.draw(result, options.plot)
+        progress(f"wrote {options.plot}")
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _store(result: Result, record: Record, path: str | None) -> None:
+    result.records.append(record)
+    if path:
+        result.save(path)
+    what = " ".join(part for part in (record.kind, record.shape, record.layer, record.mode, record.impl) if part)
+    if record.error:
+        said = record.error
+    elif record.timing:
+        said = f"{record.ms:.4g} ms"
+    else:
+        said = " ".join(f"{name}={value:.4g}" for name, value in record.values.items() if value is not None)
+    progress(f"{what}: {said}")

@@ -1,0 +1,164 @@
+"""torch.compile'd PyG layers, each in a process of its own.
+
+Compiling takes long, can hang, and can leave the device unusable ("fails to launch"); a process can be ended when its
+time is up and takes its troubles along. Several compile at once, but they are timed one after the other while the
+others wait, so that nobody's compilation disturbs a measurement.
+
+torch is imported inside functions only, and a worker is handed plain data: it sets the compiler's environment before
+torch is loaded.
+"""
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+import os
+import time
+from collections.abc import Iterator
+
+from gnnaccel.profile.bench.result import Record
+
+MODES = ("forward", "training")
+SMALL_EDGES = 10_000_000
+"""Up to here layers compile side by side; larger graphs need the memory for themselves."""
+
+
+class Worker:
+    """The near end of one process that compiles and times one layer on one shape, mode by mode."""
+
+    def __init__(self, shape, layer: str, device: str, settings: dict) -> None:
+        self.shape, self.layer, self.device, self.error = shape, layer, device, None
+        spawn = multiprocessing.get_context("spawn")
+        self._pipe, far = spawn.Pipe()
+        self._process = spawn.Process(target=_serve, args=(far, dataclasses.asdict(shape), layer, device, settings))
+        self._process.start()
+        far.close()
+
+    def start(self, mode: str) -> None:
+        """Let it compile and run once; `ready` waits for that."""
+        self._send(("warm", mode))
+
+    def ready(self, deadline: float) -> None:
+        if self.error is None:
+            self.error = self._receive(deadline - time.monotonic(), "compiling")
+
+    def record(self, mode: str, limit_s: float) -> Record:
+        """Time the mode that is ready, within ``limit_s`` seconds; or the record of why not."""
+        found = Record("layer", self.shape.name, self.layer, mode, "compiled", self.device)
+        if self.error is None:
+            self._send(("time", mode))
+            answer = self._receive(limit_s, "measuring")
+            if isinstance(answer, tuple):
+                found.timing, found.values = answer
+            else:
+                self.error = answer
+        found.error = self.error
+        # A failure of one mode (out of memory in training, say) leaves a living worker fit for the next.
+        if self._process.is_alive():
+            self.error = None
+        return found
+
+    def end(self) -> None:
+        """Hang up, which ends an idle worker by itself, and end a busy one."""
+        self._pipe.close()
+        self._process.join(5.0 if self.error is None else 0.1)
+        if self._process.is_alive():
+            self._process.kill()
+        self._process.join()
+
+    def _send(self, message: tuple) -> None:
+        if self.error is None:
+            try:
+                self._pipe.send(message)
+            except OSError:
+                self.error = "the process ended"
+
+    def _receive(self, seconds: float, doing: str):
+        """The answer, or text when there is none: the process is ended then."""
+        try:
+            if self._pipe.poll(max(0.0, seconds)):
+                return self._pipe.recv()
+            answer = f"time limit reached while {doing}"
+        except (EOFError, OSError):
+            answer = f"the process ended while {doing}"
+        self._process.kill()
+        self._process.join()
+        self.error = answer
+        return answer
+
+
+def compiled_records(jobs: list[tuple], device: str, settings: dict, limit_s: float) -> Iterator[Record]:
+    """Records of (shape, layer name) jobs that compile side by side. ``limit_s`` seconds bound a mode's compilation."""
+    threads = max(1, (os.cpu_count() or 1) // len(jobs))
+    workers = [Worker(shape, layer, device, {**settings, "threads": threads}) for shape, layer in jobs]
+    try:
+        for mode in MODES:
+            for worker in workers:
+                worker.start(mode)
+            deadline = time.monotonic() + limit_s
+            for worker in workers:
+                worker.ready(deadline)
+            for worker in workers:
+                yield worker.record(mode, limit_s)
+    finally:
+        for worker in workers:
+            worker.end()
+
+
+def waves(jobs: list[tuple], width: int = 8) -> list[list[tuple]]:
+    """Jobs grouped into those that may compile side by side, in order."""
+    small = [job for job in jobs if job[0].num_edges <= SMALL_EDGES]
+    large = [job for job in jobs if job[0].num_edges > SMALL_EDGES]
+    return [small[i:i + width] for i in range(0, len(small), width)] + [[job] for job in large]
+
+
+def _serve(pipe, recipe: dict, layer: str, device: str, settings: dict) -> None:
+    """The worker's loop: answers None or a text to "warm", (timing, memory) or a text to "time"."""
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = str(settings["threads"])
+    import torch
+
+    from gnnaccel.adapters.pyg import bench as pyg
+    from gnnaccel.profile.bench import guard, shapes, timing
+
+    graph = step = None
+    while True:
+        try:
+            order, mode = pipe.recv()
+        except EOFError:
+            return
+
+        def obey(order=order, mode=mode):
+            nonlocal graph, step
+            if order == "time":
+                return _timed(step, timing.Effort(**settings["effort"]))
+            step = None
+            graph = graph or shapes.make(shapes.Shape(**recipe), device, settings["seed"], settings["order"])
+            step = _compiled_step(pyg.resolve(layer), graph, mode)
+            step()
+            timing.release(graph.device)
+
+        try:
+            value, error = guard.guarded(obey, torch.device(device))
+        except guard.DeviceLost as problem:
+            pipe.send(f"{problem} (the device was unusable afterwards)")
+            return
+        pipe.send(error or value)
+
+
+def _compiled_step(spec, graph, mode: str):
+    import torch
+
+    from gnnaccel.adapters.pyg import bench as pyg
+    from gnnaccel.profile.bench import steps
+
+    torch._dynamo.reset()
+    step = steps.Step(pyg.build_layer(spec, graph.device), graph, mode, spec.out_channels)
+    # Compiled where Step calls it: Step keeps the plain layer's parameters and modes.
+    step.module = torch.compile(step.module, dynamic=False)
+    return step
+
+
+def _timed(step, effort) -> tuple[dict, dict]:
+    from gnnaccel.profile.bench.layer_cells import measure_step
+
+    timed, memory = measure_step(step, effort)
+    return timed, memory

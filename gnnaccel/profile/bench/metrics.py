@@ -1,0 +1,87 @@
+"""Figures of merit out of records: the records of one cell brought together, and its ratios."""
+from __future__ import annotations
+
+import dataclasses
+
+from gnnaccel.profile.bench.result import Record, Result
+
+IMPLS = ("native", "compiled", "gnnaccel")
+
+
+@dataclasses.dataclass
+class Cell:
+    """One row of the table: what was measured, by whom. ``kind`` has "-cpu" appended for layers on the CPU."""
+
+    kind: str
+    shape: str
+    layer: str
+    mode: str
+    device: str
+    by: dict[str, Record] = dataclasses.field(default_factory=dict)
+    floor: Record | None = None
+    check: Record | None = None
+
+    def ms(self, impl: str) -> float | None:
+        record = self.by.get(impl)
+        return record.ms if record else None
+
+    def value(self, impl: str, name: str) -> float | None:
+        record = self.by.get(impl)
+        return record.values.get(name) if record else None
+
+    @property
+    def difference(self) -> float | None:
+        """The largest relative L2 difference of gnnaccel's output and gradient from the host's."""
+        values = self.check.values if self.check else {}
+        return max((value for name, value in values.items() if name.endswith("rel_l2")), default=None)
+
+    @property
+    def route(self) -> str:
+        """The routes gnnaccel's calls took, with the reasons when it was not one of its own."""
+        record = self.by.get("gnnaccel")
+        values = record.values if record else {}
+        return " ".join([*values.get("routes", {}), *values.get("reasons", {})])
+
+    def metric(self, name: str) -> float | None:
+        """A metric of targets.py; None when a measurement it needs is missing."""
+        ours = self.ms("gnnaccel")
+        if name == "peak_mib":
+            return self.value("gnnaccel", "peak_mib")
+        if name == "rel_l2":
+            return self.difference
+        if name == "us":
+            return self.value("gnnaccel", "overhead_us")
+        if name == "ms" or ours is None:
+            return ours
+        if name == "vs_floor":
+            return ratio(ours, self.floor.ms if self.floor else None)
+        return ratio(self.ms(name.removeprefix("vs_")), ours)
+
+
+def ratio(above: float | None, below: float | None) -> float | None:
+    return above / below if above is not None and below else None
+
+
+def cells(result: Result) -> list[Cell]:
+    """The cells of a result, in the order of their first record."""
+    found: dict[tuple, Cell] = {}
+    for record in result.records:
+        if record.kind not in ("layer", "fresh", "structure", "overhead", "kernel"):
+            continue
+        cell = found.setdefault(_place(record), Cell(*_place(record)))
+        cell.by[record.impl] = record
+    for cell in found.values():
+        cell.check = result.one(kind="check", shape=cell.shape, layer=cell.layer, mode=cell.mode, device=cell.device)
+        cell.floor = _floor(result, cell)
+    return list(found.values())
+
+
+def _place(record: Record) -> tuple:
+    kind = f"{record.kind}-cpu" if record.kind == "layer" and record.device == "cpu" else record.kind
+    return kind, record.shape, record.layer, record.mode, record.device
+
+
+def _floor(result: Result, cell: Cell) -> Record | None:
+    """The uniform-degree floor for the width the cell gathers."""
+    width = next((r.values["width"] for r in cell.by.values() if "width" in r.values), None)
+    return result.one(kind="floor", shape=cell.shape, layer=str(width), impl="uniform", device=cell.device)

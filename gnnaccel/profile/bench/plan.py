@@ -1,0 +1,69 @@
+"""What a run is to measure: the command line's options, resolved."""
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from gnnaccel.adapters.pyg import bench as pyg
+from gnnaccel.profile.bench import shapes, timing
+
+
+PARTS = ("floor", "layers", "structure", "overhead", "fresh", "cpu", "compiled")
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """``parts`` are from PARTS; ``impls`` are the implementations timed within the layer cells.
+
+    ``compile_limit`` is in seconds per mode of a layer (or of a group that compiles side by side).
+    """
+
+    shapes: tuple[shapes.Shape, ...]
+    layers: tuple[pyg.LayerSpec, ...]
+    device: torch.device
+    effort: timing.Effort
+    quick: bool
+    parts: tuple[str, ...]
+    impls: tuple[str, ...]
+    compile_limit: float
+    seed: int
+    order: str
+
+
+def from_options(options) -> Plan:
+    """A plan from parsed options. Raises ValueError on names that do not exist and devices that are not there."""
+    device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device cuda, but torch sees no GPU")
+    names = _flat(options.shapes) or (["tiny"] if options.quick else list(shapes.DEFAULT))
+    layers = _flat(options.layers) or list(pyg.LAYERS)
+    effort = timing.QUICK if options.quick else timing.Effort()
+    if options.repeat:
+        effort = dataclasses.replace(effort, batches=options.repeat)
+    impls = ("native", "gnnaccel") if options.native else ("gnnaccel",)
+    return Plan(tuple(shapes.resolve(name) for name in names), tuple(pyg.resolve(name) for name in layers), device,
+                effort, options.quick, _parts(options, device), impls, options.compile_limit, options.seed,
+                options.order)
+
+
+def settings(options) -> dict:
+    """The options as they go into the result file."""
+    return {name: value for name, value in vars(options).items()
+            if isinstance(value, (str, int, float, bool, list, type(None))) and name not in ("out", "plot", "read")}
+
+
+def _parts(options, device: torch.device) -> tuple[str, ...]:
+    wanted = _flat(options.parts) or [part for part in PARTS if part != "cpu" or not options.quick]
+    if unknown := set(wanted) - set(PARTS):
+        raise ValueError(f"no part {', '.join(sorted(unknown))}; known: {', '.join(PARTS)}")
+    if options.compile is False or options.compile is None and (options.quick or device.type != "cuda"):
+        wanted = [part for part in wanted if part != "compiled"]
+    if device.type != "cuda":
+        wanted = [part for part in wanted if part != "floor"]
+    return tuple(wanted)
+
+
+def _flat(groups: list[list[str]] | None) -> list[str]:
+    """Names may come as one list with commas, as several arguments, or both."""
+    return [name for group in groups or [] for name in group]

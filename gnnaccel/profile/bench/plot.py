@@ -1,0 +1,92 @@
+"""A picture of a result: how many times faster than PyG, by shape and layer. Needs matplotlib, and nothing else."""
+from __future__ import annotations
+
+from gnnaccel.profile.bench import metrics
+from gnnaccel.profile.bench.result import Result
+
+COLOURS = ("#2f6db3", "#d9812f", "#3f9c6a", "#8d5fb0", "#b0475a", "#5c6670")
+DIAMOND = dict(marker="D", markersize=5, markerfacecolor="white", markeredgecolor="black", linestyle="none")
+TITLES = {"forward": "Forward", "training": "Forward + backward"}
+
+
+def draw(result: Result, path: str) -> None:
+    """Write a PNG with one panel per mode. Bars: gnnaccel; diamonds: torch.compile; both against eager PyG."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    cells = [cell for cell in metrics.cells(result) if cell.kind == "layer"] or \
+            [cell for cell in metrics.cells(result) if cell.kind == "layer-cpu"]
+    modes = [mode for mode in TITLES if any(cell.mode == mode for cell in cells)] or ["forward"]
+    shapes, layers = _unique(cell.shape for cell in cells), _unique(cell.layer for cell in cells)
+    figure, axes = pyplot.subplots(len(modes), 1, figsize=(max(7.0, 2.4 * len(shapes) + 2), 3.6 * len(modes)),
+                                   squeeze=False, sharex=True, facecolor="white", layout="constrained")
+    for axis, mode in zip(axes[:, 0], modes):
+        for index, layer in enumerate(layers):
+            _series(axis, [_cell(cells, shape, layer, mode) for shape in shapes], index, len(layers))
+        _dress(axis, shapes, TITLES[mode])
+    figure.legend(handles=_handles(layers), loc="outside lower center", ncols=len(layers) + 1, frameon=False,
+                  fontsize=9)
+    figure.suptitle(f"Speed-up over PyG, {result.provenance.get('gpu') or 'CPU'}", fontsize=12)
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
+
+
+def _series(axis, cells: list[metrics.Cell | None], index: int, count: int) -> None:
+    """One layer's bars over all shapes."""
+    width = 0.8 / count
+    for group, cell in enumerate(cells):
+        if cell is None:
+            continue
+        x = group + (index - (count - 1) / 2) * width
+        speedup, compiled = cell.metric("vs_native"), metrics.ratio(cell.ms("native"), cell.ms("compiled"))
+        if speedup:
+            # On a log axis a bar that starts at 1 shows gain and loss alike.
+            axis.bar(x, speedup - 1, width * 0.92, bottom=1, color=COLOURS[index % len(COLOURS)])
+            axis.annotate(f"{speedup:.3g}x", (x, max(speedup, 1)), (0, 2), textcoords="offset points", ha="center",
+                          fontsize=8)
+        else:
+            axis.annotate(_absence(cell), (x, 1), (0, 3), textcoords="offset points", ha="center", rotation=90,
+                          fontsize=7, color="#5c6670")
+        if compiled:
+            axis.plot(x, compiled, **DIAMOND)
+
+
+def _absence(cell: metrics.Cell) -> str:
+    """Why there is no bar, with gnnaccel's time when it has one."""
+    ours, native = cell.by.get("gnnaccel"), cell.by.get("native")
+    if native is None or native.error:
+        what = f"PyG: {(native.error if native else 'not run')[:24]}"
+        return f"{what}; gnnaccel {ours.ms:.3g} ms" if ours and ours.timing else what
+    return f"gnnaccel: {((ours.error if ours else None) or 'not run')[:24]}"
+
+
+def _dress(axis, shapes: list[str], title: str) -> None:
+    axis.set_yscale("log")
+    axis.set_ylim(top=max(10.0, axis.get_ylim()[1] * 1.6))
+    axis.set_xticks(range(len(shapes)), shapes)
+    axis.set_ylabel("times faster")
+    axis.set_title(title, loc="left", fontsize=10)
+    axis.axhline(1, color="black", linewidth=0.8)
+    axis.grid(axis="y", color="#e3e6e8", linewidth=0.8)
+    axis.set_axisbelow(True)
+    axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}x")
+    for side in ("top", "right"):
+        axis.spines[side].set_visible(False)
+
+
+def _handles(layers: list[str]) -> list:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    bars = [Patch(color=COLOURS[index % len(COLOURS)], label=layer) for index, layer in enumerate(layers)]
+    return [*bars, Line2D([], [], label="the same under torch.compile, without gnnaccel", **DIAMOND)]
+
+
+def _cell(cells: list[metrics.Cell], shape: str, layer: str, mode: str) -> metrics.Cell | None:
+    return next((cell for cell in cells if (cell.shape, cell.layer, cell.mode) == (shape, layer, mode)), None)
+
+
+def _unique(names) -> list[str]:
+    return list(dict.fromkeys(names))

@@ -1,0 +1,89 @@
+"""What the attention suite must reach, as data. ``judge`` compares a result with it.
+
+Metrics (see ``metrics.py``): ``vs_native`` and ``vs_compiled`` are speed-ups (their time over ours), ``vs_floor`` is
+our time over that of gathering the rows once, ``peak_mib`` extra memory in MiB (beyond cached structure), ``rel_l2``
+the difference from the host's output and input gradient, ``ms`` and ``us`` plain times. A shape, layer or mode of "*"
+stands for all; the worst of them counts.
+"""
+from __future__ import annotations
+
+import dataclasses
+
+from gnnaccel.profile.bench import metrics
+from gnnaccel.profile.bench.result import Result
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """``limit`` is what must be reached; ``aim`` what is hoped for beyond it."""
+
+    kind: str
+    shape: str
+    layer: str
+    mode: str
+    metric: str
+    limit: float
+    aim: float | None = None
+
+    @property
+    def at_least(self) -> bool:
+        """Speed-ups must reach their limit; everything else must stay below it."""
+        return self.metric in ("vs_native", "vs_compiled")
+
+    def text(self) -> str:
+        where = " ".join(part for part in (self.kind, self.shape, self.layer, self.mode) if part and part != "*")
+        return f"{where}: {self.metric} {'>=' if self.at_least else '<='} {self.limit:g}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """``value`` is None when the run measured nothing for the target; ``met`` is None then."""
+
+    target: Target
+    value: float | None
+
+    @property
+    def met(self) -> bool | None:
+        if self.value is None:
+            return None
+        return self.value >= self.target.limit if self.target.at_least else self.value <= self.target.limit
+
+
+def _pair(shape: str, layer: str, forward: float, training: float, metric: str = "vs_native") -> list[Target]:
+    return [Target("layer", shape, layer, "forward", metric, forward),
+            Target("layer", shape, layer, "training", metric, training)]
+
+
+ATTENTION: tuple[Target, ...] = (
+    *_pair("cora", "GAT 8x8", 2.5, 2.5),
+    *_pair("arxiv", "GAT 8x8", 20, 10),
+    *_pair("arxiv", "GATv2 4x16", 20, 10),
+    *_pair("arxiv", "*", 2, 1.5, "vs_compiled"),
+    Target("layer", "*", "*", "*", "vs_compiled", 1.0),
+    *_pair("proteins", "GAT 8x8", 50, 25),
+    Target("layer", "proteins", "GAT 8x8", "*", "peak_mib", 1024),
+    *_pair("proteins", "GATv2 4x16", 40, 20),
+    *_pair("proteins", "Transformer 1x64", 40, 20),
+    *_pair("reddit", "GAT 8x8", 2.5, 8, "vs_floor"),
+    Target("fresh", "*", "*", "*", "vs_native", 1.0, aim=1.3),
+    Target("layer-cpu", "*", "*", "*", "vs_native", 0.95),
+    Target("structure", "reddit", "csc+csr", "*", "ms", 40),
+    Target("layer", "*", "*", "*", "rel_l2", 1e-4),
+    Target("overhead", "*", "*", "*", "us", 15),
+)
+
+
+def judge(result: Result, targets: tuple[Target, ...] = ATTENTION) -> list[Verdict]:
+    """Each target with the worst value that the result holds for it."""
+    cells = metrics.cells(result)
+    verdicts = []
+    for target in targets:
+        values = [value for cell in cells if _covers(target, cell)
+                  if (value := cell.metric(target.metric)) is not None]
+        worst = min if target.at_least else max
+        verdicts.append(Verdict(target, worst(values) if values else None))
+    return verdicts
+
+
+def _covers(target: Target, cell: metrics.Cell) -> bool:
+    return all(getattr(target, name) in ("*", getattr(cell, name)) for name in ("kind", "shape", "layer", "mode"))

@@ -1,0 +1,149 @@
+"""Where records go: human lines through a logger, a JSONL file, a ring in memory.
+
+The session subscribes sinks to `gnnaccel.dispatch.records`; a sink is a callable that takes one record, in whatever
+thread made it, and has ``close()``.
+"""
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import threading
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from gnnaccel.dispatch.records import Record
+
+LOGGER = "gnnaccel"
+
+
+class RingSink:
+    """The latest ``size`` records."""
+
+    def __init__(self, size: int) -> None:
+        self._ring: deque[Record] = deque(maxlen=size)
+
+    def __call__(self, record: Record) -> None:
+        self._ring.append(record)
+
+    def records(self) -> list[Record]:
+        """Oldest first."""
+        return list(self._ring)
+
+    def clear(self) -> None:
+        self._ring.clear()
+
+    def resize(self, size: int) -> None:
+        """Keep ``size`` records from now on; the oldest go if there are more."""
+        if size != self._ring.maxlen:
+            self._ring = deque(self._ring, maxlen=size)
+
+    def close(self) -> None:
+        """Nothing to release; the records stay readable."""
+
+
+class JsonlSink:
+    """Appends one JSON object per line to ``path`` and flushes each.
+
+    In a distributed run (environment variable ``RANK`` above 0) ``run.jsonl`` becomes ``run.rank1.jsonl`` and so on.
+    Raises OSError when the file cannot be opened, at construction.
+    """
+
+    def __init__(self, path: str | os.PathLike) -> None:
+        self.path = rank_path(path)
+        self._lock = threading.Lock()
+        self._file = open(self.path, "a", encoding="utf-8")
+
+    def __call__(self, record: Record) -> None:
+        line = json.dumps(record, default=str) + "\n"
+        with self._lock:
+            if not self._file.closed:  # a record of another thread may come in while the session closes the sink
+                self._file.write(line)
+                self._file.flush()
+
+    def close(self) -> None:
+        with self._lock:
+            self._file.close()
+
+
+def rank_path(path: str | os.PathLike) -> Path:
+    """``path``, or on a rank above 0 ``path`` with ``.rankN`` before its suffix."""
+    path = Path(path)
+    rank = os.environ.get("RANK", "")
+    return path.with_name(f"{path.stem}.rank{int(rank)}{path.suffix}") if rank.isdecimal() and int(rank) > 0 else path
+
+
+class LoggerSink:
+    """One line per record at level INFO of the logger ``gnnaccel``.
+
+    With ``show`` the lines are made visible: the logger is set to INFO if it is stricter, and gets a handler on stderr
+    if neither it nor a parent has one; `close` takes both back.
+    """
+
+    def __init__(self, show: bool = True) -> None:
+        self._logger = logging.getLogger(LOGGER)
+        self._level: int | None = None
+        self._handler: logging.Handler | None = None
+        if not show:
+            return
+        if not self._logger.isEnabledFor(logging.INFO):
+            self._level = self._logger.level
+            self._logger.setLevel(logging.INFO)
+        if not self._logger.hasHandlers():
+            self._handler = _stderr_handler()
+            self._logger.addHandler(self._handler)
+
+    def __call__(self, record: Record) -> None:
+        if self._logger.isEnabledFor(logging.INFO):
+            self._logger.info("%s", line(record))
+
+    def close(self) -> None:
+        if self._handler is not None:
+            self._logger.removeHandler(self._handler)
+            self._handler = None
+        if self._level is not None:
+            self._logger.setLevel(self._level)
+            self._level = None
+
+
+def _stderr_handler() -> logging.Handler:
+    """Rich on a terminal that has it; plain otherwise, because rich folds lines when it writes to a file."""
+    if sys.stderr.isatty():
+        try:
+            from rich.console import Console
+            from rich.logging import RichHandler
+        except ImportError:
+            pass  # rich is optional; the plain handler says the same
+        else:
+            return RichHandler(console=Console(stderr=True), show_path=False)
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
+    return handler
+
+
+def line(record: Record) -> str:
+    """A record in one line for a reader."""
+    who = record["layer"] if record["name"] is None else f"{record['name']} ({record['layer']})"
+    parts = [f"#{record['call']} {record['direction']} {record['host']} {who} -> {record['route']}"]
+    if record["kernel"] is not None:
+        parts.append(record["kernel"])
+    parts.extend(_details(record))
+    for item in record["rejected"]:
+        parts.append(f"not {item['candidate']}: {item['code']} {item['text']}")
+    return ", ".join(parts)
+
+
+def _details(record: Record) -> list[str]:
+    details: list[Any] = []
+    graph = record["graph"]
+    if graph is not None:
+        details.append(f"{graph['num_src']}->{graph['num_dst']} nodes, {graph['num_edges']} edges")
+    if record["dtype"] is not None:
+        details.append(record["dtype"])
+    if record["cache"] != "none":
+        details.append(f"structure cache {record['cache']}")
+    if record["cost_us"] is not None:
+        details.append(f"estimated {record['cost_us']:.0f} us")
+    return details

@@ -1,0 +1,258 @@
+"""Switching gnnaccel on and off: patches in and out, the configuration, the sinks.
+
+Patches are of the process: they are in while it is enabled or any ``enabled()`` block is open anywhere. Whether they do
+anything is a matter of ``dispatch.config.current()`` at each call.
+"""
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import logging
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from typing import Any
+
+from gnnaccel import adapters, env
+from gnnaccel._version import __version__
+from gnnaccel.dispatch import config as configs
+from gnnaccel.dispatch import counters, rules
+from gnnaccel.dispatch import records as dispatch_records
+from gnnaccel.dispatch.config import Config
+from gnnaccel.errors import UnknownLayerError
+from gnnaccel.profile.sinks import JsonlSink, LoggerSink, RingSink
+
+_log = logging.getLogger("gnnaccel")
+_lock = threading.RLock()
+_blocks: list[Config] = []  # of the open enabled() blocks, in every thread
+_ring = RingSink(0)  # outlives the session, so that records can be read after a block
+_sinks: dict[Any, Any] = {}  # by what asks for them: ("log", True), ("log", path), ("ring",)
+
+PACKAGES = {"torch": ("torch",), "torch_geometric": ("torch-geometric",), "dgl": ("dgl",),
+            "cupy": ("cupy-cuda13x", "cupy-cuda12x", "cupy-cuda11x", "cupy")}
+
+
+def enable(*, backend: str | None = None, when: str | None = None, on_fallback: str | None = None,
+           include: Any = None, exclude: Any = None, records: int | None = None, log: Any = None) -> None:
+    """Take over the known layers of PyG and DGL in this process, from now on and also when they are imported later.
+
+    ``backend``: "auto", "cuda", "torch". ``when``: "profitable" (only when estimated to be faster) or "supported".
+    ``on_fallback``: what to do when a call runs natively: "native" (nothing), "warn" (once per cause), "raise".
+    ``include``, ``exclude``: class names, dotted paths, given layer names, ``re:`` patterns or classes; a non-empty
+    ``include`` means only those. ``records``: how many records `records` keeps. ``log``: True for lines through the
+    logger ``gnnaccel``, or the path of a JSONL file; False for neither.
+
+    Called again it changes the options given and leaves the others. What is never given comes from the environment
+    (see `gnnaccel.env`), then from the defaults. ``GNNACCEL=0`` makes the call do nothing. Raises ValueError for a
+    wrong value, UnknownLayerError for a name that is no layer; then everything is as before.
+    """
+    given = {name: value for name, value in locals().items() if value is not None}
+    with _lock:
+        if _switched_off():
+            return
+        before = configs.active()
+        config = _configured(given, before)
+        with _checked(config):
+            configs.set_active(config)
+            _sync()
+        if before is None:
+            _log.info("%s", _greeting(config))
+
+
+def disable() -> None:
+    """Put the hosts back exactly as they were and close logs. Open ``enabled()`` blocks go on until they end.
+
+    Rules, names, counters and kept records stay.
+    """
+    with _lock:
+        configs.set_active(None)
+        _sync()
+
+
+@contextlib.contextmanager
+def enabled(*, backend: str | None = None, when: str | None = None, on_fallback: str | None = None,
+            include: Any = None, exclude: Any = None, records: int | None = None, log: Any = None) -> Iterator[None]:
+    """A block in which gnnaccel is enabled in this thread or task, with the options of `enable`.
+
+    Options not given come from the surrounding block, else from the process's configuration, else as in `enable`.
+    Threads started inside do not inherit the block. Afterwards everything is as before, "not enabled" included.
+    Raises as `enable`, on entering. Put it around a loop rather than inside: the outermost block patches and restores.
+    """
+    given = {name: value for name, value in locals().items() if value is not None}
+    if _switched_off():
+        yield
+        return
+    config = _configured(given, configs.current() or configs.active())
+    with _lock:
+        with _checked(config):
+            _blocks.append(config)
+            _sync()
+    try:
+        with configs.override(config):
+            yield
+    finally:
+        with _lock:
+            _blocks.remove(config)
+            _sync()
+
+
+@contextlib.contextmanager
+def disabled() -> Iterator[None]:
+    """A block in which, in this thread or task, every layer runs natively. Patches stay in; nothing else changes."""
+    with configs.override(None):
+        yield
+
+
+def records() -> list[dict[str, Any]]:
+    """The records kept, oldest first; see `gnnaccel.dispatch.records` for their fields. Needs ``records=n``."""
+    return _ring.records()
+
+
+def clear_records() -> None:
+    """Forget the records kept."""
+    _ring.clear()
+
+
+def status() -> dict[str, Any]:
+    """What is going on, for a reader or a bug report. Imports no host.
+
+    ``enabled`` and ``config`` are about the calling thread; ``backend`` is what a call here would use ("cuda" or
+    "torch"; None when disabled) and ``backend_text`` says why; ``versions`` holds None for what is not installed;
+    ``hosts``: per host ``patched``, ``pending``, ``error``; ``counts``: calls by route since `reset_stats`.
+    """
+    with _lock:
+        config = configs.current()
+        backend, text = _backend(config)
+        return {
+            "version": __version__,
+            "enabled": config is not None,
+            "config": None if config is None else asdict(config),
+            "backend": backend,
+            "backend_text": text,
+            "versions": {name: _version(distributions) for name, distributions in PACKAGES.items()},
+            "hosts": adapters.state(),
+            "counts": _totals(),
+        }
+
+
+# --- options ---------------------------------------------------------------------------------------------------------
+
+def _switched_off() -> bool:
+    if env.switch() is not False:
+        return False
+    _log.info("gnnaccel stays off: the environment variable GNNACCEL says so")
+    return True
+
+
+def _configured(given: dict[str, Any], base: Config | None) -> Config:
+    if base is None:
+        env.warn_unknown()
+        base = configs.make(env.options())
+    return configs.make(given, base)
+
+
+@contextlib.contextmanager
+def _checked(config: Config) -> Iterator[None]:
+    """Patch, check the names in the lists, run the body; on any error put process and patches back."""
+    before, blocks = configs.active(), list(_blocks)
+    try:
+        adapters.install(_on_late_host)
+        for option in ("include", "exclude"):
+            for target in getattr(config, option):
+                if isinstance(target, str):
+                    rules.check(target, f"enable({option}=[{target!r}])")
+        unknown = rules.take_unknown()
+        if unknown:
+            raise UnknownLayerError("\n".join(unknown))
+        yield
+    except BaseException:
+        configs.set_active(before)
+        _blocks[:] = blocks
+        _sync()
+        raise
+
+
+def _on_late_host(key: str) -> None:
+    """A host was imported after ``enable()``: names that could not be checked then can be now."""
+    for message in rules.take_unknown():
+        warnings.warn(f"gnnaccel: {message}", RuntimeWarning, stacklevel=2)
+
+
+# --- keeping patches and sinks as the live configurations want them ---------------------------------------------------
+
+def _sync() -> None:
+    active = configs.active()
+    live = [*([] if active is None else [active]), *_blocks]
+    if live:
+        adapters.install(_on_late_host)
+    else:
+        adapters.uninstall()
+    _sync_sinks(live)
+
+
+def _sync_sinks(live: list[Config]) -> None:
+    wanted: dict[Any, Callable[[], Any]] = {}
+    for config in live:
+        if config.log is True:
+            wanted["log", True] = LoggerSink
+        elif config.log is not None:
+            wanted["log", config.log] = lambda path=config.log: JsonlSink(path)
+    if live and _asked_through_logging() and ("log", True) not in wanted:
+        wanted["log", None] = lambda: LoggerSink(show=False)
+    size = max((config.records for config in live), default=0)
+    if size:
+        _ring.resize(size)
+        wanted["ring",] = lambda: _ring
+    # opening a file may raise: before anything is changed (and at most one file is new at a time)
+    opened = {key: make() for key, make in wanted.items() if key not in _sinks}
+    for key in [key for key in _sinks if key not in wanted]:
+        sink = _sinks.pop(key)
+        dispatch_records.unsubscribe(sink)
+        sink.close()
+    for key, sink in opened.items():
+        _sinks[key] = dispatch_records.subscribe(sink)
+
+
+def _asked_through_logging() -> bool:
+    """Did the user set the logger ``gnnaccel`` itself to INFO? A root logger at INFO asks for no line per call."""
+    ours = ("log", True) in _sinks  # then the level may be ours
+    return not ours and _log.level != logging.NOTSET and _log.isEnabledFor(logging.INFO)
+
+
+# --- status ----------------------------------------------------------------------------------------------------------
+
+def _backend(config: Config | None) -> tuple[str | None, str]:
+    if config is None:
+        return None, "gnnaccel is disabled here"
+    if config.backend == "torch":
+        return "torch", "chosen by the user"
+    from gnnaccel.cuda import driver
+
+    available, text = driver.available()
+    return ("cuda" if available else "torch"), text
+
+
+def _version(distributions: tuple[str, ...]) -> str | None:
+    for distribution in distributions:
+        try:
+            return importlib.metadata.version(distribution)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def _totals() -> dict[str, Any]:
+    totals: dict[str, Any] = {"calls": 0, "routes": {}}
+    for entry in counters.stats().values():
+        totals["calls"] += entry["calls"]
+        for route, n in entry["routes"].items():
+            totals["routes"][route] = totals["routes"].get(route, 0) + n
+    return totals
+
+
+def _greeting(config: Config) -> str:
+    hosts = []
+    for key, host in adapters.state().items():
+        hosts.append(f"{key} waiting for its import" if host["pending"] else f"{key} {len(host['patched'])} layers")
+    return f"enabled, version {__version__}: backend={config.backend}, when={config.when}; {'; '.join(hosts)}"

@@ -1,0 +1,153 @@
+"""Attention problems for the kernel tests: a graph, a Program and its inputs, run by the kernels and by the torch backend."""
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from gnnaccel.cuda.dropout import factors
+from gnnaccel.dispatch import attention, attention_programs, patterns, torch_backend
+from gnnaccel.dispatch.graph import GraphView
+from gnnaccel.dispatch.program import Program
+from tests.helpers import FLOOR, ROUNDING, assert_accurate
+
+SIZES = [(8, 8), (1, 1), (1, 7), (3, 5), (5, 3), (2, 40), (1, 64), (1, 128), (12, 20), (40, 2), (2, 512), (1, 511)]
+
+
+@dataclass
+class Problem:
+    program: Program
+    graph: GraphView
+    tensors: dict[str, Tensor]
+    heads: int
+    width: int
+    out_dtype: torch.dtype = torch.float32
+    pmf: bool = False
+    exposed: bool = False
+    grad: Tensor | None = field(default=None)
+
+    def call(self) -> attention.Call:
+        return attention.Call(self.program, patterns.attention(self.program), self.graph, self.heads, self.width, self.out_dtype,
+                              self.exposed, self.pmf)
+
+    def grad_out(self) -> Tensor:
+        """A fixed gradient of the output."""
+        if self.grad is None:
+            shape = (self.graph.num_dst, self.heads, self.width)
+            self.grad = torch.randn(shape).to(self.graph.device, self.out_dtype)
+        return self.grad
+
+
+def skewed_edges(num_src: int, num_dst: int, edges: int, device="cpu") -> Tensor:
+    """Random edges with a long row on each side, rows of just 32 and 33 edges, duplicates, and isolated nodes (the last)."""
+    src, dst = torch.randint(0, max(1, num_src - 1), (edges,)), torch.randint(0, max(1, num_dst - 1), (edges,))
+    hub = edges // 3
+    dst[:hub] = min(3, num_dst - 1)
+    src[hub // 2:hub + hub // 2] = min(5, num_src - 1)
+    if edges >= 160 and num_dst > 8:
+        dst[dst == 6], dst[dst == 7] = 4, 4
+        dst[-32:], dst[-65:-32] = 6, 7
+    order = torch.randperm(edges)
+    return torch.stack([src[order], dst[order]]).to(device)
+
+
+def graph(device, num_src=40, num_dst=30, edges=200, loops=0, wide=False) -> GraphView:
+    view = GraphView(skewed_edges(num_src, num_dst, edges, device), num_src, num_dst, loops, own=True)
+    view.wide = wide
+    return view
+
+
+def _normal(*shape: int) -> Tensor:
+    return torch.randn(*shape)
+
+
+def additive(view: GraphView, heads: int, width: int, terms="same", edge=False, dropout=0.0, slope=0.2, row=torch.float32,
+             out=None, scale=1.0, pmf=False) -> Problem:
+    """GAT. ``terms``: "same" (destinations are sources), "bipartite" or "source" (no features of destinations)."""
+    program = attention_programs.gat(slope, dropout, terms == "same", terms != "source", edge)
+    tensors = {"x": _normal(view.num_src, heads, width) * scale, "att_src": _normal(1, heads, width)}
+    if terms == "bipartite":
+        tensors["x_dst"] = _normal(view.num_dst, heads, width) * scale
+    if terms != "source":
+        tensors["att_dst"] = _normal(1, heads, width)
+    if edge:
+        tensors["a_edge"] = _normal(view.num_edges, heads)
+    return _problem(program, view, tensors, heads, width, row, out, pmf)
+
+
+def pairwise(score: str, view: GraphView, heads: int, width: int, edge=False, dropout=0.0, slope=0.2, row=torch.float32,
+             out=None, scale=1.0) -> Problem:
+    """One of gatv2, dot, cosine, mx, sd; ``edge`` for the first two, ``dropout`` for all but cosine."""
+    size = scale * width**-0.25
+    tensors = {"keys": _normal(view.num_src, heads, width) * size, "queries": _normal(view.num_dst, heads, width) * size}
+    if score == "gatv2":
+        program = attention_programs.gatv2(slope, dropout, edge)
+        tensors["att"] = _normal(1, heads, width)
+    elif score == "dot":
+        program = attention_programs.dot_product(0.7, dropout, edge)
+        tensors["values"] = _normal(view.num_src, heads, width)
+    elif score == "cosine":
+        program = attention_programs.cosine()
+        tensors["c_src"] = _normal(view.num_src, heads)
+    elif score == "mx":
+        program = attention_programs.supergat_mx(slope, dropout)
+        tensors["c_src"], tensors["c_dst"] = _normal(view.num_src, heads), _normal(view.num_dst, heads)
+    else:
+        program = attention_programs.supergat_sd(0.7, slope, dropout)
+    if edge:
+        tensors["edges"] = _normal(view.num_edges, heads, width) * size
+    return _problem(program, view, tensors, heads, width, row, out)
+
+
+_ROWS = ("x", "x_dst", "keys", "queries", "values", "edges")
+
+
+def _problem(program, view, tensors, heads, width, row, out, pmf=False) -> Problem:
+    placed = {name: t.to(view.device, row if name in _ROWS else torch.float32) for name, t in tensors.items()}
+    return Problem(program, view, placed, heads, width, out or row, pmf)
+
+
+# ---- running ----
+
+def by_kernels(problem: Problem, train: bool = True) -> tuple[dict[str, Tensor], attention.Call]:
+    """The output ("out") and, under ``train``, the gradient of every input by its name."""
+    call = problem.call()
+    tensors = {name: t.detach().requires_grad_(train) for name, t in problem.tensors.items()}
+    out = attention.run_cuda(call, tensors)
+    results = {"out": out.detach()}
+    if train:
+        grads = torch.autograd.grad(out, list(tensors.values()), problem.grad_out())
+        results.update(zip(tensors, grads))
+    return results, call
+
+
+def by_torch(problem: Problem, call: attention.Call, dtype: torch.dtype, train: bool = True) -> dict[str, Tensor]:
+    """The same by the torch backend in ``dtype``, with the dropout of ``call``."""
+    tensors = {name: t.detach().to(dtype).requires_grad_(train) for name, t in problem.tensors.items()}
+    out = torch_backend.run(problem.program, problem.graph.edges(), tensors, mask_of(problem, call, dtype))
+    results = {"out": out.detach()}
+    if train:
+        grads = torch.autograd.grad(out, list(tensors.values()), problem.grad_out().to(dtype))
+        results.update(zip(tensors, grads))
+    return results
+
+
+def mask_of(problem: Problem, call: attention.Call, dtype: torch.dtype) -> Tensor | None:
+    """The dropout factors that the kernels drew in this call."""
+    if not call.attention.dropout:
+        return None
+    edges = problem.graph.edges()
+    return factors(call.dropout, edges.src.shape[0], problem.heads, problem.graph.device).to(dtype)
+
+
+def check(problem: Problem, train: bool = True, floor: float = FLOOR) -> dict[str, Tensor]:
+    """The kernels' results, after judging each of them; ``floor`` grows by what storing in half precision costs."""
+    got, call = by_kernels(problem, train)
+    exact, plain = (by_torch(problem, call, dtype, train) for dtype in (torch.float64, torch.float32))
+    for name, value in got.items():
+        expected = problem.out_dtype if name == "out" else problem.tensors[name].dtype
+        assert value.dtype == expected, f"{name} has {value.dtype}"
+        stored = ROUNDING[value.dtype] if value.dtype in (torch.float16, torch.bfloat16) else 0.0
+        assert_accurate(name, value, plain[name], exact[name], floor + stored)
+    return got

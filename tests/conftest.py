@@ -1,0 +1,45 @@
+"""The devices on which kernel tests run, and memory that shows what a kernel forgets or oversteps."""
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+
+@pytest.fixture(params=["emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request):
+    """The torch device of the kernels: a GPU, or the CPU under the emulation. Seeds torch."""
+    import torch
+    torch.manual_seed(0)
+    if request.param == "cuda":
+        from gnnaccel.cuda import driver
+        possible, why = driver.available()
+        if not possible:
+            pytest.skip(why)
+        yield torch.device("cuda", torch.cuda.current_device())
+        torch.cuda.synchronize()
+        return
+    if shutil.which("g++") is None:
+        pytest.skip("the CPU emulation of kernels needs g++")
+    from gnnaccel.cuda import driver
+    from tests.emulation.emulator import EmulatedDriver
+    with driver.using(EmulatedDriver()):
+        yield torch.device("cpu")
+
+
+@pytest.fixture
+def chunk_edges(monkeypatch):
+    """``chunk_edges(n)``: from here on rows of more than n edges are split."""
+    from gnnaccel.cuda import structure
+    return lambda size: monkeypatch.setattr(structure, "chunk_edges", lambda edges: size)
+
+
+@pytest.fixture
+def poison(device, monkeypatch):
+    """New tensors hold NaN (or -1) instead of leftovers, and on the CPU they lie between guard zones."""
+    from tests.helpers import Poison
+    memory = Poison(device)
+    memory.install(monkeypatch)
+    yield memory
+    monkeypatch.undo()
+    memory.check()

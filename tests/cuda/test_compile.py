@@ -1,0 +1,86 @@
+"""Every kernel family compiles with NVRTC for every architecture that gnnaccel supports."""
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+from gnnaccel.cuda import sources
+from tests import nvrtc
+
+ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
+
+pytestmark = pytest.mark.skipif(nvrtc.library_path() is None,
+                                reason="the nvidia-cuda-nvrtc wheel is not installed: kernels cannot be compiled here")
+
+# Uses all of common.cuh, so that the header is compiled even where no family happens to use a part of it.
+COMMON = """
+#include "common.cuh"
+template <typename T, int N> __device__ void twice(const T* x, T* y) {
+    float v[N];
+    load_pack<T, N>(x, v);
+    for (int i = 0; i < N; ++i) v[i] = lane_max<8>(lane_sum<32>(v[i])) + quiet_nan() + infinity();
+    store_pack<T, N>(y, v);
+}
+extern "C" __global__ void all_of_it(const float* a, float* b, const f16* c, f16* d, const bf16* e, bf16* f, u64 seed) {
+    DYNAMIC_SHARED(bytes);
+    bytes[threadIdx.x] = (unsigned char)uniform01(philox<10>(seed, 1, threadIdx.x).x);
+    twice<float, 1>(a, b); twice<float, 2>(a, b); twice<float, 4>(a, b);
+    twice<f16, 1>(c, d); twice<f16, 2>(c, d); twice<f16, 4>(c, d); twice<f16, 8>(c, d);
+    twice<bf16, 1>(e, f); twice<bf16, 2>(e, f); twice<bf16, 4>(e, f); twice<bf16, 8>(e, f);
+}
+"""
+
+
+VARIANTS = importlib.util.find_spec("gnnaccel.cuda.variants") is not None
+
+
+def _stands_alone(family):
+    """Whether a family needs no definitions. Any other error than a missing name is left for the test to show."""
+    try:
+        nvrtc.compile_text(sources.source(family), (), ARCHITECTURES[0])
+    except nvrtc.NvrtcError as problem:
+        return "is undefined" not in str(problem)
+    return True
+
+
+def _cases():
+    """(family, defines) of every family; without the list of variants, the families that need no definitions."""
+    if nvrtc.library_path() is None:
+        return []
+    if not VARIANTS:
+        return [(family, ()) for family in sources.families() if _stands_alone(family)]
+    from gnnaccel.cuda import variants
+    return [(family, tuple(defines)) for family in sources.families() for defines in variants.sample_defines(family)]
+
+
+def _name(case):
+    family, defines = case
+    return "-".join([family, *(f"{name}={value}" for name, value in defines)])
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("case", _cases(), ids=_name)
+def test_family_compiles(case, arch):
+    family, defines = case
+    assert nvrtc.compile_text(sources.source(family), defines, arch)[:4] == b"\x7fELF"
+
+
+@pytest.mark.skipif(not VARIANTS, reason="gnnaccel.cuda.variants does not exist yet")
+def test_every_family_has_define_sets():
+    # a family without any would be compiled nowhere, and the test above would not say so
+    assert {family for family, _ in _cases()} == set(sources.families())
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_common_header_compiles(arch):
+    assert nvrtc.compile_text(sources.inline(COMMON), (), arch)[:4] == b"\x7fELF"
+
+
+def test_all_architectures_are_known_to_this_nvrtc():
+    assert set(ARCHITECTURES) <= set(nvrtc.architectures())
+
+
+def test_a_wrong_text_is_refused_with_its_log():
+    with pytest.raises(nvrtc.NvrtcError, match="no_such_function.*undefined"):
+        nvrtc.compile_text('extern "C" __global__ void k() { no_such_function(VALUE); }', (("VALUE", "1"),), 80)

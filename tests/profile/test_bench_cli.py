@@ -1,0 +1,108 @@
+"""The command line from end to end on a tiny graph on the CPU, and the loop's promises."""
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+
+import pytest
+
+pytest.importorskip("torch_geometric")
+
+import gnnaccel.adapters.pyg  # noqa: E402
+from gnnaccel.__main__ import main  # noqa: E402
+from gnnaccel.profile.bench import result, suite_attention  # noqa: E402
+from gnnaccel.profile.bench.guard import DeviceLost  # noqa: E402
+from gnnaccel.profile.bench.result import Record  # noqa: E402
+
+QUICK = ["bench", "--quick", "--device", "cpu", "--layers", "gat8x8"]
+
+
+@pytest.fixture
+def out(tmp_path):
+    return tmp_path / "bench.json"
+
+
+def test_quick_run_measures_and_reports(out, capsys):
+    assert main([*QUICK, "--out", str(out), "--table", "markdown"]) == 0
+    made = result.load(out)
+    native = made.one(kind="layer", shape="tiny", layer="GAT 8x8", mode="training", impl="native")
+    assert native.error is None and native.ms > 0
+    assert made.provenance["command"].startswith("python -m gnnaccel bench --quick")
+    assert "| tiny (cpu) | GAT 8x8 | forward |" in capsys.readouterr().out
+
+
+def test_everything_is_compared_when_gnnaccel_runs(out, monkeypatch, capsys):
+    from gnnaccel.profile.bench import accel
+
+    monkeypatch.setitem(accel.CONTEXTS, "gnnaccel", contextlib.nullcontext)
+    assert main([*QUICK, "--out", str(out), "--table", "markdown"]) == 0
+    made = result.load(out)
+    assert all(made.one(kind="layer", mode=mode, impl="gnnaccel").error is None for mode in ("forward", "training"))
+    assert made.one(kind="check", mode="training").values.keys() == {
+        "output max_abs", "output rel_l2", "x.grad max_abs", "x.grad rel_l2"}
+    fresh = {record.impl: record.error for record in made.find(kind="fresh")}
+    assert fresh == {"native": None, "gnnaccel": None}
+    assert "fresh: vs_native >= 1" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(not hasattr(gnnaccel.adapters.pyg, "install"), reason="the PyG adapter is not there yet")
+def test_quick_run_compares_gnnaccel_with_native(out):
+    assert main([*QUICK, "--out", str(out)]) == 0
+    made = result.load(out)
+    for mode in ("forward", "training"):
+        ours = made.one(kind="layer", shape="tiny", mode=mode, impl="gnnaccel")
+        assert ours.error is None and ours.ms > 0
+        check = made.one(kind="check", shape="tiny", mode=mode)
+        assert all(value < 1e-4 for name, value in check.values.items() if name.endswith("rel_l2"))
+
+
+def test_kernel_suite_runs(out):
+    assert main([*QUICK, "--suite", "attention-kernel", "--out", str(out)]) == 0
+    assert len(result.load(out).find(kind="kernel")) == 12
+
+
+def test_parts_can_be_chosen(out):
+    assert main([*QUICK, "--parts", "layers", "--no-native", "--out", str(out)]) == 0
+    records = result.load(out).records
+    assert {(record.kind, record.impl) for record in records} == {("shape", ""), ("layer", "gnnaccel")}
+
+
+@pytest.mark.parametrize("options", [["--shapes", "nosuch"], ["--layers", "nosuch"], ["--parts", "nosuch"]])
+def test_unknown_names_are_an_error_not_a_trace(options, capsys):
+    assert main([*QUICK[:4], *options]) == 2
+    assert "nosuch" in capsys.readouterr().err
+
+
+def test_spent_budget_stops_and_keeps_what_there_is(out, monkeypatch):
+    records = [Record("note", layer=str(number)) for number in range(5)]
+    monkeypatch.setitem(suite_attention.SUITES, "attention", lambda plan, budget: iter(records))
+    assert main([*QUICK, "--budget", "0", "--out", str(out)]) == 0
+    kept = result.load(out).records
+    assert [record.layer for record in kept] == ["0", "budget"]
+
+
+def test_lost_device_is_recorded_and_the_status(out, monkeypatch):
+    def suite(plan, budget):
+        yield Record("note", layer="before")
+        raise DeviceLost("RuntimeError: illegal access")
+
+    monkeypatch.setitem(suite_attention.SUITES, "attention", suite)
+    assert main([*QUICK, "--out", str(out)]) == 1
+    assert [record.error for record in result.load(out).records] == [None, "device lost: RuntimeError: illegal access"]
+
+
+def test_compiled_worker_that_exceeds_its_time_is_recorded_and_ended():
+    from gnnaccel.profile.bench import compiled, shapes, timing
+
+    settings = {"seed": 0, "order": "random", "effort": dataclasses.asdict(timing.QUICK)}
+    records = list(compiled.compiled_records([(shapes.SHAPES["tiny"], "GAT 8x8")], "cpu", settings, limit_s=0.05))
+    assert [record.mode for record in records] == ["forward", "training"]
+    assert all("time limit" in record.error for record in records)
+
+
+def test_waves_keep_large_graphs_apart():
+    from gnnaccel.profile.bench import compiled, shapes
+
+    jobs = [(shapes.SHAPES[name], "GAT 8x8") for name in ("cora", "proteins", "arxiv", "reddit")]
+    assert [[shape.name for shape, _ in wave] for wave in compiled.waves(jobs)] == \
+        [["cora", "arxiv"], ["proteins"], ["reddit"]]

@@ -1,0 +1,53 @@
+"""``import gnnaccel`` does nothing, and its public names resolve."""
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+import gnnaccel
+from gnnaccel import _HOMES
+
+HEAVY = ("torch", "torch_geometric", "dgl", "cupy", "numpy")
+
+
+def run(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def test_import_loads_no_other_package():
+    code = ("import sys; before = set(sys.modules); import gnnaccel; dir(gnnaccel); "
+            "print(sorted(m for m in set(sys.modules) - before if not m.startswith('gnnaccel') "
+            f"and m.partition('.')[0] in {HEAVY!r}), sorted(m for m in sys.modules if m.startswith('gnnaccel')))")
+    assert run(code) == "[] ['gnnaccel', 'gnnaccel._version']"
+
+
+def test_enabling_imports_no_host_and_no_torch():
+    code = ("import sys, gnnaccel; gnnaccel.enable(); gnnaccel.exclude('GATConv'); "
+            f"print([m for m in {HEAVY!r} if m in sys.modules])")
+    assert run(code) == "[]"
+
+
+def test_import_reads_no_variable():
+    assert run("import os; os.environ['GNNACCEL'] = os.environ['GNNACCEL_WHEN'] = 'nonsense'\n"
+               "import gnnaccel; print(gnnaccel.__version__)") == gnnaccel.__version__
+
+
+@pytest.mark.parametrize("name", sorted(set(_HOMES) - {"cache"}))
+def test_public_name_resolves_and_is_documented(name):
+    value = getattr(gnnaccel, name)
+    assert inspect.getdoc(value)
+    assert name in gnnaccel.__all__ and name in dir(gnnaccel)
+
+
+def test_cache_is_the_cache_module():
+    cache = pytest.importorskip("gnnaccel.dispatch.cache")
+    assert gnnaccel.cache is cache and callable(cache.clear) and callable(cache.info)
+
+
+def test_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="'gnnaccel' has no attribute 'enabel'"):
+        gnnaccel.enabel

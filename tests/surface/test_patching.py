@@ -1,0 +1,116 @@
+"""PatchSet restores exactly."""
+from __future__ import annotations
+
+import types
+import warnings
+
+import pytest
+
+from gnnaccel.adapters.patching import PatchSet
+from gnnaccel.errors import PatchError
+
+
+def classes():
+    class Base:
+        def forward(self):
+            return "base"
+
+        @staticmethod
+        def helper():
+            return "helper"
+
+    class Child(Base):
+        pass
+
+    return Base, Child
+
+
+def ours(self=None):
+    return "ours"
+
+
+def test_own_attribute_comes_back_identical():
+    base, _ = classes()
+    before = dict(vars(base))
+    patches = PatchSet()
+    patches.set(base, "forward", ours)
+    patches.set(base, "helper", staticmethod(ours))
+    assert base().forward() == "ours" and base.helper() == "ours" and len(patches) == 2
+    assert patches.restore() == []
+    assert dict(vars(base)) == before and vars(base)["helper"] is before["helper"] and len(patches) == 0
+
+
+def test_inherited_attribute_is_removed_again():
+    base, child = classes()
+    patches = PatchSet()
+    patches.set(child, "forward", ours)
+    assert child().forward() == "ours" and base().forward() == "base"
+    patches.restore()
+    assert "forward" not in vars(child) and child().forward() == "base"
+
+
+def test_module_attribute_and_names():
+    module = types.ModuleType("somemodule")
+    module.f = original = lambda: 1
+    patches = PatchSet()
+    patches.set(module, "f", ours)
+    base, _ = classes()
+    patches.set(base, "forward", ours)
+    assert patches.names() == ["somemodule.f", f"{__name__}.classes.<locals>.Base.forward"]
+    patches.restore()
+    assert module.f is original and patches.names() == []
+
+
+def test_none_is_a_value_to_restore():
+    module = types.ModuleType("somemodule")
+    module.f = None
+    patches = PatchSet()
+    patches.set(module, "f", ours)
+    patches.restore()
+    assert vars(module)["f"] is None
+
+
+def test_twice_is_refused_also_across_sets():
+    base, _ = classes()
+    first = PatchSet()
+    first.set(base, "forward", ours)
+    for patches in (first, PatchSet()):
+        with pytest.raises(PatchError, match="Base.forward is replaced already"):
+            patches.set(base, "forward", ours)
+    first.restore()
+    second = PatchSet()
+    second.set(base, "forward", ours)
+    second.restore()
+    assert base().forward() == "base"
+
+
+def test_missing_attribute_is_named_with_near_matches():
+    base, _ = classes()
+    with pytest.raises(PatchError, match="Base.foward does not exist.*Did you mean 'forward'"):
+        PatchSet().set(base, "foward", ours)
+    assert not hasattr(base, "foward")
+
+
+def test_somebody_elses_wrapper_is_left_and_reported():
+    base, child = classes()
+    patches = PatchSet()
+    patches.set(base, "forward", ours)
+    patches.set(child, "forward", ours)
+    theirs = lambda self: "theirs"  # noqa: E731
+    base.forward = theirs
+    with pytest.warns(RuntimeWarning, match=r"Base\.forward alone") as caught:
+        assert len(patches.restore()) == 1
+    assert len(caught) == 1 and vars(base)["forward"] is theirs and "forward" not in vars(child)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert patches.restore() == []
+
+
+def test_a_deleted_wrapper_is_drift_too():
+    base, _ = classes()
+    patches = PatchSet()
+    patches.set(base, "forward", ours)
+    del base.forward
+    with pytest.warns(RuntimeWarning, match="replaced by somebody else"):
+        patches.restore()
+    assert "forward" not in vars(base)

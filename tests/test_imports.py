@@ -1,0 +1,131 @@
+"""The import rule of docs/architecture.md, read off the syntax trees of all modules.
+
+``adapters -> dispatch -> cuda``; nothing on the call path imports ``profile``; a host or CuPy is imported by its own
+room only, and inside a function.
+"""
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import gnnaccel
+
+ROOT = Path(gnnaccel.__file__).parent
+
+#: third-party package -> the rooms that may import it, inside functions
+OWNERS = {
+    "torch_geometric": ("gnnaccel.adapters.pyg",),
+    "torch_sparse": ("gnnaccel.adapters.pyg",),
+    "dgl": ("gnnaccel.adapters.dgl",),
+    "cupy": ("gnnaccel.cuda",),
+}
+#: room -> rooms it must not import
+FORBIDDEN = {
+    "gnnaccel.cuda": ("gnnaccel.dispatch", "gnnaccel.adapters", "gnnaccel.profile", "gnnaccel.session"),
+    "gnnaccel.dispatch": ("gnnaccel.adapters", "gnnaccel.profile", "gnnaccel.session"),
+    "gnnaccel.adapters": ("gnnaccel.profile", "gnnaccel.session"),
+    "gnnaccel.adapters.pyg": ("gnnaccel.adapters.dgl",),
+    "gnnaccel.adapters.dgl": ("gnnaccel.adapters.pyg",),
+    "gnnaccel.errors": ("gnnaccel.cuda", "gnnaccel.dispatch", "gnnaccel.adapters", "gnnaccel.profile",
+                        "gnnaccel.session"),
+}
+
+
+def within(module: str, room: str) -> bool:
+    return module == room or module.startswith(room + ".")
+
+
+def imports(source: str, module: str, package: bool) -> list[tuple[str, bool, int]]:
+    """Everything imported: (absolute name, inside a function?, line). ``from a import b`` counts as a and a.b."""
+    found = []
+
+    def visit(node: ast.AST, inside: bool) -> None:
+        if isinstance(node, ast.Import):
+            found.extend((alias.name, inside, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parts = module.split(".")
+                parts = parts[:len(parts) - node.level + package]
+                base = ".".join([*parts, *([base] if base else [])])
+            found.append((base, inside, node.lineno))
+            found.extend((f"{base}.{alias.name}", inside, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if called in ("import_module", "__import__") and isinstance(node.args[0].value, str):
+                found.append((node.args[0].value, inside, node.lineno))
+        inside = inside or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+        for child in ast.iter_child_nodes(node):
+            visit(child, inside)
+
+    visit(ast.parse(source), False)
+    return found
+
+
+def violations(source: str, module: str, package: bool = False) -> list[str]:
+    wrong = []
+    for name, inside, line in imports(source, module, package):
+        top = name.partition(".")[0]
+        if top in OWNERS:
+            if not any(within(module, room) for room in OWNERS[top]):
+                wrong.append(f"{module}:{line} imports {top}; only {', '.join(OWNERS[top])} may")
+            elif not inside:
+                wrong.append(f"{module}:{line} imports {top} at module level; do it inside a function")
+        for room, banned in FORBIDDEN.items():
+            for ban in banned:
+                if within(module, room) and within(name, ban):
+                    wrong.append(f"{module}:{line} imports {name}; {room} may not")
+    return wrong
+
+
+def modules() -> list[tuple[str, Path]]:
+    found = []
+    for path in sorted(ROOT.rglob("*.py")):
+        parts = path.relative_to(ROOT.parent).with_suffix("").parts
+        found.append((".".join(parts[:-1] if parts[-1] == "__init__" else parts), path))
+    return found
+
+
+@pytest.mark.parametrize("module, path", modules(), ids=lambda value: value if isinstance(value, str) else "")
+def test_module_keeps_the_import_rule(module, path):
+    assert violations(path.read_text(encoding="utf-8"), module, path.name == "__init__.py") == []
+
+
+@pytest.mark.parametrize("module, source", [
+    ("gnnaccel.dispatch.graph", "def f():\n    import torch_geometric.utils"),
+    ("gnnaccel.dispatch.graph", "def f():\n    import importlib\n    importlib.import_module('cupy')"),
+    ("gnnaccel.dispatch.graph", "import cupy"),
+    ("gnnaccel.dispatch.graph", "from gnnaccel import adapters"),
+    ("gnnaccel.dispatch.graph", "def f():\n    from gnnaccel.profile import sinks"),
+    ("gnnaccel.dispatch.graph", "from .. import profile"),
+    ("gnnaccel.dispatch.graph", "from ..session import enable"),
+    ("gnnaccel.cuda.driver", "import cupy"),
+    ("gnnaccel.cuda.driver", "if True:\n    from cupy import RawModule"),
+    ("gnnaccel.cuda.driver", "from gnnaccel.dispatch import program"),
+    ("gnnaccel.cuda.driver", "from gnnaccel import adapters"),
+    ("gnnaccel.adapters.patching", "def f():\n    import torch_geometric"),
+    ("gnnaccel.adapters.pyg.gat", "from torch_geometric.nn import GATConv"),
+    ("gnnaccel.adapters.pyg.gat", "class A:\n    import torch_geometric"),
+    ("gnnaccel.adapters.pyg.gat", "def f():\n    import dgl"),
+    ("gnnaccel.adapters.dgl", "from gnnaccel.adapters import pyg"),
+    ("gnnaccel.adapters.pyg.gat", "import gnnaccel.profile.sinks"),
+    ("gnnaccel.profile.bench", "def f():\n    import torch_geometric"),
+    ("gnnaccel.session", "def f():\n    import dgl"),
+])
+def test_the_check_sees_a_violation(module, source):
+    assert violations(source, module)
+
+
+@pytest.mark.parametrize("module, source, package", [
+    ("gnnaccel.dispatch.graph", "from gnnaccel.cuda import driver\nimport torch", False),
+    ("gnnaccel.dispatch", "from .graph import GraphView", True),
+    ("gnnaccel.cuda.driver", "def f():\n    import cupy", False),
+    ("gnnaccel.adapters.pyg", "def f():\n    from torch_geometric.nn import GATConv", True),
+    ("gnnaccel.adapters.pyg.gat", "from gnnaccel.dispatch import router\nfrom ..patching import PatchSet", False),
+    ("gnnaccel.adapters.dgl", "def f():\n    import dgl", True),
+    ("gnnaccel.profile.bench", "from gnnaccel.adapters.pyg import bench\nfrom gnnaccel import session", False),
+])
+def test_the_check_lets_pass_what_is_allowed(module, source, package):
+    assert violations(source, module, package) == []

@@ -10,7 +10,7 @@ from gnnaccel.cuda.dropout import factors
 from gnnaccel.dispatch import attention, attention_programs, patterns, torch_backend
 from gnnaccel.dispatch.graph import GraphView
 from gnnaccel.dispatch.program import Program
-from tests.helpers import FLOOR, ROUNDING, assert_accurate
+from tests.helpers import FLOOR, ROUNDING, assert_accurate, relative
 
 SIZES = [(8, 8), (1, 1), (1, 7), (3, 5), (5, 3), (2, 40), (1, 64), (1, 128), (12, 20), (40, 2), (2, 512), (1, 511)]
 
@@ -141,13 +141,33 @@ def mask_of(problem: Problem, call: attention.Call, dtype: torch.dtype) -> Tenso
     return factors(call.dropout, edges.src.shape[0], problem.heads, problem.graph.device).to(dtype)
 
 
-def check(problem: Problem, train: bool = True, floor: float = FLOOR) -> dict[str, Tensor]:
-    """The kernels' results, after judging each of them; ``floor`` grows by what storing in half precision costs."""
+#: What a single sample of a gradient may be off by in any case: it leaves room for the luck of torch's own rounding, most of
+#: all where few numbers are compared. `check_average` judges without it.
+GRADIENT_FLOOR = {"att_src": 3e-6, "att_dst": 3e-6, "att": 3e-6}
+
+
+def check(problem: Problem, train: bool = True, floor: float = 0.0) -> dict[str, Tensor]:
+    """The kernels' results, after judging each of them; the allowance grows by what storing in half precision costs."""
     got, call = by_kernels(problem, train)
     exact, plain = (by_torch(problem, call, dtype, train) for dtype in (torch.float64, torch.float32))
     for name, value in got.items():
         expected = problem.out_dtype if name == "out" else problem.tensors[name].dtype
         assert value.dtype == expected, f"{name} has {value.dtype}"
         stored = ROUNDING[value.dtype] if value.dtype in (torch.float16, torch.bfloat16) else 0.0
-        assert_accurate(name, value, plain[name], exact[name], floor + stored)
+        least = FLOOR if name == "out" else GRADIENT_FLOOR.get(name, 1e-6)
+        assert_accurate(name, value, plain[name], exact[name], max(floor, least) + stored)
     return got
+
+
+def check_average(make, samples: int = 12, factor: float = 2.0) -> None:
+    """Over ``samples`` of ``make()``, the root mean square of the kernels' errors against that of torch's in fp32."""
+    errors: dict[str, list] = {}
+    for _ in range(samples):
+        problem = make()
+        got, call = by_kernels(problem)
+        exact, plain = (by_torch(problem, call, dtype) for dtype in (torch.float64, torch.float32))
+        for name in got:
+            errors.setdefault(name, []).append((relative(got[name], exact[name]), relative(plain[name], exact[name])))
+    for name, pairs in errors.items():
+        ours, torchs = torch.tensor(pairs, dtype=torch.float64).pow(2).mean(0).sqrt().tolist()
+        assert ours <= factor * torchs + FLOOR, f"{name}: error {ours:.2e} on average, {torchs:.2e} by torch in fp32"

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import driver
+from gnnaccel.cuda import additive_pmf, driver
 from gnnaccel.cuda.dropout import OFF, Dropout
 from gnnaccel.cuda.launch import THREADS, Workspace, merge_args, pointer, split_args, whole_blocks
 from gnnaccel.cuda.layout import TYPES, Layout, grid, layout_for
@@ -39,12 +39,8 @@ class Variant:
 
 
 @functools.lru_cache(maxsize=256)
-def _defines(variant: Variant, pmf: bool) -> tuple:
-    return variant.defines(TRAIN=int(variant.train), PMF=int(pmf))
-
-
-def kernel(variant: Variant, entry: str, pmf: bool = False):
-    return driver.current().kernel("additive", entry, _defines(variant, pmf))
+def _defines(variant: Variant) -> tuple:
+    return variant.defines(TRAIN=int(variant.train), DIRECT=int(variant.layout.direct))
 
 
 @dataclass
@@ -90,44 +86,20 @@ def forward(variant: Variant, graph: Rows, a_src: Tensor, a_dst: Tensor | None, 
     """
     result = _empty_result(variant, graph.rows, values.device)
     chunks, heavy = graph.split.sizes()
+    inputs = a_src.data_ptr(), pointer(a_dst), pointer(a_edge), np.float32(slope)
     if pmf and heavy:
-        _pmf(variant, graph, _inputs(a_src, a_dst, a_edge, slope), values, dropout, result)
+        additive_pmf.long_rows(variant, graph, inputs, values, dropout, result)
         chunks = heavy = 0  # the long rows are done; the kernel leaves them alone by their length
     layout, slots = variant.layout, whole_blocks(chunks)
     work = _workspace(variant, chunks, values.device)
     outputs = result.pointers()
-    kernel(variant, "forward", pmf)(
+    find, defines = driver.current().kernel, _defines(variant)
+    find("additive", "forward", defines)(
         grid(slots + graph.rows, layout), THREADS, layout.scratch(),
         (graph.indptr.data_ptr(), graph.other.data_ptr(), graph.place.data_ptr(), np.int32(graph.rows))
-        + split_args(graph, slots) + _inputs(a_src, a_dst, a_edge, slope) + dropout.args()
+        + split_args(graph, slots) + inputs + dropout.args()
         + (values.data_ptr(),) + outputs + tuple(work.pointers))
     if heavy:
-        kernel(variant, "merge")(grid(heavy, layout), THREADS, layout.scratch(),
-                                 merge_args(graph) + (np.int32(graph.rows),) + outputs + tuple(work.pointers))
+        find("additive", "merge", defines)(grid(heavy, layout), THREADS, layout.scratch(),
+                                           merge_args(graph) + (np.int32(graph.rows),) + outputs + tuple(work.pointers))
     return result
-
-
-def _inputs(a_src: Tensor, a_dst: Tensor | None, a_edge: Tensor | None, slope: float) -> tuple:
-    return a_src.data_ptr(), pointer(a_dst), pointer(a_edge), np.float32(slope)
-
-
-def _pmf(variant: Variant, graph: Rows, inputs: tuple, values: Tensor, dropout: Dropout, result: Result) -> None:
-    """Long rows in four launches: statistics of chunks, their merge, aggregation of chunks, their sum."""
-    layout, device = variant.layout, values.device
-    chunks, heavy = graph.split.sizes()
-    slots = whole_blocks(chunks)
-    work = _workspace(variant, chunks, device)
-    minus, plus, stats = work.pointers
-    lse, mass = result.lse, result.mass
-    if lse is None:
-        small = torch.empty(3, graph.rows, variant.heads, device=device)
-        lse, mass = small[0], small[1:]
-    head = (graph.indptr.data_ptr(), graph.other.data_ptr(), graph.place.data_ptr()) + split_args(graph, slots) + inputs
-
-    def launch(entry: str, items: int, args: tuple) -> None:
-        kernel(variant, entry, True)(grid(items, layout), THREADS, layout.scratch(), args)
-
-    launch("lse_chunks", slots, head + (stats,))
-    launch("lse_merge", heavy, merge_args(graph) + (np.int32(graph.rows), stats, lse.data_ptr(), mass.data_ptr()))
-    launch("aggregate_chunks", slots, head + dropout.args() + (values.data_ptr(), lse.data_ptr(), minus, plus))
-    launch("sum_chunks", heavy, merge_args(graph) + (result.out.data_ptr(), pointer(result.plus), pointer(result.minus), minus, plus))

@@ -18,7 +18,7 @@ from gnnaccel.cuda.structure import Rows
 
 @functools.lru_cache(maxsize=256)
 def _defines(variant: Variant, edge_grad: bool) -> tuple:
-    return variant.defines(TRAIN=1, EDGE_GRAD=int(edge_grad))
+    return variant.defines(TRAIN=1, EDGE_GRAD=int(edge_grad), DIRECT=int(variant.layout.direct))
 
 
 def _kernel(variant: Variant, entry: str, edge_grad: bool):

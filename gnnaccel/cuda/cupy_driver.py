@@ -20,7 +20,7 @@ from .driver import CompileError, count_compile
 _PLAIN_SHARED = 48 * 1024
 
 # The numpy scalars that may be parameters, by their dtype's letter; `struct` uses the same letters in native mode.
-_SCALARS = frozenset("iIlLqQfd")
+_SCALARS = frozenset("?bBhHiIlLqQefd")
 
 
 class CupyDriver:
@@ -72,8 +72,9 @@ class CupyDriver:
         stream = self._streams.get(pointer)
         if stream is None:
             with warnings.catch_warnings():
-                # CuPy 14 announces that this class may go some day
+                # CuPy 14 announces that this class will go; 14.0 with the first category, 14.2 with the second
                 warnings.simplefilter("ignore", PendingDeprecationWarning)
+                warnings.simplefilter("ignore", DeprecationWarning)
                 stream = self._streams.setdefault(pointer, self._cupy.cuda.ExternalStream(pointer))
         return stream
 
@@ -114,17 +115,16 @@ class _Loaded:
 
 
 class _Kernel:
-    """One entry point with one set of definitions, on every device where it has been launched."""
+    """One entry point with one set of definitions, on every device where it has been launched.
+
+    Subclasses add ``launch``, which is what callers get (`driver.Kernel`).
+    """
     __slots__ = ("_driver", "_source", "_loaded", "_device_of_torch", "_raw_stream")
 
     def __init__(self, driver: CupyDriver, family: str, entry: str, defines: tuple):
         self._driver, self._source = driver, (family, entry, defines)
         self._loaded: dict = {}  # by device
         self._device_of_torch, self._raw_stream = driver.device_of_torch, driver.raw_stream
-
-    def launch(self, grid: tuple, threads: int, shared: int, args: tuple) -> None:
-        """See `driver.Kernel`."""
-        raise NotImplementedError
 
     def enter(self, device: int, shared: int) -> _Loaded:
         """Make ``device`` current, load the kernel there, and let it use ``shared`` bytes. Raises CompileError."""
@@ -178,9 +178,10 @@ class DirectKernel(_Kernel):
 
     def _make_buffer(self, args: tuple) -> tuple:
         """A function that packs arguments into a new buffer, and the address of the array of their addresses."""
+        with self._driver.lock:
+            if self._codes is None:
+                self._codes = "".join(map(argument_code, args))
         codes = self._codes
-        if codes is None:
-            codes = self._codes = "".join(map(argument_code, args))
         count, packer = len(codes), struct.Struct("@" + codes)
         buffer = (ctypes.c_uint64 * (count + -(-packer.size // 8)))()  # the addresses, then the arguments
         base = ctypes.addressof(buffer)
@@ -211,10 +212,11 @@ class PlainKernel(_Kernel):
 
     def _typed(self, args: tuple) -> tuple:
         """CuPy goes by the arguments' types, so plain ints and floats get those of the first launch."""
-        if self._types is None:
-            for value in args:
-                argument_code(value)  # refuses what cannot be one
-            self._types = tuple(map(type, args))
+        with self._driver.lock:
+            if self._types is None:
+                for value in args:
+                    argument_code(value)  # refuses what cannot be one
+                self._types = tuple(map(type, args))
         if len(args) != len(self._types):
             raise TypeError(f"{self._source[1]} takes {len(self._types)} arguments, got {len(args)}")
         return tuple(value if type(value) is kind else kind(value) for value, kind in zip(args, self._types))

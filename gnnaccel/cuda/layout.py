@@ -52,6 +52,11 @@ class Layout:
         """Rows in flight per slot: as many as keep the kernel below about 64 registers."""
         return max(1, min(4, 16 // (self.packs * self.vec)))
 
+    @property
+    def direct(self) -> bool:
+        """Whether so few lanes share a head that each may as well score for itself (additive_direct.cuh)."""
+        return self.lh <= 4
+
     def scratch(self) -> int:
         """Bytes of shared memory for ``Scratch`` (merge.cuh), per block."""
         return WARPS * (2 * 32 * self.tile_heads + self.tile_heads) * 4

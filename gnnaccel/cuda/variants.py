@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import torch
 
-from gnnaccel.cuda import additive, additive_backward, pairwise, pairwise_backward
+from gnnaccel.cuda import additive, additive_backward, additive_pmf, pairwise, pairwise_backward
 from gnnaccel.cuda.layout import TYPES, layout_for
 
 _SIZES = ((8, 8), (1, 47), (3, 512))
@@ -34,7 +34,8 @@ def _rows(*more):
 
 
 _SAMPLES = {
-    "additive": lambda: _additive(lambda v: [additive._defines(v, pmf) for pmf in (False, True)]),
+    "additive": lambda: _additive(lambda v: [additive._defines(v)]),
+    "additive_pmf": lambda: _additive(lambda v: [additive_pmf._defines(v)]),
     "additive_backward": lambda: _additive(lambda v: [additive_backward._defines(v, grad and v.edge) for grad in (False, True)]),
     "pairwise": lambda: _pairwise(lambda v: [pairwise._defines(v)]),
     "pairwise_backward": lambda: _pairwise(lambda v: [pairwise_backward._defines(v, by_src) for by_src in (False, True)]),

@@ -38,6 +38,18 @@ class Call:
         return self.attention.edge or self.attention.dropout > 0
 
 
+class Attend:
+    """What an adapter gets to run its Program with, once its tensors are made; ``graph`` for what else it needs of it."""
+
+    __slots__ = ("_call", "_run", "graph")
+
+    def __init__(self, call: Call, run):
+        self._call, self._run, self.graph = call, run, call.graph
+
+    def __call__(self, tensors: dict[str, Tensor]) -> Tensor:
+        return self._run(self._call, tensors)
+
+
 def run_cuda(call: Call, tensors: dict[str, Tensor]) -> Tensor:
     """The Program's output [num_dst, heads, width] by the fused kernels. ``tensors`` by input name."""
     call.dropout = draw(call.attention.dropout, call.graph.device)

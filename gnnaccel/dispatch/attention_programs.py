@@ -57,6 +57,14 @@ def dot_product(scale: float, dropout: float, edge: bool) -> Program:
     return Program("dot_product", tuple(inputs), tuple(ops), "out")
 
 
+@functools.lru_cache(maxsize=256)
+def dot_product_shared(scale: float, dropout: float) -> Program:
+    """Dot-product attention whose values are its keys: what is left on the edges when the linear maps of keys and values
+    are moved to the destinations (linear operator reordering, arXiv 2301.06284)."""
+    ops = (op("dot", "d", "queries@dst", "keys@src"), op("scale", "s", "d", by=scale), *_attend("s", dropout, "keys@src"))
+    return Program("dot_product_shared", (("keys", SRC), ("queries", DST)), ops, "out")
+
+
 @functools.lru_cache(maxsize=8)
 def cosine() -> Program:
     """AGNN (arXiv 1803.03735): queries are beta times the unit rows, ``c_src`` is 1 / |x|."""

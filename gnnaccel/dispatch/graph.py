@@ -62,6 +62,7 @@ class GraphView:
         self._csc: Rows | None = None
         self._csr: Rows | None = None
         self._edges: Edges | None = None
+        self._covered: Tensor | None = None
         self._by_sort = self.deterministic or self.num_edges >= SORT_FROM
         self._stream = 0
         self._built: torch.cuda.Event | None = None
@@ -101,6 +102,17 @@ class GraphView:
             with self._lock:
                 self._edges = self._build_edges()
         return self._edges
+
+    def covered(self, dtype: torch.dtype) -> Tensor:
+        """[num_dst, 1]: 1 where a destination has an edge, else 0."""
+        if self._covered is None or self._covered.dtype != dtype:
+            if self._csc is not None:
+                some = self.csc(places=False).indptr.diff() > 0
+            else:
+                some = torch.zeros(self.num_dst, dtype=torch.bool, device=self.device)
+                some[self.edges().dst] = True
+            self._covered = some.to(dtype).unsqueeze(1)
+        return self._covered
 
     def statistics(self, wait: bool = False) -> Statistics | None:
         """None while the device has not reported, unless told to ``wait``."""

@@ -3,7 +3,9 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import Any
 
+from gnnaccel.dispatch import attention_programs as programs
 from gnnaccel.dispatch.program import Op, Program
 
 #: the operations between the inputs and the softmax, without what is optional, -> the kernels' kind of score
@@ -54,7 +56,36 @@ def attention(program: Program) -> Attention | None:
     if kinds[cut + 1:-1] not in ([], ["dropout"]):
         return None
     found = {name: value for op in program.ops for name, value in op.attrs}
+    if _wiring(program) != _wiring(_published(program, score, edge, found)):
+        return None
+    if score == "dot" and not program.has_input("values"):
+        score, found["slope"] = "sd", 1.0  # values are the keys: SuperGAT's kernel with an identity for leaky_relu
     return Attention(score, float(found.get("slope", 0.0)), float(found.get("by", 1.0)), float(found.get("p", 0.0)), edge)
+
+
+def _published(program: Program, score: str, edge: bool, found: dict[str, Any]) -> Program:
+    """The layer that consists of these operations, with the constants found in ``program``."""
+    slope, by, p = (found.get(name, 0.0) for name in ("slope", "by", "p"))
+    if score == "additive":
+        return programs.gat(slope, p, not program.has_input("x_dst"), program.has_input("att_dst"), edge)
+    if score == "gatv2":
+        return programs.gatv2(slope, p, edge)
+    if score == "dot":
+        return programs.dot_product(by, p, edge) if program.has_input("values") else programs.dot_product_shared(by, p)
+    if score == "cosine":
+        return programs.cosine()
+    return programs.supergat_mx(slope, p) if score == "mx" else programs.supergat_sd(by, slope, p)
+
+
+def _wiring(program: Program) -> tuple:
+    """Inputs and operations with intermediate values called by their place: what they are named does not count."""
+    place = {name: name for name, _ in program.inputs}
+    ops = []
+    for i, op in enumerate(program.ops):
+        args = tuple((place[name], end) for name, _, end in (arg.partition("@") for arg in op.args))
+        ops.append((op.kind, args, op.attrs))
+        place[op.out] = f"value {i}"
+    return frozenset(program.inputs), tuple(ops), place[program.output]
 
 
 def _shape(ops: tuple[Op, ...]) -> tuple[str, ...]:

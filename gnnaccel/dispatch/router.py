@@ -24,7 +24,7 @@ class Adapter(Protocol):
     def state(self, layer: Any, args: tuple, kwargs: dict) -> Stated | Reason:
         """The call as a Program over a graph, or why it is not one. Must not change anything nor compute on tensors."""
 
-    def run(self, layer: Any, stated: Stated, attend: Any) -> Any:
+    def run(self, layer: Any, stated: Stated, attend: attention.Attend) -> Any:
         """The call's result; ``attend(tensors)`` runs the Program."""
 
 
@@ -47,17 +47,22 @@ def route(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict, 
     call = attention.Call(stated.program, patterns.attention(stated.program), graph, stated.heads, stated.width, stated.out,
                           stated.exposed, plan.pmf)
     run = attention.run_cuda if plan.route == "cuda" else attention.run_torch
-    if not listening:
-        return adapter.run(layer, stated, lambda tensors: run(call, tensors))
-    number = _record(layer, adapter, stated, plan, graph, hit, grad, start)
+    if listening:
+        number = _record(layer, adapter, stated, plan, graph, hit, grad, start)
+        run = _recording(run, lambda _: _record_backward(layer, adapter, stated, plan, number))
+    return adapter.run(layer, stated, attention.Attend(call, run))
 
-    def attend(tensors: dict[str, Tensor]) -> Tensor:
+
+def _recording(run: Any, on_backward: Any) -> Any:
+    """``run`` whose result reports its backward."""
+
+    def recorded(call: attention.Call, tensors: dict[str, Tensor]) -> Tensor:
         out = run(call, tensors)
         if out.requires_grad:
-            out.register_hook(lambda _: _record_backward(layer, adapter, stated, plan, number))
+            out.register_hook(on_backward)
         return out
 
-    return adapter.run(layer, stated, attend)
+    return recorded
 
 
 # --- native ------------------------------------------------------------------------------------------------------------

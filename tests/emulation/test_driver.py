@@ -1,35 +1,57 @@
-"""gnnaccel.cuda.driver and sources, with a stand-in for CuPy."""
+"""gnnaccel.cuda.driver, cupy_driver and sources, with a stand-in for CuPy."""
 from __future__ import annotations
 
+import ctypes
 import sys
 import threading
 import types
 
+import numpy as np
 import pytest
 import torch
 
 from gnnaccel.cuda import driver, sources
+from gnnaccel.cuda.cupy_driver import CupyDriver
 from tests.emulation.emulator import EmulatedDriver
 
 
 class FakeCuda:
-    """The parts of CuPy and torch that CupyDriver touches, recording what it does with them."""
+    """The parts of CuPy and torch that CupyDriver touches, recording what it does with them.
 
-    def __init__(self, monkeypatch):
-        self.device, self.cupy_device, self.pointer = 0, 0, 0
+    ``direct``: CuPy has its wrapper of the driver API. ``parameters`` are the ctypes of the kernel's parameters, by
+    which such a launch is read; ``contexts`` the device whose context is current, by thread.
+    """
+
+    def __init__(self, monkeypatch, direct):
+        self.direct, self.device, self.pointer = direct, 0, 0
         self.compiled, self.launches, self.streams, self.shared_limits = [], [], [], []
-        self.failure = None
+        self.failure, self.parameters, self.contexts, self.entries = None, (), {threading.get_ident(): 0}, {}
+        self.while_launching = lambda: None
         cupy = types.ModuleType("cupy")
         cupy.RawModule = self._module
         cupy.cuda = types.SimpleNamespace(
-            runtime=types.SimpleNamespace(getDevice=lambda: self.cupy_device, getDeviceCount=lambda: 2),
-            Device=lambda i: types.SimpleNamespace(use=lambda: setattr(self, "cupy_device", i)),
+            runtime=types.SimpleNamespace(getDevice=lambda: self.cupy_device, getDeviceCount=lambda: 2,
+                                          memGetInfo=lambda: self.use(self.cupy_device)),
+            Device=lambda i: types.SimpleNamespace(use=lambda: self.use(i)),
             ExternalStream=self._stream, compiler=types.SimpleNamespace(CompileException=KeyError))
+        if direct:
+            cupy.cuda.driver = types.SimpleNamespace(launchKernel=self._launch_kernel, ctxGetCurrent=self._context)
         monkeypatch.setitem(sys.modules, "cupy", cupy)
         monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: self.device, raising=False)
         monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: self.pointer, raising=False)
         monkeypatch.setattr(torch.cuda, "init", lambda: None)
         monkeypatch.setattr(sources, "source", lambda family: f"text of {family}")
+
+    @property
+    def cupy_device(self):
+        return self.contexts.get(threading.get_ident(), 0)
+
+    def use(self, device):
+        self.contexts[threading.get_ident()] = device
+
+    def _context(self):
+        device = self.contexts.get(threading.get_ident())
+        return 0 if device is None else 1000 + device
 
     def _stream(self, pointer):
         self.streams.append(pointer)
@@ -40,14 +62,32 @@ class FakeCuda:
             raise self.failure
         assert isinstance(options, tuple)  # CuPy refuses a list
         device = self.cupy_device
+        self.use(device)  # as loading a module does
         self.compiled.append((device, code, options))
 
         def get_function(entry):
             def call(grid, block, args, shared_mem=0, stream=None):
                 assert isinstance(grid, tuple) and isinstance(block, tuple) and self.cupy_device == device
-                self.launches.append((device, entry, grid, block, args, shared_mem, stream.ptr))
+                assert not self.direct
+                for value, kind in zip(args, self.parameters):  # CuPy passes as many bytes as the value's type has
+                    assert type(value) is int or value.itemsize == ctypes.sizeof(kind)
+                self._record(device, entry, grid, *block, args, shared_mem, stream.ptr)
+            call.ptr = 7 + len(self.entries)
+            self.entries[call.ptr] = device, entry
             return Raw(self, call)
         return types.SimpleNamespace(get_function=get_function)
+
+    def _launch_kernel(self, function, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra):
+        device, entry = self.entries[function]
+        assert self._context() == 1000 + device and (gz, by, bz, extra) == (1, 1, 1, 0)
+        addresses = (ctypes.c_void_p * len(self.parameters)).from_address(parameters)
+        assert all(address % ctypes.sizeof(kind) == 0 for kind, address in zip(self.parameters, addresses))
+        self.while_launching()
+        args = tuple(kind.from_address(address).value for kind, address in zip(self.parameters, addresses))
+        self._record(device, entry, (gx, gy), bx, args, shared, stream)
+
+    def _record(self, device, entry, grid, threads, args, shared, stream):
+        self.launches.append((device, entry, grid, threads, args, shared, stream))
 
 
 class Raw:
@@ -60,21 +100,31 @@ class Raw:
         super().__setattr__(name, value)
 
 
+@pytest.fixture(params=["direct", "plain"])
+def fake(request, monkeypatch):
+    return FakeCuda(monkeypatch, request.param == "direct")
+
+
 @pytest.fixture
-def fake(monkeypatch):
-    return FakeCuda(monkeypatch)
+def direct(monkeypatch):
+    return FakeCuda(monkeypatch, True)
+
+
+POINTER = ctypes.c_uint64
+MIXED = (POINTER, ctypes.c_int32, POINTER, ctypes.c_float, ctypes.c_uint64, ctypes.c_int32, ctypes.c_int64)
+FIRST = (2**47, np.int32(-3), 0, np.float32(0.5), np.uint64(2**64 - 1), np.int32(7), np.int64(-2**40))
 
 
 def test_launch_passes_everything_on(fake):
-    fake.pointer = 77
-    kernel = driver.CupyDriver().kernel("some", "k", (("A", "1"), ("B", "x")))
-    kernel((3, 2), 128, 64, (1, 2))
+    fake.pointer, fake.parameters = 77, MIXED
+    kernel = CupyDriver().kernel("some", "k", (("A", "1"), ("B", "x")))
+    kernel((3, 2), 128, 64, FIRST)
     assert fake.compiled == [(0, "text of some", ("--std=c++17", "-DA=1", "-DB=x"))]
-    assert fake.launches == [(0, "k", (3, 2), (128,), (1, 2), 64, 77)]
+    assert fake.launches == [(0, "k", (3, 2), 128, FIRST, 64, 77)]
 
 
 def test_kernels_and_streams_are_made_once(fake):
-    cupy = driver.CupyDriver()
+    cupy = CupyDriver()
     kernel = cupy.kernel("some", "k", ())
     assert cupy.kernel("some", "k", ()) is kernel
     assert cupy.kernel("some", "k", (("A", "1"),)) is not kernel
@@ -82,17 +132,112 @@ def test_kernels_and_streams_are_made_once(fake):
         fake.pointer = pointer
         kernel((1, 1), 32, 0, ())
     assert [launch[-1] for launch in fake.launches] == [5, 0, 5, 0]
-    assert fake.streams == [5, 0] and len(fake.compiled) == 2
+    assert fake.streams == ([] if fake.direct else [5, 0]) and len(fake.compiled) == 2
+
+
+# ---- arguments ----
+
+def test_later_launches_may_give_plain_scalars(fake):
+    fake.parameters = MIXED
+    kernel = CupyDriver().kernel("some", "k", ())
+    later = (1, 2, 3, 0.25, 4, -5, 6)
+    for args in (FIRST, later, FIRST, (1, np.int64(2), 3, 1, np.int32(4), -5, np.int32(6))):
+        kernel((1, 1), 32, 0, args)
+    assert [launch[4] for launch in fake.launches] == [FIRST, later, FIRST, (1, 2, 3, 1.0, 4, -5, 6)]
+
+
+@pytest.mark.parametrize("value", [0.5, True, None, "1", torch.ones(1), np.ones(1, np.float32), np.complex64(1)], ids=repr)
+def test_first_launch_refuses_what_has_no_exact_type(fake, value):
+    kernel = CupyDriver().kernel("some", "k", ())
+    with pytest.raises(TypeError, match="first launch takes pointers as int"):
+        kernel((1, 1), 32, 0, (1, value))
+    fake.parameters = POINTER, ctypes.c_int32
+    kernel((1, 1), 32, 0, (1, np.int32(2)))  # the refused ones fixed nothing
+    assert [launch[4] for launch in fake.launches] == [(1, 2)]
+
+
+@pytest.mark.parametrize("args", [(1,), (1, 2, 3), (1, 2.5), (1, np.float32(2)), (1, 2**31), (None, 2), (0.5, 2)], ids=repr)
+def test_arguments_that_do_not_fit_are_refused(direct, args):
+    direct.parameters = POINTER, ctypes.c_int32
+    kernel = CupyDriver().kernel("some", "k", ())
+    kernel((1, 1), 32, 0, (1, np.int32(2)))
+    with pytest.raises(TypeError, match="k: the arguments .* do not fit 'Pi'"):
+        kernel((1, 1), 32, 0, args)
+    kernel((1, 1), 32, 0, (3, 4))
+    assert [launch[4] for launch in direct.launches] == [(1, 2), (3, 4)]
+
+
+def test_too_few_arguments_are_refused_without_the_driver_api(monkeypatch):
+    fake = FakeCuda(monkeypatch, False)
+    kernel = CupyDriver().kernel("some", "k", ())
+    kernel((1, 1), 32, 0, (1, 2))
+    with pytest.raises(TypeError, match="k takes 2 arguments, got 1"):
+        kernel((1, 1), 32, 0, (1,))
+    assert len(fake.launches) == 1
+
+
+def test_a_launch_within_a_launch_has_its_own_parameters(direct):
+    """As when another thread launches while CUDA has the first one's parameters."""
+    direct.parameters = POINTER, ctypes.c_int32
+    kernel = CupyDriver().kernel("some", "k", ())
+
+    def inner():
+        direct.while_launching = lambda: None
+        kernel((1, 1), 32, 0, (3, np.int32(4)))
+    for _ in range(2):
+        direct.while_launching = inner
+        kernel((1, 1), 32, 0, (1, np.int32(2)))
+    assert [launch[4] for launch in direct.launches] == [(3, 4), (1, 2)] * 2
+
+
+def test_a_failed_launch_is_followed_by_a_good_one(direct):
+    direct.parameters = (POINTER,)
+    kernel = CupyDriver().kernel("some", "k", ())
+    direct.while_launching = lambda: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        kernel((1, 1), 32, 0, (1,))
+    direct.while_launching = lambda: None
+    kernel((1, 1), 32, 0, (2,))
+    assert [launch[4] for launch in direct.launches] == [(2,)]
+
+
+# ---- threads, devices, shared memory ----
+
+def test_a_new_thread_gets_the_context(fake):
+    """The fake refuses a direct launch on a thread that has none, as CUDA does."""
+    kernel = CupyDriver().kernel("some", "k", ())
+    failures = []
+
+    def work():
+        try:
+            for _ in range(2):
+                kernel((1, 1), 32, 0, ())
+        except BaseException as problem:  # shown by the assertion below
+            failures.append(problem)
+    for fake.device in (0, 1):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    assert failures == [] and [launch[0] for launch in fake.launches] == [0, 0, 1, 1]
+
+
+def test_another_current_device_of_cupy_is_put_right(fake):
+    kernel = CupyDriver().kernel("some", "k", ())
+    for device in (0, 1, 1):
+        fake.use(1 - device)
+        fake.device = device
+        kernel((1, 1), 32, 0, ())
+    assert [launch[0] for launch in fake.launches] == [0, 1, 1] and fake.cupy_device == 1
 
 
 @pytest.mark.parametrize("grid", [(0, 1), (1, 0)])
 def test_empty_grid_is_skipped(fake, grid):
-    driver.CupyDriver().kernel("some", "k", ())(grid, 32, 0, ())
+    CupyDriver().kernel("some", "k", ())(grid, 32, 0, ())
     assert fake.launches == []
 
 
 def test_large_shared_memory_is_asked_for_once_per_device(fake):
-    kernel = driver.CupyDriver().kernel("some", "k", ())
+    kernel = CupyDriver().kernel("some", "k", ())
     for device, shared in ((0, 49152), (0, 60000), (0, 60000), (0, 50000), (1, 60000), (0, 70000), (1, 60000)):
         fake.device = device
         kernel((1, 1), 32, shared, ())
@@ -101,7 +246,7 @@ def test_large_shared_memory_is_asked_for_once_per_device(fake):
 
 
 def test_each_device_has_its_own_kernel(fake):
-    kernel = driver.CupyDriver().kernel("some", "k", ())
+    kernel = CupyDriver().kernel("some", "k", ())
     for device in (1, 0, 1):
         fake.device = device
         kernel((1, 1), 32, 0, ())
@@ -111,7 +256,7 @@ def test_each_device_has_its_own_kernel(fake):
 
 def test_compile_errors_and_times(fake):
     before = driver.compile_seconds()
-    cupy = driver.CupyDriver()
+    cupy = CupyDriver()
     fake.failure = KeyError("the compiler's log")
     with pytest.raises(driver.CompileError, match=r"some\.cu.*\('A', '1'\)(?s:.*)the compiler's log"):
         cupy.kernel("some", "k", (("A", "1"),))
@@ -122,7 +267,7 @@ def test_compile_errors_and_times(fake):
 
 
 def test_threads_compile_a_kernel_once(fake):
-    cupy, got = driver.CupyDriver(), []
+    cupy, got = CupyDriver(), []
     threads = [threading.Thread(target=lambda: got.append(cupy.kernel("some", "k", ()))) for _ in range(8)]
     for thread in threads:
         thread.start()
@@ -155,7 +300,7 @@ def test_using_reaches_other_threads():
 def test_without_using_one_cupy_driver_is_made(fake, monkeypatch):
     monkeypatch.setattr(driver, "_process_driver", None)
     first = driver.current()
-    assert isinstance(first, driver.CupyDriver) and driver.current() is first
+    assert isinstance(first, CupyDriver) and driver.current() is first
 
 
 # ---- available ----

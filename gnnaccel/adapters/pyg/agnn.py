@@ -26,8 +26,8 @@ def state(layer: Any, args: tuple, kwargs: dict) -> Stated | Reason:
     plain = edges.plain(edge_index, nodes, nodes, x.device)
     if type(plain) is Reason:
         return plain
-    _, out = calls.dtypes(x, layer.beta)
-    return Stated(programs.cosine(), "AGNNConv", 1, x.shape[1], x.dtype, out, plain, nodes, nodes,
+    row, out = calls.dtypes(x, layer.beta, mapped=False)
+    return Stated(programs.cosine(), "AGNNConv", 1, x.shape[1], row, out, plain, nodes, nodes,
                   nodes if layer.add_self_loops else 0, True, dict(x=x))
 
 

@@ -25,18 +25,20 @@ def bind(args: tuple, kwargs: dict, required: tuple[str, ...], optional: tuple[s
     return [None if v is _MISSING else v for v in values]
 
 
-def dtypes(x: Tensor, *parameters: Tensor) -> tuple[torch.dtype, torch.dtype]:
-    """(of the rows after the layer's linear map, of the host's result).
+def dtypes(x: Tensor, *parameters: Tensor, mapped: bool = True) -> tuple[torch.dtype, torch.dtype]:
+    """(of the rows, of the host's result). ``parameters``: those that the host multiplies rows or scores with;
+    ``mapped``: the rows come from a linear map, which autocast runs in its own dtype (but never in place of float64).
 
-    Under autocast the rows have its dtype, and the host's softmax and sums, so its result, are fp32.
+    On CUDA autocast also makes sums, so the host's result, fp32; on the CPU it has no such rule.
     """
-    device = x.device.type
-    if torch.is_autocast_enabled(device):
-        return torch.get_autocast_dtype(device), torch.float32
-    out = x.dtype
+    device, row = x.device.type, x.dtype
+    autocast = row != torch.float64 and torch.is_autocast_enabled(device)
+    if autocast and mapped:
+        row = torch.get_autocast_dtype(device)
+    out = torch.promote_types(row, torch.float32) if autocast and device == "cuda" else row
     for p in parameters:
         out = torch.promote_types(out, p.dtype)
-    return x.dtype, out
+    return row, out
 
 
 def finish(layer: Any, out: Tensor, residual: Tensor | None) -> Tensor:
@@ -44,10 +46,9 @@ def finish(layer: Any, out: Tensor, residual: Tensor | None) -> Tensor:
     out = out.flatten(1) if layer.concat else out.mean(dim=1)
     if residual is not None:
         out = out + residual
-    bias = layer._parameters.get("bias")
-    return out if bias is None else out + bias
+    return out if layer.bias is None else out + layer.bias
 
 
 def exposed(layer: Any) -> bool:
     """Whether the kernel's own result is what the user gets to see."""
-    return bool(layer.concat) and layer._parameters.get("bias") is None and getattr(layer, "res", None) is None
+    return bool(layer.concat) and layer.bias is None and getattr(layer, "res", None) is None

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch_geometric.nn.dense.linear import Linear
 
 from gnnaccel.adapters.pyg import calls, edges, guards
 from gnnaccel.dispatch import attention_programs as programs
@@ -33,14 +34,15 @@ def state(layer: Any, args: tuple, kwargs: dict) -> Stated | Reason:
         return why
     num_src = x_src.shape[0]
     num_dst = x_dst.shape[0] if x_dst is not None else size[1] if size is not None else num_src
-    if size is not None and tuple(size) != (num_src, num_dst):
+    if size is not None and (num_dst is None or tuple(size) != (num_src, num_dst)):
         return reason("GA206", f"size={tuple(size)} does not fit features of {num_src} and {num_dst} nodes")
     plain = edges.plain(edge_index, num_src, num_dst, x_src.device)
     if type(plain) is Reason:
         return plain
     edge = edge_attr is not None and layer.lin_edge is not None
-    if edge and edge_attr.shape[0] != plain.shape[1]:
-        return reason("GA206", f"edge_attr has {edge_attr.shape[0]} rows for {plain.shape[1]} edges")
+    why = guards.edge_reason(edge_attr, plain.shape[1], x_src) if edge_attr is not None else None
+    if why is not None:
+        return why
     same = not pair and layer.lin is not None
     row, out = calls.dtypes(x_src, layer.att_src)
     program = programs.gat(layer.negative_slope, layer.dropout if layer.training else 0.0, same, x_dst is not None, edge)
@@ -72,7 +74,7 @@ def _edge_term(layer: Any, stated: Stated, edge_attr: Tensor) -> Tensor:
     if attr.dim() == 1:
         attr = attr.view(-1, 1)
     h, c = layer.heads, layer.out_channels
-    if guards.has_hooks(layer.lin_edge):
+    if type(layer.lin_edge) is not Linear or guards.has_hooks(layer.lin_edge):
         return (layer.lin_edge(attr).view(-1, h, c) * layer.att_edge).sum(-1)
     with torch.autocast(attr.device.type, enabled=False):
         folded = (layer.lin_edge.weight.view(h, c, -1) * layer.att_edge.view(h, c, 1)).sum(1)

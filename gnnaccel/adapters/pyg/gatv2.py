@@ -32,8 +32,10 @@ def state(layer: Any, args: tuple, kwargs: dict) -> Stated | Reason:
     plain = edges.plain(edge_index, x_l.shape[0], x_r.shape[0], x_l.device)
     if type(plain) is Reason:
         return plain
-    if edge_attr is not None and (layer.lin_edge is None or edge_attr.shape[0] != plain.shape[1]):
-        return reason("GA206", "edge_attr does not fit the layer or the edges")
+    if edge_attr is not None:
+        why = guards.edge_reason(edge_attr, plain.shape[1], x_l)
+        if why is not None or layer.lin_edge is None:
+            return why or reason("GA206", "edge_attr was given to a layer without edge_dim")
     row, out = calls.dtypes(x_l, layer.att)
     program = programs.gatv2(layer.negative_slope, layer.dropout if layer.training else 0.0, edge_attr is not None)
     return Stated(program, "GATv2Conv", layer.heads, layer.out_channels, row, out, plain, x_l.shape[0], x_r.shape[0],

@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn.modules import module as modules
 from torch.nn.parameter import UninitializedParameter
 
 from gnnaccel.dispatch.reasons import Reason, reason
@@ -49,7 +51,7 @@ def _aggregation_reason(layer: Any) -> Reason | None:
     module = layer._modules.get("aggr_module")
     if type(module).__name__ != "SumAggregation" or not type(module).__module__.startswith("torch_geometric."):
         return reason("GA201", f"the aggregation is {type(module).__name__}")
-    if module._forward_hooks or module._forward_pre_hooks:
+    if has_hooks(module):
         return reason("GA501", "the aggregation module has hooks")
     return None
 
@@ -62,6 +64,8 @@ def context_reason() -> Reason | None:
         return reason("GA405")
     if torch._C._len_torch_dispatch_stack():
         return reason("GA405", "a torch dispatch mode is active")
+    if forward_ad._current_level >= 0:
+        return reason("GA405", "forward-mode differentiation is going on")
     return None
 
 
@@ -71,18 +75,32 @@ def features_reason(x: Any, name: str = "x") -> Reason | None:
         return reason("GA206", f"{name} is a {type(x).__name__}")
     if x.dim() != 2:
         return reason("GA206", f"{name} has {x.dim()} dimensions")
-    if x.layout != torch.strided or not x.is_floating_point():
-        return reason("GA206", f"{name} is {x.layout}, {x.dtype}")
+    if x.layout != torch.strided or not x.is_floating_point() or x.is_meta:
+        return reason("GA206", f"{name} is {x.layout}, {x.dtype}, on the {x.device.type} device")
+    return None
+
+
+def edge_reason(edge_attr: Any, edges: int, x: Tensor) -> Reason | None:
+    """Why these edge features cannot be taken: not one plain row of the features' dtype per edge."""
+    if type(edge_attr) is not Tensor and type(edge_attr) is not torch.nn.Parameter:
+        return reason("GA206", f"edge_attr is a {type(edge_attr).__name__}")
+    if edge_attr.layout != torch.strided or edge_attr.dim() not in (1, 2) or edge_attr.shape[0] != edges:
+        return reason("GA206", f"edge_attr is {edge_attr.layout} of shape {list(edge_attr.shape)} for {edges} edges")
+    if edge_attr.device != x.device:
+        return reason("GA206", f"edge_attr is on {edge_attr.device}, the features on {x.device}")
+    if edge_attr.dtype != x.dtype and not torch.is_autocast_enabled(x.device.type):
+        return reason("GA203", f"edge_attr is {edge_attr.dtype}, x is {x.dtype}")
     return None
 
 
 def lazy_reason(*modules: Any) -> Reason | None:
     for module in modules:
-        if module is not None and isinstance(module.weight, UninitializedParameter):
+        if module is not None and isinstance(getattr(module, "weight", None), UninitializedParameter):
             return reason("GA209")
     return None
 
 
 def has_hooks(module: Any) -> bool:
     """Whether calling the module does more than its ``forward``."""
-    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks)
+    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+                or modules._has_any_global_hook())

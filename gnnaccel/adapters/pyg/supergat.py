@@ -34,7 +34,7 @@ def state(layer: Any, args: tuple, kwargs: dict) -> Stated | Reason:
         row, out = calls.dtypes(x, layer.att_l)
     else:
         program = programs.supergat_sd(1.0 / math.sqrt(layer.out_channels), layer.negative_slope, dropout)
-        row, out = calls.dtypes(x, layer.lin.weight)
+        row, out = calls.dtypes(x)
     return Stated(program, "SuperGATConv", layer.heads, layer.out_channels, row, out, plain, nodes, nodes,
                   nodes if layer.add_self_loops else 0, calls.exposed(layer),
                   dict(x=x, edge_index=edge_index, negative=negative, batch=batch))

@@ -5,10 +5,12 @@ import math
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from gnnaccel.adapters.pyg import calls, edges, guards
 from gnnaccel.dispatch import attention_programs as programs
+from gnnaccel.cuda.layout import MAX_WIDTH
 from gnnaccel.dispatch.reasons import Reason, reason
 from gnnaccel.dispatch.request import Stated
 
@@ -36,24 +38,58 @@ def state(layer: Any, args: tuple, kwargs: dict) -> Stated | Reason:
     if (edge_attr is None) != (layer.lin_edge is None) or (edge_attr is not None and edge_attr.shape[0] != plain.shape[1]):
         return reason("GA206", "edge_attr does not fit the layer or the edges")
     row, out = calls.dtypes(x_src, layer.lin_value.weight)
-    program = programs.dot_product(1.0 / math.sqrt(layer.out_channels), layer.dropout if layer.training else 0.0,
-                                   edge_attr is not None)
-    return Stated(program, "TransformerConv", layer.heads, layer.out_channels, row, out, plain, x_src.shape[0], x_dst.shape[0],
-                  0, bool(layer.concat) and not layer.root_weight, dict(x_src=x_src, x_dst=x_dst, edge_attr=edge_attr))
+    dropout, scale = layer.dropout if layer.training else 0.0, 1.0 / math.sqrt(layer.out_channels)
+    folded = edge_attr is None and _folds(layer, x_src, dropout)
+    program = (programs.dot_product_shared(scale, dropout) if folded else
+               programs.dot_product(scale, dropout, edge_attr is not None))
+    width = x_src.shape[1] if folded else layer.out_channels
+    exposed = bool(layer.concat) and not layer.root_weight and not folded
+    return Stated(program, "TransformerConv", layer.heads, width, row, out, plain, x_src.shape[0], x_dst.shape[0], 0, exposed,
+                  dict(x_src=x_src, x_dst=x_dst, edge_attr=edge_attr, folded=folded))
 
 
-def run(layer: Any, stated: Stated, attend: Any) -> Tensor:
-    h, c, given = layer.heads, layer.out_channels, stated.host
+def _folds(layer: Any, x: Tensor, dropout: float) -> bool:
+    """Whether the maps of keys and values go to the destinations: one head, where gathering x once moves less than keys and
+    values do, nobody watches those maps, and the softmax weights sum to one (which dropout ends)."""
+    return (layer.heads == 1 and x.shape[1] < 2 * layer.out_channels and x.shape[1] <= MAX_WIDTH
+            and not torch.is_autocast_enabled(x.device.type) and (dropout == 0.0 or layer.lin_value.bias is None)
+            and not guards.has_hooks(layer.lin_key) and not guards.has_hooks(layer.lin_value))
+
+
+def _attend_folded(layer: Any, given: dict, attend: Any) -> Tensor:
+    """<q, W_k x> = <W_k^T q, x> and sum alpha (W_v x + b) = W_v (sum alpha x) + b: the edges only ever see x.
+
+    The bias of the keys adds the same to all scores of a destination, so it cancels; its gradient is zero.
+    """
+    query = layer.lin_query(given["x_dst"])
+    key, value = layer.lin_key, layer.lin_value
+    if key.bias is not None and key.bias.requires_grad and torch.is_grad_enabled():
+        query = query + 0.0 * key.bias
+    x = given["x_src"]
+    gathered = attend({"keys": x.unsqueeze(1), "queries": (query @ key.weight).unsqueeze(1)}).flatten(1)
+    out = F.linear(gathered, value.weight)
+    if value.bias is not None:  # destinations without edges stay zero
+        out = torch.addcmul(out, attend.graph.covered(out.dtype), value.bias)
+    return out.unsqueeze(1)
+
+
+def _attend_plain(layer: Any, given: dict, attend: Any) -> Tensor:
+    h, c = layer.heads, layer.out_channels
     x_src, x_dst = given["x_src"], given["x_dst"]
     tensors = {"queries": layer.lin_query(x_dst).view(-1, h, c), "keys": layer.lin_key(x_src).view(-1, h, c),
                "values": layer.lin_value(x_src).view(-1, h, c)}
     if given["edge_attr"] is not None:
         tensors["edges"] = layer.lin_edge(given["edge_attr"]).view(-1, h, c)
-    out = attend(tensors)
+    return attend(tensors)
+
+
+def run(layer: Any, stated: Stated, attend: Any) -> Tensor:
+    given = stated.host
+    out = (_attend_folded if given["folded"] else _attend_plain)(layer, given, attend)
     out = out.flatten(1) if layer.concat else out.mean(dim=1)
     if not layer.root_weight:
         return out
-    skip = layer.lin_skip(x_dst)
+    skip = layer.lin_skip(given["x_dst"])
     if layer.lin_beta is None:
         return out + skip
     gate = layer.lin_beta(torch.cat([out, skip, out - skip], dim=-1)).sigmoid()

@@ -43,3 +43,39 @@ __device__ __forceinline__ void gather_tile(const Lanes& at, int j, int n, const
         }
     }
 }
+
+// The forward's scores.
+struct Scores {
+    const float *a_src, *a_dst, *a_edge;
+    const OFF_T* eid;
+    float slope;
+
+    // Score of the tile's edge e (source row src) for `head`, times log2(e).
+    __device__ __forceinline__ float at(OFF_T edge, int src, int head, float dst_term) const {
+        float z = a_src[(u64)src * H + head] + dst_term;
+#if EDGE
+        z += a_edge[(u64)eid[edge] * H + head];
+#endif
+        return scaled_leaky(z, slope);
+    }
+    __device__ __forceinline__ float dst(int row, int head) const {
+        return a_dst && head < H ? a_dst[(u64)row * H + head] : 0.f;
+    }
+};
+
+struct Out {
+    OUT_T* out;
+    float *lse, *plus, *minus, *mass;
+    int rows;
+};
+
+// The output row, and under TRAIN its two parts.
+__device__ __forceinline__ void write_parts(const Lanes& at, int row, Row& minus, const Row& plus, const Out& o) {
+    if (at.slot != 0) return;
+    if (TRAIN) {
+        store_row(at, o.minus, row, minus);
+        store_row(at, o.plus, row, plus);
+        add_row(minus, plus);
+    }
+    store_row(at, o.out, row, minus);
+}

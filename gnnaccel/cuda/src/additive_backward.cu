@@ -10,7 +10,7 @@
 // plus, minus and the masses were saved by forward. The line for da_dst uses that softmax gradients sum to zero over a
 // destination; written with both masses it loses nothing when one edge takes nearly all of the softmax. Kernels: `prepare` (per
 // destination), `sources` (per source, chunked), `merge` (split sources). head_dot.cu has the gradients of att_src, att_dst.
-#include "additive.cuh"
+#include "additive_direct.cuh"
 
 // packed [rows, 4, H]: a_dst, lse, delta, unused. One 16-byte piece per head when H is 1, three full sectors when it is 8.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
@@ -142,6 +142,60 @@ __device__ __forceinline__ float weight_tile(const Edges& g, const Dropout& drop
     return lost;
 }
 
+#if DIRECT && !EDGE_GRAD
+// Both phases in one where few lanes share a head: each lane makes the weights of its own heads. Returns sum g alpha delta of
+// the lane's phase-1 head.
+__device__ __forceinline__ float gather_direct(const Lanes& at, const Item& it, const Edges& g, const Dropout& drop,
+                                               const Scratch& sh, const float* a_src, const OUT_T* grad, Row& minus, Row& plus) {
+    float lost[KH], src_term[KH];
+#pragma unroll
+    for (int kh = 0; kh < KH; ++kh) {
+        lost[kh] = 0.f;
+        src_term[kh] = at.head(kh) < H ? a_src[(u64)it.row * H + at.head(kh)] : 0.f;
+    }
+    for (OFF_T base = it.begin; base < it.end; base += TILE) {
+        const int n = it.end - base < TILE ? (int)(it.end - base) : TILE;
+        const int j = at.lane < n ? g.nbr[base + at.lane] : 0;
+        for (int first = 0; first < n; first += SLOTS * UNROLL) {
+            Row v[UNROLL];
+            float dst[UNROLL][KH], lse[UNROLL][KH], delta[UNROLL][KH];
+            OFF_T place[UNROLL];
+#pragma unroll
+            for (int u = 0; u < UNROLL; ++u) {
+                const int e = first + u * SLOTS + at.slot;
+                const u64 i = (u64)__shfl_sync(FULL_WARP, j, e & 31);
+                load_row(at, grad, i, e < n, v[u]);
+                place[u] = (EDGE || DROPOUT) && e < n ? g.position[base + e] : 0;
+#pragma unroll
+                for (int kh = 0; kh < KH; ++kh) {
+                    const bool mine = e < n && at.head(kh) < H;
+                    const float* q = g.packed + i * 4 * H + at.head(kh);
+                    dst[u][kh] = mine ? q[0] : 0.f;
+                    lse[u][kh] = mine ? q[H] : infinity();  // weight zero
+                    delta[u][kh] = mine ? q[2 * H] : 0.f;
+#if EDGE
+                    if (mine) dst[u][kh] += g.a_edge[(u64)g.eid[place[u]] * H + at.head(kh)];
+#endif
+                }
+            }
+#pragma unroll
+            for (int kh = 0; kh < KH; ++kh) {
+                float factor[UNROLL];
+                draw<UNROLL>(at, drop, place, at.head(kh), factor);
+#pragma unroll
+                for (int u = 0; u < UNROLL; ++u) {
+                    const float z = src_term[kh] + dst[u][kh];
+                    const float alpha = exp2f(scaled_leaky(z, g.slope) - lse[u][kh]);
+                    lost[kh] = fmaf((z > 0.f ? 1.f : g.slope) * alpha, delta[u][kh], lost[kh]);
+                    add_signed<true>(kh, z > 0.f, alpha * factor[u], v[u], minus, plus);
+                }
+            }
+        }
+    }
+    return to_phase_1(at, sh.weight, lost);
+}
+#endif
+
 #if EDGE_GRAD
 // d a_edge = g (w <dO, v> - alpha delta), one dot product per edge and head; only built when an edge term needs it.
 __device__ __forceinline__ void edge_grad_tile(const Lanes& at, const Edges& g, const Scratch& sh, OFF_T base, int n, int j,
@@ -198,6 +252,9 @@ sources(const OFF_T* __restrict__ indptr, const int* __restrict__ nbr, const OFF
     Row v;
     load_row(at, values, (u64)it.row, true, v);
 #endif
+#if DIRECT && !EDGE_GRAD
+    lost = gather_direct(at, it, g, drop, sh, a_src, grad, minus, plus);
+#else
     for (OFF_T base = it.begin; base < it.end; base += TILE) {
         const int n = it.end - base < TILE ? (int)(it.end - base) : TILE;
         const int j = at.lane < n ? nbr[base + at.lane] : 0;
@@ -208,9 +265,10 @@ sources(const OFF_T* __restrict__ indptr, const int* __restrict__ nbr, const OFF
 #endif
         __syncwarp();
     }
+    lost = sum_same_head(lost);
+#endif
     sum_slots(minus);
     sum_slots(plus);
-    lost = sum_same_head(lost);
     if (it.chunk >= 0) {
         if (at.slot == 0) {
             store_row(at, part_minus, it.chunk, minus);

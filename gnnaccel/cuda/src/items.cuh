@@ -57,3 +57,25 @@ struct Dropout {
 #endif
     }
 };
+
+// Dropout factors of COUNT edges for one head: each is drawn by one of the head's LH lanes only, then passed around.
+template <int COUNT>
+__device__ __forceinline__ void draw(const Lanes& at, const Dropout& drop, const OFF_T (&position)[COUNT], int head,
+                                     float (&factor)[COUNT]) {
+#if DROPOUT
+    float mine[(COUNT + LH - 1) / LH];
+#pragma unroll
+    for (int i = 0; i < (COUNT + LH - 1) / LH; ++i) {
+        OFF_T p = 0;
+#pragma unroll
+        for (int u = i * LH; u < (i + 1) * LH && u < COUNT; ++u)
+            if (u - i * LH == at.lh) p = position[u];
+        mine[i] = drop.factor(p, head);
+    }
+#pragma unroll
+    for (int u = 0; u < COUNT; ++u) factor[u] = __shfl_sync(FULL_WARP, mine[u / LH], (at.lane & ~(LH - 1)) + u % LH);
+#else
+#pragma unroll
+    for (int u = 0; u < COUNT; ++u) factor[u] = 1.f;
+#endif
+}

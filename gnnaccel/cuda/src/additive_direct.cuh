@@ -1,0 +1,124 @@
+// The direct way through additive attention: where few lanes share a head (LH <= 4, as for 8 heads of 8), each lane scores
+// the edges for its own heads while the rows are in flight. It repeats each exponential LH times and saves both the change of
+// mapping and its barriers. Measured on an H200 against the two phases: docs/notes/attention.md.
+#pragma once
+#include "additive.cuh"
+
+// Adds weight * row for head kh to the sum of its sign; without TWO all goes to `minus`.
+template <bool TWO>
+__device__ __forceinline__ void add_signed(int kh, bool up, float w, const Row& v, Row& minus, Row& plus) {
+    const float above = TWO && up ? w : 0.f, below = TWO && up ? 0.f : w;
+#pragma unroll
+    for (int k = kh * KV; k < (kh + 1) * KV; ++k)
+#pragma unroll
+        for (int x = 0; x < VEC; ++x) {
+            minus[k][x] = fmaf(below, v[k][x], minus[k][x]);
+            if (TWO) plus[k][x] = fmaf(above, v[k][x], plus[k][x]);
+        }
+}
+
+// Sums a per-head number over the slots and hands it to the lanes of phase 1 (head = lane % HT) through `shared` [HT].
+__device__ __forceinline__ float to_phase_1(const Lanes& at, float* shared, float (&x)[KH]) {
+#pragma unroll
+    for (int kh = 0; kh < KH; ++kh) {
+#pragma unroll
+        for (int w = ROW_LANES; w < 32; w <<= 1) x[kh] += __shfl_xor_sync(FULL_WARP, x[kh], w);
+        if (at.slot == 0 && at.lh == 0) shared[kh * HL + at.hl] = x[kh];
+    }
+    __syncwarp();
+    return shared[at.lane % HT];
+}
+
+// One step: UNROLL edges in each slot with a running softmax per slot.
+struct Running {
+    float m[KH], minus[KH], plus[KH];
+};
+
+__device__ __forceinline__ void direct_step(const Lanes& at, const Scores& scores, const Dropout& drop, const float (&dst)[KH],
+                                            const ROW_T* rows, OFF_T base, int first, int n, int j, Running& run, Row& minus,
+                                            Row& plus) {
+    Row v[UNROLL];
+    float s[UNROLL][KH];
+    OFF_T position[UNROLL];
+#pragma unroll
+    for (int u = 0; u < UNROLL; ++u) {
+        const int e = first + u * SLOTS + at.slot;
+        const int src = __shfl_sync(FULL_WARP, j, e & 31);
+        position[u] = base + e;
+        load_row(at, rows, (u64)src, e < n, v[u]);
+#pragma unroll
+        for (int kh = 0; kh < KH; ++kh)
+            s[u][kh] = e < n && at.head(kh) < H ? scores.at(base + e, src, at.head(kh), dst[kh]) : NEG_INF;
+    }
+#pragma unroll
+    for (int kh = 0; kh < KH; ++kh) {
+        float top = run.m[kh], factor[UNROLL];
+#pragma unroll
+        for (int u = 0; u < UNROLL; ++u) top = fmaxf(top, s[u][kh]);
+        draw<UNROLL>(at, drop, position, at.head(kh), factor);
+        const float fade = run.m[kh] == top ? 1.f : exp2f(run.m[kh] - top);
+        run.m[kh] = top;
+        run.minus[kh] *= fade;
+        run.plus[kh] *= fade;
+#pragma unroll
+        for (int k = kh * KV; k < (kh + 1) * KV; ++k)
+#pragma unroll
+            for (int x = 0; x < VEC; ++x) {
+                minus[k][x] *= fade;
+                if (TRAIN) plus[k][x] *= fade;
+            }
+#pragma unroll
+        for (int u = 0; u < UNROLL; ++u) {
+            const bool up = s[u][kh] > 0.f;
+            const float p = first + u * SLOTS + at.slot < n ? exp2f(s[u][kh] - top) : 0.f;
+            run.plus[kh] += up ? p : 0.f;
+            run.minus[kh] += up ? 0.f : p;
+            add_signed<TRAIN != 0>(kh, up, p * factor[u], v[u], minus, plus);
+        }
+    }
+}
+
+// `fold` of additive_fold.cuh, with the same results in the same places.
+__device__ __forceinline__ void fold_direct(const Lanes& at, const Item& it, const Scores& scores, const Dropout& drop,
+                                            const Scratch& sh, const int* col, const ROW_T* rows, Softmax& run, Row& minus,
+                                            Row& plus) {
+    Running mine;
+    float dst[KH];
+#pragma unroll
+    for (int kh = 0; kh < KH; ++kh) {
+        mine.m[kh] = NEG_INF;
+        mine.minus[kh] = mine.plus[kh] = 0.f;
+        dst[kh] = scores.dst(it.row, at.head(kh));
+    }
+    clear_row(minus);
+    clear_row(plus);
+    for (OFF_T base = it.begin; base < it.end; base += TILE) {
+        const int n = it.end - base < TILE ? (int)(it.end - base) : TILE;
+        const int j = at.lane < n ? col[base + at.lane] : 0;
+        for (int first = 0; first < n; first += SLOTS * UNROLL)
+            direct_step(at, scores, drop, dst, rows, base, first, n, j, mine, minus, plus);
+    }
+    float top[KH];
+#pragma unroll
+    for (int kh = 0; kh < KH; ++kh) {  // the slots' softmaxes into one; a slot that saw no edge counts nothing
+        top[kh] = mine.m[kh];
+#pragma unroll
+        for (int w = ROW_LANES; w < 32; w <<= 1) top[kh] = fmaxf(top[kh], __shfl_xor_sync(FULL_WARP, top[kh], w));
+        const float f = mine.m[kh] == NEG_INF ? 0.f : exp2f(mine.m[kh] - top[kh]);
+        mine.minus[kh] *= f;
+        mine.plus[kh] *= f;
+        if (at.slot != 0) top[kh] = 0.f;  // to_phase_1 sums over the slots
+#pragma unroll
+        for (int k = kh * KV; k < (kh + 1) * KV; ++k)
+#pragma unroll
+            for (int x = 0; x < VEC; ++x) {
+                minus[k][x] *= f;
+                plus[k][x] *= f;
+            }
+    }
+    sum_slots(minus);
+    if (TRAIN) sum_slots(plus);
+    run.m = to_phase_1(at, sh.weight, top);
+    run.minus = to_phase_1(at, sh.weight + HT, mine.minus);
+    run.plus = to_phase_1(at, sh.weight + 2 * HT, mine.plus);
+}

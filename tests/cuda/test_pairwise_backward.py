@@ -1,0 +1,154 @@
+"""Pairwise attention: the output under training and the gradient of every input."""
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gnnaccel.cuda import pairwise_backward
+from gnnaccel.cuda.pairwise import SCORES
+from tests.attention_cases import SIZES, by_kernels, by_torch, check, check_average, graph, pairwise
+from tests.helpers import on_devices, relative, same_bits
+
+pytestmark = pytest.mark.usefixtures("poison")
+
+KINDS = [(score, False) for score in SCORES] + [("gatv2", True), ("dot", True)]
+
+
+@on_devices("heads,width,score", [(h, d, list(SCORES)[i % len(SCORES)]) for i, (h, d) in enumerate(SIZES)],
+            [(h, d, score) for h, d in SIZES for score in SCORES])
+def test_sizes(device, heads, width, score):
+    check(pairwise(score, graph(device), heads, width))
+
+
+@on_devices("score,edge,dropout,heads,width",
+            [(*kind, 0.0, 3, 5) for kind in KINDS] + [("gatv2", True, 0.3, 3, 5), ("dot", True, 0.3, 8, 8), ("mx", False, 0.3, 3, 5),
+                                                      ("sd", False, 0.3, 3, 5), ("gatv2", False, 0.3, 1, 64)],
+            [(*kind, p, *size) for kind in KINDS for p in (0.0, 0.3) if kind[0] != "cosine" for size in SIZES])
+@pytest.mark.parametrize("chunk", [1024, 16])
+def test_kinds(device, chunk_edges, score, edge, dropout, heads, width, chunk):
+    chunk_edges(chunk)
+    problem = pairwise(score, graph(device), heads, width, edge, dropout)
+    check(problem)
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    splits = [rows.split.sizes()[1] for rows in (problem.graph.csc(), problem.graph.csr())]
+    assert all(splits) == (chunk == 16)
+
+
+@on_devices("score", ["gatv2", "dot"], list(SCORES))
+def test_split_rows_before_the_report(device, chunk_edges, score):
+    chunk_edges(16)
+    problem = pairwise(score, graph(device), 8, 8)
+    for split in (problem.graph.csc().split, problem.graph.csr().split):
+        split._exact, split.report = None, split.report * 0
+    check(problem)
+
+
+@on_devices("score,heads,width", [(score, 3, 5) for score in SCORES], [(score, 8, 8) for score in SCORES])
+def test_average_accuracy(device, score, heads, width):
+    check_average(lambda: pairwise(score, graph(device), heads, width))
+
+
+@pytest.mark.parametrize("score", ["gatv2", "dot"])
+def test_large_graph_with_super_nodes(device, score):
+    size = (60, 50, 900) if device.type == "cpu" else (5000, 4000, 400_000)
+    check(pairwise(score, graph(device, *size), 8, 8))
+
+
+@pytest.mark.parametrize("chunk", [1024, 16])
+def test_the_attention_vectors_sum_when_blocks_take_many_rows(device, chunk_edges, monkeypatch, chunk):
+    chunk_edges(chunk)
+    monkeypatch.setattr(pairwise_backward, "_ATT_BLOCKS", 2)
+    check(pairwise("gatv2", graph(device), 3, 5, edge=True))
+
+
+@pytest.mark.parametrize("slope", [0.0, 1.0])
+@pytest.mark.parametrize("score", ["gatv2", "mx", "sd"])
+def test_slopes(device, score, slope):
+    check(pairwise(score, graph(device), 3, 5, slope=slope))
+
+
+@pytest.mark.parametrize("score", ["gatv2", "dot"])
+def test_loops(device, score):
+    problem = pairwise(score, graph(device, 40, 40, loops=30), 3, 5, edge=True)
+    grads = check(problem)
+    dropped = torch.ones(problem.graph.num_edges, dtype=torch.bool, device=device)
+    dropped[problem.graph.edges().eid] = False
+    assert dropped.any() and (grads["edges"][dropped] == 0).all()
+
+
+def test_wide_offsets(device, chunk_edges):
+    chunk_edges(16)
+    check(pairwise("dot", graph(device, wide=True), 3, 5, edge=True, dropout=0.3))
+
+
+@on_devices("row,out", [(torch.float16, torch.float32), (torch.bfloat16, torch.bfloat16)],
+            [(torch.float16, torch.float16), (torch.bfloat16, torch.float32)])
+@pytest.mark.parametrize("score", ["gatv2", "dot"])
+def test_half_rows(device, row, out, score):
+    # backward reads the output as it was stored: delta = <dO, O> carries its rounding into differences
+    check(pairwise(score, graph(device), 8, 8, edge=True, row=row, out=out), floor=0.0 if out == torch.float32 else 2e-2)
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_saturated_softmax(device, score):
+    """Where one edge takes nearly all of a softmax, t - delta is a small difference: what can be had is bounded by the scores."""
+    problem = pairwise(score, graph(device), 3, 5, scale=10.0)
+    got, call = by_kernels(problem)
+    exact = by_torch(problem, call, torch.float64)
+    errors = {name: relative(got[name], exact[name]) for name in got}
+    assert max(errors.values()) < 1e-3, errors
+
+
+@pytest.mark.parametrize("score", ["gatv2", "dot", "mx", "sd"])
+def test_dropout_of_everything_gives_zero_gradients(device, score):
+    grads = by_kernels(pairwise(score, graph(device), 3, 5, dropout=1.0))[0]
+    assert all((g == 0).all() for g in grads.values())
+
+
+BAD = [("gatv2", "keys", float("nan")), ("gatv2", "att", float("inf")), ("dot", "queries", float("nan")),
+       ("dot", "edges", float("nan")), ("cosine", "c_src", float("nan")), ("mx", "c_dst", float("inf"))]
+
+
+@pytest.mark.parametrize("chunk", [1024, 16])
+@pytest.mark.parametrize("score, name, value", BAD)
+def test_gradients_are_not_silently_finite(device, chunk_edges, score, name, value, chunk):
+    chunk_edges(chunk)
+    problem = pairwise(score, graph(device), 3, 5, edge=name == "edges")
+    problem.tensors[name][0, 1] = value
+    got, call = by_kernels(problem)
+    for key, expected in by_torch(problem, call, torch.float32).items():
+        silent = torch.isfinite(got[key]) & ~torch.isfinite(expected)
+        assert not silent.any(), f"{key}: {int(silent.sum())} of {int((~torch.isfinite(expected)).sum())}"
+
+
+@pytest.mark.parametrize("num_src, num_dst, edges", [(40, 30, 0), (1, 1, 1), (5, 0, 0), (0, 5, 0), (0, 0, 0)])
+@pytest.mark.parametrize("score", ["gatv2", "mx"])
+def test_small_and_empty_graphs(device, score, num_src, num_dst, edges):
+    problem = pairwise(score, graph(device, num_src, num_dst, edges), 3, 5)
+    grads = by_kernels(problem)[0]
+    if edges == 0:
+        assert all((g == 0).all() for g in grads.values())
+    else:
+        torch.testing.assert_close(grads["keys"], problem.grad_out(), rtol=1e-6, atol=1e-6)
+
+
+@on_devices("change", ["non_contiguous", "misaligned", "expanded"])
+def test_gradients_of_any_stride(device, change):
+    problem = pairwise("gatv2", graph(device), 8, 8)
+    plain = problem.grad_out()
+    if change == "non_contiguous":
+        problem.grad = plain.transpose(0, 2).contiguous().transpose(0, 2)
+    elif change == "misaligned":
+        problem.grad = torch.cat([plain.new_zeros(1), plain.flatten()])[1:].view(plain.shape)
+    else:
+        problem.grad = plain[:1, :1, :1].expand_as(plain)  # what sum() sends back
+    check(problem)
+
+
+@pytest.mark.parametrize("score", ["gatv2", "dot"])
+def test_results_repeat(device, chunk_edges, score):
+    chunk_edges(16)
+    problem = pairwise(score, graph(device), 8, 8)
+    runs = [by_kernels(problem)[0] for _ in range(3)]
+    assert all(same_bits(runs[0][name], run[name]) for run in runs for name in run)

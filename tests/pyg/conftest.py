@@ -1,0 +1,94 @@
+"""A clean session around each test, and the routes that are held against the host's own layers."""
+from __future__ import annotations
+
+import contextlib
+import random
+import shutil
+from dataclasses import dataclass
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("torch_geometric")
+
+import gnnaccel  # noqa: E402
+from gnnaccel.cuda import driver  # noqa: E402
+from gnnaccel.dispatch import cache, config, counters, names, planner, records, rules  # noqa: E402
+
+
+@dataclass(frozen=True)
+class Route:
+    """Where a layer is to run: ``backend`` as `gnnaccel.enable` takes it."""
+
+    name: str
+    backend: str
+    device: torch.device
+
+    def on(self, **options):
+        """A block in which every call takes this route or raises."""
+        return gnnaccel.enabled(**{"backend": self.backend, "when": "supported", "on_fallback": "raise", **options})
+
+
+@contextlib.contextmanager
+def _route(name: str):
+    if name == "cuda":
+        possible, why = driver.available()
+        if not possible:
+            pytest.skip(why)
+        yield Route(name, "cuda", torch.device("cuda", torch.cuda.current_device()))
+        torch.cuda.synchronize()
+    elif name == "torch":
+        yield Route(name, "torch", torch.device("cpu"))
+    else:
+        if shutil.which("g++") is None:
+            pytest.skip("the CPU emulation of kernels needs g++")
+        from tests.emulation.emulator import EmulatedDriver
+        with driver.using(EmulatedDriver()):
+            planner.forget()
+            yield Route(name, "cuda", torch.device("cpu"))
+        planner.forget()
+
+
+@pytest.fixture(params=["torch", "emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
+def route(request):
+    """The torch backend, the CUDA kernels emulated, the CUDA kernels on a GPU."""
+    with _route(request.param) as found:
+        yield found
+
+
+@pytest.fixture
+def gpu():
+    """The GPU route alone; for tests marked ``gpu``."""
+    with _route("cuda") as found:
+        yield found
+
+
+@pytest.fixture
+def emulated():
+    """The emulated route alone."""
+    with _route("emulated") as found:
+        yield found
+
+
+def _reset() -> None:
+    gnnaccel.disable()
+    rules.reset_rules()
+    names.forget_names()
+    counters.reset_stats()
+    gnnaccel.clear_records()
+    cache.clear()
+    planner.forget()
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch):
+    """Nothing enabled, no rules, counts or cached graphs, fixed seeds; a test that leaves a block or a sink fails."""
+    for name in ("GNNACCEL", "GNNACCEL_BACKEND", "GNNACCEL_WHEN", "GNNACCEL_ON_FALLBACK", "GNNACCEL_INCLUDE",
+                 "GNNACCEL_EXCLUDE", "GNNACCEL_RECORDS", "GNNACCEL_LOG"):
+        monkeypatch.delenv(name, raising=False)
+    _reset()
+    torch.manual_seed(0)
+    random.seed(0)
+    yield
+    _reset()
+    assert config.current() is None and not config._cells and not records.listening() and not driver.placed()

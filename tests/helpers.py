@@ -80,7 +80,9 @@ class Poison:
         if not self._on_cpu or tensor.dtype == torch.bool:
             return tensor
         self._guards.append(guarded(tensor))
-        return self._guards[-1].tensor
+        inner = self._guards[-1].tensor
+        # not a view of the zones for autograd, which treats views that Functions return in its own way
+        return inner.new_empty(0).set_(inner.untyped_storage(), inner.storage_offset(), inner.shape, inner.stride())
 
     def check(self) -> None:
         """AssertionError when a kernel wrote beside a tensor."""

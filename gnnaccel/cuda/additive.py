@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import additive_pmf, driver
+from gnnaccel.cuda import additive_pmf
 from gnnaccel.cuda.dropout import OFF, Dropout
-from gnnaccel.cuda.launch import THREADS, Workspace, merge_args, pointer, split_args, whole_blocks
+from gnnaccel.cuda.launch import THREADS, Kernels, pointer, workspace
 from gnnaccel.cuda.layout import TYPES, Layout, grid, layout_for
 from gnnaccel.cuda.structure import Rows
 
@@ -34,47 +34,46 @@ class Variant:
 
     def defines(self, **more) -> tuple:
         flags = dict(ROW_T=TYPES[self.row], OUT_T=TYPES[self.out], OFF_T="i64" if self.wide else "int", EDGE=int(self.edge),
-                     DROPOUT=int(self.dropout), **more)
+                     DROPOUT=int(self.dropout), DIRECT=int(self.layout.direct), **more)
         return self.layout.defines() + tuple((k, str(v)) for k, v in flags.items())
 
+    @functools.cached_property
+    def forward_kernels(self) -> Kernels:
+        return Kernels("additive", self.defines(TRAIN=int(self.train)))
 
-@functools.lru_cache(maxsize=256)
-def _defines(variant: Variant) -> tuple:
-    return variant.defines(TRAIN=int(variant.train), DIRECT=int(variant.layout.direct))
+    @functools.cached_property
+    def pmf_kernels(self) -> Kernels:
+        return Kernels("additive_pmf", self.defines(TRAIN=int(self.train)))
 
+    @functools.cached_property
+    def backward_kernels(self) -> Kernels:
+        return Kernels("additive_backward", self.defines(TRAIN=1, EDGE_GRAD=0))
 
-@dataclass
-class Result:
-    """``out`` [rows, H, D]; under ``train`` also ``lse`` [rows, H] (base 2), the parts ``plus`` and ``minus`` of the output
-    from edges whose z is positive and from the others, [rows, H, D], and ``mass`` [2, rows, H], their shares of the softmax."""
-
-    out: Tensor
-    lse: Tensor | None = None
-    plus: Tensor | None = None
-    minus: Tensor | None = None
-    mass: Tensor | None = None
-
-    def pointers(self) -> tuple:
-        return (self.out.data_ptr(),) + tuple(pointer(t) for t in (self.lse, self.plus, self.minus, self.mass))
+    @functools.cached_property
+    def edge_grad_kernels(self) -> Kernels:
+        return Kernels("additive_backward", self.defines(TRAIN=1, EDGE_GRAD=1))
 
 
-def _empty_result(variant: Variant, rows: int, device: torch.device) -> Result:
-    h, d = variant.heads, variant.width
-    out = torch.empty(rows, h, d, dtype=variant.out, device=device)
-    if not variant.train:
-        return Result(out)
-    small, parts = torch.empty(3, rows, h, device=device), torch.empty(2, rows, h, d, device=device)
-    return Result(out, small[0], parts[0], parts[1], small[1:])
+#: `Variant`s by their fields in order, one object each, so that what hangs on them is made once
+variant = functools.lru_cache(maxsize=512)(Variant)
 
 
-def _workspace(variant: Variant, chunks: int, device: torch.device) -> Workspace:
-    """Sums [chunks, H*D], those over positive z apart (train only), statistics [chunks, 3, H]."""
-    row = chunks * variant.heads * variant.width
-    return Workspace([row, row if variant.train else 0, chunks * 3 * variant.heads], device)
+@dataclass(frozen=True)
+class Saved:
+    """What backward needs, fp32. ``small`` [3, rows, H]: log-sum-exp (base 2), and the shares of the softmax on edges whose z is
+    positive and on the others; ``parts`` [2, rows, H, D]: the parts of the output from those edges and from the others."""
+
+    small: Tensor
+    parts: Tensor
+
+    def pointers(self) -> tuple[int, int, int, int]:
+        """Addresses of lse, plus, minus and mass, as the kernels take them."""
+        lse, plus = self.small.data_ptr(), self.parts.data_ptr()
+        return lse, plus, plus + 2 * self.parts.numel(), lse + 4 * (self.small.numel() // 3)
 
 
 def forward(variant: Variant, graph: Rows, a_src: Tensor, a_dst: Tensor | None, values: Tensor, slope: float,
-            a_edge: Tensor | None = None, dropout: Dropout = OFF, pmf: bool = False) -> Result:
+            a_edge: Tensor | None = None, dropout: Dropout = OFF, pmf: bool = False) -> tuple[Tensor, Saved | None]:
     """GAT's aggregation: softmax over incoming edges of leaky_relu(a_src + a_dst + a_edge), then the weighted sum.
 
     Args:
@@ -83,23 +82,27 @@ def forward(variant: Variant, graph: Rows, a_src: Tensor, a_dst: Tensor | None, 
         values: [num_src, H, D] of ``variant.row``, contiguous.
         a_edge: [edges, H] fp32, by edge id, when ``variant.edge``.
         pmf: long rows by PMF instead of split rows.
+
+    Returns:
+        the result [rows, H, D] of ``variant.out`` and, under ``variant.train``, what backward needs.
     """
-    result = _empty_result(variant, graph.rows, values.device)
-    chunks, heavy = graph.split.sizes()
+    h, d, device, layout, rows = variant.heads, variant.width, values.device, variant.layout, graph.rows
+    out = torch.empty((rows, h, d), dtype=variant.out, device=device)
+    saved, pointers = None, (0, 0, 0, 0)
+    if variant.train:
+        saved = Saved(torch.empty((3, rows, h), device=device), torch.empty((2, rows, h, d), device=device))
+        pointers = saved.pointers()
+    outputs = (out.data_ptr(), *pointers)
     inputs = a_src.data_ptr(), pointer(a_dst), pointer(a_edge), np.float32(slope)
-    if pmf and heavy:
-        additive_pmf.long_rows(variant, graph, inputs, values, dropout, result)
-        chunks = heavy = 0  # the long rows are done; the kernel leaves them alone by their length
-    layout, slots = variant.layout, whole_blocks(chunks)
-    work = _workspace(variant, chunks, values.device)
-    outputs = result.pointers()
-    find, defines = driver.current().kernel, _defines(variant)
-    find("additive", "forward", defines)(
-        grid(slots + graph.rows, layout), THREADS, layout.scratch(),
-        (graph.indptr.data_ptr(), graph.other.data_ptr(), graph.place.data_ptr(), np.int32(graph.rows))
-        + split_args(graph, slots) + inputs + dropout.args()
-        + (values.data_ptr(),) + outputs + tuple(work.pointers))
-    if heavy:
-        find("additive", "merge", defines)(grid(heavy, layout), THREADS, layout.scratch(),
-                                           merge_args(graph) + (np.int32(graph.rows),) + outputs + tuple(work.pointers))
-    return result
+    launch = graph.launch()
+    if pmf and launch.heavy:  # the kernel below leaves long rows alone by their length
+        additive_pmf.long_rows(variant, graph, inputs, values, dropout, outputs)
+        launch = launch._replace(slots=0, split=(*launch.split[:3], np.int32(0)), chunks=0, heavy=0)
+    memory, parts = workspace(launch.chunks, (h * d, h * d if variant.train else 0, 3 * h), device)
+    variant.forward_kernels("forward")(
+        grid(launch.slots + rows, layout), THREADS, layout.scratch,
+        launch.graph + launch.split + inputs + dropout.args + (values.data_ptr(),) + outputs + parts)
+    if launch.heavy:
+        variant.forward_kernels("merge")(grid(launch.heavy, layout), THREADS, layout.scratch,
+                                         launch.merge + (launch.graph[3],) + outputs + parts)
+    return out, saved

@@ -1,6 +1,7 @@
 """What a kernel needs to draw dropout: probability and a place in torch's random stream."""
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +23,9 @@ class Dropout:
     def on(self) -> bool:
         return self.p > 0.0
 
+    @functools.cached_property
     def args(self) -> tuple:
+        """The four kernel parameters."""
         scale = 0.0 if self.p >= 1.0 else 1.0 / (1.0 - self.p)
         return np.float32(self.p), np.float32(scale), np.uint64(self.seed), np.uint64(self.offset)
 
@@ -51,5 +54,5 @@ def factors(dropout: Dropout, edges: int, heads: int, device: torch.device) -> t
     out = torch.empty(edges, heads, device=device)
     defines = layout_for(heads, 1).defines() + (("OFF_T", "i64"), ("DROPOUT", "1"))
     driver.current().kernel("dropout", "factors", defines)(
-        (-(-edges * heads // 256), 1), 256, 0, (np.int64(edges),) + dropout.args() + (out.data_ptr(),))
+        (-(-edges * heads // 256), 1), 256, 0, (np.int64(edges),) + dropout.args + (out.data_ptr(),))
     return out

@@ -29,16 +29,16 @@ class Layout:
     hl: int
     kh: int
 
-    @property
+    @functools.cached_property
     def tile_heads(self) -> int:
         return self.hl * self.kh
 
-    @property
+    @functools.cached_property
     def tiles(self) -> int:
         """How many tiles of heads a row needs: the grid's y size."""
         return -(-self.heads // self.tile_heads)
 
-    @property
+    @functools.cached_property
     def slots(self) -> int:
         """Rows that a warp treats side by side."""
         return 32 // (self.lh * self.hl)
@@ -57,6 +57,7 @@ class Layout:
         """Whether so few lanes share a head that each may as well score for itself (additive_direct.cuh)."""
         return self.lh <= 4
 
+    @functools.cached_property
     def scratch(self) -> int:
         """Bytes of shared memory for ``Scratch`` (merge.cuh), per block."""
         return WARPS * (2 * 32 * self.tile_heads + self.tile_heads) * 4

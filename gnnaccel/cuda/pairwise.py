@@ -8,9 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import driver
 from gnnaccel.cuda.dropout import OFF, Dropout
-from gnnaccel.cuda.launch import THREADS, Workspace, merge_args, pointer, split_args, whole_blocks
+from gnnaccel.cuda.launch import THREADS, Kernels, pointer, workspace
 from gnnaccel.cuda.layout import TYPES, Layout, grid, layout_for
 from gnnaccel.cuda.structure import Rows
 
@@ -45,6 +44,24 @@ class Variant:
                      OFF_T="i64" if self.wide else "int", EDGE=int(self.edge), DROPOUT=int(self.dropout), **more)
         return self.layout.defines(unroll) + tuple((k, str(v)) for k, v in flags.items())
 
+    @functools.cached_property
+    def forward_kernels(self) -> Kernels:
+        return Kernels("pairwise", self.defines(TRAIN=int(self.train)))
+
+    def backward_kernels(self, by_src: bool) -> Kernels:
+        return self._backward_kernels[by_src]
+
+    @functools.cached_property
+    def _backward_kernels(self) -> tuple[Kernels, Kernels]:
+        """By destination, by source. Twice the rows of forward are live, so fewer are in flight."""
+        layout = self.layout
+        unroll = layout.unroll if layout.packs * layout.vec < 4 else max(1, layout.unroll // 2)
+        return tuple(Kernels("pairwise_backward", self.defines(unroll, BY_SRC=by_src)) for by_src in (0, 1))
+
+
+#: `Variant`s by their fields in order, one object each, so that what hangs on them is made once
+variant = functools.lru_cache(maxsize=512)(Variant)
+
 
 @dataclass(frozen=True)
 class Operands:
@@ -69,29 +86,20 @@ class Operands:
         return np.float32(self.scale), np.float32(self.slope)
 
 
-@functools.lru_cache(maxsize=256)
-def _defines(variant: Variant) -> tuple:
-    return variant.defines(TRAIN=int(variant.train))
-
-
 def forward(variant: Variant, graph: Rows, x: Operands, dropout: Dropout = OFF) -> tuple[Tensor, Tensor | None]:
     """Softmax over incoming edges of the score, then the weighted sum: (out [num_dst, H, D], lse [num_dst, H] under train)."""
-    h, d, device, layout = variant.heads, variant.width, x.keys.device, variant.layout
-    out = torch.empty(graph.rows, h, d, dtype=variant.out, device=device)
-    lse = torch.empty(graph.rows, h, device=device) if variant.train else None
-    chunks, heavy = graph.split.sizes()
-    slots = whole_blocks(chunks)
-    work = Workspace([chunks * h * d, chunks * 3 * h], device)
+    h, d, device, layout, rows = variant.heads, variant.width, x.keys.device, variant.layout, graph.rows
+    out = torch.empty((rows, h, d), dtype=variant.out, device=device)
+    lse = torch.empty((rows, h), device=device) if variant.train else None
+    launch = graph.launch()
+    memory, (acc, _, stats) = workspace(launch.chunks, (h * d, 0, 3 * h), device)
     values = x.values if variant.own_values else x.keys
-    find = driver.current().kernel
-    find("pairwise", "forward", _defines(variant))(
-        grid(slots + graph.rows, layout), THREADS, 0,
-        (graph.indptr.data_ptr(), graph.other.data_ptr(), graph.place.data_ptr(), np.int32(graph.rows))
-        + split_args(graph, slots)
+    variant.forward_kernels("forward")(
+        grid(launch.slots + rows, layout), THREADS, 0,
+        launch.graph + launch.split
         + (x.keys.data_ptr(), values.data_ptr(), x.queries.data_ptr(), pointer(x.edges), pointer(x.att), pointer(x.c_src),
-           pointer(x.c_dst)) + x.constants() + dropout.args() + (out.data_ptr(), pointer(lse)) + tuple(work.pointers))
-    if heavy:
-        find("pairwise", "merge", _defines(variant))(
-            grid(heavy, layout), THREADS, layout.scratch(),
-            merge_args(graph) + (out.data_ptr(), pointer(lse)) + tuple(work.pointers))
+           pointer(x.c_dst)) + x.constants() + dropout.args + (out.data_ptr(), pointer(lse), acc, stats))
+    if launch.heavy:
+        variant.forward_kernels("merge")(grid(launch.heavy, layout), THREADS, layout.scratch,
+                                         launch.merge + (out.data_ptr(), pointer(lse), acc, stats))
     return out, lse

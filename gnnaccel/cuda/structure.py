@@ -3,12 +3,14 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from gnnaccel.cuda import driver
+from gnnaccel.cuda.layout import WARPS
 
 _THREADS = 256
 _SLOT = 48  # int32 words per report; the layout stands in structure.cu, above the kernel `split`
@@ -99,6 +101,19 @@ class Split:
         return [int(v) for v in np.trim_zeros(bins, "b")]
 
 
+class Launch(NamedTuple):
+    """What every kernel is told of a graph. ``graph``: indptr, other, place, rows; ``slots``: warps for chunks, in whole
+    blocks, so that a block holds either chunks or rows; ``split``: counters, chunks, chunk_edges, slots; ``merge``: counters,
+    split rows; ``chunks`` and ``heavy`` as `Split.sizes`."""
+
+    graph: tuple
+    slots: int
+    split: tuple
+    merge: tuple
+    chunks: int
+    heavy: int
+
+
 @dataclass
 class Rows:
     """A graph grouped by one end of its edges.
@@ -112,6 +127,25 @@ class Rows:
     other: Tensor
     place: Tensor
     split: Split
+    _launch: Launch | None = field(default=None, repr=False)
+
+    def launch(self) -> Launch:
+        """Kernel parameters; kept once the device has reported exact sizes."""
+        return self._launch or self._make_launch()
+
+    def _make_launch(self) -> Launch:
+        split = self.split
+        known = split.known  # asked first: sizes may become exact in between
+        chunks, heavy = split.sizes()
+        slots = -(-chunks // WARPS) * WARPS
+        counters = split.counters.data_ptr()
+        found = Launch(
+            (self.indptr.data_ptr(), self.other.data_ptr(), self.place.data_ptr(), np.int32(self.rows)), slots,
+            (counters, split.chunks.data_ptr(), np.int32(split.chunk_edges), np.int32(slots)),
+            (counters, split.heavy.data_ptr()), chunks, heavy)
+        if known:
+            self._launch = found
+        return found
 
     @property
     def rows(self) -> int:

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import torch
 
-from gnnaccel.cuda import additive, additive_backward, additive_pmf, pairwise, pairwise_backward
+from gnnaccel.cuda import additive, pairwise
 from gnnaccel.cuda.layout import TYPES, layout_for
 
 _SIZES = ((8, 8), (1, 47), (3, 512))
@@ -34,11 +34,11 @@ def _rows(*more):
 
 
 _SAMPLES = {
-    "additive": lambda: _additive(lambda v: [additive._defines(v)]),
-    "additive_pmf": lambda: _additive(lambda v: [additive_pmf._defines(v)]),
-    "additive_backward": lambda: _additive(lambda v: [additive_backward._defines(v, grad and v.edge) for grad in (False, True)]),
-    "pairwise": lambda: _pairwise(lambda v: [pairwise._defines(v)]),
-    "pairwise_backward": lambda: _pairwise(lambda v: [pairwise_backward._defines(v, by_src) for by_src in (False, True)]),
+    "additive": lambda: _additive(lambda v: [v.forward_kernels.defines]),
+    "additive_pmf": lambda: _additive(lambda v: [v.pmf_kernels.defines]),
+    "additive_backward": lambda: _additive(lambda v: [(v.edge_grad_kernels if v.edge else v.backward_kernels).defines]),
+    "pairwise": lambda: _pairwise(lambda v: [v.forward_kernels.defines]),
+    "pairwise_backward": lambda: _pairwise(lambda v: [v.backward_kernels(by_src).defines for by_src in (False, True)]),
     "head_dot": _rows,
     "gather": lambda: _rows(("OFF_T", "int"), ("DROPOUT", "0")),
     "dropout": lambda: [layout_for(3, 1).defines() + (("OFF_T", "i64"), ("DROPOUT", "1"))],

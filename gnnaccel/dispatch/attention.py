@@ -80,7 +80,11 @@ def _rows(t: Tensor | None) -> Tensor | None:
 
 
 def _fp32(t: Tensor | None, *shape: int) -> Tensor | None:
-    return None if t is None else _rows(t.reshape(shape).float())
+    if t is None:
+        return None
+    if t.dtype is torch.float32 and t.is_contiguous() and t.data_ptr() % 16 == 0:
+        return t  # kernels see memory, not shapes
+    return _rows(t.reshape(shape).float())
 
 
 def _shown(out: Tensor, call: Call) -> Tensor:
@@ -110,11 +114,11 @@ def _additive(call: Call, tensors: dict[str, Tensor]) -> Tensor:
     inputs = tuple(tensors.get(name) for name in _ADDITIVE)
     if _wants_grad(inputs):
         return _AdditiveFunction.apply(call, *inputs)
-    return _additive_forward(call, inputs, train=False)[0].out
+    return _additive_forward(call, inputs, train=False)[0]
 
 
 def _additive_variant(call: Call, x: Tensor, train: bool) -> additive.Variant:
-    return additive.Variant(call.heads, call.width, x.dtype, call.out_dtype, call.attention.edge, call.dropout.on, train,
+    return additive.variant(call.heads, call.width, x.dtype, call.out_dtype, call.attention.edge, call.dropout.on, train,
                             call.graph.wide)
 
 
@@ -128,18 +132,18 @@ def _additive_forward(call: Call, inputs: tuple, train: bool):
     if x_dst is not None:
         a_dst, _ = head_dot.dot(x_dst, att_dst)
     graph = call.graph.csc(places=call.needs_places())
-    result = additive.forward(_additive_variant(call, x, train), graph, a_src, a_dst, x, call.attention.slope, a_edge,
-                              call.dropout, call.pmf)
-    return result, (x, x_dst, att_src, att_dst, a_edge, a_src, a_dst)
+    out, saved = additive.forward(_additive_variant(call, x, train), graph, a_src, a_dst, x, call.attention.slope, a_edge,
+                                  call.dropout, call.pmf)
+    return out, saved, (x, x_dst, att_src, att_dst, a_edge, a_src, a_dst)
 
 
 class _AdditiveFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx, call: Call, *inputs):
-        result, prepared = _additive_forward(call, inputs, train=True)
+        out, saved, prepared = _additive_forward(call, inputs, train=True)
         ctx.call = call
-        ctx.save_for_backward(*inputs, *prepared, result.lse, result.plus, result.minus, result.mass)
-        return result.out
+        ctx.save_for_backward(*inputs, *prepared, saved.small, saved.parts)
+        return out
 
     @staticmethod
     def backward(ctx, grad):
@@ -151,20 +155,24 @@ class _AdditiveFunction(torch.autograd.Function):
         places = call.needs_places()
         by_dst, by_src = call.graph.csc(places), call.graph.csr(places)
         g = additive_backward.backward(
-            _additive_variant(call, x, True), by_src, by_dst.place, additive.Result(grad, *result), _rows(grad), a_src, a_dst, x,
+            _additive_variant(call, x, True), by_src, by_dst.place, additive.Saved(*result), _rows(grad), a_src, a_dst, x,
             att_src, att_dst if same else None, call.attention.slope, a_edge, ctx.needs_input_grad[5], call.dropout)
         d_att_src = d_att_dst = d_x_dst = None
         if any(ctx.needs_input_grad[3:5]) or x_dst is not None:
             d_att_src, d_att_dst = head_dot.dot_grad(x, g.a_src, g.a_dst if same else None).unbind(0)
             if x_dst is not None:
                 d_att_dst = head_dot.dot_grad(x_dst, g.a_dst)[0]
-                d_x_dst = (g.a_dst.unsqueeze(-1) * att_dst).to(x_dst.dtype)
+                d_x_dst = (g.a_dst.unsqueeze(-1) * att_dst.view(call.heads, call.width)).to(x_dst.dtype)
         return (None, g.values, d_x_dst, _like(d_att_src, inputs[2]), _like(d_att_dst, inputs[3]), _like(g.a_edge, inputs[4]))
 
 
 def _like(grad: Tensor | None, tensor: Tensor | None) -> Tensor | None:
     """A gradient in its tensor's shape and dtype; None stays None."""
-    return None if grad is None or tensor is None else grad.reshape(tensor.shape).to(tensor.dtype)
+    if grad is None or tensor is None:
+        return None
+    if grad.shape != tensor.shape:
+        grad = grad.view(tensor.shape)
+    return grad if grad.dtype is tensor.dtype else grad.to(tensor.dtype)
 
 
 # --- pairwise ----------------------------------------------------------------------------------------------------------
@@ -180,7 +188,7 @@ def _pairwise(call: Call, tensors: dict[str, Tensor]) -> Tensor:
 
 
 def _pairwise_variant(call: Call, keys: Tensor, train: bool) -> pairwise.Variant:
-    return pairwise.Variant(call.attention.score, call.heads, call.width, keys.dtype, call.out_dtype, call.attention.edge,
+    return pairwise.variant(call.attention.score, call.heads, call.width, keys.dtype, call.out_dtype, call.attention.edge,
                             call.dropout.on, train, call.graph.wide)
 
 
@@ -188,8 +196,10 @@ def _operands(call: Call, inputs: tuple) -> pairwise.Operands:
     keys, queries, values, edges, att, c_src, c_dst = inputs
     h, d = call.heads, call.width
 
-    def rows(t: Tensor | None) -> Tensor | None:
-        return None if t is None else _rows(t.reshape(-1, h, d).to(keys.dtype))
+    def rows(t: Tensor | None) -> Tensor | None:  # [-1, h, d] in memory, whatever the shape
+        if t is None:
+            return None
+        return _rows(t if t.dtype is keys.dtype else t.to(keys.dtype))
 
     return pairwise.Operands(rows(keys), rows(queries), rows(values), rows(edges), _fp32(att, h, d), _fp32(c_src, -1, h),
                              _fp32(c_dst, -1, h), call.attention.scale, call.attention.slope)

@@ -35,23 +35,37 @@ _counts = {"hits": 0, "misses": 0, "evictions": 0, "uncached": 0}
 _limit: int | None = None
 
 
+def _key(edge_index: Tensor, num_src: int, num_dst: int, loops: int) -> tuple[Tensor, tuple]:
+    """The tensor whose life the entry shares, and the key."""
+    base = edge_index._base
+    owner = edge_index if base is None else base
+    return owner, (id(owner), edge_index.data_ptr(), edge_index.shape[1], edge_index.stride(), edge_index.dtype, num_src, num_dst,
+                   loops, torch.are_deterministic_algorithms_enabled())
+
+
+def _find(edge_index: Tensor, owner: Tensor, key: tuple) -> _Entry | None:
+    entry = _entries.get(key)
+    if entry is not None and entry.version == edge_index._version and entry.owner() is owner:
+        return entry
+    return None
+
+
+def peek(edge_index: Tensor, num_src: int, num_dst: int, loops: int = 0) -> bool:
+    """Whether `lookup` would hit; counts nothing and makes nothing."""
+    return not edge_index.is_inference() and _find(edge_index, *_key(edge_index, num_src, num_dst, loops)) is not None
+
+
 def lookup(edge_index: Tensor, num_src: int, num_dst: int, loops: int = 0) -> tuple[GraphView, str]:
     """The view of these edges and "hit", "miss" or "none" (not cacheable)."""
     if edge_index.is_inference():
         _counts["uncached"] += 1
         return GraphView(edge_index, num_src, num_dst, loops, own=True), "none"
-    base = edge_index._base
-    owner = edge_index if base is None else base
-    key = (id(owner), edge_index.data_ptr(), edge_index.shape[1], edge_index.stride(), edge_index.dtype, num_src, num_dst, loops,
-           torch.are_deterministic_algorithms_enabled())
-    entry = _entries.get(key)
-    if entry is not None and entry.version == edge_index._version and entry.owner() is owner:
+    owner, key = _key(edge_index, num_src, num_dst, loops)
+    entry = _find(edge_index, owner, key)
+    if entry is not None:
         _counts["hits"] += 1
-        entry.view.uses += 1
+        entry.view.touched = True
         entry.view.bind(edge_index)
-        with _lock:
-            if key in _entries:
-                _entries.move_to_end(key)
         return entry.view, "hit"
     _counts["misses"] += 1
     view = GraphView(edge_index, num_src, num_dst, loops)
@@ -73,13 +87,19 @@ def _dropper(key: tuple, view: GraphView) -> Any:
 
 
 def _evict(newest: tuple) -> None:
-    """Oldest entries go while the arrays built so far take more than the limit. The newest stays."""
-    total = sum(entry.view.nbytes() for entry in _entries.values())
+    """While the arrays built so far take more than the limit, the oldest entries go; one used since it came up last gets a
+    second chance. The newest stays."""
+    total = sum(entry.view.nbytes() for entry in list(_entries.values()))
+    chances = len(_entries)
     while total > limit() and len(_entries) > 1:
-        key = next(iter(_entries))
-        if key == newest:
-            break
-        total -= _entries.pop(key).view.nbytes()
+        key, entry = next(iter(_entries.items()))
+        if key == newest or (entry.view.touched and chances > 0):
+            entry.view.touched = False
+            chances -= 1
+            _entries.move_to_end(key)
+            continue
+        total -= entry.view.nbytes()
+        _entries.pop(key, None)  # counting may have collected garbage, and with it this entry
         _counts["evictions"] += 1
 
 
@@ -100,7 +120,7 @@ def set_limit(size: int | None) -> None:
 def info() -> dict[str, int]:
     """Entries, bytes, limit and counts of hits, misses, evictions, uncached look-ups."""
     with _lock:
-        return {"entries": len(_entries), "bytes": sum(e.view.nbytes() for e in _entries.values()), "limit": limit(), **_counts}
+        return {"entries": len(_entries), "bytes": sum(e.view.nbytes() for e in list(_entries.values())), "limit": limit(), **_counts}
 
 
 def clear() -> None:

@@ -40,6 +40,10 @@ class Statistics:
     histogram: tuple[int, ...]
 
 
+#: Decorates what builds tensors to keep: made in inference mode they could not take part in training later.
+_ordinary_tensors = torch.inference_mode(False)
+
+
 class GraphView:
     """Edges ``edge_index`` [2, E] from ``num_src`` to ``num_dst`` nodes, by destination (CSC) and by source.
 
@@ -55,7 +59,7 @@ class GraphView:
         self.serial = next(_serials)
         self.wide = self.num_edges >= 2**31
         self.deterministic = torch.are_deterministic_algorithms_enabled()
-        self.uses = 0
+        self.touched = False  # used since the cache last looked for something to drop
         self._kept = edge_index if own else None
         self._source = weakref.ref(edge_index)
         self._lock = threading.RLock()
@@ -103,6 +107,7 @@ class GraphView:
                 self._edges = self._build_edges()
         return self._edges
 
+    @_ordinary_tensors
     def covered(self, dtype: torch.dtype) -> Tensor:
         """[num_dst, 1]: 1 where a destination has an edge, else 0."""
         if self._covered is None or self._covered.dtype != dtype:
@@ -136,6 +141,7 @@ class GraphView:
 
     # --- building ------------------------------------------------------------------------------------------------------
 
+    @_ordinary_tensors
     def _build_csc(self, places: bool) -> Rows:
         with self._lock:
             src, dst = self._ends()
@@ -148,6 +154,7 @@ class GraphView:
             self._csc = rows
             return rows
 
+    @_ordinary_tensors
     def _build_csr(self, places: bool) -> Rows:
         with self._lock:
             by_dst = self.csc(places=False)
@@ -165,6 +172,7 @@ class GraphView:
         if self.device.type == "cuda" and self.num_edges >= SORT_FROM and not torch.cuda.is_current_stream_capturing():
             torch.cuda.current_stream(self.device).synchronize()
 
+    @_ordinary_tensors
     def _build_edges(self) -> Edges:
         if self._csc is None:
             src, dst = self._ends()

@@ -1,8 +1,8 @@
-"""What the planner is asked (`Request`) and what an adapter found out about a call (`Stated`)."""
+"""What the planner is asked (`Request`), what an adapter found out about a call (`Stated`), and its tensors (`Given`)."""
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,12 +40,12 @@ class Request(NamedTuple):
         return 1 << self.edge_bits
 
 
-@dataclass
+@dataclass(frozen=True)
 class Stated:
-    """A host call that the adapter understood: its Program, the graph it runs over, and what `run` will need.
+    """A host call that the adapter understood, without its tensors: its Program, sizes and dtypes.
 
-    ``edge_index`` [2, E] plain tensor; ``loops``: nodes that get a self loop; ``exposed`` as in `attention.Call`; ``host``:
-    the adapter's own notes from stating to running.
+    ``native``: the host layer's class; ``loops``: nodes that get a self loop; ``exposed`` as in `attention.Call`;
+    ``folded``: the adapter moved linear maps off the edges.
     """
 
     program: Program
@@ -54,14 +54,25 @@ class Stated:
     width: int
     row: torch.dtype
     out: torch.dtype
-    edge_index: Tensor
     num_src: int
     num_dst: int
+    num_edges: int
     loops: int
     exposed: bool
-    host: dict[str, Any] = field(default_factory=dict)
+    folded: bool = False
 
-    def request(self, grad: bool, fresh: bool) -> Request:
-        edges = self.edge_index.shape[1] + self.loops
-        return Request(self.program, self.native, self.heads, self.width, self.row, self.out, self.edge_index.device.type,
+    def request(self, device: str, grad: bool, fresh: bool) -> Request:
+        edges = self.num_edges + self.loops
+        return Request(self.program, self.native, self.heads, self.width, self.row, self.out, device,
                        self.num_src.bit_length(), self.num_dst.bit_length(), edges.bit_length(), grad, fresh)
+
+
+class Given(NamedTuple):
+    """The tensors of one call: source and destination features [N, F] (``x_dst`` None: there are none; the same object as
+    ``x_src``: they are shared), ``edge_index`` [2, E] plain, ``edge_attr``, and ``extra``, the layer's own further arguments."""
+
+    x_src: Tensor
+    x_dst: Tensor | None
+    edge_index: Tensor
+    edge_attr: Tensor | None = None
+    extra: tuple = ()

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import time
 import warnings
+import weakref
 from typing import Any, Protocol
 
 import torch
@@ -10,9 +11,10 @@ from torch import Tensor
 
 from gnnaccel.dispatch import attention, cache, counters, patterns, planner, records, rules
 from gnnaccel.dispatch.config import Config
+from gnnaccel.dispatch.names import IdentityMap
 from gnnaccel.dispatch.planner import Plan
 from gnnaccel.dispatch.reasons import Reason
-from gnnaccel.dispatch.request import Stated
+from gnnaccel.dispatch.request import Given, Stated
 from gnnaccel.errors import FallbackError
 
 
@@ -21,36 +23,81 @@ class Adapter(Protocol):
 
     host: str
 
-    def state(self, layer: Any, args: tuple, kwargs: dict) -> Stated | Reason:
+    def signature(self, layer: Any, args: tuple, kwargs: dict) -> tuple | None:
+        """Of a plain call ``layer(x, edge_index)``: everything its route depends on but the graph. None for other calls."""
+
+    def state(self, layer: Any, args: tuple, kwargs: dict) -> tuple[Stated, Given] | Reason:
         """The call as a Program over a graph, or why it is not one. Must not change anything nor compute on tensors."""
 
-    def run(self, layer: Any, stated: Stated, attend: attention.Attend) -> Any:
+    def run(self, layer: Any, stated: Stated, given: Given, attend: attention.Attend) -> Any:
         """The call's result; ``attend(tensors)`` runs the Program."""
+
+
+class _Last:
+    """A layer's last plain call and where it went. Holds the graph weakly: the structure cache decides how long it lives."""
+
+    __slots__ = ("epoch", "signature", "edge_index", "version", "graph", "stated", "attention", "plan", "run")
+
+
+_last: IdentityMap[_Last] = IdentityMap()
 
 
 def route(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict, config: Config) -> Any:
     """Run one call of ``layer`` on the best route. ``native`` is the host's own function, unbound."""
     listening = records.listening()
-    start = time.perf_counter_ns() if listening else 0
+    signature = None
+    if not listening:
+        signature = adapter.signature(layer, args, kwargs)
+        if signature is not None:
+            last = _last.get(layer)
+            if last is not None and last.signature == signature and last.epoch == config.epoch:
+                x, edge_index = args
+                graph = last.graph()
+                if last.edge_index() is edge_index and graph is not None and last.version == edge_index._version:
+                    counters.count(type(layer).__name__, last.plan.route)
+                    graph.touched = True
+                    stated = last.stated
+                    call = attention.Call(stated.program, last.attention, graph, stated.heads, stated.width, stated.out,
+                                          stated.exposed, last.plan.pmf)
+                    return adapter.run(layer, stated, Given(x, x, edge_index), attention.Attend(call, last.run))
+    return _decide(layer, adapter, native, args, kwargs, config, signature, time.perf_counter_ns() if listening else 0)
+
+
+def _decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict, config: Config, signature: tuple | None,
+            start: int) -> Any:
+    """The long way. ``start``: when the call began, 0 when nobody listens."""
     verdict = rules.verdict(layer, config)
+    name = type(layer).__name__
     if not verdict.inside:
-        return _native(layer, adapter, native, args, kwargs, config, None, ((type(layer).__name__, verdict.reason),), start)
-    stated = adapter.state(layer, args, kwargs)
-    if type(stated) is Reason:
-        return _native(layer, adapter, native, args, kwargs, config, None, ((type(layer).__name__, stated),), start)
-    grad = torch.is_grad_enabled()
-    graph, hit = cache.lookup(stated.edge_index, stated.num_src, stated.num_dst, stated.loops)
-    plan = planner.plan(stated.request(grad, hit != "hit"), config)
+        return _native(layer, adapter, native, args, kwargs, config, None, None, ((name, verdict.reason),), start)
+    found = adapter.state(layer, args, kwargs)
+    if type(found) is Reason:
+        return _native(layer, adapter, native, args, kwargs, config, None, None, ((name, found),), start)
+    stated, given = found
+    grad, device = torch.is_grad_enabled(), given.edge_index.device.type
+    known = cache.peek(given.edge_index, stated.num_src, stated.num_dst, stated.loops)
+    plan = planner.plan(stated.request(device, grad, not known), config)
     if plan.route == "native":
-        return _native(layer, adapter, native, args, kwargs, config, stated, plan.rejected, start)
-    counters.count(type(layer).__name__, plan.route)
-    call = attention.Call(stated.program, patterns.attention(stated.program), graph, stated.heads, stated.width, stated.out,
-                          stated.exposed, plan.pmf)
+        return _native(layer, adapter, native, args, kwargs, config, stated, given, plan.rejected, start)
+    counters.count(name, plan.route)
+    graph, hit = cache.lookup(given.edge_index, stated.num_src, stated.num_dst, stated.loops)
+    attended = patterns.attention(stated.program)
     run = attention.run_cuda if plan.route == "cuda" else attention.run_torch
-    if listening:
-        number = _record(layer, adapter, stated, plan, graph, hit, grad, start)
-        run = _recording(run, lambda _: _record_backward(layer, adapter, stated, plan, number))
-    return adapter.run(layer, stated, attention.Attend(call, run))
+    if signature is not None and hit != "none":
+        _remember(layer, config, signature, given, graph, stated, attended, plan, run)
+    call = attention.Call(stated.program, attended, graph, stated.heads, stated.width, stated.out, stated.exposed, plan.pmf)
+    if start:
+        number = _record(layer, adapter, stated, device, plan, graph, hit, grad, start)
+        run = _recording(run, lambda _: _record_backward(layer, adapter, stated, device, plan, number))
+    return adapter.run(layer, stated, given, attention.Attend(call, run))
+
+
+def _remember(layer, config: Config, signature: tuple, given: Given, graph, stated: Stated, attended, plan: Plan, run) -> None:
+    last = _Last()
+    last.epoch, last.signature = config.epoch, signature
+    last.edge_index, last.version = weakref.ref(given.edge_index), given.edge_index._version
+    last.graph, last.stated, last.attention, last.plan, last.run = weakref.ref(graph), stated, attended, plan, run
+    _last.set(layer, last)
 
 
 def _recording(run: Any, on_backward: Any) -> Any:
@@ -70,12 +117,13 @@ def _recording(run: Any, on_backward: Any) -> Any:
 _warned: set[tuple[str, str]] = set()
 
 
-def _native(layer, adapter, native, args, kwargs, config: Config, stated: Stated | None,
+def _native(layer, adapter, native, args, kwargs, config: Config, stated: Stated | None, given: Given | None,
             rejected: tuple[tuple[str, Reason], ...], start: int) -> Any:
     name = type(layer).__name__
     counters.count(name, "native", rejected[0][1].code if rejected else None)
     if start:
-        _record(layer, adapter, stated, Plan("native", None, False, None, None, rejected), None, "none",
+        device = given.edge_index.device.type if given is not None else "cpu"
+        _record(layer, adapter, stated, device, Plan("native", None, False, None, None, rejected), None, "none",
                 torch.is_grad_enabled(), start)
     chosen = all(r.code.startswith("GA1") for _, r in rejected)  # the user's own rules are no fallback
     if config.on_fallback != "native" and not chosen:
@@ -109,7 +157,7 @@ def _state_of(layer, device: str) -> dict[str, Any]:
 def _graph_of(stated: Stated | None, graph) -> dict[str, Any] | None:
     if stated is None:
         return None
-    found = dict(num_src=stated.num_src, num_dst=stated.num_dst, num_edges=stated.edge_index.shape[1], self_loops=stated.loops)
+    found = dict(num_src=stated.num_src, num_dst=stated.num_dst, num_edges=stated.num_edges, self_loops=stated.loops)
     known = graph.statistics() if graph is not None and graph.device.type == "cuda" else None
     if known is not None:
         found.update(max_degree=known.max_degree, mean_degree=known.mean_degree, super_nodes=known.super_nodes,
@@ -117,8 +165,7 @@ def _graph_of(stated: Stated | None, graph) -> dict[str, Any] | None:
     return found
 
 
-def _record(layer, adapter, stated, plan: Plan, graph, hit: str, grad: bool, start: int) -> int:
-    device = stated.edge_index.device.type if stated is not None else "cpu"
+def _record(layer, adapter, stated, device: str, plan: Plan, graph, hit: str, grad: bool, start: int) -> int:
     rejected = [dict(candidate=candidate, code=r.code, text=r.text, hint=r.hint) for candidate, r in plan.rejected]
     record = records.new(
         host=adapter.host, graph=_graph_of(stated, graph), route=plan.route, kernel=plan.kernel, rejected=rejected,
@@ -129,10 +176,10 @@ def _record(layer, adapter, stated, plan: Plan, graph, hit: str, grad: bool, sta
     return record["call"]
 
 
-def _record_backward(layer, adapter, stated: Stated, plan: Plan, forward: int) -> None:
+def _record_backward(layer, adapter, stated: Stated, device: str, plan: Plan, forward: int) -> None:
     if not records.listening():
         return
     kernel = plan.kernel if not torch.is_grad_enabled() or plan.route == "torch" else "torch backend"
     records.emit(records.new(direction="backward", forward_call=forward, host=adapter.host, route=plan.route, kernel=kernel,
                              dtype=_dtype(stated.row), out_dtype=_dtype(stated.out), grad=True,
-                             **_state_of(layer, stated.edge_index.device.type)))
+                             **_state_of(layer, device)))

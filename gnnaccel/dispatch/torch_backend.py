@@ -1,17 +1,20 @@
-"""The torch backend: interprets a Program with plain torch operations, on any device and in any dtype.
+"""The torch backend: runs a Program with torch operations, on any device and in any dtype.
 
-It is the oracle of the tests, the default where there is no GPU, and the way second derivatives are had. Edges come in
-the CSC's order (sorted by destination), so softmax and sums work on segments.
+It is the default where there is no GPU, and the way second derivatives are had. Edges come in the CSC's order (sorted by
+destination). `plain` interprets the Program one operation at a time; it is the oracle of the tests. On the CPU `run` takes
+`torch_segments` instead where that computes the same.
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gnnaccel.dispatch import patterns, torch_segments
 from gnnaccel.dispatch.program import EDGE, Op, Program
+from gnnaccel.dispatch.torch_segments import Segments
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,18 @@ class Edges:
     dst: Tensor
     eid: Tensor | None
     num_dst: int
+    _segments: dict[int, Segments] = field(default_factory=dict, compare=False, repr=False)
+
+    def segments(self, num_src: int) -> Segments:
+        """The same with offsets, and what else the CPU's operations need, made once."""
+        if num_src not in self._segments:
+            self._segments[num_src] = Segments.of(self.src, self.dst, num_src, self.num_dst)
+        return self._segments[num_src]
+
+    def nbytes(self) -> int:
+        """Bytes of all index arrays held."""
+        return (sum(t.nbytes for t in (self.src, self.dst, self.eid) if t is not None)
+                + sum(segments.nbytes() for segments in self._segments.values()))
 
 
 def run(program: Program, edges: Edges, tensors: dict[str, Tensor], keep: Tensor | None = None) -> Tensor:
@@ -31,6 +46,14 @@ def run(program: Program, edges: Edges, tensors: dict[str, Tensor], keep: Tensor
     ``tensors``: by input name; edge inputs are in the caller's edge order. ``keep``: [E, heads] dropout factors in CSC order,
     needed when the Program has a dropout.
     """
+    attention = patterns.attention(program)
+    if torch_segments.covers(attention, edges, tensors):
+        return torch_segments.attend(attention, edges, tensors, keep)
+    return plain(program, edges, tensors, keep)
+
+
+def plain(program: Program, edges: Edges, tensors: dict[str, Tensor], keep: Tensor | None = None) -> Tensor:
+    """`run` by plain differentiable operations, whatever the device."""
     values = dict(tensors)
     for name, domain in program.inputs:
         if domain == EDGE and edges.eid is not None:

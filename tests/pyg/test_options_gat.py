@@ -7,6 +7,7 @@ from torch_geometric import EdgeIndex
 from torch_geometric.nn import GATConv
 
 import gnnaccel
+from tests.helpers import relative
 from tests.pyg import graphs
 from tests.pyg.graphs import EDGE, F, M, N
 from tests.pyg.judge import compare, on_routes
@@ -109,15 +110,38 @@ def test_size_that_says_nothing_new(route, size):
 @pytest.mark.parametrize("sizes", [(N, N), (None, None), (N, None)], ids=str)
 @pytest.mark.parametrize("order", [None, "row", "col"])
 def test_edge_index_class(route, order, sizes):
-    index = EdgeIndex(graphs.square(), sparse_size=sizes)
+    edges = graphs.square()
+    edges[:, 0] = N - 1  # or sorting would make it a graph of fewer nodes
+    index = EdgeIndex(edges, sparse_size=sizes)
     if order:
         index = index.sort_by(order).values
         index.validate()
     compare(route, GATConv(F, 8, 2, edge_dim=EDGE), graphs.features(), index, graphs.edge_features())
 
 
-def test_int32_edges(route):
-    compare(route, GATConv(F, 8, 2, edge_dim=EDGE), graphs.features(), graphs.square().int(), graphs.edge_features())
+def test_edge_index_class_of_another_size(route):
+    layer, x = GATConv(F, 8, 2, add_self_loops=False).to(route.device), graphs.features().to(route.device)
+    index = EdgeIndex(graphs.square(N - 4), sparse_size=(N - 4, N - 4)).to(route.device)
+    with pytest.raises(ValueError) as native:
+        layer(x, index)
+    with route.on(on_fallback="native"), pytest.raises(ValueError) as got:
+        layer(x, index)
+    assert str(got.value) == str(native.value) and gnnaccel.stats()["GATConv"]["reasons"] == {"GA204": 1}
+
+
+@pytest.mark.parametrize("fill", [1.5, torch.randn(EDGE)], ids=["number", "tensor"])  # the host's 'mean' has wrong gradients
+def test_int32_edges(route, fill):
+    layer = GATConv(F, 8, 2, edge_dim=EDGE, fill_value=fill)
+    compare(route, layer, graphs.features(), graphs.square().int(), graphs.edge_features())
+
+
+@pytest.mark.parametrize("fill", ["mean", "max", "add"])
+def test_int32_edges_give_what_int64_edges_do(route, fill):
+    layer, x = GATConv(F, 8, 2, edge_dim=EDGE, fill_value=fill).to(route.device), graphs.features().to(route.device)
+    ei, attr = graphs.square().to(route.device), graphs.edge_features().to(route.device).requires_grad_()
+    with route.on():
+        grads = [torch.autograd.grad(layer(x, edges, attr).pow(2).sum(), attr)[0] for edges in (ei, ei.int())]
+    assert relative(grads[0], grads[1]) < 1e-6
 
 
 @pytest.mark.parametrize("form", ["transposed", "columns", "expanded"])

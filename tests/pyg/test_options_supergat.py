@@ -52,7 +52,7 @@ def test_sampling_options(route, options):
 def test_given_negative_edges(route, kind):
     negative = torch.randint(0, N, (2, 40))
     layer = SuperGATConv(F, 8, 2, attention_type=kind)
-    compare(route, layer, graphs.features(), graphs.square(), negative, loss=attention_loss)
+    compare(route, layer, graphs.features(), graphs.square(), neg_edge_index=negative, loss=attention_loss)
     assert int((layer.att_y == 0).sum()) == 40
 
 

@@ -48,11 +48,12 @@ class _Guarded:
     host = "pyg"
 
     def __init__(self, cls: type, adapter: Any, node_dim: int):
-        from gnnaccel.adapters.pyg import guards
+        from gnnaccel.adapters.pyg import guards, signature
 
         self._cls, self._node_dim, self._guards = cls, node_dim, guards
         self._state, self._methods = adapter.state, adapter.METHODS
         self.run = adapter.run
+        self.signature = signature.Signature(adapter.FIELDS, adapter.METHODS)
 
     def state(self, layer: Any, args: tuple, kwargs: dict) -> Any:
         guards = self._guards

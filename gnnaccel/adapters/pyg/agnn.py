@@ -8,13 +8,13 @@ from torch import Tensor
 from gnnaccel.adapters.pyg import calls, edges, guards
 from gnnaccel.dispatch import attention_programs as programs
 from gnnaccel.dispatch.reasons import Reason, reason
-from gnnaccel.dispatch.request import Stated
+from gnnaccel.dispatch.request import Given, Stated
 
-host = "pyg"
 METHODS = ()
+FIELDS = ("add_self_loops",)
 
 
-def state(layer: Any, args: tuple, kwargs: dict) -> Stated | Reason:
+def state(layer: Any, args: tuple, kwargs: dict) -> tuple[Stated, Given] | Reason:
     bound = calls.bind(args, kwargs, ("x", "edge_index"), ())
     if bound is None:
         return reason("GA206", "the arguments do not fit AGNNConv.forward")
@@ -27,12 +27,13 @@ def state(layer: Any, args: tuple, kwargs: dict) -> Stated | Reason:
     if type(plain) is Reason:
         return plain
     row, out = calls.dtypes(x, layer.beta, mapped=False)
-    return Stated(programs.cosine(), "AGNNConv", 1, x.shape[1], row, out, plain, nodes, nodes,
-                  nodes if layer.add_self_loops else 0, True, dict(x=x))
+    stated = Stated(programs.cosine(), "AGNNConv", 1, x.shape[1], x.dtype, out, nodes, nodes, plain.shape[1],
+                    nodes if layer.add_self_loops else 0, True)
+    return stated, Given(x, x, plain)
 
 
-def run(layer: Any, stated: Stated, attend: Any) -> Tensor:
-    x = stated.host["x"]
+def run(layer: Any, stated: Stated, given: Given, attend: Any) -> Tensor:
+    x = given.x_src
     length = x.norm(p=2, dim=-1, keepdim=True).clamp_min(1e-12)
     tensors = {"keys": x.unsqueeze(1), "queries": (layer.beta * (x / length)).unsqueeze(1), "c_src": 1 / length}
     return attend(tensors).squeeze(1)

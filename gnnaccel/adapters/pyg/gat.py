@@ -11,13 +11,13 @@ from torch_geometric.nn.dense.linear import Linear
 from gnnaccel.adapters.pyg import calls, edges, guards
 from gnnaccel.dispatch import attention_programs as programs
 from gnnaccel.dispatch.reasons import Reason, reason
-from gnnaccel.dispatch.request import Stated
+from gnnaccel.dispatch.request import Given, Stated
 
-host = "pyg"
 METHODS = ()
+FIELDS = ("heads", "out_channels", "concat", "negative_slope", "dropout", "add_self_loops")
 
 
-def state(layer: Any, args: tuple, kwargs: dict) -> Stated | Reason:
+def state(layer: Any, args: tuple, kwargs: dict) -> tuple[Stated, Given] | Reason:
     bound = calls.bind(args, kwargs, ("x", "edge_index"), ("edge_attr", "size", "return_attention_weights"))
     if bound is None:
         return reason("GA206", "the arguments do not fit GATConv.forward")
@@ -43,34 +43,34 @@ def state(layer: Any, args: tuple, kwargs: dict) -> Stated | Reason:
     why = guards.edge_reason(edge_attr, plain.shape[1], x_src) if edge_attr is not None else None
     if why is not None:
         return why
-    same = not pair and layer.lin is not None
+    same = x_src is x_dst and layer.lin is not None
     row, out = calls.dtypes(x_src, layer.att_src)
     program = programs.gat(layer.negative_slope, layer.dropout if layer.training else 0.0, same, x_dst is not None, edge)
-    return Stated(program, "GATConv", layer.heads, layer.out_channels, row, out, plain, num_src, num_dst,
-                  min(num_src, num_dst) if layer.add_self_loops else 0, calls.exposed(layer),
-                  dict(x_src=x_src, x_dst=x_dst, same=same, edge_attr=edge_attr if edge else None))
+    stated = Stated(program, "GATConv", layer.heads, layer.out_channels, row, out, num_src, num_dst, plain.shape[1],
+                    min(num_src, num_dst) if layer.add_self_loops else 0, calls.exposed(layer))
+    return stated, Given(x_src, x_dst, plain, edge_attr if edge else None)
 
 
-def run(layer: Any, stated: Stated, attend: Any) -> Tensor:
-    h, c, given = layer.heads, layer.out_channels, stated.host
-    x_src, x_dst = given["x_src"], given["x_dst"]
-    residual = layer.res(x_dst) if layer.res is not None and x_dst is not None else None
-    shared = layer.lin is not None
-    rows = (layer.lin if shared else layer.lin_src)(x_src).view(-1, h, c)
-    tensors = {"x": rows, "att_src": layer.att_src}
+def run(layer: Any, stated: Stated, given: Given, attend: Any) -> Tensor:
+    h, c, modules, parameters = stated.heads, stated.width, layer._modules, layer._parameters
+    x_src, x_dst = given.x_src, given.x_dst
+    residual = modules["res"](x_dst) if modules.get("res") is not None and x_dst is not None else None
+    shared = modules.get("lin") is not None
+    rows = modules["lin" if shared else "lin_src"](x_src).view(-1, h, c)
+    tensors = {"x": rows, "att_src": parameters["att_src"]}
     if x_dst is not None:
-        tensors["att_dst"] = layer.att_dst
-        if not given["same"]:
-            tensors["x_dst"] = (layer.lin if shared else layer.lin_dst)(x_dst).view(-1, h, c)
-    if given["edge_attr"] is not None:
-        tensors["a_edge"] = _edge_term(layer, stated, given["edge_attr"])
+        tensors["att_dst"] = parameters["att_dst"]
+        if not (shared and x_dst is x_src):
+            tensors["x_dst"] = modules["lin" if shared else "lin_dst"](x_dst).view(-1, h, c)
+    if given.edge_attr is not None:
+        tensors["a_edge"] = _edge_term(layer, stated, given)
     return calls.finish(layer, attend(tensors), residual)
 
 
-def _edge_term(layer: Any, stated: Stated, edge_attr: Tensor) -> Tensor:
+def _edge_term(layer: Any, stated: Stated, given: Given) -> Tensor:
     """[E + loops, H]: <lin_edge(edge_attr), att_edge>, as one product with the folded weight where nobody watches lin_edge:
     the [E, H, C] rows between are never made."""
-    attr = edges.with_loops(edge_attr, stated.edge_index, stated.loops, layer.fill_value)
+    attr = edges.with_loops(given.edge_attr, given.edge_index, stated.loops, layer.fill_value)
     if attr.dim() == 1:
         attr = attr.view(-1, 1)
     h, c = layer.heads, layer.out_channels

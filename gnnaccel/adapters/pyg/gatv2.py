@@ -8,13 +8,13 @@ from torch import Tensor
 from gnnaccel.adapters.pyg import calls, edges, guards
 from gnnaccel.dispatch import attention_programs as programs
 from gnnaccel.dispatch.reasons import Reason, reason
-from gnnaccel.dispatch.request import Stated
+from gnnaccel.dispatch.request import Given, Stated
 
-host = "pyg"
 METHODS = ()
+FIELDS = ("heads", "out_channels", "concat", "negative_slope", "dropout", "add_self_loops", "share_weights")
 
 
-def state(layer: Any, args: tuple, kwargs: dict) -> Stated | Reason:
+def state(layer: Any, args: tuple, kwargs: dict) -> tuple[Stated, Given] | Reason:
     bound = calls.bind(args, kwargs, ("x", "edge_index"), ("edge_attr", "return_attention_weights"))
     if bound is None:
         return reason("GA206", "the arguments do not fit GATv2Conv.forward")
@@ -38,18 +38,19 @@ def state(layer: Any, args: tuple, kwargs: dict) -> Stated | Reason:
             return why or reason("GA206", "edge_attr was given to a layer without edge_dim")
     row, out = calls.dtypes(x_l, layer.att)
     program = programs.gatv2(layer.negative_slope, layer.dropout if layer.training else 0.0, edge_attr is not None)
-    return Stated(program, "GATv2Conv", layer.heads, layer.out_channels, row, out, plain, x_l.shape[0], x_r.shape[0],
-                  min(x_l.shape[0], x_r.shape[0]) if layer.add_self_loops else 0, calls.exposed(layer),
-                  dict(x_l=x_l, x_r=x_r, pair=pair, edge_attr=edge_attr))
+    stated = Stated(program, "GATv2Conv", layer.heads, layer.out_channels, row, out, x_l.shape[0], x_r.shape[0],
+                    plain.shape[1], min(x_l.shape[0], x_r.shape[0]) if layer.add_self_loops else 0, calls.exposed(layer))
+    return stated, Given(x_l, x_r, plain, edge_attr)
 
 
-def run(layer: Any, stated: Stated, attend: Any) -> Tensor:
-    h, c, given = layer.heads, layer.out_channels, stated.host
-    residual = layer.res(given["x_r"]) if layer.res is not None else None
-    keys = layer.lin_l(given["x_l"]).view(-1, h, c)
-    shared = layer.share_weights and not given["pair"]
-    tensors = {"keys": keys, "queries": keys if shared else layer.lin_r(given["x_r"]).view(-1, h, c), "att": layer.att}
-    if given["edge_attr"] is not None:
-        attr = edges.with_loops(given["edge_attr"], stated.edge_index, stated.loops, layer.fill_value)
-        tensors["edges"] = layer.lin_edge(attr.view(-1, 1) if attr.dim() == 1 else attr).view(-1, h, c)
+def run(layer: Any, stated: Stated, given: Given, attend: Any) -> Tensor:
+    h, c, modules = stated.heads, stated.width, layer._modules
+    residual = modules["res"](given.x_dst) if modules.get("res") is not None else None
+    keys = modules["lin_l"](given.x_src).view(-1, h, c)
+    shared = modules["lin_l"] is modules["lin_r"] and given.x_src is given.x_dst
+    queries = keys if shared else modules["lin_r"](given.x_dst).view(-1, h, c)
+    tensors = {"keys": keys, "queries": queries, "att": layer._parameters["att"]}
+    if given.edge_attr is not None:
+        attr = edges.with_loops(given.edge_attr, given.edge_index, stated.loops, layer.fill_value)
+        tensors["edges"] = modules["lin_edge"](attr.view(-1, 1) if attr.dim() == 1 else attr).view(-1, h, c)
     return calls.finish(layer, attend(tensors), residual)

@@ -11,9 +11,9 @@ from torch.nn.parameter import UninitializedParameter
 
 from gnnaccel.dispatch.reasons import Reason, reason
 
-_HOOKS = tuple(f"_{stage}_forward{when}_hooks" for stage in
+HOOKS = tuple(f"_{stage}_forward{when}_hooks" for stage in
                ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update") for when in ("_pre", ""))
-_METHODS = ("message", "edge_update", "aggregate", "update", "message_and_aggregate")
+METHODS = ("message", "edge_update", "aggregate", "update", "message_and_aggregate")
 
 _overrides: dict[tuple[type, type], Reason | None] = {}
 
@@ -24,7 +24,7 @@ def layer_reason(layer: Any, host_class: type, methods: tuple[str, ...], node_di
     ``methods``: further methods of the host class that the adapter replaces, next to the message-passing ones.
     """
     own = layer.__dict__
-    for name in _HOOKS:
+    for name in HOOKS:
         if own.get(name):
             return reason("GA501", f"{name.strip('_')} are registered")
     if own.get("_explain"):
@@ -33,7 +33,7 @@ def layer_reason(layer: Any, host_class: type, methods: tuple[str, ...], node_di
         return reason("GA503", f"decomposed_layers={own['_decomposed_layers']}")
     if own["flow"] != "source_to_target" or own["node_dim"] != node_dim:
         return reason("GA202", f"flow={own['flow']!r}, node_dim={own['node_dim']}")
-    for name in _METHODS + methods:
+    for name in METHODS + methods:
         if name in own:
             return reason("GA205", f"{name} is replaced on the layer object")
     return _class_reason(type(layer), host_class, methods) or _aggregation_reason(layer)
@@ -42,7 +42,8 @@ def layer_reason(layer: Any, host_class: type, methods: tuple[str, ...], node_di
 def _class_reason(cls: type, host_class: type, methods: tuple[str, ...]) -> Reason | None:
     key = (cls, host_class)
     if key not in _overrides:
-        changed = [name for name in _METHODS + methods if getattr(cls, name) is not getattr(host_class, name)]
+        changed = [name for name in METHODS + methods if getattr(cls, name) is not getattr(host_class, name)
+                   or not getattr(cls, name).__module__.startswith("torch_geometric.")]
         _overrides[key] = reason("GA205", f"{cls.__name__} overrides {', '.join(changed)}") if changed else None
     return _overrides[key]
 

@@ -10,13 +10,13 @@ from torch import Tensor
 from gnnaccel.adapters.pyg import calls, edges, guards
 from gnnaccel.dispatch import attention_programs as programs
 from gnnaccel.dispatch.reasons import Reason, reason
-from gnnaccel.dispatch.request import Stated
+from gnnaccel.dispatch.request import Given, Stated
 
-host = "pyg"
 METHODS = ("get_attention",)
+FIELDS = ("heads", "out_channels", "concat", "negative_slope", "dropout", "add_self_loops", "attention_type")
 
 
-def state(layer: Any, args: tuple, kwargs: dict) -> Stated | Reason:
+def state(layer: Any, args: tuple, kwargs: dict) -> tuple[Stated, Given] | Reason:
     bound = calls.bind(args, kwargs, ("x", "edge_index"), ("neg_edge_index", "batch"))
     if bound is None:
         return reason("GA206", "the arguments do not fit SuperGATConv.forward")
@@ -35,14 +35,13 @@ def state(layer: Any, args: tuple, kwargs: dict) -> Stated | Reason:
     else:
         program = programs.supergat_sd(1.0 / math.sqrt(layer.out_channels), layer.negative_slope, dropout)
         row, out = calls.dtypes(x)
-    return Stated(program, "SuperGATConv", layer.heads, layer.out_channels, row, out, plain, nodes, nodes,
-                  nodes if layer.add_self_loops else 0, calls.exposed(layer),
-                  dict(x=x, edge_index=edge_index, negative=negative, batch=batch))
+    stated = Stated(program, "SuperGATConv", layer.heads, layer.out_channels, row, out, nodes, nodes, plain.shape[1],
+                    nodes if layer.add_self_loops else 0, calls.exposed(layer))
+    return stated, Given(x, x, plain, None, (negative, batch))
 
 
-def run(layer: Any, stated: Stated, attend: Any) -> Tensor:
-    given = stated.host
-    rows = layer.lin(given["x"]).view(-1, layer.heads, layer.out_channels)
+def run(layer: Any, stated: Stated, given: Given, attend: Any) -> Tensor:
+    rows = layer.lin(given.x_src).view(-1, stated.heads, stated.width)
     tensors = {"keys": rows, "queries": rows}
     if layer.attention_type == "MX":
         tensors["c_src"], tensors["c_dst"] = (rows * layer.att_l).sum(-1), (rows * layer.att_r).sum(-1)
@@ -52,17 +51,16 @@ def run(layer: Any, stated: Stated, attend: Any) -> Tensor:
     return calls.finish(layer, out, None)
 
 
-def _supervise(layer: Any, rows: Tensor, given: dict) -> None:
+def _supervise(layer: Any, rows: Tensor, given: Given) -> None:
     """Leaves the logits of sampled positive and negative edges where ``get_attention_loss`` looks for them."""
     from torch_geometric.utils import add_self_loops, remove_self_loops
 
-    edge_index = given["edge_index"]
+    edge_index, (negative, batch) = given.edge_index, given.extra or (None, None)
     if layer.add_self_loops:
         edge_index, _ = add_self_loops(remove_self_loops(edge_index)[0], num_nodes=rows.shape[0])
     positive = layer.positive_sampling(edge_index)
-    negative = given["negative"]
     if negative is None:
-        negative = layer.negative_sampling(edge_index, rows.shape[0], given["batch"])
+        negative = layer.negative_sampling(edge_index, rows.shape[0], batch)
     logits = [layer.get_attention(pairs[1], rows[pairs[1]], rows[pairs[0]], rows.shape[0], return_logits=True)
               for pairs in (positive, negative)]
     layer.att_x = torch.cat(logits)

@@ -12,13 +12,13 @@ from gnnaccel.adapters.pyg import calls, edges, guards
 from gnnaccel.dispatch import attention_programs as programs
 from gnnaccel.cuda.layout import MAX_WIDTH
 from gnnaccel.dispatch.reasons import Reason, reason
-from gnnaccel.dispatch.request import Stated
+from gnnaccel.dispatch.request import Given, Stated
 
-host = "pyg"
 METHODS = ()
+FIELDS = ("heads", "out_channels", "concat", "dropout", "root_weight")
 
 
-def state(layer: Any, args: tuple, kwargs: dict) -> Stated | Reason:
+def state(layer: Any, args: tuple, kwargs: dict) -> tuple[Stated, Given] | Reason:
     bound = calls.bind(args, kwargs, ("x", "edge_index"), ("edge_attr", "return_attention_weights"))
     if bound is None:
         return reason("GA206", "the arguments do not fit TransformerConv.forward")
@@ -44,8 +44,9 @@ def state(layer: Any, args: tuple, kwargs: dict) -> Stated | Reason:
                programs.dot_product(scale, dropout, edge_attr is not None))
     width = x_src.shape[1] if folded else layer.out_channels
     exposed = bool(layer.concat) and not layer.root_weight and not folded
-    return Stated(program, "TransformerConv", layer.heads, width, row, out, plain, x_src.shape[0], x_dst.shape[0], 0, exposed,
-                  dict(x_src=x_src, x_dst=x_dst, edge_attr=edge_attr, folded=folded))
+    stated = Stated(program, "TransformerConv", layer.heads, width, row, out, x_src.shape[0], x_dst.shape[0], plain.shape[1], 0,
+                    exposed, folded)
+    return stated, Given(x_src, x_dst, plain, edge_attr)
 
 
 def _folds(layer: Any, x: Tensor, dropout: float) -> bool:
@@ -56,41 +57,39 @@ def _folds(layer: Any, x: Tensor, dropout: float) -> bool:
             and not guards.has_hooks(layer.lin_key) and not guards.has_hooks(layer.lin_value))
 
 
-def _attend_folded(layer: Any, given: dict, attend: Any) -> Tensor:
+def _attend_folded(modules: dict, given: Given, attend: Any) -> Tensor:
     """<q, W_k x> = <W_k^T q, x> and sum alpha (W_v x + b) = W_v (sum alpha x) + b: the edges only ever see x.
 
     The bias of the keys adds the same to all scores of a destination, so it cancels; its gradient is zero.
     """
-    query = layer.lin_query(given["x_dst"])
-    key, value = layer.lin_key, layer.lin_value
+    query = modules["lin_query"](given.x_dst)
+    key, value = modules["lin_key"], modules["lin_value"]
     if key.bias is not None and key.bias.requires_grad and torch.is_grad_enabled():
         query = query + 0.0 * key.bias
-    x = given["x_src"]
-    gathered = attend({"keys": x.unsqueeze(1), "queries": (query @ key.weight).unsqueeze(1)}).flatten(1)
+    gathered = attend({"keys": given.x_src.unsqueeze(1), "queries": (query @ key.weight).unsqueeze(1)}).flatten(1)
     out = F.linear(gathered, value.weight)
     if value.bias is not None:  # destinations without edges stay zero
         out = torch.addcmul(out, attend.graph.covered(out.dtype), value.bias)
     return out.unsqueeze(1)
 
 
-def _attend_plain(layer: Any, given: dict, attend: Any) -> Tensor:
-    h, c = layer.heads, layer.out_channels
-    x_src, x_dst = given["x_src"], given["x_dst"]
-    tensors = {"queries": layer.lin_query(x_dst).view(-1, h, c), "keys": layer.lin_key(x_src).view(-1, h, c),
-               "values": layer.lin_value(x_src).view(-1, h, c)}
-    if given["edge_attr"] is not None:
-        tensors["edges"] = layer.lin_edge(given["edge_attr"]).view(-1, h, c)
+def _attend_plain(modules: dict, h: int, c: int, given: Given, attend: Any) -> Tensor:
+    tensors = {"queries": modules["lin_query"](given.x_dst).view(-1, h, c), "keys": modules["lin_key"](given.x_src).view(-1, h, c),
+               "values": modules["lin_value"](given.x_src).view(-1, h, c)}
+    if given.edge_attr is not None:
+        tensors["edges"] = modules["lin_edge"](given.edge_attr).view(-1, h, c)
     return attend(tensors)
 
 
-def run(layer: Any, stated: Stated, attend: Any) -> Tensor:
-    given = stated.host
-    out = (_attend_folded if given["folded"] else _attend_plain)(layer, given, attend)
+def run(layer: Any, stated: Stated, given: Given, attend: Any) -> Tensor:
+    modules = layer._modules
+    out = (_attend_folded(modules, given, attend) if stated.folded else
+           _attend_plain(modules, stated.heads, stated.width, given, attend))
     out = out.flatten(1) if layer.concat else out.mean(dim=1)
     if not layer.root_weight:
         return out
-    skip = layer.lin_skip(given["x_dst"])
-    if layer.lin_beta is None:
+    skip = modules["lin_skip"](given.x_dst)
+    if modules.get("lin_beta") is None:
         return out + skip
-    gate = layer.lin_beta(torch.cat([out, skip, out - skip], dim=-1)).sigmoid()
+    gate = modules["lin_beta"](torch.cat([out, skip, out - skip], dim=-1)).sigmoid()
     return gate * skip + (1 - gate) * out

@@ -1,7 +1,7 @@
 // Inner products of node rows with one or two attention vectors, and their gradients.
 //
 //   dot:  a0[n, h] = <x[n, h, :], att0[h, :]>, and a1 with att1 when it is given; x is read once for both.
-//   grad: partial[block, which, h, :] = sum over the block's nodes of d_a[n, h] x[n, h, :]; torch sums the blocks.
+//   grad: partial[block, which, h, :] = sum over the block's nodes of d_a[n, h] x[n, h, :];  sum_blocks: their sum.
 #include "layout.cuh"
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
@@ -79,5 +79,24 @@ grad(int rows, const ROW_T* __restrict__ x, const float* __restrict__ d0, const 
         float sum = 0.f;
         for (int w = 0; w < WARPS; ++w) sum += ((const float*)shared)[(w * 2 + which) * HT * D + c];
         partial[((u64)blockIdx.x * 2 + which) * (H * D) + at.tile * D + c] = sum;
+    }
+}
+
+// out[c] = sum over the blocks of partial[block, c], in a fixed order: 32 columns x 8 groups of blocks per block of threads.
+extern "C" __global__ void __launch_bounds__(256)
+sum_blocks(int blocks, int columns, const float* __restrict__ partial, float* __restrict__ out) {
+    DYNAMIC_SHARED(shared);
+    float* sums = (float*)shared;  // [8][32]
+    const int c = blockIdx.x * 32 + (threadIdx.x & 31), group = threadIdx.x >> 5;
+    float sum = 0.f;
+    if (c < columns) {
+#pragma unroll 4
+        for (int b = group; b < blocks; b += 8) sum += partial[(u64)b * columns + c];
+    }
+    sums[threadIdx.x] = sum;
+    __syncthreads();
+    if (group == 0 && c < columns) {
+        for (int g = 1; g < 8; ++g) sum += sums[g * 32 + threadIdx.x];
+        out[c] = sum;
     }
 }

@@ -51,14 +51,14 @@ def bare_gat(step: Step, graph: shapes.Graph) -> Callable[[], torch.Tensor]:
     heads, width = layer.heads, layer.out_channels
     att_src, att_dst = (att.detach().reshape(heads, width).contiguous() for att in (layer.att_src, layer.att_dst))
     rows = GraphView(graph.edge_index, nodes, nodes, loops=nodes).csc(places=False)
-    variant = additive.Variant(heads, width, step.x.dtype, step.x.dtype)
+    variant = additive.variant(heads, width, step.x.dtype, step.x.dtype)
 
     def call() -> torch.Tensor:
         # The step enters no_grad in every call, so this must pay for that as well.
         with torch.no_grad():
             x = layer.lin(step.x).view(nodes, heads, width)
             a_src, a_dst = head_dot.dot(x, att_src, att_dst)
-            out = additive.forward(variant, rows, a_src, a_dst, x, layer.negative_slope).out
+            out, _ = additive.forward(variant, rows, a_src, a_dst, x, layer.negative_slope)
             return out.view(nodes, heads * width) + layer.bias
 
     return call

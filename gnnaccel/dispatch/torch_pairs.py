@@ -1,0 +1,71 @@
+"""GATv2's score on the CPU, by blocks of destinations whose rows stay in the cache."""
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+#: bytes of lifted rows per block: about what the L2 cache and a share of the L3 hold; measured, see docs/notes/cpu.md
+BLOCK_BYTES = 4 << 20
+
+
+def pair_scores(edges, keys: Tensor, queries: Tensor, att: Tensor, slope: float) -> Tensor:
+    """[E, heads] in CSC order: <att, leaky_relu(keys of the source + queries of the destination)> per head.
+
+    keys [num_src, heads, width], queries [num_dst, heads, width], att [1, heads, width].
+    """
+    return _PairScores.apply(edges, slope, keys, queries, att)
+
+
+def plain(edges, slope: float, keys: Tensor, queries: Tensor, att: Tensor) -> Tensor:
+    """The same by plain operations, all edges at once."""
+    z = keys.index_select(0, edges.src) + queries.index_select(0, edges.dst)
+    return (F.leaky_relu(z, slope) * att).sum(-1)
+
+
+class _PairScores(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, edges, slope, keys, queries, att):
+        ctx.edges, ctx.slope = edges, slope
+        ctx.save_for_backward(keys, queries, att)
+        out = keys.new_empty(edges.src.shape[0], keys.shape[1])
+        for src, dst, part in _blocks(edges, keys):
+            z = F.leaky_relu_(_lifted(keys, queries, src, dst), slope)
+            torch.sum(z.mul_(att), -1, out=out[part])
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        inputs, edges, slope = ctx.saved_tensors, ctx.edges, ctx.slope
+        if torch.is_grad_enabled():
+            return None, None, *_differentiable(ctx, inputs, grad)
+        keys, queries, att = inputs
+        d_keys, d_queries, d_att = torch.zeros_like(keys), torch.zeros_like(queries), torch.zeros_like(att)
+        for src, dst, part in _blocks(edges, keys):
+            z = _lifted(keys, queries, src, dst)
+            up = grad[part].unsqueeze(-1)
+            d_z = up * torch.where(z > 0, 1.0, slope).to(z.dtype)
+            d_att += torch.einsum("ehd,ehd->hd", z, d_z)
+            d_z.mul_(att)
+            d_keys.index_add_(0, src, d_z)
+            d_queries.index_add_(0, dst, d_z)
+        return None, None, d_keys, d_queries, d_att
+
+
+def _lifted(keys: Tensor, queries: Tensor, src: Tensor, dst: Tensor) -> Tensor:
+    return keys.index_select(0, src).add_(queries.index_select(0, dst))
+
+
+def _differentiable(ctx, inputs: tuple[Tensor, ...], grad: Tensor) -> tuple:
+    inputs = tuple(t.view_as(t) for t in inputs)  # keys may be the queries: their gradients must stay apart
+    needed = [t for t, needs in zip(inputs, ctx.needs_input_grad[2:]) if needs]
+    found = iter(torch.autograd.grad(plain(ctx.edges, ctx.slope, *inputs), needed, grad, create_graph=True))
+    return tuple(next(found) if needs else None for needs in ctx.needs_input_grad[2:])
+
+
+def _blocks(edges, keys: Tensor):
+    """(src, dst, slice) of runs of edges."""
+    step = max(256, BLOCK_BYTES // max(1, keys[0].numel() * keys.element_size()))
+    for start in range(0, edges.src.shape[0], step):
+        part = slice(start, start + step)
+        yield edges.src[part], edges.dst[part], part

@@ -123,9 +123,9 @@ def by_kernels(problem: Problem, train: bool = True) -> tuple[dict[str, Tensor],
 
 
 def by_torch(problem: Problem, call: attention.Call, dtype: torch.dtype, train: bool = True) -> dict[str, Tensor]:
-    """The same by the torch backend in ``dtype``, with the dropout of ``call``."""
+    """The same by plain torch operations in ``dtype``, with the dropout of ``call``."""
     tensors = {name: t.detach().to(dtype).requires_grad_(train) for name, t in problem.tensors.items()}
-    out = torch_backend.run(problem.program, problem.graph.edges(), tensors, mask_of(problem, call, dtype))
+    out = torch_backend.plain(problem.program, problem.graph.edges(), tensors, mask_of(problem, call, dtype))
     results = {"out": out.detach()}
     if train:
         grads = torch.autograd.grad(out, list(tensors.values()), problem.grad_out().to(dtype))

@@ -73,7 +73,8 @@ class Saved:
 
 
 def forward(variant: Variant, graph: Rows, a_src: Tensor, a_dst: Tensor | None, values: Tensor, slope: float,
-            a_edge: Tensor | None = None, dropout: Dropout = OFF, pmf: bool = False) -> tuple[Tensor, Saved | None]:
+            a_edge: Tensor | None = None, dropout: Dropout = OFF, pmf: bool = False,
+            bias: Tensor | None = None) -> tuple[Tensor, Saved | None]:
     """GAT's aggregation: softmax over incoming edges of leaky_relu(a_src + a_dst + a_edge), then the weighted sum.
 
     Args:
@@ -82,6 +83,7 @@ def forward(variant: Variant, graph: Rows, a_src: Tensor, a_dst: Tensor | None, 
         values: [num_src, H, D] of ``variant.row``, contiguous.
         a_edge: [edges, H] fp32, by edge id, when ``variant.edge``.
         pmf: long rows by PMF instead of split rows.
+        bias: [H * D] fp32, added to the result.
 
     Returns:
         the result [rows, H, D] of ``variant.out`` and, under ``variant.train``, what backward needs.
@@ -92,7 +94,7 @@ def forward(variant: Variant, graph: Rows, a_src: Tensor, a_dst: Tensor | None, 
     if variant.train:
         saved = Saved(torch.empty((3, rows, h), device=device), torch.empty((2, rows, h, d), device=device))
         pointers = saved.pointers()
-    outputs = (out.data_ptr(), *pointers)
+    outputs = (out.data_ptr(), pointer(bias), *pointers)
     inputs = a_src.data_ptr(), pointer(a_dst), pointer(a_edge), np.float32(slope)
     launch = graph.launch()
     if pmf and launch.heavy:  # the kernel below leaves long rows alone by their length

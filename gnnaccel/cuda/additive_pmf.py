@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 def long_rows(variant: Variant, graph: Rows, inputs: tuple, values: Tensor, dropout: Dropout, outputs: tuple) -> None:
     """Fills the long rows of a result in four launches: statistics of chunks, their merge, aggregation of chunks, their sum.
 
-    ``inputs``: the kernel parameters a_src, a_dst, a_edge and slope; ``outputs``: out, lse, plus, minus and mass, of which all
-    but the first are null outside of training.
+    ``inputs``: the kernel parameters a_src, a_dst, a_edge and slope; ``outputs``: out, bias, lse, plus, minus and mass, of which the
+    last four are null outside of training.
     """
     layout, device, launch = variant.layout, values.device, graph.launch()
     h, d, count = variant.heads, variant.width, launch.graph[3]
     memory, (minus, plus, stats) = workspace(launch.chunks, (h * d, h * d if variant.train else 0, 3 * h), device)
-    out, lse, plus_out, minus_out, mass = outputs
+    out, bias, lse, plus_out, minus_out, mass = outputs
     if not lse:
         small = torch.empty((3, graph.rows, h), device=device)
         lse, mass = small.data_ptr(), small.data_ptr() + 4 * graph.rows * h
@@ -36,4 +36,4 @@ def long_rows(variant: Variant, graph: Rows, inputs: tuple, values: Tensor, drop
     run("lse_chunks", launch.slots, head + (stats,))
     run("lse_merge", launch.heavy, launch.merge + (count, stats, lse, mass))
     run("aggregate_chunks", launch.slots, head + dropout.args + (values.data_ptr(), lse, minus, plus))
-    run("sum_chunks", launch.heavy, launch.merge + (out, plus_out, minus_out, minus, plus))
+    run("sum_chunks", launch.heavy, launch.merge + (out, bias, plus_out, minus_out, minus, plus))

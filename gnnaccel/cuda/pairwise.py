@@ -86,11 +86,17 @@ class Operands:
         return np.float32(self.scale), np.float32(self.slope)
 
 
-def forward(variant: Variant, graph: Rows, x: Operands, dropout: Dropout = OFF) -> tuple[Tensor, Tensor | None]:
-    """Softmax over incoming edges of the score, then the weighted sum: (out [num_dst, H, D], lse [num_dst, H] under train)."""
+def forward(variant: Variant, graph: Rows, x: Operands, dropout: Dropout = OFF, bias: Tensor | None = None,
+            keep: bool = False) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Softmax over incoming edges of the score, then the weighted sum, plus ``bias`` [H * D] fp32.
+
+    Returns out [num_dst, H, D] and, under ``variant.train``, the sum without bias, which is a tensor of its own with a bias
+    or with ``keep``, and lse [num_dst, H] (base 2).
+    """
     h, d, device, layout, rows = variant.heads, variant.width, x.keys.device, variant.layout, graph.rows
     out = torch.empty((rows, h, d), dtype=variant.out, device=device)
     lse = torch.empty((rows, h), device=device) if variant.train else None
+    raw = torch.empty_like(out) if variant.train and (keep or bias is not None) else None
     launch = graph.launch()
     memory, (acc, _, stats) = workspace(launch.chunks, (h * d, 0, 3 * h), device)
     values = x.values if variant.own_values else x.keys
@@ -98,8 +104,8 @@ def forward(variant: Variant, graph: Rows, x: Operands, dropout: Dropout = OFF) 
         grid(launch.slots + rows, layout), THREADS, 0,
         launch.graph + launch.split
         + (x.keys.data_ptr(), values.data_ptr(), x.queries.data_ptr(), pointer(x.edges), pointer(x.att), pointer(x.c_src),
-           pointer(x.c_dst)) + x.constants() + dropout.args + (out.data_ptr(), pointer(lse), acc, stats))
+           pointer(x.c_dst)) + x.constants() + dropout.args + (out.data_ptr(), pointer(raw), pointer(bias), pointer(lse), acc, stats))
     if launch.heavy:
         variant.forward_kernels("merge")(grid(launch.heavy, layout), THREADS, layout.scratch,
-                                         launch.merge + (out.data_ptr(), pointer(lse), acc, stats))
-    return out, lse
+                                         launch.merge + (out.data_ptr(), pointer(raw), pointer(bias), pointer(lse), acc, stats))
+    return out, (out if raw is None else raw) if variant.train else None, lse

@@ -32,7 +32,7 @@ class Gradients:
 
 def backward(variant: Variant, by_dst: Rows, by_src: Rows, x: Operands, out: Tensor, lse: Tensor, grad: Tensor,
              edge_grad: bool = False, dropout: Dropout = OFF) -> Gradients:
-    """Gradients of `pairwise.forward`; ``out`` and ``lse`` are its results, ``grad`` [num_dst, H, D] of ``variant.out``."""
+    """Gradients of `pairwise.forward`; ``out`` (without bias) and ``lse`` are its results, ``grad`` [num_dst, H, D] of ``variant.out``."""
     h, device, layout = variant.heads, grad.device, variant.layout
     packed = torch.empty(grad.shape[0], 2, h, device=device)
     variant.backward_kernels(True)("prepare")(grid(grad.shape[0], layout, layout.slots), THREADS, 0, (

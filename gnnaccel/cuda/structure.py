@@ -161,9 +161,11 @@ class Rows:
 
 
 def chunk_edges(edges: int) -> int:
-    """Edges that one warp should carry: short enough to balance a GPU of some 8,000 warps, long enough to pay."""
-    size = edges // 16384
-    return min(1024, max(128, 1 << size.bit_length()))
+    """Edges that one warp should carry: short enough to balance a GPU of some 8,000 warps, long enough to pay. Graphs too
+    small to fill it are bound by launches, so they had better not be split at all."""
+    if edges < 1 << 18:
+        return 256
+    return min(1024, max(64, 1 << (edges // 16384).bit_length()))
 
 
 def _offsets(wide: bool) -> tuple[torch.dtype, tuple]:

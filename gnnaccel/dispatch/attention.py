@@ -64,7 +64,14 @@ def run_torch(call: Call, tensors: dict[str, Tensor]) -> Tensor:
     if call.attention.dropout > 0:
         first = next(iter(tensors.values()))
         keep = torch.nn.functional.dropout(first.new_ones(edges.src.shape[0], call.heads), call.attention.dropout)
-    return torch_backend.run(call.program, edges, tensors, keep).to(call.out_dtype)
+    return torch_backend.run(call.program, edges, _shaped(call, tensors), keep).to(call.out_dtype)
+
+
+def _shaped(call: Call, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The bias as [heads, width]: kernels take it as the layer has it."""
+    if "bias" not in tensors:
+        return tensors
+    return {**tensors, "bias": tensors["bias"].view(call.heads, call.width)}
 
 
 def _wants_grad(tensors) -> bool:
@@ -87,19 +94,16 @@ def _fp32(t: Tensor | None, *shape: int) -> Tensor | None:
     return _rows(t.reshape(shape).float())
 
 
-def _shown(out: Tensor, call: Call) -> Tensor:
-    return out.clone() if call.exposed else out
-
-
 def _recompute(ctx, call: Call, names: tuple[str, ...], inputs: tuple[Tensor | None, ...], grad: Tensor) -> tuple:
     """Gradients by differentiable torch operations; they can be differentiated again."""
     present = {name: t for name, t in zip(names, inputs) if t is not None}
+    operands = _shaped(call, present)
     wanted = [name for i, name in enumerate(names) if ctx.needs_input_grad[i + 1] and name in present]
     edges = call.graph.edges()
     keep = None
     if call.attention.dropout > 0:
         keep = factors(call.dropout, edges.src.shape[0], call.heads, grad.device)
-    out = torch_backend.run(call.program, edges, present, keep).to(call.out_dtype)
+    out = torch_backend.run(call.program, edges, operands, keep).to(call.out_dtype)
     grads = torch.autograd.grad(out, [present[n] for n in wanted], grad, create_graph=True, allow_unused=True)
     found = dict(zip(wanted, grads))
     return (None, *(found.get(name) for name in names))
@@ -107,7 +111,7 @@ def _recompute(ctx, call: Call, names: tuple[str, ...], inputs: tuple[Tensor | N
 
 # --- additive ----------------------------------------------------------------------------------------------------------
 
-_ADDITIVE = ("x", "x_dst", "att_src", "att_dst", "a_edge")
+_ADDITIVE = ("x", "x_dst", "att_src", "att_dst", "a_edge", "bias")
 
 
 def _additive(call: Call, tensors: dict[str, Tensor]) -> Tensor:
@@ -123,7 +127,7 @@ def _additive_variant(call: Call, x: Tensor, train: bool) -> additive.Variant:
 
 
 def _additive_forward(call: Call, inputs: tuple, train: bool):
-    x, x_dst, att_src, att_dst, a_edge = inputs
+    x, x_dst, att_src, att_dst, a_edge, bias = inputs
     h, d = call.heads, call.width
     x, x_dst = _rows(x), _rows(x_dst)
     att_src, att_dst, a_edge = _fp32(att_src, h, d), _fp32(att_dst, h, d), _fp32(a_edge, -1, h)
@@ -133,7 +137,7 @@ def _additive_forward(call: Call, inputs: tuple, train: bool):
         a_dst, _ = head_dot.dot(x_dst, att_dst)
     graph = call.graph.csc(places=call.needs_places())
     out, saved = additive.forward(_additive_variant(call, x, train), graph, a_src, a_dst, x, call.attention.slope, a_edge,
-                                  call.dropout, call.pmf)
+                                  call.dropout, call.pmf, _fp32(bias, -1))
     return out, saved, (x, x_dst, att_src, att_dst, a_edge, a_src, a_dst)
 
 
@@ -148,7 +152,7 @@ class _AdditiveFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         call, saved = ctx.call, ctx.saved_tensors
-        inputs, (x, x_dst, att_src, att_dst, a_edge, a_src, a_dst), result = saved[:5], saved[5:12], saved[12:]
+        inputs, (x, x_dst, att_src, att_dst, a_edge, a_src, a_dst), result = saved[:6], saved[6:13], saved[13:]
         if torch.is_grad_enabled():
             return _recompute(ctx, call, _ADDITIVE, inputs, grad)
         same = att_dst is not None and x_dst is None
@@ -163,7 +167,8 @@ class _AdditiveFunction(torch.autograd.Function):
             if x_dst is not None:
                 d_att_dst = head_dot.dot_grad(x_dst, g.a_dst)[0]
                 d_x_dst = (g.a_dst.unsqueeze(-1) * att_dst.view(call.heads, call.width)).to(x_dst.dtype)
-        return (None, g.values, d_x_dst, _like(d_att_src, inputs[2]), _like(d_att_dst, inputs[3]), _like(g.a_edge, inputs[4]))
+        return (None, g.values, d_x_dst, _like(d_att_src, inputs[2]), _like(d_att_dst, inputs[3]), _like(g.a_edge, inputs[4]),
+                _bias_grad(ctx.needs_input_grad[6], grad, inputs[5]))
 
 
 def _like(grad: Tensor | None, tensor: Tensor | None) -> Tensor | None:
@@ -175,9 +180,13 @@ def _like(grad: Tensor | None, tensor: Tensor | None) -> Tensor | None:
     return grad if grad.dtype is tensor.dtype else grad.to(tensor.dtype)
 
 
+def _bias_grad(wanted: bool, grad: Tensor, bias: Tensor | None) -> Tensor | None:
+    return _like(grad.sum(0), bias) if wanted and bias is not None else None
+
+
 # --- pairwise ----------------------------------------------------------------------------------------------------------
 
-_PAIRWISE = ("keys", "queries", "values", "edges", "att", "c_src", "c_dst")
+_PAIRWISE = ("keys", "queries", "values", "edges", "att", "c_src", "c_dst", "bias")
 
 
 def _pairwise(call: Call, tensors: dict[str, Tensor]) -> Tensor:
@@ -193,7 +202,7 @@ def _pairwise_variant(call: Call, keys: Tensor, train: bool) -> pairwise.Variant
 
 
 def _operands(call: Call, inputs: tuple) -> pairwise.Operands:
-    keys, queries, values, edges, att, c_src, c_dst = inputs
+    keys, queries, values, edges, att, c_src, c_dst, _ = inputs
     h, d = call.heads, call.width
 
     def rows(t: Tensor | None) -> Tensor | None:  # [-1, h, d] in memory, whatever the shape
@@ -208,28 +217,28 @@ def _operands(call: Call, inputs: tuple) -> pairwise.Operands:
 def _pairwise_forward(call: Call, inputs: tuple, train: bool):
     operands = _operands(call, inputs)
     variant = _pairwise_variant(call, operands.keys, train)
-    out, lse = pairwise.forward(variant, call.graph.csc(places=call.needs_places()), operands, call.dropout)
-    return out, lse, operands
+    return pairwise.forward(variant, call.graph.csc(places=call.needs_places()), operands, call.dropout,
+                            _fp32(inputs[7], -1), keep=call.exposed)
 
 
 class _PairwiseFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx, call: Call, *inputs):
-        out, lse, _ = _pairwise_forward(call, inputs, train=True)
+        out, raw, lse = _pairwise_forward(call, inputs, train=True)
         ctx.call = call
-        ctx.save_for_backward(*inputs, out, lse)
-        return _shown(out, call)
+        ctx.save_for_backward(*inputs, raw, lse)
+        return out
 
     @staticmethod
     def backward(ctx, grad):
         call, saved = ctx.call, ctx.saved_tensors
-        inputs, (out, lse) = saved[:7], saved[7:]
+        inputs, (raw, lse) = saved[:8], saved[8:]
         if torch.is_grad_enabled():
             return _recompute(ctx, call, _PAIRWISE, inputs, grad)
         operands = _operands(call, inputs)
         places = call.needs_places()
         by_dst, by_src = call.graph.csc(places), call.graph.csr(places)
-        g = pairwise_backward.backward(_pairwise_variant(call, operands.keys, True), by_dst, by_src, operands, out, lse,
+        g = pairwise_backward.backward(_pairwise_variant(call, operands.keys, True), by_dst, by_src, operands, raw, lse,
                                        _rows(grad), ctx.needs_input_grad[4], call.dropout)
         grads = (g.keys, g.queries, g.values, g.edges, g.att, g.c_src, g.c_dst)
-        return (None, *(_like(d, t) for d, t in zip(grads, inputs)))
+        return (None, *(_like(d, t) for d, t in zip(grads, inputs)), _bias_grad(ctx.needs_input_grad[8], grad, inputs[7]))

@@ -9,16 +9,17 @@ import functools
 from gnnaccel.dispatch.program import DST, EDGE, PARAM, SRC, Op, Program, op
 
 
-def _attend(score: str, dropout: float, row: str) -> tuple[Op, ...]:
-    """Softmax of ``score``, dropout, weighted sum of ``row``."""
+def _attend(score: str, dropout: float, row: str, bias: bool = False) -> tuple[Op, ...]:
+    """Softmax of ``score``, dropout, weighted sum of ``row``, the parameter ``bias``."""
     ops = (op("segment_softmax", "alpha", score),)
     if dropout > 0:
         ops += (op("dropout", "kept", "alpha", p=dropout),)
-    return ops + (op("aggregate", "out", ops[-1].out, row),)
+    ops += (op("aggregate", "sum" if bias else "out", ops[-1].out, row),)
+    return ops + (op("add", "out", "sum", "bias"),) if bias else ops
 
 
 @functools.lru_cache(maxsize=256)
-def gat(slope: float, dropout: float, same: bool, has_dst: bool, edge: bool) -> Program:
+def gat(slope: float, dropout: float, same: bool, has_dst: bool, edge: bool, bias: bool = False) -> Program:
     """GAT (arXiv 1710.10903). ``same``: destinations are the sources; ``has_dst`` False: they have no features."""
     inputs = [("x", SRC), ("att_src", PARAM)]
     ops = [op("head_dot", "a_src", "x", "att_src")]
@@ -30,17 +31,20 @@ def gat(slope: float, dropout: float, same: bool, has_dst: bool, edge: bool) -> 
     if edge:
         inputs.append(("a_edge", EDGE))
         terms.append("a_edge")
-    ops += [op("add", "z", *terms), op("leaky_relu", "s", "z", slope=slope), *_attend("s", dropout, "x@src")]
+    ops += [op("add", "z", *terms), op("leaky_relu", "s", "z", slope=slope), *_attend("s", dropout, "x@src", bias)]
+    if bias:
+        inputs.append(("bias", PARAM))
     return Program("gat", tuple(inputs), tuple(ops), "out")
 
 
 @functools.lru_cache(maxsize=256)
-def gatv2(slope: float, dropout: float, edge: bool) -> Program:
+def gatv2(slope: float, dropout: float, edge: bool, bias: bool = False) -> Program:
     """GATv2 (arXiv 2105.14491): keys are the values."""
     inputs = [("keys", SRC), ("queries", DST), ("att", PARAM)] + ([("edges", EDGE)] if edge else [])
+    inputs += [("bias", PARAM)] if bias else []
     terms = ["keys@src", "queries@dst"] + (["edges"] if edge else [])
     ops = (op("add", "z", *terms), op("leaky_relu", "l", "z", slope=slope), op("head_dot", "s", "l", "att"),
-           *_attend("s", dropout, "keys@src"))
+           *_attend("s", dropout, "keys@src", bias))
     return Program("gatv2", tuple(inputs), ops, "out")
 
 

@@ -18,8 +18,8 @@ _SHAPES = {
     ("dot", "scale", "leaky_relu"): "sd",
 }
 _INPUTS = {
-    "additive": {"x", "x_dst", "att_src", "att_dst", "a_edge"},
-    "gatv2": {"keys", "queries", "att", "edges"},
+    "additive": {"x", "x_dst", "att_src", "att_dst", "a_edge", "bias"},
+    "gatv2": {"keys", "queries", "att", "edges", "bias"},
     "dot": {"keys", "values", "queries", "edges"},
     "cosine": {"keys", "queries", "c_src"},
     "mx": {"keys", "queries", "c_src", "c_dst"},
@@ -46,6 +46,10 @@ class Attention:
 def attention(program: Program) -> Attention | None:
     """The attention that ``program`` is, None when no fused kernel computes it."""
     kinds = [op.kind for op in program.ops]
+    if program.has_input("bias"):  # an epilogue of the kernels
+        if program.ops[-1].kind != "add" or program.ops[-1].args[1:] != ("bias",):
+            return None
+        kinds.pop()
     if kinds.count("segment_softmax") != 1 or kinds[-1] != "aggregate":
         return None
     cut = kinds.index("segment_softmax")
@@ -67,9 +71,10 @@ def _published(program: Program, score: str, edge: bool, found: dict[str, Any]) 
     """The layer that consists of these operations, with the constants found in ``program``."""
     slope, by, p = (found.get(name, 0.0) for name in ("slope", "by", "p"))
     if score == "additive":
-        return programs.gat(slope, p, not program.has_input("x_dst"), program.has_input("att_dst"), edge)
+        return programs.gat(slope, p, not program.has_input("x_dst"), program.has_input("att_dst"), edge,
+                            program.has_input("bias"))
     if score == "gatv2":
-        return programs.gatv2(slope, p, edge)
+        return programs.gatv2(slope, p, edge, program.has_input("bias"))
     if score == "dot":
         return programs.dot_product(by, p, edge) if program.has_input("values") else programs.dot_product_shared(by, p)
     if score == "cosine":

@@ -7,6 +7,7 @@ Programs; backends interpret them (`torch_backend`) or recognise them as somethi
 """
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,8 +69,12 @@ class Program:
         if known.get(self.output) != DST:
             raise ValueError(f"{self.name}: the output {self.output!r} does not live in {DST}")
 
+    @functools.cached_property
+    def _names(self) -> frozenset[str]:
+        return frozenset(name for name, _ in self.inputs)
+
     def has_input(self, name: str) -> bool:
-        return any(name == known for known, _ in self.inputs)
+        return name in self._names
 
     def __str__(self) -> str:
         inputs = ", ".join(f"{name}: {domain}" for name, domain in self.inputs)

@@ -48,7 +48,8 @@ def run(program: Program, edges: Edges, tensors: dict[str, Tensor], keep: Tensor
     """
     attention = patterns.attention(program)
     if torch_segments.covers(attention, edges, tensors):
-        return torch_segments.attend(attention, edges, tensors, keep)
+        out = torch_segments.attend(attention, edges, tensors, keep)
+        return out + tensors["bias"] if program.has_input("bias") else out
     return plain(program, edges, tensors, keep)
 
 

@@ -13,6 +13,10 @@ from tests.helpers import on_devices, same_bits
 pytestmark = pytest.mark.usefixtures("poison")
 
 
+#: few lanes per head, where each scores for itself, and many, where scores pass through shared memory
+both_ways = pytest.mark.parametrize("size", [(8, 8), (3, 5)], ids=["direct", "tiled"])
+
+
 @on_devices("heads,width", SIZES)
 def test_sizes(device, heads, width):
     check(additive(graph(device), heads, width, "bipartite"), train=False)
@@ -20,9 +24,10 @@ def test_sizes(device, heads, width):
 
 @on_devices("terms,edge,dropout", [("same", False, 0.0), ("bipartite", True, 0.3), ("source", False, 0.3), ("same", True, 0.0)],
             [(t, e, p) for t in ("same", "bipartite", "source") for e in (False, True) for p in (0.0, 0.3)])
-def test_terms(device, terms, edge, dropout):
+@both_ways
+def test_terms(device, size, terms, edge, dropout):
     side = 40 if terms == "same" else 30
-    check(additive(graph(device, 40, side), 3, 5, terms, edge, dropout), train=False)
+    check(additive(graph(device, 40, side), *size, terms, edge, dropout), train=False)
 
 
 @on_devices("heads,width,pmf,edge,dropout", [(8, 8, False, False, 0.0), (8, 8, True, False, 0.0), (3, 5, True, True, 0.3),
@@ -63,17 +68,19 @@ def test_slopes(device, slope):
 
 
 @pytest.mark.parametrize("loops", [1, 20, 40])
-def test_loops(device, loops):
-    check(additive(graph(device, 40, 40, loops=loops), 3, 5, "same", edge=True), train=False)
+@both_ways
+def test_loops(device, size, loops):
+    check(additive(graph(device, 40, 40, loops=loops), *size, "same", edge=True), train=False)
 
 
 def test_loops_of_a_bipartite_graph(device):
     check(additive(graph(device, 40, 30, loops=25), 3, 5, "bipartite", edge=True), train=False)
 
 
-def test_wide_offsets(device, chunk_edges):
+@both_ways
+def test_wide_offsets(device, chunk_edges, size):
     chunk_edges(16)
-    check(additive(graph(device, wide=True), 3, 5, "bipartite", edge=True, dropout=0.3), train=False)
+    check(additive(graph(device, wide=True), *size, "bipartite", edge=True, dropout=0.3), train=False)
 
 
 @on_devices("row,out", [(torch.float16, torch.float32), (torch.bfloat16, torch.bfloat16)],
@@ -83,15 +90,17 @@ def test_half_rows(device, row, out, size):
     check(additive(graph(device), *size, "bipartite", row=row, out=out), train=False)
 
 
+@both_ways
 @pytest.mark.parametrize("pmf", [False, True])
-def test_saturated_softmax(device, chunk_edges, pmf):
+def test_saturated_softmax(device, chunk_edges, size, pmf):
     chunk_edges(16)
     # scores reach some 300, and the exponent of exp2 is rounded accordingly
-    check(additive(graph(device), 8, 8, "bipartite", scale=30.0, pmf=pmf), train=False, floor=2e-6)
+    check(additive(graph(device), *size, "bipartite", scale=30.0, pmf=pmf), train=False, floor=2e-6)
 
 
-def test_dropout_of_everything_gives_zeros(device):
-    assert (by_kernels(additive(graph(device), 3, 5, dropout=1.0, terms="bipartite"), train=False)[0]["out"] == 0).all()
+@both_ways
+def test_dropout_of_everything_gives_zeros(device, size):
+    assert (by_kernels(additive(graph(device), *size, dropout=1.0, terms="bipartite"), train=False)[0]["out"] == 0).all()
 
 
 BAD = [("x", float("nan")), ("x", float("inf")), ("att_src", float("nan")), ("att_dst", -float("inf")), ("a_edge", float("nan")),
@@ -101,9 +110,10 @@ BAD = [("x", float("nan")), ("x", float("inf")), ("att_src", float("nan")), ("at
 @pytest.mark.parametrize("train", [False, True])
 @pytest.mark.parametrize("pmf, chunk", [(False, 1024), (False, 16), (True, 16)])
 @pytest.mark.parametrize("name, value", BAD)
-def test_what_is_not_finite_shows_where_it_does_in_torch(device, chunk_edges, name, value, pmf, chunk, train):
+@both_ways
+def test_what_is_not_finite_shows_where_it_does_in_torch(device, chunk_edges, size, name, value, pmf, chunk, train):
     chunk_edges(chunk)
-    problem = additive(graph(device), 3, 5, "bipartite", edge=True, pmf=pmf)
+    problem = additive(graph(device), *size, "bipartite", edge=True, pmf=pmf)
     problem.tensors[name][0, 1] = value
     got, call = by_kernels(problem, train)
     plain = by_torch(problem, call, torch.float32, train=False)["out"]
@@ -112,10 +122,11 @@ def test_what_is_not_finite_shows_where_it_does_in_torch(device, chunk_edges, na
 
 
 @pytest.mark.parametrize("chunk, pmf", [(1024, False), (16, False), (16, True)])
-def test_masked_edges(device, chunk_edges, chunk, pmf):
+@both_ways
+def test_masked_edges(device, chunk_edges, size, chunk, pmf):
     """A score of -inf takes an edge out, also where whole tiles and chunks consist of such edges."""
     chunk_edges(chunk)
-    problem = additive(graph(device), 3, 5, "bipartite", edge=True, pmf=pmf)
+    problem = additive(graph(device), *size, "bipartite", edge=True, pmf=pmf)
     edges = problem.graph.edges()
     hub = edges.eid[edges.dst == 3]
     problem.tensors["a_edge"][hub[:-2]] = -float("inf")
@@ -168,11 +179,12 @@ def test_results_repeat(device, chunk_edges):
 
 
 @pytest.mark.parametrize("pmf", [False, True])
-def test_scheduling_does_not_change_the_result(chunk_edges, pmf):
+@both_ways
+def test_scheduling_does_not_change_the_result(chunk_edges, size, pmf):
     torch.manual_seed(0)
     chunk_edges(16)
     with driver.using(EmulatedDriver()):
-        problem = additive(graph("cpu"), 3, 5, "bipartite", edge=True, pmf=pmf)
+        problem = additive(graph("cpu"), *size, "bipartite", edge=True, pmf=pmf)
         problem.graph.csc(), problem.graph.csr()
         expected = by_kernels(problem)[0]
     for order in ("reversed", "uneven"):
@@ -181,8 +193,9 @@ def test_scheduling_does_not_change_the_result(chunk_edges, pmf):
         assert all(same_bits(got[name], expected[name]) for name in expected), order
 
 
-def test_inputs_and_outputs_keep_their_bounds(device, poison, monkeypatch):
-    problem = additive(graph(device), 3, 5, "bipartite", edge=True)
+@both_ways
+def test_inputs_and_outputs_keep_their_bounds(device, poison, size):
+    problem = additive(graph(device), *size, "bipartite", edge=True)
     zones = {name: poison.guard(t) for name, t in problem.tensors.items()}
     before = {name: t.clone() for name, t in zones.items()}
     problem.tensors = zones

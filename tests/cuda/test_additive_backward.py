@@ -12,6 +12,10 @@ from tests.helpers import on_devices, relative, same_bits
 pytestmark = pytest.mark.usefixtures("poison")
 
 
+#: few lanes per head, where each scores for itself, and many, where scores pass through shared memory
+both_ways = pytest.mark.parametrize("size", [(8, 8), (3, 5)], ids=["direct", "tiled"])
+
+
 @on_devices("heads,width", SIZES)
 def test_sizes(device, heads, width):
     check(additive(graph(device, 40, 40), heads, width, "same"))
@@ -21,7 +25,7 @@ TERMS = ("same", "bipartite", "source")
 
 
 @on_devices("terms,edge,dropout,heads,width",
-            [(*case, 3, 5) for case in itertools.product(TERMS, (False, True), (0.0, 0.3))],
+            [(*case, *size) for size in ((3, 5), (8, 8)) for case in itertools.product(TERMS, (False, True), (0.0, 0.3))],
             [(*case, *size) for size in SIZES for case in itertools.product(TERMS, (False, True), (0.0, 0.3))])
 def test_terms(device, terms, edge, dropout, heads, width):
     check(additive(graph(device, 40, 40 if terms == "same" else 30), heads, width, terms, edge, dropout))
@@ -55,22 +59,25 @@ def test_large_graph_with_super_nodes(device):
 
 
 @pytest.mark.parametrize("slope", [0.0, 0.2, 1.0])
-def test_slopes(device, slope):
-    check(additive(graph(device), 8, 8, "bipartite", slope=slope))
+@both_ways
+def test_slopes(device, size, slope):
+    check(additive(graph(device), *size, "bipartite", slope=slope))
 
 
 @pytest.mark.parametrize("loops", [1, 40])
-def test_loops(device, loops):
-    problem = additive(graph(device, 40, 40, loops=loops), 3, 5, "same", edge=True)
+@both_ways
+def test_loops(device, size, loops):
+    problem = additive(graph(device, 40, 40, loops=loops), *size, "same", edge=True)
     grads = check(problem)
     dropped = torch.ones(problem.graph.num_edges, dtype=torch.bool, device=device)
     dropped[problem.graph.edges().eid] = False
     assert dropped.any() and (grads["a_edge"][dropped] == 0).all()
 
 
-def test_wide_offsets(device, chunk_edges):
+@both_ways
+def test_wide_offsets(device, chunk_edges, size):
     chunk_edges(16)
-    check(additive(graph(device, wide=True), 3, 5, "bipartite", edge=True, dropout=0.3))
+    check(additive(graph(device, wide=True), *size, "bipartite", edge=True, dropout=0.3))
 
 
 @on_devices("row,out", [(torch.float16, torch.float32), (torch.bfloat16, torch.bfloat16)],
@@ -87,27 +94,30 @@ def test_average_accuracy(device, heads, width, terms):
 
 @pytest.mark.parametrize("terms", ["same", "bipartite"])
 @pytest.mark.parametrize("scale", [5.0, 30.0])
-def test_saturated_softmax(device, terms, scale):
+@both_ways
+def test_saturated_softmax(device, size, terms, scale):
     """Where one edge takes nearly all of a softmax, the gradient of att_dst is a small difference of large numbers: torch in
     fp32 loses all of it, so torch is no measure here. What is allowed comes from the scores, which reach 10 * scale."""
-    problem = additive(graph(device, 40, 40), 8, 8, terms, scale=scale)
+    problem = additive(graph(device, 40, 40), *size, terms, scale=scale)
     got, call = by_kernels(problem)
     exact = by_torch(problem, call, torch.float64)
     errors = {name: relative(got[name], exact[name]) for name in got}
     assert max(errors.values()) < 2e-6 * scale, errors
 
 
-def test_dropout_of_everything_gives_zero_gradients(device):
-    grads = by_kernels(additive(graph(device), 3, 5, "bipartite", dropout=1.0, edge=True))[0]
+@both_ways
+def test_dropout_of_everything_gives_zero_gradients(device, size):
+    grads = by_kernels(additive(graph(device), *size, "bipartite", dropout=1.0, edge=True))[0]
     assert all((g == 0).all() for g in grads.values())
 
 
 @pytest.mark.parametrize("name, value", [("x", float("nan")), ("att_src", float("inf")), ("a_edge", float("nan")),
                                          ("a_edge", float("inf"))])
 @pytest.mark.parametrize("pmf, chunk", [(False, 1024), (True, 16)])
-def test_gradients_are_not_silently_finite(device, chunk_edges, name, value, pmf, chunk):
+@both_ways
+def test_gradients_are_not_silently_finite(device, chunk_edges, size, name, value, pmf, chunk):
     chunk_edges(chunk)
-    problem = additive(graph(device), 3, 5, "bipartite", edge=True, pmf=pmf)
+    problem = additive(graph(device), *size, "bipartite", edge=True, pmf=pmf)
     problem.tensors[name][0, 1] = value
     got, call = by_kernels(problem)
     plain = by_torch(problem, call, torch.float32)
@@ -116,8 +126,9 @@ def test_gradients_are_not_silently_finite(device, chunk_edges, name, value, pmf
         assert not silent.any(), f"{key}: {int(silent.sum())} of {int((~torch.isfinite(expected)).sum())}"
 
 
-def test_a_bad_gradient_reaches_the_inputs(device):
-    problem = additive(graph(device), 3, 5, "bipartite", edge=True)
+@both_ways
+def test_a_bad_gradient_reaches_the_inputs(device, size):
+    problem = additive(graph(device), *size, "bipartite", edge=True)
     problem.grad_out()[3, 1, 2] = float("nan")
     got, call = by_kernels(problem)
     plain = by_torch(problem, call, torch.float32)

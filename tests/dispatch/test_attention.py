@@ -50,7 +50,7 @@ def test_second_derivatives(device, kind, dropout):
 
     def torchs(dtype):
         mask = mask_of(problem, call, dtype)
-        return second_derivatives(lambda v: torch_backend.run(problem.program, edges, dict(zip(names, v)), mask),
+        return second_derivatives(lambda v: torch_backend.plain(problem.program, edges, dict(zip(names, v)), mask),
                                   [t.to(dtype).detach().requires_grad_() for t in values], problem.grad_out())
 
     labels = ["out", *(f"d {n}" for n in names), *(f"dd {n}" for n in names)]
@@ -65,7 +65,7 @@ def test_one_tensor_as_two_inputs(device, create_graph):
     x, att = torch.randn(20, 3, 5).to(device).requires_grad_(), torch.randn(1, 3, 5).to(device)
     problem = Problem(attention_programs.gatv2(0.2, 0.0, False), view, {"keys": x, "queries": x, "att": att}, 3, 5)
     out = attention.run_cuda(problem.call(), problem.tensors)
-    expected = torch_backend.run(problem.program, view.edges(), problem.tensors)
+    expected = torch_backend.plain(problem.program, view.edges(), problem.tensors)
     grads = [torch.autograd.grad(o, x, problem.grad_out(), create_graph=create_graph)[0] for o in (out, expected)]
     assert relative(grads[0], grads[1]) < 1e-5
 
@@ -79,7 +79,7 @@ def test_an_input_made_from_another(device, create_graph):
     tensors = {"keys": x, "queries": x / length.unsqueeze(-1), "c_src": 1 / length}
     problem = Problem(attention_programs.cosine(), view, tensors, 3, 5)
     out = attention.run_cuda(problem.call(), tensors)
-    expected = torch_backend.run(problem.program, view.edges(), tensors)
+    expected = torch_backend.plain(problem.program, view.edges(), tensors)
     grads = [torch.autograd.grad(o, x, problem.grad_out(), create_graph=create_graph, retain_graph=True)[0] for o in (out, expected)]
     assert relative(grads[0], grads[1]) < 1e-5
 

@@ -98,7 +98,7 @@ def test_empty_and_wrong(device):
         counts = view.statistics()
         assert (counts.num_edges, counts.max_degree, counts.mean_degree, counts.density) == (0, 0, 0, 0)
     with pytest.raises(GraphError):
-        GraphView(torch.zeros(2, 1, dtype=torch.long), 0, 0).edges()
+        GraphView(torch.zeros(2, 1, dtype=torch.long), 0, 0, own=True).edges()
 
 
 @pytest.mark.parametrize("loops", [0, 30])

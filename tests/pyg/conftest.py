@@ -70,6 +70,15 @@ def emulated():
         yield found
 
 
+@pytest.fixture(scope="package", autouse=True)
+def one_thread():
+    """The graphs are tiny, and threads that wait for each other cost more than they bring."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def _reset() -> None:
     gnnaccel.disable()
     rules.reset_rules()

@@ -15,7 +15,7 @@ from tests.helpers import FLOOR, relative
 
 POSITIONS = ("x", "edge_index", "edge_attr", "size", "weights")  # of arguments, for the names of their gradients
 SECOND_LOOK = 12  # draws of the inputs' order over which errors are averaged where one draw is beyond its limit
-NOTHING = 1e-9  # a gradient below this share of the largest one is zero but for rounding
+NOTHING = 1e-9  # a gradient below this share of the largest one is zero but for the rounding of larger terms
 
 Results = dict[str, "Tensor | None"]
 
@@ -41,12 +41,12 @@ def _label(value: Any) -> str:
 # ---- the comparison ----
 
 def compare(route, layer: torch.nn.Module, *args: Any, train: bool = True, require: bool = True, floor: float = FLOOR,
-            loss: Callable | None = None, **kwargs: Any) -> Results:
+            nothing: float = NOTHING, loss: Callable | None = None, **kwargs: Any) -> Results:
     """Judge output and all gradients of an accelerated call; gives them back.
 
     An error is allowed twice the host's own in fp32, plus ``floor``. In small tensors the host's error in one draw is luck; so
     where an error is beyond its limit, both are averaged over more draws. ``require``: every floating input gets a gradient;
-    ``loss(layer)`` is added to the loss.
+    ``loss(layer)`` is added to the loss. ``nothing``: gradients below this share of the largest are measured against that.
     """
     layer = spread(layer).to(route.device).train(train)
     named = {**dict(zip(POSITIONS, args)), **kwargs}
@@ -67,8 +67,8 @@ def compare(route, layer: torch.nn.Module, *args: Any, train: bool = True, requi
         return got, plain, exact
 
     first = draw(0)
-    if judge([first], floor):
-        wrong = judge([draw(seed) for seed in range(1, SECOND_LOOK + 1)], floor)
+    if judge([first], floor, nothing):
+        wrong = judge([draw(seed) for seed in range(1, SECOND_LOOK + 1)], floor, nothing)
         assert not wrong, wrong
     return first[0]
 
@@ -92,21 +92,21 @@ def run(layer: torch.nn.Module, args: list, kwargs: dict, loss: Callable | None 
     return found
 
 
-def judge(draws: list[tuple[Results, Results, Results]], floor: float = FLOOR) -> list[str]:
+def judge(draws: list[tuple[Results, Results, Results]], floor: float = FLOOR, nothing: float = NOTHING) -> list[str]:
     """What is wrong with draws of (got, the host's fp32, the truth): errors, averaged over the draws, beyond their limits.
 
     AssertionError for anything that is no matter of rounding.
     """
     wrong = []
     for name in draws[0][0].keys() | draws[0][2].keys():
-        errors = [_errors(name, *draw) for draw in draws]
+        errors = [_errors(name, nothing, *draw) for draw in draws]
         mine, native = (torch.tensor([e[i] for e in errors]).pow(2).mean().sqrt().item() for i in (0, 1))
         if not mine <= 2 * native + floor:  # so that NaN is wrong too
             wrong.append(f"{name}: error {mine:.2e}, allowed {2 * native + floor:.2e}")
     return wrong
 
 
-def _errors(name: str, got: Results, plain: Results, exact: Results) -> tuple[float, float]:
+def _errors(name: str, nothing: float, got: Results, plain: Results, exact: Results) -> tuple[float, float]:
     """Relative errors of ``got`` and ``plain`` in the L2 norm."""
     assert got.keys() == plain.keys() == exact.keys()
     value, native, truth = got[name], plain[name], exact[name]
@@ -116,7 +116,7 @@ def _errors(name: str, got: Results, plain: Results, exact: Results) -> tuple[fl
     assert value.dtype == native.dtype and value.shape == native.shape, f"{name}: {value.dtype}, {tuple(value.shape)}"
     largest = max((t.norm().item() for k, t in exact.items() if t is not None and k != "out"), default=0.0)
     scale = truth.norm().item()
-    if name != "out" and scale <= NOTHING * largest:  # truly zero: what is left is rounding of larger terms
+    if name != "out" and scale <= nothing * largest:
         scale = largest
     return tuple((t.double() - truth).norm().item() / (scale or 1.0) for t in (value, native))
 

@@ -41,14 +41,21 @@ def dtypes(x: Tensor, *parameters: Tensor, mapped: bool = True) -> tuple[torch.d
     return row, out
 
 
-def finish(layer: Any, out: Tensor, residual: Tensor | None) -> Tensor:
+def bias_inside(layer: Any) -> bool:
+    """Whether the bias goes into the Program: heads lie side by side and no residual comes in between."""
+    return bool(layer.concat) and layer._parameters.get("bias") is not None and layer._modules.get("res") is None
+
+
+def finish(layer: Any, out: Tensor, residual: Tensor | None, biased: bool = False) -> Tensor:
     """Heads side by side or averaged, then residual and bias: [N, H, C] -> [N, H * C] or [N, C]."""
-    out = out.flatten(1) if layer.concat else out.mean(dim=1)
+    n, h, c = out.shape
+    out = out.reshape(n, h * c) if layer.concat else out.mean(dim=1)
     if residual is not None:
         out = out + residual
-    return out if layer.bias is None else out + layer.bias
+    bias = layer._parameters.get("bias")
+    return out if bias is None or biased else out + bias
 
 
 def exposed(layer: Any) -> bool:
     """Whether the kernel's own result is what the user gets to see."""
-    return bool(layer.concat) and layer.bias is None and getattr(layer, "res", None) is None
+    return bool(layer.concat) and layer._modules.get("res") is None

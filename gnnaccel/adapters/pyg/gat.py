@@ -45,7 +45,8 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[Stated, Given] | Reaso
         return why
     same = x_src is x_dst and layer.lin is not None
     row, out = calls.dtypes(x_src, layer.att_src)
-    program = programs.gat(layer.negative_slope, layer.dropout if layer.training else 0.0, same, x_dst is not None, edge)
+    program = programs.gat(layer.negative_slope, layer.dropout if layer.training else 0.0, same, x_dst is not None, edge,
+                           calls.bias_inside(layer))
     stated = Stated(program, "GATConv", layer.heads, layer.out_channels, row, out, num_src, num_dst, plain.shape[1],
                     min(num_src, num_dst) if layer.add_self_loops else 0, calls.exposed(layer))
     return stated, Given(x_src, x_dst, plain, edge_attr if edge else None)
@@ -64,7 +65,10 @@ def run(layer: Any, stated: Stated, given: Given, attend: Any) -> Tensor:
             tensors["x_dst"] = modules["lin" if shared else "lin_dst"](x_dst).view(-1, h, c)
     if given.edge_attr is not None:
         tensors["a_edge"] = _edge_term(layer, stated, given)
-    return calls.finish(layer, attend(tensors), residual)
+    biased = stated.program.has_input("bias")
+    if biased:
+        tensors["bias"] = parameters["bias"]
+    return calls.finish(layer, attend(tensors), residual, biased)
 
 
 def _edge_term(layer: Any, stated: Stated, given: Given) -> Tensor:

@@ -37,7 +37,8 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[Stated, Given] | Reaso
         if why is not None or layer.lin_edge is None:
             return why or reason("GA206", "edge_attr was given to a layer without edge_dim")
     row, out = calls.dtypes(x_l, layer.att)
-    program = programs.gatv2(layer.negative_slope, layer.dropout if layer.training else 0.0, edge_attr is not None)
+    program = programs.gatv2(layer.negative_slope, layer.dropout if layer.training else 0.0, edge_attr is not None,
+                             calls.bias_inside(layer))
     stated = Stated(program, "GATv2Conv", layer.heads, layer.out_channels, row, out, x_l.shape[0], x_r.shape[0],
                     plain.shape[1], min(x_l.shape[0], x_r.shape[0]) if layer.add_self_loops else 0, calls.exposed(layer))
     return stated, Given(x_l, x_r, plain, edge_attr)
@@ -53,4 +54,7 @@ def run(layer: Any, stated: Stated, given: Given, attend: Any) -> Tensor:
     if given.edge_attr is not None:
         attr = edges.with_loops(given.edge_attr, given.edge_index, stated.loops, layer.fill_value)
         tensors["edges"] = modules["lin_edge"](attr.view(-1, 1) if attr.dim() == 1 else attr).view(-1, h, c)
-    return calls.finish(layer, attend(tensors), residual)
+    biased = stated.program.has_input("bias")
+    if biased:
+        tensors["bias"] = layer._parameters["bias"]
+    return calls.finish(layer, attend(tensors), residual, biased)

@@ -52,7 +52,7 @@ forward(const OFF_T* __restrict__ indptr, const int* __restrict__ col, const OFF
         const int* __restrict__ counters, const int2* __restrict__ chunks, int chunk_edges, int chunk_slots,
         const float* __restrict__ a_src, const float* __restrict__ a_dst, const float* __restrict__ a_edge, float slope,
         float drop_p, float drop_scale, u64 seed, u64 offset, const ROW_T* __restrict__ values, OUT_T* __restrict__ out,
-        float* __restrict__ lse, float* __restrict__ plus_out, float* __restrict__ minus_out,
+        const float* __restrict__ bias, float* __restrict__ lse, float* __restrict__ plus_out, float* __restrict__ minus_out,
         float* __restrict__ mass, float* __restrict__ part_minus, float* __restrict__ part_plus, float* __restrict__ part_stats) {
     DYNAMIC_SHARED(shared);
     const Split split = {counters, chunks, chunk_edges, chunk_slots};
@@ -75,7 +75,7 @@ forward(const OFF_T* __restrict__ indptr, const int* __restrict__ col, const OFF
         const Partial part = {part_minus, part_plus, part_stats};
         leave(at, it.chunk, head, on, run, minus, plus, part);
     } else {
-        const Out o = {out, lse, plus_out, minus_out, mass, rows};
+        const Out o = {out, bias, lse, plus_out, minus_out, mass, rows};
         finish(at, sh, it.row, head, on, run, minus, plus, o);
     }
 }
@@ -83,7 +83,7 @@ forward(const OFF_T* __restrict__ indptr, const int* __restrict__ col, const OFF
 // One warp per split row: `heavy` holds (row, first chunk, chunks, unused).
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
 merge(const int* __restrict__ counters, const int4* __restrict__ heavy, int rows, OUT_T* __restrict__ out,
-      float* __restrict__ lse, float* __restrict__ plus_out, float* __restrict__ minus_out, float* __restrict__ mass,
+      const float* __restrict__ bias, float* __restrict__ lse, float* __restrict__ plus_out, float* __restrict__ minus_out, float* __restrict__ mass,
       const float* __restrict__ part_minus, const float* __restrict__ part_plus, const float* __restrict__ part_stats) {
     DYNAMIC_SHARED(shared);
     const long long w = warp_id();
@@ -97,6 +97,6 @@ merge(const int* __restrict__ counters, const int4* __restrict__ heavy, int rows
     Row minus, plus;
     gather_chunks(at, row.y, row.z, sh, part_stats, part_minus, minus);
     if (TRAIN) gather_chunks(at, row.y, row.z, sh, part_stats, part_plus, plus);
-    const Out o = {out, lse, plus_out, minus_out, mass, rows};
+    const Out o = {out, bias, lse, plus_out, minus_out, mass, rows};
     finish(at, sh, row.x, head, on, run, minus, plus, o);
 }

@@ -33,7 +33,7 @@ __device__ __forceinline__ void gather_tile(const Lanes& at, int j, int n, const
 #pragma unroll
             for (int k = 0; k < PACKS; ++k) {
                 const float w = e < n ? weight[e * HT + (k / KV) * HL + at.hl] : 0.f;
-                const float up = fmaxf(w, 0.f), down = TWO ? fmaxf(-w, 0.f) : fabsf(w);
+                const float up = w > 0.f ? w : 0.f, down = TWO ? (w > 0.f ? 0.f : -w) : fabsf(w);  // NaN goes down
 #pragma unroll
                 for (int x = 0; x < VEC; ++x) {
                     minus[k][x] = fmaf(down, v[u][k][x], minus[k][x]);
@@ -65,6 +65,7 @@ struct Scores {
 
 struct Out {
     OUT_T* out;
+    const float* bias;  // [H*D] or null
     float *lse, *plus, *minus, *mass;
     int rows;
 };
@@ -77,5 +78,6 @@ __device__ __forceinline__ void write_parts(const Lanes& at, int row, Row& minus
         store_row(at, o.plus, row, plus);
         add_row(minus, plus);
     }
+    add_bias(at, o.bias, minus);
     store_row(at, o.out, row, minus);
 }

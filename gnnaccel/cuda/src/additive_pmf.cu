@@ -88,7 +88,7 @@ aggregate_chunks(const OFF_T* __restrict__ indptr, const int* __restrict__ col, 
 // Last: the sum of the chunks.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
 sum_chunks(const int* __restrict__ counters, const int4* __restrict__ heavy, OUT_T* __restrict__ out,
-           float* __restrict__ plus_out, float* __restrict__ minus_out, const float* __restrict__ part_minus,
+           const float* __restrict__ bias, float* __restrict__ plus_out, float* __restrict__ minus_out, const float* __restrict__ part_minus,
            const float* __restrict__ part_plus) {
     const long long w = warp_id();
     if (w >= counters[1]) return;
@@ -97,6 +97,6 @@ sum_chunks(const int* __restrict__ counters, const int4* __restrict__ heavy, OUT
     Row minus, plus;
     add_chunks(at, row.y, row.z, part_minus, minus);
     if (TRAIN) add_chunks(at, row.y, row.z, part_plus, plus);
-    const Out o = {out, nullptr, plus_out, minus_out, nullptr, 0};
+    const Out o = {out, bias, nullptr, plus_out, minus_out, nullptr, 0};
     write_parts(at, row.x, minus, plus, o);
 }

@@ -78,6 +78,13 @@ __device__ __forceinline__ void store_row(const Lanes& at, T* base, u64 row, con
     }
 }
 
+__device__ __forceinline__ void add_bias(const Lanes& at, const float* bias, Row& r) {
+    if (!bias) return;
+    Row b;
+    load_row(at, bias, 0, true, b);
+    add_row(r, b);
+}
+
 // Adds up the SLOTS partial rows that a warp holds side by side; every lane gets the sum.
 __device__ __forceinline__ void sum_slots(Row& r) {
 #pragma unroll

@@ -103,7 +103,8 @@ __device__ __forceinline__ void join_slots(State& st) {
     sum_slots(st.acc);
 }
 
-__device__ __forceinline__ void finish(const Lanes& at, int row, State& st, OUT_T* out, float* lse) {
+__device__ __forceinline__ void finish(const Lanes& at, int row, State& st, OUT_T* out, OUT_T* raw,
+                                       const float* bias, float* lse) {
 #pragma unroll
     for (int kh = 0; kh < KH; ++kh) {
         const float inverse = st.l[kh] > 0.f ? 1.f / st.l[kh] : st.l[kh];  // no edges: 0; NaN stays NaN
@@ -114,7 +115,10 @@ __device__ __forceinline__ void finish(const Lanes& at, int row, State& st, OUT_
         if (TRAIN && at.slot == 0 && at.lh == 0 && at.head(kh) < H)
             lse[(u64)row * H + at.head(kh)] = st.m[kh] + log2f(st.l[kh]);
     }
-    if (at.slot == 0) store_row(at, out, row, st.acc);
+    if (at.slot != 0) return;
+    if (raw) store_row(at, raw, row, st.acc);  // for backward, where the result itself is biased or may be changed
+    add_bias(at, bias, st.acc);
+    store_row(at, out, row, st.acc);
 }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
@@ -123,7 +127,8 @@ forward(const OFF_T* __restrict__ indptr, const int* __restrict__ col, const OFF
         const ROW_T* __restrict__ keys, const ROW_T* __restrict__ values, const ROW_T* __restrict__ queries,
         const ROW_T* __restrict__ edges, const float* __restrict__ att_vector, const float* __restrict__ c_src,
         const float* __restrict__ c_dst, float scale, float slope, float drop_p, float drop_scale, u64 seed, u64 offset,
-        OUT_T* __restrict__ out, float* __restrict__ lse, float* __restrict__ part_acc, float* __restrict__ part_stats) {
+        OUT_T* __restrict__ out, OUT_T* __restrict__ raw, const float* __restrict__ bias, float* __restrict__ lse,
+        float* __restrict__ part_acc, float* __restrict__ part_stats) {
     const Split split = {counters, chunks, chunk_edges, chunk_slots};
     Item it;
     if (!item_at(warp_id(), rows, indptr, split, it)) return;
@@ -149,7 +154,7 @@ forward(const OFF_T* __restrict__ indptr, const int* __restrict__ col, const OFF
     }
     join_slots(st);
     if (it.chunk < 0) {
-        finish(at, it.row, st, out, lse);
+        finish(at, it.row, st, out, raw, bias, lse);
         return;
     }
     if (at.slot == 0) {
@@ -166,8 +171,8 @@ forward(const OFF_T* __restrict__ indptr, const int* __restrict__ col, const OFF
 }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-merge(const int* __restrict__ counters, const int4* __restrict__ heavy, OUT_T* __restrict__ out, float* __restrict__ lse,
-      const float* __restrict__ part_acc, const float* __restrict__ part_stats) {
+merge(const int* __restrict__ counters, const int4* __restrict__ heavy, OUT_T* __restrict__ out, OUT_T* __restrict__ raw,
+      const float* __restrict__ bias, float* __restrict__ lse, const float* __restrict__ part_acc, const float* __restrict__ part_stats) {
     DYNAMIC_SHARED(shared);
     const long long w = warp_id();
     if (w >= counters[1]) return;
@@ -185,5 +190,5 @@ merge(const int* __restrict__ counters, const int4* __restrict__ heavy, OUT_T* _
         st.l[kh] = sh.factor[kh * HL + at.hl];
     }
     gather_chunks(at, row.y, row.z, sh, part_stats, part_acc, st.acc);
-    finish(at, row.x, st, out, lse);
+    finish(at, row.x, st, out, raw, bias, lse);
 }

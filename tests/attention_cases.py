@@ -63,9 +63,9 @@ def _normal(*shape: int) -> Tensor:
 
 
 def additive(view: GraphView, heads: int, width: int, terms="same", edge=False, dropout=0.0, slope=0.2, row=torch.float32,
-             out=None, scale=1.0, pmf=False) -> Problem:
+             out=None, scale=1.0, pmf=False, bias=False) -> Problem:
     """GAT. ``terms``: "same" (destinations are sources), "bipartite" or "source" (no features of destinations)."""
-    program = attention_programs.gat(slope, dropout, terms == "same", terms != "source", edge)
+    program = attention_programs.gat(slope, dropout, terms == "same", terms != "source", edge, bias)
     tensors = {"x": _normal(view.num_src, heads, width) * scale, "att_src": _normal(1, heads, width)}
     if terms == "bipartite":
         tensors["x_dst"] = _normal(view.num_dst, heads, width) * scale
@@ -73,17 +73,21 @@ def additive(view: GraphView, heads: int, width: int, terms="same", edge=False, 
         tensors["att_dst"] = _normal(1, heads, width)
     if edge:
         tensors["a_edge"] = _normal(view.num_edges, heads)
+    if bias:
+        tensors["bias"] = _normal(heads * width)
     return _problem(program, view, tensors, heads, width, row, out, pmf)
 
 
 def pairwise(score: str, view: GraphView, heads: int, width: int, edge=False, dropout=0.0, slope=0.2, row=torch.float32,
-             out=None, scale=1.0) -> Problem:
-    """One of gatv2, dot, cosine, mx, sd; ``edge`` for the first two, ``dropout`` for all but cosine."""
+             out=None, scale=1.0, bias=False) -> Problem:
+    """One of gatv2, dot, cosine, mx, sd; ``edge`` for the first two, ``dropout`` for all but cosine, ``bias`` for gatv2."""
     size = scale * width**-0.25
     tensors = {"keys": _normal(view.num_src, heads, width) * size, "queries": _normal(view.num_dst, heads, width) * size}
     if score == "gatv2":
-        program = attention_programs.gatv2(slope, dropout, edge)
+        program = attention_programs.gatv2(slope, dropout, edge, bias)
         tensors["att"] = _normal(1, heads, width)
+        if bias:
+            tensors["bias"] = _normal(heads * width)
     elif score == "dot":
         program = attention_programs.dot_product(0.7, dropout, edge)
         tensors["values"] = _normal(view.num_src, heads, width)
@@ -125,12 +129,19 @@ def by_kernels(problem: Problem, train: bool = True) -> tuple[dict[str, Tensor],
 def by_torch(problem: Problem, call: attention.Call, dtype: torch.dtype, train: bool = True) -> dict[str, Tensor]:
     """The same by plain torch operations in ``dtype``, with the dropout of ``call``."""
     tensors = {name: t.detach().to(dtype).requires_grad_(train) for name, t in problem.tensors.items()}
-    out = torch_backend.plain(problem.program, problem.graph.edges(), tensors, mask_of(problem, call, dtype))
+    out = plain(problem, tensors, mask_of(problem, call, dtype))
     results = {"out": out.detach()}
     if train:
         grads = torch.autograd.grad(out, list(tensors.values()), problem.grad_out().to(dtype))
         results.update(zip(tensors, grads))
     return results
+
+
+def plain(problem: Problem, tensors: dict[str, Tensor], mask: Tensor | None = None) -> Tensor:
+    """The output by plain torch operations."""
+    if "bias" in tensors:
+        tensors = {**tensors, "bias": tensors["bias"].view(problem.heads, problem.width)}
+    return torch_backend.plain(problem.program, problem.graph.edges(), tensors, mask)
 
 
 def mask_of(problem: Problem, call: attention.Call, dtype: torch.dtype) -> Tensor | None:
@@ -143,7 +154,7 @@ def mask_of(problem: Problem, call: attention.Call, dtype: torch.dtype) -> Tenso
 
 #: What a single sample of a gradient may be off by in any case: it leaves room for the luck of torch's own rounding, most of
 #: all where few numbers are compared. `check_average` judges without it.
-GRADIENT_FLOOR = {"att_src": 3e-6, "att_dst": 3e-6, "att": 3e-6}
+GRADIENT_FLOOR = {"att_src": 3e-6, "att_dst": 3e-6, "att": 3e-6, "bias": 3e-6}
 
 
 def check(problem: Problem, train: bool = True, floor: float = 0.0) -> dict[str, Tensor]:

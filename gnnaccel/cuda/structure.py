@@ -1,6 +1,7 @@
 """Index arrays of a graph as the kernels read them, and the kernels that build them (``src/structure.cu``)."""
 from __future__ import annotations
 
+import itertools
 import threading
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -15,28 +16,52 @@ from gnnaccel.cuda.layout import WARPS
 _THREADS = 256
 _SLOT = 48  # int32 words per report; the layout stands in structure.cu, above the kernel `split`
 _COUNTERS, _HOST_AT, _BINS_AT, _BINS = 38, 4, 6, 32
-_SLOTS = 16384
+_SLOTS = 1024  # per slab
 
 
 class Reports:
     """Small pinned memory that kernels write and the host reads without ever waiting.
 
-    A report is taken per built index array and given back by being overtaken after `_SLOTS` others, long after the
-    kernel that writes it has run.
+    Slots are lent and taken back. A kernel may still be under way when its slot goes to somebody else, so each loan has a tag,
+    which the kernel writes last: a report with another tag is not one's own.
     """
 
     def __init__(self, pinned: bool):
-        self._tensor = torch.zeros(_SLOTS, _SLOT, dtype=torch.int32, pin_memory=pinned)
-        self._array = self._tensor.numpy()
-        self._next = 0
+        self._pinned = pinned
+        self._slabs: list[Tensor] = []
+        self._free: list[tuple[int, np.ndarray]] = []
+        self._tags = itertools.count(1)
         self._lock = threading.Lock()
 
-    def take(self) -> tuple[int, np.ndarray]:
-        """A cleared report: its address for the kernel and its view for the host."""
+    def take(self) -> "Report":
         with self._lock:
-            i, self._next = self._next, (self._next + 1) % _SLOTS
-        self._array[i] = 0
-        return self._tensor.data_ptr() + i * _SLOT * 4, self._array[i]
+            if not self._free:
+                slab = torch.zeros(_SLOTS, _SLOT, dtype=torch.int32, pin_memory=self._pinned)
+                self._slabs.append(slab)
+                self._free = [(slab.data_ptr() + i * _SLOT * 4, slab.numpy()[i]) for i in range(_SLOTS)]
+            address, words = self._free.pop()
+        return Report(self, address, words, next(self._tags) % 0x7FFFFFFF + 1)
+
+    def give_back(self, address: int, words: np.ndarray) -> None:
+        self._free.append((address, words))
+
+
+class Report:
+    """What the device tells of one built index array; ``words`` once it has, None before."""
+
+    __slots__ = ("_owner", "address", "_slot", "tag", "_words", "__weakref__")
+
+    def __init__(self, owner: Reports, address: int, slot: np.ndarray, tag: int):
+        self._owner, self.address, self._slot, self.tag, self._words = owner, address, slot, tag, None
+
+    @property
+    def words(self) -> np.ndarray | None:
+        if self._words is None and self._slot[0] == self.tag:
+            self._words = self._slot.copy()
+        return self._words
+
+    def __del__(self) -> None:
+        self._owner.give_back(self.address, self._slot)
 
 
 _reports: dict[bool, Reports] = {}
@@ -59,45 +84,46 @@ class Split:
     counters: Tensor  # int32 [38]
     chunks: Tensor  # int32 [max_chunks, 2]: row, number within the row
     heavy: Tensor  # int32 [max_heavy, 4]: row, first chunk, chunks, unused
-    report: np.ndarray
+    report: Report
     _exact: tuple[int, int] | None = field(default=None)
 
     def sizes(self) -> tuple[int, int]:
         """(chunks, split rows): exact once the device has reported, bounds before."""
         if self._exact is None:
-            if not self.report[0]:
+            words = self.report.words
+            if words is None:
                 return self.chunks.shape[0], self.heavy.shape[0]
-            self._exact = int(self.report[_HOST_AT]), int(self.report[_HOST_AT + 1])
+            self._exact = int(words[_HOST_AT]), int(words[_HOST_AT + 1])
         return self._exact
 
     @property
     def known(self) -> bool:
         """Whether the device has reported. What follows is only to be read then."""
-        return bool(self.report[0])
+        return self.report.words is not None
 
     @property
     def invalid(self) -> bool:
         """Whether ids outside the node range were seen (and left out)."""
-        return bool(self.report[1])
+        return bool(self.report.words[1])
 
     @property
     def edges(self) -> int:
         """Edges in the rows, after dropped and added loops."""
-        return int(self.report[2:4].view(np.int64)[0])
+        return int(self.report.words[2:4].view(np.int64)[0])
 
     @property
     def longest(self) -> int:
         """Edges of the longest row."""
-        return int(self.report[_HOST_AT + 2])
+        return int(self.report.words[_HOST_AT + 2])
 
     @property
     def split_edges(self) -> int:
         """Edges in split rows."""
-        return int(self.report[_HOST_AT + 4:_HOST_AT + 6].view(np.int64)[0])
+        return int(self.report.words[_HOST_AT + 4:_HOST_AT + 6].view(np.int64)[0])
 
     def histogram(self) -> list[int]:
         """Rows by degree: entry b counts the degrees of b bits (0; 1; 2-3; 4-7; ...)."""
-        bins = self.report[_HOST_AT + _BINS_AT:_HOST_AT + _BINS_AT + _BINS]
+        bins = self.report.words[_HOST_AT + _BINS_AT:_HOST_AT + _BINS_AT + _BINS]
         return [int(v) for v in np.trim_zeros(bins, "b")]
 
 
@@ -192,12 +218,13 @@ def split_rows(indptr: Tensor, edges: int, flags: Tensor | None = None, limit: i
     counters = torch.zeros(_COUNTERS, dtype=torch.int32, device=device)
     chunks = torch.empty(max_chunks, 2, dtype=torch.int32, device=device)
     heavy = torch.empty(max_heavy, 4, dtype=torch.int32, device=device)
-    address, view = reports(device).take()
+    report = reports(device).take()
     _, defines = _offsets(indptr.dtype == torch.int64)
     _launch("split", (("INDEX_T", "i64"), ("LOOPS", "0")) + defines, max(rows, 1),
             (indptr.data_ptr(), np.int32(rows), np.int32(limit), counters.data_ptr(), chunks.data_ptr(), heavy.data_ptr(),
-             flags.data_ptr() if flags is not None else 0, address), shared=4 * (_BINS + 1))
-    return Split(limit, counters, chunks, heavy, view)
+             flags.data_ptr() if flags is not None else 0, report.address,
+             np.int32(report.tag)), shared=4 * (_BINS + 1))
+    return Split(limit, counters, chunks, heavy, report)
 
 
 def csc(src: Tensor, dst: Tensor, num_src: int, num_dst: int, loops: int, wide: bool) -> Rows:

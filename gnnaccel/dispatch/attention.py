@@ -32,6 +32,10 @@ class Call:
     exposed: bool = False
     pmf: bool = False
     dropout: Dropout | None = None
+    edge_index: Tensor | None = None  # held until backward has run: it may have to build from it
+
+    def __post_init__(self) -> None:
+        self.edge_index = self.graph.source()
 
     def needs_places(self) -> bool:
         """Whether kernels look up edge ids or CSC places: for edge features, and in backward for dropout."""
@@ -96,7 +100,8 @@ def _fp32(t: Tensor | None, *shape: int) -> Tensor | None:
 
 def _recompute(ctx, call: Call, names: tuple[str, ...], inputs: tuple[Tensor | None, ...], grad: Tensor) -> tuple:
     """Gradients by differentiable torch operations; they can be differentiated again."""
-    present = {name: t for name, t in zip(names, inputs) if t is not None}
+    # Aliases, since one input may be another one, or made from it: each gradient must be that of its own place only.
+    present = {name: t.view_as(t) for name, t in zip(names, inputs) if t is not None}
     operands = _shaped(call, present)
     wanted = [name for i, name in enumerate(names) if ctx.needs_input_grad[i + 1] and name in present]
     edges = call.graph.edges()

@@ -76,6 +76,10 @@ class GraphView:
         """The tensor to build from, equal in value to that of the constructor."""
         self._source = weakref.ref(edge_index)
 
+    def source(self) -> Tensor | None:
+        """The tensor it is built from, None when that is gone."""
+        return self._source()
+
     def _ends(self) -> tuple[Tensor, Tensor]:
         edge_index = self._source()
         if edge_index is None:

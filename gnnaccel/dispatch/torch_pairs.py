@@ -43,7 +43,7 @@ class _PairScores(torch.autograd.Function):
         d_keys, d_queries, d_att = torch.zeros_like(keys), torch.zeros_like(queries), torch.zeros_like(att)
         for src, dst, part in _blocks(edges, keys):
             z = _lifted(keys, queries, src, dst)
-            up = grad[part].unsqueeze(-1)
+            up = grad[part].contiguous().unsqueeze(-1)  # one order of memory for all that follows: several times as fast
             d_z = torch.ops.aten.leaky_relu_backward(up * att, z, slope, False)
             d_att += F.leaky_relu_(z, slope).mul_(up).sum(0)
             d_keys.index_add_(0, src, d_z)

@@ -37,10 +37,12 @@ class Segments:
         self.place: Tensor | None = None
 
     @classmethod
+    @torch.inference_mode(False)  # a graph first seen in inference mode serves training as well
     def of(cls, src: Tensor, dst: Tensor, num_src: int, num_dst: int) -> Segments:
         degree = torch.bincount(dst, minlength=num_dst)
         return cls(F.pad(degree.cumsum(0), (1, 0)), src, dst, num_src, num_dst)
 
+    @torch.inference_mode(False)
     def fold(self, heads: int) -> Segments:
         """``heads`` disjoint copies of the graph as one."""
         if heads == 1:
@@ -53,6 +55,7 @@ class Segments:
         return self._folds[heads]
 
     @functools.cached_property
+    @torch.inference_mode(False)
     def turned(self) -> Segments:
         """The graph with every edge reversed."""
         src, place = torch.sort(self.src, stable=True)

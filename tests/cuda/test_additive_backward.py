@@ -53,6 +53,18 @@ def test_split_rows_before_the_report(device, chunk_edges, pmf):
     check(problem)
 
 
+@on_devices("pmf", [False, True])
+@pytest.mark.parametrize("chunk", [1024, 16])
+@pytest.mark.parametrize("train", [False, True])
+@both_ways
+def test_bias(device, chunk_edges, size, train, chunk, pmf):
+    chunk_edges(chunk)
+    problem = additive(graph(device), *size, "bipartite", pmf=pmf, bias=True)
+    out = check(problem, train)["out"]
+    alone = problem.graph.csc().indptr.diff() == 0
+    assert alone.any() and (out[alone] == problem.tensors["bias"].view(size)).all()
+
+
 def test_large_graph_with_super_nodes(device):
     size = (60, 60, 900) if device.type == "cpu" else (5000, 5000, 400_000)
     check(additive(graph(device, *size), 8, 8, "same"))

@@ -45,7 +45,7 @@ def test_limits(heads):
         assert layout.packs * layout.vec <= 16, "registers of one row"
         assert (layout.tiles - 1) * layout.tile_heads < heads <= layout.tiles * layout.tile_heads
         assert 1 <= layout.unroll <= 4
-        assert layout.scratch() <= SHARED and WARPS * 2 * layout.tile_heads * width * 4 <= SHARED
+        assert layout.scratch <= SHARED and WARPS * 2 * layout.tile_heads * width * 4 <= SHARED
 
 
 def test_the_known_good_cases_stay():

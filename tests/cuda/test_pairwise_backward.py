@@ -44,6 +44,17 @@ def test_split_rows_before_the_report(device, chunk_edges, score):
     check(problem)
 
 
+@pytest.mark.parametrize("edge", [False, True])
+@pytest.mark.parametrize("chunk", [1024, 16])
+@pytest.mark.parametrize("train", [False, True])
+def test_bias(device, chunk_edges, train, chunk, edge):
+    chunk_edges(chunk)
+    problem = pairwise("gatv2", graph(device), 3, 5, edge, bias=True)
+    out = check(problem, train)["out"]
+    alone = problem.graph.csc().indptr.diff() == 0
+    assert alone.any() and (out[alone] == problem.tensors["bias"].view(3, 5)).all()
+
+
 @on_devices("score,heads,width", [(score, 3, 5) for score in SCORES], [(score, 8, 8) for score in SCORES])
 def test_average_accuracy(device, score, heads, width):
     check_average(lambda: pairwise(score, graph(device), heads, width))

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from gnnaccel.dispatch import attention, attention_programs, torch_backend
+from gnnaccel.dispatch import attention, attention_programs
 from gnnaccel.dispatch.graph import GraphView
-from tests.attention_cases import Problem, additive, by_kernels, by_torch, graph, mask_of, pairwise, skewed_edges
+from tests.attention_cases import (Problem, additive, by_kernels, by_torch, graph, mask_of, pairwise, plain,
+                                   skewed_edges)
 from tests.helpers import assert_accurate, relative, same_bits
 
 pytestmark = pytest.mark.usefixtures("poison")
@@ -18,7 +19,9 @@ pytestmark = pytest.mark.usefixtures("poison")
 KINDS = {
     "gat": lambda view, p: additive(view, 3, 5, "same", edge=True, dropout=p),
     "gat-bipartite": lambda view, p: additive(view, 3, 5, "bipartite", dropout=p),
+    "gat-bias": lambda view, p: additive(view, 3, 5, "same", dropout=p, bias=True),
     "gatv2": lambda view, p: pairwise("gatv2", view, 3, 5, edge=True, dropout=p),
+    "gatv2-bias": lambda view, p: pairwise("gatv2", view, 3, 5, dropout=p, bias=True),
     "dot": lambda view, p: pairwise("dot", view, 3, 5, edge=True, dropout=p),
     "mx": lambda view, p: pairwise("mx", view, 3, 5, dropout=p),
 }
@@ -46,11 +49,10 @@ def test_second_derivatives(device, kind, dropout):
     names = list(problem.tensors)
     values = [t.clone().requires_grad_() for t in problem.tensors.values()]
     got = second_derivatives(lambda v: attention.run_cuda(call, dict(zip(names, v))), values, problem.grad_out())
-    edges = problem.graph.edges()
 
     def torchs(dtype):
         mask = mask_of(problem, call, dtype)
-        return second_derivatives(lambda v: torch_backend.plain(problem.program, edges, dict(zip(names, v)), mask),
+        return second_derivatives(lambda v: plain(problem, dict(zip(names, v)), mask),
                                   [t.to(dtype).detach().requires_grad_() for t in values], problem.grad_out())
 
     labels = ["out", *(f"d {n}" for n in names), *(f"dd {n}" for n in names)]
@@ -65,7 +67,7 @@ def test_one_tensor_as_two_inputs(device, create_graph):
     x, att = torch.randn(20, 3, 5).to(device).requires_grad_(), torch.randn(1, 3, 5).to(device)
     problem = Problem(attention_programs.gatv2(0.2, 0.0, False), view, {"keys": x, "queries": x, "att": att}, 3, 5)
     out = attention.run_cuda(problem.call(), problem.tensors)
-    expected = torch_backend.plain(problem.program, view.edges(), problem.tensors)
+    expected = plain(problem, problem.tensors)
     grads = [torch.autograd.grad(o, x, problem.grad_out(), create_graph=create_graph)[0] for o in (out, expected)]
     assert relative(grads[0], grads[1]) < 1e-5
 
@@ -79,8 +81,9 @@ def test_an_input_made_from_another(device, create_graph):
     tensors = {"keys": x, "queries": x / length.unsqueeze(-1), "c_src": 1 / length}
     problem = Problem(attention_programs.cosine(), view, tensors, 3, 5)
     out = attention.run_cuda(problem.call(), tensors)
-    expected = torch_backend.plain(problem.program, view.edges(), tensors)
-    grads = [torch.autograd.grad(o, x, problem.grad_out(), create_graph=create_graph, retain_graph=True)[0] for o in (out, expected)]
+    expected = plain(problem, tensors)
+    grads = [torch.autograd.grad(o, x, problem.grad_out(), create_graph=create_graph, retain_graph=True)[0]
+             for o in (out, expected)]
     assert relative(grads[0], grads[1]) < 1e-5
 
 

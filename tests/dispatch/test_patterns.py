@@ -15,6 +15,8 @@ KNOWN = [
       for p in (0.0, 0.6) for same in (False, True) for dst in (False, True) for edge in (False, True)),
     *((programs.gatv2(0.1, p, edge), Attention("gatv2", 0.1, 1.0, p, edge)) for p in (0.0, 0.6) for edge in (False, True)),
     *((programs.dot_product(0.5, p, edge), Attention("dot", 0.0, 0.5, p, edge)) for p in (0.0, 1.0) for edge in (False, True)),
+    (programs.gat(0.3, 0.6, True, True, True, True), Attention("additive", 0.3, 1.0, 0.6, True)),
+    (programs.gatv2(0.1, 0.6, True, True), Attention("gatv2", 0.1, 1.0, 0.6, True)),
     (programs.dot_product_shared(0.5, 0.3), Attention("sd", 1.0, 0.5, 0.3, False)),
     (programs.cosine(), Attention("cosine", 0.0, 1.0, 0.0, False)),
     (programs.supergat_mx(0.2, 0.4), Attention("mx", 0.2, 1.0, 0.4, False)),
@@ -58,7 +60,10 @@ DOT = programs.dot_product(0.5, 0.6, True)
     changed(programs.supergat_mx(0.2, 0.0), 3, args=("a", "d")),  # no sigmoid
     changed(programs.gatv2(0.2, 0.0, False), 0, args=("keys@src", "keys@src")),
     changed(programs.gatv2(0.2, 0.0, True), -1, args=("alpha", "z")),
-], ids=range(15))
+    changed(programs.gatv2(0.2, 0.0, True, True), -1, args=("sum", "att")),
+    changed(programs.gatv2(0.2, 0.0, True, True), -1, args=("bias", "sum")),
+    changed(programs.gatv2(0.2, 0.0, True, True), -1, args=("sum", "bias", "bias")),
+], ids=range(18))
 def test_the_same_operations_wired_otherwise_are_not(program):
     assert patterns.attention(program) is None
 

@@ -10,9 +10,9 @@
 #include "additive_fold.cuh"
 
 // `run` belongs to the lane's phase-1 head, the rows to its phase-2 heads: the divisor crosses by shared memory.
-__device__ __forceinline__ void finish(const Lanes& at, const Scratch& sh, int row, int head, bool on, const Softmax& run,
-                                       Row& minus, Row& plus, const Out& o) {
-    const float inverse = run.sum() > 0.f ? 1.f / run.sum() : run.sum();  // no edges: 0; NaN stays NaN
+__device__ __forceinline__ void finish(const Lanes& at, const Scratch& sh, int row, bool edges, int head, bool on,
+                                       const Softmax& run, Row& minus, Row& plus, const Out& o) {
+    const float inverse = reciprocal(run.sum(), edges);
     if (at.lane < HT) {
         sh.factor[at.lane] = inverse;
         if (TRAIN && on) {
@@ -76,14 +76,15 @@ forward(const OFF_T* __restrict__ indptr, const int* __restrict__ col, const OFF
         leave(at, it.chunk, head, on, run, minus, plus, part);
     } else {
         const Out o = {out, bias, lse, plus_out, minus_out, mass, rows};
-        finish(at, sh, it.row, head, on, run, minus, plus, o);
+        finish(at, sh, it.row, it.end > it.begin, head, on, run, minus, plus, o);
     }
 }
 
 // One warp per split row: `heavy` holds (row, first chunk, chunks, unused).
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
 merge(const int* __restrict__ counters, const int4* __restrict__ heavy, int rows, OUT_T* __restrict__ out,
-      const float* __restrict__ bias, float* __restrict__ lse, float* __restrict__ plus_out, float* __restrict__ minus_out, float* __restrict__ mass,
+      const float* __restrict__ bias, float* __restrict__ lse, float* __restrict__ plus_out, float* __restrict__ minus_out,
+      float* __restrict__ mass,
       const float* __restrict__ part_minus, const float* __restrict__ part_plus, const float* __restrict__ part_stats) {
     DYNAMIC_SHARED(shared);
     const long long w = warp_id();
@@ -98,5 +99,5 @@ merge(const int* __restrict__ counters, const int4* __restrict__ heavy, int rows
     gather_chunks(at, row.y, row.z, sh, part_stats, part_minus, minus);
     if (TRAIN) gather_chunks(at, row.y, row.z, sh, part_stats, part_plus, plus);
     const Out o = {out, bias, lse, plus_out, minus_out, mass, rows};
-    finish(at, sh, row.x, head, on, run, minus, plus, o);
+    finish(at, sh, row.x, true, head, on, run, minus, plus, o);
 }

@@ -21,17 +21,18 @@ __device__ __forceinline__ void score_tile(const Scores& scores, const Dropout& 
     }
     if (!KNOWN) {
         top = max_same_head(top);
-        const float fade = exp2f(run.m - top);
+        const float fade = exp2f(run.m - reference(top));
         run.minus *= fade;
         run.plus *= fade;
         run.m = top;
         if (lane < HT) sh.factor[h] = fade;
     }
+    const float base_score = KNOWN ? run.m : reference(run.m);
 #pragma unroll
     for (int it = 0; it < HT; ++it) {
         if (it * EDGES_PER_STEP < n) {
             const int e = it * EDGES_PER_STEP + lane / HT;
-            float p = e < n && on ? exp2f(s[it] - run.m) : 0.f;
+            float p = e < n && on ? exp2f(s[it] - base_score) : 0.f;
             const bool up = s[it] > 0.f;
             if (up) run.plus += p;
             else run.minus += p;

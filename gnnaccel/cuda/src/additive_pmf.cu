@@ -22,12 +22,13 @@ lse_chunks(const OFF_T* __restrict__ indptr, const int* __restrict__ col, const 
     Softmax run = {NEG_INF, 0.f, 0.f};
     for (OFF_T base = it.begin + at.lane / HT; base < it.end; base += EDGES_PER_STEP) {
         const float s = on ? scores.at(base, col[base], head, dst_term) : NEG_INF;
-        const float top = fmaxf(run.m, s), fade = exp2f(run.m - top), p = exp2f(s - top);
+        const float top = fmaxf(run.m, s), base_score = reference(top);
+        const float fade = exp2f(run.m - base_score), p = exp2f(s - base_score);
         run.minus = run.minus * fade + (s > 0.f ? 0.f : p);
         run.plus = run.plus * fade + (s > 0.f ? p : 0.f);
         run.m = top;
     }
-    const float top = max_same_head(run.m), fade = run.sum() > 0.f ? exp2f(run.m - top) : run.sum();
+    const float top = max_same_head(run.m), fade = exp2f(run.m - reference(top));
     run.minus = sum_same_head(run.minus * fade);
     run.plus = sum_same_head(run.plus * fade);
     if (at.lane < HT && on) {
@@ -88,7 +89,8 @@ aggregate_chunks(const OFF_T* __restrict__ indptr, const int* __restrict__ col, 
 // Last: the sum of the chunks.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
 sum_chunks(const int* __restrict__ counters, const int4* __restrict__ heavy, OUT_T* __restrict__ out,
-           const float* __restrict__ bias, float* __restrict__ plus_out, float* __restrict__ minus_out, const float* __restrict__ part_minus,
+           const float* __restrict__ bias, float* __restrict__ plus_out, float* __restrict__ minus_out,
+           const float* __restrict__ part_minus,
            const float* __restrict__ part_plus) {
     const long long w = warp_id();
     if (w >= counters[1]) return;

@@ -44,7 +44,8 @@ grad(int rows, const ROW_T* __restrict__ x, const float* __restrict__ d0, const 
     Row s, t;
     clear_row(s);
     clear_row(t);
-    for (long long base = ((long long)blockIdx.x * WARPS + warp) * SLOTS; base < rows; base += (long long)gridDim.x * WARPS * SLOTS) {
+    const i64 stride = (i64)gridDim.x * WARPS * SLOTS;
+    for (i64 base = ((i64)blockIdx.x * WARPS + warp) * SLOTS; base < rows; base += stride) {
         const long long row = base + at.slot;
         const bool on = row < rows;
         Row v;

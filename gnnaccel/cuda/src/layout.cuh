@@ -17,6 +17,15 @@
 #define LOG2E 1.4426950408889634f
 #define NEG_INF (-infinity())
 
+// What scores are taken relative to: the maximum, or 0 while there is none. A score of -inf (an edge masked out) then weighs 0
+// also where only such edges have been seen; subtracting -inf from itself would give NaN.
+__device__ __forceinline__ float reference(float top) { return top == NEG_INF ? 0.f : top; }
+
+// 1 / sum of a softmax. No edges: 0, so that the row is zero. Edges, but all of them masked out: NaN, as the hosts have it.
+__device__ __forceinline__ float reciprocal(float sum, bool edges) {
+    return sum > 0.f ? 1.f / sum : sum == 0.f && !edges ? 0.f : quiet_nan();
+}
+
 struct Lanes {
     int lane, slot, hl, lh, tile;
 

@@ -79,13 +79,13 @@ __device__ __forceinline__ Softmax merge_stats(const Lanes& at, int first, int c
     if (on)
         for (int c = group; c < count; c += 32 / HT) {
             const float* s = stats + (u64)(first + c) * 3 * H + head;
-            const float f = exp2f(s[0] - run.m);
+            const float f = exp2f(s[0] - reference(run.m));
             run.minus += f * s[H];
             run.plus += f * s[2 * H];
         }
     run.minus = sum_same_head(run.minus);
     run.plus = sum_same_head(run.plus);
-    if (at.lane < HT) sh.extra[h] = run.m;
+    if (at.lane < HT) sh.extra[h] = reference(run.m);
     __syncwarp();
     return run;
 }

@@ -61,12 +61,12 @@ __device__ __forceinline__ void step(const Lanes& at, const Inputs& in, const Dr
 #pragma unroll
         for (int u = 0; u < UNROLL; ++u) top = fmaxf(top, s[u][kh]);
         draw<UNROLL>(at, drop, position, at.head(kh), factor);
-        const float fade = st.m[kh] == top ? 1.f : exp2f(st.m[kh] - top);
+        const float base_score = reference(top), fade = exp2f(st.m[kh] - base_score);
         st.m[kh] = top;
         st.l[kh] *= fade;
 #pragma unroll
         for (int u = 0; u < UNROLL; ++u) {
-            const float p = first + u * SLOTS + at.slot < n ? exp2f(s[u][kh] - top) : 0.f;
+            const float p = first + u * SLOTS + at.slot < n ? exp2f(s[u][kh] - base_score) : 0.f;
             st.l[kh] += p;
             s[u][kh] = p * factor[u];
         }
@@ -90,7 +90,7 @@ __device__ __forceinline__ void join_slots(State& st) {
         float top = st.m[kh];
 #pragma unroll
         for (int w = ROW_LANES; w < 32; w <<= 1) top = fmaxf(top, __shfl_xor_sync(FULL_WARP, top, w));
-        const float f = st.m[kh] == NEG_INF ? 0.f : exp2f(st.m[kh] - top);
+        const float f = exp2f(st.m[kh] - reference(top));
         st.m[kh] = top;
         st.l[kh] *= f;
 #pragma unroll
@@ -103,11 +103,11 @@ __device__ __forceinline__ void join_slots(State& st) {
     sum_slots(st.acc);
 }
 
-__device__ __forceinline__ void finish(const Lanes& at, int row, State& st, OUT_T* out, OUT_T* raw,
+__device__ __forceinline__ void finish(const Lanes& at, int row, bool edges, State& st, OUT_T* out, OUT_T* raw,
                                        const float* bias, float* lse) {
 #pragma unroll
     for (int kh = 0; kh < KH; ++kh) {
-        const float inverse = st.l[kh] > 0.f ? 1.f / st.l[kh] : st.l[kh];  // no edges: 0; NaN stays NaN
+        const float inverse = reciprocal(st.l[kh], edges);
 #pragma unroll
         for (int i = kh * KV; i < (kh + 1) * KV; ++i)
 #pragma unroll
@@ -154,7 +154,7 @@ forward(const OFF_T* __restrict__ indptr, const int* __restrict__ col, const OFF
     }
     join_slots(st);
     if (it.chunk < 0) {
-        finish(at, it.row, st, out, raw, bias, lse);
+        finish(at, it.row, it.end > it.begin, st, out, raw, bias, lse);
         return;
     }
     if (at.slot == 0) {
@@ -172,7 +172,8 @@ forward(const OFF_T* __restrict__ indptr, const int* __restrict__ col, const OFF
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
 merge(const int* __restrict__ counters, const int4* __restrict__ heavy, OUT_T* __restrict__ out, OUT_T* __restrict__ raw,
-      const float* __restrict__ bias, float* __restrict__ lse, const float* __restrict__ part_acc, const float* __restrict__ part_stats) {
+      const float* __restrict__ bias, float* __restrict__ lse, const float* __restrict__ part_acc,
+      const float* __restrict__ part_stats) {
     DYNAMIC_SHARED(shared);
     const long long w = warp_id();
     if (w >= counters[1]) return;
@@ -190,5 +191,5 @@ merge(const int* __restrict__ counters, const int4* __restrict__ heavy, OUT_T* _
         st.l[kh] = sh.factor[kh * HL + at.hl];
     }
     gather_chunks(at, row.y, row.z, sh, part_stats, part_acc, st.acc);
-    finish(at, row.x, st, out, raw, bias, lse);
+    finish(at, row.x, true, st, out, raw, bias, lse);
 }

@@ -88,7 +88,7 @@ place_src(const OFF_T* __restrict__ indptr, const int* __restrict__ col, int num
 
 // counters [COUNTERS]: 0 chunks, 1 split rows, 2 longest row, 3 blocks done, 4-5 edges in split rows (64 bits), from BINS_AT
 // rows by degree: bin b counts the degrees of b bits (0; 1; 2-3; 4-7; ...). `host` is pinned memory that the host reads
-// whenever it likes: 0 done, 1 invalid ids seen, 2-3 edges (64 bits), from HOST_AT a copy of the counters.
+// whenever it likes: 0 the caller's tag, once all is there, 1 invalid ids seen, 2-3 edges (64 bits), from HOST_AT a copy of the counters.
 #define BINS_AT 6
 #define BINS 32
 #define COUNTERS (BINS_AT + BINS)
@@ -96,7 +96,7 @@ place_src(const OFF_T* __restrict__ indptr, const int* __restrict__ col, int num
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 split(const OFF_T* __restrict__ indptr, int rows, int chunk_edges, int* __restrict__ counters, int2* __restrict__ chunks,
-      int4* __restrict__ heavy, const int* __restrict__ flags, volatile int* __restrict__ host) {
+      int4* __restrict__ heavy, const int* __restrict__ flags, volatile int* __restrict__ host, int tag) {
     DYNAMIC_SHARED(shared);
     int* bins = (int*)shared;     // [BINS]
     int* longest = bins + BINS;   // [1]
@@ -129,6 +129,6 @@ split(const OFF_T* __restrict__ indptr, int rows, int chunk_edges, int* __restri
         host[3] = (int)(edges >> 32);
         for (int i = 0; i < COUNTERS; ++i) host[HOST_AT + i] = atomicAdd(&counters[i], 0);
         __threadfence_system();
-        host[0] = 1;
+        host[0] = tag;
     }
 }

@@ -1,0 +1,163 @@
+"""The CPU's operations against the plain interpreter: values, first and second derivatives, odd graphs."""
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+from gnnaccel.dispatch import attention_programs as programs
+from gnnaccel.dispatch import patterns, torch_backend, torch_pairs, torch_segments
+from gnnaccel.dispatch.torch_backend import Edges
+from gnnaccel.dispatch.torch_segments import Segments
+
+CASES = ("gat", "gat pair", "gat edge", "gat no dst", "gatv2", "gatv2 shared", "dot", "cosine", "mx", "sd")
+
+
+def case(name: str, num_src: int, num_dst: int, edges: int, heads: int, width: int, dropout: float, dtype=torch.float64):
+    """(Program, tensors that want gradients). Same-node layers need num_src == num_dst."""
+    def rand(*shape):
+        return torch.randn(*shape, dtype=dtype, requires_grad=True)
+
+    rows = rand(num_src, heads, width)
+    other = rand(num_dst, heads, width)
+    if name.startswith("gat") and not name.startswith("gatv2"):
+        tensors = dict(x=rows, att_src=rand(1, heads, width))
+        if name != "gat no dst":
+            tensors["att_dst"] = rand(1, heads, width)
+        if name == "gat pair":
+            tensors["x_dst"] = other
+        if name == "gat edge":
+            tensors["a_edge"] = rand(edges, heads)
+        return programs.gat(0.2, dropout, name != "gat pair", name != "gat no dst", name == "gat edge"), tensors
+    tensors = dict(keys=rows, queries=rows if name in ("gatv2 shared", "sd") else other)
+    if name.startswith("gatv2"):
+        return programs.gatv2(0.2, dropout, False), dict(tensors, att=rand(1, heads, width))
+    if name == "dot":
+        return programs.dot_product(0.3, dropout, False), dict(tensors, values=rand(num_src, heads, width + 1))
+    if name == "cosine":
+        return programs.cosine(), dict(tensors, c_src=rand(num_src, heads))
+    if name == "mx":
+        return programs.supergat_mx(0.2, dropout), dict(tensors, c_src=rand(num_src, heads), c_dst=rand(num_dst, heads))
+    return programs.supergat_sd(0.3, 0.2, dropout), tensors
+
+
+def random_edges(num_src: int, num_dst: int, count: int, isolated: int = 2) -> Edges:
+    """Few nodes for many edges, so duplicates occur; the last ``isolated`` destinations have no edge."""
+    dst = torch.randint(0, num_dst - isolated, (count,)).sort().values
+    return Edges(torch.randint(0, num_src, (count,)), dst, torch.randperm(count), num_dst)
+
+
+def leaves(tensors: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    return list({id(t): t for t in tensors.values()}.values())
+
+
+@pytest.fixture(params=["folded", "head by head"], autouse=True)
+def way(request, monkeypatch):
+    torch.manual_seed(7)
+    monkeypatch.setattr(torch_segments, "FOLD", 1 << 17 if request.param == "folded" else 0)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize("heads, width", [(1, 7), (3, 4), (2, 16)])
+@pytest.mark.parametrize("name", CASES)
+def test_values_and_gradients_are_those_of_the_plain_path(name, heads, width, dropout):
+    count, keep = 40, None
+    edges = random_edges(9, 9, count)
+    program, tensors = case(name, 9, 9, count, heads, width, dropout)
+    assert torch_segments.covers(patterns.attention(program), edges, tensors)
+    if any(op.kind == "dropout" for op in program.ops):
+        keep = (torch.rand(count, heads) > 0.5).double() * 2
+    ours, theirs = torch_backend.run(program, edges, tensors, keep), torch_backend.plain(program, edges, tensors, keep)
+    torch.testing.assert_close(ours, theirs)
+    grad = torch.randn_like(ours)
+    for mine, its in zip(*(torch.autograd.grad(out, leaves(tensors), grad) for out in (ours, theirs))):
+        torch.testing.assert_close(mine, its)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_second_derivatives(name):
+    edges = random_edges(5, 5, 9)
+    program, tensors = case(name, 5, 5, 9, 2, 3, 0.0)
+    wanted = leaves(tensors)
+
+    def function(*values):
+        given = {id(leaf): value for leaf, value in zip(wanted, values)}
+        return torch_backend.run(program, edges, {key: given[id(t)] for key, t in tensors.items()})
+
+    assert torch.autograd.gradcheck(function, wanted)
+    assert torch.autograd.gradgradcheck(function, wanted)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bipartite_float32(name):
+    if name in ("gat", "gat edge", "gatv2 shared", "sd"):
+        pytest.skip("sources are destinations here")
+    edges = random_edges(13, 6, 50)
+    program, tensors = case(name, 13, 6, 50, 2, 5, 0.0, torch.float32)
+    torch.testing.assert_close(torch_backend.run(program, edges, tensors), torch_backend.plain(program, edges, tensors),
+                               rtol=1e-5, atol=1e-5)
+
+
+def test_nodes_without_edges_get_zeros():
+    edges = random_edges(6, 6, 12, isolated=3)
+    program, tensors = case("dot", 6, 6, 12, 2, 4, 0.0)
+    assert not torch_backend.run(program, edges, tensors)[-3:].any()
+
+
+def test_large_scores_do_not_overflow():
+    edges = random_edges(6, 6, 30)
+    program, tensors = case("dot", 6, 6, 30, 2, 4, 0.0, torch.float32)
+    tensors = {name: t.detach() * (1e3 if name != "values" else 1) for name, t in tensors.items()}
+    torch.testing.assert_close(torch_backend.run(program, edges, tensors), torch_backend.plain(program, edges, tensors))
+
+
+def test_blocks_make_no_difference(monkeypatch):
+    edges = random_edges(40, 40, 1500)
+    program, tensors = case("gatv2", 40, 40, 1500, 2, 8, 0.0)
+    found = []
+    for size in (1 << 30, 1):
+        monkeypatch.setattr(torch_pairs, "BLOCK_BYTES", size)
+        out = torch_backend.run(program, edges, tensors)
+        found.append([out, *torch.autograd.grad(out.square().sum(), leaves(tensors))])
+    for one, many in zip(*found):
+        torch.testing.assert_close(one, many)
+
+
+def test_what_is_not_covered_takes_the_plain_path():
+    program, tensors = case("dot", 5, 5, 9, 1, 3, 0.0)
+    attention, edges = patterns.attention(program), random_edges(5, 5, 9)
+    none = torch.empty(0, dtype=torch.int64)
+    assert not torch_segments.covers(attention, Edges(none, none, None, 5), tensors)
+    assert not torch_segments.covers(attention, edges, {k: t.bfloat16() for k, t in tensors.items()})
+    assert not torch_segments.covers(attention, edges, dict(tensors, keys=tensors["keys"].float()))
+    assert not torch_segments.covers(None, edges, tensors)
+    assert torch_backend.run(program, Edges(none, none, None, 5), tensors).shape == (5, 1, 3)
+    with torch.autograd.forward_ad.dual_level():
+        assert not torch_segments.covers(attention, edges, tensors)
+
+
+def test_no_warning_reaches_the_user():
+    edges = random_edges(5, 5, 9)
+    program, tensors = case("dot", 5, 5, 9, 1, 3, 0.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch_backend.run(program, edges, tensors).sum().backward()
+
+
+def test_without_mkl(monkeypatch):
+    edges = random_edges(5, 5, 9)
+    program, tensors = case("dot", 5, 5, 9, 2, 3, 0.0)
+    before = torch_backend.run(program, edges, tensors)
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: False)
+    torch.testing.assert_close(torch_backend.run(program, edges, tensors), before)
+
+
+def test_turning_twice_gives_the_graph_back():
+    edges = random_edges(9, 7, 30)
+    graph = Segments.of(edges.src, edges.dst, 9, 7)
+    there, back = graph.turned, graph.turned.turned
+    assert torch.equal(there.dst, there.dst.sort().values) and torch.equal(edges.src[there.place], there.dst)
+    assert torch.equal(back.ptr, graph.ptr)
+    assert sorted(zip(back.src.tolist(), back.dst.tolist())) == sorted(zip(graph.src.tolist(), graph.dst.tolist()))
+    assert edges.segments(9) is edges.segments(9) and edges.nbytes() > edges.src.nbytes

@@ -1,0 +1,262 @@
+"""What has to stay with the host's own code: each cause with its reason, the host's own result and the host's own errors."""
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+from torch_geometric.nn import AGNNConv, GATConv, SumAggregation
+
+import gnnaccel
+from tests.pyg import graphs
+from tests.pyg.graphs import F, M, N
+from tests.pyg.judge import close, took
+from tests.pyg.layers import NAMES, build
+
+
+@pytest.fixture
+def inputs(route):
+    return graphs.features().to(route.device), graphs.square().to(route.device)
+
+
+def native_because(route, code: str, call, layer: str = "GATConv"):
+    """``call()`` gives the same under gnnaccel, natively and for this reason; gives the result."""
+    torch.manual_seed(1)
+    expected = call()
+    gnnaccel.reset_stats()
+    torch.manual_seed(1)
+    with route.on(on_fallback="native"):
+        got = call()
+    entry = gnnaccel.stats()[layer]
+    assert list(entry["routes"]) == ["native"] and list(entry["reasons"]) == [code], entry
+    assert torch.equal(got, expected)
+    with route.on(), pytest.raises(gnnaccel.errors.FallbackError, match=code):
+        call()
+    return got
+
+
+# ---- the layer ----
+
+@pytest.mark.parametrize("kind", ["propagate", "message", "aggregate", "edge_update"])
+@pytest.mark.parametrize("when", ["_pre", ""])
+def test_message_passing_hooks(route, inputs, kind, when):
+    layer, log = GATConv(F, 8, 2).to(route.device), []
+    handle = getattr(layer, f"register_{kind}_forward{when}_hook")(lambda *args: log.append(1))
+    native_because(route, "GA501", lambda: layer(*inputs))
+    assert len(log) == 2
+    handle.remove()
+    gnnaccel.reset_stats()
+    with route.on():
+        layer(*inputs)
+    took(route, 1)
+
+
+@pytest.mark.parametrize("register", ["register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook"])
+def test_hooks_of_the_aggregation(route, inputs, register):
+    layer = GATConv(F, 8, 2).to(route.device)
+    getattr(layer.aggr_module, register)(lambda *args: None)
+    native_because(route, "GA501", lambda: layer(*inputs))
+
+
+def test_explaining_and_decomposed(route, inputs):
+    layer = GATConv(F, 8, 2).to(route.device)
+    layer.explain, layer._edge_mask, layer._apply_sigmoid = True, torch.ones(graphs.E + N, device=route.device), False
+    layer._loop_mask = inputs[1][0] != inputs[1][1]
+    layer._edge_mask = layer._edge_mask[:graphs.E]
+    native_because(route, "GA502", lambda: layer(*inputs))
+    layer.explain = None
+    with route.on():
+        layer(*inputs)
+    parts = AGNNConv(decomposed_layers=2).to(route.device)
+    native_because(route, "GA503", lambda: parts(*inputs), "AGNNConv")
+
+
+class Doubled(GATConv):
+    def message(self, x_j, alpha):
+        return 2 * super().message(x_j, alpha)
+
+
+class Renamed(GATConv):
+    """Overrides nothing that computes."""
+
+    def extra(self):
+        return 1
+
+
+class Later(GATConv):
+    """A forward of its own, around the host's."""
+
+    def forward(self, x, edge_index):
+        return super().forward(x, edge_index).relu()
+
+
+def test_subclasses(route, inputs):
+    doubled = Doubled(F, 8, 2).to(route.device)
+    native_because(route, "GA205", lambda: doubled(*inputs), "Doubled")
+    for layer in (Renamed(F, 8, 2).to(route.device), Later(F, 8, 2).to(route.device)):
+        expected = layer(*inputs)
+        gnnaccel.reset_stats()
+        with route.on():
+            got = layer(*inputs)
+        assert gnnaccel.stats()[type(layer).__name__]["routes"] == {route.backend: 1} and close(got, expected)
+
+
+@pytest.mark.parametrize("method", ["message", "edge_update", "aggregate", "update"])
+def test_a_method_of_the_object(route, inputs, method):
+    layer = GATConv(F, 8, 2).to(route.device)
+    original = getattr(layer, method)
+    setattr(layer, method, lambda *args, **kwargs: original(*args, **kwargs) * 2)
+    native_because(route, "GA205", lambda: layer(*inputs))
+
+
+@pytest.mark.parametrize("aggr", ["mean", "max", ["add", "max"], SumAggregation()], ids=str)
+def test_aggregations(route, inputs, aggr):
+    layer = GATConv(F, 8, 2, aggr=aggr).to(route.device)
+    if not isinstance(aggr, SumAggregation):
+        if isinstance(aggr, list):
+            layer.concat, layer.bias = False, None
+        native_because(route, "GA201", lambda: layer(*inputs))
+        return
+    expected = layer(*inputs)
+    with route.on():
+        assert close(layer(*inputs), expected)
+
+
+def test_flow_and_node_dim(route, inputs):
+    turned = GATConv(F, 8, 2, flow="target_to_source").to(route.device)
+    native_because(route, "GA202", lambda: turned(*inputs))
+    layer = build("AGNNConv", device=route.device)
+    layer.node_dim = 0
+    native_because(route, "GA202", lambda: layer(*inputs), "AGNNConv")
+
+
+# ---- the arguments ----
+
+@pytest.mark.parametrize("layout", ["coo", "csr"])
+def test_torch_sparse_adjacency(route, inputs, layout):
+    layer, (x, ei) = GATConv(F, 8, 2, add_self_loops=False).to(route.device), inputs
+    dense = torch.zeros(N, N, device=route.device)
+    dense[ei[1], ei[0]] = 1.0
+    adjacency = {"coo": dense.to_sparse_coo, "csr": dense.to_sparse_csr}[layout]()
+    native_because(route, "GA204", lambda: layer(x, adjacency))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_float64(route, inputs, name):
+    layer, x = build(name, device=route.device).double().eval(), inputs[0].double()
+    if route.backend == "cuda":
+        native_because(route, "GA203", lambda: layer(x, inputs[1]), name)
+        return
+    expected = layer(x, inputs[1])
+    with route.on():
+        got = layer(x, inputs[1])
+    assert got.dtype == torch.float64 and close(got, expected, 1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", NAMES)
+def test_half_precision(route, inputs, name, dtype):
+    layer, (x, ei) = build(name, device=route.device).eval(), inputs
+    layer, x = layer.to(dtype), x.to(dtype).requires_grad_()
+    exact = layer.double()(x.double(), ei)
+    layer = layer.to(dtype)
+
+    def found():
+        out = layer(x, ei)
+        return out.detach(), torch.autograd.grad(out.sum(), x)[0]
+
+    native = found()
+    with route.on():
+        got = found()
+    took(route, 1)
+    for mine, theirs in zip(got, native):
+        assert mine.dtype == theirs.dtype == dtype and torch.isfinite(mine).all()
+        assert (mine - theirs).double().norm() < 0.05 * theirs.double().norm() + 0.02
+    error = (got[0].double() - exact).norm() / exact.norm()
+    assert error < 2 * (native[0].double() - exact).norm() / exact.norm() + 2 * torch.finfo(dtype).eps
+
+
+def test_wide_heads(route, inputs):
+    layer = GATConv(F, 513, 1).to(route.device)
+    if route.backend == "cuda":
+        native_because(route, "GA207", lambda: layer(*inputs))
+
+
+def test_shapes_that_the_host_takes_and_we_do_not(route, inputs):
+    x, ei = inputs
+    wide = build("SuperGATConv", device=route.device).eval()
+    cube = x.view(3, 10, F)
+    native_because(route, "GA206", lambda: wide(cube, ei % 3), "SuperGATConv")
+    edge = GATConv(F, 8, 2, edge_dim=4, add_self_loops=False).to(route.device)
+    native_because(route, "GA206", lambda: edge(x, ei, graphs.edge_features().to(route.device).unsqueeze(1)))
+    pair = GATConv((F, F), 8, 2, add_self_loops=False).to(route.device)
+    native_because(route, "GA206", lambda: pair((x, None), ei, size=(N, None)))
+
+
+BAD_CALLS = {
+    "3d": lambda l, x, ei: l(x.view(3, 10, F), ei), "no argument": lambda l, x, ei: l(), "no edges": lambda l, x, ei: l(x),
+    "wrong keyword": lambda l, x, ei: l(x, ei, nonsense=1), "twice": lambda l, x, ei: l(x, ei, x=x),
+    "too many": lambda l, x, ei: l(x, ei, None, None, None, None, None), "x is None": lambda l, x, ei: l(None, ei),
+    "width": lambda l, x, ei: l(x[:, 1:], ei), "three": lambda l, x, ei: l((x, x, x), ei), "list": lambda l, x, ei: l(x.tolist(), ei),
+    "edges as list": lambda l, x, ei: l(x, ei.tolist()), "float edges": lambda l, x, ei: l(x, ei.float()),
+    "three rows": lambda l, x, ei: l(x, torch.cat([ei, ei[:1]])), "int x": lambda l, x, ei: l(x.long(), ei),
+    "dtype": lambda l, x, ei: l(x.double(), ei), "size": lambda l, x, ei: l(x, ei, size=(M, M)),
+    "edge_attr rows": lambda l, x, ei: l(x, ei, torch.randn(3, 4, device=x.device)),
+    "edge_attr dtype": lambda l, x, ei: l(x, ei, torch.randn(graphs.E, 4, device=x.device).double()),
+    "edge_attr list": lambda l, x, ei: l(x, ei, [1.0]), "edge_attr width": lambda l, x, ei: l(x, ei, x.new_ones(graphs.E, 5)),
+    "meta": lambda l, x, ei: l(x.to("meta"), ei.to("meta")),
+}
+
+
+@pytest.mark.parametrize("what", list(BAD_CALLS))
+def test_wrong_calls_raise_what_the_host_raises(route, inputs, what):
+    layer = GATConv(F, 8, 2, edge_dim=4, add_self_loops=what != "meta").to(route.device)
+    if what == "meta":
+        layer = GATConv(F, 8, 2).to("meta")
+    with pytest.raises(Exception) as native:
+        BAD_CALLS[what](layer, *inputs)
+    with route.on(on_fallback="native"), pytest.raises(Exception) as got:
+        BAD_CALLS[what](layer, *inputs)
+    assert got.type is native.type and (str(got.value) == str(native.value) or "shapes cannot" in str(got.value))
+
+
+def test_ids_out_of_range(route, inputs):
+    x, ei = inputs
+    if route.backend == "cuda":
+        pytest.skip("reported later; see test_gpu.py")
+    with route.on(), pytest.raises(IndexError, match="source ids from 0 to 30, but there are 30"):
+        bad = ei.clone()
+        bad[0, 0], bad[0, 1] = N, 0
+        GATConv(F, 8, 2)(x, bad)
+
+
+# ---- the surroundings ----
+
+def test_functorch(route, inputs):
+    layer, (x, ei) = GATConv(F, 8, 2).to(route.device), inputs
+    native_because(route, "GA405", lambda: torch.func.grad(lambda x: layer(x, ei).pow(2).sum())(x))
+    native_because(route, "GA405", lambda: torch.func.jvp(lambda x: layer(x, ei), (x,), (x,))[1])
+    params = {k: torch.stack([p, p * 2]).detach() for k, p in layer.named_parameters()}
+    call = torch.func.vmap(lambda p: torch.func.functional_call(layer, p, (x, ei)))
+    native_because(route, "GA405", lambda: call(params))
+
+
+def test_forward_mode(route, inputs):
+    layer, (x, ei) = GATConv(F, 8, 2).to(route.device), inputs
+
+    def tangent():
+        with forward_ad.dual_level():
+            return forward_ad.unpack_dual(layer(forward_ad.make_dual(x, x), ei)).tangent
+
+    native_because(route, "GA405", tangent)
+
+
+def test_dispatch_modes_see_the_hosts_operations(route, inputs):
+    from torch.utils.flop_counter import FlopCounterMode
+    layer = GATConv(F, 8, 2).to(route.device)
+
+    def flops():
+        with FlopCounterMode(display=False) as counter:
+            layer(*inputs)
+        return torch.tensor(counter.get_total_flops())
+
+    assert native_because(route, "GA405", flops) > 0

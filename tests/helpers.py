@@ -51,6 +51,22 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a.contiguous().view(whole), b.contiguous().view(whole))
 
 
+# ---- structure ----
+
+class _Silence:
+    words = None
+
+
+def forget_report(rows) -> tuple[int, int]:
+    """Puts ``rows`` back to before the device has reported on them. Returns the exact sizes, which are bounds from now on."""
+    if rows.indptr.is_cuda:
+        torch.cuda.synchronize()
+    exact = rows.split.sizes()
+    rows.split.report, rows.split._exact, rows._launch = _Silence(), None, None
+    assert not rows.split.known
+    return exact
+
+
 # ---- memory ----
 
 class Poison:

@@ -32,10 +32,6 @@ class Call:
     exposed: bool = False
     pmf: bool = False
     dropout: Dropout | None = None
-    edge_index: Tensor | None = None  # held until backward has run: it may have to build from it
-
-    def __post_init__(self) -> None:
-        self.edge_index = self.graph.source()
 
     def needs_places(self) -> bool:
         """Whether kernels look up edge ids or CSC places: for edge features, and in backward for dropout."""
@@ -104,7 +100,7 @@ def _recompute(ctx, call: Call, names: tuple[str, ...], inputs: tuple[Tensor | N
     present = {name: t.view_as(t) for name, t in zip(names, inputs) if t is not None}
     operands = _shaped(call, present)
     wanted = [name for i, name in enumerate(names) if ctx.needs_input_grad[i + 1] and name in present]
-    edges = call.graph.edges()
+    edges = call.graph.edges(call.needs_places())
     keep = None
     if call.attention.dropout > 0:
         keep = factors(call.dropout, edges.src.shape[0], call.heads, grad.device)

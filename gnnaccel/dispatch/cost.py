@@ -9,6 +9,9 @@ import importlib.resources
 import json
 from typing import Any
 
+import torch
+
+from gnnaccel.dispatch import patterns
 from gnnaccel.dispatch.patterns import Attention
 from gnnaccel.dispatch.request import Request
 
@@ -55,6 +58,8 @@ def fused(request: Request, attention: Attention, pmf: bool = False) -> float:
 
 def native(request: Request) -> float | None:
     """Seconds of the host's own layer, None where nothing is known about it."""
+    if request.device == "cpu":
+        return _on_cpu(request, "native")
     rates = constants().get(request.device, {})
     passes = rates.get("native_passes", {}).get(request.native)
     if passes is None:
@@ -66,9 +71,33 @@ def native(request: Request) -> float | None:
 
 
 def torch_backend(request: Request) -> float | None:
-    """Seconds of the torch backend, as native's estimate times the ratio that was measured; None where nothing is known."""
-    ratio = constants().get(request.device, {}).get("torch_ratio", {}).get(request.native)
-    base = native(request)
-    if ratio is None or base is None:
+    """Seconds of the torch backend with the CPU's margin, so that a gain within the noise is none; None where nothing was
+    measured: other devices, other dtypes, and rows per edge, which it runs much as the host does."""
+    attention = patterns.attention(request.program)
+    if attention is None or (attention.edge and attention.family == "pairwise"):
         return None
-    return base * ratio[1 if request.grad else 0]
+    if request.device != "cpu" or request.row != request.out or request.row not in (torch.float32, torch.float64):
+        return None
+    seconds = _on_cpu(request, "torch")
+    if seconds is None:
+        return None
+    if request.fresh:  # in full: a graph may never come again, and the first layer that gains pays for all
+        seconds += _line(constants()["cpu"]["structure"][_mode(request)], 1, request.num_edges)
+    return seconds * constants()["cpu"]["margin"]
+
+
+def _on_cpu(request: Request, side: str) -> float | None:
+    """Fixed seconds, seconds per edge and head, seconds per edge and channel, by layer and mode."""
+    rates = constants().get("cpu", {}).get(side, {}).get(request.native)
+    if rates is None:
+        return None
+    edge_heads = request.num_edges * request.heads
+    return _line(rates[_mode(request)], 1, edge_heads, edge_heads * request.width * request.row.itemsize / 4)
+
+
+def _mode(request: Request) -> str:
+    return "training" if request.grad else "forward"
+
+
+def _line(rates: list[float], *sizes: float) -> float:
+    return sum(rate * size for rate, size in zip(rates, sizes))

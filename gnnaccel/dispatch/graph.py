@@ -76,10 +76,6 @@ class GraphView:
         """The tensor to build from, equal in value to that of the constructor."""
         self._source = weakref.ref(edge_index)
 
-    def source(self) -> Tensor | None:
-        """The tensor it is built from, None when that is gone."""
-        return self._source()
-
     def _ends(self) -> tuple[Tensor, Tensor]:
         edge_index = self._source()
         if edge_index is None:
@@ -104,11 +100,15 @@ class GraphView:
             rows = self._build_csr(places)
         return self._ready(rows)
 
-    def edges(self) -> Edges:
-        """Plain int64 indices in CSC order for the torch backend. May wait for the device."""
-        if self._edges is None:
+    def edges(self, ids: bool = True) -> Edges:
+        """Plain int64 indices in CSC order for the torch backend. May wait for the device.
+
+        ``ids`` False: edge ids are not needed, so a CSC that was built without is good enough. Backward asks so, because by
+        then ``edge_index`` may be gone or changed.
+        """
+        if self._edges is None or (ids and self._edges.eid is None):
             with self._lock:
-                self._edges = self._build_edges()
+                self._edges = self._build_edges(ids)
         return self._edges
 
     @_ordinary_tensors
@@ -177,17 +177,18 @@ class GraphView:
             torch.cuda.current_stream(self.device).synchronize()
 
     @_ordinary_tensors
-    def _build_edges(self) -> Edges:
+    def _build_edges(self, ids: bool) -> Edges:
         if self._csc is None:
             src, dst = self._ends()
             sorting.check_ids(src, dst, self.num_src, self.num_dst)
             src, dst, order, _ = sorting.sorted_edges(src, dst, self.num_src, self.num_dst, self.loops)
             total = int((dst < self.num_dst).sum())
             return Edges(src[:total].long(), dst[:total].long(), order[:total], self.num_dst)
-        rows = self.csc(places=True)
+        rows = self.csc(places=ids)
         total = int(rows.indptr[-1])
         dst = torch.repeat_interleave(rows.indptr.diff().long(), output_size=total)
-        return Edges(rows.other[:total].long(), dst, rows.place[:total].long(), self.num_dst)
+        eid = rows.place[:total].long() if rows.place.shape[0] == rows.other.shape[0] else None
+        return Edges(rows.other[:total].long(), dst, eid, self.num_dst)
 
     # --- reading -------------------------------------------------------------------------------------------------------
 

@@ -36,7 +36,7 @@ class Adapter(Protocol):
 class _Last:
     """A layer's last plain call and where it went. Holds the graph weakly: the structure cache decides how long it lives."""
 
-    __slots__ = ("epoch", "signature", "edge_index", "version", "graph", "stated", "attention", "plan", "run")
+    __slots__ = ("epoch", "signature", "edge_index", "version", "pointer", "graph", "stated", "attention", "plan", "run")
 
 
 _last: IdentityMap[_Last] = IdentityMap()
@@ -53,7 +53,8 @@ def route(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict, 
             if last is not None and last.signature == signature and last.epoch == config.epoch:
                 x, edge_index = args
                 graph = last.graph()
-                if last.edge_index() is edge_index and graph is not None and last.version == edge_index._version:
+                if (last.edge_index() is edge_index and graph is not None and last.version == edge_index._version
+                        and last.pointer == edge_index.data_ptr()):
                     counters.count(type(layer).__name__, last.plan.route)
                     graph.touched = True
                     stated = last.stated
@@ -95,7 +96,8 @@ def _decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict
 def _remember(layer, config: Config, signature: tuple, given: Given, graph, stated: Stated, attended, plan: Plan, run) -> None:
     last = _Last()
     last.epoch, last.signature = config.epoch, signature
-    last.edge_index, last.version = weakref.ref(given.edge_index), given.edge_index._version
+    edge_index = given.edge_index
+    last.edge_index, last.version, last.pointer = weakref.ref(edge_index), edge_index._version, edge_index.data_ptr()
     last.graph, last.stated, last.attention, last.plan, last.run = weakref.ref(graph), stated, attended, plan, run
     _last.set(layer, last)
 

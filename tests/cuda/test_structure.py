@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from gnnaccel.cuda import structure as counting
 from gnnaccel.dispatch import structure as sorting
 from tests.attention_cases import skewed_edges
+from tests.helpers import forget_report
 
 pytestmark = pytest.mark.usefixtures("poison")
 
@@ -165,12 +166,8 @@ def test_sorting_without_places(device):
 def test_sizes_before_the_report_are_bounds(device, limit):
     src, dst = skewed_edges(40, 30, 300, device).unbind(0)
     rows = counting.csc(src, dst, 40, 30, 0, False)
-    split = counting.split_rows(rows.indptr, 300, limit=limit)
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    exact = split.sizes()
-    split._exact, split.report = None, split.report * 0
-    assert not split.known
+    rows.split = split = counting.split_rows(rows.indptr, 300, limit=limit)
+    exact = forget_report(rows)
     bounds = split.sizes()
     assert bounds == (split.chunks.shape[0], split.heavy.shape[0])
     assert bounds[0] >= exact[0] > 0 and bounds[1] >= exact[1] > 0
@@ -195,13 +192,17 @@ def test_a_report_is_not_overtaken(device, monkeypatch):
     src, dst = skewed_edges(40, 30, 300, device).unbind(0)
     rows = counting.csc(src, dst, 40, 30, 0, False)
     early = counting.split_rows(rows.indptr, 300, limit=16)
+    late = counting.split_rows(rows.indptr, 300, limit=16)
     for _ in range(20):
         counting.split_rows(torch.zeros(3, dtype=torch.int32, device=device), 0)
+    kept = [counting.split_rows(torch.zeros(n + 2, dtype=torch.int32, device=device), 0) for n in range(20)]
     if device.type == "cuda":
         torch.cuda.synchronize()
     lengths = rows.indptr.diff().tolist()
-    assert early.known and early.edges == 300 and early.longest == max(lengths)
-    assert early.sizes() == (sum(-(-n // 16) for n in lengths if n > 16), sum(n > 16 for n in lengths))
+    for split in (early, late):
+        assert split.known and split.edges == 300 and split.longest == max(lengths)
+        assert split.sizes() == (sum(-(-n // 16) for n in lengths if n > 16), sum(n > 16 for n in lengths))
+    assert [split.histogram() for split in kept] == [[n + 1] for n in range(20)]
 
 
 @pytest.mark.parametrize("edges", [0, 1, 10**4, 10**5, 10**6, 10**7, 10**8, 10**10])

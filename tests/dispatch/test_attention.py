@@ -57,6 +57,9 @@ def test_second_derivatives(device, kind, dropout):
 
     labels = ["out", *(f"d {n}" for n in names), *(f"dd {n}" for n in names)]
     for label, a, b, c in zip(labels, got, torchs(torch.float32), torchs(torch.float64), strict=True):
+        if c is None:  # a bias is only added: nothing depends on it twice
+            assert label == "dd bias" and (a is None or not a.any())
+            continue
         assert_accurate(label, a.detach(), b.detach(), c.detach(), floor=5e-6)
 
 

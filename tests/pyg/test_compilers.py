@@ -54,15 +54,26 @@ class Scripted(torch.nn.Module):
 @pytest.mark.parametrize("name", NAMES)
 def test_script(route, inputs, quiet, name):
     model = Scripted(build(name)).to(route.device).eval()
-    expected = model(*inputs)
+    expected, native = model(*inputs), scripted(model)
     enable(route)
     patched = type(model.conv).forward
-    script = torch.jit.script(model)
+    script = scripted(model)
     assert type(model.conv).forward is patched and hasattr(patched, "__wrapped__")
+    if isinstance(native, str):  # this version of the host cannot be scripted at all
+        assert script == native
+        return
     gnnaccel.reset_stats()
     assert close(script(*inputs), expected) and gnnaccel.stats() == {}
     assert close(model(*inputs), expected)
     took(route, 1)
+
+
+def scripted(model):
+    """The script, or torch's refusal."""
+    try:
+        return torch.jit.script(model)
+    except RuntimeError as refusal:
+        return str(refusal)
 
 
 def test_a_script_that_fails_leaves_the_patches_in(route, inputs, quiet):

@@ -53,7 +53,7 @@ class _Guarded:
         self._cls, self._node_dim, self._guards = cls, node_dim, guards
         self._state, self._methods = adapter.state, adapter.METHODS
         self.run = adapter.run
-        self.signature = signature.Signature(adapter.FIELDS, adapter.METHODS)
+        self.signature = signature.Signature(adapter.FIELDS, adapter.METHODS, adapter.WATCHED)
 
     def state(self, layer: Any, args: tuple, kwargs: dict) -> Any:
         guards = self._guards

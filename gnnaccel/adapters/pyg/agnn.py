@@ -12,6 +12,7 @@ from gnnaccel.dispatch.request import Given, Stated
 
 METHODS = ()
 FIELDS = ("add_self_loops",)
+WATCHED = ()
 
 
 def state(layer: Any, args: tuple, kwargs: dict) -> tuple[Stated, Given] | Reason:

@@ -12,6 +12,7 @@ from gnnaccel.dispatch.request import Given, Stated
 
 METHODS = ()
 FIELDS = ("heads", "out_channels", "concat", "negative_slope", "dropout", "add_self_loops", "share_weights")
+WATCHED = ()
 
 
 def state(layer: Any, args: tuple, kwargs: dict) -> tuple[Stated, Given] | Reason:

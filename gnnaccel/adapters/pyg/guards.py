@@ -103,5 +103,5 @@ def lazy_reason(*modules: Any) -> Reason | None:
 
 def has_hooks(module: Any) -> bool:
     """Whether calling the module does more than its ``forward``."""
-    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-                or modules._has_any_global_hook())
+    own = module.__dict__
+    return bool(own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"] or own["_backward_pre_hooks"])

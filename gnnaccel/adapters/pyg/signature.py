@@ -1,7 +1,8 @@
 """What a plain call ``layer(x, edge_index)`` depends on, in one tuple: two calls with equal signatures take the same route.
 
-This is what makes a repeated call cheap. Whatever is not plain (keywords, pairs, edge features, hooks) has no signature and
-is stated anew each time.
+This is what makes a repeated call cheap, and it runs at every call, hence its plainness. Whatever is not plain (keywords,
+pairs, edge features, hooks) has no signature and is stated anew each time. The graph is not in it: the router compares that
+by itself.
 """
 from __future__ import annotations
 
@@ -14,17 +15,20 @@ from torch import Tensor
 from gnnaccel.adapters.pyg import guards
 
 _autocast_on, _autocast_dtype = torch.is_autocast_enabled, torch.get_autocast_dtype
-_common = itemgetter("training", "_explain", "_decomposed_layers", "flow", "node_dim")
+_grad_on, _deterministic = torch.is_grad_enabled, torch.are_deterministic_algorithms_enabled
+_SETTINGS = ("training", "_explain", "_decomposed_layers", "flow", "node_dim")
 
 
 class Signature:
     """Signatures of the calls of one layer class. ``fields``: the attributes of a layer that its Program depends on;
-    ``methods``: those that must not be replaced on the layer object."""
+    ``methods``: what must not be replaced on the layer object; ``watched``: submodules whose hooks end plainness, because the
+    adapter may leave them out."""
 
-    def __init__(self, fields: tuple[str, ...], methods: tuple[str, ...]):
-        self._fields = itemgetter("flow", *fields)
+    def __init__(self, fields: tuple[str, ...], methods: tuple[str, ...], watched: tuple[str, ...]):
+        self._values = itemgetter(*fields, *_SETTINGS)
         self._hooks = itemgetter(*guards.HOOKS)
         self._methods = guards.METHODS + methods
+        self._watched = ("aggr_module", *watched)
 
     def __call__(self, layer: Any, args: tuple, kwargs: dict) -> tuple | None:
         if kwargs or len(args) != 2:
@@ -39,11 +43,11 @@ class Signature:
             if name in own:
                 return None
         modules = own["_modules"]
-        for module in modules.values():  # a hook on a submodule may change what may be skipped
-            if module is not None and (module._forward_hooks or module._forward_pre_hooks):
+        for name in self._watched:
+            module = modules.get(name)
+            if module is not None and guards.has_hooks(module):
                 return None
-        kind = x.device.type
-        return (x.shape, x.dtype, x.device, x.layout, edge_index.shape, edge_index.dtype, edge_index.layout,
-                _autocast_dtype(kind) if _autocast_on(kind) else None, torch.is_grad_enabled(),
-                torch.are_deterministic_algorithms_enabled(), self._fields(own), _common(own),
+        device = x.device
+        return (self._values(own), x.shape, x.dtype, device, x.layout,
+                _autocast_dtype(device.type) if _autocast_on(device.type) else None, _grad_on(), _deterministic(),
                 tuple(map(id, modules.values())), tuple(map(id, own["_parameters"].values())))

@@ -14,6 +14,7 @@ from gnnaccel.dispatch.request import Given, Stated
 
 METHODS = ("get_attention",)
 FIELDS = ("heads", "out_channels", "concat", "negative_slope", "dropout", "add_self_loops", "attention_type")
+WATCHED = ()
 
 
 def state(layer: Any, args: tuple, kwargs: dict) -> tuple[Stated, Given] | Reason:

@@ -16,6 +16,7 @@ from gnnaccel.dispatch.request import Given, Stated
 
 METHODS = ()
 FIELDS = ("heads", "out_channels", "concat", "dropout", "root_weight")
+WATCHED = ("lin_key", "lin_value")
 
 
 def state(layer: Any, args: tuple, kwargs: dict) -> tuple[Stated, Given] | Reason:

@@ -1,6 +1,7 @@
 """A host call's way: rules, the adapter's statement, the plan, the run, the record."""
 from __future__ import annotations
 
+import sys
 import time
 import warnings
 import weakref
@@ -140,7 +141,15 @@ def _object(name: str, how: str, rejected: tuple[tuple[str, Reason], ...]) -> No
     key = (name, text)
     if key not in _warned:
         _warned.add(key)
-        warnings.warn(f"gnnaccel: {name} runs natively: {text}", RuntimeWarning, stacklevel=4)
+        warnings.warn(f"gnnaccel: {name} runs natively: {text}", RuntimeWarning, stacklevel=_callers_level())
+
+
+def _callers_level() -> int:
+    """The ``stacklevel`` that makes a warning point at the user's line: the first frame in neither gnnaccel nor torch."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("gnnaccel", "torch"):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 # --- records -----------------------------------------------------------------------------------------------------------

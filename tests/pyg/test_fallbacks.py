@@ -152,6 +152,17 @@ def test_float64(route, inputs, name):
     assert got.dtype == torch.float64 and close(got, expected, 1e-12)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_float64_under_autocast(route, inputs, name):
+    """Autocast leaves float64 alone."""
+    layer, x = build(name, device=route.device).double().eval(), inputs[0].double()
+    with torch.autocast(route.device.type, torch.bfloat16):
+        expected = layer(x, inputs[1])
+        with route.on(on_fallback="native"):
+            got = layer(x, inputs[1])
+    assert expected.dtype == got.dtype == torch.float64 and close(got, expected, 1e-12)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", NAMES)
 def test_half_precision(route, inputs, name, dtype):

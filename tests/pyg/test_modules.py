@@ -237,6 +237,29 @@ def test_hooks_of_a_folded_transformer(route, inputs):
     assert len(log) == 4 and close(got, native)
 
 
+@pytest.mark.parametrize("name", ["GATConv", "TransformerConv"])
+def test_global_hooks_see_every_linear_map(route, inputs, name):
+    """As profilers of modules register them. The aggregation module is the one that a kernel leaves out."""
+    layer = build(name, heads=1, device=route.device).eval()
+    attr = {}
+    if name == "GATConv":
+        layer = build(name, edge_dim=EDGE, device=route.device).eval()
+        attr = dict(edge_attr=graphs.edge_features().to(route.device))
+    log = []
+    with route.on():
+        layer(*inputs, **attr)  # so that a repeated call could take a short way
+    handle = torch.nn.modules.module.register_module_forward_hook(lambda m, args, out: log.append(type(m).__name__))
+    try:
+        layer(*inputs, **attr)
+        native = [name for name in log if "Aggregation" not in name]
+        log.clear()
+        with route.on():
+            layer(*inputs, **attr)
+    finally:
+        handle.remove()
+    assert sorted(name for name in log if "Aggregation" not in name) == sorted(native) and len(native) > 2
+
+
 # ---- replaced parts ----
 
 def test_lazy_sizes(route, inputs):

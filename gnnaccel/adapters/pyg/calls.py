@@ -43,7 +43,7 @@ def dtypes(x: Tensor, *parameters: Tensor, mapped: bool = True) -> tuple[torch.d
 
 def bias_inside(layer: Any) -> bool:
     """Whether the bias goes into the Program: heads lie side by side and no residual comes in between."""
-    return bool(layer.concat) and layer._parameters.get("bias") is not None and layer._modules.get("res") is None
+    return bool(layer.concat) and layer.bias is not None and layer._modules.get("res") is None
 
 
 def finish(layer: Any, out: Tensor, residual: Tensor | None, biased: bool = False) -> Tensor:
@@ -52,8 +52,7 @@ def finish(layer: Any, out: Tensor, residual: Tensor | None, biased: bool = Fals
     out = out.reshape(n, h * c) if layer.concat else out.mean(dim=1)
     if residual is not None:
         out = out + residual
-    bias = layer._parameters.get("bias")
-    return out if bias is None or biased else out + bias
+    return out if biased or layer.bias is None else out + layer.bias
 
 
 def exposed(layer: Any) -> bool:

@@ -6,7 +6,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch_geometric.nn.dense.linear import Linear
 
 from gnnaccel.adapters.pyg import calls, edges, guards
 from gnnaccel.dispatch import attention_programs as programs
@@ -54,21 +53,21 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[Stated, Given] | Reaso
 
 
 def run(layer: Any, stated: Stated, given: Given, attend: Any) -> Tensor:
-    h, c, modules, parameters = stated.heads, stated.width, layer._modules, layer._parameters
+    h, c, modules = stated.heads, stated.width, layer._modules
     x_src, x_dst = given.x_src, given.x_dst
     residual = modules["res"](x_dst) if modules.get("res") is not None and x_dst is not None else None
     shared = modules.get("lin") is not None
     rows = modules["lin" if shared else "lin_src"](x_src).view(-1, h, c)
-    tensors = {"x": rows, "att_src": parameters["att_src"]}
+    tensors = {"x": rows, "att_src": layer.att_src}
     if x_dst is not None:
-        tensors["att_dst"] = parameters["att_dst"]
+        tensors["att_dst"] = layer.att_dst
         if not (shared and x_dst is x_src):
             tensors["x_dst"] = modules["lin" if shared else "lin_dst"](x_dst).view(-1, h, c)
     if given.edge_attr is not None:
         tensors["a_edge"] = _edge_term(layer, stated, given)
     biased = stated.program.has_input("bias")
     if biased:
-        tensors["bias"] = parameters["bias"]
+        tensors["bias"] = layer.bias
     return calls.finish(layer, attend(tensors), residual, biased)
 
 
@@ -79,7 +78,7 @@ def _edge_term(layer: Any, stated: Stated, given: Given) -> Tensor:
     if attr.dim() == 1:
         attr = attr.view(-1, 1)
     h, c = layer.heads, layer.out_channels
-    if type(layer.lin_edge) is not Linear or guards.has_hooks(layer.lin_edge):
+    if not guards.plain_linear(layer.lin_edge):
         return (layer.lin_edge(attr).view(-1, h, c) * layer.att_edge).sum(-1)
     with torch.autocast(attr.device.type, enabled=False):
         folded = (layer.lin_edge.weight.view(h, c, -1) * layer.att_edge.view(h, c, 1)).sum(1)

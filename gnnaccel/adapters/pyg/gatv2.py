@@ -51,11 +51,11 @@ def run(layer: Any, stated: Stated, given: Given, attend: Any) -> Tensor:
     keys = modules["lin_l"](given.x_src).view(-1, h, c)
     shared = modules["lin_l"] is modules["lin_r"] and given.x_src is given.x_dst
     queries = keys if shared else modules["lin_r"](given.x_dst).view(-1, h, c)
-    tensors = {"keys": keys, "queries": queries, "att": layer._parameters["att"]}
+    tensors = {"keys": keys, "queries": queries, "att": layer.att}
     if given.edge_attr is not None:
         attr = edges.with_loops(given.edge_attr, given.edge_index, stated.loops, layer.fill_value)
         tensors["edges"] = modules["lin_edge"](attr.view(-1, 1) if attr.dim() == 1 else attr).view(-1, h, c)
     biased = stated.program.has_input("bias")
     if biased:
-        tensors["bias"] = layer._parameters["bias"]
+        tensors["bias"] = layer.bias
     return calls.finish(layer, attend(tensors), residual, biased)

@@ -1,10 +1,12 @@
 """What keeps a PyG layer native whatever its kernels could do: hooks, explanation, overrides, unusual settings."""
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.modules.module import _has_any_global_hook as _any_global_hook
 from torch.autograd import forward_ad
 from torch.nn.modules import module as modules
 from torch.nn.parameter import UninitializedParameter
@@ -105,3 +107,16 @@ def has_hooks(module: Any) -> bool:
     """Whether calling the module does more than its ``forward``."""
     own = module.__dict__
     return bool(own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"] or own["_backward_pre_hooks"])
+
+
+def plain_linear(module: Any) -> bool:
+    """Whether the module is a linear map and nothing else, so that its weight says all: not a subclass (parametrizations make
+    one), not an adapter around it, nobody watching."""
+    return type(module) is _linear_class() and not has_hooks(module) and not _any_global_hook()
+
+
+@functools.lru_cache(maxsize=1)
+def _linear_class() -> type:
+    from torch_geometric.nn.dense.linear import Linear
+
+    return Linear

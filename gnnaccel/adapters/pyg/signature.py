@@ -21,14 +21,14 @@ _SETTINGS = ("training", "_explain", "_decomposed_layers", "flow", "node_dim")
 
 class Signature:
     """Signatures of the calls of one layer class. ``fields``: the attributes of a layer that its Program depends on;
-    ``methods``: what must not be replaced on the layer object; ``watched``: submodules whose hooks end plainness, because the
-    adapter may leave them out."""
+    ``methods``: what must not be replaced on the layer object; ``watched``: submodules that the adapter may
+    leave out, so they must be linear maps and nothing else."""
 
     def __init__(self, fields: tuple[str, ...], methods: tuple[str, ...], watched: tuple[str, ...]):
         self._values = itemgetter(*fields, *_SETTINGS)
         self._hooks = itemgetter(*guards.HOOKS)
         self._methods = guards.METHODS + methods
-        self._watched = ("aggr_module", *watched)
+        self._watched = watched
 
     def __call__(self, layer: Any, args: tuple, kwargs: dict) -> tuple | None:
         if kwargs or len(args) != 2:
@@ -43,9 +43,11 @@ class Signature:
             if name in own:
                 return None
         modules = own["_modules"]
+        if guards.has_hooks(modules["aggr_module"]):
+            return None
         for name in self._watched:
             module = modules.get(name)
-            if module is not None and guards.has_hooks(module):
+            if module is not None and not guards.plain_linear(module):
                 return None
         device = x.device
         return (self._values(own), x.shape, x.dtype, device, x.layout,

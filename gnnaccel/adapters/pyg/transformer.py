@@ -36,9 +36,12 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[Stated, Given] | Reaso
     plain = edges.plain(edge_index, x_src.shape[0], x_dst.shape[0], x_src.device)
     if type(plain) is Reason:
         return plain
-    if (edge_attr is None) != (layer.lin_edge is None) or (edge_attr is not None and edge_attr.shape[0] != plain.shape[1]):
-        return reason("GA206", "edge_attr does not fit the layer or the edges")
-    row, out = calls.dtypes(x_src, layer.lin_value.weight)
+    if (edge_attr is None) != (layer.lin_edge is None):
+        return reason("GA206", "edge_attr was given to a layer without edge_dim, or not to one with it")
+    why = guards.edge_reason(edge_attr, plain.shape[1], x_src) if edge_attr is not None else None
+    if why is not None:
+        return why
+    row, out = calls.dtypes(x_src)
     dropout, scale = layer.dropout if layer.training else 0.0, 1.0 / math.sqrt(layer.out_channels)
     folded = edge_attr is None and _folds(layer, x_src, dropout)
     program = (programs.dot_product_shared(scale, dropout) if folded else
@@ -54,8 +57,9 @@ def _folds(layer: Any, x: Tensor, dropout: float) -> bool:
     """Whether the maps of keys and values go to the destinations: one head, where gathering x once moves less than keys and
     values do, nobody watches those maps, and the softmax weights sum to one (which dropout ends)."""
     return (layer.heads == 1 and x.shape[1] < 2 * layer.out_channels and x.shape[1] <= MAX_WIDTH
-            and not torch.is_autocast_enabled(x.device.type) and (dropout == 0.0 or layer.lin_value.bias is None)
-            and not guards.has_hooks(layer.lin_key) and not guards.has_hooks(layer.lin_value))
+            and not torch.is_autocast_enabled(x.device.type)
+            and guards.plain_linear(layer.lin_key) and guards.plain_linear(layer.lin_value)
+            and (dropout == 0.0 or layer.lin_value.bias is None))
 
 
 def _attend_folded(modules: dict, given: Given, attend: Any) -> Tensor:

@@ -32,9 +32,14 @@ class Variant:
     def layout(self) -> Layout:
         return layout_for(self.heads, self.width)
 
+    @property
+    def direct(self) -> bool:
+        """Direct rather than in two phases; drawing dropout costs too much to do it for the same edge in several lanes."""
+        return self.layout.direct and not self.dropout
+
     def defines(self, **more) -> tuple:
         flags = dict(ROW_T=TYPES[self.row], OUT_T=TYPES[self.out], OFF_T="i64" if self.wide else "int", EDGE=int(self.edge),
-                     DROPOUT=int(self.dropout), DIRECT=int(self.layout.direct), **more)
+                     DROPOUT=int(self.dropout), DIRECT=int(self.direct), **more)
         return self.layout.defines() + tuple((k, str(v)) for k, v in flags.items())
 
     @functools.cached_property

@@ -132,7 +132,7 @@ def test_what_is_not_covered_takes_the_plain_path():
     assert not torch_segments.covers(attention, edges, {k: t.bfloat16() for k, t in tensors.items()})
     assert not torch_segments.covers(attention, edges, dict(tensors, keys=tensors["keys"].float()))
     assert not torch_segments.covers(None, edges, tensors)
-    assert torch_backend.run(program, Edges(none, none, None, 5), tensors).shape == (5, 1, 3)
+    assert torch_backend.run(program, Edges(none, none, None, 5), tensors).shape == (5, 1, 4)  # as wide as the values
     with torch.autograd.forward_ad.dual_level():
         assert not torch_segments.covers(attention, edges, tensors)
 

@@ -34,7 +34,7 @@ class Signature:
         if kwargs or len(args) != 2:
             return None
         x, edge_index = args
-        if type(x) is not Tensor or type(edge_index) is not Tensor:
+        if type(x) is not Tensor or type(edge_index) is not Tensor or x.is_meta:
             return None
         own = layer.__dict__
         if any(self._hooks(own)) or guards.context_reason() is not None:
@@ -49,7 +49,15 @@ class Signature:
             module = modules.get(name)
             if module is not None and not guards.plain_linear(module):
                 return None
-        device = x.device
-        return (self._values(own), x.shape, x.dtype, device, x.layout,
+        device, parameters = x.device, own["_parameters"]
+        return (self._values(own), x.shape, x.dtype, device, x.layout, _dtype_of(parameters) or _dtype_of(own["_buffers"]),
                 _autocast_dtype(device.type) if _autocast_on(device.type) else None, _grad_on(), _deterministic(),
-                tuple(map(id, modules.values())), tuple(map(id, own["_parameters"].values())))
+                tuple(map(id, modules.values())), tuple(map(id, parameters.values())))
+
+
+def _dtype_of(tensors: dict[str, Tensor | None]) -> torch.dtype | None:
+    """Of the first: ``Module.to`` changes the dtype of parameters and leaves the objects the same."""
+    for tensor in tensors.values():
+        if tensor is not None:
+            return tensor.dtype
+    return None

@@ -90,13 +90,14 @@ def forward(variant: Variant, graph: Rows, x: Operands, dropout: Dropout = OFF, 
             keep: bool = False) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Softmax over incoming edges of the score, then the weighted sum, plus ``bias`` [H * D] fp32.
 
-    Returns out [num_dst, H, D] and, under ``variant.train``, the sum without bias, which is a tensor of its own with a bias
-    or with ``keep``, and lse [num_dst, H] (base 2).
+    Returns out [num_dst, H, D] and, under ``variant.train``, the sum without bias in fp32, which is a tensor of its own with a
+    bias, with ``keep`` or where out is not fp32, and lse [num_dst, H] (base 2).
     """
     h, d, device, layout, rows = variant.heads, variant.width, x.keys.device, variant.layout, graph.rows
     out = torch.empty((rows, h, d), dtype=variant.out, device=device)
     lse = torch.empty((rows, h), device=device) if variant.train else None
-    raw = torch.empty_like(out) if variant.train and (keep or bias is not None) else None
+    own = variant.train and (keep or bias is not None or variant.out is not torch.float32)
+    raw = torch.empty((rows, h, d), device=device) if own else None
     launch = graph.launch()
     memory, (acc, _, stats) = workspace(launch.chunks, (h * d, 0, 3 * h), device)
     values = x.values if variant.own_values else x.keys

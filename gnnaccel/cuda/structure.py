@@ -57,7 +57,9 @@ class Report:
     @property
     def words(self) -> np.ndarray | None:
         if self._words is None and self._slot[0] == self.tag:
-            self._words = self._slot.copy()
+            words = self._slot.copy()
+            if self._slot[0] == self.tag:  # else a late kernel of the slot's earlier borrower is writing
+                self._words = words
         return self._words
 
     def __del__(self) -> None:

@@ -140,7 +140,7 @@ class GraphView:
         """Bytes held by the index arrays built so far."""
         total = sum(rows.nbytes() for rows in (self._csc, self._csr) if rows is not None)
         if self._edges is not None:
-            total += sum(t.nbytes for t in (self._edges.src, self._edges.dst, self._edges.eid) if t is not None)
+            total += self._edges.nbytes()
         return total
 
     # --- building ------------------------------------------------------------------------------------------------------

@@ -27,6 +27,11 @@ class Plan:
     native_seconds: float | None
     rejected: tuple[tuple[str, Reason], ...]
 
+    @property
+    def code(self) -> str | None:
+        """The first reason's code: what the counters show of a native call."""
+        return self.rejected[0][1].code if self.rejected else None
+
 
 _memo: dict[tuple, Plan] = {}
 

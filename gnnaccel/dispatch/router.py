@@ -35,9 +35,18 @@ class Adapter(Protocol):
 
 
 class _Last:
-    """A layer's last plain call and where it went. Holds the graph weakly: the structure cache decides how long it lives."""
+    """A layer's last plain call and where it went. Holds the graph weakly: the structure cache decides how long it lives.
+
+    ``plan`` is None where the graph was new and the call went native because of what building its structure costs: the next
+    call over the same graph is decided anew, as one of many.
+    """
 
     __slots__ = ("epoch", "signature", "edge_index", "version", "pointer", "graph", "stated", "attention", "plan", "run")
+
+    def has(self, edge_index: Tensor) -> bool:
+        """Whether it was over these edges, unchanged since."""
+        return (self.edge_index() is edge_index and self.version == edge_index._version
+                and self.pointer == edge_index.data_ptr())
 
 
 _last: IdentityMap[_Last] = IdentityMap()
@@ -45,24 +54,25 @@ _last: IdentityMap[_Last] = IdentityMap()
 
 def route(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict, config: Config) -> Any:
     """Run one call of ``layer`` on the best route. ``native`` is the host's own function, unbound."""
-    listening = records.listening()
-    signature = None
-    if not listening:
-        signature = adapter.signature(layer, args, kwargs)
-        if signature is not None:
-            last = _last.get(layer)
-            if last is not None and last.signature == signature and last.epoch == config.epoch:
+    if records.listening():
+        return _decide(layer, adapter, native, args, kwargs, config, None, time.perf_counter_ns())
+    signature = adapter.signature(layer, args, kwargs)
+    if signature is not None:
+        last = _last.get(layer)
+        if last is not None and last.signature == signature and last.epoch == config.epoch and last.has(args[1]):
+            plan, graph = last.plan, last.graph()
+            if graph is not None:
+                counters.count(type(layer).__name__, plan.route)
+                graph.touched = True
                 x, edge_index = args
-                graph = last.graph()
-                if (last.edge_index() is edge_index and graph is not None and last.version == edge_index._version
-                        and last.pointer == edge_index.data_ptr()):
-                    counters.count(type(layer).__name__, last.plan.route)
-                    graph.touched = True
-                    stated = last.stated
-                    call = attention.Call(stated.program, last.attention, graph, stated.heads, stated.width, stated.out,
-                                          stated.exposed, last.plan.pmf)
-                    return adapter.run(layer, stated, Given(x, x, edge_index), attention.Attend(call, last.run))
-    return _decide(layer, adapter, native, args, kwargs, config, signature, time.perf_counter_ns() if listening else 0)
+                stated = last.stated
+                call = attention.Call(stated.program, last.attention, graph, stated.heads, stated.width, stated.out,
+                                      stated.exposed, plan.pmf)
+                return adapter.run(layer, stated, Given(x, x, edge_index), attention.Attend(call, last.run))
+            if plan is not None and plan.route == "native":
+                counters.count(type(layer).__name__, "native", plan.code)
+                return native(layer, *args)
+    return _decide(layer, adapter, native, args, kwargs, config, signature, 0)
 
 
 def _decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict, config: Config, signature: tuple | None,
@@ -77,16 +87,18 @@ def _decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict
         return _native(layer, adapter, native, args, kwargs, config, None, None, ((name, found),), start)
     stated, given = found
     grad, device = torch.is_grad_enabled(), given.edge_index.device.type
-    known = cache.peek(given.edge_index, stated.num_src, stated.num_dst, stated.loops)
+    known = cache.peek(given.edge_index, stated.num_src, stated.num_dst, stated.loops) or _seen(layer, given.edge_index)
     plan = planner.plan(stated.request(device, grad, not known), config)
     if plan.route == "native":
+        if signature is not None and not given.edge_index.is_inference():
+            _remember(layer, config, signature, given, _gone, None, None, plan if known and _quiet(config) else None, None)
         return _native(layer, adapter, native, args, kwargs, config, stated, given, plan.rejected, start)
     counters.count(name, plan.route)
     graph, hit = cache.lookup(given.edge_index, stated.num_src, stated.num_dst, stated.loops)
     attended = patterns.attention(stated.program)
     run = attention.run_cuda if plan.route == "cuda" else attention.run_torch
     if signature is not None and hit != "none":
-        _remember(layer, config, signature, given, graph, stated, attended, plan, run)
+        _remember(layer, config, signature, given, weakref.ref(graph), stated, attended, plan, run)
     call = attention.Call(stated.program, attended, graph, stated.heads, stated.width, stated.out, stated.exposed, plan.pmf)
     if start:
         number = _record(layer, adapter, stated, device, plan, graph, hit, grad, start)
@@ -94,12 +106,28 @@ def _decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict
     return adapter.run(layer, stated, given, attention.Attend(call, run))
 
 
-def _remember(layer, config: Config, signature: tuple, given: Given, graph, stated: Stated, attended, plan: Plan, run) -> None:
+def _gone() -> None:
+    """A weak reference to no graph."""
+
+
+def _quiet(config: Config) -> bool:
+    """Whether native calls may pass without a word."""
+    return config.on_fallback == "native"
+
+
+def _seen(layer: Any, edge_index: Tensor) -> bool:
+    """Whether the layer's last plain call was over these very edges: then there will be more."""
+    last = _last.get(layer)
+    return last is not None and not edge_index.is_inference() and last.has(edge_index)
+
+
+def _remember(layer, config: Config, signature: tuple, given: Given, graph, stated: Stated | None, attended, plan: Plan | None,
+              run) -> None:
     last = _Last()
     last.epoch, last.signature = config.epoch, signature
     edge_index = given.edge_index
     last.edge_index, last.version, last.pointer = weakref.ref(edge_index), edge_index._version, edge_index.data_ptr()
-    last.graph, last.stated, last.attention, last.plan, last.run = weakref.ref(graph), stated, attended, plan, run
+    last.graph, last.stated, last.attention, last.plan, last.run = graph, stated, attended, plan, run
     _last.set(layer, last)
 
 

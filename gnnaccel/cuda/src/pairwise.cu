@@ -103,7 +103,7 @@ __device__ __forceinline__ void join_slots(State& st) {
     sum_slots(st.acc);
 }
 
-__device__ __forceinline__ void finish(const Lanes& at, int row, bool edges, State& st, OUT_T* out, OUT_T* raw,
+__device__ __forceinline__ void finish(const Lanes& at, int row, bool edges, State& st, OUT_T* out, float* raw,
                                        const float* bias, float* lse) {
 #pragma unroll
     for (int kh = 0; kh < KH; ++kh) {
@@ -127,7 +127,7 @@ forward(const OFF_T* __restrict__ indptr, const int* __restrict__ col, const OFF
         const ROW_T* __restrict__ keys, const ROW_T* __restrict__ values, const ROW_T* __restrict__ queries,
         const ROW_T* __restrict__ edges, const float* __restrict__ att_vector, const float* __restrict__ c_src,
         const float* __restrict__ c_dst, float scale, float slope, float drop_p, float drop_scale, u64 seed, u64 offset,
-        OUT_T* __restrict__ out, OUT_T* __restrict__ raw, const float* __restrict__ bias, float* __restrict__ lse,
+        OUT_T* __restrict__ out, float* __restrict__ raw, const float* __restrict__ bias, float* __restrict__ lse,
         float* __restrict__ part_acc, float* __restrict__ part_stats) {
     const Split split = {counters, chunks, chunk_edges, chunk_slots};
     Item it;
@@ -171,7 +171,7 @@ forward(const OFF_T* __restrict__ indptr, const int* __restrict__ col, const OFF
 }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-merge(const int* __restrict__ counters, const int4* __restrict__ heavy, OUT_T* __restrict__ out, OUT_T* __restrict__ raw,
+merge(const int* __restrict__ counters, const int4* __restrict__ heavy, OUT_T* __restrict__ out, float* __restrict__ raw,
       const float* __restrict__ bias, float* __restrict__ lse, const float* __restrict__ part_acc,
       const float* __restrict__ part_stats) {
     DYNAMIC_SHARED(shared);

@@ -10,7 +10,7 @@
 
 // packed [rows, 2, H]: lse, delta.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-prepare(int rows, const OUT_T* __restrict__ grad, const OUT_T* __restrict__ out, const float* __restrict__ lse,
+prepare(int rows, const OUT_T* __restrict__ grad, const float* __restrict__ out, const float* __restrict__ lse,
         float* __restrict__ packed) {
     const Lanes at;
     const long long row = warp_id() * SLOTS + at.slot;

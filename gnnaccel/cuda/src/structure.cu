@@ -124,6 +124,8 @@ split(const OFF_T* __restrict__ indptr, int rows, int chunk_edges, int* __restri
     __syncthreads();
     if (threadIdx.x == 0 && atomicAdd(&counters[3], 1) == (int)gridDim.x - 1) {  // the last block reports
         const i64 edges = indptr[rows];
+        host[0] = 0;  // whatever stands there now is about to be wrong
+        __threadfence_system();
         host[1] = flags ? flags[FLAG_INVALID] : 0;
         host[2] = (int)(edges & 0xffffffff);
         host[3] = (int)(edges >> 32);

@@ -112,8 +112,10 @@ def decisions() -> list[dict]:
     """gnnaccel's records, equal ones counted together."""
     found: Counter = Counter()
     for record in gnnaccel.records():
-        why = tuple(f"{reason.get('candidate', '')}: {reason.get('code', '')} {reason.get('text', '')}".strip(": ")
-                    for reason in record.get("rejected") or ())
+        by_reason: dict[str, list[str]] = {}
+        for item in record.get("rejected") or ():
+            by_reason.setdefault(f"{item['code']} {item['text']}", []).append(item["candidate"])
+        why = tuple(f"{', '.join(candidates)}: {reason}" for reason, candidates in by_reason.items())
         layer = record.get("layer") or "?"
         name = record.get("name")
         found[f"{name} ({layer})" if name else layer, record.get("direction") or "forward",

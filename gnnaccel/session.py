@@ -254,5 +254,5 @@ def _totals() -> dict[str, Any]:
 def _greeting(config: Config) -> str:
     hosts = []
     for key, host in adapters.state().items():
-        hosts.append(f"{key} waiting for its import" if host["pending"] else f"{key} {len(host['patched'])} layers")
+        hosts.append(f"{key} waiting for its import" if host["pending"] else f"{key} {len(host['patched'])} functions replaced")
     return f"enabled, version {__version__}: backend={config.backend}, when={config.when}; {'; '.join(hosts)}"

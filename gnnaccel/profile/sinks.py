@@ -130,9 +130,15 @@ def line(record: Record) -> str:
     if record["kernel"] is not None:
         parts.append(record["kernel"])
     parts.extend(_details(record))
+    return "; ".join([", ".join(parts), *ruled_out(record)])
+
+
+def ruled_out(record: Record) -> list[str]:
+    """The candidates not taken, one text per reason: "not a, b: code text"."""
+    by_reason: dict[str, list[str]] = {}
     for item in record["rejected"]:
-        parts.append(f"not {item['candidate']}: {item['code']} {item['text']}")
-    return ", ".join(parts)
+        by_reason.setdefault(f"{item['code']} {item['text']}", []).append(item["candidate"])
+    return [f"not {', '.join(candidates)}: {why}" for why, candidates in by_reason.items()]
 
 
 def _details(record: Record) -> list[str]:

@@ -76,6 +76,23 @@ def scripted(model):
         return str(refusal)
 
 
+def test_scripting_sees_the_originals(quiet):
+    seen = []
+
+    class Watching(torch.nn.Module):
+        def __prepare_scriptable__(self):
+            seen.append(GATConv.forward)
+            return self
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x
+
+    native = GATConv.forward
+    gnnaccel.enable()
+    torch.jit.script(Watching())
+    assert set(seen) == {native} and GATConv.forward is not native
+
+
 def test_a_script_that_fails_leaves_the_patches_in(route, inputs, quiet):
     class Bad(Scripted):
         def forward(self, x, edge_index):

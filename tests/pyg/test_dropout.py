@@ -54,7 +54,8 @@ def test_off_in_eval_mode(route, name):
 
 @pytest.mark.parametrize("name", WITH_DROPOUT)
 def test_the_seed_repeats_it(route, name):
-    layer, x, ei = build(name, dropout=0.5, device=route.device), graphs.features().to(route.device), graphs.square().to(route.device)
+    layer = build(name, dropout=0.5, device=route.device)
+    x, ei = graphs.features().to(route.device), graphs.square().to(route.device)
 
     def outputs(seed: int) -> list[torch.Tensor]:
         torch.manual_seed(seed)

@@ -185,8 +185,8 @@ def test_nothing_of_the_size_of_the_edges(gpu, name, budget):
 @pytest.mark.parametrize("name", ["GATConv", "GATv2Conv"])
 def test_a_large_graph_by_sorting(gpu, name):
     nodes, edges = 200_000, (1 << 22) + 1000
-    layer, x, ei = build(name, heads=1, device=gpu.device), torch.randn(nodes, F, device="cuda", requires_grad=True), random_graph(nodes, edges)
-    _judge_large(gpu, layer, x, ei)
+    x = torch.randn(nodes, F, device="cuda", requires_grad=True)
+    _judge_large(gpu, build(name, heads=1, device=gpu.device), x, random_graph(nodes, edges))
 
 
 @pytest.mark.parametrize("side", [0, 1])
@@ -263,7 +263,7 @@ def test_two_gpus(gpu):
             got.sum().backward()
             assert got.device == torch.device(device) and close(got.cpu(), expected)
     gnnaccel.enable(backend="cuda", when="supported", on_fallback="raise")
-    parallel = torch.nn.DataParallel(layer.to("cuda:0"), [0, 1], dim=1)  # edges split; features are replicated by hand
+    parallel = torch.nn.DataParallel(layer.to("cuda:0"), [0, 1])
     both = parallel.replicate(layer, [0, 1])
     outs = [replica(x.to(f"cuda:{i}"), ei.to(f"cuda:{i}")) for i, replica in enumerate(both)]
     assert all(close(out.cpu(), expected) for out in outs)

@@ -41,7 +41,15 @@ class _Last:
     call over the same graph is decided anew, as one of many.
     """
 
-    __slots__ = ("epoch", "signature", "edge_index", "version", "pointer", "graph", "stated", "attention", "plan", "run")
+    __slots__ = ("epoch", "signature", "edge_index", "version", "pointer", "graph", "stated", "attention", "plan", "run",
+                 "shape", "dtype", "grad")
+
+    def still_native(self, args: tuple, kwargs: dict, config: Config) -> bool:
+        """Whether the call may go native without a further look. Native code is never wrong, so it is enough that nothing
+        has changed that could make another route pay."""
+        return (self.plan is not None and self.plan.route == "native" and self.epoch == config.epoch and not kwargs
+                and len(args) == 2 and args[1] is self.edge_index() and args[0].shape == self.shape
+                and args[0].dtype is self.dtype and torch.is_grad_enabled() is self.grad)
 
     def has(self, edge_index: Tensor) -> bool:
         """Whether it was over these edges, unchanged since."""
@@ -50,28 +58,28 @@ class _Last:
 
 
 _last: IdentityMap[_Last] = IdentityMap()
+_saved_tensor_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda ignore_is_tracing: None)
 
 
 def route(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict, config: Config) -> Any:
     """Run one call of ``layer`` on the best route. ``native`` is the host's own function, unbound."""
     if records.listening():
         return _decide(layer, adapter, native, args, kwargs, config, None, time.perf_counter_ns())
+    last = _last.get(layer)
+    if last is not None and last.still_native(args, kwargs, config):
+        counters.count(type(layer).__name__, "native", last.plan.code)
+        return native(layer, *args)
     signature = adapter.signature(layer, args, kwargs)
-    if signature is not None:
-        last = _last.get(layer)
-        if last is not None and last.signature == signature and last.epoch == config.epoch and last.has(args[1]):
-            plan, graph = last.plan, last.graph()
-            if graph is not None:
-                counters.count(type(layer).__name__, plan.route)
-                graph.touched = True
-                x, edge_index = args
-                stated = last.stated
-                call = attention.Call(stated.program, last.attention, graph, stated.heads, stated.width, stated.out,
-                                      stated.exposed, plan.pmf)
-                return adapter.run(layer, stated, Given(x, x, edge_index), attention.Attend(call, last.run))
-            if plan is not None and plan.route == "native":
-                counters.count(type(layer).__name__, "native", plan.code)
-                return native(layer, *args)
+    if last is not None and signature is not None and last.signature == signature and last.epoch == config.epoch:
+        x, edge_index = args
+        graph = last.graph()
+        if graph is not None and last.has(edge_index):
+            plan, stated = last.plan, last.stated
+            counters.count(type(layer).__name__, plan.route)
+            graph.touched = True
+            call = attention.Call(stated.program, last.attention, graph, stated.heads, stated.width, stated.out,
+                                  stated.exposed, plan.pmf)
+            return adapter.run(layer, stated, Given(x, x, edge_index), attention.Attend(call, last.run))
     return _decide(layer, adapter, native, args, kwargs, config, signature, 0)
 
 
@@ -87,7 +95,7 @@ def _decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict
         return _native(layer, adapter, native, args, kwargs, config, None, None, ((name, found),), start)
     stated, given = found
     grad, device = torch.is_grad_enabled(), given.edge_index.device.type
-    known = cache.peek(given.edge_index, stated.num_src, stated.num_dst, stated.loops) or _seen(layer, given.edge_index)
+    known = _known(layer, stated, given.edge_index)
     plan = planner.plan(stated.request(device, grad, not known), config)
     if plan.route == "native":
         if signature is not None and not given.edge_index.is_inference():
@@ -115,10 +123,14 @@ def _quiet(config: Config) -> bool:
     return config.on_fallback == "native"
 
 
-def _seen(layer: Any, edge_index: Tensor) -> bool:
-    """Whether the layer's last plain call was over these very edges: then there will be more."""
+def _known(layer: Any, stated: Stated, edge_index: Tensor) -> bool:
+    """Whether the graph's structure costs nothing more: it is there; or the layer's last plain call was over these very edges,
+    so there will be more; or a checkpoint may be about to repeat this call, and must then find the same route."""
+    if edge_index.is_inference():
+        return False
     last = _last.get(layer)
-    return last is not None and not edge_index.is_inference() and last.has(edge_index)
+    return (cache.peek(edge_index, stated.num_src, stated.num_dst, stated.loops) or (last is not None and last.has(edge_index))
+            or _saved_tensor_hooks(True) is not None)
 
 
 def _remember(layer, config: Config, signature: tuple, given: Given, graph, stated: Stated | None, attended, plan: Plan | None,
@@ -128,6 +140,7 @@ def _remember(layer, config: Config, signature: tuple, given: Given, graph, stat
     edge_index = given.edge_index
     last.edge_index, last.version, last.pointer = weakref.ref(edge_index), edge_index._version, edge_index.data_ptr()
     last.graph, last.stated, last.attention, last.plan, last.run = graph, stated, attended, plan, run
+    last.shape, last.dtype, last.grad = given.x_src.shape, given.x_src.dtype, torch.is_grad_enabled()
     _last.set(layer, last)
 
 
@@ -166,7 +179,7 @@ def _object(name: str, how: str, rejected: tuple[tuple[str, Reason], ...]) -> No
     text = "; ".join(f"{candidate}: {r} ({r.hint})" for candidate, r in rejected)
     if how == "raise":
         raise FallbackError(f"{name} would run natively: {text}")
-    key = (name, text)
+    key = (name, " ".join(r.code for _, r in rejected))  # texts hold estimates, which change with sizes
     if key not in _warned:
         _warned.add(key)
         warnings.warn(f"gnnaccel: {name} runs natively: {text}", RuntimeWarning, stacklevel=_callers_level())

@@ -140,7 +140,8 @@ class _Softmax(torch.autograd.Function):
 
 
 def _sampled(graph: Segments, left: Tensor, right: Tensor) -> Tensor:
-    if not torch.backends.mkl.is_available():  # sampled_addmm needs it on the CPU
+    crowded = graph.src.shape[0] > graph.num_dst * graph.num_src  # CSR refuses more values than there are places
+    if crowded or not torch.backends.mkl.is_available():  # sampled_addmm needs MKL on the CPU
         return (left.index_select(0, graph.dst) * right.index_select(0, graph.src)).sum(-1)
     odd = -left.shape[1] % 8
     if odd:  # whole vectors are several times as fast

@@ -1,17 +1,18 @@
 """What keeps a PyG layer native whatever its kernels could do: hooks, explanation, overrides, unusual settings."""
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.modules.module import _has_any_global_hook as _any_global_hook
 from torch.autograd import forward_ad
-from torch.nn.modules import module as modules
+from torch.nn.modules.module import _has_any_global_hook as _any_global_hook
 from torch.nn.parameter import UninitializedParameter
 
 from gnnaccel.dispatch.reasons import Reason, reason
+
+_tracing, _transform = torch._C._get_tracing_state, torch._C._functorch.peek_interpreter_stack
+_dispatch_modes = torch._C._len_torch_dispatch_stack
 
 HOOKS = tuple(f"_{stage}_forward{when}_hooks" for stage in
                ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update") for when in ("_pre", ""))
@@ -61,11 +62,11 @@ def _aggregation_reason(layer: Any) -> Reason | None:
 
 def context_reason() -> Reason | None:
     """Why nothing can be taken over here: tracing, or a transform that must see every operation."""
-    if torch.jit.is_tracing() or torch.jit.is_scripting():
+    if _tracing() is not None:
         return reason("GA404", "torch.jit is tracing")
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    if _transform() is not None:
         return reason("GA405")
-    if torch._C._len_torch_dispatch_stack():
+    if _dispatch_modes():
         return reason("GA405", "a torch dispatch mode is active")
     if forward_ad._current_level >= 0:
         return reason("GA405", "forward-mode differentiation is going on")
@@ -112,11 +113,15 @@ def has_hooks(module: Any) -> bool:
 def plain_linear(module: Any) -> bool:
     """Whether the module is a linear map and nothing else, so that its weight says all: not a subclass (parametrizations make
     one), not an adapter around it, nobody watching."""
-    return type(module) is _linear_class() and not has_hooks(module) and not _any_global_hook()
+    return type(module) is (_linear or _linear_class()) and not has_hooks(module) and not _any_global_hook()
 
 
-@functools.lru_cache(maxsize=1)
+_linear: type | None = None
+
+
 def _linear_class() -> type:
+    global _linear
     from torch_geometric.nn.dense.linear import Linear
 
+    _linear = Linear
     return Linear

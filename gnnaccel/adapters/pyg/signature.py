@@ -17,6 +17,7 @@ from gnnaccel.adapters.pyg import guards
 _autocast_on, _autocast_dtype = torch.is_autocast_enabled, torch.get_autocast_dtype
 _grad_on, _deterministic = torch.is_grad_enabled, torch.are_deterministic_algorithms_enabled
 _SETTINGS = ("training", "_explain", "_decomposed_layers", "flow", "node_dim")
+_MODULE_HOOKS = itemgetter("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class Signature:
@@ -42,22 +43,19 @@ class Signature:
         for name in self._methods:
             if name in own:
                 return None
-        modules = own["_modules"]
-        if guards.has_hooks(modules["aggr_module"]):
+        modules, parameters = own["_modules"], own["_parameters"]
+        if any(_MODULE_HOOKS(modules["aggr_module"].__dict__)):
             return None
         for name in self._watched:
             module = modules.get(name)
             if module is not None and not guards.plain_linear(module):
                 return None
-        device, parameters = x.device, own["_parameters"]
-        return (self._values(own), x.shape, x.dtype, device, x.layout, _dtype_of(parameters) or _dtype_of(own["_buffers"]),
+        dtype = None  # Module.to changes the dtype of parameters and leaves the objects the same
+        for tensor in (*parameters.values(), *own["_buffers"].values()):
+            if tensor is not None:
+                dtype = tensor.dtype
+                break
+        device = x.device
+        return (self._values(own), x.shape, x.dtype, device, x.layout, dtype,
                 _autocast_dtype(device.type) if _autocast_on(device.type) else None, _grad_on(), _deterministic(),
-                tuple(map(id, modules.values())), tuple(map(id, parameters.values())))
-
-
-def _dtype_of(tensors: dict[str, Tensor | None]) -> torch.dtype | None:
-    """Of the first: ``Module.to`` changes the dtype of parameters and leaves the objects the same."""
-    for tensor in tensors.values():
-        if tensor is not None:
-            return tensor.dtype
-    return None
+                *map(id, modules.values()), *map(id, parameters.values()))

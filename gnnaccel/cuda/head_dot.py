@@ -15,7 +15,8 @@ _SUM_COLUMNS = 32  # columns of one block of `sum_blocks`, as in head_dot.cu
 
 
 @functools.lru_cache(maxsize=256)
-def _kernels(heads: int, width: int, dtype: torch.dtype) -> Kernels:
+def kernels(heads: int, width: int, dtype: torch.dtype) -> Kernels:
+    """The kernels of this family for rows of this kind."""
     return Kernels("head_dot", layout_for(heads, width).defines() + (("ROW_T", TYPES[dtype]),))
 
 
@@ -25,7 +26,7 @@ def dot(x: Tensor, att0: Tensor, att1: Tensor | None = None) -> tuple[Tensor, Te
     layout = layout_for(heads, width)
     a0 = torch.empty((rows, heads), device=x.device)
     a1 = torch.empty((rows, heads), device=x.device) if att1 is not None else None
-    _kernels(heads, width, x.dtype)("dot")(
+    kernels(heads, width, x.dtype)("dot")(
         grid(rows, layout, layout.slots), THREADS, 0,
         (np.int32(rows), x.data_ptr(), att0.data_ptr(), pointer(att1), a0.data_ptr(), pointer(a1)))
     return a0, a1
@@ -34,14 +35,14 @@ def dot(x: Tensor, att0: Tensor, att1: Tensor | None = None) -> tuple[Tensor, Te
 def dot_grad(x: Tensor, d0: Tensor, d1: Tensor | None = None) -> Tensor:
     """Gradients of the vectors: [2, H, D] fp32, summed in a fixed order; the second is zero without ``d1``."""
     rows, heads, width = x.shape
-    layout, kernels = layout_for(heads, width), _kernels(heads, width, x.dtype)
+    layout, compiled = layout_for(heads, width), kernels(heads, width, x.dtype)
     blocks = max(1, min(_GRAD_BLOCKS, grid(rows, layout, layout.slots)[0]))
     partial = torch.empty((blocks, 2, heads, width), device=x.device)
     shared = WARPS * 2 * layout.tile_heads * width * 4
-    kernels("grad")((blocks, layout.tiles), THREADS, shared,
+    compiled("grad")((blocks, layout.tiles), THREADS, shared,
                     (np.int32(rows), x.data_ptr(), d0.data_ptr(), pointer(d1), partial.data_ptr()))
     total = torch.empty((2, heads, width), device=x.device)
     columns = 2 * heads * width
-    kernels("sum_blocks")((-(-columns // _SUM_COLUMNS), 1), 256, 1024,
+    compiled("sum_blocks")((-(-columns // _SUM_COLUMNS), 1), 256, 1024,
                           (np.int32(blocks), np.int32(columns), partial.data_ptr(), total.data_ptr()))
     return total

@@ -50,6 +50,26 @@ class Attend:
         return self._run(self._call, tensors)
 
 
+def prepare(found: Attention, heads: int, width: int, row: torch.dtype, out: torch.dtype, grad: bool, wide: bool) -> None:
+    """Compile what a call of this kind will launch, so that a kernel that does not compile is known before anything runs.
+
+    Raises CompileError. Costs nothing where it has been done.
+    """
+    family = additive if found.family == "additive" else pairwise
+    which = () if found.family == "additive" else (found.score,)
+    kernels = family.variant(*which, heads, width, row, out, found.edge, found.dropout > 0, grad, wide)
+    wanted = [(kernels.forward_kernels, ("forward", "merge"))]
+    if found.family == "additive":
+        wanted.append((head_dot.kernels(heads, width, row), ("dot", "grad", "sum_blocks") if grad else ("dot",)))
+        if grad:
+            wanted.append((kernels.backward_kernels, ("prepare", "sources", "merge")))
+    elif grad:
+        wanted += [(kernels.backward_kernels(by_src), ("prepare", "backward", "merge")) for by_src in (True, False)]
+    for compiled, entries in wanted:
+        for entry in entries:
+            compiled(entry)
+
+
 def run_cuda(call: Call, tensors: dict[str, Tensor]) -> Tensor:
     """The Program's output [num_dst, heads, width] by the fused kernels. ``tensors`` by input name."""
     call.dropout = draw(call.attention.dropout, call.graph.device)

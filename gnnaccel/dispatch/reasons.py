@@ -2,7 +2,7 @@
 
 Codes are stable: a code's meaning never changes once released. ``docs/reasons.md`` lists them and a test keeps the two
 equal. GA1xx: rules and user's choice; GA2xx: not supported; GA3xx: not profitable; GA4xx: environment; GA5xx: the
-host's hooks, or a host that drifted from what was tested.
+host's hooks.
 """
 from __future__ import annotations
 
@@ -55,7 +55,6 @@ KINDS: dict[str, Kind] = {
     "GA501": Kind("message-passing hooks are registered", "remove the hooks from the layer"),
     "GA502": Kind("explanation is switched on", "explainers need the host's own messages"),
     "GA503": Kind("decomposed_layers is not 1", "set decomposed_layers=1"),
-    "GA504": Kind("host version is not one that was tested", "update gnnaccel, or pin the host"),
 }
 
 

@@ -8,7 +8,7 @@ import torch
 
 from gnnaccel.cuda import driver
 from gnnaccel.cuda.layout import MAX_WIDTH, TYPES
-from gnnaccel.dispatch import cost, patterns
+from gnnaccel.dispatch import attention, cost, patterns
 from gnnaccel.dispatch.config import Config
 from gnnaccel.dispatch.graph import kernels_run_on
 from gnnaccel.dispatch.reasons import Reason, reason
@@ -54,9 +54,18 @@ def _cuda_reasons(family: str) -> Callable[[Request, Config], list[Reason]]:
             why.append(reason("GA207", f"{request.width} channels per head; the kernels take up to {MAX_WIDTH}"))
         if not 0.0 <= found.slope:
             why.append(reason("GA208", f"negative_slope={found.slope} is negative", "use a slope of 0 or more"))
-        return why
+        return why or _compiles(request, found)
 
     return unsupported
+
+
+def _compiles(request: Request, found: patterns.Attention) -> list[Reason]:
+    """The last question, as it is the dearest: do the kernels compile? Answered by compiling them."""
+    try:
+        attention.prepare(found, request.heads, request.width, request.row, request.out, request.grad, request.edge_bits > 31)
+    except driver.CompileError as problem:
+        return [reason("GA403", str(problem).strip().partition("\n")[0])]
+    return []
 
 
 def _torch_reasons(request: Request, config: Config) -> list[Reason]:

@@ -15,7 +15,9 @@ def plain(edge_index: Any, num_src: int, num_dst: int, device: torch.device) -> 
         rows, cols = edge_index.sparse_size()
         if (rows not in (None, num_src)) or (cols not in (None, num_dst)):
             return reason("GA204", f"the EdgeIndex is for {rows} x {cols} nodes, the features for {num_src} x {num_dst}")
-        edge_index = edge_index._data
+        edge_index = getattr(edge_index, "_data", None)
+        if edge_index is None:
+            return reason("GA204", "this version of PyG keeps no plain tensor in its EdgeIndex", "update torch-geometric")
     if type(edge_index) is not Tensor:
         return reason("GA204", f"edge_index is a {type(edge_index).__name__}")
     if edge_index.layout != torch.strided or edge_index.dim() != 2 or edge_index.shape[0] != 2:

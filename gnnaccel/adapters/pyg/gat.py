@@ -22,14 +22,14 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[Stated, Given] | Reaso
     if bound is None:
         return reason("GA206", "the arguments do not fit GATConv.forward")
     x, edge_index, edge_attr, size, weights = bound
-    if weights:
+    if weights is not None:  # PyG before 2.8 returns them for False as well
         return reason("GA208", "attention weights were asked for", "call the layer without return_attention_weights")
     pair = not isinstance(x, Tensor)
     if pair and not (isinstance(x, (tuple, list)) and len(x) == 2):
         return reason("GA206", f"x is a {type(x).__name__}")
     x_src, x_dst = x if pair else (x, x)
     why = (guards.features_reason(x_src) or (guards.features_reason(x_dst, "x[1]") if x_dst is not None else None)
-           or guards.lazy_reason(layer.lin, layer.lin_src, layer.lin_dst, layer.lin_edge, layer.res))
+           or guards.lazy_reason(layer.lin, layer.lin_src, layer.lin_dst, layer.lin_edge, getattr(layer, "res", None)))
     if why is not None:
         return why
     num_src = x_src.shape[0]

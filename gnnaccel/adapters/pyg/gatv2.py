@@ -20,14 +20,14 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[Stated, Given] | Reaso
     if bound is None:
         return reason("GA206", "the arguments do not fit GATv2Conv.forward")
     x, edge_index, edge_attr, weights = bound
-    if weights:
+    if weights is not None:  # PyG before 2.8 returns them for False as well
         return reason("GA208", "attention weights were asked for", "call the layer without return_attention_weights")
     pair = not isinstance(x, Tensor)
     if pair and not (isinstance(x, (tuple, list)) and len(x) == 2):
         return reason("GA206", f"x is a {type(x).__name__}")
     x_l, x_r = x if pair else (x, x)
     why = (guards.features_reason(x_l) or guards.features_reason(x_r, "x[1]")
-           or guards.lazy_reason(layer.lin_l, layer.lin_r, layer.lin_edge, layer.res))
+           or guards.lazy_reason(layer.lin_l, layer.lin_r, layer.lin_edge, getattr(layer, "res", None)))
     if why is not None:
         return why
     plain = edges.plain(edge_index, x_l.shape[0], x_r.shape[0], x_l.device)

@@ -1,0 +1,84 @@
+"""Choosing a route: what speaks against a kernel is found out before anything runs."""
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gnnaccel.cuda import driver
+from gnnaccel.dispatch import attention_programs, config, planner
+from gnnaccel.dispatch.reasons import KINDS
+from gnnaccel.dispatch.request import Request
+
+
+class Broken:
+    """A driver whose kernels of one family do not compile."""
+
+    name = "broken"
+
+    def __init__(self, family: str):
+        self.family = family
+
+    def kernel(self, family: str, entry: str, defines: tuple = ()):
+        if family == self.family:
+            raise driver.CompileError(f"{family}.cu did not compile\nand here is why")
+        return lambda grid, threads, shared, args: None
+
+
+@pytest.fixture(autouse=True)
+def fresh_memo():
+    planner.forget()
+    yield
+    planner.forget()
+
+
+def request(program=None, row=torch.float32, width=8, grad=True, device="cpu"):
+    program = program or attention_programs.gat(0.2, 0.0, True, True, False)
+    return Request(program, "GATConv", 8, width, row, row, device, 12, 12, 14, grad, False)
+
+
+def plan(asked, **options):
+    return planner.plan(asked, config.make({"when": "supported", "backend": "cuda", **options}))
+
+
+@pytest.mark.parametrize("family, grad", [("additive", False), ("additive_backward", True), ("head_dot", False)])
+def test_a_kernel_that_does_not_compile_is_a_reason(family, grad):
+    with driver.using(Broken(family)):
+        found = plan(request(grad=grad))
+    assert found.route == "native" and found.code == "GA403"
+    assert any(r.text == f"{family}.cu did not compile" for _, r in found.rejected)
+
+
+def test_a_kernel_that_is_not_needed_may_fail():
+    with driver.using(Broken("additive_backward")):
+        assert plan(request(grad=False)).route == "cuda"
+
+
+@pytest.mark.parametrize("asked, code", [
+    (request(row=torch.float64), "GA203"),
+    (request(width=513), "GA207"),
+    (request(attention_programs.gat(-0.1, 0.0, True, True, False)), "GA208"),
+])
+def test_what_kernels_cannot_do(asked, code):
+    with driver.using(Broken("none")):
+        found = plan(asked)
+    assert found.route == "native" and found.code == code
+
+
+def test_without_a_device_the_environment_is_the_reason():
+    found = plan(request())
+    assert found.route == "native" and found.code == "GA401"
+
+
+def test_the_cheapest_candidate_is_taken_and_the_others_say_why():
+    with driver.using(Broken("none")):
+        found = plan(request())
+    assert found.route == "cuda" and found.seconds is not None
+    assert "GA302" in {r.code for _, r in found.rejected} <= set(KINDS)
+
+
+def test_plans_are_memoised_by_request_and_options():
+    with driver.using(Broken("none")):
+        asked = request()
+        assert plan(asked) is plan(request())
+        assert plan(request(grad=False)) is not plan(asked)
+        assert plan(asked, backend="torch").route == "torch"

@@ -37,7 +37,7 @@ def request(program=None, row=torch.float32, width=8, grad=True, device="cpu"):
 
 
 def plan(asked, **options):
-    return planner.plan(asked, config.make({"when": "supported", "backend": "cuda", **options}))
+    return planner.plan(asked, config.with_epoch(config.make({"when": "supported", "backend": "cuda", **options})))
 
 
 @pytest.mark.parametrize("family, grad", [("additive", False), ("additive_backward", True), ("head_dot", False)])

@@ -11,36 +11,22 @@ from torch import Tensor
 from gnnaccel.cuda import additive_pmf
 from gnnaccel.cuda.dropout import OFF, Dropout
 from gnnaccel.cuda.launch import THREADS, Kernels, pointer, workspace
-from gnnaccel.cuda.layout import TYPES, Layout, grid, layout_for
+from gnnaccel.cuda.layout import grid
 from gnnaccel.cuda.structure import Rows
+from gnnaccel.cuda.variant import RowVariant
 
 
 @dataclass(frozen=True)
-class Variant:
-    """Everything that selects a compiled kernel. ``row``/``out``: dtypes of the gathered rows and of the result."""
-
-    heads: int
-    width: int
-    row: torch.dtype
-    out: torch.dtype
-    edge: bool = False
-    dropout: bool = False
-    train: bool = False
-    wide: bool = False
-
-    @functools.cached_property
-    def layout(self) -> Layout:
-        return layout_for(self.heads, self.width)
+class Variant(RowVariant):
+    """What selects a kernel of additive attention."""
 
     @property
     def direct(self) -> bool:
         """Direct rather than in two phases; drawing dropout costs too much to do it for the same edge in several lanes."""
         return self.layout.direct and not self.dropout
 
-    def defines(self, **more) -> tuple:
-        flags = dict(ROW_T=TYPES[self.row], OUT_T=TYPES[self.out], OFF_T="i64" if self.wide else "int", EDGE=int(self.edge),
-                     DROPOUT=int(self.dropout), DIRECT=int(self.direct), **more)
-        return self.layout.defines() + tuple((k, str(v)) for k, v in flags.items())
+    def defines(self, unroll: int | None = None, **more) -> tuple:
+        return super().defines(unroll, DIRECT=int(self.direct), **more)
 
     @functools.cached_property
     def forward_kernels(self) -> Kernels:

@@ -10,29 +10,18 @@ from torch import Tensor
 
 from gnnaccel.cuda.dropout import OFF, Dropout
 from gnnaccel.cuda.launch import THREADS, Kernels, pointer, workspace
-from gnnaccel.cuda.layout import TYPES, Layout, grid, layout_for
+from gnnaccel.cuda.layout import grid
 from gnnaccel.cuda.structure import Rows
+from gnnaccel.cuda.variant import RowVariant
 
 SCORES = {"gatv2": 0, "dot": 1, "cosine": 2, "mx": 3, "sd": 4}
 
 
 @dataclass(frozen=True)
-class Variant:
-    """Everything that selects a compiled kernel. ``score``: a key of `SCORES`."""
+class Variant(RowVariant):
+    """What selects a kernel of pairwise attention. ``score``: a key of `SCORES`."""
 
-    score: str
-    heads: int
-    width: int
-    row: torch.dtype
-    out: torch.dtype
-    edge: bool = False
-    dropout: bool = False
-    train: bool = False
-    wide: bool = False
-
-    @functools.cached_property
-    def layout(self) -> Layout:
-        return layout_for(self.heads, self.width)
+    score: str = "dot"
 
     @property
     def own_values(self) -> bool:
@@ -40,9 +29,7 @@ class Variant:
         return self.score == "dot"
 
     def defines(self, unroll: int | None = None, **more) -> tuple:
-        flags = dict(SCORE=SCORES[self.score], ROW_T=TYPES[self.row], OUT_T=TYPES[self.out],
-                     OFF_T="i64" if self.wide else "int", EDGE=int(self.edge), DROPOUT=int(self.dropout), **more)
-        return self.layout.defines(unroll) + tuple((k, str(v)) for k, v in flags.items())
+        return super().defines(unroll, SCORE=SCORES[self.score], **more)
 
     @functools.cached_property
     def forward_kernels(self) -> Kernels:

@@ -25,7 +25,7 @@ def _pairwise(build):
     for i, score in enumerate(pairwise.SCORES):
         (heads, width), (row, out) = _SIZES[i % 3], _TYPES[i % 3]
         for edge, dropout in ((False, False), (True, True)):
-            yield from build(pairwise.Variant(score, heads, width, row, out, edge, dropout, True, dropout))
+            yield from build(pairwise.Variant(heads, width, row, out, edge, dropout, True, dropout, score))
 
 
 def _rows(*more):

@@ -56,8 +56,8 @@ def prepare(found: Attention, heads: int, width: int, row: torch.dtype, out: tor
     Raises CompileError. Costs nothing where it has been done.
     """
     family = additive if found.family == "additive" else pairwise
-    which = () if found.family == "additive" else (found.score,)
-    kernels = family.variant(*which, heads, width, row, out, found.edge, found.dropout > 0, grad, wide)
+    score = () if found.family == "additive" else (found.score,)
+    kernels = family.variant(heads, width, row, out, found.edge, found.dropout > 0, grad, wide, *score)
     wanted = [(kernels.forward_kernels, ("forward", "merge"))]
     if found.family == "additive":
         wanted.append((head_dot.kernels(heads, width, row), ("dot", "grad", "sum_blocks") if grad else ("dot",)))
@@ -218,8 +218,8 @@ def _pairwise(call: Call, tensors: dict[str, Tensor]) -> Tensor:
 
 
 def _pairwise_variant(call: Call, keys: Tensor, train: bool) -> pairwise.Variant:
-    return pairwise.variant(call.attention.score, call.heads, call.width, keys.dtype, call.out_dtype, call.attention.edge,
-                            call.dropout.on, train, call.graph.wide)
+    return pairwise.variant(call.heads, call.width, keys.dtype, call.out_dtype, call.attention.edge, call.dropout.on, train,
+                            call.graph.wide, call.attention.score)
 
 
 def _operands(call: Call, inputs: tuple) -> pairwise.Operands:

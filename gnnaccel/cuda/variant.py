@@ -1,0 +1,34 @@
+"""What selects a compiled attention kernel, whatever its scores."""
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import torch
+
+from gnnaccel.cuda.layout import TYPES, Layout, layout_for
+
+
+@dataclass(frozen=True)
+class RowVariant:
+    """Heads x width of a row; ``row``/``out``: dtypes of the gathered rows and of the result; ``edge``: there are edge features;
+    ``train``: backward's needs are saved; ``wide``: int64 offsets."""
+
+    heads: int
+    width: int
+    row: torch.dtype
+    out: torch.dtype
+    edge: bool = False
+    dropout: bool = False
+    train: bool = False
+    wide: bool = False
+
+    @functools.cached_property
+    def layout(self) -> Layout:
+        return layout_for(self.heads, self.width)
+
+    def defines(self, unroll: int | None = None, **more) -> tuple:
+        """``-D`` definitions: the layout's, the common ones, and ``more``."""
+        flags = dict(ROW_T=TYPES[self.row], OUT_T=TYPES[self.out], OFF_T="i64" if self.wide else "int", EDGE=int(self.edge),
+                     DROPOUT=int(self.dropout), **more)
+        return self.layout.defines(unroll) + tuple((k, str(v)) for k, v in flags.items())

@@ -26,8 +26,9 @@ def draw(result: Result, path: str) -> None:
         for index, layer in enumerate(layers):
             _series(axis, [_cell(cells, shape, layer, mode) for shape in shapes], index, len(layers))
         _dress(axis, shapes, TITLES[mode])
-    figure.legend(handles=_handles(layers), loc="outside lower center", ncols=len(layers) + 1, frameon=False,
-                  fontsize=9)
+    handles = _handles(layers)
+    per_row = max(2, int(figure.get_figwidth() // 2.2))  # the longest label takes some two inches
+    figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), per_row), frameon=False, fontsize=9)
     figure.suptitle(f"Speed-up over PyG, {result.provenance.get('gpu') or 'CPU'}", fontsize=12)
     figure.savefig(path, dpi=150)
     pyplot.close(figure)

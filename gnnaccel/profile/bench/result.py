@@ -97,7 +97,7 @@ def provenance(arguments: list[str]) -> dict:
         "torch_geometric": _version("torch-geometric"), "python": platform.python_version(),
         "cpu_threads": torch.get_num_threads(), "commit": _commit(),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "command": " ".join(["python -m gnnaccel", *arguments]),
+        "command": " ".join(["python -m gnnaccel", *(argument.rpartition("/")[2] for argument in arguments)]),  # no paths
     }
 
 

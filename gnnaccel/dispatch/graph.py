@@ -1,7 +1,6 @@
 """`GraphView`: the structure of one graph as the backends need it, built on demand and kept."""
 from __future__ import annotations
 
-import itertools
 import threading
 import weakref
 from dataclasses import dataclass
@@ -19,8 +18,6 @@ from gnnaccel.errors import GraphError
 # Above this many edges a radix sort beats counting with atomics, and costs so much less than what follows that waiting for
 # the report once is nothing. Measured on an H200; see docs/notes/structure.md.
 SORT_FROM = 1 << 22
-
-_serials = itertools.count(1)
 
 
 @dataclass(frozen=True)
@@ -56,7 +53,6 @@ class GraphView:
         self.num_src, self.num_dst, self.loops = num_src, num_dst, loops
         self.num_edges = edge_index.shape[1] + loops  # an upper bound: dropped loops are still in it
         self.device = edge_index.device
-        self.serial = next(_serials)
         self.wide = self.num_edges >= 2**31
         self.deterministic = torch.are_deterministic_algorithms_enabled()
         self.touched = False  # used since the cache last looked for something to drop

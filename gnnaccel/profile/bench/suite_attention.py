@@ -4,7 +4,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from gnnaccel.adapters.pyg import bench as pyg
 from gnnaccel.profile.bench import (accel, batches, compiled, floor, layer_cells, overhead, shapes, structure,
                                     suite_kernel, timing)
 from gnnaccel.profile.bench.guard import Budget, guarded

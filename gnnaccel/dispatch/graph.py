@@ -16,7 +16,7 @@ from gnnaccel.dispatch.torch_backend import Edges
 from gnnaccel.errors import GraphError
 
 # Above this many edges a radix sort beats counting with atomics, and costs so much less than what follows that waiting for
-# the report once is nothing. Measured on an H200; see docs/notes/structure.md.
+# the report once is nothing. Measured on an H200; see docs/notes/attention.md.
 SORT_FROM = 1 << 22
 
 

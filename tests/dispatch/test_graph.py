@@ -169,9 +169,8 @@ def test_threads_get_one_structure(device):
     assert torch.equal(settled, torch.repeat_interleave(torch.arange(40, device=device), view.csr().indptr.diff()).int())
 
 
-def test_serials_and_covered(device):
-    a, b = (GraphView(skewed_edges(40, 30, 200, device), 40, 30, own=True) for _ in range(2))
-    assert a.serial != b.serial
+def test_covered(device):
+    a = GraphView(skewed_edges(40, 30, 200, device), 40, 30, own=True)
     some = a.covered(torch.float32)
     assert some.shape == (30, 1) and torch.equal(some[:, 0] > 0, a.csc().indptr.diff() > 0)
     assert a.covered(torch.float64).dtype == torch.float64 and torch.equal(a.covered(torch.float64).float(), some)

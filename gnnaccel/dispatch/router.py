@@ -48,8 +48,8 @@ class _Last:
         """Whether the call may go native without a further look. Native code is never wrong, so it is enough that nothing
         has changed that could make another route pay."""
         return (self.plan is not None and self.plan.route == "native" and self.epoch == config.epoch and not kwargs
-                and len(args) == 2 and args[1] is self.edge_index() and args[0].shape == self.shape
-                and args[0].dtype is self.dtype and torch.is_grad_enabled() is self.grad)
+                and len(args) == 2 and args[1] is self.edge_index() and type(args[0]) is Tensor
+                and args[0].shape == self.shape and args[0].dtype is self.dtype and torch.is_grad_enabled() is self.grad)
 
     def has(self, edge_index: Tensor) -> bool:
         """Whether it was over these edges, unchanged since."""
@@ -63,8 +63,9 @@ _saved_tensor_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_ho
 
 def route(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict, config: Config) -> Any:
     """Run one call of ``layer`` on the best route. ``native`` is the host's own function, unbound."""
-    if records.listening():
-        return _decide(layer, adapter, native, args, kwargs, config, None, time.perf_counter_ns())
+    if records.listening():  # the short ways tell nothing; the route is the same
+        start = time.perf_counter_ns()
+        return _decide(layer, adapter, native, args, kwargs, config, adapter.signature(layer, args, kwargs), start)
     last = _last.get(layer)
     if last is not None and last.still_native(args, kwargs, config):
         counters.count(type(layer).__name__, "native", last.plan.code)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which cannot see through __g
     from gnnaccel.dispatch.rules import exclude as exclude
     from gnnaccel.dispatch.rules import include as include
     from gnnaccel.dispatch.rules import reset_rules as reset_rules
+    from gnnaccel.explain import explain_program as explain_program
     from gnnaccel.session import clear_records as clear_records
     from gnnaccel.session import disable as disable
     from gnnaccel.session import disabled as disabled
@@ -42,6 +43,7 @@ _HOMES: dict[str, tuple[str, str | None]] = {
     "exclude": ("gnnaccel.dispatch.rules", "exclude"),
     "reset_rules": ("gnnaccel.dispatch.rules", "reset_rules"),
     "name_layers": ("gnnaccel.dispatch.names", "name_layers"),
+    "explain_program": ("gnnaccel.explain", "explain_program"),
     "cache": ("gnnaccel.dispatch.cache", None),
     "errors": ("gnnaccel.errors", None),
 }

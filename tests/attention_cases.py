@@ -78,6 +78,18 @@ def additive(view: GraphView, heads: int, width: int, terms="same", edge=False, 
     return _problem(program, view, tensors, heads, width, row, out, pmf)
 
 
+def terms(view: GraphView, heads: int, width: int, dst=True, edge=False, dropout=0.0, slope=0.2, row=torch.float32, out=None,
+          scale=1.0, pmf=False) -> Problem:
+    """Additive attention over terms from elsewhere."""
+    program = attention_programs.additive_terms(slope, dropout, dst, edge)
+    tensors = {"x": _normal(view.num_src, heads, width) * scale, "a_src": _normal(view.num_src, heads)}
+    if dst:
+        tensors["a_dst"] = _normal(view.num_dst, heads)
+    if edge:
+        tensors["a_edge"] = _normal(view.num_edges, heads)
+    return _problem(program, view, tensors, heads, width, row, out, pmf)
+
+
 def pairwise(score: str, view: GraphView, heads: int, width: int, edge=False, dropout=0.0, slope=0.2, row=torch.float32,
              out=None, scale=1.0, bias=False) -> Problem:
     """One of gatv2, dot, cosine, mx, sd; ``edge`` for the first two, ``dropout`` for all but cosine, ``bias`` for gatv2."""

@@ -86,6 +86,21 @@ def state() -> dict[str, dict[str, Any]]:
                 for key, host in ((key, _hosts.get(key, idle)) for key in HOSTS)}
 
 
+def adapter_of(layer: Any) -> Any | None:
+    """The adapter that states calls of this layer, whether or not gnnaccel is enabled; None for a layer that none knows."""
+    for module, adapter in HOSTS.values():
+        if module in sys.modules:
+            found = getattr(importlib.import_module(adapter), "adapter_of", lambda layer: None)(layer)
+            if found is not None:
+                return found
+    return None
+
+
+def known_layers() -> list[str]:
+    """Class names of the layers that the adapters know."""
+    return sorted(name for _, adapter in HOSTS.values() for name in getattr(importlib.import_module(adapter), "LAYERS", ()))
+
+
 def _patch(key: str, host: _Host) -> None:
     with _lock:  # so an import in another thread waits here until install() is through
         if _hosts.get(key) is not host:  # uninstalled while the import was going on

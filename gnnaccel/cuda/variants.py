@@ -3,8 +3,9 @@ from __future__ import annotations
 
 import torch
 
-from gnnaccel.cuda import additive, pairwise
+from gnnaccel.cuda import additive, aggregate, pairwise, segment_gemm, segment_gemm_grad
 from gnnaccel.cuda.layout import TYPES, layout_for
+from gnnaccel.cuda.segment_plan import grad_plan, product_plan
 
 _SIZES = ((8, 8), (1, 47), (3, 512))
 _TYPES = ((torch.float32, torch.float32), (torch.bfloat16, torch.float32), (torch.float16, torch.float16))
@@ -28,6 +29,34 @@ def _pairwise(build):
             yield from build(pairwise.Variant(heads, width, row, out, edge, dropout, True, dropout, score))
 
 
+def _aggregate():
+    options = (("none", "position", False, True), ("edge", "place", False, False, True), ("head", "position", True),
+               ("edge", "position"), ("head", "place"), ("head", "place", False, True, True), ("none", "place", True))
+    for i, more in enumerate(options):
+        yield aggregate.Variant(*(*_SIZES, (1, 1))[i % 4], *_TYPES[i % 3], *more).kernels.defines
+
+
+_SEGMENT_SIZES = (  # k, n, blocks, dtype, precision, bytes of a copy
+    (64, 64, 1, torch.float32, "FP32", 16), (128, 128, 2, torch.bfloat16, "HALF", 16), (33, 7, 3, torch.float16, "HALF", 2),
+    (512, 140, 1, torch.float32, "TF32", 8), (3, 5, 8, torch.float32, "FMA", 4))
+_SHARED = 96 * 1024
+
+
+def _segment_gemm():
+    # rows of a tile, transposed, elements of a store, accumulate, (heads, width)
+    options = ((128, False, 4, False, None), (64, True, 4, False, (2, 128)), (16, False, 1, False, None),
+               (32, True, 2, False, (7, 20)), (128, False, 1, True, None))
+    for (k, n, blocks, dtype, precision, copy), (rows, transposed, store, accumulate, heads) in zip(_SEGMENT_SIZES, options):
+        plan = product_plan(k, n, dtype, rows, transposed, heads is not None, _SHARED)
+        yield segment_gemm.kernels(plan, k, n, blocks, dtype, torch.float32 if accumulate else dtype, precision, transposed, copy,
+                                   copy, store, accumulate, heads).defines
+
+
+def _segment_gemm_grad():
+    for k, n, blocks, dtype, precision, copy in _SEGMENT_SIZES:
+        yield segment_gemm_grad.kernels(grad_plan(k, n, dtype, _SHARED), k, n, blocks, dtype, precision, copy, copy).defines
+
+
 def _rows(*more):
     for (heads, width), (row, _) in zip(_SIZES, _TYPES):
         yield layout_for(heads, width).defines() + (("ROW_T", TYPES[row]),) + more
@@ -39,7 +68,10 @@ _SAMPLES = {
     "additive_backward": lambda: _additive(lambda v: [(v.edge_grad_kernels if v.edge else v.backward_kernels).defines]),
     "pairwise": lambda: _pairwise(lambda v: [v.forward_kernels.defines]),
     "pairwise_backward": lambda: _pairwise(lambda v: [v.backward_kernels(by_src).defines for by_src in (False, True)]),
+    "segment_gemm": _segment_gemm,
+    "segment_gemm_grad": _segment_gemm_grad,
     "head_dot": _rows,
+    "aggregate": _aggregate,
     "gather": lambda: _rows(("OFF_T", "int"), ("DROPOUT", "0")),
     "dropout": lambda: [layout_for(3, 1).defines() + (("OFF_T", "i64"), ("DROPOUT", "1"))],
     "structure": lambda: [(("INDEX_T", index), ("LOOPS", loops), ("OFF_T", offset))

@@ -60,7 +60,8 @@ def prepare(found: Attention, heads: int, width: int, row: torch.dtype, out: tor
     kernels = family.variant(heads, width, row, out, found.edge, found.dropout > 0, grad, wide, *score)
     wanted = [(kernels.forward_kernels, ("forward", "merge"))]
     if found.family == "additive":
-        wanted.append((head_dot.kernels(heads, width, row), ("dot", "grad", "sum_blocks") if grad else ("dot",)))
+        if found.score == "additive":
+            wanted.append((head_dot.kernels(heads, width, row), ("dot", "grad", "sum_blocks") if grad else ("dot",)))
         if grad:
             wanted.append((kernels.backward_kernels, ("prepare", "sources", "merge")))
     elif grad:
@@ -73,7 +74,7 @@ def prepare(found: Attention, heads: int, width: int, row: torch.dtype, out: tor
 def run_cuda(call: Call, tensors: dict[str, Tensor]) -> Tensor:
     """The Program's output [num_dst, heads, width] by the fused kernels. ``tensors`` by input name."""
     call.dropout = draw(call.attention.dropout, call.graph.device)
-    run = _additive if call.attention.family == "additive" else _pairwise
+    run = {"additive": _additive, "terms": _terms}.get(call.attention.score, _pairwise)
     return run(call, tensors)
 
 
@@ -203,6 +204,49 @@ def _like(grad: Tensor | None, tensor: Tensor | None) -> Tensor | None:
 
 def _bias_grad(wanted: bool, grad: Tensor, bias: Tensor | None) -> Tensor | None:
     return _like(grad.sum(0), bias) if wanted and bias is not None else None
+
+
+# --- additive, with terms from elsewhere --------------------------------------------------------------------------------
+
+_TERMS = ("x", "a_src", "a_dst", "a_edge")
+
+
+def _terms(call: Call, tensors: dict[str, Tensor]) -> Tensor:
+    inputs = tuple(tensors.get(name) for name in _TERMS)
+    if _wants_grad(inputs):
+        return _TermsFunction.apply(call, *inputs)
+    return _terms_forward(call, inputs, train=False)[0]
+
+
+def _terms_forward(call: Call, inputs: tuple, train: bool):
+    x, *terms = inputs
+    x, (a_src, a_dst, a_edge) = _rows(x), (_fp32(t, -1, call.heads) for t in terms)
+    out, saved = additive.forward(_additive_variant(call, x, train), call.graph.csc(places=call.needs_places()), a_src, a_dst, x,
+                                  call.attention.slope, a_edge, call.dropout, call.pmf)
+    return out, saved, (x, a_src, a_dst, a_edge)
+
+
+class _TermsFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, call: Call, *inputs):
+        out, saved, prepared = _terms_forward(call, inputs, train=True)
+        ctx.call = call
+        ctx.save_for_backward(*inputs, *prepared, saved.small, saved.parts)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        call, saved = ctx.call, ctx.saved_tensors
+        inputs, (x, a_src, a_dst, a_edge), result = saved[:4], saved[4:8], saved[8:]
+        if torch.is_grad_enabled():
+            return _recompute(ctx, call, _TERMS, inputs, grad)
+        places = call.needs_places()
+        by_dst, by_src = call.graph.csc(places), call.graph.csr(places)
+        none = torch.zeros(call.heads, call.width, device=x.device)  # the terms were not made from x
+        g = additive_backward.backward(_additive_variant(call, x, True), by_src, by_dst.place, additive.Saved(*result), _rows(grad),
+                                       a_src, a_dst, x, none, None, call.attention.slope, a_edge, ctx.needs_input_grad[4],
+                                       call.dropout)
+        return (None, *(_like(d, t) for d, t in zip((g.values, g.a_src, g.a_dst, g.a_edge), inputs)))
 
 
 # --- pairwise ----------------------------------------------------------------------------------------------------------

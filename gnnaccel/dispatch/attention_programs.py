@@ -38,6 +38,15 @@ def gat(slope: float, dropout: float, same: bool, has_dst: bool, edge: bool, bia
 
 
 @functools.lru_cache(maxsize=256)
+def additive_terms(slope: float, dropout: float, has_dst: bool, edge: bool) -> Program:
+    """Additive attention whose logits' terms come from elsewhere: ``a_src`` [num_src, heads], ``a_dst``, ``a_edge``."""
+    inputs = [("x", SRC), ("a_src", SRC)] + ([("a_dst", DST)] if has_dst else []) + ([("a_edge", EDGE)] if edge else [])
+    terms = ["a_src@src"] + (["a_dst@dst"] if has_dst else []) + (["a_edge"] if edge else [])
+    ops = (op("add", "z", *terms), op("leaky_relu", "s", "z", slope=slope), *_attend("s", dropout, "x@src"))
+    return Program("additive_terms", tuple(inputs), ops, "out")
+
+
+@functools.lru_cache(maxsize=256)
 def gatv2(slope: float, dropout: float, edge: bool, bias: bool = False) -> Program:
     """GATv2 (arXiv 2105.14491): keys are the values."""
     inputs = [("keys", SRC), ("queries", DST), ("att", PARAM)] + ([("edges", EDGE)] if edge else [])

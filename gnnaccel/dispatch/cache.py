@@ -1,7 +1,7 @@
-"""The structure cache: `GraphView`s by the caller's own ``edge_index``.
+"""The structure cache: `GraphView`s and `RelationView`s by the caller's own tensors, such as ``edge_index``.
 
-An entry belongs to a live tensor at one version. The key holds the identity of the tensor (of its base, for a view), the
-place and shape of the data, dtype and the graph's sizes; the tensor is watched by a weak reference and its version counter
+An entry belongs to live tensors at one version each. The key holds the identity of each tensor (of its base, for a view), the
+place and shape of the data, dtype and the graph's sizes; the tensors are watched by weak references and their version counters
 compared, so neither an in-place edit nor reused memory can give a stale answer. What cannot be seen, as anywhere in
 torch: writing through ``.data`` or through numpy. Inference tensors have no version and are not cached.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,9 +25,9 @@ _DEFAULT_BYTES = 4 << 30
 
 @dataclass
 class _Entry:
-    view: GraphView
-    version: int
-    owner: weakref.ref
+    view: Any
+    versions: tuple[int, ...]
+    owners: tuple[weakref.ref, ...]
 
 
 _lock = threading.RLock()
@@ -35,42 +36,62 @@ _counts = {"hits": 0, "misses": 0, "evictions": 0, "uncached": 0}
 _limit: int | None = None
 
 
-def _key(edge_index: Tensor, num_src: int, num_dst: int, loops: int) -> tuple[Tensor, tuple]:
-    """The tensor whose life the entry shares, and the key."""
-    base = edge_index._base
-    owner = edge_index if base is None else base
-    return owner, (id(owner), edge_index.data_ptr(), edge_index.shape[1], edge_index.stride(), edge_index.dtype, num_src, num_dst,
-                   loops, torch.are_deterministic_algorithms_enabled())
+def _owner(tensor: Tensor) -> Tensor:
+    """The tensor whose life an entry shares."""
+    base = tensor._base
+    return tensor if base is None else base
 
 
-def _find(edge_index: Tensor, owner: Tensor, key: tuple) -> _Entry | None:
+def _key(tensors: tuple[Tensor, ...], sizes: tuple) -> tuple:
+    return (*[(id(_owner(t)), t.data_ptr(), t.shape, t.stride(), t.dtype) for t in tensors], sizes,
+            torch.are_deterministic_algorithms_enabled())
+
+
+def _find(tensors: tuple[Tensor, ...], key: tuple) -> _Entry | None:
     entry = _entries.get(key)
-    if entry is not None and entry.version == edge_index._version and entry.owner() is owner:
-        return entry
-    return None
+    if entry is None:
+        return None
+    for tensor, version, owner in zip(tensors, entry.versions, entry.owners):
+        if version != tensor._version or owner() is not _owner(tensor):
+            return None
+    return entry
 
 
 def peek(edge_index: Tensor, num_src: int, num_dst: int, loops: int = 0) -> bool:
     """Whether `lookup` would hit; counts nothing and makes nothing."""
-    return not edge_index.is_inference() and _find(edge_index, *_key(edge_index, num_src, num_dst, loops)) is not None
+    return peek_many((edge_index,), (num_src, num_dst, loops))
 
 
 def lookup(edge_index: Tensor, num_src: int, num_dst: int, loops: int = 0) -> tuple[GraphView, str]:
     """The view of these edges and "hit", "miss" or "none" (not cacheable)."""
-    if edge_index.is_inference():
+    return lookup_many((edge_index,), (num_src, num_dst, loops), lambda own: GraphView(edge_index, num_src, num_dst, loops, own))
+
+
+def peek_many(tensors: tuple[Tensor, ...], sizes: tuple) -> bool:
+    """Whether `lookup_many` would hit."""
+    return not any(t.is_inference() for t in tensors) and _find(tensors, _key(tensors, sizes)) is not None
+
+
+def lookup_many(tensors: tuple[Tensor, ...], sizes: tuple, make: Callable[[bool], Any]) -> tuple[Any, str]:
+    """The view that belongs to all of these tensors and to ``sizes``, and "hit", "miss" or "none" (not cacheable).
+
+    ``make(own)`` makes it; ``own``: it must keep the tensors alive. A view has ``nbytes()``, ``touched`` and ``bind(*tensors)``.
+    """
+    if any(t.is_inference() for t in tensors):
         _counts["uncached"] += 1
-        return GraphView(edge_index, num_src, num_dst, loops, own=True), "none"
-    owner, key = _key(edge_index, num_src, num_dst, loops)
-    entry = _find(edge_index, owner, key)
+        return make(True), "none"
+    key = _key(tensors, sizes)
+    entry = _find(tensors, key)
     if entry is not None:
         _counts["hits"] += 1
         entry.view.touched = True
-        entry.view.bind(edge_index)
+        entry.view.bind(*tensors)
         return entry.view, "hit"
     _counts["misses"] += 1
-    view = GraphView(edge_index, num_src, num_dst, loops)
+    view = make(False)
+    drop = _dropper(key, view)
     with _lock:
-        _entries[key] = _Entry(view, edge_index._version, weakref.ref(owner, _dropper(key, view)))
+        _entries[key] = _Entry(view, tuple(t._version for t in tensors), tuple(weakref.ref(_owner(t), drop) for t in tensors))
         _entries.move_to_end(key)
         _evict(key)
     return view, "miss"

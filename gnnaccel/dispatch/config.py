@@ -25,6 +25,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "when": ("profitable", "supported"),
     "on_fallback": ("native", "warn", "raise"),
 }
+PASSES = ("compaction", "reordering")
 DEFAULT_RECORDS = 1000
 _EPOCHS_KEPT = 256
 
@@ -34,8 +35,9 @@ class Config:
     """The options of ``enable()``; invalid values raise ValueError, so that no invalid Config exists.
 
     ``include`` and ``exclude`` hold strings and classes. ``records`` is how many records ``gnnaccel.records()`` keeps
-    (0: none; True: 1000). ``log`` is None, True (human lines through the logger ``gnnaccel``) or the path of a JSONL
-    file. ``epoch`` and ``stamp`` (the rule generation at which the lists were given) are set by this module.
+    (0: none; True: 1000). ``log`` is None, True (human lines through the logger ``gnnaccel``) or the path of a JSONL file.
+    ``passes``: which of `PASSES` relational Programs go through; None: all. ``epoch`` and ``stamp`` (the rule generation at
+    which the lists were given) are set by this module.
     """
 
     backend: str = "auto"
@@ -45,6 +47,7 @@ class Config:
     exclude: tuple[str | type, ...] = ()
     records: int = 0
     log: None | bool | str = None
+    passes: None | tuple[str, ...] = None
     epoch: int = field(default=0, compare=False)
     stamp: int = field(default=0, compare=False)
 
@@ -55,6 +58,7 @@ class Config:
         object.__setattr__(self, "exclude", _targets("exclude", self.exclude))
         object.__setattr__(self, "records", _record_count(self.records))
         object.__setattr__(self, "log", _log_target(self.log))
+        object.__setattr__(self, "passes", _passes(self.passes))
 
 
 OPTIONS: tuple[str, ...] = tuple(f.name for f in fields(Config) if f.name not in ("epoch", "stamp"))
@@ -81,6 +85,19 @@ def _targets(name: str, seen: Any) -> tuple[str | type, ...]:
                 f"(for one layer object call gnnaccel.{name}(layer))"
             )
     return kept
+
+
+def _passes(seen: Any) -> tuple[str, ...]:
+    """In the order of `PASSES`, without duplicates."""
+    if seen is None:
+        return PASSES
+    items = (seen,) if isinstance(seen, str) else seen
+    if not isinstance(items, Iterable):
+        raise ValueError(f"passes={seen!r} is not a list; use a list out of {', '.join(PASSES)}, or None for all")
+    kept = tuple(items)
+    for item in kept:
+        _check_choice("passes", item, PASSES)
+    return tuple(name for name in PASSES if name in kept)
 
 
 def _record_count(seen: Any) -> int:

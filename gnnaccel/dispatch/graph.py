@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -46,12 +46,14 @@ class GraphView:
 
     ``loops`` > 0: existing self loops are dropped and the nodes below it get one each. Edge ids: the caller's edges in
     order, then the added loops. The view does not keep ``edge_index`` alive, unless ``own``: whoever asks for an index array
-    holds it. Building takes a lock; reading takes none.
+    holds it. Building takes a lock; reading takes none. ``num_edges``: where ``edge_index`` is not all of them (`JoinedView`).
     """
 
-    def __init__(self, edge_index: Tensor, num_src: int, num_dst: int, loops: int = 0, own: bool = False):
+    def __init__(self, edge_index: Tensor, num_src: int, num_dst: int, loops: int = 0, own: bool = False,
+                 num_edges: int | None = None):
         self.num_src, self.num_dst, self.loops = num_src, num_dst, loops
-        self.num_edges = edge_index.shape[1] + loops  # an upper bound: dropped loops are still in it
+        num_edges = edge_index.shape[1] if num_edges is None else num_edges
+        self.num_edges = num_edges + loops  # an upper bound: dropped loops are still in it
         self.device = edge_index.device
         self.wide = self.num_edges >= 2**31
         self.deterministic = torch.are_deterministic_algorithms_enabled()
@@ -61,6 +63,7 @@ class GraphView:
         self._lock = threading.RLock()
         self._csc: Rows | None = None
         self._csr: Rows | None = None
+        self._csr_by_id: Rows | None = None
         self._edges: Edges | None = None
         self._covered: Tensor | None = None
         self._by_sort = self.deterministic or self.num_edges >= SORT_FROM
@@ -95,6 +98,12 @@ class GraphView:
         if rows is None or (places and rows.place.shape[0] != rows.other.shape[0]):
             rows = self._build_csr(places)
         return self._ready(rows)
+
+    def csr_by_id(self) -> Rows:
+        """The transposed graph whose ``place`` is the edge id: for weights in the caller's order."""
+        if self._csr_by_id is None:
+            self._csr_by_id = self._build_csr_by_id()
+        return self._ready(self._csr_by_id)
 
     def edges(self, ids: bool = True) -> Edges:
         """Plain int64 indices in CSC order for the torch backend. May wait for the device.
@@ -135,6 +144,8 @@ class GraphView:
     def nbytes(self) -> int:
         """Bytes held by the index arrays built so far."""
         total = sum(rows.nbytes() for rows in (self._csc, self._csr) if rows is not None)
+        if self._csr_by_id is not None:
+            total += self._csr_by_id.place.nbytes
         if self._edges is not None:
             total += self._edges.nbytes()
         return total
@@ -166,6 +177,13 @@ class GraphView:
             self._mark_built()
             self._csr = rows
             return rows
+
+    @_ordinary_tensors
+    def _build_csr_by_id(self) -> Rows:
+        with self._lock:
+            ids, by_src = self.csc().place, self.csr()
+            # beyond the last edge both arrays hold whatever the memory held; nothing reads those places, but an index must fit
+            return replace(by_src, place=ids.index_select(0, by_src.place.clamp(0, ids.shape[0] - 1)), _launch=None)
 
     def _wait_once(self) -> None:
         """Large graphs: one wait when they are built buys exact sizes of the workspace from the first call on."""

@@ -11,6 +11,7 @@ from gnnaccel.dispatch.program import Op, Program
 #: the operations between the inputs and the softmax, without what is optional, -> the kernels' kind of score
 _SHAPES = {
     ("head_dot", "add", "leaky_relu"): "additive",
+    ("add", "leaky_relu"): "terms",
     ("add", "leaky_relu", "head_dot"): "gatv2",
     ("dot", "scale"): "dot",
     ("dot", "mul"): "cosine",
@@ -19,6 +20,7 @@ _SHAPES = {
 }
 _INPUTS = {
     "additive": {"x", "x_dst", "att_src", "att_dst", "a_edge", "bias"},
+    "terms": {"x", "a_src", "a_dst", "a_edge"},
     "gatv2": {"keys", "queries", "att", "edges", "bias"},
     "dot": {"keys", "values", "queries", "edges"},
     "cosine": {"keys", "queries", "c_src"},
@@ -39,7 +41,7 @@ class Attention:
 
     @property
     def family(self) -> str:
-        return "additive" if self.score == "additive" else "pairwise"
+        return "additive" if self.score in ("additive", "terms") else "pairwise"
 
 
 @functools.lru_cache(maxsize=512)
@@ -73,6 +75,8 @@ def _published(program: Program, score: str, edge: bool, found: dict[str, Any]) 
     if score == "additive":
         return programs.gat(slope, p, not program.has_input("x_dst"), program.has_input("att_dst"), edge,
                             program.has_input("bias"))
+    if score == "terms":
+        return programs.additive_terms(slope, p, program.has_input("a_dst"), program.has_input("a_edge"))
     if score == "gatv2":
         return programs.gatv2(slope, p, edge, program.has_input("bias"))
     if score == "dot":

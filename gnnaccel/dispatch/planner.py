@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gnnaccel.dispatch import cost
+from gnnaccel.dispatch import cost, patterns, specs
 from gnnaccel.dispatch.config import Config
 from gnnaccel.dispatch.reasons import Reason, reason
+from gnnaccel.dispatch.relational import costs
+from gnnaccel.dispatch.relational.request import RelationalRequest
 from gnnaccel.dispatch.request import Request
-from gnnaccel.dispatch.specs import ATTENTION, KernelSpec
+from gnnaccel.dispatch.specs import KernelSpec
 
 _LIMIT = 4096  # memo entries; more means sizes that never repeat, so starting anew costs nothing
 
@@ -36,7 +38,7 @@ class Plan:
 _memo: dict[tuple, Plan] = {}
 
 
-def plan(request: Request, config: Config) -> Plan:
+def plan(request: Request | RelationalRequest, config: Config) -> Plan:
     """The route for ``request`` under ``config``."""
     key = (config.epoch, request)
     found = _memo.get(key)
@@ -55,7 +57,9 @@ def forget() -> None:
 def _decide(request: Request, config: Config) -> Plan:
     rejected: list[tuple[str, Reason]] = []
     able: list[tuple[float, int, KernelSpec, float | None]] = []
-    for rank, spec in enumerate(ATTENTION):
+    relational = type(request) is RelationalRequest
+    candidates, native_cost = (specs.RELATIONAL, costs.native) if relational else (specs.ATTENTION, cost.native)
+    for rank, spec in enumerate(candidates):
         why = spec.unsupported(request, config)
         if why:
             rejected += [(spec.name, r) for r in why if r.code != "GA208" or spec.route != "cuda" or _only(spec, request)]
@@ -63,7 +67,7 @@ def _decide(request: Request, config: Config) -> Plan:
             seconds = spec.seconds(request)
             able.append((seconds if seconds is not None else float("inf"), rank, spec, seconds))
     able.sort(key=lambda item: item[:2])
-    native = cost.native(request)
+    native = native_cost(request)
     for position, (key, _, spec, seconds) in enumerate(able):
         if position:
             rejected.append((spec.name, _slower(seconds, able[0])))
@@ -79,8 +83,6 @@ def _decide(request: Request, config: Config) -> Plan:
 
 def _only(spec: KernelSpec, request: Request) -> bool:
     """Whether a "not this family" reason says something: not when another family of kernels covers the Program."""
-    from gnnaccel.dispatch import patterns
-
     found = patterns.attention(request.program)
     return found is None or spec.name.startswith(found.family)
 

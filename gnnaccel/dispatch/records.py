@@ -15,6 +15,8 @@ graph          None, or num_src, num_dst, num_edges (ints), and what else is kno
 route          "cuda", "torch" or "native": what ran
 kernel         name of the kernel or of the torch plan that ran; None on the native route
 rejected       candidates that were not taken: each {candidate, code, text, hint}
+passes         of a relational Program: pairs_src, pairs_dst, relations, compaction_src, compaction_dst (pairs per edge),
+               ordering (the one taken) and orderings: each {name, bytes, flops, estimated_us}; else None
 cost_us        estimated cost of what ran, in microseconds, or None
 cache          structure cache: "hit", "miss" or "none" (not asked)
 dtype          of the input features, such as "float32", or None; likewise out_dtype; autocast is None when it is off
@@ -44,7 +46,7 @@ CACHE = ("hit", "miss", "none")
 _REJECTED = ("candidate", "code", "text", "hint")
 _DEFAULTS: Record = {
     "schema": SCHEMA, "call": None, "time": None, "direction": "forward", "forward_call": None, "host": None,
-    "layer": None, "name": None, "graph": None, "route": None, "kernel": None, "rejected": (), "cost_us": None,
+    "layer": None, "name": None, "graph": None, "route": None, "kernel": None, "rejected": (), "passes": None, "cost_us": None,
     "cache": "none", "dtype": None, "out_dtype": None, "autocast": None, "capturing": False, "deterministic": False,
     "training": False, "grad": False, "overhead_us": None,
 }
@@ -144,6 +146,17 @@ def _is_graph(value: Any) -> bool:
                              and all(_is_int(value.get(key)) for key in ("num_src", "num_dst", "num_edges")))
 
 
+def _is_passes(value: Any) -> bool:
+    if value is None:
+        return True
+    return (isinstance(value, dict) and all(_is_int(value.get(key)) for key in ("pairs_src", "pairs_dst", "relations"))
+            and all(_is_number(value.get(key)) for key in ("compaction_src", "compaction_dst"))
+            and isinstance(value.get("ordering"), str) and isinstance(value.get("orderings"), list)
+            and all(isinstance(item, dict) and isinstance(item.get("name"), str)
+                    and all(_is_number(item.get(key)) for key in ("bytes", "flops", "estimated_us"))
+                    for item in value["orderings"]))
+
+
 def _is_rejected(value: Any) -> bool:
     return isinstance(value, list) and all(
         isinstance(item, dict) and set(item) == set(_REJECTED) and all(isinstance(v, str) for v in item.values())
@@ -172,6 +185,7 @@ _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "route": _one_of(ROUTES),
     "kernel": _STR_OR_NONE,
     "rejected": (_is_rejected, f"a list of dicts of strings with keys {', '.join(_REJECTED)}"),
+    "passes": (_is_passes, "None or a dict of what the passes counted"),
     "cost_us": _NUMBER_OR_NONE,
     "cache": _one_of(CACHE),
     "dtype": _STR_OR_NONE,

@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from gnnaccel.dispatch import attention, cache, patterns
+from gnnaccel.dispatch.graph import GraphView
 from gnnaccel.dispatch.program import Program
 
 
@@ -66,6 +68,28 @@ class Stated:
         return Request(self.program, self.native, self.heads, self.width, self.row, self.out, device,
                        self.num_src.bit_length(), self.num_dst.bit_length(), edges.bit_length(), grad, fresh)
 
+    def peek(self, given: Given) -> bool:
+        """Whether the structure of the call's graph is there."""
+        return cache.peek(given.edge_index, self.num_src, self.num_dst, self.loops)
+
+    def lookup(self, given: Given) -> tuple[GraphView, str]:
+        """The structure of the call's graph, and "hit", "miss" or "none"."""
+        return cache.lookup(given.edge_index, self.num_src, self.num_dst, self.loops)
+
+    def call(self, graph: GraphView, plan) -> attention.Call:
+        """What the runner of a route takes."""
+        return attention.Call(self.program, patterns.attention(self.program), graph, self.heads, self.width, self.out, self.exposed,
+                              plan.pmf)
+
+    @staticmethod
+    def runner(route: str):
+        """The function that runs calls on a route."""
+        return attention.run_cuda if route == "cuda" else attention.run_torch
+
+    def facts(self) -> dict:
+        """Of the graph, for records."""
+        return dict(num_src=self.num_src, num_dst=self.num_dst, num_edges=self.num_edges, self_loops=self.loops)
+
 
 class Given(NamedTuple):
     """The tensors of one call: source and destination features [N, F] (``x_dst`` None: there are none; the same object as
@@ -76,3 +100,12 @@ class Given(NamedTuple):
     edge_index: Tensor
     edge_attr: Tensor | None = None
     extra: tuple = ()
+
+    @property
+    def device(self) -> torch.device:
+        return self.edge_index.device
+
+    @property
+    def structure(self) -> tuple[Tensor, ...]:
+        """The tensors that the graph's structure is made of."""
+        return (self.edge_index,)

@@ -10,11 +10,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from gnnaccel.dispatch import attention, cache, counters, patterns, planner, records, rules
+from gnnaccel.dispatch import attention, counters, planner, records, rules
 from gnnaccel.dispatch.config import Config
+from gnnaccel.dispatch.graph import GraphView
 from gnnaccel.dispatch.names import IdentityMap
 from gnnaccel.dispatch.planner import Plan
 from gnnaccel.dispatch.reasons import Reason
+from gnnaccel.dispatch.relational.request import RelationalCall
 from gnnaccel.dispatch.request import Given, Stated
 from gnnaccel.errors import FallbackError
 
@@ -57,7 +59,22 @@ class _Last:
                 and self.pointer == edge_index.data_ptr())
 
 
+class _Seen:
+    """The edges of a layer's last call that went native although it was no plain one: the next over them is one of many."""
+
+    __slots__ = ("tensors", "versions")
+
+    def __init__(self, structure: tuple[Tensor, ...]):
+        self.tensors = tuple(weakref.ref(t) for t in structure)
+        self.versions = tuple(t._version for t in structure)
+
+    def has(self, structure: tuple[Tensor, ...]) -> bool:
+        return len(structure) == len(self.tensors) and all(
+            ref() is t and version == t._version for ref, version, t in zip(self.tensors, self.versions, structure))
+
+
 _last: IdentityMap[_Last] = IdentityMap()
+_seen: IdentityMap[_Seen] = IdentityMap()
 _saved_tensor_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda ignore_is_tracing: None)
 
 
@@ -95,22 +112,22 @@ def _decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict
     if type(found) is Reason:
         return _native(layer, adapter, native, args, kwargs, config, None, None, ((name, found),), start)
     stated, given = found
-    grad, device = torch.is_grad_enabled(), given.edge_index.device.type
-    known = _known(layer, stated, given.edge_index)
+    grad, device = torch.is_grad_enabled(), given.device.type
+    known = _known(layer, stated, given)
     plan = planner.plan(stated.request(device, grad, not known), config)
     if plan.route == "native":
         if signature is not None and not given.edge_index.is_inference():
             _remember(layer, config, signature, given, _gone, None, None, plan if known and _quiet(config) else None, None)
+        elif signature is None and not known and not any(t.is_inference() for t in given.structure):
+            _seen.set(layer, _Seen(given.structure))
         return _native(layer, adapter, native, args, kwargs, config, stated, given, plan.rejected, start)
     counters.count(name, plan.route)
-    graph, hit = cache.lookup(given.edge_index, stated.num_src, stated.num_dst, stated.loops)
-    attended = patterns.attention(stated.program)
-    run = attention.run_cuda if plan.route == "cuda" else attention.run_torch
+    graph, hit = stated.lookup(given)
+    call, run = stated.call(graph, plan), stated.runner(plan.route)
     if signature is not None and hit != "none":
-        _remember(layer, config, signature, given, weakref.ref(graph), stated, attended, plan, run)
-    call = attention.Call(stated.program, attended, graph, stated.heads, stated.width, stated.out, stated.exposed, plan.pmf)
+        _remember(layer, config, signature, given, weakref.ref(graph), stated, call.attention, plan, run)
     if start:
-        number = _record(layer, adapter, stated, device, plan, graph, hit, grad, start)
+        number = _record(layer, adapter, stated, device, plan, graph, hit, grad, start, call)
         run = _recording(run, lambda _: _record_backward(layer, adapter, stated, device, plan, number))
     return adapter.run(layer, stated, given, attention.Attend(call, run))
 
@@ -124,14 +141,14 @@ def _quiet(config: Config) -> bool:
     return config.on_fallback == "native"
 
 
-def _known(layer: Any, stated: Stated, edge_index: Tensor) -> bool:
+def _known(layer: Any, stated: Stated, given: Given) -> bool:
     """Whether the graph's structure costs nothing more: it is there; or the layer's last plain call was over these very edges,
     so there will be more; or a checkpoint may be about to repeat this call, and must then find the same route."""
-    if edge_index.is_inference():
+    if any(t.is_inference() for t in given.structure):
         return False
-    last = _last.get(layer)
-    return (cache.peek(edge_index, stated.num_src, stated.num_dst, stated.loops) or (last is not None and last.has(edge_index))
-            or _saved_tensor_hooks(True) is not None)
+    last, seen = _last.get(layer), _seen.get(layer)
+    return (stated.peek(given) or (last is not None and last.has(given.edge_index))
+            or (seen is not None and seen.has(given.structure)) or _saved_tensor_hooks(True) is not None)
 
 
 def _remember(layer, config: Config, signature: tuple, given: Given, graph, stated: Stated | None, attended, plan: Plan | None,
@@ -167,11 +184,11 @@ def _native(layer, adapter, native, args, kwargs, config: Config, stated: Stated
     name = type(layer).__name__
     counters.count(name, "native", rejected[0][1].code if rejected else None)
     if start:
-        device = given.edge_index.device.type if given is not None else "cpu"
+        device = given.device.type if given is not None else "cpu"
         _record(layer, adapter, stated, device, Plan("native", None, False, None, None, rejected), None, "none",
                 torch.is_grad_enabled(), start)
-    chosen = all(r.code.startswith("GA1") for _, r in rejected)  # the user's own rules are no fallback
-    if config.on_fallback != "native" and not chosen:
+    chosen = all(r.code.startswith(("GA1", "GA210")) for _, r in rejected)  # the user's own rules are no fallback
+    if config.on_fallback != "native" and not chosen and not getattr(stated, "around", False):
         _object(name, config.on_fallback, rejected)
     return native(layer, *args, **kwargs)
 
@@ -210,18 +227,19 @@ def _state_of(layer, device: str) -> dict[str, Any]:
 def _graph_of(stated: Stated | None, graph) -> dict[str, Any] | None:
     if stated is None:
         return None
-    found = dict(num_src=stated.num_src, num_dst=stated.num_dst, num_edges=stated.num_edges, self_loops=stated.loops)
-    known = graph.statistics() if graph is not None and graph.device.type == "cuda" else None
+    found = stated.facts()
+    known = graph.statistics() if isinstance(graph, GraphView) and graph.device.type == "cuda" else None
     if known is not None:
         found.update(max_degree=known.max_degree, mean_degree=known.mean_degree, super_nodes=known.super_nodes,
                      super_share=known.super_share, density=known.density, histogram=list(known.histogram))
     return found
 
 
-def _record(layer, adapter, stated, device: str, plan: Plan, graph, hit: str, grad: bool, start: int) -> int:
+def _record(layer, adapter, stated, device: str, plan: Plan, graph, hit: str, grad: bool, start: int, call: Any = None) -> int:
     rejected = [dict(candidate=candidate, code=r.code, text=r.text, hint=r.hint) for candidate, r in plan.rejected]
     record = records.new(
         host=adapter.host, graph=_graph_of(stated, graph), route=plan.route, kernel=plan.kernel, rejected=rejected,
+        passes=call.optimised().as_dict() if isinstance(call, RelationalCall) else None,
         cost_us=None if plan.seconds is None else plan.seconds * 1e6, cache=hit, grad=grad,
         dtype=_dtype(stated.row) if stated else None, out_dtype=_dtype(stated.out) if stated else None,
         overhead_us=(time.perf_counter_ns() - start) / 1e3, **_state_of(layer, device))

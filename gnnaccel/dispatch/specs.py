@@ -12,6 +12,9 @@ from gnnaccel.dispatch import attention, cost, patterns
 from gnnaccel.dispatch.config import Config
 from gnnaccel.dispatch.graph import kernels_run_on
 from gnnaccel.dispatch.reasons import Reason, reason
+from gnnaccel.dispatch.relational import costs
+from gnnaccel.dispatch.relational.prepare import prepare
+from gnnaccel.dispatch.relational.request import RelationalRequest
 from gnnaccel.dispatch.request import Request
 
 
@@ -30,7 +33,7 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _environment(request: Request) -> list[Reason]:
+def _environment(request: Request | RelationalRequest) -> list[Reason]:
     if driver.placed():
         return []
     if not kernels_run_on(torch.device(request.device)):
@@ -85,4 +88,32 @@ ATTENTION = (
     KernelSpec("additive: smmf + pmf", "cuda", _cuda_reasons("additive"), _fused(True), pmf=True),
     KernelSpec("pairwise: fused rows + split rows", "cuda", _cuda_reasons("pairwise"), _fused(False)),
     KernelSpec("torch backend", "torch", _torch_reasons, cost.torch_backend),
+)
+
+
+# --- relational --------------------------------------------------------------------------------------------------------
+
+def _relational_cuda_reasons(request: RelationalRequest, config: Config) -> list[Reason]:
+    if config.backend == "torch":
+        return [reason("GA406", "backend='torch' was asked for")]
+    why = _environment(request)
+    if request.row not in TYPES or request.out not in TYPES:
+        why.append(reason("GA203", f"{_name(request.row)} rows with a {_name(request.out)} result; the kernels take "
+                                   f"{', '.join(_name(t) for t in TYPES)}"))
+    if request.width > MAX_WIDTH:
+        why.append(reason("GA207", f"{request.width} channels per head; the kernels take up to {MAX_WIDTH}"))
+    slopes = [step.attr("slope") for step in request.program.ops if step.kind == "leaky_relu"]
+    if not all(0.0 <= slope for slope in slopes):
+        why.append(reason("GA208", f"negative_slope={slopes[0]} is negative", "use a slope of 0 or more"))
+    if not why:
+        try:
+            prepare(request)
+        except driver.CompileError as problem:
+            return [reason("GA403", str(problem).strip().partition("\n")[0])]
+    return why
+
+
+RELATIONAL = (
+    KernelSpec("relational: segment GEMM + fused traversals", "cuda", _relational_cuda_reasons, costs.cuda),
+    KernelSpec("torch backend, compacted and reordered", "torch", _torch_reasons, costs.torch_backend),
 )

@@ -179,7 +179,7 @@ def covers(attention: Attention | None, edges, tensors: dict[str, Tensor]) -> bo
 
 def attend(attention: Attention, edges, tensors: dict[str, Tensor], keep: Tensor | None) -> Tensor:
     """The attention's output [num_dst, heads, width]; arguments as of `torch_backend.run`."""
-    rows = tensors[{"additive": "x", "dot": "values"}.get(attention.score, "keys")]
+    rows = tensors[{"additive": "x", "terms": "x", "dot": "values"}.get(attention.score, "keys")]
     heads = rows.shape[1]
     folded = heads if edges.src.shape[0] * heads <= FOLD else 1
     graph = edges.segments(rows.shape[0]).fold(folded)
@@ -202,7 +202,7 @@ def attend(attention: Attention, edges, tensors: dict[str, Tensor], keep: Tensor
 def _scores(attention: Attention, edges, graph: Segments, tensors: dict[str, Tensor], split):
     """Scores [E] for each graph to run, made when asked for."""
     kind, slope = attention.score, attention.slope
-    if kind == "additive":
+    if attention.family == "additive":
         yield from _additive_scores(edges, graph, tensors, split, slope)
     elif kind == "gatv2":
         yield from split(pair_scores(edges, tensors["keys"], tensors["queries"], tensors["att"], slope))
@@ -221,8 +221,8 @@ def _scores(attention: Attention, edges, graph: Segments, tensors: dict[str, Ten
 
 def _additive_scores(edges, graph: Segments, tensors: dict[str, Tensor], split, slope: float):
     x = tensors["x"]
-    to_src = split((x * tensors["att_src"]).sum(-1))
-    to_dst = split((tensors.get("x_dst", x) * tensors["att_dst"]).sum(-1) if "att_dst" in tensors else None)
+    to_src = split(tensors["a_src"] if "a_src" in tensors else (x * tensors["att_src"]).sum(-1))
+    to_dst = split((tensors.get("x_dst", x) * tensors["att_dst"]).sum(-1) if "att_dst" in tensors else tensors.get("a_dst"))
     edge = tensors.get("a_edge")
     if edge is not None and edges.eid is not None:
         edge = edge.index_select(0, edges.eid)

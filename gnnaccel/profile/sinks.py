@@ -146,6 +146,10 @@ def _details(record: Record) -> list[str]:
     graph = record["graph"]
     if graph is not None:
         details.append(f"{graph['num_src']}->{graph['num_dst']} nodes, {graph['num_edges']} edges")
+    passes = record["passes"]
+    if passes is not None:
+        details.append(f"{passes['relations']} relations, {passes['compaction_src']:.2f} and {passes['compaction_dst']:.2f} pairs per "
+                       f"edge, {passes['ordering']}")
     if record["dtype"] is not None:
         details.append(record["dtype"])
     if record["cache"] != "none":

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from gnnaccel.dispatch import attention, attention_programs
 from gnnaccel.dispatch.graph import GraphView
 from tests.attention_cases import (Problem, additive, by_kernels, by_torch, graph, mask_of, pairwise, plain,
-                                   skewed_edges)
+                                   skewed_edges, terms)
 from tests.helpers import assert_accurate, relative, same_bits
 
 pytestmark = pytest.mark.usefixtures("poison")
@@ -20,6 +20,8 @@ KINDS = {
     "gat": lambda view, p: additive(view, 3, 5, "same", edge=True, dropout=p),
     "gat-bipartite": lambda view, p: additive(view, 3, 5, "bipartite", dropout=p),
     "gat-bias": lambda view, p: additive(view, 3, 5, "same", dropout=p, bias=True),
+    "terms": lambda view, p: terms(view, 3, 5, edge=True, dropout=p),
+    "terms-source": lambda view, p: terms(view, 3, 5, dst=False, dropout=p),
     "gatv2": lambda view, p: pairwise("gatv2", view, 3, 5, edge=True, dropout=p),
     "gatv2-bias": lambda view, p: pairwise("gatv2", view, 3, 5, dropout=p, bias=True),
     "dot": lambda view, p: pairwise("dot", view, 3, 5, edge=True, dropout=p),

@@ -15,6 +15,8 @@ KNOWN = [
       for p in (0.0, 0.6) for same in (False, True) for dst in (False, True) for edge in (False, True)),
     *((programs.gatv2(0.1, p, edge), Attention("gatv2", 0.1, 1.0, p, edge)) for p in (0.0, 0.6) for edge in (False, True)),
     *((programs.dot_product(0.5, p, edge), Attention("dot", 0.0, 0.5, p, edge)) for p in (0.0, 1.0) for edge in (False, True)),
+    *((programs.additive_terms(0.3, p, dst, edge), Attention("terms", 0.3, 1.0, p, edge))
+      for p in (0.0, 0.6) for dst in (False, True) for edge in (False, True)),
     (programs.gat(0.3, 0.6, True, True, True, True), Attention("additive", 0.3, 1.0, 0.6, True)),
     (programs.gatv2(0.1, 0.6, True, True), Attention("gatv2", 0.1, 1.0, 0.6, True)),
     (programs.dot_product_shared(0.5, 0.3), Attention("sd", 1.0, 0.5, 0.3, False)),
@@ -28,7 +30,7 @@ KNOWN = [
 def test_published_layers_are_recognised(program, expected):
     found = patterns.attention(program)
     assert found == expected
-    assert found.family == ("additive" if expected.score == "additive" else "pairwise")
+    assert found.family == ("additive" if expected.score in ("additive", "terms") else "pairwise")
 
 
 def changed(program, index: int, kind=None, args=None, out=None, drop=False, insert=()):
@@ -42,6 +44,7 @@ def changed(program, index: int, kind=None, args=None, out=None, drop=False, ins
 
 GAT = programs.gat(0.2, 0.0, False, True, True)
 DOT = programs.dot_product(0.5, 0.6, True)
+TERMS = programs.additive_terms(0.2, 0.0, True, True)
 
 
 @pytest.mark.parametrize("program", [
@@ -63,7 +66,14 @@ DOT = programs.dot_product(0.5, 0.6, True)
     changed(programs.gatv2(0.2, 0.0, True, True), -1, args=("sum", "att")),
     changed(programs.gatv2(0.2, 0.0, True, True), -1, args=("bias", "sum")),
     changed(programs.gatv2(0.2, 0.0, True, True), -1, args=("sum", "bias", "bias")),
-], ids=range(18))
+    changed(TERMS, 0, args=("a_src@src", "a_edge")),  # a term given, not used
+    changed(TERMS, 0, args=("a_src@src", "a_dst@dst", "a_edge", "a_edge")),
+    changed(TERMS, 0, args=("a_src@src", "a_dst@src", "a_edge")),  # the destination's term of the source
+    changed(TERMS, 0, args=("a_src@dst", "a_dst@dst", "a_edge")),
+    changed(TERMS, 2, args=("z",)),  # softmax before leaky_relu
+    changed(TERMS, -1, args=("alpha", "x@dst")),  # sums its own row
+    changed(TERMS, -1, args=("s", "x@src")),
+], ids=range(25))
 def test_the_same_operations_wired_otherwise_are_not(program):
     assert patterns.attention(program) is None
 
@@ -78,7 +88,10 @@ def test_the_same_operations_wired_otherwise_are_not(program):
     changed(DOT, 6, insert=[op("dropout", "kept", "kept", p=0.1)]),
     dataclasses.replace(GAT, inputs=(*GAT.inputs, ("extra", SRC))),
     dataclasses.replace(programs.supergat_mx(0.2, 0.0), inputs=(*programs.supergat_mx(0.2, 0.0).inputs, ("edges", EDGE))),
-], ids=range(9))
+    changed(TERMS, 0, kind="mul"),
+    changed(TERMS, 2, insert=[op("scale", "s", "s", by=2.0)]),
+    dataclasses.replace(TERMS, inputs=(*TERMS.inputs, ("bias", SRC))),
+], ids=range(12))
 def test_other_operations_and_inputs_are_not(program):
     assert patterns.attention(program) is None
 

@@ -11,7 +11,8 @@ from gnnaccel.dispatch import patterns, torch_backend, torch_pairs, torch_segmen
 from gnnaccel.dispatch.torch_backend import Edges
 from gnnaccel.dispatch.torch_segments import Segments
 
-CASES = ("gat", "gat pair", "gat edge", "gat no dst", "gatv2", "gatv2 shared", "dot", "cosine", "mx", "sd")
+CASES = ("gat", "gat pair", "gat edge", "gat no dst", "terms", "terms edge", "terms no dst", "gatv2", "gatv2 shared", "dot",
+         "cosine", "mx", "sd")
 
 
 def case(name: str, num_src: int, num_dst: int, edges: int, heads: int, width: int, dropout: float, dtype=torch.float64):
@@ -30,6 +31,13 @@ def case(name: str, num_src: int, num_dst: int, edges: int, heads: int, width: i
         if name == "gat edge":
             tensors["a_edge"] = rand(edges, heads)
         return programs.gat(0.2, dropout, name != "gat pair", name != "gat no dst", name == "gat edge"), tensors
+    if name.startswith("terms"):
+        tensors = dict(x=rows, a_src=rand(num_src, heads))
+        if name != "terms no dst":
+            tensors["a_dst"] = rand(num_dst, heads)
+        if name == "terms edge":
+            tensors["a_edge"] = rand(edges, heads)
+        return programs.additive_terms(0.2, dropout, name != "terms no dst", name == "terms edge"), tensors
     tensors = dict(keys=rows, queries=rows if name in ("gatv2 shared", "sd") else other)
     if name.startswith("gatv2"):
         return programs.gatv2(0.2, dropout, False), dict(tensors, att=rand(1, heads, width))

@@ -10,7 +10,7 @@ pytest.importorskip("torch_geometric")
 
 import gnnaccel.adapters.pyg  # noqa: E402
 from gnnaccel.__main__ import main  # noqa: E402
-from gnnaccel.profile.bench import result, suite_attention  # noqa: E402
+from gnnaccel.profile.bench import result, suites  # noqa: E402
 from gnnaccel.profile.bench.guard import DeviceLost  # noqa: E402
 from gnnaccel.profile.bench.result import Record  # noqa: E402
 
@@ -73,9 +73,14 @@ def test_unknown_names_are_an_error_not_a_trace(options, capsys):
     assert "nosuch" in capsys.readouterr().err
 
 
+def _replace_suite(monkeypatch, run):
+    """The attention suite's plan with another body."""
+    monkeypatch.setitem(suites.SUITES, "attention", dataclasses.replace(suites.SUITES["attention"], run=run))
+
+
 def test_spent_budget_stops_and_keeps_what_there_is(out, monkeypatch):
     records = [Record("note", layer=str(number)) for number in range(5)]
-    monkeypatch.setitem(suite_attention.SUITES, "attention", lambda plan, budget: iter(records))
+    _replace_suite(monkeypatch, lambda plan, budget: iter(records))
     assert main([*QUICK, "--budget", "0", "--out", str(out)]) == 0
     kept = result.load(out).records
     assert [record.layer for record in kept] == ["0", "budget"]
@@ -86,7 +91,7 @@ def test_lost_device_is_recorded_and_the_status(out, monkeypatch):
         yield Record("note", layer="before")
         raise DeviceLost("RuntimeError: illegal access")
 
-    monkeypatch.setitem(suite_attention.SUITES, "attention", suite)
+    _replace_suite(monkeypatch, suite)
     assert main([*QUICK, "--out", str(out)]) == 1
     assert [record.error for record in result.load(out).records] == [None, "device lost: RuntimeError: illegal access"]
 

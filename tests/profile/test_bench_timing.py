@@ -49,7 +49,7 @@ def test_memory_is_unknown_without_a_gpu():
 
 
 def test_slow_calls_are_still_sampled_three_times(monkeypatch):
-    monkeypatch.setattr(timing, "_settle", lambda *_: (5e5, timing._Size(1, 5e5)))
+    monkeypatch.setattr(timing, "_settle", lambda *_: timing._Size(1, 5e5))
     assert timing.measure(lambda: None, CPU, timing.Effort()).batches == 3
 
 

@@ -41,12 +41,14 @@ def _label(value: Any) -> str:
 # ---- the comparison ----
 
 def compare(route, layer: torch.nn.Module, *args: Any, train: bool = True, require: bool = True, floor: float = FLOOR,
-            nothing: float = NOTHING, loss: Callable | None = None, **kwargs: Any) -> Results:
+            nothing: float = NOTHING, loss: Callable | None = None, calls: int = 1,
+            **kwargs: Any) -> Results:
     """Judge output and all gradients of an accelerated call; gives them back.
 
     An error is allowed twice the host's own in fp32, plus ``floor``. In small tensors the host's error in one draw is luck; so
     where an error is beyond its limit, both are averaged over more draws. ``require``: every floating input gets a gradient;
-    ``loss(layer)`` is added to the loss. ``nothing``: gradients below this share of the largest are measured against that.
+    ``loss(layer)`` is added to the loss. ``nothing``: gradients below this share of the largest are measured against that. ``calls``:
+    of layers that are taken over, the layer's own included.
     """
     layer = spread(layer).to(route.device).train(train)
     named = {**dict(zip(POSITIONS, args)), **kwargs}
@@ -63,7 +65,7 @@ def compare(route, layer: torch.nn.Module, *args: Any, train: bool = True, requi
         gnnaccel.reset_stats()
         with route.on():
             got = once(layer, None, seed)
-        took(route, 1)
+        took(route, calls)
         return got, plain, exact
 
     first = draw(0)
@@ -74,7 +76,7 @@ def compare(route, layer: torch.nn.Module, *args: Any, train: bool = True, requi
 
 
 def run(layer: torch.nn.Module, args: list, kwargs: dict, loss: Callable | None = None, seed: int = 0) -> Results:
-    """The output ("out") and the gradients of every input and parameter, by name."""
+    """The output ("out", or "out[key]" each) and the gradients of every input and parameter, by name."""
     random.seed(seed)
     torch.manual_seed(seed)
     layer.zero_grad(set_to_none=True)
@@ -83,8 +85,9 @@ def run(layer: torch.nn.Module, args: list, kwargs: dict, loss: Callable | None 
         t.grad = None
     out = layer(*args, **kwargs)
     torch.manual_seed(seed + 1000)
-    total = (out * torch.randn(out.shape).to(out)).sum() + (loss(layer) if loss else 0.0)
-    found: Results = {"out": out.detach().clone()}
+    outs = _outs(out)
+    total = sum((t * torch.randn(t.shape).to(t)).sum() for t in outs.values() if t is not None) + (loss(layer) if loss else 0.0)
+    found: Results = {k: None if t is None else t.detach().clone() for k, t in outs.items()}
     if total.requires_grad:
         total.backward()
     found.update({k: t.grad for k, t in inputs.items()})
@@ -114,9 +117,9 @@ def _errors(name: str, nothing: float, got: Results, plain: Results, exact: Resu
     if native is None:
         return 0.0, 0.0
     assert value.dtype == native.dtype and value.shape == native.shape, f"{name}: {value.dtype}, {tuple(value.shape)}"
-    largest = max((t.norm().item() for k, t in exact.items() if t is not None and k != "out"), default=0.0)
+    largest = max((t.norm().item() for k, t in exact.items() if t is not None and not k.startswith("out")), default=0.0)
     scale = truth.norm().item()
-    if name != "out" and scale <= nothing * largest:
+    if not name.startswith("out") and scale <= nothing * largest:
         scale = largest
     return tuple((t.double() - truth).norm().item() / (scale or 1.0) for t in (value, native))
 
@@ -149,6 +152,8 @@ def place(value: Any, device=None, dtype: torch.dtype | None = None, seed: int =
     """
     if isinstance(value, (tuple, list)) and not isinstance(value, torch.Size):
         return type(value)(place(v, device, dtype, seed) for v in value)
+    if isinstance(value, dict):
+        return {k: place(v, device, dtype, seed) for k, v in value.items()}
     if not isinstance(value, Tensor):
         return value
     if not value.is_floating_point():
@@ -159,13 +164,25 @@ def place(value: Any, device=None, dtype: torch.dtype | None = None, seed: int =
     return found.to(device, dtype).requires_grad_(value.requires_grad)
 
 
+def _outs(out: Any, path: str = "out") -> Results:
+    if isinstance(out, tuple):
+        out = dict(enumerate(out))
+    if isinstance(out, dict):
+        return {k: t for name, part in out.items() for k, t in _outs(part, f"{path}[{name}]").items()}
+    return {path: out}
+
+
 def _graded(value: Any, path: str) -> dict[str, Tensor]:
     if isinstance(value, (tuple, list)):
-        return {k: t for i, v in enumerate(value) for k, t in _graded(v, f"{path}[{i}]").items()}
+        value = dict(enumerate(value))
+    if isinstance(value, dict):
+        return {k: t for i, v in value.items() for k, t in _graded(v, f"{path}[{i}]").items()}
     return {path: value} if isinstance(value, Tensor) and value.requires_grad else {}
 
 
 def _leaves(value: Any) -> list[Tensor]:
+    if isinstance(value, dict):
+        value = list(value.values())
     if isinstance(value, (tuple, list)):
         return [t for v in value for t in _leaves(v)]
     return [value] if isinstance(value, Tensor) and value.is_floating_point() else []

@@ -38,7 +38,7 @@ def test_listening_does_not_change_the_route(monkeypatch, records):
     x, ei = graphs.features(), graphs.square()
     layer = GATConv(x.shape[1], 8, 2).eval()
     monkeypatch.setattr(cost, "native", lambda request: 1.0)
-    monkeypatch.setattr("gnnaccel.dispatch.planner.ATTENTION", _with_cost(lambda request: 2.0 if request.fresh else 0.5))
+    monkeypatch.setattr("gnnaccel.dispatch.specs.ATTENTION", _with_cost(lambda request: 2.0 if request.fresh else 0.5))
     planner.forget()
     with gnnaccel.enabled(records=records):
         gnnaccel.reset_stats()

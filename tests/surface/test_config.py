@@ -29,6 +29,11 @@ def inactive():
     (dict(include=[3]), ["include holds 3 of type int", "gnnaccel.include(layer)"]),
     (dict(exclude=[""]), ["exclude holds ''"]),
     (dict(exclude=5), ["exclude=5 is not a list"]),
+    (dict(passes="compacton"), ["passes='compacton' is not known", "'compaction', 'reordering'", "Did you mean 'compaction'"]),
+    (dict(passes=["compaction", "fusion"]), ["passes='fusion' is not known", "use one of 'compaction', 'reordering'"]),
+    (dict(passes=[3]), ["passes=3 is not known"]),
+    (dict(passes=7), ["passes=7 is not a list", "compaction, reordering", "None for all"]),
+    (dict(passes=True), ["passes=True is not a list"]),
 ])
 def test_wrong_value_is_named(options, words):
     with pytest.raises(ValueError) as caught:
@@ -49,6 +54,24 @@ def test_values_are_normalised():
     made = Config(include="GATConv", exclude=[int, int, "a"], records=True, log=Path("x.jsonl"))
     assert (made.include, made.exclude, made.records, made.log) == (("GATConv",), (int, "a"), 1000, "x.jsonl")
     assert Config(log=False).log is None and Config(records=False).records == 0 and Config(log=True).log is True
+
+
+@pytest.mark.parametrize("given, expected", [
+    (None, ("compaction", "reordering")), ((), ()), ([], ()), ("compaction", ("compaction",)), (["reordering"], ("reordering",)),
+    (("reordering", "compaction"), ("compaction", "reordering")), (["reordering", "reordering"], ("reordering",)),
+    ({"compaction"}, ("compaction",)), (iter(["reordering", "compaction"]), ("compaction", "reordering"))], ids=str)
+def test_passes_are_in_their_own_order(given, expected):
+    assert Config(passes=given).passes == expected
+
+
+def test_passes_are_an_option_like_the_others():
+    assert "passes" in config.OPTIONS and Config().passes == config.PASSES == ("compaction", "reordering")
+    base = config.make({"passes": ["compaction"]})
+    assert config.make({"when": "supported"}, base).passes == ("compaction",) and config.make({"passes": ()}, base).passes == ()
+    assert config.make({"passes": None}, base) == Config(), "equal options in any spelling are one configuration"
+    epochs = {config.with_epoch(Config(passes=given)).epoch for given in (None, (), ("compaction",), ("reordering",))}
+    assert len(epochs) == 4
+    assert config.with_epoch(Config(passes=("reordering", "compaction"))).epoch == config.with_epoch(Config()).epoch
 
 
 def test_current_is_the_override_then_the_process():

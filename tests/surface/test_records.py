@@ -45,16 +45,20 @@ def test_a_full_record_is_valid_and_goes_through_json():
     full = record(direction="backward", forward_call=3, name="convs.0", cost_us=1.5, cache="hit", dtype="bfloat16",
                   out_dtype="float32", autocast="bfloat16", capturing=True, deterministic=True, training=True,
                   grad=True, overhead_us=4, graph={"num_src": 3, "num_dst": 3, "num_edges": 7, "self_loops": True},
-                  rejected=[{"candidate": "b", "code": "GA203", "text": "float64", "hint": "use float32"}])
+                  rejected=[{"candidate": "b", "code": "GA203", "text": "float64", "hint": "use float32"}], passes=PASSES)
     records.validate(full)
     records.validate(json.loads(json.dumps(full)))
 
 
+PASSES = {"pairs_src": 4, "pairs_dst": 5, "relations": 3, "compaction_src": 0.5, "compaction_dst": 1, "ordering": "as stated",
+          "orderings": [{"name": "as stated", "bytes": 10, "flops": 20, "estimated_us": 0.5}]}
 BAD = {
     "schema": [2, "1", True], "call": ["1", 1.0, True], "time": ["now", None], "direction": ["sideways", None],
     "forward_call": ["3"], "host": ["jax", None], "layer": [None, 3], "name": [3], "route": ["gpu", None],
     "graph": [{}, {"num_src": 1, "num_dst": 1}, {"num_src": 1, "num_dst": 1, "num_edges": 1.5}, []], "kernel": [3],
     "rejected": [None, [{}], [{"candidate": "a", "code": "GA1", "text": None, "hint": ""}], ()], "cost_us": ["1", True],
+    "passes": [3, [], {}, {**PASSES, "pairs_src": None}, {**PASSES, "compaction_src": "half"}, {**PASSES, "ordering": None},
+               {**PASSES, "orderings": None}, {**PASSES, "orderings": [{"name": "as stated"}]}],
     "cache": [None, "maybe"], "dtype": [3], "out_dtype": [3], "autocast": [True], "capturing": [None, 1],
     "deterministic": [None], "training": [None], "grad": [None], "overhead_us": ["1"],
 }

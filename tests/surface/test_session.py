@@ -125,7 +125,8 @@ def test_enable_again_changes_the_options_given():
 
 @pytest.mark.parametrize("options, error", [
     (dict(backend="gpu"), ValueError), (dict(include=["Nothing"]), UnknownLayerError),
-    (dict(exclude=["re:("]), ValueError), (dict(log="no/such/dir/x"), OSError),
+    (dict(exclude=["re:("]), ValueError), (dict(log="no/such/dir/x"), OSError), (dict(passes=["fusion"]), ValueError),
+    (dict(passes=1), ValueError),
 ])
 @pytest.mark.parametrize("was_on", [False, True])
 def test_a_wrong_option_changes_nothing(host, options, error, was_on):

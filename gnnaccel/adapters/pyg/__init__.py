@@ -12,13 +12,22 @@ from typing import Any
 from gnnaccel.adapters.patching import PatchSet
 from gnnaccel.dispatch import rules
 
-#: host class -> (adapter module, node_dim of its layers)
+#: host class -> (adapter module, node_dim of its layers; None for those that pass no messages)
 LAYERS = {
     "GATConv": ("gat", 0),
     "GATv2Conv": ("gatv2", 0),
     "TransformerConv": ("transformer", 0),
     "AGNNConv": ("agnn", -2),
     "SuperGATConv": ("supergat", 0),
+    "RGCNConv": ("rgcn", 0),
+    "FastRGCNConv": ("rgcn", 0),
+    "HGTConv": ("hgt", 0),
+    "HeteroLinear": ("hetero_linear", None),
+    "RGATConv": ("rgat", 0),
+    "HANConv": ("han", 0),
+    "HeteroConv": ("hetero_conv", None),
+    "FiLMConv": ("film", -2),
+    "HEATConv": ("heat", 0),
 }
 
 _scripting = threading.RLock()
@@ -29,11 +38,11 @@ def install(patches: PatchSet) -> list[str]:
     import importlib
 
     import torch
-    from torch_geometric.nn import conv
+    from torch_geometric import nn
 
     classes = []
     for name, (module, node_dim) in LAYERS.items():
-        cls = getattr(conv, name)
+        cls = getattr(nn, name)
         adapter = importlib.import_module(f"gnnaccel.adapters.pyg.{module}")
         patches.set(cls, "forward", _wrapper(cls, adapter, node_dim))
         rules.register_class(f"{cls.__module__}.{cls.__qualname__}")
@@ -42,26 +51,43 @@ def install(patches: PatchSet) -> list[str]:
     return patches.names()
 
 
+def adapter_of(layer: Any) -> "_Guarded | None":
+    """The adapter of the layer's class, or of the host class that it derives from."""
+    import importlib
+
+    for cls in type(layer).__mro__:
+        if cls.__name__ in LAYERS and cls.__module__.startswith("torch_geometric."):
+            module, node_dim = LAYERS[cls.__name__]
+            return _Guarded(cls, importlib.import_module(f"gnnaccel.adapters.pyg.{module}"), node_dim)
+    return None
+
+
 class _Guarded:
     """An adapter behind the checks that hold for every layer of its class."""
 
     host = "pyg"
 
-    def __init__(self, cls: type, adapter: Any, node_dim: int):
+    def __init__(self, cls: type, adapter: Any, node_dim: int | None):
         from gnnaccel.adapters.pyg import guards, signature
 
         self._cls, self._node_dim, self._guards = cls, node_dim, guards
         self._state, self._methods = adapter.state, adapter.METHODS
+        self._aggregations = getattr(adapter, "AGGREGATIONS", ("SumAggregation",))
         self.run = adapter.run
-        self.signature = signature.Signature(adapter.FIELDS, adapter.METHODS, adapter.WATCHED)
+        plain = hasattr(adapter, "FIELDS")  # relational layers have no plain calls: they are stated each time
+        self.signature = signature.Signature(adapter.FIELDS, adapter.METHODS, adapter.WATCHED) if plain else signature.none
 
     def state(self, layer: Any, args: tuple, kwargs: dict) -> Any:
         guards = self._guards
-        why = guards.context_reason() or guards.layer_reason(layer, self._cls, self._methods, self._node_dim)
+        why = guards.context_reason()
+        if why is None and self._node_dim is None:
+            why = guards.module_reason(layer, self._cls, self._methods)
+        elif why is None:
+            why = guards.layer_reason(layer, self._cls, self._methods, self._node_dim, self._aggregations)
         return self._state(layer, args, kwargs) if why is None else why
 
 
-def _wrapper(cls: type, adapter: Any, node_dim: int) -> Any:
+def _wrapper(cls: type, adapter: Any, node_dim: int | None) -> Any:
     from torch.compiler import is_compiling
 
     from gnnaccel.dispatch.config import current

@@ -1,6 +1,7 @@
 """What keeps a PyG layer native whatever its kernels could do: hooks, explanation, overrides, unusual settings."""
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -21,10 +22,12 @@ METHODS = ("message", "edge_update", "aggregate", "update", "message_and_aggrega
 _overrides: dict[tuple[type, type], Reason | None] = {}
 
 
-def layer_reason(layer: Any, host_class: type, methods: tuple[str, ...], node_dim: int) -> Reason | None:
+def layer_reason(layer: Any, host_class: type, methods: tuple[str, ...], node_dim: int,
+                 aggregations: tuple[str, ...] = ("SumAggregation",)) -> Reason | None:
     """Why this layer object, as it is now, must run the host's own code; None when nothing speaks against it.
 
-    ``methods``: further methods of the host class that the adapter replaces, next to the message-passing ones.
+    ``methods``: further methods of the host class that the adapter replaces, next to the message-passing ones;
+    ``aggregations``: the host's aggregation classes that the adapter states.
     """
     own = layer.__dict__
     for name in HOOKS:
@@ -39,7 +42,13 @@ def layer_reason(layer: Any, host_class: type, methods: tuple[str, ...], node_di
     for name in METHODS + methods:
         if name in own:
             return reason("GA205", f"{name} is replaced on the layer object")
-    return _class_reason(type(layer), host_class, methods) or _aggregation_reason(layer)
+    return _class_reason(type(layer), host_class, methods) or _aggregation_reason(layer, aggregations)
+
+
+def module_reason(layer: Any, host_class: type, methods: tuple[str, ...]) -> Reason | None:
+    """`layer_reason` for layers that pass no messages."""
+    changed = [name for name in methods if name in layer.__dict__ or getattr(type(layer), name) is not getattr(host_class, name)]
+    return reason("GA205", f"{', '.join(changed)} of {type(layer).__name__} is not the host's") if changed else None
 
 
 def _class_reason(cls: type, host_class: type, methods: tuple[str, ...]) -> Reason | None:
@@ -51,9 +60,9 @@ def _class_reason(cls: type, host_class: type, methods: tuple[str, ...]) -> Reas
     return _overrides[key]
 
 
-def _aggregation_reason(layer: Any) -> Reason | None:
+def _aggregation_reason(layer: Any, known: tuple[str, ...]) -> Reason | None:
     module = layer._modules.get("aggr_module")
-    if type(module).__name__ != "SumAggregation" or not type(module).__module__.startswith("torch_geometric."):
+    if type(module).__name__ not in known or not type(module).__module__.startswith("torch_geometric."):
         return reason("GA201", f"the aggregation is {type(module).__name__}")
     if has_hooks(module):
         return reason("GA501", "the aggregation module has hooks")
@@ -114,6 +123,19 @@ def plain_linear(module: Any) -> bool:
     """Whether the module is a linear map and nothing else, so that its weight says all: not a subclass (parametrizations make
     one), not an adapter around it, nobody watching."""
     return type(module) is (_linear or _linear_class()) and not has_hooks(module) and not _any_global_hook()
+
+
+def plain_hetero_linear(module: Any) -> bool:
+    """The same of maps by type."""
+    return (type(module) is _hetero_linear_class() and "forward" not in module.__dict__ and not has_hooks(module)
+            and not _any_global_hook())
+
+
+@functools.cache
+def _hetero_linear_class() -> type:
+    from torch_geometric.nn.dense.linear import HeteroLinear
+
+    return HeteroLinear
 
 
 _linear: type | None = None

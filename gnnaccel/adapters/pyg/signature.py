@@ -20,6 +20,10 @@ _SETTINGS = ("training", "_explain", "_decomposed_layers", "flow", "node_dim")
 _MODULE_HOOKS = itemgetter("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
+def none(layer: Any, args: tuple, kwargs: dict) -> None:
+    """The signature of layers that have no plain calls."""
+
+
 class Signature:
     """Signatures of the calls of one layer class. ``fields``: the attributes of a layer that its Program depends on;
     ``methods``: what must not be replaced on the layer object; ``watched``: submodules that the adapter may

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import inspect
 
 
 def native():
@@ -10,14 +11,24 @@ def native():
     return contextlib.nullcontext()
 
 
-def accelerated():
-    """A context in which gnnaccel takes over whatever it decides to. Raises when there is no such API yet."""
+def accelerated(**options):
+    """A context in which gnnaccel takes over whatever it decides to. Raises when there is no such API yet.
+
+    ``options`` are more of ``gnnaccel.enabled``'s.
+    """
     import gnnaccel
 
     enabled = getattr(gnnaccel, "enabled", None)
     if enabled is None:
         raise NotImplementedError("gnnaccel.enabled is missing")
-    return enabled(backend="auto")
+    return enabled(backend="auto", **options)
+
+
+def has_option(name: str) -> bool:
+    """Does ``gnnaccel.enabled`` know this option?"""
+    import gnnaccel
+
+    return name in inspect.signature(gnnaccel.enabled).parameters
 
 
 def clear_cache() -> None:

@@ -11,18 +11,39 @@ def add_parser(commands) -> None:
     """Add ``bench`` to an argparse subcommand collection."""
     parser = commands.add_parser("bench", help="measure gnnaccel against the host and torch.compile")
     parser.set_defaults(run=run)
+    _add_what(parser)
+    _add_effort(parser)
+    report = parser.add_argument_group("reports")
+    report.add_argument("--out", metavar="FILE.json", help="written after every cell")
+    report.add_argument("--table", nargs="?", const="rich", choices=("rich", "markdown"))
+    report.add_argument("--plot", metavar="FILE.png")
+    report.add_argument("--from", dest="read", nargs="+", metavar="FILE.json", help="report on these; measure nothing")
+
+
+def _add_what(parser) -> None:
     measured = parser.add_argument_group("what is measured")
-    measured.add_argument("--suite", default="attention", choices=("attention", "attention-kernel"))
+    measured.add_argument("--suite", default="attention",
+                          choices=("attention", "attention-kernel", "relational", "segment-gemm"))
     measured.add_argument("--shapes", type=_names, nargs="+", metavar="NAME,...",
-                          help="cora,arxiv,proteins,reddit,products,tiny or a path to an .npz")
-    measured.add_argument("--layers", type=_names, nargs="+", metavar="NAME,...", help='as "GAT 8x8" or gat8x8')
+                          help="attention: cora,arxiv,proteins,reddit,products,tiny or a path to an .npz; relational: "
+                               "aifb-size,fb15k-size,am-size,mag-size,mag-inverse-size,wikikg2-size,hetero-64,dblp-size,"
+                               "tiny-typed or, with --data, a file's name without .npz; segment-gemm: aifb64,fb15k128,...")
+    measured.add_argument("--data", metavar="DIR",
+                          help="relational: real graphs, one .npz each with edge_index, edge_type, num_nodes, "
+                               "num_relations; they replace the synthetic ones of their kind")
+    measured.add_argument("--layers", type=_names, nargs="+", metavar="NAME,...",
+                          help='as "GAT 8x8" or gat8x8, "RGCN 64" or rgcn64; segment-gemm: fp32,tf32,bf16')
     measured.add_argument("--parts", type=_names, nargs="+", metavar="NAME,...",
-                          help="only these of floor,layers,structure,overhead,fresh,cpu,compiled")
+                          help="attention: only these of floor,layers,structure,overhead,fresh,cpu,compiled; "
+                               "relational: of layers,memory,compaction,cpu")
     measured.add_argument("--native", action=argparse.BooleanOptionalAction, default=True,
                           help="--no-native: leave PyG itself out of the layer cells; merge with --from instead")
     measured.add_argument("--device", help="cuda or cpu; cuda when there is one")
     measured.add_argument("--order", default="random", choices=("random", "dst"), help="order of the edges")
     measured.add_argument("--seed", type=int, default=0)
+
+
+def _add_effort(parser) -> None:
     effort = parser.add_argument_group("how long")
     effort.add_argument("--quick", action="store_true", help="a tiny graph and few repetitions, to see that it runs")
     effort.add_argument("--repeat", type=int, metavar="N", help="timed batches per cell")
@@ -30,11 +51,8 @@ def add_parser(commands) -> None:
                         help="torch.compile too (default: on a GPU, unless --quick)")
     effort.add_argument("--compile-limit", type=float, default=75.0, metavar="SECONDS", help="per mode of a layer")
     effort.add_argument("--budget", type=float, default=330.0, metavar="SECONDS", help="start no cell after this")
-    report = parser.add_argument_group("reports")
-    report.add_argument("--out", metavar="FILE.json", help="written after every cell")
-    report.add_argument("--table", nargs="?", const="rich", choices=("rich", "markdown"))
-    report.add_argument("--plot", metavar="FILE.png")
-    report.add_argument("--from", dest="read", nargs="+", metavar="FILE.json", help="report on these; measure nothing")
+    effort.add_argument("--patience", type=float, default=20.0, metavar="SECONDS",
+                        help="relational: a call that takes longer is timed by that one run")
 
 
 def run(options, arguments: list[str]) -> int:
@@ -43,16 +61,20 @@ def run(options, arguments: list[str]) -> int:
         if options.read:
             read, plan = results.merge([results.load(path) for path in options.read]), None
         else:
-            from gnnaccel.profile.bench import plan as plans
+            from gnnaccel.profile.bench.suites import SUITES
 
-            plan = plans.from_options(options)
+            if options.data and options.suite != "relational":
+                raise ValueError("--data belongs to --suite relational")
+            plan = SUITES[options.suite].plan(options)
     except (ValueError, OSError) as problem:
         progress(f"bench: {problem}")
         return 2
     if plan is None:
         report(read, options)
         return 0
-    result, status = measure(plan, options, Result(results.provenance(arguments), plans.settings(options)))
+    from gnnaccel.profile.bench.plan import settings
+
+    result, status = measure(plan, options, Result(results.provenance(arguments), settings(options)))
     report(result, options)
     return status
 
@@ -60,12 +82,12 @@ def run(options, arguments: list[str]) -> int:
 def measure(plan, options, result: Result) -> tuple[Result, int]:
     """Run the suite until it ends or the budget is spent, adding to ``result``; returns it and the exit status."""
     from gnnaccel.profile.bench.guard import Budget, DeviceLost
-    from gnnaccel.profile.bench.suite_attention import SUITES
+    from gnnaccel.profile.bench.suites import SUITES
 
     budget = Budget(options.budget)
     status = 0
     try:
-        for record in SUITES[options.suite](plan, budget):
+        for record in SUITES[options.suite].run(plan, budget):
             _store(result, record, options.out)
             if budget.spent:
                 _store(result, Record("note", layer="budget", error="stopped: the budget was spent"), options.out)

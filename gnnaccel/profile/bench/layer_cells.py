@@ -3,6 +3,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import torch
+
 from gnnaccel.adapters.pyg.bench import LayerSpec
 from gnnaccel.profile.bench import accel, steps, timing
 from gnnaccel.profile.bench.guard import guarded
@@ -18,7 +20,7 @@ def measure_step(step: steps.Step, effort: timing.Effort) -> tuple[dict, dict]:
     ``peak_mib``: extra memory of a settled step at its peak. ``resident_mib``: what stays allocated after the first
     step for later ones, such as a cached structure. Both in MiB, absent without a GPU.
     """
-    device = step.x.device
+    device = step.device
     before = timing.live_bytes(device)
     timed = timing.measure(step, device, effort)
     step.clear()
@@ -35,30 +37,46 @@ def layer_records(spec: LayerSpec, graph: Graph, mode: str, effort: timing.Effor
     place = dict(shape=graph.shape.name, layer=spec.name, mode=mode, device=graph.device.type)
     records, tensors = [], {}
     for impl in impls:
-        def cell(context=accel.CONTEXTS[impl]):
-            accel.reset_routes()
-            accel.clear_cache()
-            with context():
-                step = steps.layer_step(spec, graph, mode)
-                timed, memory = measure_step(step, effort)
-                return timed, {**memory, **accel.routes()}, step.results()
+        record, tensors[impl] = step_record("layer", {**place, "impl": impl}, accel.CONTEXTS[impl],
+                                            lambda: steps.layer_step(spec, graph, mode), effort)
+        record.values = {"width": spec.out_channels, **record.values}
+        records.append(record)
+    return records + comparison("check", place, tensors)
 
-        value, error = guarded(cell, graph.device)
-        timed, values, tensors[impl] = value or (None, {}, {})
-        del value
-        timing.release(graph.device)
-        records.append(Record("layer", **place, impl=impl, timing=timed, error=error,
-                              values={"width": spec.out_channels, **values}))
-    if all(tensors.get(impl) for impl in accel.CONTEXTS):
-        differences, error = guarded(lambda: steps.differences(tensors["gnnaccel"], tensors["native"]), graph.device)
-        records.append(Record("check", **place, values=differences or {}, error=error))
-    return records
+
+def step_record(kind: str, place: dict, context, make_step, effort: timing.Effort) -> tuple[Record, dict]:
+    """The record of one implementation, and the tensors that it made (none when it failed).
+
+    ``make_step`` builds the step anew; it is called, and the step run, within ``context()``.
+    """
+    device = torch.device(place["device"])
+
+    def cell():
+        accel.reset_routes()
+        accel.clear_cache()
+        with context():
+            step = make_step()
+            timed, memory = measure_step(step, effort)
+            return timed, {**memory, **accel.routes()}, step.results()
+
+    value, error = guarded(cell, device)
+    timed, values, tensors = value or (None, {}, {})
+    del value
+    timing.release(device)
+    return Record(kind, **place, timing=timed, error=error, values=values), tensors
+
+
+def comparison(kind: str, place: dict, tensors: dict[str, dict]) -> list[Record]:
+    """The check of gnnaccel's tensors against native's; none unless both made some."""
+    if not all(tensors.get(impl) for impl in accel.CONTEXTS):
+        return []
+    values, error = guarded(lambda: steps.differences(tensors["gnnaccel"], tensors["native"]),
+                            torch.device(place["device"]))
+    return [Record(kind, **place, values=values or {}, error=error)]
 
 
 def alternating_records(kind: str, place: dict, make_step, effort: timing.Effort) -> list[Record]:
     """Native and gnnaccel in turns, for ratios near one. ``make_step`` builds a new callable; ``place`` says where."""
-    import torch
-
     device = torch.device(place["device"])
     calls, errors = {}, {}
     for impl, context in accel.CONTEXTS.items():

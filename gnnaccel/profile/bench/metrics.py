@@ -38,7 +38,11 @@ class Cell:
     @property
     def route(self) -> str:
         """The routes gnnaccel's calls took, with the reasons when it was not one of its own."""
-        record = self.by.get("gnnaccel")
+        return self.route_of("gnnaccel")
+
+    def route_of(self, impl: str) -> str:
+        """The same for any way of running gnnaccel."""
+        record = self.by.get(impl)
         values = record.values if record else {}
         return " ".join([*values.get("routes", {}), *values.get("reasons", {})])
 
@@ -66,7 +70,7 @@ def cells(result: Result) -> list[Cell]:
     """The cells of a result, in the order of their first record."""
     found: dict[tuple, Cell] = {}
     for record in result.records:
-        if record.kind not in ("layer", "fresh", "structure", "overhead", "kernel"):
+        if record.kind in ("shape", "check", "floor", "note"):
             continue
         cell = found.setdefault(_place(record), Cell(*_place(record)))
         cell.by[record.impl] = record
@@ -77,7 +81,7 @@ def cells(result: Result) -> list[Cell]:
 
 
 def _place(record: Record) -> tuple:
-    kind = f"{record.kind}-cpu" if record.kind == "layer" and record.device == "cpu" else record.kind
+    kind = f"{record.kind}-cpu" if record.kind in ("layer", "relation") and record.device == "cpu" else record.kind
     return kind, record.shape, record.layer, record.mode, record.device
 
 

@@ -33,37 +33,57 @@ class Plan:
 
 def from_options(options) -> Plan:
     """A plan from parsed options. Raises ValueError on names that do not exist and devices that are not there."""
-    device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device cuda, but torch sees no GPU")
-    names = _flat(options.shapes) or (["tiny"] if options.quick else list(shapes.DEFAULT))
-    layers = _flat(options.layers) or list(pyg.LAYERS)
-    effort = timing.QUICK if options.quick else timing.Effort()
-    if options.repeat:
-        effort = dataclasses.replace(effort, batches=options.repeat)
-    impls = ("native", "gnnaccel") if options.native else ("gnnaccel",)
-    return Plan(tuple(shapes.resolve(name) for name in names), tuple(pyg.resolve(name) for name in layers), device,
-                effort, options.quick, _parts(options, device), impls, options.compile_limit, options.seed,
-                options.order)
+    where = device(options)
+    names = flat(options.shapes) or (["tiny"] if options.quick else list(shapes.DEFAULT))
+    layers = flat(options.layers) or list(pyg.LAYERS)
+    return Plan(tuple(shapes.resolve(name) for name in names), tuple(pyg.resolve(name) for name in layers), where,
+                effort(options), options.quick, _parts(options, where), impls(options), options.compile_limit,
+                options.seed, options.order)
 
 
 def settings(options) -> dict:
     """The options as they go into the result file."""
     return {name: value for name, value in vars(options).items()
-            if isinstance(value, (str, int, float, bool, list, type(None))) and name not in ("out", "plot", "read")}
+            if isinstance(value, (str, int, float, bool, list, type(None)))
+            and name not in ("out", "plot", "read", "data")}
 
 
-def _parts(options, device: torch.device) -> tuple[str, ...]:
-    wanted = _flat(options.parts) or [part for part in PARTS if part != "cpu" or not options.quick]
-    if unknown := set(wanted) - set(PARTS):
-        raise ValueError(f"no part {', '.join(sorted(unknown))}; known: {', '.join(PARTS)}")
-    if options.compile is False or options.compile is None and (options.quick or device.type != "cuda"):
-        wanted = [part for part in wanted if part != "compiled"]
-    if device.type != "cuda":
-        wanted = [part for part in wanted if part != "floor"]
-    return tuple(wanted)
+def device(options) -> torch.device:
+    """The device asked for, else a GPU if there is one. Raises ValueError when it is not there."""
+    found = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device cuda, but torch sees no GPU")
+    return found
 
 
-def _flat(groups: list[list[str]] | None) -> list[str]:
+def effort(options) -> timing.Effort:
+    """How long each cell may take."""
+    found = timing.QUICK if options.quick else timing.Effort()
+    return dataclasses.replace(found, batches=options.repeat) if options.repeat else found
+
+
+def impls(options) -> tuple[str, ...]:
+    """The implementations timed within the layer cells."""
+    return ("native", "gnnaccel") if options.native else ("gnnaccel",)
+
+
+def parts(options, known: tuple[str, ...], default: list[str]) -> list[str]:
+    """The parts asked for. Raises ValueError on those that are not ``known``."""
+    wanted = flat(options.parts) or default
+    if unknown := set(wanted) - set(known):
+        raise ValueError(f"no part {', '.join(sorted(unknown))}; known: {', '.join(known)}")
+    return wanted
+
+
+def flat(groups: list[list[str]] | None) -> list[str]:
     """Names may come as one list with commas, as several arguments, or both."""
     return [name for group in groups or [] for name in group]
+
+
+def _parts(options, where: torch.device) -> tuple[str, ...]:
+    wanted = parts(options, PARTS, [part for part in PARTS if part != "cpu" or not options.quick])
+    if options.compile is False or options.compile is None and (options.quick or where.type != "cuda"):
+        wanted = [part for part in wanted if part != "compiled"]
+    if where.type != "cuda":
+        wanted = [part for part in wanted if part != "floor"]
+    return tuple(wanted)

@@ -16,8 +16,7 @@ def draw(result: Result, path: str) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    cells = [cell for cell in metrics.cells(result) if cell.kind == "layer"] or \
-            [cell for cell in metrics.cells(result) if cell.kind == "layer-cpu"]
+    cells = _drawn(metrics.cells(result))
     modes = [mode for mode in TITLES if any(cell.mode == mode for cell in cells)] or ["forward"]
     shapes, layers = _unique(cell.shape for cell in cells), _unique(cell.layer for cell in cells)
     figure, axes = pyplot.subplots(len(modes), 1, figsize=(max(7.0, 2.4 * len(shapes) + 2), 3.6 * len(modes)),
@@ -26,12 +25,20 @@ def draw(result: Result, path: str) -> None:
         for index, layer in enumerate(layers):
             _series(axis, [_cell(cells, shape, layer, mode) for shape in shapes], index, len(layers))
         _dress(axis, shapes, TITLES[mode])
-    handles = _handles(layers)
+    handles = _handles(layers, any(cell.ms("compiled") for cell in cells))
     per_row = max(2, int(figure.get_figwidth() // 2.2))  # the longest label takes some two inches
     figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), per_row), frameon=False, fontsize=9)
     figure.suptitle(f"Speed-up over PyG, {result.provenance.get('gpu') or 'CPU'}", fontsize=12)
     figure.savefig(path, dpi=150)
     pyplot.close(figure)
+
+
+def _drawn(cells: list[metrics.Cell]) -> list[metrics.Cell]:
+    """The layers, of the first kind of which there are any."""
+    for kind in ("layer", "relation", "layer-cpu", "relation-cpu"):
+        if found := [cell for cell in cells if cell.kind == kind]:
+            return found
+    return []
 
 
 def _series(axis, cells: list[metrics.Cell | None], index: int, count: int) -> None:
@@ -77,12 +84,13 @@ def _dress(axis, shapes: list[str], title: str) -> None:
         axis.spines[side].set_visible(False)
 
 
-def _handles(layers: list[str]) -> list:
+def _handles(layers: list[str], compiled: bool) -> list:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
     bars = [Patch(color=COLOURS[index % len(COLOURS)], label=layer) for index, layer in enumerate(layers)]
-    return [*bars, Line2D([], [], label="the same under torch.compile, without gnnaccel", **DIAMOND)]
+    diamond = Line2D([], [], label="the same under torch.compile, without gnnaccel", **DIAMOND)
+    return [*bars, diamond] if compiled else bars
 
 
 def _cell(cells: list[metrics.Cell], shape: str, layer: str, mode: str) -> metrics.Cell | None:

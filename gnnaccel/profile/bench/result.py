@@ -16,7 +16,8 @@ from pathlib import Path
 
 FORMAT = "gnnaccel-bench"
 VERSION = 1
-KINDS = ("shape", "layer", "check", "floor", "structure", "fresh", "overhead", "kernel", "note")
+KINDS = ("shape", "layer", "check", "floor", "structure", "fresh", "overhead", "kernel", "note",
+         "relation", "memory", "compaction", "segment-gemm")
 
 
 @dataclasses.dataclass
@@ -25,7 +26,7 @@ class Record:
 
     ``kind`` is one of KINDS. ``timing`` holds milliseconds per call (``timing.Timing``'s fields); ``values`` holds
     whatever else the kind has: ``peak_mib`` and ``resident_mib`` in MiB, ``rel_l2`` and ``max_abs`` of a check,
-    ``overhead_us`` in microseconds. ``error`` is the text of a failure ("out of memory", ...).
+    ``overhead_us`` in microseconds, ``floor_ms`` in milliseconds. ``error`` is the text of a failure ("out of memory", ...).
     """
 
     kind: str

@@ -108,12 +108,12 @@ def degree_law(shape: Shape) -> torch.Tensor:
     """
     rank = torch.arange(1, shape.num_nodes + 1, dtype=torch.float64)
     if not shape.max_degree:
-        return _whole(torch.full_like(rank, shape.num_edges / shape.num_nodes), shape.num_edges)
+        return whole(torch.full_like(rank, shape.num_edges / shape.num_nodes), shape.num_edges)
     hub = min(shape.hub, shape.num_edges)
     rest = rank[:-1] if hub else rank
     edges = shape.num_edges - hub
     expected = shape.max_degree * rest.pow(-_exponent(rest, edges / shape.max_degree))
-    law = _whole(expected * (edges / expected.sum()), edges)
+    law = whole(expected * (edges / expected.sum()), edges)
     return torch.cat([law.new_tensor([hub]), law]) if hub else law
 
 
@@ -134,7 +134,7 @@ def _exponent(rank: torch.Tensor, mass: float) -> float:
     return (low + high) / 2
 
 
-def _whole(expected: torch.Tensor, total: int) -> torch.Tensor:
+def whole(expected: torch.Tensor, total: int) -> torch.Tensor:
     """Integers near ``expected`` with the exact sum: differences of the rounded running sum."""
     running = expected.cumsum(0).round().long()
     running[-1] = total
@@ -144,11 +144,11 @@ def _whole(expected: torch.Tensor, total: int) -> torch.Tensor:
 def _generate(shape: Shape, device: torch.device, seed: int) -> torch.Tensor:
     generator = torch.Generator(device).manual_seed(seed)
     degrees = degree_law(shape).to(device)
-    rows = [_endpoints(degrees, generator) for _ in range(2)]
+    rows = [endpoints(degrees, generator) for _ in range(2)]
     return torch.stack(rows)
 
 
-def _endpoints(degrees: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+def endpoints(degrees: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """One end of every edge: the degrees dealt to random nodes, in random order."""
     nodes = torch.randperm(len(degrees), generator=generator, device=degrees.device)
     ends = torch.repeat_interleave(nodes, degrees)

@@ -23,6 +23,7 @@ class Step:
         self.x = torch.randn(graph.num_nodes, pyg.IN_CHANNELS, device=graph.device, generator=generator)
         self.x.requires_grad_(self.training)
         self.grad = torch.randn(graph.num_nodes, out_channels, device=graph.device, generator=generator)
+        self.device = graph.device
         module.train(self.training)
 
     def __call__(self) -> torch.Tensor:

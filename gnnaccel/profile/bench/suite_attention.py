@@ -35,9 +35,6 @@ def attention_kernel(plan: Plan, budget: Budget) -> Iterator[Record]:
         timing.release(plan.device)
 
 
-SUITES = {"attention": attention, "attention-kernel": attention_kernel}
-
-
 def shape_records(plan: Plan, shape: shapes.Shape, budget: Budget) -> Iterator[Record]:
     """All layers on one shape, its floors and its structure building."""
     graph, error = guarded(lambda: shapes.make(shape, plan.device, plan.seed, plan.order), plan.device)

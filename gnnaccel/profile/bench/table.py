@@ -1,25 +1,14 @@
 """Tables out of a result: for the terminal by rich, for documents in Markdown. Both render the same sections."""
 from __future__ import annotations
 
-import dataclasses
-
-from gnnaccel.profile.bench import metrics, targets
+from gnnaccel.profile.bench import metrics, relation_table, targets, text
 from gnnaccel.profile.bench.result import Record, Result
 
-MISSING = "-"
 
-
-@dataclasses.dataclass(frozen=True)
-class Section:
-    title: str
-    columns: tuple[str, ...]
-    rows: list[tuple[str, ...]]
-    notes: tuple[str, ...] = ()
-
-
-def sections(result: Result) -> list[Section]:
+def sections(result: Result) -> list[text.Section]:
     """What there is to show; sections without rows are left out."""
-    made = [_layers(result), _floors(result), _small(result), _kernels(result), _targets(result)]
+    made = [_layers(result), _floors(result), _small(result), _kernels(result), *relation_table.sections(result),
+            _targets(result), _left_out(result)]
     return [section for section in made if section.rows]
 
 
@@ -57,98 +46,76 @@ def show(result: Result, style: str = "rich") -> None:
             console.print(f"  {note}", markup=False, highlight=False)
 
 
-def _layers(result: Result) -> Section:
+def _layers(result: Result) -> text.Section:
     columns = ("shape", "layer", "mode", "native ms", "compiled ms", "gnnaccel ms", "x native", "x compiled",
                "floor ms", "x floor", "peak MiB native", "peak MiB gnnaccel", "kept MiB", "difference", "route")
     rows, notes = [], {}
     for cell in metrics.cells(result):
         if not cell.kind.startswith("layer"):
             continue
-        times = [_time(cell, impl, notes) for impl in metrics.IMPLS]
+        times = [text.time(cell, impl, notes) for impl in metrics.IMPLS]
         shape = f"{cell.shape} (cpu)" if cell.device == "cpu" else cell.shape
-        rows.append((shape, cell.layer, cell.mode, *times, _ratio(cell.metric("vs_native")),
-                     _ratio(cell.metric("vs_compiled")), number(cell.floor.ms if cell.floor else None),
-                     _ratio(cell.metric("vs_floor")), number(cell.value("native", "peak_mib")),
-                     number(cell.value("gnnaccel", "peak_mib")), number(cell.value("gnnaccel", "resident_mib")),
-                     _difference(cell), cell.route or MISSING))
-    return Section("Layers: PyG natively, under torch.compile, and through gnnaccel", columns, rows, _notes(notes))
+        memory = (cell.value("native", "peak_mib"), cell.value("gnnaccel", "peak_mib"),
+                  cell.value("gnnaccel", "resident_mib"))
+        rows.append((shape, cell.layer, cell.mode, *times, text.ratio(cell.metric("vs_native")),
+                     text.ratio(cell.metric("vs_compiled")), text.number(cell.floor.ms if cell.floor else None),
+                     text.ratio(cell.metric("vs_floor")), *map(text.number, memory),
+                     text.difference(cell), cell.route or text.MISSING))
+    return text.Section("Layers: PyG natively, under torch.compile, and through gnnaccel", columns, rows,
+                        text.notes_of(notes))
 
 
-def _floors(result: Result) -> Section:
-    rows = [(r.shape, r.layer, r.impl, number(r.ms) if r.timing else r.error or MISSING)
+def _floors(result: Result) -> text.Section:
+    rows = [(r.shape, r.layer, r.impl, text.number(r.ms) if r.timing else r.error or text.MISSING)
             for r in result.find(kind="floor")]
-    return Section("Floor: every edge's row gathered once", ("shape", "width", "degrees", "ms"), rows)
+    return text.Section("Floor: every edge's row gathered once", ("shape", "width", "degrees", "ms"), rows)
 
 
-def _small(result: Result) -> Section:
+def _small(result: Result) -> text.Section:
     rows, notes = [], {}
     for cell in metrics.cells(result):
         if cell.kind in ("fresh", "structure"):
-            native, ours = _time(cell, "native", notes), _time(cell, "gnnaccel", notes)
-            rows.append((cell.kind, cell.shape, cell.layer, native, ours, _ratio(cell.metric("vs_native"))))
+            native, ours = text.time(cell, "native", notes), text.time(cell, "gnnaccel", notes)
+            rows.append((cell.kind, cell.shape, cell.layer, native, ours, text.ratio(cell.metric("vs_native"))))
         elif cell.kind == "overhead":
-            rows.append((cell.kind, cell.shape, cell.layer, MISSING, _overhead(cell.by["gnnaccel"], notes), MISSING))
+            ours = _overhead(cell.by["gnnaccel"], notes)
+            rows.append((cell.kind, cell.shape, cell.layer, text.MISSING, ours, text.MISSING))
     columns = ("kind", "shape", "what", "native ms", "gnnaccel ms", "x native")
-    return Section("Fresh batches, structure building, overhead of a memoised call", columns, rows, _notes(notes))
+    return text.Section("Fresh batches, structure building, overhead of a memoised call", columns, rows,
+                        text.notes_of(notes))
 
 
-def _kernels(result: Result) -> Section:
+def _kernels(result: Result) -> text.Section:
     rows, notes = [], {}
     for cell in metrics.cells(result):
         if cell.kind == "kernel":
-            rows.append((cell.shape, cell.layer, cell.mode, _time(cell, "gnnaccel", notes),
-                         number(cell.floor.ms if cell.floor else None), _ratio(cell.metric("vs_floor")),
-                         number(cell.value("gnnaccel", "peak_mib"))))
+            rows.append((cell.shape, cell.layer, cell.mode, text.time(cell, "gnnaccel", notes),
+                         text.number(cell.floor.ms if cell.floor else None), text.ratio(cell.metric("vs_floor")),
+                         text.number(cell.value("gnnaccel", "peak_mib"))))
     columns = ("shape", "attention", "mode", "ms", "floor ms", "x floor", "peak MiB")
-    return Section("Raw attention kernels", columns, rows, _notes(notes))
+    return text.Section("Raw attention kernels", columns, rows, text.notes_of(notes))
 
 
-def _targets(result: Result) -> Section:
+def _targets(result: Result) -> text.Section:
+    """Verdicts of the suites of which something was measured."""
     words = {True: "met", False: "MISSED", None: "not measured"}
-    rows = [(verdict.target.text(), number(verdict.value), words[verdict.met]) for verdict in targets.judge(result)]
-    if all(row[2] == words[None] for row in rows):
-        rows = []
-    return Section("Targets", ("target", "measured", ""), rows, tuple(r.error for r in result.find(kind="note")))
+    rows = []
+    for wanted in targets.SUITES:
+        verdicts = targets.judge(result, wanted)
+        if any(verdict.met is not None for verdict in verdicts):
+            rows += [(verdict.target.text(), text.number(verdict.value), words[verdict.met]) for verdict in verdicts]
+    return text.Section("Targets", ("target", "measured", ""), rows)
 
 
-def number(value: float | None) -> str:
-    """Three significant digits."""
-    if value is None:
-        return MISSING
-    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
-
-
-def _ratio(value: float | None) -> str:
-    return MISSING if value is None else f"{number(value)}x"
-
-
-def _time(cell: metrics.Cell, impl: str, notes: dict[str, str]) -> str:
-    """Milliseconds, or a word for the failure whose full text goes into ``notes``."""
-    record = cell.by.get(impl)
-    if record is None:
-        return MISSING
-    if record.error is None:
-        return number(record.ms)
-    if len(record.error) <= 16:
-        return record.error
-    return f"failed [{notes.setdefault(record.error, str(len(notes) + 1))}]"
+def _left_out(result: Result) -> text.Section:
+    rows = [(record.shape or text.MISSING, record.layer, record.error or text.MISSING) for record in result.find(kind="note")]
+    return text.Section("What was left out", ("shape", "what", "why"), list(dict.fromkeys(rows)))
 
 
 def _overhead(record: Record, notes: dict[str, str]) -> str:
     if record.error:
-        return f"failed [{notes.setdefault(record.error, str(len(notes) + 1))}]"
-    return ", ".join(f"{name.removesuffix('_us')} {number(value)} us" for name, value in record.values.items())
-
-
-def _notes(notes: dict[str, str]) -> tuple[str, ...]:
-    return tuple(f"[{mark}] {text}" for text, mark in notes.items())
-
-
-def _difference(cell: metrics.Cell) -> str:
-    """The largest relative L2 difference between native's and gnnaccel's output and gradient."""
-    if cell.check is None:
-        return MISSING
-    return f"{cell.difference:.1e}" if cell.difference is not None else cell.check.error or MISSING
+        return text.failure(record, notes)
+    return ", ".join(f"{name.removesuffix('_us')} {text.number(value)} us" for name, value in record.values.items())
 
 
 def _headline(result: Result) -> str:

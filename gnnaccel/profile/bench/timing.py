@@ -18,11 +18,15 @@ import torch
 
 @dataclasses.dataclass(frozen=True)
 class Effort:
-    """How long to measure: ``batches`` samples of ``batch_ms`` each, stopping near ``seconds`` (never under 3)."""
+    """How long to measure: ``batches`` samples of ``batch_ms`` each, stopping near ``seconds`` (never under 3).
+
+    A call whose first run takes more than ``patience_s`` is not run again: that run is its time.
+    """
 
     batches: int = 20
     batch_ms: float = 5.0
     seconds: float = 1.5
+    patience_s: float = math.inf
 
 
 QUICK = Effort(batches=3, batch_ms=1.0, seconds=0.1)
@@ -65,11 +69,14 @@ def measure_rounds(calls: Mapping[str, tuple[Callable, Callable]], device: torch
         for name, (call, context) in calls.items():
             with context():
                 if name not in first:
-                    first[name], size[name] = _settle(call, device, effort)
-                else:
+                    first[name] = _once(call, device)
+                    size[name] = None if first[name] > effort.patience_s * 1e3 else _settle(call, device, effort)
+                elif size[name]:
                     _once(call, device), _once(call, device)
-                samples[name] += _batches(call, device, size[name], _affordable(share, size[name], effort, rounds))
-    return {name: summary(values, first[name], size[name].calls) for name, values in samples.items()}
+                if size[name]:
+                    samples[name] += _batches(call, device, size[name], _affordable(share, size[name], effort, rounds))
+    return {name: summary(values or [first[name]], first[name], size[name].calls if values else 1)
+            for name, values in samples.items()}
 
 
 def summary(samples: list[float], first_ms: float, calls: int) -> Timing:
@@ -126,9 +133,8 @@ def _once(call: Callable, device: torch.device) -> float:
     return (time.perf_counter() - start) * 1e3
 
 
-def _settle(call: Callable, device: torch.device, effort: Effort) -> tuple[float, _Size]:
-    """Warm up; returns the first call's milliseconds and how many calls make a batch."""
-    first = _once(call, device)
+def _settle(call: Callable, device: torch.device, effort: Effort) -> _Size:
+    """Warm up after a first call; returns how many calls make a batch."""
     estimate = _once(call, device)
     for _ in range(3):
         if estimate < 100.0:
@@ -137,7 +143,7 @@ def _settle(call: Callable, device: torch.device, effort: Effort) -> tuple[float
     if calls > 1:
         # Short calls: one batch for nothing, so that clocks have risen and allocators have settled.
         _batches(call, device, _Size(calls, calls * estimate), 1)
-    return first, _Size(calls, calls * estimate)
+    return _Size(calls, calls * estimate)
 
 
 def _affordable(wanted: int, size: _Size, effort: Effort, rounds: int) -> int:

@@ -1,0 +1,113 @@
+"""HANConv as one attention: each edge type has nodes of its own on a virtual graph.
+
+Its sources are the (edge type, source node) rows, its destinations the (edge type, destination node) rows, so that the softmax
+is over the edges of one type. Projections and the attention over edge types are the host's own.
+"""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnaccel.adapters.pyg import calls, guards, hetero
+from gnnaccel.dispatch import attention_programs as programs
+from gnnaccel.dispatch.joined import JoinedStated
+from gnnaccel.dispatch.reasons import Reason, reason
+from gnnaccel.dispatch.relational.request import RelationalGiven
+
+METHODS = ()
+
+
+class _Operands(NamedTuple):
+    """``names``: the call's edge types, in its order; ``weights``: whether semantic attention weights were asked for."""
+
+    x_dict: Mapping[str, Tensor]
+    names: tuple[hetero.EdgeType, ...]
+    weights: bool
+
+
+def state(layer: Any, args: tuple, kwargs: dict) -> tuple[JoinedStated, RelationalGiven] | Reason:
+    bound = calls.bind(args, kwargs, ("x_dict", "edge_index_dict"), ("return_semantic_attention_weights",))
+    if bound is None or not all(isinstance(given, Mapping) for given in bound[:2]):
+        return reason("GA206", "the arguments do not fit HANConv.forward")
+    x_dict, edge_index_dict, weights = bound
+    names, device = tuple(edge_index_dict), layer.q.device
+    why = _layer_reason(layer, x_dict, names, device)
+    if why is not None:
+        return why
+    found = _graph(edge_index_dict, x_dict, device)
+    if type(found) is Reason:
+        return found
+    heads, width = layer.heads, layer.out_channels // layer.heads
+    vectors = (table[_key(name)] for name in names for table in (layer.lin_src, layer.lin_dst))
+    row, out = calls.dtypes(x_dict[names[0][0]], *vectors)
+    program = programs.additive_terms(layer.negative_slope, layer.dropout if layer.training else 0.0, True, False)
+    stated = JoinedStated(program, "HANConv", heads, width, row, out, found.num_nodes, found.num_dst, found.num_edges, 0, False,
+                          join=found.layout)
+    return stated, RelationalGiven(found.structure, device, _Operands(x_dict, names, bool(weights)))
+
+
+def _layer_reason(layer: Any, x_dict: Mapping[str, Any], names: tuple, device: torch.device) -> Reason | None:
+    if layer.out_channels % layer.heads:
+        return reason("GA208", f"{layer.out_channels} channels for {layer.heads} heads")
+    for name in x_dict:
+        if name not in layer.proj:
+            return reason("GA206", f"the layer does not know the node type {name!r}")
+    for name in names:
+        if type(name) is not tuple or len(name) != 3:
+            return reason("GA206", f"the edge type {name!r} is no (source type, name, destination type)")
+        if name[0] not in x_dict or name[-1] not in x_dict:
+            return reason("GA206", f"there are edges of type {name!r}, but no features for one of its ends")
+        if _key(name) not in layer.lin_src or _key(name) not in layer.lin_dst:
+            return reason("GA206", f"the layer does not know the edge type {name!r}")
+    return guards.lazy_reason(*(layer.proj[name] for name in x_dict)) or hetero.features_reason(x_dict, x_dict, device)
+
+
+def _key(name: hetero.EdgeType) -> str:
+    return "__".join(name)
+
+
+def _graph(edge_index_dict: Mapping, x_dict: Mapping[str, Tensor], device: torch.device) -> hetero.Graph | Reason:
+    """The virtual graph: `hetero.graph` with rows for each edge type instead of each node type."""
+    sources, targets = ({name: x_dict[name[end]].shape[0] for name in edge_index_dict} for end in (0, -1))
+    return hetero.graph(edge_index_dict, sources, {name: at for at, name in enumerate(edge_index_dict)}, device, targets,
+                        rows=lambda name: (name, name))
+
+
+def run(layer: Any, stated: JoinedStated, given: RelationalGiven, attend: Any) -> Any:
+    x_dict, names, weights = given.operands
+    h, c = stated.heads, stated.width
+    rows = {name: layer.proj[name](x).view(-1, h, c) for name, x in x_dict.items()}
+    with torch.autocast(given.device.type, enabled=False):
+        x = [rows[name[0]] for name in names]
+        tensors = {"x": torch.cat(x) if len(x) > 1 else x[0], "a_src": _terms(rows, names, 0, layer.lin_src, stated.out),
+                   "a_dst": _terms(rows, names, -1, layer.lin_dst, stated.out)}
+        out = attend(tensors).flatten(1).relu()
+    outs: dict[str, list[Tensor]] = {name: [] for name in x_dict}
+    for name, part in zip(names, out.split([x_dict[name[-1]].shape[0] for name in names])):
+        outs[name[-1]].append(part)
+    return _semantic(layer, outs, weights)
+
+
+def _terms(rows: dict[str, Tensor], names: tuple, end: int, vectors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+    """[rows of the virtual graph at this end, heads]: inner products of each edge type's nodes with its vector, made for all edge
+    types of a node type in one pass over its rows."""
+    found: dict[hetero.EdgeType, Tensor] = {}
+    for node, x in rows.items():
+        here = [name for name in names if name[end] == node]
+        if here:
+            stacked = torch.cat([vectors[_key(name)] for name in here])
+            found.update(zip(here, torch.einsum("nhc,rhc->rnh", x.to(dtype), stacked.to(dtype)).unbind(0)))
+    return torch.cat([found[name] for name in names])
+
+
+def _semantic(layer: Any, outs: dict[str, list[Tensor]], weights: bool) -> Any:
+    """The host's own attention over the edge types of each node type."""
+    from torch_geometric.nn.conv import han_conv
+
+    found, attention = {}, {}
+    for name, parts in outs.items():
+        found[name], attention[name] = han_conv.group(parts, layer.q, layer.k_lin)
+    return (found, attention) if weights else found

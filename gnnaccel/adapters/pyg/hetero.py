@@ -1,0 +1,146 @@
+"""Steps of layers that take dictionaries, by node type and by (source type, name, destination type).
+
+All nodes lie in one range, type after type, and each edge type is a relation. The structure belongs to the caller's own
+tensors, one for each edge type that has edges.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnaccel.adapters.pyg import edges, guards
+from gnnaccel.dispatch.reasons import Reason, reason
+from gnnaccel.dispatch.relational.view import Ends
+from gnnaccel.errors import GraphError
+
+EdgeType = tuple[str, str, str]
+
+
+class Part(NamedTuple):
+    """The edges of one type: their relation, and where the nodes at their ends begin and how many there are."""
+
+    name: EdgeType
+    relation: int
+    src: int
+    num_src: int
+    dst: int
+    num_dst: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How tensors ``edge_index``, one for each part, become one graph. Equal layouts make equal graphs of equal tensors."""
+
+    parts: tuple[Part, ...]
+
+    def __call__(self, *edge_indices: Tensor) -> Ends:
+        """(src, dst, relation), each [E] int64, over all nodes."""
+        src, dst, relation = [], [], []
+        for part, edge_index in zip(self.parts, edge_indices):
+            src.append(edge_index[0].long() + part.src)
+            dst.append(edge_index[1].long() + part.dst)
+            relation.append(torch.full_like(src[-1], part.relation))
+        return torch.cat(src), torch.cat(dst), torch.cat(relation)
+
+    def check(self, *edge_indices: Tensor) -> None:
+        """GraphError for ids outside of their type, which would be nodes of the next. Waits once for the device."""
+        ends = torch.stack([end.long() for ids in edge_indices for end in torch.aminmax(ids, dim=1)]).tolist()
+        for part, low, high in zip(self.parts, ends[::2], ends[1::2]):
+            limits = ("source", part.name[0], part.num_src), ("destination", part.name[-1], part.num_dst)
+            for at, (what, node, count) in enumerate(limits):
+                if low[at] < 0 or high[at] >= count:
+                    raise GraphError(f"edge_index_dict[{part.name!r}] holds {what} ids from {low[at]} to {high[at]}; there are "
+                                     f"{count} nodes of type {node!r}")
+
+
+class Graph(NamedTuple):
+    """The edges of one call: ``structure``, the plain tensors of ``layout``'s parts; ``present``: the edge types that the caller
+    named, with edges or without; ``starts``: the first node of each type; ``num_dst``, ``ends``: the same of destinations."""
+
+    structure: tuple[Tensor, ...]
+    layout: Layout
+    present: frozenset[EdgeType]
+    starts: dict[Any, int]
+    num_nodes: int
+    num_edges: int
+    num_dst: int
+    ends: dict[Any, int]
+
+
+def features_reason(x_dict: Mapping[str, Any], types: Iterable[str], device: torch.device) -> Reason | None:
+    """Why the features of these node types cannot be taken: not dense [N, F] floats of one dtype on ``device``. (Autocast evens
+    out dtypes other than float64.)"""
+    dtypes = set()
+    for name in types:
+        x = x_dict[name]
+        why = guards.features_reason(x, f"x_dict[{name!r}]")
+        if why is not None:
+            return why
+        if x.device != device:
+            return reason("GA206", f"x_dict[{name!r}] is on {x.device}, the weights on {device}")
+        dtypes.add(x.dtype)
+    if len(dtypes) > 1 and (torch.float64 in dtypes or not torch.is_autocast_enabled(device.type)):
+        return reason("GA203", f"the features are {' and '.join(sorted(map(str, dtypes)))}", "convert them to one dtype")
+    return None
+
+
+def dtypes_reason(x_dict: Mapping[str, Tensor], types: Iterable[str], weight: Tensor) -> Reason | None:
+    """Why these features cannot be multiplied with weights of this dtype."""
+    dtypes = {weight.dtype, *(x_dict[name].dtype for name in types)}
+    if len(dtypes) > 1 and (torch.float64 in dtypes or not torch.is_autocast_enabled(weight.device.type)):
+        return reason("GA203", f"features and weights are {' and '.join(sorted(map(str, dtypes)))}", "convert them to one dtype")
+    return None
+
+
+def mapped(weight: Tensor) -> torch.dtype:
+    """The dtype of a linear map's result."""
+    device = weight.device.type
+    autocast = weight.dtype != torch.float64 and torch.is_autocast_enabled(device)
+    return torch.get_autocast_dtype(device) if autocast else weight.dtype
+
+
+def summed(dtype: torch.dtype, autocast: bool, device: torch.device) -> torch.dtype:
+    """The dtype of ``torch.sum`` of such numbers: on CUDA autocast sums in fp32."""
+    return torch.promote_types(dtype, torch.float32) if autocast and device.type == "cuda" else dtype
+
+
+def graph(edge_index_dict: Any, sizes: Mapping[Any, int], relations: Mapping[EdgeType, int], device: torch.device,
+          targets: Mapping[Any, int] | None = None, rows: Callable[[EdgeType], tuple] = itemgetter(0, -1)) -> Graph | Reason:
+    """The graph of a call, or why there is none. ``sizes``: nodes of each type, in the order in which they lie;
+    ``relations``: the number of each edge type that the layer knows; ``targets``: ``sizes`` of the destinations where they lie in
+    a range of their own; ``rows``: the keys in ``sizes`` and ``targets`` of the nodes at the ends of an edge type."""
+    if not isinstance(edge_index_dict, Mapping):
+        return reason("GA204", f"edge_index_dict is a {type(edge_index_dict).__name__}", "pass a dictionary by edge type")
+    starts, num_nodes = _starts(sizes)
+    targets, (ends, num_dst) = (sizes, (starts, num_nodes)) if targets is None else (targets, _starts(targets))
+    parts, structure = [], []
+    for name, edge_index in edge_index_dict.items():
+        if name not in relations:
+            return reason("GA206", f"the layer does not know the edge type {name!r}")
+        src, dst = rows(name)
+        if src not in sizes or dst not in targets:
+            return reason("GA206", f"there are edges of type {name!r}, but no features for one of its ends")
+        found = edges.plain(edge_index, sizes[src], targets[dst], device)
+        if type(found) is Reason:
+            if found.code == "GA303":  # other types may have edges
+                continue
+            return Reason(found.code, f"edge_index_dict[{name!r}]: {found.text}", found.hint)
+        parts.append(Part(name, relations[name], starts[src], sizes[src], ends[dst], targets[dst]))
+        structure.append(found)
+    if not parts:
+        return reason("GA303")
+    return Graph(tuple(structure), Layout(tuple(parts)), frozenset(edge_index_dict), starts, num_nodes,
+                 sum(t.shape[1] for t in structure), num_dst, ends)
+
+
+def _starts(sizes: Mapping[Any, int]) -> tuple[dict[Any, int], int]:
+    """The first row of each type, and the number of rows."""
+    starts, total = {}, 0
+    for name, count in sizes.items():
+        starts[name], total = total, total + count
+    return starts, total

@@ -1,0 +1,55 @@
+"""HeteroConv of alike layers, one for each relation, run as one layer.
+
+What is no such call stays native, and its layers are then routed one by one. Which layers can run together: `inner_convs.KINDS`.
+"""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from gnnaccel.adapters.pyg import calls, hetero_gat, hetero_sage, inner_convs
+from gnnaccel.adapters.pyg.inner_convs import Together
+from gnnaccel.dispatch.reasons import Reason, reason
+
+METHODS = ()
+
+_OF_KIND = {"SAGEConv": hetero_sage, "GraphConv": hetero_sage, "GATConv": hetero_gat}
+
+
+def state(layer: Any, args: tuple, kwargs: dict) -> Any:
+    found = _state(layer, args, kwargs)
+    if type(found) is Reason and inner_convs.routed_alone(layer):
+        return reason("GA210", f"{found.code} {found.text}")
+    return found
+
+
+def _state(layer: Any, args: tuple, kwargs: dict) -> Any:
+    bound = calls.bind(args, kwargs, ("x_dict", "edge_index_dict"), ())
+    if bound is None or not all(isinstance(given, Mapping) for given in bound):
+        return reason("GA208", "the call is more than two dictionaries, of features and of edges")
+    x_dict, edge_index_dict = bound
+    if layer.aggr not in ("sum", "mean"):
+        return reason("GA208", f"aggr={layer.aggr!r} over relations", "use aggr='sum' or aggr='mean'")
+    together = inner_convs.look_through(layer, edge_index_dict)
+    if type(together) is Reason:
+        return together
+    why = _dicts_reason(x_dict, together)
+    if why is not None:
+        return why
+    edges = {name: edge_index_dict[name] for name in together.names}
+    return _OF_KIND[together.kind].state(layer, together, x_dict, edges)
+
+
+def _dicts_reason(x_dict: Mapping[str, Any], together: Together) -> Reason | None:
+    missing = [name for name in together.nodes if name not in x_dict]
+    if missing:
+        return reason("GA206", f"there are edges, but no features for {missing[0]!r}")
+    if not x_dict.keys().isdisjoint(together.names):
+        return reason("GA206", "x_dict holds edge types")
+    return None
+
+
+def run(layer: Any, stated: Any, given: Any, attend: Any) -> dict[str, Tensor]:
+    return _OF_KIND[given.operands.together.kind].run(layer, stated, given, attend)

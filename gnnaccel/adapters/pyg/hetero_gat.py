@@ -1,0 +1,140 @@
+"""HeteroConv of GATConv as one attention: each relation has nodes of its own on a virtual graph.
+
+Its sources are the (relation, source node) rows, its destinations the (relation, destination node) rows. The maps of all
+relations that leave (or enter) a node type are one batched product, and the logits' terms another, with the attention vectors
+multiplied into the maps.
+"""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnaccel.adapters.pyg import hetero, inner_convs
+from gnnaccel.adapters.pyg.inner_convs import Together
+from gnnaccel.dispatch import attention_programs as programs
+from gnnaccel.dispatch.joined import JoinedStated
+from gnnaccel.dispatch.reasons import Reason, reason
+from gnnaccel.dispatch.relational.request import RelationalGiven
+
+
+class _Parameters(NamedTuple):
+    """One for each relation: maps of sources and destinations [heads * out, in], attention vectors [1, heads, out], biases."""
+
+    src: list[Tensor]
+    dst: list[Tensor]
+    att_src: list[Tensor]
+    att_dst: list[Tensor]
+    biases: list[Tensor] | None
+
+
+class _Operands(NamedTuple):
+    x_dict: Mapping[str, Tensor]
+    together: Together
+    parameters: _Parameters
+
+
+def state(layer: Any, together: Together, x_dict: Mapping[str, Any],
+          edge_index_dict: Mapping) -> tuple[JoinedStated, RelationalGiven] | Reason:
+    found = _parameters(together)
+    if type(found) is Reason:
+        return found
+    why = _features_reason(x_dict, together, found)
+    if why is not None:
+        return why
+    device, names = found.src[0].device, together.names
+    sizes, targets = ({names[at]: x_dict[t].shape[0] for t, members in zip(types, of) for at in members}
+                      for types, of in ((together.sources, together.of_source), (together.targets, together.of_target)))
+    graph = hetero.graph(edge_index_dict, sizes, together.numbers, device, targets, rows=lambda name: (name, name))
+    if type(graph) is Reason:
+        return graph
+    dropout = together.option("dropout") if together.option("training") else 0.0
+    program = programs.additive_terms(together.option("negative_slope"), dropout, True, False)
+    row = hetero.mapped(found.src[0])
+    out = torch.promote_types(row, found.att_src[0].dtype)
+    # the host adds loops only where both ends are of one type; then both ends' rows lie in the same order
+    loops = graph.num_dst if together.option("add_self_loops") else 0
+    stated = JoinedStated(program, "HeteroConv of GATConv", together.option("heads"), together.option("out_channels"), row, out,
+                          graph.num_nodes, graph.num_dst, graph.num_edges, loops, False, join=graph.layout, around=True)
+    return stated, RelationalGiven(graph.structure, device, _Operands(x_dict, together, found))
+
+
+def _parameters(together: Together) -> _Parameters | Reason:
+    src, dst = ("lin", "lin") if together.has("lin") else ("lin_src", "lin_dst")
+    found = [together.parameters(part, "weight") for part in (src, dst)]
+    found += [together.parameters("", name) for name in ("att_src", "att_dst", "bias")]
+    if any(t is None for t in found[:4]) or any(together.parameters(part, "bias") is not None for part in (src, dst)):
+        return reason("GA208", "the layers' maps or attention vectors are not the host's")
+    why = inner_convs.tensors_reason(*found)
+    if why is not None:
+        return why
+    heads, width = together.option("heads"), together.option("out_channels")
+    vectors, maps = {t.shape for t in (*found[2], *found[3])}, {t.shape[0] for t in (*found[0], *found[1])}
+    if vectors != {(1, heads, width)} or maps != {heads * width}:
+        return reason("GA206", f"the weights are not those of {heads} heads of {width} channels")
+    return _Parameters(*found)
+
+
+def _features_reason(x_dict: Mapping[str, Any], together: Together, parameters: _Parameters) -> Reason | None:
+    why = hetero.features_reason(x_dict, together.nodes, parameters.src[0].device)
+    if why is not None:
+        return why
+    if together.option("add_self_loops") and any(name[0] != name[-1] for name in together.names):
+        return reason("GA208", "self loops between different node types")
+    for weights, end in ((parameters.src, 0), (parameters.dst, -1)):
+        for name, weight in zip(together.names, weights):
+            if weight.shape[1] != x_dict[name[end]].shape[1]:
+                return reason("GA206", f"x_dict[{name[end]!r}] has {x_dict[name[end]].shape[1]} features, {name!r} takes "
+                                       f"{weight.shape[1]}")
+    return hetero.dtypes_reason(x_dict, together.nodes, parameters.src[0])
+
+
+def run(layer: Any, stated: JoinedStated, given: RelationalGiven, attend: Any) -> dict[str, Tensor]:
+    x_dict, together, parameters = given.operands
+    h, c = stated.heads, stated.width
+    terms = torch.promote_types(stated.row, torch.float32)
+    autocast = torch.is_autocast_enabled(given.device.type)
+    with torch.autocast(given.device.type, enabled=False):
+        x, a_src, a_dst = [], [], []
+        for name, members in zip(together.sources, together.of_source):
+            weight = torch.stack([parameters.src[at] for at in members])
+            x.append(torch.matmul(x_dict[name].to(stated.row), weight.to(stated.row).transpose(1, 2)).view(-1, h, c))
+            a_src.append(_terms(x_dict[name], weight, [parameters.att_src[at] for at in members], terms))
+        for name, members in zip(together.targets, together.of_target):
+            weight = torch.stack([parameters.dst[at] for at in members])
+            a_dst.append(_terms(x_dict[name], weight, [parameters.att_dst[at] for at in members], terms))
+        out = attend({"x": _joined(x), "a_src": _joined(a_src), "a_dst": _joined(a_dst)})
+        out = out.flatten(1) if together.option("concat") else out.mean(1)
+        parts = out.split([len(members) * x_dict[name].shape[0] for name, members in zip(together.targets, together.of_target)])
+        return {name: _finish(part, members, parameters.biases, layer.aggr, autocast)
+                for name, members, part in zip(together.targets, together.of_target, parts)}
+
+
+def _terms(x: Tensor, weight: Tensor, att: list[Tensor], dtype: torch.dtype) -> Tensor:
+    """[relations * nodes, heads]: <x W_r, att_r> per head, for the relations at one end of a node type; ``weight``
+    [relations, heads * out, in]."""
+    vectors = torch.cat(att).to(dtype)
+    folded = torch.einsum("rhck,rhc->rkh", weight.view(*vectors.shape, -1).to(dtype), vectors)
+    return torch.matmul(x.to(dtype), folded).flatten(0, 1)
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+
+def _finish(part: Tensor, members: tuple[int, ...], biases: list[Tensor] | None, aggr: str, autocast: bool) -> Tensor:
+    """One node type's result of [relations * nodes, width]: the sum or mean over the relations, which have a bias each.
+
+    Never a view: its neighbour in memory, another node type's result, may be changed in place.
+    """
+    count = len(members)
+    if count == 1:
+        return part.clone() if biases is None else part + biases[members[0]]
+    part = part.view(count, -1, part.shape[1])
+    part = part.to(hetero.summed(part.dtype, autocast, part.device)).sum(0) if aggr == "sum" else part.mean(0)
+    if biases is None:
+        return part
+    bias = torch.stack([biases[at] for at in members])
+    return part + (bias.sum(0) if aggr == "sum" else bias.mean(0))

@@ -1,0 +1,65 @@
+"""HeteroLinear as a Program: row i is the only edge of node i, and its type the relation.
+
+HeteroDictLinear stays native: it is one GEMM per type on rows that lie together already.
+"""
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnaccel.adapters.pyg import calls, guards, relations
+from gnnaccel.dispatch.reasons import Reason, reason
+from gnnaccel.dispatch.relational import statements
+from gnnaccel.dispatch.relational.request import RelationalGiven, RelationalStated, shapes_of
+from gnnaccel.dispatch.relational.view import Ends
+
+METHODS = ("forward_naive", "forward_segmm")
+
+
+class _Operands(NamedTuple):
+    x: Tensor
+    type_vec: Tensor
+
+
+def state(layer: Any, args: tuple, kwargs: dict) -> tuple[RelationalStated, RelationalGiven] | Reason:
+    bound = calls.bind(args, kwargs, ("x", "type_vec"), ())
+    if bound is None:
+        return reason("GA206", "the arguments do not fit HeteroLinear.forward")
+    x, type_vec = bound
+    why = guards.lazy_reason(layer) or guards.features_reason(x) or _reason(layer, x, type_vec)
+    if why is not None:
+        return why
+    rows, (row, _) = x.shape[0], calls.dtypes(x)
+    program = statements.typed_linear()
+    shapes = shapes_of(program, dict(x=x, weight=layer.weight))
+    view = relations.viewer((type_vec,), rows, rows, layer.num_types, _rows_by_type)
+    stated = RelationalStated(program, "HeteroLinear", shapes, row, x.dtype, rows, rows, rows, layer.num_types, view,
+                              layout="rows by type")
+    return stated, RelationalGiven((type_vec,), x.device, _Operands(x, type_vec))
+
+
+def _rows_by_type(type_vec: Tensor) -> Ends:
+    row = torch.arange(type_vec.shape[0], device=type_vec.device)
+    return row, row, type_vec
+
+
+def _reason(layer: Any, x: Tensor, type_vec: Any) -> Reason | None:
+    weight = layer.weight
+    if type(type_vec) is not Tensor or type_vec.layout != torch.strided or type_vec.dtype not in (torch.int64, torch.int32):
+        return reason("GA204", f"type_vec is a {getattr(type_vec, 'dtype', type(type_vec).__name__)}", "use int64 or int32 types")
+    if type_vec.dim() != 1 or type_vec.shape[0] != x.shape[0] or type_vec.device != x.device:
+        return reason("GA206", f"type_vec is {list(type_vec.shape)} on {type_vec.device} for {x.shape[0]} rows on {x.device}")
+    if weight.device != x.device or weight.dim() != 3 or weight.shape[1] != x.shape[1]:
+        return reason("GA206", f"x is {list(x.shape)} on {x.device}, the weights {list(weight.shape)} on {weight.device}")
+    if weight.dtype != x.dtype and (torch.float64 in (weight.dtype, x.dtype) or not torch.is_autocast_enabled(x.device.type)):
+        return reason("GA203", f"x is {x.dtype}, the weights are {weight.dtype}", "convert one of them")
+    return None if x.shape[0] else reason("GA303", "there are no rows")
+
+
+def run(layer: Any, stated: RelationalStated, given: RelationalGiven, attend: Any) -> Tensor:
+    x, type_vec = given.operands
+    with torch.autocast(x.device.type, enabled=False):
+        out = attend(dict(x=x.to(stated.row), weight=layer.weight.to(stated.row)))
+    return out if layer.bias is None else out.add_(layer.bias[type_vec])

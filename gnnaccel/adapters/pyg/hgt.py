@@ -1,0 +1,131 @@
+"""HGTConv as a Program between its maps by node type, which stay the host's own."""
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnaccel.adapters.pyg import calls, guards, hetero, relations
+from gnnaccel.dispatch.reasons import Reason, reason
+from gnnaccel.dispatch.relational import statements
+from gnnaccel.dispatch.relational.request import RelationalGiven, RelationalStated
+
+METHODS = ("_cat", "_construct_src_node_feat")
+
+
+class _Operands(NamedTuple):
+    """``types``: node types that take part, in the order of their nodes; ``graph``: where each begins, and the edge types
+    given."""
+
+    x_dict: Mapping[str, Tensor]
+    types: tuple[str, ...]
+    graph: hetero.Graph
+
+
+def state(layer: Any, args: tuple, kwargs: dict) -> tuple[RelationalStated, RelationalGiven] | Reason:
+    bound = calls.bind(args, kwargs, ("x_dict", "edge_index_dict"), ())
+    if bound is None:
+        return reason("GA206", "the arguments do not fit HGTConv.forward")
+    x_dict, edge_index_dict = bound
+    if not isinstance(x_dict, Mapping):
+        return reason("GA206", f"x_dict is a {type(x_dict).__name__}", "pass a dictionary by node type")
+    why = _modules_reason(layer)
+    if why is not None:
+        return why
+    lins, weight = layer.kqv_lin.lins, layer.k_rel.weight
+    types = tuple(name for name in lins if name in x_dict)  # as the host orders nodes; it passes over unknown types
+    why = guards.lazy_reason(*(lins[name] for name in types)) or hetero.features_reason(x_dict, types, weight.device)
+    if why is not None:
+        return why
+    sizes = {name: x_dict[name].shape[0] for name in types}
+    found = hetero.graph(edge_index_dict, sizes, layer.edge_types_map, weight.device)
+    if type(found) is Reason:
+        return found
+    row, out = calls.dtypes(x_dict[types[0]], *(layer.p_rel["__".join(name)] for name in found.present))
+    why = _weights_reason(layer, row)
+    if why is not None:
+        return why
+    heads, relation_count = layer.heads, len(layer.edge_types)
+    width, n = layer.out_channels // heads, found.num_nodes
+    program = statements.hgt(1 / math.sqrt(width), heads)
+    view = relations.viewer(found.structure, n, n, relation_count, found.layout)
+    stated = RelationalStated(program, "HGTConv", _shapes(program, heads, width), row, out, n, n, found.num_edges,
+                              relation_count, view, heads=heads, width=width, layout=found.layout)
+    return stated, RelationalGiven(found.structure, weight.device, _Operands(x_dict, types, found))
+
+
+def _shapes(program: Any, heads: int, width: int) -> tuple:
+    """As `shapes_of` gives them; the operands are not there yet."""
+    rows, matrix = (heads * width,), (heads, width, width)
+    shapes = dict(keys=rows, values=rows, queries=rows, w_att=matrix, w_msg=matrix, p=(heads,))
+    return tuple((name, shapes[name]) for name, _ in program.inputs)
+
+
+def _modules_reason(layer: Any) -> Reason | None:
+    """Why the layer's parts are not the host's own. The maps by node type are called, so they may hold anything inside."""
+    for name in ("kqv_lin", "out_lin"):
+        module = layer._modules[name]
+        if not hasattr(module, "lins"):
+            return reason("GA208", f"{name} is a {type(module).__name__}, not a HeteroDictLinear")
+    for name in ("k_rel", "v_rel"):
+        module = layer._modules[name]
+        if not guards.plain_hetero_linear(module):
+            return reason("GA208", f"{name} is no plain HeteroLinear: a {type(module).__name__}, perhaps with hooks")
+    return None
+
+
+def _weights_reason(layer: Any, row: torch.dtype) -> Reason | None:
+    shape = (layer.heads * len(layer.edge_types), *(layer.out_channels // layer.heads,) * 2)
+    for name in ("k_rel", "v_rel"):
+        weight, bias = layer._modules[name].weight, layer._modules[name].bias
+        if tuple(weight.shape) != shape or bias is not None or weight.device != layer.k_rel.weight.device:
+            return reason("GA208", f"{name} holds {list(weight.shape)} weights on {weight.device}, or a bias")
+        if weight.dtype != row and (torch.float64 in (weight.dtype, row) or not torch.is_autocast_enabled(weight.device.type)):
+            return reason("GA203", f"the rows are {row}, the weights of {name} {weight.dtype}", "convert one of them")
+    return None
+
+
+def run(layer: Any, stated: RelationalStated, given: RelationalGiven, attend: Any) -> dict[str, Tensor]:
+    x_dict, types, graph = given.operands
+    kqv = layer.kqv_lin(x_dict)
+    keys, queries, values = (torch.cat(parts) for parts in zip(*(kqv[name].split(layer.out_channels, 1) for name in types)))
+    tensors = dict(keys=keys, queries=queries, values=values, w_att=_by_relation(layer, layer.k_rel.weight),
+                   w_msg=_by_relation(layer, layer.v_rel.weight))
+    with torch.autocast(keys.device.type, enabled=False):
+        tensors = {name: t.to(stated.row) for name, t in tensors.items()}
+        out = attend({**tensors, "p": _priors(layer, graph.present)}).flatten(1)
+    counts = {name: kqv[name].shape[0] for name in types}
+    out_dict = {name: out[graph.starts[name]:graph.starts[name] + counts[name]] for name in types if name in layer.dst_node_types}
+    return _finish(layer, x_dict, out_dict)
+
+
+def _by_relation(layer: Any, weight: Tensor) -> Tensor:
+    """[relations, heads, D, D] of the host's [heads * relations, D, D], without a copy."""
+    return weight.unflatten(0, (layer.heads, len(layer.edge_types))).transpose(0, 1)
+
+
+def _priors(layer: Any, present: frozenset) -> Tensor:
+    """[relations, heads]. Those of edge types that the call does not name are not the layer's parameters, so that they get no
+    gradient, as in the host."""
+    unused = layer.k_rel.weight.new_zeros(1, layer.heads)
+    rows = [unused] * len(layer.edge_types)
+    for name, relation in layer.edge_types_map.items():
+        if name in present:
+            rows[relation] = layer.p_rel["__".join(name)]
+    return torch.cat(rows)
+
+
+def _finish(layer: Any, x_dict: Mapping[str, Tensor], out_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The host's steps after the messages: GELU, the map by node type, the gated skip."""
+    mapped = layer.out_lin({name: torch.nn.functional.gelu(out) for name, out in out_dict.items()})
+    found = {}
+    for name in out_dict:
+        out, x = mapped[name], x_dict[name]
+        if out.size(-1) == x.size(-1):
+            alpha = layer.skip[name].sigmoid()
+            out = alpha * out + (1 - alpha) * x
+        found[name] = out
+    return found

@@ -1,0 +1,135 @@
+"""RGCNConv and FastRGCNConv as Programs: two ways of the host to compute one layer."""
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnaccel.adapters.pyg import calls, guards, relations
+from gnnaccel.dispatch.reasons import Reason, reason
+from gnnaccel.dispatch.relational import statements
+from gnnaccel.dispatch.relational.request import RelationalGiven, RelationalStated, shapes_of
+
+METHODS = ()
+AGGREGATIONS = ("SumAggregation", "MeanAggregation")
+
+
+class _Operands(NamedTuple):
+    """``x``: source features, or ids; ``x_dst``: of the destinations, for the root term."""
+
+    x: Tensor
+    x_dst: Tensor
+
+
+def state(layer: Any, args: tuple, kwargs: dict) -> tuple[RelationalStated, RelationalGiven] | Reason:
+    bound = calls.bind(args, kwargs, ("x", "edge_index"), ("edge_type",))
+    if bound is None:
+        return reason("GA206", f"the arguments do not fit {type(layer).__name__}.forward")
+    x, edge_index, edge_type = bound
+    fast = any(cls.__name__ == "FastRGCNConv" for cls in type(layer).__mro__)
+    why = _layer_reason(layer, fast)
+    if why is not None:
+        return why
+    pair = x if isinstance(x, tuple) else (x, x)
+    if len(pair) != 2:
+        return reason("GA206", f"x is a tuple of {len(pair)}")
+    device = layer.weight.device
+    x_src = torch.arange(layer.in_channels_l, device=device) if pair[0] is None else pair[0]
+    x_dst = x_src if not isinstance(x, tuple) else pair[1]
+    why = _features_reason(layer, x_src, x_dst, device)
+    if why is not None:
+        return why
+    found = relations.plain(edge_index, edge_type, x_src.shape[0], x_dst.shape[0], device)
+    if type(found) is Reason:
+        return found
+    embedded = not x_src.is_floating_point()
+    ids = x_src
+    if embedded and fast:  # the host's fast layer takes the row at the node's place, whatever its id
+        if x_src.shape[0] > layer.in_channels_l:
+            return reason("GA206", f"{x_src.shape[0]} nodes for tables of {layer.in_channels_l} rows")
+        ids = torch.arange(x_src.shape[0], device=device)
+    make = statements.rgcn_embedding if embedded else statements.rgcn
+    program = make(type(layer.aggr_module).__name__ == "MeanAggregation", layer.num_bases is not None)
+    row, out = _dtypes(layer, x_src, fast)
+    ignore = not fast and _ignores(layer)
+    view = relations.viewer(found, x_src.shape[0], x_dst.shape[0], layer.num_relations, ignore=ignore)
+    stated = RelationalStated(program, "FastRGCNConv" if fast else "RGCNConv", shapes_of(program, _inputs(layer, ids)), row, out,
+                              x_src.shape[0], x_dst.shape[0], found[0].shape[1], layer.num_relations, view, ignore)
+    return stated, RelationalGiven(found, device, _Operands(ids, x_dst))
+
+
+def _layer_reason(layer: Any, fast: bool) -> Reason | None:
+    if fast:
+        return None if layer.aggr in ("add", "sum", "mean") else reason("GA201", f"the aggregation is {layer.aggr}")
+    import torch_geometric
+
+    plain = layer.num_bases is None and layer.num_blocks is None
+    if (plain and torch_geometric.typing.WITH_SEGMM and torch_geometric.backend.use_segment_matmul is not False
+            and type(layer.aggr_module).__name__ == "MeanAggregation"):
+        return reason("GA208", "PyG with pyg-lib may average over all relations together",
+                      "set torch_geometric.backend.use_segment_matmul = False to average by relation")
+    return None
+
+
+def _ignores(layer: Any) -> bool:
+    """Whether the host passes over edges of unknown type. Its loop over the relations does, but where it counts the edges of
+    each relation first, to choose its way, it fails on such edges."""
+    import torch_geometric
+
+    return layer.num_blocks is not None or torch_geometric.backend.use_segment_matmul is not None
+
+
+def _features_reason(layer: Any, x_src: Any, x_dst: Any, device: torch.device) -> Reason | None:
+    for x, name in ((x_src, "x"), (x_dst, "x[1]")):
+        if type(x) is not Tensor and type(x) is not torch.nn.Parameter:
+            return reason("GA206", f"{name} is a {type(x).__name__}")
+        if x.dtype == torch.int64 and x.dim() == 1:
+            if layer.num_blocks is not None:
+                return reason("GA206", "block-diagonal weights need features")
+        else:
+            why = guards.features_reason(x, name)
+            if why is not None:
+                return why
+        if x.device != device:
+            return reason("GA206", f"{name} is on {x.device}, the weights on {device}")
+    if x_src.is_floating_point() != x_dst.is_floating_point():
+        return reason("GA206", f"x is {x_src.dtype} for the sources and {x_dst.dtype} for the destinations")
+    if not x_src.is_floating_point():
+        return None
+    if x_src.shape[1] != layer.in_channels_l:
+        return reason("GA206", f"x has {x_src.shape[1]} features, the layer takes {layer.in_channels_l}")
+    types = {x_src.dtype, layer.weight.dtype}
+    if len(types) > 1 and (torch.float64 in types or not torch.is_autocast_enabled(device.type)):
+        return reason("GA203", f"x is {x_src.dtype}, the weights are {layer.weight.dtype}", "convert one of them")
+    return None
+
+
+def _dtypes(layer: Any, x: Tensor, fast: bool) -> tuple[torch.dtype, torch.dtype]:
+    """(of the rows, of the host's sum over relations). RGCNConv adds into zeros of torch's default dtype."""
+    device = x.device.type
+    row = x.dtype if x.is_floating_point() else layer.weight.dtype
+    mapped = x.is_floating_point() or (fast and layer.num_bases is not None)
+    if mapped and row != torch.float64 and torch.is_autocast_enabled(device):
+        row = torch.get_autocast_dtype(device)
+    return row, row if fast else torch.promote_types(row, torch.get_default_dtype())
+
+
+def _inputs(layer: Any, x: Tensor) -> dict[str, Tensor]:
+    """The Program's operands by name."""
+    tensors = {"x" if x.is_floating_point() else "ids": x}
+    if layer.num_bases is not None:
+        tensors.update(comp=layer.comp, bases=layer.weight)
+    else:
+        tensors["weight"] = layer.weight
+    return tensors
+
+
+def run(layer: Any, stated: RelationalStated, given: RelationalGiven, attend: Any) -> Tensor:
+    x, x_dst = given.operands
+    tensors = _inputs(layer, x)
+    with torch.autocast(x.device.type, enabled=False):
+        out = attend({name: t.to(stated.row) if t.is_floating_point() else t for name, t in tensors.items()})
+    if layer.root is not None:
+        out = out + (x_dst @ layer.root if x_dst.is_floating_point() else layer.root[x_dst])
+    return out if layer.bias is None else out + layer.bias

@@ -1,0 +1,187 @@
+"""Launchers for weighted sums of rows over a graph's edges, and for the gradient of the weights (``src/aggregate.cu``)."""
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gnnaccel.cuda.launch import THREADS, Kernels, pointer, workspace
+from gnnaccel.cuda.layout import MAX_WIDTH, TYPES, Layout, grid, layout_for
+from gnnaccel.cuda.structure import Rows
+
+WEIGHTS = {"none": 0, "edge": 1, "head": 2}
+PLACES = {"position": 0, "place": 1}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What selects a kernel of this family. ValueError for a value that none covers.
+
+    ``heads`` x ``width`` of a row (`factored` splits wide rows); ``row``/``out``: dtypes of the gathered rows and of the result;
+    ``weight``: a key of `WEIGHTS`: none, one per edge, one per edge and head; ``weight_at``: what stands for edge e in arrays
+    over edges: "position" (at e of this graph's order) or "place" (at ``graph.place[e]``); ``identity``: x is such an array
+    itself, by position; ``mean``: divide by the row's number of edges; ``wide``: the graph has int64 offsets.
+    """
+
+    heads: int
+    width: int
+    row: torch.dtype
+    out: torch.dtype
+    weight: str = "none"
+    weight_at: str = "position"
+    identity: bool = False
+    mean: bool = False
+    wide: bool = False
+
+    def __post_init__(self) -> None:
+        for name, seen, known in (("row", self.row, TYPES), ("out", self.out, TYPES), ("weight", self.weight, WEIGHTS),
+                                  ("weight_at", self.weight_at, PLACES)):
+            if seen not in known:
+                raise ValueError(f"{name}={seen!r}: the aggregate kernels know {', '.join(map(str, known))}")
+        layout_for(self.heads, self.width)
+
+    @functools.cached_property
+    def layout(self) -> Layout:
+        return layout_for(self.heads, self.width)
+
+    @functools.cached_property
+    def per_head(self) -> bool:
+        """Whether heads have weights of their own; of one head those are the edge's."""
+        return self.weight == "head" and self.heads > 1
+
+    @functools.cached_property
+    def kernels(self) -> Kernels:
+        """``forward``, ``merge`` and ``edge_dot``."""
+        weight = WEIGHTS["edge" if self.weight == "head" and not self.per_head else self.weight]
+        flags = dict(ROW_T=TYPES[self.row], OUT_T=TYPES[self.out], OFF_T="i64" if self.wide else "int", DROPOUT=0, WEIGHT=weight,
+                     BY_PLACE=PLACES[self.weight_at], IDENTITY=int(self.identity), MEAN=int(self.mean))
+        return Kernels("aggregate", self.layout.defines() + tuple((k, str(v)) for k, v in flags.items()))
+
+
+#: `Variant`s by their fields in order, one object each, so that what hangs on them is made once
+variant = functools.lru_cache(maxsize=512)(Variant)
+
+
+@functools.lru_cache(maxsize=None)
+def factored(width: int) -> tuple[int, int]:
+    """(heads, D) with heads * D = ``width`` and D at most 512: how to see rows that have no weights per head.
+
+    The split whose lanes load least, one more load counted per tile of heads since each tile reads the graph anew; among
+    equals the fewest heads. A prime above 512 becomes that many heads of one channel. ValueError below 1.
+    """
+    if width < 1:
+        raise ValueError(f"width={width}: a row has at least one channel")
+
+    def cost(channels: int) -> tuple[int, int]:
+        layout = layout_for(width // channels, channels)
+        return layout.tiles * (layout.packs + 1) * layout.lh * layout.hl, width // channels
+
+    best = min((d for d in range(1, min(width, MAX_WIDTH) + 1) if width % d == 0), key=cost)
+    return width // best, best
+
+
+def _check(name: str, t: Tensor, shape: tuple, dtype: torch.dtype, device: torch.device, align: int,
+           least: int | None = None) -> None:
+    """ValueError unless a kernel may read ``t`` as [*shape], or with ``least`` as [that many or more, *shape]."""
+    fits = t.shape == shape if least is None else t.dim() == len(shape) + 1 and t.shape[0] >= least and t.shape[1:] == shape
+    if fits and t.dtype is dtype and t.device == device and t.is_contiguous() and t.data_ptr() % align == 0:
+        return
+    wanted = list(shape) if least is None else [f"at least {least}", *shape]
+    raise ValueError(f"{name} is {list(t.shape)}, {t.dtype}, on {t.device}, strides {list(t.stride())}, address "
+                     f"{t.data_ptr() % 16} mod 16; needed is [{', '.join(map(str, wanted))}], {dtype}, on {device}, "
+                     f"contiguous, at a multiple of {align} bytes")
+
+
+def _check_graph(variant: Variant, graph: Rows, places: bool) -> None:
+    if graph.wide != variant.wide:
+        raise ValueError(f"the graph's offsets are {graph.indptr.dtype}, but the variant has wide={variant.wide}")
+    if places and variant.weight_at == "place" and graph.place.shape[0] != graph.other.shape[0]:
+        raise ValueError(f"the graph has {graph.place.shape[0]} places for {graph.other.shape[0]} edges: weight_at='place' needs "
+                         "a graph built with places=True")
+
+
+def _check_rows(variant: Variant, graph: Rows, name: str, x: Tensor) -> None:
+    """The gathered rows: one per node of the other side, which the graph does not know, or under identity one per edge."""
+    least = graph.other.shape[0] if variant.identity else 0
+    align = variant.layout.vec * x.element_size()
+    _check(name, x, (variant.heads, variant.width), variant.row, graph.indptr.device, align, least)
+
+
+def _check_weight(variant: Variant, graph: Rows, weight: Tensor | None) -> None:
+    if (weight is None) != (variant.weight == "none"):
+        raise ValueError(f"weight is {'missing' if weight is None else 'given'}, but the variant has weight={variant.weight!r}")
+    if weight is not None:
+        shape = (variant.heads,) if variant.weight == "head" else ()
+        _check("weight", weight, shape, torch.float32, graph.indptr.device, 4, graph.other.shape[0])
+
+
+def forward(variant: Variant, graph: Rows, x: Tensor, weight: Tensor | None = None, scale: Tensor | None = None,
+            bias: Tensor | None = None) -> Tensor:
+    """``out[r, h] = scale[r] * (sum over the edges e of row r of w(e, h) * x[other[e], h])``, in fp32 and in a fixed order.
+
+    Rows without edges are zero (plus ``bias``), whatever their scale. With ``variant.mean`` the sum is divided by the row's
+    number of edges, weighted or not. A number that is not finite shows in the rows whose edges have it and nowhere else.
+
+    Args:
+        graph: the rows that are summed into, by the other end of their edges.
+        x: [nodes of the other side, H, D] of ``variant.row``, contiguous; under ``variant.identity`` [edges, H, D] in this
+            graph's order. Ids are not checked against its length.
+        weight: fp32 [edges], or [edges, H] with ``variant.weight`` "head", by position or place; None with "none". "edges" is
+            ``graph.other.shape[0]`` or more.
+        scale: fp32 [rows]. bias: fp32 [H * D], added last.
+
+    Returns:
+        [rows, H, D] of ``variant.out``.
+
+    Raises:
+        ValueError: a tensor's shape, dtype, device, strides or alignment is another, or the graph is not as the variant has it.
+    """
+    h, d, layout, rows, device = variant.heads, variant.width, variant.layout, graph.rows, graph.indptr.device
+    _check_graph(variant, graph, weight is not None)
+    _check_rows(variant, graph, "x", x)
+    _check_weight(variant, graph, weight)
+    if scale is not None:
+        _check("scale", scale, (rows,), torch.float32, device, 4)
+    if bias is not None:
+        _check("bias", bias, (h * d,), torch.float32, device, layout.vec * 4)
+    out = torch.empty((rows, h, d), dtype=variant.out, device=device)
+    launch = graph.launch()
+    memory, (part, _, _) = workspace(launch.chunks, (h * d, 0, 0), device)
+    variant.kernels("forward")(
+        grid(launch.slots + rows, layout), THREADS, 0,
+        launch.graph + launch.split
+        + (x.data_ptr(), pointer(weight), pointer(scale), pointer(bias), out.data_ptr(), part))
+    if launch.heavy:
+        variant.kernels("merge")(grid(launch.heavy, layout), THREADS, 0,
+                                 launch.merge + (launch.graph[0], part, pointer(scale), pointer(bias), out.data_ptr()))
+    return out
+
+
+def edge_dot(variant: Variant, graph: Rows, left: Tensor, right: Tensor) -> Tensor:
+    """``<left[r, h], right[other[e], h]>`` for every edge e of every row r: with ``left`` the gradient of `forward`'s result
+    (times scale, over count) and ``right`` its x, the gradient of the weights.
+
+    Args:
+        left: [rows, H, D] of ``variant.out``, contiguous.
+        right: as `forward`'s x, of ``variant.row``; under ``variant.identity`` by position.
+
+    Returns:
+        fp32 [edges, H], "edges" being ``graph.other.shape[0]``, by position or place as ``variant.weight_at`` says; zeros where
+        the graph has no edge (dropped loops). The sum over the heads is the gradient of weights [edges].
+
+    Raises:
+        ValueError: as `forward`.
+    """
+    layout, rows, edges = variant.layout, graph.rows, graph.other.shape[0]
+    _check_graph(variant, graph, True)
+    _check("left", left, (rows, variant.heads, variant.width), variant.out, graph.indptr.device, layout.vec * left.element_size())
+    _check_rows(variant, graph, "right", right)
+    launch = graph.launch()
+    # Not every place need have an edge; only the device knows, and zeroing costs less than asking it.
+    full = graph.split.known and graph.split.edges == edges
+    out = (torch.empty if full else torch.zeros)((edges, variant.heads), device=left.device)
+    variant.kernels("edge_dot")(grid(launch.slots + rows, layout), THREADS, 0,
+                                launch.graph + launch.split + (left.data_ptr(), right.data_ptr(), out.data_ptr()))
+    return out

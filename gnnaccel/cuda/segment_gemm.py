@@ -1,0 +1,125 @@
+"""Products of rows, sorted by segment, with their segment's matrix (``src/segment_gemm.cu``).
+
+Relation-specific and type-specific linear layers: one launch for all segments, with nothing asked of the device. Rows may be
+gathered on the way in and scattered on the way out, so neither copy of them is ever made.
+"""
+from __future__ import annotations
+
+import functools
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gnnaccel.cuda.launch import Kernels, pointer
+from gnnaccel.cuda.layout import TYPES
+from gnnaccel.cuda.segment_checks import ACTIVATIONS, check_epilogue, check_out, check_rows, check_weights, heads_of, per_segment
+from gnnaccel.cuda.segment_plan import (ProductPlan, Segments, as_defines, grid_blocks, precision_of, product_plan, shared_limit,
+                                        tile_rows)
+
+__all__ = ["Segments", "multiply", "prepare"]
+
+_MAX_GRID_Y = 65535
+_WORTH = 8  # tiles for which a block's start is worth it
+
+
+@functools.lru_cache(maxsize=256)
+def kernels(plan: ProductPlan, k: int, n: int, blocks: int, row: torch.dtype, out: torch.dtype, precision: str, transposed: bool,
+            copy_x: int, copy_w: int, store: int, accumulate: bool, heads: tuple[int, int] | None) -> Kernels:
+    """The kernel for one way of computing the product. copy_x, copy_w: bytes of one copy; store: elements of one store."""
+    h, d = heads or (1, 1)
+    return Kernels("segment_gemm", as_defines(
+        dict(K=k, N=n, BLOCKS=blocks, OUT_T=TYPES[out], TRANSPOSED=int(transposed), COPY_X=copy_x, COPY_W=copy_w, STORE=store,
+             ACCUMULATE=int(accumulate), DOTS=int(heads is not None), H=h, D=d),
+        plan.defines(), plan.tile.defines(plan.shared, precision, row)))
+
+
+def multiply(segments: Segments, x: Tensor, w: Tensor, *, index: Tensor | None = None, out_index: Tensor | None = None,
+             out: Tensor | None = None, transposed: bool = False, blocks: int = 1, bias: Tensor | None = None,
+             scale: Tensor | None = None, activation: str = "none", slope: float = 0.0, precision: str = "fp32",
+             out_dtype: torch.dtype | None = None, accumulate: bool = False,
+             dots: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+    """``out[out_index[i]] = activation((x[index[i]] @ w[segment of i] + bias[segment of i]) * scale[i])`` for every row i.
+
+    x: [n, blocks * K] fp32, fp16 or bf16, contiguous. w: [S, K, N], or [S, blocks, K, N] for block-diagonal matrices, of x's
+    dtype; any strides but in the last two dimensions, which are contiguous. With ``transposed`` it is [S, (blocks,) N, K] and
+    its transpose is used, read in place. index, out_index: int32 [rows]; out_index without repeats, and rows of ``out`` that
+    it does not name stay as they are. ``out``: [any, blocks * N] contiguous, needed with out_index; else a new [rows, blocks * N]
+    of ``out_dtype`` (x's by default). bias: [blocks * N] or [S, blocks * N]; scale: fp32 [rows].
+
+    precision, for fp32: "fp32" (tensor cores, three tf32 products for one; errors like fp32's), "tf32" (one), "fma" (no tensor
+    cores). Half types accumulate in fp32. Inf and NaN come out as with fp32, in their own rows.
+    accumulate: add to ``out``, which is fp32, instead; out_index may repeat, and bits then vary from run to run.
+    dots: attention vectors [H, D] or [S, H, D] with H * D = blocks * N. Returns ``(out, a)``, a [rows, H] fp32 being the inner
+    products of row i's heads, not rounded to the output's dtype, with them.
+
+    ValueError for shapes, dtypes or options that do not fit. Indices are not checked.
+    """
+    w = check_weights(segments, x, w, blocks)
+    k, n = (w.shape[3], w.shape[2]) if transposed else (w.shape[2], w.shape[3])
+    check_rows(segments, x, index, blocks * k)
+    out = check_out(segments, x, out, out_index, accumulate, out_dtype, blocks * n)
+    bias, bias_step = per_segment("bias", bias, segments, (blocks * n,), x.device)
+    heads = heads_of(dots, blocks * n)
+    dots, att_step = per_segment("dots", dots, segments, heads, x.device)
+    check_epilogue(segments, scale, activation, x.device)
+    height, limit = tile_rows(segments.rows, segments.count), shared_limit(x.device)
+    plan = product_plan(k, n, x.dtype, height, transposed, heads is not None, limit)
+    compiled = _select(plan, x, w, out, k, n, transposed, precision, accumulate, heads)
+    a = None if heads is None else _inner_products(plan, n, heads, segments.rows, x.device)
+    if segments.rows:
+        _launch(compiled, plan, segments, blocks * -(-n // plan.tile.columns), (
+            x.data_ptr(), pointer(index), w.data_ptr(), np.int64(w.stride(0)), np.int64(w.stride(1)), pointer(bias),
+            np.int64(bias_step), pointer(scale), np.int32(ACTIVATIONS[activation]), np.float32(slope), pointer(out_index),
+            out.data_ptr(), pointer(dots), np.int64(att_step), pointer(a), np.int64(0 if a is None else a[0].numel())))
+    return out if a is None else (out, a[0] if len(a) == 1 else a.sum(0))
+
+
+def prepare(k: int, n: int, blocks: int, dtype: torch.dtype, rows: int, segments: int, transposed: bool, precision: str,
+            device: torch.device) -> None:
+    """Compile what `multiply` launches for such sizes and well aligned tensors. Raises CompileError."""
+    plan = product_plan(k, n, dtype, tile_rows(rows, segments), transposed, False, shared_limit(device))
+    size = dtype.itemsize
+    four = 4 if plan.tile.columns // plan.tile.warps_n % 16 == 0 else 2
+    kernels(plan, k, n, blocks, dtype, dtype, precision_of(precision, dtype, k), transposed, math.gcd(16, k * size),
+            math.gcd(16, (k if transposed else n) * size, k * n * size), math.gcd(n, four), False, None)("multiply")
+
+
+def _select(plan: ProductPlan, x: Tensor, w: Tensor, out: Tensor, k: int, n: int, transposed: bool, precision: str,
+            accumulate: bool, heads: tuple[int, int] | None) -> Kernels:
+    """The kernel for these tensors: copies as wide as their sizes and addresses allow."""
+    size = x.element_size()
+    copy_x = math.gcd(16, k * size, x.data_ptr())
+    copy_w = math.gcd(16, (k if transposed else n) * size, w.data_ptr(), w.stride(0) * size, w.stride(1) * size)
+    # four elements at once need pairs of groups of eight columns
+    store = math.gcd(n, 4 if plan.tile.columns // plan.tile.warps_n % 16 == 0 else 2, out.data_ptr() // out.element_size())
+    return kernels(plan, k, n, w.shape[1], x.dtype, out.dtype, precision_of(precision, x.dtype, k), transposed, copy_x, copy_w,
+                   store, accumulate, heads)
+
+
+def _launch(compiled: Kernels, plan: ProductPlan, segments: Segments, columns: int, args: tuple) -> None:
+    height = plan.tile.rows
+    if columns > _MAX_GRID_Y:
+        raise ValueError(f"{columns} column tiles: a grid has at most {_MAX_GRID_Y}")
+    across = grid_blocks(segments.tile_bound(height), columns, plan.tile.blocks_per_sm(plan.shared), _WORTH)
+    compiled("multiply")((across, columns), plan.tile.threads, plan.shared, (
+        segments.ptr.data_ptr(), segments.tile_ptr(height).data_ptr(), np.int32(segments.count)) + args)
+
+
+def _inner_products(plan: ProductPlan, n: int, heads: tuple[int, int], rows: int, device: torch.device) -> Tensor:
+    """[planes, rows, H], to be added up; a part of a head writes only its own plane."""
+    planes = _planes(plan, n, *heads)
+    return (torch.empty if planes == 1 else torch.zeros)((planes, rows, heads[0]), device=device)
+
+
+@functools.lru_cache(maxsize=256)
+def _planes(plan: ProductPlan, n: int, heads: int, width: int) -> int:
+    """In how many strips of a warp's columns one head may lie; ``strip_of`` of segment_epilogue.cuh."""
+    tile, tiles = plan.tile, -(-n // plan.tile.columns)
+
+    def strip(column: int) -> int:
+        block, inner = divmod(column, n)
+        return (block * tiles + inner // tile.columns) * tile.warps_n + inner % tile.columns // (tile.columns // tile.warps_n)
+
+    return max(strip((h + 1) * width - 1) - strip(h * width) + 1 for h in range(heads))

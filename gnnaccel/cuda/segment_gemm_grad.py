@@ -1,0 +1,74 @@
+"""Gradients of the segments' matrices (``src/segment_gemm_grad.cu``)."""
+from __future__ import annotations
+
+import functools
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gnnaccel.cuda.launch import Kernels, pointer
+from gnnaccel.cuda.layout import TYPES
+from gnnaccel.cuda.segment_checks import check_pair, check_rows, expect
+from gnnaccel.cuda.segment_plan import (GRAD_ROWS, GradPlan, Segments, as_defines, grad_plan, grid_blocks, precision_of,
+                                        shared_limit)
+
+__all__ = ["weight_grad"]
+
+_MERGE_COLUMNS = 64  # as in segment_gemm_grad.cu
+_WORTH = 64  # tiles for which a partial sum more is worth it
+_MAX_GRID_Y = 65535
+
+
+@functools.lru_cache(maxsize=256)
+def kernels(plan: GradPlan, k: int, n: int, blocks: int, row: torch.dtype, precision: str, copy_x: int, copy_y: int) -> Kernels:
+    """The kernels of this family for one way of summing. copy_x, copy_y: bytes of one copy."""
+    return Kernels("segment_gemm_grad", as_defines(dict(K=k, N=n, BLOCKS=blocks, COPY_X=copy_x, COPY_Y=copy_y), plan.defines(),
+                                                   plan.tile.defines(plan.shared, precision, row)))
+
+
+def weight_grad(segments: Segments, x: Tensor, dy: Tensor, *, index: Tensor | None = None, dy_index: Tensor | None = None,
+                blocks: int = 1, scale: Tensor | None = None, precision: str = "fp32", out: Tensor | None = None) -> Tensor:
+    """``out[s] = sum over the rows i of segment s of scale[i] * outer(x[index[i]], dy[dy_index[i]])``: [S, blocks, K, N] fp32.
+
+    x: [n, blocks * K], dy: [m, blocks * N], of one dtype (fp32, fp16 or bf16), contiguous; index, dy_index: int32 [rows];
+    scale: fp32 [rows] (with half types, scaled rows of dy are rounded to half). Block b takes columns b * K .. of x and
+    b * N .. of dy. ``precision`` as for `segment_gemm.multiply`. Segments without rows get zeros.
+
+    Sums have a fixed order: bits repeat for equal sizes and segments. Raises ValueError for what does not fit.
+    """
+    k, n = check_pair(x, dy, blocks)
+    check_rows(segments, x, index, blocks * k)
+    check_rows(segments, dy, dy_index, blocks * n, "dy")
+    if scale is not None:
+        expect("scale", scale, torch.float32, (segments.rows,), x.device)
+    shape = (segments.count, blocks, k, n)
+    if out is None:
+        out = torch.zeros(shape, device=x.device)
+    else:
+        expect("out", out, torch.float32, shape, x.device)
+        out.zero_()
+    precision = precision_of(precision, x.dtype)
+    if segments.rows:
+        plan, size = grad_plan(k, n, x.dtype, shared_limit(x.device)), x.element_size()
+        _launch(kernels(plan, k, n, blocks, x.dtype, precision, math.gcd(16, k * size, x.data_ptr()),
+                        math.gcd(16, n * size, dy.data_ptr())), plan, segments, out, (
+            x.data_ptr(), pointer(index), dy.data_ptr(), pointer(dy_index), pointer(scale)))
+    return out
+
+
+def _launch(compiled: Kernels, plan: GradPlan, segments: Segments, out: Tensor, args: tuple) -> None:
+    _, blocks, k, n = out.shape
+    tile, weight = plan.tile, blocks * k * n
+    columns = blocks * -(-k // tile.rows) * -(-n // tile.columns)
+    if columns > _MAX_GRID_Y:
+        raise ValueError(f"{columns} tiles of the gradient: a grid has at most {_MAX_GRID_Y}")
+    across = grid_blocks(segments.tile_bound(GRAD_ROWS), columns, tile.blocks_per_sm(plan.shared), _WORTH)
+    partial = torch.empty((2 * across, weight), device=out.device) if across > 1 else None
+    tiles, count = segments.tile_ptr(GRAD_ROWS).data_ptr(), np.int32(segments.count)
+    compiled("weight_grad")((across, columns), tile.threads, plan.shared, (
+        segments.ptr.data_ptr(), tiles, count) + args + (out.data_ptr(), pointer(partial)))
+    if partial is not None:  # else no segment is divided
+        compiled("merge")((-(-weight // _MERGE_COLUMNS), across), 256, 1024, (
+            tiles, count, np.int32(across), partial.data_ptr(), out.data_ptr()))

@@ -1,0 +1,211 @@
+"""How the segment products cut their matrices: tiles, warps, stages, shared memory, blocks. The numbers behind
+``src/segment_gemm.cu`` and ``src/segment_gemm_grad.cu``. All from sizes that the host knows."""
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gnnaccel.cuda.layout import TYPES
+
+_SMS = 132  # of an H100 or H200; a constant, so that weight gradients have the same bits on every GPU
+_SM_SHARED, _SM_REGISTERS, _SM_THREADS = 227 * 1024, 65536, 2048
+_BUDGET = 112 * 1024  # shared memory of a block, so that two fit on a multiprocessor of the larger GPUs
+GRAD_ROWS = 32  # rows of a tile of the weight gradient
+_MAX_TILE = 128  # rows or columns
+_FEW = 8
+_LINE = 128  # bytes of a row of x that one step takes
+_OPTIN_SHARED = {75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 110: 227, 120: 99, 121: 99}  # KiB
+
+PRECISIONS = {"fma": "FMA", "fp32": "FP32", "tf32": "TF32"}
+
+
+class Segments:
+    """Rows sorted by segment: those of segment s are ``ptr[s]`` to ``ptr[s + 1] - 1``. Make it once per graph, and keep it.
+
+    ptr: int32 [S + 1], ascending, from 0 to ``rows``, on the device (contents are not checked, which would need the device).
+    ValueError for another dtype or shape.
+    """
+
+    __slots__ = ("ptr", "rows", "count", "_tiles")
+
+    def __init__(self, ptr: Tensor, rows: int):
+        if ptr.dtype != torch.int32 or ptr.dim() != 1 or len(ptr) < 1 or not ptr.is_contiguous():
+            raise ValueError(f"ptr is {ptr.dtype} of shape {tuple(ptr.shape)}: it has to be int32, contiguous, with one "
+                             "number more than segments")
+        if not 0 <= rows < 2**31 - _MAX_TILE or (rows and len(ptr) == 1):
+            raise ValueError(f"{rows} rows in {len(ptr) - 1} segments: rows are counted in int32, and each belongs to a segment")
+        self.ptr, self.rows, self.count = ptr, rows, len(ptr) - 1
+        self._tiles: dict[int, Tensor] = {}
+
+    def tile_ptr(self, height: int) -> Tensor:
+        """int32 [S + 1]: how many tiles of ``height`` rows lie before each segment. Memoised; made without asking the device."""
+        tiles = self._tiles.get(height)
+        if tiles is None:
+            tiles = self.ptr.new_zeros(self.count + 1)
+            torch.cumsum((self.ptr.diff() + (height - 1)) // height, 0, dtype=torch.int32, out=tiles[1:])
+            self._tiles[height] = tiles
+        return tiles
+
+    def tile_bound(self, height: int) -> int:
+        """No fewer than there are tiles: each segment with rows has at most one that is not full."""
+        return self.rows // height + min(self.count, self.rows)
+
+
+@functools.lru_cache(maxsize=None)
+def shared_limit(device: torch.device) -> int:
+    """Bytes of shared memory that one block may have."""
+    if device.type != "cuda":
+        return _SM_SHARED
+    major, minor = torch.cuda.get_device_capability(device)
+    return 1024 * _OPTIN_SHARED.get(10 * major + minor, 64)
+
+
+def _up(n: int, unit: int) -> int:
+    return -(-n // unit) * unit
+
+
+def _side_stride(width: int) -> int:
+    """``SIDE_STRIDE`` of segment_rows.cuh."""
+    return width + 8 if width % 16 == 0 else width
+
+
+def _columns(n: int, most: int) -> int:
+    """Columns of a tile: at most ``most``, as even as can be."""
+    return 8 if n <= 8 else _up(-(-n // -(-n // most)), 16)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """rows x columns of a block's result, in warps_m x warps_n parts."""
+
+    rows: int
+    columns: int
+    warps_m: int
+    warps_n: int
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps_m * self.warps_n
+
+    def blocks_per_sm(self, shared: int) -> int:
+        values = self.rows * self.columns // self.threads  # accumulators of a thread
+        registers = self.threads * (168 if values > 32 else 128 if values > 8 else 80)
+        return max(1, min(16, _SM_SHARED // (shared + 1024), _SM_REGISTERS // registers, _SM_THREADS // self.threads))
+
+    def defines(self, shared: int, precision: str, dtype: torch.dtype) -> dict:
+        return dict(WM=self.rows // self.warps_m, WN=self.columns // self.warps_n, WARPS_M=self.warps_m, WARPS_N=self.warps_n,
+                    BLOCKS_PER_SM=self.blocks_per_sm(shared), PRECISION=precision, ROW_T=TYPES[dtype])
+
+
+def _tile(rows: int, columns: int) -> Tile:
+    """Warps of 32 x 64 in large tiles, of less in small ones; 16 x 8 is the least."""
+    warps = 8 if rows * columns > 64 * 128 else 4
+    warps_m = max(1, rows // 32)
+    warps_n = next(w for w in range(max(1, warps // warps_m), 0, -1) if columns % (8 * w) == 0)
+    return Tile(rows, columns, warps_m, warps_n)
+
+
+def tile_rows(rows: int, segments: int) -> int:
+    """Rows of a tile of the product: fewer where segments are short or rows few."""
+    height = _MAX_TILE
+    while height > 16 and (2 * height * segments > rows or rows < 4 * _SMS * height):
+        height //= 2
+    return height
+
+
+def precision_of(precision: str, dtype: torch.dtype, terms: int = _FEW + 1) -> str:
+    """The kernels' name for sums of ``terms`` products. ValueError for an unknown one.
+
+    Short sums are made by fp32 multiply-adds: they would show the tensor cores' rounding, and memory takes their time anyway.
+    """
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision is one of {sorted(PRECISIONS)}, not {precision!r}")
+    if precision == "fp32" and dtype == torch.float32 and terms <= _FEW:
+        return "FMA"
+    return PRECISIONS[precision] if dtype == torch.float32 or precision == "fma" else "HALF"
+
+
+@dataclass(frozen=True)
+class ProductPlan:
+    """One way to compute the product: W's columns ``resident`` in shared memory or in pieces along with X."""
+
+    tile: Tile
+    depth: int  # values of k in a step
+    chunks: int
+    resident: bool
+    stages: int
+    shared: int  # bytes
+
+    def defines(self) -> dict:
+        return dict(TR=self.tile.rows, TN=self.tile.columns, TK=self.depth, CHUNKS=self.chunks, RESIDENT=int(self.resident),
+                    STAGES=self.stages)
+
+
+def _product_shared(tile: Tile, depth: int, chunks: int, size: int, transposed: bool, dots: bool, resident: bool,
+                    stages: int) -> int:
+    pad, w_depth = 16 // size, depth * chunks if resident else depth
+    w = tile.columns * (w_depth + pad) if transposed else w_depth * _side_stride(tile.columns)
+    elements = stages * tile.rows * (depth + pad) + (1 if resident else stages) * w
+    scratch = tile.threads // 32 * 16 * (tile.columns // tile.warps_n + 1) if dots else 0
+    return elements * size + 4 * (2 * tile.rows + scratch)
+
+
+@functools.lru_cache(maxsize=None)
+def product_plan(k: int, n: int, dtype: torch.dtype, rows: int, transposed: bool, dots: bool, limit: int) -> ProductPlan:
+    """The first that fits: wide tiles, W resident, three stages are best. Tiles have ``rows`` rows, fewer where they are wide."""
+    size = dtype.itemsize
+    step, chunks = 32 // size, -(-k * size // _LINE)
+    depth = _up(-(-k // chunks), step)
+    for most in (_MAX_TILE, 64, 32, 16):
+        columns = _columns(n, most)
+        tile = _tile(rows if columns <= 64 else min(rows, 64), columns)  # two blocks of four warps do better than one of eight
+        for resident, stages in ((True, 3), (True, 2), (False, 3), (False, 2)):
+            shared = _product_shared(tile, depth, chunks, size, transposed, dots, resident, stages)
+            if shared <= min(limit, _BUDGET):
+                return ProductPlan(tile, depth, chunks, resident, stages, shared)
+    raise AssertionError("the smallest tile fits every GPU")  # 2 stages of 128 rows and 16 columns: 52 KiB
+
+
+@dataclass(frozen=True)
+class GradPlan:
+    """A tile of dW (rows: of K) and how many stages of row tiles are in flight."""
+
+    tile: Tile
+    stages: int
+    shared: int
+
+    def defines(self) -> dict:
+        return dict(TR=GRAD_ROWS, TA=self.tile.rows, TN=self.tile.columns, STAGES=self.stages)
+
+
+@functools.lru_cache(maxsize=None)
+def grad_plan(k: int, n: int, dtype: torch.dtype, limit: int) -> GradPlan:
+    """The first that fits: large tiles, three stages are best."""
+    size = dtype.itemsize
+    for most in (_MAX_TILE, 64, 32):
+        height = next(h for h in (16, 32, 64, 128) if h >= -(-k // -(-k // most)))
+        tile = _tile(height, _columns(n, most))
+        for stages in (3, 2):
+            elements = stages * GRAD_ROWS * (_side_stride(tile.rows) + _side_stride(tile.columns))
+            shared = elements * size + 4 * 3 * (stages + 1) * GRAD_ROWS
+            if shared <= min(limit, _BUDGET):
+                return GradPlan(tile, stages, shared)
+    raise AssertionError("the smallest tile fits every GPU")  # 2 stages of 32 x (40 + 40): 22 KiB
+
+
+def grid_blocks(tiles: int, columns: int, per_sm: int, worth: int) -> int:
+    """Blocks for at most ``tiles`` tiles in each of ``columns`` columns of the grid.
+
+    As many as run at once, and up to four times that as long as each still gets ``worth`` tiles: later blocks even out
+    what the earlier ones were unlucky with.
+    """
+    together = max(1, _SMS * per_sm // columns)
+    return min(tiles, together * max(1, min(4, tiles // (worth * together))))
+
+
+def as_defines(*parts: dict) -> tuple:
+    """``-D`` definitions as drivers take them."""
+    return tuple((name, str(value)) for part in parts for name, value in part.items())

@@ -1,0 +1,178 @@
+// Sums of weighted rows over the edges of a graph, and the gradient of the weights.
+//
+//   forward, merge:  out[r, h, :] = scale[r] sum over r's edges of w(e, h) x[other(e), h, :], then / edges (MEAN), then + bias
+//   edge_dot:        out[e, h] = <left[r, h, :], right[other(e), h, :]> for every edge e of r
+//
+// WEIGHT says whether w is 1, one number per edge or one per edge and head; BY_PLACE whether an edge's numbers stand at its
+// place (`Rows.place`) or at its position in this graph; IDENTITY makes other(e) the position itself. A warp's slots take
+// edges side by side, UNROLL of them in flight. Nothing is scaled before the sum is whole, so a row's sum does not depend on
+// whether the row is split but for the order of its terms.
+#include "merge.cuh"
+
+#define NO_WEIGHT 0
+#define EDGE_WEIGHT 1
+#define HEAD_WEIGHT 2
+
+// One turn of a warp: as many edges as its slots have in flight, but at least a load's 32. Narrow rows have up to 32 slots.
+#define PARTS ((SLOTS * UNROLL + 31) / 32)
+#define TURN (32 * PARTS)
+
+struct Graph {
+    const int* other;
+    const OFF_T* place;
+};
+
+// What the lanes know of a turn's edges: edge 32 p + lane at [p]. They are loaded edge-parallel and passed round by shuffles.
+struct Turn {
+    OFF_T base;
+    int edges;
+    int other[PARTS];
+    OFF_T place[PARTS];
+    float weight[PARTS];
+};
+
+// The next edges of those that end at `end`, `rest` in number: counting down cannot run over the end of OFF_T.
+template <bool Places, bool Weights>
+__device__ __forceinline__ void load_turn(const Lanes& at, const Graph& graph, const float* weight, OFF_T end, OFF_T rest,
+                                          Turn& t) {
+    t.base = end - rest;
+    t.edges = rest < TURN ? (int)rest : TURN;
+#pragma unroll
+    for (int p = 0; p < PARTS; ++p) {
+        const bool on = 32 * p + at.lane < t.edges;
+        const OFF_T position = t.base + 32 * p + at.lane;
+        t.other[p] = !IDENTITY && on ? graph.other[position] : 0;
+        t.place[p] = Places && BY_PLACE && on ? graph.place[position] : 0;
+        t.weight[p] = Weights && on ? weight[BY_PLACE ? t.place[p] : position] : 0.f;
+    }
+}
+
+// Edge `e` of the turn is this slot's in round u. All lanes must ask: the answers come from the lanes that loaded them.
+__device__ __forceinline__ u64 gathered_row(const Turn& t, int u, int e) {
+    return IDENTITY ? (u64)(t.base + e) : (u64)__shfl_sync(FULL_WARP, t.other[u * SLOTS / 32], e & 31);
+}
+
+__device__ __forceinline__ u64 edge_row(const Turn& t, int u, int e) {
+    return BY_PLACE ? (u64)__shfl_sync(FULL_WARP, t.place[u * SLOTS / 32], e & 31) : (u64)(t.base + e);
+}
+
+// Adds UNROLL edges per slot, the first at `first`. Slots beyond the last edge add 0 * 0: whatever the lane of another edge
+// holds, an infinite weight say, must not reach them.
+__device__ __forceinline__ void fold(const Lanes& at, const Turn& t, int first, const ROW_T* x, const float* weight, Row& sum) {
+    Row v[UNROLL];
+    float w[UNROLL][KH];
+#pragma unroll
+    for (int u = 0; u < UNROLL; ++u) {
+        const int e = first + u * SLOTS + at.slot;
+        const bool on = e < t.edges;
+        load_row(at, x, gathered_row(t, u, e), on, v[u]);
+        // Lanes of one head read one address and the heads stand side by side, so this load needs no detour over lanes.
+        if (WEIGHT == HEAD_WEIGHT) {
+            const u64 row = edge_row(t, u, e);
+#pragma unroll
+            for (int kh = 0; kh < KH; ++kh) w[u][kh] = on && at.head(kh) < H ? weight[row * H + at.head(kh)] : 0.f;
+        }
+    }
+#pragma unroll
+    for (int u = 0; u < UNROLL; ++u) {
+        const int e = first + u * SLOTS + at.slot;
+        if (WEIGHT == EDGE_WEIGHT) {
+            const float f = __shfl_sync(FULL_WARP, t.weight[u * SLOTS / 32], e & 31);
+#pragma unroll
+            for (int kh = 0; kh < KH; ++kh) w[u][kh] = e < t.edges ? f : 0.f;
+        }
+#pragma unroll
+        for (int k = 0; k < PACKS; ++k)
+#pragma unroll
+            for (int c = 0; c < VEC; ++c)
+                sum[k][c] = WEIGHT == NO_WEIGHT ? sum[k][c] + v[u][k][c] : fmaf(w[u][k / KV], v[u][k][c], sum[k][c]);
+    }
+}
+
+// A row without edges is zero whatever its scale, which as the reciprocal of a count may be infinite.
+__device__ __forceinline__ void finish(const Lanes& at, int row, OFF_T edges, Row& sum, const float* scale, const float* bias,
+                                       OUT_T* out) {
+    if (at.slot != 0) return;
+    const float factor = scale && edges ? scale[row] : 1.f, count = MEAN && edges ? (float)edges : 1.f;
+#pragma unroll
+    for (int k = 0; k < PACKS; ++k)
+#pragma unroll
+        for (int c = 0; c < VEC; ++c) sum[k][c] = MEAN ? sum[k][c] * factor / count : sum[k][c] * factor;
+    add_bias(at, bias, sum);
+    store_row(at, out, row, sum);
+}
+
+extern "C" __global__ void __launch_bounds__(32 * WARPS)
+forward(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const OFF_T* __restrict__ place, int rows,
+        const int* __restrict__ counters, const int2* __restrict__ chunks, int chunk_edges, int chunk_slots,
+        const ROW_T* __restrict__ x, const float* __restrict__ weight, const float* __restrict__ scale,
+        const float* __restrict__ bias, OUT_T* __restrict__ out, float* __restrict__ part) {
+    const Split split = {counters, chunks, chunk_edges, chunk_slots};
+    Item it;
+    if (!item_at(warp_id(), rows, indptr, split, it)) return;
+    const Lanes at;
+    const Graph graph = {other, place};
+    Row sum;
+    clear_row(sum);
+    for (OFF_T rest = it.end - it.begin; rest > 0; rest -= TURN) {
+        Turn t;
+        load_turn<WEIGHT != NO_WEIGHT, WEIGHT == EDGE_WEIGHT>(at, graph, weight, it.end, rest, t);
+        for (int first = 0; first < t.edges; first += SLOTS * UNROLL) fold(at, t, first, x, weight, sum);
+    }
+    sum_slots(sum);
+    if (it.chunk < 0) finish(at, it.row, it.end - it.begin, sum, scale, bias, out);
+    else if (at.slot == 0) store_row(at, part, it.chunk, sum);
+}
+
+extern "C" __global__ void __launch_bounds__(32 * WARPS)
+merge(const int* __restrict__ counters, const int4* __restrict__ heavy, const OFF_T* __restrict__ indptr,
+      const float* __restrict__ part, const float* __restrict__ scale, const float* __restrict__ bias, OUT_T* __restrict__ out) {
+    const long long w = warp_id();
+    if (w >= counters[1]) return;
+    const int4 row = heavy[w];
+    const Lanes at;
+    Row sum;
+    add_chunks(at, row.y, row.z, part, sum);
+    finish(at, row.x, indptr[row.x + 1] - indptr[row.x], sum, scale, bias, out);
+}
+
+// The row's own side stays in registers. Chunks of a split row write edges of their own, so nothing is merged.
+extern "C" __global__ void __launch_bounds__(32 * WARPS)
+edge_dot(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const OFF_T* __restrict__ place, int rows,
+         const int* __restrict__ counters, const int2* __restrict__ chunks, int chunk_edges, int chunk_slots,
+         const OUT_T* __restrict__ left, const ROW_T* __restrict__ right, float* __restrict__ out) {
+    const Split split = {counters, chunks, chunk_edges, chunk_slots};
+    Item it;
+    if (!item_at(warp_id(), rows, indptr, split, it)) return;
+    const Lanes at;
+    const Graph graph = {other, place};
+    Row own;
+    load_row(at, left, (u64)it.row, it.end > it.begin, own);
+    for (OFF_T rest = it.end - it.begin; rest > 0; rest -= TURN) {
+        Turn t;
+        load_turn<true, false>(at, graph, nullptr, it.end, rest, t);
+        for (int first = 0; first < t.edges; first += SLOTS * UNROLL) {
+            Row v[UNROLL];
+#pragma unroll
+            for (int u = 0; u < UNROLL; ++u) {
+                const int e = first + u * SLOTS + at.slot;
+                load_row(at, right, gathered_row(t, u, e), e < t.edges, v[u]);
+            }
+#pragma unroll
+            for (int u = 0; u < UNROLL; ++u) {
+                const int e = first + u * SLOTS + at.slot;
+                const u64 row = edge_row(t, u, e);
+#pragma unroll
+                for (int kh = 0; kh < KH; ++kh) {
+                    float s = 0.f;
+#pragma unroll
+                    for (int i = kh * KV; i < (kh + 1) * KV; ++i)
+#pragma unroll
+                        for (int c = 0; c < VEC; ++c) s = fmaf(own[i][c], v[u][i][c], s);
+                    s = lane_sum<LH>(s);
+                    if (e < t.edges && at.lh == 0 && at.head(kh) < H) out[row * H + at.head(kh)] = s;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,206 @@
+// The product of two matrices in shared memory, each warp computing its WM x WN part of the block's tile.
+//
+// Accumulators lie as in mma.cuh, whichever way the sums are made, so what comes before and after is the same for all.
+// PRECISION says how:
+//   FMA    fp32 multiply-adds; also where there are no tensor cores
+//   FP32   three tf32 products per product: x = big + small with both in tf32, and small * small is left out.
+//   TF32   one product of the values rounded to tf32
+//   HALF   f16 or bf16, products exact
+// Tensor cores round towards zero when they accumulate, which would add up to a bias over thousands of rows; so each step
+// (of 8 or 16) starts from zero, and an ordinary addition brings its result to the accumulator.
+#pragma once
+#include "mma.cuh"
+
+#define FMA 0
+#define FP32 1
+#define TF32 2
+#define HALF 3
+
+#define MT (WM / 16)
+#define NT (WN / 8)
+#define PER_WORD (4 / (int)sizeof(ROW_T))
+#define K_STEP (8 * PER_WORD)
+
+static_assert(WM % 16 == 0 && WN % 8 == 0, "a warp's tile is a multiple of 16 x 8");
+
+typedef float Accumulators[MT][NT][4];
+
+__device__ __forceinline__ void clear(Accumulators& acc) {
+#pragma unroll
+    for (int m = 0; m < MT; ++m)
+#pragma unroll
+        for (int n = 0; n < NT; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) acc[m][n][e] = 0.f;
+}
+
+// A fragment register: one float, or two halves.
+__device__ __forceinline__ u32 joined(float x, float) { return __float_as_uint(x); }
+template <typename Half> __device__ __forceinline__ u32 joined(Half x, Half y) { return x.bits | (u32)y.bits << 16; }
+
+// A matrix in shared memory; o is a row of the left operand or a column of the right one. KFirst: k is contiguous.
+template <bool KFirst, int Stride> struct Operand {
+    const ROW_T* p;
+
+    __device__ __forceinline__ float at(int o, int k) const { return to_float(p[KFirst ? o * Stride + k : k * Stride + o]); }
+    // Elements k .. k + PER_WORD - 1.
+    __device__ __forceinline__ u32 word(int o, int k) const {
+        if constexpr (KFirst) {
+            return *(const u32*)(p + o * Stride + k);
+        } else {
+            const ROW_T* q = p + k * Stride + o;
+            return joined(q[0], q[PER_WORD == 1 ? 0 : Stride]);
+        }
+    }
+};
+
+// An operand whose line k is multiplied by factor[k], if there is any; half products are rounded to half again.
+template <typename Inner> struct Scaled {
+    Inner inner;
+    const float* factor;
+
+    __device__ __forceinline__ float at(int o, int k) const { return inner.at(o, k) * (factor ? factor[k] : 1.f); }
+    __device__ __forceinline__ u32 word(int o, int k) const {
+        if (!factor) return inner.word(o, k);
+        const ROW_T x = from_float<ROW_T>(at(o, k));
+        return joined(x, PER_WORD == 1 ? x : from_float<ROW_T>(at(o, k + 1)));
+    }
+};
+
+// acc += A[:, k .. k + Count) B[k .. k + Count, :] by fp32 multiply-adds.
+template <int Count, typename Left, typename Right>
+__device__ __forceinline__ void fma_step(const Left& a, const Right& b, int row, int column, int k, Accumulators& acc) {
+    const int g = (threadIdx.x & 31) >> 2, c = threadIdx.x & 3;
+    constexpr int Unroll = Count > K_STEP ? 4 : 1;  // a single step is the exception beside the tensor cores' work: short code
+#pragma unroll Unroll
+    for (int i = k; i < k + Count; ++i) {
+        float x[MT][2];
+#pragma unroll
+        for (int m = 0; m < MT; ++m) x[m][0] = a.at(row + 16 * m + g, i), x[m][1] = a.at(row + 16 * m + g + 8, i);
+#pragma unroll
+        for (int n = 0; n < NT; ++n) {
+            const float y[2] = {b.at(column + 8 * n + 2 * c, i), b.at(column + 8 * n + 2 * c + 1, i)};
+#pragma unroll
+            for (int m = 0; m < MT; ++m)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) acc[m][n][e] = fmaf(x[m][e >> 1], y[e & 1], acc[m][n][e]);
+        }
+    }
+}
+
+#if TENSOR_CORES && PRECISION != FMA
+
+typedef u32 LeftWords[MT][4];
+typedef u32 RightWords[NT][2];
+
+template <typename Left, typename Right>
+__device__ __forceinline__ void load_words(const Left& a, const Right& b, int row, int column, int k, LeftWords& x,
+                                           RightWords& y) {
+    const int g = (threadIdx.x & 31) >> 2, c = threadIdx.x & 3;
+#pragma unroll
+    for (int m = 0; m < MT; ++m)
+#pragma unroll
+        for (int r = 0; r < 4; ++r) x[m][r] = a.word(row + 16 * m + g + 8 * (r & 1), k + PER_WORD * (c + 4 * (r >> 1)));
+#pragma unroll
+    for (int n = 0; n < NT; ++n)
+#pragma unroll
+        for (int r = 0; r < 2; ++r) y[n][r] = b.word(column + 8 * n + g, k + PER_WORD * (c + 4 * r));
+}
+
+// Whether x = big + small can be done: inf - inf is not 0, and 0 * inf and inf - inf among the three products would not
+// be what fp32 gives. The bound is what rounds to infinity in tf32.
+__device__ __forceinline__ bool splits(u32 word) { return fabsf(__uint_as_float(word)) < __uint_as_float(0x7f7ff000u); }
+
+__device__ __forceinline__ bool all_split(const LeftWords& x, const RightWords& y) {
+    bool yes = true;
+#pragma unroll
+    for (int m = 0; m < MT; ++m)
+#pragma unroll
+        for (int r = 0; r < 4; ++r) yes = yes && splits(x[m][r]);
+#pragma unroll
+    for (int n = 0; n < NT; ++n)
+#pragma unroll
+        for (int r = 0; r < 2; ++r) yes = yes && splits(y[n][r]);
+    return __all_sync(FULL_WARP, yes);
+}
+
+template <int Count>
+__device__ __forceinline__ void split(const u32 (&word)[Count], u32 (&big)[Count], u32 (&small)[Count]) {
+#pragma unroll
+    for (int r = 0; r < Count; ++r) {
+        const float x = __uint_as_float(word[r]);
+        big[r] = tf32_from_float(x);
+        small[r] = tf32_from_float(x - __uint_as_float(big[r]));
+    }
+}
+
+__device__ __forceinline__ void three_products(const LeftWords& x, const RightWords& y, Accumulators& acc) {
+    LeftWords x_big, x_small;
+    const float zero[4] = {0.f, 0.f, 0.f, 0.f};
+#pragma unroll
+    for (int m = 0; m < MT; ++m) split(x[m], x_big[m], x_small[m]);
+#pragma unroll
+    for (int n = 0; n < NT; ++n) {
+        u32 y_big[2], y_small[2];
+        split(y[n], y_big, y_small);
+#pragma unroll
+        for (int m = 0; m < MT; ++m) {
+            float sum[4];
+            Mma<float>::multiply(sum, x_small[m], y_big, zero);
+            Mma<float>::multiply(sum, x_big[m], y_small, sum);
+            Mma<float>::multiply(sum, x_big[m], y_big, sum);
+#pragma unroll
+            for (int e = 0; e < 4; ++e) acc[m][n][e] += sum[e];
+        }
+    }
+}
+
+__device__ __forceinline__ void one_product(LeftWords& x, RightWords& y, Accumulators& acc) {
+    const float zero[4] = {0.f, 0.f, 0.f, 0.f};
+#if PRECISION == TF32
+#pragma unroll
+    for (int m = 0; m < MT; ++m)
+#pragma unroll
+        for (int r = 0; r < 4; ++r) x[m][r] = tf32_from_float(__uint_as_float(x[m][r]));
+#pragma unroll
+    for (int n = 0; n < NT; ++n)
+#pragma unroll
+        for (int r = 0; r < 2; ++r) y[n][r] = tf32_from_float(__uint_as_float(y[n][r]));
+#endif
+#pragma unroll
+    for (int n = 0; n < NT; ++n)
+#pragma unroll
+        for (int m = 0; m < MT; ++m) {
+            float sum[4];
+            Mma<ROW_T>::multiply(sum, x[m], y[n], zero);
+#pragma unroll
+            for (int e = 0; e < 4; ++e) acc[m][n][e] += sum[e];
+        }
+}
+
+#endif
+
+// acc += A B over Depth values of k. row, column: the warp's corner of the tile.
+template <int Depth, typename Left, typename Right>
+__device__ __forceinline__ void multiply_tile(const Left& a, const Right& b, int row, int column, Accumulators& acc) {
+    static_assert(Depth % K_STEP == 0, "operands are padded with zeros to whole steps");
+#if TENSOR_CORES && PRECISION != FMA
+#pragma unroll 2
+    for (int k = 0; k < Depth; k += K_STEP) {
+        LeftWords x;
+        RightWords y;
+        load_words(a, b, row, column, k, x, y);
+#if PRECISION == FP32
+        if (!all_split(x, y)) {
+            fma_step<K_STEP>(a, b, row, column, k, acc);
+            continue;
+        }
+        three_products(x, y, acc);
+#else
+        one_product(x, y, acc);
+#endif
+    }
+#else
+    fma_step<Depth>(a, b, row, column, 0, acc);
+#endif
+}

@@ -1,0 +1,72 @@
+"""Estimates for relational calls: ours by counting, the host's by rates that were measured."""
+from __future__ import annotations
+
+import functools
+from math import prod
+from typing import TYPE_CHECKING
+
+from gnnaccel.dispatch import cost
+from gnnaccel.dispatch.relational.counting import Count
+from gnnaccel.dispatch.relational.optimise import Ordering, optimise
+
+if TYPE_CHECKING:
+    from gnnaccel.dispatch.relational.request import RelationalRequest
+
+_TRAINING = 3.0  # forward and backward over forward, in any ordering
+
+
+def cuda(request: RelationalRequest) -> float:
+    """Seconds by the CUDA kernels."""
+    return _taken(request, "cuda").seconds * (_TRAINING if request.grad else 1.0) + _structure(request, "cuda")
+
+
+def torch_backend(request: RelationalRequest) -> float | None:
+    """Seconds by the torch backend on a CPU, with the margin within which a gain is none; None on other devices."""
+    if request.device != "cpu":
+        return None
+    rates, count = cost.constants()["relational"]["cpu"], _taken(request, "cpu").count
+    return _total(rates["total"][_mode(request)], count, 1 << request.relation_bits) * rates["margin"] + _structure(request, "cpu")
+
+
+def native(request: RelationalRequest) -> float | None:
+    """Seconds of the host's own layer, None where nothing is known about it."""
+    rates = cost.constants()["relational"].get(request.device, {}).get("native", {}).get(request.native)
+    if rates is None:
+        return None
+    statistics = request.statistics()
+    relations, edges = statistics.num_relations, statistics.num_edges
+    width, matrix = _sizes(request)
+    return _line(rates[_mode(request)], 1, relations, relations * statistics.num_dst * matrix, edges * width, edges * matrix)
+
+
+@functools.lru_cache(maxsize=4096)
+def _forward(program, shapes, statistics, device: str) -> Ordering:
+    return optimise(program, dict(shapes), statistics, device).taken
+
+
+def _taken(request: RelationalRequest, device: str) -> Ordering:
+    return _forward(request.program, request.shapes, request.statistics(), device)
+
+
+def _structure(request: RelationalRequest, device: str) -> float:
+    """In full where the graph is new: it may never come again."""
+    rates = cost.constants()["relational"][device]["structure"][_mode(request)]
+    return _line(rates, 1, 1 << request.edge_bits) if request.fresh else 0.0
+
+
+def _total(rates: list[float], count: Count, relations: int) -> float:
+    return _line(rates, count.moved, count.flops, count.launches, relations, 1)
+
+
+def _line(rates: list[float], *sizes: float) -> float:
+    return sum(rate * size for rate, size in zip(rates, sizes))
+
+
+def _mode(request: RelationalRequest) -> str:
+    return "training" if request.grad else "forward"
+
+
+def _sizes(request: RelationalRequest) -> tuple[int, int]:
+    """Channels of a row, and elements of the largest input: one relation's matrix."""
+    width = request.shapes[0][1][-1] if request.shapes[0][1] else 1
+    return width, max(prod(shape) for _, shape in request.shapes)

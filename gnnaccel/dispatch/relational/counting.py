@@ -1,0 +1,110 @@
+"""Counting what an ordering costs: bytes moved and floating-point operations, operation by operation.
+
+Counts are of the forward pass in 4-byte values; backward moves and computes about twice as much in any ordering, so it does
+not change which is best.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from gnnaccel.dispatch import cost
+from gnnaccel.dispatch.program import DST, EDGE, PAIR_DST, PAIR_SRC, RELATION, SRC, Op, Program
+from gnnaccel.dispatch.relational.view import RelationStatistics
+
+Shape = tuple[int, ...]
+_DOMAIN_OF = {"src": SRC, "dst": DST, "rel": RELATION, "pair_src": PAIR_SRC, "pair_dst": PAIR_DST}
+
+
+@dataclass(frozen=True)
+class Count:
+    """``moved`` bytes, ``flops``, ``launches``: operations that are launched."""
+
+    moved: int = 0
+    flops: int = 0
+    launches: int = 0
+
+    def __add__(self, other: Count) -> Count:
+        return Count(self.moved + other.moved, self.flops + other.flops, self.launches + other.launches)
+
+    def seconds(self, device: str) -> float:
+        """On a device of this type, by the rates of ``constants.json``."""
+        rates = cost.constants()["relational"][device]["orderings"]
+        return self.moved / rates["bandwidth"] + self.flops / rates["flops"] + self.launches * rates["launch"]
+
+
+def count(program: Program, shapes: dict[str, Shape], statistics: RelationStatistics) -> Count:
+    """What a Program costs. ``shapes``: of one row of each input, without the first dimension; of the whole, for PARAM inputs."""
+    known = shapes_of_all(program, shapes)
+    return sum((_cost(step, program, known[step.out], known, statistics) for step in program.ops), Count())
+
+
+def shapes_of_all(program: Program, shapes: dict[str, Shape]) -> dict[str, Shape]:
+    """The shape of one row of every value; of the whole for parameters."""
+    known = dict(shapes)
+    for step in program.ops:
+        known[step.out] = _shape(step, known)
+    return known
+
+
+def _name(arg: str) -> str:
+    return arg.partition("@")[0]
+
+
+def _shape(step: Op, known: dict[str, Shape]) -> Shape:
+    """The shape of one row of the result."""
+    args = [known[_name(arg)] for arg in step.args]
+    kind = step.kind
+    if kind == "linear":
+        blocks, (k, n) = prod(args[1][:-2]), args[1][-2:]
+        return (blocks * (k if step.get("transposed") else n),)
+    if kind == "fold":
+        return (prod(args[0][:-1]), args[1][-1])
+    if kind in ("lookup", "mix"):
+        return args[1 if kind == "mix" else 0][-1:]
+    if kind in ("combine", "per_basis"):
+        return args[-1][1:] if kind == "combine" else args[-1][-1:]
+    if kind == "part":
+        return (step.attr("stop") - step.attr("start"),)
+    if kind == "dot":
+        return (step.attr("heads"),)
+    if kind == "aggregate":
+        return (prod(args[1]) * step.get("per_head", 1),)
+    if kind == "attend":
+        return args[step.attr("names").index("values" if "values" in step.attr("names") else "x")]
+    return args[0]
+
+
+def _cost(step: Op, program: Program, shape: Shape, known: dict[str, Shape], statistics: RelationStatistics) -> Count:
+    """Of one operation; reads and writes each row once, gathers count per row of the finer domain."""
+    domain = program.domains[step.out]
+    rows, width = statistics.rows(domain), prod(shape)
+    args = [known[_name(arg)] for arg in step.args]
+    edges, kind = statistics.num_edges, step.kind
+    if kind == "linear":
+        matrix = prod(args[1])
+        if step.args[1].endswith("@rel"):  # in EDGE one matrix per edge is gathered
+            matrix *= edges if domain == EDGE else statistics.num_relations
+        return Count(4 * (rows * (prod(args[0]) + width) + matrix), 2 * rows * prod(args[1]), 1)
+    if kind in ("fold", "combine"):
+        inner = args[0][-1]
+        return Count(4 * rows * (prod(args[0]) + width) + 4 * prod(args[1]), 2 * rows * width * inner, 1)
+    if kind == "lookup":
+        return Count(8 * rows * width, 0, 1)
+    if kind == "mix":
+        return Count(4 * rows * (args[0][0] + 1) * width, 2 * rows * args[0][0] * width, 3)
+    if kind in ("reduce", "mean_sum"):
+        return Count(4 * (edges + rows) * width + 8 * edges, 2 * edges * width, 1)
+    if kind == "collect":
+        pairs = statistics.pairs_dst
+        return Count(4 * (pairs + rows) * width + 4 * pairs, pairs * width, 1)
+    if kind == "per_basis":
+        pairs, bases, k = statistics.pairs_dst, args[1][0], prod(args[0])
+        return Count(4 * bases * k * (pairs + 2 * rows), 2 * bases * k * (pairs + rows * width), 2 + bases)
+    if kind == "attend":
+        gathered = width * (2 if "keys" in step.attr("names") else 1) + 2 * step.attr("heads")
+        return Count(4 * (edges * gathered + rows * width), 4 * edges * width, 1)
+    if kind == "aggregate":
+        return Count(4 * (edges * width + rows * width), 2 * edges * width, 1)
+    passes = 4 if kind == "segment_softmax" else 1
+    return Count(4 * rows * (sum(prod(a) for a in args) + width) * passes, 2 * rows * max(prod(a) for a in args), passes)

@@ -1,0 +1,168 @@
+"""Maps by relation and sums over edges by the CUDA kernels, with their backward; `torch_maps` says what they compute.
+
+Where backward is itself recorded it runs on torch operations, so that second derivatives are right.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from gnnaccel.cuda import aggregate as sums
+from gnnaccel.cuda import segment_gemm
+from gnnaccel.cuda.layout import TYPES
+from gnnaccel.cuda.segment_gemm_grad import weight_grad
+from gnnaccel.dispatch.graph import GraphView
+from gnnaccel.dispatch.relational import torch_maps
+from gnnaccel.dispatch.relational.pairs import Pairs
+from gnnaccel.dispatch.relational.view import Gather
+
+
+def multiply(pairs: Pairs, rows: Tensor, weight: Tensor, transposed: bool = False, gather: Gather | None = None) -> Tensor:
+    """`torch_maps.multiply`; rows that ``gather`` reads are never copied."""
+    if _wants_grad(rows, weight):
+        return _Multiply.apply(pairs, rows, weight, transposed, gather)
+    return _multiply(pairs, rows, weight, transposed, gather)
+
+
+def aggregate(graph: GraphView, rows: Tensor, weight: Tensor | None = None) -> Tensor:
+    """`torch_maps.aggregate`."""
+    if _wants_grad(rows, weight):
+        return _Aggregate.apply(graph, rows, weight)
+    return _aggregate(graph.csc(places=weight is not None), graph.wide, rows, weight)
+
+
+def take(rows: Tensor, gather: Gather) -> Tensor:
+    """`torch_maps.take`, whose gradient is summed in a fixed order."""
+    if _wants_grad(rows) and rows.dtype in TYPES:
+        return _Take.apply(rows, gather)
+    return rows.index_select(0, gather.index)
+
+
+def _wants_grad(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
+def _dense(t: Tensor) -> Tensor:
+    """Contiguous, and aligned for the widest load."""
+    t = t.contiguous()
+    return t if t.data_ptr() % 16 == 0 else t.clone()
+
+
+def _by_torch(function: Callable[..., Tensor], inputs: tuple[Tensor | None, ...], needs: tuple[bool, ...], grad: Tensor) -> tuple:
+    """Gradients of ``function(*inputs)`` that can be differentiated again."""
+    inputs = tuple(None if t is None else t.view_as(t) for t in inputs)
+    wanted = [t for t, need in zip(inputs, needs) if need and t is not None]
+    found = iter(torch.autograd.grad(function(*inputs), wanted, grad, create_graph=True))
+    return tuple(next(found) if need and t is not None else None for t, need in zip(inputs, needs))
+
+
+# --- maps by relation --------------------------------------------------------------------------------------------------
+
+def precision() -> str:
+    """Of fp32 products, as torch's settings have it."""
+    return "fp32" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+
+
+def _multiply(pairs: Pairs, rows: Tensor, weight: Tensor, transposed: bool, gather: Gather | None) -> Tensor:
+    blocks = weight.shape[1]
+    if not (weight.stride(-1) == 1 and weight.stride(-2) == weight.shape[-1]):
+        weight = weight.contiguous()
+    out = segment_gemm.multiply(pairs.segments, _dense(rows.flatten(1)), weight, index=None if gather is None else gather.index,
+                                transposed=transposed, blocks=blocks, precision=precision())
+    return out.unflatten(1, (blocks, -1))
+
+
+class _Multiply(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, pairs, rows, weight, transposed, gather):
+        ctx.pairs, ctx.transposed, ctx.gather = pairs, transposed, gather
+        ctx.save_for_backward(rows, weight)
+        return _multiply(pairs, rows, weight, transposed, gather)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (rows, weight), pairs, gather, needs = ctx.saved_tensors, ctx.pairs, ctx.gather, ctx.needs_input_grad[1:3]
+        if torch.is_grad_enabled():
+            def again(rows: Tensor, weight: Tensor) -> Tensor:
+                return torch_maps.multiply(pairs, rows, weight, ctx.transposed, gather)
+
+            return None, *_by_torch(again, (rows, weight), needs, grad), None, None
+        d_rows = d_weight = None
+        if needs[0]:
+            d_rows = _multiply(pairs, grad, weight, not ctx.transposed, None)
+            if gather is not None:
+                members = gather.members
+                d_rows = _aggregate(members.csc(places=False), members.wide, d_rows, None)
+        if needs[1]:
+            left, right = _dense(rows.flatten(1)), _dense(grad.flatten(1))
+            index = None if gather is None else gather.index
+            ends = (right, left, None, index) if ctx.transposed else (left, right, index, None)
+            d_weight = weight_grad(pairs.segments, ends[0], ends[1], index=ends[2], dy_index=ends[3], blocks=weight.shape[1],
+                                   precision=precision()).to(weight.dtype)
+        return None, d_rows, d_weight, None, None
+
+
+# --- sums over edges ---------------------------------------------------------------------------------------------------
+
+def _kind(weight: Tensor | None) -> str:
+    return "none" if weight is None else "edge" if weight.dim() == 1 else "head"
+
+
+def _sizes(rows: Tensor, weight: Tensor | None) -> tuple[int, int]:
+    """Heads and width as which the kernels see a row."""
+    if weight is not None and weight.dim() == 2:
+        return rows.shape[1], rows.shape[2]
+    return sums.factored(rows[0].numel() if rows.shape[0] else rows.flatten(1).shape[1])
+
+
+def _variant(rows: Tensor, weight: Tensor | None, wide: bool) -> sums.Variant:
+    heads, width = _sizes(rows, weight)
+    return sums.variant(heads, width, rows.dtype, rows.dtype, _kind(weight), "place", False, False, wide)
+
+
+def _aggregate(by: object, wide: bool, rows: Tensor, weight: Tensor | None) -> Tensor:
+    """``by``: index arrays whose ``place`` is where an edge's weight stands."""
+    variant = _variant(rows, weight, wide)
+    weight = None if weight is None else weight.float().contiguous()
+    out = sums.forward(variant, by, _dense(rows).view(-1, variant.heads, variant.width), weight)
+    return out.view(-1, *rows.shape[1:])
+
+
+class _Aggregate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, graph, rows, weight):
+        ctx.graph = graph
+        ctx.save_for_backward(rows, weight)
+        return _aggregate(graph.csc(places=weight is not None), graph.wide, rows, weight)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (rows, weight), graph, needs = ctx.saved_tensors, ctx.graph, ctx.needs_input_grad[1:3]
+        if torch.is_grad_enabled():
+            def again(rows: Tensor, weight: Tensor | None) -> Tensor:
+                return torch_maps.aggregate(graph, rows, weight)
+
+            return None, *_by_torch(again, (rows, weight), needs, grad)
+        d_rows = d_weight = None
+        if needs[0]:
+            by_src = graph.csr(places=False) if weight is None else graph.csr_by_id()
+            d_rows = _aggregate(by_src, graph.wide, grad, weight)
+        if needs[1]:
+            variant = _variant(rows, weight, graph.wide)
+            shape = -1, variant.heads, variant.width
+            d_weight = sums.edge_dot(variant, graph.csc(), _dense(grad).view(shape), _dense(rows).view(shape))
+            d_weight = (d_weight.sum(1) if weight.dim() == 1 else d_weight)[:weight.shape[0]].to(weight.dtype)
+        return None, d_rows, d_weight
+
+
+class _Take(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, rows, gather):
+        ctx.gather = gather
+        return rows.index_select(0, gather.index)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return aggregate(ctx.gather.members, grad.flatten(1)).view(-1, *grad.shape[1:]), None

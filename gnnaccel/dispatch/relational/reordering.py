@@ -1,0 +1,134 @@
+"""Linear operator reordering: the same value by maps applied in another order (arXiv 2301.06284).
+
+Each rule looks at one operation of a Program and returns the Programs that it allows there. `orderings` closes a Program under
+all rules; which ordering is taken is decided by counting (`counting`), not here.
+
+    fold_chain       <x W, q> = <x, W q>
+    aggregate_first  sum_e (x_e W_r) = (sum_e x_e) W_r over the edges of one (destination, relation); likewise for means
+    per_basis        sum_r a_r (sum_b c_rb V_b) = sum_b (sum_r c_rb a_r) V_b
+    table_first      rows of sum_b c_rb T_b: of the sums, rather than sums of the rows
+    prior_into_map   p_r <q, k A_r> = <q, k (p_r A_r)>
+    other_side       <q, k A> = <q A', k>
+"""
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from gnnaccel.dispatch.program import PAIR_DST, PARAM, RELATION, Op, Program, op
+
+_MOST = 32  # orderings of one Program that are looked at
+
+
+@functools.lru_cache(maxsize=256)
+def orderings(program: Program) -> tuple[tuple[str, Program], ...]:
+    """("what was done", Program) for each ordering that the rules reach; the Program as stated comes first."""
+    found: dict[tuple, tuple[str, Program]] = {program.ops: ("as stated", program)}
+    queue = [("", program)]
+    while queue and len(found) < _MOST:
+        done, start = queue.pop(0)
+        for rule in RULES:
+            for changed in rule(start):
+                changed = without_dead(changed)
+                if changed.ops not in found:
+                    name = f"{done} + {rule.__name__}" if done else rule.__name__
+                    found[changed.ops] = name, changed
+                    queue.append((name, changed))
+    return tuple(found.values())
+
+
+def without_dead(program: Program) -> Program:
+    """The Program without operations whose value nothing reads."""
+    needed, kept = {program.output}, []
+    for step in reversed(program.ops):
+        if step.out in needed:
+            kept.append(step)
+            needed.update(_name(arg) for arg in step.args)
+    return _with_ops(program, tuple(reversed(kept)))
+
+
+# --- rules -------------------------------------------------------------------------------------------------------------
+
+def fold_chain(program: Program) -> Iterator[Program]:
+    for at, step, inner in _chains(program, "linear", 0, "linear"):
+        if program.domains[_name(step.args[1])] == PARAM and inner.args[1].endswith("@rel"):
+            folded = f"{_name(inner.args[1])}_{step.args[1]}"
+            yield _replace(program, at, op("fold", folded, _name(inner.args[1]), step.args[1]),
+                           replace(step, args=(inner.args[0], f"{folded}@rel")))
+
+
+def aggregate_first(program: Program) -> Iterator[Program]:
+    for at, step, inner in _chains(program, "reduce", 0, "linear"):
+        if inner.args[1].endswith("@rel") and inner.args[0].endswith("@src"):
+            yield _replace(program, at, replace(step, args=(inner.args[0],), out=f"{step.out}_in"),
+                           replace(inner, out=step.out, args=(f"{step.out}_in", inner.args[1]), domain=PAIR_DST))
+
+
+def per_basis(program: Program) -> Iterator[Program]:
+    for at, step, inner in _chains(program, "collect", 0, "linear"):
+        weight = _maker(program, inner.args[1])
+        if weight is not None and weight.kind == "combine":
+            yield _replace(program, at, op("per_basis", step.out, inner.args[0], *weight.args))
+
+
+def table_first(program: Program) -> Iterator[Program]:
+    for at, step in enumerate(program.ops):
+        if step.kind == "mix":
+            comp, bases, ids = step.args
+            yield _replace(program, at, op("combine", "weight", _name(comp), bases),
+                           op("lookup", step.out, "weight@rel", ids))
+
+
+def prior_into_map(program: Program) -> Iterator[Program]:
+    for at, step, inner in _chains(program, "mul", 0, "dot"):
+        for side in (0, 1):
+            made = _maker(program, inner.args[side])
+            if made is not None and made.kind == "linear" and step.args[1].endswith("@rel") and made.args[1].endswith("@rel"):
+                prior = f"{_name(made.args[1])}_{_name(step.args[1])}"
+                other = inner.args[1 - side]
+                mapped = replace(made, out=f"{made.out}_{_name(step.args[1])}", args=(made.args[0], f"{prior}@rel"))
+                args = (mapped.out, other) if side == 0 else (other, mapped.out)
+                yield _replace(program, at, Op("mul", prior, (_name(made.args[1]), _name(step.args[1])), domain=RELATION),
+                               mapped, replace(inner, out=step.out, args=args))
+
+
+def other_side(program: Program) -> Iterator[Program]:
+    for at, step in enumerate(program.ops):
+        if step.kind != "dot":
+            continue
+        made = _maker(program, step.args[1])
+        if made is not None and made.kind == "linear" and made.args[1].endswith("@rel") and step.args[0].endswith("@dst"):
+            mapped = op("linear", f"{_name(step.args[0])}_mapped", step.args[0], made.args[1], transposed=True)
+            yield _replace(program, at, mapped, replace(step, args=(mapped.out, made.args[0])))
+
+
+RULES: tuple[Callable[[Program], Iterator[Program]], ...] = (fold_chain, aggregate_first, per_basis, table_first, prior_into_map,
+                                                             other_side)
+
+
+# --- small tools -------------------------------------------------------------------------------------------------------
+
+def _name(arg: str) -> str:
+    return arg.partition("@")[0]
+
+
+def _maker(program: Program, arg: str) -> Op | None:
+    return next((step for step in program.ops if step.out == _name(arg)), None)
+
+
+def _chains(program: Program, kind: str, place: int, inner: str) -> Iterator[tuple[int, Op, Op]]:
+    """(position, operation, the one that makes its argument ``place``) of these kinds."""
+    for at, step in enumerate(program.ops):
+        if step.kind == kind:
+            made = _maker(program, step.args[place])
+            if made is not None and made.kind == inner:
+                yield at, step, made
+
+
+def _replace(program: Program, at: int, *ops: Op) -> Program:
+    return _with_ops(program, program.ops[:at] + ops + program.ops[at + 1:])
+
+
+def _with_ops(program: Program, ops: tuple[Op, ...]) -> Program:
+    return Program(program.name, program.inputs, ops, program.output)

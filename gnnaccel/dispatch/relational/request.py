@@ -1,0 +1,160 @@
+"""What an adapter found out about a relational call, what the planner is asked of it, and how it runs."""
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnaccel.dispatch import attention, cache
+from gnnaccel.dispatch.config import PASSES, current
+from gnnaccel.dispatch.program import PARAM, Program
+from gnnaccel.dispatch.relational import cuda_maps, torch_maps
+from gnnaccel.dispatch.relational.counting import Shape
+from gnnaccel.dispatch.relational.execute import run as execute
+from gnnaccel.dispatch.relational.optimise import Optimised, optimise
+from gnnaccel.dispatch.relational.view import RelationStatistics, RelationView
+
+Shapes = tuple[tuple[str, Shape], ...]
+
+
+class RelationalRequest(NamedTuple):
+    """Everything a relational plan depends on; the memo key. Sizes are classes of magnitude (bits).
+
+    ``shapes``: of one row of each input of the Program, of the whole for parameters; ``relation_bits``: of the count of relations.
+    """
+
+    program: Program
+    native: str
+    shapes: Shapes
+    row: torch.dtype
+    out: torch.dtype
+    device: str
+    src_bits: int
+    dst_bits: int
+    edge_bits: int
+    relation_bits: int
+    grad: bool
+    fresh: bool
+    heads: int = 1
+    width: int = 1  # channels per head of the attention, if there is one
+
+    def statistics(self) -> RelationStatistics:
+        """Of a graph of these sizes in which half of the pairs that there can be are distinct."""
+        src, dst, edges, relations = (1 << b for b in (self.src_bits, self.dst_bits, self.edge_bits, self.relation_bits))
+        return RelationStatistics(src, dst, edges, relations, min(edges, src * relations) // 2, min(edges, dst * relations) // 2)
+
+
+@dataclass(frozen=True)
+class RelationalStated:
+    """A relational host call that the adapter understood, without its tensors.
+
+    ``make(own, compact)``: the `RelationView` of the call's graph; ``ignore`` as there; ``heads``, ``width``: of its attention;
+    ``layout``: what else the view depends on, hashable.
+    """
+
+    program: Program
+    native: str
+    shapes: Shapes
+    row: torch.dtype
+    out: torch.dtype
+    num_src: int
+    num_dst: int
+    num_edges: int
+    num_relations: int
+    make: Callable[[bool, bool], RelationView]
+    ignore: bool = False
+    heads: int = 1
+    width: int = 1
+    layout: Hashable = None
+
+    def request(self, device: str, grad: bool, fresh: bool) -> RelationalRequest:
+        return RelationalRequest(self.program, self.native, self.shapes, self.row, self.out, device, self.num_src.bit_length(),
+                                 self.num_dst.bit_length(), self.num_edges.bit_length(), self.num_relations.bit_length(), grad,
+                                 fresh, self.heads, self.width)
+
+    def _sizes(self) -> tuple:
+        return "relational", self.num_src, self.num_dst, self.num_relations, self.ignore, self.layout, _compact()
+
+    def peek(self, given: RelationalGiven) -> bool:
+        """Whether the structure of the call's graph is there."""
+        return cache.peek_many(given.structure, self._sizes())
+
+    def lookup(self, given: RelationalGiven) -> tuple[RelationView, str]:
+        """The structure of the call's graph, and "hit", "miss" or "none"."""
+        return cache.lookup_many(given.structure, self._sizes(), lambda own: self.make(own, _compact()))
+
+    def call(self, graph: RelationView, plan: Any) -> RelationalCall:
+        return RelationalCall(self.program, graph, self.shapes, self.out)
+
+    @staticmethod
+    def runner(route: str) -> Callable[[RelationalCall, dict[str, Tensor]], Tensor]:
+        return run_cuda if route == "cuda" else run_torch
+
+    def facts(self) -> dict[str, int]:
+        """Of the graph, for records."""
+        return dict(num_src=self.num_src, num_dst=self.num_dst, num_edges=self.num_edges, num_relations=self.num_relations)
+
+
+def _compact() -> bool:
+    return "compaction" in _passes()
+
+
+def _passes() -> tuple[str, ...]:
+    config = current()
+    return PASSES if config is None else config.passes
+
+
+class RelationalGiven(NamedTuple):
+    """The tensors of one call. ``structure``: those that say what the graph is; ``operands``: the adapter's own."""
+
+    structure: tuple[Tensor, ...]
+    device: torch.device
+    operands: Any
+
+    @property
+    def edge_index(self) -> Tensor:
+        return self.structure[0]
+
+
+@dataclass
+class RelationalCall:
+    """One relational call."""
+
+    program: Program
+    graph: RelationView
+    shapes: Shapes
+    out_dtype: torch.dtype
+    attention: None = None  # where an attention call has its pattern
+
+    def optimised(self) -> Optimised:
+        """The ordering taken, and those that were not; worked out once per graph."""
+        passes = _passes()
+        key = self.program, self.shapes, passes
+        found = self.graph.plans.get(key)
+        if found is None:
+            device = "cuda" if self.graph.device.type == "cuda" else "cpu"
+            found = self.graph.plans[key] = optimise(self.program, dict(self.shapes), self.graph.statistics(), device, passes)
+        return found
+
+
+def shapes_of(program: Program, tensors: dict[str, Tensor]) -> Shapes:
+    """The shapes that the passes count with, of operands by input name."""
+    return tuple((name, tuple(tensors[name].shape if domain == PARAM else tensors[name].shape[1:]))
+                 for name, domain in program.inputs)
+
+
+def run_torch(call: RelationalCall, tensors: dict[str, Tensor]) -> Tensor:
+    """The Program's output on torch operations."""
+    return _run(call, tensors, torch_maps, attention.run_torch)
+
+
+def run_cuda(call: RelationalCall, tensors: dict[str, Tensor]) -> Tensor:
+    """The Program's output by the CUDA kernels."""
+    return _run(call, tensors, cuda_maps, attention.run_cuda)
+
+
+def _run(call: RelationalCall, tensors: dict[str, Tensor], maps: Any, attend: Callable) -> Tensor:
+    return execute(call.optimised().program, call.graph, tensors, maps, attend, call.out_dtype).to(call.out_dtype)

@@ -1,0 +1,130 @@
+"""Maps by relation and sums over edges on torch operations: any device, and any derivative.
+
+The operations are closed under differentiation: each backward is made of the others.
+"""
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gnnaccel.dispatch import torch_segments
+from gnnaccel.dispatch.graph import GraphView
+from gnnaccel.dispatch.relational.pairs import Pairs
+from gnnaccel.dispatch.relational.view import Gather
+
+_ALONE = 4096  # elements of a block's result from which another call costs less than a copy of it
+_CPU_DTYPES = (torch.float32, torch.float64)
+
+
+# --- maps by relation --------------------------------------------------------------------------------------------------
+
+def multiply(pairs: Pairs, rows: Tensor, weight: Tensor, transposed: bool = False, gather: Gather | None = None) -> Tensor:
+    """[U, blocks, N]: each row times its relation's matrix, block by block.
+
+    pairs: the `Pairs` whose rows these are; rows [U, blocks, K], or rows of the coarser domain that ``gather`` reads; weight
+    [relations, blocks, K, N], or [.., N, K] when ``transposed``.
+    """
+    return _Multiply.apply(pairs, rows if gather is None else take(rows, gather), weight, transposed)
+
+
+def outer(pairs: Pairs, left: Tensor, right: Tensor) -> Tensor:
+    """[relations, blocks, K, N]: the sum over a relation's rows of left [U, blocks, K] times right [U, blocks, N]."""
+    return _Outer.apply(pairs, left, right)
+
+
+class _Multiply(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, pairs, rows, weight, transposed):
+        ctx.pairs, ctx.transposed = pairs, transposed
+        ctx.save_for_backward(rows, weight)
+        matrix = weight.transpose(-1, -2) if transposed else weight
+        out = rows.new_empty(rows.shape[0], rows.shape[1], matrix.shape[-1])
+        for r, a, b in pairs.bounds:
+            if rows.shape[1] == 1 or (b - a) * out.shape[2] >= _ALONE:
+                for block in range(rows.shape[1]):
+                    torch.mm(rows[a:b, block], matrix[r, block], out=out[a:b, block])
+            else:
+                out[a:b] = torch.bmm(rows[a:b].transpose(0, 1), matrix[r]).transpose(0, 1)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        (rows, weight), (_, to_rows, to_weight, _) = ctx.saved_tensors, ctx.needs_input_grad
+        d_rows = multiply(ctx.pairs, grad, weight, not ctx.transposed) if to_rows else None
+        if not to_weight:
+            return None, d_rows, None, None
+        return None, d_rows, outer(ctx.pairs, grad, rows) if ctx.transposed else outer(ctx.pairs, rows, grad), None
+
+
+class _Outer(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, pairs, left, right):
+        ctx.pairs = pairs
+        ctx.save_for_backward(left, right)
+        out = left.new_zeros(pairs.ptr.shape[0] - 1, left.shape[1], left.shape[2], right.shape[2])
+        for r, a, b in pairs.bounds:
+            if left.shape[1] == 1:
+                torch.mm(left[a:b, 0].t(), right[a:b, 0], out=out[r, 0])
+            else:
+                torch.bmm(left[a:b].permute(1, 2, 0), right[a:b].transpose(0, 1), out=out[r])
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        (left, right), (_, to_left, to_right) = ctx.saved_tensors, ctx.needs_input_grad
+        return (None, multiply(ctx.pairs, right, grad, True) if to_left else None,
+                multiply(ctx.pairs, left, grad) if to_right else None)
+
+
+# --- sums over edges ---------------------------------------------------------------------------------------------------
+
+def aggregate(graph: GraphView, rows: Tensor, weight: Tensor | None = None) -> Tensor:
+    """[num_dst, width] or, with a weight [E, heads], [num_dst, heads, width]: the sum over the edges that enter a node of the
+    weight times the row of the source.
+
+    rows: [num_src, width], or [num_src, heads, width] with a weight per head. weight: [E] or [E, heads], in the order of the
+    graph's edge ids.
+    """
+    edges = graph.edges()
+    if weight is not None and edges.eid is not None:
+        weight = weight.index_select(0, edges.eid)
+    if rows.device.type != "cpu" or rows.dtype not in _CPU_DTYPES or not edges.src.shape[0] or _forward_mode():
+        message = rows.index_select(0, edges.src)
+        if weight is not None:
+            message = message * weight.to(rows.dtype).reshape(*weight.shape, *(1,) * (rows.dim() - weight.dim()))
+        return message.new_zeros((graph.num_dst, *message.shape[1:])).index_add(0, edges.dst, message)
+    segments = edges.segments(graph.num_src)
+    if weight is None:
+        weight = _ones(segments, rows.dtype)
+    if weight.dim() == 1:
+        return torch_segments.weighted_sum(segments, weight.to(rows.dtype), rows.flatten(1)).view(-1, *rows.shape[1:])
+    per_head = [torch_segments.weighted_sum(segments, w.to(rows.dtype), x) for w, x in zip(weight.unbind(1), rows.unbind(1))]
+    return torch.stack(per_head, 1)
+
+
+def take(rows: Tensor, gather: Gather) -> Tensor:
+    """The rows of a coarser domain as a finer one reads them."""
+    if rows.device.type != "cpu" or _forward_mode():
+        return rows.index_select(0, gather.index)
+    return _Take.apply(rows, gather)
+
+
+class _Take(torch.autograd.Function):
+    """On the CPU, where adding rows to their places is several times as slow as summing the rows of each place."""
+
+    @staticmethod
+    def forward(ctx, rows, gather):
+        ctx.gather = gather
+        return rows.index_select(0, gather.index)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return aggregate(ctx.gather.members, grad.flatten(1)).view(-1, *grad.shape[1:]), None
+
+
+def _ones(segments: torch_segments.Segments, dtype: torch.dtype) -> Tensor:
+    return torch.ones((), dtype=dtype).expand(segments.src.shape[0])
+
+
+def _forward_mode() -> bool:
+    return torch.autograd.forward_ad._current_level >= 0

@@ -1,0 +1,212 @@
+"""`RelationView`: the structure of one graph with relations, and the virtual graphs on which its layers run.
+
+A relational layer is a homogeneous layer on a virtual graph: its sources may be (source, relation) pairs, its destinations
+(destination, relation) pairs. The traversals know nothing of relations; they take index arrays.
+"""
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnnaccel.dispatch.graph import GraphView
+from gnnaccel.dispatch.program import DST, EDGE, PAIR_DST, PAIR_SRC, RELATION, SRC
+from gnnaccel.dispatch.relational.pairs import Pairs, pairs_of
+from gnnaccel.errors import GraphError
+
+
+@dataclass(frozen=True)
+class RelationStatistics:
+    """Counts that the passes weigh orderings with. ``pairs_src``, ``pairs_dst``: distinct (node, relation) pairs."""
+
+    num_src: int
+    num_dst: int
+    num_edges: int
+    num_relations: int
+    pairs_src: int
+    pairs_dst: int
+
+    def rows(self, domain: str) -> int:
+        """Rows of a value that lives in ``domain``."""
+        return {SRC: self.num_src, DST: self.num_dst, EDGE: self.num_edges, RELATION: self.num_relations,
+                PAIR_SRC: self.pairs_src, PAIR_DST: self.pairs_dst}.get(domain, 1)
+
+
+@dataclass(frozen=True)
+class Gather:
+    """Reading rows of ``coarse`` in ``fine``: which row each row of ``fine`` belongs to, and the way back for gradients."""
+
+    view: RelationView
+    coarse: str
+    fine: str
+
+    @property
+    def index(self) -> Tensor:
+        """[rows of ``fine``] int32."""
+        return self.view.index(self.coarse, self.fine)
+
+    @property
+    def members(self) -> GraphView:
+        return self.view.members(self.coarse, self.fine)
+
+
+Ends = tuple[Tensor, Tensor, Tensor]
+
+
+def by_type(edge_index: Tensor, edge_type: Tensor) -> Ends:
+    """(src, dst, relation), each [E], of edges with a type each."""
+    src, dst = edge_index.unbind(0)
+    return src, dst, edge_type
+
+
+class RelationView:
+    """The edges that ``assemble(*structure)`` gives as (src, dst, relation), and what is derived from them when first asked for.
+
+    The tensors of ``structure`` are not kept alive, unless ``own``: who asks for something new holds them. EDGE values are in
+    the order of ``assemble``. ``ignore``: edges of unknown relations do not count; otherwise, and for nodes out of range
+    always, GraphError. (EDGE inputs and ``ignore`` do not go together.) ``compact`` False: every edge is a source pair of its
+    own. Destination pairs stay, as reductions end in them. ``assemble`` may have a ``check(*structure)`` of its own.
+    """
+
+    def __init__(self, structure: tuple[Tensor, ...], num_src: int, num_dst: int, num_relations: int,
+                 assemble: Callable[..., Ends] = by_type, compact: bool = True, own: bool = False, ignore: bool = False):
+        self.num_src, self.num_dst, self.num_relations = num_src, num_dst, num_relations
+        self.device = structure[0].device
+        self.compact = compact
+        self.touched = False
+        self.plans: dict[Any, Any] = {}  # optimised Programs, by whoever made them
+        self._assemble, self._ignore = assemble, ignore
+        self._kept = structure if own else None
+        self._sources = tuple(weakref.ref(t) for t in structure)
+        self._lock = threading.RLock()
+        self._made: dict[tuple, Any] = {}
+        self._filtered: Ends | None = None
+        self._checked = False
+
+    def bind(self, *structure: Tensor) -> None:
+        """The tensors to build from, equal in value to those of the constructor."""
+        self._sources = tuple(weakref.ref(t) for t in structure)
+
+    # --- what the caller gave ------------------------------------------------------------------------------------------
+
+    def _given(self) -> Ends:
+        if self._filtered is not None:
+            return self._filtered
+        structure = tuple(found() for found in self._sources)
+        if any(t is None for t in structure):
+            raise RuntimeError("the edges of this RelationView are gone; call bind() with live ones first")
+        structure = tuple(t.detach() for t in structure)
+        if not self._checked and hasattr(self._assemble, "check"):
+            self._assemble.check(*structure)
+        ends = self._assemble(*structure)
+        if not self._checked:
+            self._check(*ends)
+        return self._filtered or ends
+
+    def _check(self, src: Tensor, dst: Tensor, relation: Tensor) -> None:
+        """One wait for the device per graph: an id out of range would make a pair of another node."""
+        if not src.shape[0]:
+            self._checked = True
+            return
+        low = torch.stack([ids.min().long() for ids in (src, dst, relation)]).tolist()
+        high = torch.stack([ids.max().long() for ids in (src, dst, relation)]).tolist()
+        limits = (("source ids", self.num_src), ("destination ids", self.num_dst), ("edge types", self.num_relations))
+        for at, (what, limit) in enumerate(limits):
+            if low[at] >= 0 and high[at] < limit:
+                continue
+            if what != "edge types" or not self._ignore:
+                raise GraphError(f"the graph holds {what} from {low[at]} to {high[at]}; they must lie in [0, {limit}). Check the "
+                                 f"number of nodes, and of relations, that the layer was made with")
+            known = ((relation >= 0) & (relation < self.num_relations)).nonzero().view(-1)
+            self._filtered = tuple(ids.index_select(0, known) for ids in (src, dst, relation))
+        self._checked = True
+
+    # --- pairs and index arrays ----------------------------------------------------------------------------------------
+
+    def _once(self, key: tuple, make: Callable[[], Any]) -> Any:
+        """What ``make()`` gave the first time. Made in inference mode its tensors could not take part in training later."""
+        found = self._made.get(key)
+        if found is None:
+            with self._lock, torch.inference_mode(False):
+                found = self._made.get(key)
+                if found is None:
+                    found = self._made[key] = make()
+        return found
+
+    def pairs(self, domain: str) -> Pairs:
+        """The pairs of PAIR_SRC or PAIR_DST."""
+        return self._made.get((domain,)) or self._once((domain,), lambda: self._make_pairs(domain))
+
+    def _make_pairs(self, domain: str) -> Pairs:
+        src, dst, relation = self._given()
+        compact = self.compact or domain == PAIR_DST
+        if src is dst and compact and (PAIR_SRC,) in self._made:  # one set of pairs at both ends
+            return self._made[(PAIR_SRC,)]
+        ends = (src, self.num_src) if domain == PAIR_SRC else (dst, self.num_dst)
+        return pairs_of(ends[0], relation, ends[1], self.num_relations, compact)
+
+    def statistics(self) -> RelationStatistics:
+        return self._once(("statistics",), self._make_statistics)
+
+    def _make_statistics(self) -> RelationStatistics:
+        by_src = self.pairs(PAIR_SRC)
+        return RelationStatistics(self.num_src, self.num_dst, by_src.of_edge.shape[0], self.num_relations, by_src.count,
+                                  self.pairs(PAIR_DST).count)
+
+    def index(self, coarse: str, fine: str) -> Tensor:
+        """[rows of ``fine``] int32: the row of ``coarse`` that each row of ``fine`` belongs to."""
+        return self._once((coarse, fine, "index"), lambda: self._make_index(coarse, fine))
+
+    def _make_index(self, coarse: str, fine: str) -> Tensor:
+        if fine in (PAIR_SRC, PAIR_DST):
+            pairs = self.pairs(fine)
+            return pairs.relation if coarse == RELATION else pairs.node
+        if coarse in (PAIR_SRC, PAIR_DST):
+            return self.pairs(coarse).of_edge
+        src, dst, relation = self._given()
+        return {SRC: src, DST: dst, RELATION: relation}[coarse].to(torch.int32, copy=True)  # never the caller's own
+
+    def graph(self, source: str, target: str) -> GraphView:
+        """The virtual graph from the rows of one domain to those of another, along the edges, in the caller's order."""
+        def make() -> GraphView:
+            return self._make_graph(source, target, self.index(source, EDGE), self.index(target, EDGE))
+
+        return self._once((source, target), make)
+
+    def members(self, coarse: str, fine: str) -> GraphView:
+        """The virtual graph with one edge from each row of ``fine`` to the row of ``coarse`` that it belongs to."""
+        return self._once((fine, coarse, "members"), lambda: self._make_members(coarse, fine))
+
+    def _make_members(self, coarse: str, fine: str) -> GraphView:
+        index = self.index(coarse, fine)
+        return self._make_graph(fine, coarse, torch.arange(index.shape[0], dtype=torch.int32, device=self.device), index)
+
+    def _make_graph(self, source: str, target: str, src: Tensor, dst: Tensor) -> GraphView:
+        rows = self.statistics().rows
+        return GraphView(torch.stack([src, dst]), rows(source), rows(target), own=True)
+
+    def share(self, dtype: torch.dtype) -> Tensor:
+        """[E]: 1 / edges of the edge's (destination, relation), in the caller's order."""
+        return self._once(("share", dtype), lambda: self._make_share(dtype))
+
+    def _make_share(self, dtype: torch.dtype) -> Tensor:
+        pairs = self.pairs(PAIR_DST)
+        count = torch.bincount(pairs.of_edge, minlength=pairs.count)
+        return count.to(dtype).reciprocal().index_select(0, pairs.of_edge)
+
+    def degree(self) -> Tensor:
+        """[num_dst] int64: the edges that enter each destination."""
+        return self._once(("degree",), lambda: torch.bincount(self.index(DST, EDGE), minlength=self.num_dst))
+
+    def nbytes(self) -> int:
+        """Bytes held by what was built so far. Arrays that two of them share count once."""
+        made = {id(v): v for v in list(self._made.values())}.values()
+        arrays = [v for v in made if isinstance(v, Tensor)]
+        arrays += [t for v in made if isinstance(v, Pairs) for t in (v.node, v.relation, v.ptr, v.of_edge)]
+        return (sum(t.nbytes for t in {id(t): t for t in arrays}.values())
+                + sum(v.nbytes() for v in made if isinstance(v, GraphView)))

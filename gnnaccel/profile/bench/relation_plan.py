@@ -1,0 +1,69 @@
+"""What a run of the relational suite is to measure: the command line's options, resolved."""
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import torch
+
+from gnnaccel.adapters.pyg import bench_relational as pyg
+from gnnaccel.profile.bench import plan, relation_files, relation_shapes, timing
+from gnnaccel.profile.bench.relation_shapes import RelationShape
+
+PARTS = ("layers", "memory", "compaction", "cpu")
+Job = tuple[RelationShape, tuple[pyg.RelationLayer, ...]]
+
+
+@dataclasses.dataclass(frozen=True)
+class RelationPlan:
+    """``jobs`` are graphs with the layers measured on each; ``cpu_jobs`` those of the part "cpu"."""
+
+    jobs: tuple[Job, ...]
+    cpu_jobs: tuple[Job, ...]
+    device: torch.device
+    effort: timing.Effort
+    parts: tuple[str, ...]
+    impls: tuple[str, ...]
+    seed: int
+    order: str
+
+
+def from_options(options) -> RelationPlan:
+    """A plan from parsed options. Raises ValueError on names that do not exist and devices that are not there."""
+    device = plan.device(options)
+    names = plan.flat(options.shapes) or _default(options, relation_shapes.CPU if device.type == "cpu" else
+                                                  relation_shapes.DEFAULT, every=True)
+    on_cpu = _default(options, relation_shapes.CPU, every=False)
+    effort = dataclasses.replace(plan.effort(options), patience_s=options.patience)
+    return RelationPlan(_jobs(options, names), _jobs(options, on_cpu), device, effort, _parts(options, device),
+                        plan.impls(options), options.seed, options.order)
+
+
+def _default(options, synthetic: tuple[str, ...], every: bool) -> list[str]:
+    """Shapes to measure when none are named: real ones where ``--data`` has them, ``every`` one or the imitated only."""
+    if options.quick:
+        return ["tiny-typed"]
+    there = [name for name in relation_shapes.FILES if options.data and Path(options.data, f"{name}.npz").is_file()]
+    real = {name: shape for shape in synthetic if (name := relation_shapes.NEEDLESS.get(shape)) in there}
+    files = [name for name in there if every or name in real]
+    return files + [shape for shape in synthetic if shape not in real.values()]
+
+
+def _jobs(options, names: list[str]) -> tuple[Job, ...]:
+    asked = plan.flat(options.layers)
+    shapes = [_shape(name, options.data) for name in names]
+    return tuple((shape, tuple(pyg.resolve(layer) for layer in asked or shape.layers)) for shape in shapes)
+
+
+def _shape(name: str, data: str | None) -> RelationShape:
+    if name in relation_shapes.SHAPES:
+        return relation_shapes.SHAPES[name]
+    if data:
+        return relation_files.resolve(data, name)
+    raise ValueError(f"no shape {name!r}; known: {', '.join(relation_shapes.SHAPES)}, and with --data the files there")
+
+
+def _parts(options, device: torch.device) -> tuple[str, ...]:
+    left_out = {"cpu"} if options.quick or device.type == "cpu" else set()  # on a CPU "layers" is that already
+    wanted = plan.parts(options, PARTS, [part for part in PARTS if part not in left_out])
+    return tuple(part for part in wanted if part != "memory" or device.type == "cuda")

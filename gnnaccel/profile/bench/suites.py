@@ -1,0 +1,26 @@
+"""The suites by name: how each makes its plan of the options, and what runs it."""
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from gnnaccel.profile.bench import plan, relation_plan, suite_attention, suite_relational, suite_segment
+from gnnaccel.profile.bench.guard import Budget
+from gnnaccel.profile.bench.result import Record
+
+
+@dataclasses.dataclass(frozen=True)
+class Suite:
+    """``plan`` makes what ``run`` takes first. It raises ValueError on options that mean nothing to the suite."""
+
+    plan: Callable[[Any], Any]
+    run: Callable[[Any, Budget], Iterator[Record]]
+
+
+SUITES = {
+    "attention": Suite(plan.from_options, suite_attention.attention),
+    "attention-kernel": Suite(plan.from_options, suite_attention.attention_kernel),
+    "relational": Suite(relation_plan.from_options, suite_relational.relational),
+    "segment-gemm": Suite(suite_segment.from_options, suite_segment.segment_gemm),
+}

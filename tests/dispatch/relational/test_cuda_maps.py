@@ -1,0 +1,101 @@
+"""Whole relational Programs by the CUDA kernels, emulated and on a GPU, against fp64 edge by edge."""
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gnnaccel.dispatch import attention
+from gnnaccel.dispatch.relational import cuda_maps
+from gnnaccel.dispatch.relational.compaction import compact
+from gnnaccel.dispatch.relational.execute import run
+from gnnaccel.dispatch.relational.fusion import fuse
+from gnnaccel.dispatch.relational.reordering import orderings
+from gnnaccel.dispatch.relational.view import RelationView
+from tests.helpers import assert_accurate, relative
+from tests.relational_cases import STATEMENTS, Typed, by_edges, statement, tensors, typed
+
+each_statement = pytest.mark.parametrize("name", STATEMENTS)
+
+
+def on(device, graph: Typed, **options) -> RelationView:
+    structure = tuple(t.to(device) for t in graph.structure)
+    view = RelationView(structure, graph.num_src, graph.num_dst, graph.num_relations, own=True, **options)
+    view.statistics()
+    return view
+
+
+def leaves(device, operands: dict, dtype=torch.float32) -> dict[str, torch.Tensor]:
+    return {n: t.detach().to(device, dtype).requires_grad_() if t.is_floating_point() else t.to(device)
+            for n, t in operands.items()}
+
+
+def results(out, operands: dict, create_graph: bool = False) -> dict[str, torch.Tensor]:
+    """The output and, by name, the gradients of floating operands."""
+    wanted = {n: t for n, t in operands.items() if t.is_floating_point()}
+    cotangent = torch.linspace(-1.0, 1.0, out.numel(), dtype=out.dtype, device=out.device).view(out.shape)
+    grads = torch.autograd.grad(out, list(wanted.values()), cotangent, create_graph=create_graph, allow_unused=True)
+    return {"out": out, **{n: torch.zeros_like(t) if g is None else g for (n, t), g in zip(wanted.items(), grads)}}
+
+
+def kernels(program, view, operands) -> torch.Tensor:
+    return run(program, view, operands, cuda_maps, attention.run_cuda)
+
+
+GRAPHS = {"any": dict(), "no edges": dict(edges=0), "one relation": dict(num_relations=1),
+          "many relations": dict(num_relations=300),
+          "bipartite": dict(num_src=7)}
+
+
+@each_statement
+@pytest.mark.parametrize("kind", GRAPHS)
+def test_values_and_gradients(device, name, kind):
+    if kind == "bipartite" and name.startswith(("rgat", "film")) and "pair" not in name:
+        pytest.skip("sources are destinations here")
+    graph = typed(**GRAPHS[kind])
+    operands = tensors(name, graph)
+    exact = results(by_edges(name, graph, operands), operands)
+    single = leaves(None, operands)
+    plain = results(by_edges(name, graph, single), single)
+    for how, program in orderings(statement(name)):
+        for compaction in (True, False):
+            given = leaves(device, operands)
+            out = kernels(fuse(compact(program)), on(device, graph, compact=compaction), given)
+            got = results(out.reshape(exact["out"].shape), given)
+            for label, value in got.items():
+                assert_accurate(f"{how}, {label}", value.detach().cpu(), plain[label].detach(), exact[label].detach(), 3e-6)
+
+
+@each_statement
+def test_second_derivatives(device, name):
+    graph = typed(edges=30, num_src=8, num_dst=8, num_relations=3)
+    operands = tensors(name, graph)
+
+    def second(out, given):
+        first = results(out, given, create_graph=True)
+        weighted = sum((i + 1) * g.pow(2).sum() for i, g in enumerate(first.values()))
+        wanted = [t for t in given.values() if t.is_floating_point()]
+        return torch.autograd.grad(weighted, wanted, allow_unused=True)
+
+    expected = second(by_edges(name, graph, operands), operands)
+    single = leaves(None, operands)
+    plain = second(by_edges(name, graph, single), single)
+    for how, program in orderings(statement(name))[:3]:
+        given = leaves(device, operands)
+        got = second(kernels(fuse(compact(program)), on(device, graph), given).reshape(by_edges(name, graph, operands).shape),
+                     given)
+        for a, b, c in zip(got, plain, expected):
+            if c is not None:
+                assert_accurate(how, a.cpu(), b, c, 1e-5, factor=4.0)
+
+
+@pytest.mark.parametrize("name", [n for n in STATEMENTS if "raised" not in n])  # weights below the least number are not raised
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half(device, name, dtype):
+    graph = typed()
+    exact = tensors(name, graph)
+    expected = by_edges(name, graph, exact).detach()
+    given = leaves(device, exact, dtype)
+    for how, program in orderings(statement(name)):
+        out = kernels(fuse(compact(program)), on(device, graph), given)
+        limit = 0.02 if dtype is torch.float16 else 0.1
+        assert out.dtype is dtype and relative(out.reshape(expected.shape).detach().cpu(), expected) < limit, how

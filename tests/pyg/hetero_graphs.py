@@ -1,0 +1,53 @@
+"""`hgt_graphs` whose features are all of one width, a graph with many edge types, HeteroConv, and judging its results."""
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch_geometric.nn import HeteroConv, SAGEConv
+
+from tests.helpers import relative
+from tests.pyg import hgt_graphs
+from tests.pyg.hgt_graphs import RELATIONS, edges, on
+
+__all__ = ["ABOUT", "CITES", "KNOWS", "METADATA", "NODES", "OUT", "RELATIONS", "WIDTH", "WRITES", "WRITTEN", "edges", "features",
+           "hetero", "many", "near", "on", "same"]
+
+NODES = {name: hgt_graphs.NODES[name] for name in ("paper", "author", "field")}
+WIDTH, OUT = 12, 16
+WRITES, WRITTEN, CITES, ABOUT, KNOWS = RELATIONS
+METADATA = (list(NODES), RELATIONS)
+
+
+def features(widths: dict[str, int] | int = WIDTH, **counts: int) -> dict[str, Tensor]:
+    """``counts``: nodes of a type, where they are not the usual ones."""
+    return {name: torch.randn(counts.get(name, n), widths if isinstance(widths, int) else widths[name])
+            for name, n in NODES.items()}
+
+
+def many(types: int = 4, relations: int = 64, nodes: int = 15, count: int = 12, width: int = WIDTH):
+    """(features, edges) of a graph with many edge types between few node types."""
+    names = [f"t{i}" for i in range(types)]
+    triples = [(names[r % types], f"r{r}", names[r // types % types]) for r in range(relations)]
+    return {name: torch.randn(nodes, width) for name in names}, edges(triples, count=count, **dict.fromkeys(names, nodes))
+
+
+def hetero(cls=SAGEConv, group="sum", relations=RELATIONS, out=OUT, channels=WIDTH, **options):
+    """HeteroConv with a layer of class ``cls`` for each relation."""
+    return HeteroConv({name: cls(channels, out, **options) for name in relations}, aggr=group)
+
+
+def same(got: dict, expected: dict, tolerance: float = 1e-5) -> None:
+    """Results by node type are equal up to rounding, in one order."""
+    assert list(got) == list(expected)
+    for name, t in expected.items():
+        assert (got[name] is None) == (t is None)
+        assert t is None or (got[name].dtype == t.dtype and relative(got[name], t) <= tolerance), name
+
+
+def near(got: dict, native: dict, exact: dict, dtype: torch.dtype) -> None:
+    """Results are as near to the exact ones as the host's own in this precision."""
+    assert list(got) == list(native)
+    for name in exact:
+        assert got[name].dtype == native[name].dtype
+        allowed = 2 * relative(native[name], exact[name]) + 2 * torch.finfo(dtype).eps
+        assert relative(got[name], exact[name]) <= allowed, name

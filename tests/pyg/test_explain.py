@@ -1,0 +1,67 @@
+"""`explain_program`: what it shows of a call, without enabling or computing anything."""
+from __future__ import annotations
+
+import pytest
+import torch
+from torch_geometric.nn import GATConv, RGCNConv
+
+import gnnaccel
+from tests.pyg.graphs import E, F, N, features, square
+
+R = 5
+
+
+def relational(**options) -> tuple:
+    torch.manual_seed(0)
+    return RGCNConv(F, 8, R, **options), features(), square(), torch.randint(0, R, (E,))
+
+
+def test_a_relational_layer():
+    layer, *inputs = relational(num_bases=2)
+    found = gnnaccel.explain_program(layer, *inputs)
+    assert found.reason is None and found.stated.name == "rgcn"
+    names = [o.name for o in found.optimised.orderings]
+    assert set(names) == {"as stated", "aggregate_first", "aggregate_first + per_basis"}
+    assert [o.seconds for o in found.optimised.orderings] == sorted(o.seconds for o in found.optimised.orderings)
+    text = str(found)
+    assert "h = linear(x@src, weight@rel)\n" in text and "[PAIR_SRC]" in text, "before and after compaction"
+    assert f"{E} edges, {R} relations" in text and "<- taken" in text and text.count(str(found.optimised.program)) >= 1
+    pairs = {(int(s), int(r)) for s, r in zip(inputs[1][0], inputs[2])}
+    assert found.optimised.statistics.pairs_src == len(pairs)
+
+
+def test_an_attention_layer_and_its_kernel():
+    text = str(gnnaccel.explain_program(GATConv(F, 8), features(), square()))
+    assert text.startswith("GATConv as stated:\ngat(") and text.endswith("fused: additive attention, score 'additive'")
+
+
+def test_why_a_call_is_native():
+    layer, *inputs = relational(aggr="max")
+    found = gnnaccel.explain_program(layer, *inputs)
+    assert found.reason.code == "GA201" and found.stated is None
+    assert str(found).startswith("RGCNConv runs the host's own code: GA201 ")
+
+
+def test_unknown_layers_are_refused():
+    with pytest.raises(TypeError, match="Linear is no layer that gnnaccel knows; it knows .*RGCNConv"):
+        gnnaccel.explain_program(torch.nn.Linear(2, 2), torch.randn(1, 2))
+
+
+def test_nothing_is_enabled_nor_computed():
+    layer, x, edge_index, edge_type = relational()
+    gnnaccel.reset_stats()
+    x.requires_grad_()
+    gnnaccel.explain_program(layer, x, edge_index, edge_type)
+    assert gnnaccel.status()["enabled"] is False and gnnaccel.stats() == {}
+    assert x.grad is None and N == x.shape[0]
+
+
+def test_a_subclass_and_an_enabled_session():
+    class Mine(RGCNConv):
+        pass
+
+    torch.manual_seed(0)
+    layer = Mine(F, 8, R)
+    with gnnaccel.enabled(passes=("compaction",)):
+        found = gnnaccel.explain_program(layer, features(), square(), torch.randint(0, R, (E,)))
+    assert found.layer == "Mine" and [o.name for o in found.optimised.orderings] == ["as stated"]

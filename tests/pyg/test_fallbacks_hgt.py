@@ -1,0 +1,99 @@
+"""What of HGTConv has to stay with the host's own code: each cause with its reason and the host's own errors."""
+from __future__ import annotations
+
+import pytest
+import torch
+
+import gnnaccel
+from gnnaccel.errors import FallbackError
+from tests.helpers import relative
+from tests.pyg.hgt_graphs import RELATIONS, edges, features, layer, on
+
+
+def native_because(route, code, made, x, ei):
+    expected = made(x, ei)
+    gnnaccel.reset_stats()
+    with route.on(on_fallback="native", exclude=["HeteroLinear"]):
+        got = made(x, ei)
+    assert gnnaccel.stats()["HGTConv"] == {"calls": 1, "routes": {"native": 1}, "reasons": {code: 1}}
+    assert all(torch.equal(got[k], expected[k]) for k in expected)
+    with route.on(), pytest.raises(FallbackError, match=code):
+        made(x, ei)
+
+
+def test_no_edges_at_all(route):
+    native_because(route, "GA303", layer().to(route.device), *on(route.device, features(), edges(empty=RELATIONS)))
+
+
+@pytest.mark.parametrize("part", ["k_rel", "v_rel"])
+@pytest.mark.parametrize("how", ["forward hook", "backward hook", "subclass", "parametrization", "own forward"])
+def test_maps_by_relation_that_do_more(route, part, how):
+    made = layer().to(route.device)
+    module = getattr(made, part)
+    if how == "forward hook":
+        module.register_forward_hook(lambda module, args, out: 2 * out)
+    elif how == "backward hook":
+        module.register_full_backward_hook(lambda *args: None)
+    elif how == "subclass":
+        module.__class__ = type("Own", (type(module),), {})
+    elif how == "parametrization":
+        torch.nn.utils.parametrizations.weight_norm(module)
+    else:
+        forward = module.forward
+        module.forward = lambda *args: 2 * forward(*args)
+    native_because(route, "GA208", made, *on(route.device, features(), edges()))
+
+
+def test_hooks_of_the_maps_by_node_type_are_run(route):
+    made, seen = layer(), []
+    made.kqv_lin.register_forward_hook(lambda module, args, out: seen.append("kqv"))
+    made.out_lin.register_forward_pre_hook(lambda module, args: seen.append("out"))
+    made.kqv_lin.lins["paper"].register_forward_hook(lambda module, args, out: 2 * out)
+    made.to(route.device)
+    x, ei = on(route.device, features(), edges())
+    expected = made(x, ei)
+    with route.on():
+        got = made(x, ei)
+    assert seen == ["kqv", "out"] * 2 and all(relative(got[k], expected[k]) < 1e-5 for k in got)
+
+
+@pytest.mark.parametrize("what, code", [("adjacency", "GA204"), ("hook", "GA501"), ("method", "GA205"), ("flow", "GA202")])
+def test_other_causes(route, what, code):
+    made, (x, ei) = layer().to(route.device), on(route.device, features(), edges())
+    if what == "adjacency":
+        name = RELATIONS[2]
+        dense = torch.zeros(20, 20, device=route.device)
+        dense[ei[name][1], ei[name][0]] = 1.0
+        ei = {name: dense.to_sparse_coo()}
+    elif what == "hook":
+        made.register_message_forward_hook(lambda *args: None)
+    elif what == "method":
+        original = made._cat
+        made._cat = lambda x: original(x)
+    else:
+        made.flow, ei = "target_to_source", edges([RELATIONS[2]])
+        ei = {k: t.to(route.device) for k, t in ei.items()}
+    native_because(route, code, made, x, ei)
+
+
+BAD_CALLS = {
+    "no argument": lambda l, x, ei: l(), "no edges": lambda l, x, ei: l(x), "too many": lambda l, x, ei: l(x, ei, None),
+    "unknown edge type": lambda l, x, ei: l(x, {**ei, ("paper", "eats", "paper"): ei[RELATIONS[2]]}),
+    "no features": lambda l, x, ei: l({"paper": x["paper"]}, ei), "list": lambda l, x, ei: l(list(x.values()), ei),
+    "edges as list": lambda l, x, ei: l(x, list(ei.values())),
+    "float edges": lambda l, x, ei: l(x, {k: e.float() for k, e in ei.items()}),
+    "width": lambda l, x, ei: l({**x, "paper": x["paper"][:, 1:]}, ei),
+    "dtype": lambda l, x, ei: l({**x, "paper": x["paper"].double()}, ei),
+    "none": lambda l, x, ei: l({**x, "paper": None}, ei), "1d": lambda l, x, ei: l({**x, "paper": x["paper"][0]}, ei),
+    "nothing": lambda l, x, ei: l(x, {}),
+}
+
+
+@pytest.mark.parametrize("what", list(BAD_CALLS))
+def test_wrong_calls_raise_what_the_host_raises(route, what):
+    made, (x, ei) = layer().to(route.device), on(route.device, features(), edges())
+    with pytest.raises(Exception) as native:
+        BAD_CALLS[what](made, x, ei)
+    with route.on(on_fallback="native", exclude=["HeteroLinear"]), pytest.raises(Exception) as got:
+        BAD_CALLS[what](made, x, ei)
+    assert got.type is native.type and str(got.value) == str(native.value)

@@ -1,0 +1,75 @@
+"""FiLMConv with its options, held against the host."""
+from __future__ import annotations
+
+import pytest
+import torch
+from torch_geometric.nn import FiLMConv
+
+import gnnaccel
+from tests.pyg.graphs import E, F, M, N, bipartite, features, square
+from tests.pyg.judge import compare, on_routes
+
+R = 5
+
+
+def types(edges: int = E, relations: int = R, empty: int = 2) -> torch.Tensor:
+    """Relations of edges, none of which is ``empty``."""
+    found = torch.randint(0, relations - 1, (edges,))
+    return found + (found >= empty)
+
+
+@on_routes("options", [{}, {"aggr": "add"}, {"act": None}], [{"act": torch.nn.ReLU()}])
+def test_options(route, options):
+    torch.manual_seed(0)
+    compare(route, FiLMConv(F, 8, R, **options), features(), square(), types())
+
+
+@on_routes("width", [1, 7], [64])
+def test_widths(route, width):
+    torch.manual_seed(1)
+    compare(route, FiLMConv(3, width, R), features(width=3), square(), types())
+
+
+@on_routes("options", [{}], [{"aggr": "add"}])
+def test_bipartite(route, options):
+    torch.manual_seed(2)
+    x = (features(), features(M, 5))
+    compare(route, FiLMConv((F, 5), 8, R, **options), x, bipartite(), types())
+
+
+def test_permuted_edges_and_unknown_types_change_nothing(route):
+    torch.manual_seed(3)
+    layer, x, edge_index, edge_type = FiLMConv(F, 8, R).to(route.device), features(), square(), types()
+    order = torch.randperm(E)
+    wild = torch.cat([edge_type, torch.tensor([R, R + 3])])  # the host's loop never meets them
+    more = torch.cat([edge_index, torch.tensor([[1, 2], [3, 4]])], 1)
+    x = x.to(route.device)
+    with route.on():
+        outs = [layer(x, ei.to(route.device), et.to(route.device)) for ei, et in
+                ((edge_index, edge_type), (edge_index[:, order], edge_type[order]), (more, wild))]
+    for out in outs[1:]:
+        torch.testing.assert_close(out, outs[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(outs[0], layer(x, more.to(route.device), wild.to(route.device)), rtol=1e-5, atol=1e-5)
+
+
+def test_derivatives():
+    torch.manual_seed(4)
+    layer = FiLMConv(3, 2, 3, act=None).double()  # a kink would spoil finite differences
+    x = torch.randn(6, 3).double().requires_grad_()
+    edge_index, edge_type = torch.randint(0, 6, (2, 15)), torch.randint(0, 3, (15,))
+    with gnnaccel.enabled(when="supported", on_fallback="raise"):
+        assert torch.autograd.gradcheck(lambda x: layer(x, edge_index, edge_type), (x,))
+        assert torch.autograd.gradgradcheck(lambda x: layer(x, edge_index, edge_type), (x,))
+
+
+@pytest.mark.parametrize("options, code", [({"num_relations": 1}, "GA208"), ({"act": torch.nn.Tanh()}, "GA208"),
+                                           ({"aggr": "max"}, "GA201"),
+                                           ({"nn": torch.nn.Sequential(torch.nn.Linear(F, 16))}, "GA208")])
+def test_what_runs_natively(options, code):
+    layer = FiLMConv(**{"in_channels": F, "out_channels": 8, "num_relations": R, **options})
+    x, edge_index, edge_type = features(), square(), types()
+    with gnnaccel.enabled(when="supported", records=1):
+        got = layer(x, edge_index, edge_type)
+        assert gnnaccel.records()[-1]["rejected"][0]["code"] == code
+    assert torch.equal(got, layer(x, edge_index, edge_type))
+    assert N == x.shape[0]

@@ -1,0 +1,114 @@
+"""RGATConv: what is left to the host, and for which reason."""
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import torch
+from torch_geometric.nn import Linear, RGATConv
+
+import gnnaccel
+from tests.pyg import graphs
+from tests.pyg.conftest import Route
+from tests.pyg.graphs import EDGE, E, F, N
+from tests.pyg.rgat import R, build, inputs, types
+
+TORCH = Route("torch", "torch", torch.device("cpu"))  # where a test needs no other
+
+
+def natively(route, layer, code: str, *args, **kwargs) -> None:
+    """The call runs natively for this reason: equal results, or the host's own error."""
+    found = []
+    for block in (route.on(on_fallback="native"), contextlib.nullcontext()):
+        with block:
+            try:
+                found.append(layer(*args, **kwargs))
+            except Exception as problem:  # noqa: BLE001 the host's errors are of any kind
+                found.append(f"{type(problem)} {problem}")
+    assert gnnaccel.stats()[type(layer).__name__]["reasons"] == {code: 1}
+    got, native = found
+    assert got == native if isinstance(native, str) else torch.equal(got, native)
+
+
+@pytest.mark.parametrize("weights", [True, False])
+def test_attention_weights(route, weights):
+    layer, args = build().to(route.device), inputs(route)
+    native = layer(*args, return_attention_weights=weights)
+    with route.on(on_fallback="native"):
+        got = layer(*args, return_attention_weights=weights)
+    assert gnnaccel.stats()["RGATConv"]["reasons"] == {"GA208": 1}
+    torch.testing.assert_close(got, native, rtol=0, atol=0)
+
+
+CALLS = {
+    "ids": ("GA206", lambda x, ei, et: (torch.arange(N, device=x.device), ei, et)),
+    "width": ("GA206", lambda x, ei, et: (x[:, 1:], ei, et)),
+    "three dimensions": ("GA206", lambda x, ei, et: (x.unsqueeze(1), ei, et)),
+    "pair without destinations": ("GA206", lambda x, ei, et: ((x, None), ei, et)),
+    "triple": ("GA206", lambda x, ei, et: ((x, x, x), ei, et)),
+    "edge features": ("GA206", lambda x, ei, et: (x, ei, et, torch.randn(E, EDGE, device=x.device))),
+    "size": ("GA206", lambda x, ei, et: (x, ei, et, None, (N, N + 1))),
+    "half features": ("GA203", lambda x, ei, et: (x.half(), ei, et)),
+    "double features": ("GA203", lambda x, ei, et: (x.double(), ei, et)),
+    "no types": ("GA204", lambda x, ei, et: (x, ei)),
+    "short types": ("GA204", lambda x, ei, et: (x, ei, et.short())),
+    "types of other edges": ("GA206", lambda x, ei, et: (x, ei, et[1:])),
+    "no edges": ("GA303", lambda x, ei, et: (x, ei[:, :0], et[:0])),
+    "too many arguments": ("GA206", lambda x, ei, et: (x, ei, et, None, None, None, None)),
+}
+
+
+@pytest.mark.parametrize("case", CALLS)
+def test_calls_that_stay_native(case):
+    code, make = CALLS[case]
+    natively(TORCH, build(), code, *make(graphs.features(), graphs.square(), types()))
+
+
+EDGES = {"one for all": ("GA206", torch.randn(1, EDGE)), "half": ("GA203", torch.randn(E, EDGE).half()),
+         "ids": ("GA203", torch.randint(0, 3, (E, EDGE)))}
+
+
+@pytest.mark.parametrize("case", EDGES)
+def test_edge_features_that_stay_native(case):
+    code, attr = EDGES[case]
+    natively(TORCH, build(edge_dim=EDGE), code, graphs.features(), graphs.square(), types(), attr)
+
+
+def _activated(layer):
+    layer.activation = torch.nn.GELU()
+    return layer
+
+
+def _lazy(layer):
+    layer.lin_edge = Linear(-1, 16, bias=False)
+    return layer
+
+
+def _hooked(layer):
+    layer.register_message_forward_hook(lambda module, args, out: out)
+    return layer
+
+
+class Doubled(RGATConv):
+    def message(self, x_i, x_j, edge_type, edge_attr, index, ptr, size_i):
+        return 2 * super().message(x_i, x_j, edge_type, edge_attr, index, ptr, size_i)
+
+
+@pytest.mark.parametrize("code, make", [
+    ("GA205", lambda: _activated(build(mod="scaled"))), ("GA501", lambda: _hooked(build())), ("GA205", lambda: Doubled(F, 8, R)),
+    ("GA201", lambda: build(aggr="mean")), ("GA202", lambda: build(flow="target_to_source")),
+    ("GA209", lambda: _lazy(build(edge_dim=EDGE))),
+], ids=["activation", "hook", "subclass", "mean", "flow", "lazy"])
+def test_layers_that_stay_native(code, make):
+    layer = make()
+    edge_attr = None if layer.lin_edge is None else graphs.edge_features()
+    natively(TORCH, layer, code, graphs.features(), graphs.square(), types(), edge_attr)
+
+
+def test_float64_on_the_kernels(emulated):
+    args = graphs.features().double(), graphs.square(), types()
+    natively(emulated, build().double(), "GA203", *args)
+
+
+def test_a_negative_slope_on_the_kernels(emulated):
+    natively(emulated, build(negative_slope=-0.5), "GA208", graphs.features(), graphs.square(), types())

@@ -55,6 +55,12 @@ def finish(layer: Any, out: Tensor, residual: Tensor | None, biased: bool = Fals
     return out if biased or layer.bias is None else out + layer.bias
 
 
+def parameter(layer: Any, name: str) -> Tensor | None:
+    """``layer.name``, past ``Module.__getattr__`` where it is a plain parameter (it may be computed, by a parametrization)."""
+    found = layer._parameters.get(name)
+    return getattr(layer, name) if found is None else found
+
+
 def exposed(layer: Any) -> bool:
     """Whether the kernel's own result is what the user gets to see."""
     return bool(layer.concat) and layer._modules.get("res") is None

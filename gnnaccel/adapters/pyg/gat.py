@@ -58,16 +58,16 @@ def run(layer: Any, stated: Stated, given: Given, attend: Any) -> Tensor:
     residual = modules["res"](x_dst) if modules.get("res") is not None and x_dst is not None else None
     shared = modules.get("lin") is not None
     rows = modules["lin" if shared else "lin_src"](x_src).view(-1, h, c)
-    tensors = {"x": rows, "att_src": layer.att_src}
+    tensors = {"x": rows, "att_src": calls.parameter(layer, "att_src")}
     if x_dst is not None:
-        tensors["att_dst"] = layer.att_dst
+        tensors["att_dst"] = calls.parameter(layer, "att_dst")
         if not (shared and x_dst is x_src):
             tensors["x_dst"] = modules["lin" if shared else "lin_dst"](x_dst).view(-1, h, c)
     if given.edge_attr is not None:
         tensors["a_edge"] = _edge_term(layer, stated, given)
     biased = stated.program.has_input("bias")
     if biased:
-        tensors["bias"] = layer.bias
+        tensors["bias"] = calls.parameter(layer, "bias")
     return calls.finish(layer, attend(tensors), residual, biased)
 
 

@@ -44,9 +44,8 @@ class Signature:
         own = layer.__dict__
         if any(self._hooks(own)) or guards.context_reason() is not None:
             return None
-        for name in self._methods:
-            if name in own:
-                return None
+        if not own.keys().isdisjoint(self._methods):
+            return None
         modules, parameters = own["_modules"], own["_parameters"]
         if any(_MODULE_HOOKS(modules["aggr_module"].__dict__)):
             return None

@@ -26,8 +26,9 @@ demo:
 	    PYTHONPATH=. $(GPU_VENV)/bin/python examples/quickstart.py $(ARGS); \
 	else $(MAKE) -s --no-print-directory $(READY) && $(VENV)/bin/python examples/quickstart.py $(ARGS); fi
 
+# A file's tests stay together, so that kernels are compiled for the emulation once. One thread each: the cores are taken.
 test: $(READY)
-	$(VENV)/bin/python -m pytest -q -m "not gpu" $(ARGS)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -q -m "not gpu" -n auto --maxprocesses 8 --dist loadfile $(ARGS)
 
 # The usual GPU machine has torch, CuPy and pytest already.
 gpu-test:

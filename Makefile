@@ -30,7 +30,7 @@ demo:
 test: $(READY)
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -q -m "not gpu" -n auto --maxprocesses 8 --dist loadfile $(ARGS)
 
-# The usual GPU machine has torch, CuPy and pytest already.
+# The usual GPU machine has torch, CuPy and pytest already. With pytest-xdist the tests share the GPU between processes.
 gpu-test:
 	@if $(PYTHON) -c "import cupy, pytest" 2>/dev/null && $(HAS_GPU); then \
 	    $(PYTHON) tests/gpu_record.py --run $(ARGS); \

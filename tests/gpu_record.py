@@ -13,6 +13,7 @@ import argparse
 import datetime
 import hashlib
 import importlib.metadata
+import importlib.util
 import json
 import os
 import sys
@@ -95,6 +96,13 @@ def versions() -> dict[str, str | None]:
     return {**found, "cuda": torch.version.cuda, "python": sys.version.split()[0]}
 
 
+def parallel() -> list[str]:
+    """Arguments that spread the tests over processes, which share the GPU: most of their time goes into compiling kernels."""
+    if importlib.util.find_spec("xdist") is None:
+        return []
+    return ["-n", str(min(8, os.cpu_count() or 1)), "--dist", "worksteal"]
+
+
 def run(arguments: list[str], record_path: Path) -> int:
     """Runs the suite, writes the record, returns the exit status."""
     import pytest
@@ -106,7 +114,7 @@ def run(arguments: list[str], record_path: Path) -> int:
     os.chdir(ROOT)
     sys.path.insert(0, str(ROOT))
     before, start, counts = sources_hash(ROOT), time.time(), Counts()
-    status = int(pytest.main(["-q", "-m", "gpu", *arguments], plugins=[counts]))
+    status = int(pytest.main(["-q", "-m", "gpu", *parallel(), *arguments], plugins=[counts]))
     if sources_hash(ROOT) != before:
         print("sources changed while the tests ran: nothing was recorded")
         return 1

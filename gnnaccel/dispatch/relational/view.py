@@ -135,8 +135,15 @@ class RelationView:
             with self._lock, torch.inference_mode(False):
                 found = self._made.get(key)
                 if found is None:
-                    found = self._made[key] = make()
+                    found = make()
+                    self._wait()
+                    self._made[key] = found
         return found
+
+    def _wait(self) -> None:
+        """Once for each thing that is built: whoever reads it, on whatever stream, finds it finished."""
+        if self.device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
+            torch.cuda.current_stream(self.device).synchronize()
 
     def pairs(self, domain: str) -> Pairs:
         """The pairs of PAIR_SRC or PAIR_DST."""

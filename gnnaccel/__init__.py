@@ -1,13 +1,15 @@
 """Fused GPU kernels under unmodified PyTorch Geometric and DGL layers.
 
-``import gnnaccel; gnnaccel.enable()`` is the whole of it. Importing this package does nothing: it loads neither torch
-nor a host library, patches nothing and reads no environment variable. Each public name is resolved on first use.
+``import gnnaccel; gnnaccel.enable()`` is the whole of it. Importing this package loads neither torch nor a host library,
+patches nothing and reads no environment variable. Each public name is resolved on first use. The one thing that it does:
+a finder for ``dgl.graphbolt`` lets a later ``import dgl`` work where that part of DGL cannot be loaded (`gnnaccel.finder`).
 """
 from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from gnnaccel import finder as _finder
 from gnnaccel._version import __version__
 
 if TYPE_CHECKING:  # for editors and type checkers, which cannot see through __getattr__
@@ -49,6 +51,8 @@ _HOMES: dict[str, tuple[str, str | None]] = {
 }
 
 __all__ = ["__version__", *_HOMES]
+
+_finder.install()
 
 
 def __getattr__(name: str) -> Any:

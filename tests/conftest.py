@@ -5,6 +5,8 @@ import shutil
 
 import pytest
 
+import gnnaccel  # noqa: F401  (before dgl, which pytest-xdist may import to show a warning of its)
+
 
 @pytest.fixture(params=["emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request):

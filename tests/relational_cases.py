@@ -87,9 +87,11 @@ def graphs(draw, square: bool = False) -> Typed:
 # ---- statements ----
 
 STATEMENTS = [*(f"rgcn {how}{weights}" for how in ("sum", "mean") for weights in ("", " bases", " blocks")),
-              *(f"embedding {how}{weights}" for how in ("sum", "mean") for weights in ("", " bases")),
+              "rgcn sum weighted", "rgcn sum blocks weighted", "rgcn mean bases weighted",
+              *(f"embedding {how}{weights}" for how in ("sum", "mean") for weights in ("", " bases", " bases own")),
               "rgat", "rgat bases edge", "rgat blocks within", "rgat within edge pair", "rgat additive", "rgat raised edge",
-              "rgat product pair", "rgat product edge several", "hgt", "heat", "film sum", "film mean bias activated pair"]
+              "rgat product pair", "rgat product edge several", "hgt", "heat", "edge_gat", "film sum",
+              "film mean bias activated pair"]
 
 
 def is_square(name: str) -> bool:
@@ -107,9 +109,13 @@ def statement(name: str) -> Program:
                                "product" in words, 3 if "several" in words else 1)
     if kind == "heat":
         return statements.heat(0.2, 0.0, HEADS)
+    if kind == "edge_gat":
+        return statements.edge_gat(0.2, 0.0, HEADS)
     if kind == "film":
         return statements.film(OUT, "mean" in words, "bias" in words, "activated" in words, "pair" not in words)
-    return (statements.rgcn if kind == "rgcn" else statements.rgcn_embedding)("mean" in words, "bases" in words)
+    if kind == "rgcn":
+        return statements.rgcn("mean" in words, "bases" in words, weighted="weighted" in words)
+    return statements.rgcn_embedding("mean" in words, "bases" in words, "own" in words)
 
 
 def tensors(name: str, graph: Typed, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
@@ -127,17 +133,24 @@ def tensors(name: str, graph: Typed, dtype: torch.dtype = torch.float64) -> dict
     if kind == "heat":
         return dict(rows=rand(graph.num_src, OUT), a_src=rand(graph.num_src, HEADS), a_dst=rand(graph.num_dst, HEADS),
                     a_rel=rand(relations, HEADS), a_edge=rand(edges, HEADS), edges=rand(edges, 3), w_edge=rand(3, OUT))
+    if kind == "edge_gat":
+        return dict(rows=rand(graph.num_src, OUT), a_src=rand(graph.num_src, HEADS), a_dst=rand(graph.num_dst, HEADS),
+                    a_edge=rand(edges, HEADS), edges=rand(edges, 3), w_edge=rand(3, OUT))
     if kind == "film":
         found = dict(x=rand(graph.num_src, K), weight=rand(relations, OUT, K), film=rand(relations, 2 * OUT, K))
         found.update(dict(bias=rand(relations, 2 * OUT)) if "bias" in words else {})
         found.update(dict(x_dst=rand(graph.num_dst, K)) if "pair" in words else {})
         return found
-    rows = TABLE if kind == "embedding" else K
-    found = dict(ids=torch.randint(0, TABLE, (graph.num_src,))) if kind == "embedding" else dict(x=rand(graph.num_src, K))
+    table = graph.num_src if "own" in words else TABLE
+    rows = table if kind == "embedding" else K
+    ids = torch.arange(table) if "own" in words else torch.randint(0, table, (graph.num_src,))
+    found = dict(ids=ids) if kind == "embedding" else dict(x=rand(graph.num_src, K))
     if "bases" in words:
         found.update(comp=rand(relations, 3), bases=rand(3, rows, OUT))
     else:
         found.update(weight=rand(relations, 2, K // 2, OUT // 2) if "blocks" in words else rand(relations, rows, OUT))
+    if "weighted" in words:
+        found.update(norm=rand(edges))
     if kind == "rgat":
         logits = HEADS * (3 if "several" in words else 1)
         found.update(q=rand(OUT, logits), k=rand(OUT, logits))
@@ -167,6 +180,10 @@ def by_edges(name: str, graph: Typed, t: dict[str, Tensor]) -> Tensor:
         score = t["a_src"][src] + t["a_dst"][dst] + t["a_rel"][relation] + t["a_edge"]
         message = t["rows"][src] + t["edges"] @ t["w_edge"]
         return _added((_softmax(_leaky(score), dst).unsqueeze(-1) * message.unsqueeze(1)).unsqueeze(1), dst, graph.num_dst)
+    if kind == "edge_gat":
+        score = t["a_src"][src] + t["a_dst"][dst] + t["a_edge"]
+        message = t["rows"][src].unflatten(1, (HEADS, -1)) + (t["edges"] @ t["w_edge"]).unflatten(1, (HEADS, -1))
+        return _added(_softmax(_leaky(score), dst).unsqueeze(-1) * message, dst, graph.num_dst)
     if kind == "film":
         h = torch.einsum("ek,enk->en", t["x"][src], t["weight"][relation])
         f = torch.einsum("ek,enk->en", t["x_dst" if "pair" in words else "x"][dst], t["film"][relation])
@@ -185,6 +202,7 @@ def by_edges(name: str, graph: Typed, t: dict[str, Tensor]) -> Tensor:
     else:
         row = torch.einsum("ek,ekn->en", t["x"][src], matrix)
     if kind != "rgat":
+        row = row * t["norm"].unsqueeze(1) if "weighted" in words else row
         return _reduced(row, group, words, dst, graph.num_dst)
     at_dst = torch.einsum("ek,ekn->en", t["x_dst" if "pair" in words else "x"][dst], matrix)
     if "product" in words:

@@ -34,14 +34,16 @@ OPERATIONS = {
     "raise_positive": "x + 1 where x > 0, else x",
     "add_product": "row [heads, .., width] plus another [heads * width] times a parameter [width]",
     "part": "channels `start` to `stop` of a row",
-    "linear": "row [K] times matrix [K, N], or block by block where the matrix is [blocks, K, N]",
+    "linear": "row [K] times matrix [K, N], or block by block where the matrix is [blocks, K, N]; with `heads` row [1, heads, "
+              "K], each head times its own columns of the matrix, to [heads, N / heads]",
     "lookup": "row of a relation's table [nodes, N] at a node's number",
     "mix": "lookup in the sum of tables [bases, nodes, N] with a relation's coefficients [bases]",
     "fold": "product of each relation's matrix with a parameter's", "combine": "sum of bases with a relation's coefficients",
-    "reduce": "sum or mean over the edges of one destination and relation",
+    "reduce": "sum or mean over the edges of one destination and relation, each times its weight [edges] if there is one",
     "collect": "sum over the relations of a destination, weighted if there is a weight",
     "per_basis": "sum over the relations of a destination of coefficients [bases] times row [K], times the bases [bases, K, N]",
-    "mean_sum": "sum over the relations of a destination of the mean over its edges, in one traversal; mean=False: the sum",
+    "mean_sum": "sum over the relations of a destination of the mean over its edges, in one traversal; mean=False: the sum; "
+                "weights as for `reduce`",
     "single": "row of the only edge that enters each destination, edges being in the order of their destinations",
     "attend": "a fused attention: the Program named in `attention` on the graph between two domains",
 }

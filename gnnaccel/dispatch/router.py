@@ -60,17 +60,36 @@ class _Last:
 
 
 class _Seen:
-    """The edges of a layer's last call that went native although it was no plain one: the next over them is one of many."""
+    """A layer's last call that went native because nothing else paid, although it was no plain one. The next over the same edges
+    is one of many; once that was taken into account, ``code`` says why such calls are native."""
 
-    __slots__ = ("tensors", "versions")
+    __slots__ = ("tensors", "versions", "epoch", "grad", "args", "code")
 
     def __init__(self, structure: tuple[Tensor, ...]):
         self.tensors = tuple(weakref.ref(t) for t in structure)
         self.versions = tuple(t._version for t in structure)
+        self.code: str | None = None
+
+    def settle(self, args: tuple, config: Config, code: str | None) -> None:
+        """Let calls like this one go native without a further look, if the arguments are tensors and nothing else."""
+        if all(type(a) is Tensor for a in args):
+            self.epoch, self.grad, self.code = config.epoch, torch.is_grad_enabled(), code
+            self.args = tuple((None, a.shape, a.dtype) if a.is_floating_point() else (weakref.ref(a), None, None) for a in args)
 
     def has(self, structure: tuple[Tensor, ...]) -> bool:
         return len(structure) == len(self.tensors) and all(
             ref() is t and version == t._version for ref, version, t in zip(self.tensors, self.versions, structure))
+
+    def still_native(self, args: tuple, kwargs: dict, config: Config) -> bool:
+        """As of `_Last`."""
+        if self.code is None or kwargs or self.epoch != config.epoch or len(args) != len(self.args):
+            return False
+        if torch.is_grad_enabled() is not self.grad:
+            return False
+        for a, (ref, shape, dtype) in zip(args, self.args):
+            if type(a) is not Tensor or (a.shape != shape or a.dtype is not dtype if ref is None else ref() is not a):
+                return False
+        return True
 
 
 _last: IdentityMap[_Last] = IdentityMap()
@@ -86,6 +105,10 @@ def route(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict, 
     last = _last.get(layer)
     if last is not None and last.still_native(args, kwargs, config):
         counters.count(type(layer).__name__, "native", last.plan.code)
+        return native(layer, *args)
+    seen = None if last is not None else _seen.get(layer)
+    if seen is not None and seen.still_native(args, kwargs, config):
+        counters.count(type(layer).__name__, "native", seen.code)
         return native(layer, *args)
     signature = adapter.signature(layer, args, kwargs)
     if last is not None and signature is not None and last.signature == signature and last.epoch == config.epoch:
@@ -118,8 +141,11 @@ def _decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict
     if plan.route == "native":
         if signature is not None and not given.edge_index.is_inference():
             _remember(layer, config, signature, given, _gone, None, None, plan if known and _quiet(config) else None, None)
-        elif signature is None and not known and not any(t.is_inference() for t in given.structure):
-            _seen.set(layer, _Seen(given.structure))
+        elif signature is None and not any(t.is_inference() for t in given.structure):
+            seen = _Seen(given.structure)
+            if known and _quiet(config) and not kwargs:
+                seen.settle(args, config, plan.code)
+            _seen.set(layer, seen)
         return _native(layer, adapter, native, args, kwargs, config, stated, given, plan.rejected, start)
     counters.count(name, plan.route)
     graph, hit = stated.lookup(given)

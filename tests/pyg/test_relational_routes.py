@@ -47,3 +47,43 @@ def test_a_graph_that_comes_again_counts_as_known(monkeypatch):
         layer(x, edge_index, edge_type)
         found = [r["route"] for r in gnnaccel.records()[-4:]]
     assert found == ["native", "torch", "native", "native"]
+
+
+def test_native_calls_are_remembered_until_something_changes(monkeypatch):
+    from gnnaccel.dispatch import planner
+
+    asked = []
+    plan = planner.plan
+    monkeypatch.setattr(planner, "plan", lambda request, config: asked.append(request) or plan(request, config))
+    layer, (x, edge_index, edge_type) = RGCNConv(F, F, 1), inputs(1, 20, 40)
+
+    def decided(*args, **kwargs) -> bool:
+        asked.clear()
+        expected, got = layer.__class__.forward.__wrapped__(layer, *args, **kwargs), layer(*args, **kwargs)
+        assert torch.equal(got, expected)
+        return bool(asked)
+
+    with gnnaccel.enabled(), torch.no_grad():
+        assert decided(x, edge_index, edge_type), "a new graph"
+        assert decided(x, edge_index, edge_type), "the same as one of many"
+        assert not decided(x, edge_index, edge_type) and not decided(x.clone(), edge_index, edge_type)
+        gnnaccel.reset_stats()
+        layer(x, edge_index, edge_type)
+        assert gnnaccel.stats()["RGCNConv"]["reasons"] == {"GA401": 1}
+        assert decided(x[:, :F].double().float()[:20], edge_index.clone(), edge_type), "other edges"
+        for _ in range(2):
+            decided(x, edge_index, edge_type)
+        assert not decided(x, edge_index, edge_type) and decided(x, edge_index, edge_type=edge_type), "keywords"
+        for _ in range(2):
+            decided(x, edge_index, edge_type)
+        with torch.enable_grad():
+            assert decided(x, edge_index, edge_type), "with gradients"
+        for _ in range(2):
+            decided(x, edge_index, edge_type)
+        assert not decided(x, edge_index, edge_type)
+        gnnaccel.reset_stats()
+        with gnnaccel.enabled(when="supported"):
+            layer(x, edge_index, edge_type)
+        assert gnnaccel.stats()["RGCNConv"]["routes"] == {"torch": 1}, "other options"
+    with gnnaccel.enabled(on_fallback="raise"), torch.no_grad(), pytest.raises(gnnaccel.errors.FallbackError):
+        layer(x, edge_index, edge_type)

@@ -9,7 +9,7 @@ from torch_geometric.nn import Linear, RGATConv
 
 import gnnaccel
 from tests.pyg import graphs
-from tests.pyg.conftest import Route
+from tests.routes import Route
 from tests.pyg.graphs import EDGE, E, F, N
 from tests.pyg.rgat import R, build, inputs, types
 

@@ -1,4 +1,4 @@
-"""``import gnnaccel`` does nothing, and its public names resolve."""
+"""``import gnnaccel`` does nothing but watch for ``dgl.graphbolt`` (test_finder.py), and its public names resolve."""
 from __future__ import annotations
 
 import inspect
@@ -22,7 +22,20 @@ def test_import_loads_no_other_package():
     code = ("import sys; before = set(sys.modules); import gnnaccel; dir(gnnaccel); "
             "print(sorted(m for m in set(sys.modules) - before if not m.startswith('gnnaccel') "
             f"and m.partition('.')[0] in {HEAVY!r}), sorted(m for m in sys.modules if m.startswith('gnnaccel')))")
-    assert run(code) == "[] ['gnnaccel', 'gnnaccel._version']"
+    assert run(code) == "[] ['gnnaccel', 'gnnaccel._version', 'gnnaccel.finder']"
+
+
+def test_import_changes_nothing_but_the_list_of_finders():
+    code = ("import builtins, importlib, os, sys, threading, warnings, atexit, codecs, gc, signal\n"
+            "def state():\n"
+            "    return dict(hooks=list(sys.path_hooks), path=list(sys.path), env=dict(os.environ), filters=list(warnings.filters),\n"
+            "                builtins=sorted(vars(builtins)), imp=builtins.__import__, excepthook=sys.excepthook, gc=list(gc.callbacks),\n"
+            "                threads=threading.active_count(), interrupt=signal.getsignal(signal.SIGINT), cwd=os.getcwd())\n"
+            "before, finders = state(), list(sys.meta_path)\n"
+            "import gnnaccel, gnnaccel.finder\n"
+            "importlib.reload(gnnaccel)\n"
+            "print(state() == before, sys.meta_path == [gnnaccel.finder.GraphboltFinder, *finders])")
+    assert run(code) == "True True"
 
 
 def test_enabling_imports_no_host_and_no_torch():

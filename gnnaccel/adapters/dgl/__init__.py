@@ -1,9 +1,107 @@
-"""DGL layers stated as Programs. None yet: DGL scripts run natively."""
+"""DGL: ``forward`` of the known layer classes, replaced by a wrapper that asks the router.
+
+Classes are patched, never instances, so state_dict, pickle, deepcopy, DDP and hooks see nothing. Next to the layers, DGL's way to
+single relations of a heterograph is made to give the same object each time (`graphs.remembering`).
+"""
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 from gnnaccel.adapters.patching import PatchSet
+from gnnaccel.dispatch import rules
+
+#: host class -> adapter module
+LAYERS = {
+    "GATConv": "gat",
+    "GATv2Conv": "gatv2",
+    "DotGatConv": "dotgat",
+    "AGNNConv": "agnn",
+    "EdgeGATConv": "edge_gat",
+    "EGATConv": "egat",
+    "RelGraphConv": "relgraph",
+    "HGTConv": "hgt",
+    "TypedLinear": "typed_linear",
+    "HeteroGraphConv": "hetero",
+}
 
 
 def install(patches: PatchSet) -> list[str]:
-    """Replace the ``forward`` of known DGL layers. Returns what was replaced: nothing so far."""
-    return []
+    """Patch the layer classes through ``patches``; the dotted names of what was patched. DGL on another backend than PyTorch is
+    left alone."""
+    import importlib
+
+    from dgl.backend import backend_name
+
+    if backend_name != "pytorch":
+        return []
+    from dgl.heterograph_index import HeteroGraphIndex
+    from dgl.nn import pytorch as nn
+
+    from gnnaccel.adapters.dgl import graphs
+
+    for name, module in LAYERS.items():
+        cls = getattr(nn, name, None)
+        if cls is None:  # older versions have fewer layers
+            continue
+        adapter = importlib.import_module(f"gnnaccel.adapters.dgl.{module}")
+        patches.set(cls, "forward", _wrapper(cls, adapter))
+        rules.register_class(f"{cls.__module__}.{cls.__qualname__}")
+    patches.set(HeteroGraphIndex, "get_relation_graph", graphs.remembering(HeteroGraphIndex.get_relation_graph))
+    return patches.names()
+
+
+def adapter_of(layer: Any) -> "_Guarded | None":
+    """The adapter of the layer's class, or of the host class that it derives from."""
+    import importlib
+
+    for cls in type(layer).__mro__:
+        if cls.__name__ in LAYERS and cls.__module__.startswith("dgl."):
+            return _Guarded(cls, importlib.import_module(f"gnnaccel.adapters.dgl.{LAYERS[cls.__name__]}"))
+    return None
+
+
+class _Guarded:
+    """An adapter behind the checks that hold for every layer of its class.
+
+    An adapter module has ``state`` and ``run`` as in `router.Adapter`; ``METHODS``: methods of the host class that it does
+    without; ``ABSORBED``: submodules, by name, whose work goes into the Program, and the class that each must be.
+    """
+
+    host = "dgl"
+
+    def __init__(self, cls: type, adapter: Any):
+        from gnnaccel.adapters import guards as shared
+        from gnnaccel.adapters.dgl import guards
+
+        self._context_reason, self._layer_reason = shared.context_reason, guards.layer_reason
+        self._cls, self._state = cls, adapter.state
+        self._methods, self._absorbed = adapter.METHODS, getattr(adapter, "ABSORBED", {})
+        self.run = adapter.run
+
+    def signature(self, layer: Any, args: tuple, kwargs: dict) -> None:
+        """None: the router compares ``edge_index`` tensors, and a call has a graph."""
+
+    def state(self, layer: Any, args: tuple, kwargs: dict) -> Any:
+        why = self._context_reason() or self._layer_reason(layer, self._cls, self._methods, self._absorbed)
+        return self._state(layer, args, kwargs) if why is None else why
+
+
+def _wrapper(cls: type, adapter: Any) -> Any:
+    from torch.compiler import is_compiling
+
+    from gnnaccel.dispatch.config import current
+    from gnnaccel.dispatch.router import route
+
+    native, guarded = cls.forward, _Guarded(cls, adapter)
+
+    @functools.wraps(native)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_compiling():  # compiled regions trace the host's own code (GA404); nothing of ours may be traced
+            return native(self, *args, **kwargs)
+        config = current()
+        if config is None:
+            return native(self, *args, **kwargs)
+        return route(self, guarded, native, args, kwargs, config)
+
+    return forward

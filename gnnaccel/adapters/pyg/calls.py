@@ -3,42 +3,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
-_MISSING = object()
-
-
-def bind(args: tuple, kwargs: dict, required: tuple[str, ...], optional: tuple[str, ...]) -> list[Any] | None:
-    """Arguments in the order of the names, None for optional ones not given; None when they do not fit the signature,
-    which the host's own function will then say."""
-    names = required + optional
-    if len(args) > len(names):
-        return None
-    values = list(args) + [_MISSING] * (len(names) - len(args))
-    for name, value in kwargs.items():
-        if name not in names or values[names.index(name)] is not _MISSING:
-            return None
-        values[names.index(name)] = value
-    if any(v is _MISSING for v in values[:len(required)]):
-        return None
-    return [None if v is _MISSING else v for v in values]
-
-
-def dtypes(x: Tensor, *parameters: Tensor, mapped: bool = True) -> tuple[torch.dtype, torch.dtype]:
-    """(of the rows, of the host's result). ``parameters``: those that the host multiplies rows or scores with;
-    ``mapped``: the rows come from a linear map, which autocast runs in its own dtype (but never in place of float64).
-
-    On CUDA autocast also makes sums, so the host's result, fp32; on the CPU it has no such rule.
-    """
-    device, row = x.device.type, x.dtype
-    autocast = row != torch.float64 and torch.is_autocast_enabled(device)
-    if autocast and mapped:
-        row = torch.get_autocast_dtype(device)
-    out = torch.promote_types(row, torch.float32) if autocast and device == "cuda" else row
-    for p in parameters:
-        out = torch.promote_types(out, p.dtype)
-    return row, out
+from gnnaccel.adapters.calls import bind as bind
+from gnnaccel.adapters.calls import dtypes as dtypes
 
 
 def bias_inside(layer: Any) -> bool:

@@ -1,15 +1,14 @@
 """Small steps that the adapters of relational layers share."""
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from gnnaccel.adapters.pyg import edges
+from gnnaccel.adapters.views import viewer as viewer
 from gnnaccel.dispatch.reasons import Reason, reason
-from gnnaccel.dispatch.relational.view import Ends, RelationView, by_type
 
 
 def plain(edge_index: Any, edge_type: Any, num_src: int, num_dst: int, device: torch.device) -> tuple[Tensor, Tensor] | Reason:
@@ -25,12 +24,3 @@ def plain(edge_index: Any, edge_type: Any, num_src: int, num_dst: int, device: t
     if edge_type.is_floating_point() or edge_type.is_complex() or edge_type.dtype == torch.bool:
         return reason("GA204", f"edge_type is {edge_type.dtype}", "use an integer type")
     return found, edge_type
-
-
-def viewer(structure: tuple[Tensor, ...], num_src: int, num_dst: int, num_relations: int,
-           assemble: Callable[..., Ends] = by_type, ignore: bool = False) -> Callable[[bool, bool], RelationView]:
-    """What makes the `RelationView` of these edges; arguments as there."""
-    def make(own: bool, compact: bool) -> RelationView:
-        return RelationView(structure, num_src, num_dst, num_relations, assemble, compact, own, ignore)
-
-    return make

@@ -49,8 +49,8 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[RelationalStated, Rela
         if x_src.shape[0] > layer.in_channels_l:
             return reason("GA206", f"{x_src.shape[0]} nodes for tables of {layer.in_channels_l} rows")
         ids = torch.arange(x_src.shape[0], device=device)
-    make = statements.rgcn_embedding if embedded else statements.rgcn
-    program = make(type(layer.aggr_module).__name__ == "MeanAggregation", layer.num_bases is not None)
+    mean, bases = type(layer.aggr_module).__name__ == "MeanAggregation", layer.num_bases is not None
+    program = statements.rgcn_embedding(mean, bases, pair[0] is None) if embedded else statements.rgcn(mean, bases)
     row, out = _dtypes(layer, x_src, fast)
     ignore = not fast and _ignores(layer)
     view = relations.viewer(found, x_src.shape[0], x_dst.shape[0], layer.num_relations, ignore=ignore)

@@ -25,7 +25,8 @@ def torch_backend(request: RelationalRequest) -> float | None:
     if request.device != "cpu":
         return None
     rates, count = cost.constants()["relational"]["cpu"], _taken(request, "cpu").count
-    return _total(rates["total"][_mode(request)], count, 1 << request.relation_bits) * rates["margin"] + _structure(request, "cpu")
+    seconds = _total(rates["total"][_mode(request)], count, 1 << request.relation_bits)
+    return seconds * rates["margin"] + _structure(request, "cpu")
 
 
 def native(request: RelationalRequest) -> float | None:

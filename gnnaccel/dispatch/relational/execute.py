@@ -17,6 +17,8 @@ from gnnaccel.dispatch import attention, patterns
 from gnnaccel.dispatch.program import DST, EDGE, PAIR_DST, PAIR_SRC, RELATION, SRC, Op, Program
 from gnnaccel.dispatch.relational.view import Gather, RelationView
 
+#: pairs times bases up to which a mixture is a graph of its own: its index arrays take some 40 bytes each
+_MIXED_EDGES = 1 << 26
 _DOMAIN_OF = {"src": SRC, "dst": DST, "rel": RELATION, "pair_src": PAIR_SRC, "pair_dst": PAIR_DST}
 
 
@@ -74,6 +76,9 @@ def _linear(state: Run, step: Op, domain: str) -> Tensor:
     transposed = bool(step.get("transposed"))
     name, _, end = step.args[1].partition("@")
     matrix = state.values[name]
+    if step.get("heads"):  # a row for each head, which has columns of its own
+        rows = state.values[step.args[0]].flatten(1, -2)
+        return torch.einsum("uhk,khn->uhn", rows, matrix.unflatten(1, (step.attr("heads"), -1)))
     if end != "rel":
         return _dense(state.read(step.args[0], domain), matrix.transpose(-1, -2) if transposed else matrix)
     matrix = _blocked(matrix)
@@ -111,7 +116,10 @@ def _lookup(state: Run, step: Op, domain: str) -> Tensor:
 
 
 def _mix(state: Run, step: Op, domain: str) -> Tensor:
-    coefficients, bases, ids = state.read(step.args[0], domain), state.values[step.args[1]], state.read(step.args[2], domain)
+    coefficients, bases = state.read(step.args[0], domain), state.values[step.args[1]]
+    if step.get("own") and domain == PAIR_SRC and coefficients.numel() <= _MIXED_EDGES:
+        return state.maps.aggregate(state.view.mixture(bases.shape[0]), bases.flatten(0, 1), coefficients.flatten())
+    ids = state.read(step.args[2], domain)
     return torch.einsum("ub,bun->un", coefficients, bases.index_select(1, _inside(ids, bases.shape[1], bases.shape[1])))
 
 
@@ -163,17 +171,22 @@ def _sum(state: Run, arg: str, target: str, weight: Tensor | None = None) -> Ten
     return state.maps.aggregate(graph, rows, weight)
 
 
-def _share(state: Run, step: Op, arg: str) -> Tensor | None:
-    rows = _source(state, arg)[1]
-    return state.view.share(torch.float64 if rows.dtype is torch.float64 else torch.float32) if step.attr("mean") else None
+def _weight(state: Run, step: Op) -> Tensor | None:
+    """What each edge counts in a reduction: 1, its share of a mean, and times that the weight that came with the call."""
+    given = state.values[step.args[1]] if len(step.args) > 1 else None
+    if not step.attr("mean"):
+        return given
+    rows = _source(state, step.args[0])[1]
+    share = state.view.share(torch.float64 if rows.dtype is torch.float64 else torch.float32)
+    return share if given is None else share * given
 
 
 def _reduce(state: Run, step: Op, domain: str) -> Tensor:
-    return _sum(state, step.args[0], PAIR_DST, _share(state, step, step.args[0]))
+    return _sum(state, step.args[0], PAIR_DST, _weight(state, step))
 
 
 def _mean_sum(state: Run, step: Op, domain: str) -> Tensor:
-    return _sum(state, step.args[0], DST, _share(state, step, step.args[0]))
+    return _sum(state, step.args[0], DST, _weight(state, step))
 
 
 def _collect(state: Run, step: Op, domain: str) -> Tensor:

@@ -19,8 +19,8 @@ _MARK_AT_LEAST = 1 << 20
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """All int32. ``node``, ``relation`` [U]; ``ptr`` [relations + 1]: where each relation's pairs begin; ``of_edge`` [E]: the pair
-    of each edge, in the caller's order of edges."""
+    """All int32. ``node``, ``relation`` [U]; ``ptr`` [relations + 1]: where each relation's pairs begin; ``of_edge`` [E]: the
+    pair of each edge, in the caller's order of edges."""
 
     node: Tensor
     relation: Tensor

@@ -4,7 +4,8 @@ Each rule looks at one operation of a Program and returns the Programs that it a
 all rules; which ordering is taken is decided by counting (`counting`), not here.
 
     fold_chain       <x W, q> = <x, W q>
-    aggregate_first  sum_e (x_e W_r) = (sum_e x_e) W_r over the edges of one (destination, relation); likewise for means
+    aggregate_first  sum_e (x_e W_r) = (sum_e x_e) W_r over the edges of one (destination, relation); likewise means, with weights
+    weighted_first   sum_e a_eh (x_e W)_h = (sum_e a_eh x_e) W_h for the features of edges
     per_basis        sum_r a_r (sum_b c_rb V_b) = sum_b (sum_r c_rb a_r) V_b
     table_first      rows of sum_b c_rb T_b: of the sums, rather than sums of the rows
     prior_into_map   p_r <q, k A_r> = <q, k (p_r A_r)>
@@ -16,7 +17,7 @@ import functools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from gnnaccel.dispatch.program import PAIR_DST, PARAM, RELATION, Op, Program, op
+from gnnaccel.dispatch.program import DST, EDGE, PAIR_DST, PARAM, RELATION, Op, Program, op
 
 _MOST = 32  # orderings of one Program that are looked at
 
@@ -61,8 +62,18 @@ def fold_chain(program: Program) -> Iterator[Program]:
 def aggregate_first(program: Program) -> Iterator[Program]:
     for at, step, inner in _chains(program, "reduce", 0, "linear"):
         if inner.args[1].endswith("@rel") and inner.args[0].endswith("@src"):
-            yield _replace(program, at, replace(step, args=(inner.args[0],), out=f"{step.out}_in"),
+            yield _replace(program, at, replace(step, args=(inner.args[0], *step.args[1:]), out=f"{step.out}_in"),
                            replace(inner, out=step.out, args=(f"{step.out}_in", inner.args[1]), domain=PAIR_DST))
+
+
+def weighted_first(program: Program) -> Iterator[Program]:
+    for at, step, inner in _chains(program, "aggregate", 1, "linear"):
+        rows, matrix = inner.args
+        domains = program.domains
+        if (domains.get(rows), domains.get(matrix)) == (EDGE, PARAM) and not inner.attrs and not step.get("per_head"):
+            heads, sums = step.attr("heads"), f"{step.out}_in"
+            yield _replace(program, at, op("aggregate", sums, step.args[0], rows, heads=1, per_head=heads),
+                           Op("linear", step.out, (sums, matrix), (("heads", heads),), DST))
 
 
 def per_basis(program: Program) -> Iterator[Program]:
@@ -103,8 +114,8 @@ def other_side(program: Program) -> Iterator[Program]:
             yield _replace(program, at, mapped, replace(step, args=(mapped.out, made.args[0])))
 
 
-RULES: tuple[Callable[[Program], Iterator[Program]], ...] = (fold_chain, aggregate_first, per_basis, table_first, prior_into_map,
-                                                             other_side)
+RULES: tuple[Callable[[Program], Iterator[Program]], ...] = (fold_chain, aggregate_first, weighted_first, per_basis, table_first,
+                                                             prior_into_map, other_side)
 
 
 # --- small tools -------------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ Shapes = tuple[tuple[str, Shape], ...]
 class RelationalRequest(NamedTuple):
     """Everything a relational plan depends on; the memo key. Sizes are classes of magnitude (bits).
 
-    ``shapes``: of one row of each input of the Program, of the whole for parameters; ``relation_bits``: of the count of relations.
+    ``shapes``: of one row of each input of the Program, of the whole for parameters; ``relation_bits``: of the relations.
     """
 
     program: Program

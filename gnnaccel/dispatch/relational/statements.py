@@ -10,23 +10,27 @@ from gnnaccel.dispatch.program import DST, EDGE, PARAM, RELATION, SRC, Op, Progr
 
 
 @functools.lru_cache(maxsize=64)
-def rgcn(mean: bool, bases: bool, transposed: bool = False) -> Program:
+def rgcn(mean: bool, bases: bool, transposed: bool = False, weighted: bool = False) -> Program:
     """RGCN (arXiv 1703.06103) without its root term: the sum over relations of the mean (or sum) over neighbours of x W_r.
 
     ``bases``: W_r is a sum of shared bases; otherwise ``weight`` may hold blocks (block-diagonal W_r). ``transposed``: weights
-    are [out, in], as those of linear maps are.
+    are [out, in], as those of linear maps are. ``weighted``: each edge counts ``norm`` [E] times.
     """
     inputs, ops = _weights(bases)
+    inputs += (("norm", EDGE),) if weighted else ()
     how = dict(transposed=True) if transposed else {}
-    ops += (op("linear", "h", "x@src", "weight@rel", **how), op("reduce", "m", "h", mean=mean), op("collect", "out", "m"))
+    reduce = ("h", "norm") if weighted else ("h",)
+    ops += (op("linear", "h", "x@src", "weight@rel", **how), op("reduce", "m", *reduce, mean=mean), op("collect", "out", "m"))
     return Program("rgcn", (("x", SRC), *inputs), ops, "out")
 
 
 @functools.lru_cache(maxsize=64)
-def rgcn_embedding(mean: bool, bases: bool) -> Program:
-    """RGCN over nodes without features: ``ids`` [num_src] int64 choose rows of each relation's table."""
+def rgcn_embedding(mean: bool, bases: bool, own: bool = False) -> Program:
+    """RGCN over nodes without features: ``ids`` [num_src] int64 choose rows of each relation's table. ``own``: each node's id is
+    its own number."""
     if bases:
-        inputs, row = (("comp", RELATION), ("bases", PARAM)), op("mix", "h", "comp@rel", "bases", "ids@src")
+        attrs = {"own": True} if own else {}
+        inputs, row = (("comp", RELATION), ("bases", PARAM)), op("mix", "h", "comp@rel", "bases", "ids@src", **attrs)
     else:
         inputs, row = (("weight", RELATION),), op("lookup", "h", "weight@rel", "ids@src")
     ops = (row, op("reduce", "m", "h", mean=mean), op("collect", "out", "m"))
@@ -73,11 +77,13 @@ def _logits(slope: float, edge: bool, product: bool) -> tuple[Op, ...]:
     return op("mul", "z", "a_src", "a_dst"), op("mul", "s", "z", "a_edge")
 
 
-@functools.lru_cache(maxsize=1)
-def typed_linear() -> Program:
-    """Each row times the matrix of its type: row i is the source and the destination of edge i, its type the relation."""
-    ops = op("linear", "h", "x@src", "weight@rel"), op("single", "out", "h")
-    return Program("typed_linear", (("x", SRC), ("weight", RELATION)), ops, "out")
+@functools.lru_cache(maxsize=2)
+def typed_linear(bases: bool = False) -> Program:
+    """Each row times the matrix of its type: row i is the source and the destination of edge i, its type the relation.
+    ``bases``: as in `rgcn`."""
+    inputs, ops = _weights(bases)
+    ops += op("linear", "h", "x@src", "weight@rel"), op("single", "out", "h")
+    return Program("typed_linear", (("x", SRC), *inputs), ops, "out")
 
 
 @functools.lru_cache(maxsize=64)
@@ -103,8 +109,8 @@ def heat(slope: float, dropout: float, heads: int) -> Program:
     """HEAT (arXiv 2106.07161) after its maps of nodes and edges: heads that share their rows, and edge features that go into the
     messages.
 
-    ``rows`` [N, width], ``a_src``, ``a_dst`` [N, heads], ``a_rel`` [relations, heads], ``a_edge`` [E, heads]; ``edges`` [E, K] enter
-    the messages by ``w_edge`` [K, width], which is applied to their weighted sums. Result [N, 1, heads, width].
+    ``rows`` [N, width], ``a_src``, ``a_dst`` [N, heads], ``a_rel`` [relations, heads], ``a_edge`` [E, heads]; ``edges`` [E, K]
+    enter the messages by ``w_edge`` [K, width], which is applied to their weighted sums. Result [N, 1, heads, width].
     """
     inputs = (("rows", SRC), ("a_src", SRC), ("a_dst", DST), ("a_rel", RELATION), ("a_edge", EDGE), ("edges", EDGE),
               ("w_edge", PARAM))
@@ -116,6 +122,24 @@ def heat(slope: float, dropout: float, heads: int) -> Program:
             op("aggregate", "from_edges", weight, "edges", heads=1, per_head=heads),
             Op("linear", "mapped", ("from_edges", "w_edge"), domain=DST), Op("add", "out", ("from_rows", "mapped"), domain=DST))
     return Program("heat", inputs, ops, "out")
+
+
+@functools.lru_cache(maxsize=256)
+def edge_gat(slope: float, dropout: float, heads: int) -> Program:
+    """GAT (arXiv 1710.10903) whose messages are the source's row plus a map of the edge's features, after its maps of nodes.
+
+    ``rows`` [N, heads * width], ``a_src``, ``a_dst`` [N, heads], ``a_edge`` [E, heads]; ``edges`` [E, K] enter the messages by
+    ``w_edge`` [K, heads * width]. Relations do not count. Result [N, heads, width].
+    """
+    inputs = (("rows", SRC), ("a_src", SRC), ("a_dst", DST), ("a_edge", EDGE), ("edges", EDGE), ("w_edge", PARAM))
+    ops = (op("add", "z", "a_src@src", "a_dst@dst", "a_edge"), op("leaky_relu", "s", "z", slope=slope),
+           op("segment_softmax", "alpha", "s", scope="dst"))
+    ops += (op("dropout", "kept", "alpha", p=dropout),) if dropout > 0 else ()
+    weight = ops[-1].out
+    ops += (op("aggregate", "from_rows", weight, "rows@src", heads=heads), op("linear", "mapped", "edges", "w_edge"),
+            op("aggregate", "from_edges", weight, "mapped", heads=heads),
+            Op("add", "out", ("from_rows", "from_edges"), domain=DST))
+    return Program("edge_gat", inputs, ops, "out")
 
 
 @functools.lru_cache(maxsize=256)

@@ -197,6 +197,18 @@ class RelationView:
         rows = self.statistics().rows
         return GraphView(torch.stack([src, dst]), rows(source), rows(target), own=True)
 
+    def mixture(self, bases: int) -> GraphView:
+        """The virtual graph from the rows of ``bases`` tables [bases * num_src] to the source pairs: each pair has an edge from
+        its node's row in every table, in order."""
+        return self._once((PAIR_SRC, bases, "mixture"), lambda: self._make_mixture(bases))
+
+    def _make_mixture(self, bases: int) -> GraphView:
+        pairs = self.pairs(PAIR_SRC)
+        tables = torch.arange(bases, dtype=torch.int32, device=self.device) * self.num_src
+        src = (pairs.node.unsqueeze(1) + tables).flatten()
+        dst = torch.arange(pairs.count, dtype=torch.int32, device=self.device).repeat_interleave(bases)
+        return GraphView(torch.stack([src, dst]), bases * self.num_src, pairs.count, own=True)
+
     def share(self, dtype: torch.dtype) -> Tensor:
         """[E]: 1 / edges of the edge's (destination, relation), in the caller's order."""
         return self._once(("share", dtype), lambda: self._make_share(dtype))

@@ -8,7 +8,9 @@ from gnnaccel.dispatch import cost
 from gnnaccel.dispatch.relational import costs, statements
 from gnnaccel.dispatch.relational.request import RelationalRequest
 
-LAYERS = ("RGCNConv", "FastRGCNConv", "RGATConv", "HGTConv", "HEATConv", "FiLMConv", "HeteroLinear", "HeteroConv")
+LAYERS = ("RGCNConv", "FastRGCNConv", "RGATConv", "HGTConv", "HEATConv", "FiLMConv", "HeteroLinear", "HeteroConv",
+          "dgl.RelGraphConv", "dgl.RelGraphConv bdd", "dgl.HGTConv", "dgl.HeteroGraphConv", "dgl.TypedLinear",
+          "dgl.TypedLinear sorted", "dgl.TypedLinear bdd")
 
 
 def request(native="RGCNConv", nodes=13, edges=16, relations=7, width=64, device="cpu", grad=False, fresh=False):

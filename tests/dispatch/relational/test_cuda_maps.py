@@ -56,13 +56,14 @@ def test_values_and_gradients(device, name, kind):
     exact = results(by_edges(name, graph, operands), operands)
     single = leaves(None, operands)
     plain = results(by_edges(name, graph, single), single)
+    floor = 1e-5 if "within" in name else 3e-6  # softmaxes of one edge: gradients of logits are zero but for what cancels
     for how, program in orderings(statement(name)):
         for compaction in (True, False):
             given = leaves(device, operands)
             out = kernels(fuse(compact(program)), on(device, graph, compact=compaction), given)
             got = results(out.reshape(exact["out"].shape), given)
             for label, value in got.items():
-                assert_accurate(f"{how}, {label}", value.detach().cpu(), plain[label].detach(), exact[label].detach(), 3e-6)
+                assert_accurate(f"{how}, {label}", value.detach().cpu(), plain[label].detach(), exact[label].detach(), floor)
 
 
 @each_statement

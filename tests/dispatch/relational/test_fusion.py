@@ -30,6 +30,10 @@ def ordering(name: str, how: str) -> Program:
 @pytest.mark.parametrize("name, how, expected", [
     ("rgcn mean", "as stated", ["h = linear(x@src, weight@rel)  [PAIR_SRC]", "out = mean_sum(h@pair_src, mean=True)"]),
     ("rgcn sum", "as stated", ["h = linear(x@src, weight@rel)  [PAIR_SRC]", "out = mean_sum(h@pair_src, mean=False)"]),
+    ("rgcn sum weighted", "as stated", ["h = linear(x@src, weight@rel)  [PAIR_SRC]",
+                                        "out = mean_sum(h@pair_src, norm, mean=False)"]),
+    ("rgcn mean bases weighted", "aggregate_first + per_basis", ["m_in = reduce(x@src, norm, mean=True)",
+                                                                 "out = per_basis(m_in, comp, bases)"]),
     ("rgcn mean", "aggregate_first", ["m_in = reduce(x@src, mean=True)", "m = linear(m_in, weight@rel)  [PAIR_DST]",
                                       "out = collect(m)"]),
     ("rgcn mean bases", "aggregate_first + per_basis", ["m_in = reduce(x@src, mean=True)", "out = per_basis(m_in, comp, bases)"]),

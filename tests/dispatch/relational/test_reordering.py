@@ -53,11 +53,28 @@ def test_aggregate_first(mean):
         [f"m_in = reduce(x@src, mean={mean})", "m = linear(m_in, weight@rel)  [PAIR_DST]", "out = collect(m)"]]
 
 
+def test_aggregate_first_keeps_the_weights():
+    assert applied("aggregate_first", statements.rgcn(False, False, weighted=True))[0][:2] == [
+        "m_in = reduce(x@src, norm, mean=False)", "m = linear(m_in, weight@rel)  [PAIR_DST]"]
+
+
 def test_aggregate_first_wants_a_row_of_the_source_and_a_map_by_relation():
     inputs = (("x", SRC), ("w", RELATION), ("m", PARAM))
     tail = (op("reduce", "s", "h", mean=False), op("collect", "out", "s"))
     for step in (op("linear", "h", "x@dst", "w@rel"), op("linear", "h", "x@src", "m"), op("scale", "h", "x@src", by=2)):
         assert applied("aggregate_first", Program("test", inputs, (step, *tail), "out")) == []
+
+
+def test_weighted_first():
+    made, = applied("weighted_first", statements.edge_gat(0.2, 0.0, 2))
+    assert made[-3:] == ["from_edges_in = aggregate(alpha, edges, heads=1, per_head=2)",
+                         "from_edges = linear(from_edges_in, w_edge, heads=2)  [DST]", "out = add(from_rows, from_edges)  [DST]"]
+    assert not any(line.startswith("mapped") for line in made)
+
+
+def test_weighted_first_wants_features_of_edges():
+    assert applied("weighted_first", statements.heat(0.2, 0.0, 2)) == []
+    assert applied("weighted_first", statements.rgat(0.2, 0.0, False, True, False, 2)) == []
 
 
 def test_per_basis_follows_aggregating_first():
@@ -105,8 +122,8 @@ def test_other_side_wants_a_destination_and_a_map_by_relation(query, key):
 
 
 def test_every_rule_has_its_place():
-    assert {rule.__name__ for rule in RULES} == {"fold_chain", "aggregate_first", "per_basis", "table_first", "prior_into_map",
-                                                 "other_side"}
+    assert {rule.__name__ for rule in RULES} == {"fold_chain", "aggregate_first", "weighted_first", "per_basis", "table_first",
+                                                 "prior_into_map", "other_side"}
     reached = {part for name in STATEMENTS for how, _ in orderings(statement(name)) for part in how.split(" + ")}
     assert reached == {"as stated", *(rule.__name__ for rule in RULES)}
 
@@ -119,6 +136,7 @@ def test_every_rule_has_its_place():
     ("embedding sum", ["as stated"]),
     ("embedding mean bases", ["as stated", "table_first"]),
     ("rgat", ["as stated", "fold_chain", "fold_chain", "fold_chain + fold_chain"]),
+    ("edge_gat", ["as stated", "weighted_first"]),
     ("hgt", ["as stated", "prior_into_map", "other_side", "prior_into_map + other_side", "other_side + prior_into_map"]),
 ])
 def test_orderings(name, expected):

@@ -1,0 +1,50 @@
+"""DotGatConv as a Program: dot-product attention whose values are its keys."""
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from gnnaccel.adapters.calls import bind
+from gnnaccel.adapters.dgl import graphs, guards, inputs
+from gnnaccel.dispatch import attention_programs as programs
+from gnnaccel.dispatch.reasons import Reason, reason
+from gnnaccel.dispatch.request import Given, Stated
+
+METHODS = ()
+
+
+def state(layer: Any, args: tuple, kwargs: dict) -> tuple[Stated, Given] | Reason:
+    bound = bind(args, kwargs, ("graph", "feat"), ("get_attention",))
+    if bound is None:
+        return reason("GA206", "the arguments do not fit DotGatConv.forward")
+    graph, feat, get_attention = bound
+    if get_attention:
+        return reason("GA208", "attention weights were asked for", "call the layer without get_attention")
+    nodes = inputs.nodes(graph, feat)
+    if type(nodes) is Reason:
+        return nodes
+    if ("fc" in layer._modules) is isinstance(feat, tuple):  # an error in the host
+        return reason("GA206", "the layer was built for a pair and feat is none, or the other way round")
+    if isinstance(feat, tuple) and inputs.one_frame(graph):  # the host then sends destinations' rows as well
+        return reason("GA206", "feat is a pair, the graph has one set of nodes", "pass features of the nodes as one tensor")
+    edges, x_src, x_dst, _ = nodes
+    why = guards.dtype_reason(x_src) or graphs.zero_in_degree_reason(layer, edges)
+    if why is not None:
+        return why
+    row, out = guards.dtypes(x_src)
+    program = programs.dot_product_shared(layer._out_feats**-0.5, 0.0)
+    stated = Stated(program, "dgl.DotGatConv", layer._num_heads, layer._out_feats, row, out, edges.num_src, edges.num_dst,
+                    edges.edge_index.shape[1], 0, True)
+    return stated, Given(x_src, x_dst, edges.edge_index)
+
+
+def run(layer: Any, stated: Stated, given: Given, attend: Any) -> Tensor:
+    h, c, modules = stated.heads, stated.width, layer._modules
+    if "fc" in modules:
+        keys = queries = modules["fc"](given.x_src).view(-1, h, c)
+        if given.x_dst is None:
+            queries = keys[:stated.num_dst]
+    else:
+        keys, queries = modules["fc_src"](given.x_src).view(-1, h, c), modules["fc_dst"](given.x_dst).view(-1, h, c)
+    return attend({"keys": keys, "queries": queries}).contiguous()  # as the host's result is: models call view

@@ -1,0 +1,56 @@
+"""EGATConv as a Program: the features of edges as the host makes them, for they are returned, then attention by their scores."""
+from __future__ import annotations
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from gnnaccel.adapters.calls import bind
+from gnnaccel.adapters.dgl import guards, inputs
+from gnnaccel.adapters.guards import edge_reason
+from gnnaccel.dispatch import attention_programs as programs
+from gnnaccel.dispatch.reasons import Reason, reason
+from gnnaccel.dispatch.request import Given, Stated
+
+METHODS = ()
+
+
+def state(layer: Any, args: tuple, kwargs: dict) -> tuple[Stated, Given] | Reason:
+    bound = bind(args, kwargs, ("graph", "nfeats", "efeats"), ("edge_weight", "get_attention"))
+    if bound is None:
+        return reason("GA206", "the arguments do not fit EGATConv.forward")
+    graph, nfeats, efeats, edge_weight, get_attention = bound
+    if edge_weight is not None or get_attention:
+        return reason("GA208", "edge_weight was given" if edge_weight is not None else "attention weights were asked for")
+    nodes = inputs.nodes(graph, nfeats)
+    if type(nodes) is Reason:
+        return nodes
+    edges, x_src, x_dst, _ = nodes
+    if x_dst is None:  # an error in the host, which takes all sources for destinations
+        return reason("GA206", "nfeats is one tensor for a block", "pass a pair: features of sources and of destinations")
+    why = (edge_reason(efeats, edges.edge_index.shape[1], x_src)
+           or guards.dtype_reason(x_src, layer.attn, layer.bias))
+    if why is not None or efeats.dim() != 2:
+        return why or reason("GA206", f"efeats has {efeats.dim()} dimensions")
+    if edges.has_bare():
+        return reason("GA204", "there are nodes of in-degree 0, which the layer does not allow", "use dgl.add_self_loop(g)")
+    row, out = guards.dtypes(x_src)
+    # the scores are all there: a leaky_relu of slope 1 leaves them as they are
+    program = programs.additive_terms(1.0, 0.0, False, True)
+    stated = Stated(program, "dgl.EGATConv", layer._num_heads, layer._out_node_feats, row, out, edges.num_src, edges.num_dst,
+                    edges.edge_index.shape[1], 0, True)
+    return stated, Given(x_src, x_dst, edges.edge_index, efeats, (graph,))
+
+
+def run(layer: Any, stated: Stated, given: Given, attend: Any) -> tuple[Tensor, Tensor]:
+    from dgl import ops
+
+    h, (graph,) = stated.heads, given.extra
+    sums = ops.u_add_v(graph, layer.fc_ni(given.x_src), layer.fc_nj(given.x_dst)) + layer.fc_fij(given.edge_attr)
+    sums = sums if layer.bias is None else sums + layer.bias
+    edges = F.leaky_relu(sums).view(-1, h, layer._out_edge_feats)
+    rows = layer.fc_node_src(given.x_src).view(-1, h, stated.width)
+    scores = (edges * layer.attn).sum(-1)
+    nodes = attend({"x": rows, "a_src": scores.new_zeros(stated.num_src, h), "a_edge": scores})
+    return nodes.contiguous(), edges  # as the host's result is: models call view

@@ -1,0 +1,56 @@
+"""GATv2Conv as a Program."""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnnaccel.adapters.calls import bind
+from gnnaccel.adapters.dgl import graphs, guards, inputs
+from gnnaccel.adapters.guards import plain
+from gnnaccel.dispatch import attention_programs as programs
+from gnnaccel.dispatch.reasons import Reason, reason
+from gnnaccel.dispatch.request import Given, Stated
+
+METHODS = ()
+ABSORBED = {"attn_drop": torch.nn.Dropout, "leaky_relu": torch.nn.LeakyReLU}
+
+
+def state(layer: Any, args: tuple, kwargs: dict) -> tuple[Stated, Given] | Reason:
+    bound = bind(args, kwargs, ("graph", "feat"), ("get_attention",))
+    if bound is None:
+        return reason("GA206", "the arguments do not fit GATv2Conv.forward")
+    graph, feat, get_attention = bound
+    if get_attention:
+        return reason("GA208", "attention weights were asked for", "call the layer without get_attention")
+    nodes = inputs.nodes(graph, feat)
+    if type(nodes) is Reason:
+        return nodes
+    edges, x_src, x_dst, same = nodes
+    why = guards.dtype_reason(x_src, layer.attn) or graphs.zero_in_degree_reason(layer, edges)
+    if why is not None:
+        return why
+    row, out = guards.dtypes(x_src)
+    program = programs.gatv2(layer.leaky_relu.negative_slope, guards.dropout(layer.attn_drop), False)
+    stated = Stated(program, "dgl.GATv2Conv", layer._num_heads, layer._out_feats, row, out, edges.num_src, edges.num_dst,
+                    edges.edge_index.shape[1], 0, layer.res_fc is None)
+    return stated, Given(x_src, x_dst, edges.edge_index, None, (same,))
+
+
+def run(layer: Any, stated: Stated, given: Given, attend: Any) -> Tensor:
+    h, c, modules, num_dst = stated.heads, stated.width, layer._modules, stated.num_dst
+    (same,), block, fc_dst = given.extra, given.x_dst is None, modules["fc_dst"]
+    h_src = h_dst = modules["feat_drop"](given.x_src)
+    if not same and not block:
+        h_dst = modules["feat_drop"](given.x_dst)
+    keys = modules["fc_src"](h_src).view(-1, h, c)
+    if block and plain(fc_dst, torch.nn.Linear):  # the host maps all sources, of which it then drops most
+        h_dst = h_dst[:num_dst]
+    queries = keys if layer.share_weights and (same or block) else fc_dst(h_dst).view(-1, h, c)
+    if block:
+        queries, h_dst = queries[:num_dst], h_dst[:num_dst]
+    out = attend({"keys": keys, "queries": queries, "att": layer.attn}).contiguous()  # as the host's result is: models call view
+    if layer.res_fc is not None:
+        out = out + layer.res_fc(h_dst).view(num_dst, -1, c)
+    return layer.activation(out) if layer.activation else out

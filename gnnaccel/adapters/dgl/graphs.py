@@ -1,0 +1,165 @@
+"""DGL's graphs as the edges that dispatch works on.
+
+Edges are given as one ``edge_index`` [2, E] for each relation of a graph, column i being the edge with id i: the order of
+``g.edges()``, and that of DGL's edge features. It is made once and kept in ``g._graph._cache``, where DGL itself keeps what it
+derives from a structure. So it goes with the last graph object over that structure; local scopes share it (clones have their own);
+and a change of the graph, which gives it another ``_graph``, is seen. It is a copy: 2 E ids next to DGL's own arrays.
+"""
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnnaccel.dispatch.reasons import Reason, reason
+
+_KEY = "gnnaccel"
+_GRAPHS = ("dgl.heterograph.DGLGraph", "dgl.heterograph.DGLBlock")  # not subclasses, which may pass messages in their own way
+
+
+class Edges:
+    """One relation of a graph. ``edge_index`` [2, E] by edge id, in the graph's own id dtype, on its device."""
+
+    __slots__ = ("edge_index", "num_src", "num_dst", "_bare")
+
+    def __init__(self, edge_index: Tensor, num_src: int, num_dst: int):
+        self.edge_index, self.num_src, self.num_dst = edge_index, num_src, num_dst
+        self._bare: bool | None = None
+
+    def has_bare(self) -> bool:
+        """Whether some destination has no edge. Waits for the device, the first time."""
+        if self._bare is None:
+            covered = torch.zeros(self.num_dst, dtype=torch.bool, device=self.edge_index.device)
+            covered[self.edge_index[1].long()] = True
+            self._bare = not bool(covered.all())
+        return self._bare
+
+
+class _Kept:
+    """What is kept with an index object, by number of the relation: its `Edges`, each in a list that is empty until they are
+    asked for; and the index objects of single relations, which share those lists."""
+
+    __slots__ = ("edges", "indices")
+
+    def __init__(self) -> None:
+        self.edges: dict[int, list[Edges]] = {}
+        self.indices: dict[int, Any] = {}
+
+
+def _kept(index: Any) -> _Kept:
+    found = index._cache.get(_KEY)
+    return found if found is not None else index._cache.setdefault(_KEY, _Kept())
+
+
+def homogeneous(g: Any) -> Edges | Reason:
+    """The edges of a graph with one type of edges from one type of nodes to one: homogeneous, a relation of a heterograph,
+    or a block."""
+    why = form_reason(g)
+    if why is not None:
+        return why
+    if len(g.canonical_etypes) != 1 or len(g.srctypes) != 1 or len(g.dsttypes) != 1:
+        return reason("GA204", f"the graph has {len(g.srctypes)} and {len(g.dsttypes)} types of nodes, {len(g.canonical_etypes)} of "
+                               "edges")
+    return of_index(g._graph, 0)
+
+
+def relation(g: Any, etype: Any) -> Edges | Reason:
+    """The edges of one relation of a heterograph. ``etype``: as `DGLGraph.get_etype_id` takes it."""
+    return form_reason(g) or of_index(g._graph, g.get_etype_id(etype))
+
+
+def typed(g: Any, etypes: Any, device: torch.device) -> tuple[Edges, Tensor] | Reason:
+    """The edges of a homogeneous graph and the [E] types that the caller gives them, by edge id."""
+    edges = homogeneous(g)
+    if type(edges) is Reason:
+        return edges
+    why = place_reason(edges, device)
+    if why is not None:
+        return why
+    count = edges.edge_index.shape[1]
+    if type(etypes) is not Tensor or etypes.layout != torch.strided:
+        return reason("GA204", f"the edge types are a {type(etypes).__name__}", "pass them as a tensor of shape [E]")
+    if etypes.dim() != 1 or etypes.shape[0] != count or etypes.device != device:
+        return reason("GA206", f"edge types are of shape {list(etypes.shape)} on {etypes.device} for {count} edges on {device}")
+    if etypes.is_floating_point() or etypes.is_complex() or etypes.dtype == torch.bool:
+        return reason("GA204", f"edge types are {etypes.dtype}", "use an integer type")
+    return edges, etypes
+
+
+def place_reason(edges: Edges, device: torch.device) -> Reason | None:
+    """Why features on ``device`` cannot travel over these edges."""
+    if edges.edge_index.device != device:
+        return reason("GA204", f"the graph is on {edges.edge_index.device}, the features on {device}")
+    if not edges.edge_index.shape[1]:
+        return reason("GA303")
+    return None
+
+
+def size_reason(edges: Edges, num_src: int, num_dst: int) -> Reason | None:
+    """Why features of so many nodes do not belong to this graph; the host's own code then raises."""
+    if (num_src, num_dst) != (edges.num_src, edges.num_dst):
+        return reason("GA206", f"features of {num_src} and {num_dst} nodes for a graph of {edges.num_src} and {edges.num_dst}")
+    return None
+
+
+def zero_in_degree_reason(layer: Any, edges: Edges) -> Reason | None:
+    """The layer refuses graphs with nodes that no edge enters, and this is one: the host's own code raises the error."""
+    if not layer._allow_zero_in_degree and edges.has_bare():
+        return reason("GA204", "there are nodes of in-degree 0, which the layer does not allow", "allow_zero_in_degree=True")
+    return None
+
+
+def form_reason(g: Any) -> Reason | None:
+    """Why ``g`` is no graph whose edges can be read."""
+    cls = type(g)
+    if f"{cls.__module__}.{cls.__qualname__}" not in _GRAPHS:
+        return reason("GA204", f"the graph is a {cls.__name__}", "pass a DGLGraph")
+    return None
+
+
+# --- index objects -----------------------------------------------------------------------------------------------------
+
+def of_index(index: Any, etype: int) -> Edges:
+    """The edges of one relation of a ``HeteroGraphIndex``, which keeps them."""
+    box = _box(index, etype)
+    if not box:
+        box.append(_read(index, etype))
+    return box[0]
+
+
+def remembering(native: Any) -> Any:
+    """``HeteroGraphIndex.get_relation_graph`` that gives the same object each time. DGL makes a new one, over the same C++
+    object, for every ``g[etype]``, on which nothing could be kept."""
+
+    @functools.wraps(native)
+    def get_relation_graph(self: Any, etype: Any) -> Any:
+        indices, number = _kept(self).indices, int(etype)
+        found = indices.get(number)
+        if found is None:
+            found = native(self, etype)
+            _kept(found).edges[0] = _box(self, number)
+            found = indices.setdefault(number, found)
+        return found
+
+    return get_relation_graph
+
+
+def _box(index: Any, etype: int) -> list[Edges]:
+    return _kept(index).edges.setdefault(etype, [])
+
+
+@torch.inference_mode(False)  # made in inference mode they could not take part in training later
+def _read(index: Any, etype: int) -> Edges:
+    src_type, dst_type = index.metagraph.find_edge(etype)
+    sizes = index.num_nodes(src_type), index.num_nodes(dst_type)
+    if "coo" in index.formats()["created"]:
+        src, dst, _ = index.edges(etype, "eid")
+        return Edges(torch.stack((src, dst)), *sizes)
+    # in any order: DGL would make and keep the COO for it, or refuse where formats are restricted
+    src, dst, ids = index.edges(etype)
+    edge_index = torch.stack((src, dst))
+    if ids.shape[0]:  # empty means that edges lie in the order of their ids
+        edge_index = torch.empty_like(edge_index).index_copy_(1, ids.long(), edge_index)
+    return Edges(edge_index, *sizes)

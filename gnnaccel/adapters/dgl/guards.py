@@ -1,0 +1,55 @@
+"""What keeps a DGL layer native whatever its kernels could do: replaced methods, and submodules that are not the layer's own."""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from gnnaccel.adapters.guards import any_global_hook, has_hooks, module_reason
+from gnnaccel.dispatch.reasons import Reason, reason
+
+
+def layer_reason(layer: Any, host_class: type, methods: tuple[str, ...], absorbed: dict[str, type]) -> Reason | None:
+    """Why this layer object, as it is now, must run the host's own code; None when nothing speaks against it.
+
+    ``methods``: those of the host class that the adapter does without; ``absorbed``: submodules whose work goes into the Program,
+    by name, and the class that each must be.
+    """
+    why = module_reason(layer, host_class, methods)
+    if why is not None or not absorbed:
+        return why
+    if any_global_hook():
+        return reason("GA501", "hooks on all modules are registered")
+    for name, cls in absorbed.items():
+        module = layer._modules.get(name)
+        if type(module) is not cls or "forward" in module.__dict__:
+            return reason("GA205", f"{name} is a {type(module).__name__}, or has a forward of its own")
+        if has_hooks(module):
+            return reason("GA501", f"{name} has hooks")
+    return None
+
+
+def dtype_reason(x: torch.Tensor, *parameters: Any) -> Reason | None:
+    """Why features and parameters do not go together; DGL's own code then raises, or casts in its own way.
+
+    On a CPU, DGL knows nothing of autocast and refuses the dtypes that come of it.
+    """
+    if torch.is_autocast_enabled(x.device.type):
+        return None if x.device.type == "cuda" else reason("GA203", f"autocast is on, which DGL lacks on the {x.device.type}")
+    for p in parameters:
+        if p is not None and p.dtype != x.dtype:
+            return reason("GA203", f"features are {x.dtype}, parameters {p.dtype}")
+    return None
+
+
+def dropout(module: torch.nn.Dropout) -> float:
+    """What an absorbed dropout drops now."""
+    return module.p if module.training else 0.0
+
+
+def dtypes(x: torch.Tensor) -> tuple[torch.dtype, torch.dtype]:
+    """(of the rows, of the host's sums over edges). Under autocast on CUDA, DGL casts what enters a sum, and so its result."""
+    row = x.dtype
+    if row != torch.float64 and x.device.type == "cuda" and torch.is_autocast_enabled("cuda"):
+        row = torch.get_autocast_dtype("cuda")
+    return row, row

@@ -1,0 +1,122 @@
+"""HGTConv as a Program between its maps by node type, which stay the host's own."""
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnaccel.adapters import guards, views
+from gnnaccel.adapters.calls import bind
+from gnnaccel.adapters.dgl import graphs, typed_weights
+from gnnaccel.dispatch.reasons import Reason, reason
+from gnnaccel.dispatch.relational import statements
+from gnnaccel.dispatch.relational.request import RelationalGiven, RelationalStated
+
+METHODS = ("message",)
+
+
+class _Operands(NamedTuple):
+    """``x_dst``, ``dst_type``: of the destinations; ``presorted``: a promise that the host's maps by node type may rely on."""
+
+    x: Tensor
+    ntype: Tensor
+    x_dst: Tensor
+    dst_type: Tensor
+    presorted: bool
+
+
+def state(layer: Any, args: tuple, kwargs: dict) -> tuple[RelationalStated, RelationalGiven] | Reason:
+    kwargs = dict(kwargs)
+    presorted = kwargs.pop("presorted", False)
+    bound = bind(args, kwargs, ("g", "x", "ntype", "etype"), ())
+    if bound is None:
+        return reason("GA206", "the arguments do not fit HGTConv.forward")
+    g, x, ntype, etype = bound
+    why = _modules_reason(layer) or guards.features_reason(x) or typed_weights.rows_reason(layer.linear_k, x, "x")
+    if why is not None:
+        return why
+    found = graphs.typed(g, etype, x.device)
+    if type(found) is Reason:
+        return found
+    row, src, dst, edges = typed_weights.mapped(x), found[0].num_src, found[0].num_dst, etype.shape[0]
+    why = typed_weights.types_reason(ntype, x, "ntype") or _weights_reason(layer, row)
+    if why is not None:
+        return why
+    operands = _Operands(x, ntype, x[:dst], ntype[:dst], presorted) if g.is_block else _Operands(x, ntype, x, ntype, presorted)
+    if (x.shape[0], operands.x_dst.shape[0]) != (src, dst):
+        return reason("GA206", f"x has {x.shape[0]} rows for {src} sources and {dst} destinations")
+    heads, width, count = layer.num_heads, layer.head_size, layer.relation_att[0].num_types
+    program = statements.hgt(1 / layer.sqrt_d, heads)
+    structure = found[0].edge_index, etype
+    view = views.viewer(structure, src, dst, count)
+    stated = RelationalStated(program, "dgl.HGTConv", _shapes(program, heads, width), row, _out(layer, row, x), src, dst, edges,
+                              count, view, heads=heads, width=width)
+    return stated, RelationalGiven(structure, x.device, operands)
+
+
+def _shapes(program: Any, heads: int, width: int) -> tuple:
+    """As `shapes_of` gives them; the operands are not there yet."""
+    rows, matrix = (heads * width,), (heads, width, width)
+    shapes = dict(keys=rows, values=rows, queries=rows, w_att=matrix, w_msg=matrix, p=(heads,))
+    return tuple((name, shapes[name]) for name, _ in program.inputs)
+
+
+def _modules_reason(layer: Any) -> Reason | None:
+    """Why the layer's parts are not the host's own. The maps by node type are called, so they may be watched."""
+    for name in ("linear_k", "linear_q", "linear_v"):
+        module = getattr(layer, name)
+        if not typed_weights.is_typed_linear(module):
+            return reason("GA208", f"{name} is a {type(module).__name__}, not a TypedLinear")
+    for name in ("relation_att", "relation_msg"):
+        for at, module in enumerate(getattr(layer, name)):
+            why = typed_weights.module_reason(module, f"{name}[{at}]")
+            if why is not None:
+                return why
+    return None
+
+
+def _weights_reason(layer: Any, row: torch.dtype) -> Reason | None:
+    heads, width, count = layer.num_heads, layer.head_size, layer.relation_att[0].num_types
+    for name in ("relation_att", "relation_msg"):
+        modules = getattr(layer, name)
+        if len(modules) != heads or any(m.regularizer is not None or tuple(m.W.shape) != (count, width, width) for m in modules):
+            return reason("GA208", f"{name} are not {heads} maps [{count}, {width}, {width}]")
+        for module in modules:
+            dtypes, device = {module.W.dtype, row}, module.W.device.type
+            if len(dtypes) > 1 and (torch.float64 in dtypes or not torch.is_autocast_enabled(device)):
+                return reason("GA203", f"the rows are {row}, the weights of {name} {module.W.dtype}", "convert one of them")
+    if len(layer.relation_pri) != heads or any(tuple(p.shape) != (count,) for p in layer.relation_pri):
+        return reason("GA208", f"relation_pri are not {heads} priors of {count} edge types")
+    return None
+
+
+def _out(layer: Any, row: torch.dtype, x: Tensor) -> torch.dtype:
+    """The dtype of the host's sums: the priors widen scores, and so messages."""
+    for prior in () if typed_weights.narrows(x) else layer.relation_pri:
+        row = torch.promote_types(row, prior.dtype)
+    return row
+
+
+def run(layer: Any, stated: RelationalStated, given: RelationalGiven, attend: Any) -> Tensor:
+    x, ntype, x_dst, dst_type, presorted = given.operands
+    tensors = dict(keys=layer.linear_k(x, ntype, presorted), queries=layer.linear_q(x_dst, dst_type, presorted),
+                   values=layer.linear_v(x, ntype, presorted))
+    with torch.autocast(given.device.type, enabled=False):
+        tensors.update(w_att=_by_head(layer.relation_att), w_msg=_by_head(layer.relation_msg))
+        tensors = {name: t.to(stated.row) for name, t in tensors.items()}
+        h = attend({**tensors, "p": torch.stack(list(layer.relation_pri), 1)}).flatten(1)
+    return _finish(layer, layer.drop(layer.linear_a(h, dst_type, presorted)), x_dst, dst_type)
+
+
+def _by_head(modules: Any) -> Tensor:
+    """[relations, heads, D, D]."""
+    return torch.stack([module.W for module in modules], 1)
+
+
+def _finish(layer: Any, h: Tensor, x_dst: Tensor, dst_type: Tensor) -> Tensor:
+    """The host's steps after the last map: the gated skip and the norm."""
+    alpha = torch.sigmoid(layer.skip[dst_type]).unsqueeze(-1)
+    skipped = x_dst @ layer.residual_w if x_dst.shape != h.shape else x_dst
+    h = h * alpha + skipped * (1 - alpha)
+    return layer.norm(h) if layer.use_norm else h

@@ -1,0 +1,46 @@
+"""The first two arguments of DGL's layers: a graph, and features of its nodes."""
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from gnnaccel.adapters import guards
+from gnnaccel.adapters.dgl import graphs
+from gnnaccel.dispatch.reasons import Reason, reason
+
+
+class Nodes(NamedTuple):
+    """``x_src`` [num_src, F] and ``x_dst`` as they were given; ``x_dst`` None: those of a block, the first ``num_dst`` sources.
+    ``same``: one tensor is for both ends."""
+
+    edges: graphs.Edges
+    x_src: Tensor
+    x_dst: Tensor | None
+    same: bool
+
+
+def nodes(graph: Any, feat: Any) -> Nodes | Reason:
+    """Graph and features of a call ``layer(graph, feat)``, ``feat`` a tensor or a pair, or why they are not taken over."""
+    edges = graphs.homogeneous(graph)
+    if type(edges) is Reason:
+        return edges
+    pair = isinstance(feat, tuple)
+    if pair and len(feat) != 2:
+        return reason("GA206", f"feat is a tuple of {len(feat)}")
+    x_src, x_dst = feat if pair else (feat, feat)
+    why = (guards.features_reason(x_src, "feat[0]" if pair else "feat") or guards.features_reason(x_dst, "feat[1]")
+           or graphs.place_reason(edges, x_src.device))
+    if why is not None:
+        return why
+    if x_dst.device != x_src.device or x_dst.dtype != x_src.dtype:
+        return reason("GA203", f"feat is {x_src.dtype} on {x_src.device} and {x_dst.dtype} on {x_dst.device}")
+    first = not pair and graph.is_block
+    why = graphs.size_reason(edges, x_src.shape[0], edges.num_dst if first else x_dst.shape[0])
+    return why or Nodes(edges, x_src, None if first else x_dst, not pair and not first)
+
+
+def one_frame(graph: Any) -> bool:
+    """Whether sources and destinations are one set of nodes, so that what a layer keeps for the ones lies over what it keeps for
+    the others under the same name."""
+    return not graph.is_block and graph.srctypes == graph.dsttypes

@@ -1,0 +1,78 @@
+"""What keeps a layer native whatever its kernels could do, for layers of any host: where the call happens, what it is given, and
+modules that do more than they are."""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn.modules.module import _has_any_global_hook as any_global_hook
+from torch.nn.parameter import UninitializedParameter
+
+from gnnaccel.dispatch.reasons import Reason, reason
+
+_tracing, _transform = torch._C._get_tracing_state, torch._C._functorch.peek_interpreter_stack
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+
+
+def context_reason() -> Reason | None:
+    """Why nothing can be taken over here: tracing, or a transform that must see every operation."""
+    if _tracing() is not None:
+        return reason("GA404", "torch.jit is tracing")
+    if _transform() is not None:
+        return reason("GA405")
+    if _dispatch_modes():
+        return reason("GA405", "a torch dispatch mode is active")
+    if forward_ad._current_level >= 0:
+        return reason("GA405", "forward-mode differentiation is going on")
+    return None
+
+
+def module_reason(layer: Any, host_class: type, methods: tuple[str, ...]) -> Reason | None:
+    """Why this layer object must run the host's own code: one of ``methods``, which the adapter replaces, is not the host's."""
+    changed = [name for name in methods if name in layer.__dict__ or getattr(type(layer), name) is not getattr(host_class, name)]
+    return reason("GA205", f"{', '.join(changed)} of {type(layer).__name__} is not the host's") if changed else None
+
+
+def features_reason(x: Any, name: str = "x") -> Reason | None:
+    """Why this feature tensor cannot be taken: not a plain dense [N, F] floating tensor."""
+    if type(x) is not Tensor and type(x) is not torch.nn.Parameter:
+        return reason("GA206", f"{name} is a {type(x).__name__}")
+    if x.dim() != 2:
+        return reason("GA206", f"{name} has {x.dim()} dimensions")
+    if x.layout != torch.strided or not x.is_floating_point() or x.is_meta:
+        return reason("GA206", f"{name} is {x.layout}, {x.dtype}, on the {x.device.type} device")
+    return None
+
+
+def edge_reason(edge_attr: Any, edges: int, x: Tensor) -> Reason | None:
+    """Why these edge features cannot be taken: not one plain row of the features' dtype per edge."""
+    if type(edge_attr) is not Tensor and type(edge_attr) is not torch.nn.Parameter:
+        return reason("GA206", f"edge_attr is a {type(edge_attr).__name__}")
+    if edge_attr.layout != torch.strided or edge_attr.dim() not in (1, 2) or edge_attr.shape[0] != edges:
+        return reason("GA206", f"edge_attr is {edge_attr.layout} of shape {list(edge_attr.shape)} for {edges} edges")
+    if edge_attr.device != x.device:
+        return reason("GA206", f"edge_attr is on {edge_attr.device}, the features on {x.device}")
+    if edge_attr.dtype != x.dtype and not torch.is_autocast_enabled(x.device.type):
+        return reason("GA203", f"edge_attr is {edge_attr.dtype}, x is {x.dtype}")
+    return None
+
+
+def lazy_reason(*modules: Any) -> Reason | None:
+    for module in modules:
+        if module is not None and isinstance(getattr(module, "weight", None), UninitializedParameter):
+            return reason("GA209")
+    return None
+
+
+def has_hooks(module: Any) -> bool:
+    """Whether calling the module does more than its ``forward``."""
+    own = module.__dict__
+    return bool(own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"] or own["_backward_pre_hooks"])
+
+
+def plain(module: Any, cls: type) -> bool:
+    """Whether the module is a ``cls`` and nothing else, so that an adapter may do its work in its place: not a subclass
+    (parametrizations make one), nobody watching."""
+    return type(module) is cls and "forward" not in module.__dict__ and not has_hooks(module) and not any_global_hook()

@@ -1,0 +1,169 @@
+"""What has to stay with DGL's own code: each cause with its reason, DGL's own result and DGL's own errors."""
+from __future__ import annotations
+
+import dgl
+import pytest
+import torch
+from dgl.nn import GATConv
+from torch.autograd import forward_ad
+
+import gnnaccel
+from tests.dgl import graphs
+from tests.dgl.graphs import F, M, N
+from tests.dgl.judge import close, took
+
+
+@pytest.fixture
+def inputs(route):
+    return graphs.square().to(route.device), graphs.features().to(route.device)
+
+
+@pytest.fixture
+def layer(route):
+    return GATConv(F, 8, 2).to(route.device)
+
+
+def native_because(route, code: str, call, layer: str = "GATConv"):
+    """``call()`` gives the same under gnnaccel, natively and for this reason; or the same error."""
+    try:
+        torch.manual_seed(1)
+        expected = call()
+    except Exception as error:
+        expected = error
+    gnnaccel.reset_stats()
+    torch.manual_seed(1)
+    with route.on(on_fallback="native"):
+        if isinstance(expected, Exception):
+            with pytest.raises(type(expected)):
+                call()
+        else:
+            assert torch.equal(call(), expected)
+    entry = gnnaccel.stats()[layer]
+    assert list(entry["routes"]) == ["native"] and list(entry["reasons"]) == [code], entry
+    with route.on(), pytest.raises(gnnaccel.errors.FallbackError, match=code):
+        call()
+
+
+# ---- the layer ----
+
+class Around(GATConv):
+    """A forward of its own, around the host's."""
+
+    def forward(self, graph, feat):
+        return super().forward(graph, feat).relu()
+
+
+class Instead(GATConv):
+    def forward(self, graph, feat):
+        return feat
+
+
+def test_subclasses(route, inputs):
+    around = Around(F, 8, 2).to(route.device)
+    expected = around(*inputs)
+    with route.on():
+        assert close(around(*inputs), expected)
+        took(route, 1)
+        assert Instead(F, 8, 2)(*inputs) is inputs[1]
+    took(route, 1)
+
+
+def test_a_forward_of_the_object(route, layer, inputs):
+    layer.forward = lambda graph, feat: feat
+    with route.on():
+        assert layer(*inputs) is inputs[1]
+    assert gnnaccel.stats() == {}
+
+
+@pytest.mark.parametrize("name", ["attn_drop", "leaky_relu"])
+@pytest.mark.parametrize("register", ["register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook"])
+def test_hooks_of_absorbed_modules(route, layer, inputs, name, register):
+    getattr(layer._modules[name], register)(lambda *args: None)
+    native_because(route, "GA501", lambda: layer(*inputs))
+
+
+@pytest.mark.parametrize("name", ["attn_drop", "leaky_relu"])
+def test_other_modules_in_the_place_of_absorbed_ones(route, layer, inputs, name):
+    setattr(layer, name, torch.nn.Tanh())
+    native_because(route, "GA205", lambda: layer(*inputs))
+
+
+def test_a_replaced_forward_of_an_absorbed_module(route, layer, inputs):
+    layer.leaky_relu.forward = torch.tanh
+    native_because(route, "GA205", lambda: layer(*inputs))
+
+
+def test_hooks_on_all_modules(route, layer, inputs):
+    handle = torch.nn.modules.module.register_module_forward_hook(lambda *args: None)
+    try:
+        native_because(route, "GA501", lambda: layer(*inputs))
+    finally:
+        handle.remove()
+
+
+@pytest.mark.parametrize("name", ["fc", "feat_drop", "res_fc"])
+def test_hooks_of_called_modules_run(route, inputs, name):
+    layer, seen = GATConv(F, 8, 2, residual=True).to(route.device), []
+    layer._modules[name].register_forward_hook(lambda *args: seen.append(1))
+    with route.on():
+        layer(*inputs)
+    assert seen == [1]
+
+
+# ---- the features ----
+
+def test_features_of_other_shapes_and_dtypes(route, layer, inputs):
+    g, x = inputs
+    native_because(route, "GA206", lambda: layer(g, x.unsqueeze(1).expand(-1, 2, -1)))
+    native_because(route, "GA206", lambda: layer(g, (x,)))
+    native_because(route, "GA206", lambda: layer(g, [x, x]))
+    native_because(route, "GA206", lambda: layer(g, x.long()))
+    native_because(route, "GA206", lambda: layer(g, x[1:]))
+    native_because(route, "GA206", lambda: GATConv((F, F), 8, 2).to(x.device)(g, x))
+    native_because(route, "GA203", lambda: layer(g, x.double()))
+    native_because(route, "GA203", lambda: layer(g, (x, x.double())))
+    native_because(route, "GA206", lambda: layer(g, x, None, False, None))
+
+
+def test_no_edges(route):
+    layer, g = GATConv(F, 8, 2, allow_zero_in_degree=True).to(route.device), dgl.graph(([], []), num_nodes=N).to(route.device)
+    native_because(route, "GA303", lambda: layer(g, graphs.features().to(route.device)))
+
+
+def test_autocast_on_a_cpu(route, layer, inputs):
+    if route.device.type == "cuda":
+        pytest.skip("DGL knows autocast there")
+
+    def call():
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return layer(*inputs)
+
+    native_because(route, "GA203", call)  # an error of DGL's
+
+
+def test_graphs_of_other_forms(route, layer, inputs):
+    g, x = inputs
+    both = dgl.heterograph({("a", "r", "a"): g.edges(), ("a", "s", "a"): g.edges()})
+    native_because(route, "GA204", lambda: layer(both, x))
+    items = graphs.bipartite().to(route.device)
+    native_because(route, "GA206", lambda: layer(items, (x, graphs.features(M + 1).to(route.device))))
+
+
+# ---- where the call happens ----
+
+def test_transforms(route, layer, inputs):
+    g, x = inputs
+    with route.on(on_fallback="native"):
+        with forward_ad.dual_level():
+            layer(g, x)
+        layer.requires_grad_(False)
+        torch.jit.trace(lambda x: layer(g, x), x, check_trace=False)
+    assert gnnaccel.stats()["GATConv"]["reasons"] == {"GA405": 1, "GA404": 1}
+
+
+def test_compiled_regions_trace_dgl(route, layer, inputs):
+    g, x = inputs
+    expected = layer(g, x)
+    with route.on(on_fallback="native"):
+        got = torch.compile(lambda x: layer(g, x), backend="eager")(x)
+    assert close(got, expected)

@@ -1,0 +1,230 @@
+"""Edges read off DGL's graphs: in every format, in the order of edge ids, kept with the graph, and made anew when it changes."""
+from __future__ import annotations
+
+import copy
+import gc
+import itertools
+import pickle
+import weakref
+
+import dgl
+import pytest
+import torch
+from dgl.nn import GATConv
+
+import gnnaccel
+from gnnaccel.adapters.dgl import graphs as adapter
+from gnnaccel.dispatch import cache
+from gnnaccel.dispatch.reasons import Reason
+from tests.dgl import graphs
+from tests.dgl.graphs import F, N
+from tests.dgl.judge import close
+
+FORMATS = [f for n in (1, 2, 3) for f in itertools.combinations(("coo", "csr", "csc"), n)]
+
+
+def expected(g, etype=None):
+    """What the documented interface says, from a graph that may use all formats."""
+    g = g.formats(["coo", "csr", "csc"])
+    return torch.stack(g.edges(order="eid", etype=etype))
+
+
+def shuffled():
+    """A graph made of a CSC whose edges do not lie in the order of their ids."""
+    g = graphs.square()
+    indptr, src, _ = g.adj_tensors("csc")
+    return dgl.graph(("csc", (indptr, src, torch.randperm(g.num_edges()))), num_nodes=N)
+
+
+@pytest.mark.parametrize("formats", FORMATS, ids="-".join)
+@pytest.mark.parametrize("make", [graphs.square, graphs.bipartite, graphs.block, shuffled], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("ids", ["int", "long"])
+def test_every_format_gives_the_edges_by_id(formats, make, ids):
+    g = getattr(make(), ids)()
+    truth = expected(g)
+    g = g.formats(list(formats))
+    found = adapter.homogeneous(g)
+    assert torch.equal(found.edge_index, truth) and found.edge_index.dtype == truth.dtype
+    assert (found.num_src, found.num_dst) == (g.num_src_nodes(), g.num_dst_nodes())
+
+
+@pytest.mark.parametrize("layout", ["csr", "csc"])
+def test_no_edge_ids_mean_the_identity(layout):
+    g = dgl.graph((layout, ([0, 1, 3, 4], [1, 0, 2, 1], [])))
+    for form in (g, g.formats([layout])):
+        assert torch.equal(adapter.homogeneous(form).edge_index, expected(g))
+
+
+def test_reading_leaves_the_formats_as_they_were():
+    g = shuffled()
+    before = g.formats()
+    adapter.homogeneous(g)
+    assert g.formats() == before and before["created"] == ["csc"]
+
+
+def test_one_tensor_for_a_graph_and_its_scopes():
+    g = graphs.square()
+    first = adapter.homogeneous(g).edge_index
+    with g.local_scope():
+        assert adapter.homogeneous(g).edge_index is first
+    assert adapter.homogeneous(g.local_var()).edge_index is first and adapter.homogeneous(copy.copy(g)).edge_index is first
+
+
+def test_copies_and_pickles_read_their_own():
+    g = graphs.square()
+    first = adapter.homogeneous(g)
+    for other in (g.clone(), copy.deepcopy(g), pickle.loads(pickle.dumps(g)), g.formats("csc")):
+        found = adapter.homogeneous(other)
+        assert found is not first and torch.equal(found.edge_index, first.edge_index)
+
+
+@pytest.mark.parametrize("change,args", [("add_edges", ([1, 2], [3, 4])), ("remove_edges", ([0, 5],)), ("add_nodes", (2,)),
+                                         ("remove_nodes", ([3],))], ids=lambda v: v if isinstance(v, str) else "")
+def test_a_changed_graph_is_read_anew(change, args):
+    g = graphs.square()
+    adapter.homogeneous(g)
+    getattr(g, change)(*args)
+    found = adapter.homogeneous(g)
+    assert torch.equal(found.edge_index, expected(g)) and found.num_src == g.num_nodes()
+
+
+def test_edges_go_with_the_last_graph(route):
+    layer, g, x = GATConv(F, 8, 2).to(route.device), graphs.square().to(route.device), graphs.features().to(route.device)
+    with route.on():
+        layer(g, x)
+        assert cache.info()["entries"] == 1
+        other = g.local_var()
+        gone = weakref.ref(adapter.homogeneous(g).edge_index)
+        del g
+        gc.collect()
+        assert gone() is not None and cache.info()["entries"] == 1
+        del other
+        gc.collect()
+        assert gone() is None and cache.info()["entries"] == 0
+
+
+def test_without_the_garbage_collector():
+    """Nothing that is kept makes a cycle."""
+    g = dgl.heterograph({("a", "r", "b"): ([0, 1], [1, 0]), ("b", "s", "a"): ([0], [1])})
+    gc.collect()
+    gc.disable()
+    try:
+        gnnaccel.enable()
+        gone = [weakref.ref(adapter.homogeneous(g[etype]).edge_index) for etype in g.canonical_etypes]
+        gone.append(weakref.ref(adapter.relation(g, "r").edge_index))
+        del g
+        assert all(ref() is None for ref in gone)
+    finally:
+        gc.enable()
+
+
+def test_backward_after_the_graph_is_gone(route):
+    layer, g, x = GATConv(F, 8, 2).to(route.device), graphs.square().to(route.device), graphs.features().to(route.device)
+    x.requires_grad_()
+    (truth,) = torch.autograd.grad(layer(g, x).pow(2).sum(), x)
+    with route.on():
+        out = layer(g, x).pow(2).sum()
+    del g
+    gc.collect()
+    assert close(torch.autograd.grad(out, x)[0], truth)
+
+
+def test_read_in_inference_mode_and_trained_with_later(route):
+    layer, g, x = GATConv(F, 8, 2).to(route.device), graphs.square().to(route.device), graphs.features().to(route.device)
+    with route.on():
+        with torch.inference_mode():
+            first = layer(g, x)
+        got = layer(g, x)
+        got.sum().backward()
+    assert close(got, first) and layer.attn_l.grad is not None
+
+
+# ---- single relations ----
+
+def several():
+    return dgl.heterograph({("a", "r", "b"): ([0, 1, 1], [1, 0, 2]), ("b", "s", "a"): ([0, 2], [1, 1]),
+                            ("a", "t", "a"): ([1, 0], [0, 1])})
+
+
+def test_relations_of_a_heterograph():
+    g = several()
+    for stype, etype, dtype in g.canonical_etypes:
+        found = adapter.relation(g, etype)
+        assert torch.equal(found.edge_index, expected(g, etype))
+        assert (found.num_src, found.num_dst) == (g.num_nodes(stype), g.num_nodes(dtype))
+        alone = adapter.homogeneous(g[etype])
+        assert torch.equal(alone.edge_index, found.edge_index)
+        assert (alone.num_src, alone.num_dst) == (found.num_src, found.num_dst)
+
+
+def test_a_relation_taken_again_is_the_same_object_while_enabled():
+    g = several()
+    assert g["r"]._graph is not g["r"]._graph
+    native = type(g._graph).get_relation_graph
+    gnnaccel.enable()
+    relation = g["r"]._graph
+    assert g["r"]._graph is relation and adapter.homogeneous(g["r"]) is adapter.relation(g, "r")
+    assert g["s"]._graph is not relation and g["r"].local_var()._graph is relation
+    gnnaccel.disable()
+    assert type(g._graph).get_relation_graph is native and g["r"]._graph is not relation
+
+
+def test_message_passing_over_remembered_relations():
+    g = several()
+    g.nodes["a"].data["h"], g.nodes["b"].data["h"] = torch.randn(2, 3), torch.randn(3, 3)
+
+    def both():
+        for etype in ("r", "s"):
+            g.update_all(dgl.function.copy_u("h", "m"), dgl.function.sum("m", "o" + etype), etype=etype)
+        return g.nodes["b"].data["or"], g.nodes["a"].data["os"]
+
+    native = both()
+    gnnaccel.enable()
+    for _ in range(2):
+        assert all(torch.equal(a, b) for a, b in zip(both(), native))
+    g.add_edges([0, 0], [2, 2], etype="r")
+    with gnnaccel.disabled():
+        assert g["r"].num_edges() == 5
+    assert adapter.relation(g, "r").edge_index.shape[1] == 5
+
+
+def test_a_relation_routed_like_any_graph(route):
+    g = several().to(route.device)
+    layer = GATConv((F, F), 4, 2, allow_zero_in_degree=True).to(route.device)
+    x = graphs.features(2).to(route.device), graphs.features(3).to(route.device)
+    native = layer(g["r"], x)
+    with route.on():
+        assert close(layer(g["r"], x), native)
+        layer(g["r"], x)
+    assert cache.info()["misses"] == 1 and cache.info()["hits"] == 1
+
+
+# ---- what is no such graph ----
+
+class Own(dgl.DGLGraph):
+    pass
+
+
+def reason_of(found, code: str) -> None:
+    assert type(found) is Reason and found.code == code, found
+
+
+def test_what_is_not_taken():
+    g = graphs.square()
+    own = g.clone()
+    own.__class__ = Own
+    for wrong in (own, None, torch.eye(3), several()):
+        reason_of(adapter.homogeneous(wrong), "GA204")
+    reason_of(adapter.homogeneous(dgl.heterograph({("a", "r", "a"): ([0], [0])}, {"a": 2, "b": 1})), "GA204")
+    reason_of(adapter.relation(None, "r"), "GA204")
+
+
+def test_types_given_by_the_caller():
+    g = graphs.square()
+    types = torch.randint(0, 3, (g.num_edges(),))
+    edges, found = adapter.typed(g, types, torch.device("cpu"))
+    assert found is types and edges is adapter.homogeneous(g)
+    for wrong, code in ((list(types), "GA204"), (types[1:], "GA206"), (types.float(), "GA204"), (types.bool(), "GA204")):
+        reason_of(adapter.typed(g, wrong, torch.device("cpu")), code)
+    reason_of(adapter.typed(g, types, torch.device("meta")), "GA204")
+    reason_of(adapter.typed(dgl.graph(([], []), num_nodes=3), types[:0], torch.device("cpu")), "GA303")

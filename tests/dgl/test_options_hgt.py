@@ -1,0 +1,196 @@
+"""HGTConv: every constructor and call option against DGL's own layer, and what is left to it."""
+from __future__ import annotations
+
+import dgl
+import pytest
+import torch
+from dgl.nn import HGTConv, TypedLinear
+from torch.autograd import gradcheck, gradgradcheck
+
+import gnnaccel
+from gnnaccel.errors import GraphError
+from tests.dgl import graphs
+from tests.dgl.graphs import E, F, N
+from tests.dgl.judge import close, compare, on_routes
+from tests.dgl.typed_graphs import ORDERINGS, R, ends, fails_alike, homogeneous, natively, types
+
+T = 3  # node types
+CALLS = 5  # the layer and its four maps by node type
+LAYER = [{}, dict(use_norm=True), dict(in_size=8), dict(in_size=8, use_norm=True)]
+SHAPES = [(4, 2), (1, 1), (5, 3)]
+MORE_SHAPES = [(8, 8), (1, 4), (64, 1), (33, 2)]
+
+
+def layer(width: int = 4, heads: int = 2, relations: int = R, in_size: int = F, dropout: float = 0.0, **options) -> HGTConv:
+    return HGTConv(in_size, width, heads, T, relations, dropout, **options)
+
+
+def kinds(nodes: int = N) -> torch.Tensor:
+    """Node types, of which the second does not occur."""
+    return torch.randint(0, 2, (nodes,)) * 2
+
+
+# ---- options ----
+
+@on_routes("shape", SHAPES, MORE_SHAPES)
+def test_shapes(route, shape):
+    compare(route, layer(*shape), homogeneous(), graphs.features(), kinds(), types(), calls=CALLS)
+
+
+@on_routes("options", LAYER)
+def test_layer_options(route, options):
+    compare(route, layer(**options), homogeneous(), graphs.features(N, options.get("in_size", F)), kinds(), types(), calls=CALLS)
+
+
+@on_routes("passes", list(ORDERINGS))
+def test_passes(route, passes, monkeypatch):
+    native = route.on
+    monkeypatch.setattr(type(route), "on", lambda self, **options: native(passes=ORDERINGS[passes], **options))
+    compare(route, layer(), homogeneous(), graphs.features(), kinds(), types(), calls=CALLS)
+
+
+def test_sorted_types(route):
+    compare(route, layer(), homogeneous(), graphs.features(), kinds().sort().values, types().sort().values, presorted=True,
+            calls=CALLS)
+
+
+def test_in_eval_mode_without_gradients(route):
+    compare(route, layer(dropout=0.5).requires_grad_(False), homogeneous(), graphs.features(), kinds(), types(), train=False,
+            require=False, calls=CALLS)
+
+
+def test_dropout_draws_what_dgl_draws(route):
+    given = [t.to(route.device) for t in (homogeneous(), graphs.features(), kinds(), types())]
+    made = layer(dropout=0.5).to(route.device)
+    torch.manual_seed(1)
+    expected = made(*given)
+    torch.manual_seed(1)
+    with route.on():
+        assert close(made(*given), expected)
+
+
+def test_priors(route):
+    made = layer()
+    for prior in made.relation_pri:
+        torch.nn.init.normal_(prior, std=3.0)
+    compare(route, made, homogeneous(), graphs.features(), kinds(), types(), calls=CALLS)
+
+
+# ---- graphs ----
+
+@pytest.mark.parametrize("kind", ["csc ids", "csr ids"])
+def test_types_belong_to_edge_ids(route, kind):
+    compare(route, layer(), homogeneous(kind), graphs.features(), kinds(), types(), calls=CALLS)
+
+
+def test_blocks(route):
+    block = graphs.block()
+    rows = block.num_src_nodes()
+    compare(route, layer(), block, graphs.features(rows), kinds(rows), types(block.num_edges()), calls=CALLS)
+
+
+def test_two_types_of_nodes_of_one_size(route):
+    """DGL takes x at both ends, unless the graph is a block."""
+    g = dgl.heterograph({("user", "likes", "item"): ends()}, num_nodes_dict={"user": N, "item": N})
+    compare(route, layer(), g, graphs.features(), kinds(), types(), calls=CALLS)
+
+
+@pytest.mark.parametrize("relations, kept", [(1, 1), (2 * R, 3), (200, 200)])
+def test_relations_that_are_empty_or_many(route, relations, kept):
+    compare(route, layer(relations=relations), homogeneous(), graphs.features(), kinds(),
+            torch.randint(0, kept, (E,)) + relations - kept, calls=CALLS)
+
+
+def test_narrow_ids(route):
+    compare(route, layer(), homogeneous().int(), graphs.features(), kinds().int(), types().int(), calls=CALLS)
+
+
+def test_one_edge_and_one_node(route):
+    compare(route, layer(), dgl.graph(([0], [0])), graphs.features(1), torch.tensor([2]), torch.tensor([3]), calls=CALLS)
+
+
+# ---- dtypes ----
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("options", [{}, dict(in_size=8)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_dtypes_are_the_hosts(route, dtype, options, autocast):
+    made = layer(**options).to(route.device, dtype)
+    g, nt, et = (t.to(route.device) for t in (homogeneous(), kinds(), types()))
+    x = graphs.features(N, made.in_size).to(route.device, dtype)
+    exact = made.double()(g, x.double(), nt, et)
+    made = made.to(dtype)
+    native = dtype is torch.float64 and route.backend == "cuda"
+    with torch.autocast(route.device.type, torch.bfloat16, enabled=autocast):
+        try:
+            expected = made(g, x, nt, et).dtype
+        except dgl.DGLError:  # on a CPU, DGL has no softmax in float16
+            expected = None
+        with route.on(on_fallback="native"):
+            got = made(g, x, nt, et)
+    assert gnnaccel.stats()["HGTConv"]["routes"] == {"native" if native else route.backend: 1}
+    assert expected in (None, got.dtype)
+    coarsest = torch.bfloat16 if autocast and dtype is not torch.float64 else dtype
+    limit = {torch.float64: 1e-13, torch.float32: 1e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}[coarsest]
+    assert (got.double() - exact).norm() <= limit * exact.norm()
+
+
+# ---- what is left to DGL ----
+
+@pytest.fixture
+def inputs(route):
+    return tuple(t.to(route.device) for t in (homogeneous(), graphs.features(), kinds(), types()))
+
+
+def test_inputs_of_other_kinds(route, inputs):
+    made, (g, x, nt, et) = layer().to(route.device), inputs
+    fails_alike(route, "GA206", made, lambda: made(g, x[1:], nt[1:], et))
+    fails_alike(route, "GA206", made, lambda: made(g, x, nt[1:], et))
+    fails_alike(route, "GA206", made, lambda: made(g, x, nt, et[1:]))
+    fails_alike(route, "GA203", made, lambda: made(g, x.double(), nt, et))
+    fails_alike(route, "GA204", made, lambda: made(g, x, nt, et.tolist()))
+    narrow = dgl.heterograph({("user", "likes", "item"): ends(N, 20)}, num_nodes_dict={"user": N, "item": 20}).to(route.device)
+    fails_alike(route, "GA206", made, lambda: made(narrow, x, nt, et))
+
+
+def test_types_beyond_the_layers(route, inputs):
+    with route.on(), pytest.raises(GraphError, match="edge types from 0 to 5"):
+        layer(relations=3).to(route.device)(*inputs)
+
+
+def test_layers_that_were_changed(route, inputs):
+    class Loud(HGTConv):
+        def message(self, edges):
+            return {"a": edges.src["k"].sum(-1), "m": edges.src["v"]}
+
+    loud, hooked, other = Loud(F, 4, 2, T, R, 0.0).to(route.device), layer().to(route.device), layer().to(route.device)
+    natively(route, "GA205", loud, lambda: loud(*inputs))
+    hooked.relation_att[1].register_forward_hook(lambda module, args, out: 2 * out)
+    natively(route, "GA208", hooked, lambda: hooked(*inputs))
+    other.relation_msg[0] = TypedLinear(4, 4, R, "basis", 2).to(route.device)
+    natively(route, "GA208", other, lambda: other(*inputs))
+
+
+def test_maps_by_node_type_may_be_watched(route, inputs):
+    made, seen = layer().to(route.device), []
+    for name in ("linear_k", "linear_q", "linear_v", "linear_a"):
+        getattr(made, name).register_forward_hook(lambda module, args, out: seen.append(1) or 2 * out)
+    expected = made(*inputs)
+    with route.on():
+        assert close(made(*inputs), expected) and len(seen) == 8
+
+
+# ---- derivatives ----
+
+@pytest.mark.parametrize("passes", ["as stated", "chosen"])
+def test_first_and_second_derivatives(passes):
+    made, nt, et = HGTConv(2, 1, 2, 2, 3, 0.0).double(), torch.tensor([0, 1, 0]), torch.tensor([0, 2, 2, 0, 2])
+    g = dgl.graph(([0, 1, 2, 0, 0], [1, 1, 0, 1, 0]))
+    inputs = torch.randn(3, 2, dtype=torch.float64, requires_grad=True), *made.parameters()
+    names = [n for n, _ in made.named_parameters()]
+
+    def call(x, *parameters):
+        return torch.func.functional_call(made, dict(zip(names, parameters)), (g, x, nt, et))
+
+    with gnnaccel.enabled(backend="torch", when="supported", on_fallback="raise", passes=ORDERINGS[passes]):
+        assert gradcheck(call, inputs) and gradgradcheck(call, inputs)

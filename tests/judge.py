@@ -1,0 +1,190 @@
+"""Holding an accelerated call against the host's own code, with the host's own code in fp64 as the truth."""
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import gnnaccel
+from tests.helpers import FLOOR, relative
+
+POSITIONS = ("x", "edge_index", "edge_attr", "size", "weights")  # of arguments, for the names of their gradients
+SECOND_LOOK = 12  # draws of the inputs' order over which errors are averaged where one draw is beyond its limit
+NOTHING = 1e-9  # a gradient below this share of the largest one is zero but for the rounding of larger terms
+
+Results = dict[str, "Tensor | None"]
+
+
+def on_routes(names: str, both: list, full: list = ()):
+    """`pytest.mark.parametrize` over ``names`` and the route: ``both`` on all routes, ``full`` not under emulation."""
+    cells = []
+    for route, marks in (("torch", ()), ("emulated", ()), ("cuda", (pytest.mark.gpu,))):
+        for values in (both if route == "emulated" else [*both, *full]):
+            values = values if "," in names else (values,)
+            cells.append(pytest.param(route, *values, id="-".join([route, *map(_label, values)]), marks=marks))
+    return pytest.mark.parametrize(["route", *names.split(",")], cells, indirect=["route"])
+
+
+def _label(value: Any) -> str:
+    if isinstance(value, dict):
+        return ",".join(f"{k}={_label(v)}" for k, v in value.items()) or "default"
+    if isinstance(value, Tensor):
+        return f"tensor{list(value.shape)}"
+    named = getattr(value, "__name__", None)  # of a function: its text holds an address, different in each process
+    return (named or str(value)).replace(" ", "")
+
+
+# ---- the comparison ----
+
+def compare(route, layer: torch.nn.Module, *args: Any, train: bool = True, require: bool = True, floor: float = FLOOR,
+            nothing: float = NOTHING, loss: Callable | None = None, calls: int = 1, positions: tuple[str, ...] = POSITIONS,
+            **kwargs: Any) -> Results:
+    """Judge output and all gradients of an accelerated call; gives them back.
+
+    An error is allowed twice the host's own in fp32, plus ``floor``. In small tensors the host's error in one draw is luck; so
+    where an error is beyond its limit, both are averaged over more draws. ``require``: every floating input gets a gradient;
+    ``loss(layer)`` is added to the loss. ``nothing``: gradients below this share of the largest are measured against that.
+    ``calls``: of layers that are taken over, the layer's own included; ``positions``: names of the arguments.
+    """
+    layer = spread(layer).to(route.device).train(train)
+    named = {**dict(zip(positions, args)), **kwargs}
+    if require:
+        for t in _leaves(list(named.values())):
+            t.requires_grad_()
+
+    def once(layer: torch.nn.Module, dtype: torch.dtype | None, seed: int) -> Results:
+        placed = {k: place(v, route.device, dtype, seed) for k, v in named.items()}
+        return run(layer, [placed[k] for k in positions[:len(args)]], {k: placed[k] for k in kwargs}, loss, seed, positions)
+
+    def draw(seed: int) -> tuple[Results, Results, Results]:
+        exact, plain = once(copy.deepcopy(layer).double(), torch.float64, seed), once(layer, None, seed)
+        gnnaccel.reset_stats()
+        with route.on():
+            got = once(layer, None, seed)
+        took(route, calls)
+        return got, plain, exact
+
+    first = draw(0)
+    if judge([first], floor, nothing):
+        wrong = judge([draw(seed) for seed in range(1, SECOND_LOOK + 1)], floor, nothing)
+        assert not wrong, wrong
+    return first[0]
+
+
+def run(layer: torch.nn.Module, args: list, kwargs: dict, loss: Callable | None = None, seed: int = 0,
+        positions: tuple[str, ...] = POSITIONS) -> Results:
+    """The output ("out", or "out[key]" each) and the gradients of every input and parameter, by name."""
+    random.seed(seed)
+    torch.manual_seed(seed)
+    layer.zero_grad(set_to_none=True)
+    inputs = {k: t for name, v in [*zip(positions, args), *kwargs.items()] for k, t in _graded(v, name).items()}
+    for t in inputs.values():
+        t.grad = None
+    out = layer(*args, **kwargs)
+    torch.manual_seed(seed + 1000)
+    outs = _outs(out)
+    total = sum((t * torch.randn(t.shape).to(t)).sum() for t in outs.values() if t is not None) + (loss(layer) if loss else 0.0)
+    found: Results = {k: None if t is None else t.detach().clone() for k, t in outs.items()}
+    if total.requires_grad:
+        total.backward()
+    found.update({k: t.grad for k, t in inputs.items()})
+    found.update({k: p.grad for k, p in layer.named_parameters()})
+    return found
+
+
+def judge(draws: list[tuple[Results, Results, Results]], floor: float = FLOOR, nothing: float = NOTHING) -> list[str]:
+    """What is wrong with draws of (got, the host's fp32, the truth): errors, averaged over the draws, beyond their limits.
+
+    AssertionError for anything that is no matter of rounding.
+    """
+    wrong = []
+    for name in draws[0][0].keys() | draws[0][2].keys():
+        errors = [_errors(name, nothing, *draw) for draw in draws]
+        mine, native = (torch.tensor([e[i] for e in errors]).pow(2).mean().sqrt().item() for i in (0, 1))
+        if not mine <= 2 * native + floor:  # so that NaN is wrong too
+            wrong.append(f"{name}: error {mine:.2e}, allowed {2 * native + floor:.2e}")
+    return wrong
+
+
+def _errors(name: str, nothing: float, got: Results, plain: Results, exact: Results) -> tuple[float, float]:
+    """Relative errors of ``got`` and ``plain`` in the L2 norm."""
+    assert got.keys() == plain.keys() == exact.keys()
+    value, native, truth = got[name], plain[name], exact[name]
+    assert (value is None) == (native is None), f"{name}: the gradient is {'None' if value is None else 'a tensor'}"
+    if native is None:
+        return 0.0, 0.0
+    assert value.dtype == native.dtype and value.shape == native.shape, f"{name}: {value.dtype}, {tuple(value.shape)}"
+    largest = max((t.norm().item() for k, t in exact.items() if t is not None and not k.startswith("out")), default=0.0)
+    scale = truth.norm().item()
+    if not name.startswith("out") and scale <= nothing * largest:
+        scale = largest
+    return tuple((t.double() - truth).norm().item() / (scale or 1.0) for t in (value, native))
+
+
+def took(route, calls: int | None = None) -> None:
+    """Every call since the last reset ran on ``route``."""
+    routes = [(r, n) for entry in gnnaccel.stats().values() for r, n in entry["routes"].items()]
+    assert {r for r, _ in routes} == {route.backend} and calls in (None, sum(n for _, n in routes)), gnnaccel.stats()
+
+
+def close(a: Tensor, b: Tensor, tolerance: float = 1e-5) -> bool:
+    """Equality of two results up to fp32 rounding."""
+    return a.shape == b.shape and a.dtype == b.dtype and relative(a, b) <= tolerance
+
+
+# ---- inputs ----
+
+def spread(layer: torch.nn.Module) -> torch.nn.Module:
+    """The layer with parameters that start as constants (biases, AGNN's beta) made random, so that losing one shows."""
+    for p in layer.parameters():
+        if p.numel() > 1 and bool((p == p.flatten()[0]).all()):
+            torch.nn.init.normal_(p)
+    return layer
+
+
+def place(value: Any, device=None, dtype: torch.dtype | None = None, seed: int = 0) -> Any:
+    """``value`` with its tensors on ``device`` as fresh leaves with the same strides, floating ones in ``dtype``.
+
+    A ``seed`` above 0 puts the rows of floating tensors in an order of its own.
+    """
+    if isinstance(value, (tuple, list)) and not isinstance(value, torch.Size):
+        return type(value)(place(v, device, dtype, seed) for v in value)
+    if isinstance(value, dict):
+        return {k: place(v, device, dtype, seed) for k, v in value.items()}
+    if not isinstance(value, Tensor):
+        return value.to(device) if hasattr(value, "to") and device is not None else value  # DGL's graphs
+    if not value.is_floating_point():
+        return value.to(device)
+    found = value.detach()
+    if seed:
+        found = found[torch.randperm(found.shape[0], generator=torch.Generator().manual_seed(seed))]
+    return found.to(device, dtype).requires_grad_(value.requires_grad)
+
+
+def _outs(out: Any, path: str = "out") -> Results:
+    if isinstance(out, tuple):
+        out = dict(enumerate(out))
+    if isinstance(out, dict):
+        return {k: t for name, part in out.items() for k, t in _outs(part, f"{path}[{name}]").items()}
+    return {path: out}
+
+
+def _graded(value: Any, path: str) -> dict[str, Tensor]:
+    if isinstance(value, (tuple, list)):
+        value = dict(enumerate(value))
+    if isinstance(value, dict):
+        return {k: t for i, v in value.items() for k, t in _graded(v, f"{path}[{i}]").items()}
+    return {path: value} if isinstance(value, Tensor) and value.requires_grad else {}
+
+
+def _leaves(value: Any) -> list[Tensor]:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (tuple, list)):
+        return [t for v in value for t in _leaves(v)]
+    return [value] if isinstance(value, Tensor) and value.is_floating_point() else []

@@ -5,10 +5,10 @@ single relations of a heterograph is made to give the same object each time (`gr
 """
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 from gnnaccel.adapters.patching import PatchSet
+from gnnaccel.adapters.wrapping import routed
 from gnnaccel.dispatch import rules
 
 #: host class -> adapter module
@@ -45,7 +45,7 @@ def install(patches: PatchSet) -> list[str]:
         if cls is None:  # older versions have fewer layers
             continue
         adapter = importlib.import_module(f"gnnaccel.adapters.dgl.{module}")
-        patches.set(cls, "forward", _wrapper(cls, adapter))
+        patches.set(cls, "forward", routed(cls.forward, _Guarded(cls, adapter)))
         rules.register_class(f"{cls.__module__}.{cls.__qualname__}")
     patches.set(HeteroGraphIndex, "get_relation_graph", graphs.remembering(HeteroGraphIndex.get_relation_graph))
     return patches.names()
@@ -85,23 +85,3 @@ class _Guarded:
     def state(self, layer: Any, args: tuple, kwargs: dict) -> Any:
         why = self._context_reason() or self._layer_reason(layer, self._cls, self._methods, self._absorbed)
         return self._state(layer, args, kwargs) if why is None else why
-
-
-def _wrapper(cls: type, adapter: Any) -> Any:
-    from torch.compiler import is_compiling
-
-    from gnnaccel.dispatch.config import current
-    from gnnaccel.dispatch.router import route
-
-    native, guarded = cls.forward, _Guarded(cls, adapter)
-
-    @functools.wraps(native)
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if is_compiling():  # compiled regions trace the host's own code (GA404); nothing of ours may be traced
-            return native(self, *args, **kwargs)
-        config = current()
-        if config is None:
-            return native(self, *args, **kwargs)
-        return route(self, guarded, native, args, kwargs, config)
-
-    return forward

@@ -10,6 +10,7 @@ import threading
 from typing import Any
 
 from gnnaccel.adapters.patching import PatchSet
+from gnnaccel.adapters.wrapping import routed
 from gnnaccel.dispatch import rules
 
 #: host class -> (adapter module, node_dim of its layers; None for those that pass no messages)
@@ -44,7 +45,7 @@ def install(patches: PatchSet) -> list[str]:
     for name, (module, node_dim) in LAYERS.items():
         cls = getattr(nn, name)
         adapter = importlib.import_module(f"gnnaccel.adapters.pyg.{module}")
-        patches.set(cls, "forward", _wrapper(cls, adapter, node_dim))
+        patches.set(cls, "forward", routed(cls.forward, _Guarded(cls, adapter, node_dim)))
         rules.register_class(f"{cls.__module__}.{cls.__qualname__}")
         classes.append(cls)
     patches.set(torch.jit, "script", _unwrapped_while(torch.jit.script, classes))
@@ -86,25 +87,6 @@ class _Guarded:
             why = guards.layer_reason(layer, self._cls, self._methods, self._node_dim, self._aggregations)
         return self._state(layer, args, kwargs) if why is None else why
 
-
-def _wrapper(cls: type, adapter: Any, node_dim: int | None) -> Any:
-    from torch.compiler import is_compiling
-
-    from gnnaccel.dispatch.config import current
-    from gnnaccel.dispatch.router import route
-
-    native, guarded = cls.forward, _Guarded(cls, adapter, node_dim)
-
-    @functools.wraps(native)
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if is_compiling():  # compiled regions trace the host's own code (GA404); nothing of ours may be traced
-            return native(self, *args, **kwargs)
-        config = current()
-        if config is None:
-            return native(self, *args, **kwargs)
-        return route(self, guarded, native, args, kwargs, config)
-
-    return forward
 
 
 def _unwrapped_while(script: Any, classes: list[type]) -> Any:

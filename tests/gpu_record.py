@@ -97,7 +97,7 @@ def versions() -> dict[str, str | None]:
 
 
 def parallel() -> list[str]:
-    """Arguments that spread the tests over processes, which share the GPU: most of their time goes into compiling kernels."""
+    """Arguments that spread the tests over processes, which share the GPU: compiling kernels takes a core each."""
     if importlib.util.find_spec("xdist") is None:
         return []
     return ["-n", str(min(8, os.cpu_count() or 1)), "--dist", "worksteal"]

@@ -18,6 +18,8 @@ RELATION, PAIR_SRC, PAIR_DST = "RELATION", "PAIR_SRC", "PAIR_DST"
 
 #: how a value is read in a finer domain -> the domains that it may live in (one set of nodes may serve both ends)
 ENDS = {"src": (SRC, DST), "dst": (SRC, DST), "rel": (RELATION,), "pair_src": (PAIR_SRC,), "pair_dst": (PAIR_DST,)}
+#: how a value is read -> the domain whose rows are read
+DOMAIN_OF = {"src": SRC, "dst": DST, "rel": RELATION, "pair_src": PAIR_SRC, "pair_dst": PAIR_DST}
 #: domain of an operation -> what may be read in it by its end; nothing but plain values in the others
 READS = {EDGE: tuple(ENDS), PAIR_SRC: ("src", "rel"), PAIR_DST: ("dst", "rel")}
 
@@ -118,9 +120,20 @@ class Program:
             known[op.out] = _domain(op, known)
         return known
 
+    @functools.cached_property
+    def last_reads(self) -> tuple[tuple[str, ...], ...]:
+        """For each operation, the values that none after it reads."""
+        last = {name_of(arg): at for at, step in enumerate(self.ops) for arg in step.args}
+        return tuple(tuple(name for name, place in last.items() if place == at) for at in range(len(self.ops)))
+
     def __str__(self) -> str:
         inputs = ", ".join(f"{name}: {domain}" for name, domain in self.inputs)
         return "\n".join([f"{self.name}({inputs})"] + [f"  {op}" for op in self.ops] + [f"  return {self.output}"])
+
+
+def name_of(arg: str) -> str:
+    """The value that an argument reads, without the end."""
+    return arg.partition("@")[0]
 
 
 def _domain(op: Op, known: dict[str, str]) -> str:

@@ -5,7 +5,6 @@ from typing import Any
 
 from torch import Tensor
 
-from gnnaccel.adapters.calls import bind
 from gnnaccel.adapters.dgl import graphs, guards, inputs
 from gnnaccel.dispatch import attention_programs as programs
 from gnnaccel.dispatch.reasons import Reason, reason
@@ -15,12 +14,10 @@ METHODS = ()
 
 
 def state(layer: Any, args: tuple, kwargs: dict) -> tuple[Stated, Given] | Reason:
-    bound = bind(args, kwargs, ("graph", "feat"), ("get_attention",))
-    if bound is None:
-        return reason("GA206", "the arguments do not fit DotGatConv.forward")
-    graph, feat, get_attention = bound
-    if get_attention:
-        return reason("GA208", "attention weights were asked for", "call the layer without get_attention")
+    bound = inputs.arguments("DotGatConv", args, kwargs, ("graph", "feat"))
+    if type(bound) is Reason:
+        return bound
+    graph, feat = bound
     nodes = inputs.nodes(graph, feat)
     if type(nodes) is Reason:
         return nodes

@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gnnaccel.adapters import views
-from gnnaccel.adapters.calls import bind
 from gnnaccel.adapters.dgl import graphs, guards, inputs
 from gnnaccel.adapters.guards import edge_reason
 from gnnaccel.dispatch.reasons import Reason, reason
@@ -31,12 +30,10 @@ class _Operands(NamedTuple):
 
 
 def state(layer: Any, args: tuple, kwargs: dict) -> tuple[RelationalStated, RelationalGiven] | Reason:
-    bound = bind(args, kwargs, ("graph", "feat", "edge_feat"), ("get_attention",))
-    if bound is None:
-        return reason("GA206", "the arguments do not fit EdgeGATConv.forward")
-    graph, feat, edge_feat, get_attention = bound
-    if get_attention:
-        return reason("GA208", "attention weights were asked for", "call the layer without get_attention")
+    bound = inputs.arguments("EdgeGATConv", args, kwargs, ("graph", "feat", "edge_feat"))
+    if type(bound) is Reason:
+        return bound
+    graph, feat, edge_feat = bound
     nodes = inputs.nodes(graph, feat)
     if type(nodes) is Reason:
         return nodes

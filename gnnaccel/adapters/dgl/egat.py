@@ -6,7 +6,6 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from gnnaccel.adapters.calls import bind
 from gnnaccel.adapters.dgl import guards, inputs
 from gnnaccel.adapters.guards import edge_reason
 from gnnaccel.dispatch import attention_programs as programs
@@ -17,12 +16,10 @@ METHODS = ()
 
 
 def state(layer: Any, args: tuple, kwargs: dict) -> tuple[Stated, Given] | Reason:
-    bound = bind(args, kwargs, ("graph", "nfeats", "efeats"), ("edge_weight", "get_attention"))
-    if bound is None:
-        return reason("GA206", "the arguments do not fit EGATConv.forward")
-    graph, nfeats, efeats, edge_weight, get_attention = bound
-    if edge_weight is not None or get_attention:
-        return reason("GA208", "edge_weight was given" if edge_weight is not None else "attention weights were asked for")
+    bound = inputs.arguments("EGATConv", args, kwargs, ("graph", "nfeats", "efeats"), weighted=True)
+    if type(bound) is Reason:
+        return bound
+    graph, nfeats, efeats = bound
     nodes = inputs.nodes(graph, nfeats)
     if type(nodes) is Reason:
         return nodes

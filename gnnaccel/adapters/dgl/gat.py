@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnaccel.adapters.calls import bind
 from gnnaccel.adapters.dgl import graphs, guards, inputs
 from gnnaccel.dispatch import attention_programs as programs
 from gnnaccel.dispatch.reasons import Reason, reason
@@ -17,12 +16,10 @@ ABSORBED = {"attn_drop": torch.nn.Dropout, "leaky_relu": torch.nn.LeakyReLU}
 
 
 def state(layer: Any, args: tuple, kwargs: dict) -> tuple[Stated, Given] | Reason:
-    bound = bind(args, kwargs, ("graph", "feat"), ("edge_weight", "get_attention"))
-    if bound is None:
-        return reason("GA206", "the arguments do not fit GATConv.forward")
-    graph, feat, edge_weight, get_attention = bound
-    if edge_weight is not None or get_attention:
-        return reason("GA208", "edge_weight was given" if edge_weight is not None else "attention weights were asked for")
+    bound = inputs.arguments("GATConv", args, kwargs, ("graph", "feat"), weighted=True)
+    if type(bound) is Reason:
+        return bound
+    graph, feat = bound
     nodes = inputs.nodes(graph, feat)
     if type(nodes) is Reason:
         return nodes

@@ -6,11 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnaccel.adapters.calls import bind
 from gnnaccel.adapters.dgl import graphs, guards, inputs
 from gnnaccel.adapters.guards import plain
 from gnnaccel.dispatch import attention_programs as programs
-from gnnaccel.dispatch.reasons import Reason, reason
+from gnnaccel.dispatch.reasons import Reason
 from gnnaccel.dispatch.request import Given, Stated
 
 METHODS = ()
@@ -18,12 +17,10 @@ ABSORBED = {"attn_drop": torch.nn.Dropout, "leaky_relu": torch.nn.LeakyReLU}
 
 
 def state(layer: Any, args: tuple, kwargs: dict) -> tuple[Stated, Given] | Reason:
-    bound = bind(args, kwargs, ("graph", "feat"), ("get_attention",))
-    if bound is None:
-        return reason("GA206", "the arguments do not fit GATv2Conv.forward")
-    graph, feat, get_attention = bound
-    if get_attention:
-        return reason("GA208", "attention weights were asked for", "call the layer without get_attention")
+    bound = inputs.arguments("GATv2Conv", args, kwargs, ("graph", "feat"))
+    if type(bound) is Reason:
+        return bound
+    graph, feat = bound
     nodes = inputs.nodes(graph, feat)
     if type(nodes) is Reason:
         return nodes

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from gnnaccel.adapters import guards
+from gnnaccel.adapters.calls import bind
 from gnnaccel.adapters.dgl import graphs
 from gnnaccel.dispatch.reasons import Reason, reason
 
@@ -18,6 +19,19 @@ class Nodes(NamedTuple):
     x_src: Tensor
     x_dst: Tensor | None
     same: bool
+
+
+def arguments(name: str, args: tuple, kwargs: dict, required: tuple[str, ...], weighted: bool = False) -> list[Any] | Reason:
+    """The ``required`` arguments of an attention layer's call, or why it is not taken over: it asks for attention weights, or gives
+    ``edge_weight``, which the layer takes when ``weighted``. ``name``: the layer's class."""
+    found = bind(args, kwargs, required, (*(("edge_weight",) if weighted else ()), "get_attention"))
+    if found is None:
+        return reason("GA206", f"the arguments do not fit {name}.forward")
+    if weighted and found[len(required)] is not None:
+        return reason("GA208", "edge_weight was given", "call the layer without edge_weight")
+    if found[-1]:
+        return reason("GA208", "attention weights were asked for", "call the layer without get_attention")
+    return found[:len(required)]
 
 
 def nodes(graph: Any, feat: Any) -> Nodes | Reason:

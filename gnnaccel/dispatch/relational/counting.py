@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from math import prod
 
 from gnnaccel.dispatch import cost
-from gnnaccel.dispatch.program import DST, EDGE, PAIR_DST, PAIR_SRC, RELATION, SRC, Op, Program
+from gnnaccel.dispatch.program import EDGE, Op, Program, name_of
 from gnnaccel.dispatch.relational.view import RelationStatistics
 
 Shape = tuple[int, ...]
-_DOMAIN_OF = {"src": SRC, "dst": DST, "rel": RELATION, "pair_src": PAIR_SRC, "pair_dst": PAIR_DST}
 
 
 @dataclass(frozen=True)
@@ -47,13 +46,9 @@ def shapes_of_all(program: Program, shapes: dict[str, Shape]) -> dict[str, Shape
     return known
 
 
-def _name(arg: str) -> str:
-    return arg.partition("@")[0]
-
-
 def _shape(step: Op, known: dict[str, Shape]) -> Shape:
     """The shape of one row of the result."""
-    args = [known[_name(arg)] for arg in step.args]
+    args = [known[name_of(arg)] for arg in step.args]
     kind = step.kind
     if kind == "linear":
         blocks, (k, n) = prod(args[1][:-2]), args[1][-2:]
@@ -79,7 +74,7 @@ def _cost(step: Op, program: Program, shape: Shape, known: dict[str, Shape], sta
     """Of one operation; reads and writes each row once, gathers count per row of the finer domain."""
     domain = program.domains[step.out]
     rows, width = statistics.rows(domain), prod(shape)
-    args = [known[_name(arg)] for arg in step.args]
+    args = [known[name_of(arg)] for arg in step.args]
     edges, kind = statistics.num_edges, step.kind
     if kind == "linear":
         matrix = prod(args[1])

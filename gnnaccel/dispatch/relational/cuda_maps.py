@@ -36,7 +36,7 @@ def aggregate(graph: GraphView, rows: Tensor, weight: Tensor | None = None) -> T
 def take(rows: Tensor, gather: Gather) -> Tensor:
     """`torch_maps.take`, whose gradient is summed in a fixed order."""
     if _wants_grad(rows) and rows.dtype in TYPES:
-        return _Take.apply(rows, gather)
+        return torch_maps.Take.apply(rows, gather, aggregate)
     return rows.index_select(0, gather.index)
 
 
@@ -155,14 +155,3 @@ class _Aggregate(torch.autograd.Function):
             d_weight = sums.edge_dot(variant, graph.csc(), _dense(grad).view(shape), _dense(rows).view(shape))
             d_weight = (d_weight.sum(1) if weight.dim() == 1 else d_weight)[:weight.shape[0]].to(weight.dtype)
         return None, d_rows, d_weight
-
-
-class _Take(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, rows, gather):
-        ctx.gather = gather
-        return rows.index_select(0, gather.index)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return aggregate(ctx.gather.members, grad.flatten(1)).view(-1, *grad.shape[1:]), None

@@ -14,12 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gnnaccel.dispatch import attention, patterns
-from gnnaccel.dispatch.program import DST, EDGE, PAIR_DST, PAIR_SRC, RELATION, SRC, Op, Program
+from gnnaccel.dispatch.program import DOMAIN_OF, DST, EDGE, PAIR_DST, PAIR_SRC, RELATION, Op, Program, name_of
 from gnnaccel.dispatch.relational.view import Gather, RelationView
 
 #: pairs times bases up to which a mixture is a graph of its own: its index arrays take some 40 bytes each
 _MIXED_EDGES = 1 << 26
-_DOMAIN_OF = {"src": SRC, "dst": DST, "rel": RELATION, "pair_src": PAIR_SRC, "pair_dst": PAIR_DST}
 
 
 class Maps(Protocol):
@@ -50,7 +49,7 @@ class Run:
             return self.values[name]
         key = arg, domain
         if key not in self._read:
-            self._read[key] = self.maps.take(self.values[name], Gather(self.view, _DOMAIN_OF[end], domain))
+            self._read[key] = self.maps.take(self.values[name], Gather(self.view, DOMAIN_OF[end], domain))
         return self._read[key]
 
 
@@ -58,15 +57,12 @@ def run(program: Program, view: RelationView, tensors: dict[str, Tensor], maps: 
         out_dtype: torch.dtype | None = None) -> Tensor:
     """The Program's output [num_dst, ...]. ``tensors``: by input name; EDGE inputs in the caller's order of edges."""
     state = Run(program, view, dict(tensors), maps, attend, out_dtype)
-    last = {arg.partition("@")[0]: at for at, step in enumerate(program.ops) for arg in step.args}
-    for at, step in enumerate(program.ops):
+    for step, done in zip(program.ops, program.last_reads):
         state.values[step.out] = _OPERATIONS[step.kind](state, step, program.domains[step.out])
-        for arg in step.args:  # what is not read again need not be kept, unless autograd does
-            name = arg.partition("@")[0]
-            if last[name] == at:
-                state.values.pop(name, None)
-                for key in [k for k in state._read if k[0].partition("@")[0] == name]:
-                    del state._read[key]
+        for name in done:  # what is not read again need not be kept, unless autograd does
+            del state.values[name]
+            for key in [k for k in state._read if name_of(k[0]) == name]:
+                del state._read[key]
     return state.values[program.output]
 
 
@@ -84,7 +80,7 @@ def _linear(state: Run, step: Op, domain: str) -> Tensor:
     matrix = _blocked(matrix)
     if domain in (PAIR_SRC, PAIR_DST):
         name, _, end = step.args[0].partition("@")
-        gather = Gather(state.view, _DOMAIN_OF[end], domain) if end else None  # gathered by the map itself
+        gather = Gather(state.view, DOMAIN_OF[end], domain) if end else None  # gathered by the map itself
         rows = state.values[name]
         matrix = matrix.to(rows.dtype)  # a factor of another dtype may have gone into it
         return state.maps.multiply(state.view.pairs(domain), rows.unflatten(1, (matrix.shape[1], -1)), matrix, transposed,
@@ -108,7 +104,7 @@ def _dense(rows: Tensor, matrix: Tensor) -> Tensor:
 
 
 def _lookup(state: Run, step: Op, domain: str) -> Tensor:
-    table = state.values[step.args[0].partition("@")[0]]
+    table = state.values[name_of(step.args[0])]
     ids = state.read(step.args[1], domain)
     size = table.shape[1]
     row = state.view.index(RELATION, domain).long() * size + _inside(ids, size, table.shape[0] * size)
@@ -161,7 +157,7 @@ def _dot(state: Run, step: Op, domain: str) -> Tensor:
 def _source(state: Run, arg: str) -> tuple[str, Tensor]:
     """The domain whose rows a reduction gathers, and the rows."""
     name, _, end = arg.partition("@")
-    return (_DOMAIN_OF[end] if end else EDGE), state.values[name]
+    return (DOMAIN_OF[end] if end else EDGE), state.values[name]
 
 
 def _sum(state: Run, arg: str, target: str, weight: Tensor | None = None) -> Tensor:

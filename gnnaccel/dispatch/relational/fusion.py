@@ -2,9 +2,7 @@
 from __future__ import annotations
 
 from gnnaccel.dispatch import attention_programs as programs
-from gnnaccel.dispatch.program import DST, EDGE, PAIR_DST, PAIR_SRC, SRC, Op, Program, op
-
-_DOMAIN_OF = {"src": SRC, "dst": DST, "pair_src": PAIR_SRC, "pair_dst": PAIR_DST}
+from gnnaccel.dispatch.program import DOMAIN_OF, DST, EDGE, Op, Program, name_of, op
 
 
 def fuse(program: Program) -> Program:
@@ -52,12 +50,12 @@ def _fuse_attention(program: Program) -> Program:
     before, names, args, attention, gone = found
     gone |= {softmax.out, tail.out, dropped.out}
     kept = tuple(step for step in program.ops if step.out not in gone)
-    if any(_plain(arg) in gone - {tail.out} for step in kept for arg in step.args):
+    if any(name_of(arg) in gone - {tail.out} for step in kept for arg in step.args):
         return program  # something else wants to see the scores or weights
-    home = _DOMAIN_OF[target]
+    home = DOMAIN_OF[target]
     out = tail.out if home == DST else f"{tail.out}_pairs"
     fused = Op("attend", out, args, (("attention", attention), ("heads", tail.attr("heads")), ("names", names),
-                                     ("source", _DOMAIN_OF[source]), ("target", home)), home)
+                                     ("source", DOMAIN_OF[source]), ("target", home)), home)
     fused_ops = before + ((fused,) if home == DST else (fused, op("collect", tail.out, out)))
     at = sum(step in kept for step in program.ops[:program.ops.index(tail)])
     return Program(program.name, program.inputs, kept[:at] + fused_ops + kept[at:], program.output)
@@ -73,9 +71,9 @@ def _additive(made: dict[str, Op], score: Op, row: str, source: str, target: str
     rest = tuple(a for a in z.args if a not in by_src[:1] + by_dst[:1])
     if not by_src:
         return None
-    names, args, before = ("x", "a_src"), (_plain(row), _plain(by_src[0])), ()
+    names, args, before = ("x", "a_src"), (name_of(row), name_of(by_src[0])), ()
     if by_dst:
-        names, args = names + ("a_dst",), args + (_plain(by_dst[0]),)
+        names, args = names + ("a_dst",), args + (name_of(by_dst[0]),)
     if rest:
         if len(rest) == 1 and "@" not in rest[0]:
             edge = rest[0]
@@ -96,9 +94,5 @@ def _dot(made: dict[str, Op], score: Op | None, row: str, source: str, target: s
     query, key = dot.args
     if not (query.endswith(f"@{target}") and key.endswith(f"@{source}")):
         return None
-    names, args = ("keys", "values", "queries"), (_plain(key), _plain(row), _plain(query))
+    names, args = ("keys", "values", "queries"), (name_of(key), name_of(row), name_of(query))
     return (), names, args, programs.dot_product(score.attr("by"), dropout, False), {dot.out, score.out}
-
-
-def _plain(arg: str) -> str:
-    return arg.partition("@")[0]

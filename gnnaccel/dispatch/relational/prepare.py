@@ -8,7 +8,7 @@ import torch
 from gnnaccel.cuda import segment_gemm
 from gnnaccel.cuda.layout import TYPES
 from gnnaccel.dispatch import attention, patterns
-from gnnaccel.dispatch.program import PAIR_DST, PAIR_SRC, Op, Program
+from gnnaccel.dispatch.program import PAIR_DST, PAIR_SRC, Op, Program, name_of
 from gnnaccel.dispatch.relational import cuda_maps
 from gnnaccel.dispatch.relational.counting import Shape, shapes_of_all
 from gnnaccel.dispatch.relational.optimise import optimise
@@ -37,7 +37,7 @@ def prepare(request: RelationalRequest) -> None:
 def _product(step: Op, program: Program, known: dict[str, Shape], request: RelationalRequest, rows: int) -> None:
     if program.domains[step.out] not in (PAIR_SRC, PAIR_DST):
         return
-    shape = known[step.args[1].partition("@")[0]]
+    shape = known[name_of(step.args[1])]
     blocks, (k, n), transposed = prod(shape[:-2]), shape[-2:], bool(step.get("transposed"))
     if transposed:
         k, n = n, k

@@ -17,7 +17,7 @@ import functools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from gnnaccel.dispatch.program import DST, EDGE, PAIR_DST, PARAM, RELATION, Op, Program, op
+from gnnaccel.dispatch.program import DST, EDGE, PAIR_DST, PARAM, RELATION, Op, Program, name_of, op
 
 _MOST = 32  # orderings of one Program that are looked at
 
@@ -45,7 +45,7 @@ def without_dead(program: Program) -> Program:
     for step in reversed(program.ops):
         if step.out in needed:
             kept.append(step)
-            needed.update(_name(arg) for arg in step.args)
+            needed.update(name_of(arg) for arg in step.args)
     return _with_ops(program, tuple(reversed(kept)))
 
 
@@ -53,9 +53,9 @@ def without_dead(program: Program) -> Program:
 
 def fold_chain(program: Program) -> Iterator[Program]:
     for at, step, inner in _chains(program, "linear", 0, "linear"):
-        if program.domains[_name(step.args[1])] == PARAM and inner.args[1].endswith("@rel"):
-            folded = f"{_name(inner.args[1])}_{step.args[1]}"
-            yield _replace(program, at, op("fold", folded, _name(inner.args[1]), step.args[1]),
+        if program.domains[name_of(step.args[1])] == PARAM and inner.args[1].endswith("@rel"):
+            folded = f"{name_of(inner.args[1])}_{step.args[1]}"
+            yield _replace(program, at, op("fold", folded, name_of(inner.args[1]), step.args[1]),
                            replace(step, args=(inner.args[0], f"{folded}@rel")))
 
 
@@ -87,7 +87,7 @@ def table_first(program: Program) -> Iterator[Program]:
     for at, step in enumerate(program.ops):
         if step.kind == "mix":
             comp, bases, ids = step.args
-            yield _replace(program, at, op("combine", "weight", _name(comp), bases),
+            yield _replace(program, at, op("combine", "weight", name_of(comp), bases),
                            op("lookup", step.out, "weight@rel", ids))
 
 
@@ -96,11 +96,11 @@ def prior_into_map(program: Program) -> Iterator[Program]:
         for side in (0, 1):
             made = _maker(program, inner.args[side])
             if made is not None and made.kind == "linear" and step.args[1].endswith("@rel") and made.args[1].endswith("@rel"):
-                prior = f"{_name(made.args[1])}_{_name(step.args[1])}"
+                prior = f"{name_of(made.args[1])}_{name_of(step.args[1])}"
                 other = inner.args[1 - side]
-                mapped = replace(made, out=f"{made.out}_{_name(step.args[1])}", args=(made.args[0], f"{prior}@rel"))
+                mapped = replace(made, out=f"{made.out}_{name_of(step.args[1])}", args=(made.args[0], f"{prior}@rel"))
                 args = (mapped.out, other) if side == 0 else (other, mapped.out)
-                yield _replace(program, at, Op("mul", prior, (_name(made.args[1]), _name(step.args[1])), domain=RELATION),
+                yield _replace(program, at, Op("mul", prior, (name_of(made.args[1]), name_of(step.args[1])), domain=RELATION),
                                mapped, replace(inner, out=step.out, args=args))
 
 
@@ -110,7 +110,7 @@ def other_side(program: Program) -> Iterator[Program]:
             continue
         made = _maker(program, step.args[1])
         if made is not None and made.kind == "linear" and made.args[1].endswith("@rel") and step.args[0].endswith("@dst"):
-            mapped = op("linear", f"{_name(step.args[0])}_mapped", step.args[0], made.args[1], transposed=True)
+            mapped = op("linear", f"{name_of(step.args[0])}_mapped", step.args[0], made.args[1], transposed=True)
             yield _replace(program, at, mapped, replace(step, args=(mapped.out, made.args[0])))
 
 
@@ -120,12 +120,8 @@ RULES: tuple[Callable[[Program], Iterator[Program]], ...] = (fold_chain, aggrega
 
 # --- small tools -------------------------------------------------------------------------------------------------------
 
-def _name(arg: str) -> str:
-    return arg.partition("@")[0]
-
-
 def _maker(program: Program, arg: str) -> Op | None:
-    return next((step for step in program.ops if step.out == _name(arg)), None)
+    return next((step for step in program.ops if step.out == name_of(arg)), None)
 
 
 def _chains(program: Program, kind: str, place: int, inner: str) -> Iterator[tuple[int, Op, Op]]:

@@ -127,7 +127,6 @@ class RelationalCall:
     graph: RelationView
     shapes: Shapes
     out_dtype: torch.dtype
-    attention: None = None  # where an attention call has its pattern
 
     def optimised(self) -> Optimised:
         """The ordering taken, and those that were not; worked out once per graph."""

@@ -106,20 +106,20 @@ def take(rows: Tensor, gather: Gather) -> Tensor:
     """The rows of a coarser domain as a finer one reads them."""
     if rows.device.type != "cpu" or _forward_mode():
         return rows.index_select(0, gather.index)
-    return _Take.apply(rows, gather)
+    return Take.apply(rows, gather, aggregate)  # on the CPU adding rows to their places is several times as slow
 
 
-class _Take(torch.autograd.Function):
-    """On the CPU, where adding rows to their places is several times as slow as summing the rows of each place."""
+class Take(torch.autograd.Function):
+    """`take`, whose gradient is the sum of the rows of each place by ``aggregate``, `aggregate` here or another way to it."""
 
     @staticmethod
-    def forward(ctx, rows, gather):
-        ctx.gather = gather
+    def forward(ctx, rows, gather, aggregate):
+        ctx.gather, ctx.aggregate = gather, aggregate
         return rows.index_select(0, gather.index)
 
     @staticmethod
     def backward(ctx, grad):
-        return aggregate(ctx.gather.members, grad.flatten(1)).view(-1, *grad.shape[1:]), None
+        return ctx.aggregate(ctx.gather.members, grad.flatten(1)).view(-1, *grad.shape[1:]), None, None
 
 
 def _ones(segments: torch_segments.Segments, dtype: torch.dtype) -> Tensor:

@@ -19,3 +19,7 @@ class GraphError(GnnaccelError, IndexError):
 
 class PatchError(GnnaccelError, RuntimeError):
     """An attribute of the host cannot be replaced: it is replaced already, or it does not exist."""
+
+
+class HostLimitError(GnnaccelError, NotImplementedError):
+    """The host library, as it is installed, cannot do this; the message names the limit and what to do instead."""

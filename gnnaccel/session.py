@@ -121,8 +121,11 @@ def status() -> dict[str, Any]:
 
     ``enabled`` and ``config`` are about the calling thread; ``backend`` is what a call here would use ("cuda" or
     "torch"; None when disabled) and ``backend_text`` says why; ``versions`` holds None for what is not installed;
-    ``hosts``: per host ``patched``, ``pending``, ``error``; ``counts``: calls by route since `reset_stats`.
+    ``hosts``: per host ``patched``, ``pending``, ``error``; ``bridge``: whether a DGL without CUDA is bridged to the GPU
+    (``active``, ``text``); ``counts``: calls by route since `reset_stats`.
     """
+    from gnnaccel.adapters.dgl import bridge
+
     with _lock:
         config = configs.current()
         backend, text = _backend(config)
@@ -134,6 +137,7 @@ def status() -> dict[str, Any]:
             "backend_text": text,
             "versions": {name: _version(distributions) for name, distributions in PACKAGES.items()},
             "hosts": adapters.state(),
+            "bridge": bridge.state(),
             "counts": _totals(),
         }
 

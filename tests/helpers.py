@@ -86,7 +86,7 @@ class Poison:
             if kwargs.get("pin_memory") or tensor.is_inference() or not tensor.is_contiguous():
                 return tensor
             if fresh:
-                tensor.fill_(float("nan") if tensor.is_floating_point() else -1 if tensor.dtype.is_signed else 255)
+                tensor.detach().fill_(float("nan") if tensor.is_floating_point() else -1 if tensor.dtype.is_signed else 255)
             return self.guard(tensor) if self._on_cpu else tensor
 
         return replacement

@@ -127,6 +127,9 @@ def _update_awaited() -> None:
 
 
 def _exists(module: str) -> bool:
-    """Can the module's top package be imported? Looks, but imports nothing."""
+    """Can the module's top package be imported? Looks, but imports nothing. A mere folder of that name does not count."""
     top = module.partition(".")[0]
-    return sys.modules.get(top) is not None or (top not in sys.modules and importlib.util.find_spec(top) is not None)
+    if top in sys.modules:
+        return sys.modules[top] is not None
+    spec = importlib.util.find_spec(top)
+    return spec is not None and spec.origin is not None

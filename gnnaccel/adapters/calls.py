@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gnnaccel.dispatch.attention_maps import Mapped
+
 _MISSING = object()
 
 
@@ -39,3 +41,22 @@ def dtypes(x: Tensor, *parameters: Tensor, mapped: bool = True) -> tuple[torch.d
     for p in parameters:
         out = torch.promote_types(out, p.dtype)
     return row, out
+
+
+def rows(module: Any, x: Tensor, heads: int, width: int, plain: bool) -> Tensor | Mapped:
+    """What ``module``, a linear map to heads * width channels, makes of x [N, F], as attention takes it: [N, heads, width], or
+    the map yet to be applied. ``plain``: the module is a linear map and nothing else. Autocast, and weights that are no ordinary
+    tensors, are left to the module."""
+    if plain and ordinary_weight(module, x) and x.dim() == 2 and not torch.is_autocast_enabled(x.device.type):
+        parameters = module._parameters
+        return Mapped(x, parameters["weight"], parameters.get("bias"))
+    return module(x).view(-1, heads, width)
+
+
+_ORDINARY = (torch.nn.Parameter, Tensor)
+
+
+def ordinary_weight(module: Any, x: Tensor) -> bool:
+    """Whether the module's weight is an ordinary tensor of x's dtype."""
+    weight = module._parameters.get("weight")
+    return type(weight) in _ORDINARY and weight.dtype is x.dtype

@@ -47,11 +47,22 @@ class PatchSet:
             if not hasattr(owner, name):
                 raise PatchError(f"{patch.path} does not exist, so it cannot be replaced; this host version differs "
                                  f"from those tested.{did_you_mean(name, dir(owner))}")
-            if (id(owner), name) in _replaced:
-                raise PatchError(f"{patch.path} is replaced already; restore it first")
-            setattr(owner, name, new)
-            _replaced.add((id(owner), name))
-            self._patches.append(patch)
+            self._put(patch)
+
+    def add(self, owner: Any, name: str, new: Any) -> None:
+        """Give ``owner``, a class or module, the attribute ``name``, which it lacks. PatchError when it has it."""
+        with _lock:
+            patch = Patch(owner, name, _ABSENT, new)
+            if hasattr(owner, name):
+                raise PatchError(f"{patch.path} exists, so it cannot be added; this host version differs from those tested")
+            self._put(patch)
+
+    def _put(self, patch: Patch) -> None:
+        if (id(patch.owner), patch.name) in _replaced:
+            raise PatchError(f"{patch.path} is replaced already; restore it first")
+        setattr(patch.owner, patch.name, patch.new)
+        _replaced.add((id(patch.owner), patch.name))
+        self._patches.append(patch)
 
     def restore(self) -> list[str]:
         """Put everything back as it was, latest first.

@@ -51,16 +51,16 @@ variant = functools.lru_cache(maxsize=512)(Variant)
 
 @dataclass(frozen=True)
 class Saved:
-    """What backward needs, fp32. ``small`` [3, rows, H]: log-sum-exp (base 2), and the shares of the softmax on edges whose z is
-    positive and on the others; ``parts`` [2, rows, H, D]: the parts of the output from those edges and from the others."""
+    """What backward needs, fp32. ``small`` [4, rows, H]: the softmax's maximum, the reciprocal of its sum, and its shares on
+    edges whose z is positive and on the others; ``parts`` [2, rows, H, D]: the parts of the output from the same two."""
 
     small: Tensor
     parts: Tensor
 
-    def pointers(self) -> tuple[int, int, int, int]:
-        """Addresses of lse, plus, minus and mass, as the kernels take them."""
-        lse, plus = self.small.data_ptr(), self.parts.data_ptr()
-        return lse, plus, plus + 2 * self.parts.numel(), lse + 4 * (self.small.numel() // 3)
+    def pointers(self) -> tuple[int, int, int]:
+        """Addresses of ``small`` and of both ``parts``, as the kernels take them."""
+        plus = self.parts.data_ptr()
+        return self.small.data_ptr(), plus, plus + 2 * self.parts.numel()
 
 
 def forward(variant: Variant, graph: Rows, a_src: Tensor, a_dst: Tensor | None, values: Tensor, slope: float,
@@ -81,9 +81,9 @@ def forward(variant: Variant, graph: Rows, a_src: Tensor, a_dst: Tensor | None, 
     """
     h, d, device, layout, rows = variant.heads, variant.width, values.device, variant.layout, graph.rows
     out = torch.empty((rows, h, d), dtype=variant.out, device=device)
-    saved, pointers = None, (0, 0, 0, 0)
+    saved, pointers = None, (0, 0, 0)
     if variant.train:
-        saved = Saved(torch.empty((3, rows, h), device=device), torch.empty((2, rows, h, d), device=device))
+        saved = Saved(torch.empty((4, rows, h), device=device), torch.empty((2, rows, h, d), device=device))
         pointers = saved.pointers()
     outputs = (out.data_ptr(), pointer(bias), *pointers)
     inputs = a_src.data_ptr(), pointer(a_dst), pointer(a_edge), np.float32(slope)

@@ -37,11 +37,11 @@ def backward(variant: Variant, graph: Rows, eid: Tensor, saved: Saved, grad: Ten
     h, d, device, layout = variant.heads, variant.width, values.device, variant.layout
     num_dst, launch = grad.shape[0], graph.launch()
     kernels = variant.edge_grad_kernels if edge_grad else variant.backward_kernels
-    lse, plus, minus, mass = saved.pointers()
-    scratch = torch.empty((num_dst, 5, h), device=device)  # packed [num_dst, 4, H], then d_a_dst [num_dst, H]
+    small, plus, minus = saved.pointers()
+    scratch = torch.empty((num_dst, 5, h), device=device)  # packed [num_dst, H, 4], then d_a_dst [num_dst, H]
     packed, d_a_dst = scratch.view(-1)[:4 * num_dst * h], scratch.view(-1)[4 * num_dst * h:].view(num_dst, h)
     kernels("prepare")(grid(num_dst, layout, layout.slots), THREADS, 0, (
-        np.int32(num_dst), grad.data_ptr(), plus, minus, mass, lse, pointer(a_dst), np.float32(slope), packed.data_ptr(),
+        np.int32(num_dst), grad.data_ptr(), plus, minus, small, pointer(a_dst), np.float32(slope), packed.data_ptr(),
         d_a_dst.data_ptr()))
     memory, parts = workspace(launch.chunks, (h * d, h * d, h), device)
     d_values, d_a_src = torch.empty_like(values), torch.empty((graph.rows, h), device=device)

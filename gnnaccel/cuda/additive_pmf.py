@@ -18,22 +18,22 @@ if TYPE_CHECKING:
 def long_rows(variant: Variant, graph: Rows, inputs: tuple, values: Tensor, dropout: Dropout, outputs: tuple) -> None:
     """Fills the long rows of a result in four launches: statistics of chunks, their merge, aggregation of chunks, their sum.
 
-    ``inputs``: the kernel parameters a_src, a_dst, a_edge and slope; ``outputs``: out, bias, lse, plus, minus and mass, of which the
-    last four are null outside of training.
+    ``inputs``: the kernel parameters a_src, a_dst, a_edge and slope; ``outputs``: out, bias, small, plus and minus, of which the
+    last three are null outside of training.
     """
     layout, device, launch = variant.layout, values.device, graph.launch()
     h, d, count = variant.heads, variant.width, launch.graph[3]
     memory, (minus, plus, stats) = workspace(launch.chunks, (h * d, h * d if variant.train else 0, 3 * h), device)
-    out, bias, lse, plus_out, minus_out, mass = outputs
-    if not lse:
-        small = torch.empty((3, graph.rows, h), device=device)
-        lse, mass = small.data_ptr(), small.data_ptr() + 4 * graph.rows * h
+    out, bias, small, plus_out, minus_out = outputs
+    if not small:
+        own = torch.empty((4, graph.rows, h), device=device)
+        small = own.data_ptr()
     head = launch.graph[:3] + launch.split + inputs
 
     def run(entry: str, items: int, args: tuple) -> None:
         variant.pmf_kernels(entry)(grid(items, layout), THREADS, layout.scratch, args)
 
-    run("lse_chunks", launch.slots, head + (stats,))
-    run("lse_merge", launch.heavy, launch.merge + (count, stats, lse, mass))
-    run("aggregate_chunks", launch.slots, head + dropout.args + (values.data_ptr(), lse, minus, plus))
-    run("sum_chunks", launch.heavy, launch.merge + (out, bias, plus_out, minus_out, minus, plus))
+    run("softmax_chunks", launch.slots, head + (stats,))
+    run("softmax_merge", launch.heavy, launch.merge + (count, stats, small))
+    run("aggregate_chunks", launch.slots, head + dropout.args + (values.data_ptr(), small, minus, plus))
+    run("sum_chunks", launch.heavy, launch.merge + (out, bias, small, count, plus_out, minus_out, minus, plus))

@@ -4,6 +4,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,6 +14,8 @@ from gnnaccel.cuda.structure import Rows
 
 WEIGHTS = {"none": 0, "edge": 1, "head": 2}
 PLACES = {"position": 0, "place": 1}
+_SHORT = 16  # edges of a row, on average
+_NO, _YES = np.int32(0), np.int32(1)
 
 
 @dataclass(frozen=True)
@@ -118,7 +121,7 @@ def _check_weight(variant: Variant, graph: Rows, weight: Tensor | None) -> None:
 
 
 def forward(variant: Variant, graph: Rows, x: Tensor, weight: Tensor | None = None, scale: Tensor | None = None,
-            bias: Tensor | None = None) -> Tensor:
+            bias: Tensor | None = None, into: Tensor | None = None) -> Tensor:
     """``out[r, h] = scale[r] * (sum over the edges e of row r of w(e, h) * x[other[e], h])``, in fp32 and in a fixed order.
 
     Rows without edges are zero (plus ``bias``), whatever their scale. With ``variant.mean`` the sum is divided by the row's
@@ -131,9 +134,7 @@ def forward(variant: Variant, graph: Rows, x: Tensor, weight: Tensor | None = No
         weight: fp32 [edges], or [edges, H] with ``variant.weight`` "head", by position or place; None with "none". "edges" is
             ``graph.other.shape[0]`` or more.
         scale: fp32 [rows]. bias: fp32 [H * D], added last.
-
-    Returns:
-        [rows, H, D] of ``variant.out``.
+        into: as the result, [rows, H, D] of ``variant.out``, contiguous: the sums are added to it in place, and it is returned.
 
     Raises:
         ValueError: a tensor's shape, dtype, device, strides or alignment is another, or the graph is not as the variant has it.
@@ -146,17 +147,33 @@ def forward(variant: Variant, graph: Rows, x: Tensor, weight: Tensor | None = No
         _check("scale", scale, (rows,), torch.float32, device, 4)
     if bias is not None:
         _check("bias", bias, (h * d,), torch.float32, device, layout.vec * 4)
-    out = torch.empty((rows, h, d), dtype=variant.out, device=device)
+    out, add = _result(variant, into, rows, device)
     launch = graph.launch()
     memory, (part, _, _) = workspace(launch.chunks, (h * d, 0, 0), device)
-    variant.kernels("forward")(
-        grid(launch.slots + rows, layout), THREADS, 0,
+    short = _short(layout, graph)
+    warps = launch.slots + (-(-rows // layout.slots) if short else rows)
+    variant.kernels("forward_short" if short else "forward")(
+        grid(warps, layout), THREADS, 0,
         launch.graph + launch.split
-        + (x.data_ptr(), pointer(weight), pointer(scale), pointer(bias), out.data_ptr(), part))
+        + (x.data_ptr(), pointer(weight), pointer(scale), pointer(bias), add, out.data_ptr(), part))
     if launch.heavy:
         variant.kernels("merge")(grid(launch.heavy, layout), THREADS, 0,
-                                 launch.merge + (launch.graph[0], part, pointer(scale), pointer(bias), out.data_ptr()))
+                                 launch.merge + (launch.graph[0], part, pointer(scale), pointer(bias), add, out.data_ptr()))
     return out
+
+
+def _short(layout: Layout, graph: Rows) -> bool:
+    """Whether a warp had better sum several rows side by side: it holds several, and they are short on average."""
+    return layout.slots > 1 and layout.lh * layout.hl >= layout.unroll and graph.other.shape[0] <= _SHORT * graph.rows
+
+
+def _result(variant: Variant, into: Tensor | None, rows: int, device: torch.device) -> tuple[Tensor, np.int32]:
+    """Where a sum goes, and whether to what is there already."""
+    shape = rows, variant.heads, variant.width
+    if into is None:
+        return torch.empty(shape, dtype=variant.out, device=device), _NO
+    _check("into", into, shape, variant.out, device, variant.layout.vec * into.element_size())
+    return into, _YES
 
 
 def edge_dot(variant: Variant, graph: Rows, left: Tensor, right: Tensor) -> Tensor:

@@ -78,11 +78,11 @@ def forward(variant: Variant, graph: Rows, x: Operands, dropout: Dropout = OFF, 
     """Softmax over incoming edges of the score, then the weighted sum, plus ``bias`` [H * D] fp32.
 
     Returns out [num_dst, H, D] and, under ``variant.train``, the sum without bias in fp32, which is a tensor of its own with a
-    bias, with ``keep`` or where out is not fp32, and lse [num_dst, H] (base 2).
+    bias, with ``keep`` or where out is not fp32, and norm [2, num_dst, H]: the softmax's maximum and the reciprocal of its sum.
     """
     h, d, device, layout, rows = variant.heads, variant.width, x.keys.device, variant.layout, graph.rows
     out = torch.empty((rows, h, d), dtype=variant.out, device=device)
-    lse = torch.empty((rows, h), device=device) if variant.train else None
+    norm = torch.empty((2, rows, h), device=device) if variant.train else None
     own = variant.train and (keep or bias is not None or variant.out is not torch.float32)
     raw = torch.empty((rows, h, d), device=device) if own else None
     launch = graph.launch()
@@ -92,8 +92,10 @@ def forward(variant: Variant, graph: Rows, x: Operands, dropout: Dropout = OFF, 
         grid(launch.slots + rows, layout), THREADS, 0,
         launch.graph + launch.split
         + (x.keys.data_ptr(), values.data_ptr(), x.queries.data_ptr(), pointer(x.edges), pointer(x.att), pointer(x.c_src),
-           pointer(x.c_dst)) + x.constants() + dropout.args + (out.data_ptr(), pointer(raw), pointer(bias), pointer(lse), acc, stats))
+           pointer(x.c_dst)) + x.constants() + dropout.args
+        + (out.data_ptr(), pointer(raw), pointer(bias), pointer(norm), acc, stats))
     if launch.heavy:
-        variant.forward_kernels("merge")(grid(launch.heavy, layout), THREADS, layout.scratch,
-                                         launch.merge + (out.data_ptr(), pointer(raw), pointer(bias), pointer(lse), acc, stats))
-    return out, (out if raw is None else raw) if variant.train else None, lse
+        variant.forward_kernels("merge")(
+            grid(launch.heavy, layout), THREADS, layout.scratch,
+            launch.merge + (launch.graph[3], out.data_ptr(), pointer(raw), pointer(bias), pointer(norm), acc, stats))
+    return out, (out if raw is None else raw) if variant.train else None, norm

@@ -30,13 +30,14 @@ class Gradients:
     c_dst: Tensor | None
 
 
-def backward(variant: Variant, by_dst: Rows, by_src: Rows, x: Operands, out: Tensor, lse: Tensor, grad: Tensor,
+def backward(variant: Variant, by_dst: Rows, by_src: Rows, x: Operands, out: Tensor, norm: Tensor, grad: Tensor,
              edge_grad: bool = False, dropout: Dropout = OFF) -> Gradients:
-    """Gradients of `pairwise.forward`; ``out`` (without bias) and ``lse`` are its results, ``grad`` [num_dst, H, D] of ``variant.out``."""
+    """Gradients of `pairwise.forward`; ``out`` (without bias) and ``norm`` are its results, ``grad`` [num_dst, H, D] of
+    ``variant.out``."""
     h, device, layout = variant.heads, grad.device, variant.layout
-    packed = torch.empty(grad.shape[0], 2, h, device=device)
+    packed = torch.empty(grad.shape[0], h, 4, device=device)
     variant.backward_kernels(True)("prepare")(grid(grad.shape[0], layout, layout.slots), THREADS, 0, (
-        np.int32(grad.shape[0]), grad.data_ptr(), out.data_ptr(), lse.data_ptr(), packed.data_ptr()))
+        np.int32(grad.shape[0]), grad.data_ptr(), out.data_ptr(), norm.data_ptr(), pointer(x.c_dst), packed.data_ptr()))
     d_edges = torch.zeros_like(x.edges) if edge_grad else None  # zeros: dropped self loops are never visited
     d_keys, d_values, d_c_src, _ = _pass(variant, True, by_src, by_dst.place, x, packed, grad, None, dropout)
     d_queries, _, d_c_dst, d_att = _pass(variant, False, by_dst, by_dst.place, x, packed, grad, d_edges, dropout)
@@ -65,7 +66,7 @@ def _pass(variant: Variant, by_src: bool, graph: Rows, eid: Tensor, x: Operands,
         (blocks, tiles), THREADS, WARPS * layout.tile_heads * d * 4 if part_att is not None else 0,
         launch.graph[:3] + (eid.data_ptr(), launch.graph[3]) + launch.split
         + (own[0].data_ptr(), own[1].data_ptr(), other[0].data_ptr(), other[1].data_ptr(), pointer(x.edges), pointer(x.att),
-           pointer(x.c_src), pointer(x.c_dst), packed.data_ptr()) + x.constants() + dropout.args
+           pointer(x.c_src), packed.data_ptr()) + x.constants() + dropout.args
         + (d_a.data_ptr(), pointer(d_b), pointer(d_node), pointer(d_edges)) + parts + (pointer(part_att),))
     if launch.heavy:
         kernels("merge")(grid(launch.heavy, layout), THREADS, layout.scratch,

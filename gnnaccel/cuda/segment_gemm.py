@@ -1,4 +1,5 @@
-"""Products of rows, sorted by segment, with their segment's matrix (``src/segment_gemm.cu``).
+"""Products of rows, sorted by segment, with their segment's matrix (``src/segment_gemm.cu``; ``src/segment_direct.cu`` where
+the matrices are small).
 
 Relation-specific and type-specific linear layers: one launch for all segments, with nothing asked of the device. Rows may be
 gathered on the way in and scattered on the way out, so neither copy of them is ever made.
@@ -12,9 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gnnaccel.cuda import segment_direct
 from gnnaccel.cuda.launch import Kernels, pointer
 from gnnaccel.cuda.layout import TYPES
 from gnnaccel.cuda.segment_checks import ACTIVATIONS, check_epilogue, check_out, check_rows, check_weights, heads_of, per_segment
+from gnnaccel.cuda.segment_direct import DirectPlan, direct_plan
 from gnnaccel.cuda.segment_plan import (ProductPlan, Segments, as_defines, grid_blocks, precision_of, product_plan, shared_limit,
                                         tile_rows)
 
@@ -64,12 +67,11 @@ def multiply(segments: Segments, x: Tensor, w: Tensor, *, index: Tensor | None =
     heads = heads_of(dots, blocks * n)
     dots, att_step = per_segment("dots", dots, segments, heads, x.device)
     check_epilogue(segments, scale, activation, x.device)
-    height, limit = tile_rows(segments.rows, segments.count), shared_limit(x.device)
-    plan = product_plan(k, n, x.dtype, height, transposed, heads is not None, limit)
+    plan = _plan(k, n, x.dtype, segments.rows, segments.count, transposed, precision, heads is not None, x.device)
     compiled = _select(plan, x, w, out, k, n, transposed, precision, accumulate, heads)
     a = None if heads is None else _inner_products(plan, n, heads, segments.rows, x.device)
     if segments.rows:
-        _launch(compiled, plan, segments, blocks * -(-n // plan.tile.columns), (
+        _launch(compiled, plan, segments, blocks, n, (
             x.data_ptr(), pointer(index), w.data_ptr(), np.int64(w.stride(0)), np.int64(w.stride(1)), pointer(bias),
             np.int64(bias_step), pointer(scale), np.int32(ACTIVATIONS[activation]), np.float32(slope), pointer(out_index),
             out.data_ptr(), pointer(dots), np.int64(att_step), pointer(a), np.int64(0 if a is None else a[0].numel())))
@@ -79,42 +81,60 @@ def multiply(segments: Segments, x: Tensor, w: Tensor, *, index: Tensor | None =
 def prepare(k: int, n: int, blocks: int, dtype: torch.dtype, rows: int, segments: int, transposed: bool, precision: str,
             device: torch.device) -> None:
     """Compile what `multiply` launches for such sizes and well aligned tensors. Raises CompileError."""
-    plan = product_plan(k, n, dtype, tile_rows(rows, segments), transposed, False, shared_limit(device))
-    size = dtype.itemsize
-    four = 4 if plan.tile.columns // plan.tile.warps_n % 16 == 0 else 2
-    kernels(plan, k, n, blocks, dtype, dtype, precision_of(precision, dtype, k), transposed, math.gcd(16, k * size),
-            math.gcd(16, (k if transposed else n) * size, k * n * size), math.gcd(n, four), False, None)("multiply")
+    plan = _plan(k, n, dtype, rows, segments, transposed, precision, False, device)
+    _compiled(plan, k, n, blocks, dtype, dtype, transposed, precision, 0, 0, 0, False, None)("multiply")
 
 
-def _select(plan: ProductPlan, x: Tensor, w: Tensor, out: Tensor, k: int, n: int, transposed: bool, precision: str,
+def _plan(k: int, n: int, dtype: torch.dtype, rows: int, segments: int, transposed: bool, precision: str, dots: bool,
+          device: torch.device) -> ProductPlan | DirectPlan:
+    limit = shared_limit(device)
+    plan = direct_plan(k, n, dtype, precision_of(precision, dtype, k), dots, limit)
+    return plan or product_plan(k, n, dtype, tile_rows(rows, segments), transposed, dots, limit)
+
+
+def _select(plan: ProductPlan | DirectPlan, x: Tensor, w: Tensor, out: Tensor, k: int, n: int, transposed: bool, precision: str,
             accumulate: bool, heads: tuple[int, int] | None) -> Kernels:
-    """The kernel for these tensors: copies as wide as their sizes and addresses allow."""
+    """The kernel for these tensors."""
     size = x.element_size()
-    copy_x = math.gcd(16, k * size, x.data_ptr())
-    copy_w = math.gcd(16, (k if transposed else n) * size, w.data_ptr(), w.stride(0) * size, w.stride(1) * size)
-    # four elements at once need pairs of groups of eight columns
-    store = math.gcd(n, 4 if plan.tile.columns // plan.tile.warps_n % 16 == 0 else 2, out.data_ptr() // out.element_size())
-    return kernels(plan, k, n, w.shape[1], x.dtype, out.dtype, precision_of(precision, x.dtype, k), transposed, copy_x, copy_w,
-                   store, accumulate, heads)
+    at_w = math.gcd(w.data_ptr(), w.stride(0) * size, w.stride(1) * size)
+    return _compiled(plan, k, n, w.shape[1], x.dtype, out.dtype, transposed, precision, x.data_ptr(), at_w, out.data_ptr(),
+                     accumulate, heads)
 
 
-def _launch(compiled: Kernels, plan: ProductPlan, segments: Segments, columns: int, args: tuple) -> None:
-    height = plan.tile.rows
+def _compiled(plan: ProductPlan | DirectPlan, k: int, n: int, blocks: int, row: torch.dtype, out: torch.dtype, transposed: bool,
+              precision: str, at_x: int, at_w: int, at_out: int, accumulate: bool, heads: tuple[int, int] | None) -> Kernels:
+    """The kernel for tensors at multiples of these addresses: loads and stores as wide as those and the sizes allow."""
+    size = row.itemsize
+    from_x, from_w = math.gcd(16, k * size, at_x), math.gcd(16, (k if transposed else n) * size, at_w)
+    precision = precision_of(precision, row, k)
+    if isinstance(plan, DirectPlan):
+        build, store = segment_direct.kernels, segment_direct.store_width(n, out, at_out)
+    else:  # four elements at once need pairs of groups of eight columns
+        build, store = kernels, math.gcd(n, 4 if plan.tile.columns // plan.tile.warps_n % 16 == 0 else 2, at_out // out.itemsize)
+    return build(plan, k, n, blocks, row, out, precision, transposed, from_x, from_w, store, accumulate, heads)
+
+
+def _launch(compiled: Kernels, plan: ProductPlan | DirectPlan, segments: Segments, blocks: int, n: int, args: tuple) -> None:
+    if isinstance(plan, DirectPlan):
+        height, columns = plan.rows, blocks
+        across = segment_direct.grid(plan, segments.tile_bound(height), blocks)
+    else:
+        height, columns = plan.tile.rows, blocks * -(-n // plan.tile.columns)
+        across = grid_blocks(segments.tile_bound(height), columns, plan.tile.blocks_per_sm(plan.shared), _WORTH)
     if columns > _MAX_GRID_Y:
         raise ValueError(f"{columns} column tiles: a grid has at most {_MAX_GRID_Y}")
-    across = grid_blocks(segments.tile_bound(height), columns, plan.tile.blocks_per_sm(plan.shared), _WORTH)
     compiled("multiply")((across, columns), plan.tile.threads, plan.shared, (
         segments.ptr.data_ptr(), segments.tile_ptr(height).data_ptr(), np.int32(segments.count)) + args)
 
 
-def _inner_products(plan: ProductPlan, n: int, heads: tuple[int, int], rows: int, device: torch.device) -> Tensor:
+def _inner_products(plan: ProductPlan | DirectPlan, n: int, heads: tuple[int, int], rows: int, device: torch.device) -> Tensor:
     """[planes, rows, H], to be added up; a part of a head writes only its own plane."""
     planes = _planes(plan, n, *heads)
     return (torch.empty if planes == 1 else torch.zeros)((planes, rows, heads[0]), device=device)
 
 
 @functools.lru_cache(maxsize=256)
-def _planes(plan: ProductPlan, n: int, heads: int, width: int) -> int:
+def _planes(plan: ProductPlan | DirectPlan, n: int, heads: int, width: int) -> int:
     """In how many strips of a warp's columns one head may lie; ``strip_of`` of segment_epilogue.cuh."""
     tile, tiles = plan.tile, -(-n // plan.tile.columns)
 

@@ -16,7 +16,8 @@ from gnnaccel.cuda.segment_plan import (GRAD_ROWS, GradPlan, Segments, as_define
 
 __all__ = ["weight_grad"]
 
-_MERGE_COLUMNS = 64  # as in segment_gemm_grad.cu
+_MERGE_THREADS, _MERGE_COLUMNS = 256, 32  # as in segment_gemm_grad.cu
+_MERGE_BLOCKS = 132 * 8  # as many as run at once
 _WORTH = 64  # tiles for which a partial sum more is worth it
 _MAX_GRID_Y = 65535
 
@@ -70,5 +71,6 @@ def _launch(compiled: Kernels, plan: GradPlan, segments: Segments, out: Tensor, 
     compiled("weight_grad")((across, columns), tile.threads, plan.shared, (
         segments.ptr.data_ptr(), tiles, count) + args + (out.data_ptr(), pointer(partial)))
     if partial is not None:  # else no segment is divided
-        compiled("merge")((-(-weight // _MERGE_COLUMNS), across), 256, 1024, (
+        pieces = -(-weight // _MERGE_COLUMNS) * min(segments.count, across)
+        compiled("merge")((min(pieces, _MERGE_BLOCKS), 1), _MERGE_THREADS, 4 * (2 * _MERGE_THREADS + _MERGE_THREADS // 32), (
             tiles, count, np.int32(across), partial.data_ptr(), out.data_ptr()))

@@ -193,7 +193,7 @@ def chunk_edges(edges: int) -> int:
     small to fill it are bound by launches, so they had better not be split at all."""
     if edges < 1 << 18:
         return 256
-    return min(1024, max(64, 1 << (edges // 16384).bit_length()))
+    return min(1024, max(64, 1 << (edges // 32768).bit_length()))
 
 
 def _offsets(wide: bool) -> tuple[torch.dtype, tuple]:

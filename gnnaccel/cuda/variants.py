@@ -3,7 +3,8 @@ from __future__ import annotations
 
 import torch
 
-from gnnaccel.cuda import additive, aggregate, pairwise, segment_gemm, segment_gemm_grad
+from gnnaccel.cuda import (additive, aggregate, edge_softmax, extremum, pairwise, sddmm, segment_direct, segment_gemm,
+                           segment_gemm_grad)
 from gnnaccel.cuda.layout import TYPES, layout_for
 from gnnaccel.cuda.segment_plan import grad_plan, product_plan
 
@@ -52,9 +53,39 @@ def _segment_gemm():
                                    copy, store, accumulate, heads).defines
 
 
+_DIRECT = (  # k, n, blocks, dtype, precision, bytes of a load, transposed, elements of a store, accumulate, (heads, width)
+    (64, 64, 1, torch.float32, "FP32", 16, False, 4, False, None), (128, 128, 1, torch.float32, "FP32", 16, True, 4, False, None),
+    (64, 32, 2, torch.bfloat16, "HALF", 16, False, 8, False, (2, 32)),
+    (48, 24, 3, torch.float16, "HALF", 2, True, 1, False, None),
+    (112, 40, 1, torch.float32, "TF32", 4, False, 2, True, None), (24, 8, 1, torch.float32, "FP32", 8, True, 2, False, (1, 8)))
+
+
+def _segment_direct():
+    for k, n, blocks, dtype, precision, load, transposed, store, accumulate, heads in _DIRECT:
+        plan = segment_direct.direct_plan(k, n, dtype, precision, heads is not None, 227 * 1024)
+        yield segment_direct.kernels(plan, k, n, blocks, dtype, torch.float32 if accumulate else dtype, precision, transposed,
+                                     load, load, store, accumulate, heads).defines
+
+
 def _segment_gemm_grad():
     for k, n, blocks, dtype, precision, copy in _SEGMENT_SIZES:
         yield segment_gemm_grad.kernels(grad_plan(k, n, dtype, _SHARED), k, n, blocks, dtype, precision, copy, copy).defines
+
+
+def _edge_softmax():
+    for heads, (dtype, _), wide in zip((1, 8, 33), _TYPES, (False, True, False)):
+        yield edge_softmax.kernels(heads, dtype, wide).defines
+
+
+def _extremum():
+    forms = (("copy", "none", True), ("mul", "head", False), ("add", "edge"), ("copy", "none", False, True), ("mul", "edge"))
+    for i, more in enumerate(forms):
+        yield extremum.Variant(*_SIZES[i % 3], _TYPES[i % 3][0], *more, wide=i == 1).kernels.defines
+
+
+def _sddmm():
+    for op, width, (dtype, _), index in zip(("add", "mul", "mul"), (8, 33, 6), _TYPES, (torch.int32, torch.int64, torch.int32)):
+        yield sddmm.kernels(op, width, dtype, index).defines
 
 
 def _rows(*more):
@@ -69,9 +100,15 @@ _SAMPLES = {
     "pairwise": lambda: _pairwise(lambda v: [v.forward_kernels.defines]),
     "pairwise_backward": lambda: _pairwise(lambda v: [v.backward_kernels(by_src).defines for by_src in (False, True)]),
     "segment_gemm": _segment_gemm,
+    "segment_direct": _segment_direct,
     "segment_gemm_grad": _segment_gemm_grad,
     "head_dot": _rows,
+    "column_sum": lambda: [(("PACKS", packs), ("VEC", vec), ("ROW_T", row))
+                           for packs, vec, row in (("16", "4", "float"), ("1", "1", "f16"), ("32", "2", "bf16"))],
     "aggregate": _aggregate,
+    "edge_softmax": _edge_softmax,
+    "extremum": _extremum,
+    "sddmm": _sddmm,
     "gather": lambda: _rows(("OFF_T", "int"), ("DROPOUT", "0")),
     "dropout": lambda: [layout_for(3, 1).defines() + (("OFF_T", "i64"), ("DROPOUT", "1"))],
     "structure": lambda: [(("INDEX_T", index), ("LOOPS", loops), ("OFF_T", offset))

@@ -1,8 +1,9 @@
 """The structure cache: `GraphView`s and `RelationView`s by the caller's own tensors, such as ``edge_index``.
 
-An entry belongs to live tensors at one version each. The key holds the identity of each tensor (of its base, for a view), the
-place and shape of the data, dtype and the graph's sizes; the tensors are watched by weak references and their version counters
-compared, so neither an in-place edit nor reused memory can give a stale answer. What cannot be seen, as anywhere in
+An entry belongs to live memory at one version each. The key holds the identity of each tensor's storage, the place and shape of
+the data, dtype and the graph's sizes; so views and detached aliases (which checkpoints make of their inputs) find the structure
+that their forward used. The storages are watched by weak references and version counters compared, so neither an in-place edit
+nor reused memory can give a stale answer. What cannot be seen, as anywhere in
 torch: writing through ``.data`` or through numpy. Inference tensors have no version and are not cached.
 """
 from __future__ import annotations
@@ -36,10 +37,9 @@ _counts = {"hits": 0, "misses": 0, "evictions": 0, "uncached": 0}
 _limit: int | None = None
 
 
-def _owner(tensor: Tensor) -> Tensor:
-    """The tensor whose life an entry shares."""
-    base = tensor._base
-    return tensor if base is None else base
+def _owner(tensor: Tensor) -> torch.UntypedStorage:
+    """Whose life an entry shares: one object for as long as the memory lives."""
+    return tensor.untyped_storage()
 
 
 def _key(tensors: tuple[Tensor, ...], sizes: tuple) -> tuple:

@@ -2,7 +2,8 @@
 
 There is one configuration of the process, set by ``enable()``, and on top of it, per context (so per thread and per
 asyncio task), the one of the innermost ``enabled()`` or ``disabled()`` block. Forward calls consult `current`;
-backward runs in autograd's own threads, where no block is visible, so it must use what its forward stored.
+backward uses what its forward stored. On a GPU backward runs in autograd's own threads, and checkpoints repeat forward calls
+there: for them holds the block of the thread that called backward.
 
 ``Config.epoch`` identifies everything a decision depends on besides the call itself: the options and the rules. Memo
 keys use it. It is equal for equal options as long as no rule changed, so that entering the same ``enabled()`` block in
@@ -11,7 +12,10 @@ every step of a loop finds its memos again; after any change of a rule every con
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
 import os
+import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
@@ -129,6 +133,7 @@ class _Cell:
         self.config = config
 
 
+_LOCAL = "gnnaccel_override"  # among torch's thread locals
 _lock = threading.RLock()
 _active: Config | None = None
 _override: ContextVar[_Cell | None] = ContextVar("gnnaccel_override", default=None)
@@ -141,7 +146,42 @@ _epochs: dict[tuple[Config, int], int] = {}
 def current() -> Config | None:
     """The configuration that holds here; None when gnnaccel is disabled here. Costs well under a microsecond."""
     cell = _override.get()
+    if cell is None and _cells:
+        cell = _of_backward()
     return _active if cell is None else cell.config
+
+
+def _of_backward() -> _Cell | None:
+    """In one of autograd's threads: the block around the call of backward. Context variables do not get there; torch brings the
+    calling thread's locals along. (Tasks that take turns in one thread share these.)"""
+    torch = sys.modules.get("torch")
+    if torch is None or torch._C._current_graph_task_id() == -1 or not torch._C._is_key_in_tls(_LOCAL):
+        return None
+    return torch._C._get_obj_in_tls(_LOCAL)
+
+
+def _leave_for_backward(cell: _Cell | None) -> None:
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        _stash(torch, _LOCAL, cell)
+        if _stash_steals(torch):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(cell))
+
+
+def _stash(torch: Any, key: str, value: Any) -> None:
+    torch._C._stash_obj_in_tls(key, value)
+
+
+@functools.cache
+def _stash_steals(torch: Any) -> bool:
+    """Whether this torch takes the caller's reference instead of one of its own, as 2.11 does; it gives it back either way."""
+    probe = object()
+    before = sys.getrefcount(probe)
+    _stash(torch, _LOCAL + "_probe", probe)
+    if sys.getrefcount(probe) > before:
+        return False
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(probe))
+    return True
 
 
 def active() -> Config | None:
@@ -186,10 +226,12 @@ def override(config: Config | None) -> Iterator[Config | None]:
     with _lock:
         cell = _Cell(None if config is None else with_epoch(config))
         _cells.append(cell)
-    token = _override.set(cell)
+    outer, token = _override.get(), _override.set(cell)
+    _leave_for_backward(cell)
     try:
         yield cell.config
     finally:
+        _leave_for_backward(outer)
         with _lock:
             _cells.remove(cell)
         _override.reset(token)

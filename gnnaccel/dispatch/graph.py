@@ -66,6 +66,7 @@ class GraphView:
         self._csr_by_id: Rows | None = None
         self._edges: Edges | None = None
         self._covered: Tensor | None = None
+        self._no_isolated: bool | None = None
         self._by_sort = self.deterministic or self.num_edges >= SORT_FROM
         self._stream = 0
         self._built: torch.cuda.Event | None = None
@@ -88,14 +89,14 @@ class GraphView:
         GraphError once the device has told that ids are out of range.
         """
         rows = self._csc
-        if rows is None or (places and rows.place.shape[0] != rows.other.shape[0]):
+        if not _serves(rows, places):
             rows = self._build_csc(places)
         return self._ready(rows)
 
     def csr(self, places: bool = True) -> Rows:
         """The transposed graph, grouped by source; ``place`` is the place in the CSC."""
         rows = self._csr
-        if rows is None or (places and rows.place.shape[0] != rows.other.shape[0]):
+        if not _serves(rows, places):
             rows = self._build_csr(places)
         return self._ready(rows)
 
@@ -113,7 +114,8 @@ class GraphView:
         """
         if self._edges is None or (ids and self._edges.eid is None):
             with self._lock:
-                self._edges = self._build_edges(ids)
+                if self._edges is None or (ids and self._edges.eid is None):
+                    self._edges = self._build_edges(ids)
         return self._edges
 
     @_ordinary_tensors
@@ -127,6 +129,15 @@ class GraphView:
                 some[self.edges().dst] = True
             self._covered = some.to(dtype).unsqueeze(1)
         return self._covered
+
+    def all_covered(self) -> bool:
+        """Whether every destination is known to have an edge; False while the device has not reported."""
+        rows = self._csc
+        if rows is None or not rows.split.known:
+            return False
+        if self._no_isolated is None:
+            self._no_isolated = rows.split.histogram()[:1] == [0]
+        return self._no_isolated
 
     def statistics(self, wait: bool = False) -> Statistics | None:
         """None while the device has not reported, unless told to ``wait``."""
@@ -155,8 +166,10 @@ class GraphView:
     @_ordinary_tensors
     def _build_csc(self, places: bool) -> Rows:
         with self._lock:
+            if _serves(self._csc, places):  # built by another thread meanwhile, maybe with its rows in another order
+                return self._csc
             src, dst = self._ends()
-            if self._by_sort:
+            if self._by_sort or self._edges is not None:  # whose order it must have
                 rows = sorting.csc(src, dst, self.num_src, self.num_dst, self.loops, self.wide, places)
                 self._wait_once()
             else:
@@ -168,6 +181,8 @@ class GraphView:
     @_ordinary_tensors
     def _build_csr(self, places: bool) -> Rows:
         with self._lock:
+            if _serves(self._csr, places):
+                return self._csr
             by_dst = self.csc(places=False)
             if self._by_sort:
                 rows = sorting.transpose(by_dst, self.num_src, places)
@@ -215,19 +230,28 @@ class GraphView:
     def _ready(self, rows: Rows) -> Rows:
         if self._built is not None and torch._C._cuda_getCurrentRawStream(self.device.index) != self._stream:
             self._follow(rows)
-        if not self._checked and rows.split.known:
-            if rows.split.invalid:
+        if not self._checked and self._csc.split.known:  # the transposed graph is made of what the CSC let in
+            if self._csc.split.invalid:
                 raise GraphError(f"edge_index holds ids outside the graph: sources must lie in [0, {self.num_src}), destinations "
                                  f"in [0, {self.num_dst}). Found on the GPU after the call that used it; such edges were left out")
             self._checked = True
         return rows
 
     def _follow(self, rows: Rows) -> None:
-        """Built on another stream: order this one after it, and keep the memory until it is done."""
+        """Built on another stream: order this one after it, and keep the memory until it is done.
+
+        A capture cannot wait for work outside it, and need not: `torch.cuda.graph` begins with everything done."""
         stream = torch.cuda.current_stream(self.device)
+        if torch.cuda.is_current_stream_capturing():
+            return
         stream.wait_event(self._built)
         for tensor in (rows.indptr, rows.other, rows.place, rows.split.counters, rows.split.chunks, rows.split.heavy):
             tensor.record_stream(stream)
+
+
+def _serves(rows: Rows | None, places: bool) -> bool:
+    """Whether these index arrays are there, with ``places`` if they are asked for."""
+    return rows is not None and not (places and rows.place.shape[0] != rows.other.shape[0])
 
 
 def kernels_run_on(device: torch.device) -> bool:

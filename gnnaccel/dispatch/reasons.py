@@ -44,6 +44,7 @@ KINDS: dict[str, Kind] = {
     "GA208": Kind("option is not supported", "see the compatibility table"),
     "GA209": Kind("lazy parameters are not initialised yet", "the next call is considered anew"),
     "GA210": Kind("layers inside it are routed one by one", "see the records of the layers inside"),
+    "GA211": Kind("message or reduce function is the user's own", "use built-in functions, such as fn.u_mul_e and fn.sum"),
     "GA301": Kind("native is estimated to be as fast", "enable(when='supported') takes it over anyway"),
     "GA302": Kind("another candidate is estimated to be faster", "nothing to do: a faster route was taken"),
     "GA303": Kind("there are no edges", "nothing to gain"),

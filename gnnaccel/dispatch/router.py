@@ -215,11 +215,12 @@ def _native(layer, adapter, native, args, kwargs, config: Config, stated: Stated
                 torch.is_grad_enabled(), start)
     chosen = all(r.code.startswith(("GA1", "GA210")) for _, r in rejected)  # the user's own rules are no fallback
     if config.on_fallback != "native" and not chosen and not getattr(stated, "around", False):
-        _object(name, config.on_fallback, rejected)
+        object_to(name, config.on_fallback, rejected)
     return native(layer, *args, **kwargs)
 
 
-def _object(name: str, how: str, rejected: tuple[tuple[str, Reason], ...]) -> None:
+def object_to(name: str, how: str, rejected: tuple[tuple[str, Reason], ...]) -> None:
+    """Say that ``name`` runs natively, once per cause ("warn"), or raise FallbackError ("raise")."""
     text = "; ".join(f"{candidate}: {r} ({r.hint})" for candidate, r in rejected)
     if how == "raise":
         raise FallbackError(f"{name} would run natively: {text}")

@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import driver
+from gnnaccel.cuda import aggregate, driver
 from gnnaccel.cuda.aggregate import Variant, edge_dot, factored, forward, variant
 from gnnaccel.cuda.layout import MAX_WIDTH
 from gnnaccel.cuda.structure import Rows
 from tests.attention_cases import SIZES, graph
 from tests.emulation.emulator import EmulatedDriver
-from tests.helpers import FLOOR, ROUNDING, assert_accurate, forget_report, on_devices, same_bits
+from tests.helpers import FLOOR, ROUNDING, assert_accurate, forget_report, on_devices, relative, same_bits
 
 pytestmark = pytest.mark.usefixtures("poison")
 
@@ -229,6 +229,22 @@ def test_small_and_empty_graphs(device, num_src, num_dst, edges):
         assert torch.equal(run(problem), problem.weight.unsqueeze(-1) * problem.x)
 
 
+@pytest.mark.parametrize("row", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [(1, 64), (3, 5)], ids=str)
+@pytest.mark.parametrize("split", [False, True])
+def test_adding_to_what_is_there(device, chunk_edges, split, size, row):
+    if split:
+        chunk_edges(32)
+    view = graph(device)
+    problem = make(view.csc(), view.num_src, *size, "edge", scale=True, bias=True, row=row)
+    alone = run(problem)
+    into = torch.randn(alone.shape).to(alone)
+    expected = into.double() + alone.double()
+    got = forward(problem.variant, problem.rows, problem.x, problem.weight, problem.scale, problem.bias, into)
+    assert got is into
+    assert (got.double() - expected).norm() <= (1e-6 if row is torch.float32 else 8e-3) * expected.norm()
+
+
 def test_rows_without_edges_are_the_bias(device):
     view = graph(device)
     problem = make(view.csc(), view.num_src, 3, 5, mean=True, scale=True, bias=True)
@@ -384,3 +400,19 @@ def test_misaligned_rows(device):
 def test_one_variant_per_description():
     one, again = (variant(3, 5, torch.float32, torch.float32) for _ in range(2))
     assert one is again and one.kernels is again.kernels and one is not variant(3, 5, torch.float32, torch.float16)
+
+
+@on_devices("heads,width,weight", [(1, 64, "none"), (8, 8, "head"), (1, 32, "edge"), (2, 20, "head"), (1, 16, "none")], [])
+@pytest.mark.parametrize("at", ["position", "place"])
+@pytest.mark.parametrize("chunk", [1024, 16])
+@pytest.mark.parametrize("mean", [False, True])
+def test_short_rows_and_long_ones_agree(device, chunk_edges, monkeypatch, heads, width, weight, at, chunk, mean):
+    """Of a graph whose rows are short on average, whichever kernel sums them; the hub is in chunks."""
+    chunk_edges(chunk)
+    p = make(graph(device, 40, 37, 250).csc(), 40, heads, width, weight, at, mean=mean, scale=True, bias=True)
+    found = []
+    for most in (10**6, 0):
+        monkeypatch.setattr(aggregate, "_SHORT", most)
+        check(p)
+        found.append(run(p))
+    assert relative(found[0], found[1]) < 1e-6

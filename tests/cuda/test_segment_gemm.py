@@ -40,9 +40,22 @@ def judge(name, got, segments, x, w, index=None, floor=6e-8):
     assert_accurate(name, got, plain, exact, floor=floor + (ROUNDING[got.dtype] if got.dtype != torch.float32 else 0))
 
 
+def tiled(monkeypatch):
+    """Also small matrices by segment_gemm.cu."""
+    monkeypatch.setattr(segment_gemm, "direct_plan", lambda *args: None)
+
+
 def fixed_rows(monkeypatch, height):
     """Tiles of this height, which these small graphs would not get."""
+    tiled(monkeypatch)
     monkeypatch.setattr(segment_gemm, "tile_rows", lambda rows, segments: height)
+
+
+@pytest.fixture(params=["tiled", "direct"])
+def either(request, monkeypatch):
+    """By segment_gemm.cu and, where it can do it, by segment_direct.cu."""
+    if request.param == "tiled":
+        tiled(monkeypatch)
 
 
 @pytest.mark.parametrize("height,precision", [(16, "fp32"), (32, "fp32"), (64, "fp32"), (128, "fp32"), (128, "fma"), (32, "fma")])
@@ -53,7 +66,7 @@ def test_segments_of_all_lengths(device, monkeypatch, height, precision):
 
 
 @on_devices("length", [300], [100_000, 1_000_003])
-def test_a_long_segment(device, length):
+def test_a_long_segment(device, either, length):
     segments, x, w = make(device, (3, length, 0, 40), 64, 64)
     judge("product", multiply(segments, x, w), segments, x, w, floor=0)
 
@@ -75,7 +88,7 @@ def test_wide_tiles(device, monkeypatch, height):
 @pytest.mark.parametrize("out_dtype", [None, torch.float32])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("k,n", [(64, 48), (33, 5)])
-def test_half_types(device, dtype, out_dtype, k, n):
+def test_half_types(device, either, dtype, out_dtype, k, n):
     segments, x, w = make(device, LENGTHS, k, n, dtype)
     got = multiply(segments, x, w, out_dtype=out_dtype)
     assert got.dtype == (out_dtype or dtype)
@@ -83,7 +96,7 @@ def test_half_types(device, dtype, out_dtype, k, n):
     judge("without tensor cores", multiply(segments, x, w, precision="fma", out_dtype=out_dtype), segments, x, w, floor=2e-7)
 
 
-def test_tf32_rounds_once(device):
+def test_tf32_rounds_once(device, either):
     segments, x, w = make(device, LENGTHS, 64, 64)
     error = relative(multiply(segments, x, w, precision="tf32"), reference(segments, x, w))
     assert 5e-5 < error < 6e-4
@@ -123,9 +136,9 @@ def test_accumulate_adds_repeated_rows(device):
     assert relative(twice, 2 * reference(segments, x, w)) < 5e-7
 
 
-@on_devices("k,n", [(36, 20), (7, 9)], [(512, 512)])
+@on_devices("k,n", [(36, 20), (7, 9), (48, 24)], [(512, 512)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_transposed_matrices_in_place(device, k, n, dtype):
+def test_transposed_matrices_in_place(device, either, k, n, dtype):
     segments, x, w = make(device, LENGTHS, k, n, dtype)
     turned = w.transpose(2, 3).contiguous()
     got = multiply(segments, x, turned[:, 0], transposed=True)
@@ -135,7 +148,7 @@ def test_transposed_matrices_in_place(device, k, n, dtype):
 
 @pytest.mark.parametrize("transposed", [False, True])
 @on_devices("blocks,k,n", [(4, 8, 8), (3, 10, 5)], [(8, 64, 64), (2, 64, 200)])
-def test_block_diagonal_with_strides(device, blocks, k, n, transposed):
+def test_block_diagonal_with_strides(device, either, blocks, k, n, transposed):
     segments, x, _ = make(device, LENGTHS, k, n, blocks=blocks)
     shape = (n, k) if transposed else (k, n)
     w = torch.randn(2 * len(LENGTHS), 2 * blocks, *shape).to(device)[::2, 1::2]
@@ -143,7 +156,7 @@ def test_block_diagonal_with_strides(device, blocks, k, n, transposed):
     judge("blocks", got, segments, x, w.transpose(2, 3) if transposed else w)
 
 
-def test_misaligned_memory(device, poison):
+def test_misaligned_memory(device, either, poison):
     # one element on: no copy or store of more than 4 bytes is possible
     segments, x, w = make(device, LENGTHS, 16, 16)
     x1, w1, out = (poison.guard(torch.empty(t.numel() + 1, device=device))[1:].view(t.shape)
@@ -156,7 +169,7 @@ def test_misaligned_memory(device, poison):
 
 @pytest.mark.parametrize("activation", ["none", "relu", "leaky_relu"])
 @pytest.mark.parametrize("shared_bias", [False, True])
-def test_bias_scale_and_activation(device, activation, shared_bias):
+def test_bias_scale_and_activation(device, either, activation, shared_bias):
     segments, x, w = make(device, LENGTHS, 12, 10, blocks=2)
     bias = torch.randn(*([] if shared_bias else [len(LENGTHS)]), 20).to(device)
     scale = torch.randn(segments.rows).to(device)
@@ -173,7 +186,7 @@ def test_bias_scale_and_activation(device, activation, shared_bias):
 
 @on_devices("blocks,n,heads,width", [(1, 64, 4, 16), (1, 94, 2, 47), (4, 5, 4, 5), (3, 8, 2, 12), (1, 140, 7, 20)],
             [(8, 64, 8, 64), (1, 512, 1, 512), (1, 1, 1, 1)])
-def test_inner_products_with_the_output(device, blocks, n, heads, width):
+def test_inner_products_with_the_output(device, either, blocks, n, heads, width):
     segments, x, w = make(device, LENGTHS, 16, n, blocks=blocks)
     att = torch.randn(len(LENGTHS), heads, width).to(device)
     alone = multiply(segments, x, w, blocks=blocks)
@@ -186,8 +199,7 @@ def test_inner_products_with_the_output(device, blocks, n, heads, width):
         assert_accurate("dots", a, plain, exact)
 
 
-def test_inner_products_before_rounding_after_activation(device, monkeypatch):
-    fixed_rows(monkeypatch, 64)
+def test_inner_products_before_rounding_after_activation(device, either):
     segments, x, w = make(device, LENGTHS, 64, 64, torch.float16)
     att = torch.randn(2, 32).to(device)
     y, a = multiply(segments, x, w, dots=att, activation="relu")
@@ -199,7 +211,7 @@ def test_inner_products_before_rounding_after_activation(device, monkeypatch):
 
 @pytest.mark.parametrize("precision,dtype", [("fp32", torch.float32), ("tf32", torch.float32), ("fma", torch.float32),
                                              ("fp32", torch.bfloat16)])
-def test_bad_numbers_stay_in_their_row(device, precision, dtype):
+def test_bad_numbers_stay_in_their_row(device, either, precision, dtype):
     # powers of two, whose small part is 0: inf * 0 would be NaN where fp32 gives inf
     segments, x, w = make(device, (40, 30), 24, 16, dtype)
     w = torch.exp2(w.float().round()).to(dtype)
@@ -217,7 +229,7 @@ def test_bad_numbers_stay_in_their_row(device, precision, dtype):
 
 
 @pytest.mark.parametrize("activation", ["relu", "leaky_relu"])
-def test_activations_keep_bad_numbers(device, activation):
+def test_activations_keep_bad_numbers(device, either, activation):
     segments, x, w = make(device, (20,), 16, 8)
     w = w.abs()
     x[3, 2], x[9, 0] = float("nan"), float("-inf")
@@ -225,7 +237,7 @@ def test_activations_keep_bad_numbers(device, activation):
     assert got[3].isnan().all() and (got[9] == (0.0 if activation == "relu" else float("-inf"))).all()
 
 
-def test_infinite_weights_and_the_largest_numbers(device):
+def test_infinite_weights_and_the_largest_numbers(device, either):
     segments, x, w = make(device, (20, 20), 24, 16)
     w[1, 0, 7, 3] = float("inf")
     got, want = multiply(segments, x, w), reference(segments, x, w, dtype=torch.float32)
@@ -239,7 +251,7 @@ def test_infinite_weights_and_the_largest_numbers(device):
 
 # ---- many segments, few rows, the same bits ----
 
-def test_thousands_of_segments_mostly_empty(device):
+def test_thousands_of_segments_mostly_empty(device, either):
     lengths = torch.zeros(5000, dtype=torch.long)
     lengths[torch.randperm(5000)[:60]] = torch.randint(1, 6, (60,))
     lengths[4999] = 0
@@ -276,7 +288,7 @@ def test_same_bits_in_any_order(device, monkeypatch, k):
 
 
 @pytest.mark.parametrize("lengths", [(), (0,), (0, 0, 0)])
-def test_no_rows(device, lengths):
+def test_no_rows(device, either, lengths):
     segments, x, w = make(device, lengths, 4, 6)
     assert multiply(segments, x, w).shape == (0, 6)
     y, a = multiply(segments, x, w, dots=torch.randn(2, 3).to(device))

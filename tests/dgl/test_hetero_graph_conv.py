@@ -49,6 +49,14 @@ def test_widths(route, kind, shape):
     compare(route, layer(kind, *shape), graph(), features(shape[0]))
 
 
+@pytest.mark.parametrize("aggregate", ["sum", "mean"])
+def test_types_of_several_widths(route, aggregate):
+    """Sources are papers, all of one width; the root terms are of the destinations."""
+    relations, widths = [r for r in RELATIONS if r[0] == "paper"], {"paper": 12, "author": 5, "field": 7}
+    made = HeteroGraphConv({r[1]: SAGEConv((12, widths[r[2]]), 8, "mean") for r in relations}, aggregate=aggregate)
+    compare(route, made, graph(relations), {name: torch.randn(NODES[name], width) for name, width in widths.items()})
+
+
 @pytest.mark.parametrize("kind", ["graph", "sage"])
 def test_relations_without_edges_or_features(route, kind):
     compare(route, layer(kind), graph(empty=(RELATIONS[1], RELATIONS[2])), features())

@@ -205,7 +205,7 @@ def test_checkpointing_repeats_the_dropout(device, kind, reentrant):
         torch.rand(3, device=device)  # something else draws between forward and backward
         results.append([out.detach(), *torch.autograd.grad(out.pow(2).sum(), values)] if not reentrant else
                        [out.detach(), *backward_of(out.pow(2).sum(), values)])
-    assert all(relative(a, b) < 1e-6 for a, b in zip(*results))
+    assert all(relative(a, b) < 1e-5 for a, b in zip(*results))  # another mask would be another result altogether
 
 
 def backward_of(loss, values):

@@ -161,7 +161,6 @@ def test_threads_get_one_structure(device):
     for thread in threads:
         thread.join()
     assert not problems
-    # arrays may be built more than once in a race; they must agree, and those of one view fit each other
     for csc, csr, edges in found:
         assert torch.equal(csc.indptr, found[0][0].indptr) and torch.equal(csr.indptr, found[0][1].indptr)
         assert triples(edges) == triples(found[0][2])

@@ -70,7 +70,7 @@ def test_attributes_do_not_depend_on_their_order():
 
 
 def test_every_operation_is_interpreted():
-    nodes, relations = set(torch_backend._OPERATIONS), set(execute._OPERATIONS)
+    nodes, relations = set(torch_backend._OPERATIONS), set(execute.OPERATIONS)
     assert nodes | relations == set(OPERATIONS)
 
 

@@ -8,6 +8,7 @@ import gnnaccel
 from gnnaccel.errors import FallbackError
 from tests.helpers import relative
 from tests.pyg.hgt_graphs import RELATIONS, edges, features, layer, on
+from tests.pyg.judge import native_again
 
 
 def native_because(route, code, made, x, ei):
@@ -16,7 +17,7 @@ def native_because(route, code, made, x, ei):
     with route.on(on_fallback="native", exclude=["HeteroLinear"]):
         got = made(x, ei)
     assert gnnaccel.stats()["HGTConv"] == {"calls": 1, "routes": {"native": 1}, "reasons": {code: 1}}
-    assert all(torch.equal(got[k], expected[k]) for k in expected)
+    assert all(native_again(got[k], expected[k]) for k in expected)
     with route.on(), pytest.raises(FallbackError, match=code):
         made(x, ei)
 

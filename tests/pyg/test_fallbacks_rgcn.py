@@ -10,7 +10,7 @@ import gnnaccel
 from gnnaccel.errors import GraphError
 from tests.pyg import graphs
 from tests.pyg.graphs import E, F, M, N
-from tests.pyg.judge import close, took
+from tests.pyg.judge import close, native_again, took
 from tests.pyg.test_fallbacks import native_because
 
 R = 6
@@ -156,6 +156,8 @@ def test_sparse_adjacency(route, inputs, name):
     ("ids and features", "GA206"), ("an argument more", "GA206"), ("a name that is none", "GA206"),
 ])
 def test_wrong_arguments(route, inputs, name, change, code):
+    if change == "ids and features" and route.device.type == "cuda":
+        pytest.skip("natively these ids lead beyond the weights, from which CUDA does not recover")
     layer, (x, ei, et) = CLASSES[name](F, 8, R).to(route.device), inputs
     args, kwargs = {
         "no types": ((x, ei), {}), "too few types": ((x, ei, et[1:]), {}), 
@@ -175,7 +177,7 @@ def test_wrong_arguments(route, inputs, name, change, code):
         fails_alike(route, code, name, lambda: layer(*args, **kwargs))
         return
     with route.on(on_fallback="native"):
-        assert torch.equal(layer(*args, **kwargs), expected)
+        assert native_again(layer(*args, **kwargs), expected)
 
 
 def test_features_and_ids_that_the_fast_layer_takes(route, inputs):

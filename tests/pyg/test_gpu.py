@@ -217,10 +217,10 @@ def test_ids_out_of_range_are_reported_later(gpu, inputs, end, bad):
     layer, (x, ei) = build("GATConv", device=gpu.device), inputs
     ei[end, 4] = bad
     with gpu.on():
-        assert torch.isfinite(layer(x, ei)).all()
-        torch.cuda.synchronize()
         with pytest.raises(GraphError, match="outside the graph"):
-            layer(x, ei)
+            for _ in range(2):  # the device may report while the first call is still on its way
+                assert torch.isfinite(layer(x, ei)).all()
+                torch.cuda.synchronize()
         good = graphs.square().to(gpu.device)
         layer(x, good)
         torch.cuda.synchronize()

@@ -86,6 +86,18 @@ def test_views_of_one_tensor(route):
     assert counts()[0] == 1
 
 
+def test_aliases_of_one_tensor(route, inputs):
+    """Checkpoints hand detached aliases to the layer; a structure of another order would give them another dropout."""
+    layer, (x, ei) = build("GATConv", device=route.device), inputs
+    with route.on():
+        expected = layer(x, ei)
+        assert torch.equal(layer(x, ei.detach()), expected) and torch.equal(layer(x, ei.view(2, -1)), expected)
+        assert counts() == (2, 1)
+        ei.detach()[0, 0] += 1
+        layer(x, ei)
+    assert counts() == (2, 2), "an edit through an alias is seen"
+
+
 def test_a_graph_of_more_nodes(route, inputs):
     """The same edges over other numbers of nodes, and with other loops, are other structures."""
     _, ei = inputs

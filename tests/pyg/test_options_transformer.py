@@ -9,7 +9,7 @@ from torch_geometric.nn import TransformerConv
 import gnnaccel
 from tests.pyg import graphs
 from tests.pyg.graphs import EDGE, F, M, N
-from tests.pyg.judge import compare, on_routes
+from tests.pyg.judge import close, compare, native_again, on_routes
 
 SHAPES = [(8, 2), (1, 1), (5, 3), (8, 1), (16, 1)]  # one head of at least half as many channels as x has is a case of its own
 MORE_SHAPES = [(16, 4), (7, 1), (64, 1), (128, 1), (20, 12), (2, 40), (511, 1), (512, 2)]
@@ -67,7 +67,8 @@ def test_int32_edges_give_what_int64_edges_do(route):
     """The host's own layer refuses int32 on the CPU."""
     layer, x, ei = TransformerConv(F, 8, 2).to(route.device), graphs.features().to(route.device), graphs.square()
     with route.on():
-        assert torch.equal(layer(x, ei.to(route.device)), layer(x, ei.int().to(route.device)))
+        # two structures: a GPU may have built them with their rows in another order
+        assert close(layer(x, ei.to(route.device)), layer(x, ei.int().to(route.device)), 1e-6)
 
 
 @pytest.mark.parametrize("weights", [True, False])
@@ -77,7 +78,7 @@ def test_attention_weights(route, weights):
     with route.on(on_fallback="native"):
         got = layer(x, ei, return_attention_weights=weights)
     assert gnnaccel.stats()["TransformerConv"]["reasons"] == {"GA208": 1}
-    assert torch.equal(got[0], native[0]) and torch.equal(got[1][1], native[1][1])
+    assert native_again(got[0], native[0]) and native_again(got[1][1], native[1][1])
 
 
 @pytest.mark.parametrize("heads", [1, 2])

@@ -138,3 +138,61 @@ def test_stamp_is_of_the_moment_the_lists_were_given():
     config.bump()
     assert config.make({"when": "supported"}, base).stamp == base.stamp
     assert config.make({"exclude": ["B"]}, base).stamp == base.stamp + 1
+
+
+def test_a_backward_in_another_context_sees_the_block_around_it():
+    """As autograd's threads do on a GPU: they have the calling thread's locals of torch, not its context."""
+    import torch
+
+    seen = []
+
+    class Watching(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            seen.append(contextvars.Context().run(config.current))
+            return grad
+
+    def step():
+        Watching.apply(torch.ones(1, requires_grad=True)).backward()
+        return seen.pop()
+
+    assert step() is None
+    with config.override(Config(backend="torch")) as outer:
+        assert step() is outer
+        with config.override(None):
+            assert step() is None
+        assert step() is outer
+        assert contextvars.Context().run(config.current) is None, "no backward is under way"
+    assert step() is None
+
+
+def test_blocks_keep_their_references(monkeypatch):
+    """Also where torch takes the caller's reference for its own."""
+    import ctypes
+    import sys
+
+    kept = {}
+
+    def stealing(torch, key, value):
+        if key in kept:
+            ctypes.pythonapi.Py_DecRef(ctypes.py_object(kept.pop(key)()))
+        address = id(value)
+        kept[key] = lambda: ctypes.cast(address, ctypes.py_object).value
+
+    for how in (config._stash, stealing):
+        monkeypatch.setattr(config, "_stash", how)
+        config._stash_steals.cache_clear()
+        with config.override(Config()):
+            cell = config._override.get()
+            for _ in range(50):
+                with config.override(None):
+                    pass
+            inside = sys.getrefcount(cell)
+        outside = sys.getrefcount(cell)
+        assert 0 < inside - outside <= 4, (how, inside, outside)
+        assert config._stash_steals(sys.modules["torch"]) is (how is stealing)
+    config._stash_steals.cache_clear()

@@ -114,3 +114,14 @@ def test_a_deleted_wrapper_is_drift_too():
     with pytest.warns(RuntimeWarning, match="replaced by somebody else"):
         patches.restore()
     assert "forward" not in vars(base)
+
+
+def test_added_attributes_go_again():
+    base, _ = classes()
+    before = dict(vars(base))
+    patches = PatchSet()
+    patches.add(base, "extra", ours)
+    assert base.extra is ours and len(patches.names()) == 1
+    with pytest.raises(PatchError, match="Base.forward exists"):
+        patches.add(base, "forward", ours)
+    assert patches.restore() == [] and dict(vars(base)) == before

@@ -1,7 +1,8 @@
 """DGL: ``forward`` of the known layer classes, replaced by a wrapper that asks the router.
 
 Classes are patched, never instances, so state_dict, pickle, deepcopy, DDP and hooks see nothing. Next to the layers, DGL's way to
-single relations of a heterograph is made to give the same object each time (`graphs.remembering`).
+single relations of a heterograph is made to give the same object each time (`graphs.remembering`), and the operations under all
+message passing are routed (`ops`).
 """
 from __future__ import annotations
 
@@ -38,17 +39,20 @@ def install(patches: PatchSet) -> list[str]:
     from dgl.heterograph_index import HeteroGraphIndex
     from dgl.nn import pytorch as nn
 
-    from gnnaccel.adapters.dgl import graphs
+    from gnnaccel.adapters.dgl import bridge, graphs, ops
 
     for name, module in LAYERS.items():
         cls = getattr(nn, name, None)
         if cls is None:  # older versions have fewer layers
             continue
         adapter = importlib.import_module(f"gnnaccel.adapters.dgl.{module}")
-        patches.set(cls, "forward", routed(cls.forward, _Guarded(cls, adapter)))
+        patches.set(cls, "forward", ops.around(routed(cls.forward, _Guarded(cls, adapter))))
         rules.register_class(f"{cls.__module__}.{cls.__qualname__}")
     patches.set(HeteroGraphIndex, "get_relation_graph", graphs.remembering(HeteroGraphIndex.get_relation_graph))
-    return patches.names()
+    ops.install(patches)
+    names = patches.names()
+    bridge.install(patches)
+    return names
 
 
 def adapter_of(layer: Any) -> "_Guarded | None":

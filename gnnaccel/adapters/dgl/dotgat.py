@@ -38,10 +38,11 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[Stated, Given] | Reaso
 
 def run(layer: Any, stated: Stated, given: Given, attend: Any) -> Tensor:
     h, c, modules = stated.heads, stated.width, layer._modules
-    if "fc" in modules:
-        keys = queries = modules["fc"](given.x_src).view(-1, h, c)
-        if given.x_dst is None:
-            queries = keys[:stated.num_dst]
+    if "fc" not in modules:
+        keys, queries = inputs.rows(modules["fc_src"], given.x_src, h, c), inputs.rows(modules["fc_dst"], given.x_dst, h, c)
+    elif given.x_dst is None:
+        keys = modules["fc"](given.x_src).view(-1, h, c)
+        queries = keys[:stated.num_dst]
     else:
-        keys, queries = modules["fc_src"](given.x_src).view(-1, h, c), modules["fc_dst"](given.x_dst).view(-1, h, c)
+        keys = queries = inputs.rows(modules["fc"], given.x_src, h, c)
     return attend({"keys": keys, "queries": queries}).contiguous()  # as the host's result is: models call view

@@ -54,9 +54,9 @@ def run(layer: Any, stated: Stated, given: Given, attend: Any) -> Tensor:
         h_dst, tensors["x_dst"] = h_src[:num_dst], tensors["x"][:num_dst]
     elif stated.program.has_input("x_dst"):
         h_dst = drop(given.x_dst)
-        tensors["x"], tensors["x_dst"] = fc_src(h_src).view(-1, h, c), fc_dst(h_dst).view(-1, h, c)
+        tensors["x"], tensors["x_dst"] = inputs.rows(fc_src, h_src, h, c), inputs.rows(fc_dst, h_dst, h, c)
     else:
-        tensors["x"] = fc_src(h_src).view(-1, h, c)
+        tensors["x"] = inputs.rows(fc_src, h_src, h, c)
     residual = layer.res_fc
     if stated.program.has_input("bias"):
         tensors["bias"] = layer.bias

@@ -41,13 +41,18 @@ def run(layer: Any, stated: Stated, given: Given, attend: Any) -> Tensor:
     h_src = h_dst = modules["feat_drop"](given.x_src)
     if not same and not block:
         h_dst = modules["feat_drop"](given.x_dst)
-    keys = modules["fc_src"](h_src).view(-1, h, c)
     if block and plain(fc_dst, torch.nn.Linear):  # the host maps all sources, of which it then drops most
         h_dst = h_dst[:num_dst]
-    queries = keys if layer.share_weights and (same or block) else fc_dst(h_dst).view(-1, h, c)
+    rows = _rows_to_slice if block else inputs.rows
+    keys = rows(modules["fc_src"], h_src, h, c)
+    queries = keys if layer.share_weights and (same or block) else rows(fc_dst, h_dst, h, c)
     if block:
         queries, h_dst = queries[:num_dst], h_dst[:num_dst]
     out = attend({"keys": keys, "queries": queries, "att": layer.attn}).contiguous()  # as the host's result is: models call view
     if layer.res_fc is not None:
         out = out + layer.res_fc(h_dst).view(num_dst, -1, c)
     return layer.activation(out) if layer.activation else out
+
+
+def _rows_to_slice(module: Any, x: Tensor, heads: int, width: int) -> Tensor:
+    return module(x).view(-1, heads, width)

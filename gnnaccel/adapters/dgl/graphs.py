@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gnnaccel.adapters.dgl.bridge.tags import device_of, on_host, to_device
 from gnnaccel.dispatch.reasons import Reason, reason
 
 _KEY = "gnnaccel"
@@ -22,11 +23,22 @@ _GRAPHS = ("dgl.heterograph.DGLGraph", "dgl.heterograph.DGLBlock")  # not subcla
 class Edges:
     """One relation of a graph. ``edge_index`` [2, E] by edge id, in the graph's own id dtype, on its device."""
 
-    __slots__ = ("edge_index", "num_src", "num_dst", "_bare")
+    __slots__ = ("edge_index", "num_src", "num_dst", "_bare", "_elsewhere")
 
     def __init__(self, edge_index: Tensor, num_src: int, num_dst: int):
         self.edge_index, self.num_src, self.num_dst = edge_index, num_src, num_dst
         self._bare: bool | None = None
+        self._elsewhere: dict[torch.device, Edges] = {}
+
+    def on(self, device: torch.device) -> Edges:
+        """These edges on ``device``, copied there the first time."""
+        if self.edge_index.device == device:
+            return self
+        return self._elsewhere.get(device) or self._elsewhere.setdefault(device, self._copied(device))
+
+    @torch.inference_mode(False)  # made in inference mode it could not take part in training later
+    def _copied(self, device: torch.device) -> Edges:
+        return Edges(self.edge_index.to(device), self.num_src, self.num_dst)
 
     def has_bare(self) -> bool:
         """Whether some destination has no edge. Waits for the device, the first time."""
@@ -152,6 +164,14 @@ def _box(index: Any, etype: int) -> list[Edges]:
 
 @torch.inference_mode(False)  # made in inference mode they could not take part in training later
 def _read(index: Any, etype: int) -> Edges:
+    device = device_of(index)
+    if device is None:
+        return _read_host(index, etype)
+    found = _read_host(index.copy_to(on_host()), etype)  # of a bridged graph: read on the host, copied as a whole
+    return Edges(to_device(found.edge_index, device), found.num_src, found.num_dst)
+
+
+def _read_host(index: Any, etype: int) -> Edges:
     src_type, dst_type = index.metagraph.find_edge(etype)
     sizes = index.num_nodes(src_type), index.num_nodes(dst_type)
     if "coo" in index.formats()["created"]:

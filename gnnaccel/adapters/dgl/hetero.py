@@ -9,10 +9,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from gnnaccel.adapters import guards, views
+from gnnaccel.adapters import alike, guards, views
 from gnnaccel.adapters.calls import bind
 from gnnaccel.adapters.dgl import graphs, inner
 from gnnaccel.adapters.dgl.inner import Inner
@@ -67,7 +66,7 @@ def _state(layer: Any, args: tuple, kwargs: dict) -> tuple[RelationalStated, Rel
 
 
 def _stated(g: Any, call: _Call, together: Inner, mean: bool) -> tuple[RelationalStated, RelationalGiven] | Reason:
-    weight, parts, structure = together.weights[0], [], []
+    weight, parts, structure = together.parameters.weights[0], [], []
     for number, name in enumerate(call.names):
         edges = graphs.relation(g, name)
         if (edges.num_src, edges.num_dst) != (call.x_src[name[0]].shape[0], call.x_dst[name[2]].shape[0]):
@@ -119,6 +118,8 @@ def _read(g: Any, inputs: Any) -> _Call | Reason:
         return reason("GA206", "there are edges, but no features for one of their ends")
     x_src = {name[0]: x_src[name[0]] for name in names}
     x_dst = {target: x_dst[target] for target in g.dsttypes if any(name[2] == target for name in names)}  # in DGL's order
+    if x_src.keys() == x_dst.keys():  # in one order, so that features of both ends are the same rows
+        x_src = {name: x_src[name] for name in x_dst}
     for name, x in (*x_src.items(), *x_dst.items()):
         why = guards.features_reason(x, f"inputs[{name!r}]")
         if why is not None:
@@ -136,7 +137,7 @@ def _starts(features: dict[str, Tensor]) -> dict[str, int]:
 
 
 def _features_reason(call: _Call, together: Inner) -> Reason | None:
-    weight = together.weights[0]
+    weight = together.parameters.weights[0]
     if torch.is_autocast_enabled(weight.device.type):
         return reason("GA203", "autocast is on, under which the layers' results are of several dtypes")
     for x in (*call.x_src.values(), *call.x_dst.values()):
@@ -145,7 +146,7 @@ def _features_reason(call: _Call, together: Inner) -> Reason | None:
     width = weight.shape[together.transposed]
     if any(x.shape[1] != width for x in call.x_src.values()):
         return reason("GA206", f"the weights are for {width} features")
-    for name, root in zip(call.names, together.roots or ()):
+    for name, root in zip(call.names, together.parameters.roots or ()):
         if root.shape[1] != call.x_dst[name[2]].shape[1]:
             return reason("GA206", f"the layer of {name!r} takes destinations of {root.shape[1]} features")
     return None
@@ -160,32 +161,7 @@ def _routed(cls: type) -> bool:
 
 
 def run(layer: Any, stated: RelationalStated, given: RelationalGiven, attend: Any) -> dict[str, Tensor]:
-    call, together, _ = given.operands
-    x = list(call.x_src.values())
-    neighbours = attend({"x": torch.cat(x) if len(x) > 1 else x[0], "weight": torch.stack(together.weights)})
-    found = {}
-    for target, start in call.targets.items():
-        rows = call.x_dst[target]
-        members = [at for at, name in enumerate(call.names) if name[2] == target]
-        found[target] = _finish(neighbours[start:start + rows.shape[0]], rows, members, given.operands)
-    return found
-
-
-def _finish(part: Tensor, x: Tensor, members: list[int], operands: _Operands) -> Tensor:
-    """One node type's result: what its neighbours gave, with the root terms and biases of its relations.
-
-    Never a view: its neighbour in memory, another node type's result, may be changed in place.
-    """
-    call, together, mean = operands
-    bias = None if together.biases is None else _total(together.biases, members)
-    if together.roots is not None:
-        part = part + F.linear(x, _total(together.roots, members), bias)
-    elif bias is not None:
-        part = part + bias
-    elif len(call.targets) > 1:
-        part = part.clone()
-    return part * (1 / len(members)) if mean and len(members) > 1 else part
-
-
-def _total(tensors: list[Tensor], members: list[int]) -> Tensor:
-    return torch.stack([tensors[at] for at in members]).sum(0) if len(members) > 1 else tensors[members[0]]
+    call, together, mean = given.operands
+    x_src, x_dst = list(call.x_src.values()), list(call.x_dst.values())
+    of_target = tuple(tuple(at for at, name in enumerate(call.names) if name[2] == target) for target in call.targets)
+    return dict(zip(call.targets, alike.run(attend, together.parameters, x_src, x_dst, of_target, mean, stated.row)))

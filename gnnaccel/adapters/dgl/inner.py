@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from gnnaccel.adapters.alike import Parameters
 from gnnaccel.adapters.guards import any_global_hook, has_hooks, plain
 from gnnaccel.dispatch import rules
 from gnnaccel.dispatch.config import current
@@ -20,12 +21,10 @@ _NORMS = {"right": True, "none": False}  # of GraphConv: whether its sums are me
 class Inner(NamedTuple):
     """Alike layers, one for each relation: the mean (or sum) of neighbours' rows times the weights, plus bias and root term.
 
-    ``weights`` [in, out], or [out, in] where ``transposed``; ``biases`` [out]; ``roots`` [out, in of the destination].
+    Weights are [in, out], or [out, in] where ``transposed``.
     """
 
-    weights: list[Tensor]
-    biases: list[Tensor] | None
-    roots: list[Tensor] | None
+    parameters: Parameters
     transposed: bool
     mean: bool
 
@@ -74,7 +73,7 @@ def _of_graph_convs(convs: Sequence[Any]) -> Inner | Reason:
     if len({conv._norm for conv in convs}) > 1 or len({conv.bias is None for conv in convs}) > 1:
         return reason("GA208", "the layers' options differ")
     biases = None if convs[0].bias is None else [conv.bias for conv in convs]
-    return _checked(Inner([conv.weight for conv in convs], biases, None, False, _NORMS[convs[0]._norm]))
+    return _checked(Inner(Parameters([conv.weight for conv in convs], biases, None), False, _NORMS[convs[0]._norm]))
 
 
 def _sage_conv_reason(conv: Any) -> Reason | None:
@@ -95,17 +94,18 @@ def _of_sage_convs(convs: Sequence[Any]) -> Inner | Reason:
     if len({conv.fc_self.bias is None for conv in convs}) > 1 or any(conv.fc_neigh.bias is not None for conv in convs):
         return reason("GA208", "the layers' options differ")
     biases = None if convs[0].fc_self.bias is None else [conv.fc_self.bias for conv in convs]
-    return _checked(Inner([conv.fc_neigh.weight for conv in convs], biases, [conv.fc_self.weight for conv in convs], True, True))
+    weights, roots = [conv.fc_neigh.weight for conv in convs], [conv.fc_self.weight for conv in convs]
+    return _checked(Inner(Parameters(weights, biases, roots), True, True))
 
 
 def _checked(found: Inner) -> Inner | Reason:
     """These parameters, or why they cannot run together: not plain tensors of one dtype on one device, nor of one shape."""
-    tensors = list(chain(*filter(None, found[:3])))
+    tensors = list(chain(*filter(None, found.parameters)))
     if not {type(t) for t in tensors} <= {Tensor, torch.nn.Parameter}:
         return reason("GA208", "some weights are no plain tensors")
     if len({(t.dtype, t.device) for t in tensors}) > 1:
         return reason("GA203", "the weights differ in dtype or device")
-    if len({t.shape for t in found.weights}) > 1:
+    if len({t.shape for t in found.parameters.weights}) > 1:
         return reason("GA206", "the weights are of several shapes")
     return found
 

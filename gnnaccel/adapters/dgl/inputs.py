@@ -3,11 +3,13 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
-from gnnaccel.adapters import guards
+from gnnaccel.adapters import calls, guards
 from gnnaccel.adapters.calls import bind
 from gnnaccel.adapters.dgl import graphs
+from gnnaccel.dispatch.attention_maps import Mapped
 from gnnaccel.dispatch.reasons import Reason, reason
 
 
@@ -58,3 +60,8 @@ def one_frame(graph: Any) -> bool:
     """Whether sources and destinations are one set of nodes, so that what a layer keeps for the ones lies over what it keeps for
     the others under the same name."""
     return not graph.is_block and graph.srctypes == graph.dsttypes
+
+
+def rows(module: Any, x: Tensor, heads: int, width: int) -> Tensor | Mapped:
+    """What a linear layer makes of x, as attention takes it."""
+    return calls.rows(module, x, heads, width, guards.plain(module, torch.nn.Linear))

@@ -10,7 +10,7 @@ from gnnaccel.adapters import guards, views
 from gnnaccel.adapters.calls import bind
 from gnnaccel.adapters.dgl import graphs, typed_weights
 from gnnaccel.dispatch.reasons import Reason, reason
-from gnnaccel.dispatch.relational import statements
+from gnnaccel.dispatch.relational import added, statements
 from gnnaccel.dispatch.relational.request import RelationalGiven, RelationalStated, shapes_of
 
 METHODS = ("message",)
@@ -75,14 +75,23 @@ def _inputs(layer: Any, feat: Tensor, norm: Tensor | None) -> dict[str, Tensor]:
 
 def run(layer: Any, stated: RelationalStated, given: RelationalGiven, attend: Any) -> Tensor:
     feat, norm, num_dst = given.operands
+    own = feat if feat.shape[0] == num_dst else feat[:num_dst]
+    root, bias = layer.loop_weight if layer.self_loop else None, layer.h_bias if layer.bias else None
+    whole = not layer.layer_norm and added.fits(stated.out, feat, root, bias)
+    more = added.of_one_type(own, root, bias, num_dst) if whole else {}
     with torch.autocast(feat.device.type, enabled=False):
-        h = attend({name: t.to(stated.row) for name, t in _inputs(layer, feat, norm).items()})
-    if layer.layer_norm:  # from here on the host's own steps
-        h = layer.layer_norm_weight(h)
-    if layer.bias:
-        h = h + layer.h_bias
-    if layer.self_loop:
-        h = h + feat[:num_dst] @ layer.loop_weight
+        h = attend({**{name: t.to(stated.row) for name, t in _inputs(layer, feat, norm).items()}, **more})
+    if not whole:
+        h = _finish(layer, h, own, root, bias)
     if layer.activation:
         h = layer.activation(h)
     return layer.dropout(h)
+
+
+def _finish(layer: Any, h: Tensor, own: Tensor, root: Tensor | None, bias: Tensor | None) -> Tensor:
+    """The host's own steps after the messages."""
+    if layer.layer_norm:
+        h = layer.layer_norm_weight(h)
+    if bias is not None:
+        h = h + bias
+    return h if root is None else h + own @ root

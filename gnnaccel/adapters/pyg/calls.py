@@ -5,8 +5,16 @@ from typing import Any
 
 from torch import Tensor
 
+from gnnaccel.adapters import calls
 from gnnaccel.adapters.calls import bind as bind
 from gnnaccel.adapters.calls import dtypes as dtypes
+from gnnaccel.adapters.pyg.guards import plain_linear
+from gnnaccel.dispatch.attention_maps import Mapped
+
+
+def rows(module: Any, x: Tensor, heads: int, width: int) -> Tensor | Mapped:
+    """What a linear layer makes of x, as attention takes it."""
+    return calls.rows(module, x, heads, width, plain_linear(module))
 
 
 def bias_inside(layer: Any) -> bool:

@@ -57,12 +57,11 @@ def run(layer: Any, stated: Stated, given: Given, attend: Any) -> Tensor:
     x_src, x_dst = given.x_src, given.x_dst
     residual = modules["res"](x_dst) if modules.get("res") is not None and x_dst is not None else None
     shared = modules.get("lin") is not None
-    rows = modules["lin" if shared else "lin_src"](x_src).view(-1, h, c)
-    tensors = {"x": rows, "att_src": calls.parameter(layer, "att_src")}
+    tensors = {"x": calls.rows(modules["lin" if shared else "lin_src"], x_src, h, c), "att_src": calls.parameter(layer, "att_src")}
     if x_dst is not None:
         tensors["att_dst"] = calls.parameter(layer, "att_dst")
         if not (shared and x_dst is x_src):
-            tensors["x_dst"] = modules["lin" if shared else "lin_dst"](x_dst).view(-1, h, c)
+            tensors["x_dst"] = calls.rows(modules["lin" if shared else "lin_dst"], x_dst, h, c)
     if given.edge_attr is not None:
         tensors["a_edge"] = _edge_term(layer, stated, given)
     biased = stated.program.has_input("bias")

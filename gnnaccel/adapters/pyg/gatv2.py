@@ -48,10 +48,10 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[Stated, Given] | Reaso
 def run(layer: Any, stated: Stated, given: Given, attend: Any) -> Tensor:
     h, c, modules = stated.heads, stated.width, layer._modules
     residual = modules["res"](given.x_dst) if modules.get("res") is not None else None
-    keys = modules["lin_l"](given.x_src).view(-1, h, c)
+    keys = calls.rows(modules["lin_l"], given.x_src, h, c)
     shared = modules["lin_l"] is modules["lin_r"] and given.x_src is given.x_dst
-    queries = keys if shared else modules["lin_r"](given.x_dst).view(-1, h, c)
-    tensors = {"keys": keys, "queries": queries, "att": layer.att}
+    queries = keys if shared else calls.rows(modules["lin_r"], given.x_dst, h, c)
+    tensors = {"keys": keys, "queries": queries, "att": calls.parameter(layer, "att")}
     if given.edge_attr is not None:
         attr = edges.with_loops(given.edge_attr, given.edge_index, stated.loops, layer.fill_value)
         tensors["edges"] = modules["lin_edge"](attr.view(-1, 1) if attr.dim() == 1 else attr).view(-1, h, c)

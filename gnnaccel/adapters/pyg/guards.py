@@ -65,7 +65,8 @@ def _aggregation_reason(layer: Any, known: tuple[str, ...]) -> Reason | None:
 def plain_linear(module: Any) -> bool:
     """Whether the module is a linear map and nothing else, so that its weight says all: not a subclass (parametrizations make
     one), not an adapter around it, nobody watching."""
-    return type(module) is (_linear or _linear_class()) and not has_hooks(module) and not _any_global_hook()
+    return (type(module) is (_linear or _linear_class()) and "forward" not in module.__dict__ and not has_hooks(module)
+            and not _any_global_hook())
 
 
 def plain_hetero_linear(module: Any) -> bool:
@@ -74,11 +75,23 @@ def plain_hetero_linear(module: Any) -> bool:
             and not _any_global_hook())
 
 
+def plain_hetero_dict_linear(module: Any) -> bool:
+    """Whether the module does no more than to call its maps by type."""
+    return type(module) is _hetero_dict_linear_class() and "forward" not in module.__dict__ and not has_hooks(module)
+
+
 @functools.cache
 def _hetero_linear_class() -> type:
     from torch_geometric.nn.dense.linear import HeteroLinear
 
     return HeteroLinear
+
+
+@functools.cache
+def _hetero_dict_linear_class() -> type:
+    from torch_geometric.nn.dense.linear import HeteroDictLinear
+
+    return HeteroDictLinear
 
 
 _linear: type | None = None

@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from gnnaccel.adapters import alike
+from gnnaccel.adapters.alike import Parameters
 from gnnaccel.adapters.pyg import hetero, inner_convs, relations
 from gnnaccel.adapters.pyg.inner_convs import Together
 from gnnaccel.dispatch.reasons import Reason, reason
@@ -19,20 +20,10 @@ from gnnaccel.dispatch.relational import statements
 from gnnaccel.dispatch.relational.request import RelationalGiven, RelationalStated
 
 
-class _Parameters(NamedTuple):
-    """One for each relation, or None where the layers have none: weights [out, in], biases [out], root weights [out, in of the
-    destination]."""
-
-    weights: list[Tensor]
-    biases: list[Tensor] | None
-    roots: list[Tensor] | None
-
-
 class _Operands(NamedTuple):
     x_dict: Mapping[str, Tensor]
     together: Together
-    parameters: _Parameters
-    ends: dict[str, int]
+    parameters: Parameters
     mean: bool
 
 
@@ -55,24 +46,23 @@ def state(layer: Any, together: Together, x_dict: Mapping[str, Any],
     shapes = (("x", (weight.shape[1],)), ("weight", tuple(weight.shape)))
     stated = RelationalStated(program, "HeteroConv", shapes, row, row, graph.num_nodes, graph.num_dst, graph.num_edges,
                               len(together.names), view, layout=graph.layout)
-    return stated, RelationalGiven(graph.structure, weight.device, _Operands(x_dict, together, found, graph.ends,
-                                                                             layer.aggr == "mean"))
+    return stated, RelationalGiven(graph.structure, weight.device, _Operands(x_dict, together, found, layer.aggr == "mean"))
 
 
-def _parameters(together: Together) -> _Parameters | Reason:
+def _parameters(together: Together) -> Parameters | Reason:
     neighbours, root = ("lin_l", "lin_r") if together.kind == "SAGEConv" else ("lin_rel", "lin_root")
     rooted = together.has(root) and together.option("root_weight") is not False
     weights, roots = together.parameters(neighbours, "weight"), together.parameters(root, "weight") if rooted else None
     if weights is None or (rooted and (roots is None or together.parameters(root, "bias") is not None)):
         return reason("GA208", f"{neighbours} or {root} are not the host's")
-    found = _Parameters(weights, together.parameters(neighbours, "bias"), roots)
+    found = Parameters(weights, together.parameters(neighbours, "bias"), roots)
     why = inner_convs.tensors_reason(*found)
     if why is None and not inner_convs.one_shape(weights):
         why = reason("GA206", "the weights are of several shapes")
     return found if why is None else why
 
 
-def _features_reason(x_dict: Mapping[str, Any], together: Together, parameters: _Parameters) -> Reason | None:
+def _features_reason(x_dict: Mapping[str, Any], together: Together, parameters: Parameters) -> Reason | None:
     weight = parameters.weights[0]
     why = hetero.features_reason(x_dict, together.nodes, weight.device)
     if why is not None:
@@ -89,37 +79,11 @@ def _features_reason(x_dict: Mapping[str, Any], together: Together, parameters: 
 
 
 def run(layer: Any, stated: RelationalStated, given: RelationalGiven, attend: Any) -> dict[str, Tensor]:
-    x_dict, together, parameters, ends, _ = given.operands
+    x_dict, together, parameters, mean = given.operands
     row, autocast = stated.row, torch.is_autocast_enabled(given.device.type)
+    x_src, x_dst = ([x_dict[name] for name in types] for types in (together.sources, together.targets))
     with torch.autocast(given.device.type, enabled=False):
-        x = [x_dict[name].to(row) for name in together.sources]
-        neighbours = attend({"x": torch.cat(x) if len(x) > 1 else x[0], "weight": torch.stack(parameters.weights).to(row)})
-        found = {}
-        for name, members in zip(together.targets, together.of_target):
-            part = neighbours[ends[name]:ends[name] + x_dict[name].shape[0]]
-            found[name] = _finish(part, x_dict[name], members, given.operands, row, autocast)
-    return found
-
-
-def _finish(part: Tensor, x: Tensor, members: tuple[int, ...], operands: _Operands, row: torch.dtype, autocast: bool) -> Tensor:
-    """One node type's result: what its neighbours gave, with the root terms and biases of its relations.
-
-    Never a view: its neighbour in memory, another node type's result, may be changed in place.
-    """
-    _, together, (_, biases, roots), _, mean = operands
-    bias = None if biases is None else _total(biases, members).to(row)
-    if roots is not None:
-        part = part + F.linear(x.to(row), _total(roots, members).to(row), bias)
-    elif bias is not None:
-        part = part + bias
-    elif len(together.targets) > 1:
-        part = part.clone()
-    if len(members) == 1:
-        return part
-    if mean:
-        return part * (1 / len(members))
-    return part.to(hetero.summed(row, autocast, x.device))
-
-
-def _total(tensors: list[Tensor], members: tuple[int, ...]) -> Tensor:
-    return torch.stack([tensors[at] for at in members]).sum(0) if len(members) > 1 else tensors[members[0]]
+        parts = alike.run(attend, parameters, x_src, x_dst, together.of_target, mean, row)
+    wide = row if mean else hetero.summed(row, autocast, given.device)
+    return {name: part if len(members) == 1 else part.to(wide)
+            for name, part, members in zip(together.targets, parts, together.of_target)}

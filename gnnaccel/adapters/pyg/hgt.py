@@ -1,4 +1,4 @@
-"""HGTConv as a Program between its maps by node type, which stay the host's own."""
+"""HGTConv as a Program between its maps by node type, which stay the host's own, but on CUDA where they are plain."""
 from __future__ import annotations
 
 import math
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gnnaccel.adapters.pyg import calls, guards, hetero, relations
 from gnnaccel.dispatch.reasons import Reason, reason
-from gnnaccel.dispatch.relational import statements
+from gnnaccel.dispatch.relational import by_type, statements
 from gnnaccel.dispatch.relational.request import RelationalGiven, RelationalStated
 
 METHODS = ("_cat", "_construct_src_node_feat")
@@ -90,16 +90,56 @@ def _weights_reason(layer: Any, row: torch.dtype) -> Reason | None:
 
 def run(layer: Any, stated: RelationalStated, given: RelationalGiven, attend: Any) -> dict[str, Tensor]:
     x_dict, types, graph = given.operands
+    if attend.kernels and _maps_are_plain(layer, x_dict, types, stated):
+        return _run_by_kernels(layer, stated, given, attend)
     kqv = layer.kqv_lin(x_dict)
     keys, queries, values = (torch.cat(parts) for parts in zip(*(kqv[name].split(layer.out_channels, 1) for name in types)))
+    out = _attended(layer, stated, given, attend, keys, queries, values)
+    counts = {name: kqv[name].shape[0] for name in types}
+    out_dict = {name: out[graph.starts[name]:graph.starts[name] + counts[name]] for name in types if name in layer.dst_node_types}
+    return _finish(layer, x_dict, out_dict)
+
+
+def _attended(layer: Any, stated: RelationalStated, given: RelationalGiven, attend: Any, keys: Tensor, queries: Tensor,
+              values: Tensor) -> Tensor:
+    """[nodes, channels]: the messages' sums."""
     tensors = dict(keys=keys, queries=queries, values=values, w_att=_by_relation(layer, layer.k_rel.weight),
                    w_msg=_by_relation(layer, layer.v_rel.weight))
     with torch.autocast(keys.device.type, enabled=False):
         tensors = {name: t.to(stated.row) for name, t in tensors.items()}
-        out = attend({**tensors, "p": _priors(layer, graph.present)}).flatten(1)
-    counts = {name: kqv[name].shape[0] for name in types}
-    out_dict = {name: out[graph.starts[name]:graph.starts[name] + counts[name]] for name in types if name in layer.dst_node_types}
-    return _finish(layer, x_dict, out_dict)
+        return attend({**tensors, "p": _priors(layer, given.operands.graph.present)}).flatten(1)
+
+
+def _maps_are_plain(layer: Any, x_dict: Mapping[str, Tensor], types: tuple[str, ...], stated: RelationalStated) -> bool:
+    """Whether the maps by node type can run as products by segment: linear maps and nothing else, alike for all types, each
+    of which has both."""
+    maps = [layer._modules[name] for name in ("kqv_lin", "out_lin")]
+    if not all(map(guards.plain_hetero_dict_linear, maps)) or not layer.dst_node_types.issuperset(types):
+        return False
+    lins = [[module.lins[name] for name in types] for module in maps]
+    if not all(guards.plain_linear(lin) for group in lins for lin in group):
+        return False
+    shapes = {x_dict[name].shape[1] for name in types}, *({lin.bias is None for lin in group} for group in lins)
+    dtypes = {stated.row, stated.out, *(x_dict[name].dtype for name in types), *(layer.skip[name].dtype for name in types)}
+    dtypes.update(lin.weight.dtype for group in lins for lin in group)
+    return all(len(found) == 1 for found in (*shapes, dtypes))
+
+
+def _run_by_kernels(layer: Any, stated: RelationalStated, given: RelationalGiven, attend: Any) -> dict[str, Tensor]:
+    x_dict, types, _ = given.operands
+    x, view = [x_dict[name] for name in types], attend.graph
+    rows, keys, queries, values = by_type.project(view, 3, *_stacked(layer.kqv_lin, types), x)
+    out = _attended(layer, stated, given, attend, keys, queries, values)
+    alpha = None
+    if x[0].shape[1] == layer.out_channels:
+        alpha = torch.cat([layer.skip[name] for name in types]).sigmoid()
+    found = by_type.finish(view, tuple(t.shape[0] for t in x), out, *_stacked(layer.out_lin, types), alpha, rows)
+    return dict(zip(types, found))
+
+
+def _stacked(module: Any, types: tuple[str, ...]) -> tuple[Tensor, Tensor | None]:
+    lins = [module.lins[name] for name in types]
+    return torch.stack([lin.weight for lin in lins]), None if lins[0].bias is None else torch.stack([lin.bias for lin in lins])
 
 
 def _by_relation(layer: Any, weight: Tensor) -> Tensor:

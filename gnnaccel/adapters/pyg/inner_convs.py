@@ -62,6 +62,8 @@ class Together:
         self.mean = type(convs[0].aggr_module).__name__ == "MeanAggregation"
         self.numbers = {name: at for at, name in enumerate(names)}
         self.sources, self.targets = (tuple(dict.fromkeys(name[end] for name in names)) for end in (0, -1))
+        if set(self.sources) == set(self.targets):  # in one order, so that features of both ends are the same rows
+            self.sources = self.targets
         self.nodes = tuple(dict.fromkeys(self.sources + self.targets))
         self.of_source, self.of_target = (tuple(tuple(at for at, name in enumerate(names) if name[end] == t) for t in types)
                                           for end, types in ((0, self.sources), (-1, self.targets)))

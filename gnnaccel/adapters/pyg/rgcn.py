@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gnnaccel.adapters.pyg import calls, guards, relations
 from gnnaccel.dispatch.reasons import Reason, reason
-from gnnaccel.dispatch.relational import statements
+from gnnaccel.dispatch.relational import added, statements
 from gnnaccel.dispatch.relational.request import RelationalGiven, RelationalStated, shapes_of
 
 METHODS = ()
@@ -106,13 +106,17 @@ def _features_reason(layer: Any, x_src: Any, x_dst: Any, device: torch.device) -
 
 
 def _dtypes(layer: Any, x: Tensor, fast: bool) -> tuple[torch.dtype, torch.dtype]:
-    """(of the rows, of the host's sum over relations). RGCNConv adds into zeros of torch's default dtype."""
+    """(of the rows, of the host's sum over relations). RGCNConv adds into zeros of torch's default dtype. Autocast on CUDA makes
+    reciprocals in fp32, among them those by which FastRGCNConv averages."""
     device = x.device.type
     row = x.dtype if x.is_floating_point() else layer.weight.dtype
     mapped = x.is_floating_point() or (fast and layer.num_bases is not None)
-    if mapped and row != torch.float64 and torch.is_autocast_enabled(device):
+    autocast = row != torch.float64 and torch.is_autocast_enabled(device)
+    if mapped and autocast:
         row = torch.get_autocast_dtype(device)
-    return row, row if fast else torch.promote_types(row, torch.get_default_dtype())
+    if fast:
+        return row, torch.promote_types(row, torch.float32) if autocast and device == "cuda" and layer.aggr == "mean" else row
+    return row, torch.promote_types(row, torch.get_default_dtype())
 
 
 def _inputs(layer: Any, x: Tensor) -> dict[str, Tensor]:
@@ -127,9 +131,14 @@ def _inputs(layer: Any, x: Tensor) -> dict[str, Tensor]:
 
 def run(layer: Any, stated: RelationalStated, given: RelationalGiven, attend: Any) -> Tensor:
     x, x_dst = given.operands
-    tensors = _inputs(layer, x)
+    root, bias = layer.root, layer.bias
+    whole = stated.row is stated.out and added.fits(stated.out, x_dst if root is not None else None, root, bias)
+    more = added.of_one_type(x_dst, root, bias, stated.num_dst) if whole else {}
     with torch.autocast(x.device.type, enabled=False):
-        out = attend({name: t.to(stated.row) if t.is_floating_point() else t for name, t in tensors.items()})
-    if layer.root is not None:
-        out = out + (x_dst @ layer.root if x_dst.is_floating_point() else layer.root[x_dst])
-    return out if layer.bias is None else out + layer.bias
+        tensors = {name: t.to(stated.row) if t.is_floating_point() else t for name, t in _inputs(layer, x).items()}
+        out = attend({**tensors, **more})
+    if whole:
+        return out
+    if root is not None:
+        out = out + (x_dst @ root if x_dst.is_floating_point() else root[x_dst])
+    return out if bias is None else out + bias

@@ -5,18 +5,19 @@ import math
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from gnnaccel.adapters.calls import ordinary_weight
 from gnnaccel.adapters.pyg import calls, edges, guards
 from gnnaccel.dispatch import attention_programs as programs
+from gnnaccel.dispatch.attention_folded import Folded
 from gnnaccel.cuda.layout import MAX_WIDTH
 from gnnaccel.dispatch.reasons import Reason, reason
 from gnnaccel.dispatch.request import Given, Stated
 
 METHODS = ()
 FIELDS = ("heads", "out_channels", "concat", "dropout", "root_weight")
-WATCHED = ("lin_key", "lin_value")
+WATCHED = ("lin_query", "lin_key", "lin_value")
 
 
 def state(layer: Any, args: tuple, kwargs: dict) -> tuple[Stated, Given] | Reason:
@@ -58,29 +59,23 @@ def _folds(layer: Any, x: Tensor, dropout: float) -> bool:
     values do, nobody watches those maps, and the softmax weights sum to one (which dropout ends)."""
     return (layer.heads == 1 and x.shape[1] < 2 * layer.out_channels and x.shape[1] <= MAX_WIDTH
             and not torch.is_autocast_enabled(x.device.type)
-            and guards.plain_linear(layer.lin_key) and guards.plain_linear(layer.lin_value)
+            and all(_plain(m, x) for m in (layer.lin_query, layer.lin_key, layer.lin_value))
             and (dropout == 0.0 or layer.lin_value.bias is None))
 
 
-def _attend_folded(modules: dict, given: Given, attend: Any) -> Tensor:
-    """<q, W_k x> = <W_k^T q, x> and sum alpha (W_v x + b) = W_v (sum alpha x) + b: the edges only ever see x.
+def _plain(module: Any, x: Tensor) -> bool:
+    return guards.plain_linear(module) and ordinary_weight(module, x)
 
-    The bias of the keys adds the same to all scores of a destination, so it cancels; its gradient is zero.
-    """
-    query = modules["lin_query"](given.x_dst)
-    key, value = modules["lin_key"], modules["lin_value"]
-    if key.bias is not None and key.bias.requires_grad and torch.is_grad_enabled():
-        query = query + 0.0 * key.bias
-    gathered = attend({"keys": given.x_src.unsqueeze(1), "queries": (query @ key.weight).unsqueeze(1)}).flatten(1)
-    out = F.linear(gathered, value.weight)
-    if value.bias is not None:  # destinations without edges stay zero
-        out = torch.addcmul(out, attend.graph.covered(out.dtype), value.bias)
-    return out.unsqueeze(1)
+
+def _folded(modules: dict, given: Given, skip: Any) -> Folded:
+    maps = [modules["lin_query"], modules["lin_key"], modules["lin_value"], *([] if skip is None else [skip])]
+    return Folded(given.x_src, given.x_dst, *(p for m in maps for p in (m._parameters["weight"], m._parameters.get("bias"))))
 
 
 def _attend_plain(modules: dict, h: int, c: int, given: Given, attend: Any) -> Tensor:
-    tensors = {"queries": modules["lin_query"](given.x_dst).view(-1, h, c), "keys": modules["lin_key"](given.x_src).view(-1, h, c),
-               "values": modules["lin_value"](given.x_src).view(-1, h, c)}
+    tensors = {"keys": calls.rows(modules["lin_key"], given.x_src, h, c),
+               "queries": calls.rows(modules["lin_query"], given.x_dst, h, c),
+               "values": calls.rows(modules["lin_value"], given.x_src, h, c)}
     if given.edge_attr is not None:
         tensors["edges"] = modules["lin_edge"](given.edge_attr).view(-1, h, c)
     return attend(tensors)
@@ -88,9 +83,15 @@ def _attend_plain(modules: dict, h: int, c: int, given: Given, attend: Any) -> T
 
 def run(layer: Any, stated: Stated, given: Given, attend: Any) -> Tensor:
     modules = layer._modules
-    out = (_attend_folded(modules, given, attend) if stated.folded else
-           _attend_plain(modules, stated.heads, stated.width, given, attend))
-    out = out.flatten(1) if layer.concat else out.mean(dim=1)
+    if stated.folded:
+        gated = modules.get("lin_beta") is not None
+        skip = modules["lin_skip"] if layer.root_weight and not gated and _plain(modules["lin_skip"], given.x_dst) else None
+        out = attend(_folded(modules, given, skip))
+        if skip is not None:
+            return out
+    else:
+        out = _attend_plain(modules, stated.heads, stated.width, given, attend)
+        out = out.flatten(1) if layer.concat else out.mean(dim=1)
     if not layer.root_weight:
         return out
     skip = modules["lin_skip"](given.x_dst)

@@ -1,8 +1,8 @@
 // Additive attention, forward (GAT): s = leaky_relu(a_src[j] + a_dst[i] + a_edge[e]), softmax over the edges into i, then
-// the weighted sum of the rows. Scores are kept times log2(e), so exponentials are exp2.
+// the weighted sum of the rows.
 //
-// With TRAIN the kernel also leaves what backward needs: lse (base 2), the parts of the output from edges with z > 0 and
-// from the others (plus, minus: [rows, H*D] fp32), and the shares of the softmax on them (mass [2, rows, H], plus first).
+// With TRAIN the kernel also leaves what backward needs: the softmax's numbers (small: see `save_softmax`), and the parts of
+// the output from edges with z > 0 and from the others (plus, minus: [rows, H*D] fp32).
 //
 // Kernels: `forward` (whole rows and chunks in one launch), `merge` (split rows). Two ways to fold a row: the two phases of
 // SMMF, and DIRECT (additive_direct.cuh) where few lanes share a head, so that each can as well score for itself.
@@ -15,12 +15,7 @@ __device__ __forceinline__ void finish(const Lanes& at, const Scratch& sh, int r
     const float inverse = reciprocal(run.sum(), edges);
     if (at.lane < HT) {
         sh.factor[at.lane] = inverse;
-        if (TRAIN && on) {
-            const u64 i = (u64)row * H + head;
-            o.lse[i] = run.m + log2f(run.sum());
-            o.mass[i] = run.plus * inverse;
-            o.mass[i + (u64)o.rows * H] = run.minus * inverse;
-        }
+        if (TRAIN && on) save_softmax(o.small, o.rows, row, head, run, inverse);
     }
     __syncwarp();
     fade_row(at, sh.factor, minus);
@@ -52,8 +47,8 @@ forward(const OFF_T* __restrict__ indptr, const int* __restrict__ col, const OFF
         const int* __restrict__ counters, const int2* __restrict__ chunks, int chunk_edges, int chunk_slots,
         const float* __restrict__ a_src, const float* __restrict__ a_dst, const float* __restrict__ a_edge, float slope,
         float drop_p, float drop_scale, u64 seed, u64 offset, const ROW_T* __restrict__ values, OUT_T* __restrict__ out,
-        const float* __restrict__ bias, float* __restrict__ lse, float* __restrict__ plus_out, float* __restrict__ minus_out,
-        float* __restrict__ mass, float* __restrict__ part_minus, float* __restrict__ part_plus, float* __restrict__ part_stats) {
+        const float* __restrict__ bias, float* __restrict__ small, float* __restrict__ plus_out, float* __restrict__ minus_out,
+        float* __restrict__ part_minus, float* __restrict__ part_plus, float* __restrict__ part_stats) {
     DYNAMIC_SHARED(shared);
     const Split split = {counters, chunks, chunk_edges, chunk_slots};
     Item it;
@@ -75,7 +70,7 @@ forward(const OFF_T* __restrict__ indptr, const int* __restrict__ col, const OFF
         const Partial part = {part_minus, part_plus, part_stats};
         leave(at, it.chunk, head, on, run, minus, plus, part);
     } else {
-        const Out o = {out, bias, lse, plus_out, minus_out, mass, rows};
+        const Out o = {out, bias, small, plus_out, minus_out, rows};
         finish(at, sh, it.row, it.end > it.begin, head, on, run, minus, plus, o);
     }
 }
@@ -83,8 +78,7 @@ forward(const OFF_T* __restrict__ indptr, const int* __restrict__ col, const OFF
 // One warp per split row: `heavy` holds (row, first chunk, chunks, unused).
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
 merge(const int* __restrict__ counters, const int4* __restrict__ heavy, int rows, OUT_T* __restrict__ out,
-      const float* __restrict__ bias, float* __restrict__ lse, float* __restrict__ plus_out, float* __restrict__ minus_out,
-      float* __restrict__ mass,
+      const float* __restrict__ bias, float* __restrict__ small, float* __restrict__ plus_out, float* __restrict__ minus_out,
       const float* __restrict__ part_minus, const float* __restrict__ part_plus, const float* __restrict__ part_stats) {
     DYNAMIC_SHARED(shared);
     const long long w = warp_id();
@@ -98,6 +92,6 @@ merge(const int* __restrict__ counters, const int4* __restrict__ heavy, int rows
     Row minus, plus;
     gather_chunks(at, row.y, row.z, sh, part_stats, part_minus, minus);
     if (TRAIN) gather_chunks(at, row.y, row.z, sh, part_stats, part_plus, plus);
-    const Out o = {out, bias, lse, plus_out, minus_out, mass, rows};
+    const Out o = {out, bias, small, plus_out, minus_out, rows};
     finish(at, sh, row.x, true, head, on, run, minus, plus, o);
 }

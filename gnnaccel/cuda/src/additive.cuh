@@ -12,11 +12,10 @@
 
 __device__ __forceinline__ bool negative(float w) { return __float_as_int(w) < 0; }
 
-__device__ __forceinline__ float scaled_leaky(float z, float slope) { return (z > 0.f ? z : slope * z) * LOG2E; }
-
 // Phase 2, over the first n edges of the tile; `j` holds, in lane e, the row of edge e. TWO keeps the signs apart; otherwise
-// `minus` takes the whole sum.
-template <typename T, bool TWO>
+// `minus` takes the whole sum. STEPS adds up the UNROLL rows of a step before they join it: one addition more for each step, and
+// chains of roundings so much shorter.
+template <typename T, bool TWO, bool STEPS>
 __device__ __forceinline__ void gather_tile(const Lanes& at, int j, int n, const float* weight, const T* rows, Row& minus,
                                             Row& plus) {
     for (int first = 0; first < n; first += SLOTS * UNROLL) {
@@ -28,17 +27,28 @@ __device__ __forceinline__ void gather_tile(const Lanes& at, int j, int n, const
             load_row(at, rows, (u64)i, e < n, v[u]);
         }
 #pragma unroll
-        for (int u = 0; u < UNROLL; ++u) {
-            const int e = first + u * SLOTS + at.slot;
+        for (int k = 0; k < PACKS; ++k) {
+            float below[VEC], above[VEC];
 #pragma unroll
-            for (int k = 0; k < PACKS; ++k) {
+            for (int x = 0; x < VEC; ++x) {
+                below[x] = STEPS ? 0.f : minus[k][x];
+                above[x] = STEPS || !TWO ? 0.f : plus[k][x];
+            }
+#pragma unroll
+            for (int u = 0; u < UNROLL; ++u) {
+                const int e = first + u * SLOTS + at.slot;
                 const float w = e < n ? weight[e * HT + (k / KV) * HL + at.hl] : 0.f;
                 const float up = w > 0.f ? w : 0.f, down = TWO ? (w > 0.f ? 0.f : -w) : fabsf(w);  // NaN goes down
 #pragma unroll
                 for (int x = 0; x < VEC; ++x) {
-                    minus[k][x] = fmaf(down, v[u][k][x], minus[k][x]);
-                    if (TWO) plus[k][x] = fmaf(up, v[u][k][x], plus[k][x]);
+                    below[x] = fmaf(down, v[u][k][x], below[x]);
+                    if (TWO) above[x] = fmaf(up, v[u][k][x], above[x]);
                 }
+            }
+#pragma unroll
+            for (int x = 0; x < VEC; ++x) {
+                minus[k][x] = STEPS ? minus[k][x] + below[x] : below[x];
+                if (TWO) plus[k][x] = STEPS ? plus[k][x] + above[x] : above[x];
             }
         }
     }
@@ -50,13 +60,13 @@ struct Scores {
     const OFF_T* eid;
     float slope;
 
-    // Score of the tile's edge e (source row src) for `head`, times log2(e).
+    // Score of the tile's edge e (source row src) for `head`.
     __device__ __forceinline__ float at(OFF_T edge, int src, int head, float dst_term) const {
         float z = a_src[(u64)src * H + head] + dst_term;
 #if EDGE
         z += a_edge[(u64)eid[edge] * H + head];
 #endif
-        return scaled_leaky(z, slope);
+        return leaky(z, slope);
     }
     __device__ __forceinline__ float dst(int row, int head) const {
         return a_dst && head < H ? a_dst[(u64)row * H + head] : 0.f;
@@ -66,9 +76,20 @@ struct Scores {
 struct Out {
     OUT_T* out;
     const float* bias;  // [H*D] or null
-    float *lse, *plus, *minus, *mass;
+    float *small, *plus, *minus;
     int rows;
 };
+
+// Leaves the softmax of (row, head) for backward in small [4, rows, H]: what its scores were taken relative to, the reciprocal
+// of its sum, and the shares of the edges with z > 0 and of the others.
+__device__ __forceinline__ void save_softmax(float* small, int rows, int row, int head, const Softmax& run, float inverse) {
+    const u64 all = (u64)rows * H;
+    float* s = small + (u64)row * H + head;
+    s[0] = reference(run.m);
+    s[all] = inverse;
+    s[2 * all] = run.plus * inverse;
+    s[3 * all] = run.minus * inverse;
+}
 
 // The output row, and under TRAIN its two parts.
 __device__ __forceinline__ void write_parts(const Lanes& at, int row, Row& minus, const Row& plus, const Out& o) {

@@ -2,48 +2,62 @@
 // destinations. Everything else follows from sums over rows that are already there:
 //
 //   w_e   = alpha_e * dropout_e                        g_e = 1 where z_e > 0, else slope
+//   alpha_e = exp(s_e - m_i) / sum_i
 //   P_j, M_j = sum_e w_e dO_i over the edges out of j with z_e > 0, and over the others     (phase 2, as in forward)
 //   da_src_j = <v_j, P_j + slope M_j> - sum_e g_e alpha_e delta_i,       delta_i = <dO_i, O_i>
 //   da_dst_i = (1 - slope) (<dO_i, plus_i> mass_minus_i - <dO_i, minus_i> mass_plus_i)
 //   dv_j     = P_j + M_j (+ da_src_j att_src + da_dst_j att_dst, the way of the gradient through the scores)
 //
 // plus, minus and the masses were saved by forward. The line for da_dst uses that softmax gradients sum to zero over a
-// destination; written with both masses it loses nothing when one edge takes nearly all of the softmax. Kernels: `prepare` (per
-// destination), `sources` (per source, chunked), `merge` (split sources). head_dot.cu has the gradients of att_src, att_dst.
+// destination; written with both masses it loses nothing when one edge takes nearly all of the softmax. The line for da_src is
+// a small difference of large numbers: hence rows added up by steps, and the inner products of wide heads twofold.
+//
+// Kernels: `prepare` (per destination), `sources` (per source, chunked), `merge` (split sources). head_dot.cu has the gradients
+// of att_src and att_dst.
 #include "additive_direct.cuh"
 
-// packed [rows, 4, H]: a_dst, lse, delta, unused. One 16-byte piece per head when H is 1, three full sectors when it is 8.
+#define STEPS (UNROLL > 1)
+
+// The inner product over head kh: twofold in wide heads, where it rounds most and reading the row takes longest.
+__device__ __forceinline__ Twofold inner(const Row& a, const Row& b, int kh) {
+    Twofold s = {0.f, 0.f};
+    if (D < 128) {
+        s.hi = lane_sum<LH>(partial_dot(a, b, kh));
+        return s;
+    }
+#pragma unroll
+    for (int k = kh * KV; k < (kh + 1) * KV; ++k)
+#pragma unroll
+        for (int x = 0; x < VEC; ++x) add_product(s, a[k][x], b[k][x]);
+    return lane_sum<LH>(s);
+}
+
+// packed [rows, H, 4]: a_dst, m, 1 / sum, delta: all that an edge and head needs of its destination, in one 16-byte load.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
 prepare(int rows, const OUT_T* __restrict__ grad, const float* __restrict__ plus, const float* __restrict__ minus,
-        const float* __restrict__ mass, const float* __restrict__ lse, const float* __restrict__ a_dst, float slope,
-        float* __restrict__ packed, float* __restrict__ d_a_dst) {
+        const float* __restrict__ small, const float* __restrict__ a_dst, float slope, float* __restrict__ packed,
+        float* __restrict__ d_a_dst) {
     const Lanes at;
     const long long row = warp_id() * SLOTS + at.slot;
     const bool on = row < rows;
-    Row g, p, m;
+    Row g, p, m, o;
     load_row(at, grad, (u64)row, on, g);
     load_row(at, plus, (u64)row, on, p);
     load_row(at, minus, (u64)row, on, m);
 #pragma unroll
+    for (int k = 0; k < PACKS; ++k)
+#pragma unroll
+        for (int x = 0; x < VEC; ++x) o[k][x] = p[k][x] + m[k][x];
+#pragma unroll
     for (int kh = 0; kh < KH; ++kh) {
-        float up = 0.f, down = 0.f;
-#pragma unroll
-        for (int kv = 0; kv < KV; ++kv)
-#pragma unroll
-            for (int v = 0; v < VEC; ++v) {
-                up = fmaf(g[kh * KV + kv][v], p[kh * KV + kv][v], up);
-                down = fmaf(g[kh * KV + kv][v], m[kh * KV + kv][v], down);
-            }
-        up = lane_sum<LH>(up);
-        down = lane_sum<LH>(down);
+        const float up = lane_sum<LH>(partial_dot(g, p, kh)), down = lane_sum<LH>(partial_dot(g, m, kh));
+        const Twofold delta = inner(g, o, kh);
         const int h = at.head(kh);
         if (on && at.lh == 0 && h < H) {
-            const u64 i = (u64)row * H + h;
-            float* q = packed + (u64)row * 4 * H + h;
-            q[0] = a_dst ? a_dst[i] : 0.f;
-            q[H] = lse[i];
-            q[2 * H] = up + down;
-            d_a_dst[i] = (1.f - slope) * (up * mass[i + (u64)rows * H] - down * mass[i]);
+            const u64 i = (u64)row * H + h, all = (u64)rows * H;
+            const float q[4] = {a_dst ? a_dst[i] : 0.f, small[i], small[i + all], delta.hi + delta.lo};
+            store_pack<float, 4>(packed + 4 * i, q);
+            d_a_dst[i] = (1.f - slope) * (up * small[i + 3 * all] - down * small[i + 2 * all]);
         }
     }
 }
@@ -61,20 +75,17 @@ __device__ __forceinline__ void finish(const Lanes& at, const Scratch& sh, int r
                                        const Finish& f) {
     if (at.lane < HT) sh.factor[at.lane] = lost;
     __syncwarp();
-    Row v;
+    Row v, both;
     load_row(at, f.values, (u64)row, true, v);
 #pragma unroll
+    for (int k = 0; k < PACKS; ++k)
+#pragma unroll
+        for (int x = 0; x < VEC; ++x) both[k][x] = fmaf(f.slope, minus[k][x], plus[k][x]);
+#pragma unroll
     for (int kh = 0; kh < KH; ++kh) {
-        float dot = 0.f;
-#pragma unroll
-        for (int kv = 0; kv < KV; ++kv)
-#pragma unroll
-            for (int x = 0; x < VEC; ++x) {
-                const int k = kh * KV + kv;
-                dot = fmaf(v[k][x], fmaf(f.slope, minus[k][x], plus[k][x]), dot);
-            }
+        const Twofold dot = inner(v, both, kh);
         const int h = at.head(kh);
-        const float d_src = lane_sum<LH>(dot) - sh.factor[kh * HL + at.hl];
+        const float d_src = (dot.hi - sh.factor[kh * HL + at.hl]) + dot.lo;
 #pragma unroll
         for (int k = kh * KV; k < (kh + 1) * KV; ++k)
 #pragma unroll
@@ -101,6 +112,15 @@ struct Edges {
     const OFF_T *position, *eid;
     const float *packed, *a_edge;
     float slope;
+
+    // What `packed` holds of destination i, with z in the place of a_dst: summed in forward's order, so that it is the same z.
+    __device__ __forceinline__ void load(u64 i, int head, float src_term, OFF_T place, float (&q)[4]) const {
+        load_pack<float, 4>(packed + (i * H + head) * 4, q);
+        q[0] += src_term;
+#if EDGE
+        q[0] += a_edge[(u64)eid[place] * H + head];
+#endif
+    }
 };
 
 // Phase 1: signed weights; with EDGE_GRAD also extra = alpha * delta. Returns the tile's share of sum g alpha delta.
@@ -116,21 +136,14 @@ __device__ __forceinline__ float weight_tile(const Edges& g, const Dropout& drop
             float w = 0.f, alpha_delta = 0.f;
             bool up = false;
             if (e < n && on) {
-                const float* q = g.packed + (u64)i * 4 * H + head;
-                float z = src_term + q[0];
-#if EDGE || DROPOUT
-                const OFF_T p = g.position[base + e];
-#else
-                const OFF_T p = 0;
-#endif
-#if EDGE
-                z += g.a_edge[(u64)g.eid[p] * H + head];
-#endif
-                up = z > 0.f;
-                const float alpha = exp2f(scaled_leaky(z, g.slope) - q[H]);
-                alpha_delta = alpha * q[2 * H];
+                const OFF_T place = EDGE || DROPOUT ? g.position[base + e] : 0;
+                float q[4];
+                g.load((u64)i, head, src_term, place, q);
+                up = q[0] > 0.f;
+                const float alpha = exp_above(leaky(q[0], g.slope), q[1]) * q[2];
+                alpha_delta = alpha * q[3];
                 lost += (up ? 1.f : g.slope) * alpha_delta;
-                w = alpha * drop.factor(p, head);
+                w = alpha * drop.factor(place, head);
             }
             sh.weight[e * HT + h] = up ? w : -w;
 #if EDGE_GRAD
@@ -143,6 +156,51 @@ __device__ __forceinline__ float weight_tile(const Edges& g, const Dropout& drop
 }
 
 #if DIRECT && !EDGE_GRAD
+// One step of `gather_direct`: UNROLL edges in each slot, the first at `first` of the tile that starts at `base`.
+__device__ __forceinline__ void source_step(const Lanes& at, const Edges& g, const Dropout& drop, const OUT_T* grad,
+                                            const float (&src_term)[KH], OFF_T base, int first, int n, int j,
+                                            float (&lost)[KH], Row& minus, Row& plus) {
+    Row v[UNROLL];
+    float q[UNROLL][KH][4];
+    OFF_T place[UNROLL];
+#pragma unroll
+    for (int u = 0; u < UNROLL; ++u) {
+        const int e = first + u * SLOTS + at.slot;
+        const u64 i = (u64)__shfl_sync(FULL_WARP, j, e & 31);
+        load_row(at, grad, i, e < n, v[u]);
+        place[u] = (EDGE || DROPOUT) && e < n ? g.position[base + e] : 0;
+#pragma unroll
+        for (int kh = 0; kh < KH; ++kh) {
+            q[u][kh][0] = q[u][kh][2] = q[u][kh][3] = 0.f;  // weight zero
+            q[u][kh][1] = infinity();
+            if (e < n && at.head(kh) < H) g.load(i, at.head(kh), src_term[kh], place[u], q[u][kh]);
+        }
+    }
+#pragma unroll
+    for (int kh = 0; kh < KH; ++kh) {
+        float factor[UNROLL], loss = 0.f;
+        Row below, above;
+        clear_row(below);
+        clear_row(above);
+        draw<UNROLL>(at, drop, place, at.head(kh), factor);
+#pragma unroll
+        for (int u = 0; u < UNROLL; ++u) {
+            const float z = q[u][kh][0];
+            const float alpha = exp_above(leaky(z, g.slope), q[u][kh][1]) * q[u][kh][2];
+            loss = fmaf((z > 0.f ? 1.f : g.slope) * alpha, q[u][kh][3], loss);
+            add_signed<true>(kh, z > 0.f, alpha * factor[u], v[u], STEPS ? below : minus, STEPS ? above : plus);
+        }
+        lost[kh] += loss;
+#pragma unroll
+        for (int k = kh * KV; STEPS && k < (kh + 1) * KV; ++k)
+#pragma unroll
+            for (int x = 0; x < VEC; ++x) {
+                minus[k][x] += below[k][x];
+                plus[k][x] += above[k][x];
+            }
+    }
+}
+
 // Both phases in one where few lanes share a head: each lane makes the weights of its own heads. Returns sum g alpha delta of
 // the lane's phase-1 head.
 __device__ __forceinline__ float gather_direct(const Lanes& at, const Item& it, const Edges& g, const Dropout& drop,
@@ -156,41 +214,8 @@ __device__ __forceinline__ float gather_direct(const Lanes& at, const Item& it, 
     for (OFF_T base = it.begin; base < it.end; base += TILE) {
         const int n = it.end - base < TILE ? (int)(it.end - base) : TILE;
         const int j = at.lane < n ? g.nbr[base + at.lane] : 0;
-        for (int first = 0; first < n; first += SLOTS * UNROLL) {
-            Row v[UNROLL];
-            float dst[UNROLL][KH], lse[UNROLL][KH], delta[UNROLL][KH];
-            OFF_T place[UNROLL];
-#pragma unroll
-            for (int u = 0; u < UNROLL; ++u) {
-                const int e = first + u * SLOTS + at.slot;
-                const u64 i = (u64)__shfl_sync(FULL_WARP, j, e & 31);
-                load_row(at, grad, i, e < n, v[u]);
-                place[u] = (EDGE || DROPOUT) && e < n ? g.position[base + e] : 0;
-#pragma unroll
-                for (int kh = 0; kh < KH; ++kh) {
-                    const bool mine = e < n && at.head(kh) < H;
-                    const float* q = g.packed + i * 4 * H + at.head(kh);
-                    dst[u][kh] = mine ? q[0] : 0.f;
-                    lse[u][kh] = mine ? q[H] : infinity();  // weight zero
-                    delta[u][kh] = mine ? q[2 * H] : 0.f;
-#if EDGE
-                    if (mine) dst[u][kh] += g.a_edge[(u64)g.eid[place[u]] * H + at.head(kh)];
-#endif
-                }
-            }
-#pragma unroll
-            for (int kh = 0; kh < KH; ++kh) {
-                float factor[UNROLL];
-                draw<UNROLL>(at, drop, place, at.head(kh), factor);
-#pragma unroll
-                for (int u = 0; u < UNROLL; ++u) {
-                    const float z = src_term[kh] + dst[u][kh];
-                    const float alpha = exp2f(scaled_leaky(z, g.slope) - lse[u][kh]);
-                    lost[kh] = fmaf((z > 0.f ? 1.f : g.slope) * alpha, delta[u][kh], lost[kh]);
-                    add_signed<true>(kh, z > 0.f, alpha * factor[u], v[u], minus, plus);
-                }
-            }
-        }
+        for (int first = 0; first < n; first += SLOTS * UNROLL)
+            source_step(at, g, drop, grad, src_term, base, first, n, j, lost, minus, plus);
     }
     return to_phase_1(at, sh.weight, lost);
 }
@@ -207,12 +232,7 @@ __device__ __forceinline__ void edge_grad_tile(const Lanes& at, const Edges& g, 
         load_row(at, grad, (u64)__shfl_sync(FULL_WARP, j, e & 31), on, o);
 #pragma unroll
         for (int kh = 0; kh < KH; ++kh) {
-            float dot = 0.f;
-#pragma unroll
-            for (int kv = 0; kv < KV; ++kv)
-#pragma unroll
-                for (int x = 0; x < VEC; ++x) dot = fmaf(o[kh * KV + kv][x], v[kh * KV + kv][x], dot);
-            dot = lane_sum<LH>(dot);
+            const float dot = lane_sum<LH>(partial_dot(o, v, kh));
             const int h = at.head(kh), s = e * HT + kh * HL + at.hl;
             if (on && at.lh == 0 && h < H) {
                 const float w = sh.weight[s];
@@ -259,7 +279,7 @@ sources(const OFF_T* __restrict__ indptr, const int* __restrict__ nbr, const OFF
         const int n = it.end - base < TILE ? (int)(it.end - base) : TILE;
         const int j = at.lane < n ? nbr[base + at.lane] : 0;
         lost += weight_tile(g, drop, sh, base, n, j, head, on, src_term);
-        gather_tile<OUT_T, true>(at, j, n, sh.weight, grad, minus, plus);
+        gather_tile<OUT_T, true, STEPS>(at, j, n, sh.weight, grad, minus, plus);
 #if EDGE_GRAD
         edge_grad_tile(at, g, sh, base, n, j, grad, v, d_a_edge);
 #endif

@@ -56,7 +56,7 @@ __device__ __forceinline__ void direct_step(const Lanes& at, const Scores& score
 #pragma unroll
         for (int u = 0; u < UNROLL; ++u) top = fmaxf(top, s[u][kh]);
         draw<UNROLL>(at, drop, position, at.head(kh), factor);
-        const float base_score = reference(top), fade = exp2f(run.m[kh] - base_score);
+        const float base_score = reference(top), fade = exp_above(run.m[kh], base_score);
         run.m[kh] = top;
         run.minus[kh] *= fade;
         run.plus[kh] *= fade;
@@ -70,7 +70,7 @@ __device__ __forceinline__ void direct_step(const Lanes& at, const Scores& score
 #pragma unroll
         for (int u = 0; u < UNROLL; ++u) {
             const bool up = s[u][kh] > 0.f;
-            const float p = first + u * SLOTS + at.slot < n ? exp2f(s[u][kh] - base_score) : 0.f;
+            const float p = first + u * SLOTS + at.slot < n ? exp_above(s[u][kh], base_score) : 0.f;
             run.plus[kh] += up ? p : 0.f;
             run.minus[kh] += up ? 0.f : p;
             add_signed<TRAIN != 0>(kh, up, p * factor[u], v[u], minus, plus);
@@ -104,7 +104,7 @@ __device__ __forceinline__ void fold_direct(const Lanes& at, const Item& it, con
         top[kh] = mine.m[kh];
 #pragma unroll
         for (int w = ROW_LANES; w < 32; w <<= 1) top[kh] = fmaxf(top[kh], __shfl_xor_sync(FULL_WARP, top[kh], w));
-        const float f = exp2f(mine.m[kh] - reference(top[kh]));
+        const float f = exp_above(mine.m[kh], reference(top[kh]));
         mine.minus[kh] *= f;
         mine.plus[kh] *= f;
         if (at.slot != 0) top[kh] = 0.f;  // to_phase_1 sums over the slots

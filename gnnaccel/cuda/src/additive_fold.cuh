@@ -2,7 +2,7 @@
 #pragma once
 #include "additive.cuh"
 
-// Phase 1 with a running softmax. `known` (PMF) skips the running part: m is the final log-sum-exp then.
+// Phase 1 with a running softmax. KNOWN (PMF) skips the running part: m is what the row's scores are taken relative to then.
 template <bool KNOWN>
 __device__ __forceinline__ void score_tile(const Scores& scores, const Dropout& drop, const Scratch& sh, OFF_T base, int n,
                                            int j, int head, bool on, float dst_term, Softmax& run) {
@@ -21,7 +21,7 @@ __device__ __forceinline__ void score_tile(const Scores& scores, const Dropout& 
     }
     if (!KNOWN) {
         top = max_same_head(top);
-        const float fade = exp2f(run.m - reference(top));
+        const float fade = exp_above(run.m, reference(top));
         run.minus *= fade;
         run.plus *= fade;
         run.m = top;
@@ -32,7 +32,7 @@ __device__ __forceinline__ void score_tile(const Scores& scores, const Dropout& 
     for (int it = 0; it < HT; ++it) {
         if (it * EDGES_PER_STEP < n) {
             const int e = it * EDGES_PER_STEP + lane / HT;
-            float p = e < n && on ? exp2f(s[it] - base_score) : 0.f;
+            float p = e < n && on ? exp_above(s[it], base_score) : 0.f;
             const bool up = s[it] > 0.f;
             if (up) run.plus += p;
             else run.minus += p;
@@ -66,7 +66,7 @@ __device__ __forceinline__ void fold(const Lanes& at, const Item& it, const Scor
             fade_row(at, sh.factor, minus);
             if (TRAIN) fade_row(at, sh.factor, plus);
         }
-        gather_tile<ROW_T, TRAIN != 0>(at, j, n, sh.weight, rows, minus, plus);
+        gather_tile<ROW_T, TRAIN != 0, false>(at, j, n, sh.weight, rows, minus, plus);
         __syncwarp();
     }
     sum_slots(minus);

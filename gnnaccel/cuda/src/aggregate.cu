@@ -1,6 +1,8 @@
 // Sums of weighted rows over the edges of a graph, and the gradient of the weights.
 //
-//   forward, merge:  out[r, h, :] = scale[r] sum over r's edges of w(e, h) x[other(e), h, :], then / edges (MEAN), then + bias
+//   forward, merge:  out[r, h, :] = scale[r] sum over r's edges of w(e, h) x[other(e), h, :], then / edges (MEAN), then + bias,
+//                    with `add` then + what out[r, h, :] was
+//   forward_short:   the same for graphs of short rows, of which a warp sums several side by side
 //   edge_dot:        out[e, h] = <left[r, h, :], right[other(e), h, :]> for every edge e of r
 //
 // WEIGHT says whether w is 1, one number per edge or one per edge and head; BY_PLACE whether an edge's numbers stand at its
@@ -89,30 +91,27 @@ __device__ __forceinline__ void fold(const Lanes& at, const Turn& t, int first, 
     }
 }
 
-// A row without edges is zero whatever its scale, which as the reciprocal of a count may be infinite.
+// For the lanes that hold the sum. A row without edges is zero whatever its scale, which as the reciprocal of a count may be
+// infinite.
 __device__ __forceinline__ void finish(const Lanes& at, int row, OFF_T edges, Row& sum, const float* scale, const float* bias,
-                                       OUT_T* out) {
-    if (at.slot != 0) return;
+                                       int add, OUT_T* out) {
     const float factor = scale && edges ? scale[row] : 1.f, count = MEAN && edges ? (float)edges : 1.f;
 #pragma unroll
     for (int k = 0; k < PACKS; ++k)
 #pragma unroll
         for (int c = 0; c < VEC; ++c) sum[k][c] = MEAN ? sum[k][c] * factor / count : sum[k][c] * factor;
     add_bias(at, bias, sum);
+    if (add) {
+        Row before;
+        load_row(at, out, (u64)row, true, before);
+        add_row(sum, before);
+    }
     store_row(at, out, row, sum);
 }
 
-extern "C" __global__ void __launch_bounds__(32 * WARPS)
-forward(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const OFF_T* __restrict__ place, int rows,
-        const int* __restrict__ counters, const int2* __restrict__ chunks, int chunk_edges, int chunk_slots,
-        const ROW_T* __restrict__ x, const float* __restrict__ weight, const float* __restrict__ scale,
-        const float* __restrict__ bias, OUT_T* __restrict__ out, float* __restrict__ part) {
-    const Split split = {counters, chunks, chunk_edges, chunk_slots};
-    Item it;
-    if (!item_at(warp_id(), rows, indptr, split, it)) return;
-    const Lanes at;
-    const Graph graph = {other, place};
-    Row sum;
+// A warp's item: a whole row, or a chunk of a long one.
+__device__ __forceinline__ void sum_item(const Lanes& at, const Item& it, const Graph& graph, const ROW_T* x,
+                                         const float* weight, Row& sum) {
     clear_row(sum);
     for (OFF_T rest = it.end - it.begin; rest > 0; rest -= TURN) {
         Turn t;
@@ -120,20 +119,104 @@ forward(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const O
         for (int first = 0; first < t.edges; first += SLOTS * UNROLL) fold(at, t, first, x, weight, sum);
     }
     sum_slots(sum);
-    if (it.chunk < 0) finish(at, it.row, it.end - it.begin, sum, scale, bias, out);
-    else if (at.slot == 0) store_row(at, part, it.chunk, sum);
+}
+
+extern "C" __global__ void __launch_bounds__(32 * WARPS)
+forward(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const OFF_T* __restrict__ place, int rows,
+        const int* __restrict__ counters, const int2* __restrict__ chunks, int chunk_edges, int chunk_slots,
+        const ROW_T* __restrict__ x, const float* __restrict__ weight, const float* __restrict__ scale,
+        const float* __restrict__ bias, int add, OUT_T* __restrict__ out, float* __restrict__ part) {
+    const Split split = {counters, chunks, chunk_edges, chunk_slots};
+    Item it;
+    if (!item_at(warp_id(), rows, indptr, split, it)) return;
+    const Lanes at;
+    const Graph graph = {other, place};
+    Row sum;
+    sum_item(at, it, graph, x, weight, sum);
+    if (at.slot != 0) return;
+    if (it.chunk < 0) finish(at, it.row, it.end - it.begin, sum, scale, bias, add, out);
+    else store_row(at, part, it.chunk, sum);
+}
+
+// Each slot's own row, all of them to the length of the longest: the lanes go together, since they ask each other for ids.
+__device__ __forceinline__ void sum_rows(const Lanes& at, OFF_T begin, int edges, const Graph& graph, const ROW_T* x,
+                                         const float* weight, Row& sum) {
+    clear_row(sum);
+    int longest = edges;
+#pragma unroll
+    for (int w = ROW_LANES; w < 32; w <<= 1) longest = max(longest, __shfl_xor_sync(FULL_WARP, longest, w));
+    for (int base = 0; base < longest; base += ROW_LANES) {
+        const int own = base + at.lane % ROW_LANES;
+        const OFF_T position = begin + own;
+        const bool mine = own < edges;
+        const int other = !IDENTITY && mine ? graph.other[position] : 0;
+        const OFF_T place = WEIGHT != NO_WEIGHT && BY_PLACE && mine ? graph.place[position] : position;
+        const float one = WEIGHT == EDGE_WEIGHT && mine ? weight[place] : 0.f;
+        for (int first = 0; first < ROW_LANES && base + first < longest; first += UNROLL) {
+            Row v[UNROLL];
+            float w[UNROLL][KH];
+#pragma unroll
+            for (int u = 0; u < UNROLL; ++u) {
+                const int from = (at.lane & ~(ROW_LANES - 1)) + ((first + u) & (ROW_LANES - 1));
+                const bool on = first + u < ROW_LANES && base + first + u < edges;
+                const u64 row = IDENTITY ? (u64)(begin + base + first + u) : (u64)__shfl_sync(FULL_WARP, other, from);
+                load_row(at, x, row, on, v[u]);
+                const float f = WEIGHT == EDGE_WEIGHT ? __shfl_sync(FULL_WARP, one, from) : 1.f;
+                const u64 line = WEIGHT == HEAD_WEIGHT ? (u64)__shfl_sync(FULL_WARP, place, from) : 0;
+#pragma unroll
+                for (int kh = 0; kh < KH; ++kh)
+                    w[u][kh] = !on ? 0.f : WEIGHT != HEAD_WEIGHT ? f : at.head(kh) < H ? weight[line * H + at.head(kh)] : 0.f;
+            }
+#pragma unroll
+            for (int u = 0; u < UNROLL; ++u)
+#pragma unroll
+                for (int k = 0; k < PACKS; ++k)
+#pragma unroll
+                    for (int c = 0; c < VEC; ++c)
+                        sum[k][c] = WEIGHT == NO_WEIGHT ? sum[k][c] + v[u][k][c] : fmaf(w[u][k / KV], v[u][k][c], sum[k][c]);
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(32 * WARPS)
+forward_short(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const OFF_T* __restrict__ place, int rows,
+              const int* __restrict__ counters, const int2* __restrict__ chunks, int chunk_edges, int chunk_slots,
+              const ROW_T* __restrict__ x, const float* __restrict__ weight, const float* __restrict__ scale,
+              const float* __restrict__ bias, int add, OUT_T* __restrict__ out, float* __restrict__ part) {
+    const Lanes at;
+    const Graph graph = {other, place};
+    const long long w = warp_id();
+    Row sum;
+    if (w < chunk_slots) {
+        const Split split = {counters, chunks, chunk_edges, chunk_slots};
+        Item it;
+        if (!item_at(w, rows, indptr, split, it)) return;
+        sum_item(at, it, graph, x, weight, sum);
+        if (at.slot == 0) store_row(at, part, it.chunk, sum);
+        return;
+    }
+    const long long row = (w - chunk_slots) * SLOTS + at.slot;
+    OFF_T begin = 0, edges = 0;
+    if (row < rows) {
+        begin = indptr[row];
+        edges = indptr[row + 1] - begin;
+    }
+    const bool whole = row < rows && edges <= chunk_edges;  // longer ones lie in chunks
+    sum_rows(at, begin, whole ? (int)edges : 0, graph, x, weight, sum);
+    if (whole) finish(at, (int)row, edges, sum, scale, bias, add, out);
 }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
 merge(const int* __restrict__ counters, const int4* __restrict__ heavy, const OFF_T* __restrict__ indptr,
-      const float* __restrict__ part, const float* __restrict__ scale, const float* __restrict__ bias, OUT_T* __restrict__ out) {
+      const float* __restrict__ part, const float* __restrict__ scale, const float* __restrict__ bias, int add,
+      OUT_T* __restrict__ out) {
     const long long w = warp_id();
     if (w >= counters[1]) return;
     const int4 row = heavy[w];
     const Lanes at;
     Row sum;
     add_chunks(at, row.y, row.z, part, sum);
-    finish(at, row.x, indptr[row.x + 1] - indptr[row.x], sum, scale, bias, out);
+    if (at.slot == 0) finish(at, row.x, indptr[row.x + 1] - indptr[row.x], sum, scale, bias, add, out);
 }
 
 // The row's own side stays in registers. Chunks of a split row write edges of their own, so nothing is merged.

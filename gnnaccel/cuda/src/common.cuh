@@ -164,6 +164,37 @@ template <int Width> __device__ __forceinline__ float lane_max(float x) {
     return x;
 }
 
+// ---- sums kept twofold ---------------------------------------------------------------------------------------------
+// For inner products, once per node, whose difference from another number is what counts: lo collects what the roundings of hi
+// lost (Ogita, Rump and Oishi, "Accurate sum and dot product"), so hi + lo is as if summed with twice the digits.
+
+struct Twofold {
+    float hi, lo;
+};
+
+__device__ __forceinline__ void add_to(Twofold& s, float x) {
+    const float sum = s.hi + x, part = sum - s.hi;
+    s.lo += (s.hi - (sum - part)) + (x - part);
+    s.hi = sum;
+}
+
+__device__ __forceinline__ void add_product(Twofold& s, float a, float b) {
+    const float product = __fmul_rn(a, b);  // never fused with the addition below
+    s.lo += fmaf(a, b, -product);
+    add_to(s, product);
+}
+
+// As for a float, with the same bits in every lane: an addition's error does not depend on the order of the two.
+template <int Width> __device__ __forceinline__ Twofold lane_sum(Twofold s) {
+#pragma unroll
+    for (int step = Width / 2; step > 0; step /= 2) {
+        const float hi = __shfl_xor_sync(FULL_WARP, s.hi, step);
+        s.lo += __shfl_xor_sync(FULL_WARP, s.lo, step);
+        add_to(s, hi);
+    }
+    return s;
+}
+
 // ---- random numbers ------------------------------------------------------------------------------------------------
 // Philox4x32 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3"): four words that depend only on the three
 // inputs, so that forward and backward draw the same numbers without storing them. Counter words, low to high:

@@ -16,20 +16,21 @@ dot(int rows, const ROW_T* __restrict__ x, const float* __restrict__ att0, const
     load_row(at, att1, 0, att1 != nullptr, q);
 #pragma unroll
     for (int kh = 0; kh < KH; ++kh) {
-        float s = 0.f, t = 0.f;
+        // Twofold, because a score's error becomes the relative error of its exponential; the time goes into reading x anyway.
+        Twofold s = {0.f, 0.f}, t = {0.f, 0.f};
 #pragma unroll
         for (int kv = 0; kv < KV; ++kv)
 #pragma unroll
             for (int c = 0; c < VEC; ++c) {
-                s = fmaf(v[kh * KV + kv][c], p[kh * KV + kv][c], s);
-                t = fmaf(v[kh * KV + kv][c], q[kh * KV + kv][c], t);
+                add_product(s, v[kh * KV + kv][c], p[kh * KV + kv][c]);
+                add_product(t, v[kh * KV + kv][c], q[kh * KV + kv][c]);
             }
         s = lane_sum<LH>(s);
         t = lane_sum<LH>(t);
         const int h = at.head(kh);
         if (on && at.lh == 0 && h < H) {
-            a0[(u64)row * H + h] = s;
-            if (att1) a1[(u64)row * H + h] = t;
+            a0[(u64)row * H + h] = s.hi + s.lo;
+            if (att1) a1[(u64)row * H + h] = t.hi + t.lo;
         }
     }
 }

@@ -32,6 +32,41 @@ __device__ __forceinline__ float max_same_head(float x) {
     return x;
 }
 
+__device__ __forceinline__ float leaky(float x, float slope) { return x > 0.f ? x : slope * x; }
+
+// exp(s - base). The difference is taken first: between scores that matter to each other it is exact, or nearly so, however
+// large they are, while scores kept times log2(e) would each bring a rounding of their own size. `__fsub_rn` keeps a product
+// that made the score from being fused into the difference: forward and backward are to see the same score.
+__device__ __forceinline__ float exp_above(float s, float base) { return exp2f(__fsub_rn(s, base) * LOG2E); }
+
+// A lane's part of an inner product, in chains of four terms that come together in pairs: a single chain of 16 would round
+// the sum more often, and each step would wait for the one before.
+struct Chains {
+    float s[(KV * VEC + 3) / 4];
+
+    __device__ __forceinline__ Chains() {
+#pragma unroll
+        for (int i = 0; i < (KV * VEC + 3) / 4; ++i) s[i] = 0.f;
+    }
+    __device__ __forceinline__ void add(int term, float a, float b) { s[term / 4] = fmaf(a, b, s[term / 4]); }
+    __device__ __forceinline__ float sum() {
+#pragma unroll
+        for (int w = 1; w < (KV * VEC + 3) / 4; w *= 2)
+#pragma unroll
+            for (int i = 0; i + w < (KV * VEC + 3) / 4; i += 2 * w) s[i] += s[i + w];
+        return s[0];
+    }
+};
+
+__device__ __forceinline__ float partial_dot(const Row& a, const Row& b, int kh) {
+    Chains s;
+#pragma unroll
+    for (int i = 0; i < KV; ++i)
+#pragma unroll
+        for (int x = 0; x < VEC; ++x) s.add(i * VEC + x, a[kh * KV + i][x], b[kh * KV + i][x]);
+    return s.sum();
+}
+
 // Running maximum and sum of a softmax. The sum is kept in two parts, over negative and positive z, because additive
 // attention's backward needs both shares and a small one must not be had as a difference; others use `minus` alone.
 struct Softmax {
@@ -40,7 +75,7 @@ struct Softmax {
     __device__ __forceinline__ float sum() const { return minus + plus; }
 };
 
-// Sums the chunks of one split row with the factors exp2(m_chunk - m), m from `merge_stats`.
+// Sums the chunks of one split row with the factors exp(m_chunk - m), m from `merge_stats`.
 __device__ __forceinline__ void gather_chunks(const Lanes& at, int first, int count, const Scratch& sh, const float* stats,
                                               const float* part, Row& total) {
     clear_row(total);
@@ -59,7 +94,7 @@ __device__ __forceinline__ void gather_chunks(const Lanes& at, int first, int co
                 const int h = at.head(k / KV);
                 float f = 1.f;
                 if (i < count && h < H)
-                    f = exp2f(stats[(u64)(first + i) * 3 * H + h] - sh.extra[(k / KV) * HL + at.hl]);
+                    f = exp_above(stats[(u64)(first + i) * 3 * H + h], sh.extra[(k / KV) * HL + at.hl]);
 #pragma unroll
                 for (int x = 0; x < VEC; ++x) total[k][x] = fmaf(f, v[u][k][x], total[k][x]);
             }
@@ -79,7 +114,7 @@ __device__ __forceinline__ Softmax merge_stats(const Lanes& at, int first, int c
     if (on)
         for (int c = group; c < count; c += 32 / HT) {
             const float* s = stats + (u64)(first + c) * 3 * H + head;
-            const float f = exp2f(s[0] - reference(run.m));
+            const float f = exp_above(s[0], reference(run.m));
             run.minus += f * s[H];
             run.plus += f * s[2 * H];
         }

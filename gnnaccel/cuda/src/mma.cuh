@@ -14,18 +14,20 @@
 #define TENSOR_CORES 0  // sm_75 knows only a smaller product, and none of bf16 or tf32
 #endif
 
-// tf32 keeps the upper 19 bits of a float. To nearest, ties away from zero.
-__device__ __forceinline__ u32 tf32_from_float(float x) {
-#if defined(GNNACCEL_EMULATE)
-    const u32 bits = __float_as_uint(x);
-    return (bits & 0x7fffffffu) > 0x7f800000u ? 0x7fffffffu : (bits + 0x1000u) & ~0x1fffu;
-#elif TENSOR_CORES
-    u32 bits;
-    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
-    return bits;
-#else
-    return __float_as_uint(x);
-#endif
+// tf32 keeps the upper 19 bits of a float, and the tensor cores ignore the rest: adding half of the last place that is kept
+// rounds to nearest, ties away from zero. (The instruction for it is five on sm_90.)
+__device__ __forceinline__ u32 with_half(float x) { return __float_as_uint(x) + 0x1000u; }
+
+// For the tensor cores. Infinity and NaN stay, the largest numbers become infinite.
+__device__ __forceinline__ u32 tf32_from_float(float x) { return fabsf(x) < infinity() ? with_half(x) : __float_as_uint(x); }
+
+// x = big + small to 22 bits. Returns small before its rounding: not finite where x is not or big would not be, which has to
+// be computed in another way.
+__device__ __forceinline__ float split_in_two(float x, u32& big, u32& small) {
+    big = with_half(x) & ~0x1fffu;
+    const float rest = x - __uint_as_float(big);
+    small = with_half(rest);
+    return rest;
 }
 
 // The product for elements of Type; float stands for tf32.

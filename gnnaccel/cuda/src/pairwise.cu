@@ -52,7 +52,7 @@ __device__ __forceinline__ void step(const Lanes& at, const Inputs& in, const Dr
 #pragma unroll
         for (int kh = 0; kh < KH; ++kh) {
             const float dot = lane_sum<LH>(partial_score(operand, q, att, kh, in.c));
-            s[u][kh] = on ? score(dot, s[u][kh], c_dst[kh], in.c) * LOG2E : NEG_INF;
+            s[u][kh] = on ? score(dot, s[u][kh], c_dst[kh], in.c) : NEG_INF;
         }
     }
 #pragma unroll
@@ -61,12 +61,12 @@ __device__ __forceinline__ void step(const Lanes& at, const Inputs& in, const Dr
 #pragma unroll
         for (int u = 0; u < UNROLL; ++u) top = fmaxf(top, s[u][kh]);
         draw<UNROLL>(at, drop, position, at.head(kh), factor);
-        const float base_score = reference(top), fade = exp2f(st.m[kh] - base_score);
+        const float base_score = reference(top), fade = exp_above(st.m[kh], base_score);
         st.m[kh] = top;
         st.l[kh] *= fade;
 #pragma unroll
         for (int u = 0; u < UNROLL; ++u) {
-            const float p = first + u * SLOTS + at.slot < n ? exp2f(s[u][kh] - base_score) : 0.f;
+            const float p = first + u * SLOTS + at.slot < n ? exp_above(s[u][kh], base_score) : 0.f;
             st.l[kh] += p;
             s[u][kh] = p * factor[u];
         }
@@ -90,7 +90,7 @@ __device__ __forceinline__ void join_slots(State& st) {
         float top = st.m[kh];
 #pragma unroll
         for (int w = ROW_LANES; w < 32; w <<= 1) top = fmaxf(top, __shfl_xor_sync(FULL_WARP, top, w));
-        const float f = exp2f(st.m[kh] - reference(top));
+        const float f = exp_above(st.m[kh], reference(top));
         st.m[kh] = top;
         st.l[kh] *= f;
 #pragma unroll
@@ -103,8 +103,9 @@ __device__ __forceinline__ void join_slots(State& st) {
     sum_slots(st.acc);
 }
 
-__device__ __forceinline__ void finish(const Lanes& at, int row, bool edges, State& st, OUT_T* out, float* raw,
-                                       const float* bias, float* lse) {
+// norm [2, rows, H], for backward: what the scores were taken relative to, and the reciprocal of the softmax's sum.
+__device__ __forceinline__ void finish(const Lanes& at, int row, int rows, bool edges, State& st, OUT_T* out, float* raw,
+                                       const float* bias, float* norm) {
 #pragma unroll
     for (int kh = 0; kh < KH; ++kh) {
         const float inverse = reciprocal(st.l[kh], edges);
@@ -112,8 +113,11 @@ __device__ __forceinline__ void finish(const Lanes& at, int row, bool edges, Sta
         for (int i = kh * KV; i < (kh + 1) * KV; ++i)
 #pragma unroll
             for (int x = 0; x < VEC; ++x) st.acc[i][x] *= inverse;
-        if (TRAIN && at.slot == 0 && at.lh == 0 && at.head(kh) < H)
-            lse[(u64)row * H + at.head(kh)] = st.m[kh] + log2f(st.l[kh]);
+        if (TRAIN && at.slot == 0 && at.lh == 0 && at.head(kh) < H) {
+            float* n = norm + (u64)row * H + at.head(kh);
+            n[0] = reference(st.m[kh]);
+            n[(u64)rows * H] = inverse;
+        }
     }
     if (at.slot != 0) return;
     if (raw) store_row(at, raw, row, st.acc);  // for backward, where the result itself is biased or may be changed
@@ -127,7 +131,7 @@ forward(const OFF_T* __restrict__ indptr, const int* __restrict__ col, const OFF
         const ROW_T* __restrict__ keys, const ROW_T* __restrict__ values, const ROW_T* __restrict__ queries,
         const ROW_T* __restrict__ edges, const float* __restrict__ att_vector, const float* __restrict__ c_src,
         const float* __restrict__ c_dst, float scale, float slope, float drop_p, float drop_scale, u64 seed, u64 offset,
-        OUT_T* __restrict__ out, float* __restrict__ raw, const float* __restrict__ bias, float* __restrict__ lse,
+        OUT_T* __restrict__ out, float* __restrict__ raw, const float* __restrict__ bias, float* __restrict__ norm,
         float* __restrict__ part_acc, float* __restrict__ part_stats) {
     const Split split = {counters, chunks, chunk_edges, chunk_slots};
     Item it;
@@ -154,7 +158,7 @@ forward(const OFF_T* __restrict__ indptr, const int* __restrict__ col, const OFF
     }
     join_slots(st);
     if (it.chunk < 0) {
-        finish(at, it.row, it.end > it.begin, st, out, raw, bias, lse);
+        finish(at, it.row, rows, it.end > it.begin, st, out, raw, bias, norm);
         return;
     }
     if (at.slot == 0) {
@@ -171,8 +175,8 @@ forward(const OFF_T* __restrict__ indptr, const int* __restrict__ col, const OFF
 }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-merge(const int* __restrict__ counters, const int4* __restrict__ heavy, OUT_T* __restrict__ out, float* __restrict__ raw,
-      const float* __restrict__ bias, float* __restrict__ lse, const float* __restrict__ part_acc,
+merge(const int* __restrict__ counters, const int4* __restrict__ heavy, int rows, OUT_T* __restrict__ out,
+      float* __restrict__ raw, const float* __restrict__ bias, float* __restrict__ norm, const float* __restrict__ part_acc,
       const float* __restrict__ part_stats) {
     DYNAMIC_SHARED(shared);
     const long long w = warp_id();
@@ -191,5 +195,5 @@ merge(const int* __restrict__ counters, const int4* __restrict__ heavy, OUT_T* _
         st.l[kh] = sh.factor[kh * HL + at.hl];
     }
     gather_chunks(at, row.y, row.z, sh, part_stats, part_acc, st.acc);
-    finish(at, row.x, true, st, out, raw, bias, lse);
+    finish(at, row.x, rows, true, st, out, raw, bias, norm);
 }

@@ -7,7 +7,7 @@
 //   4 SD      s = leaky_relu(scale <q, k>)                        values are the keys (SuperGAT)
 //
 // k: rows of sources, q: rows of destinations. With EDGE an edge row e adds to k (and to the value under DOT). Every kind
-// is symmetric in k and q, so one backward kernel serves both directions. Scores are natural here, times log2(e) before exp2.
+// is symmetric in k and q, so one backward kernel serves both directions.
 #pragma once
 #include "merge.cuh"
 
@@ -22,27 +22,18 @@ struct Constants {
     float scale, slope;
 };
 
-__device__ __forceinline__ float leaky(float x, float slope) { return x > 0.f ? x : slope * x; }
 __device__ __forceinline__ float leaky_grad(float x, float slope) { return x > 0.f ? 1.f : slope; }
 
 // The lane's part of the inner product for head kh.
 __device__ __forceinline__ float partial_score(const Row& k, const Row& q, const Row& att, int kh, const Constants& c) {
-    float s = 0.f;
+    if (SCORE != GATV2) return partial_dot(k, q, kh);
+    Chains s;
 #pragma unroll
-    for (int i = kh * KV; i < (kh + 1) * KV; ++i)
+    for (int i = 0; i < KV; ++i)
 #pragma unroll
         for (int x = 0; x < VEC; ++x)
-            s = SCORE == GATV2 ? fmaf(att[i][x], leaky(k[i][x] + q[i][x], c.slope), s) : fmaf(k[i][x], q[i][x], s);
-    return s;
-}
-
-__device__ __forceinline__ float partial_dot(const Row& a, const Row& b, int kh) {
-    float s = 0.f;
-#pragma unroll
-    for (int i = kh * KV; i < (kh + 1) * KV; ++i)
-#pragma unroll
-        for (int x = 0; x < VEC; ++x) s = fmaf(a[i][x], b[i][x], s);
-    return s;
+            s.add(i * VEC + x, att[kh * KV + i][x], leaky(k[kh * KV + i][x] + q[kh * KV + i][x], c.slope));
+    return s.sum();
 }
 
 __device__ __forceinline__ float sigmoid(float x) { return 1.f / (1.f + exp2f(-x * LOG2E)); }

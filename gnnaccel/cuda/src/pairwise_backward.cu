@@ -1,17 +1,20 @@
-// Backward of pairwise attention. Scores are recomputed from the saved log-sum-exp: nothing of the size of the edges is
-// kept or made. The same kernel runs twice, BY_SRC = 1 over the rows of the transposed graph (gradients of keys and values)
-// and BY_SRC = 0 over the destinations (gradients of queries, of the attention vector and of edge rows):
+// Backward of pairwise attention. Weights are recomputed from the softmax's saved maximum and sum: nothing of the size of the
+// edges is kept or made. The same kernel runs twice, BY_SRC = 1 over the rows of the transposed graph (gradients of keys and
+// values) and BY_SRC = 0 over the destinations (gradients of queries, of the attention vector and of edge rows):
 //
-//   alpha = exp2(s - lse_i),  w = alpha dropout,  t = <dO_i, v_j>,  ds = alpha (dropout t - delta_i),  delta_i = <dO_i, O_i>
+//   alpha = exp(s - m_i) / sum_i,  w = alpha dropout,  t = <dO_i, v_j>,  delta_i = <dO_i, O_i>,  ds = alpha (dropout t - delta_i)
 //
 // An item's own rows stay in registers, the other end's are gathered. Operands a are those of the score (k or q), operands b
 // those of the value (v or dO).
 #include "pairwise.cuh"
 
-// packed [rows, 2, H]: lse, delta.
+#define SRC_TERM (SCORE == COSINE || SCORE == MX)
+#define DST_TERM (SCORE == MX)
+
+// packed [rows, H, 4]: m, 1 / sum, delta, the node term c_dst: one 16-byte load per edge and head in the pass by source.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-prepare(int rows, const OUT_T* __restrict__ grad, const float* __restrict__ out, const float* __restrict__ lse,
-        float* __restrict__ packed) {
+prepare(int rows, const OUT_T* __restrict__ grad, const float* __restrict__ out, const float* __restrict__ norm,
+        const float* __restrict__ c_dst, float* __restrict__ packed) {
     const Lanes at;
     const long long row = warp_id() * SLOTS + at.slot;
     const bool on = row < rows;
@@ -20,11 +23,12 @@ prepare(int rows, const OUT_T* __restrict__ grad, const float* __restrict__ out,
     load_row(at, out, (u64)row, on, o);
 #pragma unroll
     for (int kh = 0; kh < KH; ++kh) {
-        const float delta = lane_sum<LH>(partial_dot(g, o, kh));
+        const float delta = lane_sum<LH>(partial_dot(g, o, kh));  // rounded as t is: where O = v, they cancel to the last bit
         const int h = at.head(kh);
         if (on && at.lh == 0 && h < H) {
-            packed[((u64)row * 2) * H + h] = lse[(u64)row * H + h];
-            packed[((u64)row * 2 + 1) * H + h] = delta;
+            const u64 i = (u64)row * H + h;
+            const float p[4] = {norm[i], norm[i + (u64)rows * H], delta, DST_TERM ? c_dst[i] : 0.f};
+            store_pack<float, 4>(packed + 4 * i, p);
         }
     }
 }
@@ -40,37 +44,64 @@ typedef ROW_T OTHER_B_T;
 #endif
 #define SUM_B (BY_SRC && OWN_VALUES)          // gradients of values apart from those of keys
 #define SUM_ATT (!BY_SRC && SCORE == GATV2)   // gradient of the attention vector
-#define SRC_TERM (SCORE == COSINE || SCORE == MX)
-#define DST_TERM (SCORE == MX)
+#define STEPS (UNROLL > 2)                    // the edges of a step are added up before they join the sums: shorter chains of
+                                              // roundings, in registers that only narrow rows have to spare
 
 struct Inputs {
     const ROW_T* other_a;
     const OTHER_B_T* other_b;
     const ROW_T* edges;
-    const float *packed, *c_src, *c_dst;
+    const float *packed, *c_src;
     const OFF_T *position, *eid;
     Constants c;
     ROW_T* d_edges;
 };
 
+// What `packed` holds of a destination for one head; `term` is its node term.
+struct Destination {
+    float m, inverse, delta, term;
+};
+
+__device__ __forceinline__ Destination destination(const float* packed, u64 row, int head, bool on) {
+    float p[4] = {0.f, 0.f, 0.f, 0.f};
+    if (on && head < H) load_pack<float, 4>(packed + (row * H + head) * 4, p);
+    const Destination d = {p[0], p[1], p[2], p[3]};
+    return d;
+}
+
+// An item's own row: `dst` where it is a destination, `src_term` where it is a source.
 struct Self {
     Row a, b, att;
-    float lse[KH], delta[KH], node[KH];  // of the item's own row; lse and delta only where it is a destination
+    Destination dst[KH];
+    float src_term[KH];
 };
 
 struct Sums {
     Row a, b;  // b: values' gradient, or the attention vector's (which goes on over rows)
     float node[KH];
+
+    __device__ __forceinline__ void clear() {
+        clear_row(a);
+        clear_row(b);
+#pragma unroll
+        for (int kh = 0; kh < KH; ++kh) node[kh] = 0.f;
+    }
+    __device__ __forceinline__ void add(const Sums& other) {
+        add_row(a, other.a);
+        if (SUM_B || SUM_ATT) add_row(b, other.b);
+#pragma unroll
+        for (int kh = 0; kh < KH; ++kh) node[kh] += other.node[kh];
+    }
 };
 
 // Adds one edge, given its rows and scalars: `dot` and `t` are whole inner products.
 __device__ __forceinline__ void add_edge(const Lanes& at, const Inputs& in, const Self& self, const Row& own, const Row& a,
-                                         const Row& b, int kh, float dot, float t, float src_term, float dst_term, float lse,
-                                         float delta, float factor, bool on, Row& d_edge, Sums& sums) {
-    const float alpha = on ? exp2f(score(dot, src_term, dst_term, in.c) * LOG2E - lse) : 0.f;
-    const float w = alpha * factor, ds = alpha * (factor * t - delta);
+                                         const Row& b, int kh, float dot, float t, float src_term, const Destination& dst,
+                                         float factor, bool on, Row& d_edge, Sums& sums) {
+    const float alpha = on ? exp_above(score(dot, src_term, dst.term, in.c), dst.m) * dst.inverse : 0.f;
+    const float w = alpha * factor, ds = alpha * (factor * t - dst.delta);
     float d_dot, d_node;
-    score_grad(ds, dot, src_term, dst_term, in.c, d_dot, d_node);
+    score_grad(ds, dot, src_term, dst.term, in.c, d_dot, d_node);
     sums.node[kh] += d_node;
 #pragma unroll
     for (int i = kh * KV; i < (kh + 1) * KV; ++i)
@@ -96,7 +127,8 @@ __device__ __forceinline__ void add_edge(const Lanes& at, const Inputs& in, cons
 __device__ __forceinline__ void step(const Lanes& at, const Inputs& in, const Dropout& drop, const Self& self, OFF_T base,
                                      int first, int n, int j, Sums& sums) {
     Row a[UNROLL], b[OTHER_B ? UNROLL : 1];
-    float lse[UNROLL][KH], delta[UNROLL][KH], node[UNROLL][KH];
+    Destination dst[UNROLL][KH];
+    float src_term[UNROLL][KH];
     OFF_T position[UNROLL];
 #pragma unroll
     for (int u = 0; u < UNROLL; ++u) {
@@ -109,15 +141,12 @@ __device__ __forceinline__ void step(const Lanes& at, const Inputs& in, const Dr
         if (BY_SRC && (DROPOUT || EDGE)) position[u] = on ? in.position[base + e] : 0;
 #pragma unroll
         for (int kh = 0; kh < KH; ++kh) {
-            const bool mine = on && at.head(kh) < H;
-            const float* p = in.packed + i * 2 * H + at.head(kh);
-            lse[u][kh] = BY_SRC ? (mine ? p[0] : 0.f) : self.lse[kh];
-            delta[u][kh] = BY_SRC ? (mine ? p[H] : 0.f) : self.delta[kh];
-            node[u][kh] = 0.f;
-            if (BY_SRC && DST_TERM) node[u][kh] = node_term(in.c_dst, i, at.head(kh), on);
-            if (!BY_SRC && SRC_TERM) node[u][kh] = node_term(in.c_src, i, at.head(kh), on);
+            dst[u][kh] = BY_SRC ? destination(in.packed, i, at.head(kh), on) : self.dst[kh];
+            src_term[u][kh] = BY_SRC ? self.src_term[kh] : SRC_TERM ? node_term(in.c_src, i, at.head(kh), on) : 0.f;
         }
     }
+    Sums part, &to = STEPS ? part : sums;
+    part.clear();
     float factor[KH][UNROLL];
 #pragma unroll
     for (int kh = 0; kh < KH; ++kh) draw<UNROLL>(at, drop, position, at.head(kh), factor[kh]);
@@ -153,26 +182,23 @@ __device__ __forceinline__ void step(const Lanes& at, const Inputs& in, const Dr
 #if BY_SRC
             dot = lane_sum<LH>(partial_score(key, a[u], self.att, kh, in.c));
             t = lane_sum<LH>(partial_dot(val, value, kh));
-            add_edge(at, in, self, key, a[u], value, kh, dot, t, self.node[kh], node[u][kh], lse[u][kh], delta[u][kh],
-                     factor[kh][u], on, d_edge, sums);
+            add_edge(at, in, self, key, a[u], value, kh, dot, t, src_term[u][kh], dst[u][kh], factor[kh][u], on, d_edge, to);
 #else
             dot = lane_sum<LH>(partial_score(key, own, self.att, kh, in.c));
             t = lane_sum<LH>(partial_dot(val, self.b, kh));
-            add_edge(at, in, self, own, key, value, kh, dot, t, node[u][kh], self.node[kh], lse[u][kh], delta[u][kh],
-                     factor[kh][u], on, d_edge, sums);
+            add_edge(at, in, self, own, key, value, kh, dot, t, src_term[u][kh], dst[u][kh], factor[kh][u], on, d_edge, to);
 #endif
 #else
             dot = lane_sum<LH>(partial_score(own, a[u], self.att, kh, in.c));
             t = lane_sum<LH>(OTHER_B ? partial_dot(self.b, value, kh) : partial_dot(self.b, a[u], kh));
-            const float s = BY_SRC ? self.node[kh] : node[u][kh], d = BY_SRC ? node[u][kh] : self.node[kh];
-            add_edge(at, in, self, own, a[u], value, kh, dot, t, s, d, lse[u][kh], delta[u][kh], factor[kh][u], on, d_edge,
-                     sums);
+            add_edge(at, in, self, own, a[u], value, kh, dot, t, src_term[u][kh], dst[u][kh], factor[kh][u], on, d_edge, to);
 #endif
         }
 #if EDGE
         if (!BY_SRC && on && in.d_edges) store_row(at, in.d_edges, id, d_edge);
 #endif
     }
+    if (STEPS) sums.add(part);
 }
 
 __device__ __forceinline__ void load_self(const Lanes& at, const Inputs& in, const ROW_T* self_a, const SELF_B_T* self_b, int row,
@@ -182,12 +208,8 @@ __device__ __forceinline__ void load_self(const Lanes& at, const Inputs& in, con
 #pragma unroll
     for (int kh = 0; kh < KH; ++kh) {
         const int h = at.head(kh);
-        const bool mine = !BY_SRC && h < H;
-        self.lse[kh] = mine ? in.packed[((u64)row * 2) * H + h] : 0.f;
-        self.delta[kh] = mine ? in.packed[((u64)row * 2 + 1) * H + h] : 0.f;
-        self.node[kh] = 0.f;
-        if (BY_SRC && SRC_TERM) self.node[kh] = node_term(in.c_src, row, h, true);
-        if (!BY_SRC && DST_TERM) self.node[kh] = node_term(in.c_dst, row, h, true);
+        self.dst[kh] = destination(in.packed, (u64)row, h, !BY_SRC);
+        self.src_term[kh] = BY_SRC && SRC_TERM ? node_term(in.c_src, row, h, true) : 0.f;
     }
 }
 
@@ -245,14 +267,14 @@ backward(const OFF_T* __restrict__ indptr, const int* __restrict__ nbr, const OF
          const OFF_T* __restrict__ eid, int rows, const int* __restrict__ counters, const int2* __restrict__ chunks,
          int chunk_edges, int chunk_slots, const ROW_T* __restrict__ self_a, const SELF_B_T* __restrict__ self_b,
          const ROW_T* __restrict__ other_a, const OTHER_B_T* __restrict__ other_b, const ROW_T* __restrict__ edges,
-         const float* __restrict__ att_vector, const float* __restrict__ c_src, const float* __restrict__ c_dst,
-         const float* __restrict__ packed, float scale, float slope, float drop_p, float drop_scale, u64 seed, u64 offset,
+         const float* __restrict__ att_vector, const float* __restrict__ c_src, const float* __restrict__ packed, float scale,
+         float slope, float drop_p, float drop_scale, u64 seed, u64 offset,
          ROW_T* __restrict__ d_a, ROW_T* __restrict__ d_b, float* __restrict__ d_node, ROW_T* __restrict__ d_edges,
          float* __restrict__ part_a, float* __restrict__ part_b, float* __restrict__ part_node, float* __restrict__ part_att) {
     DYNAMIC_SHARED(shared);
     const Split split = {counters, chunks, chunk_edges, chunk_slots};
     const Lanes at;
-    const Inputs in = {other_a, other_b, edges, packed, c_src, c_dst, position, eid, {scale, slope}, d_edges};
+    const Inputs in = {other_a, other_b, edges, packed, c_src, position, eid, {scale, slope}, d_edges};
     const Dropout drop = {drop_p, drop_scale, seed, offset};
     const Gradients g = {d_a, d_b, d_node, part_a, part_b, part_node};
     Self self;

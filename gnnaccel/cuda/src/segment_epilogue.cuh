@@ -27,7 +27,7 @@ struct Corner {
     int row, column, block;
 
     __device__ __forceinline__ int row_of(int m, int half) const { return row + 16 * m + 8 * half + ((threadIdx.x & 31) >> 2); }
-    __device__ __forceinline__ int column_of(int n, int e) const { return column + 8 * n + 2 * (threadIdx.x & 3) + e; }
+    __device__ __forceinline__ int column_of(int n, int e) const { return column + column_at(n, threadIdx.x & 3, e); }
 };
 
 __device__ __forceinline__ float activated(const Epilogue& to, float v) {
@@ -37,6 +37,7 @@ __device__ __forceinline__ float activated(const Epilogue& to, float v) {
 }
 
 __device__ __forceinline__ void finish(const Epilogue& to, const Walk& at, const Corner& corner, Accumulators& acc) {
+    if (!to.bias && !to.scale && !to.activation) return;
     float factor[MT][2];
 #pragma unroll
     for (int m = 0; m < MT; ++m)
@@ -116,7 +117,8 @@ __device__ __forceinline__ void store_line(OUT_T* line, bool on, const Corner& c
 #pragma unroll
         for (int e = 0; e < 2; ++e)
             if (on && corner.column_of(n, e) < N) atomicAdd(line + corner.column_of(n, e), v[n][e]);
-#elif STORE == 4
+#elif STORE > 2 * SIDE
+    static_assert(STORE == 4 && SIDE == 1, "lanes trade pairs");
     // Lanes c and c ^ 1 trade halves of two groups of eight columns, so that each has four columns side by side.
     const int odd = threadIdx.x & 1;
 #pragma unroll
@@ -131,13 +133,14 @@ __device__ __forceinline__ void store_line(OUT_T* line, bool on, const Corner& c
     }
 #else
 #pragma unroll
-    for (int n = 0; n < NT; ++n)
-        if (STORE == 2) {
-            if (on && corner.column_of(n, 0) < N) store_pack<OUT_T, 2>(line + corner.column_of(n, 0), v[n]);
-        } else {
+    for (int n = 0; n < NT; n += SIDE)
 #pragma unroll
-            for (int e = 0; e < 2; ++e)
-                if (on && corner.column_of(n, e) < N) line[corner.column_of(n, e)] = from_float<OUT_T>(v[n][e]);
+        for (int first = 0; first < 2 * SIDE; first += STORE) {
+            const int column = corner.column_of(n, 0) + first;
+            float pack[STORE];
+#pragma unroll
+            for (int i = 0; i < STORE; ++i) pack[i] = v[n + (first + i) / 2][(first + i) % 2];
+            if (on && column < N) store_pack<OUT_T, STORE>(line + column, pack);
         }
 #endif
 }

@@ -16,7 +16,10 @@
 #define STAGE_SIZE (A_SIZE + TR * B_STRIDE)
 #define WEIGHT ((i64)BLOCKS * K * N)
 #define SLOTS (STAGES + 1)  // tiles between the reading of row numbers and the use of the factors read with them
-#define MERGE_COLUMNS 64
+#define MERGE_THREADS 256
+#define MERGE_COLUMNS 32
+#define MERGE_GROUPS (MERGE_THREADS / MERGE_COLUMNS)
+#define MERGE_CHUNKS ((WEIGHT + MERGE_COLUMNS - 1) / MERGE_COLUMNS)
 
 static_assert(TR <= THREADS, "each thread reads the numbers of one row");
 static_assert(TA == WM * WARPS_M && TN == WN * WARPS_N, "the warps' tiles make up the block's");
@@ -144,33 +147,84 @@ weight_grad(const int* __restrict__ ptr, const int* __restrict__ tile_ptr, int s
     run(feed, Target{out, partial, warp / WARPS_N * WM, warp % WARPS_N * WN});
 }
 
-// Adds up the parts of the segment that begins in block b's share of the tiles and goes on behind it. grid: (columns, b).
-// Four groups of threads take every fourth part.
-extern "C" __global__ void __launch_bounds__(256)
-merge(const int* __restrict__ tile_ptr, int segment_count, int blocks, const float* __restrict__ partial,
-      float* __restrict__ out) {
-    DYNAMIC_SHARED(shared);
-    float* const sums = (float*)shared;  // [4][MERGE_COLUMNS]
-    const Segments segments = {tile_ptr, tile_ptr, segment_count};  // rows are not asked for
-    const int tiles = segments.tiles(), b = blockIdx.y;
-    const int begin = range_begin(b, blocks, tiles), end = range_begin(b + 1, blocks, tiles);
-    if (begin == end) return;
-    Walk at;
-    at.seek(segments, end - 1);
-    if (at.next <= end || __ldg(tile_ptr + at.segment) < begin) return;
+// The blocks of `weight_grad` that have parts of a segment.
+struct Share {
+    int first, last;
+
+    // The block whose share holds a tile: the last one that begins at or before it.
+    static __device__ __forceinline__ int owner(int tile, int blocks, int tiles) {
+        return (int)((((i64)tile + 1) * blocks - 1) / tiles);
+    }
+    __device__ __forceinline__ Share(const int* tile_ptr, int segment, int blocks, int tiles) : first(0), last(0) {
+        const int begin = __ldg(tile_ptr + segment), end = __ldg(tile_ptr + segment + 1);
+        if (begin == end) return;
+        first = owner(begin, blocks, tiles);
+        last = owner(end - 1, blocks, tiles);
+    }
+};
+
+// One column of a divided segment: groups of threads take every MERGE_GROUPS-th part, then their sums are added in order.
+__device__ __forceinline__ void merge_columns(const Share& share, int blocks, int tiles, const float* partial, int chunk,
+                                              float* sums, float* out) {
     const int group = threadIdx.x / MERGE_COLUMNS;
-    const i64 column = (i64)blockIdx.x * MERGE_COLUMNS + threadIdx.x % MERGE_COLUMNS;
+    const i64 column = (i64)chunk * MERGE_COLUMNS + threadIdx.x % MERGE_COLUMNS;
     float sum = 0.f;
     if (column < WEIGHT) {
-        if (group == 0) sum = partial[(2 * (i64)b + 1) * WEIGHT + column];
-        for (int other = b + 1 + group; other < blocks && range_begin(other, blocks, tiles) < at.next; other += 4)
-            if (range_begin(other, blocks, tiles) < range_begin(other + 1, blocks, tiles))  // more blocks than tiles
-                sum += partial[2 * (i64)other * WEIGHT + column];
+        const float* parts = partial + column;
+        if (group == 0) sum = parts[(2 * (i64)share.first + 1) * WEIGHT];
+        if (tiles >= blocks) {
+#pragma unroll 8
+            for (int b = share.first + 1 + group; b <= share.last; b += MERGE_GROUPS) sum += parts[2 * (i64)b * WEIGHT];
+        } else {  // some blocks have no tiles, and have written nothing
+            for (int b = share.first + 1 + group; b <= share.last; b += MERGE_GROUPS)
+                if (range_begin(b, blocks, tiles) < range_begin(b + 1, blocks, tiles)) sum += parts[2 * (i64)b * WEIGHT];
+        }
     }
+    __syncthreads();  // the sums of the columns before have been read
     sums[threadIdx.x] = sum;
     __syncthreads();
     if (group == 0 && column < WEIGHT) {
-        for (int other = 1; other < 4; ++other) sum += sums[other * MERGE_COLUMNS + threadIdx.x];
-        out[at.segment * WEIGHT + column] = sum;
+#pragma unroll
+        for (int other = 1; other < MERGE_GROUPS; ++other) sum += sums[other * MERGE_COLUMNS + threadIdx.x];
+        out[column] = sum;
+    }
+}
+
+// Adds up the parts of all divided segments, in the order of the blocks that made them. Only the device knows which those
+// are: each block looks at all segments, MERGE_THREADS at a time, and does its share of the columns of those that it finds.
+extern "C" __global__ void __launch_bounds__(MERGE_THREADS)
+merge(const int* __restrict__ tile_ptr, int segment_count, int blocks, const float* __restrict__ partial,
+      float* __restrict__ out) {
+    DYNAMIC_SHARED(shared);
+    float* const sums = (float*)shared;
+    int* const found = (int*)(sums + MERGE_THREADS);  // divided segments
+    int* const counts = found + MERGE_THREADS;        // of each warp's
+    const int tiles = __ldg(tile_ptr + segment_count), lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    i64 before = 0;  // pieces of work in the segments looked at so far
+    for (int base = 0; base < segment_count; base += MERGE_THREADS) {
+        const int mine = base + threadIdx.x;
+        bool divided = false;
+        if (mine < segment_count) {
+            const Share share(tile_ptr, mine, blocks, tiles);
+            divided = share.first < share.last;
+        }
+        const u32 all = __ballot_sync(FULL_WARP, divided);
+        if (lane == 0) counts[warp] = __popc(all);
+        __syncthreads();
+        int count = 0, place = __popc(all & ((1u << lane) - 1u));
+        for (int other = 0; other < MERGE_THREADS / 32; ++other) {
+            if (other < warp) place += counts[other];
+            count += counts[other];
+        }
+        if (divided) found[place] = mine;
+        __syncthreads();
+        const i64 pieces = (i64)count * MERGE_CHUNKS;
+        for (i64 i = (blockIdx.x + gridDim.x - before % gridDim.x) % gridDim.x; i < pieces; i += gridDim.x) {
+            const int segment = found[i / MERGE_CHUNKS];
+            merge_columns(Share(tile_ptr, segment, blocks, tiles), blocks, tiles, partial, (int)(i % MERGE_CHUNKS), sums,
+                          out + segment * WEIGHT);
+        }
+        before += pieces;
+        __syncthreads();  // before the lists are written again
     }
 }

@@ -25,6 +25,17 @@ static_assert(WM % 16 == 0 && WN % 8 == 0, "a warp's tile is a multiple of 16 x 
 
 typedef float Accumulators[MT][NT][4];
 
+// How many groups of eight columns share theirs out in turn, so that a lane has 2 * SIDE columns side by side.
+#ifndef SIDE
+#define SIDE 1
+#endif
+static_assert(NT % SIDE == 0, "whole turns");
+
+// The column, of a warp's, that stands at place 2 * pair + e of group n.
+__device__ __forceinline__ int column_at(int n, int pair, int e) {
+    return n / SIDE * 8 * SIDE + pair * 2 * SIDE + n % SIDE * 2 + e;
+}
+
 __device__ __forceinline__ void clear(Accumulators& acc) {
 #pragma unroll
     for (int m = 0; m < MT; ++m)
@@ -127,11 +138,7 @@ __device__ __forceinline__ bool all_split(const LeftWords& x, const RightWords& 
 template <int Count>
 __device__ __forceinline__ void split(const u32 (&word)[Count], u32 (&big)[Count], u32 (&small)[Count]) {
 #pragma unroll
-    for (int r = 0; r < Count; ++r) {
-        const float x = __uint_as_float(word[r]);
-        big[r] = tf32_from_float(x);
-        small[r] = tf32_from_float(x - __uint_as_float(big[r]));
-    }
+    for (int r = 0; r < Count; ++r) split_in_two(__uint_as_float(word[r]), big[r], small[r]);
 }
 
 __device__ __forceinline__ void three_products(const LeftWords& x, const RightWords& y, Accumulators& acc) {

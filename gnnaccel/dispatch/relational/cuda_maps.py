@@ -5,6 +5,7 @@ Where backward is itself recorded it runs on torch operations, so that second de
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,10 +14,12 @@ from gnnaccel.cuda import aggregate as sums
 from gnnaccel.cuda import segment_gemm
 from gnnaccel.cuda.layout import TYPES
 from gnnaccel.cuda.segment_gemm_grad import weight_grad
+from gnnaccel.cuda.structure import Rows
 from gnnaccel.dispatch.graph import GraphView
 from gnnaccel.dispatch.relational import torch_maps
 from gnnaccel.dispatch.relational.pairs import Pairs
 from gnnaccel.dispatch.relational.view import Gather
+from gnnaccel.dispatch.tall import precision
 
 
 def multiply(pairs: Pairs, rows: Tensor, weight: Tensor, transposed: bool = False, gather: Gather | None = None) -> Tensor:
@@ -30,7 +33,7 @@ def aggregate(graph: GraphView, rows: Tensor, weight: Tensor | None = None) -> T
     """`torch_maps.aggregate`."""
     if _wants_grad(rows, weight):
         return _Aggregate.apply(graph, rows, weight)
-    return _aggregate(graph.csc(places=weight is not None), graph.wide, rows, weight)
+    return total(graph.csc(places=weight is not None), graph.wide, rows, weight)
 
 
 def take(rows: Tensor, gather: Gather) -> Tensor:
@@ -44,34 +47,36 @@ def _wants_grad(*tensors: Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
-def _dense(t: Tensor) -> Tensor:
+def dense(t: Tensor) -> Tensor:
     """Contiguous, and aligned for the widest load."""
     t = t.contiguous()
     return t if t.data_ptr() % 16 == 0 else t.clone()
 
 
-def _by_torch(function: Callable[..., Tensor], inputs: tuple[Tensor | None, ...], needs: tuple[bool, ...], grad: Tensor) -> tuple:
-    """Gradients of ``function(*inputs)`` that can be differentiated again."""
+def by_torch(function: Callable[..., Any], inputs: tuple[Tensor | None, ...], needs: tuple[bool, ...], grad: Any) -> tuple:
+    """Gradients of ``function(*inputs)``, a tensor or several, that can be differentiated again."""
     inputs = tuple(None if t is None else t.view_as(t) for t in inputs)
     wanted = [t for t, need in zip(inputs, needs) if need and t is not None]
-    found = iter(torch.autograd.grad(function(*inputs), wanted, grad, create_graph=True))
+    found = iter(torch.autograd.grad(function(*inputs), wanted, grad, create_graph=True, allow_unused=True))
     return tuple(next(found) if need and t is not None else None for t, need in zip(inputs, needs))
 
 
 # --- maps by relation --------------------------------------------------------------------------------------------------
 
-def precision() -> str:
-    """Of fp32 products, as torch's settings have it."""
-    return "fp32" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+def product(segments: segment_gemm.Segments, rows: Tensor, weight: Tensor, transposed: bool, index: Tensor | None,
+            bias: Tensor | None = None, into: Tensor | None = None) -> Tensor:
+    """[rows of ``segments``, blocks * N]: rows [any, blocks * K], those of ``index`` if there is one, times their segment's
+    matrix [K, N] or [blocks, K, N], plus its bias; added to ``into`` [.., blocks * N] fp32 if that is given."""
+    if not (weight.stride(-1) == 1 and weight.stride(-2) == weight.shape[-1]):
+        weight = weight.contiguous()
+    return segment_gemm.multiply(segments, dense(rows), weight, index=index, transposed=transposed, precision=precision(),
+                                 blocks=weight.shape[1] if weight.dim() == 4 else 1,
+                                 bias=None if bias is None else bias.contiguous(), out=into, accumulate=into is not None)
 
 
 def _multiply(pairs: Pairs, rows: Tensor, weight: Tensor, transposed: bool, gather: Gather | None) -> Tensor:
-    blocks = weight.shape[1]
-    if not (weight.stride(-1) == 1 and weight.stride(-2) == weight.shape[-1]):
-        weight = weight.contiguous()
-    out = segment_gemm.multiply(pairs.segments, _dense(rows.flatten(1)), weight, index=None if gather is None else gather.index,
-                                transposed=transposed, blocks=blocks, precision=precision())
-    return out.unflatten(1, (blocks, -1))
+    found = product(pairs.segments, rows.flatten(1), weight, transposed, None if gather is None else gather.index)
+    return found.unflatten(1, (weight.shape[1], -1))
 
 
 class _Multiply(torch.autograd.Function):
@@ -88,15 +93,15 @@ class _Multiply(torch.autograd.Function):
             def again(rows: Tensor, weight: Tensor) -> Tensor:
                 return torch_maps.multiply(pairs, rows, weight, ctx.transposed, gather)
 
-            return None, *_by_torch(again, (rows, weight), needs, grad), None, None
+            return None, *by_torch(again, (rows, weight), needs, grad), None, None
         d_rows = d_weight = None
         if needs[0]:
             d_rows = _multiply(pairs, grad, weight, not ctx.transposed, None)
             if gather is not None:
                 members = gather.members
-                d_rows = _aggregate(members.csc(places=False), members.wide, d_rows, None)
+                d_rows = total(members.csc(places=False), members.wide, d_rows)
         if needs[1]:
-            left, right = _dense(rows.flatten(1)), _dense(grad.flatten(1))
+            left, right = dense(rows.flatten(1)), dense(grad.flatten(1))
             index = None if gather is None else gather.index
             ends = (right, left, None, index) if ctx.transposed else (left, right, index, None)
             d_weight = weight_grad(pairs.segments, ends[0], ends[1], index=ends[2], dy_index=ends[3], blocks=weight.shape[1],
@@ -117,16 +122,20 @@ def _sizes(rows: Tensor, weight: Tensor | None) -> tuple[int, int]:
     return sums.factored(rows[0].numel() if rows.shape[0] else rows.flatten(1).shape[1])
 
 
-def _variant(rows: Tensor, weight: Tensor | None, wide: bool) -> sums.Variant:
+def _variant(rows: Tensor, weight: Tensor | None, wide: bool, at: str = "place") -> sums.Variant:
     heads, width = _sizes(rows, weight)
-    return sums.variant(heads, width, rows.dtype, rows.dtype, _kind(weight), "place", False, False, wide)
+    return sums.variant(heads, width, rows.dtype, rows.dtype, _kind(weight), at, False, False, wide)
 
 
-def _aggregate(by: object, wide: bool, rows: Tensor, weight: Tensor | None) -> Tensor:
-    """``by``: index arrays whose ``place`` is where an edge's weight stands."""
-    variant = _variant(rows, weight, wide)
+def total(by: Rows, wide: bool, rows: Tensor, weight: Tensor | None = None, at: str = "place",
+          into: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+    """The sums of `aggregate` by the index arrays ``by``. at: where an edge's weight stands, as in `sums.Variant`; into: memory
+    of the result's kind that they are added to; bias: [elements of a row]."""
+    variant = _variant(rows, weight, wide, at)
+    shape = -1, variant.heads, variant.width
     weight = None if weight is None else weight.float().contiguous()
-    out = sums.forward(variant, by, _dense(rows).view(-1, variant.heads, variant.width), weight)
+    out = sums.forward(variant, by, dense(rows).view(shape), weight, bias=None if bias is None else dense(bias.float()),
+                       into=None if into is None else into.view(shape))
     return out.view(-1, *rows.shape[1:])
 
 
@@ -135,7 +144,7 @@ class _Aggregate(torch.autograd.Function):
     def forward(ctx, graph, rows, weight):
         ctx.graph = graph
         ctx.save_for_backward(rows, weight)
-        return _aggregate(graph.csc(places=weight is not None), graph.wide, rows, weight)
+        return total(graph.csc(places=weight is not None), graph.wide, rows, weight)
 
     @staticmethod
     def backward(ctx, grad):
@@ -144,14 +153,14 @@ class _Aggregate(torch.autograd.Function):
             def again(rows: Tensor, weight: Tensor | None) -> Tensor:
                 return torch_maps.aggregate(graph, rows, weight)
 
-            return None, *_by_torch(again, (rows, weight), needs, grad)
+            return None, *by_torch(again, (rows, weight), needs, grad)
         d_rows = d_weight = None
         if needs[0]:
             by_src = graph.csr(places=False) if weight is None else graph.csr_by_id()
-            d_rows = _aggregate(by_src, graph.wide, grad, weight)
+            d_rows = total(by_src, graph.wide, grad, weight)
         if needs[1]:
             variant = _variant(rows, weight, graph.wide)
             shape = -1, variant.heads, variant.width
-            d_weight = sums.edge_dot(variant, graph.csc(), _dense(grad).view(shape), _dense(rows).view(shape))
+            d_weight = sums.edge_dot(variant, graph.csc(), dense(grad).view(shape), dense(rows).view(shape))
             d_weight = (d_weight.sum(1) if weight.dim() == 1 else d_weight)[:weight.shape[0]].to(weight.dtype)
         return None, d_rows, d_weight

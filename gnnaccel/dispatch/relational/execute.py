@@ -58,7 +58,7 @@ def run(program: Program, view: RelationView, tensors: dict[str, Tensor], maps: 
     """The Program's output [num_dst, ...]. ``tensors``: by input name; EDGE inputs in the caller's order of edges."""
     state = Run(program, view, dict(tensors), maps, attend, out_dtype)
     for step, done in zip(program.ops, program.last_reads):
-        state.values[step.out] = _OPERATIONS[step.kind](state, step, program.domains[step.out])
+        state.values[step.out] = OPERATIONS[step.kind](state, step, program.domains[step.out])
         for name in done:  # what is not read again need not be kept, unless autograd does
             del state.values[name]
             for key in [k for k in state._read if name_of(k[0]) == name]:
@@ -245,7 +245,7 @@ def _attend(state: Run, step: Op, domain: str) -> Tensor:
     return state.attend(call, tensors)
 
 
-_OPERATIONS: dict[str, Callable[[Run, Op, str], Tensor]] = {
+OPERATIONS: dict[str, Callable[[Run, Op, str], Tensor]] = {
     "linear": _linear, "lookup": _lookup, "mix": _mix, "fold": _fold, "combine": _combine, "mul": _mul, "add": _add, "dot": _dot,
     "scale": lambda state, step, domain: state.read(step.args[0], domain) * step.attr("by"),
     "leaky_relu": lambda state, step, domain: F.leaky_relu(state.read(step.args[0], domain), step.attr("slope")),

@@ -7,6 +7,7 @@ wants them.
 from __future__ import annotations
 
 import functools
+import itertools
 from dataclasses import dataclass
 
 import torch
@@ -38,6 +39,11 @@ class Pairs:
         return tuple((r, a, b) for r, (a, b) in enumerate(zip(ptr, ptr[1:])) if b > a)
 
     @functools.cached_property
+    def sizes(self) -> list[int]:
+        """How many pairs each relation of `bounds` has: of all of them, in order."""
+        return [b - a for _, a, b in self.bounds]
+
+    @functools.cached_property
     def segments(self):
         """The rows by relation, as the GEMM by segment takes them."""
         from gnnaccel.cuda.segment_gemm import Segments
@@ -46,6 +52,25 @@ class Pairs:
 
     def nbytes(self) -> int:
         return sum(t.nbytes for t in (self.node, self.relation, self.ptr, self.of_edge))
+
+
+class Blocks:
+    """Nodes of ``sizes`` types, type after type. What products by segment ask of `Pairs`, types being the relations."""
+
+    def __init__(self, sizes: tuple[int, ...], device: torch.device):
+        ends = list(itertools.accumulate(sizes, initial=0))
+        self.count, self.bounds = ends[-1], tuple((t, a, b) for t, (a, b) in enumerate(zip(ends, ends[1:])) if b > a)
+        self.sizes = [b - a for _, a, b in self.bounds]
+        self.ptr = torch.tensor(ends, dtype=torch.int32, device=device)
+        types = torch.arange(len(sizes), dtype=torch.int32, device=device)
+        self.relation = types.repeat_interleave(self.ptr.diff(), output_size=self.count)
+
+    @functools.cached_property
+    def segments(self):
+        """The nodes by type, as the GEMM by segment takes them."""
+        from gnnaccel.cuda.segment_gemm import Segments
+
+        return Segments(self.ptr, self.count)
 
 
 def pairs_of(node: Tensor, relation: Tensor, num_nodes: int, num_relations: int, compact: bool = True) -> Pairs:

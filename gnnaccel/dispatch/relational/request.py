@@ -8,10 +8,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from gnnaccel.cuda.layout import TYPES
 from gnnaccel.dispatch import attention, cache
 from gnnaccel.dispatch.config import PASSES, current
 from gnnaccel.dispatch.program import PARAM, Program
-from gnnaccel.dispatch.relational import cuda_maps, torch_maps
+from gnnaccel.dispatch.relational import added as adding
+from gnnaccel.dispatch.relational import cuda_maps, cuda_program, torch_maps
 from gnnaccel.dispatch.relational.counting import Shape
 from gnnaccel.dispatch.relational.execute import run as execute
 from gnnaccel.dispatch.relational.optimise import Optimised, optimise
@@ -87,7 +89,8 @@ class RelationalStated:
         return cache.lookup_many(given.structure, self._sizes(), lambda own: self.make(own, _compact()))
 
     def call(self, graph: RelationView, plan: Any) -> RelationalCall:
-        return RelationalCall(self.program, graph, self.shapes, self.out)
+        """``plan`` None: to look at its Program, not to run it."""
+        return RelationalCall(self.program, graph, self.shapes, self.out, plan is not None and plan.route == "cuda")
 
     @staticmethod
     def runner(route: str) -> Callable[[RelationalCall, dict[str, Tensor]], Tensor]:
@@ -121,12 +124,13 @@ class RelationalGiven(NamedTuple):
 
 @dataclass
 class RelationalCall:
-    """One relational call."""
+    """One relational call; ``kernels``: by the CUDA kernels."""
 
     program: Program
     graph: RelationView
     shapes: Shapes
     out_dtype: torch.dtype
+    kernels: bool = False
 
     def optimised(self) -> Optimised:
         """The ordering taken, and those that were not; worked out once per graph."""
@@ -146,14 +150,21 @@ def shapes_of(program: Program, tensors: dict[str, Tensor]) -> Shapes:
 
 
 def run_torch(call: RelationalCall, tensors: dict[str, Tensor]) -> Tensor:
-    """The Program's output on torch operations."""
+    """The Program's output, and what is added to it, on torch operations."""
     return _run(call, tensors, torch_maps, attention.run_torch)
 
 
 def run_cuda(call: RelationalCall, tensors: dict[str, Tensor]) -> Tensor:
-    """The Program's output by the CUDA kernels."""
+    """The same by the CUDA kernels."""
+    program = call.optimised().program
+    if cuda_program.steps_of(program) is not None and tensors[program.inputs[0][0]].dtype in TYPES:
+        out = cuda_program.run(program, call.graph, tensors, call.out_dtype)
+        return out if out.dtype is call.out_dtype else out.to(call.out_dtype)
     return _run(call, tensors, cuda_maps, attention.run_cuda)
 
 
 def _run(call: RelationalCall, tensors: dict[str, Tensor], maps: Any, attend: Callable) -> Tensor:
-    return execute(call.optimised().program, call.graph, tensors, maps, attend, call.out_dtype).to(call.out_dtype)
+    added = tensors.get(adding.ADDED)
+    operands = tensors if added is None else {name: t for name, t in tensors.items() if name != adding.ADDED}
+    out = execute(call.optimised().program, call.graph, operands, maps, attend, call.out_dtype).to(call.out_dtype)
+    return out if added is None else adding.add(out, added, call.graph)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gnnaccel.dispatch import torch_segments
 from gnnaccel.dispatch.graph import GraphView
-from gnnaccel.dispatch.relational.pairs import Pairs
+from gnnaccel.dispatch.relational.pairs import Blocks, Pairs
 from gnnaccel.dispatch.relational.view import Gather
 
 _ALONE = 4096  # elements of a block's result from which another call costs less than a copy of it
@@ -18,13 +18,14 @@ _CPU_DTYPES = (torch.float32, torch.float64)
 
 # --- maps by relation --------------------------------------------------------------------------------------------------
 
-def multiply(pairs: Pairs, rows: Tensor, weight: Tensor, transposed: bool = False, gather: Gather | None = None) -> Tensor:
-    """[U, blocks, N]: each row times its relation's matrix, block by block.
+def multiply(pairs: Pairs | Blocks, rows: Tensor, weight: Tensor, transposed: bool = False, gather: Gather | None = None,
+             bias: Tensor | None = None) -> Tensor:
+    """[U, blocks, N]: each row times its relation's matrix, block by block; plus its ``bias`` [relations, N], for one block.
 
     pairs: the `Pairs` whose rows these are; rows [U, blocks, K], or rows of the coarser domain that ``gather`` reads; weight
     [relations, blocks, K, N], or [.., N, K] when ``transposed``.
     """
-    return _Multiply.apply(pairs, rows if gather is None else take(rows, gather), weight, transposed)
+    return _Multiply.apply(pairs, rows if gather is None else take(rows, gather), weight, transposed, bias)
 
 
 def outer(pairs: Pairs, left: Tensor, right: Tensor) -> Tensor:
@@ -34,13 +35,16 @@ def outer(pairs: Pairs, left: Tensor, right: Tensor) -> Tensor:
 
 class _Multiply(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, pairs, rows, weight, transposed):
+    def forward(ctx, pairs, rows, weight, transposed, bias):
         ctx.pairs, ctx.transposed = pairs, transposed
         ctx.save_for_backward(rows, weight)
         matrix = weight.transpose(-1, -2) if transposed else weight
         out = rows.new_empty(rows.shape[0], rows.shape[1], matrix.shape[-1])
+        if rows.shape[1] == 1:
+            _by_segment(pairs, rows.squeeze(1), matrix.squeeze(1), bias, out.squeeze(1))
+            return out
         for r, a, b in pairs.bounds:
-            if rows.shape[1] == 1 or (b - a) * out.shape[2] >= _ALONE:
+            if (b - a) * out.shape[2] >= _ALONE:
                 for block in range(rows.shape[1]):
                     torch.mm(rows[a:b, block], matrix[r, block], out=out[a:b, block])
             else:
@@ -49,11 +53,29 @@ class _Multiply(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        (rows, weight), (_, to_rows, to_weight, _) = ctx.saved_tensors, ctx.needs_input_grad
+        (rows, weight), (_, to_rows, to_weight, _, to_bias) = ctx.saved_tensors, ctx.needs_input_grad
         d_rows = multiply(ctx.pairs, grad, weight, not ctx.transposed) if to_rows else None
-        if not to_weight:
-            return None, d_rows, None, None
-        return None, d_rows, outer(ctx.pairs, grad, rows) if ctx.transposed else outer(ctx.pairs, rows, grad), None
+        d_weight = None
+        if to_weight:
+            d_weight = outer(ctx.pairs, grad, rows) if ctx.transposed else outer(ctx.pairs, rows, grad)
+        return None, d_rows, d_weight, None, _sums(ctx.pairs, grad) if to_bias else None
+
+
+def _by_segment(pairs: Pairs | Blocks, rows: Tensor, matrix: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    """The product for one block. Views are made by one call for all: each costs as much as a small product."""
+    bounds, sizes = pairs.bounds, pairs.sizes
+    for (r, _, _), left, found in zip(bounds, rows.split(sizes), out.split(sizes)):
+        if bias is None:
+            torch.mm(left, matrix[r], out=found)
+        else:
+            torch.addmm(bias[r], left, matrix[r], out=found)
+
+
+def _sums(pairs: Pairs | Blocks, grad: Tensor) -> Tensor:
+    """[relations, N]: the sums over each relation's rows, of one block."""
+    found = {r: grad[a:b, 0].sum(0) for r, a, b in pairs.bounds}
+    none = grad.new_zeros(grad.shape[2])
+    return torch.stack([found.get(r, none) for r in range(pairs.ptr.shape[0] - 1)])
 
 
 class _Outer(torch.autograd.Function):
@@ -62,10 +84,12 @@ class _Outer(torch.autograd.Function):
         ctx.pairs = pairs
         ctx.save_for_backward(left, right)
         out = left.new_zeros(pairs.ptr.shape[0] - 1, left.shape[1], left.shape[2], right.shape[2])
-        for r, a, b in pairs.bounds:
-            if left.shape[1] == 1:
-                torch.mm(left[a:b, 0].t(), right[a:b, 0], out=out[r, 0])
-            else:
+        if left.shape[1] == 1:
+            ends, found = (t.squeeze(1).split(pairs.sizes) for t in (left, right)), out.squeeze(1)
+            for (r, _, _), one, other in zip(pairs.bounds, *ends):
+                torch.mm(one.t(), other, out=found[r])
+        else:
+            for r, a, b in pairs.bounds:
                 torch.bmm(left[a:b].permute(1, 2, 0), right[a:b].transpose(0, 1), out=out[r])
         return out
 

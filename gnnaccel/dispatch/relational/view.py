@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gnnaccel.dispatch.graph import GraphView
 from gnnaccel.dispatch.program import DST, EDGE, PAIR_DST, PAIR_SRC, RELATION, SRC
-from gnnaccel.dispatch.relational.pairs import Pairs, pairs_of
+from gnnaccel.dispatch.relational.pairs import Blocks, Pairs, pairs_of
 from gnnaccel.errors import GraphError
 
 
@@ -218,6 +218,28 @@ class RelationView:
         count = torch.bincount(pairs.of_edge, minlength=pairs.count)
         return count.to(dtype).reciprocal().index_select(0, pairs.of_edge)
 
+    def share_along(self, source: str, target: str, back: bool = False) -> Tensor:
+        """`share` in the order in which the graph from ``source`` to ``target`` holds its edges, ``back`` when traversed against
+        them: read one after the other, rather than wherever the caller's order has them."""
+        def make() -> Tensor:
+            graph = self.graph(source, target)
+            rows = graph.csr_by_id() if back else graph.csc()
+            return self._make_share(torch.float32).index_select(0, rows.place)
+
+        return self._once(("share", source, target, back), make)
+
+    def blocks(self, sizes: tuple[int, ...]) -> Blocks:
+        """The destinations by type, ``sizes`` of each, type after type."""
+        return self._once(("blocks", sizes), lambda: Blocks(sizes, self.device))
+
+    def of_blocks(self, sizes: tuple[int, ...]) -> GraphView:
+        """The virtual graph with one edge from each destination to its type."""
+        def make() -> GraphView:
+            node = torch.arange(sum(sizes), dtype=torch.int32, device=self.device)
+            return GraphView(torch.stack([node, self.blocks(sizes).relation]), node.shape[0], len(sizes), own=True)
+
+        return self._once(("blocks", sizes, "members"), make)
+
     def degree(self) -> Tensor:
         """[num_dst] int64: the edges that enter each destination."""
         return self._once(("degree",), lambda: torch.bincount(self.index(DST, EDGE), minlength=self.num_dst))
@@ -227,5 +249,6 @@ class RelationView:
         made = {id(v): v for v in list(self._made.values())}.values()
         arrays = [v for v in made if isinstance(v, Tensor)]
         arrays += [t for v in made if isinstance(v, Pairs) for t in (v.node, v.relation, v.ptr, v.of_edge)]
+        arrays += [t for v in made if isinstance(v, Blocks) for t in (v.relation, v.ptr)]
         return (sum(t.nbytes for t in {id(t): t for t in arrays}.values())
                 + sum(v.nbytes() for v in made if isinstance(v, GraphView)))

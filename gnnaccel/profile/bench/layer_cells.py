@@ -93,3 +93,26 @@ def alternating_records(kind: str, place: dict, make_step, effort: timing.Effort
     timings = {impl: dataclasses.asdict(timed) for impl, timed in (timings or {}).items()}
     return [Record(kind, **place, impl=impl, timing=timings.get(impl), error=errors[impl] or error)
             for impl in accel.CONTEXTS]
+
+
+def checked_turns(kind: str, place: dict, make_step, effort: timing.Effort) -> list[Record]:
+    """`alternating_records` with the routes that calls took, and the check of gnnaccel's tensors against native's."""
+    device = torch.device(place["device"])
+    tensors, routes = {}, {}
+    for impl, context in accel.CONTEXTS.items():
+        def once(impl=impl, context=context):
+            with context():
+                step = make_step()
+                if impl != "native":
+                    step()  # the first call may take another route than those that are timed
+                accel.reset_routes()
+                return step.results(), accel.routes()
+
+        value, _ = guarded(once, device)  # a failure shows again, and is recorded, when timed
+        tensors[impl], routes[impl] = value or ({}, {})
+    checks = comparison("check", place, tensors)
+    tensors.clear()
+    records = alternating_records(kind, place, make_step, effort)
+    for record in records:
+        record.values = dict(routes[record.impl])
+    return records + checks

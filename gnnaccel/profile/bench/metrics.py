@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from gnnaccel.profile.bench import dgl_figures
 from gnnaccel.profile.bench.result import Record, Result
 
 IMPLS = ("native", "compiled", "gnnaccel")
@@ -59,6 +60,8 @@ class Cell:
             return ours
         if name == "vs_floor":
             return ratio(ours, self.floor.ms if self.floor else None)
+        if name == "vs_dgl_cuda":
+            return ratio(dgl_figures.cuda_ms(self.shape, self.layer, self.mode), ours) if self.device == "cuda" else None
         return ratio(self.ms(name.removeprefix("vs_")), ours)
 
 
@@ -81,7 +84,7 @@ def cells(result: Result) -> list[Cell]:
 
 
 def _place(record: Record) -> tuple:
-    kind = f"{record.kind}-cpu" if record.kind in ("layer", "relation") and record.device == "cpu" else record.kind
+    kind = f"{record.kind}-cpu" if record.kind in ("layer", "relation", "dgl") and record.device == "cpu" else record.kind
     return kind, record.shape, record.layer, record.mode, record.device
 
 

@@ -62,6 +62,12 @@ def effort(options) -> timing.Effort:
     return dataclasses.replace(found, batches=options.repeat) if options.repeat else found
 
 
+def calm(effort: timing.Effort) -> timing.Effort:
+    """For CPUs, which are noisy: more and longer samples than a GPU needs."""
+    return dataclasses.replace(effort, batches=2 * effort.batches, batch_ms=2 * effort.batch_ms,
+                               seconds=2 * effort.seconds)
+
+
 def impls(options) -> tuple[str, ...]:
     """The implementations timed within the layer cells."""
     return ("native", "gnnaccel") if options.native else ("gnnaccel",)
@@ -73,6 +79,17 @@ def parts(options, known: tuple[str, ...], default: list[str]) -> list[str]:
     if unknown := set(wanted) - set(known):
         raise ValueError(f"no part {', '.join(sorted(unknown))}; known: {', '.join(known)}")
     return wanted
+
+
+def named(name: str, known: dict):
+    """The one of ``known`` by this name; case, spaces, "_" and "-" do not matter. Raises ValueError."""
+    def plain(text: str) -> str:
+        return "".join(letter for letter in text.lower() if letter.isalnum())
+
+    for key, found in known.items():
+        if plain(key) == plain(name):
+            return found
+    raise ValueError(f"no layer {name!r}; known: {', '.join(known)}")
 
 
 def flat(groups: list[list[str]] | None) -> list[str]:

@@ -1,4 +1,4 @@
-"""A picture of a result: how many times faster than PyG, by shape and layer. Needs matplotlib, and nothing else."""
+"""A picture of a result: how many times faster than the host, by shape and layer. Needs matplotlib, and nothing else."""
 from __future__ import annotations
 
 from gnnaccel.profile.bench import metrics
@@ -10,7 +10,8 @@ TITLES = {"forward": "Forward", "training": "Forward + backward"}
 
 
 def draw(result: Result, path: str) -> None:
-    """Write a PNG with one panel per mode. Bars: gnnaccel; diamonds: torch.compile; both against eager PyG."""
+    """Write a PNG with one panel per mode. Bars: gnnaccel; diamonds: torch.compile; both against the host (of DGL on a GPU,
+    what its own CUDA build took)."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -28,17 +29,25 @@ def draw(result: Result, path: str) -> None:
     handles = _handles(layers, any(cell.ms("compiled") for cell in cells))
     per_row = max(2, int(figure.get_figwidth() // 2.2))  # the longest label takes some two inches
     figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), per_row), frameon=False, fontsize=9)
-    figure.suptitle(f"Speed-up over PyG, {result.provenance.get('gpu') or 'CPU'}", fontsize=12)
+    figure.suptitle(f"Speed-up over {_rival(cells)}, {result.provenance.get('gpu') or 'CPU'}", fontsize=12)
     figure.savefig(path, dpi=150)
     pyplot.close(figure)
 
 
 def _drawn(cells: list[metrics.Cell]) -> list[metrics.Cell]:
     """The layers, of the first kind of which there are any."""
-    for kind in ("layer", "relation", "layer-cpu", "relation-cpu"):
+    for kind in ("layer", "relation", "dgl", "layer-cpu", "relation-cpu", "dgl-cpu"):
         if found := [cell for cell in cells if cell.kind == kind]:
             return found
     return []
+
+
+def _rival(cells: list[metrics.Cell]) -> str:
+    return {"dgl": "DGL's own CUDA build", "dgl-cpu": "DGL"}.get(cells[0].kind if cells else "", "PyG")
+
+
+def _speedup(cell: metrics.Cell) -> float | None:
+    return cell.metric("vs_dgl_cuda" if cell.kind == "dgl" else "vs_native")
 
 
 def _series(axis, cells: list[metrics.Cell | None], index: int, count: int) -> None:
@@ -48,7 +57,7 @@ def _series(axis, cells: list[metrics.Cell | None], index: int, count: int) -> N
         if cell is None:
             continue
         x = group + (index - (count - 1) / 2) * width
-        speedup, compiled = cell.metric("vs_native"), metrics.ratio(cell.ms("native"), cell.ms("compiled"))
+        speedup, compiled = _speedup(cell), metrics.ratio(cell.ms("native"), cell.ms("compiled"))
         if speedup:
             # On a log axis a bar that starts at 1 shows gain and loss alike.
             axis.bar(x, speedup - 1, width * 0.92, bottom=1, color=COLOURS[index % len(COLOURS)])
@@ -64,8 +73,10 @@ def _series(axis, cells: list[metrics.Cell | None], index: int, count: int) -> N
 def _absence(cell: metrics.Cell) -> str:
     """Why there is no bar, with gnnaccel's time when it has one."""
     ours, native = cell.by.get("gnnaccel"), cell.by.get("native")
-    if native is None or native.error:
-        what = f"PyG: {(native.error if native else 'not run')[:24]}"
+    if cell.kind == "dgl" and ours and ours.timing:
+        return f"no figure of DGL's; gnnaccel {ours.ms:.3g} ms"
+    if cell.kind != "dgl" and (native is None or native.error):
+        what = f"{_rival([cell])}: {(native.error if native else 'not run')[:24]}"
         return f"{what}; gnnaccel {ours.ms:.3g} ms" if ours and ours.timing else what
     return f"gnnaccel: {((ours.error if ours else None) or 'not run')[:24]}"
 

@@ -34,22 +34,7 @@ def alternating_records(layer: RelationLayer, graph: RelationGraph, mode: str, e
     """As `layer_records`, but native and gnnaccel in turns, for machines whose pace drifts and ratios near one."""
     if relation_native.refusal(layer, graph, mode):
         return layer_records(layer, graph, mode, effort)
-    place = _place(layer, graph, mode)
-    tensors, routes = {}, {}
-    for impl, context in accel.CONTEXTS.items():
-        def once(context=context):
-            accel.reset_routes()
-            with context():
-                return relation_step(layer, graph, mode).results(), accel.routes()
-
-        value, _ = guarded(once, graph.device)  # a failure shows again, and is recorded, when timed
-        tensors[impl], routes[impl] = value or ({}, {})
-    checks = layer_cells.comparison("check", place, tensors)
-    tensors.clear()
-    records = layer_cells.alternating_records("relation", place, lambda: relation_step(layer, graph, mode), effort)
-    for record in records:
-        record.values = dict(routes[record.impl])
-    return records + checks
+    return layer_cells.checked_turns("relation", _place(layer, graph, mode), lambda: relation_step(layer, graph, mode), effort)
 
 
 def memory_records(layer: RelationLayer, graph: RelationGraph, impls: tuple[str, ...]) -> list[Record]:

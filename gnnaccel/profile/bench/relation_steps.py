@@ -8,13 +8,15 @@ from gnnaccel.profile.bench.relation_graph import RelationGraph
 
 
 class RelationStep:
-    """A module with its arguments. Call it for one step; ``clear`` drops what the step left (gradients).
+    """A module with its arguments, of any host. Call it for one step; ``clear`` drops what the step left (gradients).
 
     Modes are those of `steps.Step`. Input and output may be a tensor each or a dictionary of them.
     """
 
-    def __init__(self, module: torch.nn.Module, inputs: dict[str, torch.Tensor], arguments: tuple, mode: str) -> None:
-        self.module, self.inputs, self.arguments, self.training = module, inputs, arguments, mode == "training"
+    def __init__(self, module: torch.nn.Module, inputs: dict[str, torch.Tensor], arguments: tuple, mode: str,
+                 keywords: dict | None = None) -> None:
+        self.module, self.inputs, self.training = module, inputs, mode == "training"
+        self.arguments, self.keywords = arguments, keywords or {}
         for tensor in inputs.values():
             tensor.requires_grad_(self.training)
         self.device = next(iter(inputs.values())).device
@@ -24,9 +26,9 @@ class RelationStep:
     def __call__(self) -> list[torch.Tensor]:
         if not self.training:
             with torch.no_grad():
-                return _tensors(self.module(*self.arguments))
+                return _tensors(self.module(*self.arguments, **self.keywords))
         self.clear()
-        out = _tensors(self.module(*self.arguments))
+        out = _tensors(self.module(*self.arguments, **self.keywords))
         if not self._grads:
             generator = torch.Generator(self.device).manual_seed(2)
             self._grads = [torch.randn(part.shape, device=self.device, generator=generator) for part in out]

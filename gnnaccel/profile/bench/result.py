@@ -17,7 +17,7 @@ from pathlib import Path
 FORMAT = "gnnaccel-bench"
 VERSION = 1
 KINDS = ("shape", "layer", "check", "floor", "structure", "fresh", "overhead", "kernel", "note",
-         "relation", "memory", "compaction", "segment-gemm")
+         "relation", "memory", "compaction", "segment-gemm", "dgl")
 
 
 @dataclasses.dataclass
@@ -95,7 +95,7 @@ def provenance(arguments: list[str]) -> dict:
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
         "gpu": gpu, "cuda": torch.version.cuda, "torch": torch.__version__, "cupy": _version("cupy"),
-        "torch_geometric": _version("torch-geometric"), "python": platform.python_version(),
+        "torch_geometric": _version("torch-geometric"), "dgl": _version("dgl"), "python": platform.python_version(),
         "cpu_threads": torch.get_num_threads(), "commit": _commit(),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "command": " ".join(["python -m gnnaccel", *(argument.rpartition("/")[2] for argument in arguments)]),  # no paths

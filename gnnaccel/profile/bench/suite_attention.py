@@ -29,7 +29,7 @@ def attention_kernel(plan: Plan, budget: Budget) -> Iterator[Record]:
     """The raw kernels on every shape."""
     for shape in plan.shapes:
         graph = shapes.make(shape, plan.device, plan.seed, plan.order)
-        yield _shape_record(graph)
+        yield shape_record(graph)
         yield from suite_kernel.graph_records(graph, plan.effort)
         del graph
         timing.release(plan.device)
@@ -41,7 +41,7 @@ def shape_records(plan: Plan, shape: shapes.Shape, budget: Budget) -> Iterator[R
     if error:
         yield Record("note", shape.name, "graph", error=error)
         return
-    yield _shape_record(graph)
+    yield shape_record(graph)
     if "floor" in plan.parts:
         yield from floor.floor_records(graph, sorted({spec.out_channels for spec in plan.layers}), plan.effort)
     for spec in plan.layers if "layers" in plan.parts else ():
@@ -85,6 +85,7 @@ def cpu_records(plan: Plan) -> Iterator[Record]:
                 yield from batches.cpu_records(shape, spec, mode, plan.effort)
 
 
-def _shape_record(graph: shapes.Graph) -> Record:
+def shape_record(graph: shapes.Graph) -> Record:
+    """What a reader must know of a graph to judge a time."""
     return Record("shape", graph.shape.name, device=graph.device.type, values={
         "num_nodes": graph.num_nodes, "num_edges": graph.num_edges, "max_in_degree": shapes.max_in_degree(graph)})

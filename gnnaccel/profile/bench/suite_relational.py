@@ -1,12 +1,12 @@
 """``--suite relational``: PyG's relational layers natively and through gnnaccel, and gnnaccel's passes on and off."""
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 
 import torch
 
 from gnnaccel.profile.bench import accel, passes_cells, relation_cells, relation_graph, timing
+from gnnaccel.profile.bench import plan as plans
 from gnnaccel.profile.bench.guard import Budget, guarded
 from gnnaccel.profile.bench.relation_graph import RelationGraph
 from gnnaccel.profile.bench.relation_plan import Job, RelationPlan
@@ -55,14 +55,8 @@ def job_records(plan: RelationPlan, job: Job, device: torch.device, parts: tuple
 def _cell(plan: RelationPlan, part: str, layer, graph: RelationGraph, mode: str) -> list[Record]:
     if part == "layers":
         if graph.device == CPU and len(plan.impls) > 1:
-            return relation_cells.alternating_records(layer, graph, mode, _calm(plan.effort))
+            return relation_cells.alternating_records(layer, graph, mode, plans.calm(plan.effort))
         return relation_cells.layer_records(layer, graph, mode, plan.effort, plan.impls)
     if part == "memory":
         return relation_cells.memory_records(layer, graph, plan.impls) if mode == "training" else []
     return passes_cells.passes_records(layer, graph, mode, plan.effort) if part == "compaction" else []
-
-
-def _calm(effort: timing.Effort) -> timing.Effort:
-    """For CPUs, which are noisy: more and longer samples than a GPU needs."""
-    return dataclasses.replace(effort, batches=2 * effort.batches, batch_ms=2 * effort.batch_ms,
-                               seconds=2 * effort.seconds)

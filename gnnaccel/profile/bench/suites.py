@@ -5,7 +5,8 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from gnnaccel.profile.bench import plan, relation_plan, suite_attention, suite_relational, suite_segment
+from gnnaccel.profile.bench import (dgl_plan, plan, relation_plan, suite_attention, suite_dgl, suite_relational,
+                                    suite_segment)
 from gnnaccel.profile.bench.guard import Budget
 from gnnaccel.profile.bench.result import Record
 
@@ -22,5 +23,6 @@ SUITES = {
     "attention": Suite(plan.from_options, suite_attention.attention),
     "attention-kernel": Suite(plan.from_options, suite_attention.attention_kernel),
     "relational": Suite(relation_plan.from_options, suite_relational.relational),
+    "dgl": Suite(dgl_plan.from_options, suite_dgl.dgl),
     "segment-gemm": Suite(suite_segment.from_options, suite_segment.segment_gemm),
 }

@@ -1,6 +1,7 @@
 """What the suites must reach, as data. ``judge`` compares a result with it.
 
-Metrics (see ``metrics.py``): ``vs_native`` and ``vs_compiled`` are speed-ups (their time over ours), ``vs_floor`` is
+Metrics (see ``metrics.py``): ``vs_native`` and ``vs_compiled`` are speed-ups (their time over ours), as is
+``vs_dgl_cuda``, against what DGL's CUDA build took on an H200 (`dgl_figures`: true of no other GPU); ``vs_floor`` is
 our time over that of gathering the rows once, ``peak_mib`` extra memory in MiB (beyond cached structure), ``rel_l2``
 the difference from the host's output and input gradient, ``ms`` and ``us`` plain times. A shape, layer or mode of "*"
 stands for all; the worst of them counts.
@@ -29,7 +30,7 @@ class Target:
     @property
     def at_least(self) -> bool:
         """Speed-ups must reach their limit; everything else must stay below it."""
-        return self.metric in ("vs_native", "vs_compiled")
+        return self.metric in ("vs_native", "vs_compiled", "vs_dgl_cuda")
 
     def text(self) -> str:
         where = " ".join(part for part in (self.kind, self.shape, self.layer, self.mode) if part and part != "*")
@@ -67,6 +68,11 @@ def _ahead_of_dgl(shape: str, factor: float, forward: float, training: float) ->
             for mode, ms in (("forward", forward), ("training", training))]
 
 
+def _over_dgl(shape: str, layer: str, forward: float, training: float, peak_mib: float | None = None) -> list[Target]:
+    peak = [Target("dgl", shape, layer, "*", "peak_mib", peak_mib)] if peak_mib else []
+    return _pair(shape, layer, forward, training, "vs_dgl_cuda", "dgl") + peak
+
+
 ATTENTION: tuple[Target, ...] = (
     *_pair("cora", "GAT 8x8", 2.5, 2.5),
     *_pair("arxiv", "GAT 8x8", 20, 10),
@@ -81,7 +87,10 @@ ATTENTION: tuple[Target, ...] = (
     Target("fresh", "*", "*", "*", "vs_native", 1.0, aim=1.3),
     Target("layer-cpu", "*", "*", "*", "vs_native", 0.95),
     Target("structure", "reddit", "csc+csr", "*", "ms", 40),
-    Target("layer", "*", "*", "*", "rel_l2", 1e-4),
+    Target("layer", "*", "*", "forward", "rel_l2", 1e-5),
+    # The gradient of leaky_relu jumps: two right fp32 results with a share s of pre-activations on other sides of zero differ
+    # by the root of s. Errors against fp64 are for the tests to judge.
+    Target("layer", "*", "*", "training", "rel_l2", 3e-4),
     Target("overhead", "*", "*", "*", "us", 15),
 )
 
@@ -107,7 +116,22 @@ RELATIONAL: tuple[Target, ...] = (
     Target("relation-cpu", "*", "*", "*", "rel_l2", 1e-4),
 )
 
-SUITES = (ATTENTION, RELATIONAL)
+DGL: tuple[Target, ...] = (
+    *_over_dgl("proteins", "GAT 8x8", 6, 4, 1024),
+    *_over_dgl("reddit", "GAT 8x8", 20, 10),
+    *_over_dgl("proteins", "GATv2 4x16", 15, 8, 1024),
+    *_over_dgl("proteins", "DotGat 1x64", 4, 3),
+    *_over_dgl("fb15k-size", "RelGraphConv 64", 10, 10),
+    *_over_dgl("mag-inverse-size", "HGT 4x16", 30, 100),
+    *_over_dgl("arxiv", "GAT 8x8", 8, 5),
+    Target("dgl", "cora", "*", "*", "vs_dgl_cuda", 1.0, aim=2.0),
+    Target("dgl-cpu", "*", "*", "*", "vs_native", 0.95),
+    *(Target("dgl-cpu", "*", layer, "*", "vs_native", 1.0, why="relational layers gain")
+      for layer in ("RelGraphConv 64", "HGT 4x16")),
+    Target("dgl-cpu", "*", "*", "*", "rel_l2", 1e-4),
+)
+
+SUITES = (ATTENTION, RELATIONAL, DGL)
 
 
 def judge(result: Result, targets: tuple[Target, ...] = ATTENTION) -> list[Verdict]:

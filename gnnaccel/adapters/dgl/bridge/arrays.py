@@ -1,0 +1,115 @@
+"""Tensors on their way into DGL's C functions and out: copied to the host and tagged, copied to the tag's device.
+
+An array that a C function writes into is copied back to its tensor after the call. So whatever of DGL nobody has
+replaced computes on the host, correctly and slowly.
+"""
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnnaccel.adapters.dgl.bridge.limits import refuse
+from gnnaccel.adapters.dgl.bridge.tags import device_of, host, is_bridged, of_context, on_host, tag, to_context, to_device
+from gnnaccel.adapters.patching import PatchSet
+
+_MODULES = ("dgl.backend", "dgl.backend.pytorch", "dgl.backend.pytorch.tensor")  # one imports the names of the next
+_SOURCE, _WRITTEN = "_gnnaccel_source", "_gnnaccel_written"
+
+#: C function -> positions of arguments that it writes although they are not given as arrays to write
+_WRITES = {"_CAPI_FarthestPointSampler": (3, 5)}
+
+
+def install(patches: PatchSet) -> None:
+    """Replace the conversions between tensors and DGL's arrays, and what arrays say of their place."""
+    from dgl import ndarray
+    from dgl._ffi import ndarray as base
+
+    loaded = [sys.modules[name] for name in _MODULES]
+    for make in (zerocopy_to_dgl_ndarray, zerocopy_to_dgl_ndarray_for_write, zerocopy_from_dgl_ndarray):
+        native = getattr(loaded[-1], make.__name__)
+        new = make(native)
+        for module in loaded:
+            if getattr(module, make.__name__, None) is native:
+                patches.set(module, make.__name__, new)
+    new = empty(base.empty)
+    for module in (base, ndarray):
+        patches.set(module, "empty", new)
+    patches.set(base.NDArrayBase, "ctx", _context(base.NDArrayBase.ctx))
+    patches.set(base.NDArrayBase, "pin_memory_", lambda self: refuse("uva"))
+
+
+def zerocopy_to_dgl_ndarray(native: Callable) -> Callable:
+    """For reading: of a tensor on the device, a tagged copy."""
+
+    def to_ndarray(data: Tensor) -> Any:
+        device = data.device
+        if not is_bridged(device):
+            return native(data)
+        array = native(host(data))
+        tag(array, device)
+        array.__dict__[_SOURCE] = data
+        return array
+
+    return to_ndarray
+
+
+def zerocopy_to_dgl_ndarray_for_write(native: Callable) -> Callable:
+    """As for reading (which the native function calls, after its checks), and marked as written."""
+
+    def to_ndarray(data: Tensor) -> Any:
+        array = native(data)
+        if _SOURCE in array.__dict__:
+            array.__dict__[_WRITTEN] = True
+        return array
+
+    return to_ndarray
+
+
+def zerocopy_from_dgl_ndarray(native: Callable) -> Callable:
+    """Of a tagged array, a copy on the device."""
+
+    def from_ndarray(data: Any) -> Tensor:
+        device = device_of(data)
+        return native(data) if device is None else to_device(native(data), device)
+
+    return from_ndarray
+
+
+def empty(native: Callable) -> Callable:
+    """New arrays asked for on the device: on the host, tagged."""
+    host_context = on_host()
+
+    def empty(shape: Any, dtype: Any = "float32", ctx: Any = host_context) -> Any:
+        device = of_context(ctx)
+        if device is None:
+            return native(shape, dtype, ctx)
+        array = native(shape, dtype, host_context)
+        tag(array, device)
+        return array
+
+    return empty
+
+
+def _context(native: property) -> property:
+    def ctx(self: Any) -> Any:
+        device = device_of(self)
+        return native.fget(self) if device is None else to_context(device)
+
+    return property(ctx, doc=native.__doc__)
+
+
+@torch.no_grad()
+def write_back(name: str | None, args: Iterable[Any]) -> None:
+    """After a call of the C function ``name``: what it wrote goes to the tensors that its arguments were made of."""
+    written = _WRITES.get(name, ())
+    for position, arg in enumerate(args):
+        if type(arg) in (list, tuple):
+            write_back(None, arg)
+            continue
+        kept = getattr(arg, "__dict__", {})
+        if (_WRITTEN in kept or (position in written and _SOURCE in kept)) and kept[_SOURCE].numel():
+            kept[_SOURCE].copy_(torch.from_dlpack(arg.to_dlpack()))

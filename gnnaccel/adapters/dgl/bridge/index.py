@@ -1,0 +1,158 @@
+"""DGL's index objects on the device: handles on host structures that carry a tag."""
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from gnnaccel.adapters.dgl.bridge import results
+from gnnaccel.adapters.dgl.bridge.limits import refuse
+from gnnaccel.adapters.dgl.bridge.tags import device_of, is_bridged, of_context, on_host, tag, to_context
+from gnnaccel.adapters.patching import PatchSet
+
+
+def install(patches: PatchSet) -> None:
+    """Replace what index objects say of their place, how they are copied, and what they are asked for in training."""
+    from dgl.heterograph import DGLGraph
+    from dgl.heterograph_index import FlattenedHeteroGraph, HeteroGraphIndex, HeteroPickleStates
+
+    for make in (copy_to, __setstate__):
+        patches.set(HeteroGraphIndex, make.__name__, make(getattr(HeteroGraphIndex, make.__name__)))
+    patches.set(HeteroGraphIndex, "ctx", _context(HeteroGraphIndex.ctx))
+    for name in ("pin_memory", "pin_memory_"):
+        patches.set(HeteroGraphIndex, name, lambda self: refuse("uva"))
+    for name, answer in _ANSWERS.items():
+        patches.set(HeteroGraphIndex, name, _answering(getattr(HeteroGraphIndex, name), answer))
+    patches.set(HeteroPickleStates, "__setstate__", _states(HeteroPickleStates.__setstate__))
+    patches.set(FlattenedHeteroGraph, "__getattribute__", _attribute(FlattenedHeteroGraph.__getattribute__, HeteroGraphIndex))
+    for name, end in (("in_degrees", results.DST), ("out_degrees", results.SRC)):
+        patches.set(DGLGraph, name, _degrees(getattr(DGLGraph, name), end))
+
+
+def copy_to(native: Callable) -> Callable:
+    """Between host and device: another handle on the same C++ graph, with a cache of its own, tagged or not."""
+    host = on_host()
+
+    @functools.wraps(native)
+    def copy_to(self: Any, ctx: Any) -> Any:
+        device = of_context(ctx)
+        found = native(self, ctx if device is None else host)
+        tag(found, device)
+        return found
+
+    return copy_to
+
+
+def __setstate__(native: Callable) -> Callable:
+    """A pickle or copy of an index object is where its arrays are (`_states`)."""
+
+    @functools.wraps(native)
+    def __setstate__(self: Any, state: Any) -> None:
+        native(self, state)
+        tag(self, device_of(state) if hasattr(state, "__dict__") else None)
+
+    return __setstate__
+
+
+def _states(native: Callable) -> Callable:
+    """The state in pickles: its arrays are tensors, those of a graph on the device on the device, as with a CUDA build."""
+
+    @functools.wraps(native)
+    def __setstate__(self: Any, state: Any) -> None:
+        native(self, state)
+        arrays = state[2] if isinstance(state[0], int) else ()
+        tag(self, next((array.device for array in arrays if is_bridged(array.device)), None))
+
+    return __setstate__
+
+
+def _context(native: property) -> property:
+    def ctx(self: Any) -> Any:
+        device = device_of(self)
+        return native.fget(self) if device is None else to_context(device)
+
+    return property(ctx, doc=native.__doc__)
+
+
+def _attribute(native: Callable, graph: type) -> Callable:
+    """What several relations as one are made of are attributes in C, which no ``__getattr__`` of a Python class sees."""
+    from dgl.ndarray import NDArray
+
+    def __getattribute__(self: Any, name: str) -> Any:
+        found = native(self, name)
+        if type(found) in (graph, NDArray):
+            tag(found, device_of(self))
+        return found
+
+    return __getattribute__
+
+
+def _degrees(native: Callable, end: int) -> Callable:
+    """Degrees of all nodes, which exist: DGL would wait for the device to make sure of it."""
+    from dgl.base import ALL, is_all
+
+    @functools.wraps(native)
+    def of_nodes(self: Any, nodes: Any = ALL, etype: Any = None) -> torch.Tensor:
+        if device_of(self._graph) is None or not is_all(nodes):
+            return native(self, nodes, etype)
+        return results.degrees(self._graph, self.get_etype_id(etype), end)
+
+    return of_nodes
+
+
+# --- answers from kept tensors: (native, index, *arguments) -> result ----------------------------------------------------
+
+def _answering(native: Callable, answer: Callable) -> Callable:
+    @functools.wraps(native)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return native(self, *args, **kwargs) if device_of(self) is None else answer(native, self, *args, **kwargs)
+
+    return method
+
+
+def _edges(native: Callable, index: Any, etype: Any, order: str | None = None) -> Any:
+    if order in (None, "eid"):
+        return results.edges(index, int(etype))
+    return results.kept(index, ("edges", int(etype), order), lambda: native(index, etype, order))
+
+
+def _find_edges(native: Callable, index: Any, etype: Any, eid: Any) -> Any:
+    return results.some_edges(index, int(etype), eid)
+
+
+def _in_degrees(native: Callable, index: Any, etype: Any, v: Any) -> Any:
+    return results.degrees(index, int(etype), results.DST, v)
+
+
+def _out_degrees(native: Callable, index: Any, etype: Any, v: Any) -> Any:
+    return results.degrees(index, int(etype), results.SRC, v)
+
+
+def _has_nodes(native: Callable, index: Any, ntype: Any, vids: Any) -> Any:
+    return results.has_nodes(index, int(ntype), vids)
+
+
+def _adjacency(native: Callable, index: Any, etype: Any, transpose: bool, fmt: str) -> Any:
+    return results.kept(index, ("adjacency", int(etype), transpose, fmt), lambda: native(index, etype, transpose, fmt))
+
+
+def _record_stream(native: Callable, index: Any, stream: Any) -> None:
+    """Nothing: a structure on the host has no streams, and tensors kept with it are made on the stream that asks first."""
+
+
+def _is_pinned(native: Callable, index: Any) -> bool:
+    return False
+
+
+_ANSWERS = {
+    "edges": _edges,
+    "find_edges": _find_edges,
+    "in_degrees": _in_degrees,
+    "out_degrees": _out_degrees,
+    "has_nodes": _has_nodes,
+    "adjacency_matrix_tensors": _adjacency,
+    "record_stream": _record_stream,
+    "is_pinned": _is_pinned,
+}

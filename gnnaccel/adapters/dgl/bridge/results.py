@@ -1,0 +1,52 @@
+"""What a tagged index object answers from device tensors, made once and kept with it: no transfer when asked again."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnnaccel.adapters.dgl import graphs
+
+_KEY = "gnnaccel.bridge"
+SRC, DST = 0, 1
+
+
+def kept(index: Any, key: tuple, make: Callable[[], Any]) -> Any:
+    """What ``make`` gave for this key the first time. It goes with the index object, as all that DGL keeps in its ``_cache``."""
+    store = index._cache.setdefault(_KEY, {})
+    found = store.get(key)
+    if found is None:
+        with torch.inference_mode(False):  # made in inference mode it could not take part in training later
+            found = store.setdefault(key, make())
+    return found
+
+
+def edges(index: Any, etype: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(src, dst, id) of all edges by id. Views of the structure, as what DGL gives of a COO."""
+    src, dst = graphs.of_index(index, etype).edge_index.unbind(0)
+    return src, dst, torch.arange(len(src), dtype=src.dtype, device=src.device)
+
+
+def some_edges(index: Any, etype: int, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(src, dst, id) of the edges with these ids."""
+    src, dst = graphs.of_index(index, etype).edge_index.index_select(1, ids).unbind(0)
+    return src, dst, ids
+
+
+def degrees(index: Any, etype: int, end: int, nodes: Tensor | None = None) -> Tensor:
+    """[nodes] numbers of edges at the end ``SRC`` or ``DST``; ``nodes`` None: all. A tensor of the caller's own."""
+    found = kept(index, ("degrees", etype, end), lambda: _count(graphs.of_index(index, etype), end))
+    return found.clone() if nodes is None else found.index_select(0, nodes)
+
+
+def _count(edges: graphs.Edges, end: int) -> Tensor:
+    ends = edges.edge_index[end]
+    zeros = torch.zeros((edges.num_src, edges.num_dst)[end], dtype=ends.dtype, device=ends.device)
+    return zeros.index_add_(0, ends, torch.ones_like(ends))
+
+
+def has_nodes(index: Any, ntype: int, nodes: Tensor) -> Tensor:
+    """Which of ``nodes`` exist: 1 or 0 each, in their dtype."""
+    return ((nodes >= 0) & (nodes < index.num_nodes(ntype))).to(nodes.dtype)

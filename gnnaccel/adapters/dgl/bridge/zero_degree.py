@@ -1,0 +1,65 @@
+"""Many of DGL's layers refuse nodes that no edge enters, and wait for the device in every forward to see whether there are any.
+A graph on the device is asked once, and layers that run DGL's own code are told what it said.
+
+Such a layer asks ``self._allow_zero_in_degree`` first. While its forward runs over a graph without such nodes, that is true.
+"""
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from gnnaccel.adapters.dgl import graphs
+from gnnaccel.adapters.dgl.bridge.tags import device_of
+from gnnaccel.adapters.patching import PatchSet
+from gnnaccel.dispatch.reasons import Reason
+
+_NAME = "_allow_zero_in_degree"
+_running = threading.local()
+
+
+def install(patches: PatchSet) -> None:
+    """For all layers with that question but those whose forward is replaced already: their adapters keep the answer."""
+    from dgl.nn import pytorch as nn
+
+    for cls in dict.fromkeys(value for value in vars(nn).values() if isinstance(value, type)):
+        code = getattr(vars(cls).get("forward"), "__code__", None)
+        if code is not None and _NAME in code.co_names:
+            patches.set(cls, "forward", _telling(cls.forward))
+            patches.add(cls, _NAME, _Allowed())
+
+
+class _Allowed:
+    """The attribute as the layer has it, or true while its forward runs over a graph that has been looked at."""
+
+    def __get__(self, layer: Any, cls: type | None = None) -> Any:
+        if layer is None:
+            return self
+        return layer.__dict__[_NAME] or getattr(_running, "layer", None) is layer
+
+    def __set__(self, layer: Any, value: Any) -> None:
+        layer.__dict__[_NAME] = value
+
+    def __delete__(self, layer: Any) -> None:
+        del layer.__dict__[_NAME]
+
+
+def _telling(native: Callable) -> Callable:
+    @functools.wraps(native)
+    def forward(self: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.__dict__[_NAME] or not _is_covered(graph):
+            return native(self, graph, *args, **kwargs)
+        before, _running.layer = getattr(_running, "layer", None), self
+        try:
+            return native(self, graph, *args, **kwargs)
+        finally:
+            _running.layer = before
+
+    return forward
+
+
+def _is_covered(graph: Any) -> bool:
+    """Whether it is on the device, of one relation, and an edge enters every node. Waits for the device, the first time."""
+    edges = graphs.homogeneous(graph) if graphs.form_reason(graph) is None and device_of(graph._graph) is not None else None
+    return edges is not None and type(edges) is not Reason and not edges.has_bare()

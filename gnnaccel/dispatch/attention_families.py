@@ -1,0 +1,178 @@
+"""The families of attention kernels behind one interface: forward, and backward, of what a Program names.
+
+A family's functions take the inputs of its `NAMES` in order, None where the Program has none. ``forward`` gives the output and
+the tensors that backward needs; ``backward`` the gradient of each input, None where there is none. Nothing here knows autograd.
+"""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnaccel.cuda import additive, additive_backward, head_dot, pairwise, pairwise_backward
+from gnnaccel.cuda.column_sum import column_sum
+from gnnaccel.dispatch.patterns import Attention
+
+if TYPE_CHECKING:
+    from gnnaccel.dispatch.attention import Call
+
+Inputs = tuple  # of Tensor or None
+Result = tuple[Tensor, tuple]
+
+
+class Family(NamedTuple):
+    """``forward(call, inputs, train)`` -> (output, saved); ``backward(call, inputs, saved, grad, wanted)`` -> gradients;
+    ``wanted``: of which inputs. ``grad`` is contiguous."""
+
+    names: tuple[str, ...]
+    forward: Any
+    backward: Any
+
+
+def of(found: Attention) -> Family:
+    """The family that runs this kind of attention."""
+    return _BY_SCORE.get(found.score, PAIRWISE)
+
+
+# --- tensors as kernels take them ----------------------------------------------------------------------------------------
+
+def aligned_rows(t: Tensor | None) -> Tensor | None:
+    """Contiguous, and aligned for the widest load."""
+    if t is None:
+        return None
+    t = t.contiguous()
+    return t if t.data_ptr() % 16 == 0 else t.clone()
+
+
+def fp32(t: Tensor | None, *shape: int) -> Tensor | None:
+    """In fp32, as `aligned_rows`; of ``shape`` in memory, whatever the shape."""
+    if t is None:
+        return None
+    if t.dtype is torch.float32 and t.is_contiguous() and t.data_ptr() % 16 == 0:
+        return t  # kernels see memory, not shapes
+    return aligned_rows(t.reshape(shape).float())
+
+
+def like(grad: Tensor | None, tensor: Tensor | None) -> Tensor | None:
+    """A gradient in its tensor's shape and dtype; None stays None."""
+    if grad is None or tensor is None:
+        return None
+    if grad.shape != tensor.shape:
+        grad = grad.view(tensor.shape)
+    return grad if grad.dtype is tensor.dtype else grad.to(tensor.dtype)
+
+
+def bias_grad(grad: Tensor, bias: Tensor) -> Tensor:
+    """Of a bias that was added to every row of [N, ...] -> like ``bias``."""
+    rows = grad.shape[0]
+    return like(column_sum(grad.view(rows, -1)), bias) if rows else torch.zeros_like(bias)
+
+
+# --- additive ----------------------------------------------------------------------------------------------------------
+
+def _additive_variant(call: Call, x: Tensor, train: bool) -> additive.Variant:
+    return additive.variant(call.heads, call.width, x.dtype, call.out_dtype, call.attention.edge, call.dropout.on, train,
+                            call.graph.wide)
+
+
+def _additive_forward(call: Call, inputs: Inputs, train: bool) -> Result:
+    x, x_dst, att_src, att_dst, a_edge, bias = inputs
+    h, d = call.heads, call.width
+    x, x_dst = aligned_rows(x), aligned_rows(x_dst)
+    att_src, att_dst, a_edge = fp32(att_src, h, d), fp32(att_dst, h, d), fp32(a_edge, -1, h)
+    same = att_dst is not None and x_dst is None
+    a_src, a_dst = head_dot.dot(x, att_src, att_dst if same else None)
+    if x_dst is not None:
+        a_dst, _ = head_dot.dot(x_dst, att_dst)
+    graph = call.graph.csc(places=call.needs_places())
+    out, saved = additive.forward(_additive_variant(call, x, train), graph, a_src, a_dst, x, call.attention.slope, a_edge,
+                                  call.dropout, call.pmf, fp32(bias, -1))
+    return out, (x, x_dst, att_src, att_dst, a_edge, a_src, a_dst, saved.small, saved.parts) if train else ()
+
+
+def _additive_backward(call: Call, inputs: Inputs, saved: tuple, grad: Tensor, wanted: tuple) -> tuple:
+    x, x_dst, att_src, att_dst, a_edge, a_src, a_dst, *result = saved
+    same = att_dst is not None and x_dst is None
+    places = call.needs_places()
+    by_dst, by_src = call.graph.csc(places), call.graph.csr(places)
+    g = additive_backward.backward(
+        _additive_variant(call, x, True), by_src, by_dst.place, additive.Saved(*result), grad, a_src, a_dst, x, att_src,
+        att_dst if same else None, call.attention.slope, a_edge, wanted[4], call.dropout)
+    d_att_src = d_att_dst = d_x_dst = None
+    if wanted[2] or wanted[3] or x_dst is not None:
+        d_att_src, d_att_dst = head_dot.dot_grad(x, g.a_src, g.a_dst if same else None).unbind(0)
+        if x_dst is not None:
+            d_att_dst = head_dot.dot_grad(x_dst, g.a_dst)[0]
+            d_x_dst = (g.a_dst.unsqueeze(-1) * att_dst.view(call.heads, call.width)).to(x_dst.dtype)
+    return (g.values, d_x_dst, like(d_att_src, inputs[2]), like(d_att_dst, inputs[3]), like(g.a_edge, inputs[4]),
+            bias_grad(grad, inputs[5]) if wanted[5] else None)
+
+
+ADDITIVE = Family(("x", "x_dst", "att_src", "att_dst", "a_edge", "bias"), _additive_forward, _additive_backward)
+
+
+# --- additive, with terms from elsewhere --------------------------------------------------------------------------------
+
+def _terms_forward(call: Call, inputs: Inputs, train: bool) -> Result:
+    x, *terms = inputs
+    x, (a_src, a_dst, a_edge) = aligned_rows(x), (fp32(t, -1, call.heads) for t in terms)
+    out, saved = additive.forward(_additive_variant(call, x, train), call.graph.csc(places=call.needs_places()), a_src, a_dst, x,
+                                  call.attention.slope, a_edge, call.dropout, call.pmf)
+    return out, (x, a_src, a_dst, a_edge, saved.small, saved.parts) if train else ()
+
+
+def _terms_backward(call: Call, inputs: Inputs, saved: tuple, grad: Tensor, wanted: tuple) -> tuple:
+    x, a_src, a_dst, a_edge, *result = saved
+    places = call.needs_places()
+    by_dst, by_src = call.graph.csc(places), call.graph.csr(places)
+    none = torch.zeros(call.heads, call.width, device=x.device)  # the terms were not made from x
+    g = additive_backward.backward(_additive_variant(call, x, True), by_src, by_dst.place, additive.Saved(*result), grad,
+                                   a_src, a_dst, x, none, None, call.attention.slope, a_edge, wanted[3], call.dropout)
+    return tuple(like(d, t) for d, t in zip((g.values, g.a_src, g.a_dst, g.a_edge), inputs))
+
+
+TERMS = Family(("x", "a_src", "a_dst", "a_edge"), _terms_forward, _terms_backward)
+
+
+# --- pairwise ----------------------------------------------------------------------------------------------------------
+
+def _pairwise_variant(call: Call, keys: Tensor, train: bool) -> pairwise.Variant:
+    return pairwise.variant(call.heads, call.width, keys.dtype, call.out_dtype, call.attention.edge, call.dropout.on, train,
+                            call.graph.wide, call.attention.score)
+
+
+def _operands(call: Call, inputs: Inputs) -> pairwise.Operands:
+    keys, queries, values, edges, att, c_src, c_dst, _ = inputs
+    h, d = call.heads, call.width
+
+    def rows(t: Tensor | None) -> Tensor | None:  # [-1, h, d] in memory, whatever the shape
+        if t is None:
+            return None
+        return aligned_rows(t if t.dtype is keys.dtype else t.to(keys.dtype))
+
+    return pairwise.Operands(rows(keys), rows(queries), rows(values), rows(edges), fp32(att, h, d), fp32(c_src, -1, h),
+                             fp32(c_dst, -1, h), call.attention.scale, call.attention.slope)
+
+
+def _pairwise_forward(call: Call, inputs: Inputs, train: bool) -> Result:
+    operands = _operands(call, inputs)
+    variant = _pairwise_variant(call, operands.keys, train)
+    out, *saved = pairwise.forward(variant, call.graph.csc(places=call.needs_places()), operands, call.dropout,
+                                   fp32(inputs[7], -1), keep=call.exposed)
+    return out, tuple(saved) if train else ()
+
+
+def _pairwise_backward(call: Call, inputs: Inputs, saved: tuple, grad: Tensor, wanted: tuple) -> tuple:
+    operands = _operands(call, inputs)
+    places = call.needs_places()
+    by_dst, by_src = call.graph.csc(places), call.graph.csr(places)
+    g = pairwise_backward.backward(_pairwise_variant(call, operands.keys, True), by_dst, by_src, operands, *saved, grad,
+                                   wanted[3], call.dropout)
+    grads = (g.keys, g.queries, g.values, g.edges, g.att, g.c_src, g.c_dst)
+    return (*(like(d, t) for d, t in zip(grads, inputs)), bias_grad(grad, inputs[7]) if wanted[7] else None)
+
+
+PAIRWISE = Family(("keys", "queries", "values", "edges", "att", "c_src", "c_dst", "bias"), _pairwise_forward, _pairwise_backward)
+
+_BY_SCORE = {"additive": ADDITIVE, "terms": TERMS}

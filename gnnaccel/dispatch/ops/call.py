@@ -1,0 +1,47 @@
+"""`OpCall`: one call of an operation, understood, with the ways in which it can be run."""
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from gnnaccel.cuda import driver
+from gnnaccel.dispatch.ops.graph import OpGraph
+from gnnaccel.dispatch.reasons import Reason, reason
+
+
+class Kernel(NamedTuple):
+    """A way by kernels. ``key``: what decides which kernels those are; ``compile`` gets them, or raises CompileError."""
+
+    name: str
+    key: Hashable
+    compile: Callable[[], None]
+    run: Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class OpCall:
+    """``plain`` runs it on torch operations; ``kernel``: by kernels, or why not; ``graph``: None of operations without one."""
+
+    device: torch.device
+    dtype: torch.dtype
+    plain: Callable[[], Any]
+    kernel: Kernel | Reason = field(default_factory=lambda: reason("GA208", "no kernel computes this form"))
+    graph: OpGraph | None = None
+
+
+_compiled: dict[tuple, Reason | None] = {}  # by driver and key
+
+
+def compile_reason(kernel: Kernel) -> Reason | None:
+    """Why the kernels of this way cannot be had; answered by compiling them, the first time."""
+    key = id(driver.current()), kernel.key
+    if key not in _compiled:
+        try:
+            kernel.compile()
+            _compiled[key] = None
+        except driver.CompileError as problem:
+            _compiled[key] = reason("GA403", str(problem).strip().partition("\n")[0])
+    return _compiled[key]

@@ -1,0 +1,218 @@
+"""The hot forms of the operations: which those are, and the kernels that run them.
+
+Reduced to nodes: all forms; what broadcasts is expanded, and a sum of sums is taken apart. On edges: copies, what is made of two
+operands number by number, and inner products of the two ends.
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from gnnaccel.cuda import aggregate as sums
+from gnnaccel.cuda import edge_softmax as softmax_kernels
+from gnnaccel.cuda import sddmm
+from gnnaccel.cuda.launch import Kernels
+from gnnaccel.cuda.layout import MAX_WIDTH, TYPES
+from gnnaccel.dispatch.ops import cuda_functions as functions
+from gnnaccel.dispatch.ops.call import Kernel
+from gnnaccel.dispatch.ops.graph import OpGraph
+from gnnaccel.dispatch.ops.operands import Operands
+from gnnaccel.dispatch.reasons import Reason, reason
+from gnnaccel.dispatch.relational import cuda_maps
+
+_SUM, _EXTREMUM = ("forward", "merge", "edge_dot"), ("forward", "merge", "pick", "add_picks")
+_MAX_EDGES = 2**31
+
+
+def gspmm(graph: OpGraph, given: Operands, reduce: str) -> Kernel | Reason:
+    """The way of `torch_ops.gspmm` by kernels, or why there is none."""
+    why = _reason(graph, given.first, given.shape)
+    if why is not None:
+        return why
+    return _sum(graph, given) if reduce == "sum" else _extremum(graph, given, reduce == "max")
+
+
+def gsddmm(graph: OpGraph, given: Operands, targets: tuple[str, str]) -> Kernel | Reason:
+    """The way of `torch_ops.gsddmm` by kernels, or why there is none."""
+    why = _reason(graph, given.first, given.shape)
+    if why is not None:
+        return why
+    if given.op == "dot":
+        return _dot(graph, given, targets)
+    if given.op in ("copy_lhs", "copy_rhs"):
+        return _copy(graph, given, targets)
+    return _elementwise(graph, given, targets)
+
+
+def edge_softmax(graph: OpGraph, logits: Tensor, by: str) -> Kernel | Reason:
+    """The way of `torch_ops.edge_softmax` by kernels, or why there is none."""
+    why = _reason(graph, logits, logits.shape[1:])
+    if why is not None:
+        return why
+    heads = math.prod(logits.shape[1:])
+    return _made("edge softmax", ("edge_softmax", heads, logits.dtype), lambda: [
+        (softmax_kernels.kernels(heads, logits.dtype, False), softmax_kernels.ENTRIES)],
+        lambda: functions.edge_softmax(graph, logits, by))
+
+
+def segment_reduce(x: Tensor, offsets: Tensor, reduce: str) -> Kernel | Reason:
+    """The way of `torch_ops.segment_reduce` by kernels, or why there is none."""
+    why = _rows_reason(x, x.shape[1:])
+    if why is not None or not x.shape[0] or x.shape[0] >= _MAX_EDGES:
+        return why or reason("GA303", "there are no rows, or too many")
+    width = math.prod(x.shape[1:])
+    if reduce == "sum":
+        return _made("aggregate: sums by segment", ("segments", width, x.dtype), lambda: [
+            (functions.segment_variant(width, x.dtype).kernels, _SUM[:2])], lambda: functions.segment_sum(x, offsets))
+    largest = reduce == "max"
+    return _made(f"extremum: {reduce} by segment", ("segments", reduce, width, x.dtype), lambda: [
+        (functions.segment_extremum_variant(width, x.dtype, largest).kernels, _EXTREMUM[:2])],
+        lambda: functions.segment_extremum(x, offsets, largest))
+
+
+def _reason(graph: OpGraph, x: Tensor, shape: tuple[int, ...]) -> Reason | None:
+    if not graph.num_edges:
+        return reason("GA303")
+    if graph.num_edges >= _MAX_EDGES:
+        return reason("GA206", f"{graph.num_edges} edges; the kernels of single operations count them in int32")
+    return _rows_reason(x, shape)
+
+
+def _rows_reason(x: Tensor, shape: tuple[int, ...]) -> Reason | None:
+    if x.dtype not in TYPES:
+        return reason("GA203", f"{x.dtype} features; the kernels take {', '.join(map(str, TYPES))}")
+    return None if math.prod(shape) else reason("GA206", "rows are empty")
+
+
+def _made(name: str, key: tuple, kernels: Callable[[], list[tuple[Kernels, tuple[str, ...]]]],
+          run: Callable[[], Tensor]) -> Kernel:
+    """``kernels()``: what is compiled, with its entries."""
+    def compile_() -> None:
+        for found, entries in kernels():
+            for entry in entries:
+                found(entry)
+
+    return Kernel(name, key, compile_, run)
+
+
+# --- reduced to nodes --------------------------------------------------------------------------------------------------
+
+def _sum(graph: OpGraph, given: Operands) -> Kernel:
+    lhs, rhs, dtype = given.lhs, given.rhs, given.first.dtype
+    if given.op == "mul":
+        return _weighted_sum(graph, given)
+    widths = [math.prod(t.shape[1:]) for t in (lhs, rhs) if t is not None]
+
+    def run() -> Tensor:
+        parts = [] if lhs is None else [cuda_maps.aggregate(graph.view(), lhs)]
+        parts += [] if rhs is None else [functions.edge_sum(graph, rhs, "v")]
+        return given.result(parts[0] if len(parts) == 1 else parts[0] + parts[1])
+
+    def kernels() -> list:
+        made = [sums.variant(*sums.factored(w), dtype, dtype, "none", "place", False, False, False) for w in widths]
+        made += [functions.sum_variant(w, dtype) for w in widths]
+        return [(v.kernels, _SUM[:2]) for v in made]
+
+    return _made("aggregate: sums", ("sum", *widths, dtype), kernels, run)
+
+
+def _weighted(given: Operands) -> tuple[tuple[int, int], str]:
+    """Heads and width of a row, and whether the weights are the edges' ("edge") or the heads' ("head")."""
+    features, width = math.prod(given.shape), given.shape[-1]
+    tail = given.rhs.shape[1:]
+    if math.prod(tail) == 1:
+        return sums.factored(features), "edge"
+    if width <= MAX_WIDTH and tail[-1] == 1:
+        return (features // width, width), "head"
+    return (features, 1), "head"
+
+
+def _operands(given: Operands, heads: int, width: int, weight: str) -> tuple[Tensor, Tensor]:
+    """Rows [n, H, D] and weights [E] or [E, H] as the kernels take them, which autograd follows back."""
+    x = given.lhs.expand(-1, *given.shape).reshape(-1, heads, width)
+    if weight == "edge":
+        return x, given.rhs.reshape(-1)
+    tail = given.shape[:-1] if width > 1 or given.rhs.shape[-1] == 1 else given.shape
+    e = given.rhs.squeeze(-1) if len(tail) < len(given.shape) else given.rhs
+    return x, e.expand(-1, *tail).reshape(-1, heads)
+
+
+def _weighted_sum(graph: OpGraph, given: Operands) -> Kernel:
+    (heads, width), weight = _weighted(given)
+    dtype = given.first.dtype
+
+    def run() -> Tensor:
+        x, w = _operands(given, heads, width, weight)
+        out = cuda_maps.aggregate(graph.view(), x if weight == "head" else x.flatten(1), w)
+        return given.result(out.view(-1, *given.shape))
+
+    def kernels() -> list:
+        return [(sums.variant(heads, width, dtype, dtype, weight, "place", False, False, False).kernels, _SUM)]
+
+    return _made("aggregate: weighted sums", ("weighted sum", heads, width, weight, dtype), kernels, run)
+
+
+def _extremum(graph: OpGraph, given: Operands, largest: bool) -> Kernel | Reason:
+    of_edges, dtype = given.lhs is None, given.first.dtype
+    if given.op in ("add", "mul"):
+        (heads, width), weight = _weighted(given)
+        form = functions.Extremum(given.op, largest, False)
+    else:
+        heads, width = sums.factored(math.prod(given.shape))
+        weight, form = "none", functions.Extremum("copy", largest, of_edges)
+
+    def run() -> Tensor:
+        x, w = (given.first.reshape(-1, heads, width), None) if weight == "none" else _operands(given, heads, width, weight)
+        return given.result(functions.extremum(graph, form, x, w).view(-1, *given.shape))
+
+    return _made("extremum", ("extremum", heads, width, weight, dtype, form), lambda: [
+        (form.variant(heads, width, dtype, weight).kernels, _EXTREMUM)], run)
+
+
+# --- brought to edges --------------------------------------------------------------------------------------------------
+
+def _copy(graph: OpGraph, given: Operands, targets: tuple[str, str]) -> Kernel | Reason:
+    x, target = given.first, targets[given.lhs is None]
+    if target == "e":
+        return reason("GA208", "features of edges are the result")
+    width = math.prod(given.shape)
+    return _made("gather", ("copy", width, x.dtype), lambda: [(functions.sum_variant(width, x.dtype).kernels, _SUM[:2])],
+                 lambda: given.result(functions.take(graph, x, target)))
+
+
+def _elementwise(graph: OpGraph, given: Operands, targets: tuple[str, str]) -> Kernel:
+    width, dtype = math.prod(given.shape), given.first.dtype
+
+    def run() -> Tensor:
+        lhs, rhs = (t.expand(-1, *given.shape).reshape(-1, width) for t in (given.lhs, given.rhs))
+        return given.result(functions.elementwise(graph, given.op, lhs, rhs, targets).view(-1, *given.shape))
+
+    def kernels() -> list:
+        index = graph.edge_index.dtype
+        made = [(sddmm.kernels(op, width, dtype, i), ("elementwise",)) for op in {given.op, "mul"} for i in {index, torch.int32}]
+        return [*made, (functions.sum_variant(width, dtype).kernels, _SUM[:2])]
+
+    return _made(f"sddmm: {given.op}", ("sddmm", given.op, width, dtype, graph.edge_index.dtype), kernels, run)
+
+
+def _dot(graph: OpGraph, given: Operands, targets: tuple[str, str]) -> Kernel | Reason:
+    if set(targets) != {"u", "v"}:
+        return reason("GA208", "inner products with features of edges")
+    width, dtype = given.lhs.shape[-1], given.first.dtype
+    if not width:
+        return reason("GA206", "rows are empty")
+    outer = math.prod(given.shape)
+    parts, inner = sums.factored(width) if width > MAX_WIDTH else (1, width)
+
+    def run() -> Tensor:
+        sides = [t.expand(-1, *given.shape[:-1], width).reshape(-1, outer * parts, inner) for t in (given.lhs, given.rhs)]
+        left, right = sides if targets == ("v", "u") else sides[::-1]
+        out = functions.dot(graph, left, right)
+        out = out if parts == 1 else out.view(-1, outer, parts).sum(-1)
+        return given.result(out.view(-1, *given.shape))
+
+    return _made("aggregate: inner products", ("dot", outer * parts, inner, dtype), lambda: [
+        (functions.dot_variant(outer * parts, inner, dtype).kernels, _SUM)], run)

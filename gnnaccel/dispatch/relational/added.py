@@ -1,0 +1,52 @@
+"""What a layer adds to its Program's result: a root term, whose matrix is that of the destination's type, and a bias."""
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnaccel.dispatch.relational import torch_maps
+from gnnaccel.dispatch.relational.view import RelationView
+
+ADDED = "+"  #: under which it goes with a Program's operands; no input has such a name
+
+
+class Added(NamedTuple):
+    """``rows`` [num_dst, K] times the matrix of each row's type, plus the type's bias; all in the dtype of the result.
+
+    ``sizes``: destinations of each type, type after type; ``matrix`` [types, K, N], or [types, N, K] when ``transposed``;
+    ``bias`` [types, N]; both without the first dimension where there is one type. ``matrix`` None (and ``rows``): only the bias.
+    """
+
+    sizes: tuple[int, ...]
+    rows: Tensor | None
+    matrix: Tensor | None
+    bias: Tensor | None
+    transposed: bool = False
+
+
+def fits(dtype: torch.dtype, *tensors: Tensor | None) -> bool:
+    """Whether all of them are of the result's dtype, so that adding them to it rounds as the host does, or less."""
+    return all(t is None or t.dtype is dtype for t in tensors)
+
+
+def of_one_type(rows: Tensor | None, matrix: Tensor | None, bias: Tensor | None, num_dst: int,
+                transposed: bool = False) -> dict[str, Any]:
+    """The operand for nodes of one type, to go with others; none where there is nothing to add."""
+    if matrix is None and bias is None:
+        return {}
+    return {ADDED: Added((num_dst,), None if matrix is None else rows, matrix, bias, transposed)}
+
+
+def add(out: Tensor, added: Added, view: RelationView) -> Tensor:
+    """``out`` with what is added, on torch operations."""
+    sizes, rows, matrix, bias, transposed = added
+    if len(sizes) == 1:
+        if matrix is None:
+            return out + bias
+        matrix = matrix.t() if transposed else matrix
+        return (rows @ matrix if bias is None else torch.addmm(bias, rows, matrix)).add_(out)
+    if matrix is None:
+        return out + bias.index_select(0, view.blocks(sizes).relation)
+    return out + torch_maps.multiply(view.blocks(sizes), rows.unsqueeze(1), matrix.unsqueeze(1), transposed, bias=bias).squeeze(1)

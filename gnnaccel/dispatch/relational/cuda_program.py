@@ -1,0 +1,325 @@
+"""The maps by relation and sums over edges with which a Program begins, by the CUDA kernels as one node of autograd: its steps
+forward, and the same steps backward. Often that is the whole Program.
+
+Strung together by autograd, every step would be a node, and every sum of two gradients, or of messages and a root term, a pass
+over memory: here the last kernel adds to what is there already. Where backward is itself recorded, the steps run again on torch
+operations.
+"""
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnaccel.cuda.column_sum import column_sum
+from gnnaccel.cuda.segment_gemm_grad import weight_grad
+from gnnaccel.dispatch import attention
+from gnnaccel.dispatch.program import DOMAIN_OF, DST, PAIR_DST, PAIR_SRC, PARAM, RELATION, Op, Program, name_of
+from gnnaccel.dispatch.relational import added as adding
+from gnnaccel.dispatch.relational import cuda_maps, execute, torch_maps
+from gnnaccel.dispatch.relational.added import Added
+from gnnaccel.dispatch.relational.cuda_maps import dense, product, total
+from gnnaccel.dispatch.relational.view import RelationView
+
+_ADDED = ("+rows", "+matrix", "+bias")
+
+
+class _Pass:
+    """One run of a Program's steps: values by name, and on the way back their gradients, each with the index that says which of
+    its rows is whose, or None."""
+
+    __slots__ = ("view", "values", "grads", "wanted")
+
+    def __init__(self, view: RelationView, values: dict[str, Tensor | None], wanted: frozenset[str] = frozenset()):
+        self.view, self.values, self.wanted = view, values, wanted
+        self.grads: dict[str, tuple[Tensor, Tensor | None]] = {}
+
+    def so_far(self, name: str) -> Tensor | None:
+        """The gradient to add to, if there is one."""
+        found = self.grads.get(name)
+        return None if found is None else found[0]
+
+    def put(self, name: str, grad: Tensor) -> None:
+        self.grads[name] = grad, None
+
+    def take(self, name: str) -> Tensor:
+        grad, index = self.grads.pop(name)
+        return grad if index is None else grad.index_select(0, index)
+
+
+class _Linear(NamedTuple):
+    """Rows of ``domain``, gathered from ``coarse`` unless that is None, times their relation's matrix."""
+
+    out: str
+    rows: str
+    weight: str
+    domain: str
+    coarse: str | None
+    transposed: bool
+
+    def inputs(self) -> tuple[str, ...]:
+        return self.rows, self.weight
+
+    def _index(self, p: _Pass) -> Tensor | None:
+        return None if self.coarse is None else p.view.index(self.coarse, self.domain)
+
+    def forward(self, p: _Pass, into: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+        return product(p.view.pairs(self.domain).segments, p.values[self.rows], p.values[self.weight], self.transposed,
+                       self._index(p))
+
+    def backward(self, p: _Pass) -> None:
+        grad, where = p.grads.pop(self.out)
+        weight, segments, index = p.values[self.weight], p.view.pairs(self.domain).segments, self._index(p)
+        if self.weight in p.wanted:
+            found = outer(segments, p.values[self.rows], grad, weight, self.transposed, index, where)
+            before = p.so_far(self.weight)
+            p.put(self.weight, found if before is None else before.add_(found))
+        if self.rows not in p.wanted:
+            return
+        found = product(segments, grad, weight, not self.transposed, where)
+        if self.coarse is None:
+            p.put(self.rows, found if self.rows not in p.grads else found + p.take(self.rows))
+            return
+        members = p.view.members(self.coarse, self.domain)
+        p.put(self.rows, total(members.csc(places=False), members.wide, found, into=p.so_far(self.rows)))
+
+
+class _Sum(NamedTuple):
+    """The sum over the edges from ``source`` to ``target``, each counting its ``share`` of a mean or once."""
+
+    out: str
+    rows: str
+    source: str
+    target: str
+    share: bool
+
+    def inputs(self) -> tuple[str, ...]:
+        return (self.rows,)
+
+    def forward(self, p: _Pass, into: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+        graph = p.view.graph(self.source, self.target)
+        weight = p.view.share_along(self.source, self.target) if self.share else None
+        return total(graph.csc(places=False), graph.wide, p.values[self.rows], weight, "position", into, bias)
+
+    def backward(self, p: _Pass) -> None:
+        graph = p.view.graph(self.source, self.target)
+        weight = p.view.share_along(self.source, self.target, back=True) if self.share else None
+        p.put(self.rows, total(graph.csr(places=False), graph.wide, p.take(self.out), weight, "position", p.so_far(self.rows)))
+
+
+class _Collect(NamedTuple):
+    """The sum over a destination's relations. Its gradient is the destination's, which the step before gathers."""
+
+    out: str
+    rows: str
+
+    def inputs(self) -> tuple[str, ...]:
+        return (self.rows,)
+
+    def forward(self, p: _Pass, into: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+        members = p.view.members(DST, PAIR_DST)
+        return total(members.csc(places=False), members.wide, p.values[self.rows], into=into, bias=bias)
+
+    def backward(self, p: _Pass) -> None:
+        p.grads[self.rows] = p.take(self.out), p.view.index(DST, PAIR_DST)
+
+
+class Steps(NamedTuple):
+    """``before``: operations on relations and parameters alone, left to autograd; ``ops``: those of the node, as ``steps``;
+    ``after``: what is left, one by one; ``names``: what the steps read that they do not make; ``outs``: what they make for
+    others; ``kept``: what they make that backward reads."""
+
+    before: tuple[Op, ...]
+    ops: tuple[Op, ...]
+    steps: tuple[Any, ...]
+    after: tuple[Op, ...]
+    names: tuple[str, ...]
+    outs: tuple[str, ...]
+    kept: tuple[str, ...]
+
+
+@functools.lru_cache(maxsize=256)
+def steps_of(program: Program) -> Steps | None:
+    """How a Program is divided; None where a node brings nothing: it would be one map, with other operations to follow."""
+    before = tuple(op for op in program.ops if program.domains[op.out] in (RELATION, PARAM))
+    rest = tuple(op for op in program.ops if op not in before)
+    found = tuple(_step(op, program) for op in rest)
+    count = found.index(None) if None in found else len(found)
+    steps, ops, after = found[:count], rest[:count], rest[count:]
+    if not steps or (after and count == 1) or (not after and type(steps[-1]) is _Linear):
+        return None
+    made = {step.out for step in steps}
+    read = tuple(dict.fromkeys(name for step in steps for name in step.inputs()))
+    later = {name_of(arg) for op in after for arg in op.args} | {program.output}
+    kept = tuple(name for name in read if name in made and any(type(s) is _Linear and s.rows == name for s in steps))
+    return Steps(before, ops, steps, after, tuple(name for name in read if name not in made),
+                 tuple(step.out for step in steps if step.out in later), kept)
+
+
+def _step(op: Op, program: Program) -> Any:
+    name, _, end = op.args[0].partition("@")
+    home, domain = DOMAIN_OF.get(end), program.domains[op.out]
+    if op.kind == "linear" and domain in (PAIR_SRC, PAIR_DST) and op.args[1].endswith("@rel") and not op.get("heads"):
+        return _Linear(op.out, name, name_of(op.args[1]), domain, home, bool(op.get("transposed")))
+    if op.kind in ("reduce", "mean_sum") and len(op.args) == 1 and home is not None:
+        return _Sum(op.out, name, home, domain, op.attr("mean"))
+    return _Collect(op.out, name) if op.kind == "collect" and len(op.args) == 1 else None
+
+
+# --- running -----------------------------------------------------------------------------------------------------------
+
+class _Plan(NamedTuple):
+    """``names``: of the inputs, in order; ``rows``: the name of the rows that the root term reads."""
+
+    program: Program
+    steps: Steps
+    view: RelationView
+    names: tuple[str, ...]
+    added: Added | None
+    rows: str
+
+
+def run(program: Program, view: RelationView, tensors: dict[str, Any], out_dtype: torch.dtype | None = None) -> Tensor:
+    """The output of a Program that `steps_of` divides. ``tensors`` may hold what is added to it; ``out_dtype`` as for
+    `execute.run`."""
+    steps, added = steps_of(program), tensors.get(adding.ADDED)
+    values = {name: t for name, t in tensors.items() if name != adding.ADDED}
+    state = execute.Run(program, view, values, cuda_maps, attention.run_cuda, out_dtype)
+    for op in steps.before:
+        values[op.out] = execute.OPERATIONS[op.kind](state, op, program.domains[op.out])
+    values.update(zip(steps.outs, _node(program, steps, view, values, None if steps.after else added)))
+    for op in steps.after:
+        values[op.out] = execute.OPERATIONS[op.kind](state, op, program.domains[op.out])
+    out = values[program.output]
+    return adding.add(out, added, view) if added is not None and steps.after else out
+
+
+def _node(program: Program, steps: Steps, view: RelationView, values: dict[str, Tensor], added: Added | None) -> tuple:
+    """What the steps make for others."""
+    row = values[steps.steps[0].rows].dtype  # a factor of another dtype may have gone into the matrices
+    names, inputs, rows = steps.names, [values[name].to(row) for name in steps.names], _ADDED[0]
+    if added is not None:
+        rows = next((name for name, t in zip(names, inputs) if t is added.rows), rows)
+        names = *names, *_ADDED
+        inputs += [None if rows != _ADDED[0] else added.rows, added.matrix, added.bias]
+        added = Added(added.sizes, None, None, None, added.transposed)  # the tensors are inputs
+    plan = _Plan(program, steps, view, names, added, rows)
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
+        return _Node.apply(plan, *inputs)
+    return _forward(plan, _Pass(view, dict(zip(names, inputs))))
+
+
+def _forward(plan: _Plan, p: _Pass) -> tuple[Tensor, ...]:
+    for step in plan.steps.steps:
+        if step.rows in plan.steps.names:
+            p.values[step.rows] = dense(p.values[step.rows])
+    into, bias = (None, None) if plan.added is None else _root(plan, p)
+    *first, last = plan.steps.steps
+    for step in first:
+        p.values[step.out] = step.forward(p)
+    p.values[last.out] = last.forward(p, into, bias)
+    return tuple(p.values[name] for name in plan.steps.outs)
+
+
+def _root(plan: _Plan, p: _Pass) -> tuple[Tensor | None, Tensor | None]:
+    """The root term and bias: new memory for the last step to add to, or what is the same for every row."""
+    (sizes, _, _, _, transposed), matrix, bias = plan.added, p.values["+matrix"], p.values["+bias"]
+    if matrix is None and len(sizes) == 1:
+        return None, bias
+    blocks = p.view.blocks(sizes)
+    if matrix is None:
+        return bias.index_select(0, blocks.relation), None
+    p.values[plan.rows] = dense(p.values[plan.rows])
+    return product(blocks.segments, p.values[plan.rows], _by_type(matrix), transposed, None, bias), None
+
+
+def _by_type(matrix: Tensor) -> Tensor:
+    """[types, ., .]; of one type it comes without."""
+    return matrix if matrix.dim() == 3 else matrix.unsqueeze(0)
+
+
+class _Node(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, plan, *inputs):
+        p = _Pass(plan.view, dict(zip(plan.names, inputs)))
+        outs = _forward(plan, p)
+        ctx.plan = plan
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*inputs, *(p.values[name] for name in plan.steps.kept))
+        return outs
+
+    @staticmethod
+    def backward(ctx, *grads):
+        plan, count = ctx.plan, len(ctx.plan.names)
+        inputs, kept, needs = ctx.saved_tensors[:count], ctx.saved_tensors[count:], ctx.needs_input_grad[1:]
+        given = {name: grad for name, grad in zip(plan.steps.outs, grads) if grad is not None}
+        if torch.is_grad_enabled():
+            again = functools.partial(_by_torch, plan, tuple(given))
+            return None, *cuda_maps.by_torch(again, inputs, needs, tuple(given.values()))
+        wanted = {name for name, need in zip(plan.names, needs) if need}
+        for step in plan.steps.steps:
+            if not wanted.isdisjoint(step.inputs()):
+                wanted.add(step.out)
+        p = _Pass(plan.view, {**dict(zip(plan.names, inputs)), **dict(zip(plan.steps.kept, kept))}, frozenset(wanted))
+        _backward(plan, p, {name: dense(grad) for name, grad in given.items()})
+        return None, *(_like(p.so_far(name), t) for name, t in zip(plan.names, inputs))
+
+
+def _like(grad: Tensor | None, t: Tensor | None) -> Tensor | None:
+    return grad if grad is None or grad.dtype is t.dtype else grad.to(t.dtype)
+
+
+def _backward(plan: _Plan, p: _Pass, grads: dict[str, Tensor]) -> None:
+    if plan.added is not None:
+        _root_backward(plan, p, *grads.values())
+    for name, grad in grads.items():
+        p.put(name, grad)
+    for step in reversed(plan.steps.steps):
+        if step.out in p.wanted and step.out in p.grads:
+            step.backward(p)
+
+
+def _root_backward(plan: _Plan, p: _Pass, grad: Tensor) -> None:
+    """First of all, so that the other gradients of the rows are added to it."""
+    (sizes, _, _, _, transposed), matrix = plan.added, p.values["+matrix"]
+    if "+bias" in p.wanted:
+        sums = column_sums(p.view, sizes, grad)
+        p.put("+bias", sums[0] if len(sizes) == 1 else sums)
+    if matrix is None:
+        return
+    blocks = p.view.blocks(sizes)
+    if "+matrix" in p.wanted:
+        p.put("+matrix", outer(blocks.segments, p.values[plan.rows], grad, matrix, transposed, None, None))
+    if plan.rows in p.wanted:
+        p.put(plan.rows, product(blocks.segments, grad, _by_type(matrix), not transposed, None))
+
+
+def column_sums(view: RelationView, sizes: tuple[int, ...], grad: Tensor) -> Tensor:
+    """[types, N]: what all rows of a type add up to."""
+    if len(sizes) == 1 and grad.numel():
+        return column_sum(grad).unsqueeze(0)
+    by_type = view.of_blocks(sizes)
+    return total(by_type.csc(places=False), by_type.wide, grad)
+
+
+def outer(segments: Any, rows: Tensor, grad: Tensor, weight: Tensor, transposed: bool, index: Tensor | None,
+          where: Tensor | None) -> Tensor:
+    """The gradient of the segments' matrices. index, where: which rows of ``rows`` and ``grad`` are the segments'."""
+    blocks = weight.shape[1] if weight.dim() == 4 else 1
+    ends = (grad, dense(rows), where, index) if transposed else (dense(rows), grad, index, where)
+    return weight_grad(segments, ends[0], ends[1], index=ends[2], dy_index=ends[3], blocks=blocks,
+                       precision=cuda_maps.precision()).view(weight.shape)
+
+
+def _by_torch(plan: _Plan, outs: tuple[str, ...], *inputs: Tensor | None) -> tuple[Tensor, ...]:
+    """The same on torch operations, which can be differentiated any number of times."""
+    values, program = dict(zip(plan.names, inputs)), plan.program
+    state = execute.Run(program, plan.view, values, torch_maps, attention.run_torch)
+    for op in plan.steps.ops:
+        values[op.out] = execute.OPERATIONS[op.kind](state, op, program.domains[op.out])
+    if plan.added is not None:
+        operands = dict(rows=values.get(plan.rows), matrix=values["+matrix"], bias=values["+bias"])
+        values[program.output] = adding.add(values[program.output], plan.added._replace(**operands), plan.view)
+    return tuple(values[name] for name in outs)

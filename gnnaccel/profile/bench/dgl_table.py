@@ -1,0 +1,36 @@
+"""The table of the suite over DGL."""
+from __future__ import annotations
+
+from gnnaccel.profile.bench import dgl_figures, metrics, text
+from gnnaccel.profile.bench.result import Result
+
+
+def section(result: Result) -> text.Section:
+    """Without rows where nothing of the suite was measured."""
+    columns = ("shape", "layer", "mode", "native ms", "gnnaccel ms", "10 % to 90 %", "x native", "DGL CUDA ms", "x DGL CUDA",
+               "peak MiB DGL CUDA", "peak MiB gnnaccel", "kept MiB", "difference", "route")
+    rows, notes = [], {}
+    for cell in metrics.cells(result):
+        if cell.kind in ("dgl", "dgl-cpu"):
+            rows.append((f"{cell.shape} (cpu)" if cell.device == "cpu" else cell.shape, cell.layer, cell.mode,
+                         text.time(cell, "native", notes), text.time(cell, "gnnaccel", notes), _spread(cell),
+                         text.ratio(cell.metric("vs_native")), *_cuda(cell),
+                         text.number(cell.value("gnnaccel", "peak_mib")), text.number(cell.value("gnnaccel", "resident_mib")),
+                         text.difference(cell), cell.route or text.MISSING))
+    title = f"DGL's layers: natively, through gnnaccel, and DGL's own CUDA build as once measured on an {dgl_figures.GPU}"
+    return text.Section(title, columns, rows, text.notes_of(notes))
+
+
+def _spread(cell: metrics.Cell) -> str:
+    record = cell.by.get("gnnaccel")
+    timed = record.timing if record else None
+    return f"{text.number(timed['p10_ms'])} to {text.number(timed['p90_ms'])}" if timed else text.MISSING
+
+
+def _cuda(cell: metrics.Cell) -> tuple[str, str, str]:
+    """What DGL's CUDA build took, how much faster gnnaccel is, and DGL's memory. Nothing of the CPU is held against it."""
+    if cell.kind != "dgl":
+        return (text.MISSING,) * 3
+    peak = dgl_figures.cuda_peak_mib(cell.shape, cell.layer) if cell.mode == "training" else None
+    return (text.number(dgl_figures.cuda_ms(cell.shape, cell.layer, cell.mode)), text.ratio(cell.metric("vs_dgl_cuda")),
+            text.number(peak))

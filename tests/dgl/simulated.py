@@ -1,0 +1,160 @@
+"""A CUDA device for tests that lies on the CPU: tensors that say they are on ``cuda:0``, and refuse to meet those on the host.
+
+So code that only moves and labels can be run without a GPU. Kernels cannot: whatever asks for CuPy finds none. Transfers
+are counted.
+"""
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+DEVICE = torch.device("cuda", 0)
+transfers: Counter = Counter()  # "to device", "to host"
+active = False  # whether a test runs on it
+
+# what CUDA has for tensors of both sides
+_ACROSS = {"aten::copy_", "aten::index.Tensor", "aten::index_put_", "aten::_index_put_impl_"}
+
+
+class OnDevice(Tensor):
+    """Shares the storage of ``inner``, a plain tensor, and says that it is on the device."""
+
+    @staticmethod
+    def __new__(cls, inner: Tensor):
+        found = torch.Tensor._make_subclass(cls, inner, inner.requires_grad)
+        found.inner = inner
+        return found
+
+    device = property(lambda self: DEVICE)
+    is_cuda = property(lambda self: True)
+    is_cpu = property(lambda self: False)
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    def __repr__(self):
+        return f"OnDevice({self.inner!r})"
+
+    def __reduce_ex__(self, protocol):
+        return OnDevice, (self.detach().inner,)
+
+    def __deepcopy__(self, memo):
+        found = OnDevice(self.detach().inner.clone()).requires_grad_(self.requires_grad)
+        found.__dict__.update({k: v for k, v in self.__dict__.items() if k != "inner"})
+        return found
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        name = func._schema.name + (f".{func._schema.overload_name}" if func._schema.overload_name else "")
+        if name not in _ACROSS and any(not isinstance(t, OnDevice) and t.dim() for t in tensors):
+            raise RuntimeError(f"{name}: expected all tensors to be on the same device, but found cuda:0 and cpu")
+        if name == "aten::_local_scalar_dense":
+            transfers["to host"] += 1
+        outer = {id(t.inner): t for t in tensors if isinstance(t, OnDevice)}
+        out = func(*tree_map(_inner, args), **tree_map(_inner, kwargs))
+        if name == "aten::copy_" and not isinstance(args[0], OnDevice):
+            return out
+
+        def placed(value):
+            return outer[id(value)] if id(value) in outer else OnDevice(value) if isinstance(value, Tensor) else value
+
+        return tree_map(placed, out)
+
+
+def _inner(value):
+    return value.inner if isinstance(value, OnDevice) else value
+
+
+class _ToDevice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        transfers["to device"] += 1
+        return OnDevice(x.detach().clone())
+
+    @staticmethod
+    def backward(ctx, grad):
+        return _inner(grad)
+
+
+class _ToHost(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        transfers["to host"] += 1
+        return x.inner.detach().clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return OnDevice(grad)
+
+
+def _is_ours(device) -> bool:
+    return device is not None and not isinstance(device, (torch.dtype, Tensor)) and torch.device(device).type == "cuda"
+
+
+def _moved(x: Tensor, ours: bool) -> Tensor:
+    if isinstance(x, OnDevice) == ours:
+        return x
+    return (_ToDevice if ours else _ToHost).apply(x)
+
+
+class _Mode(TorchFunctionMode):
+    """Sends what names a CUDA device to the simulated one."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        if func in (Tensor.cuda, Tensor.cpu):
+            return _moved(args[0], func is Tensor.cuda)
+        if func is Tensor.to:
+            return self._to(*args, **kwargs)
+        if func is Tensor.numpy and isinstance(args[0], OnDevice):
+            raise TypeError("can't convert cuda:0 device type tensor to numpy")
+        if func is Tensor.tolist and isinstance(args[0], OnDevice):
+            return _moved(args[0].detach(), False).tolist()
+        if func is Tensor.record_stream:
+            return None
+        if func is Tensor.new and isinstance(args[0], OnDevice):  # makes its tensors without the dispatcher
+            return OnDevice(_inner(args[0]).new(*args[1:], **kwargs))
+        if _is_ours(kwargs.get("device")):
+            del kwargs["device"]
+            if func in (torch.as_tensor, torch.tensor) and isinstance(args[0], OnDevice):
+                return args[0].to(kwargs.get("dtype") or args[0].dtype)
+            if func is torch.as_tensor:
+                return _moved(torch.as_tensor(*args, **kwargs), True)
+            return tree_map(lambda t: OnDevice(t) if isinstance(t, Tensor) else t, func(*args, **kwargs))  # made there
+        return func(*args, **kwargs)
+
+    @staticmethod
+    def _to(x, *args, **kwargs):
+        like = next((a for a in args if isinstance(a, Tensor)), None)
+        dtype = kwargs.get("dtype") or next((a for a in args if isinstance(a, torch.dtype)), None)
+        device = kwargs.get("device") or next((a for a in args if isinstance(a, (str, torch.device))), None)
+        if like is not None:
+            device, dtype = like.device, like.dtype
+        if device is not None:
+            x = _moved(x, _is_ours(device))
+        return x if dtype is None else x.type(dtype)
+
+
+@contextlib.contextmanager
+def device(monkeypatch):
+    """From here on torch has the simulated device."""
+    from gnnaccel.adapters.dgl import bridge
+
+    for name, value in (("current_device", lambda: 0), ("set_device", lambda index: None)):
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(bridge, "has_accelerator", lambda: True)
+    before = torch.__future__.get_overwrite_module_params_on_conversion()
+    torch.__future__.set_overwrite_module_params_on_conversion(True)
+    transfers.clear()
+    monkeypatch.setitem(globals(), "active", True)
+    try:
+        with _Mode():
+            yield DEVICE
+    finally:
+        monkeypatch.setitem(globals(), "active", False)
+        torch.__future__.set_overwrite_module_params_on_conversion(before)

@@ -1,0 +1,105 @@
+"""What a DGL without CUDA cannot do on a device: one clear error each."""
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import dgl
+import pytest
+import torch
+
+import gnnaccel
+from gnnaccel.errors import GnnaccelError, HostLimitError
+from tests.dgl import bridged
+from tests.dgl.bridged import ids, place  # noqa: F401  (a fixture)
+
+
+def loader(g, nodes, **options):
+    sampler = dgl.dataloading.NeighborSampler([2])
+    return dgl.dataloading.DataLoader(g, nodes, sampler, batch_size=4, **options)
+
+
+def first(place, **options):
+    g = bridged.homogeneous().to(place)
+    return next(iter(loader(g, g.nodes(), device=place, **options)))
+
+
+SAMPLING = {
+    "sample_neighbors": lambda g, s: dgl.sampling.sample_neighbors(g, s, 2),
+    "method": lambda g, s: g.sample_neighbors(s, 2),
+    "labor": lambda g, s: dgl.sampling.sample_labors(g, s, 2),
+    "random_walk": lambda g, s: dgl.sampling.random_walk(g, s, length=2),
+    "negative": lambda g, s: dgl.sampling.global_uniform_negative_sampling(g, 5),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLING)
+def test_sampling_a_graph_on_the_device(name, place):
+    g = bridged.homogeneous().to(place)
+    with pytest.raises(HostLimitError, match="cannot sample a graph that is on the GPU.*keep.*CPU|Keep the graph"):
+        SAMPLING[name](g, ids(g, [1, 2]))
+
+
+def test_loader_over_a_graph_on_the_device(place):
+    with pytest.raises(HostLimitError, match="cannot sample a graph that is on the GPU"):
+        first(place)
+
+
+@pytest.mark.parametrize("name,do", [
+    ("graph", lambda g: g.pin_memory_()),
+    ("loader", lambda g: loader(g, g.nodes(), device="cuda", use_uva=True)),
+    ("index", lambda g: g._graph.pin_memory()),
+    ("array", lambda g: dgl.ndarray.array([1]).pin_memory_()),
+])
+def test_uva(name, do, place):
+    with pytest.raises(HostLimitError, match=r"UVA.*use_uva off"):
+        do(bridged.homogeneous())
+
+
+def test_pinning_in_place_names_the_limit(place):
+    with pytest.raises(dgl.DGLError, match="UVA"):
+        dgl.utils.pin_memory_inplace(torch.zeros(3))
+
+
+def test_rows_of_pinned_tensors(place):
+    with pytest.raises(HostLimitError, match="UVA"):
+        dgl.utils.gather_pinned_tensor_rows(torch.zeros(3, 2), torch.tensor([1], device=place))
+
+
+def test_gpu_cache(place):
+    with pytest.raises(HostLimitError, match="GPUCache"):
+        dgl.cuda.GPUCache(10, 4)
+
+
+def test_partitions_of_ids(place):
+    partition = dgl.partition.NDArrayPartition(10, 2, mode="remainder")
+    with pytest.raises(HostLimitError, match="NCCL"):
+        partition.generate_permutation(torch.arange(10, device=place))
+
+
+def test_errors_are_gnnaccels_own():
+    assert issubclass(HostLimitError, GnnaccelError) and issubclass(HostLimitError, NotImplementedError)
+
+
+def test_without_the_bridge_errors_are_dgls():
+    with pytest.raises(dgl.DGLError):
+        bridged.homogeneous().pin_memory_()
+
+
+def test_sparse_names_the_limit(place):
+    from gnnaccel.adapters.dgl.bridge import limits
+
+    if limits._has_sparse():
+        pytest.skip("this DGL has dgl.sparse")
+    with pytest.raises(ImportError, match=r"dgl\.sparse cannot be loaded: this DGL was built without CUDA"):
+        import dgl.sparse  # noqa: F401
+    gnnaccel.disable()
+    assert "dgl.sparse" not in sys.modules
+    with pytest.raises(FileNotFoundError):
+        bridged.homogeneous().adj()
+
+
+def test_nothing_is_imported_for_it():
+    code = ("import sys, gnnaccel\ngnnaccel.enable()\n"
+            "assert not gnnaccel.status()['bridge']['active'] and 'dgl' not in sys.modules")
+    subprocess.run([sys.executable, "-c", code], check=True)

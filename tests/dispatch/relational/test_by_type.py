@@ -1,0 +1,113 @@
+"""HGT's maps by node type on the CUDA kernels, against the same type by type in fp64."""
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from gnnaccel.dispatch.relational import by_type
+from gnnaccel.dispatch.relational.view import RelationView
+from tests.helpers import assert_accurate, relative
+
+SIZES = (7, 0, 20, 1)
+K, C = 12, 8
+
+
+def view(device, sizes: tuple[int, ...]) -> RelationView:
+    nodes = sum(sizes)
+    edges = torch.randint(0, nodes, (2, 30)).to(device), torch.zeros(30, dtype=torch.int64, device=device)
+    return RelationView(edges, nodes, nodes, 1, own=True)
+
+
+def operands(bias: bool, gate: bool) -> dict[str, torch.Tensor | None]:
+    width = C if gate else K
+
+    def rand(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, dtype=torch.float64).requires_grad_()
+
+    types = len(SIZES)
+    return dict(kqv=rand(types, 3 * C, width), kqv_bias=rand(types, 3 * C) if bias else None, out=rand(types, C, C),
+                out_bias=rand(types, C) if bias else None, alpha=rand(types) if gate else None,
+                **{f"x{t}": rand(size, width) for t, size in enumerate(SIZES)})
+
+
+def middle(keys, queries, values):
+    """Something in the place of attention."""
+    return torch.tanh(keys) * queries + values
+
+
+def by_loop(t: dict) -> tuple[torch.Tensor, ...]:
+    found = []
+    for at, size in enumerate(SIZES):
+        x, bias, out_bias = t[f"x{at}"], t["kqv_bias"], t["out_bias"]
+        out = middle(*F.linear(x, t["kqv"][at], None if bias is None else bias[at]).chunk(3, 1))
+        out = F.linear(F.gelu(out), t["out"][at], None if out_bias is None else out_bias[at])
+        found.append(out if t["alpha"] is None else t["alpha"][at] * out + (1 - t["alpha"][at]) * x)
+    return tuple(found)
+
+
+def by_kernels(t: dict) -> tuple[torch.Tensor, ...]:
+    x = [t[f"x{at}"] for at in range(len(SIZES))]
+    graph = view(x[0].device, SIZES)
+    rows, *mapped = by_type.project(graph, 3, t["kqv"], t["kqv_bias"], x)
+    return by_type.finish(graph, SIZES, middle(*mapped), t["out"], t["out_bias"], t["alpha"], rows)
+
+
+def results(outs: tuple, t: dict, create_graph: bool = False) -> dict[str, torch.Tensor]:
+    wanted = {name: value for name, value in t.items() if value is not None}
+    cotangents = [torch.linspace(-1.0, 1.0, out.numel(), dtype=out.dtype, device=out.device).view(out.shape) for out in outs]
+    grads = torch.autograd.grad(outs, list(wanted.values()), cotangents, create_graph=create_graph)
+    return {**{f"out{at}": out for at, out in enumerate(outs)}, **dict(zip(wanted, grads))}
+
+
+def leaves(t: dict, device, dtype=torch.float32) -> dict:
+    return {k: None if v is None else v.detach().to(device, dtype).requires_grad_() for k, v in t.items()}
+
+
+@pytest.mark.parametrize("gate", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_values_and_gradients(device, bias, gate):
+    given = operands(bias, gate)
+    exact, single, placed = results(by_loop(given), given), leaves(given, None), leaves(given, device)
+    plain, got = results(by_loop(single), single), results(by_kernels(placed), placed)
+    for name, value in got.items():
+        assert_accurate(name, value.detach().cpu(), plain[name].detach(), exact[name].detach())
+    with torch.no_grad():
+        assert all(torch.equal(out, got[f"out{at}"]) for at, out in enumerate(by_kernels(placed)))
+
+
+@pytest.mark.parametrize("name", ["kqv", "kqv_bias", "out", "out_bias", "alpha", "x2"])
+def test_some_gradients(device, name):
+    given = leaves(operands(True, True), device)
+    expected = results(by_kernels(given), given)[name]
+    alone = {k: v.detach().requires_grad_(k == name) for k, v in given.items()}
+    assert torch.equal(results(by_kernels(alone), {name: alone[name]})[name], expected)
+
+
+@pytest.mark.parametrize("gate", [False, True])
+def test_second_derivatives(device, gate):
+    given = operands(True, gate)
+
+    def second(outs, t):
+        first = results(outs, t, create_graph=True)
+        weighted = sum((i + 1) * g.pow(2).sum() for i, g in enumerate(first.values()))
+        return torch.autograd.grad(weighted, [v for v in t.values() if v is not None])
+
+    placed = leaves(given, device)
+    for got, expected in zip(second(by_kernels(placed), placed), second(by_loop(given), given)):
+        assert relative(got.cpu().double(), expected) < 1e-5
+
+
+def test_results_may_be_changed_in_place(device):
+    given = leaves(operands(True, True), device)
+    first, _, second, _ = by_kernels(given)
+    kept = first.pow(2).sum()
+    (kept + second.relu_().sum()).backward()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_types(device, dtype):
+    given = operands(True, True)
+    exact, placed = results(by_loop(given), given), leaves(given, device, dtype)
+    for name, value in results(by_kernels(placed), placed).items():
+        assert value.dtype is dtype and relative(value.cpu().double(), exact[name]) < (1e-2 if dtype is torch.float16 else 6e-2)

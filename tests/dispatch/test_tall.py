@@ -1,0 +1,58 @@
+"""Products of tall matrices."""
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch_geometric.nn import GATConv, GATv2Conv, TransformerConv
+
+from gnnaccel.cuda import segment_gemm
+from gnnaccel.dispatch import tall
+from tests.helpers import assert_accurate
+from tests.pyg import graphs
+from tests.pyg.judge import compare
+from tests.routes import emulated, gpu, one_thread, route  # noqa: F401
+
+
+@pytest.fixture
+def always(monkeypatch):
+    """Every product that the kernel can make counts as tall; gives the sizes of those that it made."""
+    made = []
+    multiply = segment_gemm.multiply
+    monkeypatch.setattr(tall, "_TALL", 1)
+
+    def watched(segments, x, w, **more):
+        made.append(tuple(x.shape))
+        return multiply(segments, x, w, **more)
+
+    monkeypatch.setattr(segment_gemm, "multiply", watched)
+    return made
+
+
+@pytest.mark.parametrize("k,n", [(64, 64), (16, 8), (128, 40), (8, 128)])
+@pytest.mark.parametrize("bias", [False, True])
+def test_products(device, always, k, n, bias):
+    x, w = torch.randn(77, k).to(device), torch.randn(n, k).to(device)
+    b = torch.randn(n).to(device) if bias else None
+    exact = F.linear(x.double(), w.double(), None if b is None else b.double())
+    assert_accurate("linear", tall.linear(x, w, b), F.linear(x, w, b), exact)
+    y = torch.randn(77, n).to(device)
+    assert_accurate("matmul", tall.matmul(y, w), y @ w, y.double() @ w.double())
+    assert len(always) == 1 + (n % 8 == 0 and k % 8 == 0)
+
+
+@pytest.mark.parametrize("x,w", [((5, 7), (8, 7)), ((5, 256), (8, 256)), ((0, 64), (64, 64))])
+def test_what_is_left_to_torch(device, always, x, w):
+    x, w = torch.randn(x).to(device), torch.randn(w).to(device)
+    assert torch.equal(tall.linear(x, w, None), F.linear(x, w))
+    half = torch.randn(5, 64).to(device, torch.bfloat16), torch.randn(64, 64).to(device, torch.bfloat16)
+    assert torch.equal(tall.linear(*half, None), F.linear(*half))
+    apart = torch.randn(64, 5).to(device).t(), torch.randn(64, 64).to(device)
+    assert torch.equal(tall.linear(*apart, None), F.linear(*apart))
+    assert not always
+
+
+@pytest.mark.parametrize("cls,options", [(GATConv, dict(heads=2)), (GATv2Conv, dict(heads=2)), (TransformerConv, dict())])
+def test_layers(route, always, cls, options):  # noqa: F811
+    compare(route, cls(16, 16, **options), graphs.features(width=16), graphs.square())
+    assert bool(always) is (route.backend == "cuda")

@@ -67,5 +67,5 @@ def test_attention_weights(route):
 
 @pytest.mark.parametrize("scale,floor", [(5.0, 4e-6), (1e-3, 2e-7)])
 def test_large_and_small_scores(route, scale, floor):
-    """Scores of some dozens: a rounding of the stored log-sum-exp is then a relative error of every weight."""
+    """Scores of some dozens: the rounding of a score is then a relative error of its weight."""
     compare(route, DotGatConv(F, 8, 2), graphs.square(), graphs.features() * scale, floor=floor)

@@ -84,5 +84,5 @@ def test_attention_weights(route, weights):
 @pytest.mark.parametrize("heads", [1, 2])
 @pytest.mark.parametrize("scale,floor", [(10.0, 4e-5), (1e-3, 2e-7)])
 def test_large_and_small_scores(route, scale, floor, heads):
-    """Scores of some hundreds: a rounding of the stored log-sum-exp is then a relative error of every weight."""
+    """Scores of some hundreds: the rounding of a score is then a relative error of its weight."""
     compare(route, TransformerConv(F, 8, heads), graphs.features() * scale, graphs.square(), floor=floor)

@@ -30,7 +30,7 @@ def draw(result: Result, path: str) -> None:
     per_row = max(2, int(figure.get_figwidth() // 2.2))  # the longest label takes some two inches
     figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), per_row), frameon=False, fontsize=9)
     figure.suptitle(f"Speed-up over {_rival(cells)}, {result.provenance.get('gpu') or 'CPU'}", fontsize=12)
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=100)
     pyplot.close(figure)
 
 

@@ -23,6 +23,7 @@ from gnnaccel.dispatch import rules
 HOSTS: dict[str, tuple[str, str]] = {
     "pyg": ("torch_geometric.nn", "gnnaccel.adapters.pyg"),
     "dgl": ("dgl", "gnnaccel.adapters.dgl"),
+    "torch": ("torch", "gnnaccel.adapters.autograd"),
 }
 
 

@@ -28,6 +28,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "backend": ("auto", "cuda", "torch"),
     "when": ("profitable", "supported"),
     "on_fallback": ("native", "warn", "raise"),
+    "backward": ("caller", "workers"),
 }
 PASSES = ("compaction", "reordering")
 DEFAULT_RECORDS = 1000
@@ -40,13 +41,15 @@ class Config:
 
     ``include`` and ``exclude`` hold strings and classes. ``records`` is how many records ``gnnaccel.records()`` keeps
     (0: none; True: 1000). ``log`` is None, True (human lines through the logger ``gnnaccel``) or the path of a JSONL file.
-    ``passes``: which of `PASSES` relational Programs go through; None: all. ``epoch`` and ``stamp`` (the rule generation at
+    ``passes``: which of `PASSES` relational Programs go through; None: all. ``backward``: the thread in which autograd works on a
+    single GPU, see `gnnaccel.adapters.autograd`. ``epoch`` and ``stamp`` (the rule generation at
     which the lists were given) are set by this module.
     """
 
     backend: str = "auto"
     when: str = "profitable"
     on_fallback: str = "native"
+    backward: str = "caller"
     include: tuple[str | type, ...] = ()
     exclude: tuple[str | type, ...] = ()
     records: int = 0
@@ -162,7 +165,12 @@ def _of_backward() -> _Cell | None:
 
 def _leave_for_backward(cell: _Cell | None) -> None:
     torch = sys.modules.get("torch")
-    if torch is not None:
+    if torch is None:
+        return
+    remove = getattr(torch._C, "_remove_obj_from_tls", None)
+    if cell is None and remove is not None:
+        remove(_LOCAL)  # what a thread still holds at its end is let go of without the interpreter lock
+    else:
         _stash(torch, _LOCAL, cell)
         if _stash_steals(torch):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(cell))

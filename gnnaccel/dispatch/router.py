@@ -35,6 +35,9 @@ class Adapter(Protocol):
     def run(self, layer: Any, stated: Stated, given: Given, attend: attention.Attend) -> Any:
         """The call's result; ``attend(tensors)`` runs the Program."""
 
+    def bind(self, layer: Any, call: attention.Call) -> Any:
+        """``call``, a plain one by kernels, as a `attention_bound.Bound`; None where there is no such thing."""
+
 
 class _Last:
     """A layer's last plain call and where it went. Holds the graph weakly: the structure cache decides how long it lives.
@@ -44,7 +47,7 @@ class _Last:
     """
 
     __slots__ = ("epoch", "signature", "edge_index", "version", "pointer", "graph", "stated", "attention", "plan", "run",
-                 "shape", "dtype", "grad")
+                 "bound", "shape", "dtype", "grad")
 
     def still_native(self, args: tuple, kwargs: dict, config: Config) -> bool:
         """Whether the call may go native without a further look. Native code is never wrong, so it is enough that nothing
@@ -118,6 +121,9 @@ def route(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict, 
             plan, stated = last.plan, last.stated
             counters.count(type(layer).__name__, plan.route)
             graph.touched = True
+            bound = last.bound
+            if bound is not None and bound.valid():
+                return bound(x, graph)
             call = attention.Call(stated.program, last.attention, graph, stated.heads, stated.width, stated.out,
                                   stated.exposed, plan.pmf)
             return adapter.run(layer, stated, Given(x, x, edge_index), attention.Attend(call, last.run))
@@ -140,7 +146,7 @@ def _decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict
     plan = planner.plan(stated.request(device, grad, not known), config)
     if plan.route == "native":
         if signature is not None and not given.edge_index.is_inference():
-            _remember(layer, config, signature, given, _gone, None, None, plan if known and _quiet(config) else None, None)
+            _remember(layer, config, signature, given, _gone, None, None, plan if known and _quiet(config) else None, None, None)
         elif signature is None and not any(t.is_inference() for t in given.structure):
             seen = _Seen(given.structure)
             if known and _quiet(config) and not kwargs:
@@ -151,7 +157,8 @@ def _decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict
     graph, hit = stated.lookup(given)
     call, run = stated.call(graph, plan), stated.runner(plan.route)
     if signature is not None and hit != "none":
-        _remember(layer, config, signature, given, weakref.ref(graph), stated, call.attention, plan, run)
+        bound = adapter.bind(layer, call) if plan.route == "cuda" else None
+        _remember(layer, config, signature, given, weakref.ref(graph), stated, call.attention, plan, run, bound)
     if start:
         number = _record(layer, adapter, stated, device, plan, graph, hit, grad, start, call)
         run = _recording(run, lambda _: _record_backward(layer, adapter, stated, device, plan, number))
@@ -178,12 +185,12 @@ def _known(layer: Any, stated: Stated, given: Given) -> bool:
 
 
 def _remember(layer, config: Config, signature: tuple, given: Given, graph, stated: Stated | None, attended, plan: Plan | None,
-              run) -> None:
+              run, bound) -> None:
     last = _Last()
     last.epoch, last.signature = config.epoch, signature
     edge_index = given.edge_index
     last.edge_index, last.version, last.pointer = weakref.ref(edge_index), edge_index._version, edge_index.data_ptr()
-    last.graph, last.stated, last.attention, last.plan, last.run = graph, stated, attended, plan, run
+    last.graph, last.stated, last.attention, last.plan, last.run, last.bound = graph, stated, attended, plan, run, bound
     last.shape, last.dtype, last.grad = given.x_src.shape, given.x_src.dtype, torch.is_grad_enabled()
     _last.set(layer, last)
 

@@ -103,7 +103,8 @@ def test_a_failing_adapter_of_a_later_host_is_a_warning(make_host):
 
 
 def test_every_real_host_has_an_adapter_with_install():
-    assert {key: module for key, (module, _) in REAL_HOSTS.items()} == {"pyg": "torch_geometric.nn", "dgl": "dgl"}
+    assert {key: module for key, (module, _) in REAL_HOSTS.items()} == {
+        "pyg": "torch_geometric.nn", "dgl": "dgl", "torch": "torch"}
     for _, package in REAL_HOSTS.values():
         assert callable(importlib.import_module(package).install)
 

@@ -75,8 +75,9 @@ class _Guarded:
         self._state, self._methods = adapter.state, adapter.METHODS
         self._aggregations = getattr(adapter, "AGGREGATIONS", ("SumAggregation",))
         self.run = adapter.run
-        plain = hasattr(adapter, "FIELDS")  # relational layers have no plain calls: they are stated each time
-        self.signature = signature.Signature(adapter.FIELDS, adapter.METHODS, adapter.WATCHED) if plain else signature.none
+        self.bind = getattr(adapter, "bind", _unbound)
+        # relational layers have no plain calls: they are stated each time
+        self.signature = signature.of(adapter) if hasattr(adapter, "FIELDS") else signature.none
 
     def state(self, layer: Any, args: tuple, kwargs: dict) -> Any:
         guards = self._guards
@@ -87,6 +88,9 @@ class _Guarded:
             why = guards.layer_reason(layer, self._cls, self._methods, self._node_dim, self._aggregations)
         return self._state(layer, args, kwargs) if why is None else why
 
+
+def _unbound(layer: Any, call: Any) -> None:
+    """Of layers whose calls are never bound."""
 
 
 def _unwrapped_while(script: Any, classes: list[type]) -> Any:

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gnnaccel.adapters.pyg import calls, edges, guards
+from gnnaccel.dispatch import attention_bound
 from gnnaccel.dispatch import attention_programs as programs
 from gnnaccel.dispatch.reasons import Reason, reason
 from gnnaccel.dispatch.request import Given, Stated
@@ -15,6 +16,7 @@ from gnnaccel.dispatch.request import Given, Stated
 METHODS = ()
 FIELDS = ("heads", "out_channels", "concat", "negative_slope", "dropout", "add_self_loops")
 WATCHED = ("lin_edge",)
+LINEAR = ("lin",)
 
 
 def state(layer: Any, args: tuple, kwargs: dict) -> tuple[Stated, Given] | Reason:
@@ -68,6 +70,18 @@ def run(layer: Any, stated: Stated, given: Given, attend: Any) -> Tensor:
     if biased:
         tensors["bias"] = calls.parameter(layer, "bias")
     return calls.finish(layer, attend(tensors), residual, biased)
+
+
+def bind(layer: Any, call: Any) -> Any:
+    """A plain call bound to the layer's weights, which the signature knows by identity; None where only `run` can do it."""
+    lin, own = layer._modules.get("lin"), layer._parameters
+    if not (layer.concat and guards.plain_linear(lin) and layer._modules.get("res") is None and lin.bias is None):
+        return None
+    tensors = [lin._parameters.get("weight"), own.get("att_src"), own.get("att_dst")]
+    tensors += [own.get("bias")] if call.program.has_input("bias") else []
+    if any(type(t) is not torch.nn.Parameter for t in tensors) or (layer.bias is None) is (len(tensors) == 4):
+        return None
+    return attention_bound.bind(call, attention_bound.Weights(*tensors))
 
 
 def _edge_term(layer: Any, stated: Stated, given: Given) -> Tensor:

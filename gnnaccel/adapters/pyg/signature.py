@@ -24,16 +24,21 @@ def none(layer: Any, args: tuple, kwargs: dict) -> None:
     """The signature of layers that have no plain calls."""
 
 
+def of(adapter: Any) -> "Signature":
+    """From what an adapter module says of its layer class."""
+    return Signature(adapter.FIELDS, adapter.METHODS, adapter.WATCHED, getattr(adapter, "LINEAR", ()))
+
+
 class Signature:
     """Signatures of the calls of one layer class. ``fields``: the attributes of a layer that its Program depends on;
     ``methods``: what must not be replaced on the layer object; ``watched``: submodules that the adapter may
-    leave out, so they must be linear maps and nothing else."""
+    leave out, so they must be linear maps and nothing else; ``linear``: those that a bound call leaves out."""
 
-    def __init__(self, fields: tuple[str, ...], methods: tuple[str, ...], watched: tuple[str, ...]):
+    def __init__(self, fields: tuple[str, ...], methods: tuple[str, ...], watched: tuple[str, ...], linear: tuple[str, ...]):
         self._values = itemgetter(*fields, *_SETTINGS)
         self._hooks = itemgetter(*guards.HOOKS)
         self._methods = guards.METHODS + methods
-        self._watched = watched
+        self._watched, self._linear = watched, linear
 
     def __call__(self, layer: Any, args: tuple, kwargs: dict) -> tuple | None:
         if kwargs or len(args) != 2:
@@ -61,4 +66,9 @@ class Signature:
         device = x.device
         return (self._values(own), x.shape, x.dtype, device, x.layout, dtype,
                 _autocast_dtype(device.type) if _autocast_on(device.type) else None, _grad_on(), _deterministic(),
-                *map(id, modules.values()), *map(id, parameters.values()))
+                *map(id, modules.values()), *map(id, parameters.values()), *map(_of_linear, map(modules.get, self._linear)))
+
+
+def _of_linear(module: Any) -> tuple | None:
+    """Of a linear map that a bound call makes: its own parameters, None if it is more than a linear map."""
+    return tuple(map(id, module._parameters.values())) if guards.plain_linear(module) else None

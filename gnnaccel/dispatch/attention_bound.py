@@ -1,0 +1,158 @@
+"""A GAT call bound once to its weights and kernels, for graphs so small that the interpreter is what takes the time.
+
+The router finds a repeated plain call by its signature, so all that the general way works out each time is known: which
+kernels, which inputs, what becomes of the result. A bound call goes from the features to the launches in a straight line,
+and takes no more allocations and autograd arguments than it needs. Kernels and arithmetic are those of the general way.
+
+It holds the weights, not the graph: that is given each time, since the structure cache decides how long it lives.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gnnaccel.cuda import additive, additive_backward, head_dot
+from gnnaccel.cuda.dropout import OFF
+from gnnaccel.cuda.launch import THREADS, workspace
+from gnnaccel.cuda.layout import Layout, grid
+from gnnaccel.dispatch import tall
+from gnnaccel.dispatch.attention_families import aligned_rows, bias_grad, like
+
+if TYPE_CHECKING:
+    from gnnaccel.dispatch.attention import Call
+    from gnnaccel.dispatch.graph import GraphView
+
+_NO_DROPOUT = OFF.args
+_FORWARD_ONLY = (0, 0, 0)  # where a forward pass saves what backward needs: nowhere
+
+
+@dataclass(frozen=True)
+class Weights:
+    """``weight`` [H * D, F] of the map; ``att_src``, ``att_dst`` H * D numbers each; ``bias`` [H * D] or None. All fp32."""
+
+    weight: Tensor
+    att_src: Tensor
+    att_dst: Tensor
+    bias: Tensor | None = None
+
+
+def bind(call: Call, weights: Weights) -> Bound | None:
+    """``call``, a GAT whose sources are its destinations, without edge features; None for what only the general way can do."""
+    found = call.attention
+    if found.score != "additive" or found.edge or found.dropout or call.pmf:
+        return None
+    for t in (weights.weight, weights.att_src, weights.att_dst, weights.bias):
+        if t is not None and not (t.dtype is torch.float32 and t.is_contiguous() and t.data_ptr() % 16 == 0):
+            return None
+    return Bound(call, weights) if call.out_dtype is torch.float32 else None
+
+
+class Bound:
+    """``bound(x, graph)``: x [N, F] fp32 as when it was bound -> [N, H * D]."""
+
+    __slots__ = ("weights", "heads", "width", "slope", "layout", "program", "attention", "_addresses", "_dot", "_infer", "_train",
+                 "variant")
+
+    def __init__(self, call: Call, weights: Weights):
+        self.weights, self.heads, self.width, self.slope = weights, call.heads, call.width, np.float32(call.attention.slope)
+        self.program, self.attention = call.program, call.attention
+        self._addresses = _addresses(weights)
+        self._dot = head_dot.kernels(call.heads, call.width, torch.float32)
+        infer, self.variant = (additive.variant(call.heads, call.width, torch.float32, torch.float32, False, False, train,
+                                                call.graph.wide) for train in (False, True))
+        self._infer, self._train = infer.forward_kernels, self.variant.forward_kernels
+        self.layout: Layout = infer.layout
+
+    def valid(self) -> bool:
+        """Whether the weights lie where they lay; ``.data`` may have been replaced."""
+        return self._addresses == _addresses(self.weights)
+
+    def __call__(self, x: Tensor, graph: GraphView) -> Tensor:
+        w = self.weights
+        if torch.is_grad_enabled() and (x.requires_grad or w.weight.requires_grad or w.att_src.requires_grad
+                                        or w.att_dst.requires_grad or (w.bias is not None and w.bias.requires_grad)):
+            return _BoundFunction.apply(self, graph, x, w.weight, w.att_src, w.att_dst, w.bias)
+        return self.forward(x, graph, False)[0]
+
+    def forward(self, x: Tensor, graph: GraphView, train: bool) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """The result [N, H * D], the rows [N, H, D], and for backward per node and head the scores by source and by destination,
+        then `additive.Saved.small`: [6, N, H], and `additive.Saved.parts`."""
+        h, d, n, layout, device = self.heads, self.width, x.shape[0], self.layout, x.device
+        graph_rows, (att_src, att_dst, bias, _) = graph.csc(False), self._addresses
+        rows = tall.linear(x, self.weights.weight, None)
+        out = torch.empty((n, h * d), device=device)
+        sums = torch.empty((6 if train else 2, n, h), device=device)
+        parts = torch.empty((2, n, h, d), device=device) if train else None
+        address, of_rows, step = sums.data_ptr(), rows.data_ptr(), 4 * n * h
+        saved = (address + 2 * step, parts.data_ptr(), parts.data_ptr() + 4 * n * h * d) if train else _FORWARD_ONLY
+        self._dot("dot")(grid(n, layout, layout.slots), THREADS, 0,
+                         (np.int32(n), of_rows, att_src, att_dst, address, address + step))
+        launch = graph_rows.launch()
+        memory, chunks = workspace(launch.chunks, (h * d, h * d if train else 0, 3 * h), device)
+        kernels, outputs = self._train if train else self._infer, (out.data_ptr(), bias, *saved)
+        kernels("forward")(grid(launch.slots + n, layout), THREADS, layout.scratch, (
+            *launch.graph, *launch.split, address, address + step, 0, self.slope, *_NO_DROPOUT, of_rows, *outputs, *chunks))
+        if launch.heavy:
+            kernels("merge")(grid(launch.heavy, layout), THREADS, layout.scratch,
+                             (*launch.merge, launch.graph[3], *outputs, *chunks))
+        return out, rows, sums, parts
+
+
+def _addresses(w: Weights) -> tuple[int, int, int, int]:
+    return w.att_src.data_ptr(), w.att_dst.data_ptr(), 0 if w.bias is None else w.bias.data_ptr(), w.weight.data_ptr()
+
+
+class _BoundFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, bound: Bound, graph: GraphView, x, weight, att_src, att_dst, bias):
+        out, rows, sums, parts = bound.forward(x, graph, True)
+        ctx.bound, ctx.graph = bound, graph
+        ctx.save_for_backward(x, weight, att_src, att_dst, bias, rows, sums, parts)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        bound, graph, wanted = ctx.bound, ctx.graph, ctx.needs_input_grad[2:]
+        *inputs, rows, sums, parts = ctx.saved_tensors  # once: a checkpoint unpacks no tensor twice
+        if torch.is_grad_enabled():
+            return None, None, *_recorded(bound, graph, inputs, wanted, grad)
+        return None, None, *_gradients(bound, graph, inputs, rows, sums, parts, aligned_rows(grad), wanted)
+
+
+def _gradients(bound: Bound, graph: GraphView, inputs: list, rows: Tensor, sums: Tensor, parts: Tensor, grad: Tensor,
+               wanted: tuple) -> tuple:
+    x, weight, att_src, att_dst, bias = inputs
+    h, d, n = bound.heads, bound.width, x.shape[0]
+    by_dst, by_src = graph.csc(False), graph.csr(False)
+    g = additive_backward.backward(
+        bound.variant, by_src, by_dst.place, additive.Saved(sums[2:], parts), grad.view(n, h, d), sums[0], sums[1],
+        rows.view(n, h, d), att_src, att_dst, bound.slope)
+    d_src = d_dst = None
+    if wanted[2] or wanted[3]:
+        d_src, d_dst = head_dot.dot_grad(rows.view(n, h, d), g.a_src, g.a_dst).unbind(0)
+    values = g.values.view(n, h * d)
+    return (tall.matmul(values, weight) if wanted[0] else None, values.t() @ x if wanted[1] else None,
+            like(d_src, att_src), like(d_dst, att_dst), bias_grad(grad, bias) if bias is not None and wanted[4] else None)
+
+
+def _recorded(bound: Bound, graph: GraphView, inputs: list, wanted: tuple, grad: Tensor) -> list[Any]:
+    """Gradients that can be differentiated again, by the torch backend."""
+    from gnnaccel.dispatch import torch_backend
+
+    h, d = bound.heads, bound.width
+    present = [None if t is None else t.view_as(t) for t in inputs]  # aliases: each gradient is that of its own place only
+    x, weight, att_src, att_dst, bias = present
+    tensors = {"x": torch.nn.functional.linear(x, weight).view(-1, h, d), "att_src": att_src, "att_dst": att_dst}
+    if bias is not None:
+        tensors["bias"] = bias.view(h, d)
+    out = torch_backend.run(bound.program, graph.edges(False), tensors, None)
+    asked = [i for i, t in enumerate(present) if t is not None and wanted[i]]
+    found = torch.autograd.grad(out, [present[i] for i in asked], grad.view_as(out), create_graph=True, allow_unused=True)
+    grads: list[Any] = [None] * len(inputs)
+    for i, g in zip(asked, found):
+        grads[i] = g
+    return grads

@@ -52,5 +52,5 @@ def _single_gpu(torch: Any, outputs: Sequence[Any]) -> bool:
     first = outputs[0] if outputs else None
     if not isinstance(first, torch.Tensor) or not first.is_cuda:
         return False
-    used, own = torch._C._cuda_hasPrimaryContext, first.device.index
-    return not any(used(i) for i in range(torch.cuda.device_count()) if i != own)
+    used, own = getattr(torch._C, "_cuda_hasPrimaryContext", None), first.device.index
+    return used is not None and not any(used(i) for i in range(torch.cuda.device_count()) if i != own)

@@ -75,19 +75,22 @@ struct Softmax {
     __device__ __forceinline__ float sum() const { return minus + plus; }
 };
 
+// Chunks of one row in flight: a hub has a hundred, which one warp reads, so what it waits for is latency.
+#define IN_FLIGHT (PACKS * VEC <= 4 ? 2 * UNROLL : UNROLL)
+
 // Sums the chunks of one split row with the factors exp(m_chunk - m), m from `merge_stats`.
 __device__ __forceinline__ void gather_chunks(const Lanes& at, int first, int count, const Scratch& sh, const float* stats,
                                               const float* part, Row& total) {
     clear_row(total);
-    for (int c = 0; c < count; c += SLOTS * UNROLL) {
-        Row v[UNROLL];
+    for (int c = 0; c < count; c += SLOTS * IN_FLIGHT) {
+        Row v[IN_FLIGHT];
 #pragma unroll
-        for (int u = 0; u < UNROLL; ++u) {
+        for (int u = 0; u < IN_FLIGHT; ++u) {
             const int i = c + u * SLOTS + at.slot;
             load_row(at, part, (u64)(first + i), i < count, v[u]);
         }
 #pragma unroll
-        for (int u = 0; u < UNROLL; ++u) {
+        for (int u = 0; u < IN_FLIGHT; ++u) {
             const int i = c + u * SLOTS + at.slot;
 #pragma unroll
             for (int k = 0; k < PACKS; ++k) {
@@ -109,9 +112,11 @@ __device__ __forceinline__ Softmax merge_stats(const Lanes& at, int first, int c
     Softmax run = {NEG_INF, 0.f, 0.f};
     const int group = at.lane / HT, h = at.lane % HT;
     if (on)
+#pragma unroll 8
         for (int c = group; c < count; c += 32 / HT) run.m = fmaxf(run.m, stats[(u64)(first + c) * 3 * H + head]);
     run.m = max_same_head(run.m);
     if (on)
+#pragma unroll 8
         for (int c = group; c < count; c += 32 / HT) {
             const float* s = stats + (u64)(first + c) * 3 * H + head;
             const float f = exp_above(s[0], reference(run.m));
@@ -128,15 +133,15 @@ __device__ __forceinline__ Softmax merge_stats(const Lanes& at, int first, int c
 // The plain sum of a split row's partial rows.
 __device__ __forceinline__ void add_chunks(const Lanes& at, int first, int count, const float* part, Row& total) {
     clear_row(total);
-    for (int c = 0; c < count; c += SLOTS * UNROLL) {
-        Row v[UNROLL];
+    for (int c = 0; c < count; c += SLOTS * IN_FLIGHT) {
+        Row v[IN_FLIGHT];
 #pragma unroll
-        for (int u = 0; u < UNROLL; ++u) {
+        for (int u = 0; u < IN_FLIGHT; ++u) {
             const int i = c + u * SLOTS + at.slot;
             load_row(at, part, (u64)(first + i), i < count, v[u]);
         }
 #pragma unroll
-        for (int u = 0; u < UNROLL; ++u)
+        for (int u = 0; u < IN_FLIGHT; ++u)
 #pragma unroll
             for (int k = 0; k < PACKS; ++k)
 #pragma unroll

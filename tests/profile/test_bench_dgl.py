@@ -11,7 +11,7 @@ import gnnaccel
 from gnnaccel.__main__ import main
 from gnnaccel.adapters.dgl import bench as dgl
 from gnnaccel.profile.bench import (
-    accel, dgl_cells, dgl_figures, dgl_plan, guard, metrics, relation_shapes, result, suite_dgl, table, targets, timing)
+    accel, dgl_cells, dgl_figures, dgl_plan, guard, metrics, relation_shapes, result, steps, suite_dgl, table, targets, timing)
 from gnnaccel.profile.bench.result import Record
 
 needs_dgl = pytest.mark.skipif(importlib.util.find_spec("dgl") is None, reason="DGL is not installed")
@@ -84,8 +84,10 @@ def test_on_a_device_graphs_go_over_the_bridge(monkeypatch):
     with simulated.device(monkeypatch) as device:
         plan = dgl_plan.DglPlan(jobs, device, timing.QUICK, ("native", "gnnaccel"), 0, "random")
         records = [record for record in suite_dgl.dgl(plan, guard.Budget(100)) if record.kind == "dgl"]
-    assert len(records) == 2 * len(dgl.LAYERS)
-    for record in records:
+    ours, twins = ([record for record in records if record.impl == impl] for impl in ("gnnaccel", "pyg"))
+    assert len(ours) == 2 * len(dgl.LAYERS) and [(r.layer, r.mode) for r in twins] == [
+        (layer, mode) for layer in ("GAT 8x8", "GATv2 4x16", "DotGat 1x64", "RelGraphConv 64", "HGT 4x16") for mode in steps.MODES]
+    for record in ours:
         assert (record.impl, record.device, record.error) == ("gnnaccel", "cuda", None)
         assert record.ms > 0 and record.values["peak_mib"] == 1 and record.values["routes"]
     assert not gnnaccel.status()["bridge"]["active"]
@@ -140,7 +142,16 @@ def test_dgls_own_figures_are_compared_and_judged():
     assert met["dgl proteins GAT 8x8: peak_mib <= 1024"] is True
     assert met["dgl cora: vs_dgl_cuda >= 1"] is True and met["dgl-cpu: vs_native >= 0.95"] is None
     shown = table.markdown(made)
-    assert "| proteins | GAT 8x8 | training | - | 20 | 1 to 2 | - | 65.8 | 3.29x | 14336 | 900 | - | - | - |" in shown
+    assert "| proteins | GAT 8x8 | training | - | 20 | 1 to 2 | - | 65.8 | 3.29x | - | - | 14336 | 900 | - | - | - |" in shown
+
+
+def test_pygs_layer_stands_beside_dgls():
+    twin = cell("proteins", "GAT 8x8", "forward", 284.0)
+    twin.impl = metrics.TWIN
+    made = result.Result(records=[cell("proteins", "GAT 8x8", "forward", 4.0, 500), twin])
+    [found] = metrics.cells(made)
+    assert found.metric("vs_pyg") == pytest.approx(71)
+    assert "| proteins | GAT 8x8 | forward | - | 4 | 1 to 2 | - | 29.6 | 7.4x | 284 | 71x | - | 500 | - | - | - |" in table.markdown(made)
 
 
 def test_every_target_has_its_figure():

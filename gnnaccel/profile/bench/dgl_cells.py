@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from gnnaccel.adapters.dgl import bench as dgl
-from gnnaccel.profile.bench import accel, layer_cells, relation_graph, shapes, suite_attention, timing
+from gnnaccel.profile.bench import accel, dgl_twins, layer_cells, relation_graph, shapes, suite_attention, timing
 from gnnaccel.profile.bench.dgl_plan import AnyShape
 from gnnaccel.profile.bench.relation_shapes import RelationShape
 from gnnaccel.profile.bench.relation_steps import RelationStep
@@ -18,26 +18,30 @@ KIND = "dgl"
 
 @dataclasses.dataclass(frozen=True)
 class DglGraph:
-    """``graph`` is DGL's. ``node_type`` [N] and ``edge_type`` [E] by edge id ascend; both are None without edge types."""
+    """``graph`` is DGL's. ``node_type`` [N] and ``edge_type`` [E] by edge id ascend; both are None without edge types. ``source``:
+    the benchmark's own graph that it was made of, for PyG's layers."""
 
     shape: AnyShape
     graph: Any
     device: torch.device
     node_type: torch.Tensor | None = None
     edge_type: torch.Tensor | None = None
+    source: Any = None
 
 
 def make(shape: AnyShape, device: torch.device, seed: int, order: str) -> tuple[DglGraph, Record]:
     """The graph and the record of its facts. Edges with types lie as ``dgl.to_homogeneous`` leaves them, sorted by type."""
     if not isinstance(shape, RelationShape):
         plain = shapes.make(shape, device, seed, order)
-        return DglGraph(shape, dgl.build_graph(plain.edge_index, plain.num_nodes), device), suite_attention.shape_record(plain)
+        graph = dgl.build_graph(plain.edge_index, plain.num_nodes)
+        return DglGraph(shape, graph, device, source=plain), suite_attention.shape_record(plain)
     typed = relation_graph.make(shape, device, seed, order)
     record = Record("shape", shape.name, device=device.type, values=relation_graph.facts(typed))
     edge_type, moved = typed.edge_type.sort(stable=True)
     counts = torch.tensor(shape.nodes, device=device)
     node_type = torch.repeat_interleave(torch.arange(len(counts), device=device), counts)
-    return DglGraph(shape, dgl.build_graph(typed.edge_index[:, moved], shape.num_nodes), device, node_type, edge_type), record
+    graph = dgl.build_graph(typed.edge_index[:, moved], shape.num_nodes)
+    return DglGraph(shape, graph, device, node_type, edge_type, typed), record
 
 
 def dgl_step(layer: dgl.DglLayer, graph: DglGraph, mode: str, seed: int = 1) -> RelationStep:
@@ -52,7 +56,7 @@ def dgl_step(layer: dgl.DglLayer, graph: DglGraph, mode: str, seed: int = 1) -> 
 
 
 def records(layer: dgl.DglLayer, graph: DglGraph, mode: str, effort: timing.Effort, impls: tuple[str, ...]) -> list[Record]:
-    """The cell's records. On a GPU gnnaccel alone: it is what lets DGL be there."""
+    """The cell's records. On a GPU DGL runs through gnnaccel alone, which is what lets it be there, with PyG's layer beside it."""
     place = dict(shape=graph.shape.name, layer=layer.name, mode=mode, device=graph.device.type)
 
     def step() -> RelationStep:
@@ -60,4 +64,5 @@ def records(layer: dgl.DglLayer, graph: DglGraph, mode: str, effort: timing.Effo
 
     if graph.device.type == "cpu" and len(impls) > 1:
         return layer_cells.checked_turns(KIND, place, step, effort)
-    return [layer_cells.step_record(KIND, {**place, "impl": "gnnaccel"}, accel.CONTEXTS["gnnaccel"], step, effort)[0]]
+    ours = layer_cells.step_record(KIND, {**place, "impl": "gnnaccel"}, accel.CONTEXTS["gnnaccel"], step, effort)[0]
+    return [ours, *(dgl_twins.record(KIND, place, graph.source, effort) if "native" in impls else [])]

@@ -7,6 +7,7 @@ from gnnaccel.profile.bench import dgl_figures
 from gnnaccel.profile.bench.result import Record, Result
 
 IMPLS = ("native", "compiled", "gnnaccel")
+TWIN = "pyg"  # beside DGL's layers: PyG's own of the same kind
 
 
 @dataclasses.dataclass

@@ -3,8 +3,8 @@ from __future__ import annotations
 
 import torch
 
-from gnnaccel.cuda import (additive, aggregate, edge_softmax, extremum, pairwise, sddmm, segment_direct, segment_gemm,
-                           segment_gemm_grad)
+from gnnaccel.cuda import (additive, aggregate, edge_softmax, extremum, pairwise, quantize, sddmm, segment_direct,
+                           segment_gemm, segment_gemm_grad)
 from gnnaccel.cuda.layout import TYPES, layout_for
 from gnnaccel.cuda.segment_plan import grad_plan, product_plan
 
@@ -88,6 +88,12 @@ def _sddmm():
         yield sddmm.kernels(op, width, dtype, index).defines
 
 
+def _quantize():
+    for width, dtype, vec, stochastic in ((128, torch.float32, 4, True), (64, torch.bfloat16, 4, False),
+                                          (47, torch.float16, 1, True), (1433, torch.float32, 1, False), (6, torch.float32, 2, True)):
+        yield quantize.kernels(width, dtype, vec, stochastic)[0].defines
+
+
 def _rows(*more):
     for (heads, width), (row, _) in zip(_SIZES, _TYPES):
         yield layout_for(heads, width).defines() + (("ROW_T", TYPES[row]),) + more
@@ -109,6 +115,7 @@ _SAMPLES = {
     "edge_softmax": _edge_softmax,
     "extremum": _extremum,
     "sddmm": _sddmm,
+    "quantize": _quantize,
     "gather": lambda: _rows(("OFF_T", "int"), ("DROPOUT", "0")),
     "dropout": lambda: [layout_for(3, 1).defines() + (("OFF_T", "i64"), ("DROPOUT", "1"))],
     "structure": lambda: [(("INDEX_T", index), ("LOOPS", loops), ("OFF_T", offset))

@@ -61,20 +61,26 @@ __device__ __forceinline__ void add_row(Row& a, const Row& b) {
         for (int x = 0; x < VEC; ++x) a[k][x] += b[k][x];
 }
 
-// The lane's share of one row of a [rows, H*D] array; zeros where `on` is false or the lane owns nothing.
-template <typename T>
-__device__ __forceinline__ void load_row(const Lanes& at, const T* base, u64 row, bool on, Row& r) {
-    const T* p = base + row * (u64)(H * D);
+// The lane's share of one row of a [rows, Stride] array; zeros where `on` is false or the lane owns nothing.
+template <int Stride, typename T>
+__device__ __forceinline__ void load_strided(const Lanes& at, const T* base, u64 row, bool on, Row& r) {
+    const T* p = base + row * (u64)Stride;
 #pragma unroll
     for (int k = 0; k < PACKS; ++k) {
         const int kh = k / KV, kv = k % KV;
         if (on && at.owns(kh, kv)) {
-            load_pack<T, VEC>(p + at.offset(kh, kv), r[k]);
+            load_packs<T, VEC>(p + at.offset(kh, kv), r[k]);
         } else {
 #pragma unroll
             for (int v = 0; v < VEC; ++v) r[k][v] = 0.f;
         }
     }
+}
+
+// Of a [rows, H*D] array.
+template <typename T>
+__device__ __forceinline__ void load_row(const Lanes& at, const T* base, u64 row, bool on, Row& r) {
+    load_strided<H * D>(at, base, row, on, r);
 }
 
 template <typename T>
@@ -83,7 +89,7 @@ __device__ __forceinline__ void store_row(const Lanes& at, T* base, u64 row, con
 #pragma unroll
     for (int k = 0; k < PACKS; ++k) {
         const int kh = k / KV, kv = k % KV;
-        if (at.owns(kh, kv)) store_pack<T, VEC>(p + at.offset(kh, kv), r[k]);
+        if (at.owns(kh, kv)) store_packs<T, VEC>(p + at.offset(kh, kv), r[k]);
     }
 }
 

@@ -182,14 +182,18 @@ template <typename Type, int Count> __device__ __forceinline__ void store_pack(T
 // As many packs as it takes: of int8 a lane has up to 16 channels, of which results are four times as long.
 template <typename Type, int Count> __device__ __forceinline__ void load_packs(const Type* p, float (&out)[Count]) {
     constexpr int Step = sizeof(Type) * Count > 16 ? 16 / (int)sizeof(Type) : Count;
+    if constexpr (Step == Count) load_pack<Type, Count>(p, out);
+    else
 #pragma unroll
-    for (int i = 0; i < Count; i += Step) load_pack<Type, Step>(p + i, reinterpret_cast<float(&)[Step]>(out[i]));
+        for (int i = 0; i < Count; i += Step) load_pack<Type, Step>(p + i, reinterpret_cast<float(&)[Step]>(out[i]));
 }
 
 template <typename Type, int Count> __device__ __forceinline__ void store_packs(Type* p, const float (&in)[Count]) {
     constexpr int Step = sizeof(Type) * Count > 16 ? 16 / (int)sizeof(Type) : Count;
+    if constexpr (Step == Count) store_pack<Type, Count>(p, in);
+    else
 #pragma unroll
-    for (int i = 0; i < Count; i += Step) store_pack<Type, Step>(p + i, reinterpret_cast<const float(&)[Step]>(in[i]));
+        for (int i = 0; i < Count; i += Step) store_pack<Type, Step>(p + i, reinterpret_cast<const float(&)[Step]>(in[i]));
 }
 
 // ---- warp reductions -----------------------------------------------------------------------------------------------

@@ -62,8 +62,8 @@ __device__ __forceinline__ void add_row(Row& a, const Row& b) {
 }
 
 // The lane's share of one row of a [rows, Stride] array; zeros where `on` is false or the lane owns nothing.
-template <int Stride, typename T>
-__device__ __forceinline__ void load_strided(const Lanes& at, const T* base, u64 row, bool on, Row& r) {
+template <typename T, int Stride = H * D>
+__device__ __forceinline__ void load_row(const Lanes& at, const T* base, u64 row, bool on, Row& r) {
     const T* p = base + row * (u64)Stride;
 #pragma unroll
     for (int k = 0; k < PACKS; ++k) {
@@ -75,12 +75,6 @@ __device__ __forceinline__ void load_strided(const Lanes& at, const T* base, u64
             for (int v = 0; v < VEC; ++v) r[k][v] = 0.f;
         }
     }
-}
-
-// Of a [rows, H*D] array.
-template <typename T>
-__device__ __forceinline__ void load_row(const Lanes& at, const T* base, u64 row, bool on, Row& r) {
-    load_strided<H * D>(at, base, row, on, r);
 }
 
 template <typename T>

@@ -35,6 +35,9 @@ def _aggregate():
                ("edge", "position"), ("head", "place"), ("head", "place", False, True, True), ("none", "place", True))
     for i, more in enumerate(options):
         yield aggregate.Variant(*(*_SIZES, (1, 1))[i % 4], *_TYPES[i % 3], *more).kernels.defines
+    for (heads, width), (_, out), more in zip((*_SIZES, (1, 128), (8, 8)), (*_TYPES, *_TYPES), options):
+        int8 = aggregate.Variant(heads, width, torch.int8, out, *more)
+        yield from (int8.kernels.defines, int8.int8_dot.defines)
 
 
 _SEGMENT_SIZES = (  # k, n, blocks, dtype, precision, bytes of a copy

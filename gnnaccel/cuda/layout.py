@@ -52,8 +52,11 @@ class Layout:
 
     @property
     def unroll(self) -> int:
-        """Rows in flight per slot: as many as keep the kernel below about 64 registers. Four int8 wait in one."""
-        return max(1, min(4, 16 // (self.packs * (-(-self.vec // 4) if self.int8 else self.vec))))
+        """Rows in flight per slot: as many as keep the kernel below about 64 registers. Four int8 wait in one, and of those it is
+        a power of two (layout.cuh)."""
+        if self.int8:
+            return max(1, min(4, 1 << (16 // (self.packs * -(-self.vec // 4))).bit_length() - 1))
+        return max(1, min(4, 16 // (self.packs * self.vec)))
 
     @property
     def direct(self) -> bool:

@@ -29,10 +29,6 @@ struct Graph {
 struct Gathered {
     const ROW_T* x;
     const float* scale;
-
-    __device__ __forceinline__ void load(const Lanes& at, u64 row, bool on, Row& v) const {
-        load_row<ROW_T, STRIDE>(at, x, row, on, v);
-    }
 };
 #if INT8
 #define GATHERED(x) const ROW_T *__restrict__ x, const float *__restrict__ x##_scale
@@ -81,24 +77,36 @@ __device__ __forceinline__ void load_turn(const Lanes& at, const Graph& graph, c
 
 // Edge `e` of the turn is this slot's in round u. All lanes must ask: the answers come from the lanes that loaded them.
 __device__ __forceinline__ u64 gathered_row(const Turn& t, int u, int e) {
-    return IDENTITY ? (u64)(t.base + e) : (u64)__shfl_sync(FULL_WARP, t.other[u * SLOTS / 32], e & 31);
+    if (IDENTITY) return (u64)(t.base + (INT8 && e >= t.edges ? 0 : e));
+    return (u64)__shfl_sync(FULL_WARP, t.other[u * SLOTS / 32], e & 31);
 }
 
 __device__ __forceinline__ u64 edge_row(const Turn& t, int u, int e) {
     return BY_PLACE ? (u64)__shfl_sync(FULL_WARP, t.place[u * SLOTS / 32], e & 31) : (u64)(t.base + e);
 }
 
+__device__ __forceinline__ void add_weighted(const Loaded<ROW_T>& row, const float (&w)[KH], Row& sum) {
+#pragma unroll
+    for (int k = 0; k < PACKS; ++k) {
+        float v[VEC];
+        row.pack(k, v);
+#pragma unroll
+        for (int c = 0; c < VEC; ++c)
+            sum[k][c] = WEIGHT == NO_WEIGHT && !INT8 ? sum[k][c] + v[c] : fmaf(w[k / KV], v[c], sum[k][c]);
+    }
+}
+
 // Adds UNROLL edges per slot, the first at `first`. Slots beyond the last edge add 0 * 0: whatever the lane of another edge
 // holds, an infinite weight say, must not reach them.
 __device__ __forceinline__ void fold(const Lanes& at, const Turn& t, int first, const Gathered& x, const float* weight,
                                      Row& sum) {
-    Row v[UNROLL];
+    Loaded<ROW_T> v[UNROLL];
     float w[UNROLL][KH];
 #pragma unroll
     for (int u = 0; u < UNROLL; ++u) {
         const int e = first + u * SLOTS + at.slot;
         const bool on = e < t.edges;
-        x.load(at, gathered_row(t, u, e), on, v[u]);
+        v[u].load(at, x.x, gathered_row(t, u, e), on);
         // Lanes of one head read one address and the heads stand side by side, so this load needs no detour over lanes.
         if (WEIGHT == HEAD_WEIGHT) {
             const u64 row = edge_row(t, u, e);
@@ -112,14 +120,9 @@ __device__ __forceinline__ void fold(const Lanes& at, const Turn& t, int first, 
         if (HANDED) {
             const float f = __shfl_sync(FULL_WARP, t.weight[u * SLOTS / 32], e & 31);
 #pragma unroll
-            for (int kh = 0; kh < KH; ++kh) w[u][kh] = e < t.edges ? (WEIGHT == HEAD_WEIGHT ? w[u][kh] * f : f) : 0.f;
+            for (int kh = 0; kh < KH; ++kh) w[u][kh] = INT8 && WEIGHT == HEAD_WEIGHT ? w[u][kh] * f : INT8 || e < t.edges ? f : 0.f;
         }
-#pragma unroll
-        for (int k = 0; k < PACKS; ++k)
-#pragma unroll
-            for (int c = 0; c < VEC; ++c)
-                sum[k][c] = WEIGHT == NO_WEIGHT && !INT8 ? sum[k][c] + v[u][k][c]
-                                                         : fmaf(w[u][k / KV], v[u][k][c], sum[k][c]);
+        add_weighted(v[u], w[u], sum);
     }
 }
 
@@ -192,14 +195,14 @@ __device__ __forceinline__ void sum_rows(const Lanes& at, OFF_T begin, int edges
                                                                             (u64)(IDENTITY ? position : other))
                                          : 0.f;
         for (int first = 0; first < ROW_LANES && base + first < longest; first += UNROLL) {
-            Row v[UNROLL];
+            Loaded<ROW_T> v[UNROLL];
             float w[UNROLL][KH];
 #pragma unroll
             for (int u = 0; u < UNROLL; ++u) {
                 const int from = (at.lane & ~(ROW_LANES - 1)) + ((first + u) & (ROW_LANES - 1));
                 const bool on = first + u < ROW_LANES && base + first + u < edges;
-                const u64 row = IDENTITY ? (u64)(begin + base + first + u) : (u64)__shfl_sync(FULL_WARP, other, from);
-                x.load(at, row, on, v[u]);
+                const u64 row = IDENTITY ? (u64)(INT8 && !on ? 0 : begin + base + first + u) : (u64)__shfl_sync(FULL_WARP, other, from);
+                v[u].load(at, x.x, row, on);
                 const float f = HANDED ? __shfl_sync(FULL_WARP, one, from) : 1.f;
                 const u64 line = WEIGHT == HEAD_WEIGHT ? (u64)__shfl_sync(FULL_WARP, place, from) : 0;
 #pragma unroll
@@ -207,13 +210,7 @@ __device__ __forceinline__ void sum_rows(const Lanes& at, OFF_T begin, int edges
                     w[u][kh] = !on ? 0.f : WEIGHT != HEAD_WEIGHT ? f : at.head(kh) < H ? f * weight[line * H + at.head(kh)] : 0.f;
             }
 #pragma unroll
-            for (int u = 0; u < UNROLL; ++u)
-#pragma unroll
-                for (int k = 0; k < PACKS; ++k)
-#pragma unroll
-                    for (int c = 0; c < VEC; ++c)
-                        sum[k][c] = WEIGHT == NO_WEIGHT && !INT8 ? sum[k][c] + v[u][k][c]
-                                                                 : fmaf(w[u][k / KV], v[u][k][c], sum[k][c]);
+            for (int u = 0; u < UNROLL; ++u) add_weighted(v[u], w[u], sum);
         }
     }
 }
@@ -297,11 +294,11 @@ edge_dot(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const 
         Turn t;
         load_turn<true, false>(at, graph, nullptr, rows_of_right.scale, it.end, rest, t);
         for (int first = 0; first < t.edges; first += SLOTS * UNROLL) {
-            Row v[UNROLL];
+            Loaded<ROW_T> v[UNROLL];
 #pragma unroll
             for (int u = 0; u < UNROLL; ++u) {
                 const int e = first + u * SLOTS + at.slot;
-                rows_of_right.load(at, gathered_row(t, u, e), e < t.edges, v[u]);
+                v[u].load(at, right, gathered_row(t, u, e), e < t.edges);
             }
 #pragma unroll
             for (int u = 0; u < UNROLL; ++u) {
@@ -312,9 +309,12 @@ edge_dot(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const 
                 for (int kh = 0; kh < KH; ++kh) {
                     float s = 0.f;
 #pragma unroll
-                    for (int i = kh * KV; i < (kh + 1) * KV; ++i)
+                    for (int i = kh * KV; i < (kh + 1) * KV; ++i) {
+                        float some[VEC];
+                        v[u].pack(i, some);
 #pragma unroll
-                        for (int c = 0; c < VEC; ++c) s = fmaf(own[i][c], v[u][i][c], s);
+                        for (int c = 0; c < VEC; ++c) s = fmaf(own[i][c], some[c], s);
+                    }
                     s = lane_sum<LH>(s);
                     if (e < t.edges && at.lh == 0 && at.head(kh) < H) out[row * H + at.head(kh)] = INT8 ? s * f : s;
                 }

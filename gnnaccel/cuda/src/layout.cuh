@@ -77,6 +77,38 @@ __device__ __forceinline__ void load_row(const Lanes& at, const T* base, u64 row
     }
 }
 
+// The lane's share of a row as loads leave it: int8 wait four to a register, and become floats when their turn comes.
+template <typename T> struct Loaded {
+    Row row;
+
+    __device__ __forceinline__ void load(const Lanes& at, const T* base, u64 row_of, bool on) {
+        load_row(at, base, row_of, on, row);
+    }
+    __device__ __forceinline__ void pack(int k, float (&v)[VEC]) const {
+#pragma unroll
+        for (int x = 0; x < VEC; ++x) v[x] = row[k][x];
+    }
+};
+
+#ifdef STRIDE
+// Int8 are never infinite, so what should not count is loaded all the same, from row 0 or pack 0, and weighted 0 or not stored: a
+// load under a condition is followed by moves that wait for it, and then few loads are in flight. UNROLL is a power of two, so that
+// the edges that a slot asks for are those of this turn.
+template <> struct Loaded<q8> {
+    PackWord<q8, VEC> word[PACKS];
+
+    __device__ __forceinline__ void load(const Lanes& at, const q8* base, u64 row_of, bool) {
+        typedef typename Word<VEC>::type Whole;
+#pragma unroll
+        for (int k = 0; k < PACKS; ++k) {
+            const q8* mine = base + (at.owns(k / KV, k % KV) ? at.offset(k / KV, k % KV) : 0);
+            word[k].word = __ldg(reinterpret_cast<const Whole*>(mine + row_of * (u64)STRIDE));
+        }
+    }
+    __device__ __forceinline__ void pack(int k, float (&v)[VEC]) const { Unpack<q8, VEC>::into(word[k], v); }
+};
+#endif
+
 template <typename T>
 __device__ __forceinline__ void store_row(const Lanes& at, T* base, u64 row, const Row& r) {
     T* p = base + row * (u64)(H * D);

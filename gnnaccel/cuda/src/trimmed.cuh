@@ -37,7 +37,6 @@ __device__ __forceinline__ void store_result(const Lanes& at, T* base, u64 row, 
         }
 }
 #else
-#define STRIDE (H * D)
 template <typename T>
 __device__ __forceinline__ void load_result(const Lanes& at, const T* base, u64 row, Row& r, bool on = true) {
     load_row(at, base, row, on, r);

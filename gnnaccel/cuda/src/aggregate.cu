@@ -25,19 +25,6 @@ struct Graph {
     const OFF_T* place;
 };
 
-// The rows that are gathered.
-struct Gathered {
-    const ROW_T* x;
-    const float* scale;
-};
-#if INT8
-#define GATHERED(x) const ROW_T *__restrict__ x, const float *__restrict__ x##_scale
-#define ROWS_OF(x) {x, x##_scale}
-#else
-#define GATHERED(x) const ROW_T* __restrict__ x
-#define ROWS_OF(x) {x, nullptr}
-#endif
-
 // Whether an edge has a number that its loading lane hands to the lanes that sum.
 #define HANDED (WEIGHT == EDGE_WEIGHT || INT8)
 
@@ -98,7 +85,7 @@ __device__ __forceinline__ void add_weighted(const Loaded<ROW_T>& row, const flo
 
 // Adds UNROLL edges per slot, the first at `first`. Slots beyond the last edge add 0 * 0: whatever the lane of another edge
 // holds, an infinite weight say, must not reach them.
-__device__ __forceinline__ void fold(const Lanes& at, const Turn& t, int first, const Gathered& x, const float* weight,
+__device__ __forceinline__ void fold(const Lanes& at, const Turn& t, int first, const Gathered<ROW_T>& x, const float* weight,
                                      Row& sum) {
     Loaded<ROW_T> v[UNROLL];
     float w[UNROLL][KH];
@@ -106,7 +93,7 @@ __device__ __forceinline__ void fold(const Lanes& at, const Turn& t, int first, 
     for (int u = 0; u < UNROLL; ++u) {
         const int e = first + u * SLOTS + at.slot;
         const bool on = e < t.edges;
-        v[u].load(at, x.x, gathered_row(t, u, e), on);
+        v[u].load(at, x.rows, gathered_row(t, u, e), on);
         // Lanes of one head read one address and the heads stand side by side, so this load needs no detour over lanes.
         if (WEIGHT == HEAD_WEIGHT) {
             const u64 row = edge_row(t, u, e);
@@ -149,7 +136,7 @@ __device__ __forceinline__ void finish(const Lanes& at, int row, OFF_T edges, Ro
 }
 
 // A warp's item: a whole row, or a chunk of a long one.
-__device__ __forceinline__ void sum_item(const Lanes& at, const Item& it, const Graph& graph, const Gathered& x,
+__device__ __forceinline__ void sum_item(const Lanes& at, const Item& it, const Graph& graph, const Gathered<ROW_T>& x,
                                          const float* weight, Row& sum) {
     clear_row(sum);
     for (OFF_T rest = it.end - it.begin; rest > 0; rest -= TURN) {
@@ -170,7 +157,7 @@ forward(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const O
     if (!item_at(warp_id(), rows, indptr, split, it)) return;
     const Lanes at;
     const Graph graph = {other, place};
-    const Gathered rows_of_x = ROWS_OF(x);
+    const Gathered<ROW_T> rows_of_x = ROWS_OF(x);
     Row sum;
     sum_item(at, it, graph, rows_of_x, weight, sum);
     if (at.slot != 0) return;
@@ -179,7 +166,7 @@ forward(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const O
 }
 
 // Each slot's own row, all of them to the length of the longest: the lanes go together, since they ask each other for ids.
-__device__ __forceinline__ void sum_rows(const Lanes& at, OFF_T begin, int edges, const Graph& graph, const Gathered& x,
+__device__ __forceinline__ void sum_rows(const Lanes& at, OFF_T begin, int edges, const Graph& graph, const Gathered<ROW_T>& x,
                                          const float* weight, Row& sum) {
     clear_row(sum);
     int longest = edges;
@@ -202,7 +189,7 @@ __device__ __forceinline__ void sum_rows(const Lanes& at, OFF_T begin, int edges
                 const int from = (at.lane & ~(ROW_LANES - 1)) + ((first + u) & (ROW_LANES - 1));
                 const bool on = first + u < ROW_LANES && base + first + u < edges;
                 const u64 row = IDENTITY ? (u64)(INT8 && !on ? 0 : begin + base + first + u) : (u64)__shfl_sync(FULL_WARP, other, from);
-                v[u].load(at, x.x, row, on);
+                v[u].load(at, x.rows, row, on);
                 const float f = HANDED ? __shfl_sync(FULL_WARP, one, from) : 1.f;
                 const u64 line = WEIGHT == HEAD_WEIGHT ? (u64)__shfl_sync(FULL_WARP, place, from) : 0;
 #pragma unroll
@@ -222,7 +209,7 @@ forward_short(const OFF_T* __restrict__ indptr, const int* __restrict__ other, c
               int add, OUT_T* __restrict__ out, float* __restrict__ part) {
     const Lanes at;
     const Graph graph = {other, place};
-    const Gathered rows_of_x = ROWS_OF(x);
+    const Gathered<ROW_T> rows_of_x = ROWS_OF(x);
     const long long w = warp_id();
     Row sum;
     if (w < chunk_slots) {
@@ -287,7 +274,7 @@ edge_dot(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const 
     if (!item_at(warp_id(), rows, indptr, split, it)) return;
     const Lanes at;
     const Graph graph = {other, place};
-    const Gathered rows_of_right = ROWS_OF(right);
+    const Gathered<ROW_T> rows_of_right = ROWS_OF(right);
     Row own;
     load_left(at, it, LEFT_OF(left), own);
     for (OFF_T rest = it.end - it.begin; rest > 0; rest -= TURN) {

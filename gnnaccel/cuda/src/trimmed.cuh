@@ -2,11 +2,8 @@
 // all of them, padding too; the result's rows have WIDTH channels, OUT_VEC of which are aligned to be moved at once. Rows in other
 // formats have no padding.
 #pragma once
-#include "merge.cuh"
+#include "gathered.cuh"
 
-#ifndef INT8
-#define INT8 0
-#endif
 #if INT8
 template <typename T>
 __device__ __forceinline__ void load_result(const Lanes& at, const T* base, u64 row, Row& r, bool on = true) {

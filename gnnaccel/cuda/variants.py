@@ -68,8 +68,9 @@ def _segment_direct():
 
 
 def _segment_gemm_grad():
-    for k, n, blocks, dtype, precision, copy in _SEGMENT_SIZES:
-        yield segment_gemm_grad.kernels(grad_plan(k, n, dtype, _SHARED), k, n, blocks, dtype, precision, copy, copy).defines
+    for i, (k, n, blocks, dtype, precision, copy) in enumerate(_SEGMENT_SIZES):
+        yield segment_gemm_grad.kernels(grad_plan(k, n, dtype, _SHARED), k, n, blocks, dtype, precision, copy, copy,
+                                        i % 2 == 0).defines
 
 
 def _edge_softmax():

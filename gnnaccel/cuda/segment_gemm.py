@@ -74,7 +74,9 @@ def multiply(segments: Segments, x: Tensor, w: Tensor, *, index: Tensor | None =
     check_epilogue(segments, scale, activation, x.device)
     share, rest = (None, None) if blend is None else check_blend(segments, out, blend, accumulate)
     plan = _plan(k, n, x.dtype, segments.rows, segments.count, transposed, precision, heads is not None, x.device)
-    write = "BLEND" if blend is not None else "PLAIN" if not accumulate else "BLEND" if distinct or out_index is None else "ATOMIC"
+    write = "PLAIN"
+    if blend is not None or accumulate:
+        write = "BLEND" if blend is not None or distinct or out_index is None else "ATOMIC"
     at_out = out.data_ptr() if rest is None else math.gcd(out.data_ptr(), rest.data_ptr())
     compiled = _select(plan, x, w, out.dtype, at_out, k, n, transposed, precision, write, heads)
     a = None if heads is None else _inner_products(plan, n, heads, segments.rows, x.device)

@@ -52,8 +52,9 @@ def weight_grad(segments: Segments, x: Tensor, dy: Tensor, *, index: Tensor | No
     return out
 
 
-def weight_grad_and_sums(segments: Segments, x: Tensor, dy: Tensor, *, index: Tensor | None = None, dy_index: Tensor | None = None,
-                         blocks: int = 1, scale: Tensor | None = None, precision: str = "fp32") -> tuple[Tensor, Tensor]:
+def weight_grad_and_sums(segments: Segments, x: Tensor, dy: Tensor, *, index: Tensor | None = None,
+                         dy_index: Tensor | None = None, blocks: int = 1, scale: Tensor | None = None,
+                         precision: str = "fp32") -> tuple[Tensor, Tensor]:
     """`weight_grad`, and what it sums in passing: ``sum over the rows i of segment s of scale[i] * dy[dy_index[i]]``,
     [S, blocks * N] fp32. That is the gradient of a bias per segment. Both are views of one memory."""
     k, n = _check(segments, x, dy, index, dy_index, blocks, scale)

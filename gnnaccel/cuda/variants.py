@@ -49,8 +49,8 @@ def _segment_gemm():
                (32, True, 2, "BLEND", (7, 20)), (128, False, 1, "ATOMIC", None))
     for (k, n, blocks, dtype, precision, copy), (rows, transposed, store, write, heads) in zip(_SEGMENT_SIZES, options):
         plan = product_plan(k, n, dtype, rows, transposed, heads is not None, _SHARED)
-        yield segment_gemm.kernels(plan, k, n, blocks, dtype, torch.float32 if write == "ATOMIC" else dtype, precision, transposed, copy,
-                                   copy, store, write, heads).defines
+        out = torch.float32 if write == "ATOMIC" else dtype
+        yield segment_gemm.kernels(plan, k, n, blocks, dtype, out, precision, transposed, copy, copy, store, write, heads).defines
 
 
 _DIRECT = (  # k, n, blocks, dtype, precision, bytes of a load, transposed, elements of a store, write, (heads, width)
@@ -58,14 +58,15 @@ _DIRECT = (  # k, n, blocks, dtype, precision, bytes of a load, transposed, elem
     (128, 128, 1, torch.float32, "FP32", 16, True, 4, "PLAIN", None),
     (64, 32, 2, torch.bfloat16, "HALF", 16, False, 8, "PLAIN", (2, 32)),
     (48, 24, 3, torch.float16, "HALF", 2, True, 1, "BLEND", None),
-    (112, 40, 1, torch.float32, "TF32", 4, False, 2, "ATOMIC", None), (24, 8, 1, torch.float32, "FP32", 8, True, 2, "PLAIN", (1, 8)))
+    (112, 40, 1, torch.float32, "TF32", 4, False, 2, "ATOMIC", None),
+    (24, 8, 1, torch.float32, "FP32", 8, True, 2, "PLAIN", (1, 8)))
 
 
 def _segment_direct():
     for k, n, blocks, dtype, precision, load, transposed, store, write, heads in _DIRECT:
         plan = segment_direct.direct_plan(k, n, dtype, precision, heads is not None, 227 * 1024)
-        yield segment_direct.kernels(plan, k, n, blocks, dtype, torch.float32 if write == "ATOMIC" else dtype, precision, transposed,
-                                     load, load, store, write, heads).defines
+        out = torch.float32 if write == "ATOMIC" else dtype
+        yield segment_direct.kernels(plan, k, n, blocks, dtype, out, precision, transposed, load, load, store, write, heads).defines
 
 
 def _segment_gemm_grad():

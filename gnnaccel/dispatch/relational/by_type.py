@@ -89,7 +89,8 @@ class _Project(torch.autograd.Function):
                 return tuple(found[t] for t, _ in given)
 
             return None, None, *by_torch(again, (weight, bias, *x), needs, tuple(g for _, g in given))
-        return None, None, *_project_backward(ctx, weight, bias, x, needs, d_rows, [None if g is None else dense(g) for g in grads])
+        grads = [None if g is None else dense(g) for g in grads]
+        return None, None, *_project_backward(ctx, weight, bias, x, needs, d_rows, grads)
 
 
 def _project_backward(ctx, weight: Tensor, bias: Tensor | None, x: list[Tensor], needs: tuple[bool, ...], d_rows: Tensor | None,

@@ -78,13 +78,15 @@ class Blocks:
 
 
 class Typed(Blocks):
-    """Nodes in any order, of types [N] in [0, ``num_types``): ``order`` [N] int32 are the nodes by type, or None where they lie so.
+    """Nodes in any order, of types [N] in [0, ``num_types``): ``order`` [N] int32 are the nodes by type, or None where they lie
+    so.
 
     GraphError for other types. Waits once for the device. The structure cache may keep it; it does not need the tensor again.
     """
 
     touched = False
 
+    @torch.inference_mode(False)  # its tensors may take part in training later
     def __init__(self, types: Tensor, num_types: int):
         types = types.detach()
         counts, in_order = _counted(types, num_types)
@@ -92,6 +94,8 @@ class Typed(Blocks):
         if not in_order:
             self.relation = types.to(torch.int32, copy=True)
             self.order = torch.sort(self.relation, stable=True).indices.int()
+        if types.is_cuda:  # whoever reads it, on whatever stream, finds it finished
+            torch.cuda.current_stream(types.device).synchronize()
 
     def bind(self, *types: Tensor) -> None:
         pass

@@ -62,7 +62,8 @@ def by_typed_kernels(t: dict, types: torch.Tensor) -> tuple[torch.Tensor, ...]:
     blocks = Typed(types.to(x.device), len(SIZES))
     weight, bias = t["kqv"].unflatten(1, (3, -1)).transpose(2, 3), t["kqv_bias"]
     rows, *mapped = by_type.project(blocks, weight, False, None if bias is None else bias.unflatten(1, (3, -1)), [x])
-    found, = by_type.finish(blocks, (sum(SIZES),), middle(*mapped), t["out"].transpose(1, 2), False, t["out_bias"], t["alpha"], rows)
+    matrix = t["out"].transpose(1, 2)
+    found, = by_type.finish(blocks, (sum(SIZES),), middle(*mapped), matrix, False, t["out_bias"], t["alpha"], rows)
     return found[order].split(SIZES)
 
 

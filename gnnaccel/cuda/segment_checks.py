@@ -87,6 +87,17 @@ def check_epilogue(segments: Segments, scale: Tensor | None, activation: str, de
         raise ValueError(f"activation is one of {sorted(ACTIVATIONS)}, not {activation!r}")
 
 
+def check_blend(segments: Segments, out: Tensor, blend: tuple[Tensor, Tensor], accumulate: bool) -> tuple[Tensor, Tensor]:
+    share, rest = blend
+    if accumulate:
+        raise ValueError("accumulate and blend: the result is either added to what is there, or blended with other rows")
+    expect("the share of a blend", share, torch.float32, (segments.count,), out.device)
+    expect("the rest of a blend", rest, out.dtype, tuple(out.shape), out.device)
+    if rest.data_ptr() == out.data_ptr() and out.numel():
+        raise ValueError("the rest of a blend is the memory that the result goes to: pass other memory")
+    return share, rest
+
+
 def check_pair(x: Tensor, dy: Tensor, blocks: int) -> tuple[int, int]:
     """K and N of the weight gradient."""
     shapes = f"x has shape {tuple(x.shape)} and dy {tuple(dy.shape)}"

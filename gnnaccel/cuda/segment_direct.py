@@ -85,12 +85,12 @@ def direct_plan(k: int, n: int, dtype: torch.dtype, precision: str, dots: bool, 
 
 @functools.lru_cache(maxsize=256)
 def kernels(plan: DirectPlan, k: int, n: int, blocks: int, row: torch.dtype, out: torch.dtype, precision: str,
-            transposed: bool, load_x: int, load_w: int, store: int, accumulate: bool, heads: tuple[int, int] | None) -> Kernels:
-    """load_x, load_w: bytes of one load; store: elements of one store."""
+            transposed: bool, load_x: int, load_w: int, store: int, write: str, heads: tuple[int, int] | None) -> Kernels:
+    """load_x, load_w: bytes of one load; store: elements of one store; write: as for `segment_gemm.kernels`."""
     h, d = heads or (1, 1)
     return Kernels("segment_direct", as_defines(
         dict(K=k, N=n, BLOCKS=blocks, OUT_T=TYPES[out], TRANSPOSED=int(transposed), LOAD_X=load_x, LOAD_W=load_w, STORE=store,
-             SIDE=max(1, store // 2), ACCUMULATE=int(accumulate), DOTS=int(heads is not None), H=h, D=d),
+             SIDE=max(1, store // 2), WRITE=write, DOTS=int(heads is not None), H=h, D=d),
         plan.defines(precision, row)))
 
 

@@ -16,7 +16,8 @@ from torch import Tensor
 from gnnaccel.cuda import segment_direct
 from gnnaccel.cuda.launch import Kernels, pointer
 from gnnaccel.cuda.layout import TYPES
-from gnnaccel.cuda.segment_checks import ACTIVATIONS, check_epilogue, check_out, check_rows, check_weights, heads_of, per_segment
+from gnnaccel.cuda.segment_checks import (ACTIVATIONS, check_blend, check_epilogue, check_out, check_rows, check_weights,
+                                          heads_of, per_segment)
 from gnnaccel.cuda.segment_direct import DirectPlan, direct_plan
 from gnnaccel.cuda.segment_plan import (ProductPlan, Segments, as_defines, grid_blocks, precision_of, product_plan, shared_limit,
                                         tile_rows)
@@ -29,20 +30,21 @@ _WORTH = 8  # tiles for which a block's start is worth it
 
 @functools.lru_cache(maxsize=256)
 def kernels(plan: ProductPlan, k: int, n: int, blocks: int, row: torch.dtype, out: torch.dtype, precision: str, transposed: bool,
-            copy_x: int, copy_w: int, store: int, accumulate: bool, heads: tuple[int, int] | None) -> Kernels:
-    """The kernel for one way of computing the product. copy_x, copy_w: bytes of one copy; store: elements of one store."""
+            copy_x: int, copy_w: int, store: int, write: str, heads: tuple[int, int] | None) -> Kernels:
+    """The kernel for one way of computing the product. copy_x, copy_w: bytes of one copy; store: elements of one store; write:
+    WRITE of segment_epilogue.cuh."""
     h, d = heads or (1, 1)
     return Kernels("segment_gemm", as_defines(
         dict(K=k, N=n, BLOCKS=blocks, OUT_T=TYPES[out], TRANSPOSED=int(transposed), COPY_X=copy_x, COPY_W=copy_w, STORE=store,
-             ACCUMULATE=int(accumulate), DOTS=int(heads is not None), H=h, D=d),
+             WRITE=write, DOTS=int(heads is not None), H=h, D=d),
         plan.defines(), plan.tile.defines(plan.shared, precision, row)))
 
 
 def multiply(segments: Segments, x: Tensor, w: Tensor, *, index: Tensor | None = None, out_index: Tensor | None = None,
              out: Tensor | None = None, transposed: bool = False, blocks: int = 1, bias: Tensor | None = None,
              scale: Tensor | None = None, activation: str = "none", slope: float = 0.0, precision: str = "fp32",
-             out_dtype: torch.dtype | None = None, accumulate: bool = False,
-             dots: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+             out_dtype: torch.dtype | None = None, accumulate: bool = False, distinct: bool = False,
+             blend: tuple[Tensor, Tensor] | None = None, dots: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
     """``out[out_index[i]] = activation((x[index[i]] @ w[segment of i] + bias[segment of i]) * scale[i])`` for every row i.
 
     x: [n, blocks * K] fp32, fp16 or bf16, contiguous. w: [S, K, N], or [S, blocks, K, N] for block-diagonal matrices, of x's
@@ -53,7 +55,10 @@ def multiply(segments: Segments, x: Tensor, w: Tensor, *, index: Tensor | None =
 
     precision, for fp32: "fp32" (tensor cores, three tf32 products for one; errors like fp32's), "tf32" (one), "fma" (no tensor
     cores). Half types accumulate in fp32. Inf and NaN come out as with fp32, in their own rows.
-    accumulate: add to ``out``, which is fp32, instead; out_index may repeat, and bits then vary from run to run.
+    accumulate: add to ``out``, which is fp32, instead; out_index may repeat, and bits then vary from run to run, unless
+    ``distinct`` promises that it does not.
+    blend: (share fp32 [S], rest) instead: out is ``share * product + (1 - share) * rest`` of the segment's share. ``rest`` has
+    rows of its own for those of ``out``, of its dtype, and is other memory.
     dots: attention vectors [H, D] or [S, H, D] with H * D = blocks * N. Returns ``(out, a)``, a [rows, H] fp32 being the inner
     products of row i's heads, not rounded to the output's dtype, with them.
 
@@ -67,14 +72,20 @@ def multiply(segments: Segments, x: Tensor, w: Tensor, *, index: Tensor | None =
     heads = heads_of(dots, blocks * n)
     dots, att_step = per_segment("dots", dots, segments, heads, x.device)
     check_epilogue(segments, scale, activation, x.device)
+    share, rest = (None, None) if blend is None else check_blend(segments, out, blend, accumulate)
     plan = _plan(k, n, x.dtype, segments.rows, segments.count, transposed, precision, heads is not None, x.device)
-    compiled = _select(plan, x, w, out, k, n, transposed, precision, accumulate, heads)
+    write = "PLAIN"
+    if blend is not None or accumulate:
+        write = "BLEND" if blend is not None or distinct or out_index is None else "ATOMIC"
+    at_out = out.data_ptr() if rest is None else math.gcd(out.data_ptr(), rest.data_ptr())
+    compiled = _select(plan, x, w, out.dtype, at_out, k, n, transposed, precision, write, heads)
     a = None if heads is None else _inner_products(plan, n, heads, segments.rows, x.device)
     if segments.rows:
         _launch(compiled, plan, segments, blocks, n, (
             x.data_ptr(), pointer(index), w.data_ptr(), np.int64(w.stride(0)), np.int64(w.stride(1)), pointer(bias),
             np.int64(bias_step), pointer(scale), np.int32(ACTIVATIONS[activation]), np.float32(slope), pointer(out_index),
-            out.data_ptr(), pointer(dots), np.int64(att_step), pointer(a), np.int64(0 if a is None else a[0].numel())))
+            out.data_ptr(), pointer(dots), np.int64(att_step), pointer(a), np.int64(0 if a is None else a[0].numel()),
+            pointer(share), pointer(rest)))
     return out if a is None else (out, a[0] if len(a) == 1 else a.sum(0))
 
 
@@ -82,7 +93,7 @@ def prepare(k: int, n: int, blocks: int, dtype: torch.dtype, rows: int, segments
             device: torch.device) -> None:
     """Compile what `multiply` launches for such sizes and well aligned tensors. Raises CompileError."""
     plan = _plan(k, n, dtype, rows, segments, transposed, precision, False, device)
-    _compiled(plan, k, n, blocks, dtype, dtype, transposed, precision, 0, 0, 0, False, None)("multiply")
+    _compiled(plan, k, n, blocks, dtype, dtype, transposed, precision, 0, 0, 0, "PLAIN", None)("multiply")
 
 
 def _plan(k: int, n: int, dtype: torch.dtype, rows: int, segments: int, transposed: bool, precision: str, dots: bool,
@@ -92,17 +103,16 @@ def _plan(k: int, n: int, dtype: torch.dtype, rows: int, segments: int, transpos
     return plan or product_plan(k, n, dtype, tile_rows(rows, segments), transposed, dots, limit)
 
 
-def _select(plan: ProductPlan | DirectPlan, x: Tensor, w: Tensor, out: Tensor, k: int, n: int, transposed: bool, precision: str,
-            accumulate: bool, heads: tuple[int, int] | None) -> Kernels:
+def _select(plan: ProductPlan | DirectPlan, x: Tensor, w: Tensor, out: torch.dtype, at_out: int, k: int, n: int,
+            transposed: bool, precision: str, write: str, heads: tuple[int, int] | None) -> Kernels:
     """The kernel for these tensors."""
     size = x.element_size()
     at_w = math.gcd(w.data_ptr(), w.stride(0) * size, w.stride(1) * size)
-    return _compiled(plan, k, n, w.shape[1], x.dtype, out.dtype, transposed, precision, x.data_ptr(), at_w, out.data_ptr(),
-                     accumulate, heads)
+    return _compiled(plan, k, n, w.shape[1], x.dtype, out, transposed, precision, x.data_ptr(), at_w, at_out, write, heads)
 
 
 def _compiled(plan: ProductPlan | DirectPlan, k: int, n: int, blocks: int, row: torch.dtype, out: torch.dtype, transposed: bool,
-              precision: str, at_x: int, at_w: int, at_out: int, accumulate: bool, heads: tuple[int, int] | None) -> Kernels:
+              precision: str, at_x: int, at_w: int, at_out: int, write: str, heads: tuple[int, int] | None) -> Kernels:
     """The kernel for tensors at multiples of these addresses: loads and stores as wide as those and the sizes allow."""
     size = row.itemsize
     from_x, from_w = math.gcd(16, k * size, at_x), math.gcd(16, (k if transposed else n) * size, at_w)
@@ -111,7 +121,7 @@ def _compiled(plan: ProductPlan | DirectPlan, k: int, n: int, blocks: int, row: 
         build, store = segment_direct.kernels, segment_direct.store_width(n, out, at_out)
     else:  # four elements at once need pairs of groups of eight columns
         build, store = kernels, math.gcd(n, 4 if plan.tile.columns // plan.tile.warps_n % 16 == 0 else 2, at_out // out.itemsize)
-    return build(plan, k, n, blocks, row, out, precision, transposed, from_x, from_w, store, accumulate, heads)
+    return build(plan, k, n, blocks, row, out, precision, transposed, from_x, from_w, store, write, heads)
 
 
 def _launch(compiled: Kernels, plan: ProductPlan | DirectPlan, segments: Segments, blocks: int, n: int, args: tuple) -> None:

@@ -47,32 +47,35 @@ _SHARED = 96 * 1024
 
 
 def _segment_gemm():
-    # rows of a tile, transposed, elements of a store, accumulate, (heads, width)
-    options = ((128, False, 4, False, None), (64, True, 4, False, (2, 128)), (16, False, 1, False, None),
-               (32, True, 2, False, (7, 20)), (128, False, 1, True, None))
-    for (k, n, blocks, dtype, precision, copy), (rows, transposed, store, accumulate, heads) in zip(_SEGMENT_SIZES, options):
+    # rows of a tile, transposed, elements of a store, write, (heads, width)
+    options = ((128, False, 4, "BLEND", None), (64, True, 4, "PLAIN", (2, 128)), (16, False, 1, "PLAIN", None),
+               (32, True, 2, "BLEND", (7, 20)), (128, False, 1, "ATOMIC", None))
+    for (k, n, blocks, dtype, precision, copy), (rows, transposed, store, write, heads) in zip(_SEGMENT_SIZES, options):
         plan = product_plan(k, n, dtype, rows, transposed, heads is not None, _SHARED)
-        yield segment_gemm.kernels(plan, k, n, blocks, dtype, torch.float32 if accumulate else dtype, precision, transposed, copy,
-                                   copy, store, accumulate, heads).defines
+        out = torch.float32 if write == "ATOMIC" else dtype
+        yield segment_gemm.kernels(plan, k, n, blocks, dtype, out, precision, transposed, copy, copy, store, write, heads).defines
 
 
-_DIRECT = (  # k, n, blocks, dtype, precision, bytes of a load, transposed, elements of a store, accumulate, (heads, width)
-    (64, 64, 1, torch.float32, "FP32", 16, False, 4, False, None), (128, 128, 1, torch.float32, "FP32", 16, True, 4, False, None),
-    (64, 32, 2, torch.bfloat16, "HALF", 16, False, 8, False, (2, 32)),
-    (48, 24, 3, torch.float16, "HALF", 2, True, 1, False, None),
-    (112, 40, 1, torch.float32, "TF32", 4, False, 2, True, None), (24, 8, 1, torch.float32, "FP32", 8, True, 2, False, (1, 8)))
+_DIRECT = (  # k, n, blocks, dtype, precision, bytes of a load, transposed, elements of a store, write, (heads, width)
+    (64, 64, 1, torch.float32, "FP32", 16, False, 4, "BLEND", None),
+    (128, 128, 1, torch.float32, "FP32", 16, True, 4, "PLAIN", None),
+    (64, 32, 2, torch.bfloat16, "HALF", 16, False, 8, "PLAIN", (2, 32)),
+    (48, 24, 3, torch.float16, "HALF", 2, True, 1, "BLEND", None),
+    (112, 40, 1, torch.float32, "TF32", 4, False, 2, "ATOMIC", None),
+    (24, 8, 1, torch.float32, "FP32", 8, True, 2, "PLAIN", (1, 8)))
 
 
 def _segment_direct():
-    for k, n, blocks, dtype, precision, load, transposed, store, accumulate, heads in _DIRECT:
+    for k, n, blocks, dtype, precision, load, transposed, store, write, heads in _DIRECT:
         plan = segment_direct.direct_plan(k, n, dtype, precision, heads is not None, 227 * 1024)
-        yield segment_direct.kernels(plan, k, n, blocks, dtype, torch.float32 if accumulate else dtype, precision, transposed,
-                                     load, load, store, accumulate, heads).defines
+        out = torch.float32 if write == "ATOMIC" else dtype
+        yield segment_direct.kernels(plan, k, n, blocks, dtype, out, precision, transposed, load, load, store, write, heads).defines
 
 
 def _segment_gemm_grad():
-    for k, n, blocks, dtype, precision, copy in _SEGMENT_SIZES:
-        yield segment_gemm_grad.kernels(grad_plan(k, n, dtype, _SHARED), k, n, blocks, dtype, precision, copy, copy).defines
+    for i, (k, n, blocks, dtype, precision, copy) in enumerate(_SEGMENT_SIZES):
+        yield segment_gemm_grad.kernels(grad_plan(k, n, dtype, _SHARED), k, n, blocks, dtype, precision, copy, copy,
+                                        i % 2 == 0).defines
 
 
 def _edge_softmax():
@@ -114,6 +117,8 @@ _SAMPLES = {
     "head_dot": _rows,
     "column_sum": lambda: [(("PACKS", packs), ("VEC", vec), ("ROW_T", row))
                            for packs, vec, row in (("16", "4", "float"), ("1", "1", "f16"), ("32", "2", "bf16"))],
+    "blend_grad": lambda: [(("COLUMNS", columns), ("VEC", vec), ("ROW_T", row))
+                           for columns, vec, row in (("64", "4", "float"), ("33", "1", "f16"), ("6", "2", "bf16"))],
     "aggregate": _aggregate,
     "edge_softmax": _edge_softmax,
     "extremum": _extremum,

@@ -96,6 +96,34 @@ def test_everything_at_once(device, monkeypatch, rows):
         assert_accurate(name, got, plain, exact)
 
 
+@pytest.mark.parametrize("k,n", [(32, 16), (64, 64), (48, 24)])
+def test_what_is_added_by_the_only_writer(device, k, n):
+    segments, x, w = make(device, LENGTHS, k, n)
+    places = torch.randperm(segments.rows + 5, device=device)[:segments.rows]
+    start = torch.randn(segments.rows + 5, n, device=device)
+    got = multiply(segments, x, w, out_index=places.int(), out=start.clone(), accumulate=True, distinct=True)
+    exact = start.double().index_add(0, places, reference(segments, x, w))
+    assert relative(got, exact) < 5e-7
+    in_order = multiply(segments, x, w, out=start[:segments.rows].clone(), accumulate=True)
+    assert relative(in_order, start[:segments.rows].double() + reference(segments, x, w)) < 5e-7
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("k,n", [(32, 16), (64, 64), (48, 24)])
+def test_blends(device, k, n, dtype):
+    segments, x, w = make(device, LENGTHS, k, n, dtype)
+    places = torch.randperm(segments.rows, device=device)
+    share, rest = torch.rand(segments.count, device=device), torch.randn(segments.rows, n).to(device, dtype)
+    each = share.double().repeat_interleave(segments.ptr.diff())[:, None]
+    bias = torch.randn(segments.count, n).to(device)
+    product = reference(segments, x, w) + bias.double().repeat_interleave(segments.ptr.diff(), 0)
+    got = multiply(segments, x, w, blend=(share, rest), bias=bias)
+    limit = 5e-7 if dtype is torch.float32 else 4e-3
+    assert relative(got, each * product + (1 - each) * rest.double()) < limit
+    got = multiply(segments, x, w, blend=(share, rest), bias=bias, out_index=places.int(), out=torch.empty_like(rest))
+    assert relative(got[places], each * product + (1 - each) * rest.double()[places]) < limit
+
+
 def test_accumulate_adds_repeated_rows(device):
     segments, x, w = make(device, LENGTHS, 32, 16, torch.bfloat16)
     places = torch.randint(0, 30, (segments.rows,), device=device, dtype=torch.int32)

@@ -125,6 +125,34 @@ def test_gather_and_scatter(device, k, n):
     assert rest.sum() == 9 and (out[rest] == 7.0).all()
 
 
+@pytest.mark.parametrize("k,n", [(12, 10), (33, 7), (140, 72)])
+def test_what_is_added_by_the_only_writer(device, k, n):
+    segments, x, w = make(device, LENGTHS, k, n)
+    places = torch.randperm(segments.rows + 5, device=device)[:segments.rows]
+    start = torch.randn(segments.rows + 5, n, device=device)
+    got = multiply(segments, x, w, out_index=places.int(), out=start.clone(), accumulate=True, distinct=True)
+    exact = start.double().index_add(0, places, reference(segments, x, w))
+    assert relative(got, exact) < 5e-7
+    in_order = multiply(segments, x, w, out=start[:segments.rows].clone(), accumulate=True)
+    assert relative(in_order, start[:segments.rows].double() + reference(segments, x, w)) < 5e-7
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("k,n", [(12, 10), (33, 7), (140, 72)])
+def test_blends(device, k, n, dtype):
+    segments, x, w = make(device, LENGTHS, k, n, dtype)
+    places = torch.randperm(segments.rows, device=device)
+    share, rest = torch.rand(segments.count, device=device), torch.randn(segments.rows, n).to(device, dtype)
+    each = share.double().repeat_interleave(segments.ptr.diff())[:, None]
+    bias = torch.randn(segments.count, n).to(device)
+    product = reference(segments, x, w) + bias.double().repeat_interleave(segments.ptr.diff(), 0)
+    got = multiply(segments, x, w, blend=(share, rest), bias=bias)
+    limit = 5e-7 if dtype is torch.float32 else 4e-3
+    assert relative(got, each * product + (1 - each) * rest.double()) < limit
+    got = multiply(segments, x, w, blend=(share, rest), bias=bias, out_index=places.int(), out=torch.empty_like(rest))
+    assert relative(got[places], each * product + (1 - each) * rest.double()[places]) < limit
+
+
 def test_accumulate_adds_repeated_rows(device):
     segments, x, w = make(device, LENGTHS, 12, 10)
     places = torch.randint(0, 30, (segments.rows,), device=device, dtype=torch.int32)
@@ -313,6 +341,8 @@ def test_tiles_are_counted_once(device):
     (dict(x=torch.randn(249, 5)), "x has shape"), (dict(x=torch.randn(248, 4)), "without an index"),
     (dict(index=torch.zeros(249, dtype=torch.int64)), "index of x"),
     (dict(out_index=torch.zeros(249, dtype=torch.int32)), "out is None"),
+    (dict(blend=(torch.zeros(3), torch.zeros(249, 6))), "share of a blend"),
+    (dict(blend=(torch.zeros(10), torch.zeros(3, 6))), "rest of a blend"),
     (dict(accumulate=True), "out is None"), (dict(out=torch.empty(249, 6).half(), accumulate=True), "out is torch.float16"),
     (dict(out=torch.empty(249, 5)), "out is"), (dict(bias=torch.randn(5)), "bias is"), (dict(scale=torch.randn(248)), "scale is"),
     (dict(activation="gelu"), "activation is one of"), (dict(precision="bf16"), "precision is one of"),

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from gnnaccel.cuda import driver, segment_plan
-from gnnaccel.cuda.segment_gemm_grad import weight_grad
+from gnnaccel.cuda.segment_gemm_grad import weight_grad, weight_grad_and_sums
 from tests.cuda.test_segment_gemm import LENGTHS, make_segments
 from tests.emulation.emulator import EmulatedDriver
 from tests.helpers import assert_accurate, on_devices, relative, same_bits
@@ -83,6 +83,51 @@ def test_indices_and_factors(device, dtype):
 def test_blocks(device, blocks, k, n):
     segments, x, dy = make(device, LENGTHS, k, n, blocks=blocks)
     judge(weight_grad(segments, x, dy, blocks=blocks), segments, x, dy, blocks)
+
+
+def sums_of(segments, dy, dtype=torch.float64):
+    """[S, columns of dy] in ``dtype``."""
+    ends = segments.ptr.tolist()
+    return torch.stack([dy[begin:end].to(dtype).sum(0) for begin, end in zip(ends, ends[1:])])
+
+
+def judge_sums(got, segments, dy, floor=1e-7):
+    assert_accurate("sums", got, sums_of(segments, dy, torch.float32), sums_of(segments, dy), floor)
+    assert (got[segments.ptr.diff() == 0] == 0).all()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fma"])
+@on_devices("blocks,k,n", [(1, 64, 64), (1, 3, 50), (3, 10, 5), (2, 80, 136), (1, 16, 112)], [(1, 130, 2), (1, 512, 512)])
+def test_sums_of_columns(device, blocks, k, n, precision):
+    segments, x, dy = make(device, LENGTHS, k, n, blocks=blocks)
+    got, sums = weight_grad_and_sums(segments, x, dy, blocks=blocks, precision=precision)
+    assert same_bits(got, weight_grad(segments, x, dy, blocks=blocks, precision=precision))
+    judge_sums(sums, segments, dy)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sums_of_columns_with_indices_and_factors(device, dtype):
+    segments, x, dy = make(device, LENGTHS, 20, 12, dtype, rows=40)
+    index, dy_index = (torch.randint(0, 40, (segments.rows,), device=device, dtype=torch.int32) for _ in range(2))
+    scale = torch.randn(segments.rows).to(device)
+    got, sums = weight_grad_and_sums(segments, x, dy, index=index, dy_index=dy_index, scale=scale)
+    assert same_bits(got, weight_grad(segments, x, dy, index=index, dy_index=dy_index, scale=scale))
+    judge_sums(sums, segments, dy[dy_index.long()].float() * scale[:, None])
+
+
+@pytest.mark.parametrize("sms", [1, 3, 50])
+def test_sums_of_columns_of_divided_segments(device, monkeypatch, sms):
+    monkeypatch.setattr(segment_plan, "_SMS", sms)
+    monkeypatch.setattr(segment_plan.Tile, "blocks_per_sm", lambda self, shared: 1)
+    segments, x, dy = make(device, (*LENGTHS, 1, 1, 500, 0, 64, 3), 70, 12)
+    got, sums = weight_grad_and_sums(segments, x, dy)
+    judge(got, segments, x, dy)
+    judge_sums(sums, segments, dy)
+
+
+def test_sums_of_no_rows(device):
+    got, sums = weight_grad_and_sums(*make(device, (0, 0), 4, 6))
+    assert got.shape == (2, 1, 4, 6) and sums.shape == (2, 6) and not got.any() and not sums.any()
 
 
 @pytest.mark.parametrize("sms", [1, 2, 3, 5, 50])

@@ -13,9 +13,9 @@ from tests.dgl import graphs
 from tests.dgl.graphs import E, F, N
 from tests.dgl.judge import close, compare, on_routes
 from tests.dgl.typed_graphs import ORDERINGS, R, ends, fails_alike, homogeneous, natively, types
+from tests.helpers import relative
 
 T = 3  # node types
-CALLS = 5  # the layer and its four maps by node type
 LAYER = [{}, dict(use_norm=True), dict(in_size=8), dict(in_size=8, use_norm=True)]
 SHAPES = [(4, 2), (1, 1), (5, 3)]
 MORE_SHAPES = [(8, 8), (1, 4), (64, 1), (33, 2)]
@@ -23,6 +23,11 @@ MORE_SHAPES = [(8, 8), (1, 4), (64, 1), (33, 2)]
 
 def layer(width: int = 4, heads: int = 2, relations: int = R, in_size: int = F, dropout: float = 0.0, **options) -> HGTConv:
     return HGTConv(in_size, width, heads, T, relations, dropout, **options)
+
+
+def calls(route) -> int:
+    """The layer, and its four maps by node type where they are called."""
+    return 1 if route.backend == "cuda" else 5
 
 
 def kinds(nodes: int = N) -> torch.Tensor:
@@ -34,29 +39,78 @@ def kinds(nodes: int = N) -> torch.Tensor:
 
 @on_routes("shape", SHAPES, MORE_SHAPES)
 def test_shapes(route, shape):
-    compare(route, layer(*shape), homogeneous(), graphs.features(), kinds(), types(), calls=CALLS)
+    compare(route, layer(*shape), homogeneous(), graphs.features(), kinds(), types(), calls=calls(route))
 
 
 @on_routes("options", LAYER)
 def test_layer_options(route, options):
-    compare(route, layer(**options), homogeneous(), graphs.features(N, options.get("in_size", F)), kinds(), types(), calls=CALLS)
+    compare(route, layer(**options), homogeneous(), graphs.features(N, options.get("in_size", F)), kinds(), types(),
+            calls=calls(route))
 
 
 @on_routes("passes", list(ORDERINGS))
 def test_passes(route, passes, monkeypatch):
     native = route.on
     monkeypatch.setattr(type(route), "on", lambda self, **options: native(passes=ORDERINGS[passes], **options))
-    compare(route, layer(), homogeneous(), graphs.features(), kinds(), types(), calls=CALLS)
+    compare(route, layer(), homogeneous(), graphs.features(), kinds(), types(), calls=calls(route))
 
 
-def test_sorted_types(route):
-    compare(route, layer(), homogeneous(), graphs.features(), kinds().sort().values, types().sort().values, presorted=True,
-            calls=CALLS)
+@pytest.mark.parametrize("options", LAYER, ids=str)
+@pytest.mark.parametrize("presorted", [False, True])
+def test_sorted_types(route, presorted, options):
+    compare(route, layer(**options), homogeneous(), graphs.features(N, options.get("in_size", F)), kinds().sort().values,
+            types().sort().values, presorted=presorted, calls=calls(route))
+
+
+def test_types_that_change(route):
+    """A tensor of types that is written to, and one that is another each time."""
+    made = layer().to(route.device)
+    g, x, nt, et = (t.to(route.device) for t in (homogeneous(), graphs.features(), kinds(), types()))
+    for _ in range(3):
+        expected = made(g, x, nt, et)
+        with route.on():
+            assert close(made(g, x, nt, et), expected) and close(made(g, x, nt.clone(), et), expected)
+        nt[torch.randperm(N, device=route.device)[:10]] = 1
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_types_first_seen_without_gradients(route, mode):
+    made, given = layer().to(route.device), [t.to(route.device) for t in (homogeneous(), graphs.features(), kinds(), types())]
+    given[1].requires_grad_()
+    expected = made(*given)
+    with route.on():
+        with mode():
+            first = made(*given)
+        got = made(*given)
+        got.sum().backward()
+    assert close(first, expected) and close(got, expected)
+
+
+def test_second_derivatives_of_kernels(route):
+    made, given = layer().to(route.device), [t.to(route.device) for t in (homogeneous(), graphs.features(), kinds(), types())]
+    given[1].requires_grad_()
+
+    def second():
+        first = torch.autograd.grad(made(*given).pow(2).sum(), [given[1], *made.parameters()], create_graph=True)
+        return torch.autograd.grad(sum(t.pow(2).sum() for t in first), [given[1], made.linear_a.W, made.linear_k.W, made.skip])
+
+    with gnnaccel.enabled(backend="torch", when="supported"):  # DGL has none of its own
+        expected = second()
+    with route.on():
+        got = second()
+    assert all(relative(a, b) < 1e-4 for a, b in zip(got, expected))
 
 
 def test_in_eval_mode_without_gradients(route):
     compare(route, layer(dropout=0.5).requires_grad_(False), homogeneous(), graphs.features(), kinds(), types(), train=False,
-            require=False, calls=CALLS)
+            require=False, calls=calls(route))
+
+
+@pytest.mark.parametrize("options", [dict(dropout=1.0), dict(dropout=1.0, use_norm=True), dict(dropout=1.0, in_size=8)], ids=str)
+def test_dropout(route, options):
+    """Of everything: what is left is the gated input."""
+    compare(route, layer(**options), homogeneous(), graphs.features(N, options.get("in_size", F)), kinds(), types(),
+            calls=calls(route))
 
 
 def test_dropout_draws_what_dgl_draws(route):
@@ -73,40 +127,40 @@ def test_priors(route):
     made = layer()
     for prior in made.relation_pri:
         torch.nn.init.normal_(prior, std=3.0)
-    compare(route, made, homogeneous(), graphs.features(), kinds(), types(), calls=CALLS)
+    compare(route, made, homogeneous(), graphs.features(), kinds(), types(), calls=calls(route))
 
 
 # ---- graphs ----
 
 @pytest.mark.parametrize("kind", ["csc ids", "csr ids"])
 def test_types_belong_to_edge_ids(route, kind):
-    compare(route, layer(), homogeneous(kind), graphs.features(), kinds(), types(), calls=CALLS)
+    compare(route, layer(), homogeneous(kind), graphs.features(), kinds(), types(), calls=calls(route))
 
 
 def test_blocks(route):
     block = graphs.block()
     rows = block.num_src_nodes()
-    compare(route, layer(), block, graphs.features(rows), kinds(rows), types(block.num_edges()), calls=CALLS)
+    compare(route, layer(), block, graphs.features(rows), kinds(rows), types(block.num_edges()), calls=calls(route))
 
 
 def test_two_types_of_nodes_of_one_size(route):
     """DGL takes x at both ends, unless the graph is a block."""
     g = dgl.heterograph({("user", "likes", "item"): ends()}, num_nodes_dict={"user": N, "item": N})
-    compare(route, layer(), g, graphs.features(), kinds(), types(), calls=CALLS)
+    compare(route, layer(), g, graphs.features(), kinds(), types(), calls=calls(route))
 
 
 @pytest.mark.parametrize("relations, kept", [(1, 1), (2 * R, 3), (200, 200)])
 def test_relations_that_are_empty_or_many(route, relations, kept):
     compare(route, layer(relations=relations), homogeneous(), graphs.features(), kinds(),
-            torch.randint(0, kept, (E,)) + relations - kept, calls=CALLS)
+            torch.randint(0, kept, (E,)) + relations - kept, calls=calls(route))
 
 
 def test_narrow_ids(route):
-    compare(route, layer(), homogeneous().int(), graphs.features(), kinds().int(), types().int(), calls=CALLS)
+    compare(route, layer(), homogeneous().int(), graphs.features(), kinds().int(), types().int(), calls=calls(route))
 
 
 def test_one_edge_and_one_node(route):
-    compare(route, layer(), dgl.graph(([0], [0])), graphs.features(1), torch.tensor([2]), torch.tensor([3]), calls=CALLS)
+    compare(route, layer(), dgl.graph(([0], [0])), graphs.features(1), torch.tensor([2]), torch.tensor([3]), calls=calls(route))
 
 
 # ---- dtypes ----
@@ -169,6 +223,26 @@ def test_layers_that_were_changed(route, inputs):
     natively(route, "GA208", hooked, lambda: hooked(*inputs))
     other.relation_msg[0] = TypedLinear(4, 4, R, "basis", 2).to(route.device)
     natively(route, "GA208", other, lambda: other(*inputs))
+
+
+def test_maps_of_other_kinds(route, inputs):
+    made = layer().to(route.device)
+    made.linear_k = TypedLinear(F, 8, T, "basis", 2).to(route.device)
+    made.drop = torch.nn.Sequential(torch.nn.Dropout(0.0), torch.nn.Tanh())
+    expected = made(*inputs)
+    with route.on():
+        assert close(made(*inputs), expected)
+    watched, seen = layer().to(route.device), []
+    watched.drop.register_forward_hook(lambda module, args, out: seen.append(1) or 2 * out)
+    expected = watched(*inputs)
+    with route.on():
+        assert close(watched(*inputs), expected) and len(seen) == 2
+
+
+def test_types_of_nodes_beyond_the_layers(route, inputs):
+    g, x, nt, et = inputs
+    with route.on(), pytest.raises(GraphError, match="types (are )?from 0 to 7"):
+        layer().to(route.device)(g, x, nt.clamp(max=0).index_fill(0, nt.new_tensor([4]), 7), et)
 
 
 def test_maps_by_node_type_may_be_watched(route, inputs):

@@ -1,4 +1,4 @@
-"""HGTConv as a Program between its maps by node type, which stay the host's own."""
+"""HGTConv as a Program between its maps by node type, which stay the host's own, but on CUDA where they are plain."""
 from __future__ import annotations
 
 from typing import Any, NamedTuple
@@ -10,7 +10,9 @@ from gnnaccel.adapters import guards, views
 from gnnaccel.adapters.calls import bind
 from gnnaccel.adapters.dgl import graphs, typed_weights
 from gnnaccel.dispatch.reasons import Reason, reason
-from gnnaccel.dispatch.relational import statements
+from gnnaccel.dispatch import cache
+from gnnaccel.dispatch.relational import by_type, statements
+from gnnaccel.dispatch.relational.pairs import Typed
 from gnnaccel.dispatch.relational.request import RelationalGiven, RelationalStated
 
 METHODS = ("message",)
@@ -100,13 +102,57 @@ def _out(layer: Any, row: torch.dtype, x: Tensor) -> torch.dtype:
 
 def run(layer: Any, stated: RelationalStated, given: RelationalGiven, attend: Any) -> Tensor:
     x, ntype, x_dst, dst_type, presorted = given.operands
-    tensors = dict(keys=layer.linear_k(x, ntype, presorted), queries=layer.linear_q(x_dst, dst_type, presorted),
-                   values=layer.linear_v(x, ntype, presorted))
-    with torch.autocast(given.device.type, enabled=False):
-        tensors.update(w_att=_by_head(layer.relation_att), w_msg=_by_head(layer.relation_msg))
-        tensors = {name: t.to(stated.row) for name, t in tensors.items()}
-        h = attend({**tensors, "p": torch.stack(list(layer.relation_pri), 1)}).flatten(1)
+    if attend.kernels and _maps_are_plain(layer, stated, given.operands):
+        return _run_by_kernels(layer, stated, given, attend)
+    h = _attended(layer, stated, given, attend, layer.linear_k(x, ntype, presorted), layer.linear_q(x_dst, dst_type, presorted),
+                  layer.linear_v(x, ntype, presorted))
     return _finish(layer, layer.drop(layer.linear_a(h, dst_type, presorted)), x_dst, dst_type)
+
+
+def _attended(layer: Any, stated: RelationalStated, given: RelationalGiven, attend: Any, keys: Tensor, queries: Tensor,
+              values: Tensor) -> Tensor:
+    """[destinations, channels]: the messages' sums."""
+    with torch.autocast(given.device.type, enabled=False):
+        tensors = dict(keys=keys, queries=queries, values=values, w_att=_by_head(layer.relation_att),
+                       w_msg=_by_head(layer.relation_msg))
+        tensors = {name: t.to(stated.row) for name, t in tensors.items()}
+        return attend({**tensors, "p": torch.stack(list(layer.relation_pri), 1)}).flatten(1)
+
+
+def _maps_are_plain(layer: Any, stated: RelationalStated, operands: _Operands) -> bool:
+    """Whether the maps by node type can run as products by segment: one matrix per type and nothing else, of one dtype."""
+    maps = [getattr(layer, name) for name in ("linear_k", "linear_q", "linear_v", "linear_a")]
+    if any(typed_weights.module_reason(module, "") is not None or module.regularizer is not None for module in maps):
+        return False
+    count, width = layer.skip.shape[0], layer.num_heads * layer.head_size
+    shapes = [(count, layer.in_size, width)] * 3 + [(count, width, width)]
+    dtypes = {stated.row, stated.out, operands.x.dtype, layer.skip.dtype, *(module.W.dtype for module in maps)}
+    return layer.skip.dim() == 1 and len(dtypes) == 1 and [tuple(module.W.shape) for module in maps] == shapes
+
+
+def _run_by_kernels(layer: Any, stated: RelationalStated, given: RelationalGiven, attend: Any) -> Tensor:
+    x, ntype, x_dst, dst_type, presorted = given.operands
+    blocks, ends = _typed(layer, ntype), _typed(layer, dst_type)
+    key, query, value = (getattr(layer, name).W for name in ("linear_k", "linear_q", "linear_v"))
+    if x_dst is x:
+        rows, keys, queries, values = by_type.project(blocks, torch.stack([key, query, value], 1), False, None, [x])
+    else:
+        _, keys, values = by_type.project(blocks, torch.stack([key, value], 1), False, None, [x])
+        rows, queries = by_type.project(ends, query.unsqueeze(1), False, None, [x_dst])
+    h = _attended(layer, stated, given, attend, keys, queries, values)
+    matrix, nodes = layer.linear_a.W, (x_dst.shape[0],)
+    if layer.training and layer.drop.p > 0 or not guards.plain(layer.drop, torch.nn.Dropout):
+        mapped, = by_type.finish(ends, nodes, h, matrix, False, None, None, None, gelu=False)
+        return _finish(layer, layer.drop(mapped), x_dst, dst_type)
+    skipped = rows if x_dst.shape[1] == h.shape[1] else x_dst @ layer.residual_w
+    found, = by_type.finish(ends, nodes, h, matrix, False, None, layer.skip.sigmoid(), skipped, gelu=False)
+    return layer.norm(found) if layer.use_norm else found
+
+
+def _typed(layer: Any, types: Tensor) -> Typed:
+    """The nodes by type, kept with the tensor of their types."""
+    count = layer.skip.shape[0]
+    return cache.lookup_many((types,), ("node types", count), lambda own: Typed(types, count))[0]
 
 
 def _by_head(modules: Any) -> Tensor:

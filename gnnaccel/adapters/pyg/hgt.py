@@ -127,14 +127,18 @@ def _maps_are_plain(layer: Any, x_dict: Mapping[str, Tensor], types: tuple[str, 
 
 def _run_by_kernels(layer: Any, stated: RelationalStated, given: RelationalGiven, attend: Any) -> dict[str, Tensor]:
     x_dict, types, _ = given.operands
-    x, view = [x_dict[name] for name in types], attend.graph
-    rows, keys, queries, values = by_type.project(view, 3, *_stacked(layer.kqv_lin, types), x)
+    x = [x_dict[name] for name in types]
+    sizes = tuple(t.shape[0] for t in x)
+    blocks = attend.graph.blocks(sizes)
+    weight, bias = _stacked(layer.kqv_lin, types)
+    weight, bias = weight.unflatten(1, (3, -1)), None if bias is None else bias.unflatten(1, (3, -1))
+    rows, keys, queries, values = by_type.project(blocks, weight, True, bias, x)
     out = _attended(layer, stated, given, attend, keys, queries, values)
     alpha = None
     if x[0].shape[1] == layer.out_channels:
         alpha = torch.cat([layer.skip[name] for name in types]).sigmoid()
-    found = by_type.finish(view, tuple(t.shape[0] for t in x), out, *_stacked(layer.out_lin, types), alpha, rows)
-    return dict(zip(types, found))
+    weight, bias = _stacked(layer.out_lin, types)
+    return dict(zip(types, by_type.finish(blocks, sizes, out, weight, True, bias, alpha, rows)))
 
 
 def _stacked(module: Any, types: tuple[str, ...]) -> tuple[Tensor, Tensor | None]:

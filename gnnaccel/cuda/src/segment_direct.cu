@@ -261,7 +261,7 @@ multiply(const int* __restrict__ ptr, const int* __restrict__ tile_ptr, int segm
          const int* __restrict__ index, const ROW_T* __restrict__ w, i64 w_segment, i64 w_block,
          const float* __restrict__ bias, i64 bias_step, const float* __restrict__ scale, int activation, float slope,
          const int* __restrict__ out_index, OUT_T* __restrict__ out, const float* __restrict__ att, i64 att_step,
-         float* __restrict__ dots, i64 plane) {
+         float* __restrict__ dots, i64 plane, const float* __restrict__ share, const OUT_T* __restrict__ rest) {
     DYNAMIC_SHARED(shared);
     const Segments segments = {ptr, tile_ptr, segment_count};
     const int tiles = segments.tiles(), begin = range_begin(blockIdx.x, gridDim.x, tiles);
@@ -271,7 +271,7 @@ multiply(const int* __restrict__ ptr, const int* __restrict__ tile_ptr, int segm
     int* const odd = (int*)(fragments + CHUNKS * CHUNK_WORDS);
     float* const scratch = (float*)(odd + 4) + warp * 16 * SCRATCH_STRIDE;
     if (threadIdx.x == 0) *odd = -1;
-    const Epilogue to = {bias, scale, att, bias_step, att_step, activation, slope, out_index, out, dots, plane};
+    const Epilogue to = {bias, scale, att, bias_step, att_step, activation, slope, out_index, out, dots, plane, share, rest};
     const Matrix matrix = {w + block * w_block, w_segment, fragments, odd};
     Feed feed = {segments, x + block * K, index, begin + warp, end, Walk(), {}, {}, 0};
     run(feed, matrix, begin, to, block, scratch);

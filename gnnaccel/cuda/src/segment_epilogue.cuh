@@ -1,5 +1,8 @@
 // What happens to a tile of the product before it is written: bias, factor of the row, activation, inner products with
 // attention vectors; and the writing. All in fp32, rounded at the store.
+//
+// WRITE says how: PLAIN; ATOMIC, added to what is there, by any number of writers; BLEND, added to what is there by the only
+// writer of each element, or, with `rest`, v share + rest (1 - share) of the segment's share.
 #pragma once
 #include "segment_rows.cuh"
 #include "segment_tile.cuh"
@@ -9,6 +12,9 @@
 #define COLUMN_TILES ((N + TN - 1) / TN)
 #define RELU 1
 #define LEAKY_RELU 2
+#define PLAIN 0
+#define ATOMIC 1
+#define BLEND 2
 #define SCRATCH_STRIDE (WN + 1)
 
 struct Epilogue {
@@ -20,6 +26,8 @@ struct Epilogue {
     OUT_T* out;
     float* dots;
     i64 plane;
+    const float* share;  // of each segment, where there is a `rest`
+    const OUT_T* rest;   // with rows as those of `out`
 };
 
 // The part of the output that a warp has: `row` in the tile, `column` in the diagonal block `block`.
@@ -109,9 +117,24 @@ __device__ __forceinline__ void inner_products(const Epilogue& to, const Walk& a
 
 #endif
 
+// What is blended into one row.
+struct Blend {
+    const OUT_T* line;
+    float mine, other;
+
+    template <int Count> __device__ __forceinline__ void into(int column, float (&v)[Count]) const {
+        if (WRITE != BLEND) return;
+        PackWord<OUT_T, Count> u;  // not through the read-only path: it may be what is written to
+        u.word = *reinterpret_cast<const typename Word<sizeof(OUT_T) * Count>::type*>(line + column);
+#pragma unroll
+        for (int i = 0; i < Count; ++i) v[i] = fmaf(other, to_float(u.pack.v[i]), mine * v[i]);
+    }
+};
+
 // One row's NT * 8 columns, of which this lane has two of every eight (v[n]).
-__device__ __forceinline__ void store_line(OUT_T* line, bool on, const Corner& corner, const float (&v)[NT][2]) {
-#if ACCUMULATE
+__device__ __forceinline__ void store_line(OUT_T* line, const Blend& blend, bool on, const Corner& corner,
+                                           const float (&v)[NT][2]) {
+#if WRITE == ATOMIC
 #pragma unroll
     for (int n = 0; n < NT; ++n)
 #pragma unroll
@@ -126,10 +149,12 @@ __device__ __forceinline__ void store_line(OUT_T* line, bool on, const Corner& c
         float got[2];
 #pragma unroll
         for (int e = 0; e < 2; ++e) got[e] = __shfl_xor_sync(FULL_WARP, odd ? v[n][e] : v[n + 1][e], 1);
-        const float four[4] = {odd ? got[0] : v[n][0], odd ? got[1] : v[n][1], odd ? v[n + 1][0] : got[0],
+        float four[4] = {odd ? got[0] : v[n][0], odd ? got[1] : v[n][1], odd ? v[n + 1][0] : got[0],
                                odd ? v[n + 1][1] : got[1]};
         const int column = corner.column_of(n + odd, 0) - 2 * odd;
-        if (on && column < N) store_pack<OUT_T, 4>(line + column, four);
+        if (!on || column >= N) continue;
+        blend.into(column, four);
+        store_pack<OUT_T, 4>(line + column, four);
     }
 #else
 #pragma unroll
@@ -140,12 +165,15 @@ __device__ __forceinline__ void store_line(OUT_T* line, bool on, const Corner& c
             float pack[STORE];
 #pragma unroll
             for (int i = 0; i < STORE; ++i) pack[i] = v[n + (first + i) / 2][(first + i) % 2];
-            if (on && column < N) store_pack<OUT_T, STORE>(line + column, pack);
+            if (!on || column >= N) continue;
+            blend.into(column, pack);
+            store_pack<OUT_T, STORE>(line + column, pack);
         }
 #endif
 }
 
 __device__ __forceinline__ void store(const Epilogue& to, const Walk& at, const Corner& corner, const Accumulators& acc) {
+    const float share = WRITE == BLEND && to.rest ? __ldg(to.share + at.segment) : 1.f;
 #pragma unroll
     for (int m = 0; m < MT; ++m)
 #pragma unroll
@@ -156,6 +184,8 @@ __device__ __forceinline__ void store(const Epilogue& to, const Walk& at, const 
             float v[NT][2];
 #pragma unroll
             for (int n = 0; n < NT; ++n) v[n][0] = acc[m][n][2 * half], v[n][1] = acc[m][n][2 * half + 1];
-            store_line(to.out + row * COLUMNS + corner.block * N, on, corner, v);
+            const i64 first = row * COLUMNS + corner.block * N;
+            const Blend blend = {(to.rest ? to.rest : to.out) + first, share, to.rest ? 1.f - share : 1.f};
+            store_line(to.out + first, blend, on, corner, v);
         }
 }

@@ -122,7 +122,7 @@ multiply(const int* __restrict__ ptr, const int* __restrict__ tile_ptr, int segm
          const int* __restrict__ index, const ROW_T* __restrict__ w, i64 w_segment, i64 w_block,
          const float* __restrict__ bias, i64 bias_step, const float* __restrict__ scale, int activation, float slope,
          const int* __restrict__ out_index, OUT_T* __restrict__ out, const float* __restrict__ att, i64 att_step,
-         float* __restrict__ dots, i64 plane) {
+         float* __restrict__ dots, i64 plane, const float* __restrict__ share, const OUT_T* __restrict__ rest) {
     DYNAMIC_SHARED(shared);
     copies_begin();
     const Segments segments = {ptr, tile_ptr, segment_count};
@@ -132,7 +132,7 @@ multiply(const int* __restrict__ ptr, const int* __restrict__ tile_ptr, int segm
     const int block = blockIdx.y / COLUMN_TILES, first = blockIdx.y % COLUMN_TILES * TN, warp = threadIdx.x >> 5;
     const int row = warp / WARPS_N * WM, column = warp % WARPS_N * WN;
     const Weights weights = {w + block * w_block, w_segment, first};
-    const Epilogue to = {bias, scale, att, bias_step, att_step, activation, slope, out_index, out, dots, plane};
+    const Epilogue to = {bias, scale, att, bias_step, att_step, activation, slope, out_index, out, dots, plane, share, rest};
     const Corner corner = {row, first + column, block};
     ROW_T* const resident = (ROW_T*)shared;
     ROW_T* const stages = resident + (RESIDENT ? W_SIZE : 0);

@@ -1,4 +1,5 @@
-// dW[s] = sum over the rows i of segment s of scale[i] X[g(i), :]^T dY[d(i), :]. See cuda/segment_gemm_grad.py.
+// dW[s] = sum over the rows i of segment s of scale[i] X[g(i), :]^T dY[d(i), :]. See cuda/segment_gemm_grad.py. With SUMS,
+// behind each dW[s], the sum of scale[i] dY[d(i), :] alone, by the blocks that have the first rows of dW.
 //
 // A block sums a TA x TN tile of dW over its share of the row tiles (of TR rows), which lie side by side. A segment that
 // begins and ends in that share is written at once. Otherwise each block that has a part of it writes a partial sum, and
@@ -14,7 +15,9 @@
 #define B_STRIDE SIDE_STRIDE(TN)
 #define A_SIZE (TR * A_STRIDE)
 #define STAGE_SIZE (A_SIZE + TR * B_STRIDE)
-#define WEIGHT ((i64)BLOCKS * K * N)
+#define MATRICES ((i64)BLOCKS * K * N)
+#define WEIGHT (MATRICES + SUMS * BLOCKS * N)  // of a segment
+#define SUM_COLUMNS ((TN + THREADS - 1) / THREADS)
 #define SLOTS (STAGES + 1)  // tiles between the reading of row numbers and the use of the factors read with them
 #define MERGE_THREADS 256
 #define MERGE_COLUMNS 32
@@ -85,11 +88,41 @@ struct Target {
     int row, column;  // the warp's corner in the tile
 };
 
-__device__ __forceinline__ void write(const Target& to, const Feed& feed, int segment, const Accumulators& acc) {
+// Sums of the columns of dY, every THREADS-th by each thread; those of a tile are added up before they join.
+struct ColumnSums {
+    float of[SUM_COLUMNS];
+
+    __device__ __forceinline__ void clear() {
+#pragma unroll
+        for (int i = 0; i < SUM_COLUMNS; ++i) of[i] = 0.f;
+    }
+    __device__ __forceinline__ void add(const Right& right) {
+#pragma unroll
+        for (int i = 0; i < SUM_COLUMNS; ++i) {
+            const int column = i * THREADS + threadIdx.x;
+            if (TN % THREADS && column >= TN) continue;
+            float sum = 0.f;
+#pragma unroll 8
+            for (int line = 0; line < TR; ++line) sum += right.at(column, line);
+            of[i] += sum;
+        }
+    }
+    __device__ __forceinline__ void leave(const Place& place, float* base) const {
+#pragma unroll
+        for (int i = 0; i < SUM_COLUMNS; ++i) {
+            const int column = i * THREADS + threadIdx.x;
+            if (column < TN && place.n + column < N) base[MATRICES + place.block * N + place.n + column] = of[i];
+        }
+    }
+};
+
+__device__ __forceinline__ void write(const Target& to, const Feed& feed, int segment, const Accumulators& acc,
+                                      const ColumnSums& sums) {
     const Place place;
     const bool before = __ldg(feed.segments.tile_ptr + segment) < feed.begin;
     const bool behind = __ldg(feed.segments.tile_ptr + segment + 1) > feed.begin + feed.count;
     float* base = before || behind ? to.partial + (2 * (i64)blockIdx.x + (before ? 0 : 1)) * WEIGHT : to.out + segment * WEIGHT;
+    if (SUMS && place.a == 0) sums.leave(place, base);
     base += (i64)place.block * K * N;
     const int g = (threadIdx.x & 31) >> 2, c = threadIdx.x & 3;
 #pragma unroll
@@ -107,6 +140,8 @@ __device__ __forceinline__ void write(const Target& to, const Feed& feed, int se
 __device__ __forceinline__ void run(Feed& feed, const Target& to) {
     Walk at;
     Accumulators acc;
+    ColumnSums sums;
+    const bool summing = SUMS && Place().a == 0;
     int segment = -1;
     feed.read_numbers(0);
     feed.publish(0);
@@ -118,16 +153,18 @@ __device__ __forceinline__ void run(Feed& feed, const Target& to) {
         if (tile >= 0) {
             at.seek(feed.segments, feed.begin + tile);
             if (at.segment != segment) {
-                if (segment >= 0) write(to, feed, segment, acc);
+                if (segment >= 0) write(to, feed, segment, acc, sums);
                 segment = at.segment;
                 clear(acc);
+                sums.clear();
             }
             const Right right = {{feed.stage(tile) + A_SIZE}, feed.factors(tile)};
             multiply_tile<TR>(Left{feed.stage(tile)}, right, to.row, to.column, acc);
+            if (summing) sums.add(right);
         }
         feed.publish(tile + STAGES);
     }
-    write(to, feed, segment, acc);
+    write(to, feed, segment, acc, sums);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)

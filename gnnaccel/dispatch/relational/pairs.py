@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gnnaccel.errors import GraphError
+
 #: keys (relation, node) up to this many times the edges are found by marking them in an array, without a sort
 MARK_UP_TO = 16
 _MARK_AT_LEAST = 1 << 20
@@ -57,6 +59,8 @@ class Pairs:
 class Blocks:
     """Nodes of ``sizes`` types, type after type. What products by segment ask of `Pairs`, types being the relations."""
 
+    order: Tensor | None = None  #: the nodes by type, where they do not lie so
+
     def __init__(self, sizes: tuple[int, ...], device: torch.device):
         ends = list(itertools.accumulate(sizes, initial=0))
         self.count, self.bounds = ends[-1], tuple((t, a, b) for t, (a, b) in enumerate(zip(ends, ends[1:])) if b > a)
@@ -71,6 +75,46 @@ class Blocks:
         from gnnaccel.cuda.segment_gemm import Segments
 
         return Segments(self.ptr, self.count)
+
+
+class Typed(Blocks):
+    """Nodes in any order, of types [N] in [0, ``num_types``): ``order`` [N] int32 are the nodes by type, or None where they lie
+    so.
+
+    GraphError for other types. Waits once for the device. The structure cache may keep it; it does not need the tensor again.
+    """
+
+    touched = False
+
+    @torch.inference_mode(False)  # its tensors may take part in training later
+    def __init__(self, types: Tensor, num_types: int):
+        types = types.detach()
+        counts, in_order = _counted(types, num_types)
+        super().__init__(counts, types.device)
+        if not in_order:
+            self.relation = types.to(torch.int32, copy=True)
+            self.order = torch.sort(self.relation, stable=True).indices.int()
+        if types.is_cuda:  # whoever reads it, on whatever stream, finds it finished
+            torch.cuda.current_stream(types.device).synchronize()
+
+    def bind(self, *types: Tensor) -> None:
+        pass
+
+    def nbytes(self) -> int:
+        return sum(t.nbytes for t in (self.relation, self.ptr, self.order) if t is not None)
+
+
+def _counted(types: Tensor, num_types: int) -> tuple[tuple[int, ...], bool]:
+    """Nodes of each type, and whether they lie type after type."""
+    if not types.shape[0]:
+        return (0,) * num_types, True
+    low, high = types.aminmax()
+    in_order = (types[1:] >= types[:-1]).all()
+    low, high, in_order = torch.stack([low.long(), high.long(), in_order.long()]).tolist()
+    if low < 0 or high >= num_types:
+        raise GraphError(f"the node types are from {low} to {high}; they must lie in [0, {num_types}). Check the number of node "
+                         "types that the layer was made with")
+    return tuple(torch.bincount(types, minlength=num_types).tolist()), bool(in_order)
 
 
 def pairs_of(node: Tensor, relation: Tensor, num_nodes: int, num_relations: int, compact: bool = True) -> Pairs:

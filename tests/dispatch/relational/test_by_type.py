@@ -6,17 +6,12 @@ import torch
 import torch.nn.functional as F
 
 from gnnaccel.dispatch.relational import by_type
-from gnnaccel.dispatch.relational.view import RelationView
+from gnnaccel.dispatch.relational.pairs import Blocks, Typed
+from gnnaccel.errors import GraphError
 from tests.helpers import assert_accurate, relative
 
 SIZES = (7, 0, 20, 1)
 K, C = 12, 8
-
-
-def view(device, sizes: tuple[int, ...]) -> RelationView:
-    nodes = sum(sizes)
-    edges = torch.randint(0, nodes, (2, 30)).to(device), torch.zeros(30, dtype=torch.int64, device=device)
-    return RelationView(edges, nodes, nodes, 1, own=True)
 
 
 def operands(bias: bool, gate: bool) -> dict[str, torch.Tensor | None]:
@@ -48,9 +43,28 @@ def by_loop(t: dict) -> tuple[torch.Tensor, ...]:
 
 def by_kernels(t: dict) -> tuple[torch.Tensor, ...]:
     x = [t[f"x{at}"] for at in range(len(SIZES))]
-    graph = view(x[0].device, SIZES)
-    rows, *mapped = by_type.project(graph, 3, t["kqv"], t["kqv_bias"], x)
-    return by_type.finish(graph, SIZES, middle(*mapped), t["out"], t["out_bias"], t["alpha"], rows)
+    blocks = Blocks(SIZES, x[0].device)
+    weight, bias = t["kqv"].unflatten(1, (3, -1)), None if t["kqv_bias"] is None else t["kqv_bias"].unflatten(1, (3, -1))
+    rows, *mapped = by_type.project(blocks, weight, True, bias, x)
+    return by_type.finish(blocks, SIZES, middle(*mapped), t["out"], True, t["out_bias"], t["alpha"], rows)
+
+
+def types_in_any_order() -> torch.Tensor:
+    """Of the nodes of SIZES, shuffled; the last type does not lie last."""
+    return torch.arange(len(SIZES)).repeat_interleave(torch.tensor(SIZES))[torch.randperm(sum(SIZES))]
+
+
+def by_typed_kernels(t: dict, types: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The same with the rows of all types in any order and matrices [K, C], as a host with one tensor has them."""
+    order = torch.argsort(types, stable=True).to(t["x0"].device)
+    together = torch.cat([t[f"x{at}"] for at in range(len(SIZES))])
+    x = together[torch.argsort(order)]
+    blocks = Typed(types.to(x.device), len(SIZES))
+    weight, bias = t["kqv"].unflatten(1, (3, -1)).transpose(2, 3), t["kqv_bias"]
+    rows, *mapped = by_type.project(blocks, weight, False, None if bias is None else bias.unflatten(1, (3, -1)), [x])
+    matrix = t["out"].transpose(1, 2)
+    found, = by_type.finish(blocks, (sum(SIZES),), middle(*mapped), matrix, False, t["out_bias"], t["alpha"], rows)
+    return found[order].split(SIZES)
 
 
 def results(outs: tuple, t: dict, create_graph: bool = False) -> dict[str, torch.Tensor]:
@@ -76,6 +90,43 @@ def test_values_and_gradients(device, bias, gate):
         assert all(torch.equal(out, got[f"out{at}"]) for at, out in enumerate(by_kernels(placed)))
 
 
+@pytest.mark.parametrize("gate", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_types_in_any_order(device, bias, gate):
+    given, types = operands(bias, gate), types_in_any_order()
+    exact, single, placed = results(by_loop(given), given), leaves(given, None), leaves(given, device)
+    plain, got = results(by_loop(single), single), results(by_typed_kernels(placed, types), placed)
+    for name, value in got.items():
+        assert_accurate(name, value.detach().cpu(), plain[name].detach(), exact[name].detach())
+
+
+def test_what_is_known_of_types(device):
+    ordered = Typed(torch.tensor([0, 0, 2], device=device), 4)
+    assert ordered.order is None and ordered.ptr.tolist() == [0, 2, 2, 3, 3] and ordered.relation.tolist() == [0, 0, 2]
+    mixed = Typed(torch.tensor([2, 0, 2, 1], device=device), 3)
+    assert mixed.order.tolist() == [1, 3, 0, 2] and mixed.relation.tolist() == [2, 0, 2, 1] and mixed.nbytes() == 48
+    assert Typed(torch.empty(0, dtype=torch.long, device=device), 2).count == 0
+    for types in ([0, 3], [-1, 0]):
+        with pytest.raises(GraphError, match="node types are from"):
+            Typed(torch.tensor(types, device=device), 3)
+
+
+@pytest.mark.parametrize("gelu", [False, True])
+def test_some_maps_are_not_read(device, gelu):
+    """Gradients of what has one and of what has none."""
+    given = leaves(operands(True, True), device)
+    x = [given[f"x{at}"] for at in range(len(SIZES))]
+    blocks = Blocks(SIZES, device)
+    weight = given["kqv"].unflatten(1, (3, -1))
+    _, keys, _, _ = by_type.project(blocks, weight, True, given["kqv_bias"].unflatten(1, (3, -1)), x)
+    out = by_type.finish(blocks, SIZES, keys, given["out"], True, None, None, None, gelu)[2]
+    got = torch.autograd.grad(out.pow(2).sum(), [given["kqv"], given["kqv_bias"], given["x2"]])
+    keys = F.linear(given["x2"], given["kqv"][2], given["kqv_bias"][2])[:, :C]
+    expected = F.linear(F.gelu(keys) if gelu else keys, given["out"][2])
+    wanted = torch.autograd.grad(expected.pow(2).sum(), [given["kqv"], given["kqv_bias"], given["x2"]])
+    assert all(relative(a, b) < 1e-5 for a, b in zip(got, wanted))
+
+
 @pytest.mark.parametrize("name", ["kqv", "kqv_bias", "out", "out_bias", "alpha", "x2"])
 def test_some_gradients(device, name):
     given = leaves(operands(True, True), device)
@@ -95,6 +146,8 @@ def test_second_derivatives(device, gate):
 
     placed = leaves(given, device)
     for got, expected in zip(second(by_kernels(placed), placed), second(by_loop(given), given)):
+        assert relative(got.cpu().double(), expected) < 1e-5
+    for got, expected in zip(second(by_typed_kernels(placed, types_in_any_order()), placed), second(by_loop(given), given)):
         assert relative(got.cpu().double(), expected) < 1e-5
 
 

@@ -23,6 +23,7 @@ from gnnaccel.profile.undisturbed import RandomState, refuse_lazy, undisturbed
 
 _KINDS_PER_LAYER = 4  # different kinds of inputs for which one layer is compared
 _KINDS = 256
+_LOOKS = 3  # at calls of a kind that went native
 
 
 @dataclass
@@ -46,14 +47,16 @@ class Comparison:
     def __str__(self) -> str:
         rows = []
         for one in self.layers:
-            worst = one.worst
-            rows.append((one.who, one.kernel or one.route, one.verdict, *(_digits(worst, name) for name in ("ours", "host", "allowed")),
-                         milliseconds(one.native_ms), milliseconds(one.ours_ms), times(one.native_ms, one.ours_ms),
-                         size(one.native_bytes), size(one.ours_bytes)))
-        columns = ("layer", "kernel", "verdict", "error", "host's", "allowed", "native ms", "ours ms", "faster", "native MiB", "ours MiB")
-        text = table("compared with the host's own code; errors relative to it in fp64, the worst of output and gradients", columns,
-                     rows, right=columns[3:])
-        return "\n".join([text.rstrip("\n"), *dict.fromkeys(f"{one.who}: {note}" for one in self.layers for note in one.notes)]) + "\n"
+            worst = [_digits(one.worst, name) for name in ("ours", "host", "allowed")]
+            rows.append((one.who, one.kernel or one.route, one.verdict, *worst, milliseconds(one.native_ms),
+                         milliseconds(one.ours_ms), times(one.native_ms, one.ours_ms), size(one.native_bytes),
+                         size(one.ours_bytes)))
+        columns = ("layer", "kernel", "verdict", "error", "host's", "allowed", "native ms", "ours ms", "faster", "native MiB",
+                   "ours MiB")
+        text = table("compared with the host's own code; errors relative to it in fp64, the worst of output and gradients",
+                     columns, rows, right=columns[3:])
+        notes = dict.fromkeys(f"{one.who}: {note}" for one in self.layers for note in one.notes)
+        return "\n".join([text.rstrip("\n"), *notes]) + "\n"
 
 
 def _digits(error: Any, name: str) -> str | None:
@@ -134,7 +137,7 @@ class Comparer:
         self._frames, self._sink = Frames(), None
         self._upstream, self._names, self._calls = upstream, names or {}, 0
         self._thread = threading.get_ident() if one_thread else None
-        self._kinds: IdentityMap[set] = IdentityMap()
+        self._kinds: IdentityMap[dict[tuple, tuple[int, Shadow]]] = IdentityMap()
         self._local = threading.local()
         self._lock = threading.RLock()  # one comparison at a time: they exchange a layer's parameters
 
@@ -156,13 +159,14 @@ class Comparer:
         return self._compared(visit, run, None if self._upstream is None else self._upstream[place])
 
     def _compared(self, visit: Visit, run: Run, upstream: list[Tensor | None] | None) -> Any:
+        kind = _kind(visit)  # before the call, which may change the mode
         before = RandomState()
         with self._frames.inside(visit) as frame:
             out = run(visit)
         with self._lock, self._comparing():
             after = RandomState()
             found = shadowed(visit, frame.record, upstream, self._names.get(id(visit.layer)) or qualified_name(visit.layer))
-            self.result.layers.append(found)
+            self._keep(visit, kind, found)
             after.restore()
         if found.verdict != "mismatch":
             return out
@@ -186,18 +190,25 @@ class Comparer:
             return False
         if len(self.result.layers) >= _KINDS:
             return False
+        kinds, kind = self._kinds.get(visit.layer) or {}, _kind(visit)
+        looks, _ = kinds.get(kind, (0, None))
+        return looks < _LOOKS and (looks > 0 or len(kinds) < _KINDS_PER_LAYER)
+
+    def _keep(self, visit: Visit, kind: tuple, found: Shadow) -> None:
+        """A layer may go native over a graph that is new, and not over the same graph later; so that is looked at again."""
         kinds = self._kinds.get(visit.layer)
         if kinds is None:
-            self._kinds.set(visit.layer, kinds := set())
-        kind = _kind(visit)
-        if kind in kinds or len(kinds) >= _KINDS_PER_LAYER:
-            return False
-        kinds.add(kind)
-        return True
+            self._kinds.set(visit.layer, kinds := {})
+        looks, earlier = kinds.get(kind, (0, None))
+        kinds[kind] = looks + 1 if found.verdict == "native" else _LOOKS, found
+        if earlier is not None:
+            self.result.layers.remove(earlier)
+        self.result.layers.append(found)
 
 
 def _kind(visit: Visit) -> tuple:
     """What calls of a layer are told apart by: magnitudes, so that the sizes of mini-batches do not make kinds."""
     tensors = named_tensors((visit.args, visit.kwargs), "")
     shapes = tuple((name, t.dtype, t.shape[0].bit_length() if t.dim() else 0, t.shape[1:]) for name, t in tensors.items())
-    return (shapes, torch.is_grad_enabled(), visit.layer.training, torch.is_autocast_enabled("cuda"), torch.is_autocast_enabled("cpu"))
+    autocast = tuple(map(torch.is_autocast_enabled, ("cuda", "cpu")))
+    return shapes, torch.is_grad_enabled(), visit.layer.training, autocast

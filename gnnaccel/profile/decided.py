@@ -13,8 +13,8 @@ Rejected = tuple[tuple[str, Reason], ...]
 
 
 class Decided(NamedTuple):
-    """``plan``: for a graph that comes again; ``first``: for one seen for the first time, whose structure has to be built; both None
-    where the call was not stated. ``stated``, ``given``: as of adapters."""
+    """``plan``: for a graph that comes again; ``first``: for one seen for the first time, whose structure has to be built; both
+    None where the call was not stated. ``stated``, ``given``: as of adapters."""
 
     rejected: Rejected
     plan: Plan | None = None

@@ -17,9 +17,9 @@ from gnnaccel.dispatch.watch import Visit
 @dataclass
 class Entry:
     """Milliseconds are of all calls together. ``inside_ms``: the part of it that other entries account for, since layers and
-    operations inside a native layer are measured by themselves. ``kept_bytes``: device memory that a call leaves in use, its result
-    included; the most seen. ``moved`` and ``flops``: of one forward, estimated; None where nothing is known. ``overhead_us``: spent
-    deciding, all calls together, with the records that measuring needs."""
+    operations inside a native layer are measured by themselves. ``kept_bytes``: device memory that a call leaves in use, its
+    result included; the most seen. ``moved`` and ``flops``: of one forward, estimated; None where nothing is known.
+    ``overhead_us``: spent deciding, all calls together, with the records that measuring needs."""
 
     layer: str
     name: str

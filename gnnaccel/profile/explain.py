@@ -50,7 +50,8 @@ class Layer:
 
 @dataclass
 class Explained:
-    """``layers`` in the order in which they are called, the others after them. ``str()`` of it is a table, ``as_dicts()`` data."""
+    """``layers`` in the order in which they are called, the others after them. ``str()`` of it is a table, ``as_dicts()`` is
+    data."""
 
     layers: list[Layer] = field(default_factory=list)
     training: bool = False
@@ -97,9 +98,9 @@ def explain(model: torch.nn.Module, *inputs: Any, measure: bool = False, **kwarg
 
     The model runs once, without gradients. Estimates are for its mode: forward and backward in training, else forward.
     ``measure``: each layer taken over is timed as well, natively and by its kernel. Decisions are those for a graph that comes
-    again, as in every step but the first. Works with ``enable()``, under its options, and without. Nothing is counted or recorded,
-    and the model is as before: parameters, buffers, modes, random numbers. Raises ValueError for a model whose lazy parameters
-    are not initialised.
+    again, as in every step but the first. Works with ``enable()``, under its options, and without. Nothing is counted or
+    recorded, and the model is as before: parameters, buffers, modes, random numbers. Raises ValueError for a model whose lazy
+    parameters are not initialised.
     """
     refuse_lazy(model, "explain")
     with undisturbed(model), session.enabled():
@@ -192,9 +193,11 @@ def _uncalled(model: torch.nn.Module, looker: _Looker) -> Iterator[Layer]:
         if id(module) in looker.called:
             continue
         if adapters.adapter_of(module) is not None:
-            taken = id(module) in inside
-            yield Layer(name, layer, INSIDE if taken else UNCALLED,
-                        note="" if taken else "the model did not call it, or in a way that is not seen: inside torch.compile or torch.jit")
+            if id(module) in inside:
+                yield Layer(name, layer, INSIDE)
+            else:
+                yield Layer(name, layer, UNCALLED, note="the model did not call it, or where it cannot be seen: inside "
+                                                        "torch.compile or torch.jit")
         elif id(module) not in inside and passes_messages(module):
             yield Layer(name, layer, UNKNOWN, note=_unknown(module))
 

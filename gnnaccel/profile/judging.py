@@ -1,7 +1,7 @@
 """The rule by which results are right: at most twice as far from the host's own fp64 result as the host is, plus a floor.
 
-Errors are in the L2 norm, relative. The host's error in one draw of the inputs is luck, more so in small tensors; so where one draw
-is beyond its limit, errors are averaged over more.
+Errors are in the L2 norm, relative. The host's error in one draw of the inputs is luck, more so in small tensors; so where one
+draw is beyond its limit, errors are averaged over more.
 """
 from __future__ import annotations
 
@@ -30,6 +30,9 @@ class Error:
     host: float
     allowed: float
     text: str = ""
+
+    def __str__(self) -> str:
+        return self.text or f"error {self.ours:.1e}, allowed {self.allowed:.1e}"
 
     @property
     def right(self) -> bool:

@@ -26,8 +26,8 @@ _active: list[Report] = []
 
 def report(nvtx: bool = False) -> Report:
     """Where time goes. ``with gnnaccel.report() as found: train()`` measures a block; ``print(found)``, ``found.as_dicts()`` and
-    ``found.html("report.html")`` show it. Inside such a block, or in a script run with ``--profile``, ``report()`` is what is being
-    measured, as it stands.
+    ``found.html("report.html")`` show it. Inside such a block, or in a script run with ``--profile``, ``report()`` is what is
+    being measured, as it stands.
 
     ``nvtx``: each call is an NVTX range as well, named after its layer, for Nsight. Raises ValueError where torch has no NVTX.
     """
@@ -91,17 +91,19 @@ class Report:
                     torch.cuda.nvtx.range_pop()
             end = clock.mark(device)
         if frame.record is not None:
-            self._called(frame, device, out, since, Interval(start, -1, lambda _: None), end, live)
+            self._called(frame, device, out, since, (start, end), live)
         return out
 
-    def _called(self, frame: Frame, device: torch.device, out: Any, since: int, interval: Interval, end: Any, live: int | None) -> None:
+    def _called(self, frame: Frame, device: torch.device, out: Any, since: int, marks: tuple, live: int | None) -> None:
         with self._lock:
-            entry, outer = self._entry(frame, device), frame.outer and frame.outer.record and self._entry(frame.outer, device)
+            entry = self._entry(frame, device)
+            outer = frame.outer and frame.outer.record and self._entry(frame.outer, device)
             entry.calls += 1
             entry.add(frame.record)
             if live is not None and entry.calls <= _MEMORY_CALLS:
                 entry.kept_bytes = max(entry.kept_bytes or 0, torch.cuda.memory_allocated(device) - live)
-            interval.end, interval.done = end, functools.partial(_took, entry, outer, False)
+            interval = Interval(marks[0], -1, functools.partial(_took, entry, outer, False))
+            interval.end = marks[1]
             self._timeline.add(interval)
         if torch.is_grad_enabled():
             follower = Backward(self._timeline, device, functools.partial(_took, entry, outer, True))
@@ -147,8 +149,8 @@ class Report:
         for entry in self.entries:
             if entry.route == "native" and entry.reasons:
                 first = entry.reasons[0]
-                item = found.setdefault(first["code"], dict(code=first["code"], text=first["text"], hint=first["hint"], calls=0, ms=0.0,
-                                                            layers=[]))
+                start = dict(code=first["code"], text=first["text"], hint=first["hint"], calls=0, ms=0.0, layers=[])
+                item = found.setdefault(first["code"], start)
                 item["calls"] += entry.calls
                 item["ms"] += entry.own_ms
                 item["layers"].append(entry.name)
@@ -164,7 +166,8 @@ class Report:
             return _unmeasured()
         wall = self.wall_s or time.perf_counter() - (self._began or time.perf_counter())
         total = sum(entry.own_ms for entry in entries) or 1.0
-        columns = ("layer", "kernel", "calls", "forward ms", "backward ms", "own ms", "share", "kept MiB", "cache hits", "deciding us")
+        columns = ("layer", "kernel", "calls", "forward ms", "backward ms", "own ms", "share", "kept MiB", "cache hits",
+                   "deciding us")
         rows = [(e.name if e.name.startswith(e.layer) else f"{e.name} ({e.layer})", e.kernel or e.route, e.calls,
                  milliseconds(e.forward_ms), milliseconds(e.backward_ms), milliseconds(e.own_ms), f"{e.own_ms / total:.0%}",
                  size(e.kept_bytes), _hits(e), f"{e.overhead_us / e.calls:.0f}") for e in entries]

@@ -22,7 +22,7 @@ EFFORT = Effort(batches=4, batch_ms=2.0, seconds=0.3, patience_s=1.0)
 _log = logging.getLogger("gnnaccel")
 
 
-@dataclass
+@dataclass(eq=False)
 class Shadow:
     """``verdict``: "same", "mismatch", "native" (nothing to compare) or "not compared". Times are of forward, or with ``grad`` of
     forward and backward; bytes are the device memory at their peak, None on a CPU."""
@@ -52,7 +52,7 @@ class Shadow:
     def opt_out(self, layer: Any) -> None:
         """Keep the layer native from here on, and say so."""
         rules.exclude(layer)
-        wrong = ", ".join(f"{e.name} ({e.text or f'error {e.ours:.1e}, allowed {e.allowed:.1e}'})" for e in self.errors if not e.right)
+        wrong = ", ".join(f"{e.name} ({e})" for e in self.errors if not e.right)
         self.notes.append(f"wrong in {wrong}; excluded from here on, gnnaccel.include(layer) takes that back")
         _log.warning("%s by %s does not agree with the host's own code: %s", self.who, self.kernel, self.notes[-1])
 
@@ -88,8 +88,8 @@ def _compare(visit: Visit, plan: Plan, found: Shadow, upstream: list[Tensor | No
     sides.once(HOST)
     if sides.drew():
         visit.layer.eval()
-        found.notes.append("draws random numbers: compared in eval mode, where dropout is off; its masks come from the same distribution "
-                           "but are not the same")
+        found.notes.append("draws random numbers: compared in eval mode, where dropout is off; its masks come from the same "
+                           "distribution but are not the same")
         sides.once(HOST)
         if sides.drew():
             found.verdict, found.notes = "not compared", ["it draws random numbers in eval mode as well"]

@@ -82,5 +82,5 @@ def refuse_lazy(model: torch.nn.Module, what: str) -> None:
     """ValueError for a model with parameters that its first call will make: that would change it."""
     for name, parameter in model.named_parameters():
         if isinstance(parameter, UninitializedParameter):
-            raise ValueError(f"{what}: parameter {name!r} of {type(model).__name__} is not initialised yet, and the first call would "
-                             "do that. Call the model once on a batch of yours first")
+            raise ValueError(f"{what}: parameter {name!r} of {type(model).__name__} is not initialised yet, and the first call "
+                             "would do that. Call the model once on a batch of yours first")

@@ -54,5 +54,5 @@ def remove(watcher: Watcher, sink: records.Sink) -> None:
     """The opposite of `add`."""
     global _watchers
     with _lock:
-        _watchers = tuple(known for known in _watchers if known is not watcher)
+        _watchers = tuple(known for known in _watchers if known != watcher)  # bound methods are made anew each time
     records.unsubscribe(sink)

@@ -14,6 +14,7 @@ from gnnaccel import session
 from gnnaccel.dispatch import config as configs
 from gnnaccel.dispatch import watch
 from gnnaccel.dispatch.names import IdentityMap, qualified_name
+from gnnaccel.dispatch.reasons import Reason
 from gnnaccel.dispatch.watch import Run, Visit
 from gnnaccel.profile.frames import Frames
 from gnnaccel.profile.shadow import Shadow, shadowed
@@ -78,7 +79,7 @@ def compare(model: torch.nn.Module, *inputs: Any, loss: Callable[[Any], Tensor] 
     """
     refuse_lazy(model, "compare")
     with undisturbed(model), session.enabled():
-        upstream = _first_pass(model, inputs, kwargs, loss)
+        upstream = None if loss is None else _upstream(model, inputs, kwargs, loss)
         comparer = Comparer(upstream, one_thread=True, names=_names(model))
         with comparer, torch.enable_grad():
             model(*inputs, **kwargs)
@@ -89,9 +90,8 @@ def _names(model: torch.nn.Module) -> dict[int, str]:
     return {id(module): name for name, module in model.named_modules()}
 
 
-def _first_pass(model: torch.nn.Module, inputs: tuple, kwargs: dict, loss: Callable | None) -> list[list[Tensor | None]] | None:
-    """Run the model, so that its graphs are known as in the second step of a training; some layers stay native before. With
-    ``loss``: the gradient that reaches every tensor which each routed call made, call by call."""
+def _upstream(model: torch.nn.Module, inputs: tuple, kwargs: dict, loss: Callable) -> list[list[Tensor | None]]:
+    """The gradient that reaches every tensor which each routed call made, call by call."""
     outs: list[list[Tensor]] = []
 
     def keep(visit: Visit, run: Run) -> Any:
@@ -103,11 +103,8 @@ def _first_pass(model: torch.nn.Module, inputs: tuple, kwargs: dict, loss: Calla
 
     generators = RandomState()
     with watching(keep, lambda record: None), torch.enable_grad():
-        out = model(*inputs, **kwargs)
-        value = None if loss is None else loss(out)
+        value = loss(model(*inputs, **kwargs))
     generators.restore()
-    if value is None:
-        return None
     flat = [t for part in outs for t in part]
     wanted = [t for t in flat if t.requires_grad]
     found = torch.autograd.grad(value, wanted, allow_unused=True) if wanted else ()
@@ -160,6 +157,8 @@ class Comparer:
 
     def _compared(self, visit: Visit, run: Run, upstream: list[Tensor | None] | None) -> Any:
         kind = _kind(visit)  # before the call, which may change the mode
+        if self._thread is not None:
+            _know(visit)
         before = RandomState()
         with self._frames.inside(visit) as frame:
             out = run(visit)
@@ -204,6 +203,14 @@ class Comparer:
         if earlier is not None:
             self.result.layers.remove(earlier)
         self.result.layers.append(found)
+
+
+def _know(visit: Visit) -> None:
+    """Build the structure of the call's graph, so that it is decided as in the second step of a training; a layer may stay
+    native over a graph that it sees for the first time."""
+    found = visit.adapter.state(visit.layer, visit.args, visit.kwargs)
+    if not isinstance(found, Reason):
+        found[0].lookup(found[1])
 
 
 def _kind(visit: Visit) -> tuple:

@@ -86,11 +86,11 @@ class LogPlane:
 
     def axes(self, across: str, upwards: str) -> list[str]:
         parts = []
-        for decade in range(self.x0, self.x1 + 1):
+        for decade in range(self.x0, self.x1 + 1, 1 + (self.x1 - self.x0) // 10):
             x, bottom = self.place(10.0**decade, 10.0**self.y0)
             parts.append(f'<line x1="{x:.1f}" y1="{self.TOP:.1f}" x2="{x:.1f}" y2="{bottom:.1f}" class="grid"/>')
             parts.append(text(x, bottom + 16, _power(decade), "middle", "small"))
-        for decade in range(self.y0, self.y1 + 1):
+        for decade in range(self.y0, self.y1 + 1, 1 + (self.y1 - self.y0) // 10):
             x, y = self.place(10.0**self.x0, 10.0**decade)
             parts.append(f'<line x1="{x:.1f}" y1="{y:.1f}" x2="{self.WIDTH - 12:.1f}" y2="{y:.1f}" class="grid"/>')
             parts.append(text(x - 6, y + 4, _power(decade), "end", "small"))
@@ -125,16 +125,19 @@ def roofline(title: str, bandwidths: Sequence[tuple[str, float]], flops: float,
     for number, x, y in points:
         px, py = plane.place(x, y)
         parts.append(f'<circle cx="{px:.1f}" cy="{py:.1f}" r="5" class="ours"/>')
-        parts.append(text(*_free(px + 8, py + 4, taken), number, "start", "small"))
+        found = _free(px, py + 4, taken)
+        if found is not None:  # in a crowd, the table says the rest
+            parts.append(text(*found, number, "start", "small"))
     return figure(title, plane.WIDTH, plane.HEIGHT, parts)
 
 
-def _free(x: float, y: float, taken: list[tuple[float, float]]) -> tuple[float, float]:
-    """A place for a number near (x, y) on which no other one lies."""
-    x = min(x, LogPlane.WIDTH - 3 * CHARACTER)
-    for shift in (0, 13, -13, 26, -26, 39, -39, 52, -52, 65, -65):
-        at = min(max(y + shift, 12.0), LogPlane.HEIGHT - 6)
-        if all(abs(x - tx) > 3 * CHARACTER or abs(at - ty) > 12 for tx, ty in taken):
-            break
-    taken.append((x, at))
-    return x, at
+def _free(x: float, y: float, taken: list[tuple[float, float]]) -> tuple[float, float] | None:
+    """A place for a number next to (x, y) on which no other one lies."""
+    wide = 3 * CHARACTER
+    for right in (8.0, -8.0 - wide, 8.0 + 1.5 * wide, -8.0 - 2.5 * wide):
+        for down in (0, 13, -13, 26, -26, 39, -39):
+            at = min(max(x + right, 0.0), LogPlane.WIDTH - wide), min(max(y + down, 28.0), LogPlane.HEIGHT - LogPlane.BOTTOM)
+            if all(abs(at[0] - tx) > wide or abs(at[1] - ty) > 12 for tx, ty in taken):
+                taken.append(at)
+                return at
+    return None

@@ -39,12 +39,14 @@ def _plain(title: str, columns: Sequence[str], rows: list[list[str]], right: Seq
 
 def milliseconds(value: float | None) -> str | None:
     """Milliseconds in three digits."""
-    return None if value is None else f"{value:.3g}" if value < 1000 else f"{value:.0f}"
+    return None if value is None else f"{value:.0f}" if 1e3 <= value < 1e7 else f"{value:.3g}"
 
 
 def times(native: float | None, ours: float | None) -> str | None:
     """How often ``ours`` fits into ``native``."""
-    return f"{native / ours:.1f}x" if native and ours else None
+    if not native or not ours:
+        return None
+    return f"{native / ours:.1f}x" if native < 1e3 * ours else f"{native / ours:.3g}x"
 
 
 def size(count: float | None) -> str | None:

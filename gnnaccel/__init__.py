@@ -21,7 +21,10 @@ if TYPE_CHECKING:  # for editors and type checkers, which cannot see through __g
     from gnnaccel.dispatch.rules import exclude as exclude
     from gnnaccel.dispatch.rules import include as include
     from gnnaccel.dispatch.rules import reset_rules as reset_rules
-    from gnnaccel.explain import explain_program as explain_program
+    from gnnaccel.profile.compare import compare as compare
+    from gnnaccel.profile.explain import explain as explain
+    from gnnaccel.profile.explain_program import explain_program as explain_program
+    from gnnaccel.profile.report import report as report
     from gnnaccel.session import clear_records as clear_records
     from gnnaccel.session import disable as disable
     from gnnaccel.session import disabled as disabled
@@ -45,7 +48,10 @@ _HOMES: dict[str, tuple[str, str | None]] = {
     "exclude": ("gnnaccel.dispatch.rules", "exclude"),
     "reset_rules": ("gnnaccel.dispatch.rules", "reset_rules"),
     "name_layers": ("gnnaccel.dispatch.names", "name_layers"),
-    "explain_program": ("gnnaccel.explain", "explain_program"),
+    "compare": ("gnnaccel.profile.compare", "compare"),
+    "explain": ("gnnaccel.profile.explain", "explain"),
+    "explain_program": ("gnnaccel.profile.explain_program", "explain_program"),
+    "report": ("gnnaccel.profile.report", "report"),
     "cache": ("gnnaccel.dispatch.cache", None),
     "errors": ("gnnaccel.errors", None),
 }

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from gnnaccel.dispatch import attention, counters, planner, records, rules
+from gnnaccel.dispatch import attention, counters, planner, records, rules, watch
 from gnnaccel.dispatch.config import Config
 from gnnaccel.dispatch.graph import GraphView
 from gnnaccel.dispatch.names import IdentityMap
@@ -103,8 +103,7 @@ _saved_tensor_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_ho
 def route(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict, config: Config) -> Any:
     """Run one call of ``layer`` on the best route. ``native`` is the host's own function, unbound."""
     if records.listening():  # the short ways tell nothing; the route is the same
-        start = time.perf_counter_ns()
-        return _decide(layer, adapter, native, args, kwargs, config, adapter.signature(layer, args, kwargs), start)
+        return watch.around(watch.Visit(layer, adapter, native, args, kwargs, config), _told)
     last = _last.get(layer)
     if last is not None and last.still_native(args, kwargs, config):
         counters.count(type(layer).__name__, "native", last.plan.code)
@@ -128,6 +127,12 @@ def route(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict, 
                                   stated.exposed, plan.pmf)
             return adapter.run(layer, stated, Given(x, x, edge_index), attention.Attend(call, last.run))
     return _decide(layer, adapter, native, args, kwargs, config, signature, 0)
+
+
+def _told(visit: watch.Visit) -> Any:
+    """The long way, with a record."""
+    start = time.perf_counter_ns()
+    return _decide(*visit, visit.adapter.signature(visit.layer, visit.args, visit.kwargs), start)
 
 
 def _decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict, config: Config, signature: tuple | None,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda import driver
-from gnnaccel.dispatch import counters, records, router
+from gnnaccel.dispatch import counters, records, router, watch
 from gnnaccel.dispatch.config import Config
 from gnnaccel.dispatch.graph import kernels_run_on
 from gnnaccel.dispatch.ops.call import Kernel, OpCall, compile_reason
@@ -44,7 +44,18 @@ def run(name: str, call: OpCall | Reason, native: Callable[[], Any] | None, conf
     ``call``: a Reason where it was not understood; ``native``: the host's own code, None where that cannot run; then a Reason
     must not come here. ``config`` None (disabled here): without a word, and not by kernels.
     """
-    start = time.perf_counter_ns() if records.listening() and config is not None else 0
+    if config is not None and records.listening():
+        return watch.around(watch.Visit(name, None, native, (call,), {}, config), _told)
+    return _run(name, call, native, config, 0)
+
+
+def _told(visit: watch.Visit) -> Any:
+    """The same, with a record."""
+    return _run(visit.layer, visit.args[0], visit.native, visit.config, time.perf_counter_ns())
+
+
+def _run(name: str, call: OpCall | Reason, native: Callable[[], Any] | None, config: Config | None, start: int) -> Any:
+    """``start``: when the call began, 0 when nobody listens."""
     choice = choose(call, native is not None, config)
     if config is not None:
         code = choice.rejected[0][1].code if choice.rejected else None

@@ -1,0 +1,51 @@
+"""What would become of a call: asked of rules, adapter and planner, without running, counting or recording anything."""
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from gnnaccel.dispatch import planner, rules
+from gnnaccel.dispatch.ops import route as operations
+from gnnaccel.dispatch.planner import Plan
+from gnnaccel.dispatch.reasons import Reason
+from gnnaccel.dispatch.watch import Visit
+
+Rejected = tuple[tuple[str, Reason], ...]
+
+
+class Decided(NamedTuple):
+    """``plan``: for a graph that comes again; ``first``: for one seen for the first time, whose structure has to be built; both
+    None where the call was not stated. ``stated``, ``given``: as of adapters."""
+
+    rejected: Rejected
+    plan: Plan | None = None
+    first: Plan | None = None
+    stated: Any = None
+    given: Any = None
+
+    @property
+    def route(self) -> str:
+        return "native" if self.plan is None else self.plan.route
+
+
+def decided(visit: Visit, grad: bool) -> Decided:
+    """The decision on a layer's call; ``grad``: as a part of training."""
+    name = type(visit.layer).__name__
+    verdict = rules.verdict(visit.layer, visit.config)
+    if not verdict.inside:
+        return Decided(((name, verdict.reason),))
+    found = visit.adapter.state(visit.layer, visit.args, visit.kwargs)
+    if isinstance(found, Reason):
+        return Decided(((name, found),))
+    stated, given = found
+    device = given.device.type
+    plan, first = (planner.plan(stated.request(device, grad, fresh), visit.config) for fresh in (False, True))
+    return Decided(plan.rejected, plan, first, stated, given)
+
+
+def decided_operation(visit: Visit) -> Decided:
+    """The decision on a single operation."""
+    choice = operations.choose(visit.args[0], visit.native is not None, visit.config)
+    kernel = None
+    if choice.route != "native":
+        kernel = visit.args[0].kernel.name if choice.route == "cuda" else "torch operations"
+    return Decided(choice.rejected, Plan(choice.route, kernel, False, None, None, choice.rejected))

@@ -1,0 +1,225 @@
+"""`report`: where the time went, by layer and kernel, and what native calls cost."""
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gnnaccel.dispatch import counters, watch
+from gnnaccel.dispatch.names import IdentityMap
+from gnnaccel.dispatch.watch import Run, Visit
+from gnnaccel.profile.compare import Comparison
+from gnnaccel.profile.entries import Entry, describe
+from gnnaccel.profile.frames import Frame, Frames
+from gnnaccel.profile.sides import device_of, named_tensors
+from gnnaccel.profile.sinks import rank_path
+from gnnaccel.profile.tables import milliseconds, size, table
+from gnnaccel.profile.timeline import Backward, Interval, Timeline, sequence
+
+_MEMORY_CALLS = 4  # first calls of an entry whose memory is looked at; asking takes as long as a short kernel's launch
+_active: list[Report] = []
+
+
+def report(nvtx: bool = False) -> Report:
+    """Where time goes. ``with gnnaccel.report() as found: train()`` measures a block; ``print(found)``, ``found.as_dicts()`` and
+    ``found.html("report.html")`` show it. Inside such a block, or in a script run with ``--profile``, ``report()`` is what is
+    being measured, as it stands.
+
+    ``nvtx``: each call is an NVTX range as well, named after its layer, for Nsight. Raises ValueError where torch has no NVTX.
+    """
+    return _active[-1] if _active else Report(nvtx)
+
+
+class Report:
+    """A measurement: a context manager. ``entries`` by layer and way of running; ``comparison``: what `compare` found, if it ran
+    along. Times on a GPU lie between CUDA events on the call's stream, so they hold what the GPU waited for the host meanwhile;
+    reading them waits for the GPU, measuring does not."""
+
+    def __init__(self, nvtx: bool = False):
+        if nvtx and not torch.version.cuda:
+            raise ValueError(f"nvtx=True needs a torch with CUDA, this is {torch.__version__}; leave nvtx out")
+        self.comparison = Comparison()
+        self.wall_s = 0.0
+        self._nvtx, self._began = nvtx, None
+        self._entries: dict[tuple, Entry] = {}
+        self._numbers: IdentityMap[int] = IdentityMap()
+        self._per_class: dict[str, int] = {}
+        self._frames, self._timeline, self._lock = Frames(), Timeline(), threading.RLock()
+        self._sink = self._frames.sink
+
+    # --- measuring ---
+
+    def start(self) -> Report:
+        self._began = time.perf_counter()
+        _active.append(self)
+        watch.add(self._watch, self._sink)
+        return self
+
+    def stop(self) -> None:
+        watch.remove(self._watch, self._sink)
+        _active.remove(self)
+        self._timeline.finish()
+        self.wall_s += time.perf_counter() - self._began
+        self._began = None
+
+    def __enter__(self) -> Report:
+        return self.start()
+
+    def __exit__(self, *_: Any) -> None:
+        self.stop()
+
+    def _watch(self, visit: Visit, run: Run) -> Any:
+        device = _device(visit)
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():  # events in it would be part of the graph
+            return run(visit)
+        with self._lock:
+            self._timeline.drain()
+        clock, since = self._timeline.clock, sequence()
+        with self._frames.inside(visit) as frame:
+            if self._nvtx:
+                torch.cuda.nvtx.range_push(f"gnnaccel {_class(visit)}")
+            live = self._memory(device)
+            start = clock.mark(device)
+            try:
+                out = run(visit)
+            finally:
+                if self._nvtx:
+                    torch.cuda.nvtx.range_pop()
+            end = clock.mark(device)
+        if frame.record is not None:
+            self._called(frame, device, out, since, (start, end), live)
+        return out
+
+    def _called(self, frame: Frame, device: torch.device, out: Any, since: int, marks: tuple, live: int | None) -> None:
+        with self._lock:
+            entry = self._entry(frame, device)
+            outer = frame.outer and frame.outer.record and self._entry(frame.outer, device)
+            entry.calls += 1
+            entry.add(frame.record)
+            if live is not None and entry.calls <= _MEMORY_CALLS:
+                entry.kept_bytes = max(entry.kept_bytes or 0, torch.cuda.memory_allocated(device) - live)
+            interval = Interval(marks[0], -1, functools.partial(_took, entry, outer, False))
+            interval.end = marks[1]
+            self._timeline.add(interval)
+        if torch.is_grad_enabled():
+            follower = Backward(self._timeline, device, functools.partial(_took, entry, outer, True))
+            follower.follow(list(named_tensors(out, "").values()), since)
+
+    def _memory(self, device: torch.device) -> int | None:
+        if device.type != "cuda" or all(entry.calls > _MEMORY_CALLS for entry in list(self._entries.values())) and self._entries:
+            return None
+        return torch.cuda.memory_allocated(device)
+
+    def _entry(self, frame: Frame, device: torch.device) -> Entry:
+        record, visit = frame.record, frame.visit
+        code = record["rejected"][0]["code"] if record["route"] == "native" and record["rejected"] else None
+        key = self._name(visit, record), record["route"], record["kernel"], code
+        entry = self._entries.get(key)
+        if entry is None:
+            entry = self._entries[key] = Entry(record["layer"], key[0], record["route"], record["kernel"], device.type)
+            describe(entry, visit, record)
+        return entry
+
+    def _name(self, visit: Visit, record: dict) -> str:
+        """The layer's own name, or a number among those of its class."""
+        if record["name"] is not None or isinstance(visit.layer, str):
+            return record["name"] or visit.layer
+        number = self._numbers.get(visit.layer)
+        if number is None:
+            number = self._per_class[record["layer"]] = self._per_class.get(record["layer"], 0) + 1
+            self._numbers.set(visit.layer, number)
+        return f"{record['layer']} #{number}"
+
+    # --- reading ---
+
+    @property
+    def entries(self) -> list[Entry]:
+        """By the time they took themselves, most first."""
+        with self._lock:
+            self._timeline.finish()
+            return sorted(self._entries.values(), key=lambda entry: -entry.own_ms)
+
+    def fallbacks(self) -> list[dict[str, Any]]:
+        """Why calls ran natively, by what that took: each {code, text, hint, calls, ms, layers}."""
+        found: dict[str, dict[str, Any]] = {}
+        for entry in self.entries:
+            if entry.route == "native" and entry.reasons:
+                first = entry.reasons[0]
+                start = dict(code=first["code"], text=first["text"], hint=first["hint"], calls=0, ms=0.0, layers=[])
+                item = found.setdefault(first["code"], start)
+                item["calls"] += entry.calls
+                item["ms"] += entry.own_ms
+                item["layers"].append(entry.name)
+        return sorted(found.values(), key=lambda item: -item["ms"])
+
+    def as_dicts(self) -> list[dict[str, Any]]:
+        """The entries as data."""
+        return [entry.as_dict() for entry in self.entries]
+
+    def __str__(self) -> str:
+        entries = self.entries
+        if not entries:
+            return _unmeasured()
+        wall = self.wall_s or time.perf_counter() - (self._began or time.perf_counter())
+        total = sum(entry.own_ms for entry in entries) or 1.0
+        columns = ("layer", "kernel", "calls", "forward ms", "backward ms", "own ms", "share", "kept MiB", "cache hits",
+                   "deciding us")
+        rows = [(e.name if e.name.startswith(e.layer) else f"{e.name} ({e.layer})", e.kernel or e.route, e.calls,
+                 milliseconds(e.forward_ms), milliseconds(e.backward_ms), milliseconds(e.own_ms), f"{e.own_ms / total:.0%}",
+                 size(e.kept_bytes), _hits(e), f"{e.overhead_us / e.calls:.0f}") for e in entries]
+        kinds = "CUDA events" if any(e.device == "cuda" for e in entries) else "the clock"
+        text = table(f"{total:.4g} ms in layers, by {kinds}, of {wall:.3g} s", columns, rows, right=columns[2:])
+        fallbacks = self.fallbacks()
+        if fallbacks:
+            text += table("native, by what it took", ("reason", "calls", "own ms", "layers", "what would change it"),
+                          [(f"{f['code']} {f['text']}", f["calls"], milliseconds(f["ms"]), ", ".join(f["layers"][:4]), f["hint"])
+                           for f in fallbacks], right=("calls", "own ms"))
+        return text + (str(self.comparison) if self.comparison.layers else "")
+
+    def html(self, path: str | Path) -> Path:
+        """Write one page that needs nothing else; on a rank above 0 of a distributed run ``path`` with ``.rankN`` before its
+        suffix. Returns the path written. Raises OSError where it cannot be written."""
+        from gnnaccel.profile.page import page
+
+        target = rank_path(path)
+        target.write_text(page(self), encoding="utf-8")
+        return target
+
+
+def _took(entry: Entry, outer: Entry | None, backward: bool, taken: float) -> None:
+    if backward:
+        entry.backward_ms += taken
+        entry.backwards += 1
+    else:
+        entry.forward_ms += taken
+        entry.timed += 1
+    if outer is not None:
+        outer.inside_ms += taken
+
+
+def _class(visit: Visit) -> str:
+    return visit.layer if isinstance(visit.layer, str) else type(visit.layer).__name__
+
+
+def _device(visit: Visit) -> torch.device:
+    found = device_of(visit)
+    if found is not None:
+        return found
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_initialized() else torch.device("cpu")
+
+
+def _hits(entry: Entry) -> str | None:
+    asked = entry.cache.get("hit", 0) + entry.cache.get("miss", 0)
+    return f"{entry.cache.get('hit', 0)}/{asked}" if asked else None
+
+
+def _unmeasured() -> str:
+    """What counts alone say."""
+    rows = [(layer, entry["calls"], ", ".join(f"{route} {n}" for route, n in entry["routes"].items()),
+             ", ".join(f"{code} {n}" for code, n in entry["reasons"].items())) for layer, entry in counters.stats().items()]
+    text = "nothing was measured: use `with gnnaccel.report() as found:`, or python -m gnnaccel --profile\n"
+    return text + (table("calls so far", ("layer", "calls", "routes", "reasons"), rows, right=("calls",)) if rows else "")

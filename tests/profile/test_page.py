@@ -1,0 +1,206 @@
+"""The report's page: well formed, alone, escaped, and its charts inside their frames with no text over text. Not a browser's view."""
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from gnnaccel.profile import svg
+from gnnaccel.profile.entries import Entry, degrees
+from gnnaccel.profile.judging import Error
+from gnnaccel.profile.page import page
+from gnnaccel.profile.report import Report
+from gnnaccel.profile.shadow import Shadow
+
+VOID = {"meta", "rect", "line", "circle", "br"}
+EVIL = "<script>alert('x')</script>\"'&"
+REASON = dict(candidate="torch backend", code="GA301", text=f"estimated {EVIL}", hint="wait")
+
+
+class Parsed(HTMLParser):
+    """The elements, with their text, and whether every one was closed in order."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.elements, self.stack, self.words = [], [], ""
+        self.feed(text)
+        self.close()
+        assert self.stack == []
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs), [""], tuple(t for t, _ in self.stack)))
+        if tag not in VOID:
+            self.stack.append((tag, len(self.elements) - 1))
+
+    def handle_startendtag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs), [""], tuple(t for t, _ in self.stack)))
+
+    def handle_endtag(self, tag):
+        assert self.stack and self.stack[-1][0] == tag, (tag, self.stack)
+        self.stack.pop()
+
+    def handle_data(self, data):
+        self.words += data
+        for _, at in self.stack:
+            self.elements[at][2][0] += data
+
+    def all(self, tag: str) -> list[tuple[dict, str]]:
+        return [(attrs, text[0]) for name, attrs, text, _ in self.elements if name == tag]
+
+
+def entry(name: str, **fields) -> Entry:
+    return Entry("GATConv", name, **{**dict(route="cuda", kernel="additive: smmf + split rows", device="cuda", calls=10, timed=10,
+                                            backwards=9, forward_ms=12.0, backward_ms=30.0, kept_bytes=3 << 20, overhead_us=400.0,
+                                            cache={"hit": 9, "miss": 1}, moved=4e8, flops=9e8,
+                                            graph=dict(num_src=1000, num_dst=1000, num_edges=123456)), **fields})
+
+
+def passes(orderings: int) -> dict:
+    return dict(pairs_src=5000, pairs_dst=7000, relations=90, compaction_src=0.5, compaction_dst=0.7, ordering="o0",
+                orderings=[dict(name=f"o{i}", bytes=1e6 * i + 1, flops=1e7, estimated_us=3.0) for i in range(orderings)])
+
+
+def full(layers: int = 3) -> Report:
+    """A report with everything in it."""
+    report = Report()
+    made = [entry(f"convs.{i}.{EVIL}", forward_ms=10.0 ** (i - 2), histogram=[3, 10, 1000, 50000, 2_000_000, 12, 0, 0, 0, 0, 1],
+                  split=256, flops=9e8 + i) for i in range(layers)]
+    made += [entry("cpu", device="cpu", route="torch", kernel="torch backend", histogram=[5, 5], split=256),
+             entry("rel", passes=passes(4)),
+             entry(EVIL, route="native", kernel=None, reasons=(REASON,), histogram=None, moved=None, flops=None)]
+    report._entries = {(i,): one for i, one in enumerate(made)}
+    report.comparison.layers = [
+        Shadow("GATConv", f"convs.{i}.{EVIL}", "cuda", "k", "same", True, [Error("out", 1e-7, 2e-7, 6e-7)], 200.0 * 10**i, 3.0, 5 << 30, 1 << 20)
+        for i in range(layers)]
+    report.comparison.layers.append(Shadow("RGCNConv", None, "cuda", "k", "mismatch", True, [Error("grad x", 1.0, 2e-7, 6e-7)], notes=[EVIL]))
+    return report
+
+
+REPORTS = {"empty": Report(), "full": full(), "many": full(40), "one": full(1)}
+
+
+@pytest.fixture(params=REPORTS)
+def parsed(request):
+    return Parsed(page(REPORTS[request.param]))
+
+
+def test_it_is_one_well_formed_page(parsed):
+    assert [tag for tag, *_ in parsed.elements[:3]] == ["html", "head", "meta"] and len(parsed.all("title")) == 1
+    assert parsed.all("h1")[0][1] == "gnnaccel report" and len(parsed.all("h2")) >= 4
+
+
+def test_it_asks_nobody_for_anything(parsed):
+    for tag, attrs, _, _ in parsed.elements:
+        assert tag not in ("script", "link", "img", "iframe", "object", "a")
+        assert not attrs.keys() & {"src", "href", "onload", "onclick"}
+    policy = next(a["content"] for a, _ in parsed.all("meta") if a.get("http-equiv") == "Content-Security-Policy")
+    assert policy.startswith("default-src 'none'")
+    assert "url(" not in parsed.all("style")[0][1] and "@import" not in parsed.all("style")[0][1]
+
+
+def test_what_comes_from_outside_is_shown_as_it_is():
+    text = page(full())
+    assert "<script" not in text and EVIL not in text
+    assert EVIL in Parsed(text).words
+
+
+def test_every_section_is_there():
+    titles = [title for _, title in Parsed(page(full())).all("h2")]
+    assert titles == ["Decisions", "Native against accelerated", "Where the time went", "Roofline, cuda", "Roofline, cpu", "Degrees",
+                      "Relations", "Compared with the host", "Native calls"]
+    words = Parsed(page(full())).words
+    for part in ("GA301", "mismatch", "o3", "rows beyond 256 edges are split", "none has more than 256", "9/10", "H200", "66.7x"):
+        assert part in words, part
+
+
+def test_light_and_dark_wide_and_narrow(parsed):
+    style = parsed.all("style")[0][1]
+    assert "prefers-color-scheme: dark" in style and "color-scheme: light dark" in style
+    colours = set(re.findall(r"var\(--(\w+)\)", style))
+    light, dark = re.findall(r":root \{(.*?)\}", style, re.S)
+    assert all(f"--{c}:" in light and f"--{c}:" in dark for c in colours)
+    assert any(a.get("name") == "viewport" for a, _ in parsed.all("meta"))
+    for tag, _, _, around in parsed.elements:
+        assert tag not in ("table", "svg") or around[-1] == "div", "a table or chart that cannot scroll"
+
+
+def test_classes_are_styled(parsed):
+    style = parsed.all("style")[0][1]
+    used = {c for _, attrs, _, _ in parsed.elements for c in (attrs.get("class") or "").split()}
+    assert all(f".{c}" in style for c in used), used
+
+
+# ---- charts ----
+
+def drawings(text: str):
+    """(width, height, shapes' boxes, texts' boxes) of every chart; a text's box by the width of a monospaced character."""
+    for chart in re.findall(r"<svg.*?</svg>", text, re.S):
+        parsed = Parsed(chart)
+        attrs = parsed.all("svg")[0][0]
+        *origin, width, height = map(float, attrs["viewbox"].split())
+        assert origin == [0, 0]
+        yield width, height, list(shapes(parsed)), list(texts(parsed))
+
+
+def shapes(parsed):
+    for a, _ in parsed.all("rect"):
+        x, y, w, h = (float(a[k]) for k in ("x", "y", "width", "height"))
+        yield x, y, x + w, y + h
+    for a, _ in parsed.all("line"):
+        x1, y1, x2, y2 = (float(a[k]) for k in ("x1", "y1", "x2", "y2"))
+        yield min(x1, x2), min(y1, y2), max(x1, x2), max(y1, y2)
+    for a, _ in parsed.all("circle"):
+        x, y, r = (float(a[k]) for k in ("cx", "cy", "r"))
+        yield x - r, y - r, x + r, y + r
+
+
+def texts(parsed):
+    for a, words in parsed.all("text"):
+        size = 10 if a.get("class") == "small" else 11
+        x, y, width = float(a["x"]), float(a["y"]), 0.6 * size * len(words)
+        left = x - {"start": 0.0, "middle": width / 2, "end": width}[a["text-anchor"]]
+        yield left, y - 0.75 * size, left + width, y + 0.2 * size, words
+
+
+@pytest.mark.parametrize("name", [name for name in REPORTS if name != "empty"])
+def test_charts_stay_inside_their_frames(name):
+    found = list(drawings(page(REPORTS[name])))
+    assert len(found) >= 6
+    for width, height, boxes, words in found:
+        assert boxes and words
+        for left, top, right, bottom, *text in [*boxes, *words]:
+            assert left >= -0.01 and top >= -0.01 and right <= width + 0.01 and bottom <= height + 0.01, (text, left, right, width)
+
+
+@pytest.mark.parametrize("name", [name for name in REPORTS if name != "empty"])
+def test_no_text_lies_on_another(name):
+    for _, _, _, words in drawings(page(REPORTS[name])):
+        for i, (l1, t1, r1, b1, w1) in enumerate(words):
+            for l2, t2, r2, b2, w2 in words[:i]:
+                assert r1 <= l2 or r2 <= l1 or b1 <= t2 or b2 <= t1, (w1, w2)
+
+
+def test_the_checks_see_text_on_text_and_outside():
+    chart = svg.figure("t", 50, 20, [svg.text(0, 12, "one"), svg.text(3, 12, "two"), svg.text(40, 12, "outside")])
+    ((width, _, _, words),) = drawings(chart)
+    assert words[0][2] > words[1][0] and words[2][2] > width
+
+
+def test_bars_are_as_long_as_their_values():
+    boxes = next(drawings(svg.bars("t", [("a", [("host", 4.0, "4"), ("ours", 1.0, "1")])])))[2]
+    assert boxes[0][2] - boxes[0][0] == pytest.approx(4 * (boxes[1][2] - boxes[1][0]))
+
+
+def test_the_roof_is_where_its_numbers_say():
+    plane = svg.LogPlane([0.01, 100.0], [1e6, 1e10])
+    assert plane.place(0.01, 1e6) == (plane.LEFT, plane.HEIGHT - plane.BOTTOM)
+    assert plane.place(100.0, 1e10) == (plane.WIDTH - 12, plane.TOP)
+    assert plane.place(1.0, 1e8) == pytest.approx(((plane.LEFT + plane.WIDTH - 12) / 2, (plane.TOP + plane.HEIGHT - plane.BOTTOM) / 2))
+
+
+def test_degrees_are_counted_by_bits():
+    import torch
+    dst = torch.tensor([0] * 1 + [1] * 2 + [2] * 3 + [3] * 4 + [4] * 7 + [5] * 8)
+    assert degrees(dst, 7) == [1, 1, 2, 2, 1]
+    assert degrees(dst[:0], 3) == [3]

@@ -1,0 +1,290 @@
+"""compare(): right layers are found right, wrong ones are caught and opted out, and scripts do not notice."""
+from __future__ import annotations
+
+import copy
+import logging
+
+import pytest
+import torch
+import torch_geometric.nn
+from torch_geometric.nn import GATConv, GCNConv, HeteroLinear, RGCNConv
+from torch.utils.checkpoint import checkpoint
+
+import gnnaccel
+from gnnaccel.dispatch import attention, watch
+from gnnaccel.profile import compare as comparing
+from gnnaccel.profile.compare import Comparer
+from gnnaccel.profile.judging import errors
+from tests.helpers import relative
+from tests.pyg import graphs
+from tests.pyg.graphs import E, F
+from tests.pyg.layers import NAMES, build
+
+
+class Net(torch.nn.Module):
+    def __init__(self, dropout: float = 0.0):
+        super().__init__()
+        self.first = GATConv(F, 8, 2, dropout=dropout)
+        self.norm = torch.nn.BatchNorm1d(16)
+        self.gcn = GCNConv(16, 16)
+        self.last = build("GATv2Conv", features=16)
+
+    def forward(self, x, edge_index):
+        return self.last(self.gcn(self.norm(self.first(x, edge_index)).relu(), edge_index), edge_index)
+
+
+@pytest.fixture
+def inputs():
+    return graphs.features(), graphs.square()
+
+
+def on(device, *tensors):
+    return [t.to(device) for t in tensors]
+
+
+def broken(change):
+    """The torch backend with ``change`` made to what it gives."""
+    native = attention.run_torch
+    return lambda call, tensors: change(native(call, tensors))
+
+
+def off_by_a_thousandth(out):
+    return out * 1.001
+
+
+def with_wrong_gradients(out):
+    return out + 0.001 * (out - out.detach())
+
+
+def with_a_nan(out):
+    return torch.where(torch.arange(out.numel()).view(out.shape) == 5, torch.nan, out)
+
+
+def with_another_dtype(out):
+    return out.double()
+
+
+# ---- right layers ----
+
+@pytest.mark.parametrize("name", NAMES)
+def test_layers_agree(route, name, inputs):
+    layer = build(name).to(route.device)
+    with route.on():
+        found = gnnaccel.compare(layer, *on(route.device, *inputs))
+    (one,) = found.layers
+    assert found.ok and one.verdict == "same" and one.route == route.backend and one.kernel, str(found)
+    wanted = {"out", "grad input [0][0]", *(f"grad {k}" for k, _ in layer.named_parameters())}
+    assert {e.name for e in one.errors} == wanted
+    assert one.native_ms > 0 and one.ours_ms > 0 and (one.ours_bytes is None) == (route.device.type == "cpu")
+
+
+def test_relational_layers_agree(route, inputs):
+    x, edge_index = on(route.device, *inputs)
+    edge_type = torch.randint(0, 4, (E,), device=route.device)
+    layer, linear = RGCNConv(F, 8, 4, num_bases=2).to(route.device), HeteroLinear(F, 8, 3).to(route.device)
+    with route.on():
+        first = gnnaccel.compare(layer, x, edge_index, edge_type)
+        second = gnnaccel.compare(linear, x, torch.randint(0, 3, (x.shape[0],), device=route.device))
+    assert [one.verdict for one in first.layers + second.layers] == ["same", "same"], f"{first}{second}"
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_other_precisions_agree(dtype, inputs):
+    with gnnaccel.enabled(backend="torch", when="supported"):
+        found = gnnaccel.compare(build("GATConv").to(dtype), inputs[0].to(dtype), inputs[1])
+    assert [one.verdict for one in found.layers] == ["same"], str(found)
+
+
+def test_autocast_agrees(inputs):
+    with gnnaccel.enabled(backend="torch", when="supported"), torch.autocast("cpu", torch.bfloat16):
+        found = gnnaccel.compare(build("GATConv"), *inputs)
+    assert [one.verdict for one in found.layers] == ["same"], str(found)
+
+
+def test_dropout_is_off_and_said_to_be(route, inputs):
+    net = Net(dropout=0.5).to(route.device)
+    with route.on(on_fallback="native"):
+        found = gnnaccel.compare(net, *on(route.device, *inputs))
+    assert [one.verdict for one in found.layers] == ["same", "same"], str(found)
+    assert "dropout is off" in found.layers[0].notes[0] and "not the same" in str(found)
+    assert not found.layers[1].notes and all(m.training for m in net.modules())
+
+
+def test_native_layers_are_listed_with_their_reason(inputs):
+    with gnnaccel.enabled(exclude=["GATConv"], when="supported"):
+        found = gnnaccel.compare(Net(), *inputs)
+    assert [(one.name, one.verdict) for one in found.layers] == [("first", "native"), ("last", "same")]
+    assert "GA101" in found.layers[0].notes[0]
+
+
+def test_with_a_loss_the_gradients_are_those_that_reach_the_layer(inputs, monkeypatch):
+    net, seen = Net(), []
+    plain = copy.deepcopy(net)
+    plain.first.register_forward_hook(lambda module, args, out: out.register_hook(lambda g: seen.append(g.clone())) and None)
+    plain(*inputs).square().sum().backward()
+    given = []
+    shadowed = comparing.shadowed
+    monkeypatch.setattr(comparing, "shadowed", lambda visit, record, upstream, name: (
+        given.append(upstream), shadowed(visit, record, upstream, name))[1])
+    with gnnaccel.enabled(when="supported"):
+        found = gnnaccel.compare(net, *inputs, loss=lambda out: out.square().sum())
+    assert found.ok and relative(given[0][0], seen[0]) < 1e-4
+    assert all(p.grad is None for p in net.parameters())
+
+
+def test_the_model_is_as_before(route, inputs):
+    net = Net(dropout=0.5).to(route.device)
+    before, generator = copy.deepcopy(net.state_dict()), torch.get_rng_state()
+    objects = [*net.named_parameters(), *net.named_buffers()]
+    with route.on(on_fallback="native", records=100):
+        gnnaccel.compare(net, *on(route.device, *inputs), loss=lambda out: out.sum())
+    assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
+    assert all(v is w and v.grad is None for (_, v), (_, w) in zip(objects, [*net.named_parameters(), *net.named_buffers()]))
+    assert torch.equal(torch.get_rng_state(), generator) and net.training and not watch._watchers
+
+
+# ---- wrong ones ----
+
+@pytest.mark.parametrize("change", [off_by_a_thousandth, with_wrong_gradients, with_a_nan, with_another_dtype])
+def test_a_wrong_backend_is_caught_and_the_layer_opted_out(inputs, monkeypatch, caplog, change):
+    net = Net()
+    net.norm = torch.nn.Identity()  # which takes any dtype
+    net.gcn.forward = lambda x, edge_index: x.float().nan_to_num()
+    monkeypatch.setattr(attention, "run_torch", broken(change))
+    with gnnaccel.enabled(backend="torch", when="supported"), caplog.at_level(logging.WARNING, "gnnaccel"):
+        found = gnnaccel.compare(net, *inputs)
+        assert not found.ok and [one.verdict for one in found.layers] == ["mismatch", "mismatch"]
+        assert "excluded from here on" in str(found) and "does not agree" in caplog.text
+        gnnaccel.reset_stats()
+        out = net.eval()(*inputs)
+        assert gnnaccel.stats()["GATConv"] == {"calls": 1, "routes": {"native": 1}, "reasons": {"GA101": 1}}
+    assert torch.equal(out, net(*inputs))
+
+
+def test_a_wrong_layer_alone_is_opted_out(inputs, monkeypatch):
+    net = Net()
+    native = attention.run_torch
+    monkeypatch.setattr(attention, "run_torch", lambda call, tensors: native(call, tensors) * (1.01 if call.heads == 2 else 1.0))
+    net.last = build("GATv2Conv", heads=1, features=16)
+    with gnnaccel.enabled(backend="torch", when="supported"):
+        found = gnnaccel.compare(net, *inputs)
+        assert [(one.name, one.verdict) for one in found.layers] == [("first", "mismatch"), ("last", "same")]
+        gnnaccel.reset_stats()
+        net(*inputs)
+        assert gnnaccel.stats()["GATv2Conv"]["routes"] == {"torch": 1}
+
+
+def test_only_the_gradients_that_are_wrong_are_named(inputs, monkeypatch):
+    monkeypatch.setattr(attention, "run_torch", broken(with_wrong_gradients))
+    with gnnaccel.enabled(backend="torch", when="supported"):
+        (one,) = gnnaccel.compare(build("GATConv"), *inputs).layers
+    assert {e.name for e in one.errors if not e.right} == {e.name for e in one.errors} - {"out", "grad bias"} or "out" not in one.notes[-1]
+    assert next(e for e in one.errors if e.name == "out").right
+
+
+# ---- along a script ----
+
+def train(net, inputs, steps=4):
+    torch.manual_seed(3)
+    optimiser = torch.optim.SGD(net.parameters(), 0.01)
+    for _ in range(steps):
+        optimiser.zero_grad()
+        net(*inputs).square().mean().backward()
+        optimiser.step()
+    return [p.detach().clone() for p in net.parameters()] + [torch.rand(3)]
+
+
+def test_a_training_does_not_notice(route, inputs):
+    inputs = on(route.device, *inputs)
+    net = Net(dropout=0.3).to(route.device)
+    twin = copy.deepcopy(net)
+    with route.on(on_fallback="native", records=1000):
+        plain, counts, records = train(net, inputs), gnnaccel.stats(), len(gnnaccel.records())
+        gnnaccel.reset_stats()
+        gnnaccel.clear_records()
+        comparer = Comparer()
+        with comparer:
+            observed = train(twin, inputs)
+        assert gnnaccel.stats() == counts and len(gnnaccel.records()) == records
+    assert [one.verdict for one in comparer.result.layers] == ["same", "same"], str(comparer.result)
+    exact = route.device.type == "cpu"
+    assert all(torch.equal(a, b) if exact else torch.allclose(a, b, atol=1e-4) for a, b in zip(plain, observed))
+
+
+def test_a_script_never_gets_a_wrong_result(inputs, monkeypatch):
+    net = Net(dropout=0.3)
+    twin = copy.deepcopy(net)
+    native = train(net, inputs)
+    monkeypatch.setattr(attention, "run_torch", broken(off_by_a_thousandth))
+    comparer = Comparer()
+    with gnnaccel.enabled(backend="torch", when="supported"), comparer:
+        observed = train(twin, inputs)
+    assert [one.verdict for one in comparer.result.layers] == ["mismatch", "mismatch"]
+    assert all(map(torch.equal, native, observed))
+
+
+def test_a_layer_that_is_native_at_first_is_looked_at_again(inputs):
+    layer = build("GATConv")
+    comparer = Comparer()
+    with gnnaccel.enabled(backend="torch", when="supported"), comparer:
+        gnnaccel.exclude(layer)
+        layer(*inputs)
+        assert [one.verdict for one in comparer.result.layers] == ["native"]
+        gnnaccel.include(layer)
+        layer(*inputs)
+        layer(*inputs)
+    assert [one.verdict for one in comparer.result.layers] == ["same"]
+
+
+def test_kinds_of_inputs_are_bounded():
+    layer, comparer = build("GATConv"), Comparer()
+    with gnnaccel.enabled(backend="torch", when="supported"), comparer:
+        for nodes in (4, 5, 6, 20, 40, 100, 300, 700):
+            layer(graphs.features(nodes), graphs.square(nodes, 30) % nodes)
+    assert len(comparer.result.layers) == comparing._KINDS_PER_LAYER
+
+
+def test_checkpoints_are_not_disturbed(inputs):
+    layer, comparer = build("GATConv"), Comparer()
+    x = inputs[0].requires_grad_()
+    with gnnaccel.enabled(backend="torch", when="supported"), comparer:
+        checkpoint(layer, *inputs, use_reentrant=False).sum().backward()
+    first, x.grad = x.grad, None
+    with gnnaccel.enabled(backend="torch", when="supported"):
+        checkpoint(layer, *inputs, use_reentrant=False).sum().backward()
+    assert torch.equal(first, x.grad) and [one.verdict for one in comparer.result.layers] == ["same"]
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_without_gradients_outputs_are_compared(inputs, mode):
+    with gnnaccel.enabled(backend="torch", when="supported"), Comparer() as comparer, mode():
+        build("GATConv")(*inputs)
+    (one,) = comparer.result.layers
+    assert one.verdict == "same" and [e.name for e in one.errors] == ["out"], str(comparer.result)
+
+
+def test_what_cannot_be_repeated_is_told_and_the_script_goes_on(inputs, monkeypatch):
+    def fails(self, *args, **kwargs):
+        raise OSError("no more of this")
+
+    layer = build("GATConv")
+    with gnnaccel.enabled(backend="torch", when="supported"), Comparer() as comparer:
+        monkeypatch.setattr(torch_geometric.nn.GATConv, "edge_updater", fails)  # of the host's own code alone
+        assert layer(*inputs).shape == (30, 16)
+    (one,) = comparer.result.layers
+    assert one.verdict == "not compared" and one.notes == ["OSError: no more of this"]
+
+
+# ---- the rule ----
+
+def test_twice_the_hosts_error_is_right_and_more_is_not():
+    exact = torch.tensor([1.0], dtype=torch.float64)
+    for ours, right in ((1.0 + 2e-3, True), (1.0 + 2.1e-3, False)):
+        found = errors([({"out": torch.tensor([ours])}, {"out": torch.tensor([1.001])}, {"out": exact})])
+        assert found[0].right is right, found
+
+
+def test_a_missing_gradient_is_wrong():
+    assert not errors([({"grad w": None}, {"grad w": torch.ones(2)}, {"grad w": torch.ones(2)})])[0].right
+    assert not errors([({}, {"grad w": torch.ones(2)}, {"grad w": torch.ones(2)})])[0].right
+    assert errors([({"grad w": None}, {"grad w": None}, {"grad w": None})]) == []

@@ -81,6 +81,7 @@ def routed(native: Callable) -> Callable:
 
     from gnnaccel.adapters.pyg import propagate_calls as calls
     from gnnaccel.dispatch.config import current
+    from gnnaccel.dispatch.counters import count
     from gnnaccel.dispatch.records import listening
 
     @functools.wraps(native)
@@ -92,7 +93,11 @@ def routed(native: Callable) -> Callable:
             return native(self, edge_index, *args, **kwargs)
         if not listening():  # the short way tells nothing; the route is the same
             last = calls.last(self, edge_index)
-            if last is not None:
+            if last is None:
+                if calls.too_small(edge_index, config):
+                    count(type(self).__name__, "native", "GA301")
+                    return native(self, edge_index, **kwargs)
+            else:
                 if last.route == "native":
                     if last.still_native(edge_index, kwargs, config):
                         return native(self, edge_index, **kwargs)

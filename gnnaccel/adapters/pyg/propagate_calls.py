@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from gnnaccel.adapters.pyg import edges, guards, message
+from gnnaccel.cuda import driver
 from gnnaccel.dispatch import counters, records, rules
 from gnnaccel.dispatch.config import Config
 from gnnaccel.dispatch.names import IdentityMap
@@ -24,6 +25,7 @@ from gnnaccel.dispatch.reasons import Reason, reason
 _REDUCES = {"SumAggregation": "sum", "MeanAggregation": "mean", "MaxAggregation": "max", "MinAggregation": "min"}
 _FUNCTIONS = ("message", "aggregate", "update", "message_and_aggregate")
 _LAYERS_GRAPHS = 4  # calls over so many graphs are remembered for each layer
+_FEW, _FEW_AT_FIRST = 1000, 20000  # edges below which a call is not looked at, and not at the first time
 _SETTINGS = itemgetter("_explain", "_decomposed_layers", "flow", "node_dim")
 _HOOKS = itemgetter(*guards.HOOKS)
 _MODULE_HOOKS = itemgetter("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -206,7 +208,7 @@ def decide(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Confi
         return _updated(layer, found.known, out, kwargs)
 
     out = aggregation_route.run(layer, "pyg", parts, decision, config, finish, lambda: native(layer, edge_index, **kwargs), start)
-    if type(found) is not Reason and type(edge_index) is Tensor and not edge_index.is_inference():
+    if parts is not None and type(edge_index) is Tensor and not edge_index.is_inference():
         _remember(layer, edge_index, kwargs, found, decision, config)
     return out
 
@@ -254,11 +256,24 @@ def _modes() -> tuple:
     return torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled(), aggregation_route.checkpointed()
 
 
+def too_small(edge_index: Any, config: Config) -> bool:
+    """Whether a call may go native without being read: over so few edges nothing gains on a CPU, and a graph not seen before, of not
+    many more, does not pay for its structure at once. Marks it as seen."""
+    if type(edge_index) is not Tensor or config.when != "profitable" or config.on_fallback != "native":
+        return False
+    edges = edge_index.shape[-1]
+    if edges >= _FEW_AT_FIRST or aggregation_route.checkpointed():
+        return False
+    if edges < _FEW and edge_index.is_cpu and not driver.placed():
+        return True
+    return not edge_index.is_inference() and aggregation_cost.first_seen(edge_index)
+
+
 class Last:
     """A layer's last call over some edges and where it went. Holds the edges and their structure weakly."""
 
     __slots__ = ("epoch", "edge_index", "version", "pointer", "signature", "modes", "settings", "known", "module", "source",
-                 "weight", "reduce", "sizes", "view", "route", "decision", "name", "missed")
+                 "weight", "reduce", "sizes", "view", "route", "decision", "name", "missed", "rows", "gain", "patience", "code")
 
     def _same_edges(self, edge_index: Tensor, config: Config) -> bool:
         return self.epoch == config.epoch and self.edge_index() is edge_index and self.version == edge_index._version
@@ -266,15 +281,18 @@ class Last:
     def still_native(self, edge_index: Tensor, kwargs: dict, config: Config) -> bool:
         """Whether the call may go native without a further look; counts it then. Native code is never wrong, so it is enough that
         nothing has changed that could make another route pay."""
-        if config.on_fallback != "native" or not self._same_edges(edge_index, config) or self.modes != _modes() or (
-                self.signature != _signature(kwargs)):
+        if self.epoch != config.epoch or self.edge_index() is not edge_index or self.version != edge_index._version:
             return False
-        if self.missed is not None:
-            estimate = self.decision.estimate
-            if aggregation_cost.due(self.missed, estimate):
+        x = kwargs.get(self.source)
+        x = x[0] if type(x) is tuple else x
+        if type(x) not in _TENSORS or (x.shape, x.dtype, x.requires_grad) != self.rows or torch.is_grad_enabled() is not self.modes[0]:
+            return False
+        missed = self.missed
+        if missed is not None:
+            if missed.seconds > self.patience or aggregation_route.checkpointed():
                 return False
-            self.missed.seconds += estimate.gain
-        counters.count(self.name, "native", self.decision.code)
+            missed.seconds += self.gain
+        counters.count(self.name, "native", self.code)
         return True
 
     def fits(self, layer: Any, edge_index: Tensor, kwargs: dict, config: Config) -> bool:
@@ -306,17 +324,25 @@ class Last:
 
 def _remember(layer: Any, edge_index: Tensor, kwargs: dict, found: Read, decision: Decision, config: Config) -> None:
     graph, given = found.graph, found.given
-    if decision.run is not None and graph._view is None:  # ran without a structure
-        return
     kept = Last()
     kept.epoch, kept.edge_index, kept.version = config.epoch, weakref.ref(edge_index), edge_index._version
-    kept.pointer, kept.signature, kept.modes = edge_index.data_ptr(), _signature(kwargs), _modes()
-    kept.settings, kept.known = _SETTINGS(layer.__dict__), found.known
-    kept.module, kept.source, kept.weight, kept.reduce = weakref.ref(layer.aggr_module), found.form.source, found.form.weight, given.reduce
-    kept.sizes = graph.num_src, graph.num_dst, graph.flipped
-    kept.view = None if graph._view is None else weakref.ref(graph._view)
-    kept.route, kept.decision, kept.name = decision.route, decision, type(layer).__name__
-    kept.missed = None if decision.estimate is None else aggregation_cost.missed(edge_index)
+    kept.modes, kept.source, kept.route, kept.name = _modes(), found.form.source, decision.route, type(layer).__name__
+    if decision.run is None:
+        if config.on_fallback != "native":
+            return
+        x = kwargs[kept.source]
+        x = x[0] if type(x) is tuple else x
+        kept.rows, kept.code, kept.missed = (x.shape, x.dtype, x.requires_grad), decision.code, None
+        if decision.estimate is not None:
+            kept.missed, kept.gain = aggregation_cost.missed(edge_index), decision.estimate.gain
+            kept.patience = aggregation_cost.patience(decision.estimate)
+    elif graph._view is None:  # ran without a structure
+        return
+    else:
+        kept.pointer, kept.signature, kept.decision = edge_index.data_ptr(), _signature(kwargs), decision
+        kept.settings, kept.known, kept.module = _SETTINGS(layer.__dict__), found.known, weakref.ref(layer.aggr_module)
+        kept.weight, kept.reduce, kept.view = found.form.weight, given.reduce, weakref.ref(graph._view)
+        kept.sizes = graph.num_src, graph.num_dst, graph.flipped
     entries = _last.get(layer)
     if entries is None or len(entries) >= _LAYERS_GRAPHS:
         entries = {}

@@ -81,17 +81,27 @@ def missed(edge_index: Tensor) -> Missed:
     return found
 
 
-def due(found: Missed, estimate: Estimate) -> bool:
-    """Whether one more call like this one makes the structure worth building."""
-    return found.seconds + estimate.gain > _PATIENCE * estimate.structure
+def first_seen(edge_index: Tensor) -> bool:
+    """Whether nothing was asked about these edges before; from now on something was. Not of inference tensors."""
+    if _missed.get(edge_index) is not None:
+        return False
+    missed(edge_index)
+    return True
+
+
+def patience(estimate: Estimate) -> float:
+    """How much may be missed over a graph before its structure is worth building, one more call like this one not counted."""
+    return _PATIENCE * estimate.structure - estimate.gain
 
 
 def pays(edge_index: Tensor, estimate: Estimate) -> bool:
     """Whether to build the structure of these edges now; notes what is missed if not."""
+    if estimate.gain > estimate.structure:
+        return not _capturing(edge_index)
     if edge_index.is_inference():
-        return estimate.gain > estimate.structure
+        return False
     found = missed(edge_index)
-    if (estimate.gain > estimate.structure or due(found, estimate)) and not _capturing(edge_index):
+    if found.seconds > patience(estimate) and not _capturing(edge_index):
         return True
     found.seconds += estimate.gain
     return False

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from gnnaccel.cuda import driver
 from gnnaccel.dispatch import counters, records, router, rules
 from gnnaccel.dispatch.config import Config
 from gnnaccel.dispatch.ops import aggregation, aggregation_cost, aggregation_cpu, aggregation_cuda
@@ -19,6 +20,9 @@ from gnnaccel.dispatch.ops.route import kernel_reason
 from gnnaccel.dispatch.reasons import Reason, reason
 
 _KERNELS, _TORCH = "kernels", "torch operations"
+_ON_CPU = reason("GA401", "the tensors are on the cpu, the kernels need a CUDA device")
+_NO_GAIN = reason("GA301", "torch operations gain nothing on a GPU")
+_MAY_NOT_COME_AGAIN = reason("GA301", "the gain does not pay for the structure of a graph that may not come again")
 _saved_tensor_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda ignore_is_tracing: None)
 Run = Callable[[OpGraph, Aggregation], Tensor]
 
@@ -45,15 +49,22 @@ def native(why: Reason) -> Decision:
 
 def decide(graph: OpGraph, given: Aggregation, config: Config) -> Decision:
     """The route of an aggregation. Builds nothing but kernels."""
-    call = OpCall(given.x.device, given.x.dtype, lambda: None, aggregation_cuda.kernel(graph, given), graph)
-    against = kernel_reason(call, config)
-    estimate = None
-    if against is None:
-        why, estimate = _cost_reason(graph, given, config)
-        if why is None:
-            return Decision("cuda", call.kernel.name, aggregation_cuda.run, (), estimate)
-        return Decision("native", None, None, ((_KERNELS, why),), estimate)
-    unfit = aggregation_cpu.unfit(graph, given) if given.x.is_cpu else reason("GA301", "torch operations gain nothing on a GPU")
+    on_cpu = given.x.is_cpu and not driver.placed()
+    if on_cpu and config.backend == "auto":
+        against = _ON_CPU
+    else:
+        call = OpCall(given.x.device, given.x.dtype, lambda: None, aggregation_cuda.kernel(graph, given), graph)
+        against = kernel_reason(call, config)
+        if against is None:
+            why, estimate = _cost_reason(graph, given, config)
+            if why is None:
+                return Decision("cuda", call.kernel.name, aggregation_cuda.run, (), estimate)
+            return Decision("native", None, None, ((_KERNELS, why),), estimate)
+    return _without_kernels(graph, given, config, against)
+
+
+def _without_kernels(graph: OpGraph, given: Aggregation, config: Config, against: Reason) -> Decision:
+    estimate, unfit = None, aggregation_cpu.unfit(graph, given) if given.x.is_cpu else _NO_GAIN
     if config.backend == "cuda":
         why = reason("GA406", "backend='cuda' was asked for")
     elif config.when == "supported":
@@ -75,12 +86,11 @@ def _cost_reason(graph: OpGraph, given: Aggregation, config: Config) -> tuple[Re
     grad = torch.is_grad_enabled() and (given.x.requires_grad or (given.weight is not None and given.weight.requires_grad))
     found = aggregation_cost.estimate(graph, given, grad)
     if found.gain <= 0:
-        return reason("GA301", f"native is estimated to be faster by {-found.gain * 1e6:.0f} us"), None
+        return reason("GA301"), None
     # A checkpoint may be about to repeat this call, and must then find the same route: for it the structure counts as there.
     if graph.known() or checkpointed() or aggregation_cost.pays(graph.edge_index, found):
         return None, found
-    return reason("GA301", f"a gain of {found.gain * 1e6:.0f} us does not pay for the structure of a graph that may not come "
-                  "again"), found
+    return _MAY_NOT_COME_AGAIN, found
 
 
 def checkpointed() -> bool:

@@ -41,7 +41,7 @@ def install(patches: PatchSet) -> list[str]:
     import torch
     from torch_geometric import nn
 
-    from gnnaccel.adapters.pyg import propagate
+    from gnnaccel.adapters.pyg import graph_norm, propagate
 
     for name, (module, node_dim) in LAYERS.items():
         cls = getattr(nn, name)
@@ -49,6 +49,7 @@ def install(patches: PatchSet) -> list[str]:
         patches.set(cls, "forward", routed(cls.forward, _Guarded(cls, adapter, node_dim)))
         rules.register_class(f"{cls.__module__}.{cls.__qualname__}")
     propagate.install(patches)
+    graph_norm.install(patches)
     patches.set(torch.jit, "script", _unwrapped_while(torch.jit.script, patches))
     return patches.names()
 

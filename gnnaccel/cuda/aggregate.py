@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda.launch import THREADS, Kernels, pointer, workspace
-from gnnaccel.cuda.layout import MAX_WIDTH, TYPES, Layout, grid, layout_for
+from gnnaccel.cuda.layout import MAX_WIDTH, ROW_TYPES, TYPES, Layout, grid, layout_for
+from gnnaccel.cuda.quantize import ALIGN, Int8Rows, stride
 from gnnaccel.cuda.structure import Rows
 
 WEIGHTS = {"none": 0, "edge": 1, "head": 2}
@@ -22,7 +23,8 @@ _NO, _YES = np.int32(0), np.int32(1)
 class Variant:
     """What selects a kernel of this family. ValueError for a value that none covers.
 
-    ``heads`` x ``width`` of a row (`factored` splits wide rows); ``row``/``out``: dtypes of the gathered rows and of the result;
+    ``heads`` x ``width`` of a row (`factored` splits wide rows); ``row``/``out``: dtypes of the gathered rows and of the result,
+    ``row`` torch.int8 for `Int8Rows`, of heads x width channels, which without weights per head may be of any width;
     ``weight``: a key of `WEIGHTS`: none, one per edge, one per edge and head; ``weight_at``: what stands for edge e in arrays
     over edges: "position" (at e of this graph's order) or "place" (at ``graph.place[e]``); ``identity``: x is such an array
     itself, by position; ``mean``: divide by the row's number of edges; ``wide``: the graph has int64 offsets.
@@ -39,15 +41,22 @@ class Variant:
     wide: bool = False
 
     def __post_init__(self) -> None:
-        for name, seen, known in (("row", self.row, TYPES), ("out", self.out, TYPES), ("weight", self.weight, WEIGHTS),
+        for name, seen, known in (("row", self.row, ROW_TYPES), ("out", self.out, TYPES), ("weight", self.weight, WEIGHTS),
                                   ("weight_at", self.weight_at, PLACES)):
             if seen not in known:
                 raise ValueError(f"{name}={seen!r}: the aggregate kernels know {', '.join(map(str, known))}")
-        layout_for(self.heads, self.width)
+        self.layout  # refuses sizes
 
     @functools.cached_property
     def layout(self) -> Layout:
-        return layout_for(self.heads, self.width)
+        """Int8 rows whose heads have no weights of their own are summed as they lie in memory, padding and all, in wide loads."""
+        if self.int8 and not self.per_head:
+            return layout_for(*factored(stride(self.heads * self.width), True), True)
+        return layout_for(self.heads, self.width, self.int8)
+
+    @property
+    def int8(self) -> bool:
+        return self.row is torch.int8
 
     @functools.cached_property
     def per_head(self) -> bool:
@@ -57,10 +66,22 @@ class Variant:
     @functools.cached_property
     def kernels(self) -> Kernels:
         """``forward``, ``merge`` and ``edge_dot``."""
+        return Kernels("aggregate", self._defines())
+
+    @functools.cached_property
+    def int8_dot(self) -> Kernels:
+        """``edge_dot`` of int8 rows with int8 rows."""
+        return Kernels("aggregate", self._defines(LEFT_INT8=1))
+
+    def _defines(self, **more: int) -> tuple:
         weight = WEIGHTS["edge" if self.weight == "head" and not self.per_head else self.weight]
-        flags = dict(ROW_T=TYPES[self.row], OUT_T=TYPES[self.out], OFF_T="i64" if self.wide else "int", DROPOUT=0, WEIGHT=weight,
+        flags = dict(ROW_T=ROW_TYPES[self.row], OUT_T=TYPES[self.out], OFF_T="i64" if self.wide else "int", DROPOUT=0, WEIGHT=weight,
                      BY_PLACE=PLACES[self.weight_at], IDENTITY=int(self.identity), MEAN=int(self.mean))
-        return Kernels("aggregate", self.layout.defines() + tuple((k, str(v)) for k, v in flags.items()))
+        if self.int8:
+            channels = self.heads * self.width
+            at_once = next(v for v in (4, 2, 1) if channels % v == 0 and self.layout.vec % v == 0)
+            flags.update(INT8=1, STRIDE=stride(channels), WIDTH=channels, OUT_VEC=at_once, **more)
+        return self.layout.defines() + tuple((k, str(v)) for k, v in flags.items())
 
 
 #: `Variant`s by their fields in order, one object each, so that what hangs on them is made once
@@ -68,8 +89,9 @@ variant = functools.lru_cache(maxsize=512)(Variant)
 
 
 @functools.lru_cache(maxsize=None)
-def factored(width: int) -> tuple[int, int]:
-    """(heads, D) with heads * D = ``width`` and D at most 512: how to see rows that have no weights per head.
+def factored(width: int, int8: bool = False) -> tuple[int, int]:
+    """(heads, D) with heads * D = ``width`` and D at most 512: how to see rows that have no weights per head. `Variant` does it
+    itself for int8.
 
     The split whose lanes load least, one more load counted per tile of heads since each tile reads the graph anew; among
     equals the fewest heads. A prime above 512 becomes that many heads of one channel. ValueError below 1.
@@ -78,7 +100,7 @@ def factored(width: int) -> tuple[int, int]:
         raise ValueError(f"width={width}: a row has at least one channel")
 
     def cost(channels: int) -> tuple[int, int]:
-        layout = layout_for(width // channels, channels)
+        layout = layout_for(width // channels, channels, int8)
         return layout.tiles * (layout.packs + 1) * layout.lh * layout.hl, width // channels
 
     best = min((d for d in range(1, min(width, MAX_WIDTH) + 1) if width % d == 0), key=cost)
@@ -105,11 +127,27 @@ def _check_graph(variant: Variant, graph: Rows, places: bool) -> None:
                          "a graph built with places=True")
 
 
-def _check_rows(variant: Variant, graph: Rows, name: str, x: Tensor) -> None:
+def _check_rows(variant: Variant, graph: Rows, name: str, x: Tensor | Int8Rows) -> None:
     """The gathered rows: one per node of the other side, which the graph does not know, or under identity one per edge."""
     least = graph.other.shape[0] if variant.identity else 0
+    if variant.int8 or isinstance(x, Int8Rows):
+        return _check_int8(variant, name, x, graph.indptr.device, least)
     align = variant.layout.vec * x.element_size()
     _check(name, x, (variant.heads, variant.width), variant.row, graph.indptr.device, align, least)
+
+
+def _check_int8(variant: Variant, name: str, x: Tensor | Int8Rows, device: torch.device, least: int) -> None:
+    channels = variant.heads * variant.width
+    if not variant.int8 or not isinstance(x, Int8Rows) or x.width != channels:
+        seen = f"Int8Rows of {x.width} channels" if isinstance(x, Int8Rows) else f"a {x.dtype} tensor"
+        raise ValueError(f"{name} is {seen}, but the variant has rows of {channels} channels in {variant.row}: "
+                         "torch.int8 stands for what quantize.int8_rows makes")
+    _check(f"{name}.data", x.data, (stride(channels),), torch.int8, device, ALIGN, least)
+    _check(f"{name}.scale", x.scale, (x.rows,), torch.float32, device, 4)
+
+
+def _pointers(x: Tensor | Int8Rows) -> tuple:
+    return (x.data.data_ptr(), x.scale.data_ptr()) if isinstance(x, Int8Rows) else (x.data_ptr(),)
 
 
 def _check_weight(variant: Variant, graph: Rows, weight: Tensor | None) -> None:
@@ -120,7 +158,7 @@ def _check_weight(variant: Variant, graph: Rows, weight: Tensor | None) -> None:
         _check("weight", weight, shape, torch.float32, graph.indptr.device, 4, graph.other.shape[0])
 
 
-def forward(variant: Variant, graph: Rows, x: Tensor, weight: Tensor | None = None, scale: Tensor | None = None,
+def forward(variant: Variant, graph: Rows, x: Tensor | Int8Rows, weight: Tensor | None = None, scale: Tensor | None = None,
             bias: Tensor | None = None, into: Tensor | None = None) -> Tensor:
     """``out[r, h] = scale[r] * (sum over the edges e of row r of w(e, h) * x[other[e], h])``, in fp32 and in a fixed order.
 
@@ -130,7 +168,8 @@ def forward(variant: Variant, graph: Rows, x: Tensor, weight: Tensor | None = No
     Args:
         graph: the rows that are summed into, by the other end of their edges.
         x: [nodes of the other side, H, D] of ``variant.row``, contiguous; under ``variant.identity`` [edges, H, D] in this
-            graph's order. Ids are not checked against its length.
+            graph's order. With torch.int8 `Int8Rows` of H * D channels, which are summed as what they stand for; a row of scale
+            NaN makes all channels of the sums that it enters NaN. Ids are not checked against its length.
         weight: fp32 [edges], or [edges, H] with ``variant.weight`` "head", by position or place; None with "none". "edges" is
             ``graph.other.shape[0]`` or more.
         scale: fp32 [rows]. bias: fp32 [H * D], added last.
@@ -139,23 +178,23 @@ def forward(variant: Variant, graph: Rows, x: Tensor, weight: Tensor | None = No
     Raises:
         ValueError: a tensor's shape, dtype, device, strides or alignment is another, or the graph is not as the variant has it.
     """
-    h, d, layout, rows, device = variant.heads, variant.width, variant.layout, graph.rows, graph.indptr.device
+    layout, rows, device = variant.layout, graph.rows, graph.indptr.device
     _check_graph(variant, graph, weight is not None)
     _check_rows(variant, graph, "x", x)
     _check_weight(variant, graph, weight)
     if scale is not None:
         _check("scale", scale, (rows,), torch.float32, device, 4)
     if bias is not None:
-        _check("bias", bias, (h * d,), torch.float32, device, layout.vec * 4)
+        _check("bias", bias, (variant.heads * variant.width,), torch.float32, device, min(16, layout.vec * 4))
     out, add = _result(variant, into, rows, device)
     launch = graph.launch()
-    memory, (part, _, _) = workspace(launch.chunks, (h * d, 0, 0), device)
+    memory, (part, _, _) = workspace(launch.chunks, (layout.heads * layout.width, 0, 0), device)
     short = _short(layout, graph)
     warps = launch.slots + (-(-rows // layout.slots) if short else rows)
     variant.kernels("forward_short" if short else "forward")(
         grid(warps, layout), THREADS, 0,
         launch.graph + launch.split
-        + (x.data_ptr(), pointer(weight), pointer(scale), pointer(bias), add, out.data_ptr(), part))
+        + _pointers(x) + (pointer(weight), pointer(scale), pointer(bias), add, out.data_ptr(), part))
     if launch.heavy:
         variant.kernels("merge")(grid(launch.heavy, layout), THREADS, 0,
                                  launch.merge + (launch.graph[0], part, pointer(scale), pointer(bias), add, out.data_ptr()))
@@ -172,33 +211,46 @@ def _result(variant: Variant, into: Tensor | None, rows: int, device: torch.devi
     shape = rows, variant.heads, variant.width
     if into is None:
         return torch.empty(shape, dtype=variant.out, device=device), _NO
-    _check("into", into, shape, variant.out, device, variant.layout.vec * into.element_size())
+    _check("into", into, shape, variant.out, device, min(16, variant.layout.vec * into.element_size()))
     return into, _YES
 
 
-def edge_dot(variant: Variant, graph: Rows, left: Tensor, right: Tensor) -> Tensor:
+def edge_dot(variant: Variant, graph: Rows, left: Tensor | Int8Rows, right: Tensor | Int8Rows) -> Tensor:
     """``<left[r, h], right[other[e], h]>`` for every edge e of every row r: with ``left`` the gradient of `forward`'s result
     (times scale, over count) and ``right`` its x, the gradient of the weights.
 
     Args:
-        left: [rows, H, D] of ``variant.out``, contiguous.
+        left: [rows, H, D] of ``variant.out``, contiguous; with torch.int8 also `Int8Rows`.
         right: as `forward`'s x, of ``variant.row``; under ``variant.identity`` by position.
 
     Returns:
         fp32 [edges, H], "edges" being ``graph.other.shape[0]``, by position or place as ``variant.weight_at`` says; zeros where
-        the graph has no edge (dropped loops). The sum over the heads is the gradient of weights [edges].
+        the graph has no edge (dropped loops). The sum over the heads is the gradient of weights [edges]. Of int8 rows without
+        weights per head [edges, 1], that sum.
 
     Raises:
         ValueError: as `forward`.
     """
     layout, rows, edges = variant.layout, graph.rows, graph.other.shape[0]
     _check_graph(variant, graph, True)
-    _check("left", left, (rows, variant.heads, variant.width), variant.out, graph.indptr.device, layout.vec * left.element_size())
+    _check_left(variant, graph, left)
     _check_rows(variant, graph, "right", right)
     launch = graph.launch()
     # Not every place need have an edge; only the device knows, and zeroing costs less than asking it.
     full = graph.split.known and graph.split.edges == edges
-    out = (torch.empty if full else torch.zeros)((edges, variant.heads), device=left.device)
-    variant.kernels("edge_dot")(grid(launch.slots + rows, layout), THREADS, 0,
-                                launch.graph + launch.split + (left.data_ptr(), right.data_ptr(), out.data_ptr()))
-    return out
+    out = (torch.empty if full else torch.zeros)((edges, layout.heads), device=graph.indptr.device)
+    kernels = variant.int8_dot if isinstance(left, Int8Rows) else variant.kernels
+    kernels("edge_dot")(grid(launch.slots + rows, layout), THREADS, 0,
+                        launch.graph + launch.split + _pointers(left) + _pointers(right) + (out.data_ptr(),))
+    return out.sum(1, keepdim=True) if layout.heads > 1 and variant.int8 and not variant.per_head else out
+
+
+def _check_left(variant: Variant, graph: Rows, left: Tensor | Int8Rows) -> None:
+    rows, device = graph.rows, graph.indptr.device
+    if not isinstance(left, Int8Rows):
+        align = min(16, variant.layout.vec * left.element_size())
+        _check("left", left, (rows, variant.heads, variant.width), variant.out, device, align)
+        return
+    _check_int8(variant, "left", left, device, rows)
+    if left.rows != rows:
+        raise ValueError(f"left has {left.rows} rows, the graph {rows}")

@@ -34,19 +34,22 @@ OFF = Dropout()
 
 
 def draw(p: float, device: torch.device) -> Dropout:
-    """The next key of torch's default generator on ``device``: `torch.manual_seed` makes it repeat.
+    """Dropout by the next `key` on ``device``. Callers must not capture it in a CUDA graph."""
+    return Dropout(p, *key(device)) if p > 0.0 else OFF
+
+
+def key(device: torch.device) -> tuple[int, int]:
+    """Seed and offset: the next place of torch's default generator on ``device``. `torch.manual_seed` makes it repeat.
 
     On CUDA the generator's Philox offset is read and moved on the host, so nothing is launched and nothing waits. While a
-    CUDA graph is captured the offset is fixed at capture, so replays repeat the mask: callers must not capture dropout.
+    CUDA graph is captured the offset is fixed at capture, so replays repeat the numbers.
     """
-    if p <= 0.0:
-        return OFF
     if device.type != "cuda":
-        return Dropout(p, int(torch.randint(0, 2**62, (1,)).item()), 0)
+        return int(torch.randint(0, 2**62, (1,)).item()), 0
     generator = torch.cuda.default_generators[device.index if device.index is not None else torch.cuda.current_device()]
     offset = generator.get_offset()
     generator.set_offset(offset + 4)
-    return Dropout(p, generator.initial_seed() & 0xFFFFFFFFFFFFFFFF, offset)
+    return generator.initial_seed() & 0xFFFFFFFFFFFFFFFF, offset
 
 
 def factors(dropout: Dropout, edges: int, heads: int, device: torch.device) -> torch.Tensor:

@@ -11,6 +11,8 @@ MAX_WIDTH = 512  # channels per head that fit a warp's registers
 _REGISTERS = 16  # fp32 values of one row that a lane may hold
 
 TYPES = {torch.float32: "float", torch.float16: "f16", torch.bfloat16: "bf16"}
+#: those of rows that are gathered: int8 with a scale per row (`quantize.Int8Rows`) as well
+ROW_TYPES = {**TYPES, torch.int8: "q8"}
 
 
 def _power_of_two(n: int) -> int:
@@ -28,6 +30,7 @@ class Layout:
     kv: int
     hl: int
     kh: int
+    int8: bool = False
 
     @functools.cached_property
     def tile_heads(self) -> int:
@@ -49,13 +52,16 @@ class Layout:
 
     @property
     def unroll(self) -> int:
-        """Rows in flight per slot: as many as keep the kernel below about 64 registers."""
+        """Rows in flight per slot: as many as keep the kernel below about 64 registers. Four int8 wait in one, and of those it is
+        a power of two (layout.cuh)."""
+        if self.int8:
+            return max(1, min(4, 1 << (16 // (self.packs * -(-self.vec // 4))).bit_length() - 1))
         return max(1, min(4, 16 // (self.packs * self.vec)))
 
     @property
     def direct(self) -> bool:
         """Whether so few lanes share a head that each may as well score for itself (additive_direct.cuh)."""
-        return self.lh <= 4
+        return self.lh <= (2 if self.int8 else 4)
 
     @functools.cached_property
     def scratch(self) -> int:
@@ -69,18 +75,19 @@ class Layout:
 
 
 @functools.lru_cache(maxsize=None)
-def layout_for(heads: int, width: int) -> Layout:
-    """The layout for ``heads`` x ``width`` features. ValueError for sizes the kernels do not cover."""
+def layout_for(heads: int, width: int, int8: bool = False) -> Layout:
+    """The layout for ``heads`` x ``width`` features, of which a lane loads up to 16 int8 at once, or else up to 4. ValueError for
+    sizes the kernels do not cover."""
     if heads < 1 or not 1 <= width <= MAX_WIDTH:
         raise ValueError(f"heads={heads}, width={width}: the kernels take heads >= 1 and 1 <= width <= {MAX_WIDTH}")
-    vec = 4 if width % 4 == 0 else 2 if width % 2 == 0 else 1
+    vec = next(v for v in ((16, 8) if int8 else ()) + (4, 2, 1) if width % v == 0)
     packs = width // vec
     lh = min(32, _power_of_two(packs))
     kv = -(-packs // lh)
     hl = min(32 // lh, _power_of_two(heads))
     room = max(1, _REGISTERS // (kv * vec))
     kh = min(_power_of_two(-(-heads // hl)), 1 << (room.bit_length() - 1), 32 // hl)
-    return Layout(heads, width, vec, lh, kv, hl, kh)
+    return Layout(heads, width, vec, lh, kv, hl, kh, int8)
 
 
 def grid(items: int, layout: Layout, per_warp: int = 1) -> tuple[int, int]:

@@ -3,8 +3,8 @@ from __future__ import annotations
 
 import torch
 
-from gnnaccel.cuda import (additive, aggregate, edge_softmax, extremum, pairwise, sddmm, segment_direct, segment_gemm,
-                           segment_gemm_grad)
+from gnnaccel.cuda import (additive, aggregate, edge_softmax, extremum, pairwise, quantize, sddmm, segment_direct,
+                           segment_gemm, segment_gemm_grad)
 from gnnaccel.cuda.layout import TYPES, layout_for
 from gnnaccel.cuda.segment_plan import grad_plan, product_plan
 
@@ -35,6 +35,9 @@ def _aggregate():
                ("edge", "position"), ("head", "place"), ("head", "place", False, True, True), ("none", "place", True))
     for i, more in enumerate(options):
         yield aggregate.Variant(*(*_SIZES, (1, 1))[i % 4], *_TYPES[i % 3], *more).kernels.defines
+    for (heads, width), (_, out), more in zip((*_SIZES, (1, 128), (8, 8)), (*_TYPES, *_TYPES), options):
+        int8 = aggregate.Variant(heads, width, torch.int8, out, *more)
+        yield from (int8.kernels.defines, int8.int8_dot.defines)
 
 
 _SEGMENT_SIZES = (  # k, n, blocks, dtype, precision, bytes of a copy
@@ -88,6 +91,12 @@ def _sddmm():
         yield sddmm.kernels(op, width, dtype, index).defines
 
 
+def _quantize():
+    for width, dtype, vec, stochastic in ((128, torch.float32, 4, True), (64, torch.bfloat16, 4, False),
+                                          (47, torch.float16, 1, True), (1433, torch.float32, 1, False), (6, torch.float32, 2, True)):
+        yield quantize.kernels(width, dtype, vec, stochastic)[0].defines
+
+
 def _rows(*more):
     for (heads, width), (row, _) in zip(_SIZES, _TYPES):
         yield layout_for(heads, width).defines() + (("ROW_T", TYPES[row]),) + more
@@ -109,6 +118,7 @@ _SAMPLES = {
     "edge_softmax": _edge_softmax,
     "extremum": _extremum,
     "sddmm": _sddmm,
+    "quantize": _quantize,
     "gather": lambda: _rows(("OFF_T", "int"), ("DROPOUT", "0")),
     "dropout": lambda: [layout_for(3, 1).defines() + (("OFF_T", "i64"), ("DROPOUT", "1"))],
     "structure": lambda: [(("INDEX_T", index), ("LOOPS", loops), ("OFF_T", offset))

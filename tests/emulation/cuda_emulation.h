@@ -194,6 +194,17 @@ inline unsigned __brev(unsigned x) {
     for (int i = 0; i < 32; ++i) r |= ((x >> i) & 1u) << (31 - i);
     return r;
 }
+// Each nibble of the selector picks one of the eight bytes of (high, low); its top bit, which repeats a byte's sign, is not used.
+inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
+    const unsigned long long bytes = ((unsigned long long)high << 32) | low;
+    unsigned r = 0;
+    for (int i = 0; i < 4; ++i) r |= (unsigned)((bytes >> (8 * ((selector >> (4 * i)) & 7u))) & 0xffu) << (8 * i);
+    return r;
+}
+inline int __dp4a(int a, int b, int sum) {
+    for (int i = 0; i < 4; ++i) sum += (signed char)(a >> (8 * i)) * (signed char)(b >> (8 * i));
+    return sum;
+}
 inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)(((unsigned long long)a * b) >> 32); }
 inline int __mulhi(int a, int b) { return (int)(((long long)a * b) >> 32); }
 inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {

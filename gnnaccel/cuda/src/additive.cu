@@ -4,6 +4,8 @@
 // With TRAIN the kernel also leaves what backward needs: the softmax's numbers (small: see `save_softmax`), and the parts of
 // the output from edges with z > 0 and from the others (plus, minus: [rows, H*D] fp32).
 //
+// Values in int8 (INT8) bring their scales into the weights; the scores' terms, the softmax and the sums are fp32.
+//
 // Kernels: `forward` (whole rows and chunks in one launch), `merge` (split rows). Two ways to fold a row: the two phases of
 // SMMF, and DIRECT (additive_direct.cuh) where few lanes share a head, so that each can as well score for itself.
 #include "additive_direct.cuh"
@@ -46,7 +48,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
 forward(const OFF_T* __restrict__ indptr, const int* __restrict__ col, const OFF_T* __restrict__ eid, int rows,
         const int* __restrict__ counters, const int2* __restrict__ chunks, int chunk_edges, int chunk_slots,
         const float* __restrict__ a_src, const float* __restrict__ a_dst, const float* __restrict__ a_edge, float slope,
-        float drop_p, float drop_scale, u64 seed, u64 offset, const ROW_T* __restrict__ values, OUT_T* __restrict__ out,
+        float drop_p, float drop_scale, u64 seed, u64 offset, GATHERED(values), OUT_T* __restrict__ out,
         const float* __restrict__ bias, float* __restrict__ small, float* __restrict__ plus_out, float* __restrict__ minus_out,
         float* __restrict__ part_minus, float* __restrict__ part_plus, float* __restrict__ part_stats) {
     DYNAMIC_SHARED(shared);
@@ -59,12 +61,13 @@ forward(const OFF_T* __restrict__ indptr, const int* __restrict__ col, const OFF
     const Dropout drop = {drop_p, drop_scale, seed, offset};
     const int head = at.tile + at.lane % HT;
     const bool on = head < H;
+    const Gathered<ROW_T> rows_of_values = ROWS_OF(values);
     Softmax run = {NEG_INF, 0.f, 0.f};
     Row minus, plus;
 #if DIRECT
-    fold_direct(at, it, scores, drop, sh, col, values, run, minus, plus);
+    fold_direct(at, it, scores, drop, sh, col, rows_of_values, run, minus, plus);
 #else
-    fold<false>(at, it, scores, drop, sh, col, values, head, on, run, minus, plus);
+    fold<false>(at, it, scores, drop, sh, col, rows_of_values, head, on, run, minus, plus);
 #endif
     if (it.chunk >= 0) {
         const Partial part = {part_minus, part_plus, part_stats};

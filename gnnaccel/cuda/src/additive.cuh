@@ -8,7 +8,7 @@
 // training needs the sums over z > 0 ("plus") and over the rest ("minus") apart. -0.0f keeps the sign of a weight that
 // dropout or underflow made zero.
 #pragma once
-#include "merge.cuh"
+#include "gathered.cuh"
 
 __device__ __forceinline__ bool negative(float w) { return __float_as_int(w) < 0; }
 
@@ -19,12 +19,12 @@ template <typename T, bool TWO, bool STEPS>
 __device__ __forceinline__ void gather_tile(const Lanes& at, int j, int n, const float* weight, const T* rows, Row& minus,
                                             Row& plus) {
     for (int first = 0; first < n; first += SLOTS * UNROLL) {
-        Row v[UNROLL];
+        Loaded<T> v[UNROLL];
 #pragma unroll
         for (int u = 0; u < UNROLL; ++u) {
             const int e = first + u * SLOTS + at.slot;
             const int i = __shfl_sync(FULL_WARP, j, e & 31);
-            load_row(at, rows, (u64)i, e < n, v[u]);
+            v[u].load(at, rows, (u64)i, e < n);
         }
 #pragma unroll
         for (int k = 0; k < PACKS; ++k) {
@@ -39,10 +39,12 @@ __device__ __forceinline__ void gather_tile(const Lanes& at, int j, int n, const
                 const int e = first + u * SLOTS + at.slot;
                 const float w = e < n ? weight[e * HT + (k / KV) * HL + at.hl] : 0.f;
                 const float up = w > 0.f ? w : 0.f, down = TWO ? (w > 0.f ? 0.f : -w) : fabsf(w);  // NaN goes down
+                float some[VEC];
+                v[u].pack(k, some);
 #pragma unroll
                 for (int x = 0; x < VEC; ++x) {
-                    below[x] = fmaf(down, v[u][k][x], below[x]);
-                    if (TWO) above[x] = fmaf(up, v[u][k][x], above[x]);
+                    below[x] = fmaf(down, some[x], below[x]);
+                    if (TWO) above[x] = fmaf(up, some[x], above[x]);
                 }
             }
 #pragma unroll

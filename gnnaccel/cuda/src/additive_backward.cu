@@ -12,11 +12,45 @@
 // destination; written with both masses it loses nothing when one edge takes nearly all of the softmax. The line for da_src is
 // a small difference of large numbers: hence rows added up by steps, and the inner products of wide heads twofold.
 //
+// Where dO_i comes as int8 times a scale (GRAD_INT8), `prepare` leaves the scale in the reciprocal of the softmax's sum, so that
+// every weight has it, and delta over the scale: the gather by source reads no more numbers than before. All is linear in dO,
+// so what is rounded without bias gives gradients without bias. Int8 values (INT8) are read once per source.
+//
 // Kernels: `prepare` (per destination), `sources` (per source, chunked), `merge` (split sources). head_dot.cu has the gradients
 // of att_src and att_dst.
 #include "additive_direct.cuh"
 
 #define STEPS (UNROLL > 1)
+#ifndef GRAD_INT8
+#define GRAD_INT8 0
+#endif
+#ifndef GRAD_T
+#define GRAD_T OUT_T
+#endif
+#if GRAD_INT8
+#define GRAD_STRIDE STRIDE
+#else
+#define GRAD_STRIDE (H * D)
+#endif
+#if INT8
+#define D_VALUES_T float
+#define VALUE_STRIDE STRIDE
+#else
+#define D_VALUES_T ROW_T
+#define VALUE_STRIDE (H * D)
+#endif
+
+// One source's values.
+__device__ __forceinline__ void load_values(const Lanes& at, const Gathered<ROW_T>& values, int row, Row& v) {
+    load_row<ROW_T, VALUE_STRIDE>(at, values.rows, (u64)row, true, v);
+#if INT8
+    const float scale = values.scale[row];
+#pragma unroll
+    for (int k = 0; k < PACKS; ++k)
+#pragma unroll
+        for (int x = 0; x < VEC; ++x) v[k][x] *= scale;
+#endif
+}
 
 // The inner product over head kh: twofold in wide heads, where it rounds most and reading the row takes longest.
 __device__ __forceinline__ Twofold inner(const Row& a, const Row& b, int kh) {
@@ -34,14 +68,18 @@ __device__ __forceinline__ Twofold inner(const Row& a, const Row& b, int kh) {
 
 // packed [rows, H, 4]: a_dst, m, 1 / sum, delta: all that an edge and head needs of its destination, in one 16-byte load.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-prepare(int rows, const OUT_T* __restrict__ grad, const float* __restrict__ plus, const float* __restrict__ minus,
+prepare(int rows, const GRAD_T* __restrict__ grad,
+#if GRAD_INT8
+        const float* __restrict__ grad_scale,
+#endif
+        const float* __restrict__ plus, const float* __restrict__ minus,
         const float* __restrict__ small, const float* __restrict__ a_dst, float slope, float* __restrict__ packed,
         float* __restrict__ d_a_dst) {
     const Lanes at;
     const long long row = warp_id() * SLOTS + at.slot;
     const bool on = row < rows;
     Row g, p, m, o;
-    load_row(at, grad, (u64)row, on, g);
+    load_row<GRAD_T, GRAD_STRIDE>(at, grad, (u64)row, on, g);
     load_row(at, plus, (u64)row, on, p);
     load_row(at, minus, (u64)row, on, m);
 #pragma unroll
@@ -55,18 +93,24 @@ prepare(int rows, const OUT_T* __restrict__ grad, const float* __restrict__ plus
         const int h = at.head(kh);
         if (on && at.lh == 0 && h < H) {
             const u64 i = (u64)row * H + h, all = (u64)rows * H;
+#if GRAD_INT8
+            const float own = grad_scale[row];
+            const float q[4] = {a_dst ? a_dst[i] : 0.f, small[i], small[i + all] * own, delta.hi + delta.lo};
+            d_a_dst[i] = (1.f - slope) * own * (up * small[i + 3 * all] - down * small[i + 2 * all]);
+#else
             const float q[4] = {a_dst ? a_dst[i] : 0.f, small[i], small[i + all], delta.hi + delta.lo};
-            store_pack<float, 4>(packed + 4 * i, q);
             d_a_dst[i] = (1.f - slope) * (up * small[i + 3 * all] - down * small[i + 2 * all]);
+#endif
+            store_pack<float, 4>(packed + 4 * i, q);
         }
     }
 }
 
 struct Finish {
-    const ROW_T* values;
+    Gathered<ROW_T> values;
     const float *att_src, *att_dst, *d_a_dst;  // d_a_dst null: destinations are other nodes than sources
     float slope;
-    ROW_T* d_values;
+    D_VALUES_T* d_values;
     float* d_a_src;
 };
 
@@ -76,7 +120,7 @@ __device__ __forceinline__ void finish(const Lanes& at, const Scratch& sh, int r
     if (at.lane < HT) sh.factor[at.lane] = lost;
     __syncwarp();
     Row v, both;
-    load_row(at, f.values, (u64)row, true, v);
+    load_values(at, f.values, row, v);
 #pragma unroll
     for (int k = 0; k < PACKS; ++k)
 #pragma unroll
@@ -157,17 +201,17 @@ __device__ __forceinline__ float weight_tile(const Edges& g, const Dropout& drop
 
 #if DIRECT && !EDGE_GRAD
 // One step of `gather_direct`: UNROLL edges in each slot, the first at `first` of the tile that starts at `base`.
-__device__ __forceinline__ void source_step(const Lanes& at, const Edges& g, const Dropout& drop, const OUT_T* grad,
+__device__ __forceinline__ void source_step(const Lanes& at, const Edges& g, const Dropout& drop, const GRAD_T* grad,
                                             const float (&src_term)[KH], OFF_T base, int first, int n, int j,
                                             float (&lost)[KH], Row& minus, Row& plus) {
-    Row v[UNROLL];
+    Loaded<GRAD_T> v[UNROLL];
     float q[UNROLL][KH][4];
     OFF_T place[UNROLL];
 #pragma unroll
     for (int u = 0; u < UNROLL; ++u) {
         const int e = first + u * SLOTS + at.slot;
         const u64 i = (u64)__shfl_sync(FULL_WARP, j, e & 31);
-        load_row(at, grad, i, e < n, v[u]);
+        v[u].load(at, grad, i, e < n);
         place[u] = (EDGE || DROPOUT) && e < n ? g.position[base + e] : 0;
 #pragma unroll
         for (int kh = 0; kh < KH; ++kh) {
@@ -204,7 +248,7 @@ __device__ __forceinline__ void source_step(const Lanes& at, const Edges& g, con
 // Both phases in one where few lanes share a head: each lane makes the weights of its own heads. Returns sum g alpha delta of
 // the lane's phase-1 head.
 __device__ __forceinline__ float gather_direct(const Lanes& at, const Item& it, const Edges& g, const Dropout& drop,
-                                               const Scratch& sh, const float* a_src, const OUT_T* grad, Row& minus, Row& plus) {
+                                               const Scratch& sh, const float* a_src, const GRAD_T* grad, Row& minus, Row& plus) {
     float lost[KH], src_term[KH];
 #pragma unroll
     for (int kh = 0; kh < KH; ++kh) {
@@ -224,12 +268,12 @@ __device__ __forceinline__ float gather_direct(const Lanes& at, const Item& it, 
 #if EDGE_GRAD
 // d a_edge = g (w <dO, v> - alpha delta), one dot product per edge and head; only built when an edge term needs it.
 __device__ __forceinline__ void edge_grad_tile(const Lanes& at, const Edges& g, const Scratch& sh, OFF_T base, int n, int j,
-                                               const OUT_T* grad, const Row& v, float* d_a_edge) {
+                                               const GRAD_T* grad, const Row& v, float* d_a_edge) {
     for (int first = 0; first < n; first += SLOTS) {
         const int e = first + at.slot;
         const bool on = e < n;
         Row o;
-        load_row(at, grad, (u64)__shfl_sync(FULL_WARP, j, e & 31), on, o);
+        load_row<GRAD_T, GRAD_STRIDE>(at, grad, (u64)__shfl_sync(FULL_WARP, j, e & 31), on, o);
 #pragma unroll
         for (int kh = 0; kh < KH; ++kh) {
             const float dot = lane_sum<LH>(partial_dot(o, v, kh));
@@ -249,8 +293,8 @@ sources(const OFF_T* __restrict__ indptr, const int* __restrict__ nbr, const OFF
         const OFF_T* __restrict__ eid, int rows, const int* __restrict__ counters, const int2* __restrict__ chunks,
         int chunk_edges, int chunk_slots, const float* __restrict__ packed, const float* __restrict__ a_src,
         const float* __restrict__ a_edge, float slope, float drop_p, float drop_scale, u64 seed, u64 offset,
-        const OUT_T* __restrict__ grad, const ROW_T* __restrict__ values, const float* __restrict__ att_src,
-        const float* __restrict__ att_dst, const float* __restrict__ d_a_dst, ROW_T* __restrict__ d_values,
+        const GRAD_T* __restrict__ grad, GATHERED(values), const float* __restrict__ att_src,
+        const float* __restrict__ att_dst, const float* __restrict__ d_a_dst, D_VALUES_T* __restrict__ d_values,
         float* __restrict__ d_a_src, float* __restrict__ d_a_edge, float* __restrict__ part_minus,
         float* __restrict__ part_plus, float* __restrict__ part_lost) {
     DYNAMIC_SHARED(shared);
@@ -264,13 +308,14 @@ sources(const OFF_T* __restrict__ indptr, const int* __restrict__ nbr, const OFF
     const int head = at.tile + at.lane % HT;
     const bool on = head < H;
     const float src_term = on ? a_src[(u64)it.row * H + head] : 0.f;
+    const Gathered<ROW_T> rows_of_values = ROWS_OF(values);
     float lost = 0.f;
     Row minus, plus;
     clear_row(minus);
     clear_row(plus);
 #if EDGE_GRAD
     Row v;
-    load_row(at, values, (u64)it.row, true, v);
+    load_values(at, rows_of_values, it.row, v);
 #endif
 #if DIRECT && !EDGE_GRAD
     lost = gather_direct(at, it, g, drop, sh, a_src, grad, minus, plus);
@@ -279,7 +324,7 @@ sources(const OFF_T* __restrict__ indptr, const int* __restrict__ nbr, const OFF
         const int n = it.end - base < TILE ? (int)(it.end - base) : TILE;
         const int j = at.lane < n ? nbr[base + at.lane] : 0;
         lost += weight_tile(g, drop, sh, base, n, j, head, on, src_term);
-        gather_tile<OUT_T, true, STEPS>(at, j, n, sh.weight, grad, minus, plus);
+        gather_tile<GRAD_T, true, STEPS>(at, j, n, sh.weight, grad, minus, plus);
 #if EDGE_GRAD
         edge_grad_tile(at, g, sh, base, n, j, grad, v, d_a_edge);
 #endif
@@ -296,16 +341,16 @@ sources(const OFF_T* __restrict__ indptr, const int* __restrict__ nbr, const OFF
         }
         if (at.lane < HT && on) part_lost[(u64)it.chunk * H + head] = lost;
     } else {
-        const Finish f = {values, att_src, att_dst, d_a_dst, slope, d_values, d_a_src};
+        const Finish f = {rows_of_values, att_src, att_dst, d_a_dst, slope, d_values, d_a_src};
         finish(at, sh, it.row, lost, minus, plus, f);
     }
 }
 
 // One warp per split source.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-merge(const int* __restrict__ counters, const int4* __restrict__ heavy, float slope, const ROW_T* __restrict__ values,
+merge(const int* __restrict__ counters, const int4* __restrict__ heavy, float slope, GATHERED(values),
       const float* __restrict__ att_src, const float* __restrict__ att_dst, const float* __restrict__ d_a_dst,
-      ROW_T* __restrict__ d_values, float* __restrict__ d_a_src, const float* __restrict__ part_minus,
+      D_VALUES_T* __restrict__ d_values, float* __restrict__ d_a_src, const float* __restrict__ part_minus,
       const float* __restrict__ part_plus, const float* __restrict__ part_lost) {
     DYNAMIC_SHARED(shared);
     const long long w = warp_id();
@@ -321,6 +366,6 @@ merge(const int* __restrict__ counters, const int4* __restrict__ heavy, float sl
     Row minus, plus;
     add_chunks(at, row.y, row.z, part_minus, minus);
     add_chunks(at, row.y, row.z, part_plus, plus);
-    const Finish f = {values, att_src, att_dst, d_a_dst, slope, d_values, d_a_src};
+    const Finish f = {ROWS_OF(values), att_src, att_dst, d_a_dst, slope, d_values, d_a_src};
     finish(at, sh, row.x, lost, minus, plus, f);
 }

@@ -5,16 +5,19 @@
 #include "additive.cuh"
 
 // Adds weight * row for head kh to the sum of its sign; without TWO all goes to `minus`.
-template <bool TWO>
-__device__ __forceinline__ void add_signed(int kh, bool up, float w, const Row& v, Row& minus, Row& plus) {
+template <bool TWO, typename T>
+__device__ __forceinline__ void add_signed(int kh, bool up, float w, const Loaded<T>& v, Row& minus, Row& plus) {
     const float above = TWO && up ? w : 0.f, below = TWO && up ? 0.f : w;
 #pragma unroll
-    for (int k = kh * KV; k < (kh + 1) * KV; ++k)
+    for (int k = kh * KV; k < (kh + 1) * KV; ++k) {
+        float some[VEC];
+        v.pack(k, some);
 #pragma unroll
         for (int x = 0; x < VEC; ++x) {
-            minus[k][x] = fmaf(below, v[k][x], minus[k][x]);
-            if (TWO) plus[k][x] = fmaf(above, v[k][x], plus[k][x]);
+            minus[k][x] = fmaf(below, some[x], minus[k][x]);
+            if (TWO) plus[k][x] = fmaf(above, some[x], plus[k][x]);
         }
+    }
 }
 
 // Sums a per-head number over the slots and hands it to the lanes of phase 1 (head = lane % HT) through `shared` [HT].
@@ -35,17 +38,18 @@ struct Running {
 };
 
 __device__ __forceinline__ void direct_step(const Lanes& at, const Scores& scores, const Dropout& drop, const float (&dst)[KH],
-                                            const ROW_T* rows, OFF_T base, int first, int n, int j, Running& run, Row& minus,
-                                            Row& plus) {
-    Row v[UNROLL];
-    float s[UNROLL][KH];
+                                            const ROW_T* rows, OFF_T base, int first, int n, int j, float scale, Running& run,
+                                            Row& minus, Row& plus) {
+    Loaded<ROW_T> v[UNROLL];
+    float s[UNROLL][KH], own[UNROLL];
     OFF_T position[UNROLL];
 #pragma unroll
     for (int u = 0; u < UNROLL; ++u) {
         const int e = first + u * SLOTS + at.slot;
         const int src = __shfl_sync(FULL_WARP, j, e & 31);
         position[u] = base + e;
-        load_row(at, rows, (u64)src, e < n, v[u]);
+        v[u].load(at, rows, (u64)src, e < n);
+        own[u] = INT8 ? __shfl_sync(FULL_WARP, scale, e & 31) : 1.f;
 #pragma unroll
         for (int kh = 0; kh < KH; ++kh)
             s[u][kh] = e < n && at.head(kh) < H ? scores.at(base + e, src, at.head(kh), dst[kh]) : NEG_INF;
@@ -73,15 +77,15 @@ __device__ __forceinline__ void direct_step(const Lanes& at, const Scores& score
             const float p = first + u * SLOTS + at.slot < n ? exp_above(s[u][kh], base_score) : 0.f;
             run.plus[kh] += up ? p : 0.f;
             run.minus[kh] += up ? 0.f : p;
-            add_signed<TRAIN != 0>(kh, up, p * factor[u], v[u], minus, plus);
+            add_signed<TRAIN != 0>(kh, up, INT8 ? p * factor[u] * own[u] : p * factor[u], v[u], minus, plus);
         }
     }
 }
 
 // `fold` of additive_fold.cuh, with the same results in the same places.
 __device__ __forceinline__ void fold_direct(const Lanes& at, const Item& it, const Scores& scores, const Dropout& drop,
-                                            const Scratch& sh, const int* col, const ROW_T* rows, Softmax& run, Row& minus,
-                                            Row& plus) {
+                                            const Scratch& sh, const int* col, const Gathered<ROW_T>& values, Softmax& run,
+                                            Row& minus, Row& plus) {
     Running mine;
     float dst[KH];
 #pragma unroll
@@ -95,8 +99,9 @@ __device__ __forceinline__ void fold_direct(const Lanes& at, const Item& it, con
     for (OFF_T base = it.begin; base < it.end; base += TILE) {
         const int n = it.end - base < TILE ? (int)(it.end - base) : TILE;
         const int j = at.lane < n ? col[base + at.lane] : 0;
+        const float scale = INT8 && at.lane < n ? values.scale[j] : 0.f;
         for (int first = 0; first < n; first += SLOTS * UNROLL)
-            direct_step(at, scores, drop, dst, rows, base, first, n, j, mine, minus, plus);
+            direct_step(at, scores, drop, dst, values.rows, base, first, n, j, scale, mine, minus, plus);
     }
     float top[KH];
 #pragma unroll

@@ -2,10 +2,10 @@
 #pragma once
 #include "additive.cuh"
 
-// Phase 1 with a running softmax. KNOWN (PMF) skips the running part: m is what the row's scores are taken relative to then.
+// Phase 1 with a running softmax. `scale` is that of lane e's row, for int8: it joins the weight, not the softmax. KNOWN (PMF) skips the running part: m is what the row's scores are taken relative to then.
 template <bool KNOWN>
 __device__ __forceinline__ void score_tile(const Scores& scores, const Dropout& drop, const Scratch& sh, OFF_T base, int n,
-                                           int j, int head, bool on, float dst_term, Softmax& run) {
+                                           int j, float scale, int head, bool on, float dst_term, Softmax& run) {
     const int lane = threadIdx.x & 31, h = lane % HT;
     float s[HT];
     float top = run.m;
@@ -33,10 +33,12 @@ __device__ __forceinline__ void score_tile(const Scores& scores, const Dropout& 
         if (it * EDGES_PER_STEP < n) {
             const int e = it * EDGES_PER_STEP + lane / HT;
             float p = e < n && on ? exp_above(s[it], base_score) : 0.f;
+            const float own = INT8 ? __shfl_sync(FULL_WARP, scale, e) : 1.f;
             const bool up = s[it] > 0.f;
             if (up) run.plus += p;
             else run.minus += p;
             if (e < n && on) p *= drop.factor(base + e, head);
+            if (INT8) p *= own;
             sh.weight[e * HT + h] = up ? p : -p;
         }
     }
@@ -53,20 +55,21 @@ __device__ __forceinline__ void fade_row(const Lanes& at, const float* factor, R
 // Folds one item; on return `minus` and `plus` hold the whole warp's sums and `run` the head's statistics.
 template <bool KNOWN>
 __device__ __forceinline__ void fold(const Lanes& at, const Item& it, const Scores& scores, const Dropout& drop,
-                                     const Scratch& sh, const int* col, const ROW_T* rows, int head, bool on, Softmax& run,
-                                     Row& minus, Row& plus) {
+                                     const Scratch& sh, const int* col, const Gathered<ROW_T>& values, int head, bool on,
+                                     Softmax& run, Row& minus, Row& plus) {
     const float dst_term = scores.dst(it.row, head);
     clear_row(minus);
     clear_row(plus);
     for (OFF_T base = it.begin; base < it.end; base += TILE) {
         const int n = it.end - base < TILE ? (int)(it.end - base) : TILE;
         const int j = at.lane < n ? col[base + at.lane] : 0;
-        score_tile<KNOWN>(scores, drop, sh, base, n, j, head, on, dst_term, run);
+        const float scale = INT8 && at.lane < n ? values.scale[j] : 0.f;
+        score_tile<KNOWN>(scores, drop, sh, base, n, j, scale, head, on, dst_term, run);
         if (!KNOWN && base != it.begin) {
             fade_row(at, sh.factor, minus);
             if (TRAIN) fade_row(at, sh.factor, plus);
         }
-        gather_tile<ROW_T, TRAIN != 0, false>(at, j, n, sh.weight, rows, minus, plus);
+        gather_tile<ROW_T, TRAIN != 0, false>(at, j, n, sh.weight, values.rows, minus, plus);
         __syncwarp();
     }
     sum_slots(minus);

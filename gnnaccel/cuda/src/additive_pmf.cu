@@ -60,7 +60,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
 aggregate_chunks(const OFF_T* __restrict__ indptr, const int* __restrict__ col, const OFF_T* __restrict__ eid,
                  const int* __restrict__ counters, const int2* __restrict__ chunks, int chunk_edges, int chunk_slots,
                  const float* __restrict__ a_src, const float* __restrict__ a_dst, const float* __restrict__ a_edge,
-                 float slope, float drop_p, float drop_scale, u64 seed, u64 offset, const ROW_T* __restrict__ values,
+                 float slope, float drop_p, float drop_scale, u64 seed, u64 offset, GATHERED(values),
                  const float* __restrict__ small, float* __restrict__ part_minus, float* __restrict__ part_plus) {
     DYNAMIC_SHARED(shared);
     const Split split = {counters, chunks, chunk_edges, chunk_slots};
@@ -73,8 +73,9 @@ aggregate_chunks(const OFF_T* __restrict__ indptr, const int* __restrict__ col, 
     const int head = at.tile + at.lane % HT;
     const bool on = head < H;
     Softmax run = {on ? small[(u64)it.row * H + head] : 0.f, 0.f, 0.f};
+    const Gathered<ROW_T> rows_of_values = ROWS_OF(values);
     Row minus, plus;
-    fold<true>(at, it, scores, drop, sh, col, values, head, on, run, minus, plus);
+    fold<true>(at, it, scores, drop, sh, col, rows_of_values, head, on, run, minus, plus);
     if (at.slot == 0) {
         store_row(at, part_minus, it.chunk, minus);
         if (TRAIN) store_row(at, part_plus, it.chunk, plus);

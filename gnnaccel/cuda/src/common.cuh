@@ -33,8 +33,10 @@ __device__ __forceinline__ float quiet_nan() { return __int_as_float(0x7fc00000)
 
 struct f16 { u16 bits; };
 struct bf16 { u16 bits; };
+struct q8 { signed char bits; };  // a whole number; what it is to be multiplied with stands elsewhere
 
 __device__ __forceinline__ float to_float(float x) { return x; }
+__device__ __forceinline__ float to_float(q8 x) { return (float)x.bits; }
 
 #ifdef GNNACCEL_EMULATE
 __device__ __forceinline__ float to_float(f16 x) {
@@ -114,13 +116,14 @@ template <typename Type> __device__ __forceinline__ Type from_float(float x) { r
 // vector types: one instruction per pack. The pointer must be aligned to sizeof(Type) * Count.
 
 template <int Bytes> struct Word;
+template <> struct Word<1> { typedef unsigned char type; };
 template <> struct Word<2> { typedef u16 type; };
 template <> struct Word<4> { typedef u32 type; };
 template <> struct Word<8> { typedef uint2 type; };
 template <> struct Word<16> { typedef uint4 type; };
 
 template <typename Type, int Count> struct alignas(sizeof(Type) * Count) Pack {
-    static_assert(Count == 1 || Count == 2 || Count == 4 || Count == 8, "a pack holds 1, 2, 4 or 8 elements");
+    static_assert(Count == 1 || Count == 2 || Count == 4 || Count == 8 || Count == 16, "a pack holds 1 to 16 elements");
     static_assert(sizeof(Type) * Count <= 16, "one memory instruction moves at most 16 bytes");
     Type v[Count];
 };
@@ -130,12 +133,43 @@ template <typename Type, int Count> union PackWord {
     Pack<Type, Count> pack;
 };
 
+template <typename Type, int Count> struct Unpack {
+    static __device__ __forceinline__ void into(const PackWord<Type, Count>& u, float (&out)[Count]) {
+#pragma unroll
+        for (int i = 0; i < Count; ++i) out[i] = to_float(u.pack.v[i]);
+    }
+};
+
+// Four bytes by four permutations: a byte plus 128 becomes the low bits of the float 2^23 + byte + 128, and one subtraction, which
+// is exact, leaves the byte. Conversion instructions take several times as long.
+__device__ __forceinline__ void unpack_bytes(u32 word, float* out) {
+    const u32 shifted = word ^ 0x80808080u;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) out[i] = __fsub_rn(__uint_as_float(__byte_perm(shifted, 0x4b000000u, 0x7650u | i)), 8388736.f);
+}
+template <> struct Unpack<q8, 4> {
+    static __device__ __forceinline__ void into(const PackWord<q8, 4>& u, float (&out)[4]) { unpack_bytes(u.word, out); }
+};
+template <> struct Unpack<q8, 8> {
+    static __device__ __forceinline__ void into(const PackWord<q8, 8>& u, float (&out)[8]) {
+        unpack_bytes(u.word.x, out);
+        unpack_bytes(u.word.y, out + 4);
+    }
+};
+template <> struct Unpack<q8, 16> {
+    static __device__ __forceinline__ void into(const PackWord<q8, 16>& u, float (&out)[16]) {
+        unpack_bytes(u.word.x, out);
+        unpack_bytes(u.word.y, out + 4);
+        unpack_bytes(u.word.z, out + 8);
+        unpack_bytes(u.word.w, out + 12);
+    }
+};
+
 // Through the read-only path: p must not be written by the same kernel.
 template <typename Type, int Count> __device__ __forceinline__ void load_pack(const Type* p, float (&out)[Count]) {
     PackWord<Type, Count> u;
     u.word = __ldg(reinterpret_cast<const typename Word<sizeof(Type) * Count>::type*>(p));
-#pragma unroll
-    for (int i = 0; i < Count; ++i) out[i] = to_float(u.pack.v[i]);
+    Unpack<Type, Count>::into(u, out);
 }
 
 template <typename Type, int Count> __device__ __forceinline__ void store_pack(Type* p, const float (&in)[Count]) {
@@ -143,6 +177,23 @@ template <typename Type, int Count> __device__ __forceinline__ void store_pack(T
 #pragma unroll
     for (int i = 0; i < Count; ++i) u.pack.v[i] = from_float<Type>(in[i]);
     *reinterpret_cast<typename Word<sizeof(Type) * Count>::type*>(p) = u.word;
+}
+
+// As many packs as it takes: of int8 a lane has up to 16 channels, of which results are four times as long.
+template <typename Type, int Count> __device__ __forceinline__ void load_packs(const Type* p, float (&out)[Count]) {
+    constexpr int Step = sizeof(Type) * Count > 16 ? 16 / (int)sizeof(Type) : Count;
+    if constexpr (Step == Count) load_pack<Type, Count>(p, out);
+    else
+#pragma unroll
+        for (int i = 0; i < Count; i += Step) load_pack<Type, Step>(p + i, reinterpret_cast<float(&)[Step]>(out[i]));
+}
+
+template <typename Type, int Count> __device__ __forceinline__ void store_packs(Type* p, const float (&in)[Count]) {
+    constexpr int Step = sizeof(Type) * Count > 16 ? 16 / (int)sizeof(Type) : Count;
+    if constexpr (Step == Count) store_pack<Type, Count>(p, in);
+    else
+#pragma unroll
+        for (int i = 0; i < Count; i += Step) store_pack<Type, Step>(p + i, reinterpret_cast<const float(&)[Step]>(in[i]));
 }
 
 // ---- warp reductions -----------------------------------------------------------------------------------------------

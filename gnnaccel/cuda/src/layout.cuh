@@ -61,15 +61,15 @@ __device__ __forceinline__ void add_row(Row& a, const Row& b) {
         for (int x = 0; x < VEC; ++x) a[k][x] += b[k][x];
 }
 
-// The lane's share of one row of a [rows, H*D] array; zeros where `on` is false or the lane owns nothing.
-template <typename T>
+// The lane's share of one row of a [rows, Stride] array; zeros where `on` is false or the lane owns nothing.
+template <typename T, int Stride = H * D>
 __device__ __forceinline__ void load_row(const Lanes& at, const T* base, u64 row, bool on, Row& r) {
-    const T* p = base + row * (u64)(H * D);
+    const T* p = base + row * (u64)Stride;
 #pragma unroll
     for (int k = 0; k < PACKS; ++k) {
         const int kh = k / KV, kv = k % KV;
         if (on && at.owns(kh, kv)) {
-            load_pack<T, VEC>(p + at.offset(kh, kv), r[k]);
+            load_packs<T, VEC>(p + at.offset(kh, kv), r[k]);
         } else {
 #pragma unroll
             for (int v = 0; v < VEC; ++v) r[k][v] = 0.f;
@@ -77,13 +77,45 @@ __device__ __forceinline__ void load_row(const Lanes& at, const T* base, u64 row
     }
 }
 
+// The lane's share of a row as loads leave it: int8 wait four to a register, and become floats when their turn comes.
+template <typename T> struct Loaded {
+    Row row;
+
+    __device__ __forceinline__ void load(const Lanes& at, const T* base, u64 row_of, bool on) {
+        load_row(at, base, row_of, on, row);
+    }
+    __device__ __forceinline__ void pack(int k, float (&v)[VEC]) const {
+#pragma unroll
+        for (int x = 0; x < VEC; ++x) v[x] = row[k][x];
+    }
+};
+
+#ifdef STRIDE
+// Int8 are never infinite, so what should not count is loaded all the same, from row 0 or pack 0, and weighted 0 or not stored: a
+// load under a condition is followed by moves that wait for it, and then few loads are in flight. UNROLL is a power of two, so that
+// the edges that a slot asks for are those of this turn.
+template <> struct Loaded<q8> {
+    PackWord<q8, VEC> word[PACKS];
+
+    __device__ __forceinline__ void load(const Lanes& at, const q8* base, u64 row_of, bool) {
+        typedef typename Word<VEC>::type Whole;
+#pragma unroll
+        for (int k = 0; k < PACKS; ++k) {
+            const q8* mine = base + (at.owns(k / KV, k % KV) ? at.offset(k / KV, k % KV) : 0);
+            word[k].word = __ldg(reinterpret_cast<const Whole*>(mine + row_of * (u64)STRIDE));
+        }
+    }
+    __device__ __forceinline__ void pack(int k, float (&v)[VEC]) const { Unpack<q8, VEC>::into(word[k], v); }
+};
+#endif
+
 template <typename T>
 __device__ __forceinline__ void store_row(const Lanes& at, T* base, u64 row, const Row& r) {
     T* p = base + row * (u64)(H * D);
 #pragma unroll
     for (int k = 0; k < PACKS; ++k) {
         const int kh = k / KV, kv = k % KV;
-        if (at.owns(kh, kv)) store_pack<T, VEC>(p + at.offset(kh, kv), r[k]);
+        if (at.owns(kh, kv)) store_packs<T, VEC>(p + at.offset(kh, kv), r[k]);
     }
 }
 

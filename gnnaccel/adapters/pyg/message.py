@@ -83,6 +83,9 @@ class _Edge:
 
     __rmul__ = __mul__
 
+    def __imul__(self, other: Any) -> Any:  # would change the caller's tensor
+        raise _Unseen
+
     def __neg__(self) -> _Edge:
         return _Edge(lambda given: -self.make(given))
 

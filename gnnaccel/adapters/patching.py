@@ -1,8 +1,10 @@
 """Replacing attributes of a host's classes and modules, and restoring them exactly."""
 from __future__ import annotations
 
+import contextlib
 import threading
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,14 +79,25 @@ class PatchSet:
                 _replaced.discard((id(patch.owner), patch.name))
                 if vars(patch.owner).get(patch.name, _ABSENT) is not patch.new:
                     drifted.append(patch.path)
-                elif patch.original is _ABSENT:
-                    delattr(patch.owner, patch.name)
                 else:
-                    setattr(patch.owner, patch.name, patch.original)
+                    _put_back(patch)
         if drifted:
             warnings.warn(f"gnnaccel left {', '.join(drifted)} alone: replaced by somebody else after gnnaccel. To "
                           "get the original back, undo theirs before gnnaccel.disable()", RuntimeWarning, stacklevel=2)
         return drifted
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """A block in which everything is as it was before, but for what somebody else has replaced since."""
+        with _lock:
+            taken = [patch for patch in self._patches if vars(patch.owner).get(patch.name, _ABSENT) is patch.new]
+        for patch in taken:
+            _put_back(patch)
+        try:
+            yield
+        finally:
+            for patch in taken:
+                setattr(patch.owner, patch.name, patch.new)
 
     def names(self) -> list[str]:
         """Dotted paths of what is replaced now, in the order of replacement."""
@@ -92,3 +105,10 @@ class PatchSet:
 
     def __len__(self) -> int:
         return len(self._patches)
+
+
+def _put_back(patch: Patch) -> None:
+    if patch.original is _ABSENT:
+        delattr(patch.owner, patch.name)
+    else:
+        setattr(patch.owner, patch.name, patch.original)

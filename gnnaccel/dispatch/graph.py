@@ -66,6 +66,7 @@ class GraphView:
         self._csr_by_id: Rows | None = None
         self._edges: Edges | None = None
         self._covered: Tensor | None = None
+        self._inverse_degree: Tensor | None = None
         self._no_isolated: bool | None = None
         self._by_sort = self.deterministic or self.num_edges >= SORT_FROM
         self._stream = 0
@@ -129,6 +130,17 @@ class GraphView:
                 some[self.edges().dst] = True
             self._covered = some.to(dtype).unsqueeze(1)
         return self._covered
+
+    @_ordinary_tensors
+    def inverse_degree(self) -> Tensor:
+        """[num_dst] fp32: one over the number of edges that enter a node, 1 where there is none."""
+        if self._inverse_degree is None:
+            if self._csc is not None:
+                degree = self.csc(places=False).indptr.diff()
+            else:
+                degree = torch.bincount(self.edges(ids=False).dst, minlength=self.num_dst)
+            self._inverse_degree = 1.0 / degree.clamp(min=1).float()
+        return self._inverse_degree
 
     def all_covered(self) -> bool:
         """Whether every destination is known to have an edge; False while the device has not reported."""

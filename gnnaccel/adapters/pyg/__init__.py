@@ -1,7 +1,7 @@
-"""PyG: ``forward`` of the known layer classes, replaced by a wrapper that asks the router.
+"""PyG: ``forward`` of the known layer classes, replaced by a wrapper that asks the router; of all others `propagate`.
 
 Classes are patched, never instances, so state_dict, pickle, deepcopy, DDP and hooks see nothing. `torch.jit.script` reads
-the source of ``forward``; while it runs, the originals are back.
+the source of what it compiles; while it runs, the originals are back.
 """
 from __future__ import annotations
 
@@ -41,14 +41,16 @@ def install(patches: PatchSet) -> list[str]:
     import torch
     from torch_geometric import nn
 
-    classes = []
+    from gnnaccel.adapters.pyg import graph_norm, propagate
+
     for name, (module, node_dim) in LAYERS.items():
         cls = getattr(nn, name)
         adapter = importlib.import_module(f"gnnaccel.adapters.pyg.{module}")
         patches.set(cls, "forward", routed(cls.forward, _Guarded(cls, adapter, node_dim)))
         rules.register_class(f"{cls.__module__}.{cls.__qualname__}")
-        classes.append(cls)
-    patches.set(torch.jit, "script", _unwrapped_while(torch.jit.script, classes))
+    propagate.install(patches)
+    graph_norm.install(patches)
+    patches.set(torch.jit, "script", _unwrapped_while(torch.jit.script, patches))
     return patches.names()
 
 
@@ -93,17 +95,10 @@ def _unbound(layer: Any, call: Any) -> None:
     """Of layers whose calls are never bound."""
 
 
-def _unwrapped_while(script: Any, classes: list[type]) -> Any:
+def _unwrapped_while(script: Any, patches: PatchSet) -> Any:
     @functools.wraps(script)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        with _scripting:
-            ours = {cls: cls.__dict__["forward"] for cls in classes}
-            try:
-                for cls, forward in ours.items():
-                    cls.forward = getattr(forward, "__wrapped__", forward)
-                return script(*args, **kwargs)
-            finally:
-                for cls, forward in ours.items():
-                    cls.forward = forward
+        with _scripting, patches.aside():
+            return script(*args, **kwargs)
 
     return wrapped

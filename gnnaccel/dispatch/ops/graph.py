@@ -5,21 +5,23 @@ from torch import Tensor
 
 from gnnaccel.dispatch import cache
 from gnnaccel.dispatch.graph import GraphView
+from gnnaccel.dispatch.joined import JoinedView
 
 
 class OpGraph:
     """Edges ``edge_index`` [2, E], int32 or int64, from ``num_src`` to ``num_dst`` nodes. Features of edges are in that order.
+    ``flipped``: its second row holds the sources.
 
     It holds ``edge_index``, so that what is made of it can be made in backward too.
     """
 
-    __slots__ = ("edge_index", "num_src", "num_dst", "cached", "_ends", "_view")
+    __slots__ = ("edge_index", "num_src", "num_dst", "flipped", "cached", "_ends", "_view")
 
-    def __init__(self, edge_index: Tensor, num_src: int, num_dst: int):
-        self.edge_index, self.num_src, self.num_dst = edge_index, num_src, num_dst
+    def __init__(self, edge_index: Tensor, num_src: int, num_dst: int, flipped: bool = False, view: GraphView | None = None):
+        self.edge_index, self.num_src, self.num_dst, self.flipped = edge_index, num_src, num_dst, flipped
         self.cached = "none"  # what the structure cache said, for records
         self._ends: tuple[Tensor, Tensor] | None = None
-        self._view: GraphView | None = None
+        self._view = view
 
     @property
     def num_edges(self) -> int:
@@ -29,7 +31,7 @@ class OpGraph:
         """[E]: the node of each edge at its source ("u") or destination ("v")."""
         if self._ends is None:
             src, dst = self.edge_index.unbind(0)
-            self._ends = src, dst
+            self._ends = (dst, src) if self.flipped else (src, dst)
         return self._ends[target == "v"]
 
     def rows(self, target: str) -> int:
@@ -39,9 +41,26 @@ class OpGraph:
     def view(self) -> GraphView:
         """The structure that kernels read, from the structure cache."""
         if self._view is None:
-            self._view, self.cached = cache.lookup(self.edge_index, self.num_src, self.num_dst)
+            if self.flipped:
+                self._view, self.cached = cache.lookup_many((self.edge_index,), self._sizes(), self._turned)
+            else:
+                self._view, self.cached = cache.lookup(self.edge_index, self.num_src, self.num_dst)
         return self._view
+
+    def known(self) -> bool:
+        """Whether `view` is there already."""
+        return self._view is not None or cache.peek_many((self.edge_index,), self._sizes())
+
+    def _sizes(self) -> tuple:
+        return ("flipped", self.num_src, self.num_dst) if self.flipped else (self.num_src, self.num_dst, 0)
+
+    def _turned(self, own: bool) -> GraphView:
+        return JoinedView((self.edge_index,), self.num_src, self.num_dst, _reversed_ends, own)
 
     def facts(self) -> dict[str, int]:
         """Of the graph, for records."""
         return dict(num_src=self.num_src, num_dst=self.num_dst, num_edges=self.num_edges)
+
+
+def _reversed_ends(edge_index: Tensor) -> tuple[Tensor, Tensor]:
+    return edge_index[1], edge_index[0]

@@ -78,18 +78,19 @@ def choose(call: OpCall | Reason, native: bool, config: Config | None) -> Choice
     """The route of a call; ``native``: the host's own code can run it."""
     if type(call) is Reason:
         return Choice("native", ((_KERNELS, call),))
-    why = reason("GA104") if config is None else _kernel_reason(call, config)
+    why = reason("GA104") if config is None else kernel_reason(call, config)
     if why is None and native and _host_is_as_good(call, config):
         why = reason("GA401", "the tensors are on the CPU, where the host's own kernels are as good")
     if why is None:
         return Choice("cuda", ())
     if not native:
         return Choice("torch", ((_KERNELS, why),))
-    against = _torch_reason(call, config)
+    against = torch_reason(call, config)
     return Choice("torch", ((_KERNELS, why),)) if against is None else Choice("native", ((_KERNELS, why), (_TORCH, against)))
 
 
-def _kernel_reason(call: OpCall, config: Config) -> Reason | None:
+def kernel_reason(call: OpCall, config: Config) -> Reason | None:
+    """Why a call cannot be run by kernels."""
     if config.backend == "torch":
         return reason("GA406", "backend='torch' was asked for")
     if not driver.placed():
@@ -101,7 +102,7 @@ def _kernel_reason(call: OpCall, config: Config) -> Reason | None:
     return compile_reason(call.kernel) if type(call.kernel) is Kernel else call.kernel
 
 
-def _torch_reason(call: OpCall, config: Config) -> Reason | None:
+def torch_reason(call: OpCall, config: Config) -> Reason | None:
     """Why torch operations do not stand in for the host's own code where that can run."""
     if config.backend == "cuda":
         return reason("GA406", "backend='cuda' was asked for")

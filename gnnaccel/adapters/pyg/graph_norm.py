@@ -1,0 +1,139 @@
+"""What layers derive from the graph alone at every call, such as GCN's normalisation and added self loops, kept with the caller's
+tensors and handed out again for as long as those stay as they are.
+
+Being the same tensors each time, they find the structure that was built for them. PyG's modules import these functions from each
+other by name, so every such name is replaced.
+"""
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.compiler import is_compiling
+
+from gnnaccel.adapters.guards import context_reason
+from gnnaccel.adapters.patching import PatchSet
+from gnnaccel.dispatch import cache
+from gnnaccel.dispatch.config import current
+
+#: functions that layers' modules call at every forward, by module
+_LOOPS = {"cluster_gcn_conv": ("remove_self_loops", "add_self_loops"), "eg_conv": ("add_remaining_self_loops",),
+          "simple_conv": ("add_self_loops",)}
+_CONV = "torch_geometric.nn.conv."
+_PLAIN = (int, float, bool, str, torch.dtype, type(None))
+
+
+def install(patches: PatchSet) -> None:
+    """Replace the functions through ``patches``: GCN's wherever a module of PyG has it, others where `_LOOPS` says."""
+    native = importlib.import_module(_CONV + "gcn_conv").gcn_norm
+    ours = keeping(native)
+    modules = {id(m): m for name, m in list(sys.modules.items()) if name.startswith("torch_geometric.") and hasattr(m, "__dict__")}
+    for module in modules.values():
+        for name, value in list(vars(module).items()):
+            if value is native:
+                patches.set(module, name, ours)
+    for name, functions in _LOOPS.items():
+        module = importlib.import_module(_CONV + name)
+        for function in functions:
+            patches.set(module, function, keeping(getattr(module, function)))
+    cheb = importlib.import_module(_CONV + "cheb_conv").ChebConv
+    patches.set(cheb, "__norm__", keeping(getattr(cheb, "__norm__"), method=True))
+
+
+def keeping(native: Callable, method: bool = False) -> Callable:
+    """``native``, a function of tensors and plain values that gives a tuple of tensors, with its results kept. ``method``: of a
+    class, whose instances do not matter to it.
+
+    Not kept: what depends on a tensor that wants a gradient, is a sparse or an inference tensor, or of a subclass; what is
+    computed while something traces.
+    """
+    name = f"{native.__module__}.{native.__qualname__}"
+
+    @functools.wraps(native)
+    def kept(*args: Any, **kwargs: Any) -> Any:
+        if is_compiling() or current() is None:
+            return native(*args, **kwargs)
+        key = _key(name, args[1:] if method else args, kwargs)
+        if key is None or context_reason() is not None:
+            return native(*args, **kwargs)
+        tensors, values = key
+        made = None
+
+        def make(own: bool) -> _Kept:
+            nonlocal made
+            made = _computed(native, args, kwargs)
+            return _Kept(tensors, made)
+
+        entry = cache.lookup_many(tensors, values, make)[0]
+        if made is not None:
+            return made
+        found = entry.get(tensors)
+        if found is None:  # somebody has changed what was handed out
+            found = _computed(native, args, kwargs)
+            entry.keep(tensors, found)
+        return found
+
+    return kept
+
+
+@torch.inference_mode(False)  # what is kept may take part in training later
+@torch.no_grad()
+def _computed(native: Callable, args: tuple, kwargs: dict) -> Any:
+    return native(*args, **kwargs)
+
+
+def _key(name: str, args: tuple, kwargs: dict) -> tuple[tuple[Tensor, ...], tuple] | None:
+    """The tensors among the arguments, and all else that the result depends on; None where it is not to be kept."""
+    tensors, values = [], [name, *kwargs]
+    for value in (*args, *kwargs.values()):
+        if type(value) is Tensor:
+            if value.requires_grad or value.layout != torch.strided or value.is_inference() or value.is_meta:
+                return None
+            tensors.append(value)
+            values.append("tensor")
+        elif type(value) in _PLAIN:
+            values.append(value)
+        else:
+            return None
+    if not tensors:
+        return None
+    device = tensors[0].device.type
+    values.append(torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None)
+    return tuple(tensors), tuple(values)
+
+
+class _Kept:
+    """The tensors ``found``, derived from ``given``, as `cache.lookup_many` keeps them."""
+
+    touched = False
+
+    def __init__(self, given: tuple[Tensor, ...], found: tuple):
+        self.keep(given, found)
+
+    def keep(self, given: tuple[Tensor, ...], found: tuple) -> None:
+        memory = {t.untyped_storage().data_ptr(): i for i, t in enumerate(given) if t.numel()}
+        #: for each: the tensor; or the place of a given one, which must not keep itself alive; False where it is a part of one
+        self._found: list[Any] = []
+        for t in found:
+            at = None if t is None else memory.get(t.untyped_storage().data_ptr())
+            self._found.append(t if at is None else at if given[at] is t else False)
+        self._versions = [t._version if type(t) is Tensor else 0 for t in self._found]
+
+    def get(self, given: tuple[Tensor, ...]) -> tuple | None:
+        """What was kept; None where it cannot be used again."""
+        for t, version in zip(self._found, self._versions):
+            if t is False or (type(t) is Tensor and (t._version != version or t.requires_grad)):
+                return None
+        return tuple(given[t] if type(t) is int else t for t in self._found)
+
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return sum(t.nbytes for t in self._found if type(t) is Tensor)
+
+    def bind(self, *given: Tensor) -> None:
+        """Nothing: all is computed already."""

@@ -1,0 +1,80 @@
+"""The reduction of weighted neighbours, as plain aggregation layers need it: ``out[i] = reduce over the edges e = (j, i) of w_e x_j``.
+
+What differs from `torch_ops.gspmm`: nodes without edges get 0 whatever the reduction, equal extrema share the gradient evenly, NaN
+wins every comparison, and there is a mean.
+"""
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnaccel.dispatch.ops.graph import OpGraph
+from gnnaccel.dispatch.ops.operands import DTYPES
+from gnnaccel.dispatch.reasons import Reason, reason
+
+REDUCES = ("sum", "mean", "max", "min")
+_HALF = (torch.float16, torch.bfloat16)
+
+
+class Aggregation(NamedTuple):
+    """``x`` [num_src, *features]; ``weight`` [E, *features] of as many dimensions, which broadcast, or None; ``reduce``: one of
+    `REDUCES`; ``shape``: of a message."""
+
+    reduce: str
+    x: Tensor
+    weight: Tensor | None
+    shape: tuple[int, ...]
+
+    @property
+    def kind(self) -> str:
+        """Of the weights: "none", "edge", "head" (one for the last dimension) or "channel"."""
+        if self.weight is None:
+            return "none"
+        tail = self.weight.shape[1:]
+        if math.prod(tail) == 1 and self.shape == self.x.shape[1:]:
+            return "edge"
+        return "head" if tail[-1] == 1 and tail[:-1] == self.shape[:-1] == self.x.shape[1:-1] else "channel"
+
+
+def prepare(reduce: str, x: Tensor, weight: Tensor | None, edges: int) -> Aggregation | Reason:
+    """The aggregation over ``edges`` edges in the dtype of its messages, or what does not fit."""
+    if x.dim() < 2 or x.layout != torch.strided or x.dtype not in DTYPES or x.is_meta:
+        return reason("GA206", f"features are {x.dtype}, {x.layout}, of shape {list(x.shape)}")
+    if weight is None:
+        return Aggregation(reduce, x, None, tuple(x.shape[1:]))
+    if weight.layout != torch.strided or weight.device != x.device:
+        return reason("GA206", f"weights are {weight.layout}, on {weight.device}")
+    if weight.dim() != x.dim() or weight.shape[0] != edges:
+        return reason("GA206", f"weights {list(weight.shape)} for {edges} edges and features {list(x.shape)}")
+    shape = []
+    for a, b in zip(x.shape[1:], weight.shape[1:]):
+        if a != b and a != 1 and b != 1:
+            return reason("GA206", f"weights {list(weight.shape)} and features {list(x.shape)} do not broadcast")
+        shape.append(b if a == 1 else a)
+    if weight.dtype != x.dtype:
+        dtype = torch.promote_types(weight.dtype, x.dtype)
+        if dtype not in DTYPES:
+            return reason("GA203", f"weights are {weight.dtype}")
+        x, weight = x.to(dtype), weight.to(dtype)
+    return Aggregation(reduce, x, weight, tuple(shape))
+
+
+def plain(graph: OpGraph, given: Aggregation) -> Tensor:
+    """[num_dst, *shape] on torch operations; messages have the size of the edges. Differentiable any number of times."""
+    message = given.x.index_select(0, graph.index("u"))
+    if given.weight is not None:
+        message = given.weight * message
+    index = graph.index("v")
+    if given.reduce in ("max", "min"):
+        index = index.long().view(-1, *(1,) * (message.dim() - 1)).expand_as(message)
+        zeros = message.new_zeros(graph.num_dst, *message.shape[1:])
+        return zeros.scatter_reduce(0, index, message, f"a{given.reduce}", include_self=False)
+    wide = message.float() if message.dtype in _HALF else message
+    out = wide.new_zeros(graph.num_dst, *wide.shape[1:]).index_add(0, index, wide)
+    if given.reduce == "mean":
+        degree = wide.new_zeros(graph.num_dst).index_add(0, index, wide.new_ones(graph.num_edges)).clamp(min=1)
+        out = out / degree.view(-1, *(1,) * (out.dim() - 1))
+    return out.to(message.dtype)

@@ -1,0 +1,116 @@
+"""What an aggregation is estimated to cost, natively and by us, and when a new graph's structure is worth its price.
+
+A structure serves every later aggregation over the same edges, but nobody can know whether there will be any. So what
+faster calls would have saved is added up while calls over a graph go native, and its structure is built once that is well beyond
+the price: a graph that comes once costs nothing, one that comes many times soon gains.
+"""
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnaccel.dispatch.cost import constants
+from gnnaccel.dispatch.names import IdentityMap
+from gnnaccel.dispatch.ops.aggregation import Aggregation
+from gnnaccel.dispatch.ops.graph import OpGraph
+
+_PATIENCE = 2.0  # times the price of a structure that must have been missed before it is built
+
+
+class Estimate(NamedTuple):
+    """Seconds: what a call gains over the host's own code when the structure is there, and the price of the structure."""
+
+    gain: float
+    structure: float
+
+
+def estimate(graph: OpGraph, given: Aggregation, grad: bool) -> Estimate:
+    """For one call, with its backward if ``grad``."""
+    mode = "training" if grad else "forward"
+    return (_on_cpu if given.x.device.type == "cpu" else _on_cuda)(graph, given, mode)
+
+
+def _on_cpu(graph: OpGraph, given: Aggregation, mode: str) -> Estimate:
+    rates = constants()["aggregation"]["cpu"]
+    edges, numbers = graph.num_edges, graph.num_edges * math.prod(given.shape) * given.x.element_size() / 4
+    native, ours = (_line(rates[side][mode], edges, numbers) for side in ("native", "torch"))
+    heads = given.weight[0].numel() if given.kind == "head" else 1
+    ours += (heads - 1) * edges * rates["head"]
+    return Estimate(native - ours * rates["margin"], _line(rates["structure"][mode], edges, 0))
+
+
+def _on_cuda(graph: OpGraph, given: Aggregation, mode: str) -> Estimate:
+    rates, kernels = constants()["aggregation"]["cuda"], constants()["cuda"]
+    rows = math.prod(given.shape) * given.x.element_size()
+    moved = graph.num_edges * rows
+    native = rates["native_launches"][mode] * kernels["launch"] + moved * rates["native_passes"][mode] / kernels["native_bandwidth"]
+    rate = kernels["gather_l2"] if graph.num_src * rows <= kernels["l2_bytes"] else kernels["gather_hbm"]
+    ours = rates["launches"][mode] * kernels["launch"] + moved * rates["passes"][mode] / rate
+    built = 1 if mode == "forward" else 2
+    structure = built * (graph.num_edges * kernels["structure_per_edge"] + kernels["structure_launches"] * kernels["launch"])
+    return Estimate(native - ours, structure)
+
+
+def _line(rates: list[float], edges: float, numbers: float) -> float:
+    return rates[0] + rates[1] * edges + rates[2] * numbers
+
+
+# --- graphs that may come again ----------------------------------------------------------------------------------------
+
+class Missed:
+    """What calls over some edges would have saved so far."""
+
+    __slots__ = ("version", "seconds")
+
+    def __init__(self, version: int):
+        self.version, self.seconds = version, 0.0
+
+
+_missed: IdentityMap[Missed] = IdentityMap()
+
+
+def missed(edge_index: Tensor) -> Missed:
+    """What was missed over these edges as they are now. Not of inference tensors."""
+    found = _missed.get(edge_index)
+    if found is None or found.version != edge_index._version:
+        found = Missed(edge_index._version)
+        _missed.set(edge_index, found)
+    return found
+
+
+def first_seen(edge_index: Tensor) -> bool:
+    """Whether nothing was asked about these edges before; from now on something was. Not of inference tensors."""
+    if _missed.get(edge_index) is not None:
+        return False
+    missed(edge_index)
+    return True
+
+
+def patience(estimate: Estimate) -> float:
+    """How much may be missed over a graph before its structure is worth building, one more call like this one not counted."""
+    return _PATIENCE * estimate.structure - estimate.gain
+
+
+def pays(edge_index: Tensor, estimate: Estimate) -> bool:
+    """Whether to build the structure of these edges now; notes what is missed if not."""
+    if estimate.gain > estimate.structure:
+        return not _capturing(edge_index)
+    if edge_index.is_inference():
+        return False
+    found = missed(edge_index)
+    if found.seconds > patience(estimate) and not _capturing(edge_index):
+        return True
+    found.seconds += estimate.gain
+    return False
+
+
+def _capturing(edge_index: Tensor) -> bool:
+    return edge_index.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def forget() -> None:
+    """Forget every graph."""
+    _missed.clear()

@@ -1,0 +1,61 @@
+"""Weighted neighbours summed on the CPU without a message per edge, by embedding bags over edges sorted by destination."""
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gnnaccel.dispatch.ops.aggregation import Aggregation
+from gnnaccel.dispatch.ops.graph import OpGraph
+from gnnaccel.dispatch.reasons import Reason, reason
+from gnnaccel.dispatch.torch_segments import FOLD, Segments, weighted_sum
+
+_DTYPES = (torch.float32, torch.float64)
+
+
+def unfit(graph: OpGraph, given: Aggregation) -> Reason | None:
+    """Why this cannot be computed so; then `aggregation.plain` can."""
+    if given.reduce not in ("sum", "mean"):
+        return reason("GA208", f"{given.reduce} over neighbours has no faster way on a CPU")
+    if given.kind == "channel" or not all(given.shape):
+        return reason("GA208", f"weights of shape {list(given.weight.shape)}" if given.weight is not None else "rows are empty")
+    if given.x.dtype not in _DTYPES:
+        return reason("GA203", f"{given.x.dtype} features on a CPU")
+    return None if graph.num_edges else reason("GA303")
+
+
+def run(graph: OpGraph, given: Aggregation) -> Tensor:
+    """`aggregation.plain` of what is not `unfit`."""
+    view = graph.view()
+    edges = view.edges(ids=given.weight is not None)
+    segments = edges.segments(graph.num_src)
+    if given.weight is None:
+        out = _Sum.apply(segments, given.x.flatten(1))
+    else:
+        weight = given.weight if edges.eid is None else given.weight.index_select(0, edges.eid)
+        out = weighted_sum(segments, weight.reshape(-1), given.x.flatten(1)) if given.kind == "edge" else _by_head(
+            segments, weight.flatten(1), given.x.flatten(1, -2))
+    if given.reduce == "mean":
+        out = out * view.inverse_degree().to(out.dtype).unsqueeze(1)
+    return out.view(-1, *given.shape)
+
+
+def _by_head(segments: Segments, weight: Tensor, x: Tensor) -> Tensor:
+    """[num_dst, heads * width]: weight [E, heads], x [num_src, heads, width]; head by head, or folded into one graph."""
+    heads = x.shape[1]
+    if segments.src.shape[0] * heads <= FOLD:
+        found = weighted_sum(segments.fold(heads), weight.t().reshape(-1), x.transpose(0, 1).flatten(0, 1))
+        return found.view(heads, segments.num_dst, -1).transpose(0, 1).flatten(1)
+    return torch.cat([weighted_sum(segments, w, rows) for w, rows in zip(weight.unbind(1), x.unbind(1))], 1)
+
+
+class _Sum(torch.autograd.Function):
+    """Sums without weights; backward is one too, over the graph with its edges reversed."""
+
+    @staticmethod
+    def forward(ctx, segments, x):
+        ctx.segments = segments
+        return torch.embedding_bag(x.contiguous(), segments.src, segments.ptr, False, 0, False, None, True)[0]
+
+    @staticmethod
+    def backward(ctx, grad):
+        return None, _Sum.apply(ctx.segments.turned, grad)

@@ -1,0 +1,153 @@
+"""The way of one aggregation inside a host's layer: what speaks for and against each candidate, the run, the record."""
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnaccel.cuda import driver
+from gnnaccel.dispatch import counters, records, router, rules
+from gnnaccel.dispatch.config import Config
+from gnnaccel.dispatch.ops import aggregation, aggregation_cost, aggregation_cpu, aggregation_cuda
+from gnnaccel.dispatch.ops.aggregation import Aggregation
+from gnnaccel.dispatch.ops.aggregation_cost import Estimate
+from gnnaccel.dispatch.ops.call import OpCall
+from gnnaccel.dispatch.ops.graph import OpGraph
+from gnnaccel.dispatch.ops.route import kernel_reason
+from gnnaccel.dispatch.reasons import Reason, reason
+
+_KERNELS, _TORCH = "kernels", "torch operations"
+_ON_CPU = reason("GA401", "the tensors are on the cpu, the kernels need a CUDA device")
+_NO_GAIN = reason("GA301", "torch operations gain nothing on a GPU")
+_MAY_NOT_COME_AGAIN = reason("GA301", "the gain does not pay for the structure of a graph that may not come again")
+_saved_tensor_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda ignore_is_tracing: None)
+Run = Callable[[OpGraph, Aggregation], Tensor]
+
+
+class Decision(NamedTuple):
+    """``run``: None on the native route; ``estimate``: what such a call gains, if that was asked."""
+
+    route: str
+    kernel: str | None
+    run: Run | None
+    rejected: tuple[tuple[str, Reason], ...]
+    estimate: Estimate | None
+
+    @property
+    def code(self) -> str | None:
+        """Why it is native."""
+        return self.rejected[0][1].code if self.run is None and self.rejected else None
+
+
+def native(why: Reason) -> Decision:
+    """The host's own code, for a reason that no candidate changes."""
+    return Decision("native", None, None, ((_KERNELS, why),), None)
+
+
+def decide(graph: OpGraph, given: Aggregation, config: Config) -> Decision:
+    """The route of an aggregation. Builds nothing but kernels."""
+    on_cpu = given.x.is_cpu and not driver.placed()
+    if on_cpu and config.backend == "auto":
+        against = _ON_CPU
+    else:
+        call = OpCall(given.x.device, given.x.dtype, lambda: None, aggregation_cuda.kernel(graph, given), graph)
+        against = kernel_reason(call, config)
+        if against is None:
+            why, estimate = _cost_reason(graph, given, config)
+            if why is None:
+                return Decision("cuda", call.kernel.name, aggregation_cuda.run, (), estimate)
+            return Decision("native", None, None, ((_KERNELS, why),), estimate)
+    return _without_kernels(graph, given, config, against)
+
+
+def _without_kernels(graph: OpGraph, given: Aggregation, config: Config, against: Reason) -> Decision:
+    estimate, unfit = None, aggregation_cpu.unfit(graph, given) if given.x.is_cpu else _NO_GAIN
+    if config.backend == "cuda":
+        why = reason("GA406", "backend='cuda' was asked for")
+    elif config.when == "supported":
+        why = None
+    else:
+        why = unfit
+        if why is None:
+            why, estimate = _cost_reason(graph, given, config)
+    if why is not None:
+        return Decision("native", None, None, ((_KERNELS, against), (_TORCH, why)), estimate)
+    run = aggregation_cpu.run if unfit is None else aggregation.plain
+    return Decision("torch", _TORCH if unfit is not None else "embedding bags", run, ((_KERNELS, against),), estimate)
+
+
+def _cost_reason(graph: OpGraph, given: Aggregation, config: Config) -> tuple[Reason | None, Estimate | None]:
+    """Why the host's own code is no slower."""
+    if config.when != "profitable":
+        return None, None
+    grad = torch.is_grad_enabled() and (given.x.requires_grad or (given.weight is not None and given.weight.requires_grad))
+    found = aggregation_cost.estimate(graph, given, grad)
+    if found.gain <= 0:
+        return reason("GA301"), None
+    # A checkpoint may be about to repeat this call, and must then find the same route: for it the structure counts as there.
+    if graph.known() or checkpointed() or aggregation_cost.pays(graph.edge_index, found):
+        return None, found
+    return _MAY_NOT_COME_AGAIN, found
+
+
+def checkpointed() -> bool:
+    """Whether saved tensors go through hooks here."""
+    return _saved_tensor_hooks(True) is not None
+
+
+# --- the run -----------------------------------------------------------------------------------------------------------
+
+def run(layer: Any, host: str, found: tuple[OpGraph, Aggregation] | None, decision: Decision, config: Config,
+        finish: Callable[[Tensor], Any], call_native: Callable[[], Any], start: int) -> Any:
+    """Count, record and run one call of ``layer``. ``finish``: what the layer makes of the result; ``start``: when the call began, 0
+    when nobody listens."""
+    name = type(layer).__name__
+    spent = (time.perf_counter_ns() - start) / 1e3
+    counters.count(name, decision.route, decision.code)
+    if decision.run is None:
+        if start:
+            _record(layer, host, found, decision, spent)
+        if config.on_fallback != "native" and not _by_design(decision):
+            router.object_to(name, config.on_fallback, decision.rejected)
+        return call_native()
+    out = decision.run(*found)
+    if start:
+        number = _record(layer, host, found, decision, spent)
+        if out.requires_grad:
+            out.register_hook(lambda _: _record_backward(layer, host, found[1], decision, number))
+    return finish(out)
+
+
+def _by_design(decision: Decision) -> bool:
+    """Whether going native is no fallback: the user's own rules, or the host's code is the one for so small a call."""
+    last = decision.rejected[-1][1].code
+    return last.startswith("GA1") or last in ("GA301", "GA303")
+
+
+def _fields(layer: Any, host: str, given: Aggregation | None, decision: Decision) -> dict[str, Any]:
+    device = "cpu" if given is None else given.x.device.type
+    dtype = None if given is None else str(given.x.dtype).removeprefix("torch.")
+    autocast = str(torch.get_autocast_dtype(device)).removeprefix("torch.") if torch.is_autocast_enabled(device) else None
+    return dict(host=host, layer=type(layer).__name__, name=rules.qualified_name(layer), route=decision.route,
+                kernel=decision.kernel, dtype=dtype, out_dtype=dtype, autocast=autocast, training=bool(layer.training),
+                deterministic=torch.are_deterministic_algorithms_enabled(),
+                capturing=device == "cuda" and torch.cuda.is_current_stream_capturing())
+
+
+def _record(layer: Any, host: str, found: tuple[OpGraph, Aggregation] | None, decision: Decision,
+            spent: float) -> int:
+    graph, given = found or (None, None)
+    rejected = [dict(candidate=candidate, code=r.code, text=r.text, hint=r.hint) for candidate, r in decision.rejected]
+    record = records.new(graph=None if graph is None else graph.facts(), rejected=rejected, grad=torch.is_grad_enabled(),
+                         cache="none" if graph is None else graph.cached, overhead_us=spent,
+                         **_fields(layer, host, given, decision))
+    records.emit(record)
+    return record["call"]
+
+
+def _record_backward(layer: Any, host: str, given: Aggregation, decision: Decision, number: int) -> None:
+    if records.listening():
+        records.emit(records.new(direction="backward", forward_call=number, grad=True, **_fields(layer, host, given, decision)))

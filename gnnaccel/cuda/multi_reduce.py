@@ -1,4 +1,4 @@
-"""Launchers for several reduces of each row's messages in one pass (``src/multi_reduce.cu``); gradients: `multi_reduce_backward`."""
+"""Launchers for several reduces of each row's messages in one pass (``src/multi_reduce.cu``)."""
 from __future__ import annotations
 
 import functools
@@ -117,9 +117,11 @@ def forward(variant: Variant, graph: Rows, x: Tensor, weight: Tensor | None = No
     launch = graph.launch()
     memory, (part, _, _) = workspace(launch.chunks, (variant.partial * size, 0, 0), device)
     given, found = (x.data_ptr(), pointer(weight)), (out.data_ptr(), pointer(counts), pointer(mean))
-    variant.kernels("forward")(grid(launch.slots + rows, layout), THREADS, 0, launch.graph + launch.split + given + found + (part,))
+    variant.kernels("forward")(grid(launch.slots + rows, layout), THREADS, 0,
+                               launch.graph + launch.split + given + found + (part,))
     if launch.heavy:
-        variant.kernels("merge")(grid(launch.heavy, layout), THREADS, 0, launch.merge + launch.graph[:3] + given + (part,) + found)
+        variant.kernels("merge")(grid(launch.heavy, layout), THREADS, 0,
+                                 launch.merge + launch.graph[:3] + given + (part,) + found)
     return Reduced(out, counts, mean)
 
 
@@ -128,7 +130,8 @@ def check_graph(variant: Variant, graph: Rows, x: Tensor, weight: Tensor | None,
     if graph.wide != variant.wide:
         raise ValueError(f"the graph's offsets are {graph.indptr.dtype}, but the variant has wide={variant.wide}")
     if variant.weight != "none" and graph.place.shape[0] != graph.other.shape[0]:
-        raise ValueError(f"the graph has {graph.place.shape[0]} places for {graph.other.shape[0]} edges: build it with places=True")
+        raise ValueError(f"the graph has {graph.place.shape[0]} places for {graph.other.shape[0]} edges: build it with "
+                         "places=True")
     device = graph.indptr.device
     check("x", x, (own, variant.heads, variant.width), variant.row, device, variant.layout.vec)
     if (weight is None) != (variant.weight == "none"):

@@ -178,7 +178,8 @@ def test_scheduling_does_not_change_the_result(chunk_edges):
 
 
 @pytest.mark.parametrize("change, message", [
-    (dict(row=torch.float64), "row=torch.float64"), (dict(reduces=("prod",)), "reduces=.*prod"), (dict(reduces=()), "one or more"),
+    (dict(row=torch.float64), "row=torch.float64"), (dict(reduces=("prod",)), "reduces=.*prod"),
+    (dict(reduces=()), "one or more"),
     (dict(reduces=("max", "max")), "each once"), (dict(heads=0), "heads=0"), (dict(weight="node"), "weight='node'")])
 def test_variants_that_no_kernel_covers(change, message):
     with pytest.raises(ValueError, match=message):

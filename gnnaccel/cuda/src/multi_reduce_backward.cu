@@ -34,7 +34,8 @@ __device__ __forceinline__ float share(float m, float best, const float* shares,
     return best != best ? best : m == best ? shares[index] : 0.f;
 }
 
-__device__ __forceinline__ float message_grad(const Terms& t, int k, int c, float m, const float* coefficients, u64 row, int offset) {
+__device__ __forceinline__ float message_grad(const Terms& t, int k, int c, float m, const float* coefficients, u64 row,
+                                              int offset) {
     float d = LINEAR ? t.a[k][c] : 0.f;
     if (MOMENTS) d = fmaf(t.b[k][c], m, d);
     if (TOP) d += share(m, t.top[k][c], coefficients, term(row, SHARES) * (H * D) + offset);
@@ -120,6 +121,8 @@ backward(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const 
     else clear_row(own);
     for (OFF_T rest = it.end - it.begin; rest > 0; rest -= 32) {
         const Turn t(at, g, it.end, rest);
+        Row of_turn;  // summed apart, so that a long row rounds a number of the sum's size once per turn only
+        clear_row(of_turn);
         for (int first = 0; first < t.edges; first += SLOTS * FLIGHT) {
             Terms terms[FLIGHT];
             u64 row[FLIGHT];
@@ -141,10 +144,11 @@ backward(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const 
                         const float f = w[u][k / KV];
                         const float d = message_grad(terms[u], k, c, message(own[k][c], f), coefficients, row[u],
                                                      at.offset(k / KV, k % KV) + c);
-                        sum[k][c] = WEIGHT == NO_WEIGHT ? sum[k][c] + d : fmaf(f, d, sum[k][c]);
+                        of_turn[k][c] = WEIGHT == NO_WEIGHT ? of_turn[k][c] + d : fmaf(f, d, of_turn[k][c]);
                     }
                 }
         }
+        add_row(sum, of_turn);
     }
     sum_slots(sum);
     if (at.slot != 0) return;

@@ -45,14 +45,16 @@ def install(patches: PatchSet) -> list[str]:
     from dgl.nn import pytorch as nn
 
     from gnnaccel.adapters.dgl import bridge, graphs, ops, plain
+    from gnnaccel.adapters.dgl.bridge import zero_degree
 
     for name, module in LAYERS.items():
         cls = getattr(nn, name, None)
         if cls is None:  # older versions have fewer layers
             continue
         adapter = importlib.import_module(f"gnnaccel.adapters.dgl.{module}")
-        forward = routed(cls.forward, _Guarded(cls, adapter))
-        patches.set(cls, "forward", ops.around(plain.on_cpu_native(forward, cls.forward, name) if name in PLAIN else forward))
+        native = zero_degree.telling(cls.forward) if name in PLAIN else cls.forward
+        forward = routed(native, _Guarded(cls, adapter))
+        patches.set(cls, "forward", ops.around(plain.on_cpu_native(forward, native, name) if name in PLAIN else forward))
         rules.register_class(f"{cls.__module__}.{cls.__qualname__}")
     patches.set(HeteroGraphIndex, "get_relation_graph", graphs.remembering(HeteroGraphIndex.get_relation_graph))
     ops.install(patches)

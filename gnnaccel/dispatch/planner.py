@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from gnnaccel.dispatch import cost, patterns, specs
 from gnnaccel.dispatch.config import Config
+from gnnaccel.dispatch.ops.plain import PlainRequest
 from gnnaccel.dispatch.reasons import Reason, reason
 from gnnaccel.dispatch.relational import costs
 from gnnaccel.dispatch.relational.request import RelationalRequest
@@ -36,9 +37,12 @@ class Plan:
 
 
 _memo: dict[tuple, Plan] = {}
+#: by what is asked: the candidates, and the cost of the host's own code
+_FAMILIES = {Request: (specs.ATTENTION, cost.native), RelationalRequest: (specs.RELATIONAL, costs.native),
+             PlainRequest: (specs.PLAIN, lambda request: None)}
 
 
-def plan(request: Request | RelationalRequest, config: Config) -> Plan:
+def plan(request: Request | RelationalRequest | PlainRequest, config: Config) -> Plan:
     """The route for ``request`` under ``config``."""
     key = (config.epoch, request)
     found = _memo.get(key)
@@ -57,8 +61,7 @@ def forget() -> None:
 def _decide(request: Request, config: Config) -> Plan:
     rejected: list[tuple[str, Reason]] = []
     able: list[tuple[float, int, KernelSpec, float | None]] = []
-    relational = type(request) is RelationalRequest
-    candidates, native_cost = (specs.RELATIONAL, costs.native) if relational else (specs.ATTENTION, cost.native)
+    candidates, native_cost = _FAMILIES[type(request)]
     for rank, spec in enumerate(candidates):
         why = spec.unsupported(request, config)
         if why:

@@ -11,6 +11,8 @@ from gnnaccel.cuda.layout import MAX_WIDTH, TYPES
 from gnnaccel.dispatch import attention, cost, patterns
 from gnnaccel.dispatch.config import Config
 from gnnaccel.dispatch.graph import kernels_run_on
+from gnnaccel.dispatch.ops import neighbours
+from gnnaccel.dispatch.ops.plain import PlainRequest
 from gnnaccel.dispatch.reasons import Reason, reason
 from gnnaccel.dispatch.relational import costs
 from gnnaccel.dispatch.relational.prepare import prepare
@@ -33,7 +35,7 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _environment(request: Request | RelationalRequest) -> list[Reason]:
+def _environment(request: Request | RelationalRequest | PlainRequest) -> list[Reason]:
     if driver.placed():
         return []
     if not kernels_run_on(torch.device(request.device)):
@@ -116,4 +118,28 @@ def _relational_cuda_reasons(request: RelationalRequest, config: Config) -> list
 RELATIONAL = (
     KernelSpec("relational: segment GEMM + fused traversals", "cuda", _relational_cuda_reasons, costs.cuda),
     KernelSpec("torch backend, compacted and reordered", "torch", _torch_reasons, costs.torch_backend),
+)
+
+
+# --- plain -------------------------------------------------------------------------------------------------------------
+
+def _plain_cuda_reasons(request: PlainRequest, config: Config) -> list[Reason]:
+    if config.backend == "torch":
+        return [reason("GA406", "backend='torch' was asked for")]
+    why = _environment(request)
+    if request.row not in TYPES:
+        why.append(reason("GA203", f"{_name(request.row)} rows; the kernels take {', '.join(_name(t) for t in TYPES)}"))
+    if request.many:
+        why.append(reason("GA206", "2**31 edges or more; the kernels of plain layers count them in int32"))
+    if not why:
+        try:
+            neighbours.prepare(request.reduce, request.width, request.row, request.weighted)
+        except driver.CompileError as problem:
+            return [reason("GA403", str(problem).strip().partition("\n")[0])]
+    return why
+
+
+PLAIN = (  # costs are unknown: on a GPU that pays, on a CPU the host's kernels are as good
+    KernelSpec("aggregate: scaled sums of neighbours", "cuda", _plain_cuda_reasons, lambda request: None),
+    KernelSpec("torch operations", "torch", _torch_reasons, lambda request: None),
 )

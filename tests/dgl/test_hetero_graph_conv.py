@@ -131,27 +131,27 @@ def natively(route, code: str, made: HeteroGraphConv, *args, **kwargs) -> None:
     ids=["both", "left", "activation", "gcn", "pool", "sage activation", "sage norm"])
 def test_options_of_the_layers(route, inside):
     made = HeteroGraphConv({name[1]: inside() for name in RELATIONS}).to(route.device)
-    natively(route, "GA208", made, graph().to(route.device), {k: t.to(route.device) for k, t in features().items()})
+    natively(route, "GA210", made, graph().to(route.device), {k: t.to(route.device) for k, t in features().items()})
 
 
 def test_other_calls_and_layers(route):
     g, x = graph().to(route.device), {k: t.to(route.device) for k, t in features().items()}
     mixed = HeteroGraphConv({n[1]: (GraphConv(12, 8, norm="right") if n[1] == "cites" else SAGEConv(12, 8, "mean"))
                              for n in RELATIONS}).to(route.device)
-    natively(route, "GA208", mixed, g, x)
+    natively(route, "GA210", mixed, g, x)
     for aggregate in ("max", "stack", lambda tensors, target: sum(tensors)):
-        natively(route, "GA208", layer(aggregate=aggregate).to(route.device), g, x)
+        natively(route, "GA210", layer(aggregate=aggregate).to(route.device), g, x)
     weighted = dict(cites=dict(edge_weight=torch.rand(40).to(route.device)))
-    natively(route, "GA208", layer().to(route.device), g, x, mod_kwargs=weighted)
+    natively(route, "GA210", layer().to(route.device), g, x, mod_kwargs=weighted)
     hooked = layer().to(route.device)
     hooked.mods["cites"].register_forward_hook(lambda module, args, out: 2 * out)
-    natively(route, "GA501", hooked, g, x)
+    natively(route, "GA210", hooked, g, x)
     dropping = HeteroGraphConv({n[1]: SAGEConv(12, 8, "mean", feat_drop=1.0) for n in RELATIONS}).to(route.device)
-    natively(route, "GA208", dropping, g, x)
+    natively(route, "GA210", dropping, g, x)
     with route.on():
         dropping.eval()(g, x)
     empty = graph(empty=tuple(RELATIONS)).to(route.device)
-    natively(route, "GA303", layer().to(route.device), empty, x)
+    natively(route, "GA210", layer().to(route.device), empty, x)
 
 
 def test_layers_that_are_routed_by_themselves(route):

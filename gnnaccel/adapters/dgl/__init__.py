@@ -24,7 +24,12 @@ LAYERS = {
     "HGTConv": "hgt",
     "TypedLinear": "typed_linear",
     "HeteroGraphConv": "hetero",
+    "GraphConv": "graphconv",
+    "SAGEConv": "sageconv",
+    "GINConv": "ginconv",
 }
+#: of those, the layers whose work on the CPU is the host's own kernels'
+PLAIN = ("GraphConv", "SAGEConv", "GINConv")
 
 
 def install(patches: PatchSet) -> list[str]:
@@ -39,14 +44,17 @@ def install(patches: PatchSet) -> list[str]:
     from dgl.heterograph_index import HeteroGraphIndex
     from dgl.nn import pytorch as nn
 
-    from gnnaccel.adapters.dgl import bridge, graphs, ops
+    from gnnaccel.adapters.dgl import bridge, graphs, ops, plain
+    from gnnaccel.adapters.dgl.bridge import zero_degree
 
     for name, module in LAYERS.items():
         cls = getattr(nn, name, None)
         if cls is None:  # older versions have fewer layers
             continue
         adapter = importlib.import_module(f"gnnaccel.adapters.dgl.{module}")
-        patches.set(cls, "forward", ops.around(routed(cls.forward, _Guarded(cls, adapter))))
+        native = zero_degree.telling(cls.forward) if name in PLAIN else cls.forward
+        forward = routed(native, _Guarded(cls, adapter))
+        patches.set(cls, "forward", ops.around(plain.on_cpu_native(forward, native, name) if name in PLAIN else forward))
         rules.register_class(f"{cls.__module__}.{cls.__qualname__}")
     patches.set(HeteroGraphIndex, "get_relation_graph", graphs.remembering(HeteroGraphIndex.get_relation_graph))
     ops.install(patches)

@@ -23,11 +23,12 @@ _GRAPHS = ("dgl.heterograph.DGLGraph", "dgl.heterograph.DGLBlock")  # not subcla
 class Edges:
     """One relation of a graph. ``edge_index`` [2, E] by edge id, in the graph's own id dtype, on its device."""
 
-    __slots__ = ("edge_index", "num_src", "num_dst", "_bare", "_elsewhere")
+    __slots__ = ("edge_index", "num_src", "num_dst", "_bare", "_elsewhere", "_degrees")
 
     def __init__(self, edge_index: Tensor, num_src: int, num_dst: int):
         self.edge_index, self.num_src, self.num_dst = edge_index, num_src, num_dst
         self._bare: bool | None = None
+        self._degrees: dict[tuple, Tensor] = {}
         self._elsewhere: dict[torch.device, Edges] = {}
 
     def on(self, device: torch.device) -> Edges:
@@ -47,6 +48,28 @@ class Edges:
             covered[self.edge_index[1].long()] = True
             self._bare = not bool(covered.all())
         return self._bare
+
+
+    @torch.inference_mode(False)
+    def degrees(self, end: int, dtype: torch.dtype) -> Tensor:
+        """[nodes] of ``dtype``: how many edges leave each source (``end`` 0) or enter each destination (1)."""
+        found = self._degrees.get((end, dtype))
+        if found is None:
+            ids = self.edge_index[end].long()
+            counts = ids.new_zeros(self.num_dst if end else self.num_src).scatter_add_(0, ids, torch.ones_like(ids))
+            found = self._degrees[end, dtype] = counts.to(dtype)
+        return found
+
+    @torch.inference_mode(False)
+    def scale(self, end: int, power: float, plus: int, dtype: torch.dtype) -> Tensor:
+        """[nodes] of ``dtype``: (degree + ``plus``) ** ``power``, of degrees of at least 1."""
+        key = end, power, plus, dtype
+        found = self._degrees.get(key)
+        if found is None:
+            degree = self.degrees(end, dtype)
+            degree = degree + plus if plus else degree.clamp(min=1)
+            found = self._degrees[key] = 1.0 / degree if power == -1 else degree.pow(power)
+        return found
 
 
 class _Kept:

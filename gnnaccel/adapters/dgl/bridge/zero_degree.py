@@ -15,19 +15,27 @@ from gnnaccel.adapters.dgl.bridge.tags import device_of
 from gnnaccel.adapters.patching import PatchSet
 from gnnaccel.dispatch.reasons import Reason
 
-_NAME = "_allow_zero_in_degree"
+_NAME, _TOLD = "_allow_zero_in_degree", "_gnnaccel_told"
 _running = threading.local()
 
 
 def install(patches: PatchSet) -> None:
-    """For all layers with that question but those whose forward is replaced already: their adapters keep the answer."""
+    """For all layers with that question but those whose forward is replaced already: their adapters keep the answer. Of those, the
+    ones that are told where they stay native (`telling`) only need the attribute."""
     from dgl.nn import pytorch as nn
 
     for cls in dict.fromkeys(value for value in vars(nn).values() if isinstance(value, type)):
-        code = getattr(vars(cls).get("forward"), "__code__", None)
-        if code is not None and _NAME in code.co_names:
-            patches.set(cls, "forward", _telling(cls.forward))
+        forward = vars(cls).get("forward")
+        if _asks(forward):
+            patches.set(cls, "forward", telling(forward))
             patches.add(cls, _NAME, _Allowed())
+        elif getattr(forward, _TOLD, False):
+            patches.add(cls, _NAME, _Allowed())
+
+
+def _asks(forward: Any) -> bool:
+    code = getattr(forward, "__code__", None)
+    return code is not None and _NAME in code.co_names
 
 
 class _Allowed:
@@ -45,7 +53,11 @@ class _Allowed:
         del layer.__dict__[_NAME]
 
 
-def _telling(native: Callable) -> Callable:
+def telling(native: Callable) -> Callable:
+    """``native``, a layer's forward, told what the graph said if it is one on the device. What never asks is left as it is."""
+    if not _asks(native):
+        return native
+
     @functools.wraps(native)
     def forward(self: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:
         if self.__dict__[_NAME] or not _is_covered(graph):
@@ -56,6 +68,7 @@ def _telling(native: Callable) -> Callable:
         finally:
             _running.layer = before
 
+    setattr(forward, _TOLD, True)  # `functools.wraps` hands it on to what is put around this
     return forward
 
 

@@ -1,0 +1,151 @@
+"""Launchers for several reduces of each row's messages in one pass (``src/multi_reduce.cu``)."""
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnaccel.cuda.launch import THREADS, Kernels, pointer, workspace
+from gnnaccel.cuda.layout import TYPES, Layout, grid, layout_for
+from gnnaccel.cuda.structure import Rows
+
+REDUCES = ("sum", "mean", "var", "std", "max", "min")
+WEIGHTS = {"none": 0, "edge": 1, "head": 2}
+_PLACES = dict(zip(REDUCES, ("SUM_AT", "MEAN_AT", "VAR_AT", "STD_AT", "MAX_AT", "MIN_AT")))
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What selects a kernel of this family. ValueError for a value that none covers.
+
+    ``heads`` x ``width`` of a row of dtype ``row``; ``reduces``: some of `REDUCES`, in the order of the result; ``weight``: a
+    key of `WEIGHTS`: messages are rows, or rows times a number per edge, or per edge and head; ``wide``: the graph has int64
+    offsets.
+    """
+
+    heads: int
+    width: int
+    row: torch.dtype
+    reduces: tuple[str, ...]
+    weight: str = "none"
+    wide: bool = False
+
+    def __post_init__(self) -> None:
+        known = (("row", (self.row,), TYPES), ("weight", (self.weight,), WEIGHTS), ("reduces", self.reduces, REDUCES))
+        for name, seen, values in known:
+            if not set(seen) <= set(values):
+                raise ValueError(f"{name}={getattr(self, name)!r}: the kernels know {', '.join(map(str, values))}")
+        if not self.reduces or len(set(self.reduces)) < len(self.reduces):
+            raise ValueError(f"reduces={self.reduces!r}: needed is one or more of {', '.join(REDUCES)}, each once")
+        layout_for(self.heads, self.width)
+
+    @functools.cached_property
+    def layout(self) -> Layout:
+        return layout_for(self.heads, self.width)
+
+    @property
+    def moments(self) -> bool:
+        """Whether backward needs the rows' means."""
+        return "var" in self.reduces or "std" in self.reduces
+
+    @property
+    def extrema(self) -> int:
+        """Of how many extrema equal messages are counted."""
+        return sum(r in ("max", "min") for r in self.reduces)
+
+    @property
+    def partial(self) -> int:
+        """Numbers that a chunk of a split row leaves per channel."""
+        return any(r in ("sum", "mean") for r in self.reduces) + 2 * self.moments + 2 * self.extrema
+
+    @property
+    def terms(self) -> int:
+        """Coefficients of a message's gradient (`multi_reduce_backward.spread`)."""
+        return (self.moments or self.partial > 2 * self.extrema) + self.moments + self.extrema
+
+    @functools.cached_property
+    def defines(self) -> tuple:
+        flags = dict(ROW_T=TYPES[self.row], OFF_T="i64" if self.wide else "int", DROPOUT=0, WEIGHT=WEIGHTS[self.weight],
+                     REDUCES=len(self.reduces))
+        flags |= {at: self.reduces.index(name) if name in self.reduces else -1 for name, at in _PLACES.items()}
+        unroll = min(self.layout.unroll, 32 // self.layout.slots)  # a turn is 32 edges
+        return self.layout.defines(unroll) + tuple((k, str(v)) for k, v in flags.items())
+
+    @functools.cached_property
+    def kernels(self) -> Kernels:
+        """``forward`` and ``merge``."""
+        return Kernels("multi_reduce", self.defines)
+
+
+#: `Variant`s by their fields in order, one object each
+variant = functools.lru_cache(maxsize=512)(Variant)
+
+
+class Reduced(NamedTuple):
+    """``out`` [rows, reduces, H, D]; for backward, else None: ``counts`` int32 [rows, extrema, H, D], how many messages equal
+    the largest, then the smallest; ``mean`` fp32 [rows, H, D]."""
+
+    out: Tensor
+    counts: Tensor | None
+    mean: Tensor | None
+
+
+def forward(variant: Variant, graph: Rows, x: Tensor, weight: Tensor | None = None, train: bool = False) -> Reduced:
+    """Every reduce of ``variant`` over the messages ``weight[place[e], h] * x[other[e], h]`` of each row's edges e.
+
+    "var" is the mean of squares less the square of the mean, "std" its root, 0 where the variance is at most 1e-5 (PyG's
+    `StdAggregation`). Rows without edges are 0 throughout. NaN wins both extrema. Sums are fp32, in a fixed order.
+
+    Args:
+        x: [nodes of the other side, H, D] of ``variant.row``, contiguous. Ids are not checked against it.
+        weight: fp32 [edges] or [edges, H] by place; None with "none".
+        train: whether `multi_reduce_backward` will be asked.
+
+    Raises:
+        ValueError: for a tensor that does not fit.
+    """
+    layout, rows, device = variant.layout, graph.rows, graph.indptr.device
+    check_graph(variant, graph, x, weight)
+    shape = variant.heads, variant.width
+    size = variant.heads * variant.width
+    out = torch.empty((rows, len(variant.reduces), *shape), dtype=variant.row, device=device)
+    counts = torch.empty((rows, variant.extrema, *shape), dtype=torch.int32, device=device) if train and variant.extrema else None
+    mean = torch.empty((rows, *shape), device=device) if train and variant.moments else None
+    launch = graph.launch()
+    memory, (part, _, _) = workspace(launch.chunks, (variant.partial * size, 0, 0), device)
+    given, found = (x.data_ptr(), pointer(weight)), (out.data_ptr(), pointer(counts), pointer(mean))
+    variant.kernels("forward")(grid(launch.slots + rows, layout), THREADS, 0,
+                               launch.graph + launch.split + given + found + (part,))
+    if launch.heavy:
+        variant.kernels("merge")(grid(launch.heavy, layout), THREADS, 0,
+                                 launch.merge + launch.graph[:3] + given + (part,) + found)
+    return Reduced(out, counts, mean)
+
+
+def check_graph(variant: Variant, graph: Rows, x: Tensor, weight: Tensor | None, own: int | None = None) -> None:
+    """ValueError unless the kernels may run over ``graph`` with these rows, ``own`` in number if that is known."""
+    if graph.wide != variant.wide:
+        raise ValueError(f"the graph's offsets are {graph.indptr.dtype}, but the variant has wide={variant.wide}")
+    if variant.weight != "none" and graph.place.shape[0] != graph.other.shape[0]:
+        raise ValueError(f"the graph has {graph.place.shape[0]} places for {graph.other.shape[0]} edges: build it with "
+                         "places=True")
+    device = graph.indptr.device
+    check("x", x, (own, variant.heads, variant.width), variant.row, device, variant.layout.vec)
+    if (weight is None) != (variant.weight == "none"):
+        raise ValueError(f"weight is {'missing' if weight is None else 'given'}, but the variant has weight={variant.weight!r}")
+    if weight is not None:
+        shape = (variant.heads,) if variant.weight == "head" else ()
+        check("weight", weight, (None, *shape), torch.float32, device, 1)
+
+
+def check(name: str, t: Tensor, shape: tuple, dtype: torch.dtype, device: torch.device, vec: int) -> None:
+    """ValueError unless a kernel may read ``t`` as [*shape], of which None is any size, ``vec`` numbers at a time."""
+    fits = t.dim() == len(shape) and all(n is None or n == m for n, m in zip(shape, t.shape))
+    if fits and t.dtype is dtype and t.device == device and t.is_contiguous() and t.data_ptr() % (vec * t.element_size()) == 0:
+        return
+    wanted = ", ".join("any" if n is None else str(n) for n in shape)
+    raise ValueError(f"{name} is {list(t.shape)}, {t.dtype}, on {t.device}, strides {list(t.stride())}; needed is [{wanted}], "
+                     f"{dtype}, contiguous and aligned, on {device}")

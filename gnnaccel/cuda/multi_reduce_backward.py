@@ -1,0 +1,81 @@
+"""Launchers for the gradients of several reduces in one pass (``src/multi_reduce_backward.cu``)."""
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gnnaccel.cuda.launch import THREADS, Kernels, pointer, workspace
+from gnnaccel.cuda.layout import grid
+from gnnaccel.cuda.multi_reduce import Reduced, Variant, check, check_graph
+from gnnaccel.cuda.structure import Rows
+
+
+@functools.lru_cache(maxsize=512)
+def kernels(variant: Variant) -> Kernels:
+    """``spread``, ``backward``, ``add_parts``, ``edge_grad``."""
+    return Kernels("multi_reduce_backward", variant.defines)
+
+
+def spread(variant: Variant, graph: Rows, reduced: Reduced, grad: Tensor, zero_share: bool = True) -> Tensor:
+    """Coefficients, fp32 [rows, terms, H, D], of the gradient of each row's messages: what `rows_grad` and `weight_grad` take.
+
+    Equal messages share the gradient of their extremum evenly. ``zero_share``: an extremum of exactly 0 counts itself among
+    them, as in the gradient of `torch.Tensor.scatter_reduce` into zeros, which is what PyG's max and min are.
+
+    Args:
+        graph, reduced: as of `multi_reduce.forward` with ``train``.
+        grad: as ``reduced.out``: its gradient.
+
+    Raises:
+        ValueError: for a tensor that does not fit, or a forward without ``train``.
+    """
+    if (variant.extrema and reduced.counts is None) or (variant.moments and reduced.mean is None):
+        raise ValueError("the forward kept nothing for backward: call it with train=True")
+    layout, device = variant.layout, graph.indptr.device
+    check("grad", grad, tuple(reduced.out.shape), variant.row, device, layout.vec)
+    found = torch.empty((graph.rows, variant.terms, variant.heads, variant.width), device=device)
+    kernels(variant)("spread")(grid(-(-graph.rows // layout.slots), layout), THREADS, 0, (
+        graph.indptr.data_ptr(), np.int32(graph.rows), grad.data_ptr(), reduced.out.data_ptr(), pointer(reduced.counts),
+        pointer(reduced.mean), np.int32(zero_share), found.data_ptr()))
+    return found
+
+
+def rows_grad(variant: Variant, graph: Rows, x: Tensor, weight: Tensor | None, out: Tensor, coefficients: Tensor) -> Tensor:
+    """[rows, H, D]: the gradient of forward's x.
+
+    graph: that of `multi_reduce.forward` by the other end, with the same places; x, weight, out: of it. Sums are fp32, in a
+    fixed order. ValueError for what does not fit.
+    """
+    layout, rows, device = variant.layout, graph.rows, graph.indptr.device
+    check_graph(variant, graph, x, weight, rows)
+    _check_results(variant, out, coefficients, device)
+    found = torch.empty_like(x)
+    launch = graph.launch()
+    memory, (part, _, _) = workspace(launch.chunks, (variant.heads * variant.width, 0, 0), device)
+    kernels(variant)("backward")(grid(launch.slots + rows, layout), THREADS, 0, launch.graph + launch.split + (
+        x.data_ptr(), pointer(weight), out.data_ptr(), coefficients.data_ptr(), found.data_ptr(), part))
+    if launch.heavy:
+        kernels(variant)("add_parts")(grid(launch.heavy, layout), THREADS, 0, launch.merge + (part, found.data_ptr()))
+    return found
+
+
+def weight_grad(variant: Variant, graph: Rows, x: Tensor, weight: Tensor, out: Tensor, coefficients: Tensor) -> Tensor:
+    """As ``weight``, fp32: its gradient. graph, x, weight, out: of `multi_reduce.forward`. ValueError for what does not fit."""
+    layout, device = variant.layout, graph.indptr.device
+    check_graph(variant, graph, x, weight)
+    _check_results(variant, out, coefficients, device, graph.rows)
+    columns = variant.heads if variant.weight == "head" else layout.tiles
+    found = torch.zeros((weight.shape[0], columns), device=device)
+    launch = graph.launch()
+    kernels(variant)("edge_grad")(grid(launch.slots + graph.rows, layout), THREADS, 0, launch.graph + launch.split + (
+        x.data_ptr(), pointer(weight), out.data_ptr(), coefficients.data_ptr(), found.data_ptr()))
+    return found if variant.weight == "head" else found.sum(1)
+
+
+def _check_results(variant: Variant, out: Tensor, coefficients: Tensor, device: torch.device, rows: int | None = None) -> None:
+    shape = variant.heads, variant.width
+    check("out", out, (rows, len(variant.reduces), *shape), variant.row, device, variant.layout.vec)
+    check("coefficients", coefficients, (out.shape[0], variant.terms, *shape), torch.float32, device, variant.layout.vec)

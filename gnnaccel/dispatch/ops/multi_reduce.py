@@ -1,0 +1,142 @@
+"""Several reduces of the messages that enter each node, as one operation: by torch operations, and by kernels that read each
+row once and nothing of the size of the edges times the features.
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from gnnaccel.cuda import multi_reduce as kernels
+from gnnaccel.cuda import multi_reduce_backward as backward_kernels
+from gnnaccel.cuda.aggregate import factored
+from gnnaccel.cuda.layout import MAX_WIDTH, TYPES
+from gnnaccel.cuda.structure import Rows
+from gnnaccel.dispatch.ops import torch_ops
+from gnnaccel.dispatch.ops.call import Kernel, OpCall
+from gnnaccel.dispatch.ops.graph import OpGraph
+from gnnaccel.dispatch.reasons import Reason, reason
+from gnnaccel.dispatch.relational.cuda_maps import by_torch, dense
+
+REDUCES = kernels.REDUCES
+_FORWARD, _BACKWARD = ("forward", "merge"), ("spread", "backward", "add_parts")
+_SMALLEST_VARIANCE = 1e-5
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def multi_reduce(graph: OpGraph, x: Tensor, reduces: tuple[str, ...], weight: Tensor | None = None,
+                 zero_share: bool = True) -> OpCall:
+    """[num_dst, reduces, *features]: each of ``reduces`` (some of `REDUCES`) of ``x`` [num_src, *features] over the edges that
+    enter a node, times ``weight`` [E] or, with features [H, D], [E, H].
+
+    As PyG's aggregations: nodes that no edge enters get 0; equal messages share the gradient of "max" and "min" evenly, an
+    extremum of exactly 0 keeping a share for itself (not with ``zero_share`` False); "std" is 0 where the variance is at most
+    1e-5.
+    """
+    return OpCall(x.device, x.dtype, lambda: by_operations(graph, x, reduces, weight, zero_share),
+                  _kernel(graph, x, tuple(reduces), weight, zero_share), graph)
+
+
+# --- by torch operations -----------------------------------------------------------------------------------------------
+
+def by_operations(graph: OpGraph, x: Tensor, reduces: tuple[str, ...], weight: Tensor | None, zero_share: bool) -> Tensor:
+    """`multi_reduce`, on any device, differentiable any number of times. Messages have the size of the edges here."""
+    message, index = torch_ops.take(graph, x, "u"), graph.index("v").long()
+    if weight is not None:
+        message = message * weight.to(x.dtype).view(*weight.shape, *(1,) * (message.dim() - weight.dim()))
+    wide = message.float() if x.dtype in _HALF else message
+    count = torch.bincount(index, minlength=graph.num_dst).view(-1, *(1,) * (x.dim() - 1))
+
+    def mean(t: Tensor) -> Tensor:
+        return torch_ops.added(t, index, graph.num_dst) / count.clamp(min=1)
+
+    def variance() -> Tensor:
+        return mean(wide * wide) - mean(wide).square()
+
+    def extremum(name: str) -> Tensor:
+        to = index.view(-1, *(1,) * (wide.dim() - 1)).expand_as(wide)
+        shape = graph.num_dst, *wide.shape[1:]
+        if zero_share:
+            return wide.new_zeros(shape).scatter_reduce(0, to, wide, "a" + name, include_self=False)
+        worst = wide.new_full(shape, float("-inf" if name == "max" else "inf"))
+        return worst.scatter_reduce(0, to, wide, "a" + name).masked_fill(count == 0, 0.0)
+
+    found = {"sum": lambda: torch_ops.added(wide, index, graph.num_dst), "mean": lambda: mean(wide), "var": variance,
+             "std": lambda: _root(variance()), "max": lambda: extremum("max"), "min": lambda: extremum("min")}
+    return torch.stack([found[name]() for name in reduces], 1).to(x.dtype)
+
+
+def _root(variance: Tensor) -> Tensor:
+    return variance.clamp(min=_SMALLEST_VARIANCE).sqrt().masked_fill(variance <= _SMALLEST_VARIANCE, 0.0)
+
+
+# --- by kernels --------------------------------------------------------------------------------------------------------
+
+def _kernel(graph: OpGraph, x: Tensor, reduces: tuple[str, ...], weight: Tensor | None, zero_share: bool) -> Kernel | Reason:
+    if not graph.num_edges or graph.num_edges >= 2**31:
+        return reason("GA303", "there are no edges, or too many")
+    features = math.prod(x.shape[1:])
+    if x.dtype not in TYPES or not features:
+        return reason("GA203", f"features are {x.dtype} {list(x.shape[1:])}; the kernels take {', '.join(map(str, TYPES))}")
+    if weight is not None and weight.dim() == 2:
+        if x.dim() != 3 or weight.shape[1] != x.shape[1] or x.shape[2] > MAX_WIDTH:
+            return reason("GA206", f"weights {list(weight.shape)} for features {list(x.shape[1:])}")
+        made = kernels.variant(*x.shape[1:], x.dtype, reduces, "head")
+    else:
+        made = kernels.variant(*factored(features), x.dtype, reduces, "none" if weight is None else "edge")
+    return Kernel(f"multi_reduce: {', '.join(reduces)}", ("multi_reduce", made), _compiler(made),
+                  lambda: _MultiReduce.apply(graph, made, x, weight, zero_share))
+
+
+def _compiler(variant: kernels.Variant) -> Callable[[], None]:
+    def compile_() -> None:
+        entries = [(variant.kernels, _FORWARD), (backward_kernels.kernels(variant), _BACKWARD)]
+        for found, names in entries:
+            for name in names + (("edge_grad",) if names is _BACKWARD and variant.weight != "none" else ()):
+                found(name)
+
+    return compile_
+
+
+class _MultiReduce(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, graph, variant, x, weight, zero_share):
+        ctx.graph, ctx.variant, ctx.zero_share = graph, variant, zero_share
+        found = kernels.forward(variant, graph.view().csc(places=weight is not None), _rows(variant, x), _fp32(weight),
+                                train=any(ctx.needs_input_grad))
+        ctx.save_for_backward(x, weight, *found)
+        return found.out.view(-1, len(variant.reduces), *x.shape[1:])
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x, weight, *kept), graph, variant = ctx.saved_tensors, ctx.graph, ctx.variant
+        needs = ctx.needs_input_grad[2:4]
+        if torch.is_grad_enabled():
+            def again(x: Tensor, weight: Tensor | None) -> Tensor:
+                return by_operations(graph, x, variant.reduces, weight, ctx.zero_share)
+
+            return None, None, *by_torch(again, (x, weight), needs, grad), None
+        by_dst, rows, weights = graph.view().csc(places=weight is not None), _rows(variant, x), _fp32(weight)
+        found = kernels.Reduced(*kept)
+        terms = backward_kernels.spread(variant, by_dst, found, dense(grad).view(found.out.shape), ctx.zero_share)
+        d_x = d_weight = None
+        if needs[0]:
+            d_x = backward_kernels.rows_grad(variant, _by_source(graph, weight), rows, weights, found.out, terms).view(x.shape)
+        if needs[1]:
+            d_weight = backward_kernels.weight_grad(variant, by_dst, rows, weights, found.out, terms).to(weight.dtype)
+        return None, None, d_x, d_weight, None
+
+
+def _rows(variant: kernels.Variant, x: Tensor) -> Tensor:
+    return dense(x).view(-1, variant.heads, variant.width)
+
+
+def _fp32(weight: Tensor | None) -> Tensor | None:
+    return None if weight is None else weight.float().contiguous()
+
+
+def _by_source(graph: OpGraph, weight: Tensor | None) -> Rows:
+    """Weights are found by edge id; without any, no ids are read."""
+    return graph.view().csr(places=False) if weight is None else graph.view().csr_by_id()

@@ -1,0 +1,111 @@
+"""The one operation of plain layers: what a node's neighbours send it, summed or compared. It comes with what such layers do
+before and after it, so that kernels do that on the way.
+
+``out[i] = scale_dst[i] * sum over the edges e = (j, i) of weight[e] * scale_src[j] * x[j] + bias``, or the largest of x[j].
+"""
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gnnaccel.cuda import aggregate as sums
+from gnnaccel.cuda.extremum import Variant as Extremum
+from gnnaccel.cuda.structure import Rows
+from gnnaccel.dispatch.ops import cuda_functions, torch_ops
+from gnnaccel.dispatch.ops.graph import OpGraph
+from gnnaccel.dispatch.relational.cuda_maps import by_torch, dense
+
+#: names of the operands; all but the first may be missing, and "max" takes no other but the weight
+OPERANDS = ("x", "weight", "scale_src", "scale_dst", "bias")
+
+
+def by_operations(graph: OpGraph, reduce: str, x: Tensor, weight: Tensor | None = None, scale_src: Tensor | None = None,
+                  scale_dst: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+    """[num_dst, F] of x's dtype, on torch operations, differentiable any number of times.
+
+    x: [num_src, F]; weight: [E]; scale_src [num_src] and scale_dst [num_dst]: constants; bias: [F]. Of "max", a node without
+    edges and every infinity is 0, and the first among equals gets the gradient, as in DGL.
+    """
+    rows = x if scale_src is None else x * scale_src.to(x.dtype).unsqueeze(1)
+    message = torch_ops.take(graph, rows, "u")
+    if weight is not None:
+        message = message * weight.to(x.dtype).unsqueeze(1)
+    out = torch_ops.reduced(message, graph.index("v"), graph.num_dst, reduce)
+    if reduce == "max":
+        return out.masked_fill(out.isinf(), 0.0)
+    out = out if scale_dst is None else out * scale_dst.to(x.dtype).unsqueeze(1)
+    return out if bias is None else out + bias
+
+
+def by_kernels(graph: OpGraph, reduce: str, x: Tensor, weight: Tensor | None = None, scale_src: Tensor | None = None,
+               scale_dst: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+    """The same by the CUDA kernels; scales and bias are fp32 there."""
+    if reduce == "max":
+        variant = form(reduce, x.shape[1], x.dtype, weight is not None)
+        out = cuda_functions.extremum(graph, _extremum(weight is not None), x.view(-1, variant.heads, variant.width), weight)
+        out = out.view(-1, x.shape[1])
+        return out.masked_fill(out.isinf(), 0.0)
+    return _Sum.apply(graph, x, weight, scale_src, scale_dst, bias)
+
+
+def _extremum(weighted: bool) -> cuda_functions.Extremum:
+    return cuda_functions.Extremum("mul" if weighted else "copy", True, False)
+
+
+def form(reduce: str, width: int, dtype: torch.dtype, weighted: bool) -> sums.Variant | Extremum:
+    """The kernels' variant for rows of ``width`` channels."""
+    heads, channels = sums.factored(width)
+    kind = "edge" if weighted else "none"
+    if reduce == "max":
+        return _extremum(weighted).variant(heads, channels, dtype, kind)
+    return sums.variant(heads, channels, dtype, dtype, kind, "place", False, False, False)
+
+
+def prepare(reduce: str, width: int, dtype: torch.dtype, weighted: bool) -> None:
+    """Compile what `by_kernels` launches, so that a kernel that does not compile is known before anything runs."""
+    entries = ("forward", "merge", "pick", "add_picks") if reduce == "max" else ("forward", "merge")
+    for entry in entries + (("edge_dot",) if weighted and reduce == "sum" else ()):
+        form(reduce, width, dtype, weighted).kernels(entry)
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, graph, x, weight, scale_src, scale_dst, bias):
+        ctx.graph, ctx.width = graph, x.shape[1]
+        # Only the gradient of the weights reads rows. The scales are constants of the graph.
+        ctx.save_for_backward(x if ctx.needs_input_grad[2] else None, weight, scale_src, scale_dst)
+        variant = form("sum", x.shape[1], x.dtype, weight is not None)
+        return _total(variant, graph.view().csc(places=weight is not None), _scaled(x, scale_src), weight, scale_dst,
+                      None if bias is None else bias.float().contiguous())
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x, weight, scale_src, scale_dst), graph, needs = ctx.saved_tensors, ctx.graph, ctx.needs_input_grad
+        d_bias = grad.sum(0) if needs[5] else None
+        if torch.is_grad_enabled():
+            x = grad.new_zeros(graph.num_src, ctx.width).requires_grad_() if x is None else x  # the sum is linear in x
+
+            def again(x: Tensor, weight: Tensor | None) -> Tensor:
+                return by_operations(graph, "sum", x, weight, scale_src, scale_dst)
+
+            return None, *by_torch(again, (x, weight), needs[1:3], grad), None, None, d_bias
+        variant, inner = form("sum", ctx.width, grad.dtype, weight is not None), _scaled(grad, scale_dst)
+        d_x = d_weight = None
+        if needs[1]:
+            by_src = graph.view().csr(places=False) if weight is None else graph.view().csr_by_id()
+            d_x = _total(variant, by_src, inner, weight, scale_src)
+        if needs[2]:
+            left, right = (dense(t).view(-1, variant.heads, variant.width) for t in (inner, _scaled(x, scale_src)))
+            d_weight = sums.edge_dot(variant, graph.view().csc(), left, right)[:graph.num_edges].sum(1).to(weight.dtype)
+        return None, d_x, d_weight, None, None, d_bias
+
+
+def _scaled(x: Tensor, scale: Tensor | None) -> Tensor:
+    return x if scale is None else (x * scale.unsqueeze(1)).to(x.dtype)
+
+
+def _total(variant: sums.Variant, rows: Rows, x: Tensor, weight: Tensor | None, scale: Tensor | None,
+           bias: Tensor | None = None) -> Tensor:
+    weight = None if weight is None else weight.float().contiguous()
+    out = sums.forward(variant, rows, dense(x).view(-1, variant.heads, variant.width), weight, scale, bias)
+    return out.view(-1, x.shape[1])

@@ -1,0 +1,105 @@
+"""A plain layer's call as the router and the planner see it: one operation over one graph, of `neighbours`."""
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnaccel.cuda import driver
+from gnnaccel.dispatch import cache
+from gnnaccel.dispatch.ops import neighbours
+from gnnaccel.dispatch.ops.graph import OpGraph
+
+
+class PlainRequest(NamedTuple):
+    """Everything a plan depends on; the memo key. ``many``: more edges than the kernels count."""
+
+    native: str
+    reduce: str
+    weighted: bool
+    width: int
+    row: torch.dtype
+    device: str
+    many: bool
+    grad: bool
+    fresh: bool
+
+    @property
+    def out(self) -> torch.dtype:
+        return self.row
+
+
+@dataclass(frozen=True)
+class PlainStated:
+    """A call that the adapter understood, without its tensors. ``native``: the host layer's class; ``reduce``: "sum" or "max";
+    ``weighted``: by edge; ``width``: channels of the rows that travel; ``row``: their dtype."""
+
+    native: str
+    reduce: str
+    weighted: bool
+    width: int
+    row: torch.dtype
+    num_src: int
+    num_dst: int
+    num_edges: int
+    on_cpu: bool
+
+    @property
+    def out(self) -> torch.dtype:
+        return self.row
+
+    @property
+    def around(self) -> bool:
+        """Whether its staying native is no fallback: on a CPU the host's own kernels are the ones to take."""
+        return self.on_cpu and not driver.placed()
+
+    def request(self, device: str, grad: bool, fresh: bool) -> PlainRequest:
+        return PlainRequest(self.native, self.reduce, self.weighted, self.width, self.row, device, self.num_edges >= 2**31, grad,
+                            fresh)
+
+    def peek(self, given: PlainGiven) -> bool:
+        """Whether the structure of the call's graph is there."""
+        return cache.peek(given.edge_index, self.num_src, self.num_dst)
+
+    def lookup(self, given: PlainGiven) -> tuple[OpGraph, str]:
+        """The call's graph, and "hit", "miss" or "none" of its structure."""
+        graph = OpGraph(given.edge_index, self.num_src, self.num_dst)
+        graph.view()
+        return graph, graph.cached
+
+    def call(self, graph: OpGraph, plan: Any) -> PlainCall:
+        return PlainCall(graph, self.reduce)
+
+    @staticmethod
+    def runner(route: str) -> Callable[[PlainCall, dict[str, Tensor | None]], Tensor]:
+        return functools.partial(_run, neighbours.by_kernels if route == "cuda" else neighbours.by_operations)
+
+    def facts(self) -> dict[str, int]:
+        """Of the graph, for records."""
+        return dict(num_src=self.num_src, num_dst=self.num_dst, num_edges=self.num_edges)
+
+
+class PlainGiven(NamedTuple):
+    """The tensors of one call; ``operands``: the adapter's own."""
+
+    edge_index: Tensor
+    device: torch.device
+    operands: Any
+
+    @property
+    def structure(self) -> tuple[Tensor, ...]:
+        """The tensors that the graph's structure is made of."""
+        return (self.edge_index,)
+
+
+class PlainCall(NamedTuple):
+    graph: OpGraph
+    reduce: str
+
+
+def _run(way: Callable[..., Tensor], call: PlainCall, tensors: dict[str, Tensor | None]) -> Tensor:
+    return way(call.graph, call.reduce, *(tensors.get(name) for name in neighbours.OPERANDS))

@@ -1,0 +1,120 @@
+"""Several reduces as one operation: by kernels and by torch operations, against PyG's aggregations and each other."""
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from gnnaccel.dispatch.ops.call import Kernel, compile_reason
+from gnnaccel.dispatch.ops.graph import OpGraph
+from gnnaccel.dispatch.ops.multi_reduce import REDUCES, multi_reduce
+from gnnaccel.dispatch.reasons import Reason
+from tests.attention_cases import skewed_edges
+from tests.helpers import FLOOR, assert_accurate, on_devices
+
+F64 = torch.float64
+PNA = ("mean", "min", "max", "std")
+#: the hubs of `skewed_edges` share dozens of edges: equal terms, whose roundings all go one way
+_FLOOR = 3 * FLOOR
+
+
+def leaves(*tensors: Tensor | None) -> list[Tensor | None]:
+    return [None if t is None else t.detach().clone().requires_grad_() for t in tensors]
+
+
+def judged(graph: OpGraph, x: Tensor, reduces: tuple[str, ...], weight: Tensor | None = None, zero_share: bool = True) -> None:
+    """The kernels' result and gradients against torch operations in fp32 and fp64."""
+    results = []
+    for dtype, way in ((x.dtype, "kernel"), (x.dtype, "plain"), (F64, "plain")):
+        a, w = leaves(x.to(dtype), None if weight is None else weight.to(dtype))
+        call = multi_reduce(graph, a, reduces, w, zero_share)
+        if way == "kernel":
+            assert isinstance(call.kernel, Kernel) and compile_reason(call.kernel) is None, call.kernel
+        out = call.kernel.run() if way == "kernel" else call.plain()
+        grad = torch.linspace(-1, 1, out.numel(), device=out.device).view(out.shape).sin()
+        if "std" in reduces:
+            grad[:, reduces.index("std")] *= out[:, reduces.index("std")] > 0.1
+        results.append((out, *torch.autograd.grad(out, [t for t in (a, w) if t is not None], grad.to(dtype))))
+    for name, got, plain, exact in zip(("out", "x", "weight"), *results):
+        assert got.dtype == x.dtype
+        assert_accurate(name, got.detach(), plain.detach(), exact.detach(), _FLOOR)
+
+
+def graph_of(device, src=40, dst=30, edges=200) -> OpGraph:
+    return OpGraph(skewed_edges(src, dst, edges, device), src, dst)
+
+
+@on_devices("reduces,shape,weight", [(PNA, (8,), ""), (("max",), (3, 5), "head"), (REDUCES, (7,), "edge"),
+                                     (("min", "sum"), (), ""), (("max",), (2, 3, 4), "edge"), (("mean", "max"), (130,), "")])
+def test_against_operations(device, reduces, shape, weight):
+    graph = graph_of(device)
+    x = torch.randn(40, *shape).mul(4).round().div(4).to(device)
+    w = {"": None, "edge": torch.randn(200), "head": torch.randn(200, shape[0] if shape else 1)}[weight]
+    for zero_share in (True, False):
+        judged(graph, x, reduces, None if w is None else w.to(device), zero_share)
+
+
+@settings(max_examples=20, deadline=None)
+@given(src=st.integers(1, 9), dst=st.integers(1, 9), edges=st.integers(1, 60), width=st.sampled_from([1, 3, 8]),
+       hub=st.booleans(), seed=st.integers(0, 99))
+def test_ugly_graphs(src, dst, edges, width, hub, seed):
+    from gnnaccel.cuda import driver
+    from tests.emulation.emulator import EmulatedDriver
+    torch.manual_seed(seed)
+    ends = torch.stack([torch.randint(0, src, (edges,)), torch.randint(0, dst, (edges,))])
+    if hub:
+        ends[1] = 0
+    with driver.using(EmulatedDriver()):
+        judged(OpGraph(ends, src, dst), torch.randint(-2, 3, (src, width)).float(), ("max", "min", "sum"))
+
+
+def test_rows_that_are_not_contiguous(device):
+    x = torch.randn(8, 40).to(device).t()
+    judged(graph_of(device), x, PNA)
+
+
+def test_as_pyg_has_it():
+    """The operations are PyG's aggregations, gradients included."""
+    aggr = pytest.importorskip("torch_geometric.nn.aggr")
+    graph = graph_of("cpu")
+    x = torch.randn(40, 6, dtype=F64).mul(4).round().div(4)
+    src, dst = graph.edge_index
+    for name in REDUCES:
+        one, other = leaves(x, x)
+        got = multi_reduce(graph, one, (name,)).plain()[:, 0]
+        native = getattr(aggr, f"{name.capitalize()}Aggregation")()(other[src], dst, dim_size=30, dim=0)
+        assert torch.allclose(got, native, atol=1e-7)
+        grad = torch.randn_like(got) * (got > 0.1 if name == "std" else 1)
+        assert torch.allclose(*(torch.autograd.grad(o, t, grad)[0] for o, t in ((got, one), (native, other))), atol=1e-7)
+
+
+@pytest.mark.parametrize("device", ["emulated"], indirect=True)
+def test_second_derivatives(device):
+    graph = graph_of(device, 8, 6, 20)
+    x, w = leaves(torch.randn(8, 3), torch.rand(20))
+    grads = []
+    for way in ("kernel", "plain"):
+        call = multi_reduce(graph, x, ("var", "max"), w)
+        out = call.kernel.run() if way == "kernel" else call.plain()
+        (d_x,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
+        grads.append(torch.autograd.grad(d_x.square().sum(), (x, w)))
+    assert all(torch.allclose(a, b, rtol=1e-3, atol=1e-4) for a, b in zip(*grads))
+
+
+def test_gradcheck():
+    x, w = leaves(torch.randn(6, 3, dtype=F64), torch.rand(12, dtype=F64) + 0.5)
+    graph = graph_of("cpu", 6, 4, 12)
+    reduces = ("sum", "mean", "var", "max", "min")
+    assert torch.autograd.gradcheck(lambda x, w: multi_reduce(graph, x, reduces, w).plain(), (x, w))
+
+
+@pytest.mark.parametrize("device", ["emulated"], indirect=True)
+@pytest.mark.parametrize("x, weight, edges, code", [
+    (torch.randn(40, 3), None, 0, "GA303"), (torch.randn(40, 3, dtype=F64), None, 20, "GA203"),
+    (torch.randn(40, 0), None, 20, "GA203"), (torch.randn(40, 3, 2), torch.randn(20, 2), 20, "GA206")])
+def test_what_no_kernel_computes(device, x, weight, edges, code):
+    graph = OpGraph(skewed_edges(40, 30, edges), 40, 30)
+    call = multi_reduce(graph, x, ("max",), weight)
+    assert isinstance(call.kernel, Reason) and call.kernel.code == code

@@ -22,6 +22,8 @@ if TYPE_CHECKING:  # for editors and type checkers, which cannot see through __g
     from gnnaccel.dispatch.rules import include as include
     from gnnaccel.dispatch.rules import reset_rules as reset_rules
     from gnnaccel.explain import explain_program as explain_program
+    from gnnaccel.magics import load_ipython_extension as load_ipython_extension
+    from gnnaccel.magics import unload_ipython_extension as unload_ipython_extension
     from gnnaccel.session import clear_records as clear_records
     from gnnaccel.session import disable as disable
     from gnnaccel.session import disabled as disabled
@@ -48,6 +50,8 @@ _HOMES: dict[str, tuple[str, str | None]] = {
     "explain_program": ("gnnaccel.explain", "explain_program"),
     "cache": ("gnnaccel.dispatch.cache", None),
     "errors": ("gnnaccel.errors", None),
+    "load_ipython_extension": ("gnnaccel.magics", "load_ipython_extension"),
+    "unload_ipython_extension": ("gnnaccel.magics", "unload_ipython_extension"),
 }
 
 __all__ = ["__version__", *_HOMES]

@@ -1,7 +1,8 @@
 """Every ``GNNACCEL_*`` environment variable, read here and nowhere else.
 
 ========================  ===========================================================================
-GNNACCEL                  0: ``enable()`` leaves everything native; 1 or unset: it works
+GNNACCEL                  0: ``enable()`` leaves everything native; 1 or unset: it works; 1 after ``python -m gnnaccel autostart
+                          install``: on in every process
 GNNACCEL_BACKEND          auto, cuda or torch
 GNNACCEL_WHEN             profitable or supported
 GNNACCEL_ON_FALLBACK      native, warn or raise

@@ -17,8 +17,15 @@ LINE = ("import os; os.environ.get('GNNACCEL', '').strip().casefold() in ('1', '
         "and __import__('gnnaccel.autostart').autostart.start()\n")
 
 
+_started = False
+
+
 def start() -> None:
     """Enable gnnaccel with the options of the environment. A wrong one becomes a line on stderr: Python must start."""
+    global _started
+    if _started:  # Python reads the .pth files of a virtual environment twice
+        return
+    _started = True
     from gnnaccel import session
     from gnnaccel.errors import GnnaccelError
 
@@ -84,5 +91,7 @@ def _done(action: str, where: Path) -> str:
         return f"installed {where / NAME}: GNNACCEL=1 switches gnnaccel on in every process of this Python"
     if action == "remove":
         return f"removed {where / NAME}" if remove(where) else f"nothing to remove: there is no {where / NAME}"
-    variable = os.environ.get("GNNACCEL")
+    from gnnaccel import env
+
+    variable = env.given().get("GNNACCEL")
     return f"{state(where)}: {where / NAME}\nGNNACCEL is {'not set' if variable is None else repr(variable)}"

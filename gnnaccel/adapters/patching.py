@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import threading
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,3 +93,7 @@ class PatchSet:
 
     def __len__(self) -> int:
         return len(self._patches)
+
+    def __iter__(self) -> Iterator[Patch]:
+        """What is replaced now, in the order of replacement."""
+        return iter(tuple(self._patches))

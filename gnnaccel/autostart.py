@@ -93,5 +93,5 @@ def _done(action: str, where: Path) -> str:
         return f"removed {where / NAME}" if remove(where) else f"nothing to remove: there is no {where / NAME}"
     from gnnaccel import env
 
-    variable = env.given().get("GNNACCEL")
-    return f"{state(where)}: {where / NAME}\nGNNACCEL is {'not set' if variable is None else repr(variable)}"
+    variables = ", ".join(f"{name}={value}" for name, value in env.given().items())
+    return f"{state(where)}: {where / NAME}\nvariables: {variables or 'none is set'}"

@@ -77,7 +77,7 @@ def test_install_status_remove(tmp_path, capsys, monkeypatch):
     assert said("status").startswith("not installed: ") and said("remove").startswith("nothing to remove")
     said("install")
     assert said("install").startswith("installed ") and os.listdir(tmp_path) == [autostart.NAME]
-    assert said("status").splitlines() == [f"installed: {tmp_path / autostart.NAME}", "GNNACCEL is not set"]
+    assert said("status").splitlines() == [f"installed: {tmp_path / autostart.NAME}", "variables: none is set"]
     (tmp_path / autostart.NAME).write_text("import os\n")
     assert said("status").startswith("outdated: ")
     assert said("remove").startswith("removed ") and not os.listdir(tmp_path)

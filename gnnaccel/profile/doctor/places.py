@@ -66,7 +66,7 @@ def _autostart() -> Finding:
     if state == "outdated":
         return Finding("settings", "autostart", "warn", f"{autostart.NAME} is not of this version", "python -m gnnaccel autostart install")
     if state == "not installed" and env.safe_switch():
-        return Finding("settings", "autostart", "warn", "GNNACCEL=1 is set, but nothing in this Python looks at it when it starts",
+        return Finding("settings", "autostart", "warn", "the variable GNNACCEL is on, but nothing in this Python looks at it when it starts",
                        "python -m gnnaccel autostart install, or run scripts by python -m gnnaccel")
     return Finding("settings", "autostart", "ok", f"{state} in {short(where)}" if state == "installed" else state)
 

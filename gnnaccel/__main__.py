@@ -9,6 +9,7 @@ import sys
 #: subcommand -> (module with ``add_parser``, what it does). A script of such a name needs a path: ``./bench``.
 COMMANDS = {
     "bench": ("gnnaccel.profile.bench.cli", "measure gnnaccel against the host and torch.compile"),
+    "log": ("gnnaccel.profile.log.cli", "summarise, filter and compare JSONL logs; export decisions"),
     "doctor": ("gnnaccel.profile.doctor.cli", "check versions, GPU, kernels, caches and hosts, and say what to mend"),
     "autostart": ("gnnaccel.autostart", "let GNNACCEL=1 switch gnnaccel on in every process of this environment"),
 }

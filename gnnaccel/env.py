@@ -10,6 +10,7 @@ GNNACCEL_LOG              1: human lines through the logger ``gnnaccel``; otherw
 GNNACCEL_RECORDS          how many records ``gnnaccel.records()`` keeps; 0 for none
 GNNACCEL_INCLUDE          comma-separated class names, layer names or ``re:`` patterns
 GNNACCEL_EXCLUDE          likewise
+GNNACCEL_DECISIONS        a file of decisions to keep to, as ``python -m gnnaccel log --export`` writes it
 GNNACCEL_CACHE_BYTES      limit of the structure cache: bytes, or with a suffix such as 512MiB or 2GiB
 GNNACCEL_CACHE_DIR        folder of what ``calibrate`` measures; unset: ``gnnaccel`` in the user's cache folder
 ========================  ===========================================================================
@@ -28,8 +29,8 @@ from gnnaccel.dispatch.config import CHOICES
 from gnnaccel.near import did_you_mean
 
 VARIABLES = ("GNNACCEL", "GNNACCEL_BACKEND", "GNNACCEL_WHEN", "GNNACCEL_ON_FALLBACK", "GNNACCEL_LOG",
-             "GNNACCEL_RECORDS", "GNNACCEL_INCLUDE", "GNNACCEL_EXCLUDE", "GNNACCEL_CACHE_BYTES",
-             "GNNACCEL_CACHE_DIR")
+             "GNNACCEL_RECORDS", "GNNACCEL_INCLUDE", "GNNACCEL_EXCLUDE", "GNNACCEL_DECISIONS",
+             "GNNACCEL_CACHE_BYTES", "GNNACCEL_CACHE_DIR")
 _YES = ("1", "true", "yes", "on")
 _NO = ("0", "false", "no", "off")
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
@@ -104,6 +105,9 @@ def options(environ: Mapping[str, str] | None = None) -> dict[str, Any]:
     text = _text("GNNACCEL_RECORDS", environ)
     if text is not None:
         found["records"] = _count("GNNACCEL_RECORDS", text)
+    text = _text("GNNACCEL_DECISIONS", environ)
+    if text is not None:
+        found["decisions"] = text
     return found
 
 

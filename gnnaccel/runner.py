@@ -11,7 +11,7 @@ from gnnaccel.dispatch.config import CHOICES
 from gnnaccel.errors import GnnaccelError
 from gnnaccel.near import did_you_mean
 
-_WITH_VALUE = ("--exclude", "--include", "--backend", "--when", "--report")
+_WITH_VALUE = ("--exclude", "--include", "--backend", "--when", "--report", "--decisions")
 _TARGETS = {"-m": launch.module, "-c": launch.command}
 
 
@@ -39,6 +39,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--strict", action="store_true", help="raise an error when a call runs natively that no rule excludes")
     parser.add_argument("--backend", choices=CHOICES["backend"])
     parser.add_argument("--when", choices=CHOICES["when"])
+    parser.add_argument("--decisions", metavar="FILE.json", help="keep to the decisions in this file (log --export)")
     parser.add_argument("--profile", action="store_true", help="at the end, print where the time went")
     parser.add_argument("--compare", action="store_true", help="run each layer natively as well and compare")
     parser.add_argument("--report", metavar="OUT.html", help="at the end, write a page about the run")
@@ -65,7 +66,7 @@ def run(options: argparse.Namespace, kind: str, target: list[str]) -> int:
 def enable_options(options: argparse.Namespace) -> dict[str, Any]:
     """The arguments of ``enable()`` that the command line gives."""
     found = {name: _names(getattr(options, name)) for name in ("include", "exclude")}
-    found.update(log=options.log, backend=options.backend, when=options.when, on_fallback="raise" if options.strict else None)
+    found.update(log=options.log, decisions=options.decisions, backend=options.backend, when=options.when, on_fallback="raise" if options.strict else None)
     return {name: value for name, value in found.items() if value is not None}
 
 

@@ -34,7 +34,8 @@ PACKAGES = {"torch": ("torch",), "torch_geometric": ("torch-geometric",), "dgl":
 
 
 def enable(*, backend: str | None = None, when: str | None = None, on_fallback: str | None = None,
-           include: Any = None, exclude: Any = None, records: int | None = None, log: Any = None, passes: Any = None) -> None:
+           include: Any = None, exclude: Any = None, records: int | None = None, log: Any = None, passes: Any = None,
+           decisions: Any = None) -> None:
     """Take over the known layers of PyG and DGL in this process, from now on and also when they are imported later.
 
     ``backend``: "auto", "cuda", "torch". ``when``: "profitable" (only when estimated to be faster) or "supported".
@@ -42,7 +43,8 @@ def enable(*, backend: str | None = None, when: str | None = None, on_fallback: 
     ``include``, ``exclude``: class names, dotted paths, given layer names, ``re:`` patterns or classes; a non-empty
     ``include`` means only those. ``records``: how many records `records` keeps. ``log``: True for lines through the
     logger ``gnnaccel``, or the path of a JSONL file; False for neither. ``passes``: which rewritings the Programs of relational
-    layers go through, out of "compaction" and "reordering" (default: both); for measuring what each brings.
+    layers go through, out of "compaction" and "reordering" (default: both); for measuring what each brings. ``decisions``: the path
+    of a file with decisions to keep to (``python -m gnnaccel log --export``); False for none.
 
     Called again it changes the options given and leaves the others. What is never given comes from the environment
     (see `gnnaccel.env`), then from the defaults. ``GNNACCEL=0`` makes the call do nothing. Raises ValueError for a
@@ -74,7 +76,7 @@ def disable() -> None:
 @contextlib.contextmanager
 def enabled(*, backend: str | None = None, when: str | None = None, on_fallback: str | None = None,
             include: Any = None, exclude: Any = None, records: int | None = None, log: Any = None,
-            passes: Any = None) -> Iterator[None]:
+            passes: Any = None, decisions: Any = None) -> Iterator[None]:
     """A block in which gnnaccel is enabled in this thread or task, with the options of `enable`.
 
     Options not given come from the surrounding block, else from the process's configuration, else as in `enable`.

@@ -21,6 +21,8 @@ if TYPE_CHECKING:  # for editors and type checkers, which cannot see through __g
     from gnnaccel.dispatch.rules import exclude as exclude
     from gnnaccel.dispatch.rules import include as include
     from gnnaccel.dispatch.rules import reset_rules as reset_rules
+    from gnnaccel.magics import load_ipython_extension as load_ipython_extension
+    from gnnaccel.magics import unload_ipython_extension as unload_ipython_extension
     from gnnaccel.profile.compare import compare as compare
     from gnnaccel.profile.explain import explain as explain
     from gnnaccel.profile.explain_program import explain_program as explain_program
@@ -54,6 +56,8 @@ _HOMES: dict[str, tuple[str, str | None]] = {
     "report": ("gnnaccel.profile.report", "report"),
     "cache": ("gnnaccel.dispatch.cache", None),
     "errors": ("gnnaccel.errors", None),
+    "load_ipython_extension": ("gnnaccel.magics", "load_ipython_extension"),
+    "unload_ipython_extension": ("gnnaccel.magics", "unload_ipython_extension"),
 }
 
 __all__ = ["__version__", *_HOMES]

@@ -1,20 +1,59 @@
-"""``python -m gnnaccel``: the command line. Each subcommand lives with what it is about and is imported when named."""
+"""``python -m gnnaccel``: a script run with gnnaccel enabled, or a subcommand. Each lives with what it is about and is imported
+when named."""
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
+
+#: subcommand -> (module with ``add_parser``, what it does). A script of such a name needs a path: ``./bench``.
+COMMANDS = {
+    "bench": ("gnnaccel.profile.bench.cli", "measure gnnaccel against the host and torch.compile"),
+    "log": ("gnnaccel.profile.log.cli", "summarise, filter and compare JSONL logs; export decisions"),
+    "doctor": ("gnnaccel.profile.doctor.cli", "check versions, GPU, kernels, caches and hosts, and say what to mend"),
+    "autostart": ("gnnaccel.autostart", "let GNNACCEL=1 switch gnnaccel on in every process of this environment"),
+}
+_DESCRIPTION = """\
+Run a script, module or command with gnnaccel enabled, as python itself would run it:
+
+  python -m gnnaccel [options] script.py [arguments]
+  python -m gnnaccel [options] -m module [arguments]
+  python -m gnnaccel [options] -c code [arguments]
+
+or one of the subcommands (--help after its name tells more):
+
+"""
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
-    from gnnaccel.profile.bench import cli as bench
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments and arguments[0] in COMMANDS:
+        return _subcommand(arguments)
+    from gnnaccel import runner
 
+    head, kind, target = runner.split(arguments)
+    parser = _parser()
+    runner.add_options(parser.add_argument_group("options"))
+    options = parser.parse_args(head)
+    if not target:
+        parser.error(f"{kind} needs an argument" if kind else "nothing to run: name a script, -m module, -c code or a subcommand")
+    return runner.run(options, kind, target)
+
+
+def _subcommand(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m gnnaccel", description="Accelerated graph neural networks.")
     commands = parser.add_subparsers(dest="command", required=True)
-    bench.add_parser(commands)
-    arguments = sys.argv[1:] if arguments is None else arguments
+    importlib.import_module(COMMANDS[arguments[0]][0]).add_parser(commands)
     options = parser.parse_args(arguments)
     return options.run(options, arguments)
+
+
+def _parser() -> argparse.ArgumentParser:
+    listed = "".join(f"  {name:<12} {text}\n" for name, (_, text) in COMMANDS.items())
+    return argparse.ArgumentParser(prog="python -m gnnaccel", description=_DESCRIPTION + listed, allow_abbrev=False, add_help=True,
+                                   usage="python -m gnnaccel [options] (script.py | -m module | -c code | subcommand) [arguments]",
+                                   formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Every ``GNNACCEL_*`` environment variable, read here and nowhere else.
 
 ========================  ===========================================================================
-GNNACCEL                  0: ``enable()`` leaves everything native; 1 or unset: it works
+GNNACCEL                  0: ``enable()`` leaves everything native; 1 or unset: it works; 1 after ``python -m gnnaccel autostart
+                          install``: on in every process
 GNNACCEL_BACKEND          auto, cuda or torch
 GNNACCEL_WHEN             profitable or supported
 GNNACCEL_ON_FALLBACK      native, warn or raise
@@ -9,7 +10,9 @@ GNNACCEL_LOG              1: human lines through the logger ``gnnaccel``; otherw
 GNNACCEL_RECORDS          how many records ``gnnaccel.records()`` keeps; 0 for none
 GNNACCEL_INCLUDE          comma-separated class names, layer names or ``re:`` patterns
 GNNACCEL_EXCLUDE          likewise
+GNNACCEL_DECISIONS        a file of decisions to keep to, as ``python -m gnnaccel log --export`` writes it
 GNNACCEL_CACHE_BYTES      limit of the structure cache: bytes, or with a suffix such as 512MiB or 2GiB
+GNNACCEL_CACHE_DIR        folder of what ``calibrate`` measures; unset: ``gnnaccel`` in the user's cache folder
 ========================  ===========================================================================
 
 An argument given to ``enable()`` beats its variable. An empty variable counts as unset.
@@ -26,7 +29,8 @@ from gnnaccel.dispatch.config import CHOICES
 from gnnaccel.near import did_you_mean
 
 VARIABLES = ("GNNACCEL", "GNNACCEL_BACKEND", "GNNACCEL_WHEN", "GNNACCEL_ON_FALLBACK", "GNNACCEL_LOG",
-             "GNNACCEL_RECORDS", "GNNACCEL_INCLUDE", "GNNACCEL_EXCLUDE", "GNNACCEL_CACHE_BYTES")
+             "GNNACCEL_RECORDS", "GNNACCEL_INCLUDE", "GNNACCEL_EXCLUDE", "GNNACCEL_DECISIONS",
+             "GNNACCEL_CACHE_BYTES", "GNNACCEL_CACHE_DIR")
 _YES = ("1", "true", "yes", "on")
 _NO = ("0", "false", "no", "off")
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
@@ -53,6 +57,22 @@ def switch(environ: Mapping[str, str] | None = None) -> bool | None:
     """``GNNACCEL``: True, False, or None when unset. ValueError when it is neither."""
     text = _text("GNNACCEL", environ)
     return None if text is None else _bool("GNNACCEL", text)
+
+
+def given(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Every variable of ours that is set, known or not, by name."""
+    found = os.environ if environ is None else environ
+    return {name: found[name] for name in sorted(found) if name == "GNNACCEL" or name.startswith("GNNACCEL_")}
+
+
+def safe_switch() -> bool:
+    """Whether ``GNNACCEL`` says on; what is neither on nor off counts as off."""
+    return (_text("GNNACCEL", None) or "").casefold() in _YES
+
+
+def cache_dir(environ: Mapping[str, str] | None = None) -> str | None:
+    """``GNNACCEL_CACHE_DIR``, or None when unset."""
+    return _text("GNNACCEL_CACHE_DIR", environ)
 
 
 def cache_bytes(environ: Mapping[str, str] | None = None) -> int | None:
@@ -85,6 +105,9 @@ def options(environ: Mapping[str, str] | None = None) -> dict[str, Any]:
     text = _text("GNNACCEL_RECORDS", environ)
     if text is not None:
         found["records"] = _count("GNNACCEL_RECORDS", text)
+    text = _text("GNNACCEL_DECISIONS", environ)
+    if text is not None:
+        found["decisions"] = text
     return found
 
 

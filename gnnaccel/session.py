@@ -35,7 +35,7 @@ PACKAGES = {"torch": ("torch",), "torch_geometric": ("torch-geometric",), "dgl":
 
 def enable(*, backend: str | None = None, when: str | None = None, on_fallback: str | None = None,
            include: Any = None, exclude: Any = None, records: int | None = None, log: Any = None, passes: Any = None,
-           backward: str | None = None) -> None:
+           backward: str | None = None, decisions: Any = None) -> None:
     """Take over the known layers of PyG and DGL in this process, from now on and also when they are imported later.
 
     ``backend``: "auto", "cuda", "torch". ``when``: "profitable" (only when estimated to be faster) or "supported".
@@ -45,7 +45,8 @@ def enable(*, backend: str | None = None, when: str | None = None, on_fallback: 
     logger ``gnnaccel``, or the path of a JSONL file; False for neither. ``passes``: which rewritings the Programs of relational
     layers go through, out of "compaction" and "reordering" (default: both); for measuring what each brings. ``backward``:
     "caller": where a process uses one GPU, backward runs in the thread that asked for it, which spares every step of training
-    a change of threads; "workers": in autograd's own threads, as without gnnaccel.
+    a change of threads; "workers": in autograd's own threads, as without gnnaccel. ``decisions``: the path of a file with
+    decisions to keep to (``python -m gnnaccel log --export``); False for none.
 
     Called again it changes the options given and leaves the others. What is never given comes from the environment
     (see `gnnaccel.env`), then from the defaults. ``GNNACCEL=0`` makes the call do nothing. Raises ValueError for a
@@ -77,7 +78,7 @@ def disable() -> None:
 @contextlib.contextmanager
 def enabled(*, backend: str | None = None, when: str | None = None, on_fallback: str | None = None,
             include: Any = None, exclude: Any = None, records: int | None = None, log: Any = None,
-            passes: Any = None, backward: str | None = None) -> Iterator[None]:
+            passes: Any = None, backward: str | None = None, decisions: Any = None) -> Iterator[None]:
     """A block in which gnnaccel is enabled in this thread or task, with the options of `enable`.
 
     Options not given come from the surrounding block, else from the process's configuration, else as in `enable`.

@@ -106,6 +106,10 @@ class PatchSet:
     def __len__(self) -> int:
         return len(self._patches)
 
+    def __iter__(self) -> Iterator[Patch]:
+        """What is replaced now, in the order of replacement."""
+        return iter(tuple(self._patches))
+
 
 def _put_back(patch: Patch) -> None:
     if patch.original is _ABSENT:

@@ -22,6 +22,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from gnnaccel.dispatch import pins
 from gnnaccel.near import did_you_mean
 
 CHOICES: dict[str, tuple[str, ...]] = {
@@ -42,7 +43,8 @@ class Config:
     ``include`` and ``exclude`` hold strings and classes. ``records`` is how many records ``gnnaccel.records()`` keeps
     (0: none; True: 1000). ``log`` is None, True (human lines through the logger ``gnnaccel``) or the path of a JSONL file.
     ``passes``: which of `PASSES` relational Programs go through; None: all. ``backward``: the thread in which autograd works on a
-    single GPU, see `gnnaccel.adapters.autograd`. ``epoch`` and ``stamp`` (the rule generation at
+    single GPU, see `gnnaccel.adapters.autograd`. ``decisions``: the path of a file of pinned decisions (`dispatch.pins`), held as
+    what it contains; None or False: none. ``epoch`` and ``stamp`` (the rule generation at
     which the lists were given) are set by this module.
     """
 
@@ -55,6 +57,7 @@ class Config:
     records: int = 0
     log: None | bool | str = None
     passes: None | tuple[str, ...] = None
+    decisions: None | pins.Decisions = None
     epoch: int = field(default=0, compare=False)
     stamp: int = field(default=0, compare=False)
 
@@ -66,6 +69,7 @@ class Config:
         object.__setattr__(self, "records", _record_count(self.records))
         object.__setattr__(self, "log", _log_target(self.log))
         object.__setattr__(self, "passes", _passes(self.passes))
+        object.__setattr__(self, "decisions", _decisions(self.decisions))
 
 
 OPTIONS: tuple[str, ...] = tuple(f.name for f in fields(Config) if f.name not in ("epoch", "stamp"))
@@ -105,6 +109,14 @@ def _passes(seen: Any) -> tuple[str, ...]:
     for item in kept:
         _check_choice("passes", item, PASSES)
     return tuple(name for name in PASSES if name in kept)
+
+
+def _decisions(seen: Any) -> None | pins.Decisions:
+    if seen is None or seen is False or isinstance(seen, pins.Decisions):
+        return seen or None
+    if isinstance(seen, (str, os.PathLike)) and os.fspath(seen):
+        return pins.read(seen)
+    raise ValueError(f"decisions={seen!r} is not known; use the path of a file that python -m gnnaccel log --export wrote, or None")
 
 
 def _record_count(seen: Any) -> int:

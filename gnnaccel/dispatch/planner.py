@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from gnnaccel.dispatch import cost, patterns, specs
 from gnnaccel.dispatch.config import Config
 from gnnaccel.dispatch.ops.plain import PlainRequest
+from gnnaccel.dispatch.pins import Pinned
 from gnnaccel.dispatch.reasons import Reason, reason
 from gnnaccel.dispatch.relational import costs
 from gnnaccel.dispatch.relational.request import RelationalRequest
@@ -71,6 +72,11 @@ def _decide(request: Request, config: Config) -> Plan:
             able.append((seconds if seconds is not None else float("inf"), rank, spec, seconds))
     able.sort(key=lambda item: item[:2])
     native = native_cost(request)
+    pinned = None if config.decisions is None else config.decisions.of(request)
+    if pinned is not None:
+        held = _held(pinned, able, native, rejected)
+        if held is not None:
+            return held
     for position, (key, _, spec, seconds) in enumerate(able):
         if position:
             rejected.append((spec.name, _slower(seconds, able[0])))
@@ -82,6 +88,18 @@ def _decide(request: Request, config: Config) -> Plan:
             _, _, spec, seconds = able[0]
             return Plan(spec.route, spec.name, spec.pmf, seconds, native, tuple(rejected))
     return Plan("native", None, False, native, native, tuple(rejected))
+
+
+def _held(pinned: Pinned, able: list, native: float | None, rejected: list) -> Plan | None:
+    """The pinned plan; None where that cannot be had here."""
+    why = reason("GA105", f"pinned to {pinned.kernel or 'native'}")
+    others = [(spec.name, why) for _, _, spec, _ in able if spec.name != pinned.kernel]
+    if pinned.route == "native":  # it was chosen, so what else stood against other ways is no fallback
+        return Plan("native", None, False, native, native, tuple(others or rejected))
+    for _, _, spec, seconds in able:
+        if spec.name == pinned.kernel:
+            return Plan(spec.route, spec.name, spec.pmf, seconds, native, (*rejected, *others))
+    return None
 
 
 def _only(spec: KernelSpec, request: Request) -> bool:

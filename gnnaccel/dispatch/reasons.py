@@ -34,6 +34,7 @@ KINDS: dict[str, Kind] = {
     "GA102": Kind("not in the include list", "add the layer's class or name to enable(include=...)"),
     "GA103": Kind("excluded by an attribute of its class", "set __gnnaccel__ = True on the class"),
     "GA104": Kind("gnnaccel is disabled here", "leave the disabled() block or call gnnaccel.enable()"),
+    "GA105": Kind("the decision is pinned", "leave out decisions=, or GNNACCEL_DECISIONS"),
     "GA201": Kind("aggregation is not a plain sum", "use aggr='add'"),
     "GA202": Kind("unusual flow or node_dim", "use flow='source_to_target' and the layer's own node_dim"),
     "GA203": Kind("dtype is not supported", "use float32, float16 or bfloat16"),

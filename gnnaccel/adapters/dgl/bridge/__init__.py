@@ -23,7 +23,7 @@ _text = _OFF
 def install(patches: PatchSet) -> None:
     """Bridge DGL, if it is to be bridged here."""
     global _patches, _text
-    why = _reason_against()
+    why = reason_against()
     _patches, _text = None, why or _OFF
     if why is not None:
         return
@@ -40,7 +40,8 @@ def state() -> dict[str, Any]:
     return {"active": active, "text": _text if active or _patches is None else _OFF}
 
 
-def _reason_against() -> str | None:
+def reason_against() -> str | None:
+    """Why DGL, which can be imported, is not bridged here; None where it is when gnnaccel is enabled."""
     from dgl._ffi.function import get_global_func
 
     if get_global_func("device_api.cuda", allow_missing=True) is not None:

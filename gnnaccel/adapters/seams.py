@@ -1,0 +1,112 @@
+"""The host functions that gnnaccel stands in for, by the hash of their source: has one changed since it was tested?
+
+Adapters redo what these functions do, so in a host version where one reads otherwise it may do something else. ``seams.json`` holds
+the hashes of each tested version (``python -m tests.record_seams`` writes it).
+"""
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import importlib.resources
+import inspect
+import json
+import sys
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from gnnaccel import adapters
+from gnnaccel.adapters.patching import PatchSet
+
+_ALWAYS = ("__init__", "message", "edge_update", "aggregate", "update", "message_and_aggregate")  # of a layer, besides forward
+
+
+@dataclass(frozen=True)
+class Drift:
+    """``version``: the installed one; ``tested``: the one that it is compared with, itself if that was tested; ``changed`` and
+    ``gone``: dotted names of functions that read otherwise or are not there; ``count``: how many were compared."""
+
+    version: str
+    tested: str
+    changed: tuple[str, ...]
+    gone: tuple[str, ...]
+    count: int
+
+    @property
+    def known(self) -> bool:
+        return self.version == self.tested
+
+
+@functools.lru_cache(maxsize=1)
+def recorded() -> dict[str, dict[str, dict[str, str]]]:
+    """{host: {version: {function: hash}}}."""
+    return json.loads(importlib.resources.files("gnnaccel.adapters").joinpath("seams.json").read_text(encoding="utf-8"))
+
+
+def version_of(host: str) -> str:
+    """The version of an imported host, without what names a build of it."""
+    return sys.modules[adapters.HOSTS[host][0].partition(".")[0]].__version__.partition("+")[0]
+
+
+def collect(host: str) -> dict[str, str]:
+    """{function: hash} of the installed host, which is imported. gnnaccel must not be enabled: PatchError then."""
+    module, package = adapters.HOSTS[host]
+    importlib.import_module(module)
+    patches = PatchSet()
+    adapter = importlib.import_module(package)
+    try:
+        adapter.install(patches)
+        functions = dict(found for patch in patches for found in _functions(patch, adapter))
+    finally:
+        patches.restore()
+    own = module.partition(".")[0] + "."  # some of torch's are replaced as well
+    return {name: digest(function) for name, function in sorted(functions.items()) if name.startswith(own)}
+
+
+def compare(host: str) -> Drift:
+    """The installed host against the recorded version that is next to its own."""
+    found, version = collect(host), version_of(host)
+    tested = nearest(version, recorded()[host])
+    known = recorded()[host][tested]
+    return Drift(version, tested, tuple(n for n in known if n in found and found[n] != known[n]),
+                 tuple(n for n in known if n not in found), len(known))
+
+
+def nearest(version: str, tested: Any) -> str:
+    """Of the tested versions the one itself, else the latest before it, else the earliest."""
+    from packaging.version import Version
+
+    ordered = sorted(tested, key=Version)
+    before = [candidate for candidate in ordered if Version(candidate) <= Version(version)]
+    return before[-1] if before else ordered[0]
+
+
+def digest(function: Any) -> str:
+    """Of the source text, indentation of the whole and empty lines left aside; "" of what has no source."""
+    try:
+        text = textwrap.dedent(inspect.getsource(function))
+    except (OSError, TypeError):
+        return ""
+    lines = "\n".join(line.rstrip() for line in text.splitlines() if line.strip())
+    return hashlib.sha256(lines.encode()).hexdigest()[:16]
+
+
+def _functions(patch: Any, adapter: ModuleType) -> Iterator[tuple[str, Any]]:
+    """What was replaced, by the name under which it was written; of a layer also what its forward calls of its own."""
+    original = inspect.unwrap(patch.original) if callable(patch.original) else None
+    if inspect.isfunction(original):
+        yield f"{original.__module__}.{original.__qualname__}", original
+    if isinstance(patch.owner, type) and patch.name == "forward":
+        for name in (*_ALWAYS, *_methods(adapter, patch.owner)):
+            function = vars(patch.owner).get(name)
+            if inspect.isfunction(function):
+                yield f"{function.__module__}.{function.__qualname__}", function
+
+
+def _methods(adapter: ModuleType, layer: type) -> tuple[str, ...]:
+    """Methods that the layer's adapter does without."""
+    entry = adapter.LAYERS[layer.__name__]
+    return importlib.import_module(f"{adapter.__name__}.{entry if isinstance(entry, str) else entry[0]}").METHODS

@@ -1,0 +1,85 @@
+"""Decisions that are not to be made anew: pinned by a file that ``python -m gnnaccel log --export`` wrote.
+
+A decision belongs to a kind of calls: class of the layer, sizes of the graph (by their number of bits, as plans know them), dtype of
+the rows, whether gradients are wanted. A pinned route that cannot be taken (another machine, say) is left aside: then the
+planner decides, as it does for kinds of calls that the file does not name.
+"""
+from __future__ import annotations
+
+import json
+import os
+from typing import Any, NamedTuple
+
+SCHEMA = 1
+ROUTES = ("cuda", "torch", "native")
+
+
+class Kind(NamedTuple):
+    """A kind of calls. ``layer``: the host class, with "dgl." in front for DGL; bits: of the numbers of nodes and edges, self loops
+    included."""
+
+    layer: str
+    src_bits: int
+    dst_bits: int
+    edge_bits: int
+    dtype: str
+    grad: bool
+
+
+class Pinned(NamedTuple):
+    """``kernel``: name of the candidate, None on the native route."""
+
+    route: str
+    kernel: str | None
+
+
+class Decisions:
+    """The pinned decisions of one file; equal when they say the same."""
+
+    def __init__(self, path: str, pinned: dict[Kind, Pinned]):
+        self.path, self.pinned = path, pinned
+        self._key = frozenset(pinned.items())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Decisions) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __repr__(self) -> str:
+        return f"Decisions({self.path!r}, {len(self.pinned)} kinds of calls)"
+
+    def __deepcopy__(self, memo: dict) -> Decisions:
+        return self
+
+    def of(self, request: Any) -> Pinned | None:
+        """For a `Request` or `RelationalRequest`."""
+        return self.pinned.get(Kind(request.native.partition(" ")[0], request.src_bits, request.dst_bits, request.edge_bits,
+                                    str(request.row).removeprefix("torch."), request.grad))
+
+
+def read(path: str | os.PathLike) -> Decisions:
+    """The decisions in a file. ValueError, naming file and entry, when it is no such file; OSError when there is none."""
+    with open(path, encoding="utf-8") as file:
+        text = file.read()
+    try:
+        held = json.loads(text)
+    except ValueError as problem:
+        raise ValueError(f"decisions={os.fspath(path)!r} is no JSON: {problem}") from None
+    if not isinstance(held, dict) or held.get("schema") != SCHEMA or not isinstance(held.get("decisions"), list):
+        raise ValueError(f"decisions={os.fspath(path)!r} holds no decisions of schema {SCHEMA}; python -m gnnaccel log FILE.jsonl "
+                         "--export DECISIONS.json writes some")
+    return Decisions(os.fspath(path), dict(_entry(path, at, entry) for at, entry in enumerate(held["decisions"])))
+
+
+def _entry(path: str | os.PathLike, at: int, entry: Any) -> tuple[Kind, Pinned]:
+    try:
+        kind = Kind(str(entry["layer"]), *(int(entry[name]).bit_length() for name in ("num_src", "num_dst", "num_edges")),
+                    str(entry["dtype"]), bool(entry["grad"]))
+        pinned = Pinned(entry["route"], entry["kernel"])
+    except (KeyError, TypeError, ValueError) as problem:
+        raise ValueError(f"decisions={os.fspath(path)!r}: entry {at} is no decision: {type(problem).__name__}: {problem}") from None
+    if pinned.route not in ROUTES or (pinned.route == "native") != (pinned.kernel is None):
+        raise ValueError(f"decisions={os.fspath(path)!r}: entry {at} has route={pinned.route!r} with kernel={pinned.kernel!r}; a route is one "
+                         f"of {', '.join(ROUTES)}, and all but native name a kernel")
+    return kind, pinned

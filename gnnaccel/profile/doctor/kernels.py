@@ -1,0 +1,169 @@
+"""One small check per family of kernels against torch in fp64: do they compile here, and are their numbers right?
+
+Needs torch, so it is imported only once that is known to work. Runs on any device that the kernels run on, the tests' emulation
+included.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from gnnaccel.cuda import column_sum, driver, dropout, gather, head_dot, segment_gemm, segment_gemm_grad
+from gnnaccel.cuda.segment_plan import Segments
+from gnnaccel.dispatch import attention, attention_programs, patterns, torch_backend
+from gnnaccel.dispatch.graph import GraphView
+from gnnaccel.dispatch.ops import calls, operands
+from gnnaccel.dispatch.ops.graph import OpGraph
+
+TOLERANCE = 2e-5  # relative L2 error, of fp32 against fp64
+_HUB = 1500  # edges into one node: a row longer than one warp carries
+
+
+class Case:
+    """A random graph with a hub and isolated nodes, and random tensors on ``device``; the same each time."""
+
+    def __init__(self, device: torch.device):
+        self.device, self._generator = device, torch.Generator().manual_seed(0)
+        src, dst = (torch.randint(0, 90, (2000,), generator=self._generator) for _ in range(2))
+        dst[:_HUB] = 7
+        self.src, self.dst = src.to(device), dst.to(device)
+        self.edge_index, self.nodes = torch.stack([self.src, self.dst]), 100
+        self.view = GraphView(self.edge_index, self.nodes, self.nodes)
+        self.graph = OpGraph(self.edge_index, self.nodes, self.nodes)
+
+    def normal(self, *shape: int) -> Tensor:
+        return torch.randn(*shape, generator=self._generator).to(self.device)
+
+
+Check = Callable[[Case], Iterator[tuple[str, float]]]
+
+
+def error(got: Tensor, exact: Tensor) -> float:
+    """The relative error in the L2 norm; inf where numbers are not finite."""
+    if not torch.isfinite(got).all():
+        return float("inf")
+    return float((got.double() - exact.double()).norm() / exact.double().norm().clamp_min(1e-30))
+
+
+def _structure(case: Case) -> Iterator[tuple[str, float]]:
+    rows = case.view.csc()
+    degrees = torch.bincount(case.dst, minlength=case.nodes)
+    right = torch.equal(rows.indptr.diff().long(), degrees) and torch.equal(
+        case.edge_index[:, rows.place[:len(case.dst)].long()],
+        torch.stack([rows.other[:len(case.dst)].long(), torch.arange(case.nodes, device=case.device).repeat_interleave(degrees)]))
+    yield "structure", 0.0 if right else float("inf")
+
+
+def _gather(case: Case) -> Iterator[tuple[str, float]]:
+    x = case.normal(case.nodes, 64)
+    exact = torch.zeros_like(x).double().index_add(0, case.dst, x[case.src].double())
+    short = torch.bincount(case.dst, minlength=case.nodes) < 64  # rows that are split stay incomplete, by design
+    yield "gather", error(gather.row_gather(case.view.csc(), x)[short], exact[short])
+
+
+def _dropout(case: Case) -> Iterator[tuple[str, float]]:
+    mask = dropout.factors(dropout.Dropout(0.25, 1234, 5), 4000, 2, case.device).cpu()
+    kept = (mask == torch.tensor(1 / 0.75)).double().mean()
+    right = bool(((mask == 0) | (mask == torch.tensor(1 / 0.75))).all()) and abs(float(kept) - 0.75) < 0.03
+    yield "dropout", 0.0 if right else float("inf")
+
+
+def _head_dot(case: Case) -> Iterator[tuple[str, float]]:
+    x, att, d = case.normal(case.nodes, 8, 8), case.normal(8, 8), case.normal(case.nodes, 8)
+    scores, grad = head_dot.dot(x, att)[0], head_dot.dot_grad(x, d)[0]
+    exact = (x.double() * att.double()).sum(-1), (x.double() * d.double().unsqueeze(-1)).sum(0)
+    yield "head_dot", max(error(scores, exact[0]), error(grad, exact[1]))
+
+
+def _column_sum(case: Case) -> Iterator[tuple[str, float]]:
+    x = case.normal(777, 40)
+    yield "column_sum", error(column_sum.column_sum(x), x.double().sum(0))
+
+
+def _additive(case: Case) -> Iterator[tuple[str, float]]:
+    program = attention_programs.gat(0.2, 0.0, True, True, False)
+    tensors = {"x": case.normal(case.nodes, 8, 8), "att_src": case.normal(1, 8, 8), "att_dst": case.normal(1, 8, 8)}
+    forward, backward = _attended(case, program, tensors)
+    yield from (("additive", forward), ("additive_backward", backward))
+    yield "additive_pmf", _attended(case, program, tensors, pmf=True)[0]
+
+
+def _pairwise(case: Case) -> Iterator[tuple[str, float]]:
+    program = attention_programs.dot_product(0.3, 0.0, False)
+    tensors = {name: case.normal(case.nodes, 4, 16) for name in ("keys", "queries", "values")}
+    forward, backward = _attended(case, program, tensors)
+    yield from (("pairwise", forward), ("pairwise_backward", backward))
+
+
+def _attended(case: Case, program, tensors: dict[str, Tensor], pmf: bool = False) -> tuple[float, float]:
+    """Errors of the output and of the worst gradient."""
+    heads, width = tensors["x" if "x" in tensors else "keys"].shape[1:]
+    call = attention.Call(program, patterns.attention(program), case.view, heads, width, torch.float32, False, pmf)
+    grad = case.normal(case.nodes, heads, width)
+
+    def results(run, dtype: torch.dtype) -> list[Tensor]:
+        inputs = {name: t.to(dtype).requires_grad_() for name, t in tensors.items()}
+        out = run(inputs)
+        return [out.detach(), *torch.autograd.grad(out, list(inputs.values()), grad.to(dtype))]
+
+    got = results(lambda inputs: attention.run_cuda(call, inputs), torch.float32)
+    exact = results(lambda inputs: torch_backend.plain(program, case.view.edges(), inputs), torch.float64)
+    errors = [error(mine, truth) for mine, truth in zip(got, exact)]
+    return errors[0], max(errors[1:])
+
+
+def _operations(case: Case) -> Iterator[tuple[str, float]]:
+    x, y, weight = case.normal(case.nodes, 4, 16), case.normal(case.nodes, 4, 16), case.normal(2000, 4, 1)
+    for name, make in {
+        "aggregate": lambda t: calls.gspmm(case.graph, operands.prepare("mul", t(x), t(weight)), "sum"),
+        "extremum": lambda t: calls.gspmm(case.graph, operands.prepare("copy_lhs", t(x), None), "max"),
+        "sddmm": lambda t: calls.gsddmm(case.graph, operands.prepare("add", t(x), t(y)), ("u", "v")),
+        "edge_softmax": lambda t: calls.edge_softmax(case.graph, t(weight.squeeze(-1)), "v"),
+    }.items():
+        got, exact = make(lambda t: t).kernel.run(), make(lambda t: t.double()).plain()
+        finite = torch.isfinite(exact)  # the maximum over no edges is -inf
+        yield name, error(torch.where(finite, got, 0.0), torch.where(finite, exact, 0.0))
+
+
+def _segments(case: Case) -> Iterator[tuple[str, float]]:
+    ends = torch.tensor([0, 0, 31, 200, 201, 300])
+    segments = Segments(ends.to(case.device, torch.int32), 300)
+    for name, k in (("segment_direct", 64), ("segment_gemm", 33)):
+        x, w = case.normal(300, k), case.normal(5, k, 64)
+        exact = torch.cat([x[a:b].double() @ w[s].double() for s, (a, b) in enumerate(zip(ends.tolist(), ends.tolist()[1:]))])
+        yield name, error(segment_gemm.multiply(segments, x, w), exact)
+    x, dy = case.normal(300, 64), case.normal(300, 32)
+    exact = torch.stack([x[a:b].double().T @ dy[a:b].double() for a, b in zip(ends.tolist(), ends.tolist()[1:])])
+    yield "segment_gemm_grad", error(segment_gemm_grad.weight_grad(segments, x, dy).squeeze(1), exact)
+
+
+#: each check with the families whose verdicts it yields, in that order
+CHECKS: tuple[tuple[tuple[str, ...], Check], ...] = (
+    (("structure",), _structure), (("gather",), _gather), (("dropout",), _dropout), (("head_dot",), _head_dot),
+    (("column_sum",), _column_sum), (("additive", "additive_backward", "additive_pmf"), _additive),
+    (("pairwise", "pairwise_backward"), _pairwise), (("aggregate", "extremum", "sddmm", "edge_softmax"), _operations),
+    (("segment_direct", "segment_gemm", "segment_gemm_grad"), _segments))
+
+
+def verdicts(device: torch.device) -> Iterator[tuple[str, bool, str]]:
+    """(family, right?, what was found) of every family. A kernel that does not compile or launch is a finding, not an error."""
+    case = None
+    for families, check in CHECKS:
+        left = list(families)
+        try:
+            case = case or Case(device)
+            for family, found in check(case):
+                left.remove(family)
+                yield family, found <= TOLERANCE, f"relative error {found:.1e}, allowed {TOLERANCE:.0e}"
+        except driver.CompileError as problem:
+            for family in left:
+                yield family, False, f"did not compile: {_first_line(problem)}"
+        except Exception as problem:  # whatever else goes wrong on this machine is what the user wants to know
+            for family in left:
+                yield family, False, f"{type(problem).__name__}: {_first_line(problem)}"
+
+
+def _first_line(problem: Exception) -> str:
+    return str(problem).strip().partition("\n")[0] or "no message"

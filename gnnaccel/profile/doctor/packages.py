@@ -1,0 +1,199 @@
+"""Which packages are there, can be imported, are recent enough, and agree with each other and with the driver."""
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import platform
+import sys
+from collections.abc import Iterator
+
+from gnnaccel import adapters
+from gnnaccel._version import __version__
+from gnnaccel.cuda import probe
+from gnnaccel.profile.doctor.findings import Finding
+from gnnaccel.session import PACKAGES
+
+PYTHONS = ((3, 10), (3, 14))  # from the first, before the second
+#: module -> oldest version, None for any: as in setup.cfg
+REQUIRED = {"torch": "2.4", "numpy": None, "packaging": None, "platformdirs": None, "rich": None, "filelock": None}
+HOSTS = {"torch_geometric": "2.5", "dgl": "1.1"}
+CUPY = "13"
+
+
+def check() -> Iterator[Finding]:
+    """Every finding about packages; imports torch, the hosts and CuPy."""
+    yield _python()
+    yield Finding("packages", "gnnaccel", "ok", __version__)
+    for module, least in REQUIRED.items():
+        yield _required(module, least)
+    yield from _hosts()
+    yield from _cuda()
+
+
+def version_of(module: str) -> str | None:
+    """The installed distribution's version, None where there is none."""
+    return next(filter(None, map(_distribution, PACKAGES.get(module, (module,)))), None)
+
+
+def _distribution(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def import_problem(module: str) -> str | None:
+    """Why a module cannot be imported; None where it can."""
+    try:
+        importlib.import_module(module)
+    except Exception as problem:  # packages fail in many ways, such as a library that does not load
+        return f"{type(problem).__name__}: {problem}".partition("\n")[0]
+    return None
+
+
+def _python() -> Finding:
+    text = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    if PYTHONS[0] <= sys.version_info[:2] < PYTHONS[1]:
+        return Finding("packages", "Python", "ok", text)
+    return Finding("packages", "Python", "warn", f"{text} is not tested", "use Python 3.10 to 3.13")
+
+
+def _required(module: str, least: str | None) -> Finding:
+    problem, version = import_problem(module), version_of(module)
+    wanted = f"pip install '{module}>={least}'" if least else f"pip install {module}"
+    if problem is not None:
+        said = "is not installed" if version is None else f"{version} is installed and cannot be imported"
+        return Finding("packages", module, "fail", f"{said}: {problem}", wanted if version is None else f"repair it: {wanted} --force-reinstall")
+    return _recent(module, version, least, wanted)
+
+
+def _recent(module: str, version: str | None, least: str | None, wanted: str) -> Finding:
+    if version is None:
+        return Finding("packages", module, "ok", "is there, of unknown version")
+    if least is not None and _older(version, least):
+        return Finding("packages", module, "fail", f"{version} is older than {least}", wanted)
+    return Finding("packages", module, "ok", version)
+
+
+def _older(version: str, least: str) -> bool:
+    try:
+        from packaging.version import Version
+    except ImportError:  # which is a finding of its own
+        return False
+    return Version(version) < Version(least)
+
+
+# --- the hosts -----------------------------------------------------------------------------------------------------------
+
+def _hosts() -> Iterator[Finding]:
+    found = []
+    for module, least in HOSTS.items():
+        version = version_of(module)
+        wanted = f"pip install '{module.replace('_', '-')}>={least}'"
+        problem = import_problem(module) if version is not None else "not installed"
+        if version is None:
+            yield Finding("packages", module, "note", f"is not installed: {wanted} if you use it")
+        elif problem is not None:
+            yield Finding("packages", module, "fail", f"{version} is installed and cannot be imported: {problem}", _import_remedy(module))
+        else:
+            found.append(module)
+            yield _recent(module, version, least, wanted)
+    if not found:
+        yield Finding("packages", "hosts", "warn", "neither PyG nor DGL can be imported, so there is nothing to accelerate",
+                      "pip install torch-geometric, or dgl pandas")
+
+
+def _import_remedy(module: str) -> str:
+    if module == "dgl":
+        return "import gnnaccel before dgl; DGL also needs pandas: pip install pandas. docs/dgl.md has what else it wants"
+    return f"pip install --force-reinstall {module.replace('_', '-')}"
+
+
+def bridge() -> Finding | None:
+    """How DGL gets to a GPU; None without DGL."""
+    if adapters.HOSTS["dgl"][0] not in sys.modules:
+        return None
+    from gnnaccel.adapters.dgl import bridge as bridging
+
+    why = bridging.reason_against()
+    return Finding("GPU", "DGL", "note", why or "this DGL was built without CUDA: enabled, gnnaccel bridges its graphs to the GPU")
+
+
+# --- CUDA ------------------------------------------------------------------------------------------------------------------
+
+def _cuda() -> Iterator[Finding]:
+    torch_cuda, devices, broken = _torch_cuda()
+    driver = probe.driver_text()
+    if broken is not None:
+        yield Finding("GPU", "torch", "fail", f"torch cannot ask for GPUs: {broken}", "repair torch, or the NVIDIA driver: see nvidia-smi")
+    if devices:
+        yield from _devices(devices, torch_cuda, driver)
+    elif driver is not None and broken is None:
+        text = f"an NVIDIA driver ({driver}) is loaded, but torch sees no GPU"
+        if torch_cuda is None:
+            yield Finding("GPU", "torch", "fail", f"{text}: this torch is built without CUDA", "install a CUDA build of torch")
+        else:
+            yield Finding("GPU", "torch", "fail", f"{text} (torch is for CUDA {torch_cuda})",
+                          "update the driver, or look at CUDA_VISIBLE_DEVICES and nvidia-smi")
+    elif broken is None:
+        yield Finding("GPU", "device", "note", "no NVIDIA GPU here: layers run on the torch backend or natively")
+    yield from _cupy(torch_cuda, bool(devices))
+
+
+def _torch_cuda() -> tuple[str | None, list[dict], str | None]:
+    """(CUDA version of torch, its devices, what went wrong)."""
+    if import_problem("torch") is not None:
+        return None, [], None
+    import torch
+
+    try:
+        return torch.version.cuda, probe.devices(), None
+    except Exception as problem:  # of a driver that does not fit
+        return torch.version.cuda, [], f"{type(problem).__name__}: {problem}".partition("\n")[0]
+
+
+def _devices(devices: list[dict], torch_cuda: str | None, driver: str | None) -> Iterator[Finding]:
+    yield Finding("GPU", "driver", "ok", f"{driver or 'of unknown version'}, torch for CUDA {torch_cuda}")
+    for index, about in enumerate(devices):
+        major, minor = about["capability"]
+        text = f"{about['name']}, compute capability {major}.{minor}, {about['memory'] / 2**30:.0f} GiB"
+        if about["capability"] < probe.LEAST_CAPABILITY:
+            yield Finding("GPU", f"device {index}", "warn", text, "the kernels are for 7.5 and later; layers stay native on this one")
+        else:
+            yield Finding("GPU", f"device {index}", "ok", text)
+
+
+def _cupy(torch_cuda: str | None, gpu: bool) -> Iterator[Finding]:
+    names = [name for name in PACKAGES["cupy"] if _distribution(name)]
+    major = (torch_cuda or "13").partition(".")[0]
+    wanted = f"pip install 'gnnaccel[cuda{major}]'"
+    if not names and not gpu:
+        yield Finding("GPU", "CuPy", "note", f"is not installed; with a GPU: {wanted}")
+        return
+    if len(names) > 1:
+        yield Finding("GPU", "CuPy", "fail", f"{', '.join(names)} are installed together and overwrite each other",
+                      f"pip uninstall -y {' '.join(names)}, then {wanted}")
+    found = probe.cupy()
+    if "cupy" in found.problems:
+        yield Finding("GPU", "CuPy", "fail" if gpu else "note", f"cannot be imported: {found.problems['cupy']}", wanted)
+        return
+    yield _recent("CuPy", found.cupy, CUPY, wanted)
+    if gpu:
+        yield from _agreement(found, torch_cuda, wanted)
+
+
+def _agreement(found: probe.Probe, torch_cuda: str | None, wanted: str) -> Iterator[Finding]:
+    """NVRTC compiles for the driver that CuPy uses; torch brings a CUDA of its own, which had better be the same major one."""
+    if found.nvrtc is None:
+        yield Finding("GPU", "NVRTC", "fail", f"cannot be loaded: {found.problems.get('nvrtc', 'unknown')}", wanted)
+    elif found.driver_cuda and _major(found.nvrtc) > _major(found.driver_cuda):
+        yield Finding("GPU", "NVRTC", "fail", f"{found.nvrtc} is newer than the CUDA {found.driver_cuda} of the driver",
+                      f"update the driver, or pip install 'gnnaccel[cuda{_major(found.driver_cuda)}]'")
+    else:
+        yield Finding("GPU", "NVRTC", "ok", f"{found.nvrtc}, CuPy for CUDA {found.cupy_cuda}, driver up to CUDA {found.driver_cuda}")
+    if torch_cuda and found.cupy_cuda and _major(torch_cuda) != _major(found.cupy_cuda):
+        yield Finding("GPU", "CUDA", "warn", f"torch is for CUDA {torch_cuda}, CuPy for {found.cupy_cuda}: two CUDAs in one process", wanted)
+
+
+def _major(version: str) -> int:
+    return int(version.partition(".")[0])

@@ -1,0 +1,138 @@
+"""``python -m gnnaccel [options] script.py args...``: any script with gnnaccel enabled, none of it edited."""
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import Any
+
+from gnnaccel import launch
+from gnnaccel.dispatch.config import CHOICES
+from gnnaccel.errors import GnnaccelError
+from gnnaccel.near import did_you_mean
+
+_WITH_VALUE = ("--exclude", "--include", "--backend", "--when", "--report", "--decisions")
+_TARGETS = {"-m": launch.module, "-c": launch.command}
+
+
+def split(arguments: list[str]) -> tuple[list[str], str, list[str]]:
+    """(our options, "-m" or "-c" or "" for a script, what is run and its arguments). Whatever follows it is the script's."""
+    at = 0
+    while at < len(arguments):
+        word = arguments[at]
+        if word == "--":
+            return arguments[:at], "", arguments[at + 1:]
+        if word[:2] in _TARGETS:  # -m name, -mname
+            return arguments[:at], word[:2], [word[2:], *arguments[at + 1:]] if word[2:] else arguments[at + 1:]
+        if not word.startswith("-") or word == "-":
+            return arguments[:at], "", arguments[at:]
+        at += 2 if word in _WITH_VALUE else 1
+    return arguments, "", []
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of a run."""
+    parser.add_argument("--log", nargs="?", const=True, metavar="FILE.jsonl",
+                        help="a line per decision on stderr, or with --log=FILE.jsonl a record per decision in a file")
+    parser.add_argument("--exclude", action="append", metavar="NAME,...", help="layers that stay native: class names, names, re: patterns")
+    parser.add_argument("--include", action="append", metavar="NAME,...", help="only these layers")
+    parser.add_argument("--strict", action="store_true", help="raise an error when a call runs natively that no rule excludes")
+    parser.add_argument("--backend", choices=CHOICES["backend"])
+    parser.add_argument("--when", choices=CHOICES["when"])
+    parser.add_argument("--decisions", metavar="FILE.json", help="keep to the decisions in this file (log --export)")
+    parser.add_argument("--profile", action="store_true", help="at the end, print where the time went")
+    parser.add_argument("--compare", action="store_true", help="run each layer natively as well and compare")
+    parser.add_argument("--report", metavar="OUT.html", help="at the end, write a page about the run")
+
+
+def run(options: argparse.Namespace, kind: str, target: list[str]) -> int:
+    """Enable gnnaccel and run ``target``. What it raises comes through; the exit status otherwise."""
+    launch.hide(__file__, os.path.join(os.path.dirname(__file__), "__main__.py"))
+    try:
+        observer = _start(options)
+    except (ValueError, OSError, GnnaccelError) as problem:
+        return _complain(str(problem), 2)
+    name, *arguments = target
+    try:
+        _TARGETS.get(kind, launch.script)(name, arguments)
+    except launch.CannotRun as problem:
+        return _complain(f"{problem}{_meant(kind, name)}", problem.status)
+    finally:
+        if observer is not None:
+            _observe().finish(observer)
+    return 0
+
+
+def enable_options(options: argparse.Namespace) -> dict[str, Any]:
+    """The arguments of ``enable()`` that the command line gives."""
+    found = {name: _names(getattr(options, name)) for name in ("include", "exclude")}
+    found.update(log=options.log, decisions=options.decisions, backend=options.backend, when=options.when, on_fallback="raise" if options.strict else None)
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _start(options: argparse.Namespace) -> Any:
+    """Enable, here and in the processes that multiprocessing will start, and begin to observe; the observer, or None."""
+    from gnnaccel import env, session
+
+    given = enable_options(options)
+    observed = options.profile or options.compare or options.report
+    observe = _observe() if observed else None  # where it is missing, say so before anything runs
+    session.enable(**given)
+    if env.switch() is False:
+        _complain("the environment variable GNNACCEL says off: everything runs natively", 0)
+    else:
+        _carry(given)
+    return observe.start(profile=options.profile, compare=options.compare, report=options.report) if observed else None
+
+
+def _observe() -> Any:
+    try:
+        from gnnaccel.profile import observe
+    except ImportError as problem:
+        raise GnnaccelError(f"--profile, --compare and --report need gnnaccel.profile.observe, which cannot be imported: {problem}; "
+                            "leave these options out") from problem
+    return observe
+
+
+def _names(lists: list[str] | None) -> tuple[str, ...] | None:
+    return None if lists is None else tuple(name.strip() for text in lists for name in text.split(",") if name.strip())
+
+
+def _meant(kind: str, name: str) -> str:
+    from gnnaccel.__main__ import COMMANDS
+
+    hint = "" if kind or "." in name or "/" in name else did_you_mean(name, COMMANDS)
+    return hint and f".{hint}"
+
+
+def _complain(text: str, status: int) -> int:
+    print(f"python -m gnnaccel: {text}", file=sys.stderr)
+    return status
+
+
+# --- processes that multiprocessing spawns ---------------------------------------------------------------------------
+
+class _Carried:
+    """Goes with the configuration that multiprocessing hands to each process it starts; unpickled there, it enables gnnaccel."""
+
+    def __init__(self, options: dict[str, Any]):
+        self._options = options
+
+    def __reduce__(self) -> tuple:
+        return _arrive, (self._options,)
+
+
+def _arrive(options: dict[str, Any]) -> _Carried:
+    from gnnaccel import session
+
+    session.enable(**options)
+    return _Carried(options)
+
+
+def _carry(options: dict[str, Any]) -> None:
+    """A spawned process imports the script anew, but nobody enables gnnaccel there; a forked one has it already."""
+    from multiprocessing import process
+
+    configuration = getattr(process.current_process(), "_config", None)
+    if isinstance(configuration, dict):
+        configuration["gnnaccel"] = _Carried(options)

@@ -73,13 +73,13 @@ class _Project(torch.autograd.Function):
         rows = torch.cat(x) if len(x) > 1 else x[0].view_as(x[0])
         ctx.blocks, ctx.transposed, ctx.sizes = blocks, transposed, tuple(part.shape[0] for part in x)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(weight, bias, *x)
+        ctx.save_for_backward(weight, bias, rows, *x)
         biases = [None] * weight.shape[1] if bias is None else bias.unbind(1)
         return rows, *(_product(blocks, rows, w, transposed, b) for w, b in zip(weight.unbind(1), biases))
 
     @staticmethod
     def backward(ctx, d_rows, *grads):
-        weight, bias, *x = ctx.saved_tensors
+        weight, bias, rows, *x = ctx.saved_tensors
         needs = ctx.needs_input_grad[2:]
         if torch.is_grad_enabled():
             given = [(t, g) for t, g in enumerate((d_rows, *grads)) if g is not None]
@@ -90,16 +90,15 @@ class _Project(torch.autograd.Function):
 
             return None, None, *by_torch(again, (weight, bias, *x), needs, tuple(g for _, g in given))
         grads = [None if g is None else dense(g) for g in grads]
-        return None, None, *_project_backward(ctx, weight, bias, x, needs, d_rows, grads)
+        return None, None, *_project_backward(ctx, weight, bias, rows, needs, d_rows, grads)
 
 
-def _project_backward(ctx, weight: Tensor, bias: Tensor | None, x: list[Tensor], needs: tuple[bool, ...], d_rows: Tensor | None,
+def _project_backward(ctx, weight: Tensor, bias: Tensor | None, rows: Tensor, needs: tuple[bool, ...], d_rows: Tensor | None,
                       grads: list[Tensor | None]) -> tuple:
     blocks, transposed = ctx.blocks, ctx.transposed
     d_weight = d_bias = None
-    d_x = [None] * len(x)
+    d_x = [None] * len(ctx.sizes)
     if needs[0] or needs[1]:
-        rows = torch.cat(x) if len(x) > 1 else x[0]
         none = torch.zeros_like(weight[:, 0]), weight.new_zeros(weight.shape[0], weight.shape[2 if transposed else 3])
         found = [none if g is None else _weight_grad(blocks, rows, g, transposed) for g in grads]
         d_weight = torch.stack([w for w, _ in found], 1).to(weight.dtype) if needs[0] else None

@@ -142,28 +142,30 @@ class _Finish(torch.autograd.Function):
     @staticmethod
     def forward(ctx, blocks, sizes, transposed, gelu, out, weight, bias, alpha, rows):
         blend = None if alpha is None else (alpha.float().contiguous(), dense(rows))
-        found = _product(blocks, F.gelu(out) if gelu else out, weight, transposed, bias, blend=blend)
+        grown = F.gelu(out) if gelu else out
+        found = _product(blocks, grown, weight, transposed, bias, blend=blend)
         ctx.how = blocks, sizes, transposed, gelu
-        ctx.save_for_backward(out, weight, bias, alpha, rows)
+        ctx.save_for_backward(out, weight, bias, alpha, rows, grown if ctx.needs_input_grad[5] else None)
         return tuple(part.data for part in found.split(sizes))
 
     @staticmethod
     def backward(ctx, *grads):
-        inputs, needs = ctx.saved_tensors, ctx.needs_input_grad[4:]
+        *inputs, grown = ctx.saved_tensors
+        needs = ctx.needs_input_grad[4:]
         if torch.is_grad_enabled():
             return None, None, None, None, *by_torch(functools.partial(_finish_by_torch, *ctx.how), inputs, needs, grads)
-        blocks, _, transposed, gelu = ctx.how
         grad = dense(torch.cat(grads) if len(grads) > 1 else grads[0])
-        return None, None, None, None, *_finish_backward(blocks, transposed, gelu, inputs, needs, grad)
+        return None, None, None, None, *_finish_backward(ctx.how, inputs, grown, needs, grad)
 
 
-def _finish_backward(blocks: Blocks, transposed: bool, gelu: bool, inputs: tuple, needs: tuple[bool, ...], grad: Tensor) -> tuple:
+def _finish_backward(how: tuple, inputs: list, grown: Tensor | None, needs: tuple[bool, ...], grad: Tensor) -> tuple:
     """With y = gelu(out) W + b and the result alpha y + (1 - alpha) rows, the sum of <grad, y> over a type's rows, which the
     gradient of alpha takes, follows from the sums that those of W and b take: <W, sum of gelu(out)^T grad> + <b, sum of grad>."""
-    out, weight, bias, alpha, rows = inputs
+    (blocks, _, transposed, gelu), (out, weight, bias, alpha, rows) = how, inputs
     by_weight = by_bias = d_alpha = d_rows = d_out = None
     if needs[1] or needs[2] or needs[3]:
-        by_weight, by_bias = _weight_grad(blocks, F.gelu(out) if gelu else out, grad, transposed)
+        grown = grown if grown is not None else F.gelu(out) if gelu else out
+        by_weight, by_bias = _weight_grad(blocks, grown, grad, transposed)
     if alpha is not None and (needs[3] or needs[4]):
         d_rows = torch.empty_like(grad) if needs[4] else None
         by_rows = blend_grad(blocks.segments, grad, dense(rows), alpha.float().contiguous(), blocks.order, d_rows)

@@ -141,6 +141,9 @@ class RelationalCall:
     def build(self, train: bool) -> None:
         """Build the index arrays that the attention will read, backward's too if it will ``train``: later, rows would hold the
         memory that sorting needs."""
+        key = "built", self.program, train
+        if key in self.graph.plans:
+            return
         for step in self.optimised().program.ops:
             if step.kind == "attend":
                 found = patterns.attention(step.attr("attention"))
@@ -148,6 +151,7 @@ class RelationalCall:
                 graph.csc(places)
                 if train:
                     graph.csr(places)
+        self.graph.plans[key] = None
 
 
 def shapes_of(program: Program, tensors: dict[str, Tensor]) -> Shapes:

@@ -19,9 +19,11 @@ SCORES = {"gatv2": 0, "dot": 1, "cosine": 2, "mx": 3, "sd": 4}
 
 @dataclass(frozen=True)
 class Variant(RowVariant):
-    """What selects a kernel of pairwise attention. ``score``: a key of `SCORES`."""
+    """What selects a kernel of pairwise attention. ``score``: a key of `SCORES`; ``beside``: keys and values, and their gradients,
+    lie side by side, as in [num_src, 2, H, D] (dot product only)."""
 
     score: str = "dot"
+    beside: bool = False
 
     @property
     def own_values(self) -> bool:
@@ -29,7 +31,7 @@ class Variant(RowVariant):
         return self.score == "dot"
 
     def defines(self, unroll: int | None = None, **more) -> tuple:
-        return super().defines(unroll, SCORE=SCORES[self.score], **more)
+        return super().defines(unroll, SCORE=SCORES[self.score], BESIDE=int(self.beside), **more)
 
     @functools.cached_property
     def forward_kernels(self) -> Kernels:
@@ -56,7 +58,7 @@ class Operands:
 
     ``keys`` [num_src, H, D]; ``values`` likewise, None where values are the keys; ``queries`` [num_dst, H, D]; ``edges``
     [edges, H, D] by edge id or None; ``att`` [H, D] fp32 (GATv2); ``c_src`` [num_src, H], ``c_dst`` [num_dst, H] fp32 node
-    terms (cosine, MX).
+    terms (cosine, MX). Under ``variant.beside``, keys and values are ``both[:, 0]`` and ``both[:, 1]`` of one tensor.
     """
 
     keys: Tensor

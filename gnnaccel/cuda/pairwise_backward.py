@@ -50,8 +50,11 @@ def _pass(variant: Variant, by_src: bool, graph: Rows, eid: Tensor, x: Operands,
     h, d, device, layout = variant.heads, variant.width, grad.device, variant.layout
     values = x.values if variant.own_values else x.keys
     own, other = ((x.keys, values), (x.queries, grad)) if by_src else ((x.queries, grad), (x.keys, values))
-    d_a = torch.empty_like(own[0])
-    d_b = torch.empty_like(values) if by_src and variant.own_values else None
+    if by_src and variant.beside:
+        d_a, d_b = torch.empty((x.keys.shape[0], 2, h, d), dtype=x.keys.dtype, device=device).unbind(1)
+    else:
+        d_a = torch.empty_like(own[0])
+        d_b = torch.empty_like(values) if by_src and variant.own_values else None
     term = x.c_src if by_src else x.c_dst
     d_node = torch.empty_like(term) if term is not None else None
     launch, kernels = graph.launch(), variant.backward_kernels(by_src)

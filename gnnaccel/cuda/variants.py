@@ -27,7 +27,8 @@ def _pairwise(build):
     for i, score in enumerate(pairwise.SCORES):
         (heads, width), (row, out) = _SIZES[i % 3], _TYPES[i % 3]
         for edge, dropout in ((False, False), (True, True)):
-            yield from build(pairwise.Variant(heads, width, row, out, edge, dropout, True, dropout, score))
+            beside = score == "dot" and edge
+            yield from build(pairwise.Variant(heads, width, row, out, edge, dropout, True, dropout, score, beside))
 
 
 def _aggregate():

@@ -5,7 +5,7 @@ backend instead, with the same dropout mask, so that second derivatives are righ
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -50,6 +50,14 @@ class Attend:
 
     def __init__(self, call: Call, run):
         self._call, self._run, self.graph, self.kernels = call, run, call.graph, getattr(call, "kernels", False)
+
+    def build(self, train: bool) -> None:
+        """Build what a relational call's attention reads of its graph now, rather than when it runs."""
+        self._call.build(train)
+
+    def of(self, program: Program, shapes: tuple) -> Attend:
+        """To run another Program with, in the same relational call."""
+        return Attend(replace(self._call, program=program, shapes=shapes), self._run)
 
     def __call__(self, tensors: dict[str, Tensor | Mapped] | Folded) -> Tensor:
         return self._run(self._call, tensors)

@@ -139,7 +139,16 @@ TERMS = Family(("x", "a_src", "a_dst", "a_edge"), _terms_forward, _terms_backwar
 
 def _pairwise_variant(call: Call, keys: Tensor, train: bool) -> pairwise.Variant:
     return pairwise.variant(call.heads, call.width, keys.dtype, call.out_dtype, call.attention.edge, call.dropout.on, train,
-                            call.graph.wide, call.attention.score)
+                            call.graph.wide, call.attention.score, not keys.is_contiguous())
+
+
+def side_by_side(left: Tensor, right: Tensor | None) -> bool:
+    """Whether two tensors [N, ..] are ``both[:, 0]`` and ``both[:, 1]`` of an aligned tensor [N, 2, ..], N at least 2."""
+    if right is None or left.shape != right.shape or left.dtype is not right.dtype or left.shape[0] < 2:
+        return False
+    row, size = left[0].numel(), left.element_size()
+    return (left.stride(0) == right.stride(0) == 2 * row and left[0].is_contiguous() and right[0].is_contiguous()
+            and right.data_ptr() - left.data_ptr() == row * size and left.data_ptr() % 16 == row * size % 16 == 0)
 
 
 def _operands(call: Call, inputs: Inputs) -> pairwise.Operands:
@@ -151,7 +160,8 @@ def _operands(call: Call, inputs: Inputs) -> pairwise.Operands:
             return None
         return aligned_rows(t if t.dtype is keys.dtype else t.to(keys.dtype))
 
-    return pairwise.Operands(rows(keys), rows(queries), rows(values), rows(edges), fp32(att, h, d), fp32(c_src, -1, h),
+    sources = (keys, values) if side_by_side(keys, values) else (rows(keys), rows(values))
+    return pairwise.Operands(sources[0], rows(queries), sources[1], rows(edges), fp32(att, h, d), fp32(c_src, -1, h),
                              fp32(c_dst, -1, h), call.attention.scale, call.attention.slope)
 
 

@@ -166,6 +166,12 @@ def current() -> Config | None:
     return _active if cell is None else cell.config
 
 
+def passes_on() -> tuple[str, ...]:
+    """The passes that relational Programs go through here."""
+    config = current()
+    return PASSES if config is None else config.passes
+
+
 def _of_backward() -> _Cell | None:
     """In one of autograd's threads: the block around the call of backward. Context variables do not get there; torch brings the
     calling thread's locals along. (Tasks that take turns in one thread share these.)"""

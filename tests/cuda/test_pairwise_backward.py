@@ -6,6 +6,7 @@ import torch
 
 from gnnaccel.cuda import pairwise_backward
 from gnnaccel.cuda.pairwise import SCORES
+from gnnaccel.dispatch.attention_families import side_by_side
 from tests.attention_cases import SIZES, by_kernels, by_torch, check, check_average, graph, pairwise
 from tests.helpers import forget_report, on_devices, relative, same_bits
 
@@ -163,3 +164,21 @@ def test_results_repeat(device, chunk_edges, score):
     problem = pairwise(score, graph(device), 8, 8)
     runs = [by_kernels(problem)[0] for _ in range(3)]
     assert all(same_bits(runs[0][name], run[name]) for run in runs for name in run)
+
+
+@pytest.mark.parametrize("edge,dropout,heads,width", [(False, 0.0, 4, 16), (True, 0.0, 8, 8), (False, 0.3, 1, 4),
+                                                      (False, 0.0, 3, 5)])
+@pytest.mark.parametrize("chunk", [1024, 16])
+def test_keys_and_values_side_by_side(device, chunk_edges, chunk, edge, dropout, heads, width):
+    """Rows that are no multiple of 16 bytes are copied."""
+    chunk_edges(chunk)
+    problem = pairwise("dot", graph(device), heads, width, edge, dropout)
+    torch.manual_seed(1)
+    expected, _ = by_kernels(problem)
+    both = torch.stack([problem.tensors["keys"], problem.tensors["values"]], 1)
+    problem.tensors.update(keys=both[:, 0], values=both[:, 1])
+    torch.manual_seed(1)
+    got, call = by_kernels(problem)
+    assert all(same_bits(got[name].contiguous(), expected[name]) for name in expected)
+    beside = width % 4 == 0
+    assert side_by_side(got["keys"], got["values"]) == side_by_side(both[:, 0], both[:, 1]) == beside

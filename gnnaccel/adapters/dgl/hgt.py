@@ -132,6 +132,7 @@ def _maps_are_plain(layer: Any, stated: RelationalStated, operands: _Operands) -
 
 def _run_by_kernels(layer: Any, stated: RelationalStated, given: RelationalGiven, attend: Any) -> Tensor:
     x, ntype, x_dst, dst_type, presorted = given.operands
+    attend.build(torch.is_grad_enabled() and layer.linear_k.W.requires_grad)
     blocks, ends = _typed(layer, ntype), _typed(layer, dst_type)
     key, query, value = (getattr(layer, name).W for name in ("linear_k", "linear_q", "linear_v"))
     if x_dst is x:

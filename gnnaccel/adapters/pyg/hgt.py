@@ -10,8 +10,8 @@ from torch import Tensor
 
 from gnnaccel.adapters.pyg import calls, guards, hetero, relations
 from gnnaccel.dispatch.reasons import Reason, reason
-from gnnaccel.dispatch.relational import by_type, statements
-from gnnaccel.dispatch.relational.request import RelationalGiven, RelationalStated
+from gnnaccel.dispatch.relational import by_type, pair_maps, statements
+from gnnaccel.dispatch.relational.request import RelationalGiven, RelationalStated, shapes_of
 
 METHODS = ("_cat", "_construct_src_node_feat")
 
@@ -128,17 +128,41 @@ def _maps_are_plain(layer: Any, x_dict: Mapping[str, Tensor], types: tuple[str, 
 def _run_by_kernels(layer: Any, stated: RelationalStated, given: RelationalGiven, attend: Any) -> dict[str, Tensor]:
     x_dict, types, _ = given.operands
     x = [x_dict[name] for name in types]
+    attend.build(torch.is_grad_enabled() and layer.k_rel.weight.requires_grad)
     sizes = tuple(t.shape[0] for t in x)
     blocks = attend.graph.blocks(sizes)
-    weight, bias = _stacked(layer.kqv_lin, types)
-    weight, bias = weight.unflatten(1, (3, -1)), None if bias is None else bias.unflatten(1, (3, -1))
-    rows, keys, queries, values = by_type.project(blocks, weight, True, bias, x)
-    out = _attended(layer, stated, given, attend, keys, queries, values)
+    weight, bias = (None if t is None else t.unflatten(1, (3, -1)) for t in _stacked(layer.kqv_lin, types))
+    if pair_maps.worth(attend.graph, stated.row, x[0].shape[1], layer.out_channels):
+        rows, queries = by_type.project(blocks, weight[:, 1:2], True, None if bias is None else bias[:, 1:2], x)
+        rows, keys, values = pair_maps.pair_maps(attend.graph, rows, *_folded(layer, given.operands))
+        out = _attended_pairs(layer, attend, keys, queries, values)
+    else:
+        rows, keys, queries, values = by_type.project(blocks, weight, True, bias, x)
+        out = _attended(layer, stated, given, attend, keys, queries, values)
     alpha = None
     if x[0].shape[1] == layer.out_channels:
         alpha = torch.cat([layer.skip[name] for name in types]).sigmoid()
     weight, bias = _stacked(layer.out_lin, types)
     return dict(zip(types, by_type.finish(blocks, sizes, out, weight, True, bias, alpha, rows)))
+
+
+def _folded(layer: Any, operands: _Operands) -> tuple[Tensor, Tensor | None]:
+    """The maps of keys and values by relation, those of its source's type and the priors in them. An edge type without a source
+    here has no edges either: any weights do."""
+    sources = tuple(name[0] if name[0] in operands.types else operands.types[0] for name in layer.edge_types)
+    weight, bias = (None if t is None else t.unflatten(1, (3, -1))[:, ::2] for t in _stacked(layer.kqv_lin, sources))
+    prior = _priors(layer, operands.graph.present)[:, :, None, None]
+    keys, values = (_by_relation(layer, layer._modules[name].weight) for name in ("k_rel", "v_rel"))
+    with torch.autocast(weight.device.type, enabled=False):
+        return pair_maps.fold(weight, bias, torch.stack([keys * prior, values], 1))
+
+
+def _attended_pairs(layer: Any, attend: Any, keys: Tensor, queries: Tensor, values: Tensor) -> Tensor:
+    """`_attended` with keys and values of pairs."""
+    program = statements.hgt_of_pairs(1 / math.sqrt(layer.out_channels // layer.heads), layer.heads)
+    tensors = dict(keys=keys, values=values, queries=queries)
+    with torch.autocast(keys.device.type, enabled=False):
+        return attend.of(program, shapes_of(program, tensors))(tensors).flatten(1)
 
 
 def _stacked(module: Any, types: tuple[str, ...]) -> tuple[Tensor, Tensor | None]:

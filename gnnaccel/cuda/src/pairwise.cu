@@ -29,8 +29,8 @@ __device__ __forceinline__ void step(const Lanes& at, const Inputs& in, const Dr
         const u64 src = (u64)__shfl_sync(FULL_WARP, j, e & 31);
         const bool on = e < n;
         position[u] = base + e;
-        load_row(at, in.keys, src, on, k[u]);
-        if (OWN_VALUES) load_row(at, in.values, src, on, v[OWN_VALUES ? u : 0]);
+        load_row(at, in.keys, SOURCE_ROW(src), on, k[u]);
+        if (OWN_VALUES) load_row(at, in.values, SOURCE_ROW(src), on, v[OWN_VALUES ? u : 0]);
 #pragma unroll
         for (int kh = 0; kh < KH; ++kh)
             s[u][kh] = SCORE == COSINE || SCORE == MX ? node_term(in.c_src, src, at.head(kh), on) : 0.f;

@@ -18,6 +18,9 @@
 #define SD 4
 #define OWN_VALUES (SCORE == DOT)
 
+// With BESIDE a source's key and value lie side by side, so do their gradients: key i is row 2 i, and value i behind it.
+#define SOURCE_ROW(i) ((u64)(i) * (1 + BESIDE))
+
 struct Constants {
     float scale, slope;
 };

@@ -42,6 +42,8 @@ typedef OUT_T SELF_B_T;
 typedef ROW_T OTHER_B_T;
 #define OTHER_B OWN_VALUES
 #endif
+#define OWN_ROW(i) (BY_SRC ? SOURCE_ROW(i) : (u64)(i))
+#define OTHER_ROW(i) (BY_SRC ? (u64)(i) : SOURCE_ROW(i))
 #define SUM_B (BY_SRC && OWN_VALUES)          // gradients of values apart from those of keys
 #define SUM_ATT (!BY_SRC && SCORE == GATV2)   // gradient of the attention vector
 #define STEPS (UNROLL > 2)                    // the edges of a step are added up before they join the sums: shorter chains of
@@ -135,8 +137,8 @@ __device__ __forceinline__ void step(const Lanes& at, const Inputs& in, const Dr
         const int e = first + u * SLOTS + at.slot;
         const u64 i = (u64)__shfl_sync(FULL_WARP, j, e & 31);
         const bool on = e < n;
-        load_row(at, in.other_a, i, on, a[u]);
-        if (OTHER_B) load_row(at, in.other_b, i, on, b[OTHER_B ? u : 0]);
+        load_row(at, in.other_a, OTHER_ROW(i), on, a[u]);
+        if (OTHER_B) load_row(at, in.other_b, OTHER_ROW(i), on, b[OTHER_B ? u : 0]);
         position[u] = base + e;
         if (BY_SRC && (DROPOUT || EDGE)) position[u] = on ? in.position[base + e] : 0;
 #pragma unroll
@@ -203,8 +205,8 @@ __device__ __forceinline__ void step(const Lanes& at, const Inputs& in, const Dr
 
 __device__ __forceinline__ void load_self(const Lanes& at, const Inputs& in, const ROW_T* self_a, const SELF_B_T* self_b, int row,
                                           Self& self) {
-    load_row(at, self_a, (u64)row, true, self.a);
-    load_row(at, self_b, (u64)row, true, self.b);
+    load_row(at, self_a, OWN_ROW(row), true, self.a);
+    load_row(at, self_b, OWN_ROW(row), true, self.b);
 #pragma unroll
     for (int kh = 0; kh < KH; ++kh) {
         const int h = at.head(kh);
@@ -226,8 +228,8 @@ __device__ __forceinline__ void leave(const Lanes& at, const Item& it, const Gra
     if (SUM_B) sum_slots(sums.b);
     if (at.slot == 0) {
         if (it.chunk < 0) {
-            store_row(at, g.a, row, sums.a);
-            if (SUM_B) store_row(at, g.b, row, sums.b);
+            store_row(at, g.a, OWN_ROW(row), sums.a);
+            if (SUM_B) store_row(at, g.b, OWN_ROW(row), sums.b);
         } else {
             store_row(at, g.part_a, row, sums.a);
             if (SUM_B) store_row(at, g.part_b, row, sums.b);
@@ -310,10 +312,10 @@ merge(const int* __restrict__ counters, const int4* __restrict__ heavy, ROW_T* _
     const Lanes at;
     Row total;
     add_chunks(at, row.y, row.z, part_a, total);
-    if (at.slot == 0) store_row(at, d_a, row.x, total);
+    if (at.slot == 0) store_row(at, d_a, OWN_ROW(row.x), total);
     if (SUM_B) {
         add_chunks(at, row.y, row.z, part_b, total);
-        if (at.slot == 0) store_row(at, d_b, row.x, total);
+        if (at.slot == 0) store_row(at, d_b, OWN_ROW(row.x), total);
     }
     if (BY_SRC ? SRC_TERM : DST_TERM) {
         const int head = at.tile + at.lane % HT;

@@ -73,13 +73,13 @@ class _Project(torch.autograd.Function):
         rows = torch.cat(x) if len(x) > 1 else x[0].view_as(x[0])
         ctx.blocks, ctx.transposed, ctx.sizes = blocks, transposed, tuple(part.shape[0] for part in x)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(weight, bias, *x)
+        ctx.save_for_backward(weight, bias, rows, *x)
         biases = [None] * weight.shape[1] if bias is None else bias.unbind(1)
         return rows, *(_product(blocks, rows, w, transposed, b) for w, b in zip(weight.unbind(1), biases))
 
     @staticmethod
     def backward(ctx, d_rows, *grads):
-        weight, bias, *x = ctx.saved_tensors
+        weight, bias, rows, *x = ctx.saved_tensors
         needs = ctx.needs_input_grad[2:]
         if torch.is_grad_enabled():
             given = [(t, g) for t, g in enumerate((d_rows, *grads)) if g is not None]
@@ -90,16 +90,15 @@ class _Project(torch.autograd.Function):
 
             return None, None, *by_torch(again, (weight, bias, *x), needs, tuple(g for _, g in given))
         grads = [None if g is None else dense(g) for g in grads]
-        return None, None, *_project_backward(ctx, weight, bias, x, needs, d_rows, grads)
+        return None, None, *_project_backward(ctx, weight, bias, rows, needs, d_rows, grads)
 
 
-def _project_backward(ctx, weight: Tensor, bias: Tensor | None, x: list[Tensor], needs: tuple[bool, ...], d_rows: Tensor | None,
+def _project_backward(ctx, weight: Tensor, bias: Tensor | None, rows: Tensor, needs: tuple[bool, ...], d_rows: Tensor | None,
                       grads: list[Tensor | None]) -> tuple:
     blocks, transposed = ctx.blocks, ctx.transposed
     d_weight = d_bias = None
-    d_x = [None] * len(x)
+    d_x = [None] * len(ctx.sizes)
     if needs[0] or needs[1]:
-        rows = torch.cat(x) if len(x) > 1 else x[0]
         none = torch.zeros_like(weight[:, 0]), weight.new_zeros(weight.shape[0], weight.shape[2 if transposed else 3])
         found = [none if g is None else _weight_grad(blocks, rows, g, transposed) for g in grads]
         d_weight = torch.stack([w for w, _ in found], 1).to(weight.dtype) if needs[0] else None
@@ -143,28 +142,30 @@ class _Finish(torch.autograd.Function):
     @staticmethod
     def forward(ctx, blocks, sizes, transposed, gelu, out, weight, bias, alpha, rows):
         blend = None if alpha is None else (alpha.float().contiguous(), dense(rows))
-        found = _product(blocks, F.gelu(out) if gelu else out, weight, transposed, bias, blend=blend)
+        grown = F.gelu(out) if gelu else out
+        found = _product(blocks, grown, weight, transposed, bias, blend=blend)
         ctx.how = blocks, sizes, transposed, gelu
-        ctx.save_for_backward(out, weight, bias, alpha, rows)
+        ctx.save_for_backward(out, weight, bias, alpha, rows, grown if ctx.needs_input_grad[5] else None)
         return tuple(part.data for part in found.split(sizes))
 
     @staticmethod
     def backward(ctx, *grads):
-        inputs, needs = ctx.saved_tensors, ctx.needs_input_grad[4:]
+        *inputs, grown = ctx.saved_tensors
+        needs = ctx.needs_input_grad[4:]
         if torch.is_grad_enabled():
             return None, None, None, None, *by_torch(functools.partial(_finish_by_torch, *ctx.how), inputs, needs, grads)
-        blocks, _, transposed, gelu = ctx.how
         grad = dense(torch.cat(grads) if len(grads) > 1 else grads[0])
-        return None, None, None, None, *_finish_backward(blocks, transposed, gelu, inputs, needs, grad)
+        return None, None, None, None, *_finish_backward(ctx.how, inputs, grown, needs, grad)
 
 
-def _finish_backward(blocks: Blocks, transposed: bool, gelu: bool, inputs: tuple, needs: tuple[bool, ...], grad: Tensor) -> tuple:
+def _finish_backward(how: tuple, inputs: list, grown: Tensor | None, needs: tuple[bool, ...], grad: Tensor) -> tuple:
     """With y = gelu(out) W + b and the result alpha y + (1 - alpha) rows, the sum of <grad, y> over a type's rows, which the
     gradient of alpha takes, follows from the sums that those of W and b take: <W, sum of gelu(out)^T grad> + <b, sum of grad>."""
-    out, weight, bias, alpha, rows = inputs
+    (blocks, _, transposed, gelu), (out, weight, bias, alpha, rows) = how, inputs
     by_weight = by_bias = d_alpha = d_rows = d_out = None
     if needs[1] or needs[2] or needs[3]:
-        by_weight, by_bias = _weight_grad(blocks, F.gelu(out) if gelu else out, grad, transposed)
+        grown = grown if grown is not None else F.gelu(out) if gelu else out
+        by_weight, by_bias = _weight_grad(blocks, grown, grad, transposed)
     if alpha is not None and (needs[3] or needs[4]):
         d_rows = torch.empty_like(grad) if needs[4] else None
         by_rows = blend_grad(blocks.segments, grad, dense(rows), alpha.float().contiguous(), blocks.order, d_rows)

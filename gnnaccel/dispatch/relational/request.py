@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda.layout import TYPES
-from gnnaccel.dispatch import attention, cache
-from gnnaccel.dispatch.config import PASSES, current
+from gnnaccel.dispatch import attention, cache, patterns
+from gnnaccel.dispatch.config import passes_on
 from gnnaccel.dispatch.program import PARAM, Program
 from gnnaccel.dispatch.relational import added as adding
 from gnnaccel.dispatch.relational import cuda_maps, cuda_program, torch_maps
@@ -102,12 +102,7 @@ class RelationalStated:
 
 
 def _compact() -> bool:
-    return "compaction" in _passes()
-
-
-def _passes() -> tuple[str, ...]:
-    config = current()
-    return PASSES if config is None else config.passes
+    return "compaction" in passes_on()
 
 
 class RelationalGiven(NamedTuple):
@@ -134,13 +129,29 @@ class RelationalCall:
 
     def optimised(self) -> Optimised:
         """The ordering taken, and those that were not; worked out once per graph."""
-        passes = _passes()
+        passes = passes_on()
         key = self.program, self.shapes, passes
         found = self.graph.plans.get(key)
         if found is None:
             device = "cuda" if self.graph.device.type == "cuda" else "cpu"
             found = self.graph.plans[key] = optimise(self.program, dict(self.shapes), self.graph.statistics(), device, passes)
         return found
+
+
+    def build(self, train: bool) -> None:
+        """Build the index arrays that the attention will read, backward's too if it will ``train``: later, rows would hold the
+        memory that sorting needs."""
+        key = "built", self.program, train
+        if key in self.graph.plans:
+            return
+        for step in self.optimised().program.ops:
+            if step.kind == "attend":
+                found = patterns.attention(step.attr("attention"))
+                graph, places = self.graph.graph(step.attr("source"), step.attr("target")), found.edge or found.dropout > 0
+                graph.csc(places)
+                if train:
+                    graph.csr(places)
+        self.graph.plans[key] = None
 
 
 def shapes_of(program: Program, tensors: dict[str, Tensor]) -> Shapes:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import functools
 
-from gnnaccel.dispatch.program import DST, EDGE, PARAM, RELATION, SRC, Op, Program, op
+from gnnaccel.dispatch.program import DST, EDGE, PAIR_SRC, PARAM, RELATION, SRC, Op, Program, op
 
 
 @functools.lru_cache(maxsize=64)
@@ -151,6 +151,14 @@ def hgt(scale: float, heads: int) -> Program:
            op("scale", "s", "prior", by=scale)) + _attend("s", "value", 0.0, False, heads)
     return Program("hgt", (("keys", SRC), ("values", SRC), ("queries", DST), ("w_att", RELATION), ("w_msg", RELATION),
                            ("p", RELATION)), ops, "out")
+
+
+@functools.lru_cache(maxsize=256)
+def hgt_of_pairs(scale: float, heads: int) -> Program:
+    """`hgt` after all of its maps: keys and values of (source, relation) pairs, priors in the keys."""
+    ops = (op("dot", "d", "queries@dst", "keys@pair_src", heads=heads), op("scale", "s", "d", by=scale))
+    ops += _attend("s", "values@pair_src", 0.0, False, heads)
+    return Program("hgt_of_pairs", (("keys", PAIR_SRC), ("values", PAIR_SRC), ("queries", DST)), ops, "out")
 
 
 def _attend(score: str, row: str, dropout: float, within: bool, heads: int, per_head: int = 1, raised: bool = False,

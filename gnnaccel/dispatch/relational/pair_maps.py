@@ -1,0 +1,107 @@
+"""HGT's keys and values straight from the features, by the CUDA kernels as one node of autograd.
+
+Where all sources of a relation are of one type, the maps by node type and by relation are one matrix per relation: a pair's key
+and value come from one product with [K, 2 C], lie side by side, and so do their gradients. The node's rows are read once per
+pair; no key or value of a node is ever made.
+"""
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gnnaccel.cuda.segment_gemm_grad import weight_grad_and_sums
+from gnnaccel.dispatch.attention_families import side_by_side
+from gnnaccel.dispatch.config import passes_on
+from gnnaccel.dispatch.program import PAIR_SRC, SRC
+from gnnaccel.dispatch.relational import torch_maps
+from gnnaccel.dispatch.relational.cuda_maps import by_torch, dense, product, total
+from gnnaccel.dispatch.relational.view import Gather, RelationView
+from gnnaccel.dispatch.tall import precision
+
+#: pairs from which on the products count; below, the launches that fold the small matrices do
+WORTH_FROM = 1 << 17
+_MOST = 64 * 64  # elements of a matrix; a wider one makes the products of pairs dearer than those by type and head
+_PAIRS = 6  # for each node, beyond which the folded maps read and compute more than they save
+
+
+def worth(view: RelationView, dtype: torch.dtype, k: int, c: int) -> bool:
+    """Whether keys and values of ``c`` channels are cheaper made from features of ``k`` for each pair. It is a reordering."""
+    if dtype is not torch.float32 or k * c > _MOST or "reordering" not in passes_on():
+        return False
+    statistics = view.statistics()
+    return WORTH_FROM <= statistics.pairs_src <= _PAIRS * statistics.num_src
+
+
+def fold(weight: Tensor, bias: Tensor | None, maps: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The matrices [relations, K, 2 C] and biases [relations, 2 C] of `pair_maps`. weight [relations, 2, C, K], bias [relations,
+    2, C]: of keys and values of each relation's source type; maps [relations, 2, heads, D, D]: after those, head by head."""
+    relations, heads = maps.shape[0], maps.shape[2]
+    folded = torch.einsum("rshdk,rshde->rkshe", weight.unflatten(2, (heads, -1)), maps).reshape(relations, weight.shape[3], -1)
+    if bias is None:
+        return folded, None
+    return folded, torch.einsum("rshd,rshde->rshe", bias.unflatten(2, (heads, -1)), maps).reshape(relations, -1)
+
+
+def pair_maps(view: RelationView, rows: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """``rows`` [num_src, K], and the keys and values [pairs, C] of the source pairs, side by side in memory.
+
+    weight [relations, K, 2 C]; bias [relations, 2 C]. The first result is for `by_type.finish` alone, as that of
+    `by_type.project`.
+    """
+    return _PairMaps.apply(view, rows, weight, bias)
+
+
+def _by_torch(view: RelationView, rows: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, ...]:
+    gather = Gather(view, SRC, PAIR_SRC)
+    found = torch_maps.multiply(view.pairs(PAIR_SRC), rows.unsqueeze(1), weight.unsqueeze(1), False, gather, bias)
+    return rows, *found.squeeze(1).chunk(2, 1)
+
+
+def _together(left: Tensor | None, right: Tensor | None) -> Tensor:
+    """[pairs, 2 C]"""
+    left = torch.zeros_like(right) if left is None else left
+    right = torch.zeros_like(left) if right is None else right
+    if side_by_side(left, right):
+        return left.as_strided((left.shape[0], left.stride(0)), (left.stride(0), 1))
+    return torch.cat([left, right], 1)
+
+
+class _PairMaps(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, view, rows, weight, bias):
+        ctx.view = view
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(rows, weight, bias)
+        found = product(view.pairs(PAIR_SRC).segments, rows, weight, False, view.index(SRC, PAIR_SRC), bias)
+        return rows.view_as(rows), *(part.data for part in found.chunk(2, 1))
+
+    @staticmethod
+    def backward(ctx, d_rows, *grads):
+        inputs, needs, view = ctx.saved_tensors, ctx.needs_input_grad[1:], ctx.view
+        if torch.is_grad_enabled():
+            given = [(t, g) for t, g in enumerate((d_rows, *grads)) if g is not None]
+
+            def again(*inputs: Tensor | None) -> tuple[Tensor, ...]:
+                found = _by_torch(view, *inputs)
+                return tuple(found[t] for t, _ in given)
+
+            return None, *by_torch(again, inputs, needs, tuple(g for _, g in given))
+        if all(g is None for g in grads):
+            return None, d_rows, None, None
+        return None, *_backward(view, inputs, needs, d_rows, _together(*grads))
+
+
+def _backward(view: RelationView, inputs: tuple, needs: tuple[bool, ...], d_rows: Tensor | None, grad: Tensor) -> tuple:
+    (rows, weight, bias), pairs = inputs, view.pairs(PAIR_SRC)
+    d_weight = d_bias = None
+    if needs[1] or needs[2]:
+        found, sums = weight_grad_and_sums(pairs.segments, dense(rows), grad, index=view.index(SRC, PAIR_SRC),
+                                           precision=precision())
+        d_weight = found[:, 0].to(weight.dtype) if needs[1] else None
+        d_bias = sums.to(bias.dtype) if needs[2] and bias is not None else None
+    if not needs[0]:
+        return None, d_weight, d_bias
+    by_pair, members = product(pairs.segments, grad, weight, True, None), view.members(SRC, PAIR_SRC)
+    into = d_rows if d_rows is not None and d_rows.dtype is by_pair.dtype and d_rows.is_contiguous() else None
+    found = total(members.csc(places=False), members.wide, by_pair, into=into)
+    return (found if into is not None or d_rows is None else found + d_rows), d_weight, d_bias

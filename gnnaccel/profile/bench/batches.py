@@ -21,9 +21,9 @@ class FreshStep(steps.Step):
     As there, the input features need no gradient.
     """
 
-    def __init__(self, batches: list[shapes.Graph]) -> None:
+    def __init__(self, batches: list[shapes.Graph], module: torch.nn.Module | None = None) -> None:
         largest = max(batches, key=lambda batch: batch.num_nodes)
-        super().__init__(pyg.build_two_layer_gat(largest.device, classes=CLASSES), largest, "training", CLASSES)
+        super().__init__(module or pyg.build_two_layer_gat(largest.device, classes=CLASSES), largest, "training", CLASSES)
         self.x.requires_grad_(False)
         self.batches = enumerate(itertools.cycle(batches))
 

@@ -23,9 +23,10 @@ def add_parser(commands) -> None:
 def _add_what(parser) -> None:
     measured = parser.add_argument_group("what is measured")
     measured.add_argument("--suite", default="attention",
-                          choices=("attention", "attention-kernel", "relational", "dgl", "segment-gemm", "quantized"))
+                          choices=("attention", "attention-kernel", "relational", "dgl", "aggregate", "segment-gemm", "quantized"))
     measured.add_argument("--shapes", type=_names, nargs="+", metavar="NAME,...",
-                          help="attention: cora,arxiv,proteins,reddit,products,tiny or a path to an .npz; relational: "
+                          help="attention, aggregate: cora,arxiv,proteins,reddit,products,hub,uniform,tiny or a path to an .npz; "
+                               "relational: "
                                "aifb-size,fb15k-size,am-size,mag-size,mag-inverse-size,wikikg2-size,hetero-64,dblp-size,"
                                "tiny-typed or, with --data, a file's name without .npz; dgl: any of these, without --data; "
                                "segment-gemm: aifb64,fb15k128,...; quantized: as attention")
@@ -34,11 +35,12 @@ def _add_what(parser) -> None:
                                "num_relations; they replace the synthetic ones of their kind")
     measured.add_argument("--layers", type=_names, nargs="+", metavar="NAME,...",
                           help='as "GAT 8x8" or gat8x8, "RGCN 64" or rgcn64; dgl: gat8x8,gatv24x16,dotgat1x64,graphconv64,sage64,'
-                               "relgraphconv64,hgt4x16; segment-gemm: fp32,tf32,bf16; "
-                               "quantized: gcn64,gcn128,gcn256,sage128,gat8x8,gat1x128")
+                               "relgraphconv64,hgt4x16; aggregate: gcn64,sage64,gcn128,sage128,gin64,sagemax64,pna64; "
+                               "segment-gemm: fp32,tf32,bf16; quantized: gcn64,gcn128,gcn256,sage128,gat8x8,gat1x128")
     measured.add_argument("--parts", type=_names, nargs="+", metavar="NAME,...",
                           help="attention: only these of floor,layers,structure,overhead,fresh,cpu,compiled; "
-                               "relational: of layers,memory,compaction,cpu")
+                               "relational: of layers,memory,compaction,cpu; "
+                               "aggregate: of floor,layers,spmm,operations,fresh,cpu,compiled")
     measured.add_argument("--native", action=argparse.BooleanOptionalAction, default=True,
                           help="--no-native: leave the host itself out of the layer cells; merge with --from instead")
     measured.add_argument("--device", help="cuda or cpu; cuda when there is one")
@@ -55,7 +57,7 @@ def _add_effort(parser) -> None:
     effort.add_argument("--compile-limit", type=float, default=75.0, metavar="SECONDS", help="per mode of a layer")
     effort.add_argument("--budget", type=float, default=330.0, metavar="SECONDS", help="start no cell after this")
     effort.add_argument("--patience", type=float, default=20.0, metavar="SECONDS",
-                        help="relational, dgl: a call that takes longer is timed by that one run")
+                        help="relational, dgl, aggregate: a call that takes longer is timed by that one run")
 
 
 def run(options, arguments: list[str]) -> int:

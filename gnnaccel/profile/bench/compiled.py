@@ -27,6 +27,7 @@ class Worker:
 
     def __init__(self, shape, layer: str, device: str, settings: dict) -> None:
         self.shape, self.layer, self.device, self.error = shape, layer, device, None
+        self._kind = settings.get("kind", "layer")
         spawn = multiprocessing.get_context("spawn")
         self._pipe, far = spawn.Pipe()
         self._process = spawn.Process(target=_serve, args=(far, dataclasses.asdict(shape), layer, device, settings))
@@ -43,7 +44,7 @@ class Worker:
 
     def record(self, mode: str, limit_s: float) -> Record:
         """Time the mode that is ready, within ``limit_s`` seconds; or the record of why not."""
-        found = Record("layer", self.shape.name, self.layer, mode, "compiled", self.device)
+        found = Record(self._kind, self.shape.name, self.layer, mode, "compiled", self.device)
         if self.error is None:
             self._send(("time", mode))
             answer = self._receive(limit_s, "measuring")
@@ -116,7 +117,6 @@ def _serve(pipe, recipe: dict, layer: str, device: str, settings: dict) -> None:
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = str(settings["threads"])
     import torch
 
-    from gnnaccel.adapters.pyg import bench as pyg
     from gnnaccel.profile.bench import guard, shapes, timing
 
     graph = step = None
@@ -132,7 +132,7 @@ def _serve(pipe, recipe: dict, layer: str, device: str, settings: dict) -> None:
                 return _timed(step, timing.Effort(**settings["effort"]))
             step = None
             graph = graph or shapes.make(shapes.Shape(**recipe), device, settings["seed"], settings["order"])
-            step = _compiled_step(pyg.resolve(layer), graph, mode)
+            step = _compiled_step(settings.get("kind", "layer"), layer, graph, mode)
             step()
             timing.release(graph.device)
 
@@ -144,14 +144,18 @@ def _serve(pipe, recipe: dict, layer: str, device: str, settings: dict) -> None:
         pipe.send(error or value)
 
 
-def _compiled_step(spec, graph, mode: str):
+def _compiled_step(kind: str, layer: str, graph, mode: str):
+    """``kind``: of the records, which says whose layer it is: "layer", one with attention, or "aggregate"."""
     import torch
 
     from gnnaccel.adapters.pyg import bench as pyg
-    from gnnaccel.profile.bench import steps
+    from gnnaccel.adapters.pyg import bench_plain
+    from gnnaccel.profile.bench import aggregate_cells, steps
 
     torch._dynamo.reset()
-    step = steps.Step(pyg.build_layer(spec, graph.device), graph, mode, spec.out_channels)
+    plain = kind == aggregate_cells.KIND
+    step = (aggregate_cells.layer_step(bench_plain.LAYERS[layer], graph, mode) if plain else
+            steps.layer_step(pyg.resolve(layer), graph, mode))
     # Compiled where Step calls it: Step keeps the plain layer's parameters and modes.
     step.module = torch.compile(step.module, dynamic=False)
     return step

@@ -8,6 +8,7 @@ from gnnaccel.profile.bench.result import Record, Result
 
 IMPLS = ("native", "compiled", "gnnaccel")
 TWIN = "pyg"  # beside DGL's layers: PyG's own of the same kind
+_ON_CPU_TOO = ("layer", "relation", "dgl", "aggregate", "fresh-plain", "spmm")
 
 
 @dataclasses.dataclass
@@ -87,7 +88,7 @@ def cells(result: Result) -> list[Cell]:
 
 
 def _place(record: Record) -> tuple:
-    kind = f"{record.kind}-cpu" if record.kind in ("layer", "relation", "dgl") and record.device == "cpu" else record.kind
+    kind = f"{record.kind}-cpu" if record.kind in _ON_CPU_TOO and record.device == "cpu" else record.kind
     return kind, record.shape, record.layer, record.mode, record.device
 
 

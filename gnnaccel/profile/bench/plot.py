@@ -36,7 +36,7 @@ def draw(result: Result, path: str) -> None:
 
 def _drawn(cells: list[metrics.Cell]) -> list[metrics.Cell]:
     """The layers, of the first kind of which there are any."""
-    for kind in ("layer", "relation", "dgl", "layer-cpu", "relation-cpu", "dgl-cpu"):
+    for kind in ("layer", "relation", "dgl", "aggregate", "layer-cpu", "relation-cpu", "dgl-cpu", "aggregate-cpu"):
         if found := [cell for cell in cells if cell.kind == kind]:
             return found
     return []

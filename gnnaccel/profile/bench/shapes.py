@@ -52,6 +52,8 @@ SHAPES = {shape.name: shape for shape in (
     Shape("proteins", 132_534, 79_122_504, 7_700),
     Shape("reddit", 232_965, 114_615_892, 21_000, hub=330_000),
     Shape("products", 2_449_029, 123_718_280, 17_500),
+    Shape("hub", 200_000, 20_000_000, 2_000, hub=2_000_000),
+    Shape("uniform", 200_000, 20_000_000, 0),
 )}
 DEFAULT = ("cora", "arxiv", "proteins", "reddit")
 

@@ -17,10 +17,11 @@ class Step:
     the same for everybody and would only hide differences.
     """
 
-    def __init__(self, module: torch.nn.Module, graph: Graph, mode: str, out_channels: int, seed: int = 1) -> None:
+    def __init__(self, module: torch.nn.Module, graph: Graph, mode: str, out_channels: int, seed: int = 1,
+                 in_channels: int = pyg.IN_CHANNELS) -> None:
         generator = torch.Generator(graph.device).manual_seed(seed)
         self.module, self.edge_index, self.training = module, graph.edge_index, mode == "training"
-        self.x = torch.randn(graph.num_nodes, pyg.IN_CHANNELS, device=graph.device, generator=generator)
+        self.x = torch.randn(graph.num_nodes, in_channels, device=graph.device, generator=generator)
         self.x.requires_grad_(self.training)
         self.grad = torch.randn(graph.num_nodes, out_channels, device=graph.device, generator=generator)
         self.device = graph.device

@@ -1,6 +1,6 @@
 """What the suites must reach, as data. ``judge`` compares a result with it.
 
-Metrics (see ``metrics.py``): ``vs_native`` and ``vs_compiled`` are speed-ups (their time over ours), as is
+Metrics (see ``metrics.py``): ``vs_native``, ``vs_compiled`` and ``vs_cusparse`` are speed-ups (their time over ours), as is
 ``vs_dgl_cuda``, against what DGL's CUDA build took on an H200 (`dgl_figures`: true of no other GPU); ``vs_floor`` is
 our time over that of gathering the rows once, ``int8_gain`` and ``bf16_gain`` fp32's time over that of rows in this format, ``peak_mib`` extra memory in MiB (beyond cached structure), ``rel_l2``
 the difference from the host's output and input gradient, ``ms`` and ``us`` plain times. A shape, layer or mode of "*"
@@ -30,7 +30,7 @@ class Target:
     @property
     def at_least(self) -> bool:
         """Speed-ups must reach their limit; everything else must stay below it."""
-        return self.metric in ("vs_native", "vs_compiled", "vs_dgl_cuda", "int8_gain", "bf16_gain")
+        return self.metric in ("vs_native", "vs_compiled", "vs_dgl_cuda", "vs_cusparse", "int8_gain", "bf16_gain")
 
     def text(self) -> str:
         where = " ".join(part for part in (self.kind, self.shape, self.layer, self.mode) if part and part != "*")
@@ -141,7 +141,23 @@ QUANTIZED: tuple[Target, ...] = (
     *_pair("reddit", "GAT 8x8", 1.5, 1.5, "int8_gain", "quantized"),
 )
 
-SUITES = (ATTENTION, RELATIONAL, DGL, QUANTIZED)
+AGGREGATE: tuple[Target, ...] = (
+    *_pair("proteins", "GCN 64", 25, 25, kind="aggregate"),
+    *_pair("proteins", "GCN 64", 1.6, 1.5, "vs_dgl_cuda", "aggregate"),
+    *_pair("reddit", "SAGE 64", 18, 18, kind="aggregate"),
+    *_pair("reddit", "SAGE 64", 1.7, 1.6, "vs_dgl_cuda", "aggregate"),
+    Target("aggregate", "products", "GCN 128", "forward", "vs_floor", 1.3),
+    Target("spmm", "hub", "*", "*", "vs_cusparse", 1.5),
+    Target("spmm", "*", "*", "*", "vs_cusparse", 1.0),
+    Target("spmm", "uniform", "*", "forward", "vs_floor", 1.5),
+    Target("fresh-plain", "fresh-10k", "*", "*", "vs_native", 1.0),
+    Target("fresh-plain", "fresh-100k", "*", "*", "vs_native", 1.0, aim=1.3),
+    Target("aggregate-cpu", "*", "*", "*", "vs_native", 0.95),
+    Target("aggregate", "*", "*", "*", "rel_l2", 1e-4),
+    Target("aggregate-cpu", "*", "*", "*", "rel_l2", 1e-4),
+)
+
+SUITES = (ATTENTION, RELATIONAL, DGL, AGGREGATE, QUANTIZED)
 
 
 def judge(result: Result, targets: tuple[Target, ...] = ATTENTION) -> list[Verdict]:

@@ -1,0 +1,73 @@
+"""Plain layers: one on one graph in one mode, natively and through gnnaccel; and fresh batches."""
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from gnnaccel.adapters.pyg import bench_plain as pyg
+from gnnaccel.profile.bench import accel, batches, layer_cells, shapes, steps, timing
+from gnnaccel.profile.bench.result import Record
+
+KIND, FRESH = "aggregate", "fresh-plain"
+BATCHES = (shapes.Shape("fresh-10k", 3_000, 10_000, 60), shapes.Shape("fresh-100k", 20_000, 100_000, 400))
+_CLASSES = 16
+_SPARE = 0.9  # of the free memory
+
+
+def layer_step(layer: pyg.PlainLayer, graph: shapes.Graph, mode: str) -> steps.Step:
+    """The step of one layer; equal arguments give equal weights and inputs."""
+    module = pyg.build_layer(layer, graph.edge_index, graph.num_nodes)
+    return steps.Step(module, graph, mode, layer.width, in_channels=layer.width)
+
+
+def records(layer: pyg.PlainLayer, graph: shapes.Graph, mode: str, effort: timing.Effort,
+            impls: tuple[str, ...]) -> list[Record]:
+    """The cell's records, and the comparison where both ran. On a CPU the two take turns."""
+    place = dict(shape=graph.shape.name, layer=layer.name, mode=mode, device=graph.device.type)
+
+    def step() -> steps.Step:
+        return layer_step(layer, graph, mode)
+
+    if graph.device.type == "cpu" and len(impls) > 1:
+        return layer_cells.checked_turns(KIND, place, step, effort)
+    found, tensors = [], {}
+    for impl in impls:
+        why = too_large(layer, graph, mode) if impl == "native" else None
+        if why:
+            found.append(Record(KIND, **place, impl=impl, error=why))
+            continue
+        record, tensors[impl] = layer_cells.step_record(KIND, {**place, "impl": impl}, accel.CONTEXTS[impl], step, effort)
+        record.values = {"width": layer.width, **record.values}
+        found.append(record)
+    return found + layer_cells.comparison("check", place, tensors)
+
+
+def too_large(layer: pyg.PlainLayer, graph: shapes.Graph, mode: str) -> str | None:
+    """Why PyG's own layer is not tried: its messages would not fit."""
+    if graph.device.type != "cuda":
+        return None
+    needed = layer.copies[mode == "training"] * graph.num_edges * layer.width * 4
+    free = torch.cuda.mem_get_info(graph.device)[0]
+    return f"skipped: {needed >> 30} GiB of messages" if needed > _SPARE * free else None
+
+
+class FreshStep(batches.FreshStep):
+    """A training step of two plain layers on another batch each time."""
+
+    def __init__(self, class_name: str, graphs: list[shapes.Graph]) -> None:
+        module = pyg.build_two_layers(class_name, graphs[0].device, channels=64, classes=_CLASSES)
+        super().__init__(graphs, module)
+
+
+def fresh_records(device: torch.device, effort: timing.Effort, factor: float = 1.0) -> list[Record]:
+    """Two-layer GCN and SAGE, training on batches whose structure nobody has seen."""
+    found = []
+    for shape in BATCHES:
+        small = shapes.scaled(shape, factor)
+        graphs = [shapes.make(dataclasses.replace(small, num_nodes=small.num_nodes + 16 * seed), device, seed, "dst")
+                  for seed in range(8)]
+        for class_name, name in (("GCNConv", "2-layer GCN"), ("SAGEConv", "2-layer SAGE")):
+            place = dict(shape=shape.name, layer=name, mode="training", device=device.type)
+            found += layer_cells.alternating_records(FRESH, place, lambda c=class_name, g=graphs: FreshStep(c, g), effort)
+    return found

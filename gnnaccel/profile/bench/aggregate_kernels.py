@@ -1,0 +1,153 @@
+"""Below the layers: weighted sums against cuSPARSE, and single operations against the bytes that they must move.
+
+Python, allocation of results and autograd are in the times, as in a layer.
+"""
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnaccel.dispatch.ops import calls, neighbours
+from gnnaccel.dispatch.ops.call import Kernel, OpCall
+from gnnaccel.dispatch.ops.graph import OpGraph
+from gnnaccel.dispatch.ops.multi_reduce import multi_reduce
+from gnnaccel.dispatch.ops.operands import prepare
+from gnnaccel.profile.bench import timing
+from gnnaccel.profile.bench.guard import guarded
+from gnnaccel.profile.bench.result import Record
+from gnnaccel.profile.bench.shapes import Graph
+from gnnaccel.profile.bench.steps import MODES
+
+WIDTHS = (64, 128)
+Pair = tuple[Callable[[], object], Callable[[], object]]
+
+
+# --- weighted sums -----------------------------------------------------------------------------------------------------
+
+def ours(graph: Graph, x: Tensor, grad: Tensor, weight: Tensor) -> Pair:
+    """gnnaccel's kernels; on a CPU torch operations. Training: with the gradient of x."""
+    edges = OpGraph(graph.edge_index, graph.num_nodes, graph.num_nodes)
+    way = neighbours.by_kernels if x.is_cuda else neighbours.by_operations
+    leaf = x.clone().requires_grad_()
+
+    def forward() -> Tensor:
+        with torch.no_grad():
+            return way(edges, "sum", x, weight)
+
+    return forward, lambda: torch.autograd.grad(way(edges, "sum", leaf, weight), leaf, grad)
+
+
+def cusparse(graph: Graph, x: Tensor, grad: Tensor, weight: Tensor) -> Pair:
+    """``torch.sparse``'s product with a CSR matrix, cuSPARSE on a GPU. The matrix and its transpose are made beforehand, so the
+    gradient is the product that a user could have at best."""
+    (src, dst), size = graph.edge_index, graph.num_nodes
+
+    def matrix(rows: Tensor, columns: Tensor) -> Tensor:
+        order = torch.argsort(rows, stable=True)
+        begin = torch.zeros(size + 1, dtype=torch.int32, device=x.device)
+        begin[1:] = torch.bincount(rows, minlength=size).cumsum(0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # that these are in beta
+            return torch.sparse_csr_tensor(begin, columns[order].int(), weight[order], (size, size))
+
+    across, back = matrix(dst, src), matrix(src, dst)
+    return lambda: across @ x, lambda: (across @ x, back @ grad)
+
+
+def spmm_records(graph: Graph, effort: timing.Effort) -> list[Record]:
+    """One record per width, mode and way."""
+    weight, found = torch.rand(graph.num_edges, device=graph.device), []
+    for width in WIDTHS:
+        x, grad = (torch.randn(graph.num_nodes, width, device=graph.device) for _ in range(2))
+        for impl, way in (("cusparse", cusparse), ("gnnaccel", ours)):
+            pair, error = guarded(lambda: way(graph, x, grad, weight), graph.device)  # noqa: B023 - called at once
+            for index, mode in enumerate(MODES):
+                place = Record("spmm", graph.shape.name, f"weighted {width}", mode, impl, graph.device.type,
+                               values={"width": width})
+                found.append(_timed(place, pair and pair[index], error, graph.device, effort))
+            pair = None
+            timing.release(graph.device)
+    return found
+
+
+def _timed(place: Record, call: Callable | None, error: str | None, device: torch.device, effort: timing.Effort) -> Record:
+    timed, failed = (None, error) if error else guarded(
+        lambda: dataclasses.asdict(timing.measure(call, device, effort)), device)
+    return dataclasses.replace(place, timing=timed, error=failed)
+
+
+# --- single operations -------------------------------------------------------------------------------------------------
+
+class Operation(NamedTuple):
+    """``tensors`` makes what it is given, ``call`` states it; ``moved``: bytes per edge that it must read and write, forward and
+    in training."""
+
+    tensors: Callable[[], list[Tensor]]
+    call: Callable[..., OpCall]
+    moved: tuple[int, int]
+
+
+def operations(edges: OpGraph) -> dict[str, Operation]:
+    """By name. Ids take 4 bytes; a row that is gathered counts once per edge, what lies at nodes alone does not count."""
+    nodes, count, device = edges.num_src, edges.num_edges, edges.edge_index.device
+    scalars, row, ids = 8 * 4, 64 * 4, 4
+
+    def random(*shapes: tuple[int, ...]) -> Callable[[], list[Tensor]]:
+        return lambda: [torch.randn(shape, device=device) for shape in shapes]
+
+    def several(*reduces: str) -> Callable[[Tensor], OpCall]:
+        return lambda u: multi_reduce(edges, u, reduces)
+
+    both = row + scalars + 2 * ids
+    return {
+        "edge_softmax 8": Operation(random((count, 8)), lambda x: calls.edge_softmax(edges, x, "v"),
+                                    (2 * scalars + ids, 5 * scalars + 2 * ids)),
+        "u_add_v 8": Operation(random((nodes, 8), (nodes, 8)),
+                               lambda u, v: calls.gsddmm(edges, prepare("add", u, v), ("u", "v")),
+                               (3 * scalars + 2 * ids, 5 * scalars + 4 * ids)),
+        "u_dot_v 8x8": Operation(random((nodes, 8, 8), (nodes, 8, 8)),
+                                 lambda u, v: calls.gsddmm(edges, prepare("dot", u, v), ("u", "v")), (both, 3 * both)),
+        "u_mul_e_sum 8x8": Operation(random((nodes, 8, 8), (count, 8, 1)),
+                                     lambda u, e: calls.gspmm(edges, prepare("mul", u, e), "sum"), (both, 3 * both)),
+        "u_max 64": Operation(random((nodes, 64)), lambda u: calls.gspmm(edges, prepare("copy_lhs", u, None), "max"),
+                              (row + 2 * ids, 2 * row + 4 * ids)),
+        "max 64, ties shared": Operation(random((nodes, 64)), several("max"), (row + ids, 2 * row + 2 * ids)),
+        "mean min max std 64": Operation(random((nodes, 64)), several("mean", "min", "max", "std"),
+                                         (row + ids, 5 * row + 2 * ids)),
+    }
+
+
+def operation_records(graph: Graph, effort: timing.Effort, bandwidth: float) -> list[Record]:
+    """Each operation by kernels (on a CPU by torch operations); ``floor_ms``: its bytes at ``bandwidth``, that of copying."""
+    edges, found = OpGraph(graph.edge_index, graph.num_nodes, graph.num_nodes), []
+    for name, operation in operations(edges).items():
+        pair, error = guarded(lambda: _pair(operation), graph.device)  # noqa: B023 - called at once
+        for index, mode in enumerate(MODES):
+            floor_ms = graph.num_edges * operation.moved[index] / bandwidth * 1e3
+            place = Record("operation", graph.shape.name, name, mode, "gnnaccel", graph.device.type,
+                           values={"floor_ms": floor_ms})
+            found.append(_timed(place, pair and pair[index], error, graph.device, effort))
+        pair = None
+        timing.release(graph.device)
+    return found
+
+
+def _pair(operation: Operation) -> Pair:
+    tensors = operation.tensors()
+    leaves = [t.clone().requires_grad_() for t in tensors]
+
+    def run(given: list[Tensor]) -> Tensor:
+        call = operation.call(*given)
+        return call.kernel.run() if given[0].is_cuda and type(call.kernel) is Kernel else call.plain()
+
+    def forward() -> Tensor:
+        with torch.no_grad():
+            return run(tensors)
+
+    grad = torch.randn_like(forward())
+    return forward, lambda: torch.autograd.grad(run(leaves), leaves, grad)

@@ -282,7 +282,7 @@ def _modes() -> tuple:
 def too_small(edge_index: Any, config: Config) -> bool:
     """Whether a call may go native without being read: over so few edges nothing gains on a CPU, and a graph not seen before, of not
     many more, does not pay for its structure at once. Marks it as seen."""
-    if type(edge_index) is not Tensor or config.when != "profitable" or config.on_fallback != "native":
+    if type(edge_index) is not Tensor or edge_index.dim() != 2 or config.when != "profitable" or config.on_fallback != "native":
         return False
     edges = edge_index.shape[-1]
     if edges >= _FEW_AT_FIRST or aggregation_route.checkpointed():

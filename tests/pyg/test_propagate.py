@@ -10,7 +10,7 @@ from torch_geometric import EdgeIndex
 from torch_geometric.nn import MessagePassing
 
 import gnnaccel
-from gnnaccel.dispatch import records
+from gnnaccel.dispatch import records, rules
 from tests.pyg import graphs
 from tests.pyg.graphs import E, F, M, N
 from tests.pyg.judge import close, compare, native_again, on_routes, took
@@ -202,7 +202,7 @@ def replaced(layer):
 
 def explained(layer):
     layer.explain = True
-    layer._edge_mask, layer._apply_sigmoid = torch.rand(E), False
+    layer._edge_mask, layer._apply_sigmoid = torch.linspace(0, 1, E), False
     return layer
 
 
@@ -537,15 +537,18 @@ def test_a_propagate_of_the_users_is_left_alone():
 
 def test_rules(route):
     layer, x, ei = Weighing(), graphs.features().to(route.device), graphs.square().to(route.device)
-    for target in (Weighing, layer, "Weighing"):
+    for target in (Weighing, layer, "inner"):
         gnnaccel.reset_stats()
-        if target == "Weighing":
-            gnnaccel.name_layers(torch.nn.ModuleDict({"Weighing": layer}))
-        gnnaccel.exclude(target)
+        rules.reset_rules()
+        if target == "inner":
+            gnnaccel.name_layers(torch.nn.ModuleDict({"inner": layer}))
         with route.on():
             layer(x, ei)
-        assert gnnaccel.stats()["Weighing"]["reasons"] == {"GA101": 1}
-        gnnaccel.include(target)
+            gnnaccel.exclude(target)
+            layer(x, ei)
+            gnnaccel.include(target)
+            layer(x, ei)
+        assert gnnaccel.stats()["Weighing"] == dict(calls=3, routes={route.backend: 2, "native": 1}, reasons={"GA101": 1})
     gnnaccel.reset_stats()
     with route.on(include=["GATConv"]):
         Weighing()(x, ei)

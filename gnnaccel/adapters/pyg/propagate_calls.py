@@ -106,7 +106,7 @@ def _kind(value: Any) -> str:
 # --- reading a call ----------------------------------------------------------------------------------------------------
 
 class Read(NamedTuple):
-    """A call, understood. ``updated``: the class's own ``update`` follows."""
+    """A call, understood."""
 
     graph: OpGraph
     given: Aggregation
@@ -130,10 +130,30 @@ def read(layer: Any, edge_index: Any, kwargs: dict) -> Read | Reason:
     if type(plain) is Reason:
         return plain
     weight = None if form.weight is None else form.weight(kwargs)
-    given = aggregation.prepare(_REDUCES[type(layer.aggr_module).__name__], x, weight, plain.shape[1])
+    given = _prepared(_REDUCES[type(layer.aggr_module).__name__], layer, x, weight, plain.shape[1])
     if type(given) is Reason:
         return given
     return Read(OpGraph(plain, num_src, num_dst, layer.flow != "source_to_target"), given, form, known)
+
+
+def _source(kwargs: dict, name: str) -> Any:
+    """The features that are gathered; of a pair the first."""
+    x = kwargs[name]
+    return x[0] if isinstance(x, (tuple, list)) else x
+
+
+def _stacked(layer: Any, x: Tensor) -> bool:
+    """Whether nodes do not come first: [*stacks, nodes, features]."""
+    return layer.node_dim == -2 and x.dim() > 2
+
+
+def _prepared(reduce: str, layer: Any, x: Tensor, weight: Tensor | None, count: int) -> Aggregation | Reason:
+    """The aggregation with nodes, and edges, in the first dimension."""
+    if _stacked(layer, x):
+        if weight is not None and weight.dim() <= x.dim():
+            weight = weight[(None,) * (x.dim() - weight.dim())].movedim(-2, 0) if weight.dim() > 1 else weight
+        x = x.movedim(-2, 0)
+    return aggregation.prepare(reduce, x, weight, count)
 
 
 def _layer_reason(layer: Any) -> Reason | None:
@@ -172,12 +192,13 @@ def _sizes(layer: Any, edge_index: Any, size: Any, x: Any) -> tuple[Tensor, int,
     for side, features in enumerate(x if pair else (x,)):
         if features is None and side:
             continue
-        if type(features) not in _TENSORS or node_dim not in (0, -features.dim()):
+        if type(features) not in _TENSORS or features.dim() < 2 or node_dim not in (0, -2, -features.dim()):
             return reason("GA206", f"features are a {type(features).__name__}, node_dim={node_dim}")
         at = side if pair else 0 if forward else 1
-        if size[at] is not None and size[at] != features.shape[0]:
-            return reason("GA206", f"{features.shape[0]} rows of features where {size[at]} nodes are")
-        size[at] = features.shape[0]
+        rows = features.shape[node_dim]
+        if size[at] is not None and size[at] != rows:
+            return reason("GA206", f"{rows} rows of features where {size[at]} nodes are")
+        size[at] = rows
     src, dst = size if forward else size[::-1]
     return (x[0] if pair else x), src, src if dst is None else dst
 
@@ -199,13 +220,13 @@ def decide(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Confi
     verdict = rules.verdict(layer, config)
     found: Read | Reason | None = read(layer, edge_index, kwargs) if verdict.inside else verdict.reason
     if type(found) is Reason:
-        decision, parts = aggregation_route.native(found), None
+        decision, parts, stacked = aggregation_route.native(found), None, False
     else:
-        parts = found.graph, found.given
+        parts, stacked = (found.graph, found.given), _stacked(layer, _source(kwargs, found.form.source))
         decision = aggregation_route.decide(*parts, config)
 
     def finish(out: Tensor) -> Any:
-        return _updated(layer, found.known, out, kwargs)
+        return _updated(layer, found.known, stacked, out, kwargs)
 
     out = aggregation_route.run(layer, "pyg", parts, decision, config, finish, lambda: native(layer, edge_index, **kwargs), start)
     if parts is not None and type(edge_index) is Tensor and not edge_index.is_inference():
@@ -213,7 +234,9 @@ def decide(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Confi
     return out
 
 
-def _updated(layer: Any, known: _Class, out: Tensor, kwargs: dict) -> Any:
+def _updated(layer: Any, known: _Class, stacked: bool, out: Tensor, kwargs: dict) -> Any:
+    if stacked:
+        out = out.movedim(0, -2).contiguous()
     return layer.update(out, **{name: kwargs[name] for name in known.update}) if known.functions[2] is not _base().update else out
 
 
@@ -259,7 +282,7 @@ def _modes() -> tuple:
 def too_small(edge_index: Any, config: Config) -> bool:
     """Whether a call may go native without being read: over so few edges nothing gains on a CPU, and a graph not seen before, of not
     many more, does not pay for its structure at once. Marks it as seen."""
-    if type(edge_index) is not Tensor or config.when != "profitable" or config.on_fallback != "native":
+    if type(edge_index) is not Tensor or edge_index.dim() != 2 or config.when != "profitable" or config.on_fallback != "native":
         return False
     edges = edge_index.shape[-1]
     if edges >= _FEW_AT_FIRST or aggregation_route.checkpointed():
@@ -311,15 +334,14 @@ class Last:
             return None
         view.touched = True
         num_src, num_dst, flipped = self.sizes
-        x = kwargs[self.source]
-        x = x[0] if type(x) is tuple else x
+        x = _source(kwargs, self.source)
         weight = None if self.weight is None else self.weight(kwargs)
-        given = aggregation.prepare(self.reduce, x, weight, edge_index.shape[1])
+        given = _prepared(self.reduce, layer, x, weight, edge_index.shape[1])
         if type(given) is Reason:
             return None
         counters.count(self.name, self.route)
         out = self.decision.run(OpGraph(edge_index, num_src, num_dst, flipped, view), given)
-        return _updated(layer, self.known, out, kwargs)
+        return _updated(layer, self.known, _stacked(layer, x), out, kwargs)
 
 
 def _remember(layer: Any, edge_index: Tensor, kwargs: dict, found: Read, decision: Decision, config: Config) -> None:
@@ -330,8 +352,7 @@ def _remember(layer: Any, edge_index: Tensor, kwargs: dict, found: Read, decisio
     if decision.run is None:
         if config.on_fallback != "native":
             return
-        x = kwargs[kept.source]
-        x = x[0] if type(x) is tuple else x
+        x = _source(kwargs, kept.source)
         kept.rows, kept.code, kept.missed = (x.shape, x.dtype, x.requires_grad), decision.code, None
         if decision.estimate is not None:
             kept.missed, kept.gain = aggregation_cost.missed(edge_index), decision.estimate.gain

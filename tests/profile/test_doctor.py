@@ -333,7 +333,7 @@ def test_a_hash_is_of_the_code_and_not_of_its_place():
 
 def test_caches(tmp_path, monkeypatch):
     findings = list(places.caches())
-    assert [f.text.endswith(": nothing yet") for f in findings] == [True, True]
+    assert [f.text.endswith(": nothing yet") for f in findings if f.name != "calibration"] == [True, True]
     (tmp_path / "kernels" / "a").mkdir(parents=True)
     (tmp_path / "kernels" / "a" / "k.cubin").write_bytes(bytes(3 * 2**20))
     assert of(places.caches(), "kernels").text.endswith(": 1 files, 3.0 MiB")

@@ -10,6 +10,7 @@ from pathlib import Path
 from gnnaccel import adapters, autostart, env, session, store
 from gnnaccel.adapters import seams
 from gnnaccel.cuda import probe
+from gnnaccel.dispatch.calibration import NAME
 from gnnaccel.errors import GnnaccelError
 from gnnaccel.near import did_you_mean
 from gnnaccel.profile.doctor.findings import Finding
@@ -24,6 +25,26 @@ def caches() -> Iterator[Finding]:
     except GnnaccelError as problem:
         yield Finding("caches", "gnnaccel", "warn", str(problem), "pip install platformdirs, or set GNNACCEL_CACHE_DIR")
     yield _folder("kernels", probe.kernel_cache(), "set CUPY_CACHE_DIR to a folder that can be written")
+    yield _calibration()
+
+
+def _calibration() -> Finding:
+    from gnnaccel.profile import calibrate
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        held = store.read(NAME)
+    if caught:
+        return Finding("caches", "calibration", "warn", str(caught[0].message), "python -m gnnaccel cache clear")
+    devices = (held or {}).get("devices", {})
+    if not devices:
+        return Finding("caches", "calibration", "note", "none; with a GPU, python -m gnnaccel calibrate measures it for the cost model")
+    now = calibrate.versions()
+    old = [name for name, about in devices.items() if about.get("versions") != now]
+    if old:
+        return Finding("caches", "calibration", "note", f"of {', '.join(old)}, by other versions than today's; python -m gnnaccel calibrate "
+                                                        "measures anew")
+    return Finding("caches", "calibration", "ok", ", ".join(f"{name}, {about.get('date')}" for name, about in devices.items()))
 
 
 def _folder(name: str, where: Path, remedy: str) -> Finding:

@@ -54,8 +54,8 @@ def _subcommand(arguments: list[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     listed = "".join(f"  {name:<12} {text}\n" for name, (_, text) in COMMANDS.items())
-    return argparse.ArgumentParser(prog="python -m gnnaccel", description=_DESCRIPTION + listed, allow_abbrev=False, add_help=True,
-                                   usage="python -m gnnaccel [options] (script.py | -m module | -c code | subcommand) [arguments]",
+    usage = "python -m gnnaccel [options] (script.py | -m module | -c code | subcommand) [arguments]"
+    return argparse.ArgumentParser(prog="python -m gnnaccel", usage=usage, description=_DESCRIPTION + listed, allow_abbrev=False,
                                    formatter_class=argparse.RawDescriptionHelpFormatter)
 
 

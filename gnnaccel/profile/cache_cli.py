@@ -17,7 +17,8 @@ def add_parser(commands) -> None:
     parser = commands.add_parser("cache", help="show or clear what is kept on disk")
     parser.set_defaults(run=run)
     parser.add_argument("action", choices=("info", "clear"))
-    parser.add_argument("--kernels", action="store_true", help="clear: CuPy's compiled kernels too, of all programs that use CuPy")
+    parser.add_argument("--kernels", action="store_true",
+                        help="clear: CuPy's compiled kernels too, of all programs that use CuPy")
 
 
 def run(options, arguments: list[str]) -> int:

@@ -1,4 +1,5 @@
-"""``python -m gnnaccel calibrate``: this GPU's ceilings into the user's cache, for the cost model (`gnnaccel.dispatch.calibration`)."""
+"""``python -m gnnaccel calibrate``: this GPU's ceilings into the user's cache, for the cost model
+(`gnnaccel.dispatch.calibration`)."""
 from __future__ import annotations
 
 import datetime
@@ -17,7 +18,8 @@ _ROW = 64  # channels of the rows gathered, 256 bytes
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is measured on: ``copy`` bytes; ``edges`` gathered, from ``hbm_rows`` rows and from as many as fit into a third of the L2."""
+    """What is measured on: ``copy`` bytes; ``edges`` gathered, from ``hbm_rows`` rows and from as many as fit into a third of the
+    L2."""
 
     copy: int
     edges: int
@@ -31,7 +33,8 @@ def sizes_for(memory: int) -> Sizes:
 
 
 def measure(device: Any, sizes: Sizes, l2: int, repeats: int = 5, batch_ms: float = 20.0) -> dict[str, float]:
-    """The ceilings of ``device`` (`calibration.CEILINGS`), each the median of ``repeats`` medians over batches of ``batch_ms``."""
+    """The ceilings of ``device`` (`calibration.CEILINGS`), each the median of ``repeats`` medians over batches of
+    ``batch_ms``."""
     import torch
 
     from gnnaccel.cuda import head_dot
@@ -103,7 +106,8 @@ def keep(name: str, ceilings: dict[str, float], options) -> int:
     from gnnaccel.dispatch import cost
 
     reference = cost._published()["cuda"]["ceilings"]
-    found = {"date": f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d %H:%M} UTC", "versions": versions(), "ceilings": ceilings}
+    date = f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d %H:%M} UTC"
+    found = {"date": date, "versions": versions(), "ceilings": ceilings}
     print(json.dumps({name: found}, indent=1) if options.json else text(name, ceilings, reference))
     why = calibration.problem(ceilings) or calibration.implausible(ceilings, reference)
     if why is not None:

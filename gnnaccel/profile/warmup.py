@@ -18,7 +18,8 @@ def add_parser(commands) -> None:
 
     parser = commands.add_parser("warmup", help="compile the kernels of given layers ahead")
     parser.set_defaults(run=run)
-    parser.add_argument("layers", nargs="+", metavar="CLASS:HxD", help="heads times width per head, as GATConv:8x8, or for relational "
+    parser.add_argument("layers", nargs="+", metavar="CLASS:HxD",
+                        help="heads times width per head, as GATConv:8x8, or for relational "
                         f"layers output channels, as RGCNConv:64; classes: {', '.join(samples.LAYERS)}")
     parser.add_argument("--inputs", type=int, default=64, metavar="N", help="input channels (64)")
     parser.add_argument("--relations", type=int, default=8, metavar="N", help="of relational layers (8)")

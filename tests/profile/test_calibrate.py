@@ -60,7 +60,8 @@ def test_it_is_kept_by_the_name_of_the_gpu(folder, capsys):
     assert calibrate.keep("GPU B", H200, options()) == 0
     held = json.loads((folder / "calibration.json").read_text())
     assert list(held["devices"]) == ["GPU A", "GPU B"] and held["schema"] == 1
-    assert held["devices"]["GPU A"]["ceilings"] == HALF and set(held["devices"]["GPU A"]["versions"]) == {"torch", "cupy", "driver"}
+    about = held["devices"]["GPU A"]
+    assert about["ceilings"] == HALF and set(about["versions"]) == {"torch", "cupy", "driver"}
     assert calibration.of("GPU A")["ceilings"] == HALF and calibration.of("GPU C") is None
     said = capsys.readouterr()
     assert "device copy                    2.15 TB/s   (4.3)" in said.out and "kept in" in said.err
@@ -71,7 +72,8 @@ def test_a_dry_run_keeps_nothing(folder, capsys):
     assert json.loads(capsys.readouterr().out)["GPU A"]["ceilings"] == HALF and not folder.exists()
 
 
-@pytest.mark.parametrize("change, message", [(dict(copy=float("nan")), "copy=nan is no positive number"), (dict(launch=0.0), "launch=0.0"),
+@pytest.mark.parametrize("change, message", [(dict(copy=float("nan")), "copy=nan is no positive number"),
+                                             (dict(launch=0.0), "launch=0.0"),
                                              (dict(gather_l2=1e9), "gather_l2=1e.09 is 0.000108 times that of the reference")])
 def test_numbers_that_cannot_be_are_not_kept(folder, capsys, change, message):
     assert calibrate.keep("GPU A", {**H200, **change}, options()) == 1
@@ -92,7 +94,7 @@ def test_what_cannot_be_written_is_said(monkeypatch, capsys):
     assert calibrate.keep("GPU A", HALF, options()) == 1 and "GNNACCEL_CACHE_DIR" in capsys.readouterr().err
 
 
-# --- the cost model ----------------------------------------------------------------------------------------------------------------
+# --- the cost model ----------------------------------------------------------------------------------------------------
 
 def on_gpu(monkeypatch, name):
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
@@ -116,7 +118,8 @@ def test_a_gpu_of_half_the_speed(monkeypatch):
     on_gpu(monkeypatch, "GPU A")
     made = cost.constants()
     gpu, reference = made["cuda"], published["cuda"]
-    for name, factor in dict(launch=2, gather_l2=0.5, gather_hbm=0.5, l2_bytes=0.5, native_bandwidth=0.5, structure_per_edge=2).items():
+    for name, factor in dict(launch=2, gather_l2=0.5, gather_hbm=0.5, l2_bytes=0.5, native_bandwidth=0.5,
+                             structure_per_edge=2).items():
         assert gpu[name] == pytest.approx(factor * reference[name]), name
     orderings = made["relational"]["cuda"]["orderings"]
     assert orderings["bandwidth"] == pytest.approx(published["relational"]["cuda"]["orderings"]["bandwidth"] / 2)
@@ -134,7 +137,8 @@ def test_while_cuda_is_not_started_nothing_asks_for_it(monkeypatch):
     assert cost.constants() is cost._published()
 
 
-@pytest.mark.parametrize("held", [{"schema": 2, "devices": {"G": {"ceilings": HALF}}}, {"schema": 1, "devices": {"G": {"ceilings": {}}}},
+@pytest.mark.parametrize("held",
+                         [{"schema": 2, "devices": {"G": {"ceilings": HALF}}}, {"schema": 1, "devices": {"G": {"ceilings": {}}}},
                                   {"schema": 1, "devices": {"G": 3}}, {"schema": 1}])
 def test_what_is_not_understood_counts_as_not_measured(held):
     store.update("calibration.json", lambda _: held)
@@ -154,7 +158,7 @@ def test_the_doctor_tells_of_it(folder):
     assert places._calibration().status == "warn" and places._calibration().remedy == "python -m gnnaccel cache clear"
 
 
-# --- warmup --------------------------------------------------------------------------------------------------------------------------
+# --- warmup ------------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("layer", ["GATConv:2x4", "RGCNConv:8"])
 def test_a_layer_is_compiled_by_running_it(device, monkeypatch, capsys, layer):
@@ -172,8 +176,10 @@ def test_a_layer_is_compiled_by_running_it(device, monkeypatch, capsys, layer):
     assert not gnnaccel.status()["enabled"]
 
 
-@pytest.mark.parametrize("text, message", [("GATConf:8x8", "Did you mean 'GATConv'"), ("GATConv:8", "heads times width"), ("GATConv:0x8", "at least 1"),
-                                           ("RGCNConv:8x8", "output channels"), ("RGCNConv", "output channels"), ("Linear:3", "names no class")])
+@pytest.mark.parametrize("text, message", [("GATConf:8x8", "Did you mean 'GATConv'"), ("GATConv:8", "heads times width"),
+                                           ("GATConv:0x8", "at least 1"),
+                                           ("RGCNConv:8x8", "output channels"), ("RGCNConv", "output channels"),
+                                           ("Linear:3", "names no class")])
 def test_layers_that_are_none(capsys, text, message):
     assert main(["warmup", text]) == 2 and message in capsys.readouterr().err
 
@@ -187,7 +193,7 @@ def test_a_layer_that_stays_native_is_said(monkeypatch, capsys):
     assert "GATConv:2x4 float32: not compiled: GATConv would run natively" in capsys.readouterr().err
 
 
-# --- cache -----------------------------------------------------------------------------------------------------------------------------
+# --- cache -------------------------------------------------------------------------------------------------------------
 
 def test_only_what_is_ours_is_cleared(folder, tmp_path, capsys):
     calibrate.keep("GPU A", HALF, options())
@@ -199,7 +205,8 @@ def test_only_what_is_ours_is_cleared(folder, tmp_path, capsys):
     assert main(["cache", "info"]) == 0
     assert "kernels, kept by CuPy" in (said := capsys.readouterr().out) and "2 files, 1.0 MiB" in said
     assert main(["cache", "clear"]) == 0
-    assert store.read("calibration.json") is None and (tmp_path / "kernels" / "a.cubin").exists() and (folder / "other.npz").exists()
+    assert store.read("calibration.json") is None
+    assert (tmp_path / "kernels" / "a.cubin").exists() and (folder / "other.npz").exists()
     assert main(["cache", "clear", "--kernels"]) == 0
     assert sorted(os.listdir(tmp_path / "kernels")) == ["notes.txt"]
     assert "compiled kernels: 1 files removed, 1.0 MiB" in capsys.readouterr().out

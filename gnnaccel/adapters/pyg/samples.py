@@ -50,5 +50,6 @@ def build(sample: Sample, dtype, device):
     if LAYERS[sample.name] == "attention":
         layer, more = cls(sample.inputs, sample.width, heads=sample.heads), ()
     else:
-        layer, more = cls(sample.inputs, sample.width, sample.relations), (torch.arange(_EDGES, device=device) % sample.relations,)
+        edge_type = torch.arange(_EDGES, device=device) % sample.relations
+        layer, more = cls(sample.inputs, sample.width, sample.relations), (edge_type,)
     return layer.to(device, dtype), (x, edge_index, *more)

@@ -11,6 +11,9 @@ COMMANDS = {
     "bench": ("gnnaccel.profile.bench.cli", "measure gnnaccel against the host and torch.compile"),
     "log": ("gnnaccel.profile.log.cli", "summarise, filter and compare JSONL logs; export decisions"),
     "doctor": ("gnnaccel.profile.doctor.cli", "check versions, GPU, kernels, caches and hosts, and say what to mend"),
+    "calibrate": ("gnnaccel.profile.calibrate", "measure this GPU's ceilings for the cost model"),
+    "warmup": ("gnnaccel.profile.warmup", "compile the kernels of given layers ahead"),
+    "cache": ("gnnaccel.profile.cache_cli", "show or clear what is kept on disk"),
     "autostart": ("gnnaccel.autostart", "let GNNACCEL=1 switch gnnaccel on in every process of this environment"),
 }
 _DESCRIPTION = """\
@@ -51,8 +54,8 @@ def _subcommand(arguments: list[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     listed = "".join(f"  {name:<12} {text}\n" for name, (_, text) in COMMANDS.items())
-    return argparse.ArgumentParser(prog="python -m gnnaccel", description=_DESCRIPTION + listed, allow_abbrev=False, add_help=True,
-                                   usage="python -m gnnaccel [options] (script.py | -m module | -c code | subcommand) [arguments]",
+    usage = "python -m gnnaccel [options] (script.py | -m module | -c code | subcommand) [arguments]"
+    return argparse.ArgumentParser(prog="python -m gnnaccel", usage=usage, description=_DESCRIPTION + listed, allow_abbrev=False,
                                    formatter_class=argparse.RawDescriptionHelpFormatter)
 
 

@@ -1,8 +1,8 @@
 """``python -m gnnaccel autostart``: ``GNNACCEL=1`` switches gnnaccel on in every Python process of an environment.
 
 Nothing in a package can run by itself when Python starts, but for a ``.pth`` file in site-packages, and pip cannot be told to put
-one there. So this command does it, once per environment, on demand. The file is one line. With ``GNNACCEL`` unset or off, that line
-looks at the variable and imports nothing; otherwise it calls `start`.
+one there. So this command does it, once per environment, on demand. The file is one line. With ``GNNACCEL`` unset or off, that
+line looks at the variable and imports nothing; otherwise it calls `start`.
 """
 from __future__ import annotations
 

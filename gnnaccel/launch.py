@@ -36,7 +36,8 @@ def hide(*files: str) -> None:
 
 
 def script(path: str, arguments: list[str]) -> None:
-    """As ``python path arguments...``: a source or ``.pyc`` file, a folder or zip archive with ``__main__.py``, or ``-`` for stdin.
+    """As ``python path arguments...``: a source or ``.pyc`` file, a folder or zip archive with ``__main__.py``, or ``-`` for
+    stdin.
 
     Raises CannotRun when there is no such file.
     """
@@ -94,7 +95,8 @@ def _run_spec(spec: importlib.machinery.ModuleSpec) -> None:
     code = spec.loader.get_code(spec.name)
     if code is None:
         raise CannotRun(f"No code object available for {spec.name}", 1)
-    _execute(code, _main(__file__=spec.origin, __cached__=spec.cached, __loader__=spec.loader, __package__=spec.parent, __spec__=spec))
+    _execute(code, _main(__file__=spec.origin, __cached__=spec.cached, __loader__=spec.loader, __package__=spec.parent,
+                         __spec__=spec))
 
 
 def _read(path: str) -> CodeType:
@@ -117,7 +119,8 @@ def _find(name: str) -> importlib.machinery.ModuleSpec:
     except ModuleNotFoundError as problem:
         if problem.name is None or not (name + ".").startswith(problem.name + "."):
             raise  # a parent package's own import failed
-        raise CannotRun(f"Error while finding module specification for {name!r} ({type(problem).__name__}: {problem})", 1) from None
+        raise CannotRun(f"Error while finding module specification for {name!r} ({type(problem).__name__}: {problem})",
+                        1) from None
     if spec is None:
         raise CannotRun(f"No module named {name}", 1)
     if spec.submodule_search_locations is None:

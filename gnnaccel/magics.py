@@ -1,8 +1,8 @@
 """``%load_ext gnnaccel`` in IPython and Jupyter.
 
-Loading enables gnnaccel, unloading disables it. ``%%gnnaccel.profile`` and ``%%gnnaccel.compare`` at the head of a cell do for the
-cell what ``--profile`` and ``--compare`` do for a script. IPython takes everything up to the first space for a magic's name, so a
-dot in it works; only ``%automagic`` and tab completion do without it. Nothing here imports IPython.
+Loading enables gnnaccel, unloading disables it. ``%%gnnaccel.profile`` and ``%%gnnaccel.compare`` at the head of a cell do for
+the cell what ``--profile`` and ``--compare`` do for a script. IPython takes everything up to the first space for a magic's name,
+so a dot in it works; only ``%automagic`` and tab completion do without it. Nothing here imports IPython.
 """
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ _KEY = pytest.StashKey[Counter]()
 def pytest_addoption(parser: Any) -> None:
     parser.getgroup("gnnaccel").addoption(
         "--gnnaccel", nargs="?", const="on", choices=("on", "strict"), default=None,
-        help="enable gnnaccel for the whole run; =strict: a call that runs natively is an error. Write --gnnaccel=on where a path follows")
+        help="enable gnnaccel for the whole run; =strict: a call that runs natively is an error; =on where a path follows")
 
 
 def pytest_configure(config: Any) -> None:

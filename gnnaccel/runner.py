@@ -34,7 +34,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of a run."""
     parser.add_argument("--log", nargs="?", const=True, metavar="FILE.jsonl",
                         help="a line per decision on stderr, or with --log=FILE.jsonl a record per decision in a file")
-    parser.add_argument("--exclude", action="append", metavar="NAME,...", help="layers that stay native: class names, names, re: patterns")
+    parser.add_argument("--exclude", action="append", metavar="NAME,...",
+                        help="layers that stay native: class names, names, re: patterns")
     parser.add_argument("--include", action="append", metavar="NAME,...", help="only these layers")
     parser.add_argument("--strict", action="store_true", help="raise an error when a call runs natively that no rule excludes")
     parser.add_argument("--backend", choices=CHOICES["backend"])
@@ -66,7 +67,8 @@ def run(options: argparse.Namespace, kind: str, target: list[str]) -> int:
 def enable_options(options: argparse.Namespace) -> dict[str, Any]:
     """The arguments of ``enable()`` that the command line gives."""
     found = {name: _names(getattr(options, name)) for name in ("include", "exclude")}
-    found.update(log=options.log, decisions=options.decisions, backend=options.backend, when=options.when, on_fallback="raise" if options.strict else None)
+    found.update(log=options.log, decisions=options.decisions, backend=options.backend, when=options.when,
+                 on_fallback="raise" if options.strict else None)
     return {name: value for name, value in found.items() if value is not None}
 
 
@@ -89,8 +91,8 @@ def _observe() -> Any:
     try:
         from gnnaccel.profile import observe
     except ImportError as problem:
-        raise GnnaccelError(f"--profile, --compare and --report need gnnaccel.profile.observe, which cannot be imported: {problem}; "
-                            "leave these options out") from problem
+        raise GnnaccelError("--profile, --compare and --report need gnnaccel.profile.observe, which cannot be imported "
+                            f"({problem}); leave these options out") from problem
     return observe
 
 

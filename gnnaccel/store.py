@@ -1,7 +1,7 @@
 """Small files that outlive a process: what was measured on this machine. Many processes may read and write them at once.
 
-They lie in the user's cache folder, as platformdirs has it, or in ``GNNACCEL_CACHE_DIR``. A file is replaced whole, so readers need no
-lock; who changes one holds ``<name>.lock`` meanwhile, so that no change is lost.
+They lie in the user's cache folder, as platformdirs has it, or in ``GNNACCEL_CACHE_DIR``. A file is replaced whole, so readers
+need no lock; who changes one holds ``<name>.lock`` meanwhile, so that no change is lost.
 """
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def folder() -> Path:
     try:
         import platformdirs
     except ImportError:
-        raise GnnaccelError("platformdirs is not installed, so the user's cache folder is not known: pip install platformdirs, or set "
-                            "GNNACCEL_CACHE_DIR to a folder") from None
+        raise GnnaccelError("platformdirs is not installed, so the user's cache folder is not known: pip install platformdirs, "
+                            "or set GNNACCEL_CACHE_DIR to a folder") from None
     return Path(platformdirs.user_cache_dir("gnnaccel"))
 
 

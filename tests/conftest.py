@@ -1,9 +1,12 @@
 """The devices on which kernel tests run, and memory that shows what a kernel forgets or oversteps."""
 from __future__ import annotations
 
+import os
 import shutil
 
 import pytest
+
+os.environ["GNNACCEL_CACHE_DIR"] = os.devnull  # no folder: what was calibrated on this machine is not to change decisions
 
 import gnnaccel  # noqa: F401  (before dgl, which pytest-xdist may import to show a warning of its)
 

@@ -1,7 +1,7 @@
 """The host functions that gnnaccel stands in for, by the hash of their source: has one changed since it was tested?
 
-Adapters redo what these functions do, so in a host version where one reads otherwise it may do something else. ``seams.json`` holds
-the hashes of each tested version (``python -m tests.record_seams`` writes it).
+Adapters redo what these functions do, so in a host version where one reads otherwise it may do something else. ``seams.json``
+holds the hashes of each tested version (``python -m tests.record_seams`` writes it).
 """
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ LEAST_CAPABILITY = (7, 5)
 
 @dataclass
 class Probe:
-    """Versions as texts such as "13.0", None where unknown. ``driver_cuda``: the newest CUDA that the driver runs; ``cupy_cuda``: the
-    one that CuPy was built for; ``problems``: what could not be asked, by what was asked."""
+    """Versions as texts such as "13.0", None where unknown. ``driver_cuda``: the newest CUDA that the driver runs; ``cupy_cuda``:
+    the one that CuPy was built for; ``problems``: what could not be asked, by what was asked."""
 
     cupy: str | None = None
     cupy_cuda: str | None = None

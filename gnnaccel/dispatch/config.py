@@ -116,7 +116,7 @@ def _decisions(seen: Any) -> None | pins.Decisions:
         return seen or None
     if isinstance(seen, (str, os.PathLike)) and os.fspath(seen):
         return pins.read(seen)
-    raise ValueError(f"decisions={seen!r} is not known; use the path of a file that python -m gnnaccel log --export wrote, or None")
+    raise ValueError(f"decisions={seen!r} is not known; use the path of a file that python -m gnnaccel log --export wrote")
 
 
 def _record_count(seen: Any) -> int:

@@ -1,6 +1,7 @@
 """The cost model: bytes over bandwidth, launches, and the price of a structure over its expected reuse.
 
-Rates are data with their provenance (``constants.json``). Estimates rank candidates; they are not promises.
+Rates are data with their provenance (``constants.json``), scaled to the present GPU where that was calibrated. Estimates rank
+candidates; they are not promises.
 """
 from __future__ import annotations
 
@@ -11,15 +12,28 @@ from typing import Any
 
 import torch
 
-from gnnaccel.dispatch import patterns
+from gnnaccel.dispatch import calibration, patterns
 from gnnaccel.dispatch.patterns import Attention
 from gnnaccel.dispatch.request import Request
 
 _REUSE = 8  # calls that a structure is expected to serve: layers and directions of one step, at the least
 
 
-@functools.lru_cache(maxsize=1)
 def constants() -> dict[str, Any]:
+    """The rates; of GPUs those of torch's current one, once the process uses it."""
+    if not torch.cuda.is_initialized():  # to ask for its name would start CUDA, which a forked process cannot
+        return _published()
+    return _for_device(torch.cuda.get_device_name())
+
+
+@functools.lru_cache(maxsize=None)
+def _for_device(name: str) -> dict[str, Any]:
+    found = calibration.of(name)
+    return _published() if found is None else calibration.scaled(_published(), name, found)
+
+
+@functools.lru_cache(maxsize=1)
+def _published() -> dict[str, Any]:
     text = importlib.resources.files("gnnaccel.dispatch").joinpath("constants.json").read_text(encoding="utf-8")
     return json.loads(text)
 

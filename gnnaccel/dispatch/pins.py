@@ -1,7 +1,7 @@
 """Decisions that are not to be made anew: pinned by a file that ``python -m gnnaccel log --export`` wrote.
 
-A decision belongs to a kind of calls: class of the layer, sizes of the graph (by their number of bits, as plans know them), dtype of
-the rows, whether gradients are wanted. A pinned route that cannot be taken (another machine, say) is left aside: then the
+A decision belongs to a kind of calls: class of the layer, sizes of the graph (by their number of bits, as plans know them), dtype
+of the rows, whether gradients are wanted. A pinned route that cannot be taken (another machine, say) is left aside: then the
 planner decides, as it does for kinds of calls that the file does not name.
 """
 from __future__ import annotations
@@ -15,8 +15,8 @@ ROUTES = ("cuda", "torch", "native")
 
 
 class Kind(NamedTuple):
-    """A kind of calls. ``layer``: the host class, with "dgl." in front for DGL; bits: of the numbers of nodes and edges, self loops
-    included."""
+    """A kind of calls. ``layer``: the host class, with "dgl." in front for DGL; bits: of the numbers of nodes and edges, self
+    loops included."""
 
     layer: str
     src_bits: int
@@ -62,24 +62,25 @@ def read(path: str | os.PathLike) -> Decisions:
     """The decisions in a file. ValueError, naming file and entry, when it is no such file; OSError when there is none."""
     with open(path, encoding="utf-8") as file:
         text = file.read()
+    where = f"decisions={os.fspath(path)!r}"
     try:
         held = json.loads(text)
     except ValueError as problem:
-        raise ValueError(f"decisions={os.fspath(path)!r} is no JSON: {problem}") from None
+        raise ValueError(f"{where} is no JSON: {problem}") from None
     if not isinstance(held, dict) or held.get("schema") != SCHEMA or not isinstance(held.get("decisions"), list):
-        raise ValueError(f"decisions={os.fspath(path)!r} holds no decisions of schema {SCHEMA}; python -m gnnaccel log FILE.jsonl "
-                         "--export DECISIONS.json writes some")
-    return Decisions(os.fspath(path), dict(_entry(path, at, entry) for at, entry in enumerate(held["decisions"])))
+        raise ValueError(f"{where} holds no decisions of schema {SCHEMA}; python -m gnnaccel log FILE.jsonl --export FILE.json "
+                         "writes some")
+    return Decisions(os.fspath(path), dict(_entry(f"{where}: entry {at}", entry) for at, entry in enumerate(held["decisions"])))
 
 
-def _entry(path: str | os.PathLike, at: int, entry: Any) -> tuple[Kind, Pinned]:
+def _entry(where: str, entry: Any) -> tuple[Kind, Pinned]:
     try:
         kind = Kind(str(entry["layer"]), *(int(entry[name]).bit_length() for name in ("num_src", "num_dst", "num_edges")),
                     str(entry["dtype"]), bool(entry["grad"]))
         pinned = Pinned(entry["route"], entry["kernel"])
     except (KeyError, TypeError, ValueError) as problem:
-        raise ValueError(f"decisions={os.fspath(path)!r}: entry {at} is no decision: {type(problem).__name__}: {problem}") from None
+        raise ValueError(f"{where} is no decision: {type(problem).__name__}: {problem}") from None
     if pinned.route not in ROUTES or (pinned.route == "native") != (pinned.kernel is None):
-        raise ValueError(f"decisions={os.fspath(path)!r}: entry {at} has route={pinned.route!r} with kernel={pinned.kernel!r}; a route is one "
-                         f"of {', '.join(ROUTES)}, and all but native name a kernel")
+        raise ValueError(f"{where} has route={pinned.route!r} with kernel={pinned.kernel!r}; a route is one of "
+                         f"{', '.join(ROUTES)}, and all but native name a kernel")
     return kind, pinned

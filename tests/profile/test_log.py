@@ -16,12 +16,14 @@ NATIVE = dict(route="native", kernel=None, rejected=[dict(candidate="GATConv", c
 
 
 def record(**fields):
-    return records.new(**{**dict(host="pyg", layer="GATConv", graph=dict(GRAPH), route="torch", kernel="torch backend", dtype="float32",
+    return records.new(**{**dict(host="pyg", layer="GATConv", graph=dict(GRAPH), route="torch", kernel="torch backend",
+                                 dtype="float32",
                                  out_dtype="float32", grad=True, cache="hit", overhead_us=10.0, cost_us=200.0), **fields})
 
 
 def back(forward, **fields):
-    return record(direction="backward", forward_call=forward["call"], cache="none", overhead_us=None, cost_us=None, graph=None, **fields)
+    return record(direction="backward", forward_call=forward["call"], cache="none", overhead_us=None, cost_us=None, graph=None,
+                  **fields)
 
 
 def write(path, found, tail=""):
@@ -62,7 +64,8 @@ def test_half_a_line_is_left_out_and_said(tmp_path, capsys):
     assert "1 records" in shown.out and "line 2: " in shown.err and "left out" in shown.err
 
 
-@pytest.mark.parametrize("text, message", [('{"a": 1}\n', "holds no records; line 1: record does not fit the schema: "), ("[1]\n", "no records"),
+@pytest.mark.parametrize("text, message", [('{"a": 1}\n', "holds no records; line 1: record does not fit the schema: "),
+                                           ("[1]\n", "no records"),
                                            ("words\n", "line 1")])
 def test_a_file_of_something_else(tmp_path, capsys, text, message):
     (tmp_path / "x.jsonl").write_text(text)
@@ -95,9 +98,11 @@ def test_a_summary(file, capsys):
     assert "1 x convs.0 (GATConv): GA201 mean -> use add" in text and "torch: torch backend" in text
 
 
-@pytest.mark.parametrize("options, count", [(["--layer", "GATConv"], 4), (["--layer", "convs.0"], 1), (["--layer", "re:convs.*"], 1),
+@pytest.mark.parametrize("options, count", [(["--layer", "GATConv"], 4), (["--layer", "convs.0"], 1),
+                                            (["--layer", "re:convs.*"], 1),
                                             (["--layer", "SAGEConv", "--layer", "convs.0"], 2), (["--route", "torch"], 3),
-                                            (["--code", "GA201"], 1), (["--layer", "GAT"], 0), (["--route", "cuda", "--layer", "GATConv"], 0)])
+                                            (["--code", "GA201"], 1), (["--layer", "GAT"], 0),
+                                            (["--route", "cuda", "--layer", "GATConv"], 0)])
 def test_filters(file, capsys, options, count):
     lines = said(capsys, file, "--records", *options).out.splitlines()
     assert len(lines) == count
@@ -106,8 +111,10 @@ def test_filters(file, capsys, options, count):
 
 
 def test_differences(tmp_path, capsys):
-    one = write(tmp_path / "a.jsonl", [record(), record(), record(layer="AGNNConv"), record(layer="HANConv", grad=False, **NATIVE)])
-    two = write(tmp_path / "b.jsonl", [record(), record(layer="HANConv", grad=False, route="cuda", kernel="k"), record(layer="RGCNConv")])
+    one = write(tmp_path / "a.jsonl", [record(), record(), record(layer="AGNNConv"),
+                                       record(layer="HANConv", grad=False, **NATIVE)])
+    two = write(tmp_path / "b.jsonl", [record(), record(layer="HANConv", grad=False, route="cuda", kernel="k"),
+                                       record(layer="RGCNConv")])
     assert said(capsys, one, "--diff", one).out == "no call was decided otherwise\n"
     shown = said(capsys, one, "--diff", two, status=1).out
     assert shown.splitlines() == [
@@ -124,17 +131,19 @@ def test_long_cells_are_cut():
     assert max(map(len, lines)) < 60 and "…" in lines[1]
 
 
-# --- decisions -----------------------------------------------------------------------------------------------------------------------
+# --- decisions ---------------------------------------------------------------------------------------------------------
 
 def test_exported_decisions_are_those_taken_most(tmp_path, capsys):
     slow = dict(route="native", kernel=None, rejected=[dict(candidate="torch backend", code="GA301", text="t", hint="h")])
-    path = write(tmp_path / "run.jsonl", [record(**slow), record(), record(), record(grad=False, **slow), record(host="dgl", **slow),
-                                          record(host="dgl"), record(dtype=None), record(graph=None), back(record())])
+    path = write(tmp_path / "run.jsonl", [record(**slow), record(), record(), record(grad=False, **slow),
+                                          record(host="dgl", **slow), record(host="dgl"), record(dtype=None), record(graph=None),
+                                          back(record())])
     out = tmp_path / "d.json"
     assert said(capsys, path, "--export", out).out == f"wrote 3 decisions to {out}\n"
     held = json.loads(out.read_text())
     assert held["schema"] == 1 and held["decisions"][0] == dict(
-        layer="GATConv", num_src=100, num_dst=100, num_edges=1000, dtype="float32", grad=True, route="torch", kernel="torch backend")
+        layer="GATConv", num_src=100, num_dst=100, num_edges=1000, dtype="float32", grad=True, route="torch",
+        kernel="torch backend")
     assert [(d["layer"], d["grad"], d["route"]) for d in held["decisions"]] == [
         ("GATConv", True, "torch"), ("GATConv", False, "native"), ("dgl.GATConv", True, "torch")]
     assert len(pins.read(out).pinned) == 3
@@ -144,9 +153,11 @@ def test_exported_decisions_are_those_taken_most(tmp_path, capsys):
 @pytest.mark.parametrize("text, message", [
     ("{", "is no JSON"), ("{}", "no decisions of schema 1"), ('{"schema": 2, "decisions": []}', "no decisions of schema 1"),
     ('{"schema": 1, "decisions": [{"layer": "GATConv"}]}', "entry 0 is no decision: KeyError"),
-    (json.dumps({"schema": 1, "decisions": [dict(layer="G", num_src=1, num_dst=1, num_edges=1, dtype="float32", grad=True, route="fast",
+    (json.dumps({"schema": 1, "decisions": [dict(layer="G", num_src=1, num_dst=1, num_edges=1, dtype="float32", grad=True,
+                                                 route="fast",
                                                  kernel="k")]}), "entry 0 has route='fast'"),
-    (json.dumps({"schema": 1, "decisions": [dict(layer="G", num_src=1, num_dst=1, num_edges=1, dtype="float32", grad=True, route="cuda",
+    (json.dumps({"schema": 1, "decisions": [dict(layer="G", num_src=1, num_dst=1, num_edges=1, dtype="float32", grad=True,
+                                                 route="cuda",
                                                  kernel=None)]}), "kernel=None")])
 def test_files_that_hold_no_decisions(tmp_path, text, message):
     (tmp_path / "d.json").write_text(text)
@@ -172,7 +183,8 @@ def gat():
 
 
 def pin(path, route, kernel, layer="GATConv", num_edges=350):
-    path.write_text(json.dumps({"schema": 1, "decisions": [dict(layer=layer, num_src=50, num_dst=50, num_edges=num_edges, dtype="float32",
+    path.write_text(json.dumps({"schema": 1, "decisions": [dict(layer=layer, num_src=50, num_dst=50, num_edges=num_edges,
+                                                                dtype="float32",
                                                                 grad=True, route=route, kernel=kernel)]}))
     return path
 
@@ -195,7 +207,8 @@ def test_pinned_native_is_native_and_no_fallback(tmp_path, gat):
     assert gnnaccel.status()["config"]["decisions"] == pins.read(tmp_path / "d.json")
 
 
-@pytest.mark.parametrize("given", [dict(route="cuda", kernel="additive: smmf + split rows"), dict(route="native", kernel=None, layer="RGCNConv"),
+@pytest.mark.parametrize("given", [dict(route="cuda", kernel="additive: smmf + split rows"),
+                                   dict(route="native", kernel=None, layer="RGCNConv"),
                                    dict(route="native", kernel=None, num_edges=5000), dict(route="torch", kernel="of old")])
 def test_pins_that_do_not_hold_here_leave_the_decision_to_the_planner(tmp_path, gat, given):
     import torch

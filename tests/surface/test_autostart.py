@@ -32,7 +32,8 @@ def run(python, *arguments, **environment):
     return subprocess.run([python, *arguments], env={**env, "PYTHONPATH": ROOT, **environment}, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("value, on", [("1", "True"), ("on", "True"), (" Yes ", "True"), (None, "False"), ("", "False"), ("0", "False"),
+@pytest.mark.parametrize("value, on", [("1", "True"), ("on", "True"), (" Yes ", "True"), (None, "False"), ("", "False"),
+                                       ("0", "False"),
                                        ("off", "False"), ("nonsense", "False")])
 def test_the_variable_decides(interpreter, value, on):
     done = run(interpreter, "-c", SAY, **({} if value is None else {"GNNACCEL": value}))
@@ -63,7 +64,7 @@ def test_unset_it_imports_nothing(interpreter):
 def test_a_wrong_option_does_not_keep_python_from_starting(interpreter):
     done = run(interpreter, "-c", SAY, GNNACCEL="1", GNNACCEL_BACKEND="gpu")
     assert done.returncode == 0 and done.stdout.strip() == "False"
-    assert done.stderr.startswith("gnnaccel: GNNACCEL=1 has no effect in this process: environment variable GNNACCEL_BACKEND='gpu'")
+    assert done.stderr.startswith("gnnaccel: GNNACCEL=1 has no effect in this process: environment variable GNNACCEL_BACKEND=")
     assert len(done.stderr.splitlines()) == 1
 
 

@@ -27,7 +27,8 @@ def run(folder, *options, mode=True):
     (folder / "test_suite.py").write_text(SUITE.replace("MODE", str(mode)))
     env = {name: value for name, value in os.environ.items() if not name.startswith(("GNNACCEL", "PYTEST"))}
     env.update(PYTHONPATH=ROOT, GNNACCEL_WHEN="supported")
-    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "gnnaccel.pytest_plugin", *options,
+    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "gnnaccel.pytest_plugin",
+                           *options,
                            "test_suite.py"], cwd=folder, env=env, capture_output=True, text=True)
     return done.returncode, done.stdout + done.stderr
 

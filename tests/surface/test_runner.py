@@ -20,7 +20,8 @@ PROBE = """
 import sys, os
 spec = getattr(__spec__, "name", None)
 loader = type(__loader__).__name__ if "__loader__" in globals() and __spec__ is not None else ""
-print(sys.argv, sys.path[0], __name__, globals().get("__file__"), spec, loader, __package__, __builtins__ is sys.modules["builtins"],
+print(sys.argv, sys.path[0], __name__, globals().get("__file__"), spec, loader, __package__,
+      __builtins__ is sys.modules["builtins"],
       sys.modules["__main__"].__dict__ is globals(), len([p for p in sys.path if p == sys.path[0]]))
 """
 
@@ -28,7 +29,8 @@ print(sys.argv, sys.path[0], __name__, globals().get("__file__"), spec, loader, 
 def python(*arguments, cwd, stdin="", **environment):
     env = {name: value for name, value in os.environ.items() if not name.startswith("GNNACCEL")}
     env.update(PYTHONPATH=ROOT, PYTHONDONTWRITEBYTECODE="1", **environment)
-    return subprocess.run([sys.executable, *arguments], cwd=cwd, env=env, input=stdin, capture_output=True, text=True, timeout=120)
+    return subprocess.run([sys.executable, *arguments], cwd=cwd, env=env, input=stdin, capture_output=True, text=True,
+                          timeout=120)
 
 
 def both(arguments, cwd, stdin="", front=()):
@@ -62,7 +64,8 @@ def folder(tmp_path):
 
 @pytest.mark.parametrize("arguments", [
     ["probe.py"], ["probe.py", "--log", "-m", "x", "--", "-c"], ["probe.py", "bench"], ["sub/far.py"], ["link.py"], ["latin.py"],
-    ["future.py"], ["-m", "package.module", "-v", "--strict"], ["-mpackage.module"], ["-m", "package", "a b"], ["-m", "probe"], ["inner"],
+    ["future.py"], ["-m", "package.module", "-v", "--strict"], ["-mpackage.module"], ["-m", "package", "a b"], ["-m", "probe"],
+    ["inner"],
     ["archive.pyz", "1"], ["-c", PROBE, "-x", "--report"], ["-", "x"]], ids=" ".join)
 def test_what_runs_sees_what_python_shows_it(folder, arguments):
     native, ours = both(arguments, folder, PROBE if arguments[0] == "-" else "")
@@ -96,7 +99,8 @@ ENDINGS = {
     "interrupted": "raise KeyboardInterrupt",
     "syntax": "x = (1,\ny = 2",
     "imports nothing": "import no_such_module",
-    "own hook": "import sys, traceback\nsys.excepthook = lambda k, e, tb: (print(k, len(traceback.extract_tb(tb)), e.__traceback__ is tb),"
+    "own hook": "import sys, traceback\n"
+                "sys.excepthook = lambda k, e, tb: (print(k, len(traceback.extract_tb(tb)), e.__traceback__ is tb),"
                 " sys.__excepthook__(k, e, tb))\ndef f(): raise OSError('x')\nf()",
     "at exit": "import atexit, pickle\nclass A: pass\natexit.register(lambda: print(len(pickle.dumps(A()))))",
     "thread": "import threading\nthreading.Thread(target=lambda: print(1 / 1)).start()",
@@ -136,7 +140,8 @@ def test_a_package_that_does_not_import_shows_why(tmp_path):
     (["-m", "empty"], 1, "No module named empty.__main__; 'empty' is a package and cannot be directly executed"),
     (["empty"], 1, "can't find '__main__' module in 'empty'"),
     (["-m"], 2, "-m needs an argument"), ([], 2, "nothing to run"), (["--strikt", "x.py"], 2, "unrecognized arguments: --strikt"),
-    (["--backend", "gpu", "x.py"], 2, "invalid choice: 'gpu'"), (["--log=/no/such/folder/x.jsonl", "x.py"], 2, "No such file or directory"),
+    (["--backend", "gpu", "x.py"], 2, "invalid choice: 'gpu'"),
+    (["--log=/no/such/folder/x.jsonl", "x.py"], 2, "No such file or directory"),
     (["--exclude=re:(", "x.py"], 2, "re:(")])
 def test_what_cannot_run_is_said_in_a_line(tmp_path, arguments, status, text):
     (tmp_path / "empty").mkdir()
@@ -155,10 +160,10 @@ STATUS = "import gnnaccel; s = gnnaccel.status(); print(s['enabled'], {k: v for 
 def test_options_are_those_of_enable(tmp_path):
     keys = ("backend", "when", "on_fallback", "include", "exclude", "log")
     (tmp_path / "x.py").write_text(STATUS % (keys,))
-    ours = python(*ACCEL, "--backend=torch", "--when", "supported", "--strict", "--include", "GATConv,RGCNConv", "--exclude", "a.b",
-                  "--exclude=c", "--log=run.jsonl", "x.py", "--log", cwd=tmp_path)
-    assert ours.stdout.strip() == ("True {'backend': 'torch', 'when': 'supported', 'on_fallback': 'raise', 'include': ('GATConv', "
-                                   "'RGCNConv'), 'exclude': ('a.b', 'c'), 'log': 'run.jsonl'}"), ours.stderr
+    ours = python(*ACCEL, "--backend=torch", "--when", "supported", "--strict", "--include", "GATConv,RGCNConv", "--exclude",
+                  "a.b", "--exclude=c", "--log=run.jsonl", "x.py", "--log", cwd=tmp_path)
+    assert ours.stdout.strip() == ("True {'backend': 'torch', 'when': 'supported', 'on_fallback': 'raise', "
+                                   "'include': ('GATConv', 'RGCNConv'), 'exclude': ('a.b', 'c'), 'log': 'run.jsonl'}"), ours.stderr
     assert (tmp_path / "run.jsonl").exists()
 
 
@@ -182,8 +187,10 @@ def test_log_alone_takes_no_value(tmp_path):
 @pytest.mark.parametrize("arguments, expected", [
     (["x.py", "-m", "y"], ([], "", ["x.py", "-m", "y"])), (["--log", "x.py"], (["--log"], "", ["x.py"])),
     (["--exclude", "A", "x.py", "--strict"], (["--exclude", "A"], "", ["x.py", "--strict"])),
-    (["--report=o.html", "-m", "a", "b"], (["--report=o.html"], "-m", ["a", "b"])), (["-mjson.tool", "f"], ([], "-m", ["json.tool", "f"])),
-    (["--strict", "--", "-odd.py", "a"], (["--strict"], "", ["-odd.py", "a"])), (["-"], ([], "", ["-"])), (["--help"], (["--help"], "", [])),
+    (["--report=o.html", "-m", "a", "b"], (["--report=o.html"], "-m", ["a", "b"])),
+    (["-mjson.tool", "f"], ([], "-m", ["json.tool", "f"])),
+    (["--strict", "--", "-odd.py", "a"], (["--strict"], "", ["-odd.py", "a"])), (["-"], ([], "", ["-"])),
+    (["--help"], (["--help"], "", [])),
     (["-c", "x=1", "-c"], ([], "-c", ["x=1", "-c"]))])
 def test_where_our_options_end(arguments, expected):
     assert runner.split(arguments) == expected
@@ -266,12 +273,14 @@ def test_processes_that_multiprocessing_starts_are_enabled_too(tmp_path, method,
     assert ours.stdout.count("imported as __mp_main__") == {"spawn": 2, "fork": 0}.get(method, ours.stdout.count("__mp_main__"))
 
 
-@pytest.mark.parametrize("launcher", [["--no-python", sys.executable, "-m", "gnnaccel", "train.py"], ["-m", "gnnaccel", "train.py"]],
+@pytest.mark.parametrize("launcher", [["--no-python", sys.executable, "-m", "gnnaccel", "train.py"],
+                                      ["-m", "gnnaccel", "train.py"]],
                          ids=["no-python", "module"])
 def test_under_torchrun(tmp_path, launcher):
     (tmp_path / "train.py").write_text("import os, sys, gnnaccel\nopen(f'rank{os.environ[\"RANK\"]}', 'w').write("
                                        "f'{gnnaccel.status()[\"enabled\"]} {__name__} {sys.argv}')\n")
-    done = python("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *launcher, "--epochs", "3", cwd=tmp_path,
+    done = python("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *launcher, "--epochs", "3",
+                  cwd=tmp_path,
                   OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stderr
     assert [(tmp_path / f"rank{rank}").read_text() for rank in (0, 1)] == ["True __main__ ['train.py', '--epochs', '3']"] * 2
@@ -281,7 +290,8 @@ def test_an_interrupt_from_outside_ends_it_as_it_ends_python(tmp_path):
     (tmp_path / "wait.py").write_text("import time\nprint('waiting', flush=True)\ntime.sleep(60)\n")
     ends = []
     for front in ([], ACCEL):
-        process = subprocess.Popen([sys.executable, *front, "wait.py"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        process = subprocess.Popen([sys.executable, *front, "wait.py"], cwd=tmp_path, stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE,
                                    text=True, env={**os.environ, "PYTHONPATH": ROOT})
         assert process.stdout.readline() == "waiting\n"
         process.send_signal(signal.SIGINT)

@@ -63,7 +63,8 @@ def _required(module: str, least: str | None) -> Finding:
     wanted = f"pip install '{module}>={least}'" if least else f"pip install {module}"
     if problem is not None:
         said = "is not installed" if version is None else f"{version} is installed and cannot be imported"
-        return Finding("packages", module, "fail", f"{said}: {problem}", wanted if version is None else f"repair it: {wanted} --force-reinstall")
+        return Finding("packages", module, "fail", f"{said}: {problem}",
+                       wanted if version is None else f"repair it: {wanted} --force-reinstall")
     return _recent(module, version, least, wanted)
 
 
@@ -94,7 +95,8 @@ def _hosts() -> Iterator[Finding]:
         if version is None:
             yield Finding("packages", module, "note", f"is not installed: {wanted} if you use it")
         elif problem is not None:
-            yield Finding("packages", module, "fail", f"{version} is installed and cannot be imported: {problem}", _import_remedy(module))
+            yield Finding("packages", module, "fail", f"{version} is installed and cannot be imported: {problem}",
+                          _import_remedy(module))
         else:
             found.append(module)
             yield _recent(module, version, least, wanted)
@@ -116,7 +118,8 @@ def bridge() -> Finding | None:
     from gnnaccel.adapters.dgl import bridge as bridging
 
     why = bridging.reason_against()
-    return Finding("GPU", "DGL", "note", why or "this DGL was built without CUDA: enabled, gnnaccel bridges its graphs to the GPU")
+    return Finding("GPU", "DGL", "note",
+                   why or "this DGL was built without CUDA: enabled, gnnaccel bridges its graphs to the GPU")
 
 
 # --- CUDA ------------------------------------------------------------------------------------------------------------------
@@ -125,7 +128,8 @@ def _cuda() -> Iterator[Finding]:
     torch_cuda, devices, broken = _torch_cuda()
     driver = probe.driver_text()
     if broken is not None:
-        yield Finding("GPU", "torch", "fail", f"torch cannot ask for GPUs: {broken}", "repair torch, or the NVIDIA driver: see nvidia-smi")
+        yield Finding("GPU", "torch", "fail", f"torch cannot ask for GPUs: {broken}",
+                      "repair torch, or the NVIDIA driver: see nvidia-smi")
     if devices:
         yield from _devices(devices, torch_cuda, driver)
     elif driver is not None and broken is None:
@@ -158,7 +162,8 @@ def _devices(devices: list[dict], torch_cuda: str | None, driver: str | None) ->
         major, minor = about["capability"]
         text = f"{about['name']}, compute capability {major}.{minor}, {about['memory'] / 2**30:.0f} GiB"
         if about["capability"] < probe.LEAST_CAPABILITY:
-            yield Finding("GPU", f"device {index}", "warn", text, "the kernels are for 7.5 and later; layers stay native on this one")
+            yield Finding("GPU", f"device {index}", "warn", text,
+                          "the kernels are for 7.5 and later; layers stay native on this one")
         else:
             yield Finding("GPU", f"device {index}", "ok", text)
 
@@ -190,9 +195,11 @@ def _agreement(found: probe.Probe, torch_cuda: str | None, wanted: str) -> Itera
         yield Finding("GPU", "NVRTC", "fail", f"{found.nvrtc} is newer than the CUDA {found.driver_cuda} of the driver",
                       f"update the driver, or pip install 'gnnaccel[cuda{_major(found.driver_cuda)}]'")
     else:
-        yield Finding("GPU", "NVRTC", "ok", f"{found.nvrtc}, CuPy for CUDA {found.cupy_cuda}, driver up to CUDA {found.driver_cuda}")
+        yield Finding("GPU", "NVRTC", "ok",
+                      f"{found.nvrtc}, CuPy for CUDA {found.cupy_cuda}, driver up to CUDA {found.driver_cuda}")
     if torch_cuda and found.cupy_cuda and _major(torch_cuda) != _major(found.cupy_cuda):
-        yield Finding("GPU", "CUDA", "warn", f"torch is for CUDA {torch_cuda}, CuPy for {found.cupy_cuda}: two CUDAs in one process", wanted)
+        yield Finding("GPU", "CUDA", "warn",
+                      f"torch is for CUDA {torch_cuda}, CuPy for {found.cupy_cuda}: two CUDAs in one process", wanted)
 
 
 def _major(version: str) -> int:

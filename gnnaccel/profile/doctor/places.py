@@ -10,6 +10,7 @@ from pathlib import Path
 from gnnaccel import adapters, autostart, env, session, store
 from gnnaccel.adapters import seams
 from gnnaccel.cuda import probe
+from gnnaccel.dispatch.calibration import NAME
 from gnnaccel.errors import GnnaccelError
 from gnnaccel.near import did_you_mean
 from gnnaccel.profile.doctor.findings import Finding
@@ -24,6 +25,28 @@ def caches() -> Iterator[Finding]:
     except GnnaccelError as problem:
         yield Finding("caches", "gnnaccel", "warn", str(problem), "pip install platformdirs, or set GNNACCEL_CACHE_DIR")
     yield _folder("kernels", probe.kernel_cache(), "set CUPY_CACHE_DIR to a folder that can be written")
+    yield _calibration()
+
+
+def _calibration() -> Finding:
+    from gnnaccel.profile import calibrate
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        held = store.read(NAME)
+    if caught:
+        return Finding("caches", "calibration", "warn", str(caught[0].message), "python -m gnnaccel cache clear")
+    devices = (held or {}).get("devices", {})
+    if not devices:
+        return Finding("caches", "calibration", "note",
+                       "none; with a GPU, python -m gnnaccel calibrate measures it for the cost model")
+    now = calibrate.versions()
+    old = [name for name, about in devices.items() if about.get("versions") != now]
+    if old:
+        return Finding("caches", "calibration", "note",
+                       f"of {', '.join(old)}, by other versions than today's; python -m gnnaccel calibrate "
+                                                        "measures anew")
+    return Finding("caches", "calibration", "ok", ", ".join(f"{name}, {about.get('date')}" for name, about in devices.items()))
 
 
 def _folder(name: str, where: Path, remedy: str) -> Finding:
@@ -64,9 +87,11 @@ def environment() -> Iterator[Finding]:
 def _autostart() -> Finding:
     where, state = autostart.folder(), autostart.state(autostart.folder())
     if state == "outdated":
-        return Finding("settings", "autostart", "warn", f"{autostart.NAME} is not of this version", "python -m gnnaccel autostart install")
+        return Finding("settings", "autostart", "warn", f"{autostart.NAME} is not of this version",
+                       "python -m gnnaccel autostart install")
     if state == "not installed" and env.safe_switch():
-        return Finding("settings", "autostart", "warn", "the variable GNNACCEL is on, but nothing in this Python looks at it when it starts",
+        return Finding("settings", "autostart", "warn",
+                       "the variable GNNACCEL is on, but nothing in this Python looks at it when it starts",
                        "python -m gnnaccel autostart install, or run scripts by python -m gnnaccel")
     return Finding("settings", "autostart", "ok", f"{state} in {short(where)}" if state == "installed" else state)
 
@@ -99,7 +124,8 @@ def _drift(host: str, top: str, found: seams.Drift) -> Finding:
     if layers:
         remedy += f", or gnnaccel.exclude({', '.join(map(repr, layers[:_SHOWN]))}), or check results by gnnaccel.compare"
     what = "was changed by hand" if found.known else f"differs from {found.tested}"
-    return Finding("hosts", top, "warn", f"{found.version} {what} in {len(wrong)} of {found.count} functions that gnnaccel stands in for: "
+    return Finding("hosts", top, "warn",
+                   f"{found.version} {what} in {len(wrong)} of {found.count} functions that gnnaccel stands in for: "
                                          f"{names}", remedy)
 
 

@@ -43,7 +43,8 @@ def read(path: str | os.PathLike) -> Log:
     return log
 
 
-def chosen(found: Iterable[Record], layers: list[str] | None = None, route: str | None = None, code: str | None = None) -> Iterator[Record]:
+def chosen(found: Iterable[Record], layers: list[str] | None = None, route: str | None = None,
+           code: str | None = None) -> Iterator[Record]:
     """Records of these layers (class names, qualified names or ``re:`` patterns), on this route, with this reason code."""
     for record in found:
         if layers and not any(_is(record, layer) for layer in layers):

@@ -13,7 +13,8 @@ _WIDEST = 44  # characters of a cell
 
 
 def summarise(found: Sequence[Record]) -> dict[str, Any]:
-    """``records``, ``seconds`` (from first to last), ``routes`` of the forward calls, ``layers`` and ``reasons``, most calls first."""
+    """``records``, ``seconds`` (from first to last), ``routes`` of the forward calls, ``layers`` and ``reasons``, most calls
+    first."""
     forward = [record for record in found if record["direction"] == "forward"]
     times = [record["time"] for record in found]
     return {"records": len(found), "forward": len(forward), "seconds": max(times) - min(times) if times else 0.0,
@@ -31,7 +32,8 @@ def _layers(found: Iterable[Record]) -> list[dict[str, Any]]:
         forward = [record for record in group if record["direction"] == "forward"]
         hits = Counter(record["cache"] for record in forward)
         merged.append({"host": host, "layer": layer, "took": way, "forward": len(forward), "backward": len(group) - len(forward),
-                       "graphs": len({sizes(record) for record in forward}), "cache_hits": hits["hit"], "cache_misses": hits["miss"],
+                       "graphs": len({sizes(record) for record in forward}), "cache_hits": hits["hit"],
+                       "cache_misses": hits["miss"],
                        "overhead_us": _median(forward, "overhead_us"), "cost_us": _median(forward, "cost_us")})
     return sorted(merged, key=lambda entry: -(entry["forward"] + entry["backward"]))
 
@@ -65,7 +67,8 @@ def difference(before: Iterable[Record], after: Iterable[Record]) -> list[dict[s
         one, other = (dict(side.get(key, Counter())) for side in sides)
         if set(one) != set(other):
             host, layer, graph, dtype, grad = key
-            found.append({"host": host, "layer": layer, "graph": graph, "dtype": dtype, "grad": grad, "before": one, "after": other})
+            found.append({"host": host, "layer": layer, "graph": graph, "dtype": dtype, "grad": grad, "before": one,
+                          "after": other})
     return found
 
 
@@ -83,7 +86,8 @@ def text(summary: dict[str, Any]) -> str:
     """`summarise` in lines."""
     routes = ", ".join(f"{route} {n}" for route, n in summary["routes"].items()) or "none"
     lines = [f"{summary['records']} records over {summary['seconds']:.1f} s; forward calls: {routes}", ""]
-    lines += _columns(("host", "layer", "took", "forward", "backward", "graphs", "cache hit/miss", "deciding us", "estimated us"), [
+    heads = ("host", "layer", "took", "forward", "backward", "graphs", "cache hit/miss", "deciding us", "estimated us")
+    lines += _columns(heads, [
         (e["host"], e["layer"], e["took"], e["forward"], e["backward"], e["graphs"], f"{e['cache_hits']}/{e['cache_misses']}",
          _number(e["overhead_us"]), _number(e["cost_us"])) for e in summary["layers"]])
     if summary["reasons"]:
@@ -110,7 +114,11 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
+def _cut(text: str) -> str:
+    return text if len(text) <= _WIDEST else text[:_WIDEST - 1] + "…"
+
+
 def _columns(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
-    cells = [heads, *([str(cell) if len(str(cell)) <= _WIDEST else str(cell)[:_WIDEST - 1] + "…" for cell in row] for row in rows)]
+    cells = [heads, *([_cut(str(cell)) for cell in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in cells]

@@ -16,7 +16,7 @@ from gnnaccel.profile.bench.timing import measure_rounds
 from gnnaccel.profile.compare import watching
 from gnnaccel.profile.decided import Decided, decided, decided_operation
 from gnnaccel.profile.shadow import EFFORT
-from gnnaccel.profile.sides import HOST, OURS, Sides, native, planned
+from gnnaccel.profile.sides import HOST, OURS, Sides, planned, quietly
 from gnnaccel.profile.tables import milliseconds, table, times
 from gnnaccel.profile.undisturbed import refuse_lazy, undisturbed
 
@@ -119,12 +119,15 @@ class _Looker:
         self.found: dict[tuple, Layer] = {}
         self.called: set[int] = set()
         self.taken: set[int] = set()
+        self._measuring = False
         self._names = {id(module): name for name, module in model.named_modules()}
         self._measure, self._training, self._thread = measure, model.training, threading.get_ident()
 
     def __call__(self, visit: Visit, run: Run) -> Any:
         if self._thread != threading.get_ident():
             return run(visit)
+        if self._measuring:
+            return quietly(visit, run)
         if visit.adapter is None:
             return self._operation(visit, run)
         self.called.add(id(visit.layer))
@@ -152,7 +155,9 @@ class _Looker:
             return
         self.found[key] = _layer(decision, name, layer)
         if self._measure and decision.route != "native" and visit.adapter is not None:
+            self._measuring = True
             self.found[key] = _measured(self.found[key], visit, decision, self._training)
+            self._measuring = False
 
 
 def _layer(decision: Decided, name: str, layer: str) -> Layer:

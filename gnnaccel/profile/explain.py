@@ -47,6 +47,13 @@ class Layer:
     def who(self) -> str:
         return f"{self.name} ({self.layer})" if self.name else self.layer
 
+    @property
+    def times(self) -> tuple[float | None, float | None]:
+        """Natively and by us: measured, else estimated."""
+        if self.measured_ms is not None:
+            return self.measured_native_ms, self.measured_ms
+        return self.estimated_native_ms, self.estimated_ms
+
 
 @dataclass
 class Explained:
@@ -64,10 +71,12 @@ class Explained:
         rows = []
         for one in self.layers:
             edges = one.graph["num_edges"] if one.graph else None
-            rows.append((one.who, one.status, one.kernel or "-", edges, one.calls or None, milliseconds(one.estimated_native_ms),
-                         milliseconds(one.estimated_ms), times(one.measured_native_ms, one.measured_ms)
-                         or times(one.estimated_native_ms, one.estimated_ms)))
-        title = f"what gnnaccel would do, {'forward and backward' if self.training else 'forward only'}"
+            host, ours = one.times
+            rows.append((one.who, one.status, one.kernel or "-", edges, one.calls or None, milliseconds(host), milliseconds(ours),
+                         times(host, ours)))
+        measured = any(one.measured_ms is not None for one in self.layers)
+        title = (f"what gnnaccel would do; times {'measured' if measured else 'estimated'}, "
+                 f"{'forward and backward' if self.training else 'forward only'}")
         text = table(title, ("layer", "", "kernel", "edges", "calls", "native ms", "ours ms", "faster"), rows,
                      right=("edges", "calls", "native ms", "ours ms", "faster"))
         lines = [] if self.enabled else ["gnnaccel is switched off by the environment variable GNNACCEL"]
@@ -80,14 +89,13 @@ class Explained:
 
 def _whys(one: Layer) -> Iterator[str]:
     """For a reader: the reasons of a layer that is not taken over, notes of any."""
-    if one.measured_ms is not None:
-        yield f"measured {milliseconds(one.measured_native_ms)} ms natively, {milliseconds(one.measured_ms)} ms by {one.kernel}"
     if one.status == NATIVE:
         by_reason: dict[tuple, list[str]] = {}
         for item in one.reasons:
             by_reason.setdefault((item["code"], item["text"], item["hint"]), []).append(item["candidate"])
         for (code, text, hint), candidates in by_reason.items():
-            yield f"not {', '.join(candidates)}: {code} {text}; {hint}"
+            what = "" if candidates == [one.layer] else f"not {', '.join(candidates)}: "
+            yield f"{what}{code} {text}; {hint}"
     if one.note:
         yield one.note
 

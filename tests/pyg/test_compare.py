@@ -21,6 +21,12 @@ from tests.pyg.graphs import E, F
 from tests.pyg.layers import NAMES, build
 
 
+@pytest.fixture(autouse=True)
+def wide(monkeypatch):
+    """Tables that fold nothing, wherever the tests run."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+
 class Net(torch.nn.Module):
     def __init__(self, dropout: float = 0.0):
         super().__init__()

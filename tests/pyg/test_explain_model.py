@@ -15,6 +15,12 @@ from tests.pyg import graphs
 from tests.pyg.graphs import E, F, N
 
 
+@pytest.fixture(autouse=True)
+def wide(monkeypatch):
+    """Tables that fold nothing, wherever the tests run."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+
 class Own(MessagePassing):
     def forward(self, x, edge_index):
         return self.propagate(edge_index, x=x)

@@ -16,6 +16,12 @@ from tests.pyg import graphs
 from tests.pyg.graphs import E, F, N
 
 
+@pytest.fixture(autouse=True)
+def wide(monkeypatch):
+    """Tables that fold nothing, wherever the tests run."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+
 class Net(torch.nn.Module):
     def __init__(self):
         super().__init__()

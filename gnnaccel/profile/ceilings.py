@@ -1,6 +1,7 @@
 """What a device can do at most, as the cost model has it, and where a kernel stands under that."""
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from gnnaccel.dispatch import cost
@@ -33,9 +34,15 @@ def ceilings(device: str) -> Ceilings:
     orderings = rates["relational"][device]["orderings"]
     if device == "cuda":
         gpu = rates["cuda"]
-        lines = (("gathered rows, memory", gpu["gather_hbm"]), ("gathered rows, L2", gpu["gather_l2"]))
-        return Ceilings(lines, orderings["flops"], gpu["provenance"])
-    return Ceilings((("memory", orderings["bandwidth"]),), orderings["flops"], rates["relational"]["cpu"]["provenance"])
+        found = gpu.get("ceilings", gpu)  # measured on their own, where they were
+        lines = (("gathered rows, memory", found["gather_hbm"]), ("gathered rows, L2", found["gather_l2"]))
+        return Ceilings(lines, orderings["flops"], _machine(gpu["provenance"]))
+    return Ceilings((("memory", orderings["bandwidth"]),), orderings["flops"], _machine(rates["relational"]["cpu"]["provenance"]))
+
+
+def _machine(provenance: str) -> str:
+    """What was measured on, without how."""
+    return re.split(r"[.;] ", provenance, maxsplit=1)[0]
 
 
 def points(entries: list[Entry], device: str) -> list[Point]:

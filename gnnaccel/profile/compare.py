@@ -18,7 +18,7 @@ from gnnaccel.dispatch.reasons import Reason
 from gnnaccel.dispatch.watch import Run, Visit
 from gnnaccel.profile.frames import Frames
 from gnnaccel.profile.shadow import Shadow, shadowed
-from gnnaccel.profile.sides import named_tensors
+from gnnaccel.profile.sides import named_tensors, quietly
 from gnnaccel.profile.tables import milliseconds, size, table, times
 from gnnaccel.profile.undisturbed import RandomState, refuse_lazy, undisturbed
 
@@ -148,7 +148,7 @@ class Comparer:
 
     def _watch(self, visit: Visit, run: Run) -> Any:
         if getattr(self._local, "busy", False):  # a call inside a comparison
-            return run(visit)
+            return quietly(visit, run)
         place, self._calls = self._calls, self._calls + 1
         if not self._due(visit):
             with self._frames.inside(visit):  # so that no record is taken for an outer call's

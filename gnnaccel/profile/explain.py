@@ -16,7 +16,7 @@ from gnnaccel.profile.bench.timing import measure_rounds
 from gnnaccel.profile.compare import watching
 from gnnaccel.profile.decided import Decided, decided, decided_operation
 from gnnaccel.profile.shadow import EFFORT
-from gnnaccel.profile.sides import HOST, OURS, Sides, native, planned
+from gnnaccel.profile.sides import HOST, OURS, Sides, planned, quietly
 from gnnaccel.profile.tables import milliseconds, table, times
 from gnnaccel.profile.undisturbed import refuse_lazy, undisturbed
 
@@ -47,6 +47,13 @@ class Layer:
     def who(self) -> str:
         return f"{self.name} ({self.layer})" if self.name else self.layer
 
+    @property
+    def times(self) -> tuple[float | None, float | None]:
+        """Natively and by us: measured, else estimated."""
+        if self.measured_ms is not None:
+            return self.measured_native_ms, self.measured_ms
+        return self.estimated_native_ms, self.estimated_ms
+
 
 @dataclass
 class Explained:
@@ -64,10 +71,12 @@ class Explained:
         rows = []
         for one in self.layers:
             edges = one.graph["num_edges"] if one.graph else None
-            rows.append((one.who, one.status, one.kernel or "-", edges, one.calls or None, milliseconds(one.estimated_native_ms),
-                         milliseconds(one.estimated_ms), times(one.measured_native_ms, one.measured_ms)
-                         or times(one.estimated_native_ms, one.estimated_ms)))
-        title = f"what gnnaccel would do, {'forward and backward' if self.training else 'forward only'}"
+            host, ours = one.times
+            rows.append((one.who, one.status, one.kernel or "-", edges, one.calls or None, milliseconds(host), milliseconds(ours),
+                         times(host, ours)))
+        measured = any(one.measured_ms is not None for one in self.layers)
+        title = (f"what gnnaccel would do; times {'measured' if measured else 'estimated'}, "
+                 f"{'forward and backward' if self.training else 'forward only'}")
         text = table(title, ("layer", "", "kernel", "edges", "calls", "native ms", "ours ms", "faster"), rows,
                      right=("edges", "calls", "native ms", "ours ms", "faster"))
         lines = [] if self.enabled else ["gnnaccel is switched off by the environment variable GNNACCEL"]
@@ -80,14 +89,13 @@ class Explained:
 
 def _whys(one: Layer) -> Iterator[str]:
     """For a reader: the reasons of a layer that is not taken over, notes of any."""
-    if one.measured_ms is not None:
-        yield f"measured {milliseconds(one.measured_native_ms)} ms natively, {milliseconds(one.measured_ms)} ms by {one.kernel}"
     if one.status == NATIVE:
         by_reason: dict[tuple, list[str]] = {}
         for item in one.reasons:
             by_reason.setdefault((item["code"], item["text"], item["hint"]), []).append(item["candidate"])
         for (code, text, hint), candidates in by_reason.items():
-            yield f"not {', '.join(candidates)}: {code} {text}; {hint}"
+            what = "" if candidates == [one.layer] else f"not {', '.join(candidates)}: "
+            yield f"{what}{code} {text}; {hint}"
     if one.note:
         yield one.note
 
@@ -119,12 +127,15 @@ class _Looker:
         self.found: dict[tuple, Layer] = {}
         self.called: set[int] = set()
         self.taken: set[int] = set()
+        self._measuring = False
         self._names = {id(module): name for name, module in model.named_modules()}
         self._measure, self._training, self._thread = measure, model.training, threading.get_ident()
 
     def __call__(self, visit: Visit, run: Run) -> Any:
         if self._thread != threading.get_ident():
             return run(visit)
+        if self._measuring:
+            return quietly(visit, run)
         if visit.adapter is None:
             return self._operation(visit, run)
         self.called.add(id(visit.layer))
@@ -152,7 +163,9 @@ class _Looker:
             return
         self.found[key] = _layer(decision, name, layer)
         if self._measure and decision.route != "native" and visit.adapter is not None:
+            self._measuring = True
             self.found[key] = _measured(self.found[key], visit, decision, self._training)
+            self._measuring = False
 
 
 def _layer(decision: Decided, name: str, layer: str) -> Layer:

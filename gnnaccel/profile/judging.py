@@ -17,7 +17,7 @@ FACTOR = 2.0
 SECOND_LOOK = 8  # draws over which errors are averaged where the first is beyond its limit
 NOTHING = 1e-9  # a gradient below this share of the largest one is zero but for the rounding of larger terms
 _FLOORS = {torch.float64: 1e-13, torch.float32: 2e-7, torch.float16: 1e-3, torch.bfloat16: 8e-3}
-_OF_GRADIENTS = 5.0  # of sums over many nodes, whose order is free
+_OF_INPUTS, _OF_PARAMETERS = 5.0, 15.0  # times the floor, of gradients: sums over edges and over all nodes, in free order
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,13 @@ def errors(draws: Iterable[Draw]) -> list[Error]:
     for name, (mine, theirs, scale) in sums.items():
         scale = math.sqrt(scale) or 1.0
         host = math.sqrt(theirs) / scale
-        floor = _FLOORS.get(dtypes[name], 8e-3) * (_OF_GRADIENTS if name.startswith("grad") else 1.0)
-        made.append(Error(name, math.sqrt(mine) / scale, host, FACTOR * host + floor))
+        made.append(Error(name, math.sqrt(mine) / scale, host, FACTOR * host + _floor(name, dtypes[name])))
     return made
+
+
+def _floor(name: str, dtype: torch.dtype) -> float:
+    kind = 1.0 if not name.startswith("grad") else _OF_INPUTS if name.startswith("grad input") else _OF_PARAMETERS
+    return _FLOORS.get(dtype, _FLOORS[torch.bfloat16]) * kind
 
 
 def _odd(name: str, ours: Results, host: Results) -> str:

@@ -141,7 +141,7 @@ def _rooflines(entries: list[Entry]) -> Iterator[str]:
         columns = ("", "kernel", "GB/s", "Gop/s", f"of {base[0]}")
         yield _section(f"Roofline, {device}", "Forward passes by what they must move and compute, estimated, and the time they "
                        f"took with everything around the kernels. {lines}; {roof.flops / 1e9:.4g} Gop/s. "
-                       f"Ceilings: {roof.provenance}",
+                       f"Ceilings as on {roof.provenance}.",
                        _chart(drawing), _table(columns, rows, numbers=columns[2:]))
 
 

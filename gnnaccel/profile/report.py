@@ -54,12 +54,16 @@ class Report:
     # --- measuring ---
 
     def start(self) -> Report:
+        """Begin, or go on. Raises RuntimeError while it measures."""
+        if self in _active:
+            raise RuntimeError("this report is being measured already; leave its block first, or make another one")
         self._began = time.perf_counter()
         _active.append(self)
         watch.add(self._watch, self._sink)
         return self
 
     def stop(self) -> None:
+        """Stop, waiting for the device."""
         watch.remove(self._watch, self._sink)
         _active.remove(self)
         self._timeline.finish()

@@ -14,7 +14,8 @@ from gnnaccel.dispatch import config as configs
 from gnnaccel.dispatch.attention import Attend
 from gnnaccel.dispatch.planner import Plan
 from gnnaccel.dispatch.reasons import Reason
-from gnnaccel.dispatch.watch import Visit
+from gnnaccel.dispatch.watch import Run, Visit
+from gnnaccel.profile.decided import decided
 from gnnaccel.profile.undisturbed import RandomState
 
 HOST, OURS, EXACT = "host", "ours", "exact"
@@ -39,6 +40,16 @@ def native(visit: Visit, args: tuple, kwargs: dict) -> Any:
     """The layer's result by the host's own code, and so of every layer inside it."""
     with configs.override(None):
         return visit.native(visit.layer, *args, **kwargs)
+
+
+def quietly(visit: Visit, run: Run) -> Any:
+    """The result of a call inside one that is run on the side: as it would be decided, uncounted and unrecorded."""
+    if visit.adapter is None:
+        return run(visit)
+    decision = decided(visit, torch.is_grad_enabled())
+    if decision.route == "native":
+        return visit.native(visit.layer, *visit.args, **visit.kwargs)
+    return planned(visit, decision.plan, visit.args, visit.kwargs)
 
 
 class Sides:

@@ -39,7 +39,7 @@ def _plain(title: str, columns: Sequence[str], rows: list[list[str]], right: Seq
 
 def milliseconds(value: float | None) -> str | None:
     """Milliseconds in three digits."""
-    return None if value is None else f"{value:.0f}" if 1e3 <= value < 1e7 else f"{value:.3g}"
+    return None if value is None else f"{value:.0f}" if 999.5 <= value < 1e7 else f"{value:.3g}"
 
 
 def times(native: float | None, ours: float | None) -> str | None:

@@ -40,12 +40,13 @@ class Clock:
 
 
 class Interval:
-    """``done(milliseconds)`` is called once its length is known. ``task``: the backward in which it lies, -1 for none."""
+    """``done(milliseconds)`` is called once its length is known. ``task``: the backward in which it lies, -1 for none;
+    ``read``: its marks may belong to another interval by now."""
 
-    __slots__ = ("start", "end", "task", "done")
+    __slots__ = ("start", "end", "task", "done", "read")
 
     def __init__(self, start: Any, task: int, done: Callable[[float], None]):
-        self.start, self.end, self.task, self.done = start, None, task, done
+        self.start, self.end, self.task, self.done, self.read = start, None, task, done, False
 
     def passed(self) -> bool:
         if self.end is None or (self.task != -1 and self.task == torch._C._current_graph_task_id()):
@@ -73,7 +74,7 @@ class Timeline:
             if not first.passed():
                 self._open.appendleft(first)
                 return
-            first.done(self.clock.milliseconds(first.start, first.end))
+            self._read(first)
 
     def finish(self) -> None:
         """Read everything, waiting for the device. Backwards that never ended are dropped."""
@@ -82,7 +83,11 @@ class Timeline:
         rest, self._open = list(self._open), deque()
         for interval in rest:
             if interval.end is not None:
-                interval.done(self.clock.milliseconds(interval.start, interval.end))
+                self._read(interval)
+
+    def _read(self, interval: Interval) -> None:
+        interval.read = True
+        interval.done(self.clock.milliseconds(interval.start, interval.end))
 
 
 class Backward:
@@ -110,7 +115,7 @@ class Backward:
 
     def _end(self, given: Any, taken: Any) -> None:
         interval = self._interval
-        if interval is not None and interval.task == torch._C._current_graph_task_id():
+        if interval is not None and not interval.read and interval.task == torch._C._current_graph_task_id():
             interval.end = self._timeline.clock.mark(self._device, interval.end)
 
 

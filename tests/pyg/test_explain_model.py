@@ -15,6 +15,12 @@ from tests.pyg import graphs
 from tests.pyg.graphs import E, F, N
 
 
+@pytest.fixture(autouse=True)
+def wide(monkeypatch):
+    """Tables that fold nothing, wherever the tests run."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+
 class Own(MessagePassing):
     def forward(self, x, edge_index):
         return self.propagate(edge_index, x=x)
@@ -96,7 +102,8 @@ def test_names_are_not_taken_for_markup(inputs):
 def test_model_and_random_numbers_are_untouched(route, net, inputs):
     net.to(route.device)
     inputs = [t.to(route.device) for t in inputs]
-    before, state = copy.deepcopy(net.state_dict()), {k: (v, v._version) for k, v in (*net.named_buffers(), *net.named_parameters())}
+    before = copy.deepcopy(net.state_dict())
+    state = {k: (v, v._version) for k, v in (*net.named_buffers(), *net.named_parameters())}
     attributes = [(module, dict(module.__dict__)) for module in net.modules()]
     torch_state, python_state, numpy_state = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
     with route.on(on_fallback="native", records=100):

@@ -16,6 +16,12 @@ from tests.pyg import graphs
 from tests.pyg.graphs import E, F, N
 
 
+@pytest.fixture(autouse=True)
+def wide(monkeypatch):
+    """Tables that fold nothing, wherever the tests run."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+
 class Net(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -130,6 +136,17 @@ def test_what_a_layer_raises_comes_through(route, net, inputs):
     assert all(entry.calls == 1 for entry in found.entries)
 
 
+def test_a_report_goes_on_where_it_left_off_and_is_measured_once(route, net, inputs):
+    found = gnnaccel.report()
+    with route.on():
+        for _ in range(2):
+            with found:
+                steps(net, inputs, 1)
+                with pytest.raises(RuntimeError, match="being measured already"):
+                    found.start()
+    assert all(entry.calls == 2 for entry in found.entries) and not watch._watchers
+
+
 def test_inside_the_block_report_is_what_runs(route, net, inputs):
     with route.on(), gnnaccel.report() as found:
         steps(net, inputs, 1)
@@ -211,7 +228,8 @@ def test_a_page_that_cannot_be_written_is_said_before_the_script_runs(tmp_path):
 @pytest.mark.gpu
 def test_times_are_those_of_events_around_the_calls(gpu):
     net = Net().to(gpu.device)
-    x, edge_index = torch.randn(20000, F, device=gpu.device), torch.randint(0, 20000, (2, 2_000_000), device=gpu.device)
+    net.second, net.last = GATConv(16, 8, 8).to(gpu.device), GATv2Conv(64, 8, 8).to(gpu.device)
+    x, edge_index = torch.randn(200_000, F, device=gpu.device), torch.randint(0, 200_000, (2, 20_000_000), device=gpu.device)
     events = []
 
     def around(layer):

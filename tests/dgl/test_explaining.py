@@ -1,0 +1,87 @@
+"""explain(), compare() and report() on DGL's layers and single operations."""
+from __future__ import annotations
+
+import dgl
+import pytest
+import torch
+from dgl.nn import GATConv, GraphConv, HGTConv, RelGraphConv
+
+import gnnaccel
+from gnnaccel.dispatch import attention
+from gnnaccel.profile.compare import Comparer
+from tests.dgl import graphs
+from tests.dgl.graphs import F
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gat, self.plain = GATConv(F, 8, 2, feat_drop=0.2, attn_drop=0.5), GraphConv(16, 16)
+        self.typed, self.hgt = RelGraphConv(16, 8, 3, "basis", 2), HGTConv(8, 4, 2, 1, 3)
+
+    def forward(self, graph, x, types):
+        x = self.plain(graph, self.gat(graph, x).flatten(1))
+        x = self.typed(graph, x, types)
+        return self.hgt(graph, x, torch.zeros(x.shape[0], dtype=torch.long, device=x.device), types)
+
+
+@pytest.fixture
+def inputs(route):
+    graph = dgl.add_self_loop(graphs.square())
+    types = torch.randint(0, 3, (graph.num_edges(),))
+    return graph.to(route.device), graphs.features().to(route.device), types.to(route.device)
+
+
+@pytest.fixture
+def net(route):
+    return Net().to(route.device)
+
+
+def test_layers_and_operations_are_explained(route, net, inputs):
+    with route.on(on_fallback="native"):
+        found = gnnaccel.explain(net, *inputs)
+    by_name = {one.name or one.layer: one for one in found.layers}
+    assert {name: by_name[name].status for name in ("gat", "typed", "hgt", "plain")} == {
+        "gat": "taken over", "typed": "taken over", "hgt": "taken over", "plain": "not recognised"}
+    assert "operation by operation" in by_name["plain"].note and "dgl.gspmm" in by_name
+    typed = {one.name: one.status for one in found.layers if one.layer == "TypedLinear"}
+    assert typed.pop("typed.linear_r") == "inside another" and typed["hgt.linear_k"] == "taken over"
+
+
+def test_layers_agree_with_the_host(route, net, inputs):
+    with route.on(on_fallback="native"):
+        found = gnnaccel.compare(net, *inputs)
+    assert {one.name for one in found.layers} >= {"gat", "typed", "hgt", "hgt.linear_q"}
+    assert {one.verdict for one in found.layers} == {"same"}, str(found)
+    assert {"out", "grad input [0][1]", "grad attn_l"} <= {e.name for e in found.layers[0].errors}
+    assert "dropout is off" in found.layers[0].notes[0]
+
+
+def test_comparing_counts_and_records_nothing(route, net, inputs):
+    with route.on(on_fallback="native", records=1000):
+        net(*inputs)
+        counts, records = gnnaccel.stats(), len(gnnaccel.records())
+        gnnaccel.reset_stats()
+        gnnaccel.clear_records()
+        with Comparer():
+            net(*inputs)
+        assert gnnaccel.stats() == counts and len(gnnaccel.records()) == records
+
+
+def test_a_wrong_backend_is_caught(net, inputs, monkeypatch):
+    native = attention.run_torch
+    monkeypatch.setattr(attention, "run_torch", lambda call, tensors: native(call, tensors) * 1.001)
+    with gnnaccel.enabled(backend="torch", when="supported"):
+        found = gnnaccel.compare(net, *inputs)
+        assert found.layers[0].verdict == "mismatch"
+        gnnaccel.reset_stats()
+        net(*inputs)
+        assert gnnaccel.stats()["GATConv"]["reasons"] == {"GA101": 1}
+
+
+def test_operations_are_measured_by_themselves(route, net, inputs):
+    with route.on(on_fallback="native"), gnnaccel.report() as found:
+        net(*inputs).sum().backward()
+    entries = {entry.name: entry for entry in found.entries}
+    assert entries["dgl.gspmm"].calls >= 1 and entries["dgl.gspmm"].backwards >= 1
+    assert entries["GATConv #1"].route == route.backend and entries["GATConv #1"].backward_ms > 0

@@ -21,9 +21,9 @@ def _additive(build):
     for (heads, width), (row, out) in zip(_SIZES, _TYPES):
         for edge, dropout, train, wide in ((False, False, True, False), (True, True, True, True), (False, True, False, False)):
             yield from build(additive.Variant(heads, width, row, out, edge, dropout, train, wide))
-    for (heads, width), (row, grad), edge in zip(
-            (*_SIZES, (1, 128), (8, 8)), ((torch.int8, torch.int8), (torch.int8, None), (torch.int8, torch.bfloat16),
-                                          (torch.int8, torch.int8), (torch.float32, torch.int8)), (False, True, False, True, True)):
+    formats = ((torch.int8, torch.int8), (torch.int8, None), (torch.int8, torch.bfloat16), (torch.int8, torch.int8),
+               (torch.float32, torch.int8))
+    for (heads, width), (row, grad), edge in zip((*_SIZES, (1, 128), (8, 8)), formats, (False, True, False, True, True)):
         yield from build(additive.Variant(heads, width, row, torch.float32, edge, edge, True, grad=grad))
 
 
@@ -96,8 +96,9 @@ def _sddmm():
 
 
 def _quantize():
-    for width, dtype, vec, stochastic in ((128, torch.float32, 4, True), (64, torch.bfloat16, 4, False),
-                                          (47, torch.float16, 1, True), (1433, torch.float32, 1, False), (6, torch.float32, 2, True)):
+    forms = ((128, torch.float32, 4, True), (64, torch.bfloat16, 4, False), (47, torch.float16, 1, True),
+             (1433, torch.float32, 1, False), (6, torch.float32, 2, True))
+    for width, dtype, vec, stochastic in forms:
         yield quantize.kernels(width, dtype, vec, stochastic)[0].defines
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import torch
 
-from gnnaccel.cuda import (additive, aggregate, edge_softmax, extremum, pairwise, quantize, sddmm, segment_direct,
+from gnnaccel.cuda import (additive, aggregate, edge_softmax, extremum, int8_gemm, pairwise, quantize, sddmm, segment_direct,
                            segment_gemm, segment_gemm_grad)
 from gnnaccel.cuda.layout import TYPES, layout_for
 from gnnaccel.cuda.segment_plan import grad_plan, product_plan
@@ -124,6 +124,8 @@ _SAMPLES = {
     "extremum": _extremum,
     "sddmm": _sddmm,
     "quantize": _quantize,
+    "int8_gemm": lambda: [int8_gemm.kernels(*form)[0].defines for form in (
+        (128, 128, torch.float32), (47, 7, torch.float16), (602, 256, torch.bfloat16), (128, 128, torch.int8), (5, 41, torch.int8))],
     "gather": lambda: _rows(("OFF_T", "int"), ("DROPOUT", "0")),
     "dropout": lambda: [layout_for(3, 1).defines() + (("OFF_T", "i64"), ("DROPOUT", "1"))],
     "structure": lambda: [(("INDEX_T", index), ("LOOPS", loops), ("OFF_T", offset))

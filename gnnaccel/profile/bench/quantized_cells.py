@@ -100,8 +100,9 @@ def gat(found: Case, dtype: torch.dtype) -> Pair:
     def training() -> tuple[Tensor, Tensor]:
         values = stored(found.x, dtype, False)
         out, saved = additive.forward(train, found.by_dst, a_src, a_dst, values, 0.2)
-        g = additive_backward.backward(train, found.by_src, found.by_dst.place, saved, stored(found.grad, dtype, True), a_src, a_dst,
-                                       values, none, None, 0.2)
+        given = stored(found.grad, dtype, True)
+        g = additive_backward.backward(train, found.by_src, found.by_dst.place, saved, given, a_src, a_dst, values, none, None,
+                                       0.2)
         return out, g.values
 
     return forward, training

@@ -3,8 +3,8 @@ from __future__ import annotations
 
 import torch
 
-from gnnaccel.cuda import (additive, aggregate, edge_softmax, extremum, int8_gemm, multi_reduce, multi_reduce_backward, pairwise,
-                           quantize, sddmm, segment_direct, segment_gemm, segment_gemm_grad)
+from gnnaccel.cuda import (additive, aggregate, edge_softmax, extremum, gated, int8_gemm, multi_reduce, multi_reduce_backward,
+                           pairwise, quantize, sddmm, segment_direct, segment_gemm, segment_gemm_grad)
 from gnnaccel.cuda.layout import TYPES, layout_for
 from gnnaccel.cuda.segment_plan import grad_plan, product_plan
 
@@ -100,6 +100,11 @@ def _multi_reduce():
         yield multi_reduce.Variant(*_SIZES[i % 3], _TYPES[i % 3][0], *more)
 
 
+def _gated():
+    for width, (dtype, _), wide in zip((64, 47, 512), _TYPES, (False, True, False)):
+        yield gated.kernels(width, dtype, wide).defines
+
+
 def _sddmm():
     for op, width, (dtype, _), index in zip(("add", "mul", "mul"), (8, 33, 6), _TYPES, (torch.int32, torch.int64, torch.int32)):
         yield sddmm.kernels(op, width, dtype, index).defines
@@ -134,6 +139,7 @@ _SAMPLES = {
     "aggregate": _aggregate,
     "edge_softmax": _edge_softmax,
     "extremum": _extremum,
+    "gated": _gated,
     "multi_reduce": lambda: [v.kernels.defines for v in _multi_reduce()],
     "multi_reduce_backward": lambda: [multi_reduce_backward.kernels(v).defines for v in _multi_reduce()],
     "sddmm": _sddmm,

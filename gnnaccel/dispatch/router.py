@@ -201,12 +201,13 @@ def _remember(layer, config: Config, signature: tuple, given: Given, graph, stat
 
 
 def _recording(run: Any, on_backward: Any) -> Any:
-    """``run`` whose result reports its backward."""
+    """``run`` whose result, the last of several, reports its backward."""
 
     def recorded(call: attention.Call, tensors: dict[str, Tensor]) -> Tensor:
         out = run(call, tensors)
-        if out.requires_grad:
-            out.register_hook(on_backward)
+        last = out[-1] if isinstance(out, tuple) else out
+        if last.requires_grad:
+            last.register_hook(on_backward)
         return out
 
     return recorded

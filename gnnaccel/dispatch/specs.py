@@ -11,8 +11,7 @@ from gnnaccel.cuda.layout import MAX_WIDTH, TYPES
 from gnnaccel.dispatch import attention, cost, patterns
 from gnnaccel.dispatch.config import Config
 from gnnaccel.dispatch.graph import kernels_run_on
-from gnnaccel.dispatch.ops import neighbours
-from gnnaccel.dispatch.ops.plain import PlainRequest
+from gnnaccel.dispatch.ops.plain import OPERATIONS, PlainRequest
 from gnnaccel.dispatch.reasons import Reason, reason
 from gnnaccel.dispatch.relational import costs
 from gnnaccel.dispatch.relational.prepare import prepare
@@ -133,13 +132,13 @@ def _plain_cuda_reasons(request: PlainRequest, config: Config) -> list[Reason]:
         why.append(reason("GA206", "2**31 edges or more; the kernels of plain layers count them in int32"))
     if not why:
         try:
-            neighbours.prepare(request.reduce, request.width, request.row, request.weighted)
+            OPERATIONS[request.reduce].prepare(request.reduce, request.width, request.row, request.weighted)
         except driver.CompileError as problem:
             return [reason("GA403", str(problem).strip().partition("\n")[0])]
     return why
 
 
 PLAIN = (  # costs are unknown: on a GPU that pays, on a CPU the host's kernels are as good
-    KernelSpec("aggregate: scaled sums of neighbours", "cuda", _plain_cuda_reasons, lambda request: None),
+    KernelSpec("plain: scaled sums, maxima or gated sums", "cuda", _plain_cuda_reasons, lambda request: None),
     KernelSpec("torch operations", "torch", _torch_reasons, lambda request: None),
 )

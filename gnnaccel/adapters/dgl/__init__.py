@@ -27,9 +27,10 @@ LAYERS = {
     "GraphConv": "graphconv",
     "SAGEConv": "sageconv",
     "GINConv": "ginconv",
+    "GatedGCNConv": "gatedgcn",
 }
 #: of those, the layers whose work on the CPU is the host's own kernels'
-PLAIN = ("GraphConv", "SAGEConv", "GINConv")
+PLAIN = ("GraphConv", "SAGEConv", "GINConv", "GatedGCNConv")
 
 
 def install(patches: PatchSet) -> list[str]:

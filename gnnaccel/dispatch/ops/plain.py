@@ -1,4 +1,4 @@
-"""A plain layer's call as the router and the planner see it: one operation over one graph, of `neighbours`."""
+"""A plain layer's call as the router and the planner see it: one operation over one graph, of `OPERATIONS`."""
 from __future__ import annotations
 
 import functools
@@ -11,8 +11,11 @@ from torch import Tensor
 
 from gnnaccel.cuda import driver
 from gnnaccel.dispatch import cache
-from gnnaccel.dispatch.ops import neighbours
+from gnnaccel.dispatch.ops import gated_sums, neighbours
 from gnnaccel.dispatch.ops.graph import OpGraph
+
+#: what there is to compute, by name
+OPERATIONS = {"sum": neighbours, "max": neighbours, "gated": gated_sums}
 
 
 class PlainRequest(NamedTuple):
@@ -35,7 +38,7 @@ class PlainRequest(NamedTuple):
 
 @dataclass(frozen=True)
 class PlainStated:
-    """A call that the adapter understood, without its tensors. ``native``: the host layer's class; ``reduce``: "sum" or "max";
+    """A call that the adapter understood, without its tensors. ``native``: the host layer's class; ``reduce``: of `OPERATIONS`;
     ``weighted``: by edge; ``width``: channels of the rows that travel; ``row``: their dtype."""
 
     native: str
@@ -75,8 +78,8 @@ class PlainStated:
         return PlainCall(graph, self.reduce)
 
     @staticmethod
-    def runner(route: str) -> Callable[[PlainCall, dict[str, Tensor | None]], Tensor]:
-        return functools.partial(_run, neighbours.by_kernels if route == "cuda" else neighbours.by_operations)
+    def runner(route: str) -> Callable[[PlainCall, dict[str, Tensor | None]], Any]:
+        return functools.partial(_run, "by_kernels" if route == "cuda" else "by_operations")
 
     def facts(self) -> dict[str, int]:
         """Of the graph, for records."""
@@ -101,5 +104,6 @@ class PlainCall(NamedTuple):
     reduce: str
 
 
-def _run(way: Callable[..., Tensor], call: PlainCall, tensors: dict[str, Tensor | None]) -> Tensor:
-    return way(call.graph, call.reduce, *(tensors.get(name) for name in neighbours.OPERANDS))
+def _run(way: str, call: PlainCall, tensors: dict[str, Tensor | None]) -> Any:
+    operation = OPERATIONS[call.reduce]
+    return getattr(operation, way)(call.graph, call.reduce, *(tensors.get(name) for name in operation.OPERANDS))

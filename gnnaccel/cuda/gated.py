@@ -1,0 +1,115 @@
+"""Launchers for gated sums over a graph's edges, and their gradients (``src/gated.cu``)."""
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gnnaccel.cuda.aggregate import factored
+from gnnaccel.cuda.launch import THREADS, Kernels, pointer, workspace
+from gnnaccel.cuda.layout import TYPES, Layout, grid, layout_for
+from gnnaccel.cuda.structure import Rows
+
+ENTRIES = ("forward", "merge", "by_row", "add_one", "by_other", "add_both")
+
+
+@functools.lru_cache(maxsize=256)
+def kernels(width: int, dtype: torch.dtype, wide: bool) -> Kernels:
+    """The kernels for rows of ``width`` numbers of ``dtype``, over a graph with int64 offsets if ``wide``. ValueError for what
+    none covers."""
+    if dtype not in TYPES:
+        raise ValueError(f"dtype={dtype}: the gated kernels know {', '.join(map(str, TYPES))}")
+    return Kernels("gated", layout_for(*factored(width)).defines() + (
+        ("ROW_T", TYPES[dtype]), ("OFF_T", "i64" if wide else "int"), ("DROPOUT", "0")))
+
+
+class Gated(NamedTuple):
+    """``score`` [edges, F] by place; ``out`` [rows, F]; ``total`` fp32 [rows, F], what the sums were divided by."""
+
+    score: Tensor
+    out: Tensor
+    total: Tensor
+
+
+def forward(graph: Rows, left: Tensor, right: Tensor, edge: Tensor, values: Tensor, epsilon: float) -> Gated:
+    """``score[e] = left[other[e]] + right[r] + edge[e]``, and ``out[r]``, the sum of ``sigmoid(score[e]) * values[other[e]]``
+    over the edges e of row r, divided by that of the gates plus ``epsilon``.
+
+    graph: built with places, one for each edge. left, values: [nodes of the other side, F]; right: [rows, F]; edge: [edges, F] by
+    place; all contiguous, 16-byte aligned, of one dtype: fp32, fp16 or bf16. Sums are fp32, in a fixed order. ValueError for a
+    tensor that does not fit.
+    """
+    edges, width, device = graph.other.shape[0], left.shape[-1], graph.indptr.device
+    _check(graph, left, left=(left, None), right=(right, graph.rows), edge=(edge, edges), values=(values, left.shape[0]))
+    found = Gated(torch.empty_like(edge), torch.empty_like(right), torch.empty((graph.rows, width), device=device))
+    launch, layout, compiled = graph.launch(), _layout(width), kernels(width, left.dtype, graph.wide)
+    memory, (part, _, _) = workspace(launch.chunks, (2 * width, 0, 0), device)
+    results = (found.out.data_ptr(), found.total.data_ptr())
+    compiled("forward")(grid(launch.slots + graph.rows, layout), THREADS, 0, launch.graph + launch.split + (
+        left.data_ptr(), right.data_ptr(), edge.data_ptr(), values.data_ptr(), np.float32(epsilon), found.score.data_ptr(),
+        *results, part))
+    if launch.heavy:
+        compiled("merge")(grid(launch.heavy, layout), THREADS, 0, launch.merge + (part, np.float32(epsilon), *results))
+    return found
+
+
+def by_row(graph: Rows, found: Gated, values: Tensor, ratio: Tensor, score_grad: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The gradients of ``edge`` [edges, F] and of ``right`` [rows, F].
+
+    graph, found, values: of `forward`. ratio: fp32 [rows, F], the gradient of its ``out`` over its ``total``; score_grad:
+    [edges, F], that of its ``score``, if it has any. ValueError for a tensor that does not fit.
+    """
+    width, edges, device = values.shape[-1], graph.other.shape[0], graph.indptr.device
+    more = {} if score_grad is None else dict(score_grad=(score_grad, edges))
+    _check(graph, values, values=(values, None), score=(found.score, edges), out=(found.out, graph.rows), **more)
+    _check(graph, ratio, ratio=(ratio, graph.rows))
+    edge_grad, right_grad = torch.empty_like(found.score), torch.empty_like(found.out)
+    launch, layout, compiled = graph.launch(), _layout(width), kernels(width, values.dtype, graph.wide)
+    memory, (part, _, _) = workspace(launch.chunks, (width, 0, 0), device)
+    compiled("by_row")(grid(launch.slots + graph.rows, layout), THREADS, 0, launch.graph + launch.split + (
+        found.score.data_ptr(), values.data_ptr(), found.out.data_ptr(), ratio.data_ptr(), pointer(score_grad),
+        edge_grad.data_ptr(), right_grad.data_ptr(), part))
+    if launch.heavy:
+        compiled("add_one")(grid(launch.heavy, layout), THREADS, 0, launch.merge + (part, right_grad.data_ptr()))
+    return edge_grad, right_grad
+
+
+def by_other(graph: Rows, score: Tensor, edge_grad: Tensor, ratio: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of ``left`` and ``values``, both [rows, F].
+
+    graph: that of `forward` by the other end, with the same places; score: of it; edge_grad, ratio: of and as in `by_row`.
+    ValueError for a tensor that does not fit.
+    """
+    width, edges, device = score.shape[-1], graph.other.shape[0], graph.indptr.device
+    _check(graph, score, score=(score, edges), edge_grad=(edge_grad, edges))
+    _check(graph, ratio, ratio=(ratio, None))
+    left_grad, values_grad = (torch.empty((graph.rows, width), dtype=score.dtype, device=device) for _ in range(2))
+    launch, layout, compiled = graph.launch(), _layout(width), kernels(width, score.dtype, graph.wide)
+    memory, (part, _, _) = workspace(launch.chunks, (2 * width, 0, 0), device)
+    results = (left_grad.data_ptr(), values_grad.data_ptr())
+    compiled("by_other")(grid(launch.slots + graph.rows, layout), THREADS, 0, launch.graph + launch.split + (
+        score.data_ptr(), edge_grad.data_ptr(), ratio.data_ptr(), *results, part))
+    if launch.heavy:
+        compiled("add_both")(grid(launch.heavy, layout), THREADS, 0, launch.merge + (part, *results))
+    return left_grad, values_grad
+
+
+def _layout(width: int) -> Layout:
+    return layout_for(*factored(width))
+
+
+def _check(graph: Rows, like: Tensor, **tensors: tuple[Tensor, int | None]) -> None:
+    """ValueError unless all are dense rows like ``like``, in their numbers, and the graph has places."""
+    device = graph.indptr.device
+    for name, (t, rows) in tensors.items():
+        if t.dim() != 2 or rows is not None and t.shape[0] != rows or t.shape[1:] != like.shape[1:] or t.dtype != like.dtype or (
+                t.device != device or not t.is_contiguous() or t.data_ptr() % 16):
+            raise ValueError(f"{name} is {list(t.shape)}, {t.dtype}, on {t.device}, strides {list(t.stride())}; needed is "
+                             f"[{'any' if rows is None else rows}, {like.shape[-1]}], {like.dtype}, contiguous, aligned, "
+                             f"on {device}")
+    if graph.place.shape[0] != graph.other.shape[0]:
+        raise ValueError(f"the graph has {graph.place.shape[0]} places for {graph.other.shape[0]} edges: build it with "
+                         "places=True")

@@ -1,0 +1,211 @@
+// Gated sums: what a node's neighbours send it, weighted channel by channel with the sigmoid of a number at each edge.
+//
+//   forward, merge:        e = left[other(e)] + right[r] + edge[e]
+//                          out[r] = sum over r's edges of sigmoid(e) values[other(e)] / total[r], where
+//                          total[r] = epsilon + that sum of sigmoid(e)
+//   by_row, add_one:       the gradient of e, at each edge, and its sum over r's edges (the gradient of right)
+//   by_other, add_both:    the sums of that gradient over the edges of the transposed graph (that of left), and of
+//                          sigmoid(e) ratio[other(e)] (that of values)
+//
+// e is kept at the edges' places because it is a result; gates are made of it as it is stored, so that all passes see the same.
+#include "merge.cuh"
+
+__device__ __forceinline__ float sigmoid(float x) { return 1.f / (1.f + exp2f(-x * LOG2E)); }
+
+struct Graph {
+    const int* other;
+    const OFF_T* place;
+};
+
+// Adds what one warp found to what it is part of: rows of ROW_T, or of two rows per chunk.
+__device__ __forceinline__ void store_pair(const Lanes& at, float* part, int chunk, const Row& a, const Row& b) {
+    store_row(at, part, 2 * (u64)chunk, a);
+    store_row(at, part, 2 * (u64)chunk + 1, b);
+}
+
+__device__ __forceinline__ void add_pairs(const Lanes& at, int first, int count, const float* part, Row& a, Row& b) {
+    clear_row(a);
+    clear_row(b);
+    for (int i = at.slot; i < count; i += SLOTS) {
+        Row v;
+        load_row(at, part, 2 * (u64)(first + i), true, v);
+        add_row(a, v);
+        load_row(at, part, 2 * (u64)(first + i) + 1, true, v);
+        add_row(b, v);
+    }
+    __syncwarp();
+    sum_slots(a);
+    sum_slots(b);
+}
+
+__device__ __forceinline__ void finish(const Lanes& at, int row, const Row& sum, const Row& gates, float epsilon, ROW_T* out,
+                                       float* total) {
+    Row ratio, whole;
+#pragma unroll
+    for (int k = 0; k < PACKS; ++k)
+#pragma unroll
+        for (int c = 0; c < VEC; ++c) {
+            whole[k][c] = gates[k][c] + epsilon;
+            ratio[k][c] = sum[k][c] / whole[k][c];
+        }
+    store_row(at, out, row, ratio);
+    store_row(at, total, row, whole);
+}
+
+extern "C" __global__ void __launch_bounds__(32 * WARPS)
+forward(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const OFF_T* __restrict__ place, int rows,
+        const int* __restrict__ counters, const int2* __restrict__ chunks, int chunk_edges, int chunk_slots,
+        const ROW_T* __restrict__ left, const ROW_T* __restrict__ right, const ROW_T* __restrict__ edge,
+        const ROW_T* __restrict__ values, float epsilon, ROW_T* __restrict__ score, ROW_T* __restrict__ out,
+        float* __restrict__ total, float* __restrict__ part) {
+    const Split split = {counters, chunks, chunk_edges, chunk_slots};
+    Item it;
+    if (!item_at(warp_id(), rows, indptr, split, it)) return;
+    const Lanes at;
+    Row own, sum, gates;
+    clear_row(sum);
+    clear_row(gates);
+    load_row(at, right, (u64)it.row, it.end > it.begin, own);
+    for (OFF_T rest = it.end - it.begin; rest > at.slot; rest -= SLOTS) {
+        const OFF_T position = it.end - rest + at.slot;
+        const u64 from = (u64)other[position], to = (u64)place[position];
+        Row a, b, v;
+        load_row(at, left, from, true, a);
+        load_row(at, edge, to, true, b);
+        load_row(at, values, from, true, v);
+#pragma unroll
+        for (int k = 0; k < PACKS; ++k)
+#pragma unroll
+            for (int c = 0; c < VEC; ++c) {
+                a[k][c] = to_float(from_float<ROW_T>(a[k][c] + own[k][c] + b[k][c]));
+                const float gate = sigmoid(a[k][c]);
+                sum[k][c] = fmaf(gate, v[k][c], sum[k][c]);
+                gates[k][c] += gate;
+            }
+        store_row(at, score, to, a);
+    }
+    __syncwarp();
+    sum_slots(sum);
+    sum_slots(gates);
+    if (at.slot != 0) return;
+    if (it.chunk < 0) finish(at, it.row, sum, gates, epsilon, out, total);
+    else store_pair(at, part, it.chunk, sum, gates);
+}
+
+extern "C" __global__ void __launch_bounds__(32 * WARPS)
+merge(const int* __restrict__ counters, const int4* __restrict__ heavy, const float* __restrict__ part, float epsilon,
+      ROW_T* __restrict__ out, float* __restrict__ total) {
+    const long long w = warp_id();
+    if (w >= counters[1]) return;
+    const int4 row = heavy[w];
+    const Lanes at;
+    Row sum, gates;
+    add_pairs(at, row.y, row.z, part, sum, gates);
+    if (at.slot == 0) finish(at, row.x, sum, gates, epsilon, out, total);
+}
+
+// ---- gradients -------------------------------------------------------------------------------------------------------
+// ratio[r] = grad[r] / total[r] is made beforehand, in fp32.
+
+extern "C" __global__ void __launch_bounds__(32 * WARPS)
+by_row(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const OFF_T* __restrict__ place, int rows,
+       const int* __restrict__ counters, const int2* __restrict__ chunks, int chunk_edges, int chunk_slots,
+       const ROW_T* __restrict__ score, const ROW_T* __restrict__ values, const ROW_T* __restrict__ reduced,
+       const float* __restrict__ ratio, const ROW_T* __restrict__ score_grad, ROW_T* __restrict__ edge_grad,
+       ROW_T* __restrict__ out, float* __restrict__ part) {
+    const Split split = {counters, chunks, chunk_edges, chunk_slots};
+    Item it;
+    if (!item_at(warp_id(), rows, indptr, split, it)) return;
+    const Lanes at;
+    Row own, mean, sum;
+    clear_row(sum);
+    load_row(at, ratio, (u64)it.row, it.end > it.begin, own);
+    load_row(at, reduced, (u64)it.row, it.end > it.begin, mean);
+    for (OFF_T rest = it.end - it.begin; rest > at.slot; rest -= SLOTS) {
+        const OFF_T position = it.end - rest + at.slot;
+        const u64 to = (u64)place[position];
+        Row s, v, d;
+        load_row(at, score, to, true, s);
+        load_row(at, values, (u64)other[position], true, v);
+        load_row(at, score_grad, to, score_grad != nullptr, d);
+#pragma unroll
+        for (int k = 0; k < PACKS; ++k)
+#pragma unroll
+            for (int c = 0; c < VEC; ++c) {
+                const float gate = sigmoid(s[k][c]);
+                d[k][c] = fmaf(own[k][c] * (v[k][c] - mean[k][c]), gate * (1.f - gate), d[k][c]);
+                sum[k][c] += d[k][c];
+            }
+        store_row(at, edge_grad, to, d);
+    }
+    __syncwarp();
+    sum_slots(sum);
+    if (at.slot != 0) return;
+    if (it.chunk < 0) store_row(at, out, it.row, sum);
+    else store_row(at, part, it.chunk, sum);
+}
+
+extern "C" __global__ void __launch_bounds__(32 * WARPS)
+add_one(const int* __restrict__ counters, const int4* __restrict__ heavy, const float* __restrict__ part,
+        ROW_T* __restrict__ out) {
+    const long long w = warp_id();
+    if (w >= counters[1]) return;
+    const int4 row = heavy[w];
+    const Lanes at;
+    Row sum;
+    add_chunks(at, row.y, row.z, part, sum);
+    if (at.slot == 0) store_row(at, out, row.x, sum);
+}
+
+extern "C" __global__ void __launch_bounds__(32 * WARPS)
+by_other(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const OFF_T* __restrict__ place, int rows,
+         const int* __restrict__ counters, const int2* __restrict__ chunks, int chunk_edges, int chunk_slots,
+         const ROW_T* __restrict__ score, const ROW_T* __restrict__ edge_grad, const float* __restrict__ ratio,
+         ROW_T* __restrict__ left_grad, ROW_T* __restrict__ values_grad, float* __restrict__ part) {
+    const Split split = {counters, chunks, chunk_edges, chunk_slots};
+    Item it;
+    if (!item_at(warp_id(), rows, indptr, split, it)) return;
+    const Lanes at;
+    Row left, values;
+    clear_row(left);
+    clear_row(values);
+    for (OFF_T rest = it.end - it.begin; rest > at.slot; rest -= SLOTS) {
+        const OFF_T position = it.end - rest + at.slot;
+        const u64 at_edge = (u64)place[position];
+        Row s, d, g;
+        load_row(at, score, at_edge, true, s);
+        load_row(at, edge_grad, at_edge, true, d);
+        load_row(at, ratio, (u64)other[position], true, g);
+#pragma unroll
+        for (int k = 0; k < PACKS; ++k)
+#pragma unroll
+            for (int c = 0; c < VEC; ++c) {
+                left[k][c] += d[k][c];
+                values[k][c] = fmaf(sigmoid(s[k][c]), g[k][c], values[k][c]);
+            }
+    }
+    __syncwarp();
+    sum_slots(left);
+    sum_slots(values);
+    if (at.slot != 0) return;
+    if (it.chunk < 0) {
+        store_row(at, left_grad, it.row, left);
+        store_row(at, values_grad, it.row, values);
+    } else {
+        store_pair(at, part, it.chunk, left, values);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(32 * WARPS)
+add_both(const int* __restrict__ counters, const int4* __restrict__ heavy, const float* __restrict__ part,
+         ROW_T* __restrict__ left_grad, ROW_T* __restrict__ values_grad) {
+    const long long w = warp_id();
+    if (w >= counters[1]) return;
+    const int4 row = heavy[w];
+    const Lanes at;
+    Row left, values;
+    add_pairs(at, row.y, row.z, part, left, values);
+    if (at.slot != 0) return;
+    store_row(at, left_grad, row.x, left);
+    store_row(at, values_grad, row.x, values);
+}

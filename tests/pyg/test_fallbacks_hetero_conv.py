@@ -91,7 +91,7 @@ def test_features_that_are_missing(route):
     with route.on(on_fallback="native"):
         got = made(x, ei)
     assert gnnaccel.stats()["HeteroConv"]["reasons"] == {"GA206": 1}
-    same(got, made(x, ei), 1e-5 if route.device.type == "cuda" else 0.0)
+    same(got, made(x, ei), 1e-5 if route.device.type == "cuda" else 1e-6)
 
 
 @pytest.mark.parametrize("where", ["conv", "message", "lin", "aggregation"])

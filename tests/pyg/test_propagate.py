@@ -11,6 +11,7 @@ from torch_geometric.nn import MessagePassing
 
 import gnnaccel
 from gnnaccel.dispatch import records, rules
+from gnnaccel.dispatch.ops import aggregation_cuda
 from tests.pyg import graphs
 from tests.pyg.graphs import E, F, M, N
 from tests.pyg.judge import close, compare, native_again, on_routes, took
@@ -89,7 +90,16 @@ def test_extrema_on_torch_operations(aggr):
         compare(route, Copying(aggr=aggr), x, graphs.square(), positions=POSITIONS)
 
 
-def test_extrema_stay_native_with_kernels(emulated):
+@pytest.mark.skipif(not aggregation_cuda.EVEN_SHARES, reason="they have no kernels")
+@pytest.mark.parametrize("aggr", ["max", "min"])
+def test_extrema(route, aggr):
+    x = torch.randn(N, F).round()
+    compare(route, Weighing(aggr=aggr), x, graphs.square(), torch.randn(E), positions=POSITIONS)
+    compare(route, Copying(aggr=aggr), x, graphs.square(), positions=POSITIONS)
+
+
+@pytest.mark.skipif(aggregation_cuda.EVEN_SHARES, reason="they have kernels")
+def test_extrema_stay_native_without_kernels(emulated):
     x, ei = graphs.features(), graphs.square()
     layer = Copying(aggr="max")
     expected = layer(x, ei)

@@ -59,9 +59,12 @@ _classes: IdentityMap[_Class] = IdentityMap()
 
 def _class(cls: type) -> _Class:
     found = _classes.get(cls)
-    if found is None or any(getattr(cls, name) is not known for name, known in zip(_FUNCTIONS, found.functions)):
-        found = _Class(cls)
-        _classes.set(cls, found)
+    if found is not None:
+        message_, aggregate, update, fused = found.functions  # spelled out: this runs at every call
+        if cls.message is message_ and cls.aggregate is aggregate and cls.update is update and cls.message_and_aggregate is fused:
+            return found
+    found = _Class(cls)
+    _classes.set(cls, found)
     return found
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which cannot see through __g
     from gnnaccel.explain import explain_program as explain_program
     from gnnaccel.magics import load_ipython_extension as load_ipython_extension
     from gnnaccel.magics import unload_ipython_extension as unload_ipython_extension
+    from gnnaccel.profile.autotune import autotune as autotune
     from gnnaccel.session import clear_records as clear_records
     from gnnaccel.session import disable as disable
     from gnnaccel.session import disabled as disabled
@@ -49,6 +50,7 @@ _HOMES: dict[str, tuple[str, str | None]] = {
     "name_layers": ("gnnaccel.dispatch.names", "name_layers"),
     "explain_program": ("gnnaccel.explain", "explain_program"),
     "cache": ("gnnaccel.dispatch.cache", None),
+    "autotune": ("gnnaccel.profile.autotune", "autotune"),
     "errors": ("gnnaccel.errors", None),
     "load_ipython_extension": ("gnnaccel.magics", "load_ipython_extension"),
     "unload_ipython_extension": ("gnnaccel.magics", "unload_ipython_extension"),

@@ -44,7 +44,7 @@ def enable(*, backend: str | None = None, when: str | None = None, on_fallback: 
     ``include`` means only those. ``records``: how many records `records` keeps. ``log``: True for lines through the
     logger ``gnnaccel``, or the path of a JSONL file; False for neither. ``passes``: which rewritings the Programs of relational
     layers go through, out of "compaction" and "reordering" (default: both); for measuring what each brings. ``decisions``: the
-    path of a file with decisions to keep to (``python -m gnnaccel log --export``); False for none.
+    path of a file with decisions to keep to (``python -m gnnaccel log --export``); True: those that `autotune` kept; False: none.
 
     Called again it changes the options given and leaves the others. What is never given comes from the environment
     (see `gnnaccel.env`), then from the defaults. ``GNNACCEL=0`` makes the call do nothing. Raises ValueError for a

@@ -10,7 +10,7 @@ GNNACCEL_LOG              1: human lines through the logger ``gnnaccel``; otherw
 GNNACCEL_RECORDS          how many records ``gnnaccel.records()`` keeps; 0 for none
 GNNACCEL_INCLUDE          comma-separated class names, layer names or ``re:`` patterns
 GNNACCEL_EXCLUDE          likewise
-GNNACCEL_DECISIONS        a file of decisions to keep to, as ``python -m gnnaccel log --export`` writes it; 1: those of ``autotune``
+GNNACCEL_DECISIONS        a file of decisions to keep to (``python -m gnnaccel log --export``); 1: those of ``autotune``
 GNNACCEL_CACHE_BYTES      limit of the structure cache: bytes, or with a suffix such as 512MiB or 2GiB
 GNNACCEL_CACHE_DIR        folder of what ``calibrate`` measures; unset: ``gnnaccel`` in the user's cache folder
 ========================  ===========================================================================

@@ -42,8 +42,8 @@ class Config:
     ``include`` and ``exclude`` hold strings and classes. ``records`` is how many records ``gnnaccel.records()`` keeps
     (0: none; True: 1000). ``log`` is None, True (human lines through the logger ``gnnaccel``) or the path of a JSONL file.
     ``passes``: which of `PASSES` relational Programs go through; None: all. ``decisions``: the path of a file of pinned decisions
-    (`dispatch.pins`), held as what it contains; True: those that ``autotune`` kept; None or False: none. ``epoch`` and ``stamp`` (the rule generation at
-    which the lists were given) are set by this module.
+    (`dispatch.pins`), held as what it contains; True: those that ``autotune`` kept; None or False: none. ``epoch`` and ``stamp`` (the
+    rule generation at which the lists were given) are set by this module.
     """
 
     backend: str = "auto"
@@ -115,7 +115,7 @@ def _decisions(seen: Any) -> None | pins.Decisions | tuned.Tuned:
         return tuned.Tuned()
     if isinstance(seen, (str, os.PathLike)) and os.fspath(seen):
         return pins.read(seen)
-    raise ValueError(f"decisions={seen!r} is not known; use the path of a file that log --export wrote, or True for those of autotune")
+    raise ValueError(f"decisions={seen!r} is not known; use the path of a file that log --export wrote, or True for autotune's")
 
 
 def _record_count(seen: Any) -> int:

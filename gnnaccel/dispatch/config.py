@@ -42,8 +42,8 @@ class Config:
     ``include`` and ``exclude`` hold strings and classes. ``records`` is how many records ``gnnaccel.records()`` keeps
     (0: none; True: 1000). ``log`` is None, True (human lines through the logger ``gnnaccel``) or the path of a JSONL file.
     ``passes``: which of `PASSES` relational Programs go through; None: all. ``decisions``: the path of a file of pinned decisions
-    (`dispatch.pins`), held as what it contains; True: those that ``autotune`` kept; None or False: none. ``epoch`` and ``stamp`` (the
-    rule generation at which the lists were given) are set by this module.
+    (`dispatch.pins`), held as what it contains; True: those that ``autotune`` kept; None or False: none. ``epoch`` and ``stamp``
+    (the rule generation at which the lists were given) are set by this module.
     """
 
     backend: str = "auto"

@@ -33,8 +33,8 @@ def autotune(layer: Any, *inputs: Any, **kwargs: Any) -> list[Tuning]:
     ``enable(decisions=True)``, in this environment: the same GPU or kind of CPU, versions of torch, CuPy and gnnaccel. A
     way is kept only if it takes less than 95 % of the host's own time.
 
-    Gradients, random numbers and the layer's mode are as before. Raises TypeError for a layer that gnnaccel does not know, ValueError
-    for a call that it would not take over, GnnaccelError or OSError where the cache cannot be written.
+    Gradients, random numbers and the layer's mode are as before. Raises TypeError for a layer that gnnaccel does not know,
+    ValueError for a call that it would not take over, GnnaccelError or OSError where the cache cannot be written.
     """
     import torch
 
@@ -125,5 +125,6 @@ def _tensors(found: Any) -> list[Any]:
 def _decision(stated: Any, kind: Kind, pinned: Pinned) -> dict[str, Any]:
     """As JSON has it; sizes are those of the call."""
     edges = stated.num_edges + getattr(stated, "loops", 0)
-    return dict(layer=kind.layer, num_src=stated.num_src, num_dst=stated.num_dst, num_edges=edges, dtype=kind.dtype, grad=kind.grad,
+    return dict(layer=kind.layer, num_src=stated.num_src, num_dst=stated.num_dst, num_edges=edges, dtype=kind.dtype,
+                grad=kind.grad,
                 route=pinned.route, kernel=pinned.kernel)

@@ -148,7 +148,8 @@ def test_the_environment_names_what_times_depend_on():
     assert f"{torch.get_num_threads()} threads" in text
 
 
-@pytest.mark.parametrize("text", ["{", '{"schema": 2, "environments": {}}', '{"schema": 1, "environments": {"E": [{"layer": 3}]}}'])
+@pytest.mark.parametrize("text",
+                         ["{", '{"schema": 2, "environments": {}}', '{"schema": 1, "environments": {"E": [{"layer": 3}]}}'])
 @pytest.mark.filterwarnings("ignore:.*cannot be read:RuntimeWarning")
 def test_a_spoilt_file_counts_as_none(folder, text):
     (folder / "autotune.json").write_text(text)

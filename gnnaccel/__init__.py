@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which cannot see through __g
     from gnnaccel.dispatch.rules import reset_rules as reset_rules
     from gnnaccel.magics import load_ipython_extension as load_ipython_extension
     from gnnaccel.magics import unload_ipython_extension as unload_ipython_extension
+    from gnnaccel.profile.autotune import autotune as autotune
     from gnnaccel.profile.compare import compare as compare
     from gnnaccel.profile.explain import explain as explain
     from gnnaccel.profile.explain_program import explain_program as explain_program
@@ -55,6 +56,7 @@ _HOMES: dict[str, tuple[str, str | None]] = {
     "explain_program": ("gnnaccel.profile.explain_program", "explain_program"),
     "report": ("gnnaccel.profile.report", "report"),
     "cache": ("gnnaccel.dispatch.cache", None),
+    "autotune": ("gnnaccel.profile.autotune", "autotune"),
     "errors": ("gnnaccel.errors", None),
     "load_ipython_extension": ("gnnaccel.magics", "load_ipython_extension"),
     "unload_ipython_extension": ("gnnaccel.magics", "unload_ipython_extension"),

@@ -10,7 +10,7 @@ GNNACCEL_LOG              1: human lines through the logger ``gnnaccel``; otherw
 GNNACCEL_RECORDS          how many records ``gnnaccel.records()`` keeps; 0 for none
 GNNACCEL_INCLUDE          comma-separated class names, layer names or ``re:`` patterns
 GNNACCEL_EXCLUDE          likewise
-GNNACCEL_DECISIONS        a file of decisions to keep to, as ``python -m gnnaccel log --export`` writes it
+GNNACCEL_DECISIONS        a file of decisions to keep to (``python -m gnnaccel log --export``); 1: those of ``autotune``
 GNNACCEL_CACHE_BYTES      limit of the structure cache: bytes, or with a suffix such as 512MiB or 2GiB
 GNNACCEL_CACHE_DIR        folder of what ``calibrate`` measures; unset: ``gnnaccel`` in the user's cache folder
 ========================  ===========================================================================
@@ -101,13 +101,13 @@ def options(environ: Mapping[str, str] | None = None) -> dict[str, Any]:
             found[option] = tuple(part.strip() for part in text.split(",") if part.strip())
     text = _text("GNNACCEL_LOG", environ)
     if text is not None:
-        found["log"] = _log(text)
+        found["log"] = _switch_or_path("GNNACCEL_LOG", text)
     text = _text("GNNACCEL_RECORDS", environ)
     if text is not None:
         found["records"] = _count("GNNACCEL_RECORDS", text)
     text = _text("GNNACCEL_DECISIONS", environ)
     if text is not None:
-        found["decisions"] = text
+        found["decisions"] = _switch_or_path("GNNACCEL_DECISIONS", text)
     return found
 
 
@@ -119,9 +119,9 @@ def _choice(name: str, text: str, allowed: tuple[str, ...]) -> str:
                      f"{did_you_mean(text, allowed)}")
 
 
-def _log(text: str) -> bool | str:
-    """A switch word means the logger on or off; anything else is a path (``./1`` for a file named 1)."""
-    return _bool("GNNACCEL_LOG", text) if text.casefold() in _YES + _NO else text
+def _switch_or_path(name: str, text: str) -> bool | str:
+    """A switch word means on or off; anything else is a path (``./1`` for a file named 1)."""
+    return _bool(name, text) if text.casefold() in _YES + _NO else text
 
 
 def _count(name: str, text: str) -> int:

@@ -121,7 +121,9 @@ class _Carried:
         self._options = options
 
     def __reduce__(self) -> tuple:
-        return _arrive, (self._options,)
+        from gnnaccel.dispatch import config
+
+        return _Carried if config.active() is None else _arrive, (self._options,)  # the script may have disabled it
 
 
 def _arrive(options: dict[str, Any]) -> _Carried:

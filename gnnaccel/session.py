@@ -46,7 +46,7 @@ def enable(*, backend: str | None = None, when: str | None = None, on_fallback: 
     layers go through, out of "compaction" and "reordering" (default: both); for measuring what each brings. ``backward``:
     "caller": where a process uses one GPU, backward runs in the thread that asked for it, which spares every step of training
     a change of threads; "workers": in autograd's own threads, as without gnnaccel. ``decisions``: the path of a file with
-    decisions to keep to (``python -m gnnaccel log --export``); False for none.
+    decisions to keep to (``python -m gnnaccel log --export``); True: those that `autotune` kept; False: none.
 
     Called again it changes the options given and leaves the others. What is never given comes from the environment
     (see `gnnaccel.env`), then from the defaults. ``GNNACCEL=0`` makes the call do nothing. Raises ValueError for a

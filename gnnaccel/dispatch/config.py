@@ -22,7 +22,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from gnnaccel.dispatch import pins
+from gnnaccel.dispatch import pins, tuned
 from gnnaccel.near import did_you_mean
 
 CHOICES: dict[str, tuple[str, ...]] = {
@@ -44,7 +44,7 @@ class Config:
     (0: none; True: 1000). ``log`` is None, True (human lines through the logger ``gnnaccel``) or the path of a JSONL file.
     ``passes``: which of `PASSES` relational Programs go through; None: all. ``backward``: the thread in which autograd works on a
     single GPU, see `gnnaccel.adapters.autograd`. ``decisions``: the path of a file of pinned decisions (`dispatch.pins`), held as
-    what it contains; None or False: none. ``epoch`` and ``stamp`` (the rule generation at
+    what it contains; True: those that ``autotune`` kept; None or False: none. ``epoch`` and ``stamp`` (the rule generation at
     which the lists were given) are set by this module.
     """
 
@@ -57,7 +57,7 @@ class Config:
     records: int = 0
     log: None | bool | str = None
     passes: None | tuple[str, ...] = None
-    decisions: None | pins.Decisions = None
+    decisions: None | pins.Decisions | tuned.Tuned = None
     epoch: int = field(default=0, compare=False)
     stamp: int = field(default=0, compare=False)
 
@@ -111,12 +111,14 @@ def _passes(seen: Any) -> tuple[str, ...]:
     return tuple(name for name in PASSES if name in kept)
 
 
-def _decisions(seen: Any) -> None | pins.Decisions:
-    if seen is None or seen is False or isinstance(seen, pins.Decisions):
+def _decisions(seen: Any) -> None | pins.Decisions | tuned.Tuned:
+    if seen is None or seen is False or isinstance(seen, (pins.Decisions, tuned.Tuned)):
         return seen or None
+    if seen is True:
+        return tuned.Tuned()
     if isinstance(seen, (str, os.PathLike)) and os.fspath(seen):
         return pins.read(seen)
-    raise ValueError(f"decisions={seen!r} is not known; use the path of a file that python -m gnnaccel log --export wrote")
+    raise ValueError(f"decisions={seen!r} is not known; use the path of a file that log --export wrote, or True for autotune's")
 
 
 def _record_count(seen: Any) -> int:

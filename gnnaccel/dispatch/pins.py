@@ -54,8 +54,13 @@ class Decisions:
 
     def of(self, request: Any) -> Pinned | None:
         """For a `Request` or `RelationalRequest`."""
-        return self.pinned.get(Kind(request.native.partition(" ")[0], request.src_bits, request.dst_bits, request.edge_bits,
-                                    str(request.row).removeprefix("torch."), request.grad))
+        return self.pinned.get(kind_of(request))
+
+
+def kind_of(request: Any) -> Kind:
+    """Of a `Request` or `RelationalRequest`."""
+    return Kind(request.native.partition(" ")[0], request.src_bits, request.dst_bits, request.edge_bits,
+                str(request.row).removeprefix("torch."), request.grad)
 
 
 def read(path: str | os.PathLike) -> Decisions:
@@ -70,7 +75,12 @@ def read(path: str | os.PathLike) -> Decisions:
     if not isinstance(held, dict) or held.get("schema") != SCHEMA or not isinstance(held.get("decisions"), list):
         raise ValueError(f"{where} holds no decisions of schema {SCHEMA}; python -m gnnaccel log FILE.jsonl --export FILE.json "
                          "writes some")
-    return Decisions(os.fspath(path), dict(_entry(f"{where}: entry {at}", entry) for at, entry in enumerate(held["decisions"])))
+    return Decisions(os.fspath(path), entries(where, held["decisions"]))
+
+
+def entries(where: str, found: list) -> dict[Kind, Pinned]:
+    """Decisions as JSON has them. ValueError, beginning with ``where``, for what is none."""
+    return dict(_entry(f"{where}: entry {at}", entry) for at, entry in enumerate(found))
 
 
 def _entry(where: str, entry: Any) -> tuple[Kind, Pinned]:

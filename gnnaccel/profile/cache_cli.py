@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gnnaccel import store
 from gnnaccel.cuda import probe
-from gnnaccel.dispatch.calibration import NAME
+from gnnaccel.dispatch import calibration, tuned
 from gnnaccel.errors import GnnaccelError
 
 _KERNELS = "*.cubin"
@@ -43,9 +43,9 @@ def info() -> list[str]:
 
 def clear(kernels: bool) -> list[str]:
     """Remove what gnnaccel itself has written and, if asked to, compiled kernels; nothing else in these folders."""
-    own = [path for path in (store.folder() / NAME,) if path.is_file()]
+    own = [path for path in (store.folder() / name for name in (calibration.NAME, tuned.NAME)) if path.is_file()]
     compiled = sorted(probe.kernel_cache().glob(_KERNELS)) if kernels else []
-    return [_removed("calibration", own), *([_removed("compiled kernels", compiled)] if kernels else [])]
+    return [_removed("measurements", own), *([_removed("compiled kernels", compiled)] if kernels else [])]
 
 
 def _removed(what: str, files: list[Path]) -> str:

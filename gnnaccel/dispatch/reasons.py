@@ -42,7 +42,7 @@ KINDS: dict[str, Kind] = {
     "GA205": Kind("subclass overrides the layer's own methods", "enable(include=...) cannot help; keep it native"),
     "GA206": Kind("input shape is not supported", "pass x of shape [N, F]"),
     "GA207": Kind("width per head is too large", "use at most 512 channels per head"),
-    "GA208": Kind("option is not supported", "see the compatibility table"),
+    "GA208": Kind("option is not supported", "see docs/compatibility.md"),
     "GA209": Kind("lazy parameters are not initialised yet", "the next call is considered anew"),
     "GA210": Kind("layers inside it are routed one by one", "see the records of the layers inside"),
     "GA211": Kind("message or reduce function is the user's own", "use built-in functions, such as fn.u_mul_e and fn.sum"),

@@ -1,0 +1,115 @@
+"""PyG layers with their options, each on a small graph: what the compatibility table asks about."""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+Case = tuple[str, str, Any, tuple, dict]
+
+_N, _M, _E, _F, _R = 12, 8, 40, 16, 3
+ATTENTION = ("GATConv", "GATv2Conv", "TransformerConv", "SuperGATConv")
+WITH_EDGES = ("GATConv", "GATv2Conv", "TransformerConv")
+
+
+def cases() -> Iterator[Case]:
+    """(class, option, layer, args, kwargs) of calls."""
+    import torch
+
+    torch.manual_seed(0)
+    yield from _attention()
+    yield from _relational()
+    yield from _heterogeneous()
+
+
+def _attention() -> Iterator[Case]:
+    import torch
+    from torch_geometric import nn
+
+    x, edges = torch.randn(_N, _F), torch.randint(0, 8, (2, _E))
+    for name in ATTENTION:
+        cls = getattr(nn, name)
+        yield name, "as constructed", cls(_F, 8, heads=4), (x, edges), {}
+        yield name, "`dropout`", cls(_F, 8, heads=4, dropout=0.5), (x, edges), {}
+        yield name, "`concat=False`", cls(_F, 8, heads=4, concat=False), (x, edges), {}
+        yield name, "`aggr='mean'`", cls(_F, 8, aggr="mean"), (x, edges), {}
+        yield name, "`flow='target_to_source'`", cls(_F, 8, flow="target_to_source"), (x, edges), {}
+        yield name, "more than 512 channels per head", cls(_F, 520), (x, edges), {}
+        for dtype in (torch.bfloat16, torch.float16, torch.float64):
+            yield name, str(dtype).removeprefix("torch."), cls(_F, 8).to(dtype), (x.to(dtype), edges), {}
+        yield name, "adjacency as a sparse tensor", cls(_F, 8), (x, _sparse(edges)), {}
+        yield name, "a message hook", _hooked(cls(_F, 8)), (x, edges), {}
+        if name != "SuperGATConv":
+            yield name, "`return_attention_weights=True`", cls(_F, 8), (x, edges), dict(return_attention_weights=True)
+            yield name, "pairs of features (bipartite)", cls((_F, _F), 8, **_no_loops(name)), ((x, x[:_M]), edges), {}
+    for name in WITH_EDGES:
+        yield name, "`edge_attr`", getattr(nn, name)(_F, 8, edge_dim=4), (x, edges, torch.randn(_E, 4)), {}
+    yield "GATConv", "`residual=True`", nn.GATConv(_F, 8, residual=True), (x, edges), {}
+    yield "GATv2Conv", "`share_weights=True`", nn.GATv2Conv(_F, 8, share_weights=True), (x, edges), {}
+    yield "TransformerConv", "`beta=True`", nn.TransformerConv(_F, 8, beta=True), (x, edges), {}
+    for kind in ("MX", "SD"):
+        yield "SuperGATConv", f"`attention_type='{kind}'`", nn.SuperGATConv(_F, 8, attention_type=kind), (x, edges), {}
+    yield "AGNNConv", "as constructed", nn.AGNNConv(), (x, edges), {}
+    yield "AGNNConv", "float64", nn.AGNNConv().double(), (x.double(), edges), {}
+
+
+def _no_loops(name: str) -> dict:
+    return {} if name == "TransformerConv" else dict(add_self_loops=False)
+
+
+def _sparse(edges: Any) -> Any:
+    import torch
+
+    return torch.sparse_coo_tensor(edges, torch.ones(_E), (_N, _N), check_invariants=True).coalesce()
+
+
+def _hooked(layer: Any) -> Any:
+    layer.register_message_forward_hook(lambda module, inputs, out: None)
+    return layer
+
+
+def _relational() -> Iterator[Case]:
+    import torch
+    from torch_geometric import nn
+
+    x, edges, types = torch.randn(_N, _F), torch.randint(0, 8, (2, _E)), torch.randint(0, _R, (_E,))
+    for name in ("RGCNConv", "FastRGCNConv"):
+        cls = getattr(nn, name)
+        for aggregation in ("mean", "sum", "max"):
+            yield name, f"`aggr='{aggregation}'`", cls(_F, 8, _R, aggr=aggregation), (x, edges, types), {}
+        yield name, "`num_bases`", cls(_F, 8, _R, num_bases=2), (x, edges, types), {}
+        yield name, "`num_blocks`", cls(_F, 8, _R, num_blocks=2), (x, edges, types), {}
+        yield name, "no features (`x=None`)", cls(_N, 8, _R), (None, edges, types), {}
+        yield name, "float64", cls(_F, 8, _R).double(), (x.double(), edges, types), {}
+    for option, given in (("as constructed", {}), ("`mod='additive'`", dict(mod="additive")),
+                          ("`attention_mechanism='within-relation'`", dict(attention_mechanism="within-relation")),
+                          ("`attention_mode='multiplicative-self-attention'`",
+                           dict(attention_mode="multiplicative-self-attention", heads=2, dim=2)),
+                          ("`dropout`", dict(dropout=0.5)), ("`num_bases`", dict(num_bases=2))):
+        yield "RGATConv", option, nn.RGATConv(_F, 8, _R, **given), (x, edges, types), {}
+    yield "RGATConv", "`edge_attr`", nn.RGATConv(_F, 8, _R, edge_dim=4), (x, edges, types, torch.randn(_E, 4)), {}
+    yield "FiLMConv", "one relation", nn.FiLMConv(_F, 8), (x, edges), {}
+    yield "FiLMConv", "several relations", nn.FiLMConv(_F, 8, _R), (x, edges, types), {}
+    heat = nn.HEATConv(_F, 8, 2, _R, 3, 4, 4, heads=2)
+    yield "HEATConv", "as constructed", heat, (x, edges, torch.randint(0, 2, (_N,)), types, torch.randn(_E, 4)), {}
+    yield "HeteroLinear", "types unsorted", nn.HeteroLinear(_F, 8, _R), (x, torch.randint(0, _R, (_N,))), {}
+
+
+def _heterogeneous() -> Iterator[Case]:
+    import torch
+    from torch_geometric import nn
+
+    x = {"a": torch.randn(_N, _F), "b": torch.randn(_M, _F)}
+    edges = {("a", "to", "b"): torch.randint(0, 8, (2, _E)), ("b", "back", "a"): torch.randint(0, 8, (2, _E))}
+    metadata = (list(x), list(edges))
+    yield "HGTConv", "as constructed", nn.HGTConv(_F, 8, metadata, heads=2), (x, edges), {}
+    yield "HANConv", "as constructed", nn.HANConv(_F, 8, metadata, heads=2), (x, edges), {}
+    yield "HANConv", "`dropout`", nn.HANConv(_F, 8, metadata, heads=2, dropout=0.5), (x, edges), {}
+    for option, make in (("of `SAGEConv`", lambda: nn.SAGEConv((_F, _F), 8)),
+                         ("of `GraphConv`", lambda: nn.GraphConv((_F, _F), 8)),
+                         ("of `GATConv`", lambda: nn.GATConv((_F, _F), 8, add_self_loops=False)),
+                         ("of `GINConv`", lambda: nn.GINConv(torch.nn.Linear(_F, 8)))):
+        yield "HeteroConv", option, nn.HeteroConv({key: make() for key in edges}), (x, edges), {}
+    mixed = nn.HeteroConv(dict(zip(edges, (nn.SAGEConv((_F, _F), 8), nn.GraphConv((_F, _F), 8)))))
+    yield "HeteroConv", "of different layers", mixed, (x, edges), {}
+    largest = nn.HeteroConv({key: nn.SAGEConv((_F, _F), 8) for key in edges}, aggr="max")
+    yield "HeteroConv", "`aggr='max'`", largest, (x, edges), {}

@@ -1,0 +1,82 @@
+"""The compatibility table: every layer's options, asked of the adapters and of what the kernels declare, without running any.
+
+``python -m gnnaccel.profile.compatibility`` prints ``docs/compatibility.md``.
+"""
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from gnnaccel import adapters, session
+from gnnaccel.cuda import driver
+from gnnaccel.dispatch import config, planner
+from gnnaccel.dispatch.watch import Visit
+from gnnaccel.profile.decided import decided
+
+HOSTS = {"pyg": "PyTorch Geometric", "dgl": "DGL"}
+_HEAD = """# Compatibility
+
+What becomes of each layer's options, in training, over a graph that comes again. *GPU*: the kernels that run, or the codes
+([reasons.md](reasons.md)) for which the host's own code does. *CPU*: whether the torch backend can run it (`when="supported"`);
+whether it does depends on sizes, as it has to be estimated to be faster. Options not listed were not asked about.
+`gnnaccel.explain(model, *inputs)` tells about a call of yours.
+
+This file is made by `python -m gnnaccel.profile.compatibility`, from the adapters and what the kernels declare.
+"""
+
+
+class _NoKernels:
+    """A driver whose kernels compile to nothing: the question is what would be asked of it."""
+
+    name = "none"
+
+    def kernel(self, family: str, entry: str, defines: tuple) -> Any:
+        return lambda *launch: None
+
+
+def answer(layer: Any, args: tuple, kwargs: dict, backend: str) -> str:
+    """The kernel that would run the call with ``backend``, or the codes of what speaks against it."""
+    with session.enabled(backend=backend, when="supported"):
+        visit = Visit(layer, adapters.adapter_of(layer), None, args, kwargs, config.current())
+        decision = decided(visit, grad=True)
+    if decision.route != "native":
+        return decision.plan.kernel
+    return ", ".join(dict.fromkeys(r.code for _, r in decision.rejected if r.code != "GA406"))
+
+
+def rows(host: str) -> Iterator[tuple[str, str, str, str]]:
+    """(class, option, on a GPU, on a CPU) of one host, each class's together."""
+    module, known = (importlib.import_module(f"gnnaccel.adapters.{host}{part}") for part in (".options", ""))
+    planner.forget()
+    try:
+        with driver.using(_NoKernels()):
+            asked = [(name, option, answer(layer, args, kwargs, "cuda"), layer, args, kwargs)
+                     for name, option, layer, args, kwargs in module.cases()]
+    finally:
+        planner.forget()  # what was planned for a driver that is none
+    for name in dict.fromkeys([*(case[0] for case in asked), *known.LAYERS]):
+        of_class = [case for case in asked if case[0] == name]
+        if not of_class:
+            yield name, "not asked about", "", ""
+        for _, option, on_gpu, layer, args, kwargs in of_class:
+            on_cpu = answer(layer, args, kwargs, "torch")
+            yield name, option, on_gpu, on_cpu if on_cpu.startswith("GA") else "yes"
+
+
+def document() -> str:
+    """The whole file."""
+    parts = [_HEAD]
+    for host, title in HOSTS.items():
+        parts.append(f"## {title}\n\n| layer | option | GPU | CPU |\n|---|---|---|---|")
+        before = None
+        for name, option, on_gpu, on_cpu in rows(host):
+            parts.append(f"| {'' if name == before else f'`{name}`'} | {option} | {on_gpu} | {on_cpu} |")
+            before = name
+        parts.append("")
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(document())

@@ -43,15 +43,21 @@ def edge_softmax(graph: OpGraph, logits: Tensor, by: str) -> OpCall:
 # --- several relations -------------------------------------------------------------------------------------------------
 
 class _Tied(torch.autograd.Function):
-    """Results of one operation: when any of them is used in a loss, what all were made of gets gradients, zeros if need be."""
+    """Results of one operation: when any of them is used in a loss, what all were made of gets gradients, zeros if need be.
+
+    Each comes out as a tensor of its own and no view, so that callers may change it in place, as what the host returns.
+    """
 
     @staticmethod
     def forward(ctx, *results):
-        return tuple(t.view_as(t) for t in results)
+        ctx.set_materialize_grads(False)
+        ctx.shapes, ctx.kinds = [t.shape for t in results], [t.new_empty(0) for t in results]
+        return tuple(t.detach() for t in results)
 
     @staticmethod
     def backward(ctx, *grads):
-        return grads
+        return tuple(kind.new_zeros(shape) if grad is None and needed else grad
+                     for grad, needed, shape, kind in zip(grads, ctx.needs_input_grad, ctx.shapes, ctx.kinds))
 
 
 def _tied(results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -124,7 +130,7 @@ def edge_softmax_joined(graph: OpGraph, logits: list[Tensor], by: str) -> OpCall
     call = edge_softmax(graph, whole, by)
 
     def split(run: Callable[[], Tensor]) -> Callable[[], tuple[Tensor, ...]]:
-        return lambda: run().split(sizes)
+        return lambda: _tied(run().split(sizes))
 
     kernel = call.kernel._replace(run=split(call.kernel.run)) if type(call.kernel) is Kernel else call.kernel
     return OpCall(call.device, call.dtype, split(call.plain), kernel, graph)

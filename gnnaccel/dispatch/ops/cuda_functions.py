@@ -2,6 +2,9 @@
 
 `edge_sum` and `take` are each other's gradient, and `elementwise` is made of both and itself, so their backward can be
 differentiated again as it is; where backward of the others is recorded it runs on torch operations.
+
+Operands may be changed in place after the call where the host allows it, so only those that backward reads are saved; and so may
+results, which are detached where they were views: autograd refuses the views that a Function returns.
 """
 from __future__ import annotations
 
@@ -56,7 +59,7 @@ class _EdgeSum(torch.autograd.Function):
         ctx.graph, ctx.target = graph, target
         variant = sum_variant(x[0].numel(), x.dtype)
         out = sums.forward(variant, _edges_by(graph, target), dense(x).view(-1, variant.heads, variant.width))
-        return out.view(-1, *x.shape[1:])
+        return out.view(-1, *x.shape[1:]).detach()
 
     @staticmethod
     def backward(ctx, grad):
@@ -85,7 +88,7 @@ class _Elementwise(torch.autograd.Function):
         ctx.graph, ctx.op, ctx.targets = graph, op, targets
         ctx.save_for_backward(*((lhs, rhs) if op == "mul" else ()))
         indices = (None if target == "e" else graph.index(target).contiguous() for target in targets)
-        return sddmm.elementwise(op, graph.num_edges, dense(lhs), dense(rhs), *indices)
+        return sddmm.elementwise(op, graph.num_edges, dense(lhs), dense(rhs), *indices).detach()
 
     @staticmethod
     def backward(ctx, grad):
@@ -120,7 +123,7 @@ class _Dot(torch.autograd.Function):
         ctx.graph = graph
         ctx.save_for_backward(left, right)
         variant = dot_variant(left.shape[1], left.shape[2], left.dtype)
-        return sums.edge_dot(variant, graph.view().csc(), dense(left), dense(right))[:graph.num_edges].to(left.dtype)
+        return sums.edge_dot(variant, graph.view().csc(), dense(left), dense(right))[:graph.num_edges].to(left.dtype).detach()
 
     @staticmethod
     def backward(ctx, grad):
@@ -146,7 +149,8 @@ class _EdgeSoftmax(torch.autograd.Function):
     @staticmethod
     def forward(ctx, graph, logits, by):
         ctx.graph, ctx.by = graph, by
-        out = softmax_kernels.forward(_rows_by(graph, by), logits.contiguous().view(logits.shape[0], -1)).view(logits.shape)
+        out = softmax_kernels.forward(_rows_by(graph, by), logits.contiguous().view(logits.shape[0], -1))
+        out = out.view(logits.shape).detach()
         ctx.save_for_backward(out)
         return out
 
@@ -186,8 +190,9 @@ class _Extremum(torch.autograd.Function):
         rows = _edges_by(graph, "v") if form.of_edges else _rows_by(graph, "v")
         ctx.variant = _variant_of(form, x, weight)
         out, arg = extremum_kernels.forward(ctx.variant, rows, dense(x), _fp32(weight))
-        ctx.save_for_backward(None if form.op == "copy" else x, weight, arg)
-        return out
+        ctx.like = None if weight is None else torch.empty_like(weight, device="meta")
+        ctx.save_for_backward(*((x, weight) if form.op == "mul" else (None, None)), arg)
+        return out.detach()
 
     @staticmethod
     def backward(ctx, grad):
@@ -195,8 +200,9 @@ class _Extremum(torch.autograd.Function):
         if form.of_edges:
             return None, None, _to_places(arg, grad, graph.num_edges), None
         if torch.is_grad_enabled():
-            if form.op == "copy":
-                return None, None, _to_sources(graph, arg, grad), None
+            if form.op != "mul":
+                d_weight = _weight_grad(graph, form, x, ctx.like, arg, grad) if needs[1] else None
+                return None, None, _to_sources(graph, arg, grad), d_weight
 
             def again(x: Tensor, weight: Tensor) -> Tensor:
                 return _extremum_by_torch(graph, form, x, weight)
@@ -204,9 +210,11 @@ class _Extremum(torch.autograd.Function):
             return None, None, *by_torch(again, (x, weight), needs, grad)
         d_x = d_weight = None
         if needs[0]:
+            if form.op == "add":  # reads none, but is compiled for one
+                weight = grad.new_empty(0, *ctx.like.shape[1:], dtype=torch.float32)
             d_x = extremum_kernels.pick(ctx.variant, _rows_by(graph, "u"), arg, dense(grad), _fp32(weight))
         if needs[1]:
-            d_weight = _weight_grad(graph, form, x, weight, arg, grad)
+            d_weight = _weight_grad(graph, form, x, ctx.like, arg, grad)
         return None, None, d_x, d_weight
 
 
@@ -230,9 +238,9 @@ def _to_sources(graph: OpGraph, arg: Tensor, grad: Tensor) -> Tensor:
     return grad.new_zeros(graph.num_src, *grad.shape[1:]).scatter_add(0, source, grad.masked_fill(arg < 0, 0.0))
 
 
-def _weight_grad(graph: OpGraph, form: Extremum, x: Tensor, weight: Tensor, arg: Tensor, grad: Tensor) -> Tensor:
-    """Channels of a head may have chosen the same edge, so this adds."""
-    place, heads = arg.clamp(min=0).long(), x.shape[1]
+def _weight_grad(graph: OpGraph, form: Extremum, x: Tensor | None, weight: Tensor, arg: Tensor, grad: Tensor) -> Tensor:
+    """Channels of a head may have chosen the same edge, so this adds. weight: only its form is looked at; x: with "mul"."""
+    place, heads = arg.clamp(min=0).long(), arg.shape[1]
     value = grad.float()
     if form.op == "mul":
         value = value * x.gather(0, graph.index("u").long()[place.view(-1)].view(place.shape)).float()
@@ -281,7 +289,7 @@ class _SegmentSum(torch.autograd.Function):
         ctx.save_for_backward(offsets)
         variant = segment_variant(x[0].numel(), x.dtype)
         out = sums.forward(variant, _segments(offsets, x.shape[0]), dense(x).view(-1, variant.heads, variant.width))
-        return out.view(-1, *x.shape[1:])
+        return out.view(-1, *x.shape[1:]).detach()
 
     @staticmethod
     def backward(ctx, grad):
@@ -299,7 +307,7 @@ class _SegmentExtremum(torch.autograd.Function):
         rows = dense(x).view(-1, variant.heads, variant.width)
         out, arg = extremum_kernels.forward(variant, _segments(offsets, x.shape[0]), rows)
         ctx.save_for_backward(arg)
-        return out.view(-1, *x.shape[1:])
+        return out.view(-1, *x.shape[1:]).detach()
 
     @staticmethod
     def backward(ctx, grad):

@@ -31,8 +31,14 @@ def gspmm(graph: OpGraph, given: Operands, reduce: str) -> Tensor:
 
     Nodes without edges get 0 of a sum and -inf of "max" (inf of "min"), but 0 where the whole graph has no edges.
     """
-    message = gsddmm(graph, given, "u", "e")
+    message = apart(given.rhs) if given.lhs is None else gsddmm(graph, given, "u", "e")
     return reduced(message, graph.index("v"), graph.num_dst, reduce)
+
+
+def apart(x: Tensor) -> Tensor:
+    """``x``, of its own memory if it is differentiated: torch keeps what it adds up or picks from, and would then refuse to
+    go back once the caller has changed it in place, which the host allows."""
+    return x.clone() if x.requires_grad and torch.is_grad_enabled() else x
 
 
 def take(graph: OpGraph, x: Tensor, target: str) -> Tensor:
@@ -108,10 +114,10 @@ def segment_reduce(x: Tensor, offsets: Tensor, reduce: str) -> Tensor:
     """
     count, index = offsets.shape[0] - 1, segment_index(offsets, x.shape[0])
     if reduce == "sum":
-        return added(x, index, count + 1)[:count]
-    return extremum(x, index, count + 1, reduce == "max")[:count]
+        return added(apart(x), index, count + 1)[:count]
+    return extremum(apart(x), index, count + 1, reduce == "max")[:count]
 
 
 def scatter_add(x: Tensor, index: Tensor, rows: int) -> Tensor:
     """[rows, *features]: row i of ``x`` added to row ``index[i]``."""
-    return added(x, index, rows)
+    return added(apart(x), index, rows)

@@ -79,12 +79,14 @@ def _multiply(pairs: Pairs, rows: Tensor, weight: Tensor, transposed: bool, gath
     return found.unflatten(1, (weight.shape[1], -1))
 
 
+# What forward returns is detached: autograd lets nobody change a Function's result in place that is a view.
+
 class _Multiply(torch.autograd.Function):
     @staticmethod
     def forward(ctx, pairs, rows, weight, transposed, gather):
         ctx.pairs, ctx.transposed, ctx.gather = pairs, transposed, gather
         ctx.save_for_backward(rows, weight)
-        return _multiply(pairs, rows, weight, transposed, gather)
+        return _multiply(pairs, rows, weight, transposed, gather).detach()
 
     @staticmethod
     def backward(ctx, grad):
@@ -142,9 +144,9 @@ def total(by: Rows, wide: bool, rows: Tensor, weight: Tensor | None = None, at: 
 class _Aggregate(torch.autograd.Function):
     @staticmethod
     def forward(ctx, graph, rows, weight):
-        ctx.graph = graph
-        ctx.save_for_backward(rows, weight)
-        return total(graph.csc(places=weight is not None), graph.wide, rows, weight)
+        ctx.graph, ctx.shape = graph, rows.shape
+        ctx.save_for_backward(rows if ctx.needs_input_grad[2] else None, weight)
+        return total(graph.csc(places=weight is not None), graph.wide, rows, weight).detach()
 
     @staticmethod
     def backward(ctx, grad):
@@ -153,6 +155,8 @@ class _Aggregate(torch.autograd.Function):
             def again(rows: Tensor, weight: Tensor | None) -> Tensor:
                 return torch_maps.aggregate(graph, rows, weight)
 
+            if rows is None:  # their own gradient does not depend on them
+                rows = grad.new_zeros(ctx.shape).requires_grad_()
             return None, *by_torch(again, (rows, weight), needs, grad)
         d_rows = d_weight = None
         if needs[0]:

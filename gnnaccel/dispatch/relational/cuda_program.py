@@ -248,7 +248,7 @@ class _Node(torch.autograd.Function):
         ctx.plan = plan
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*inputs, *(p.values[name] for name in plan.steps.kept))
-        return outs
+        return tuple(t.detach() for t in outs)  # no views, which nobody could change in place
 
     @staticmethod
     def backward(ctx, *grads):

@@ -12,6 +12,7 @@ from gnnaccel.cuda import driver
 from gnnaccel.cuda import structure as counting
 from gnnaccel.cuda.structure import Rows
 from gnnaccel.dispatch import structure as sorting
+from gnnaccel.dispatch.placed import PlacedWeights
 from gnnaccel.dispatch.torch_backend import Edges
 from gnnaccel.errors import GraphError
 
@@ -65,6 +66,7 @@ class GraphView:
         self._csr: Rows | None = None
         self._csr_by_id: Rows | None = None
         self._edges: Edges | None = None
+        self._weights = PlacedWeights()
         self._covered: Tensor | None = None
         self._inverse_degree: Tensor | None = None
         self._no_isolated: bool | None = None
@@ -106,6 +108,17 @@ class GraphView:
         if self._csr_by_id is None:
             self._csr_by_id = self._build_csr_by_id()
         return self._ready(self._csr_by_id)
+
+    def weighted(self, weight: Tensor | None, by_src: bool = False) -> tuple[Rows, Tensor | None, str]:
+        """What a weighted sum reads: index arrays by destination or by source, ``weight`` [E] or [E, H] in fp32, and where in it
+        an edge's weight stands: at the edge's "position" in these arrays, or at its id ("place"). None: all weights are one."""
+        if weight is None:
+            return self.csr(places=False) if by_src else self.csc(places=False), None, "place"
+        by_id = self.csr_by_id if by_src else self.csc
+        placed = self._weights.find(weight, by_src, by_id)
+        if placed is not None:
+            return self._ready(placed[0]), placed[1], "position"
+        return by_id(), weight.float().contiguous(), "place"
 
     def edges(self, ids: bool = True) -> Edges:
         """Plain int64 indices in CSC order for the torch backend. May wait for the device.
@@ -171,7 +184,7 @@ class GraphView:
             total += self._csr_by_id.place.nbytes
         if self._edges is not None:
             total += self._edges.nbytes()
-        return total
+        return total + self._weights.nbytes()
 
     # --- building ------------------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from gnnaccel.dispatch.reasons import Reason, reason
 from gnnaccel.dispatch.relational.cuda_maps import by_torch, dense
 
 #: whether max and min go to the kernels of `multi_reduce`, which divide gradients evenly among equals; otherwise they stay native
-EVEN_SHARES = False
+EVEN_SHARES = True
 _MAX_EDGES = 2**31
 
 
@@ -41,9 +41,10 @@ def kernel(graph: OpGraph, given: Aggregation) -> Kernel | Reason:
 
     def compile_() -> None:
         for averaged in {mean, False}:  # backward never averages
-            kernels = _variant(heads, width, dtype, weight, averaged).kernels
-            for entry in ("forward", "merge") if weight == "none" else ("forward", "merge", "edge_dot"):
-                kernels(entry)
+            for at in ("place",) if weight == "none" else ("place", "position"):
+                kernels = _variant(heads, width, dtype, weight, averaged, at).kernels
+                for entry in ("forward", "merge", "edge_dot") if weight != "none" and at == "place" else ("forward", "merge"):
+                    kernels(entry)
 
     return Kernel(f"aggregate: {given.reduce}", ("aggregation", heads, width, weight, dtype, mean), compile_,
                   lambda: run(graph, given))
@@ -82,8 +83,8 @@ def _layout(given: Aggregation) -> tuple[int, int, str]:
     return (features // last, last, "head") if kind == "head" and last <= MAX_WIDTH else (features, 1, "head")
 
 
-def _variant(heads: int, width: int, dtype: torch.dtype, weight: str, mean: bool) -> sums.Variant:
-    return sums.variant(heads, width, dtype, dtype, weight, "place", False, mean, False)
+def _variant(heads: int, width: int, dtype: torch.dtype, weight: str, mean: bool, at: str = "place") -> sums.Variant:
+    return sums.variant(heads, width, dtype, dtype, weight, at, False, mean, False)
 
 
 class _Aggregate(torch.autograd.Function):
@@ -93,8 +94,8 @@ class _Aggregate(torch.autograd.Function):
     def forward(ctx, graph, mean, x, weight):
         ctx.graph, ctx.mean, ctx.kind, ctx.shape = graph, mean, _kind(weight), x.shape
         ctx.save_for_backward(x if ctx.needs_input_grad[3] else None, weight)
-        variant = _variant(x.shape[1], x.shape[2], x.dtype, ctx.kind, mean)
-        return sums.forward(variant, graph.view().csc(places=weight is not None), dense(x), _fp32(weight))
+        rows, placed, at = graph.view().weighted(weight)
+        return sums.forward(_variant(x.shape[1], x.shape[2], x.dtype, ctx.kind, mean, at), rows, dense(x), placed)
 
     @staticmethod
     def backward(ctx, grad):
@@ -106,11 +107,12 @@ class _Aggregate(torch.autograd.Function):
         if ctx.mean:
             grad = (grad * view.inverse_degree().view(-1, 1, 1)).to(grad.dtype)
         grad = dense(grad)
-        variant = _variant(grad.shape[1], grad.shape[2], grad.dtype, ctx.kind, False)
         d_x = d_weight = None
         if needs[0]:
-            d_x = sums.forward(variant, view.csr(places=False) if weight is None else view.csr_by_id(), grad, _fp32(weight))
+            rows, placed, at = view.weighted(weight, by_src=True)
+            d_x = sums.forward(_variant(grad.shape[1], grad.shape[2], grad.dtype, ctx.kind, False, at), rows, grad, placed)
         if needs[1]:
+            variant = _variant(grad.shape[1], grad.shape[2], grad.dtype, ctx.kind, False)
             d_weight = sums.edge_dot(variant, view.csc(), grad, dense(x))
             d_weight = (d_weight.sum(1) if weight.dim() == 1 else d_weight)[:weight.shape[0]].to(weight.dtype)
         return None, None, d_x, d_weight
@@ -118,10 +120,6 @@ class _Aggregate(torch.autograd.Function):
 
 def _kind(weight: Tensor | None) -> str:
     return "none" if weight is None else "edge" if weight.dim() == 1 else "head"
-
-
-def _fp32(weight: Tensor | None) -> Tensor | None:
-    return None if weight is None else weight.float().contiguous()
 
 
 def _by_torch(graph: OpGraph, mean: bool, x: Tensor, weight: Tensor | None) -> Tensor:

@@ -52,13 +52,13 @@ def _extremum(weighted: bool) -> cuda_functions.Extremum:
     return cuda_functions.Extremum("mul" if weighted else "copy", True, False)
 
 
-def form(reduce: str, width: int, dtype: torch.dtype, weighted: bool) -> sums.Variant | Extremum:
+def form(reduce: str, width: int, dtype: torch.dtype, weighted: bool, at: str = "place") -> sums.Variant | Extremum:
     """The kernels' variant for rows of ``width`` channels."""
     heads, channels = sums.factored(width)
     kind = "edge" if weighted else "none"
     if reduce == "max":
         return _extremum(weighted).variant(heads, channels, dtype, kind)
-    return sums.variant(heads, channels, dtype, dtype, kind, "place", False, False, False)
+    return sums.variant(heads, channels, dtype, dtype, kind, at, False, False, False)
 
 
 def prepare(reduce: str, width: int, dtype: torch.dtype, weighted: bool) -> None:
@@ -66,6 +66,9 @@ def prepare(reduce: str, width: int, dtype: torch.dtype, weighted: bool) -> None
     entries = ("forward", "merge", "pick", "add_picks") if reduce == "max" else ("forward", "merge")
     for entry in entries + (("edge_dot",) if weighted and reduce == "sum" else ()):
         form(reduce, width, dtype, weighted).kernels(entry)
+    if weighted and reduce == "sum":
+        for entry in entries:
+            form(reduce, width, dtype, weighted, "position").kernels(entry)
 
 
 class _Sum(torch.autograd.Function):
@@ -74,9 +77,9 @@ class _Sum(torch.autograd.Function):
         ctx.graph, ctx.width = graph, x.shape[1]
         # Only the gradient of the weights reads rows. The scales are constants of the graph.
         ctx.save_for_backward(x if ctx.needs_input_grad[2] else None, weight, scale_src, scale_dst)
-        variant = form("sum", x.shape[1], x.dtype, weight is not None)
-        return _total(variant, graph.view().csc(places=weight is not None), _scaled(x, scale_src), weight, scale_dst,
-                      None if bias is None else bias.float().contiguous())
+        rows, placed, at = graph.view().weighted(weight)
+        variant = form("sum", x.shape[1], x.dtype, weight is not None, at)
+        return _total(variant, rows, _scaled(x, scale_src), placed, scale_dst, None if bias is None else bias.float().contiguous())
 
     @staticmethod
     def backward(ctx, grad):
@@ -92,8 +95,8 @@ class _Sum(torch.autograd.Function):
         variant, inner = form("sum", ctx.width, grad.dtype, weight is not None), _scaled(grad, scale_dst)
         d_x = d_weight = None
         if needs[1]:
-            by_src = graph.view().csr(places=False) if weight is None else graph.view().csr_by_id()
-            d_x = _total(variant, by_src, inner, weight, scale_src)
+            rows, placed, at = graph.view().weighted(weight, by_src=True)
+            d_x = _total(form("sum", ctx.width, grad.dtype, weight is not None, at), rows, inner, placed, scale_src)
         if needs[2]:
             left, right = (dense(t).view(-1, variant.heads, variant.width) for t in (inner, _scaled(x, scale_src)))
             d_weight = sums.edge_dot(variant, graph.view().csc(), left, right)[:graph.num_edges].sum(1).to(weight.dtype)
@@ -106,6 +109,5 @@ def _scaled(x: Tensor, scale: Tensor | None) -> Tensor:
 
 def _total(variant: sums.Variant, rows: Rows, x: Tensor, weight: Tensor | None, scale: Tensor | None,
            bias: Tensor | None = None) -> Tensor:
-    weight = None if weight is None else weight.float().contiguous()
     out = sums.forward(variant, rows, dense(x).view(-1, variant.heads, variant.width), weight, scale, bias)
     return out.view(-1, x.shape[1])

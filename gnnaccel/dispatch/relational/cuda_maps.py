@@ -33,7 +33,8 @@ def aggregate(graph: GraphView, rows: Tensor, weight: Tensor | None = None) -> T
     """`torch_maps.aggregate`."""
     if _wants_grad(rows, weight):
         return _Aggregate.apply(graph, rows, weight)
-    return total(graph.csc(places=weight is not None), graph.wide, rows, weight)
+    by, placed, at = graph.weighted(weight)
+    return total(by, graph.wide, rows, placed, at)
 
 
 def take(rows: Tensor, gather: Gather) -> Tensor:
@@ -146,7 +147,8 @@ class _Aggregate(torch.autograd.Function):
     def forward(ctx, graph, rows, weight):
         ctx.graph, ctx.shape = graph, rows.shape
         ctx.save_for_backward(rows if ctx.needs_input_grad[2] else None, weight)
-        return total(graph.csc(places=weight is not None), graph.wide, rows, weight).detach()
+        by, placed, at = graph.weighted(weight)
+        return total(by, graph.wide, rows, placed, at).detach()
 
     @staticmethod
     def backward(ctx, grad):
@@ -160,8 +162,8 @@ class _Aggregate(torch.autograd.Function):
             return None, *by_torch(again, (rows, weight), needs, grad)
         d_rows = d_weight = None
         if needs[0]:
-            by_src = graph.csr(places=False) if weight is None else graph.csr_by_id()
-            d_rows = total(by_src, graph.wide, grad, weight)
+            by, placed, at = graph.weighted(weight, by_src=True)
+            d_rows = total(by, graph.wide, grad, placed, at)
         if needs[1]:
             variant = _variant(rows, weight, graph.wide)
             shape = -1, variant.heads, variant.width

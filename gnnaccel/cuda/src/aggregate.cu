@@ -84,64 +84,34 @@ __device__ __forceinline__ void add_weighted(const Loaded<ROW_T>& row, const flo
     }
 }
 
-#if INT8
 // Adds UNROLL edges per slot, the first at `first`. What lanes ask each other comes before all loads: a compiler orders
-// instructions between such questions only. Slots beyond the last edge add 0 times some row.
+// instructions between such questions only. Slots beyond the last edge add 0 times 0, or of whole numbers 0 times some row: an
+// infinite number of another edge must not reach them.
 __device__ __forceinline__ void fold(const Lanes& at, const Turn& t, int first, const Gathered<ROW_T>& x, const float* weight,
                                      Row& sum) {
     Loaded<ROW_T> v[UNROLL];
     u64 row[UNROLL], line[UNROLL];
-    float own[UNROLL];
+    float own[UNROLL], w[UNROLL][KH];
 #pragma unroll
     for (int u = 0; u < UNROLL; ++u) {
         const int e = first + u * SLOTS + at.slot;
         row[u] = gathered_row(t, u, e);
-        own[u] = __shfl_sync(FULL_WARP, t.weight[u * SLOTS / 32], e & 31);
+        own[u] = HANDED ? __shfl_sync(FULL_WARP, t.weight[u * SLOTS / 32], e & 31) : 1.f;
         line[u] = WEIGHT == HEAD_WEIGHT ? edge_row(t, u, e) : 0;
     }
 #pragma unroll
-    for (int u = 0; u < UNROLL; ++u) v[u].load(at, x.rows, row[u], true);
-#pragma unroll
     for (int u = 0; u < UNROLL; ++u) {
         const bool on = first + u * SLOTS + at.slot < t.edges;
-        float w[KH];
+        v[u].load(at, x.rows, row[u], INT8 || on);
+        // Lanes of one head read one address and the heads stand side by side, so this load needs no detour over lanes.
 #pragma unroll
         for (int kh = 0; kh < KH; ++kh)
-            w[kh] = WEIGHT != HEAD_WEIGHT ? own[u] : on && at.head(kh) < H ? own[u] * weight[line[u] * H + at.head(kh)] : 0.f;
-        add_weighted(v[u], w, sum);
+            w[u][kh] = WEIGHT != HEAD_WEIGHT ? (INT8 || on ? own[u] : 0.f)
+                                             : on && at.head(kh) < H ? own[u] * weight[line[u] * H + at.head(kh)] : 0.f;
     }
+#pragma unroll
+    for (int u = 0; u < UNROLL; ++u) add_weighted(v[u], w[u], sum);
 }
-#else
-// Adds UNROLL edges per slot, the first at `first`. Slots beyond the last edge add 0 * 0: whatever the lane of another edge
-// holds, an infinite weight say, must not reach them.
-__device__ __forceinline__ void fold(const Lanes& at, const Turn& t, int first, const Gathered<ROW_T>& x, const float* weight,
-                                     Row& sum) {
-    Loaded<ROW_T> v[UNROLL];
-    float w[UNROLL][KH];
-#pragma unroll
-    for (int u = 0; u < UNROLL; ++u) {
-        const int e = first + u * SLOTS + at.slot;
-        const bool on = e < t.edges;
-        v[u].load(at, x.rows, gathered_row(t, u, e), on);
-        // Lanes of one head read one address and the heads stand side by side, so this load needs no detour over lanes.
-        if (WEIGHT == HEAD_WEIGHT) {
-            const u64 row = edge_row(t, u, e);
-#pragma unroll
-            for (int kh = 0; kh < KH; ++kh) w[u][kh] = on && at.head(kh) < H ? weight[row * H + at.head(kh)] : 0.f;
-        }
-    }
-#pragma unroll
-    for (int u = 0; u < UNROLL; ++u) {
-        const int e = first + u * SLOTS + at.slot;
-        if (WEIGHT == EDGE_WEIGHT) {
-            const float f = __shfl_sync(FULL_WARP, t.weight[u * SLOTS / 32], e & 31);
-#pragma unroll
-            for (int kh = 0; kh < KH; ++kh) w[u][kh] = e < t.edges ? f : 0.f;
-        }
-        add_weighted(v[u], w[u], sum);
-    }
-}
-#endif
 
 // For the lanes that hold the sum. A row without edges is zero whatever its scale, which as the reciprocal of a count may be
 // infinite.

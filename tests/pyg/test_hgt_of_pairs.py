@@ -13,6 +13,7 @@ from tests.pyg.hgt_graphs import NODES, features, on
 from tests.pyg.judge import compare, on_routes
 
 RELATIONS = [*hgt_graphs.RELATIONS, ("paper", "left", "lonely")]  # each type receives something: else types are mapped one by one
+WORTH_FROM = pair_maps.WORTH_FROM
 
 
 def layer(channels: int = 16, **sizes):
@@ -148,3 +149,10 @@ def test_else_index_arrays_are_there_before_rows(route, monkeypatch, train):
     with torch.set_grad_enabled(train), route.on():
         made(x, ei)
     assert route.backend == "torch" or order == (["sort", "rows"] if train else ["rows"])
+
+
+@pytest.mark.parametrize("route", [pytest.param("cuda", marks=pytest.mark.gpu)], indirect=True)
+def test_large_graphs_without_being_told(route, runs, monkeypatch):
+    monkeypatch.setattr(pair_maps, "WORTH_FROM", WORTH_FROM)
+    sizes = dict(paper=70_000, author=50_000, field=300, lonely=5_000)
+    compare(route, layer(64, out=64, heads=4), features(64, **sizes), edges(count=300_000, **sizes))

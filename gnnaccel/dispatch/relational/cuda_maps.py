@@ -65,14 +65,14 @@ def by_torch(function: Callable[..., Any], inputs: tuple[Tensor | None, ...], ne
 # --- maps by relation --------------------------------------------------------------------------------------------------
 
 def product(segments: segment_gemm.Segments, rows: Tensor, weight: Tensor, transposed: bool, index: Tensor | None,
-            bias: Tensor | None = None, into: Tensor | None = None) -> Tensor:
+            bias: Tensor | None = None) -> Tensor:
     """[rows of ``segments``, blocks * N]: rows [any, blocks * K], those of ``index`` if there is one, times their segment's
-    matrix [K, N] or [blocks, K, N], plus its bias; added to ``into`` [.., blocks * N] fp32 if that is given."""
+    matrix [K, N] or [blocks, K, N], plus its bias."""
     if not (weight.stride(-1) == 1 and weight.stride(-2) == weight.shape[-1]):
         weight = weight.contiguous()
     return segment_gemm.multiply(segments, dense(rows), weight, index=index, transposed=transposed, precision=precision(),
                                  blocks=weight.shape[1] if weight.dim() == 4 else 1,
-                                 bias=None if bias is None else bias.contiguous(), out=into, accumulate=into is not None)
+                                 bias=None if bias is None else bias.contiguous())
 
 
 def _multiply(pairs: Pairs, rows: Tensor, weight: Tensor, transposed: bool, gather: Gather | None) -> Tensor:

@@ -245,24 +245,52 @@ merge(const int* __restrict__ counters, const int4* __restrict__ heavy, const OF
     if (at.slot == 0) finish(at, row.x, indptr[row.x + 1] - indptr[row.x], sum, scale, bias, add, out);
 }
 
-// The rows that stay: floats, or with LEFT_INT8 such rows as the gathered ones.
+// The row that stays, and its inner product with a gathered one over head kh: floats, or with LEFT_INT8 such rows as the gathered
+// ones. The sum of whole numbers is then exact.
 #if INT8 && LEFT_INT8
 #define LEFT(left) GATHERED(left)
 #define LEFT_OF(left) left, left##_scale
-__device__ __forceinline__ void load_left(const Lanes& at, const Item& it, const q8* left, const float* scale, Row& own) {
-    load_row<q8, STRIDE>(at, left, (u64)it.row, it.end > it.begin, own);
-    const float f = scale[it.row];
+struct Left {
+    Loaded<q8> row;
+    float scale;
+
+    __device__ __forceinline__ Left(const Lanes& at, const Item& it, const q8* left, const float* scales) {
+        row.load(at, left, (u64)it.row, true);
+        scale = scales[it.row];
 #pragma unroll
-    for (int k = 0; k < PACKS; ++k)
+        for (int k = 0; k < PACKS; ++k)  // a lane that owns nothing loaded what is another's
+            if (!at.owns(k / KV, k % KV)) row.word[k].word = typename Word<VEC>::type();
+    }
+    __device__ __forceinline__ float dot(const Loaded<q8>& v, int kh) const {
+        int s = 0;
 #pragma unroll
-        for (int c = 0; c < VEC; ++c) own[k][c] *= f;
-}
+        for (int i = kh * KV; i < (kh + 1) * KV; ++i) s = dot_bytes<VEC>(row.word[i], v.word[i], s);
+#pragma unroll
+        for (int step = LH / 2; step > 0; step /= 2) s += __shfl_xor_sync(FULL_WARP, s, step);
+        return (float)s * scale;
+    }
+};
 #else
 #define LEFT(left) const OUT_T* __restrict__ left
 #define LEFT_OF(left) left
-__device__ __forceinline__ void load_left(const Lanes& at, const Item& it, const OUT_T* left, Row& own) {
-    load_result(at, left, (u64)it.row, own, it.end > it.begin);
-}
+struct Left {
+    Row row;
+
+    __device__ __forceinline__ Left(const Lanes& at, const Item& it, const OUT_T* left) {
+        load_result(at, left, (u64)it.row, row, it.end > it.begin);
+    }
+    __device__ __forceinline__ float dot(const Loaded<ROW_T>& v, int kh) const {
+        float s = 0.f;
+#pragma unroll
+        for (int i = kh * KV; i < (kh + 1) * KV; ++i) {
+            float some[VEC];
+            v.pack(i, some);
+#pragma unroll
+            for (int c = 0; c < VEC; ++c) s = fmaf(row[i][c], some[c], s);
+        }
+        return lane_sum<LH>(s);
+    }
+};
 #endif
 
 // The row's own side stays in registers. Chunks of a split row write edges of their own, so nothing is merged.
@@ -276,8 +304,7 @@ edge_dot(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const 
     const Lanes at;
     const Graph graph = {other, place};
     const Gathered<ROW_T> rows_of_right = ROWS_OF(right);
-    Row own;
-    load_left(at, it, LEFT_OF(left), own);
+    const Left own(at, it, LEFT_OF(left));
     for (OFF_T rest = it.end - it.begin; rest > 0; rest -= TURN) {
         Turn t;
         load_turn<true, false>(at, graph, nullptr, rows_of_right.scale, it.end, rest, t);
@@ -295,15 +322,7 @@ edge_dot(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const 
                 const float f = INT8 ? __shfl_sync(FULL_WARP, t.weight[u * SLOTS / 32], e & 31) : 1.f;
 #pragma unroll
                 for (int kh = 0; kh < KH; ++kh) {
-                    float s = 0.f;
-#pragma unroll
-                    for (int i = kh * KV; i < (kh + 1) * KV; ++i) {
-                        float some[VEC];
-                        v[u].pack(i, some);
-#pragma unroll
-                        for (int c = 0; c < VEC; ++c) s = fmaf(own[i][c], some[c], s);
-                    }
-                    s = lane_sum<LH>(s);
+                    const float s = own.dot(v[u], kh);
                     if (e < t.edges && at.lh == 0 && at.head(kh) < H) out[row * H + at.head(kh)] = INT8 ? s * f : s;
                 }
             }

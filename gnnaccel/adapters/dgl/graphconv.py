@@ -22,7 +22,7 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[PlainStated, PlainGive
     if weight is not None and layer.weight is not None:  # an error in the host
         return reason("GA206", "weight was given to a layer that has its own")
     weight = layer.weight if weight is None else weight
-    why = plain.zero_in_degree_reason(layer, graph, feat) or _weight_reason(weight)
+    why = plain.zero_in_degree_reason(layer, graph) or _weight_reason(weight)
     if why is not None:
         return why
 

@@ -96,7 +96,7 @@ def _on_cpu(feat: Any) -> bool:
     return isinstance(first, Tensor) and first.is_cpu
 
 
-def zero_in_degree_reason(layer: Any, graph: Any, feat: Any) -> Reason | None:
+def zero_in_degree_reason(layer: Any, graph: Any) -> Reason | None:
     """As of `graphs`, of a graph that may yet prove to be none."""
     edges = graphs.homogeneous(graph)
     return None if type(edges) is Reason else graphs.zero_in_degree_reason(layer, edges)

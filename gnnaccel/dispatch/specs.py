@@ -11,7 +11,7 @@ from gnnaccel.cuda.layout import MAX_WIDTH, TYPES
 from gnnaccel.dispatch import attention, cost, patterns
 from gnnaccel.dispatch.config import Config
 from gnnaccel.dispatch.graph import kernels_run_on
-from gnnaccel.dispatch.ops.plain import OPERATIONS, PlainRequest
+from gnnaccel.dispatch.ops.plain import PlainRequest, operation
 from gnnaccel.dispatch.reasons import Reason, reason
 from gnnaccel.dispatch.relational import costs
 from gnnaccel.dispatch.relational.prepare import prepare
@@ -132,7 +132,7 @@ def _plain_cuda_reasons(request: PlainRequest, config: Config) -> list[Reason]:
         why.append(reason("GA206", "2**31 edges or more; the kernels of plain layers count them in int32"))
     if not why:
         try:
-            OPERATIONS[request.reduce].prepare(request.reduce, request.width, request.row, request.weighted)
+            operation(request.reduce).prepare(request.reduce, request.width, request.row, request.weighted)
         except driver.CompileError as problem:
             return [reason("GA403", str(problem).strip().partition("\n")[0])]
     return why

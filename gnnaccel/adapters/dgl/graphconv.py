@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnaccel.adapters.dgl import plain
+from gnnaccel.adapters.dgl import graphs, plain
 from gnnaccel.dispatch.ops.plain import PlainGiven, PlainStated
 from gnnaccel.dispatch.reasons import Reason, reason
 
@@ -22,14 +22,17 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[PlainStated, PlainGive
     if weight is not None and layer.weight is not None:  # an error in the host
         return reason("GA206", "weight was given to a layer that has its own")
     weight = layer.weight if weight is None else weight
-    why = plain.zero_in_degree_reason(layer, graph, feat) or _weight_reason(weight)
+    why = _weight_reason(weight)
     if why is not None:
         return why
 
     def width(channels: int) -> int:
         return channels if weight is None or layer._in_feats <= layer._out_feats else weight.shape[1]
 
-    return plain.state("GraphConv", "sum", graph, feat, edge_weight, width, (weight, layer.bias), (weight,))
+    found = plain.state("GraphConv", "sum", graph, feat, edge_weight, width, (weight, layer.bias), (weight,))
+    if type(found) is Reason:
+        return found
+    return graphs.zero_in_degree_reason(layer, found[1].operands.nodes.edges) or found
 
 
 def _weight_reason(weight: Any) -> Reason | None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters.calls import bind
-from gnnaccel.adapters.dgl import graphs, guards, inputs
+from gnnaccel.adapters.dgl import guards, inputs
 from gnnaccel.adapters.dgl.inputs import Nodes
 from gnnaccel.dispatch.ops.plain import PlainGiven, PlainStated
 from gnnaccel.dispatch.reasons import Reason, reason
@@ -94,9 +94,3 @@ def on_cpu_native(forward: Callable, native: Callable, name: str) -> Callable:
 def _on_cpu(feat: Any) -> bool:
     first = feat[0] if type(feat) is tuple and feat else feat
     return isinstance(first, Tensor) and first.is_cpu
-
-
-def zero_in_degree_reason(layer: Any, graph: Any, feat: Any) -> Reason | None:
-    """As of `graphs`, of a graph that may yet prove to be none."""
-    edges = graphs.homogeneous(graph)
-    return None if type(edges) is Reason else graphs.zero_in_degree_reason(layer, edges)

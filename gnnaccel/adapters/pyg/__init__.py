@@ -29,6 +29,7 @@ LAYERS = {
     "HeteroConv": ("hetero_conv", None),
     "FiLMConv": ("film", -2),
     "HEATConv": ("heat", 0),
+    "PNAConv": ("pna", 0),
 }
 
 _scripting = threading.RLock()

@@ -86,11 +86,12 @@ def _kernel(graph: OpGraph, x: Tensor, reduces: tuple[str, ...], weight: Tensor 
         made = kernels.variant(*x.shape[1:], x.dtype, reduces, "head")
     else:
         made = kernels.variant(*factored(features), x.dtype, reduces, "none" if weight is None else "edge")
-    return Kernel(f"multi_reduce: {', '.join(reduces)}", ("multi_reduce", made), _compiler(made),
+    return Kernel(f"multi_reduce: {', '.join(reduces)}", ("multi_reduce", made), compiler(made),
                   lambda: _MultiReduce.apply(graph, made, x, weight, zero_share))
 
 
-def _compiler(variant: kernels.Variant) -> Callable[[], None]:
+def compiler(variant: kernels.Variant) -> Callable[[], None]:
+    """What compiles all that a call and its backward launch."""
     def compile_() -> None:
         entries = [(variant.kernels, _FORWARD), (backward_kernels.kernels(variant), _BACKWARD)]
         for found, names in entries:

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from gnnaccel.cuda import driver
 from gnnaccel.dispatch import cache
-from gnnaccel.dispatch.ops import gated_sums, neighbours
+from gnnaccel.dispatch.ops import gated_sums, neighbours, several
 from gnnaccel.dispatch.ops.graph import OpGraph
 
 #: what there is to compute, by name
-OPERATIONS = {"sum": neighbours, "max": neighbours, "gated": gated_sums}
+OPERATIONS = {"sum": neighbours, "max": neighbours, "gated": gated_sums, "several": several}
 
 
 class PlainRequest(NamedTuple):
@@ -75,7 +75,7 @@ class PlainStated:
         return graph, graph.cached
 
     def call(self, graph: OpGraph, plan: Any) -> PlainCall:
-        return PlainCall(graph, self.reduce)
+        return PlainCall(graph, self.reduce, plan.route == "cuda")
 
     @staticmethod
     def runner(route: str) -> Callable[[PlainCall, dict[str, Tensor | None]], Any]:
@@ -102,8 +102,21 @@ class PlainGiven(NamedTuple):
 class PlainCall(NamedTuple):
     graph: OpGraph
     reduce: str
+    kernels: bool
+
+
+def operation(name: str) -> Any:
+    """The module that computes ``name``, which may say more after a colon."""
+    return OPERATIONS[name.partition(":")[0]]
+
+
+def in_degrees(graph: OpGraph, kernels: bool) -> Tensor:
+    """[num_dst]: how many edges enter each node; ``kernels``: the structure that kernels read is there."""
+    if kernels:
+        return graph.view().csc(places=False).indptr.diff()
+    return torch.bincount(graph.index("v"), minlength=graph.num_dst)
 
 
 def _run(way: str, call: PlainCall, tensors: dict[str, Tensor | None]) -> Any:
-    operation = OPERATIONS[call.reduce]
-    return getattr(operation, way)(call.graph, call.reduce, *(tensors.get(name) for name in operation.OPERANDS))
+    found = operation(call.reduce)
+    return getattr(found, way)(call.graph, call.reduce, *(tensors.get(name) for name in found.OPERANDS))

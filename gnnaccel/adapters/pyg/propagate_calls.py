@@ -20,7 +20,7 @@ from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.reasons import Reason
 
 _LAYERS_GRAPHS = 4  # calls over so many graphs are remembered for each layer
-_FEW, _FEW_AT_FIRST = 1000, 20000  # edges below which a call is not looked at, and not at the first time
+_FEW, _FEW_AT_FIRST = 1000, 20000  # edges below which a call is not looked at, and not at the first times
 
 
 def decide(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Config) -> Any:
@@ -83,8 +83,8 @@ def _modes() -> tuple:
 
 
 def too_small(edge_index: Any, config: Config) -> bool:
-    """Whether a call may go native without being read: over so few edges nothing gains on a CPU, and a graph not seen before, of not
-    many more, does not pay for its structure at once. Marks it as seen."""
+    """Whether a call may go native without being read: over so few edges nothing gains on a CPU, and a graph hardly seen before, of
+    not many more, does not pay for its structure yet."""
     if type(edge_index) is not Tensor or edge_index.dim() != 2 or config.when != "profitable" or config.on_fallback != "native":
         return False
     edges = edge_index.shape[-1]
@@ -92,7 +92,7 @@ def too_small(edge_index: Any, config: Config) -> bool:
         return False
     if edges < _FEW and edge_index.is_cpu and not driver.placed():
         return True
-    return not edge_index.is_inference() and aggregation_cost.first_seen(edge_index)
+    return not edge_index.is_inference() and aggregation_cost.hardly_seen(edge_index)
 
 
 class Last:

@@ -7,7 +7,7 @@ from pathlib import Path
 from torch_geometric import nn
 from torch_geometric.nn import MessagePassing
 
-from gnnaccel.adapters.pyg import LAYERS, propagate_calls
+from gnnaccel.adapters.pyg import LAYERS, propagate_reading
 from gnnaccel.dispatch.reasons import Reason
 
 PAGE = Path(__file__).parents[2] / "docs" / "layers.md"
@@ -22,7 +22,7 @@ def way(name: str) -> str | None:
         return None
     if "self.propagate(" not in inspect.getsource(inspect.getmodule(cls)):
         return "native: it does not propagate"
-    known = propagate_calls._class(cls)
+    known = propagate_reading.known_class(cls)
     arguments = [p for p in inspect.signature(cls.message).parameters if p != "self"]
     kwargs = {p.removesuffix("_j").removesuffix("_i"): (None, None) for p in arguments}  # pairs stand for tensors
     form = known.form(kwargs)

@@ -512,7 +512,8 @@ def test_classes_are_restored():
 
         native = MessagePassing.propagate
         Later()
-        assert Later.propagate.routed and not any(getattr(vars(Later)[n], "routed", 0) for n in ("_orig_propagate", "_jinja_propagate"))
+        kept = vars(Later)["_orig_propagate"], vars(Later)["_jinja_propagate"]
+        assert Later.propagate.routed and not any(getattr(function, "routed", False) for function in kept)
         assert MessagePassing.propagate is native
     assert before == {cls: dict(vars(cls)) for cls in before}
     assert not hasattr(Later.propagate, "routed") and vars(Later)["propagate"] is vars(Later)["_jinja_propagate"]

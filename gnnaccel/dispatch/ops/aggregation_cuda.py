@@ -101,7 +101,8 @@ class _Aggregate(torch.autograd.Function):
     def backward(ctx, grad):
         (x, weight), graph, needs = ctx.saved_tensors, ctx.graph, ctx.needs_input_grad[2:]
         if torch.is_grad_enabled():
-            x = grad.new_zeros(ctx.shape).requires_grad_() if x is None else x  # then linear in x: its value is nothing to the gradient
+            if x is None:  # linear in x, so its value is nothing to the gradient
+                x = grad.new_zeros(ctx.shape).requires_grad_()
             return None, None, *by_torch(lambda x, w: _by_torch(graph, ctx.mean, x, w), (x, weight), needs, grad)
         view = graph.view()
         if ctx.mean:

@@ -104,8 +104,8 @@ def checkpointed() -> bool:
 
 def run(layer: Any, host: str, found: tuple[OpGraph, Aggregation] | None, decision: Decision, config: Config,
         finish: Callable[[Tensor], Any], call_native: Callable[[], Any], start: int) -> Any:
-    """Count, record and run one call of ``layer``. ``finish``: what the layer makes of the result; ``start``: when the call began, 0
-    when nobody listens."""
+    """Count, record and run one call of ``layer``. ``finish``: what the layer makes of the result; ``start``: when the call
+    began, 0 when nobody listens."""
     name = type(layer).__name__
     spent = (time.perf_counter_ns() - start) / 1e3
     counters.count(name, decision.route, decision.code)

@@ -22,6 +22,7 @@ from gnnaccel.profile.sides import named_tensors, quietly
 from gnnaccel.profile.tables import milliseconds, size, table, times
 from gnnaccel.profile.undisturbed import RandomState, refuse_lazy, undisturbed
 
+OFF = "gnnaccel is switched off by the environment variable GNNACCEL"
 _KINDS_PER_LAYER = 4  # different kinds of inputs for which one layer is compared
 _KINDS = 256
 _LOOKS = 3  # at calls of a kind that went native
@@ -32,6 +33,7 @@ class Comparison:
     """``layers``: one `Shadow` per layer and kind of input. ``str()`` of it is a table; ``as_dicts()`` is data."""
 
     layers: list[Shadow] = field(default_factory=list)
+    enabled: bool = True
 
     @property
     def ok(self) -> bool:
@@ -46,6 +48,8 @@ class Comparison:
         return [asdict(one) for one in self.layers]
 
     def __str__(self) -> str:
+        if not self.enabled:
+            return f"{OFF}\n"
         rows = []
         for one in self.layers:
             worst = [_digits(one.worst, name) for name in ("ours", "host", "allowed")]
@@ -81,6 +85,7 @@ def compare(model: torch.nn.Module, *inputs: Any, loss: Callable[[Any], Tensor] 
     with undisturbed(model), session.enabled():
         upstream = None if loss is None else _upstream(model, inputs, kwargs, loss)
         comparer = Comparer(upstream, one_thread=True, names=_names(model))
+        comparer.result.enabled = configs.current() is not None
         with comparer, torch.enable_grad():
             model(*inputs, **kwargs)
     return comparer.result

@@ -13,10 +13,10 @@ from torch import Tensor
 from gnnaccel import session
 from gnnaccel.dispatch import config as configs
 from gnnaccel.dispatch import watch
-from gnnaccel.dispatch.names import IdentityMap, qualified_name
+from gnnaccel.dispatch.names import IdentityMap
 from gnnaccel.dispatch.reasons import Reason
 from gnnaccel.dispatch.watch import Run, Visit
-from gnnaccel.profile.frames import Frames
+from gnnaccel.profile.frames import Frames, Naming
 from gnnaccel.profile.shadow import Shadow, shadowed
 from gnnaccel.profile.sides import named_tensors, quietly
 from gnnaccel.profile.tables import milliseconds, size, table, times
@@ -138,6 +138,7 @@ class Comparer:
         self.result = Comparison()
         self._frames, self._sink = Frames(), None
         self._upstream, self._names, self._calls = upstream, names or {}, 0
+        self.naming = Naming()
         self._thread = threading.get_ident() if one_thread else None
         self._kinds: IdentityMap[dict[tuple, tuple[int, Shadow]]] = IdentityMap()
         self._local = threading.local()
@@ -169,7 +170,7 @@ class Comparer:
             out = run(visit)
         with self._lock, self._comparing():
             after = RandomState()
-            found = shadowed(visit, frame.record, upstream, self._names.get(id(visit.layer)) or qualified_name(visit.layer))
+            found = shadowed(visit, frame.record, upstream, self._names.get(id(visit.layer)) or self.naming.of(visit.layer))
             self._keep(visit, kind, found)
             after.restore()
         if found.verdict != "mismatch":

@@ -15,6 +15,7 @@ from gnnaccel.dispatch.watch import Run, Visit
 from gnnaccel.profile.bench.timing import measure_rounds
 from gnnaccel.profile.compare import OFF, watching
 from gnnaccel.profile.decided import Decided, decided, decided_operation
+from gnnaccel.profile.frames import who
 from gnnaccel.profile.shadow import EFFORT
 from gnnaccel.profile.sides import HOST, OURS, Sides, planned, quietly
 from gnnaccel.profile.tables import milliseconds, table, times
@@ -45,7 +46,7 @@ class Layer:
 
     @property
     def who(self) -> str:
-        return f"{self.name} ({self.layer})" if self.name else self.layer
+        return who(self.name, self.layer)
 
     @property
     def times(self) -> tuple[float | None, float | None]:

@@ -13,15 +13,16 @@ from torch import Tensor
 from gnnaccel import session
 from gnnaccel.dispatch import config as configs
 from gnnaccel.dispatch import watch
-from gnnaccel.dispatch.names import IdentityMap, qualified_name
+from gnnaccel.dispatch.names import IdentityMap
 from gnnaccel.dispatch.reasons import Reason
 from gnnaccel.dispatch.watch import Run, Visit
-from gnnaccel.profile.frames import Frames
+from gnnaccel.profile.frames import Frames, Naming
 from gnnaccel.profile.shadow import Shadow, shadowed
 from gnnaccel.profile.sides import named_tensors, quietly
 from gnnaccel.profile.tables import milliseconds, size, table, times
 from gnnaccel.profile.undisturbed import RandomState, refuse_lazy, undisturbed
 
+OFF = "gnnaccel is switched off by the environment variable GNNACCEL"
 _KINDS_PER_LAYER = 4  # different kinds of inputs for which one layer is compared
 _KINDS = 256
 _LOOKS = 3  # at calls of a kind that went native
@@ -32,6 +33,7 @@ class Comparison:
     """``layers``: one `Shadow` per layer and kind of input. ``str()`` of it is a table; ``as_dicts()`` is data."""
 
     layers: list[Shadow] = field(default_factory=list)
+    enabled: bool = True
 
     @property
     def ok(self) -> bool:
@@ -46,6 +48,8 @@ class Comparison:
         return [asdict(one) for one in self.layers]
 
     def __str__(self) -> str:
+        if not self.enabled:
+            return f"{OFF}\n"
         rows = []
         for one in self.layers:
             worst = [_digits(one.worst, name) for name in ("ours", "host", "allowed")]
@@ -81,6 +85,7 @@ def compare(model: torch.nn.Module, *inputs: Any, loss: Callable[[Any], Tensor] 
     with undisturbed(model), session.enabled():
         upstream = None if loss is None else _upstream(model, inputs, kwargs, loss)
         comparer = Comparer(upstream, one_thread=True, names=_names(model))
+        comparer.result.enabled = configs.current() is not None
         with comparer, torch.enable_grad():
             model(*inputs, **kwargs)
     return comparer.result
@@ -133,6 +138,7 @@ class Comparer:
         self.result = Comparison()
         self._frames, self._sink = Frames(), None
         self._upstream, self._names, self._calls = upstream, names or {}, 0
+        self.naming = Naming()
         self._thread = threading.get_ident() if one_thread else None
         self._kinds: IdentityMap[dict[tuple, tuple[int, Shadow]]] = IdentityMap()
         self._local = threading.local()
@@ -164,7 +170,7 @@ class Comparer:
             out = run(visit)
         with self._lock, self._comparing():
             after = RandomState()
-            found = shadowed(visit, frame.record, upstream, self._names.get(id(visit.layer)) or qualified_name(visit.layer))
+            found = shadowed(visit, frame.record, upstream, self._names.get(id(visit.layer)) or self.naming.of(visit.layer))
             self._keep(visit, kind, found)
             after.restore()
         if found.verdict != "mismatch":

@@ -13,8 +13,9 @@ from gnnaccel import adapters, session
 from gnnaccel.dispatch import config as configs
 from gnnaccel.dispatch.watch import Run, Visit
 from gnnaccel.profile.bench.timing import measure_rounds
-from gnnaccel.profile.compare import watching
+from gnnaccel.profile.compare import OFF, watching
 from gnnaccel.profile.decided import Decided, decided, decided_operation
+from gnnaccel.profile.frames import who
 from gnnaccel.profile.shadow import EFFORT
 from gnnaccel.profile.sides import HOST, OURS, Sides, planned, quietly
 from gnnaccel.profile.tables import milliseconds, table, times
@@ -45,7 +46,7 @@ class Layer:
 
     @property
     def who(self) -> str:
-        return f"{self.name} ({self.layer})" if self.name else self.layer
+        return who(self.name, self.layer)
 
     @property
     def times(self) -> tuple[float | None, float | None]:
@@ -79,7 +80,7 @@ class Explained:
                  f"{'forward and backward' if self.training else 'forward only'}")
         text = table(title, ("layer", "", "kernel", "edges", "calls", "native ms", "ours ms", "faster"), rows,
                      right=("edges", "calls", "native ms", "ours ms", "faster"))
-        lines = [] if self.enabled else ["gnnaccel is switched off by the environment variable GNNACCEL"]
+        lines = [] if self.enabled else [OFF]
         for one in self.layers:
             lines += [f"{one.who}: {why}" for why in _whys(one)]
         if any(one.status == UNKNOWN for one in self.layers):

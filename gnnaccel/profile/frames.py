@@ -1,12 +1,43 @@
-"""Which record belongs to which call: calls of one thread lie on a stack, and a record belongs to the innermost that has none."""
+"""Which record belongs to which call, and what to call its layer.
+
+Calls of one thread lie on a stack; a record belongs to the innermost that has none.
+"""
 from __future__ import annotations
 
 import contextlib
 import threading
 from collections.abc import Iterator
+from typing import Any
 
+from gnnaccel.dispatch.names import IdentityMap, qualified_name
 from gnnaccel.dispatch.records import Record
 from gnnaccel.dispatch.watch import Visit
+
+
+class Naming:
+    """Layers by the names given to them, else by a number among those of their class, such as "GATConv #2"."""
+
+    def __init__(self) -> None:
+        self._numbers: IdentityMap[int] = IdentityMap()
+        self._per_class: dict[str, int] = {}
+
+    def of(self, layer: Any) -> str:
+        """``layer``: a module, or an operation's own name."""
+        if isinstance(layer, str):
+            return layer
+        given = qualified_name(layer)
+        if given is not None:
+            return given
+        name, number = type(layer).__name__, self._numbers.get(layer)
+        if number is None:
+            number = self._per_class[name] = self._per_class.get(name, 0) + 1
+            self._numbers.set(layer, number)
+        return f"{name} #{number}"
+
+
+def who(name: str | None, layer: str) -> str:
+    """A layer for a reader, with its class where the name does not begin with it."""
+    return layer if not name else name if name.startswith(layer) else f"{name} ({layer})"
 
 
 class Frame:

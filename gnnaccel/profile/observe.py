@@ -35,7 +35,7 @@ def start(profile: bool, compare: bool, report: str | None) -> Observer:
     if comparer is not None:  # outside of what is measured, so that comparing is not
         comparer.__enter__()
         if measured is not None:
-            measured.comparison = comparer.result
+            measured.comparison, comparer.naming = comparer.result, measured.naming
     return Observer(measured, comparer, report, profile)
 
 

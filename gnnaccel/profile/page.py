@@ -93,7 +93,7 @@ def _decisions(entries: list[Entry]) -> str:
         rows.append((e.name, e.layer, (e.kernel or e.route, "soft" if e.route == "native" else "good"), e.calls,
                      milliseconds(e.forward_ms), milliseconds(e.backward_ms), milliseconds(e.own_ms),
                      f"{e.own_ms / total:.0%}", size(e.kept_bytes), f"{hits}/{asked}" if asked else None,
-                     f"{e.overhead_us / max(1, e.calls):.0f}", _ruled_out(e)))
+                     f"{e.overhead_us / max(1, e.calls):.0f}", (_ruled_out(e), "long")))
     return _section("Decisions", "What ran each layer, and what was ruled out. Own time leaves out layers inside that are listed "
                     "themselves; kept is the device memory that a call leaves in use; deciding includes what recording it costs.",
                     _table(columns, rows, numbers=columns[3:11]))
@@ -193,7 +193,7 @@ def _comparison(report: Report) -> str:
         worst = one.worst
         found = (f"{worst.ours:.1e}", f"{worst.host:.1e}", f"{worst.allowed:.1e}", worst.name) if worst else (None,) * 4
         rows.append((one.who, one.kernel or one.route, (one.verdict, css), *found, size(one.native_bytes), size(one.ours_bytes),
-                     "; ".join(one.notes) or None))
+                     ("; ".join(one.notes) or None, "long")))
     columns = ("layer", "kernel", "verdict", "error", "host's", "allowed", "worst in", "native MiB", "ours MiB", "notes")
     return _section("Compared with the host", "Relative errors against the host's own layer in fp64, the worst of output and "
                     "gradients. Allowed is twice the host's own error plus a floor.",
@@ -204,8 +204,8 @@ def _fallbacks(report: Report) -> str:
     found = report.fallbacks()
     if not found:
         return _section("Native calls", "Every call was taken over.")
-    rows = [((f["code"], "bad"), f["text"], f["calls"], milliseconds(f["ms"]), ", ".join(dict.fromkeys(f["layers"])), f["hint"])
-            for f in found]
+    rows = [((f["code"], "bad"), (f["text"], "long"), f["calls"], milliseconds(f["ms"]), ", ".join(dict.fromkeys(f["layers"])),
+             (f["hint"], "long")) for f in found]
     return _section("Native calls", "By the time they took; a layer with several reasons counts under its first.",
                     _table(("code", "why", "calls", "own ms", "layers", "what would change it"), rows,
                            numbers=("calls", "own ms")))

@@ -10,11 +10,10 @@ from typing import Any
 import torch
 
 from gnnaccel.dispatch import counters, watch
-from gnnaccel.dispatch.names import IdentityMap
 from gnnaccel.dispatch.watch import Run, Visit
 from gnnaccel.profile.compare import Comparison
 from gnnaccel.profile.entries import Entry, describe
-from gnnaccel.profile.frames import Frame, Frames
+from gnnaccel.profile.frames import Frame, Frames, Naming, who
 from gnnaccel.profile.sides import device_of, named_tensors
 from gnnaccel.profile.sinks import rank_path
 from gnnaccel.profile.tables import milliseconds, size, table
@@ -46,8 +45,7 @@ class Report:
         self.wall_s = 0.0
         self._nvtx, self._began = nvtx, None
         self._entries: dict[tuple, Entry] = {}
-        self._numbers: IdentityMap[int] = IdentityMap()
-        self._per_class: dict[str, int] = {}
+        self.naming = Naming()
         self._frames, self._timeline, self._lock = Frames(), Timeline(), threading.RLock()
         self._sink = self._frames.sink
 
@@ -121,22 +119,12 @@ class Report:
     def _entry(self, frame: Frame, device: torch.device) -> Entry:
         record, visit = frame.record, frame.visit
         code = record["rejected"][0]["code"] if record["route"] == "native" and record["rejected"] else None
-        key = self._name(visit, record), record["route"], record["kernel"], code
+        key = self.naming.of(visit.layer), record["route"], record["kernel"], code
         entry = self._entries.get(key)
         if entry is None:
             entry = self._entries[key] = Entry(record["layer"], key[0], record["route"], record["kernel"], device.type)
             describe(entry, visit, record)
         return entry
-
-    def _name(self, visit: Visit, record: dict) -> str:
-        """The layer's own name, or a number among those of its class."""
-        if record["name"] is not None or isinstance(visit.layer, str):
-            return record["name"] or visit.layer
-        number = self._numbers.get(visit.layer)
-        if number is None:
-            number = self._per_class[record["layer"]] = self._per_class.get(record["layer"], 0) + 1
-            self._numbers.set(visit.layer, number)
-        return f"{record['layer']} #{number}"
 
     # --- reading ---
 
@@ -172,7 +160,7 @@ class Report:
         total = sum(entry.own_ms for entry in entries) or 1.0
         columns = ("layer", "kernel", "calls", "forward ms", "backward ms", "own ms", "share", "kept MiB", "cache hits",
                    "deciding us")
-        rows = [(e.name if e.name.startswith(e.layer) else f"{e.name} ({e.layer})", e.kernel or e.route, e.calls,
+        rows = [(who(e.name, e.layer), e.kernel or e.route, e.calls,
                  milliseconds(e.forward_ms), milliseconds(e.backward_ms), milliseconds(e.own_ms), f"{e.own_ms / total:.0%}",
                  size(e.kept_bytes), _hits(e), f"{e.overhead_us / e.calls:.0f}") for e in entries]
         kinds = "CUDA events" if any(e.device == "cuda" for e in entries) else "the clock"

@@ -14,6 +14,7 @@ from gnnaccel.dispatch.planner import Plan
 from gnnaccel.dispatch.records import Record
 from gnnaccel.dispatch.watch import Visit
 from gnnaccel.profile.bench.timing import Effort, measure_rounds, peak_extra_bytes
+from gnnaccel.profile.frames import who
 from gnnaccel.profile.judging import SECOND_LOOK, Draw, Error, errors
 from gnnaccel.profile.sides import EXACT, HOST, OURS, Sides
 from gnnaccel.profile.undisturbed import undisturbed
@@ -42,7 +43,7 @@ class Shadow:
 
     @property
     def who(self) -> str:
-        return f"{self.name} ({self.layer})" if self.name else self.layer
+        return who(self.name, self.layer)
 
     @property
     def worst(self) -> Error | None:

@@ -17,6 +17,7 @@ table { border-collapse: collapse; font-size: 0.86rem; min-width: 100%; }
 th, td { padding: 0.3rem 0.6rem; text-align: left; vertical-align: top; border-bottom: 1px solid var(--line); }
 th { background: var(--head); font-weight: 600; white-space: nowrap; }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+td.long { min-width: 14rem; }
 .good { color: var(--good); font-weight: 600; } .bad { color: var(--bad); font-weight: 600; } .soft { color: var(--soft); }
 svg { display: block; width: 100%; height: auto; margin: 0.3rem 0; font: 11px ui-monospace, Menlo, Consolas, monospace; }
 svg text { fill: var(--ink); } svg .small { font-size: 10px; fill: var(--soft); }

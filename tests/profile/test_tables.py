@@ -40,6 +40,7 @@ def test_numbers_are_to_the_right(way, monkeypatch):
 
 
 def test_a_narrow_terminal_folds_inside_its_cells(monkeypatch):
+    pytest.importorskip("rich")
     monkeypatch.setenv("COLUMNS", "30")
     text = table("t", ("layer", "calls", "note"), ROWS, right=("calls",))
     assert all(len(line) <= 30 for line in text.splitlines()) and "23" in text

@@ -107,6 +107,27 @@ def test_autocast_agrees(inputs):
     assert [one.verdict for one in found.layers] == ["same"], str(found)
 
 
+UGLY = {"one node": (1, torch.zeros(2, 3, dtype=torch.long)), "isolated nodes": (9, torch.tensor([[0, 1], [2, 2]])),
+        "duplicates": (5, torch.tensor([[0] * 6 + [1], [1] * 6 + [1]])), "no edges": (5, torch.zeros(2, 0, dtype=torch.long))}
+
+
+@pytest.mark.parametrize("graph", UGLY)
+@pytest.mark.parametrize("name", NAMES)
+def test_ugly_graphs(route, name, graph):
+    nodes, edge_index = UGLY[graph]
+    layer, x = build(name, width=1).to(route.device), graphs.features(nodes, F + 1)[:, :F]
+    with route.on(on_fallback="native"):
+        found = gnnaccel.compare(layer, *on(route.device, x, edge_index))
+    assert [one.verdict for one in found.layers] == ["native" if edge_index.numel() == 0 else "same"], str(found)
+
+
+@pytest.mark.parametrize("value", [1e20, float("nan"), float("inf")])
+def test_where_the_host_has_no_numbers_neither_need_we(value):
+    x = torch.full((30, F), value)
+    with gnnaccel.enabled(backend="torch", when="supported"):
+        assert gnnaccel.compare(build("GATConv"), x, graphs.square()).ok
+
+
 def test_dropout_is_off_and_said_to_be(route, inputs):
     net = Net(dropout=0.5).to(route.device)
     with route.on(on_fallback="native"):
@@ -147,6 +168,12 @@ def test_the_model_is_as_before(route, inputs):
     assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
     assert all(v is w and v.grad is None for (_, v), (_, w) in zip(objects, [*net.named_parameters(), *net.named_buffers()]))
     assert torch.equal(torch.get_rng_state(), generator) and net.training and not watch._watchers
+
+
+def test_switched_off_by_the_environment(inputs, monkeypatch):
+    monkeypatch.setenv("GNNACCEL", "0")
+    found = gnnaccel.compare(Net(), *inputs)
+    assert found.layers == [] and "switched off by the environment" in str(found)
 
 
 # ---- wrong ones ----

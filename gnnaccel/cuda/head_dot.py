@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda.launch import THREADS, Kernels, pointer
-from gnnaccel.cuda.layout import TYPES, WARPS, grid, layout_for
+from gnnaccel.cuda.layout import TYPES, WARPS, Layout, grid, layout_for
 
 _GRAD_BLOCKS = 512
 _SUM_COLUMNS = 32  # columns of one block of `sum_blocks`, as in head_dot.cu
@@ -35,14 +35,23 @@ def dot(x: Tensor, att0: Tensor, att1: Tensor | None = None) -> tuple[Tensor, Te
 def dot_grad(x: Tensor, d0: Tensor, d1: Tensor | None = None) -> Tensor:
     """Gradients of the vectors: [2, H, D] fp32, summed in a fixed order; the second is zero without ``d1``."""
     rows, heads, width = x.shape
-    layout, compiled = layout_for(heads, width), kernels(heads, width, x.dtype)
-    blocks = max(1, min(_GRAD_BLOCKS, grid(rows, layout, layout.slots)[0]))
+    layout = layout_for(heads, width)
+    blocks = grad_blocks(rows, layout)
     partial = torch.empty((blocks, 2, heads, width), device=x.device)
-    shared = WARPS * 2 * layout.tile_heads * width * 4
-    compiled("grad")((blocks, layout.tiles), THREADS, shared,
-                    (np.int32(rows), x.data_ptr(), d0.data_ptr(), pointer(d1), partial.data_ptr()))
     total = torch.empty((2, heads, width), device=x.device)
-    columns = 2 * heads * width
-    compiled("sum_blocks")((-(-columns // _SUM_COLUMNS), 1), 256, 1024,
-                          (np.int32(blocks), np.int32(columns), partial.data_ptr(), total.data_ptr()))
+    launch_grad(kernels(heads, width, x.dtype), layout, heads, width, blocks, np.int32(rows), x.data_ptr(), d0.data_ptr(),
+                pointer(d1), partial.data_ptr(), total.data_ptr())
     return total
+
+
+def grad_blocks(rows: int, layout: Layout) -> int:
+    """How many partial sums of [2, H, D] `launch_grad` makes."""
+    return max(1, min(_GRAD_BLOCKS, grid(rows, layout, layout.slots)[0]))
+
+
+def launch_grad(compiled: Kernels, layout: Layout, heads: int, width: int, blocks: int, rows: np.int32, x: int, d0: int, d1: int,
+                partial: int, total: int) -> None:
+    """`dot_grad` by addresses."""
+    columns = 2 * heads * width
+    compiled("grad")((blocks, layout.tiles), THREADS, WARPS * 2 * layout.tile_heads * width * 4, (rows, x, d0, d1, partial))
+    compiled("sum_blocks")((-(-columns // _SUM_COLUMNS), 1), 256, 1024, (np.int32(blocks), np.int32(columns), partial, total))

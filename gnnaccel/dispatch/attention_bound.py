@@ -15,12 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import additive, additive_backward, head_dot
+from gnnaccel.cuda import additive, head_dot
+from gnnaccel.cuda.column_sum import column_sum
 from gnnaccel.cuda.dropout import OFF
 from gnnaccel.cuda.launch import THREADS, workspace
 from gnnaccel.cuda.layout import Layout, grid
 from gnnaccel.dispatch import tall
-from gnnaccel.dispatch.attention_families import aligned_rows, bias_grad, like
+from gnnaccel.dispatch.attention_families import aligned_rows
 
 if TYPE_CHECKING:
     from gnnaccel.dispatch.attention import Call
@@ -101,6 +102,37 @@ class Bound:
                              (*launch.merge, launch.graph[3], *outputs, *chunks))
         return out, rows, sums, parts
 
+    def backward(self, graph: GraphView, rows: Tensor, sums: Tensor, parts: Tensor, grad: Tensor,
+                 blocks: int) -> tuple[Tensor, Tensor]:
+        """As `additive_backward.backward`: the gradient of the rows [N, H * D], and fp32 memory with, per node and head, four numbers
+        of the kernels' own, then the gradients of the scores by destination and by source; then room for ``blocks`` partial sums."""
+        h, d, n, layout, device = self.heads, self.width, rows.shape[0], self.layout, rows.device
+        by_src, place, (att_src, att_dst, _, _) = graph.csr(False), graph.csc(False).place, self._addresses
+        launch, kernels, step = by_src.launch(), self.variant.backward_kernels, 4 * n * h
+        scratch = torch.empty(6 * n * h + blocks * 2 * h * d, device=device)
+        values = torch.empty_like(rows)
+        packed, plus, a_src, of_grad = scratch.data_ptr(), parts.data_ptr(), sums.data_ptr(), grad.data_ptr()
+        d_a_dst = packed + 4 * step
+        kernels("prepare")(grid(n, layout, layout.slots), THREADS, 0, (
+            np.int32(n), of_grad, plus, plus + step * d, a_src + 2 * step, a_src + step, self.slope, packed, d_a_dst))
+        memory, chunks = workspace(launch.chunks, (h * d, h * d, h), device)
+        tail = rows.data_ptr(), att_src, att_dst, d_a_dst, values.data_ptr(), d_a_dst + step
+        kernels("sources")(grid(launch.slots + n, layout), THREADS, layout.scratch, (
+            *launch.graph[:3], place.data_ptr(), launch.graph[3], *launch.split, packed, a_src, 0, self.slope, *_NO_DROPOUT,
+            of_grad, *tail, 0, *chunks))
+        if launch.heavy:
+            kernels("merge")(grid(launch.heavy, layout), THREADS, layout.scratch, (*launch.merge, self.slope, *tail, *chunks))
+        return values, scratch
+
+    def att_grads(self, rows: Tensor, scratch: Tensor, blocks: int, shape: torch.Size) -> Tensor:
+        """[2, *shape]: the gradients of both attention vectors, out of `backward`'s memory."""
+        n, h = rows.shape[0], self.heads
+        d_a_dst = scratch.data_ptr() + 16 * n * h
+        total = torch.empty((2, *shape), device=rows.device)
+        head_dot.launch_grad(self._dot, self.layout, self.heads, self.width, blocks, np.int32(n), rows.data_ptr(),
+                             d_a_dst + 4 * n * h, d_a_dst, d_a_dst + 8 * n * h, total.data_ptr())
+        return total
+
 
 def _addresses(w: Weights) -> tuple[int, int, int, int]:
     return w.att_src.data_ptr(), w.att_dst.data_ptr(), 0 if w.bias is None else w.bias.data_ptr(), w.weight.data_ptr()
@@ -126,17 +158,13 @@ class _BoundFunction(torch.autograd.Function):
 def _gradients(bound: Bound, graph: GraphView, inputs: list, rows: Tensor, sums: Tensor, parts: Tensor, grad: Tensor,
                wanted: tuple) -> tuple:
     x, weight, att_src, att_dst, bias = inputs
-    h, d, n = bound.heads, bound.width, x.shape[0]
-    by_dst, by_src = graph.csc(False), graph.csr(False)
-    g = additive_backward.backward(
-        bound.variant, by_src, by_dst.place, additive.Saved(sums[2:], parts), grad.view(n, h, d), sums[0], sums[1],
-        rows.view(n, h, d), att_src, att_dst, bound.slope)
+    blocks = head_dot.grad_blocks(x.shape[0], bound.layout)
+    values, scratch = bound.backward(graph, rows, sums, parts, grad, blocks)
     d_src = d_dst = None
     if wanted[2] or wanted[3]:
-        d_src, d_dst = head_dot.dot_grad(rows.view(n, h, d), g.a_src, g.a_dst).unbind(0)
-    values = g.values.view(n, h * d)
-    return (tall.matmul(values, weight) if wanted[0] else None, values.t() @ x if wanted[1] else None,
-            like(d_src, att_src), like(d_dst, att_dst), bias_grad(grad, bias) if bias is not None and wanted[4] else None)
+        d_src, d_dst = bound.att_grads(rows, scratch, blocks, att_src.shape).unbind(0)
+    return (tall.matmul(values, weight) if wanted[0] else None, values.t() @ x if wanted[1] else None, d_src, d_dst,
+            column_sum(grad) if bias is not None and wanted[4] else None)
 
 
 def _recorded(bound: Bound, graph: GraphView, inputs: list, wanted: tuple, grad: Tensor) -> list[Any]:

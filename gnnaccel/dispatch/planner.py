@@ -5,6 +5,7 @@ the last candidate. Everything is decided before anything runs.
 """
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from gnnaccel.dispatch import cost, patterns, specs
@@ -37,9 +38,6 @@ class Plan:
 
 
 _memo: dict[tuple, Plan] = {}
-#: by what is asked: the candidates, and the cost of the host's own code
-_FAMILIES = {Request: (specs.ATTENTION, cost.native), RelationalRequest: (specs.RELATIONAL, costs.native),
-             PlainRequest: (specs.PLAIN, lambda request: None)}
 
 
 def plan(request: Request | RelationalRequest | PlainRequest, config: Config) -> Plan:
@@ -61,7 +59,7 @@ def forget() -> None:
 def _decide(request: Request, config: Config) -> Plan:
     rejected: list[tuple[str, Reason]] = []
     able: list[tuple[float, int, KernelSpec, float | None]] = []
-    candidates, native_cost = _FAMILIES[type(request)]
+    candidates, native_cost = _asked(request)
     for rank, spec in enumerate(candidates):
         why = spec.unsupported(request, config)
         if why:
@@ -82,6 +80,13 @@ def _decide(request: Request, config: Config) -> Plan:
             _, _, spec, seconds = able[0]
             return Plan(spec.route, spec.name, spec.pmf, seconds, native, tuple(rejected))
     return Plan("native", None, False, native, native, tuple(rejected))
+
+
+def _asked(request: Request | RelationalRequest | PlainRequest) -> tuple[tuple[KernelSpec, ...], Callable[..., float | None]]:
+    """The candidates, and the cost of the host's own code."""
+    if type(request) is PlainRequest:
+        return specs.PLAIN, lambda request: None
+    return (specs.RELATIONAL, costs.native) if type(request) is RelationalRequest else (specs.ATTENTION, cost.native)
 
 
 def _only(spec: KernelSpec, request: Request) -> bool:

@@ -5,6 +5,7 @@ the last candidate. Everything is decided before anything runs.
 """
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from gnnaccel.dispatch import cost, patterns, specs
@@ -38,9 +39,6 @@ class Plan:
 
 
 _memo: dict[tuple, Plan] = {}
-#: by what is asked: the candidates, and the cost of the host's own code
-_FAMILIES = {Request: (specs.ATTENTION, cost.native), RelationalRequest: (specs.RELATIONAL, costs.native),
-             PlainRequest: (specs.PLAIN, lambda request: None)}
 
 
 def plan(request: Request | RelationalRequest | PlainRequest, config: Config) -> Plan:
@@ -62,7 +60,7 @@ def forget() -> None:
 def _decide(request: Request, config: Config) -> Plan:
     rejected: list[tuple[str, Reason]] = []
     able: list[tuple[float, int, KernelSpec, float | None]] = []
-    candidates, native_cost = _FAMILIES[type(request)]
+    candidates, native_cost = _asked(request)
     for rank, spec in enumerate(candidates):
         why = spec.unsupported(request, config)
         if why:
@@ -100,6 +98,13 @@ def _held(pinned: Pinned, able: list, native: float | None, rejected: list) -> P
         if spec.name == pinned.kernel:
             return Plan(spec.route, spec.name, spec.pmf, seconds, native, (*rejected, *others))
     return None
+
+
+def _asked(request: Request | RelationalRequest | PlainRequest) -> tuple[tuple[KernelSpec, ...], Callable[..., float | None]]:
+    """The candidates, and the cost of the host's own code."""
+    if type(request) is PlainRequest:
+        return specs.PLAIN, lambda request: None
+    return (specs.RELATIONAL, costs.native) if type(request) is RelationalRequest else (specs.ATTENTION, cost.native)
 
 
 def _only(spec: KernelSpec, request: Request) -> bool:

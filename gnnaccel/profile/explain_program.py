@@ -6,6 +6,7 @@ from typing import Any
 
 from gnnaccel import adapters
 from gnnaccel.dispatch import patterns
+from gnnaccel.dispatch.ops.plain import PlainStated
 from gnnaccel.dispatch.program import Program
 from gnnaccel.dispatch.reasons import Reason
 from gnnaccel.dispatch.relational.compaction import compact
@@ -15,17 +16,20 @@ from gnnaccel.dispatch.relational.request import RelationalStated
 
 @dataclass(frozen=True, eq=False)
 class Explanation:
-    """What was found out about one call. ``reason``: why it is not stated, else None; ``stated``: the Program; ``optimised``: of
-    relational layers, the orderings with their counts; ``str()`` of it is for reading."""
+    """What was found out about one call. ``reason``: why it is not stated, else None; ``stated``: the Program, or of
+    plain layers the one operation that they are; ``optimised``: of relational layers, the orderings with their counts; ``str()`` of
+    it is for reading."""
 
     layer: str
     reason: Reason | None
-    stated: Program | None
+    stated: Program | PlainStated | None
     optimised: Optimised | None
 
     def __str__(self) -> str:
         if self.reason is not None:
             return f"{self.layer} runs the host's own code: {self.reason} ({self.reason.hint})"
+        if isinstance(self.stated, PlainStated):
+            return f"{self.layer} as stated:\n{self.stated}"
         if self.optimised is None:
             found = patterns.attention(self.stated)
             return f"{self.layer} as stated:\n{self.stated}\n\nfused: {found.family} attention, score {found.score!r}"
@@ -60,6 +64,8 @@ def explain_program(layer: Any, *inputs: Any, **kwargs: Any) -> Explanation:
     if isinstance(found, Reason):
         return Explanation(name, found, None, None)
     stated, given = found
+    if isinstance(stated, PlainStated):
+        return Explanation(name, None, stated, None)
     if not isinstance(stated, RelationalStated):
         return Explanation(name, None, stated.program, None)
     view, _ = stated.lookup(given)

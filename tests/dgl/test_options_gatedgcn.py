@@ -72,6 +72,11 @@ def test_second_derivatives(route):
     assert all(torch.allclose(a, b, rtol=1e-3, atol=1e-3) for a, b in zip(*grads))
 
 
+def test_explained():
+    text = str(gnnaccel.explain_program(GatedGCNConv(F, 4, 6), graphs.square(), graphs.features(), torch.randn(E, 4)))
+    assert "sigmoid(score[e])" in text and "6 channels" in text
+
+
 def test_records_of_both_directions(route):
     layer, g = GatedGCNConv(F, 4, 6).to(route.device), graphs.square().to(route.device)
     x = graphs.features().to(route.device).requires_grad_()

@@ -145,6 +145,12 @@ def test_a_changed_graph_has_other_degrees(route):
     assert close(got, layer(g, x))
 
 
+def test_explained():
+    text = str(gnnaccel.explain_program(GraphConv(F, 5), graphs.square(), graphs.features()))
+    assert "GraphConv as stated:" in text and "sum of" in text
+    assert f"5 channels of float32, {E} edges from {N} to {N} nodes" in text
+
+
 def test_on_a_cpu_the_hosts_kernels_run():
     layer, g, x = GraphConv(F, 5), graphs.square(), graphs.features()
     expected = layer(g, x)

@@ -24,12 +24,13 @@ def leaves(*tensors: Tensor | None) -> list[Tensor | None]:
     return [None if t is None else t.detach().clone().requires_grad_() for t in tensors]
 
 
-def judged(graph: OpGraph, x: Tensor, reduces: tuple[str, ...], weight: Tensor | None = None, zero_share: bool = True) -> None:
+def judged(graph: OpGraph, x: Tensor, reduces: tuple[str, ...], weight: Tensor | None = None, zero_share: bool = True,
+           of_edges: bool = False) -> None:
     """The kernels' result and gradients against torch operations in fp32 and fp64."""
     results = []
     for dtype, way in ((x.dtype, "kernel"), (x.dtype, "plain"), (F64, "plain")):
         a, w = leaves(x.to(dtype), None if weight is None else weight.to(dtype))
-        call = multi_reduce(graph, a, reduces, w, zero_share)
+        call = multi_reduce(graph, a, reduces, w, zero_share, of_edges)
         if way == "kernel":
             assert isinstance(call.kernel, Kernel) and compile_reason(call.kernel) is None, call.kernel
         out = call.kernel.run() if way == "kernel" else call.plain()
@@ -54,6 +55,12 @@ def test_against_operations(device, reduces, shape, weight):
     w = {"": None, "edge": torch.randn(200), "head": torch.randn(200, shape[0] if shape else 1)}[weight]
     for zero_share in (True, False):
         judged(graph, x, reduces, None if w is None else w.to(device), zero_share)
+
+
+@on_devices("reduces,shape", [(PNA, (8,)), (("max",), (3, 5)), (REDUCES, ()), (("sum", "var"), (130,))])
+def test_messages_of_edges(device, reduces, shape):
+    graph = graph_of(device)
+    judged(graph, torch.randn(200, *shape).mul(4).round().div(4).to(device), reduces, of_edges=True)
 
 
 @settings(max_examples=20, deadline=None)

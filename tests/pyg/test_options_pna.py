@@ -58,6 +58,11 @@ def test_what_is_left_to_pyg(route, made, args, code):
     assert list(gnnaccel.stats()["PNAConv"]["reasons"]) == [code]
 
 
+def test_explained():
+    text = str(gnnaccel.explain_program(layer(), features(), square()))
+    assert "several:mean,min,max,std" in text and f"{F} channels" in text
+
+
 def test_hooks_of_a_map_keep_the_layer_native(route):
     module, seen = layer().to(route.device), []
     module.pre_nns[0][0].register_forward_hook(lambda *_: seen.append(1))

@@ -15,6 +15,8 @@ from gnnaccel.dispatch.relational.cuda_maps import by_torch, dense
 
 OPERANDS = ("left", "right", "edge", "values")
 EPSILON = 1e-6
+FORMULAS = {"gated": "score[e] = left[j] + right[i] + edge[e]; "
+                     "out[i] = (sum of sigmoid(score[e]) * values[j]) / (sum of sigmoid(score[e]) + epsilon)"}
 
 
 def by_operations(graph: OpGraph, reduce: str, left: Tensor, right: Tensor, edge: Tensor,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from gnnaccel.cuda import multi_reduce as kernels
 from gnnaccel.cuda import multi_reduce_backward as backward_kernels
 from gnnaccel.cuda.aggregate import factored
 from gnnaccel.cuda.layout import MAX_WIDTH, TYPES
-from gnnaccel.cuda.structure import Rows
+from gnnaccel.cuda.structure import Rows, split_rows
 from gnnaccel.dispatch.ops import torch_ops
 from gnnaccel.dispatch.ops.call import Kernel, OpCall
 from gnnaccel.dispatch.ops.graph import OpGraph
@@ -27,23 +28,24 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 def multi_reduce(graph: OpGraph, x: Tensor, reduces: tuple[str, ...], weight: Tensor | None = None,
-                 zero_share: bool = True) -> OpCall:
+                 zero_share: bool = True, of_edges: bool = False) -> OpCall:
     """[num_dst, reduces, *features]: each of ``reduces`` (some of `REDUCES`) of ``x`` [num_src, *features] over the edges that
-    enter a node, times ``weight`` [E] or, with features [H, D], [E, H].
+    enter a node, times ``weight`` [E] or, with features [H, D], [E, H]. With ``of_edges`` x is [E, *features], by edge id.
 
     As PyG's aggregations: nodes that no edge enters get 0; equal messages share the gradient of "max" and "min" evenly, an
     extremum of exactly 0 keeping a share for itself (not with ``zero_share`` False); "std" is 0 where the variance is at most
     1e-5.
     """
-    return OpCall(x.device, x.dtype, lambda: by_operations(graph, x, reduces, weight, zero_share),
-                  _kernel(graph, x, tuple(reduces), weight, zero_share), graph)
+    return OpCall(x.device, x.dtype, lambda: by_operations(graph, x, reduces, weight, zero_share, of_edges),
+                  _kernel(graph, x, tuple(reduces), weight, zero_share, of_edges), graph)
 
 
 # --- by torch operations -----------------------------------------------------------------------------------------------
 
-def by_operations(graph: OpGraph, x: Tensor, reduces: tuple[str, ...], weight: Tensor | None, zero_share: bool) -> Tensor:
+def by_operations(graph: OpGraph, x: Tensor, reduces: tuple[str, ...], weight: Tensor | None, zero_share: bool,
+                  of_edges: bool = False) -> Tensor:
     """`multi_reduce`, on any device, differentiable any number of times. Messages have the size of the edges here."""
-    message, index = torch_ops.take(graph, x, "u"), graph.index("v").long()
+    message, index = torch_ops.take(graph, x, "e" if of_edges else "u"), graph.index("v").long()
     if weight is not None:
         message = message * weight.to(x.dtype).view(*weight.shape, *(1,) * (message.dim() - weight.dim()))
     wide = message.float() if x.dtype in _HALF else message
@@ -74,12 +76,15 @@ def _root(variance: Tensor) -> Tensor:
 
 # --- by kernels --------------------------------------------------------------------------------------------------------
 
-def _kernel(graph: OpGraph, x: Tensor, reduces: tuple[str, ...], weight: Tensor | None, zero_share: bool) -> Kernel | Reason:
+def _kernel(graph: OpGraph, x: Tensor, reduces: tuple[str, ...], weight: Tensor | None, zero_share: bool,
+            of_edges: bool) -> Kernel | Reason:
     if not graph.num_edges or graph.num_edges >= 2**31:
         return reason("GA303", "there are no edges, or too many")
     features = math.prod(x.shape[1:])
     if x.dtype not in TYPES or not features:
         return reason("GA203", f"features are {x.dtype} {list(x.shape[1:])}; the kernels take {', '.join(map(str, TYPES))}")
+    if weight is not None and of_edges:
+        return reason("GA206", "weights next to messages of edges", "multiply them beforehand")
     if weight is not None and weight.dim() == 2:
         if x.dim() != 3 or weight.shape[1] != x.shape[1] or x.shape[2] > MAX_WIDTH:
             return reason("GA206", f"weights {list(weight.shape)} for features {list(x.shape[1:])}")
@@ -87,7 +92,7 @@ def _kernel(graph: OpGraph, x: Tensor, reduces: tuple[str, ...], weight: Tensor 
     else:
         made = kernels.variant(*factored(features), x.dtype, reduces, "none" if weight is None else "edge")
     return Kernel(f"multi_reduce: {', '.join(reduces)}", ("multi_reduce", made), compiler(made),
-                  lambda: _MultiReduce.apply(graph, made, x, weight, zero_share))
+                  lambda: _MultiReduce.apply(graph, made, x, weight, zero_share, of_edges))
 
 
 def compiler(variant: kernels.Variant) -> Callable[[], None]:
@@ -103,10 +108,12 @@ def compiler(variant: kernels.Variant) -> Callable[[], None]:
 
 class _MultiReduce(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, graph, variant, x, weight, zero_share):
-        ctx.graph, ctx.variant, ctx.zero_share = graph, variant, zero_share
-        found = kernels.forward(variant, graph.view().csc(places=weight is not None), _rows(variant, x), _fp32(weight),
-                                train=any(ctx.needs_input_grad))
+    def forward(ctx, graph, variant, x, weight, zero_share, of_edges):
+        ctx.graph, ctx.variant, ctx.zero_share, ctx.of_edges = graph, variant, zero_share, of_edges
+        by_dst = graph.view().csc(places=of_edges or weight is not None)
+        if of_edges:
+            by_dst = replace(by_dst, other=by_dst.place, _launch=None)
+        found = kernels.forward(variant, by_dst, _rows(variant, x), _fp32(weight), train=any(ctx.needs_input_grad))
         ctx.save_for_backward(x, weight, *found)
         return found.out.view(-1, len(variant.reduces), *x.shape[1:])
 
@@ -116,18 +123,19 @@ class _MultiReduce(torch.autograd.Function):
         needs = ctx.needs_input_grad[2:4]
         if torch.is_grad_enabled():
             def again(x: Tensor, weight: Tensor | None) -> Tensor:
-                return by_operations(graph, x, variant.reduces, weight, ctx.zero_share)
+                return by_operations(graph, x, variant.reduces, weight, ctx.zero_share, ctx.of_edges)
 
-            return None, None, *by_torch(again, (x, weight), needs, grad), None
+            return None, None, *by_torch(again, (x, weight), needs, grad), None, None
         by_dst, rows, weights = graph.view().csc(places=weight is not None), _rows(variant, x), _fp32(weight)
         found = kernels.Reduced(*kept)
         terms = backward_kernels.spread(variant, by_dst, found, dense(grad).view(found.out.shape), ctx.zero_share)
         d_x = d_weight = None
         if needs[0]:
-            d_x = backward_kernels.rows_grad(variant, _by_source(graph, weight), rows, weights, found.out, terms).view(x.shape)
+            by_src = _by_edge(graph) if ctx.of_edges else _by_source(graph, weight)
+            d_x = backward_kernels.rows_grad(variant, by_src, rows, weights, found.out, terms).view(x.shape)
         if needs[1]:
             d_weight = backward_kernels.weight_grad(variant, by_dst, rows, weights, found.out, terms).to(weight.dtype)
-        return None, None, d_x, d_weight, None
+        return None, None, d_x, d_weight, None, None
 
 
 def _rows(variant: kernels.Variant, x: Tensor) -> Tensor:
@@ -141,3 +149,10 @@ def _fp32(weight: Tensor | None) -> Tensor | None:
 def _by_source(graph: OpGraph, weight: Tensor | None) -> Rows:
     """Weights are found by edge id; without any, no ids are read."""
     return graph.view().csr(places=False) if weight is None else graph.view().csr_by_id()
+
+
+def _by_edge(graph: OpGraph) -> Rows:
+    """Each edge as a row of its own, with its destination at the other end."""
+    dst = graph.index("v").to(torch.int32).contiguous()
+    indptr = torch.arange(dst.shape[0] + 1, dtype=torch.int32, device=dst.device)
+    return Rows(indptr, dst, indptr[:0], split_rows(indptr, dst.shape[0]))

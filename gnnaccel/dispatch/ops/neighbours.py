@@ -17,6 +17,9 @@ from gnnaccel.dispatch.relational.cuda_maps import by_torch, dense
 
 #: names of the operands; all but the first may be missing, and "max" takes no other but the weight
 OPERANDS = ("x", "weight", "scale_src", "scale_dst", "bias")
+#: what is computed over the edges e = (j, i), for reading; what is in brackets where the layer has it
+FORMULAS = {"sum": "out[i] = [scale_dst[i] *] sum of [weight[e] *] [scale_src[j] *] x[j] [+ bias]",
+            "max": "out[i] = largest of [weight[e] *] x[j]"}
 
 
 def by_operations(graph: OpGraph, reduce: str, x: Tensor, weight: Tensor | None = None, scale_src: Tensor | None = None,

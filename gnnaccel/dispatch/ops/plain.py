@@ -51,6 +51,12 @@ class PlainStated:
     num_edges: int
     on_cpu: bool
 
+    def __str__(self) -> str:
+        formula = operation(self.reduce).FORMULAS[self.reduce.partition(":")[0]]
+        weighted = ", weighted" if self.weighted else ""
+        return (f"{formula}, over the edges e = (j, i)\n{self.reduce}{weighted}: {self.width} channels of "
+                f"{str(self.row).removeprefix('torch.')}, {self.num_edges} edges from {self.num_src} to {self.num_dst} nodes")
+
     @property
     def out(self) -> torch.dtype:
         return self.row

@@ -13,6 +13,7 @@ from gnnaccel.dispatch.ops import multi_reduce
 from gnnaccel.dispatch.ops.graph import OpGraph
 
 OPERANDS = ("x",)
+FORMULAS = {"several": "out[i] = several reduces of x[j], side by side"}
 
 
 def name_of(reduces: list[str]) -> str:

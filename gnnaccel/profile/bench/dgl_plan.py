@@ -19,10 +19,10 @@ GPU = (
     ("arxiv", ("GAT 8x8",)),
     ("mag-inverse-size", ("HGT 4x16",)),
     ("fb15k-size", ("RelGraphConv 64",)),
-    ("proteins", ("GATv2 4x16", "DotGat 1x64")),
+    ("proteins", ("GATv2 4x16", "DotGat 1x64", "GraphConv 64", "SAGE 64")),
     ("cora", ("GAT 8x8", "GATv2 4x16", "GraphConv 64", "SAGE 64")),
-    ("arxiv", ("GATv2 4x16", "DotGat 1x64")),
-    ("reddit", ("GATv2 4x16", "DotGat 1x64")),
+    ("arxiv", ("GATv2 4x16", "DotGat 1x64", "GraphConv 64", "SAGE 64")),
+    ("reddit", ("SAGE 64", "GATv2 4x16", "DotGat 1x64", "GraphConv 64")),
 )
 CPU = (
     ("cora", ("GAT 8x8", "GATv2 4x16", "DotGat 1x64", "GraphConv 64", "SAGE 64")),

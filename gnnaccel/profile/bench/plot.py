@@ -4,7 +4,7 @@ from __future__ import annotations
 from gnnaccel.profile.bench import metrics
 from gnnaccel.profile.bench.result import Result
 
-COLOURS = ("#2f6db3", "#d9812f", "#3f9c6a", "#8d5fb0", "#b0475a", "#5c6670")
+COLOURS = ("#2f6db3", "#d9812f", "#3f9c6a", "#8d5fb0", "#b0475a", "#5c6670", "#9a8f2e")
 DIAMOND = dict(marker="D", markersize=5, markerfacecolor="white", markeredgecolor="black", linestyle="none")
 TITLES = {"forward": "Forward", "training": "Forward + backward"}
 

@@ -124,6 +124,8 @@ DGL: tuple[Target, ...] = (
     *_over_dgl("fb15k-size", "RelGraphConv 64", 10, 10),
     *_over_dgl("mag-inverse-size", "HGT 4x16", 30, 100),
     *_over_dgl("arxiv", "GAT 8x8", 8, 5),
+    *_over_dgl("proteins", "GraphConv 64", 1.6, 1.5),
+    *_over_dgl("reddit", "SAGE 64", 1.7, 1.6),
     Target("dgl", "cora", "*", "*", "vs_dgl_cuda", 1.0, aim=2.0),
     Target("dgl-cpu", "*", "*", "*", "vs_native", 0.95),
     *(Target("dgl-cpu", "*", layer, "*", "vs_native", 1.0, why="relational layers gain")

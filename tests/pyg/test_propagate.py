@@ -131,6 +131,24 @@ def test_weights_per_channel(route):
     compare(route, Gating(), graphs.features(), graphs.square(), torch.randn(E, F), positions=POSITIONS)
 
 
+@pytest.mark.parametrize("mode", ["cat", "sum", "proj"])
+def test_several_aggregations(route, mode):
+    options = dict(in_channels=F, out_channels=5) if mode == "proj" else {}
+    layer = Weighing(aggr=["sum", "mean"], aggr_kwargs=dict(mode=mode, mode_kwargs=options))
+    compare(route, layer, graphs.features(), graphs.square(), torch.randn(E), positions=POSITIONS)
+
+
+def test_several_aggregations_of_which_one_is_native():
+    layer, args = Weighing(aggr=["sum", "std"]), (graphs.features(), graphs.square())
+    expected = layer(*args)
+    hooked_inside = Weighing(aggr=["sum", "mean"])
+    hooked_inside.aggr_module.aggrs[1].register_forward_hook(lambda module, given, out: 2 * out)
+    doubled = hooked_inside(*args)
+    with gnnaccel.enabled(when="supported"):
+        assert torch.equal(layer(*args), expected) and torch.equal(hooked_inside(*args), doubled)
+    assert gnnaccel.stats()["Weighing"]["reasons"] == {"GA201": 2}
+
+
 def test_update(route):
     compare(route, Updating(), graphs.features(), graphs.square(), positions=POSITIONS)
 

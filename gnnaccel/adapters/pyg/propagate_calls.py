@@ -32,9 +32,9 @@ def decide(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Confi
         decision, parts, stacked = aggregation_route.native(found), None, False
     else:
         parts, stacked = (found.graph, found.given), reading.stacked(layer, reading.source(kwargs, found.form.source))
-        decision = aggregation_route.decide(*parts, config)
+        decision = aggregation_route.decide_all(*parts, found.reduces, config)
 
-    def finish(out: Tensor) -> Any:
+    def finish(out: Any) -> Any:
         return reading.finished(layer, found.known, stacked, out, kwargs)
 
     out = aggregation_route.run(layer, "pyg", parts, decision, config, finish, lambda: native(layer, edge_index, **kwargs), start)
@@ -166,7 +166,7 @@ def _remember(layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read,
         if decision.estimate is not None:
             kept.missed, kept.gain = aggregation_cost.missed(edge_index), decision.estimate.gain
             kept.patience = aggregation_cost.patience(decision.estimate)
-    elif graph._view is None:  # ran without a structure
+    elif graph._view is None or len(found.reduces) > 1:  # ran without a structure; or hooks inside may appear
         return
     else:
         kept.pointer, kept.signature, kept.decision = edge_index.data_ptr(), _signature(kwargs), decision

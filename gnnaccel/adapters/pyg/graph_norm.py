@@ -49,10 +49,10 @@ def install(patches: PatchSet) -> None:
 
 
 def keeping(native: Callable, method: bool = False) -> Callable:
-    """``native``, a function of tensors and plain values that gives a tuple of tensors, with its results kept. ``method``: of a
-    class, whose instances do not matter to it.
+    """``native``, a function of tensors and plain values that gives a tuple of tensors, with its results kept from the second
+    call over the same edges on. ``method``: of a class, whose instances do not matter to it.
 
-    Kept from the second call over the same edges on. Not kept: what depends on a tensor that wants a gradient, is a sparse or an inference tensor, or of a subclass; what is
+    Not kept: what depends on a tensor that wants a gradient, is a sparse or an inference tensor, or of a subclass; what is
     computed while something traces.
     """
     first = 1 if method else 0

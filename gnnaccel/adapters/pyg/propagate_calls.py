@@ -83,8 +83,8 @@ def _modes() -> tuple:
 
 
 def too_small(edge_index: Any, config: Config) -> bool:
-    """Whether a call may go native without being read: over so few edges nothing gains on a CPU, and a graph hardly seen before, of
-    not many more, does not pay for its structure yet."""
+    """Whether a call may go native without being read: over so few edges nothing gains on a CPU, and a graph hardly seen before,
+    of not many more, does not pay for its structure yet."""
     if type(edge_index) is not Tensor or edge_index.dim() != 2 or config.when != "profitable" or config.on_fallback != "native":
         return False
     edges = edge_index.shape[-1]
@@ -98,8 +98,8 @@ def too_small(edge_index: Any, config: Config) -> bool:
 class Last:
     """A layer's last call over some edges and where it went. Holds the edges and their structure weakly."""
 
-    __slots__ = ("epoch", "edge_index", "version", "pointer", "signature", "modes", "settings", "known", "module", "source", "weight",
-                 "reduce", "sizes", "view", "route", "decision", "name", "missed", "rows", "gain", "patience", "code")
+    __slots__ = ("epoch", "edge_index", "version", "pointer", "signature", "modes", "settings", "known", "module", "source",
+                 "weight", "reduce", "sizes", "view", "route", "decision", "name", "missed", "rows", "gain", "patience", "code")
 
     def _same_edges(self, edge_index: Tensor, config: Config) -> bool:
         return self.epoch == config.epoch and self.edge_index() is edge_index and self.version == edge_index._version

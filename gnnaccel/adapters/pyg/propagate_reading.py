@@ -139,7 +139,7 @@ def read(layer: Any, edge_index: Any, kwargs: dict) -> Read | Reason:
 
 
 def _reduces(module: Any) -> tuple[str, ...]:
-    """What an aggregation of the host's computes: one reduction, or those of a MultiAggregation; () for any other, or with hooks."""
+    """What an aggregation of the host's computes: one reduction, or those of a MultiAggregation; () for others, or with hooks."""
     name = type(module).__name__
     if not type(module).__module__.startswith("torch_geometric.nn.aggr."):
         return ()
@@ -201,7 +201,7 @@ def _sizes(layer: Any, edge_index: Any, size: Any, x: Any) -> tuple[Tensor, int,
     size = [None, None] if size is None else list(size)
     pair = isinstance(x, (tuple, list))
     if pair and (len(x) != 2 or not forward):
-        return reason("GA202" if not forward else "GA206", "pairs of features against the flow" if not forward else "x is no pair")
+        return reason("GA206", "x is no pair") if forward else reason("GA202", "pairs of features against the flow")
     for side, features in enumerate(x if pair else (x,)):
         if features is None and side:
             continue

@@ -66,8 +66,8 @@ def decide(graph: OpGraph, given: Aggregation, config: Config) -> Decision:
 
 
 def decide_all(graph: OpGraph, given: Aggregation, reduces: tuple[str, ...], config: Config) -> Decision:
-    """The route of aggregations that differ in nothing but their ``reduces``, of which ``given`` has the first; several give a list. One
-    that is native makes all native, as the host makes its messages once for all."""
+    """The route of aggregations that differ in nothing but their ``reduces``, of which ``given`` has the first; several give a
+    list. One that is native makes all native, as the host makes its messages once for all."""
     if len(reduces) == 1:
         return decide(graph, given, config)
     found = {name: decide(graph, given._replace(reduce=name), config) for name in reduces}

@@ -75,7 +75,7 @@ def test_ways(route, kind, reduce):  # noqa: F811
     ei = edges()
     x, w = inputs(kind, ei)
     if route.backend == "torch" and (kind in ("channel", "wider_weights") or reduce in ("max", "min")):
-        assert aggregation_cpu.unfit(OpGraph(ei, N, M), prepared(reduce, x, w, E)).code == "GA208"
+        assert aggregation_cpu.unfit(OpGraph(ei, N, M), prepared(reduce, x, w, E)).code in ("GA208", "GA301")
         return
     judged(route, reduce, ei, x.detach(), None if w is None else w.detach(), N, M)
 

@@ -92,6 +92,17 @@ def test_sparse_adjacency():
     assert gnnaccel.stats()["Weighing"]["reasons"] == {"GA204": 1}
 
 
+@pytest.mark.parametrize("aggr", ["max", "min"])
+def test_extrema_on_a_cpu_are_no_fallback(aggr):
+    """The host's own code is as good there."""
+    ei = torch.randint(0, 2000, (2, 25000))
+    layer, x = Copying(aggr=aggr), torch.randn(2000, 8)
+    expected = layer(x, ei)
+    with gnnaccel.enabled(on_fallback="raise", records=1):
+        assert torch.equal(layer(x, ei), expected)
+    assert [r["code"] for r in gnnaccel.records()[0]["rejected"]] == ["GA401", "GA301"]
+
+
 def test_no_edges():
     layer, x, ei = Copying(), graphs.features(), torch.empty(2, 0, dtype=torch.int64)
     with gnnaccel.enabled(when="supported", on_fallback="raise"):

@@ -27,7 +27,7 @@ def figure(title: str, width: float, height: float, parts: Sequence[str]) -> str
 
 def bars(title: str, rows: Sequence[tuple[str, Sequence[tuple[str, float, str]]]]) -> str:
     """Horizontal bars: ``rows`` of (label, bars), each bar (css class, value, words behind it)."""
-    left, room, words = _LABEL * CHARACTER + 10, 300.0, 22 * CHARACTER
+    left, room, words = _LABEL * CHARACTER + 10, 300.0, 22 * CHARACTER + 8
     most = max((value for _, group in rows for _, value, _ in group), default=0.0) or 1.0
     parts, y = [], 4.0
     for label, group in rows:
@@ -113,7 +113,8 @@ def roofline(title: str, bandwidths: Sequence[tuple[str, float]], flops: float,
     """Operations per second over operations per byte. ``points`` of (number shown, x, y); lines are ``bandwidths`` (name, bytes
     per second) up to ``flops``."""
     ridges = [flops / rate for _, rate in bandwidths]
-    plane = LogPlane([*(x for _, x, _ in points), max(ridges) * 4, min(ridges) / 4, 0.02], [*(y for _, _, y in points), flops, flops / 1e4])
+    plane = LogPlane([*(x for _, x, _ in points), max(ridges) * 4, min(ridges) / 4, 0.02],
+                     [*(y for _, _, y in points), flops, flops / 1e4])
     parts = plane.axes("operations per byte", "operations per second")
     for at, (_, rate) in enumerate(bandwidths):
         low = max(10.0**plane.x0, 10.0**plane.y0 / rate)

@@ -73,8 +73,8 @@ def full(layers: int = 3) -> Report:
              entry(EVIL, route="native", kernel=None, reasons=(REASON,), histogram=None, moved=None, flops=None)]
     report._entries = {(i,): one for i, one in enumerate(made)}
     right, wrong = [Error("out", 1e-7, 2e-7, 6e-7)], [Error("grad x", 1.0, 2e-7, 6e-7)]
-    report.comparison.layers = [Shadow("GATConv", f"convs.{i}.{EVIL}", "cuda", "k", "same", True, right, 200.0 * 10**i, 3.0, 5 << 30,
-                                       1 << 20) for i in range(layers)]
+    report.comparison.layers = [Shadow("GATConv", f"convs.{i}.{EVIL}", "cuda", "k", "same", True, right, 200.0 * 10**i, 3.0,
+                                       5 << 30, 1 << 20) for i in range(layers)]
     report.comparison.layers.append(Shadow("RGCNConv", None, "cuda", "k", "mismatch", True, wrong, notes=[EVIL]))
     return report
 

@@ -5,7 +5,7 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnnaccel.profile import svg
@@ -184,6 +184,7 @@ def test_no_text_lies_on_another(name):
                 assert r1 <= l2 or r2 <= l1 or b1 <= t2 or b2 <= t1, (w1, w2)
 
 
+SETTINGS = settings(max_examples=100, deadline=None, derandomize=True, database=None)
 positive = st.floats(1e-9, 1e18)
 labels = st.text(min_size=0, max_size=60)
 
@@ -196,23 +197,27 @@ def sound(chart: str) -> None:
         assert all(r1 <= l2 or r2 <= l1 or b1 <= t2 or b2 <= t1 for l2, t2, r2, b2, _ in words[:i]), w1
 
 
+@SETTINGS
 @given(st.lists(st.tuples(positive, positive), max_size=24), positive, positive, st.floats(1e3, 1e18))
 def test_any_roofline_is_sound(points, slow, ratio, flops):
     rates = (("memory", slow), ("cache", slow * min(max(ratio, 1.0), 1e6)))
     sound(svg.roofline("t", rates, flops, [(str(i), x, y) for i, (x, y) in enumerate(points, 1)]))
 
 
+@SETTINGS
 @given(st.lists(st.tuples(labels, st.lists(st.tuples(st.floats(0, 1e18), labels), min_size=1, max_size=3)), max_size=8))
 def test_any_bars_are_sound(rows):
     sound(svg.bars("t", [(label, [("ours", value, words) for value, words in group]) for label, group in rows]))
 
 
+@SETTINGS
 @given(st.lists(st.integers(0, 1 << 40), min_size=1, max_size=40), st.integers(0, 40))
 def test_any_columns_are_sound(counts, place):
     mark = (min(place, len(counts)), "rows beyond 256 edges are split")
     sound(svg.columns("t", counts, [f"2^{i}…" for i in range(len(counts))], mark))
 
 
+@SETTINGS
 @given(st.lists(st.integers(0, 30), max_size=200), st.integers(31, 40))
 def test_degrees_are_bit_lengths(dst, nodes):
     import torch

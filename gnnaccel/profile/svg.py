@@ -27,7 +27,7 @@ def figure(title: str, width: float, height: float, parts: Sequence[str]) -> str
 
 def bars(title: str, rows: Sequence[tuple[str, Sequence[tuple[str, float, str]]]]) -> str:
     """Horizontal bars: ``rows`` of (label, bars), each bar (css class, value, words behind it)."""
-    left, room, words = _LABEL * CHARACTER + 10, 300.0, 22 * CHARACTER
+    left, room, words = _LABEL * CHARACTER + 10, 300.0, 22 * CHARACTER + 8
     most = max((value for _, group in rows for _, value, _ in group), default=0.0) or 1.0
     parts, y = [], 4.0
     for label, group in rows:
@@ -112,14 +112,15 @@ def roofline(title: str, bandwidths: Sequence[tuple[str, float]], flops: float,
              points: Sequence[tuple[str, float, float]]) -> str:
     """Operations per second over operations per byte. ``points`` of (number shown, x, y); lines are ``bandwidths`` (name, bytes
     per second) up to ``flops``."""
-    ridge = flops / min(rate for _, rate in bandwidths)
-    plane = LogPlane([*(x for _, x, _ in points), ridge * 4, 0.02], [*(y for _, _, y in points), flops, flops / 1e4])
+    ridges = [flops / rate for _, rate in bandwidths]
+    plane = LogPlane([*(x for _, x, _ in points), max(ridges) * 4, min(ridges) / 4, 0.02],
+                     [*(y for _, _, y in points), flops, flops / 1e4])
     parts = plane.axes("operations per byte", "operations per second")
     for at, (_, rate) in enumerate(bandwidths):
         low = max(10.0**plane.x0, 10.0**plane.y0 / rate)
         (x1, y1), (x2, y2) = plane.place(low, low * rate), plane.place(flops / rate, flops)
         parts.append(f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" class="roof{at}"/>')
-    (x1, y1), (x2, y2) = plane.place(flops / max(r for _, r in bandwidths), flops), plane.place(10.0**plane.x1, flops)
+    (x1, y1), (x2, y2) = plane.place(min(ridges), flops), plane.place(10.0**plane.x1, flops)
     parts.append(f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" class="roof0"/>')
     taken: list[tuple[float, float]] = []
     for number, x, y in points:

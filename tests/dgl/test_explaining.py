@@ -4,7 +4,7 @@ from __future__ import annotations
 import dgl
 import pytest
 import torch
-from dgl.nn import GATConv, GraphConv, HGTConv, RelGraphConv
+from dgl.nn import GATConv, HGTConv, RelGraphConv, TAGConv
 
 import gnnaccel
 from gnnaccel.dispatch import attention
@@ -16,7 +16,7 @@ from tests.dgl.graphs import F
 class Net(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.gat, self.plain = GATConv(F, 8, 2, feat_drop=0.2, attn_drop=0.5), GraphConv(16, 16)
+        self.gat, self.plain = GATConv(F, 8, 2, feat_drop=0.2, attn_drop=0.5), TAGConv(16, 16)
         self.typed, self.hgt = RelGraphConv(16, 8, 3, "basis", 2), HGTConv(8, 4, 2, 1, 3)
 
     def forward(self, graph, x, types):

@@ -5,6 +5,8 @@ import re
 from html.parser import HTMLParser
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gnnaccel.profile import svg
 from gnnaccel.profile.entries import Entry, degrees
@@ -71,8 +73,8 @@ def full(layers: int = 3) -> Report:
              entry(EVIL, route="native", kernel=None, reasons=(REASON,), histogram=None, moved=None, flops=None)]
     report._entries = {(i,): one for i, one in enumerate(made)}
     right, wrong = [Error("out", 1e-7, 2e-7, 6e-7)], [Error("grad x", 1.0, 2e-7, 6e-7)]
-    report.comparison.layers = [Shadow("GATConv", f"convs.{i}.{EVIL}", "cuda", "k", "same", True, right, 200.0 * 10**i, 3.0, 5 << 30,
-                                       1 << 20) for i in range(layers)]
+    report.comparison.layers = [Shadow("GATConv", f"convs.{i}.{EVIL}", "cuda", "k", "same", True, right, 200.0 * 10**i, 3.0,
+                                       5 << 30, 1 << 20) for i in range(layers)]
     report.comparison.layers.append(Shadow("RGCNConv", None, "cuda", "k", "mismatch", True, wrong, notes=[EVIL]))
     return report
 
@@ -180,6 +182,51 @@ def test_no_text_lies_on_another(name):
         for i, (l1, t1, r1, b1, w1) in enumerate(words):
             for l2, t2, r2, b2, w2 in words[:i]:
                 assert r1 <= l2 or r2 <= l1 or b1 <= t2 or b2 <= t1, (w1, w2)
+
+
+SETTINGS = settings(max_examples=100, deadline=None, derandomize=True, database=None)
+positive = st.floats(1e-9, 1e18)
+labels = st.text(min_size=0, max_size=60)
+
+
+def sound(chart: str) -> None:
+    ((width, height, boxes, words),) = drawings(chart)
+    for left, top, right, bottom, *_ in [*boxes, *words]:
+        assert left >= -0.01 and top >= -0.01 and right <= width + 0.01 and bottom <= height + 0.01
+    for i, (l1, t1, r1, b1, w1) in enumerate(words):
+        assert all(r1 <= l2 or r2 <= l1 or b1 <= t2 or b2 <= t1 for l2, t2, r2, b2, _ in words[:i]), w1
+
+
+@SETTINGS
+@given(st.lists(st.tuples(positive, positive), max_size=24), positive, positive, st.floats(1e3, 1e18))
+def test_any_roofline_is_sound(points, slow, ratio, flops):
+    rates = (("memory", slow), ("cache", slow * min(max(ratio, 1.0), 1e6)))
+    sound(svg.roofline("t", rates, flops, [(str(i), x, y) for i, (x, y) in enumerate(points, 1)]))
+
+
+@SETTINGS
+@given(st.lists(st.tuples(labels, st.lists(st.tuples(st.floats(0, 1e18), labels), min_size=1, max_size=3)), max_size=8))
+def test_any_bars_are_sound(rows):
+    sound(svg.bars("t", [(label, [("ours", value, words) for value, words in group]) for label, group in rows]))
+
+
+@SETTINGS
+@given(st.lists(st.integers(0, 1 << 40), min_size=1, max_size=40), st.integers(0, 40))
+def test_any_columns_are_sound(counts, place):
+    mark = (min(place, len(counts)), "rows beyond 256 edges are split")
+    sound(svg.columns("t", counts, [f"2^{i}…" for i in range(len(counts))], mark))
+
+
+@SETTINGS
+@given(st.lists(st.integers(0, 30), max_size=200), st.integers(31, 40))
+def test_degrees_are_bit_lengths(dst, nodes):
+    import torch
+    found = [0] * 9
+    for node in range(nodes):
+        found[dst.count(node).bit_length()] += 1
+    while len(found) > 1 and not found[-1]:
+        found.pop()
+    assert degrees(torch.tensor(dst, dtype=torch.long), nodes) == found
 
 
 def test_the_checks_see_text_on_text_and_outside():

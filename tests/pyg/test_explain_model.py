@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, HeteroConv, MessagePassing, RGCNConv, SAGEConv
+from torch_geometric.nn import GATConv, GATv2Conv, HeteroConv, MessagePassing, RGCNConv, SAGEConv, SGConv
 
 import gnnaccel
 from gnnaccel.dispatch import watch
@@ -39,7 +39,7 @@ class Net(torch.nn.Module):
         self.gat = GATConv(F, 8, 2, dropout=0.5)
         self.norm = torch.nn.BatchNorm1d(16)
         self.left_out = GATv2Conv(16, 16)
-        self.gcn = GCNConv(16, 16, cached=True)
+        self.simple = SGConv(16, 16, cached=True)
         self.own = Own()
         self.changed = Changed(16, 16)
         self.rgcn = RGCNConv(16, 4, 3)
@@ -47,7 +47,7 @@ class Net(torch.nn.Module):
 
     def forward(self, x, edge_index, edge_type):
         x = self.left_out(self.norm(self.gat(x, edge_index)), edge_index)
-        return self.rgcn(self.changed(self.own(self.gcn(x, edge_index), edge_index), edge_index), edge_index, edge_type)
+        return self.rgcn(self.changed(self.own(self.simple(x, edge_index), edge_index), edge_index), edge_index, edge_type)
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_every_layer_is_named_with_what_would_become_of_it(route, net, inputs):
     gnnaccel.exclude(net.left_out)
     found = explained(route, net, inputs)
     assert {name: one.status for name, one in found.items()} == {
-        "gat": "taken over", "left_out": "native", "changed": "native", "rgcn": "taken over", "gcn": "not recognised",
+        "gat": "taken over", "left_out": "native", "changed": "native", "rgcn": "taken over", "simple": "not recognised",
         "own": "not recognised", "idle": "not called"}
     assert {found["gat"].route, found["rgcn"].route} == {route.backend} and found["gat"].kernel
     assert found["gat"].graph["num_edges"] == E and found["gat"].calls == 1
@@ -117,7 +117,7 @@ def test_model_and_random_numbers_are_untouched(route, net, inputs):
         assert v is state[k][0] and v._version == state[k][1] and v.grad is None
     for module, own in attributes:
         assert module.__dict__.keys() == own.keys() and all(module.__dict__[k] is v for k, v in own.items())
-    assert net.training and net.gcn._cached_edge_index is None
+    assert net.training and net.simple._cached_x is None
 
 
 def test_what_the_model_raises_comes_through_and_leaves_it_untouched(net, inputs):

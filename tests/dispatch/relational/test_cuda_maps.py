@@ -89,6 +89,21 @@ def test_second_derivatives(device, name):
                 assert_accurate(how, a.cpu(), b, c, 1e-5, factor=4.0)
 
 
+@each_statement
+def test_results_may_be_changed_in_place(device, name):
+    """As an activation does that follows; autograd forbids it where a Function returns a view."""
+    graph = typed(edges=30, num_src=8, num_dst=8, num_relations=3)
+    operands, program = tensors(name, graph), fuse(compact(statement(name)))
+
+    def gradients(change) -> dict[str, torch.Tensor]:
+        given = leaves(device, operands)
+        return results(change(kernels(program, on(device, graph), given)), given)
+
+    apart, in_place = gradients(lambda out: out * 2), gradients(lambda out: out.mul_(2))
+    for label, value in apart.items():
+        torch.testing.assert_close(in_place[label], value, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("name", [n for n in STATEMENTS if "raised" not in n])  # weights below the least number are not raised
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half(device, name, dtype):

@@ -19,7 +19,6 @@ SHAPES = {"none": ((6,), None), "edge": ((6,), (1,)), "odd": ((7,), (1,)), "sing
           "channel": ((4,), (4,)), "one_for_all_heads": ((3, 5), (1, 1)), "wider_weights": ((1,), (6,)), "wide": ((130,), (1,))}
 
 
-BY_KERNELS = aggregation.REDUCES if aggregation_cuda.EVEN_SHARES else ("sum", "mean")
 
 
 def edges(count: int = E, src: int = N, dst: int = M) -> torch.Tensor:
@@ -69,7 +68,7 @@ def judged(route, reduce, ei, x, w, src, dst, flipped=False, floor=None):
             assert a.shape == c.shape and (a.cpu() - c).abs().max() <= floor, name
 
 
-@pytest.mark.parametrize("reduce", BY_KERNELS)
+@pytest.mark.parametrize("reduce", aggregation.REDUCES)
 @pytest.mark.parametrize("kind", SHAPES)
 def test_ways(route, kind, reduce):  # noqa: F811
     ei = edges()
@@ -119,12 +118,6 @@ def test_equal_extrema_share_the_gradient(reduce):
     x = torch.tensor([[3.0], [3.0], [5.0 if reduce == "min" else 1.0]], requires_grad=True)
     aggregation.plain(OpGraph(ei, 3, 2), prepared(reduce, x, None, 4)).sum().backward()
     assert x.grad.tolist() == [[1.5], [0.5], [0.0]]
-
-
-@pytest.mark.skipif(aggregation_cuda.EVEN_SHARES, reason="they have kernels")
-def test_extrema_without_kernels():
-    why = aggregation_cuda.kernel(OpGraph(edges(), N, M), prepared("max", torch.randn(N, 4), None, E))
-    assert why.code == "GA208"
 
 
 @pytest.mark.parametrize("reduce", aggregation.REDUCES)

@@ -6,7 +6,6 @@ import torch
 from torch_geometric import EdgeIndex
 
 import gnnaccel
-from gnnaccel.dispatch.ops import aggregation_cuda
 from tests.pyg import graphs
 from tests.pyg.graphs import E, F, M, N
 from tests.pyg.judge import close, compare, native_again, on_routes, took
@@ -20,32 +19,11 @@ def test_sums_and_means(route, aggr):
 
 
 @pytest.mark.parametrize("aggr", ["max", "min"])
-def test_extrema_on_torch_operations(aggr):
-    """Equal messages included: the gradient is shared."""
-    from tests.routes import opened
-
-    x = torch.randn(N, F).round()
-    with opened("torch") as route:
-        compare(route, Weighing(aggr=aggr), x, graphs.square(), torch.randn(E), positions=POSITIONS)
-        compare(route, Copying(aggr=aggr), x, graphs.square(), positions=POSITIONS)
-
-
-@pytest.mark.skipif(not aggregation_cuda.EVEN_SHARES, reason="they have no kernels")
-@pytest.mark.parametrize("aggr", ["max", "min"])
 def test_extrema(route, aggr):
+    """Equal messages included: the gradient is shared."""
     x = torch.randn(N, F).round()
     compare(route, Weighing(aggr=aggr), x, graphs.square(), torch.randn(E), positions=POSITIONS)
     compare(route, Copying(aggr=aggr), x, graphs.square(), positions=POSITIONS)
-
-
-@pytest.mark.skipif(aggregation_cuda.EVEN_SHARES, reason="they have kernels")
-def test_extrema_stay_native_without_kernels(emulated):
-    x, ei = graphs.features(), graphs.square()
-    layer = Copying(aggr="max")
-    expected = layer(x, ei)
-    with emulated.on(on_fallback="native", records=1):
-        assert native_again(layer(x, ei), expected)
-    assert [r["code"] for r in gnnaccel.records()[0]["rejected"]] == ["GA208", "GA406"]
 
 
 @on_routes("width", [1, 7, 64], [128, 200])

@@ -18,15 +18,11 @@ from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.reasons import Reason, reason
 from gnnaccel.dispatch.relational.cuda_maps import by_torch, dense
 
-#: whether max and min go to the kernels of `multi_reduce`, which divide gradients evenly among equals; otherwise they stay native
-EVEN_SHARES = True
 _MAX_EDGES = 2**31
 
 
 def kernel(graph: OpGraph, given: Aggregation) -> Kernel | Reason:
     """The way of `aggregation.plain` by kernels, or why there is none."""
-    if given.reduce in ("max", "min") and not EVEN_SHARES:
-        return reason("GA208", f"no kernel divides the gradient of {given.reduce} evenly among equals")
     if given.x.dtype not in TYPES:
         return reason("GA203", f"{given.x.dtype} features; the kernels take {', '.join(map(str, TYPES))}")
     if not all(given.shape) or graph.num_edges >= _MAX_EDGES:

@@ -206,3 +206,21 @@ def test_tracing():
     with gnnaccel.enabled(when="supported"):
         traced = torch.jit.trace(layer, (x, ei))
     assert close(traced(x, ei), layer(x, ei))
+
+
+def test_results_changed_in_place(route):
+    """As users do with ``relu_``."""
+    layer, x, ei = Weighing(), graphs.features().to(route.device), graphs.square().to(route.device)
+    w = torch.randn(E).to(route.device)
+
+    def gradients():
+        leaves = x.clone().requires_grad_(), w.clone().requires_grad_()
+        out = layer(leaves[0], ei, leaves[1])
+        out += 0.5
+        out.relu_().sum().backward()
+        return [t.grad for t in leaves]
+
+    expected = gradients()
+    with route.on():
+        for _ in range(2):
+            assert all(map(close, gradients(), expected))

@@ -32,7 +32,7 @@ class Telling(MessagePassing):
     def forward(self, x, edge_index):
         if records.listening():
             records.emit(records.new(host="pyg", layer="Telling", route="torch", kernel="bags", training=self.training))
-        return self.propagate(edge_index, x=x)
+        return x + 1
 
 
 class Changed(GATConv):

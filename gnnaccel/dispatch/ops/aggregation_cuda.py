@@ -51,8 +51,7 @@ def run(graph: OpGraph, given: Aggregation) -> Tensor:
     if given.reduce in ("max", "min"):
         return _multi(graph, given).run().view(-1, *given.shape)
     layout = _layout(given)
-    # A view made inside a Function could not be changed in place by the user.
-    return _Aggregate.apply(graph, given.reduce == "mean", layout, *_expanded(given, layout)).view(-1, *given.shape)
+    return _Aggregate.apply(graph, given.reduce == "mean", layout, *_expanded(given, layout))
 
 
 def _expanded(given: Aggregation, layout: tuple[int, int, str]) -> tuple[Tensor, Tensor | None]:
@@ -89,7 +88,7 @@ def _variant(heads: int, width: int, dtype: torch.dtype, weight: str, mean: bool
 
 
 class _Aggregate(torch.autograd.Function):
-    """[num_dst, H, D] of x [num_src, *features] and weights [E, ...] or None, which the kernels see as ``layout`` says."""
+    """[num_dst, *features] of x [num_src, *features] and weights [E, ...] or None, which the kernels see as ``layout`` says."""
 
     @staticmethod
     def forward(ctx, graph, mean, layout, x, weight):
@@ -97,7 +96,8 @@ class _Aggregate(torch.autograd.Function):
         ctx.graph, ctx.mean, ctx.layout, ctx.shape = graph, mean, layout, x.shape
         ctx.save_for_backward(x if ctx.needs_input_grad[4] else None, weight)
         rows, placed, at = graph.view().weighted(_as_seen(weight, layout))
-        return sums.forward(_variant(heads, width, x.dtype, kind, mean, at), rows, dense(x).view(-1, heads, width), placed)
+        out = sums.forward(_variant(heads, width, x.dtype, kind, mean, at), rows, dense(x).view(-1, heads, width), placed)
+        return out.view(-1, *x.shape[1:]).detach()  # as users may not change in place a view that a Function made
 
     @staticmethod
     def backward(ctx, grad):
@@ -108,11 +108,11 @@ class _Aggregate(torch.autograd.Function):
             reduce = "mean" if ctx.mean else "sum"
 
             def again(x: Tensor, weight: Tensor | None) -> Tensor:
-                return aggregation.plain(graph, Aggregation(reduce, x, weight, tuple(x.shape[1:]))).view(grad.shape)
+                return aggregation.plain(graph, Aggregation(reduce, x, weight, tuple(x.shape[1:])))
 
             return None, None, None, *by_torch(again, (x, weight), needs, grad)
         (heads, width, kind), view = ctx.layout, graph.view()
-        grad = dense(grad)
+        grad = dense(grad).view(-1, heads, width)
         if ctx.mean:
             grad = (grad * view.inverse_degree().view(-1, 1, 1)).to(grad.dtype)
         d_x = d_weight = None

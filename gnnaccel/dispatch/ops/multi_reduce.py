@@ -115,7 +115,7 @@ class _MultiReduce(torch.autograd.Function):
             by_dst = replace(by_dst, other=by_dst.place, _launch=None)
         found = kernels.forward(variant, by_dst, _rows(variant, x), _fp32(weight), train=any(ctx.needs_input_grad))
         ctx.save_for_backward(x, weight, *found)
-        return found.out.view(-1, len(variant.reduces), *x.shape[1:])
+        return found.out.view(-1, len(variant.reduces), *x.shape[1:]).detach()
 
     @staticmethod
     def backward(ctx, grad):

@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import column_sum, driver, dropout, gather, head_dot, segment_gemm, segment_gemm_grad
+from gnnaccel.cuda import (blend_grad, column_sum, driver, dropout, gather, head_dot, int8_gemm, quantize, segment_gemm,
+                           segment_gemm_grad)
 from gnnaccel.cuda.segment_plan import Segments
 from gnnaccel.dispatch import attention, attention_programs, patterns, torch_backend
 from gnnaccel.dispatch.graph import GraphView
-from gnnaccel.dispatch.ops import calls, operands
+from gnnaccel.dispatch.ops import calls, gated_sums, multi_reduce, operands
+from gnnaccel.dispatch.ops.call import OpCall
 from gnnaccel.dispatch.ops.graph import OpGraph
 
 TOLERANCE = 2e-5  # relative L2 error, of fp32 against fp64
@@ -101,17 +103,23 @@ def _attended(case: Case, program, tensors: dict[str, Tensor], pmf: bool = False
     """Errors of the output and of the worst gradient."""
     heads, width = tensors["x" if "x" in tensors else "keys"].shape[1:]
     call = attention.Call(program, patterns.attention(program), case.view, heads, width, torch.float32, False, pmf)
-    grad = case.normal(case.nodes, heads, width)
+    return _differentiated(case, tensors, lambda inputs: attention.run_cuda(call, inputs),
+                           lambda inputs: torch_backend.plain(program, case.view.edges(), inputs))
 
-    def results(run, dtype: torch.dtype) -> list[Tensor]:
+
+Function = Callable[[dict[str, Tensor]], Tensor]
+
+
+def _differentiated(case: Case, tensors: dict[str, Tensor], ours: Function, exact: Function) -> tuple[float, float]:
+    """Errors of the output of ``ours`` and of the worst of its gradients, against those of ``exact`` in fp64."""
+    def results(run: Function, dtype: torch.dtype) -> list[Tensor]:
         inputs = {name: t.to(dtype).requires_grad_() for name, t in tensors.items()}
         out = run(inputs)
-        return [out.detach(), *torch.autograd.grad(out, list(inputs.values()), grad.to(dtype))]
+        grad = torch.linspace(-1, 2, out.numel(), device=case.device, dtype=torch.float32).view(out.shape).to(dtype)
+        return [out.detach(), *torch.autograd.grad(out, list(inputs.values()), grad)]
 
-    got = results(lambda inputs: attention.run_cuda(call, inputs), torch.float32)
-    exact = results(lambda inputs: torch_backend.plain(program, case.view.edges(), inputs), torch.float64)
-    errors = [error(mine, truth) for mine, truth in zip(got, exact)]
-    return errors[0], max(errors[1:])
+    found = [error(mine, truth) for mine, truth in zip(results(ours, torch.float32), results(exact, torch.float64))]
+    return found[0], max(found[1:])
 
 
 def _operations(case: Case) -> Iterator[tuple[str, float]]:
@@ -139,12 +147,57 @@ def _segments(case: Case) -> Iterator[tuple[str, float]]:
     yield "segment_gemm_grad", error(segment_gemm_grad.weight_grad(segments, x, dy).squeeze(1), exact)
 
 
+def _blend_grad(case: Case) -> Iterator[tuple[str, float]]:
+    ends, grad, rest, share = torch.tensor([0, 0, 120, 300]), case.normal(300, 40), case.normal(300, 40), case.normal(3)
+    d_rest = torch.empty_like(grad)
+    sums = blend_grad.blend_grad(Segments(ends.to(case.device, torch.int32), 300), grad, rest, share, d_rest=d_rest)
+    exact = torch.stack([part.sum() for part in (grad.double() * rest.double()).split(ends.diff().tolist())])
+    kept = 1 - share.double().repeat_interleave(ends.diff().to(case.device))
+    yield "blend_grad", max(error(sums, exact), error(d_rest, kept.unsqueeze(1) * grad.double()))
+
+
+def _gated(case: Case) -> Iterator[tuple[str, float]]:
+    rows = dict(left=case.nodes, right=case.nodes, edge=len(case.dst), values=case.nodes)
+    tensors = {name: case.normal(count, 24) for name, count in rows.items()}
+
+    def by(way: Callable) -> Function:
+        return lambda inputs: torch.cat(way(case.graph, "gated", *inputs.values()))
+
+    yield "gated", max(_differentiated(case, tensors, by(gated_sums.by_kernels), by(gated_sums.by_operations)))
+
+
+def _multi_reduce(case: Case) -> Iterator[tuple[str, float]]:
+    tensors = {"x": case.normal(case.nodes, 24), "weight": case.normal(len(case.dst))}
+
+    def call(inputs: dict[str, Tensor]) -> OpCall:
+        return multi_reduce.multi_reduce(case.graph, inputs["x"], multi_reduce.REDUCES, inputs["weight"])
+
+    forward, backward = _differentiated(case, tensors, lambda inputs: call(inputs).kernel.run(), lambda inputs: call(inputs).plain())
+    yield from (("multi_reduce", forward), ("multi_reduce_backward", backward))
+
+
+def _int8(case: Case) -> Iterator[tuple[str, float]]:
+    whole = (case.normal(90, 40) * 30).round().clamp(-126, 126)
+    whole[:, 0] = 127
+    scale, off = case.normal(90, 1).abs(), case.normal(90, 40).clamp(-1, 1) / 4
+    off[:, 0] = 0
+    x = scale * (whole + off)
+    rows = quantize.int8_rows(x)
+    narrow = quantize.bf16_rows(x, (1234, 5)).double()  # rounded stochastically: to one of two neighbours
+    near = bool(((narrow - x.double()).abs() <= x.double().abs() / 128).all())
+    yield "quantize", error(rows.dequantize(), scale.double() * whole) if near else float("inf")
+    weight, bias = quantize.int8_rows(case.normal(33, 40)), case.normal(33)
+    exact = rows.dequantize().double() @ weight.dequantize().double().T + bias
+    yield "int8_gemm", error(int8_gemm.product(rows, weight, bias), exact)
+
+
 #: each check with the families whose verdicts it yields, in that order
 CHECKS: tuple[tuple[tuple[str, ...], Check], ...] = (
     (("structure",), _structure), (("gather",), _gather), (("dropout",), _dropout), (("head_dot",), _head_dot),
     (("column_sum",), _column_sum), (("additive", "additive_backward", "additive_pmf"), _additive),
     (("pairwise", "pairwise_backward"), _pairwise), (("aggregate", "extremum", "sddmm", "edge_softmax"), _operations),
-    (("segment_direct", "segment_gemm", "segment_gemm_grad"), _segments))
+    (("segment_direct", "segment_gemm", "segment_gemm_grad"), _segments), (("blend_grad",), _blend_grad), (("gated",), _gated),
+    (("multi_reduce", "multi_reduce_backward"), _multi_reduce), (("quantize", "int8_gemm"), _int8))
 
 
 def verdicts(device: torch.device) -> Iterator[tuple[str, bool, str]]:

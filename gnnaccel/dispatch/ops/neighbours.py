@@ -82,7 +82,8 @@ class _Sum(torch.autograd.Function):
         ctx.save_for_backward(x if ctx.needs_input_grad[2] else None, weight, scale_src, scale_dst)
         rows, placed, at = graph.view().weighted(weight)
         variant = form("sum", x.shape[1], x.dtype, weight is not None, at)
-        return _total(variant, rows, _scaled(x, scale_src), placed, scale_dst, None if bias is None else bias.float().contiguous())
+        bias = None if bias is None else bias.float().contiguous()
+        return _total(variant, rows, _scaled(x, scale_src), placed, scale_dst, bias).detach()  # a view could not be changed in place
 
     @staticmethod
     def backward(ctx, grad):

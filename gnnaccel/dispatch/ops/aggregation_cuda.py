@@ -51,7 +51,10 @@ def run(graph: OpGraph, given: Aggregation) -> Tensor:
     if given.reduce in ("max", "min"):
         return _multi(graph, given).run().view(-1, *given.shape)
     layout = _layout(given)
-    return _Aggregate.apply(graph, given.reduce == "mean", layout, *_expanded(given, layout))
+    x, weight = _expanded(given, layout)
+    if torch.is_grad_enabled() and (x.requires_grad or (weight is not None and weight.requires_grad)):
+        return _Aggregate.apply(graph, given.reduce == "mean", layout, x, weight)
+    return _aggregate(graph, given.reduce == "mean", layout, x, weight)
 
 
 def _expanded(given: Aggregation, layout: tuple[int, int, str]) -> tuple[Tensor, Tensor | None]:
@@ -87,6 +90,13 @@ def _variant(heads: int, width: int, dtype: torch.dtype, weight: str, mean: bool
     return sums.variant(heads, width, dtype, dtype, weight, at, False, mean, False)
 
 
+def _aggregate(graph: OpGraph, mean: bool, layout: tuple[int, int, str], x: Tensor, weight: Tensor | None) -> Tensor:
+    heads, width, kind = layout
+    rows, placed, at = graph.view().weighted(_as_seen(weight, layout))
+    out = sums.forward(_variant(heads, width, x.dtype, kind, mean, at), rows, dense(x).view(-1, heads, width), placed)
+    return out.view(-1, *x.shape[1:])
+
+
 class _Aggregate(torch.autograd.Function):
     """[num_dst, *features] of x [num_src, *features] and weights [E, ...] or None, which the kernels see as ``layout`` says."""
 
@@ -95,9 +105,7 @@ class _Aggregate(torch.autograd.Function):
         heads, width, kind = layout
         ctx.graph, ctx.mean, ctx.layout, ctx.shape = graph, mean, layout, x.shape
         ctx.save_for_backward(x if ctx.needs_input_grad[4] else None, weight)
-        rows, placed, at = graph.view().weighted(_as_seen(weight, layout))
-        out = sums.forward(_variant(heads, width, x.dtype, kind, mean, at), rows, dense(x).view(-1, heads, width), placed)
-        return out.view(-1, *x.shape[1:]).detach()  # as users may not change in place a view that a Function made
+        return _aggregate(graph, mean, layout, x, weight).detach()  # users may not change in place a view that a Function made
 
     @staticmethod
     def backward(ctx, grad):

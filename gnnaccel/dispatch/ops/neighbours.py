@@ -48,7 +48,9 @@ def by_kernels(graph: OpGraph, reduce: str, x: Tensor, weight: Tensor | None = N
         out = cuda_functions.extremum(graph, _extremum(weight is not None), x.view(-1, variant.heads, variant.width), weight)
         out = out.view(-1, x.shape[1])
         return out.masked_fill(out.isinf(), 0.0)
-    return _Sum.apply(graph, x, weight, scale_src, scale_dst, bias)
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias)):
+        return _Sum.apply(graph, x, weight, scale_src, scale_dst, bias)
+    return _sum(graph, x, weight, scale_src, scale_dst, bias)
 
 
 def _extremum(weighted: bool) -> cuda_functions.Extremum:
@@ -80,10 +82,7 @@ class _Sum(torch.autograd.Function):
         ctx.graph, ctx.width = graph, x.shape[1]
         # Only the gradient of the weights reads rows. The scales are constants of the graph.
         ctx.save_for_backward(x if ctx.needs_input_grad[2] else None, weight, scale_src, scale_dst)
-        rows, placed, at = graph.view().weighted(weight)
-        variant = form("sum", x.shape[1], x.dtype, weight is not None, at)
-        bias = None if bias is None else bias.float().contiguous()
-        return _total(variant, rows, _scaled(x, scale_src), placed, scale_dst, bias).detach()  # a view could not be changed in place
+        return _sum(graph, x, weight, scale_src, scale_dst, bias).detach()  # a view could not be changed in place
 
     @staticmethod
     def backward(ctx, grad):
@@ -105,6 +104,19 @@ class _Sum(torch.autograd.Function):
             left, right = (dense(t).view(-1, variant.heads, variant.width) for t in (inner, _scaled(x, scale_src)))
             d_weight = sums.edge_dot(variant, graph.view().csc(), left, right)[:graph.num_edges].sum(1).to(weight.dtype)
         return None, d_x, d_weight, None, None, d_bias
+
+
+def _sum(graph: OpGraph, x: Tensor, weight: Tensor | None, scale_src: Tensor | None, scale_dst: Tensor | None,
+         bias: Tensor | None) -> Tensor:
+    rows, placed, at = graph.view().weighted(weight)
+    variant = form("sum", x.shape[1], x.dtype, weight is not None, at)
+    return _total(variant, rows, _scaled(x, scale_src), placed, scale_dst, None if bias is None else bias.float().contiguous())
+
+
+def gradient(graph: OpGraph, grad: Tensor, weight: Tensor | None) -> Tensor:
+    """Of the weighted sum's x, by the CUDA kernels: the sum over the transposed graph."""
+    rows, placed, at = graph.view().weighted(weight, by_src=True)
+    return _total(form("sum", grad.shape[1], grad.dtype, weight is not None, at), rows, grad, placed, None)
 
 
 def _scaled(x: Tensor, scale: Tensor | None) -> Tensor:

@@ -30,7 +30,7 @@ Pair = tuple[Callable[[], object], Callable[[], object]]
 # --- weighted sums -----------------------------------------------------------------------------------------------------
 
 def ours(graph: Graph, x: Tensor, grad: Tensor, weight: Tensor) -> Pair:
-    """gnnaccel's kernels; on a CPU torch operations. Training: with the gradient of x."""
+    """gnnaccel's kernels; on a CPU torch operations. Training: with the gradient of x, the other sum, as of `cusparse`."""
     edges = OpGraph(graph.edge_index, graph.num_nodes, graph.num_nodes)
     way = neighbours.by_kernels if x.is_cuda else neighbours.by_operations
     leaf = x.clone().requires_grad_()
@@ -39,6 +39,12 @@ def ours(graph: Graph, x: Tensor, grad: Tensor, weight: Tensor) -> Pair:
         with torch.no_grad():
             return way(edges, "sum", x, weight)
 
+    def training() -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            return way(edges, "sum", x, weight), neighbours.gradient(edges, grad, weight)
+
+    if x.is_cuda:
+        return forward, training
     return forward, lambda: torch.autograd.grad(way(edges, "sum", leaf, weight), leaf, grad)
 
 

@@ -66,5 +66,13 @@ class Frames(threading.local):
 
     def sink(self, record: Record) -> None:
         """A sink for `dispatch.records`."""
-        if self._stack and record["direction"] == "forward" and self._stack[-1].record is None:
-            self._stack[-1].record = record
+        self.takes(record)
+
+    def takes(self, record: Record) -> bool:
+        """Give the record to its call; False for a forward that no call here is waiting for."""
+        if record["direction"] != "forward":
+            return True
+        if not self._stack or self._stack[-1].record is not None:
+            return False
+        self._stack[-1].record = record
+        return True

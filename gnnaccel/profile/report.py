@@ -47,7 +47,7 @@ class Report:
         self._entries: dict[tuple, Entry] = {}
         self.naming = Naming()
         self._frames, self._timeline, self._lock = Frames(), Timeline(), threading.RLock()
-        self._sink = self._frames.sink
+        self._sink = self._recorded
 
     # --- measuring ---
 
@@ -96,6 +96,20 @@ class Report:
             self._called(frame, device, out, since, (start, end), live)
         return out
 
+    def _recorded(self, record: dict) -> None:
+        """A sink. A decision on a call around which nobody stands is counted without a time."""
+        if self._frames.takes(record):
+            return
+        with self._lock:
+            key = record["name"] or record["layer"], record["route"], record["kernel"], _code(record)
+            entry = self._entries.get(key)
+            if entry is None:
+                device = "cuda" if torch.cuda.is_initialized() else "cpu"
+                entry = self._entries[key] = Entry(record["layer"], key[0], record["route"], record["kernel"], device,
+                                                   reasons=tuple(record["rejected"]), dtype=record["dtype"])
+            entry.calls += 1
+            entry.add(record)
+
     def _called(self, frame: Frame, device: torch.device, out: Any, since: int, marks: tuple, live: int | None) -> None:
         with self._lock:
             entry = self._entry(frame, device)
@@ -118,8 +132,7 @@ class Report:
 
     def _entry(self, frame: Frame, device: torch.device) -> Entry:
         record, visit = frame.record, frame.visit
-        code = record["rejected"][0]["code"] if record["route"] == "native" and record["rejected"] else None
-        key = self.naming.of(visit.layer), record["route"], record["kernel"], code
+        key = self.naming.of(visit.layer), record["route"], record["kernel"], _code(record)
         entry = self._entries.get(key)
         if entry is None:
             entry = self._entries[key] = Entry(record["layer"], key[0], record["route"], record["kernel"], device.type)
@@ -191,6 +204,11 @@ def _took(entry: Entry, outer: Entry | None, backward: bool, taken: float) -> No
         entry.timed += 1
     if outer is not None:
         outer.inside_ms += taken
+
+
+def _code(record: dict) -> str | None:
+    """Why it is native, if it is."""
+    return record["rejected"][0]["code"] if record["route"] == "native" and record["rejected"] else None
 
 
 def _class(visit: Visit) -> str:

@@ -69,6 +69,17 @@ def test_every_layer_has_its_calls_times_and_cache_hits(route, net, inputs):
     json.dumps(found.as_dicts())
 
 
+def test_decisions_around_which_nobody_stands_are_counted_without_a_time():
+    reason = dict(candidate="kernels", code="GA301", text="no gain", hint="none")
+    with gnnaccel.report() as found:
+        for _ in range(2):
+            records.emit(records.new(host="pyg", layer="Some", route="native", rejected=[reason]))
+        records.emit(records.new(host="pyg", layer="Some", route="native", direction="backward", forward_call=1))
+    (entry,) = found.entries
+    assert (entry.name, entry.calls, entry.timed, entry.own_ms) == ("Some", 2, 0, 0.0)
+    assert [(f["code"], f["calls"]) for f in found.fallbacks()] == [("GA301", 2)] and "Some" in str(found)
+
+
 def test_names_given_are_used(route, net, inputs):
     gnnaccel.name_layers(net)
     with route.on(), gnnaccel.report() as found:

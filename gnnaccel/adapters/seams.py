@@ -96,6 +96,8 @@ def digest(function: Any) -> str:
 
 def _functions(patch: Any, adapter: ModuleType) -> Iterator[tuple[str, Any]]:
     """What was replaced, by the name under which it was written; of a layer also what its forward calls of its own."""
+    if patch.name == "propagate":  # PyG writes one for each class that is made: which there are depends on the process
+        return
     original = inspect.unwrap(patch.original) if callable(patch.original) else None
     if inspect.isfunction(original):
         yield f"{original.__module__}.{original.__qualname__}", original

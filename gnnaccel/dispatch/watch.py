@@ -13,9 +13,9 @@ from gnnaccel.dispatch import records
 
 
 class Visit(NamedTuple):
-    """One call about to be decided. ``layer``: the host's layer. Without an ``adapter`` it is a part of one, such as its message
-    passing, or a single operation, by name; then ``native`` takes no arguments, or is None, and ``args`` hold what there is to
-    see: its tensors, or what `ops.route.run` was given."""
+    """One call about to be decided. ``layer``: the host's layer, or the name of a single operation; then ``adapter`` is None, ``args``
+    holds what `ops.route.run` was given, and ``native``, without arguments, may be None. Of a layer without an adapter the call is
+    that of its message passing, with what stands for an adapter of that."""
 
     layer: Any
     adapter: Any

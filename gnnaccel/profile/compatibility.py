@@ -1,4 +1,4 @@
-"""The compatibility table: every layer's options, asked of the adapters and of what the kernels declare, without running any.
+"""The compatibility table: every layer's options, asked of the adapters and of what the kernels declare, without running kernels.
 
 ``python -m gnnaccel.profile.compatibility`` prints ``docs/compatibility.md``.
 """
@@ -12,15 +12,17 @@ from typing import Any
 from gnnaccel import adapters, session
 from gnnaccel.cuda import driver
 from gnnaccel.dispatch import config, planner
-from gnnaccel.dispatch.watch import Visit
-from gnnaccel.profile.decided import decided
+from gnnaccel.dispatch.watch import Run, Visit
+from gnnaccel.profile.compare import watching
+from gnnaccel.profile.decided import Decided, decided
 
 HOSTS = {"pyg": "PyTorch Geometric", "dgl": "DGL"}
 _HEAD = """# Compatibility
 
 What becomes of each layer's options, in training, over a graph that comes again. *GPU*: the kernels that run, or the codes
 ([reasons.md](reasons.md)) for which the host's own code does. *CPU*: whether the torch backend can run it (`when="supported"`);
-whether it does depends on sizes, as it has to be estimated to be faster. Options not listed were not asked about.
+whether it does depends on sizes, as it has to be estimated to be faster. Options not listed were not asked about. Where a layer's
+message passing alone is taken over ([layers.md](layers.md) names such layers of PyG), the rows are about that.
 `gnnaccel.explain(model, *inputs)` tells about a call of yours.
 
 This file is made by `python -m gnnaccel.profile.compatibility`, from the adapters and what the kernels declare.
@@ -39,11 +41,27 @@ class _NoKernels:
 def answer(layer: Any, args: tuple, kwargs: dict, backend: str) -> str:
     """The kernel that would run the call with ``backend``, or the codes of what speaks against it."""
     with session.enabled(backend=backend, when="supported"):
-        visit = Visit(layer, adapters.adapter_of(layer), None, args, kwargs, config.current())
-        decision = decided(visit, grad=True)
+        adapter = adapters.adapter_of(layer)
+        if adapter is None:
+            decision = _of_message_passing(layer, args, kwargs)
+        else:
+            decision = decided(Visit(layer, adapter, None, args, kwargs, config.current()), grad=True)
     if decision.route != "native":
         return decision.plan.kernel
     return ", ".join(dict.fromkeys(r.code for _, r in decision.rejected if r.code != "GA406"))
+
+
+def _of_message_passing(layer: Any, args: tuple, kwargs: dict) -> Decided:
+    """The decision on the first that ``layer``, which has no adapter, does; it runs natively."""
+    found = []
+
+    def look(visit: Visit, run: Run) -> Any:
+        found.append(decided(visit, grad=True))
+        return visit.native(visit.layer, *visit.args, **visit.kwargs)
+
+    with watching(look, lambda record: None):
+        layer(*args, **kwargs)
+    return found[0]
 
 
 def rows(host: str) -> Iterator[tuple[str, str, str, str]]:

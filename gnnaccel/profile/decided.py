@@ -4,7 +4,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from gnnaccel.dispatch import planner, rules
+from gnnaccel.dispatch.config import Config
 from gnnaccel.dispatch.ops import route as operations
+from gnnaccel.dispatch.ops.aggregation_stated import AggregationStated
 from gnnaccel.dispatch.planner import Plan
 from gnnaccel.dispatch.reasons import Reason
 from gnnaccel.dispatch.watch import Visit
@@ -37,9 +39,14 @@ def decided(visit: Visit, grad: bool) -> Decided:
     if isinstance(found, Reason):
         return Decided(((name, found),))
     stated, given = found
-    device = given.device.type
-    plan, first = (planner.plan(stated.request(device, grad, fresh), visit.config) for fresh in (False, True))
+    plan, first = (_plan(stated, given, visit.config, grad, fresh) for fresh in (False, True))
     return Decided(plan.rejected, plan, first, stated, given)
+
+
+def _plan(stated: Any, given: Any, config: Config, grad: bool, fresh: bool) -> Plan:
+    if isinstance(stated, AggregationStated):
+        return stated.plan(given, config, grad, fresh)
+    return planner.plan(stated.request(given.device.type, grad, fresh), config)
 
 
 def decided_operation(visit: Visit) -> Decided:

@@ -8,6 +8,8 @@ import torch
 
 from gnnaccel.cuda.structure import chunk_edges
 from gnnaccel.dispatch import patterns
+from gnnaccel.dispatch.ops.aggregation_stated import AggregationStated
+from gnnaccel.dispatch.ops.plain import PlainStated
 from gnnaccel.dispatch.records import Record
 from gnnaccel.dispatch.reasons import Reason
 from gnnaccel.dispatch.request import Stated
@@ -82,12 +84,15 @@ def describe(entry: Entry, visit: Visit, record: Record) -> None:
     if visit.adapter is None or record["graph"] is None:
         return
     found = visit.adapter.state(visit.layer, visit.args, visit.kwargs)
-    if isinstance(found, Reason) or not isinstance(found[0], Stated):
+    if isinstance(found, Reason) or not isinstance(found[0], (Stated, PlainStated, AggregationStated)):
         return
     stated, given = found
-    attention = patterns.attention(stated.program)
-    if attention is not None and entry.route != "native":
-        entry.moved, entry.flops = attention_work(stated, attention)
+    attention = patterns.attention(stated.program) if isinstance(stated, Stated) else None
+    if entry.route != "native":
+        if attention is not None:
+            entry.moved, entry.flops = attention_work(stated, attention)
+        elif isinstance(stated, AggregationStated) or isinstance(stated, PlainStated) and stated.reduce in ("sum", "max"):
+            entry.moved, entry.flops = sum_work(stated)
     if given.device.type == "cpu" and given.edge_index.shape[1]:
         entry.histogram = degrees(given.edge_index[1], stated.num_dst)
 
@@ -105,6 +110,14 @@ def attention_work(stated: Stated, attention: patterns.Attention) -> tuple[float
         moved += edges * (row if attention.family == "pairwise" else 4 * stated.heads)
     moved += stated.num_dst * channels * stated.out.itemsize
     return float(moved), float(edges * channels * (2 if attention.family == "additive" else 4))
+
+
+def sum_work(stated: PlainStated | AggregationStated) -> tuple[float, float]:
+    """As `attention_work`, of one sum over the neighbours: a row and an id for each edge, with its weight if it has one; a row
+    written for each destination."""
+    row = stated.width * stated.row.itemsize
+    moved = stated.num_edges * (row + 4 + 4 * stated.weighted) + stated.num_dst * row
+    return float(moved), float(stated.num_edges * stated.width * (1 + stated.weighted))
 
 
 def degrees(dst: torch.Tensor, count: int) -> list[int]:

@@ -85,7 +85,8 @@ class Explained:
         for one in self.layers:
             lines += [f"{one.who}: {why}" for why in _whys(one)]
         if any(one.status == UNKNOWN for one in self.layers):
-            lines.append(f"known are {', '.join(dict.fromkeys(adapters.known_layers()))}, and what derives from them")
+            lines.append(f"known are {', '.join(dict.fromkeys(adapters.known_layers()))}, and what derives from them; and the "
+                         "message passing of PyG's other layers and your own")
         return text + "".join(f"{line}\n" for line in lines)
 
 
@@ -235,14 +236,19 @@ def _uncalled(model: torch.nn.Module, looker: _Looker) -> Iterator[Layer]:
         layer = type(module).__name__
         if id(module) in looker.called:
             continue
-        if adapters.adapter_of(module) is not None:
-            if id(module) in inside:
-                yield Layer(name, layer, INSIDE)
-            else:
-                yield Layer(name, layer, UNCALLED, note="the model did not call it, or where it cannot be seen: inside "
-                                                        "torch.compile or torch.jit")
+        known = adapters.adapter_of(module) is not None
+        if known and id(module) in inside:
+            yield Layer(name, layer, INSIDE)
+        elif known or id(module) not in inside and _watched(module) and type(module).__module__.startswith("torch_geometric."):
+            yield Layer(name, layer, UNCALLED, note="the model did not call it, or where it cannot be seen: inside "
+                                                    "torch.compile or torch.jit")
         elif id(module) not in inside and passes_messages(module):
             yield Layer(name, layer, UNKNOWN, note=_unknown(module))
+
+
+def _watched(module: Any) -> bool:
+    """Whether its message passing would have been seen."""
+    return getattr(getattr(type(module), "propagate", None), "routed", False)
 
 
 def passes_messages(module: Any) -> bool:
@@ -259,4 +265,6 @@ def passes_messages(module: Any) -> bool:
 def _unknown(module: Any) -> str:
     if type(module).__module__.startswith("dgl."):
         return "not known as a layer; its message passing goes operation by operation"
+    if _watched(module):
+        return "it did not propagate here, so there was nothing to take over"
     return f"{type(module).__module__}.{type(module).__qualname__} is not known, so it runs the host's own code"

@@ -6,25 +6,34 @@ import shutil
 from collections.abc import Sequence
 
 _WIDTH = 150  # where the output is no terminal, so that lines in files are not folded early
+_ENDLESS = 10**6
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], right: Sequence[str] = ()) -> str:
-    """``rows`` of texts under ``columns``; those in ``right`` are numbers. Ends with a newline."""
+    """``rows`` of texts under ``columns``; those in ``right`` are numbers. Ends with a newline. In a narrow terminal cells are folded
+    between words; the first column, which names the row, and numbers stay whole."""
     rows = [["-" if cell is None else str(cell) for cell in row] for row in rows]
     try:
         from rich.box import SIMPLE_HEAD
+        from rich.cells import cell_len
         from rich.console import Console
+        from rich.measure import Measurement
         from rich.table import Table
         from rich.text import Text
     except ImportError:  # it is small, but not everywhere; the columns say the same
         return _plain(title, columns, rows, right)
     made = Table(title=Text(title), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
-        made.add_column(column, justify="right" if column in right else "left", overflow="fold", no_wrap=column in right)
+    for place, (column, *cells) in enumerate(zip(columns, *rows)):
+        whole = place == 0 or column in right
+        parts = (column, *cells) if whole else " ".join((column, *cells)).split()
+        made.add_column(column, justify="right" if column in right else "left", overflow="fold", no_wrap=whole,
+                        min_width=max(map(cell_len, parts), default=0))
     for row in rows:
         made.add_row(*map(Text, row))  # as it is: names may hold what rich takes for markup
-    out = io.StringIO()
-    Console(file=out, width=shutil.get_terminal_size((_WIDTH, 24)).columns, color_system=None).print(made)
+    out, terminal = io.StringIO(), shutil.get_terminal_size((_WIDTH, 24)).columns
+    # given a width alone, rich makes 80 of it where the environment looks like a dumb terminal's
+    console = Console(file=out, width=_ENDLESS, height=24, color_system=None, force_terminal=False, force_jupyter=False)
+    console.print(made, width=max(terminal, Measurement.get(console, console.options, made).minimum))
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 

@@ -7,11 +7,12 @@ import logging
 import pytest
 import torch
 import torch_geometric.nn
-from torch_geometric.nn import GATConv, HeteroLinear, RGCNConv
+from torch_geometric.nn import GATConv, GCNConv, GINConv, HeteroLinear, PNAConv, RGCNConv, SAGEConv
 from torch.utils.checkpoint import checkpoint
 
 import gnnaccel
 from gnnaccel.dispatch import attention, watch
+from gnnaccel.dispatch.ops import aggregation_cpu
 from gnnaccel.profile import compare as comparing
 from gnnaccel.profile.compare import Comparer
 from gnnaccel.profile.judging import errors
@@ -19,6 +20,7 @@ from tests.helpers import relative
 from tests.pyg import graphs
 from tests.pyg.graphs import E, F
 from tests.pyg.layers import NAMES, build
+from tests.pyg.own_layers import Copying
 
 
 @pytest.fixture(autouse=True)
@@ -97,6 +99,54 @@ def test_relational_layers_agree(route, inputs):
         first = gnnaccel.compare(layer, x, edge_index, edge_type)
         second = gnnaccel.compare(linear, x, torch.randint(0, 3, (x.shape[0],), device=route.device))
     assert [one.verdict for one in first.layers + second.layers] == ["same", "same"], f"{first}{second}"
+
+
+PLAIN = {"GCN": lambda: GCNConv(F, 8), "SAGE": lambda: SAGEConv(F, 8), "GIN": lambda: GINConv(torch.nn.Linear(F, 8)),
+         "several": lambda: SAGEConv(F, 8, ["mean", "sum"]), "PNA": lambda: PNAConv(F, 8, ["mean", "std", "max"], ["identity"],
+                                                                                    torch.tensor([1, 3, 5])),
+         "own": Copying, "against": lambda: Copying(flow="target_to_source")}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_plain_layers_agree(route, name, inputs):
+    layer = PLAIN[name]().to(route.device)
+    with route.on():
+        found = gnnaccel.compare(layer, *on(route.device, *inputs))
+    (one,) = found.layers
+    assert found.ok and one.verdict == "same" and one.route == route.backend and one.kernel, str(found)
+    assert one.layer == type(layer).__name__ and one.native_ms > 0 and one.ours_ms > 0
+    names = {e.name for e in one.errors}
+    assert "out" in names and any(name.startswith("grad input") for name in names)
+
+
+@pytest.mark.parametrize("change", [off_by_a_thousandth, with_wrong_gradients, with_a_nan, with_another_dtype])
+def test_wrong_message_passing_is_caught_and_the_layer_opted_out(inputs, monkeypatch, change):
+    net = torch.nn.ModuleDict({"good": GATConv(F, F), "bad": GCNConv(F, 8)})
+    net.forward = lambda x, edge_index: net["bad"](net["good"](x, edge_index), edge_index).float().nan_to_num()
+    true = aggregation_cpu.run
+    monkeypatch.setattr(aggregation_cpu, "run", lambda graph, given: change(true(graph, given)))
+    with gnnaccel.enabled(backend="torch", when="supported"):
+        found = gnnaccel.compare(net, *inputs)
+        assert [(one.name, one.verdict) for one in found.layers] == [("good", "same"), ("bad", "mismatch")], str(found)
+        gnnaccel.reset_stats()
+        out = net(*inputs)
+        assert gnnaccel.stats()["GCNConv"] == {"calls": 1, "routes": {"native": 1}, "reasons": {"GA101": 1}}
+    with gnnaccel.enabled(backend="torch", when="supported", exclude=["GCNConv"]):
+        assert torch.equal(out, net(*inputs))
+
+
+def test_a_loss_reaches_what_is_inside_a_native_layer(inputs, monkeypatch):
+    """Structures that the first run leaves behind must not change which calls the second one sees."""
+    net, given = torch.nn.Sequential(), []
+    net.first, net.second = GCNConv(F, 8), GCNConv(8, 4)
+    net.forward = lambda x, edge_index: net.second(net.first(x, edge_index), edge_index)
+    shadowed = comparing.shadowed
+    monkeypatch.setattr(comparing, "shadowed", lambda visit, record, upstream, name: (
+        given.append(upstream), shadowed(visit, record, upstream, name))[1])
+    with gnnaccel.enabled():
+        found = gnnaccel.compare(net, torch.randn(20000, F), torch.randint(0, 20000, (2, 100_000)), loss=lambda out: out.sum())
+    assert [(one.name, one.verdict, one.route) for one in found.layers] == [("first", "same", "torch"), ("second", "same", "torch")]
+    assert [part[0].shape for part in given] == [(20000, 8), (20000, 4)] and (given[1][0] == 1).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])

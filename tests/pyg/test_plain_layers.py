@@ -103,7 +103,7 @@ def test_two_kinds_of_nodes(route, cls):
 NATIVE = {
     "GINE": (lambda: GINEConv(linear(), edge_dim=4), True), "GEN": (lambda: GENConv(F, 6, edge_dim=4), True),
     "ResGated": (lambda: ResGatedGraphConv(F, 6), False), "LE": (lambda: LEConv(F, 6), False),
-    "PNA": (lambda: PNAConv(F, 6, ["mean", "max"], ["identity"], torch.tensor([1, 3, 5])), False),
+    "PNA": (lambda: PNAConv(F, 6, ["mean", "max"], ["identity"], torch.tensor([1, 3, 5]), edge_dim=4), True),
     "EG": (lambda: EGConv(F, 8, aggregators=["sum", "max", "std"]), False), "Hypergraph": (lambda: HypergraphConv(F, 6), False),
 }
 

@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 import torch
-from torch_geometric.nn import GATConv, GATv2Conv, HeteroConv, SAGEConv
+from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, GINConv, HeteroConv, PNAConv, SAGEConv
 
 import gnnaccel
 from gnnaccel.dispatch import records, watch
@@ -14,6 +14,7 @@ from gnnaccel.profile import observe
 from gnnaccel.profile.report import Report
 from tests.pyg import graphs
 from tests.pyg.graphs import E, F, N
+from tests.pyg.own_layers import Copying
 
 
 @pytest.fixture(autouse=True)
@@ -78,6 +79,32 @@ def test_decisions_around_which_nobody_stands_are_counted_without_a_time():
     (entry,) = found.entries
     assert (entry.name, entry.calls, entry.timed, entry.own_ms) == ("Some", 2, 0, 0.0)
     assert [(f["code"], f["calls"]) for f in found.fallbacks()] == [("GA301", 2)] and "Some" in str(found)
+
+
+def test_plain_layers_are_measured_under_their_class_and_names(route, inputs):
+    net = torch.nn.Sequential(GCNConv(F, 8), SAGEConv(8, 8), GINConv(torch.nn.Linear(8, 8)), Copying(),
+                              PNAConv(8, 4, ["mean", "std"], ["identity"], torch.tensor([1, 3, 5]))).to(route.device)
+
+    def run():
+        x = inputs[0]
+        for layer in net:
+            x = layer(x, inputs[1])
+        x.sum().backward()
+
+    with route.on(), gnnaccel.report() as found:
+        for _ in range(3):
+            run()
+    entries = by_name(found)
+    assert sorted(entries) == ["Copying #1", "GCNConv #1", "GINConv #1", "PNAConv #1", "SAGEConv #1"]
+    for entry in entries.values():
+        assert (entry.calls, entry.timed, entry.backwards, entry.route) == (3, 3, 3, route.backend)
+        assert entry.forward_ms > 0 and entry.backward_ms > 0 and entry.cache["hit"] >= 1 and entry.graph["num_edges"] >= E
+        assert entry.layer == "PNAConv" or entry.moved > 0 and entry.flops > 0
+    gnnaccel.name_layers(net, "net")
+    with route.on(exclude=["SAGEConv"], on_fallback="native"), gnnaccel.report() as found:
+        run()
+    assert sorted(by_name(found)) == ["net.0", "net.1", "net.2", "net.3", "net.4"]
+    assert by_name(found)["net.1"].reasons[0]["code"] == "GA101"
 
 
 def test_names_given_are_used(route, net, inputs):

@@ -19,6 +19,7 @@ def cases() -> Iterator[Case]:
     yield from _attention(graph, torch.randn(_N, _F))
     yield from _relational(graph, torch.randn(_N, _F))
     yield from _heterogeneous()
+    yield from _plain(graph, torch.randn(_N, _F))
 
 
 def _attention(graph: Any, x: Any) -> Iterator[Case]:
@@ -79,3 +80,22 @@ def _heterogeneous() -> Iterator[Case]:
                          ("of `SAGEConv`, pool", lambda: nn.SAGEConv(_F, 8, "pool")),
                          ("of `GATConv`", lambda: nn.GATConv(_F, 8, 2, allow_zero_in_degree=True))):
         yield "HeteroGraphConv", option, nn.HeteroGraphConv({"goes": make(), "back": make()}), (graph, x), {}
+
+
+def _plain(graph: Any, x: Any) -> Iterator[Case]:
+    import torch
+    from dgl.nn import pytorch as nn
+
+    weight = torch.rand(graph.num_edges())
+    for norm in ("both", "right", "left", "none"):
+        yield "GraphConv", f"`norm={norm!r}`", nn.GraphConv(_F, 8, norm=norm), (graph, x), {}
+    yield "GraphConv", "`edge_weight`", nn.GraphConv(_F, 8, norm="none"), (graph, x), dict(edge_weight=weight)
+    yield "GraphConv", "block of a sampler", nn.GraphConv(_F, 8), (_block(graph), x), {}
+    for dtype in (torch.bfloat16, torch.float16, torch.float64):
+        yield "GraphConv", str(dtype).removeprefix("torch."), nn.GraphConv(_F, 8).to(dtype), (graph, x.to(dtype)), {}
+    for kind in ("mean", "gcn", "pool", "lstm"):
+        yield "SAGEConv", f"`aggregator_type={kind!r}`", nn.SAGEConv(_F, 8, kind), (graph, x), {}
+    for kind in ("sum", "mean", "max"):
+        yield "GINConv", f"`aggregator_type={kind!r}`", nn.GINConv(torch.nn.Linear(_F, 8), kind), (graph, x), {}
+    edges = torch.randn(graph.num_edges(), _F)
+    yield "GatedGCNConv", "as constructed", nn.GatedGCNConv(_F, _F, 8), (graph, x, edges), {}

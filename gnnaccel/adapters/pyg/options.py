@@ -19,6 +19,7 @@ def cases() -> Iterator[Case]:
     yield from _attention()
     yield from _relational()
     yield from _heterogeneous()
+    yield from _plain()
 
 
 def _attention() -> Iterator[Case]:
@@ -113,3 +114,35 @@ def _heterogeneous() -> Iterator[Case]:
     yield "HeteroConv", "of different layers", mixed, (x, edges), {}
     largest = nn.HeteroConv({key: nn.SAGEConv((_F, _F), 8) for key in edges}, aggr="max")
     yield "HeteroConv", "`aggr='max'`", largest, (x, edges), {}
+
+
+def _plain() -> Iterator[Case]:
+    """Layers whose message passing alone is taken over, and PNAConv."""
+    import torch
+    from torch_geometric import nn
+
+    x, edges, weight = torch.randn(_N, _F), torch.randint(0, 8, (2, _E)), torch.rand(_E)
+    yield "GCNConv", "as constructed", nn.GCNConv(_F, 8), (x, edges), {}
+    yield "GCNConv", "`edge_weight`", nn.GCNConv(_F, 8), (x, edges, weight), {}
+    yield "GCNConv", "`flow='target_to_source'`", nn.GCNConv(_F, 8, flow="target_to_source"), (x, edges), {}
+    for dtype in (torch.bfloat16, torch.float16, torch.float64):
+        yield "GCNConv", str(dtype).removeprefix("torch."), nn.GCNConv(_F, 8).to(dtype), (x.to(dtype), edges), {}
+    yield "GCNConv", "adjacency as a sparse tensor", nn.GCNConv(_F, 8), (x, _sparse(edges)), {}
+    yield "GCNConv", "a message hook", _hooked(nn.GCNConv(_F, 8)), (x, edges), {}
+    for aggr in ("mean", "max", "median", ["mean", "max"]):
+        yield "SAGEConv", f"`aggr={aggr!r}`", nn.SAGEConv(_F, 8, aggr), (x, edges), {}
+    yield "SAGEConv", "pairs of features (bipartite)", nn.SAGEConv((_F, _F), 8), ((x, x[:_M]), edges), {}
+    for name, layer in (("GINConv", nn.GINConv(torch.nn.Linear(_F, 8))), ("GraphConv", nn.GraphConv(_F, 8)),
+                        ("SGConv", nn.SGConv(_F, 8, K=2)), ("TAGConv", nn.TAGConv(_F, 8)), ("LEConv", nn.LEConv(_F, 8))):
+        yield name, "as constructed", layer, (x, edges), {}
+    for option, given in (("as constructed", {}), ("`towers=2`", dict(towers=2)), ("`pre_layers=2`", dict(pre_layers=2))):
+        yield "PNAConv", option, _pna(**given), (x, edges), {}
+    yield "PNAConv", "`edge_attr`", _pna(edge_dim=4), (x, edges, torch.randn(_E, 4)), {}
+    yield "PNAConv", "float64", _pna().double(), (x.double(), edges), {}
+
+
+def _pna(**options: Any) -> Any:
+    import torch
+    from torch_geometric import nn
+
+    return nn.PNAConv(_F, 8, ["mean", "min", "max", "std"], ["identity", "amplification"], torch.tensor([1, 3, 5]), **options)

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnaccel.adapters.pyg import guards
+from gnnaccel.adapters.pyg import guards, propagate_visit
 from gnnaccel.adapters.pyg import propagate_reading as reading
 from gnnaccel.cuda import driver
-from gnnaccel.dispatch import counters, records, rules
+from gnnaccel.dispatch import counters, records, rules, watch
 from gnnaccel.dispatch.config import Config
 from gnnaccel.dispatch.names import IdentityMap
 from gnnaccel.dispatch.ops import aggregation_cost, aggregation_route
@@ -25,7 +25,18 @@ _FEW, _FEW_AT_FIRST = 1000, 20000  # edges below which a call is not looked at, 
 
 def decide(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Config) -> Any:
     """The long way of a call."""
-    start = time.perf_counter_ns() if records.listening() else 0
+    if records.listening():
+        return watch.around(watch.Visit(layer, propagate_visit.PROPAGATE, native, (edge_index,), kwargs, config), _told)
+    return _decide(layer, native, edge_index, kwargs, config, 0)
+
+
+def _told(visit: watch.Visit) -> Any:
+    """The same, with a record."""
+    return _decide(visit.layer, visit.native, *visit.args, visit.kwargs, visit.config, time.perf_counter_ns())
+
+
+def _decide(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Config, start: int) -> Any:
+    """``start``: when the call began, 0 when nobody listens."""
     verdict = rules.verdict(layer, config)
     found: reading.Read | Reason | None = reading.read(layer, edge_index, kwargs) if verdict.inside else verdict.reason
     if type(found) is Reason:

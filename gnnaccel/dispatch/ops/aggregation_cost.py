@@ -22,10 +22,13 @@ _PATIENCE = 2.0  # times the price of a structure that must have been missed bef
 
 
 class Estimate(NamedTuple):
-    """Seconds: what a call gains over the host's own code when the structure is there, and the price of the structure."""
+    """Seconds: what a call gains over the host's own code when the structure is there, and the price of the structure; what it
+    takes by us and natively."""
 
     gain: float
     structure: float
+    ours: float | None = None
+    native: float | None = None
 
 
 def estimate(graph: OpGraph, given: Aggregation, grad: bool) -> Estimate:
@@ -40,7 +43,7 @@ def _on_cpu(graph: OpGraph, given: Aggregation, mode: str) -> Estimate:
     native, ours = (_line(rates[side][mode], edges, numbers) for side in ("native", "torch"))
     heads = given.weight[0].numel() if given.kind == "head" else 1
     ours += (heads - 1) * edges * rates["head"]
-    return Estimate(native - ours * rates["margin"], _line(rates["structure"][mode], edges, 0))
+    return Estimate(native - ours * rates["margin"], _line(rates["structure"][mode], edges, 0), ours, native)
 
 
 def _on_cuda(graph: OpGraph, given: Aggregation, mode: str) -> Estimate:
@@ -53,7 +56,7 @@ def _on_cuda(graph: OpGraph, given: Aggregation, mode: str) -> Estimate:
     ours = max(moved * rates["passes"][mode] / rate, rates["launches"][mode] * launch)  # the host launches while the GPU works
     built = 1 if mode == "forward" else 2
     structure = built * (graph.num_edges * kernels["structure_per_edge"] + kernels["structure_launches"] * launch)
-    return Estimate(native - ours, structure)
+    return Estimate(native - ours, structure, ours, native)
 
 
 def _line(rates: list[float], edges: float, numbers: float) -> float:

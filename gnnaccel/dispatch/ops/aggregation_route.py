@@ -48,29 +48,39 @@ def native(why: Reason) -> Decision:
     return Decision("native", None, None, ((_KERNELS, why),), None)
 
 
-def decide(graph: OpGraph, given: Aggregation, config: Config) -> Decision:
-    """The route of an aggregation. Builds nothing but kernels, and those only where they are to run."""
+class Asked(NamedTuple):
+    """What a decision is asked for that nothing will follow: on a call that is part of training, if ``grad``; over a graph that is
+    ``fresh``, so that its structure has to be built, or that comes again."""
+
+    grad: bool
+    fresh: bool
+
+
+def decide(graph: OpGraph, given: Aggregation, config: Config, asked: Asked | None = None) -> Decision:
+    """The route of an aggregation that is about to run, or is ``asked`` about. Builds nothing but kernels, and those only where they
+    are to run."""
     if given.x.is_cpu and config.backend == "auto" and not driver.placed():
-        return _without_kernels(graph, given, config, _ON_CPU)
+        return _without_kernels(graph, given, config, _ON_CPU, asked)
     against = device_reason(given.x.device, config)
     kernel = against or aggregation_cuda.kernel(graph, given)
     if type(kernel) is Reason:
-        return _without_kernels(graph, given, config, kernel)
-    why, estimate = _cost_reason(graph, given, config)
+        return _without_kernels(graph, given, config, kernel, asked)
+    why, estimate = _cost_reason(graph, given, config, asked)
     if why is not None:
         return Decision("native", None, None, ((_KERNELS, why),), estimate)
     against = compile_reason(kernel)
     if against is not None:
-        return _without_kernels(graph, given, config, against)
+        return _without_kernels(graph, given, config, against, asked)
     return Decision("cuda", kernel.name, aggregation_cuda.run, (), estimate)
 
 
-def decide_all(graph: OpGraph, given: Aggregation, reduces: tuple[str, ...], config: Config) -> Decision:
+def decide_all(graph: OpGraph, given: Aggregation, reduces: tuple[str, ...], config: Config,
+               asked: Asked | None = None) -> Decision:
     """The route of aggregations that differ in nothing but their ``reduces``, of which ``given`` has the first; several give a
     list. One that is native makes all native, as the host makes its messages once for all."""
     if len(reduces) == 1:
-        return decide(graph, given, config)
-    found = {name: decide(graph, given._replace(reduce=name), config) for name in reduces}
+        return decide(graph, given, config, asked)
+    found = {name: decide(graph, given._replace(reduce=name), config, asked) for name in reduces}
     for one in found.values():
         if one.run is None:
             return one
@@ -80,8 +90,15 @@ def decide_all(graph: OpGraph, given: Aggregation, reduces: tuple[str, ...], con
                                                                   for name in reduces])
 
 
-def _without_kernels(graph: OpGraph, given: Aggregation, config: Config, against: Reason) -> Decision:
-    estimate, unfit = None, aggregation_cpu.unfit(graph, given) if given.x.is_cpu else _NO_GAIN
+def on(route: str, graph: OpGraph, given: Aggregation) -> Tensor:
+    """One aggregation's result on ``route``, as of a `Decision` that took it."""
+    if route == "cuda":
+        return aggregation_cuda.run(graph, given)
+    return (aggregation_cpu.run if _unfit_by_torch(graph, given) is None else aggregation.plain)(graph, given)
+
+
+def _without_kernels(graph: OpGraph, given: Aggregation, config: Config, against: Reason, asked: Asked | None) -> Decision:
+    estimate, unfit = None, _unfit_by_torch(graph, given)
     if config.backend == "cuda":
         why = reason("GA406", "backend='cuda' was asked for")
     elif config.when == "supported":
@@ -89,25 +106,35 @@ def _without_kernels(graph: OpGraph, given: Aggregation, config: Config, against
     else:
         why = unfit
         if why is None:
-            why, estimate = _cost_reason(graph, given, config)
+            why, estimate = _cost_reason(graph, given, config, asked)
     if why is not None:
         return Decision("native", None, None, ((_KERNELS, against), (_TORCH, why)), estimate)
     run = aggregation_cpu.run if unfit is None else aggregation.plain
     return Decision("torch", _TORCH if unfit is not None else "embedding bags", run, ((_KERNELS, against),), estimate)
 
 
-def _cost_reason(graph: OpGraph, given: Aggregation, config: Config) -> tuple[Reason | None, Estimate | None]:
+def _unfit_by_torch(graph: OpGraph, given: Aggregation) -> Reason | None:
+    return aggregation_cpu.unfit(graph, given) if given.x.is_cpu else _NO_GAIN
+
+
+def _cost_reason(graph: OpGraph, given: Aggregation, config: Config,
+                 asked: Asked | None) -> tuple[Reason | None, Estimate | None]:
     """Why the host's own code is no slower."""
     if config.when != "profitable":
         return None, None
-    grad = torch.is_grad_enabled() and (given.x.requires_grad or (given.weight is not None and given.weight.requires_grad))
-    found = aggregation_cost.estimate(graph, given, grad)
+    found = aggregation_cost.estimate(graph, given, _differentiated(given) if asked is None else asked.grad)
     if found.gain <= 0:
         return reason("GA301"), None
+    if asked is not None:
+        return (_MAY_NOT_COME_AGAIN if asked.fresh and found.gain <= found.structure else None), found
     # A checkpoint may be about to repeat this call, and must then find the same route: for it the structure counts as there.
     if graph.known() or checkpointed() or aggregation_cost.pays(graph.edge_index, found):
         return None, found
     return _MAY_NOT_COME_AGAIN, found
+
+
+def _differentiated(given: Aggregation) -> bool:
+    return torch.is_grad_enabled() and (given.x.requires_grad or (given.weight is not None and given.weight.requires_grad))
 
 
 def checkpointed() -> bool:

@@ -156,8 +156,9 @@ AGGREGATE: tuple[Target, ...] = (
     Target("fresh-plain", "fresh-100k", "*", "*", "vs_native", 1.0, aim=1.3),
     Target("aggregate-cpu", "*", "*", "*", "vs_native", 0.95),
     # Hubs and variances are left out: there PyG's own sums are off by 1e-3, and ours are not (docs/notes/aggregate.md).
-    *(Target("aggregate", shape, layer, "*", "rel_l2", 1e-4) for shape in ("cora", "arxiv", "proteins", "reddit", "products")
+    *(Target("aggregate", shape, layer, "*", "rel_l2", 1e-4) for shape in ("cora", "arxiv", "proteins", "reddit")
       for layer in ("GCN 64", "SAGE 64")),
+    Target("aggregate", "products", "GCN 128", "*", "rel_l2", 1e-4),
     Target("aggregate-cpu", "*", "*", "*", "rel_l2", 1e-4),
 )
 

@@ -1,0 +1,96 @@
+"""An aggregation inside a host's layer as those who explain, compare and measure calls see it: stated, planned and run on the side,
+without counts or records. What a script calls goes by `aggregation_route.run`.
+"""
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnaccel.dispatch.config import Config
+from gnnaccel.dispatch.ops import aggregation_route
+from gnnaccel.dispatch.ops.aggregation import Aggregation
+from gnnaccel.dispatch.ops.aggregation_route import Asked
+from gnnaccel.dispatch.ops.graph import OpGraph
+from gnnaccel.dispatch.planner import Plan
+
+
+@dataclass(frozen=True)
+class AggregationStated:
+    """A call without its tensors, as others are stated. ``width``: numbers of a message; ``row``: their dtype."""
+
+    reduces: tuple[str, ...]
+    weighted: bool
+    width: int
+    row: torch.dtype
+    num_src: int
+    num_dst: int
+    num_edges: int
+
+    @staticmethod
+    def of(given: AggregationGiven) -> AggregationStated:
+        graph, first = given.graph, given.first
+        return AggregationStated(given.reduces, first.weight is not None, math.prod(first.shape), first.x.dtype, graph.num_src,
+                                 graph.num_dst, graph.num_edges)
+
+    @property
+    def out(self) -> torch.dtype:
+        return self.row
+
+    def plan(self, given: AggregationGiven, config: Config, grad: bool, fresh: bool) -> Plan:
+        """The decision on such a call, as a part of training if ``grad``, over a graph that is ``fresh`` or comes again."""
+        found = aggregation_route.decide_all(given.graph, given.first, given.reduces, config, Asked(grad, fresh))
+        cost = found.estimate
+        return Plan(found.route, found.kernel, False, cost and cost.ours, cost and cost.native, found.rejected)
+
+    def lookup(self, given: AggregationGiven) -> tuple[OpGraph, str]:
+        """The call's graph, and "hit", "miss" or "none" of its structure."""
+        given.graph.view()
+        return given.graph, given.graph.cached
+
+    def call(self, graph: OpGraph, plan: Plan) -> AggregationCall:
+        return AggregationCall(graph, plan.route == "cuda")
+
+    @staticmethod
+    def runner(route: str) -> Callable[[AggregationCall, AggregationGiven], Any]:
+        return functools.partial(_run, route)
+
+    def facts(self) -> dict[str, int]:
+        """Of the graph, for records."""
+        return dict(num_src=self.num_src, num_dst=self.num_dst, num_edges=self.num_edges)
+
+
+class AggregationGiven(NamedTuple):
+    """The tensors of one call: the ``first`` of its aggregations, which differ in nothing but ``reduces``; ``more``: the adapter's
+    own."""
+
+    graph: OpGraph
+    first: Aggregation
+    reduces: tuple[str, ...]
+    more: Any
+
+    @property
+    def device(self) -> torch.device:
+        return self.first.x.device
+
+    @property
+    def edge_index(self) -> Tensor:
+        """[2, E]: sources and destinations, in this order."""
+        index = self.graph.edge_index
+        return index.flip(0) if self.graph.flipped else index
+
+
+class AggregationCall(NamedTuple):
+    graph: OpGraph
+    kernels: bool
+
+
+def _run(route: str, call: AggregationCall, given: AggregationGiven) -> Any:
+    """The result; of several aggregations a list, as of `aggregation_route.decide_all`."""
+    found = [aggregation_route.on(route, call.graph, given.first._replace(reduce=name)) for name in given.reduces]
+    return found if len(found) > 1 else found[0]

@@ -11,22 +11,44 @@ from torch import Tensor
 from gnnaccel.cuda import additive_pmf
 from gnnaccel.cuda.dropout import OFF, Dropout
 from gnnaccel.cuda.launch import THREADS, Kernels, pointer, workspace
-from gnnaccel.cuda.layout import grid
+from gnnaccel.cuda.layout import ROW_TYPES, Layout, grid, layout_for
+from gnnaccel.cuda.quantize import Int8Rows, addresses, stride
 from gnnaccel.cuda.structure import Rows
 from gnnaccel.cuda.variant import RowVariant
 
 
 @dataclass(frozen=True)
 class Variant(RowVariant):
-    """What selects a kernel of additive attention."""
+    """What selects a kernel of additive attention. ``row`` may be torch.int8: values as `Int8Rows`; ``grad`` is the format in which
+    backward gathers the result's gradient: as ``out`` (None), torch.bfloat16 or torch.int8."""
 
-    @property
-    def direct(self) -> bool:
-        """Direct rather than in two phases; drawing dropout costs too much to do it for the same edge in several lanes."""
-        return self.layout.direct and not self.dropout
+    grad: torch.dtype | None = None
+
+    @functools.cached_property
+    def layout(self) -> Layout:
+        return layout_for(self.heads, self.width, self.row is torch.int8)
+
+    @functools.cached_property
+    def backward_layout(self) -> Layout:
+        """Backward gathers gradients, so theirs is the format that counts."""
+        return layout_for(self.heads, self.width, self.grad is torch.int8)
 
     def defines(self, unroll: int | None = None, **more) -> tuple:
-        return super().defines(unroll, DIRECT=int(self.direct), **more)
+        return self.layout.defines(unroll) + self._flags(self.layout, **more)
+
+    def _flags(self, layout: Layout, **more) -> tuple:
+        """Direct rather than in two phases where few lanes share a head; drawing dropout costs too much to do it for the same edge
+        in several lanes."""
+        if torch.int8 in (self.row, self.grad):
+            more["STRIDE"] = stride(self.heads * self.width)
+        if self.row is torch.int8:
+            more["INT8"] = 1
+        return self.flags(DIRECT=int(layout.direct and not self.dropout), **more)
+
+    def _backward(self, edge_grad: int) -> Kernels:
+        more = {} if self.grad is None else dict(GRAD_T=ROW_TYPES[self.grad], GRAD_INT8=int(self.grad is torch.int8))
+        layout = self.backward_layout
+        return Kernels("additive_backward", layout.defines() + self._flags(layout, TRAIN=1, EDGE_GRAD=edge_grad, **more))
 
     @functools.cached_property
     def forward_kernels(self) -> Kernels:
@@ -38,11 +60,11 @@ class Variant(RowVariant):
 
     @functools.cached_property
     def backward_kernels(self) -> Kernels:
-        return Kernels("additive_backward", self.defines(TRAIN=1, EDGE_GRAD=0))
+        return self._backward(0)
 
     @functools.cached_property
     def edge_grad_kernels(self) -> Kernels:
-        return Kernels("additive_backward", self.defines(TRAIN=1, EDGE_GRAD=1))
+        return self._backward(1)
 
 
 #: `Variant`s by their fields in order, one object each, so that what hangs on them is made once
@@ -63,23 +85,30 @@ class Saved:
         return self.small.data_ptr(), plus, plus + 2 * self.parts.numel()
 
 
-def forward(variant: Variant, graph: Rows, a_src: Tensor, a_dst: Tensor | None, values: Tensor, slope: float,
-            a_edge: Tensor | None = None, dropout: Dropout = OFF, pmf: bool = False,
+def forward(variant: Variant, graph: Rows, a_src: Tensor, a_dst: Tensor | None, values: Tensor | Int8Rows,
+            slope: float, a_edge: Tensor | None = None, dropout: Dropout = OFF, pmf: bool = False,
             bias: Tensor | None = None) -> tuple[Tensor, Saved | None]:
     """GAT's aggregation: softmax over incoming edges of leaky_relu(a_src + a_dst + a_edge), then the weighted sum.
 
     Args:
         graph: the CSC.
         a_src: [num_src, H] fp32. a_dst: [num_dst, H] fp32 or None for zeros.
-        values: [num_src, H, D] of ``variant.row``, contiguous.
+        values: [num_src, H, D] of ``variant.row``, contiguous; with torch.int8 `Int8Rows` of H * D channels, whose scales join the
+            weights of the edges. What makes the weights is fp32.
         a_edge: [edges, H] fp32, by edge id, when ``variant.edge``.
-        pmf: long rows by PMF instead of split rows.
+        pmf: long rows by PMF instead of split rows; not with int8.
         bias: [H * D] fp32, added to the result.
 
     Returns:
         the result [rows, H, D] of ``variant.out`` and, under ``variant.train``, what backward needs.
+
+    Raises:
+        ValueError: values in another format than the variant's, or int8 with ``pmf``.
     """
-    h, d, device, layout, rows = variant.heads, variant.width, values.device, variant.layout, graph.rows
+    check_format("values", values, variant, variant.row)
+    if pmf and variant.row is torch.int8:
+        raise ValueError("pmf=True: PMF kernels take no int8 values; leave it out")
+    h, d, device, layout, rows = variant.heads, variant.width, a_src.device, variant.layout, graph.rows
     out = torch.empty((rows, h, d), dtype=variant.out, device=device)
     saved, pointers = None, (0, 0, 0)
     if variant.train:
@@ -94,8 +123,18 @@ def forward(variant: Variant, graph: Rows, a_src: Tensor, a_dst: Tensor | None, 
     memory, parts = workspace(launch.chunks, (h * d, h * d if variant.train else 0, 3 * h), device)
     variant.forward_kernels("forward")(
         grid(launch.slots + rows, layout), THREADS, layout.scratch,
-        launch.graph + launch.split + inputs + dropout.args + (values.data_ptr(),) + outputs + parts)
+        launch.graph + launch.split + inputs + dropout.args + addresses(values) + outputs + parts)
     if launch.heavy:
         variant.forward_kernels("merge")(grid(launch.heavy, layout), THREADS, layout.scratch,
                                          launch.merge + (launch.graph[3],) + outputs + parts)
     return out, saved
+
+
+def check_format(name: str, rows: Tensor | Int8Rows, variant: Variant, wanted: torch.dtype) -> None:
+    """ValueError unless ``rows`` are in the format that ``wanted`` stands for, of as many channels as the variant has."""
+    channels = variant.heads * variant.width
+    if isinstance(rows, Int8Rows):
+        if wanted is not torch.int8 or rows.width != channels:
+            raise ValueError(f"{name} is Int8Rows of {rows.width} channels; the variant takes {channels} in {wanted}")
+    elif rows.dtype is not wanted:
+        raise ValueError(f"{name} is {rows.dtype}; the variant takes {wanted}, where torch.int8 stands for Int8Rows")

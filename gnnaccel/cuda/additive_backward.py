@@ -7,15 +7,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda.additive import Saved, Variant
+from gnnaccel.cuda.additive import Saved, Variant, check_format
 from gnnaccel.cuda.dropout import OFF, Dropout
 from gnnaccel.cuda.launch import THREADS, pointer, workspace
 from gnnaccel.cuda.layout import grid
+from gnnaccel.cuda.quantize import Int8Rows, addresses
 from gnnaccel.cuda.structure import Rows
 
 
 class Gradients(NamedTuple):
-    """``values`` [num_src, H, D] in the rows' dtype; ``a_src`` [num_src, H], ``a_dst`` [num_dst, H], ``a_edge`` fp32."""
+    """``values`` [num_src, H, D] in the rows' dtype, fp32 for int8; ``a_src`` [num_src, H], ``a_dst`` [num_dst, H], ``a_edge`` fp32."""
 
     values: Tensor
     a_src: Tensor
@@ -23,35 +24,43 @@ class Gradients(NamedTuple):
     a_edge: Tensor | None
 
 
-def backward(variant: Variant, graph: Rows, eid: Tensor, saved: Saved, grad: Tensor, a_src: Tensor, a_dst: Tensor | None,
-             values: Tensor, att_src: Tensor, att_dst: Tensor | None, slope: float, a_edge: Tensor | None = None,
+def backward(variant: Variant, graph: Rows, eid: Tensor, saved: Saved, grad: Tensor | Int8Rows, a_src: Tensor,
+             a_dst: Tensor | None, values: Tensor | Int8Rows, att_src: Tensor, att_dst: Tensor | None, slope: float, a_edge: Tensor | None = None,
              edge_grad: bool = False, dropout: Dropout = OFF) -> Gradients:
     """Gradients of `additive.forward`, and through the scores of the rows.
 
     Args:
         graph: the transposed graph; ``eid`` is the CSC's ``place``.
-        grad: [num_dst, H, D] of ``variant.out``, contiguous.
+        grad: [num_dst, H, D] of ``variant.grad``, or of ``variant.out`` if that is None, contiguous; with torch.int8 `Int8Rows` of
+            H * D channels. Every gradient is linear in it: rounded stochastically, it leaves them unbiased.
+        values: as forward's; with int8 the very rows that forward had.
         att_src, att_dst: [H, D] fp32. ``values`` receives ``a_src``'s gradient times ``att_src`` and, unless ``att_dst`` is
             None (destinations are other nodes), ``a_dst``'s times ``att_dst``.
+
+    Raises:
+        ValueError: gradients or values in another format than the variant's.
     """
-    h, d, device, layout = variant.heads, variant.width, values.device, variant.layout
-    num_dst, launch = grad.shape[0], graph.launch()
+    check_format("grad", grad, variant, variant.grad or variant.out)
+    check_format("values", values, variant, variant.row)
+    h, d, device, layout = variant.heads, variant.width, a_src.device, variant.backward_layout
+    num_dst, launch = saved.small.shape[1], graph.launch()
     kernels = variant.edge_grad_kernels if edge_grad else variant.backward_kernels
     small, plus, minus = saved.pointers()
     scratch = torch.empty((num_dst, 5, h), device=device)  # packed [num_dst, H, 4], then d_a_dst [num_dst, H]
     packed, d_a_dst = scratch.view(-1)[:4 * num_dst * h], scratch.view(-1)[4 * num_dst * h:].view(num_dst, h)
     kernels("prepare")(grid(num_dst, layout, layout.slots), THREADS, 0, (
-        np.int32(num_dst), grad.data_ptr(), plus, minus, small, pointer(a_dst), np.float32(slope), packed.data_ptr(),
+        np.int32(num_dst), *addresses(grad), plus, minus, small, pointer(a_dst), np.float32(slope), packed.data_ptr(),
         d_a_dst.data_ptr()))
     memory, parts = workspace(launch.chunks, (h * d, h * d, h), device)
-    d_values, d_a_src = torch.empty_like(values), torch.empty((graph.rows, h), device=device)
+    d_values = torch.empty((graph.rows, h, d), device=device) if variant.row is torch.int8 else torch.empty_like(values)
+    d_a_src = torch.empty((graph.rows, h), device=device)
     d_a_edge = torch.zeros_like(a_edge) if edge_grad else None  # zeros: dropped self loops are never visited
-    tail = (values.data_ptr(), att_src.data_ptr(), pointer(att_dst), d_a_dst.data_ptr() if att_dst is not None else 0,
+    tail = (*addresses(values), att_src.data_ptr(), pointer(att_dst), d_a_dst.data_ptr() if att_dst is not None else 0,
             d_values.data_ptr(), d_a_src.data_ptr())
     kernels("sources")(
         grid(launch.slots + graph.rows, layout), THREADS, layout.scratch,
         launch.graph[:3] + (eid.data_ptr(), launch.graph[3]) + launch.split
-        + (packed.data_ptr(), a_src.data_ptr(), pointer(a_edge), np.float32(slope)) + dropout.args + (grad.data_ptr(),)
+        + (packed.data_ptr(), a_src.data_ptr(), pointer(a_edge), np.float32(slope)) + dropout.args + addresses(grad)[:1]
         + tail + (pointer(d_a_edge),) + parts)
     if launch.heavy:
         kernels("merge")(grid(launch.heavy, layout), THREADS, layout.scratch,

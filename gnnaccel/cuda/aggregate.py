@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gnnaccel.cuda.launch import THREADS, Kernels, pointer, workspace
 from gnnaccel.cuda.layout import MAX_WIDTH, ROW_TYPES, TYPES, Layout, grid, layout_for
-from gnnaccel.cuda.quantize import ALIGN, Int8Rows, stride
+from gnnaccel.cuda.quantize import ALIGN, Int8Rows, addresses, stride
 from gnnaccel.cuda.structure import Rows
 
 WEIGHTS = {"none": 0, "edge": 1, "head": 2}
@@ -146,10 +146,6 @@ def _check_int8(variant: Variant, name: str, x: Tensor | Int8Rows, device: torch
     _check(f"{name}.scale", x.scale, (x.rows,), torch.float32, device, 4)
 
 
-def _pointers(x: Tensor | Int8Rows) -> tuple:
-    return (x.data.data_ptr(), x.scale.data_ptr()) if isinstance(x, Int8Rows) else (x.data_ptr(),)
-
-
 def _check_weight(variant: Variant, graph: Rows, weight: Tensor | None) -> None:
     if (weight is None) != (variant.weight == "none"):
         raise ValueError(f"weight is {'missing' if weight is None else 'given'}, but the variant has weight={variant.weight!r}")
@@ -194,7 +190,7 @@ def forward(variant: Variant, graph: Rows, x: Tensor | Int8Rows, weight: Tensor 
     variant.kernels("forward_short" if short else "forward")(
         grid(warps, layout), THREADS, 0,
         launch.graph + launch.split
-        + _pointers(x) + (pointer(weight), pointer(scale), pointer(bias), add, out.data_ptr(), part))
+        + addresses(x) + (pointer(weight), pointer(scale), pointer(bias), add, out.data_ptr(), part))
     if launch.heavy:
         variant.kernels("merge")(grid(launch.heavy, layout), THREADS, 0,
                                  launch.merge + (launch.graph[0], part, pointer(scale), pointer(bias), add, out.data_ptr()))
@@ -241,7 +237,7 @@ def edge_dot(variant: Variant, graph: Rows, left: Tensor | Int8Rows, right: Tens
     out = (torch.empty if full else torch.zeros)((edges, layout.heads), device=graph.indptr.device)
     kernels = variant.int8_dot if isinstance(left, Int8Rows) else variant.kernels
     kernels("edge_dot")(grid(launch.slots + rows, layout), THREADS, 0,
-                        launch.graph + launch.split + _pointers(left) + _pointers(right) + (out.data_ptr(),))
+                        launch.graph + launch.split + addresses(left) + addresses(right) + (out.data_ptr(),))
     return out.sum(1, keepdim=True) if layout.heads > 1 and variant.int8 and not variant.per_head else out
 
 

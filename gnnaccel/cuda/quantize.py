@@ -56,6 +56,11 @@ class Int8Rows:
         return self.data.numel() + 4 * self.scale.numel()
 
 
+def addresses(rows: Tensor | Int8Rows) -> tuple[int, ...]:
+    """The addresses that a kernel takes for rows in either form."""
+    return (rows.data.data_ptr(), rows.scale.data_ptr()) if isinstance(rows, Int8Rows) else (rows.data_ptr(),)
+
+
 @functools.lru_cache(maxsize=512)
 def kernels(width: int, dtype: torch.dtype, vec: int, stochastic: bool) -> tuple[Kernels, int]:
     """The kernels for rows of ``width`` channels read ``vec`` at a time, and how many rows a block takes."""

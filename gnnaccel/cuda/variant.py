@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gnnaccel.cuda.layout import TYPES, Layout, layout_for
+from gnnaccel.cuda.layout import ROW_TYPES, TYPES, Layout, layout_for
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,10 @@ class RowVariant:
 
     def defines(self, unroll: int | None = None, **more) -> tuple:
         """``-D`` definitions: the layout's, the common ones, and ``more``."""
-        flags = dict(ROW_T=TYPES[self.row], OUT_T=TYPES[self.out], OFF_T="i64" if self.wide else "int", EDGE=int(self.edge),
+        return self.layout.defines(unroll) + self.flags(**more)
+
+    def flags(self, **more) -> tuple:
+        """Those that do not depend on the layout."""
+        flags = dict(ROW_T=ROW_TYPES[self.row], OUT_T=TYPES[self.out], OFF_T="i64" if self.wide else "int", EDGE=int(self.edge),
                      DROPOUT=int(self.dropout), **more)
-        return self.layout.defines(unroll) + tuple((k, str(v)) for k, v in flags.items())
+        return tuple((k, str(v)) for k, v in flags.items())

@@ -21,6 +21,10 @@ def _additive(build):
     for (heads, width), (row, out) in zip(_SIZES, _TYPES):
         for edge, dropout, train, wide in ((False, False, True, False), (True, True, True, True), (False, True, False, False)):
             yield from build(additive.Variant(heads, width, row, out, edge, dropout, train, wide))
+    for (heads, width), (row, grad), edge in zip(
+            (*_SIZES, (1, 128), (8, 8)), ((torch.int8, torch.int8), (torch.int8, None), (torch.int8, torch.bfloat16),
+                                          (torch.int8, torch.int8), (torch.float32, torch.int8)), (False, True, False, True, True)):
+        yield from build(additive.Variant(heads, width, row, torch.float32, edge, edge, True, grad=grad))
 
 
 def _pairwise(build):

@@ -96,12 +96,13 @@ prepare(int rows, const GRAD_T* __restrict__ grad,
 #if GRAD_INT8
             const float own = grad_scale[row];
             const float q[4] = {a_dst ? a_dst[i] : 0.f, small[i], small[i + all] * own, delta.hi + delta.lo};
+            store_pack<float, 4>(packed + 4 * i, q);
             d_a_dst[i] = (1.f - slope) * own * (up * small[i + 3 * all] - down * small[i + 2 * all]);
 #else
             const float q[4] = {a_dst ? a_dst[i] : 0.f, small[i], small[i + all], delta.hi + delta.lo};
+            store_pack<float, 4>(packed + 4 * i, q);
             d_a_dst[i] = (1.f - slope) * (up * small[i + 3 * all] - down * small[i + 2 * all]);
 #endif
-            store_pack<float, 4>(packed + 4 * i, q);
         }
     }
 }

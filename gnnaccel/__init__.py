@@ -22,6 +22,10 @@ if TYPE_CHECKING:  # for editors and type checkers, which cannot see through __g
     from gnnaccel.dispatch.rules import include as include
     from gnnaccel.dispatch.rules import reset_rules as reset_rules
     from gnnaccel.explain import explain_program as explain_program
+    from gnnaccel.quantization import dequantize as dequantize
+    from gnnaccel.quantization import precision as precision
+    from gnnaccel.quantization import quant_report as quant_report
+    from gnnaccel.quantization import quantize as quantize
     from gnnaccel.session import clear_records as clear_records
     from gnnaccel.session import disable as disable
     from gnnaccel.session import disabled as disabled
@@ -46,6 +50,10 @@ _HOMES: dict[str, tuple[str, str | None]] = {
     "reset_rules": ("gnnaccel.dispatch.rules", "reset_rules"),
     "name_layers": ("gnnaccel.dispatch.names", "name_layers"),
     "explain_program": ("gnnaccel.explain", "explain_program"),
+    "quantize": ("gnnaccel.quantization", "quantize"),
+    "dequantize": ("gnnaccel.quantization", "dequantize"),
+    "precision": ("gnnaccel.quantization", "precision"),
+    "quant_report": ("gnnaccel.quantization", "quant_report"),
     "cache": ("gnnaccel.dispatch.cache", None),
     "errors": ("gnnaccel.errors", None),
 }

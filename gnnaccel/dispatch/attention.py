@@ -79,14 +79,14 @@ def prepare(found: Attention, heads: int, width: int, row: torch.dtype, out: tor
             column_sum.prepare(heads * width, dtype)
 
 
-def run_cuda(call: Call, tensors: dict[str, Tensor | Mapped] | Folded) -> Tensor:
+def run_cuda(call: Call, tensors: dict[str, Tensor | Mapped] | Folded, family: Family | None = None) -> Tensor:
     """The Program's output [num_dst, heads, width] by the fused kernels. ``tensors`` by input name; rows may be `Mapped`. With
-    `Folded`, what that describes."""
+    `Folded`, what that describes. ``family``: other kernels than those for the Program."""
     found = call.attention
     call.dropout = draw(found.dropout, call.graph.device) if found.dropout else OFF
     if type(tensors) is Folded:
         return attention_folded.run(call, tensors, _with_the_same_dropout)
-    family = families.of(found)
+    family = family or families.of(found)
     for t in tensors.values():
         if type(t) is Mapped:
             return attention_maps.run(call, family, tensors, _with_the_same_dropout)

@@ -15,6 +15,8 @@ from gnnaccel.dispatch.config import Config
 from gnnaccel.dispatch.graph import GraphView
 from gnnaccel.dispatch.names import IdentityMap
 from gnnaccel.dispatch.planner import Plan
+from gnnaccel.dispatch.quantized import attention as quantized
+from gnnaccel.dispatch.quantized import settings
 from gnnaccel.dispatch.reasons import Reason
 from gnnaccel.dispatch.relational.request import RelationalCall
 from gnnaccel.dispatch.request import Given, Stated
@@ -136,16 +138,22 @@ def _decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict
     verdict = rules.verdict(layer, config)
     name = type(layer).__name__
     if not verdict.inside:
+        settings.note_native(layer, config, verdict.reason)
         return _native(layer, adapter, native, args, kwargs, config, None, None, ((name, verdict.reason),), start)
     found = adapter.state(layer, args, kwargs)
     if type(found) is Reason:
+        settings.note_native(layer, config, found)
         return _native(layer, adapter, native, args, kwargs, config, None, None, ((name, found),), start)
     stated, given = found
     grad, device = torch.is_grad_enabled(), given.device.type
     known = _known(layer, stated, given)
     plan = planner.plan(stated.request(device, grad, not known), config)
+    entry = settings.asked(layer, config)
+    use = None if entry is None else quantized.chosen(layer, entry, config, stated, plan, device)
     if plan.route == "native":
-        if signature is not None and not given.edge_index.is_inference():
+        if entry is not None:
+            entry.fell_back(use)
+        elif signature is not None and not given.edge_index.is_inference():
             _remember(layer, config, signature, given, _gone, None, None, plan if known and _quiet(config) else None, None, None)
         elif signature is None and not any(t.is_inference() for t in given.structure):
             seen = _Seen(given.structure)
@@ -156,11 +164,13 @@ def _decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict
     counters.count(name, plan.route)
     graph, hit = stated.lookup(given)
     call, run = stated.call(graph, plan), stated.runner(plan.route)
-    if signature is not None and hit != "none":
-        bound = adapter.bind(layer, call) if plan.route == "cuda" else None
+    if entry is not None:
+        run = quantized.runner(entry, use, run)
+    if signature is not None and hit != "none" and not settings.learning(use):
+        bound = adapter.bind(layer, call) if plan.route == "cuda" and entry is None else None
         _remember(layer, config, signature, given, weakref.ref(graph), stated, call.attention, plan, run, bound)
     if start:
-        number = _record(layer, adapter, stated, device, plan, graph, hit, grad, start, call)
+        number = _record(layer, adapter, stated, device, plan, graph, hit, grad, start, call, getattr(run, "storage", None))
         run = _recording(run, lambda _: _record_backward(layer, adapter, stated, device, plan, number))
     return adapter.run(layer, stated, given, attention.Attend(call, run))
 
@@ -269,14 +279,15 @@ def _graph_of(stated: Stated | None, graph) -> dict[str, Any] | None:
     return found
 
 
-def _record(layer, adapter, stated, device: str, plan: Plan, graph, hit: str, grad: bool, start: int, call: Any = None) -> int:
+def _record(layer, adapter, stated, device: str, plan: Plan, graph, hit: str, grad: bool, start: int, call: Any = None,
+            storage: str | None = None) -> int:
     rejected = [dict(candidate=candidate, code=r.code, text=r.text, hint=r.hint) for candidate, r in plan.rejected]
     record = records.new(
         host=adapter.host, graph=_graph_of(stated, graph), route=plan.route, kernel=plan.kernel, rejected=rejected,
         passes=call.optimised().as_dict() if isinstance(call, RelationalCall) else None,
         cost_us=None if plan.seconds is None else plan.seconds * 1e6, cache=hit, grad=grad,
         dtype=_dtype(stated.row) if stated else None, out_dtype=_dtype(stated.out) if stated else None,
-        overhead_us=(time.perf_counter_ns() - start) / 1e3, **_state_of(layer, device))
+        overhead_us=(time.perf_counter_ns() - start) / 1e3, storage=storage, **_state_of(layer, device))
     records.emit(record)
     return record["call"]
 

@@ -20,6 +20,8 @@ from gnnaccel.dispatch.ops import aggregation, aggregation_cost, aggregation_rou
 from gnnaccel.dispatch.ops.aggregation import Aggregation
 from gnnaccel.dispatch.ops.aggregation_route import Decision
 from gnnaccel.dispatch.ops.graph import OpGraph
+from gnnaccel.dispatch.quantized import aggregation as quantized
+from gnnaccel.dispatch.quantized import settings
 from gnnaccel.dispatch.reasons import Reason, reason
 
 _REDUCES = {"SumAggregation": "sum", "MeanAggregation": "mean", "MaxAggregation": "max", "MinAggregation": "min"}
@@ -101,6 +103,14 @@ def _kind(value: Any) -> str:
     if value is None:
         return "none"
     return "tensor" if isinstance(value, (Tensor, tuple, list)) else "other"
+
+
+def storable(layer: Any) -> Reason | bool:
+    """As `gnnaccel.adapters.storable`, of what is known without a call."""
+    why = _class(type(layer)).why
+    if why is None and _REDUCES.get(type(layer.aggr_module).__name__) not in ("sum", "mean"):
+        why = reason("GA603", f"the aggregation is {type(layer.aggr_module).__name__}, not a sum or a mean")
+    return True if why is None else reason("GA603", why.text)
 
 
 # --- reading a call ----------------------------------------------------------------------------------------------------
@@ -200,15 +210,16 @@ def decide(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Confi
     found: Read | Reason | None = read(layer, edge_index, kwargs) if verdict.inside else verdict.reason
     if type(found) is Reason:
         decision, parts = aggregation_route.native(found), None
+        settings.note_native(layer, config, found)
     else:
         parts = found.graph, found.given
-        decision = aggregation_route.decide(*parts, config)
+        decision = quantized.narrowed(layer, *parts, config, aggregation_route.decide(*parts, config))
 
     def finish(out: Tensor) -> Any:
         return _updated(layer, found.known, out, kwargs)
 
     out = aggregation_route.run(layer, "pyg", parts, decision, config, finish, lambda: native(layer, edge_index, **kwargs), start)
-    if parts is not None and type(edge_index) is Tensor and not edge_index.is_inference():
+    if parts is not None and not decision.again and type(edge_index) is Tensor and not edge_index.is_inference():
         _remember(layer, edge_index, kwargs, found, decision, config)
     return out
 
@@ -256,10 +267,12 @@ def _modes() -> tuple:
     return torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled(), aggregation_route.checkpointed()
 
 
-def too_small(edge_index: Any, config: Config) -> bool:
+def too_small(layer: Any, edge_index: Any, config: Config) -> bool:
     """Whether a call may go native without being read: over so few edges nothing gains on a CPU, and a graph not seen before, of not
     many more, does not pay for its structure at once. Marks it as seen."""
     if type(edge_index) is not Tensor or config.when != "profitable" or config.on_fallback != "native":
+        return False
+    if settings.asked(layer, config) is not None:  # whose calls are counted
         return False
     edges = edge_index.shape[-1]
     if edges >= _FEW_AT_FIRST or aggregation_route.checkpointed():

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:There exist node types")
 
 
 def native_because(route, made, x: dict, ei: dict, code: str, args: tuple = (), **kwargs) -> None:
-    """The call gives the host's own result, for this reason."""
+    """The call gives the host's own result, for this reason; to rounding, as the layers inside may still aggregate our way."""
     x, ei = on(route.device, x, ei)
     made = made.to(route.device)
     torch.manual_seed(1)
@@ -32,7 +32,7 @@ def native_because(route, made, x: dict, ei: dict, code: str, args: tuple = (), 
         got = made(x, ei, *args, **kwargs)
     stats = gnnaccel.stats()
     assert stats["HeteroConv"]["reasons"] == {code: 1}, stats
-    same(got, expected, 1e-5 if route.device.type == "cuda" else 0.0)
+    same(got, expected, 1e-5 if route.device.type == "cuda" else 1e-6)
     if ei and any(t.shape[1] for t in ei.values()):
         with route.on(), pytest.raises(FallbackError, match=code):
             made(x, ei, *args, **kwargs)
@@ -91,7 +91,7 @@ def test_features_that_are_missing(route):
     with route.on(on_fallback="native"):
         got = made(x, ei)
     assert gnnaccel.stats()["HeteroConv"]["reasons"] == {"GA206": 1}
-    same(got, made(x, ei), 1e-5 if route.device.type == "cuda" else 0.0)
+    same(got, made(x, ei), 1e-5 if route.device.type == "cuda" else 1e-6)
 
 
 @pytest.mark.parametrize("where", ["conv", "message", "lin", "aggregation"])

@@ -10,7 +10,8 @@ from torch_geometric import EdgeIndex
 from torch_geometric.nn import MessagePassing
 
 import gnnaccel
-from gnnaccel.dispatch import records
+from gnnaccel.dispatch import records, rules
+from gnnaccel.dispatch.ops import aggregation_cuda
 from tests.pyg import graphs
 from tests.pyg.graphs import E, F, M, N
 from tests.pyg.judge import close, compare, native_again, on_routes, took
@@ -89,7 +90,16 @@ def test_extrema_on_torch_operations(aggr):
         compare(route, Copying(aggr=aggr), x, graphs.square(), positions=POSITIONS)
 
 
-def test_extrema_stay_native_with_kernels(emulated):
+@pytest.mark.skipif(not aggregation_cuda.EVEN_SHARES, reason="they have no kernels")
+@pytest.mark.parametrize("aggr", ["max", "min"])
+def test_extrema(route, aggr):
+    x = torch.randn(N, F).round()
+    compare(route, Weighing(aggr=aggr), x, graphs.square(), torch.randn(E), positions=POSITIONS)
+    compare(route, Copying(aggr=aggr), x, graphs.square(), positions=POSITIONS)
+
+
+@pytest.mark.skipif(aggregation_cuda.EVEN_SHARES, reason="they have kernels")
+def test_extrema_stay_native_without_kernels(emulated):
     x, ei = graphs.features(), graphs.square()
     layer = Copying(aggr="max")
     expected = layer(x, ei)
@@ -202,7 +212,7 @@ def replaced(layer):
 
 def explained(layer):
     layer.explain = True
-    layer._edge_mask, layer._apply_sigmoid = torch.rand(E), False
+    layer._edge_mask, layer._apply_sigmoid = torch.linspace(0, 1, E), False
     return layer
 
 
@@ -502,7 +512,8 @@ def test_classes_are_restored():
 
         native = MessagePassing.propagate
         Later()
-        assert Later.propagate.routed and not any(getattr(vars(Later)[n], "routed", 0) for n in ("_orig_propagate", "_jinja_propagate"))
+        kept = vars(Later)["_orig_propagate"], vars(Later)["_jinja_propagate"]
+        assert Later.propagate.routed and not any(getattr(function, "routed", False) for function in kept)
         assert MessagePassing.propagate is native
     assert before == {cls: dict(vars(cls)) for cls in before}
     assert not hasattr(Later.propagate, "routed") and vars(Later)["propagate"] is vars(Later)["_jinja_propagate"]
@@ -537,15 +548,18 @@ def test_a_propagate_of_the_users_is_left_alone():
 
 def test_rules(route):
     layer, x, ei = Weighing(), graphs.features().to(route.device), graphs.square().to(route.device)
-    for target in (Weighing, layer, "Weighing"):
+    for target in (Weighing, layer, "inner"):
         gnnaccel.reset_stats()
-        if target == "Weighing":
-            gnnaccel.name_layers(torch.nn.ModuleDict({"Weighing": layer}))
-        gnnaccel.exclude(target)
+        rules.reset_rules()
+        if target == "inner":
+            gnnaccel.name_layers(torch.nn.ModuleDict({"inner": layer}))
         with route.on():
             layer(x, ei)
-        assert gnnaccel.stats()["Weighing"]["reasons"] == {"GA101": 1}
-        gnnaccel.include(target)
+            gnnaccel.exclude(target)
+            layer(x, ei)
+            gnnaccel.include(target)
+            layer(x, ei)
+        assert gnnaccel.stats()["Weighing"] == dict(calls=3, routes={route.backend: 2, "native": 1}, reasons={"GA101": 1})
     gnnaccel.reset_stats()
     with route.on(include=["GATConv"]):
         Weighing()(x, ei)

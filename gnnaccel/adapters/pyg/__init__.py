@@ -70,14 +70,14 @@ def storable(layer: Any) -> Reason | bool | None:
     """As `gnnaccel.adapters.storable`."""
     from torch_geometric.nn import GATConv, HeteroConv, MessagePassing
 
-    from gnnaccel.adapters.pyg import propagate_calls
+    from gnnaccel.adapters.pyg import propagate_reading
 
     if type(layer) is GATConv:
         return True
     if adapter_of(layer) is not None:
         return reason("GA603", f"no kernel of {type(layer).__name__} takes rows in fewer bytes") if not isinstance(
             layer, HeteroConv) else None
-    return propagate_calls.storable(layer) if isinstance(layer, MessagePassing) else None
+    return propagate_reading.storable(layer) if isinstance(layer, MessagePassing) else None
 
 
 class _Guarded:

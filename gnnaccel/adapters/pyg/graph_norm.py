@@ -32,7 +32,8 @@ def install(patches: PatchSet) -> None:
     """Replace the functions through ``patches``: GCN's wherever a module of PyG has it, others where `_LOOPS` says."""
     native = importlib.import_module(_CONV + "gcn_conv").gcn_norm
     ours = keeping(native)
-    modules = {id(m): m for name, m in list(sys.modules.items()) if name.startswith("torch_geometric.") and hasattr(m, "__dict__")}
+    modules = {id(m): m for name, m in list(sys.modules.items())
+               if name.startswith("torch_geometric.") and hasattr(m, "__dict__")}
     for module in modules.values():
         for name, value in list(vars(module).items()):
             if value is native:

@@ -1,5 +1,5 @@
-"""What a ``message`` function computes, found out by running it once on stand-ins: a copy of the source's features, or those times
-something that belongs to the edge.
+"""What a ``message`` function computes, found out by running it once on stand-ins: a copy of the source's features, or those
+times something that belongs to the edge.
 
 Only functions that cannot do anything else are run: their code may name the methods of `_METHODS` and ``torch.mul``, no other
 attribute and nothing global. So nothing is missed by not running it again.
@@ -20,7 +20,8 @@ _METHODS = frozenset(("view", "reshape", "unsqueeze", "squeeze", "sigmoid", "tan
 _FUNCTIONS = {torch.mul: "mul", torch.multiply: "mul"}
 _NAMES = _METHODS | {"torch", "multiply", "Tensor"}
 #: what message passing passes by itself; a message that reads one is none of ours
-_SPECIAL = frozenset(("edge_index", "adj_t", "size", "size_i", "size_j", "edge_index_i", "edge_index_j", "ptr", "index", "dim_size"))
+_SPECIAL = frozenset(("edge_index", "adj_t", "size", "size_i", "size_j", "edge_index_i", "edge_index_j", "ptr", "index",
+                      "dim_size"))
 
 
 class Form(NamedTuple):

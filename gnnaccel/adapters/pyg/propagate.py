@@ -1,7 +1,7 @@
 """``propagate`` of every message-passing class that has no adapter of its own, replaced by one that asks for a faster way.
 
-PyG writes a ``propagate`` for each class when that is first instantiated, into the class itself; ours is put around it then. Where
-PyG could not write one, the class inherits the general one, and gets ours around that. A ``propagate`` that somebody else
+PyG writes a ``propagate`` for each class when that is first instantiated, into the class itself; ours is put around it then.
+Where PyG could not write one, the class inherits the general one, and gets ours around that. A ``propagate`` that somebody else
 wrote is left alone. ``_orig_propagate`` and ``_jinja_propagate``, which explainers go back to, stay the host's own.
 """
 from __future__ import annotations

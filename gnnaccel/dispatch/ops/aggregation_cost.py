@@ -17,6 +17,7 @@ from gnnaccel.dispatch.names import IdentityMap
 from gnnaccel.dispatch.ops.aggregation import Aggregation
 from gnnaccel.dispatch.ops.graph import OpGraph
 
+_UNREAD = 3  # calls over a graph, not a large one, that are not looked at: layers or hops over one mini-batch
 _PATIENCE = 2.0  # times the price of a structure that must have been missed before it is built
 
 
@@ -46,7 +47,7 @@ def _on_cuda(graph: OpGraph, given: Aggregation, mode: str) -> Estimate:
     rates, kernels = constants()["aggregation"]["cuda"], constants()["cuda"]
     rows = math.prod(given.shape) * given.x.element_size()
     moved = graph.num_edges * rows
-    native = rates["native_launches"][mode] * kernels["launch"] + moved * rates["native_passes"][mode] / kernels["native_bandwidth"]
+    native = moved * rates["native_passes"][mode] / kernels["native_bandwidth"] + rates["native_launches"][mode] * kernels["launch"]
     rate = kernels["gather_l2"] if graph.num_src * rows <= kernels["l2_bytes"] else kernels["gather_hbm"]
     ours = rates["launches"][mode] * kernels["launch"] + moved * rates["passes"][mode] / rate
     built = 1 if mode == "forward" else 2
@@ -63,10 +64,10 @@ def _line(rates: list[float], edges: float, numbers: float) -> float:
 class Missed:
     """What calls over some edges would have saved so far."""
 
-    __slots__ = ("version", "seconds")
+    __slots__ = ("version", "seconds", "sightings")
 
     def __init__(self, version: int):
-        self.version, self.seconds = version, 0.0
+        self.version, self.seconds, self.sightings = version, 0.0, 0
 
 
 _missed: IdentityMap[Missed] = IdentityMap()
@@ -81,12 +82,12 @@ def missed(edge_index: Tensor) -> Missed:
     return found
 
 
-def first_seen(edge_index: Tensor) -> bool:
-    """Whether nothing was asked about these edges before; from now on something was. Not of inference tensors."""
-    if _missed.get(edge_index) is not None:
-        return False
-    missed(edge_index)
-    return True
+def hardly_seen(edge_index: Tensor) -> bool:
+    """Whether little was asked about these edges before, so that few calls over them are known; notes one more. Not of inference
+    tensors."""
+    found = missed(edge_index)
+    found.sightings += 1
+    return found.sightings <= _UNREAD
 
 
 def patience(estimate: Estimate) -> float:

@@ -18,7 +18,7 @@ from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.reasons import Reason, reason
 from gnnaccel.dispatch.relational.cuda_maps import by_torch, dense
 
-#: whether kernels of the extremum family give equal extrema even shares of the gradient; while they do not, max and min stay native
+#: whether max and min go to the kernels of `multi_reduce`, which divide gradients evenly among equals; otherwise they stay native
 EVEN_SHARES = False
 _MAX_EDGES = 2**31
 
@@ -33,6 +33,9 @@ def kernel(graph: OpGraph, given: Aggregation) -> Kernel | Reason:
         return reason("GA206", "rows are empty" if not all(given.shape) else f"{graph.num_edges} edges; int32 counts them")
     if not graph.num_edges:
         return reason("GA303")
+    if given.reduce in ("max", "min"):
+        found = _multi(graph, given)
+        return found._replace(run=lambda: run(graph, given)) if type(found) is Kernel else found
     heads, width, weight = _layout(given)
     mean, dtype = given.reduce == "mean", given.x.dtype
 
@@ -48,14 +51,27 @@ def kernel(graph: OpGraph, given: Aggregation) -> Kernel | Reason:
 
 def run(graph: OpGraph, given: Aggregation) -> Tensor:
     """`aggregation.plain` by kernels."""
+    if given.reduce in ("max", "min"):
+        return _multi(graph, given).run().view(-1, *given.shape)
+    return _Aggregate.apply(graph, given.reduce == "mean", *_operands(given)).view(-1, *given.shape)
+
+
+def _operands(given: Aggregation) -> tuple[Tensor, Tensor | None]:
+    """Rows [num_src, H, D] and weights [E] or [E, H], which autograd follows back."""
     heads, width, weight = _layout(given)
     x, w = given.x, given.weight
     if x.shape[1:] != given.shape:
         x = x.expand(-1, *given.shape)
     if w is not None:
         w = w.reshape(-1) if weight == "edge" else w.expand(-1, *given.shape[:-1], 1 if width > 1 else -1).reshape(-1, heads)
-    out = _Aggregate.apply(graph, given.reduce == "mean", x.reshape(-1, heads, width), w)
-    return out.view(-1, *given.shape)
+    return x.reshape(-1, heads, width), w
+
+
+def _multi(graph: OpGraph, given: Aggregation) -> Kernel | Reason:
+    from gnnaccel.dispatch.ops import multi_reduce
+
+    rows, weight = _operands(given)
+    return multi_reduce.multi_reduce(graph, rows, (given.reduce,), weight).kernel
 
 
 def _layout(given: Aggregation) -> tuple[int, int, str]:
@@ -84,7 +100,8 @@ class _Aggregate(torch.autograd.Function):
     def backward(ctx, grad):
         (x, weight), graph, needs = ctx.saved_tensors, ctx.graph, ctx.needs_input_grad[2:]
         if torch.is_grad_enabled():
-            x = grad.new_zeros(ctx.shape).requires_grad_() if x is None else x  # then linear in x: its value is nothing to the gradient
+            if x is None:  # linear in x, so its value is nothing to the gradient
+                x = grad.new_zeros(ctx.shape).requires_grad_()
             return None, None, *by_torch(lambda x, w: _by_torch(graph, ctx.mean, x, w), (x, weight), needs, grad)
         view = graph.view()
         if ctx.mean:

@@ -14,15 +14,16 @@ from gnnaccel.dispatch.config import Config
 from gnnaccel.dispatch.ops import aggregation, aggregation_cost, aggregation_cpu, aggregation_cuda
 from gnnaccel.dispatch.ops.aggregation import Aggregation
 from gnnaccel.dispatch.ops.aggregation_cost import Estimate
-from gnnaccel.dispatch.ops.call import OpCall
+from gnnaccel.dispatch.ops.call import compile_reason
 from gnnaccel.dispatch.ops.graph import OpGraph
-from gnnaccel.dispatch.ops.route import kernel_reason
+from gnnaccel.dispatch.ops.route import device_reason
 from gnnaccel.dispatch.reasons import Reason, reason
 
 _KERNELS, _TORCH = "kernels", "torch operations"
 _ON_CPU = reason("GA401", "the tensors are on the cpu, the kernels need a CUDA device")
 _NO_GAIN = reason("GA301", "torch operations gain nothing on a GPU")
 _MAY_NOT_COME_AGAIN = reason("GA301", "the gain does not pay for the structure of a graph that may not come again")
+_CHOSEN = ("GA301", "GA303", "GA401", "GA406")  # not a lack of ours
 _saved_tensor_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda ignore_is_tracing: None)
 Run = Callable[[OpGraph, Aggregation], Tensor]
 
@@ -50,19 +51,20 @@ def native(why: Reason) -> Decision:
 
 
 def decide(graph: OpGraph, given: Aggregation, config: Config) -> Decision:
-    """The route of an aggregation. Builds nothing but kernels."""
-    on_cpu = given.x.is_cpu and not driver.placed()
-    if on_cpu and config.backend == "auto":
-        against = _ON_CPU
-    else:
-        call = OpCall(given.x.device, given.x.dtype, lambda: None, aggregation_cuda.kernel(graph, given), graph)
-        against = kernel_reason(call, config)
-        if against is None:
-            why, estimate = _cost_reason(graph, given, config)
-            if why is None:
-                return Decision("cuda", call.kernel.name, aggregation_cuda.run, (), estimate)
-            return Decision("native", None, None, ((_KERNELS, why),), estimate)
-    return _without_kernels(graph, given, config, against)
+    """The route of an aggregation. Builds nothing but kernels, and those only where they are to run."""
+    if given.x.is_cpu and config.backend == "auto" and not driver.placed():
+        return _without_kernels(graph, given, config, _ON_CPU)
+    against = device_reason(given.x.device, config)
+    kernel = against or aggregation_cuda.kernel(graph, given)
+    if type(kernel) is Reason:
+        return _without_kernels(graph, given, config, kernel)
+    why, estimate = _cost_reason(graph, given, config)
+    if why is not None:
+        return Decision("native", None, None, ((_KERNELS, why),), estimate)
+    against = compile_reason(kernel)
+    if against is not None:
+        return _without_kernels(graph, given, config, against)
+    return Decision("cuda", kernel.name, aggregation_cuda.run, (), estimate)
 
 
 def _without_kernels(graph: OpGraph, given: Aggregation, config: Config, against: Reason) -> Decision:
@@ -104,8 +106,8 @@ def checkpointed() -> bool:
 
 def run(layer: Any, host: str, found: tuple[OpGraph, Aggregation] | None, decision: Decision, config: Config,
         finish: Callable[[Tensor], Any], call_native: Callable[[], Any], start: int) -> Any:
-    """Count, record and run one call of ``layer``. ``finish``: what the layer makes of the result; ``start``: when the call began, 0
-    when nobody listens."""
+    """Count, record and run one call of ``layer``. ``finish``: what the layer makes of the result; ``start``: when the call
+    began, 0 when nobody listens."""
     name = type(layer).__name__
     spent = (time.perf_counter_ns() - start) / 1e3
     counters.count(name, decision.route, decision.code)
@@ -124,9 +126,8 @@ def run(layer: Any, host: str, found: tuple[OpGraph, Aggregation] | None, decisi
 
 
 def _by_design(decision: Decision) -> bool:
-    """Whether going native is no fallback: the user's own rules, or the host's code is the one for so small a call."""
-    last = decision.rejected[-1][1].code
-    return last.startswith("GA1") or last in ("GA301", "GA303")
+    """Whether going native is no fallback: the user's own choice, or the host's code is the one for such a call."""
+    return all(r.code in _CHOSEN or r.code.startswith("GA1") for _, r in decision.rejected)
 
 
 def _fields(layer: Any, host: str, given: Aggregation | None, decision: Decision) -> dict[str, Any]:

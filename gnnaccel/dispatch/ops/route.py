@@ -80,15 +80,22 @@ def choose(call: OpCall | Reason, native: bool, config: Config | None) -> Choice
 
 def kernel_reason(call: OpCall, config: Config) -> Reason | None:
     """Why a call cannot be run by kernels."""
+    why = device_reason(call.device, config)
+    if why is not None:
+        return why
+    return compile_reason(call.kernel) if type(call.kernel) is Kernel else call.kernel
+
+
+def device_reason(device: torch.device, config: Config) -> Reason | None:
+    """Why no kernels run on this device."""
     if config.backend == "torch":
         return reason("GA406", "backend='torch' was asked for")
-    if not driver.placed():
-        if not kernels_run_on(call.device):
-            return reason("GA401", f"the tensors are on the {call.device.type}, the kernels need a CUDA device")
-        ready, text = driver.available()
-        if not ready:
-            return reason("GA402", f"the CUDA kernels cannot run: {text}")
-    return compile_reason(call.kernel) if type(call.kernel) is Kernel else call.kernel
+    if driver.placed():
+        return None
+    if not kernels_run_on(device):
+        return reason("GA401", f"the tensors are on the {device.type}, the kernels need a CUDA device")
+    ready, text = driver.available()
+    return None if ready else reason("GA402", f"the CUDA kernels cannot run: {text}")
 
 
 def torch_reason(call: OpCall, config: Config) -> Reason | None:

@@ -1,0 +1,228 @@
+"""One call of ``propagate``, read as an aggregation over a graph; or why it is none."""
+from __future__ import annotations
+
+import functools
+import inspect
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from gnnaccel.adapters.pyg import edges, guards, message
+from gnnaccel.dispatch.names import IdentityMap
+from gnnaccel.dispatch.ops import aggregation
+from gnnaccel.dispatch.ops.aggregation import Aggregation
+from gnnaccel.dispatch.ops.graph import OpGraph
+from gnnaccel.dispatch.reasons import Reason, reason
+
+SETTINGS = itemgetter("_explain", "_decomposed_layers", "flow", "node_dim")
+HOOKS = itemgetter(*guards.HOOKS)
+MODULE_HOOKS = itemgetter("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+#: what must not be replaced on a layer object
+OVERRIDES = frozenset((*guards.METHODS, "propagate"))
+TENSORS = (Tensor, Parameter)
+_REDUCES = {"SumAggregation": "sum", "MeanAggregation": "mean", "MaxAggregation": "max", "MinAggregation": "min"}
+_FUNCTIONS = ("message", "aggregate", "update", "message_and_aggregate")
+
+
+class Known:
+    """What is known of a class's functions, as long as they stay the same."""
+
+    def __init__(self, cls: type):
+        self.functions = tuple(getattr(cls, name) for name in _FUNCTIONS)
+        self.forms: dict[tuple, message.Form | Reason] = {}
+        self.own = cls.__module__.startswith("torch_geometric.")
+        self.why, self.update = _functions_reason(cls), _update_arguments(cls)
+
+    def form(self, kwargs: dict) -> message.Form | Reason:
+        if self.why is not None:
+            return self.why
+        kinds = {name: _kind(value) for name, value in kwargs.items() if name != "size"}
+        key = tuple(kinds.items())
+        if key not in self.forms:
+            found = message.form(self.functions[0], kinds)
+            self.forms[key] = found or reason(*(("GA208", "its message is not the neighbours' features, weighted or not")
+                                                if self.own else ("GA211", "message does more than to weigh features")))
+        return self.forms[key]
+
+
+_classes: IdentityMap[Known] = IdentityMap()
+
+
+def known_class(cls: type) -> Known:
+    """What is known of a class; the same object for as long as its functions are the same."""
+    found = _classes.get(cls)
+    if found is not None:
+        message_, aggregate, update, fused = found.functions  # spelled out: this runs at every call
+        if cls.message is message_ and cls.aggregate is aggregate and cls.update is update and cls.message_and_aggregate is fused:
+            return found
+    found = Known(cls)
+    _classes.set(cls, found)
+    return found
+
+
+@functools.cache
+def base() -> type:
+    """PyG's MessagePassing."""
+    from torch_geometric.nn import MessagePassing
+
+    return MessagePassing
+
+
+def _functions_reason(cls: type) -> Reason | None:
+    if cls.aggregate is not base().aggregate:
+        if cls.aggregate.__module__.startswith("torch_geometric."):
+            return reason("GA208", f"{cls.__name__} aggregates in its own way")
+        return reason("GA211", "aggregate is the user's own")
+    if _update_arguments(cls) is None:
+        return reason("GA211", "update takes what belongs to edges, or to one of their ends")
+    return None
+
+
+def _update_arguments(cls: type) -> tuple[str, ...] | None:
+    """The arguments of ``propagate`` that the class's ``update`` takes; None where it takes others, () where it does nothing."""
+    if cls.update is base().update:
+        return ()
+    found = []
+    for parameter in list(inspect.signature(cls.update).parameters.values())[2:]:
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            return None
+        if parameter.name[-2:] in ("_i", "_j") or parameter.name in (*base().special_args, "self"):
+            return None
+        found.append(parameter.name)
+    return tuple(found)
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "none"
+    return "tensor" if isinstance(value, (Tensor, tuple, list)) else "other"
+
+
+def storable(layer: Any) -> Reason | bool:
+    """As `gnnaccel.adapters.storable`, of what is known without a call."""
+    why = known_class(type(layer)).why
+    if why is None and _REDUCES.get(type(layer.aggr_module).__name__) not in ("sum", "mean"):
+        why = reason("GA603", f"the aggregation is {type(layer.aggr_module).__name__}, not a sum or a mean")
+    return True if why is None else reason("GA603", why.text)
+
+
+# --- reading a call ----------------------------------------------------------------------------------------------------
+
+class Read(NamedTuple):
+    """A call, understood."""
+
+    graph: OpGraph
+    given: Aggregation
+    form: message.Form
+    known: Known
+
+
+def read(layer: Any, edge_index: Any, kwargs: dict) -> Read | Reason:
+    """The call as an aggregation, or why it is none. Computes nothing but weights."""
+    known = known_class(type(layer))
+    form = known.form(kwargs)
+    why = form if type(form) is Reason else guards.context_reason() or _layer_reason(layer) or _update_reason(known, kwargs)
+    if why is not None:
+        return why
+    x = kwargs[form.source]
+    sizes = _sizes(layer, edge_index, kwargs.get("size"), x)
+    if type(sizes) is Reason:
+        return sizes
+    x, num_src, num_dst = sizes
+    plain = _edges(layer, known, edge_index, num_src, num_dst, x.device)
+    if type(plain) is Reason:
+        return plain
+    weight = None if form.weight is None else form.weight(kwargs)
+    given = prepared(_REDUCES[type(layer.aggr_module).__name__], layer, x, weight, plain.shape[1])
+    if type(given) is Reason:
+        return given
+    return Read(OpGraph(plain, num_src, num_dst, layer.flow != "source_to_target"), given, form, known)
+
+
+def source(kwargs: dict, name: str) -> Any:
+    """The features that are gathered; of a pair the first."""
+    x = kwargs[name]
+    return x[0] if isinstance(x, (tuple, list)) else x
+
+
+def stacked(layer: Any, x: Tensor) -> bool:
+    """Whether nodes do not come first: [*stacks, nodes, features]."""
+    return layer.node_dim == -2 and x.dim() > 2
+
+
+def prepared(reduce: str, layer: Any, x: Tensor, weight: Tensor | None, count: int) -> Aggregation | Reason:
+    """The aggregation with nodes, and edges, in the first dimension."""
+    if stacked(layer, x):
+        if weight is not None and weight.dim() <= x.dim():
+            weight = weight[(None,) * (x.dim() - weight.dim())].movedim(-2, 0) if weight.dim() > 1 else weight
+        x = x.movedim(-2, 0)
+    return aggregation.prepare(reduce, x, weight, count)
+
+
+def _layer_reason(layer: Any) -> Reason | None:
+    own = layer.__dict__
+    if any(HOOKS(own)):
+        return reason("GA501", "message-passing hooks are registered")
+    explain, decomposed, _, _ = SETTINGS(own)
+    if explain:
+        return reason("GA502")
+    if decomposed != 1:
+        return reason("GA503", f"decomposed_layers={decomposed}")
+    if not own.keys().isdisjoint(OVERRIDES):
+        return reason("GA205", "a method is replaced on the layer object")
+    module = own["_modules"].get("aggr_module")
+    if type(module).__name__ not in _REDUCES or not type(module).__module__.startswith("torch_geometric.nn.aggr."):
+        return reason("GA201", f"the aggregation is {type(module).__name__}")
+    if "forward" in module.__dict__ or any(MODULE_HOOKS(module.__dict__)) or guards._any_global_hook():
+        return reason("GA501", "the aggregation module has hooks")
+    return None
+
+
+def _update_reason(known: Known, kwargs: dict) -> Reason | None:
+    missing = [name for name in known.update if name not in kwargs]
+    return reason("GA211", f"update takes {', '.join(missing)}, which propagate was not given") if missing else None
+
+
+def _sizes(layer: Any, edge_index: Any, size: Any, x: Any) -> tuple[Tensor, int, int] | Reason:
+    """The features gathered, and the numbers of nodes at both ends, as the host finds them."""
+    forward, node_dim = layer.flow == "source_to_target", layer.node_dim
+    if type(edge_index).__name__ == "EdgeIndex":
+        size = edge_index.sparse_size()
+    size = [None, None] if size is None else list(size)
+    pair = isinstance(x, (tuple, list))
+    if pair and (len(x) != 2 or not forward):
+        return reason("GA202" if not forward else "GA206", "pairs of features against the flow" if not forward else "x is no pair")
+    for side, features in enumerate(x if pair else (x,)):
+        if features is None and side:
+            continue
+        if type(features) not in TENSORS or features.dim() < 2 or node_dim not in (0, -2, -features.dim()):
+            return reason("GA206", f"features are a {type(features).__name__}, node_dim={node_dim}")
+        at = side if pair else 0 if forward else 1
+        rows = features.shape[node_dim]
+        if size[at] is not None and size[at] != rows:
+            return reason("GA206", f"{rows} rows of features where {size[at]} nodes are")
+        size[at] = rows
+    src, dst = size if forward else size[::-1]
+    return (x[0] if pair else x), src, src if dst is None else dst
+
+
+def _edges(layer: Any, known: Known, edge_index: Any, num_src: int, num_dst: int, device: torch.device) -> Tensor | Reason:
+    special = type(edge_index) is not Tensor
+    if special and layer.fuse and not known.functions[3].__module__.startswith("torch_geometric."):
+        return reason("GA211", "message_and_aggregate is the user's own")
+    if layer.flow != "source_to_target":
+        return reason("GA204", "an EdgeIndex against the flow") if special else edges.plain(edge_index, num_dst, num_src, device)
+    return edges.plain(edge_index, num_src, num_dst, device)
+
+
+
+def finished(layer: Any, known: Known, moved: bool, out: Tensor, kwargs: dict) -> Any:
+    """What the call gives: the class's own ``update`` of the result. ``moved``: features were `stacked`."""
+    if moved:
+        out = out.movedim(0, -2).contiguous()
+    if known.functions[2] is base().update:
+        return out
+    return layer.update(out, **{name: kwargs[name] for name in known.update})

@@ -1,0 +1,168 @@
+"""Normalisation and self loops, made once per graph."""
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+
+import pytest
+import torch
+from torch_geometric.nn import ChebConv, ClusterGCNConv, EGConv, GCNConv, SimpleConv
+from torch_geometric.nn.conv import gcn_conv
+from torch_geometric.nn.conv.gcn_conv import gcn_norm  # by a user, before enable()
+
+import gnnaccel
+from gnnaccel.dispatch import cache
+from tests.pyg import graphs
+from tests.pyg.graphs import E, F, N
+from tests.pyg.judge import close, compare
+
+
+def named() -> dict[tuple[str, str], object]:
+    """Every name in PyG's modules of a function that is kept, or that stands in its place."""
+    wanted = ("gcn_norm", "add_self_loops", "remove_self_loops", "add_remaining_self_loops")
+    return {(m, n): v for m, module in list(sys.modules.items()) if m.startswith("torch_geometric") and module is not None
+            for n, v in list(vars(module).items()) if getattr(v, "__name__", None) in wanted}
+
+
+def norm(ei, w=None, nodes=N, **options):
+    return gcn_conv.gcn_norm(ei, w, nodes, **options)
+
+
+@pytest.fixture
+def on(monkeypatch):
+    """Enabled, with PyG's own normalisations counted."""
+    calls = []
+    native = gcn_conv.add_remaining_self_loops
+    monkeypatch.setattr(gcn_conv, "add_remaining_self_loops", lambda *args, **more: (calls.append(1), native(*args, **more))[1])
+    with gnnaccel.enabled():
+        yield calls
+
+
+def test_every_name_is_replaced_and_restored():
+    before, norm_before = named(), vars(ChebConv)["__norm__"]
+    for _ in range(2):
+        with gnnaccel.enabled():
+            changed = {key for key, v in named().items() if v is not before[key]}
+            users = {m.rpartition(".")[2] for m, n in changed if n == "gcn_norm"}
+            assert users >= {"gcn_conv", "sg_conv", "tag_conv", "ssg_conv", "appnp", "lg_conv", "arma_conv", "gcn2_conv",
+                             "mixhop_conv", "eg_conv", "label_prop"}
+            assert {key for key in changed if key[1] != "gcn_norm"} == {
+                ("torch_geometric.nn.conv.cluster_gcn_conv", "remove_self_loops"),
+                ("torch_geometric.nn.conv.cluster_gcn_conv", "add_self_loops"),
+                ("torch_geometric.nn.conv.eg_conv", "add_remaining_self_loops"),
+                ("torch_geometric.nn.conv.simple_conv", "add_self_loops")}
+            assert ChebConv.__norm__ is not norm_before
+        assert named() == before and vars(ChebConv)["__norm__"] is norm_before
+
+
+def test_the_same_tensors_each_time(on):
+    ei, w = graphs.square(), torch.rand(E)
+    for args in ((ei,), (ei, w)):
+        first, second = norm(*args), norm(*args)
+        assert first[0] is second[0] and first[1] is second[1]
+        assert all(map(torch.equal, first, gcn_norm(*args, num_nodes=N)))
+    assert len(on) == 2 + 2  # the user's own name is the native function
+
+
+def test_by_every_option(on):
+    ei, w = graphs.square(), torch.rand(E)
+    calls = [(ei, None, {}), (ei, w, {}), (ei, w, dict(improved=True)), (ei, w, dict(add_self_loops=False)),
+             (ei, w, dict(flow="target_to_source")), (ei, None, dict(dtype=torch.float64)), (ei.flip(0), w, {})]
+    for _ in range(2):
+        for edges, weights, options in calls:
+            got = norm(edges, weights, **options)
+            assert all(map(torch.equal, got, gcn_norm(edges, weights, N, **options)))
+    assert norm(ei, w, N + 5)[0].shape[1] == norm(ei, w)[0].shape[1] + 5
+
+
+def test_changes_in_place_are_noticed(on):
+    ei, w = graphs.square(), torch.rand(E)
+    for change in (lambda: ei.copy_(graphs.square()), lambda: w.mul_(torch.rand(E)), lambda: norm(ei, w)[1].mul_(2),
+                   lambda: norm(ei, w)[0].zero_(), lambda: norm(ei, w)[1].requires_grad_()):
+        norm(ei, w)
+        change()
+        for _ in range(2):
+            got = norm(ei, w)
+            assert all(map(torch.equal, got, gcn_norm(ei, w, N))) and not got[1].requires_grad
+
+
+def test_nothing_is_kept_longer_than_the_graph(on):
+    for options in ({}, dict(add_self_loops=False)):  # then the caller's tensor is among the results
+        ei = graphs.square()
+        gone = weakref.ref(ei), weakref.ref(norm(ei, **options)[1])
+        norm(ei, **options)
+        assert cache.info()["entries"] == 1
+        del ei
+        gc.collect()
+        assert gone[0]() is None and gone[1]() is None and cache.info()["entries"] == 0
+
+
+def test_weights_that_are_learned(on):
+    ei, w = graphs.square(), torch.rand(E, requires_grad=True)
+    for _ in range(2):
+        (grad,) = torch.autograd.grad(norm(ei, w)[1].pow(2).sum(), w)
+        (expected,) = torch.autograd.grad(gcn_norm(ei, w, N)[1].pow(2).sum(), w)
+        assert torch.equal(grad, expected)
+    assert cache.info()["entries"] == 0
+
+
+def test_made_without_gradients_serves_training(on):
+    ei, layer, x = graphs.square(), GCNConv(F, 4), graphs.features()
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            norm(ei)
+    got = norm(ei)[1]
+    assert not got.is_inference() and got._version == 0
+    layer(x, ei).sum().backward()
+    assert layer.lin.weight.grad is not None
+
+
+def test_what_is_not_kept(on):
+    with torch.inference_mode():
+        ei = graphs.square()
+        assert norm(ei)[0] is not norm(ei)[0]
+    sparse = torch.sparse_coo_tensor(graphs.square(), torch.rand(E), (N, N)).coalesce()
+    norm(sparse)
+    with gnnaccel.disabled():
+        ei = graphs.square()
+        assert norm(ei)[0] is not norm(ei)[0]
+    assert cache.info()["entries"] == 0
+
+
+def test_byte_limit(on):
+    ei = graphs.square()
+    norm(ei)
+    held = cache.info()["bytes"]
+    assert held >= 20 * E
+
+
+LAYERS = {"GCNConv": lambda **o: GCNConv(F, 4, **o), "ChebConv": lambda **o: ChebConv(F, 4, 3, **o),
+          "ClusterGCNConv": lambda **o: ClusterGCNConv(F, 4, **o), "EGConv": lambda **o: EGConv(F, 8, aggregators=["sum"], **o),
+          "SimpleConv": lambda **o: SimpleConv(combine_root="self_loop", **o)}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_over_changing_graphs(name):
+    """Two graphs in turn, one of them changed in place."""
+    layer, x, one, two = LAYERS[name](), graphs.features(), graphs.square(), graphs.square()
+    for step in range(6):
+        ei = (one, two)[step % 2]
+        expected = layer(x, ei)
+        with gnnaccel.enabled(when="supported"):
+            assert close(layer(x, ei), expected)
+        if step == 3:
+            one[1, :5] = 4
+
+
+def test_learned_weights_through_a_layer(route):
+    compare(route, GCNConv(F, 4), graphs.features(), graphs.square(), torch.rand(E), positions=("x", "edge_index", "weight"))
+
+
+def test_scripted_and_compiled():
+    layer, x, ei = GCNConv(F, 4), graphs.features(), graphs.square()
+    expected = layer(x, ei)
+    with gnnaccel.enabled(when="supported"):
+        assert close(torch.jit.script(layer)(x, ei), expected)
+        assert close(torch.compile(layer, backend="eager")(x, ei), expected)
+    assert cache.info()["entries"] == 0

@@ -1,0 +1,53 @@
+"""docs/layers.md says of every layer of PyG which way it goes. ``python -m tests.pyg.test_layer_table`` writes the table anew."""
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+from torch_geometric import nn
+from torch_geometric.nn import MessagePassing
+
+from gnnaccel.adapters.pyg import LAYERS, propagate_reading
+from gnnaccel.dispatch.reasons import Reason
+
+PAGE = Path(__file__).parents[2] / "docs" / "layers.md"
+HEAD = "| layer | way |\n|---|---|\n"
+
+
+def way(name: str) -> str | None:
+    cls = getattr(nn, name)
+    if name in LAYERS:
+        return "as a whole"
+    if not (isinstance(cls, type) and issubclass(cls, MessagePassing)) or cls is MessagePassing:
+        return None
+    if "self.propagate(" not in inspect.getsource(inspect.getmodule(cls)):
+        return "native: it does not propagate"
+    known = propagate_reading.known_class(cls)
+    arguments = [p for p in inspect.signature(cls.message).parameters if p != "self"]
+    kwargs = {p.removesuffix("_j").removesuffix("_i"): (None, None) for p in arguments}  # pairs stand for tensors
+    form = known.form(kwargs)
+    if type(form) is not Reason:
+        return "its aggregation"
+    return f"native: {form.text.replace(f'{name} ', 'it ')}"
+
+
+def table() -> str:
+    rows = {name: way(name) for name in sorted({*nn.conv.__all__, *LAYERS})}
+    return HEAD + "".join(f"| `{name}` | {found} |\n" for name, found in rows.items() if found)
+
+
+def test_the_table_is_current():
+    assert table() in PAGE.read_text(), "run python -m tests.pyg.test_layer_table"
+
+
+def test_the_layers_that_must_gain_do():
+    for name in ("GCNConv", "SAGEConv", "GraphConv", "GINConv", "SGConv", "TAGConv", "SSGConv", "APPNP", "LGConv", "MixHopConv",
+                 "GCN2Conv", "ARMAConv", "ChebConv", "ClusterGCNConv", "GatedGraphConv", "SignedConv", "SimpleConv"):
+        assert way(name) == "its aggregation", name
+
+
+if __name__ == "__main__":
+    text = PAGE.read_text()
+    start = text.index(HEAD)
+    end = text.find("\n\n", start)
+    PAGE.write_text(text[:start] + table() + ("" if end < 0 else text[end + 1:]))

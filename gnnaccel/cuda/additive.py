@@ -19,8 +19,8 @@ from gnnaccel.cuda.variant import RowVariant
 
 @dataclass(frozen=True)
 class Variant(RowVariant):
-    """What selects a kernel of additive attention. ``row`` may be torch.int8: values as `Int8Rows`; ``grad`` is the format in which
-    backward gathers the result's gradient: as ``out`` (None), torch.bfloat16 or torch.int8."""
+    """What selects a kernel of additive attention. ``row`` may be torch.int8: values as `Int8Rows`; ``grad`` is the format in
+    which backward gathers the result's gradient: as ``out`` (None), torch.bfloat16 or torch.int8."""
 
     grad: torch.dtype | None = None
 
@@ -37,8 +37,8 @@ class Variant(RowVariant):
         return self.layout.defines(unroll) + self._flags(self.layout, **more)
 
     def _flags(self, layout: Layout, **more) -> tuple:
-        """Direct rather than in two phases where few lanes share a head; drawing dropout costs too much to do it for the same edge
-        in several lanes."""
+        """Direct rather than in two phases where few lanes share a head; drawing dropout costs too much to do it for the same
+        edge in several lanes."""
         if torch.int8 in (self.row, self.grad):
             more["STRIDE"] = stride(self.heads * self.width)
         if self.row is torch.int8:
@@ -93,8 +93,8 @@ def forward(variant: Variant, graph: Rows, a_src: Tensor, a_dst: Tensor | None, 
     Args:
         graph: the CSC.
         a_src: [num_src, H] fp32. a_dst: [num_dst, H] fp32 or None for zeros.
-        values: [num_src, H, D] of ``variant.row``, contiguous; with torch.int8 `Int8Rows` of H * D channels, whose scales join the
-            weights of the edges. What makes the weights is fp32.
+        values: [num_src, H, D] of ``variant.row``, contiguous; with torch.int8 `Int8Rows` of H * D channels, whose scales join
+            the weights of the edges. What makes the weights is fp32.
         a_edge: [edges, H] fp32, by edge id, when ``variant.edge``.
         pmf: long rows by PMF instead of split rows; not with int8.
         bias: [H * D] fp32, added to the result.

@@ -16,7 +16,8 @@ from gnnaccel.cuda.structure import Rows
 
 
 class Gradients(NamedTuple):
-    """``values`` [num_src, H, D] in the rows' dtype, fp32 for int8; ``a_src`` [num_src, H], ``a_dst`` [num_dst, H], ``a_edge`` fp32."""
+    """``values`` [num_src, H, D] in the rows' dtype, fp32 for int8; ``a_src`` [num_src, H], ``a_dst`` [num_dst, H]
+    and ``a_edge`` fp32."""
 
     values: Tensor
     a_src: Tensor
@@ -25,14 +26,14 @@ class Gradients(NamedTuple):
 
 
 def backward(variant: Variant, graph: Rows, eid: Tensor, saved: Saved, grad: Tensor | Int8Rows, a_src: Tensor,
-             a_dst: Tensor | None, values: Tensor | Int8Rows, att_src: Tensor, att_dst: Tensor | None, slope: float, a_edge: Tensor | None = None,
-             edge_grad: bool = False, dropout: Dropout = OFF) -> Gradients:
+             a_dst: Tensor | None, values: Tensor | Int8Rows, att_src: Tensor, att_dst: Tensor | None, slope: float,
+             a_edge: Tensor | None = None, edge_grad: bool = False, dropout: Dropout = OFF) -> Gradients:
     """Gradients of `additive.forward`, and through the scores of the rows.
 
     Args:
         graph: the transposed graph; ``eid`` is the CSC's ``place``.
-        grad: [num_dst, H, D] of ``variant.grad``, or of ``variant.out`` if that is None, contiguous; with torch.int8 `Int8Rows` of
-            H * D channels. Every gradient is linear in it: rounded stochastically, it leaves them unbiased.
+        grad: [num_dst, H, D] of ``variant.grad``, or of ``variant.out`` if that is None, contiguous; with torch.int8 `Int8Rows`
+            of H * D channels. Every gradient is linear in it: rounded stochastically, it leaves them unbiased.
         values: as forward's; with int8 the very rows that forward had.
         att_src, att_dst: [H, D] fp32. ``values`` receives ``a_src``'s gradient times ``att_src`` and, unless ``att_dst`` is
             None (destinations are other nodes), ``a_dst``'s times ``att_dst``.

@@ -75,8 +75,8 @@ class Variant:
 
     def _defines(self, **more: int) -> tuple:
         weight = WEIGHTS["edge" if self.weight == "head" and not self.per_head else self.weight]
-        flags = dict(ROW_T=ROW_TYPES[self.row], OUT_T=TYPES[self.out], OFF_T="i64" if self.wide else "int", DROPOUT=0, WEIGHT=weight,
-                     BY_PLACE=PLACES[self.weight_at], IDENTITY=int(self.identity), MEAN=int(self.mean))
+        flags = dict(ROW_T=ROW_TYPES[self.row], OUT_T=TYPES[self.out], OFF_T="i64" if self.wide else "int", DROPOUT=0,
+                     WEIGHT=weight, BY_PLACE=PLACES[self.weight_at], IDENTITY=int(self.identity), MEAN=int(self.mean))
         if self.int8:
             channels = self.heads * self.width
             at_once = next(v for v in (4, 2, 1) if channels % v == 0 and self.layout.vec % v == 0)

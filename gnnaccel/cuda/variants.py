@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import torch
 
-from gnnaccel.cuda import (additive, aggregate, edge_softmax, extremum, pairwise, quantize, sddmm, segment_direct,
+from gnnaccel.cuda import (additive, aggregate, edge_softmax, extremum, int8_gemm, pairwise, quantize, sddmm, segment_direct,
                            segment_gemm, segment_gemm_grad)
 from gnnaccel.cuda.layout import TYPES, layout_for
 from gnnaccel.cuda.segment_plan import grad_plan, product_plan
@@ -21,9 +21,9 @@ def _additive(build):
     for (heads, width), (row, out) in zip(_SIZES, _TYPES):
         for edge, dropout, train, wide in ((False, False, True, False), (True, True, True, True), (False, True, False, False)):
             yield from build(additive.Variant(heads, width, row, out, edge, dropout, train, wide))
-    for (heads, width), (row, grad), edge in zip(
-            (*_SIZES, (1, 128), (8, 8)), ((torch.int8, torch.int8), (torch.int8, None), (torch.int8, torch.bfloat16),
-                                          (torch.int8, torch.int8), (torch.float32, torch.int8)), (False, True, False, True, True)):
+    formats = ((torch.int8, torch.int8), (torch.int8, None), (torch.int8, torch.bfloat16), (torch.int8, torch.int8),
+               (torch.float32, torch.int8))
+    for (heads, width), (row, grad), edge in zip((*_SIZES, (1, 128), (8, 8)), formats, (False, True, False, True, True)):
         yield from build(additive.Variant(heads, width, row, torch.float32, edge, edge, True, grad=grad))
 
 
@@ -96,8 +96,9 @@ def _sddmm():
 
 
 def _quantize():
-    for width, dtype, vec, stochastic in ((128, torch.float32, 4, True), (64, torch.bfloat16, 4, False),
-                                          (47, torch.float16, 1, True), (1433, torch.float32, 1, False), (6, torch.float32, 2, True)):
+    forms = ((128, torch.float32, 4, True), (64, torch.bfloat16, 4, False), (47, torch.float16, 1, True),
+             (1433, torch.float32, 1, False), (6, torch.float32, 2, True))
+    for width, dtype, vec, stochastic in forms:
         yield quantize.kernels(width, dtype, vec, stochastic)[0].defines
 
 
@@ -123,6 +124,8 @@ _SAMPLES = {
     "extremum": _extremum,
     "sddmm": _sddmm,
     "quantize": _quantize,
+    "int8_gemm": lambda: [int8_gemm.kernels(*form)[0].defines for form in (
+        (128, 128, torch.float32), (47, 7, torch.float16), (602, 256, torch.bfloat16), (128, 128, torch.int8), (5, 41, torch.int8))],
     "gather": lambda: _rows(("OFF_T", "int"), ("DROPOUT", "0")),
     "dropout": lambda: [layout_for(3, 1).defines() + (("OFF_T", "i64"), ("DROPOUT", "1"))],
     "structure": lambda: [(("INDEX_T", index), ("LOOPS", loops), ("OFF_T", offset))

@@ -34,7 +34,8 @@ class Case:
         values, exact_x = stored(t["x"], self.row)
         given, exact_grad = stored(p.grad_out(), self.grad or torch.float32, quantize.key(p.graph.device))
         a_edge, dropout = t.get("a_edge"), draw(self.dropout, p.graph.device) if self.dropout else OFF
-        v = additive.variant(p.heads, p.width, self.row, torch.float32, a_edge is not None, dropout.on, True, p.graph.wide, self.grad)
+        v = additive.variant(p.heads, p.width, self.row, torch.float32, a_edge is not None, dropout.on, True, p.graph.wide,
+                             self.grad)
         by_dst, by_src = p.graph.csc(), p.graph.csr()
         out, saved = additive.forward(v, by_dst, t["a_src"], t.get("a_dst"), values, 0.2, a_edge, dropout)
         att = torch.zeros(p.heads, p.width, device=p.graph.device)
@@ -72,7 +73,8 @@ def test_sizes(device, heads, width):
     check(Case(terms(graph(device), heads, width), torch.int8, torch.int8))
 
 
-@on_devices("row,grad", [(torch.int8, None), (torch.int8, torch.bfloat16), (torch.float32, torch.int8), (torch.int8, torch.float32)])
+@on_devices("row,grad", [(torch.int8, None), (torch.int8, torch.bfloat16), (torch.float32, torch.int8),
+                         (torch.int8, torch.float32)])
 @pytest.mark.parametrize("size", [(8, 8), (3, 5)], ids=str)
 def test_formats(device, row, grad, size):
     check(Case(terms(graph(device), *size), row, grad))

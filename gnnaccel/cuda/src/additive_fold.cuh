@@ -2,7 +2,8 @@
 #pragma once
 #include "additive.cuh"
 
-// Phase 1 with a running softmax. `scale` is that of lane e's row, for int8: it joins the weight, not the softmax. KNOWN (PMF) skips the running part: m is what the row's scores are taken relative to then.
+// Phase 1 with a running softmax. KNOWN (PMF) skips the running part: m is what the row's scores are taken relative to then.
+// `scale` is that of lane e's row, for int8: it joins the weight, not the softmax.
 template <bool KNOWN>
 __device__ __forceinline__ void score_tile(const Scores& scores, const Dropout& drop, const Scratch& sh, OFF_T base, int n,
                                            int j, float scale, int head, bool on, float dst_term, Softmax& run) {

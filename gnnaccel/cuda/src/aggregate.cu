@@ -8,8 +8,9 @@
 // WEIGHT says whether w is 1, one number per edge or one per edge and head; BY_PLACE whether an edge's numbers stand at its
 // place (`Rows.place`) or at its position in this graph; IDENTITY makes other(e) the position itself. With INT8 the rows of x are
 // whole numbers, STRIDE bytes apart, and x_scale has what each is to be multiplied with: that joins the edge's weight, loaded
-// edge-parallel with it. A warp's slots take edges side by side, UNROLL of them in flight. Nothing else is scaled before the sum is
-// whole, so a row's sum does not depend on whether the row is split but for the order of its terms.
+// edge-parallel with it. A warp's slots take edges side by side, UNROLL of them in flight. Nothing else is scaled before the sum
+// is whole, so a row's sum does not depend on whether the row is split but for the order of its terms.
+#define BLOCKS 7
 #include "trimmed.cuh"
 
 #define NO_WEIGHT 0
@@ -83,6 +84,34 @@ __device__ __forceinline__ void add_weighted(const Loaded<ROW_T>& row, const flo
     }
 }
 
+#if INT8
+// Adds UNROLL edges per slot, the first at `first`. What lanes ask each other comes before all loads: a compiler orders
+// instructions between such questions only. Slots beyond the last edge add 0 times some row.
+__device__ __forceinline__ void fold(const Lanes& at, const Turn& t, int first, const Gathered<ROW_T>& x, const float* weight,
+                                     Row& sum) {
+    Loaded<ROW_T> v[UNROLL];
+    u64 row[UNROLL], line[UNROLL];
+    float own[UNROLL];
+#pragma unroll
+    for (int u = 0; u < UNROLL; ++u) {
+        const int e = first + u * SLOTS + at.slot;
+        row[u] = gathered_row(t, u, e);
+        own[u] = __shfl_sync(FULL_WARP, t.weight[u * SLOTS / 32], e & 31);
+        line[u] = WEIGHT == HEAD_WEIGHT ? edge_row(t, u, e) : 0;
+    }
+#pragma unroll
+    for (int u = 0; u < UNROLL; ++u) v[u].load(at, x.rows, row[u], true);
+#pragma unroll
+    for (int u = 0; u < UNROLL; ++u) {
+        const bool on = first + u * SLOTS + at.slot < t.edges;
+        float w[KH];
+#pragma unroll
+        for (int kh = 0; kh < KH; ++kh)
+            w[kh] = WEIGHT != HEAD_WEIGHT ? own[u] : on && at.head(kh) < H ? own[u] * weight[line[u] * H + at.head(kh)] : 0.f;
+        add_weighted(v[u], w, sum);
+    }
+}
+#else
 // Adds UNROLL edges per slot, the first at `first`. Slots beyond the last edge add 0 * 0: whatever the lane of another edge
 // holds, an infinite weight say, must not reach them.
 __device__ __forceinline__ void fold(const Lanes& at, const Turn& t, int first, const Gathered<ROW_T>& x, const float* weight,
@@ -104,14 +133,15 @@ __device__ __forceinline__ void fold(const Lanes& at, const Turn& t, int first, 
 #pragma unroll
     for (int u = 0; u < UNROLL; ++u) {
         const int e = first + u * SLOTS + at.slot;
-        if (HANDED) {
+        if (WEIGHT == EDGE_WEIGHT) {
             const float f = __shfl_sync(FULL_WARP, t.weight[u * SLOTS / 32], e & 31);
 #pragma unroll
-            for (int kh = 0; kh < KH; ++kh) w[u][kh] = INT8 && WEIGHT == HEAD_WEIGHT ? w[u][kh] * f : INT8 || e < t.edges ? f : 0.f;
+            for (int kh = 0; kh < KH; ++kh) w[u][kh] = e < t.edges ? f : 0.f;
         }
         add_weighted(v[u], w[u], sum);
     }
 }
+#endif
 
 // For the lanes that hold the sum. A row without edges is zero whatever its scale, which as the reciprocal of a count may be
 // infinite.
@@ -147,7 +177,7 @@ __device__ __forceinline__ void sum_item(const Lanes& at, const Item& it, const 
     sum_slots(sum);
 }
 
-extern "C" __global__ void __launch_bounds__(32 * WARPS)
+extern "C" __global__ void BOUNDS
 forward(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const OFF_T* __restrict__ place, int rows,
         const int* __restrict__ counters, const int2* __restrict__ chunks, int chunk_edges, int chunk_slots,
         GATHERED(x), const float* __restrict__ weight, const float* __restrict__ scale, const float* __restrict__ bias,
@@ -188,7 +218,8 @@ __device__ __forceinline__ void sum_rows(const Lanes& at, OFF_T begin, int edges
             for (int u = 0; u < UNROLL; ++u) {
                 const int from = (at.lane & ~(ROW_LANES - 1)) + ((first + u) & (ROW_LANES - 1));
                 const bool on = first + u < ROW_LANES && base + first + u < edges;
-                const u64 row = IDENTITY ? (u64)(INT8 && !on ? 0 : begin + base + first + u) : (u64)__shfl_sync(FULL_WARP, other, from);
+                const u64 row = IDENTITY ? (u64)(INT8 && !on ? 0 : begin + base + first + u)
+                                         : (u64)__shfl_sync(FULL_WARP, other, from);
                 v[u].load(at, x.rows, row, on);
                 const float f = HANDED ? __shfl_sync(FULL_WARP, one, from) : 1.f;
                 const u64 line = WEIGHT == HEAD_WEIGHT ? (u64)__shfl_sync(FULL_WARP, place, from) : 0;
@@ -202,7 +233,7 @@ __device__ __forceinline__ void sum_rows(const Lanes& at, OFF_T begin, int edges
     }
 }
 
-extern "C" __global__ void __launch_bounds__(32 * WARPS)
+extern "C" __global__ void BOUNDS
 forward_short(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const OFF_T* __restrict__ place, int rows,
               const int* __restrict__ counters, const int2* __restrict__ chunks, int chunk_edges, int chunk_slots,
               GATHERED(x), const float* __restrict__ weight, const float* __restrict__ scale, const float* __restrict__ bias,
@@ -231,7 +262,7 @@ forward_short(const OFF_T* __restrict__ indptr, const int* __restrict__ other, c
     if (whole) finish(at, (int)row, edges, sum, scale, bias, add, out);
 }
 
-extern "C" __global__ void __launch_bounds__(32 * WARPS)
+extern "C" __global__ void BOUNDS
 merge(const int* __restrict__ counters, const int4* __restrict__ heavy, const OFF_T* __restrict__ indptr,
       const float* __restrict__ part, const float* __restrict__ scale, const float* __restrict__ bias, int add,
       OUT_T* __restrict__ out) {
@@ -244,28 +275,56 @@ merge(const int* __restrict__ counters, const int4* __restrict__ heavy, const OF
     if (at.slot == 0) finish(at, row.x, indptr[row.x + 1] - indptr[row.x], sum, scale, bias, add, out);
 }
 
-// The rows that stay: floats, or with LEFT_INT8 such rows as the gathered ones.
+// The row that stays, and its inner product with a gathered one over head kh: floats, or with LEFT_INT8 such rows as the gathered
+// ones. The sum of whole numbers is then exact.
 #if INT8 && LEFT_INT8
 #define LEFT(left) GATHERED(left)
 #define LEFT_OF(left) left, left##_scale
-__device__ __forceinline__ void load_left(const Lanes& at, const Item& it, const q8* left, const float* scale, Row& own) {
-    load_row<q8, STRIDE>(at, left, (u64)it.row, it.end > it.begin, own);
-    const float f = scale[it.row];
+struct Left {
+    Loaded<q8> row;
+    float scale;
+
+    __device__ __forceinline__ Left(const Lanes& at, const Item& it, const q8* left, const float* scales) {
+        row.load(at, left, (u64)it.row, true);
+        scale = scales[it.row];
 #pragma unroll
-    for (int k = 0; k < PACKS; ++k)
+        for (int k = 0; k < PACKS; ++k)  // a lane that owns nothing loaded what is another's
+            if (!at.owns(k / KV, k % KV)) row.word[k].word = typename Word<VEC>::type();
+    }
+    __device__ __forceinline__ float dot(const Loaded<q8>& v, int kh) const {
+        int s = 0;
 #pragma unroll
-        for (int c = 0; c < VEC; ++c) own[k][c] *= f;
-}
+        for (int i = kh * KV; i < (kh + 1) * KV; ++i) s = dot_bytes<VEC>(row.word[i], v.word[i], s);
+#pragma unroll
+        for (int step = LH / 2; step > 0; step /= 2) s += __shfl_xor_sync(FULL_WARP, s, step);
+        return (float)s * scale;
+    }
+};
 #else
 #define LEFT(left) const OUT_T* __restrict__ left
 #define LEFT_OF(left) left
-__device__ __forceinline__ void load_left(const Lanes& at, const Item& it, const OUT_T* left, Row& own) {
-    load_result(at, left, (u64)it.row, own, it.end > it.begin);
-}
+struct Left {
+    Row row;
+
+    __device__ __forceinline__ Left(const Lanes& at, const Item& it, const OUT_T* left) {
+        load_result(at, left, (u64)it.row, row, it.end > it.begin);
+    }
+    __device__ __forceinline__ float dot(const Loaded<ROW_T>& v, int kh) const {
+        float s = 0.f;
+#pragma unroll
+        for (int i = kh * KV; i < (kh + 1) * KV; ++i) {
+            float some[VEC];
+            v.pack(i, some);
+#pragma unroll
+            for (int c = 0; c < VEC; ++c) s = fmaf(row[i][c], some[c], s);
+        }
+        return lane_sum<LH>(s);
+    }
+};
 #endif
 
 // The row's own side stays in registers. Chunks of a split row write edges of their own, so nothing is merged.
-extern "C" __global__ void __launch_bounds__(32 * WARPS)
+extern "C" __global__ void BOUNDS
 edge_dot(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const OFF_T* __restrict__ place, int rows,
          const int* __restrict__ counters, const int2* __restrict__ chunks, int chunk_edges, int chunk_slots,
          LEFT(left), GATHERED(right), float* __restrict__ out) {
@@ -275,8 +334,7 @@ edge_dot(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const 
     const Lanes at;
     const Graph graph = {other, place};
     const Gathered<ROW_T> rows_of_right = ROWS_OF(right);
-    Row own;
-    load_left(at, it, LEFT_OF(left), own);
+    const Left own(at, it, LEFT_OF(left));
     for (OFF_T rest = it.end - it.begin; rest > 0; rest -= TURN) {
         Turn t;
         load_turn<true, false>(at, graph, nullptr, rows_of_right.scale, it.end, rest, t);
@@ -294,15 +352,7 @@ edge_dot(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const 
                 const float f = INT8 ? __shfl_sync(FULL_WARP, t.weight[u * SLOTS / 32], e & 31) : 1.f;
 #pragma unroll
                 for (int kh = 0; kh < KH; ++kh) {
-                    float s = 0.f;
-#pragma unroll
-                    for (int i = kh * KV; i < (kh + 1) * KV; ++i) {
-                        float some[VEC];
-                        v[u].pack(i, some);
-#pragma unroll
-                        for (int c = 0; c < VEC; ++c) s = fmaf(own[i][c], some[c], s);
-                    }
-                    s = lane_sum<LH>(s);
+                    const float s = own.dot(v[u], kh);
                     if (e < t.edges && at.lh == 0 && at.head(kh) < H) out[row * H + at.head(kh)] = INT8 ? s * f : s;
                 }
             }

@@ -140,8 +140,8 @@ template <typename Type, int Count> struct Unpack {
     }
 };
 
-// Four bytes by four permutations: a byte plus 128 becomes the low bits of the float 2^23 + byte + 128, and one subtraction, which
-// is exact, leaves the byte. Conversion instructions take several times as long.
+// Four bytes by four permutations: a byte plus 128 becomes the low bits of the float 2^23 + byte + 128, and one subtraction,
+// which is exact, leaves the byte. Conversion instructions take several times as long.
 __device__ __forceinline__ void unpack_bytes(u32 word, float* out) {
     const u32 shifted = word ^ 0x80808080u;
 #pragma unroll

@@ -7,6 +7,14 @@
 #define INT8 0
 #endif
 
+// Told how many blocks a multiprocessor is to hold, the compiler puts a step's loads together; untold, it spreads them over the step
+// to save registers that nothing needs.
+#if INT8
+#define BOUNDS __launch_bounds__(32 * WARPS, BLOCKS)
+#else
+#define BOUNDS __launch_bounds__(32 * WARPS)
+#endif
+
 template <typename T> struct Gathered {
     const T* rows;
     const float* scale;  // null but for int8
@@ -20,3 +28,17 @@ template <typename T> struct Gathered {
 #define GATHERED(x) const ROW_T* __restrict__ x
 #define ROWS_OF(x) {x, nullptr}
 #endif
+
+// s + the inner product of two packs, four bytes at a time.
+template <int Count> __device__ __forceinline__ int dot_bytes(const PackWord<q8, Count>& a, const PackWord<q8, Count>& b, int s) {
+    if constexpr (Count < 4) {
+#pragma unroll
+        for (int i = 0; i < Count; ++i) s += (int)a.pack.v[i].bits * (int)b.pack.v[i].bits;
+    } else {
+        const u32(&x)[Count / 4] = reinterpret_cast<const u32(&)[Count / 4]>(a.word);
+        const u32(&y)[Count / 4] = reinterpret_cast<const u32(&)[Count / 4]>(b.word);
+#pragma unroll
+        for (int i = 0; i < Count / 4; ++i) s = __dp4a((int)x[i], (int)y[i], s);
+    }
+    return s;
+}

@@ -92,8 +92,8 @@ template <typename T> struct Loaded {
 
 #ifdef STRIDE
 // Int8 are never infinite, so what should not count is loaded all the same, from row 0 or pack 0, and weighted 0 or not stored: a
-// load under a condition is followed by moves that wait for it, and then few loads are in flight. UNROLL is a power of two, so that
-// the edges that a slot asks for are those of this turn.
+// load under a condition is followed by moves that wait for it, and then few loads are in flight. UNROLL is a power of two, so
+// that the edges that a slot asks for are those of this turn.
 template <> struct Loaded<q8> {
     PackWord<q8, VEC> word[PACKS];
 

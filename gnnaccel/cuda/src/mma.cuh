@@ -93,3 +93,39 @@ MMA_OF(bf16, "m16n8k16", "bf16.bf16")
 #undef MMA_OF
 
 #endif
+
+// d += a b for int8, m16n8k32, in fragments as above with P = 4 and whole numbers. It wraps round beyond 32 bits.
+#if defined(GNNACCEL_EMULATE)
+inline void multiply_int8(int (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+    static u32 all[32][32][6];
+    const int lane = threadIdx.x & 31;
+    u32 (&words)[32][6] = all[threadIdx.x >> 5];
+    for (int r = 0; r < 4; ++r) words[lane][r] = a[r];
+    for (int r = 0; r < 2; ++r) words[lane][4 + r] = b[r];
+    __syncwarp();
+    for (int e = 0; e < 4; ++e) {
+        const int row = lane / 4 + 8 * (e >> 1), column = 2 * (lane % 4) + (e & 1);
+        for (int q = 0; q < 8; ++q)
+            d[e] = __dp4a((int)words[(row & 7) * 4 + (q & 3)][(row >> 3) + 2 * (q >> 2)],
+                          (int)words[column * 4 + (q & 3)][4 + (q >> 2)], d[e]);
+    }
+    __syncwarp();
+}
+#elif TENSOR_CORES
+__device__ __forceinline__ void multiply_int8(int (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+#else
+// sm_75: the same out of four products of 8 x 8 x 16, whose fragments are halves of these.
+__device__ __forceinline__ void multiply_int8(int (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const int half = i & 1, step = i >> 1;
+        asm volatile("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%0, %1}, {%2}, {%3}, {%0, %1};"
+                     : "+r"(d[2 * half]), "+r"(d[2 * half + 1])
+                     : "r"(a[half + 2 * step]), "r"(b[step]));
+    }
+}
+#endif

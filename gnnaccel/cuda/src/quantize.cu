@@ -12,13 +12,11 @@
 //
 // STOCHASTIC rounds t to floor(t + u), u uniform in steps of 2^-16 (Gupta et al., "Deep learning with limited numerical
 // precision"): the mean over draws is t, and whole numbers stay what they are. Otherwise to nearest, ties to even.
-#include "common.cuh"
+#include "int8_rows.cuh"
 
 #define WARPS 4
 #define SLOTS (32 / LANES)
-#define SMALLEST 1.5e-36f  // largest magnitudes below have denormal scales, which CuPy's flags flush
-#define PER_DRAW 8         // 16-bit numbers in one draw
-#define MAGIC 12582912.f   // 1.5 * 2^23: added to a small float it leaves the nearest integer in the low bits
+#define PER_DRAW 8  // 16-bit numbers in one draw
 
 struct Random {
     u64 seed, offset, counter;
@@ -42,7 +40,7 @@ __device__ __forceinline__ u32 round_to_byte(float x, float inverse, u32 bits) {
     const float t = fminf(fmaxf(fmaf(x, inverse, u), -127.f), 127.f);
     return __float_as_uint(__fadd_rn(t, MAGIC));
 #else
-    return __float_as_uint(fmaf(x, inverse, MAGIC));
+    return nearest_byte(x, inverse);
 #endif
 }
 
@@ -82,22 +80,10 @@ struct Rows {
     }
 };
 
-// Compared as bits, magnitudes are in order and NaN is above infinity, so that one maximum finds both.
 __device__ __forceinline__ u32 larger(u32 top, const float (&v)[VEC]) {
 #pragma unroll
-    for (int i = 0; i < VEC; ++i) top = max(top, __float_as_uint(v[i]) & 0x7fffffffu);
+    for (int i = 0; i < VEC; ++i) top = max(top, magnitude(v[i]));
     return top;
-}
-
-// The row's scale, written by one lane, and what to multiply its numbers by; 0 where they all become zero.
-__device__ __forceinline__ float settle(i64 row, int rows, int lane, u32 bits, float* scale, int* flag) {
-    const float top = __uint_as_float(bits);
-    const bool bad = bits >= 0x7f800000u, plain = !bad && top >= SMALLEST;
-    if (lane == 0 && row < rows) {
-        scale[row] = plain ? top / 127.f : bad ? quiet_nan() : 0.f;
-        if (bad && flag) *flag = 1;
-    }
-    return plain ? 127.f / top : 0.f;
 }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)

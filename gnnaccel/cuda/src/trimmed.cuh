@@ -1,6 +1,6 @@
 // Rows of results beside padded rows. Int8 rows are STRIDE bytes long, and where no head has a weight of its own a warp sums
-// all of them, padding too; the result's rows have WIDTH channels, OUT_VEC of which are aligned to be moved at once. Rows in other
-// formats have no padding.
+// all of them, padding too; the result's rows have WIDTH channels, OUT_VEC of which are aligned to be moved at once. Rows in
+// other formats have no padding.
 #pragma once
 #include "gathered.cuh"
 

@@ -23,18 +23,19 @@ def add_parser(commands) -> None:
 def _add_what(parser) -> None:
     measured = parser.add_argument_group("what is measured")
     measured.add_argument("--suite", default="attention",
-                          choices=("attention", "attention-kernel", "relational", "dgl", "segment-gemm"))
+                          choices=("attention", "attention-kernel", "relational", "dgl", "segment-gemm", "quantized"))
     measured.add_argument("--shapes", type=_names, nargs="+", metavar="NAME,...",
                           help="attention: cora,arxiv,proteins,reddit,products,tiny or a path to an .npz; relational: "
                                "aifb-size,fb15k-size,am-size,mag-size,mag-inverse-size,wikikg2-size,hetero-64,dblp-size,"
                                "tiny-typed or, with --data, a file's name without .npz; dgl: any of these, without --data; "
-                               "segment-gemm: aifb64,fb15k128,...")
+                               "segment-gemm: aifb64,fb15k128,...; quantized: as attention")
     measured.add_argument("--data", metavar="DIR",
                           help="relational: real graphs, one .npz each with edge_index, edge_type, num_nodes, "
                                "num_relations; they replace the synthetic ones of their kind")
     measured.add_argument("--layers", type=_names, nargs="+", metavar="NAME,...",
                           help='as "GAT 8x8" or gat8x8, "RGCN 64" or rgcn64; dgl: gat8x8,gatv24x16,dotgat1x64,graphconv64,sage64,'
-                               "relgraphconv64,hgt4x16; segment-gemm: fp32,tf32,bf16")
+                               "relgraphconv64,hgt4x16; segment-gemm: fp32,tf32,bf16; "
+                               "quantized: gcn64,gcn128,gcn256,sage128,gat8x8,gat1x128")
     measured.add_argument("--parts", type=_names, nargs="+", metavar="NAME,...",
                           help="attention: only these of floor,layers,structure,overhead,fresh,cpu,compiled; "
                                "relational: of layers,memory,compaction,cpu")

@@ -57,6 +57,8 @@ class Cell:
             return self.difference
         if name == "us":
             return self.value("gnnaccel", "overhead_us")
+        if name.endswith("_gain"):  # of a format over fp32
+            return ratio(self.ms("fp32"), self.ms(name.removesuffix("_gain")))
         if name == "ms" or ours is None:
             return ours
         if name == "vs_floor":

@@ -17,7 +17,7 @@ from pathlib import Path
 FORMAT = "gnnaccel-bench"
 VERSION = 1
 KINDS = ("shape", "layer", "check", "floor", "structure", "fresh", "overhead", "kernel", "note",
-         "relation", "memory", "compaction", "segment-gemm", "dgl")
+         "relation", "memory", "compaction", "segment-gemm", "dgl", "quantized")
 
 
 @dataclasses.dataclass

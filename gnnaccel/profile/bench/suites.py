@@ -5,8 +5,8 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from gnnaccel.profile.bench import (dgl_plan, plan, relation_plan, suite_attention, suite_dgl, suite_relational,
-                                    suite_segment)
+from gnnaccel.profile.bench import (dgl_plan, plan, relation_plan, suite_attention, suite_dgl, suite_quantized,
+                                    suite_relational, suite_segment)
 from gnnaccel.profile.bench.guard import Budget
 from gnnaccel.profile.bench.result import Record
 
@@ -24,5 +24,6 @@ SUITES = {
     "attention-kernel": Suite(plan.from_options, suite_attention.attention_kernel),
     "relational": Suite(relation_plan.from_options, suite_relational.relational),
     "dgl": Suite(dgl_plan.from_options, suite_dgl.dgl),
+    "quantized": Suite(suite_quantized.from_options, suite_quantized.quantized),
     "segment-gemm": Suite(suite_segment.from_options, suite_segment.segment_gemm),
 }

@@ -7,8 +7,8 @@ from gnnaccel.profile.bench.result import Record, Result
 
 def sections(result: Result) -> list[text.Section]:
     """What there is to show; sections without rows are left out."""
-    made = [_layers(result), _floors(result), _small(result), _kernels(result), *relation_table.sections(result),
-            dgl_table.section(result), _targets(result), _left_out(result)]
+    made = [_layers(result), _floors(result), _small(result), _kernels(result), _quantized(result),
+            *relation_table.sections(result), dgl_table.section(result), _targets(result), _left_out(result)]
     return [section for section in made if section.rows]
 
 
@@ -94,6 +94,20 @@ def _kernels(result: Result) -> text.Section:
                          text.number(cell.value("gnnaccel", "peak_mib"))))
     columns = ("shape", "attention", "mode", "ms", "floor ms", "x floor", "peak MiB")
     return text.Section("Raw attention kernels", columns, rows, text.notes_of(notes))
+
+
+def _quantized(result: Result) -> text.Section:
+    rows, notes = [], {}
+    for cell in metrics.cells(result):
+        if cell.kind == "quantized":
+            times = [text.time(cell, impl, notes) for impl in ("fp32", "bf16", "int8")]
+            gains = [text.ratio(cell.metric(f"{impl}_gain")) for impl in ("bf16", "int8")]
+            away = [cell.value(impl, "rel_l2") for impl in ("bf16", "int8")]
+            rows.append((cell.shape, cell.layer, cell.mode, *times, *gains,
+                         *(text.MISSING if value is None else f"{value:.1e}" for value in away)))
+    columns = ("shape", "layer", "mode", "fp32 ms", "bf16 ms", "int8 ms", "x bf16", "x int8", "difference bf16",
+               "difference int8")
+    return text.Section("Rows in bf16 and int8, quantizing included", columns, rows, text.notes_of(notes))
 
 
 def _targets(result: Result) -> text.Section:

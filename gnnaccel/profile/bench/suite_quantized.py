@@ -1,0 +1,94 @@
+"""``--suite quantized``: sums and attention over rows in bf16 and int8 against the same kernels over fp32 rows."""
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import torch
+
+from gnnaccel.profile.bench import plan as plans
+from gnnaccel.profile.bench import quantized_cells, shapes, suite_attention, timing
+from gnnaccel.profile.bench.guard import Budget, guarded
+from gnnaccel.profile.bench.result import Record
+from gnnaccel.profile.bench.steps import MODES
+
+DEFAULT = ("reddit", "proteins", "products")
+
+
+@dataclasses.dataclass(frozen=True)
+class QuantizedPlan:
+    """``layers`` are names of `quantized_cells.LAYERS`."""
+
+    shapes: tuple[shapes.Shape, ...]
+    layers: tuple[str, ...]
+    device: torch.device
+    effort: timing.Effort
+    seed: int
+
+
+def from_options(options) -> QuantizedPlan:
+    """A plan from parsed options. Raises ValueError on names that do not exist and where there is no GPU."""
+    from gnnaccel.cuda import driver
+
+    device = plans.device(options)
+    if device.type != "cuda" and not driver.placed():
+        raise ValueError(f"--suite quantized measures kernels, which need a GPU; the device is {device.type}")
+    known = {name: name for name in quantized_cells.LAYERS}
+    names = plans.flat(options.shapes) or (["tiny"] if options.quick else DEFAULT)
+    plans.parts(options, (), [])  # the suite has none: naming one is an error
+    return QuantizedPlan(tuple(shapes.resolve(name) for name in names),
+                         tuple(plans.named(name, known) for name in plans.flat(options.layers) or known), device,
+                         plans.effort(options), options.seed)
+
+
+def quantized(plan: QuantizedPlan, budget: Budget) -> Iterator[Record]:
+    """The records, by shape, layer and format."""
+    for shape in plan.shapes:
+        graph, error = guarded(lambda: shapes.make(shape, plan.device, plan.seed), plan.device)  # noqa: B023 - called at once
+        if error:
+            yield Record("note", shape.name, "graph", error=error)
+            continue
+        yield suite_attention.shape_record(graph)
+        for layer in plan.layers:
+            if budget.spent:
+                return
+            yield from layer_records(plan, graph, layer)
+        del graph
+        timing.release(plan.device)
+
+
+def layer_records(plan: QuantizedPlan, graph: shapes.Graph, layer: str) -> Iterator[Record]:
+    """One record per format and mode. Those of bf16 and int8 hold the relative L2 difference of the result (forward) and of the
+    rows' gradient (training) from fp32's."""
+    make, heads, width = quantized_cells.LAYERS[layer]
+    found, error = guarded(lambda: quantized_cells.case(graph, heads, width, plan.seed), plan.device)
+    expected: dict = {}
+    for name, dtype in quantized_cells.FORMATS.items():
+        pair, failed = (None, error) if error else guarded(lambda: _made(make, found, dtype, plan.seed),  # noqa: B023
+                                                           plan.device)
+        for index, mode in enumerate(MODES):
+            def cell(index=index, mode=mode):
+                got = pair[index]()
+                got = got[1] if index else got
+                values = {"rel_l2": _difference(got, expected[mode])} if mode in expected else {}
+                if name == "fp32":
+                    expected[mode] = got
+                del got
+                return dataclasses.asdict(timing.measure(pair[index], plan.device, plan.effort)), values
+
+            value, problem = (None, failed) if failed else guarded(cell, plan.device)
+            timed, values = value or (None, {})
+            yield Record("quantized", graph.shape.name, layer, mode, name, plan.device.type, timed, values, problem)
+        pair = None
+        timing.release(plan.device)
+
+
+def _made(make, found, dtype: torch.dtype, seed: int):
+    """Random weights are the same for every format."""
+    torch.manual_seed(seed)
+    return make(found, dtype)
+
+
+def _difference(got: torch.Tensor, expected: torch.Tensor) -> float:
+    gap = torch.linalg.vector_norm(got.float() - expected, dtype=torch.float64)
+    return float(gap / torch.linalg.vector_norm(expected, dtype=torch.float64))

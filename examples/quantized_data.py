@@ -19,10 +19,10 @@ TRAIN, VALID = 20, 30  # nodes of each class, where there is no public split
 
 @dataclass
 class Task:
-    """``x``: [N, F] sparse CSR, rows that sum to one; ``split``: a public split, or None."""
+    """``x``: [N, F] sparse CSR, rows that sum to one, and its transpose; ``split``: a public split, or None."""
 
     name: str
-    x: Tensor
+    x: tuple[Tensor, Tensor]
     edge_index: Tensor
     y: Tensor
     classes: int
@@ -35,7 +35,7 @@ class Task:
 
     def to(self, device: torch.device) -> Task:
         split = None if self.split is None else tuple(mask.to(device) for mask in self.split)
-        return Task(self.name, self.x.to(device), self.edge_index.to(device), self.y.to(device), self.classes, split)
+        return Task(self.name, tuple(x.to(device) for x in self.x), self.edge_index.to(device), self.y.to(device), self.classes, split)
 
     def masks(self, seed: int) -> tuple[Tensor, Tensor, Tensor]:
         """The public split, or else one by ``seed``: 20 nodes of each class for training, 30 for validation, the others for testing."""
@@ -62,7 +62,7 @@ def load(folder: Path, name: str) -> Task:
                 torch.from_numpy(data["y"].astype(np.int64)), int(data["num_classes"]), split)
 
 
-def _features(data: dict[str, np.ndarray]) -> Tensor:
+def _features(data: dict[str, np.ndarray]) -> tuple[Tensor, Tensor]:
     if "x" in data:
         return _rows_sum_to_one(torch.from_numpy(data["x"].astype(np.float32)).to_sparse_csr())
     indices = torch.from_numpy(data["x_indices"].astype(np.int64))
@@ -72,8 +72,9 @@ def _features(data: dict[str, np.ndarray]) -> Tensor:
     return _rows_sum_to_one(torch.sparse_csr_tensor(torch.from_numpy(data["x_indptr"].astype(np.int64)), indices, values, shape))
 
 
-def _rows_sum_to_one(x: Tensor) -> Tensor:
+def _rows_sum_to_one(x: Tensor) -> tuple[Tensor, Tensor]:
     counts = x.crow_indices().diff()
     row = torch.repeat_interleave(torch.arange(x.shape[0]), counts)
     total = torch.zeros(x.shape[0]).index_add_(0, row, x.values()).clamp(min=1e-12)
-    return torch.sparse_csr_tensor(x.crow_indices(), x.col_indices(), x.values() / total[row], x.shape)
+    x = torch.sparse_csr_tensor(x.crow_indices(), x.col_indices(), x.values() / total[row], x.shape)
+    return x, x.to_sparse_coo().t().coalesce().to_sparse_csr()

@@ -10,6 +10,19 @@ WIDTH, HEADS, DROPOUT = 64, 4, 0.5
 NAMES = ("gcn", "sage", "gat", "gin")
 
 
+class _Product(torch.autograd.Function):
+    """``x @ weight`` of a sparse x, whose transpose is at hand for backward."""
+
+    @staticmethod
+    def forward(ctx, x, transposed, weight):
+        ctx.transposed = transposed
+        return x @ weight
+
+    @staticmethod
+    def backward(ctx, grad):
+        return None, None, ctx.transposed @ grad
+
+
 class Net(nn.Module):
     """``features`` F -> 64 -> three layers -> classes."""
 
@@ -22,8 +35,8 @@ class Net(nn.Module):
         self.convs = nn.ModuleList(_layer(kind, into, out, last=i == 2) for i, (into, out) in enumerate(sizes))
         self.norms = nn.ModuleList(nn.BatchNorm1d(WIDTH) if kind == "gin" else nn.Identity() for _ in sizes[:-1])
 
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        h = F.relu(torch.sparse.mm(x, self.weight))
+    def forward(self, x: tuple[Tensor, Tensor], edge_index: Tensor) -> Tensor:
+        h = F.relu(_Product.apply(*x, self.weight))
         for i, conv in enumerate(self.convs):
             h = conv(F.dropout(h, DROPOUT, self.training), edge_index)
             if i < len(self.norms):

@@ -83,7 +83,7 @@ def cell(folder: Path, name: str, kind: str, device: str, seeds: int, epochs: in
     with gnnaccel.enabled(when="supported"):
         for seed in range(seeds):
             torch.manual_seed(seed)
-            model = quantized_models.Net(kind, task.x.shape[1], task.classes).to(task.y.device)
+            model = quantized_models.Net(kind, task.x[0].shape[1], task.classes).to(task.y.device)
             for side in reversed(sides) if seed % 2 else sides:
                 runs[side].append(run(side, model, task, seed, epochs))
     return {"graph": name, "model": kind, "sides": {side: _side(side, runs, task.margin) for side in sides}}

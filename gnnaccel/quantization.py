@@ -52,30 +52,30 @@ def quantize(model: Any, format: str = "int8", filter_fn: Callable[[Any, str], b
     _check("format", format, PRECISIONS)
     if backward is not None:
         _check("backward", backward, PRECISIONS)
-    options, overrides = guards.options(guard), dict(overrides or {})
-    layers = _layers(model)
-    named = _named(model, overrides, layers)
-    last = before_the_softmax(model, layers)
-    found = []
-    for name, (layer, able) in layers.items():
-        why = None
-        if name in named:
-            form = named[name]
-            if form != "fp32" and able is not True:
-                raise ValueError(f"overrides: {name!r} is a {type(layer).__name__}, which cannot have {form} rows: {able.text}")
-        else:
-            form = format
-            if able is not True:
-                why = able
-            elif filter_fn is not None and not filter_fn(layer, name):
-                why = reason("GA601", "filter_fn left it out")
-            elif layer is last:
-                why = reason("GA602")
-        found.append((layer, Setting(name or type(layer).__name__, form, backward, options, name in named, why)))
+    found = _settings(model, format, filter_fn, dict(overrides or {}), backward, guards.options(guard))
     entries = [settings.keep(layer, setting) for layer, setting in found]
     configs.bump()
     _warn_if_idle(model, entries)
     return QuantReport.of(entries)
+
+
+def _settings(model: Any, format: str, filter_fn: Any, overrides: dict[str, str], backward: str | None,
+              guard: Any) -> list[tuple[Any, Setting]]:
+    layers = _layers(model)
+    named, last, found = _named(model, overrides, layers), before_the_softmax(model, layers), []
+    for name, (layer, able) in layers.items():
+        form, why = named.get(name, format), None
+        if name in named:
+            if form != "fp32" and able is not True:
+                raise ValueError(f"overrides: {name!r} is a {type(layer).__name__}, which cannot have {form} rows: {able.text}")
+        elif able is not True:
+            why = able
+        elif filter_fn is not None and not filter_fn(layer, name):
+            why = reason("GA601", "filter_fn left it out")
+        elif layer is last:
+            why = reason("GA602")
+        found.append((layer, Setting(name or type(layer).__name__, form, backward, guard, name in named, why)))
+    return found
 
 
 def dequantize(model: Any) -> int:

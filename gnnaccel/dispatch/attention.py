@@ -106,7 +106,7 @@ def run_torch(call: Call, tensors: dict[str, Tensor | Mapped] | Folded) -> Tenso
     if call.attention.dropout > 0:
         first = next(iter(tensors.values()))
         keep = torch.nn.functional.dropout(first.new_ones(edges.src.shape[0], call.heads), call.attention.dropout)
-    return torch_backend.run(call.program, edges, _shaped(call, tensors), keep).to(call.out_dtype)
+    return torch_backend.run(call.program, edges, shaped(call, tensors), keep).to(call.out_dtype)
 
 
 def _with_the_same_dropout(call: Call, tensors: dict[str, Tensor]) -> Tensor:
@@ -115,10 +115,10 @@ def _with_the_same_dropout(call: Call, tensors: dict[str, Tensor]) -> Tensor:
     keep = None
     if call.attention.dropout > 0:
         keep = factors(call.dropout, edges.src.shape[0], call.heads, call.graph.device)
-    return torch_backend.run(call.program, edges, _shaped(call, tensors), keep).to(call.out_dtype)
+    return torch_backend.run(call.program, edges, shaped(call, tensors), keep).to(call.out_dtype)
 
 
-def _shaped(call: Call, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def shaped(call: Call, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The bias as [heads, width]: kernels take it as the layer has it."""
     if "bias" not in tensors:
         return tensors

@@ -143,6 +143,7 @@ def _kernel(given: Aggregation, use: Use) -> Kernel:
     kind, storage, dtype, mean = given.kind, use.storage, given.x.dtype, given.reduce == "mean"
 
     def compile_() -> None:
+        rows.prepare(storage, heads * width, dtype, dtype)
         forward = _variant(heads, width, storage.row, dtype, kind, mean).kernels
         backward = _variant(heads, width, dtype if storage.backward == "fp32" else storage.grad, dtype, kind, False).kernels
         for kernels in (forward, backward):
@@ -170,7 +171,7 @@ class _Call:
 
     def store(self, x: Tensor, form: str, draw: bool, side: int) -> Stored:
         flag = None if self.flags is None else self.flags[side:side + 1]
-        return rows.store(x.float() if form == "bf16" else x, form, draw, self.use.kernels, flag)
+        return rows.store(x, form, draw, self.use.kernels, flag)
 
     def sum(self, stored: Stored, weight: Tensor | None) -> Tensor:
         """[num_dst, H, D] in ``dtype``."""

@@ -7,17 +7,17 @@ itself recorded is that of fp32.
 """
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import additive, additive_backward, head_dot
-from gnnaccel.cuda.dropout import OFF
+from gnnaccel.cuda import additive
 from gnnaccel.dispatch import attention, attention_maps, torch_backend
 from gnnaccel.dispatch import attention_programs as programs
 from gnnaccel.dispatch.attention import Call
-from gnnaccel.dispatch.attention_families import ADDITIVE, Family, Inputs, Result, aligned_rows, bias_grad, fp32, like
+from gnnaccel.dispatch.attention_families import ADDITIVE, AsTheyCome, Family, additive_backward_of, additive_forward, like
 from gnnaccel.dispatch.attention_folded import Folded
 from gnnaccel.dispatch.config import Config
 from gnnaccel.dispatch.ops.call import Kernel, compile_reason
@@ -26,7 +26,7 @@ from gnnaccel.dispatch.planner import Plan
 from gnnaccel.dispatch.quantized import cost, rows, sample, settings
 from gnnaccel.dispatch.quantized.cost import Sizes
 from gnnaccel.dispatch.quantized.measure import Stopwatch
-from gnnaccel.dispatch.quantized.rows import Storage
+from gnnaccel.dispatch.quantized.rows import Storage, Stored
 from gnnaccel.dispatch.quantized.settings import Entry
 from gnnaccel.dispatch.quantized.use import Use, decide
 from gnnaccel.dispatch.reasons import Reason, reason
@@ -66,6 +66,7 @@ def _kernel(stated: Stated, use: Use) -> Kernel:
     h, d, edge, dropout = stated.heads, stated.width, pattern(stated.program).edge, pattern(stated.program).dropout > 0
 
     def compile_() -> None:
+        rows.prepare(use.storage, h * d, stated.row, stated.out)
         for train in (False, True):
             variant = _variant(use.storage, h, d, stated.out, edge, dropout, train, False)
             for entry in ("forward", "merge"):
@@ -115,7 +116,7 @@ class Run:
         flags = self.use.entry.watch.flags(call.graph.device)
         if self.use.kernels:
             return attention.run_cuda(call, tensors, _family(self.use, flags))
-        tensors = attention._shaped(call, attention_maps.made(call, tensors))
+        tensors = attention.shaped(call, attention_maps.made(call, tensors))
         return _ByTorch.apply(call, self.use, flags, *map(tensors.get, ADDITIVE.names))
 
 
@@ -148,52 +149,34 @@ def _variant(storage: Storage, heads: int, width: int, out: torch.dtype, edge: b
     return additive.variant(heads, width, storage.row, out, edge, dropout, train, wide, grad)
 
 
+class _Stored(AsTheyCome):
+    """Values and gradients as ``use`` stores them."""
+
+    def __init__(self, use: Use, flags: Tensor | None):
+        self._storage = use.storage
+        self._flags = (None, None) if flags is None else (flags[:1], flags[1:])
+
+    def variant(self, call: Call, x: Tensor, train: bool) -> additive.Variant:
+        return _variant(self._storage, call.heads, call.width, call.out_dtype, call.attention.edge, call.dropout.on, train,
+                        call.graph.wide)
+
+    def values(self, x: Tensor) -> Stored:
+        return rows.store(x, self._storage.format, False, True, self._flags[0])
+
+    def gradient(self, grad: Tensor) -> Stored:
+        return rows.store(grad, self._storage.backward, rows.stochastic(), True, self._flags[1])
+
+    def packed(self, values: Stored) -> tuple[Tensor, Tensor | None]:
+        return rows.packed(values)
+
+    def unpacked(self, x: Tensor, first: Tensor, second: Tensor | None) -> Stored:
+        return rows.unpacked(first, second, x.shape[1:].numel())
+
+
 def _family(use: Use, flags: Tensor | None) -> Family:
     """`attention_families.ADDITIVE` with stored values and gradients."""
-    storage = use.storage
-
-    def flag(side: int) -> Tensor | None:
-        return None if flags is None else flags[side:side + 1]
-
-    def variant(call: Call, train: bool) -> additive.Variant:
-        return _variant(storage, call.heads, call.width, call.out_dtype, call.attention.edge, call.dropout.on, train, call.graph.wide)
-
-    def forward(call: Call, inputs: Inputs, train: bool) -> Result:
-        x, x_dst, att_src, att_dst, a_edge, bias = inputs
-        h, d = call.heads, call.width
-        x, x_dst = aligned_rows(x), aligned_rows(x_dst)
-        att_src, att_dst, a_edge = fp32(att_src, h, d), fp32(att_dst, h, d), fp32(a_edge, -1, h)
-        same = att_dst is not None and x_dst is None
-        a_src, a_dst = head_dot.dot(x, att_src, att_dst if same else None)
-        if x_dst is not None:
-            a_dst, _ = head_dot.dot(x_dst, att_dst)
-        values = rows.store(x, storage.format, False, True, flag(0))
-        out, saved = additive.forward(variant(call, train), call.graph.csc(places=call.needs_places()), a_src, a_dst, values,
-                                      call.attention.slope, a_edge, call.dropout, False, fp32(bias, -1))
-        if not train:
-            return out, ()
-        return out, (x, x_dst, att_src, att_dst, a_edge, a_src, a_dst, *rows.packed(values), saved.small, saved.parts)
-
-    def backward(call: Call, inputs: Inputs, saved: tuple, grad: Tensor, wanted: tuple) -> tuple:
-        x, x_dst, att_src, att_dst, a_edge, a_src, a_dst, data, scale, *result = saved
-        same = att_dst is not None and x_dst is None
-        places = call.needs_places()
-        by_dst, by_src = call.graph.csc(places), call.graph.csr(places)
-        given = rows.store(grad, storage.backward, rows.stochastic(), True, flag(1))
-        values = rows.unpacked(data, scale, call.heads * call.width)
-        g = additive_backward.backward(
-            variant(call, True), by_src, by_dst.place, additive.Saved(*result), given, a_src, a_dst, values, att_src,
-            att_dst if same else None, call.attention.slope, a_edge, wanted[4], call.dropout)
-        d_att_src = d_att_dst = d_x_dst = None
-        if wanted[2] or wanted[3] or x_dst is not None:
-            d_att_src, d_att_dst = head_dot.dot_grad(x, g.a_src, g.a_dst if same else None).unbind(0)
-            if x_dst is not None:
-                d_att_dst = head_dot.dot_grad(x_dst, g.a_dst)[0]
-                d_x_dst = (g.a_dst.unsqueeze(-1) * att_dst.view(call.heads, call.width)).to(x_dst.dtype)
-        return (like(g.values, inputs[0]), d_x_dst, like(d_att_src, inputs[2]), like(d_att_dst, inputs[3]),
-                like(g.a_edge, inputs[4]), bias_grad(grad, inputs[5]) if wanted[5] else None)
-
-    return Family(ADDITIVE.names, forward, backward)
+    form = _Stored(use, flags)
+    return Family(ADDITIVE.names, partial(additive_forward, form=form), partial(additive_backward_of, form=form))
 
 
 # --- by torch operations -----------------------------------------------------------------------------------------------

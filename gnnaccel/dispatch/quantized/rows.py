@@ -54,7 +54,18 @@ def store(x: Tensor, form: str, draw: bool, kernels: bool, flag: Tensor | None =
     key = quantize.key(x.device) if draw else None
     if form == "int8":
         return quantize.int8_rows(x, key, flag)
+    x = x.float()
     return quantize.bf16_rows(x if x.data_ptr() % quantize.ALIGN == 0 else x.clone(), key)
+
+
+def prepare(storage: Storage, width: int, dtype: torch.dtype, grad: torch.dtype) -> None:
+    """Compile the kernels that store rows of ``width`` channels of ``dtype``, and gradients of ``grad``. Raises CompileError."""
+    vec = next(v for v in (4, 2, 1) if width % v == 0)
+    for form, of, draw in ((storage.format, dtype, False), (storage.backward, grad, True)):
+        if form == "int8":
+            quantize.kernels(width, of, vec, draw)[0]("rows")
+        elif form == "bf16" and draw:
+            quantize.kernels(4, torch.float32, 4, True)[0]("narrow")
 
 
 def by_torch(x: Tensor, draw: bool = False, flag: Tensor | None = None) -> Int8Rows:

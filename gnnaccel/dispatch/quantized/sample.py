@@ -33,7 +33,14 @@ def measure(view: GraphView, ids: bool, x: Tensor, stored: Stored,
     off = ((near - exact) * weight).sum(1).flatten(1).norm(dim=1)
     size = summed.norm(dim=1)
     relative = torch.where(size > 0, off / size, torch.where(off > 0, torch.inf, torch.nan))
-    return torch.cat([torch.nan_to_num(relative.nanmedian().view(1), nan=0.0, posinf=torch.inf), lost])
+    return torch.cat([_median(relative), lost])
+
+
+def _median(values: Tensor) -> Tensor:
+    """[1]: of the numbers that are not NaN; 0 without any. (`torch.nanmedian` waits for the device.)"""
+    ordered = values.sort().values  # NaN comes last
+    at = (ordered.isnan().logical_not().sum() - 1).clamp(min=0) // 2
+    return torch.nan_to_num(ordered.index_select(0, at.view(1)), nan=0.0, posinf=torch.inf)
 
 
 def _gathered(stored: Stored, index: Tensor) -> Tensor:

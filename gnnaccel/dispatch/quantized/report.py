@@ -77,7 +77,7 @@ class QuantReport:
     def __str__(self) -> str:
         from rich.console import Console
 
-        console = Console(width=150, record=False, color_system=None)
+        console = Console(width=130, color_system=None)
         with console.capture() as capture:
             console.print(self.table())
         return capture.get().rstrip()

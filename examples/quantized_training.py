@@ -143,7 +143,7 @@ def parsed(given: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--models", nargs="+", default=list(quantized_models.NAMES), choices=quantized_models.NAMES)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--epochs", type=int, default=60)
+    parser.add_argument("--epochs", type=int, default=100)
     parser.add_argument("--workers", type=int, default=1, help="processes side by side")
     parser.add_argument("--limit", type=float, default=float("inf"), help="seconds after which no further model is begun")
     parser.add_argument("--stress", action="store_true", help="the table of hard inputs instead")

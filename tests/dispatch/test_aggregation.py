@@ -75,7 +75,7 @@ def test_ways(route, kind, reduce):  # noqa: F811
     ei = edges()
     x, w = inputs(kind, ei)
     if route.backend == "torch" and (kind in ("channel", "wider_weights") or reduce in ("max", "min")):
-        assert aggregation_cpu.unfit(OpGraph(ei, N, M), prepared(reduce, x, w, E)).code == "GA208"
+        assert aggregation_cpu.unfit(OpGraph(ei, N, M), prepared(reduce, x, w, E)).code in ("GA208", "GA301")
         return
     judged(route, reduce, ei, x.detach(), None if w is None else w.detach(), N, M)
 
@@ -157,7 +157,7 @@ def test_second_derivatives(route, kind, reduce):  # noqa: F811
     for frozen in {False, w is not None}:
         got = second(way(route), route.device, torch.float32, frozen)
         exact = second(aggregation.plain, "cpu", torch.float64, frozen)
-        assert all(relative(a.cpu(), b) < 1e-5 for a, b in zip(got, exact))
+        assert all(relative(a.cpu(), b) < 5e-5 for a, b in zip(got, exact))
 
 
 def test_gradients_of_some(route):  # noqa: F811

@@ -4,8 +4,9 @@ from __future__ import annotations
 import pytest
 import torch
 from torch_geometric.nn import (APPNP, GCN, ARMAConv, ChebConv, ClusterGCNConv, EGConv, GATConv, GatedGraphConv, GCN2Conv,
-                                GCNConv, GENConv, GINConv, GINEConv, GraphConv, GraphSAGE, HypergraphConv, LEConv, LGConv, MFConv,
-                                MixHopConv, PNAConv, ResGatedGraphConv, SAGEConv, SGConv, SignedConv, SimpleConv, SSGConv, TAGConv, to_hetero)
+                                GCNConv, GENConv, GINConv, GINEConv, GraphConv, GraphSAGE, HypergraphConv, LEConv, LGConv,
+                                MFConv, MixHopConv, PNAConv, ResGatedGraphConv, SAGEConv, SGConv, SignedConv, SimpleConv,
+                                SSGConv, TAGConv, to_hetero)
 
 import gnnaccel
 from tests.pyg import graphs

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +25,7 @@ from gnnaccel.dispatch.config import current
 #: functions that layers' modules call at every forward, by module
 _LOOPS = {"cluster_gcn_conv": ("remove_self_loops", "add_self_loops"), "eg_conv": ("add_remaining_self_loops",),
           "simple_conv": ("add_self_loops",)}
+_MANY = 256
 _CONV = "torch_geometric.nn.conv."
 _PLAIN = (int, float, bool, str, torch.dtype, type(None))
 
@@ -40,26 +42,27 @@ def install(patches: PatchSet) -> None:
                 patches.set(module, name, ours)
     for name, functions in _LOOPS.items():
         module = importlib.import_module(_CONV + name)
-        for function in functions:
+        for function in filter(vars(module).__contains__, functions):  # versions differ
             patches.set(module, function, keeping(getattr(module, function)))
     cheb = importlib.import_module(_CONV + "cheb_conv").ChebConv
     patches.set(cheb, "__norm__", keeping(getattr(cheb, "__norm__"), method=True))
 
 
 def keeping(native: Callable, method: bool = False) -> Callable:
-    """``native``, a function of tensors and plain values that gives a tuple of tensors, with its results kept. ``method``: of a
-    class, whose instances do not matter to it.
+    """``native``, a function of tensors and plain values that gives a tuple of tensors, with its results kept from the second
+    call over the same edges on. ``method``: of a class, whose instances do not matter to it.
 
     Not kept: what depends on a tensor that wants a gradient, is a sparse or an inference tensor, or of a subclass; what is
     computed while something traces.
     """
+    first = 1 if method else 0
     name = f"{native.__module__}.{native.__qualname__}"
 
     @functools.wraps(native)
     def kept(*args: Any, **kwargs: Any) -> Any:
-        if is_compiling() or current() is None:
+        if is_compiling() or current() is None or not _seen_before(args[first] if len(args) > first else None):
             return native(*args, **kwargs)
-        key = _key(name, args[1:] if method else args, kwargs)
+        key = _key(name, args[first:], kwargs)
         if key is None or context_reason() is not None:
             return native(*args, **kwargs)
         tensors, values = key
@@ -82,10 +85,27 @@ def keeping(native: Callable, method: bool = False) -> Callable:
     return kept
 
 
-@torch.inference_mode(False)  # what is kept may take part in training later
-@torch.no_grad()
 def _computed(native: Callable, args: tuple, kwargs: dict) -> Any:
-    return native(*args, **kwargs)
+    if not torch.is_inference_mode_enabled():
+        return native(*args, **kwargs)
+    with torch.inference_mode(False), torch.no_grad():  # what is kept may take part in training later
+        return native(*args, **kwargs)
+
+
+_sighted: dict[int, tuple[weakref.ref, int]] = {}  # edges and their version, by id; emptied when it is full
+
+
+def _seen_before(edge_index: Any) -> bool:
+    """Whether these edges came before: for those that come once, keeping anything only costs."""
+    if type(edge_index) is not Tensor or edge_index.is_inference():
+        return False
+    found = _sighted.get(id(edge_index))
+    if found is not None and found[0]() is edge_index and found[1] == edge_index._version:
+        return True
+    if len(_sighted) >= _MANY:
+        _sighted.clear()
+    _sighted[id(edge_index)] = weakref.ref(edge_index), edge_index._version
+    return False
 
 
 def _key(name: str, args: tuple, kwargs: dict) -> tuple[tuple[Tensor, ...], tuple] | None:

@@ -21,7 +21,8 @@ def install(patches: PatchSet) -> None:
     """Take over the classes that are there and, through ``patches`` too, those to come."""
     from torch_geometric.nn import MessagePassing
 
-    patches.set(MessagePassing, _TEMPLATES, _taking_over(getattr(MessagePassing, _TEMPLATES), patches))
+    if hasattr(MessagePassing, _TEMPLATES):  # not in old versions, where classes instantiated later stay native
+        patches.set(MessagePassing, _TEMPLATES, _taking_over(getattr(MessagePassing, _TEMPLATES), patches))
     for cls in _subclasses(MessagePassing):
         if cls.__module__.startswith("torch_geometric.nn.") and not _has_adapter(cls):
             rules.register_class(rules.path_of(cls))

@@ -35,9 +35,10 @@ def decide(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Confi
         settings.note_native(layer, config, found)
     else:
         parts, stacked = (found.graph, found.given), reading.stacked(layer, reading.source(kwargs, found.form.source))
-        decision = quantized.narrowed(layer, *parts, config, aggregation_route.decide(*parts, config))
+        decision = aggregation_route.decide_all(*parts, found.reduces, config)
+        decision = quantized.narrowed(layer, *parts, config, decision, len(found.reduces) > 1)
 
-    def finish(out: Tensor) -> Any:
+    def finish(out: Any) -> Any:
         return reading.finished(layer, found.known, stacked, out, kwargs)
 
     out = aggregation_route.run(layer, "pyg", parts, decision, config, finish, lambda: native(layer, edge_index, **kwargs), start)
@@ -86,8 +87,8 @@ def _modes() -> tuple:
 
 
 def too_small(layer: Any, edge_index: Any, config: Config) -> bool:
-    """Whether a call may go native without being read: over so few edges nothing gains on a CPU, and a graph hardly seen before, of
-    not many more, does not pay for its structure yet."""
+    """Whether a call may go native without being read: over so few edges nothing gains on a CPU, and a graph hardly seen before,
+    of not many more, does not pay for its structure yet."""
     if type(edge_index) is not Tensor or edge_index.dim() != 2 or config.when != "profitable" or config.on_fallback != "native":
         return False
     if settings.asked(layer, config) is not None:  # whose calls are counted
@@ -103,8 +104,8 @@ def too_small(layer: Any, edge_index: Any, config: Config) -> bool:
 class Last:
     """A layer's last call over some edges and where it went. Holds the edges and their structure weakly."""
 
-    __slots__ = ("epoch", "edge_index", "version", "pointer", "signature", "modes", "settings", "known", "module", "source", "weight",
-                 "reduce", "sizes", "view", "route", "decision", "name", "missed", "rows", "gain", "patience", "code")
+    __slots__ = ("epoch", "edge_index", "version", "pointer", "signature", "modes", "settings", "known", "module", "source",
+                 "weight", "reduce", "sizes", "view", "route", "decision", "name", "missed", "rows", "gain", "patience", "code")
 
     def _same_edges(self, edge_index: Tensor, config: Config) -> bool:
         return self.epoch == config.epoch and self.edge_index() is edge_index and self.version == edge_index._version
@@ -171,7 +172,7 @@ def _remember(layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read,
         if decision.estimate is not None:
             kept.missed, kept.gain = aggregation_cost.missed(edge_index), decision.estimate.gain
             kept.patience = aggregation_cost.patience(decision.estimate)
-    elif graph._view is None:  # ran without a structure
+    elif graph._view is None or len(found.reduces) > 1:  # ran without a structure; or hooks inside may appear
         return
     else:
         kept.pointer, kept.signature, kept.decision = edge_index.data_ptr(), _signature(kwargs), decision

@@ -112,12 +112,13 @@ def storable(layer: Any) -> Reason | bool:
 # --- reading a call ----------------------------------------------------------------------------------------------------
 
 class Read(NamedTuple):
-    """A call, understood."""
+    """A call, understood. ``reduces``: of all aggregations side by side; ``given`` is the first."""
 
     graph: OpGraph
     given: Aggregation
     form: message.Form
     known: Known
+    reduces: tuple[str, ...]
 
 
 def read(layer: Any, edge_index: Any, kwargs: dict) -> Read | Reason:
@@ -136,10 +137,26 @@ def read(layer: Any, edge_index: Any, kwargs: dict) -> Read | Reason:
     if type(plain) is Reason:
         return plain
     weight = None if form.weight is None else form.weight(kwargs)
-    given = prepared(_REDUCES[type(layer.aggr_module).__name__], layer, x, weight, plain.shape[1])
+    reduces = _reduces(layer.aggr_module)
+    if len(reduces) > 1 and stacked(layer, x):
+        return reason("GA206", f"several aggregations over features of shape {list(x.shape)}")
+    given = prepared(reduces[0], layer, x, weight, plain.shape[1])
     if type(given) is Reason:
         return given
-    return Read(OpGraph(plain, num_src, num_dst, layer.flow != "source_to_target"), given, form, known)
+    return Read(OpGraph(plain, num_src, num_dst, layer.flow != "source_to_target"), given, form, known, reduces)
+
+
+def _reduces(module: Any) -> tuple[str, ...]:
+    """What an aggregation of the host's computes: one reduction, or those of a MultiAggregation; () for others, or with hooks."""
+    name = type(module).__name__
+    if not type(module).__module__.startswith("torch_geometric.nn.aggr."):
+        return ()
+    if "forward" in module.__dict__ or any(MODULE_HOOKS(module.__dict__)):
+        return ()
+    if name == "MultiAggregation":
+        found = tuple(_reduces(inner) for inner in module.aggrs)
+        return tuple(one[0] for one in found) if all(len(one) == 1 for one in found) else ()
+    return (_REDUCES[name],) if name in _REDUCES else ()
 
 
 def source(kwargs: dict, name: str) -> Any:
@@ -174,11 +191,9 @@ def _layer_reason(layer: Any) -> Reason | None:
     if not own.keys().isdisjoint(OVERRIDES):
         return reason("GA205", "a method is replaced on the layer object")
     module = own["_modules"].get("aggr_module")
-    if type(module).__name__ not in _REDUCES or not type(module).__module__.startswith("torch_geometric.nn.aggr."):
-        return reason("GA201", f"the aggregation is {type(module).__name__}")
-    if "forward" in module.__dict__ or any(MODULE_HOOKS(module.__dict__)) or guards._any_global_hook():
+    if guards._any_global_hook() or (module is not None and any(MODULE_HOOKS(module.__dict__))):
         return reason("GA501", "the aggregation module has hooks")
-    return None
+    return None if _reduces(module) else reason("GA201", f"the aggregation is {type(module).__name__}")
 
 
 def _update_reason(known: Known, kwargs: dict) -> Reason | None:
@@ -194,7 +209,7 @@ def _sizes(layer: Any, edge_index: Any, size: Any, x: Any) -> tuple[Tensor, int,
     size = [None, None] if size is None else list(size)
     pair = isinstance(x, (tuple, list))
     if pair and (len(x) != 2 or not forward):
-        return reason("GA202" if not forward else "GA206", "pairs of features against the flow" if not forward else "x is no pair")
+        return reason("GA206", "x is no pair") if forward else reason("GA202", "pairs of features against the flow")
     for side, features in enumerate(x if pair else (x,)):
         if features is None and side:
             continue
@@ -219,8 +234,10 @@ def _edges(layer: Any, known: Known, edge_index: Any, num_src: int, num_dst: int
 
 
 
-def finished(layer: Any, known: Known, moved: bool, out: Tensor, kwargs: dict) -> Any:
-    """What the call gives: the class's own ``update`` of the result. ``moved``: features were `stacked`."""
+def finished(layer: Any, known: Known, moved: bool, out: Tensor | list[Tensor], kwargs: dict) -> Any:
+    """What the call gives: the class's own ``update`` of the result, of several combined. ``moved``: features were `stacked`."""
+    if type(out) is list:
+        out = layer.aggr_module.combine(out)
     if moved:
         out = out.movedim(0, -2).contiguous()
     if known.functions[2] is base().update:

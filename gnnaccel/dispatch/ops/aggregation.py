@@ -1,4 +1,4 @@
-"""The reduction of weighted neighbours, as plain aggregation layers need it: ``out[i] = reduce over edges e = (j, i) of w_e x_j``.
+"""The reduction of weighted neighbours, as plain aggregation layers need it: ``out[i] = reduce of w_e x_j over edges e = (j, i)``.
 
 What differs from `torch_ops.gspmm`: nodes without edges get 0 whatever the reduction, equal extrema share the gradient evenly,
 NaN wins every comparison, and there is a mean.

@@ -47,11 +47,12 @@ def _on_cuda(graph: OpGraph, given: Aggregation, mode: str) -> Estimate:
     rates, kernels = constants()["aggregation"]["cuda"], constants()["cuda"]
     rows = math.prod(given.shape) * given.x.element_size()
     moved = graph.num_edges * rows
-    native = moved * rates["native_passes"][mode] / kernels["native_bandwidth"] + rates["native_launches"][mode] * kernels["launch"]
+    launch = kernels["launch"]
+    native = moved * rates["native_passes"][mode] / kernels["native_bandwidth"] + rates["native_launches"][mode] * launch
     rate = kernels["gather_l2"] if graph.num_src * rows <= kernels["l2_bytes"] else kernels["gather_hbm"]
-    ours = rates["launches"][mode] * kernels["launch"] + moved * rates["passes"][mode] / rate
+    ours = rates["launches"][mode] * launch + moved * rates["passes"][mode] / rate
     built = 1 if mode == "forward" else 2
-    structure = built * (graph.num_edges * kernels["structure_per_edge"] + kernels["structure_launches"] * kernels["launch"])
+    structure = built * (graph.num_edges * kernels["structure_per_edge"] + kernels["structure_launches"] * launch)
     return Estimate(native - ours, structure)
 
 

@@ -15,7 +15,7 @@ _DTYPES = (torch.float32, torch.float64)
 def unfit(graph: OpGraph, given: Aggregation) -> Reason | None:
     """Why this cannot be computed so; then `aggregation.plain` can."""
     if given.reduce not in ("sum", "mean"):
-        return reason("GA208", f"{given.reduce} over neighbours has no faster way on a CPU")
+        return reason("GA301", f"{given.reduce} over neighbours has no faster way on a CPU")
     if given.kind == "channel" or not all(given.shape):
         return reason("GA208", f"weights of shape {list(given.weight.shape)}" if given.weight is not None else "rows are empty")
     if given.x.dtype not in _DTYPES:

@@ -53,25 +53,30 @@ def run(graph: OpGraph, given: Aggregation) -> Tensor:
     """`aggregation.plain` by kernels."""
     if given.reduce in ("max", "min"):
         return _multi(graph, given).run().view(-1, *given.shape)
-    return _Aggregate.apply(graph, given.reduce == "mean", *_operands(given)).view(-1, *given.shape)
+    layout = _layout(given)
+    # A view made inside a Function could not be changed in place by the user.
+    return _Aggregate.apply(graph, given.reduce == "mean", layout, *_expanded(given, layout)).view(-1, *given.shape)
 
 
-def _operands(given: Aggregation) -> tuple[Tensor, Tensor | None]:
-    """Rows [num_src, H, D] and weights [E] or [E, H], which autograd follows back."""
-    heads, width, weight = _layout(given)
-    x, w = given.x, given.weight
+def _expanded(given: Aggregation, layout: tuple[int, int, str]) -> tuple[Tensor, Tensor | None]:
+    """Features and weights, expanded where they broadcast in a way that the kernels do not have."""
+    x, weight, (_, width, kind) = given.x, given.weight, layout
     if x.shape[1:] != given.shape:
         x = x.expand(-1, *given.shape)
-    if w is not None:
-        w = w.reshape(-1) if weight == "edge" else w.expand(-1, *given.shape[:-1], 1 if width > 1 else -1).reshape(-1, heads)
-    return x.reshape(-1, heads, width), w
+    if kind == "head":
+        tail = (*given.shape[:-1], 1) if width > 1 or weight.shape[-1] == given.shape[-1] == 1 else given.shape
+        weight = weight if weight.shape[1:] == tail else weight.expand(-1, *tail)
+    return x, weight
 
 
 def _multi(graph: OpGraph, given: Aggregation) -> Kernel | Reason:
     from gnnaccel.dispatch.ops import multi_reduce
 
-    rows, weight = _operands(given)
-    return multi_reduce.multi_reduce(graph, rows, (given.reduce,), weight).kernel
+    heads, width, kind = layout = _layout(given)
+    x, weight = _expanded(given, layout)
+    if weight is not None:
+        weight = weight.reshape(-1) if kind == "edge" else weight.reshape(-1, heads)
+    return multi_reduce.multi_reduce(graph, x.reshape(-1, heads, width), (given.reduce,), weight).kernel
 
 
 def _layout(given: Aggregation) -> tuple[int, int, str]:
@@ -87,44 +92,47 @@ def _variant(heads: int, width: int, dtype: torch.dtype, weight: str, mean: bool
 
 
 class _Aggregate(torch.autograd.Function):
-    """[num_dst, H, D] of x [num_src, H, D] and weights [E], [E, H] or None."""
+    """[num_dst, H, D] of x [num_src, *features] and weights [E, ...] or None, which the kernels see as ``layout`` says."""
 
     @staticmethod
-    def forward(ctx, graph, mean, x, weight):
-        ctx.graph, ctx.mean, ctx.kind, ctx.shape = graph, mean, _kind(weight), x.shape
-        ctx.save_for_backward(x if ctx.needs_input_grad[3] else None, weight)
-        variant = _variant(x.shape[1], x.shape[2], x.dtype, ctx.kind, mean)
-        return sums.forward(variant, graph.view().csc(places=weight is not None), dense(x), _fp32(weight))
+    def forward(ctx, graph, mean, layout, x, weight):
+        heads, width, kind = layout
+        ctx.graph, ctx.mean, ctx.layout, ctx.shape = graph, mean, layout, x.shape
+        ctx.save_for_backward(x if ctx.needs_input_grad[4] else None, weight)
+        variant = _variant(heads, width, x.dtype, kind, mean)
+        return sums.forward(variant, graph.view().csc(places=weight is not None), dense(x).view(-1, heads, width),
+                            _as_seen(weight, layout))
 
     @staticmethod
     def backward(ctx, grad):
-        (x, weight), graph, needs = ctx.saved_tensors, ctx.graph, ctx.needs_input_grad[2:]
+        (x, weight), graph, needs = ctx.saved_tensors, ctx.graph, ctx.needs_input_grad[3:]
         if torch.is_grad_enabled():
             if x is None:  # linear in x, so its value is nothing to the gradient
                 x = grad.new_zeros(ctx.shape).requires_grad_()
-            return None, None, *by_torch(lambda x, w: _by_torch(graph, ctx.mean, x, w), (x, weight), needs, grad)
-        view = graph.view()
+            reduce = "mean" if ctx.mean else "sum"
+
+            def again(x: Tensor, weight: Tensor | None) -> Tensor:
+                return aggregation.plain(graph, Aggregation(reduce, x, weight, tuple(x.shape[1:]))).view(grad.shape)
+
+            return None, None, None, *by_torch(again, (x, weight), needs, grad)
+        (heads, width, kind), view = ctx.layout, graph.view()
+        grad = dense(grad)
         if ctx.mean:
             grad = (grad * view.inverse_degree().view(-1, 1, 1)).to(grad.dtype)
-        grad = dense(grad)
-        variant = _variant(grad.shape[1], grad.shape[2], grad.dtype, ctx.kind, False)
+        variant = _variant(heads, width, grad.dtype, kind, False)
         d_x = d_weight = None
         if needs[0]:
-            d_x = sums.forward(variant, view.csr(places=False) if weight is None else view.csr_by_id(), grad, _fp32(weight))
+            by_src = view.csr(places=False) if weight is None else view.csr_by_id()
+            d_x = sums.forward(variant, by_src, grad, _as_seen(weight, ctx.layout)).view(ctx.shape)
         if needs[1]:
-            d_weight = sums.edge_dot(variant, view.csc(), grad, dense(x))
-            d_weight = (d_weight.sum(1) if weight.dim() == 1 else d_weight)[:weight.shape[0]].to(weight.dtype)
-        return None, None, d_x, d_weight
+            d_weight = sums.edge_dot(variant, view.csc(), grad, dense(x).view(-1, heads, width))[:weight.shape[0]]
+            d_weight = (d_weight.sum(1) if kind == "edge" else d_weight).to(weight.dtype).view(weight.shape)
+        return None, None, None, d_x, d_weight
 
 
-def _kind(weight: Tensor | None) -> str:
-    return "none" if weight is None else "edge" if weight.dim() == 1 else "head"
-
-
-def _fp32(weight: Tensor | None) -> Tensor | None:
-    return None if weight is None else weight.float().contiguous()
-
-
-def _by_torch(graph: OpGraph, mean: bool, x: Tensor, weight: Tensor | None) -> Tensor:
-    weight = None if weight is None else weight.view(weight.shape[0], -1, 1)
-    return aggregation.plain(graph, Aggregation("mean" if mean else "sum", x, weight, tuple(x.shape[1:])))
+def _as_seen(weight: Tensor | None, layout: tuple[int, int, str]) -> Tensor | None:
+    """Weights fp32 [E], or [E, H]."""
+    if weight is None:
+        return None
+    weight = weight.float().contiguous()
+    return weight.view(-1) if layout[2] == "edge" else weight.view(-1, layout[0])

@@ -25,7 +25,7 @@ _NO_GAIN = reason("GA301", "torch operations gain nothing on a GPU")
 _MAY_NOT_COME_AGAIN = reason("GA301", "the gain does not pay for the structure of a graph that may not come again")
 _CHOSEN = ("GA301", "GA303", "GA401", "GA406")  # not a lack of ours
 _saved_tensor_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda ignore_is_tracing: None)
-Run = Callable[[OpGraph, Aggregation], Tensor]
+Run = Callable[[OpGraph, Aggregation], Any]
 
 
 class Decision(NamedTuple):
@@ -65,6 +65,21 @@ def decide(graph: OpGraph, given: Aggregation, config: Config) -> Decision:
     if against is not None:
         return _without_kernels(graph, given, config, against)
     return Decision("cuda", kernel.name, aggregation_cuda.run, (), estimate)
+
+
+def decide_all(graph: OpGraph, given: Aggregation, reduces: tuple[str, ...], config: Config) -> Decision:
+    """The route of aggregations that differ in nothing but their ``reduces``, of which ``given`` has the first; several give a
+    list. One that is native makes all native, as the host makes its messages once for all."""
+    if len(reduces) == 1:
+        return decide(graph, given, config)
+    found = {name: decide(graph, given._replace(reduce=name), config) for name in reduces}
+    for one in found.values():
+        if one.run is None:
+            return one
+    first = found[reduces[0]]
+    names = ", ".join(dict.fromkeys(one.kernel for one in found.values()))
+    return first._replace(kernel=names, run=lambda graph, given: [found[name].run(graph, given._replace(reduce=name))
+                                                                  for name in reduces])
 
 
 def _without_kernels(graph: OpGraph, given: Aggregation, config: Config, against: Reason) -> Decision:
@@ -120,8 +135,9 @@ def run(layer: Any, host: str, found: tuple[OpGraph, Aggregation] | None, decisi
     out = decision.run(*found)
     if start:
         number = _record(layer, host, found, decision, spent)
-        if out.requires_grad:
-            out.register_hook(lambda _: _record_backward(layer, host, found[1], decision, number))
+        shown = out[0] if type(out) is list else out
+        if shown.requires_grad:
+            shown.register_hook(lambda _: _record_backward(layer, host, found[1], decision, number))
     return finish(out)
 
 

@@ -36,16 +36,17 @@ from gnnaccel.dispatch.reasons import Reason, reason
 from gnnaccel.dispatch.relational.cuda_maps import by_torch
 
 
-def narrowed(layer: Any, graph: OpGraph, given: Aggregation, config: Config, decision: Decision) -> Decision:
-    """``decision`` of one call of ``layer`` with rows in the format that it is asked to have; as it is where nothing asks."""
+def narrowed(layer: Any, graph: OpGraph, given: Aggregation, config: Config, decision: Decision, several: bool = False) -> Decision:
+    """``decision`` of one call of ``layer`` with rows in the format that it is asked to have; as it is where nothing asks.
+    ``several``: it is about several reductions of the same messages."""
     entry = settings.asked(layer, config)
     if entry is None:
         return decision
     grad = torch.is_grad_enabled() and given.x.requires_grad
     sizes = Sizes(graph.num_src, graph.num_dst, graph.num_edges, math.prod(given.shape), given.x.element_size(), grad)
     why = decision.rejected[0][1] if decision.run is None and decision.rejected else None
-    use = decide(layer, entry, config, decision.route, why, given.x.dtype, sizes, unfit(graph, given),
-                 settings.checkpointed())
+    against = reason("GA603", "several reductions of the same messages") if several else unfit(graph, given)
+    use = decide(layer, entry, config, decision.route, why, given.x.dtype, sizes, against, settings.checkpointed())
     if type(use) is Use and use.kernels:
         use = compile_reason(_kernel(given, use)) or use
     if type(use) is Reason:

@@ -51,4 +51,4 @@ def _layer(kind: str, into: int, out: int, last: bool) -> nn.Module:
         return SAGEConv(into, out)
     if kind == "gat":
         return GATConv(into, out, heads=1) if last else GATConv(into, out // HEADS, heads=HEADS)
-    return GINConv(nn.Sequential(nn.Linear(into, WIDTH), nn.ReLU(), nn.Linear(WIDTH, out)))
+    return GINConv(nn.Linear(into, out))

@@ -4,9 +4,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gnnaccel.dispatch.quantized import cost, order
+from gnnaccel.dispatch.config import Config
+from gnnaccel.dispatch.quantized import cost, order, settings, use
 from gnnaccel.dispatch.quantized.cost import Sizes
 from gnnaccel.dispatch.quantized.rows import Storage
+from gnnaccel.dispatch.reasons import Reason, reason
 from tests.routes import clean, one_thread  # noqa: F401
 
 INT8, BF16 = Storage("int8", "int8"), Storage("bf16", "bf16")
@@ -37,6 +39,22 @@ def test_gain_grows_with_degree_and_width():
 
 def test_a_backward_in_fp32_gains_less():
     assert cost.gain(REDDIT, Storage("int8", "fp32")) < cost.gain(REDDIT, INT8)
+
+
+def decided(sizes, route="cuda", when="profitable", dtype=torch.float32, unfit=None):
+    layer = Layer()
+    entry = settings.keep(layer, settings.Setting("layer", "int8", None, None))
+    found = use.decide(layer, entry, Config(when=when), route, reason("GA301"), dtype, sizes, unfit, False)
+    return found.code if isinstance(found, Reason) else found.text
+
+
+def test_what_a_call_runs_in():
+    small = Sizes(2708, 2708, 10_556, 64, 4, True)
+    assert decided(REDDIT) == "int8" and decided(small) == "GA604" and decided(small, when="supported") == "int8"
+    assert decided(REDDIT, route="torch") == "GA604", "torch operations only emulate"
+    assert decided(REDDIT, route="native") == "GA607"
+    assert decided(REDDIT, dtype=torch.float64) == "GA603" and decided(REDDIT, dtype=torch.float16) == "int8"
+    assert decided(REDDIT, unfit=reason("GA303")) == "GA303"
 
 
 # ---- the order ----

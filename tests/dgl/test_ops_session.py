@@ -258,6 +258,20 @@ def test_second_derivatives_by_segment(route, name):
         assert relative(second(torch.float32), truth) < 1e-4
 
 
+@pytest.mark.parametrize("name", ["copy_u_sum", "u_mul_e_sum", "copy_e_sum", "copy_u_max", "edge_softmax", "u_dot_v"])
+def test_results_changed_in_place(route, inputs, name):
+    """As users do with ``add_``. (What is differentiated through its own result may not be, as in any case.)"""
+    g, x, e = inputs
+    args = {"copy_e_sum": (e,), "edge_softmax": (e,), "u_mul_e_sum": (x, e), "u_dot_v": (x, x)}.get(name, (x,))
+    leaves = [t.clone().requires_grad_() for t in args]
+    with route.on():
+        out = getattr(dgl.ops, name)(g, *leaves)
+    out.add_(1.0)
+    if name != "edge_softmax":
+        out.sum().backward()
+        assert all(t.grad is not None for t in leaves)
+
+
 def test_gradients_of_some(route, inputs):
     g, x, e = inputs
     for name, args in (("u_mul_e_sum", (x, e)), ("u_mul_e_max", (x, e)), ("u_dot_v", (x, x)), ("u_mul_v", (x, x))):

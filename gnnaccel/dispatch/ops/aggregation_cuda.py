@@ -54,8 +54,7 @@ def run(graph: OpGraph, given: Aggregation) -> Tensor:
     if given.reduce in ("max", "min"):
         return _multi(graph, given).run().view(-1, *given.shape)
     layout = _layout(given)
-    # A view made inside a Function could not be changed in place by the user.
-    return _Aggregate.apply(graph, given.reduce == "mean", layout, *_expanded(given, layout)).view(-1, *given.shape)
+    return _Aggregate.apply(graph, given.reduce == "mean", layout, *_expanded(given, layout))
 
 
 def _expanded(given: Aggregation, layout: tuple[int, int, str]) -> tuple[Tensor, Tensor | None]:
@@ -92,7 +91,7 @@ def _variant(heads: int, width: int, dtype: torch.dtype, weight: str, mean: bool
 
 
 class _Aggregate(torch.autograd.Function):
-    """[num_dst, H, D] of x [num_src, *features] and weights [E, ...] or None, which the kernels see as ``layout`` says."""
+    """[num_dst, *features] of x [num_src, *features] and weights [E, ...] or None, which the kernels see as ``layout`` says."""
 
     @staticmethod
     def forward(ctx, graph, mean, layout, x, weight):
@@ -100,8 +99,9 @@ class _Aggregate(torch.autograd.Function):
         ctx.graph, ctx.mean, ctx.layout, ctx.shape = graph, mean, layout, x.shape
         ctx.save_for_backward(x if ctx.needs_input_grad[4] else None, weight)
         variant = _variant(heads, width, x.dtype, kind, mean)
-        return sums.forward(variant, graph.view().csc(places=weight is not None), dense(x).view(-1, heads, width),
-                            _as_seen(weight, layout))
+        out = sums.forward(variant, graph.view().csc(places=weight is not None), dense(x).view(-1, heads, width),
+                           _as_seen(weight, layout))
+        return out.view(-1, *x.shape[1:]).detach()  # as users may not change in place a view that a Function made
 
     @staticmethod
     def backward(ctx, grad):
@@ -112,11 +112,11 @@ class _Aggregate(torch.autograd.Function):
             reduce = "mean" if ctx.mean else "sum"
 
             def again(x: Tensor, weight: Tensor | None) -> Tensor:
-                return aggregation.plain(graph, Aggregation(reduce, x, weight, tuple(x.shape[1:]))).view(grad.shape)
+                return aggregation.plain(graph, Aggregation(reduce, x, weight, tuple(x.shape[1:])))
 
             return None, None, None, *by_torch(again, (x, weight), needs, grad)
         (heads, width, kind), view = ctx.layout, graph.view()
-        grad = dense(grad)
+        grad = dense(grad).view(-1, heads, width)
         if ctx.mean:
             grad = (grad * view.inverse_degree().view(-1, 1, 1)).to(grad.dtype)
         variant = _variant(heads, width, grad.dtype, kind, False)

@@ -56,7 +56,7 @@ class _EdgeSum(torch.autograd.Function):
         ctx.graph, ctx.target = graph, target
         variant = sum_variant(x[0].numel(), x.dtype)
         out = sums.forward(variant, _edges_by(graph, target), dense(x).view(-1, variant.heads, variant.width))
-        return out.view(-1, *x.shape[1:])
+        return out.view(-1, *x.shape[1:]).detach()  # as users may not change in place a view that a Function made
 
     @staticmethod
     def backward(ctx, grad):
@@ -120,7 +120,7 @@ class _Dot(torch.autograd.Function):
         ctx.graph = graph
         ctx.save_for_backward(left, right)
         variant = dot_variant(left.shape[1], left.shape[2], left.dtype)
-        return sums.edge_dot(variant, graph.view().csc(), dense(left), dense(right))[:graph.num_edges].to(left.dtype)
+        return sums.edge_dot(variant, graph.view().csc(), dense(left), dense(right))[:graph.num_edges].to(left.dtype).detach()
 
     @staticmethod
     def backward(ctx, grad):
@@ -146,7 +146,8 @@ class _EdgeSoftmax(torch.autograd.Function):
     @staticmethod
     def forward(ctx, graph, logits, by):
         ctx.graph, ctx.by = graph, by
-        out = softmax_kernels.forward(_rows_by(graph, by), logits.contiguous().view(logits.shape[0], -1)).view(logits.shape)
+        out = softmax_kernels.forward(_rows_by(graph, by), logits.contiguous().view(logits.shape[0], -1))
+        out = out.view(logits.shape).detach()
         ctx.save_for_backward(out)
         return out
 
@@ -281,7 +282,7 @@ class _SegmentSum(torch.autograd.Function):
         ctx.save_for_backward(offsets)
         variant = segment_variant(x[0].numel(), x.dtype)
         out = sums.forward(variant, _segments(offsets, x.shape[0]), dense(x).view(-1, variant.heads, variant.width))
-        return out.view(-1, *x.shape[1:])
+        return out.view(-1, *x.shape[1:]).detach()  # as users may not change in place a view that a Function made
 
     @staticmethod
     def backward(ctx, grad):
@@ -299,7 +300,7 @@ class _SegmentExtremum(torch.autograd.Function):
         rows = dense(x).view(-1, variant.heads, variant.width)
         out, arg = extremum_kernels.forward(variant, _segments(offsets, x.shape[0]), rows)
         ctx.save_for_backward(arg)
-        return out.view(-1, *x.shape[1:])
+        return out.view(-1, *x.shape[1:]).detach()  # as users may not change in place a view that a Function made
 
     @staticmethod
     def backward(ctx, grad):

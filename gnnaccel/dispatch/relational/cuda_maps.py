@@ -144,7 +144,8 @@ class _Aggregate(torch.autograd.Function):
     def forward(ctx, graph, rows, weight):
         ctx.graph = graph
         ctx.save_for_backward(rows, weight)
-        return total(graph.csc(places=weight is not None), graph.wide, rows, weight)
+        # Detached, as users may not change in place a view that a Function made.
+        return total(graph.csc(places=weight is not None), graph.wide, rows, weight).detach()
 
     @staticmethod
     def backward(ctx, grad):

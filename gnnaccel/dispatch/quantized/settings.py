@@ -14,6 +14,7 @@ The first of these that says something decides:
 """
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +27,9 @@ from gnnaccel.dispatch.quantized import order
 from gnnaccel.dispatch.quantized.guard import Guard, Watch
 from gnnaccel.dispatch.quantized.rows import Storage
 from gnnaccel.dispatch.reasons import Reason, reason
+
+
+_log = logging.getLogger("gnnaccel")
 
 
 @dataclass(frozen=True)
@@ -62,8 +66,10 @@ class Entry:
     last: Reason | None = None
 
     def fell_back(self, why: Reason) -> None:
-        """Count a call in fp32."""
+        """Count a call in fp32; the first for each reason is told."""
         self.in_fp32 += 1
+        if why.code not in self.reasons:
+            _log.info("%s runs in fp32: %s", self.name, why)
         self.reasons[why.code] = self.reasons.get(why.code, 0) + 1
         self.last = why
 

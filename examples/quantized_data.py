@@ -1,7 +1,7 @@
 """Graphs for classifying nodes, from .npz files. Nothing in here is about gnnaccel.
 
 A file holds edge_index [2, E] (source, target), num_nodes, y [N] (-1: no class), num_classes, features as x [N, F] or in CSR form
-(x_shape, x_indptr, x_indices and, unless all are one, x_data), and possibly a public split as train_mask, val_mask, test_mask [N].
+(x_shape, x_indptr, x_indices and, unless all are one, x_data), and possibly a public split as train_mask, test_mask [N].
 """
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 SMALL = ("cora", "citeseer", "pubmed")  # whose test sets are so small that accuracy varies more
 NAMES = (*SMALL, "amazon_computers", "coauthor_physics")
-TRAIN, VALID = 20, 30  # nodes of each class, where there is no public split
+TRAIN = 20  # nodes of each class, where there is no public split
 
 
 @dataclass
@@ -26,7 +26,7 @@ class Task:
     edge_index: Tensor
     y: Tensor
     classes: int
-    split: tuple[Tensor, Tensor, Tensor] | None
+    split: tuple[Tensor, Tensor] | None
 
     @property
     def margin(self) -> float:
@@ -37,16 +37,16 @@ class Task:
         split = None if self.split is None else tuple(mask.to(device) for mask in self.split)
         return Task(self.name, tuple(x.to(device) for x in self.x), self.edge_index.to(device), self.y.to(device), self.classes, split)
 
-    def masks(self, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-        """The public split, or else one by ``seed``: 20 nodes of each class for training, 30 for validation, the others for testing."""
+    def masks(self, seed: int) -> tuple[Tensor, Tensor]:
+        """Nodes for training and testing: the public split, or else one by ``seed``, 20 nodes of each class and the others."""
         if self.split is not None:
             return self.split
         order = torch.randperm(self.y.shape[0], generator=torch.Generator().manual_seed(seed)).to(self.y.device)
-        train, valid, test = (torch.zeros_like(self.y, dtype=torch.bool) for _ in range(3))
+        train, test = (torch.zeros_like(self.y, dtype=torch.bool) for _ in range(2))
         for label in range(self.classes):
             nodes = order[self.y[order] == label]
-            train[nodes[:TRAIN]], valid[nodes[TRAIN:TRAIN + VALID]], test[nodes[TRAIN + VALID:]] = True, True, True
-        return train, valid, test
+            train[nodes[:TRAIN]], test[nodes[TRAIN:]] = True, True
+        return train, test
 
 
 def load(folder: Path, name: str) -> Task:
@@ -56,7 +56,7 @@ def load(folder: Path, name: str) -> Task:
         raise SystemExit(f"{folder} has no {path.name}; --data takes a folder with {', '.join(f'{n}.npz' for n in NAMES)}")
     with np.load(path, allow_pickle=False) as file:
         data = dict(file)
-    masks = [data.get(f"{part}_mask") for part in ("train", "val", "test")]
+    masks = [data.get(f"{part}_mask") for part in ("train", "test")]
     split = None if masks[0] is None else tuple(torch.from_numpy(mask) for mask in masks)
     return Task(name, _features(data), torch.from_numpy(data["edge_index"].astype(np.int64)),
                 torch.from_numpy(data["y"].astype(np.int64)), int(data["num_classes"]), split)

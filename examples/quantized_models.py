@@ -36,7 +36,8 @@ class Net(nn.Module):
         self.norms = nn.ModuleList(nn.BatchNorm1d(WIDTH) if kind == "gin" else nn.Identity() for _ in sizes[:-1])
 
     def forward(self, x: tuple[Tensor, Tensor], edge_index: Tensor) -> Tensor:
-        h = F.relu(_Product.apply(*x, self.weight))
+        words = F.dropout(torch.ones_like(self.weight[:, :1]), DROPOUT, self.training)  # features that all nodes do without
+        h = F.relu(_Product.apply(*x, self.weight * words))
         for i, conv in enumerate(self.convs):
             h = conv(F.dropout(h, DROPOUT, self.training), edge_index)
             if i < len(self.norms):

@@ -29,8 +29,8 @@ def write(folder: Path, name: str, split: bool = True, nodes: int = 90) -> None:
     masks = {}
     if split:
         part = random.permutation(nodes)
-        for i, key in enumerate(("train", "val", "test")):
-            masks[f"{key}_mask"] = np.isin(np.arange(nodes), part[i * nodes // 3:(i + 1) * nodes // 3])
+        for i, key in enumerate(("train", "test")):
+            masks[f"{key}_mask"] = np.isin(np.arange(nodes), part[i * nodes // 2:(i + 1) * nodes // 2])
     np.savez(folder / f"{name}.npz", edge_index=ends.astype(np.int32), num_nodes=nodes, y=y.astype(np.int8), num_classes=3,
              x_shape=np.array([nodes, 60]), x_indptr=np.arange(nodes + 1) * 6, x_indices=np.concatenate(words).astype(np.uint16), **masks)
 
@@ -56,9 +56,9 @@ def test_features_and_splits(tmp_path):
     task = quantized_data.load(tmp_path, "coauthor_physics")
     dense, transposed = (x.to_dense() for x in task.x)
     assert torch.allclose(dense.sum(1), torch.ones(300)) and torch.equal(dense.t(), transposed)
-    train, valid, test = task.masks(1)
-    assert (int(train.sum()), int(valid.sum()), int(test.sum())) == (60, 90, 150)
-    assert not (train & valid).any() and (train | valid | test).all() and not torch.equal(train, task.masks(2)[0])
+    train, test = task.masks(1)
+    assert (int(train.sum()), int(test.sum())) == (60, 240)
+    assert (train ^ test).all() and not torch.equal(train, task.masks(2)[0])
     assert task.margin == 0.5
     with pytest.raises(SystemExit, match="has no cora.npz"):
         quantized_data.load(tmp_path, "cora")

@@ -125,4 +125,4 @@ def table(rows: list[dict]) -> str:
 
 
 def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.2g} %"
+    return "-" if value is None else f"{100 * value:.2g} %" if value < 0.1 else f"{100 * value:.0f} %"

@@ -39,14 +39,15 @@ CHECK = 3  # epochs between two looks at the test nodes
 def fit(model: torch.nn.Module, task: quantized_data.Task, masks: tuple, epochs: int, seed: int) -> float:
     """Mean test accuracy over the last third of the epochs. Waits for the device at the end only. ``seed``: of the first epoch's
     dropout; rounding draws too, but in backward, so each epoch begins anew."""
-    train, test = masks
+    (train, test), found = masks, []
+    train = train.nonzero().view(-1)  # indices: a mask would wait for the device at each use
+    labels = task.y[train]
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=5e-4)
-    found = []
     for epoch in range(epochs):
         model.train()
         optimizer.zero_grad()
         torch.manual_seed(seed + epoch)
-        F.cross_entropy(model(task.x, task.edge_index)[train], task.y[train]).backward()
+        F.cross_entropy(model(task.x, task.edge_index)[train], labels).backward()
         optimizer.step()
         left = epochs - 1 - epoch
         if left % CHECK == 0 and 3 * left < epochs:

@@ -276,6 +276,32 @@ def test_records_and_report(graph):
     assert "convs.0 (GCNConv)" in text and "GA602" in text and "passed" in text
 
 
+def test_inference_before_training(graph):
+    x, ei = graph
+    for kind in KINDS:
+        model = Net(kind)
+        with forced():
+            gnnaccel.quantize(model, guard={"every": 1})
+            with torch.inference_mode():
+                first = model(x, ei)
+            assert torch.equal(first, step(model, x, ei)["out"])
+        assert quantized_calls(model) == [2, 2, 0]
+
+
+def test_autocast_rows_are_quantized_too(route, graph):
+    x, ei = (t.to(route.device) for t in graph)
+    layer = GCNConv(F, H).to(route.device)
+    twin = copy.deepcopy(layer).double()
+    exact = twin(x.double(), ei)
+    with route.on(), torch.autocast(route.device.type, torch.bfloat16):
+        gnnaccel.quantize(layer)
+        out = layer(x, ei)
+        out.float().square().sum().backward()
+    assert quantized_calls(layer) == [1] and relative(out.detach().cpu(), exact.detach().cpu()) < 0.03
+    exact.square().sum().backward()
+    assert torch.cosine_similarity(layer.lin.weight.grad.cpu().double().flatten(), twin.lin.weight.grad.cpu().flatten(), 0) > 0.999
+
+
 def test_mini_batches_of_another_graph_each(graph):
     model = Net("sage")
     with forced():

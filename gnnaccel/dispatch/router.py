@@ -110,10 +110,12 @@ def route(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict, 
     last = _last.get(layer)
     if last is not None and last.still_native(args, kwargs, config):
         counters.count(type(layer).__name__, "native", last.plan.code)
+        settings.native_again(layer)
         return native(layer, *args)
     seen = None if last is not None else _seen.get(layer)
     if seen is not None and seen.still_native(args, kwargs, config):
         counters.count(type(layer).__name__, "native", seen.code)
+        settings.native_again(layer)
         return native(layer, *args)
     signature = adapter.signature(layer, args, kwargs)
     if last is not None and signature is not None and last.signature == signature and last.epoch == config.epoch:
@@ -149,17 +151,12 @@ def _decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict
     known = _known(layer, stated, given)
     plan = planner.plan(stated.request(device, grad, not known), config)
     entry = settings.asked(layer, config)
-    use = None if entry is None else quantized.chosen(layer, entry, config, stated, plan, device)
+    use = None if entry is None else quantized.chosen(layer, entry, config, stated, plan)
     if plan.route == "native":
         if entry is not None:
             entry.fell_back(use)
-        elif signature is not None and not given.edge_index.is_inference():
-            _remember(layer, config, signature, given, _gone, None, None, plan if known and _quiet(config) else None, None, None)
-        elif signature is None and not any(t.is_inference() for t in given.structure):
-            seen = _Seen(given.structure)
-            if known and _quiet(config) and not kwargs:
-                seen.settle(args, config, plan.code)
-            _seen.set(layer, seen)
+        if not settings.learning(use):
+            _remember_native(layer, config, signature, given, args, kwargs, plan, known and _quiet(config))
         return _native(layer, adapter, native, args, kwargs, config, stated, given, plan.rejected, start)
     counters.count(name, plan.route)
     graph, hit = stated.lookup(given)
@@ -173,6 +170,19 @@ def _decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict
         number = _record(layer, adapter, stated, device, plan, graph, hit, grad, start, call, getattr(run, "storage", None))
         run = _recording(run, lambda _: _record_backward(layer, adapter, stated, device, plan, number))
     return adapter.run(layer, stated, given, attention.Attend(call, run))
+
+
+def _remember_native(layer, config: Config, signature: tuple | None, given: Given, args: tuple, kwargs: dict, plan: Plan,
+                     settled: bool) -> None:
+    """``settled``: calls like this one may go native without a further look."""
+    if signature is not None:
+        if not given.edge_index.is_inference():
+            _remember(layer, config, signature, given, _gone, None, None, plan if settled else None, None, None)
+    elif not any(t.is_inference() for t in given.structure):
+        seen = _Seen(given.structure)
+        if settled and not kwargs:
+            seen.settle(args, config, plan.code)
+        _seen.set(layer, seen)
 
 
 def _gone() -> None:

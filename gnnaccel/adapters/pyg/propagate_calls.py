@@ -105,7 +105,8 @@ class Last:
     """A layer's last call over some edges and where it went. Holds the edges and their structure weakly."""
 
     __slots__ = ("epoch", "edge_index", "version", "pointer", "signature", "modes", "settings", "known", "module", "source",
-                 "weight", "reduce", "sizes", "view", "route", "decision", "name", "missed", "rows", "gain", "patience", "code")
+                 "weight", "reduce", "sizes", "view", "route", "decision", "name", "missed", "rows", "gain", "patience", "code",
+                 "fell_back")
 
     def _same_edges(self, edge_index: Tensor, config: Config) -> bool:
         return self.epoch == config.epoch and self.edge_index() is edge_index and self.version == edge_index._version
@@ -127,6 +128,8 @@ class Last:
                 return False
             missed.seconds += self.gain
         counters.count(self.name, "native", self.code)
+        if self.fell_back is not None:
+            self.fell_back()
         return True
 
     def fits(self, layer: Any, edge_index: Tensor, kwargs: dict, config: Config) -> bool:
@@ -168,6 +171,7 @@ def _remember(layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read,
         if config.on_fallback != "native":
             return
         x = reading.source(kwargs, kept.source)
+        kept.fell_back = decision.fell_back
         kept.rows, kept.code, kept.missed = (x.shape, x.dtype, x.requires_grad), decision.code, None
         if decision.estimate is not None:
             kept.missed, kept.gain = aggregation_cost.missed(edge_index), decision.estimate.gain

@@ -38,6 +38,7 @@ class Decision(NamedTuple):
     estimate: Estimate | None
     storage: str | None = None  # the rows' format where it is not their dtype
     again: bool = False  # to be decided anew at the next call
+    fell_back: Callable[[], None] | None = None  # counts further native calls like this one, where somebody does
 
     @property
     def code(self) -> str | None:

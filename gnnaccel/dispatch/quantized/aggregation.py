@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -65,10 +66,10 @@ def unfit(graph: OpGraph, given: Aggregation) -> Reason | None:
 
 
 def _in_fp32(decision: Decision, entry: Entry, why: Reason) -> Decision:
-    """``decision``, whose calls are counted. Nothing is remembered of a native one, nor while the order of layers is being learnt."""
+    """``decision``, whose calls are counted. Nothing is remembered while the order of layers is being learnt."""
     if decision.run is None:
         entry.fell_back(why)
-        return decision._replace(again=True)
+        return decision._replace(again=settings.learning(why), fell_back=partial(entry.fell_back, why))
     return decision._replace(run=_Counted(entry, why, decision.run), again=settings.learning(why),
                              rejected=(*decision.rejected, ("rows in fewer bytes", why)))
 

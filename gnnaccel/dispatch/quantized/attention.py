@@ -33,7 +33,7 @@ from gnnaccel.dispatch.reasons import Reason, reason
 from gnnaccel.dispatch.request import Stated
 
 
-def reason_for(stated: Any, plan: Plan) -> Reason | None:
+def reason_for(stated: Any) -> Reason | None:
     """Why a call of this form cannot be quantized."""
     found = pattern(stated.program) if type(stated) is Stated else None
     if found is None or found.score != "additive":
@@ -41,9 +41,9 @@ def reason_for(stated: Any, plan: Plan) -> Reason | None:
     return None
 
 
-def chosen(layer: Any, entry: Entry, config: Config, stated: Any, plan: Plan, device: str) -> Use | Reason:
+def chosen(layer: Any, entry: Entry, config: Config, stated: Any, plan: Plan) -> Use | Reason:
     """In which storage a call of ``layer`` runs, which is planned to run so; or why in fp32."""
-    why = reason_for(stated, plan)
+    why = reason_for(stated)
     sizes = Sizes(1, 1, 1, 1, 4, False) if why else Sizes(
         stated.num_src, stated.num_dst, stated.num_edges + stated.loops, stated.heads * stated.width, stated.row.itemsize,
         torch.is_grad_enabled())

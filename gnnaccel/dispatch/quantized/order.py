@@ -33,6 +33,7 @@ def reason_against(layer: Any, checkpointed: bool) -> Reason | None:
 
 def _note(layer: Any, kind: str | None) -> str | None:
     pass_ = _passes.__dict__.setdefault("layers", [])
+    pass_[:] = [ref for ref in pass_ if ref() is not None]
     if any(ref() is layer for ref in pass_):
         _learn([ref() for ref in pass_])
         pass_.clear()
@@ -44,8 +45,6 @@ def _note(layer: Any, kind: str | None) -> str | None:
 def _learn(layers: list[Any]) -> None:
     changed = False
     for i, layer in enumerate(layers):
-        if layer is None:
-            continue
         kind = _LAST if i == len(layers) - 1 or _kinds.get(layer) == _LAST else _INNER
         changed |= _kinds.get(layer) != kind
         _kinds.set(layer, kind)

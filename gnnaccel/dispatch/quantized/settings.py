@@ -124,6 +124,13 @@ def note_native(layer: Any, config: Config, why: Reason) -> None:
         found.fell_back(reason("GA607", str(why)))
 
 
+def native_again(layer: Any) -> None:
+    """Count a call that runs natively as the last one did."""
+    found = _entries.get(layer) if _entries.entries else None
+    if found is not None and found.last is not None:
+        found.fell_back(found.last)
+
+
 def wanted(layer: Any, found: Entry, config: Config, checkpointed: bool) -> Storage | Reason:
     """The storage of this call, or why it is fp32."""
     block, default, setting = config.block_precision, config.precision, found.setting

@@ -25,7 +25,7 @@ NUMBERS = ("error", "zero_rows", "outlier_rows", "not_finite", "gradients_not_fi
 class Guard:
     """``every``: calls of a layer between two checks, the first call is one; ``rows``: how many destinations are sampled;
     ``error``: the median relative L2 error of their results above which the layer goes back to fp32; ``outliers``: the share of
-    sampled source rows whose scale is made by so few large numbers that more than half of the others became zero, likewise."""
+    sampled source rows whose scale is made by so few large numbers that more than 80 % of the others became zero, likewise."""
 
     every: int = 100
     rows: int = 64

@@ -134,6 +134,12 @@ def test_shares_of_zero_and_outlier_rows(route):  # noqa: F811
     assert error < 1e-3, "in L2 a row with an outlier is fine: hence the share"
 
 
+def test_channels_that_sleep_are_no_outliers(route):  # noqa: F811
+    ei, x = torch.stack([torch.arange(40), torch.arange(40)]), torch.randn(40, 16)
+    x[:, :12] *= 1e-9
+    assert sampled(route, ei, x)[2] == 0
+
+
 def test_rows_of_zeros_and_nodes_without_edges_are_no_error(route):  # noqa: F811
     ei = torch.tensor([[0, 1], [0, 9]])
     assert sampled(route, ei, torch.zeros(10, 4)) == [0.0, 1.0, 0.0]

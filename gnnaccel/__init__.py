@@ -28,6 +28,10 @@ if TYPE_CHECKING:  # for editors and type checkers, which cannot see through __g
     from gnnaccel.profile.explain import explain as explain
     from gnnaccel.profile.explain_program import explain_program as explain_program
     from gnnaccel.profile.report import report as report
+    from gnnaccel.quantization import dequantize as dequantize
+    from gnnaccel.quantization import precision as precision
+    from gnnaccel.quantization import quant_report as quant_report
+    from gnnaccel.quantization import quantize as quantize
     from gnnaccel.session import clear_records as clear_records
     from gnnaccel.session import disable as disable
     from gnnaccel.session import disabled as disabled
@@ -55,6 +59,10 @@ _HOMES: dict[str, tuple[str, str | None]] = {
     "explain": ("gnnaccel.profile.explain", "explain"),
     "explain_program": ("gnnaccel.profile.explain_program", "explain_program"),
     "report": ("gnnaccel.profile.report", "report"),
+    "quantize": ("gnnaccel.quantization", "quantize"),
+    "dequantize": ("gnnaccel.quantization", "dequantize"),
+    "precision": ("gnnaccel.quantization", "precision"),
+    "quant_report": ("gnnaccel.quantization", "quant_report"),
     "cache": ("gnnaccel.dispatch.cache", None),
     "autotune": ("gnnaccel.profile.autotune", "autotune"),
     "errors": ("gnnaccel.errors", None),

@@ -11,6 +11,7 @@ GNNACCEL_RECORDS          how many records ``gnnaccel.records()`` keeps; 0 for n
 GNNACCEL_INCLUDE          comma-separated class names, layer names or ``re:`` patterns
 GNNACCEL_EXCLUDE          likewise
 GNNACCEL_DECISIONS        a file of decisions to keep to (``python -m gnnaccel log --export``); 1: those of ``autotune``
+GNNACCEL_PRECISION        int8 or bf16: the format of rows that layers gather; fp32: none whatever `gnnaccel.quantize` says
 GNNACCEL_CACHE_BYTES      limit of the structure cache: bytes, or with a suffix such as 512MiB or 2GiB
 GNNACCEL_CACHE_DIR        folder of what ``calibrate`` measures; unset: ``gnnaccel`` in the user's cache folder
 ========================  ===========================================================================
@@ -25,11 +26,11 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from gnnaccel.dispatch.config import CHOICES
+from gnnaccel.dispatch.config import CHOICES, PRECISIONS
 from gnnaccel.near import did_you_mean
 
 VARIABLES = ("GNNACCEL", "GNNACCEL_BACKEND", "GNNACCEL_WHEN", "GNNACCEL_ON_FALLBACK", "GNNACCEL_LOG",
-             "GNNACCEL_RECORDS", "GNNACCEL_INCLUDE", "GNNACCEL_EXCLUDE", "GNNACCEL_DECISIONS",
+             "GNNACCEL_RECORDS", "GNNACCEL_INCLUDE", "GNNACCEL_EXCLUDE", "GNNACCEL_DECISIONS", "GNNACCEL_PRECISION",
              "GNNACCEL_CACHE_BYTES", "GNNACCEL_CACHE_DIR")
 _YES = ("1", "true", "yes", "on")
 _NO = ("0", "false", "no", "off")
@@ -95,6 +96,9 @@ def options(environ: Mapping[str, str] | None = None) -> dict[str, Any]:
         text = _text(name, environ)
         if text is not None:
             found[option] = _choice(name, text, allowed)
+    text = _text("GNNACCEL_PRECISION", environ)
+    if text is not None:
+        found["precision"] = _choice("GNNACCEL_PRECISION", text, PRECISIONS)
     for option in ("include", "exclude"):
         text = _text(f"GNNACCEL_{option.upper()}", environ)
         if text is not None:

@@ -15,6 +15,7 @@ import torch
 import gnnaccel
 from gnnaccel.cuda import driver
 from gnnaccel.dispatch import cache, config, counters, names, planner, records, rules
+from gnnaccel.dispatch.quantized import settings as quantized_settings
 
 
 @dataclass(frozen=True)
@@ -89,13 +90,14 @@ def _reset() -> None:
     gnnaccel.clear_records()
     cache.clear()
     planner.forget()
+    quantized_settings.forget()
 
 
 @pytest.fixture(autouse=True)
 def clean(monkeypatch):
     """Nothing enabled, no rules, counts or cached graphs, fixed seeds; a test that leaves a block or a sink fails."""
     for name in ("GNNACCEL", "GNNACCEL_BACKEND", "GNNACCEL_WHEN", "GNNACCEL_ON_FALLBACK", "GNNACCEL_INCLUDE",
-                 "GNNACCEL_EXCLUDE", "GNNACCEL_RECORDS", "GNNACCEL_LOG"):
+                 "GNNACCEL_EXCLUDE", "GNNACCEL_RECORDS", "GNNACCEL_LOG", "GNNACCEL_PRECISION"):
         monkeypatch.delenv(name, raising=False)
     _reset()
     torch.manual_seed(0)

@@ -18,6 +18,7 @@ from typing import Any
 from gnnaccel.adapters.importhook import Handle, poll, when_imported
 from gnnaccel.adapters.patching import PatchSet
 from gnnaccel.dispatch import rules
+from gnnaccel.dispatch.reasons import Reason
 
 #: host -> (module to wait for, adapter package)
 HOSTS: dict[str, tuple[str, str]] = {
@@ -92,6 +93,16 @@ def adapter_of(layer: Any) -> Any | None:
     for module, adapter in HOSTS.values():
         if module in sys.modules:
             found = getattr(importlib.import_module(adapter), "adapter_of", lambda layer: None)(layer)
+            if found is not None:
+                return found
+    return None
+
+
+def storable(layer: Any) -> Reason | bool | None:
+    """Whether the rows that this layer gathers may be stored in fewer bytes: True, or why not; None for what is no layer of a graph."""
+    for module, adapter in HOSTS.values():
+        if module in sys.modules:
+            found = getattr(importlib.import_module(adapter), "storable", lambda layer: None)(layer)
             if found is not None:
                 return found
     return None

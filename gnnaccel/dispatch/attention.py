@@ -87,14 +87,14 @@ def prepare(found: Attention, heads: int, width: int, row: torch.dtype, out: tor
             column_sum.prepare(heads * width, dtype)
 
 
-def run_cuda(call: Call, tensors: dict[str, Tensor | Mapped] | Folded) -> Tensor:
+def run_cuda(call: Call, tensors: dict[str, Tensor | Mapped] | Folded, family: Family | None = None) -> Tensor:
     """The Program's output [num_dst, heads, width] by the fused kernels. ``tensors`` by input name; rows may be `Mapped`. With
-    `Folded`, what that describes."""
+    `Folded`, what that describes. ``family``: other kernels than those for the Program."""
     found = call.attention
     call.dropout = draw(found.dropout, call.graph.device) if found.dropout else OFF
     if type(tensors) is Folded:
         return attention_folded.run(call, tensors, _with_the_same_dropout)
-    family = families.of(found)
+    family = family or families.of(found)
     for t in tensors.values():
         if type(t) is Mapped:
             return attention_maps.run(call, family, tensors, _with_the_same_dropout)
@@ -114,7 +114,7 @@ def run_torch(call: Call, tensors: dict[str, Tensor | Mapped] | Folded) -> Tenso
     if call.attention.dropout > 0:
         first = next(iter(tensors.values()))
         keep = torch.nn.functional.dropout(first.new_ones(edges.src.shape[0], call.heads), call.attention.dropout)
-    return torch_backend.run(call.program, edges, _shaped(call, tensors), keep).to(call.out_dtype)
+    return torch_backend.run(call.program, edges, shaped(call, tensors), keep).to(call.out_dtype)
 
 
 def _with_the_same_dropout(call: Call, tensors: dict[str, Tensor]) -> Tensor:
@@ -123,10 +123,10 @@ def _with_the_same_dropout(call: Call, tensors: dict[str, Tensor]) -> Tensor:
     keep = None
     if call.attention.dropout > 0:
         keep = factors(call.dropout, edges.src.shape[0], call.heads, call.graph.device)
-    return torch_backend.run(call.program, edges, _shaped(call, tensors), keep).to(call.out_dtype)
+    return torch_backend.run(call.program, edges, shaped(call, tensors), keep).to(call.out_dtype)
 
 
-def _shaped(call: Call, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def shaped(call: Call, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The bias as [heads, width]: kernels take it as the layer has it."""
     if "bias" not in tensors:
         return tensors

@@ -76,7 +76,31 @@ def _additive_variant(call: Call, x: Tensor, train: bool) -> additive.Variant:
                             call.graph.wide)
 
 
-def _additive_forward(call: Call, inputs: Inputs, train: bool) -> Result:
+class AsTheyCome:
+    """The format in which additive attention gathers values and gradients: the one that they have."""
+
+    variant = staticmethod(_additive_variant)
+
+    def values(self, x: Tensor) -> Any:
+        return x
+
+    def gradient(self, grad: Tensor) -> Any:
+        return grad
+
+    def packed(self, values: Any) -> tuple[Tensor | None, Tensor | None]:
+        """Of values, what backward needs besides the rows that they were made of."""
+        return None, None
+
+    def unpacked(self, x: Tensor, first: Tensor | None, second: Tensor | None) -> Any:
+        """The values again."""
+        return x
+
+
+_AS_THEY_COME = AsTheyCome()
+
+
+def additive_forward(call: Call, inputs: Inputs, train: bool, form: AsTheyCome = _AS_THEY_COME) -> Result:
+    """``forward`` of `ADDITIVE`, values and gradients in ``form``."""
     x, x_dst, att_src, att_dst, a_edge, bias = inputs
     h, d = call.heads, call.width
     x, x_dst = aligned_rows(x), aligned_rows(x_dst)
@@ -85,31 +109,35 @@ def _additive_forward(call: Call, inputs: Inputs, train: bool) -> Result:
     a_src, a_dst = head_dot.dot(x, att_src, att_dst if same else None)
     if x_dst is not None:
         a_dst, _ = head_dot.dot(x_dst, att_dst)
-    graph = call.graph.csc(places=call.needs_places())
-    out, saved = additive.forward(_additive_variant(call, x, train), graph, a_src, a_dst, x, call.attention.slope, a_edge,
-                                  call.dropout, call.pmf, fp32(bias, -1))
-    return out, (x, x_dst, att_src, att_dst, a_edge, a_src, a_dst, saved.small, saved.parts) if train else ()
+    graph, values = call.graph.csc(places=call.needs_places()), form.values(x)
+    out, saved = additive.forward(form.variant(call, x, train), graph, a_src, a_dst, values, call.attention.slope, a_edge,
+                                  call.dropout, call.pmf and values is x, fp32(bias, -1))
+    if not train:
+        return out, ()
+    return out, (x, x_dst, att_src, att_dst, a_edge, a_src, a_dst, *form.packed(values), saved.small, saved.parts)
 
 
-def _additive_backward(call: Call, inputs: Inputs, saved: tuple, grad: Tensor, wanted: tuple) -> tuple:
-    x, x_dst, att_src, att_dst, a_edge, a_src, a_dst, *result = saved
+def additive_backward_of(call: Call, inputs: Inputs, saved: tuple, grad: Tensor, wanted: tuple,
+                         form: AsTheyCome = _AS_THEY_COME) -> tuple:
+    """``backward`` of `ADDITIVE`."""
+    x, x_dst, att_src, att_dst, a_edge, a_src, a_dst, first, second, *result = saved
     same = att_dst is not None and x_dst is None
     places = call.needs_places()
     by_dst, by_src = call.graph.csc(places), call.graph.csr(places)
     g = additive_backward.backward(
-        _additive_variant(call, x, True), by_src, by_dst.place, additive.Saved(*result), grad, a_src, a_dst, x, att_src,
-        att_dst if same else None, call.attention.slope, a_edge, wanted[4], call.dropout)
+        form.variant(call, x, True), by_src, by_dst.place, additive.Saved(*result), form.gradient(grad), a_src, a_dst,
+        form.unpacked(x, first, second), att_src, att_dst if same else None, call.attention.slope, a_edge, wanted[4], call.dropout)
     d_att_src = d_att_dst = d_x_dst = None
     if wanted[2] or wanted[3] or x_dst is not None:
         d_att_src, d_att_dst = head_dot.dot_grad(x, g.a_src, g.a_dst if same else None).unbind(0)
         if x_dst is not None:
             d_att_dst = head_dot.dot_grad(x_dst, g.a_dst)[0]
             d_x_dst = (g.a_dst.unsqueeze(-1) * att_dst.view(call.heads, call.width)).to(x_dst.dtype)
-    return (g.values, d_x_dst, like(d_att_src, inputs[2]), like(d_att_dst, inputs[3]), like(g.a_edge, inputs[4]),
+    return (like(g.values, inputs[0]), d_x_dst, like(d_att_src, inputs[2]), like(d_att_dst, inputs[3]), like(g.a_edge, inputs[4]),
             bias_grad(grad, inputs[5]) if wanted[5] else None)
 
 
-ADDITIVE = Family(("x", "x_dst", "att_src", "att_dst", "a_edge", "bias"), _additive_forward, _additive_backward)
+ADDITIVE = Family(("x", "x_dst", "att_src", "att_dst", "a_edge", "bias"), additive_forward, additive_backward_of)
 
 
 # --- additive, with terms from elsewhere --------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "backward": ("caller", "workers"),
 }
 PASSES = ("compaction", "reordering")
+PRECISIONS = ("fp32", "bf16", "int8")
 DEFAULT_RECORDS = 1000
 _EPOCHS_KEPT = 256
 
@@ -42,7 +43,9 @@ class Config:
 
     ``include`` and ``exclude`` hold strings and classes. ``records`` is how many records ``gnnaccel.records()`` keeps
     (0: none; True: 1000). ``log`` is None, True (human lines through the logger ``gnnaccel``) or the path of a JSONL file.
-    ``passes``: which of `PASSES` relational Programs go through; None: all. ``backward``: the thread in which autograd works on a
+    ``precision``, ``block_precision``: a format out of `PRECISIONS` for the rows that layers gather, from the environment and from
+    the innermost ``precision()`` block; ``enable()`` has no such option. ``passes``: which of `PASSES` relational Programs go
+    through; None: all. ``backward``: the thread in which autograd works on a
     single GPU, see `gnnaccel.adapters.autograd`. ``decisions``: the path of a file of pinned decisions (`dispatch.pins`), held as
     what it contains; True: those that ``autotune`` kept; None or False: none. ``epoch`` and ``stamp`` (the rule generation at
     which the lists were given) are set by this module.
@@ -58,6 +61,8 @@ class Config:
     log: None | bool | str = None
     passes: None | tuple[str, ...] = None
     decisions: None | pins.Decisions | tuned.Tuned = None
+    precision: None | str = None
+    block_precision: None | str = None
     epoch: int = field(default=0, compare=False)
     stamp: int = field(default=0, compare=False)
 
@@ -70,6 +75,9 @@ class Config:
         object.__setattr__(self, "log", _log_target(self.log))
         object.__setattr__(self, "passes", _passes(self.passes))
         object.__setattr__(self, "decisions", _decisions(self.decisions))
+        for name in ("precision", "block_precision"):
+            if getattr(self, name) is not None:
+                _check_choice(name, getattr(self, name), PRECISIONS)
 
 
 OPTIONS: tuple[str, ...] = tuple(f.name for f in fields(Config) if f.name not in ("epoch", "stamp"))

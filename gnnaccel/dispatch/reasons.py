@@ -2,7 +2,7 @@
 
 Codes are stable: a code's meaning never changes once released. ``docs/reasons.md`` lists them and a test keeps the two
 equal. GA1xx: rules and user's choice; GA2xx: not supported; GA3xx: not profitable; GA4xx: environment; GA5xx: the
-host's hooks.
+host's hooks; GA6xx: reduced precision was asked for, and fp32 runs.
 """
 from __future__ import annotations
 
@@ -58,6 +58,13 @@ KINDS: dict[str, Kind] = {
     "GA501": Kind("message-passing hooks are registered", "remove the hooks from the layer"),
     "GA502": Kind("explanation is switched on", "explainers need the host's own messages"),
     "GA503": Kind("decomposed_layers is not 1", "set decomposed_layers=1"),
+    "GA601": Kind("fp32 was asked for", "change overrides, filter_fn, the precision() block or GNNACCEL_PRECISION"),
+    "GA602": Kind("the layer before the softmax stays fp32", "overrides={name: 'int8'} quantizes it all the same"),
+    "GA603": Kind("cannot be quantized", "see docs/quantization.md for what can"),
+    "GA604": Kind("quantizing is estimated not to pay", "enable(when='supported') quantizes anyway"),
+    "GA605": Kind("the guard sent the layer back to fp32", "look at quant_report(); quantize() again starts anew"),
+    "GA606": Kind("it is not known yet which layer comes last", "the next pass knows; quantize(model) knows at once"),
+    "GA607": Kind("the call runs natively", "see why in records()"),
 }
 
 

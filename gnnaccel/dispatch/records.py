@@ -22,6 +22,7 @@ cache          structure cache: "hit", "miss" or "none" (not asked)
 dtype          of the input features, such as "float32", or None; likewise out_dtype; autocast is None when it is off
 capturing      is a CUDA graph being captured? deterministic: are deterministic algorithms demanded?
 training       of the layer; grad: is a gradient wanted?
+storage        format of the rows gathered in forward, or forward/backward, such as "int8", where it is not their dtype; or None
 overhead_us    time spent deciding, in microseconds, or None
 =============  ========================================================================================
 """
@@ -48,7 +49,7 @@ _DEFAULTS: Record = {
     "schema": SCHEMA, "call": None, "time": None, "direction": "forward", "forward_call": None, "host": None,
     "layer": None, "name": None, "graph": None, "route": None, "kernel": None, "rejected": (), "passes": None, "cost_us": None,
     "cache": "none", "dtype": None, "out_dtype": None, "autocast": None, "capturing": False, "deterministic": False,
-    "training": False, "grad": False, "overhead_us": None,
+    "training": False, "grad": False, "storage": None, "overhead_us": None,
 }
 
 _lock = threading.Lock()
@@ -195,5 +196,6 @@ _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "deterministic": _BOOL,
     "training": _BOOL,
     "grad": _BOOL,
+    "storage": _STR_OR_NONE,
     "overhead_us": _NUMBER_OR_NONE,
 }

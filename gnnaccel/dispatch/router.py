@@ -15,6 +15,8 @@ from gnnaccel.dispatch.config import Config
 from gnnaccel.dispatch.graph import GraphView
 from gnnaccel.dispatch.names import IdentityMap
 from gnnaccel.dispatch.planner import Plan
+from gnnaccel.dispatch.quantized import attention as quantized
+from gnnaccel.dispatch.quantized import settings
 from gnnaccel.dispatch.reasons import Reason
 from gnnaccel.dispatch.relational.request import RelationalCall
 from gnnaccel.dispatch.request import Given, Stated
@@ -107,10 +109,12 @@ def route(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict, 
     last = _last.get(layer)
     if last is not None and last.still_native(args, kwargs, config):
         counters.count(type(layer).__name__, "native", last.plan.code)
+        settings.native_again(layer)
         return native(layer, *args)
     seen = None if last is not None else _seen.get(layer)
     if seen is not None and seen.still_native(args, kwargs, config):
         counters.count(type(layer).__name__, "native", seen.code)
+        settings.native_again(layer)
         return native(layer, *args)
     signature = adapter.signature(layer, args, kwargs)
     if last is not None and signature is not None and last.signature == signature and last.epoch == config.epoch:
@@ -141,33 +145,49 @@ def _decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict
     verdict = rules.verdict(layer, config)
     name = type(layer).__name__
     if not verdict.inside:
+        settings.note_native(layer, config, verdict.reason)
         return _native(layer, adapter, native, args, kwargs, config, None, None, ((name, verdict.reason),), start)
     found = adapter.state(layer, args, kwargs)
     if type(found) is Reason:
+        settings.note_native(layer, config, found)
         return _native(layer, adapter, native, args, kwargs, config, None, None, ((name, found),), start)
     stated, given = found
     grad, device = torch.is_grad_enabled(), given.device.type
     known = _known(layer, stated, given)
     plan = planner.plan(stated.request(device, grad, not known), config)
+    entry = settings.asked(layer, config)
+    use = None if entry is None else quantized.chosen(layer, entry, config, stated, plan)
     if plan.route == "native":
-        if signature is not None and not given.edge_index.is_inference():
-            _remember(layer, config, signature, given, _gone, None, None, plan if known and _quiet(config) else None, None, None)
-        elif signature is None and not any(t.is_inference() for t in given.structure):
-            seen = _Seen(given.structure)
-            if known and _quiet(config) and not kwargs:
-                seen.settle(args, config, plan.code)
-            _seen.set(layer, seen)
+        if entry is not None:
+            entry.fell_back(use)
+        if not settings.learning(use):
+            _remember_native(layer, config, signature, given, args, kwargs, plan, known and _quiet(config))
         return _native(layer, adapter, native, args, kwargs, config, stated, given, plan.rejected, start)
     counters.count(name, plan.route)
     graph, hit = stated.lookup(given)
     call, run = stated.call(graph, plan), stated.runner(plan.route)
-    if signature is not None and hit != "none":
-        bound = adapter.bind(layer, call) if plan.route == "cuda" else None
+    if entry is not None:
+        run = quantized.runner(entry, use, run)
+    if signature is not None and hit != "none" and not settings.learning(use):
+        bound = adapter.bind(layer, call) if plan.route == "cuda" and entry is None else None
         _remember(layer, config, signature, given, weakref.ref(graph), stated, call.attention, plan, run, bound)
     if start:
-        number = _record(layer, adapter, stated, device, plan, graph, hit, grad, start, call)
+        number = _record(layer, adapter, stated, device, plan, graph, hit, grad, start, call, getattr(run, "storage", None))
         run = _recording(run, lambda _: _record_backward(layer, adapter, stated, device, plan, number))
     return adapter.run(layer, stated, given, attention.Attend(call, run))
+
+
+def _remember_native(layer, config: Config, signature: tuple | None, given: Given, args: tuple, kwargs: dict, plan: Plan,
+                     settled: bool) -> None:
+    """``settled``: calls like this one may go native without a further look."""
+    if signature is not None:
+        if not given.edge_index.is_inference():
+            _remember(layer, config, signature, given, _gone, None, None, plan if settled else None, None, None)
+    elif not any(t.is_inference() for t in given.structure):
+        seen = _Seen(given.structure)
+        if settled and not kwargs:
+            seen.settle(args, config, plan.code)
+        _seen.set(layer, seen)
 
 
 def _gone() -> None:
@@ -275,14 +295,15 @@ def _graph_of(stated: Stated | None, graph) -> dict[str, Any] | None:
     return found
 
 
-def _record(layer, adapter, stated, device: str, plan: Plan, graph, hit: str, grad: bool, start: int, call: Any = None) -> int:
+def _record(layer, adapter, stated, device: str, plan: Plan, graph, hit: str, grad: bool, start: int, call: Any = None,
+            storage: str | None = None) -> int:
     rejected = [dict(candidate=candidate, code=r.code, text=r.text, hint=r.hint) for candidate, r in plan.rejected]
     record = records.new(
         host=adapter.host, graph=_graph_of(stated, graph), route=plan.route, kernel=plan.kernel, rejected=rejected,
         passes=call.optimised().as_dict() if isinstance(call, RelationalCall) else None,
         cost_us=None if plan.seconds is None else plan.seconds * 1e6, cache=hit, grad=grad,
         dtype=_dtype(stated.row) if stated else None, out_dtype=_dtype(stated.out) if stated else None,
-        overhead_us=(time.perf_counter_ns() - start) / 1e3, **_state_of(layer, device))
+        overhead_us=(time.perf_counter_ns() - start) / 1e3, storage=storage, **_state_of(layer, device))
     records.emit(record)
     return record["call"]
 

@@ -11,6 +11,7 @@ from typing import Any
 from gnnaccel.adapters.patching import PatchSet
 from gnnaccel.adapters.wrapping import routed
 from gnnaccel.dispatch import rules
+from gnnaccel.dispatch.reasons import Reason, reason
 
 #: host class -> adapter module
 LAYERS = {
@@ -72,6 +73,17 @@ def adapter_of(layer: Any) -> "_Guarded | None":
         if cls.__name__ in LAYERS and cls.__module__.startswith("dgl."):
             return _Guarded(cls, importlib.import_module(f"gnnaccel.adapters.dgl.{LAYERS[cls.__name__]}"))
     return None
+
+
+def storable(layer: Any) -> Reason | bool | None:
+    """As `gnnaccel.adapters.storable`. Plain layers run operation by operation, and those know no layer."""
+    path = rules.path_of(type(layer))
+    if not path.startswith("dgl.nn.pytorch.") or ".conv." not in path:
+        return None
+    if type(layer).__name__ == "GATConv":
+        return True
+    return reason("GA603", f"no kernel of {type(layer).__name__} takes rows in fewer bytes" if adapter_of(layer) is not None else
+                  f"DGL runs {type(layer).__name__} one operation at a time, and no operation knows its layer")
 
 
 class _Guarded:

@@ -12,6 +12,7 @@ from typing import Any
 from gnnaccel.adapters.patching import PatchSet
 from gnnaccel.adapters.wrapping import routed
 from gnnaccel.dispatch import rules
+from gnnaccel.dispatch.reasons import Reason, reason
 
 #: host class -> (adapter module, node_dim of its layers; None for those that pass no messages)
 LAYERS = {
@@ -64,6 +65,20 @@ def adapter_of(layer: Any) -> "_Guarded | None":
             module, node_dim = LAYERS[cls.__name__]
             return _Guarded(cls, importlib.import_module(f"gnnaccel.adapters.pyg.{module}"), node_dim)
     return None
+
+
+def storable(layer: Any) -> Reason | bool | None:
+    """As `gnnaccel.adapters.storable`."""
+    from torch_geometric.nn import GATConv, HeteroConv, MessagePassing
+
+    from gnnaccel.adapters.pyg import propagate_reading
+
+    if type(layer) is GATConv:
+        return True
+    if adapter_of(layer) is not None:
+        return reason("GA603", f"no kernel of {type(layer).__name__} takes rows in fewer bytes") if not isinstance(
+            layer, HeteroConv) else None
+    return propagate_reading.storable(layer) if isinstance(layer, MessagePassing) else None
 
 
 class _Guarded:

@@ -95,7 +95,7 @@ def routed(native: Callable) -> Callable:
         if not listening():  # the short way tells nothing; the route is the same
             last = calls.last(self, edge_index)
             if last is None:
-                if calls.too_small(edge_index, config):
+                if calls.too_small(self, edge_index, config):
                     count(type(self).__name__, "native", "GA301")
                     return native(self, edge_index, **kwargs)
             else:

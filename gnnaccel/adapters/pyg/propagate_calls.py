@@ -17,6 +17,8 @@ from gnnaccel.dispatch.names import IdentityMap
 from gnnaccel.dispatch.ops import aggregation_cost, aggregation_route
 from gnnaccel.dispatch.ops.aggregation_route import Decision
 from gnnaccel.dispatch.ops.graph import OpGraph
+from gnnaccel.dispatch.quantized import aggregation as quantized
+from gnnaccel.dispatch.quantized import settings
 from gnnaccel.dispatch.reasons import Reason
 
 _LAYERS_GRAPHS = 4  # calls over so many graphs are remembered for each layer
@@ -41,15 +43,17 @@ def _decide(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Conf
     found: reading.Read | Reason | None = reading.read(layer, edge_index, kwargs) if verdict.inside else verdict.reason
     if type(found) is Reason:
         decision, parts, stacked = aggregation_route.native(found), None, False
+        settings.note_native(layer, config, found)
     else:
         parts, stacked = (found.graph, found.given), reading.stacked(layer, reading.source(kwargs, found.form.source))
         decision = aggregation_route.decide_all(*parts, found.reduces, config)
+        decision = quantized.narrowed(layer, *parts, config, decision, len(found.reduces) > 1)
 
     def finish(out: Any) -> Any:
         return reading.finished(layer, found.known, stacked, out, kwargs)
 
     out = aggregation_route.run(layer, "pyg", parts, decision, config, finish, lambda: native(layer, edge_index, **kwargs), start)
-    if parts is not None and type(edge_index) is Tensor and not edge_index.is_inference():
+    if parts is not None and not decision.again and type(edge_index) is Tensor and not edge_index.is_inference():
         _remember(layer, edge_index, kwargs, found, decision, config)
     return out
 
@@ -93,10 +97,12 @@ def _modes() -> tuple:
     return torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled(), aggregation_route.checkpointed()
 
 
-def too_small(edge_index: Any, config: Config) -> bool:
+def too_small(layer: Any, edge_index: Any, config: Config) -> bool:
     """Whether a call may go native without being read: over so few edges nothing gains on a CPU, and a graph hardly seen before,
     of not many more, does not pay for its structure yet."""
     if type(edge_index) is not Tensor or edge_index.dim() != 2 or config.when != "profitable" or config.on_fallback != "native":
+        return False
+    if settings.asked(layer, config) is not None:  # whose calls are counted
         return False
     edges = edge_index.shape[-1]
     if edges >= _FEW_AT_FIRST or aggregation_route.checkpointed():
@@ -110,7 +116,8 @@ class Last:
     """A layer's last call over some edges and where it went. Holds the edges and their structure weakly."""
 
     __slots__ = ("epoch", "edge_index", "version", "pointer", "signature", "modes", "settings", "known", "module", "source",
-                 "weight", "reduce", "sizes", "view", "route", "decision", "name", "missed", "rows", "gain", "patience", "code")
+                 "weight", "reduce", "sizes", "view", "route", "decision", "name", "missed", "rows", "gain", "patience", "code",
+                 "fell_back")
 
     def _same_edges(self, edge_index: Tensor, config: Config) -> bool:
         return self.epoch == config.epoch and self.edge_index() is edge_index and self.version == edge_index._version
@@ -132,6 +139,8 @@ class Last:
                 return False
             missed.seconds += self.gain
         counters.count(self.name, "native", self.code)
+        if self.fell_back is not None:
+            self.fell_back()
         return True
 
     def fits(self, layer: Any, edge_index: Tensor, kwargs: dict, config: Config) -> bool:
@@ -173,6 +182,7 @@ def _remember(layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read,
         if config.on_fallback != "native":
             return
         x = reading.source(kwargs, kept.source)
+        kept.fell_back = decision.fell_back
         kept.rows, kept.code, kept.missed = (x.shape, x.dtype, x.requires_grad), decision.code, None
         if decision.estimate is not None:
             kept.missed, kept.gain = aggregation_cost.missed(edge_index), decision.estimate.gain

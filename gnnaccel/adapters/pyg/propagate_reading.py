@@ -101,6 +101,14 @@ def _kind(value: Any) -> str:
     return "tensor" if isinstance(value, (Tensor, tuple, list)) else "other"
 
 
+def storable(layer: Any) -> Reason | bool:
+    """As `gnnaccel.adapters.storable`, of what is known without a call."""
+    why = known_class(type(layer)).why
+    if why is None and _REDUCES.get(type(layer.aggr_module).__name__) not in ("sum", "mean"):
+        why = reason("GA603", f"the aggregation is {type(layer.aggr_module).__name__}, not a sum or a mean")
+    return True if why is None else reason("GA603", why.text)
+
+
 # --- reading a call ----------------------------------------------------------------------------------------------------
 
 class Read(NamedTuple):

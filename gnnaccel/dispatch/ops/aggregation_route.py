@@ -36,6 +36,9 @@ class Decision(NamedTuple):
     run: Run | None
     rejected: tuple[tuple[str, Reason], ...]
     estimate: Estimate | None
+    storage: str | None = None  # the rows' format where it is not their dtype
+    again: bool = False  # to be decided anew at the next call
+    fell_back: Callable[[], None] | None = None  # counts further native calls like this one, where somebody does
 
     @property
     def code(self) -> str | None:
@@ -176,7 +179,7 @@ def _fields(layer: Any, host: str, given: Aggregation | None, decision: Decision
     dtype = None if given is None else str(given.x.dtype).removeprefix("torch.")
     autocast = str(torch.get_autocast_dtype(device)).removeprefix("torch.") if torch.is_autocast_enabled(device) else None
     return dict(host=host, layer=type(layer).__name__, name=rules.qualified_name(layer), route=decision.route,
-                kernel=decision.kernel, dtype=dtype, out_dtype=dtype, autocast=autocast, training=bool(layer.training),
+                kernel=decision.kernel, storage=decision.storage, dtype=dtype, out_dtype=dtype, autocast=autocast, training=bool(layer.training),
                 deterministic=torch.are_deterministic_algorithms_enabled(),
                 capturing=device == "cuda" and torch.cuda.is_current_stream_capturing())
 

@@ -1,0 +1,80 @@
+"""Graphs for classifying nodes, from .npz files. Nothing in here is about gnnaccel.
+
+A file holds edge_index [2, E] (source, target), num_nodes, y [N] (-1: no class), num_classes, features as x [N, F] or in CSR form
+(x_shape, x_indptr, x_indices and, unless all are one, x_data), and possibly a public split as train_mask, test_mask [N].
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+SMALL = ("cora", "citeseer", "pubmed")  # whose test sets are so small that accuracy varies more
+NAMES = (*SMALL, "amazon_computers", "coauthor_physics")
+TRAIN = 20  # nodes of each class, where there is no public split
+
+
+@dataclass
+class Task:
+    """``x``: [N, F] sparse CSR, rows that sum to one, and its transpose; ``split``: a public split, or None."""
+
+    name: str
+    x: tuple[Tensor, Tensor]
+    edge_index: Tensor
+    y: Tensor
+    classes: int
+    split: tuple[Tensor, Tensor] | None
+
+    @property
+    def margin(self) -> float:
+        """Points of accuracy within which two precisions count as equivalent."""
+        return 1.0 if self.name in SMALL else 0.5
+
+    def to(self, device: torch.device) -> Task:
+        split = None if self.split is None else tuple(mask.to(device) for mask in self.split)
+        return Task(self.name, tuple(x.to(device) for x in self.x), self.edge_index.to(device), self.y.to(device), self.classes, split)
+
+    def masks(self, seed: int) -> tuple[Tensor, Tensor]:
+        """Nodes for training and testing: the public split, or else one by ``seed``, 20 nodes of each class and the others."""
+        if self.split is not None:
+            return self.split
+        order = torch.randperm(self.y.shape[0], generator=torch.Generator().manual_seed(seed)).to(self.y.device)
+        train, test = (torch.zeros_like(self.y, dtype=torch.bool) for _ in range(2))
+        for label in range(self.classes):
+            nodes = order[self.y[order] == label]
+            train[nodes[:TRAIN]], test[nodes[TRAIN:]] = True, True
+        return train, test
+
+
+def load(folder: Path, name: str) -> Task:
+    """SystemExit with one line if ``folder`` does not hold it."""
+    path = folder / f"{name}.npz"
+    if not path.is_file():
+        raise SystemExit(f"{folder} has no {path.name}; --data takes a folder with {', '.join(f'{n}.npz' for n in NAMES)}")
+    with np.load(path, allow_pickle=False) as file:
+        data = dict(file)
+    masks = [data.get(f"{part}_mask") for part in ("train", "test")]
+    split = None if masks[0] is None else tuple(torch.from_numpy(mask) for mask in masks)
+    return Task(name, _features(data), torch.from_numpy(data["edge_index"].astype(np.int64)),
+                torch.from_numpy(data["y"].astype(np.int64)), int(data["num_classes"]), split)
+
+
+def _features(data: dict[str, np.ndarray]) -> tuple[Tensor, Tensor]:
+    if "x" in data:
+        return _rows_sum_to_one(torch.from_numpy(data["x"].astype(np.float32)).to_sparse_csr())
+    indices = torch.from_numpy(data["x_indices"].astype(np.int64))
+    values = data.get("x_data")
+    values = torch.ones(len(indices)) if values is None else torch.from_numpy(values.astype(np.float32))
+    shape = tuple(int(n) for n in data["x_shape"])
+    return _rows_sum_to_one(torch.sparse_csr_tensor(torch.from_numpy(data["x_indptr"].astype(np.int64)), indices, values, shape))
+
+
+def _rows_sum_to_one(x: Tensor) -> tuple[Tensor, Tensor]:
+    counts = x.crow_indices().diff()
+    row = torch.repeat_interleave(torch.arange(x.shape[0]), counts)
+    total = torch.zeros(x.shape[0]).index_add_(0, row, x.values()).clamp(min=1e-12)
+    x = torch.sparse_csr_tensor(x.crow_indices(), x.col_indices(), x.values() / total[row], x.shape)
+    return x, x.to_sparse_coo().t().coalesce().to_sparse_csr()

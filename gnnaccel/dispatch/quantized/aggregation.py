@@ -1,0 +1,265 @@
+"""Sums over neighbours whose rows are stored in fewer bytes, with a backward that gathers stored gradients.
+
+    forward    out_i = sum_e w_e x'_j,           x' = read(store(x)), to nearest
+    backward   dx_j  = sum_e w_e g'_i,           g' = read(store(g)), stochastically
+               dw_e  = <g'_i, x'_j>              the rows of both sums once more; <g_i, x'_j> unless both are int8
+
+for an edge e from j to i: the gradient of a sum of x', passed straight through the rounding of x. Every gradient is linear in g',
+so rounding without bias leaves it without bias. Means divide after the sum, and g before or, by its scales, after the
+rounding. By kernels or by torch operations, which compute the same. A backward that is itself recorded takes g as it is.
+"""
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnnaccel.cuda import aggregate as sums
+from gnnaccel.cuda import quantize
+from gnnaccel.cuda.layout import MAX_WIDTH
+from gnnaccel.dispatch.config import Config
+from gnnaccel.dispatch.ops import aggregation, aggregation_cpu
+from gnnaccel.dispatch.ops.aggregation import Aggregation
+from gnnaccel.dispatch.ops.aggregation_route import Decision, Run
+from gnnaccel.dispatch.ops.call import Kernel, compile_reason
+from gnnaccel.dispatch.ops.graph import OpGraph
+from gnnaccel.dispatch.quantized import cost, rows, sample, settings
+from gnnaccel.dispatch.quantized.cost import Sizes
+from gnnaccel.dispatch.quantized.measure import Stopwatch
+from gnnaccel.dispatch.quantized.rows import Stored
+from gnnaccel.dispatch.quantized.settings import Entry
+from gnnaccel.dispatch.quantized.use import Use, decide
+from gnnaccel.dispatch.reasons import Reason, reason
+from gnnaccel.dispatch.relational.cuda_maps import by_torch
+
+
+def narrowed(layer: Any, graph: OpGraph, given: Aggregation, config: Config, decision: Decision, several: bool = False) -> Decision:
+    """``decision`` of one call of ``layer`` with rows in the format that it is asked to have; as it is where nothing asks.
+    ``several``: it is about several reductions of the same messages."""
+    entry = settings.asked(layer, config)
+    if entry is None:
+        return decision
+    grad = torch.is_grad_enabled() and given.x.requires_grad
+    sizes = Sizes(graph.num_src, graph.num_dst, graph.num_edges, math.prod(given.shape), given.x.element_size(), grad)
+    why = decision.rejected[0][1] if decision.run is None and decision.rejected else None
+    against = reason("GA603", "several reductions of the same messages") if several else unfit(graph, given)
+    use = decide(layer, entry, config, decision.route, why, given.x.dtype, sizes, against, settings.checkpointed())
+    if type(use) is Use and use.kernels:
+        use = compile_reason(_kernel(given, use)) or use
+    if type(use) is Reason:
+        return _in_fp32(decision, entry, use)
+    entry.storage, entry.gain = use.storage, cost.gain(sizes, use.storage) if use.kernels else None
+    return decision._replace(kernel=f"{decision.kernel}, {use.text} rows", run=_Run(use, decision.run), storage=use.text)
+
+
+def unfit(graph: OpGraph, given: Aggregation) -> Reason | None:
+    """Why a call of this form cannot be quantized."""
+    if given.reduce not in ("sum", "mean"):
+        return reason("GA603", f"{given.reduce} picks single numbers, which rounding would change")
+    if given.kind == "channel" or (given.kind == "head" and given.shape[-1] > MAX_WIDTH):
+        return reason("GA603", f"weights of shape {list(given.weight.shape)}: one for each channel, or heads above {MAX_WIDTH}")
+    return None if graph.num_edges and all(given.shape) else reason("GA303")
+
+
+def _in_fp32(decision: Decision, entry: Entry, why: Reason) -> Decision:
+    """``decision``, whose calls are counted. Nothing is remembered while the order of layers is being learnt."""
+    if decision.run is None:
+        entry.fell_back(why)
+        return decision._replace(again=settings.learning(why), fell_back=partial(entry.fell_back, why))
+    return decision._replace(run=_Counted(entry, why, decision.run), again=settings.learning(why),
+                             rejected=(*decision.rejected, ("rows in fewer bytes", why)))
+
+
+class _Counted:
+    """A run in fp32 of a layer that was asked to quantize."""
+
+    __slots__ = ("entry", "why", "plain")
+
+    def __init__(self, entry: Entry, why: Reason, plain: Run):
+        self.entry, self.why, self.plain = entry, why, plain
+
+    def __call__(self, graph: OpGraph, given: Aggregation) -> Tensor:
+        self.entry.fell_back(self.why)
+        return self.plain(graph, given)
+
+
+class _Run:
+    """A quantized run, under the eyes of the guard; ``plain``: the same in fp32."""
+
+    __slots__ = ("use", "plain", "stopwatch")
+
+    def __init__(self, use: Use, plain: Run):
+        self.use, self.plain, self.stopwatch = use, plain, Stopwatch(use.entry) if use.kernels else None
+
+    def __call__(self, graph: OpGraph, given: Aggregation) -> Tensor:
+        entry, device = self.use.entry, given.x.device
+        still = settings.captured(device) or settings.checkpointed()
+        due = entry.watch.begin(device, still)
+        if entry.watch.failure is not None:
+            entry.fell_back(reason("GA605", entry.watch.failure))
+            return self.plain(graph, given)
+        entry.quantized += 1
+        out = run(self.use, graph, given)
+        if due:
+            entry.watch.check(lambda count, turn: _sampled(self.use, graph, given, count, turn))
+        if self.stopwatch is not None and not still:
+            self.stopwatch.compare(lambda: run(self.use, graph, given), lambda: self.plain(graph, given))
+        return out
+
+
+def _sampled(use: Use, graph: OpGraph, given: Aggregation, count: int, turn: int) -> Tensor:
+    x = given.x.detach()
+    stored = rows.store(x, use.storage.format, False, use.kernels)
+    stored = stored if type(stored) is quantize.Int8Rows else stored.view(x.shape)
+
+    def weights(src: Tensor, dst: Tensor, edge: Tensor, real: Tensor) -> Tensor:
+        return given.weight.detach()[edge]
+
+    return sample.measure(graph.view(), given.weight is not None, x, stored, None if given.weight is None else weights, count, turn)
+
+
+# --- the run -----------------------------------------------------------------------------------------------------------
+
+def run(use: Use, graph: OpGraph, given: Aggregation) -> Tensor:
+    """`aggregation.plain` of what is not `unfit`, with rows in ``use.storage``."""
+    heads, width = _layout(given)
+    weight = given.weight
+    if weight is not None:
+        weight = weight.reshape(-1) if given.kind == "edge" else weight.reshape(-1, heads)
+    call = _Call(use, graph, given.reduce == "mean", heads, width, given.x.dtype, use.entry.watch.flags(given.x.device))
+    return _Aggregate.apply(call, given.x.reshape(-1, heads, width), weight).view(-1, *given.shape)
+
+
+def _layout(given: Aggregation) -> tuple[int, int]:
+    """Heads and width of a row as the kernels see it."""
+    features, last = math.prod(given.shape), given.shape[-1]
+    return (features // last, last) if given.kind == "head" else sums.factored(features)
+
+
+def _kernel(given: Aggregation, use: Use) -> Kernel:
+    heads, width = _layout(given)
+    kind, storage, dtype, mean = given.kind, use.storage, given.x.dtype, given.reduce == "mean"
+
+    def compile_() -> None:
+        rows.prepare(storage, heads * width, dtype, dtype)
+        forward = _variant(heads, width, storage.row, dtype, kind, mean).kernels
+        backward = _variant(heads, width, dtype if storage.backward == "fp32" else storage.grad, dtype, kind, False).kernels
+        for kernels in (forward, backward):
+            kernels("forward")
+            kernels("merge")
+
+    return Kernel("aggregate", ("quantized aggregation", heads, width, kind, storage, dtype, mean), compile_, lambda: None)
+
+
+def _variant(heads: int, width: int, row: torch.dtype, out: torch.dtype, kind: str, mean: bool) -> sums.Variant:
+    return sums.variant(heads, width, row, out, kind, "place", False, mean, False)
+
+
+@dataclass(frozen=True, eq=False)
+class _Call:
+    """One call; ``dtype``: of the features and the result; ``flags``: of the guard."""
+
+    use: Use
+    graph: OpGraph
+    mean: bool
+    heads: int
+    width: int
+    dtype: torch.dtype
+    flags: Tensor | None
+
+    def store(self, x: Tensor, form: str, draw: bool, side: int) -> Stored:
+        flag = None if self.flags is None else self.flags[side:side + 1]
+        return rows.store(x, form, draw, self.use.kernels, flag)
+
+    def sum(self, stored: Stored, weight: Tensor | None) -> Tensor:
+        """[num_dst, H, D] in ``dtype``."""
+        if not self.use.kernels:
+            return self.by_torch(rows.read(stored, (-1, self.heads, self.width)), weight, self.mean).to(self.dtype)
+        variant = _variant(self.heads, self.width, self.use.storage.row, self.dtype, _kind(weight), self.mean)
+        return sums.forward(variant, self.graph.view().csc(places=weight is not None), stored, _fp32(weight))
+
+    def by_torch(self, x: Tensor, weight: Tensor | None, mean: bool) -> Tensor:
+        weight = None if weight is None else weight.to(x.dtype).view(weight.shape[0], -1, 1)
+        given = Aggregation("mean" if mean else "sum", x, weight, tuple(x.shape[1:]))
+        way = aggregation_cpu.run if x.is_cpu and aggregation_cpu.unfit(self.graph, given) is None else aggregation.plain
+        return way(self.graph, given)
+
+    def gradient(self, grad: Tensor) -> tuple[Stored, Tensor]:
+        """The gradient of the sum of a mean, or of a sum, stored; and as it is."""
+        form, draw = self.use.storage.backward, rows.stochastic()
+        inverse = self.graph.view().inverse_degree() if self.mean else None
+        plain = grad if inverse is None else (grad * inverse.view(-1, 1, 1)).to(grad.dtype)
+        if form != "int8":
+            return self.store(plain, form, draw, 1), plain
+        stored = self.store(grad, form, draw, 1)
+        return stored if inverse is None else rows.scaled(stored, inverse), plain
+
+
+class _Aggregate(torch.autograd.Function):
+    """[num_dst, H, D] of x [num_src, H, D] and weights [E], [E, H] or None."""
+
+    @staticmethod
+    def forward(ctx, call: _Call, x, weight):
+        stored = call.store(x, call.use.storage.format, False, 0)
+        ctx.call = call
+        keep = ctx.needs_input_grad[2]  # of the weights, whose gradient has the rows in it
+        ctx.save_for_backward(*(rows.packed(stored) if keep else (None, None)), weight, x if keep else None)
+        ctx.shape = x.shape
+        return call.sum(stored, weight)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (data, scale, weight, x), call, needs = ctx.saved_tensors, ctx.call, ctx.needs_input_grad[1:]
+        stored = None if data is None else rows.unpacked(data, scale, call.heads * call.width)
+        if torch.is_grad_enabled():
+            x = grad.new_zeros(ctx.shape).requires_grad_() if x is None else x  # then linear in x: its value is nothing to the gradient
+            return None, *by_torch(lambda x, w: call.by_torch(x, w, call.mean), (x, weight), needs, grad)
+        given, plain = call.gradient(grad.contiguous())
+        return None, *(_by_kernels if call.use.kernels else _by_torch)(call, given, plain, stored, weight, needs)
+
+
+def _by_kernels(call: _Call, given: Stored, plain: Tensor, stored: Stored | None, weight: Tensor | None, needs: tuple) -> tuple:
+    view, kind, d_x, d_weight = call.graph.view(), _kind(weight), None, None
+    if needs[0]:
+        row = torch.int8 if type(given) is quantize.Int8Rows else given.dtype
+        by_src = view.csr(places=False) if weight is None else view.csr_by_id()
+        d_x = sums.forward(_variant(call.heads, call.width, row, call.dtype, kind, False), by_src, given, _fp32(weight))
+    if needs[1]:
+        variant = _variant(call.heads, call.width, call.use.storage.row, call.dtype, kind, False)
+        d_weight = sums.edge_dot(variant, view.csc(), _left(given, plain, stored), stored)
+        d_weight = (d_weight.sum(1) if weight.dim() == 1 else d_weight)[:weight.shape[0]].to(weight.dtype)
+    return d_x, d_weight
+
+
+def _by_torch(call: _Call, given: Stored, plain: Tensor, stored: Stored | None, weight: Tensor | None, needs: tuple) -> tuple:
+    """The same, as the gradient of `_Call.by_torch`, which is linear in each."""
+    shape = (-1, call.heads, call.width)
+    near = rows.read(given, shape)
+    with torch.enable_grad():
+        x = near.new_zeros(call.graph.num_src, *shape[1:]) if stored is None else rows.read(stored, shape)
+        x, w = x.detach().requires_grad_(), None if weight is None else weight.detach().float().requires_grad_()
+        out = call.by_torch(x, w, False)
+    d_x = torch.autograd.grad(out, x, near, retain_graph=True)[0].to(call.dtype) if needs[0] else None
+    if not needs[1]:
+        return d_x, None
+    left = _left(given, plain, stored)
+    left = rows.read(left, shape) if left is given else plain.float()
+    return d_x, torch.autograd.grad(out, w, left)[0].to(weight.dtype)
+
+
+def _left(given: Stored, plain: Tensor, stored: Stored) -> Stored:
+    """What the weights' gradient multiplies the stored rows with: the stored gradient where both are int8."""
+    both = type(given) is type(stored) is quantize.Int8Rows
+    return given if both else plain
+
+
+def _kind(weight: Tensor | None) -> str:
+    return "none" if weight is None else "edge" if weight.dim() == 1 else "head"
+
+
+def _fp32(weight: Tensor | None) -> Tensor | None:
+    return None if weight is None else weight.float().contiguous()

@@ -1,0 +1,246 @@
+"""Additive attention (GAT) whose values, and the gradient of whose result, are gathered in fewer bytes.
+
+What the weights of the edges are made of stays fp32: the inner products with the attention vectors, the scores, the softmax. With
+values x' = read(store(x)) and the result's gradient g' = read(store(g)), every gradient is that of attention over x' for g', passed
+straight through the rounding of x. By kernels or by torch operations, which compute the same; a backward that is
+itself recorded is that of fp32.
+"""
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnnaccel.cuda import additive
+from gnnaccel.dispatch import attention, attention_maps, torch_backend
+from gnnaccel.dispatch import attention_programs as programs
+from gnnaccel.dispatch.attention import Call
+from gnnaccel.dispatch.attention_families import ADDITIVE, AsTheyCome, Family, additive_backward_of, additive_forward, like
+from gnnaccel.dispatch.attention_folded import Folded
+from gnnaccel.dispatch.config import Config
+from gnnaccel.dispatch.ops.call import Kernel, compile_reason
+from gnnaccel.dispatch.patterns import attention as pattern
+from gnnaccel.dispatch.planner import Plan
+from gnnaccel.dispatch.quantized import cost, rows, sample, settings
+from gnnaccel.dispatch.quantized.cost import Sizes
+from gnnaccel.dispatch.quantized.measure import Stopwatch
+from gnnaccel.dispatch.quantized.rows import Storage, Stored
+from gnnaccel.dispatch.quantized.settings import Entry
+from gnnaccel.dispatch.quantized.use import Use, decide
+from gnnaccel.dispatch.reasons import Reason, reason
+from gnnaccel.dispatch.request import Stated
+
+
+def reason_for(stated: Any) -> Reason | None:
+    """Why a call of this form cannot be quantized."""
+    found = pattern(stated.program) if type(stated) is Stated else None
+    if found is None or found.score != "additive":
+        return reason("GA603", f"no kernel of {getattr(stated, 'native', 'this layer')} takes rows in fewer bytes")
+    return None
+
+
+def chosen(layer: Any, entry: Entry, config: Config, stated: Any, plan: Plan) -> Use | Reason:
+    """In which storage a call of ``layer`` runs, which is planned to run so; or why in fp32."""
+    why = reason_for(stated)
+    sizes = Sizes(1, 1, 1, 1, 4, False) if why else Sizes(
+        stated.num_src, stated.num_dst, stated.num_edges + stated.loops, stated.heads * stated.width, stated.row.itemsize,
+        torch.is_grad_enabled())
+    native = plan.rejected[0][1] if plan.route == "native" and plan.rejected else None
+    use = decide(layer, entry, config, plan.route, native, stated.row if type(stated) is Stated else torch.float32, sizes, why,
+                 settings.checkpointed())
+    if type(use) is Use and use.kernels:
+        use = compile_reason(_kernel(stated, use)) or use
+    if type(use) is Use:
+        entry.storage, entry.gain = use.storage, cost.gain(sizes, use.storage) if use.kernels else None
+    return use
+
+
+def runner(entry: Entry, use: Use | Reason, plain: Any) -> Any:
+    """What runs the call instead of ``plain``."""
+    return Counted(entry, use, plain) if type(use) is Reason else Run(use, plain)
+
+
+def _kernel(stated: Stated, use: Use) -> Kernel:
+    h, d, edge, dropout = stated.heads, stated.width, pattern(stated.program).edge, pattern(stated.program).dropout > 0
+
+    def compile_() -> None:
+        rows.prepare(use.storage, h * d, stated.row, stated.out)
+        for train in (False, True):
+            variant = _variant(use.storage, h, d, stated.out, edge, dropout, train, False)
+            for entry in ("forward", "merge"):
+                variant.forward_kernels(entry)
+        for entry in ("prepare", "sources", "merge"):
+            (variant.edge_grad_kernels if edge else variant.backward_kernels)(entry)
+
+    return Kernel("additive", ("quantized attention", h, d, stated.out, edge, dropout, use.storage), compile_, lambda: None)
+
+
+class Counted:
+    """A run in fp32 of a layer that was asked to quantize."""
+
+    storage = None
+
+    def __init__(self, entry: Entry, why: Reason, plain: Any):
+        self.entry, self.why, self.plain = entry, why, plain
+
+    def __call__(self, call: Call, tensors: Any) -> Tensor:
+        self.entry.fell_back(self.why)
+        return self.plain(call, tensors)
+
+
+class Run:
+    """Stands in for `attention.run_cuda` or `attention.run_torch` (``plain``), under the eyes of the guard."""
+
+    def __init__(self, use: Use, plain: Any):
+        self.use, self.plain, self.storage = use, plain, use.text
+        self.stopwatch = Stopwatch(use.entry) if use.kernels else None
+
+    def __call__(self, call: Call, tensors: Any) -> Tensor:
+        entry, device = self.use.entry, call.graph.device
+        still = settings.captured(device) or settings.checkpointed()
+        due = entry.watch.begin(device, still)
+        if entry.watch.failure is not None or type(tensors) is Folded:
+            entry.fell_back(reason("GA605", entry.watch.failure) if entry.watch.failure else reason("GA603"))
+            return self.plain(call, tensors)
+        entry.quantized += 1
+        out = self._run(call, tensors)
+        if due:
+            entry.watch.check(lambda count, turn: _sampled(self.use, call, tensors, count, turn))
+        if self.stopwatch is not None and not still and not call.attention.dropout:
+            self.stopwatch.compare(lambda: self._run(call, tensors), lambda: self.plain(call, tensors))
+        return out
+
+    def _run(self, call: Call, tensors: dict) -> Tensor:
+        flags = self.use.entry.watch.flags(call.graph.device)
+        if self.use.kernels:
+            return attention.run_cuda(call, tensors, _family(self.use, flags))
+        tensors = attention.shaped(call, attention_maps.made(call, tensors))
+        return _ByTorch.apply(call, self.use, flags, *map(tensors.get, ADDITIVE.names))
+
+
+def _sampled(use: Use, call: Call, tensors: dict, count: int, turn: int) -> Tensor:
+    """`sample.measure` of the attention over the edges in the sample."""
+    t, h, d = attention_maps.made(call, tensors), call.heads, call.width
+    x = t["x"].detach().view(-1, h, d)
+    stored = rows.store(x, use.storage.format, False, use.kernels)
+
+    def term(of: Tensor, name: str, index: Tensor) -> Tensor:
+        return (of[index].float() * t[name].detach().float().view(h, d)).sum(-1)
+
+    def weights(src: Tensor, dst: Tensor, edge: Tensor, real: Tensor) -> Tensor:
+        z = term(x, "att_src", src)
+        if "att_dst" in t:
+            z = z + term(t["x_dst"].detach().view(-1, h, d) if "x_dst" in t else x, "att_dst", dst)
+        if "a_edge" in t:
+            z = z + t["a_edge"].detach().float()[edge]
+        z = torch.nn.functional.leaky_relu(z, call.attention.slope).masked_fill(~real.unsqueeze(-1), -torch.inf)
+        return torch.nan_to_num(z.softmax(1)).unsqueeze(-1)
+
+    return sample.measure(call.graph, "a_edge" in t, x, stored, weights, count, turn)
+
+
+# --- by kernels --------------------------------------------------------------------------------------------------------
+
+def _variant(storage: Storage, heads: int, width: int, out: torch.dtype, edge: bool, dropout: bool, train: bool,
+             wide: bool) -> additive.Variant:
+    grad = None if storage.backward == "fp32" else storage.grad
+    return additive.variant(heads, width, storage.row, out, edge, dropout, train, wide, grad)
+
+
+class _Stored(AsTheyCome):
+    """Values and gradients as ``use`` stores them."""
+
+    def __init__(self, use: Use, flags: Tensor | None):
+        self._storage = use.storage
+        self._flags = (None, None) if flags is None else (flags[:1], flags[1:])
+
+    def variant(self, call: Call, x: Tensor, train: bool) -> additive.Variant:
+        return _variant(self._storage, call.heads, call.width, call.out_dtype, call.attention.edge, call.dropout.on, train,
+                        call.graph.wide)
+
+    def values(self, x: Tensor) -> Stored:
+        return rows.store(x, self._storage.format, False, True, self._flags[0])
+
+    def gradient(self, grad: Tensor) -> Stored:
+        return rows.store(grad, self._storage.backward, rows.stochastic(), True, self._flags[1])
+
+    def packed(self, values: Stored) -> tuple[Tensor, Tensor | None]:
+        return rows.packed(values)
+
+    def unpacked(self, x: Tensor, first: Tensor, second: Tensor | None) -> Stored:
+        return rows.unpacked(first, second, x.shape[1:].numel())
+
+
+def _family(use: Use, flags: Tensor | None) -> Family:
+    """`attention_families.ADDITIVE` with stored values and gradients."""
+    form = _Stored(use, flags)
+    return Family(ADDITIVE.names, partial(additive_forward, form=form), partial(additive_backward_of, form=form))
+
+
+# --- by torch operations -----------------------------------------------------------------------------------------------
+
+class _ByTorch(torch.autograd.Function):
+    """[num_dst, heads, width] of the inputs of `ADDITIVE`, bias [heads, width]."""
+
+    @staticmethod
+    def forward(ctx, call, use, flags, *inputs):
+        x, bias = inputs[0], inputs[5]
+        values = rows.store(x, use.storage.format, False, False, None if flags is None else flags[:1])
+        keep = None
+        if call.attention.dropout > 0:
+            edges = call.graph.edges(call.needs_places())
+            keep = torch.nn.functional.dropout(x.new_ones(edges.src.shape[0], call.heads), call.attention.dropout)
+        ctx.call, ctx.use, ctx.flags = call, use, flags
+        ctx.save_for_backward(*inputs, *rows.packed(values), keep)
+        out = _attend(call, rows.read(values, x.shape), inputs, keep)
+        return (out if bias is None else out + bias).to(call.out_dtype)
+
+    @staticmethod
+    def backward(ctx, grad):
+        call, storage, needs = ctx.call, ctx.use.storage, ctx.needs_input_grad[3:]
+        *inputs, data, scale, keep = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return None, None, None, *_recorded(call, inputs, keep, needs, grad)
+        given = rows.store(grad, storage.backward, rows.stochastic(), False, None if ctx.flags is None else ctx.flags[1:])
+        near = rows.read(given, grad.shape)
+        x = inputs[0]
+        with torch.enable_grad():
+            values = rows.read(rows.unpacked(data, scale, call.heads * call.width), x.shape).requires_grad_()
+            leaves = [None if t is None else t.detach().float().requires_grad_() for t in inputs]
+            out = _attend(call, values, leaves, keep)
+        asked = [i for i, t in enumerate(leaves) if t is not None and i != 5]
+        found = torch.autograd.grad(out, [values, *(leaves[i] for i in asked)], near, allow_unused=True)
+        grads: list[Any] = [None] * len(inputs)
+        for i, g in zip(asked, found[1:]):
+            grads[i] = g
+        grads[0] = found[0] + grads[0]
+        if storage.format == "bf16":
+            grads[0] = grads[0].to(torch.bfloat16)  # as the kernels give it
+        grads[5] = grad.float().sum(0) if inputs[5] is not None else None
+        return None, None, None, *(like(g, t) if n else None for g, t, n in zip(grads, inputs, needs))
+
+
+def _attend(call: Call, values: Tensor, inputs: list | tuple, keep: Tensor | None) -> Tensor:
+    """Attention over ``values`` with scores made of the fp32 ``inputs``."""
+    x, x_dst, att_src, att_dst, a_edge, _ = inputs
+    h, d, found = call.heads, call.width, call.attention
+    tensors = {"x": values.view(-1, h, d), "a_src": (x.float().view(-1, h, d) * att_src.float().view(h, d)).sum(-1)}
+    if att_dst is not None:
+        of = x if x_dst is None else x_dst
+        tensors["a_dst"] = (of.float().view(-1, h, d) * att_dst.float().view(h, d)).sum(-1)
+    if a_edge is not None:
+        tensors["a_edge"] = a_edge.float().view(-1, h)
+    program = programs.additive_terms(found.slope, found.dropout, att_dst is not None, a_edge is not None)
+    return torch_backend.run(program, call.graph.edges(call.needs_places()), tensors, None if keep is None else keep.float())
+
+
+def _recorded(call: Call, inputs: list, keep: Tensor | None, needs: tuple, grad: Tensor) -> tuple:
+    """Gradients of fp32 that can be differentiated again."""
+    present = [None if t is None else t.view_as(t) for t in inputs]
+    out = _attend(call, present[0], present, keep)
+    out = (out if present[5] is None else out + present[5]).to(call.out_dtype)
+    asked = [i for i, t in enumerate(present) if t is not None and needs[i]]
+    found = dict(zip(asked, torch.autograd.grad(out, [present[i] for i in asked], grad, create_graph=True, allow_unused=True)))
+    return tuple(found.get(i) for i in range(len(inputs)))

@@ -1,0 +1,62 @@
+"""Whether rows of fewer bytes pay: what gathering them saves against what making them costs.
+
+Rates are those of `gnnaccel.dispatch.cost` and, under "quantized", margins and limits of ``constants.json``.
+"""
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from gnnaccel.cuda.quantize import stride
+from gnnaccel.dispatch.cost import constants
+from gnnaccel.dispatch.quantized.rows import Storage
+from gnnaccel.dispatch.reasons import Reason, reason
+
+_SECTOR = 32  # bytes that memory moves at the least
+
+
+class Sizes(NamedTuple):
+    """Of one call: nodes at both ends, edges, channels of a row, bytes of one in fp32 or as it comes; ``grad``: with backward."""
+
+    num_src: int
+    num_dst: int
+    num_edges: int
+    channels: int
+    itemsize: int
+    grad: bool
+
+
+def gain(sizes: Sizes, storage: Storage) -> float:
+    """Estimated seconds as the rows come over those in ``storage``, for forward and, with gradients, backward."""
+    plain, stored = _pass(sizes.num_src, sizes, "fp32"), _pass(sizes.num_src, sizes, storage.format)
+    if sizes.grad:
+        plain += _pass(sizes.num_dst, sizes, "fp32")
+        stored += _pass(sizes.num_dst, sizes, storage.backward)
+    return plain / stored
+
+
+def reason_against(sizes: Sizes, storage: Storage) -> Reason | None:
+    """Why ``storage`` is not expected to be faster."""
+    limits = constants()["quantized"]
+    degree = sizes.num_edges / max(1, sizes.num_src)
+    if degree < limits["degree"]:
+        return reason("GA604", f"a row is gathered {degree:.1f} times, below {limits['degree']:g}: too seldom to be worth rounding")
+    found = gain(sizes, storage)
+    if found >= limits["margin"]:
+        return None
+    seconds = _pass(sizes.num_src, sizes, "fp32") * 1e6
+    return reason("GA604", f"estimated {found:.2f} times as fast, below {limits['margin']:g}: {sizes.channels} channels, "
+                           f"{sizes.num_edges} edges, {seconds:.0f} us in fp32")
+
+
+def _pass(rows: int, sizes: Sizes, form: str) -> float:
+    """Seconds to make ``rows`` rows and gather one per edge."""
+    rates, limits = constants()["cuda"], constants()["quantized"]
+    as_it_is = sizes.channels * sizes.itemsize
+    size = {"int8": stride(sizes.channels) + 4, "bf16": 2 * sizes.channels}.get(form, as_it_is)
+    moved = -(-size // _SECTOR) * _SECTOR if form != "fp32" else size
+    rate = rates["gather_l2"] if rows * size <= rates["l2_bytes"] else rates["gather_hbm"]
+    launches = constants()["aggregation"]["cuda"]["launches"]["forward"]
+    if form == "fp32":
+        return sizes.num_edges * moved / rate + launches * rates["launch"]
+    made = rows * (as_it_is + size) / rates["gather_hbm"]
+    return made + sizes.num_edges * moved / (rate * limits["efficiency"]) + (launches + 1) * rates["launch"]

@@ -1,0 +1,83 @@
+"""The error of quantized rows where it counts, in sums over a few destinations' edges, without asking the device for a size."""
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from gnnaccel.dispatch.graph import GraphView, kernels_run_on
+from gnnaccel.dispatch.quantized.rows import Stored
+from gnnaccel.cuda.quantize import Int8Rows
+
+_EDGES = 128  # of a destination that are looked at, at most
+_NOTHING = 1e-7  # of a row's largest number: what fp32 would not see beside it, such as channels that weight decay put to sleep
+_LOST = 0.8  # share of a row's numbers that became zero from which it counts as made by outliers
+
+
+def measure(view: GraphView, ids: bool, x: Tensor, stored: Stored,
+            weights: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None, rows: int, turn: int) -> Tensor:
+    """[3] on the device: the median relative L2 error of sums over ``rows`` destinations, the share of their neighbours that are
+    rows of zeros, and the share that are made by outliers.
+
+    ``x`` [num_src, ...] and ``stored``, what it became; ``ids``: edge ids are needed; ``weights(src, dst, edge, real)``: of a
+    table [destinations, edges] the weights, which broadcast to [destinations, edges, *x.shape[1:]]. ``turn``: each samples others.
+    Draws no random numbers: a user's run has the same with a guard as without.
+    """
+    src, dst, edge, real = _table(view, ids, min(rows, max(view.num_dst, 1)), turn)
+    exact, near = x[src].float(), _gathered(stored, src).view(*src.shape, *x.shape[1:])
+    lost = _lost(exact, near, real)
+    weight = real.view(*real.shape, *(1,) * (x.dim() - 1)).float()
+    if weights is not None:
+        weight = weight * weights(src, dst, edge, real)
+    summed = (exact * weight).sum(1).flatten(1)
+    off = ((near - exact) * weight).sum(1).flatten(1).norm(dim=1)
+    size = summed.norm(dim=1)
+    relative = torch.where(size > 0, off / size, torch.where(off > 0, torch.inf, torch.nan))
+    return torch.cat([_median(relative), lost])
+
+
+def _median(values: Tensor) -> Tensor:
+    """[1]: of the numbers that are not NaN; 0 without any. (`torch.nanmedian` waits for the device.)"""
+    ordered = values.sort().values  # NaN comes last
+    at = (ordered.isnan().logical_not().sum() - 1).clamp(min=0) // 2
+    return torch.nan_to_num(ordered.index_select(0, at.view(1)), nan=0.0, posinf=torch.inf)
+
+
+def _gathered(stored: Stored, index: Tensor) -> Tensor:
+    if type(stored) is Int8Rows:
+        return stored.data[index][..., :stored.width].float() * stored.scale[index].unsqueeze(-1)
+    return stored[index].float()
+
+
+def _lost(exact: Tensor, near: Tensor, real: Tensor) -> Tensor:
+    """[2]: shares, among the rows that are ``real``, of zeros and of those made by outliers."""
+    exact, near = exact.flatten(2).abs(), near.flatten(2)
+    there = exact > _NOTHING * exact.amax(2, keepdim=True)
+    count = there.sum(2)
+    gone = (there & (near == 0)).sum(2)
+    total = real.sum().clamp(min=1)
+    zero, outlier = (count == 0) & real, (gone > _LOST * count) & real
+    return torch.stack([zero.sum() / total, outlier.sum() / total])
+
+
+def _table(view: GraphView, ids: bool, rows: int, turn: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """For ``rows`` destinations spread over the graph: sources, destinations and edge ids [rows, edges], and what of it is real."""
+    device = view.device
+    dst = (torch.arange(rows, device=device) * max(1, view.num_dst // rows) + 7919 * turn) % max(view.num_dst, 1)
+    indptr, other, place = _arrays(view, ids)
+    at = indptr[dst].long().unsqueeze(1) + torch.arange(_EDGES, device=device)
+    real = at < indptr[dst + 1].long().unsqueeze(1)
+    at = at.clamp(max=other.shape[0] - 1)
+    return (torch.where(real, other[at].long(), 0), dst.unsqueeze(1).expand_as(at),
+            at if place is None else torch.where(real, place[at].long(), 0), real)
+
+
+def _arrays(view: GraphView, ids: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Offsets, sources and edge ids (None: by position) of the graph by destination."""
+    if kernels_run_on(view.device):
+        rows = view.csc(places=ids)
+        return rows.indptr, rows.other, rows.place if ids else None
+    edges = view.edges(ids)
+    segments = edges.segments(view.num_src)
+    return segments.ptr, segments.src, edges.eid if ids else None

@@ -1,0 +1,170 @@
+"""Which format a layer's rows are to have: what `gnnaccel.quantize` said of the layer, the block, and the environment.
+
+Settings are kept weakly by the layer object, as names are. So nothing is in its attributes, its state_dict or a pickle, and a copy
+of a quantized model is an ordinary model until it is quantized itself: an average of weights, or a teacher, stays fp32.
+
+The first of these that says something decides:
+
+1. fp32 in the block (``precision("fp32")``) or in the environment: nothing is quantized;
+2. ``overrides`` of `gnnaccel.quantize`, the longest name first;
+3. what keeps a layer fp32: ``filter_fn``, the layer before the softmax, layers of which nothing can be quantized;
+4. the block's format (`gnnaccel.precision`);
+5. the format given to `gnnaccel.quantize`;
+6. ``GNNACCEL_PRECISION``.
+"""
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from gnnaccel.dispatch import rules
+from gnnaccel.dispatch.config import Config
+from gnnaccel.dispatch.names import IdentityMap
+from gnnaccel.dispatch.quantized import order
+from gnnaccel.dispatch.quantized.guard import Guard, Watch
+from gnnaccel.dispatch.quantized.rows import Storage
+from gnnaccel.dispatch.reasons import Reason, reason
+
+
+_log = logging.getLogger("gnnaccel")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What `gnnaccel.quantize` said of one layer. ``why``: what keeps it fp32, else None; ``named``: it was overridden by name;
+    ``backward``: None for the format itself."""
+
+    name: str
+    format: str
+    backward: str | None
+    guard: Guard | None
+    named: bool = False
+    why: Reason | None = None
+
+
+@dataclass
+class Entry:
+    """A layer's setting (None: only a block or the environment asks), what the guard saw, and how its calls went.
+
+    ``quantized``, ``in_fp32``: calls; ``reasons``: why calls ran in fp32, with counts; ``storage``: of the last quantized call;
+    ``gain``: estimated time in fp32 over that, of such a call; ``measured``: likewise measured.
+    """
+
+    name: str
+    layer: str
+    setting: Setting | None
+    watch: Watch
+    quantized: int = 0
+    in_fp32: int = 0
+    reasons: dict[str, int] = field(default_factory=dict)
+    storage: Storage | None = None
+    gain: float | None = None
+    measured: float | None = None
+    last: Reason | None = None
+
+    def fell_back(self, why: Reason) -> None:
+        """Count a call in fp32; the first for each reason is told."""
+        self.in_fp32 += 1
+        if why.code not in self.reasons:
+            _log.info("%s runs in fp32: %s", self.name, why)
+        self.reasons[why.code] = self.reasons.get(why.code, 0) + 1
+        self.last = why
+
+
+_entries: IdentityMap[Entry] = IdentityMap()
+_saved_tensor_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda ignore_is_tracing: None)
+
+
+def keep(layer: Any, setting: Setting) -> Entry:
+    """Give ``layer`` a setting; what the guard saw under an earlier one is forgotten."""
+    entry = Entry(setting.name, type(layer).__name__, setting, Watch(setting.guard, setting.name))
+    _entries.set(layer, entry)
+    return entry
+
+
+def drop(layer: Any) -> bool:
+    """Forget all about ``layer``; whether there was a setting."""
+    found = _entries.get(layer)
+    if found is not None:
+        del _entries.entries[id(layer)]
+    return found is not None and found.setting is not None
+
+
+def entry(layer: Any) -> Entry | None:
+    return _entries.get(layer)
+
+
+def entries() -> list[Entry]:
+    return _entries.values()
+
+
+def forget() -> None:
+    """Drop every setting and all that is known of layers."""
+    _entries.clear()
+    order.forget()
+
+
+def asked(layer: Any, config: Config) -> Entry | None:
+    """The layer's entry if anything asks for quantization here; None at once where nothing does."""
+    found = _entries.get(layer) if _entries.entries else None
+    if found is None and (config.block_precision or config.precision or "fp32") != "fp32":
+        name = rules.qualified_name(layer) or type(layer).__name__
+        found = Entry(name, type(layer).__name__, None, Watch(Guard(), name))
+        _entries.set(layer, found)
+    return found
+
+
+def note_native(layer: Any, config: Config, why: Reason) -> None:
+    """Count a call that runs natively before anybody could ask for its rows."""
+    found = asked(layer, config)
+    if found is not None:
+        found.fell_back(reason("GA607", str(why)))
+
+
+def native_again(layer: Any) -> None:
+    """Count a call that runs natively as the last one did."""
+    found = _entries.get(layer) if _entries.entries else None
+    if found is not None and found.last is not None:
+        found.fell_back(found.last)
+
+
+def wanted(layer: Any, found: Entry, config: Config, checkpointed: bool) -> Storage | Reason:
+    """The storage of this call, or why it is fp32."""
+    block, default, setting = config.block_precision, config.precision, found.setting
+    if block == "fp32" or default == "fp32":
+        return reason("GA601", "fp32 was asked for " + ("by precision('fp32')" if block == "fp32" else "by GNNACCEL_PRECISION"))
+    if setting is not None and setting.why is not None:
+        return setting.why
+    if setting is not None:
+        form = setting.format if setting.named else block or setting.format
+        backward = setting.backward if form == setting.format else None
+    else:
+        form, backward = block or default, None
+        if form is None:
+            return reason("GA601", "nothing asks for another format here")
+        why = order.reason_against(layer, checkpointed)
+        if why is not None:
+            return why
+    if form == "fp32":
+        return reason("GA601")
+    if found.watch.failure is not None:
+        return reason("GA605", found.watch.failure)
+    return Storage(form, backward or form)
+
+
+def learning(use: Any) -> bool:
+    """Whether the next call is to be decided anew: which layer comes last is not known yet."""
+    return type(use) is Reason and use.code == "GA606"
+
+
+def checkpointed() -> bool:
+    """Whether saved tensors go through hooks here, as those of a checkpoint, which repeats the call."""
+    return _saved_tensor_hooks(True) is not None
+
+
+def captured(device: torch.device) -> bool:
+    """Whether a CUDA graph is being captured."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

@@ -1,0 +1,57 @@
+"""One call of a layer that is asked to quantize: in which format it runs, or why in fp32; counted either way."""
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from gnnaccel.dispatch.config import Config
+from gnnaccel.dispatch.quantized import cost, settings
+from gnnaccel.dispatch.quantized.cost import Sizes
+from gnnaccel.dispatch.quantized.rows import Storage
+from gnnaccel.dispatch.quantized.settings import Entry
+from gnnaccel.dispatch.reasons import Reason, reason
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+class Use(NamedTuple):
+    """``kernels``: by CUDA kernels, else by torch operations."""
+
+    storage: Storage
+    entry: Entry
+    kernels: bool
+
+    @property
+    def text(self) -> str:
+        return self.storage.format if self.storage.format == self.storage.backward else "/".join(self.storage)
+
+
+def decide(layer: Any, found: Entry, config: Config, route: str, why_native: Reason | None, dtype: torch.dtype, sizes: Sizes,
+           unfit: Reason | None, checkpointed: bool) -> Use | Reason:
+    """The storage of this call.
+
+    ``route``: where the call runs as it is; ``why_native``: if that is "native", why; ``unfit``: what speaks against quantizing
+    calls of this form. Counts nothing.
+    """
+    storage = settings.wanted(layer, found, config, checkpointed)
+    if type(storage) is Reason:
+        return storage
+    if route == "native":
+        return reason("GA607", "" if why_native is None else str(why_native))
+    if unfit is None:
+        unfit = _dtype_reason(dtype, storage)
+    if unfit is not None:
+        return unfit
+    if config.when == "profitable":
+        against = (cost.reason_against(sizes, storage) if route == "cuda" else
+                   reason("GA604", "torch operations emulate the formats, which gains nothing"))
+        if against is not None:
+            return against
+    return Use(storage, found, route == "cuda")
+
+
+def _dtype_reason(dtype: torch.dtype, storage: Storage) -> Reason | None:
+    if dtype is torch.float32 or (dtype in _HALF and storage.format == "int8"):
+        return None
+    return reason("GA603", f"rows come in {str(dtype).removeprefix('torch.')}, which {storage.format} does not stand for")

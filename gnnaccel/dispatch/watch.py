@@ -13,9 +13,9 @@ from gnnaccel.dispatch import records
 
 
 class Visit(NamedTuple):
-    """One call about to be decided. ``layer``: the host's layer, or the name of a single operation; then ``adapter`` is None, ``args``
-    holds what `ops.route.run` was given, and ``native``, without arguments, may be None. Of a layer without an adapter the call is
-    that of its message passing, with what stands for an adapter of that."""
+    """One call about to be decided. ``layer``: the host's layer, or the name of a single operation; then ``adapter`` is None,
+    ``args`` holds what `ops.route.run` was given, and ``native``, without arguments, may be None. Of a layer without an adapter the
+    call is that of its message passing, with what stands for an adapter of that."""
 
     layer: Any
     adapter: Any

@@ -10,8 +10,8 @@ _ENDLESS = 10**6
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], right: Sequence[str] = ()) -> str:
-    """``rows`` of texts under ``columns``; those in ``right`` are numbers. Ends with a newline. In a narrow terminal cells are folded
-    between words; the first column, which names the row, and numbers stay whole."""
+    """``rows`` of texts under ``columns``; those in ``right`` are numbers. Ends with a newline. In a narrow terminal cells are
+    folded between words; the first column, which names the row, and numbers stay whole."""
     rows = [["-" if cell is None else str(cell) for cell in row] for row in rows]
     try:
         from rich.box import SIMPLE_HEAD

@@ -1,7 +1,7 @@
 """``propagate`` of a layer without an adapter, in the form of one, for those who explain, compare and measure calls.
 
-The layer's own code around it stays the host's, so what they see is the aggregation alone: the arguments of ``propagate``, and what
-it gives.
+The layer's own code around it stays the host's, so what they see is the aggregation alone: the arguments of ``propagate``,
+and what it gives.
 """
 from __future__ import annotations
 

@@ -52,16 +52,16 @@ def native(why: Reason) -> Decision:
 
 
 class Asked(NamedTuple):
-    """What a decision is asked for that nothing will follow: on a call that is part of training, if ``grad``; over a graph that is
-    ``fresh``, so that its structure has to be built, or that comes again."""
+    """What a decision is asked for that nothing will follow: on a call that is part of training, if ``grad``; over a graph that
+    is ``fresh``, so that its structure has to be built, or that comes again."""
 
     grad: bool
     fresh: bool
 
 
 def decide(graph: OpGraph, given: Aggregation, config: Config, asked: Asked | None = None) -> Decision:
-    """The route of an aggregation that is about to run, or is ``asked`` about. Builds nothing but kernels, and those only where they
-    are to run."""
+    """The route of an aggregation that is about to run, or is ``asked`` about. Builds nothing but kernels, and those only where
+    they are to run."""
     if given.x.is_cpu and config.backend == "auto" and not driver.placed():
         return _without_kernels(graph, given, config, _ON_CPU, asked)
     against = device_reason(given.x.device, config)

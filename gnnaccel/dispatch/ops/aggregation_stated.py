@@ -1,5 +1,5 @@
-"""An aggregation inside a host's layer as those who explain, compare and measure calls see it: stated, planned and run on the side,
-without counts or records. What a script calls goes by `aggregation_route.run`.
+"""An aggregation inside a host's layer as those who explain, compare and measure calls see it: stated, planned and run on the
+side, without counts or records. What a script calls goes by `aggregation_route.run`.
 """
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ class AggregationStated:
 
 
 class AggregationGiven(NamedTuple):
-    """The tensors of one call: the ``first`` of its aggregations, which differ in nothing but ``reduces``; ``more``: the adapter's
-    own."""
+    """The tensors of one call: the ``first`` of its aggregations, which differ in nothing but ``reduces``; ``more``: the
+    adapter's own."""
 
     graph: OpGraph
     first: Aggregation

@@ -172,7 +172,8 @@ def _multi_reduce(case: Case) -> Iterator[tuple[str, float]]:
     def call(inputs: dict[str, Tensor]) -> OpCall:
         return multi_reduce.multi_reduce(case.graph, inputs["x"], multi_reduce.REDUCES, inputs["weight"])
 
-    forward, backward = _differentiated(case, tensors, lambda inputs: call(inputs).kernel.run(), lambda inputs: call(inputs).plain())
+    forward, backward = _differentiated(case, tensors, lambda inputs: call(inputs).kernel.run(),
+                                        lambda inputs: call(inputs).plain())
     yield from (("multi_reduce", forward), ("multi_reduce_backward", backward))
 
 

@@ -35,7 +35,8 @@ class Task:
 
     def to(self, device: torch.device) -> Task:
         split = None if self.split is None else tuple(mask.to(device) for mask in self.split)
-        return Task(self.name, tuple(x.to(device) for x in self.x), self.edge_index.to(device), self.y.to(device), self.classes, split)
+        return Task(self.name, tuple(x.to(device) for x in self.x), self.edge_index.to(device), self.y.to(device),
+                    self.classes, split)
 
     def masks(self, seed: int) -> tuple[Tensor, Tensor]:
         """Nodes for training and testing: the public split, or else one by ``seed``, 20 nodes of each class and the others."""

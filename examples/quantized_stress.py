@@ -118,7 +118,8 @@ def table(rows: list[dict]) -> str:
     for i in range(0, len(rows), 3):
         bf16, int8, tensor = rows[i:i + 3]
         failed, count = int8["guard"], int8["quantized_layers"]
-        guard = "passed" if not failed else f"{len(failed)} of {count} back to fp32, {_percent(int8['median_row_error_after_the_guard'])} then"
+        then = _percent(int8["median_row_error_after_the_guard"])
+        guard = f"{len(failed)} of {count} back to fp32, {then} then" if failed else "passed"
         lines.append(f"| {bf16['case']} | {bf16['layers']} | {_percent(bf16['median_row_error'])} | "
                      f"{_percent(int8['median_row_error'])} | {_percent(tensor['median_row_error'])} | {guard} |")
     return "\n".join(lines)

@@ -4,7 +4,8 @@
     python examples/quantized_training.py --data DIR --device cpu --datasets cora citeseer --epochs 40
     python examples/quantized_training.py --stress --out stress.json              # where the guard steps in; needs no data
 
-Precisions of one seed have the same initial weights, split and dropout; "fp32 again" has other dropout, and shows how far apart two
+Precisions of one seed have the same initial weights, split and dropout; "fp32 again" has other dropout, and shows how far
+apart two
 runs of fp32 are. Accuracy is that on the test nodes, averaged over the last third of the epochs: none is chosen. Graphs as
 small as these gain no time from fewer bytes, so quantizing is forced by ``when="supported"``; calls that ran in fp32 all the same
 count as fp32, and their share is in the table. The layer before the softmax stays fp32: two of three layers are quantized.
@@ -102,7 +103,8 @@ def _side(side: str, runs: dict[str, list[dict]], margin: float) -> dict:
 # -- the study -------------------------------------------------------------------------------------------------------
 
 def study(args: argparse.Namespace, say, save) -> list[dict]:
-    """Every cell, on ``args.workers`` processes side by side; none is begun after ``args.limit`` seconds. ``save(cells)`` after each."""
+    """Every cell, on ``args.workers`` processes side by side; none is begun after ``args.limit`` seconds. ``save(cells)``
+    after each."""
     jobs = [(name, kind) for name in args.datasets for kind in args.models]
     todo = functools.partial(cell, args.data, device=args.device, seeds=args.seeds, epochs=args.epochs, sides=SIDES)
     start, done = time.perf_counter(), []
@@ -112,7 +114,8 @@ def study(args: argparse.Namespace, say, save) -> list[dict]:
 
     def finished(found: dict) -> None:
         done.append(found)
-        numbers = ", ".join(f"{side} {100 * sum(r['accuracy'] for r in found['sides'][side]['runs']) / args.seeds:.2f}" for side in SIDES)
+        numbers = ", ".join(f"{side} {100 * sum(r['accuracy'] for r in found['sides'][side]['runs']) / args.seeds:.2f}"
+                            for side in SIDES)
         say(f"{time.perf_counter() - start:6.1f} s  {len(done)} of {len(jobs)}: {found['graph']}, {found['model']}: {numbers}")
         save(ordered())
 

@@ -27,7 +27,8 @@ def quantize(model: Any, format: str = "int8", filter_fn: Callable[[Any, str], b
              overrides: dict[str, str] | None = None, backward: str | None = None, guard: Any = True) -> QuantReport:
     """Let the aggregation layers of ``model`` gather their rows as int8 with a scale per row, or as bf16. In place, reversible.
 
-    Parameters, optimizer, linear maps, scores and softmax of attention and everything outside the layers stay fp32; nothing is stored
+    Parameters, optimizer, linear maps, scores and softmax of attention and everything outside the layers stay fp32; nothing is
+    stored
     on a module. Copies and pickles of the model are ordinary models. It takes effect where gnnaccel is enabled. Calls that it
     would not make faster run in fp32, with a reason in `quant_report`; ``enable(when="supported")`` quantizes them too.
 
@@ -89,14 +90,16 @@ def dequantize(model: Any) -> int:
 def precision(format: str) -> Iterator[None]:
     """A block in which layers gather their rows in ``format``: "int8", "bf16", or "fp32" for no quantization at all.
 
-    Of a model that `quantize` knows, it replaces the format, but not for layers that stay fp32 or have a format by name. Layers of
+    Of a model that `quantize` knows, it replaces the format, but not for layers that stay fp32 or have a format by name.
+    Layers of
     other models are quantized too, but for the last of each pass, which the first pass finds out. Holds in this thread or
     task. ValueError for another format.
     """
     _check("format", format, PRECISIONS)
     config = configs.current()
     if config is None:
-        warnings.warn(f"gnnaccel: precision({format!r}) has no effect here: gnnaccel is not enabled", RuntimeWarning, stacklevel=3)
+        warnings.warn(f"gnnaccel: precision({format!r}) has no effect here: gnnaccel is not enabled", RuntimeWarning,
+                      stacklevel=3)
         yield
         return
     with configs.override(replace(config, block_precision=format)):
@@ -104,7 +107,8 @@ def precision(format: str) -> Iterator[None]:
 
 
 def quant_report(model: Any = None) -> QuantReport:
-    """What became of the layers that were asked to quantize, of ``model`` or of all that live; see `QuantReport`. Waits for checks
+    """What became of the layers that were asked to quantize, of ``model`` or of all that live; see `QuantReport`. Waits for
+    checks
     of the guard that are under way."""
     if model is None:
         return QuantReport.of(settings.entries())
@@ -113,7 +117,8 @@ def quant_report(model: Any = None) -> QuantReport:
 
 
 def before_the_softmax(model: Any, layers: dict[str, tuple[Any, Any]]) -> Any:
-    """The layer that stays fp32 by Tango's rule: the last aggregation layer in the order of registration; None of a layer by itself.
+    """The layer that stays fp32 by Tango's rule: the last aggregation layer in the order of registration; None of a layer by
+    itself.
 
     A linear classifier behind it is fp32 anyway, but whether there is one the order of registration cannot tell from a skip
     connection; so the layer stays fp32 then too, and ``overrides`` say otherwise.
@@ -144,11 +149,13 @@ def _named(model: Any, overrides: dict[str, str], layers: dict) -> dict[str, str
     for name in sorted(overrides, key=len):
         _check(f"overrides[{name!r}]", overrides[name], PRECISIONS)
         if name not in modules:
-            raise UnknownLayerError(f"overrides: {type(model).__name__} has no module named {name!r}.{did_you_mean(name, modules)} "
+            raise UnknownLayerError(
+                f"overrides: {type(model).__name__} has no module named {name!r}.{did_you_mean(name, modules)} "
                                     f"Its layers are {', '.join(map(repr, layers)) or 'none that gnnaccel knows'}")
         inside = [layer for layer in layers if layer == name or layer.startswith(f"{name}.") or not name]
         if not inside:
-            raise UnknownLayerError(f"overrides: {name!r} is a {type(modules[name]).__name__}, with no aggregation layer in it. The "
+            raise UnknownLayerError(
+                f"overrides: {name!r} is a {type(modules[name]).__name__}, with no aggregation layer in it. The "
                                     f"model's layers are {', '.join(map(repr, layers)) or 'none that gnnaccel knows'}")
         found.update(dict.fromkeys(inside, overrides[name]))
     return found
@@ -168,5 +175,6 @@ def _warn_if_idle(model: Any, entries: list) -> None:
             warnings.warn(f"gnnaccel: nothing of {type(model).__name__} is quantized: {reasons or 'it has no aggregation layer'}",
                           RuntimeWarning, stacklevel=3)
     elif configs.current() is None:
-        warnings.warn("gnnaccel: quantize() takes effect from gnnaccel.enable() on; until then layers run in fp32", RuntimeWarning,
+        warnings.warn("gnnaccel: quantize() takes effect from gnnaccel.enable() on; until then layers run in fp32",
+                      RuntimeWarning,
                       stacklevel=3)

@@ -99,7 +99,8 @@ def adapter_of(layer: Any) -> Any | None:
 
 
 def storable(layer: Any) -> Reason | bool | None:
-    """Whether the rows that this layer gathers may be stored in fewer bytes: True, or why not; None for what is no layer of a graph."""
+    """Whether the rows that this layer gathers may be stored in fewer bytes: True, or why not; None for what is no layer of a
+    graph."""
     for module, adapter in HOSTS.values():
         if module in sys.modules:
             found = getattr(importlib.import_module(adapter), "storable", lambda layer: None)(layer)

@@ -32,7 +32,8 @@ def write(folder: Path, name: str, split: bool = True, nodes: int = 90) -> None:
         for i, key in enumerate(("train", "test")):
             masks[f"{key}_mask"] = np.isin(np.arange(nodes), part[i * nodes // 2:(i + 1) * nodes // 2])
     np.savez(folder / f"{name}.npz", edge_index=ends.astype(np.int32), num_nodes=nodes, y=y.astype(np.int8), num_classes=3,
-             x_shape=np.array([nodes, 60]), x_indptr=np.arange(nodes + 1) * 6, x_indices=np.concatenate(words).astype(np.uint16), **masks)
+             x_shape=np.array([nodes, 60]), x_indptr=np.arange(nodes + 1) * 6,
+             x_indices=np.concatenate(words).astype(np.uint16), **masks)
 
 
 @pytest.mark.parametrize("model", ["gcn", "gat"])
@@ -87,6 +88,6 @@ def test_stress_tells_where_the_guard_steps_in(monkeypatch):
     rows = quantized_stress.rows("cpu", lambda text: None)
     found = {(row["case"], row["precision"]): row for row in rows}
     assert not found["normal", "int8"]["guard"] and not found["hubs", "int8"]["guard"]
-    assert found["a channel 1000 times the others", "int8"]["guard"] and found["an infinity in one row", "bf16"]["precision"] == "bf16"
+    assert found["a channel 1000 times the others", "int8"]["guard"] and found["an infinity in one row", "int8"]["guard"]
     assert found["hubs", "int8"]["median_row_error"] < 0.02 < found["hubs", "int8 per tensor"]["median_row_error"]
     assert "| hubs | 3 |" in quantized_stress.table(rows)

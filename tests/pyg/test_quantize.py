@@ -158,7 +158,8 @@ def test_state_dict_copies_and_pickles(graph):
             assert torch.equal(other(*graph), plain), "a copy is an ordinary model"
             assert not gnnaccel.quant_report(other).rows
     after = model.state_dict()
-    assert list(after) == list(before) and all(torch.equal(after[k], before[k]) and after[k].dtype == before[k].dtype for k in before)
+    assert list(after) == list(before) and all(torch.equal(after[k], before[k]) and after[k].dtype == before[k].dtype
+                                               for k in before)
     assert [sorted(m.__dict__) for m in model.modules()] == attributes
     assert not torch.equal(quantized, plain)
 
@@ -194,7 +195,8 @@ def test_quantizing_again_replaces_the_setting(graph):
 
 def test_the_last_layer_stays_fp32(graph):
     with forced():
-        assert formats(gnnaccel.quantize(Net())) == {"convs.0": ("int8", None), "convs.1": ("int8", None), "convs.2": ("fp32", "GA602")}
+        assert formats(gnnaccel.quantize(Net())) == {
+            "convs.0": ("int8", None), "convs.1": ("int8", None), "convs.2": ("fp32", "GA602")}
 
 
 def test_a_layer_by_itself_is_quantized(graph):
@@ -206,10 +208,12 @@ def test_a_layer_by_itself_is_quantized(graph):
 def test_filter_and_overrides(graph):
     with forced():
         model = Net("gcn", 4)
-        report = gnnaccel.quantize(model, "int8", filter_fn=lambda module, name: name != "convs.1" and isinstance(module, GCNConv),
+        report = gnnaccel.quantize(model, "int8",
+                                   filter_fn=lambda module, name: name != "convs.1" and isinstance(module, GCNConv),
                                    overrides={"convs.2": "bf16", "convs.3": "int8"})
         model(*graph)
-    assert formats(report) == {"convs.0": ("int8", None), "convs.1": ("fp32", "GA601"), "convs.2": ("bf16", None), "convs.3": ("int8", None)}
+    assert formats(report) == {"convs.0": ("int8", None), "convs.1": ("fp32", "GA601"), "convs.2": ("bf16", None),
+                               "convs.3": ("int8", None)}
     assert [row.ran for row in gnnaccel.quant_report(model).rows] == ["int8", None, "bf16", "int8"]
 
 
@@ -232,7 +236,8 @@ def test_what_cannot_be_quantized_says_why(graph):
         report = gnnaccel.quantize(Mixed())
         reasons = {row.name: row.reason for row in report.rows}
         assert "GATv2Conv" in reasons["a"] and "MaxAggregation" in reasons["b"] and reasons["c"] is None
-        assert any(name.startswith("d.convs") and "HeteroConv runs its layers as one" in text for name, text in reasons.items() if text)
+        assert any(name.startswith("d.convs") and "HeteroConv runs its layers as one" in text for name, text in reasons.items()
+                   if text)
         assert reasons["e"].startswith("GA603") and reasons["f"] is None and reasons["g"].startswith("GA602")
         with pytest.raises(ValueError, match="'b' is a SAGEConv, which cannot have int8 rows: the aggregation is MaxAggregation"):
             gnnaccel.quantize(Mixed(), overrides={"b": "int8"})
@@ -301,7 +306,8 @@ def test_autocast_rows_are_quantized_too(route, graph):
         out.float().square().sum().backward()
     assert quantized_calls(layer) == [1] and relative(out.detach().cpu(), exact.detach().cpu()) < 0.03
     exact.square().sum().backward()
-    assert torch.cosine_similarity(layer.lin.weight.grad.cpu().double().flatten(), twin.lin.weight.grad.cpu().flatten(), 0) > 0.999
+    assert torch.cosine_similarity(layer.lin.weight.grad.cpu().double().flatten(), twin.lin.weight.grad.cpu().flatten(),
+                                   0) > 0.999
 
 
 def test_mini_batches_of_another_graph_each(graph):

@@ -37,7 +37,8 @@ from gnnaccel.dispatch.reasons import Reason, reason
 from gnnaccel.dispatch.relational.cuda_maps import by_torch
 
 
-def narrowed(layer: Any, graph: OpGraph, given: Aggregation, config: Config, decision: Decision, several: bool = False) -> Decision:
+def narrowed(layer: Any, graph: OpGraph, given: Aggregation, config: Config, decision: Decision,
+             several: bool = False) -> Decision:
     """``decision`` of one call of ``layer`` with rows in the format that it is asked to have; as it is where nothing asks.
     ``several``: it is about several reductions of the same messages."""
     entry = settings.asked(layer, config)
@@ -119,7 +120,8 @@ def _sampled(use: Use, graph: OpGraph, given: Aggregation, count: int, turn: int
     def weights(src: Tensor, dst: Tensor, edge: Tensor, real: Tensor) -> Tensor:
         return given.weight.detach()[edge]
 
-    return sample.measure(graph.view(), given.weight is not None, x, stored, None if given.weight is None else weights, count, turn)
+    return sample.measure(graph.view(), given.weight is not None, x, stored, None if given.weight is None else weights, count,
+                          turn)
 
 
 # --- the run -----------------------------------------------------------------------------------------------------------
@@ -216,7 +218,8 @@ class _Aggregate(torch.autograd.Function):
         (data, scale, weight, x), call, needs = ctx.saved_tensors, ctx.call, ctx.needs_input_grad[1:]
         stored = None if data is None else rows.unpacked(data, scale, call.heads * call.width)
         if torch.is_grad_enabled():
-            x = grad.new_zeros(ctx.shape).requires_grad_() if x is None else x  # then linear in x: its value is nothing to the gradient
+            if x is None:  # linear in x, so its value is nothing to the gradient
+                x = grad.new_zeros(ctx.shape).requires_grad_()
             return None, *by_torch(lambda x, w: call.by_torch(x, w, call.mean), (x, weight), needs, grad)
         given, plain = call.gradient(grad.contiguous())
         return None, *(_by_kernels if call.use.kernels else _by_torch)(call, given, plain, stored, weight, needs)

@@ -1,7 +1,8 @@
 """Additive attention (GAT) whose values, and the gradient of whose result, are gathered in fewer bytes.
 
 What the weights of the edges are made of stays fp32: the inner products with the attention vectors, the scores, the softmax. With
-values x' = read(store(x)) and the result's gradient g' = read(store(g)), every gradient is that of attention over x' for g', passed
+values x' = read(store(x)) and the result's gradient g' = read(store(g)), every gradient is that of attention over x' for g',
+passed
 straight through the rounding of x. By kernels or by torch operations, which compute the same; a backward that is
 itself recorded is that of fp32.
 """

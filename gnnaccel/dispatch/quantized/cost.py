@@ -39,7 +39,8 @@ def reason_against(sizes: Sizes, storage: Storage) -> Reason | None:
     limits = constants()["quantized"]
     degree = sizes.num_edges / max(1, sizes.num_src)
     if degree < limits["degree"]:
-        return reason("GA604", f"a row is gathered {degree:.1f} times, below {limits['degree']:g}: too seldom to be worth rounding")
+        return reason("GA604",
+                      f"a row is gathered {degree:.1f} times, below {limits['degree']:g}: too seldom to be worth rounding")
     found = gain(sizes, storage)
     if found >= limits["margin"]:
         return None

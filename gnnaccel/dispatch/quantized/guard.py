@@ -1,4 +1,5 @@
-"""The guard: now and then it holds sampled rows of a quantized layer against fp32, and sends the layer back to fp32 when they are off.
+"""The guard: now and then it holds sampled rows of a quantized layer against fp32, and sends the layer back to fp32 when they
+are off.
 
 Nothing waits for the device: numbers are copied to the host while work goes on and read at a later call of the layer.
 """

@@ -11,7 +11,8 @@ from gnnaccel.dispatch.quantized.settings import Entry
 @dataclass(frozen=True)
 class Row:
     """One layer. ``asked``: the format it was given (None: only a block or the environment asks); ``ran``: that of its last
-    quantized call, "forward/backward" where those differ; ``quantized``, ``in_fp32``: calls; ``reasons``: of the latter, counts by code;
+    quantized call, "forward/backward" where those differ; ``quantized``, ``in_fp32``: calls; ``reasons``: of the latter,
+    counts by code;
     ``reason``: the last of them, or what keeps the layer fp32.
 
     ``error``, ``worst_error``: median relative L2 of sampled results against fp32, last and largest; ``zero_rows``,

@@ -21,7 +21,8 @@ def measure(view: GraphView, ids: bool, x: Tensor, stored: Stored,
     rows of zeros, and the share that are made by outliers.
 
     ``x`` [num_src, ...] and ``stored``, what it became; ``ids``: edge ids are needed; ``weights(src, dst, edge, real)``: of a
-    table [destinations, edges] the weights, which broadcast to [destinations, edges, *x.shape[1:]]. ``turn``: each samples others.
+    table [destinations, edges] the weights, which broadcast to [destinations, edges, *x.shape[1:]]. ``turn``: each samples
+    others.
     Draws no random numbers: a user's run has the same with a guard as without.
     """
     src, dst, edge, real = _table(view, ids, min(rows, max(view.num_dst, 1)), turn)
@@ -62,7 +63,8 @@ def _lost(exact: Tensor, near: Tensor, real: Tensor) -> Tensor:
 
 
 def _table(view: GraphView, ids: bool, rows: int, turn: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """For ``rows`` destinations spread over the graph: sources, destinations and edge ids [rows, edges], and what of it is real."""
+    """For ``rows`` destinations spread over the graph: sources, destinations and edge ids [rows, edges], and what of it is
+    real."""
     device = view.device
     dst = (torch.arange(rows, device=device) * max(1, view.num_dst // rows) + 7919 * turn) % max(view.num_dst, 1)
     indptr, other, place = _arrays(view, ids)

@@ -1,6 +1,7 @@
 """Which format a layer's rows are to have: what `gnnaccel.quantize` said of the layer, the block, and the environment.
 
-Settings are kept weakly by the layer object, as names are. So nothing is in its attributes, its state_dict or a pickle, and a copy
+Settings are kept weakly by the layer object, as names are. So nothing is in its attributes, its state_dict or a pickle, and a
+copy
 of a quantized model is an ordinary model until it is quantized itself: an average of weights, or a teacher, stays fp32.
 
 The first of these that says something decides:

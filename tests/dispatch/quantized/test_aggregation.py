@@ -67,7 +67,8 @@ def formulas(storage: Storage, graph: OpGraph, reduce: str, x, w, grad) -> dict:
 def judge(got: dict, exact: dict, allowed: float) -> None:
     for name, value in got.items():
         if value is not None:
-            assert torch.isfinite(value).all() and relative(value.cpu(), exact[name]) <= allowed, (name, relative(value.cpu(), exact[name]))
+            error = relative(value.cpu(), exact[name])
+            assert torch.isfinite(value).all() and error <= allowed, (name, error)
 
 
 @pytest.mark.parametrize("reduce", ["sum", "mean"])
@@ -91,7 +92,8 @@ def test_small_graphs_of_all_kinds(route, nearest, sizes, kind, reduce, storage)
     ei = torch.stack([torch.randint(0, src, (count,)), torch.randint(0, dst, (count,))])
     x, w = inputs(kind, ei, src)
     graph, grad = OpGraph(ei.to(route.device), src, dst), torch.randn(dst, *x.shape[1:])
-    got = results(use(route, storage), graph, reduce, x.to(route.device), None if w is None else w.to(route.device), grad.to(route.device))
+    x, w, grad = (None if t is None else t.to(route.device) for t in (x, w, grad))
+    got = results(use(route, storage), graph, reduce, x, w, grad)
     exact = formulas(storage, graph, reduce, x, w, grad)
     for name, value in got.items():
         assert value is None or (value.cpu() - exact[name]).abs().max() <= 0.02 * (1 + exact[name].abs().max()), name
@@ -156,7 +158,8 @@ def test_a_backward_that_is_recorded_is_that_of_fp32(route):  # noqa: F811
     ei = edges(20, 5, 5).clamp(max=4)
     graph = OpGraph(ei.to(route.device), 5, 5)
     found = []
-    for run in (lambda given: quantized.run(use(route, Storage("int8", "int8")), graph, given), lambda given: aggregation.plain(graph, given)):
+    used = use(route, Storage("int8", "int8"))
+    for run in (lambda given: quantized.run(used, graph, given), lambda given: aggregation.plain(graph, given)):
         torch.manual_seed(1)
         x, w = torch.randn(5, 8).to(route.device).requires_grad_(), torch.rand(20, 1).to(route.device).requires_grad_()
         first = torch.autograd.grad(run(prepared("sum", x, w, 20)).sum(), (x, w), create_graph=True)
@@ -172,7 +175,8 @@ def test_half_precision_features(route, nearest, dtype):  # noqa: F811
     graph, grad = OpGraph(ei.to(route.device), N, M), torch.randn(M, *x.shape[1:]).to(route.device, dtype)
     for backward in rows.FORMATS:
         storage = Storage("int8", backward)
-        judge(results(use(route, storage), graph, "sum", x, w, grad), formulas(storage, graph, "sum", x.float(), w.float(), grad.float()), 0.02)
+        exact = formulas(storage, graph, "sum", x.float(), w.float(), grad.float())
+        judge(results(use(route, storage), graph, "sum", x, w, grad), exact, 0.02)
 
 
 def test_what_cannot_be_quantized():

@@ -117,7 +117,8 @@ def test_a_backward_that_is_recorded_is_that_of_fp32(route):  # noqa: F811
     found = []
     for storage in (Storage("int8", "int8"), None):
         program = programs.gat(0.2, 0.0, True, True, False, True)
-        call = attention.Call(program, patterns.attention(program), GraphView(ei.to(route.device), N, N, own=True), 2, 8, torch.float32)
+        call = attention.Call(program, patterns.attention(program), GraphView(ei.to(route.device), N, N, own=True), 2, 8,
+                              torch.float32)
         plain = attention.run_cuda if route.backend == "cuda" else attention.run_torch
         use = Use(storage, Entry("gat", "GATConv", None, Watch(None, "gat")), route.backend == "cuda")
         leaves = {name: t.clone().to(route.device).requires_grad_() for name, t in tensors.items()}

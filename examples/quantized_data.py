@@ -19,7 +19,7 @@ TRAIN = 20  # nodes of each class, where there is no public split
 
 @dataclass
 class Task:
-    """``x``: [N, F] sparse CSR, rows that sum to one, and its transpose; ``split``: a public split, or None."""
+    """``x``: [N, F] sparse CSR, rows of length one, and its transpose; ``split``: a public split, or None."""
 
     name: str
     x: tuple[Tensor, Tensor]
@@ -65,17 +65,17 @@ def load(folder: Path, name: str) -> Task:
 
 def _features(data: dict[str, np.ndarray]) -> tuple[Tensor, Tensor]:
     if "x" in data:
-        return _rows_sum_to_one(torch.from_numpy(data["x"].astype(np.float32)).to_sparse_csr())
+        return _unit_rows(torch.from_numpy(data["x"].astype(np.float32)).to_sparse_csr())
     indices = torch.from_numpy(data["x_indices"].astype(np.int64))
     values = data.get("x_data")
     values = torch.ones(len(indices)) if values is None else torch.from_numpy(values.astype(np.float32))
     shape = tuple(int(n) for n in data["x_shape"])
-    return _rows_sum_to_one(torch.sparse_csr_tensor(torch.from_numpy(data["x_indptr"].astype(np.int64)), indices, values, shape))
+    return _unit_rows(torch.sparse_csr_tensor(torch.from_numpy(data["x_indptr"].astype(np.int64)), indices, values, shape))
 
 
-def _rows_sum_to_one(x: Tensor) -> tuple[Tensor, Tensor]:
+def _unit_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     counts = x.crow_indices().diff()
     row = torch.repeat_interleave(torch.arange(x.shape[0]), counts)
-    total = torch.zeros(x.shape[0]).index_add_(0, row, x.values()).clamp(min=1e-12)
-    x = torch.sparse_csr_tensor(x.crow_indices(), x.col_indices(), x.values() / total[row], x.shape)
+    length = torch.zeros(x.shape[0]).index_add_(0, row, x.values() ** 2).sqrt().clamp(min=1e-12)
+    x = torch.sparse_csr_tensor(x.crow_indices(), x.col_indices(), x.values() / length[row], x.shape)
     return x, x.to_sparse_coo().t().coalesce().to_sparse_csr()

@@ -11,7 +11,6 @@ import torch
 
 from gnnaccel import adapters, session
 from gnnaccel.dispatch import config as configs
-from gnnaccel.dispatch.records import Record
 from gnnaccel.dispatch.watch import Run, Visit
 from gnnaccel.profile.bench.timing import measure_rounds
 from gnnaccel.profile.compare import OFF, watching
@@ -110,14 +109,14 @@ def explain(model: torch.nn.Module, *inputs: Any, measure: bool = False, **kwarg
     The model runs once, without gradients. Estimates are for its mode: forward and backward in training, else forward.
     ``measure``: each layer taken over is timed as well, natively and by its kernel. Decisions are those for a graph that comes
     again, as in every step but the first. Works with ``enable()``, under its options, and without. Nothing is counted or
-    recorded, but the message passing of layers that have no adapter of their own. The model is as before: parameters, buffers,
-    modes, random numbers. Raises ValueError for a model whose lazy parameters are not initialised.
+    recorded, and the model is as before: parameters, buffers, modes, random numbers. Raises ValueError for a model whose lazy
+    parameters are not initialised.
     """
     refuse_lazy(model, "explain")
     with undisturbed(model), session.enabled():
         looker = _Looker(model, measure)
         result = Explained(training=model.training, enabled=configs.current() is not None)
-        with looker.following(model), watching(looker, looker.recorded), torch.no_grad():
+        with watching(looker, lambda record: None), torch.no_grad():
             model(*inputs, **kwargs)
         result.layers = [*looker.found.values(), *_uncalled(model, looker)]
     return result
@@ -131,7 +130,6 @@ class _Looker:
         self.called: set[int] = set()
         self.taken: set[int] = set()
         self._measuring = False
-        self._running: list[torch.nn.Module] = []
         self._names = {id(module): name for name, module in model.named_modules()}
         self._measure, self._training, self._thread = measure, model.training, threading.get_ident()
 
@@ -140,8 +138,8 @@ class _Looker:
             return run(visit)
         if self._measuring:
             return quietly(visit, run)
-        if visit.adapter is None:  # a module's message passing is explained by its record
-            return self._operation(visit, run) if isinstance(visit.layer, str) else run(visit)
+        if visit.adapter is None:
+            return self._operation(visit, run)
         self.called.add(id(visit.layer))
         decision = decided(visit, self._training)
         key = (id(visit.layer), decision.route, decision.plan and decision.plan.kernel, [r.code for _, r in decision.rejected])
@@ -150,33 +148,6 @@ class _Looker:
             return visit.native(visit.layer, *visit.args, **visit.kwargs)  # layers inside it are looked at one by one
         self.taken.add(id(visit.layer))
         return planned(visit, decision.plan, visit.args, visit.kwargs)
-
-    @contextlib.contextmanager
-    def following(self, model: torch.nn.Module) -> Iterator[None]:
-        """A block in which it is known which of the layers without an adapter is running."""
-        known = [m for m in model.modules() if adapters.adapter_of(m) is not None]
-        inside = {id(part) for m in known for part in m.modules()}  # hooks there would keep the outer one native
-        layers = [m for m in model.modules() if passes_messages(m) and id(m) not in inside]
-        handles = [m.register_forward_pre_hook(lambda module, args: self._running.append(module)) for m in layers]
-        handles += [m.register_forward_hook(lambda module, args, out: self._running.pop() and None) for m in layers]
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-
-    def recorded(self, record: Record) -> None:
-        """A sink: what was decided inside a layer without an adapter, about its message passing."""
-        layer = self._running[-1] if self._running else None
-        if layer is None or self._measuring or record["layer"] != type(layer).__name__ or record["direction"] != "forward":
-            return
-        self.called.add(id(layer))
-        key = (str(id(layer)), record["route"], str(record["kernel"]))
-        known = self.found.get(key)
-        status = NATIVE if record["route"] == "native" else TAKEN
-        self.found[key] = replace(known, calls=known.calls + 1) if known else Layer(
-            self._names.get(id(layer), ""), record["layer"], status, record["route"], record["kernel"], 1, record["graph"],
-            reasons=tuple(record["rejected"]), note="its message passing alone")
 
     def _operation(self, visit: Visit, run: Run) -> Any:
         decision = decided_operation(visit)

@@ -104,7 +104,7 @@ def test_rows_that_are_not_like_others(device, size):
     p = terms(graph(device), *size)
     p.tensors["x"][1], p.tensors["x"][2], p.tensors["x"][3, 0, 0] = 0.0, -2.5, 1e4
     p.grad_out()[0], p.grad_out()[4], p.grad_out()[5, 0, 1] = 0.0, 1.5, 1e4
-    check(Case(p, torch.int8, torch.int8), 1e-5)  # the gradient of a_src is a small difference of large numbers
+    check(Case(p, torch.int8, torch.int8), 3e-5)  # the gradient of a_src is a small difference of large numbers
 
 
 @pytest.mark.parametrize("num_src, num_dst, edges", [(40, 30, 0), (1, 1, 1), (5, 0, 0), (0, 5, 0)])

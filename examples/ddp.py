@@ -123,7 +123,8 @@ def spawn(args, world: int) -> dict:
 
 def report(found: dict[int, dict]) -> dict:
     """Speeds, and how far losses lie from the first run's."""
-    print(f"{'processes':>9} {'native ms':>10} {'gnnaccel ms':>12} {'gain':>6} {'loss, last':>11} {'loss, largest difference':>25}  routes")
+    print(f"{'processes':>9} {'native ms':>10} {'gnnaccel ms':>12} {'gain':>6} {'loss, last':>11} {'loss, largest difference':>25}"
+          "  routes")
     first = next(iter(found.values()))["native"]["losses"]
     worst = 0.0
     for world, ways in found.items():

@@ -104,8 +104,9 @@ class Bound:
 
     def backward(self, graph: GraphView, rows: Tensor, sums: Tensor, parts: Tensor, grad: Tensor,
                  blocks: int) -> tuple[Tensor, Tensor]:
-        """As `additive_backward.backward`: the gradient of the rows [N, H * D], and fp32 memory with, per node and head, four numbers
-        of the kernels' own, then the gradients of the scores by destination and by source; then room for ``blocks`` partial sums."""
+        """As `additive_backward.backward`: the gradient of the rows [N, H * D], and fp32 memory with, per node and head, four
+        numbers of the kernels' own, then the gradients of the scores by destination and by source; then room for ``blocks``
+        partial sums."""
         h, d, n, layout, device = self.heads, self.width, rows.shape[0], self.layout, rows.device
         by_src, place, (att_src, att_dst, _, _) = graph.csr(False), graph.csc(False).place, self._addresses
         launch, kernels, step = by_src.launch(), self.variant.backward_kernels, 4 * n * h

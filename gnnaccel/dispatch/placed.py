@@ -39,7 +39,8 @@ class PlacedWeights:
     __slots__ = ("_entries",)
 
     def __init__(self) -> None:
-        self._entries: list[_Entry] = []  # the one used last comes first; replaced as a whole, so that threads see a list or another
+        # the one used last comes first; replaced as a whole, so that threads see one list or another
+        self._entries: list[_Entry] = []
 
     def find(self, weight: Tensor, by_src: bool, rows: Any) -> Placed | None:
         """Index arrays, and ``weight`` [E] or [E, H], fp32, in their order. None the first time, since it may be the last, and

@@ -109,6 +109,8 @@ def _functions(patch: Any, adapter: ModuleType) -> Iterator[tuple[str, Any]]:
 
 
 def _methods(adapter: ModuleType, layer: type) -> tuple[str, ...]:
-    """Methods that the layer's adapter does without."""
-    entry = adapter.LAYERS[layer.__name__]
+    """Methods that the layer's adapter does without; none where the layer has no adapter and only its forward is watched."""
+    entry = adapter.LAYERS.get(layer.__name__)
+    if entry is None:
+        return ()
     return importlib.import_module(f"{adapter.__name__}.{entry if isinstance(entry, str) else entry[0]}").METHODS

@@ -276,6 +276,26 @@ def test_the_installed_hosts_are_as_recorded(host):
     assert set(seams.collect(host)) == set(seams.recorded()[host][found.version])
 
 
+def test_layers_that_are_only_watched_count_with_their_forward(monkeypatch):
+    """On a GPU with a DGL built without CUDA, layers without an adapter are replaced too."""
+    pytest.importorskip("dgl")
+    from dgl.nn import SGConv
+
+    import gnnaccel.adapters.dgl as adapter
+
+    install = adapter.install
+
+    def more(patches):
+        names = install(patches)
+        patches.set(SGConv, "forward", lambda self, graph, feat: None)
+        return names
+
+    before = seams.collect("dgl")
+    monkeypatch.setattr(adapter, "install", more)
+    found = set(seams.collect("dgl")) - set(before)
+    assert found and all(".SGConv." in name for name in found)
+
+
 def test_layers_made_before_change_nothing():
     """PyG writes a ``propagate`` for each class that is made, which is replaced too."""
     nn = pytest.importorskip("torch_geometric.nn")

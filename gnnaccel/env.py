@@ -6,6 +6,7 @@ GNNACCEL                  0: ``enable()`` leaves everything native; 1 or unset: 
 GNNACCEL_BACKEND          auto, cuda or torch
 GNNACCEL_WHEN             profitable or supported
 GNNACCEL_ON_FALLBACK      native, warn or raise
+GNNACCEL_BACKWARD         caller or workers: the thread in which backward runs on a single GPU
 GNNACCEL_LOG              1: human lines through the logger ``gnnaccel``; otherwise a JSONL file's path
 GNNACCEL_RECORDS          how many records ``gnnaccel.records()`` keeps; 0 for none
 GNNACCEL_INCLUDE          comma-separated class names, layer names or ``re:`` patterns
@@ -29,7 +30,7 @@ from typing import Any
 from gnnaccel.dispatch.config import CHOICES, PRECISIONS
 from gnnaccel.near import did_you_mean
 
-VARIABLES = ("GNNACCEL", "GNNACCEL_BACKEND", "GNNACCEL_WHEN", "GNNACCEL_ON_FALLBACK", "GNNACCEL_LOG",
+VARIABLES = ("GNNACCEL", "GNNACCEL_BACKEND", "GNNACCEL_WHEN", "GNNACCEL_ON_FALLBACK", "GNNACCEL_BACKWARD", "GNNACCEL_LOG",
              "GNNACCEL_RECORDS", "GNNACCEL_INCLUDE", "GNNACCEL_EXCLUDE", "GNNACCEL_DECISIONS", "GNNACCEL_PRECISION",
              "GNNACCEL_CACHE_BYTES", "GNNACCEL_CACHE_DIR")
 _YES = ("1", "true", "yes", "on")

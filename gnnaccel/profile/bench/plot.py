@@ -36,18 +36,19 @@ def draw(result: Result, path: str) -> None:
 
 def _drawn(cells: list[metrics.Cell]) -> list[metrics.Cell]:
     """The layers, of the first kind of which there are any."""
-    for kind in ("layer", "relation", "dgl", "aggregate", "layer-cpu", "relation-cpu", "dgl-cpu", "aggregate-cpu"):
+    for kind in ("layer", "relation", "dgl", "aggregate", "layer-cpu", "relation-cpu", "dgl-cpu", "aggregate-cpu", "quantized"):
         if found := [cell for cell in cells if cell.kind == kind]:
             return found
     return []
 
 
 def _rival(cells: list[metrics.Cell]) -> str:
-    return {"dgl": "DGL's own CUDA build", "dgl-cpu": "DGL"}.get(cells[0].kind if cells else "", "PyG")
+    rivals = {"dgl": "DGL's own CUDA build", "dgl-cpu": "DGL", "quantized": "our own fp32, of rows in int8"}
+    return rivals.get(cells[0].kind if cells else "", "PyG")
 
 
 def _speedup(cell: metrics.Cell) -> float | None:
-    return cell.metric("vs_dgl_cuda" if cell.kind == "dgl" else "vs_native")
+    return cell.metric({"dgl": "vs_dgl_cuda", "quantized": "int8_gain"}.get(cell.kind, "vs_native"))
 
 
 def _series(axis, cells: list[metrics.Cell | None], index: int, count: int) -> None:

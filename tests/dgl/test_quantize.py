@@ -23,7 +23,7 @@ def test_what_can_be_quantized():
         report = gnnaccel.quantize(Net())
     told = {row.name: row.reason for row in report.rows}
     assert told["c"] is None and told["d"].startswith("GA602")
-    assert "no operation knows its layer" in told["a"] and told["b"].startswith("GA603")
+    assert told["a"].startswith("GA603") and told["b"].startswith("GA603")
 
 
 @pytest.mark.parametrize("form, error", [("int8", 0.02), ("bf16", 0.006)])

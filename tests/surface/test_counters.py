@@ -9,6 +9,7 @@ from gnnaccel.dispatch.counters import count
 
 
 def test_stats():
+    gnnaccel.reset_stats()
     assert gnnaccel.stats() == {}
     count("GATConv", "cuda")
     count("GATConv", "cuda", None)

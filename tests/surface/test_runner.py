@@ -307,8 +307,10 @@ def test_an_interrupt_from_outside_ends_it_as_it_ends_python(tmp_path):
     ends = []
     for front in ([], ACCEL):
         process = subprocess.Popen([sys.executable, *front, "wait.py"], cwd=tmp_path, stdout=subprocess.PIPE,
-                                   stderr=subprocess.PIPE,
-                                   text=True, env={**os.environ, "PYTHONPATH": ROOT})
+                                   stderr=subprocess.PIPE, text=True,
+                                   # a shell starts what runs in its background with interrupts ignored
+                                   preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+                                   env={**os.environ, "PYTHONPATH": ROOT})
         assert process.stdout.readline() == "waiting\n"
         process.send_signal(signal.SIGINT)
         said = process.communicate(timeout=30)[1].splitlines()  # which line was interrupted is chance

@@ -7,13 +7,21 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.nn.modules.module import _has_any_global_hook as any_global_hook
+from torch.nn.modules import module as _modules
 from torch.nn.parameter import UninitializedParameter
 
 from gnnaccel.dispatch.reasons import Reason, reason
 
 _tracing, _transform = torch._C._get_tracing_state, torch._C._functorch.peek_interpreter_stack
 _dispatch_modes = torch._C._len_torch_dispatch_stack
+
+
+def _any_global_hook() -> bool:
+    return bool(_modules._global_forward_hooks or _modules._global_forward_pre_hooks or _modules._global_backward_hooks
+                or _modules._global_backward_pre_hooks)
+
+
+any_global_hook = getattr(_modules, "_has_any_global_hook", _any_global_hook)  # torch has it by that name from 2.5 or 2.6 on
 
 
 def context_reason() -> Reason | None:

@@ -1,14 +1,12 @@
 """The command line from end to end on a tiny graph on the CPU, and the loop's promises."""
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 
 import pytest
 
 pytest.importorskip("torch_geometric")
 
-import gnnaccel.adapters.pyg  # noqa: E402
 from gnnaccel.__main__ import main  # noqa: E402
 from gnnaccel.profile.bench import result, suites  # noqa: E402
 from gnnaccel.profile.bench.guard import DeviceLost  # noqa: E402
@@ -22,38 +20,20 @@ def out(tmp_path):
     return tmp_path / "bench.json"
 
 
-def test_quick_run_measures_and_reports(out, capsys):
+def test_quick_run_measures_compares_and_reports(out, capsys):
     assert main([*QUICK, "--out", str(out), "--table", "markdown"]) == 0
     made = result.load(out)
-    native = made.one(kind="layer", shape="tiny", layer="GAT 8x8", mode="training", impl="native")
-    assert native.error is None and native.ms > 0
     assert made.provenance["command"].startswith("python -m gnnaccel bench --quick")
-    assert "| tiny (cpu) | GAT 8x8 | forward |" in capsys.readouterr().out
-
-
-def test_everything_is_compared_when_gnnaccel_runs(out, monkeypatch, capsys):
-    from gnnaccel.profile.bench import accel
-
-    monkeypatch.setitem(accel.CONTEXTS, "gnnaccel", contextlib.nullcontext)
-    assert main([*QUICK, "--out", str(out), "--table", "markdown"]) == 0
-    made = result.load(out)
-    assert all(made.one(kind="layer", mode=mode, impl="gnnaccel").error is None for mode in ("forward", "training"))
-    assert made.one(kind="check", mode="training").values.keys() == {
-        "output max_abs", "output rel_l2", "x.grad max_abs", "x.grad rel_l2"}
-    fresh = {record.impl: record.error for record in made.find(kind="fresh")}
-    assert fresh == {"native": None, "gnnaccel": None}
-    assert "fresh: vs_native >= 1" in capsys.readouterr().out
-
-
-@pytest.mark.skipif(not hasattr(gnnaccel.adapters.pyg, "install"), reason="the PyG adapter is not there yet")
-def test_quick_run_compares_gnnaccel_with_native(out):
-    assert main([*QUICK, "--out", str(out)]) == 0
-    made = result.load(out)
     for mode in ("forward", "training"):
-        ours = made.one(kind="layer", shape="tiny", mode=mode, impl="gnnaccel")
-        assert ours.error is None and ours.ms > 0
+        native, ours = (made.one(kind="layer", shape="tiny", layer="GAT 8x8", mode=mode, impl=impl)
+                        for impl in ("native", "gnnaccel"))
+        assert (native.error, ours.error) == (None, None) and native.ms > 0 and ours.ms > 0
         check = made.one(kind="check", shape="tiny", mode=mode)
         assert all(value < 1e-4 for name, value in check.values.items() if name.endswith("rel_l2"))
+    assert check.values.keys() == {"output max_abs", "output rel_l2", "x.grad max_abs", "x.grad rel_l2"}
+    assert {record.impl: record.error for record in made.find(kind="fresh")} == {"native": None, "gnnaccel": None}
+    said = capsys.readouterr().out
+    assert "| tiny (cpu) | GAT 8x8 | forward |" in said and "fresh: vs_native >= 1" in said
 
 
 def test_kernel_suite_runs(out):

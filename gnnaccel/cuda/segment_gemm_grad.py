@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda.launch import Kernels, pointer
-from gnnaccel.cuda.layout import TYPES
 from gnnaccel.cuda.segment_checks import check_pair, check_rows, expect
 from gnnaccel.cuda.segment_plan import (GRAD_ROWS, GradPlan, Segments, as_defines, grad_plan, grid_blocks, precision_of,
                                         shared_limit)

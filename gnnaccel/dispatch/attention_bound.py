@@ -102,13 +102,13 @@ class Bound:
                              (*launch.merge, launch.graph[3], *outputs, *chunks))
         return out, rows, sums, parts
 
-    def backward(self, graph: GraphView, rows: Tensor, sums: Tensor, parts: Tensor, grad: Tensor,
-                 blocks: int) -> tuple[Tensor, Tensor]:
+    def backward(self, graph: GraphView, att_src: Tensor, att_dst: Tensor, rows: Tensor, sums: Tensor, parts: Tensor,
+                 grad: Tensor, blocks: int) -> tuple[Tensor, Tensor]:
         """As `additive_backward.backward`: the gradient of the rows [N, H * D], and fp32 memory with, per node and head, four
         numbers of the kernels' own, then the gradients of the scores by destination and by source; then room for ``blocks``
-        partial sums."""
-        h, d, n, layout, device = self.heads, self.width, rows.shape[0], self.layout, rows.device
-        by_src, place, (att_src, att_dst, _, _) = graph.csr(False), graph.csc(False).place, self._addresses
+        partial sums. The attention vectors are what autograd saved: they may lie elsewhere by now."""
+        h, d, n, layout, device = self.heads, self.width, rows.shape[0], self.variant.backward_layout, rows.device
+        by_src, place = graph.csr(False), graph.csc(False).place
         launch, kernels, step = by_src.launch(), self.variant.backward_kernels, 4 * n * h
         scratch = torch.empty(6 * n * h + blocks * 2 * h * d, device=device)
         values = torch.empty_like(rows)
@@ -117,7 +117,7 @@ class Bound:
         kernels("prepare")(grid(n, layout, layout.slots), THREADS, 0, (
             np.int32(n), of_grad, plus, plus + step * d, a_src + 2 * step, a_src + step, self.slope, packed, d_a_dst))
         memory, chunks = workspace(launch.chunks, (h * d, h * d, h), device)
-        tail = rows.data_ptr(), att_src, att_dst, d_a_dst, values.data_ptr(), d_a_dst + step
+        tail = rows.data_ptr(), att_src.data_ptr(), att_dst.data_ptr(), d_a_dst, values.data_ptr(), d_a_dst + step
         kernels("sources")(grid(launch.slots + n, layout), THREADS, layout.scratch, (
             *launch.graph[:3], place.data_ptr(), launch.graph[3], *launch.split, packed, a_src, 0, self.slope, *_NO_DROPOUT,
             of_grad, *tail, 0, *chunks))
@@ -160,7 +160,7 @@ def _gradients(bound: Bound, graph: GraphView, inputs: list, rows: Tensor, sums:
                wanted: tuple) -> tuple:
     x, weight, att_src, att_dst, bias = inputs
     blocks = head_dot.grad_blocks(x.shape[0], bound.layout)
-    values, scratch = bound.backward(graph, rows, sums, parts, grad, blocks)
+    values, scratch = bound.backward(graph, aligned_rows(att_src), aligned_rows(att_dst), rows, sums, parts, grad, blocks)
     d_src = d_dst = None
     if wanted[2] or wanted[3]:
         d_src, d_dst = bound.att_grads(rows, scratch, blocks, att_src.shape).unbind(0)

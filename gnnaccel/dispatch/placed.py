@@ -53,7 +53,8 @@ class PlacedWeights:
         if entry is None:
             entry = _Entry(key, weight)
         if not entries or entries[0] is not entry:
-            self._entries = [entry, *(e for e in entries if e is not entry and e.owner() is not None)][:_MOST]
+            kept = (e for e in entries if e is not entry and e.key != key and e.owner() is not None)  # no older versions of it
+            self._entries = [entry, *kept][:_MOST]
         entry.seen[by_src] += 1
         if entry.found[by_src] is None and entry.seen[by_src] > 1 and not _capturing(weight):
             entry.found[by_src] = _placed(weight, rows())

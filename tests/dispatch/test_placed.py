@@ -57,6 +57,7 @@ def test_a_change_in_place_is_seen(device, edge_index):
     assert [found(view, weight) for _ in range(2)] == ["place", "position"]
     weight.mul_(2)
     assert [found(view, weight) for _ in range(2)] == ["place", "position"]
+    assert len(view._weights._entries) == 1, "the older version is not kept"
 
 
 def test_memory_that_is_used_again_is_other_weights(device, edge_index):

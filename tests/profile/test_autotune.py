@@ -8,7 +8,6 @@ import torch
 
 import gnnaccel
 from gnnaccel.dispatch import planner, tuned
-from gnnaccel.profile import autotune as tuning
 from gnnaccel.profile.bench import timing
 
 pytest.importorskip("torch_geometric")

@@ -154,6 +154,21 @@ def test_changes_are_seen(kernels, bound_calls, change):
         assert out.requires_grad is (change != "frozen") and len(bound_calls) == (2 if change == "frozen" else 1)
 
 
+@pytest.mark.parametrize("name", ["att_src", "att_dst", "lin.weight"])
+def test_memory_that_is_exchanged_before_backward(kernels, bound_calls, name):
+    """As sharded training does it: the values are the same, the memory is another and the old one is gone."""
+    layer, x = build("GATConv", device=kernels.device), graphs.features().to(kernels.device).requires_grad_()
+    edge_index, parameter = graphs.square().to(kernels.device), dict(layer.named_parameters())[name]
+    with kernels.on():
+        expected = step(layer, x, edge_index, torch.ones(x.shape[0], layer.heads * layer.out_channels, device=kernels.device))
+        layer.zero_grad(set_to_none=True)
+        out, old = layer(x, edge_index), parameter.data
+        parameter.data = old.clone()
+        old.fill_(float("nan"))
+        [got] = torch.autograd.grad(out, x, torch.ones_like(out))
+    assert len(bound_calls) == 1 and close(got, expected[1], 1e-5)
+
+
 def test_it_keeps_no_graph_alive(kernels):
     layer, x, edge_index = build("GATConv", device=kernels.device), graphs.features().to(kernels.device), graphs.square()
     edge_index = edge_index.to(kernels.device)

@@ -8,7 +8,7 @@ from torch_geometric import EdgeIndex
 import gnnaccel
 from tests.pyg import graphs
 from tests.pyg.graphs import E, F, M, N
-from tests.pyg.judge import close, compare, native_again, on_routes, took
+from tests.pyg.judge import close, compare, on_routes, took
 from tests.pyg.own_layers import POSITIONS, Copying, Gating, Heads, Inherited, Updating, Weighing
 
 

@@ -13,11 +13,11 @@ from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.ops.plain import in_degrees
 from tests.attention_cases import skewed_edges
 from tests.emulation.emulator import EmulatedDriver
-from tests.helpers import FLOOR, assert_accurate, on_devices
+from tests.helpers import assert_accurate, on_devices
 
 F64 = torch.float64
 #: the hubs of `skewed_edges` share dozens of edges: equal terms, whose roundings all go one way
-_FLOOR = 3 * FLOOR
+_FLOOR = 3e-6  # as of sums over all nodes: one draw of a graph with one or two nodes may be unlucky
 SRC, DST, E = 40, 30, 200
 EVERYTHING = ("weight", "scale_src", "scale_dst", "bias")
 

@@ -10,12 +10,13 @@ from torch import Tensor
 
 from gnnaccel.cuda.launch import Kernels, pointer
 from gnnaccel.cuda.segment_checks import check_pair, check_rows, expect
-from gnnaccel.cuda.segment_plan import (GRAD_ROWS, GradPlan, Segments, as_defines, grad_plan, grid_blocks, precision_of,
-                                        shared_limit)
+from gnnaccel.cuda.segment_plan import GradPlan, Segments, as_defines, grad_plan, grid_blocks, precision_of, shared_limit
 
 __all__ = ["weight_grad", "weight_grad_and_sums"]
 
-_MERGE_THREADS, _MERGE_COLUMNS = 256, 32  # as in segment_gemm_grad.cu
+_MERGE_THREADS, _MERGE_COLUMNS, _MERGE_WIDE = 256, 32, 1024  # as in segment_gemm_grad.cu
+_MERGE_SHARED = 4 * (2 * _MERGE_THREADS + _MERGE_THREADS // 32)
+_MANY_PARTS = 16  # parts of a segment, on average, from which on threads share the parts of a column
 _MERGE_BLOCKS = 132 * 8  # as many as run at once
 _WORTH = 64  # tiles for which a partial sum more is worth it
 _MAX_GRID_Y = 65535
@@ -90,15 +91,17 @@ def _run(segments: Segments, x: Tensor, dy: Tensor, index: Tensor | None, dy_ind
 
 
 def _launch(compiled: Kernels, plan: GradPlan, columns: int, segments: Segments, out: Tensor, args: tuple) -> None:
-    tile, weight = plan.tile, out.shape[1]
+    tile, weight, lines = plan.tile, out.shape[1], plan.lines
     if columns > _MAX_GRID_Y:
         raise ValueError(f"{columns} tiles of the gradient: a grid has at most {_MAX_GRID_Y}")
-    across = grid_blocks(segments.tile_bound(GRAD_ROWS), columns, tile.blocks_per_sm(plan.shared), _WORTH)
+    across = grid_blocks(segments.tile_bound(lines), columns, tile.blocks_per_sm(plan.shared), _WORTH)
     partial = torch.empty((2 * across, weight), device=out.device) if across > 1 else None
-    tiles, count = segments.tile_ptr(GRAD_ROWS).data_ptr(), np.int32(segments.count)
+    tiles, count = segments.tile_ptr(lines).data_ptr(), np.int32(segments.count)
     compiled("weight_grad")((across, columns), tile.threads, plan.shared, (
         segments.ptr.data_ptr(), tiles, count) + args + (out.data_ptr(), pointer(partial)))
     if partial is not None:  # else no segment is divided
-        pieces = -(-weight // _MERGE_COLUMNS) * min(segments.count, across)
-        compiled("merge")((min(pieces, _MERGE_BLOCKS), 1), _MERGE_THREADS, 4 * (2 * _MERGE_THREADS + _MERGE_THREADS // 32), (
+        divided = min(segments.count, across)
+        wide = across <= _MANY_PARTS * divided
+        pieces = -(-weight // (_MERGE_WIDE if wide else _MERGE_COLUMNS)) * divided
+        compiled("merge_wide" if wide else "merge")((min(pieces, _MERGE_BLOCKS), 1), _MERGE_THREADS, _MERGE_SHARED, (
             tiles, count, np.int32(across), partial.data_ptr(), out.data_ptr()))

@@ -13,7 +13,6 @@ from gnnaccel.cuda.layout import TYPES
 _SMS = 132  # of an H100 or H200; a constant, so that weight gradients have the same bits on every GPU
 _SM_SHARED, _SM_REGISTERS, _SM_THREADS = 227 * 1024, 65536, 2048
 _BUDGET = 112 * 1024  # shared memory of a block, so that two fit on a multiprocessor of the larger GPUs
-GRAD_ROWS = 32  # rows of a tile of the weight gradient
 _MAX_TILE = 128  # rows or columns
 _FEW = 8
 _LINE = 128  # bytes of a row of x that one step takes
@@ -171,32 +170,37 @@ def product_plan(k: int, n: int, dtype: torch.dtype, rows: int, transposed: bool
 
 @dataclass(frozen=True)
 class GradPlan:
-    """A tile of dW (rows: of K) and how many stages of row tiles are in flight."""
+    """A tile of dW (rows: of K), and how many stages of tiles of ``lines`` rows are in flight."""
 
     tile: Tile
+    lines: int
     stages: int
     shared: int
 
     def defines(self) -> dict:
-        return dict(TR=GRAD_ROWS, TA=self.tile.rows, TN=self.tile.columns, STAGES=self.stages)
+        return dict(TR=self.lines, TA=self.tile.rows, TN=self.tile.columns, STAGES=self.stages)
+
+
+def _grad_tile(height: int, columns: int) -> Tile:
+    """The fewer warps share a line of X, the less often it is split: measured for tiles of 64 lines."""
+    if height == 64 and columns == 64:
+        return Tile(64, 64, 1, 2)
+    return Tile(64, columns, 1, 4) if height == 64 and columns > 64 and columns % 32 == 0 else _tile(height, columns)
 
 
 @functools.lru_cache(maxsize=None)
 def grad_plan(k: int, n: int, dtype: torch.dtype, limit: int) -> GradPlan:
-    """The first that fits: large tiles, three stages are best.
-
-    64 x 128 beat 128 x 128 by 7 % (an H200, fp32 and bf16), and two warps of 64 x 32 each beat four in 64 x 64 by 12 %: the fewer
-    warps share a row, the less often it is split."""
+    """The first that fits. Large tiles are best; of half types, and of wide tiles, two stages of 64 lines, else three of 32."""
     size = dtype.itemsize
     for most in (_MAX_TILE, 64, 32):
         height = min(64, next(h for h in (16, 32, 64, 128) if h >= -(-k // -(-k // most))))
-        columns = _columns(n, most)
-        tile = Tile(64, 64, 1, 2) if (height, columns) == (64, 64) else _tile(height, columns)
-        for stages in (3, 2):
-            elements = stages * GRAD_ROWS * (_side_stride(tile.rows) + _side_stride(tile.columns))
-            shared = elements * size + 4 * 3 * (stages + 1) * GRAD_ROWS
+        tile = _grad_tile(height, _columns(n, most))
+        long = tile.threads >= 64 and (size == 2 or tile.columns > 64)
+        for lines, stages in (((64, 2),) if long else ()) + ((32, 3), (32, 2)):
+            elements = stages * lines * (_side_stride(tile.rows) + _side_stride(tile.columns))
+            shared = elements * size + 4 * 3 * (stages + 1) * lines
             if shared <= min(limit, _BUDGET):
-                return GradPlan(tile, stages, shared)
+                return GradPlan(tile, lines, stages, shared)
     raise AssertionError("the smallest tile fits every GPU")  # 2 stages of 32 x (40 + 40): 22 KiB
 
 

@@ -94,6 +94,31 @@ MMA_OF(bf16, "m16n8k16", "bf16.bf16")
 
 #endif
 
+// Count (2 or 4) matrices of 8 x 8 halves out of shared memory, turned on the way: lane 8 q + i names line i of matrix q, of 16
+// aligned bytes, and every lane gets the elements of lines 2 * (lane % 4) and the next, column lane / 4, of each matrix.
+#if defined(GNNACCEL_EMULATE)
+template <int Count, typename Half> inline void load_turned(const Half* line, u32 (&to)[Count]) {
+    static const Half* all[32][32];
+    const int lane = threadIdx.x & 31, column = lane >> 2, i = 2 * (lane & 3);
+    const Half* (&lines)[32] = all[threadIdx.x >> 5];
+    if ((u64)line % 16) __trap();
+    lines[lane] = line;
+    __syncwarp();
+    for (int q = 0; q < Count; ++q) to[q] = lines[8 * q + i][column].bits | (u32)lines[8 * q + i + 1][column].bits << 16;
+    __syncwarp();
+}
+#elif TENSOR_CORES
+template <typename Half> __device__ __forceinline__ void load_turned(const Half* line, u32 (&to)[4]) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"((u32)__cvta_generic_to_shared(line)) : "memory");
+}
+template <typename Half> __device__ __forceinline__ void load_turned(const Half* line, u32 (&to)[2]) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(to[0]), "=r"(to[1]) : "r"((u32)__cvta_generic_to_shared(line)) : "memory");
+}
+#endif
+
 // d += a b for int8, m16n8k32, in fragments as above with P = 4 and whole numbers. It wraps round beyond 32 bits.
 #if defined(GNNACCEL_EMULATE)
 inline void multiply_int8(int (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {

@@ -3,8 +3,8 @@
 //
 // A block sums a TA x TN tile of dW over its share of the row tiles (of TR rows), which lie side by side. A segment that
 // begins and ends in that share is written at once. Otherwise each block that has a part of it writes a partial sum, and
-// `merge` adds those up in the order of the blocks. A block has at most two such parts: of a segment that began before its
-// share (slot 2 b), and of another one that goes on behind it (slot 2 b + 1).
+// `merge`, or `merge_wide`, adds those up in the order of the blocks. A block has at most two such parts: of a segment that
+// began before its share (slot 2 b), and of another one that goes on behind it (slot 2 b + 1).
 #include "segment_rows.cuh"
 #include "segment_tile.cuh"
 #include "segment_walk.cuh"
@@ -22,7 +22,7 @@
 #define MERGE_THREADS 256
 #define MERGE_COLUMNS 32
 #define MERGE_GROUPS (MERGE_THREADS / MERGE_COLUMNS)
-#define MERGE_CHUNKS ((WEIGHT + MERGE_COLUMNS - 1) / MERGE_COLUMNS)
+#define MERGE_EACH 4  // columns of a thread of merge_wide
 
 static_assert(TR <= THREADS, "each thread reads the numbers of one row");
 static_assert(TA == WM * WARPS_M && TN == WN * WARPS_N, "the warps' tiles make up the block's");
@@ -200,40 +200,85 @@ struct Share {
     }
 };
 
-// One column of a divided segment: groups of threads take every MERGE_GROUPS-th part, then their sums are added in order.
-__device__ __forceinline__ void merge_columns(const Share& share, int blocks, int tiles, const float* partial, int chunk,
-                                              float* sums, float* out) {
-    const int group = threadIdx.x / MERGE_COLUMNS;
-    const i64 column = (i64)chunk * MERGE_COLUMNS + threadIdx.x % MERGE_COLUMNS;
-    float sum = 0.f;
-    if (column < WEIGHT) {
-        const float* parts = partial + column;
-        if (group == 0) sum = parts[(2 * (i64)share.first + 1) * WEIGHT];
-        if (tiles >= blocks) {
+// A piece of a divided segment's columns, and all that is needed to add up its parts.
+struct Piece {
+    Share share;
+    int chunk, blocks, tiles;
+    const float* partial;
+    float* out;  // of the segment
+
+    __device__ __forceinline__ const float* part(int block, i64 column, int slot) const {
+        return partial + (2 * (i64)block + slot) * WEIGHT + column;
+    }
+    // Where there are fewer tiles than blocks, some blocks have written nothing. (Asked in the loop, it would keep loads apart.)
+    __device__ __forceinline__ bool all_wrote() const { return tiles >= blocks; }
+    template <bool All> __device__ __forceinline__ bool wrote(int block) const {
+        return All || range_begin(block, blocks, tiles) < range_begin(block + 1, blocks, tiles);
+    }
+};
+
+// Few parts: each thread adds up those of MERGE_EACH columns, without waiting for others.
+struct Wide {
+    static constexpr int COLUMNS = MERGE_THREADS * MERGE_EACH;
+
+    template <bool All> static __device__ __forceinline__ void add(const Piece& p, i64 first, float (&sum)[MERGE_EACH]) {
+#pragma unroll 4
+        for (int b = p.share.first + 1; b <= p.share.last; ++b)
+            if (p.wrote<All>(b))
+#pragma unroll
+                for (int i = 0; i < MERGE_EACH; ++i)
+                    if (first + i * MERGE_THREADS < WEIGHT) sum[i] += *p.part(b, first + i * MERGE_THREADS, 0);
+    }
+    static __device__ __forceinline__ void merge(const Piece& p, float*) {
+        const i64 first = (i64)p.chunk * COLUMNS + threadIdx.x;
+        float sum[MERGE_EACH];
+#pragma unroll
+        for (int i = 0; i < MERGE_EACH; ++i)
+            sum[i] = first + i * MERGE_THREADS < WEIGHT ? *p.part(p.share.first, first + i * MERGE_THREADS, 1) : 0.f;
+        if (p.all_wrote()) add<true>(p, first, sum);
+        else add<false>(p, first, sum);
+#pragma unroll
+        for (int i = 0; i < MERGE_EACH; ++i)
+            if (first + i * MERGE_THREADS < WEIGHT) p.out[first + i * MERGE_THREADS] = sum[i];
+    }
+};
+
+// Many parts: groups of threads take every MERGE_GROUPS-th part of a column, then their sums are added in order.
+struct Shared {
+    static constexpr int COLUMNS = MERGE_COLUMNS;
+
+    template <bool All> static __device__ __forceinline__ void add(const Piece& p, i64 column, int group, float& sum) {
 #pragma unroll 8
-            for (int b = share.first + 1 + group; b <= share.last; b += MERGE_GROUPS) sum += parts[2 * (i64)b * WEIGHT];
-        } else {  // some blocks have no tiles, and have written nothing
-            for (int b = share.first + 1 + group; b <= share.last; b += MERGE_GROUPS)
-                if (range_begin(b, blocks, tiles) < range_begin(b + 1, blocks, tiles)) sum += parts[2 * (i64)b * WEIGHT];
+        for (int b = p.share.first + 1 + group; b <= p.share.last; b += MERGE_GROUPS)
+            if (p.wrote<All>(b)) sum += *p.part(b, column, 0);
+    }
+    static __device__ __forceinline__ void merge(const Piece& p, float* sums) {
+        const int group = threadIdx.x / MERGE_COLUMNS;
+        const i64 column = (i64)p.chunk * COLUMNS + threadIdx.x % MERGE_COLUMNS;
+        float sum = 0.f;
+        if (column < WEIGHT) {
+            if (group == 0) sum = *p.part(p.share.first, column, 1);
+            if (p.all_wrote()) add<true>(p, column, group, sum);
+            else add<false>(p, column, group, sum);
+        }
+        __syncthreads();  // the sums of the columns before have been read
+        sums[threadIdx.x] = sum;
+        __syncthreads();
+        if (group == 0 && column < WEIGHT) {
+#pragma unroll
+            for (int other = 1; other < MERGE_GROUPS; ++other) sum += sums[other * MERGE_COLUMNS + threadIdx.x];
+            p.out[column] = sum;
         }
     }
-    __syncthreads();  // the sums of the columns before have been read
-    sums[threadIdx.x] = sum;
-    __syncthreads();
-    if (group == 0 && column < WEIGHT) {
-#pragma unroll
-        for (int other = 1; other < MERGE_GROUPS; ++other) sum += sums[other * MERGE_COLUMNS + threadIdx.x];
-        out[column] = sum;
-    }
-}
+};
 
 // Adds up the parts of all divided segments, in the order of the blocks that made them. Only the device knows which those
 // are: each block looks at all segments, MERGE_THREADS at a time, and does its share of the columns of those that it finds.
-extern "C" __global__ void __launch_bounds__(MERGE_THREADS)
-merge(const int* __restrict__ tile_ptr, int segment_count, int blocks, const float* __restrict__ partial,
-      float* __restrict__ out) {
-    DYNAMIC_SHARED(shared);
-    float* const sums = (float*)shared;
+template <typename How>
+__device__ __forceinline__ void merge_all(const int* tile_ptr, int segment_count, int blocks, const float* partial, float* out,
+                                          float* shared) {
+    constexpr i64 CHUNKS = (WEIGHT + How::COLUMNS - 1) / How::COLUMNS;
+    float* const sums = shared;
     int* const found = (int*)(sums + MERGE_THREADS);  // divided segments
     int* const counts = found + MERGE_THREADS;        // of each warp's
     const int tiles = __ldg(tile_ptr + segment_count), lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
@@ -255,13 +300,27 @@ merge(const int* __restrict__ tile_ptr, int segment_count, int blocks, const flo
         }
         if (divided) found[place] = mine;
         __syncthreads();
-        const i64 pieces = (i64)count * MERGE_CHUNKS;
+        const i64 pieces = (i64)count * CHUNKS;
         for (i64 i = (blockIdx.x + gridDim.x - before % gridDim.x) % gridDim.x; i < pieces; i += gridDim.x) {
-            const int segment = found[i / MERGE_CHUNKS];
-            merge_columns(Share(tile_ptr, segment, blocks, tiles), blocks, tiles, partial, (int)(i % MERGE_CHUNKS), sums,
-                          out + segment * WEIGHT);
+            const int segment = found[i / CHUNKS];
+            How::merge({Share(tile_ptr, segment, blocks, tiles), (int)(i % CHUNKS), blocks, tiles, partial, out + segment * WEIGHT},
+                       sums);
         }
         before += pieces;
         __syncthreads();  // before the lists are written again
     }
+}
+
+extern "C" __global__ void __launch_bounds__(MERGE_THREADS)
+merge(const int* __restrict__ tile_ptr, int segment_count, int blocks, const float* __restrict__ partial,
+      float* __restrict__ out) {
+    DYNAMIC_SHARED(shared);
+    merge_all<Shared>(tile_ptr, segment_count, blocks, partial, out, (float*)shared);
+}
+
+extern "C" __global__ void __launch_bounds__(MERGE_THREADS)
+merge_wide(const int* __restrict__ tile_ptr, int segment_count, int blocks, const float* __restrict__ partial,
+           float* __restrict__ out) {
+    DYNAMIC_SHARED(shared);
+    merge_all<Wide>(tile_ptr, segment_count, blocks, partial, out, (float*)shared);
 }

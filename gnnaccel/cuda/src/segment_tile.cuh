@@ -7,7 +7,7 @@
 //   TF32   one product of the values rounded to tf32
 //   HALF   f16 or bf16, products exact
 // Tensor cores round towards zero when they accumulate, which would add up to a bias over thousands of rows; so each step
-// (of 8 or 16) starts from zero, and an ordinary addition brings its result to the accumulator.
+// (of 8 or 16; two of them but for FP32) starts from zero, and an ordinary addition brings its result to the accumulator.
 #pragma once
 #include "mma.cuh"
 
@@ -104,19 +104,66 @@ __device__ __forceinline__ void fma_step(const Left& a, const Right& b, int row,
 typedef u32 LeftWords[MT][4];
 typedef u32 RightWords[NT][2];
 
-template <typename Left, typename Right>
-__device__ __forceinline__ void load_words(const Left& a, const Right& b, int row, int column, int k, LeftWords& x,
-                                           RightWords& y) {
+template <typename Left>
+__device__ __forceinline__ void load_left(const Left& a, int row, int k, LeftWords& x) {
     const int g = (threadIdx.x & 31) >> 2, c = threadIdx.x & 3;
 #pragma unroll
     for (int m = 0; m < MT; ++m)
 #pragma unroll
         for (int r = 0; r < 4; ++r) x[m][r] = a.word(row + 16 * m + g + 8 * (r & 1), k + PER_WORD * (c + 4 * (r >> 1)));
+}
+
+template <typename Right>
+__device__ __forceinline__ void load_right(const Right& b, int column, int k, RightWords& y) {
+    const int g = (threadIdx.x & 31) >> 2, c = threadIdx.x & 3;
 #pragma unroll
     for (int n = 0; n < NT; ++n)
 #pragma unroll
         for (int r = 0; r < 2; ++r) y[n][r] = b.word(column + 8 * n + g, k + PER_WORD * (c + 4 * r));
 }
+
+#if PRECISION == HALF
+
+// Halves of which k is not contiguous: the hardware turns 8 x 8 of them at a time, where `word` would read them one by one.
+// Lane 8 q + i names line i of matrix q.
+template <int Stride>
+__device__ __forceinline__ void load_left(const Operand<false, Stride>& a, int row, int k, LeftWords& x) {
+    const int i = threadIdx.x & 7, q = (threadIdx.x & 31) >> 3;
+#pragma unroll
+    for (int m = 0; m < MT; ++m) load_turned(a.p + (k + 8 * (q >> 1) + i) * Stride + row + 16 * m + 8 * (q & 1), x[m]);
+}
+
+template <int Stride>
+__device__ __forceinline__ void load_right(const Operand<false, Stride>& b, int column, int k, RightWords& y) {
+    const int i = threadIdx.x & 7, q = (threadIdx.x & 31) >> 3;
+#pragma unroll
+    for (int n = 0; n + 1 < NT; n += 2) {
+        u32 four[4];
+        load_turned(b.p + (k + 8 * (q & 1) + i) * Stride + column + 8 * (n + (q >> 1)), four);
+        y[n][0] = four[0], y[n][1] = four[1], y[n + 1][0] = four[2], y[n + 1][1] = four[3];
+    }
+    if constexpr (NT % 2) load_turned(b.p + (k + 8 * (q & 1) + i) * Stride + column + 8 * (NT - 1), y[NT - 1]);
+}
+
+__device__ __forceinline__ ROW_T scaled_half(u32 bits, float factor) {
+    const ROW_T x = {(u16)bits};
+    return from_float<ROW_T>(to_float(x) * factor);
+}
+
+template <int Stride>
+__device__ __forceinline__ void load_right(const Scaled<Operand<false, Stride>>& b, int column, int k, RightWords& y) {
+    load_right(b.inner, column, k, y);
+    if (!b.factor) return;
+    const int c = threadIdx.x & 3;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        const float* f = b.factor + k + PER_WORD * (c + 4 * r);
+#pragma unroll
+        for (int n = 0; n < NT; ++n) y[n][r] = joined(scaled_half(y[n][r], f[0]), scaled_half(y[n][r] >> 16, f[1]));
+    }
+}
+
+#endif
 
 // Whether x = big + small can be done: inf - inf is not 0, and 0 * inf and inf - inf among the three products would not
 // be what fp32 gives. The bound is what rounds to infinity in tf32.
@@ -162,24 +209,30 @@ __device__ __forceinline__ void three_products(const LeftWords& x, const RightWo
     }
 }
 
-__device__ __forceinline__ void one_product(LeftWords& x, RightWords& y, Accumulators& acc) {
+// Steps of them, whose sum joins the accumulators at once.
+template <int Steps>
+__device__ __forceinline__ void products(LeftWords (&x)[Steps], RightWords (&y)[Steps], Accumulators& acc) {
     const float zero[4] = {0.f, 0.f, 0.f, 0.f};
 #if PRECISION == TF32
 #pragma unroll
-    for (int m = 0; m < MT; ++m)
+    for (int s = 0; s < Steps; ++s) {
 #pragma unroll
-        for (int r = 0; r < 4; ++r) x[m][r] = tf32_from_float(__uint_as_float(x[m][r]));
+        for (int m = 0; m < MT; ++m)
 #pragma unroll
-    for (int n = 0; n < NT; ++n)
+            for (int r = 0; r < 4; ++r) x[s][m][r] = tf32_from_float(__uint_as_float(x[s][m][r]));
 #pragma unroll
-        for (int r = 0; r < 2; ++r) y[n][r] = tf32_from_float(__uint_as_float(y[n][r]));
+        for (int n = 0; n < NT; ++n)
+#pragma unroll
+            for (int r = 0; r < 2; ++r) y[s][n][r] = tf32_from_float(__uint_as_float(y[s][n][r]));
+    }
 #endif
 #pragma unroll
     for (int n = 0; n < NT; ++n)
 #pragma unroll
         for (int m = 0; m < MT; ++m) {
             float sum[4];
-            Mma<ROW_T>::multiply(sum, x[m], y[n], zero);
+#pragma unroll
+            for (int s = 0; s < Steps; ++s) Mma<ROW_T>::multiply(sum, x[s][m], y[s][n], s ? sum : zero);
 #pragma unroll
             for (int e = 0; e < 4; ++e) acc[m][n][e] += sum[e];
         }
@@ -191,21 +244,31 @@ __device__ __forceinline__ void one_product(LeftWords& x, RightWords& y, Accumul
 template <int Depth, typename Left, typename Right>
 __device__ __forceinline__ void multiply_tile(const Left& a, const Right& b, int row, int column, Accumulators& acc) {
     static_assert(Depth % K_STEP == 0, "operands are padded with zeros to whole steps");
-#if TENSOR_CORES && PRECISION != FMA
+#if TENSOR_CORES && PRECISION == FP32
 #pragma unroll 2
     for (int k = 0; k < Depth; k += K_STEP) {
         LeftWords x;
         RightWords y;
-        load_words(a, b, row, column, k, x, y);
-#if PRECISION == FP32
+        load_left(a, row, k, x);
+        load_right(b, column, k, y);
         if (!all_split(x, y)) {
             fma_step<K_STEP>(a, b, row, column, k, acc);
             continue;
         }
         three_products(x, y, acc);
-#else
-        one_product(x, y, acc);
-#endif
+    }
+#elif TENSOR_CORES && PRECISION != FMA
+    constexpr int Steps = Depth % (2 * K_STEP) ? 1 : 2;
+#pragma unroll 2
+    for (int k = 0; k < Depth; k += Steps * K_STEP) {
+        LeftWords x[Steps];
+        RightWords y[Steps];
+#pragma unroll
+        for (int s = 0; s < Steps; ++s) {
+            load_left(a, row, k + s * K_STEP, x[s]);
+            load_right(b, column, k + s * K_STEP, y[s]);
+        }
+        products(x, y, acc);
     }
 #else
     fma_step<Depth>(a, b, row, column, 0, acc);

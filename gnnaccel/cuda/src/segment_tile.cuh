@@ -212,7 +212,6 @@ __device__ __forceinline__ void three_products(const LeftWords& x, const RightWo
 // Steps of them, whose sum joins the accumulators at once.
 template <int Steps>
 __device__ __forceinline__ void products(LeftWords (&x)[Steps], RightWords (&y)[Steps], Accumulators& acc) {
-    const float zero[4] = {0.f, 0.f, 0.f, 0.f};
 #if PRECISION == TF32
 #pragma unroll
     for (int s = 0; s < Steps; ++s) {
@@ -230,9 +229,9 @@ __device__ __forceinline__ void products(LeftWords (&x)[Steps], RightWords (&y)[
     for (int n = 0; n < NT; ++n)
 #pragma unroll
         for (int m = 0; m < MT; ++m) {
-            float sum[4];
+            float sum[4] = {0.f, 0.f, 0.f, 0.f};
 #pragma unroll
-            for (int s = 0; s < Steps; ++s) Mma<ROW_T>::multiply(sum, x[s][m], y[s][n], s ? sum : zero);
+            for (int s = 0; s < Steps; ++s) Mma<ROW_T>::multiply(sum, x[s][m], y[s][n], sum);
 #pragma unroll
             for (int e = 0; e < 4; ++e) acc[m][n][e] += sum[e];
         }

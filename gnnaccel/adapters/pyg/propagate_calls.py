@@ -165,7 +165,8 @@ class Last:
         num_src, num_dst, flipped = self.sizes
         x = reading.source(kwargs, self.source)
         weight = None if self.weight is None else self.weight(kwargs)
-        given = reading.prepared(self.reduce, layer, x, weight, edge_index.shape[1])
+        reduce = self.reduce or reading.mean_of(layer.aggr_module)
+        given = reading.prepared(reduce, layer, x, weight, edge_index.shape[1])
         if type(given) is Reason:
             return None
         counters.count(self.name, self.route)
@@ -192,7 +193,7 @@ def _remember(layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read,
     else:
         kept.pointer, kept.signature, kept.decision = edge_index.data_ptr(), _signature(kwargs), decision
         kept.settings, kept.known, kept.module = reading.SETTINGS(layer.__dict__), found.known, weakref.ref(layer.aggr_module)
-        kept.weight, kept.reduce, kept.view = found.form.weight, given.reduce, weakref.ref(graph._view)
+        kept.weight, kept.reduce, kept.view = found.form.weight, given.reduce if type(given.reduce) is str else None, weakref.ref(graph._view)
         kept.sizes = graph.num_src, graph.num_dst, graph.flipped
     entries = _last.get(layer)
     if entries is None or len(entries) >= _LAYERS_GRAPHS:

@@ -15,6 +15,7 @@ from torch import Tensor
 from gnnaccel.dispatch.cost import constants
 from gnnaccel.dispatch.names import IdentityMap
 from gnnaccel.dispatch.ops.aggregation import Aggregation
+from gnnaccel.dispatch.ops.aggregation_means import Softmax
 from gnnaccel.dispatch.ops.graph import OpGraph
 
 _UNREAD = 3  # calls over a graph, not a large one, that are not looked at: layers or hops over one mini-batch
@@ -48,6 +49,7 @@ def _on_cpu(graph: OpGraph, given: Aggregation, mode: str) -> Estimate:
 
 def _on_cuda(graph: OpGraph, given: Aggregation, mode: str) -> Estimate:
     rates, kernels = constants()["aggregation"]["cuda"], constants()["cuda"]
+    rates = rates["softmax"] if type(given.reduce) is Softmax else rates
     rows = math.prod(given.shape) * given.x.element_size()
     moved = graph.num_edges * rows
     launch = kernels["launch"]

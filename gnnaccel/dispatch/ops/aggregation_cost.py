@@ -61,6 +61,18 @@ def _on_cuda(graph: OpGraph, given: Aggregation, mode: str) -> Estimate:
     return Estimate(native - ours, structure, ours, native)
 
 
+def by_index(x: Tensor, name: str, grad: bool) -> Estimate:
+    """For one reduction ``name``, or "softmax", of rows ``x`` on a GPU by an index."""
+    mode = "training" if grad else "forward"
+    rates, kernels = constants()["aggregation"]["by_index"], constants()["cuda"]
+    kind = rates["max" if name == "min" else name]
+    moved, launch = x.numel() * x.element_size(), kernels["launch"]
+    native = max(moved * kind["native_passes"][mode] / kernels["native_bandwidth"], kind["native_launches"][mode] * launch)
+    ours = max(moved * kind["passes"][mode] / kernels["gather_hbm"], kind["launches"][mode] * launch)
+    structure = x.shape[0] * kernels["structure_per_edge"] + kernels["structure_launches"] * launch
+    return Estimate(native - ours, structure, ours, native)
+
+
 def _line(rates: list[float], edges: float, numbers: float) -> float:
     return rates[0] + rates[1] * edges + rates[2] * numbers
 

@@ -1,7 +1,7 @@
 """PyG's ``scatter``, ``segment`` and ``softmax``, and with them ``global_add_pool`` and its like, behind the router for operations.
 
-Modules of PyG import these functions from each other by name, so every such name is replaced; not those of the layers and their
-aggregations, which belong to what was decided of the layer. The functions for pooling are not replaced, but what they call: so
+Modules of PyG import these functions from each other by name, so every such name is replaced; not those of the layers, their
+aggregations and the utilities that they call, which belong to what was decided of the layer. The functions for pooling are not replaced, but what they call: so
 what a user imported earlier is routed too. On a CPU the host's own code runs.
 
 That ``scatter`` and ``softmax`` ask the device for the number of groups, where they are not given it, is kept per tensor.
@@ -31,23 +31,22 @@ from gnnaccel.dispatch.reasons import Reason, reason
 
 _TENSORS = (Tensor, Parameter)
 _UTILS = "torch_geometric.utils."
-_LAYERS = ("torch_geometric.nn.conv", "torch_geometric.nn.aggr")
+_LAYERS = ("torch_geometric.nn.conv", "torch_geometric.nn.aggr", _UTILS)
 _REDUCES = {"sum": "sum", "add": "sum", "mean": "mean", "max": "max", "min": "min", "amax": "max", "amin": "min"}
 
 
 def install(patches: PatchSet) -> None:
-    """Replace the functions, through ``patches``, wherever a module of PyG has them, but for layers and each other."""
+    """Replace the functions, through ``patches``, where they are and wherever a module of PyG has them that is none of `_LAYERS`."""
     made = {}
     for name, (own, wrapper) in _ROUTED.items():
         native = getattr(importlib.import_module(_UTILS + own), name)
         if tuple(inspect.signature(native).parameters) == tuple(inspect.signature(wrapper(native)).parameters):
-            made[native] = name, own, _scriptable(wrapper(native), native)
+            made[native] = _scriptable(wrapper(native), native)
     for module in _modules():
-        path = module.__name__
         for name, value in list(vars(module).items()):
             found = made.get(value) if inspect.isfunction(value) else None
-            if found is not None and (path != _UTILS + "_softmax" or found[1] == "_softmax"):
-                patches.set(module, name, found[2])
+            if found is not None and (value.__module__ == module.__name__ or not module.__name__.startswith(_LAYERS)):
+                patches.set(module, name, found)
 
 
 def _scriptable(wrapper: Callable, native: Callable) -> Callable:
@@ -57,9 +56,9 @@ def _scriptable(wrapper: Callable, native: Callable) -> Callable:
 
 
 def _modules() -> list[Any]:
-    """The modules of PyG that are loaded, each once, but for those of its layers."""
+    """The modules of PyG that are loaded, each once."""
     found = {id(m): m for name, m in list(sys.modules.items())
-             if name.startswith("torch_geometric.") and not name.startswith(_LAYERS) and hasattr(m, "__dict__")}
+             if name.startswith("torch_geometric.") and hasattr(m, "__dict__")}
     return list(found.values())
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch_geometric.nn import GENConv
 from torch_geometric.nn.aggr import MultiAggregation, PowerMeanAggregation, SoftmaxAggregation
 
 import gnnaccel
@@ -47,7 +48,8 @@ def test_among_several(route):
 
 def test_large_logits(route):
     """Nothing but differences is exponentiated."""
-    layer, x, ei = Copying(aggr=SoftmaxAggregation(50.0)), 10 * graphs.features().to(route.device), graphs.square().to(route.device)
+    layer, x, ei = Copying(aggr=SoftmaxAggregation(50.0)), graphs.features().to(route.device) * 10, graphs.square()
+    ei = ei.to(route.device)
     expected = layer(x.double(), ei)
     with route.on():
         assert close(layer(x, ei).double(), expected)
@@ -62,6 +64,17 @@ def test_numbers_set_between_calls(route):
         with route.on():
             assert close(layer(x, ei), expected)
     took(route, 4)
+
+
+def test_gen(route):
+    """Whose messages are made of its features row by row, and only where they are the features alone."""
+    for options in (dict(learn_t=True), dict(aggr="powermean", learn_p=True, p=2.0), dict(aggr="add")):
+        compare(route, GENConv(F, F, norm="layer", **options), graphs.features(), graphs.square(), positions=POSITIONS)
+    layer, args = GENConv(F, F, norm="layer"), (graphs.features(), graphs.square(), torch.randn(E, F))
+    expected = layer(*args)
+    with gnnaccel.enabled(when="supported"):
+        assert torch.equal(layer(*args), expected)
+    assert gnnaccel.stats()["GENConv"]["reasons"] == {"GA208": 1}
 
 
 def test_weighted_messages_are_native():

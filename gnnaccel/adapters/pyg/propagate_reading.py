@@ -251,6 +251,11 @@ def _edges(layer: Any, known: Known, edge_index: Any, num_src: int, num_dst: int
 
 
 
+def gathered(layer: Any, form: message.Form, given: Aggregation) -> Aggregation:
+    """What runs of a call that was read: rows are made of the features only then."""
+    return given if form.rows is None else given._replace(x=form.rows(layer, given.x))
+
+
 def finished(layer: Any, known: Known, moved: bool, out: Tensor | list[Tensor], kwargs: dict) -> Any:
     """What the call gives: the class's own ``update`` of the result, of several combined. ``moved``: features were `stacked`."""
     if type(out) is list:

@@ -1,8 +1,8 @@
-"""PyG's ``scatter``, ``segment`` and ``softmax``, and with them ``global_add_pool`` and its like, behind the router for operations.
+"""PyG's ``scatter``, ``segment`` and ``softmax``, and so ``global_add_pool`` and its like, behind the router for operations.
 
 Modules of PyG import these functions from each other by name, so every such name is replaced; not those of the layers, their
-aggregations and the utilities that they call, which belong to what was decided of the layer. The functions for pooling are not replaced, but what they call: so
-what a user imported earlier is routed too. On a CPU the host's own code runs.
+aggregations and the utilities that they call, which belong to what was decided of the layer. The functions for pooling are not
+replaced, but what they call: so what a user imported earlier is routed too. On a CPU the host's own code runs.
 
 That ``scatter`` and ``softmax`` ask the device for the number of groups, where they are not given it, is kept per tensor.
 """
@@ -36,7 +36,7 @@ _REDUCES = {"sum": "sum", "add": "sum", "mean": "mean", "max": "max", "min": "mi
 
 
 def install(patches: PatchSet) -> None:
-    """Replace the functions, through ``patches``, where they are and wherever a module of PyG has them that is none of `_LAYERS`."""
+    """Replace the functions, through ``patches``, where they are, and wherever a module that is none of `_LAYERS` has them."""
     made = {}
     for name, (own, wrapper) in _ROUTED.items():
         native = getattr(importlib.import_module(_UTILS + own), name)

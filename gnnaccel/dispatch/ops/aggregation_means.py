@@ -28,8 +28,9 @@ _PROGRAM = attention_programs.additive_terms(1.0, 0.0, False, False)  # a slope 
 
 
 class Softmax(NamedTuple):
-    """``out[i] = sum of a_e x_j``, ``a`` the softmax of ``t x_j`` over the edges that enter i, channel by channel. ``t``: a number,
-    or a tensor of one number or one per channel; ``whole``: gradients go through ``a`` too."""
+    """``out[i] = sum of a_e x_j``, ``a`` the softmax of ``t x_j`` over the edges that enter i, channel by channel.
+
+    ``t``: a number, or a tensor of one number or one per channel; ``whole``: gradients go through ``a`` too."""
 
     t: float | Tensor
     whole: bool

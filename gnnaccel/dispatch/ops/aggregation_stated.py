@@ -35,8 +35,8 @@ class AggregationStated:
     @staticmethod
     def of(given: AggregationGiven) -> AggregationStated:
         graph, first = given.graph, given.first
-        return AggregationStated(tuple(map(named, given.reduces)), first.weight is not None, math.prod(first.shape), first.x.dtype, graph.num_src,
-                                 graph.num_dst, graph.num_edges)
+        return AggregationStated(tuple(map(named, given.reduces)), first.weight is not None, math.prod(first.shape),
+                                 first.x.dtype, graph.num_src, graph.num_dst, graph.num_edges)
 
     @property
     def out(self) -> torch.dtype:

@@ -26,8 +26,8 @@ _MAY_NOT_COME_AGAIN = reason("GA301", "the gain does not pay for the structure o
 
 
 class IndexGraph(OpGraph):
-    """Rows as edges without sources. ``given``: [E] int64, the group of each row, below ``groups``; or with ``offsets`` [groups + 1],
-    where each group's rows begin, the last one being ``rows``."""
+    """Rows as edges without sources. ``given``: [E] int64, the group of each row, below ``groups``; or with ``offsets``
+    [groups + 1], where each group's rows begin, the last one being ``rows``."""
 
     __slots__ = ("_rows", "_offsets")
 
@@ -101,8 +101,8 @@ def _count(index: Tensor) -> int:
 # --- the operations ----------------------------------------------------------------------------------------------------
 
 def reduce(graph: IndexGraph, x: Tensor, name: str, config: Config) -> OpCall:
-    """[groups, *features]: the reduction ``name``, one of `REDUCES`, of the rows ``x`` [E, *features] of each group; 0 where there
-    are none. Gradients of extrema are shared as in `multi_reduce`."""
+    """[groups, *features]: the reduction ``name``, one of `REDUCES`, of the rows ``x`` [E, *features] of each group; 0 where
+    there are none. Gradients of extrema are shared as in `multi_reduce`."""
     against = _cost_reason(graph, x, name, config)
     if name in ("max", "min"):
         found = multi_reduce.multi_reduce(graph, x, (name,), of_edges=True)

@@ -15,6 +15,7 @@ import gnnaccel
 from gnnaccel.adapters.pyg import scatter as adapter
 from gnnaccel.dispatch.ops import aggregation_cost, by_index
 from tests.helpers import assert_accurate
+from tests.pyg.test_gpu import no_waiting
 from tests.routes import opened
 
 ROWS, GROUPS = 40, 9
@@ -242,3 +243,42 @@ def test_inside_models(route):
     with route.on():
         got = norm(x.to(route.device), batch.to(route.device), GROUPS)
     assert torch.allclose(got, expected, atol=1e-5) and gnnaccel.stats()["pyg.scatter"]["routes"] == {route.backend: 2}
+
+
+# ---- what only a GPU can show ----
+
+@pytest.mark.gpu
+def test_no_waiting_over_one_index(gpu):
+    """Neither by kernels nor natively, though the host counts the groups in every call."""
+    x, batch = torch.randn(5000, 16, device=gpu.device, requires_grad=True), torch.arange(500, device=gpu.device).repeat_interleave(10)
+
+    def step():
+        for pool in (global_add_pool, global_mean_pool, global_max_pool):
+            pool(x, batch).sum().backward()
+        utils.softmax(x, batch).sum().backward()
+
+    for options in (dict(when="supported"), dict(when="profitable")):
+        with gpu.on(**options), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for _ in range(3):
+                step()
+            with no_waiting():
+                step()
+    found = gnnaccel.stats()["pyg.scatter"]
+    assert found["routes"] == {"cuda": 12, "native": 12} and found["reasons"] == {"GA301": 12}
+
+
+@pytest.mark.gpu
+def test_a_large_index_that_comes_again(gpu):
+    x, batch = torch.randn(2_000_000, 64, device=gpu.device), torch.arange(20000, device=gpu.device).repeat_interleave(100)
+    expected = global_mean_pool(x, batch)
+    with gnnaccel.enabled():
+        for _ in range(6):
+            got = global_mean_pool(x, batch)
+    assert torch.allclose(got, expected, atol=1e-5) and gnnaccel.stats()["pyg.scatter"]["routes"]["cuda"] >= 3
+    fresh = [torch.arange(200, device=gpu.device).repeat_interleave(25) for _ in range(5)]
+    gnnaccel.reset_stats()
+    with gnnaccel.enabled():
+        for batch in fresh:
+            global_mean_pool(x[:5000], batch, 200)
+    assert gnnaccel.stats()["pyg.scatter"]["routes"] == {"native": 5}

@@ -15,6 +15,7 @@ import gnnaccel
 from gnnaccel.adapters.pyg import scatter as adapter
 from gnnaccel.dispatch.ops import aggregation_cost, by_index
 from tests.helpers import assert_accurate
+from tests.pyg.judge import took
 from tests.pyg.test_gpu import no_waiting
 from tests.routes import opened
 
@@ -235,6 +236,24 @@ def test_scripting():
     assert torch.equal(scripted(x, by), NATIVE["softmax"](x, by))
 
 
+def test_readouts(route):
+    """Aggregation modules by an index of their own; those of a layer are the layer's."""
+    x, batch = torch.randn(ROWS, 4, device=route.device), index().to(route.device)
+    for module, calls in ((nn.MeanAggregation(), 1), (nn.SoftmaxAggregation(learn=True), 2),
+                          (nn.AttentionalAggregation(nn.MLP([4, 1])), 2)):
+        module.to(route.device)
+        expected = module(x, batch)
+        gnnaccel.reset_stats()
+        with route.on():
+            assert torch.allclose(module(x, batch), expected, atol=1e-5)
+        took(route, calls)
+    layer, edges = nn.EdgeConv(torch.nn.Linear(8, 4)).to(route.device), torch.randint(0, ROWS, (2, 30), device=route.device)
+    gnnaccel.reset_stats()
+    with route.on(on_fallback="native"):
+        layer(x, edges)
+    assert list(gnnaccel.stats()) == ["EdgeConv"]
+
+
 def test_inside_models(route):
     """Where PyG's own modules call these functions."""
     norm, x, batch = nn.GraphNorm(4), torch.randn(ROWS, 4), index()
@@ -250,7 +269,7 @@ def test_inside_models(route):
 @pytest.mark.gpu
 def test_no_waiting_over_one_index(gpu):
     """Neither by kernels nor natively, though the host counts the groups in every call."""
-    x, batch = torch.randn(5000, 16, device=gpu.device, requires_grad=True), torch.arange(500, device=gpu.device).repeat_interleave(10)
+    x, batch = torch.randn(5000, 16, device=gpu.device).requires_grad_(), index(5000, 500).to(gpu.device)
 
     def step():
         for pool in (global_add_pool, global_mean_pool, global_max_pool):

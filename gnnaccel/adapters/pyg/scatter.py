@@ -1,8 +1,9 @@
 """PyG's ``scatter``, ``segment`` and ``softmax``, and so ``global_add_pool`` and its like, behind the router for operations.
 
-Modules of PyG import these functions from each other by name, so every such name is replaced; not those of the layers, their
-aggregations and the utilities that they call, which belong to what was decided of the layer. The functions for pooling are not
-replaced, but what they call: so what a user imported earlier is routed too. On a CPU the host's own code runs.
+Modules of PyG import these functions from each other by name, so every such name is replaced; not those of the layers and of the
+utilities that they call, which belong to what was decided of the layer. Aggregation modules serve layers, which pass them a row of
+their ``edge_index``, and as readouts, with an index that is a tensor of its own: only that is routed. The functions for pooling are
+not replaced, but what they call: so what a user imported earlier is routed too. On a CPU the host's own code runs.
 
 That ``scatter`` and ``softmax`` ask the device for the number of groups, where they are not given it, is kept per tensor.
 """
@@ -31,7 +32,8 @@ from gnnaccel.dispatch.reasons import Reason, reason
 
 _TENSORS = (Tensor, Parameter)
 _UTILS = "torch_geometric.utils."
-_LAYERS = ("torch_geometric.nn.conv", "torch_geometric.nn.aggr", _UTILS)
+_LAYERS = ("torch_geometric.nn.conv", _UTILS)
+_AGGREGATIONS = "torch_geometric.nn.aggr."
 _REDUCES = {"sum": "sum", "add": "sum", "mean": "mean", "max": "max", "min": "min", "amax": "max", "amin": "min"}
 
 
@@ -41,12 +43,12 @@ def install(patches: PatchSet) -> None:
     for name, (own, wrapper) in _ROUTED.items():
         native = getattr(importlib.import_module(_UTILS + own), name)
         if tuple(inspect.signature(native).parameters) == tuple(inspect.signature(wrapper(native)).parameters):
-            made[native] = _scriptable(wrapper(native), native)
+            made[native] = tuple(_scriptable(wrapper(native, readout), native) for readout in (False, True))
     for module in _modules():
         for name, value in list(vars(module).items()):
             found = made.get(value) if inspect.isfunction(value) else None
             if found is not None and (value.__module__ == module.__name__ or not module.__name__.startswith(_LAYERS)):
-                patches.set(module, name, found)
+                patches.set(module, name, found[module.__name__.startswith(_AGGREGATIONS)])
 
 
 def _scriptable(wrapper: Callable, native: Callable) -> Callable:
@@ -62,20 +64,23 @@ def _modules() -> list[Any]:
     return list(found.values())
 
 
-def _left_alone(name: str, src: Any, config: Config) -> bool:
-    """Whether a call goes native without a further look; counts it where it could have been another."""
+def _left_alone(name: str, src: Any, index: Any, readout: bool, config: Config) -> bool:
+    """Whether a call goes native without a further look; counts it where it could have been another. ``readout``: of an aggregation
+    module, so that it is ours only where it is one."""
     if type(src) not in _TENSORS or not src.is_floating_point():
+        return True
+    if readout and (type(index) is not Tensor or index.is_inference() or index._is_view()):
         return True
     return src.is_cpu and not driver.placed() and route.on_cpu_native(name, config)
 
 
 # --- the functions as they are called ----------------------------------------------------------------------------------
 
-def _scatter(native: Callable) -> Callable:
+def _scatter(native: Callable, readout: bool = False) -> Callable:
     @functools.wraps(native)
     def scatter(src: Tensor, index: Tensor, dim: int = 0, dim_size: int | None = None, reduce: str = "sum") -> Tensor:
         config = None if is_compiling() else current()  # compiled regions trace the host's own code
-        if config is None or _left_alone("pyg.scatter", src, config):
+        if config is None or _left_alone("pyg.scatter", src, index, readout, config):
             return native(src, index, dim, dim_size, reduce)
         call: OpCall | Reason | None = context_reason() or _index_reason(src, index, dim)
         if call is None:
@@ -86,11 +91,11 @@ def _scatter(native: Callable) -> Callable:
     return scatter
 
 
-def _segment(native: Callable) -> Callable:
+def _segment(native: Callable, readout: bool = False) -> Callable:
     @functools.wraps(native)
     def segment(src: Tensor, ptr: Tensor, reduce: str = "sum") -> Tensor:
         config = None if is_compiling() else current()  # compiled regions trace the host's own code
-        if config is None or _left_alone("pyg.segment", src, config):
+        if config is None or readout or _left_alone("pyg.segment", src, ptr, False, config):
             return native(src, ptr, reduce)
         call: OpCall | Reason | None = context_reason() or _index_reason(src, ptr, 0, offsets=True)
         if call is None:
@@ -100,12 +105,12 @@ def _segment(native: Callable) -> Callable:
     return segment
 
 
-def _softmax(native: Callable) -> Callable:
+def _softmax(native: Callable, readout: bool = False) -> Callable:
     @functools.wraps(native)
     def softmax(src: Tensor, index: Tensor | None = None, ptr: Tensor | None = None, num_nodes: int | None = None,
                 dim: int = 0) -> Tensor:
         config = None if is_compiling() else current()  # compiled regions trace the host's own code
-        if config is None or _left_alone("pyg.softmax", src, config):
+        if config is None or _left_alone("pyg.softmax", src, index, readout, config):
             return native(src, index, ptr, num_nodes, dim)
         call: OpCall | Reason | None = context_reason() or _softmax_reason(src, index, ptr, dim)
         if call is None:

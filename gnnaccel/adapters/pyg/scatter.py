@@ -25,11 +25,14 @@ from gnnaccel.adapters.guards import context_reason
 from gnnaccel.adapters.patching import PatchSet
 from gnnaccel.cuda import driver
 from gnnaccel.dispatch.config import Config, current
+from gnnaccel.dispatch.counters import count
 from gnnaccel.dispatch.ops import by_index, route
 from gnnaccel.dispatch.ops.by_index import IndexGraph
 from gnnaccel.dispatch.ops.call import OpCall
+from gnnaccel.dispatch.records import listening
 from gnnaccel.dispatch.reasons import Reason, reason
 
+_FEW = 1 << 20
 _TENSORS = (Tensor, Parameter)
 _UTILS = "torch_geometric.utils."
 _LAYERS = ("torch_geometric.nn.conv", _UTILS)
@@ -74,6 +77,14 @@ def _left_alone(name: str, src: Any, index: Any, readout: bool, config: Config) 
     return src.is_cpu and not driver.placed() and route.on_cpu_native(name, config)
 
 
+def _too_few(name: str, src: Tensor, config: Config) -> bool:
+    """Whether no reduction of so few numbers gains, so that a call goes native unread; counts it then."""
+    if src.numel() >= _FEW or config.when != "profitable" or config.on_fallback != "native" or src.is_cpu or listening():
+        return False
+    count(name, "native", "GA301")
+    return True
+
+
 # --- the functions as they are called ----------------------------------------------------------------------------------
 
 def _scatter(native: Callable, readout: bool = False) -> Callable:
@@ -81,6 +92,10 @@ def _scatter(native: Callable, readout: bool = False) -> Callable:
     def scatter(src: Tensor, index: Tensor, dim: int = 0, dim_size: int | None = None, reduce: str = "sum") -> Tensor:
         config = None if is_compiling() else current()  # compiled regions trace the host's own code
         if config is None or _left_alone("pyg.scatter", src, index, readout, config):
+            return native(src, index, dim, dim_size, reduce)
+        if _too_few("pyg.scatter", src, config):
+            if dim_size is None and type(index) is Tensor and index.dim() == 1:
+                dim_size = by_index.groups_in(index)
             return native(src, index, dim, dim_size, reduce)
         call: OpCall | Reason | None = context_reason() or _index_reason(src, index, dim)
         if call is None:
@@ -95,7 +110,8 @@ def _segment(native: Callable, readout: bool = False) -> Callable:
     @functools.wraps(native)
     def segment(src: Tensor, ptr: Tensor, reduce: str = "sum") -> Tensor:
         config = None if is_compiling() else current()  # compiled regions trace the host's own code
-        if config is None or readout or _left_alone("pyg.segment", src, ptr, False, config):
+        if config is None or readout or _left_alone("pyg.segment", src, ptr, False, config) or (
+                _too_few("pyg.segment", src, config)):
             return native(src, ptr, reduce)
         call: OpCall | Reason | None = context_reason() or _index_reason(src, ptr, 0, offsets=True)
         if call is None:
@@ -149,7 +165,7 @@ def _softmax_reason(src: Tensor, index: Any, ptr: Any, dim: Any) -> Reason | Non
 
 def _reduced(graph: IndexGraph, src: Tensor, reduce: Any, config: Config) -> OpCall | Reason:
     name = _REDUCES.get(reduce) if type(reduce) is str else None
-    if name is None or type(graph.num_dst) is not int or graph.num_dst < 1:
+    if name is None:
         return _unknown(reduce)
     if name in ("max", "min") and _differentiated(src) and src.is_cuda and _with_torch_scatter():
         return reason("GA208", "torch-scatter gives the gradient of equal numbers to one of them")
@@ -165,7 +181,7 @@ def _segments(src: Tensor, ptr: Tensor, reduce: Any, config: Config) -> OpCall |
     if _differentiated(src):
         return reason("GA208", "gradients of extrema by segment", "use scatter, which shares those of equal numbers evenly")
     call = by_index.reduce(graph, src, reduce, config)
-    if _with_torch_scatter():
+    if type(call) is Reason or _with_torch_scatter():
         return call
     return by_index.mapped(call, lambda out: torch.where(out.isinf(), 0, out))  # the host takes infinities for empty segments
 

@@ -100,20 +100,21 @@ def _count(index: Tensor) -> int:
 
 # --- the operations ----------------------------------------------------------------------------------------------------
 
-def reduce(graph: IndexGraph, x: Tensor, name: str, config: Config) -> OpCall:
+def reduce(graph: IndexGraph, x: Tensor, name: str, config: Config) -> OpCall | Reason:
     """[groups, *features]: the reduction ``name``, one of `REDUCES`, of the rows ``x`` [E, *features] of each group; 0 where
     there are none. Gradients of extrema are shared as in `multi_reduce`."""
-    against = _cost_reason(graph, x, name, config)
+    against = _reason(graph, x, name, config)
+    if against is not None:
+        return against
     if name in ("max", "min"):
         found = multi_reduce.multi_reduce(graph, x, (name,), of_edges=True)
-        call = mapped(found, lambda out: out.view(-1, *x.shape[1:]))
-    else:
-        def plain() -> Tensor:
-            return torch_ops.added(x, graph.index("v"), graph.num_dst)
+        return mapped(found, lambda out: out.view(-1, *x.shape[1:]))
 
-        call = OpCall(x.device, x.dtype, plain, cuda_ops.edge_sum(graph, x, "v"), graph)
-        call = call if name == "sum" else mapped(call, lambda out: _averaged(graph, out))
-    return call if against is None else replace(call, kernel=against)
+    def plain() -> Tensor:
+        return torch_ops.added(x, graph.index("v"), graph.num_dst)
+
+    call = OpCall(x.device, x.dtype, plain, cuda_ops.edge_sum(graph, x, "v"), graph)
+    return call if name == "sum" else mapped(call, lambda out: _averaged(graph, out))
 
 
 def _averaged(graph: IndexGraph, total: Tensor) -> Tensor:
@@ -121,10 +122,12 @@ def _averaged(graph: IndexGraph, total: Tensor) -> Tensor:
     return (total * share.to(torch.promote_types(share.dtype, total.dtype))).to(total.dtype)
 
 
-def softmax(graph: IndexGraph, x: Tensor, config: Config) -> OpCall:
+def softmax(graph: IndexGraph, x: Tensor, config: Config) -> OpCall | Reason:
     """[E, *features]: the softmax of ``x`` [E, *features] over the rows of each group."""
-    kernel = _cost_reason(graph, x, "softmax", config) or cuda_ops.edge_softmax(graph, x, "v")
-    return OpCall(x.device, x.dtype, lambda: torch_ops.edge_softmax(graph, x, "v"), kernel, graph)
+    against = _reason(graph, x, "softmax", config)
+    if against is not None:
+        return against
+    return OpCall(x.device, x.dtype, lambda: torch_ops.edge_softmax(graph, x, "v"), cuda_ops.edge_softmax(graph, x, "v"), graph)
 
 
 def mapped(call: OpCall, function: Callable[[Tensor], Tensor]) -> OpCall:
@@ -135,8 +138,10 @@ def mapped(call: OpCall, function: Callable[[Tensor], Tensor]) -> OpCall:
     return replace(call, plain=lambda: function(call.plain()), kernel=kernel)
 
 
-def _cost_reason(graph: IndexGraph, x: Tensor, name: str, config: Config) -> Reason | None:
-    """Why the host's own code is no slower."""
+def _reason(graph: IndexGraph, x: Tensor, name: str, config: Config) -> Reason | None:
+    """Why this is none of ours, or the host's own code no slower."""
+    if type(graph.num_dst) is not int or graph.num_dst < 1:
+        return reason("GA206", f"{graph.num_dst!r} groups")
     if config.when != "profitable" or not x.is_cuda:  # on a CPU the host's own code runs anyway
         return None
     found = aggregation_cost.by_index(x, name, torch.is_grad_enabled() and x.requires_grad)

@@ -120,7 +120,7 @@ def torch_reason(call: OpCall, config: Config) -> Reason | None:
 
 def _by_design(call: OpCall | Reason) -> bool:
     """Whether going native is no fallback: the host's kernels are the ones for a CPU, or for such a call."""
-    return type(call) is OpCall and (call.device.type == "cpu" or type(call.kernel) is Reason and call.kernel.code == "GA301")
+    return call.code == "GA301" if type(call) is Reason else call.device.type == "cpu"
 
 
 def _host_is_as_good(call: OpCall, config: Config) -> bool:

@@ -1,9 +1,9 @@
 """PyG's ``scatter``, ``segment`` and ``softmax``, and so ``global_add_pool`` and its like, behind the router for operations.
 
 Modules of PyG import these functions from each other by name, so every such name is replaced; not those of the layers and of the
-utilities that they call, which belong to what was decided of the layer. Aggregation modules serve layers, which pass them a row of
-their ``edge_index``, and as readouts, with an index that is a tensor of its own: only that is routed. The functions for pooling are
-not replaced, but what they call: so what a user imported earlier is routed too. On a CPU the host's own code runs.
+utilities that they call, which belong to what was decided of the layer. Aggregation modules serve layers, which pass them a row
+of their ``edge_index``, and as readouts, with an index that is a tensor of its own: only that is routed. The functions for pooling
+are not replaced, but what they call: so what a user imported earlier is routed too. On a CPU the host's own code runs.
 
 That ``scatter`` and ``softmax`` ask the device for the number of groups, where they are not given it, is kept per tensor.
 """
@@ -68,8 +68,8 @@ def _modules() -> list[Any]:
 
 
 def _left_alone(name: str, src: Any, index: Any, readout: bool, config: Config) -> bool:
-    """Whether a call goes native without a further look; counts it where it could have been another. ``readout``: of an aggregation
-    module, so that it is ours only where it is one."""
+    """Whether a call goes native without a further look; counts it where it could have been another.
+    ``readout``: of an aggregation module, so that it is ours only where it is one."""
     if type(src) not in _TENSORS or not src.is_floating_point():
         return True
     if readout and (type(index) is not Tensor or index.is_inference() or index._is_view()):

@@ -28,6 +28,8 @@ def way(name: str) -> str | None:
     form = known.form(kwargs)
     if type(form) is not Reason:
         return "its aggregation"
+    if type(known.form({**kwargs, "edge_attr": None})) is not Reason:
+        return "its aggregation, without `edge_attr`"
     return f"native: {form.text.replace(f'{name} ', 'it ')}"
 
 
@@ -44,6 +46,7 @@ def test_the_layers_that_must_gain_do():
     for name in ("GCNConv", "SAGEConv", "GraphConv", "GINConv", "SGConv", "TAGConv", "SSGConv", "APPNP", "LGConv", "MixHopConv",
                  "GCN2Conv", "ARMAConv", "ChebConv", "ClusterGCNConv", "GatedGraphConv", "SignedConv", "SimpleConv"):
         assert way(name) == "its aggregation", name
+    assert way("GENConv") == "its aggregation, without `edge_attr`"
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ def install(patches: PatchSet) -> list[str]:
     import torch
     from torch_geometric import nn
 
-    from gnnaccel.adapters.pyg import graph_norm, propagate
+    from gnnaccel.adapters.pyg import graph_norm, propagate, scatter
 
     for name, (module, node_dim) in LAYERS.items():
         cls = getattr(nn, name)
@@ -52,6 +52,7 @@ def install(patches: PatchSet) -> list[str]:
         rules.register_class(f"{cls.__module__}.{cls.__qualname__}")
     propagate.install(patches)
     graph_norm.install(patches)
+    scatter.install(patches)
     patches.set(torch.jit, "script", _unwrapped_while(torch.jit.script, patches))
     return patches.names()
 

@@ -26,10 +26,12 @@ _SPECIAL = frozenset(("edge_index", "adj_t", "size", "size_i", "size_j", "edge_i
 
 class Form(NamedTuple):
     """``source``: the argument of ``propagate`` whose rows are gathered at the source; ``weight(arguments)``: what they are
-    multiplied with, one row per edge; None for nothing."""
+    multiplied with, one row per edge; None for nothing. ``rows(layer, x)``: what is gathered, made of them row by row; None: they
+    themselves."""
 
     source: str
     weight: Callable[[dict[str, Any]], Tensor] | None
+    rows: Callable[[Any, Tensor], Tensor] | None = None
 
 
 class _Unseen(Exception):
@@ -129,7 +131,12 @@ class _Source:
 def form(function: Any, kinds: dict[str, str]) -> Form | None:
     """What ``function``, the ``message`` of a class, computes when ``propagate`` is called with arguments of these ``kinds``:
     "tensor" (or a pair of them), "none" or "other"; None where that is no form of ours."""
-    if type(function) is not types.FunctionType or not _followed(function.__code__):
+    if type(function) is not types.FunctionType:
+        return None
+    if _is_gen(function):
+        none = kinds.get("edge_attr", "none") == "none"
+        return Form("x", None, lambda layer, x: x.relu() + layer.eps) if none and kinds.get("x") == "tensor" else None
+    if not _followed(function.__code__):
         return None
     given: dict[str, Any] = {}
     for parameter in list(inspect.signature(function).parameters.values())[1:]:
@@ -151,6 +158,13 @@ def _followed(code: types.CodeType) -> bool:
     return (not code.co_freevars and not code.co_cellvars and set(code.co_names) <= _NAMES
             and not any(isinstance(c, types.CodeType) for c in code.co_consts)
             and not code.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR))
+
+
+def _is_gen(function: types.FunctionType) -> bool:
+    """Whether this is the message of PyG's GENConv: ``relu(x_j + edge_attr) + eps``."""
+    code = function.__code__
+    return (function.__module__ == "torch_geometric.nn.conv.gen_conv" and code.co_varnames == ("self", "x_j", "edge_attr", "msg")
+            and {"relu", "eps"} <= set(code.co_names) <= {"hasattr", "lin_edge", "size", "relu", "eps", "AssertionError"})
 
 
 def _stand_in(parameter: inspect.Parameter, kinds: dict[str, str]) -> Any:

@@ -129,9 +129,11 @@ def _plain() -> Iterator[Case]:
         yield "GCNConv", str(dtype).removeprefix("torch."), nn.GCNConv(_F, 8).to(dtype), (x.to(dtype), edges), {}
     yield "GCNConv", "adjacency as a sparse tensor", nn.GCNConv(_F, 8), (x, _sparse(edges)), {}
     yield "GCNConv", "a message hook", _hooked(nn.GCNConv(_F, 8)), (x, edges), {}
-    for aggr in ("mean", "max", "median", ["mean", "max"]):
+    for aggr in ("mean", "max", "softmax", "powermean", "median", ["mean", "max"]):
         yield "SAGEConv", f"`aggr={aggr!r}`", nn.SAGEConv(_F, 8, aggr), (x, edges), {}
     yield "SAGEConv", "pairs of features (bipartite)", nn.SAGEConv((_F, _F), 8), ((x, x[:_M]), edges), {}
+    yield "GENConv", "as constructed", nn.GENConv(_F, 8), (x, edges), {}
+    yield "GENConv", "`edge_attr`", nn.GENConv(_F, 8, edge_dim=4), (x, edges, torch.randn(_E, 4)), {}
     for name, layer in (("GINConv", nn.GINConv(torch.nn.Linear(_F, 8))), ("GraphConv", nn.GraphConv(_F, 8)),
                         ("SGConv", nn.SGConv(_F, 8, K=2)), ("TAGConv", nn.TAGConv(_F, 8)), ("LEConv", nn.LEConv(_F, 8))):
         yield name, "as constructed", layer, (x, edges), {}

@@ -48,6 +48,8 @@ def _decide(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Conf
         parts, stacked = (found.graph, found.given), reading.stacked(layer, reading.source(kwargs, found.form.source))
         decision = aggregation_route.decide_all(*parts, found.reduces, config)
         decision = quantized.narrowed(layer, *parts, config, decision, len(found.reduces) > 1)
+        if decision.run is not None:
+            parts = found.graph, reading.gathered(layer, found.form, found.given)
 
     def finish(out: Any) -> Any:
         return reading.finished(layer, found.known, stacked, out, kwargs)
@@ -116,7 +118,7 @@ class Last:
     """A layer's last call over some edges and where it went. Holds the edges and their structure weakly."""
 
     __slots__ = ("epoch", "edge_index", "version", "pointer", "signature", "modes", "settings", "known", "module", "source",
-                 "weight", "reduce", "sizes", "view", "route", "decision", "name", "missed", "rows", "gain", "patience", "code",
+                 "form", "reduce", "sizes", "view", "route", "decision", "name", "missed", "rows", "gain", "patience", "code",
                  "fell_back")
 
     def _same_edges(self, edge_index: Tensor, config: Config) -> bool:
@@ -164,11 +166,13 @@ class Last:
         view.touched = True
         num_src, num_dst, flipped = self.sizes
         x = reading.source(kwargs, self.source)
-        weight = None if self.weight is None else self.weight(kwargs)
-        given = reading.prepared(self.reduce, layer, x, weight, edge_index.shape[1])
+        weight = None if self.form.weight is None else self.form.weight(kwargs)
+        reduce = self.reduce or reading.mean_of(layer.aggr_module)
+        given = reading.prepared(reduce, layer, x, weight, edge_index.shape[1])
         if type(given) is Reason:
             return None
         counters.count(self.name, self.route)
+        given = reading.gathered(layer, self.form, given)
         out = self.decision.run(OpGraph(edge_index, num_src, num_dst, flipped, view), given)
         return reading.finished(layer, self.known, reading.stacked(layer, x), out, kwargs)
 
@@ -192,7 +196,8 @@ def _remember(layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read,
     else:
         kept.pointer, kept.signature, kept.decision = edge_index.data_ptr(), _signature(kwargs), decision
         kept.settings, kept.known, kept.module = reading.SETTINGS(layer.__dict__), found.known, weakref.ref(layer.aggr_module)
-        kept.weight, kept.reduce, kept.view = found.form.weight, given.reduce, weakref.ref(graph._view)
+        kept.form, kept.view = found.form, weakref.ref(graph._view)
+        kept.reduce = given.reduce if type(given.reduce) is str else None  # its numbers may be others at the next call
         kept.sizes = graph.num_src, graph.num_dst, graph.flipped
     entries = _last.get(layer)
     if entries is None or len(entries) >= _LAYERS_GRAPHS:

@@ -13,7 +13,9 @@ from torch.nn import Parameter
 from gnnaccel.adapters.pyg import edges, guards, message
 from gnnaccel.dispatch.names import IdentityMap
 from gnnaccel.dispatch.ops import aggregation
-from gnnaccel.dispatch.ops.aggregation import Aggregation
+from gnnaccel.dispatch.ops import aggregation_means as means
+from gnnaccel.dispatch.ops.aggregation import Aggregation, Reduce
+from gnnaccel.dispatch.ops.aggregation_means import PowerMean, Softmax
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.reasons import Reason, reason
 
@@ -118,7 +120,7 @@ class Read(NamedTuple):
     given: Aggregation
     form: message.Form
     known: Known
-    reduces: tuple[str, ...]
+    reduces: tuple[Reduce, ...]
 
 
 def read(layer: Any, edge_index: Any, kwargs: dict) -> Read | Reason:
@@ -140,13 +142,16 @@ def read(layer: Any, edge_index: Any, kwargs: dict) -> Read | Reason:
     reduces = _reduces(layer.aggr_module)
     if len(reduces) > 1 and stacked(layer, x):
         return reason("GA206", f"several aggregations over features of shape {list(x.shape)}")
+    why = next(filter(None, (means.unfit(one, x, weight) for one in reduces[1:])), None)
+    if why is not None:
+        return why
     given = prepared(reduces[0], layer, x, weight, plain.shape[1])
     if type(given) is Reason:
         return given
     return Read(OpGraph(plain, num_src, num_dst, layer.flow != "source_to_target"), given, form, known, reduces)
 
 
-def _reduces(module: Any) -> tuple[str, ...]:
+def _reduces(module: Any) -> tuple[Reduce, ...]:
     """What an aggregation of the host's computes: one reduction, or those of a MultiAggregation; () for others, or with hooks."""
     name = type(module).__name__
     if not type(module).__module__.startswith("torch_geometric.nn.aggr."):
@@ -156,7 +161,19 @@ def _reduces(module: Any) -> tuple[str, ...]:
     if name == "MultiAggregation":
         found = tuple(_reduces(inner) for inner in module.aggrs)
         return tuple(one[0] for one in found) if all(len(one) == 1 for one in found) else ()
-    return (_REDUCES[name],) if name in _REDUCES else ()
+    if name in _REDUCES:
+        return (_REDUCES[name],)
+    return (mean_of(module),) if name in ("SoftmaxAggregation", "PowerMeanAggregation") else ()
+
+
+def mean_of(module: Any) -> Softmax | PowerMean:
+    """A softmax or power mean of the host's as it is now: users may set its numbers."""
+    number = module.t if type(module).__name__ == "SoftmaxAggregation" else module.p
+    if isinstance(number, Tensor) and module.channels != 1:
+        number = number.view(-1, module.channels)
+    if type(module).__name__ == "SoftmaxAggregation":
+        return Softmax(number, module.learn or not module.semi_grad)
+    return PowerMean(number, module.min_value, module.max_value)
 
 
 def source(kwargs: dict, name: str) -> Any:
@@ -232,6 +249,11 @@ def _edges(layer: Any, known: Known, edge_index: Any, num_src: int, num_dst: int
         return reason("GA204", "an EdgeIndex against the flow") if special else edges.plain(edge_index, num_dst, num_src, device)
     return edges.plain(edge_index, num_src, num_dst, device)
 
+
+
+def gathered(layer: Any, form: message.Form, given: Aggregation) -> Aggregation:
+    """What runs of a call that was read: rows are made of the features only then."""
+    return given if form.rows is None else given._replace(x=form.rows(layer, given.x))
 
 
 def finished(layer: Any, known: Known, moved: bool, out: Tensor | list[Tensor], kwargs: dict) -> Any:

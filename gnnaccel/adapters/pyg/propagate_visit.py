@@ -27,6 +27,7 @@ class _Propagate:
     @staticmethod
     def run(layer: Any, stated: AggregationStated, given: AggregationGiven, attend: Any) -> Any:
         found, kwargs = given.more
+        given = given._replace(first=reading.gathered(layer, found.form, given.first))
         moved = reading.stacked(layer, reading.source(kwargs, found.form.source))
         return reading.finished(layer, found.known, moved, attend(given), kwargs)
 

@@ -11,19 +11,22 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from gnnaccel.dispatch.ops import aggregation_means as means
+from gnnaccel.dispatch.ops.aggregation_means import PowerMean, Softmax
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.ops.operands import DTYPES
 from gnnaccel.dispatch.reasons import Reason, reason
 
 REDUCES = ("sum", "mean", "max", "min")
+Reduce = str | Softmax | PowerMean
 _HALF = (torch.float16, torch.bfloat16)
 
 
 class Aggregation(NamedTuple):
     """``x`` [num_src, *features]; ``weight`` [E, *features] of as many dimensions, which broadcast, or None; ``reduce``: one of
-    `REDUCES`; ``shape``: of a message."""
+    `REDUCES`, or what `aggregation_means` has; ``shape``: of a message."""
 
-    reduce: str
+    reduce: Reduce
     x: Tensor
     weight: Tensor | None
     shape: tuple[int, ...]
@@ -39,10 +42,18 @@ class Aggregation(NamedTuple):
         return "head" if tail[-1] == 1 and tail[:-1] == self.shape[:-1] == self.x.shape[1:-1] else "channel"
 
 
-def prepare(reduce: str, x: Tensor, weight: Tensor | None, edges: int) -> Aggregation | Reason:
+def named(reduce: Reduce) -> str:
+    """What it is called."""
+    return reduce if type(reduce) is str else reduce.name
+
+
+def prepare(reduce: Reduce, x: Tensor, weight: Tensor | None, edges: int) -> Aggregation | Reason:
     """The aggregation over ``edges`` edges in the dtype of its messages, or what does not fit."""
     if x.dim() < 2 or x.layout != torch.strided or x.dtype not in DTYPES or x.is_meta:
         return reason("GA206", f"features are {x.dtype}, {x.layout}, of shape {list(x.shape)}")
+    why = means.unfit(reduce, x, weight)
+    if why is not None:
+        return why
     if weight is None:
         return Aggregation(reduce, x, None, tuple(x.shape[1:]))
     if weight.layout != torch.strided or weight.device != x.device:
@@ -64,6 +75,10 @@ def prepare(reduce: str, x: Tensor, weight: Tensor | None, edges: int) -> Aggreg
 
 def plain(graph: OpGraph, given: Aggregation) -> Tensor:
     """[num_dst, *shape] on torch operations; messages have the size of the edges. Differentiable any number of times."""
+    if type(given.reduce) is Softmax:
+        return means.softmax_plain(graph, given)
+    if type(given.reduce) is PowerMean:
+        return means.around(plain)(graph, given)
     message = given.x.index_select(0, graph.index("u"))
     if given.weight is not None:
         message = given.weight * message

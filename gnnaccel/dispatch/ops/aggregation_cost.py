@@ -15,6 +15,7 @@ from torch import Tensor
 from gnnaccel.dispatch.cost import constants
 from gnnaccel.dispatch.names import IdentityMap
 from gnnaccel.dispatch.ops.aggregation import Aggregation
+from gnnaccel.dispatch.ops.aggregation_means import Softmax
 from gnnaccel.dispatch.ops.graph import OpGraph
 
 _UNREAD = 3  # calls over a graph, not a large one, that are not looked at: layers or hops over one mini-batch
@@ -48,6 +49,7 @@ def _on_cpu(graph: OpGraph, given: Aggregation, mode: str) -> Estimate:
 
 def _on_cuda(graph: OpGraph, given: Aggregation, mode: str) -> Estimate:
     rates, kernels = constants()["aggregation"]["cuda"], constants()["cuda"]
+    rates = rates["softmax"] if type(given.reduce) is Softmax else rates
     rows = math.prod(given.shape) * given.x.element_size()
     moved = graph.num_edges * rows
     launch = kernels["launch"]
@@ -56,6 +58,18 @@ def _on_cuda(graph: OpGraph, given: Aggregation, mode: str) -> Estimate:
     ours = max(moved * rates["passes"][mode] / rate, rates["launches"][mode] * launch)  # the host launches while the GPU works
     built = 1 if mode == "forward" else 2
     structure = built * (graph.num_edges * kernels["structure_per_edge"] + kernels["structure_launches"] * launch)
+    return Estimate(native - ours, structure, ours, native)
+
+
+def by_index(x: Tensor, name: str, grad: bool) -> Estimate:
+    """For one reduction ``name``, or "softmax", of rows ``x`` on a GPU by an index."""
+    mode = "training" if grad else "forward"
+    rates, kernels = constants()["aggregation"]["by_index"], constants()["cuda"]
+    kind = rates["max" if name == "min" else name]
+    moved, launch = x.numel() * x.element_size(), kernels["launch"]
+    native = max(moved * kind["native_passes"][mode] / kernels["native_bandwidth"], kind["native_launches"][mode] * launch)
+    ours = max(moved * kind["passes"][mode] / kernels["gather_hbm"], kind["launches"][mode] * launch)
+    structure = x.shape[0] * kernels["structure_per_edge"] + kernels["structure_launches"] * launch
     return Estimate(native - ours, structure, ours, native)
 
 

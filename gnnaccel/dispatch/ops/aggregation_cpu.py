@@ -4,7 +4,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gnnaccel.dispatch.ops.aggregation import Aggregation
+from gnnaccel.dispatch.ops import aggregation_means as means
+from gnnaccel.dispatch.ops.aggregation import Aggregation, named
+from gnnaccel.dispatch.ops.aggregation_means import PowerMean
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.reasons import Reason, reason
 from gnnaccel.dispatch.torch_segments import FOLD, Segments, weighted_sum
@@ -14,8 +16,9 @@ _DTYPES = (torch.float32, torch.float64)
 
 def unfit(graph: OpGraph, given: Aggregation) -> Reason | None:
     """Why this cannot be computed so; then `aggregation.plain` can."""
+    given = means.inner(given)
     if given.reduce not in ("sum", "mean"):
-        return reason("GA301", f"{given.reduce} over neighbours has no faster way on a CPU")
+        return reason("GA301", f"{named(given.reduce)} over neighbours has no faster way on a CPU")
     if given.kind == "channel" or not all(given.shape):
         return reason("GA208", f"weights of shape {list(given.weight.shape)}" if given.weight is not None else "rows are empty")
     if given.x.dtype not in _DTYPES:
@@ -25,6 +28,8 @@ def unfit(graph: OpGraph, given: Aggregation) -> Reason | None:
 
 def run(graph: OpGraph, given: Aggregation) -> Tensor:
     """`aggregation.plain` of what is not `unfit`."""
+    if type(given.reduce) is PowerMean:
+        return means.around(run)(graph, given)
     view = graph.view()
     edges = view.edges(ids=given.weight is not None)
     segments = edges.segments(graph.num_src)

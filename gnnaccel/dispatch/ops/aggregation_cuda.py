@@ -12,7 +12,9 @@ from torch import Tensor
 from gnnaccel.cuda import aggregate as sums
 from gnnaccel.cuda.layout import MAX_WIDTH, TYPES
 from gnnaccel.dispatch.ops import aggregation
+from gnnaccel.dispatch.ops import aggregation_means as means
 from gnnaccel.dispatch.ops.aggregation import Aggregation
+from gnnaccel.dispatch.ops.aggregation_means import PowerMean, Softmax
 from gnnaccel.dispatch.ops.call import Kernel
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.reasons import Reason, reason
@@ -29,6 +31,9 @@ def kernel(graph: OpGraph, given: Aggregation) -> Kernel | Reason:
         return reason("GA206", "rows are empty" if not all(given.shape) else f"{graph.num_edges} edges; int32 counts them")
     if not graph.num_edges:
         return reason("GA303")
+    if type(given.reduce) is Softmax:
+        return means.softmax_kernel(graph, given)
+    given = means.inner(given)
     if given.reduce in ("max", "min"):
         found = _multi(graph, given)
         return found._replace(run=lambda: run(graph, given)) if type(found) is Kernel else found
@@ -48,6 +53,10 @@ def kernel(graph: OpGraph, given: Aggregation) -> Kernel | Reason:
 
 def run(graph: OpGraph, given: Aggregation) -> Tensor:
     """`aggregation.plain` by kernels."""
+    if type(given.reduce) is Softmax:
+        return means.softmax(graph, given)
+    if type(given.reduce) is PowerMean:
+        return means.around(run)(graph, given)
     if given.reduce in ("max", "min"):
         return _multi(graph, given).run().view(-1, *given.shape)
     layout = _layout(given)

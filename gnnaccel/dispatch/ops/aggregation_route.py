@@ -12,7 +12,7 @@ from gnnaccel.cuda import driver
 from gnnaccel.dispatch import counters, records, router, rules
 from gnnaccel.dispatch.config import Config
 from gnnaccel.dispatch.ops import aggregation, aggregation_cost, aggregation_cpu, aggregation_cuda
-from gnnaccel.dispatch.ops.aggregation import Aggregation
+from gnnaccel.dispatch.ops.aggregation import Aggregation, Reduce
 from gnnaccel.dispatch.ops.aggregation_cost import Estimate
 from gnnaccel.dispatch.ops.call import compile_reason
 from gnnaccel.dispatch.ops.graph import OpGraph
@@ -77,20 +77,19 @@ def decide(graph: OpGraph, given: Aggregation, config: Config, asked: Asked | No
     return Decision("cuda", kernel.name, aggregation_cuda.run, (), estimate)
 
 
-def decide_all(graph: OpGraph, given: Aggregation, reduces: tuple[str, ...], config: Config,
+def decide_all(graph: OpGraph, given: Aggregation, reduces: tuple[Reduce, ...], config: Config,
                asked: Asked | None = None) -> Decision:
     """The route of aggregations that differ in nothing but their ``reduces``, of which ``given`` has the first; several give a
     list. One that is native makes all native, as the host makes its messages once for all."""
     if len(reduces) == 1:
         return decide(graph, given, config, asked)
-    found = {name: decide(graph, given._replace(reduce=name), config, asked) for name in reduces}
-    for one in found.values():
+    found = [decide(graph, given._replace(reduce=one), config, asked) for one in reduces]
+    for one in found:
         if one.run is None:
             return one
-    first = found[reduces[0]]
-    names = ", ".join(dict.fromkeys(one.kernel for one in found.values()))
-    return first._replace(kernel=names, run=lambda graph, given: [found[name].run(graph, given._replace(reduce=name))
-                                                                  for name in reduces])
+    names = ", ".join(dict.fromkeys(one.kernel for one in found))
+    return found[0]._replace(kernel=names, run=lambda graph, given: [one.run(graph, given._replace(reduce=reduce))
+                                                                     for one, reduce in zip(found, reduces)])
 
 
 def on(route: str, graph: OpGraph, given: Aggregation) -> Tensor:

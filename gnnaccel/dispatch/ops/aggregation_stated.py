@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gnnaccel.dispatch.config import Config
 from gnnaccel.dispatch.ops import aggregation_route
-from gnnaccel.dispatch.ops.aggregation import Aggregation
+from gnnaccel.dispatch.ops.aggregation import Aggregation, Reduce, named
 from gnnaccel.dispatch.ops.aggregation_route import Asked
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.planner import Plan
@@ -35,8 +35,8 @@ class AggregationStated:
     @staticmethod
     def of(given: AggregationGiven) -> AggregationStated:
         graph, first = given.graph, given.first
-        return AggregationStated(given.reduces, first.weight is not None, math.prod(first.shape), first.x.dtype, graph.num_src,
-                                 graph.num_dst, graph.num_edges)
+        return AggregationStated(tuple(map(named, given.reduces)), first.weight is not None, math.prod(first.shape),
+                                 first.x.dtype, graph.num_src, graph.num_dst, graph.num_edges)
 
     @property
     def out(self) -> torch.dtype:
@@ -71,7 +71,7 @@ class AggregationGiven(NamedTuple):
 
     graph: OpGraph
     first: Aggregation
-    reduces: tuple[str, ...]
+    reduces: tuple[Reduce, ...]
     more: Any
 
     @property

@@ -58,6 +58,16 @@ def edge_softmax(graph: OpGraph, logits: Tensor, by: str) -> Kernel | Reason:
         lambda: functions.edge_softmax(graph, logits, by))
 
 
+def edge_sum(graph: OpGraph, x: Tensor, target: str) -> Kernel | Reason:
+    """The way of `cuda_functions.edge_sum`, or why there is none."""
+    why = _reason(graph, x, x.shape[1:])
+    if why is not None:
+        return why
+    width = math.prod(x.shape[1:])
+    return _made("aggregate: sums of rows", ("edge sum", width, x.dtype), lambda: [
+        (functions.sum_variant(width, x.dtype).kernels, _SUM[:2])], lambda: functions.edge_sum(graph, x, target))
+
+
 def segment_reduce(x: Tensor, offsets: Tensor, reduce: str) -> Kernel | Reason:
     """The way of `torch_ops.segment_reduce` by kernels, or why there is none."""
     why = _rows_reason(x, x.shape[1:])

@@ -119,8 +119,8 @@ def torch_reason(call: OpCall, config: Config) -> Reason | None:
 
 
 def _by_design(call: OpCall | Reason) -> bool:
-    """Whether going native is no fallback: the host's kernels are the ones for a CPU."""
-    return type(call) is OpCall and call.device.type == "cpu"
+    """Whether going native is no fallback: the host's kernels are the ones for a CPU, or for such a call."""
+    return call.code == "GA301" if type(call) is Reason else call.device.type == "cpu"
 
 
 def _host_is_as_good(call: OpCall, config: Config) -> bool:

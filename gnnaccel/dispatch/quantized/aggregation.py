@@ -60,7 +60,7 @@ def narrowed(layer: Any, graph: OpGraph, given: Aggregation, config: Config, dec
 def unfit(graph: OpGraph, given: Aggregation) -> Reason | None:
     """Why a call of this form cannot be quantized."""
     if given.reduce not in ("sum", "mean"):
-        return reason("GA603", f"{given.reduce} picks single numbers, which rounding would change")
+        return reason("GA603", f"the reduction is a {aggregation.named(given.reduce)}, not a sum or a mean")
     if given.kind == "channel" or (given.kind == "head" and given.shape[-1] > MAX_WIDTH):
         return reason("GA603", f"weights of shape {list(given.weight.shape)}: one for each channel, or heads above {MAX_WIDTH}")
     return None if graph.num_edges and all(given.shape) else reason("GA303")

@@ -1,0 +1,135 @@
+"""Softmax and power means over neighbours (Li et al., "DeeperGCN: All You Need to Train Deeper GCNs", arXiv 2006.07739).
+
+Both are of messages that are the neighbours' features as they are. A power mean is a mean between two functions of nodes. A
+softmax by channel is additive attention with as many heads as channels, of width one, whose logits belong to the sources: so
+the attention kernels run it, nothing has the size of the edges times the channels, and one gather is all of its backward.
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnaccel.dispatch import attention, attention_programs
+from gnnaccel.dispatch.ops.call import Kernel
+from gnnaccel.dispatch.ops.graph import OpGraph
+from gnnaccel.dispatch.patterns import attention as recognised
+from gnnaccel.dispatch.reasons import Reason, reason
+
+if TYPE_CHECKING:
+    from gnnaccel.dispatch.ops.aggregation import Aggregation
+
+_HALF = (torch.float16, torch.bfloat16)
+_SMALL = 1e-16  # what PyG adds to a softmax's sum
+_PROGRAM = attention_programs.additive_terms(1.0, 0.0, False, False)  # a slope of one: the logits as they are
+
+
+class Softmax(NamedTuple):
+    """``out[i] = sum of a_e x_j``, ``a`` the softmax of ``t x_j`` over the edges that enter i, channel by channel.
+
+    ``t``: a number, or a tensor of one number or one per channel; ``whole``: gradients go through ``a`` too."""
+
+    t: float | Tensor
+    whole: bool
+
+    name = "softmax"
+
+    def logits(self, x: Tensor) -> Tensor:
+        """``t x``, [nodes, *features]."""
+        found = x if _is_one(self.t) else x * self.t
+        return found if self.whole else found.detach()
+
+    def dtype(self, x: Tensor) -> torch.dtype:
+        """Of the result."""
+        return torch.result_type(x, self.t) if isinstance(self.t, Tensor) else x.dtype
+
+
+class PowerMean(NamedTuple):
+    """``out[i] = (mean of x_j ** p) ** (1 / p)``, both bases first clamped to [``low``, ``high``]; for a number p = 1 the mean.
+    ``p``: a number, or a tensor of one number or one per channel."""
+
+    p: float | Tensor
+    low: float | None
+    high: float | None
+
+    name = "powermean"
+
+    def before(self, x: Tensor) -> Tensor:
+        """What is averaged."""
+        return x if _is_one(self.p) else x.clamp(min=self.low, max=self.high).pow(self.p)
+
+    def after(self, mean: Tensor) -> Tensor:
+        """The result, of the mean."""
+        return mean if _is_one(self.p) else mean.clamp(min=self.low, max=self.high).pow(1.0 / self.p)
+
+
+def _is_one(value: float | Tensor) -> bool:
+    return not isinstance(value, Tensor) and value == 1
+
+
+def unfit(reduce: Any, x: Tensor, weight: Tensor | None) -> Reason | None:
+    """Why ``reduce`` of these features [nodes, *features] cannot be computed at the nodes. Numbers per channel are [1, F]."""
+    if type(reduce) is str:
+        return None
+    if weight is not None:
+        return reason("GA201", f"the aggregation is a {reduce.name} of weighted messages")
+    if type(reduce) is Softmax and x.dtype in _HALF and torch.is_autocast_enabled(x.device.type):
+        return reason("GA203", f"a softmax of {x.dtype} features under autocast")
+    number = reduce[0]
+    if not isinstance(number, Tensor):
+        return None
+    if number.numel() not in (1, x.shape[-1]) or (number.dim() == 2 and x.dim() != 2) or number.device != x.device:
+        return reason("GA206", f"{reduce.name} with {number.numel()} numbers on {number.device}, for features {list(x.shape)}")
+    return None
+
+
+def inner(given: Aggregation) -> Aggregation:
+    """The mean that a power mean is made of, for decisions; features are not changed yet."""
+    return given._replace(reduce="mean") if type(given.reduce) is PowerMean else given
+
+
+def around(run: Callable[[OpGraph, Aggregation], Tensor]) -> Callable[[OpGraph, Aggregation], Tensor]:
+    """``run``, of means, with what a power mean does before and after."""
+    def run_power_mean(graph: OpGraph, given: Aggregation) -> Tensor:
+        power, x = given.reduce, given.reduce.before(given.x)
+        return power.after(run(graph, given._replace(reduce="mean", x=x)))
+
+    return run_power_mean
+
+
+# --- softmax -----------------------------------------------------------------------------------------------------------
+
+def softmax_plain(graph: OpGraph, given: Aggregation) -> Tensor:
+    """[num_dst, *features] on torch operations; messages have the size of the edges. Differentiable any number of times."""
+    x, index, rows = given.x, graph.index("v"), graph.num_dst
+    logits = given.reduce.logits(x).index_select(0, graph.index("u"))
+    at = index.long().view(-1, *(1,) * (x.dim() - 1)).expand_as(logits)
+    top = logits.new_zeros(rows, *logits.shape[1:]).scatter_reduce(0, at, logits.detach(), "amax", include_self=False)
+    power = (logits - top.index_select(0, index)).exp()
+    wide = power.float() if power.dtype in _HALF else power
+    total = wide.new_zeros(rows, *wide.shape[1:]).index_add(0, index, wide) + _SMALL
+    share = wide / total.index_select(0, index)
+    message = x.index_select(0, graph.index("u")) * share
+    return message.new_zeros(rows, *message.shape[1:]).index_add(0, index, message).to(given.reduce.dtype(x))
+
+
+def softmax_kernel(graph: OpGraph, given: Aggregation) -> Kernel | Reason:
+    """The way of `softmax_plain` by kernels, or why there is none."""
+    x, width = given.x, math.prod(given.shape)
+    dtype, wide = given.reduce.dtype(x), graph.num_edges >= 2**31
+    found, grad = recognised(_PROGRAM), torch.is_grad_enabled()
+    return Kernel("additive: softmax by channel", ("softmax by channel", width, dtype, grad, wide),
+                  lambda: attention.prepare(found, width, 1, dtype, dtype, grad, wide), lambda: softmax(graph, given))
+
+
+def softmax(graph: OpGraph, given: Aggregation) -> Tensor:
+    """`softmax_plain` by the attention kernels."""
+    x, width = given.x, math.prod(given.shape)
+    logits = given.reduce.logits(x.float() if x.dtype in _HALF else x)
+    dtype = given.reduce.dtype(x)
+    call = attention.Call(_PROGRAM, recognised(_PROGRAM), graph.view(), width, 1, dtype)
+    out = attention.run_cuda(call, {"x": x.to(dtype).reshape(-1, width, 1), "a_src": logits.reshape(-1, width)})
+    return out.view(-1, *given.shape)

@@ -1,0 +1,154 @@
+"""Reductions of rows that an index, or the offsets of segments, sends to groups: PyG's ``scatter``, ``segment`` and ``softmax``.
+
+The rows are seen as edges that enter their group, so the kernels of message passing run them: balanced, in a fixed order, without
+atomics. Their structure needs no index that is sorted, and so nobody asks whether it is; a sorted one keeps its order.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from gnnaccel.dispatch import cache
+from gnnaccel.dispatch.config import Config
+from gnnaccel.dispatch.graph import GraphView
+from gnnaccel.dispatch.names import IdentityMap
+from gnnaccel.dispatch.ops import aggregation_cost, aggregation_route, cuda_ops, multi_reduce, torch_ops
+from gnnaccel.dispatch.ops.call import Kernel, OpCall
+from gnnaccel.dispatch.ops.graph import OpGraph
+from gnnaccel.dispatch.reasons import Reason, reason
+
+REDUCES = ("sum", "mean", "max", "min")
+_NO_GAIN = reason("GA301")
+_MAY_NOT_COME_AGAIN = reason("GA301", "the gain does not pay for the structure of an index that may not come again")
+
+
+class IndexGraph(OpGraph):
+    """Rows as edges without sources. ``given``: [E] int64, the group of each row, below ``groups``; or with ``offsets``
+    [groups + 1], where each group's rows begin, the last one being ``rows``."""
+
+    __slots__ = ("_rows", "_offsets")
+
+    def __init__(self, given: Tensor, rows: int, groups: int, offsets: bool = False):
+        super().__init__(given, rows, groups)
+        self._rows, self._offsets = rows, offsets
+
+    @property
+    def num_edges(self) -> int:
+        return self._rows
+
+    def index(self, target: str) -> Tensor:
+        """[E]: the group of each row, for "v"."""
+        if target != "v":
+            raise ValueError(f"target={target!r}: rows have a group, 'v', and nothing at their other end")
+        if not self._offsets:
+            return self.edge_index
+        if self._ends is None:
+            index = torch_ops.segment_index(self.edge_index, self._rows)
+            self._ends = index, index
+        return self._ends[1]
+
+    def view(self) -> GraphView:
+        if self._view is None:
+            self._view, self.cached = cache.lookup_many((self.edge_index,), self._sizes(), self._made)
+        return self._view
+
+    def _sizes(self) -> tuple:
+        return "offsets" if self._offsets else "index", self._rows, self.num_dst
+
+    def _made(self, own: bool) -> GraphView:
+        return _View(self.edge_index, self._rows, self.num_dst, self._offsets, own)
+
+
+class _View(GraphView):
+    """The structure of an `IndexGraph`. Sources are the rows themselves."""
+
+    def __init__(self, given: Tensor, rows: int, groups: int, offsets: bool, own: bool):
+        super().__init__(given, rows, groups, 0, own, rows)
+        self._offsets = offsets
+
+    def _ends(self) -> tuple[Tensor, Tensor]:
+        given = self._source()
+        if given is None:
+            raise RuntimeError("the index of this structure is gone; call bind() with a live one first")
+        given = given.detach()
+        index = torch_ops.segment_index(given, self.num_src) if self._offsets else given.contiguous()
+        return torch.arange(self.num_src, dtype=index.dtype, device=index.device), index
+
+
+# --- how many groups an index has --------------------------------------------------------------------------------------
+
+_tops: IdentityMap[tuple[int, int]] = IdentityMap()  # by the tensor, with its version
+
+
+def groups_in(index: Tensor) -> int:
+    """One more than the largest number, 0 of none. Waits for the device once per tensor and version."""
+    if index.is_inference():
+        return _count(index)
+    found = _tops.get(index)
+    if found is None or found[0] != index._version:
+        found = index._version, _count(index)
+        _tops.set(index, found)
+    return found[1]
+
+
+def _count(index: Tensor) -> int:
+    return int(index.max()) + 1 if index.numel() else 0
+
+
+# --- the operations ----------------------------------------------------------------------------------------------------
+
+def reduce(graph: IndexGraph, x: Tensor, name: str, config: Config) -> OpCall | Reason:
+    """[groups, *features]: the reduction ``name``, one of `REDUCES`, of the rows ``x`` [E, *features] of each group; 0 where
+    there are none. Gradients of extrema are shared as in `multi_reduce`."""
+    against = _reason(graph, x, name, config)
+    if against is not None:
+        return against
+    if name in ("max", "min"):
+        found = multi_reduce.multi_reduce(graph, x, (name,), of_edges=True)
+        return mapped(found, lambda out: out.view(-1, *x.shape[1:]))
+
+    def plain() -> Tensor:
+        return torch_ops.added(x, graph.index("v"), graph.num_dst)
+
+    call = OpCall(x.device, x.dtype, plain, cuda_ops.edge_sum(graph, x, "v"), graph)
+    return call if name == "sum" else mapped(call, lambda out: _averaged(graph, out))
+
+
+def _averaged(graph: IndexGraph, total: Tensor) -> Tensor:
+    share = graph.view().inverse_degree().view(-1, *(1,) * (total.dim() - 1))
+    return (total * share.to(torch.promote_types(share.dtype, total.dtype))).to(total.dtype)
+
+
+def softmax(graph: IndexGraph, x: Tensor, config: Config) -> OpCall | Reason:
+    """[E, *features]: the softmax of ``x`` [E, *features] over the rows of each group."""
+    against = _reason(graph, x, "softmax", config)
+    if against is not None:
+        return against
+    return OpCall(x.device, x.dtype, lambda: torch_ops.edge_softmax(graph, x, "v"), cuda_ops.edge_softmax(graph, x, "v"), graph)
+
+
+def mapped(call: OpCall, function: Callable[[Tensor], Tensor]) -> OpCall:
+    """``call`` with ``function`` of its result."""
+    kernel = call.kernel
+    if type(kernel) is Kernel:
+        kernel = kernel._replace(run=lambda: function(call.kernel.run()))
+    return replace(call, plain=lambda: function(call.plain()), kernel=kernel)
+
+
+def _reason(graph: IndexGraph, x: Tensor, name: str, config: Config) -> Reason | None:
+    """Why this is none of ours, or the host's own code no slower."""
+    if type(graph.num_dst) is not int or graph.num_dst < 1:
+        return reason("GA206", f"{graph.num_dst!r} groups")
+    if config.when != "profitable" or not x.is_cuda:  # on a CPU the host's own code runs anyway
+        return None
+    found = aggregation_cost.by_index(x, name, torch.is_grad_enabled() and x.requires_grad)
+    if found.gain <= 0:
+        return _NO_GAIN
+    given = graph.edge_index
+    owner = given if given._base is None else given._base  # of a view that is made anew for each call
+    if graph.known() or aggregation_route.checkpointed() or aggregation_cost.pays(owner, found):
+        return None
+    return _MAY_NOT_COME_AGAIN

@@ -1,0 +1,114 @@
+"""Softmax and power-mean aggregations inside layers, against PyG's own."""
+from __future__ import annotations
+
+import pytest
+import torch
+from torch_geometric.nn import GENConv
+from torch_geometric.nn.aggr import MultiAggregation, PowerMeanAggregation, SoftmaxAggregation
+
+import gnnaccel
+from tests.pyg import graphs
+from tests.pyg.graphs import E, F, M, N
+from tests.pyg.judge import close, compare, took
+from tests.pyg.own_layers import POSITIONS, Copying, Weighing
+
+MEANS = {
+    "softmax": lambda: SoftmaxAggregation(), "cold": lambda: SoftmaxAggregation(0.1, semi_grad=True),
+    "learnt softmax": lambda: spread(SoftmaxAggregation(2.0, learn=True)),
+    "softmax by channel": lambda: spread(SoftmaxAggregation(1.5, learn=True, channels=F)),
+    "mean": lambda: PowerMeanAggregation(), "power": lambda: PowerMeanAggregation(3.0, clamp_max=None),
+    "learnt power": lambda: spread(PowerMeanAggregation(2.0, learn=True)),
+    "power by channel": lambda: spread(PowerMeanAggregation(1.5, learn=True, channels=F)),
+}
+
+
+def spread(module):
+    """With learnt numbers that differ."""
+    with torch.no_grad():
+        for p in module.parameters():
+            p.add_(torch.linspace(0, 0.5, p.numel()))
+    return module
+
+
+@pytest.mark.parametrize("name", MEANS)
+def test_means(route, name):
+    compare(route, Copying(aggr=MEANS[name]()), graphs.features(), graphs.square(), positions=POSITIONS)
+
+
+def test_two_kinds_of_nodes_and_odd_widths(route):
+    for aggr in (SoftmaxAggregation(learn=True), PowerMeanAggregation(2.0)):
+        compare(route, Copying(aggr=aggr), torch.randn(N, 3), graphs.bipartite(), (N, M), positions=("x", "edge_index", "size"))
+
+
+def test_among_several(route):
+    for mode in ("cat", "sum"):
+        several = MultiAggregation(["mean", SoftmaxAggregation(learn=True), PowerMeanAggregation(2.0, learn=True)], mode=mode)
+        compare(route, Copying(aggr=several), graphs.features(), graphs.square(), positions=POSITIONS)
+
+
+def test_large_logits(route):
+    """Nothing but differences is exponentiated."""
+    layer, x, ei = Copying(aggr=SoftmaxAggregation(50.0)), graphs.features().to(route.device) * 10, graphs.square()
+    ei = ei.to(route.device)
+    expected = layer(x.double(), ei)
+    with route.on():
+        assert close(layer(x, ei).double(), expected)
+
+
+def test_numbers_set_between_calls(route):
+    """Also in calls that repeat; a module whose numbers no longer fit goes native."""
+    layer, x, ei = Copying(aggr=SoftmaxAggregation()), graphs.features().to(route.device), graphs.square().to(route.device)
+    for t in (1.0, 1.0, 3.0, torch.full((1,), 0.5, device=route.device)):
+        layer.aggr_module.t = t
+        expected = layer(x, ei)
+        with route.on():
+            assert close(layer(x, ei), expected)
+    took(route, 4)
+
+
+def test_gen(route):
+    """Whose messages are made of its features row by row, and only where they are the features alone."""
+    for options in (dict(learn_t=True), dict(aggr="powermean", learn_p=True, p=2.0), dict(aggr="add")):
+        compare(route, GENConv(F, F, norm="layer", **options), graphs.features(), graphs.square(), positions=POSITIONS)
+    layer, args = GENConv(F, F, norm="layer"), (graphs.features(), graphs.square(), torch.randn(E, F))
+    expected = layer(*args)
+    with gnnaccel.enabled(when="supported"):
+        assert torch.equal(layer(*args), expected)
+    assert gnnaccel.stats()["GENConv"]["reasons"] == {"GA208": 1}
+
+
+def test_weighted_messages_are_native():
+    layer, args = Weighing(aggr=SoftmaxAggregation()), (graphs.features(), graphs.square(), torch.randn(E))
+    expected = layer(*args)
+    with gnnaccel.enabled(when="supported"):
+        assert torch.equal(layer(*args), expected)
+    assert gnnaccel.stats()["Weighing"]["reasons"] == {"GA201": 1}
+
+
+def test_half_precision_and_autocast(emulated):
+    layer, x, ei = Copying(aggr=SoftmaxAggregation(learn=True)), graphs.features().bfloat16(), graphs.square()
+    expected = layer(x, ei)
+    with emulated.on():
+        got = layer(x, ei)
+    assert got.dtype == expected.dtype and close(got.double(), layer(x.double(), ei), 1e-2)
+    plain = Copying(aggr=SoftmaxAggregation())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        expected = plain(x, ei)
+        with emulated.on(on_fallback="native"):
+            assert torch.equal(plain(x, ei), expected)
+    assert gnnaccel.stats()["Copying"]["reasons"] == {"GA203": 1}
+
+
+def test_second_derivatives(route):
+    layer, ei, x = Copying(aggr=SoftmaxAggregation(2.0, learn=True)), graphs.square(), torch.randn(N, 3)
+
+    def second(device, dtype):
+        leaf = x.to(device, dtype).requires_grad_()
+        layer.to(device, dtype)
+        grad, = torch.autograd.grad(layer(leaf, ei.to(device)).pow(3).sum(), leaf, create_graph=True)
+        return torch.autograd.grad(grad.pow(2).sum(), [leaf, layer.aggr_module.t])
+
+    exact = second("cpu", torch.float64)
+    with route.on():
+        got = second(route.device, torch.float32)
+    assert all(close(a.cpu().double(), b, 1e-4) for a, b in zip(got, exact))

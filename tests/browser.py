@@ -2,16 +2,21 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import json
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "chrome-headless-shell")
 QUIET = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
          "--disable-component-update", "--disable-sync", "--disable-extensions", "--disable-dev-shm-usage", "--hide-scrollbars")
+
+# The browser reads commands from its descriptor 3 and answers on 4.
+_START = "import os, sys; os.dup2(int(sys.argv[1]), 3); os.dup2(int(sys.argv[2]), 4); os.execv(sys.argv[3], sys.argv[3:])"
 
 
 def find() -> str | None:
@@ -24,14 +29,14 @@ class Browser:
 
     def __init__(self, binary: str):
         self._folder = tempfile.TemporaryDirectory(prefix="browser", ignore_cleanup_errors=True)
+        command = [binary, *QUIET, f"--user-data-dir={self._folder.name}", "--remote-debugging-pipe", "about:blank"]
         theirs, self._out = os.pipe()
         self._in, ours = os.pipe()
-        # the browser reads its descriptor 3 and writes 4; a shell puts them there
-        command = [binary, *QUIET, f"--user-data-dir={self._folder.name}", "--remote-debugging-pipe", "about:blank"]
-        self._process = subprocess.Popen(["sh", "-c", f'exec "$@" 3<&{theirs} 4>&{ours}', "sh", *command],
-                                         pass_fds=(theirs, ours), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        os.close(theirs)
-        os.close(ours)
+        given = [fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in (theirs, ours)]  # clear of 3 and 4
+        self._process = subprocess.Popen([sys.executable, "-c", _START, *map(str, given), *command], pass_fds=given,
+                                         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for end in (theirs, ours, *given):
+            os.close(end)
         self._last, self._buffer, self._session = 0, b"", None
         self.events: list[dict] = []
 

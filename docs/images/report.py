@@ -1,4 +1,5 @@
-"""Draws the four pictures of a report's page in this folder, in a headless browser of the Chromium family.
+"""Draws the pictures of a report's page in this folder with a headless browser of the Chromium family: its upper part light and
+dark, narrow and wide, and its charts.
 
     PYTHONPATH=. python docs/images/report.py             # needs torch_geometric, Pillow, and a browser on the PATH
     PYTHONPATH=. python docs/images/report.py --keep report.html
@@ -18,7 +19,8 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 FILES = 900  # sources in the graph: seconds, not minutes
-HEIGHTS = {400: 1500, 1400: 1150}  # the upper part of the page, by width in CSS pixels
+WIDTHS = {"narrow": 400, "wide": 1400}  # CSS pixels
+HEADINGS = "[...document.querySelectorAll('h2')].map(e => [e.textContent, e.getBoundingClientRect().top])"
 
 
 def train(epochs: int = 6) -> None:
@@ -68,8 +70,6 @@ def main() -> None:
     args = parser.parse_args()
     if args.train:
         return train()
-    from PIL import Image
-
     from tests import browser
 
     binary = browser.find()
@@ -79,13 +79,24 @@ def main() -> None:
         page = args.page or args.keep or Path(folder) / "report.html"
         if not args.page:
             subprocess.run([sys.executable, "-m", "gnnaccel", "--compare", "--report", str(page), __file__, "--train"], check=True)
-        for width, height in HEIGHTS.items():
+        for name, width in WIDTHS.items():
             for theme in ("light", "dark"):
                 tab.show(page, width, theme == "dark")
-                target = HERE / f"report-{theme}-{'narrow' if width < 800 else 'wide'}.png"
-                picture = Image.open(io.BytesIO(tab.picture(height=height))).convert("RGB")
-                picture.quantize(64, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(target, optimize=True)
-                print(target.name, f"{target.stat().st_size / 1000:.0f} kB")
+                tops = dict(tab.value(HEADINGS))
+                save(f"report-{theme}-{name}", tab.picture(height=tops["Decisions"] - 24))
+                if (theme, name) == ("light", "wide"):
+                    top = next(at for title, at in tops.items() if title.startswith("Roofline")) - 24
+                    save("report-charts", tab.picture(top))
+
+
+def save(name: str, picture: bytes) -> None:
+    """In 64 colours, which such pages hardly exceed."""
+    from PIL import Image
+
+    target = HERE / f"{name}.png"
+    found = Image.open(io.BytesIO(picture)).convert("RGB")
+    found.quantize(64, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(target, optimize=True)
+    print(target.name, f"{target.stat().st_size / 1000:.0f} kB")
 
 
 if __name__ == "__main__":

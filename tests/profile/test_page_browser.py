@@ -1,11 +1,15 @@
 """The report's page in a real browser: nothing fails or is asked for, nothing is cut or overlaps, charts are drawn."""
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from gnnaccel.profile.page import page
 from tests import browser
 from tests.profile.test_page import REPORTS
+
+FIGURES = sorted((Path(__file__).parents[2] / "docs" / "images").glob("*.svg"))
 
 pytestmark = pytest.mark.skipif(browser.find() is None, reason="no browser of the Chromium family on the PATH")
 
@@ -75,6 +79,19 @@ def test_nothing_fails_and_nothing_is_asked_for(tab, tmp_path):
 def test_the_theme_is_the_readers(tab, tmp_path):
     assert look(tab, tmp_path, "one", 1400)["paper"] == "rgb(255, 255, 255)"
     assert look(tab, tmp_path, "one", 1400, dark=True)["paper"] == "rgb(20, 23, 27)"
+
+
+def test_the_documentations_figures(tab, tmp_path):
+    drawn = [file.read_text(encoding="utf-8") for file in FIGURES]
+    assert len(drawn) == 5
+    page = tmp_path / "figures.html"
+    page.write_text("".join(drawn), encoding="utf-8")
+    tab.show(page, 900)
+    for chart in tab.value(LOOK)["charts"]:
+        left, top, right, bottom = chart["frame"]
+        for l, t, r, b, words in chart["words"]:
+            assert l >= left and t >= top and r <= right and b <= bottom + 1, words
+        assert overlapping(chart["words"]) == []
 
 
 def test_what_is_wrong_is_seen(tab, tmp_path):

@@ -31,7 +31,7 @@ def train(epochs: int = 6) -> None:
     sys.path.insert(0, str(ROOT / "examples"))
     import code_graph
 
-    graph = code_graph.load(FILES, progress=False)
+    graph = code_graph.build(code_graph.all_sources(FILES))
     device = "cuda" if torch.cuda.is_available() else "cpu"
     x, edges, kinds, y = (torch.as_tensor(part).to(device) for part in (graph.x, graph.edge_index, graph.edge_type, graph.y))
     edges, kinds = torch.cat([edges, edges.flip(0)], 1), torch.cat([kinds.long(), kinds.long() + 4])
@@ -72,13 +72,20 @@ def main() -> None:
         return train()
     from tests import browser
 
-    binary = browser.find()
-    if binary is None:
-        raise SystemExit(f"no browser: none of {', '.join(browser.NAMES)} is on the PATH")
-    with tempfile.TemporaryDirectory() as folder, browser.Browser(binary) as tab:
+    with tempfile.TemporaryDirectory() as folder:
         page = args.page or args.keep or Path(folder) / "report.html"
         if not args.page:
             subprocess.run([sys.executable, "-m", "gnnaccel", "--compare", "--report", str(page), __file__, "--train"], check=True)
+        binary = browser.find()
+        if binary is None:
+            raise SystemExit(f"no pictures: none of {', '.join(browser.NAMES)} is on the PATH")
+        draw(page, binary)
+
+
+def draw(page: Path, binary: str) -> None:
+    from tests import browser
+
+    with browser.Browser(binary) as tab:
         for name, width in WIDTHS.items():
             for theme in ("light", "dark"):
                 tab.show(page, width, theme == "dark")

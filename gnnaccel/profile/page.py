@@ -12,7 +12,7 @@ from gnnaccel._version import __version__
 from gnnaccel.profile import svg
 from gnnaccel.profile.ceilings import ceilings, points
 from gnnaccel.profile.entries import Entry
-from gnnaccel.profile.pieces import bars, chart, duration, escape, legend, metric, number, section, some, table, tiles
+from gnnaccel.profile.pieces import bars, chart, duration, escape, legend, metric, number, percent, section, some, table, tiles
 from gnnaccel.profile.style import STYLE
 from gnnaccel.profile.tables import size
 
@@ -78,10 +78,15 @@ def _several(count: int, what: str) -> str:
 def _time(entries: list[Entry]) -> str:
     total = sum(entry.own_ms for entry in entries) or 1.0
     rows = [(e.name, e.kernel or e.route, [("host" if e.route == "native" else "ours", e.own_ms,
-                                            f"{duration(e.own_ms)}, {e.own_ms / total:.0%}")]) for e in entries[:_MOST]]
+                                            f"{duration(e.own_ms)}, {percent(e.own_ms / total)}")]) for e in entries[:_MOST]]
     more = f" The first {_MOST} of {len(entries)}." if len(entries) > _MOST else ""
     return section("Where the time went", "Forward and backward of all calls, without layers inside that are listed themselves."
-                   + more, legend(("ours", "gnnaccel"), ("host", "native")), bars(rows))
+                   + more, _sides(entries), bars(rows))
+
+
+def _sides(entries: list[Entry]) -> str:
+    native = {entry.route == "native" for entry in entries[:_MOST]}
+    return legend(*([("ours", "gnnaccel")] if False in native else []), *([("host", "native")] if True in native else []))
 
 
 def _speedups(report: Report) -> str:
@@ -108,7 +113,7 @@ def _decisions(entries: list[Entry]) -> str:
         hits = e.cache.get("hit", 0)
         asked = hits + e.cache.get("miss", 0)
         rows.append(((e.name, "name"), None if e.name.startswith(e.layer) else e.layer, (e.kernel or e.route, "by soft" if e.route == "native" else "by good"),
-                     number(e.calls), number(e.forward_ms), number(e.backward_ms), number(e.own_ms), f"{e.own_ms / total:.0%}",
+                     number(e.calls), number(e.forward_ms), number(e.backward_ms), number(e.own_ms), percent(e.own_ms / total),
                      size(e.kept_bytes), f"{hits}/{asked}" if asked else None, number(e.overhead_us / max(1, e.calls))))
     return section("Decisions", "Milliseconds are of all calls together. Own: without layers inside that are listed themselves. "
                    "Kept: device memory that a call leaves in use. Cache hits: look-ups of the graph's structure that found it. "
@@ -187,7 +192,7 @@ def _degrees(entries: list[Entry]) -> str:
         parts.append(f"<h3>{escape(_graph(entry, graph))}</h3>" + chart(_histogram(entry)))
     about = ("How many nodes have how many edges entering them. A column spans the numbers of edges between the two figures under "
              "it; its height is logarithmic. On a GPU, the rows of nodes beyond the dashed line are cut into chunks.")
-    return section("Degrees", about if parts else "The graphs' degrees are reported by kernels; none ran.", *parts)
+    return section("Degrees", about, *parts) if parts else ""
 
 
 def _graph(entry: Entry, graph: dict) -> str:
@@ -205,19 +210,22 @@ def _histogram(entry: Entry):
 
 
 def _relations(entries: list[Entry]) -> str:
-    shown = [entry for entry in entries if entry.passes is not None and entry.graph is not None][:_GRAPHS]
-    if not shown:
+    alike: dict[str, list[Entry]] = {}
+    for entry in entries:
+        if entry.passes is not None and entry.graph is not None:
+            alike.setdefault(str((entry.layer, entry.graph["num_edges"], entry.passes)), []).append(entry)
+    if not alike:
         return ""
-    rows = []
-    for e in shown:
-        p, edges = e.passes, e.graph["num_edges"]
-        rows.append((e.name, f"{p['relations']} relations", [
+    rows, lines = [], []
+    for group in list(alike.values())[:_GRAPHS]:
+        name, p, edges = some([e.name for e in group], 2), group[0].passes, group[0].graph["num_edges"]
+        rows.append((name, f"{p['relations']} relations", [
             ("host", edges, f"{edges:,}"), ("ours", p["pairs_src"], f"{p['pairs_src']:,}"),
             ("other", p["pairs_dst"], f"{p['pairs_dst']:,}")]))
-    lines = [((e.name, "name"), (o["name"], "good" if o is e.passes["orderings"][0] else ""), number(o["bytes"] / 1e6),
-              number(o["flops"] / 1e6), number(o["estimated_us"] / 1e3)) for e in shown for o in e.passes["orderings"]]
+        lines += [((name, "name"), (o["name"], "" if i else "good"), number(o["bytes"] / 1e6), number(o["flops"] / 1e6),
+                   number(o["estimated_us"] / 1e3)) for i, o in enumerate(p["orderings"])]
     columns = ("layer", "ordering", "MB moved", "million operations", "estimated ms")
     return section("Relations", "Values that depend on a node and a relation are made once for each pair of them that occurs, "
-                   "not once per edge. Of the orderings of each layer the first is taken.",
+                   "not once per edge. Of the orderings of each layer the first is taken. Layers that are alike are listed once.",
                    legend(("host", "edges"), ("ours", "(source, relation) pairs"), ("other", "(destination, relation) pairs")),
                    bars(rows), table(columns, lines, numbers=columns[2:]))

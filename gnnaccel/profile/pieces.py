@@ -83,6 +83,10 @@ def duration(ms: float) -> str:
     return f"{ms * 1e3:.3g} µs" if 0 < ms < 0.9995 else f"{ms:.3g} ms"
 
 
+def percent(share: float) -> str:
+    return "<1%" if 0 < share < 0.005 else f"{share:.0%}"
+
+
 def metric(value: float) -> str:
     """A number with a metric prefix behind it: 39.6 G."""
     for unit, letter in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):

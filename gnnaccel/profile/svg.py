@@ -118,7 +118,7 @@ def roofline(title: str, bandwidths: Sequence[tuple[str, float]], flops: float,
     per second) up to ``flops``."""
     ridges = [flops / rate for _, rate in bandwidths]
     plane = LogPlane([*(x for _, x, _ in points), max(ridges) * 4, min(ridges) / 4, 0.02],
-                     [*(y for _, _, y in points), flops, flops / 1e4], width)
+                     [*(y for _, _, y in points), flops, flops / 1e3], width)
     parts = plane.axes("operations per byte", "operations per second")
     for at, (_, rate) in enumerate(bandwidths):
         low = max(10.0**plane.x0, 10.0**plane.y0 / rate)
@@ -126,23 +126,31 @@ def roofline(title: str, bandwidths: Sequence[tuple[str, float]], flops: float,
         parts.append(f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" class="roof{at}"/>')
     (x1, y1), (x2, y2) = plane.place(min(ridges), flops), plane.place(10.0**plane.x1, flops)
     parts.append(f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" class="roof0"/>')
-    places = [plane.place(x, y) for _, x, y in points]
-    taken: list[tuple[float, float]] = []
-    for (number, _, _), (px, py) in zip(points, places):
+    groups: list[tuple[float, float, list[str]]] = []  # of points that cannot be told apart
+    for number, x, y in points:
+        px, py = plane.place(x, y)
         parts.append(f'<circle cx="{px:.1f}" cy="{py:.1f}" r="5.5" class="ours dot"/>')
-        found = _free(px, py + 4, taken, width)
+        near = next((numbers for gx, gy, numbers in groups if abs(gx - px) < 9 and abs(gy - py) < 9), None)
+        if near is None:
+            groups.append((px, py, [number]))
+        else:
+            near.append(number)
+    taken: list[tuple[float, float, float]] = []
+    for px, py, numbers in groups:
+        words = ", ".join(numbers[:3]) + ("…" if len(numbers) > 3 else "")
+        found = _free(px, py + 4, (len(words) + 1) * CHARACTER, taken, width)
         if found is not None:  # in a crowd, the table says the rest
-            parts.append(text(*found, number, "start", "number"))
+            parts.append(text(*found, words, "start", "number"))
     return figure(title, width, plane.HEIGHT, parts)
 
 
-def _free(x: float, y: float, taken: list[tuple[float, float]], width: float) -> tuple[float, float] | None:
-    """A place for a number next to (x, y) on which no other one lies."""
-    wide = 2 * CHARACTER + 2
-    for right in (9.0, -9.0 - wide, 9.0 + 1.5 * wide, -9.0 - 2.5 * wide):
+def _free(x: float, y: float, wide: float, taken: list[tuple[float, float, float]], width: float) -> tuple[float, float] | None:
+    """A place for ``wide`` words next to (x, y) on which no others lie."""
+    for right in (9.0, -9.0 - wide, 9.0 + wide, -9.0 - 2 * wide):
         for down in (0, 13, -13, 26, -26, 39, -39):
-            at = min(max(x + right, 0.0), width - wide), min(max(y + down, 30.0), LogPlane.HEIGHT - LogPlane.BOTTOM)
-            if all(abs(at[0] - tx) > wide or abs(at[1] - ty) > 12 for tx, ty in taken):
-                taken.append(at)
-                return at
+            left = min(max(x + right, 0.0), width - wide)
+            base = min(max(y + down, 30.0), LogPlane.HEIGHT - LogPlane.BOTTOM)
+            if all(left + wide <= tx or tx + tw <= left or abs(base - ty) > 12 for tx, ty, tw in taken):
+                taken.append((left, base, wide))
+                return left, base
     return None

@@ -13,7 +13,7 @@ from gnnaccel.profile import svg
 from gnnaccel.profile.entries import Entry, degrees
 from gnnaccel.profile.judging import Error
 from gnnaccel.profile.page import page
-from gnnaccel.profile.pieces import NARROW, WIDE, bars, duration, metric, number, some, table
+from gnnaccel.profile.pieces import NARROW, WIDE, bars, duration, metric, number, percent, some, table
 from gnnaccel.profile.report import Report
 from gnnaccel.profile.shadow import Shadow
 from gnnaccel.profile.style import STYLE
@@ -278,6 +278,7 @@ def test_numbers_for_people():
     assert [number(v) for v in (None, 0.01234, 12.34, 999.4, 999.6, 1234567.0)] == [None, "0.0123", "12.3", "999", "1,000", "1,234,567"]
     assert [duration(v) for v in (0.0, 0.0123, 12.34, 999.9, 61_000.0)] == ["0 ms", "12.3 µs", "12.3 ms", "1 s", "61 s"]
     assert [metric(v) for v in (5.0, 1500.0, 3.96e12, 6e13)] == ["5 ", "1.5 k", "3.96 T", "60 T"]
+    assert [percent(v) for v in (0.0, 0.001, 0.006, 0.5, 1.0)] == ["0%", "<1%", "1%", "50%", "100%"]
     assert some("aabc", 2) == "a, b and 1 more" and some("ab") == "a, b"
 
 
@@ -287,6 +288,20 @@ def test_the_roof_is_where_its_numbers_say():
     assert plane.place(100.0, 1e10) == (plane.width - 18, plane.TOP)
     middle = (plane.LEFT + plane.width - 18) / 2, (plane.TOP + plane.HEIGHT - plane.BOTTOM) / 2
     assert plane.place(1.0, 1e8) == pytest.approx(middle)
+
+
+def test_points_that_cannot_be_told_apart_share_a_label():
+    points = [(str(i), 1.0 + 0.001 * i, 1e9) for i in range(1, 6)] + [("6", 1.0, 1e7)]
+    ((_, _, boxes, words),) = drawings(svg.roofline("t", (("memory", 1e9),), 1e10, points, WIDE))
+    assert {"1, 2, 3…", "6"} <= {w for *_, w in words} and not {"2", "4", "5"} & {w for *_, w in words}
+
+
+def test_relations_of_layers_that_are_alike_are_shown_once():
+    report = Report()
+    report._entries = {(i,): entry(f"layer {i}", passes=passes(2), forward_ms=9.0 - i) for i in range(4)}
+    report._entries[4,] = entry("other", passes=passes(3))
+    words = [text for _, text in Parsed(page(report)).all("td")]
+    assert words.count("layer 0, layer 1 and 2 more") == 2 and words.count("o1") == 2
 
 
 def test_degrees_are_counted_by_bits():

@@ -4,7 +4,7 @@
     python examples/molecules.py --layer gine     # GINEConv, which sees the bonds
     python examples/molecules.py --layer gatv2    # GATv2Conv with bonds as features of edges
 
-The molecules are made here, from the seed: chains and rings of atoms with branches. The task: is there a nitrogen bound to an oxygen?
+The molecules are made here, from the seed: chains and rings of atoms with branches. The task: is a nitrogen bound to an oxygen?
 """
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ LAYERS = ("gin", "gine", "gatv2")
 
 
 def molecule() -> Data:
-    """A ring or a chain of 5 to 8 atoms with up to 8 more in branches. ``x`` [N] kinds of atoms, ``edge_attr`` [2 * bonds] kinds of
-    bonds, both directions of a bond alike."""
+    """A ring or a chain of 5 to 8 atoms with up to 8 more in branches. ``x`` [N] kinds of atoms, ``edge_attr`` [2 * bonds] kinds
+    of bonds, both directions of a bond alike."""
     ring = int(torch.randint(5, 9, ()))
     size = ring + int(torch.randint(0, 9, ()))
     source = torch.arange(1, size)

@@ -11,9 +11,10 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 STYLE = """svg { color-scheme: light dark; font: 13px system-ui, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
-text { fill: #1c2024; } .soft { fill: #56606b; font-size: 12px; } .title { font-weight: 600; } .on { fill: #ffffff; }
-.box { fill: #f5f7f9; stroke: #c3cad1; } .ours { fill: #1668b8; } .host { fill: #8d98a4; } .second { fill: #b0640c; }
-.pale { fill: #c9dff5; } .line { stroke: #56606b; stroke-width: 1.4; fill: none; } .tip { fill: #56606b; } .paper { fill: #ffffff; }
+text { fill: #1c2024; } .soft { fill: #56606b; font-size: 12px; } .title { font-weight: 600; }
+.on { fill: #ffffff; } .box { fill: #f5f7f9; stroke: #c3cad1; } .ours { fill: #1668b8; } .host { fill: #8d98a4; } .second { fill: #b0640c; }
+.pale { fill: #c9dff5; } .line { stroke: #56606b; stroke-width: 1.4; fill: none; } .tip { fill: #56606b; }
+.paper { fill: #ffffff; }
 @media (prefers-color-scheme: dark) { text { fill: #e6e9ed; } .soft { fill: #a3adb8; } .on { fill: #14171b; } .paper { fill: #14171b; }
 .box { fill: #1d2228; stroke: #444c55; } .ours { fill: #5aa9ee; } .host { fill: #78838f; } .second { fill: #e3a455; }
 .pale { fill: #27435c; } .line { stroke: #a3adb8; } .tip { fill: #a3adb8; } }"""
@@ -41,8 +42,8 @@ class Figure:
         dx, dy = (x2 - x1) / length, (y2 - y1) / length
         bx, by = x2 - 6 * dx, y2 - 6 * dy
         self.parts.append(f'<path d="M{x1:g} {y1:g}L{bx:.1f} {by:.1f}" class="line"/>')
-        self.parts.append(f'<path d="M{x2:g} {y2:g}L{bx - 3.5 * dy:.1f} {by + 3.5 * dx:.1f}L{bx + 3.5 * dy:.1f} {by - 3.5 * dx:.1f}Z"'
-                          ' class="tip"/>')
+        tip = f"M{x2:g} {y2:g}L{bx - 3.5 * dy:.1f} {by + 3.5 * dx:.1f}L{bx + 3.5 * dy:.1f} {by - 3.5 * dx:.1f}Z"
+        self.parts.append(f'<path d="{tip}" class="tip"/>')
 
     def svg(self) -> str:
         return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width:g} {self.height:g}" width="{self.width:g}" '
@@ -92,7 +93,8 @@ def lanes() -> Figure:
     f.text(20, 150, "1 head x 64 channels: the same 16 lanes, all of one head", css="title")
     for lane in range(32):
         f.box(20 + lane * 22.5, 166, 20.5, 30, "ours" if lane < 16 else "pale", str(lane % 16), "on" if lane < 16 else "")
-    f.text(20, 222, "Every lane reads 16 bytes at once, four numbers of fp32, and neighbouring lanes neighbouring bytes; an inner product", css="soft")
+    f.text(20, 222, "Every lane reads 16 bytes at once, four numbers of fp32, and neighbouring lanes neighbouring bytes; an inner product",
+           css="soft")
     f.text(20, 240, "per head is summed across its lanes by shuffles. Odd sizes leave lanes idle, not wrong.", css="soft")
     return f
 
@@ -162,9 +164,9 @@ def pairs() -> Figure:
         f.arrow(442, places[relation, source] + 13, 558, 83 + target * 66)
     for i in range(3):
         f.box(560, 70 + i * 66, 120, 26, "box", f"sum of {sum(t == i for *_, t in edges)}")
-    f.text(20, 284, "7 products of a row with a matrix become 4. Pairs are sorted by relation: each relation's rows are one block of a single",
+    f.text(20, 284, "7 products of a row with a matrix become 4. Pairs are sorted by relation: each relation's rows are one block of",
            css="soft")
-    f.text(20, 300, "product on tensor cores (segment GEMM), and the sums read them by index.", css="soft")
+    f.text(20, 300, "a single product on tensor cores (segment GEMM), and the sums read them by index.", css="soft")
     return f
 
 

@@ -4,8 +4,8 @@ dark, narrow and wide, and its charts.
     PYTHONPATH=. python docs/images/report.py             # needs torch_geometric, Pillow, and a browser on the PATH
     PYTHONPATH=. python docs/images/report.py --keep report.html
 
-The page is that of a small model over the code graph of a part of the installed packages (examples/code_graph.py), trained
-for some epochs and compared with the host's own layers. The fonts are the system's: DejaVu or Liberation where there are no others.
+The page is that of a small model over the code graph of a part of the installed packages (examples/code_graph.py), trained for
+some epochs and compared with the host's own layers. Fonts are the system's: DejaVu or Liberation where there are no others.
 """
 from __future__ import annotations
 
@@ -75,7 +75,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         page = args.page or args.keep or Path(folder) / "report.html"
         if not args.page:
-            subprocess.run([sys.executable, "-m", "gnnaccel", "--compare", "--report", str(page), __file__, "--train"], check=True)
+            measured = ["-m", "gnnaccel", "--compare", "--report", str(page), __file__, "--train"]
+            subprocess.run([sys.executable, *measured], check=True)
         binary = browser.find()
         if binary is None:
             raise SystemExit(f"no pictures: none of {', '.join(browser.NAMES)} is on the PATH")

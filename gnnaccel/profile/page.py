@@ -57,7 +57,8 @@ def _summary(report: Report, entries: list[Entry]) -> str:
     calls, taken = sum(e.calls for e in entries), sum(e.calls for e in ours)
     share = sum(e.own_ms for e in ours) / total if total else 0.0
     found = [("Time in layers", duration(total), f"of {duration(report.wall_s * 1e3)}" if report.wall_s else "", ""),
-             ("Calls taken over", f"{taken / max(1, calls):.0%}", f"{number(taken)} of {number(calls)}, {share:.0%} of the time", "")]
+             ("Calls taken over", f"{taken / max(1, calls):.0%}",
+              f"{number(taken)} of {number(calls)}, {share:.0%} of the time", "")]
     timed = [one for one in report.comparison.layers if one.native_ms and one.ours_ms]
     if timed:
         faster = sum(one.native_ms for one in timed) / sum(one.ours_ms for one in timed)
@@ -65,7 +66,8 @@ def _summary(report: Report, entries: list[Entry]) -> str:
     verdicts = [one.verdict for one in report.comparison.layers]
     wrong, same = verdicts.count("mismatch"), verdicts.count("same")
     if wrong or same:
-        found.append(("Same numbers", f"{same} of {same + wrong}", "layers held against the host in fp64", "bad" if wrong else "good"))
+        found.append(("Same numbers", f"{same} of {same + wrong}", "layers held against the host in fp64",
+                      "bad" if wrong else "good"))
     return tiles(found)
 
 
@@ -112,8 +114,9 @@ def _decisions(entries: list[Entry]) -> str:
     for e in entries:
         hits = e.cache.get("hit", 0)
         asked = hits + e.cache.get("miss", 0)
-        rows.append(((e.name, "name"), None if e.name.startswith(e.layer) else e.layer, (e.kernel or e.route, "by soft" if e.route == "native" else "by good"),
-                     number(e.calls), number(e.forward_ms), number(e.backward_ms), number(e.own_ms), percent(e.own_ms / total),
+        ran_by = (e.kernel or e.route, "by soft" if e.route == "native" else "by good")
+        rows.append(((e.name, "name"), None if e.name.startswith(e.layer) else e.layer, ran_by, number(e.calls),
+                     number(e.forward_ms), number(e.backward_ms), number(e.own_ms), percent(e.own_ms / total),
                      size(e.kept_bytes), f"{hits}/{asked}" if asked else None, number(e.overhead_us / max(1, e.calls))))
     return section("Decisions", "Milliseconds are of all calls together. Own: without layers inside that are listed themselves. "
                    "Kept: device memory that a call leaves in use. Cache hits: look-ups of the graph's structure that found it. "
@@ -130,7 +133,8 @@ def _ruled_out(entries: list[Entry]) -> str:
             layers.append(e.name)
     if not found:
         return ""
-    rows = [((code, "code"), (why, "long"), some(candidates), some(layers)) for (code, why), (candidates, layers) in found.items()]
+    rows = [((code, "code"), (why, "long"), some(candidates), some(layers))
+            for (code, why), (candidates, layers) in found.items()]
     return "<h3>What was ruled out</h3>" + table(("code", "why", "candidates", "layers"), rows)
 
 
@@ -138,8 +142,8 @@ def _fallbacks(report: Report) -> str:
     found = report.fallbacks()
     if not found:
         return section("Native calls", "None: every call was taken over.")
-    rows = [((f["code"], "code"), (f["text"], "long"), (f["hint"], "long"), number(f["calls"]), number(f["ms"]), some(f["layers"]))
-            for f in found]
+    rows = [((f["code"], "code"), (f["text"], "long"), (f["hint"], "long"), number(f["calls"]), number(f["ms"]),
+             some(f["layers"])) for f in found]
     return section("Native calls", "What keeps layers native, by the time those calls took: what to change first. A call with "
                    "several reasons counts under its first.",
                    table(("code", "why", "what would change it", "calls", "own ms", "layers"), rows, numbers=("calls", "own ms")))
@@ -190,8 +194,8 @@ def _degrees(entries: list[Entry]) -> str:
             continue
         seen.add(key)
         parts.append(f"<h3>{escape(_graph(entry, graph))}</h3>" + chart(_histogram(entry)))
-    about = ("How many nodes have how many edges entering them. A column spans the numbers of edges between the two figures under "
-             "it; its height is logarithmic. On a GPU, the rows of nodes beyond the dashed line are cut into chunks.")
+    about = ("How many nodes have how many edges entering them. A column spans the numbers of edges between the two figures "
+             "under it; its height is logarithmic. On a GPU, the rows of nodes beyond the dashed line are cut into chunks.")
     return section("Degrees", about, *parts) if parts else ""
 
 

@@ -49,8 +49,8 @@ def bars(rows: Sequence[tuple[str, str | None, Sequence[Bar]]]) -> str:
     lines = []
     for name, about, group in rows:
         below = f'<span class="soft small">{escape(about)}</span>' if about else ""
-        drawn = "".join(f'<div class="bar"><span class="fill {kind}" style="width:calc((100% - 11rem) * {value / most:.4f})"></span>'
-                        f"<span>{escape(words)}</span></div>" for kind, value, words in group)
+        drawn = "".join(f'<div class="bar"><span class="fill {kind}" style="width:calc((100% - 11rem) * {value / most:.4f})">'
+                        f"</span><span>{escape(words)}</span></div>" for kind, value, words in group)
         lines.append(f'<div class="row"><div class="name">{escape(name)}{below}</div><div>{drawn}</div></div>')
     return f'<div class="bars">{"".join(lines)}</div>'
 

@@ -29,7 +29,8 @@ td.by { min-width: 9rem; } td.long { min-width: 13rem; overflow-wrap: anywhere; 
 td.code { font: 0.85em/1.6 ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace; white-space: nowrap; }
 .good { color: var(--good); font-weight: 600; } .bad { color: var(--bad); font-weight: 600; } .soft, .none { color: var(--soft); }
 .bars { font-size: 0.87rem; line-height: 1.35; max-width: 62rem; }
-.bars .row { display: grid; grid-template-columns: minmax(9rem, 15rem) 1fr; gap: 0.2rem 1.25rem; align-items: center; padding: 0.4rem 0; }
+.bars .row { display: grid; grid-template-columns: minmax(9rem, 15rem) 1fr; gap: 0.2rem 1.25rem; align-items: center;
+  padding: 0.4rem 0; }
 .bars .name { overflow-wrap: anywhere; } .bars .name .small { display: block; }
 .bar { display: flex; align-items: center; gap: 0.5rem; padding: 1px 0; font-variant-numeric: tabular-nums; }
 .fill { flex: none; height: 0.95rem; min-width: 2px; border-radius: 2px; }
@@ -41,7 +42,8 @@ td.code { font: 0.85em/1.6 ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", mo
 .key.roof0 { border-top: 2px solid var(--ink); } .key.roof1 { border-top: 2px dashed var(--second); }
 .chart { overflow-x: auto; margin: 0.4rem 0; } .little { display: none; }
 svg { display: block; font: 12px system-ui, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
-svg text { fill: var(--ink); } svg .small { font-size: 11px; fill: var(--soft); } svg .number { font-weight: 600; stroke: var(--paper); stroke-width: 3px; paint-order: stroke; }
+svg text { fill: var(--ink); } svg .small { font-size: 11px; fill: var(--soft); } 
+svg .number { font-weight: 600; stroke: var(--paper); stroke-width: 3px; paint-order: stroke; }
 svg .ours { fill: var(--ours); } .dot { stroke: var(--paper); stroke-width: 1.5; }
 .grid { stroke: var(--line); stroke-width: 1; } .axis { stroke: var(--soft); stroke-width: 1; }
 .mark { stroke: var(--bad); stroke-width: 1.5; stroke-dasharray: 4 3; }
@@ -58,7 +60,8 @@ footer { margin-top: 3rem; padding-top: 0.75rem; border-top: 1px solid var(--lin
   td, td.n { display: block; border: 0; padding: 0; min-width: 0; max-width: none; text-align: left; white-space: normal;
     overflow-wrap: anywhere; }
   td::before { content: attr(data-label); display: block; font: 0.78rem/1.3 system-ui, sans-serif; color: var(--soft); }
-  td.name, td.by, td.long, td:first-child { grid-column: 1 / -1; min-width: 0; } td:first-child::before, td.by::before, td.none { display: none; }
+  td.name, td.by, td.long, td:first-child { grid-column: 1 / -1; min-width: 0; }
+  td:first-child::before, td.by::before, td.none { display: none; }
   td:first-child { font-weight: 600; }
 }
 @media print { body { max-width: none; } section { break-inside: avoid; } }

@@ -28,7 +28,8 @@ def columns(title: str, counts: Sequence[int], width: float, mark: tuple[float, 
     parts, taken = [], 0.0
     for at, count in enumerate(counts):
         x, h = left + at * step, height * math.log10(count + 1) / most
-        parts.append(f'<rect x="{x + 1.5:.1f}" y="{top + height - h:.1f}" width="{step - 3:.1f}" height="{h:.1f}" rx="2" class="ours"/>')
+        parts.append(f'<rect x="{x + 1.5:.1f}" y="{top + height - h:.1f}" width="{step - 3:.1f}" height="{h:.1f}" rx="2" '
+                     'class="ours"/>')
         words, middle = _count(count), x + step / 2
         half = len(words) * CHARACTER / 2
         if count and middle - half >= max(taken, 0.0) and middle + half <= width:

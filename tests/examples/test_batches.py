@@ -23,7 +23,8 @@ def both(found: dict, layer: str) -> None:
 
 @pytest.mark.parametrize("layer, host", (("gin", "GINConv"), ("gine", "GINEConv"), ("gatv2", "GATv2Conv")))
 def test_molecules(layer, host, capsys):
-    found = molecules.main(["--molecules", "40", "--epochs", "1", "--hidden", "8", "--batch", "16", "--device", "cpu", "--layer", layer])
+    small = ["--molecules", "40", "--epochs", "1", "--hidden", "8", "--batch", "16", "--device", "cpu"]
+    found = molecules.main([*small, "--layer", layer])
     both(found, host)
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].startswith("native") and lines[2].startswith("gnnaccel") and lines[3].startswith(host)

@@ -96,8 +96,8 @@ def test_the_documentations_figures(tab, tmp_path):
 
 def test_what_is_wrong_is_seen(tab, tmp_path):
     path = tmp_path / "bad.html"
-    path.write_text('<div class="bar" style="width:50px;overflow:hidden;white-space:nowrap">much longer than that</div><img src="http://'
-                    'localhost:9/x.png"><svg width="90" height="20"><text y="12">one</text><text x="3" y="12">two</text></svg>'
+    path.write_text('<div class="bar" style="width:50px;overflow:hidden;white-space:nowrap">much longer than that</div>'
+                    '<img src="http://localhost:9/x.png"><svg width="90" height="20"><text y="12">one</text><text x="3" y="12">two</text></svg>'
                     '<script>console.log("loud")</script>', encoding="utf-8")
     tab.show(path, 400)
     found = tab.value(LOOK)

@@ -5,6 +5,7 @@ import base64
 import fcntl
 import json
 import os
+import select
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,8 @@ QUIET = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-
 
 # The browser reads commands from its descriptor 3 and answers on 4.
 _START = "import os, sys; os.dup2(int(sys.argv[1]), 3); os.dup2(int(sys.argv[2]), 4); os.execv(sys.argv[3], sys.argv[3:])"
+
+_PATIENCE = 60  # seconds without a word
 
 
 def find() -> str | None:
@@ -41,13 +44,20 @@ class Browser:
         self.events: list[dict] = []
 
     def __enter__(self) -> Browser:
-        target = next(t for t in self.call("Target.getTargets")["targetInfos"] if t["type"] == "page")
+        try:
+            target = next(t for t in self.call("Target.getTargets")["targetInfos"] if t["type"] == "page")
+        except RuntimeError:
+            self.close()
+            raise
         self._session = self.call("Target.attachToTarget", targetId=target["targetId"], flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         self._process.terminate()
         self._process.wait(20)
         os.close(self._in)
@@ -60,7 +70,10 @@ class Browser:
         message = {"id": self._last, "method": method, "params": params}
         if self._session:
             message["sessionId"] = self._session
-        os.write(self._out, json.dumps(message).encode() + b"\0")
+        try:
+            os.write(self._out, json.dumps(message).encode() + b"\0")
+        except BrokenPipeError:
+            raise RuntimeError(f"{method}: the browser is gone, with exit code {self._process.wait(_PATIENCE)}") from None
         while True:
             found = self._read()
             if found.get("id") == self._last:
@@ -71,9 +84,10 @@ class Browser:
 
     def _read(self) -> dict:
         while b"\0" not in self._buffer:
-            more = os.read(self._in, 1 << 20)
+            ready, _, _ = select.select([self._in], [], [], _PATIENCE)
+            more = os.read(self._in, 1 << 20) if ready else b""
             if not more:
-                raise RuntimeError(f"the browser is gone, with exit code {self._process.poll()}")
+                raise RuntimeError(f"the browser says nothing any more; its exit code is {self._process.poll()}")
             self._buffer += more
         text, _, self._buffer = self._buffer.partition(b"\0")
         return json.loads(text)

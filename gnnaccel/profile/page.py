@@ -108,14 +108,14 @@ def _speedups(report: Report) -> str:
 
 def _decisions(entries: list[Entry]) -> str:
     total = sum(entry.own_ms for entry in entries) or 1.0
-    columns = ("layer", "class", "ran by", "calls", "forward ms", "backward ms", "own ms", "share", "kept MiB", "cache hits",
+    columns = ("layer", "ran by", "class", "calls", "forward ms", "backward ms", "own ms", "share", "kept MiB", "cache hits",
                "deciding µs")
     rows = []
     for e in entries:
         hits = e.cache.get("hit", 0)
         asked = hits + e.cache.get("miss", 0)
         ran_by = (e.kernel or e.route, "by soft" if e.route == "native" else "by good")
-        rows.append(((e.name, "name"), None if e.name.startswith(e.layer) else e.layer, ran_by, number(e.calls),
+        rows.append(((e.name, "name"), ran_by, None if e.name.startswith(e.layer) else e.layer, number(e.calls),
                      number(e.forward_ms), number(e.backward_ms), number(e.own_ms), percent(e.own_ms / total),
                      size(e.kept_bytes), f"{hits}/{asked}" if asked else None, number(e.overhead_us / max(1, e.calls))))
     return section("Decisions", "Milliseconds are of all calls together. Own: without layers inside that are listed themselves. "
@@ -133,7 +133,7 @@ def _ruled_out(entries: list[Entry]) -> str:
             layers.append(e.name)
     if not found:
         return ""
-    rows = [((code, "code"), (why, "long"), some(candidates), some(layers))
+    rows = [((code, "code"), (why, "long"), (some(candidates), "long"), (some(layers), "list"))
             for (code, why), (candidates, layers) in found.items()]
     return "<h3>What was ruled out</h3>" + table(("code", "why", "candidates", "layers"), rows)
 
@@ -143,7 +143,7 @@ def _fallbacks(report: Report) -> str:
     if not found:
         return section("Native calls", "None: every call was taken over.")
     rows = [((f["code"], "code"), (f["text"], "long"), (f["hint"], "long"), number(f["calls"]), number(f["ms"]),
-             some(f["layers"])) for f in found]
+             (some(f["layers"]), "list")) for f in found]
     return section("Native calls", "What keeps layers native, by the time those calls took: what to change first. A call with "
                    "several reasons counts under its first.",
                    table(("code", "why", "what would change it", "calls", "own ms", "layers"), rows, numbers=("calls", "own ms")))

@@ -5,7 +5,7 @@ import html
 from collections.abc import Callable, Sequence
 
 Bar = tuple[str, float, str]  # css class, value, words behind it
-WIDE, NARROW = 760.0, 350.0  # widths of a chart's two drawings; the style sheet shows the one that fits
+WIDE, NARROW = 760.0, 326.0  # widths of a chart's two drawings; the style sheet shows the one that fits
 
 
 def escape(value: object) -> str:

@@ -49,18 +49,21 @@ svg .ours { fill: var(--ours); } .dot { stroke: var(--paper); stroke-width: 1.5;
 .mark { stroke: var(--bad); stroke-width: 1.5; stroke-dasharray: 4 3; }
 .roof0 { stroke: var(--ink); stroke-width: 1.5; } .roof1 { stroke: var(--second); stroke-width: 1.5; stroke-dasharray: 6 3; }
 footer { margin-top: 3rem; padding-top: 0.75rem; border-top: 1px solid var(--line); font-size: 0.8rem; color: var(--soft); }
-@media (max-width: 800px) {
+@media (max-width: 830px) {
   body { padding-top: 1.25rem; }
   .big { display: none; } .little { display: block; }
   .tiles { grid-template-columns: 1fr 1fr; } .tile .value { font-size: 1.35rem; }
   .bars .row { grid-template-columns: 1fr; padding: 0.5rem 0; } .bars .name .small { display: inline; margin-left: 0.5rem; }
+}
+@media (max-width: 1200px) { th, td { padding: 0.4rem 0.5rem; } }
+@media (max-width: 1000px) {
   table, tbody { display: block; } thead { display: none; }
   tr { display: grid; grid-template-columns: repeat(auto-fit, minmax(5.5rem, 1fr)); gap: 0.35rem 1rem; padding: 0.7rem 0;
     border-bottom: 1px solid var(--line); }
   td, td.n { display: block; border: 0; padding: 0; min-width: 0; max-width: none; text-align: left; white-space: normal;
     overflow-wrap: anywhere; }
   td::before { content: attr(data-label); display: block; font: 0.78rem/1.3 system-ui, sans-serif; color: var(--soft); }
-  td.name, td.by, td.long, td:first-child { grid-column: 1 / -1; min-width: 0; }
+  td.name, td.by, td.long, td.list, td:first-child { grid-column: 1 / -1; min-width: 0; }
   td:first-child::before, td.by::before, td.none { display: none; }
   td:first-child { font-weight: 600; }
 }

@@ -41,3 +41,13 @@ def test_reason_takes_title_and_hint_from_the_registry():
     assert str(reason("GA402", "no cupy")) == "GA402 no cupy"
     with pytest.raises(KeyError):
         reason("GA000")
+
+
+def test_the_guide_says_what_to_do_about_every_code():
+    guide = (Path(__file__).parents[1] / "docs" / "guide.md").read_text(encoding="utf-8")
+    named: list[str] = []
+    for cell in re.findall(r"^\| (GA[^|]*) \|", guide, re.M):
+        for first, last in re.findall(r"GA(\d\w\w)(?: to GA(\d\d\d))?", cell):
+            low, high = (first.replace("x", digit) for digit in "09")
+            named += [f"GA{code}" for code in range(int(low), int(last or high) + 1)]
+    assert len(named) == len(set(named)) and set(KINDS) <= set(named)

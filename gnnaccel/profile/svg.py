@@ -1,4 +1,5 @@
-"""Charts as inline SVG, written by hand. Colours are the page's CSS variables, so they follow its theme; all text is escaped."""
+"""Charts as inline SVG, written by hand. Colours are the page's CSS variables, so they follow its theme; all text is escaped.
+Drawings are made for the width at which they are shown."""
 from __future__ import annotations
 
 import html
@@ -6,8 +7,6 @@ import math
 from collections.abc import Sequence
 
 CHARACTER = 6.6  # width of one at the charts' font size, generously
-_ROW = 26
-_LABEL = 34  # characters of a label that are shown
 
 
 def text(x: float, y: float, words: str, anchor: str = "start", css: str = "") -> str:
@@ -15,66 +14,70 @@ def text(x: float, y: float, words: str, anchor: str = "start", css: str = "") -
             f'{html.escape(words)}</text>')
 
 
-def short(words: str, limit: int = _LABEL) -> str:
-    return words if len(words) <= limit else words[:limit - 1] + "…"
-
-
 def figure(title: str, width: float, height: float, parts: Sequence[str]) -> str:
-    """A chart that scales with the page, down to a size at which its text can be read."""
-    return (f'<svg viewBox="0 0 {width:.0f} {height:.0f}" role="img" aria-label="{html.escape(title, quote=True)}" '
-            f'style="max-width:{width:.0f}px;min-width:{min(width, 480.0):.0f}px">{"".join(parts)}</svg>')
+    return (f'<svg viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" height="{height:.0f}" role="img" '
+            f'aria-label="{html.escape(title, quote=True)}">{"".join(parts)}</svg>')
 
 
-def bars(title: str, rows: Sequence[tuple[str, Sequence[tuple[str, float, str]]]]) -> str:
-    """Horizontal bars: ``rows`` of (label, bars), each bar (css class, value, words behind it)."""
-    left, room, words = _LABEL * CHARACTER + 10, 300.0, 22 * CHARACTER + 8
-    most = max((value for _, group in rows for _, value, _ in group), default=0.0) or 1.0
-    parts, y = [], 4.0
-    for label, group in rows:
-        parts.append(text(left - 8, y + 14 + (len(group) - 1) * _ROW / 2 * 0.8, short(label), "end"))
-        for css, value, behind in group:
-            length = max(1.0, room * value / most)
-            parts.append(f'<rect x="{left:.1f}" y="{y:.1f}" width="{length:.1f}" height="16" rx="2" class="{css}"/>')
-            parts.append(text(left + length + 6, y + 13, short(behind, 22)))
-            y += _ROW * 0.8
-        y += _ROW * 0.4
-    return figure(title, left + room + words, y + 4, parts)
-
-
-def columns(title: str, counts: Sequence[int], labels: Sequence[str], mark: tuple[float, str] | None = None) -> str:
-    """Upright bars, their heights by the logarithm of ``counts``. ``mark``: (place among them, words) of a line across."""
-    step, height, top, left = 46.0, 150.0, 40.0, 12.0
+def columns(title: str, counts: Sequence[int], width: float, mark: tuple[float, str] | None = None) -> str:
+    """Upright bars of degrees by their number of bits, their heights by the logarithm of ``counts``. ``mark``: (place among
+    them, words) of a line across."""
+    height, top, left = 150.0, 40.0, 14.0
+    step = min(52.0, (width - 2 * left) / len(counts))
     most = math.log10(max([*counts, 1]) + 1)
-    parts = []
-    for at, (count, label) in enumerate(zip(counts, labels)):
+    parts, taken = [], 0.0
+    for at, count in enumerate(counts):
         x, h = left + at * step, height * math.log10(count + 1) / most
-        parts.append(f'<rect x="{x + 4:.1f}" y="{top + height - h:.1f}" width="{step - 8:.1f}" height="{h:.1f}" class="ours"/>')
-        if count:
-            parts.append(text(x + step / 2, top + height - h - 4, _count(count), "middle", "small"))
-        parts.append(text(x + step / 2, top + height + 16, label, "middle", "small"))
-    width = max(left * 2 + len(counts) * step, 380.0)
+        parts.append(f'<rect x="{x + 1.5:.1f}" y="{top + height - h:.1f}" width="{step - 3:.1f}" height="{h:.1f}" rx="2" '
+                     'class="ours"/>')
+        words, middle = _count(count), x + step / 2
+        half = len(words) * CHARACTER / 2
+        if count and middle - half >= max(taken, 0.0) and middle + half <= width:
+            parts.append(text(middle, top + height - h - 5, words, "middle", "small"))
+            taken = middle + half
+    parts += _bounds(len(counts), left, step, top + height, width)
     if mark is not None:
         place, words = mark
         x = left + place * step
         parts.append(f'<line x1="{x:.1f}" y1="18" x2="{x:.1f}" y2="{top + height:.1f}" class="mark"/>')
-        anchor = "end" if x > width / 2 else "start"
-        parts.append(text(x + (-5 if anchor == "end" else 5), 14, words, anchor, "small"))
-    return figure(title, width, top + height + 26, parts)
+        parts.append(text(min(max(x, half := len(words) * CHARACTER / 2), width - half), 13, words, "middle", "small"))
+    return figure(title, width, top + height + 40, parts)
+
+
+def _bounds(count: int, left: float, step: float, base: float, width: float) -> list[str]:
+    """The axis under columns: where each begins, as far as there is room."""
+    end = left + count * step
+    parts, taken = [f'<line x1="{left:.1f}" y1="{base:.1f}" x2="{end:.1f}" y2="{base:.1f}" class="axis"/>'], 0.0
+    for at in range(count + 1):
+        x, words = left + at * step, _bound(at)
+        half = len(words) * CHARACTER / 2
+        if x - half >= taken and x + half <= width:
+            parts.append(text(x, base + 15, words, "middle", "small"))
+            taken = x + half + 2
+    return [*parts, text(left, base + 32, "edges entering a node", "start", "small")]
 
 
 def _count(count: int) -> str:
-    for unit, letter in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
+    """Two digits: enough to go with a logarithmic height."""
+    for unit, letter in ((10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k")):
         if count >= unit:
-            return f"{count / unit:.3g}{letter}"
+            return f"{count / unit:.2g}{letter}" if count < 9.5 * unit else f"{count / unit:.0f}{letter}"
     return str(count)
+
+
+def _bound(bits: int) -> str:
+    """The least number of so many bits."""
+    power = max(0, bits - 1)
+    return "0" if not bits else f"{1 << power % 10}{('', 'k', 'M', 'G', 'T', 'P')[power // 10]}"
 
 
 class LogPlane:
     """A plane with logarithmic axes over (low, high) ranges of both coordinates; decades are lined."""
 
-    WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 620.0, 330.0, 70.0, 24.0, 44.0
+    HEIGHT, LEFT, TOP, BOTTOM = 330.0, 46.0, 26.0, 44.0
 
-    def __init__(self, xs: Sequence[float], ys: Sequence[float]):
+    def __init__(self, xs: Sequence[float], ys: Sequence[float], width: float):
+        self.width = width
         self.x0, self.x1 = _decades(xs)
         self.y0, self.y1 = _decades(ys)
 
@@ -82,20 +85,20 @@ class LogPlane:
         right = (math.log10(x) - self.x0) / (self.x1 - self.x0)
         up = (math.log10(y) - self.y0) / (self.y1 - self.y0)
         inner = self.HEIGHT - self.TOP - self.BOTTOM
-        return self.LEFT + right * (self.WIDTH - self.LEFT - 12), self.TOP + (1 - up) * inner
+        return self.LEFT + right * (self.width - self.LEFT - 18), self.TOP + (1 - up) * inner
 
     def axes(self, across: str, upwards: str) -> list[str]:
         parts = []
-        for decade in range(self.x0, self.x1 + 1, 1 + (self.x1 - self.x0) // 10):
+        for decade in range(self.x0, self.x1 + 1, 1 + (self.x1 - self.x0) // int((self.width - self.LEFT) / 44)):
             x, bottom = self.place(10.0**decade, 10.0**self.y0)
             parts.append(f'<line x1="{x:.1f}" y1="{self.TOP:.1f}" x2="{x:.1f}" y2="{bottom:.1f}" class="grid"/>')
             parts.append(text(x, bottom + 16, _power(decade), "middle", "small"))
         for decade in range(self.y0, self.y1 + 1, 1 + (self.y1 - self.y0) // 10):
             x, y = self.place(10.0**self.x0, 10.0**decade)
-            parts.append(f'<line x1="{x:.1f}" y1="{y:.1f}" x2="{self.WIDTH - 12:.1f}" y2="{y:.1f}" class="grid"/>')
+            parts.append(f'<line x1="{x:.1f}" y1="{y:.1f}" x2="{self.width - 18:.1f}" y2="{y:.1f}" class="grid"/>')
             parts.append(text(x - 6, y + 4, _power(decade), "end", "small"))
-        parts.append(text(self.WIDTH - 12, self.HEIGHT - 8, across, "end", "small"))
-        parts.append(text(4, 14, upwards, "start", "small"))
+        parts.append(text(self.width - 18, self.HEIGHT - 8, across, "end", "small"))
+        parts.append(text(4, 13, upwards, "start", "small"))
         return parts
 
 
@@ -105,16 +108,18 @@ def _decades(values: Sequence[float]) -> tuple[int, int]:
 
 
 def _power(decade: int) -> str:
-    return f"{10.0**decade:g}" if -3 <= decade <= 3 else f"1e{decade}"
+    if 3 <= decade < 18:
+        return f"{10 ** (decade % 3)} {'kMGTP'[decade // 3 - 1]}"
+    return f"{10.0**decade:g}" if -3 <= decade < 3 else f"1e{decade}"
 
 
 def roofline(title: str, bandwidths: Sequence[tuple[str, float]], flops: float,
-             points: Sequence[tuple[str, float, float]]) -> str:
+             points: Sequence[tuple[str, float, float]], width: float) -> str:
     """Operations per second over operations per byte. ``points`` of (number shown, x, y); lines are ``bandwidths`` (name, bytes
     per second) up to ``flops``."""
     ridges = [flops / rate for _, rate in bandwidths]
     plane = LogPlane([*(x for _, x, _ in points), max(ridges) * 4, min(ridges) / 4, 0.02],
-                     [*(y for _, _, y in points), flops, flops / 1e4])
+                     [*(y for _, _, y in points), flops, flops / 1e3], width)
     parts = plane.axes("operations per byte", "operations per second")
     for at, (_, rate) in enumerate(bandwidths):
         low = max(10.0**plane.x0, 10.0**plane.y0 / rate)
@@ -122,23 +127,31 @@ def roofline(title: str, bandwidths: Sequence[tuple[str, float]], flops: float,
         parts.append(f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" class="roof{at}"/>')
     (x1, y1), (x2, y2) = plane.place(min(ridges), flops), plane.place(10.0**plane.x1, flops)
     parts.append(f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" class="roof0"/>')
-    taken: list[tuple[float, float]] = []
+    groups: list[tuple[float, float, list[str]]] = []  # of points that cannot be told apart
     for number, x, y in points:
         px, py = plane.place(x, y)
-        parts.append(f'<circle cx="{px:.1f}" cy="{py:.1f}" r="5" class="ours"/>')
-        found = _free(px, py + 4, taken)
+        parts.append(f'<circle cx="{px:.1f}" cy="{py:.1f}" r="5.5" class="ours dot"/>')
+        near = next((numbers for gx, gy, numbers in groups if abs(gx - px) < 9 and abs(gy - py) < 9), None)
+        if near is None:
+            groups.append((px, py, [number]))
+        else:
+            near.append(number)
+    taken: list[tuple[float, float, float]] = []
+    for px, py, numbers in groups:
+        words = ", ".join(numbers[:3]) + ("…" if len(numbers) > 3 else "")
+        found = _free(px, py + 4, (len(words) + 1) * CHARACTER, taken, width)
         if found is not None:  # in a crowd, the table says the rest
-            parts.append(text(*found, number, "start", "small"))
-    return figure(title, plane.WIDTH, plane.HEIGHT, parts)
+            parts.append(text(*found, words, "start", "number"))
+    return figure(title, width, plane.HEIGHT, parts)
 
 
-def _free(x: float, y: float, taken: list[tuple[float, float]]) -> tuple[float, float] | None:
-    """A place for a number next to (x, y) on which no other one lies."""
-    wide = 3 * CHARACTER
-    for right in (8.0, -8.0 - wide, 8.0 + 1.5 * wide, -8.0 - 2.5 * wide):
+def _free(x: float, y: float, wide: float, taken: list[tuple[float, float, float]], width: float) -> tuple[float, float] | None:
+    """A place for ``wide`` words next to (x, y) on which no others lie."""
+    for right in (9.0, -9.0 - wide, 9.0 + wide, -9.0 - 2 * wide):
         for down in (0, 13, -13, 26, -26, 39, -39):
-            at = min(max(x + right, 0.0), LogPlane.WIDTH - wide), min(max(y + down, 28.0), LogPlane.HEIGHT - LogPlane.BOTTOM)
-            if all(abs(at[0] - tx) > wide or abs(at[1] - ty) > 12 for tx, ty in taken):
-                taken.append(at)
-                return at
+            left = min(max(x + right, 0.0), width - wide)
+            base = min(max(y + down, 30.0), LogPlane.HEIGHT - LogPlane.BOTTOM)
+            if all(left + wide <= tx or tx + tw <= left or abs(base - ty) > 12 for tx, ty, tw in taken):
+                taken.append((left, base, wide))
+                return left, base
     return None

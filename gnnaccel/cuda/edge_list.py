@@ -71,8 +71,8 @@ def add_edges(ends: Tensor, source: int, x: Tensor, rows: int, weight: Tensor | 
               count: Tensor | None = None) -> Tensor:
     """fp32 [rows, width]: ``out[r] = sum of weight[e] * scale[s] * x[s]`` over the edges e from s to r.
 
-    Added with atomics, so the order varies from run to run unless the edges of each row stand side by side and are few. Edges whose
-    ids lie outside the rows of ``x`` or of the result are left out, of which `alarmed` tells later.
+    Added with atomics, so the order varies from run to run unless the edges of each row stand side by side and are few. Edges
+    whose ids lie outside the rows of ``x`` or of the result are left out, of which `alarmed` tells later.
 
     Args:
         ends: [2, E] int32 or int64, each row contiguous; ``ends[source]`` are the nodes whose rows are gathered.
@@ -91,8 +91,8 @@ def add_edges(ends: Tensor, source: int, x: Tensor, rows: int, weight: Tensor | 
         run = min(_RUNS[1], max(_RUNS[0], edges // (groups * _BLOCKS)))
         base, step = ends.data_ptr(), ends.stride(0) * ends.element_size()
         kernels(width, ends.dtype)("add_edges")((-(-edges // (groups * run)), tiles), _THREADS, 0, (
-            base + step * source, base + step * (1 - source), np.int64(edges), np.int64(x.shape[0]), np.int64(rows), np.int32(run),
-            pointer(weight), pointer(scale), x.data_ptr(), out.data_ptr(), pointer(count), _alarm(x.device).address))
+            base + step * source, base + step * (1 - source), np.int64(edges), np.int64(x.shape[0]), np.int64(rows),
+            np.int32(run), pointer(weight), pointer(scale), x.data_ptr(), out.data_ptr(), pointer(count), _alarm(x.device).address))
     return out
 
 
@@ -112,13 +112,13 @@ def _check(ends: Tensor, source: int, x: Tensor, rows: int, weight: Tensor | Non
            count: Tensor | None) -> None:
     device = x.device
     if x.dim() != 2 or not x.shape[1] or x.dtype is not torch.float32 or not x.is_contiguous() or x.data_ptr() % 16:
-        raise ValueError(f"x is {list(x.shape)}, {x.dtype}, strides {list(x.stride())}, address {x.data_ptr() % 16} mod 16; needed is "
-                         "[nodes, at least 1], torch.float32, contiguous, at a multiple of 16 bytes")
-    if ends.dim() != 2 or ends.shape[0] != 2 or ends.dtype not in INDICES or ends.device != device or source not in (0, 1) or (
-            ends.shape[1] > 1 and ends.stride(1) != 1):
-        raise ValueError(f"ends is {list(ends.shape)}, {ends.dtype}, on {ends.device}, strides {list(ends.stride())}, source={source}; "
-                         f"needed is [2, edges], int32 or int64, on {device}, rows contiguous, source 0 or 1")
+        raise ValueError(f"x is {list(x.shape)}, {x.dtype}, strides {list(x.stride())}, address {x.data_ptr() % 16} mod 16; "
+                         "needed is [nodes, at least 1], torch.float32, contiguous, at a multiple of 16 bytes")
+    listed = ends.dim() == 2 and ends.shape[0] == 2 and (ends.shape[1] < 2 or ends.stride(1) == 1)
+    if not listed or ends.dtype not in INDICES or ends.device != device or source not in (0, 1):
+        raise ValueError(f"ends is {list(ends.shape)}, {ends.dtype}, on {ends.device}, strides {list(ends.stride())}, "
+                         f"source={source}; needed is [2, edges], int32 or int64, on {device}, rows contiguous, source 0 or 1")
     for name, t, size in (("weight", weight, ends.shape[1]), ("scale", scale, x.shape[0]), ("count", count, rows)):
         if t is not None and (t.shape != (size,) or t.dtype is not torch.float32 or t.device != device or not t.is_contiguous()):
-            raise ValueError(f"{name} is {list(t.shape)}, {t.dtype}, on {t.device}, strides {list(t.stride())}; needed is [{size}], "
-                             f"torch.float32, contiguous, on {device}")
+            raise ValueError(f"{name} is {list(t.shape)}, {t.dtype}, on {t.device}, strides {list(t.stride())}; needed is "
+                             f"[{size}], torch.float32, contiguous, on {device}")

@@ -17,8 +17,8 @@ from torch import Tensor
 from gnnaccel.cuda import segment_direct
 from gnnaccel.cuda.launch import Kernels, pointer
 from gnnaccel.cuda.layout import TYPES
-from gnnaccel.cuda.segment_checks import (ACTIVATIONS, check_apart, check_blend, check_epilogue, check_out, check_rows, check_weights,
-                                          heads_of, per_segment)
+from gnnaccel.cuda.segment_checks import (ACTIVATIONS, check_apart, check_blend, check_epilogue, check_out, check_rows,
+                                          check_weights, heads_of, per_segment)
 from gnnaccel.cuda.segment_direct import DirectPlan, direct_plan
 from gnnaccel.cuda.segment_plan import (ProductPlan, Segments, as_defines, grid_blocks, precision_of, product_plan, shared_limit,
                                         tile_rows)

@@ -1,5 +1,5 @@
-"""Calls of ``propagate`` over graphs that have not been seen before, by a layer that sums such graphs' lists of edges as they are: a
-sampled batch each time. What was read of the layer and its arguments for one batch holds for the next."""
+"""Calls of ``propagate`` over graphs that have not been seen before, such as sampled batches, by a layer that sums their lists of
+edges as they are. What was read of the layer and its arguments for one batch holds for the next."""
 from __future__ import annotations
 
 import weakref
@@ -22,16 +22,17 @@ _NEAR = 2  # times more or fewer edges for which the decision holds
 
 
 class _Once:
-    """A layer's last call that was decided to sum its list of edges. ``least``, ``most``: numbers of edges for which that holds;
+    """A layer's last call that was decided to sum its list of edges. ``least``, ``most``: for how many edges that holds;
     ``gain``, ``patience``: per edge, as `aggregation_cost` has them."""
 
-    __slots__ = ("epoch", "grad", "settings", "known", "module", "form", "reduce", "name", "given", "edges", "least", "most", "gain",
-                 "patience")
+    __slots__ = ("epoch", "grad", "settings", "known", "module", "form", "reduce", "name", "given", "edges", "least", "most",
+                 "gain", "patience")
 
     def __init__(self, layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read, decision: Decision, config: Config):
         count, estimate = edge_index.shape[1], decision.estimate
         self.epoch, self.grad, self.settings = config.epoch, torch.is_grad_enabled(), reading.SETTINGS(layer.__dict__)
-        self.known, self.module, self.form, self.reduce = found.known, weakref.ref(layer.aggr_module), found.form, found.given.reduce
+        self.known, self.module = found.known, weakref.ref(layer.aggr_module)
+        self.form, self.reduce = found.form, found.given.reduce
         self.name, self.given, self.edges = type(layer).__name__, _described(kwargs), (edge_index.dtype, edge_index.device)
         self.least, self.most = count // _NEAR, count * _NEAR
         self.gain, self.patience = estimate.gain / count, aggregation_cost.patience(estimate) / count

@@ -3,8 +3,8 @@
 //   add_edges:  out[into[e], :] += weight[e] scale[from[e]] x[from[e], :] over all edges e; count[into[e]] += 1
 //   average:    out[r, :] /= max(count[r], 1), and inverse[r] = 1 / max(count[r], 1)
 //
-// LANES lanes share a run of edges, one after the other, with VEC channels each; blockIdx.y walks the channels that do not fit. As
-// long as edges in a row end in the same node their sum stays in registers, so lists grouped by destination, as samplers make
+// LANES lanes share a run of edges, one after the other, with VEC channels each; blockIdx.y walks the channels that do not fit.
+// As long as edges in a row end in the same node their sum stays in registers, so lists grouped by destination, as samplers make
 // them, take few atomics; others take one per edge, as the hosts' do. A null weight, scale or count is left out. Edges with ids
 // outside the graph are skipped and raise `alarm`, pinned memory that the host reads whenever it likes.
 #include "common.cuh"

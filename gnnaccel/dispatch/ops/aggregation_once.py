@@ -1,5 +1,5 @@
-"""Weighted neighbours summed by CUDA kernels straight from the caller's list of edges, with their backward: for graphs that may not
-come again, whose structure would cost more than it saves. `aggregation` says what is computed.
+"""Weighted neighbours summed by CUDA kernels straight from the caller's list of edges, with their backward: for graphs that may
+not come again, whose structure would cost more than it saves. `aggregation` says what is computed.
 
 A backward that is itself recorded runs on torch operations.
 """
@@ -20,8 +20,8 @@ from gnnaccel.errors import GraphError
 
 
 def kernel(graph: OpGraph, given: Aggregation) -> Kernel | None:
-    """The way of `aggregation.plain` without a structure; None where there is none: for sums and means in fp32 of rows that have one
-    weight at most, which wants no gradient, where their order may vary."""
+    """The way of `aggregation.plain` without a structure; None where there is none: it is for sums and means in fp32 of rows that
+    have one weight at most, which wants no gradient, where their order may vary."""
     weight = given.weight
     if given.x.dtype is not torch.float32 or given.reduce not in ("sum", "mean") or given.kind not in ("none", "edge"):
         return None
@@ -41,8 +41,8 @@ def run(graph: OpGraph, given: Aggregation) -> Tensor:
     """`aggregation.plain` by kernels. GraphError once the device has told of an earlier call that ids were out of range."""
     x, weight, mean = given.x, given.weight, given.reduce == "mean"
     if edge_list.alarmed(x.device):
-        raise GraphError("the edge_index of an earlier call holds ids outside its graph, found on the GPU after that call; such edges "
-                         "were left out. Check num_nodes and the first dimension of the node features")
+        raise GraphError("the edge_index of an earlier call holds ids outside its graph, found on the GPU after that call; such "
+                         "edges were left out. Check num_nodes and the first dimension of the node features")
     if weight is not None:
         weight = weight.detach().reshape(-1)
     if x.requires_grad and torch.is_grad_enabled():
@@ -57,9 +57,9 @@ def _ends(graph: OpGraph) -> Tensor:
 
 def _summed(graph: OpGraph, mean: bool, x: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """The result, and what divided each sum, as a factor."""
-    rows, ends = dense(x), _ends(graph)
+    rows, ends = dense(x).flatten(1), _ends(graph)
     count = torch.zeros(graph.num_dst, device=x.device) if mean else None
-    out = edge_list.add_edges(ends, int(graph.flipped), rows if x.dim() == 2 else rows.flatten(1), graph.num_dst, weight, None, count)
+    out = edge_list.add_edges(ends, int(graph.flipped), rows, graph.num_dst, weight, None, count)
     inverse = edge_list.average(out, count, ends.dtype) if mean else None
     return out if x.dim() == 2 else out.view(-1, *x.shape[1:]), inverse
 
@@ -83,6 +83,5 @@ class _Once(torch.autograd.Function):
                 return aggregation.plain(graph, Aggregation("mean" if ctx.mean else "sum", x, rows, tuple(shape[1:])))
 
             return None, None, *by_torch(again, (grad.new_zeros(shape).requires_grad_(),), (True,), grad), None
-        rows = dense(grad)
-        rows = rows if rows.dim() == 2 else rows.flatten(1)
-        return None, None, edge_list.add_edges(_ends(graph), 1 - graph.flipped, rows, graph.num_src, weight, inverse).view(shape), None
+        found = edge_list.add_edges(_ends(graph), 1 - graph.flipped, dense(grad).flatten(1), graph.num_src, weight, inverse)
+        return None, None, found if len(shape) == 2 else found.view(shape), None

@@ -1,13 +1,10 @@
-"""``--suite attention-kernel``: raw attention by graph and head layout, Python and allocation included.
-
-Measured where gnnaccel is enabled, as everywhere that these kernels run: backward is then called in the thread that asks for it.
-"""
+"""``--suite attention-kernel``: raw attention by graph and head layout, Python and allocation included."""
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
 
-from gnnaccel.profile.bench import accel, floor, kernel_cells, layer_cells, timing
+from gnnaccel.profile.bench import floor, kernel_cells, layer_cells, timing
 from gnnaccel.profile.bench.guard import guarded
 from gnnaccel.profile.bench.result import Record
 from gnnaccel.profile.bench.shapes import Graph
@@ -29,9 +26,8 @@ def _pair_records(graph: Graph, scores: str, make, heads: int, width: int, effor
     records = []
     for index, mode in enumerate(("forward", "training")):
         def cell(index=index):
-            with accel.accelerated():
-                timed = dataclasses.asdict(timing.measure(pair[index], graph.device, effort))
-                return timed, timing.peak_extra_bytes(pair[index], graph.device)
+            timed = dataclasses.asdict(timing.measure(pair[index], graph.device, effort))
+            return timed, timing.peak_extra_bytes(pair[index], graph.device)
 
         value, failed = (None, error) if error else guarded(cell, graph.device)
         timed, peak = value or (None, None)

@@ -14,7 +14,7 @@ from gnnaccel.dispatch.ops.aggregation_route import Asked
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.errors import GraphError
 from tests.dispatch.test_aggregation import E, M, N, edges, inputs, prepared
-from tests.helpers import assert_accurate
+from tests.helpers import assert_accurate, relative
 from tests.routes import clean, emulated, one_thread, opened  # noqa: F401
 
 CHEAP = Estimate(gain=9.0, structure=10.0, ours=1.0, native=10.0, once=2.0)
@@ -52,6 +52,17 @@ def test_results_and_derivatives(device, kind, reduce):
 
 def test_against_the_edges(device):
     judged(device, "edge", "mean", True, torch.int32)
+
+
+def test_tensors_that_are_no_blocks_of_memory(device):
+    ei = edges().T.contiguous().T.to(device)
+    x, w = torch.randn(6, N, device=device).T, torch.rand(1, 1, device=device).expand(E, 1)
+    got = aggregation_once.run(OpGraph(ei, N, M), prepared("sum", x, w, E))
+    exact = aggregation.plain(OpGraph(ei, N, M), prepared("sum", x.double(), w.double(), E))
+    assert ei.stride(1) == 2 and relative(got, exact) < 1e-6
+    leaf = x.clone().requires_grad_()
+    aggregation_once.run(OpGraph(ei, N, M), prepared("mean", leaf, w, E)).sum().backward()  # its gradient is expanded
+    assert leaf.grad.isfinite().all()
 
 
 def test_what_is_left_to_a_structure(device):

@@ -101,7 +101,7 @@ def _worth_keeping(edge_index: Any) -> bool:
     if type(edge_index) is not Tensor or edge_index.is_inference():
         return False
     if edge_index.is_cuda:
-        return True
+        return not torch.cuda.is_current_stream_capturing()  # what a capture makes holds nothing until it is replayed
     found = _sighted.get(id(edge_index))
     if found is not None and found[0]() is edge_index and found[1] == edge_index._version:
         return True

@@ -114,17 +114,18 @@ def patience(estimate: Estimate) -> float:
 def pays(edge_index: Tensor, estimate: Estimate) -> bool:
     """Whether to build the structure of these edges now; notes what is missed if not."""
     if estimate.gain > estimate.structure:
-        return not _capturing(edge_index)
+        return not capturing(edge_index)
     if edge_index.is_inference():
         return False
     found = missed(edge_index)
-    if found.seconds > patience(estimate) and not _capturing(edge_index):
+    if found.seconds > patience(estimate) and not capturing(edge_index):
         return True
     found.seconds += estimate.gain
     return False
 
 
-def _capturing(edge_index: Tensor) -> bool:
+def capturing(edge_index: Tensor) -> bool:
+    """Whether a CUDA graph is being captured, when nothing may be made to keep."""
     return edge_index.is_cuda and torch.cuda.is_current_stream_capturing()
 
 

@@ -44,7 +44,7 @@ def run(graph: OpGraph, given: Aggregation) -> Tensor:
         raise GraphError("the edge_index of an earlier call holds ids outside its graph, found on the GPU after that call; such "
                          "edges were left out. Check num_nodes and the first dimension of the node features")
     if weight is not None:
-        weight = weight.detach().reshape(-1)
+        weight = weight.detach().reshape(-1).contiguous()
     if x.requires_grad and torch.is_grad_enabled():
         return _Once.apply(graph, mean, x, weight)
     return _summed(graph, mean, x, weight)[0]

@@ -145,8 +145,9 @@ def _cost_reason(graph: OpGraph, given: Aggregation, config: Config,
 
 
 def _may_run_once(graph: OpGraph, given: Aggregation, asked: Asked | None) -> bool:
-    """Whether there is a way without a structure for a graph that has none. A checkpoint finds its graph's structure known."""
-    if checkpointed() or (graph.known() if asked is None else not asked.fresh):
+    """Whether there is a way without a structure for a graph that has none. A checkpoint finds its graph's structure known; during a
+    capture kernels may not be loaded."""
+    if checkpointed() or aggregation_cost.capturing(graph.edge_index) or (graph.known() if asked is None else not asked.fresh):
         return False
     kernel = aggregation_once.kernel(graph, given)
     return kernel is not None and compile_reason(kernel) is None

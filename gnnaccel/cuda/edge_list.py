@@ -82,17 +82,20 @@ def add_edges(ends: Tensor, source: int, x: Tensor, rows: int, weight: Tensor | 
     Raises:
         ValueError: a tensor's shape, dtype, device, strides or alignment is another.
     """
-    _check(ends, source, x, rows, weight, scale, count)
-    edges, width = ends.shape[1], x.shape[1]
-    out = torch.zeros((rows, width), device=x.device)
+    device = x.device
+    _check(ends, source, x, rows, weight, scale, count, device)
+    edges, (nodes, width) = ends.shape[1], x.shape
+    out = torch.zeros((rows, width), device=device)
     if edges and rows:
         lanes, tiles = _lanes(width)
         groups = _THREADS // lanes
         run = min(_RUNS[1], max(_RUNS[0], edges // (groups * _BLOCKS)))
-        base, step = ends.data_ptr(), ends.stride(0) * ends.element_size()
+        first = ends.data_ptr()
+        second = first + ends.stride(0) * ends.element_size()
         kernels(width, ends.dtype)("add_edges")((-(-edges // (groups * run)), tiles), _THREADS, 0, (
-            base + step * source, base + step * (1 - source), np.int64(edges), np.int64(x.shape[0]), np.int64(rows),
-            np.int32(run), pointer(weight), pointer(scale), x.data_ptr(), out.data_ptr(), pointer(count), _alarm(x.device).address))
+            second if source else first, first if source else second, np.int64(edges), np.int64(nodes), np.int64(rows),
+            np.int32(run), pointer(weight), pointer(scale), x.data_ptr(), out.data_ptr(), pointer(count),
+            _alarm(device).address))
     return out
 
 
@@ -109,8 +112,7 @@ def average(out: Tensor, count: Tensor, index: torch.dtype) -> Tensor:
 
 
 def _check(ends: Tensor, source: int, x: Tensor, rows: int, weight: Tensor | None, scale: Tensor | None,
-           count: Tensor | None) -> None:
-    device = x.device
+           count: Tensor | None, device: torch.device) -> None:
     if x.dim() != 2 or not x.shape[1] or x.dtype is not torch.float32 or not x.is_contiguous() or x.data_ptr() % 16:
         raise ValueError(f"x is {list(x.shape)}, {x.dtype}, strides {list(x.stride())}, address {x.data_ptr() % 16} mod 16; "
                          "needed is [nodes, at least 1], torch.float32, contiguous, at a multiple of 16 bytes")
@@ -118,6 +120,8 @@ def _check(ends: Tensor, source: int, x: Tensor, rows: int, weight: Tensor | Non
     if not listed or ends.dtype not in INDICES or ends.device != device or source not in (0, 1):
         raise ValueError(f"ends is {list(ends.shape)}, {ends.dtype}, on {ends.device}, strides {list(ends.stride())}, "
                          f"source={source}; needed is [2, edges], int32 or int64, on {device}, rows contiguous, source 0 or 1")
+    if weight is scale is count is None:
+        return
     for name, t, size in (("weight", weight, ends.shape[1]), ("scale", scale, x.shape[0]), ("count", count, rows)):
         if t is not None and (t.shape != (size,) or t.dtype is not torch.float32 or t.device != device or not t.is_contiguous()):
             raise ValueError(f"{name} is {list(t.shape)}, {t.dtype}, on {t.device}, strides {list(t.stride())}; needed is "

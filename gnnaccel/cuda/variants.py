@@ -138,7 +138,7 @@ _SAMPLES = {
                            for columns, vec, row in (("64", "4", "float"), ("33", "1", "f16"), ("6", "2", "bf16"))],
     "aggregate": _aggregate,
     "edge_list": lambda: [edge_list.kernels(width, index).defines
-                          for width, index in ((64, torch.int64), (33, torch.int32), (6, torch.int64), (1024, torch.int32))],
+                          for width, index in ((64, torch.int64), (33, torch.int32), (6, torch.int64))],
     "edge_softmax": _edge_softmax,
     "extremum": _extremum,
     "gated": _gated,

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -71,8 +72,7 @@ class Variant(RowVariant):
 variant = functools.lru_cache(maxsize=512)(Variant)
 
 
-@dataclass(frozen=True)
-class Saved:
+class Saved(NamedTuple):
     """What backward needs, fp32. ``small`` [4, rows, H]: the softmax's maximum, the reciprocal of its sum, and its shares on
     edges whose z is positive and on the others; ``parts`` [2, rows, H, D]: the parts of the output from the same two."""
 

@@ -47,8 +47,7 @@ def backward(variant: Variant, graph: Rows, eid: Tensor, saved: Saved, grad: Ten
     num_dst, launch = saved.small.shape[1], graph.launch()
     kernels = variant.edge_grad_kernels if edge_grad else variant.backward_kernels
     small, plus, minus = saved.pointers()
-    scratch = torch.empty((num_dst, 5, h), device=device)  # packed [num_dst, H, 4], then d_a_dst [num_dst, H]
-    packed, d_a_dst = scratch.view(-1)[:4 * num_dst * h], scratch.view(-1)[4 * num_dst * h:].view(num_dst, h)
+    packed, d_a_dst = torch.empty((num_dst, h, 4), device=device), torch.empty((num_dst, h), device=device)
     kernels("prepare")(grid(num_dst, layout, layout.slots), THREADS, 0, (
         np.int32(num_dst), *addresses(grad), plus, minus, small, pointer(a_dst), np.float32(slope), packed.data_ptr(),
         d_a_dst.data_ptr()))

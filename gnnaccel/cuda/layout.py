@@ -46,11 +46,11 @@ class Layout:
         """Rows that a warp treats side by side."""
         return 32 // (self.lh * self.hl)
 
-    @property
+    @functools.cached_property
     def packs(self) -> int:
         return self.kh * self.kv
 
-    @property
+    @functools.cached_property
     def unroll(self) -> int:
         """Rows in flight per slot: as many as keep the kernel below about 64 registers. Four int8 wait in one, and of those it is
         a power of two (layout.cuh)."""
@@ -58,7 +58,7 @@ class Layout:
             return max(1, min(4, 1 << (16 // (self.packs * -(-self.vec // 4))).bit_length() - 1))
         return max(1, min(4, 16 // (self.packs * self.vec)))
 
-    @property
+    @functools.cached_property
     def direct(self) -> bool:
         """Whether so few lanes share a head that each may as well score for itself (additive_direct.cuh)."""
         return self.lh <= (2 if self.int8 else 4)

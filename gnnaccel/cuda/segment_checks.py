@@ -47,7 +47,8 @@ def check_rows(segments: Segments, x: Tensor, index: Tensor | None, width: int, 
 
 
 def check_out(segments: Segments, x: Tensor, out: Tensor | None, out_index: Tensor | None, accumulate: bool,
-               dtype: torch.dtype | None, width: int) -> Tensor:
+              dtype: torch.dtype | None, width: int) -> tuple[tuple[int, int], torch.dtype]:
+    """Shape and dtype of the result."""
     if out_index is not None:
         expect("out_index", out_index, torch.int32, (segments.rows,), x.device)
     if out is None:
@@ -55,20 +56,21 @@ def check_out(segments: Segments, x: Tensor, out: Tensor | None, out_index: Tens
             raise ValueError("out is None: out_index and accumulate need the memory that they write to")
         if (dtype or x.dtype) not in TYPES:
             raise ValueError(f"out_dtype is {dtype}: it has to be one of {list(TYPES)}")
-        return torch.empty((segments.rows, width), dtype=dtype or x.dtype, device=x.device)
+        return (segments.rows, width), dtype or x.dtype
     if out.dtype not in TYPES or (dtype is not None and out.dtype != dtype) or (accumulate and out.dtype != torch.float32):
         raise ValueError(f"out is {out.dtype}: it has to be {torch.float32 if accumulate else dtype or list(TYPES)}")
-    expect("out", out, out.dtype, (len(out) if out_index is not None else segments.rows, width), x.device)
-    return out
+    shape = (len(out) if out_index is not None else segments.rows, width)
+    expect("out", out, out.dtype, shape, x.device)
+    return shape, out.dtype
 
 
-def per_segment(name: str, t: Tensor | None, segments: Segments, shape: tuple | None, device: torch.device):
-    """t in fp32, and from how many elements on it is the next segment's: 0 where all share it."""
+def per_segment(name: str, t: Tensor | None, segments: Segments, shape: tuple | None, device: torch.device) -> int:
+    """From how many elements of t on it is the next segment's: 0 where all share it, or there is none."""
     if t is None:
-        return None, 0
+        return 0
     shared = t.dim() == len(shape)
     expect(name, t, t.dtype, shape if shared else (segments.count, *shape), device)
-    return t.float(), 0 if shared else math.prod(shape)
+    return 0 if shared else math.prod(shape)
 
 
 def heads_of(dots: Tensor | None, width: int) -> tuple[int, int] | None:
@@ -87,15 +89,17 @@ def check_epilogue(segments: Segments, scale: Tensor | None, activation: str, de
         raise ValueError(f"activation is one of {sorted(ACTIVATIONS)}, not {activation!r}")
 
 
-def check_blend(segments: Segments, out: Tensor, blend: tuple[Tensor, Tensor], accumulate: bool) -> tuple[Tensor, Tensor]:
-    share, rest = blend
+def check_blend(segments: Segments, shape: tuple, dtype: torch.dtype, share: Tensor, rest: Tensor, accumulate: bool,
+                device: torch.device) -> None:
     if accumulate:
         raise ValueError("accumulate and blend: the result is either added to what is there, or blended with other rows")
-    expect("the share of a blend", share, torch.float32, (segments.count,), out.device)
-    expect("the rest of a blend", rest, out.dtype, tuple(out.shape), out.device)
+    expect("the share of a blend", share, torch.float32, (segments.count,), device)
+    expect("the rest of a blend", rest, dtype, shape, device)
+
+
+def check_apart(rest: Tensor, out: Tensor) -> None:
     if rest.data_ptr() == out.data_ptr() and out.numel():
         raise ValueError("the rest of a blend is the memory that the result goes to: pass other memory")
-    return share, rest
 
 
 def check_pair(x: Tensor, dy: Tensor, blocks: int) -> tuple[int, int]:

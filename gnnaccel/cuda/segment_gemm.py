@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,8 +17,8 @@ from torch import Tensor
 from gnnaccel.cuda import segment_direct
 from gnnaccel.cuda.launch import Kernels, pointer
 from gnnaccel.cuda.layout import TYPES
-from gnnaccel.cuda.segment_checks import (ACTIVATIONS, check_blend, check_epilogue, check_out, check_rows, check_weights,
-                                          heads_of, per_segment)
+from gnnaccel.cuda.segment_checks import (ACTIVATIONS, check_apart, check_blend, check_epilogue, check_out, check_rows,
+                                          check_weights, heads_of, per_segment)
 from gnnaccel.cuda.segment_direct import DirectPlan, direct_plan
 from gnnaccel.cuda.segment_plan import (ProductPlan, Segments, as_defines, grid_blocks, precision_of, product_plan, shared_limit,
                                         tile_rows)
@@ -26,6 +27,7 @@ __all__ = ["Segments", "multiply", "prepare"]
 
 _MAX_GRID_Y = 65535
 _WORTH = 8  # tiles for which a block's start is worth it
+_NEW = 64  # bytes at whose multiples every allocator of torch's begins
 
 
 @functools.lru_cache(maxsize=256)
@@ -64,29 +66,75 @@ def multiply(segments: Segments, x: Tensor, w: Tensor, *, index: Tensor | None =
 
     ValueError for shapes, dtypes or options that do not fit. Indices are not checked.
     """
+    share, rest = (None, None) if blend is None else blend
+    options = transposed, blocks, activation, slope, precision, out_dtype, accumulate, distinct
+    tensors = x, w, index, out_index, out, bias, scale, share, rest, dots
+    key = options + tuple([None if t is None else (t.dtype, t.shape, t.stride(), t.device, t.data_ptr() & 15) for t in tensors])
+    made = segments.made.get(key)
+    if made is None:
+        made = segments.keep(key, _make(segments, options, tensors))
+    if out is None:
+        out = torch.empty(made.shape, dtype=made.dtype, device=x.device)
+    elif rest is not None:
+        check_apart(rest, out)
+    a = None if made.planes is None else (torch.empty if made.planes[0] == 1 else torch.zeros)(made.planes, device=x.device)
+    if made.compiled is not None:
+        bias, dots = _fp32(bias), _fp32(dots)
+        made.compiled("multiply")(made.grid, made.threads, made.shared, made.graph + (x.data_ptr(), pointer(index), w.data_ptr())
+                                  + made.steps_w + (pointer(bias), made.step_bias, pointer(scale)) + made.activation
+                                  + (pointer(out_index), out.data_ptr(), pointer(dots), made.step_dots, pointer(a), made.plane,
+                                     pointer(share), pointer(rest)))
+    return out if a is None else (out, a[0] if len(a) == 1 else a.sum(0))
+
+
+class _Made(NamedTuple):
+    """All of a call that is the same for tensors of the same form and the same options. ``shape``, ``dtype``: of a new result;
+    ``planes``: of the inner products' memory; ``compiled``: None where there is nothing to do."""
+
+    shape: tuple[int, int]
+    dtype: torch.dtype
+    planes: tuple[int, int, int] | None
+    compiled: Kernels | None
+    grid: tuple[int, int]
+    threads: int
+    shared: int
+    graph: tuple
+    steps_w: tuple
+    step_bias: np.int64
+    activation: tuple
+    step_dots: np.int64
+    plane: np.int64
+
+
+def _make(segments: Segments, options: tuple, tensors: tuple) -> _Made:
+    """Checks a call of `multiply` and finds its kernel."""
+    transposed, blocks, activation, slope, precision, out_dtype, accumulate, distinct = options
+    x, w, index, out_index, out, bias, scale, share, rest, dots = tensors
     w = check_weights(segments, x, w, blocks)
     k, n = (w.shape[3], w.shape[2]) if transposed else (w.shape[2], w.shape[3])
     check_rows(segments, x, index, blocks * k)
-    out = check_out(segments, x, out, out_index, accumulate, out_dtype, blocks * n)
-    bias, bias_step = per_segment("bias", bias, segments, (blocks * n,), x.device)
+    shape, dtype = check_out(segments, x, out, out_index, accumulate, out_dtype, blocks * n)
+    bias_step = per_segment("bias", bias, segments, (blocks * n,), x.device)
     heads = heads_of(dots, blocks * n)
-    dots, att_step = per_segment("dots", dots, segments, heads, x.device)
+    att_step = per_segment("dots", dots, segments, heads, x.device)
     check_epilogue(segments, scale, activation, x.device)
-    share, rest = (None, None) if blend is None else check_blend(segments, out, blend, accumulate)
+    if share is not None:
+        check_blend(segments, shape, dtype, share, rest, accumulate, x.device)
     plan = _plan(k, n, x.dtype, segments.rows, segments.count, transposed, precision, heads is not None, x.device)
     write = "PLAIN"
-    if blend is not None or accumulate:
-        write = "BLEND" if blend is not None or distinct or out_index is None else "ATOMIC"
-    at_out = out.data_ptr() if rest is None else math.gcd(out.data_ptr(), rest.data_ptr())
-    compiled = _select(plan, x, w, out.dtype, at_out, k, n, transposed, precision, write, heads)
-    a = None if heads is None else _inner_products(plan, n, heads, segments.rows, x.device)
-    if segments.rows:
-        _launch(compiled, plan, segments, blocks, n, (
-            x.data_ptr(), pointer(index), w.data_ptr(), np.int64(w.stride(0)), np.int64(w.stride(1)), pointer(bias),
-            np.int64(bias_step), pointer(scale), np.int32(ACTIVATIONS[activation]), np.float32(slope), pointer(out_index),
-            out.data_ptr(), pointer(dots), np.int64(att_step), pointer(a), np.int64(0 if a is None else a[0].numel()),
-            pointer(share), pointer(rest)))
-    return out if a is None else (out, a[0] if len(a) == 1 else a.sum(0))
+    if share is not None or accumulate:
+        write = "BLEND" if share is not None or distinct or out_index is None else "ATOMIC"
+    at_out = math.gcd(_NEW if out is None else out.data_ptr(), 0 if rest is None else rest.data_ptr())
+    planes = None if heads is None else (_planes(plan, n, *heads), segments.rows, heads[0])
+    compiled = _select(plan, x, w, dtype, at_out, k, n, transposed, precision, write, heads) if segments.rows else None
+    return _Made(shape, dtype, planes, compiled, *(_launch(plan, segments, blocks, n) if segments.rows else ((0, 0), 0, 0, ())),
+                 (np.int64(w.stride(0)), np.int64(w.stride(1))), np.int64(bias_step),
+                 (np.int32(ACTIVATIONS[activation]), np.float32(slope)), np.int64(att_step),
+                 np.int64(0 if planes is None else planes[1] * planes[2]))
+
+
+def _fp32(t: Tensor | None) -> Tensor | None:
+    return t if t is None or t.dtype is torch.float32 else t.float()
 
 
 def prepare(k: int, n: int, blocks: int, dtype: torch.dtype, rows: int, segments: int, transposed: bool, precision: str,
@@ -124,7 +172,8 @@ def _compiled(plan: ProductPlan | DirectPlan, k: int, n: int, blocks: int, row: 
     return build(plan, k, n, blocks, row, out, precision, transposed, from_x, from_w, store, write, heads)
 
 
-def _launch(compiled: Kernels, plan: ProductPlan | DirectPlan, segments: Segments, blocks: int, n: int, args: tuple) -> None:
+def _launch(plan: ProductPlan | DirectPlan, segments: Segments, blocks: int, n: int) -> tuple:
+    """Grid, threads, shared memory, and what the kernel is told of the segments."""
     if isinstance(plan, DirectPlan):
         height, columns = plan.rows, blocks
         across = segment_direct.grid(plan, segments.tile_bound(height), blocks)
@@ -133,14 +182,8 @@ def _launch(compiled: Kernels, plan: ProductPlan | DirectPlan, segments: Segment
         across = grid_blocks(segments.tile_bound(height), columns, plan.tile.blocks_per_sm(plan.shared), _WORTH)
     if columns > _MAX_GRID_Y:
         raise ValueError(f"{columns} column tiles: a grid has at most {_MAX_GRID_Y}")
-    compiled("multiply")((across, columns), plan.tile.threads, plan.shared, (
-        segments.ptr.data_ptr(), segments.tile_ptr(height).data_ptr(), np.int32(segments.count)) + args)
-
-
-def _inner_products(plan: ProductPlan | DirectPlan, n: int, heads: tuple[int, int], rows: int, device: torch.device) -> Tensor:
-    """[planes, rows, H], to be added up; a part of a head writes only its own plane."""
-    planes = _planes(plan, n, *heads)
-    return (torch.empty if planes == 1 else torch.zeros)((planes, rows, heads[0]), device=device)
+    return ((across, columns), plan.tile.threads, plan.shared,
+            (segments.ptr.data_ptr(), segments.tile_ptr(height).data_ptr(), np.int32(segments.count)))
 
 
 @functools.lru_cache(maxsize=256)

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -41,14 +42,14 @@ def weight_grad(segments: Segments, x: Tensor, dy: Tensor, *, index: Tensor | No
 
     Sums have a fixed order: bits repeat for equal sizes and segments. Raises ValueError for what does not fit.
     """
-    k, n = _check(segments, x, dy, index, dy_index, blocks, scale)
-    shape = (segments.count, blocks, k, n)
+    made = _of(segments, x, dy, index, dy_index, blocks, scale, precision, False)
+    shape = (segments.count, blocks, made.k, made.n)
     if out is None:
         out = torch.zeros(shape, device=x.device)
     else:
         expect("out", out, torch.float32, shape, x.device)
         out.zero_()
-    _run(segments, x, dy, index, dy_index, blocks, scale, precision, out.view(segments.count, blocks * k * n), False)
+    _run(made, x, dy, index, dy_index, scale, out)
     return out
 
 
@@ -57,51 +58,75 @@ def weight_grad_and_sums(segments: Segments, x: Tensor, dy: Tensor, *, index: Te
                          precision: str = "fp32") -> tuple[Tensor, Tensor]:
     """`weight_grad`, and what it sums in passing: ``sum over the rows i of segment s of scale[i] * dy[dy_index[i]]``,
     [S, blocks * N] fp32. That is the gradient of a bias per segment. Both are views of one memory."""
-    k, n = _check(segments, x, dy, index, dy_index, blocks, scale)
-    matrices = blocks * k * n
-    out = torch.zeros((segments.count, matrices + blocks * n), device=x.device)
-    _run(segments, x, dy, index, dy_index, blocks, scale, precision, out, True)
-    return out[:, :matrices].unflatten(1, (blocks, k, n)), out[:, matrices:]
+    made = _of(segments, x, dy, index, dy_index, blocks, scale, precision, True)
+    matrices = blocks * made.k * made.n
+    out = torch.zeros((segments.count, made.weight), device=x.device)
+    _run(made, x, dy, index, dy_index, scale, out)
+    return out[:, :matrices].unflatten(1, (blocks, made.k, made.n)), out[:, matrices:]
 
 
-def _check(segments: Segments, x: Tensor, dy: Tensor, index: Tensor | None, dy_index: Tensor | None, blocks: int,
-           scale: Tensor | None) -> tuple[int, int]:
-    """K and N."""
+class _Made(NamedTuple):
+    """All of a call that is the same for tensors of the same form and the same options. ``weight``: values of a segment;
+    ``across``: blocks over the tiles of rows; ``merge``: the kernel that adds up parts; ``compiled``: None where there is nothing
+    to do."""
+
+    k: int
+    n: int
+    weight: int
+    compiled: Kernels | None = None
+    grid: tuple[int, int] = (0, 0)
+    threads: int = 0
+    shared: int = 0
+    graph: tuple = ()
+    across: np.int32 = np.int32(0)
+    merge: str = ""
+    merge_grid: tuple[int, int] = (0, 0)
+
+
+def _of(segments: Segments, x: Tensor, dy: Tensor, index: Tensor | None, dy_index: Tensor | None, blocks: int,
+        scale: Tensor | None, precision: str, sums: bool) -> _Made:
+    """What `_make` says, which is asked once for calls alike."""
+    tensors = x, dy, index, dy_index, scale
+    key = ("grad", blocks, precision, sums,
+           *[None if t is None else (t.dtype, t.shape, t.stride(), t.device, t.data_ptr() & 15) for t in tensors])
+    return segments.made.get(key) or segments.keep(key, _make(segments, *tensors, blocks, precision, sums))
+
+
+def _make(segments: Segments, x: Tensor, dy: Tensor, index: Tensor | None, dy_index: Tensor | None, scale: Tensor | None,
+          blocks: int, precision: str, sums: bool) -> _Made:
+    """Checks a call and finds its kernels."""
     k, n = check_pair(x, dy, blocks)
     check_rows(segments, x, index, blocks * k)
     check_rows(segments, dy, dy_index, blocks * n, "dy")
     if scale is not None:
         expect("scale", scale, torch.float32, (segments.rows,), x.device)
-    return k, n
-
-
-def _run(segments: Segments, x: Tensor, dy: Tensor, index: Tensor | None, dy_index: Tensor | None, blocks: int,
-         scale: Tensor | None, precision: str, out: Tensor, sums: bool) -> None:
-    """out: [S, values of a segment], zeros."""
-    precision = precision_of(precision, x.dtype)
+    precision, weight, size = precision_of(precision, x.dtype), blocks * (k * n + (n if sums else 0)), x.element_size()
     if not segments.rows:
-        return
-    k, n, size = x.shape[1] // blocks, dy.shape[1] // blocks, x.element_size()
+        return _Made(k, n, weight)
     plan = grad_plan(k, n, x.dtype, shared_limit(x.device))
     compiled = kernels(plan, k, n, blocks, x.dtype, precision, math.gcd(16, k * size, x.data_ptr()),
                        math.gcd(16, n * size, dy.data_ptr()), sums)
     columns = blocks * -(-k // plan.tile.rows) * -(-n // plan.tile.columns)
-    _launch(compiled, plan, columns, segments, out, (x.data_ptr(), pointer(index), dy.data_ptr(), pointer(dy_index),
-                                                     pointer(scale)))
-
-
-def _launch(compiled: Kernels, plan: GradPlan, columns: int, segments: Segments, out: Tensor, args: tuple) -> None:
-    tile, weight, lines = plan.tile, out.shape[1], plan.lines
     if columns > _MAX_GRID_Y:
         raise ValueError(f"{columns} tiles of the gradient: a grid has at most {_MAX_GRID_Y}")
-    across = grid_blocks(segments.tile_bound(lines), columns, tile.blocks_per_sm(plan.shared), _WORTH)
-    partial = torch.empty((2 * across, weight), device=out.device) if across > 1 else None
-    tiles, count = segments.tile_ptr(lines).data_ptr(), np.int32(segments.count)
-    compiled("weight_grad")((across, columns), tile.threads, plan.shared, (
-        segments.ptr.data_ptr(), tiles, count) + args + (out.data_ptr(), pointer(partial)))
+    across = grid_blocks(segments.tile_bound(plan.lines), columns, plan.tile.blocks_per_sm(plan.shared), _WORTH)
+    graph = segments.ptr.data_ptr(), segments.tile_ptr(plan.lines).data_ptr(), np.int32(segments.count)
+    divided = min(segments.count, across)
+    wide = across <= _MANY_PARTS * divided
+    pieces = -(-weight // (_MERGE_WIDE if wide else _MERGE_COLUMNS)) * divided
+    return _Made(k, n, weight, compiled, (across, columns), plan.tile.threads, plan.shared, graph, np.int32(across),
+                 "merge_wide" if wide else "merge", (min(pieces, _MERGE_BLOCKS), 1))
+
+
+def _run(made: _Made, x: Tensor, dy: Tensor, index: Tensor | None, dy_index: Tensor | None, scale: Tensor | None,
+         out: Tensor) -> None:
+    """out: [S, values of a segment], zeros."""
+    if made.compiled is None:
+        return
+    across = made.grid[0]
+    partial = torch.empty((2 * across, made.weight), device=x.device) if across > 1 else None
+    made.compiled("weight_grad")(made.grid, made.threads, made.shared, made.graph + (
+        x.data_ptr(), pointer(index), dy.data_ptr(), pointer(dy_index), pointer(scale), out.data_ptr(), pointer(partial)))
     if partial is not None:  # else no segment is divided
-        divided = min(segments.count, across)
-        wide = across <= _MANY_PARTS * divided
-        pieces = -(-weight // (_MERGE_WIDE if wide else _MERGE_COLUMNS)) * divided
-        compiled("merge_wide" if wide else "merge")((min(pieces, _MERGE_BLOCKS), 1), _MERGE_THREADS, _MERGE_SHARED, (
-            tiles, count, np.int32(across), partial.data_ptr(), out.data_ptr()))
+        made.compiled(made.merge)(made.merge_grid, _MERGE_THREADS, _MERGE_SHARED, made.graph[1:] + (
+            made.across, partial.data_ptr(), out.data_ptr()))

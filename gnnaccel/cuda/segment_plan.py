@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ _SM_SHARED, _SM_REGISTERS, _SM_THREADS = 227 * 1024, 65536, 2048
 _BUDGET = 112 * 1024  # shared memory of a block, so that two fit on a multiprocessor of the larger GPUs
 _MAX_TILE = 128  # rows or columns
 _FEW = 8
+_MOST_MADE = 64  # calls, of which a layer has some six
 _LINE = 128  # bytes of a row of x that one step takes
 _OPTIN_SHARED = {75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 110: 227, 120: 99, 121: 99}  # KiB
 
@@ -28,7 +30,7 @@ class Segments:
     ValueError for another dtype or shape.
     """
 
-    __slots__ = ("ptr", "rows", "count", "_tiles")
+    __slots__ = ("ptr", "rows", "count", "made", "_tiles")
 
     def __init__(self, ptr: Tensor, rows: int):
         if ptr.dtype != torch.int32 or ptr.dim() != 1 or len(ptr) < 1 or not ptr.is_contiguous():
@@ -37,7 +39,15 @@ class Segments:
         if not 0 <= rows < 2**31 - _MAX_TILE or (rows and len(ptr) == 1):
             raise ValueError(f"{rows} rows in {len(ptr) - 1} segments: rows are counted in int32, and each belongs to a segment")
         self.ptr, self.rows, self.count = ptr, rows, len(ptr) - 1
+        self.made: dict[tuple, Any] = {}  # what launchers found out for calls alike, by what makes them so
         self._tiles: dict[int, Tensor] = {}
+
+    def keep(self, key: tuple, found: Any) -> Any:
+        """``found``, kept in `made`."""
+        if len(self.made) >= _MOST_MADE:
+            self.made.clear()
+        self.made[key] = found
+        return found
 
     def tile_ptr(self, height: int) -> Tensor:
         """int32 [S + 1]: how many tiles of ``height`` rows lie before each segment. Memoised; made without asking the device."""

@@ -3,8 +3,8 @@ from __future__ import annotations
 
 import torch
 
-from gnnaccel.cuda import (additive, aggregate, edge_softmax, extremum, gated, int8_gemm, multi_reduce, multi_reduce_backward,
-                           pairwise, quantize, sddmm, segment_direct, segment_gemm, segment_gemm_grad)
+from gnnaccel.cuda import (additive, aggregate, edge_list, edge_softmax, extremum, gated, int8_gemm, multi_reduce,
+                           multi_reduce_backward, pairwise, quantize, sddmm, segment_direct, segment_gemm, segment_gemm_grad)
 from gnnaccel.cuda.layout import TYPES, layout_for
 from gnnaccel.cuda.segment_plan import grad_plan, product_plan
 
@@ -137,6 +137,8 @@ _SAMPLES = {
     "blend_grad": lambda: [(("COLUMNS", columns), ("VEC", vec), ("ROW_T", row))
                            for columns, vec, row in (("64", "4", "float"), ("33", "1", "f16"), ("6", "2", "bf16"))],
     "aggregate": _aggregate,
+    "edge_list": lambda: [edge_list.kernels(width, index).defines
+                          for width, index in ((64, torch.int64), (33, torch.int32), (6, torch.int64))],
     "edge_softmax": _edge_softmax,
     "extremum": _extremum,
     "gated": _gated,

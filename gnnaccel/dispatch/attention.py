@@ -99,8 +99,10 @@ def run_cuda(call: Call, tensors: dict[str, Tensor | Mapped] | Folded, family: F
         if type(t) is Mapped:
             return attention_maps.run(call, family, tensors, _with_the_same_dropout)
     inputs = tuple(map(tensors.get, family.names))
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
-        return _Function.apply(call, family, *inputs)
+    if torch.is_grad_enabled():
+        for t in tensors.values():
+            if t is not None and t.requires_grad:
+                return _Function.apply(call, family, *inputs)
     return family.forward(call, inputs, False)[0]
 
 

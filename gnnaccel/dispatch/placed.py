@@ -49,7 +49,7 @@ class PlacedWeights:
             return None
         key = id(weight.untyped_storage()), weight.data_ptr(), weight.shape, weight.stride(), weight.dtype
         entries = self._entries
-        entry = next((e for e in entries if e.of(key, weight)), None)
+        entry = entries[0] if entries and entries[0].of(key, weight) else next((e for e in entries if e.of(key, weight)), None)
         if entry is None:
             entry = _Entry(key, weight)
         if not entries or entries[0] is not entry:

@@ -355,6 +355,24 @@ def test_what_does_not_fit_is_refused(change, message):
         multiply(segments, given.pop("x"), given.pop("w"), **given)
 
 
+def test_what_was_found_out_for_one_call_serves_only_those_alike(device):
+    segments, x, w = make(device, (20, 0, 7), 16, 16)
+    first = multiply(segments, x, w)
+    kept = len(segments.made)
+    judge("the same again", multiply(segments, x + 1, w * 2), segments, x + 1, w * 2)
+    assert len(segments.made) == kept and same_bits(multiply(segments, x, w), first)
+    memory = torch.zeros(x.numel() + 1, device=device)
+    memory[1:] = x.flatten()
+    judge("four bytes further", multiply(segments, memory[1:].view(x.shape), w), segments, x, w)
+    judge("transposed", multiply(segments, x, w, transposed=True), segments, x, w.mT.contiguous())
+    out, rest, share = torch.empty_like(first), torch.randn_like(first), torch.ones(3, device=device)
+    judge("blend", multiply(segments, x, w, out=out, blend=(share, rest)), segments, x, w)
+    for refused in (dict(x=x.double()), dict(x=x[:, :8]), dict(w=w[:2]), dict(out=rest, blend=(share, rest)),
+                    dict(blend=(share[:2], rest)), dict(index=torch.zeros(26, dtype=torch.int32, device=device))):
+        with pytest.raises(ValueError):
+            multiply(segments, **dict(x=x, w=w) | refused)
+
+
 @pytest.mark.parametrize("ptr,rows", [(torch.zeros(2), 0), (torch.zeros(2, 2, dtype=torch.int32), 0),
                                       (torch.zeros(1, dtype=torch.int32), 3), (torch.zeros(2, dtype=torch.int32), -1)])
 def test_segments_that_are_none(ptr, rows):

@@ -201,3 +201,15 @@ def test_what_does_not_fit_is_refused(change, message):
     given = dict(x=torch.randn(249, 6), dy=torch.randn(249, 5)) | change
     with pytest.raises(ValueError, match=message):
         weight_grad(make_segments("cpu", LENGTHS), given.pop("x"), given.pop("dy"), **given)
+
+
+def test_what_was_found_out_for_one_call_serves_only_those_alike(device):
+    segments, x, dy = make(device, (20, 0, 7), 16, 16)
+    first, kept = weight_grad(segments, x, dy), len(segments.made)
+    judge(weight_grad(segments, x + 1, dy * 2), segments, x + 1, dy * 2)
+    assert len(segments.made) == kept and same_bits(weight_grad(segments, x, dy), first)
+    judge(weight_grad(segments, x[:, :8].contiguous(), dy), segments, x[:, :8], dy)
+    assert same_bits(weight_grad_and_sums(segments, x, dy)[0], first)
+    for refused in (dict(dy=dy.half()), dict(x=x[:20]), dict(scale=torch.ones(3, device=device)), dict(out=first[:2])):
+        with pytest.raises(ValueError):
+            weight_grad(segments, **dict(x=x, dy=dy) | refused)

@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+import torch_geometric
 
 import gnnaccel
 from gnnaccel.dispatch import cache
@@ -71,6 +72,20 @@ def test_no_waiting_over_fresh_graphs(gpu, name, loops):
         with no_waiting():
             for x, ei in batches[8:]:
                 layer(x, ei).sum().backward()
+    took(gpu, 20)
+
+
+@pytest.mark.parametrize("name", ["SAGEConv", "GraphConv"])
+def test_no_waiting_over_fresh_lists_of_edges(gpu, name):
+    layer = getattr(torch_geometric.nn, name)(F, 8).to(gpu.device)
+    batches = [(torch.randn(n, F, device="cuda", requires_grad=True), random_graph(n, 60_000)) for n in range(5000, 5020)]
+    with gpu.on(when="profitable", on_fallback="native"):
+        for x, ei in batches[:8]:
+            layer(x, ei).sum().backward()
+        with no_waiting():
+            for x, ei in batches[8:]:
+                layer(x, ei).sum().backward()
+        assert gnnaccel.cache.info()["entries"] == 0
     took(gpu, 20)
 
 

@@ -49,8 +49,8 @@ def install(patches: PatchSet) -> None:
 
 
 def keeping(native: Callable, method: bool = False) -> Callable:
-    """``native``, a function of tensors and plain values that gives a tuple of tensors, with its results kept from the second
-    call over the same edges on. ``method``: of a class, whose instances do not matter to it.
+    """``native``, a function of tensors and plain values that gives a tuple of tensors, with its results kept from the first call
+    over edges on a GPU on, and from the second on a CPU. ``method``: of a class, whose instances do not matter to it.
 
     Not kept: what depends on a tensor that wants a gradient, is a sparse or an inference tensor, or of a subclass; what is
     computed while something traces.
@@ -60,7 +60,7 @@ def keeping(native: Callable, method: bool = False) -> Callable:
 
     @functools.wraps(native)
     def kept(*args: Any, **kwargs: Any) -> Any:
-        if is_compiling() or current() is None or not _seen_before(args[first] if len(args) > first else None):
+        if is_compiling() or current() is None or not _worth_keeping(args[first] if len(args) > first else None):
             return native(*args, **kwargs)
         key = _key(name, args[first:], kwargs)
         if key is None or context_reason() is not None:
@@ -95,10 +95,13 @@ def _computed(native: Callable, args: tuple, kwargs: dict) -> Any:
 _sighted: dict[int, tuple[weakref.ref, int]] = {}  # edges and their version, by id; emptied when it is full
 
 
-def _seen_before(edge_index: Any) -> bool:
-    """Whether these edges came before: for those that come once, keeping anything only costs."""
+def _worth_keeping(edge_index: Any) -> bool:
+    """Whether these edges came before: for those that come once, keeping anything only costs. On a GPU that is little next to
+    some 25 launches and a wait, which the second layer over a sampled batch then saves."""
     if type(edge_index) is not Tensor or edge_index.is_inference():
         return False
+    if edge_index.is_cuda:
+        return not torch.cuda.is_current_stream_capturing()  # what a capture makes holds nothing until it is replayed
     found = _sighted.get(id(edge_index))
     if found is not None and found[0]() is edge_index and found[1] == edge_index._version:
         return True

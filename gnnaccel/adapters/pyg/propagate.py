@@ -81,6 +81,7 @@ def routed(native: Callable) -> Callable:
     from torch.compiler import is_compiling
 
     from gnnaccel.adapters.pyg import propagate_calls as calls
+    from gnnaccel.adapters.pyg.propagate_once import again
     from gnnaccel.dispatch.config import current
     from gnnaccel.dispatch.counters import count
     from gnnaccel.dispatch.records import listening
@@ -98,6 +99,9 @@ def routed(native: Callable) -> Callable:
                 if calls.too_small(self, edge_index, config):
                     count(type(self).__name__, "native", "GA301")
                     return native(self, edge_index, **kwargs)
+                out = again(self, edge_index, kwargs, config)
+                if out is not None:
+                    return out
             else:
                 if last.route == "native":
                     if last.still_native(edge_index, kwargs, config):

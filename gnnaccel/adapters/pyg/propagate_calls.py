@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnaccel.adapters.pyg import guards, propagate_visit
+from gnnaccel.adapters.pyg import guards, propagate_once, propagate_visit
 from gnnaccel.adapters.pyg import propagate_reading as reading
 from gnnaccel.cuda import driver
 from gnnaccel.dispatch import counters, records, rules, watch
@@ -55,8 +55,8 @@ def _decide(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Conf
         return reading.finished(layer, found.known, stacked, out, kwargs)
 
     out = aggregation_route.run(layer, "pyg", parts, decision, config, finish, lambda: native(layer, edge_index, **kwargs), start)
-    if parts is not None and not decision.again and type(edge_index) is Tensor and not edge_index.is_inference():
-        _remember(layer, edge_index, kwargs, found, decision, config)
+    if parts is not None and type(edge_index) is Tensor and not edge_index.is_inference():
+        (propagate_once.remember if decision.again else _remember)(layer, edge_index, kwargs, found, decision, config)
     return out
 
 

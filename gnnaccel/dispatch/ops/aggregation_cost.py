@@ -19,17 +19,28 @@ from gnnaccel.dispatch.ops.aggregation_means import Softmax
 from gnnaccel.dispatch.ops.graph import OpGraph
 
 _UNREAD = 3  # calls over a graph, not a large one, that are not looked at: layers or hops over one mini-batch
+_MARGIN = 1.25
 _PATIENCE = 2.0  # times the price of a structure that must have been missed before it is built
 
 
 class Estimate(NamedTuple):
     """Seconds: what a call gains over the host's own code when the structure is there, and the price of the structure; what it
-    takes by us and natively."""
+    takes by us and natively, and over the list of edges without a structure."""
 
     gain: float
     structure: float
     ours: float | None = None
     native: float | None = None
+    once: float | None = None
+
+    @property
+    def once_pays(self) -> bool:
+        """Whether the list of edges had better be summed as it is, until there is a structure."""
+        return self.once is not None and _MARGIN * self.once < self.native
+
+    def over_once(self) -> Estimate:
+        """The same if what runs without a structure is not the host's own code."""
+        return self._replace(gain=max(0.0, self.once - self.ours))
 
 
 def estimate(graph: OpGraph, given: Aggregation, grad: bool) -> Estimate:
@@ -56,9 +67,10 @@ def _on_cuda(graph: OpGraph, given: Aggregation, mode: str) -> Estimate:
     native = max(moved * rates["native_passes"][mode] / kernels["native_bandwidth"], rates["native_launches"][mode] * launch)
     rate = kernels["gather_l2"] if graph.num_src * rows <= kernels["l2_bytes"] else kernels["gather_hbm"]
     ours = max(moved * rates["passes"][mode] / rate, rates["launches"][mode] * launch)  # the host launches while the GPU works
+    once = max(moved * rates["once_passes"][mode] / kernels["native_bandwidth"], rates["once_launches"][mode] * launch)
     built = 1 if mode == "forward" else 2
     structure = built * (graph.num_edges * kernels["structure_per_edge"] + kernels["structure_launches"] * launch)
-    return Estimate(native - ours, structure, ours, native)
+    return Estimate(native - ours, structure, ours, native, once)
 
 
 def by_index(x: Tensor, name: str, grad: bool) -> Estimate:
@@ -116,17 +128,18 @@ def patience(estimate: Estimate) -> float:
 def pays(edge_index: Tensor, estimate: Estimate) -> bool:
     """Whether to build the structure of these edges now; notes what is missed if not."""
     if estimate.gain > estimate.structure:
-        return not _capturing(edge_index)
+        return not capturing(edge_index)
     if edge_index.is_inference():
         return False
     found = missed(edge_index)
-    if found.seconds > patience(estimate) and not _capturing(edge_index):
+    if found.seconds > patience(estimate) and not capturing(edge_index):
         return True
     found.seconds += estimate.gain
     return False
 
 
-def _capturing(edge_index: Tensor) -> bool:
+def capturing(edge_index: Tensor) -> bool:
+    """Whether a CUDA graph is being captured, when nothing may be made to keep."""
     return edge_index.is_cuda and torch.cuda.is_current_stream_capturing()
 
 

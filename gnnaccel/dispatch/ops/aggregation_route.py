@@ -11,7 +11,7 @@ from torch import Tensor
 from gnnaccel.cuda import driver
 from gnnaccel.dispatch import counters, records, router, rules
 from gnnaccel.dispatch.config import Config
-from gnnaccel.dispatch.ops import aggregation, aggregation_cost, aggregation_cpu, aggregation_cuda
+from gnnaccel.dispatch.ops import aggregation, aggregation_cost, aggregation_cpu, aggregation_cuda, aggregation_once
 from gnnaccel.dispatch.ops.aggregation import Aggregation, Reduce
 from gnnaccel.dispatch.ops.aggregation_cost import Estimate
 from gnnaccel.dispatch.ops.call import compile_reason
@@ -23,6 +23,7 @@ _KERNELS, _TORCH = "kernels", "torch operations"
 _ON_CPU = reason("GA401", "the tensors are on the cpu, the kernels need a CUDA device")
 _NO_GAIN = reason("GA301", "torch operations gain nothing on a GPU")
 _MAY_NOT_COME_AGAIN = reason("GA301", "the gain does not pay for the structure of a graph that may not come again")
+_ONCE = reason("GA302", "the structure of a graph that may not come again costs more than it saves over the list of edges")
 _CHOSEN = ("GA301", "GA303", "GA401", "GA406")  # not a lack of ours
 _saved_tensor_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda ignore_is_tracing: None)
 Run = Callable[[OpGraph, Aggregation], Any]
@@ -69,6 +70,9 @@ def decide(graph: OpGraph, given: Aggregation, config: Config, asked: Asked | No
     if type(kernel) is Reason:
         return _without_kernels(graph, given, config, kernel, asked)
     why, estimate = _cost_reason(graph, given, config, asked)
+    if why is _ONCE:
+        name = aggregation_once.kernel(graph, given).name
+        return Decision("cuda", name, aggregation_once.run, (("kernels over a structure", why),), estimate, again=True)
     if why is not None:
         return Decision("native", None, None, ((_KERNELS, why),), estimate)
     against = compile_reason(kernel)
@@ -125,6 +129,10 @@ def _cost_reason(graph: OpGraph, given: Aggregation, config: Config,
     if config.when != "profitable":
         return None, None
     found = aggregation_cost.estimate(graph, given, _differentiated(given) if asked is None else asked.grad)
+    if found.once_pays and _may_run_once(graph, given, asked):
+        found = found.over_once()
+        builds = found.gain > found.structure if asked is not None else aggregation_cost.pays(graph.edge_index, found)
+        return (None if builds else _ONCE), found
     if found.gain <= 0:
         return reason("GA301"), None
     if asked is not None:
@@ -133,6 +141,15 @@ def _cost_reason(graph: OpGraph, given: Aggregation, config: Config,
     if graph.known() or checkpointed() or aggregation_cost.pays(graph.edge_index, found):
         return None, found
     return _MAY_NOT_COME_AGAIN, found
+
+
+def _may_run_once(graph: OpGraph, given: Aggregation, asked: Asked | None) -> bool:
+    """Whether there is a way without a structure for a graph that has none. A checkpoint finds its graph's structure known; during a
+    capture kernels may not be loaded."""
+    if checkpointed() or aggregation_cost.capturing(graph.edge_index) or (graph.known() if asked is None else not asked.fresh):
+        return False
+    kernel = aggregation_once.kernel(graph, given)
+    return kernel is not None and compile_reason(kernel) is None
 
 
 def _differentiated(given: Aggregation) -> bool:

@@ -22,7 +22,7 @@ from gnnaccel.cuda import aggregate as sums
 from gnnaccel.cuda import quantize
 from gnnaccel.cuda.layout import MAX_WIDTH
 from gnnaccel.dispatch.config import Config
-from gnnaccel.dispatch.ops import aggregation, aggregation_cpu
+from gnnaccel.dispatch.ops import aggregation, aggregation_cpu, aggregation_once
 from gnnaccel.dispatch.ops.aggregation import Aggregation
 from gnnaccel.dispatch.ops.aggregation_route import Decision, Run
 from gnnaccel.dispatch.ops.call import Kernel, compile_reason
@@ -48,6 +48,8 @@ def narrowed(layer: Any, graph: OpGraph, given: Aggregation, config: Config, dec
     sizes = Sizes(graph.num_src, graph.num_dst, graph.num_edges, math.prod(given.shape), given.x.element_size(), grad)
     why = decision.rejected[0][1] if decision.run is None and decision.rejected else None
     against = reason("GA603", "several reductions of the same messages") if several else unfit(graph, given)
+    if decision.run is aggregation_once.run:
+        against = against or reason("GA604", "the graph may not come again, so it has no structure yet")
     use = decide(layer, entry, config, decision.route, why, given.x.dtype, sizes, against, settings.checkpointed())
     if type(use) is Use and use.kernels:
         use = compile_reason(_kernel(given, use)) or use

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import (blend_grad, column_sum, driver, dropout, gather, head_dot, int8_gemm, quantize, segment_gemm,
+from gnnaccel.cuda import (blend_grad, column_sum, driver, dropout, edge_list, gather, head_dot, int8_gemm, quantize, segment_gemm,
                            segment_gemm_grad)
 from gnnaccel.cuda.segment_plan import Segments
 from gnnaccel.dispatch import attention, attention_programs, patterns, torch_backend
@@ -135,6 +135,15 @@ def _operations(case: Case) -> Iterator[tuple[str, float]]:
         yield name, error(torch.where(finite, got, 0.0), torch.where(finite, exact, 0.0))
 
 
+def _edge_list(case: Case) -> Iterator[tuple[str, float]]:
+    x, weight, count = case.normal(case.nodes, 64), case.normal(2000), torch.zeros(case.nodes, device=case.device)
+    got = edge_list.add_edges(case.edge_index, 0, x, case.nodes, weight, None, count)
+    edge_list.average(got, count, torch.int64)
+    degree = torch.bincount(case.dst, minlength=case.nodes).clamp(min=1).double()
+    exact = torch.zeros_like(x).double().index_add(0, case.dst, x[case.src].double() * weight.double().unsqueeze(1))
+    yield "edge_list", error(got, exact / degree.unsqueeze(1))
+
+
 def _segments(case: Case) -> Iterator[tuple[str, float]]:
     ends = torch.tensor([0, 0, 31, 200, 201, 300])
     segments = Segments(ends.to(case.device, torch.int32), 300)
@@ -197,8 +206,8 @@ CHECKS: tuple[tuple[tuple[str, ...], Check], ...] = (
     (("structure",), _structure), (("gather",), _gather), (("dropout",), _dropout), (("head_dot",), _head_dot),
     (("column_sum",), _column_sum), (("additive", "additive_backward", "additive_pmf"), _additive),
     (("pairwise", "pairwise_backward"), _pairwise), (("aggregate", "extremum", "sddmm", "edge_softmax"), _operations),
-    (("segment_direct", "segment_gemm", "segment_gemm_grad"), _segments), (("blend_grad",), _blend_grad), (("gated",), _gated),
-    (("multi_reduce", "multi_reduce_backward"), _multi_reduce), (("quantize", "int8_gemm"), _int8))
+    (("edge_list",), _edge_list), (("segment_direct", "segment_gemm", "segment_gemm_grad"), _segments),
+    (("blend_grad",), _blend_grad), (("gated",), _gated), (("multi_reduce", "multi_reduce_backward"), _multi_reduce), (("quantize", "int8_gemm"), _int8))
 
 
 def verdicts(device: torch.device) -> Iterator[tuple[str, bool, str]]:

@@ -1,4 +1,4 @@
-"""The time of a layer's call in reduced rows against fp32, measured once on a GPU without waiting."""
+"""The time of a layer's call in reduced precision against fp32, measured once on a GPU without waiting: what checks the estimates."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from gnnaccel.dispatch import config
 from gnnaccel.dispatch.quantized.settings import Entry
 
 _AT = 10  # the call at which it is measured: kernels are compiled and structures built by then
@@ -24,7 +25,7 @@ class Stopwatch:
         if self.events is not None:
             if self.events[2].query():
                 first, second, third = self.events
-                self.entry.measured = second.elapsed_time(third) / max(first.elapsed_time(second), 1e-6)
+                self.judge(second.elapsed_time(third) / max(first.elapsed_time(second), 1e-6))
                 self.events, self.calls = None, _AT + 1
         elif self.calls == _AT and torch.cuda.is_available():
             events = tuple(torch.cuda.Event(enable_timing=True) for _ in range(3))
@@ -35,3 +36,9 @@ class Stopwatch:
                 plain()
                 events[2].record()
             self.events = events
+
+    def judge(self, gain: float) -> None:
+        """Keep the ratio. Where it is a loss, what was decided from estimates no longer holds (`settings.wanted`)."""
+        self.entry.measured = gain
+        if gain < 1:
+            config.bump()

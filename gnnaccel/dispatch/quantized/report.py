@@ -71,9 +71,10 @@ class QuantReport:
     def as_dicts(self) -> list[dict[str, Any]]:
         return [asdict(row) for row in (*self.rows, *self.maps)]
 
-    def share_in_fp32(self) -> float | None:
-        """Of the calls of layers (not of maps) that were asked for another format, those that ran in fp32; None without calls."""
-        rows = [row for row in self.rows if row.asked != "fp32"]
+    def share_in_fp32(self, maps: bool = False) -> float | None:
+        """Of the calls of layers, or of linear ``maps``, that were asked for another format, those that ran in fp32; None without
+        calls."""
+        rows = [row for row in (self.maps if maps else self.rows) if row.asked != "fp32"]
         total = sum(row.quantized + row.in_fp32 for row in rows)
         return sum(row.in_fp32 for row in rows) / total if total else None
 

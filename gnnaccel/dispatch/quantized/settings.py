@@ -179,6 +179,8 @@ def wanted(layer: Any, found: Entry, config: Config, checkpointed: bool) -> Stor
         return reason("GA601")
     if found.watch.failure is not None:
         return reason("GA605", found.watch.failure)
+    if config.when == "profitable" and found.measured is not None and found.measured < 1:
+        return reason("GA604", f"measured to be {found.measured:.2f} times as fast")
     return Storage(form, backward or form)
 
 

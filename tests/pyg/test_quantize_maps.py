@@ -192,3 +192,16 @@ def test_without_quantize_nothing_is_asked(graph):  # noqa: F811
         for _ in range(3):
             model(*graph)
     assert not gnnaccel.quant_report(model).maps, "a block says nothing of maps"
+
+
+def test_a_map_gives_the_rows_that_are_gathered_next(emulated, graph, seen):  # noqa: F811
+    """GCN: out = A (x W). From the second call on the product is stored where it is made, and comes out the same."""
+    model, found = GCNConv(F, H), []
+    with emulated.on():
+        gnnaccel.quantize(model, guard=False)
+        for stored in (3, 2, 2):  # x, W, x W
+            seen.clear()
+            with torch.no_grad():
+                found.append(model(*graph))
+            assert seen["quantization"] == stored and seen["GEMM"] == seen["SPMM"] == 1
+    assert torch.equal(found[0], found[1]) and torch.equal(found[1], found[2])

@@ -181,6 +181,19 @@ class _Call:
         flag = None if self.flags is None else self.flags[side:side + 1]
         return rows.store(x, form, draw, self.use.kernels, flag)
 
+    def features(self, x: Tensor) -> Stored:
+        """``x`` stored: by the linear map that made it, or now, for a map that comes next as well."""
+        source = None if self.source is None else self.source()
+        found = None if source is None else reuse.take(source)
+        if type(found) is quantize.Int8Rows:
+            return found
+        stored = self.store(x, self.use.storage.format, False, 0)
+        if type(found) is Entry:
+            found.feeds = True  # the next time it gives rows
+        elif source is not None:
+            reuse.offer(source, stored)
+        return stored
+
     def sum(self, stored: Stored, weight: Tensor | None) -> Tensor:
         """[num_dst, H, D] in ``dtype``."""
         if not self.use.kernels:
@@ -210,10 +223,7 @@ class _Aggregate(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, call: _Call, x, weight):
-        stored = call.store(x, call.use.storage.format, False, 0)
-        source = None if call.source is None else call.source()
-        if source is not None:
-            reuse.offer(source, stored)
+        stored = call.features(x)
         ctx.call = call
         keep = ctx.needs_input_grad[2]  # of the weights, whose gradient has the rows in it
         ctx.save_for_backward(*(rows.packed(stored) if keep else (None, None)), weight, x if keep else None)

@@ -29,6 +29,8 @@ from gnnaccel.dispatch.quantized.settings import Entry
 from gnnaccel.dispatch.quantized.use import Use
 from gnnaccel.dispatch.reasons import Reason, reason
 
+_LEARNING = 2  # calls of a map after which it is known whether its result is gathered next
+
 Native = Callable[[], Tensor]
 
 
@@ -161,13 +163,21 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx, use: Use, flags, x, weight, bias):
         ctx.use, ctx.flags, flag = use, flags, None if flags is None else flags[:1]
-        stored = reuse.take(x)
+        stored = reuse.rows_of(x)
         if stored is None:
             stored = rows.store(x, "int8", False, use.kernels, flag)
         ctx.save_for_backward(x if ctx.needs_input_grad[3] else None, weight)
         ctx.has_bias = bias is not None
         made = rows.store(weight, "int8", False, use.kernels, flag)
-        return product(use, stored, made, None if bias is None else bias.contiguous())
+        bias = None if bias is None else bias.contiguous()
+        if not use.entry.feeds or not use.kernels or weight.shape[0] > int8_gemm.MAX_INT8:
+            out = product(use, stored, made, bias)
+            if not use.entry.feeds and use.entry.quantized <= _LEARNING:
+                reuse.offer(out, use.entry)
+            return out
+        given, out = int8_gemm.product(stored, made, bias, torch.int8, flag, full=True)
+        reuse.offer(out, given)
+        return out
 
     @staticmethod
     def backward(ctx, grad):
@@ -178,7 +188,7 @@ class _Linear(torch.autograd.Function):
             return None, None, None, d_weight, d_bias
         if torch.is_grad_enabled() or use.storage.backward != "int8":
             return None, None, grad @ weight, d_weight, d_bias
-        stored = reuse.take(grad)
+        stored = reuse.rows_of(grad)
         if stored is None:
             stored = rows.store(grad, "int8", rows.stochastic(), use.kernels, None if ctx.flags is None else ctx.flags[1:])
             reuse.offer(grad, stored)

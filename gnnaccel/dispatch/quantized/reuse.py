@@ -1,7 +1,8 @@
 """Stored rows that one primitive leaves for the next: Tango's reuse of quantized tensors and scales between primitives.
 
-A layer that sums over neighbours and maps the same features (SAGEConv, GraphConv) stores them once for both; two maps whose results
-are added get the same gradient, and round it once. Whoever stores rows offers them with the tensor that they stand for; whoever needs
+A layer that sums over neighbours and maps the same features (SAGEConv, GraphConv) stores them once for both; a map whose result is
+gathered next (GCNConv) gives it as stored rows too; two maps whose results are added get the same gradient, and round it once. Whoever
+stores rows offers them with the tensor that they stand for; whoever needs
 them next takes them, and they are gone. Only this very tensor at the same version counts, on the same stream, and nothing is kept
 beyond its life or the two newest offers, nor while a CUDA graph is captured, which would replay the use without the storing.
 """
@@ -15,13 +16,14 @@ from torch import Tensor
 
 from gnnaccel.cuda.quantize import Int8Rows
 from gnnaccel.dispatch.quantized import settings
+from gnnaccel.dispatch.quantized.settings import Entry
 
 _KEPT = 2
 _local = threading.local()
 
 
-def offer(x: Tensor, stored: Int8Rows) -> None:
-    """Leave the rows that ``x`` [rows, channels] became."""
+def offer(x: Tensor, stored: Int8Rows | Entry) -> None:
+    """Leave the rows that ``x`` [rows, channels] became; or the entry of the map that made ``x``, to learn who takes its result."""
     if x.is_inference() or settings.captured(x.device):
         return
     offers = _local.__dict__.setdefault("offers", [])
@@ -33,16 +35,22 @@ def offer(x: Tensor, stored: Int8Rows) -> None:
     del offers[:-_KEPT]
 
 
-def take(x: Tensor) -> Int8Rows | None:
-    """The rows that ``x`` became, if they were offered and hold."""
+def take(x: Tensor) -> Int8Rows | Entry | None:
+    """What was offered with ``x``, if it holds."""
     offers = _local.__dict__.get("offers")
     if not offers or x.is_inference() or settings.captured(x.device):
         return None
     for i, (ref, state, stored) in enumerate(offers):
         if ref() is x:
             del offers[i]
-            return stored if state == _state(x) and stored.rows == x.shape[0] and stored.width == x.shape[1] else None
+            return stored if state == _state(x) else None
     return None
+
+
+def rows_of(x: Tensor) -> Int8Rows | None:
+    """The rows that ``x`` became, if they were offered."""
+    found = take(x)
+    return found if type(found) is Int8Rows else None
 
 
 def forget() -> None:

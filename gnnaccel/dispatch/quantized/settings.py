@@ -69,6 +69,7 @@ class Entry:
     last: Reason | None = None
     maps: bool = False
     owner: weakref.ref | None = None  # of a linear map: the layer that it is in
+    feeds: bool = False  # likewise: the layer gathers what it gives
     decided: tuple | None = None  # likewise: its last call's signature, and what was decided of it
 
     def fell_back(self, why: Reason) -> None:

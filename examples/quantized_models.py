@@ -24,8 +24,8 @@ class _Product(torch.autograd.Function):
 
 
 class Net(nn.Module):
-    """``features`` F -> 64 -> three layers -> classes. GIN's sums grow with the degree: its layers have their rows normalised, and a
-    linear map reads the classes out."""
+    """``features`` F -> 64 -> three layers -> classes. GIN's sums grow with the degree: its layers have their rows
+    normalised, and a linear map reads the classes out."""
 
     def __init__(self, kind: str, features: int, classes: int):
         super().__init__()

@@ -29,7 +29,7 @@ def against(reference: Sequence[float], other: Sequence[float], margin: float) -
 
 def table(cells: Sequence[dict], sides: Sequence[str]) -> str:
     """Markdown: one row per cell and precision."""
-    lines = ["| graph | model | precision | test accuracy | against fp32, points (95 % CI) | worst seed | within | calls in fp32 |",
+    lines = ["| graph | model | precision | test accuracy | against fp32, points (95 % CI) | worst seed | within | in fp32 |",
              "|---|---|---|---|---|---|---|---|"]
     for cell in cells:
         for side in sides:

@@ -4,11 +4,11 @@
     python examples/quantized_training.py --data DIR --device cpu --datasets cora citeseer --epochs 40
     python examples/quantized_training.py --stress --out stress.json              # where the guard steps in; needs no data
 
-Precisions of one seed have the same initial weights, split and dropout; "fp32 again" has other dropout, and shows how far apart two
-runs of fp32 are. Accuracy is that on the test nodes, averaged over the last fifth of the epochs: none is chosen. Graphs as small as
-these gain no time from fewer bytes, so quantizing is forced by ``when="supported"``; calls that ran in fp32 all the same count as
-fp32, and their share is in the table. The layer before the softmax stays fp32: two of three layers are quantized, and with int8 their
-linear maps.
+Precisions of one seed have the same initial weights, split and dropout; "fp32 again" has other dropout, and shows how far apart
+two runs of fp32 are. Accuracy is that on the test nodes, averaged over the last fifth of the epochs: none is chosen. Graphs as
+small as these gain no time from fewer bytes, so quantizing is forced by ``when="supported"``; calls that ran in fp32 all the same
+count as fp32, and their share is in the table. The layer before the softmax stays fp32: two of three layers are quantized, and
+with int8 the linear maps of GCN's and SAGE's.
 
 Processes share the GPU, and small graphs keep none of them busy: some 15 at once are fastest.
 """
@@ -125,8 +125,8 @@ def _side(side: str, runs: dict[str, list[dict]], margin: float) -> dict:
 # -- the study -------------------------------------------------------------------------------------------------------
 
 def study(args: argparse.Namespace, say, save) -> list[dict]:
-    """Every cell, on ``args.workers`` processes side by side; nothing is begun after ``args.limit`` seconds. ``save(cells)`` after each.
-    A cell counts when all its seeds are there."""
+    """Every cell, on ``args.workers`` processes side by side; nothing is begun after ``args.limit`` seconds. ``save(cells)``
+    after each. A cell counts when all its seeds are there."""
     order = [(name, kind) for name in args.datasets for kind in args.models]
     chunks = [range(first, min(first + CHUNK, args.seeds)) for first in range(0, args.seeds, CHUNK)]
     todo = functools.partial(runs_of, args.data, device=args.device, epochs=args.epochs)

@@ -18,8 +18,8 @@ _TILES = 16  # of 8 columns, at most, for one warp
 
 @functools.lru_cache(maxsize=512)
 def kernels(inner: int, columns: int, out: torch.dtype, full: bool = False) -> tuple[Kernels, int]:
-    """The kernels for [rows, inner] by [columns, inner], and how many columns a block takes. ``out`` may be torch.int8, then with the
-    result in fp32 as well if ``full``."""
+    """The kernels for [rows, inner] by [columns, inner], and how many columns a block takes. ``out`` may be torch.int8, then with
+    the result in fp32 as well if ``full``."""
     int8 = out is torch.int8
     # an int8 result's padding is written too
     tiles = stride(columns) // 8 if int8 else min(_TILES, -(-columns // 8))
@@ -44,14 +44,15 @@ def product(x: Int8Rows, weight: Int8Rows, bias: Tensor | None = None, out: torc
         [rows, N], or `Int8Rows` of N channels, or those and [rows, N] in fp32.
 
     Raises:
-        ValueError: operands of different K, a bias of another form, a dtype that there is not, or an int8 result that is too wide.
+        ValueError: operands of different K, a bias of another form, a dtype that there is not, or too wide an int8 result.
     """
     rows, columns, device = x.rows, weight.rows, x.data.device
     if x.width != weight.width or columns < 1 or weight.data.device != device:
-        raise ValueError(f"x has {x.width} channels on {device}, weight is [{columns}, {weight.width}] on {weight.data.device}: the "
-                         "inner sizes and devices must be the same")
+        raise ValueError(f"x has {x.width} channels on {device}, weight is [{columns}, {weight.width}] on {weight.data.device}: "
+                         "the inner sizes and devices must be the same")
     if out not in TYPES and out is not torch.int8 or out is torch.int8 and columns > MAX_INT8:
-        raise ValueError(f"out={out} of {columns} columns: known are {', '.join(map(str, TYPES))}, and torch.int8 up to {MAX_INT8}")
+        raise ValueError(f"out={out} of {columns} columns: known are {', '.join(map(str, TYPES))}, and "
+                         f"torch.int8 up to {MAX_INT8}")
     if bias is not None and (bias.shape != (columns,) or bias.dtype is not torch.float32 or not bias.is_contiguous()):
         raise ValueError(f"bias is {list(bias.shape)}, {bias.dtype}; needed is [{columns}], torch.float32, contiguous")
     compiled, per_block = kernels(x.width, columns, out, full and out is torch.int8)

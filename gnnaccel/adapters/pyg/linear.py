@@ -17,8 +17,8 @@ def install(patches: PatchSet) -> None:
 
 
 def maps(layer: Any) -> Iterator[tuple[str, Any]]:
-    """(name, module) of the linear maps inside a layer that may be quantized. Not those of GATConv: attention's scores are made of
-    their results, and stay fp32."""
+    """(name, module) of the linear maps inside a layer that may be quantized. Not those of GATConv: attention's scores are made
+    of their results, and stay fp32."""
     from torch_geometric.nn import GATConv, Linear
 
     if not isinstance(layer, GATConv):

@@ -1,8 +1,8 @@
 // Products of int8 rows with an int8 matrix on tensor cores: y[r, n] = x_scale[r] w_scale[n] sum_k x[r, k] w[n, k] (+ bias[n]).
 //
-// x [rows, STRIDE] and w [N, STRIDE] are rows in the format of cuda/quantize.py, so both lie along k and are padded with zeros. Sums
-// are whole numbers, exact; then fp32. With OUT_INT8 the result is such rows itself: a warp has all N columns of its 16 rows. With FULL
-// it is written in fp32 as well.
+// x [rows, STRIDE] and w [N, STRIDE] are rows in the format of cuda/quantize.py, so both lie along k and are padded with zeros.
+// Sums are whole numbers, exact; then fp32. With OUT_INT8 the result is such rows itself: a warp has all N columns of its 16
+// rows. With FULL it is written in fp32 as well.
 //
 // A warp takes 16 rows and NT tiles of 8 columns. Lanes load 16 bytes of a row of x and of w at the same places: which k goes to
 // which step of the product does not matter as long as it is the same for both.

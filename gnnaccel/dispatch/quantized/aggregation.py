@@ -165,8 +165,8 @@ def _variant(heads: int, width: int, row: torch.dtype, out: torch.dtype, kind: s
 
 @dataclass(frozen=True, eq=False)
 class _Call:
-    """One call; ``dtype``: of the features and the result; ``flags``: of the guard; ``source``: the features as the layer has them,
-    where a linear map of it may use the stored rows."""
+    """One call; ``dtype``: of the features and the result; ``flags``: of the guard; ``source``: the features as the layer has
+    them, where a linear map of it may use the stored rows."""
 
     use: Use
     graph: OpGraph

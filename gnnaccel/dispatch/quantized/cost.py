@@ -50,9 +50,9 @@ def reason_against(sizes: Sizes, storage: Storage) -> Reason | None:
 
 
 def map_gain(rows: int, inner: int, columns: int, grad: tuple[bool, bool], tf32: bool) -> float:
-    """Estimated seconds of a linear map [rows, inner] -> [rows, columns] as torch makes it over those in int8, for forward and what
-    backward computes. ``grad``: whether the input and the weight have gradients; the weight's is fp32 either way. ``tf32``: torch
-    may use it."""
+    """Estimated seconds of a linear map [rows, inner] -> [rows, columns] as torch makes it over those in int8, for forward and
+    what backward computes. ``grad``: whether the input and the weight have gradients; the weight's is fp32 either way. ``tf32``:
+    torch may use it."""
     rates = constants()["quantized"]["projection"]
     rate, size = rates["tf32" if tf32 else "fp32"], (rows, inner, columns)
     plain, stored = _product(*size, rate, 4), _int8_product(*size)

@@ -1,4 +1,4 @@
-"""The time of a layer's call in reduced precision against fp32, measured once on a GPU without waiting: what checks the estimates."""
+"""The time of a call in reduced precision against fp32, measured once on a GPU without waiting: what checks the estimates."""
 from __future__ import annotations
 
 from collections.abc import Callable

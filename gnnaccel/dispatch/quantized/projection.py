@@ -4,10 +4,10 @@
     backward   dx = g' w"           g' = read(store(g)), stochastically; w": w with a scale per input channel
                dw = g^T x, db = sum of g, in fp32
 
-So every gradient is that of the map with x and w passed straight through the rounding, and that of x is without bias. Sums of products
-are whole numbers, exact in int32. x is kept in fp32 for dw, as torch keeps it. Rows that the aggregation before stored are used again
-(`reuse`), as is the gradient of two maps whose results are added. By kernels or by torch operations, which compute the same; a backward
-that is itself recorded is that of fp32.
+So every gradient is that of the map with x and w passed straight through the rounding, and that of x is without bias. Sums of
+products are whole numbers, exact in int32. x is kept in fp32 for dw, as torch keeps it. Rows that the aggregation before stored
+are used again (`reuse`), the aggregation after it gets y as stored rows too, and two maps whose results are added share the
+gradient's. By kernels or by torch operations, which compute the same; a backward that is itself recorded is that of fp32.
 """
 from __future__ import annotations
 
@@ -112,6 +112,8 @@ def _kernel(weight: Tensor, grad: bool) -> Kernel:
         for k, n in ((inner, columns), (columns, inner))[:1 + grad]:
             rows.prepare(Storage("int8", "int8"), k, torch.float32, torch.float32)
             int8_gemm.kernels(k, n, torch.float32)[0]("product")
+        if columns <= int8_gemm.MAX_INT8:
+            int8_gemm.kernels(inner, columns, torch.int8, True)[0]("product")
 
     return Kernel("int8_gemm", ("quantized map", inner, columns, grad), compile_, lambda: None)
 

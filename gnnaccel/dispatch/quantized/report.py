@@ -58,8 +58,8 @@ def _row(entry: Entry) -> Row:
 
 @dataclass(frozen=True)
 class QuantReport:
-    """``rows``: one `Row` per layer of a graph; ``maps``: one per linear map inside those in int8. ``str()`` is a table for reading;
-    ``as_dicts()`` is for machines: the layers, then the maps."""
+    """``rows``: one `Row` per layer of a graph; ``maps``: one per linear map inside those in int8. ``str()`` is a table for
+    reading; ``as_dicts()`` is for machines: the layers, then the maps."""
 
     rows: tuple[Row, ...]
     maps: tuple[Row, ...] = ()

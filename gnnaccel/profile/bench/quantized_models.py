@@ -44,8 +44,8 @@ class Training:
 
 
 def records(graph: Graph, models: tuple[str, ...], effort: timing.Effort, budget: Budget) -> Iterator[Record]:
-    """One record per model and format. Their values: the relative L2 difference of the result of the untrained model from fp32's; how
-    many calls of layers and of linear maps ran in the format, and in fp32 (``calls``)."""
+    """One record per model and format. Their values: the relative L2 difference of the result of the untrained model from fp32's;
+    how many calls of layers and of linear maps ran in the format, and in fp32 (``calls``)."""
     effort = dataclasses.replace(effort, seconds=min(effort.seconds, _SECONDS))
     for name in models:
         expected = None

@@ -120,7 +120,8 @@ def _models(result: Result) -> text.Section:
             rows.append((cell.shape, cell.layer, *(text.time(cell, impl, notes) for impl in ("fp32", *impls)),
                          *(text.ratio(cell.metric(f"{impl}_gain")) for impl in impls),
                          text.MISSING if away is None else f"{away:.1e}"))
-    columns = ("shape", "model", "fp32 ms", "bf16 ms", "int8 ms", "all int8 ms", "x bf16", "x int8", "x all int8", "difference int8")
+    columns = ("shape", "model", "fp32 ms", "bf16 ms", "int8 ms", "all int8 ms", "x bf16", "x int8", "x all int8",
+               "difference int8")
     return text.Section("Training steps of models in reduced precision (all: the layer before the softmax too)", columns, rows,
                         text.notes_of(notes))
 

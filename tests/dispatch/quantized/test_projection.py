@@ -49,8 +49,8 @@ def test_formulas(route, nearest, count, inner, columns, bias):  # noqa: F811
     x, weight, added, grad = operands(route, count, inner, columns)
     got = results(use(route), x, weight, added if bias else None, grad)
     x, weight, added, grad = (t.cpu().double() for t in (x, weight, added, grad))
-    exact = {"out": near(x.float()) @ near(weight.float()).t() + (added if bias else 0), "weight": grad.t() @ x, "bias": grad.sum(0),
-             "x": near(grad.float()) @ near(weight.float().t().contiguous()).t()}
+    exact = {"out": near(x.float()) @ near(weight.float()).t() + (added if bias else 0), "weight": grad.t() @ x,
+             "bias": grad.sum(0), "x": near(grad.float()) @ near(weight.float().t().contiguous()).t()}
     for name, value in got.items():
         assert relative(value.cpu(), exact[name]) < 3e-4, name  # a quotient near a tie may go either way
 

@@ -14,6 +14,7 @@ from gnnaccel.cuda.quantize import Int8Rows
 from gnnaccel.dispatch.quantized import rows
 from tests.helpers import relative
 from tests.pyg.quantized_nets import F, H, Net, forced, graph, step  # noqa: F401
+from tests.routes import opened
 
 
 def maps(report):
@@ -29,6 +30,13 @@ class Weighted(torch.nn.Module):
 
     def forward(self, x, edge_index):
         return self.conv(x, edge_index, self.weight)
+
+
+@pytest.fixture(params=["emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
+def kernels(request):
+    """The route by kernels."""
+    with opened(request.param) as found:
+        yield found
 
 
 @pytest.fixture
@@ -54,14 +62,15 @@ def seen(monkeypatch):
 
 # ---- Tango's primitives ----
 
-def test_quantized_gemm_spmm_and_sddmm_with_reuse_between_them(emulated, graph, seen):  # noqa: F811
+def test_quantized_gemm_spmm_and_sddmm_with_reuse_between_them(kernels, graph, seen):  # noqa: F811
     """One step of out = W1 sum_e w_e x_j + W2 x_i, all in int8 but the weights' gradients."""
     x, ei = graph
     model = Weighted(ei.shape[1])
     exact = step(copy.deepcopy(model).double(), x.double(), ei)
-    with emulated.on():
+    model.to(kernels.device)
+    with kernels.on():
         gnnaccel.quantize(model, overrides={"conv": "int8"}, guard=False)
-        got = step(model, x, ei)
+        got = step(model, x.to(kernels.device), ei.to(kernels.device))
     assert seen["GEMM"] == 4, "two maps, forward and the gradients of their inputs"
     assert seen["SPMM"] == 2, "the sum, and its gradient"
     assert seen["SDDMM"] == 1, "the edge weights' gradient"
@@ -69,8 +78,8 @@ def test_quantized_gemm_spmm_and_sddmm_with_reuse_between_them(emulated, graph, 
     # products, two weights by input channel
     assert seen["quantization"] == 4 + 4
     for name, value in exact.items():
-        assert relative(got[name], value) < 0.03, name
-        assert torch.cosine_similarity(got[name].double().flatten(), value.flatten(), 0) > 0.999, name
+        assert relative(got[name].cpu(), value) < 0.03, name
+        assert torch.cosine_similarity(got[name].cpu().double().flatten(), value.flatten(), 0) > 0.999, name
 
 
 def test_quantized_sddmm_of_attention(emulated, graph, monkeypatch):  # noqa: F811
@@ -194,10 +203,10 @@ def test_without_quantize_nothing_is_asked(graph):  # noqa: F811
     assert not gnnaccel.quant_report(model).maps, "a block says nothing of maps"
 
 
-def test_a_map_gives_the_rows_that_are_gathered_next(emulated, graph, seen):  # noqa: F811
+def test_a_map_gives_the_rows_that_are_gathered_next(kernels, graph, seen):  # noqa: F811
     """GCN: out = A (x W). From the second call on the product is stored where it is made, and comes out the same."""
-    model, found = GCNConv(F, H), []
-    with emulated.on():
+    model, found, graph = GCNConv(F, H).to(kernels.device), [], [t.to(kernels.device) for t in graph]
+    with kernels.on():
         gnnaccel.quantize(model, guard=False)
         for stored in (3, 2, 2):  # x, W, x W
             seen.clear()

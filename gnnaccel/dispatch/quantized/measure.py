@@ -13,7 +13,8 @@ _AT = 10  # the call at which it is measured: kernels are compiled and structure
 
 
 class Stopwatch:
-    """Runs both ways once more at one call, forward, and keeps the ratio in ``entry.measured`` when the device has told."""
+    """Runs both ways once more at one call, forward, and keeps the ratio in ``entry.measured`` when the device has told. Once for
+    a layer, however often it is decided anew."""
 
     __slots__ = ("entry", "calls", "events")
 
@@ -27,7 +28,7 @@ class Stopwatch:
                 first, second, third = self.events
                 self.judge(second.elapsed_time(third) / max(first.elapsed_time(second), 1e-6))
                 self.events, self.calls = None, _AT + 1
-        elif self.calls == _AT and torch.cuda.is_available():
+        elif self.calls == _AT and self.entry.measured is None and torch.cuda.is_available():
             events = tuple(torch.cuda.Event(enable_timing=True) for _ in range(3))
             with torch.no_grad():
                 events[0].record()
@@ -39,6 +40,6 @@ class Stopwatch:
 
     def judge(self, gain: float) -> None:
         """Keep the ratio. Where it is a loss, what was decided from estimates no longer holds (`settings.wanted`)."""
-        self.entry.measured = gain
-        if gain < 1:
+        known, self.entry.measured = self.entry.measured, gain
+        if gain < 1 and known is None:
             config.bump()

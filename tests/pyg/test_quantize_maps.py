@@ -175,8 +175,8 @@ def test_what_keeps_a_map_fp32(graph):  # noqa: F811
         out = model(x, ei)
         assert [row.reasons for row in gnnaccel.quant_report(model).maps] == [{"GA604": 1}] * 2
     assert torch.equal(out, model(x, ei))
-    with gnnaccel.enabled(when="supported", exclude=["convs.0"], backend="torch"):
-        gnnaccel.name_layers(model)
+    with gnnaccel.enabled(when="supported", backend="torch"):
+        gnnaccel.exclude(model.convs[0])
         gnnaccel.quantize(model)
         model(x, ei)
         assert [row.reasons for row in gnnaccel.quant_report(model).maps] == [{"GA607": 1}, {}], "its layer is excluded"

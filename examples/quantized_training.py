@@ -1,4 +1,4 @@
-"""Trains unmodified PyG models with rows in fp32, fp32 again, bf16 and int8, ten or twenty seeds each, and compares test accuracy.
+"""Trains unmodified PyG models with rows in fp32, fp32 again, bf16 and int8, with ten or twenty seeds, and compares accuracy.
 
     python examples/quantized_training.py --data DIR --out results.json           # on a GPU; DIR holds cora.npz and the others
     python examples/quantized_training.py --data DIR --device cpu --datasets cora citeseer --epochs 40

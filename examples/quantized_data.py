@@ -10,36 +10,38 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 SMALL = ("cora", "citeseer", "pubmed")  # whose test sets are so small that accuracy varies more
 NAMES = (*SMALL, "amazon_computers", "coauthor_physics")
-TRAIN = 20  # nodes of each class, where there is no public split
+TRAIN = 100  # nodes of each class, where there is no public split
+DENSE = 1 << 25  # numbers up to which features are kept dense
 
 
 @dataclass
 class Task:
-    """``x``: [N, F] sparse CSR, rows of length one, and its transpose; ``split``: a public split, or None."""
+    """``x``: [N, F], rows of length one, dense where that is not large, else sparse and with its transpose; ``split``: a public
+    split, or None."""
 
     name: str
-    x: tuple[Tensor, Tensor]
+    x: Tensor | tuple[Tensor, Tensor]
     edge_index: Tensor
     y: Tensor
     classes: int
     split: tuple[Tensor, Tensor] | None
 
     @property
-    def margin(self) -> float:
-        """Points of accuracy within which two precisions count as equivalent."""
-        return 1.0 if self.name in SMALL else 0.5
+    def features(self) -> int:
+        return (self.x if isinstance(self.x, Tensor) else self.x[0]).shape[1]
 
     def to(self, device: torch.device) -> Task:
         split = None if self.split is None else tuple(mask.to(device) for mask in self.split)
-        return Task(self.name, tuple(x.to(device) for x in self.x), self.edge_index.to(device), self.y.to(device),
-                    self.classes, split)
+        x = self.x.to(device) if isinstance(self.x, Tensor) else tuple(x.to(device) for x in self.x)
+        return Task(self.name, x, self.edge_index.to(device), self.y.to(device), self.classes, split)
 
     def masks(self, seed: int) -> tuple[Tensor, Tensor]:
-        """Nodes for training and testing: the public split, or else one by ``seed``, 20 nodes of each class and the others."""
+        """Nodes for training and testing: the public split, or else one by ``seed``, 100 nodes of each class and the others."""
         if self.split is not None:
             return self.split
         order = torch.randperm(self.y.shape[0], generator=torch.Generator().manual_seed(seed)).to(self.y.device)
@@ -48,6 +50,11 @@ class Task:
             nodes = order[self.y[order] == label]
             train[nodes[:TRAIN]], test[nodes[TRAIN:]] = True, True
         return train, test
+
+
+def margin(name: str) -> float:
+    """Points of accuracy within which two precisions count as equivalent."""
+    return 1.0 if name in SMALL else 0.5
 
 
 def load(folder: Path, name: str) -> Task:
@@ -63,19 +70,14 @@ def load(folder: Path, name: str) -> Task:
                 torch.from_numpy(data["y"].astype(np.int64)), int(data["num_classes"]), split)
 
 
-def _features(data: dict[str, np.ndarray]) -> tuple[Tensor, Tensor]:
+def _features(data: dict[str, np.ndarray]) -> Tensor | tuple[Tensor, Tensor]:
     if "x" in data:
-        return _unit_rows(torch.from_numpy(data["x"].astype(np.float32)).to_sparse_csr())
-    indices = torch.from_numpy(data["x_indices"].astype(np.int64))
-    values = data.get("x_data")
-    values = torch.ones(len(indices)) if values is None else torch.from_numpy(values.astype(np.float32))
+        return F.normalize(torch.from_numpy(data["x"].astype(np.float32)))
     shape = tuple(int(n) for n in data["x_shape"])
-    return _unit_rows(torch.sparse_csr_tensor(torch.from_numpy(data["x_indptr"].astype(np.int64)), indices, values, shape))
-
-
-def _unit_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    counts = x.crow_indices().diff()
-    row = torch.repeat_interleave(torch.arange(x.shape[0]), counts)
-    length = torch.zeros(x.shape[0]).index_add_(0, row, x.values() ** 2).sqrt().clamp(min=1e-12)
-    x = torch.sparse_csr_tensor(x.crow_indices(), x.col_indices(), x.values() / length[row], x.shape)
-    return x, x.to_sparse_coo().t().coalesce().to_sparse_csr()
+    indptr, column = (torch.from_numpy(data[name].astype(np.int64)) for name in ("x_indptr", "x_indices"))
+    row = torch.repeat_interleave(torch.arange(shape[0]), indptr.diff())
+    values = data.get("x_data")
+    values = torch.ones(len(column)) if values is None else torch.from_numpy(values.astype(np.float32))
+    length = torch.zeros(shape[0]).index_add_(0, row, values ** 2).sqrt().clamp(min=1e-12)
+    x = torch.sparse_coo_tensor(torch.stack([row, column]), values / length[row], shape, check_invariants=True)
+    return x.to_dense() if shape[0] * shape[1] <= DENSE else (x.coalesce(), x.t().coalesce())

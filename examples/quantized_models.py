@@ -1,4 +1,4 @@
-"""GCN, SAGE, GAT and GIN of PyG as they come: a linear map of the features, then three layers of the graph."""
+"""GCN, SAGE, GAT and GIN of PyG: a linear map of the features, then three layers of the graph."""
 from __future__ import annotations
 
 import torch
@@ -24,25 +24,27 @@ class _Product(torch.autograd.Function):
 
 
 class Net(nn.Module):
-    """``features`` F -> 64 -> three layers -> classes."""
+    """``features`` F -> 64 -> three layers -> classes. GIN's sums grow with the degree: its layers have their rows
+    normalised, and a linear map reads the classes out."""
 
     def __init__(self, kind: str, features: int, classes: int):
         super().__init__()
-        self.kind = kind
+        self.kind, gin = kind, kind == "gin"
         self.weight = nn.Parameter(torch.empty(features, WIDTH))
         nn.init.xavier_uniform_(self.weight)
-        sizes = [(WIDTH, WIDTH), (WIDTH, WIDTH), (WIDTH, classes)]
+        self.first = nn.BatchNorm1d(WIDTH)  # features as they come are alike in all rows
+        sizes = [(WIDTH, WIDTH), (WIDTH, WIDTH), (WIDTH, WIDTH if gin else classes)]
         self.convs = nn.ModuleList(_layer(kind, into, out, last=i == 2) for i, (into, out) in enumerate(sizes))
-        self.norms = nn.ModuleList(nn.BatchNorm1d(WIDTH) if kind == "gin" else nn.Identity() for _ in sizes[:-1])
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) if gin else nn.Identity() for _ in range(3 if gin else 2))
+        self.out = nn.Linear(WIDTH, classes) if gin else nn.Identity()
 
-    def forward(self, x: tuple[Tensor, Tensor], edge_index: Tensor) -> Tensor:
-        words = F.dropout(torch.ones_like(self.weight[:, :1]), DROPOUT, self.training)  # features that all nodes do without
-        h = F.relu(_Product.apply(*x, self.weight * words))
+    def forward(self, x: Tensor | tuple[Tensor, Tensor], edge_index: Tensor) -> Tensor:
+        h = F.relu(self.first(x @ self.weight if isinstance(x, Tensor) else _Product.apply(*x, self.weight)))
         for i, conv in enumerate(self.convs):
             h = conv(F.dropout(h, DROPOUT, self.training), edge_index)
             if i < len(self.norms):
                 h = F.relu(self.norms[i](h))
-        return h
+        return self.out(h)
 
 
 def _layer(kind: str, into: int, out: int, last: bool) -> nn.Module:

@@ -29,17 +29,17 @@ def against(reference: Sequence[float], other: Sequence[float], margin: float) -
 
 def table(cells: Sequence[dict], sides: Sequence[str]) -> str:
     """Markdown: one row per cell and precision."""
-    lines = [
-        "| graph | model | precision | test accuracy | against fp32, points (95 % CI) | worst seed | within | calls in fp32 |",
+    lines = ["| graph | model | precision | test accuracy | against fp32, points (95 % CI) | worst seed | within | in fp32 |",
              "|---|---|---|---|---|---|---|---|"]
     for cell in cells:
         for side in sides:
             found = cell["sides"][side]
             mean, half = interval([100 * run["accuracy"] for run in found["runs"]])
-            versus, share = found.get("against_fp32"), found["share_in_fp32"]
+            versus = found.get("against_fp32")
+            shares = [found[name] for name in ("share_in_fp32", "maps_in_fp32") if found[name] is not None]
             told = ("-", "-", "-") if versus is None else (
                 f"{versus['mean']:+.2f} ± {versus['half_width']:.2f}", f"{versus['worst_seed']:+.2f}",
                 f"±{versus['margin']:g}: {'yes' if versus['equivalent'] else 'no'}")
             lines.append(f"| {cell['graph']} | {cell['model']} | {side} | {mean:.2f} ± {half:.2f} | {' | '.join(told)} | "
-                         f"{'-' if share is None else f'{share:.0%}'} |")
+                         f"{', maps '.join(f'{share:.0%}' for share in shares) or '-'} |")
     return "\n".join(lines)

@@ -27,8 +27,8 @@ def quantize(model: Any, format: str = "int8", filter_fn: Callable[[Any, str], b
              overrides: dict[str, str] | None = None, backward: str | None = None, guard: Any = True) -> QuantReport:
     """Let the aggregation layers of ``model`` gather their rows as int8 with a scale per row, or as bf16. In place, reversible.
 
-    Parameters, optimizer, linear maps, scores and softmax of attention and everything outside the layers stay fp32; nothing is
-    stored
+    PyG's linear maps inside layers in int8 are products of int8 matrices, where those are wide enough to be faster. Parameters,
+    weight gradients, optimizer, scores and softmax of attention and everything outside the layers stay fp32; nothing is stored
     on a module. Copies and pickles of the model are ordinary models. It takes effect where gnnaccel is enabled. Calls that it
     would not make faster run in fp32, with a reason in `quant_report`; ``enable(when="supported")`` quantizes them too.
 
@@ -37,7 +37,8 @@ def quantize(model: Any, format: str = "int8", filter_fn: Callable[[Any, str], b
             layer given by itself is quantized.
         format: "int8" or "bf16" ("fp32": only what ``overrides`` name).
         filter_fn: ``filter_fn(module, name)`` says of each layer whether it may be quantized.
-        overrides: formats by qualified name, such as ``{"convs.2": "int8"}``; a module's name covers the layers inside it.
+        overrides: formats by qualified name, such as ``{"convs.2": "int8"}``; a module's name covers the layers and linear maps
+            inside it. ``{"convs.0.lin": "fp32"}`` keeps a linear map fp32.
         backward: the format of the gradients that backward gathers, "int8", "bf16" or "fp32"; None: as forward. Gradients are
             rounded stochastically, drawing from torch's generator, unless deterministic algorithms are demanded.
         guard: True, False, or a dict of options of `gnnaccel.dispatch.quantized.guard.Guard`, such as ``{"every": 50}``.
@@ -53,17 +54,24 @@ def quantize(model: Any, format: str = "int8", filter_fn: Callable[[Any, str], b
     _check("format", format, PRECISIONS)
     if backward is not None:
         _check("backward", backward, PRECISIONS)
-    found = _settings(model, format, filter_fn, dict(overrides or {}), backward, guards.options(guard))
+    found, maps = _settings(model, format, filter_fn, dict(overrides or {}), backward, guards.options(guard))
+    for layer in model.modules():
+        settings.drop(layer)
     entries = [settings.keep(layer, setting) for layer, setting in found]
+    kept = [settings.keep_map(*found) for found in maps]
     configs.bump()
     _warn_if_idle(model, entries)
-    return QuantReport.of(entries)
+    return QuantReport.of(entries, kept)
 
 
 def _settings(model: Any, format: str, filter_fn: Any, overrides: dict[str, str], backward: str | None,
-              guard: Any) -> list[tuple[Any, Setting]]:
+              guard: Any) -> tuple[list[tuple[Any, Setting]], list[tuple[Any, Any, Setting]]]:
+    """Of layers, and of the linear maps in int8 inside them: (map, layer, setting)."""
     layers = _layers(model)
-    named, last, found = _named(model, overrides, layers), before_the_softmax(model, layers), []
+    maps = {name: [(f"{name}.{inner}" if name else inner, linear) for inner, linear in adapters.linear_maps(layer)]
+            for name, (layer, able) in layers.items() if able is True}
+    named, last, found = _named(model, overrides, layers, maps), before_the_softmax(model, layers), []
+    linears = []
     for name, (layer, able) in layers.items():
         form, why = named.get(name, format), None
         if name in named:
@@ -76,7 +84,13 @@ def _settings(model: Any, format: str, filter_fn: Any, overrides: dict[str, str]
         elif layer is last:
             why = reason("GA602")
         found.append((layer, Setting(name or type(layer).__name__, form, backward, guard, name in named, why)))
-    return found
+        for inner, linear in maps.get(name, ()):
+            if overrides.get(inner) == "bf16":
+                raise ValueError(f"overrides: {inner!r} is a linear map, which can be 'int8' or 'fp32', not 'bf16'")
+            if named.get(inner, "fp32" if why else form) == "int8":
+                inner_name = inner if name else f"{type(layer).__name__}.{inner}"
+                linears.append((linear, layer, Setting(inner_name, "int8", backward, guard, inner in named)))
+    return found, linears
 
 
 def dequantize(model: Any) -> int:
@@ -111,9 +125,10 @@ def quant_report(model: Any = None) -> QuantReport:
     checks
     of the guard that are under way."""
     if model is None:
-        return QuantReport.of(settings.entries())
-    found = [settings.entry(layer) for layer in names.require_model(model).modules()]
-    return QuantReport.of([entry for entry in found if entry is not None])
+        return QuantReport.of(settings.entries(), settings.map_entries())
+    modules = list(names.require_model(model).modules())
+    return QuantReport.of(*([entry for entry in map(of, modules) if entry is not None]
+                            for of in (settings.entry, settings.map_entry)))
 
 
 def before_the_softmax(model: Any, layers: dict[str, tuple[Any, Any]]) -> Any:
@@ -142,9 +157,10 @@ def _layers(model: Any) -> dict[str, tuple[Any, bool | Reason]]:
     return found
 
 
-def _named(model: Any, overrides: dict[str, str], layers: dict) -> dict[str, str]:
-    """The format of each layer that an override names, or a module around it; the longest name wins."""
+def _named(model: Any, overrides: dict[str, str], layers: dict, maps: dict[str, list]) -> dict[str, str]:
+    """The format of each layer and linear map that an override names, or a module around it; the longest name wins."""
     modules = dict(model.named_modules())
+    known = [*layers, *(name for inner in maps.values() for name, _ in inner)]
     found: dict[str, str] = {}
     for name in sorted(overrides, key=len):
         _check(f"overrides[{name!r}]", overrides[name], PRECISIONS)
@@ -152,7 +168,7 @@ def _named(model: Any, overrides: dict[str, str], layers: dict) -> dict[str, str
             raise UnknownLayerError(
                 f"overrides: {type(model).__name__} has no module named {name!r}.{did_you_mean(name, modules)} "
                                     f"Its layers are {', '.join(map(repr, layers)) or 'none that gnnaccel knows'}")
-        inside = [layer for layer in layers if layer == name or layer.startswith(f"{name}.") or not name]
+        inside = [layer for layer in known if layer == name or layer.startswith(f"{name}.") or not name]
         if not inside:
             raise UnknownLayerError(
                 f"overrides: {name!r} is a {type(modules[name]).__name__}, with no aggregation layer in it. The "

@@ -109,6 +109,12 @@ def storable(layer: Any) -> Reason | bool | None:
     return None
 
 
+def linear_maps(layer: Any) -> list[tuple[str, Any]]:
+    """(name inside the layer, module) of the linear maps of a storable layer that may run in int8."""
+    return [found for module, adapter in HOSTS.values() if module in sys.modules
+            for found in getattr(importlib.import_module(adapter), "linear_maps", lambda layer: [])(layer)]
+
+
 def known_layers() -> list[str]:
     """Class names of the layers that the adapters know."""
     return sorted(name for _, adapter in HOSTS.values() for name in getattr(importlib.import_module(adapter), "LAYERS", ()))

@@ -57,6 +57,8 @@ def test_int8_results(device, rows, inner, columns):
     got, expected = product(x, w, bias, torch.int8), int8_rows(product(x, w, bias))
     assert got.width == columns and got.data.shape == expected.data.shape
     assert torch.equal(got.scale, expected.scale) and torch.equal(got.data, expected.data)
+    both, full = product(x, w, bias, torch.int8, full=True)
+    assert torch.equal(both.scale, got.scale) and torch.equal(both.data, got.data) and same_bits(full, product(x, w, bias))
 
 
 @pytest.mark.parametrize("out", [torch.float32, torch.int8])

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -37,30 +38,38 @@ def write(folder: Path, name: str, split: bool = True, nodes: int = 90) -> None:
 
 
 @pytest.mark.parametrize("model", ["gcn", "gat"])
-def test_all_precisions_run_and_are_compared(tmp_path, model):
+def test_all_precisions_run_and_are_compared(tmp_path, monkeypatch, model):
     write(tmp_path, "cora")
+    monkeypatch.setattr(quantized_data, "DENSE", 0 if model == "gat" else quantized_data.DENSE)  # so features are sparse
+    monkeypatch.setattr(quantized_training, "CHUNK", 1)
     out = tmp_path / "out.json"
-    quantized_training.main(["--data", str(tmp_path), "--datasets", "cora", "--models", model, "--device", "cpu", "--seeds", "2",
+    quantized_training.main(["--data", str(tmp_path), "--datasets", "cora", "--models", model, "--device", "cpu", "--seeds", "1",
                              "--epochs", "15", "--out", str(out)])
     (cell,) = json.loads(out.read_text())["cells"]
     assert cell["graph"] == "cora" and list(cell["sides"]) == list(quantized_training.SIDES)
     for side, found in cell["sides"].items():
         assert len(found["runs"]) == 2 and all(run["accuracy"] > 0.5 for run in found["runs"]), side
+        assert found["maps_in_fp32"] == (0.0 if side == "int8" and model == "gcn" else None)
         # a run of bf16 or int8 that fell back would count as fp32
         assert found["share_in_fp32"] == (0.0 if side in ("bf16", "int8") else None)
         assert ("against_fp32" in found) is (side != "fp32")
     assert set(cell["sides"]["int8"]["runs"][0]["guard"].values()) == {"passed"}
 
 
-def test_features_and_splits(tmp_path):
+def test_features_and_splits(tmp_path, monkeypatch):
     write(tmp_path, "coauthor_physics", split=False, nodes=300)
     task = quantized_data.load(tmp_path, "coauthor_physics")
-    dense, transposed = (x.to_dense() for x in task.x)
-    assert torch.allclose(dense.norm(dim=1), torch.ones(300)) and torch.equal(dense.t(), transposed)
+    assert torch.allclose(task.x.norm(dim=1), torch.ones(300)) and task.features == 60
+    monkeypatch.setattr(quantized_data, "DENSE", 0)
+    monkeypatch.setattr(quantized_data, "TRAIN", 20)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sparse, transposed = (x.to_dense() for x in quantized_data.load(tmp_path, "coauthor_physics").x)
+    assert torch.equal(sparse, task.x) and torch.equal(sparse.t(), transposed)
     train, test = task.masks(1)
     assert (int(train.sum()), int(test.sum())) == (60, 240)
     assert (train ^ test).all() and not torch.equal(train, task.masks(2)[0])
-    assert task.margin == 0.5
+    assert quantized_data.margin("coauthor_physics") == 0.5 and quantized_data.margin("cora") == 1.0
     with pytest.raises(SystemExit, match="has no cora.npz"):
         quantized_data.load(tmp_path, "cora")
 

@@ -1,6 +1,7 @@
 """The quantized suite: that all formats compute the same, and what is written down."""
 from __future__ import annotations
 
+import argparse
 import shutil
 
 import pytest
@@ -10,7 +11,9 @@ pytest.importorskip("torch_geometric")
 
 from gnnaccel.__main__ import main  # noqa: E402
 from gnnaccel.cuda import driver  # noqa: E402
-from gnnaccel.profile.bench import quantized_cells, result, shapes, table, targets  # noqa: E402
+from gnnaccel.profile.bench import (quantized_cells, quantized_models, result, shapes, suite_quantized, table,  # noqa: E402
+                                    targets, timing)
+from gnnaccel.profile.bench.guard import Budget  # noqa: E402
 from gnnaccel.profile.bench.result import Record, Result  # noqa: E402
 from tests.emulation.emulator import EmulatedDriver  # noqa: E402
 
@@ -61,6 +64,28 @@ def test_a_run_from_the_command_line(tmp_path, capsys):
     assert all(r.timing and not r.error for r in found)
     assert all(("rel_l2" in r.values) == (r.impl != "fp32") for r in found)
     assert "Rows in bf16 and int8" in capsys.readouterr().out
+
+
+def test_models_train_in_every_format():
+    graph = shapes.make(shapes.Shape("few", 40, 200, 20), "cpu")
+    found = list(quantized_models.records(graph, ("SAGE 2 layers 128",), timing.QUICK, Budget(60)))
+    assert [r.impl for r in found] == ["fp32", "bf16", "int8", "int8 all"]
+    assert all(r.timing and not r.error and r.layer == "SAGE 2 layers 128" and r.mode == "training" for r in found)
+    assert "calls" not in found[0].values and set(found[2].values["calls"]) == {"first", "first.lin_l", "first.lin_r", "second"}
+    assert found[3].values["calls"]["second"][1] > 0, "so small a graph runs natively, and the record says so"
+    assert "| few | SAGE 2 layers 128 |" in table.markdown(Result(records=found))
+
+
+def test_parts(capsys):
+    with driver.using(EmulatedDriver()):
+        options = {"device": "cpu", "quick": True, "shapes": None, "repeat": None, "seed": 0, "patience": 20.0}
+        for parts, layers, kernels, models in (([["models"]], None, 0, 3), ([["kernels"]], None, 6, 0), (None, None, 6, 3),
+                                               (None, [["gcn64", "gat2layers8x16"]], 1, 1)):
+            plan = suite_quantized.from_options(argparse.Namespace(**options, parts=parts, layers=layers))
+            assert (len(plan.layers), len(plan.models)) == (kernels, models)
+            assert (len(plan.shapes), len(plan.of_models)) == (kernels > 0, models > 0)
+        assert main(["bench", "--suite", "quantized", "--parts", "model", "--quick", "--device", "cpu"]) == 2
+    assert "no part model; known: kernels, models" in capsys.readouterr().err
 
 
 def test_it_needs_a_gpu(capsys):

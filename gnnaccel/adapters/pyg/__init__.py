@@ -43,7 +43,7 @@ def install(patches: PatchSet) -> list[str]:
     import torch
     from torch_geometric import nn
 
-    from gnnaccel.adapters.pyg import graph_norm, propagate, scatter
+    from gnnaccel.adapters.pyg import graph_norm, linear, propagate, scatter
 
     for name, (module, node_dim) in LAYERS.items():
         cls = getattr(nn, name)
@@ -53,6 +53,7 @@ def install(patches: PatchSet) -> list[str]:
     propagate.install(patches)
     graph_norm.install(patches)
     scatter.install(patches)
+    linear.install(patches)
     patches.set(torch.jit, "script", _unwrapped_while(torch.jit.script, patches))
     return patches.names()
 
@@ -80,6 +81,15 @@ def storable(layer: Any) -> Reason | bool | None:
         return reason("GA603", f"no kernel of {type(layer).__name__} takes rows in fewer bytes") if not isinstance(
             layer, HeteroConv) else None
     return propagate_reading.storable(layer) if isinstance(layer, MessagePassing) else None
+
+
+def linear_maps(layer: Any) -> list[tuple[str, Any]]:
+    """As `gnnaccel.adapters.linear_maps`."""
+    from torch_geometric.nn import MessagePassing
+
+    from gnnaccel.adapters.pyg import linear
+
+    return list(linear.maps(layer)) if isinstance(layer, MessagePassing) else []
 
 
 class _Guarded:

@@ -1,7 +1,8 @@
 // Products of int8 rows with an int8 matrix on tensor cores: y[r, n] = x_scale[r] w_scale[n] sum_k x[r, k] w[n, k] (+ bias[n]).
 //
-// x [rows, STRIDE] and w [N, STRIDE] are rows in the format of cuda/quantize.py, so both lie along k and are padded with zeros. Sums
-// are whole numbers, exact; then fp32. With OUT_INT8 the result is such rows itself: a warp has all N columns of its 16 rows.
+// x [rows, STRIDE] and w [N, STRIDE] are rows in the format of cuda/quantize.py, so both lie along k and are padded with zeros.
+// Sums are whole numbers, exact; then fp32. With OUT_INT8 the result is such rows itself: a warp has all N columns of its 16
+// rows. With FULL it is written in fp32 as well.
 //
 // A warp takes 16 rows and NT tiles of 8 columns. Lanes load 16 bytes of a row of x and of w at the same places: which k goes to
 // which step of the product does not matter as long as it is the same for both.
@@ -44,11 +45,23 @@ __device__ __forceinline__ float scaled(int sum, float x_scale, const float* w_s
     return bias ? __fadd_rn(product, bias[n]) : product;
 }
 
+// Columns n and n + 1 of a row, of those that there are.
+template <typename T> __device__ __forceinline__ void store_two(T* out, int row, int rows, int n, const float (&v)[2]) {
+    if (row >= rows || n >= N) return;
+    T* p = out + (u64)row * N + n;
+    if (N % 2 == 0) {
+        store_pack<T, 2>(p, v);
+    } else {
+        p[0] = from_float<T>(v[0]);
+        if (n + 1 < N) p[1] = from_float<T>(v[1]);
+    }
+}
+
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
 product(int rows, const signed char* __restrict__ x, const float* __restrict__ x_scale, const signed char* __restrict__ w,
         const float* __restrict__ w_scale, const float* __restrict__ bias,
 #if OUT_INT8
-        signed char* __restrict__ out, float* __restrict__ out_scale, int* __restrict__ flag) {
+        signed char* __restrict__ out, float* __restrict__ out_scale, int* __restrict__ flag, float* __restrict__ full) {
 #else
         OUT_T* __restrict__ out) {
 #endif
@@ -71,6 +84,10 @@ product(int rows, const signed char* __restrict__ x, const float* __restrict__ x
                 v[t][i] = scaled(acc[t][2 * half + i], own, w_scale, bias, 8 * t + 2 * c + i);
                 top = max(top, magnitude(v[t][i]));
             }
+#if FULL
+#pragma unroll
+        for (int t = 0; t < NT; ++t) store_two<float>(full, row, rows, 8 * t + 2 * c, v[t]);
+#endif
         top = max(top, __shfl_xor_sync(FULL_WARP, top, 1));
         top = max(top, __shfl_xor_sync(FULL_WARP, top, 2));
         const float inverse = settle(row, rows, c, top, out_scale, flag);
@@ -87,13 +104,7 @@ product(int rows, const signed char* __restrict__ x, const float* __restrict__ x
             const int n = column + 8 * t + 2 * c;
             const float v[2] = {scaled(acc[t][2 * half], own, w_scale, bias, n),
                                 scaled(acc[t][2 * half + 1], own, w_scale, bias, n + 1)};
-            OUT_T* p = out + (u64)row * N + n;
-            if (row < rows && N % 2 == 0 && n < N) {
-                store_pack<OUT_T, 2>(p, v);
-            } else if (row < rows) {
-                if (n < N) p[0] = from_float<OUT_T>(v[0]);
-                if (n + 1 < N) p[1] = from_float<OUT_T>(v[1]);
-            }
+            store_two<OUT_T>(out, row, rows, n, v);
         }
 #endif
     }

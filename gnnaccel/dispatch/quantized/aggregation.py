@@ -11,6 +11,7 @@ rounding. By kernels or by torch operations, which compute the same. A backward 
 from __future__ import annotations
 
 import math
+import weakref
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -27,7 +28,7 @@ from gnnaccel.dispatch.ops.aggregation import Aggregation
 from gnnaccel.dispatch.ops.aggregation_route import Decision, Run
 from gnnaccel.dispatch.ops.call import Kernel, compile_reason
 from gnnaccel.dispatch.ops.graph import OpGraph
-from gnnaccel.dispatch.quantized import cost, rows, sample, settings
+from gnnaccel.dispatch.quantized import cost, reuse, rows, sample, settings
 from gnnaccel.dispatch.quantized.cost import Sizes
 from gnnaccel.dispatch.quantized.measure import Stopwatch
 from gnnaccel.dispatch.quantized.rows import Stored
@@ -134,7 +135,8 @@ def run(use: Use, graph: OpGraph, given: Aggregation) -> Tensor:
     weight = given.weight
     if weight is not None:
         weight = weight.reshape(-1) if given.kind == "edge" else weight.reshape(-1, heads)
-    call = _Call(use, graph, given.reduce == "mean", heads, width, given.x.dtype, use.entry.watch.flags(given.x.device))
+    source = weakref.ref(given.x) if use.entry.maps and use.storage.format == "int8" and given.x.dim() == 2 else None
+    call = _Call(use, graph, given.reduce == "mean", heads, width, given.x.dtype, use.entry.watch.flags(given.x.device), source)
     return _Aggregate.apply(call, given.x.reshape(-1, heads, width), weight).view(-1, *given.shape)
 
 
@@ -165,7 +167,8 @@ def _variant(heads: int, width: int, row: torch.dtype, out: torch.dtype, kind: s
 
 @dataclass(frozen=True, eq=False)
 class _Call:
-    """One call; ``dtype``: of the features and the result; ``flags``: of the guard."""
+    """One call; ``dtype``: of the features and the result; ``flags``: of the guard; ``source``: the features as the layer has
+    them, where a linear map of it may use the stored rows."""
 
     use: Use
     graph: OpGraph
@@ -174,10 +177,24 @@ class _Call:
     width: int
     dtype: torch.dtype
     flags: Tensor | None
+    source: weakref.ref | None = None
 
     def store(self, x: Tensor, form: str, draw: bool, side: int) -> Stored:
         flag = None if self.flags is None else self.flags[side:side + 1]
         return rows.store(x, form, draw, self.use.kernels, flag)
+
+    def features(self, x: Tensor) -> Stored:
+        """``x`` stored: by the linear map that made it, or now, for a map that comes next as well."""
+        source = None if self.source is None else self.source()
+        found = None if source is None else reuse.take(source)
+        if type(found) is quantize.Int8Rows:
+            return found
+        stored = self.store(x, self.use.storage.format, False, 0)
+        if type(found) is Entry:
+            found.feeds = True  # the next time it gives rows
+        elif source is not None:
+            reuse.offer(source, stored)
+        return stored
 
     def sum(self, stored: Stored, weight: Tensor | None) -> Tensor:
         """[num_dst, H, D] in ``dtype``."""
@@ -208,7 +225,7 @@ class _Aggregate(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, call: _Call, x, weight):
-        stored = call.store(x, call.use.storage.format, False, 0)
+        stored = call.features(x)
         ctx.call = call
         keep = ctx.needs_input_grad[2]  # of the weights, whose gradient has the rows in it
         ctx.save_for_backward(*(rows.packed(stored) if keep else (None, None)), weight, x if keep else None)

@@ -49,6 +49,44 @@ def reason_against(sizes: Sizes, storage: Storage) -> Reason | None:
                            f"{sizes.num_edges} edges, {seconds:.0f} us in fp32")
 
 
+def map_gain(rows: int, inner: int, columns: int, grad: tuple[bool, bool], tf32: bool) -> float:
+    """Estimated seconds of a linear map [rows, inner] -> [rows, columns] as torch makes it over those in int8, for forward and
+    what backward computes. ``grad``: whether the input and the weight have gradients; the weight's is fp32 either way. ``tf32``:
+    torch may use it."""
+    rates = constants()["quantized"]["projection"]
+    rate, size = rates["tf32" if tf32 else "fp32"], (rows, inner, columns)
+    plain, stored = _product(*size, rate, 4), _int8_product(*size)
+    if grad[0]:
+        plain += _product(rows, columns, inner, rate, 4)
+        stored += _int8_product(rows, columns, inner)
+    if grad[1]:
+        both = _product(*size, rate, 4)
+        plain, stored = plain + both, stored + both
+    return plain / stored
+
+
+def map_reason_against(rows: int, inner: int, columns: int, grad: tuple[bool, bool], tf32: bool) -> Reason | None:
+    """Why a linear map in int8 is not expected to be faster."""
+    found, margin = map_gain(rows, inner, columns, grad, tf32), constants()["quantized"]["projection"]["margin"]
+    if found >= margin:
+        return None
+    return reason("GA604", f"estimated {found:.2f} times as fast, below {margin:g}: {rows} rows of {inner} by {columns}"
+                           f"{', with TF32 allowed' if tf32 else ''}")
+
+
+def _product(rows: int, inner: int, columns: int, rate: float, itemsize: int) -> float:
+    """Seconds of a product that reads rows of ``itemsize`` bytes a number and writes fp32."""
+    moved = rows * (itemsize * inner + 4 * columns) / constants()["cuda"]["gather_hbm"]
+    return max(moved, 2.0 * rows * inner * columns / rate) + constants()["cuda"]["launch"]
+
+
+def _int8_product(rows: int, inner: int, columns: int) -> float:
+    """The same with what makes its operands."""
+    rates = constants()["quantized"]["projection"]
+    made = rows * 5 * inner / constants()["cuda"]["gather_hbm"]
+    return _product(rows, inner, columns, rates["int8"], 1) + made + rates["seconds"]
+
+
 def _pass(rows: int, sizes: Sizes, form: str) -> float:
     """Seconds to make ``rows`` rows and gather one per edge."""
     rates, limits = constants()["cuda"], constants()["quantized"]

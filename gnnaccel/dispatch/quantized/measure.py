@@ -1,4 +1,4 @@
-"""The time of a layer's call in reduced rows against fp32, measured once on a GPU without waiting."""
+"""The time of a call in reduced precision against fp32, measured once on a GPU without waiting: what checks the estimates."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -6,13 +6,15 @@ from typing import Any
 
 import torch
 
+from gnnaccel.dispatch import config
 from gnnaccel.dispatch.quantized.settings import Entry
 
 _AT = 10  # the call at which it is measured: kernels are compiled and structures built by then
 
 
 class Stopwatch:
-    """Runs both ways once more at one call, forward, and keeps the ratio in ``entry.measured`` when the device has told."""
+    """Runs both ways once more at one call, forward, and keeps the ratio in ``entry.measured`` when the device has told. Once for
+    a layer, however often it is decided anew."""
 
     __slots__ = ("entry", "calls", "events")
 
@@ -24,9 +26,9 @@ class Stopwatch:
         if self.events is not None:
             if self.events[2].query():
                 first, second, third = self.events
-                self.entry.measured = second.elapsed_time(third) / max(first.elapsed_time(second), 1e-6)
+                self.judge(second.elapsed_time(third) / max(first.elapsed_time(second), 1e-6))
                 self.events, self.calls = None, _AT + 1
-        elif self.calls == _AT and torch.cuda.is_available():
+        elif self.calls == _AT and self.entry.measured is None and torch.cuda.is_available():
             events = tuple(torch.cuda.Event(enable_timing=True) for _ in range(3))
             with torch.no_grad():
                 events[0].record()
@@ -35,3 +37,9 @@ class Stopwatch:
                 plain()
                 events[2].record()
             self.events = events
+
+    def judge(self, gain: float) -> None:
+        """Keep the ratio. Where it is a loss, what was decided from estimates no longer holds (`settings.wanted`)."""
+        known, self.entry.measured = self.entry.measured, gain
+        if gain < 1 and known is None:
+            config.bump()

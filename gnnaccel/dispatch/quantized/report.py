@@ -58,20 +58,23 @@ def _row(entry: Entry) -> Row:
 
 @dataclass(frozen=True)
 class QuantReport:
-    """``rows``: one `Row` per layer. ``str()`` is a table for reading; ``as_dicts()`` is for machines."""
+    """``rows``: one `Row` per layer of a graph; ``maps``: one per linear map inside those in int8. ``str()`` is a table for
+    reading; ``as_dicts()`` is for machines: the layers, then the maps."""
 
     rows: tuple[Row, ...]
+    maps: tuple[Row, ...] = ()
 
     @classmethod
-    def of(cls, entries: Iterable[Entry]) -> QuantReport:
-        return cls(tuple(_row(entry) for entry in entries))
+    def of(cls, entries: Iterable[Entry], maps: Iterable[Entry] = ()) -> QuantReport:
+        return cls(tuple(map(_row, entries)), tuple(map(_row, maps)))
 
     def as_dicts(self) -> list[dict[str, Any]]:
-        return [asdict(row) for row in self.rows]
+        return [asdict(row) for row in (*self.rows, *self.maps)]
 
-    def share_in_fp32(self) -> float | None:
-        """Of the calls of layers that were asked for another format, those that ran in fp32; None without calls."""
-        rows = [row for row in self.rows if row.asked != "fp32"]
+    def share_in_fp32(self, maps: bool = False) -> float | None:
+        """Of the calls of layers, or of linear ``maps``, that were asked for another format, those that ran in fp32; None without
+        calls."""
+        rows = [row for row in (self.maps if maps else self.rows) if row.asked != "fp32"]
         total = sum(row.quantized + row.in_fp32 for row in rows)
         return sum(row.in_fp32 for row in rows) / total if total else None
 
@@ -87,11 +90,13 @@ class QuantReport:
         """A `rich.table.Table`."""
         from rich.table import Table
 
-        table = Table(title="rows that layers gather")
+        table = Table(title="rows that layers gather, and their linear maps" if self.maps else "rows that layers gather")
         for name in ("layer", "asked", "ran", "calls", "in fp32", "error", "worst", "guard", "gain", "why fp32"):
             table.add_column(name, justify="left" if name in ("layer", "asked", "ran", "guard", "why fp32") else "right",
                              overflow="fold")
-        for row in self.rows:
+        for row in (*self.rows, *self.maps):
+            if self.maps and row is self.maps[0]:
+                table.add_section()
             table.add_row(f"{row.name} ({row.layer})", row.asked or "-", row.ran or "-", str(row.quantized + row.in_fp32),
                           str(row.in_fp32), _number(row.error), _number(row.worst_error), row.guard, _gain(row), row.reason or "")
         return table

@@ -31,11 +31,22 @@ def measure(view: GraphView, ids: bool, x: Tensor, stored: Stored,
     weight = real.view(*real.shape, *(1,) * (x.dim() - 1)).float()
     if weights is not None:
         weight = weight * weights(src, dst, edge, real)
-    summed = (exact * weight).sum(1).flatten(1)
-    off = ((near - exact) * weight).sum(1).flatten(1).norm(dim=1)
-    size = summed.norm(dim=1)
-    relative = torch.where(size > 0, off / size, torch.where(off > 0, torch.inf, torch.nan))
-    return torch.cat([_median(relative), lost])
+    return torch.cat([_error(((near - exact) * weight).sum(1).flatten(1), (exact * weight).sum(1).flatten(1)), lost])
+
+
+def measure_map(x: Tensor, weight: Tensor, near: Callable[[Tensor], Tensor], rows: int, turn: int) -> Tensor:
+    """[3]: the same of ``rows`` rows of ``x`` @ ``weight``.T, x [any, K], weight [N, K]. ``near``: what rows become."""
+    rows = min(rows, x.shape[0])
+    exact = x[(torch.arange(rows, device=x.device) * (x.shape[0] // rows) + 7919 * turn) % x.shape[0]]
+    rounded, expected = near(exact), exact @ weight.t()
+    lost = _lost(exact.unsqueeze(1), rounded.unsqueeze(1), torch.ones(rows, 1, dtype=torch.bool, device=x.device))
+    return torch.cat([_error(rounded @ near(weight).t() - expected, expected), lost])
+
+
+def _error(off: Tensor, exact: Tensor) -> Tensor:
+    """[1]: the median over rows of how far they are off, relative to their size."""
+    off, size = off.norm(dim=1), exact.norm(dim=1)
+    return _median(torch.where(size > 0, off / size, torch.where(off > 0, torch.inf, torch.nan)))
 
 
 def _median(values: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ The first of these that says something decides:
 from __future__ import annotations
 
 import logging
+import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,7 +52,8 @@ class Entry:
     """A layer's setting (None: only a block or the environment asks), what the guard saw, and how its calls went.
 
     ``quantized``, ``in_fp32``: calls; ``reasons``: why calls ran in fp32, with counts; ``storage``: of the last quantized call;
-    ``gain``: estimated time in fp32 over that, of such a call; ``measured``: likewise measured.
+    ``gain``: estimated time in fp32 over that, of such a call; ``measured``: likewise measured. ``maps``: linear maps inside the
+    layer have entries of their own, which may use the rows that the layer stores.
     """
 
     name: str
@@ -65,6 +67,10 @@ class Entry:
     gain: float | None = None
     measured: float | None = None
     last: Reason | None = None
+    maps: bool = False
+    owner: weakref.ref | None = None  # of a linear map: the layer that it is in
+    feeds: bool = False  # likewise: the layer gathers what it gives
+    decided: tuple | None = None  # likewise: its last call's signature, and what was decided of it
 
     def fell_back(self, why: Reason) -> None:
         """Count a call in fp32; the first for each reason is told."""
@@ -76,6 +82,7 @@ class Entry:
 
 
 _entries: IdentityMap[Entry] = IdentityMap()
+_maps: IdentityMap[Entry] = IdentityMap()  # of linear maps inside layers
 _saved_tensor_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda ignore_is_tracing: None)
 
 
@@ -86,8 +93,18 @@ def keep(layer: Any, setting: Setting) -> Entry:
     return entry
 
 
+def keep_map(linear: Any, layer: Any, setting: Setting) -> Entry:
+    """As `keep`, of a linear map inside ``layer``, which is told of it."""
+    found = Entry(setting.name, type(linear).__name__, setting, Watch(setting.guard, setting.name), owner=weakref.ref(layer))
+    _entries.get(layer).maps = True
+    _maps.set(linear, found)
+    return found
+
+
 def drop(layer: Any) -> bool:
-    """Forget all about ``layer``; whether there was a setting."""
+    """Forget all about ``layer``, a layer of a graph or a linear map; whether there was a setting of the former."""
+    if _maps.get(layer) is not None:
+        del _maps.entries[id(layer)]
     found = _entries.get(layer)
     if found is not None:
         del _entries.entries[id(layer)]
@@ -102,9 +119,19 @@ def entries() -> list[Entry]:
     return _entries.values()
 
 
+def map_entry(linear: Any) -> Entry | None:
+    """Of a linear map inside a layer; None at once where there is none at all."""
+    return _maps.get(linear) if _maps.entries else None
+
+
+def map_entries() -> list[Entry]:
+    return _maps.values()
+
+
 def forget() -> None:
     """Drop every setting and all that is known of layers."""
     _entries.clear()
+    _maps.clear()
     order.forget()
 
 
@@ -153,6 +180,8 @@ def wanted(layer: Any, found: Entry, config: Config, checkpointed: bool) -> Stor
         return reason("GA601")
     if found.watch.failure is not None:
         return reason("GA605", found.watch.failure)
+    if config.when == "profitable" and found.measured is not None and found.measured < 1:
+        return reason("GA604", f"measured to be {found.measured:.2f} times as fast")
     return Storage(form, backward or form)
 
 

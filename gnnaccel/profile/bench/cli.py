@@ -23,7 +23,8 @@ def add_parser(commands) -> None:
 def _add_what(parser) -> None:
     measured = parser.add_argument_group("what is measured")
     measured.add_argument("--suite", default="attention",
-                          choices=("attention", "attention-kernel", "relational", "dgl", "aggregate", "segment-gemm", "quantized"))
+                          choices=("attention", "attention-kernel", "relational", "dgl", "aggregate", "segment-gemm",
+                                   "quantized"))
     measured.add_argument("--shapes", type=_names, nargs="+", metavar="NAME,...",
                           help="attention, aggregate: cora,arxiv,proteins,reddit,products,hub,uniform,tiny or a path to an .npz; "
                                "relational: "
@@ -36,11 +37,12 @@ def _add_what(parser) -> None:
     measured.add_argument("--layers", type=_names, nargs="+", metavar="NAME,...",
                           help='as "GAT 8x8" or gat8x8, "RGCN 64" or rgcn64; dgl: gat8x8,gatv24x16,dotgat1x64,graphconv64,sage64,'
                                "relgraphconv64,hgt4x16; aggregate: gcn64,sage64,gcn128,sage128,gin64,sagemax64,pna64; "
-                               "segment-gemm: fp32,tf32,bf16; quantized: gcn64,gcn128,gcn256,sage128,gat8x8,gat1x128")
+                               "segment-gemm: fp32,tf32,bf16; quantized: gcn64,gcn128,gcn256,sage128,gat8x8,gat1x128, "
+                               "gcn2layers128,sage2layers128,gat2layers8x16")
     measured.add_argument("--parts", type=_names, nargs="+", metavar="NAME,...",
                           help="attention: only these of floor,layers,structure,overhead,fresh,cpu,compiled; "
                                "relational: of layers,memory,compaction,cpu; "
-                               "aggregate: of floor,layers,spmm,operations,fresh,cpu,compiled")
+                               "aggregate: of floor,layers,spmm,operations,fresh,cpu,compiled; quantized: of kernels,models")
     measured.add_argument("--native", action=argparse.BooleanOptionalAction, default=True,
                           help="--no-native: leave the host itself out of the layer cells; merge with --from instead")
     measured.add_argument("--device", help="cuda or cpu; cuda when there is one")

@@ -17,7 +17,8 @@ from pathlib import Path
 FORMAT = "gnnaccel-bench"
 VERSION = 1
 KINDS = ("shape", "layer", "check", "floor", "structure", "fresh", "overhead", "kernel", "note",
-         "relation", "memory", "compaction", "segment-gemm", "dgl", "aggregate", "fresh-plain", "spmm", "operation", "quantized")
+         "relation", "memory", "compaction", "segment-gemm", "dgl", "aggregate", "fresh-plain", "spmm", "operation", "quantized",
+         "quantized-model")
 
 
 @dataclasses.dataclass

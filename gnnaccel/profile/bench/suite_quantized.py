@@ -1,4 +1,4 @@
-"""``--suite quantized``: sums and attention over rows in bf16 and int8 against the same kernels over fp32 rows."""
+"""``--suite quantized``: sums and attention over rows in bf16 and int8 against the same kernels over fp32 rows; whole models."""
 from __future__ import annotations
 
 import dataclasses
@@ -7,20 +7,25 @@ from collections.abc import Iterator
 import torch
 
 from gnnaccel.profile.bench import plan as plans
-from gnnaccel.profile.bench import quantized_cells, shapes, suite_attention, timing
+from gnnaccel.profile.bench import quantized_cells, quantized_models, shapes, suite_attention, timing
 from gnnaccel.profile.bench.guard import Budget, guarded
 from gnnaccel.profile.bench.result import Record
 from gnnaccel.profile.bench.steps import MODES
 
 DEFAULT = ("reddit", "proteins", "products")
+PARTS = ("kernels", "models")
+OF_MODELS = ("reddit", "products")  # shapes
 
 
 @dataclasses.dataclass(frozen=True)
 class QuantizedPlan:
-    """``layers`` are names of `quantized_cells.LAYERS`."""
+    """``layers`` are names of `quantized_cells.LAYERS`, ``models`` of `quantized_models.pyg.MODELS`, which are run on
+    ``of_models``."""
 
     shapes: tuple[shapes.Shape, ...]
+    of_models: tuple[shapes.Shape, ...]
     layers: tuple[str, ...]
+    models: tuple[str, ...]
     device: torch.device
     effort: timing.Effort
     seed: int
@@ -33,26 +38,36 @@ def from_options(options) -> QuantizedPlan:
     device = plans.device(options)
     if device.type != "cuda" and not driver.placed():
         raise ValueError(f"--suite quantized measures kernels, which need a GPU; the device is {device.type}")
-    known = {name: name for name in quantized_cells.LAYERS}
-    names = plans.flat(options.shapes) or (["tiny"] if options.quick else DEFAULT)
-    plans.parts(options, (), [])  # the suite has none: naming one is an error
-    return QuantizedPlan(tuple(shapes.resolve(name) for name in names),
-                         tuple(plans.named(name, known) for name in plans.flat(options.layers) or known), device,
+    names = plans.flat(options.shapes) or (["tiny"] if options.quick else [])
+    parts = plans.parts(options, PARTS, list(PARTS))
+    layers, models = _named(options, parts)
+    return QuantizedPlan(tuple(map(shapes.resolve, (names or DEFAULT) if layers else ())),
+                         tuple(map(shapes.resolve, (names or OF_MODELS) if models else ())), layers, models, device,
                          plans.effort(options), options.seed)
 
 
+def _named(options, parts: list[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Layers and models asked for by ``--layers``, else all, of the ``parts``."""
+    known = {"kernels": quantized_cells.LAYERS, "models": quantized_models.pyg.MODELS}
+    every = {name: part for part in parts for name in known[part]}
+    wanted = [plans.named(name, {one: one for one in every}) for name in plans.flat(options.layers)] or list(every)
+    return tuple(tuple(name for name in wanted if every[name] == part) for part in PARTS)
+
+
 def quantized(plan: QuantizedPlan, budget: Budget) -> Iterator[Record]:
-    """The records, by shape, layer and format."""
-    for shape in plan.shapes:
+    """The records: of kernels by shape, layer and format, then of models."""
+    for shape in dict.fromkeys((*plan.shapes, *plan.of_models)):
         graph, error = guarded(lambda: shapes.make(shape, plan.device, plan.seed), plan.device)  # noqa: B023 - called at once
         if error:
             yield Record("note", shape.name, "graph", error=error)
             continue
         yield suite_attention.shape_record(graph)
-        for layer in plan.layers:
+        for layer in plan.layers if shape in plan.shapes else ():
             if budget.spent:
                 return
             yield from layer_records(plan, graph, layer)
+        if shape in plan.of_models:
+            yield from quantized_models.records(graph, plan.models, plan.effort, budget)
         del graph
         timing.release(plan.device)
 

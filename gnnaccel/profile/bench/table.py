@@ -7,7 +7,7 @@ from gnnaccel.profile.bench.result import Record, Result
 
 def sections(result: Result) -> list[text.Section]:
     """What there is to show; sections without rows are left out."""
-    made = [_layers(result), _floors(result), _small(result), _kernels(result), _quantized(result),
+    made = [_layers(result), _floors(result), _small(result), _kernels(result), _quantized(result), _models(result),
             *relation_table.sections(result), dgl_table.section(result), *aggregate_table.sections(result), _targets(result),
             _left_out(result)]
     return [section for section in made if section.rows]
@@ -109,6 +109,21 @@ def _quantized(result: Result) -> text.Section:
     columns = ("shape", "layer", "mode", "fp32 ms", "bf16 ms", "int8 ms", "x bf16", "x int8", "difference bf16",
                "difference int8")
     return text.Section("Rows in bf16 and int8, quantizing included", columns, rows, text.notes_of(notes))
+
+
+def _models(result: Result) -> text.Section:
+    rows, notes = [], {}
+    impls = ("bf16", "int8", "int8 all")
+    for cell in metrics.cells(result):
+        if cell.kind == "quantized-model":
+            away = cell.value("int8", "rel_l2")
+            rows.append((cell.shape, cell.layer, *(text.time(cell, impl, notes) for impl in ("fp32", *impls)),
+                         *(text.ratio(cell.metric(f"{impl}_gain")) for impl in impls),
+                         text.MISSING if away is None else f"{away:.1e}"))
+    columns = ("shape", "model", "fp32 ms", "bf16 ms", "int8 ms", "all int8 ms", "x bf16", "x int8", "x all int8",
+               "difference int8")
+    return text.Section("Training steps of models in reduced precision (all: the layer before the softmax too)", columns, rows,
+                        text.notes_of(notes))
 
 
 def _targets(result: Result) -> text.Section:

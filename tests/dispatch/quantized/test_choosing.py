@@ -7,6 +7,7 @@ import torch
 from gnnaccel.dispatch.config import Config
 from gnnaccel.dispatch.quantized import cost, order, settings, use
 from gnnaccel.dispatch.quantized.cost import Sizes
+from gnnaccel.dispatch.quantized.measure import Stopwatch
 from gnnaccel.dispatch.quantized.rows import Storage
 from gnnaccel.dispatch.reasons import Reason, reason
 from tests.routes import clean, one_thread  # noqa: F401
@@ -55,6 +56,21 @@ def test_what_a_call_runs_in():
     assert decided(REDDIT, route="native") == "GA607"
     assert decided(REDDIT, dtype=torch.float64) == "GA603" and decided(REDDIT, dtype=torch.float16) == "int8"
     assert decided(REDDIT, unfit=reason("GA303")) == "GA303"
+
+
+@pytest.mark.parametrize("gain, code", [(1.3, "int8"), (0.8, "GA604")])
+def test_what_was_measured_to_lose_runs_in_fp32(gain, code):
+    layer = Layer()
+    entry = settings.keep(layer, settings.Setting("layer", "int8", None, None))
+    watch = Stopwatch(entry)
+
+    def ran(when):
+        found = settings.wanted(layer, entry, Config(when=when), False)
+        return found.code if isinstance(found, Reason) else found.format
+
+    for _ in range(2):
+        watch.judge(gain)
+        assert entry.measured == gain and ran("profitable") == code and ran("supported") == "int8"
 
 
 # ---- the order ----

@@ -1,0 +1,48 @@
+"""PyG's own linear maps (`torch_geometric.nn.Linear`), of which those inside quantized layers may run in int8."""
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from gnnaccel.adapters.patching import PatchSet
+from gnnaccel.dispatch import rules
+
+
+def install(patches: PatchSet) -> None:
+    """Put ours around the class's ``forward``; it asks nothing further where no map is quantized."""
+    from torch_geometric.nn import Linear
+
+    patches.set(Linear, "forward", _routed(Linear.forward))
+
+
+def maps(layer: Any) -> Iterator[tuple[str, Any]]:
+    """(name, module) of the linear maps inside a layer that may be quantized. Not those of GATConv: attention's scores are made
+    of their results, and stay fp32."""
+    from torch_geometric.nn import GATConv, Linear
+
+    if not isinstance(layer, GATConv):
+        yield from ((name, module) for name, module in layer.named_modules() if type(module) is Linear)
+
+
+def _routed(native: Callable) -> Callable:
+    from torch.compiler import is_compiling
+
+    from gnnaccel.adapters.guards import context_reason
+    from gnnaccel.dispatch.config import current
+    from gnnaccel.dispatch.quantized import projection, settings
+
+    @functools.wraps(native)
+    def forward(self: Any, x: Any) -> Any:
+        if is_compiling():
+            return native(self, x)
+        entry = settings.map_entry(self)
+        config = None if entry is None else current()
+        if config is None:
+            return native(self, x)
+        layer = entry.owner()
+        verdict = rules.verdict(self if layer is None else layer, config)
+        why = context_reason() if verdict.inside else verdict.reason
+        return projection.mapped(self, entry, config, x, lambda: native(self, x), why)
+
+    return forward

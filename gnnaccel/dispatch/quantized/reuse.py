@@ -1,0 +1,64 @@
+"""Stored rows that one primitive leaves for the next: Tango's reuse of quantized tensors and scales between primitives.
+
+A layer that sums over neighbours and maps the same features (SAGEConv, GraphConv) stores them once for both; a map whose result
+is gathered next (GCNConv) gives it as stored rows too; two maps whose results are added get the same gradient, and round it once.
+Whoever stores rows offers them with the tensor that they stand for; whoever needs them next takes them, and they are gone. Only
+this very tensor at the same version counts, on the same stream, and nothing is kept beyond its life or the two newest offers, nor
+while a CUDA graph is captured, which would replay the use without the storing.
+"""
+from __future__ import annotations
+
+import threading
+import weakref
+
+import torch
+from torch import Tensor
+
+from gnnaccel.cuda.quantize import Int8Rows
+from gnnaccel.dispatch.quantized import settings
+from gnnaccel.dispatch.quantized.settings import Entry
+
+_KEPT = 2
+_local = threading.local()
+
+
+def offer(x: Tensor, stored: Int8Rows | Entry) -> None:
+    """Leave the rows that ``x`` [rows, channels] became; or the entry of the map that made it, to learn who takes the result."""
+    if x.is_inference() or settings.captured(x.device):
+        return
+    offers = _local.__dict__.setdefault("offers", [])
+
+    def forget(ref: weakref.ref) -> None:
+        offers[:] = [found for found in offers if found[0] is not ref]
+
+    offers.append((weakref.ref(x, forget), _state(x), stored))
+    del offers[:-_KEPT]
+
+
+def take(x: Tensor) -> Int8Rows | Entry | None:
+    """What was offered with ``x``, if it holds."""
+    offers = _local.__dict__.get("offers")
+    if not offers or x.is_inference() or settings.captured(x.device):
+        return None
+    for i, (ref, state, stored) in enumerate(offers):
+        if ref() is x:
+            del offers[i]
+            return stored if state == _state(x) else None
+    return None
+
+
+def rows_of(x: Tensor) -> Int8Rows | None:
+    """The rows that ``x`` became, if they were offered."""
+    found = take(x)
+    return found if type(found) is Int8Rows else None
+
+
+def forget() -> None:
+    """Drop this thread's offers."""
+    _local.__dict__.clear()
+
+
+def _state(x: Tensor) -> tuple[int, int, int]:
+    """Changes where the numbers may have, and with the stream."""
+    stream = torch._C._cuda_getCurrentRawStream(x.device.index) if x.is_cuda else 0
+    return x._version, x.data_ptr(), stream

@@ -39,8 +39,8 @@ _limit: int | None = None
 
 
 def _owner(tensor: Tensor | EdgeArrays) -> torch.UntypedStorage | EdgeArrays:
-    """Whose life an entry shares: one object for as long as the memory lives. A view may use the memory of `EdgeArrays` in place, so
-    there it is they themselves."""
+    """Whose life an entry shares: one object for as long as the memory lives. A view may use the memory of `EdgeArrays` in place,
+    so there it is they themselves."""
     return tensor if type(tensor) is EdgeArrays else tensor.untyped_storage()
 
 

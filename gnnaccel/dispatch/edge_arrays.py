@@ -85,6 +85,7 @@ def by_id(src: Tensor, dst: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
     return tuple(torch.empty_like(end).index_copy_(0, ids, end) for end in (src, dst))
 
 
+@torch.inference_mode(False)
 def destinations(csc: CSC) -> Tensor:
     """[E] of the CSC's dtype: the destination of each place."""
     nodes = torch.arange(csc.indptr.shape[0] - 1, dtype=csc.src.dtype, device=csc.src.device)

@@ -47,8 +47,9 @@ class GraphView:
     """Edges ``edge_index`` [2, E] from ``num_src`` to ``num_dst`` nodes, by destination (CSC) and by source.
 
     ``loops`` > 0: existing self loops are dropped and the nodes below it get one each. Edge ids: the caller's edges in
-    order, then the added loops. A CSC that came with the edges (`EdgeArrays`) is used as it is. The view does not keep ``edge_index`` alive, unless ``own``: whoever asks for an index array
-    holds it. Building takes a lock; reading takes none. ``num_edges``: where ``edge_index`` is not all of them (`JoinedView`).
+    order, then the added loops. A CSC that came with the edges (`EdgeArrays`) is used as it is. The view does not keep
+    ``edge_index`` alive, unless ``own``: whoever asks for an index array holds it. Building takes a lock; reading takes none.
+    ``num_edges``: where ``edge_index`` is not all of them (`JoinedView`).
     """
 
     def __init__(self, edge_index: Tensor | EdgeArrays, num_src: int, num_dst: int, loops: int = 0, own: bool = False,

@@ -117,6 +117,12 @@ def test_options_of_the_loader(options, limit, place):
         loader(g, g.nodes(), device=place, **options)
 
 
+def test_embeddings_on_the_device(place):
+    embedding = dgl.nn.NodeEmbedding(10, 4, "on the device", init_func=lambda t: t.zero_(), device=place)
+    with pytest.raises(HostLimitError, match="NCCL.*sparse embeddings on the CPU"):
+        embedding.all_set_embedding(torch.ones(10, 4))
+
+
 def test_errors_are_gnnaccels_own():
     assert issubclass(HostLimitError, GnnaccelError) and issubclass(HostLimitError, NotImplementedError)
 

@@ -97,7 +97,7 @@ def test_a_csc_alone_is_read_where_it_lies():
 @pytest.mark.parametrize("ids", ["int", "long"])
 @pytest.mark.parametrize("make", [graphs.square, graphs.bipartite, shuffled], ids=lambda f: f.__name__)
 def test_a_csc_that_dgl_has_is_not_built_again(ids, make, route, monkeypatch):
-    """int32 ids are what kernels read, int64 ones what torch operations read: those share DGL's memory, the others are converted."""
+    """int32 ids are what kernels read, int64 ones what torch operations read: they share DGL's memory, others are converted."""
     g = getattr(make(), ids)()
     g.create_formats_()
     indptr, src, eids = g.adj_tensors("csc")
@@ -112,6 +112,21 @@ def test_a_csc_that_dgl_has_is_not_built_again(ids, make, route, monkeypatch):
         rows = view.csc()
         assert shares((rows.indptr, rows.other, rows.place), (indptr, src, eids)) == (ids == "int")
         assert rows.place.tolist() == eids.tolist() and not rows.split.invalid and rows.split.edges == len(src)
+
+
+def test_deterministic_algorithms_order_rows_by_edge_id():
+    edges = adapter.homogeneous(shuffled())
+
+    def rises():
+        plain = cache.lookup(edges.edge_index, N, N)[0].edges()
+        return bool((plain.eid.diff() > 0)[plain.dst.diff() == 0].all())
+
+    assert not rises()
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert rises()
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def test_a_csc_goes_with_the_last_graph():
@@ -143,6 +158,14 @@ def test_layers_over_a_csc(make, route):
         conv = GATConv(F, 8, 2, allow_zero_in_degree=True).to(route.device)
         got = conv(g, x)
     assert close(got, conv(g, x))
+
+
+def test_a_csc_read_in_inference_mode():
+    g = dgl.graph(("csc", ([0, 1, 3, 4], [1, 0, 2, 1], [])))
+    with torch.inference_mode():
+        ends = adapter.homogeneous(g).edge_index.unbind()
+        plain = cache.lookup(adapter.homogeneous(g).edge_index, 3, 3)[0].edges()
+    assert not any(t.is_inference() for t in (*ends, plain.src, plain.dst, plain.eid))
 
 
 def test_ids_out_of_range_in_a_csc():

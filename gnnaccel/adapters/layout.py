@@ -41,7 +41,8 @@ class Layout:
 
     def check(self, *edge_indices: Tensor) -> None:
         """GraphError for ids outside of their type, which would be nodes of the next. Waits once for the device."""
-        ends = torch.stack([end.long() for ids in edge_indices for end in torch.aminmax(ids, dim=1)]).tolist()
+        ranges = [zip(*map(torch.aminmax, ids.unbind(0))) for ids in edge_indices]
+        ends = torch.stack([torch.stack(end).long() for lows_and_highs in ranges for end in lows_and_highs]).tolist()
         for part, low, high in zip(self.parts, ends[::2], ends[1::2]):
             limits = ("source", part.name[0], part.num_src), ("destination", part.name[-1], part.num_dst)
             for at, (what, node, count) in enumerate(limits):

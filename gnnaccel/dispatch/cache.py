@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel import env
+from gnnaccel.dispatch.edge_arrays import EdgeArrays
 from gnnaccel.dispatch.graph import GraphView
 
 _DEFAULT_BYTES = 4 << 30
@@ -37,14 +38,20 @@ _counts = {"hits": 0, "misses": 0, "evictions": 0, "uncached": 0}
 _limit: int | None = None
 
 
-def _owner(tensor: Tensor) -> torch.UntypedStorage:
-    """Whose life an entry shares: one object for as long as the memory lives."""
-    return tensor.untyped_storage()
+def _owner(tensor: Tensor | EdgeArrays) -> torch.UntypedStorage | EdgeArrays:
+    """Whose life an entry shares: one object for as long as the memory lives. A view may use the memory of `EdgeArrays` in place,
+    so there it is they themselves."""
+    return tensor if type(tensor) is EdgeArrays else tensor.untyped_storage()
 
 
-def _key(tensors: tuple[Tensor, ...], sizes: tuple) -> tuple:
-    return (*[(id(_owner(t)), t.data_ptr(), t.shape, t.stride(), t.dtype) for t in tensors], sizes,
-            torch.are_deterministic_algorithms_enabled())
+def _identity(tensor: Tensor | EdgeArrays) -> tuple:
+    if type(tensor) is EdgeArrays:
+        return (id(tensor),)
+    return id(_owner(tensor)), tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
+
+
+def _key(tensors: tuple[Tensor | EdgeArrays, ...], sizes: tuple) -> tuple:
+    return (*[_identity(t) for t in tensors], sizes, torch.are_deterministic_algorithms_enabled())
 
 
 def _find(tensors: tuple[Tensor, ...], key: tuple) -> _Entry | None:

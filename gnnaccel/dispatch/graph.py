@@ -12,6 +12,7 @@ from gnnaccel.cuda import driver
 from gnnaccel.cuda import structure as counting
 from gnnaccel.cuda.structure import Rows
 from gnnaccel.dispatch import structure as sorting
+from gnnaccel.dispatch.edge_arrays import CSC, EdgeArrays, csc_of
 from gnnaccel.dispatch.placed import PlacedWeights
 from gnnaccel.dispatch.torch_backend import Edges
 from gnnaccel.errors import GraphError
@@ -46,11 +47,12 @@ class GraphView:
     """Edges ``edge_index`` [2, E] from ``num_src`` to ``num_dst`` nodes, by destination (CSC) and by source.
 
     ``loops`` > 0: existing self loops are dropped and the nodes below it get one each. Edge ids: the caller's edges in
-    order, then the added loops. The view does not keep ``edge_index`` alive, unless ``own``: whoever asks for an index array
-    holds it. Building takes a lock; reading takes none. ``num_edges``: where ``edge_index`` is not all of them (`JoinedView`).
+    order, then the added loops. A CSC that came with the edges (`EdgeArrays`) is used as it is. The view does not keep
+    ``edge_index`` alive, unless ``own``: whoever asks for an index array holds it. Building takes a lock; reading takes none.
+    ``num_edges``: where ``edge_index`` is not all of them (`JoinedView`).
     """
 
-    def __init__(self, edge_index: Tensor, num_src: int, num_dst: int, loops: int = 0, own: bool = False,
+    def __init__(self, edge_index: Tensor | EdgeArrays, num_src: int, num_dst: int, loops: int = 0, own: bool = False,
                  num_edges: int | None = None):
         self.num_src, self.num_dst, self.loops = num_src, num_dst, loops
         num_edges = edge_index.shape[1] if num_edges is None else num_edges
@@ -75,7 +77,7 @@ class GraphView:
         self._built: torch.cuda.Event | None = None
         self._checked = False
 
-    def bind(self, edge_index: Tensor) -> None:
+    def bind(self, edge_index: Tensor | EdgeArrays) -> None:
         """The tensor to build from, equal in value to that of the constructor."""
         self._source = weakref.ref(edge_index)
 
@@ -85,6 +87,10 @@ class GraphView:
             raise RuntimeError("the edge_index of this GraphView is gone; call bind() with a live one first")
         src, dst = edge_index.detach().unbind(0)
         return src.contiguous(), dst.contiguous()
+
+    def _given_csc(self) -> CSC | None:
+        """The CSC that came with the edges, if it will do: its order within rows is the host's, which need not repeat."""
+        return None if self.loops or self.deterministic else csc_of(self._source())
 
     def csc(self, places: bool = True) -> Rows:
         """Grouped by destination; ``place`` is the edge id. ``places`` False may leave `Rows.place` empty.
@@ -193,15 +199,23 @@ class GraphView:
         with self._lock:
             if _serves(self._csc, places):  # built by another thread meanwhile, maybe with its rows in another order
                 return self._csc
-            src, dst = self._ends()
-            if self._by_sort or self._edges is not None:  # whose order it must have
-                rows = sorting.csc(src, dst, self.num_src, self.num_dst, self.loops, self.wide, places)
+            given = self._given_csc()
+            if given is not None:
+                rows = sorting.csc_as_given(given, self.num_src, self.wide, places)
                 self._wait_once()
             else:
-                rows = counting.csc(src, dst, self.num_src, self.num_dst, self.loops, self.wide)
+                rows = self._grouped(places)
             self._mark_built()
             self._csc = rows
             return rows
+
+    def _grouped(self, places: bool) -> Rows:
+        src, dst = self._ends()
+        if self._by_sort or self._edges is not None:  # whose order it must have
+            rows = sorting.csc(src, dst, self.num_src, self.num_dst, self.loops, self.wide, places)
+            self._wait_once()
+            return rows
+        return counting.csc(src, dst, self.num_src, self.num_dst, self.loops, self.wide)
 
     @_ordinary_tensors
     def _build_csr(self, places: bool) -> Rows:
@@ -232,6 +246,9 @@ class GraphView:
 
     @_ordinary_tensors
     def _build_edges(self, ids: bool) -> Edges:
+        given = self._given_csc()
+        if given is not None:
+            return Edges(*sorting.edges_as_given(given, self.num_src, ids), self.num_dst)
         if self._csc is None:
             src, dst = self._ends()
             sorting.check_ids(src, dst, self.num_src, self.num_dst)

@@ -30,6 +30,9 @@ class JoinedView(GraphView):
         """The tensors to build from, equal in value to those of the constructor."""
         self._sources = tuple(weakref.ref(t) for t in structure)
 
+    def _given_csc(self) -> None:
+        """None: what the first part comes with is not the whole."""
+
     def _ends(self) -> tuple[Tensor, Tensor]:
         structure = tuple(found() for found in self._sources)
         if any(t is None for t in structure):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gnnaccel.cuda import structure as cuda_structure
 from gnnaccel.cuda.structure import Rows
+from gnnaccel.dispatch.edge_arrays import CSC, destinations
 from gnnaccel.errors import GraphError
 
 
@@ -54,6 +55,33 @@ def csc(src: Tensor, dst: Tensor, num_src: int, num_dst: int, loops: int, wide: 
     indptr = offsets(dst, num_dst, dtype)
     place = order.to(dtype) if places else order.new_empty(0, dtype=dtype)
     return Rows(indptr, src.to(torch.int32), place, cuda_structure.split_rows(indptr, src.shape[0], flags))
+
+
+def csc_as_given(given: CSC, num_src: int, wide: bool, places: bool) -> Rows:
+    """`csc` where the host has sorted already. Arrays of the kernels' dtypes are taken as they are, others are converted.
+
+    Ids out of range are reported, but cannot be left out: the host's own kernels would read them too.
+    """
+    dtype = torch.int64 if wide else torch.int32
+    edges, ids = given.src.shape[0], given.ids
+    if not places:
+        place = ids if ids.dtype == dtype else ids.new_empty(0, dtype=dtype)
+    else:
+        place = ids.to(dtype) if ids.shape[0] else torch.arange(edges, dtype=dtype, device=ids.device)
+    invalid = ((given.src < 0) | (given.src >= num_src)).any()
+    flags = torch.stack([invalid.new_zeros(()), invalid]).to(torch.int32)
+    indptr = given.indptr.to(dtype)
+    return Rows(indptr, given.src.to(torch.int32), place, cuda_structure.split_rows(indptr, edges, flags))
+
+
+def edges_as_given(given: CSC, num_src: int, ids: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    """(src, dst, edge ids) [E] int64 in the order of the CSC: int64 arrays are taken as they are. ``ids`` False: ids that would
+    have to be made are None. GraphError for ids out of range."""
+    check_ids(given.src, given.src[:0], num_src, 0)
+    eid = given.ids.long() if given.ids.shape[0] else None
+    if ids and eid is None:
+        eid = torch.arange(given.src.shape[0], device=given.src.device)
+    return given.src.long(), destinations(given).long(), eid
 
 
 def transpose(by_dst: Rows, num_src: int, places: bool) -> Rows:

@@ -118,6 +118,8 @@ class _Mode(TorchFunctionMode):
             return _moved(args[0].detach(), False).tolist()
         if func is Tensor.record_stream:
             return None
+        if func is torch.nn.functional.one_hot and isinstance(args[0], OnDevice):  # asks for its classes by the tensor's own key
+            return OnDevice(func(_inner(args[0]), *args[1:], **kwargs))
         if func is Tensor.new and isinstance(args[0], OnDevice):  # makes its tensors without the dispatcher
             return OnDevice(_inner(args[0]).new(*args[1:], **kwargs))
         if _is_ours(kwargs.get("device")):

@@ -245,7 +245,7 @@ def _attributes():
     from gnnaccel.finder import GraphboltFinder
     owners = [HeteroGraphIndex, dgl.DGLGraph, Function, ndarray.NDArrayBase, ndarray, dgl.ndarray, dgl.backend, GraphboltFinder,
               sys.modules["dgl.backend.pytorch.tensor"], dgl.heterograph_index.FlattenedHeteroGraph,
-              dgl.heterograph_index.HeteroPickleStates, dgl.cuda.GPUCache]
+              dgl.heterograph_index.HeteroPickleStates, dgl.cuda.GPUCache, sys.modules["dgl.nn.pytorch.network_emb"]]
     return [dict(vars(owner)) for owner in owners]
 
 

@@ -44,6 +44,8 @@ LAYERS = {
     "NNConv": lambda: (dnn.NNConv(F, 4, nn.Linear(3, F * 4), "sum"), (("edge features", 3),)),
     "GMMConv": lambda: (dnn.GMMConv(F, 4, 3, 2, "mean"), (("edge features", 3),)),
     "PNAConv": lambda: (dnn.PNAConv(F, 4, ["mean", "max", "sum", "std"], ["identity", "amplification"], 2.5), ()),
+    "GINEConv": lambda: (dnn.GINEConv(nn.Linear(F, 4)), (("edge features", F),)),
+    "TWIRLSConv": lambda: (dnn.TWIRLSConv(F, 4, 8, prop_step=2), ()),
     "EdgeConv": lambda: (dnn.EdgeConv(F, 4), ()),
     "DenseGraphConv": lambda: (_Dense(), ()),
 }
@@ -102,6 +104,14 @@ def held_against_the_host(name, place):
     layer.zero_grad()
     there = copy.deepcopy(layer).to(place)
     same(trained(there, g.to(place), x.to(place), [t.to(place) for t in rest]), want, place, name)
+
+
+@pytest.mark.parametrize("norm", ["sym", "row"])
+@pytest.mark.parametrize("several", [False, True], ids=["classes", "labels"])
+def test_label_propagation(norm, several, place):
+    labels, mask = torch.rand(N, 4) > 0.7 if several else torch.arange(N) % 4, torch.arange(N) % 3 > 0
+    layer = dnn.LabelPropagation(3, 0.5, norm_type=norm, reset=several)
+    bridged.against_host(bridged.homogeneous, lambda g: layer(g, labels.to(g.device), mask.to(g.device)), place)
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -45,6 +45,38 @@ def test_loader_over_a_graph_on_the_device(place):
         first(place)
 
 
+@pytest.mark.parametrize("make,nodes", [(bridged.homogeneous, [1, 2, 5]), (bridged.hetero, {"b": [0, 2], "a": [1]})],
+                         ids=["homogeneous", "hetero"])
+def test_all_neighbours_are_no_sample(make, nodes, place):
+    def asked(g):
+        seeds = {kind: ids(g, of_kind) for kind, of_kind in nodes.items()} if type(nodes) is dict else ids(g, nodes)
+        found = dgl.sampling.sample_neighbors(g, seeds, -1)
+        return [found.edges[etype].data[dgl.EID].sort()[0] for etype in g.canonical_etypes]
+
+    bridged.against_host(make, asked, place)
+    g = make().to(place)
+    some = {etype: -1 if number else 2 for number, etype in enumerate(g.canonical_etypes)}
+    with pytest.raises(HostLimitError, match="cannot sample"):
+        dgl.sampling.sample_neighbors(g, {g.ntypes[0]: ids(g, [1])}, some)
+
+
+def test_loader_of_all_neighbours(place):
+    g = bridged.homogeneous().to(place)
+    sampler = dgl.dataloading.MultiLayerFullNeighborSampler(2)
+    _, seeds, blocks = next(iter(dgl.dataloading.DataLoader(g, g.nodes(), sampler, batch_size=4, device=place)))
+    assert seeds.tolist() == [0, 1, 2, 3] and blocks[1].device == place
+    assert blocks[1].num_edges() == int(g.in_degrees(seeds).sum())
+
+
+def test_a_layer_that_learns_from_walks(place):
+    g = dgl.heterograph({("a", "r", "b"): ([0, 0, 2, 1], [1, 2, 1, 0]), ("b", "s", "a"): ([1, 2, 1, 0], [0, 0, 2, 1])}).to(place)
+    layer = dgl.nn.MetaPath2Vec(g, ["r", "s"], window_size=1, emb_dim=4).to(place)
+    found = layer.sample(ids(g, [0, 1]))
+    layer(*[t.to(place) for t in found]).backward()
+    with pytest.raises(HostLimitError, match="cannot sample"):
+        dgl.sampling.random_walk(g, ids(g, [0]), metapath=["r", "s"])
+
+
 @pytest.mark.parametrize("name,do", [
     ("graph", lambda g: g.pin_memory_()),
     ("loader", lambda g: loader(g, g.nodes(), device="cuda", use_uva=True)),
@@ -75,6 +107,20 @@ def test_partitions_of_ids(place):
     partition = dgl.partition.NDArrayPartition(10, 2, mode="remainder")
     with pytest.raises(HostLimitError, match="NCCL"):
         partition.generate_permutation(torch.arange(10, device=place))
+
+
+@pytest.mark.parametrize("options,limit", [({"use_uva": True}, "UVA"), ({"gpu_cache": {"node": {"x": 4}}}, "GPUCache")],
+                         ids=["use_uva", "gpu_cache"])
+def test_options_of_the_loader(options, limit, place):
+    g = bridged.homogeneous()
+    with pytest.raises(HostLimitError, match=limit):
+        loader(g, g.nodes(), device=place, **options)
+
+
+def test_embeddings_on_the_device(place):
+    embedding = dgl.nn.NodeEmbedding(10, 4, "on the device", init_func=lambda t: t.zero_(), device=place)
+    with pytest.raises(HostLimitError, match="NCCL.*sparse embeddings on the CPU"):
+        embedding.all_set_embedding(torch.ones(10, 4))
 
 
 def test_errors_are_gnnaccels_own():

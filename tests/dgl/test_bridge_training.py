@@ -57,6 +57,24 @@ def test_sampling_script(workers, place, monkeypatch):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("options", [
+    {}, {"pin_prefetcher": True}, {"pin_prefetcher": False}, {"use_prefetch_thread": True}, {"use_prefetch_thread": False},
+    {"use_alternate_streams": True}, {"use_alternate_streams": False}, {"num_workers": 2},
+    {"num_workers": 1, "pin_prefetcher": True, "use_prefetch_thread": True, "use_alternate_streams": True}], ids=str)
+def test_ways_to_load(options, gpu_place):
+    """Features, labels and sums over blocks arrive as they are on the host, however they travel."""
+    g = bridged.homogeneous()
+    sampler = dgl.dataloading.NeighborSampler([-1, -1], prefetch_node_feats=["x"], prefetch_edge_feats=["w"])
+    summed = dgl.ops.u_mul_e_sum(g, g.ndata["x"], g.edata["w"])
+    loaded = dgl.dataloading.DataLoader(g, g.nodes(), sampler, batch_size=7, device="cuda", **options)
+    for nodes, seeds, (block, last) in loaded:
+        assert {t.device for t in (nodes, seeds, block.srcdata["x"], block.edata["w"])} == {gpu_place} == {block.device}
+        got = dgl.ops.u_mul_e_sum(block, block.srcdata["x"], block.edata["w"])
+        assert torch.allclose(got.cpu(), summed[block.dstdata[dgl.NID].cpu()], atol=1e-4)
+        assert torch.equal(block.srcdata["x"].cpu(), g.ndata["x"][nodes.cpu()]) and last.num_dst_nodes() == len(seeds)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", SMALL)
 def test_scripts_switch_it_on_themselves(name, gpu_place, monkeypatch):
     gnnaccel.disable()

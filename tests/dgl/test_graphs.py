@@ -10,12 +10,15 @@ import weakref
 import dgl
 import pytest
 import torch
-from dgl.nn import GATConv
+from dgl.nn import EGATConv, GATConv
 
 import gnnaccel
 from gnnaccel.adapters.dgl import graphs as adapter
-from gnnaccel.dispatch import cache
+from gnnaccel.dispatch import cache, structure
+from gnnaccel.dispatch.edge_arrays import CSC, EdgeArrays
+from gnnaccel.dispatch.graph import GraphView
 from gnnaccel.dispatch.reasons import Reason
+from gnnaccel.errors import GraphError
 from tests.dgl import graphs
 from tests.dgl.graphs import F, N
 from tests.dgl.judge import close
@@ -27,6 +30,10 @@ def expected(g, etype=None):
     """What the documented interface says, from a graph that may use all formats."""
     g = g.formats(["coo", "csr", "csc"])
     return torch.stack(g.edges(order="eid", etype=etype))
+
+
+def coo(edges):
+    return torch.stack(edges.edge_index.unbind(0))
 
 
 def shuffled():
@@ -44,7 +51,7 @@ def test_every_format_gives_the_edges_by_id(formats, make, ids):
     truth = expected(g)
     g = g.formats(list(formats))
     found = adapter.homogeneous(g)
-    assert torch.equal(found.edge_index, truth) and found.edge_index.dtype == truth.dtype
+    assert torch.equal(coo(found), truth) and found.edge_index.dtype == truth.dtype
     assert (found.num_src, found.num_dst) == (g.num_src_nodes(), g.num_dst_nodes())
 
 
@@ -52,7 +59,7 @@ def test_every_format_gives_the_edges_by_id(formats, make, ids):
 def test_no_edge_ids_mean_the_identity(layout):
     g = dgl.graph((layout, ([0, 1, 3, 4], [1, 0, 2, 1], [])))
     for form in (g, g.formats([layout])):
-        assert torch.equal(adapter.homogeneous(form).edge_index, expected(g))
+        assert torch.equal(coo(adapter.homogeneous(form)), expected(g))
 
 
 def test_reading_leaves_the_formats_as_they_were():
@@ -60,6 +67,119 @@ def test_reading_leaves_the_formats_as_they_were():
     before = g.formats()
     adapter.homogeneous(g)
     assert g.formats() == before and before["created"] == ["csc"]
+
+
+def shares(ours, theirs) -> bool:
+    return all(a.data_ptr() == b.data_ptr() and a.dtype == b.dtype for a, b in zip(ours, theirs))
+
+
+@pytest.mark.parametrize("ids", [torch.int32, torch.int64], ids=str)
+def test_the_arrays_are_dgls_own(ids):
+    src, dst = torch.tensor([0, 2, 1, 1], dtype=ids), torch.tensor([1, 0, 1, 2], dtype=ids)
+    g = dgl.graph((src, dst))
+    found = adapter.homogeneous(g).edge_index
+    assert shares(found.unbind(), (src, dst)) and found.csc is None and g.formats()["created"] == ["coo"]
+    g.create_formats_()
+    assert adapter.homogeneous(g).edge_index is found  # read once
+    both = g.formats(["coo", "csc"])
+    assert shares(adapter.homogeneous(both).edge_index.csc, both.adj_tensors("csc"))
+
+
+def test_a_csc_alone_is_read_where_it_lies():
+    given = torch.tensor([0, 1, 3, 4]), torch.tensor([1, 0, 2, 1]), torch.tensor([], dtype=torch.int64)
+    g = dgl.graph(("csc", given))
+    found = adapter.homogeneous(g)
+    assert shares(found.edge_index.csc, given[:2]) and found.edge_index[0].data_ptr() == given[1].data_ptr()
+    assert found.degrees(1, torch.int64).tolist() == [1, 2, 1] and not found.has_bare()
+    assert g.formats()["created"] == ["csc"]
+
+
+@pytest.mark.parametrize("ids", ["int", "long"])
+@pytest.mark.parametrize("make", [graphs.square, graphs.bipartite, shuffled], ids=lambda f: f.__name__)
+def test_a_csc_that_dgl_has_is_not_built_again(ids, make, route, monkeypatch):
+    """int32 ids are what kernels read, int64 ones what torch operations read: they share DGL's memory, others are converted."""
+    g = getattr(make(), ids)()
+    g.create_formats_()
+    indptr, src, eids = g.adj_tensors("csc")
+    edges = adapter.homogeneous(g)
+    for name in ("csc", "sorted_edges"):
+        monkeypatch.setattr(structure, name, None)
+    view, _ = cache.lookup(edges.edge_index, edges.num_src, edges.num_dst)
+    plain = view.edges()
+    assert shares((plain.src, plain.eid), (src, eids)) == (ids == "long")
+    assert torch.equal(torch.stack((plain.src, plain.dst)), coo(edges).long()[:, plain.eid])
+    if route.name == "emulated":
+        rows = view.csc()
+        assert shares((rows.indptr, rows.other, rows.place), (indptr, src, eids)) == (ids == "int")
+        assert rows.place.tolist() == eids.tolist() and not rows.split.invalid and rows.split.edges == len(src)
+
+
+def test_deterministic_algorithms_order_rows_by_edge_id():
+    edges = adapter.homogeneous(shuffled())
+
+    def rises():
+        plain = cache.lookup(edges.edge_index, N, N)[0].edges()
+        return bool((plain.eid.diff() > 0)[plain.dst.diff() == 0].all())
+
+    assert not rises()
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert rises()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_a_csc_goes_with_the_last_graph():
+    """Although what is made of it lies in the same memory."""
+    g = dgl.graph(("csc", graphs.square().adj_tensors("csc")))
+    edges = adapter.homogeneous(g)
+    cache.lookup(edges.edge_index, edges.num_src, edges.num_dst)[0].edges()
+    gone = weakref.ref(edges.edge_index)
+    del g, edges
+    assert gone() is None and cache.info()["entries"] == 0
+
+
+@pytest.mark.parametrize("make", [graphs.square, shuffled], ids=lambda f: f.__name__)
+def test_layers_over_a_csc(make, route):
+    """With places in another order than edge ids: gradients, weights of edges, and what is by edge id."""
+    g = make()
+    g.create_formats_()
+    g = g.to(route.device)
+    layer, x = EGATConv(F, 4, 8, 3, 2).to(route.device), graphs.features().to(route.device)
+    edges = torch.randn(g.num_edges(), 4, device=route.device)
+
+    def outcome():
+        leaves = [x.clone().requires_grad_(), edges.clone().requires_grad_()]
+        return *(out := layer(g, *leaves)), *torch.autograd.grad(sum(o.pow(2).sum() for o in out), leaves)
+
+    native = outcome()
+    with route.on():
+        assert all(close(a, b) for a, b in zip(outcome(), native))
+        conv = GATConv(F, 8, 2, allow_zero_in_degree=True).to(route.device)
+        got = conv(g, x)
+    assert close(got, conv(g, x))
+
+
+def test_a_csc_read_in_inference_mode():
+    g = dgl.graph(("csc", ([0, 1, 3, 4], [1, 0, 2, 1], [])))
+    with torch.inference_mode():
+        ends = adapter.homogeneous(g).edge_index.unbind()
+        plain = cache.lookup(adapter.homogeneous(g).edge_index, 3, 3)[0].edges()
+    assert not any(t.is_inference() for t in (*ends, plain.src, plain.dst, plain.eid))
+
+
+def test_ids_out_of_range_in_a_csc():
+    edges = EdgeArrays(None, CSC(torch.tensor([0, 2]), torch.tensor([0, -1]), torch.tensor([], dtype=torch.int64)))
+    view = GraphView(edges, 3, 1)
+    with pytest.raises(GraphError, match="source ids from -1 to 0"):
+        view.edges()
+
+
+def test_formats_are_asked_of_the_relation():
+    g = dgl.heterograph({("a", "r", "b"): ([0, 1], [1, 0]), ("b", "s", "a"): ([0, 1], [1, 1])})
+    g.in_edges([0], etype="s")  # makes the CSC of this one
+    assert adapter.relation(g, "r").edge_index.csc is None and adapter.relation(g, "s").edge_index.csc is not None
+    assert g["r"].formats()["created"] == ["coo"]
 
 
 def test_one_tensor_for_a_graph_and_its_scopes():
@@ -75,7 +195,7 @@ def test_copies_and_pickles_read_their_own():
     first = adapter.homogeneous(g)
     for other in (g.clone(), copy.deepcopy(g), pickle.loads(pickle.dumps(g)), g.formats("csc")):
         found = adapter.homogeneous(other)
-        assert found is not first and torch.equal(found.edge_index, first.edge_index)
+        assert found is not first and torch.equal(coo(found), coo(first))
 
 
 @pytest.mark.parametrize("change,args", [("add_edges", ([1, 2], [3, 4])), ("remove_edges", ([0, 5],)), ("add_nodes", (2,)),
@@ -85,7 +205,7 @@ def test_a_changed_graph_is_read_anew(change, args):
     adapter.homogeneous(g)
     getattr(g, change)(*args)
     found = adapter.homogeneous(g)
-    assert torch.equal(found.edge_index, expected(g)) and found.num_src == g.num_nodes()
+    assert torch.equal(coo(found), expected(g)) and found.num_src == g.num_nodes()
 
 
 def test_edges_go_with_the_last_graph(route):
@@ -150,10 +270,10 @@ def test_relations_of_a_heterograph():
     g = several()
     for stype, etype, dtype in g.canonical_etypes:
         found = adapter.relation(g, etype)
-        assert torch.equal(found.edge_index, expected(g, etype))
+        assert torch.equal(coo(found), expected(g, etype))
         assert (found.num_src, found.num_dst) == (g.num_nodes(stype), g.num_nodes(dtype))
         alone = adapter.homogeneous(g[etype])
-        assert torch.equal(alone.edge_index, found.edge_index)
+        assert torch.equal(coo(alone), coo(found))
         assert (alone.num_src, alone.num_dst) == (found.num_src, found.num_dst)
 
 

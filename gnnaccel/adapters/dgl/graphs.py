@@ -1,9 +1,12 @@
 """DGL's graphs as the edges that dispatch works on.
 
-Edges are given as one ``edge_index`` [2, E] for each relation of a graph, column i being the edge with id i: the order of
-``g.edges()``, and that of DGL's edge features. It is made once and kept in ``g._graph._cache``, where DGL itself keeps what it
-derives from a structure. So it goes with the last graph object over that structure; local scopes share it (clones have their own);
-and a change of the graph, which gives it another ``_graph``, is seen. It is a copy: 2 E ids next to DGL's own arrays.
+Edges are given as one ``edge_index`` for each relation of a graph, column i being the edge with id i: the order of ``g.edges()``,
+and that of DGL's edge features. It is kept in ``g._graph._cache``, where DGL itself keeps what it derives from a structure. So it
+goes with the last graph object over that structure; local scopes share it (clones have their own); and a change of the graph,
+which gives it another ``_graph``, is seen.
+
+The arrays are DGL's own, read where they lie (`EdgeArrays`): its COO, its CSC too if it has made one, or the CSC alone. DGL is
+never made to create a format. Of a bridged graph they are one tensor [2, E], copied to the device once.
 """
 from __future__ import annotations
 
@@ -13,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnaccel.adapters.dgl.bridge.tags import device_of, on_host, to_device
+from gnnaccel.adapters.dgl.bridge.tags import device_of, on_host
+from gnnaccel.dispatch.edge_arrays import CSC, EdgeArrays, by_id, csc_of
 from gnnaccel.dispatch.reasons import Reason, reason
 
 _KEY = "gnnaccel"
@@ -21,11 +25,11 @@ _GRAPHS = ("dgl.heterograph.DGLGraph", "dgl.heterograph.DGLBlock")  # not subcla
 
 
 class Edges:
-    """One relation of a graph. ``edge_index`` [2, E] by edge id, in the graph's own id dtype, on its device."""
+    """One relation of a graph. ``edge_index``: as in `GraphView`, by edge id, in the graph's own id dtype, on its device."""
 
     __slots__ = ("edge_index", "num_src", "num_dst", "_bare", "_elsewhere", "_degrees")
 
-    def __init__(self, edge_index: Tensor, num_src: int, num_dst: int):
+    def __init__(self, edge_index: Tensor | EdgeArrays, num_src: int, num_dst: int):
         self.edge_index, self.num_src, self.num_dst = edge_index, num_src, num_dst
         self._bare: bool | None = None
         self._degrees: dict[tuple, Tensor] = {}
@@ -44,21 +48,28 @@ class Edges:
     def has_bare(self) -> bool:
         """Whether some destination has no edge. Waits for the device, the first time."""
         if self._bare is None:
-            covered = torch.zeros(self.num_dst, dtype=torch.bool, device=self.edge_index.device)
-            covered[self.edge_index[1].long()] = True
-            self._bare = not bool(covered.all())
+            csc = csc_of(self.edge_index)
+            if csc is not None:
+                self._bare = not bool((csc.indptr.diff() > 0).all())
+            else:
+                covered = torch.zeros(self.num_dst, dtype=torch.bool, device=self.edge_index.device)
+                covered[self.edge_index[1].long()] = True
+                self._bare = not bool(covered.all())
         return self._bare
-
 
     @torch.inference_mode(False)
     def degrees(self, end: int, dtype: torch.dtype) -> Tensor:
         """[nodes] of ``dtype``: how many edges leave each source (``end`` 0) or enter each destination (1)."""
         found = self._degrees.get((end, dtype))
         if found is None:
-            ids = self.edge_index[end].long()
-            counts = ids.new_zeros(self.num_dst if end else self.num_src).scatter_add_(0, ids, torch.ones_like(ids))
+            csc = csc_of(self.edge_index) if end else None
+            counts = self._counted(end) if csc is None else csc.indptr.diff()
             found = self._degrees[end, dtype] = counts.to(dtype)
         return found
+
+    def _counted(self, end: int) -> Tensor:
+        ids = self.edge_index[end].long()
+        return ids.new_zeros(self.num_dst if end else self.num_src).scatter_add_(0, ids, torch.ones_like(ids))
 
     @torch.inference_mode(False)
     def scale(self, end: int, power: float, plus: int, dtype: torch.dtype) -> Tensor:
@@ -191,18 +202,18 @@ def _read(index: Any, etype: int) -> Edges:
     if device is None:
         return _read_host(index, etype)
     found = _read_host(index.copy_to(on_host()), etype)  # of a bridged graph: read on the host, copied as a whole
-    return Edges(to_device(found.edge_index, device), found.num_src, found.num_dst)
+    return Edges(found.edge_index.to(device), found.num_src, found.num_dst)
 
 
 def _read_host(index: Any, etype: int) -> Edges:
     src_type, dst_type = index.metagraph.find_edge(etype)
-    sizes = index.num_nodes(src_type), index.num_nodes(dst_type)
-    if "coo" in index.formats()["created"]:
-        src, dst, _ = index.edges(etype, "eid")
-        return Edges(torch.stack((src, dst)), *sizes)
-    # in any order: DGL would make and keep the COO for it, or refuse where formats are restricted
-    src, dst, ids = index.edges(etype)
-    edge_index = torch.stack((src, dst))
-    if ids.shape[0]:  # empty means that edges lie in the order of their ids
-        edge_index = torch.empty_like(edge_index).index_copy_(1, ids.long(), edge_index)
-    return Edges(edge_index, *sizes)
+    # asked of the relation itself: several relations answer with the formats of the first
+    alone = index if index.number_of_etypes() == 1 else index.get_relation_graph(etype)
+    created = alone.formats()["created"]
+    csc = CSC(*index.adjacency_matrix_tensors(etype, True, "csr")[2:]) if "csc" in created else None
+    ends = None
+    if "coo" in created:
+        ends = index.edges(etype, "eid")[:2]
+    elif csc is None:
+        ends = by_id(*index.edges(etype))  # in any order: DGL would make and keep the COO for it, or refuse where it must not
+    return Edges(EdgeArrays(ends, csc), index.num_nodes(src_type), index.num_nodes(dst_type))

@@ -70,6 +70,6 @@ def _join(index: Any, device: torch.device) -> tuple[Tensor, int, int]:
     begins = [sum(sizes[:kind]) for kind in range(len(sizes))]
     parts = []
     for etype, (src, dst) in enumerate(ends(index)):
-        begin = torch.tensor([[begins[src]], [begins[dst]]], device=device)
-        parts.append(graphs.of_index(index, etype).on(device).edge_index.long() + begin)
+        found = graphs.of_index(index, etype).on(device).edge_index.unbind(0)
+        parts.append(torch.stack([end.long() + begins[kind] for end, kind in zip(found, (src, dst))]))
     return torch.cat(parts, 1), sum(sizes), sum(sizes)

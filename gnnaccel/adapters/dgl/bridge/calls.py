@@ -51,7 +51,7 @@ def _tagging(native: Callable, taggable: frozenset[type]) -> Callable:
         if device is None:
             return native(self, *args)
         name = self.__dict__.get("__name__")  # None for what another C function returned
-        limits.check(name)
+        limits.check(name, args)
         result = native(self, *args)
         if type(result) in taggable:
             tag(result, device)

@@ -1,6 +1,8 @@
 """What a DGL without CUDA cannot be made to do: one error, naming the limit and what to do instead."""
 from __future__ import annotations
 
+import functools
+import threading
 from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -48,11 +50,39 @@ _FUNCTIONS = {
 }
 
 
-def check(function: str | None) -> None:
-    """Before a call of a C function with something that is on the GPU: HostLimitError if only a CUDA build has it there."""
+#: C function -> where among its arguments the numbers of neighbours to sample are
+_FANOUTS = {"_CAPI_DGLSampleNeighbors": 2}
+
+_walking = threading.local()
+
+
+def check(function: str | None, args: tuple) -> None:
+    """Before a call of a C function with something that is on the GPU: HostLimitError if only a CUDA build has it there.
+
+    Taking all neighbours is no sampling, but what ``in_subgraph`` does.
+    """
     limit = _FUNCTIONS.get(function)
-    if limit is not None:
-        refuse(limit)
+    if limit is None or (limit == "sampling" and (getattr(_walking, "layer", False) or _takes_all(function, args))):
+        return
+    refuse(limit)
+
+
+def _takes_all(function: str, args: tuple) -> bool:
+    at = _FANOUTS.get(function)
+    return at is not None and all(number == -1 for number in args[at].asnumpy().tolist())
+
+
+def _for_layers(random_walk: Callable) -> Callable:
+    """``random_walk`` as layers call it that learn from walks: they are about their few walks, which the host can take."""
+    @functools.wraps(random_walk)
+    def walk(*args: Any, **kwargs: Any) -> Any:
+        before, _walking.layer = getattr(_walking, "layer", False), True
+        try:
+            return random_walk(*args, **kwargs)
+        finally:
+            _walking.layer = before
+
+    return walk
 
 
 def text(limit: str) -> str:
@@ -68,10 +98,12 @@ def refuse(limit: str) -> NoReturn:
 def install(patches: PatchSet) -> None:
     """Refuse where DGL itself would fail without saying why."""
     from dgl.cuda import gpu_cache
+    from dgl.nn.pytorch import network_emb
 
     from gnnaccel.finder import GraphboltFinder
 
     patches.set(gpu_cache.GPUCache, "__init__", lambda self, *args, **kwargs: refuse("cache"))
+    patches.set(network_emb, "random_walk", _for_layers(network_emb.random_walk))
     # our own finder, which is asked before all others, and for dgl.sparse while the bridge is in
     patches.set(GraphboltFinder, "find_spec", staticmethod(_no_sparse(GraphboltFinder.find_spec)))
 

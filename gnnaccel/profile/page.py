@@ -41,7 +41,8 @@ def _heading(report: Report, entries: list[Entry]) -> str:
     names = [torch.cuda.get_device_name() if device == "cuda" and torch.cuda.is_available() else device for device in devices]
     when = datetime.datetime.now().strftime("%Y-%m-%d %H:%M")
     text = f"{when}, torch {torch.__version__}, {', '.join(names) or 'no calls'}: {total:.4g} ms in layers"
-    return f"<h1>gnnaccel report</h1><p>{_e(text)}{_e(f' of {report.wall_s:.3g} s' if report.wall_s else '')}</p>"
+    compiling = report.compiling() and f"<p>{_e(report.compiling())}</p>"
+    return f"<h1>gnnaccel report</h1><p>{_e(text)}{_e(f' of {report.wall_s:.3g} s' if report.wall_s else '')}</p>{compiling}"
 
 
 # --- pieces ------------------------------------------------------------------------------------------------------------

@@ -9,8 +9,9 @@ import torch
 from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, GINConv, HeteroConv, PNAConv, SAGEConv
 
 import gnnaccel
+from gnnaccel.cuda import driver
 from gnnaccel.dispatch import records, watch
-from gnnaccel.profile import observe
+from gnnaccel.profile import observe, page
 from gnnaccel.profile.report import Report
 from tests.pyg import graphs
 from tests.pyg.graphs import E, F, N
@@ -197,6 +198,20 @@ def test_without_a_measurement_it_tells_counts_and_how_to_measure(route, net, in
         steps(net, inputs, 1)
     text = str(gnnaccel.report())
     assert "nothing was measured" in text and "with gnnaccel.report()" in text and "GATv2Conv" in text
+
+
+def test_compiling_has_a_line_of_its_own(net, inputs):
+    found = gnnaccel.report()
+    net.cpu()
+    with gnnaccel.enabled(backend="torch", when="supported"):
+        for seconds in (0.5, 0.75):
+            with found:
+                driver.count_compile(seconds)
+                net(*(t.cpu() for t in inputs))
+            driver.count_compile(9.0)
+    assert found.compiled == (pytest.approx(1.25), 2)
+    assert str(found).splitlines()[0] == "2 kernels compiled, or loaded from the cache, in 1.25 s"
+    assert "<p>2 kernels compiled, or loaded from the cache, in 1.25 s</p>" in page.page(found)
 
 
 def test_nvtx_without_cuda_is_refused(monkeypatch):

@@ -217,7 +217,7 @@ def test_a_script_named_like_a_subcommand_needs_its_path(tmp_path):
 OBSERVE = """
     import sys, types, gnnaccel.profile
     observe = types.ModuleType("gnnaccel.profile.observe")
-    observe.start = lambda profile, compare, report: (print("start", profile, compare, report), "it")[1]
+    observe.start = lambda profile, compare, report, autotune: (print("start", profile, compare, report, autotune), "it")[1]
     observe.finish = lambda observer: print("finish", observer)
     gnnaccel.profile.observe = sys.modules["gnnaccel.profile.observe"] = observe
     from gnnaccel import __main__
@@ -225,8 +225,8 @@ OBSERVE = """
 """
 
 
-@pytest.mark.parametrize("options, seen", [(["--profile"], "True False None"), (["--compare"], "False True None"),
-                                           (["--report", "o.html"], "False False o.html")])
+@pytest.mark.parametrize("options, seen", [(["--profile"], "True False None False"), (["--compare"], "False True None False"),
+                                           (["--report", "o.html", "--autotune"], "False False o.html True")])
 @pytest.mark.parametrize("end, status", [("pass", 0), ("raise SystemExit(4)", 4), ("1 / 0", 1)])
 def test_observers_see_the_whole_run(tmp_path, options, seen, end, status):
     (tmp_path / "driver.py").write_text(textwrap.dedent(OBSERVE))

@@ -314,7 +314,8 @@ def test_times_are_those_of_events_around_the_calls(gpu):
     forward, whole = sum(s.elapsed_time(e) for s, e in events), start.elapsed_time(end)
     ours = sum(entry.forward_ms for entry in found.entries)
     assert 0.5 * forward <= ours <= 1.02 * forward, (ours, forward)
-    assert ours < sum(entry.total_ms for entry in found.entries) <= 1.02 * whole
+    total = sum(entry.total_ms for entry in found.entries)
+    assert ours < total and 0.5 * whole <= total <= 1.02 * whole, (total, whole)  # the layers are nearly all of a step
 
 
 @pytest.mark.gpu

@@ -63,7 +63,8 @@ def batches(args, rank: int, world: int, device) -> list:
 def train(args, data: list, world: int, device, accelerated: bool, group=None) -> dict:
     """Mean losses of the steps over all processes of the group, milliseconds per step once everything is warm, and epochs/s."""
     torch.manual_seed(0)  # the weights; data come by number, and nothing else here is random
-    model = DistributedDataParallel(Model().to(device), device_ids=[device] if device.type == "cuda" else None, process_group=group)
+    gpus = [device] if device.type == "cuda" else None
+    model = DistributedDataParallel(Model().to(device), device_ids=gpus, process_group=group)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
     losses = []
     gnnaccel.reset_stats()
@@ -80,7 +81,8 @@ def train(args, data: list, world: int, device, accelerated: bool, group=None) -
         seconds = (_now(device, group) - start) / (args.steps - args.warm)
     total = torch.stack(losses)
     dist.all_reduce(total, group=group)
-    return {"losses": (total / world).tolist(), "ms": 1e3 * seconds, "epochs_per_s": 1 / (seconds * args.batches), "routes": _routes()}
+    return {"losses": (total / world).tolist(), "ms": 1e3 * seconds, "epochs_per_s": 1 / (seconds * args.batches),
+            "routes": _routes()}
 
 
 def _now(device, group) -> float:

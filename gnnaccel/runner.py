@@ -97,8 +97,8 @@ def _observe() -> Any:
     try:
         from gnnaccel.profile import observe
     except ImportError as problem:
-        raise GnnaccelError("--profile, --compare, --report and --autotune need gnnaccel.profile.observe, which cannot be imported "
-                            f"({problem}); leave these options out") from problem
+        raise GnnaccelError("--profile, --compare, --report and --autotune need gnnaccel.profile.observe, which cannot be "
+                            f"imported ({problem}); leave these options out") from problem
     return observe
 
 

@@ -126,8 +126,8 @@ def status() -> dict[str, Any]:
     ``enabled`` and ``config`` are about the calling thread; ``backend`` is what a call here would use ("cuda" or
     "torch"; None when disabled) and ``backend_text`` says why; ``versions`` holds None for what is not installed;
     ``hosts``: per host ``patched``, ``pending``, ``error``; ``bridge``: whether a DGL without CUDA is bridged to the GPU
-    (``active``, ``text``); ``counts``: calls by route since `reset_stats`; ``compiled``: ``kernels`` that this process compiled or
-    loaded from CuPy's cache, and in how many ``seconds``.
+    (``active``, ``text``); ``counts``: calls by route since `reset_stats`; ``compiled``: ``kernels`` that this process compiled
+    or loaded from CuPy's cache, and in how many ``seconds``.
     """
     from gnnaccel.adapters.dgl import bridge
     from gnnaccel.cuda import driver

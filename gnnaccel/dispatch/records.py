@@ -184,8 +184,8 @@ def _is_rejected(value: Any) -> bool:
 
 def _is_kernels(value: Any) -> bool:
     return isinstance(value, list) and all(
-        isinstance(item, dict) and set(item) == set(_KERNEL) and isinstance(item["family"], str) and isinstance(item["entry"], str)
-        and isinstance(item["defines"], dict) and all(isinstance(v, str) for v in item["defines"].values()) for item in value)
+        isinstance(item, dict) and set(item) == set(_KERNEL) and isinstance(item["defines"], dict)
+        and all(isinstance(v, str) for v in (item["family"], item["entry"], *item["defines"].values())) for item in value)
 
 
 def _one_of(words: tuple[str, ...]) -> tuple[Callable[[Any], bool], str]:

@@ -1,7 +1,7 @@
 """Decisions that ``gnnaccel.autotune`` measured, kept in the user's cache for the environment they were measured in.
 
-Each is of calls that the planner cannot tell apart: the same computation (Program, heads, widths, dtypes, with or without gradients)
-of the same class of layers over graphs of the same magnitude.
+Each is of calls that the planner cannot tell apart: the same computation (Program, heads, widths, dtypes, with or without
+gradients) of the same class of layers over graphs of the same magnitude.
 """
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Tuned:
         return "Tuned()"
 
     def of(self, request: Any) -> pins.Pinned | None:
-        """For a `Request`, `RelationalRequest` or `PlainRequest`. None over a graph seen for the first time: what its structure costs
-        was not timed."""
+        """For a `Request`, `RelationalRequest` or `PlainRequest`. None over a graph seen for the first time: what its structure
+        costs was not timed."""
         return None if request.fresh else kept(environment(request.device)).get(key_of(request))
 
 

@@ -64,8 +64,8 @@ def _stated(adapter: Any, layer: Any, inputs: tuple, kwargs: dict) -> tuple[Any,
 
 
 def tune(call: Callable[[], Any], layer: Any, inputs: Any, stated: Any, given: Any, name: str | None = None) -> Tuning:
-    """Time the ways of one call of ``layer``, with gradients if they are on, and keep the fastest. ``inputs``: of the call, wherever
-    they lie in it; ``stated``, ``given``: as of adapters; ``name``: for `Tuning.layer`. Raises as `autotune`."""
+    """Time the ways of one call of ``layer``, with gradients if they are on, and keep the fastest. ``inputs``: of the call,
+    wherever they lie in it; ``stated``, ``given``: as of adapters; ``name``: for `Tuning.layer`. Raises as `autotune`."""
     grad = torch.is_grad_enabled()
     request = stated.request(given.device.type, grad, False)
     key, ways = tuned.key_of(request), {pinned.kernel or "native": pinned for pinned in candidates(request)}

@@ -1,4 +1,4 @@
-"""``python -m gnnaccel autotune``: a script run with ``--autotune``, which is the command line's own doing; or what has been kept."""
+"""``python -m gnnaccel autotune``: what has been kept. (With a script, the command line runs that with ``--autotune``.)"""
 from __future__ import annotations
 
 import sys

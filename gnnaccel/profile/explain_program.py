@@ -28,9 +28,9 @@ _HOST = "the host's own code"
 @dataclass(frozen=True, eq=False)
 class Explanation:
     """What was found out about one call. ``reason``: why it is not stated, else None; ``stated``: the Program, or of
-    plain layers the one operation that they are; ``optimised``: of relational layers, the orderings with their counts; ``decision``:
-    which way it goes and why not another, over a graph that comes again; ``inside``: of layers without an adapter, their message
-    passing, call by call; ``str()`` of it is for reading."""
+    plain layers the one operation that they are; ``optimised``: of relational layers, the orderings with their counts;
+    ``decision``: which way it goes and why not another, over a graph that comes again; ``inside``: of layers without an adapter,
+    their message passing, call by call; ``str()`` of it is for reading."""
 
     layer: str
     reason: Reason | None
@@ -41,7 +41,8 @@ class Explanation:
 
     def __str__(self) -> str:
         if self.inside is not None:
-            head = f"{self.layer} runs the host's own code; what is taken over is its message passing: {len(self.inside)} calls"
+            calls = len(self.inside)
+            head = f"{self.layer} runs {_HOST}; what can be taken over is its message passing (calls: {calls})"
             return "\n\n".join([head, *map(str, self.inside)])
         if self.reason is not None:
             return f"{self.layer} runs the host's own code: {self.reason} ({self.reason.hint})"
@@ -80,8 +81,8 @@ def _weighed(optimised: Optimised) -> str:
 
 def explain_program(layer: Any, *inputs: Any, **kwargs: Any) -> Explanation:
     """What ``layer(*inputs, **kwargs)`` would be made into. Builds the graph's structure and compiles the kernels that would run,
-    but runs nothing; a layer without an adapter, whose message passing is what there is to see, runs once without gradients. Needs
-    no ``enable()``.
+    but runs nothing; a layer without an adapter, whose message passing is what there is to see, runs once without gradients.
+    Needs no ``enable()``.
 
     Print it: the Program as the layer states it, the way that it goes with the reasons against others, every ordering that the
     passes considered with the bytes and operations they counted, and the Program that runs. Raises TypeError for a layer that

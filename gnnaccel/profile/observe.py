@@ -14,8 +14,8 @@ from gnnaccel.profile.tuning import Tuner, check_writable
 
 @dataclass
 class Observer:
-    """``measured``: None where neither ``--profile`` nor ``--report`` was given; ``path``: of the page; ``tables``: whether times are
-    printed; ``tuner``: of ``--autotune``."""
+    """``measured``: None where neither ``--profile`` nor ``--report`` was given; ``path``: of the page; ``tables``: whether times
+    are printed; ``tuner``: of ``--autotune``."""
 
     measured: Report | None
     comparer: Comparer | None
@@ -25,8 +25,8 @@ class Observer:
 
 
 def start(profile: bool, compare: bool, report: str | None, autotune: bool = False) -> Observer:
-    """Begin to measure (``profile``, or for the page ``report``), to compare layers at their first calls (``compare``), to time the
-    ways that they can go (``autotune``).
+    """Begin to measure (``profile``, or for the page ``report``), to compare layers at their first calls (``compare``), to time
+    the ways that they can go (``autotune``).
 
     Works before and after ``enable()``. Raises OSError, naming the path, where the page or what was timed could not be written.
     """

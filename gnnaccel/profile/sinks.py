@@ -48,8 +48,9 @@ class RingSink:
 class JsonlSink:
     """Appends one JSON object per line to ``path`` and flushes each.
 
-    Each line also tells which kernels were made since the line before it, the first one all of them, so that ``warmup --log`` can
-    make them ahead. In a distributed run (environment variable ``RANK`` above 0) ``run.jsonl`` becomes ``run.rank1.jsonl`` and so on.
+    Each line also tells which kernels were made since the line before it, the first one all of them, so that ``warmup --log``
+    can make them ahead. In a distributed run (environment variable ``RANK`` above 0) ``run.jsonl`` becomes ``run.rank1.jsonl`` and
+    so on.
     Raises OSError when the file cannot be opened, at construction.
     """
 

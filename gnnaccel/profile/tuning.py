@@ -24,9 +24,9 @@ _saved_tensor_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_ho
 
 
 class Tuner:
-    """A context manager. Each kind of calls that an earlier run has not timed here is timed, before a call over a graph that the same
-    layer was called with before: graphs that come once are decided as usual, so there is nothing to keep for them. Results and
-    random numbers of the script stay what they are; only which way is faster decides about rounding."""
+    """A context manager. Each kind of calls that an earlier run has not timed here is timed before the second call of a layer over
+    the same graph: graphs that come once are decided as usual, so there is nothing to keep for them. Random numbers, gradients and
+    counts of the script stay what they are without it."""
 
     def __init__(self) -> None:
         self.found: list[Tuning] = []
@@ -65,8 +65,8 @@ class Tuner:
         if not rules.verdict(layer, visit.config).inside or settings.asked(layer, visit.config) is not None:
             return
         found = visit.adapter.state(layer, visit.args, visit.kwargs)
-        if isinstance(found, Reason) or not hasattr(found[0], "request"):  # message passing without an adapter has its own estimate
-            return
+        if isinstance(found, Reason) or not hasattr(found[0], "request"):
+            return  # message passing without an adapter has an estimate of its own
         stated, given = found
         key = tuned.key_of(stated.request(given.device.type, torch.is_grad_enabled(), False))
         if key in self._done or not self._again(layer, given.structure):

@@ -204,7 +204,8 @@ def test_a_log_tells_what_to_compile(device, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("kernel, message", [
-    (("additif", "forward", {}), "forward of additif is no kernel of this version"), (("gather", "sum", {}), "sum of gather is no"),
+    (("additif", "forward", {}), "forward of additif is no kernel of this version"),
+    (("gather", "sum", {}), "sum of gather is no"),
     (("gather", "row_gather", {"A": "1\n#include </etc/passwd>"}), "is no definition"), (None, "tells of no kernel")])
 def test_logs_whose_kernels_there_are_not(device, tmp_path, capsys, kernel, message):
     from gnnaccel.dispatch import records

@@ -46,7 +46,8 @@ def test_the_way_that_an_attention_layer_goes(route):
 
 
 @pytest.mark.parametrize("make, calls, formula", [
-    (lambda: GCNConv(F, 8), 1, "out[i] = sum of weight[e] * x[j]"), (lambda: SAGEConv(F, 8, ["mean", "max"]), 1, "mean, max of x[j]"),
+    (lambda: GCNConv(F, 8), 1, "out[i] = sum of weight[e] * x[j]"),
+    (lambda: SAGEConv(F, 8, ["mean", "max"]), 1, "mean, max of x[j]"),
     (lambda: TAGConv(F, 8, K=2), 2, "sum of weight[e]")])
 def test_message_passing_of_layers_without_an_adapter(route, make, calls, formula):
     layer, inputs = make().to(route.device), [t.to(route.device) for t in (features(), square())]

@@ -320,8 +320,9 @@ def test_every_option_under_torchrun(tmp_path):
     (package / "sizes.py").write_text("NODES = 12\n")
     (package / "train.py").write_text(textwrap.dedent(RANKS))
     done = python("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "--",
-                  "gnnaccel", "--compare", "--profile", "--report=out.html", "--log=run.jsonl", "--exclude", "GATv2Conv", "--strict",
-                  "--backend=torch", "--when=supported", "-m", "package.train", "--strict", "x", cwd=tmp_path, OMP_NUM_THREADS="1")
+                  "gnnaccel", "--compare", "--profile", "--report=out.html", "--log=run.jsonl", "--exclude", "GATv2Conv",
+                  "--strict", "--backend=torch", "--when=supported", "-m", "package.train", "--strict", "x", cwd=tmp_path,
+                  OMP_NUM_THREADS="1")
     assert done.returncode == 1 and "exitcode  : 3 " in done.stderr, done.stderr[-3000:]
     for rank in (0, 1):
         assert f"rank {rank} __main__ package ['--strict', 'x'] True" in done.stdout

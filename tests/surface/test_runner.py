@@ -304,7 +304,8 @@ RANKS = """
         net(torch.randn(NODES, 4), edges).sum().backward()
     total = first.lin.weight.grad.sum()
     dist.all_reduce(total)
-    print("rank", rank, __name__, __package__, sys.argv[1:], float(total) == 2 * float(first.lin.weight.grad.sum()))
+    same = float(total) == 2 * float(first.lin.weight.grad.sum())
+    sys.stdout.write(f"rank {rank} {__name__} {__package__} {sys.argv[1:]} {same}\\n")  # at once, as the other rank writes, too
     dist.barrier()
     dist.destroy_process_group()
     sys.exit(3 * rank)

@@ -2,7 +2,7 @@
 
     python examples/ddp.py                          # one process, then two; native, then accelerated
     python examples/ddp.py --processes 1,4 --graphs 64 --nodes 20000
-    torchrun --nproc-per-node 2 examples/ddp.py     # as users start it: this script's processes are torchrun's
+    torchrun --nproc-per-node 2 examples/ddp.py     # as users start it: torchrun's processes, then the first of them alone
 
 DistributedDataParallel averages gradients, so the losses must be those of one process with the whole batch. The model knows
 nothing of gnnaccel.
@@ -60,52 +60,64 @@ def batches(args, rank: int, world: int, device) -> list:
     return found
 
 
-def train(args, rank: int, world: int, device, accelerated: bool) -> dict:
-    """Mean losses of the steps over all processes, and seconds per step once everything is warm."""
-    torch.manual_seed(0)
-    model = DistributedDataParallel(Model().to(device), device_ids=[device] if device.type == "cuda" else None)
+def train(args, data: list, world: int, device, accelerated: bool, group=None) -> dict:
+    """Mean losses of the steps over all processes of the group, milliseconds per step once everything is warm, and epochs/s."""
+    torch.manual_seed(0)  # the weights; data come by number, and nothing else here is random
+    gpus = [device] if device.type == "cuda" else None
+    model = DistributedDataParallel(Model().to(device), device_ids=gpus, process_group=group)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
-    data = batches(args, rank, world, device)
     losses = []
+    gnnaccel.reset_stats()
     with gnnaccel.enabled() if accelerated else gnnaccel.disabled():
         for step in range(args.steps):
             if step == args.warm:
-                start = _now(device)
+                start = _now(device, group)
             batch = data[step % len(data)]
             loss = F.cross_entropy(model(batch.x, batch.edge_index), batch.y)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             losses.append(loss.detach())
-        seconds = (_now(device) - start) / (args.steps - args.warm)
+        seconds = (_now(device, group) - start) / (args.steps - args.warm)
     total = torch.stack(losses)
-    dist.all_reduce(total)
-    return {"losses": (total / world).tolist(), "ms": 1e3 * seconds, "routes": _routes()}
+    dist.all_reduce(total, group=group)
+    return {"losses": (total / world).tolist(), "ms": 1e3 * seconds, "epochs_per_s": 1 / (seconds * args.batches),
+            "routes": _routes()}
 
 
-def _now(device) -> float:
+def _now(device, group) -> float:
+    """The clock, once every process of the group has come here."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    dist.barrier()
+    dist.barrier(group)
     return time.perf_counter()
 
 
 def _routes() -> dict:
-    routes = gnnaccel.stats().get("GATConv", {}).get("routes", {})
-    gnnaccel.reset_stats()
-    return routes
+    return gnnaccel.stats().get("GATConv", {}).get("routes", {})
+
+
+def both(args, rank: int, world: int, device, group=None) -> dict:
+    data = batches(args, rank, world, device)
+    return {name: train(args, data, world, device, name == "gnnaccel", group) for name in ("native", "gnnaccel")}
+
+
+def join(args, rank: int, world: int, local: int) -> torch.device:
+    """Become one of the processes; ``local``: the number of its GPU."""
+    device = torch.device("cpu")
+    if args.device != "cpu":
+        device = torch.device("cuda", local)
+        torch.cuda.set_device(device)
+    torch.set_num_threads(1)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", rank=rank, world_size=world)
+    return device
 
 
 def run(rank: int, world: int, args, out: str) -> None:
     """One process: both ways, and the first process writes down what came of them."""
-    device = torch.device("cpu")
-    if args.device != "cpu":
-        device = torch.device("cuda", rank)
-        torch.cuda.set_device(device)
-    torch.set_num_threads(1)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", rank=rank, world_size=world)
+    device = join(args, rank, world, rank)
     try:
-        found = {name: train(args, rank, world, device, name == "gnnaccel") for name in ("native", "gnnaccel")}
+        found = both(args, rank, world, device)
     finally:
         dist.destroy_process_group()
     if rank == 0:
@@ -122,21 +134,25 @@ def spawn(args, world: int) -> dict:
 
 
 def report(found: dict[int, dict]) -> dict:
-    """Speeds, and how far losses lie from the first run's."""
-    print(f"{'processes':>9} {'native ms':>10} {'gnnaccel ms':>12} {'gain':>6} {'loss, last':>11} {'loss, largest difference':>25}"
-          "  routes")
-    first = next(iter(found.values()))["native"]["losses"]
+    """Speeds, how much of the first run's gain is kept, and how far losses lie from the first run's."""
+    print(f"{'processes':>9} {'native ms':>10} {'gnnaccel ms':>12} {'gain':>6} {'kept':>6} {'loss, last':>11} "
+          f"{'loss, largest difference':>25}  routes")
+    runs = list(found.values())
+    first, alone = runs[0]["native"]["losses"], runs[0]["native"]["ms"] / runs[0]["gnnaccel"]["ms"]
     worst = 0.0
     for world, ways in found.items():
         native, ours = ways["native"], ways["gnnaccel"]
         gap = max(abs(a - b) for way in (native, ours) for a, b in zip(first, way["losses"]))
-        worst = max(worst, gap)
-        print(f"{world:9d} {native['ms']:10.2f} {ours['ms']:12.2f} {native['ms'] / ours['ms']:5.2f}x {ours['losses'][-1]:11.5f} "
+        worst, gain = max(worst, gap), native["ms"] / ours["ms"]
+        ways.update(gain=gain, kept=gain / alone)
+        print(f"{world:9d} {native['ms']:10.2f} {ours['ms']:12.2f} {gain:5.2f}x {gain / alone:6.0%} {ours['losses'][-1]:11.5f} "
               f"{gap:25.1e}  {ours['routes']}")
-    return {"processes": {str(world): ways for world, ways in found.items()}, "largest_loss_difference": worst}
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    return {"device": device, "torch": torch.__version__, "processes": {str(world): ways for world, ways in found.items()},
+            "largest_loss_difference": worst}
 
 
-def main(argv: list[str] | None = None) -> dict:
+def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--processes", default="1,2", help="how many processes to try, with commas between")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
@@ -151,28 +167,41 @@ def main(argv: list[str] | None = None) -> dict:
     args = parser.parse_args(argv)
     if args.device == "auto":
         args.device = "cuda" if torch.cuda.is_available() else "cpu"
-    worlds = [int(part) for part in args.processes.split(",")]
-    for world in worlds:
+    launched = os.environ.get("WORLD_SIZE") if "LOCAL_RANK" in os.environ else None
+    args.worlds = [int(part) for part in (launched or args.processes).split(",")]
+    for world in args.worlds:
         if args.graphs % world:
             parser.error(f"--graphs {args.graphs} cannot be shared equally by {world} processes")
-        if args.device == "cuda" and world > torch.cuda.device_count():
+        if args.device == "cuda" and launched is None and world > torch.cuda.device_count():
             parser.error(f"{world} processes need as many GPUs; there are {torch.cuda.device_count()}")
-    result = report({world: spawn(args, world) for world in worlds})
-    if args.json:
-        Path(args.json).write_text(json.dumps(result, indent=1) + "\n")
-    return result
+    return args
 
 
-def under_torchrun() -> None:
-    args = argparse.Namespace(device="cuda" if torch.cuda.is_available() else "cpu", graphs=8, nodes=400, degree=8, batches=4,
-                              steps=24, warm=8)
+def main(argv: list[str] | None = None) -> None:
+    args = arguments(argv)
+    if "LOCAL_RANK" in os.environ:
+        found = under_torchrun(args)
+    else:
+        found = {world: spawn(args, world) for world in args.worlds}
+    if found:
+        result = report(found)
+        if args.json:
+            Path(args.json).write_text(json.dumps(result, indent=1) + "\n")
+
+
+def under_torchrun(args) -> dict:
+    """All of torchrun's processes together, after the first of them alone; nothing on the others."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    with tempfile.TemporaryDirectory() as folder:
-        out = os.path.join(folder, "found.json")
-        run(rank, world, args, out)
-        if rank == 0:
-            report({world: json.loads(Path(out).read_text())})
+    device = join(args, rank, world, int(os.environ["LOCAL_RANK"]))
+    try:
+        alone = dist.new_group([0])  # which every process has to ask for
+        found = {1: both(args, 0, 1, device, alone)} if rank == 0 else {}
+        dist.barrier()
+        together = both(args, rank, world, device)
+    finally:
+        dist.destroy_process_group()
+    return {**found, world: together} if rank == 0 else {}
 
 
 if __name__ == "__main__":
-    under_torchrun() if "LOCAL_RANK" in os.environ else main()
+    main()

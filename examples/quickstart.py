@@ -89,7 +89,7 @@ def fit(model: GAT, data: Data, epochs: int, seed: int) -> Result:
 
 # -- what is printed -------------------------------------------------------------------------------------------------
 
-def show_results(console, native: Result, fast: Result, on_gpu: bool) -> None:
+def show_results(console, native: Result, fast: Result, on_gpu: bool, compiled: dict) -> None:
     from rich.table import Table
 
     def mib(value: int | None) -> str:
@@ -97,6 +97,8 @@ def show_results(console, native: Result, fast: Result, on_gpu: bool) -> None:
 
     table = Table("", "native PyG", "with gnnaccel", "")
     table.add_row("first epoch (incl. compiling)", f"{native.first_epoch_s:.2f} s", f"{fast.first_epoch_s:.2f} s")
+    if compiled["kernels"]:
+        table.add_row(f"compiling or loading {compiled['kernels']} kernels", "", f"{compiled['seconds']:.2f} s")
     table.add_row("epochs/s (median, later epochs)", f"{native.epochs_per_s:.2f}", f"{fast.epochs_per_s:.2f}",
                   f"{fast.epochs_per_s / native.epochs_per_s:.2f}x")
     # A CPU process keeps some memory of the first run, so there the two numbers do not compare exactly.
@@ -190,12 +192,12 @@ def main() -> None:
         fast = fit(model, data, args.epochs, args.seed)
         rows, status = decisions(), gnnaccel.status()
 
-    show_results(console, native, fast, device.type == "cuda")
+    show_results(console, native, fast, device.type == "cuda", status["compiled"])
     show_decisions(console, rows, status)
     if args.json:
         with open(args.json, "w") as file:
             json.dump({"args": vars(args), "backend": status.get("backend"), "native": asdict(native),
-                       "gnnaccel": asdict(fast), "decisions": rows}, file, indent=2)
+                       "gnnaccel": asdict(fast), "compiled": status["compiled"], "decisions": rows}, file, indent=2)
 
 
 if __name__ == "__main__":

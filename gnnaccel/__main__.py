@@ -12,6 +12,7 @@ COMMANDS = {
     "log": ("gnnaccel.profile.log.cli", "summarise, filter and compare JSONL logs; export decisions"),
     "doctor": ("gnnaccel.profile.doctor.cli", "check versions, GPU, kernels, caches and hosts, and say what to mend"),
     "calibrate": ("gnnaccel.profile.calibrate", "measure this GPU's ceilings for the cost model"),
+    "autotune": ("gnnaccel.profile.autotune_cli", "run a script as with --autotune; --list: what earlier runs have kept"),
     "warmup": ("gnnaccel.profile.warmup", "compile the kernels of given layers ahead"),
     "cache": ("gnnaccel.profile.cache_cli", "show or clear what is kept on disk"),
     "autostart": ("gnnaccel.autostart", "let GNNACCEL=1 switch gnnaccel on in every process of this environment"),
@@ -31,6 +32,8 @@ or one of the subcommands (--help after its name tells more):
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["autotune"] and not {"-h", "--help", "--list"} & set(arguments[1:2]):
+        arguments = ["--autotune", *arguments[1:]]
     if arguments and arguments[0] in COMMANDS:
         return _subcommand(arguments)
     from gnnaccel import runner

@@ -41,6 +41,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--backend", choices=CHOICES["backend"])
     parser.add_argument("--when", choices=CHOICES["when"])
     parser.add_argument("--decisions", metavar="FILE.json", help="keep to the decisions in this file (log --export)")
+    parser.add_argument("--autotune", action="store_true",
+                        help="time the ways that layers can go, keep the fastest, and take what earlier runs kept")
     parser.add_argument("--profile", action="store_true", help="at the end, print where the time went")
     parser.add_argument("--compare", action="store_true", help="run each layer natively as well and compare")
     parser.add_argument("--report", metavar="OUT.html", help="at the end, write a page about the run")
@@ -67,7 +69,9 @@ def run(options: argparse.Namespace, kind: str, target: list[str]) -> int:
 def enable_options(options: argparse.Namespace) -> dict[str, Any]:
     """The arguments of ``enable()`` that the command line gives."""
     found = {name: _names(getattr(options, name)) for name in ("include", "exclude")}
-    found.update(log=options.log, decisions=options.decisions, backend=options.backend, when=options.when,
+    if options.autotune and options.decisions is not None:
+        raise ValueError("--autotune keeps to what it has timed; leave --decisions out")
+    found.update(log=options.log, decisions=options.autotune or options.decisions, backend=options.backend, when=options.when,
                  on_fallback="raise" if options.strict else None)
     return {name: value for name, value in found.items() if value is not None}
 
@@ -77,22 +81,24 @@ def _start(options: argparse.Namespace) -> Any:
     from gnnaccel import env, session
 
     given = enable_options(options)
-    observed = options.profile or options.compare or options.report
+    observed = options.profile or options.compare or options.report or options.autotune
     observe = _observe() if observed else None  # where it is missing, say so before anything runs
     session.enable(**given)
     if env.switch() is False:
         _complain("the environment variable GNNACCEL says off: everything runs natively", 0)
     else:
         _carry(given)
-    return observe.start(profile=options.profile, compare=options.compare, report=options.report) if observed else None
+    if not observed:
+        return None
+    return observe.start(profile=options.profile, compare=options.compare, report=options.report, autotune=options.autotune)
 
 
 def _observe() -> Any:
     try:
         from gnnaccel.profile import observe
     except ImportError as problem:
-        raise GnnaccelError("--profile, --compare and --report need gnnaccel.profile.observe, which cannot be imported "
-                            f"({problem}); leave these options out") from problem
+        raise GnnaccelError("--profile, --compare, --report and --autotune need gnnaccel.profile.observe, which cannot be "
+                            f"imported ({problem}); leave these options out") from problem
     return observe
 
 

@@ -126,10 +126,13 @@ def status() -> dict[str, Any]:
     ``enabled`` and ``config`` are about the calling thread; ``backend`` is what a call here would use ("cuda" or
     "torch"; None when disabled) and ``backend_text`` says why; ``versions`` holds None for what is not installed;
     ``hosts``: per host ``patched``, ``pending``, ``error``; ``bridge``: whether a DGL without CUDA is bridged to the GPU
-    (``active``, ``text``); ``counts``: calls by route since `reset_stats`.
+    (``active``, ``text``); ``counts``: calls by route since `reset_stats`; ``compiled``: ``kernels`` that this process compiled
+    or loaded from CuPy's cache, and in how many ``seconds``.
     """
     from gnnaccel.adapters.dgl import bridge
+    from gnnaccel.cuda import driver
 
+    seconds, kernels = driver.compile_seconds()
     with _lock:
         config = configs.current()
         backend, text = _backend(config)
@@ -143,6 +146,7 @@ def status() -> dict[str, Any]:
             "hosts": adapters.state(),
             "bridge": bridge.state(),
             "counts": _totals(),
+            "compiled": {"kernels": kernels, "seconds": seconds},
         }
 
 

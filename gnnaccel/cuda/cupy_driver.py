@@ -14,10 +14,13 @@ import time
 import warnings
 
 from . import sources
-from .driver import CompileError, count_compile
+from .driver import CompileError, count_compile, note
 
 # Dynamic shared memory that a kernel may use without asking for more.
 _PLAIN_SHARED = 48 * 1024
+
+# The same for all kernels, which CuPy's cache is fastest with (`sources.defined`).
+_OPTIONS = ("--std=c++17",)
 
 # The numpy scalars that may be parameters, by their dtype's letter; `struct` uses the same letters in native mode.
 _SCALARS = frozenset("?bBhHiIlLqQefd")
@@ -57,6 +60,7 @@ class CupyDriver:
                 kernel.enter(self.device_of_torch(), 0)  # compile errors belong to this call
                 # the bound method, because calling an object with __call__ takes twice as long
                 launch = self._kernels[key] = kernel.launch
+                note(key)
             return launch
 
     def use(self, device: int) -> None:
@@ -80,12 +84,11 @@ class CupyDriver:
 
     def load(self, family: str, entry: str, defines: tuple):
         """A ``cupy.RawKernel`` for the device that is current in CuPy. Raises CompileError."""
-        options = ("--std=c++17", *(f"-D{name}={value}" for name, value in defines))
-        text = sources.source(family)
+        text = sources.defined(family, defines)
         with self.lock:
             start = time.perf_counter()
             try:
-                return self._cupy.RawModule(code=text, options=options).get_function(entry)
+                return self._cupy.RawModule(code=text, options=_OPTIONS).get_function(entry)
             except self._cupy.cuda.compiler.CompileException as problem:
                 raise CompileError(f"{family}.cu did not compile with {list(defines)}:\n{problem}") from problem
             finally:

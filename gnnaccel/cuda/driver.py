@@ -125,3 +125,16 @@ def count_compile(seconds: float) -> None:
     with _compile_lock:
         _compile_total += seconds
         _compile_count += 1
+
+
+_noted: list[tuple[str, str, tuple]] = []
+
+
+def note(key: tuple[str, str, tuple]) -> None:
+    """Note a kernel (family, entry, defines) that has been made; for drivers."""
+    _noted.append(key)
+
+
+def noted(since: int = 0) -> list[tuple[str, str, tuple]]:
+    """The kernels (family, entry, defines) made in this process, by any driver, after the first ``since``."""
+    return _noted[since:]

@@ -57,6 +57,16 @@ def inline(text: str, family: str = "text") -> str:
     return expand(text, family + ".cu")
 
 
+def defined(family: str, defines: tuple) -> str:
+    """`source` behind a ``#define`` per pair of ``defines``.
+
+    As ``-D`` options they would cost time at each start: CuPy asks NVRTC once per set of options what it would make of an empty
+    text, before it looks into its cache. As text they are part of the cache's key all the same.
+    """
+    lines = "".join(f"#define {name} {value}\n" for name, value in defines)
+    return f'{lines}#line 1 "{family}.cu"\n{source(family)}'
+
+
 def digest(text: str, defines: tuple) -> str:
     """SHA-256 (hex) over a source text and its definitions (pairs of str); their order counts."""
     state = hashlib.sha256(text.encode())

@@ -1,7 +1,9 @@
 """How often each layer ran on which route, and why not on a faster one."""
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
+from collections.abc import Iterator
 from typing import Any
 
 _counts: defaultdict[tuple[str, str, str | None], int] = defaultdict(int)
@@ -13,6 +15,17 @@ def count(layer: str, route: str, code: str | None = None) -> None:
     # Under the GIL this line is atomic: hashing a tuple of strings and adding ints run no Python code, and CPython
     # switches threads only at loops' ends, on entering functions and after calls. A lock would cost as much again.
     _counts[key] += 1
+
+
+@contextlib.contextmanager
+def uncounted() -> Iterator[None]:
+    """A block after which the counts are as before it."""
+    before = dict(_counts)
+    try:
+        yield
+    finally:
+        _counts.clear()
+        _counts.update(before)
 
 
 def stats() -> dict[str, dict[str, Any]]:

@@ -53,12 +53,12 @@ class Decisions:
         return self
 
     def of(self, request: Any) -> Pinned | None:
-        """For a `Request` or `RelationalRequest`."""
+        """For a `Request`, `RelationalRequest` or `PlainRequest`."""
         return self.pinned.get(kind_of(request))
 
 
 def kind_of(request: Any) -> Kind:
-    """Of a `Request` or `RelationalRequest`."""
+    """Of a `Request`, `RelationalRequest` or `PlainRequest`."""
     return Kind(request.native.partition(" ")[0], request.src_bits, request.dst_bits, request.edge_bits,
                 str(request.row).removeprefix("torch."), request.grad)
 
@@ -87,10 +87,18 @@ def _entry(where: str, entry: Any) -> tuple[Kind, Pinned]:
     try:
         kind = Kind(str(entry["layer"]), *(int(entry[name]).bit_length() for name in ("num_src", "num_dst", "num_edges")),
                     str(entry["dtype"]), bool(entry["grad"]))
-        pinned = Pinned(entry["route"], entry["kernel"])
     except (KeyError, TypeError, ValueError) as problem:
         raise ValueError(f"{where} is no decision: {type(problem).__name__}: {problem}") from None
-    if pinned.route not in ROUTES or (pinned.route == "native") != (pinned.kernel is None):
-        raise ValueError(f"{where} has route={pinned.route!r} with kernel={pinned.kernel!r}; a route is one of "
+    return kind, pinned(where, entry)
+
+
+def pinned(where: str, entry: Any) -> Pinned:
+    """The way of a decision as JSON has it. ValueError, beginning with ``where``, for what is none."""
+    try:
+        found = Pinned(entry["route"], entry["kernel"])
+    except (KeyError, TypeError) as problem:
+        raise ValueError(f"{where} is no decision: {type(problem).__name__}: {problem}") from None
+    if found.route not in ROUTES or (found.route == "native") != (found.kernel is None):
+        raise ValueError(f"{where} has route={found.route!r} with kernel={found.kernel!r}; a route is one of "
                          f"{', '.join(ROUTES)}, and all but native name a kernel")
-    return kind, pinned
+    return found

@@ -60,7 +60,7 @@ def forget() -> None:
 def _decide(request: Request, config: Config) -> Plan:
     rejected: list[tuple[str, Reason]] = []
     able: list[tuple[float, int, KernelSpec, float | None]] = []
-    candidates, native_cost = _asked(request)
+    candidates, native_cost = asked(request)
     for rank, spec in enumerate(candidates):
         why = spec.unsupported(request, config)
         if why:
@@ -100,7 +100,7 @@ def _held(pinned: Pinned, able: list, native: float | None, rejected: list) -> P
     return None
 
 
-def _asked(request: Request | RelationalRequest | PlainRequest) -> tuple[tuple[KernelSpec, ...], Callable[..., float | None]]:
+def asked(request: Request | RelationalRequest | PlainRequest) -> tuple[tuple[KernelSpec, ...], Callable[..., float | None]]:
     """The candidates, and the cost of the host's own code."""
     if type(request) is PlainRequest:
         return specs.PLAIN, lambda request: None

@@ -23,16 +23,18 @@ dtype          of the input features, such as "float32", or None; likewise out_d
 capturing      is a CUDA graph being captured? deterministic: are deterministic algorithms demanded?
 training       of the layer; grad: is a gradient wanted?
 storage        format of the rows gathered in forward, or forward/backward, such as "int8", where it is not their dtype; or None
+kernels        in a file: what this process compiled or loaded since the line before, each {family, entry, defines}; else empty
 overhead_us    time spent deciding, in microseconds, or None
 =============  ========================================================================================
 """
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from numbers import Real
 from typing import Any
 
@@ -45,12 +47,15 @@ HOSTS = ("pyg", "dgl")
 ROUTES = ("cuda", "torch", "native")
 CACHE = ("hit", "miss", "none")
 _REJECTED = ("candidate", "code", "text", "hint")
+_KERNEL = ("family", "entry", "defines")
 _DEFAULTS: Record = {
     "schema": SCHEMA, "call": None, "time": None, "direction": "forward", "forward_call": None, "host": None,
     "layer": None, "name": None, "graph": None, "route": None, "kernel": None, "rejected": (), "passes": None, "cost_us": None,
     "cache": "none", "dtype": None, "out_dtype": None, "autocast": None, "capturing": False, "deterministic": False,
-    "training": False, "grad": False, "storage": None, "overhead_us": None,
+    "training": False, "grad": False, "storage": None, "kernels": (), "overhead_us": None,
 }
+#: fields that came later: lines of a file without them are records, too
+ADDED: Record = {"kernels": []}
 
 _lock = threading.Lock()
 _sinks: tuple[Sink, ...] = ()  # replaced, never changed in place: emit takes no lock
@@ -73,7 +78,7 @@ def new(**fields: Any) -> Record:
     if unknown:
         raise TypeError(f"records have no field {', '.join(sorted(unknown))}; they have {', '.join(_DEFAULTS)}")
     record = {**_DEFAULTS, **fields}
-    record["rejected"] = list(record["rejected"])
+    record["rejected"], record["kernels"] = list(record["rejected"]), list(record["kernels"])
     if record["call"] is None:
         record["call"] = next_call()
     if record["time"] is None:
@@ -109,6 +114,19 @@ def unsubscribe(sink: Sink) -> bool:
         found = len(kept) < len(_sinks)
         _sinks = kept
     return found
+
+
+@contextlib.contextmanager
+def muted() -> Iterator[None]:
+    """A block in which nobody listens, in any thread: for timing calls as they are while nobody does."""
+    global _sinks
+    with _lock:
+        held, _sinks = _sinks, ()
+    try:
+        yield
+    finally:
+        with _lock:
+            _sinks = (*held, *(sink for sink in _sinks if not any(sink is known for known in held)))
 
 
 def validate(record: Record) -> None:
@@ -164,6 +182,12 @@ def _is_rejected(value: Any) -> bool:
         for item in value)
 
 
+def _is_kernels(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(item, dict) and set(item) == set(_KERNEL) and isinstance(item["defines"], dict)
+        and all(isinstance(v, str) for v in (item["family"], item["entry"], *item["defines"].values())) for item in value)
+
+
 def _one_of(words: tuple[str, ...]) -> tuple[Callable[[Any], bool], str]:
     return (lambda value: value in words), " or ".join(map(repr, words))
 
@@ -197,5 +221,6 @@ _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "training": _BOOL,
     "grad": _BOOL,
     "storage": _STR_OR_NONE,
+    "kernels": (_is_kernels, f"a list of dicts with keys {', '.join(_KERNEL)}, of which the last is a dict of strings"),
     "overhead_us": _NUMBER_OR_NONE,
 }

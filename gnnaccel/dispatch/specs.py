@@ -128,7 +128,7 @@ def _plain_cuda_reasons(request: PlainRequest, config: Config) -> list[Reason]:
     why = _environment(request)
     if request.row not in TYPES:
         why.append(reason("GA203", f"{_name(request.row)} rows; the kernels take {', '.join(_name(t) for t in TYPES)}"))
-    if request.many:
+    if request.edge_bits > 31:
         why.append(reason("GA206", "2**31 edges or more; the kernels of plain layers count them in int32"))
     if not why:
         try:

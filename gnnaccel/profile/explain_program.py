@@ -4,37 +4,67 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from gnnaccel import adapters
+import torch
+
+from gnnaccel import adapters, session
+from gnnaccel.dispatch import config as configs
 from gnnaccel.dispatch import patterns
+from gnnaccel.dispatch.ops.aggregation_stated import AggregationStated
 from gnnaccel.dispatch.ops.plain import PlainStated
 from gnnaccel.dispatch.program import Program
 from gnnaccel.dispatch.reasons import Reason
 from gnnaccel.dispatch.relational.compaction import compact
 from gnnaccel.dispatch.relational.optimise import Optimised
 from gnnaccel.dispatch.relational.request import RelationalStated
+from gnnaccel.dispatch.watch import Run, Visit
+from gnnaccel.profile.compare import watching
+from gnnaccel.profile.decided import Decided, decided
+from gnnaccel.profile.sides import quietly
+from gnnaccel.profile.undisturbed import undisturbed
+
+_HOST = "the host's own code"
 
 
 @dataclass(frozen=True, eq=False)
 class Explanation:
     """What was found out about one call. ``reason``: why it is not stated, else None; ``stated``: the Program, or of
-    plain layers the one operation that they are; ``optimised``: of relational layers, the orderings with their counts; ``str()`` of
-    it is for reading."""
+    plain layers the one operation that they are; ``optimised``: of relational layers, the orderings with their counts;
+    ``decision``: which way it goes and why not another, over a graph that comes again; ``inside``: of layers without an adapter,
+    their message passing, call by call; ``str()`` of it is for reading."""
 
     layer: str
     reason: Reason | None
-    stated: Program | PlainStated | None
+    stated: Program | PlainStated | AggregationStated | None
     optimised: Optimised | None
+    decision: Decided | None = None
+    inside: tuple[Explanation, ...] | None = None
 
     def __str__(self) -> str:
+        if self.inside is not None:
+            calls = len(self.inside)
+            head = f"{self.layer} runs {_HOST}; what can be taken over is its message passing (calls: {calls})"
+            return "\n\n".join([head, *map(str, self.inside)])
         if self.reason is not None:
             return f"{self.layer} runs the host's own code: {self.reason} ({self.reason.hint})"
-        if isinstance(self.stated, PlainStated):
-            return f"{self.layer} as stated:\n{self.stated}"
-        if self.optimised is None:
+        parts = [f"{self.layer} as stated:\n{self.stated}", *([] if self.decision is None else [_way(self.decision)])]
+        if self.optimised is not None:
+            parts += [_weighed(self.optimised), f"compacted:\n{compact(self.optimised.ordered)}",
+                      f"fused, what runs:\n{self.optimised.program}"]
+        elif isinstance(self.stated, Program):
             found = patterns.attention(self.stated)
-            return f"{self.layer} as stated:\n{self.stated}\n\nfused: {found.family} attention, score {found.score!r}"
-        return "\n\n".join([f"{self.layer} as stated:\n{self.stated}", _weighed(self.optimised),
-                            f"compacted:\n{compact(self.optimised.ordered)}", f"fused, what runs:\n{self.optimised.program}"])
+            parts.append(f"fused: {found.family} attention, score {found.score!r}")
+        return "\n\n".join(parts)
+
+
+def _way(decision: Decided) -> str:
+    plan = decision.plan
+    if plan is None:  # a rule says so
+        return f"goes to {_HOST}" + "".join(f"; {why}" for _, why in decision.rejected)
+    text = f"goes to {plan.kernel or _HOST}"
+    if plan.seconds is not None:
+        text += f", estimated {plan.seconds * 1e6:.0f} us"
+        text += f", {_HOST} {plan.native_seconds * 1e6:.0f} us" if plan.kernel and plan.native_seconds is not None else ""
+    return "\n".join([text, *(f"  not {candidate}: {why}" for candidate, why in plan.rejected)])
 
 
 def _weighed(optimised: Optimised) -> str:
@@ -50,23 +80,47 @@ def _weighed(optimised: Optimised) -> str:
 
 
 def explain_program(layer: Any, *inputs: Any, **kwargs: Any) -> Explanation:
-    """What ``layer(*inputs, **kwargs)`` would be made into. Runs nothing but the building of the graph's structure, and needs
-    no ``enable()``.
+    """What ``layer(*inputs, **kwargs)`` would be made into. Builds the graph's structure and compiles the kernels that would run,
+    but runs nothing; a layer without an adapter, whose message passing is what there is to see, runs once without gradients.
+    Needs no ``enable()``.
 
-    Print it: the Program as the layer states it, every ordering that the passes considered with the bytes and operations they
-    counted, and the Program that runs. Raises TypeError for a layer that gnnaccel does not know.
+    Print it: the Program as the layer states it, the way that it goes with the reasons against others, every ordering that the
+    passes considered with the bytes and operations they counted, and the Program that runs. Raises TypeError for a layer that
+    gnnaccel does not know.
     """
-    adapter = adapters.adapter_of(layer)
-    if adapter is None:
-        raise TypeError(f"{type(layer).__name__} is no layer that gnnaccel knows; it knows {', '.join(adapters.known_layers())}")
-    name = type(layer).__name__
-    found = adapter.state(layer, inputs, kwargs)
+    with session.enabled():
+        adapter = adapters.adapter_of(layer)
+        if adapter is not None:
+            return _explained(Visit(layer, adapter, None, inputs, kwargs, configs.current()))
+        if not getattr(getattr(type(layer), "propagate", None), "routed", False):
+            raise TypeError(f"{type(layer).__name__} is no layer that gnnaccel knows; it knows "
+                            f"{', '.join(adapters.known_layers())}, and the message passing of PyG's other layers")
+        return Explanation(type(layer).__name__, None, None, None, inside=_message_passing(layer, inputs, kwargs))
+
+
+def _explained(visit: Visit) -> Explanation:
+    name = type(visit.layer).__name__
+    found = visit.adapter.state(visit.layer, visit.args, visit.kwargs)
     if isinstance(found, Reason):
         return Explanation(name, found, None, None)
     stated, given = found
-    if isinstance(stated, PlainStated):
-        return Explanation(name, None, stated, None)
+    decision = None if visit.config is None else decided(visit, visit.layer.training)  # None: GNNACCEL=0
+    if isinstance(stated, (PlainStated, AggregationStated)):
+        return Explanation(name, None, stated, None, decision)
     if not isinstance(stated, RelationalStated):
-        return Explanation(name, None, stated.program, None)
+        return Explanation(name, None, stated.program, None, decision)
     view, _ = stated.lookup(given)
-    return Explanation(name, None, stated.program, stated.call(view, None).optimised())
+    return Explanation(name, None, stated.program, stated.call(view, None).optimised(), decision)
+
+
+def _message_passing(layer: Any, inputs: tuple, kwargs: dict) -> tuple[Explanation, ...]:
+    found: list[Explanation] = []
+
+    def look(visit: Visit, run: Run) -> Any:
+        if visit.adapter is not None:
+            found.append(_explained(visit))
+        return quietly(visit, run)
+
+    with undisturbed(layer), watching(look, lambda record: None), torch.no_grad():
+        layer(*inputs, **kwargs)
+    return tuple(found)

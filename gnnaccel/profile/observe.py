@@ -9,23 +9,29 @@ from pathlib import Path
 from gnnaccel.profile.compare import Comparer
 from gnnaccel.profile.report import Report
 from gnnaccel.profile.sinks import rank_path
+from gnnaccel.profile.tuning import Tuner, check_writable
 
 
 @dataclass
 class Observer:
-    """``measured``: None where only comparing was asked for; ``path``: of the page; ``tables``: whether times are printed."""
+    """``measured``: None where neither ``--profile`` nor ``--report`` was given; ``path``: of the page; ``tables``: whether times
+    are printed; ``tuner``: of ``--autotune``."""
 
     measured: Report | None
     comparer: Comparer | None
     path: str | None
     tables: bool
+    tuner: Tuner | None = None
 
 
-def start(profile: bool, compare: bool, report: str | None) -> Observer:
-    """Begin to measure (``profile``, or for the page ``report``) and to compare layers at their first calls (``compare``).
+def start(profile: bool, compare: bool, report: str | None, autotune: bool = False) -> Observer:
+    """Begin to measure (``profile``, or for the page ``report``), to compare layers at their first calls (``compare``), to time
+    the ways that they can go (``autotune``).
 
-    Works before and after ``enable()``. Raises OSError, naming the path, where the page could not be written later.
+    Works before and after ``enable()``. Raises OSError, naming the path, where the page or what was timed could not be written.
     """
+    if autotune:
+        check_writable()
     if report is not None:
         _check_writable(rank_path(report))
     measured = Report() if profile or report is not None else None
@@ -36,16 +42,18 @@ def start(profile: bool, compare: bool, report: str | None) -> Observer:
         comparer.__enter__()
         if measured is not None:
             measured.comparison, comparer.naming = comparer.result, measured.naming
-    return Observer(measured, comparer, report, profile)
+    return Observer(measured, comparer, report, profile, Tuner().__enter__() if autotune else None)
 
 
 def finish(observer: Observer) -> None:
     """Stop, print what was found to stderr, each rank on its own, and write the page."""
+    if observer.tuner is not None:
+        observer.tuner.__exit__(None, None, None)
     if observer.comparer is not None:
         observer.comparer.__exit__(None, None, None)
     if observer.measured is not None:
         observer.measured.stop()
-    lines = []
+    lines = [] if observer.tuner is None else [f"autotune: {observer.tuner}"]
     if observer.tables:
         lines.append(str(observer.measured))
     elif observer.comparer is not None:

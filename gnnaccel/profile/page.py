@@ -34,15 +34,16 @@ def page(report: Report) -> str:
     head = (f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>gnnaccel report</title>'
             f'<meta name="viewport" content="width=device-width, initial-scale=1">'
             f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}"><style>{STYLE}</style></head><body>')
-    return "\n".join([head, _heading(entries), *sections, f"<footer>gnnaccel {escape(__version__)}</footer></body></html>\n"])
+    return "\n".join([head, _heading(report, entries), *sections, f"<footer>gnnaccel {escape(__version__)}</footer></body></html>\n"])
 
 
-def _heading(entries: list[Entry]) -> str:
+def _heading(report: Report, entries: list[Entry]) -> str:
     devices = sorted({entry.device for entry in entries})
     names = [torch.cuda.get_device_name() if device == "cuda" and torch.cuda.is_available() else device for device in devices]
     when = datetime.datetime.now().strftime("%Y-%m-%d %H:%M")
     parts = (when, f"torch {torch.__version__}", *names)
-    return f"<header><h1>gnnaccel report</h1><p>{escape(' · '.join(parts))}</p></header>"
+    compiling = report.compiling() and f"<p>{escape(report.compiling())}</p>"
+    return f"<header><h1>gnnaccel report</h1><p>{escape(' · '.join(parts))}</p>{compiling}</header>"
 
 
 def _unmeasured() -> str:

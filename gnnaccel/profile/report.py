@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from gnnaccel.cuda import driver
 from gnnaccel.dispatch import counters, watch
 from gnnaccel.dispatch.watch import Run, Visit
 from gnnaccel.profile.compare import Comparison
@@ -44,6 +45,7 @@ class Report:
         self.comparison = Comparison()
         self.wall_s = 0.0
         self._nvtx, self._began = nvtx, None
+        self._compiled, self._compiled_before = (0.0, 0), (0.0, 0)
         self._entries: dict[tuple, Entry] = {}
         self.naming = Naming()
         self._frames, self._timeline, self._lock = Frames(), Timeline(), threading.RLock()
@@ -55,7 +57,7 @@ class Report:
         """Begin, or go on. Raises RuntimeError while it measures."""
         if self in _active:
             raise RuntimeError("this report is being measured already; leave its block first, or make another one")
-        self._began = time.perf_counter()
+        self._began, self._compiled_before = time.perf_counter(), driver.compile_seconds()
         _active.append(self)
         watch.add(self._watch, self._sink)
         return self
@@ -66,7 +68,7 @@ class Report:
         _active.remove(self)
         self._timeline.finish()
         self.wall_s += time.perf_counter() - self._began
-        self._began = None
+        self._compiled, self._began = self.compiled, None
 
     def __enter__(self) -> Report:
         return self.start()
@@ -142,6 +144,18 @@ class Report:
     # --- reading ---
 
     @property
+    def compiled(self) -> tuple[float, int]:
+        """Seconds spent compiling kernels or loading them from CuPy's cache meanwhile, which calls waited for, and how many."""
+        if self._began is None:
+            return self._compiled
+        return tuple(held + now - at for held, now, at in zip(self._compiled, driver.compile_seconds(), self._compiled_before))
+
+    def compiling(self) -> str:
+        """`compiled` in words; empty where nothing was."""
+        seconds, kernels = self.compiled
+        return f"{kernels} kernels compiled, or loaded from the cache, in {seconds:.2f} s" if kernels else ""
+
+    @property
     def entries(self) -> list[Entry]:
         """By the time they took themselves, most first."""
         with self._lock:
@@ -177,7 +191,8 @@ class Report:
                  milliseconds(e.forward_ms), milliseconds(e.backward_ms), milliseconds(e.own_ms), f"{e.own_ms / total:.0%}",
                  size(e.kept_bytes), _hits(e), f"{e.overhead_us / e.calls:.0f}") for e in entries]
         kinds = "CUDA events" if any(e.device == "cuda" for e in entries) else "the clock"
-        text = table(f"{total:.4g} ms in layers, by {kinds}, of {wall:.3g} s", columns, rows, right=columns[2:])
+        text = self.compiling() and self.compiling() + "\n"
+        text += table(f"{total:.4g} ms in layers, by {kinds}, of {wall:.3g} s", columns, rows, right=columns[2:])
         fallbacks = self.fallbacks()
         if fallbacks:
             text += table("native, by what it took", ("reason", "calls", "own ms", "layers", "what would change it"),

@@ -14,6 +14,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
+from gnnaccel.cuda import driver
 from gnnaccel.dispatch.records import Record
 
 LOGGER = "gnnaccel"
@@ -47,7 +48,9 @@ class RingSink:
 class JsonlSink:
     """Appends one JSON object per line to ``path`` and flushes each.
 
-    In a distributed run (environment variable ``RANK`` above 0) ``run.jsonl`` becomes ``run.rank1.jsonl`` and so on.
+    Each line also tells which kernels were made since the line before it, the first one all of them, so that ``warmup --log``
+    can make them ahead. In a distributed run (environment variable ``RANK`` above 0) ``run.jsonl`` becomes ``run.rank1.jsonl`` and
+    so on.
     Raises OSError when the file cannot be opened, at construction.
     """
 
@@ -55,13 +58,18 @@ class JsonlSink:
         self.path = rank_path(path)
         self._lock = threading.Lock()
         self._file = open(self.path, "a", encoding="utf-8")
+        self._told = 0  # kernels
 
     def __call__(self, record: Record) -> None:
-        line = json.dumps(record, default=str) + "\n"
         with self._lock:
             if not self._file.closed:  # a record of another thread may come in while the session closes the sink
-                self._file.write(line)
+                self._file.write(json.dumps({**record, "kernels": self._kernels()}, default=str) + "\n")
                 self._file.flush()
+
+    def _kernels(self) -> list[dict[str, Any]]:
+        made = driver.noted(self._told)
+        self._told += len(made)
+        return [dict(family=family, entry=entry, defines=dict(defines)) for family, entry, defines in made]
 
     def close(self) -> None:
         with self._lock:

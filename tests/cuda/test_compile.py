@@ -73,7 +73,13 @@ def _name(build):
 @pytest.mark.parametrize("build", _builds(), ids=_name)
 def test_family_compiles(build):
     family, defines, arch = build
-    assert nvrtc.compile_text(sources.source(family), defines, arch)[:4] == b"\x7fELF"
+    assert nvrtc.compile_text(sources.defined(family, defines), (), arch)[:4] == b"\x7fELF"
+
+
+def test_what_the_compiler_says_of_a_definition_names_the_files_own_lines():
+    first = sources.source("gather").split("\n", 1)[0]
+    with pytest.raises(nvrtc.NvrtcError, match=r"gather\.cu\(1\): error"):
+        nvrtc.compile_text(sources.defined("gather", (("N", "1"),)).replace(first, f"no_such_type x; {first}", 1), (), 80)
 
 
 @pytest.mark.skipif(not VARIANTS, reason="gnnaccel.cuda.variants does not exist yet")

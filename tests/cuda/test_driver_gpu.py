@@ -1,6 +1,9 @@
 """gnnaccel.cuda.cupy_driver on a GPU: what a kernel receives, from several threads, streams and devices."""
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -122,3 +125,28 @@ def test_devices_in_turn(cupy):
         with torch.cuda.device(device):
             assert echo(kernel, f"cuda:{device}") == EXPECTED
             run_threads(lambda number: torch.cuda.set_device(device) or echo(kernel, f"cuda:{device}"), 1)
+
+
+COUNTED = """
+import sys, torch
+from cupy.cuda import compiler
+compiled, true = [], compiler._NVRTCProgram.compile
+compiler._NVRTCProgram.compile = lambda self, *args, **kwargs: (compiled.append(self.src), true(self, *args, **kwargs))[1]
+from gnnaccel.cuda import driver, variants
+for defines in variants.sample_defines("column_sum")[:2]:
+    driver.current().kernel("column_sum", "column_sum", defines)
+print(len(compiled), sum(text == "" for text in compiled), *driver.compile_seconds())
+"""
+
+
+def test_a_second_process_compiles_nothing_but_cupys_empty_text(tmp_path):
+    """CuPy compiles an empty text once per set of options, to learn of NVRTC's version; all our kernels have the same options."""
+    seen = []
+    for _ in range(2):
+        done = subprocess.run([sys.executable, "-c", COUNTED], capture_output=True, text=True, timeout=120,
+                              env={**os.environ, "CUPY_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.getcwd()})
+        assert done.returncode == 0, done.stderr
+        seen.append([int(number) for number in done.stdout.split()[:2]])
+        files = sorted((path.name, path.stat().st_mtime_ns) for path in tmp_path.glob("*.cubin"))
+        assert len(files) == 2 and done.stdout.split()[-1] == "2"
+    assert seen == [[3, 1], [1, 1]]

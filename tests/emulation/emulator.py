@@ -18,7 +18,7 @@ import tempfile
 import threading
 
 from gnnaccel.cuda import sources
-from gnnaccel.cuda.driver import CompileError
+from gnnaccel.cuda.driver import CompileError, note
 
 from . import signatures
 from .guards import guarded  # noqa: F401  (tests take both from here)
@@ -62,6 +62,7 @@ class EmulatedDriver:
         if key not in self._kernels:
             library = load_library(sources.source(family), tuple(defines), family + ".cu")
             self._kernels[key] = self._bind(library, entry)
+            note(key)
         return self._kernels[key]
 
     def load_text(self, text: str, defines: tuple = ()) -> dict:

@@ -119,7 +119,7 @@ def test_launch_passes_everything_on(fake):
     fake.pointer, fake.parameters = 77, MIXED
     kernel = CupyDriver().kernel("some", "k", (("A", "1"), ("B", "x")))
     kernel((3, 2), 128, 64, FIRST)
-    assert fake.compiled == [(0, "text of some", ("--std=c++17", "-DA=1", "-DB=x"))]
+    assert fake.compiled == [(0, '#define A 1\n#define B x\n#line 1 "some.cu"\ntext of some', ("--std=c++17",))]
     assert fake.launches == [(0, "k", (3, 2), 128, FIRST, 64, 77)]
 
 

@@ -176,6 +176,57 @@ def test_a_layer_is_compiled_by_running_it(device, monkeypatch, capsys, layer):
     assert not gnnaccel.status()["enabled"]
 
 
+def test_a_log_tells_what_to_compile(device, tmp_path, monkeypatch, capsys):
+    nn = pytest.importorskip("torch_geometric.nn")
+    layer, x = nn.GATConv(8, 4, heads=2).to(device), torch.randn(40, 8, device=device)
+    edge_index, path = torch.randint(0, 40, (2, 200), device=device), str(tmp_path / "run.jsonl")
+    fresh = type(driver.current())
+
+    def steps(**more):
+        with gnnaccel.enabled(backend="cuda", when="supported", on_fallback="raise", **more):
+            for _ in range(2):
+                layer(x, edge_index).sum().backward()
+
+    monkeypatch.setattr(driver, "_noted", [])
+    with driver.using(fresh()):
+        steps(log=path)
+    recorded = driver.noted()
+    assert {"additive", "additive_backward"} <= {family for family, *_ in recorded}
+    with driver.using(fresh()):
+        begin = len(driver.noted())
+        assert main(["warmup", "--log", path]) == 0
+        assert set(recorded) <= set(driver.noted(begin))
+        begin = len(driver.noted())
+        steps()
+        assert driver.noted(begin) == []
+    count = len(warmup._recorded(path))
+    assert f"{count} of {count} kernels" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kernel, message", [
+    (("additif", "forward", {}), "forward of additif is no kernel of this version"),
+    (("gather", "sum", {}), "sum of gather is no"),
+    (("gather", "row_gather", {"A": "1\n#include </etc/passwd>"}), "is no definition"), (None, "tells of no kernel")])
+def test_logs_whose_kernels_there_are_not(device, tmp_path, capsys, kernel, message):
+    from gnnaccel.dispatch import records
+
+    kernels = [dict(zip(("family", "entry", "defines"), kernel))] if kernel else []
+    path = tmp_path / "run.jsonl"
+    path.write_text(json.dumps(records.new(host="pyg", layer="GATConv", route="native", kernels=kernels)))
+    assert main(["warmup", "--log", str(path)]) == (1 if kernel else 2) and message in capsys.readouterr().err
+
+
+def test_warming_up_nothing_is_refused(capsys):
+    assert main(["warmup"]) == 2 and "--log FILE.jsonl" in capsys.readouterr().err
+
+
+def test_what_kernels_are_built_with_can_be_read_from_a_log():
+    from gnnaccel.cuda import sources, variants
+
+    pairs = {pair for family in sources.families() for defines in variants.sample_defines(family) for pair in defines}
+    assert pairs and all(warmup._NAME.fullmatch(name) and warmup._VALUE.fullmatch(value) for name, value in pairs)
+
+
 @pytest.mark.parametrize("text, message", [("GATConf:8x8", "Did you mean 'GATConv'"), ("GATConv:8", "heads times width"),
                                            ("GATConv:0x8", "at least 1"),
                                            ("RGCNConv:8x8", "output channels"), ("RGCNConv", "output channels"),

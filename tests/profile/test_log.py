@@ -7,8 +7,10 @@ import pytest
 
 import gnnaccel
 from gnnaccel.__main__ import main
+from gnnaccel.cuda import driver
 from gnnaccel.dispatch import pins, records
 from gnnaccel.dispatch.config import Config
+from gnnaccel.profile import warmup
 from gnnaccel.profile.log import decisions, reading, summary
 
 GRAPH = dict(num_src=100, num_dst=100, num_edges=900, self_loops=100)
@@ -46,16 +48,27 @@ def said(capsys, *arguments, status=0):
 
 # --- reading ---------------------------------------------------------------------------------------------------------------
 
-def test_what_the_sink_writes_is_what_is_read(tmp_path):
+def test_what_the_sink_writes_is_what_is_read(tmp_path, monkeypatch):
     from gnnaccel.profile.sinks import JsonlSink
 
+    monkeypatch.setattr(driver, "_noted", [])
     sink = JsonlSink(tmp_path / "run.jsonl")
     made = [record(), record(**NATIVE)]
-    for r in made:
-        sink(r)
+    sink(made[0])
+    key = "additive", "forward", (("HEADS", "8"), ("ROW_T", "float"))
+    driver.note(key)
+    sink(made[1])
     sink.close()
     log = reading.read(tmp_path / "run.jsonl")
-    assert log.records == made and not log.problems
+    told = [r.pop("kernels") for r in log.records]
+    assert not log.problems and log.records == [{k: v for k, v in r.items() if k != "kernels"} for r in made]
+    assert told[1] == [{"family": "additive", "entry": "forward", "defines": {"HEADS": "8", "ROW_T": "float"}}]
+    assert made[1]["kernels"] == [] and warmup.kernels_of(log.records[:0]) == []
+
+
+def test_lines_from_before_a_field_was_added_are_records(tmp_path):
+    old = {k: v for k, v in record().items() if k not in records.ADDED}
+    assert reading.read(write(tmp_path / "run.jsonl", [old])).records == [{**records.ADDED, **old}]
 
 
 def test_half_a_line_is_left_out_and_said(tmp_path, capsys):

@@ -11,6 +11,7 @@ from torch_geometric.nn import GATConv, GCNConv, GINConv, HeteroLinear, PNAConv,
 from torch.utils.checkpoint import checkpoint
 
 import gnnaccel
+from gnnaccel.cuda import driver, sources
 from gnnaccel.dispatch import attention, watch
 from gnnaccel.dispatch.ops import aggregation_cpu
 from gnnaccel.profile import compare as comparing
@@ -269,6 +270,30 @@ def test_only_the_gradients_that_are_wrong_are_named(inputs, monkeypatch):
         (one,) = gnnaccel.compare(build("GATConv"), *inputs).layers
     assert {e.name for e in one.errors if not e.right} == {e.name for e in one.errors} - {"out"}
     assert "grad att_src (error" in one.notes[-1] and "out (" not in one.notes[-1]
+
+
+WRONG = {  # a line of a kernel's source, the same with a mistake, and what is wrong then
+    "additive": ("inverse = reciprocal(run.sum(), edges);", "inverse = 1.001f * reciprocal(run.sum(), edges);", True),
+    "additive_backward": ("delta.hi + delta.lo", "1.01f * delta.hi", False)}
+
+
+@pytest.mark.parametrize("route", ["emulated", pytest.param("cuda", marks=pytest.mark.gpu)], indirect=True)
+@pytest.mark.parametrize("family", WRONG)
+def test_a_wrong_kernel_is_caught_and_its_layer_opted_out(route, inputs, monkeypatch, family):
+    right, wrong, forward = WRONG[family]
+    true = sources.source
+    assert right in true(family)
+    monkeypatch.setattr(sources, "source", lambda name: true(name).replace(right, wrong) if name == family else true(name))
+    inputs = on(route.device, *inputs)
+    net = Net().to(route.device).eval()
+    with driver.using(type(driver.current())()), route.on(on_fallback="native"):  # a driver that has built nothing yet
+        found = gnnaccel.compare(net, *inputs)
+        assert [(one.name, one.verdict) for one in found.layers] == [("first", "mismatch"), ("last", "same")], str(found)
+        assert any(e.name == "out" and not e.right for e in found.layers[0].errors) == forward
+        assert any(e.name.startswith("grad") and not e.right for e in found.layers[0].errors)
+        gnnaccel.reset_stats()
+        net(*inputs)
+        assert gnnaccel.stats()["GATConv"]["reasons"] == {"GA101": 1} and gnnaccel.stats()["GATv2Conv"]["routes"] == {"cuda": 1}
 
 
 # ---- along a script ----

@@ -3,9 +3,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch_geometric.nn import GATConv, RGCNConv
+from torch_geometric.nn import GATConv, GCNConv, RGCNConv, SAGEConv, TAGConv
 
 import gnnaccel
+from gnnaccel.dispatch import watch
 from tests.pyg.graphs import E, F, features, square
 
 R = 5
@@ -33,6 +34,37 @@ def test_a_relational_layer():
 def test_an_attention_layer_and_its_kernel():
     text = str(gnnaccel.explain_program(GATConv(F, 8), features(), square()))
     assert text.startswith("GATConv as stated:\ngat(") and text.endswith("fused: additive attention, score 'additive'")
+
+
+def test_the_way_that_an_attention_layer_goes(route):
+    layer, inputs = GATConv(F, 8).to(route.device), [t.to(route.device) for t in (features(), square())]
+    with route.on():
+        found = gnnaccel.explain_program(layer, *inputs)
+    assert found.decision.route == route.backend and f"\ngoes to {found.decision.plan.kernel}, estimated" in str(found)
+    with gnnaccel.enabled(exclude=["GATConv"]):
+        assert "goes to the host's own code; GA101" in str(gnnaccel.explain_program(layer, *inputs))
+
+
+@pytest.mark.parametrize("make, calls, formula", [
+    (lambda: GCNConv(F, 8), 1, "out[i] = sum of weight[e] * x[j]"),
+    (lambda: SAGEConv(F, 8, ["mean", "max"]), 1, "mean, max of x[j]"),
+    (lambda: TAGConv(F, 8, K=2), 2, "sum of weight[e]")])
+def test_message_passing_of_layers_without_an_adapter(route, make, calls, formula):
+    layer, inputs = make().to(route.device), [t.to(route.device) for t in (features(), square())]
+    gnnaccel.reset_stats()
+    state = torch.get_rng_state()
+    with route.on():
+        found = gnnaccel.explain_program(layer, *inputs)
+        assert {one.decision.route for one in found.inside} == {route.backend}
+    assert len(found.inside) == calls and formula in str(found) and str(found).count("\ngoes to ") == calls
+    assert gnnaccel.stats() == {} and torch.equal(torch.get_rng_state(), state) and not watch._watchers
+    assert not gnnaccel.status()["enabled"]
+
+
+def test_message_passing_that_stays_native_says_why():
+    layer = SAGEConv(F, 8, aggr="median")
+    found = gnnaccel.explain_program(layer, features(), square())
+    assert [one.reason.code for one in found.inside] == ["GA201"] and "SAGEConv runs the host's own code: GA201" in str(found)
 
 
 def test_why_a_call_is_native():

@@ -60,7 +60,8 @@ BAD = {
     "passes": [3, [], {}, {**PASSES, "pairs_src": None}, {**PASSES, "compaction_src": "half"}, {**PASSES, "ordering": None},
                {**PASSES, "orderings": None}, {**PASSES, "orderings": [{"name": "as stated"}]}],
     "cache": [None, "maybe"], "dtype": [3], "out_dtype": [3], "autocast": [True], "capturing": [None, 1],
-    "deterministic": [None], "training": [None], "grad": [None], "storage": [8], "overhead_us": ["1"],
+    "deterministic": [None], "training": [None], "grad": [None], "storage": [8],
+    "kernels": [None, ["additive"], [{"family": "a", "entry": "k", "defines": {"A": 1}}]], "overhead_us": ["1"],
 }
 
 

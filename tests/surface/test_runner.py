@@ -1,6 +1,7 @@
 """``python -m gnnaccel``: what is run cannot tell the difference, but for gnnaccel being enabled."""
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -217,7 +218,7 @@ def test_a_script_named_like_a_subcommand_needs_its_path(tmp_path):
 OBSERVE = """
     import sys, types, gnnaccel.profile
     observe = types.ModuleType("gnnaccel.profile.observe")
-    observe.start = lambda profile, compare, report: (print("start", profile, compare, report), "it")[1]
+    observe.start = lambda profile, compare, report, autotune: (print("start", profile, compare, report, autotune), "it")[1]
     observe.finish = lambda observer: print("finish", observer)
     gnnaccel.profile.observe = sys.modules["gnnaccel.profile.observe"] = observe
     from gnnaccel import __main__
@@ -225,9 +226,9 @@ OBSERVE = """
 """
 
 
-@pytest.mark.parametrize("options, seen", [(["--profile"], "True False None"), (["--compare"], "False True None"),
-                                           (["--report", "o.html"], "False False o.html")])
-@pytest.mark.parametrize("end, status", [("pass", 0), ("raise SystemExit(4)", 4), ("1 / 0", 1)])
+@pytest.mark.parametrize("options, seen, end, status", [
+    (["--profile"], "True False None False", "pass", 0), (["--compare"], "False True None False", "raise SystemExit(4)", 4),
+    (["--report", "o.html", "--autotune"], "False False o.html True", "1 / 0", 1)])
 def test_observers_see_the_whole_run(tmp_path, options, seen, end, status):
     (tmp_path / "driver.py").write_text(textwrap.dedent(OBSERVE))
     ours = python("driver.py", *options, "-c", f"print('script')\n{end}", cwd=tmp_path)
@@ -278,8 +279,7 @@ SPAWN = """
 """
 
 
-@pytest.mark.parametrize("how", ["script", "module"])
-@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+@pytest.mark.parametrize("method, how", [("spawn", "script"), ("spawn", "module"), ("fork", "script"), ("forkserver", "script")])
 def test_processes_that_multiprocessing_starts_are_enabled_too(tmp_path, method, how):
     (tmp_path / "many.py").write_text(textwrap.dedent(SPAWN))
     ours = python(*ACCEL, "--when", "supported", *(["many.py"] if how == "script" else ["-m", "many"]), method, cwd=tmp_path)
@@ -289,17 +289,54 @@ def test_processes_that_multiprocessing_starts_are_enabled_too(tmp_path, method,
     assert ours.stdout.count("imported as __mp_main__") == {"spawn": 2, "fork": 0}.get(method, ours.stdout.count("__mp_main__"))
 
 
-@pytest.mark.parametrize("launcher", [["--no-python", sys.executable, "-m", "gnnaccel", "train.py"],
-                                      ["-m", "gnnaccel", "train.py"]],
-                         ids=["no-python", "module"])
-def test_under_torchrun(tmp_path, launcher):
-    (tmp_path / "train.py").write_text("import os, sys, gnnaccel\nopen(f'rank{os.environ[\"RANK\"]}', 'w').write("
-                                       "f'{gnnaccel.status()[\"enabled\"]} {__name__} {sys.argv}')\n")
-    done = python("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *launcher, "--epochs", "3",
-                  cwd=tmp_path,
+RANKS = """
+    import sys, torch, torch.distributed as dist
+    from torch_geometric.nn import GATConv, GATv2Conv
+    from .sizes import NODES
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    torch.manual_seed(rank)
+    first, second = GATConv(4, 2, heads=2), GATv2Conv(4, 2)
+    net = torch.nn.parallel.DistributedDataParallel(torch.nn.ModuleList([first, second]))
+    net.module.forward = lambda x, edges: second(first(x, edges), edges)
+    edges = torch.randint(0, NODES, (2, 60))
+    for _ in range(2):
+        net(torch.randn(NODES, 4), edges).sum().backward()
+    total = first.lin.weight.grad.sum()
+    dist.all_reduce(total)
+    same = float(total) == 2 * float(first.lin.weight.grad.sum())
+    sys.stdout.write(f"rank {rank} {__name__} {__package__} {sys.argv[1:]} {same}\\n")  # at once, as the other rank writes, too
+    dist.barrier()
+    dist.destroy_process_group()
+    sys.exit(3 * rank)
+"""
+
+
+def test_every_option_under_torchrun(tmp_path):
+    """Two ranks share one graph's gradients; each has files and tables of its own, and torchrun hears of the second one's end."""
+    pytest.importorskip("torch_geometric")
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "sizes.py").write_text("NODES = 12\n")
+    (package / "train.py").write_text(textwrap.dedent(RANKS))
+    done = python("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "--",
+                  "gnnaccel", "--compare", "--profile", "--report=out.html", "--log=run.jsonl", "--exclude", "GATv2Conv",
+                  "--strict", "--backend=torch", "--when=supported", "-m", "package.train", "--strict", "x", cwd=tmp_path,
                   OMP_NUM_THREADS="1")
-    assert done.returncode == 0, done.stderr
-    assert [(tmp_path / f"rank{rank}").read_text() for rank in (0, 1)] == ["True __main__ ['train.py', '--epochs', '3']"] * 2
+    assert done.returncode == 1 and "exitcode  : 3 " in done.stderr, done.stderr[-3000:]
+    for rank in (0, 1):
+        assert f"rank {rank} __main__ package ['--strict', 'x'] True" in done.stdout
+        assert f"rank {rank}: report: out{'.rank1' if rank else ''}.html" in done.stderr
+    assert done.stderr.count("compared with the host's own code") == done.stderr.count("in layers, by the clock") == 2
+    assert sorted(path.name for path in tmp_path.iterdir() if path.suffix) == ["out.html", "out.rank1.html", "run.jsonl",
+                                                                               "run.rank1.jsonl"]
+    for name in ("run.jsonl", "run.rank1.jsonl"):
+        taken = {(r["layer"], r["route"]) for r in map(json.loads, (tmp_path / name).read_text().splitlines())}
+        assert taken == {("GATConv", "torch"), ("GATv2Conv", "native")}
+    for name in ("out.html", "out.rank1.html"):
+        page = (tmp_path / name).read_text()
+        assert "GATConv #1" in page and "same" in page and "GA101" in page
 
 
 def test_an_interrupt_from_outside_ends_it_as_it_ends_python(tmp_path):

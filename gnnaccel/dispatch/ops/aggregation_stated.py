@@ -32,6 +32,11 @@ class AggregationStated:
     num_dst: int
     num_edges: int
 
+    def __str__(self) -> str:
+        return (f"out[i] = {', '.join(self.reduces)} of {'weight[e] * ' if self.weighted else ''}x[j] over the edges e = (j, i)\n"
+                f"{self.width} channels of {str(self.row).removeprefix('torch.')}, {self.num_edges} edges from {self.num_src} to "
+                f"{self.num_dst} nodes")
+
     @staticmethod
     def of(given: AggregationGiven) -> AggregationStated:
         graph, first = given.graph, given.first

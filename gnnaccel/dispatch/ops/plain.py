@@ -19,7 +19,7 @@ OPERATIONS = {"sum": neighbours, "max": neighbours, "gated": gated_sums, "severa
 
 
 class PlainRequest(NamedTuple):
-    """Everything a plan depends on; the memo key. ``many``: more edges than the kernels count."""
+    """Everything a plan depends on; the memo key. Sizes are classes of magnitude (bits)."""
 
     native: str
     reduce: str
@@ -27,7 +27,9 @@ class PlainRequest(NamedTuple):
     width: int
     row: torch.dtype
     device: str
-    many: bool
+    src_bits: int
+    dst_bits: int
+    edge_bits: int
     grad: bool
     fresh: bool
 
@@ -67,8 +69,8 @@ class PlainStated:
         return self.on_cpu and not driver.placed()
 
     def request(self, device: str, grad: bool, fresh: bool) -> PlainRequest:
-        return PlainRequest(self.native, self.reduce, self.weighted, self.width, self.row, device, self.num_edges >= 2**31, grad,
-                            fresh)
+        return PlainRequest(self.native, self.reduce, self.weighted, self.width, self.row, device, self.num_src.bit_length(),
+                            self.num_dst.bit_length(), self.num_edges.bit_length(), grad, fresh)
 
     def peek(self, given: PlainGiven) -> bool:
         """Whether the structure of the call's graph is there."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import platform
+import re
 import sys
 from collections.abc import Iterator
 
@@ -18,6 +19,7 @@ PYTHONS = ((3, 10), (3, 14))  # from the first, before the second
 REQUIRED = {"torch": "2.4", "numpy": None, "packaging": None, "platformdirs": None, "rich": None, "filelock": None}
 HOSTS = {"torch_geometric": "2.5", "dgl": "1.1"}
 CUPY = "13"
+EXTRAS = (12, 13)  # majors of CUDA for which setup.cfg has a cuda.. extra
 
 
 def check() -> Iterator[Finding]:
@@ -96,7 +98,7 @@ def _hosts() -> Iterator[Finding]:
             yield Finding("packages", module, "note", f"is not installed: {wanted} if you use it")
         elif problem is not None:
             yield Finding("packages", module, "fail", f"{version} is installed and cannot be imported: {problem}",
-                          _import_remedy(module))
+                          _import_remedy(module, problem))
         else:
             found.append(module)
             yield _recent(module, version, least, wanted)
@@ -105,7 +107,10 @@ def _hosts() -> Iterator[Finding]:
                       "pip install torch-geometric, or dgl pandas")
 
 
-def _import_remedy(module: str) -> str:
+def _import_remedy(module: str, problem: str) -> str:
+    other = re.search(r"No module named '(\w+)", problem)
+    if other is not None and other[1] != module:  # not the host's own fault
+        return f"pip install {other[1]}"
     if module == "dgl":
         return "import gnnaccel before dgl; DGL also needs pandas: pip install pandas. docs/dgl.md has what else it wants"
     return f"pip install --force-reinstall {module.replace('_', '-')}"
@@ -127,6 +132,10 @@ def bridge() -> Finding | None:
 def _cuda() -> Iterator[Finding]:
     torch_cuda, devices, broken = _torch_cuda()
     driver = probe.driver_text()
+    if import_problem("torch") is not None:
+        yield Finding("GPU", "device", "note", f"not checked: torch cannot be imported; NVIDIA driver: {driver or 'none'}")
+        yield from _cupy(None, False)
+        return
     if broken is not None:
         yield Finding("GPU", "torch", "fail", f"torch cannot ask for GPUs: {broken}",
                       "repair torch, or the NVIDIA driver: see nvidia-smi")
@@ -170,8 +179,7 @@ def _devices(devices: list[dict], torch_cuda: str | None, driver: str | None) ->
 
 def _cupy(torch_cuda: str | None, gpu: bool) -> Iterator[Finding]:
     names = [name for name in PACKAGES["cupy"] if _distribution(name)]
-    major = (torch_cuda or "13").partition(".")[0]
-    wanted = f"pip install 'gnnaccel[cuda{major}]'"
+    wanted = _install(_major(torch_cuda or "13"))
     if not names and not gpu:
         yield Finding("GPU", "CuPy", "note", f"is not installed; with a GPU: {wanted}")
         return
@@ -187,13 +195,18 @@ def _cupy(torch_cuda: str | None, gpu: bool) -> Iterator[Finding]:
         yield from _agreement(found, torch_cuda, wanted)
 
 
+def _install(cuda: int) -> str:
+    """How to get the CuPy for a major version of CUDA."""
+    return f"pip install 'gnnaccel[cuda{cuda}]'" if cuda in EXTRAS else f"pip install 'cupy-cuda{cuda}x>={CUPY}'"
+
+
 def _agreement(found: probe.Probe, torch_cuda: str | None, wanted: str) -> Iterator[Finding]:
     """NVRTC compiles for the driver that CuPy uses; torch brings a CUDA of its own, which had better be the same major one."""
     if found.nvrtc is None:
         yield Finding("GPU", "NVRTC", "fail", f"cannot be loaded: {found.problems.get('nvrtc', 'unknown')}", wanted)
     elif found.driver_cuda and _major(found.nvrtc) > _major(found.driver_cuda):
         yield Finding("GPU", "NVRTC", "fail", f"{found.nvrtc} is newer than the CUDA {found.driver_cuda} of the driver",
-                      f"update the driver, or pip install 'gnnaccel[cuda{_major(found.driver_cuda)}]'")
+                      f"update the driver, or {_install(_major(found.driver_cuda))}")
     else:
         yield Finding("GPU", "NVRTC", "ok",
                       f"{found.nvrtc}, CuPy for CUDA {found.cupy_cuda}, driver up to CUDA {found.driver_cuda}")

@@ -33,7 +33,8 @@ def read(path: str | os.PathLike) -> Log:
             if line.strip():
                 try:
                     record = json.loads(line)
-                    records.validate(record if isinstance(record, dict) else {})
+                    record = {**records.ADDED, **record} if isinstance(record, dict) else {}
+                    records.validate(record)
                 except ValueError as problem:
                     log.problems.append(f"line {number}: {problem}")
                 else:

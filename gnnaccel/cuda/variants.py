@@ -35,6 +35,12 @@ def _pairwise(build):
             yield from build(pairwise.Variant(heads, width, row, out, edge, dropout, True, dropout, score, beside))
 
 
+def _kept():
+    for (heads, width), (row, out), more in zip(((4, 16), (3, 512)), _TYPES, (False, True)):
+        v = pairwise.Variant(heads, width, row, out, False, more, True, more, "dot", not more)
+        yield from (v.backward_kernels(by_src, True).defines for by_src in (False, True))
+
+
 def _aggregate():
     options = (("none", "position", False, True), ("edge", "place", False, False, True), ("head", "position", True),
                ("edge", "position"), ("head", "place"), ("head", "place", False, True, True), ("none", "place", True))
@@ -127,7 +133,7 @@ _SAMPLES = {
     "additive_pmf": lambda: _additive(lambda v: [v.pmf_kernels.defines]),
     "additive_backward": lambda: _additive(lambda v: [(v.edge_grad_kernels if v.edge else v.backward_kernels).defines]),
     "pairwise": lambda: _pairwise(lambda v: [v.forward_kernels.defines]),
-    "pairwise_backward": lambda: _pairwise(lambda v: [v.backward_kernels(by_src).defines for by_src in (False, True)]),
+    "pairwise_backward": lambda: [*_pairwise(lambda v: [v.backward_kernels(by_src).defines for by_src in (False, True)]), *_kept()],
     "segment_gemm": _segment_gemm,
     "segment_direct": _segment_direct,
     "segment_gemm_grad": _segment_gemm_grad,

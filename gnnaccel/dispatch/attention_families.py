@@ -221,9 +221,9 @@ def keeps_scores(found: Attention, graph: GraphView, heads: int, width: int, siz
 def _pairwise_backward(call: Call, inputs: Inputs, saved: list, grad: Tensor, wanted: tuple) -> tuple:
     operands = _operands(call, inputs)
     variant = _pairwise_variant(call, operands.keys, True)
-    packed = pairwise_backward.prepare(variant, operands, *saved, grad)
-    saved.clear()  # the output is as large as the queries' gradient
     places, keep = call.needs_places(), keeps_scores(call.attention, call.graph, call.heads, call.width, operands.keys.itemsize)
+    packed = pairwise_backward.prepare(variant, operands, *saved, grad, keep)
+    saved.clear()  # the output is as large as the queries' gradient
     by_dst, by_src = call.graph.csc(places), call.graph.csr(places, keep)
     g = pairwise_backward.backward(variant, by_dst, by_src, operands, packed, grad, wanted[3], call.dropout, keep)
     grads = (g.keys, g.queries, g.values, g.edges, g.att, g.c_src, g.c_dst)

@@ -30,19 +30,19 @@ class Gradients:
     c_dst: Tensor | None
 
 
-def prepare(variant: Variant, x: Operands, out: Tensor, norm: Tensor, grad: Tensor, keep: bool = False) -> Tensor:
+def prepare(variant: Variant, x: Operands, out: Tensor, norm: Tensor, grad: Tensor) -> Tensor:
     """What `backward` needs of the results of `pairwise.forward`, ``out`` (without bias) and ``norm``, and of ``grad`` [num_dst, H,
-    D] of ``variant.out``: [num_dst, H, 4] fp32, with ``keep`` [num_dst, H, 2]."""
+    D] of ``variant.out``: [num_dst, H, 4] fp32."""
     rows, layout = grad.shape[0], variant.layout
-    packed = torch.empty(rows, variant.heads, 2 if keep else 4, device=grad.device)
-    variant.backward_kernels(True, keep)("prepare")(grid(rows, layout, layout.slots), THREADS, 0, (
+    packed = torch.empty(rows, variant.heads, 4, device=grad.device)
+    variant.backward_kernels(True)("prepare")(grid(rows, layout, layout.slots), THREADS, 0, (
         np.int32(rows), grad.data_ptr(), out.data_ptr(), norm.data_ptr(), pointer(x.c_dst), packed.data_ptr()))
     return packed
 
 
 def backward(variant: Variant, by_dst: Rows, by_src: Rows, x: Operands, packed: Tensor, grad: Tensor, edge_grad: bool = False,
              dropout: Dropout = OFF, keep: bool = False) -> Gradients:
-    """Gradients of `pairwise.forward`; ``packed`` from `prepare`, ``grad`` and ``keep`` as there.
+    """Gradients of `pairwise.forward`; ``packed`` from `prepare`, ``grad`` as there.
 
     ``keep``: the gradients of the scores, [edges, H] fp32, are kept between the two passes, which saves gathering values and
     gradients a second time. Dot product without edge rows only; ``by_src`` has its `Rows.inverse` then.

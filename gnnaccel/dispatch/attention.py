@@ -81,7 +81,7 @@ def prepare(found: Attention, heads: int, width: int, row: torch.dtype, out: tor
     elif grad:
         wanted += [(kernels.backward_kernels(by_src), ("prepare", "backward", "merge")) for by_src in (True, False)]
         if found.score == "dot" and not found.edge and edge_bits >= SORT_FROM.bit_length():  # where scores may be kept
-            wanted += [(kernels.backward_kernels(True, True), ("prepare", "backward", "merge")),
+            wanted += [(kernels.backward_kernels(True, True), ("backward", "merge")),
                        (kernels.backward_kernels(False, True), ("queries", "merge"))]
     for compiled, entries in wanted:
         for entry in entries:

@@ -222,7 +222,7 @@ def _pairwise_backward(call: Call, inputs: Inputs, saved: list, grad: Tensor, wa
     operands = _operands(call, inputs)
     variant = _pairwise_variant(call, operands.keys, True)
     places, keep = call.needs_places(), keeps_scores(call.attention, call.graph, call.heads, call.width, operands.keys.itemsize)
-    packed = pairwise_backward.prepare(variant, operands, *saved, grad, keep)
+    packed = pairwise_backward.prepare(variant, operands, *saved, grad)
     saved.clear()  # the output is as large as the queries' gradient
     by_dst, by_src = call.graph.csc(places), call.graph.csr(places, keep)
     g = pairwise_backward.backward(variant, by_dst, by_src, operands, packed, grad, wanted[3], call.dropout, keep)

@@ -8,8 +8,7 @@
 // those of the value (v or dO).
 //
 // With KEPT (dot product without edge rows) the pass by source leaves the gradient of each score, times the scale, in the order of
-// its edges, and `queries` takes the place of the pass by destination: it gathers keys, and no values. What is gathered of a
-// destination is then half as wide, too.
+// its edges, and `queries` takes the place of the pass by destination: it gathers keys, and no values.
 #include "pairwise.cuh"
 
 #ifndef KEPT
@@ -20,8 +19,7 @@ static_assert(!KEPT || (SCORE == DOT && !EDGE), "what is kept is all that the gr
 #define SRC_TERM (SCORE == COSINE || SCORE == MX)
 #define DST_TERM (SCORE == MX)
 
-// packed [rows, H, 4]: m, 1 / sum, delta, the node term c_dst: one 16-byte load per edge and head in the pass by source. With
-// KEPT [rows, H, 2]: m + log(sum), delta; the sum's rounding is that of a score of its size.
+// packed [rows, H, 4]: m, 1 / sum, delta, the node term c_dst: one 16-byte load per edge and head in the pass by source.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
 prepare(int rows, const OUT_T* __restrict__ grad, const float* __restrict__ out, const float* __restrict__ norm,
         const float* __restrict__ c_dst, float* __restrict__ packed) {
@@ -37,13 +35,8 @@ prepare(int rows, const OUT_T* __restrict__ grad, const float* __restrict__ out,
         const int h = at.head(kh);
         if (on && at.lh == 0 && h < H) {
             const u64 i = (u64)row * H + h;
-#if KEPT
-            const float p[2] = {norm[i] - logf(norm[i + (u64)rows * H]), delta};
-            store_pack<float, 2>(packed + 2 * i, p);
-#else
             const float p[4] = {norm[i], norm[i + (u64)rows * H], delta, DST_TERM ? c_dst[i] : 0.f};
             store_pack<float, 4>(packed + 4 * i, p);
-#endif
         }
     }
 }
@@ -81,15 +74,9 @@ struct Destination {
 };
 
 __device__ __forceinline__ Destination destination(const float* packed, u64 row, int head, bool on) {
-#if KEPT
-    float p[2] = {0.f, 0.f};
-    if (on && head < H) load_pack<float, 2>(packed + (row * H + head) * 2, p);
-    const Destination d = {p[0], 1.f, p[1], 0.f};
-#else
     float p[4] = {0.f, 0.f, 0.f, 0.f};
     if (on && head < H) load_pack<float, 4>(packed + (row * H + head) * 4, p);
     const Destination d = {p[0], p[1], p[2], p[3]};
-#endif
     return d;
 }
 

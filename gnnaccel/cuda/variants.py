@@ -72,6 +72,7 @@ _DIRECT = (  # k, n, blocks, dtype, precision, bytes of a load, transposed, elem
     (128, 128, 1, torch.float32, "FP32", 16, True, 4, "PLAIN", None),
     (64, 32, 2, torch.bfloat16, "HALF", 16, False, 8, "PLAIN", (2, 32)),
     (48, 24, 3, torch.float16, "HALF", 2, True, 1, "BLEND", None),
+    (64, 64, 1, torch.float32, "FP32", 16, True, 4, "GELU_GRAD", None),
     (112, 40, 1, torch.float32, "TF32", 4, False, 2, "ATOMIC", None),
     (24, 8, 1, torch.float32, "FP32", 8, True, 2, "PLAIN", (1, 8)))
 

@@ -1,5 +1,5 @@
 // Backward of pairwise attention. Weights are recomputed from the softmax's saved maximum and sum: nothing of the size of the
-// edges is kept or made. The same kernel runs twice, BY_SRC = 1 over the rows of the transposed graph (gradients of keys and
+// edges is kept or made but with KEPT. The same kernel runs twice, BY_SRC = 1 over the rows of the transposed graph (gradients of keys and
 // values) and BY_SRC = 0 over the destinations (gradients of queries, of the attention vector and of edge rows):
 //
 //   alpha = exp(s - m_i) / sum_i,  w = alpha dropout,  t = <dO_i, v_j>,  delta_i = <dO_i, O_i>,  ds = alpha (dropout t - delta_i)

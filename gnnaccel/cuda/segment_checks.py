@@ -89,17 +89,21 @@ def check_epilogue(segments: Segments, scale: Tensor | None, activation: str, de
         raise ValueError(f"activation is one of {sorted(ACTIVATIONS)}, not {activation!r}")
 
 
-def check_blend(segments: Segments, shape: tuple, dtype: torch.dtype, share: Tensor, rest: Tensor, accumulate: bool,
-                device: torch.device) -> None:
+def check_rest(segments: Segments, shape: tuple, dtype: torch.dtype, share: Tensor | None, rest: Tensor, accumulate: bool,
+               device: torch.device) -> None:
+    """Of the rows that join the result: those of a blend, or without a ``share`` those at which GELU's derivative is taken."""
     if accumulate:
-        raise ValueError("accumulate and blend: the result is either added to what is there, or blended with other rows")
-    expect("the share of a blend", share, torch.float32, (segments.count,), device)
-    expect("the rest of a blend", rest, dtype, shape, device)
+        raise ValueError("accumulate and another way to write: the result is either added to what is there, or blended with other "
+                         "rows, or multiplied by a derivative")
+    if share is not None:
+        expect("the share of a blend", share, torch.float32, (segments.count,), device)
+    expect("gelu_grad" if share is None else "the rest of a blend", rest, dtype, shape, device)
 
 
-def check_apart(rest: Tensor, out: Tensor) -> None:
+def check_apart(share: Tensor | None, rest: Tensor, out: Tensor) -> None:
     if rest.data_ptr() == out.data_ptr() and out.numel():
-        raise ValueError("the rest of a blend is the memory that the result goes to: pass other memory")
+        name = "gelu_grad" if share is None else "the rest of a blend"
+        raise ValueError(f"{name} is the memory that the result goes to: pass other memory")
 
 
 def check_pair(x: Tensor, dy: Tensor, blocks: int) -> tuple[int, int]:

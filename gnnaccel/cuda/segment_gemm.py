@@ -17,7 +17,7 @@ from torch import Tensor
 from gnnaccel.cuda import segment_direct
 from gnnaccel.cuda.launch import Kernels, pointer
 from gnnaccel.cuda.layout import TYPES
-from gnnaccel.cuda.segment_checks import (ACTIVATIONS, check_apart, check_blend, check_epilogue, check_out, check_rows,
+from gnnaccel.cuda.segment_checks import (ACTIVATIONS, check_apart, check_epilogue, check_out, check_rest, check_rows,
                                           check_weights, heads_of, per_segment)
 from gnnaccel.cuda.segment_direct import DirectPlan, direct_plan
 from gnnaccel.cuda.segment_plan import (ProductPlan, Segments, as_defines, grid_blocks, precision_of, product_plan, shared_limit,
@@ -46,7 +46,8 @@ def multiply(segments: Segments, x: Tensor, w: Tensor, *, index: Tensor | None =
              out: Tensor | None = None, transposed: bool = False, blocks: int = 1, bias: Tensor | None = None,
              scale: Tensor | None = None, activation: str = "none", slope: float = 0.0, precision: str = "fp32",
              out_dtype: torch.dtype | None = None, accumulate: bool = False, distinct: bool = False,
-             blend: tuple[Tensor, Tensor] | None = None, dots: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+             blend: tuple[Tensor, Tensor] | None = None, gelu_grad: Tensor | None = None,
+             dots: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
     """``out[out_index[i]] = activation((x[index[i]] @ w[segment of i] + bias[segment of i]) * scale[i])`` for every row i.
 
     x: [n, blocks * K] fp32, fp16 or bf16, contiguous. w: [S, K, N], or [S, blocks, K, N] for block-diagonal matrices, of x's
@@ -61,12 +62,15 @@ def multiply(segments: Segments, x: Tensor, w: Tensor, *, index: Tensor | None =
     ``distinct`` promises that it does not.
     blend: (share fp32 [S], rest) instead: out is ``share * product + (1 - share) * rest`` of the segment's share. ``rest`` has
     rows of its own for those of ``out``, of its dtype, and is other memory.
+    gelu_grad: instead, times the derivative of GELU (by the error function) at its rows, which are as ``rest``.
     dots: attention vectors [H, D] or [S, H, D] with H * D = blocks * N. Returns ``(out, a)``, a [rows, H] fp32 being the inner
     products of row i's heads, not rounded to the output's dtype, with them.
 
     ValueError for shapes, dtypes or options that do not fit. Indices are not checked.
     """
-    share, rest = (None, None) if blend is None else blend
+    if blend is not None and gelu_grad is not None:
+        raise ValueError("blend and gelu_grad: the result is either blended with other rows, or multiplied by a derivative")
+    share, rest = (None, gelu_grad) if blend is None else blend
     options = transposed, blocks, activation, slope, precision, out_dtype, accumulate, distinct
     tensors = x, w, index, out_index, out, bias, scale, share, rest, dots
     key = options + tuple([None if t is None else (t.dtype, t.shape, t.stride(), t.device, t.data_ptr() & 15) for t in tensors])
@@ -76,7 +80,7 @@ def multiply(segments: Segments, x: Tensor, w: Tensor, *, index: Tensor | None =
     if out is None:
         out = torch.empty(made.shape, dtype=made.dtype, device=x.device)
     elif rest is not None:
-        check_apart(rest, out)
+        check_apart(share, rest, out)
     a = None if made.planes is None else (torch.empty if made.planes[0] == 1 else torch.zeros)(made.planes, device=x.device)
     if made.compiled is not None:
         bias, dots = _fp32(bias), _fp32(dots)
@@ -118,11 +122,13 @@ def _make(segments: Segments, options: tuple, tensors: tuple) -> _Made:
     heads = heads_of(dots, blocks * n)
     att_step = per_segment("dots", dots, segments, heads, x.device)
     check_epilogue(segments, scale, activation, x.device)
-    if share is not None:
-        check_blend(segments, shape, dtype, share, rest, accumulate, x.device)
+    if rest is not None:
+        check_rest(segments, shape, dtype, share, rest, accumulate, x.device)
     plan = _plan(k, n, x.dtype, segments.rows, segments.count, transposed, precision, heads is not None, x.device)
     write = "PLAIN"
-    if share is not None or accumulate:
+    if rest is not None and share is None:
+        write = "GELU_GRAD"
+    elif share is not None or accumulate:
         write = "BLEND" if share is not None or distinct or out_index is None else "ATOMIC"
     at_out = math.gcd(_NEW if out is None else out.data_ptr(), 0 if rest is None else rest.data_ptr())
     planes = None if heads is None else (_planes(plan, n, *heads), segments.rows, heads[0])

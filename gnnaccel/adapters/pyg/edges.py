@@ -45,6 +45,8 @@ def with_loops(edge_attr: Tensor, edge_index: Tensor, loops: int, fill_value: An
     elif isinstance(fill_value, str):
         from torch_geometric.utils import scatter
 
+        scatter = getattr(scatter, "__original_fn", scatter)  # a part of the layer's call, not one of its own
+
         src, dst = edge_index.unbind(0)
         kept = dst.long().masked_fill(src == dst, loops).clamp(max=loops)  # dropped loops, and nodes without one, to a spare row
         attr = scatter(edge_attr, kept, 0, loops + 1, fill_value)[:loops]

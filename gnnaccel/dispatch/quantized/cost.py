@@ -41,6 +41,10 @@ def reason_against(sizes: Sizes, storage: Storage) -> Reason | None:
     if degree < limits["degree"]:
         return reason("GA604",
                       f"a row is gathered {degree:.1f} times, below {limits['degree']:g}: too seldom to be worth rounding")
+    least = limits["narrow"] if degree < limits["narrow_degree"] else limits["least"]
+    if storage.format == "int8" and sizes.channels < least:
+        return reason("GA604", f"{sizes.channels} channels, below {least}, gathered {degree:.1f} times: int8 rows so narrow cost more "
+                               "to make and to read than they save")
     found = gain(sizes, storage)
     if found >= limits["margin"]:
         return None
@@ -93,7 +97,8 @@ def _pass(rows: int, sizes: Sizes, form: str) -> float:
     as_it_is = sizes.channels * sizes.itemsize
     size = {"int8": stride(sizes.channels) + 4, "bf16": 2 * sizes.channels}.get(form, as_it_is)
     moved = -(-size // _SECTOR) * _SECTOR if form != "fp32" else size
-    rate = rates["gather_l2"] if rows * size <= rates["l2_bytes"] else rates["gather_hbm"]
+    cached = rates["l2_bytes"] * (limits["l2_slack"] if form == "fp32" else 1)
+    rate = rates["gather_l2"] if rows * size <= cached else rates["gather_hbm"]
     launches = constants()["aggregation"]["cuda"]["launches"]["forward"]
     if form == "fp32":
         return sizes.num_edges * moved / rate + launches * rates["launch"]

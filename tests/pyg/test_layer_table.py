@@ -25,9 +25,10 @@ def way(name: str) -> str | None:
     known = propagate_reading.known_class(cls)
     arguments = [p for p in inspect.signature(cls.message).parameters if p != "self"]
     kwargs = {p.removesuffix("_j").removesuffix("_i"): (None, None) for p in arguments}  # pairs stand for tensors
-    form = known.form(kwargs)
-    if type(form) is not Reason:
-        return "its aggregation"
+    for given in ({**kwargs, "edge_attr": None}, kwargs):
+        form = known.form(given, known.stock and known.stock.usual)
+        if type(form) is not Reason:
+            return "its aggregation"
     return f"native: {form.text.replace(f'{name} ', 'it ')}"
 
 
@@ -42,7 +43,8 @@ def test_the_table_is_current():
 
 def test_the_layers_that_must_gain_do():
     for name in ("GCNConv", "SAGEConv", "GraphConv", "GINConv", "SGConv", "TAGConv", "SSGConv", "APPNP", "LGConv", "MixHopConv",
-                 "GCN2Conv", "ARMAConv", "ChebConv", "ClusterGCNConv", "GatedGraphConv", "SignedConv", "SimpleConv"):
+                 "GCN2Conv", "ARMAConv", "ChebConv", "ClusterGCNConv", "GatedGraphConv", "SignedConv", "SimpleConv", "GINEConv",
+                 "LEConv", "EGConv", "ResGatedGraphConv", "GENConv"):
         assert way(name) == "its aggregation", name
 
 

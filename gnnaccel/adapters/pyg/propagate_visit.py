@@ -21,7 +21,10 @@ class _Propagate:
         found = reading.read(layer, *args, kwargs)
         if type(found) is Reason:
             return found
-        given = AggregationGiven(found.graph, found.given, found.reduces, (found, kwargs))
+        first = reading.completed(layer, found.form, found.graph, found.given, kwargs)
+        if type(first) is Reason:
+            return first
+        given = AggregationGiven(found.graph, first, found.reduces, (found, kwargs))
         return AggregationStated.of(given), given
 
     @staticmethod

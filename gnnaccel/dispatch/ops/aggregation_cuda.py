@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gnnaccel.cuda import aggregate as sums
 from gnnaccel.cuda.layout import MAX_WIDTH, TYPES
-from gnnaccel.dispatch.ops import aggregation
+from gnnaccel.dispatch.ops import aggregation, aggregation_messages
 from gnnaccel.dispatch.ops.aggregation import Aggregation
 from gnnaccel.dispatch.ops.call import Kernel
 from gnnaccel.dispatch.ops.graph import OpGraph
@@ -19,6 +19,7 @@ from gnnaccel.dispatch.reasons import Reason, reason
 from gnnaccel.dispatch.relational.cuda_maps import by_torch, dense
 
 _MAX_EDGES = 2**31
+_MULTI = ("max", "min", "var")  # by the kernels of several reduces
 
 
 def kernel(graph: OpGraph, given: Aggregation) -> Kernel | Reason:
@@ -29,7 +30,9 @@ def kernel(graph: OpGraph, given: Aggregation) -> Kernel | Reason:
         return reason("GA206", "rows are empty" if not all(given.shape) else f"{graph.num_edges} edges; int32 counts them")
     if not graph.num_edges:
         return reason("GA303")
-    if given.reduce in ("max", "min"):
+    if given.more is not None:
+        return aggregation_messages.kernel(graph, given)
+    if given.reduce in _MULTI:
         found = _multi(graph, given)
         return found._replace(run=lambda: run(graph, given)) if type(found) is Kernel else found
     heads, width, weight = _layout(given)
@@ -48,7 +51,9 @@ def kernel(graph: OpGraph, given: Aggregation) -> Kernel | Reason:
 
 def run(graph: OpGraph, given: Aggregation) -> Tensor:
     """`aggregation.plain` by kernels."""
-    if given.reduce in ("max", "min"):
+    if given.more is not None:
+        return aggregation_messages.run(graph, given)
+    if given.reduce in _MULTI:
         return _multi(graph, given).run().view(-1, *given.shape)
     layout = _layout(given)
     x, weight = _expanded(given, layout)

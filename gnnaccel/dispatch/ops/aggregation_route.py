@@ -83,13 +83,13 @@ def decide_all(graph: OpGraph, given: Aggregation, reduces: tuple[str, ...], con
     list. One that is native makes all native, as the host makes its messages once for all."""
     if len(reduces) == 1:
         return decide(graph, given, config, asked)
-    found = {name: decide(graph, given._replace(reduce=name), config, asked) for name in reduces}
+    found = {name: decide(graph, given.by(name), config, asked) for name in reduces}
     for one in found.values():
         if one.run is None:
             return one
     first = found[reduces[0]]
     names = ", ".join(dict.fromkeys(one.kernel for one in found.values()))
-    return first._replace(kernel=names, run=lambda graph, given: [found[name].run(graph, given._replace(reduce=name))
+    return first._replace(kernel=names, run=lambda graph, given: [found[name].run(graph, given.by(name))
                                                                   for name in reduces])
 
 
@@ -137,7 +137,7 @@ def _cost_reason(graph: OpGraph, given: Aggregation, config: Config,
 
 
 def _differentiated(given: Aggregation) -> bool:
-    return torch.is_grad_enabled() and (given.x.requires_grad or (given.weight is not None and given.weight.requires_grad))
+    return torch.is_grad_enabled() and any(t.requires_grad for t in given.tensors)
 
 
 def checkpointed() -> bool:

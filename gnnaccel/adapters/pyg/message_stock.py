@@ -1,0 +1,113 @@
+"""Messages and aggregations of PyG's own layers that read the layer, so that standing in for their arguments is not enough.
+
+Each is known by its function, so it holds for classes that inherit it. What it reads of the layer is its *stamp*: a form is good
+for all layers with the same.
+"""
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnaccel.adapters.pyg import guards
+from gnnaccel.adapters.pyg.message import Arguments, Form, rows
+from gnnaccel.dispatch.ops.messages import Gated, Rectified
+from gnnaccel.dispatch.reasons import Reason, reason
+
+
+class Stock(NamedTuple):
+    """``stamp(layer)``; ``form(stamp, kinds)``, as `message.form`, with a reason where there is none; ``usual``: the stamp of a
+    layer as it is constructed."""
+
+    stamp: Callable[[Any], tuple]
+    form: Callable[[tuple, dict[str, str]], Form | Reason | None]
+    usual: tuple
+
+
+class Aggregate(NamedTuple):
+    """An aggregation that a layer does itself: ``reduces(layer)``, names as `Aggregation.by` takes them; ``weight``: the argument
+    of ``propagate`` with weights [E] or None; ``combine(layer, results)``, a result for each."""
+
+    reduces: Callable[[Any], tuple[str, ...]]
+    weight: str
+    combine: Callable[[Any, list[Tensor]], Tensor]
+
+
+@functools.cache
+def messages() -> dict[Any, Stock]:
+    """By the ``message`` function."""
+    from torch_geometric import nn
+
+    return {nn.GINEConv.message: Stock(lambda layer: (layer.lin is not None,), _gine, (False,)),
+            nn.GENConv.message: Stock(lambda layer: (hasattr(layer, "lin_edge"), layer.eps), _gen, (False, 1e-7)),
+            nn.ResGatedGraphConv.message: Stock(_gated_stamp, _gated, (None, None))}
+
+
+@functools.cache
+def aggregates() -> dict[Any, Aggregate]:
+    """By the ``aggregate`` function."""
+    from torch_geometric.nn import EGConv
+
+    return {EGConv.aggregate: Aggregate(_eg_reduces, "symnorm_weight", _eg_combined)}
+
+
+# --- relu(x_j + e) -----------------------------------------------------------------------------------------------------
+
+def _gine(stamp: tuple, kinds: dict[str, str]) -> Form | None:
+    (mapped,) = stamp
+    return _rectified("lin" if mapped else None, 0.0) if kinds.get("edge_attr") == "tensor" else None
+
+
+def _gen(stamp: tuple, kinds: dict[str, str]) -> Form | None:
+    mapped, constant = stamp
+    if type(constant) not in (int, float):
+        return None
+    if kinds.get("edge_attr") == "none":
+        return Form("x", None, lambda x: x.relu() + constant)
+    return _rectified("lin_edge" if mapped else None, constant)
+
+
+def _rectified(lin: str | None, constant: float) -> Form:
+    def more(given: Arguments, layer: Any) -> Rectified:
+        edge = given["edge_attr"]
+        return Rectified(edge if lin is None else getattr(layer, lin)(edge), constant)
+
+    return Form("x", None, None, more, costly=lin is not None)
+
+
+# --- gates -------------------------------------------------------------------------------------------------------------
+
+def _gated_stamp(layer: Any) -> tuple:
+    """What is in the way."""
+    act = layer.act
+    plain = type(act) is torch.nn.Sigmoid and "forward" not in act.__dict__ and not guards.has_hooks(act)
+    return layer.edge_dim, None if plain else type(act).__name__
+
+
+def _gated(stamp: tuple, kinds: dict[str, str]) -> Form | Reason | None:
+    edge_dim, act = stamp
+    if edge_dim is not None:
+        return reason("GA208", "its keys, queries and values are made of features of edges")
+    if act is not None:
+        return reason("GA208", f"its gates are not plain sigmoids but {act}")
+    if kinds.get("edge_attr", "none") != "none":
+        return None
+    return Form("v", None, None, lambda given, layer: Gated(rows(given, "q", "j"), rows(given, "k", "i")), (("q", "j"), ("k", "i")))
+
+
+# --- EGConv ------------------------------------------------------------------------------------------------------------
+
+def _eg_reduces(layer: Any) -> tuple[str, ...]:
+    names = dict(symnorm="sum", std="var")
+    found = [names.get(name, name) for name in layer.aggregators]
+    if "symnorm" not in layer.aggregators:
+        return tuple(found)
+    return tuple(name if asked == "symnorm" else f"{name} unweighted" for name, asked in zip(found, layer.aggregators))
+
+
+def _eg_combined(layer: Any, results: list[Tensor]) -> Tensor:
+    found = [out.clamp(min=1e-5).sqrt() if name == "std" else out for name, out in zip(layer.aggregators, results)]
+    return torch.stack(found, dim=1) if len(found) > 1 else found[0]

@@ -28,7 +28,7 @@ class Stock(NamedTuple):
 
 
 class Aggregate(NamedTuple):
-    """An aggregation that a layer does itself: ``reduces(layer)``, names as `Aggregation.by` takes them; ``weight``: the argument
+    """An aggregation that a layer does itself: ``reduces(layer)``, names as `Aggregation.by` takes them, () for others; ``weight``: the argument
     of ``propagate`` with weights [E] or None; ``combine(layer, results)``, a result for each."""
 
     reduces: Callable[[Any], tuple[str, ...]]
@@ -101,11 +101,21 @@ def _gated(stamp: tuple, kinds: dict[str, str]) -> Form | Reason | None:
 # --- EGConv ------------------------------------------------------------------------------------------------------------
 
 def _eg_reduces(layer: Any) -> tuple[str, ...]:
+    if "std" in layer.aggregators and not _clamps():
+        return ()
     names = dict(symnorm="sum", std="var")
     found = [names.get(name, name) for name in layer.aggregators]
     if "symnorm" not in layer.aggregators:
         return tuple(found)
     return tuple(name if asked == "symnorm" else f"{name} unweighted" for name, asked in zip(found, layer.aggregators))
+
+
+@functools.cache
+def _clamps() -> bool:
+    """Whether deviations are what `_eg_combined` makes of variances; older versions of PyG add a constant."""
+    from torch_geometric.nn import EGConv
+
+    return "clamp" in EGConv.aggregate.__code__.co_names
 
 
 def _eg_combined(layer: Any, results: list[Tensor]) -> Tensor:

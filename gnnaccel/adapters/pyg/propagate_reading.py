@@ -54,8 +54,8 @@ class Known:
             found = message.form(self.functions[0], kinds) if self.stock is None else self.stock.form(stamp, kinds)
             if found is not None and self.aggregate is not None and type(found) is message.Form:
                 found = _weighted_by(found, self.aggregate.weight, kinds)
-            self.forms[key] = found or reason(*(("GA208", "its message is not the neighbours' features, weighted or not")
-                                                if self.own else ("GA211", "message does more than to weigh features")))
+            self.forms[key] = found or reason(*(("GA208", "its message is of no form that is known") if self.own
+                                                else ("GA211", "message is of no form that is known")))
         return self.forms[key]
 
 
@@ -242,7 +242,9 @@ def _layer_reason(layer: Any, known: Known) -> Reason | None:
     module = own["_modules"].get("aggr_module")
     if guards._any_global_hook() or (module is not None and any(MODULE_HOOKS(module.__dict__))):
         return reason("GA501", "the aggregation module has hooks")
-    return None if known.aggregate is not None or _reduces(module) else reason("GA201", f"the aggregation is {type(module).__name__}")
+    if reductions(layer, known):
+        return None
+    return reason("GA201", f"the aggregation is {type(module).__name__ if known.aggregate is None else layer.aggregators}")
 
 
 def _update_reason(known: Known, kwargs: dict) -> Reason | None:

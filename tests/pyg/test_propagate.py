@@ -87,6 +87,17 @@ def test_several_aggregations(route, mode):
     compare(route, layer, graphs.features(), graphs.square(), torch.randn(E), positions=POSITIONS)
 
 
+def test_aggregations_that_share_a_pass(emulated):
+    args = graphs.features(), graphs.square(), torch.randn(E)
+    for aggr, kernel in ((["mean", "max", "sum"], "multi_reduce: mean, max, sum"), (["sum", "mean"], "aggregate: sum, aggregate: mean")):
+        layer = Weighing(aggr=aggr)
+        expected = layer(*args)
+        with emulated.on(records=1):
+            assert close(layer(*args), expected)
+            assert gnnaccel.records()[0]["kernel"] == kernel
+        gnnaccel.clear_records()
+
+
 def test_several_aggregations_of_which_one_is_native():
     layer, args = Weighing(aggr=["sum", "std"]), (graphs.features(), graphs.square())
     expected = layer(*args)

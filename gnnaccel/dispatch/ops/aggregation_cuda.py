@@ -33,7 +33,7 @@ def kernel(graph: OpGraph, given: Aggregation) -> Kernel | Reason:
     if given.more is not None:
         return aggregation_messages.kernel(graph, given)
     if given.reduce in _MULTI:
-        found = _multi(graph, given)
+        found = _multi(graph, given, (given.reduce,))
         return found._replace(run=lambda: run(graph, given)) if type(found) is Kernel else found
     heads, width, weight = _layout(given)
     mean, dtype = given.reduce == "mean", given.x.dtype
@@ -54,7 +54,7 @@ def run(graph: OpGraph, given: Aggregation) -> Tensor:
     if given.more is not None:
         return aggregation_messages.run(graph, given)
     if given.reduce in _MULTI:
-        return _multi(graph, given).run().view(-1, *given.shape)
+        return _multi(graph, given, (given.reduce,)).run().view(-1, *given.shape)
     layout = _layout(given)
     x, weight = _expanded(given, layout)
     if torch.is_grad_enabled() and (x.requires_grad or (weight is not None and weight.requires_grad)):
@@ -73,14 +73,38 @@ def _expanded(given: Aggregation, layout: tuple[int, int, str]) -> tuple[Tensor,
     return x, weight
 
 
-def _multi(graph: OpGraph, given: Aggregation) -> Kernel | Reason:
+def together(graph: OpGraph, given: Aggregation, names: tuple[str, ...]) -> dict[tuple[str, ...], Kernel]:
+    """Those of the aggregations ``names`` (`Aggregation.by`) that one pass computes: rows of the same weights, where one is a
+    maximum, a minimum or a variance anyway."""
+    found = {}
+    for weighted in (False, True):
+        group = tuple(dict.fromkeys(name for name in names if (given.by(name).weight is not None) is weighted))
+        reduces = tuple(given.by(name).reduce for name in group)
+        if given.more is None and len(group) > 1 and any(reduce in _MULTI for reduce in reduces):
+            kernel = _multi(graph, given.by(group[0]), reduces)
+            if type(kernel) is Kernel:
+                found[group] = kernel
+    return found
+
+
+def run_all(graph: OpGraph, given: Aggregation, names: tuple[str, ...], groups: tuple[tuple[str, ...], ...]) -> list[Tensor]:
+    """The aggregations ``names``, those of each of ``groups`` in one pass."""
+    found = {}
+    for group in groups:
+        first = given.by(group[0])
+        out = _multi(graph, first, tuple(given.by(name).reduce for name in group)).run()
+        found.update(zip(group, (one.reshape(-1, *first.shape) for one in out.unbind(1))))
+    return [found[name] if name in found else run(graph, given.by(name)) for name in names]
+
+
+def _multi(graph: OpGraph, given: Aggregation, reduces: tuple[str, ...]) -> Kernel | Reason:
     from gnnaccel.dispatch.ops import multi_reduce
 
     heads, width, kind = layout = _layout(given)
     x, weight = _expanded(given, layout)
     if weight is not None:
         weight = weight.reshape(-1) if kind == "edge" else weight.reshape(-1, heads)
-    return multi_reduce.multi_reduce(graph, x.reshape(-1, heads, width), (given.reduce,), weight).kernel
+    return multi_reduce.multi_reduce(graph, x.reshape(-1, heads, width), reduces, weight).kernel
 
 
 def _layout(given: Aggregation) -> tuple[int, int, str]:

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -80,17 +81,24 @@ def decide(graph: OpGraph, given: Aggregation, config: Config, asked: Asked | No
 def decide_all(graph: OpGraph, given: Aggregation, reduces: tuple[str, ...], config: Config,
                asked: Asked | None = None) -> Decision:
     """The route of aggregations that differ in nothing but their ``reduces``, of which ``given`` has the first; several give a
-    list. One that is native makes all native, as the host makes its messages once for all."""
+    list. One that is native makes all native, as the host makes its messages once for all. Kernels share a pass where they can."""
     if len(reduces) == 1:
         return decide(graph, given, config, asked)
     found = {name: decide(graph, given.by(name), config, asked) for name in reduces}
     for one in found.values():
         if one.run is None:
             return one
-    first = found[reduces[0]]
-    names = ", ".join(dict.fromkeys(one.kernel for one in found.values()))
-    return first._replace(kernel=names, run=lambda graph, given: [found[name].run(graph, given.by(name))
-                                                                  for name in reduces])
+    kernels = {name: one.kernel for name, one in found.items()}
+
+    def run(graph: OpGraph, given: Aggregation) -> list[Tensor]:
+        return [found[name].run(graph, given.by(name)) for name in reduces]
+
+    if all(one.route == "cuda" for one in found.values()):
+        together = aggregation_cuda.together(graph, given, reduces)
+        groups = tuple(group for group, kernel in together.items() if compile_reason(kernel) is None)
+        kernels.update((name, together[group].name) for group in groups for name in group)
+        run = partial(aggregation_cuda.run_all, names=reduces, groups=groups)
+    return found[reduces[0]]._replace(kernel=", ".join(dict.fromkeys(kernels.values())), run=run)
 
 
 def on(route: str, graph: OpGraph, given: Aggregation) -> Tensor:
@@ -98,6 +106,13 @@ def on(route: str, graph: OpGraph, given: Aggregation) -> Tensor:
     if route == "cuda":
         return aggregation_cuda.run(graph, given)
     return (aggregation_cpu.run if _unfit_by_torch(graph, given) is None else aggregation.plain)(graph, given)
+
+
+def on_all(route: str, graph: OpGraph, given: Aggregation, reduces: tuple[str, ...]) -> list[Tensor]:
+    """Several, as of a `Decision` of `decide_all`."""
+    if route == "cuda":
+        return aggregation_cuda.run_all(graph, given, reduces, tuple(aggregation_cuda.together(graph, given, reduces)))
+    return [on(route, graph, given.by(name)) for name in reduces]
 
 
 def _without_kernels(graph: OpGraph, given: Aggregation, config: Config, against: Reason, asked: Asked | None) -> Decision:

@@ -106,7 +106,7 @@ def _gated():
 
 
 def _gated_sum():
-    for width, (dtype, _), edge in zip((64, 47), _TYPES, (False, True)):
+    for width, (dtype, _), edge in zip((64, 47), _TYPES, (0, 2)):
         yield gated_sum.kernels(width, dtype, edge, width == 47).defines
 
 

@@ -16,7 +16,8 @@ from tests.routes import clean, emulated, one_thread, opened, route  # noqa: F40
 
 #: rows besides x, and the messages made of them
 FORMS = {"shifted": ("v", lambda rows: Shifted(rows, -1.0)), "weighted": ("vw", lambda rows, w: Shifted(rows, 1.0)),
-         "rectified": ("e", lambda edge: Rectified(edge, 0.5)), "gated": ("uv", Gated), "gated, edges": ("uve", Gated)}
+         "rectified": ("e", lambda edge: Rectified(edge, 0.5)), "gated": ("uv", Gated), "gated, edge": ("uve", Gated),
+         "gated, edges": ("uvee", Gated)}
 
 
 def leaves(form: str, graph: OpGraph, features: tuple[int, ...], dtype=torch.float32) -> list[torch.Tensor]:

@@ -3,10 +3,11 @@
 //   forward, merge:        out[r] = sum over r's edges e of gate(e) values[other(e)], or their mean, where
 //                          gate(e) = sigmoid(left[other(e)] + right[r] + edge[e])
 //   by_row, add_one:       the sum over r's edges of the gradient of what is in the sigmoid (that of right); at each edge, that
-//                          gradient itself (that of edge)
+//                          gradient itself (that of edge), and gate(e) grad[r] (that of beside)
 //   by_other, add_both:    over the transposed graph: its sums (that of left), and those of gate(e) grad[other(e)] (that of values)
 //
-// EDGE: 1 where there are features of edges; they are read, and their gradients written, at the edges' places.
+// EDGE: 1 where there are features of edges; they are read, and their gradients written, at the edges' places. 2 where there are
+// more of them, `beside`, added to what is sent: values[other(e)] + beside[e].
 // For means, `grad` was divided beforehand.
 #include "gates.cuh"
 
@@ -17,6 +18,14 @@ __device__ __forceinline__ void load_edge(const Lanes& at, const ROW_T* edge, co
     load_row(at, edge, on ? (u64)place[position] : 0, on, r);
 #else
     clear_row(r);
+#endif
+}
+
+__device__ __forceinline__ void add_beside(const Lanes& at, const ROW_T* beside, const OFF_T* place, OFF_T position, bool on, Row& r) {
+#if EDGE == 2
+    Row more;
+    load_row(at, beside, on ? (u64)place[position] : 0, on, more);
+    add_row(r, more);
 #endif
 }
 
@@ -33,7 +42,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
 forward(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const OFF_T* __restrict__ place, int rows,
         const int* __restrict__ counters, const int2* __restrict__ chunks, int chunk_edges, int chunk_slots,
         const ROW_T* __restrict__ left, const ROW_T* __restrict__ right, const ROW_T* __restrict__ edge,
-        const ROW_T* __restrict__ values, int mean, ROW_T* __restrict__ out, float* __restrict__ part) {
+        const ROW_T* __restrict__ values, const ROW_T* __restrict__ beside, int mean, ROW_T* __restrict__ out, float* __restrict__ part) {
     const Split split = {counters, chunks, chunk_edges, chunk_slots};
     Item it;
     if (!item_at(warp_id(), rows, indptr, split, it)) return;
@@ -51,6 +60,7 @@ forward(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const O
             load_row(at, left, from, on, a[u]);
             load_row(at, values, from, on, v[u]);  // 0 where there is no edge
             load_edge(at, edge, place, p, on, b[u]);
+            add_beside(at, beside, place, p, on, v[u]);
         }
 #pragma unroll
         for (int u = 0; u < AHEAD; ++u)
@@ -85,8 +95,9 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
 by_row(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const OFF_T* __restrict__ place, int rows,
        const int* __restrict__ counters, const int2* __restrict__ chunks, int chunk_edges, int chunk_slots,
        const ROW_T* __restrict__ left, const ROW_T* __restrict__ right, const ROW_T* __restrict__ edge,
-       const ROW_T* __restrict__ values, const ROW_T* __restrict__ grad, ROW_T* __restrict__ edge_grad,
-       ROW_T* __restrict__ right_grad, float* __restrict__ part) {
+       const ROW_T* __restrict__ values, const ROW_T* __restrict__ beside, const ROW_T* __restrict__ grad,
+       ROW_T* __restrict__ edge_grad, ROW_T* __restrict__ beside_grad, ROW_T* __restrict__ right_grad,
+       float* __restrict__ part) {
     const Split split = {counters, chunks, chunk_edges, chunk_slots};
     Item it;
     if (!item_at(warp_id(), rows, indptr, split, it)) return;
@@ -105,6 +116,7 @@ by_row(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const OF
             load_row(at, left, from, on, a[u]);
             load_row(at, values, from, on, v[u]);
             load_edge(at, edge, place, p, on, b[u]);
+            add_beside(at, beside, place, p, on, v[u]);
         }
 #pragma unroll
         for (int u = 0; u < AHEAD; ++u) {
@@ -115,11 +127,15 @@ by_row(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const OF
 #pragma unroll
                 for (int c = 0; c < VEC; ++c) {
                     const float gate = sigmoid(a[u][k][c] + own[k][c] + b[u][k][c]);
+                    b[u][k][c] = gate * g[k][c];
                     v[u][k][c] *= g[k][c] * (gate * (1.f - gate));
                     sum[k][c] += v[u][k][c];
                 }
 #if EDGE
             if (edge_grad) store_row(at, edge_grad, (u64)place[p], v[u]);
+#endif
+#if EDGE == 2
+            if (beside_grad) store_row(at, beside_grad, (u64)place[p], b[u]);
 #endif
         }
     }
@@ -146,8 +162,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
 by_other(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const OFF_T* __restrict__ place, int rows,
          const int* __restrict__ counters, const int2* __restrict__ chunks, int chunk_edges, int chunk_slots,
          const ROW_T* __restrict__ left, const ROW_T* __restrict__ right, const ROW_T* __restrict__ edge,
-         const ROW_T* __restrict__ values, const ROW_T* __restrict__ grad, ROW_T* __restrict__ left_grad,
-         ROW_T* __restrict__ values_grad, float* __restrict__ part) {
+         const ROW_T* __restrict__ values, const ROW_T* __restrict__ beside, const ROW_T* __restrict__ grad,
+         ROW_T* __restrict__ left_grad, ROW_T* __restrict__ values_grad, float* __restrict__ part) {
     const Split split = {counters, chunks, chunk_edges, chunk_slots};
     Item it;
     if (!item_at(warp_id(), rows, indptr, split, it)) return;
@@ -171,13 +187,19 @@ by_other(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const 
 #pragma unroll
         for (int u = 0; u < AHEAD; ++u) {
             if (position + u * SLOTS >= it.end) continue;
+            Row v;
+#pragma unroll
+            for (int k = 0; k < PACKS; ++k)
+#pragma unroll
+                for (int c = 0; c < VEC; ++c) v[k][c] = sent[k][c];
+            add_beside(at, beside, place, position + u * SLOTS, true, v);
 #pragma unroll
             for (int k = 0; k < PACKS; ++k)
 #pragma unroll
                 for (int c = 0; c < VEC; ++c) {
                     const float gate = sigmoid(own[k][c] + a[u][k][c] + b[u][k][c]);
                     to_values[k][c] = fmaf(gate, g[u][k][c], to_values[k][c]);
-                    to_left[k][c] = fmaf(sent[k][c] * g[u][k][c], gate * (1.f - gate), to_left[k][c]);
+                    to_left[k][c] = fmaf(v[k][c] * g[u][k][c], gate * (1.f - gate), to_left[k][c]);
                 }
         }
     }

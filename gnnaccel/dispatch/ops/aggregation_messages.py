@@ -78,13 +78,13 @@ class _Rectified:
 
 
 class _Gated:
-    """sigmoid(q_j + k_i + e) * x_j."""
+    """sigmoid(q_j + k_i + e) * (x_j + f)."""
 
     @staticmethod
     def kernel(graph: OpGraph, given: Aggregation) -> Kernel | Reason:
         if given.reduce not in ("sum", "mean"):
             return _of_made(graph, given)
-        form = math.prod(given.shape), given.x.dtype, given.more.edge is not None, False
+        form = math.prod(given.shape), given.x.dtype, sum(t is not None for t in given.more[2:]), False
         return Kernel(f"gated: {given.reduce}", ("gated", *form), _compiler(gated_sum.ENTRIES, gated_sum.kernels, form),
                       lambda: _Gated.run(graph, given))
 
@@ -155,30 +155,29 @@ class _RectifiedSum(torch.autograd.Function):
 
 
 class _GatedSum(torch.autograd.Function):
-    """[num_dst, *features] of values and ``left`` [num_src, *features], ``right`` [num_dst, *features] and features of edges
-    [E, *features] or None."""
+    """[num_dst, *features] of values [num_src, *features] and what else `messages.Gated` has."""
 
     @staticmethod
-    def forward(ctx, graph, reduce, values, left, right, edge):
+    def forward(ctx, graph, reduce, values, left, right, edge, beside):
         ctx.graph, ctx.reduce = graph, reduce
-        ctx.save_for_backward(values, left, right, edge)
-        out = gated_sum.forward(graph.view().csc(), *map(_flat, (left, right, edge, values)), reduce == "mean")
-        return out.view(-1, *values.shape[1:]).detach()
+        ctx.save_for_backward(values, left, right, edge, beside)
+        given = gated_sum.Operands(*map(_flat, (left, right, values, edge, beside)))
+        return gated_sum.forward(graph.view().csc(), given, reduce == "mean").view(-1, *values.shape[1:]).detach()
 
     @staticmethod
     def backward(ctx, grad):
-        (values, left, right, edge), graph, reduce = ctx.saved_tensors, ctx.graph, ctx.reduce
+        (values, left, right, edge, beside), graph, reduce = ctx.saved_tensors, ctx.graph, ctx.reduce
         needs, shape = ctx.needs_input_grad[2:], values.shape[1:]
         if torch.is_grad_enabled():
             def again(values: Tensor, *more: Tensor | None) -> Tensor:
                 return aggregation.plain(graph, Aggregation(reduce, values, None, tuple(shape), Gated(*more)))
 
-            return None, None, *by_torch(again, (values, left, right, edge), needs, grad)
-        given = (*map(_flat, (left, right, edge, values)), _shared(graph, reduce, grad))
-        d_right = d_edge = d_left = d_values = None
-        if needs[2] or needs[3]:
-            d_right, d_edge = gated_sum.by_row(graph.view().csc(), *given, needs[3])
-        if needs[0] or needs[1]:
-            d_left, d_values = gated_sum.by_other(graph.view().csr_by_id(), *given)
-        found = (d_values, d_left, d_right, d_edge)
+            return None, None, *by_torch(again, (values, left, right, edge, beside), needs, grad)
+        given, grad = gated_sum.Operands(*map(_flat, (left, right, values, edge, beside))), _shared(graph, reduce, grad)
+        d_values = d_left = d_right = d_edge = d_beside = None
+        if any(needs[2:]):
+            d_right, d_edge, d_beside = gated_sum.by_row(graph.view().csc(), given, grad, *needs[3:])
+        if any(needs[:2]):
+            d_left, d_values = gated_sum.by_other(graph.view().csr_by_id(), given, grad)
+        found = (d_values, d_left, d_right, d_edge, d_beside)
         return None, None, *(t.view(-1, *shape) if t is not None and need else None for t, need in zip(found, needs))

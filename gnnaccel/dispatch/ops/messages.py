@@ -4,7 +4,7 @@ For an edge e from j to i, with x_j the row of the aggregation's own ``x``:
 
     Shifted      weight[e] * (x_j + sign * rows_i)
     Rectified    relu(x_j + edge[e]) + constant
-    Gated        sigmoid(left_j + right_i + edge[e]) * x_j
+    Gated        sigmoid(left_j + right_i + edge[e]) * (x_j + beside[e])
 """
 from __future__ import annotations
 
@@ -42,16 +42,18 @@ class Rectified(NamedTuple):
 
 
 class Gated(NamedTuple):
-    """``left`` [num_src, *features]; ``right`` [num_dst, *features]; ``edge`` [E, *features] by edge id, or None."""
+    """``left`` [num_src, *features]; ``right`` [num_dst, *features]; ``edge`` [E, *features] by edge id, or None; ``beside``:
+    likewise, and only next to ``edge``."""
 
     left: Tensor
     right: Tensor
     edge: Tensor | None = None
+    beside: Tensor | None = None
 
     @property
     def tensors(self) -> dict[str, tuple[Tensor, str]]:
-        found = dict(left=(self.left, "u"), right=(self.right, "v"))
-        return found if self.edge is None else {**found, "edge": (self.edge, "e")}
+        at_edges = {name: (t, "e") for name, t in (("edge", self.edge), ("beside", self.beside)) if t is not None}
+        return dict(left=(self.left, "u"), right=(self.right, "v"), **at_edges)
 
 
 More = Shifted | Rectified | Gated
@@ -76,7 +78,8 @@ def made(graph: OpGraph, x: Tensor, weight: Tensor | None, more: More | None) ->
     message = x.index_select(0, graph.index("u"))
     if type(more) is Gated:
         score = more.left.index_select(0, graph.index("u")) + more.right.index_select(0, graph.index("v"))
-        return (score if more.edge is None else score + more.edge).sigmoid() * message
+        sent = message if more.beside is None else message + more.beside
+        return (score if more.edge is None else score + more.edge).sigmoid() * sent
     if type(more) is Rectified:
         message = (message + more.edge).relu()
         return message + more.constant if more.constant else message

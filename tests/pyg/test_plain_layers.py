@@ -114,6 +114,7 @@ MORE = {
     "GEN several": (lambda: GENConv(F, 6, aggr=["max", "mean"], norm="layer", eps=0.1), 1, dict(edge_attr=6)),
     "ResGated": (lambda: ResGatedGraphConv(F, 6), 1, {}),
     "ResGated mean": (lambda: ResGatedGraphConv(F, 6, aggr="mean", root_weight=False, bias=False), 1, {}),
+    "ResGated edges": (lambda: ResGatedGraphConv(F, 6, edge_dim=4), 1, dict(edge_attr=4)),
     "EG": (lambda: EGConv(F, 8), 1, {}),
     "EG all": (lambda: EGConv(F, 8, aggregators=EG_REDUCES, num_heads=2, num_bases=3, bias=False), 1, {}),
     "EG no loops": (lambda: EGConv(F, 8, aggregators=["std"], add_self_loops=False), 1, {}),
@@ -127,15 +128,21 @@ def test_layers_whose_messages_are_more(route, name):
     compare(route, make(), graphs.features(), graphs.square(), calls=calls, positions=POSITIONS, floor=2e-6, **given)
 
 
-@pytest.mark.parametrize("make", [lambda: LEConv((F, 5), 6), lambda: ResGatedGraphConv((F, 5), 6)])
+@pytest.mark.parametrize("make", [lambda: LEConv((F, 5), 6), lambda: ResGatedGraphConv((F, 5), 6, edge_dim=4)])
 def test_both_ends_of_two_kinds_of_nodes(route, make):
-    x = (graphs.features(), graphs.features(graphs.M, 5))
-    compare(route, make(), x, graphs.bipartite(), positions=POSITIONS, floor=2e-6)
+    x, layer = (graphs.features(), graphs.features(graphs.M, 5)), make()
+    more = {} if isinstance(layer, LEConv) else dict(edge_attr=torch.randn(E, 4))
+    compare(route, layer, x, graphs.bipartite(), positions=POSITIONS, floor=2e-6, **more)
+
+
+def parametrized(layer):
+    torch.nn.utils.parametrizations.weight_norm(layer.lin_query)
+    return layer
 
 
 NATIVE = {
     "GEN": (lambda: GENConv(F, 6), False, "GA201"), "Hypergraph": (lambda: HypergraphConv(F, 6), False, "GA208"),
-    "ResGated": (lambda: ResGatedGraphConv(F, 6, edge_dim=4), True, "GA208"),
+    "ResGated parametrized": (lambda: parametrized(ResGatedGraphConv(F, 6, edge_dim=4)), True, "GA208"),
     "ResGated tanh": (lambda: ResGatedGraphConv(F, 6, act=torch.nn.Tanh()), False, "GA208"),
     "PNA": (lambda: PNAConv(F, 6, ["mean", "max"], ["identity"], torch.tensor([1, 3, 5]), edge_dim=4), True, "GA208"),
 }

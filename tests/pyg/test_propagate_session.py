@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 import torch
-from torch_geometric.nn import GENConv, GINEConv, MessagePassing
+from torch_geometric.nn import GENConv, GINEConv, MessagePassing, ResGatedGraphConv
 
 import gnnaccel
 from gnnaccel.dispatch import records, rules
@@ -61,6 +61,10 @@ def test_what_a_stock_message_reads_of_its_layer_is_noticed(route):
     layer.eps = 2.0
     check(e)
     check(None)
+    layer = ResGatedGraphConv(F, 5, edge_dim=4).to(route.device)
+    check(narrow)
+    layer.lin_key.weight.data.mul_(2)
+    check(narrow)
 
 
 def test_what_edges_bring_is_computed_once(route):

@@ -36,14 +36,16 @@ class Form(NamedTuple):
     """``source``: the argument of ``propagate`` whose rows are gathered at the source; ``weight(arguments)``: what they are
     multiplied with, one row per edge; ``apply(rows)``: what becomes of each row before; ``more(arguments, layer)``: what else is
     in a message; each None for nothing. ``ends``: other arguments that are features of nodes, used or not, each with its end of the
-    edge, "i" or "j". ``costly``: ``more`` computes something of the size of the edges' features."""
+    edge, "i" or "j". ``costly``: ``more`` computes something of the size of the edges' features. ``width``: the channels that rows then have,
+    where ``more`` makes those too: ``(rows, more)``."""
 
     source: str
     weight: Callable[[Arguments], Tensor] | None
     apply: Callable[[Tensor], Tensor] | None = None
-    more: Callable[[Arguments, Any], More] | None = None
+    more: Callable[[Arguments, Any], More | tuple[Tensor, More]] | None = None
     ends: tuple[tuple[str, str], ...] = ()
     costly: bool = False
+    width: int | None = None
 
     @property
     def unfinished(self) -> bool:

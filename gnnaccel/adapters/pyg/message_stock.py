@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
+from torch.nn.functional import linear
 
 from gnnaccel.adapters.pyg import guards
 from gnnaccel.adapters.pyg.message import Arguments, Form, rows
@@ -81,21 +83,36 @@ def _rectified(lin: str | None, constant: float) -> Form:
 # --- gates -------------------------------------------------------------------------------------------------------------
 
 def _gated_stamp(layer: Any) -> tuple:
-    """What is in the way."""
-    act = layer.act
-    plain = type(act) is torch.nn.Sigmoid and "forward" not in act.__dict__ and not guards.has_hooks(act)
-    return layer.edge_dim, None if plain else type(act).__name__
+    """Channels that messages have, where edges have features; what is in the way."""
+    act, maps = layer.act, (layer.lin_key, layer.lin_query, layer.lin_value)
+    if type(act) is not torch.nn.Sigmoid or "forward" in act.__dict__ or guards.has_hooks(act):
+        return None, f"its gates are not plain sigmoids but {type(act).__name__}"
+    if layer.edge_dim is None:
+        return None, None
+    plain = all(guards.plain_linear(lin) and type(lin.weight) is Parameter for lin in maps)
+    return layer.out_channels, None if plain else "one of its maps is no plain linear one, or not initialised"
 
 
 def _gated(stamp: tuple, kinds: dict[str, str]) -> Form | Reason | None:
-    edge_dim, act = stamp
-    if edge_dim is not None:
-        return reason("GA208", "its keys, queries and values are made of features of edges")
-    if act is not None:
-        return reason("GA208", f"its gates are not plain sigmoids but {act}")
-    if kinds.get("edge_attr", "none") != "none":
-        return None
-    return Form("v", None, None, lambda given, layer: Gated(rows(given, "q", "j"), rows(given, "k", "i")), (("q", "j"), ("k", "i")))
+    width, why = stamp
+    if why is not None:
+        return reason("GA208", why)
+    if (kinds.get("edge_attr", "none") == "none") is not (width is None):
+        return None  # an error in the host
+    ends = (("q", "j"), ("k", "i"))
+    if width is not None:
+        return Form("v", None, None, _gated_by_edges, ends, True, width)
+    return Form("v", None, None, lambda given, layer: Gated(rows(given, "q", "j"), rows(given, "k", "i")), ends)
+
+
+def _gated_by_edges(given: Arguments, layer: Any) -> tuple[Tensor, Gated]:
+    """The maps of what nodes and edges bring are applied to each alone: they are linear. Both parts of a score that edges
+    bring are one map."""
+    edge, maps = given["edge_attr"], dict(k=layer.lin_key, q=layer.lin_query, v=layer.lin_value)
+    cut = -edge.shape[-1]
+    k, q, v = (linear(rows(given, name, "i" if name == "k" else "j"), lin.weight[:, :cut], lin.bias) for name, lin in maps.items())
+    score = linear(edge, layer.lin_key.weight[:, cut:] + layer.lin_query.weight[:, cut:])
+    return v, Gated(q, k, score, linear(edge, layer.lin_value.weight[:, cut:]))
 
 
 # --- EGConv ------------------------------------------------------------------------------------------------------------

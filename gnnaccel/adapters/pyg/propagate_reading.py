@@ -175,11 +175,18 @@ def _with_more(layer: Any, form: message.Form, graph: OpGraph, given: Aggregatio
     """With all that messages are made of. ``stand_in``: with nothing in place of what has to be computed from edges."""
     if stacked(layer, given.x):
         return reason("GA206", f"features of shape {list(given.x.shape)} in messages that are more than these")
-    if stand_in:
-        more = messages.Rectified(given.x.new_empty(()).expand(graph.num_edges, *given.x.shape[1:]))
-    else:
+    if form.width is not None and torch.is_autocast_enabled(given.x.device.type):
+        return reason("GA203", "autocast is on", "call the layer outside of autocast")
+    if not stand_in:
         more = form.more(kwargs, layer)
-    return messages.unfit(graph, given.x, given.weight, more) or given._replace(more=more)
+        x, more = (given.x, more) if form.width is None else more
+    else:
+        nothing = given.x.new_empty((), requires_grad=torch.is_grad_enabled())
+        x = given.x if form.width is None else nothing.expand(graph.num_src, form.width)
+        more = messages.Rectified(nothing.expand(graph.num_edges, *x.shape[1:]))
+        if form.width is not None:
+            more = messages.Gated(x, nothing.expand(graph.num_dst, form.width), more.edge, more.edge)
+    return messages.unfit(graph, x, given.weight, more) or given._replace(x=x, shape=tuple(x.shape[1:]), more=more)
 
 
 def completed(layer: Any, form: message.Form, graph: OpGraph, given: Aggregation | Reason, kwargs: dict,

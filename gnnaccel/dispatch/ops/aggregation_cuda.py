@@ -78,7 +78,8 @@ def together(graph: OpGraph, given: Aggregation, names: tuple[str, ...]) -> dict
     maximum, a minimum or a variance anyway."""
     found = {}
     for weighted in (False, True):
-        group = tuple(dict.fromkeys(name for name in names if (given.by(name).weight is not None) is weighted))
+        group = tuple(dict.fromkeys(name for name in names if given.by(name).reduce in aggregation.REDUCES
+                                    and (given.by(name).weight is not None) is weighted))
         reduces = tuple(given.by(name).reduce for name in group)
         if given.more is None and len(group) > 1 and any(reduce in _MULTI for reduce in reduces):
             kernel = _multi(graph, given.by(group[0]), reduces)

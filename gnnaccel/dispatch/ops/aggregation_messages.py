@@ -109,6 +109,9 @@ def _compiler(entries: tuple[str, ...], kernels: Callable, form: tuple) -> Calla
 def _of_made(graph: OpGraph, given: Aggregation) -> Kernel | Reason:
     from gnnaccel.dispatch.ops import multi_reduce
 
+    if given.reduce not in aggregation.REDUCES:
+        return reason("GA208", f"{given.reduce} of messages that are more than neighbours' rows")
+
     def run() -> Tensor:
         made = messages.made(graph, given.x, None, given.more)
         return multi_reduce.multi_reduce(graph, made, (given.reduce,), of_edges=True).kernel.run().view(-1, *given.shape)

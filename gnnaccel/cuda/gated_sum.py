@@ -27,8 +27,8 @@ def kernels(width: int, dtype: torch.dtype, edge: int, wide: bool) -> Kernels:
 
 
 class Operands(NamedTuple):
-    """``left``, ``values``: [nodes of the other side, F]; ``right``: [rows, F]; ``edge``: [edges, F] by place, or None; ``beside``:
-    likewise, and only next to ``edge``. All contiguous, 16-byte aligned, of one dtype: fp32, fp16 or bf16."""
+    """``left``, ``values``: [nodes of the other side, F]; ``right``: [rows, F]; ``edge``: [edges, F] by place, or None;
+    ``beside``: likewise, and only next to ``edge``. All contiguous, 16-byte aligned, of one dtype: fp32, fp16 or bf16."""
 
     left: Tensor
     right: Tensor
@@ -83,8 +83,8 @@ def by_row(graph: Rows, given: Operands, grad: Tensor, edge: bool, beside: bool)
 def by_other(graph: Rows, given: Operands, grad: Tensor) -> tuple[Tensor, Tensor]:
     """The gradients of ``left`` and ``values``, both [rows, F].
 
-    graph: that of `forward` by the other end, with the same places; given, grad: as in `by_row`. ValueError for a tensor that does
-    not fit.
+    graph: that of `forward` by the other end, with the same places; given, grad: as in `by_row`. ValueError for a tensor that
+    does not fit.
     """
     _check(graph, given, grad, graph.rows, given.right.shape[0])
     left_grad, values_grad = torch.empty_like(given.left), torch.empty_like(given.values)

@@ -15,7 +15,7 @@ from torch.nn import Parameter
 from torch.nn.functional import linear
 
 from gnnaccel.adapters.pyg import guards
-from gnnaccel.adapters.pyg.message import Arguments, Form, rows
+from gnnaccel.adapters.pyg.message_standins import Arguments, Form, rows
 from gnnaccel.dispatch.ops.messages import Gated, Rectified
 from gnnaccel.dispatch.reasons import Reason, reason
 
@@ -30,8 +30,8 @@ class Stock(NamedTuple):
 
 
 class Aggregate(NamedTuple):
-    """An aggregation that a layer does itself: ``reduces(layer)``, names as `Aggregation.by` takes them, () for others; ``weight``: the argument
-    of ``propagate`` with weights [E] or None; ``combine(layer, results)``, a result for each."""
+    """An aggregation that a layer does itself: ``reduces(layer)``, names as `Aggregation.by` takes them, () for others;
+    ``weight``: the argument of ``propagate`` with weights [E] or None; ``combine(layer, results)``, a result for each."""
 
     reduces: Callable[[Any], tuple[str, ...]]
     weight: str
@@ -44,7 +44,7 @@ def messages() -> dict[Any, Stock]:
     from torch_geometric import nn
 
     return {nn.GINEConv.message: Stock(lambda layer: (layer.lin is not None,), _gine, (False,)),
-            nn.GENConv.message: Stock(lambda layer: (hasattr(layer, "lin_edge"), layer.eps), _gen, (False, 1e-7)),
+            nn.GENConv.message: Stock(_gen_stamp, _gen, (False, 1e-7)),
             nn.ResGatedGraphConv.message: Stock(_gated_stamp, _gated, (None, None))}
 
 
@@ -63,9 +63,13 @@ def _gine(stamp: tuple, kinds: dict[str, str]) -> Form | None:
     return _rectified("lin" if mapped else None, 0.0) if kinds.get("edge_attr") == "tensor" else None
 
 
+def _gen_stamp(layer: Any) -> tuple:
+    return hasattr(layer, "lin_edge"), layer.eps if type(layer.eps) in (int, float) else None
+
+
 def _gen(stamp: tuple, kinds: dict[str, str]) -> Form | None:
     mapped, constant = stamp
-    if type(constant) not in (int, float):
+    if constant is None:
         return None
     if kinds.get("edge_attr") == "none":
         return Form("x", None, lambda x: x.relu() + constant)
@@ -110,7 +114,8 @@ def _gated_by_edges(given: Arguments, layer: Any) -> tuple[Tensor, Gated]:
     bring are one map."""
     edge, maps = given["edge_attr"], dict(k=layer.lin_key, q=layer.lin_query, v=layer.lin_value)
     cut = -edge.shape[-1]
-    k, q, v = (linear(rows(given, name, "i" if name == "k" else "j"), lin.weight[:, :cut], lin.bias) for name, lin in maps.items())
+    k, q, v = (linear(rows(given, name, "i" if name == "k" else "j"), lin.weight[:, :cut], lin.bias)
+               for name, lin in maps.items())
     score = linear(edge, layer.lin_key.weight[:, cut:] + layer.lin_query.weight[:, cut:])
     return v, Gated(q, k, score, linear(edge, layer.lin_value.weight[:, cut:]))
 

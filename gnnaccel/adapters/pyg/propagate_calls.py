@@ -123,8 +123,8 @@ class Last:
     """A layer's last call over some edges and where it went. Holds the edges and their structure weakly."""
 
     __slots__ = ("epoch", "edge_index", "version", "pointer", "signature", "modes", "settings", "known", "module", "source",
-                 "form", "stamp", "reduce", "sizes", "view", "route", "decision", "name", "missed", "rows", "gain", "patience", "code",
-                 "fell_back")
+                 "form", "stamp", "reduce", "sizes", "view", "route", "decision", "name", "missed", "rows", "gain", "patience",
+                 "code", "fell_back")
 
     def _same_edges(self, edge_index: Tensor, config: Config) -> bool:
         return self.epoch == config.epoch and self.edge_index() is edge_index and self.version == edge_index._version

@@ -145,7 +145,9 @@ def read(layer: Any, edge_index: Any, kwargs: dict) -> Read | Reason:
     """The call as an aggregation, or why it is none. Computes nothing but weights: `completed` does the rest."""
     known = known_class(type(layer))
     form = known.form(kwargs, known.stamp(layer))
-    why = form if type(form) is Reason else guards.context_reason() or _layer_reason(layer, known) or _update_reason(known, kwargs)
+    if type(form) is Reason:
+        return form
+    why = guards.context_reason() or _layer_reason(layer, known) or _update_reason(known, kwargs)
     if why is not None:
         return why
     sizes = _sizes(layer, edge_index, kwargs, ((form.source, "j"), *form.ends))

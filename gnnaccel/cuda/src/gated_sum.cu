@@ -4,7 +4,7 @@
 //                          gate(e) = sigmoid(left[other(e)] + right[r] + edge[e])
 //   by_row, add_one:       the sum over r's edges of the gradient of what is in the sigmoid (that of right); at each edge, that
 //                          gradient itself (that of edge), and gate(e) grad[r] (that of beside)
-//   by_other, add_both:    over the transposed graph: its sums (that of left), and those of gate(e) grad[other(e)] (that of values)
+//   by_other, add_both:    over the transposed graph: its sums (that of left), and those of gate(e) grad[other(e)] (of values)
 //
 // EDGE: 1 where there are features of edges; they are read, and their gradients written, at the edges' places. 2 where there are
 // more of them, `beside`, added to what is sent: values[other(e)] + beside[e].
@@ -13,7 +13,8 @@
 
 #define AHEAD (UNROLL > 1 ? UNROLL / 2 : 1)
 
-__device__ __forceinline__ void load_edge(const Lanes& at, const ROW_T* edge, const OFF_T* place, OFF_T position, bool on, Row& r) {
+__device__ __forceinline__ void load_edge(const Lanes& at, const ROW_T* edge, const OFF_T* place, OFF_T position, bool on,
+                                          Row& r) {
 #if EDGE
     load_row(at, edge, on ? (u64)place[position] : 0, on, r);
 #else
@@ -21,7 +22,8 @@ __device__ __forceinline__ void load_edge(const Lanes& at, const ROW_T* edge, co
 #endif
 }
 
-__device__ __forceinline__ void add_beside(const Lanes& at, const ROW_T* beside, const OFF_T* place, OFF_T position, bool on, Row& r) {
+__device__ __forceinline__ void add_beside(const Lanes& at, const ROW_T* beside, const OFF_T* place, OFF_T position, bool on,
+                                           Row& r) {
 #if EDGE == 2
     Row more;
     load_row(at, beside, on ? (u64)place[position] : 0, on, more);
@@ -42,7 +44,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
 forward(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const OFF_T* __restrict__ place, int rows,
         const int* __restrict__ counters, const int2* __restrict__ chunks, int chunk_edges, int chunk_slots,
         const ROW_T* __restrict__ left, const ROW_T* __restrict__ right, const ROW_T* __restrict__ edge,
-        const ROW_T* __restrict__ values, const ROW_T* __restrict__ beside, int mean, ROW_T* __restrict__ out, float* __restrict__ part) {
+        const ROW_T* __restrict__ values, const ROW_T* __restrict__ beside, int mean, ROW_T* __restrict__ out,
+        float* __restrict__ part) {
     const Split split = {counters, chunks, chunk_edges, chunk_slots};
     Item it;
     if (!item_at(warp_id(), rows, indptr, split, it)) return;

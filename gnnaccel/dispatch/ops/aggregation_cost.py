@@ -59,7 +59,8 @@ def _on_cuda(graph: OpGraph, given: Aggregation, mode: str) -> Estimate:
     launch = kernels["launch"]
     native = max(by_host * rates["native_passes"][mode] / kernels["native_bandwidth"], rates["native_launches"][mode] * launch)
     rate = kernels["gather_l2"] if graph.num_src * rows <= kernels["l2_bytes"] else kernels["gather_hbm"]
-    ours = max(moved * rates["passes"][mode] / rate, calls * rates["launches"][mode] * launch)  # the host launches while the GPU works
+    # the host launches while the GPU works
+    ours = max(moved * rates["passes"][mode] / rate, calls * rates["launches"][mode] * launch)
     built = 1 if mode == "forward" else 2
     structure = built * (graph.num_edges * kernels["structure_per_edge"] + kernels["structure_launches"] * launch)
     return Estimate(native - ours, structure, ours, native)

@@ -81,7 +81,8 @@ def decide(graph: OpGraph, given: Aggregation, config: Config, asked: Asked | No
 def decide_all(graph: OpGraph, given: Aggregation, reduces: tuple[str, ...], config: Config,
                asked: Asked | None = None) -> Decision:
     """The route of aggregations that differ in nothing but their ``reduces``, of which ``given`` has the first; several give a
-    list. One that is native makes all native, as the host makes its messages once for all. Kernels share a pass where they can."""
+    list. One that is native makes all native, as the host makes its messages once for all. Kernels share a pass where they
+    can."""
     if len(reduces) == 1:
         return decide(graph, given, config, asked)
     found = {name: decide(graph, given.by(name), config, asked) for name in reduces}

@@ -1,6 +1,7 @@
 """Calls of propagate that repeat, records and rules, and the classes whose propagate is replaced."""
 from __future__ import annotations
 
+import contextlib
 import copy
 import pickle
 
@@ -65,6 +66,19 @@ def test_what_a_stock_message_reads_of_its_layer_is_noticed(route):
     check(narrow)
     layer.lin_key.weight.data.mul_(2)
     check(narrow)
+
+
+def test_what_is_an_error_in_the_host_stays_its_own(route):
+    x, ei = graphs.features().to(route.device), graphs.square().to(route.device)
+    wide, narrow = torch.randn(E, 7).to(route.device), graphs.edge_features().to(route.device)
+    for layer, e in ((GINEConv(torch.nn.Linear(F, F)), wide), (GINEConv(torch.nn.Linear(F, F)), None),
+                     (ResGatedGraphConv(F, 5, edge_dim=4), wide), (ResGatedGraphConv(F, 5), narrow)):
+        layer, said = layer.to(route.device), []
+        for block in (contextlib.nullcontext, lambda: route.on(on_fallback="native")):
+            with block(), pytest.raises(Exception) as problem:
+                layer(x, ei, e)
+            said.append((type(problem.value), str(problem.value)))
+        assert said[0] == said[1]
 
 
 def test_what_edges_bring_is_computed_once(route):

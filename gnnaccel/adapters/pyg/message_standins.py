@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.dispatch.ops.messages import Gated, More, Rectified, Shifted
+from gnnaccel.dispatch.reasons import Reason
 
 #: of what belongs to edges; pure, one row per edge in and out
 METHODS = frozenset(("view", "reshape", "unsqueeze", "squeeze", "sigmoid", "tanh", "relu", "exp", "abs", "neg", "mul", "to",
@@ -25,12 +26,12 @@ class Form(NamedTuple):
     multiplied with, one row per edge; ``apply(rows)``: what becomes of each row before; ``more(arguments, layer)``: what else is
     in a message; each None for nothing. ``ends``: other arguments that are features of nodes, used or not, each with its end of
     the edge, "i" or "j". ``costly``: ``more`` computes something of the size of the edges' features. ``width``: the channels that
-    rows then have, where ``more`` makes those too: ``(rows, more)``."""
+    rows then have, where ``more`` makes those too: ``(rows, more)``, or says why not."""
 
     source: str
     weight: Callable[[Arguments], Tensor] | None
     apply: Callable[[Tensor], Tensor] | None = None
-    more: Callable[[Arguments, Any], More | tuple[Tensor, More]] | None = None
+    more: Callable[[Arguments, Any], More | tuple[Tensor, More] | Reason] | None = None
     ends: tuple[tuple[str, str], ...] = ()
     costly: bool = False
     width: int | None = None

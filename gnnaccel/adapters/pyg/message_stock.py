@@ -109,13 +109,15 @@ def _gated(stamp: tuple, kinds: dict[str, str]) -> Form | Reason | None:
     return Form("v", None, None, lambda given, layer: Gated(rows(given, "q", "j"), rows(given, "k", "i")), ends)
 
 
-def _gated_by_edges(given: Arguments, layer: Any) -> tuple[Tensor, Gated]:
+def _gated_by_edges(given: Arguments, layer: Any) -> tuple[Tensor, Gated] | Reason:
     """The maps of what nodes and edges bring are applied to each alone: they are linear. Both parts of a score that edges
     bring are one map."""
     edge, maps = given["edge_attr"], dict(k=layer.lin_key, q=layer.lin_query, v=layer.lin_value)
-    cut = -edge.shape[-1]
-    k, q, v = (linear(rows(given, name, "i" if name == "k" else "j"), lin.weight[:, :cut], lin.bias)
-               for name, lin in maps.items())
+    cut, nodes = -edge.shape[-1], {name: rows(given, name, "i" if name == "k" else "j") for name in maps}
+    for name, lin in maps.items():
+        if edge.dim() != 2 or nodes[name].shape[-1] - cut != lin.weight.shape[1]:
+            return reason("GA206", f"{nodes[name].shape[-1]} and {-cut} channels for a map of {lin.weight.shape[1]}")
+    k, q, v = (linear(nodes[name], lin.weight[:, :cut], lin.bias) for name, lin in maps.items())
     score = linear(edge, layer.lin_key.weight[:, cut:] + layer.lin_query.weight[:, cut:])
     return v, Gated(q, k, score, linear(edge, layer.lin_value.weight[:, cut:]))
 

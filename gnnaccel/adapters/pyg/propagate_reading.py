@@ -181,7 +181,11 @@ def _with_more(layer: Any, form: message.Form, graph: OpGraph, given: Aggregatio
         return reason("GA203", "autocast is on", "call the layer outside of autocast")
     if not stand_in:
         more = form.more(kwargs, layer)
+        if type(more) is Reason:
+            return more
         x, more = (given.x, more) if form.width is None else more
+        if type(more) is messages.Shifted and more.rows.dtype == source(kwargs, form.source).dtype:
+            more = more._replace(rows=more.rows.to(x.dtype))  # as the weights made of x
     else:
         nothing = given.x.new_empty((), requires_grad=torch.is_grad_enabled())
         x = given.x if form.width is None else nothing.expand(graph.num_src, form.width)

@@ -91,9 +91,10 @@ def decide_all(graph: OpGraph, given: Aggregation, reduces: tuple[str, ...], con
             return one
     kernels = {name: one.kernel for name, one in found.items()}
 
-    def run(graph: OpGraph, given: Aggregation) -> list[Tensor]:
+    def apart(graph: OpGraph, given: Aggregation) -> list[Tensor]:
         return [found[name].run(graph, given.by(name)) for name in reduces]
 
+    run = apart
     if all(one.route == "cuda" for one in found.values()):
         together = aggregation_cuda.together(graph, given, reduces)
         groups = tuple(group for group, kernel in together.items() if compile_reason(kernel) is None)

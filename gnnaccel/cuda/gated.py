@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda.aggregate import factored
-from gnnaccel.cuda.launch import THREADS, Kernels, pointer, workspace
+from gnnaccel.cuda.launch import THREADS, Kernels, check_dense, pointer, workspace
 from gnnaccel.cuda.layout import TYPES, Layout, grid, layout_for
 from gnnaccel.cuda.structure import Rows
 
@@ -43,7 +43,7 @@ def forward(graph: Rows, left: Tensor, right: Tensor, edge: Tensor, values: Tens
     tensor that does not fit.
     """
     edges, width, device = graph.other.shape[0], left.shape[-1], graph.indptr.device
-    _check(graph, left, left=(left, None), right=(right, graph.rows), edge=(edge, edges), values=(values, left.shape[0]))
+    check_dense(graph, left, left=(left, None), right=(right, graph.rows), edge=(edge, edges), values=(values, left.shape[0]))
     found = Gated(torch.empty_like(edge), torch.empty_like(right), torch.empty((graph.rows, width), device=device))
     launch, layout, compiled = graph.launch(), _layout(width), kernels(width, left.dtype, graph.wide)
     memory, (part, _, _) = workspace(launch.chunks, (2 * width, 0, 0), device)
@@ -64,8 +64,8 @@ def by_row(graph: Rows, found: Gated, values: Tensor, ratio: Tensor, score_grad:
     """
     width, edges, device = values.shape[-1], graph.other.shape[0], graph.indptr.device
     more = {} if score_grad is None else dict(score_grad=(score_grad, edges))
-    _check(graph, values, values=(values, None), score=(found.score, edges), out=(found.out, graph.rows), **more)
-    _check(graph, ratio, ratio=(ratio, graph.rows))
+    check_dense(graph, values, values=(values, None), score=(found.score, edges), out=(found.out, graph.rows), **more)
+    check_dense(graph, ratio, ratio=(ratio, graph.rows))
     edge_grad, right_grad = torch.empty_like(found.score), torch.empty_like(found.out)
     launch, layout, compiled = graph.launch(), _layout(width), kernels(width, values.dtype, graph.wide)
     memory, (part, _, _) = workspace(launch.chunks, (width, 0, 0), device)
@@ -84,8 +84,8 @@ def by_other(graph: Rows, score: Tensor, edge_grad: Tensor, ratio: Tensor) -> tu
     ValueError for a tensor that does not fit.
     """
     width, edges, device = score.shape[-1], graph.other.shape[0], graph.indptr.device
-    _check(graph, score, score=(score, edges), edge_grad=(edge_grad, edges))
-    _check(graph, ratio, ratio=(ratio, None))
+    check_dense(graph, score, score=(score, edges), edge_grad=(edge_grad, edges))
+    check_dense(graph, ratio, ratio=(ratio, None))
     left_grad, values_grad = (torch.empty((graph.rows, width), dtype=score.dtype, device=device) for _ in range(2))
     launch, layout, compiled = graph.launch(), _layout(width), kernels(width, score.dtype, graph.wide)
     memory, (part, _, _) = workspace(launch.chunks, (2 * width, 0, 0), device)
@@ -99,17 +99,3 @@ def by_other(graph: Rows, score: Tensor, edge_grad: Tensor, ratio: Tensor) -> tu
 
 def _layout(width: int) -> Layout:
     return layout_for(*factored(width))
-
-
-def _check(graph: Rows, like: Tensor, **tensors: tuple[Tensor, int | None]) -> None:
-    """ValueError unless all are dense rows like ``like``, in their numbers, and the graph has places."""
-    device = graph.indptr.device
-    for name, (t, rows) in tensors.items():
-        if t.dim() != 2 or rows is not None and t.shape[0] != rows or t.shape[1:] != like.shape[1:] or t.dtype != like.dtype or (
-                t.device != device or not t.is_contiguous() or t.data_ptr() % 16):
-            raise ValueError(f"{name} is {list(t.shape)}, {t.dtype}, on {t.device}, strides {list(t.stride())}; needed is "
-                             f"[{'any' if rows is None else rows}, {like.shape[-1]}], {like.dtype}, contiguous, aligned, "
-                             f"on {device}")
-    if graph.place.shape[0] != graph.other.shape[0]:
-        raise ValueError(f"the graph has {graph.place.shape[0]} places for {graph.other.shape[0]} edges: build it with "
-                         "places=True")

@@ -1,6 +1,8 @@
 """Small pieces that every launcher needs. They run at every call, so each does as little as it can."""
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -45,3 +47,17 @@ def workspace(chunks: int, sizes: tuple[int, int, int], device: torch.device) ->
     memory = torch.empty(first + second + third, device=device)
     base = memory.data_ptr()
     return memory, (base, base + 4 * first if second else 0, base + 4 * (first + second) if third else 0)
+
+
+def check_dense(graph: Any, like: Tensor, **tensors: tuple[Tensor, int | None]) -> None:
+    """ValueError unless all are dense rows like ``like``, as many as said, and the graph (`structure.Rows`) has places."""
+    device = graph.indptr.device
+    for name, (t, rows) in tensors.items():
+        if t.dim() != 2 or rows is not None and t.shape[0] != rows or t.shape[1:] != like.shape[1:] or t.dtype != like.dtype or (
+                t.device != device or not t.is_contiguous() or t.data_ptr() % 16):
+            raise ValueError(f"{name} is {list(t.shape)}, {t.dtype}, on {t.device}, strides {list(t.stride())}; needed is "
+                             f"[{'any' if rows is None else rows}, {like.shape[-1]}], {like.dtype}, contiguous, aligned, "
+                             f"on {device}")
+    if graph.place.shape[0] != graph.other.shape[0]:
+        raise ValueError(f"the graph has {graph.place.shape[0]} places for {graph.other.shape[0]} edges: build it with "
+                         "places=True")

@@ -3,8 +3,9 @@ from __future__ import annotations
 
 import torch
 
-from gnnaccel.cuda import (additive, aggregate, edge_list, edge_softmax, extremum, gated, int8_gemm, multi_reduce,
-                           multi_reduce_backward, pairwise, quantize, sddmm, segment_direct, segment_gemm, segment_gemm_grad)
+from gnnaccel.cuda import (additive, aggregate, edge_list, edge_softmax, extremum, gated, gated_sum, int8_gemm, multi_reduce,
+                           multi_reduce_backward, pairwise, quantize, rectified, sddmm, segment_direct, segment_gemm,
+                           segment_gemm_grad)
 from gnnaccel.cuda.layout import TYPES, layout_for
 from gnnaccel.cuda.segment_plan import grad_plan, product_plan
 
@@ -112,6 +113,16 @@ def _gated():
         yield gated.kernels(width, dtype, wide).defines
 
 
+def _gated_sum():
+    for width, (dtype, _), edge in zip((64, 47), _TYPES, (0, 2)):
+        yield gated_sum.kernels(width, dtype, edge, width == 47).defines
+
+
+def _rectified():
+    for width, (dtype, _), wide in zip((64, 47), _TYPES, (False, True)):
+        yield rectified.kernels(width, dtype, wide).defines
+
+
 def _sddmm():
     for op, width, (dtype, _), index in zip(("add", "mul", "mul"), (8, 33, 6), _TYPES, (torch.int32, torch.int64, torch.int32)):
         yield sddmm.kernels(op, width, dtype, index).defines
@@ -149,6 +160,8 @@ _SAMPLES = {
     "edge_softmax": _edge_softmax,
     "extremum": _extremum,
     "gated": _gated,
+    "gated_sum": _gated_sum,
+    "rectified": _rectified,
     "multi_reduce": lambda: [v.kernels.defines for v in _multi_reduce()],
     "multi_reduce_backward": lambda: [multi_reduce_backward.kernels(v).defines for v in _multi_reduce()],
     "sddmm": _sddmm,

@@ -10,8 +10,10 @@ from gnnaccel.dispatch import cache
 from gnnaccel.dispatch.config import current
 from gnnaccel.dispatch.ops import aggregation, aggregation_cost, aggregation_cuda, aggregation_once, aggregation_route
 from gnnaccel.dispatch.ops.aggregation_cost import Estimate
+from gnnaccel.dispatch.ops.aggregation_means import PowerMean, Softmax
 from gnnaccel.dispatch.ops.aggregation_route import Asked
 from gnnaccel.dispatch.ops.graph import OpGraph
+from gnnaccel.dispatch.ops.messages import Shifted
 from gnnaccel.errors import GraphError
 from tests.dispatch.test_aggregation import E, M, N, edges, inputs, prepared
 from tests.helpers import assert_accurate, relative
@@ -76,6 +78,11 @@ def test_what_is_left_to_a_structure(device):
 
     assert there() and there("mean", "none")
     assert not (there("max") or there(kind="head") or there(dtype=torch.bfloat16) or there(grad=True))
+    x = inputs("none", ei, device=device)[0]
+    plain = prepared("sum", x, None, E)
+    means = (plain.by(Softmax(1.0, True)), plain.by(PowerMean(2.0, 0.0, 9.0)))
+    for other in (plain._replace(more=Shifted(x, 1.0)), plain.by("var"), *means):
+        assert aggregation_once.kernel(graph, other) is None
     torch.use_deterministic_algorithms(True)
     try:
         assert not there()
@@ -131,3 +138,5 @@ def test_estimates_know_the_list_of_edges():
         found.append(aggregation_cost.estimate(OpGraph(ei, count // 5, count // 5), given, True))
     assert all(f.once_pays and f.over_once().gain < f.gain for f in found) and found[0].once < found[2].once
     assert found[1].over_once().gain < found[1].structure < found[1].native
+    for other in (given.by(Softmax(1.0, True)), given._replace(more=Shifted(given.x, 1.0))):
+        assert aggregation_cost.estimate(OpGraph(ei, count // 5, count // 5), other, True).once is None

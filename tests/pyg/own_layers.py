@@ -51,6 +51,39 @@ class Gating(MessagePassing):
         return x_j * gate.sigmoid()
 
 
+class Differing(MessagePassing):
+    def forward(self, x, edge_index, weight=None):
+        return self.propagate(edge_index, h=x, edge_weight=weight)
+
+    def message(self, h_i, h_j, edge_weight):
+        out = h_i - h_j
+        return out if edge_weight is None else edge_weight.unsqueeze(-1) * out
+
+
+class Rectifying(MessagePassing):
+    def forward(self, x, edge_index, weight):
+        return self.propagate(edge_index, x=x, e=weight)
+
+    def message(self, x_j, e):
+        return torch.relu(e + x_j) + 1e-3
+
+
+class GatingBoth(MessagePassing):
+    """With values of their own, and the edge in the gate."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.lin = torch.nn.Linear(F, 3 * F)
+
+    def forward(self, x, edge_index, weight=None):
+        k, q, v = self.lin(x).chunk(3, -1)
+        return self.propagate(edge_index, k=k, q=q, v=v, e=weight)
+
+    def message(self, k_i, q_j, v_j, e):
+        score = k_i + q_j if e is None else k_i + q_j + e
+        return score.sigmoid() * v_j
+
+
 class Updating(MessagePassing):
     def __init__(self):
         super().__init__("mean")

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from torch_geometric.nn import (GATConv, GATv2Conv, GCNConv, GINConv, HeteroConv, LEConv, MessagePassing, PNAConv, RGCNConv,
+from torch_geometric.nn import (FeaStConv, GATConv, GATv2Conv, GCNConv, GINConv, HeteroConv, MessagePassing, PNAConv, RGCNConv,
                                 SAGEConv, SGConv, TAGConv)
 
 import gnnaccel
@@ -143,7 +143,7 @@ class Plain(torch.nn.Module):
         super().__init__()
         self.gcn, self.sage, self.gin = GCNConv(F, 8), SAGEConv(8, 8, "mean"), GINConv(torch.nn.Linear(8, 8))
         self.pna = PNAConv(8, 8, ["mean", "std"], ["identity"], torch.tensor([1, 3, 5]))
-        self.hops, self.own, self.lonely = TAGConv(8, 8, 3), Copying(), LEConv(8, 8)
+        self.hops, self.own, self.lonely = TAGConv(8, 8, 3), Copying(), FeaStConv(8, 8)
         self.idle = GCNConv(4, 4)
 
     def forward(self, x, edge_index, _):

@@ -25,12 +25,17 @@ def way(name: str) -> str | None:
     known = propagate_reading.known_class(cls)
     arguments = [p for p in inspect.signature(cls.message).parameters if p != "self"]
     kwargs = {p.removesuffix("_j").removesuffix("_i"): (None, None) for p in arguments}  # pairs stand for tensors
-    form = known.form(kwargs)
-    if type(form) is not Reason:
-        return "its aggregation"
-    if type(known.form({**kwargs, "edge_attr": None})) is not Reason:
-        return "its aggregation, without `edge_attr`"
-    return f"native: {form.text.replace(f'{name} ', 'it ')}"
+    taken = []
+    for given in ({**kwargs, "edge_attr": None}, kwargs):
+        form = known.form(given, known.stock and known.stock.usual)
+        if type(form) is not Reason:
+            taken.append(form)
+    if not taken:
+        return f"native: {form.text.replace(f'{name} ', 'it ')}"
+    usual = inspect.signature(cls).parameters.get("aggr")
+    if usual is not None and usual.default in ("softmax", "powermean") and any(form.more is not None for form in taken):
+        return f"its aggregation; native with `edge_attr` and a {usual.default}, its default, or power mean"
+    return "its aggregation"
 
 
 def table() -> str:
@@ -44,9 +49,10 @@ def test_the_table_is_current():
 
 def test_the_layers_that_must_gain_do():
     for name in ("GCNConv", "SAGEConv", "GraphConv", "GINConv", "SGConv", "TAGConv", "SSGConv", "APPNP", "LGConv", "MixHopConv",
-                 "GCN2Conv", "ARMAConv", "ChebConv", "ClusterGCNConv", "GatedGraphConv", "SignedConv", "SimpleConv"):
+                 "GCN2Conv", "ARMAConv", "ChebConv", "ClusterGCNConv", "GatedGraphConv", "SignedConv", "SimpleConv", "GINEConv",
+                 "LEConv", "EGConv", "ResGatedGraphConv"):
         assert way(name) == "its aggregation", name
-    assert way("GENConv") == "its aggregation, without `edge_attr`"
+    assert way("GENConv").startswith("its aggregation; native with `edge_attr` and a softmax, its default")
 
 
 if __name__ == "__main__":

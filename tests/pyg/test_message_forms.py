@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from gnnaccel.adapters.pyg import message
+from gnnaccel.dispatch.ops.messages import Gated, Rectified, Shifted
 
 W = torch.randn(5, 2).abs()
 
@@ -68,7 +69,7 @@ SEEN = {Copy: None, Default: lambda w: w.unsqueeze(-1), Optional: lambda w: w.vi
 
 def kinds(cls):
     names = cls.message.__code__.co_varnames[1:cls.message.__code__.co_argcount]
-    return {name.removesuffix("_j"): "tensor" for name in names if name not in message._SPECIAL}
+    return {name.removesuffix("_j").removesuffix("_i"): "tensor" for name in names if name not in message._SPECIAL}
 
 
 @pytest.mark.parametrize("cls", SEEN)
@@ -81,6 +82,42 @@ def test_seen(cls):
         (name,) = set(kinds(cls)) - {"x"}
         given = {name: W[:, 0]}
         assert torch.equal(found.weight(given), SEEN[cls](W[:, 0]))
+
+
+class Difference:
+    def message(self, x_i, x_j, a):
+        return a.view(-1, 1) * (x_i - x_j)
+
+
+class Rectified_:
+    def message(self, x_j, e):
+        return 0.5 + torch.nn.functional.relu(x_j + e)
+
+
+class Gate:
+    def message(self, k_i, q_j, v_j, e):
+        return v_j * torch.sigmoid(q_j + e + k_i)
+
+
+class Hoisted:
+    def message(self, x_j, w):
+        return w[:, None] * ((-x_j).relu() + 1)
+
+
+X = dict(x=(W[:3], W[2:]), k=W[:2], q=W[:3], v=W[1:4], a=W[:, 0], e=W, w=W[:, 1])
+
+
+def test_messages_of_more():
+    """What is in them, by name."""
+    found = {cls: message.form(cls.message, kinds(cls)) for cls in (Difference, Rectified_, Gate, Hoisted)}
+    shifted, rectified, gated = (found[cls].more(X, None) for cls in (Difference, Rectified_, Gate))
+    assert type(shifted) is Shifted and torch.equal(shifted.rows, W[2:]) and shifted.sign == 1.0
+    assert torch.equal(found[Difference].apply(W), -W) and torch.equal(found[Difference].weight(X), W[:, :1])
+    assert found[Difference].ends == (("x", "i"),) and found[Difference].source == "x"
+    assert type(rectified) is Rectified and torch.equal(rectified.edge, W) and rectified.constant == 0.5
+    assert type(gated) is Gated and found[Gate].source == "v" and found[Gate].ends == (("k", "i"), ("q", "j"))
+    assert torch.equal(gated.left, W[:3]) and torch.equal(gated.right, W[:2]) and torch.equal(gated.edge, W)
+    assert torch.equal(found[Hoisted].apply(W - 1), (1 - W).relu() + 1) and torch.equal(found[Hoisted].weight(X), W[:, 1:])
 
 
 def test_products_of_weights():
@@ -130,19 +167,50 @@ class Training:
         return x_j if self.training else x_j.relu()
 
 
-class Relu:
+class RectifiedBoth:
+    def message(self, x_i, x_j):
+        return (x_i + x_j).relu()
+
+
+class OfTargets:
+    def message(self, x_i, e):
+        return x_i
+
+
+class GateAlone:
+    def message(self, x_i, x_j):
+        return (x_i + x_j).sigmoid()
+
+
+class GateOfWeighted:
+    def message(self, x_i, x_j, w):
+        return (x_i + x_j).sigmoid() * (w.view(-1, 1) * x_j)
+
+
+class Concatenated:
+    def message(self, x_i, x_j):
+        return torch.cat([x_i, x_j - x_i], -1)
+
+
+class WeightedTwice:
+    def message(self, x_i, x_j, w):
+        return w.view(-1, 1) * x_j - x_i
+
+
+class Exponential:
+    def message(self, x_j):
+        return x_j.exp()
+
+
+class Aliased:
     def message(self, x_j, e):
-        return (x_j + e).relu()
+        return F.relu(x_j + e)
 
 
-class Gathered:
-    def message(self, x_i, x_j):
-        return x_j - x_i
-
-
-class Both:
-    def message(self, x_i, x_j):
-        return x_j
+class TargetInPlace:
+    def message(self, x_j, e):
+        e += x_j
+        return e.relu()
 
 
 class Squared:
@@ -212,8 +280,10 @@ class WeightsInPlace:
         return w.view(-1, 1) * x_j
 
 
-NOT_SEEN = [WeightsInPlace, Printing, Appending, Keeping, OwnParameter, Training, Relu, Gathered, Both, Squared, Sized, Branching,
-            Dropping, Indexed, Looping, EdgesAlone, Star, Sliced, Parent]
+F = SIDE  # which Aliased names, and which is not torch.nn.functional
+NOT_SEEN = [RectifiedBoth, OfTargets, GateAlone, GateOfWeighted, Concatenated, WeightedTwice, Exponential, Aliased, TargetInPlace,
+            WeightsInPlace, Printing, Appending, Keeping, OwnParameter, Training, Squared, Sized, Branching, Dropping, Indexed,
+            Looping, EdgesAlone, Star, Sliced, Parent]
 
 
 @pytest.mark.parametrize("cls", NOT_SEEN, ids=lambda c: c.__name__)

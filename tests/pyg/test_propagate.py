@@ -4,12 +4,14 @@ from __future__ import annotations
 import pytest
 import torch
 from torch_geometric import EdgeIndex
+from torch_geometric.nn import MessagePassing
 
 import gnnaccel
 from tests.pyg import graphs
 from tests.pyg.graphs import E, F, M, N
 from tests.pyg.judge import close, compare, on_routes, took
-from tests.pyg.own_layers import POSITIONS, Copying, Gating, Heads, Inherited, Updating, Weighing
+from tests.pyg.own_layers import (POSITIONS, Copying, Differing, Gating, GatingBoth, Heads, Inherited, Rectifying, Updating,
+                                  Weighing)
 
 
 @on_routes("aggr", ["sum", "add", "mean"])
@@ -49,11 +51,52 @@ def test_weights_per_channel(route):
     compare(route, Gating(), graphs.features(), graphs.square(), torch.randn(E, F), positions=POSITIONS)
 
 
+@pytest.mark.parametrize("cls, aggr, width", [(Differing, "sum", 0), (Differing, "mean", None), (Rectifying, "mean", F),
+                                              (Rectifying, ["sum", "max"], F), (GatingBoth, "sum", F), (GatingBoth, "mean", 0)])
+def test_messages_of_more_than_neighbours(route, cls, aggr, width):
+    """``width``: of what edges have; 0: nothing, None: one weight each."""
+    more = () if width == 0 else (torch.rand(E) + 0.1 if width is None else torch.randn(E, width),)
+    compare(route, cls(aggr=aggr), graphs.features(), graphs.square(), *more, positions=POSITIONS, floor=1e-6)
+
+
+@pytest.mark.parametrize("cls", [Differing, Rectifying])
+def test_messages_of_more_against_the_flow(route, cls):
+    more = (torch.randn(E, F),) if cls is Rectifying else ()
+    compare(route, cls(flow="target_to_source"), graphs.features(), graphs.square(), *more, positions=POSITIONS, floor=1e-6)
+
+
+def test_an_unused_end_says_how_many_nodes_there_are(route):
+    """As PyG has it: the arguments of ``message`` give the sizes, whether it uses them or not."""
+    class Unused(MessagePassing):
+        def forward(self, x, edge_index, own):
+            return self.propagate(edge_index, x=x, own=own)
+
+        def message(self, x_j, own_i):
+            return x_j
+
+    args = [t.to(route.device) for t in (graphs.features(), graphs.bipartite(), graphs.features(M, 2))]
+    expected = Unused()(*args)
+    with route.on():
+        assert expected.shape[0] == M and close(Unused()(*args), expected)
+
+
 @pytest.mark.parametrize("mode", ["cat", "sum", "proj"])
 def test_several_aggregations(route, mode):
     options = dict(in_channels=F, out_channels=5) if mode == "proj" else {}
     layer = Weighing(aggr=["sum", "mean"], aggr_kwargs=dict(mode=mode, mode_kwargs=options))
     compare(route, layer, graphs.features(), graphs.square(), torch.randn(E), positions=POSITIONS)
+
+
+def test_aggregations_that_share_a_pass(emulated):
+    args = graphs.features(), graphs.square(), torch.randn(E)
+    for aggr, kernel in ((["mean", "max", "sum"], "multi_reduce: mean, max, sum"),
+                         (["sum", "mean"], "aggregate: sum, aggregate: mean")):
+        layer = Weighing(aggr=aggr)
+        expected = layer(*args)
+        with emulated.on(records=1):
+            assert close(layer(*args), expected)
+            assert gnnaccel.records()[0]["kernel"] == kernel
+        gnnaccel.clear_records()
 
 
 def test_several_aggregations_of_which_one_is_native():

@@ -15,7 +15,7 @@ from tests.pyg.own_layers import Copying, Weighing, hooked
 
 class Asymmetric(Weighing):
     def message(self, x_i, x_j, edge_weight):
-        return (x_j - x_i) * edge_weight.view(-1, 1)
+        return (x_j - x_i).abs() * edge_weight.view(-1, 1)
 
 
 class Summing(Weighing):

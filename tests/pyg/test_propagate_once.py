@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch_geometric.nn import GCNConv, GraphConv, SAGEConv
+from torch_geometric.nn import GCNConv, GENConv, GraphConv, LEConv, SAGEConv
 
 import gnnaccel
 from gnnaccel.adapters.pyg import propagate_calls as calls
@@ -50,6 +50,27 @@ def test_batches(fresh, name):
         with gnnaccel.disabled():
             assert all(map(close, got, step(layer, x, ei)))
     assert len(fresh) == 1 and routes(layer) == {"cuda": 3}
+
+
+def test_rows_that_are_made_first(fresh):
+    """Of a layer's own number, which may be another at the next batch."""
+    layer = GENConv(F, F, aggr="add", norm="layer")
+    for eps, seen in ((1e-7, 1), (1e-7, 1), (0.5, 2), (0.5, 2)):
+        layer.eps = eps
+        x, ei = graphs.features(), graphs.square()
+        got = step(layer, x, ei)
+        with gnnaccel.disabled():
+            assert all(map(close, got, step(layer, x, ei)))
+        assert len(fresh) == seen
+    assert routes(layer) == {"cuda": 4}
+
+
+def test_messages_of_both_ends_wait_for_a_structure(fresh):
+    layer, x, ei = LEConv(F, 5), graphs.features(), graphs.square()
+    expected = layer(x, ei)
+    for _ in range(4):
+        got = layer(x, ei)
+    assert close(got, expected) and routes(layer) == {"native": 2, "cuda": 3}
 
 
 def test_what_changes_between_batches(fresh):

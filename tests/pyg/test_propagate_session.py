@@ -1,12 +1,13 @@
 """Calls of propagate that repeat, records and rules, and the classes whose propagate is replaced."""
 from __future__ import annotations
 
+import contextlib
 import copy
 import pickle
 
 import pytest
 import torch
-from torch_geometric.nn import MessagePassing
+from torch_geometric.nn import GENConv, GINEConv, MessagePassing, ResGatedGraphConv
 
 import gnnaccel
 from gnnaccel.dispatch import records, rules
@@ -38,6 +39,64 @@ def test_repeated_calls_follow_changes(route):
     check(x, ei, w)
     layer.flow = "target_to_source"
     check(x, ei, w)
+
+
+def test_what_a_stock_message_reads_of_its_layer_is_noticed(route):
+    x, ei, e = graphs.features().to(route.device), graphs.square().to(route.device), torch.randn(E, F).to(route.device)
+    layer = GINEConv(torch.nn.Identity(), edge_dim=None).to(route.device)
+    narrow = e[:, :4].contiguous()
+
+    def check(e):
+        expected = layer(x, ei, e)
+        with route.on():
+            for _ in range(3):
+                assert close(layer(x, ei, e), expected)
+
+    check(e)
+    layer.lin = torch.nn.Linear(4, F).to(route.device)
+    check(narrow)
+    layer.lin = torch.nn.Linear(4, F).to(route.device)
+    check(narrow)
+    layer = GENConv(F, F, aggr="add", norm="layer").to(route.device)
+    check(e)
+    layer.eps = 2.0
+    check(e)
+    check(None)
+    layer = ResGatedGraphConv(F, 5, edge_dim=4).to(route.device)
+    check(narrow)
+    layer.lin_key.weight.data.mul_(2)
+    check(narrow)
+
+
+def test_what_is_an_error_in_the_host_stays_its_own(route):
+    x, ei = graphs.features().to(route.device), graphs.square().to(route.device)
+    wide, narrow = torch.randn(E, 7).to(route.device), graphs.edge_features().to(route.device)
+    for layer, e in ((GINEConv(torch.nn.Linear(F, F)), wide), (GINEConv(torch.nn.Linear(F, F)), None),
+                     (ResGatedGraphConv(F, 5, edge_dim=4), wide), (ResGatedGraphConv(F, 5), narrow)):
+        layer, said = layer.to(route.device), []
+        for block in (contextlib.nullcontext, lambda: route.on(on_fallback="native")):
+            with block(), pytest.raises(Exception) as problem:
+                layer(x, ei, e)
+            said.append((type(problem.value), str(problem.value)))
+        assert said[0] == said[1]
+
+
+def test_what_edges_bring_is_computed_once(route):
+    """Also where the call stays native in the end."""
+    calls = []
+    layer = GINEConv(torch.nn.Linear(F, 3), edge_dim=4)
+    layer.lin.register_forward_hook(lambda *_: calls.append(1))
+    x, ei, e = torch.randn(500, F), torch.randint(0, 500, (2, 30000)), torch.randn(30000, 4)
+    with gnnaccel.enabled():
+        layer(x, ei, e)
+    assert route.backend == "cuda" or gnnaccel.stats()["GINEConv"]["routes"] == {"native": 1}
+    assert len(calls) == 1
+    given = [t.to(route.device) for t in (graphs.features(), graphs.square(), graphs.edge_features())]
+    layer.to(route.device)
+    with route.on():
+        for _ in range(2):
+            layer(*given)
+    assert len(calls) == 3
 
 
 def test_a_replaced_message_is_noticed(route, monkeypatch):

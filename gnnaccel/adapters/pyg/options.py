@@ -137,10 +137,32 @@ def _plain() -> Iterator[Case]:
     for name, layer in (("GINConv", nn.GINConv(torch.nn.Linear(_F, 8))), ("GraphConv", nn.GraphConv(_F, 8)),
                         ("SGConv", nn.SGConv(_F, 8, K=2)), ("TAGConv", nn.TAGConv(_F, 8)), ("LEConv", nn.LEConv(_F, 8))):
         yield name, "as constructed", layer, (x, edges), {}
+    yield from _more_than_neighbours(x, edges)
     for option, given in (("as constructed", {}), ("`towers=2`", dict(towers=2)), ("`pre_layers=2`", dict(pre_layers=2))):
         yield "PNAConv", option, _pna(**given), (x, edges), {}
     yield "PNAConv", "`edge_attr`", _pna(edge_dim=4), (x, edges, torch.randn(_E, 4)), {}
     yield "PNAConv", "float64", _pna().double(), (x.double(), edges), {}
+
+
+def _more_than_neighbours(x: Any, edges: Any) -> Iterator[Case]:
+    """Layers whose messages are more than neighbours' features, and EGConv."""
+    import torch
+    from torch_geometric import nn
+
+    attr, mlp = torch.randn(_E, 4), torch.nn.Linear(_F, 8)
+    yield "LEConv", "`edge_weight`", nn.LEConv(_F, 8), (x, edges, torch.rand(_E)), {}
+    yield "LEConv", "`aggr='max'`", nn.LEConv(_F, 8, aggr="max"), (x, edges), {}
+    yield "GINEConv", "as constructed", nn.GINEConv(mlp), (x, edges, torch.randn(_E, _F)), {}
+    yield "GINEConv", "`edge_dim`", nn.GINEConv(mlp, edge_dim=4), (x, edges, attr), {}
+    yield "GINEConv", "`aggr='max'`", nn.GINEConv(mlp, edge_dim=4, aggr="max"), (x, edges, attr), {}
+    for aggr in ("powermean", "add", "max"):
+        yield "GENConv", f"`aggr={aggr!r}`", nn.GENConv(_F, 8, aggr=aggr), (x, edges), {}
+    yield "GENConv", "`aggr='add'`, `edge_dim`", nn.GENConv(_F, 8, aggr="add", edge_dim=4), (x, edges, attr), {}
+    yield "ResGatedGraphConv", "as constructed", nn.ResGatedGraphConv(_F, 8), (x, edges), {}
+    yield "ResGatedGraphConv", "`edge_dim`", nn.ResGatedGraphConv(_F, 8, edge_dim=4), (x, edges, attr), {}
+    yield "ResGatedGraphConv", "`act=Tanh()`", nn.ResGatedGraphConv(_F, 8, act=torch.nn.Tanh()), (x, edges), {}
+    yield "EGConv", "as constructed", nn.EGConv(_F, 8), (x, edges), {}
+    yield "EGConv", "all `aggregators`", nn.EGConv(_F, 8, ["sum", "mean", "symnorm", "min", "max", "var", "std"]), (x, edges), {}
 
 
 def _pna(**options: Any) -> Any:

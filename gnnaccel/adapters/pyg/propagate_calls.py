@@ -48,8 +48,13 @@ def _decide(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Conf
         parts, stacked = (found.graph, found.given), reading.stacked(layer, reading.source(kwargs, found.form.source))
         decision = aggregation_route.decide_all(*parts, found.reduces, config)
         decision = quantized.narrowed(layer, *parts, config, decision, len(found.reduces) > 1)
-        if decision.run is not None:
-            parts = found.graph, reading.gathered(layer, found.form, found.given)
+        if decision.run is not None and found.form.unfinished:
+            given = reading.completed(layer, found.form, *parts, kwargs)
+            if type(given) is Reason:
+                decision = aggregation_route.native(given)
+            else:
+                found = found._replace(given=given)
+                parts = (found.graph, given)
 
     def finish(out: Any) -> Any:
         return reading.finished(layer, found.known, stacked, out, kwargs)
@@ -118,8 +123,8 @@ class Last:
     """A layer's last call over some edges and where it went. Holds the edges and their structure weakly."""
 
     __slots__ = ("epoch", "edge_index", "version", "pointer", "signature", "modes", "settings", "known", "module", "source",
-                 "form", "reduce", "sizes", "view", "route", "decision", "name", "missed", "rows", "gain", "patience", "code",
-                 "fell_back")
+                 "form", "stamp", "reduce", "sizes", "view", "route", "decision", "name", "missed", "rows", "gain", "patience",
+                 "code", "fell_back")
 
     def _same_edges(self, edge_index: Tensor, config: Config) -> bool:
         return self.epoch == config.epoch and self.edge_index() is edge_index and self.version == edge_index._version
@@ -151,6 +156,8 @@ class Last:
         module = own["_modules"].get("aggr_module")
         if not self._same_edges(edge_index, config) or self.pointer != edge_index.data_ptr() or self.modes != _modes():
             return False
+        if self.stamp is not None and self.stamp != self.known.stamp(layer):
+            return False
         if self.signature != _signature(kwargs) or self.settings != reading.SETTINGS(own) or any(reading.HOOKS(own)):
             return False
         if module is not self.module() or any(reading.MODULE_HOOKS(module.__dict__)) or guards._any_global_hook():
@@ -169,11 +176,13 @@ class Last:
         weight = None if self.form.weight is None else self.form.weight(kwargs)
         reduce = self.reduce or reading.mean_of(layer.aggr_module)
         given = reading.prepared(reduce, layer, x, weight, edge_index.shape[1])
+        graph = OpGraph(edge_index, num_src, num_dst, flipped, view)
+        if self.form.unfinished or self.form.more is not None:
+            given = reading.completed(layer, self.form, graph, given, kwargs, True)
         if type(given) is Reason:
             return None
         counters.count(self.name, self.route)
-        given = reading.gathered(layer, self.form, given)
-        out = self.decision.run(OpGraph(edge_index, num_src, num_dst, flipped, view), given)
+        out = self.decision.run(graph, given)
         return reading.finished(layer, self.known, reading.stacked(layer, x), out, kwargs)
 
 
@@ -196,7 +205,7 @@ def _remember(layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read,
     else:
         kept.pointer, kept.signature, kept.decision = edge_index.data_ptr(), _signature(kwargs), decision
         kept.settings, kept.known, kept.module = reading.SETTINGS(layer.__dict__), found.known, weakref.ref(layer.aggr_module)
-        kept.form, kept.view = found.form, weakref.ref(graph._view)
+        kept.form, kept.stamp, kept.view = found.form, found.known.stamp(layer), weakref.ref(graph._view)
         kept.reduce = given.reduce if type(given.reduce) is str else None  # its numbers may be others at the next call
         kept.sizes = graph.num_src, graph.num_dst, graph.flipped
     entries = _last.get(layer)

@@ -25,13 +25,13 @@ class _Once:
     """A layer's last call that was decided to sum its list of edges. ``least``, ``most``: for how many edges that holds;
     ``gain``, ``patience``: per edge, as `aggregation_cost` has them."""
 
-    __slots__ = ("epoch", "grad", "settings", "known", "module", "form", "reduce", "name", "given", "edges", "least", "most",
-                 "gain", "patience")
+    __slots__ = ("epoch", "grad", "settings", "known", "stamp", "module", "form", "reduce", "name", "given", "edges", "least",
+                 "most", "gain", "patience")
 
     def __init__(self, layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read, decision: Decision, config: Config):
         count, estimate = edge_index.shape[1], decision.estimate
         self.epoch, self.grad, self.settings = config.epoch, torch.is_grad_enabled(), reading.SETTINGS(layer.__dict__)
-        self.known, self.module = found.known, weakref.ref(layer.aggr_module)
+        self.known, self.stamp, self.module = found.known, found.known.stamp(layer), weakref.ref(layer.aggr_module)
         self.form, self.reduce = found.form, found.given.reduce
         self.name, self.given, self.edges = type(layer).__name__, _described(kwargs), (edge_index.dtype, edge_index.device)
         self.least, self.most = count // _NEAR, count * _NEAR
@@ -53,7 +53,9 @@ class _Once:
             return False
         if torch.is_grad_enabled() is not self.grad or torch.are_deterministic_algorithms_enabled() or checkpointed():
             return False
-        return reading.known_class(type(layer)) is self.known and guards.context_reason() is None
+        if reading.known_class(type(layer)) is not self.known or guards.context_reason() is not None:
+            return False
+        return self.stamp is None or self.stamp == self.known.stamp(layer)
 
     def run(self, layer: Any, edge_index: Tensor, kwargs: dict) -> Any:
         """The call's result; None where the graph comes so often that a structure may pay, or something does not fit."""
@@ -61,17 +63,19 @@ class _Once:
         missed = aggregation_cost.missed(edge_index)
         if missed.seconds > self.patience * edges:
             return None
-        sizes = reading._sizes(layer, edge_index, kwargs.get("size"), kwargs[self.form.source])
+        form = self.form
+        sizes = reading.sizes(layer, edge_index, kwargs, ((form.source, "j"), *form.ends))
         if type(sizes) is Reason:
             return None
-        x, num_src, num_dst = sizes
-        weight = None if self.form.weight is None else self.form.weight(kwargs)
-        given = reading.prepared(self.reduce, layer, x, weight, edges)
+        graph = OpGraph(edge_index, *sizes, self.settings[2] != "source_to_target")
+        weight = None if form.weight is None else form.weight(kwargs)
+        given = reading.prepared(self.reduce, layer, reading.source(kwargs, form.source), weight, edges)
+        if form.unfinished:
+            given = reading.completed(layer, form, graph, given, kwargs)
         if type(given) is Reason:
             return None
         missed.seconds += self.gain * edges
         counters.count(self.name, "cuda")
-        graph = OpGraph(edge_index, num_src, num_dst, self.settings[2] != "source_to_target")
         return reading.finished(layer, self.known, False, aggregation_once.run(graph, given), kwargs)
 
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from gnnaccel.adapters.pyg import edges, guards, message
+from gnnaccel.adapters.pyg import edges, guards, message, message_stock
 from gnnaccel.dispatch.names import IdentityMap
-from gnnaccel.dispatch.ops import aggregation
+from gnnaccel.dispatch.ops import aggregation, messages
 from gnnaccel.dispatch.ops import aggregation_means as means
 from gnnaccel.dispatch.ops.aggregation import Aggregation, Reduce
 from gnnaccel.dispatch.ops.aggregation_means import PowerMean, Softmax
@@ -36,18 +36,36 @@ class Known:
         self.functions = tuple(getattr(cls, name) for name in _FUNCTIONS)
         self.forms: dict[tuple, message.Form | Reason] = {}
         self.own = cls.__module__.startswith("torch_geometric.")
+        self.stock = message_stock.messages().get(self.functions[0])
+        self.aggregate = message_stock.aggregates().get(self.functions[1])
         self.why, self.update = _functions_reason(cls), _update_arguments(cls)
 
-    def form(self, kwargs: dict) -> message.Form | Reason:
+    def stamp(self, layer: Any) -> tuple | None:
+        """What a form depends on of the layer."""
+        if self.aggregate is not None:
+            return self.aggregate.reduces(layer)
+        return None if self.stock is None else self.stock.stamp(layer)
+
+    def form(self, kwargs: dict, stamp: tuple | None) -> message.Form | Reason:
+        """What the message computes of such arguments, in a layer with this `stamp`."""
         if self.why is not None:
             return self.why
         kinds = {name: _kind(value) for name, value in kwargs.items() if name != "size"}
-        key = tuple(kinds.items())
+        key = (stamp, *kinds.items())
         if key not in self.forms:
-            found = message.form(self.functions[0], kinds)
-            self.forms[key] = found or reason(*(("GA208", "its message is not the neighbours' features, weighted or not")
-                                                if self.own else ("GA211", "message does more than to weigh features")))
+            found = message.form(self.functions[0], kinds) if self.stock is None else self.stock.form(stamp, kinds)
+            if found is not None and self.aggregate is not None and type(found) is message.Form:
+                found = _weighted_by(found, self.aggregate.weight, kinds)
+            self.forms[key] = found or reason(*(("GA208", "its message is of no form that is known") if self.own
+                                                else ("GA211", "message is of no form that is known")))
         return self.forms[key]
+
+
+def _weighted_by(form: message.Form, name: str, kinds: dict[str, str]) -> message.Form | None:
+    """``form`` with what a class's own ``aggregate`` weights messages with."""
+    if form.weight is not None or form.more is not None:
+        return None
+    return form if kinds.get(name) != "tensor" else form._replace(weight=lambda given: given[name].view(-1, 1))
 
 
 _classes: IdentityMap[Known] = IdentityMap()
@@ -74,7 +92,7 @@ def base() -> type:
 
 
 def _functions_reason(cls: type) -> Reason | None:
-    if cls.aggregate is not base().aggregate:
+    if cls.aggregate is not base().aggregate and cls.aggregate not in message_stock.aggregates():
         if cls.aggregate.__module__.startswith("torch_geometric."):
             return reason("GA208", f"{cls.__name__} aggregates in its own way")
         return reason("GA211", "aggregate is the user's own")
@@ -106,6 +124,8 @@ def _kind(value: Any) -> str:
 def storable(layer: Any) -> Reason | bool:
     """As `gnnaccel.adapters.storable`, of what is known without a call."""
     why = known_class(type(layer)).why
+    if why is None and known_class(type(layer)).aggregate is not None:
+        why = reason("GA603", "it aggregates in its own way")
     if why is None and _REDUCES.get(type(layer.aggr_module).__name__) not in ("sum", "mean"):
         why = reason("GA603", f"the aggregation is {type(layer.aggr_module).__name__}, not a sum or a mean")
     return True if why is None else reason("GA603", why.text)
@@ -124,31 +144,73 @@ class Read(NamedTuple):
 
 
 def read(layer: Any, edge_index: Any, kwargs: dict) -> Read | Reason:
-    """The call as an aggregation, or why it is none. Computes nothing but weights."""
+    """The call as an aggregation, or why it is none. Computes nothing but weights: `completed` does the rest."""
     known = known_class(type(layer))
-    form = known.form(kwargs)
-    why = form if type(form) is Reason else guards.context_reason() or _layer_reason(layer) or _update_reason(known, kwargs)
+    form = known.form(kwargs, known.stamp(layer))
+    if type(form) is Reason:
+        return form
+    why = guards.context_reason() or _layer_reason(layer, known) or _update_reason(known, kwargs)
     if why is not None:
         return why
-    x = kwargs[form.source]
-    sizes = _sizes(layer, edge_index, kwargs.get("size"), x)
-    if type(sizes) is Reason:
-        return sizes
-    x, num_src, num_dst = sizes
+    found = sizes(layer, edge_index, kwargs, ((form.source, "j"), *form.ends))
+    if type(found) is Reason:
+        return found
+    x, (num_src, num_dst) = source(kwargs, form.source), found
     plain = _edges(layer, known, edge_index, num_src, num_dst, x.device)
     if type(plain) is Reason:
         return plain
     weight = None if form.weight is None else form.weight(kwargs)
-    reduces = _reduces(layer.aggr_module)
+    reduces = reductions(layer, known)
     if len(reduces) > 1 and stacked(layer, x):
         return reason("GA206", f"several aggregations over features of shape {list(x.shape)}")
-    why = next(filter(None, (means.unfit(one, x, weight) for one in reduces[1:])), None)
+    why = next(filter(None, (means.unfit(one, x, weight, form.more is not None) for one in reduces)), None)
     if why is not None:
         return why
     given = prepared(reduces[0], layer, x, weight, plain.shape[1])
     if type(given) is Reason:
         return given
-    return Read(OpGraph(plain, num_src, num_dst, layer.flow != "source_to_target"), given, form, known, reduces)
+    graph = OpGraph(plain, num_src, num_dst, layer.flow != "source_to_target")
+    if form.more is not None:
+        given = _with_more(layer, form, graph, given, kwargs, form.costly)
+        if type(given) is Reason:
+            return given
+    return Read(graph, given, form, known, reduces)
+
+
+def _with_more(layer: Any, form: message.Form, graph: OpGraph, given: Aggregation, kwargs: dict,
+               stand_in: bool) -> Aggregation | Reason:
+    """With all that messages are made of. ``stand_in``: with nothing in place of what has to be computed from edges."""
+    if stacked(layer, given.x):
+        return reason("GA206", f"features of shape {list(given.x.shape)} in messages that are more than these")
+    if form.width is not None and torch.is_autocast_enabled(given.x.device.type):
+        return reason("GA203", "autocast is on", "call the layer outside of autocast")
+    if not stand_in:
+        more = form.more(kwargs, layer)
+        if type(more) is Reason:
+            return more
+        x, more = (given.x, more) if form.width is None else more
+        if type(more) is messages.Shifted and more.rows.dtype == source(kwargs, form.source).dtype:
+            more = more._replace(rows=more.rows.to(x.dtype))  # as the weights made of x
+    else:
+        nothing = given.x.new_empty((), requires_grad=torch.is_grad_enabled())
+        x = given.x if form.width is None else nothing.expand(graph.num_src, form.width)
+        more = messages.Rectified(nothing.expand(graph.num_edges, *x.shape[1:]))
+        if form.width is not None:
+            more = messages.Gated(x, nothing.expand(graph.num_dst, form.width), more.edge, more.edge)
+    return messages.unfit(graph, x, given.weight, more) or given._replace(x=x, shape=tuple(x.shape[1:]), more=more)
+
+
+def completed(layer: Any, form: message.Form, graph: OpGraph, given: Aggregation | Reason, kwargs: dict,
+              anew: bool = False) -> Aggregation | Reason:
+    """What `read` gave, or ``anew`` what `prepared` did, with all that there is to compute beforehand."""
+    if type(given) is Aggregation and (form.costly or (anew and form.more is not None)):
+        given = _with_more(layer, form, graph, given, kwargs, False)
+    return given if form.apply is None or type(given) is Reason else given._replace(x=form.apply(given.x))
+
+
+def reductions(layer: Any, known: Known) -> tuple[Reduce, ...]:
+    """What the layer aggregates with, as `Aggregation.by` takes it."""
+    return _reduces(layer.aggr_module) if known.aggregate is None else known.aggregate.reduces(layer)
 
 
 def _reduces(module: Any) -> tuple[Reduce, ...]:
@@ -187,16 +249,16 @@ def stacked(layer: Any, x: Tensor) -> bool:
     return layer.node_dim == -2 and x.dim() > 2
 
 
-def prepared(reduce: str, layer: Any, x: Tensor, weight: Tensor | None, count: int) -> Aggregation | Reason:
+def prepared(reduce: Reduce, layer: Any, x: Tensor, weight: Tensor | None, count: int) -> Aggregation | Reason:
     """The aggregation with nodes, and edges, in the first dimension."""
     if stacked(layer, x):
         if weight is not None and weight.dim() <= x.dim():
             weight = weight[(None,) * (x.dim() - weight.dim())].movedim(-2, 0) if weight.dim() > 1 else weight
         x = x.movedim(-2, 0)
-    return aggregation.prepare(reduce, x, weight, count)
+    return aggregation.prepare(reduce.partition(" ")[0] if type(reduce) is str else reduce, x, weight, count)
 
 
-def _layer_reason(layer: Any) -> Reason | None:
+def _layer_reason(layer: Any, known: Known) -> Reason | None:
     own = layer.__dict__
     if any(HOOKS(own)):
         return reason("GA501", "message-passing hooks are registered")
@@ -210,7 +272,9 @@ def _layer_reason(layer: Any) -> Reason | None:
     module = own["_modules"].get("aggr_module")
     if guards._any_global_hook() or (module is not None and any(MODULE_HOOKS(module.__dict__))):
         return reason("GA501", "the aggregation module has hooks")
-    return None if _reduces(module) else reason("GA201", f"the aggregation is {type(module).__name__}")
+    if reductions(layer, known):
+        return None
+    return reason("GA201", f"the aggregation is {type(module).__name__ if known.aggregate is None else layer.aggregators}")
 
 
 def _update_reason(known: Known, kwargs: dict) -> Reason | None:
@@ -218,27 +282,29 @@ def _update_reason(known: Known, kwargs: dict) -> Reason | None:
     return reason("GA211", f"update takes {', '.join(missing)}, which propagate was not given") if missing else None
 
 
-def _sizes(layer: Any, edge_index: Any, size: Any, x: Any) -> tuple[Tensor, int, int] | Reason:
-    """The features gathered, and the numbers of nodes at both ends, as the host finds them."""
-    forward, node_dim = layer.flow == "source_to_target", layer.node_dim
+def sizes(layer: Any, edge_index: Any, kwargs: dict, read: tuple[tuple[str, str], ...]) -> tuple[int, int] | Reason:
+    """The numbers of nodes at both ends, as the host finds them in the arguments ``read`` at these ends."""
+    forward, node_dim, size = layer.flow == "source_to_target", layer.node_dim, kwargs.get("size")
     if type(edge_index).__name__ == "EdgeIndex":
         size = edge_index.sparse_size()
     size = [None, None] if size is None else list(size)
-    pair = isinstance(x, (tuple, list))
-    if pair and (len(x) != 2 or not forward):
-        return reason("GA206", "x is no pair") if forward else reason("GA202", "pairs of features against the flow")
-    for side, features in enumerate(x if pair else (x,)):
-        if features is None and side:
-            continue
-        if type(features) not in TENSORS or features.dim() < 2 or node_dim not in (0, -2, -features.dim()):
-            return reason("GA206", f"features are a {type(features).__name__}, node_dim={node_dim}")
-        at = side if pair else 0 if forward else 1
-        rows = features.shape[node_dim]
-        if size[at] is not None and size[at] != rows:
-            return reason("GA206", f"{rows} rows of features where {size[at]} nodes are")
-        size[at] = rows
+    for name, end in read:
+        x = kwargs[name]
+        pair = isinstance(x, (tuple, list))
+        if pair and (len(x) != 2 or not forward):
+            return reason("GA206", f"{name} is no pair") if forward else reason("GA202", "pairs of features against the flow")
+        for side, features in enumerate(x if pair else (x,)):
+            if features is None and side and end == "j":
+                continue
+            if type(features) not in TENSORS or features.dim() < 2 or node_dim not in (0, -2, -features.dim()):
+                return reason("GA206", f"features are a {type(features).__name__}, node_dim={node_dim}")
+            at = side if pair else int((end == "i") == forward)
+            rows = features.shape[node_dim]
+            if size[at] is not None and size[at] != rows:
+                return reason("GA206", f"{rows} rows of features where {size[at]} nodes are")
+            size[at] = rows
     src, dst = size if forward else size[::-1]
-    return (x[0] if pair else x), src, src if dst is None else dst
+    return src, src if dst is None else dst
 
 
 def _edges(layer: Any, known: Known, edge_index: Any, num_src: int, num_dst: int, device: torch.device) -> Tensor | Reason:
@@ -250,15 +316,11 @@ def _edges(layer: Any, known: Known, edge_index: Any, num_src: int, num_dst: int
     return edges.plain(edge_index, num_src, num_dst, device)
 
 
-
-def gathered(layer: Any, form: message.Form, given: Aggregation) -> Aggregation:
-    """What runs of a call that was read: rows are made of the features only then."""
-    return given if form.rows is None else given._replace(x=form.rows(layer, given.x))
-
-
 def finished(layer: Any, known: Known, moved: bool, out: Tensor | list[Tensor], kwargs: dict) -> Any:
     """What the call gives: the class's own ``update`` of the result, of several combined. ``moved``: features were `stacked`."""
-    if type(out) is list:
+    if known.aggregate is not None:
+        out = known.aggregate.combine(layer, out if type(out) is list else [out])
+    elif type(out) is list:
         out = layer.aggr_module.combine(out)
     if moved:
         out = out.movedim(0, -2).contiguous()

@@ -21,13 +21,15 @@ class _Propagate:
         found = reading.read(layer, *args, kwargs)
         if type(found) is Reason:
             return found
-        given = AggregationGiven(found.graph, found.given, found.reduces, (found, kwargs))
+        first = reading.completed(layer, found.form, found.graph, found.given, kwargs)
+        if type(first) is Reason:
+            return first
+        given = AggregationGiven(found.graph, first, found.reduces, (found, kwargs))
         return AggregationStated.of(given), given
 
     @staticmethod
     def run(layer: Any, stated: AggregationStated, given: AggregationGiven, attend: Any) -> Any:
         found, kwargs = given.more
-        given = given._replace(first=reading.gathered(layer, found.form, given.first))
         moved = reading.stacked(layer, reading.source(kwargs, found.form.source))
         return reading.finished(layer, found.known, moved, attend(given), kwargs)
 

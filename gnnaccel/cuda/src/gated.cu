@@ -8,35 +8,7 @@
 //                          sigmoid(e) ratio[other(e)] (that of values)
 //
 // e is kept at the edges' places because it is a result; gates are made of it as it is stored, so that all passes see the same.
-#include "merge.cuh"
-
-__device__ __forceinline__ float sigmoid(float x) { return 1.f / (1.f + exp2f(-x * LOG2E)); }
-
-struct Graph {
-    const int* other;
-    const OFF_T* place;
-};
-
-// Adds what one warp found to what it is part of: rows of ROW_T, or of two rows per chunk.
-__device__ __forceinline__ void store_pair(const Lanes& at, float* part, int chunk, const Row& a, const Row& b) {
-    store_row(at, part, 2 * (u64)chunk, a);
-    store_row(at, part, 2 * (u64)chunk + 1, b);
-}
-
-__device__ __forceinline__ void add_pairs(const Lanes& at, int first, int count, const float* part, Row& a, Row& b) {
-    clear_row(a);
-    clear_row(b);
-    for (int i = at.slot; i < count; i += SLOTS) {
-        Row v;
-        load_row(at, part, 2 * (u64)(first + i), true, v);
-        add_row(a, v);
-        load_row(at, part, 2 * (u64)(first + i) + 1, true, v);
-        add_row(b, v);
-    }
-    __syncwarp();
-    sum_slots(a);
-    sum_slots(b);
-}
+#include "gates.cuh"
 
 __device__ __forceinline__ void finish(const Lanes& at, int row, const Row& sum, const Row& gates, float epsilon, ROW_T* out,
                                        float* total) {

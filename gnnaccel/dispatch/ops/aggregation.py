@@ -1,7 +1,7 @@
-"""The reduction of weighted neighbours, as plain aggregation layers need it: ``out[i] = reduce of w_e x_j over edges e = (j, i)``.
+"""The reduction of weighted neighbours, as plain layers need it: ``out[i] = reduce of w_e x_j over edges e = (j, i)``.
 
 What differs from `torch_ops.gspmm`: nodes without edges get 0 whatever the reduction, equal extrema share the gradient evenly,
-NaN wins every comparison, and there is a mean.
+NaN wins every comparison, and there are a mean and a variance. `messages` has what messages may be besides.
 """
 from __future__ import annotations
 
@@ -12,24 +12,41 @@ import torch
 from torch import Tensor
 
 from gnnaccel.dispatch.ops import aggregation_means as means
+from gnnaccel.dispatch.ops import messages
 from gnnaccel.dispatch.ops.aggregation_means import PowerMean, Softmax
 from gnnaccel.dispatch.ops.graph import OpGraph
+from gnnaccel.dispatch.ops.messages import More
 from gnnaccel.dispatch.ops.operands import DTYPES
 from gnnaccel.dispatch.reasons import Reason, reason
 
-REDUCES = ("sum", "mean", "max", "min")
+REDUCES = ("sum", "mean", "max", "min", "var")
 Reduce = str | Softmax | PowerMean
+_UNWEIGHTED = " unweighted"
 _HALF = (torch.float16, torch.bfloat16)
 
 
 class Aggregation(NamedTuple):
     """``x`` [num_src, *features]; ``weight`` [E, *features] of as many dimensions, which broadcast, or None; ``reduce``: one of
-    `REDUCES`, or what `aggregation_means` has; ``shape``: of a message."""
+    `REDUCES`, or what `aggregation_means` has; ``shape``: of a message; ``more``: what else goes into it, then of that shape,
+    and with one of `REDUCES`."""
 
     reduce: Reduce
     x: Tensor
     weight: Tensor | None
     shape: tuple[int, ...]
+    more: More | None = None
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All that may want a gradient."""
+        more = () if self.more is None else tuple(t for t, _ in self.more.tensors.values())
+        return (self.x, *more) if self.weight is None else (self.x, self.weight, *more)
+
+    def by(self, reduce: Reduce) -> Aggregation:
+        """With another reduction; one named "... unweighted" leaves the weights out."""
+        if type(reduce) is str and reduce.endswith(_UNWEIGHTED):
+            return prepare(reduce.removesuffix(_UNWEIGHTED), self.x, None, 0)
+        return self._replace(reduce=reduce)
 
     @property
     def kind(self) -> str:
@@ -79,17 +96,21 @@ def plain(graph: OpGraph, given: Aggregation) -> Tensor:
         return means.softmax_plain(graph, given)
     if type(given.reduce) is PowerMean:
         return means.around(plain)(graph, given)
-    message = given.x.index_select(0, graph.index("u"))
-    if given.weight is not None:
-        message = given.weight * message
+    message = messages.made(graph, given.x, given.weight, given.more)
     index = graph.index("v")
     if given.reduce in ("max", "min"):
         index = index.long().view(-1, *(1,) * (message.dim() - 1)).expand_as(message)
         zeros = message.new_zeros(graph.num_dst, *message.shape[1:])
         return zeros.scatter_reduce(0, index, message, f"a{given.reduce}", include_self=False)
     wide = message.float() if message.dtype in _HALF else message
-    out = wide.new_zeros(graph.num_dst, *wide.shape[1:]).index_add(0, index, wide)
-    if given.reduce == "mean":
-        degree = wide.new_zeros(graph.num_dst).index_add(0, index, wide.new_ones(graph.num_edges)).clamp(min=1)
-        out = out / degree.view(-1, *(1,) * (out.dim() - 1))
+    out = _sum(graph, wide)
+    if given.reduce != "sum":
+        degree = _sum(graph, wide.new_ones(graph.num_edges)).clamp(min=1).view(-1, *(1,) * (out.dim() - 1))
+        out = out / degree
+    if given.reduce == "var":
+        out = _sum(graph, wide * wide) / degree - out * out
     return out.to(message.dtype)
+
+
+def _sum(graph: OpGraph, message: Tensor) -> Tensor:
+    return message.new_zeros(graph.num_dst, *message.shape[1:]).index_add(0, graph.index("v"), message)

@@ -17,10 +17,15 @@ from gnnaccel.dispatch.names import IdentityMap
 from gnnaccel.dispatch.ops.aggregation import Aggregation
 from gnnaccel.dispatch.ops.aggregation_means import Softmax
 from gnnaccel.dispatch.ops.graph import OpGraph
+from gnnaccel.dispatch.ops.messages import Gated, Rectified, Shifted
 
 _UNREAD = 3  # calls over a graph, not a large one, that are not looked at: layers or hops over one mini-batch
 _MARGIN = 1.25
 _PATIENCE = 2.0  # times the price of a structure that must have been missed before it is built
+
+
+#: of messages, against plain ones: rows per edge that we read, rows that the host gathers (not its further passes), our launches
+_MORE = {type(None): (1, 1, 1), Shifted: (1, 1, 2), Rectified: (2, 1, 1), Gated: (3, 2, 1)}
 
 
 class Estimate(NamedTuple):
@@ -62,12 +67,16 @@ def _on_cuda(graph: OpGraph, given: Aggregation, mode: str) -> Estimate:
     rates, kernels = constants()["aggregation"]["cuda"], constants()["cuda"]
     rates = rates["softmax"] if type(given.reduce) is Softmax else rates
     rows = math.prod(given.shape) * given.x.element_size()
-    moved = graph.num_edges * rows
+    read, gathered, calls = _MORE[type(given.more)]
+    moved, by_host = graph.num_edges * rows * read, graph.num_edges * rows * gathered
     launch = kernels["launch"]
-    native = max(moved * rates["native_passes"][mode] / kernels["native_bandwidth"], rates["native_launches"][mode] * launch)
+    native = max(by_host * rates["native_passes"][mode] / kernels["native_bandwidth"], rates["native_launches"][mode] * launch)
     rate = kernels["gather_l2"] if graph.num_src * rows <= kernels["l2_bytes"] else kernels["gather_hbm"]
-    ours = max(moved * rates["passes"][mode] / rate, rates["launches"][mode] * launch)  # the host launches while the GPU works
-    once = max(moved * rates["once_passes"][mode] / kernels["native_bandwidth"], rates["once_launches"][mode] * launch)
+    # the host launches while the GPU works
+    ours = max(moved * rates["passes"][mode] / rate, calls * rates["launches"][mode] * launch)
+    once = None
+    if "once_passes" in rates and given.more is None:
+        once = max(moved * rates["once_passes"][mode] / kernels["native_bandwidth"], rates["once_launches"][mode] * launch)
     built = 1 if mode == "forward" else 2
     structure = built * (graph.num_edges * kernels["structure_per_edge"] + kernels["structure_launches"] * launch)
     return Estimate(native - ours, structure, ours, native, once)

@@ -5,9 +5,11 @@ import torch
 from torch import Tensor
 
 from gnnaccel.dispatch.ops import aggregation_means as means
+from gnnaccel.dispatch.ops import messages
 from gnnaccel.dispatch.ops.aggregation import Aggregation, named
 from gnnaccel.dispatch.ops.aggregation_means import PowerMean
 from gnnaccel.dispatch.ops.graph import OpGraph
+from gnnaccel.dispatch.ops.messages import Shifted
 from gnnaccel.dispatch.reasons import Reason, reason
 from gnnaccel.dispatch.torch_segments import FOLD, Segments, weighted_sum
 
@@ -16,8 +18,10 @@ _DTYPES = (torch.float32, torch.float64)
 
 def unfit(graph: OpGraph, given: Aggregation) -> Reason | None:
     """Why this cannot be computed so; then `aggregation.plain` can."""
+    if type(given.more) not in (type(None), Shifted):
+        return reason("GA301", "such messages have no faster way on a CPU")
     given = means.inner(given)
-    if given.reduce not in ("sum", "mean"):
+    if given.reduce not in (("sum", "mean", "var") if given.more is None else ("sum", "mean")):
         return reason("GA301", f"{named(given.reduce)} over neighbours has no faster way on a CPU")
     if given.kind == "channel" or not all(given.shape):
         return reason("GA208", f"weights of shape {list(given.weight.shape)}" if given.weight is not None else "rows are empty")
@@ -30,6 +34,11 @@ def run(graph: OpGraph, given: Aggregation) -> Tensor:
     """`aggregation.plain` of what is not `unfit`."""
     if type(given.reduce) is PowerMean:
         return means.around(run)(graph, given)
+    if given.more is not None:
+        return messages.split(run, graph, given)
+    if given.reduce == "var":
+        mean = given._replace(reduce="mean")
+        return run(graph, _squared(mean)) - run(graph, mean).square()
     view = graph.view()
     edges = view.edges(ids=given.weight is not None)
     segments = edges.segments(graph.num_src)
@@ -42,6 +51,10 @@ def run(graph: OpGraph, given: Aggregation) -> Tensor:
     if given.reduce == "mean":
         out = out * view.inverse_degree().to(out.dtype).unsqueeze(1)
     return out.view(-1, *given.shape)
+
+
+def _squared(given: Aggregation) -> Aggregation:
+    return given._replace(x=given.x.square(), weight=None if given.weight is None else given.weight.square())
 
 
 def _by_head(segments: Segments, weight: Tensor, x: Tensor) -> Tensor:

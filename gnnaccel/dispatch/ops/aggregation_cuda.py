@@ -5,15 +5,16 @@ A backward that is itself recorded runs on torch operations.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from gnnaccel.cuda import aggregate as sums
 from gnnaccel.cuda.layout import MAX_WIDTH, TYPES
-from gnnaccel.dispatch.ops import aggregation
+from gnnaccel.dispatch.ops import aggregation, aggregation_messages
 from gnnaccel.dispatch.ops import aggregation_means as means
-from gnnaccel.dispatch.ops.aggregation import Aggregation
+from gnnaccel.dispatch.ops.aggregation import Aggregation, Reduce
 from gnnaccel.dispatch.ops.aggregation_means import PowerMean, Softmax
 from gnnaccel.dispatch.ops.call import Kernel
 from gnnaccel.dispatch.ops.graph import OpGraph
@@ -21,6 +22,7 @@ from gnnaccel.dispatch.reasons import Reason, reason
 from gnnaccel.dispatch.relational.cuda_maps import by_torch, dense
 
 _MAX_EDGES = 2**31
+_MULTI = ("max", "min", "var")  # by the kernels of several reduces
 
 
 def kernel(graph: OpGraph, given: Aggregation) -> Kernel | Reason:
@@ -31,11 +33,13 @@ def kernel(graph: OpGraph, given: Aggregation) -> Kernel | Reason:
         return reason("GA206", "rows are empty" if not all(given.shape) else f"{graph.num_edges} edges; int32 counts them")
     if not graph.num_edges:
         return reason("GA303")
+    if given.more is not None:
+        return aggregation_messages.kernel(graph, given)
     if type(given.reduce) is Softmax:
         return means.softmax_kernel(graph, given)
     given = means.inner(given)
-    if given.reduce in ("max", "min"):
-        found = _multi(graph, given)
+    if given.reduce in _MULTI:
+        found = _multi(graph, given, (given.reduce,))
         return found._replace(run=lambda: run(graph, given)) if type(found) is Kernel else found
     heads, width, weight = _layout(given)
     mean, dtype = given.reduce == "mean", given.x.dtype
@@ -53,12 +57,14 @@ def kernel(graph: OpGraph, given: Aggregation) -> Kernel | Reason:
 
 def run(graph: OpGraph, given: Aggregation) -> Tensor:
     """`aggregation.plain` by kernels."""
+    if given.more is not None:
+        return aggregation_messages.run(graph, given)
     if type(given.reduce) is Softmax:
         return means.softmax(graph, given)
     if type(given.reduce) is PowerMean:
         return means.around(run)(graph, given)
-    if given.reduce in ("max", "min"):
-        return _multi(graph, given).run().view(-1, *given.shape)
+    if given.reduce in _MULTI:
+        return _multi(graph, given, (given.reduce,)).run().view(-1, *given.shape)
     layout = _layout(given)
     x, weight = _expanded(given, layout)
     if torch.is_grad_enabled() and (x.requires_grad or (weight is not None and weight.requires_grad)):
@@ -77,14 +83,41 @@ def _expanded(given: Aggregation, layout: tuple[int, int, str]) -> tuple[Tensor,
     return x, weight
 
 
-def _multi(graph: OpGraph, given: Aggregation) -> Kernel | Reason:
+def together(graph: OpGraph, given: Aggregation, reduces: tuple[Reduce, ...]) -> dict[tuple[str, ...], Kernel]:
+    """Those of the aggregations ``reduces`` (`Aggregation.by`) that one pass computes: rows of the same weights, where one is a
+    maximum, a minimum or a variance anyway. Softmax and power means are of rows of their own."""
+    found, names = {}, [reduce for reduce in reduces if type(reduce) is str]
+    for weighted in (False, True):
+        group = tuple(dict.fromkeys(name for name in names if given.by(name).reduce in aggregation.REDUCES
+                                    and (given.by(name).weight is not None) is weighted))
+        shared = tuple(given.by(name).reduce for name in group)
+        if given.more is None and len(group) > 1 and any(reduce in _MULTI for reduce in shared):
+            kernel = _multi(graph, given.by(group[0]), shared)
+            if type(kernel) is Kernel:
+                found[group] = kernel
+    return found
+
+
+def run_all(graph: OpGraph, given: Aggregation, reduces: tuple[Reduce, ...], groups: tuple[tuple[str, ...], ...],
+            alone: list[Callable[[OpGraph, Aggregation], Tensor]]) -> list[Tensor]:
+    """The aggregations ``reduces``, those of each of ``groups`` in one pass, others each by its own of ``alone``."""
+    found = {}
+    for group in groups:
+        first = given.by(group[0])
+        out = _multi(graph, first, tuple(given.by(name).reduce for name in group)).run()
+        found.update(zip(group, (one.reshape(-1, *first.shape) for one in out.unbind(1))))
+    return [found[reduce] if type(reduce) is str and reduce in found else one(graph, given.by(reduce))
+            for reduce, one in zip(reduces, alone)]
+
+
+def _multi(graph: OpGraph, given: Aggregation, reduces: tuple[str, ...]) -> Kernel | Reason:
     from gnnaccel.dispatch.ops import multi_reduce
 
     heads, width, kind = layout = _layout(given)
     x, weight = _expanded(given, layout)
     if weight is not None:
         weight = weight.reshape(-1) if kind == "edge" else weight.reshape(-1, heads)
-    return multi_reduce.multi_reduce(graph, x.reshape(-1, heads, width), (given.reduce,), weight).kernel
+    return multi_reduce.multi_reduce(graph, x.reshape(-1, heads, width), reduces, weight).kernel
 
 
 def _layout(given: Aggregation) -> tuple[int, int, str]:

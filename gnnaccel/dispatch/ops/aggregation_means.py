@@ -70,12 +70,14 @@ def _is_one(value: float | Tensor) -> bool:
     return not isinstance(value, Tensor) and value == 1
 
 
-def unfit(reduce: Any, x: Tensor, weight: Tensor | None) -> Reason | None:
-    """Why ``reduce`` of these features [nodes, *features] cannot be computed at the nodes. Numbers per channel are [1, F]."""
+def unfit(reduce: Any, x: Tensor, weight: Tensor | None, more: bool = False) -> Reason | None:
+    """Why ``reduce`` of these features [nodes, *features] cannot be computed at the nodes. Numbers per channel are [1, F].
+    ``more``: messages are made of more than the features."""
     if type(reduce) is str:
         return None
-    if weight is not None:
-        return reason("GA201", f"the aggregation is a {reduce.name} of weighted messages")
+    if more or weight is not None:
+        made = "messages that are more than neighbours' rows" if more else "weighted messages"
+        return reason("GA201", f"the aggregation is a {reduce.name} of {made}")
     if type(reduce) is Softmax and x.dtype in _HALF and torch.is_autocast_enabled(x.device.type):
         return reason("GA203", f"a softmax of {x.dtype} features under autocast")
     number = reduce[0]

@@ -21,8 +21,10 @@ from gnnaccel.errors import GraphError
 
 def kernel(graph: OpGraph, given: Aggregation) -> Kernel | None:
     """The way of `aggregation.plain` without a structure; None where there is none: it is for sums and means in fp32 of rows that
-    have one weight at most, which wants no gradient, where their order may vary."""
+    have one weight at most, which wants no gradient, and nothing else in their messages, where their order may vary."""
     weight = given.weight
+    if given.more is not None:
+        return None
     if given.x.dtype is not torch.float32 or given.reduce not in ("sum", "mean") or given.kind not in ("none", "edge"):
         return None
     if (weight is not None and weight.requires_grad) or torch.are_deterministic_algorithms_enabled():

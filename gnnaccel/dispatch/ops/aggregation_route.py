@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -84,16 +85,28 @@ def decide(graph: OpGraph, given: Aggregation, config: Config, asked: Asked | No
 def decide_all(graph: OpGraph, given: Aggregation, reduces: tuple[Reduce, ...], config: Config,
                asked: Asked | None = None) -> Decision:
     """The route of aggregations that differ in nothing but their ``reduces``, of which ``given`` has the first; several give a
-    list. One that is native makes all native, as the host makes its messages once for all."""
+    list. One that is native makes all native, as the host makes its messages once for all. Kernels share a pass where they
+    can."""
     if len(reduces) == 1:
         return decide(graph, given, config, asked)
-    found = [decide(graph, given._replace(reduce=one), config, asked) for one in reduces]
+    found = [decide(graph, given.by(one), config, asked) for one in reduces]
     for one in found:
         if one.run is None:
             return one
-    names = ", ".join(dict.fromkeys(one.kernel for one in found))
-    return found[0]._replace(kernel=names, run=lambda graph, given: [one.run(graph, given._replace(reduce=reduce))
-                                                                     for one, reduce in zip(found, reduces)])
+    kernels, runs = [one.kernel for one in found], [one.run for one in found]
+
+    def apart(graph: OpGraph, given: Aggregation) -> list[Tensor]:
+        return [run(graph, given.by(reduce)) for run, reduce in zip(runs, reduces)]
+
+    run = apart
+    if all(one.route == "cuda" for one in found):
+        together = aggregation_cuda.together(graph, given, reduces)
+        groups = tuple(group for group, kernel in together.items() if compile_reason(kernel) is None)
+        kernels = [next((together[group].name for group in groups if reduce in group), kernel)
+                   for reduce, kernel in zip(reduces, kernels)]
+        run = partial(aggregation_cuda.run_all, reduces=reduces, groups=groups, alone=runs)
+    first = next((one for one in found if not one.again), found[0])  # once one has a structure, there is one
+    return first._replace(kernel=", ".join(dict.fromkeys(kernels)), run=run)
 
 
 def on(route: str, graph: OpGraph, given: Aggregation) -> Tensor:
@@ -101,6 +114,14 @@ def on(route: str, graph: OpGraph, given: Aggregation) -> Tensor:
     if route == "cuda":
         return aggregation_cuda.run(graph, given)
     return (aggregation_cpu.run if _unfit_by_torch(graph, given) is None else aggregation.plain)(graph, given)
+
+
+def on_all(route: str, graph: OpGraph, given: Aggregation, reduces: tuple[Reduce, ...]) -> list[Tensor]:
+    """Several, as of a `Decision` of `decide_all`."""
+    if route == "cuda":
+        groups = tuple(aggregation_cuda.together(graph, given, reduces))
+        return aggregation_cuda.run_all(graph, given, reduces, groups, [aggregation_cuda.run] * len(reduces))
+    return [on(route, graph, given.by(reduce)) for reduce in reduces]
 
 
 def _without_kernels(graph: OpGraph, given: Aggregation, config: Config, against: Reason, asked: Asked | None) -> Decision:
@@ -144,8 +165,8 @@ def _cost_reason(graph: OpGraph, given: Aggregation, config: Config,
 
 
 def _may_run_once(graph: OpGraph, given: Aggregation, asked: Asked | None) -> bool:
-    """Whether there is a way without a structure for a graph that has none. A checkpoint finds its graph's structure known; during a
-    capture kernels may not be loaded."""
+    """Whether there is a way without a structure for a graph that has none. A checkpoint finds its graph's structure known; during
+    a capture kernels may not be loaded."""
     if checkpointed() or aggregation_cost.capturing(graph.edge_index) or (graph.known() if asked is None else not asked.fresh):
         return False
     kernel = aggregation_once.kernel(graph, given)
@@ -153,7 +174,7 @@ def _may_run_once(graph: OpGraph, given: Aggregation, asked: Asked | None) -> bo
 
 
 def _differentiated(given: Aggregation) -> bool:
-    return torch.is_grad_enabled() and (given.x.requires_grad or (given.weight is not None and given.weight.requires_grad))
+    return torch.is_grad_enabled() and any(t.requires_grad for t in given.tensors)
 
 
 def checkpointed() -> bool:
@@ -195,7 +216,8 @@ def _fields(layer: Any, host: str, given: Aggregation | None, decision: Decision
     dtype = None if given is None else str(given.x.dtype).removeprefix("torch.")
     autocast = str(torch.get_autocast_dtype(device)).removeprefix("torch.") if torch.is_autocast_enabled(device) else None
     return dict(host=host, layer=type(layer).__name__, name=rules.qualified_name(layer), route=decision.route,
-                kernel=decision.kernel, storage=decision.storage, dtype=dtype, out_dtype=dtype, autocast=autocast, training=bool(layer.training),
+                kernel=decision.kernel, storage=decision.storage, dtype=dtype, out_dtype=dtype, autocast=autocast,
+                training=bool(layer.training),
                 deterministic=torch.are_deterministic_algorithms_enabled(),
                 capturing=device == "cuda" and torch.cuda.is_current_stream_capturing())
 

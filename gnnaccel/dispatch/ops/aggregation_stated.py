@@ -97,5 +97,6 @@ class AggregationCall(NamedTuple):
 
 def _run(route: str, call: AggregationCall, given: AggregationGiven) -> Any:
     """The result; of several aggregations a list, as of `aggregation_route.decide_all`."""
-    found = [aggregation_route.on(route, call.graph, given.first._replace(reduce=name)) for name in given.reduces]
-    return found if len(found) > 1 else found[0]
+    if len(given.reduces) > 1:
+        return aggregation_route.on_all(route, call.graph, given.first, given.reduces)
+    return aggregation_route.on(route, call.graph, given.first.by(given.reduces[0]))

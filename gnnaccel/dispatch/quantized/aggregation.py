@@ -62,6 +62,8 @@ def narrowed(layer: Any, graph: OpGraph, given: Aggregation, config: Config, dec
 
 def unfit(graph: OpGraph, given: Aggregation) -> Reason | None:
     """Why a call of this form cannot be quantized."""
+    if given.more is not None:
+        return reason("GA603", "messages are more than the neighbours' rows")
     if given.reduce not in ("sum", "mean"):
         return reason("GA603", f"the reduction is a {aggregation.named(given.reduce)}, not a sum or a mean")
     if given.kind == "channel" or (given.kind == "head" and given.shape[-1] > MAX_WIDTH):

@@ -1,0 +1,100 @@
+"""Messages that are more than a neighbour's row, weighted or not: what else goes into them, and how they are made edge by edge.
+
+For an edge e from j to i, with x_j the row of the aggregation's own ``x``:
+
+    Shifted      weight[e] * (x_j + sign * rows_i)
+    Rectified    relu(x_j + edge[e]) + constant
+    Gated        sigmoid(left_j + right_i + edge[e]) * (x_j + beside[e])
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnaccel.dispatch.ops.graph import OpGraph
+from gnnaccel.dispatch.reasons import Reason, reason
+
+
+class Shifted(NamedTuple):
+    """``rows`` [num_dst, *features], of the node that receives, times ``sign``."""
+
+    rows: Tensor
+    sign: float
+
+    @property
+    def tensors(self) -> dict[str, tuple[Tensor, str]]:
+        """Each with where it has its rows, as `OpGraph.rows` calls it."""
+        return dict(rows=(self.rows, "v"))
+
+
+class Rectified(NamedTuple):
+    """``edge`` [E, *features], by edge id."""
+
+    edge: Tensor
+    constant: float = 0.0
+
+    @property
+    def tensors(self) -> dict[str, tuple[Tensor, str]]:
+        return dict(edge=(self.edge, "e"))
+
+
+class Gated(NamedTuple):
+    """``left`` [num_src, *features]; ``right`` [num_dst, *features]; ``edge`` [E, *features] by edge id, or None; ``beside``:
+    likewise, and only next to ``edge``."""
+
+    left: Tensor
+    right: Tensor
+    edge: Tensor | None = None
+    beside: Tensor | None = None
+
+    @property
+    def tensors(self) -> dict[str, tuple[Tensor, str]]:
+        at_edges = {name: (t, "e") for name, t in (("edge", self.edge), ("beside", self.beside)) if t is not None}
+        return dict(left=(self.left, "u"), right=(self.right, "v"), **at_edges)
+
+
+More = Shifted | Rectified | Gated
+
+
+def unfit(graph: OpGraph, x: Tensor, weight: Tensor | None, more: Any) -> Reason | None:
+    """Why this is none of these messages with tensors that fit ``x`` [num_src, *features]."""
+    if weight is not None and type(more) is not Shifted:
+        return reason("GA208", "weights next to other features of edges")
+    for name, (t, target) in more.tensors.items():
+        wanted = (graph.rows(target), *x.shape[1:])
+        if not isinstance(t, Tensor) or t.layout != torch.strided or t.shape != wanted or t.device != x.device:
+            seen = f"{list(t.shape)}, on {t.device}" if isinstance(t, Tensor) else type(t).__name__
+            return reason("GA206", f"{name} of messages is {seen}; the neighbours' rows want {list(wanted)}")
+        if t.dtype != x.dtype:
+            return reason("GA203", f"{name} of messages is {t.dtype}, the neighbours' rows are {x.dtype}")
+    return None
+
+
+def made(graph: OpGraph, x: Tensor, weight: Tensor | None, more: More | None) -> Tensor:
+    """[E, *features]: the messages, on torch operations."""
+    message = x.index_select(0, graph.index("u"))
+    if type(more) is Gated:
+        score = more.left.index_select(0, graph.index("u")) + more.right.index_select(0, graph.index("v"))
+        sent = message if more.beside is None else message + more.beside
+        return (score if more.edge is None else score + more.edge).sigmoid() * sent
+    if type(more) is Rectified:
+        message = (message + more.edge).relu()
+        return message + more.constant if more.constant else message
+    if type(more) is Shifted:
+        message = torch.add(message, more.rows.index_select(0, graph.index("v")), alpha=more.sign)
+    return message if weight is None else weight * message
+
+
+def split(run: Callable[[OpGraph, Any], Tensor], graph: OpGraph, given: Any) -> Tensor:
+    """A sum or mean of `Shifted` messages, by ``run`` of aggregations without: ``sum of w x_j + sign * rows_i * (sum of w)``."""
+    out = run(graph, given._replace(more=None))
+    return torch.addcmul(out, given.more.rows, run(graph, weights_alone(given)), value=given.more.sign)
+
+
+def weights_alone(given: Any) -> Any:
+    """The same aggregation of ones: of a sum the sum of the weights, [num_dst, *1]."""
+    tail = (1,) * (given.x.dim() - 1) if given.weight is None else tuple(given.weight.shape[1:])
+    return given._replace(x=given.x.new_ones(given.x.shape[0], *tail), shape=tail, more=None)

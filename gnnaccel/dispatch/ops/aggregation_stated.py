@@ -31,9 +31,11 @@ class AggregationStated:
     num_src: int
     num_dst: int
     num_edges: int
+    message: str = "x[j]"  # without its weight
 
     def __str__(self) -> str:
-        return (f"out[i] = {', '.join(self.reduces)} of {'weight[e] * ' if self.weighted else ''}x[j] over the edges e = (j, i)\n"
+        message = f"{'weight[e] * ' if self.weighted else ''}{self.message}"
+        return (f"out[i] = {', '.join(self.reduces)} of {message} over the edges e = (j, i)\n"
                 f"{self.width} channels of {str(self.row).removeprefix('torch.')}, {self.num_edges} edges from {self.num_src} to "
                 f"{self.num_dst} nodes")
 
@@ -41,7 +43,8 @@ class AggregationStated:
     def of(given: AggregationGiven) -> AggregationStated:
         graph, first = given.graph, given.first
         return AggregationStated(tuple(map(named, given.reduces)), first.weight is not None, math.prod(first.shape),
-                                 first.x.dtype, graph.num_src, graph.num_dst, graph.num_edges)
+                                 first.x.dtype, graph.num_src, graph.num_dst, graph.num_edges,
+                                 "x[j]" if first.more is None else str(first.more))
 
     @property
     def out(self) -> torch.dtype:

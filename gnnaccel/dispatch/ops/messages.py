@@ -29,6 +29,9 @@ class Shifted(NamedTuple):
         """Each with where it has its rows, as `OpGraph.rows` calls it."""
         return dict(rows=(self.rows, "v"))
 
+    def __str__(self) -> str:
+        return f"(x[j] {'-' if self.sign < 0 else '+'} y[i])"
+
 
 class Rectified(NamedTuple):
     """``edge`` [E, *features], by edge id."""
@@ -39,6 +42,9 @@ class Rectified(NamedTuple):
     @property
     def tensors(self) -> dict[str, tuple[Tensor, str]]:
         return dict(edge=(self.edge, "e"))
+
+    def __str__(self) -> str:
+        return f"relu(x[j] + y[e]){f' + {self.constant}' if self.constant else ''}"
 
 
 class Gated(NamedTuple):
@@ -54,6 +60,10 @@ class Gated(NamedTuple):
     def tensors(self) -> dict[str, tuple[Tensor, str]]:
         at_edges = {name: (t, "e") for name, t in (("edge", self.edge), ("beside", self.beside)) if t is not None}
         return dict(left=(self.left, "u"), right=(self.right, "v"), **at_edges)
+
+    def __str__(self) -> str:
+        gate = "q[j] + k[i]" if self.edge is None else "q[j] + k[i] + y[e]"
+        return f"sigmoid({gate}) * {'x[j]' if self.beside is None else '(x[j] + z[e])'}"
 
 
 More = Shifted | Rectified | Gated

@@ -199,12 +199,12 @@ def test_an_index_that_changes_has_another_structure(emulated):
 
 
 def test_what_pays():
-    """By size; small ones never."""
+    """By size; small ones never, and a mean alone never: the host takes fewer passes for it."""
     small, large = torch.empty(2000, 64, device="meta"), torch.empty(2_000_000, 64, device="meta")
     for name in (*by_index.REDUCES, "softmax"):
         for grad in (False, True):
             assert aggregation_cost.by_index(small, name, grad).gain < aggregation_cost.by_index(large, name, grad).gain
-            assert aggregation_cost.by_index(large, name, grad).gain > 0
+            assert (aggregation_cost.by_index(large, name, grad).gain > 0) == ((name, grad) != ("mean", False))
     few = torch.empty(adapter._FEW, device="meta")
     assert all(aggregation_cost.by_index(few, name, grad).gain < 0 for name in by_index.REDUCES for grad in (False, True))
 

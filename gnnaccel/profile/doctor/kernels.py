@@ -15,9 +15,11 @@ from gnnaccel.cuda import (blend_grad, column_sum, driver, dropout, edge_list, g
 from gnnaccel.cuda.segment_plan import Segments
 from gnnaccel.dispatch import attention, attention_programs, patterns, torch_backend
 from gnnaccel.dispatch.graph import GraphView
-from gnnaccel.dispatch.ops import calls, gated_sums, multi_reduce, operands
+from gnnaccel.dispatch.ops import aggregation, aggregation_messages, calls, gated_sums, multi_reduce, operands
+from gnnaccel.dispatch.ops.aggregation import Aggregation
 from gnnaccel.dispatch.ops.call import OpCall
 from gnnaccel.dispatch.ops.graph import OpGraph
+from gnnaccel.dispatch.ops.messages import Gated, Rectified
 
 TOLERANCE = 2e-5  # relative L2 error, of fp32 against fp64
 _HUB = 1500  # edges into one node: a row longer than one warp carries
@@ -175,6 +177,19 @@ def _gated(case: Case) -> Iterator[tuple[str, float]]:
     yield "gated", max(_differentiated(case, tensors, by(gated_sums.by_kernels), by(gated_sums.by_operations)))
 
 
+def _messages(case: Case) -> Iterator[tuple[str, float]]:
+    edges, nodes = len(case.dst), case.nodes
+    for family, more, rows in (("gated_sum", Gated, dict(left=nodes, right=nodes, edge=edges)),
+                               ("rectified", Rectified, dict(edge=edges))):
+        tensors = {"x": case.normal(nodes, 24), **{name: case.normal(count, 24) for name, count in rows.items()}}
+
+        def by(way: Callable, more: type = more) -> Function:
+            return lambda inputs: way(case.graph, Aggregation("sum", inputs["x"], None, (24,),
+                                                              more(**{n: t for n, t in inputs.items() if n != "x"})))
+
+        yield family, max(_differentiated(case, tensors, by(aggregation_messages.run), by(aggregation.plain)))
+
+
 def _multi_reduce(case: Case) -> Iterator[tuple[str, float]]:
     tensors = {"x": case.normal(case.nodes, 24), "weight": case.normal(len(case.dst))}
 
@@ -207,7 +222,8 @@ CHECKS: tuple[tuple[tuple[str, ...], Check], ...] = (
     (("column_sum",), _column_sum), (("additive", "additive_backward", "additive_pmf"), _additive),
     (("pairwise", "pairwise_backward"), _pairwise), (("aggregate", "extremum", "sddmm", "edge_softmax"), _operations),
     (("edge_list",), _edge_list), (("segment_direct", "segment_gemm", "segment_gemm_grad"), _segments),
-    (("blend_grad",), _blend_grad), (("gated",), _gated), (("multi_reduce", "multi_reduce_backward"), _multi_reduce), (("quantize", "int8_gemm"), _int8))
+    (("blend_grad",), _blend_grad), (("gated",), _gated), (("gated_sum", "rectified"), _messages),
+    (("multi_reduce", "multi_reduce_backward"), _multi_reduce), (("quantize", "int8_gemm"), _int8))
 
 
 def verdicts(device: torch.device) -> Iterator[tuple[str, bool, str]]:

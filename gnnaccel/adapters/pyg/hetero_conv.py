@@ -9,13 +9,14 @@ from typing import Any
 
 from torch import Tensor
 
-from gnnaccel.adapters.pyg import calls, hetero_gat, hetero_sage, inner_convs
+from gnnaccel.adapters.pyg import calls, hetero, hetero_gat, hetero_gin, hetero_sage, inner_convs
 from gnnaccel.adapters.pyg.inner_convs import Together
 from gnnaccel.dispatch.reasons import Reason, reason
 
 METHODS = ()
 
-_OF_KIND = {"SAGEConv": hetero_sage, "GraphConv": hetero_sage, "GATConv": hetero_gat}
+_OF_KIND = {"SAGEConv": hetero_sage, "GraphConv": hetero_sage, "GATConv": hetero_gat, "GCNConv": hetero_sage,
+            "GINConv": hetero_gin}
 
 
 def state(layer: Any, args: tuple, kwargs: dict) -> Any:
@@ -30,8 +31,8 @@ def _state(layer: Any, args: tuple, kwargs: dict) -> Any:
     if bound is None or not all(isinstance(given, Mapping) for given in bound):
         return reason("GA208", "the call is more than two dictionaries, of features and of edges")
     x_dict, edge_index_dict = bound
-    if layer.aggr not in ("sum", "mean"):
-        return reason("GA208", f"aggr={layer.aggr!r} over relations", "use aggr='sum' or aggr='mean'")
+    if layer.aggr not in hetero.GROUPINGS:
+        return reason("GA208", f"aggr={layer.aggr!r} over relations", f"use one of {hetero.GROUPINGS}")
     together = inner_convs.look_through(layer, edge_index_dict)
     if type(together) is Reason:
         return together

@@ -124,17 +124,24 @@ def _joined(parts: list[Tensor]) -> Tensor:
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
-def _finish(part: Tensor, members: tuple[int, ...], biases: list[Tensor] | None, aggr: str, autocast: bool) -> Tensor:
-    """One node type's result of [relations * nodes, width]: the sum or mean over the relations, which have a bias each.
+def _finish(part: Tensor, members: tuple[int, ...], biases: list[Tensor] | None, aggr: str | None, autocast: bool) -> Tensor:
+    """One node type's result of [relations * nodes, width]: the relations, with a bias each, put together.
 
     Never a view: its neighbour in memory, another node type's result, may be changed in place.
     """
     count = len(members)
+    if aggr not in hetero.ADDED_UP:
+        parts = part.view(count, -1, part.shape[1]).unbind(0)
+        return hetero.grouped([_biased(one, biases, at) for one, at in zip(parts, members)], aggr)
     if count == 1:
-        return part.clone() if biases is None else part + biases[members[0]]
+        return _biased(part, biases, members[0])
     part = part.view(count, -1, part.shape[1])
     part = part.to(hetero.summed(part.dtype, autocast, part.device)).sum(0) if aggr == "sum" else part.mean(0)
     if biases is None:
         return part
     bias = torch.stack([biases[at] for at in members])
     return part + (bias.sum(0) if aggr == "sum" else bias.mean(0))
+
+
+def _biased(part: Tensor, biases: list[Tensor] | None, at: int) -> Tensor:
+    return part.clone() if biases is None else part + biases[at]

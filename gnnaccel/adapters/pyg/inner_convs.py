@@ -24,13 +24,15 @@ from gnnaccel.dispatch.reasons import Reason, reason
 
 class Kind(NamedTuple):
     """``maps``: linear maps that such a layer may have; ``off``: options that must not be set; ``options``: those that must be
-    the same for all; ``aggregations``, ``node_dim``: as in `guards.layer_reason`."""
+    the same for all; ``aggregations``, ``node_dim``: as in `guards.layer_reason`; ``called``: modules that are called as they
+    are, whatever they do."""
 
     maps: tuple[str, ...]
     off: tuple[str, ...]
     options: tuple[str, ...]
     aggregations: tuple[str, ...] = ("SumAggregation", "MeanAggregation")
     node_dim: int = -2
+    called: tuple[str, ...] = ()
 
 
 #: classes of layers that can run together -> what has to hold for that
@@ -39,6 +41,8 @@ KINDS = {
     "GraphConv": Kind(("lin_rel", "lin_root"), (), ()),
     "GATConv": Kind(("lin", "lin_src", "lin_dst"), (), ("heads", "out_channels", "concat", "negative_slope", "dropout",
                                                        "training", "add_self_loops"), ("SumAggregation",), 0),
+    "GCNConv": Kind(("lin",), ("cached", "improved"), ("normalize", "add_self_loops"), ("SumAggregation",)),
+    "GINConv": Kind((), (), (), ("SumAggregation",), called=("nn",)),
 }
 
 _MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -53,12 +57,12 @@ _shape, _looks = attrgetter("shape"), attrgetter("dtype", "device")
 class Together:
     """Alike layers, one for each relation.
 
-    ``kind``: their class's name; ``names``: edge types in the layer's order; ``sources``, ``targets``: node types at their ends,
+    ``kind``: their class's name; ``convs``: the layers; ``names``: edge types in the layer's order; ``sources``, ``targets``: node types at their ends,
     each once, in the order in which they come up; ``of_source``, ``of_target``: the relations at each; ``mean``: the aggregation.
     """
 
     def __init__(self, names: tuple[EdgeType, ...], convs: tuple[Any, ...], kind: Kind):
-        self.names, self.kind = names, type(convs[0]).__name__
+        self.names, self.convs, self.kind = names, convs, type(convs[0]).__name__
         self.mean = type(convs[0].aggr_module).__name__ == "MeanAggregation"
         self.numbers = {name: at for at, name in enumerate(names)}
         self.sources, self.targets = (tuple(dict.fromkeys(name[end] for name in names)) for end in (0, -1))
@@ -71,7 +75,7 @@ class Together:
         self._owns = tuple(conv.__dict__ for conv in convs)
         self._attributes = tuple(own.keys() for own in self._owns)  # a view: of what the dictionary holds when it is asked
         self._modules = tuple(own["_modules"] for own in self._owns)
-        parts = tuple(chain(*(modules.values() for modules in self._modules)))
+        parts = tuple(part for modules in self._modules for name, part in modules.items() if name not in kind.called)
         self._parts = tuple(part.__dict__ for part in parts if part is not None)
         self._objects = convs + parts
         self._options = itemgetter(*kind.off, *kind.options, "_modules")
@@ -180,8 +184,8 @@ def _look_closely(memo: _Memo, present: tuple[bool, ...]) -> Together | Reason:
 def _settings(conv: Any, kind: Kind) -> tuple:
     """What has to be the same for all."""
     own, modules = conv.__dict__, conv._modules
-    has = tuple(name for name, t in own["_parameters"].items() if t is not None)
-    maps = tuple((name, part is None or (name != "aggr_module" and part.bias is None)) for name, part in modules.items())
+    has = () if kind.called else tuple(name for name, t in own["_parameters"].items() if t is not None)
+    maps = tuple((name, part is None or (name in kind.maps and part.bias is None)) for name, part in modules.items())
     return (type(conv.aggr_module), has, maps, *(own.get(name) for name in kind.options))
 
 
@@ -201,7 +205,7 @@ def _conv_reason(conv: Any, cls: type, kind: Kind) -> Reason | None:
         if conv.__dict__[name]:
             return reason("GA208", f"{name}={conv.__dict__[name]!r}")
     for name, part in conv._modules.items():
-        if name != "aggr_module" and part is not None:
+        if name != "aggr_module" and name not in kind.called and part is not None:
             why = _part_reason(name, part, kind)
             if why is not None:
                 return why

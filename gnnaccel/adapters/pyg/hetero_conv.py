@@ -1,6 +1,7 @@
 """HeteroConv of alike layers, one for each relation, run as one layer.
 
-What is no such call stays native, and its layers are then routed one by one. Which layers can run together: `inner_convs.KINDS`.
+What is no such call stays native: layers of it that are alike run in groups (`hetero_groups`), the others are routed one by one.
+Which layers can run together: `inner_convs.KINDS`.
 """
 from __future__ import annotations
 
@@ -9,11 +10,12 @@ from typing import Any
 
 from torch import Tensor
 
-from gnnaccel.adapters.pyg import calls, hetero, hetero_gat, hetero_gin, hetero_sage, inner_convs
+from gnnaccel.adapters.pyg import calls, hetero, hetero_gat, hetero_gin, hetero_groups, hetero_sage, inner_convs
 from gnnaccel.adapters.pyg.inner_convs import Together
 from gnnaccel.dispatch.reasons import Reason, reason
 
 METHODS = ()
+inside = hetero_groups.inside
 
 _OF_KIND = {"SAGEConv": hetero_sage, "GraphConv": hetero_sage, "GATConv": hetero_gat, "GCNConv": hetero_sage,
             "GINConv": hetero_gin}
@@ -21,9 +23,12 @@ _OF_KIND = {"SAGEConv": hetero_sage, "GraphConv": hetero_sage, "GATConv": hetero
 
 def state(layer: Any, args: tuple, kwargs: dict) -> Any:
     found = _state(layer, args, kwargs)
-    if type(found) is Reason and inner_convs.routed_alone(layer):
-        return reason("GA210", f"{found.code} {found.text}")
-    return found
+    if type(found) is not Reason:
+        return found
+    call = hetero_groups.divided(layer, args, kwargs)
+    if call is not None:
+        return reason("GA210", f"in groups that run as one: {call.division}; as a whole not: {found.code} {found.text}")
+    return reason("GA210", f"{found.code} {found.text}") if inner_convs.routed_alone(layer) else found
 
 
 def _state(layer: Any, args: tuple, kwargs: dict) -> Any:

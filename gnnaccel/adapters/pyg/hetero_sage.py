@@ -105,6 +105,8 @@ def _parameters(together: Together) -> Parameters | Reason:
 
 
 def _of_gcn(together: Together) -> Parameters | Reason:
+    if any(name[0] != name[-1] for name in together.names):  # an error in the host
+        return reason("GA208", "GCNConv between different node types")
     weights = together.parameters("lin", "weight")
     if weights is None or together.parameters("lin", "bias") is not None:
         return reason("GA208", "lin is not the host's")

@@ -25,7 +25,7 @@ from gnnaccel.dispatch.reasons import Reason, reason
 class Kind(NamedTuple):
     """``maps``: linear maps that such a layer may have; ``off``: options that must not be set; ``options``: those that must be
     the same for all; ``aggregations``, ``node_dim``: as in `guards.layer_reason`; ``called``: modules that are called as they
-    are, whatever they do."""
+    are, whatever they do; ``shaped``: the linear map whose weights have to be of one shape."""
 
     maps: tuple[str, ...]
     off: tuple[str, ...]
@@ -33,15 +33,16 @@ class Kind(NamedTuple):
     aggregations: tuple[str, ...] = ("SumAggregation", "MeanAggregation")
     node_dim: int = -2
     called: tuple[str, ...] = ()
+    shaped: str = ""
 
 
 #: classes of layers that can run together -> what has to hold for that
 KINDS = {
-    "SAGEConv": Kind(("lin_l", "lin_r"), ("normalize", "project"), ("root_weight",)),
-    "GraphConv": Kind(("lin_rel", "lin_root"), (), ()),
+    "SAGEConv": Kind(("lin_l", "lin_r"), ("normalize", "project"), ("root_weight",), shaped="lin_l"),
+    "GraphConv": Kind(("lin_rel", "lin_root"), (), (), shaped="lin_rel"),
     "GATConv": Kind(("lin", "lin_src", "lin_dst"), (), ("heads", "out_channels", "concat", "negative_slope", "dropout",
                                                        "training", "add_self_loops"), ("SumAggregation",), 0),
-    "GCNConv": Kind(("lin",), ("cached", "improved"), ("normalize", "add_self_loops"), ("SumAggregation",)),
+    "GCNConv": Kind(("lin",), ("cached", "improved"), ("normalize", "add_self_loops"), ("SumAggregation",), shaped="lin"),
     "GINConv": Kind((), (), (), ("SumAggregation",), called=("nn",)),
 }
 
@@ -127,41 +128,57 @@ def one_shape(group: list[Tensor]) -> bool:
     return len(set(map(_shape, group))) == 1
 
 
-class _Memo:
-    """``together``: by which of the layer's edge types a call names."""
+class Memo:
+    """``together``, ``divisions`` (`hetero_groups`): by which of the layer's edge types a call names."""
 
     def __init__(self, modules: dict[str, Any], names: tuple[EdgeType, ...]):
         self.keys, self.convs, self.names = tuple(modules), tuple(modules.values()), names
         self.together: dict[tuple[bool, ...], Together] = {}
+        self.divisions: dict[tuple[bool, ...], Any] = {}
 
 
-_memos: IdentityMap[_Memo] = IdentityMap()
-_MOST = 8  # sets of edge types that are remembered for a layer
+_memos: IdentityMap[Memo] = IdentityMap()
+MOST = 8  # sets of edge types that are remembered for a layer
 
 
 def look_through(layer: Any, edge_index_dict: Mapping) -> Together | Reason:
     """The layers of the edge types that a call names, or why they cannot run as one."""
-    module = layer._modules.get("convs")
-    if type(module).__name__ != "ModuleDict" or not type(module).__module__.startswith("torch_geometric."):
-        return reason("GA205", f"convs is a {type(module).__name__}")
-    inside = module._modules
-    memo = _memos.get(layer)
-    if memo is None or tuple(inside) != memo.keys or tuple(inside.values()) != memo.convs:
-        memo = _Memo(inside, tuple(module.keys()))
-        _memos.set(layer, memo)
+    memo = memo_of(layer)
+    if type(memo) is Reason:
+        return memo
     present = tuple(map(edge_index_dict.__contains__, memo.names))
     found = memo.together.get(present)
     if found is None or not found.unchanged():
         found = _look_closely(memo, present)
         if type(found) is Reason:
             return found
-        if len(memo.together) >= _MOST:
+        if len(memo.together) >= MOST:
             memo.together.clear()
         memo.together[present] = found
     return found
 
 
-def _look_closely(memo: _Memo, present: tuple[bool, ...]) -> Together | Reason:
+def memo_of(layer: Any) -> Memo | Reason:
+    """What is remembered of a layer; why nothing can be."""
+    module = layer._modules.get("convs")
+    if type(module).__name__ != "ModuleDict" or not type(module).__module__.startswith("torch_geometric."):
+        return reason("GA205", f"convs is a {type(module).__name__}")
+    inside = module._modules
+    memo = _memos.get(layer)
+    if memo is None or tuple(inside) != memo.keys or tuple(inside.values()) != memo.convs:
+        memo = Memo(inside, tuple(module.keys()))
+        _memos.set(layer, memo)
+    return memo
+
+
+def remember(layer: Any, together: Together) -> None:
+    """Of a layer that has been made of these: they need no further look."""
+    memo = Memo(layer.convs._modules, tuple(layer.convs.keys()))
+    memo.together[(True,) * len(together.names)] = together
+    _memos.set(layer, memo)
+
+
+def _look_closely(memo: Memo, present: tuple[bool, ...]) -> Together | Reason:
     names = tuple(name for name, there in zip(memo.names, present) if there)
     convs = tuple(conv for conv, there in zip(memo.convs, present) if there)
     if not convs:
@@ -179,6 +196,24 @@ def _look_closely(memo: _Memo, present: tuple[bool, ...]) -> Together | Reason:
     if len({_settings(conv, kind) for conv in convs}) > 1:
         return reason("GA208", "the layers' options differ")
     return Together(names, convs, kind)
+
+
+def key_of(conv: Any) -> tuple[Any, bool]:
+    """What is equal for layers that can run together, None for one that can run with no other; and whether it is of a class of
+    which some can."""
+    cls = type(conv)
+    kind = KINDS.get(cls.__name__) if cls.__module__.startswith("torch_geometric.") else None
+    if kind is None:
+        return None, False
+    if _conv_reason(conv, cls, kind) is not None:
+        return None, True
+    part = conv._modules.get(kind.shaped)
+    return (cls, *_settings(conv, kind), None if part is None else getattr(part._parameters.get("weight"), "shape", None)), True
+
+
+def together(names: tuple[EdgeType, ...], convs: tuple[Any, ...]) -> Together:
+    """Layers of one `key_of`."""
+    return Together(names, convs, KINDS[type(convs[0]).__name__])
 
 
 def _settings(conv: Any, kind: Kind) -> tuple:
@@ -199,7 +234,7 @@ def _conv_reason(conv: Any, cls: type, kind: Kind) -> Reason | None:
         return why
     if "propagate" in conv.__dict__:
         return reason("GA205", "propagate is replaced on the layer object")
-    if guards.has_hooks(conv):
+    if guards.has_hooks(conv) or guards._any_global_hook():
         return reason("GA501", "it has hooks")
     for name in kind.off:
         if conv.__dict__[name]:

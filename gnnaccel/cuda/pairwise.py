@@ -37,15 +37,25 @@ class Variant(RowVariant):
     def forward_kernels(self) -> Kernels:
         return Kernels("pairwise", self.defines(TRAIN=int(self.train)))
 
-    def backward_kernels(self, by_src: bool) -> Kernels:
-        return self._backward_kernels[by_src]
+    def backward_kernels(self, by_src: bool, kept: bool = False) -> Kernels:
+        """``kept``: those that keep the gradients of the scores between the passes."""
+        return self._kept_kernels[by_src] if kept else self._backward_kernels[by_src]
 
     @functools.cached_property
     def _backward_kernels(self) -> tuple[Kernels, Kernels]:
         """By destination, by source. Twice the rows of forward are live, so fewer are in flight."""
+        return tuple(Kernels("pairwise_backward", self.defines(self._half_unroll, BY_SRC=by_src)) for by_src in (0, 1))
+
+    @functools.cached_property
+    def _kept_kernels(self) -> tuple[Kernels, Kernels]:
+        """By destination only keys are live."""
+        return tuple(Kernels("pairwise_backward", self.defines(unroll, BY_SRC=by_src, KEPT=1))
+                     for by_src, unroll in enumerate((self.layout.unroll, self._half_unroll)))
+
+    @property
+    def _half_unroll(self) -> int:
         layout = self.layout
-        unroll = layout.unroll if layout.packs * layout.vec < 4 else max(1, layout.unroll // 2)
-        return tuple(Kernels("pairwise_backward", self.defines(unroll, BY_SRC=by_src)) for by_src in (0, 1))
+        return layout.unroll if layout.packs * layout.vec < 4 else max(1, layout.unroll // 2)
 
 
 #: `Variant`s by their fields in order, one object each, so that what hangs on them is made once

@@ -30,22 +30,49 @@ class Gradients:
     c_dst: Tensor | None
 
 
-def backward(variant: Variant, by_dst: Rows, by_src: Rows, x: Operands, out: Tensor, norm: Tensor, grad: Tensor,
-             edge_grad: bool = False, dropout: Dropout = OFF) -> Gradients:
-    """Gradients of `pairwise.forward`; ``out`` (without bias) and ``norm`` are its results, ``grad`` [num_dst, H, D] of
-    ``variant.out``."""
-    h, device, layout = variant.heads, grad.device, variant.layout
-    packed = torch.empty(grad.shape[0], h, 4, device=device)
-    variant.backward_kernels(True)("prepare")(grid(grad.shape[0], layout, layout.slots), THREADS, 0, (
-        np.int32(grad.shape[0]), grad.data_ptr(), out.data_ptr(), norm.data_ptr(), pointer(x.c_dst), packed.data_ptr()))
+def prepare(variant: Variant, x: Operands, out: Tensor, norm: Tensor, grad: Tensor) -> Tensor:
+    """What `backward` needs of the results of `pairwise.forward`, ``out`` (without bias) and ``norm``, and of ``grad`` [num_dst, H,
+    D] of ``variant.out``: [num_dst, H, 4] fp32."""
+    rows, layout = grad.shape[0], variant.layout
+    packed = torch.empty(rows, variant.heads, 4, device=grad.device)
+    variant.backward_kernels(True)("prepare")(grid(rows, layout, layout.slots), THREADS, 0, (
+        np.int32(rows), grad.data_ptr(), out.data_ptr(), norm.data_ptr(), pointer(x.c_dst), packed.data_ptr()))
+    return packed
+
+
+def backward(variant: Variant, by_dst: Rows, by_src: Rows, x: Operands, packed: Tensor, grad: Tensor, edge_grad: bool = False,
+             dropout: Dropout = OFF, keep: bool = False) -> Gradients:
+    """Gradients of `pairwise.forward`; ``packed`` from `prepare`, ``grad`` as there.
+
+    ``keep``: the gradients of the scores, [edges, H] fp32, are kept between the two passes, which saves gathering values and
+    gradients a second time. Dot product without edge rows only; ``by_src`` has its `Rows.inverse` then.
+    """
     d_edges = torch.zeros_like(x.edges) if edge_grad else None  # zeros: dropped self loops are never visited
-    d_keys, d_values, d_c_src, _ = _pass(variant, True, by_src, by_dst.place, x, packed, grad, None, dropout)
-    d_queries, _, d_c_dst, d_att = _pass(variant, False, by_dst, by_dst.place, x, packed, grad, d_edges, dropout)
+    kept = torch.empty(by_src.other.shape[0], variant.heads, device=grad.device) if keep else None
+    d_keys, d_values, d_c_src, _ = _pass(variant, True, by_src, by_dst.place, x, packed, grad, None, dropout, kept)
+    if keep:
+        return Gradients(d_keys, _queries(variant, by_dst, by_src.inverse, x, kept), d_values, None, None, None, None)
+    d_queries, _, d_c_dst, d_att = _pass(variant, False, by_dst, by_dst.place, x, packed, grad, d_edges, dropout, None)
     return Gradients(d_keys, d_queries, d_values, d_edges, d_att, d_c_src, d_c_dst)
 
 
+def _queries(variant: Variant, graph: Rows, inverse: Tensor, x: Operands, kept: Tensor) -> Tensor:
+    """The gradient of queries from those of the scores."""
+    layout, kernels = variant.layout, variant.backward_kernels(False, True)
+    d_queries, launch = torch.empty_like(x.queries), graph.launch()
+    memory, parts = workspace(launch.chunks, (variant.heads * variant.width, 0, 0), kept.device)
+    indptr, other, _, rows = launch.graph
+    kernels("queries")(grid(launch.slots + graph.rows, layout), THREADS, 0,
+                       (indptr, other, inverse.data_ptr(), rows) + launch.split
+                       + (x.keys.data_ptr(), kept.data_ptr(), d_queries.data_ptr(), parts[0]))
+    if launch.heavy:
+        kernels("merge")(grid(launch.heavy, layout), THREADS, layout.scratch,
+                         launch.merge + (d_queries.data_ptr(), 0, 0) + parts)
+    return d_queries
+
+
 def _pass(variant: Variant, by_src: bool, graph: Rows, eid: Tensor, x: Operands, packed: Tensor, grad: Tensor,
-          d_edges: Tensor | None, dropout: Dropout):
+          d_edges: Tensor | None, dropout: Dropout, kept: Tensor | None):
     """One direction: (gradient of its score rows, of its value rows, of its node term, of the attention vector)."""
     h, d, device, layout = variant.heads, variant.width, grad.device, variant.layout
     values = x.values if variant.own_values else x.keys
@@ -57,7 +84,7 @@ def _pass(variant: Variant, by_src: bool, graph: Rows, eid: Tensor, x: Operands,
         d_b = torch.empty_like(values) if by_src and variant.own_values else None
     term = x.c_src if by_src else x.c_dst
     d_node = torch.empty_like(term) if term is not None else None
-    launch, kernels = graph.launch(), variant.backward_kernels(by_src)
+    launch, kernels = graph.launch(), variant.backward_kernels(by_src, kept is not None)
     row = h * d
     memory, parts = workspace(launch.chunks, (row, row if d_b is not None else 0, h), device)
     blocks, tiles = grid(launch.slots + graph.rows, layout)
@@ -70,7 +97,7 @@ def _pass(variant: Variant, by_src: bool, graph: Rows, eid: Tensor, x: Operands,
         launch.graph[:3] + (eid.data_ptr(), launch.graph[3]) + launch.split
         + (own[0].data_ptr(), own[1].data_ptr(), other[0].data_ptr(), other[1].data_ptr(), pointer(x.edges), pointer(x.att),
            pointer(x.c_src), packed.data_ptr()) + x.constants() + dropout.args
-        + (d_a.data_ptr(), pointer(d_b), pointer(d_node), pointer(d_edges)) + parts + (pointer(part_att),))
+        + (d_a.data_ptr(), pointer(d_b), pointer(d_node), pointer(d_edges), pointer(kept)) + parts + (pointer(part_att),))
     if launch.heavy:
         kernels("merge")(grid(launch.heavy, layout), THREADS, layout.scratch,
                          launch.merge + (d_a.data_ptr(), pointer(d_b), pointer(d_node)) + parts)

@@ -87,14 +87,21 @@ def check_epilogue(segments: Segments, scale: Tensor | None, activation: str, de
         raise ValueError(f"activation is one of {sorted(ACTIVATIONS)}, not {activation!r}")
 
 
-def check_blend(segments: Segments, out: Tensor, blend: tuple[Tensor, Tensor], accumulate: bool) -> tuple[Tensor, Tensor]:
-    share, rest = blend
-    if accumulate:
-        raise ValueError("accumulate and blend: the result is either added to what is there, or blended with other rows")
-    expect("the share of a blend", share, torch.float32, (segments.count,), out.device)
-    expect("the rest of a blend", rest, out.dtype, tuple(out.shape), out.device)
+def check_rest(segments: Segments, out: Tensor, blend: tuple[Tensor, Tensor] | None, gelu_grad: Tensor | None,
+               accumulate: bool) -> tuple[Tensor | None, Tensor | None]:
+    """The share, and the rows that join the result."""
+    if blend is None and gelu_grad is None:
+        return None, None
+    if accumulate or (blend is not None and gelu_grad is not None):
+        raise ValueError("two of accumulate, blend and gelu_grad: the result is either added to what is there, or blended with other "
+                         "rows, or multiplied by a derivative")
+    share, rest = (None, gelu_grad) if blend is None else blend
+    name = "the rest of a blend" if blend is not None else "gelu_grad"
+    if share is not None:
+        expect("the share of a blend", share, torch.float32, (segments.count,), out.device)
+    expect(name, rest, out.dtype, tuple(out.shape), out.device)
     if rest.data_ptr() == out.data_ptr() and out.numel():
-        raise ValueError("the rest of a blend is the memory that the result goes to: pass other memory")
+        raise ValueError(f"{name} is the memory that the result goes to: pass other memory")
     return share, rest
 
 

@@ -60,8 +60,15 @@ _WIDE = 96 * 128
 _WIDE_PLANS = {"FP32": (32, 8, 2, 1), "TF32": (16, 4, 4, 3), "HALF": (16, 8, 4, 1)}
 
 
-def _wide_plan(k: int, n: int, dtype: torch.dtype, precision: str, dots: bool, limit: int) -> DirectPlan | None:
-    rows, warps, depth, per_sm = _WIDE_PLANS[precision]
+#: As above, of (k, n, precision): registers for two chunks of rows, split, beat warps (1.70 -> 1.50 ms on mag's pairs).
+_OWN_PLANS = {(128, 64, "FP32"): (16, 4, 2, 2)}
+
+
+def _measured_plan(k: int, n: int, dtype: torch.dtype, precision: str, dots: bool, limit: int) -> DirectPlan | None:
+    found = _OWN_PLANS.get((k, n, precision)) or (_WIDE_PLANS[precision] if k * n >= _WIDE else None)
+    if found is None:
+        return None
+    rows, warps, depth, per_sm = found
     shared = shared_bytes(k, n, dtype, precision, dots, warps)
     fits = shared <= limit and per_sm * (shared + 1024) <= _SM_SHARED
     return DirectPlan(rows, n, warps, depth_of(k, dtype, depth), 2, per_sm, shared) if fits else None
@@ -72,7 +79,7 @@ def direct_plan(k: int, n: int, dtype: torch.dtype, precision: str, dots: bool, 
     """None where W does not fit, or is no multiple of what a warp reads and computes at once."""
     if precision == "FMA" or max(k, n) > _MOST or k * dtype.itemsize % 32 or n % 8 or limit < _LEAST_SHARED:
         return None
-    best = _wide_plan(k, n, dtype, precision, dots, limit) if k * n >= _WIDE else None
+    best = _measured_plan(k, n, dtype, precision, dots, limit)
     if best is not None:
         return best
     for warps in (4, 8, 16):  # the fewest in a block with which most fit

@@ -16,7 +16,7 @@ from torch import Tensor
 from gnnaccel.cuda import segment_direct
 from gnnaccel.cuda.launch import Kernels, pointer
 from gnnaccel.cuda.layout import TYPES
-from gnnaccel.cuda.segment_checks import (ACTIVATIONS, check_blend, check_epilogue, check_out, check_rows, check_weights,
+from gnnaccel.cuda.segment_checks import (ACTIVATIONS, check_epilogue, check_out, check_rest, check_rows, check_weights,
                                           heads_of, per_segment)
 from gnnaccel.cuda.segment_direct import DirectPlan, direct_plan
 from gnnaccel.cuda.segment_plan import (ProductPlan, Segments, as_defines, grid_blocks, precision_of, product_plan, shared_limit,
@@ -44,7 +44,8 @@ def multiply(segments: Segments, x: Tensor, w: Tensor, *, index: Tensor | None =
              out: Tensor | None = None, transposed: bool = False, blocks: int = 1, bias: Tensor | None = None,
              scale: Tensor | None = None, activation: str = "none", slope: float = 0.0, precision: str = "fp32",
              out_dtype: torch.dtype | None = None, accumulate: bool = False, distinct: bool = False,
-             blend: tuple[Tensor, Tensor] | None = None, dots: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+             blend: tuple[Tensor, Tensor] | None = None, gelu_grad: Tensor | None = None,
+             dots: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
     """``out[out_index[i]] = activation((x[index[i]] @ w[segment of i] + bias[segment of i]) * scale[i])`` for every row i.
 
     x: [n, blocks * K] fp32, fp16 or bf16, contiguous. w: [S, K, N], or [S, blocks, K, N] for block-diagonal matrices, of x's
@@ -59,6 +60,7 @@ def multiply(segments: Segments, x: Tensor, w: Tensor, *, index: Tensor | None =
     ``distinct`` promises that it does not.
     blend: (share fp32 [S], rest) instead: out is ``share * product + (1 - share) * rest`` of the segment's share. ``rest`` has
     rows of its own for those of ``out``, of its dtype, and is other memory.
+    gelu_grad: instead, times the derivative of GELU (by the error function) at its rows, which are as ``rest``.
     dots: attention vectors [H, D] or [S, H, D] with H * D = blocks * N. Returns ``(out, a)``, a [rows, H] fp32 being the inner
     products of row i's heads, not rounded to the output's dtype, with them.
 
@@ -72,10 +74,12 @@ def multiply(segments: Segments, x: Tensor, w: Tensor, *, index: Tensor | None =
     heads = heads_of(dots, blocks * n)
     dots, att_step = per_segment("dots", dots, segments, heads, x.device)
     check_epilogue(segments, scale, activation, x.device)
-    share, rest = (None, None) if blend is None else check_blend(segments, out, blend, accumulate)
+    share, rest = check_rest(segments, out, blend, gelu_grad, accumulate)
     plan = _plan(k, n, x.dtype, segments.rows, segments.count, transposed, precision, heads is not None, x.device)
     write = "PLAIN"
-    if blend is not None or accumulate:
+    if gelu_grad is not None:
+        write = "GELU_GRAD"
+    elif blend is not None or accumulate:
         write = "BLEND" if blend is not None or distinct or out_index is None else "ATOMIC"
     at_out = out.data_ptr() if rest is None else math.gcd(out.data_ptr(), rest.data_ptr())
     compiled = _select(plan, x, w, out.dtype, at_out, k, n, transposed, precision, write, heads)

@@ -148,7 +148,8 @@ class Rows:
 
     ``indptr`` [rows + 1] int32 or int64; ``other`` [edges] int32, the other end; ``place`` [edges] of indptr's dtype: for
     the CSC the edge's id in the caller's order (added self loops count after the caller's edges), for the transposed graph
-    its place in the CSC. The arrays may be longer than ``indptr[-1]``; what lies beyond is never read.
+    its place in the CSC. The arrays may be longer than ``indptr[-1]``; what lies beyond is never read. ``inverse`` [edges]: of the
+    transposed graph, where it was asked for, the place in it of each edge of the CSC.
     """
 
     indptr: Tensor
@@ -156,6 +157,7 @@ class Rows:
     place: Tensor
     split: Split
     _launch: Launch | None = field(default=None, repr=False)
+    inverse: Tensor | None = None
 
     def launch(self) -> Launch:
         """Kernel parameters; kept once the device has reported exact sizes."""
@@ -184,8 +186,8 @@ class Rows:
         return self.indptr.dtype == torch.int64
 
     def nbytes(self) -> int:
-        parts = (self.indptr, self.other, self.place, self.split.chunks, self.split.heavy)
-        return sum(t.numel() * t.element_size() for t in parts)
+        parts = (self.indptr, self.other, self.place, self.split.chunks, self.split.heavy, self.inverse)
+        return sum(t.nbytes for t in parts if t is not None)
 
 
 def chunk_edges(edges: int) -> int:

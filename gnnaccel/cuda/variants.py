@@ -35,6 +35,12 @@ def _pairwise(build):
             yield from build(pairwise.Variant(heads, width, row, out, edge, dropout, True, dropout, score, beside))
 
 
+def _kept():
+    for (heads, width), (row, out), more in zip(((4, 16), (3, 512)), _TYPES, (False, True)):
+        v = pairwise.Variant(heads, width, row, out, False, more, True, more, "dot", not more)
+        yield from (v.backward_kernels(by_src, True).defines for by_src in (False, True))
+
+
 def _aggregate():
     options = (("none", "position", False, True), ("edge", "place", False, False, True), ("head", "position", True),
                ("edge", "position"), ("head", "place"), ("head", "place", False, True, True), ("none", "place", True))
@@ -66,6 +72,7 @@ _DIRECT = (  # k, n, blocks, dtype, precision, bytes of a load, transposed, elem
     (128, 128, 1, torch.float32, "FP32", 16, True, 4, "PLAIN", None),
     (64, 32, 2, torch.bfloat16, "HALF", 16, False, 8, "PLAIN", (2, 32)),
     (48, 24, 3, torch.float16, "HALF", 2, True, 1, "BLEND", None),
+    (64, 64, 1, torch.float32, "FP32", 16, True, 4, "GELU_GRAD", None),
     (112, 40, 1, torch.float32, "TF32", 4, False, 2, "ATOMIC", None),
     (24, 8, 1, torch.float32, "FP32", 8, True, 2, "PLAIN", (1, 8)))
 
@@ -127,7 +134,7 @@ _SAMPLES = {
     "additive_pmf": lambda: _additive(lambda v: [v.pmf_kernels.defines]),
     "additive_backward": lambda: _additive(lambda v: [(v.edge_grad_kernels if v.edge else v.backward_kernels).defines]),
     "pairwise": lambda: _pairwise(lambda v: [v.forward_kernels.defines]),
-    "pairwise_backward": lambda: _pairwise(lambda v: [v.backward_kernels(by_src).defines for by_src in (False, True)]),
+    "pairwise_backward": lambda: [*_pairwise(lambda v: [v.backward_kernels(by_src).defines for by_src in (False, True)]), *_kept()],
     "segment_gemm": _segment_gemm,
     "segment_direct": _segment_direct,
     "segment_gemm_grad": _segment_gemm_grad,

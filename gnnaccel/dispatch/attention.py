@@ -17,7 +17,7 @@ from gnnaccel.dispatch import attention_folded, attention_maps, torch_backend
 from gnnaccel.dispatch.attention_families import Family, aligned_rows
 from gnnaccel.dispatch.attention_folded import Folded
 from gnnaccel.dispatch.attention_maps import Mapped
-from gnnaccel.dispatch.graph import GraphView
+from gnnaccel.dispatch.graph import SORT_FROM, GraphView
 from gnnaccel.dispatch.patterns import Attention
 from gnnaccel.dispatch.program import Program
 
@@ -63,14 +63,15 @@ class Attend:
         return self._run(self._call, tensors)
 
 
-def prepare(found: Attention, heads: int, width: int, row: torch.dtype, out: torch.dtype, grad: bool, wide: bool) -> None:
-    """Compile what a call of this kind will launch, so that a kernel that does not compile is known before anything runs.
+def prepare(found: Attention, heads: int, width: int, row: torch.dtype, out: torch.dtype, grad: bool, edge_bits: int) -> None:
+    """Compile what a call of this kind, on a graph of so many bits of edges, will launch, so that a kernel that does not compile
+    is known before anything runs.
 
     Raises CompileError. Costs nothing where it has been done.
     """
     family = additive if found.family == "additive" else pairwise
     score = () if found.family == "additive" else (found.score,)
-    kernels = family.variant(heads, width, row, out, found.edge, found.dropout > 0, grad, wide, *score)
+    kernels = family.variant(heads, width, row, out, found.edge, found.dropout > 0, grad, edge_bits > 31, *score)
     wanted = [(kernels.forward_kernels, ("forward", "merge"))]
     if found.family == "additive":
         if found.score == "additive":
@@ -79,6 +80,9 @@ def prepare(found: Attention, heads: int, width: int, row: torch.dtype, out: tor
             wanted.append((kernels.backward_kernels, ("prepare", "sources", "merge")))
     elif grad:
         wanted += [(kernels.backward_kernels(by_src), ("prepare", "backward", "merge")) for by_src in (True, False)]
+        if found.score == "dot" and not found.edge and edge_bits >= SORT_FROM.bit_length():  # where scores may be kept
+            wanted += [(kernels.backward_kernels(True, True), ("backward", "merge")),
+                       (kernels.backward_kernels(False, True), ("queries", "merge"))]
     for compiled, entries in wanted:
         for entry in entries:
             compiled(entry)
@@ -143,11 +147,13 @@ class _Function(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        names, saved, wanted = ctx.family.names, ctx.saved_tensors, ctx.needs_input_grad[2:]
-        inputs = saved[:len(names)]
+        names, saved, wanted = ctx.family.names, list(ctx.saved_tensors), ctx.needs_input_grad[2:]
+        inputs = tuple(saved[:len(names)])
         if torch.is_grad_enabled():
             return None, None, *_recorded(ctx.call, names, inputs, wanted, grad)
-        return None, None, *ctx.family.backward(ctx.call, inputs, saved[len(names):], aligned_rows(grad), wanted)
+        del saved[:len(names)]
+        ctx.maybe_clear_saved_tensors()  # unless the graph is kept: so that what backward has done with can be freed within it
+        return None, None, *ctx.family.backward(ctx.call, inputs, saved, aligned_rows(grad), wanted)
 
 
 def _recorded(call: Call, names: tuple[str, ...], inputs: tuple, wanted: tuple, grad: Tensor) -> tuple:

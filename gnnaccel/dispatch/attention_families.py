@@ -16,6 +16,7 @@ from gnnaccel.dispatch.patterns import Attention
 
 if TYPE_CHECKING:
     from gnnaccel.dispatch.attention import Call
+    from gnnaccel.dispatch.graph import GraphView
 
 Inputs = tuple  # of Tensor or None
 Result = tuple[Tensor, tuple]
@@ -23,7 +24,7 @@ Result = tuple[Tensor, tuple]
 
 class Family(NamedTuple):
     """``forward(call, inputs, train)`` -> (output, saved); ``backward(call, inputs, saved, grad, wanted)`` -> gradients;
-    ``wanted``: of which inputs. ``grad`` is contiguous."""
+    ``wanted``: of which inputs. ``grad`` is contiguous; ``saved`` is a list, from which backward may take what it has done with."""
 
     names: tuple[str, ...]
     forward: Any
@@ -201,12 +202,30 @@ def _pairwise_forward(call: Call, inputs: Inputs, train: bool) -> Result:
     return out, tuple(saved) if train else ()
 
 
-def _pairwise_backward(call: Call, inputs: Inputs, saved: tuple, grad: Tensor, wanted: tuple) -> tuple:
+#: the gradients of scores that backward may keep, and the places to find them at, as a share of the rows that it holds anyway
+_KEPT_SHARE = 4
+_LEAST_ROW = 32  # bytes of a head's row, below which a gather of one number per head saves next to nothing
+
+
+def keeps_scores(found: Attention, graph: GraphView, heads: int, width: int, size: int) -> bool:
+    """Whether backward keeps the gradients of the scores from its first pass over the edges to its second, which then gathers
+    half of the rows. ``size``: bytes of an element of the rows. Only where nodes, not edges, decide how much memory is held, and
+    on large graphs, whose rows lie beyond the L2 cache."""
+    if found.score != "dot" or found.edge or not graph.large or width * size < _LEAST_ROW:
+        return False
+    rows = (2 * graph.num_src + 3 * graph.num_dst) * heads * width * size
+    places = 8 if graph.wide else 4
+    return _KEPT_SHARE * graph.num_edges * (4 * heads + places) <= rows
+
+
+def _pairwise_backward(call: Call, inputs: Inputs, saved: list, grad: Tensor, wanted: tuple) -> tuple:
     operands = _operands(call, inputs)
-    places = call.needs_places()
-    by_dst, by_src = call.graph.csc(places), call.graph.csr(places)
-    g = pairwise_backward.backward(_pairwise_variant(call, operands.keys, True), by_dst, by_src, operands, *saved, grad,
-                                   wanted[3], call.dropout)
+    variant = _pairwise_variant(call, operands.keys, True)
+    places, keep = call.needs_places(), keeps_scores(call.attention, call.graph, call.heads, call.width, operands.keys.itemsize)
+    packed = pairwise_backward.prepare(variant, operands, *saved, grad)
+    saved.clear()  # the output is as large as the queries' gradient
+    by_dst, by_src = call.graph.csc(places), call.graph.csr(places, keep)
+    g = pairwise_backward.backward(variant, by_dst, by_src, operands, packed, grad, wanted[3], call.dropout, keep)
     grads = (g.keys, g.queries, g.values, g.edges, g.att, g.c_src, g.c_dst)
     return (*(like(d, t) for d, t in zip(grads, inputs)), bias_grad(grad, inputs[7]) if wanted[7] else None)
 

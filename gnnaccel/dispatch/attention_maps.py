@@ -106,7 +106,7 @@ class _MappedFunction(torch.autograd.Function):
         flat, inputs, rest = saved[:2 + 2 * count], saved[2 + 2 * count:2 + 3 * count], saved[2 + 3 * count:]
         if torch.is_grad_enabled():
             return None, None, None, None, *_recorded(ctx, flat, grad)
-        grads = family.backward(ctx.call, inputs, rest, aligned_rows(grad), wanted[2:2 + count])
+        grads = family.backward(ctx.call, inputs, list(rest), aligned_rows(grad), wanted[2:2 + count])
         return None, None, None, None, *_through_maps(plan, flat, grads, wanted)
 
 

@@ -57,6 +57,7 @@ class GraphView:
         self.num_edges = num_edges + loops  # an upper bound: dropped loops are still in it
         self.device = edge_index.device
         self.wide = self.num_edges >= 2**31
+        self.large = self.num_edges >= SORT_FROM
         self.deterministic = torch.are_deterministic_algorithms_enabled()
         self.touched = False  # used since the cache last looked for something to drop
         self._kept = edge_index if own else None
@@ -70,7 +71,7 @@ class GraphView:
         self._covered: Tensor | None = None
         self._inverse_degree: Tensor | None = None
         self._no_isolated: bool | None = None
-        self._by_sort = self.deterministic or self.num_edges >= SORT_FROM
+        self._by_sort = self.deterministic or self.large
         self._stream = 0
         self._built: torch.cuda.Event | None = None
         self._checked = False
@@ -96,11 +97,12 @@ class GraphView:
             rows = self._build_csc(places)
         return self._ready(rows)
 
-    def csr(self, places: bool = True) -> Rows:
-        """The transposed graph, grouped by source; ``place`` is the place in the CSC."""
+    def csr(self, places: bool = True, inverse: bool = False) -> Rows:
+        """The transposed graph, grouped by source; ``place`` is the place in the CSC. ``inverse``: with `Rows.inverse`, which only
+        ``large`` graphs have."""
         rows = self._csr
-        if not _serves(rows, places):
-            rows = self._build_csr(places)
+        if not _serves(rows, places, inverse):
+            rows = self._build_csr(places, inverse)
         return self._ready(rows)
 
     def csr_by_id(self) -> Rows:
@@ -204,13 +206,15 @@ class GraphView:
             return rows
 
     @_ordinary_tensors
-    def _build_csr(self, places: bool) -> Rows:
+    def _build_csr(self, places: bool, inverse: bool) -> Rows:
         with self._lock:
-            if _serves(self._csr, places):
+            if _serves(self._csr, places, inverse):
                 return self._csr
+            # never less than there was: those who asked for it would build it again
+            places, inverse = places or _serves(self._csr, True), inverse or _serves(self._csr, False, True)
             by_dst = self.csc(places=False)
             if self._by_sort:
-                rows = sorting.transpose(by_dst, self.num_src, places)
+                rows = sorting.transpose(by_dst, self.num_src, places, inverse)
                 self._wait_once()
             else:
                 rows = counting.transpose(by_dst, self.num_src)
@@ -227,7 +231,7 @@ class GraphView:
 
     def _wait_once(self) -> None:
         """Large graphs: one wait when they are built buys exact sizes of the workspace from the first call on."""
-        if self.device.type == "cuda" and self.num_edges >= SORT_FROM and not torch.cuda.is_current_stream_capturing():
+        if self.device.type == "cuda" and self.large and not torch.cuda.is_current_stream_capturing():
             torch.cuda.current_stream(self.device).synchronize()
 
     @_ordinary_tensors
@@ -270,13 +274,15 @@ class GraphView:
         if torch.cuda.is_current_stream_capturing():
             return
         stream.wait_event(self._built)
-        for tensor in (rows.indptr, rows.other, rows.place, rows.split.counters, rows.split.chunks, rows.split.heavy):
-            tensor.record_stream(stream)
+        for tensor in (rows.indptr, rows.other, rows.place, rows.split.counters, rows.split.chunks, rows.split.heavy, rows.inverse):
+            if tensor is not None:
+                tensor.record_stream(stream)
 
 
-def _serves(rows: Rows | None, places: bool) -> bool:
-    """Whether these index arrays are there, with ``places`` if they are asked for."""
-    return rows is not None and not (places and rows.place.shape[0] != rows.other.shape[0])
+def _serves(rows: Rows | None, places: bool, inverse: bool = False) -> bool:
+    """Whether these index arrays are there, with ``places`` and ``inverse`` if they are asked for."""
+    return (rows is not None and not (places and rows.place.shape[0] != rows.other.shape[0])
+            and not (inverse and rows.inverse is None))
 
 
 def kernels_run_on(device: torch.device) -> bool:

@@ -66,7 +66,7 @@ def _cuda_reasons(family: str) -> Callable[[Request, Config], list[Reason]]:
 def _compiles(request: Request, found: patterns.Attention) -> list[Reason]:
     """The last question, as it is the dearest: do the kernels compile? Answered by compiling them."""
     try:
-        attention.prepare(found, request.heads, request.width, request.row, request.out, request.grad, request.edge_bits > 31)
+        attention.prepare(found, request.heads, request.width, request.row, request.out, request.grad, request.edge_bits)
     except driver.CompileError as problem:
         return [reason("GA403", str(problem).strip().partition("\n")[0])]
     return []

@@ -56,8 +56,9 @@ def csc(src: Tensor, dst: Tensor, num_src: int, num_dst: int, loops: int, wide: 
     return Rows(indptr, src.to(torch.int32), place, cuda_structure.split_rows(indptr, src.shape[0], flags))
 
 
-def transpose(by_dst: Rows, num_src: int, places: bool) -> Rows:
-    """`cuda.structure.transpose` by sorting; ``by_dst`` must come from `csc` here, whose dropped edges sort to the end."""
+def transpose(by_dst: Rows, num_src: int, places: bool, inverse: bool = False) -> Rows:
+    """`cuda.structure.transpose` by sorting; ``by_dst`` must come from `csc` here, whose dropped edges sort to the end. ``places``
+    as there; ``inverse`` makes `Rows.inverse`."""
     dtype = by_dst.indptr.dtype
     src, order = torch.sort(by_dst.other, stable=True)
     indptr = offsets(src, num_src, dtype)
@@ -66,5 +67,9 @@ def transpose(by_dst: Rows, num_src: int, places: bool) -> Rows:
     rest = (total - by_dst.indptr[-1:]).to(degree.dtype)  # dropped edges belong to one more row, never read
     dst = torch.repeat_interleave(torch.cat([degree, rest]), output_size=total)
     nbr = dst[order].to(torch.int32)
+    del dst, src
     place = order.to(dtype) if places else order.new_empty(0, dtype=dtype)
-    return Rows(indptr, nbr, place, cuda_structure.split_rows(indptr, total))
+    back = None
+    if inverse:
+        back = order.new_empty(total, dtype=dtype).scatter_(0, order, torch.arange(total, dtype=dtype, device=order.device))
+    return Rows(indptr, nbr, place, cuda_structure.split_rows(indptr, total), inverse=back)

@@ -6,7 +6,10 @@ import torch
 
 from gnnaccel.cuda import pairwise_backward
 from gnnaccel.cuda.pairwise import SCORES
-from gnnaccel.dispatch.attention_families import side_by_side
+from gnnaccel.dispatch import attention
+from gnnaccel.dispatch import attention_families as families
+from gnnaccel.dispatch import graph as graph_module
+from gnnaccel.dispatch.attention_families import keeps_scores, side_by_side
 from tests.attention_cases import SIZES, by_kernels, by_torch, check, check_average, graph, pairwise
 from tests.helpers import forget_report, on_devices, relative, same_bits
 
@@ -182,3 +185,63 @@ def test_keys_and_values_side_by_side(device, chunk_edges, chunk, edge, dropout,
     assert all(same_bits(got[name].contiguous(), expected[name]) for name in expected)
     beside = width % 4 == 0
     assert side_by_side(got["keys"], got["values"]) == side_by_side(both[:, 0], both[:, 1]) == beside
+
+
+def _large(monkeypatch):
+    """Every graph made from now on keeps its scores."""
+    monkeypatch.setattr(graph_module, "SORT_FROM", 1)
+    monkeypatch.setattr(families, "_KEPT_SHARE", 0)
+    monkeypatch.setattr(families, "_LEAST_ROW", 0)
+
+
+@on_devices("heads,width,dropout,loops,beside,row", [(4, 16, 0.0, 0, True, torch.float32), (3, 5, 0.3, 9, False, torch.float32),
+                                                     (12, 20, 0.3, 0, False, torch.bfloat16)],
+            [(h, d, p, 0, d % 4 == 0, torch.float32) for h, d in SIZES for p in (0.0, 0.3)])
+@pytest.mark.parametrize("chunk", [1024, 16])
+def test_scores_kept_between_the_passes(device, chunk_edges, monkeypatch, chunk, heads, width, dropout, loops, beside, row):
+    chunk_edges(chunk)
+    state = torch.random.get_rng_state()
+    plain, _ = by_kernels(pairwise("dot", graph(device, loops=loops), heads, width, False, dropout, row=row))
+    torch.random.set_rng_state(state)
+    _large(monkeypatch)
+    problem = pairwise("dot", graph(device, loops=loops), heads, width, False, dropout, row=row)
+    if beside:
+        both = torch.stack([problem.tensors["keys"], problem.tensors["values"]], 1)
+        problem.tensors.update(keys=both[:, 0], values=both[:, 1])
+    got = check(problem)
+    assert problem.graph.csr(False).inverse is not None
+    torch.testing.assert_close(got["queries"], plain["queries"], rtol=1e-2 if row is torch.bfloat16 else 1e-4, atol=1e-4)
+    again, _ = by_kernels(problem)
+    assert dropout or all(same_bits(again[name].contiguous(), got[name].contiguous()) for name in got)
+
+
+def test_scores_kept_with_wide_offsets_and_without_edges(device, chunk_edges, monkeypatch):
+    chunk_edges(16)
+    _large(monkeypatch)
+    check(pairwise("dot", graph(device, wide=True), 3, 5, dropout=0.3))
+    for size in ((40, 30, 0), (0, 5, 0), (5, 0, 0)):
+        problem = pairwise("dot", graph(device, *size), 3, 5)
+        problem.graph.large = problem.graph._by_sort = True
+        assert all((g == 0).all() for g in by_kernels(problem)[0].values())
+
+
+def test_scores_are_kept_where_nodes_hold_more_memory(device, monkeypatch):
+    problem = pairwise("dot", graph(device), 8, 8)
+    found = problem.call().attention
+    assert not keeps_scores(found, problem.graph, 8, 8, 4)  # a small graph
+    monkeypatch.setattr(graph_module, "SORT_FROM", 1)
+    view = graph(device, 1000, 1000, 200)
+    assert keeps_scores(found, view, 8, 8, 4) and not keeps_scores(found, graph(device, 40, 30, 5000), 8, 8, 4)
+    assert not keeps_scores(found, view, 8, 4, 4) and not keeps_scores(pairwise("sd", view, 8, 8).call().attention, view, 8, 8, 4)
+    assert not keeps_scores(pairwise("dot", view, 8, 8, True).call().attention, view, 8, 8, 4)
+
+
+def test_backward_twice_through_a_graph_that_is_kept(device):
+    problem = pairwise("dot", graph(device), 8, 8)
+    tensors = {name: t.detach().requires_grad_() for name, t in problem.tensors.items()}
+    out = attention.run_cuda(problem.call(), tensors)
+    first = torch.autograd.grad(out, list(tensors.values()), problem.grad_out(), retain_graph=True)
+    second = torch.autograd.grad(out, list(tensors.values()), problem.grad_out())
+    assert all(map(same_bits, first, second))
+    with pytest.raises(RuntimeError, match="second time"):
+        torch.autograd.grad(out, list(tensors.values()), problem.grad_out())

@@ -124,6 +124,18 @@ def test_blends(device, k, n, dtype):
     assert relative(got[places], each * product + (1 - each) * rest.double()[places]) < limit
 
 
+def test_derivative_of_gelu(device):
+    segments, x, w = make(device, LENGTHS, 64, 64, torch.float32)
+    at = (4 * torch.randn(segments.rows, 64)).to(device)
+    exact = at.double().requires_grad_()
+    torch.nn.functional.gelu(exact).sum().backward()
+    places = torch.randperm(segments.rows, device=device)
+    wanted = reference(segments, x, w)
+    assert relative(multiply(segments, x, w, gelu_grad=at), wanted * exact.grad) < 5e-7
+    got = multiply(segments, x, w, gelu_grad=at, out_index=places.int(), out=torch.empty_like(at))
+    assert relative(got[places], wanted * exact.grad[places]) < 5e-7
+
+
 def test_accumulate_adds_repeated_rows(device):
     segments, x, w = make(device, LENGTHS, 32, 16, torch.bfloat16)
     places = torch.randint(0, 30, (segments.rows,), device=device, dtype=torch.int32)

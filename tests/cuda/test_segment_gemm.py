@@ -153,6 +153,18 @@ def test_blends(device, k, n, dtype):
     assert relative(got[places], each * product + (1 - each) * rest.double()[places]) < limit
 
 
+def test_derivative_of_gelu(device):
+    segments, x, w = make(device, LENGTHS, 12, 7, torch.float32)
+    at = (4 * torch.randn(segments.rows, 7)).to(device)
+    exact = at.double().requires_grad_()
+    torch.nn.functional.gelu(exact).sum().backward()
+    places = torch.randperm(segments.rows, device=device)
+    wanted = reference(segments, x, w)
+    assert relative(multiply(segments, x, w, gelu_grad=at), wanted * exact.grad) < 5e-7
+    got = multiply(segments, x, w, gelu_grad=at, out_index=places.int(), out=torch.empty_like(at))
+    assert relative(got[places], wanted * exact.grad[places]) < 5e-7
+
+
 def test_accumulate_adds_repeated_rows(device):
     segments, x, w = make(device, LENGTHS, 12, 10)
     places = torch.randint(0, 30, (segments.rows,), device=device, dtype=torch.int32)
@@ -342,7 +354,8 @@ def test_tiles_are_counted_once(device):
     (dict(index=torch.zeros(249, dtype=torch.int64)), "index of x"),
     (dict(out_index=torch.zeros(249, dtype=torch.int32)), "out is None"),
     (dict(blend=(torch.zeros(3), torch.zeros(249, 6))), "share of a blend"),
-    (dict(blend=(torch.zeros(10), torch.zeros(3, 6))), "rest of a blend"),
+    (dict(blend=(torch.zeros(10), torch.zeros(3, 6))), "rest of a blend"), (dict(gelu_grad=torch.zeros(3, 6)), "gelu_grad is"),
+    (dict(gelu_grad=torch.zeros(249, 6), blend=(torch.zeros(10), torch.zeros(249, 6))), "two of accumulate"),
     (dict(accumulate=True), "out is None"), (dict(out=torch.empty(249, 6).half(), accumulate=True), "out is torch.float16"),
     (dict(out=torch.empty(249, 5)), "out is"), (dict(bias=torch.randn(5)), "bias is"), (dict(scale=torch.randn(248)), "scale is"),
     (dict(activation="gelu"), "activation is one of"), (dict(precision="bf16"), "precision is one of"),

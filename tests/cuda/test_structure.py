@@ -158,7 +158,8 @@ def test_sorting_without_places(device):
     src, dst = skewed_edges(40, 30, 300, device).unbind(0)
     full, bare = (sorting.csc(src, dst, 40, 30, 9, False, places) for places in (True, False))
     assert torch.equal(full.indptr, bare.indptr) and torch.equal(full.other, bare.other) and bare.place.numel() == 0
-    back = sorting.transpose(bare, 40, False)
+    back = sorting.transpose(bare, 40, False, inverse=True)
+    assert torch.equal(back.inverse[sorting.transpose(full, 40, True).place.long()], torch.arange(309, device=device).int())
     assert torch.equal(back.other, sorting.transpose(full, 40, True).other) and back.place.numel() == 0
 
 

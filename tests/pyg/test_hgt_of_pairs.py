@@ -5,6 +5,8 @@ import pytest
 import torch
 
 import gnnaccel
+from gnnaccel.dispatch import attention_families
+from gnnaccel.dispatch import graph as graph_module
 from gnnaccel.dispatch.graph import GraphView
 from gnnaccel.dispatch.relational import by_type, pair_maps
 from tests.helpers import relative
@@ -139,16 +141,22 @@ def test_else_by_type(route, runs, monkeypatch, how):
     assert gnnaccel.stats()["HGTConv"]["routes"] == {route.backend: 1}
 
 
-@pytest.mark.parametrize("train", [False, True])
-def test_else_index_arrays_are_there_before_rows(route, monkeypatch, train):
+@pytest.mark.parametrize("train,kept", [(False, False), (True, False), (True, True)])
+def test_else_index_arrays_are_there_before_rows(route, monkeypatch, train, kept):
     """What sorting needs of memory would come on top of them."""
+    if kept:
+        monkeypatch.setattr(graph_module, "SORT_FROM", 1)
+        monkeypatch.setattr(attention_families, "_KEPT_SHARE", 0)
     made, (x, ei) = layer().to(route.device), on(route.device, features(16), edges())
-    order, sort, cat = [], GraphView._build_csr, by_type.project
-    monkeypatch.setattr(GraphView, "_build_csr", lambda self, places: order.append("sort") or sort(self, places))
+    order, asked, sort, cat = [], [], GraphView._build_csr, by_type.project
+    monkeypatch.setattr(GraphView, "_build_csr", lambda self, *how: order.append("sort") or asked.append(how) or sort(self, *how))
     monkeypatch.setattr(by_type, "project", lambda *args: order.append("rows") or cat(*args))
     with torch.set_grad_enabled(train), route.on():
-        made(x, ei)
-    assert route.backend == "torch" or order == (["sort", "rows"] if train else ["rows"])
+        out = made(x, ei)
+        if train:
+            sum(t.sum() for t in out.values()).backward()
+    assert route.backend == "torch" or order[:2] == (["sort", "rows"] if train else ["rows"])
+    assert not kept or route.backend == "torch" or [how for how in asked if how[1]] == asked[:1] == [(False, True)]
 
 
 @pytest.mark.parametrize("route", [pytest.param("cuda", marks=pytest.mark.gpu)], indirect=True)

@@ -1,12 +1,20 @@
 // Backward of pairwise attention. Weights are recomputed from the softmax's saved maximum and sum: nothing of the size of the
-// edges is kept or made. The same kernel runs twice, BY_SRC = 1 over the rows of the transposed graph (gradients of keys and
+// edges is kept or made but with KEPT. The same kernel runs twice, BY_SRC = 1 over the rows of the transposed graph (gradients of keys and
 // values) and BY_SRC = 0 over the destinations (gradients of queries, of the attention vector and of edge rows):
 //
 //   alpha = exp(s - m_i) / sum_i,  w = alpha dropout,  t = <dO_i, v_j>,  delta_i = <dO_i, O_i>,  ds = alpha (dropout t - delta_i)
 //
 // An item's own rows stay in registers, the other end's are gathered. Operands a are those of the score (k or q), operands b
 // those of the value (v or dO).
+//
+// With KEPT (dot product without edge rows) the pass by source leaves the gradient of each score, times the scale, in the order of
+// its edges, and `queries` takes the place of the pass by destination: it gathers keys, and no values.
 #include "pairwise.cuh"
+
+#ifndef KEPT
+#define KEPT 0
+#endif
+static_assert(!KEPT || (SCORE == DOT && !EDGE), "what is kept is all that the gradient of queries needs beside the keys");
 
 #define SRC_TERM (SCORE == COSINE || SCORE == MX)
 #define DST_TERM (SCORE == MX)
@@ -57,6 +65,7 @@ struct Inputs {
     const OFF_T *position, *eid;
     Constants c;
     ROW_T* d_edges;
+    float* kept;  // [edges, H]
 };
 
 // What `packed` holds of a destination for one head; `term` is its node term.
@@ -96,10 +105,10 @@ struct Sums {
     }
 };
 
-// Adds one edge, given its rows and scalars: `dot` and `t` are whole inner products.
-__device__ __forceinline__ void add_edge(const Lanes& at, const Inputs& in, const Self& self, const Row& own, const Row& a,
-                                         const Row& b, int kh, float dot, float t, float src_term, const Destination& dst,
-                                         float factor, bool on, Row& d_edge, Sums& sums) {
+// Adds one edge, given its rows and scalars: `dot` and `t` are whole inner products. Returns the gradient of `dot`.
+__device__ __forceinline__ float add_edge(const Lanes& at, const Inputs& in, const Self& self, const Row& own, const Row& a,
+                                          const Row& b, int kh, float dot, float t, float src_term, const Destination& dst,
+                                          float factor, bool on, Row& d_edge, Sums& sums) {
     const float alpha = on ? exp_above(score(dot, src_term, dst.term, in.c), dst.m) * dst.inverse : 0.f;
     const float w = alpha * factor, ds = alpha * (factor * t - dst.delta);
     float d_dot, d_node;
@@ -124,6 +133,7 @@ __device__ __forceinline__ void add_edge(const Lanes& at, const Inputs& in, cons
                 d_edge[i][x] = OWN_VALUES ? fmaf(w, self.b[i][x], via_key) : via_key;
             }
         }
+    return d_dot;
 }
 
 __device__ __forceinline__ void step(const Lanes& at, const Inputs& in, const Dropout& drop, const Self& self, OFF_T base,
@@ -193,7 +203,9 @@ __device__ __forceinline__ void step(const Lanes& at, const Inputs& in, const Dr
 #else
             dot = lane_sum<LH>(partial_score(own, a[u], self.att, kh, in.c));
             t = lane_sum<LH>(OTHER_B ? partial_dot(self.b, value, kh) : partial_dot(self.b, a[u], kh));
-            add_edge(at, in, self, own, a[u], value, kh, dot, t, src_term[u][kh], dst[u][kh], factor[kh][u], on, d_edge, to);
+            const float d = add_edge(at, in, self, own, a[u], value, kh, dot, t, src_term[u][kh], dst[u][kh], factor[kh][u], on,
+                                     d_edge, to);
+            if (KEPT && on && at.lh == 0 && at.head(kh) < H) in.kept[(u64)(base + e) * H + at.head(kh)] = d;
 #endif
         }
 #if EDGE
@@ -264,6 +276,8 @@ __device__ __forceinline__ void leave_att(const Lanes& at, unsigned char* shared
     }
 }
 
+#if BY_SRC || !KEPT
+
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
 backward(const OFF_T* __restrict__ indptr, const int* __restrict__ nbr, const OFF_T* __restrict__ position,
          const OFF_T* __restrict__ eid, int rows, const int* __restrict__ counters, const int2* __restrict__ chunks,
@@ -272,11 +286,12 @@ backward(const OFF_T* __restrict__ indptr, const int* __restrict__ nbr, const OF
          const float* __restrict__ att_vector, const float* __restrict__ c_src, const float* __restrict__ packed, float scale,
          float slope, float drop_p, float drop_scale, u64 seed, u64 offset,
          ROW_T* __restrict__ d_a, ROW_T* __restrict__ d_b, float* __restrict__ d_node, ROW_T* __restrict__ d_edges,
-         float* __restrict__ part_a, float* __restrict__ part_b, float* __restrict__ part_node, float* __restrict__ part_att) {
+         float* __restrict__ kept, float* __restrict__ part_a, float* __restrict__ part_b, float* __restrict__ part_node,
+         float* __restrict__ part_att) {
     DYNAMIC_SHARED(shared);
     const Split split = {counters, chunks, chunk_edges, chunk_slots};
     const Lanes at;
-    const Inputs in = {other_a, other_b, edges, packed, c_src, position, eid, {scale, slope}, d_edges};
+    const Inputs in = {other_a, other_b, edges, packed, c_src, position, eid, {scale, slope}, d_edges, kept};
     const Dropout drop = {drop_p, drop_scale, seed, offset};
     const Gradients g = {d_a, d_b, d_node, part_a, part_b, part_node};
     Self self;
@@ -301,6 +316,57 @@ backward(const OFF_T* __restrict__ indptr, const int* __restrict__ nbr, const OF
     }
     if (SUM_ATT) leave_att(at, shared, sums.b, part_att);
 }
+
+#else
+
+// UNROLL edges in each slot, the first at `first`: the gradients of their scores times their keys. j, p: each lane's source, and
+// where its edge lies in the order of the pass by source.
+__device__ __forceinline__ void add_keys(const Lanes& at, const ROW_T* keys, const float* kept, int first, int n, int j, OFF_T p,
+                                         Row& sum) {
+    Row key[UNROLL], part, &to = STEPS ? part : sum;
+    float d[UNROLL][KH];
+    clear_row(part);
+#pragma unroll
+    for (int u = 0; u < UNROLL; ++u) {
+        const int e = first + u * SLOTS + at.slot;
+        const u64 i = (u64)__shfl_sync(FULL_WARP, j, e & 31), line = (u64)__shfl_sync(FULL_WARP, p, e & 31);
+        load_row(at, keys, SOURCE_ROW(i), e < n, key[u]);
+#pragma unroll
+        for (int kh = 0; kh < KH; ++kh) d[u][kh] = e < n && at.head(kh) < H ? kept[line * H + at.head(kh)] : 0.f;
+    }
+#pragma unroll
+    for (int u = 0; u < UNROLL; ++u)
+#pragma unroll
+        for (int i = 0; i < PACKS; ++i)
+#pragma unroll
+            for (int x = 0; x < VEC; ++x) to[i][x] = fmaf(d[u][i / KV], key[u][i][x], to[i][x]);
+    if (STEPS) add_row(sum, part);
+}
+
+// The gradient of queries. inverse[e]: where edge e of a destination lies in the order of the pass by source.
+extern "C" __global__ void __launch_bounds__(32 * WARPS)
+queries(const OFF_T* __restrict__ indptr, const int* __restrict__ nbr, const OFF_T* __restrict__ inverse, int rows,
+        const int* __restrict__ counters, const int2* __restrict__ chunks, int chunk_edges, int chunk_slots,
+        const ROW_T* __restrict__ keys, const float* __restrict__ kept, ROW_T* __restrict__ d_queries, float* __restrict__ part) {
+    const Split split = {counters, chunks, chunk_edges, chunk_slots};
+    Item it;
+    if (!item_at(warp_id(), rows, indptr, split, it)) return;
+    const Lanes at;
+    Row sum;
+    clear_row(sum);
+    for (OFF_T base = it.begin; base < it.end; base += 32) {
+        const int n = it.end - base < 32 ? (int)(it.end - base) : 32;
+        const int j = at.lane < n ? nbr[base + at.lane] : 0;
+        const OFF_T p = at.lane < n ? inverse[base + at.lane] : 0;
+        for (int first = 0; first < n; first += SLOTS * UNROLL) add_keys(at, keys, kept, first, n, j, p, sum);
+    }
+    sum_slots(sum);
+    if (at.slot != 0) return;
+    if (it.chunk < 0) store_row(at, d_queries, it.row, sum);
+    else store_row(at, part, it.chunk, sum);
+}
+
+#endif
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
 merge(const int* __restrict__ counters, const int4* __restrict__ heavy, ROW_T* __restrict__ d_a, ROW_T* __restrict__ d_b,

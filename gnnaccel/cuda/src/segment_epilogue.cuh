@@ -2,7 +2,8 @@
 // attention vectors; and the writing. All in fp32, rounded at the store.
 //
 // WRITE says how: PLAIN; ATOMIC, added to what is there, by any number of writers; BLEND, added to what is there by the only
-// writer of each element, or, with `rest`, v share + rest (1 - share) of the segment's share.
+// writer of each element, or, with `rest`, v share + rest (1 - share) of the segment's share; GELU_GRAD, times the derivative of
+// GELU at `rest`.
 #pragma once
 #include "segment_rows.cuh"
 #include "segment_tile.cuh"
@@ -15,6 +16,7 @@
 #define PLAIN 0
 #define ATOMIC 1
 #define BLEND 2
+#define GELU_GRAD 3
 #define SCRATCH_STRIDE (WN + 1)
 
 struct Epilogue {
@@ -117,17 +119,25 @@ __device__ __forceinline__ void inner_products(const Epilogue& to, const Walk& a
 
 #endif
 
+// With GELU(x) = x P(x), P being the normal distribution: P(x) + x P'(x).
+__device__ __forceinline__ float gelu_grad(float x) {
+    return 0.5f + 0.5f * erff(x * 0.70710678f) + x * (0.39894228f * exp2f(x * x * -0.72134752f));
+}
+
 // What is blended into one row.
 struct Blend {
     const OUT_T* line;
     float mine, other;
 
     template <int Count> __device__ __forceinline__ void into(int column, float (&v)[Count]) const {
-        if (WRITE != BLEND) return;
+        if (WRITE != BLEND && WRITE != GELU_GRAD) return;
         PackWord<OUT_T, Count> u;  // not through the read-only path: it may be what is written to
         u.word = *reinterpret_cast<const typename Word<sizeof(OUT_T) * Count>::type*>(line + column);
 #pragma unroll
-        for (int i = 0; i < Count; ++i) v[i] = fmaf(other, to_float(u.pack.v[i]), mine * v[i]);
+        for (int i = 0; i < Count; ++i) {
+            const float x = to_float(u.pack.v[i]);
+            v[i] = WRITE == BLEND ? fmaf(other, x, mine * v[i]) : v[i] * gelu_grad(x);
+        }
     }
 };
 

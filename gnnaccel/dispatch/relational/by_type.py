@@ -29,9 +29,9 @@ def project(blocks: Blocks, weight: Tensor, transposed: bool, bias: Tensor | Non
 
 
 def _product(blocks: Blocks, rows: Tensor, weight: Tensor, transposed: bool, bias: Tensor | None = None,
-             into: Tensor | None = None, blend: tuple[Tensor, Tensor] | None = None) -> Tensor:
-    """[nodes, C]: rows times their type's matrix [C, K] (``transposed``) or [K, C], plus its bias; added to ``into``, or blended
-    as `segment_gemm.multiply` does."""
+             into: Tensor | None = None, blend: tuple[Tensor, Tensor] | None = None, gelu_grad: Tensor | None = None) -> Tensor:
+    """[nodes, C]: rows times their type's matrix [C, K] (``transposed``) or [K, C], plus its bias; added to ``into``, or ``blend``
+    and ``gelu_grad`` as in `segment_gemm.multiply`."""
     if not (weight.stride(-1) == 1 and weight.stride(-2) == weight.shape[-1]):
         weight = weight.contiguous()
     out = into
@@ -39,7 +39,7 @@ def _product(blocks: Blocks, rows: Tensor, weight: Tensor, transposed: bool, bia
         out = rows.new_empty(rows.shape[0], weight.shape[1 if transposed else 2])
     return segment_gemm.multiply(blocks.segments, dense(rows), weight, index=blocks.order, out_index=blocks.order, out=out,
                                  transposed=transposed, bias=None if bias is None else bias.contiguous(), precision=precision(),
-                                 accumulate=into is not None, distinct=True, blend=blend)
+                                 accumulate=into is not None, distinct=True, blend=blend, gelu_grad=gelu_grad)
 
 
 def _weight_grad(blocks: Blocks, rows: Tensor, grad: Tensor, transposed: bool) -> tuple[Tensor, Tensor]:
@@ -177,8 +177,7 @@ def _finish_backward(how: tuple, inputs: list, grown: Tensor | None, needs: tupl
         weight, by_weight, by_bias = (None if t is None else t * share.view(-1, *(1,) * (t.dim() - 1))
                                       for t in (weight, by_weight, by_bias))
     if needs[0]:
-        d_out = _product(blocks, grad, weight, not transposed)
-        d_out = torch.ops.aten.gelu_backward(d_out, out) if gelu else d_out
+        d_out = _product(blocks, grad, weight, not transposed, gelu_grad=dense(out) if gelu else None)
     return d_out, _like(by_weight, inputs[1], needs[1]), _like(by_bias, bias, needs[2]), d_alpha, d_rows
 
 

@@ -31,7 +31,7 @@ def prepare(request: RelationalRequest) -> None:
             elif step.kind == "linear" and step.args[1].endswith("@rel") and request.row in TYPES:
                 _product(step, ordering.program, known, request, statistics.rows(ordering.program.domains[step.out]))
     for attended in found:
-        attention.prepare(attended, request.heads, request.width, request.row, request.out, request.grad, request.edge_bits > 31)
+        attention.prepare(attended, request.heads, request.width, request.row, request.out, request.grad, request.edge_bits)
 
 
 def _product(step: Op, program: Program, known: dict[str, Shape], request: RelationalRequest, rows: int) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda.layout import TYPES
-from gnnaccel.dispatch import attention, cache, patterns
+from gnnaccel.dispatch import attention, attention_families, cache, patterns
 from gnnaccel.dispatch.config import passes_on
 from gnnaccel.dispatch.program import PARAM, Program
 from gnnaccel.dispatch.relational import added as adding
@@ -90,7 +90,8 @@ class RelationalStated:
 
     def call(self, graph: RelationView, plan: Any) -> RelationalCall:
         """``plan`` None: to look at its Program, not to run it."""
-        return RelationalCall(self.program, graph, self.shapes, self.out, plan is not None and plan.route == "cuda")
+        return RelationalCall(self.program, graph, self.shapes, self.out, plan is not None and plan.route == "cuda",
+                              (self.heads, self.width, self.row.itemsize))
 
     @staticmethod
     def runner(route: str) -> Callable[[RelationalCall, dict[str, Tensor]], Tensor]:
@@ -119,13 +120,14 @@ class RelationalGiven(NamedTuple):
 
 @dataclass
 class RelationalCall:
-    """One relational call; ``kernels``: by the CUDA kernels."""
+    """One relational call; ``kernels``: by the CUDA kernels; ``row``: of its attention, heads, width and bytes of an element."""
 
     program: Program
     graph: RelationView
     shapes: Shapes
     out_dtype: torch.dtype
     kernels: bool = False
+    row: tuple[int, int, int] = (1, 1, 4)
 
     def optimised(self) -> Optimised:
         """The ordering taken, and those that were not; worked out once per graph."""
@@ -136,7 +138,6 @@ class RelationalCall:
             device = "cuda" if self.graph.device.type == "cuda" else "cpu"
             found = self.graph.plans[key] = optimise(self.program, dict(self.shapes), self.graph.statistics(), device, passes)
         return found
-
 
     def build(self, train: bool) -> None:
         """Build the index arrays that the attention will read, backward's too if it will ``train``: later, rows would hold the
@@ -150,7 +151,7 @@ class RelationalCall:
                 graph, places = self.graph.graph(step.attr("source"), step.attr("target")), found.edge or found.dropout > 0
                 graph.csc(places)
                 if train:
-                    graph.csr(places)
+                    graph.csr(places, attention_families.keeps_scores(found, graph, *self.row))
         self.graph.plans[key] = None
 
 

@@ -64,6 +64,17 @@ def by_type(edge_index: Tensor, edge_type: Tensor) -> Ends:
     return src, dst, edge_type
 
 
+class _VirtualGraph(GraphView):
+    """A `GraphView` of edges given as sources and destinations, [E] int32 each, which it keeps: no copy of both as one array."""
+
+    def __init__(self, src: Tensor, dst: Tensor, num_src: int, num_dst: int):
+        super().__init__(src, num_src, num_dst, num_edges=src.shape[0])
+        self._kept = src, dst
+
+    def _ends(self) -> tuple[Tensor, Tensor]:
+        return self._kept
+
+
 class RelationView:
     """The edges that ``assemble(*structure)`` gives as (src, dst, relation), and what is derived from them when first asked for.
 
@@ -195,7 +206,7 @@ class RelationView:
 
     def _make_graph(self, source: str, target: str, src: Tensor, dst: Tensor) -> GraphView:
         rows = self.statistics().rows
-        return GraphView(torch.stack([src, dst]), rows(source), rows(target), own=True)
+        return _VirtualGraph(src, dst, rows(source), rows(target))
 
     def mixture(self, bases: int) -> GraphView:
         """The virtual graph from the rows of ``bases`` tables [bases * num_src] to the source pairs: each pair has an edge from

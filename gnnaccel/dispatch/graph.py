@@ -3,7 +3,9 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -71,6 +73,7 @@ class GraphView:
         self._covered: Tensor | None = None
         self._inverse_degree: Tensor | None = None
         self._no_isolated: bool | None = None
+        self._derived: dict[Hashable, Any] = {}
         self._by_sort = self.deterministic or self.large
         self._stream = 0
         self._built: torch.cuda.Event | None = None
@@ -86,6 +89,16 @@ class GraphView:
             raise RuntimeError("the edge_index of this GraphView is gone; call bind() with a live one first")
         src, dst = edge_index.detach().unbind(0)
         return src.contiguous(), dst.contiguous()
+
+    def derived(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """What is made of this graph beside its index arrays, once: a tuple of tensors and other graphs."""
+        found = self._derived.get(key)
+        if found is None:
+            with self._lock, torch.inference_mode(False):
+                found = self._derived.setdefault(key, make())
+            if self.device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
+                torch.cuda.current_stream(self.device).synchronize()  # whoever reads it, on whatever stream, finds it finished
+        return found
 
     def csc(self, places: bool = True) -> Rows:
         """Grouped by destination; ``place`` is the edge id. ``places`` False may leave `Rows.place` empty.
@@ -186,6 +199,7 @@ class GraphView:
             total += self._csr_by_id.place.nbytes
         if self._edges is not None:
             total += self._edges.nbytes()
+        total += sum(one.nbytes if type(one) is Tensor else one.nbytes() for made in self._derived.values() for one in made)
         return total + self._weights.nbytes()
 
     # --- building ------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ import copy
 
 import pytest
 import torch
-from torch_geometric.nn import GATConv, GATv2Conv, HeteroConv
+from torch_geometric.nn import GATConv, HeteroConv
 
 import gnnaccel
 from gnnaccel.dispatch import cache
@@ -204,11 +204,6 @@ def test_layers_that_differ(route):
                   GATConv((WIDTH, WIDTH), 8, 2, add_self_loops=False), GATConv(WIDTH, 8, 2, bias=False, add_self_loops=False)):
         made = HeteroConv({name: other if name == CITES else GATConv(WIDTH, 8, 2, add_self_loops=False) for name in RELATIONS})
         in_groups(route, made.eval(), features(), edges(), GATConv={route.backend: 1})
-
-
-def test_another_attention(route):
-    made = HeteroConv({name: GATv2Conv(WIDTH, 8, 2, add_self_loops=False) for name in RELATIONS})
-    alone(route, made, features(), edges(), inside="GATv2Conv")
 
 
 def test_rules(route):

@@ -10,15 +10,15 @@ from typing import Any
 
 from torch import Tensor
 
-from gnnaccel.adapters.pyg import calls, hetero, hetero_gat, hetero_gin, hetero_groups, hetero_sage, inner_convs
+from gnnaccel.adapters.pyg import calls, hetero, hetero_gat, hetero_gatv2, hetero_gin, hetero_groups, hetero_sage, inner_convs
 from gnnaccel.adapters.pyg.inner_convs import Together
 from gnnaccel.dispatch.reasons import Reason, reason
 
 METHODS = ()
 inside = hetero_groups.inside
 
-_OF_KIND = {"SAGEConv": hetero_sage, "GraphConv": hetero_sage, "GATConv": hetero_gat, "GCNConv": hetero_sage,
-            "GINConv": hetero_gin}
+_OF_KIND = {"SAGEConv": hetero_sage, "GraphConv": hetero_sage, "GATConv": hetero_gat, "GATv2Conv": hetero_gatv2,
+            "GCNConv": hetero_sage, "GINConv": hetero_gin}
 
 
 def state(layer: Any, args: tuple, kwargs: dict) -> Any:

@@ -42,6 +42,8 @@ KINDS = {
     "GraphConv": Kind(("lin_rel", "lin_root"), (), (), shaped="lin_rel"),
     "GATConv": Kind(("lin", "lin_src", "lin_dst"), (), ("heads", "out_channels", "concat", "negative_slope", "dropout",
                                                        "training", "add_self_loops"), ("SumAggregation",), 0),
+    "GATv2Conv": Kind(("lin_l", "lin_r"), (), ("heads", "out_channels", "concat", "negative_slope", "dropout", "training",
+                                               "add_self_loops", "share_weights"), ("SumAggregation",), 0),
     "GCNConv": Kind(("lin",), ("cached", "improved"), ("normalize", "add_self_loops"), ("SumAggregation",), shaped="lin"),
     "GINConv": Kind((), (), (), ("SumAggregation",), called=("nn",)),
 }

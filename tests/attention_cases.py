@@ -116,14 +116,14 @@ def pairwise(score: str, view: GraphView, heads: int, width: int, edge=False, dr
     return _problem(program, view, tensors, heads, width, row, out)
 
 
-def pairwise_vectors(device, heads: int, width: int, vectors: int = 3, dropout=0.0, slope=0.2, row=torch.float32, out=None) -> Problem:
+def pairwise_vectors(device, heads: int, width: int, vectors: int = 3, dropout=0.0, row=torch.float32) -> Problem:
     """GATv2 over several graphs side by side, one of them without edges, each with an attention vector of its own."""
     edges = [skewed_edges(20, 15, 90, device) + torch.tensor([[20], [15]], device=device) * i for i in range(vectors - 1)]
     view = GraphView(torch.cat(edges, 1), 20 * vectors, 15 * vectors, own=True)
     size = width**-0.25
     tensors = {"keys": _normal(view.num_src, heads, width) * size, "queries": _normal(view.num_dst, heads, width) * size,
                "att": _normal(vectors, heads, width)}
-    found = _problem(attention_programs.gatv2_vectors(slope, dropout), view, tensors, heads, width, row, out)
+    found = _problem(attention_programs.gatv2_vectors(0.2, dropout), view, tensors, heads, width, row, None)
     numbers = torch.arange(vectors, dtype=torch.int32, device=device)
     found.tensors.update(of_src=numbers.repeat_interleave(20), of_dst=numbers.repeat_interleave(15))
     return found
@@ -131,7 +131,8 @@ def pairwise_vectors(device, heads: int, width: int, vectors: int = 3, dropout=0
 
 def _leaves(tensors: dict[str, Tensor], train: bool, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
     """Tensors of floating point as leaves, in ``dtype``; the others as they are."""
-    return {name: t.detach().to(dtype or t.dtype).requires_grad_(train) if t.is_floating_point() else t for name, t in tensors.items()}
+    return {name: t.detach().to(dtype or t.dtype).requires_grad_(train) if t.is_floating_point() else t
+            for name, t in tensors.items()}
 
 
 def _gradients(out: Tensor, tensors: dict[str, Tensor], grad: Tensor) -> dict[str, Tensor]:

@@ -32,8 +32,8 @@ class Variant(RowVariant):
         return self.score == "dot"
 
     def defines(self, unroll: int | None = None, **more) -> tuple:
-        return super().defines(unroll, SCORE=SCORES[self.score], BESIDE=int(self.beside), **({"VECTORS": 1} if self.vectors else {}),
-                               **more)
+        vectors = {"VECTORS": 1} if self.vectors else {}
+        return super().defines(unroll, SCORE=SCORES[self.score], BESIDE=int(self.beside), **vectors, **more)
 
     @functools.cached_property
     def forward_kernels(self) -> Kernels:
@@ -71,7 +71,8 @@ class Operands:
     ``keys`` [num_src, H, D]; ``values`` likewise, None where values are the keys; ``queries`` [num_dst, H, D]; ``edges``
     [edges, H, D] by edge id or None; ``att`` [H, D] fp32 (GATv2); ``c_src`` [num_src, H], ``c_dst`` [num_dst, H] fp32 node
     terms (cosine, MX). Under ``variant.vectors``, ``att`` is [vectors, H, D], and ``of_src`` [num_src], ``of_dst`` [num_dst] int32
-    tell each row's, which must be the same at both ends of an edge. Under ``variant.beside``, keys and values are ``both[:, 0]`` and ``both[:, 1]`` of one tensor.
+    tell each row's, which must be the same at both ends of an edge. Under ``variant.beside``, keys and values are ``both[:, 0]``
+    and ``both[:, 1]`` of one tensor.
     """
 
     keys: Tensor

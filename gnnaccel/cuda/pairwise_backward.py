@@ -19,8 +19,10 @@ _ATT_BLOCKS = 4096
 
 @dataclass
 class Gradients:
-    """Gradients of `pairwise.Operands`, None where there is no such operand. Rows in the rows' dtype, the others fp32. ``att``: under
-    ``variant.vectors`` that of each destination's vector, [num_dst, H, D]."""
+    """Gradients of `pairwise.Operands`, None where there is no such operand. Rows in the rows' dtype, the others fp32.
+
+    ``att``: under ``variant.vectors`` that of each destination's vector, [num_dst, H, D].
+    """
 
     keys: Tensor
     queries: Tensor

@@ -191,7 +191,8 @@ def _operands(call: Call, inputs: Inputs) -> pairwise.Operands:
 
     sources = (keys, values) if side_by_side(keys, values) else (rows(keys), rows(values))
     return pairwise.Operands(sources[0], rows(queries), sources[1], rows(edges), fp32(att, -1, h, d), fp32(c_src, -1, h),
-                             fp32(c_dst, -1, h), call.attention.scale, call.attention.slope, aligned_rows(of_src), aligned_rows(of_dst))
+                             fp32(c_dst, -1, h), call.attention.scale, call.attention.slope, aligned_rows(of_src),
+                             aligned_rows(of_dst))
 
 
 def _pairwise_forward(call: Call, inputs: Inputs, train: bool) -> Result:
@@ -249,6 +250,7 @@ def _by_vector(graph: GraphView, rows: Tensor, operands: pairwise.Operands) -> T
     return aggregate.forward(vector_sums(*rows.shape[1:]), members.csc(places=False), rows, None, None, None)
 
 
-PAIRWISE = Family(("keys", "queries", "values", "edges", "att", "c_src", "c_dst", "bias", "of_src", "of_dst"), _pairwise_forward, _pairwise_backward)
+PAIRWISE = Family(("keys", "queries", "values", "edges", "att", "c_src", "c_dst", "bias", "of_src", "of_dst"),
+                  _pairwise_forward, _pairwise_backward)
 
 _BY_SCORE = {"additive": ADDITIVE, "terms": TERMS}

@@ -61,7 +61,8 @@ def test_layers_that_differ(route):
     def mixed(**changes):
         return HeteroConv({name: changes.get(name[1], SAGEConv(WIDTH, OUT)) for name in RELATIONS})
 
-    for other in (SAGEConv(WIDTH, OUT, aggr="sum"), SAGEConv(WIDTH, OUT, root_weight=False), type("Own", (SAGEConv,), {})(WIDTH, OUT)):
+    own = type("Own", (SAGEConv,), {})(WIDTH, OUT)
+    for other in (SAGEConv(WIDTH, OUT, aggr="sum"), SAGEConv(WIDTH, OUT, root_weight=False), own):
         in_groups(route, mixed(cites=other), features(), edges(), **{type(other).__name__: {route.backend: 1}})
 
 

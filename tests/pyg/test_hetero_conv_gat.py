@@ -10,8 +10,8 @@ from torch_geometric.nn import GATConv, HeteroConv
 import gnnaccel
 from gnnaccel.dispatch import cache
 from tests.helpers import relative
-from tests.pyg.hetero_graphs import (ABOUT, CITES, KNOWS, NODES, RELATIONS, WIDTH, WRITES, WRITTEN, edges, features, hetero, in_groups,
-                                     many, near, on, same)
+from tests.pyg.hetero_graphs import (ABOUT, CITES, KNOWS, NODES, RELATIONS, WIDTH, WRITES, WRITTEN, edges, features, hetero,
+                                     in_groups, many, near, on, same)
 from tests.pyg.judge import compare, on_routes, took
 
 OPTIONS = [{}, dict(concat=False), dict(bias=False), dict(concat=False, bias=False), dict(negative_slope=0.0),

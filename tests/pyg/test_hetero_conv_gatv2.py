@@ -9,8 +9,8 @@ from torch_geometric.nn import GATv2Conv, HeteroConv
 
 import gnnaccel
 from gnnaccel.dispatch import cache
-from tests.pyg.hetero_graphs import (ABOUT, CITES, KNOWS, RELATIONS, WIDTH, WRITES, WRITTEN, edges, features, hetero, in_groups, many,
-                                     near, on, same)
+from tests.pyg.hetero_graphs import (ABOUT, CITES, KNOWS, RELATIONS, WIDTH, WRITES, WRITTEN, edges, features, hetero, in_groups,
+                                     many, near, on, same)
 from tests.pyg.judge import compare, on_routes
 
 OPTIONS = [{}, dict(concat=False, bias=False), dict(share_weights=True, negative_slope=0.0)]
@@ -77,8 +77,9 @@ def test_precision(route, how):
 
 
 def test_gradients_in_double(route):
-    made, (x, ei) = layer(relations=[WRITES, CITES], channels=4, out=2), on(route.device, features(4), edges([WRITES, CITES], count=9))
-    made, inputs = made.to(route.device), [x[name].requires_grad_() for name in ("paper", "author")]
+    relations = [WRITES, CITES]
+    x, ei = on(route.device, features(4), edges(relations, count=9))
+    made, inputs = layer(relations=relations, channels=4, out=2).to(route.device), [x[name].requires_grad_() for name in ("paper", "author")]
 
     def call(paper, author):
         return tuple(made({"paper": paper, "author": author}, ei).values())
@@ -89,9 +90,10 @@ def test_gradients_in_double(route):
             assert torch.autograd.gradcheck(call, inputs, fast_mode=True)
     seconds = []  # second derivatives, which are had by plain operations
     for options in (None, route):
-        with gnnaccel.enabled(exclude=["HeteroConv", "GATv2Conv"]) if options is None else route.on():
+        with route.on() if options else gnnaccel.enabled(exclude=["HeteroConv", "GATv2Conv"]):
             first = torch.autograd.grad(call(*inputs)[0].pow(2).sum(), inputs, create_graph=True)
-            seconds.append(dict(enumerate(torch.autograd.grad(sum(t.pow(2).sum() for t in first), [*inputs, made.convs[CITES].att]))))
+            second = torch.autograd.grad(sum(t.pow(2).sum() for t in first), [*inputs, made.convs[CITES].att])
+        seconds.append(dict(enumerate(second)))
     same(*seconds, 1e-4)
 
 

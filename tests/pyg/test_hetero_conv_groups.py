@@ -9,8 +9,8 @@ from torch_geometric.nn import GATConv, GCNConv, GINConv, GraphConv, HeteroConv,
 
 import gnnaccel
 from gnnaccel.adapters.pyg import inner_convs
-from tests.pyg.hetero_graphs import (ABOUT, CITES, KNOWS, OUT, RELATIONS, WIDTH, WRITES, WRITTEN, edges, features, in_groups, near, on,
-                                     same)
+from tests.pyg.hetero_graphs import (ABOUT, CITES, KNOWS, OUT, RELATIONS, WIDTH, WRITES, WRITTEN, edges, features, in_groups, near,
+                                     on, same)
 from tests.pyg.judge import compare
 
 pytestmark = pytest.mark.filterwarnings("ignore:There exist node types")
@@ -113,8 +113,8 @@ def test_gcn(route, aggr, options):
 
 
 def test_gcn_again_and_half(route):
-    made, (x, ei) = HeteroConv({name: GCNConv(WIDTH, OUT) for name in SQUARE}).to(route.device), on(route.device, features(),
-                                                                                                    edges(SQUARE))
+    made = HeteroConv({name: GCNConv(WIDTH, OUT) for name in SQUARE}).to(route.device)
+    x, ei = on(route.device, features(), edges(SQUARE))
     exact = made(x, ei)
     with route.on():
         for _ in range(3):  # weights of edges are kept from the second call on
@@ -133,8 +133,8 @@ def test_gcn_again_and_half(route):
 
 
 def test_gcn_between_types_is_the_hosts_error(route):
-    made, (x, ei) = HeteroConv({name: GCNConv(WIDTH, OUT, add_self_loops=False) for name in (WRITES, CITES)}).to(route.device), on(
-        route.device, features(), edges([WRITES, CITES]))
+    made = HeteroConv({name: GCNConv(WIDTH, OUT, add_self_loops=False) for name in (WRITES, CITES)}).to(route.device)
+    x, ei = on(route.device, features(), edges([WRITES, CITES]))
     with route.on(on_fallback="native"), pytest.raises(ValueError, match="tuple"):
         made(x, ei)
 

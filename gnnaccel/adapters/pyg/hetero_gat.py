@@ -59,7 +59,8 @@ def state(layer: Any, together: Together, x_dict: Mapping[str, Any],
     return stated, RelationalGiven(joined.structure, device, _Operands(x_dict, together, found))
 
 
-def graph(together: Together, x_dict: Mapping[str, Tensor], edge_index_dict: Mapping, device: torch.device) -> hetero.Graph | Reason:
+def graph(together: Together, x_dict: Mapping[str, Tensor], edge_index_dict: Mapping,
+          device: torch.device) -> hetero.Graph | Reason:
     """The virtual graph: at both ends rows of each relation, those of one node type side by side."""
     sizes, targets = ({together.names[at]: x_dict[t].shape[0] for t, members in zip(types, of) for at in members}
                       for types, of in ((together.sources, together.of_source), (together.targets, together.of_target)))

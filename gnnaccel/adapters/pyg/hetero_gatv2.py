@@ -44,12 +44,13 @@ def state(layer: Any, together: Together, x_dict: Mapping[str, Any],
     graph = hetero_gat.graph(together, x_dict, edge_index_dict, found.src[0].device)
     if type(graph) is Reason:
         return graph
-    program = programs.gatv2_vectors(together.option("negative_slope"), together.option("dropout") if together.option("training") else 0.0)
+    dropout = together.option("dropout") if together.option("training") else 0.0
+    program = programs.gatv2_vectors(together.option("negative_slope"), dropout)
     row = hetero.mapped(found.src[0])
     loops = graph.num_dst if together.option("add_self_loops") else 0  # as in `hetero_gat`
-    stated = JoinedStated(program, "HeteroConv of GATv2Conv", together.option("heads"), together.option("out_channels"), row,
-                          torch.promote_types(row, found.att[0].dtype), graph.num_nodes, graph.num_dst, graph.num_edges, loops, False,
-                          join=graph.layout, around=True)
+    out = torch.promote_types(row, found.att[0].dtype)
+    stated = JoinedStated(program, "HeteroConv of GATv2Conv", together.option("heads"), together.option("out_channels"), row, out,
+                          graph.num_nodes, graph.num_dst, graph.num_edges, loops, False, join=graph.layout, around=True)
     return stated, RelationalGiven(graph.structure, found.src[0].device, _Operands(x_dict, together, found))
 
 
@@ -83,7 +84,7 @@ def run(layer: Any, stated: JoinedStated, given: RelationalGiven, attend: Any) -
 
 def _rows(x_dict: Mapping[str, Tensor], types: tuple[str, ...], of_type: tuple[tuple[int, ...], ...], weights: list[Tensor],
           biases: list[Tensor] | None, stated: JoinedStated) -> Tensor:
-    """[rows of the virtual graph at this end, heads, channels]: the maps of all relations at a node type as one batched product."""
+    """[rows of the virtual graph at this end, heads, channels]: the maps of a node type's relations as one batched product."""
     found = []
     for name, members in zip(types, of_type):
         weight = torch.stack([weights[at] for at in members]).to(stated.row).transpose(1, 2)

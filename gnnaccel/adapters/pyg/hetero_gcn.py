@@ -25,13 +25,14 @@ class Loops(NamedTuple):
 
 @dataclass(frozen=True)
 class Looped(Layout):
-    """`Layout` with a self loop for each node of each relation, after all edges. Loops that were there stay, and weigh nothing."""
+    """`Layout` with a self loop for each node of each relation, after all edges. Loops that were there weigh nothing."""
 
     loops: tuple[Loops, ...] = ()
 
     def __call__(self, *edge_indices: Tensor) -> Ends:
         ends = super().__call__(*edge_indices)
-        node, device = [torch.arange(own.count, device=ends[0].device) for own in self.loops], ends[0].device
+        device = ends[0].device
+        node = [torch.arange(own.count, device=device) for own in self.loops]
         added = ([ids + own.src for ids, own in zip(node, self.loops)], [ids + own.dst for ids, own in zip(node, self.loops)],
                  [torch.full((own.count,), own.relation, device=device) for own in self.loops])
         return tuple(torch.cat([given, *more]) for given, more in zip(ends, added))
@@ -41,9 +42,11 @@ def looped(graph: hetero.Graph, relations: Mapping[EdgeType, int], rows: Callabl
            targets: Mapping[Any, int]) -> Looped:
     """The layout of ``graph`` with the self loops of all ``relations``, those without edges too; ``rows``, ``targets``: as
     `hetero.graph` takes them."""
-    ends = {name: rows(name) for name in relations}
-    return Looped(graph.layout.parts, tuple(Loops(at, graph.starts[ends[name][0]], graph.ends[ends[name][1]], targets[ends[name][1]])
-                                            for name, at in relations.items()))
+    loops = []
+    for name, at in relations.items():
+        src, dst = rows(name)
+        loops.append(Loops(at, graph.starts[src], graph.ends[dst], targets[dst]))
+    return Looped(graph.layout.parts, tuple(loops))
 
 
 def weights(edge_indices: tuple[Tensor, ...], relations: tuple[int, ...], counts: tuple[int, ...], loops: bool,

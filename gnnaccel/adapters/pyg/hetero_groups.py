@@ -76,25 +76,24 @@ def divided(layer: Any, args: tuple, kwargs: dict) -> Call | None:
     present = tuple(map(edge_index_dict.__contains__, memo.names))
     found = memo.divisions.get(present)
     if found is None or not found.holds():
-        found = _divide(memo, present, {} if found is None else {_ids(t.convs): g.layer for g, t in zip(found.groups, found.seen)})
+        found = _divide(memo, present, found)
         if len(memo.divisions) >= inner_convs.MOST:
             memo.divisions.clear()
         memo.divisions[present] = found
-    if not found.groups or not all(name[0] in x_dict and name[-1] in x_dict and name not in x_dict for name in _names(memo, present)):
+    if not found.groups:
         return None
-    return Call(found, x_dict, edge_index_dict)
-
-
-def _names(memo: inner_convs.Memo, present: tuple[bool, ...]) -> list[EdgeType]:
-    return [name for name, there in zip(memo.names, present) if there]
+    names = [name for name, there in zip(memo.names, present) if there]
+    known = all(name[0] in x_dict and name[-1] in x_dict and name not in x_dict for name in names)
+    return Call(found, x_dict, edge_index_dict) if known else None
 
 
 def _ids(convs: tuple[Any, ...]) -> tuple[int, ...]:
     return tuple(map(id, convs))
 
 
-def _divide(memo: inner_convs.Memo, present: tuple[bool, ...], before: dict[tuple[int, ...], Any]) -> Division:
-    """``before``: groups' layers that were made earlier, by what is in them."""
+def _divide(memo: inner_convs.Memo, present: tuple[bool, ...], before: Division | None) -> Division:
+    """``before``: the last division, whose groups' layers are taken again where the same layers are in them."""
+    made = {} if before is None else {_ids(t.convs): group.layer for group, t in zip(before.groups, before.seen)}
     kinds: dict[Any, list[tuple[EdgeType, Any]]] = {}
     settled = True
     for name, conv, there in zip(memo.names, memo.convs, present):
@@ -108,7 +107,7 @@ def _divide(memo: inner_convs.Memo, present: tuple[bool, ...], before: dict[tupl
             alone.update(members)
         else:
             together = inner_convs.together(*zip(*members))
-            group = before.get(_ids(together.convs)) or _layer_of(together)
+            group = made.get(_ids(together.convs)) or _layer_of(together)
             inner_convs.remember(group, together)
             groups.append(Group(group, together.names))
             seen.append(together)

@@ -66,15 +66,21 @@ def state(layer: Any, together: Together, x_dict: Mapping[str, Any],
     row, edges = hetero.mapped(weight), graph.num_edges + (sum(rows.targets.values()) if looped else 0)
     shapes = (("x", (weight.shape[1],)), ("weight", tuple(weight.shape)), *((("norm", ()),) if weighted else ()))
     native = "HeteroConv apart" if apart or together.kind == "GCNConv" else "HeteroConv"  # only of the latter a cost is known
-    stated = RelationalStated(
-        statements.rgcn(together.mean, False, transposed=True, weighted=weighted), native, shapes, row, row, graph.num_nodes,
-        graph.num_dst, edges, len(rows.names),
-        relations.viewer(graph.structure, graph.num_nodes, graph.num_dst, len(rows.names), layout), layout=layout)
-    norms = (graph.structure, tuple(part.relation for part in layout.parts), tuple(x_dict[name[-1]].shape[0] for name in rows.names),
-             looped, torch.promote_types(row, torch.float32)) if weighted else None
+    program = statements.rgcn(together.mean, False, transposed=True, weighted=weighted)
+    view = relations.viewer(graph.structure, graph.num_nodes, graph.num_dst, len(rows.names), layout)
+    stated = RelationalStated(program, native, shapes, row, row, graph.num_nodes, graph.num_dst, edges, len(rows.names), view,
+                              layout=layout)
     ordered = Parameters(*(None if ts is None else [ts[together.numbers[name]] for name in rows.names] for ts in found))
+    norms = _norms(graph, rows, looped, row) if weighted else None
     return stated, RelationalGiven(graph.structure, weight.device, _Operands(
         together, ordered, [x_dict[name] for name in together.sources], rows, norms))
+
+
+def _norms(graph: hetero.Graph, rows: _Rows, looped: bool, row: torch.dtype) -> tuple:
+    """What `hetero_gcn.weights` takes."""
+    relations_of = tuple(part.relation for part in graph.layout.parts)
+    counts = tuple(rows.targets[rows.of(name)[1]] for name in rows.names)
+    return graph.structure, relations_of, counts, looped, torch.promote_types(row, torch.float32)
 
 
 def _rows(together: Together, x_dict: Mapping[str, Tensor]) -> _Rows:

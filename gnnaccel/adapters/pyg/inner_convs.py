@@ -60,8 +60,9 @@ _shape, _looks = attrgetter("shape"), attrgetter("dtype", "device")
 class Together:
     """Alike layers, one for each relation.
 
-    ``kind``: their class's name; ``convs``: the layers; ``names``: edge types in the layer's order; ``sources``, ``targets``: node types at their ends,
-    each once, in the order in which they come up; ``of_source``, ``of_target``: the relations at each; ``mean``: the aggregation.
+    ``kind``: their class's name; ``convs``: the layers; ``names``: edge types in the layer's order; ``sources``, ``targets``: node
+    types at their ends, each once, in the order in which they come up; ``of_source``, ``of_target``: the relations at each;
+    ``mean``: the aggregation.
     """
 
     def __init__(self, names: tuple[EdgeType, ...], convs: tuple[Any, ...], kind: Kind):

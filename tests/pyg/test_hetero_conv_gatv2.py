@@ -79,7 +79,8 @@ def test_precision(route, how):
 def test_gradients_in_double(route):
     relations = [WRITES, CITES]
     x, ei = on(route.device, features(4), edges(relations, count=9))
-    made, inputs = layer(relations=relations, channels=4, out=2).to(route.device), [x[name].requires_grad_() for name in ("paper", "author")]
+    made = layer(relations=relations, channels=4, out=2).to(route.device)
+    inputs = [x[name].requires_grad_() for name in ("paper", "author")]
 
     def call(paper, author):
         return tuple(made({"paper": paper, "author": author}, ei).values())

@@ -199,7 +199,7 @@ class GraphView:
             total += self._csr_by_id.place.nbytes
         if self._edges is not None:
             total += self._edges.nbytes()
-        total += sum(one.nbytes if type(one) is Tensor else one.nbytes() for made in self._derived.values() for one in made)
+        total += sum(one.nbytes if type(one) is Tensor else one.nbytes() for made in list(self._derived.values()) for one in made)
         return total + self._weights.nbytes()
 
     # --- building ------------------------------------------------------------------------------------------------------

@@ -90,16 +90,6 @@ class GraphView:
         src, dst = edge_index.detach().unbind(0)
         return src.contiguous(), dst.contiguous()
 
-    def derived(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """What is made of this graph beside its index arrays, once: a tuple of tensors and other graphs."""
-        found = self._derived.get(key)
-        if found is None:
-            with self._lock, torch.inference_mode(False):
-                found = self._derived.setdefault(key, make())
-            if self.device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
-                torch.cuda.current_stream(self.device).synchronize()  # whoever reads it, on whatever stream, finds it finished
-        return found
-
     def csc(self, places: bool = True) -> Rows:
         """Grouped by destination; ``place`` is the edge id. ``places`` False may leave `Rows.place` empty.
 
@@ -191,6 +181,16 @@ class GraphView:
         edges, pairs = split.edges, max(1, self.num_src * self.num_dst)
         return Statistics(self.num_src, self.num_dst, edges, split.longest, edges / max(1, self.num_dst), split.sizes()[1],
                           split.split_edges / max(1, edges), split.chunk_edges, edges / pairs, tuple(split.histogram()))
+
+    def derived(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """What is made of this graph beside its index arrays, once: a tuple of tensors and other graphs."""
+        found = self._derived.get(key)
+        if found is None:
+            with self._lock, torch.inference_mode(False):
+                found = self._derived.setdefault(key, make())
+            if self.device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
+                torch.cuda.current_stream(self.device).synchronize()  # whoever reads it, on whatever stream, finds it finished
+        return found
 
     def nbytes(self) -> int:
         """Bytes held by the index arrays built so far."""

@@ -116,6 +116,30 @@ def pairwise(score: str, view: GraphView, heads: int, width: int, edge=False, dr
     return _problem(program, view, tensors, heads, width, row, out)
 
 
+def pairwise_vectors(device, heads: int, width: int, vectors: int = 3, dropout=0.0, row=torch.float32) -> Problem:
+    """GATv2 over several graphs side by side, one of them without edges, each with an attention vector of its own."""
+    edges = [skewed_edges(20, 15, 90, device) + torch.tensor([[20], [15]], device=device) * i for i in range(vectors - 1)]
+    view = GraphView(torch.cat(edges, 1), 20 * vectors, 15 * vectors, own=True)
+    size = width**-0.25
+    tensors = {"keys": _normal(view.num_src, heads, width) * size, "queries": _normal(view.num_dst, heads, width) * size,
+               "att": _normal(vectors, heads, width)}
+    found = _problem(attention_programs.gatv2_vectors(0.2, dropout), view, tensors, heads, width, row, None)
+    numbers = torch.arange(vectors, dtype=torch.int32, device=device)
+    found.tensors.update(of_src=numbers.repeat_interleave(20), of_dst=numbers.repeat_interleave(15))
+    return found
+
+
+def _leaves(tensors: dict[str, Tensor], train: bool, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+    """Tensors of floating point as leaves, in ``dtype``; the others as they are."""
+    return {name: t.detach().to(dtype or t.dtype).requires_grad_(train) if t.is_floating_point() else t
+            for name, t in tensors.items()}
+
+
+def _gradients(out: Tensor, tensors: dict[str, Tensor], grad: Tensor) -> dict[str, Tensor]:
+    asked = {name: t for name, t in tensors.items() if t.is_floating_point()}
+    return dict(zip(asked, torch.autograd.grad(out, list(asked.values()), grad)))
+
+
 _ROWS = ("x", "x_dst", "keys", "queries", "values", "edges")
 
 
@@ -129,23 +153,21 @@ def _problem(program, view, tensors, heads, width, row, out, pmf=False) -> Probl
 def by_kernels(problem: Problem, train: bool = True) -> tuple[dict[str, Tensor], attention.Call]:
     """The output ("out") and, under ``train``, the gradient of every input by its name."""
     call = problem.call()
-    tensors = {name: t.detach().requires_grad_(train) for name, t in problem.tensors.items()}
+    tensors = _leaves(problem.tensors, train)
     out = attention.run_cuda(call, tensors)
     results = {"out": out.detach()}
     if train:
-        grads = torch.autograd.grad(out, list(tensors.values()), problem.grad_out())
-        results.update(zip(tensors, grads))
+        results.update(_gradients(out, tensors, problem.grad_out()))
     return results, call
 
 
 def by_torch(problem: Problem, call: attention.Call, dtype: torch.dtype, train: bool = True) -> dict[str, Tensor]:
     """The same by plain torch operations in ``dtype``, with the dropout of ``call``."""
-    tensors = {name: t.detach().to(dtype).requires_grad_(train) for name, t in problem.tensors.items()}
+    tensors = _leaves(problem.tensors, train, dtype)
     out = plain(problem, tensors, mask_of(problem, call, dtype))
     results = {"out": out.detach()}
     if train:
-        grads = torch.autograd.grad(out, list(tensors.values()), problem.grad_out().to(dtype))
-        results.update(zip(tensors, grads))
+        results.update(_gradients(out, tensors, problem.grad_out().to(dtype)))
     return results
 
 
@@ -213,7 +235,8 @@ def _beyond(draws: list[dict], floors: dict[str, float], slack: float = 1.0) -> 
 
 def _redrawn(problem: Problem) -> Problem:
     """The same with other random numbers of the same size."""
-    tensors = {name: (torch.randn(t.shape) * t.float().square().mean().sqrt().cpu()).to(t) for name, t in problem.tensors.items()}
+    tensors = {name: (torch.randn(t.shape) * t.float().square().mean().sqrt().cpu()).to(t) if t.is_floating_point() else t
+               for name, t in problem.tensors.items()}
     return replace(problem, tensors=tensors, grad=None)
 
 

@@ -43,13 +43,14 @@ def _label(value: Any) -> str:
 
 def compare(route, layer: torch.nn.Module, *args: Any, train: bool = True, require: bool = True, floor: float = FLOOR,
             nothing: float = NOTHING, loss: Callable | None = None, calls: int = 1, positions: tuple[str, ...] = POSITIONS,
-            **kwargs: Any) -> Results:
+            went: Callable[[], bool] | None = None, **kwargs: Any) -> Results:
     """Judge output and all gradients of an accelerated call; gives them back.
 
     An error is allowed twice the host's own in fp32, plus ``floor``. In small tensors the host's error in one draw is luck; so
     where an error is beyond its limit, both are averaged over more draws. ``require``: every floating input gets a gradient;
     ``loss(layer)`` is added to the loss. ``nothing``: gradients below this share of the largest are measured against that.
-    ``calls``: of layers that are taken over, the layer's own included; ``positions``: names of the arguments.
+    ``calls``: of layers that are taken over, the layer's own included; ``positions``: names of the arguments. ``went()``: whether
+    an accelerated call went the right way, where not all of it goes one.
     """
     layer = spread(layer).to(route.device).train(train)
     fresh = copy.deepcopy(layer)  # a call may leave tensors on the layer that cannot be copied
@@ -67,7 +68,9 @@ def compare(route, layer: torch.nn.Module, *args: Any, train: bool = True, requi
         gnnaccel.reset_stats()
         with route.on():
             got = once(layer, None, seed)
-        took(route, calls)
+        if went is None:
+            took(route, calls)
+        assert went is None or went(), gnnaccel.stats()
         return got, plain, exact
 
     first = draw(0)

@@ -6,12 +6,17 @@ from collections.abc import Callable
 from typing import Any
 
 
-def routed(native: Callable, adapter: Any) -> Callable:
-    """``native``, a class's own forward, behind the router: ``adapter`` (`dispatch.router.Adapter`) states its calls."""
+def routed(native: Callable, adapter: Any, inside: Callable | None = None) -> Callable:
+    """``native``, a class's own forward, behind the router: ``adapter`` (`dispatch.router.Adapter`) states its calls.
+
+    ``inside(native)``: what stands in for ``native`` on its route, of layers around others.
+    """
     from torch.compiler import is_compiling
 
     from gnnaccel.dispatch.config import current
     from gnnaccel.dispatch.router import route
+
+    instead = native if inside is None else inside(native)
 
     @functools.wraps(native)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -20,6 +25,6 @@ def routed(native: Callable, adapter: Any) -> Callable:
         config = current()
         if config is None:
             return native(self, *args, **kwargs)
-        return route(self, adapter, native, args, kwargs, config)
+        return route(self, adapter, instead, args, kwargs, config)
 
     return forward

@@ -20,10 +20,11 @@ SCORES = {"gatv2": 0, "dot": 1, "cosine": 2, "mx": 3, "sd": 4}
 @dataclass(frozen=True)
 class Variant(RowVariant):
     """What selects a kernel of pairwise attention. ``score``: a key of `SCORES`; ``beside``: keys and values, and their gradients,
-    lie side by side, as in [num_src, 2, H, D] (dot product only)."""
+    lie side by side, as in [num_src, 2, H, D] (dot product only). ``vectors``: there are several attention vectors (GATv2 only)."""
 
     score: str = "dot"
     beside: bool = False
+    vectors: bool = False
 
     @property
     def own_values(self) -> bool:
@@ -31,7 +32,8 @@ class Variant(RowVariant):
         return self.score == "dot"
 
     def defines(self, unroll: int | None = None, **more) -> tuple:
-        return super().defines(unroll, SCORE=SCORES[self.score], BESIDE=int(self.beside), **more)
+        vectors = {"VECTORS": 1} if self.vectors else {}
+        return super().defines(unroll, SCORE=SCORES[self.score], BESIDE=int(self.beside), **vectors, **more)
 
     @functools.cached_property
     def forward_kernels(self) -> Kernels:
@@ -68,7 +70,9 @@ class Operands:
 
     ``keys`` [num_src, H, D]; ``values`` likewise, None where values are the keys; ``queries`` [num_dst, H, D]; ``edges``
     [edges, H, D] by edge id or None; ``att`` [H, D] fp32 (GATv2); ``c_src`` [num_src, H], ``c_dst`` [num_dst, H] fp32 node
-    terms (cosine, MX). Under ``variant.beside``, keys and values are ``both[:, 0]`` and ``both[:, 1]`` of one tensor.
+    terms (cosine, MX). Under ``variant.vectors``, ``att`` is [vectors, H, D], and ``of_src`` [num_src], ``of_dst`` [num_dst] int32
+    tell each row's, which must be the same at both ends of an edge. Under ``variant.beside``, keys and values are ``both[:, 0]``
+    and ``both[:, 1]`` of one tensor.
     """
 
     keys: Tensor
@@ -80,6 +84,13 @@ class Operands:
     c_dst: Tensor | None = None
     scale: float = 1.0
     slope: float = 0.0
+    of_src: Tensor | None = None
+    of_dst: Tensor | None = None
+
+    def term(self, by_src: bool) -> Tensor | None:
+        """What stands beside a row of a source or a destination."""
+        term, of = (self.c_src, self.of_src) if by_src else (self.c_dst, self.of_dst)
+        return term if of is None else of
 
     def constants(self) -> tuple:
         return np.float32(self.scale), np.float32(self.slope)
@@ -104,7 +115,7 @@ def forward(variant: Variant, graph: Rows, x: Operands, dropout: Dropout = OFF, 
         grid(launch.slots + rows, layout), THREADS, 0,
         launch.graph + launch.split
         + (x.keys.data_ptr(), values.data_ptr(), x.queries.data_ptr(), pointer(x.edges), pointer(x.att), pointer(x.c_src),
-           pointer(x.c_dst)) + x.constants() + dropout.args
+           pointer(x.term(False))) + x.constants() + dropout.args
         + (out.data_ptr(), pointer(raw), pointer(bias), pointer(norm), acc, stats))
     if launch.heavy:
         variant.forward_kernels("merge")(

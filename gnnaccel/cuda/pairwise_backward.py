@@ -19,7 +19,10 @@ _ATT_BLOCKS = 4096
 
 @dataclass
 class Gradients:
-    """Gradients of `pairwise.Operands`, None where there is no such operand. Rows in the rows' dtype, the others fp32."""
+    """Gradients of `pairwise.Operands`, None where there is no such operand. Rows in the rows' dtype, the others fp32.
+
+    ``att``: under ``variant.vectors`` that of each destination's vector, [num_dst, H, D].
+    """
 
     keys: Tensor
     queries: Tensor
@@ -82,23 +85,25 @@ def _pass(variant: Variant, by_src: bool, graph: Rows, eid: Tensor, x: Operands,
     else:
         d_a = torch.empty_like(own[0])
         d_b = torch.empty_like(values) if by_src and variant.own_values else None
-    term = x.c_src if by_src else x.c_dst
-    d_node = torch.empty_like(term) if term is not None else None
+    term, vector = x.c_src if by_src else x.c_dst, variant.vectors and not by_src
+    d_node = torch.empty((graph.rows, h, d), device=device) if vector else None if term is None else torch.empty_like(term)
     launch, kernels = graph.launch(), variant.backward_kernels(by_src, kept is not None)
     row = h * d
-    memory, parts = workspace(launch.chunks, (row, row if d_b is not None else 0, h), device)
+    memory, parts = workspace(launch.chunks, (row, row if d_b is not None or vector else 0, h), device)
     blocks, tiles = grid(launch.slots + graph.rows, layout)
     part_att = None
-    if not by_src and variant.score == "gatv2":
+    if not by_src and variant.score == "gatv2" and not vector:
         blocks = max(1, min(blocks, _ATT_BLOCKS))
         part_att = torch.empty((blocks, h, d), device=device)
     kernels("backward")(
         (blocks, tiles), THREADS, WARPS * layout.tile_heads * d * 4 if part_att is not None else 0,
         launch.graph[:3] + (eid.data_ptr(), launch.graph[3]) + launch.split
         + (own[0].data_ptr(), own[1].data_ptr(), other[0].data_ptr(), other[1].data_ptr(), pointer(x.edges), pointer(x.att),
-           pointer(x.c_src), packed.data_ptr()) + x.constants() + dropout.args
+           pointer(x.term(by_src) if variant.vectors else x.c_src), packed.data_ptr()) + x.constants() + dropout.args
         + (d_a.data_ptr(), pointer(d_b), pointer(d_node), pointer(d_edges), pointer(kept)) + parts + (pointer(part_att),))
     if launch.heavy:
         kernels("merge")(grid(launch.heavy, layout), THREADS, layout.scratch,
                          launch.merge + (d_a.data_ptr(), pointer(d_b), pointer(d_node)) + parts)
+    if vector:
+        return d_a, d_b, None, d_node
     return d_a, d_b, d_node, part_att.sum(0) if part_att is not None else None

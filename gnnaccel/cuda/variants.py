@@ -36,6 +36,11 @@ def _pairwise(build):
             yield from build(pairwise.Variant(heads, width, row, out, edge, dropout, True, dropout, score, beside))
 
 
+def _vectors(build):
+    for (heads, width), (row, out), more in zip(((8, 8), (3, 512)), _TYPES, (False, True)):
+        yield from build(pairwise.Variant(heads, width, row, out, False, more, True, more, "gatv2", False, True))
+
+
 def _kept():
     for (heads, width), (row, out), more in zip(((4, 16), (3, 512)), _TYPES, (False, True)):
         v = pairwise.Variant(heads, width, row, out, False, more, True, more, "dot", not more)
@@ -135,6 +140,14 @@ def _quantize():
         yield quantize.kernels(width, dtype, vec, stochastic)[0].defines
 
 
+def _forward(variant):
+    return [variant.forward_kernels.defines]
+
+
+def _both_ways(variant):
+    return [variant.backward_kernels(by_src).defines for by_src in (False, True)]
+
+
 def _rows(*more):
     for (heads, width), (row, _) in zip(_SIZES, _TYPES):
         yield layout_for(heads, width).defines() + (("ROW_T", TYPES[row]),) + more
@@ -144,8 +157,8 @@ _SAMPLES = {
     "additive": lambda: _additive(lambda v: [v.forward_kernels.defines]),
     "additive_pmf": lambda: _additive(lambda v: [v.pmf_kernels.defines]),
     "additive_backward": lambda: _additive(lambda v: [(v.edge_grad_kernels if v.edge else v.backward_kernels).defines]),
-    "pairwise": lambda: _pairwise(lambda v: [v.forward_kernels.defines]),
-    "pairwise_backward": lambda: [*_pairwise(lambda v: [v.backward_kernels(by_src).defines for by_src in (False, True)]), *_kept()],
+    "pairwise": lambda: [*_pairwise(_forward), *_vectors(_forward)],
+    "pairwise_backward": lambda: [*_pairwise(_both_ways), *_vectors(_both_ways), *_kept()],
     "segment_gemm": _segment_gemm,
     "segment_direct": _segment_direct,
     "segment_gemm_grad": _segment_gemm_grad,

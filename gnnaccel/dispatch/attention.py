@@ -70,7 +70,7 @@ def prepare(found: Attention, heads: int, width: int, row: torch.dtype, out: tor
     Raises CompileError. Costs nothing where it has been done.
     """
     family = additive if found.family == "additive" else pairwise
-    score = () if found.family == "additive" else (found.score,)
+    score = () if found.family == "additive" else (found.score, False, found.vectors)
     kernels = family.variant(heads, width, row, out, found.edge, found.dropout > 0, grad, edge_bits > 31, *score)
     wanted = [(kernels.forward_kernels, ("forward", "merge"))]
     if found.family == "additive":
@@ -83,6 +83,8 @@ def prepare(found: Attention, heads: int, width: int, row: torch.dtype, out: tor
         if found.score == "dot" and not found.edge and edge_bits >= SORT_FROM.bit_length():  # where scores may be kept
             wanted += [(kernels.backward_kernels(True, True), ("backward", "merge")),
                        (kernels.backward_kernels(False, True), ("queries", "merge"))]
+        if found.vectors:
+            wanted.append((families.vector_sums(heads, width).kernels, ("forward", "merge")))
     for compiled, entries in wanted:
         for entry in entries:
             compiled(entry)

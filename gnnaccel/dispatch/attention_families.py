@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import additive, additive_backward, head_dot, pairwise, pairwise_backward
+from gnnaccel.cuda import additive, additive_backward, aggregate, head_dot, pairwise, pairwise_backward
 from gnnaccel.cuda.column_sum import column_sum
+from gnnaccel.dispatch.graph import GraphView
 from gnnaccel.dispatch.patterns import Attention
 
 if TYPE_CHECKING:
     from gnnaccel.dispatch.attention import Call
-    from gnnaccel.dispatch.graph import GraphView
 
 Inputs = tuple  # of Tensor or None
 Result = tuple[Tensor, tuple]
@@ -168,7 +168,7 @@ TERMS = Family(("x", "a_src", "a_dst", "a_edge"), _terms_forward, _terms_backwar
 
 def _pairwise_variant(call: Call, keys: Tensor, train: bool) -> pairwise.Variant:
     return pairwise.variant(call.heads, call.width, keys.dtype, call.out_dtype, call.attention.edge, call.dropout.on, train,
-                            call.graph.wide, call.attention.score, not keys.is_contiguous())
+                            call.graph.wide, call.attention.score, not keys.is_contiguous(), call.attention.vectors)
 
 
 def side_by_side(left: Tensor, right: Tensor | None) -> bool:
@@ -181,7 +181,7 @@ def side_by_side(left: Tensor, right: Tensor | None) -> bool:
 
 
 def _operands(call: Call, inputs: Inputs) -> pairwise.Operands:
-    keys, queries, values, edges, att, c_src, c_dst, _ = inputs
+    keys, queries, values, edges, att, c_src, c_dst, _, of_src, of_dst = inputs
     h, d = call.heads, call.width
 
     def rows(t: Tensor | None) -> Tensor | None:  # [-1, h, d] in memory, whatever the shape
@@ -190,8 +190,9 @@ def _operands(call: Call, inputs: Inputs) -> pairwise.Operands:
         return aligned_rows(t if t.dtype is keys.dtype else t.to(keys.dtype))
 
     sources = (keys, values) if side_by_side(keys, values) else (rows(keys), rows(values))
-    return pairwise.Operands(sources[0], rows(queries), sources[1], rows(edges), fp32(att, h, d), fp32(c_src, -1, h),
-                             fp32(c_dst, -1, h), call.attention.scale, call.attention.slope)
+    return pairwise.Operands(sources[0], rows(queries), sources[1], rows(edges), fp32(att, -1, h, d), fp32(c_src, -1, h),
+                             fp32(c_dst, -1, h), call.attention.scale, call.attention.slope, aligned_rows(of_src),
+                             aligned_rows(of_dst))
 
 
 def _pairwise_forward(call: Call, inputs: Inputs, train: bool) -> Result:
@@ -226,10 +227,30 @@ def _pairwise_backward(call: Call, inputs: Inputs, saved: list, grad: Tensor, wa
     saved.clear()  # the output is as large as the queries' gradient
     by_dst, by_src = call.graph.csc(places), call.graph.csr(places, keep)
     g = pairwise_backward.backward(variant, by_dst, by_src, operands, packed, grad, wanted[3], call.dropout, keep)
-    grads = (g.keys, g.queries, g.values, g.edges, g.att, g.c_src, g.c_dst)
-    return (*(like(d, t) for d, t in zip(grads, inputs)), bias_grad(grad, inputs[7]) if wanted[7] else None)
+    att = _by_vector(call.graph, g.att, operands) if call.attention.vectors and wanted[4] else g.att
+    grads = (g.keys, g.queries, g.values, g.edges, att, g.c_src, g.c_dst)
+    return (*(like(d, t) for d, t in zip(grads, inputs)), bias_grad(grad, inputs[7]) if wanted[7] else None, None, None)
 
 
-PAIRWISE = Family(("keys", "queries", "values", "edges", "att", "c_src", "c_dst", "bias"), _pairwise_forward, _pairwise_backward)
+def vector_sums(heads: int, width: int) -> aggregate.Variant:
+    """The kernels that add up the gradients of attention vectors."""
+    return aggregate.variant(heads, width, torch.float32, torch.float32, "none", "place", False, False, False)
+
+
+def _by_vector(graph: GraphView, rows: Tensor, operands: pairwise.Operands) -> Tensor:
+    """The gradients of the vectors, [vectors, H, D], from those of each destination's: a sum over the graph that leads from each
+    destination to its vector."""
+    of, count = operands.of_dst, operands.att.numel() // (rows.shape[1] * rows.shape[2])
+
+    def make() -> tuple:
+        ends = torch.stack([torch.arange(of.shape[0], dtype=torch.int32, device=of.device), of])
+        return of, GraphView(ends, of.shape[0], count, own=True)
+
+    members = graph.derived(("of vectors", id(of), of._version, count), make)[1]
+    return aggregate.forward(vector_sums(*rows.shape[1:]), members.csc(places=False), rows, None, None, None)
+
+
+PAIRWISE = Family(("keys", "queries", "values", "edges", "att", "c_src", "c_dst", "bias", "of_src", "of_dst"),
+                  _pairwise_forward, _pairwise_backward)
 
 _BY_SCORE = {"additive": ADDITIVE, "terms": TERMS}

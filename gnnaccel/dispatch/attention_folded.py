@@ -64,11 +64,17 @@ def _query_map(given: Folded) -> tuple[Tensor, Tensor | None]:
     return given.key.t() @ given.query, None if shift is None else shift @ given.key
 
 
+def _inputs(keys: Tensor, queries: Tensor) -> tuple:
+    """Those of the family's kernels: keys and queries, and nothing else."""
+    found = {"keys": keys, "queries": queries}
+    return tuple(map(found.get, families.PAIRWISE.names))
+
+
 def _forward(call: Call, given: Folded, train: bool) -> tuple[Tensor, tuple]:
     """(output, (M, queries, sums, *what attention saves))"""
     matrix, shift = _query_map(given)
     queries = tall.linear(given.x_dst, matrix, shift)
-    inputs = given.x_src, queries, None, None, None, None, None, None
+    inputs = _inputs(given.x_src, queries)
     sums, saved = families.PAIRWISE.forward(call, inputs, train)
     sums = sums.view(-1, call.width)
     everywhere, bias = call.graph.all_covered(), given.value_bias
@@ -115,9 +121,9 @@ def _recorded(ctx, given: Folded, grad: Tensor) -> list:
 
 def _backward(call: Call, given: Folded, saved: tuple, grad: Tensor, wanted: Folded) -> Folded:
     matrix, queries, sums, *attended = saved
-    inputs = given.x_src, queries, None, None, None, None, None, None
+    inputs = _inputs(given.x_src, queries)
     d_sums = tall.matmul(grad, given.value).unsqueeze(1)
-    d_keys, d_queries, *_ = families.PAIRWISE.backward(call, inputs, attended, d_sums, (False,) * 8)
+    d_keys, d_queries, *_ = families.PAIRWISE.backward(call, inputs, attended, d_sums, (False,) * len(inputs))
     d_queries = d_queries.view(-1, call.width)
     d_dst = None
     if wanted.x_dst:

@@ -58,6 +58,16 @@ def gatv2(slope: float, dropout: float, edge: bool, bias: bool = False) -> Progr
 
 
 @functools.lru_cache(maxsize=256)
+def gatv2_vectors(slope: float, dropout: float) -> Program:
+    """`gatv2` with several attention vectors, ``att`` [vectors, heads, width]: ``of_dst`` [num_dst] and ``of_src`` [num_src] int32
+    tell which is a row's, the same at both ends of an edge."""
+    inputs = (("keys", SRC), ("queries", DST), ("att", PARAM), ("of_src", SRC), ("of_dst", DST))
+    ops = (op("add", "z", "keys@src", "queries@dst"), op("leaky_relu", "l", "z", slope=slope), op("pick", "a", "att", "of_dst@dst"),
+           op("head_dot", "s", "l", "a"), *_attend("s", dropout, "keys@src"))
+    return Program("gatv2_vectors", inputs, ops, "out")
+
+
+@functools.lru_cache(maxsize=256)
 def dot_product(scale: float, dropout: float, edge: bool) -> Program:
     """Scaled dot-product attention over edges (arXiv 2009.03509); edge rows add to key and value."""
     inputs = [("keys", SRC), ("values", SRC), ("queries", DST)] + ([("edges", EDGE)] if edge else [])

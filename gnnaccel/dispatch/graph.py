@@ -3,7 +3,9 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -73,6 +75,7 @@ class GraphView:
         self._covered: Tensor | None = None
         self._inverse_degree: Tensor | None = None
         self._no_isolated: bool | None = None
+        self._derived: dict[Hashable, Any] = {}
         self._by_sort = self.deterministic or self.large
         self._stream = 0
         self._built: torch.cuda.Event | None = None
@@ -185,6 +188,16 @@ class GraphView:
         return Statistics(self.num_src, self.num_dst, edges, split.longest, edges / max(1, self.num_dst), split.sizes()[1],
                           split.split_edges / max(1, edges), split.chunk_edges, edges / pairs, tuple(split.histogram()))
 
+    def derived(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """What is made of this graph beside its index arrays, once: a tuple of tensors and other graphs."""
+        found = self._derived.get(key)
+        if found is None:
+            with self._lock, torch.inference_mode(False):
+                found = self._derived.setdefault(key, make())
+            if self.device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
+                torch.cuda.current_stream(self.device).synchronize()  # whoever reads it, on whatever stream, finds it finished
+        return found
+
     def nbytes(self) -> int:
         """Bytes held by the index arrays built so far."""
         total = sum(rows.nbytes() for rows in (self._csc, self._csr) if rows is not None)
@@ -192,6 +205,7 @@ class GraphView:
             total += self._csr_by_id.place.nbytes
         if self._edges is not None:
             total += self._edges.nbytes()
+        total += sum(one.nbytes if type(one) is Tensor else one.nbytes() for made in list(self._derived.values()) for one in made)
         return total + self._weights.nbytes()
 
     # --- building ------------------------------------------------------------------------------------------------------

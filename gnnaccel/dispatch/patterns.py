@@ -13,6 +13,7 @@ _SHAPES = {
     ("head_dot", "add", "leaky_relu"): "additive",
     ("add", "leaky_relu"): "terms",
     ("add", "leaky_relu", "head_dot"): "gatv2",
+    ("add", "leaky_relu", "pick", "head_dot"): "gatv2",
     ("dot", "scale"): "dot",
     ("dot", "mul"): "cosine",
     ("dot", "sigmoid", "add", "mul", "leaky_relu"): "mx",
@@ -21,7 +22,7 @@ _SHAPES = {
 _INPUTS = {
     "additive": {"x", "x_dst", "att_src", "att_dst", "a_edge", "bias"},
     "terms": {"x", "a_src", "a_dst", "a_edge"},
-    "gatv2": {"keys", "queries", "att", "edges", "bias"},
+    "gatv2": {"keys", "queries", "att", "edges", "bias", "of_src", "of_dst"},
     "dot": {"keys", "values", "queries", "edges"},
     "cosine": {"keys", "queries", "c_src"},
     "mx": {"keys", "queries", "c_src", "c_dst"},
@@ -31,13 +32,14 @@ _INPUTS = {
 
 @dataclass(frozen=True)
 class Attention:
-    """A Program seen as attention: the kind of score and its constants."""
+    """A Program seen as attention: the kind of score and its constants. ``vectors``: rows have attention vectors of their own."""
 
     score: str
     slope: float
     scale: float
     dropout: float
     edge: bool
+    vectors: bool = False
 
     @property
     def family(self) -> str:
@@ -66,7 +68,8 @@ def attention(program: Program) -> Attention | None:
         return None
     if score == "dot" and not program.has_input("values"):
         score, found["slope"] = "sd", 1.0  # values are the keys: SuperGAT's kernel with an identity for leaky_relu
-    return Attention(score, float(found.get("slope", 0.0)), float(found.get("by", 1.0)), float(found.get("p", 0.0)), edge)
+    return Attention(score, float(found.get("slope", 0.0)), float(found.get("by", 1.0)), float(found.get("p", 0.0)), edge,
+                     program.has_input("of_dst"))
 
 
 def _published(program: Program, score: str, edge: bool, found: dict[str, Any]) -> Program:
@@ -77,6 +80,8 @@ def _published(program: Program, score: str, edge: bool, found: dict[str, Any]) 
                             program.has_input("bias"))
     if score == "terms":
         return programs.additive_terms(slope, p, program.has_input("a_dst"), program.has_input("a_edge"))
+    if score == "gatv2" and program.has_input("of_dst"):
+        return programs.gatv2_vectors(slope, p)
     if score == "gatv2":
         return programs.gatv2(slope, p, edge, program.has_input("bias"))
     if score == "dot":

@@ -28,6 +28,7 @@ OPERATIONS = {
     "head_dot": "inner product of each head of a row with a parameter [heads, width]",
     "dot": "inner product of two rows per head",
     "add": "sum", "mul": "product", "scale": "product with a constant",
+    "pick": "row of a parameter [rows, ..] at a value that is its number",
     "leaky_relu": "x where x > 0, else slope * x", "sigmoid": "1 / (1 + exp(-x))",
     "segment_softmax": "softmax over the edges that enter a node; no edges, no value",
     "dropout": "zero with probability p, else divided by 1 - p; the mask comes with the call",

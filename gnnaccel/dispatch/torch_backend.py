@@ -99,6 +99,7 @@ def _aggregate(op: Op, args: list[Tensor], edges: Edges, keep) -> Tensor:
 
 _OPERATIONS = {
     "head_dot": lambda op, a, edges, keep: (a[0] * a[1]).sum(-1),
+    "pick": lambda op, a, edges, keep: a[0].index_select(0, a[1]),
     "dot": lambda op, a, edges, keep: (a[0] * a[1]).sum(-1),
     "add": _sum_of,
     "mul": lambda op, a, edges, keep: a[0] * a[1],

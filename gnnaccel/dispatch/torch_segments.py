@@ -169,7 +169,7 @@ def covers(attention: Attention | None, edges, tensors: dict[str, Tensor]) -> bo
     """Whether `attend` computes this: attention on the CPU, in one dtype that its operations have."""
     if attention is None or edges.src.device.type != "cpu" or not edges.src.shape[0]:
         return False
-    if attention.edge and attention.family == "pairwise":  # rows per edge exist anyway
+    if attention.vectors or attention.edge and attention.family == "pairwise":  # rows per edge exist anyway
         return False
     if torch.autograd.forward_ad._current_level >= 0:
         return False

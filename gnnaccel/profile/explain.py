@@ -128,7 +128,7 @@ class _Looker:
     def __init__(self, model: torch.nn.Module, measure: bool):
         self.found: dict[tuple, Layer] = {}
         self.called: set[int] = set()
-        self.taken: set[int] = set()
+        self.inside: set[int] = set()  # modules inside of layers taken over
         self._measuring = False
         self._names = {id(module): name for name, module in model.named_modules()}
         self._measure, self._training, self._thread = measure, model.training, threading.get_ident()
@@ -146,7 +146,7 @@ class _Looker:
         self._note(key, visit, decision, self._names.get(id(visit.layer), ""), type(visit.layer).__name__)
         if decision.route == "native":
             return visit.native(visit.layer, *visit.args, **visit.kwargs)  # layers inside it are looked at one by one
-        self.taken.add(id(visit.layer))
+        self.inside.update(id(part) for part in visit.layer.modules() if part is not visit.layer)
         return planned(visit, decision.plan, visit.args, visit.kwargs)
 
     def _operation(self, visit: Visit, run: Run) -> Any:
@@ -199,10 +199,7 @@ def _measured(one: Layer, visit: Visit, decision: Decided, training: bool) -> La
 # --- layers that no call told of ----------------------------------------------------------------------------------------
 
 def _uncalled(model: torch.nn.Module, looker: _Looker) -> Iterator[Layer]:
-    inside: set[int] = set()
-    for module in model.modules():
-        if id(module) in looker.taken:
-            inside.update(id(part) for part in module.modules() if part is not module)
+    inside = looker.inside
     for name, module in model.named_modules():
         layer = type(module).__name__
         if id(module) in looker.called:

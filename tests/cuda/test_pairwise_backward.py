@@ -10,7 +10,7 @@ from gnnaccel.dispatch import attention
 from gnnaccel.dispatch import attention_families as families
 from gnnaccel.dispatch import graph as graph_module
 from gnnaccel.dispatch.attention_families import keeps_scores, side_by_side
-from tests.attention_cases import SIZES, by_kernels, by_torch, check, check_average, graph, pairwise
+from tests.attention_cases import SIZES, by_kernels, by_torch, check, check_average, graph, pairwise, pairwise_vectors
 from tests.helpers import forget_report, on_devices, relative, same_bits
 
 pytestmark = pytest.mark.usefixtures("poison")
@@ -246,3 +246,15 @@ def test_backward_twice_through_a_graph_that_is_kept(device):
     assert all(map(same_bits, first, second))
     with pytest.raises(RuntimeError, match="second time"):
         torch.autograd.grad(out, list(tensors.values()), problem.grad_out())
+
+
+@on_devices("heads,width,dropout,row", [(3, 5, 0.3, torch.float32), (8, 8, 0.0, torch.bfloat16)],
+            [(*size, 0.0, torch.float32) for size in SIZES])
+@pytest.mark.parametrize("chunk", [1024, 16])
+def test_several_attention_vectors(device, chunk_edges, chunk, heads, width, dropout, row):
+    chunk_edges(chunk)
+    problem = pairwise_vectors(device, heads, width, 3, dropout, row=row)
+    got = check(problem)
+    assert not got["att"][2].any() and got["att"][:2].any() and not got["out"][30:].any()  # the last has no edges
+    twice, _ = by_kernels(problem)
+    assert dropout or same_bits(twice["att"], got["att"])

@@ -5,12 +5,13 @@ import torch
 from torch import Tensor
 from torch_geometric.nn import HeteroConv, SAGEConv
 
+import gnnaccel
 from tests.helpers import relative
 from tests.pyg import hgt_graphs
 from tests.pyg.hgt_graphs import RELATIONS, edges, on
 
 __all__ = ["ABOUT", "CITES", "KNOWS", "METADATA", "NODES", "OUT", "RELATIONS", "WIDTH", "WRITES", "WRITTEN", "edges", "features",
-           "hetero", "many", "near", "on", "same"]
+           "hetero", "in_groups", "many", "near", "on", "same"]
 
 NODES = {name: hgt_graphs.NODES[name] for name in ("paper", "author", "field")}
 WIDTH, OUT = 12, 16
@@ -34,6 +35,19 @@ def many(types: int = 4, relations: int = 64, nodes: int = 15, count: int = 12, 
 def hetero(cls=SAGEConv, group="sum", relations=RELATIONS, out=OUT, channels=WIDTH, **options):
     """HeteroConv with a layer of class ``cls`` for each relation."""
     return HeteroConv({name: cls(channels, out, **options) for name in relations}, aggr=group)
+
+
+def in_groups(route, made: torch.nn.Module, x: dict, ei: dict, groups: int = 1, **inside: dict) -> None:
+    """So many groups of layers run as one each; ``inside``: the routes of the others, by class. The result is the host's."""
+    made, (x, ei) = made.to(route.device), on(route.device, x, ei)
+    expected = made(x, ei)
+    gnnaccel.reset_stats()
+    with route.on(on_fallback="native"):
+        same(made(x, ei), expected)
+    stats = gnnaccel.stats()
+    assert stats["HeteroConv"]["routes"] == {"native": 1, route.backend: groups}, stats
+    assert stats["HeteroConv"]["reasons"] == {"GA210": 1} and stats.keys() == {"HeteroConv", *inside}, stats
+    assert all(stats[name]["routes"] == routes for name, routes in inside.items()), stats
 
 
 def same(got: dict, expected: dict, tolerance: float = 1e-5) -> None:

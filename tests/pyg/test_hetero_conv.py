@@ -33,6 +33,13 @@ def test_layers_inside(route, name, options, aggr):
     compare(route, hetero(CLASSES[name], aggr, **options), features(), edges())
 
 
+@pytest.mark.parametrize("aggr", ["min", "max", "cat", None])
+def test_relations_that_are_not_added_up(route, aggr):
+    widths = {"paper": 12, "author": 12, "field": 5}
+    convs = {name: SAGEConv((12, widths[name[2]]), OUT) for name in RELATIONS}
+    compare(route, HeteroConv(convs, aggr), features(widths), edges(empty=[ABOUT]))
+
+
 @on_routes("width,out", [(1, 1), (7, 5)], [(64, 64), (20, 33), (128, 16)])
 def test_widths(route, width, out):
     compare(route, hetero(channels=width, out=out), features(width), edges())

@@ -5,13 +5,13 @@ import copy
 
 import pytest
 import torch
-from torch_geometric.nn import GATConv, GATv2Conv, HeteroConv, SAGEConv
+from torch_geometric.nn import GATConv, HeteroConv
 
 import gnnaccel
 from gnnaccel.dispatch import cache
 from tests.helpers import relative
-from tests.pyg.hetero_graphs import (ABOUT, CITES, KNOWS, NODES, RELATIONS, WIDTH, WRITES, WRITTEN, edges, features, hetero, many,
-                                     near, on, same)
+from tests.pyg.hetero_graphs import (ABOUT, CITES, KNOWS, NODES, RELATIONS, WIDTH, WRITES, WRITTEN, edges, features, hetero,
+                                     in_groups, many, near, on, same)
 from tests.pyg.judge import compare, on_routes, took
 
 OPTIONS = [{}, dict(concat=False), dict(bias=False), dict(concat=False, bias=False), dict(negative_slope=0.0),
@@ -28,7 +28,7 @@ def layer(group="sum", relations=RELATIONS, channels=WIDTH, out=8, heads=2, **op
 
 # ---- options ----
 
-@pytest.mark.parametrize("group", ["sum", "mean"])
+@pytest.mark.parametrize("group", ["sum", "mean", "max", None])
 @on_routes("options", OPTIONS[:4], OPTIONS[4:])
 def test_options(route, options, group):
     compare(route, layer(group, **options), features(), edges(), floor=1e-6)
@@ -199,24 +199,11 @@ def test_options_that_stay_with_the_layers(route, options):
     alone(route, layer(**options), features(), edges())
 
 
-@pytest.mark.parametrize("group", ["max", "cat", None])
-def test_other_ways_to_group(route, group):
-    made, (x, ei) = layer(group, relations=[WRITES, CITES]).to(route.device), on(route.device, features(), edges([WRITES, CITES]))
-    alone(route, made, x, ei)
-
-
 def test_layers_that_differ(route):
     for other in (GATConv(WIDTH, 16, 1, add_self_loops=False), GATConv(WIDTH, 8, 2, add_self_loops=False, dropout=0.5),
                   GATConv((WIDTH, WIDTH), 8, 2, add_self_loops=False), GATConv(WIDTH, 8, 2, bias=False, add_self_loops=False)):
         made = HeteroConv({name: other if name == CITES else GATConv(WIDTH, 8, 2, add_self_loops=False) for name in RELATIONS})
-        alone(route, made.eval(), features(), edges())
-    made.convs[CITES] = SAGEConv(WIDTH, 16)
-    alone(route, made, features(), edges(), count=4)
-
-
-def test_another_attention(route):
-    made = HeteroConv({name: GATv2Conv(WIDTH, 8, 2, add_self_loops=False) for name in RELATIONS})
-    alone(route, made, features(), edges(), inside="GATv2Conv")
+        in_groups(route, made.eval(), features(), edges(), GATConv={route.backend: 1})
 
 
 def test_rules(route):
@@ -227,7 +214,8 @@ def test_rules(route):
     gnnaccel.reset_stats()
     with route.on():
         made(x, ei)
-    assert gnnaccel.stats()["GATConv"]["routes"] == {route.backend: 4, "native": 1}
+    assert gnnaccel.stats()["GATConv"]["routes"] == {"native": 1}
+    assert gnnaccel.stats()["HeteroConv"]["routes"] == {route.backend: 1, "native": 1}
 
 
 def test_where_no_gain_is_known_the_layers_are_routed(route):
@@ -250,7 +238,7 @@ def test_hooks_of_a_layer_inside(route):
     gnnaccel.reset_stats()
     with route.on():
         made(x, ei)
-    assert log == [1] and gnnaccel.stats()["GATConv"]["routes"] == {route.backend: len(RELATIONS)}
+    assert log == [1] and gnnaccel.stats()["GATConv"]["routes"] == {route.backend: 1}
 
 
 def test_dropout_that_is_changed_between_calls(route):

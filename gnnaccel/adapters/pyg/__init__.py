@@ -48,7 +48,7 @@ def install(patches: PatchSet) -> list[str]:
     for name, (module, node_dim) in LAYERS.items():
         cls = getattr(nn, name)
         adapter = importlib.import_module(f"gnnaccel.adapters.pyg.{module}")
-        patches.set(cls, "forward", routed(cls.forward, _Guarded(cls, adapter, node_dim)))
+        patches.set(cls, "forward", routed(cls.forward, _Guarded(cls, adapter, node_dim), getattr(adapter, "inside", None)))
         rules.register_class(f"{cls.__module__}.{cls.__qualname__}")
     propagate.install(patches)
     graph_norm.install(patches)

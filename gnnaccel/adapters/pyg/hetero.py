@@ -17,6 +17,19 @@ from gnnaccel.adapters.pyg import edges, guards
 from gnnaccel.dispatch.reasons import Reason, reason
 
 
+#: how relations are put together where they are added up: then none needs a result of its own
+ADDED_UP = ("sum", "mean")
+#: all ways of the host's, None for side by side in a dimension of their own
+GROUPINGS = (*ADDED_UP, "min", "max", "cat", None)
+
+
+def grouped(parts: list[Tensor], aggr: str | None) -> Tensor:
+    """Results of the relations that enter a node type, put together as the host does; never a view of one of several."""
+    from torch_geometric.nn.conv.hetero_conv import group
+
+    return group(parts, aggr)
+
+
 class Graph(NamedTuple):
     """The edges of one call: ``structure``, the plain tensors of ``layout``'s parts; ``present``: the edge types that the caller
     named, with edges or without; ``starts``: the first node of each type; ``num_dst``, ``ends``: the same of destinations."""

@@ -41,24 +41,30 @@ def state(layer: Any, together: Together, x_dict: Mapping[str, Any],
     found = _parameters(together)
     if type(found) is Reason:
         return found
-    why = _features_reason(x_dict, together, found)
+    why = features_reason(x_dict, together, found.src, found.dst)
     if why is not None:
         return why
-    device, names = found.src[0].device, together.names
-    sizes, targets = ({names[at]: x_dict[t].shape[0] for t, members in zip(types, of) for at in members}
-                      for types, of in ((together.sources, together.of_source), (together.targets, together.of_target)))
-    graph = hetero.graph(edge_index_dict, sizes, together.numbers, device, targets, rows=lambda name: (name, name))
-    if type(graph) is Reason:
-        return graph
+    device = found.src[0].device
+    joined = graph(together, x_dict, edge_index_dict, device)
+    if type(joined) is Reason:
+        return joined
     dropout = together.option("dropout") if together.option("training") else 0.0
     program = programs.additive_terms(together.option("negative_slope"), dropout, True, False)
     row = hetero.mapped(found.src[0])
     out = torch.promote_types(row, found.att_src[0].dtype)
     # the host adds loops only where both ends are of one type; then both ends' rows lie in the same order
-    loops = graph.num_dst if together.option("add_self_loops") else 0
+    loops = joined.num_dst if together.option("add_self_loops") else 0
     stated = JoinedStated(program, "HeteroConv of GATConv", together.option("heads"), together.option("out_channels"), row, out,
-                          graph.num_nodes, graph.num_dst, graph.num_edges, loops, False, join=graph.layout, around=True)
-    return stated, RelationalGiven(graph.structure, device, _Operands(x_dict, together, found))
+                          joined.num_nodes, joined.num_dst, joined.num_edges, loops, False, join=joined.layout, around=True)
+    return stated, RelationalGiven(joined.structure, device, _Operands(x_dict, together, found))
+
+
+def graph(together: Together, x_dict: Mapping[str, Tensor], edge_index_dict: Mapping,
+          device: torch.device) -> hetero.Graph | Reason:
+    """The virtual graph: at both ends rows of each relation, those of one node type side by side."""
+    sizes, targets = ({together.names[at]: x_dict[t].shape[0] for t, members in zip(types, of) for at in members}
+                      for types, of in ((together.sources, together.of_source), (together.targets, together.of_target)))
+    return hetero.graph(edge_index_dict, sizes, together.numbers, device, targets, rows=lambda name: (name, name))
 
 
 def _parameters(together: Together) -> _Parameters | Reason:
@@ -77,18 +83,19 @@ def _parameters(together: Together) -> _Parameters | Reason:
     return _Parameters(*found)
 
 
-def _features_reason(x_dict: Mapping[str, Any], together: Together, parameters: _Parameters) -> Reason | None:
-    why = hetero.features_reason(x_dict, together.nodes, parameters.src[0].device)
+def features_reason(x_dict: Mapping[str, Any], together: Together, src: list[Tensor], dst: list[Tensor]) -> Reason | None:
+    """Why these features cannot be taken; ``src``, ``dst``: the relations' maps of them."""
+    why = hetero.features_reason(x_dict, together.nodes, src[0].device)
     if why is not None:
         return why
     if together.option("add_self_loops") and any(name[0] != name[-1] for name in together.names):
         return reason("GA208", "self loops between different node types")
-    for weights, end in ((parameters.src, 0), (parameters.dst, -1)):
+    for weights, end in ((src, 0), (dst, -1)):
         for name, weight in zip(together.names, weights):
             if weight.shape[1] != x_dict[name[end]].shape[1]:
                 return reason("GA206", f"x_dict[{name[end]!r}] has {x_dict[name[end]].shape[1]} features, {name!r} takes "
                                        f"{weight.shape[1]}")
-    return hetero.dtypes_reason(x_dict, together.nodes, parameters.src[0])
+    return hetero.dtypes_reason(x_dict, together.nodes, src[0])
 
 
 def run(layer: Any, stated: JoinedStated, given: RelationalGiven, attend: Any) -> dict[str, Tensor]:
@@ -105,11 +112,8 @@ def run(layer: Any, stated: JoinedStated, given: RelationalGiven, attend: Any) -
         for name, members in zip(together.targets, together.of_target):
             weight = torch.stack([parameters.dst[at] for at in members])
             a_dst.append(_terms(x_dict[name], weight, [parameters.att_dst[at] for at in members], terms))
-        out = attend({"x": _joined(x), "a_src": _joined(a_src), "a_dst": _joined(a_dst)})
-        out = out.flatten(1) if together.option("concat") else out.mean(1)
-        parts = out.split([len(members) * x_dict[name].shape[0] for name, members in zip(together.targets, together.of_target)])
-        return {name: _finish(part, members, parameters.biases, layer.aggr, autocast)
-                for name, members, part in zip(together.targets, together.of_target, parts)}
+        out = attend({"x": joined(x), "a_src": joined(a_src), "a_dst": joined(a_dst)})
+        return finished(out, together, x_dict, parameters.biases, layer.aggr, autocast)
 
 
 def _terms(x: Tensor, weight: Tensor, att: list[Tensor], dtype: torch.dtype) -> Tensor:
@@ -120,21 +124,37 @@ def _terms(x: Tensor, weight: Tensor, att: list[Tensor], dtype: torch.dtype) -> 
     return torch.matmul(x.to(dtype), folded).flatten(0, 1)
 
 
-def _joined(parts: list[Tensor]) -> Tensor:
+def joined(parts: list[Tensor]) -> Tensor:
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
-def _finish(part: Tensor, members: tuple[int, ...], biases: list[Tensor] | None, aggr: str, autocast: bool) -> Tensor:
-    """One node type's result of [relations * nodes, width]: the sum or mean over the relations, which have a bias each.
+def finished(out: Tensor, together: Together, x_dict: Mapping[str, Tensor], biases: list[Tensor] | None, aggr: str | None,
+             autocast: bool) -> dict[str, Tensor]:
+    """The layer's result from that of the attention, [rows of the virtual graph, heads, width]."""
+    out = out.flatten(1) if together.option("concat") else out.mean(1)
+    parts = out.split([len(members) * x_dict[name].shape[0] for name, members in zip(together.targets, together.of_target)])
+    return {name: _finish(part, members, biases, aggr, autocast)
+            for name, members, part in zip(together.targets, together.of_target, parts)}
+
+
+def _finish(part: Tensor, members: tuple[int, ...], biases: list[Tensor] | None, aggr: str | None, autocast: bool) -> Tensor:
+    """One node type's result of [relations * nodes, width]: the relations, with a bias each, put together.
 
     Never a view: its neighbour in memory, another node type's result, may be changed in place.
     """
     count = len(members)
+    if aggr not in hetero.ADDED_UP:
+        parts = part.view(count, -1, part.shape[1]).unbind(0)
+        return hetero.grouped([_biased(one, biases, at) for one, at in zip(parts, members)], aggr)
     if count == 1:
-        return part.clone() if biases is None else part + biases[members[0]]
+        return _biased(part, biases, members[0])
     part = part.view(count, -1, part.shape[1])
     part = part.to(hetero.summed(part.dtype, autocast, part.device)).sum(0) if aggr == "sum" else part.mean(0)
     if biases is None:
         return part
     bias = torch.stack([biases[at] for at in members])
     return part + (bias.sum(0) if aggr == "sum" else bias.mean(0))
+
+
+def _biased(part: Tensor, biases: list[Tensor] | None, at: int) -> Tensor:
+    return part.clone() if biases is None else part + biases[at]

@@ -1,11 +1,14 @@
-"""HeteroConv of SAGEConv or GraphConv as one relational layer.
+"""HeteroConv of SAGEConv, GraphConv or GCNConv as one relational layer.
 
 A layer of neighbours' mean (or sum), linear map, bias and root term for each relation, summed (or averaged) over the relations of
-a node type, is RGCN with the relations' root weights and biases added up.
+a node type, is RGCN with the relations' root weights and biases added up. Where relations are not added up, each has rows of its
+own for its destinations. GCN's sums are weighted.
 """
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from itertools import chain
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -13,18 +16,34 @@ from torch import Tensor
 
 from gnnaccel.adapters import alike
 from gnnaccel.adapters.alike import Parameters
-from gnnaccel.adapters.pyg import hetero, inner_convs, relations
+from gnnaccel.adapters.layout import EdgeType
+from gnnaccel.adapters.pyg import hetero, hetero_gcn, inner_convs, relations
 from gnnaccel.adapters.pyg.inner_convs import Together
 from gnnaccel.dispatch.reasons import Reason, reason
 from gnnaccel.dispatch.relational import statements
 from gnnaccel.dispatch.relational.request import RelationalGiven, RelationalStated
 
 
+class _Rows(NamedTuple):
+    """Where rows lie. ``names``: edge types by the number of their relation; ``sizes``, ``targets``, ``of``: as `hetero.graph`
+    takes them; ``x_dst``: features of the targets; ``of_target``: the relations that enter each."""
+
+    names: list[EdgeType]
+    sizes: dict[str, int]
+    targets: dict[Any, int]
+    of: Callable[[EdgeType], tuple]
+    x_dst: list[Tensor]
+    of_target: tuple[tuple[int, ...], ...]
+
+
 class _Operands(NamedTuple):
-    x_dict: Mapping[str, Tensor]
+    """``norms``: what `hetero_gcn.weights` takes; None where edges have no weights."""
+
     together: Together
     parameters: Parameters
-    mean: bool
+    x_src: list[Tensor]
+    rows: _Rows
+    norms: tuple | None
 
 
 def state(layer: Any, together: Together, x_dict: Mapping[str, Any],
@@ -35,29 +54,77 @@ def state(layer: Any, together: Together, x_dict: Mapping[str, Any],
     why = _features_reason(x_dict, together, found)
     if why is not None:
         return why
-    weight = found.weights[0]
-    sizes, targets = ({name: x_dict[name].shape[0] for name in types} for types in (together.sources, together.targets))
-    graph = hetero.graph(edge_index_dict, sizes, together.numbers, weight.device, targets)
+    weight, apart = found.weights[0], layer.aggr not in hetero.ADDED_UP
+    rows = _rows_apart(together, x_dict) if apart else _rows(together, x_dict)
+    numbers = {name: at for at, name in enumerate(rows.names)}
+    graph = hetero.graph(edge_index_dict, rows.sizes, numbers, weight.device, rows.targets, rows.of)
     if type(graph) is Reason:
         return graph
-    program = statements.rgcn(together.mean, False, transposed=True)
-    view = relations.viewer(graph.structure, graph.num_nodes, graph.num_dst, len(together.names), graph.layout)
-    row = hetero.mapped(weight)
-    shapes = (("x", (weight.shape[1],)), ("weight", tuple(weight.shape)))
-    stated = RelationalStated(program, "HeteroConv", shapes, row, row, graph.num_nodes, graph.num_dst, graph.num_edges,
-                              len(together.names), view, layout=graph.layout)
-    return stated, RelationalGiven(graph.structure, weight.device, _Operands(x_dict, together, found, layer.aggr == "mean"))
+    weighted = together.kind == "GCNConv" and together.option("normalize")
+    looped = weighted and together.option("add_self_loops")
+    layout = hetero_gcn.looped(graph, numbers, rows.of, rows.targets) if looped else graph.layout
+    row, edges = hetero.mapped(weight), graph.num_edges + (sum(rows.targets.values()) if looped else 0)
+    shapes = (("x", (weight.shape[1],)), ("weight", tuple(weight.shape)), *((("norm", ()),) if weighted else ()))
+    native = "HeteroConv apart" if apart or together.kind == "GCNConv" else "HeteroConv"  # only of the latter a cost is known
+    program = statements.rgcn(together.mean, False, transposed=True, weighted=weighted)
+    view = relations.viewer(graph.structure, graph.num_nodes, graph.num_dst, len(rows.names), layout)
+    stated = RelationalStated(program, native, shapes, row, row, graph.num_nodes, graph.num_dst, edges, len(rows.names), view,
+                              layout=layout)
+    ordered = Parameters(*(None if ts is None else [ts[together.numbers[name]] for name in rows.names] for ts in found))
+    norms = _norms(graph, rows, looped, row) if weighted else None
+    return stated, RelationalGiven(graph.structure, weight.device, _Operands(
+        together, ordered, [x_dict[name] for name in together.sources], rows, norms))
+
+
+def _norms(graph: hetero.Graph, rows: _Rows, looped: bool, row: torch.dtype) -> tuple:
+    """What `hetero_gcn.weights` takes."""
+    relations_of = tuple(part.relation for part in graph.layout.parts)
+    counts = tuple(rows.targets[rows.of(name)[1]] for name in rows.names)
+    return graph.structure, relations_of, counts, looped, torch.promote_types(row, torch.float32)
+
+
+def _rows(together: Together, x_dict: Mapping[str, Tensor]) -> _Rows:
+    """Relations added up: destinations are nodes."""
+    sizes, targets = ({name: x_dict[name].shape[0] for name in types} for types in (together.sources, together.targets))
+    return _Rows(list(together.names), sizes, targets, itemgetter(0, -1), [x_dict[name] for name in together.targets],
+                 together.of_target)
+
+
+def _rows_apart(together: Together, x_dict: Mapping[str, Tensor]) -> _Rows:
+    """Destinations are nodes of a relation, those of one node type side by side."""
+    names = [together.names[at] for at in chain(*together.of_target)]
+    x_dst = [x_dict[name[-1]] for name in names]
+    return _Rows(names, {name: x_dict[name].shape[0] for name in together.sources},
+                 {name: x.shape[0] for name, x in zip(names, x_dst)}, lambda name: (name[0], name), x_dst,
+                 tuple((at,) for at in range(len(names))))
 
 
 def _parameters(together: Together) -> Parameters | Reason:
+    if together.kind == "GCNConv":
+        return _of_gcn(together)
     neighbours, root = ("lin_l", "lin_r") if together.kind == "SAGEConv" else ("lin_rel", "lin_root")
     rooted = together.has(root) and together.option("root_weight") is not False
     weights, roots = together.parameters(neighbours, "weight"), together.parameters(root, "weight") if rooted else None
     if weights is None or (rooted and (roots is None or together.parameters(root, "bias") is not None)):
         return reason("GA208", f"{neighbours} or {root} are not the host's")
-    found = Parameters(weights, together.parameters(neighbours, "bias"), roots)
+    return _checked(Parameters(weights, together.parameters(neighbours, "bias"), roots))
+
+
+def _of_gcn(together: Together) -> Parameters | Reason:
+    if any(name[0] != name[-1] for name in together.names):  # an error in the host
+        return reason("GA208", "GCNConv between different node types")
+    weights = together.parameters("lin", "weight")
+    if weights is None or together.parameters("lin", "bias") is not None:
+        return reason("GA208", "lin is not the host's")
+    found = _checked(Parameters(weights, together.parameters("", "bias"), None))
+    if type(found) is Parameters and hetero.mapped(weights[0]) != weights[0].dtype:
+        return reason("GA203", "autocast is on: GCN's sums are then in two dtypes")
+    return found
+
+
+def _checked(found: Parameters) -> Parameters | Reason:
     why = inner_convs.tensors_reason(*found)
-    if why is None and not inner_convs.one_shape(weights):
+    if why is None and not inner_convs.one_shape(found.weights):
         why = reason("GA206", "the weights are of several shapes")
     return found if why is None else why
 
@@ -79,11 +146,19 @@ def _features_reason(x_dict: Mapping[str, Any], together: Together, parameters: 
 
 
 def run(layer: Any, stated: RelationalStated, given: RelationalGiven, attend: Any) -> dict[str, Tensor]:
-    x_dict, together, parameters, mean = given.operands
-    row, autocast = stated.row, torch.is_autocast_enabled(given.device.type)
-    x_src, x_dst = ([x_dict[name] for name in types] for types in (together.sources, together.targets))
+    together, parameters, x_src, rows, norms = given.operands
+    row, mean, apart = stated.row, layer.aggr == "mean", layer.aggr not in hetero.ADDED_UP
+    autocast = torch.is_autocast_enabled(given.device.type)
+
+    def weighted(operands: dict) -> Tensor:
+        return attend(operands if norms is None else {**operands, "norm": hetero_gcn.weights(*norms).to(row)})
+
     with torch.autocast(given.device.type, enabled=False):
-        parts = alike.run(attend, parameters, x_src, x_dst, together.of_target, mean, row)
+        parts = alike.run(weighted, parameters, x_src, rows.x_dst, rows.of_target, mean, row)
+    if apart:
+        of = dict(zip(rows.names, parts))
+        return {name: hetero.grouped([of[together.names[at]] for at in members], layer.aggr)
+                for name, members in zip(together.targets, together.of_target)}
     wide = row if mean else hetero.summed(row, autocast, given.device)
     return {name: part if len(members) == 1 else part.to(wide)
             for name, part, members in zip(together.targets, parts, together.of_target)}

@@ -24,21 +24,28 @@ from gnnaccel.dispatch.reasons import Reason, reason
 
 class Kind(NamedTuple):
     """``maps``: linear maps that such a layer may have; ``off``: options that must not be set; ``options``: those that must be
-    the same for all; ``aggregations``, ``node_dim``: as in `guards.layer_reason`."""
+    the same for all; ``aggregations``, ``node_dim``: as in `guards.layer_reason`; ``called``: modules that are called as they
+    are, whatever they do; ``shaped``: the linear map whose weights have to be of one shape."""
 
     maps: tuple[str, ...]
     off: tuple[str, ...]
     options: tuple[str, ...]
     aggregations: tuple[str, ...] = ("SumAggregation", "MeanAggregation")
     node_dim: int = -2
+    called: tuple[str, ...] = ()
+    shaped: str = ""
 
 
 #: classes of layers that can run together -> what has to hold for that
 KINDS = {
-    "SAGEConv": Kind(("lin_l", "lin_r"), ("normalize", "project"), ("root_weight",)),
-    "GraphConv": Kind(("lin_rel", "lin_root"), (), ()),
+    "SAGEConv": Kind(("lin_l", "lin_r"), ("normalize", "project"), ("root_weight",), shaped="lin_l"),
+    "GraphConv": Kind(("lin_rel", "lin_root"), (), (), shaped="lin_rel"),
     "GATConv": Kind(("lin", "lin_src", "lin_dst"), (), ("heads", "out_channels", "concat", "negative_slope", "dropout",
                                                        "training", "add_self_loops"), ("SumAggregation",), 0),
+    "GATv2Conv": Kind(("lin_l", "lin_r"), (), ("heads", "out_channels", "concat", "negative_slope", "dropout", "training",
+                                               "add_self_loops", "share_weights"), ("SumAggregation",), 0),
+    "GCNConv": Kind(("lin",), ("cached", "improved"), ("normalize", "add_self_loops"), ("SumAggregation",), shaped="lin"),
+    "GINConv": Kind((), (), (), ("SumAggregation",), called=("nn",)),
 }
 
 _MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -53,12 +60,13 @@ _shape, _looks = attrgetter("shape"), attrgetter("dtype", "device")
 class Together:
     """Alike layers, one for each relation.
 
-    ``kind``: their class's name; ``names``: edge types in the layer's order; ``sources``, ``targets``: node types at their ends,
-    each once, in the order in which they come up; ``of_source``, ``of_target``: the relations at each; ``mean``: the aggregation.
+    ``kind``: their class's name; ``convs``: the layers; ``names``: edge types in the layer's order; ``sources``, ``targets``: node
+    types at their ends, each once, in the order in which they come up; ``of_source``, ``of_target``: the relations at each;
+    ``mean``: the aggregation.
     """
 
     def __init__(self, names: tuple[EdgeType, ...], convs: tuple[Any, ...], kind: Kind):
-        self.names, self.kind = names, type(convs[0]).__name__
+        self.names, self.convs, self.kind = names, convs, type(convs[0]).__name__
         self.mean = type(convs[0].aggr_module).__name__ == "MeanAggregation"
         self.numbers = {name: at for at, name in enumerate(names)}
         self.sources, self.targets = (tuple(dict.fromkeys(name[end] for name in names)) for end in (0, -1))
@@ -71,7 +79,7 @@ class Together:
         self._owns = tuple(conv.__dict__ for conv in convs)
         self._attributes = tuple(own.keys() for own in self._owns)  # a view: of what the dictionary holds when it is asked
         self._modules = tuple(own["_modules"] for own in self._owns)
-        parts = tuple(chain(*(modules.values() for modules in self._modules)))
+        parts = tuple(part for modules in self._modules for name, part in modules.items() if name not in kind.called)
         self._parts = tuple(part.__dict__ for part in parts if part is not None)
         self._objects = convs + parts
         self._options = itemgetter(*kind.off, *kind.options, "_modules")
@@ -123,41 +131,57 @@ def one_shape(group: list[Tensor]) -> bool:
     return len(set(map(_shape, group))) == 1
 
 
-class _Memo:
-    """``together``: by which of the layer's edge types a call names."""
+class Memo:
+    """``together``, ``divisions`` (`hetero_groups`): by which of the layer's edge types a call names."""
 
     def __init__(self, modules: dict[str, Any], names: tuple[EdgeType, ...]):
         self.keys, self.convs, self.names = tuple(modules), tuple(modules.values()), names
         self.together: dict[tuple[bool, ...], Together] = {}
+        self.divisions: dict[tuple[bool, ...], Any] = {}
 
 
-_memos: IdentityMap[_Memo] = IdentityMap()
-_MOST = 8  # sets of edge types that are remembered for a layer
+_memos: IdentityMap[Memo] = IdentityMap()
+MOST = 8  # sets of edge types that are remembered for a layer
 
 
 def look_through(layer: Any, edge_index_dict: Mapping) -> Together | Reason:
     """The layers of the edge types that a call names, or why they cannot run as one."""
-    module = layer._modules.get("convs")
-    if type(module).__name__ != "ModuleDict" or not type(module).__module__.startswith("torch_geometric."):
-        return reason("GA205", f"convs is a {type(module).__name__}")
-    inside = module._modules
-    memo = _memos.get(layer)
-    if memo is None or tuple(inside) != memo.keys or tuple(inside.values()) != memo.convs:
-        memo = _Memo(inside, tuple(module.keys()))
-        _memos.set(layer, memo)
+    memo = memo_of(layer)
+    if type(memo) is Reason:
+        return memo
     present = tuple(map(edge_index_dict.__contains__, memo.names))
     found = memo.together.get(present)
     if found is None or not found.unchanged():
         found = _look_closely(memo, present)
         if type(found) is Reason:
             return found
-        if len(memo.together) >= _MOST:
+        if len(memo.together) >= MOST:
             memo.together.clear()
         memo.together[present] = found
     return found
 
 
-def _look_closely(memo: _Memo, present: tuple[bool, ...]) -> Together | Reason:
+def memo_of(layer: Any) -> Memo | Reason:
+    """What is remembered of a layer; why nothing can be."""
+    module = layer._modules.get("convs")
+    if type(module).__name__ != "ModuleDict" or not type(module).__module__.startswith("torch_geometric."):
+        return reason("GA205", f"convs is a {type(module).__name__}")
+    inside = module._modules
+    memo = _memos.get(layer)
+    if memo is None or tuple(inside) != memo.keys or tuple(inside.values()) != memo.convs:
+        memo = Memo(inside, tuple(module.keys()))
+        _memos.set(layer, memo)
+    return memo
+
+
+def remember(layer: Any, together: Together) -> None:
+    """Of a layer that has been made of these: they need no further look."""
+    memo = Memo(layer.convs._modules, tuple(layer.convs.keys()))
+    memo.together[(True,) * len(together.names)] = together
+    _memos.set(layer, memo)
+
+
+def _look_closely(memo: Memo, present: tuple[bool, ...]) -> Together | Reason:
     names = tuple(name for name, there in zip(memo.names, present) if there)
     convs = tuple(conv for conv, there in zip(memo.convs, present) if there)
     if not convs:
@@ -177,11 +201,29 @@ def _look_closely(memo: _Memo, present: tuple[bool, ...]) -> Together | Reason:
     return Together(names, convs, kind)
 
 
+def key_of(conv: Any) -> tuple[Any, bool]:
+    """What is equal for layers that can run together, None for one that can run with no other; and whether it is of a class of
+    which some can."""
+    cls = type(conv)
+    kind = KINDS.get(cls.__name__) if cls.__module__.startswith("torch_geometric.") else None
+    if kind is None:
+        return None, False
+    if _conv_reason(conv, cls, kind) is not None:
+        return None, True
+    part = conv._modules.get(kind.shaped)
+    return (cls, *_settings(conv, kind), None if part is None else getattr(part._parameters.get("weight"), "shape", None)), True
+
+
+def together(names: tuple[EdgeType, ...], convs: tuple[Any, ...]) -> Together:
+    """Layers of one `key_of`."""
+    return Together(names, convs, KINDS[type(convs[0]).__name__])
+
+
 def _settings(conv: Any, kind: Kind) -> tuple:
     """What has to be the same for all."""
     own, modules = conv.__dict__, conv._modules
-    has = tuple(name for name, t in own["_parameters"].items() if t is not None)
-    maps = tuple((name, part is None or (name != "aggr_module" and part.bias is None)) for name, part in modules.items())
+    has = () if kind.called else tuple(name for name, t in own["_parameters"].items() if t is not None)
+    maps = tuple((name, part is None or (name in kind.maps and part.bias is None)) for name, part in modules.items())
     return (type(conv.aggr_module), has, maps, *(own.get(name) for name in kind.options))
 
 
@@ -195,13 +237,13 @@ def _conv_reason(conv: Any, cls: type, kind: Kind) -> Reason | None:
         return why
     if "propagate" in conv.__dict__:
         return reason("GA205", "propagate is replaced on the layer object")
-    if guards.has_hooks(conv):
+    if guards.has_hooks(conv) or guards._any_global_hook():
         return reason("GA501", "it has hooks")
     for name in kind.off:
         if conv.__dict__[name]:
             return reason("GA208", f"{name}={conv.__dict__[name]!r}")
     for name, part in conv._modules.items():
-        if name != "aggr_module" and part is not None:
+        if name != "aggr_module" and name not in kind.called and part is not None:
             why = _part_reason(name, part, kind)
             if why is not None:
                 return why

@@ -108,10 +108,15 @@ def _heterogeneous() -> Iterator[Case]:
     for option, make in (("of `SAGEConv`", lambda: nn.SAGEConv((_F, _F), 8)),
                          ("of `GraphConv`", lambda: nn.GraphConv((_F, _F), 8)),
                          ("of `GATConv`", lambda: nn.GATConv((_F, _F), 8, add_self_loops=False)),
+                         ("of `GATv2Conv`", lambda: nn.GATv2Conv((_F, _F), 8, add_self_loops=False)),
                          ("of `GINConv`", lambda: nn.GINConv(torch.nn.Linear(_F, 8)))):
         yield "HeteroConv", option, nn.HeteroConv({key: make() for key in edges}), (x, edges), {}
     mixed = nn.HeteroConv(dict(zip(edges, (nn.SAGEConv((_F, _F), 8), nn.GraphConv((_F, _F), 8)))))
-    yield "HeteroConv", "of different layers", mixed, (x, edges), {}
+    yield "HeteroConv", "of different layers, one of each", mixed, (x, edges), {}
+    square = {("a", name, "a"): torch.randint(0, 8, (2, _E)) for name in ("to", "near", "from")}
+    yield "HeteroConv", "of `GCNConv`", nn.HeteroConv({key: nn.GCNConv(_F, 8) for key in square}), (x, square), {}
+    kinds = nn.SAGEConv((_F, _F), 8), nn.SAGEConv((_F, _F), 8), nn.GraphConv((_F, _F), 8)
+    yield "HeteroConv", "of different layers, some alike", nn.HeteroConv(dict(zip(square, kinds))), (x, square), {}
     largest = nn.HeteroConv({key: nn.SAGEConv((_F, _F), 8) for key in edges}, aggr="max")
     yield "HeteroConv", "`aggr='max'`", largest, (x, edges), {}
 

@@ -141,7 +141,7 @@ forward(const OFF_T* __restrict__ indptr, const int* __restrict__ col, const OFF
     const Dropout drop = {drop_p, drop_scale, seed, offset};
     Row q, att;
     load_row(at, queries, (u64)it.row, true, q);
-    load_row(at, att_vector, 0, SCORE == GATV2, att);
+    load_row(at, att_vector, VECTORS ? VECTOR(c_dst, it.row) : 0, SCORE == GATV2, att);
     State st;
     float dst_term[KH];
 #pragma unroll

@@ -6,6 +6,9 @@
 //   3 MX      s = leaky_relu((c_src + c_dst) sigmoid(<q, k>))     values are the keys (SuperGAT)
 //   4 SD      s = leaky_relu(scale <q, k>)                        values are the keys (SuperGAT)
 //
+// With VECTORS (GATV2) there are several attention vectors, att [vectors, H, D], and each row has one, the same at both ends of an
+// edge: in place of the node terms stands its number, int32.
+//
 // k: rows of sources, q: rows of destinations. With EDGE an edge row e adds to k (and to the value under DOT). Every kind
 // is symmetric in k and q, so one backward kernel serves both directions.
 #pragma once
@@ -17,6 +20,12 @@
 #define MX 3
 #define SD 4
 #define OWN_VALUES (SCORE == DOT)
+
+#ifndef VECTORS
+#define VECTORS 0
+#endif
+static_assert(!VECTORS || SCORE == GATV2, "no other score has attention vectors");
+#define VECTOR(of, row) ((u64)((const int*)(of))[row])
 
 // With BESIDE a source's key and value lie side by side, so do their gradients: key i is row 2 i, and value i behind it.
 #define SOURCE_ROW(i) ((u64)(i) * (1 + BESIDE))

@@ -54,6 +54,7 @@ typedef ROW_T OTHER_B_T;
 #define OTHER_ROW(i) (BY_SRC ? (u64)(i) : SOURCE_ROW(i))
 #define SUM_B (BY_SRC && OWN_VALUES)          // gradients of values apart from those of keys
 #define SUM_ATT (!BY_SRC && SCORE == GATV2)   // gradient of the attention vector
+#define SUM_VECTOR (SUM_ATT && VECTORS)       // gradient of each row's vector, [rows, H, D] in place of that of the node term
 #define STEPS (UNROLL > 2)                    // the edges of a step are added up before they join the sums: shorter chains of
                                               // roundings, in registers that only narrow rows have to spare
 
@@ -88,7 +89,7 @@ struct Self {
 };
 
 struct Sums {
-    Row a, b;  // b: values' gradient, or the attention vector's (which goes on over rows)
+    Row a, b;  // b: values' gradient, or the attention vector's (which goes on over rows, where there is only one)
     float node[KH];
 
     __device__ __forceinline__ void clear() {
@@ -237,14 +238,15 @@ struct Gradients {
 __device__ __forceinline__ void leave(const Lanes& at, const Item& it, const Gradients& g, Sums& sums) {
     const u64 row = it.chunk < 0 ? it.row : it.chunk;
     sum_slots(sums.a);
-    if (SUM_B) sum_slots(sums.b);
+    if (SUM_B || SUM_VECTOR) sum_slots(sums.b);
     if (at.slot == 0) {
         if (it.chunk < 0) {
             store_row(at, g.a, OWN_ROW(row), sums.a);
             if (SUM_B) store_row(at, g.b, OWN_ROW(row), sums.b);
+            if (SUM_VECTOR) store_row(at, g.node, row, sums.b);
         } else {
             store_row(at, g.part_a, row, sums.a);
-            if (SUM_B) store_row(at, g.part_b, row, sums.b);
+            if (SUM_B || SUM_VECTOR) store_row(at, g.part_b, row, sums.b);
         }
     }
     if (BY_SRC ? SRC_TERM : DST_TERM) {
@@ -296,15 +298,16 @@ backward(const OFF_T* __restrict__ indptr, const int* __restrict__ nbr, const OF
     const Gradients g = {d_a, d_b, d_node, part_a, part_b, part_node};
     Self self;
     Sums sums;
-    load_row(at, att_vector, 0, SCORE == GATV2, self.att);
+    if (!VECTORS) load_row(at, att_vector, 0, SCORE == GATV2, self.att);
     clear_row(sums.b);
     const long long total = (long long)chunk_slots + rows, stride = (long long)gridDim.x * WARPS;
     for (long long w = warp_id(); w < total; w += stride) {
         Item it;
         if (!item_at(w, rows, indptr, split, it)) continue;
         load_self(at, in, self_a, self_b, it.row, self);
+        if (VECTORS) load_row(at, att_vector, VECTOR(c_src, it.row), true, self.att);
         clear_row(sums.a);
-        if (!SUM_ATT) clear_row(sums.b);
+        if (!SUM_ATT || VECTORS) clear_row(sums.b);
 #pragma unroll
         for (int kh = 0; kh < KH; ++kh) sums.node[kh] = 0.f;
         for (OFF_T base = it.begin; base < it.end; base += 32) {
@@ -314,7 +317,7 @@ backward(const OFF_T* __restrict__ indptr, const int* __restrict__ nbr, const OF
         }
         leave(at, it, g, sums);
     }
-    if (SUM_ATT) leave_att(at, shared, sums.b, part_att);
+    if (SUM_ATT && !VECTORS) leave_att(at, shared, sums.b, part_att);
 }
 
 #else
@@ -382,6 +385,10 @@ merge(const int* __restrict__ counters, const int4* __restrict__ heavy, ROW_T* _
     if (SUM_B) {
         add_chunks(at, row.y, row.z, part_b, total);
         if (at.slot == 0) store_row(at, d_b, OWN_ROW(row.x), total);
+    }
+    if (SUM_VECTOR) {
+        add_chunks(at, row.y, row.z, part_b, total);
+        if (at.slot == 0) store_row(at, d_node, row.x, total);
     }
     if (BY_SRC ? SRC_TERM : DST_TERM) {
         const int head = at.tile + at.lane % HT;

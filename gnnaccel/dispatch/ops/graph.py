@@ -1,6 +1,8 @@
 """`OpGraph`: the edges that one operation runs over."""
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 from gnnaccel.dispatch import cache
@@ -60,6 +62,41 @@ class OpGraph:
     def facts(self) -> dict[str, int]:
         """Of the graph, for records."""
         return dict(num_src=self.num_src, num_dst=self.num_dst, num_edges=self.num_edges)
+
+
+class JoinedGraph(OpGraph):
+    """An `OpGraph` of the edges ``join(*structure)``: arguments as of `JoinedView`, with which it shares its structure."""
+
+    __slots__ = ("_structure", "_join")
+
+    def __init__(self, structure: tuple[Tensor, ...], num_src: int, num_dst: int, join: Callable[..., tuple]):
+        super().__init__(structure[0], num_src, num_dst)
+        self._structure, self._join = structure, join
+
+    @property
+    def num_edges(self) -> int:
+        return sum(t.shape[1] for t in self._structure)
+
+    def index(self, target: str) -> Tensor:
+        if self._ends is None:
+            if hasattr(self._join, "check"):
+                self._join.check(*self._structure)
+            self._ends = self._join(*self._structure)[:2]
+        return self._ends[target == "v"]
+
+    def view(self) -> GraphView:
+        if self._view is None:
+            self._view, self.cached = cache.lookup_many(self._structure, self._sizes(), self._joined)
+        return self._view
+
+    def known(self) -> bool:
+        return self._view is not None or cache.peek_many(self._structure, self._sizes())
+
+    def _sizes(self) -> tuple:
+        return "joined", self.num_src, self.num_dst, 0, self._join
+
+    def _joined(self, own: bool) -> GraphView:
+        return JoinedView(self._structure, self.num_src, self.num_dst, self._join, own)
 
 
 def _reversed_ends(edge_index: Tensor) -> tuple[Tensor, Tensor]:

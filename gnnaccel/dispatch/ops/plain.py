@@ -12,7 +12,7 @@ from torch import Tensor
 from gnnaccel.cuda import driver
 from gnnaccel.dispatch import cache
 from gnnaccel.dispatch.ops import gated_sums, neighbours, several
-from gnnaccel.dispatch.ops.graph import OpGraph
+from gnnaccel.dispatch.ops.graph import JoinedGraph, OpGraph
 
 #: what there is to compute, by name
 OPERATIONS = {"sum": neighbours, "max": neighbours, "gated": gated_sums, "several": several}
@@ -92,6 +92,22 @@ class PlainStated:
     def facts(self) -> dict[str, int]:
         """Of the graph, for records."""
         return dict(num_src=self.num_src, num_dst=self.num_dst, num_edges=self.num_edges)
+
+
+@dataclass(frozen=True)
+class JoinedPlainStated(PlainStated):
+    """`PlainStated` over a graph that is put together from several of the caller's tensors; ``join``: as of a `JoinedView`. Its
+    tensors are a `RelationalGiven`."""
+
+    join: Any = None
+
+    def peek(self, given: Any) -> bool:
+        return JoinedGraph(given.structure, self.num_src, self.num_dst, self.join).known()
+
+    def lookup(self, given: Any) -> tuple[OpGraph, str]:
+        graph = JoinedGraph(given.structure, self.num_src, self.num_dst, self.join)
+        graph.view()
+        return graph, graph.cached
 
 
 class PlainGiven(NamedTuple):

@@ -1,0 +1,103 @@
+"""HeteroConv of GATv2Conv as one attention over the virtual graph of `hetero_gat`: rows of each relation, with a vector each."""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnaccel.adapters.pyg import hetero, hetero_gat, inner_convs
+from gnnaccel.adapters.pyg.inner_convs import Together
+from gnnaccel.dispatch import attention_programs as programs
+from gnnaccel.dispatch.joined import JoinedStated
+from gnnaccel.dispatch.reasons import Reason, reason
+from gnnaccel.dispatch.relational.request import RelationalGiven
+
+
+class _Parameters(NamedTuple):
+    """One for each relation: maps of sources and destinations [heads * out, in] and their biases, attention vectors
+    [1, heads, out], biases."""
+
+    src: list[Tensor]
+    dst: list[Tensor]
+    bias_src: list[Tensor] | None
+    bias_dst: list[Tensor] | None
+    att: list[Tensor]
+    biases: list[Tensor] | None
+
+
+class _Operands(NamedTuple):
+    x_dict: Mapping[str, Tensor]
+    together: Together
+    parameters: _Parameters
+
+
+def state(layer: Any, together: Together, x_dict: Mapping[str, Any],
+          edge_index_dict: Mapping) -> tuple[JoinedStated, RelationalGiven] | Reason:
+    found = _parameters(together)
+    if type(found) is Reason:
+        return found
+    why = hetero_gat.features_reason(x_dict, together, found.src, found.dst)
+    if why is not None:
+        return why
+    graph = hetero_gat.graph(together, x_dict, edge_index_dict, found.src[0].device)
+    if type(graph) is Reason:
+        return graph
+    dropout = together.option("dropout") if together.option("training") else 0.0
+    program = programs.gatv2_vectors(together.option("negative_slope"), dropout)
+    row = hetero.mapped(found.src[0])
+    loops = graph.num_dst if together.option("add_self_loops") else 0  # as in `hetero_gat`
+    out = torch.promote_types(row, found.att[0].dtype)
+    stated = JoinedStated(program, "HeteroConv of GATv2Conv", together.option("heads"), together.option("out_channels"), row, out,
+                          graph.num_nodes, graph.num_dst, graph.num_edges, loops, False, join=graph.layout, around=True)
+    return stated, RelationalGiven(graph.structure, found.src[0].device, _Operands(x_dict, together, found))
+
+
+def _parameters(together: Together) -> _Parameters | Reason:
+    maps, biases = ([together.parameters(part, name) for part in ("lin_l", "lin_r")] for name in ("weight", "bias"))
+    att = together.parameters("", "att")
+    if att is None or any(t is None for t in maps):
+        return reason("GA208", "the layers' maps or attention vectors are not the host's")
+    found = _Parameters(*maps, *biases, att, together.parameters("", "bias"))
+    why = inner_convs.tensors_reason(*found)
+    if why is not None:
+        return why
+    heads, width = together.option("heads"), together.option("out_channels")
+    if {t.shape for t in att} != {(1, heads, width)} or {t.shape[0] for ts in maps for t in ts} != {heads * width}:
+        return reason("GA206", f"the weights are not those of {heads} heads of {width} channels")
+    return found
+
+
+def run(layer: Any, stated: JoinedStated, given: RelationalGiven, attend: Any) -> dict[str, Tensor]:
+    x_dict, together, parameters = given.operands
+    autocast = torch.is_autocast_enabled(given.device.type)
+    sources, targets = (together.sources, together.of_source), (together.targets, together.of_target)
+    of_src, of_dst = attend.graph.derived(("vectors", *sources, *targets), lambda: tuple(
+        _numbers(x_dict, *end, given.device) for end in (sources, targets)))
+    with torch.autocast(given.device.type, enabled=False):
+        keys = _rows(x_dict, *sources, parameters.src, parameters.bias_src, stated)
+        queries = _rows(x_dict, *targets, parameters.dst, parameters.bias_dst, stated)
+        out = attend({"keys": keys, "queries": queries, "att": torch.cat(parameters.att), "of_src": of_src, "of_dst": of_dst})
+        return hetero_gat.finished(out, together, x_dict, parameters.biases, layer.aggr, autocast)
+
+
+def _rows(x_dict: Mapping[str, Tensor], types: tuple[str, ...], of_type: tuple[tuple[int, ...], ...], weights: list[Tensor],
+          biases: list[Tensor] | None, stated: JoinedStated) -> Tensor:
+    """[rows of the virtual graph at this end, heads, channels]: the maps of a node type's relations as one batched product."""
+    found = []
+    for name, members in zip(types, of_type):
+        weight = torch.stack([weights[at] for at in members]).to(stated.row).transpose(1, 2)
+        rows = torch.matmul(x_dict[name].to(stated.row), weight)
+        if biases is not None:
+            rows = rows + torch.stack([biases[at] for at in members]).to(stated.row).unsqueeze(1)
+        found.append(rows.view(-1, stated.heads, stated.width))
+    return hetero_gat.joined(found)
+
+
+def _numbers(x_dict: Mapping[str, Tensor], types: tuple[str, ...], of_type: tuple[tuple[int, ...], ...],
+             device: torch.device) -> Tensor:
+    """[rows of the virtual graph at this end] int32: the relation of each."""
+    counts = [x_dict[name].shape[0] for name, members in zip(types, of_type) for _ in members]
+    relations = torch.tensor([at for members in of_type for at in members], dtype=torch.int32)
+    return relations.repeat_interleave(torch.tensor(counts)).to(device)

@@ -305,7 +305,8 @@ class GraphView:
         if torch.cuda.is_current_stream_capturing():
             return
         stream.wait_event(self._built)
-        for tensor in (rows.indptr, rows.other, rows.place, rows.split.counters, rows.split.chunks, rows.split.heavy, rows.inverse):
+        split = rows.split
+        for tensor in (rows.indptr, rows.other, rows.place, split.counters, split.chunks, split.heavy, rows.inverse):
             if tensor is not None:
                 tensor.record_stream(stream)
 

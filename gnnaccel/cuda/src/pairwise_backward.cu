@@ -1,14 +1,14 @@
-// Backward of pairwise attention. Weights are recomputed from the softmax's saved maximum and sum: nothing of the size of the
-// edges is kept or made but with KEPT. The same kernel runs twice, BY_SRC = 1 over the rows of the transposed graph (gradients of keys and
-// values) and BY_SRC = 0 over the destinations (gradients of queries, of the attention vector and of edge rows):
+// Backward of pairwise attention. Weights are recomputed from the softmax's saved maximum and sum: nothing of the size of the edges
+// is kept or made but with KEPT. The same kernel runs twice, BY_SRC = 1 over the rows of the transposed graph (gradients of keys
+// and values) and BY_SRC = 0 over the destinations (gradients of queries, of the attention vector and of edge rows):
 //
 //   alpha = exp(s - m_i) / sum_i,  w = alpha dropout,  t = <dO_i, v_j>,  delta_i = <dO_i, O_i>,  ds = alpha (dropout t - delta_i)
 //
 // An item's own rows stay in registers, the other end's are gathered. Operands a are those of the score (k or q), operands b
 // those of the value (v or dO).
 //
-// With KEPT (dot product without edge rows) the pass by source leaves the gradient of each score, times the scale, in the order of
-// its edges, and `queries` takes the place of the pass by destination: it gathers keys, and no values.
+// With KEPT (dot product without edge rows) the pass by source leaves the gradient of each score, times the scale, in the order
+// of its edges, and `queries` takes the place of the pass by destination: it gathers keys, and no values.
 #include "pairwise.cuh"
 
 #ifndef KEPT

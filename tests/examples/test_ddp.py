@@ -44,12 +44,6 @@ def judge(found: dict, processes: list[str], routes: set[str]) -> None:
         assert ways["native"]["losses"][-1] < ways["native"]["losses"][0] < 4
 
 
-def test_two_processes_on_the_cpu(tmp_path):
-    out = tmp_path / "ddp.json"
-    run(*SMALL, "--device", "cpu", "--port", "29613", "--processes", "2", "--json", str(out))
-    judge(json.loads(out.read_text()), ["2"], set())
-
-
 @pytest.mark.gpu
 def test_as_many_processes_as_gpus(tmp_path):
     out, count = tmp_path / "ddp.json", min(2, torch.cuda.device_count())

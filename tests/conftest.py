@@ -1,6 +1,7 @@
 """The devices on which kernel tests run, and memory that shows what a kernel forgets or oversteps."""
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 
@@ -9,6 +10,12 @@ import pytest
 os.environ["GNNACCEL_CACHE_DIR"] = os.devnull  # no folder: what was calibrated on this machine is not to change decisions
 
 import gnnaccel  # noqa: F401  (before dgl, which pytest-xdist may import to show a warning of its)
+
+
+def pytest_collection_finish(session):
+    """Thousands of collected tests live as long as the run: no garbage collection needs to look at them again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(params=["emulated", pytest.param("cuda", marks=pytest.mark.gpu)])

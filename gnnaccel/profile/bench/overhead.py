@@ -27,18 +27,20 @@ def cpu_us(call: Callable[[], object], device: torch.device, calls: int = 200, l
     return statistics.median(samples[1:])
 
 
-def measure_overhead(device: torch.device) -> dict:
-    """Microseconds per GAT 8x8 forward on the cora shape: ``enabled_us``, ``bare_us`` and their gap ``overhead_us``.
+def measure_overhead(device: torch.device, quick: bool = False) -> dict:
+    """Microseconds per GAT 8x8 forward on the cora shape: ``enabled_us``, ``bare_us`` and their gap ``overhead_us``. ``quick``: from
+    few calls, to see that it runs.
 
     The gap is what patching, rules, planning, the memo and the structure cache cost together with the call of the
     layer as a module. Nothing of the host's own forward is in either.
     """
     graph = shapes.make(shapes.SHAPES["cora"], device)
     spec = pyg.resolve("GAT 8x8")
+    effort = (20, 3) if quick else ()
     step = Step(pyg.build_layer(spec, device), graph, "forward", spec.out_channels)
     with accel.accelerated():
-        enabled = cpu_us(step, device)
-    bare = cpu_us(bare_gat(step, graph), device)
+        enabled = cpu_us(step, device, *effort)
+    bare = cpu_us(bare_gat(step, graph), device, *effort)
     return {"enabled_us": enabled, "bare_us": bare, "overhead_us": enabled - bare}
 
 

@@ -60,7 +60,7 @@ def shape_records(plan: Plan, shape: shapes.Shape, budget: Budget) -> Iterator[R
 def small_records(plan: Plan) -> Iterator[Record]:
     """Overhead of a memoised call, and fresh batches."""
     if "overhead" in plan.parts:
-        values, error = guarded(lambda: overhead.measure_overhead(plan.device), plan.device)
+        values, error = guarded(lambda: overhead.measure_overhead(plan.device, plan.quick), plan.device)
         yield Record("overhead", "cora", "GAT 8x8", "forward", "gnnaccel", plan.device.type, values=values or {},
                      error=error)
     if "fresh" in plan.parts:

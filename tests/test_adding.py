@@ -53,7 +53,7 @@ def test_the_page_has_all_files():
                                                    "test_row_norm.py"]
 
 
-@pytest.mark.skipif(nvrtc.library_path() is None, reason="the nvidia-cuda-nvrtc wheel is not installed")
+@nvrtc.needed
 def test_the_kernel_compiles_for_gpus():
     import torch
 

@@ -10,8 +10,7 @@ from tests import nvrtc
 
 ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
 
-pytestmark = pytest.mark.skipif(nvrtc.library_path() is None,
-                                reason="the nvidia-cuda-nvrtc wheel is not installed: kernels cannot be compiled here")
+pytestmark = nvrtc.needed
 
 # Uses all of common.cuh, so that the header is compiled even where no family happens to use a part of it.
 COMMON = """

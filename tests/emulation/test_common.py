@@ -97,7 +97,7 @@ def test_pack_needs_its_alignment():
         kernels("f16", 8)["unpack"]((1, 1), 1, 0, (x.data_ptr() + 2, y.data_ptr(), np.int64(1)))
 
 
-@pytest.mark.skipif(nvrtc.library_path() is None, reason="the nvidia-cuda-nvrtc wheel is not installed")
+@nvrtc.needed
 @pytest.mark.parametrize("name, n, bits", [("float", 4, 128), ("float", 2, 64), ("float", 1, 32), ("f16", 8, 128),
                                            ("bf16", 8, 128), ("bf16", 4, 64), ("f16", 2, 32), ("f16", 1, 16)])
 def test_a_pack_is_one_instruction(name, n, bits):

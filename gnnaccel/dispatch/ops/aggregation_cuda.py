@@ -58,8 +58,8 @@ def kernel(graph: OpGraph, given: Aggregation) -> Kernel | Reason:
                         form.kernels(entry)
 
     cut = len(forms(False, "place")) > 1
-    return Kernel(f"aggregate: {given.reduce}", ("aggregation", heads, width, weight, dtype, mean, cut), compile_,
-                  lambda: run(graph, given))
+    return Kernel(f"aggregate: {given.reduce}" + ", in bands" * cut,
+                  ("aggregation", heads, width, weight, dtype, mean, cut), compile_, lambda: run(graph, given))
 
 
 def run(graph: OpGraph, given: Aggregation) -> Tensor:

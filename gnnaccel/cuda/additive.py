@@ -2,14 +2,14 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import additive_pmf
+from gnnaccel.cuda import additive_pmf, bands
 from gnnaccel.cuda.dropout import OFF, Dropout
 from gnnaccel.cuda.launch import THREADS, Kernels, pointer, workspace
 from gnnaccel.cuda.layout import ROW_TYPES, Layout, grid, layout_for
@@ -21,18 +21,42 @@ from gnnaccel.cuda.variant import RowVariant
 @dataclass(frozen=True)
 class Variant(RowVariant):
     """What selects a kernel of additive attention. ``row`` may be torch.int8: values as `Int8Rows`; ``grad`` is the format in
-    which backward gathers the result's gradient: as ``out`` (None), torch.bfloat16 or torch.int8."""
+    which backward gathers the result's gradient: as ``out`` (None), torch.bfloat16 or torch.int8; ``tile``: the most heads, a
+    power of two, that are computed together, 0 for as many as fit."""
 
     grad: torch.dtype | None = None
+    tile: int = 0
 
     @functools.cached_property
     def layout(self) -> Layout:
-        return layout_for(self.heads, self.width, self.row is torch.int8)
+        return self._layout(self.row)
 
     @functools.cached_property
     def backward_layout(self) -> Layout:
         """Backward gathers gradients, so theirs is the format that counts."""
-        return layout_for(self.heads, self.width, self.grad is torch.int8)
+        return self._layout(self.grad)
+
+    def _layout(self, gathered: torch.dtype | None) -> Layout:
+        int8 = gathered is torch.int8
+        return layout_for(self.heads, self.width, int8, self.tile) if self.tile else layout_for(self.heads, self.width, int8)
+
+    def banded(self, nodes: int, rows: int, edges: int, device: torch.device, back: bool = False) -> Variant:
+        """The same in bands of heads (`bands`) where those pay: values, or with ``back`` gradients, of ``nodes`` nodes, gathered by
+        ``edges`` edges of ``rows`` rows."""
+        forms = self.in_bands(back)
+        if not forms:
+            return self
+        size = self._gathered(back).itemsize
+        head = self.width * size
+        return forms[0] if bands.pay(nodes, self.heads * head, rows, edges, device, size=size, least=head) else self
+
+    def in_bands(self, back: bool) -> tuple[Variant, ...]:
+        """What `banded` may give instead of this; empty where rows cannot be cut. Int8 go whole."""
+        gathered = self._gathered(back)
+        return () if gathered is torch.int8 or self.heads == 1 else _in_bands(self, gathered.itemsize)
+
+    def _gathered(self, back: bool) -> torch.dtype:
+        return (self.grad or self.out) if back else self.row
 
     def defines(self, unroll: int | None = None, **more) -> tuple:
         return self.layout.defines(unroll) + self._flags(self.layout, **more)
@@ -72,6 +96,12 @@ class Variant(RowVariant):
 variant = functools.lru_cache(maxsize=512)(Variant)
 
 
+@functools.lru_cache(maxsize=128)
+def _in_bands(variant: Variant, size: int) -> tuple[Variant, ...]:
+    tile = bands.heads(variant.width, size)
+    return (replace(variant, tile=tile),) if tile < variant.heads else ()
+
+
 class Saved(NamedTuple):
     """What backward needs, fp32. ``small`` [4, rows, H]: the softmax's maximum, the reciprocal of its sum, and its shares on
     edges whose z is positive and on the others; ``parts`` [2, rows, H, D]: the parts of the output from the same two."""
@@ -108,7 +138,10 @@ def forward(variant: Variant, graph: Rows, a_src: Tensor, a_dst: Tensor | None, 
     check_format("values", values, variant, variant.row)
     if pmf and variant.row is torch.int8:
         raise ValueError("pmf=True: PMF kernels take no int8 values; leave it out")
-    h, d, device, layout, rows = variant.heads, variant.width, a_src.device, variant.layout, graph.rows
+    h, d, device, rows = variant.heads, variant.width, a_src.device, graph.rows
+    if not pmf:
+        variant = variant.banded(a_src.shape[0], rows, graph.other.shape[0], device)
+    layout = variant.layout
     out = torch.empty((rows, h, d), dtype=variant.out, device=device)
     saved, pointers = None, (0, 0, 0)
     if variant.train:

@@ -43,8 +43,9 @@ def backward(variant: Variant, graph: Rows, eid: Tensor, saved: Saved, grad: Ten
     """
     check_format("grad", grad, variant, variant.grad or variant.out)
     check_format("values", values, variant, variant.row)
-    h, d, device, layout = variant.heads, variant.width, a_src.device, variant.backward_layout
-    num_dst, launch = saved.small.shape[1], graph.launch()
+    num_dst, device, launch = saved.small.shape[1], a_src.device, graph.launch()
+    variant = variant.banded(num_dst, graph.rows, graph.other.shape[0], device, back=True)
+    h, d, layout = variant.heads, variant.width, variant.backward_layout
     kernels = variant.edge_grad_kernels if edge_grad else variant.backward_kernels
     small, plus, minus = saved.pointers()
     packed, d_a_dst = torch.empty((num_dst, h, 4), device=device), torch.empty((num_dst, h), device=device)

@@ -2,12 +2,13 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from gnnaccel.cuda import bands
 from gnnaccel.cuda.launch import THREADS, Kernels, pointer, workspace
 from gnnaccel.cuda.layout import MAX_WIDTH, ROW_TYPES, TYPES, Layout, grid, layout_for
 from gnnaccel.cuda.quantize import ALIGN, Int8Rows, addresses, stride
@@ -27,7 +28,8 @@ class Variant:
     ``row`` torch.int8 for `Int8Rows`, of heads x width channels, which without weights per head may be of any width;
     ``weight``: a key of `WEIGHTS`: none, one per edge, one per edge and head; ``weight_at``: what stands for edge e in arrays
     over edges: "position" (at e of this graph's order) or "place" (at ``graph.place[e]``); ``identity``: x is such an array
-    itself, by position; ``mean``: divide by the row's number of edges; ``wide``: the graph has int64 offsets.
+    itself, by position; ``mean``: divide by the row's number of edges; ``wide``: the graph has int64 offsets; ``cut``: in bands
+    of channels (`bands`), as `forward` decides.
     """
 
     heads: int
@@ -39,6 +41,7 @@ class Variant:
     identity: bool = False
     mean: bool = False
     wide: bool = False
+    cut: bool = False
 
     def __post_init__(self) -> None:
         for name, seen, known in (("row", self.row, ROW_TYPES), ("out", self.out, TYPES), ("weight", self.weight, WEIGHTS),
@@ -52,11 +55,26 @@ class Variant:
         """Int8 rows whose heads have no weights of their own are summed as they lie in memory, padding and all, in wide loads."""
         if self.int8 and not self.per_head:
             return layout_for(*factored(stride(self.heads * self.width), True), True)
-        return layout_for(self.heads, self.width, self.int8)
+        if not self.cut:
+            return layout_for(self.heads, self.width, self.int8)
+        if self.per_head:
+            return layout_for(self.heads, self.width, most_heads=bands.heads(self.width, self.row.itemsize))
+        some = bands.channels(self.heads * self.width, self.row.itemsize)
+        return layout_for(self.heads * self.width // some, some, most_heads=1)
 
     @property
     def int8(self) -> bool:
         return self.row is torch.int8
+
+    def banded(self, nodes: int, rows: int, edges: int, device: torch.device) -> Variant:
+        """The same in bands where those pay: rows of ``nodes`` nodes, gathered by ``edges`` edges of ``rows`` rows. Int8 rows are
+        a quarter as long and go whole."""
+        if self.int8 or self.identity:
+            return self
+        size = self.row.itemsize
+        pay = bands.pay(nodes, self.heads * self.width * size, rows, edges, device, size=size,
+                        least=self.width * size if self.per_head else 0)
+        return _in_bands(self) if pay else self
 
     @functools.cached_property
     def per_head(self) -> bool:
@@ -86,6 +104,15 @@ class Variant:
 
 #: `Variant`s by their fields in order, one object each, so that what hangs on them is made once
 variant = functools.lru_cache(maxsize=512)(Variant)
+
+
+@functools.lru_cache(maxsize=128)
+def _in_bands(variant: Variant) -> Variant:
+    """As it is where rows cannot be cut so, or would have to be aligned better than they need be whole."""
+    if not variant.per_head and not bands.channels(variant.heads * variant.width, variant.row.itemsize):
+        return variant
+    cut = replace(variant, cut=True)
+    return cut if cut.layout.vec <= variant.layout.vec else variant
 
 
 @functools.lru_cache(maxsize=None)
@@ -174,10 +201,12 @@ def forward(variant: Variant, graph: Rows, x: Tensor | Int8Rows, weight: Tensor 
     Raises:
         ValueError: a tensor's shape, dtype, device, strides or alignment is another, or the graph is not as the variant has it.
     """
-    layout, rows, device = variant.layout, graph.rows, graph.indptr.device
+    rows, device = graph.rows, graph.indptr.device
     _check_graph(variant, graph, weight is not None)
     _check_rows(variant, graph, "x", x)
     _check_weight(variant, graph, weight)
+    variant = variant.banded(x.rows if variant.int8 else x.shape[0], rows, graph.other.shape[0], device)
+    layout = variant.layout
     if scale is not None:
         _check("scale", scale, (rows,), torch.float32, device, 4)
     if bias is not None:

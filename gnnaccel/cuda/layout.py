@@ -75,18 +75,18 @@ class Layout:
 
 
 @functools.lru_cache(maxsize=None)
-def layout_for(heads: int, width: int, int8: bool = False) -> Layout:
-    """The layout for ``heads`` x ``width`` features, of which a lane loads up to 16 int8 at once, or else up to 4. ValueError for
-    sizes the kernels do not cover."""
+def layout_for(heads: int, width: int, int8: bool = False, most_heads: int = 512) -> Layout:
+    """The layout for ``heads`` x ``width`` features, of which a lane loads up to 16 int8 at once, or else up to 4; a tile has at
+    most ``most_heads`` heads, a power of two. ValueError for sizes the kernels do not cover."""
     if heads < 1 or not 1 <= width <= MAX_WIDTH:
         raise ValueError(f"heads={heads}, width={width}: the kernels take heads >= 1 and 1 <= width <= {MAX_WIDTH}")
     vec = next(v for v in ((16, 8) if int8 else ()) + (4, 2, 1) if width % v == 0)
     packs = width // vec
     lh = min(32, _power_of_two(packs))
     kv = -(-packs // lh)
-    hl = min(32 // lh, _power_of_two(heads))
+    hl = min(32 // lh, _power_of_two(heads), most_heads)
     room = max(1, _REGISTERS // (kv * vec))
-    kh = min(_power_of_two(-(-heads // hl)), 1 << (room.bit_length() - 1), 32 // hl)
+    kh = min(_power_of_two(-(-heads // hl)), 1 << (room.bit_length() - 1), 32 // hl, most_heads // hl)
     return Layout(heads, width, vec, lh, kv, hl, kh, int8)
 
 

@@ -26,6 +26,7 @@ def _additive(build):
                (torch.float32, torch.int8))
     for (heads, width), (row, grad), edge in zip((*_SIZES, (1, 128), (8, 8)), formats, (False, True, False, True, True)):
         yield from build(additive.Variant(heads, width, row, torch.float32, edge, edge, True, grad=grad))
+    yield from build(additive.Variant(8, 8, torch.float32, torch.float32, train=True, tile=4))
 
 
 def _pairwise(build):
@@ -55,6 +56,8 @@ def _aggregate():
     for (heads, width), (_, out), more in zip((*_SIZES, (1, 128), (8, 8)), (*_TYPES, *_TYPES), options):
         int8 = aggregate.Variant(heads, width, torch.int8, out, *more)
         yield from (int8.kernels.defines, int8.int8_dot.defines)
+    for (heads, width), (row, out), weight in zip(((1, 256), (4, 64), (1, 160)), _TYPES, ("edge", "head", "none")):
+        yield aggregate.Variant(heads, width, row, out, weight, cut=True).kernels.defines
 
 
 _SEGMENT_SIZES = (  # k, n, blocks, dtype, precision, bytes of a copy

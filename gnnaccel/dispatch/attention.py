@@ -22,6 +22,9 @@ from gnnaccel.dispatch.patterns import Attention
 from gnnaccel.dispatch.program import Program
 
 
+_BANDS_FROM = 21  # bits of edges: with fewer, rows that do not fit the L2 have too few edges each
+
+
 @dataclass
 class Call:
     """One attention call. ``exposed``: the caller hands the result on as it is, so a user may change it in place; where
@@ -73,6 +76,9 @@ def prepare(found: Attention, heads: int, width: int, row: torch.dtype, out: tor
     score = () if found.family == "additive" else (found.score, False, found.vectors)
     kernels = family.variant(heads, width, row, out, found.edge, found.dropout > 0, grad, edge_bits > 31, *score)
     wanted = [(kernels.forward_kernels, ("forward", "merge"))]
+    if found.family == "additive" and edge_bits >= _BANDS_FROM:
+        wanted += [(form.forward_kernels, ("forward", "merge")) for form in kernels.in_bands(False)]
+        wanted += [(form.backward_kernels, ("prepare", "sources", "merge")) for form in kernels.in_bands(True) if grad]
     if found.family == "additive":
         if found.score == "additive":
             wanted.append((head_dot.kernels(heads, width, row), ("dot", "grad", "sum_blocks") if grad else ("dot",)))

@@ -49,7 +49,14 @@ def bind(call: Call, weights: Weights) -> Bound | None:
     for t in (weights.weight, weights.att_src, weights.att_dst, weights.bias):
         if t is not None and not (t.dtype is torch.float32 and t.is_contiguous() and t.data_ptr() % 16 == 0):
             return None
-    return Bound(call, weights) if call.out_dtype is torch.float32 else None
+    return Bound(call, weights) if call.out_dtype is torch.float32 and not _in_bands(call) else None
+
+
+def _in_bands(call: Call) -> bool:
+    """Whether the general way gathers in bands, forward or backward: such a graph is not one for which the interpreter counts."""
+    whole, graph = additive.variant(call.heads, call.width, torch.float32, torch.float32), call.graph
+    return any(whole.banded(nodes, rows, graph.num_edges, graph.device) is not whole
+               for nodes, rows in ((graph.num_src, graph.num_dst), (graph.num_dst, graph.num_src)))
 
 
 class Bound:

@@ -44,15 +44,22 @@ def kernel(graph: OpGraph, given: Aggregation) -> Kernel | Reason:
     heads, width, weight = _layout(given)
     mean, dtype = given.reduce == "mean", given.x.dtype
 
+    ahead, back = (graph.num_src, graph.num_dst), (graph.num_dst, graph.num_src)
+
+    def forms(averaged: bool, at: str) -> set[sums.Variant]:
+        whole = _variant(heads, width, dtype, weight, averaged, at)
+        return {whole, *(whole.banded(nodes, rows, graph.num_edges, given.x.device) for nodes, rows in (ahead, back))}
+
     def compile_() -> None:
         for averaged in {mean, False}:  # backward never averages
             for at in ("place",) if weight == "none" else ("place", "position"):
-                kernels = _variant(heads, width, dtype, weight, averaged, at).kernels
-                for entry in ("forward", "merge", "edge_dot") if weight != "none" and at == "place" else ("forward", "merge"):
-                    kernels(entry)
+                for form in forms(averaged, at):
+                    for entry in ("forward", "merge", "edge_dot") if weight != "none" and at == "place" else ("forward", "merge"):
+                        form.kernels(entry)
 
-    return Kernel(f"aggregate: {given.reduce}", ("aggregation", heads, width, weight, dtype, mean), compile_,
-                  lambda: run(graph, given))
+    cut = len(forms(False, "place")) > 1
+    return Kernel(f"aggregate: {given.reduce}" + ", in bands" * cut,
+                  ("aggregation", heads, width, weight, dtype, mean, cut), compile_, lambda: run(graph, given))
 
 
 def run(graph: OpGraph, given: Aggregation) -> Tensor:

@@ -2,15 +2,16 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from gnnaccel.cuda import bands
 from gnnaccel.cuda.dropout import OFF, Dropout
 from gnnaccel.cuda.launch import THREADS, Kernels, pointer, workspace
-from gnnaccel.cuda.layout import grid
+from gnnaccel.cuda.layout import Layout, grid, layout_for
 from gnnaccel.cuda.structure import Rows
 from gnnaccel.cuda.variant import RowVariant
 
@@ -20,11 +21,26 @@ SCORES = {"gatv2": 0, "dot": 1, "cosine": 2, "mx": 3, "sd": 4}
 @dataclass(frozen=True)
 class Variant(RowVariant):
     """What selects a kernel of pairwise attention. ``score``: a key of `SCORES`; ``beside``: keys and values, and their gradients,
-    lie side by side, as in [num_src, 2, H, D] (dot product only). ``vectors``: there are several attention vectors (GATv2 only)."""
+    lie side by side, as in [num_src, 2, H, D] (dot product only). ``vectors``: there are several attention vectors (GATv2 only).
+    ``tile``: the most heads, a power of two, that are computed together, 0 for as many as fit."""
 
     score: str = "dot"
     beside: bool = False
     vectors: bool = False
+    tile: int = 0
+
+    @functools.cached_property
+    def layout(self) -> Layout:
+        return layout_for(self.heads, self.width, most_heads=self.tile) if self.tile else layout_for(self.heads, self.width)
+
+    def banded(self, nodes: int, graph: Rows, arrays: int) -> Variant:
+        """The same in bands of heads (`bands`) where those pay: the graph's edges gather rows of ``arrays`` arrays of ``nodes``
+        nodes."""
+        size = self.row.itemsize
+        head = arrays * self.width * size
+        pay = self.heads > 1 and bands.pay(nodes, self.heads * head, graph.rows, graph.other.shape[0], graph.other.device,
+                                           size=size, least=head)
+        return _in_bands(self, bands.heads(arrays * self.width, size)) if pay else self
 
     @property
     def own_values(self) -> bool:
@@ -62,6 +78,11 @@ class Variant(RowVariant):
 
 #: `Variant`s by their fields in order, one object each, so that what hangs on them is made once
 variant = functools.lru_cache(maxsize=512)(Variant)
+
+
+@functools.lru_cache(maxsize=128)
+def _in_bands(variant: Variant, tile: int) -> Variant:
+    return replace(variant, tile=tile)
 
 
 @dataclass(frozen=True)
@@ -103,6 +124,7 @@ def forward(variant: Variant, graph: Rows, x: Operands, dropout: Dropout = OFF, 
     Returns out [num_dst, H, D] and, under ``variant.train``, the sum without bias in fp32, which is a tensor of its own with a
     bias, with ``keep`` or where out is not fp32, and norm [2, num_dst, H]: the softmax's maximum and the reciprocal of its sum.
     """
+    variant = variant.banded(x.keys.shape[0], graph, 2 if variant.own_values else 1)
     h, d, device, layout, rows = variant.heads, variant.width, x.keys.device, variant.layout, graph.rows
     out = torch.empty((rows, h, d), dtype=variant.out, device=device)
     norm = torch.empty((2, rows, h), device=device) if variant.train else None

@@ -61,6 +61,7 @@ def backward(variant: Variant, by_dst: Rows, by_src: Rows, x: Operands, packed: 
 
 def _queries(variant: Variant, graph: Rows, inverse: Tensor, x: Operands, kept: Tensor) -> Tensor:
     """The gradient of queries from those of the scores."""
+    variant = variant.banded(x.keys.shape[0], graph, 1)
     layout, kernels = variant.layout, variant.backward_kernels(False, True)
     d_queries, launch = torch.empty_like(x.queries), graph.launch()
     memory, parts = workspace(launch.chunks, (variant.heads * variant.width, 0, 0), kept.device)
@@ -77,8 +78,7 @@ def _queries(variant: Variant, graph: Rows, inverse: Tensor, x: Operands, kept: 
 def _pass(variant: Variant, by_src: bool, graph: Rows, eid: Tensor, x: Operands, packed: Tensor, grad: Tensor,
           d_edges: Tensor | None, dropout: Dropout, kept: Tensor | None):
     """One direction: (gradient of its score rows, of its value rows, of its node term, of the attention vector)."""
-    h, d, device, layout = variant.heads, variant.width, grad.device, variant.layout
-    values = x.values if variant.own_values else x.keys
+    h, d, device, values = variant.heads, variant.width, grad.device, x.values if variant.own_values else x.keys
     own, other = ((x.keys, values), (x.queries, grad)) if by_src else ((x.queries, grad), (x.keys, values))
     if by_src and variant.beside:
         d_a, d_b = torch.empty((x.keys.shape[0], 2, h, d), dtype=x.keys.dtype, device=device).unbind(1)
@@ -87,7 +87,8 @@ def _pass(variant: Variant, by_src: bool, graph: Rows, eid: Tensor, x: Operands,
         d_b = torch.empty_like(values) if by_src and variant.own_values else None
     term, vector = x.c_src if by_src else x.c_dst, variant.vectors and not by_src
     d_node = torch.empty((graph.rows, h, d), device=device) if vector else None if term is None else torch.empty_like(term)
-    launch, kernels = graph.launch(), variant.backward_kernels(by_src, kept is not None)
+    variant = variant.banded(other[0].shape[0], graph, 2 if by_src or variant.own_values else 1)
+    layout, launch, kernels = variant.layout, graph.launch(), variant.backward_kernels(by_src, kept is not None)
     row = h * d
     memory, parts = workspace(launch.chunks, (row, row if d_b is not None or vector else 0, h), device)
     blocks, tiles = grid(launch.slots + graph.rows, layout)

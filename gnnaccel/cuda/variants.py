@@ -42,6 +42,11 @@ def _vectors(build):
         yield from build(pairwise.Variant(heads, width, row, out, False, more, True, more, "gatv2", False, True))
 
 
+def _tiled(build):
+    yield from build(pairwise.Variant(8, 8, torch.float32, torch.float32, train=True, score="gatv2", tile=4))
+    yield from build(pairwise.Variant(4, 64, torch.bfloat16, torch.float32, True, train=True, tile=1))
+
+
 def _kept():
     for (heads, width), (row, out), more in zip(((4, 16), (3, 512)), _TYPES, (False, True)):
         v = pairwise.Variant(heads, width, row, out, False, more, True, more, "dot", not more)
@@ -160,8 +165,8 @@ _SAMPLES = {
     "additive": lambda: _additive(lambda v: [v.forward_kernels.defines]),
     "additive_pmf": lambda: _additive(lambda v: [v.pmf_kernels.defines]),
     "additive_backward": lambda: _additive(lambda v: [(v.edge_grad_kernels if v.edge else v.backward_kernels).defines]),
-    "pairwise": lambda: [*_pairwise(_forward), *_vectors(_forward)],
-    "pairwise_backward": lambda: [*_pairwise(_both_ways), *_vectors(_both_ways), *_kept()],
+    "pairwise": lambda: [*_pairwise(_forward), *_vectors(_forward), *_tiled(_forward)],
+    "pairwise_backward": lambda: [*_pairwise(_both_ways), *_vectors(_both_ways), *_tiled(_both_ways), *_kept()],
     "segment_gemm": _segment_gemm,
     "segment_direct": _segment_direct,
     "segment_gemm_grad": _segment_gemm_grad,

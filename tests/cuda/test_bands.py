@@ -6,7 +6,8 @@ import torch
 
 from gnnaccel.cuda import additive as additive_kernels
 from gnnaccel.cuda import aggregate, bands
-from tests.attention_cases import additive, check, graph
+from gnnaccel.cuda import pairwise as pairwise_kernels
+from tests.attention_cases import additive, check, graph, pairwise
 from tests.cuda import test_aggregate as sums
 from tests.helpers import on_devices
 
@@ -92,6 +93,22 @@ def test_attention(device, chunk_edges, cache, heads, width, edge, dropout, chun
         cut = whole.banded(20, 20, 700, device, back)
         assert cut is not whole and cut.layout.tiles > whole.layout.tiles
     check(additive(graph(device, 20, 20, 700), heads, width, "same", edge, dropout))
+
+
+@on_devices("score,heads,width,edge,dropout",
+            [("dot", 8, 8, True, 0.3), ("gatv2", 4, 32, False, 0.0), ("cosine", 3, 40, False, 0.0)],
+            [(score, h, d, e, p) for score in ("gatv2", "dot", "mx", "sd") for h, d in ((8, 8), (4, 64), (3, 40))
+             for e, p in ((False, 0.0), (True, 0.3))])
+@pytest.mark.parametrize("chunk", [1024, 16])
+def test_pairwise_attention(device, chunk_edges, cache, score, heads, width, edge, dropout, chunk):
+    chunk_edges(chunk)
+    problem = pairwise(score, graph(device, 20, 20, 700), heads, width, edge, dropout)
+    arrays = 2 if score == "dot" else 1
+    cache(20 * arrays * max(heads * width * 2, width * 4))
+    whole = pairwise_kernels.variant(heads, width, torch.float32, torch.float32, score=score)
+    cut = whole.banded(20, problem.graph.csc(), arrays)
+    assert cut is not whole and cut.layout.tiles > whole.layout.tiles
+    check(problem)
 
 
 def test_one_head_and_int8_values_go_whole(cache):

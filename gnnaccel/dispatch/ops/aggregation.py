@@ -28,7 +28,7 @@ _HALF = (torch.float16, torch.bfloat16)
 class Aggregation(NamedTuple):
     """``x`` [num_src, *features]; ``weight`` [E, *features] of as many dimensions, which broadcast, or None; ``reduce``: one of
     `REDUCES`, or what `aggregation_means` has; ``shape``: of a message; ``more``: what else goes into it, then of that shape,
-    and with one of `REDUCES`."""
+    and not with a power mean."""
 
     reduce: Reduce
     x: Tensor
@@ -93,7 +93,7 @@ def prepare(reduce: Reduce, x: Tensor, weight: Tensor | None, edges: int) -> Agg
 def plain(graph: OpGraph, given: Aggregation) -> Tensor:
     """[num_dst, *shape] on torch operations; messages have the size of the edges. Differentiable any number of times."""
     if type(given.reduce) is Softmax:
-        return means.softmax_plain(graph, given)
+        return means.softmax(graph, given)
     if type(given.reduce) is PowerMean:
         return means.around(plain)(graph, given)
     message = messages.made(graph, given.x, given.weight, given.more)

@@ -16,7 +16,6 @@
 
 #define AHEAD (EDGE && UNROLL > 1 ? UNROLL / 2 : UNROLL)
 #define BEHIND (UNROLL > 1 ? UNROLL / 2 : 1)
-#define FARTHEST 32.f  // above the logarithm of any number of edges
 
 // t per channel: `each` has one number (stride 0) or one per channel (stride 1); without it all are `number`.
 struct Temperature {
@@ -81,15 +80,12 @@ struct Running {
                     join(its_top, its_sum, its_weighted, __shfl_xor_sync(FULL_WARP, off[k][c], w), t[k][c], k, c);
                 }
     }
-    // The mean, from where it is nearer: sums are as exact as they are small, and where one message takes nearly all, what counts
-    // for the others is how far it is from the mean. Rounding may take it beyond the largest message, or further away than a mean
-    // can be; that message is then nearer.
-    __device__ __forceinline__ float mean(float t, int k, int c) const {
+    // The mean, from zero or from the top, whichever is nearer: sums are as exact as they are small. Backward asks how far
+    // messages are from it, times t; where large ones nearly agree, or one takes nearly all, sums of their size would lose that.
+    __device__ __forceinline__ float mean(int k, int c) const {
         if (sum[k][c] == 0.f) return 0.f;
         const bool near = fabsf(off[k][c]) < fabsf(weighted[k][c]);
-        const float found = near ? top[k][c] + off[k][c] / sum[k][c] : weighted[k][c] / sum[k][c];
-        const float below = t * (top[k][c] - found);
-        if (below < 0.f || below > FARTHEST) return top[k][c];
+        const float found = near ? top[k][c] + off[k][c] / sum[k][c] : weighted[k][c] / sum[k][c], below = top[k][c] - found;
         return below == below ? found : below;  // scores that are infinite have no softmax
     }
 };
@@ -122,7 +118,7 @@ __device__ __forceinline__ void finish(const Lanes& at, int row, const Running& 
     for (int k = 0; k < PACKS; ++k)
 #pragma unroll
         for (int c = 0; c < VEC; ++c) {
-            mean[k][c] = f.mean(t[k][c], k, c);
+            mean[k][c] = f.mean(k, c);
             sum[k][c] = f.sum[k][c] == 0.f ? 1.f : f.sum[k][c] * exp_of(t[k][c] * (f.top[k][c] - mean[k][c]));
         }
     store_row(at, out, row, mean);

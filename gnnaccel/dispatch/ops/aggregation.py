@@ -40,7 +40,8 @@ class Aggregation(NamedTuple):
     def tensors(self) -> tuple[Tensor, ...]:
         """All that may want a gradient."""
         more = () if self.more is None else tuple(t for t, _ in self.more.tensors.values())
-        return (self.x, *more) if self.weight is None else (self.x, self.weight, *more)
+        numbers = () if type(self.reduce) is str else tuple(t for t in self.reduce[:1] if isinstance(t, Tensor))
+        return (self.x, *more, *numbers) if self.weight is None else (self.x, self.weight, *more, *numbers)
 
     def by(self, reduce: Reduce) -> Aggregation:
         """With another reduction; one named "... unweighted" leaves the weights out."""

@@ -66,7 +66,7 @@ def forward(graph: Rows, given: Messages, train: bool) -> tuple[Tensor, Kept | N
     fixed order. ValueError for a tensor that does not fit.
     """
     _check(graph, given, None)
-    (nodes, width), device = given.x.shape, given.x.device
+    width, device = given.x.shape[-1], given.x.device
     out = torch.empty((graph.rows, width), dtype=given.x.dtype, device=device)
     kept = Kept(*(torch.empty((graph.rows, width), device=device) for _ in range(2))) if train else None
     results = out.data_ptr(), *((t.data_ptr() for t in kept) if kept else (0, 0))

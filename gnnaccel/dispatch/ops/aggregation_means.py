@@ -75,7 +75,7 @@ def unfit(reduce: Any, x: Tensor, weight: Tensor | None, more: bool = False) -> 
         return reason("GA201", f"the aggregation is a {reduce.name} of {made}")
     if type(reduce) is Softmax and x.dtype in _HALF and torch.is_autocast_enabled(x.device.type):
         return reason("GA203", f"a softmax of {x.dtype} features under autocast")
-    if type(reduce) is Softmax and reduce.dtype(x) is torch.float64 is not x.dtype:
+    if type(reduce) is Softmax and reduce.dtype(x) not in (x.dtype, torch.float32, *_HALF):
         return reason("GA203", f"a softmax of {x.dtype} features with numbers of {reduce.t.dtype}")
     number = reduce[0]
     if not isinstance(number, Tensor):

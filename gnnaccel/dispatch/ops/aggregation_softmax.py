@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda import column_sum, softmax_sum
-from gnnaccel.cuda.layout import TYPES
 from gnnaccel.cuda.softmax_sum import Messages
 from gnnaccel.dispatch.ops import aggregation
 from gnnaccel.dispatch.ops.aggregation import Aggregation

@@ -5,7 +5,7 @@ import torch
 
 from gnnaccel.cuda import (additive, aggregate, edge_list, edge_softmax, extremum, gated, gated_sum, int8_gemm, multi_reduce,
                            multi_reduce_backward, pairwise, quantize, rectified, sddmm, segment_direct, segment_gemm,
-                           segment_gemm_grad)
+                           segment_gemm_grad, softmax_sum)
 from gnnaccel.cuda.layout import TYPES, layout_for
 from gnnaccel.cuda.segment_plan import grad_plan, product_plan
 
@@ -136,6 +136,11 @@ def _rectified():
         yield rectified.kernels(width, dtype, wide).defines
 
 
+def _softmax_sum():
+    for width, (dtype, _), edge in zip((64, 47, 512), _TYPES, (True, False, True)):
+        yield softmax_sum.kernels(width, dtype, edge, width == 47).defines
+
+
 def _sddmm():
     for op, width, (dtype, _), index in zip(("add", "mul", "mul"), (8, 33, 6), _TYPES, (torch.int32, torch.int64, torch.int32)):
         yield sddmm.kernels(op, width, dtype, index).defines
@@ -183,6 +188,7 @@ _SAMPLES = {
     "gated": _gated,
     "gated_sum": _gated_sum,
     "rectified": _rectified,
+    "softmax_sum": _softmax_sum,
     "multi_reduce": lambda: [v.kernels.defines for v in _multi_reduce()],
     "multi_reduce_backward": lambda: [multi_reduce_backward.kernels(v).defines for v in _multi_reduce()],
     "sddmm": _sddmm,

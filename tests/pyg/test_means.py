@@ -3,14 +3,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch_geometric.nn import GENConv
+from torch_geometric.nn import GENConv, MessagePassing
 from torch_geometric.nn.aggr import MultiAggregation, PowerMeanAggregation, SoftmaxAggregation
 
 import gnnaccel
 from tests.pyg import graphs
 from tests.pyg.graphs import E, F, M, N
 from tests.pyg.judge import close, compare, took
-from tests.pyg.own_layers import POSITIONS, Copying, Weighing
+from tests.pyg.own_layers import POSITIONS, Copying, Differing, Weighing
 
 MEANS = {
     "softmax": lambda: SoftmaxAggregation(), "cold": lambda: SoftmaxAggregation(0.1, semi_grad=True),
@@ -66,19 +66,85 @@ def test_numbers_set_between_calls(route):
         with route.on():
             assert close(layer(x, ei), expected)
     took(route, 4)
+    layer = GENConv(F, F, norm="layer", edge_dim=3).to(route.device)
+    for t in (1.0, 1.0, 3.0):
+        e = torch.randn(E, 3, device=route.device)
+        layer.aggr_module.t = t
+        expected = layer(x, ei, e)
+        with route.on():
+            assert close(layer(x, ei, e), expected)
+    took(route, 7)
 
 
 def test_gen(route):
-    """Whose messages are made of its features row by row; with features of edges such an aggregation is native."""
+    """Whose messages are made of its features row by row."""
     for options in (dict(learn_t=True), dict(aggr="powermean", learn_p=True, p=2.0), dict(aggr="add")):
         compare(route, GENConv(F, F, norm="layer", **options), graphs.features(), graphs.square(), positions=POSITIONS)
-    for aggr in ("softmax", "powermean", ["max", "softmax"]):
-        layer, args = GENConv(F, F, norm="layer", aggr=aggr), (graphs.features(), graphs.square(), torch.randn(E, F))
-        expected = layer(*args)
-        gnnaccel.reset_stats()
-        with gnnaccel.enabled(when="supported"):
-            assert close(layer(*args), expected, 1e-6)
-        assert gnnaccel.stats()["GENConv"]["reasons"] == {"GA201": 1}
+
+
+GEN = {
+    "usual": dict(), "learnt, mapped": dict(t=0.5, learn_t=True, edge_dim=4), "without edges": dict(aggr="softmax_sg", t=3.0),
+    "cold": dict(t=-2.0, learn_t=True, edge_dim=4, eps=0.1),
+    "by channel": dict(aggr_kwargs=dict(learn=True, channels=6), edge_dim=4),
+    "several": dict(aggr=["max", "softmax", "mean"]), "bipartite": dict(in_channels=(F, 5), edge_dim=3),
+}
+
+
+@pytest.mark.parametrize("name", GEN)
+def test_gen_with_features_of_edges(route, name):
+    """Its softmax of rectified messages; gradients of t and of the map of edges among the parameters'."""
+    options = {"in_channels": F, "out_channels": 6, "norm": "layer", **GEN[name]}
+    edge = torch.randn(E, options.get("edge_dim", 6))
+    args = graphs.features(), graphs.square()
+    if name == "bipartite":
+        args = (graphs.features(), graphs.features(M, 5)), graphs.bipartite()
+    compare(route, GENConv(**options), *args, positions=POSITIONS, floor=1e-6, edge_attr=edge)
+
+
+def test_strides_and_results_changed_in_place(route):
+    """Features of nodes and edges that are not contiguous; a result that its user changes."""
+    class Rectifying(MessagePassing):
+        def forward(self, x, edge_index, e):
+            out = self.propagate(edge_index, x=x.t(), e=e[:, ::2])
+            out += 1.0
+            return out.relu_()
+
+        def message(self, x_j, e):
+            return (x_j + e).relu() + 0.5
+
+    x, e = torch.randn(F, N), torch.randn(E, 2 * F)
+    compare(route, Rectifying(aggr=SoftmaxAggregation(2.0, learn=True)), x, graphs.square(), e, positions=POSITIONS, floor=1e-6)
+
+
+@pytest.mark.parametrize("aggr", ["powermean", ["max", "powermean"]])
+def test_power_means_of_what_is_more_than_rows_are_native(aggr):
+    layer, args = GENConv(F, F, norm="layer", aggr=aggr), (graphs.features(), graphs.square(), torch.randn(E, F))
+    expected = layer(*args)
+    with gnnaccel.enabled(when="supported"):
+        assert torch.equal(layer(*args), expected)
+    assert gnnaccel.stats()["GENConv"]["reasons"] == {"GA201": 1}
+
+
+def test_softmax_of_other_messages(emulated):
+    """By torch operations where they are asked for; no kernel has it."""
+    layer, x, ei = Differing(aggr=SoftmaxAggregation()), graphs.features(), graphs.square()
+    expected = layer(x, ei)
+    with gnnaccel.enabled(backend="torch", when="supported", on_fallback="raise"):
+        assert close(layer(x, ei), expected)
+    with emulated.on(on_fallback="native"):
+        assert torch.equal(layer(x, ei), expected)
+    assert gnnaccel.stats()["Differing"]["reasons"] == {"GA208": 1}
+
+
+def test_numbers_of_another_dtype(route):
+    """fp64 numbers make the host's result fp64, also where they come between calls that repeat."""
+    layer, x, ei = Copying(aggr=SoftmaxAggregation()), graphs.features().to(route.device), graphs.square().to(route.device)
+    for t in (1.0, 2.0, torch.full((1,), 0.5, device=route.device, dtype=torch.float64)):
+        layer.aggr_module.t = t
+        expected = layer(x, ei)
+        with route.on(on_fallback="native"):
+            assert close(layer(x, ei), expected)
+    assert gnnaccel.stats()["Copying"]["reasons"] == {"GA203": 1}
 
 
 def test_weighted_messages_are_native():

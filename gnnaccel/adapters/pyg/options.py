@@ -162,7 +162,8 @@ def _more_than_neighbours(x: Any, edges: Any) -> Iterator[Case]:
     yield "GINEConv", "`aggr='max'`", nn.GINEConv(mlp, edge_dim=4, aggr="max"), (x, edges, attr), {}
     for aggr in ("powermean", "add", "max"):
         yield "GENConv", f"`aggr={aggr!r}`", nn.GENConv(_F, 8, aggr=aggr), (x, edges), {}
-    yield "GENConv", "`aggr='add'`, `edge_dim`", nn.GENConv(_F, 8, aggr="add", edge_dim=4), (x, edges, attr), {}
+    for aggr in ("powermean", "add"):
+        yield "GENConv", f"`aggr={aggr!r}`, `edge_dim`", nn.GENConv(_F, 8, aggr=aggr, edge_dim=4), (x, edges, attr), {}
     yield "ResGatedGraphConv", "as constructed", nn.ResGatedGraphConv(_F, 8), (x, edges), {}
     yield "ResGatedGraphConv", "`edge_dim`", nn.ResGatedGraphConv(_F, 8, edge_dim=4), (x, edges, attr), {}
     yield "ResGatedGraphConv", "`act=Tanh()`", nn.ResGatedGraphConv(_F, 8, act=torch.nn.Tanh()), (x, edges), {}

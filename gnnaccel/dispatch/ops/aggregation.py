@@ -28,7 +28,7 @@ _HALF = (torch.float16, torch.bfloat16)
 class Aggregation(NamedTuple):
     """``x`` [num_src, *features]; ``weight`` [E, *features] of as many dimensions, which broadcast, or None; ``reduce``: one of
     `REDUCES`, or what `aggregation_means` has; ``shape``: of a message; ``more``: what else goes into it, then of that shape,
-    and with one of `REDUCES`."""
+    and not with a power mean."""
 
     reduce: Reduce
     x: Tensor
@@ -40,7 +40,8 @@ class Aggregation(NamedTuple):
     def tensors(self) -> tuple[Tensor, ...]:
         """All that may want a gradient."""
         more = () if self.more is None else tuple(t for t, _ in self.more.tensors.values())
-        return (self.x, *more) if self.weight is None else (self.x, self.weight, *more)
+        numbers = () if type(self.reduce) is str else tuple(t for t in self.reduce[:1] if isinstance(t, Tensor))
+        return (self.x, *more, *numbers) if self.weight is None else (self.x, self.weight, *more, *numbers)
 
     def by(self, reduce: Reduce) -> Aggregation:
         """With another reduction; one named "... unweighted" leaves the weights out."""
@@ -93,7 +94,7 @@ def prepare(reduce: Reduce, x: Tensor, weight: Tensor | None, edges: int) -> Agg
 def plain(graph: OpGraph, given: Aggregation) -> Tensor:
     """[num_dst, *shape] on torch operations; messages have the size of the edges. Differentiable any number of times."""
     if type(given.reduce) is Softmax:
-        return means.softmax_plain(graph, given)
+        return means.softmax(graph, given)
     if type(given.reduce) is PowerMean:
         return means.around(plain)(graph, given)
     message = messages.made(graph, given.x, given.weight, given.more)

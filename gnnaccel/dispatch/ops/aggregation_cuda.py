@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gnnaccel.cuda import aggregate as sums
 from gnnaccel.cuda.layout import MAX_WIDTH, TYPES
-from gnnaccel.dispatch.ops import aggregation, aggregation_messages
+from gnnaccel.dispatch.ops import aggregation, aggregation_messages, aggregation_softmax
 from gnnaccel.dispatch.ops import aggregation_means as means
 from gnnaccel.dispatch.ops.aggregation import Aggregation, Reduce
 from gnnaccel.dispatch.ops.aggregation_means import PowerMean, Softmax
@@ -33,10 +33,10 @@ def kernel(graph: OpGraph, given: Aggregation) -> Kernel | Reason:
         return reason("GA206", "rows are empty" if not all(given.shape) else f"{graph.num_edges} edges; int32 counts them")
     if not graph.num_edges:
         return reason("GA303")
+    if type(given.reduce) is Softmax:
+        return aggregation_softmax.kernel(graph, given)
     if given.more is not None:
         return aggregation_messages.kernel(graph, given)
-    if type(given.reduce) is Softmax:
-        return means.softmax_kernel(graph, given)
     given = means.inner(given)
     if given.reduce in _MULTI:
         found = _multi(graph, given, (given.reduce,))
@@ -64,10 +64,10 @@ def kernel(graph: OpGraph, given: Aggregation) -> Kernel | Reason:
 
 def run(graph: OpGraph, given: Aggregation) -> Tensor:
     """`aggregation.plain` by kernels."""
+    if type(given.reduce) is Softmax:
+        return aggregation_softmax.run(graph, given)
     if given.more is not None:
         return aggregation_messages.run(graph, given)
-    if type(given.reduce) is Softmax:
-        return means.softmax(graph, given)
     if type(given.reduce) is PowerMean:
         return means.around(run)(graph, given)
     if given.reduce in _MULTI:

@@ -1,22 +1,18 @@
 """Softmax and power means over neighbours (Li et al., "DeeperGCN: All You Need to Train Deeper GCNs", arXiv 2006.07739).
 
-Both are of messages that are the neighbours' features as they are. A power mean is a mean between two functions of nodes. A
-softmax by channel is additive attention with as many heads as channels, of width one, whose logits belong to the sources: so
-the attention kernels run it, nothing has the size of the edges times the channels, and one gather is all of its backward.
+A power mean is of messages that are the neighbours' features as they are: a mean between two functions of nodes. A softmax by
+channel is of these or of messages that are more (`messages`), without weights; `aggregation_softmax` has its kernels.
 """
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from gnnaccel.dispatch import attention, attention_programs
-from gnnaccel.dispatch.ops.call import Kernel
+from gnnaccel.dispatch.ops import messages
 from gnnaccel.dispatch.ops.graph import OpGraph
-from gnnaccel.dispatch.patterns import attention as recognised
 from gnnaccel.dispatch.reasons import Reason, reason
 
 if TYPE_CHECKING:
@@ -24,11 +20,10 @@ if TYPE_CHECKING:
 
 _HALF = (torch.float16, torch.bfloat16)
 _SMALL = 1e-16  # what PyG adds to a softmax's sum
-_PROGRAM = attention_programs.additive_terms(1.0, 0.0, False, False)  # a slope of one: the logits as they are
 
 
 class Softmax(NamedTuple):
-    """``out[i] = sum of a_e x_j``, ``a`` the softmax of ``t x_j`` over the edges that enter i, channel by channel.
+    """``out[i] = sum of a_e m_e``, ``a`` the softmax of ``t m_e`` over the edges that enter i, channel by channel.
 
     ``t``: a number, or a tensor of one number or one per channel; ``whole``: gradients go through ``a`` too."""
 
@@ -37,9 +32,9 @@ class Softmax(NamedTuple):
 
     name = "softmax"
 
-    def logits(self, x: Tensor) -> Tensor:
-        """``t x``, [nodes, *features]."""
-        found = x if _is_one(self.t) else x * self.t
+    def logits(self, message: Tensor) -> Tensor:
+        """``t m``, [edges, *features]."""
+        found = message if _is_one(self.t) else message * self.t
         return found if self.whole else found.detach()
 
     def dtype(self, x: Tensor) -> torch.dtype:
@@ -71,15 +66,17 @@ def _is_one(value: float | Tensor) -> bool:
 
 
 def unfit(reduce: Any, x: Tensor, weight: Tensor | None, more: bool = False) -> Reason | None:
-    """Why ``reduce`` of these features [nodes, *features] cannot be computed at the nodes. Numbers per channel are [1, F].
+    """Why ``reduce`` of messages of these features [nodes, *features] is not computed. Numbers per channel are [1, F].
     ``more``: messages are made of more than the features."""
     if type(reduce) is str:
         return None
-    if more or weight is not None:
-        made = "messages that are more than neighbours' rows" if more else "weighted messages"
+    if weight is not None or (more and type(reduce) is PowerMean):
+        made = "weighted messages" if weight is not None else "messages that are more than neighbours' rows"
         return reason("GA201", f"the aggregation is a {reduce.name} of {made}")
     if type(reduce) is Softmax and x.dtype in _HALF and torch.is_autocast_enabled(x.device.type):
         return reason("GA203", f"a softmax of {x.dtype} features under autocast")
+    if type(reduce) is Softmax and reduce.dtype(x) not in (x.dtype, torch.float32, *_HALF):
+        return reason("GA203", f"a softmax of {x.dtype} features with numbers of {reduce.t.dtype}")
     number = reduce[0]
     if not isinstance(number, Tensor):
         return None
@@ -102,36 +99,15 @@ def around(run: Callable[[OpGraph, Aggregation], Tensor]) -> Callable[[OpGraph, 
     return run_power_mean
 
 
-# --- softmax -----------------------------------------------------------------------------------------------------------
-
-def softmax_plain(graph: OpGraph, given: Aggregation) -> Tensor:
-    """[num_dst, *features] on torch operations; messages have the size of the edges. Differentiable any number of times."""
-    x, index, rows = given.x, graph.index("v"), graph.num_dst
-    logits = given.reduce.logits(x).index_select(0, graph.index("u"))
-    at = index.long().view(-1, *(1,) * (x.dim() - 1)).expand_as(logits)
+def softmax(graph: OpGraph, given: Aggregation) -> Tensor:
+    """[num_dst, *features]: a `Softmax` on torch operations; messages have the size of the edges. Differentiable any number of
+    times."""
+    message, index, rows = messages.made(graph, given.x, None, given.more), graph.index("v"), graph.num_dst
+    logits = given.reduce.logits(message)
+    at = index.long().view(-1, *(1,) * (message.dim() - 1)).expand_as(logits)
     top = logits.new_zeros(rows, *logits.shape[1:]).scatter_reduce(0, at, logits.detach(), "amax", include_self=False)
     power = (logits - top.index_select(0, index)).exp()
     wide = power.float() if power.dtype in _HALF else power
     total = wide.new_zeros(rows, *wide.shape[1:]).index_add(0, index, wide) + _SMALL
-    share = wide / total.index_select(0, index)
-    message = x.index_select(0, graph.index("u")) * share
-    return message.new_zeros(rows, *message.shape[1:]).index_add(0, index, message).to(given.reduce.dtype(x))
-
-
-def softmax_kernel(graph: OpGraph, given: Aggregation) -> Kernel | Reason:
-    """The way of `softmax_plain` by kernels, or why there is none."""
-    x, width = given.x, math.prod(given.shape)
-    dtype, wide = given.reduce.dtype(x), graph.num_edges >= 2**31
-    found, grad = recognised(_PROGRAM), torch.is_grad_enabled()
-    return Kernel("additive: softmax by channel", ("softmax by channel", width, dtype, grad, wide),
-                  lambda: attention.prepare(found, width, 1, dtype, dtype, grad, wide), lambda: softmax(graph, given))
-
-
-def softmax(graph: OpGraph, given: Aggregation) -> Tensor:
-    """`softmax_plain` by the attention kernels."""
-    x, width = given.x, math.prod(given.shape)
-    logits = given.reduce.logits(x.float() if x.dtype in _HALF else x)
-    dtype = given.reduce.dtype(x)
-    call = attention.Call(_PROGRAM, recognised(_PROGRAM), graph.view(), width, 1, dtype)
-    out = attention.run_cuda(call, {"x": x.to(dtype).reshape(-1, width, 1), "a_src": logits.reshape(-1, width)})
-    return out.view(-1, *given.shape)
+    message = message * (wide / total.index_select(0, index))
+    return message.new_zeros(rows, *message.shape[1:]).index_add(0, index, message).to(given.reduce.dtype(given.x))

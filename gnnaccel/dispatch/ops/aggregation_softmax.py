@@ -1,0 +1,99 @@
+"""Softmax over neighbours by CUDA kernels: of their rows as they are, and of rectified messages with features of edges.
+
+One gather forward and two backward; nothing has the size of the edges times the features but the gradient of features of edges.
+A backward that is itself recorded runs on torch operations.
+"""
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from gnnaccel.cuda import column_sum, softmax_sum
+from gnnaccel.cuda.softmax_sum import Messages
+from gnnaccel.dispatch.ops import aggregation
+from gnnaccel.dispatch.ops.aggregation import Aggregation
+from gnnaccel.dispatch.ops.aggregation_means import Softmax
+from gnnaccel.dispatch.ops.call import Kernel
+from gnnaccel.dispatch.ops.graph import OpGraph
+from gnnaccel.dispatch.ops.messages import Rectified
+from gnnaccel.dispatch.reasons import Reason, reason
+from gnnaccel.dispatch.relational.cuda_maps import by_torch, dense
+
+
+def kernel(graph: OpGraph, given: Aggregation) -> Kernel | Reason:
+    """The way of `aggregation.plain` by kernels, or why there is none."""
+    if type(given.more) not in (type(None), Rectified):
+        return reason("GA208", f"a softmax of messages {given.more}")
+    width, dtype, edge = math.prod(given.shape), given.reduce.dtype(given.x), given.more is not None
+    learnt = isinstance(given.reduce.t, Tensor)
+
+    def compile_() -> None:
+        for entry in softmax_sum.ENTRIES:
+            softmax_sum.kernels(width, dtype, edge, False)(entry)
+        if learnt:
+            column_sum.prepare(width, torch.float32)
+
+    name = "softmax_sum: rectified" if edge else "softmax_sum"
+    return Kernel(name, (name, width, dtype, learnt), compile_, lambda: run(graph, given))
+
+
+def run(graph: OpGraph, given: Aggregation) -> Tensor:
+    """`aggregation.plain` by kernels."""
+    dtype = given.reduce.dtype(given.x)
+    x, edge, constant = given.x.to(dtype), None, 0.0
+    if given.more is not None:
+        edge, constant = given.more.edge.to(dtype), given.more.constant
+    t, whole = _temperature(given), given.reduce.whole
+    if torch.is_grad_enabled() and any(isinstance(one, Tensor) and one.requires_grad for one in (x, edge, t)):
+        return _SoftmaxSum.apply(graph, constant, whole, x, edge, t)
+    return _forward(graph, constant, x, edge, t, False)[0].view(-1, *x.shape[1:])
+
+
+def _temperature(given: Aggregation) -> Tensor | float:
+    """t as the kernels take it: a number, or fp32 [1] or [F]; without a gradient where none goes through the softmax."""
+    t = given.reduce.t
+    if not isinstance(t, Tensor):
+        return float(t)
+    t = (t.reshape(1) if t.numel() == 1 else t.expand(1, *given.shape).reshape(-1)).float().contiguous()
+    return t if given.reduce.whole else t.detach()
+
+
+def _messages(constant: float, x: Tensor, edge: Tensor | None, t: Tensor | float) -> Messages:
+    return Messages(dense(x.flatten(1)), None if edge is None else dense(edge.flatten(1)), constant, t)
+
+
+def _forward(graph: OpGraph, constant: float, x: Tensor, edge: Tensor | None, t: Tensor | float,
+             train: bool) -> tuple[Tensor, softmax_sum.Kept | None]:
+    return softmax_sum.forward(graph.view().csc(places=edge is not None), _messages(constant, x, edge, t), train)
+
+
+class _SoftmaxSum(torch.autograd.Function):
+    """[num_dst, *features] of x [num_src, *features], features of edges [E, *features] or None, and t."""
+
+    @staticmethod
+    def forward(ctx, graph, constant, whole, x, edge, t):
+        ctx.graph, ctx.constant, ctx.whole, ctx.number = graph, constant, whole, None if isinstance(t, Tensor) else t
+        out, kept = _forward(graph, constant, x, edge, t, True)
+        ctx.save_for_backward(x, edge, None if ctx.number is not None else t, *kept)
+        return out.view(-1, *x.shape[1:]).detach()  # users may not change in place a view that a Function made
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x, edge, t, center, total), graph, needs = ctx.saved_tensors, ctx.graph, ctx.needs_input_grad[3:]
+        if torch.is_grad_enabled():
+            def again(x: Tensor, edge: Tensor | None, t: Tensor | None) -> Tensor:
+                number = ctx.number if t is None else t if t.numel() == 1 else t.view(x.shape[1:])
+                more = None if edge is None else Rectified(edge, ctx.constant)
+                return aggregation.plain(graph, Aggregation(Softmax(number, ctx.whole), x, None, tuple(x.shape[1:]), more))
+
+            return None, None, None, *by_torch(again, (x, edge, t), needs, grad)
+        by_src = graph.view().csr(places=False) if edge is None else graph.view().csr_by_id()
+        given = _messages(ctx.constant, x, edge, ctx.number if t is None else t)
+        share = dense(grad.flatten(1) / total)
+        d_x, d_edge, d_t = softmax_sum.backward(by_src, given, center, share, ctx.whole, needs[1], needs[2])
+        if d_t is not None:
+            d_t = column_sum.column_sum(d_t)
+            d_t = d_t.sum().view(1) if t.numel() == 1 else d_t
+        return None, None, None, d_x.view(x.shape), None if d_edge is None else d_edge.view(edge.shape), d_t

@@ -82,6 +82,18 @@ def test_rows_that_are_not_contiguous(device):
     judged(graph_of(device), x, PNA)
 
 
+@on_devices("reduce", ["var", "std"])
+def test_a_variance_can_be_changed_in_place(device, reduce):
+    edges = skewed_edges(30, 20, 200, device)
+    graph = OpGraph(edges, 30, 20)
+    grads = []
+    for change in (lambda out: out.add_(1.0), lambda out: out + 1.0):
+        x = torch.randn(30, 8, generator=torch.Generator().manual_seed(0)).to(device).requires_grad_()
+        change(multi_reduce(graph, x, (reduce,)).kernel.run()).square().sum().backward()
+        grads.append(x.grad)
+    assert torch.equal(*grads)
+
+
 def test_as_pyg_has_it():
     """The operations are PyG's aggregations, gradients included."""
     aggr = pytest.importorskip("torch_geometric.nn.aggr")

@@ -115,7 +115,9 @@ class _MultiReduce(torch.autograd.Function):
             by_dst = replace(by_dst, other=by_dst.place, _launch=None)
         found = kernels.forward(variant, by_dst, _rows(variant, x), _fp32(weight), train=any(ctx.needs_input_grad))
         ctx.save_for_backward(x, weight, *found)
-        return found.out.view(-1, len(variant.reduces), *x.shape[1:]).detach()
+        out = found.out.view(-1, len(variant.reduces), *x.shape[1:]).detach()
+        # A variance may be changed in place, as the host's may; its maximum may not, and several reduces are joined anyway.
+        return out.clone() if any(ctx.needs_input_grad) and variant.reduces in (("var",), ("std",)) else out
 
     @staticmethod
     def backward(ctx, grad):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from gnnaccel.cuda.dropout import OFF, draw
@@ -37,7 +36,7 @@ class Fold(NamedTuple):
     def forward(self, p: _Pass, into: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
         weight, matrix = p.values[self.rows], p.values[self.matrix]
         if weight.dim() == 3:
-            return (weight.view(-1, weight.shape[2]) @ matrix).view(*weight.shape[:2], -1)
+            return (weight.view(-1, weight.shape[2]) @ matrix).view(*weight.shape[:2], matrix.shape[1])
         return (weight @ _in_blocks(matrix, weight)).flatten(1, 2)
 
     def backward(self, p: _Pass) -> None:
@@ -109,7 +108,8 @@ class Attend(NamedTuple):
 
     def _tensors(self, p: _Pass) -> list[Tensor | None]:
         rows, *others = (None if name is None else p.values[name] for name in self.terms)
-        return [rows.view(rows.shape[0], self.op.attr("heads"), -1), *others]
+        heads = self.op.attr("heads")
+        return [rows.view(rows.shape[0], heads, rows.shape[1] // heads), *others]
 
     def forward(self, p: _Pass, into: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
         step, inputs = self.op, self._tensors(p)

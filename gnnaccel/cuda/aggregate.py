@@ -2,7 +2,9 @@
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -11,7 +13,7 @@ from torch import Tensor
 from gnnaccel.cuda.launch import THREADS, Kernels, pointer, workspace
 from gnnaccel.cuda.layout import MAX_WIDTH, ROW_TYPES, TYPES, Layout, grid, layout_for
 from gnnaccel.cuda.quantize import ALIGN, Int8Rows, addresses, stride
-from gnnaccel.cuda.structure import Rows
+from gnnaccel.cuda.structure import Launch, Rows
 
 WEIGHTS = {"none": 0, "edge": 1, "head": 2}
 PLACES = {"position": 0, "place": 1}
@@ -185,16 +187,75 @@ def forward(variant: Variant, graph: Rows, x: Tensor | Int8Rows, weight: Tensor 
     out, add = _result(variant, into, rows, device)
     launch = graph.launch()
     memory, (part, _, _) = workspace(launch.chunks, (layout.heads * layout.width, 0, 0), device)
-    short = _short(layout, graph)
-    warps = launch.slots + (-(-rows // layout.slots) if short else rows)
-    variant.kernels("forward_short" if short else "forward")(
-        grid(warps, layout), THREADS, 0,
+    entry, across = _way(layout, graph, launch)
+    variant.kernels(entry)(
+        across, THREADS, 0,
         launch.graph + launch.split
         + addresses(x) + (pointer(weight), pointer(scale), pointer(bias), add, out.data_ptr(), part))
     if launch.heavy:
         variant.kernels("merge")(grid(launch.heavy, layout), THREADS, 0,
                                  launch.merge + (launch.graph[0], part, pointer(scale), pointer(bias), add, out.data_ptr()))
     return out
+
+
+class _Made(NamedTuple):
+    """All of a call of `total` that is the same for tensors of the same form. ``alike``: whether the result is of the form of x."""
+
+    alike: bool
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    compiled: Kernels
+    entry: str
+    grid: tuple[int, int]
+    graph: tuple
+
+
+def total(graph: Rows, x: Tensor, weight: Tensor | None = None, at: str = "place", mean: bool = False,
+          scale: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+    """`forward` of x [any, *features], in whatever shape its rows are: [rows, *features] of x's dtype.
+
+    weight: as for `forward`, [edges] or [edges, heads], where ``at`` says; scale, bias: as there. x may have any strides. On
+    graphs without long rows, which are bound by launches, a call like an earlier one costs little more than its launch.
+
+    ValueError as of `forward`.
+    """
+    key = (at, mean, *[None if t is None else (t.dtype, t.shape, t.stride(), t.device, t.data_ptr() & 15)
+                       for t in (x, weight, scale, bias)])
+    made = graph.made.get(key)
+    if made is None:
+        return _first(key, graph, x, weight, at, mean, scale, bias)
+    alike, shape, dtype, device, compiled, entry, across, of_graph = made
+    out = torch.empty_like(x) if alike else torch.empty(shape, dtype=dtype, device=device)
+    compiled(entry)(across, THREADS, 0, of_graph + (x.data_ptr(), 0 if weight is None else weight.data_ptr(), pointer(scale),
+                                                    pointer(bias), _NO, out.data_ptr(), 0))
+    return out
+
+
+def _first(key: tuple, graph: Rows, x: Tensor, weight: Tensor | None, at: str, mean: bool, scale: Tensor | None,
+           bias: Tensor | None) -> Tensor:
+    """A call of `total` unlike those before: checked, and remembered where the next needs nothing but the same launch."""
+    features = math.prod(x.shape[1:])
+    heads, width = factored(features) if weight is None or weight.dim() == 1 else (weight.shape[1], features // weight.shape[1])
+    kind = "none" if weight is None else "edge" if weight.dim() == 1 else "head"
+    form = variant(heads, width, x.dtype, x.dtype, kind, at, False, mean, graph.wide)
+    dense = x.contiguous()
+    dense = dense if dense.data_ptr() % 16 == 0 else dense.clone()
+    out = forward(form, graph, dense.view(-1, heads, width), weight, scale, bias).view(-1, *x.shape[1:])
+    out = out.detach()  # a Function's result that is a view could not be changed in place
+    launch = graph.launch()
+    if dense is x and graph.settled and not launch.chunks:
+        entry, across = _way(form.layout, graph, launch)
+        graph.keep(key, _Made(out.shape == x.shape, tuple(out.shape), x.dtype, x.device, form.kernels, entry, across,
+                              launch.graph + launch.split))
+    return out
+
+
+def _way(layout: Layout, graph: Rows, launch: Launch) -> tuple[str, tuple[int, int]]:
+    """The kernel for a graph's rows, and its grid."""
+    short = _short(layout, graph)
+    warps = launch.slots + (-(-graph.rows // layout.slots) if short else graph.rows)
+    return "forward_short" if short else "forward", grid(warps, layout)
 
 
 def _short(layout: Layout, graph: Rows) -> bool:

@@ -14,6 +14,8 @@ from gnnaccel.dispatch.relational.request import RelationalGiven, RelationalStat
 from gnnaccel.dispatch.relational.view import RelationView
 
 METHODS = ()
+REPEATED = ("in_channels", "out_channels", "num_relations", "num_bases", "heads", "dim", "concat", "negative_slope", "dropout", "mod",
+            "attention_mode", "attention_mechanism")
 MODS = ("additive", "scaled", "f-additive", "f-scaled")  # the host takes any other value for None
 
 
@@ -52,6 +54,16 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[RelationalStated, Rela
     if why is not None:
         return why
     return _stated(layer, operands, found), RelationalGiven(found, device, operands)
+
+
+def outside() -> tuple:
+    """What the route depends on beside the layer and its arguments."""
+    return ()
+
+
+def again(args: tuple) -> RelationalGiven:
+    x, *found = args
+    return RelationalGiven(tuple(found), x.device, _Operands(x, None, None, found[1]))
 
 
 def _stated(layer: Any, operands: _Operands, found: tuple[Tensor, Tensor]) -> RelationalStated:

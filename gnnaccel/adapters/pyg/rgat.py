@@ -160,7 +160,7 @@ def run(layer: Any, stated: RelationalStated, given: RelationalGiven, attend: An
         tensors["a_edge"] = _edge_term(layer, operands)
     inside = layer.concat is True and not scaled and added.fits(stated.out, bias)  # the bias, where heads lie side by side
     more = added.of_one_type(None, None, bias, stated.num_dst) if inside else {}
-    with torch.autocast(given.device.type, enabled=False):
+    with calls.without_autocast(given.device.type):
         out = attend({**{name: t if name == "w" else t.to(stated.row) for name, t in tensors.items()}, **more})
     if scaled:
         out = out * _of_degree(layer, attend.graph, out)

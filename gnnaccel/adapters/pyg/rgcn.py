@@ -147,7 +147,7 @@ def run(layer: Any, stated: RelationalStated, given: RelationalGiven, attend: An
     root, bias = layer.root, layer.bias
     whole = stated.row is stated.out and added.fits(stated.out, x_dst if root is not None else None, root, bias)
     more = added.of_one_type(x_dst, root, bias, stated.num_dst) if whole else {}
-    with torch.autocast(x.device.type, enabled=False):
+    with calls.without_autocast(x.device.type):
         tensors = {name: t.to(stated.row) if t.is_floating_point() else t for name, t in _inputs(layer, x).items()}
         out = attend({**tensors, **more})
     if whole:

@@ -90,16 +90,17 @@ class Spread(NamedTuple):
 
 
 class Attend(NamedTuple):
-    """The attention of ``op``. ``terms``: what its inputs are called, in the order of `TERMS`; with its fifth, a vector, the second
-    is made of the rows here."""
+    """An attention over the graph between two domains. ``terms``: what its inputs are called, in the order of `TERMS`; with its
+    fifth, a vector, the second is made of the rows here."""
 
     out: str
-    op: Op
+    rows: str
     terms: tuple[str | None, ...]
-
-    @property
-    def rows(self) -> str:
-        return self.terms[0]
+    program: Program
+    found: patterns.Attention
+    heads: int
+    source: str
+    target: str
 
     def inputs(self) -> tuple[str, ...]:
         return tuple(name for name in self.terms if name is not None)
@@ -107,15 +108,13 @@ class Attend(NamedTuple):
     reads = inputs
 
     def _tensors(self, p: _Pass) -> list[Tensor | None]:
-        rows, *others = (None if name is None else p.values[name] for name in self.terms)
-        heads = self.op.attr("heads")
-        return [rows.view(rows.shape[0], heads, rows.shape[1] // heads), *others]
+        rows, *others = [None if name is None else p.values[name] for name in self.terms]
+        return [rows.view(rows.shape[0], self.heads, rows.shape[1] // self.heads), *others]
 
     def forward(self, p: _Pass, into: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
-        step, inputs = self.op, self._tensors(p)
-        program, rows = step.attr("attention"), inputs[0]
-        found = patterns.attention(program)
-        call = attention.Call(program, found, p.view.graph(step.attr("source"), step.attr("target")), rows.shape[1], rows.shape[2],
+        inputs, found = self._tensors(p), self.found
+        rows = inputs[0]
+        call = attention.Call(self.program, found, p.view.graph(self.source, self.target), self.heads, rows.shape[2],
                               p.out_dtype or rows.dtype)
         call.dropout = draw(found.dropout, rows.device) if found.dropout else OFF
         out, saved = TERMS.forward(call, (*inputs, bias), p.train)
@@ -148,7 +147,9 @@ def steps_in(program: Program) -> dict[str, Any]:
     if edge is not None and edge.kind == "add" and len(edge.args) == 1:
         name, _, end = edge.args[0].partition("@")
         found[edge.out] = Spread(edge.out, name, DOMAIN_OF[end])
-    found[step.out] = Attend(step.out, step, (*terms, vector))
+    attended = step.attr("attention")
+    found[step.out] = Attend(step.out, terms[0], (*terms, vector), attended, patterns.attention(attended), step.attr("heads"),
+                             step.attr("source"), step.attr("target"))
     found.update((op.out, Fold(op.out, *op.args)) for op in program.ops if op.kind == "fold")
     return found
 

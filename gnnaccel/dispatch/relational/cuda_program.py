@@ -222,7 +222,7 @@ def _node(program: Program, steps: Steps, view: RelationView, values: dict[str, 
           out_dtype: torch.dtype | None) -> tuple:
     """What the steps make for others."""
     row = values[program.inputs[0][0]].dtype  # a factor of another dtype may have gone into the matrices
-    names, inputs, rows = steps.names, [values[name].to(row) for name in steps.names], _ADDED[0]
+    names, inputs, rows = steps.names, [_in(row, values[name]) for name in steps.names], _ADDED[0]
     if added is not None:
         rows = next((name for name, t in zip(names, inputs) if t is added.rows), rows)
         names = *names, *_ADDED
@@ -232,6 +232,10 @@ def _node(program: Program, steps: Steps, view: RelationView, values: dict[str, 
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
         return _Node.apply(plan, *inputs)
     return _forward(plan, _Pass(view, dict(zip(names, inputs)), out_dtype=out_dtype))
+
+
+def _in(dtype: torch.dtype, t: Tensor) -> Tensor:
+    return t if t.dtype is dtype else t.to(dtype)
 
 
 def _forward(plan: _Plan, p: _Pass) -> tuple[Tensor, ...]:

@@ -93,4 +93,4 @@ class Repeats(Signature):
         if found is None or any(m is not None and any(_MODULE_HOOKS(m.__dict__)) for m in layer.__dict__["_modules"].values()):
             return None
         parameters = [None if p is None else (p.dtype, p.device) for p in layer.__dict__["_parameters"].values()]
-        return *found, *parameters, *self._outside()
+        return type(layer), *found, *parameters, *self._outside()

@@ -199,55 +199,67 @@ def forward(variant: Variant, graph: Rows, x: Tensor | Int8Rows, weight: Tensor 
 
 
 class _Made(NamedTuple):
-    """All of a call of `total` that is the same for tensors of the same form. ``alike``: whether the result is of the form of x."""
+    """All of a call of `total` that is the same for tensors of the same form. ``alike``: whether the result is of the form of x;
+    ``partial``: numbers of unfinished sums; ``merge``: the grid that puts them together, and what it is told of the graph, or
+    None."""
 
     alike: bool
     shape: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
     compiled: Kernels
     entry: str
     grid: tuple[int, int]
     graph: tuple
+    partial: int
+    merge: tuple[tuple[int, int], tuple] | None
 
 
-def total(graph: Rows, x: Tensor, weight: Tensor | None = None, at: str = "place", mean: bool = False,
-          scale: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+def total(graph: Rows, x: Tensor, weight: Tensor | None = None, at: str = "place", mean: bool = False, scale: Tensor | None = None,
+          bias: Tensor | None = None, into: Tensor | None = None) -> Tensor:
     """`forward` of x [any, *features], in whatever shape its rows are: [rows, *features] of x's dtype.
 
-    weight: as for `forward`, [edges] or [edges, heads], where ``at`` says; scale, bias: as there. x may have any strides. On
-    graphs without long rows, which are bound by launches, a call like an earlier one costs little more than its launch.
+    weight: as for `forward`, [edges] or [edges, heads], where ``at`` says; scale, bias: as there; into: likewise, in the result's
+    shape. x may have any strides. A call like an earlier one costs little more than its launches, which is what small graphs take.
 
     ValueError as of `forward`.
     """
     key = (at, mean, *[None if t is None else (t.dtype, t.shape, t.stride(), t.device, t.data_ptr() & 15)
-                       for t in (x, weight, scale, bias)])
+                       for t in (x, weight, scale, bias, into)])
     made = graph.made.get(key)
     if made is None:
-        return _first(key, graph, x, weight, at, mean, scale, bias)
-    alike, shape, dtype, device, compiled, entry, across, of_graph = made
-    out = torch.empty_like(x) if alike else torch.empty(shape, dtype=dtype, device=device)
-    compiled(entry)(across, THREADS, 0, of_graph + (x.data_ptr(), 0 if weight is None else weight.data_ptr(), pointer(scale),
-                                                    pointer(bias), _NO, out.data_ptr(), 0))
+        return _first(key, graph, x, weight, at, mean, scale, bias, into)
+    alike, shape, compiled, entry, across, of_graph, partial, merge = made
+    out, add = into, _YES
+    if into is None:
+        out, add = torch.empty_like(x) if alike else torch.empty(shape, dtype=x.dtype, device=x.device), _NO
+    memory = torch.empty(partial, device=x.device) if partial else None
+    address, part = out.data_ptr(), pointer(memory)
+    end = pointer(scale), pointer(bias), add, address
+    compiled(entry)(across, THREADS, 0, of_graph + (x.data_ptr(), pointer(weight), *end, part))
+    if merge is not None:
+        compiled("merge")(merge[0], THREADS, 0, merge[1] + (part, *end))
     return out
 
 
 def _first(key: tuple, graph: Rows, x: Tensor, weight: Tensor | None, at: str, mean: bool, scale: Tensor | None,
-           bias: Tensor | None) -> Tensor:
-    """A call of `total` unlike those before: checked, and remembered where the next needs nothing but the same launch."""
+           bias: Tensor | None, into: Tensor | None) -> Tensor:
+    """A call of `total` unlike those before: checked, and remembered if the next one needs nothing but the same launches."""
     features = math.prod(x.shape[1:])
     heads, width = factored(features) if weight is None or weight.dim() == 1 else (weight.shape[1], features // weight.shape[1])
     kind = "none" if weight is None else "edge" if weight.dim() == 1 else "head"
     form = variant(heads, width, x.dtype, x.dtype, kind, at, False, mean, graph.wide)
+    if into is not None and into.shape != (graph.rows, *x.shape[1:]):
+        raise ValueError(f"into is {list(into.shape)}; needed is {[graph.rows, *x.shape[1:]]}")
     dense = x.contiguous()
     dense = dense if dense.data_ptr() % 16 == 0 else dense.clone()
-    out = forward(form, graph, dense.view(-1, heads, width), weight, scale, bias).view(-1, *x.shape[1:])
-    out = out.detach()  # a Function's result that is a view could not be changed in place
-    launch = graph.launch()
-    if dense is x and graph.settled and not launch.chunks:
-        entry, across = _way(form.layout, graph, launch)
-        graph.keep(key, _Made(out.shape == x.shape, tuple(out.shape), x.dtype, x.device, form.kernels, entry, across,
-                              launch.graph + launch.split))
+    out = forward(form, graph, dense.view(-1, heads, width), weight, scale, bias,
+                  None if into is None else into.view(-1, heads, width))
+    # detached: a Function's result that is a view could not be changed in place
+    out = into if into is not None else out.view(-1, *x.shape[1:]).detach()
+    launch, layout = graph.launch(), form.layout
+    if dense is x and graph.settled:
+        merge = (grid(launch.heavy, layout), (*launch.merge, launch.graph[0])) if launch.heavy else None
+        graph.keep(key, _Made(out.shape == x.shape, tuple(out.shape), form.kernels, *_way(layout, graph, launch),
+                              launch.graph + launch.split, launch.chunks * layout.heads * layout.width, merge))
     return out
 
 

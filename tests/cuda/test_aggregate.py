@@ -428,7 +428,7 @@ TOTALS = [dict(mean=True, bias=True), dict(weight="edge"), dict(weight="head", a
 @pytest.mark.parametrize("chunk", [1024, 16])
 @pytest.mark.parametrize("square", [True, False])
 def test_totals_by_form(device, chunk_edges, monkeypatch, options, chunk, square):
-    """The first call goes by way of `forward`; those like it give the same, without checks, where no row is split."""
+    """The first call goes by way of `forward`; those like it give the same, without checks."""
     chunk_edges(chunk)
     rows = graph(device, 40, 40 if square else 33, 400).csc()
     p = make(rows, 40, 3, 8, **options)
@@ -437,8 +437,8 @@ def test_totals_by_form(device, chunk_edges, monkeypatch, options, chunk, square
         torch.cuda.synchronize()
     rows.launch()
 
-    def call(x: Tensor) -> Tensor:
-        return total(rows, x, p.weight, p.variant.weight_at, p.variant.mean, p.scale, p.bias)
+    def call(x: Tensor, into: Tensor | None = None) -> Tensor:
+        return total(rows, x, p.weight, p.variant.weight_at, p.variant.mean, p.scale, p.bias, into)
 
     x = p.x if options.get("weight") == "head" else p.x.flatten(1)
     expected, seen = run(p), []
@@ -447,8 +447,12 @@ def test_totals_by_form(device, chunk_edges, monkeypatch, options, chunk, square
     again, other = call(x), call(x.clone())
     assert all(same_bits(got, expected.view(got.shape)) and got.shape == (rows.rows, *x.shape[1:]) and not got._is_view()
                for got in (first, again, other))
-    assert bool(seen) is (chunk == 16 and rows.launch().chunks > 0)
+    assert not seen and (rows.launch().heavy > 0) is (chunk == 16)
     assert again.data_ptr() != first.data_ptr()
+    for _ in range(2):
+        into = torch.ones_like(first)
+        assert call(x, into) is into and relative(into, expected.view(into.shape).float() + 1) < 2 * ROUNDING[x.dtype]
+    assert len(seen) == 1
 
 
 def test_totals_of_rows_in_any_form(device):
@@ -462,6 +466,8 @@ def test_totals_of_rows_in_any_form(device):
             assert same_bits(total(rows, like), expected)
     with pytest.raises(ValueError, match="scale"):
         total(rows, x, scale=torch.ones(3, device=device))
+    with pytest.raises(ValueError, match="into"):
+        total(rows, x, into=expected.view(-1, 2, 12))
     assert same_bits(total(rows, x), expected)
 
 

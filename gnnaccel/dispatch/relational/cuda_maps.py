@@ -135,11 +135,7 @@ def total(by: Rows, wide: bool, rows: Tensor, weight: Tensor | None = None, at: 
     """The sums of `aggregate` by the index arrays ``by``. at: where an edge's weight stands, as in `sums.Variant`; into: memory
     of the result's kind that they are added to; bias: [elements of a row]."""
     weight, bias = None if weight is None else weight.float().contiguous(), None if bias is None else dense(bias.float())
-    if into is None:
-        return sums.total(by, rows, weight, at, bias=bias)
-    variant = _variant(rows, weight, wide, at)
-    shape = -1, variant.heads, variant.width
-    return sums.forward(variant, by, dense(rows).view(shape), weight, bias=bias, into=into.view(shape)).view(-1, *rows.shape[1:])
+    return sums.total(by, rows, weight, at, bias=bias, into=into)
 
 
 class _Aggregate(torch.autograd.Function):

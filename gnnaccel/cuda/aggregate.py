@@ -213,12 +213,13 @@ class _Made(NamedTuple):
     merge: tuple[tuple[int, int], tuple] | None
 
 
-def total(graph: Rows, x: Tensor, weight: Tensor | None = None, at: str = "place", mean: bool = False, scale: Tensor | None = None,
-          bias: Tensor | None = None, into: Tensor | None = None) -> Tensor:
+def total(graph: Rows, x: Tensor, weight: Tensor | None = None, at: str = "place", mean: bool = False,
+          scale: Tensor | None = None, bias: Tensor | None = None, into: Tensor | None = None) -> Tensor:
     """`forward` of x [any, *features], in whatever shape its rows are: [rows, *features] of x's dtype.
 
     weight: as for `forward`, [edges] or [edges, heads], where ``at`` says; scale, bias: as there; into: likewise, in the result's
-    shape. x may have any strides. A call like an earlier one costs little more than its launches, which is what small graphs take.
+    shape. x may have any strides. A call like an earlier one costs little more than its launches, which is what small graphs
+    take.
 
     ValueError as of `forward`.
     """

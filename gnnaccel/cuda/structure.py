@@ -150,8 +150,8 @@ class Rows:
     ``indptr`` [rows + 1] int32 or int64; ``other`` [edges] int32, the other end; ``place`` [edges] of indptr's dtype: for
     the CSC the edge's id in the caller's order (added self loops count after the caller's edges), for the transposed graph
     its place in the CSC. The arrays may be longer than ``indptr[-1]``; what lies beyond is never read. ``inverse`` [edges]: of the
-    transposed graph, where it was asked for, the place in it of each edge of the CSC. ``made``: what launchers found out for calls
-    alike, by what makes them so.
+    transposed graph, where it was asked for, the place in it of each edge of the CSC. ``made``: what launchers found out for
+    calls alike, by what makes them so.
     """
 
     indptr: Tensor

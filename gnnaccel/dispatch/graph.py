@@ -175,7 +175,7 @@ class GraphView:
             capturing = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
             if self._inverse_degree is None or capturing:
                 return None
-            ends = self.csr(places=False).other.clamp(0, self.num_dst - 1)  # beyond the last edge it holds whatever the memory held
+            ends = self.csr(places=False).other.clamp(0, self.num_dst - 1)  # beyond the last edge anything may stand
             self._shares = self._inverse_degree.index_select(0, ends)
         return self._shares
 

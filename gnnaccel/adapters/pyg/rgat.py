@@ -14,8 +14,8 @@ from gnnaccel.dispatch.relational.request import RelationalGiven, RelationalStat
 from gnnaccel.dispatch.relational.view import RelationView
 
 METHODS = ()
-REPEATED = ("in_channels", "out_channels", "num_relations", "num_bases", "heads", "dim", "concat", "negative_slope", "dropout", "mod",
-            "attention_mode", "attention_mechanism")
+REPEATED = ("in_channels", "out_channels", "num_relations", "num_bases", "heads", "dim", "concat", "negative_slope", "dropout",
+            "mod", "attention_mode", "attention_mechanism")
 MODS = ("additive", "scaled", "f-additive", "f-scaled")  # the host takes any other value for None
 
 

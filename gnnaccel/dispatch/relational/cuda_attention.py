@@ -22,7 +22,7 @@ _NAMES = TERMS.names[:4]  # what a fused attention names; the others are what is
 
 
 class Fold(NamedTuple):
-    """Each relation's matrix times a parameter. It comes first, so that its gradient of the matrices is added to what they have."""
+    """Each relation's matrix times a parameter. It comes first, so that its gradient of the matrices is added to theirs."""
 
     out: str
     rows: str

@@ -170,7 +170,8 @@ def _divided(program: Program, attended: dict[str, Any]) -> Steps | None:
     made = {step.out for step in steps}
     read = tuple(dict.fromkeys(name for step in steps for name in step.inputs()))
     later = {name_of(arg) for op in after for arg in op.args} | {program.output}
-    if not attended.keys() <= {op.out for op in ops} or any(step.out in later for step in steps if type(step) is cuda_attention.Fold):
+    folded = {step.out for step in steps if type(step) is cuda_attention.Fold}
+    if not attended.keys() <= {op.out for op in ops} or not folded.isdisjoint(later):
         return None
     kept = {name for step in steps for name in step.reads() if name in made}
     return Steps(before, ops, steps, after, tuple(name for name in read if name not in made),
@@ -275,7 +276,8 @@ class _Node(torch.autograd.Function):
         attended = [p.attended[name] for name in plan.steps.attends]
         ctx.plan, ctx.calls = plan, [(call, len(saved)) for call, saved in attended]
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*inputs, *(p.values[name] for name in plan.steps.kept), *(t for _, saved in attended for t in saved))
+        ctx.save_for_backward(*inputs, *(p.values[name] for name in plan.steps.kept),
+                              *(t for _, saved in attended for t in saved))
         return tuple(t.detach() for t in outs)  # no views, which nobody could change in place
 
     @staticmethod

@@ -161,11 +161,10 @@ def _terms_backward(call: Call, inputs: Inputs, saved: tuple, grad: Tensor, want
     g = additive_backward.backward(_additive_variant(call, x, True), by_src, by_dst.place, additive.Saved(*result), grad,
                                    a_src, a_dst, x, vector, None, call.attention.slope, a_edge, wanted[3], call.dropout)
     d_att = None if att is None or not wanted[4] else head_dot.dot_grad(x, g.a_src)[0]
-    found = *(like(d, t) for d, t in zip((g.values, g.a_src, g.a_dst, g.a_edge, d_att), inputs)), None
-    return found if inputs[5] is None or not wanted[5] else (*found[:5], bias_grad(grad, inputs[5]))
+    return *(like(d, t) for d, t in zip((g.values, g.a_src, g.a_dst, g.a_edge, d_att), inputs)), None
 
 
-#: in the place of ``a_src`` there may be ``att`` [H, D], with which rows are multiplied
+#: in the place of ``a_src`` there may be ``att`` [H, D], with which rows are multiplied; the gradient of a bias is the caller's
 TERMS = Family(("x", "a_src", "a_dst", "a_edge", "att", "bias"), _terms_forward, _terms_backward)
 
 

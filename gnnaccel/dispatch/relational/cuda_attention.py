@@ -122,7 +122,7 @@ class Attend(NamedTuple):
         return out if into is None else out.add_(into.view(out.shape))
 
     def backward(self, p: _Pass) -> None:
-        call, saved = p.attended[self.out]
+        call, saved = p.attended.pop(self.out)
         wanted = [name in p.wanted for name in self.terms]
         grads = TERMS.backward(call, (*self._tensors(p), None), saved, p.take(self.out), (*wanted, False))
         for name, grad in zip(self.terms, grads):

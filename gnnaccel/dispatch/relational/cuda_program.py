@@ -139,7 +139,8 @@ class _Collect(NamedTuple):
 class Steps(NamedTuple):
     """``before``: operations on relations and parameters alone, left to autograd; ``ops``: those of the node, as ``steps``;
     ``after``: what is left, one by one; ``names``: what the steps read that they do not make; ``outs``: what they make for
-    others; ``kept``: what they make that backward reads; ``attends``: which of them are attention."""
+    others; ``kept``: what they make that backward reads, ``done``: and which of those it reads no more after each of the steps;
+    ``attends``: which of them are attention."""
 
     before: tuple[Op, ...]
     ops: tuple[Op, ...]
@@ -148,6 +149,7 @@ class Steps(NamedTuple):
     names: tuple[str, ...]
     outs: tuple[str, ...]
     kept: tuple[str, ...]
+    done: tuple[tuple[str, ...], ...]
     attends: tuple[str, ...]
 
 
@@ -173,9 +175,10 @@ def _divided(program: Program, attended: dict[str, Any]) -> Steps | None:
     folded = {step.out for step in steps if type(step) is cuda_attention.Fold}
     if not attended.keys() <= {op.out for op in ops} or not folded.isdisjoint(later):
         return None
-    kept = {name for step in steps for name in step.reads() if name in made}
+    first = {name: at for at, step in reversed(list(enumerate(steps))) for name in step.reads() if name in made}
     return Steps(before, ops, steps, after, tuple(name for name in read if name not in made),
-                 tuple(step.out for step in steps if step.out in later), tuple(name for name in read if name in kept),
+                 tuple(step.out for step in steps if step.out in later), tuple(first),
+                 tuple(tuple(name for name, place in first.items() if place == at) for at in range(len(steps))),
                  tuple(step.out for step in steps if type(step) is cuda_attention.Attend))
 
 
@@ -297,6 +300,8 @@ class _Node(torch.autograd.Function):
         for name, (call, length) in zip(plan.steps.attends, ctx.calls):
             p.attended[name] = call, saved[at:at + length]
             at += length
+        del saved, kept
+        ctx.maybe_clear_saved_tensors()  # unless the graph is kept: so that what is done with can be freed on the way
         _backward(plan, p, {name: dense(grad) for name, grad in given.items()})
         return None, *(_like(p.so_far(name), t) for name, t in zip(plan.names, inputs))
 
@@ -310,9 +315,11 @@ def _backward(plan: _Plan, p: _Pass, grads: dict[str, Tensor]) -> None:
         _root_backward(plan, p, *grads.values())
     for name, grad in grads.items():
         p.put(name, grad)
-    for step in reversed(plan.steps.steps):
+    for step, done in zip(reversed(plan.steps.steps), reversed(plan.steps.done)):
         if step.out in p.wanted and step.out in p.grads:
             step.backward(p)
+        for name in done:
+            del p.values[name]
 
 
 def _root_backward(plan: _Plan, p: _Pass, grad: Tensor) -> None:

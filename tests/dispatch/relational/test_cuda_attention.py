@@ -1,6 +1,8 @@
 """RGAT as one node of autograd, bias and all, against fp64 on torch operations."""
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 
@@ -136,3 +138,26 @@ def test_one_head_has_its_terms_made_by_the_attention():
     folds, attends = ([step for step in steps.steps if type(step) is kind] for kind in (Fold, Attend))
     assert len(attends) == 1 and len(folds) == 1 and attends[0].terms[1] is None and attends[0].terms[4] == "k"
     assert len([step for step in cuda_program.steps_of(nodes_of((2, 1, False))[0]).steps if type(step) is Fold]) == 2
+
+
+def test_backward_lets_go_of_what_it_has_done_with(device, monkeypatch):
+    """The rows that the attention gathered are gone when the maps' gradients are made, unless the graph is kept."""
+    graph, program = typed(), nodes_of((1, 1, False))[0]
+    made, alive = [], []
+    forward, backward = Attend.forward, cuda_program._Linear.backward
+
+    def attend(self, p, *args):
+        made.append(weakref.ref(p.values[self.rows].untyped_storage()))
+        return forward(self, p, *args)
+
+    def linear(self, p):
+        alive.append(made[0]() is not None)
+        backward(self, p)
+
+    monkeypatch.setattr(Attend, "forward", attend)
+    monkeypatch.setattr(cuda_program._Linear, "backward", linear)
+    given = leaves(device, operands_of(graph, (1, 1, False)))
+    out = computed(program, on(device, graph), given, True).sum()
+    out.backward(retain_graph=True)
+    out.backward()
+    assert alive == [True, True, False, False]

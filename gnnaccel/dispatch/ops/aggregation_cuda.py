@@ -51,6 +51,9 @@ def kernel(graph: OpGraph, given: Aggregation) -> Kernel | Reason:
                 kernels = _variant(heads, width, dtype, weight, averaged, at).kernels
                 for entry in ("forward", "merge", "edge_dot") if weight != "none" and at == "place" else ("forward", "merge"):
                     kernels(entry)
+        if mean and weight == "none":  # whose gradient may be a weighted sum
+            for entry in ("forward", "merge"):
+                _variant(heads, width, dtype, "edge", False, "position").kernels(entry)
 
     return Kernel(f"aggregate: {given.reduce}", ("aggregation", heads, width, weight, dtype, mean), compile_,
                   lambda: run(graph, given))

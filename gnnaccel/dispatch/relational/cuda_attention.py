@@ -86,7 +86,7 @@ class Spread(NamedTuple):
 
     def backward(self, p: _Pass) -> None:
         members = p.view.members(self.coarse, EDGE)
-        p.put(self.rows, total(members.csc(places=False), members.wide, p.take(self.out), into=p.so_far(self.rows)))
+        p.put(self.rows, total(members.csc(places=False), p.take(self.out), into=p.so_far(self.rows)))
 
 
 class Attend(NamedTuple):

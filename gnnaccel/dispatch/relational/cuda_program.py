@@ -87,7 +87,7 @@ class _Linear(NamedTuple):
             p.put(self.rows, found if self.rows not in p.grads else found + p.take(self.rows))
             return
         members = p.view.members(self.coarse, self.domain)
-        p.put(self.rows, total(members.csc(places=False), members.wide, found, into=p.so_far(self.rows)))
+        p.put(self.rows, total(members.csc(places=False), found, into=p.so_far(self.rows)))
 
 
 class _Sum(NamedTuple):
@@ -108,12 +108,12 @@ class _Sum(NamedTuple):
     def forward(self, p: _Pass, into: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
         graph = p.view.graph(self.source, self.target)
         weight = p.view.share_along(self.source, self.target) if self.share else None
-        return total(graph.csc(places=False), graph.wide, p.values[self.rows], weight, "position", into, bias)
+        return total(graph.csc(places=False), p.values[self.rows], weight, "position", into, bias)
 
     def backward(self, p: _Pass) -> None:
         graph = p.view.graph(self.source, self.target)
         weight = p.view.share_along(self.source, self.target, back=True) if self.share else None
-        p.put(self.rows, total(graph.csr(places=False), graph.wide, p.take(self.out), weight, "position", p.so_far(self.rows)))
+        p.put(self.rows, total(graph.csr(places=False), p.take(self.out), weight, "position", p.so_far(self.rows)))
 
 
 class _Collect(NamedTuple):
@@ -130,7 +130,7 @@ class _Collect(NamedTuple):
 
     def forward(self, p: _Pass, into: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
         members = p.view.members(DST, PAIR_DST)
-        return total(members.csc(places=False), members.wide, p.values[self.rows], into=into, bias=bias)
+        return total(members.csc(places=False), p.values[self.rows], into=into, bias=bias)
 
     def backward(self, p: _Pass) -> None:
         p.grads[self.rows] = p.take(self.out), p.view.index(DST, PAIR_DST)
@@ -342,7 +342,7 @@ def column_sums(view: RelationView, sizes: tuple[int, ...], grad: Tensor) -> Ten
     if len(sizes) == 1 and grad.numel():
         return column_sum(grad).unsqueeze(0)
     by_type = view.of_blocks(sizes)
-    return total(by_type.csc(places=False), by_type.wide, grad)
+    return total(by_type.csc(places=False), grad)
 
 
 def outer(segments: Any, rows: Tensor, grad: Tensor, weight: Tensor, transposed: bool, index: Tensor | None,

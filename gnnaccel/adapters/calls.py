@@ -1,6 +1,7 @@
 """Arguments and dtypes of a host's call."""
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
@@ -51,6 +52,14 @@ def rows(module: Any, x: Tensor, heads: int, width: int, plain: bool) -> Tensor 
         parameters = module._parameters
         return Mapped(x, parameters["weight"], parameters.get("bias"))
     return module(x).view(-1, heads, width)
+
+
+_NOTHING = contextlib.nullcontext()
+
+
+def without_autocast(device: str) -> contextlib.AbstractContextManager:
+    """A block in which autocast is off; making torch's own costs as much as a launch."""
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else _NOTHING
 
 
 _ORDINARY = (torch.nn.Parameter, Tensor)

@@ -55,7 +55,7 @@ def backward(variant: Variant, graph: Rows, eid: Tensor, saved: Saved, grad: Ten
     memory, parts = workspace(launch.chunks, (h * d, h * d, h), device)
     d_values = torch.empty((graph.rows, h, d), device=device) if variant.row is torch.int8 else torch.empty_like(values)
     d_a_src = torch.empty((graph.rows, h), device=device)
-    d_a_edge = torch.zeros_like(a_edge) if edge_grad else None  # zeros: dropped self loops are never visited
+    d_a_edge = _of_edges(graph, a_edge) if edge_grad else None
     tail = (*addresses(values), att_src.data_ptr(), pointer(att_dst), d_a_dst.data_ptr() if att_dst is not None else 0,
             d_values.data_ptr(), d_a_src.data_ptr())
     kernels("sources")(
@@ -67,3 +67,9 @@ def backward(variant: Variant, graph: Rows, eid: Tensor, saved: Saved, grad: Ten
         kernels("merge")(grid(launch.heavy, layout), THREADS, layout.scratch,
                          launch.merge + (np.float32(slope),) + tail + parts)
     return Gradients(d_values, d_a_src, d_a_dst, d_a_edge)
+
+
+def _of_edges(graph: Rows, like: Tensor) -> Tensor:
+    """Memory for a number at each edge: zeros unless all edges are known to be visited, as dropped self loops are not."""
+    full = graph.split.known and graph.split.edges == like.shape[0]
+    return torch.empty_like(like) if full else torch.zeros_like(like)

@@ -2,7 +2,9 @@
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,7 +14,7 @@ from gnnaccel.cuda import bands
 from gnnaccel.cuda.launch import THREADS, Kernels, pointer, workspace
 from gnnaccel.cuda.layout import MAX_WIDTH, ROW_TYPES, TYPES, Layout, grid, layout_for
 from gnnaccel.cuda.quantize import ALIGN, Int8Rows, addresses, stride
-from gnnaccel.cuda.structure import Rows
+from gnnaccel.cuda.structure import Launch, Rows
 
 WEIGHTS = {"none": 0, "edge": 1, "head": 2}
 PLACES = {"position": 0, "place": 1}
@@ -214,16 +216,89 @@ def forward(variant: Variant, graph: Rows, x: Tensor | Int8Rows, weight: Tensor 
     out, add = _result(variant, into, rows, device)
     launch = graph.launch()
     memory, (part, _, _) = workspace(launch.chunks, (layout.heads * layout.width, 0, 0), device)
-    short = _short(layout, graph)
-    warps = launch.slots + (-(-rows // layout.slots) if short else rows)
-    variant.kernels("forward_short" if short else "forward")(
-        grid(warps, layout), THREADS, 0,
+    entry, across = _way(layout, graph, launch)
+    variant.kernels(entry)(
+        across, THREADS, 0,
         launch.graph + launch.split
         + addresses(x) + (pointer(weight), pointer(scale), pointer(bias), add, out.data_ptr(), part))
     if launch.heavy:
         variant.kernels("merge")(grid(launch.heavy, layout), THREADS, 0,
                                  launch.merge + (launch.graph[0], part, pointer(scale), pointer(bias), add, out.data_ptr()))
     return out
+
+
+class _Made(NamedTuple):
+    """All of a call of `total` that is the same for tensors of the same form. ``alike``: whether the result is of the form of x;
+    ``partial``: numbers of unfinished sums; ``merge``: the grid that puts them together, and what it is told of the graph, or
+    None."""
+
+    alike: bool
+    shape: tuple[int, ...]
+    compiled: Kernels
+    entry: str
+    grid: tuple[int, int]
+    graph: tuple
+    partial: int
+    merge: tuple[tuple[int, int], tuple] | None
+
+
+def total(graph: Rows, x: Tensor, weight: Tensor | None = None, at: str = "place", mean: bool = False,
+          scale: Tensor | None = None, bias: Tensor | None = None, into: Tensor | None = None) -> Tensor:
+    """`forward` of x [any, *features], in whatever shape its rows are: [rows, *features] of x's dtype.
+
+    weight: as for `forward`, [edges] or [edges, heads], where ``at`` says; scale, bias: as there; into: likewise, in the result's
+    shape. x may have any strides. A call like an earlier one costs little more than its launches, which is what small graphs
+    take.
+
+    ValueError as of `forward`.
+    """
+    key = (at, mean, *[None if t is None else (t.dtype, t.shape, t.stride(), t.device, t.data_ptr() & 15)
+                       for t in (x, weight, scale, bias, into)])
+    made = graph.made.get(key)
+    if made is None:
+        return _first(key, graph, x, weight, at, mean, scale, bias, into)
+    alike, shape, compiled, entry, across, of_graph, partial, merge = made
+    out, add = into, _YES
+    if into is None:
+        out, add = torch.empty_like(x) if alike else torch.empty(shape, dtype=x.dtype, device=x.device), _NO
+    memory = torch.empty(partial, device=x.device) if partial else None
+    address, part = out.data_ptr(), pointer(memory)
+    end = pointer(scale), pointer(bias), add, address
+    compiled(entry)(across, THREADS, 0, of_graph + (x.data_ptr(), pointer(weight), *end, part))
+    if merge is not None:
+        compiled("merge")(merge[0], THREADS, 0, merge[1] + (part, *end))
+    return out
+
+
+def _first(key: tuple, graph: Rows, x: Tensor, weight: Tensor | None, at: str, mean: bool, scale: Tensor | None,
+           bias: Tensor | None, into: Tensor | None) -> Tensor:
+    """A call of `total` unlike those before: checked, and remembered if the next one needs nothing but the same launches."""
+    features = math.prod(x.shape[1:])
+    heads, width = factored(features) if weight is None or weight.dim() == 1 else (weight.shape[1], features // weight.shape[1])
+    kind = "none" if weight is None else "edge" if weight.dim() == 1 else "head"
+    form = variant(heads, width, x.dtype, x.dtype, kind, at, False, mean, graph.wide)
+    if into is not None and into.shape != (graph.rows, *x.shape[1:]):
+        raise ValueError(f"into is {list(into.shape)}; needed is {[graph.rows, *x.shape[1:]]}")
+    dense = x.contiguous()
+    dense = dense if dense.data_ptr() % 16 == 0 else dense.clone()
+    out = forward(form, graph, dense.view(-1, heads, width), weight, scale, bias,
+                  None if into is None else into.view(-1, heads, width))
+    # detached: a Function's result that is a view could not be changed in place
+    out = into if into is not None else out.view(-1, *x.shape[1:]).detach()
+    form = form.banded(x.shape[0], graph.rows, graph.other.shape[0], x.device)  # as `forward` did
+    launch, layout = graph.launch(), form.layout
+    if dense is x and graph.settled:
+        merge = (grid(launch.heavy, layout), (*launch.merge, launch.graph[0])) if launch.heavy else None
+        graph.keep(key, _Made(out.shape == x.shape, tuple(out.shape), form.kernels, *_way(layout, graph, launch),
+                              launch.graph + launch.split, launch.chunks * layout.heads * layout.width, merge))
+    return out
+
+
+def _way(layout: Layout, graph: Rows, launch: Launch) -> tuple[str, tuple[int, int]]:
+    """The kernel for a graph's rows, and its grid."""
+    short = _short(layout, graph)
+    warps = launch.slots + (-(-graph.rows // layout.slots) if short else graph.rows)
+    return "forward_short" if short else "forward", grid(warps, layout)
 
 
 def _short(layout: Layout, graph: Rows) -> bool:

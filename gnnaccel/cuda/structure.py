@@ -4,7 +4,7 @@ from __future__ import annotations
 import itertools
 import threading
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ _THREADS = 256
 _SLOT = 48  # int32 words per report; the layout stands in structure.cu, above the kernel `split`
 _COUNTERS, _HOST_AT, _BINS_AT, _BINS = 38, 4, 6, 32
 _SLOTS = 1024  # per slab
+_MOST_MADE = 32  # forms of calls remembered for each graph
 
 
 class Reports:
@@ -149,7 +150,8 @@ class Rows:
     ``indptr`` [rows + 1] int32 or int64; ``other`` [edges] int32, the other end; ``place`` [edges] of indptr's dtype: for
     the CSC the edge's id in the caller's order (added self loops count after the caller's edges), for the transposed graph
     its place in the CSC. The arrays may be longer than ``indptr[-1]``; what lies beyond is never read. ``inverse`` [edges]: of the
-    transposed graph, where it was asked for, the place in it of each edge of the CSC.
+    transposed graph, where it was asked for, the place in it of each edge of the CSC. ``made``: what launchers found out for
+    calls alike, by what makes them so.
     """
 
     indptr: Tensor
@@ -158,6 +160,14 @@ class Rows:
     split: Split
     _launch: Launch | None = field(default=None, repr=False)
     inverse: Tensor | None = None
+    made: dict[tuple, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def keep(self, key: tuple, found: Any) -> Any:
+        """``found``, kept in `made`."""
+        if len(self.made) >= _MOST_MADE:
+            self.made.clear()
+        self.made[key] = found
+        return found
 
     def launch(self) -> Launch:
         """Kernel parameters; kept once the device has reported exact sizes."""
@@ -176,6 +186,11 @@ class Rows:
         if known:
             self._launch = found
         return found
+
+    @property
+    def settled(self) -> bool:
+        """Whether `launch` gives the same from now on."""
+        return self._launch is not None
 
     @property
     def rows(self) -> int:

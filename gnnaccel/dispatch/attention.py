@@ -105,11 +105,11 @@ def run_cuda(call: Call, tensors: dict[str, Tensor | Mapped] | Folded, family: F
     found = call.attention
     call.dropout = draw(found.dropout, call.graph.device) if found.dropout else OFF
     if type(tensors) is Folded:
-        return attention_folded.run(call, tensors, _with_the_same_dropout)
+        return attention_folded.run(call, tensors, with_the_same_dropout)
     family = family or families.of(found)
     for t in tensors.values():
         if type(t) is Mapped:
-            return attention_maps.run(call, family, tensors, _with_the_same_dropout)
+            return attention_maps.run(call, family, tensors, with_the_same_dropout)
     inputs = tuple(map(tensors.get, family.names))
     if torch.is_grad_enabled():
         for t in tensors.values():
@@ -131,7 +131,7 @@ def run_torch(call: Call, tensors: dict[str, Tensor | Mapped] | Folded) -> Tenso
     return torch_backend.run(call.program, edges, shaped(call, tensors), keep).to(call.out_dtype)
 
 
-def _with_the_same_dropout(call: Call, tensors: dict[str, Tensor]) -> Tensor:
+def with_the_same_dropout(call: Call, tensors: dict[str, Tensor]) -> Tensor:
     """By the torch backend, with the dropout that the kernels drew in this call."""
     edges = call.graph.edges(call.needs_places())
     keep = None
@@ -171,7 +171,7 @@ def _recorded(call: Call, names: tuple[str, ...], inputs: tuple, wanted: tuple, 
     # Aliases, since one input may be another one, or made from it: each gradient must be that of its own place only.
     present = {name: t.view_as(t) for name, t in zip(names, inputs) if t is not None}
     asked = [name for name, wants in zip(names, wanted) if wants and name in present]
-    out = _with_the_same_dropout(call, present)
+    out = with_the_same_dropout(call, present)
     grads = torch.autograd.grad(out, [present[name] for name in asked], grad, create_graph=True, allow_unused=True)
     found = dict(zip(asked, grads))
     return tuple(found.get(name) for name in names)

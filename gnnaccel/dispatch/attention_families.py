@@ -144,24 +144,28 @@ ADDITIVE = Family(("x", "x_dst", "att_src", "att_dst", "a_edge", "bias"), additi
 # --- additive, with terms from elsewhere --------------------------------------------------------------------------------
 
 def _terms_forward(call: Call, inputs: Inputs, train: bool) -> Result:
-    x, *terms = inputs
-    x, (a_src, a_dst, a_edge) = aligned_rows(x), (fp32(t, -1, call.heads) for t in terms)
+    x, *terms, att, bias = inputs
+    x, (a_src, a_dst, a_edge), att = aligned_rows(x), (fp32(t, -1, call.heads) for t in terms), fp32(att, call.heads, call.width)
+    if att is not None:
+        a_src, _ = head_dot.dot(x, att)
     out, saved = additive.forward(_additive_variant(call, x, train), call.graph.csc(places=call.needs_places()), a_src, a_dst, x,
-                                  call.attention.slope, a_edge, call.dropout, call.pmf)
-    return out, (x, a_src, a_dst, a_edge, saved.small, saved.parts) if train else ()
+                                  call.attention.slope, a_edge, call.dropout, call.pmf, fp32(bias, -1))
+    return out, (x, a_src, a_dst, a_edge, att, saved.small, saved.parts) if train else ()
 
 
 def _terms_backward(call: Call, inputs: Inputs, saved: tuple, grad: Tensor, wanted: tuple) -> tuple:
-    x, a_src, a_dst, a_edge, *result = saved
+    x, a_src, a_dst, a_edge, att, *result = saved
     places = call.needs_places()
     by_dst, by_src = call.graph.csc(places), call.graph.csr(places)
-    none = torch.zeros(call.heads, call.width, device=x.device)  # the terms were not made from x
+    vector = torch.zeros(call.heads, call.width, device=x.device) if att is None else att  # zeros: the terms were not made from x
     g = additive_backward.backward(_additive_variant(call, x, True), by_src, by_dst.place, additive.Saved(*result), grad,
-                                   a_src, a_dst, x, none, None, call.attention.slope, a_edge, wanted[3], call.dropout)
-    return tuple(like(d, t) for d, t in zip((g.values, g.a_src, g.a_dst, g.a_edge), inputs))
+                                   a_src, a_dst, x, vector, None, call.attention.slope, a_edge, wanted[3], call.dropout)
+    d_att = None if att is None or not wanted[4] else head_dot.dot_grad(x, g.a_src)[0]
+    return *(like(d, t) for d, t in zip((g.values, g.a_src, g.a_dst, g.a_edge, d_att), inputs)), None
 
 
-TERMS = Family(("x", "a_src", "a_dst", "a_edge"), _terms_forward, _terms_backward)
+#: in the place of ``a_src`` there may be ``att`` [H, D], with which rows are multiplied; the gradient of a bias is the caller's
+TERMS = Family(("x", "a_src", "a_dst", "a_edge", "att", "bias"), _terms_forward, _terms_backward)
 
 
 # --- pairwise ----------------------------------------------------------------------------------------------------------

@@ -74,6 +74,7 @@ class GraphView:
         self._weights = PlacedWeights()
         self._covered: Tensor | None = None
         self._inverse_degree: Tensor | None = None
+        self._shares: Tensor | None = None
         self._no_isolated: bool | None = None
         self._derived: dict[Hashable, Any] = {}
         self._by_sort = self.deterministic or self.large
@@ -166,6 +167,18 @@ class GraphView:
             self._inverse_degree = 1.0 / degree.clamp(min=1).float()
         return self._inverse_degree
 
+    @_ordinary_tensors
+    def shares_by_src(self) -> Tensor | None:
+        """[edges] fp32: `inverse_degree` of the node that each edge enters, in the order of the transposed graph; None the first
+        time, since it may be the last, and during a capture, in which nothing is made to keep."""
+        if self._shares is None:
+            capturing = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+            if self._inverse_degree is None or capturing:
+                return None
+            ends = self.csr(places=False).other.clamp(0, self.num_dst - 1)  # beyond the last edge anything may stand
+            self._shares = self._inverse_degree.index_select(0, ends)
+        return self._shares
+
     def all_covered(self) -> bool:
         """Whether every destination is known to have an edge; False while the device has not reported."""
         rows = self._csc
@@ -205,6 +218,7 @@ class GraphView:
             total += self._csr_by_id.place.nbytes
         if self._edges is not None:
             total += self._edges.nbytes()
+        total += 0 if self._shares is None else self._shares.nbytes
         total += sum(one.nbytes if type(one) is Tensor else one.nbytes() for made in list(self._derived.values()) for one in made)
         return total + self._weights.nbytes()
 

@@ -18,7 +18,8 @@ from gnnaccel.dispatch.planner import Plan
 from gnnaccel.dispatch.quantized import attention as quantized
 from gnnaccel.dispatch.quantized import settings
 from gnnaccel.dispatch.reasons import Reason
-from gnnaccel.dispatch.relational.request import RelationalCall
+from gnnaccel.dispatch.relational import repeated
+from gnnaccel.dispatch.relational.request import RelationalCall, RelationalGiven
 from gnnaccel.dispatch.request import Given, Stated
 from gnnaccel.errors import FallbackError
 
@@ -36,6 +37,12 @@ class Adapter(Protocol):
 
     def run(self, layer: Any, stated: Stated, given: Given, attend: attention.Attend) -> Any:
         """The call's result; ``attend(tensors)`` runs the Program."""
+
+    def repeats(self, layer: Any, args: tuple, kwargs: dict) -> tuple | None:
+        """As `signature`, of a plain call ``layer(x, edge_index, edge_type)`` of a relational layer. Not every adapter has it."""
+
+    def again(self, args: tuple) -> RelationalGiven:
+        """The tensors of such a call, as `state` gives them."""
 
     def bind(self, layer: Any, call: attention.Call) -> Any:
         """``call``, a plain one by kernels, as a `attention_bound.Bound`; None where there is no such thing."""
@@ -130,6 +137,12 @@ def route(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict, 
             call = attention.Call(stated.program, last.attention, graph, stated.heads, stated.width, stated.out,
                                   stated.exposed, plan.pmf)
             return adapter.run(layer, stated, Given(x, x, edge_index), attention.Attend(call, last.run))
+    before = repeated.last.get(layer) if signature is None else None
+    if before is not None and before.over(args[1:], config) and before.signature == adapter.repeats(layer, args, kwargs):
+        attend = before.attend()
+        if attend is not None:
+            counters.count(type(layer).__name__, before.plan.route)
+            return adapter.run(layer, before.stated, adapter.again(args), attend)
     return _decide(layer, adapter, native, args, kwargs, config, signature, 0)
 
 
@@ -171,6 +184,8 @@ def _decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict
     if signature is not None and hit != "none" and not settings.learning(use):
         bound = adapter.bind(layer, call) if plan.route == "cuda" and entry is None else None
         _remember(layer, config, signature, given, weakref.ref(graph), stated, call.attention, plan, run, bound)
+    elif hit != "none" and entry is None and getattr(adapter, "repeats", None) is not None:
+        repeated.remember(layer, adapter.repeats(layer, args, kwargs), config, given, graph, stated, plan, run)
     if start:
         number = _record(layer, adapter, stated, device, plan, graph, hit, grad, start, call, getattr(run, "storage", None))
         run = _recording(run, lambda _: _record_backward(layer, adapter, stated, device, plan, number))

@@ -219,3 +219,21 @@ def test_estimates_grow_with_the_graph(device):
         given_ = aggregation.Aggregation("sum", x, w, (64,))
         gains.append(aggregation_cost.estimate(OpGraph(ei, count // 2, count // 2), given_, True).gain)
     assert gains[0] <= gains[1] < gains[2] and gains[2] > 0 and (device == "meta" or gains[0] < gains[1] and gains[0] < 0)
+
+
+@pytest.mark.parametrize("kind", ["none", "edge"])
+@pytest.mark.parametrize("features", [2, 130])
+def test_a_means_gradient_by_shares_kept_from_the_second_time_on(route, kind, features):
+    """Where rows are wide for the graph, the gradient of a mean without weights is one weighted sum."""
+    ei = edges()
+    x, w = torch.randn(N, features, requires_grad=True), None if kind == "none" else torch.randn(E, 1, requires_grad=True)
+    graph, found = OpGraph(ei.to(route.device), N, M), []
+    for _ in range(3):
+        placed = [None if t is None else t.detach().to(route.device) for t in (x, w)]
+        found.append(results(way(route), graph, "mean", *placed))
+    expected = results(aggregation.plain, OpGraph(ei, N, M), "mean", x.double(), None if w is None else w.double())
+    for got in found:
+        for a, b in zip(got, expected):
+            assert relative(a.cpu(), b) < 1e-6
+    kept = graph.view()._shares is not None
+    assert kept == (route.backend == "cuda" and kind == "none" and features == 130)

@@ -105,8 +105,10 @@ class _Guarded:
         self._aggregations = getattr(adapter, "AGGREGATIONS", ("SumAggregation",))
         self.run = adapter.run
         self.bind = getattr(adapter, "bind", _unbound)
-        # relational layers have no plain calls: they are stated each time
+        # relational layers have plain calls of their own, with types of edges
         self.signature = signature.of(adapter) if hasattr(adapter, "FIELDS") else signature.none
+        self.repeats = signature.repeats(adapter) if hasattr(adapter, "REPEATED") else None
+        self.again = getattr(adapter, "again", None)
 
     def state(self, layer: Any, args: tuple, kwargs: dict) -> Any:
         guards = self._guards

@@ -8,6 +8,7 @@ from torch import Tensor
 from gnnaccel.adapters import calls
 from gnnaccel.adapters.calls import bind as bind
 from gnnaccel.adapters.calls import dtypes as dtypes
+from gnnaccel.adapters.calls import without_autocast as without_autocast
 from gnnaccel.adapters.pyg.guards import plain_linear
 from gnnaccel.dispatch.attention_maps import Mapped
 

@@ -9,11 +9,13 @@ from torch import Tensor
 
 from gnnaccel.adapters.pyg import calls, guards, relations
 from gnnaccel.dispatch.reasons import Reason, reason
-from gnnaccel.dispatch.relational import statements
+from gnnaccel.dispatch.relational import added, statements
 from gnnaccel.dispatch.relational.request import RelationalGiven, RelationalStated, shapes_of
 from gnnaccel.dispatch.relational.view import RelationView
 
 METHODS = ()
+REPEATED = ("in_channels", "out_channels", "num_relations", "num_bases", "heads", "dim", "concat", "negative_slope", "dropout",
+            "mod", "attention_mode", "attention_mechanism")
 MODS = ("additive", "scaled", "f-additive", "f-scaled")  # the host takes any other value for None
 
 
@@ -52,6 +54,16 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[RelationalStated, Rela
     if why is not None:
         return why
     return _stated(layer, operands, found), RelationalGiven(found, device, operands)
+
+
+def outside() -> tuple:
+    """What the route depends on beside the layer and its arguments."""
+    return ()
+
+
+def again(args: tuple) -> RelationalGiven:
+    x, *found = args
+    return RelationalGiven(tuple(found), x.device, _Operands(x, None, None, found[1]))
 
 
 def _stated(layer: Any, operands: _Operands, found: tuple[Tensor, Tensor]) -> RelationalStated:
@@ -142,17 +154,19 @@ def _dtype_reason(layer: Any, operands: _Operands) -> Reason | None:
 # --- running -----------------------------------------------------------------------------------------------------------
 
 def run(layer: Any, stated: RelationalStated, given: RelationalGiven, attend: Any) -> Tensor:
-    operands = given.operands
+    operands, scaled, bias = given.operands, layer.mod in ("scaled", "f-scaled"), layer.bias
     tensors = _inputs(layer, operands)
     if operands.edge_attr is not None:
         tensors["a_edge"] = _edge_term(layer, operands)
-    with torch.autocast(given.device.type, enabled=False):
-        out = attend({name: t if name == "w" else t.to(stated.row) for name, t in tensors.items()})
-    if layer.mod in ("scaled", "f-scaled"):
+    inside = layer.concat is True and not scaled and added.fits(stated.out, bias)  # the bias, where heads lie side by side
+    more = added.of_one_type(None, None, bias, stated.num_dst) if inside else {}
+    with calls.without_autocast(given.device.type):
+        out = attend({**{name: t if name == "w" else t.to(stated.row) for name, t in tensors.items()}, **more})
+    if scaled:
         out = out * _of_degree(layer, attend.graph, out)
     out = out.flatten(1) if layer.concat is True else out.mean(dim=1).flatten(1)
     layer._alpha = None  # as the host leaves it
-    return out if layer.bias is None else out + layer.bias
+    return out if inside or bias is None else out + bias
 
 
 def _edge_term(layer: Any, operands: _Operands) -> Tensor:

@@ -12,6 +12,7 @@ from gnnaccel.dispatch.relational import added, statements
 from gnnaccel.dispatch.relational.request import RelationalGiven, RelationalStated, shapes_of
 
 METHODS = ()
+REPEATED = ("in_channels_l", "out_channels", "num_relations", "num_bases", "num_blocks", "aggr")
 AGGREGATIONS = ("SumAggregation", "MeanAggregation")
 
 
@@ -57,6 +58,18 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[RelationalStated, Rela
     stated = RelationalStated(program, "FastRGCNConv" if fast else "RGCNConv", shapes_of(program, _inputs(layer, ids)), row, out,
                               x_src.shape[0], x_dst.shape[0], found[0].shape[1], layer.num_relations, view, ignore)
     return stated, RelationalGiven(found, device, _Operands(ids, x_dst))
+
+
+def outside() -> tuple:
+    """What the route depends on beside the layer and its arguments."""
+    import torch_geometric
+
+    return torch_geometric.typing.WITH_SEGMM, torch_geometric.backend.use_segment_matmul, torch.get_default_dtype()
+
+
+def again(args: tuple) -> RelationalGiven:
+    x, *found = args
+    return RelationalGiven(tuple(found), x.device, _Operands(x, x))
 
 
 def _layer_reason(layer: Any, fast: bool) -> Reason | None:
@@ -134,7 +147,7 @@ def run(layer: Any, stated: RelationalStated, given: RelationalGiven, attend: An
     root, bias = layer.root, layer.bias
     whole = stated.row is stated.out and added.fits(stated.out, x_dst if root is not None else None, root, bias)
     more = added.of_one_type(x_dst, root, bias, stated.num_dst) if whole else {}
-    with torch.autocast(x.device.type, enabled=False):
+    with calls.without_autocast(x.device.type):
         tensors = {name: t.to(stated.row) if t.is_floating_point() else t for name, t in _inputs(layer, x).items()}
         out = attend({**tensors, **more})
     if whole:

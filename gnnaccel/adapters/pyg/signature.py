@@ -29,6 +29,11 @@ def of(adapter: Any) -> "Signature":
     return Signature(adapter.FIELDS, adapter.METHODS, adapter.WATCHED, getattr(adapter, "LINEAR", ()))
 
 
+def repeats(adapter: Any) -> "Repeats":
+    """Of a relational layer class, from what its adapter module says."""
+    return Repeats(adapter)
+
+
 class Signature:
     """Signatures of the calls of one layer class. ``fields``: the attributes of a layer that its Program depends on;
     ``methods``: what must not be replaced on the layer object; ``watched``: submodules that the adapter may
@@ -72,3 +77,20 @@ class Signature:
 def _of_linear(module: Any) -> tuple | None:
     """Of a linear map that a bound call makes: its own parameters, None if it is more than a linear map."""
     return tuple(map(id, module._parameters.values())) if guards.plain_linear(module) else None
+
+
+class Repeats(Signature):
+    """Signatures of the calls ``layer(x, edge_index, edge_type)`` of a relational layer class, with features."""
+
+    def __init__(self, adapter: Any):
+        super().__init__(adapter.REPEATED, adapter.METHODS, (), ())
+        self._outside = adapter.outside
+
+    def __call__(self, layer: Any, args: tuple, kwargs: dict) -> tuple | None:
+        if kwargs or len(args) != 3 or type(args[2]) is not Tensor or type(args[0]) is not Tensor:
+            return None
+        found = super().__call__(layer, args[:2], kwargs) if args[0].is_floating_point() else None
+        if found is None or any(m is not None and any(_MODULE_HOOKS(m.__dict__)) for m in layer.__dict__["_modules"].values()):
+            return None
+        parameters = [None if p is None else (p.dtype, p.device) for p in layer.__dict__["_parameters"].values()]
+        return type(layer), *found, *parameters, *self._outside()

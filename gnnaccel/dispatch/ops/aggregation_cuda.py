@@ -22,6 +22,7 @@ from gnnaccel.dispatch.reasons import Reason, reason
 from gnnaccel.dispatch.relational.cuda_maps import by_torch, dense
 
 _MAX_EDGES = 2**31
+_NO_WEIGHTS = 0, 0, "none"  # the layout of rows that are summed as they are
 _MULTI = ("max", "min", "var")  # by the kernels of several reduces
 
 
@@ -46,7 +47,7 @@ def kernel(graph: OpGraph, given: Aggregation) -> Kernel | Reason:
 
     ahead, back = (graph.num_src, graph.num_dst), (graph.num_dst, graph.num_src)
 
-    def forms(averaged: bool, at: str) -> set[sums.Variant]:
+    def forms(averaged: bool, at: str, weight: str = weight) -> set[sums.Variant]:
         whole = _variant(heads, width, dtype, weight, averaged, at)
         return {whole, *(whole.banded(nodes, rows, graph.num_edges, given.x.device) for nodes, rows in (ahead, back))}
 
@@ -56,6 +57,10 @@ def kernel(graph: OpGraph, given: Aggregation) -> Kernel | Reason:
                 for form in forms(averaged, at):
                     for entry in ("forward", "merge", "edge_dot") if weight != "none" and at == "place" else ("forward", "merge"):
                         form.kernels(entry)
+        if mean and weight == "none":  # whose gradient may be a weighted sum
+            for entry in ("forward", "merge"):
+                for form in forms(False, "position", "edge"):
+                    form.kernels(entry)
 
     cut = len(forms(False, "place")) > 1
     return Kernel(f"aggregate: {given.reduce}" + ", in bands" * cut,
@@ -72,7 +77,7 @@ def run(graph: OpGraph, given: Aggregation) -> Tensor:
         return means.around(run)(graph, given)
     if given.reduce in _MULTI:
         return _multi(graph, given, (given.reduce,)).run().view(-1, *given.shape)
-    layout = _layout(given)
+    layout = _NO_WEIGHTS if given.weight is None else _layout(given)
     x, weight = _expanded(given, layout)
     if torch.is_grad_enabled() and (x.requires_grad or (weight is not None and weight.requires_grad)):
         return _Aggregate.apply(graph, given.reduce == "mean", layout, x, weight)
@@ -140,10 +145,8 @@ def _variant(heads: int, width: int, dtype: torch.dtype, weight: str, mean: bool
 
 
 def _aggregate(graph: OpGraph, mean: bool, layout: tuple[int, int, str], x: Tensor, weight: Tensor | None) -> Tensor:
-    heads, width, kind = layout
     rows, placed, at = graph.view().weighted(_as_seen(weight, layout))
-    out = sums.forward(_variant(heads, width, x.dtype, kind, mean, at), rows, dense(x).view(-1, heads, width), placed)
-    return out.view(-1, *x.shape[1:])
+    return sums.total(rows, x, placed, at, mean)
 
 
 class _Aggregate(torch.autograd.Function):
@@ -151,36 +154,51 @@ class _Aggregate(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, graph, mean, layout, x, weight):
-        heads, width, kind = layout
         ctx.graph, ctx.mean, ctx.layout, ctx.shape = graph, mean, layout, x.shape
-        ctx.save_for_backward(x if ctx.needs_input_grad[4] else None, weight)
-        return _aggregate(graph, mean, layout, x, weight).detach()  # users may not change in place a view that a Function made
+        if weight is not None:
+            ctx.save_for_backward(x if ctx.needs_input_grad[4] else None, weight)
+        return _aggregate(graph, mean, layout, x, weight)
 
     @staticmethod
     def backward(ctx, grad):
-        (x, weight), graph, needs = ctx.saved_tensors, ctx.graph, ctx.needs_input_grad[3:]
+        x, weight = ctx.saved_tensors or (None, None)
+        graph, layout, needs = ctx.graph, ctx.layout, ctx.needs_input_grad
         if torch.is_grad_enabled():
-            if x is None:  # linear in x, so its value is nothing to the gradient
-                x = grad.new_zeros(ctx.shape).requires_grad_()
-            reduce = "mean" if ctx.mean else "sum"
-
-            def again(x: Tensor, weight: Tensor | None) -> Tensor:
-                return aggregation.plain(graph, Aggregation(reduce, x, weight, tuple(x.shape[1:])))
-
-            return None, None, None, *by_torch(again, (x, weight), needs, grad)
-        (heads, width, kind), view = ctx.layout, graph.view()
-        grad = dense(grad).view(-1, heads, width)
+            return None, None, None, *_recorded(ctx, x, weight, grad)
+        view, shares = graph.view(), None
         if ctx.mean:
-            grad = (grad * view.inverse_degree().view(-1, 1, 1)).to(grad.dtype)
+            shares = view.shares_by_src() if weight is None and _fewer_edges(graph, grad) else None
+            if shares is None:
+                grad = (grad * view.inverse_degree().view(-1, *(1,) * (grad.dim() - 1))).to(grad.dtype)
         d_x = d_weight = None
-        if needs[0]:
-            rows, placed, at = view.weighted(_as_seen(weight, ctx.layout), by_src=True)
-            d_x = sums.forward(_variant(heads, width, grad.dtype, kind, False, at), rows, grad, placed).view(ctx.shape)
-        if needs[1]:
-            variant = _variant(heads, width, grad.dtype, kind, False)
-            d_weight = sums.edge_dot(variant, view.csc(), grad, dense(x).view(-1, heads, width))[:weight.shape[0]]
+        if needs[3] and shares is not None:
+            d_x = sums.total(view.csr(places=False), grad, shares, "position")
+        elif needs[3]:
+            rows, placed, at = view.weighted(_as_seen(weight, layout), by_src=True)
+            d_x = sums.total(rows, grad, placed, at)
+        if needs[4]:
+            heads, width, kind = layout
+            left, right = (dense(t).view(-1, heads, width) for t in (grad, x))
+            d_weight = sums.edge_dot(_variant(heads, width, grad.dtype, kind, False), view.csc(), left, right)[:weight.shape[0]]
             d_weight = (d_weight.sum(1) if kind == "edge" else d_weight).to(weight.dtype).view(weight.shape)
         return None, None, None, d_x, d_weight
+
+
+def _fewer_edges(graph: OpGraph, grad: Tensor) -> bool:
+    """Whether to read a number at each edge is less than to scale all gradients first."""
+    return 2 * graph.num_edges <= grad.numel()
+
+
+def _recorded(ctx, x: Tensor | None, weight: Tensor | None, grad: Tensor) -> tuple:
+    """Gradients that can be differentiated again."""
+    if x is None:  # linear in x, so its value is nothing to the gradient
+        x = grad.new_zeros(ctx.shape).requires_grad_()
+    graph, reduce = ctx.graph, "mean" if ctx.mean else "sum"
+
+    def again(x: Tensor, weight: Tensor | None) -> Tensor:
+        return aggregation.plain(graph, Aggregation(reduce, x, weight, tuple(x.shape[1:])))
+
+    return by_torch(again, (x, weight), ctx.needs_input_grad[3:], grad)
 
 
 def _as_seen(weight: Tensor | None, layout: tuple[int, int, str]) -> Tensor | None:

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from gnnaccel.cuda import aggregate as sums
 from gnnaccel.cuda.extremum import Variant as Extremum
-from gnnaccel.cuda.structure import Rows
 from gnnaccel.dispatch.ops import cuda_functions, torch_ops
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.relational.cuda_maps import by_torch, dense
@@ -48,7 +47,8 @@ def by_kernels(graph: OpGraph, reduce: str, x: Tensor, weight: Tensor | None = N
         out = cuda_functions.extremum(graph, _extremum(weight is not None), x.view(-1, variant.heads, variant.width), weight)
         out = out.view(-1, x.shape[1])
         return out.masked_fill(out.isinf(), 0.0)
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias)):
+    if torch.is_grad_enabled() and (x.requires_grad or (weight is not None and weight.requires_grad)
+                                    or (bias is not None and bias.requires_grad)):
         return _Sum.apply(graph, x, weight, scale_src, scale_dst, bias)
     return _sum(graph, x, weight, scale_src, scale_dst, bias)
 
@@ -82,7 +82,7 @@ class _Sum(torch.autograd.Function):
         ctx.graph, ctx.width = graph, x.shape[1]
         # Only the gradient of the weights reads rows. The scales are constants of the graph.
         ctx.save_for_backward(x if ctx.needs_input_grad[2] else None, weight, scale_src, scale_dst)
-        return _sum(graph, x, weight, scale_src, scale_dst, bias).detach()  # a view could not be changed in place
+        return _sum(graph, x, weight, scale_src, scale_dst, bias)
 
     @staticmethod
     def backward(ctx, grad):
@@ -95,12 +95,13 @@ class _Sum(torch.autograd.Function):
                 return by_operations(graph, "sum", x, weight, scale_src, scale_dst)
 
             return None, *by_torch(again, (x, weight), needs[1:3], grad), None, None, d_bias
-        variant, inner = form("sum", ctx.width, grad.dtype, weight is not None), _scaled(grad, scale_dst)
+        inner = _scaled(grad, scale_dst)
         d_x = d_weight = None
         if needs[1]:
             rows, placed, at = graph.view().weighted(weight, by_src=True)
-            d_x = _total(form("sum", ctx.width, grad.dtype, weight is not None, at), rows, inner, placed, scale_src)
+            d_x = sums.total(rows, inner, placed, at, scale=scale_src)
         if needs[2]:
+            variant = form("sum", ctx.width, grad.dtype, True)
             left, right = (dense(t).view(-1, variant.heads, variant.width) for t in (inner, _scaled(x, scale_src)))
             d_weight = sums.edge_dot(variant, graph.view().csc(), left, right)[:graph.num_edges].sum(1).to(weight.dtype)
         return None, d_x, d_weight, None, None, d_bias
@@ -109,21 +110,15 @@ class _Sum(torch.autograd.Function):
 def _sum(graph: OpGraph, x: Tensor, weight: Tensor | None, scale_src: Tensor | None, scale_dst: Tensor | None,
          bias: Tensor | None) -> Tensor:
     rows, placed, at = graph.view().weighted(weight)
-    variant = form("sum", x.shape[1], x.dtype, weight is not None, at)
-    return _total(variant, rows, _scaled(x, scale_src), placed, scale_dst, None if bias is None else bias.float().contiguous())
+    return sums.total(rows, _scaled(x, scale_src), placed, at, scale=scale_dst,
+                      bias=None if bias is None else bias.float().contiguous())
 
 
 def gradient(graph: OpGraph, grad: Tensor, weight: Tensor | None) -> Tensor:
     """Of the weighted sum's x, by the CUDA kernels: the sum over the transposed graph."""
     rows, placed, at = graph.view().weighted(weight, by_src=True)
-    return _total(form("sum", grad.shape[1], grad.dtype, weight is not None, at), rows, grad, placed, None)
+    return sums.total(rows, grad, placed, at)
 
 
 def _scaled(x: Tensor, scale: Tensor | None) -> Tensor:
     return x if scale is None else (x * scale.unsqueeze(1)).to(x.dtype)
-
-
-def _total(variant: sums.Variant, rows: Rows, x: Tensor, weight: Tensor | None, scale: Tensor | None,
-           bias: Tensor | None = None) -> Tensor:
-    out = sums.forward(variant, rows, dense(x).view(-1, variant.heads, variant.width), weight, scale, bias)
-    return out.view(-1, x.shape[1])

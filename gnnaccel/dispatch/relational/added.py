@@ -13,7 +13,8 @@ ADDED = "+"  #: under which it goes with a Program's operands; no input has such
 
 
 class Added(NamedTuple):
-    """``rows`` [num_dst, K] times the matrix of each row's type, plus the type's bias; all in the dtype of the result.
+    """``rows`` [num_dst, K] times the matrix of each row's type, plus the type's bias; all in the dtype of the result. A bias
+    alone may be added to rows of any shape with its number of elements.
 
     ``sizes``: destinations of each type, type after type; ``matrix`` [types, K, N], or [types, N, K] when ``transposed``;
     ``bias`` [types, N]; both without the first dimension where there is one type. ``matrix`` None (and ``rows``): only the bias.
@@ -44,7 +45,7 @@ def add(out: Tensor, added: Added, view: RelationView) -> Tensor:
     sizes, rows, matrix, bias, transposed = added
     if len(sizes) == 1:
         if matrix is None:
-            return out + bias
+            return out + bias.view(out.shape[1:])
         matrix = matrix.t() if transposed else matrix
         return (rows @ matrix if bias is None else torch.addmm(bias, rows, matrix)).add_(out)
     if matrix is None:

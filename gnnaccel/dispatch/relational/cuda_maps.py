@@ -34,7 +34,7 @@ def aggregate(graph: GraphView, rows: Tensor, weight: Tensor | None = None) -> T
     if _wants_grad(rows, weight):
         return _Aggregate.apply(graph, rows, weight)
     by, placed, at = graph.weighted(weight)
-    return total(by, graph.wide, rows, placed, at)
+    return total(by, rows, placed, at)
 
 
 def take(rows: Tensor, gather: Gather) -> Tensor:
@@ -102,7 +102,7 @@ class _Multiply(torch.autograd.Function):
             d_rows = _multiply(pairs, grad, weight, not ctx.transposed, None)
             if gather is not None:
                 members = gather.members
-                d_rows = total(members.csc(places=False), members.wide, d_rows)
+                d_rows = total(members.csc(places=False), d_rows)
         if needs[1]:
             left, right = dense(rows.flatten(1)), dense(grad.flatten(1))
             index = None if gather is None else gather.index
@@ -114,32 +114,28 @@ class _Multiply(torch.autograd.Function):
 
 # --- sums over edges ---------------------------------------------------------------------------------------------------
 
-def _kind(weight: Tensor | None) -> str:
-    return "none" if weight is None else "edge" if weight.dim() == 1 else "head"
+def _kind(weight: Tensor) -> str:
+    return "edge" if weight.dim() == 1 else "head"
 
 
-def _sizes(rows: Tensor, weight: Tensor | None) -> tuple[int, int]:
+def _sizes(rows: Tensor, weight: Tensor) -> tuple[int, int]:
     """Heads and width as which the kernels see a row."""
-    if weight is not None and weight.dim() == 2:
+    if weight.dim() == 2:
         return rows.shape[1], rows.shape[2]
     return sums.factored(rows[0].numel() if rows.shape[0] else rows.flatten(1).shape[1])
 
 
-def _variant(rows: Tensor, weight: Tensor | None, wide: bool, at: str = "place") -> sums.Variant:
+def _variant(rows: Tensor, weight: Tensor, wide: bool) -> sums.Variant:
     heads, width = _sizes(rows, weight)
-    return sums.variant(heads, width, rows.dtype, rows.dtype, _kind(weight), at, False, False, wide)
+    return sums.variant(heads, width, rows.dtype, rows.dtype, _kind(weight), "place", False, False, wide)
 
 
-def total(by: Rows, wide: bool, rows: Tensor, weight: Tensor | None = None, at: str = "place",
+def total(by: Rows, rows: Tensor, weight: Tensor | None = None, at: str = "place",
           into: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
     """The sums of `aggregate` by the index arrays ``by``. at: where an edge's weight stands, as in `sums.Variant`; into: memory
     of the result's kind that they are added to; bias: [elements of a row]."""
-    variant = _variant(rows, weight, wide, at)
-    shape = -1, variant.heads, variant.width
-    weight = None if weight is None else weight.float().contiguous()
-    out = sums.forward(variant, by, dense(rows).view(shape), weight, bias=None if bias is None else dense(bias.float()),
-                       into=None if into is None else into.view(shape))
-    return out.view(-1, *rows.shape[1:])
+    weight, bias = None if weight is None else weight.float().contiguous(), None if bias is None else dense(bias.float())
+    return sums.total(by, rows, weight, at, bias=bias, into=into)
 
 
 class _Aggregate(torch.autograd.Function):
@@ -148,7 +144,7 @@ class _Aggregate(torch.autograd.Function):
         ctx.graph, ctx.shape = graph, rows.shape
         ctx.save_for_backward(rows if ctx.needs_input_grad[2] else None, weight)
         by, placed, at = graph.weighted(weight)
-        return total(by, graph.wide, rows, placed, at).detach()
+        return total(by, rows, placed, at).detach()
 
     @staticmethod
     def backward(ctx, grad):
@@ -163,7 +159,7 @@ class _Aggregate(torch.autograd.Function):
         d_rows = d_weight = None
         if needs[0]:
             by, placed, at = graph.weighted(weight, by_src=True)
-            d_rows = total(by, graph.wide, grad, placed, at)
+            d_rows = total(by, grad, placed, at)
         if needs[1]:
             variant = _variant(rows, weight, graph.wide)
             shape = -1, variant.heads, variant.width

@@ -18,7 +18,7 @@ from gnnaccel.cuda.segment_gemm_grad import weight_grad
 from gnnaccel.dispatch import attention
 from gnnaccel.dispatch.program import DOMAIN_OF, DST, PAIR_DST, PAIR_SRC, PARAM, RELATION, Op, Program, name_of
 from gnnaccel.dispatch.relational import added as adding
-from gnnaccel.dispatch.relational import cuda_maps, execute, torch_maps
+from gnnaccel.dispatch.relational import cuda_attention, cuda_maps, execute, torch_maps
 from gnnaccel.dispatch.relational.added import Added
 from gnnaccel.dispatch.relational.cuda_maps import dense, product, total
 from gnnaccel.dispatch.relational.view import RelationView
@@ -28,13 +28,15 @@ _ADDED = ("+rows", "+matrix", "+bias")
 
 class _Pass:
     """One run of a Program's steps: values by name, and on the way back their gradients, each with the index that says which of
-    its rows is whose, or None."""
+    its rows is whose, or None. ``attended``: calls of attention, and what their backward needs, by what they make."""
 
-    __slots__ = ("view", "values", "grads", "wanted")
+    __slots__ = ("view", "values", "grads", "wanted", "train", "out_dtype", "attended")
 
-    def __init__(self, view: RelationView, values: dict[str, Tensor | None], wanted: frozenset[str] = frozenset()):
-        self.view, self.values, self.wanted = view, values, wanted
+    def __init__(self, view: RelationView, values: dict[str, Tensor | None], wanted: frozenset[str] = frozenset(),
+                 train: bool = False, out_dtype: torch.dtype | None = None):
+        self.view, self.values, self.wanted, self.train, self.out_dtype = view, values, wanted, train, out_dtype
         self.grads: dict[str, tuple[Tensor, Tensor | None]] = {}
+        self.attended: dict[str, tuple[attention.Call, Any]] = {}
 
     def so_far(self, name: str) -> Tensor | None:
         """The gradient to add to, if there is one."""
@@ -62,6 +64,8 @@ class _Linear(NamedTuple):
     def inputs(self) -> tuple[str, ...]:
         return self.rows, self.weight
 
+    reads = inputs
+
     def _index(self, p: _Pass) -> Tensor | None:
         return None if self.coarse is None else p.view.index(self.coarse, self.domain)
 
@@ -83,7 +87,7 @@ class _Linear(NamedTuple):
             p.put(self.rows, found if self.rows not in p.grads else found + p.take(self.rows))
             return
         members = p.view.members(self.coarse, self.domain)
-        p.put(self.rows, total(members.csc(places=False), members.wide, found, into=p.so_far(self.rows)))
+        p.put(self.rows, total(members.csc(places=False), found, into=p.so_far(self.rows)))
 
 
 class _Sum(NamedTuple):
@@ -98,15 +102,18 @@ class _Sum(NamedTuple):
     def inputs(self) -> tuple[str, ...]:
         return (self.rows,)
 
+    def reads(self) -> tuple[str, ...]:
+        return ()
+
     def forward(self, p: _Pass, into: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
         graph = p.view.graph(self.source, self.target)
         weight = p.view.share_along(self.source, self.target) if self.share else None
-        return total(graph.csc(places=False), graph.wide, p.values[self.rows], weight, "position", into, bias)
+        return total(graph.csc(places=False), p.values[self.rows], weight, "position", into, bias)
 
     def backward(self, p: _Pass) -> None:
         graph = p.view.graph(self.source, self.target)
         weight = p.view.share_along(self.source, self.target, back=True) if self.share else None
-        p.put(self.rows, total(graph.csr(places=False), graph.wide, p.take(self.out), weight, "position", p.so_far(self.rows)))
+        p.put(self.rows, total(graph.csr(places=False), p.take(self.out), weight, "position", p.so_far(self.rows)))
 
 
 class _Collect(NamedTuple):
@@ -118,9 +125,12 @@ class _Collect(NamedTuple):
     def inputs(self) -> tuple[str, ...]:
         return (self.rows,)
 
+    def reads(self) -> tuple[str, ...]:
+        return ()
+
     def forward(self, p: _Pass, into: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
         members = p.view.members(DST, PAIR_DST)
-        return total(members.csc(places=False), members.wide, p.values[self.rows], into=into, bias=bias)
+        return total(members.csc(places=False), p.values[self.rows], into=into, bias=bias)
 
     def backward(self, p: _Pass) -> None:
         p.grads[self.rows] = p.take(self.out), p.view.index(DST, PAIR_DST)
@@ -129,7 +139,8 @@ class _Collect(NamedTuple):
 class Steps(NamedTuple):
     """``before``: operations on relations and parameters alone, left to autograd; ``ops``: those of the node, as ``steps``;
     ``after``: what is left, one by one; ``names``: what the steps read that they do not make; ``outs``: what they make for
-    others; ``kept``: what they make that backward reads."""
+    others; ``kept``: what they make that backward reads, ``done``: and which of those it reads no more after each of the steps;
+    ``attends``: which of them are attention."""
 
     before: tuple[Op, ...]
     ops: tuple[Op, ...]
@@ -138,24 +149,37 @@ class Steps(NamedTuple):
     names: tuple[str, ...]
     outs: tuple[str, ...]
     kept: tuple[str, ...]
+    done: tuple[tuple[str, ...], ...]
+    attends: tuple[str, ...]
 
 
 @functools.lru_cache(maxsize=256)
 def steps_of(program: Program) -> Steps | None:
     """How a Program is divided; None where a node brings nothing: it would be one map, with other operations to follow."""
-    before = tuple(op for op in program.ops if program.domains[op.out] in (RELATION, PARAM))
-    rest = tuple(op for op in program.ops if op not in before)
-    found = tuple(_step(op, program) for op in rest)
-    count = found.index(None) if None in found else len(found)
-    steps, ops, after = found[:count], rest[:count], rest[count:]
+    attended = cuda_attention.steps_in(program)
+    return (_divided(program, attended) if attended else None) or _divided(program, {})
+
+
+def _divided(program: Program, attended: dict[str, Any]) -> Steps | None:
+    """With the steps ``attended``, if all of those come to be in the node."""
+    before = tuple(op for op in program.ops if program.domains[op.out] in (RELATION, PARAM) and op.out not in attended)
+    rest = tuple(sorted((op for op in program.ops if op not in before), key=lambda op: op.kind != "fold"))
+    found = tuple(attended[op.out] if op.out in attended else _step(op, program) for op in rest)
+    count = next((i for i, (op, step) in enumerate(zip(rest, found)) if step is None and op.out not in attended), len(found))
+    steps, ops, after = tuple(step for step in found[:count] if step is not None), rest[:count], rest[count:]
     if not steps or (after and count == 1) or (not after and type(steps[-1]) is _Linear):
         return None
     made = {step.out for step in steps}
     read = tuple(dict.fromkeys(name for step in steps for name in step.inputs()))
     later = {name_of(arg) for op in after for arg in op.args} | {program.output}
-    kept = tuple(name for name in read if name in made and any(type(s) is _Linear and s.rows == name for s in steps))
+    folded = {step.out for step in steps if type(step) is cuda_attention.Fold}
+    if not attended.keys() <= {op.out for op in ops} or not folded.isdisjoint(later):
+        return None
+    first = {name: at for at, step in reversed(list(enumerate(steps))) for name in step.reads() if name in made}
     return Steps(before, ops, steps, after, tuple(name for name in read if name not in made),
-                 tuple(step.out for step in steps if step.out in later), kept)
+                 tuple(step.out for step in steps if step.out in later), tuple(first),
+                 tuple(tuple(name for name, place in first.items() if place == at) for at in range(len(steps))),
+                 tuple(step.out for step in steps if type(step) is cuda_attention.Attend))
 
 
 def _step(op: Op, program: Program) -> Any:
@@ -171,7 +195,8 @@ def _step(op: Op, program: Program) -> Any:
 # --- running -----------------------------------------------------------------------------------------------------------
 
 class _Plan(NamedTuple):
-    """``names``: of the inputs, in order; ``rows``: the name of the rows that the root term reads."""
+    """``names``: of the inputs, in order; ``rows``: the name of the rows that the root term reads; ``out_dtype``: of what an
+    attention makes, None for that of its rows."""
 
     program: Program
     steps: Steps
@@ -179,6 +204,7 @@ class _Plan(NamedTuple):
     names: tuple[str, ...]
     added: Added | None
     rows: str
+    out_dtype: torch.dtype | None
 
 
 def run(program: Program, view: RelationView, tensors: dict[str, Any], out_dtype: torch.dtype | None = None) -> Tensor:
@@ -189,26 +215,31 @@ def run(program: Program, view: RelationView, tensors: dict[str, Any], out_dtype
     state = execute.Run(program, view, values, cuda_maps, attention.run_cuda, out_dtype)
     for op in steps.before:
         values[op.out] = execute.OPERATIONS[op.kind](state, op, program.domains[op.out])
-    values.update(zip(steps.outs, _node(program, steps, view, values, None if steps.after else added)))
+    values.update(zip(steps.outs, _node(program, steps, view, values, None if steps.after else added, out_dtype)))
     for op in steps.after:
         values[op.out] = execute.OPERATIONS[op.kind](state, op, program.domains[op.out])
     out = values[program.output]
     return adding.add(out, added, view) if added is not None and steps.after else out
 
 
-def _node(program: Program, steps: Steps, view: RelationView, values: dict[str, Tensor], added: Added | None) -> tuple:
+def _node(program: Program, steps: Steps, view: RelationView, values: dict[str, Tensor], added: Added | None,
+          out_dtype: torch.dtype | None) -> tuple:
     """What the steps make for others."""
-    row = values[steps.steps[0].rows].dtype  # a factor of another dtype may have gone into the matrices
-    names, inputs, rows = steps.names, [values[name].to(row) for name in steps.names], _ADDED[0]
+    row = values[program.inputs[0][0]].dtype  # a factor of another dtype may have gone into the matrices
+    names, inputs, rows = steps.names, [_in(row, values[name]) for name in steps.names], _ADDED[0]
     if added is not None:
         rows = next((name for name, t in zip(names, inputs) if t is added.rows), rows)
         names = *names, *_ADDED
         inputs += [None if rows != _ADDED[0] else added.rows, added.matrix, added.bias]
         added = Added(added.sizes, None, None, None, added.transposed)  # the tensors are inputs
-    plan = _Plan(program, steps, view, names, added, rows)
+    plan = _Plan(program, steps, view, names, added, rows, out_dtype)
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
         return _Node.apply(plan, *inputs)
-    return _forward(plan, _Pass(view, dict(zip(names, inputs))))
+    return _forward(plan, _Pass(view, dict(zip(names, inputs)), out_dtype=out_dtype))
+
+
+def _in(dtype: torch.dtype, t: Tensor) -> Tensor:
+    return t if t.dtype is dtype else t.to(dtype)
 
 
 def _forward(plan: _Plan, p: _Pass) -> tuple[Tensor, ...]:
@@ -243,26 +274,34 @@ def _by_type(matrix: Tensor) -> Tensor:
 class _Node(torch.autograd.Function):
     @staticmethod
     def forward(ctx, plan, *inputs):
-        p = _Pass(plan.view, dict(zip(plan.names, inputs)))
+        p = _Pass(plan.view, dict(zip(plan.names, inputs)), train=True, out_dtype=plan.out_dtype)
         outs = _forward(plan, p)
-        ctx.plan = plan
+        attended = [p.attended[name] for name in plan.steps.attends]
+        ctx.plan, ctx.calls = plan, [(call, len(saved)) for call, saved in attended]
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*inputs, *(p.values[name] for name in plan.steps.kept))
+        ctx.save_for_backward(*inputs, *(p.values[name] for name in plan.steps.kept),
+                              *(t for _, saved in attended for t in saved))
         return tuple(t.detach() for t in outs)  # no views, which nobody could change in place
 
     @staticmethod
     def backward(ctx, *grads):
-        plan, count = ctx.plan, len(ctx.plan.names)
-        inputs, kept, needs = ctx.saved_tensors[:count], ctx.saved_tensors[count:], ctx.needs_input_grad[1:]
+        plan, count, saved = ctx.plan, len(ctx.plan.names), ctx.saved_tensors
+        inputs, kept, needs = saved[:count], saved[count:count + len(plan.steps.kept)], ctx.needs_input_grad[1:]
         given = {name: grad for name, grad in zip(plan.steps.outs, grads) if grad is not None}
         if torch.is_grad_enabled():
-            again = functools.partial(_by_torch, plan, tuple(given))
+            again = functools.partial(_by_torch, plan, tuple(given), {call.program: call for call, _ in ctx.calls})
             return None, *cuda_maps.by_torch(again, inputs, needs, tuple(given.values()))
         wanted = {name for name, need in zip(plan.names, needs) if need}
         for step in plan.steps.steps:
             if not wanted.isdisjoint(step.inputs()):
                 wanted.add(step.out)
         p = _Pass(plan.view, {**dict(zip(plan.names, inputs)), **dict(zip(plan.steps.kept, kept))}, frozenset(wanted))
+        at = count + len(kept)
+        for name, (call, length) in zip(plan.steps.attends, ctx.calls):
+            p.attended[name] = call, saved[at:at + length]
+            at += length
+        del saved, kept
+        ctx.maybe_clear_saved_tensors()  # unless the graph is kept: so that what is done with can be freed on the way
         _backward(plan, p, {name: dense(grad) for name, grad in given.items()})
         return None, *(_like(p.so_far(name), t) for name, t in zip(plan.names, inputs))
 
@@ -276,16 +315,18 @@ def _backward(plan: _Plan, p: _Pass, grads: dict[str, Tensor]) -> None:
         _root_backward(plan, p, *grads.values())
     for name, grad in grads.items():
         p.put(name, grad)
-    for step in reversed(plan.steps.steps):
+    for step, done in zip(reversed(plan.steps.steps), reversed(plan.steps.done)):
         if step.out in p.wanted and step.out in p.grads:
             step.backward(p)
+        for name in done:
+            del p.values[name]
 
 
 def _root_backward(plan: _Plan, p: _Pass, grad: Tensor) -> None:
     """First of all, so that the other gradients of the rows are added to it."""
     (sizes, _, _, _, transposed), matrix = plan.added, p.values["+matrix"]
     if "+bias" in p.wanted:
-        sums = column_sums(p.view, sizes, grad)
+        sums = column_sums(p.view, sizes, grad if grad.dim() == 2 else grad.flatten(1))
         p.put("+bias", sums[0] if len(sizes) == 1 else sums)
     if matrix is None:
         return
@@ -301,7 +342,7 @@ def column_sums(view: RelationView, sizes: tuple[int, ...], grad: Tensor) -> Ten
     if len(sizes) == 1 and grad.numel():
         return column_sum(grad).unsqueeze(0)
     by_type = view.of_blocks(sizes)
-    return total(by_type.csc(places=False), by_type.wide, grad)
+    return total(by_type.csc(places=False), grad)
 
 
 def outer(segments: Any, rows: Tensor, grad: Tensor, weight: Tensor, transposed: bool, index: Tensor | None,
@@ -313,10 +354,16 @@ def outer(segments: Any, rows: Tensor, grad: Tensor, weight: Tensor, transposed:
                        precision=cuda_maps.precision()).view(weight.shape)
 
 
-def _by_torch(plan: _Plan, outs: tuple[str, ...], *inputs: Tensor | None) -> tuple[Tensor, ...]:
-    """The same on torch operations, which can be differentiated any number of times."""
+def _by_torch(plan: _Plan, outs: tuple[str, ...], calls: dict[Program, attention.Call],
+              *inputs: Tensor | None) -> tuple[Tensor, ...]:
+    """The same on torch operations, which can be differentiated any number of times. ``calls``: of attention, by their Programs:
+    they have drawn their dropout."""
     values, program = dict(zip(plan.names, inputs)), plan.program
-    state = execute.Run(program, plan.view, values, torch_maps, attention.run_torch)
+
+    def attend(call: attention.Call, tensors: dict[str, Tensor]) -> Tensor:
+        return attention.with_the_same_dropout(calls[call.program], tensors)
+
+    state = execute.Run(program, plan.view, values, torch_maps, attend, plan.out_dtype)
     for op in plan.steps.ops:
         values[op.out] = execute.OPERATIONS[op.kind](state, op, program.domains[op.out])
     if plan.added is not None:

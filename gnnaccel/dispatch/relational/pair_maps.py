@@ -103,5 +103,5 @@ def _backward(view: RelationView, inputs: tuple, needs: tuple[bool, ...], d_rows
         return None, d_weight, d_bias
     by_pair, members = product(pairs.segments, grad, weight, True, None), view.members(SRC, PAIR_SRC)
     into = d_rows if d_rows is not None and d_rows.dtype is by_pair.dtype and d_rows.is_contiguous() else None
-    found = total(members.csc(places=False), members.wide, by_pair, into=into)
+    found = total(members.csc(places=False), by_pair, into=into)
     return (found if into is not None or d_rows is None else found + d_rows), d_weight, d_bias

@@ -5,7 +5,7 @@ from math import prod
 
 import torch
 
-from gnnaccel.cuda import segment_gemm
+from gnnaccel.cuda import head_dot, segment_gemm
 from gnnaccel.cuda.layout import TYPES
 from gnnaccel.dispatch import attention, patterns
 from gnnaccel.dispatch.program import PAIR_DST, PAIR_SRC, Op, Program, name_of
@@ -30,6 +30,9 @@ def prepare(request: RelationalRequest) -> None:
                 found.add(patterns.attention(step.attr("attention")))
             elif step.kind == "linear" and step.args[1].endswith("@rel") and request.row in TYPES:
                 _product(step, ordering.program, known, request, statistics.rows(ordering.program.domains[step.out]))
+    if request.heads == 1 and any(attended.score == "terms" for attended in found):
+        for entry in ("dot", "grad", "sum_blocks") if request.grad else ("dot",):
+            head_dot.kernels(1, request.width, request.row)(entry)
     for attended in found:
         attention.prepare(attended, request.heads, request.width, request.row, request.out, request.grad, request.edge_bits)
 

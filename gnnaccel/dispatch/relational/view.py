@@ -178,7 +178,8 @@ class RelationView:
 
     def index(self, coarse: str, fine: str) -> Tensor:
         """[rows of ``fine``] int32: the row of ``coarse`` that each row of ``fine`` belongs to."""
-        return self._once((coarse, fine, "index"), lambda: self._make_index(coarse, fine))
+        found = self._made.get((coarse, fine, "index"))
+        return found if found is not None else self._once((coarse, fine, "index"), lambda: self._make_index(coarse, fine))
 
     def _make_index(self, coarse: str, fine: str) -> Tensor:
         if fine in (PAIR_SRC, PAIR_DST):
@@ -191,6 +192,10 @@ class RelationView:
 
     def graph(self, source: str, target: str) -> GraphView:
         """The virtual graph from the rows of one domain to those of another, along the edges, in the caller's order."""
+        found = self._made.get((source, target))
+        if found is not None:
+            return found
+
         def make() -> GraphView:
             return self._make_graph(source, target, self.index(source, EDGE), self.index(target, EDGE))
 
@@ -198,7 +203,8 @@ class RelationView:
 
     def members(self, coarse: str, fine: str) -> GraphView:
         """The virtual graph with one edge from each row of ``fine`` to the row of ``coarse`` that it belongs to."""
-        return self._once((fine, coarse, "members"), lambda: self._make_members(coarse, fine))
+        found = self._made.get((fine, coarse, "members"))
+        return found if found is not None else self._once((fine, coarse, "members"), lambda: self._make_members(coarse, fine))
 
     def _make_members(self, coarse: str, fine: str) -> GraphView:
         index = self.index(coarse, fine)

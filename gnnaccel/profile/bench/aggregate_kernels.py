@@ -36,12 +36,10 @@ def ours(graph: Graph, x: Tensor, grad: Tensor, weight: Tensor) -> Pair:
     leaf = x.clone().requires_grad_()
 
     def forward() -> Tensor:
-        with torch.no_grad():
-            return way(edges, "sum", x, weight)
+        return way(edges, "sum", x, weight)
 
     def training() -> tuple[Tensor, Tensor]:
-        with torch.no_grad():
-            return way(edges, "sum", x, weight), neighbours.gradient(edges, grad, weight)
+        return way(edges, "sum", x, weight), neighbours.gradient(edges, grad, weight)
 
     if x.is_cuda:
         return forward, training

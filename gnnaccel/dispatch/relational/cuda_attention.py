@@ -1,0 +1,162 @@
+"""Attention over terms made of pairs (RGAT), as steps of the one node of autograd that `cuda_program` makes of a Program.
+
+The matrices that make the terms, the terms, their way to the edges and the attention: strung together by autograd these are some
+twenty nodes, and on graphs like FB15k-237 they take longer than the kernels.
+"""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import Tensor
+
+from gnnaccel.cuda.dropout import OFF, draw
+from gnnaccel.dispatch import attention, patterns
+from gnnaccel.dispatch.attention_families import TERMS
+from gnnaccel.dispatch.program import DOMAIN_OF, EDGE, PAIR_SRC, Op, Program, name_of
+from gnnaccel.dispatch.relational.cuda_maps import total
+
+if TYPE_CHECKING:
+    from gnnaccel.dispatch.relational.cuda_program import _Pass
+
+_NAMES = TERMS.names[:4]  # what a fused attention names; the others are what is put into it here
+
+
+class Fold(NamedTuple):
+    """Each relation's matrix times a parameter. It comes first, so that its gradient of the matrices is added to theirs."""
+
+    out: str
+    rows: str
+    matrix: str
+
+    def inputs(self) -> tuple[str, ...]:
+        return self.rows, self.matrix
+
+    reads = inputs
+
+    def forward(self, p: _Pass, into: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+        weight, matrix = p.values[self.rows], p.values[self.matrix]
+        if weight.dim() == 3:
+            return (weight.view(-1, weight.shape[2]) @ matrix).view(*weight.shape[:2], matrix.shape[1])
+        return (weight @ _in_blocks(matrix, weight)).flatten(1, 2)
+
+    def backward(self, p: _Pass) -> None:
+        grad = p.take(self.out)
+        weight, matrix = p.values[self.rows].to(grad.dtype), p.values[self.matrix].to(grad.dtype)
+        shape, before = weight.shape, p.so_far(self.rows)
+        if weight.dim() == 3:
+            weight, grad = weight.view(-1, shape[2]), grad.view(-1, grad.shape[2])
+        else:
+            matrix, grad = _in_blocks(matrix, weight), grad.unflatten(1, shape[1:3])
+        if self.matrix in p.wanted:
+            found = weight.transpose(-1, -2) @ grad
+            _more(p, self.matrix, found if found.dim() == 2 else found.sum(0).flatten(0, 1))
+        if self.rows not in p.wanted:
+            return
+        if before is not None and weight.dim() == 2:
+            before.view(weight.shape).addmm_(grad, matrix.t())
+        else:
+            _more(p, self.rows, (grad @ matrix.transpose(-1, -2)).view(shape))
+
+
+def _in_blocks(matrix: Tensor, weight: Tensor) -> Tensor:
+    """A parameter [blocks * N, M] as [blocks, N, M]."""
+    return matrix.view(weight.shape[1], weight.shape[3], -1)
+
+
+def _more(p: _Pass, name: str, grad: Tensor) -> None:
+    before = p.so_far(name)
+    p.put(name, grad if before is None else before.add_(grad))
+
+
+class Spread(NamedTuple):
+    """A value of pairs, at their edges."""
+
+    out: str
+    rows: str
+    coarse: str
+
+    def inputs(self) -> tuple[str, ...]:
+        return (self.rows,)
+
+    def reads(self) -> tuple[str, ...]:
+        return ()
+
+    def forward(self, p: _Pass, into: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+        return p.values[self.rows].index_select(0, p.view.index(self.coarse, EDGE))
+
+    def backward(self, p: _Pass) -> None:
+        members = p.view.members(self.coarse, EDGE)
+        p.put(self.rows, total(members.csc(places=False), p.take(self.out), into=p.so_far(self.rows)))
+
+
+class Attend(NamedTuple):
+    """An attention over the graph between two domains. ``terms``: what its inputs are called, in the order of `TERMS`; with its
+    fifth, a vector, the second is made of the rows here."""
+
+    out: str
+    rows: str
+    terms: tuple[str | None, ...]
+    program: Program
+    found: patterns.Attention
+    heads: int
+    source: str
+    target: str
+
+    def inputs(self) -> tuple[str, ...]:
+        return tuple(name for name in self.terms if name is not None)
+
+    reads = inputs
+
+    def _tensors(self, p: _Pass) -> list[Tensor | None]:
+        rows, *others = [None if name is None else p.values[name] for name in self.terms]
+        return [rows.view(rows.shape[0], self.heads, rows.shape[1] // self.heads), *others]
+
+    def forward(self, p: _Pass, into: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+        inputs, found = self._tensors(p), self.found
+        rows = inputs[0]
+        call = attention.Call(self.program, found, p.view.graph(self.source, self.target), self.heads, rows.shape[2],
+                              p.out_dtype or rows.dtype)
+        call.dropout = draw(found.dropout, rows.device) if found.dropout else OFF
+        out, saved = TERMS.forward(call, (*inputs, bias), p.train)
+        p.attended[self.out] = call, saved
+        return out if into is None else out.add_(into.view(out.shape))
+
+    def backward(self, p: _Pass) -> None:
+        call, saved = p.attended.pop(self.out)
+        wanted = [name in p.wanted for name in self.terms]
+        grads = TERMS.backward(call, (*self._tensors(p), None), saved, p.take(self.out), (*wanted, False))
+        for name, grad in zip(self.terms, grads):
+            if name in p.wanted and grad is not None:
+                _more(p, name, grad.flatten(1) if name == self.rows else grad)
+
+
+def steps_in(program: Program) -> dict[str, Any]:
+    """The steps by which such an attention is computed, by what they make; None for what another step makes. Empty where there is
+    no such attention, or its terms come from elsewhere."""
+    made = {op.out: op for op in program.ops}
+    step = next((op for op in program.ops if op.kind == "attend"), None)
+    if step is None or not set(step.attr("names")) <= set(_NAMES):
+        return {}
+    given = dict(zip(step.attr("names"), step.args))
+    found: dict[str, Any] = {}
+    terms = [given.get(name) for name in _NAMES]
+    vector = _vector(program, made.get(terms[1]), step)
+    if vector is not None:
+        found[terms[1]] = terms[1] = None
+    edge = made.get(terms[3])
+    if edge is not None and edge.kind == "add" and len(edge.args) == 1:
+        name, _, end = edge.args[0].partition("@")
+        found[edge.out] = Spread(edge.out, name, DOMAIN_OF[end])
+    attended = step.attr("attention")
+    found[step.out] = Attend(step.out, terms[0], (*terms, vector), attended, patterns.attention(attended), step.attr("heads"),
+                             step.attr("source"), step.attr("target"))
+    found.update((op.out, Fold(op.out, *op.args)) for op in program.ops if op.kind == "fold")
+    return found
+
+
+def _vector(program: Program, term: Op | None, step: Op) -> str | None:
+    """What the rows of an attention of one head are multiplied with for the ``term`` of their own."""
+    if term is None or term.kind != "linear" or step.attr("heads") != 1 or program.domains[term.out] != PAIR_SRC:
+        return None
+    readers = [op for op in program.ops if term.out in map(name_of, op.args)]
+    return term.args[1] if term.args[0] == step.args[0] and not term.attrs and readers == [step] else None

@@ -112,7 +112,7 @@ def plans(k: int, n: int, dtype: torch.dtype, precision: str, limit: int) -> tup
     fit, or is no multiple of what a warp reads and computes at once. precision: as `precision_of` has it."""
     if precision == "FMA" or max(k, n) > _MOST or k * dtype.itemsize % 32 or n % 8:
         return ()
-    found = (Plan(k, n, *how) for how in _PLANS[_size(k, n), precision] + _PLAIN)
+    found = (Plan(k, n, *how) for how in dict.fromkeys(_PLANS[_size(k, n), precision] + _PLAIN))
     return tuple(plan for plan in found if plan.fits(dtype, precision, limit))
 
 

@@ -42,6 +42,7 @@ class Plan:
     grad_warps: tuple[int, int]  # that share dw, a divisor of those: if there are more, groups of them share a tile's lines
     per_sm: int  # blocks of a multiprocessor
     group: int = 2  # groups of eight columns whose products are interleaved
+    ahead: bool = True  # whether a chunk of dy is read before the one before is done with, which takes registers
 
     @property
     def threads(self) -> int:
@@ -77,13 +78,14 @@ class Plan:
         return dict(K=self.k, N=self.n, TR=self.lines, STAGES=self.stages, WM=self.lines // self.warps[0], WN=self.strip,
                     WARPS_M=self.warps[0], WARPS_N=self.warps[1], GRAD_M=self.grad[0], GRAD_N=self.grad[1],
                     GRAD_WARPS_M=self.grad_warps[0], GRAD_WARPS_N=self.grad_warps[1], GROUP=self.group,
-                    BLOCKS_PER_SM=self.per_sm, PRECISION=precision, ROW_T=TYPES[dtype])
+                    AHEAD=int(self.ahead), BLOCKS_PER_SM=self.per_sm, PRECISION=precision, ROW_T=TYPES[dtype])
 
 
 #: Candidates by size and precision, the best by counting first: lines, stages, warps of dx, warps of dw, blocks of a
 #: multiprocessor. docs/notes/relational.md has the reasons. n is the wider one in "tall" and k in "wide".
 _PLANS = {
-    ("small", "FP32"): ((64, 2, (4, 2), (2, 2), 2), (64, 2, (4, 2), (2, 4), 2), (32, 2, (2, 2), (2, 2), 3)),
+    ("small", "FP32"): ((64, 2, (4, 2), (2, 2), 2), (64, 2, (4, 2), (2, 4), 2), (32, 2, (2, 2), (2, 2), 3),
+                        (64, 2, (4, 2), (2, 2), 2, 2, False)),
     ("small", "TF32"): ((64, 2, (4, 2), (2, 2), 2), (32, 2, (2, 2), (2, 2), 4), (32, 3, (2, 2), (2, 2), 3)),
     ("small", "HALF"): ((64, 3, (4, 2), (2, 2), 2), (64, 2, (4, 1), (2, 2), 4), (128, 2, (8, 1), (2, 2), 2)),
     ("wide", "FP32"): ((64, 2, (4, 4), (2, 4), 1),),

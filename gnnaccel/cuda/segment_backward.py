@@ -148,10 +148,8 @@ def gradients(segments: Segments, x: Tensor, dy: Tensor, w: Tensor, *, index: Te
 
     Sums have a fixed order: bits repeat for equal sizes and segments. Raises ValueError for what does not fit.
     """
-    given = (x, dy, w, index, dy_index, transposed, blocks, sums, out, out_index, accumulate, gelu_grad, precision)
-    k, n = check_pair(x, dy, blocks)
-    plan = _plan(n, k, x.dtype, precision_of(precision, x.dtype, n), shared_limit(x.device))
-    return _apart(segments, *given) if plan is None else backward(segments, plan, *given)
+    return backward(segments, None, x, dy, w, index, dy_index, transposed, blocks, sums, out, out_index, accumulate, gelu_grad,
+                    precision)
 
 
 def _apart(segments: Segments, x: Tensor, dy: Tensor, w: Tensor, index: Tensor | None, dy_index: Tensor | None, transposed: bool,
@@ -171,17 +169,20 @@ def _apart(segments: Segments, x: Tensor, dy: Tensor, w: Tensor, index: Tensor |
 
 # ---- one kernel ----
 
-def backward(segments: Segments, plan: Plan, x: Tensor, dy: Tensor, w: Tensor, index: Tensor | None = None,
+def backward(segments: Segments, plan: Plan | None, x: Tensor, dy: Tensor, w: Tensor, index: Tensor | None = None,
              dy_index: Tensor | None = None, transposed: bool = False, blocks: int = 1, sums: bool = False,
              out: Tensor | None = None, out_index: Tensor | None = None, accumulate: bool = False,
              gelu_grad: Tensor | None = None, precision: str = "fp32") -> tuple[Tensor, Tensor, Tensor | None]:
-    """`gradients` by one kernel, in the way of ``plan``, one of `plans`."""
+    """`gradients` in the way of ``plan``, one of `plans`; None: the best that serves, or two kernels."""
     options = "backward", plan, transposed, blocks, sums, accumulate, precision
     tensors = x, dy, w, index, dy_index, out, out_index, gelu_grad
     key = options + tuple([None if t is None else (t.dtype, t.shape, t.stride(), t.device, t.data_ptr() & 15) for t in tensors])
     made = segments.made.get(key)
     if made is None:
         made = segments.keep(key, _make(segments, options[1:], tensors))
+    if made.weight == 0:
+        return _apart(segments, x, dy, w, index, dy_index, transposed, blocks, sums, out, out_index, accumulate, gelu_grad,
+                      precision)
     if out is None:
         out = torch.empty(made.shape, dtype=made.dtype, device=x.device)
     elif gelu_grad is not None:
@@ -190,28 +191,29 @@ def backward(segments: Segments, plan: Plan, x: Tensor, dy: Tensor, w: Tensor, i
     if made.compiled is not None:
         across = made.grid[0]
         partial = torch.empty((2 * across, made.weight), device=x.device) if across > 1 else None
-        made.compiled("backward")(made.grid, plan.threads, made.shared, made.graph + (
+        made.compiled("backward")(made.grid, made.threads, made.shared, made.graph + (
             x.data_ptr(), pointer(index), dy.data_ptr(), pointer(dy_index), w.data_ptr()) + made.steps_w + (
             pointer(out_index), out.data_ptr(), pointer(gelu_grad), found.data_ptr(), pointer(partial)))
         if partial is not None:  # else no segment is divided
             add_parts(made, partial, found)
-    matrices = blocks * plan.k * plan.n
-    rows, columns = (plan.k, plan.n) if transposed else (plan.n, plan.k)
-    dw = found[:, :matrices] if sums else found
-    return out, dw.view(-1, blocks, rows, columns) if not sums else dw.unflatten(1, (blocks, rows, columns)), (
-        found[:, matrices:] if sums else None)
+    if not sums:
+        return out, found.view(made.matrices), None
+    count = math.prod(made.matrices[1:])
+    return out, found[:, :count].unflatten(1, made.matrices[1:]), found[:, count:]
 
 
 class _Made(NamedTuple):
-    """All of a call that is the same for tensors of the same form and the same options. ``shape``, ``dtype``: of a new dx;
-    ``weight``: values of a segment; ``across``, ``merge``, ``merge_grid``: as for `segment_gemm_grad.add_parts`; ``compiled``:
-    None where there is nothing to do."""
+    """All of a call that is the same for tensors of the same form and the same options. ``weight``: values of a segment, 0 where
+    two kernels are to make them; ``shape``, ``dtype``: of a new dx; ``matrices``: the shape of dw; ``across``, ``merge``,
+    ``merge_grid``: as for `segment_gemm_grad.add_parts`; ``compiled``: None where there is nothing to do."""
 
-    shape: tuple[int, int]
-    dtype: torch.dtype
     weight: int
+    shape: tuple[int, int] = (0, 0)
+    dtype: torch.dtype = torch.float32
+    matrices: tuple[int, ...] = ()
     compiled: Kernels | None = None
     grid: tuple[int, int] = (0, 0)
+    threads: int = 0
     shared: int = 0
     graph: tuple = ()
     steps_w: tuple = ()
@@ -225,6 +227,9 @@ def _make(segments: Segments, options: tuple, tensors: tuple) -> _Made:
     plan, transposed, blocks, sums, accumulate, precision = options
     x, dy, w, index, dy_index, out, out_index, gelu_grad = tensors
     k, n = check_pair(x, dy, blocks)
+    plan = plan or _plan(n, k, x.dtype, precision_of(precision, x.dtype, n), shared_limit(x.device))
+    if plan is None:
+        return _Made(0)
     check_rows(segments, x, index, blocks * k)
     check_rows(segments, dy, dy_index, blocks * n, "dy")
     w = check_weights(segments, x, w, blocks)
@@ -238,7 +243,7 @@ def _make(segments: Segments, options: tuple, tensors: tuple) -> _Made:
     if blocks > _MAX_GRID_Y:
         raise ValueError(f"{blocks} blocks: a grid has at most {_MAX_GRID_Y}")
     if not segments.rows:
-        return _Made(shape, dtype, weight)
+        return _Made(weight, shape, dtype, tuple(w.shape))
     precision, size = precision_of(precision, x.dtype, n), x.element_size()
     write = "GELU_GRAD" if gelu_grad is not None else "BLEND" if accumulate else "PLAIN"
     at_out = math.gcd(_NEW if out is None else out.data_ptr(), 0 if gelu_grad is None else gelu_grad.data_ptr())
@@ -248,8 +253,9 @@ def _make(segments: Segments, options: tuple, tensors: tuple) -> _Made:
                        segment_direct.store_width(plan.strip, dtype, at_out), write, sums)
     across = grid_blocks(segments.tile_bound(plan.lines), blocks, plan.per_sm, _WORTH)
     graph = segments.ptr.data_ptr(), segments.tile_ptr(plan.lines).data_ptr(), np.int32(segments.count)
-    return _Made(shape, dtype, weight, compiled, (across, blocks), plan.shared(x.dtype, precision, sums), graph,
-                 (np.int64(w.stride(0)), np.int64(w.stride(1))), np.int32(across), *merge_of(weight, segments.count, across))
+    return _Made(weight, shape, dtype, tuple(w.shape), compiled, (across, blocks), plan.threads,
+                 plan.shared(x.dtype, precision, sums), graph, (np.int64(w.stride(0)), np.int64(w.stride(1))), np.int32(across),
+                 *merge_of(weight, segments.count, across))
 
 
 @functools.lru_cache(maxsize=256)

@@ -122,12 +122,12 @@ def test_half(device, name, dtype):
 @pytest.mark.parametrize("needs,together", [((True, True), 1), ((True, False), 0), ((False, True), 0)])
 @pytest.mark.parametrize("transposed", [False, True])
 def test_both_gradients_of_a_product_come_from_one_kernel(device, monkeypatch, needs, together, transposed):
-    found, made = [], segment_backward.backward
-    monkeypatch.setattr(segment_backward, "backward", lambda *args: found.append(1) or made(*args))
+    found, made = [], segment_backward.kernels
+    monkeypatch.setattr(segment_backward, "kernels", lambda *args: found.append(1) or made(*args))
     ptr = torch.tensor([0, 0, 31, 64, 200], dtype=torch.int32, device=device)
     pairs = Pairs(ptr.new_empty(200), ptr[:0], ptr, ptr[:0])
-    rows, weight = torch.randn(200, 2, 16, device=device), torch.randn(4, 2, *((24, 16) if transposed else (16, 24)), device=device)
-    cotangent = torch.randn(200, 2, 24, device=device)
+    rows, cotangent = torch.randn(200, 2, 16, device=device), torch.randn(200, 2, 24, device=device)
+    weight = torch.randn(4, 2, *((24, 16) if transposed else (16, 24)), device=device)
     got = {}
     for dtype, multiply in ((torch.float32, cuda_maps.multiply), (torch.float64, torch_maps.multiply)):
         operands = [t.to(dtype).requires_grad_(need) for t, need in zip((rows.clone(), weight.clone()), needs)]

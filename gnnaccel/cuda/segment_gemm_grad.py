@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from gnnaccel.cuda.segment_plan import GradPlan, Segments, as_defines, grad_plan
 
 __all__ = ["weight_grad", "weight_grad_and_sums"]
 
-_MERGE_THREADS, _MERGE_COLUMNS, _MERGE_WIDE = 256, 32, 1024  # as in segment_gemm_grad.cu
+_MERGE_THREADS, _MERGE_COLUMNS, _MERGE_WIDE = 256, 32, 1024  # as in segment_merge.cuh
 _MERGE_SHARED = 4 * (2 * _MERGE_THREADS + _MERGE_THREADS // 32)
 _MANY_PARTS = 16  # parts of a segment, on average, from which on threads share the parts of a column
 _MERGE_BLOCKS = 132 * 8  # as many as run at once
@@ -111,11 +111,8 @@ def _make(segments: Segments, x: Tensor, dy: Tensor, index: Tensor | None, dy_in
         raise ValueError(f"{columns} tiles of the gradient: a grid has at most {_MAX_GRID_Y}")
     across = grid_blocks(segments.tile_bound(plan.lines), columns, plan.tile.blocks_per_sm(plan.shared), _WORTH)
     graph = segments.ptr.data_ptr(), segments.tile_ptr(plan.lines).data_ptr(), np.int32(segments.count)
-    divided = min(segments.count, across)
-    wide = across <= _MANY_PARTS * divided
-    pieces = -(-weight // (_MERGE_WIDE if wide else _MERGE_COLUMNS)) * divided
     return _Made(k, n, weight, compiled, (across, columns), plan.tile.threads, plan.shared, graph, np.int32(across),
-                 "merge_wide" if wide else "merge", (min(pieces, _MERGE_BLOCKS), 1))
+                 *merge_of(weight, segments.count, across))
 
 
 def _run(made: _Made, x: Tensor, dy: Tensor, index: Tensor | None, dy_index: Tensor | None, scale: Tensor | None,
@@ -128,5 +125,18 @@ def _run(made: _Made, x: Tensor, dy: Tensor, index: Tensor | None, dy_index: Ten
     made.compiled("weight_grad")(made.grid, made.threads, made.shared, made.graph + (
         x.data_ptr(), pointer(index), dy.data_ptr(), pointer(dy_index), pointer(scale), out.data_ptr(), pointer(partial)))
     if partial is not None:  # else no segment is divided
-        made.compiled(made.merge)(made.merge_grid, _MERGE_THREADS, _MERGE_SHARED, made.graph[1:] + (
-            made.across, partial.data_ptr(), out.data_ptr()))
+        add_parts(made, partial, out)
+
+
+def merge_of(weight: int, count: int, across: int) -> tuple[str, tuple[int, int]]:
+    """The kernel of ``src/segment_merge.cuh`` that adds up parts of ``count`` segments by ``across`` blocks, and its grid."""
+    divided = min(count, across)
+    wide = across <= _MANY_PARTS * divided
+    pieces = -(-weight // (_MERGE_WIDE if wide else _MERGE_COLUMNS)) * divided
+    return "merge_wide" if wide else "merge", (min(pieces, _MERGE_BLOCKS), 1)
+
+
+def add_parts(made: Any, partial: Tensor, out: Tensor) -> None:
+    """Launches it. made: as `_Made`, of this family or another with those kernels."""
+    made.compiled(made.merge)(made.merge_grid, _MERGE_THREADS, _MERGE_SHARED, made.graph[1:] + (
+        made.across, partial.data_ptr(), out.data_ptr()))

@@ -72,18 +72,18 @@ def shared_limit(device: torch.device) -> int:
     return 1024 * _OPTIN_SHARED.get(10 * major + minor, 64)
 
 
-def _up(n: int, unit: int) -> int:
+def up(n: int, unit: int) -> int:
     return -(-n // unit) * unit
 
 
-def _side_stride(width: int) -> int:
+def side_stride(width: int) -> int:
     """``SIDE_STRIDE`` of segment_rows.cuh."""
     return width + 8 if width % 16 == 0 else width
 
 
 def _columns(n: int, most: int) -> int:
     """Columns of a tile: at most ``most``, as even as can be."""
-    return 8 if n <= 8 else _up(-(-n // -(-n // most)), 16)
+    return 8 if n <= 8 else up(-(-n // -(-n // most)), 16)
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class ProductPlan:
 def _product_shared(tile: Tile, depth: int, chunks: int, size: int, transposed: bool, dots: bool, resident: bool,
                     stages: int) -> int:
     pad, w_depth = 16 // size, depth * chunks if resident else depth
-    w = tile.columns * (w_depth + pad) if transposed else w_depth * _side_stride(tile.columns)
+    w = tile.columns * (w_depth + pad) if transposed else w_depth * side_stride(tile.columns)
     elements = stages * tile.rows * (depth + pad) + (1 if resident else stages) * w
     scratch = tile.threads // 32 * 16 * (tile.columns // tile.warps_n + 1) if dots else 0
     return elements * size + 4 * (2 * tile.rows + scratch)
@@ -167,7 +167,7 @@ def product_plan(k: int, n: int, dtype: torch.dtype, rows: int, transposed: bool
     """The first that fits: wide tiles, W resident, three stages are best. Tiles have ``rows`` rows, fewer where they are wide."""
     size = dtype.itemsize
     step, chunks = 32 // size, -(-k * size // _LINE)
-    depth = _up(-(-k // chunks), step)
+    depth = up(-(-k // chunks), step)
     for most in (_MAX_TILE, 64, 32, 16):
         columns = _columns(n, most)
         tile = _tile(rows if columns <= 64 else min(rows, 64), columns)  # two blocks of four warps do better than one of eight
@@ -207,7 +207,7 @@ def grad_plan(k: int, n: int, dtype: torch.dtype, limit: int) -> GradPlan:
         tile = _grad_tile(height, _columns(n, most))
         long = tile.threads >= 64 and (size == 2 or tile.columns > 64)
         for lines, stages in (((64, 2),) if long else ()) + ((32, 3), (32, 2)):
-            elements = stages * lines * (_side_stride(tile.rows) + _side_stride(tile.columns))
+            elements = stages * lines * (side_stride(tile.rows) + side_stride(tile.columns))
             shared = elements * size + 4 * 3 * (stages + 1) * lines
             if shared <= min(limit, _BUDGET):
                 return GradPlan(tile, lines, stages, shared)

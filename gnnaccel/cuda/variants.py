@@ -4,8 +4,8 @@ from __future__ import annotations
 import torch
 
 from gnnaccel.cuda import (additive, aggregate, edge_list, edge_softmax, extremum, gated, gated_sum, int8_gemm, multi_reduce,
-                           multi_reduce_backward, pairwise, quantize, rectified, sddmm, segment_direct, segment_gemm,
-                           segment_gemm_grad, softmax_sum)
+                           multi_reduce_backward, pairwise, quantize, rectified, sddmm, segment_backward, segment_direct,
+                           segment_gemm, segment_gemm_grad, softmax_sum)
 from gnnaccel.cuda.layout import TYPES, layout_for
 from gnnaccel.cuda.segment_plan import grad_plan, product_plan
 
@@ -104,6 +104,23 @@ def _segment_gemm_grad():
                                         i % 2 == 0).defines
 
 
+_BACKWARD = (  # k, n, blocks, dtype, precision, bytes of a copy, transposed, elements of a store, write, sums, number of the plan
+    (64, 64, 1, torch.float32, "FP32", 16, True, 4, "BLEND", True, 0),
+    (64, 64, 1, torch.float32, "FP32", 4, False, 1, "PLAIN", False, 1),
+    (64, 64, 1, torch.float32, "TF32", 16, True, 4, "GELU_GRAD", True, 0),
+    (64, 64, 1, torch.bfloat16, "HALF", 16, True, 8, "PLAIN", False, 0),
+    (128, 64, 2, torch.float16, "HALF", 2, False, 2, "PLAIN", True, 0),
+    (40, 24, 3, torch.float32, "FP32", 8, True, 2, "PLAIN", True, 0),
+    (64, 128, 1, torch.float32, "TF32", 16, True, 4, "PLAIN", False, 0))
+
+
+def _segment_backward():
+    for k, n, blocks, dtype, precision, copy, transposed, store, write, sums, number in _BACKWARD:
+        plan = segment_backward.plans(k, n, dtype, precision, 227 * 1024)[number]
+        yield segment_backward.kernels(plan, blocks, dtype, dtype, precision, transposed, copy, copy, copy, store, write,
+                                       sums).defines
+
+
 def _edge_softmax():
     for heads, (dtype, _), wide in zip((1, 8, 33), _TYPES, (False, True, False)):
         yield edge_softmax.kernels(heads, dtype, wide).defines
@@ -175,6 +192,7 @@ _SAMPLES = {
     "segment_gemm": _segment_gemm,
     "segment_direct": _segment_direct,
     "segment_gemm_grad": _segment_gemm_grad,
+    "segment_backward": _segment_backward,
     "head_dot": _rows,
     "column_sum": lambda: [(("PACKS", packs), ("VEC", vec), ("ROW_T", row))
                            for packs, vec, row in (("16", "4", "float"), ("1", "1", "f16"), ("32", "2", "bf16"))],

@@ -8,11 +8,8 @@
 #include "segment_fragments.cuh"
 
 #define ROUNDS (CHUNKS / DEPTH)
-#define TOGETHER (NT % GROUP == 0 ? GROUP : 1)  // groups of columns whose chains of products run side by side
 
-static_assert(CHUNKS % DEPTH == 0, "a round of loads fills all slots");
-
-typedef u32 Slot[MT][2][WORDS];  // a chunk of rows g and g + 8 of each 16
+static_assert(CHUNKS % DEPTH == 0 && N == WN, "a round of loads fills all slots; a warp has all columns");
 
 // The rows of X that a lane has of a tile.
 struct Rows {
@@ -62,118 +59,14 @@ struct Feed {
     }
 };
 
-// One tile by fp32 multiply-adds from global memory: for values that cannot be split.
+// One tile from global memory, for values that cannot be split.
 __device__ __forceinline__ void plain_tile(const ROW_T* x, const int* index, const ROW_T* w, const Walk& at, Accumulators& acc) {
     Rows rows;
     rows.pick(at, index);
-    clear(acc);
-#pragma unroll 1
-    for (int k = 0; k < K; ++k) {
-        float left[MT][2];
-#pragma unroll
-        for (int m = 0; m < MT; ++m)
-#pragma unroll
-            for (int half = 0; half < 2; ++half) left[m][half] = to_float(x[(i64)rows.number[m][half] * (BLOCKS * K) + k]);
-#pragma unroll
-        for (int n = 0; n < NT; ++n)
-#pragma unroll
-            for (int e = 0; e < 2; ++e) {
-                const int column = column_at(n, threadIdx.x & 3, e);
-                const float right = to_float(w[TRANSPOSED ? column * K + k : k * N + column]);
-#pragma unroll
-                for (int m = 0; m < MT; ++m)
-#pragma unroll
-                    for (int half = 0; half < 2; ++half)
-                        acc[m][n][2 * half + e] = fmaf(left[m][half], right, acc[m][n][2 * half + e]);
-            }
-    }
+    plain_product([&](int m, int half, int k) { return to_float(x[(i64)rows.number[m][half] * (BLOCKS * K) + k]); }, w, 0, acc);
 }
 
 #if TENSOR_CORES && PRECISION != FMA
-
-// Words 2 step and 2 step + 1 of a slot as the left operand.
-__device__ __forceinline__ void left_words(const Slot& slot, int step, LeftWords& x) {
-#pragma unroll
-    for (int m = 0; m < MT; ++m)
-#pragma unroll
-        for (int r = 0; r < 4; ++r) x[m][r] = slot[m][r & 1][2 * step + (r >> 1)];
-}
-
-#if PRECISION == FP32
-
-// TOGETHER groups of columns from n on: three products each, starting from zero.
-__device__ __forceinline__ void add_products(const LeftWords& big, const LeftWords& small, const u32* chunk, int step, int n,
-                                             Accumulators& acc) {
-    const float zero[4] = {0.f, 0.f, 0.f, 0.f};
-    u32 y_big[TOGETHER][2], y_small[TOGETHER][2];
-    float sum[TOGETHER][MT][4];
-#pragma unroll
-    for (int i = 0; i < TOGETHER; ++i) {
-        u32 quad[4];
-        read_quad(chunk, step, n + i, quad);
-        y_big[i][0] = quad[0], y_big[i][1] = quad[1], y_small[i][0] = quad[2], y_small[i][1] = quad[3];
-    }
-#define EACH(left, right, from)                          \
-    _Pragma("unroll") for (int i = 0; i < TOGETHER; ++i) \
-    _Pragma("unroll") for (int m = 0; m < MT; ++m) Mma<float>::multiply(sum[i][m], left[m], right[i], from);
-    EACH(small, y_big, zero)
-    EACH(big, y_small, sum[i][m])
-    EACH(big, y_big, sum[i][m])
-#undef EACH
-#pragma unroll
-    for (int i = 0; i < TOGETHER; ++i)
-#pragma unroll
-        for (int m = 0; m < MT; ++m)
-#pragma unroll
-            for (int e = 0; e < 4; ++e) acc[m][n + i][e] += sum[i][m][e];
-}
-
-// A chunk of the product; the slot is loaded again as soon as its values are split. odd becomes NaN where one cannot be.
-__device__ __forceinline__ void multiply_chunk(Slot& slot, const Feed& feed, int place, const u32* chunk, Accumulators& acc,
-                                               float& odd) {
-#pragma unroll
-    for (int step = 0; step < STEPS; ++step) {
-        LeftWords x, big, small;
-        left_words(slot, step, x);
-#pragma unroll
-        for (int m = 0; m < MT; ++m)
-#pragma unroll
-            for (int r = 0; r < 4; ++r) odd = fmaf(split_in_two(__uint_as_float(x[m][r]), big[m][r], small[m][r]), 0.f, odd);
-        if (step == STEPS - 1) feed.load(slot, place);
-#pragma unroll
-        for (int n = 0; n < NT; n += TOGETHER) add_products(big, small, chunk, step, n, acc);
-    }
-}
-
-#else
-
-// The sums are short, so they may stay in the accumulators.
-__device__ __forceinline__ void multiply_chunk(Slot& slot, const Feed& feed, int place, const u32* chunk, Accumulators& acc,
-                                               float&) {
-    LeftWords x[STEPS];
-#pragma unroll
-    for (int step = 0; step < STEPS; ++step) {
-        left_words(slot, step, x[step]);
-#pragma unroll
-        for (int m = 0; m < MT; ++m)
-#pragma unroll
-            for (int r = 0; r < 4 && PRECISION == TF32; ++r) x[step][m][r] = tf32_from_float(__uint_as_float(x[step][m][r]));
-    }
-    feed.load(slot, place);
-#pragma unroll
-    for (int n = 0; n < NT; ++n) {
-        u32 quad[4];
-        read_quad(chunk, 0, n, quad);
-#pragma unroll
-        for (int step = 0; step < STEPS; ++step) {
-            const u32 y[2] = {quad[2 * step], quad[2 * step + 1]};
-#pragma unroll
-            for (int m = 0; m < MT; ++m) Mma<ROW_T>::multiply(acc[m][n], x[step][m], y, acc[m][n]);
-        }
-    }
-}
-
-#endif
 
 // Whether all values could be split.
 __device__ __forceinline__ bool multiply_rows(Slot (&slots)[DEPTH], Feed& feed, const u32* matrix, Accumulators& acc) {
@@ -183,25 +76,11 @@ __device__ __forceinline__ bool multiply_rows(Slot (&slots)[DEPTH], Feed& feed, 
     for (int round = 0; round < ROUNDS; ++round) {
         feed.next_round();
 #pragma unroll
-        for (int i = 0; i < DEPTH; ++i) multiply_chunk(slots[i], feed, i, matrix + (round * DEPTH + i) * CHUNK_WORDS, acc, odd);
+        for (int i = 0; i < DEPTH; ++i)
+            multiply_chunk(slots[i], matrix + (round * DEPTH + i) * CHUNK_WORDS, 0, acc, odd, [&] { feed.load(slots[i], i); });
     }
     return __all_sync(FULL_WARP, odd == 0.f);
 }
-
-// The block's copy of W.
-struct Matrix {
-    const ROW_T* w;
-    i64 segment;
-    u32* fragments;
-    int* odd;  // the last segment with values that cannot be split
-
-    __device__ __forceinline__ const ROW_T* of(int which) const { return w + which * segment; }
-    __device__ __forceinline__ void change(int to) const {
-        __syncthreads();  // nobody reads the one before any more
-        if (write_fragments(of(to), fragments)) *odd = to;
-        __syncthreads();
-    }
-};
 
 __device__ __forceinline__ void run(Feed& feed, const Matrix& matrix, int begin, const Epilogue& to, int block, float* scratch) {
     const Corner corner = {0, 0, block};
@@ -232,13 +111,6 @@ __device__ __forceinline__ void run(Feed& feed, const Matrix& matrix, int begin,
 }
 
 #else
-
-struct Matrix {
-    const ROW_T* w;
-    i64 segment;
-    u32* fragments;
-    int* odd;
-};
 
 __device__ __forceinline__ void run(Feed& feed, const Matrix& matrix, int, const Epilogue& to, int block, float* scratch) {
     const Corner corner = {0, 0, block};

@@ -26,12 +26,30 @@ template <int Lines, int Width, int Stride, int Bytes>
 __device__ __forceinline__ void copy_rows(ROW_T* to, const ROW_T* from, int pitch, const int* list, int width) {
     constexpr int COUNT = Bytes / sizeof(ROW_T), PIECES = Width / COUNT;
     static_assert(Width % COUNT == 0 && Stride * sizeof(ROW_T) % Bytes == 0, "whole copies in a line");
+    if constexpr (THREADS % PIECES == 0 && Lines * PIECES % THREADS == 0) {  // each thread keeps its column: a third of the work
+        constexpr int STEP = THREADS / PIECES, COPIES = Lines / STEP, AT_ONCE = COPIES % 4 ? 1 : 4;
+        const int first = threadIdx.x / PIECES, column = threadIdx.x % PIECES * COUNT;
+        const bool inside = column < width;
+#pragma unroll
+        for (int begin = 0; begin < COPIES; begin += AT_ONCE) {
+            int row[AT_ONCE];  // a copy keeps what is read later from being read earlier
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; ++i) row[i] = list[first + (begin + i) * STEP];
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; ++i) {
+                const u32 safe = row[i] < 0 ? 0 : row[i];
+                copy_async<Bytes>(to + (first + (begin + i) * STEP) * Stride + column, from + column + (u64)safe * (u32)pitch,
+                                  row[i] >= 0 && inside);
+            }
+        }
+    } else {
 #pragma unroll 4
-    for (int i = threadIdx.x; i < Lines * PIECES; i += THREADS) {
-        const int line = i / PIECES, column = i % PIECES * COUNT;
-        const int row = list[line];
-        const bool on = row >= 0 && column < width;
-        copy_async<Bytes>(to + line * Stride + column, on ? from + (i64)row * pitch + column : from, on);
+        for (int i = threadIdx.x; i < Lines * PIECES; i += THREADS) {
+            const int line = i / PIECES, column = i % PIECES * COUNT;
+            const int row = list[line];
+            const bool on = row >= 0 && column < width;
+            copy_async<Bytes>(to + line * Stride + column, on ? from + (i64)row * pitch + column : from, on);
+        }
     }
 }
 

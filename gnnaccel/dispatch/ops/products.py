@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import segment_gemm
+from gnnaccel.cuda import segment_backward, segment_gemm
 from gnnaccel.cuda.layout import TYPES
 from gnnaccel.dispatch.ops.call import Kernel
 from gnnaccel.dispatch.reasons import Reason, reason
@@ -66,7 +66,7 @@ def kernel(name: str, a: Tensor, b: Tensor, run: Callable[[], Tensor]) -> Kernel
     key = "segment_gemm", k, n, a.dtype, rows.bit_length(), count.bit_length(), precision
 
     def compile_() -> None:
-        for (inner, outer), transposed in (((k, n), False), ((n, k), True)):
-            segment_gemm.prepare(inner, outer, 1, a.dtype, rows, count, transposed, precision, a.device)
+        segment_gemm.prepare(k, n, 1, a.dtype, rows, count, False, precision, a.device)
+        segment_backward.prepare(k, n, 1, a.dtype, rows, count, False, precision, a.device)
 
     return Kernel(f"{name}: segment GEMM", key, compile_, run)

@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gnnaccel.cuda import segment_gemm
+from gnnaccel.cuda import segment_backward, segment_gemm
 from gnnaccel.cuda.blend_grad import blend_grad
 from gnnaccel.cuda.segment_gemm_grad import weight_grad_and_sums
-from gnnaccel.dispatch.relational.cuda_maps import by_torch, dense
+from gnnaccel.dispatch.relational.cuda_maps import by_torch, dense, matrices
 from gnnaccel.dispatch.relational.pairs import Blocks
 from gnnaccel.dispatch.tall import precision
 
@@ -32,14 +32,27 @@ def _product(blocks: Blocks, rows: Tensor, weight: Tensor, transposed: bool, bia
              into: Tensor | None = None, blend: tuple[Tensor, Tensor] | None = None, gelu_grad: Tensor | None = None) -> Tensor:
     """[nodes, C]: rows times their type's matrix [C, K] (``transposed``) or [K, C], plus its bias; added to ``into``, or ``blend``
     and ``gelu_grad`` as in `segment_gemm.multiply`."""
-    if not (weight.stride(-1) == 1 and weight.stride(-2) == weight.shape[-1]):
-        weight = weight.contiguous()
     out = into
     if blocks.order is not None and out is None:
         out = rows.new_empty(rows.shape[0], weight.shape[1 if transposed else 2])
-    return segment_gemm.multiply(blocks.segments, dense(rows), weight, index=blocks.order, out_index=blocks.order, out=out,
-                                 transposed=transposed, bias=None if bias is None else bias.contiguous(), precision=precision(),
-                                 accumulate=into is not None, distinct=True, blend=blend, gelu_grad=gelu_grad)
+    return segment_gemm.multiply(blocks.segments, dense(rows), matrices(weight), index=blocks.order, out_index=blocks.order,
+                                 out=out, transposed=transposed, bias=None if bias is None else bias.contiguous(),
+                                 precision=precision(), accumulate=into is not None, distinct=True, blend=blend,
+                                 gelu_grad=gelu_grad)
+
+
+def _gradients(blocks: Blocks, rows: Tensor, grad: Tensor, weight: Tensor, transposed: bool, into: Tensor | None = None,
+               gelu_grad: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Of ``_product(blocks, rows, weight, transposed, bias)``: that of the rows, added to ``into`` or as `_product` with
+    ``gelu_grad``, and those of the matrices and biases. One reading of ``grad`` where `_weight_grad` and `_product` take two."""
+    out = into
+    if blocks.order is not None and out is None:
+        out = grad.new_empty(grad.shape[0], rows.shape[1])
+    d_rows, by_weight, by_bias = segment_backward.gradients(
+        blocks.segments, dense(rows), dense(grad), matrices(weight), index=blocks.order, dy_index=blocks.order,
+        transposed=transposed, sums=True, out=out, out_index=blocks.order, accumulate=into is not None, gelu_grad=gelu_grad,
+        precision=precision())
+    return d_rows, by_weight[:, 0], by_bias
 
 
 def _weight_grad(blocks: Blocks, rows: Tensor, grad: Tensor, transposed: bool) -> tuple[Tensor, Tensor]:
@@ -97,25 +110,33 @@ def _project_backward(ctx, weight: Tensor, bias: Tensor | None, rows: Tensor, ne
                       grads: list[Tensor | None]) -> tuple:
     blocks, transposed = ctx.blocks, ctx.transposed
     d_weight = d_bias = None
-    d_x = [None] * len(ctx.sizes)
+    d_x, found = [None] * len(ctx.sizes), []
+    for grad, matrix in zip(grads, weight.unbind(1)):
+        if grad is None:
+            sums = torch.zeros_like(matrix), matrix.new_zeros(matrix.shape[0], matrix.shape[1 if transposed else 2])
+        else:
+            d_rows, *sums = _map_backward(blocks, rows, grad, matrix, transposed, d_rows, any(needs[2:]), needs[0] or needs[1])
+        found.append(sums)
     if needs[0] or needs[1]:
-        none = torch.zeros_like(weight[:, 0]), weight.new_zeros(weight.shape[0], weight.shape[2 if transposed else 3])
-        found = [none if g is None else _weight_grad(blocks, rows, g, transposed) for g in grads]
         d_weight = torch.stack([w for w, _ in found], 1).to(weight.dtype) if needs[0] else None
         d_bias = torch.stack([b for _, b in found], 1).to(bias.dtype) if needs[1] and bias is not None else None
     if any(needs[2:]):
-        for grad, matrix in zip(grads, weight.unbind(1)):
-            d_rows = d_rows if grad is None else _add_product(blocks, grad, matrix, not transposed, d_rows)
         d_x = d_x if d_rows is None else d_rows.split(ctx.sizes)
     return d_weight, d_bias, *(d if need else None for d, need in zip(d_x, needs[2:]))
 
 
-def _add_product(blocks: Blocks, rows: Tensor, matrix: Tensor, transposed: bool, into: Tensor | None) -> Tensor:
-    if into is None:
-        return _product(blocks, rows, matrix, transposed)
-    if into.dtype is not torch.float32 or not into.is_contiguous():  # what the kernel adds to
-        return into + _product(blocks, rows, matrix, transposed)
-    return _product(blocks, rows, matrix, transposed, into=into)
+def _map_backward(blocks: Blocks, rows: Tensor, grad: Tensor, matrix: Tensor, transposed: bool, d_rows: Tensor | None,
+                  by_rows: bool, by_weight: bool) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """One map's gradients: of the rows, which join ``d_rows``, of its matrices and of its biases, where they are asked for."""
+    if not by_rows:
+        return d_rows, *(_weight_grad(blocks, rows, grad, transposed) if by_weight else (None, None))
+    # what the kernels add to
+    into = d_rows if d_rows is not None and d_rows.dtype is torch.float32 and d_rows.is_contiguous() else None
+    if by_weight:
+        found, *sums = _gradients(blocks, rows, grad, matrix, transposed, into)
+    else:
+        found, *sums = _product(blocks, grad, matrix, not transposed, into=into), None, None
+    return found if d_rows is None or into is not None else d_rows + found, *sums
 
 
 # --- after the attention -----------------------------------------------------------------------------------------------
@@ -163,21 +184,24 @@ def _finish_backward(how: tuple, inputs: list, grown: Tensor | None, needs: tupl
     gradient of alpha takes, follows from the sums that those of W and b take: <W, sum of gelu(out)^T grad> + <b, sum of grad>."""
     (blocks, _, transposed, gelu), (out, weight, bias, alpha, rows) = how, inputs
     by_weight = by_bias = d_alpha = d_rows = d_out = None
+    share = None if alpha is None else alpha.view(-1, 1)
+    scaled, gelu_at = weight if alpha is None else weight * share.unsqueeze(2), dense(out) if gelu else None
     if needs[1] or needs[2] or needs[3]:
         grown = grown if grown is not None else F.gelu(out) if gelu else out
-        by_weight, by_bias = _weight_grad(blocks, grown, grad, transposed)
+        if needs[0]:
+            d_out, by_weight, by_bias = _gradients(blocks, grown, grad, scaled, transposed, gelu_grad=gelu_at)
+        else:
+            by_weight, by_bias = _weight_grad(blocks, grown, grad, transposed)
+    elif needs[0]:
+        d_out = _product(blocks, grad, scaled, not transposed, gelu_grad=gelu_at)
     if alpha is not None and (needs[3] or needs[4]):
         d_rows = torch.empty_like(grad) if needs[4] else None
         by_rows = blend_grad(blocks.segments, grad, dense(rows), alpha.float().contiguous(), blocks.order, d_rows)
     if alpha is not None and needs[3]:
         d_alpha = (weight * by_weight).sum((1, 2)) - by_rows
         d_alpha = (d_alpha if bias is None else d_alpha + (bias * by_bias).sum(1)).to(alpha.dtype)
-    if alpha is not None:
-        share = alpha.view(-1, 1)
-        weight, by_weight, by_bias = (None if t is None else t * share.view(-1, *(1,) * (t.dim() - 1))
-                                      for t in (weight, by_weight, by_bias))
-    if needs[0]:
-        d_out = _product(blocks, grad, weight, not transposed, gelu_grad=dense(out) if gelu else None)
+    if alpha is not None and by_weight is not None:
+        by_weight, by_bias = by_weight * share.unsqueeze(2), by_bias * share
     return d_out, _like(by_weight, inputs[1], needs[1]), _like(by_bias, bias, needs[2]), d_alpha, d_rows
 
 

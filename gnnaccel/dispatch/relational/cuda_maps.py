@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda import aggregate as sums
-from gnnaccel.cuda import segment_gemm
+from gnnaccel.cuda import segment_backward, segment_gemm
 from gnnaccel.cuda.layout import TYPES
 from gnnaccel.cuda.segment_gemm_grad import weight_grad
 from gnnaccel.cuda.structure import Rows
@@ -68,11 +68,27 @@ def product(segments: segment_gemm.Segments, rows: Tensor, weight: Tensor, trans
             bias: Tensor | None = None) -> Tensor:
     """[rows of ``segments``, blocks * N]: rows [any, blocks * K], those of ``index`` if there is one, times their segment's
     matrix [K, N] or [blocks, K, N], plus its bias."""
-    if not (weight.stride(-1) == 1 and weight.stride(-2) == weight.shape[-1]):
-        weight = weight.contiguous()
-    return segment_gemm.multiply(segments, dense(rows), weight, index=index, transposed=transposed, precision=precision(),
-                                 blocks=weight.shape[1] if weight.dim() == 4 else 1,
-                                 bias=None if bias is None else bias.contiguous())
+    return segment_gemm.multiply(segments, dense(rows), matrices(weight), index=index, transposed=transposed,
+                                 precision=precision(), blocks=_blocks(weight), bias=None if bias is None else bias.contiguous())
+
+
+def gradients(segments: segment_gemm.Segments, rows: Tensor, grad: Tensor, weight: Tensor, transposed: bool, index: Tensor | None,
+              where: Tensor | None = None, sums: bool = False) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Of `product`: those of the segments' rows, of the matrices (fp32, of ``weight``'s shape), and with ``sums`` of the biases
+    (fp32). where: which rows of ``grad`` are the segments', as ``index`` says it of ``rows``."""
+    d_rows, d_weight, d_bias = segment_backward.gradients(
+        segments, dense(rows), dense(grad), matrices(weight), index=index, dy_index=where, transposed=transposed,
+        blocks=_blocks(weight), sums=sums, precision=precision())
+    return d_rows, d_weight.view(weight.shape), d_bias
+
+
+def matrices(weight: Tensor) -> Tensor:
+    """With the last two dimensions contiguous."""
+    return weight if weight.stride(-1) == 1 and weight.stride(-2) == weight.shape[-1] else weight.contiguous()
+
+
+def _blocks(weight: Tensor) -> int:
+    return weight.shape[1] if weight.dim() == 4 else 1
 
 
 def _multiply(pairs: Pairs, rows: Tensor, weight: Tensor, transposed: bool, gather: Gather | None) -> Tensor:
@@ -98,18 +114,21 @@ class _Multiply(torch.autograd.Function):
 
             return None, *by_torch(again, (rows, weight), needs, grad), None, None
         d_rows = d_weight = None
-        if needs[0]:
+        index = None if gather is None else gather.index
+        if needs[0] and needs[1]:
+            d_rows, d_weight, _ = gradients(pairs.segments, rows.flatten(1), grad.flatten(1), weight, ctx.transposed, index)
+            d_rows = d_rows.unflatten(1, (weight.shape[1], -1))
+        elif needs[0]:
             d_rows = _multiply(pairs, grad, weight, not ctx.transposed, None)
-            if gather is not None:
-                members = gather.members
-                d_rows = total(members.csc(places=False), d_rows)
-        if needs[1]:
+        elif needs[1]:
             left, right = dense(rows.flatten(1)), dense(grad.flatten(1))
-            index = None if gather is None else gather.index
             ends = (right, left, None, index) if ctx.transposed else (left, right, index, None)
             d_weight = weight_grad(pairs.segments, ends[0], ends[1], index=ends[2], dy_index=ends[3], blocks=weight.shape[1],
-                                   precision=precision()).to(weight.dtype)
-        return None, d_rows, d_weight, None, None
+                                   precision=precision())
+        if needs[0] and gather is not None:
+            members = gather.members
+            d_rows = total(members.csc(places=False), d_rows)
+        return None, d_rows, None if d_weight is None else d_weight.to(weight.dtype), None, None
 
 
 # --- sums over edges ---------------------------------------------------------------------------------------------------

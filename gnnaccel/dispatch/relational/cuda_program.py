@@ -20,7 +20,7 @@ from gnnaccel.dispatch.program import DOMAIN_OF, DST, PAIR_DST, PAIR_SRC, PARAM,
 from gnnaccel.dispatch.relational import added as adding
 from gnnaccel.dispatch.relational import cuda_attention, cuda_maps, execute, torch_maps
 from gnnaccel.dispatch.relational.added import Added
-from gnnaccel.dispatch.relational.cuda_maps import dense, product, total
+from gnnaccel.dispatch.relational.cuda_maps import dense, gradients, product, total
 from gnnaccel.dispatch.relational.view import RelationView
 
 _ADDED = ("+rows", "+matrix", "+bias")
@@ -75,14 +75,14 @@ class _Linear(NamedTuple):
 
     def backward(self, p: _Pass) -> None:
         grad, where = p.grads.pop(self.out)
-        weight, segments, index = p.values[self.weight], p.view.pairs(self.domain).segments, self._index(p)
-        if self.weight in p.wanted:
-            found = outer(segments, p.values[self.rows], grad, weight, self.transposed, index, where)
+        segments = p.view.pairs(self.domain).segments
+        found, by_weight = backward(segments, p.values[self.rows], grad, p.values[self.weight], self.transposed, self._index(p),
+                                    where, self.rows in p.wanted, self.weight in p.wanted)
+        if by_weight is not None:
             before = p.so_far(self.weight)
-            p.put(self.weight, found if before is None else before.add_(found))
-        if self.rows not in p.wanted:
+            p.put(self.weight, by_weight if before is None else before.add_(by_weight))
+        if found is None:
             return
-        found = product(segments, grad, weight, not self.transposed, where)
         if self.coarse is None:
             p.put(self.rows, found if self.rows not in p.grads else found + p.take(self.rows))
             return
@@ -330,11 +330,13 @@ def _root_backward(plan: _Plan, p: _Pass, grad: Tensor) -> None:
         p.put("+bias", sums[0] if len(sizes) == 1 else sums)
     if matrix is None:
         return
-    blocks = p.view.blocks(sizes)
-    if "+matrix" in p.wanted:
-        p.put("+matrix", outer(blocks.segments, p.values[plan.rows], grad, matrix, transposed, None, None))
-    if plan.rows in p.wanted:
-        p.put(plan.rows, product(blocks.segments, grad, _by_type(matrix), not transposed, None))
+    segments = p.view.blocks(sizes).segments
+    by_rows, by_matrix = backward(segments, p.values[plan.rows], grad, _by_type(matrix), transposed, None, None,
+                                  plan.rows in p.wanted, "+matrix" in p.wanted)
+    if by_matrix is not None:
+        p.put("+matrix", by_matrix.view(matrix.shape))
+    if by_rows is not None:
+        p.put(plan.rows, by_rows)
 
 
 def column_sums(view: RelationView, sizes: tuple[int, ...], grad: Tensor) -> Tensor:
@@ -345,13 +347,20 @@ def column_sums(view: RelationView, sizes: tuple[int, ...], grad: Tensor) -> Ten
     return total(by_type.csc(places=False), grad)
 
 
-def outer(segments: Any, rows: Tensor, grad: Tensor, weight: Tensor, transposed: bool, index: Tensor | None,
-          where: Tensor | None) -> Tensor:
-    """The gradient of the segments' matrices. index, where: which rows of ``rows`` and ``grad`` are the segments'."""
+def backward(segments: Any, rows: Tensor, grad: Tensor, weight: Tensor, transposed: bool, index: Tensor | None,
+             where: Tensor | None, by_rows: bool, by_weight: bool) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients of the segments' rows and of their matrices, where they are asked for. index, where: which rows of ``rows``
+    and ``grad`` are the segments'."""
+    if by_rows and by_weight:
+        return gradients(segments, rows, grad, weight, transposed, index, where)[:2]
+    if by_rows:
+        return product(segments, grad, weight, not transposed, where), None
+    if not by_weight:
+        return None, None
     blocks = weight.shape[1] if weight.dim() == 4 else 1
     ends = (grad, dense(rows), where, index) if transposed else (dense(rows), grad, index, where)
-    return weight_grad(segments, ends[0], ends[1], index=ends[2], dy_index=ends[3], blocks=blocks,
-                       precision=cuda_maps.precision()).view(weight.shape)
+    return None, weight_grad(segments, ends[0], ends[1], index=ends[2], dy_index=ends[3], blocks=blocks,
+                             precision=cuda_maps.precision()).view(weight.shape)
 
 
 def _by_torch(plan: _Plan, outs: tuple[str, ...], calls: dict[Program, attention.Call],

@@ -14,7 +14,7 @@ from gnnaccel.dispatch.attention_families import side_by_side
 from gnnaccel.dispatch.config import passes_on
 from gnnaccel.dispatch.program import PAIR_SRC, SRC
 from gnnaccel.dispatch.relational import torch_maps
-from gnnaccel.dispatch.relational.cuda_maps import by_torch, dense, product, total
+from gnnaccel.dispatch.relational.cuda_maps import by_torch, dense, gradients, product, total
 from gnnaccel.dispatch.relational.view import Gather, RelationView
 from gnnaccel.dispatch.tall import precision
 
@@ -92,16 +92,20 @@ class _PairMaps(torch.autograd.Function):
 
 
 def _backward(view: RelationView, inputs: tuple, needs: tuple[bool, ...], d_rows: Tensor | None, grad: Tensor) -> tuple:
-    (rows, weight, bias), pairs = inputs, view.pairs(PAIR_SRC)
-    d_weight = d_bias = None
-    if needs[1] or needs[2]:
-        found, sums = weight_grad_and_sums(pairs.segments, dense(rows), grad, index=view.index(SRC, PAIR_SRC),
-                                           precision=precision())
-        d_weight = found[:, 0].to(weight.dtype) if needs[1] else None
-        d_bias = sums.to(bias.dtype) if needs[2] and bias is not None else None
-    if not needs[0]:
+    (rows, weight, bias), segments, index = inputs, view.pairs(PAIR_SRC).segments, view.index(SRC, PAIR_SRC)
+    by_pair = d_weight = d_bias = sums = None
+    if needs[0] and (needs[1] or needs[2]):
+        by_pair, d_weight, sums = gradients(segments, rows, grad, weight, False, index, sums=needs[2] and bias is not None)
+    elif needs[0]:
+        by_pair = product(segments, grad, weight, True, None)
+    else:
+        found, sums = weight_grad_and_sums(segments, dense(rows), grad, index=index, precision=precision())
+        d_weight = found[:, 0]
+    d_weight = d_weight.to(weight.dtype) if needs[1] else None
+    d_bias = sums.to(bias.dtype) if needs[2] and bias is not None else None
+    if by_pair is None:
         return None, d_weight, d_bias
-    by_pair, members = product(pairs.segments, grad, weight, True, None), view.members(SRC, PAIR_SRC)
+    members = view.members(SRC, PAIR_SRC)
     into = d_rows if d_rows is not None and d_rows.dtype is by_pair.dtype and d_rows.is_contiguous() else None
     found = total(members.csc(places=False), by_pair, into=into)
     return (found if into is not None or d_rows is None else found + d_rows), d_weight, d_bias

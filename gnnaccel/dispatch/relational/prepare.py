@@ -5,7 +5,7 @@ from math import prod
 
 import torch
 
-from gnnaccel.cuda import head_dot, segment_gemm
+from gnnaccel.cuda import head_dot, segment_backward, segment_gemm
 from gnnaccel.cuda.layout import TYPES
 from gnnaccel.dispatch import attention, patterns
 from gnnaccel.dispatch.program import PAIR_DST, PAIR_SRC, Op, Program, name_of
@@ -44,7 +44,6 @@ def _product(step: Op, program: Program, known: dict[str, Shape], request: Relat
     blocks, (k, n), transposed = prod(shape[:-2]), shape[-2:], bool(step.get("transposed"))
     if transposed:
         k, n = n, k
-    directions = ((k, n, transposed), (n, k, not transposed)) if request.grad else ((k, n, transposed),)
-    for inner, outer, turned in directions:
-        segment_gemm.prepare(inner, outer, blocks, request.row, rows, 1 << request.relation_bits, turned, cuda_maps.precision(),
-                             torch.device(request.device))
+    for family in (segment_gemm, segment_backward) if request.grad else (segment_gemm,):
+        family.prepare(k, n, blocks, request.row, rows, 1 << request.relation_bits, transposed, cuda_maps.precision(),
+                       torch.device(request.device))

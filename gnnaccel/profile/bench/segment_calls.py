@@ -17,8 +17,8 @@ Pair = tuple[Callable[[], torch.Tensor], Callable[[], object]]
 
 def gnnaccel(case: Case, precision: str) -> Pair:
     """gnnaccel's own kernels: the only place of the benchmark that knows how they are called."""
+    from gnnaccel.cuda.segment_backward import gradients
     from gnnaccel.cuda.segment_gemm import Segments, multiply
-    from gnnaccel.cuda.segment_gemm_grad import weight_grad
 
     segments = Segments(case.ptr.int(), case.shape.rows)
     how = {"precision": "fp32" if precision == "bf16" else precision}  # for half types the option means nothing
@@ -27,8 +27,7 @@ def gnnaccel(case: Case, precision: str) -> Pair:
         return multiply(segments, case.x, case.w, **how)
 
     def training():
-        return (forward(), multiply(segments, case.grad, case.w, transposed=True, **how),
-                weight_grad(segments, case.x, case.grad, **how))
+        return forward(), *gradients(segments, case.x, case.grad, case.w, **how)[:2]
 
     return forward, training
 

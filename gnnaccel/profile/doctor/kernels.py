@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import (blend_grad, column_sum, driver, dropout, edge_list, gather, head_dot, int8_gemm, quantize, segment_gemm,
-                           segment_gemm_grad)
+from gnnaccel.cuda import (blend_grad, column_sum, driver, dropout, edge_list, gather, head_dot, int8_gemm, quantize,
+                           segment_backward, segment_gemm, segment_gemm_grad)
 from gnnaccel.cuda.segment_plan import Segments
 from gnnaccel.dispatch import attention, attention_programs, patterns, torch_backend
 from gnnaccel.dispatch.graph import GraphView
@@ -156,6 +156,10 @@ def _segments(case: Case) -> Iterator[tuple[str, float]]:
     x, dy = case.normal(300, 64), case.normal(300, 32)
     exact = torch.stack([x[a:b].double().T @ dy[a:b].double() for a, b in zip(ends.tolist(), ends.tolist()[1:])])
     yield "segment_gemm_grad", error(segment_gemm_grad.weight_grad(segments, x, dy).squeeze(1), exact)
+    w = case.normal(5, 64, 32)
+    back = torch.cat([dy[a:b].double() @ w[s].double().T for s, (a, b) in enumerate(zip(ends.tolist(), ends.tolist()[1:]))])
+    d_x, d_w, _ = segment_backward.gradients(segments, x, dy, w)
+    yield "segment_backward", max(error(d_x, back), error(d_w.squeeze(1), exact))
 
 
 def _blend_grad(case: Case) -> Iterator[tuple[str, float]]:
@@ -221,7 +225,7 @@ CHECKS: tuple[tuple[tuple[str, ...], Check], ...] = (
     (("structure",), _structure), (("gather",), _gather), (("dropout",), _dropout), (("head_dot",), _head_dot),
     (("column_sum",), _column_sum), (("additive", "additive_backward", "additive_pmf"), _additive),
     (("pairwise", "pairwise_backward"), _pairwise), (("aggregate", "extremum", "sddmm", "edge_softmax"), _operations),
-    (("edge_list",), _edge_list), (("segment_direct", "segment_gemm", "segment_gemm_grad"), _segments),
+    (("edge_list",), _edge_list), (("segment_direct", "segment_gemm", "segment_gemm_grad", "segment_backward"), _segments),
     (("blend_grad",), _blend_grad), (("gated",), _gated), (("gated_sum", "rectified"), _messages),
     (("multi_reduce", "multi_reduce_backward"), _multi_reduce), (("quantize", "int8_gemm"), _int8))
 

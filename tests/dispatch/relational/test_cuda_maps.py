@@ -4,11 +4,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from gnnaccel.cuda import segment_backward
 from gnnaccel.dispatch import attention
-from gnnaccel.dispatch.relational import cuda_maps
+from gnnaccel.dispatch.relational import cuda_maps, torch_maps
 from gnnaccel.dispatch.relational.compaction import compact
 from gnnaccel.dispatch.relational.execute import run
 from gnnaccel.dispatch.relational.fusion import fuse
+from gnnaccel.dispatch.relational.pairs import Pairs
 from gnnaccel.dispatch.relational.reordering import orderings
 from gnnaccel.dispatch.relational.view import RelationView
 from tests.helpers import assert_accurate, relative
@@ -115,3 +117,22 @@ def test_half(device, name, dtype):
         out = kernels(fuse(compact(program)), on(device, graph), given)
         limit = 0.02 if dtype is torch.float16 else 0.1
         assert out.dtype is dtype and relative(out.reshape(expected.shape).detach().cpu(), expected) < limit, how
+
+
+@pytest.mark.parametrize("needs,together", [((True, True), 1), ((True, False), 0), ((False, True), 0)])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_both_gradients_of_a_product_come_from_one_kernel(device, monkeypatch, needs, together, transposed):
+    found, made = [], segment_backward.kernels
+    monkeypatch.setattr(segment_backward, "kernels", lambda *args: found.append(1) or made(*args))
+    ptr = torch.tensor([0, 0, 31, 64, 200], dtype=torch.int32, device=device)
+    pairs = Pairs(ptr.new_empty(200), ptr[:0], ptr, ptr[:0])
+    rows, cotangent = torch.randn(200, 2, 16, device=device), torch.randn(200, 2, 24, device=device)
+    weight = torch.randn(4, 2, *((24, 16) if transposed else (16, 24)), device=device)
+    got = {}
+    for dtype, multiply in ((torch.float32, cuda_maps.multiply), (torch.float64, torch_maps.multiply)):
+        operands = [t.to(dtype).requires_grad_(need) for t, need in zip((rows.clone(), weight.clone()), needs)]
+        out = multiply(pairs, *operands, transposed)
+        got[dtype] = torch.autograd.grad(out, [t for t in operands if t.requires_grad], cotangent.to(dtype))
+    assert len(found) == together
+    for ours, exact in zip(got[torch.float32], got[torch.float64]):
+        assert ours.shape == exact.shape and relative(ours, exact) < 5e-7

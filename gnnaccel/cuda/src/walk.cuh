@@ -1,0 +1,44 @@
+// What kernels share in which each slot of a warp sums edges of its own: the walk over an item's edges, where the sum goes, and the
+// sum of a split row's chunks.
+#pragma once
+#include "merge.cuh"
+
+// How many edges of a slot are in flight where each of them brings several rows.
+#define AHEAD (UNROLL > 1 ? UNROLL / 2 : 1)
+
+// Each slot takes every SLOTS-th of the item's edges, Ahead of them at a time: `load(e, position, on)` for all of those, then
+// `use(e, position, on)` for one after the other. Past the last edge `on` is false, and the position is none. Counting down
+// cannot run over the end of OFF_T.
+template <class Edge, int Ahead, class Load, class Use>
+__device__ __forceinline__ void walk(const Lanes& at, const Item& it, const Load& load, const Use& use) {
+    for (OFF_T rest = it.end - it.begin; rest > at.slot; rest -= SLOTS * Ahead) {
+        const OFF_T first = it.end - rest + at.slot;
+        Edge e[Ahead];
+#pragma unroll
+        for (int u = 0; u < Ahead; ++u) load(e[u], first + u * SLOTS, u == 0 || rest > at.slot + u * SLOTS);
+#pragma unroll
+        for (int u = 0; u < Ahead; ++u) use(e[u], first + u * SLOTS, u == 0 || rest > at.slot + u * SLOTS);
+    }
+    __syncwarp();
+}
+
+// The sum over an item: a row's result, or a chunk's part of it.
+__device__ __forceinline__ void store_sum(const Lanes& at, const Item& it, Row& sum, ROW_T* out, float* part) {
+    sum_slots(sum);
+    if (at.slot != 0) return;
+    if (it.chunk < 0) store_row(at, out, it.row, sum);
+    else store_row(at, part, it.chunk, sum);
+}
+
+// Results that are plain sums, of rows that lie in chunks.
+extern "C" __global__ void __launch_bounds__(32 * WARPS)
+add_parts(const int* __restrict__ counters, const int4* __restrict__ heavy, const float* __restrict__ part,
+          ROW_T* __restrict__ out) {
+    const long long w = warp_id();
+    if (w >= counters[1]) return;
+    const int4 row = heavy[w];
+    const Lanes at;
+    Row sum;
+    add_chunks(at, row.y, row.z, part, sum);
+    if (at.slot == 0) store_row(at, out, row.x, sum);
+}

@@ -43,7 +43,7 @@ def install(patches: PatchSet) -> list[str]:
     import torch
     from torch_geometric import nn
 
-    from gnnaccel.adapters.pyg import graph_norm, linear, propagate, scatter
+    from gnnaccel.adapters.pyg import graph_norm, propagate, scatter
 
     for name, (module, node_dim) in LAYERS.items():
         cls = getattr(nn, name)
@@ -53,9 +53,22 @@ def install(patches: PatchSet) -> list[str]:
     propagate.install(patches)
     graph_norm.install(patches)
     scatter.install(patches)
-    linear.install(patches)
     patches.set(torch.jit, "script", _unwrapped_while(torch.jit.script, patches))
     return patches.names()
+
+
+def requantized(patches: PatchSet) -> None:
+    """As `gnnaccel.adapters.requantized`."""
+    from gnnaccel.adapters.pyg import linear
+
+    linear.requantized(patches)
+
+
+def on_demand(patches: PatchSet) -> None:
+    """Replace what `requantized` may replace."""
+    from gnnaccel.adapters.pyg import linear
+
+    linear.install(patches)
 
 
 def adapter_of(layer: Any) -> "_Guarded | None":

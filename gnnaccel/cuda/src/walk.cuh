@@ -1,5 +1,5 @@
-// What kernels share in which each slot of a warp sums edges of its own: the walk over an item's edges, where the sum goes, and the
-// sum of a split row's chunks.
+// What kernels share in which each slot of a warp sums edges of its own: the walk over an item's edges, where the sum goes, and
+// the sum of a split row's chunks.
 #pragma once
 #include "merge.cuh"
 

@@ -28,10 +28,10 @@ def project(blocks: Blocks, weight: Tensor, transposed: bool, bias: Tensor | Non
     return _Project.apply(blocks, transposed, weight, bias, *x)
 
 
-def _product(blocks: Blocks, rows: Tensor, weight: Tensor, transposed: bool, bias: Tensor | None = None,
-             into: Tensor | None = None, blend: tuple[Tensor, Tensor] | None = None, gelu_grad: Tensor | None = None) -> Tensor:
-    """[nodes, C]: rows times their type's matrix [C, K] (``transposed``) or [K, C], plus its bias; added to ``into``, or ``blend``
-    and ``gelu_grad`` as in `segment_gemm.multiply`."""
+def product(blocks: Blocks, rows: Tensor, weight: Tensor, transposed: bool, bias: Tensor | None = None,
+            into: Tensor | None = None, blend: tuple[Tensor, Tensor] | None = None, gelu_grad: Tensor | None = None) -> Tensor:
+    """[nodes, C]: rows times their type's matrix [C, K] (``transposed``) or [K, C], plus its bias; added to ``into``, or
+    ``blend`` and ``gelu_grad`` as in `segment_gemm.multiply`."""
     if not (weight.stride(-1) == 1 and weight.stride(-2) == weight.shape[-1]):
         weight = weight.contiguous()
     out = into
@@ -42,7 +42,7 @@ def _product(blocks: Blocks, rows: Tensor, weight: Tensor, transposed: bool, bia
                                  accumulate=into is not None, distinct=True, blend=blend, gelu_grad=gelu_grad)
 
 
-def _weight_grad(blocks: Blocks, rows: Tensor, grad: Tensor, transposed: bool) -> tuple[Tensor, Tensor]:
+def weight_grad(blocks: Blocks, rows: Tensor, grad: Tensor, transposed: bool) -> tuple[Tensor, Tensor]:
     """The gradients of the types' matrices, and of their biases [types, C]."""
     found, sums = weight_grad_and_sums(blocks.segments, dense(rows), grad, index=blocks.order, dy_index=blocks.order,
                                        precision=precision())
@@ -50,7 +50,7 @@ def _weight_grad(blocks: Blocks, rows: Tensor, grad: Tensor, transposed: bool) -
 
 
 def _by_torch(blocks: Blocks, rows: Tensor, weight: Tensor, transposed: bool, bias: Tensor | None) -> Tensor:
-    """`_product` on torch operations, which can be differentiated any number of times."""
+    """`product` on torch operations, which can be differentiated any number of times."""
     rows = rows if blocks.order is None else rows[blocks.order]
     found = rows.new_empty(0, weight.shape[1 if transposed else 2])
     parts = [F.linear(rows[a:b], weight[t] if transposed else weight[t].t(), None if bias is None else bias[t])
@@ -75,7 +75,7 @@ class _Project(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(weight, bias, rows, *x)
         biases = [None] * weight.shape[1] if bias is None else bias.unbind(1)
-        return rows, *(_product(blocks, rows, w, transposed, b) for w, b in zip(weight.unbind(1), biases))
+        return rows, *(product(blocks, rows, w, transposed, b) for w, b in zip(weight.unbind(1), biases))
 
     @staticmethod
     def backward(ctx, d_rows, *grads):
@@ -100,7 +100,7 @@ def _project_backward(ctx, weight: Tensor, bias: Tensor | None, rows: Tensor, ne
     d_x = [None] * len(ctx.sizes)
     if needs[0] or needs[1]:
         none = torch.zeros_like(weight[:, 0]), weight.new_zeros(weight.shape[0], weight.shape[2 if transposed else 3])
-        found = [none if g is None else _weight_grad(blocks, rows, g, transposed) for g in grads]
+        found = [none if g is None else weight_grad(blocks, rows, g, transposed) for g in grads]
         d_weight = torch.stack([w for w, _ in found], 1).to(weight.dtype) if needs[0] else None
         d_bias = torch.stack([b for _, b in found], 1).to(bias.dtype) if needs[1] and bias is not None else None
     if any(needs[2:]):
@@ -112,10 +112,10 @@ def _project_backward(ctx, weight: Tensor, bias: Tensor | None, rows: Tensor, ne
 
 def _add_product(blocks: Blocks, rows: Tensor, matrix: Tensor, transposed: bool, into: Tensor | None) -> Tensor:
     if into is None:
-        return _product(blocks, rows, matrix, transposed)
+        return product(blocks, rows, matrix, transposed)
     if into.dtype is not torch.float32 or not into.is_contiguous():  # what the kernel adds to
-        return into + _product(blocks, rows, matrix, transposed)
-    return _product(blocks, rows, matrix, transposed, into=into)
+        return into + product(blocks, rows, matrix, transposed)
+    return product(blocks, rows, matrix, transposed, into=into)
 
 
 # --- after the attention -----------------------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ class _Finish(torch.autograd.Function):
     def forward(ctx, blocks, sizes, transposed, gelu, out, weight, bias, alpha, rows):
         blend = None if alpha is None else (alpha.float().contiguous(), dense(rows))
         grown = F.gelu(out) if gelu else out
-        found = _product(blocks, grown, weight, transposed, bias, blend=blend)
+        found = product(blocks, grown, weight, transposed, bias, blend=blend)
         ctx.how = blocks, sizes, transposed, gelu
         ctx.save_for_backward(out, weight, bias, alpha, rows, grown if ctx.needs_input_grad[5] else None)
         return tuple(part.data for part in found.split(sizes))
@@ -165,7 +165,7 @@ def _finish_backward(how: tuple, inputs: list, grown: Tensor | None, needs: tupl
     by_weight = by_bias = d_alpha = d_rows = d_out = None
     if needs[1] or needs[2] or needs[3]:
         grown = grown if grown is not None else F.gelu(out) if gelu else out
-        by_weight, by_bias = _weight_grad(blocks, grown, grad, transposed)
+        by_weight, by_bias = weight_grad(blocks, grown, grad, transposed)
     if alpha is not None and (needs[3] or needs[4]):
         d_rows = torch.empty_like(grad) if needs[4] else None
         by_rows = blend_grad(blocks.segments, grad, dense(rows), alpha.float().contiguous(), blocks.order, d_rows)
@@ -177,7 +177,7 @@ def _finish_backward(how: tuple, inputs: list, grown: Tensor | None, needs: tupl
         weight, by_weight, by_bias = (None if t is None else t * share.view(-1, *(1,) * (t.dim() - 1))
                                       for t in (weight, by_weight, by_bias))
     if needs[0]:
-        d_out = _product(blocks, grad, weight, not transposed, gelu_grad=dense(out) if gelu else None)
+        d_out = product(blocks, grad, weight, not transposed, gelu_grad=dense(out) if gelu else None)
     return d_out, _like(by_weight, inputs[1], needs[1]), _like(by_bias, bias, needs[2]), d_alpha, d_rows
 
 

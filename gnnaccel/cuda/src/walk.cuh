@@ -1,5 +1,5 @@
-// What kernels share in which each slot of a warp sums edges of its own: the walk over an item's edges, where the sum goes, and
-// the sum of a split row's chunks.
+// What kernels share in which each slot of a warp sums edges of its own: the walk over an item's edges, and the sum of a split
+// row's chunks.
 #pragma once
 #include "merge.cuh"
 
@@ -20,14 +20,6 @@ __device__ __forceinline__ void walk(const Lanes& at, const Item& it, const Load
         for (int u = 0; u < Ahead; ++u) use(e[u], first + u * SLOTS, u == 0 || rest > at.slot + u * SLOTS);
     }
     __syncwarp();
-}
-
-// The sum over an item: a row's result, or a chunk's part of it.
-__device__ __forceinline__ void store_sum(const Lanes& at, const Item& it, Row& sum, ROW_T* out, float* part) {
-    sum_slots(sum);
-    if (at.slot != 0) return;
-    if (it.chunk < 0) store_row(at, out, it.row, sum);
-    else store_row(at, part, it.chunk, sum);
 }
 
 // Results that are plain sums, of rows that lie in chunks.

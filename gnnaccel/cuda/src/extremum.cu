@@ -172,7 +172,7 @@ pick(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const OFF_
     Row sum;
     clear_row(sum);
     struct Edge { int row, place; };
-    const auto load = [&](Edge& e, OFF_T position, bool) { e = {other[position], (int)place[position]}; };
-    walk<Edge, 1>(at, it, load, [&](const Edge& e, OFF_T, bool) { add_pick(at, e.row, e.place, arg, grad, weight, sum); });
+    const auto load = [&](Edge& e, OFF_T position) { e = {other[position], (int)place[position]}; };
+    walk_singly<Edge>(at, it, load, [&](const Edge& e) { add_pick(at, e.row, e.place, arg, grad, weight, sum); });
     store_sum(at, it, sum, out, part);
 }

@@ -39,14 +39,14 @@ forward(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const O
     clear_row(gates);
     load_row(at, right, (u64)it.row, it.end > it.begin, own);
     struct Edge { u64 to; Row a, b, v; };
-    const auto load = [&](Edge& e, OFF_T position, bool) {
+    const auto load = [&](Edge& e, OFF_T position) {
         const u64 from = (u64)other[position];
         e.to = (u64)place[position];
         load_row(at, left, from, true, e.a);
         load_row(at, edge, e.to, true, e.b);
         load_row(at, values, from, true, e.v);
     };
-    walk<Edge, 1>(at, it, load, [&](Edge& e, OFF_T, bool) {
+    walk_singly<Edge>(at, it, load, [&](Edge& e) {
 #pragma unroll
         for (int k = 0; k < PACKS; ++k)
 #pragma unroll
@@ -95,13 +95,13 @@ by_row(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const OF
     load_row(at, ratio, (u64)it.row, it.end > it.begin, own);
     load_row(at, reduced, (u64)it.row, it.end > it.begin, mean);
     struct Edge { u64 to; Row s, v, d; };
-    const auto load = [&](Edge& e, OFF_T position, bool) {
+    const auto load = [&](Edge& e, OFF_T position) {
         e.to = (u64)place[position];
         load_row(at, score, e.to, true, e.s);
         load_row(at, values, (u64)other[position], true, e.v);
         load_row(at, score_grad, e.to, score_grad != nullptr, e.d);
     };
-    walk<Edge, 1>(at, it, load, [&](Edge& e, OFF_T, bool) {
+    walk_singly<Edge>(at, it, load, [&](Edge& e) {
 #pragma unroll
         for (int k = 0; k < PACKS; ++k)
 #pragma unroll
@@ -128,13 +128,13 @@ by_other(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const 
     clear_row(left);
     clear_row(values);
     struct Edge { Row s, d, g; };
-    const auto load = [&](Edge& e, OFF_T position, bool) {
+    const auto load = [&](Edge& e, OFF_T position) {
         const u64 at_edge = (u64)place[position];
         load_row(at, score, at_edge, true, e.s);
         load_row(at, edge_grad, at_edge, true, e.d);
         load_row(at, ratio, (u64)other[position], true, e.g);
     };
-    walk<Edge, 1>(at, it, load, [&](const Edge& e, OFF_T, bool) {
+    walk_singly<Edge>(at, it, load, [&](const Edge& e) {
 #pragma unroll
         for (int k = 0; k < PACKS; ++k)
 #pragma unroll

@@ -7,17 +7,26 @@
 #define AHEAD (UNROLL > 1 ? UNROLL / 2 : 1)
 
 // Each slot takes every SLOTS-th of the item's edges, Ahead of them at a time: `load(e, position, on)` for all of those, then
-// `use(e, position, on)` for one after the other. Past the last edge `on` is false, and the position is none. Counting down
-// cannot run over the end of OFF_T.
+// `use(e, position, on)` for one after the other. Past the last edge `on` is false, and the position is none.
 template <class Edge, int Ahead, class Load, class Use>
 __device__ __forceinline__ void walk(const Lanes& at, const Item& it, const Load& load, const Use& use) {
-    for (OFF_T rest = it.end - it.begin; rest > at.slot; rest -= SLOTS * Ahead) {
-        const OFF_T first = it.end - rest + at.slot;
+    for (OFF_T first = it.begin + at.slot; first < it.end; first += SLOTS * Ahead) {
         Edge e[Ahead];
 #pragma unroll
-        for (int u = 0; u < Ahead; ++u) load(e[u], first + u * SLOTS, u == 0 || rest > at.slot + u * SLOTS);
+        for (int u = 0; u < Ahead; ++u) load(e[u], first + u * SLOTS, u == 0 || first + u * SLOTS < it.end);
 #pragma unroll
-        for (int u = 0; u < Ahead; ++u) use(e[u], first + u * SLOTS, u == 0 || rest > at.slot + u * SLOTS);
+        for (int u = 0; u < Ahead; ++u) use(e[u], first + u * SLOTS, u == 0 || first + u * SLOTS < it.end);
+    }
+    __syncwarp();
+}
+
+// The same one edge at a time: `load(e, position)`, `use(e)`. Compilers unroll this by themselves, better where it counts down.
+template <class Edge, class Load, class Use>
+__device__ __forceinline__ void walk_singly(const Lanes& at, const Item& it, const Load& load, const Use& use) {
+    for (OFF_T rest = it.end - it.begin; rest > at.slot; rest -= SLOTS) {
+        Edge e;
+        load(e, it.end - rest + at.slot);
+        use(e);
     }
     __syncwarp();
 }

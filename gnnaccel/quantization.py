@@ -59,6 +59,7 @@ def quantize(model: Any, format: str = "int8", filter_fn: Callable[[Any, str], b
         settings.drop(layer)
     entries = [settings.keep(layer, setting) for layer, setting in found]
     kept = [settings.keep_map(*found) for found in maps]
+    adapters.requantized()
     configs.bump()
     _warn_if_idle(model, entries)
     return QuantReport.of(entries, kept)
@@ -96,6 +97,7 @@ def _settings(model: Any, format: str, filter_fn: Any, overrides: dict[str, str]
 def dequantize(model: Any) -> int:
     """Undo `quantize` for every layer of ``model``. Returns how many had a setting. TypeError when ``model`` is no module."""
     count = sum(settings.drop(layer) for layer in names.require_model(model).modules())
+    adapters.requantized()
     configs.bump()
     return count
 

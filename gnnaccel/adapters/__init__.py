@@ -1,7 +1,9 @@
 """The hosts, and patching each as soon as it is imported.
 
 An adapter package offers ``install(patches: PatchSet) -> list[str]``: it replaces what it knows through ``patches``,
-registers its layer classes with ``dispatch.rules.register_class``, and returns the names of what it replaced.
+registers its layer classes with ``dispatch.rules.register_class``, and returns the names of what it replaced. It may offer
+``requantized(patches)``, which puts in or out what only quantized models need, and ``on_demand(patches)``, which replaces all of
+that.
 """
 from __future__ import annotations
 
@@ -115,6 +117,14 @@ def linear_maps(layer: Any) -> list[tuple[str, Any]]:
             for found in getattr(importlib.import_module(adapter), "linear_maps", lambda layer: [])(layer)]
 
 
+def requantized() -> None:
+    """Other layers than before are quantized: hosts put in or out what only those need."""
+    with _lock:
+        for key, host in _hosts.items():
+            if host.installed:
+                _put_on_demand(key, host)
+
+
 def known_layers() -> list[str]:
     """Class names of the layers that the adapters know."""
     return sorted(name for _, adapter in HOSTS.values() for name in getattr(importlib.import_module(adapter), "LAYERS", ()))
@@ -126,6 +136,7 @@ def _patch(key: str, host: _Host) -> None:
             return
         try:
             host.patched = list(importlib.import_module(HOSTS[key][1]).install(host.patches))
+            _put_on_demand(key, host)
         except Exception as error:
             host.patches.restore()
             if not host.waiting:
@@ -138,6 +149,10 @@ def _patch(key: str, host: _Host) -> None:
         _update_awaited()
         if host.waiting and host.installed and _late is not None:
             _late(key)
+
+
+def _put_on_demand(key: str, host: _Host) -> None:
+    getattr(importlib.import_module(HOSTS[key][1]), "requantized", lambda patches: None)(host.patches)
 
 
 def _update_awaited() -> None:

@@ -86,6 +86,21 @@ class PatchSet:
                           "get the original back, undo theirs before gnnaccel.disable()", RuntimeWarning, stacklevel=2)
         return drifted
 
+    def undo(self, owner: Any, name: str) -> None:
+        """Put ``owner.name`` alone back, if this set has replaced it and nobody else has since."""
+        with _lock:
+            for patch in self._patches:
+                if patch.owner is owner and patch.name == name and vars(owner).get(name, _ABSENT) is patch.new:
+                    self._patches.remove(patch)
+                    _replaced.discard((id(owner), name))
+                    _put_back(patch)
+                    return
+
+    def holds(self, owner: Any, name: str) -> bool:
+        """Whether this set has replaced ``owner.name``."""
+        with _lock:
+            return any(patch.owner is owner and patch.name == name for patch in self._patches)
+
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
         """A block in which everything is as it was before, but for what somebody else has replaced since."""

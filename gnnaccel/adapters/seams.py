@@ -59,6 +59,7 @@ def collect(host: str) -> dict[str, str]:
     adapter = importlib.import_module(package)
     try:
         adapter.install(patches)
+        getattr(adapter, "on_demand", lambda patches: None)(patches)
         functions = dict(found for patch in patches for found in _functions(patch, adapter))
     finally:
         patches.restore()

@@ -47,7 +47,7 @@ class Variant:
 
     @functools.cached_property
     def kernels(self) -> Kernels:
-        """``forward``, ``merge``, ``pick`` and ``add_picks``."""
+        """``forward``, ``merge``, ``pick`` and ``add_parts``."""
         flags = dict(ROW_T=TYPES[self.row], OFF_T="i64" if self.wide else "int", DROPOUT=0, OP=OPS[self.op],
                      PER_HEAD=int(self.weight == "head"), LARGEST=int(self.largest), IDENTITY=int(self.identity))
         return Kernels("extremum", self.layout.defines() + tuple((k, str(v)) for k, v in flags.items()))
@@ -102,7 +102,7 @@ def pick(variant: Variant, graph: Rows, arg: Tensor, grad: Tensor, weight: Tenso
     variant.kernels("pick")(grid(launch.slots + rows, layout), THREADS, 0, launch.graph + launch.split + (
         arg.data_ptr(), grad.data_ptr(), pointer(weight), out.data_ptr(), part))
     if launch.heavy:
-        variant.kernels("add_picks")(grid(launch.heavy, layout), THREADS, 0, launch.merge + (part, out.data_ptr()))
+        variant.kernels("add_parts")(grid(launch.heavy, layout), THREADS, 0, launch.merge + (part, out.data_ptr()))
     return out
 
 

@@ -13,7 +13,7 @@ from gnnaccel.cuda.launch import THREADS, Kernels, check_dense, pointer, workspa
 from gnnaccel.cuda.layout import TYPES, Layout, grid, layout_for
 from gnnaccel.cuda.structure import Rows
 
-ENTRIES = ("forward", "merge", "by_row", "add_one", "by_other", "add_both")
+ENTRIES = ("forward", "merge", "by_row", "add_parts", "by_other", "add_both")
 
 
 @functools.lru_cache(maxsize=256)
@@ -73,7 +73,7 @@ def by_row(graph: Rows, found: Gated, values: Tensor, ratio: Tensor, score_grad:
         found.score.data_ptr(), values.data_ptr(), found.out.data_ptr(), ratio.data_ptr(), pointer(score_grad),
         edge_grad.data_ptr(), right_grad.data_ptr(), part))
     if launch.heavy:
-        compiled("add_one")(grid(launch.heavy, layout), THREADS, 0, launch.merge + (part, right_grad.data_ptr()))
+        compiled("add_parts")(grid(launch.heavy, layout), THREADS, 0, launch.merge + (part, right_grad.data_ptr()))
     return edge_grad, right_grad
 
 

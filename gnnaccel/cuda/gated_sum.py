@@ -13,7 +13,7 @@ from gnnaccel.cuda.launch import THREADS, Kernels, check_dense, pointer, workspa
 from gnnaccel.cuda.layout import TYPES, Layout, grid, layout_for
 from gnnaccel.cuda.structure import Rows
 
-ENTRIES = ("forward", "merge", "by_row", "add_one", "by_other", "add_both")
+ENTRIES = ("forward", "merge", "by_row", "add_parts", "by_other", "add_both")
 
 
 @functools.lru_cache(maxsize=256)
@@ -76,7 +76,7 @@ def by_row(graph: Rows, given: Operands, grad: Tensor, edge: bool, beside: bool)
     compiled("by_row")(grid(launch.slots + graph.rows, layout), THREADS, 0, launch.graph + launch.split + (
         *given.pointers, grad.data_ptr(), pointer(edge_grad), pointer(beside_grad), right_grad.data_ptr(), part))
     if launch.heavy:
-        compiled("add_one")(grid(launch.heavy, layout), THREADS, 0, launch.merge + (part, right_grad.data_ptr()))
+        compiled("add_parts")(grid(launch.heavy, layout), THREADS, 0, launch.merge + (part, right_grad.data_ptr()))
     return right_grad, edge_grad, beside_grad
 
 

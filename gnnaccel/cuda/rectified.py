@@ -12,7 +12,7 @@ from gnnaccel.cuda.launch import THREADS, Kernels, check_dense, pointer, workspa
 from gnnaccel.cuda.layout import TYPES, Layout, grid, layout_for
 from gnnaccel.cuda.structure import Rows
 
-ENTRIES = ("forward", "merge", "backward", "add")
+ENTRIES = ("forward", "merge", "backward", "add_parts")
 
 
 @functools.lru_cache(maxsize=256)
@@ -60,7 +60,7 @@ def backward(graph: Rows, x: Tensor, edge: Tensor, grad: Tensor, edges_too: bool
     compiled("backward")(grid(launch.slots + graph.rows, layout), THREADS, 0, launch.graph + launch.split + (
         x.data_ptr(), edge.data_ptr(), grad.data_ptr(), pointer(edge_grad), x_grad.data_ptr(), part))
     if launch.heavy:
-        compiled("add")(grid(launch.heavy, layout), THREADS, 0, launch.merge + (part, x_grad.data_ptr()))
+        compiled("add_parts")(grid(launch.heavy, layout), THREADS, 0, launch.merge + (part, x_grad.data_ptr()))
     return x_grad, edge_grad
 
 

@@ -43,6 +43,17 @@ def _environment(request: Request | RelationalRequest | PlainRequest) -> list[Re
     return [] if ready else [reason("GA402", f"the CUDA kernels cannot run: {text}")]
 
 
+def _rows_reasons(request: Request | RelationalRequest) -> list[Reason]:
+    """Why kernels cannot run here, or not on such rows."""
+    why = _environment(request)
+    if request.row not in TYPES or request.out not in TYPES:
+        why.append(reason("GA203", f"{_name(request.row)} rows with a {_name(request.out)} result; the kernels take "
+                                   f"{', '.join(_name(t) for t in TYPES)}"))
+    if request.width > MAX_WIDTH:
+        why.append(reason("GA207", f"{request.width} channels per head; the kernels take up to {MAX_WIDTH}"))
+    return why
+
+
 def _cuda_reasons(family: str) -> Callable[[Request, Config], list[Reason]]:
     def unsupported(request: Request, config: Config) -> list[Reason]:
         if config.backend == "torch":
@@ -50,12 +61,7 @@ def _cuda_reasons(family: str) -> Callable[[Request, Config], list[Reason]]:
         found = patterns.attention(request.program)
         if found is None or found.family != family:
             return [reason("GA208", f"{request.program.name} is not {family} attention")]
-        why = _environment(request)
-        if request.row not in TYPES or request.out not in TYPES:
-            why.append(reason("GA203", f"{_name(request.row)} rows with a {_name(request.out)} result; the kernels take "
-                                       f"{', '.join(_name(t) for t in TYPES)}"))
-        if request.width > MAX_WIDTH:
-            why.append(reason("GA207", f"{request.width} channels per head; the kernels take up to {MAX_WIDTH}"))
+        why = _rows_reasons(request)
         if not 0.0 <= found.slope:
             why.append(reason("GA208", f"negative_slope={found.slope} is negative", "use a slope of 0 or more"))
         return why or _compiles(request, found)
@@ -97,12 +103,7 @@ ATTENTION = (
 def _relational_cuda_reasons(request: RelationalRequest, config: Config) -> list[Reason]:
     if config.backend == "torch":
         return [reason("GA406", "backend='torch' was asked for")]
-    why = _environment(request)
-    if request.row not in TYPES or request.out not in TYPES:
-        why.append(reason("GA203", f"{_name(request.row)} rows with a {_name(request.out)} result; the kernels take "
-                                   f"{', '.join(_name(t) for t in TYPES)}"))
-    if request.width > MAX_WIDTH:
-        why.append(reason("GA207", f"{request.width} channels per head; the kernels take up to {MAX_WIDTH}"))
+    why = _rows_reasons(request)
     slopes = [step.attr("slope") for step in request.program.ops if step.kind == "leaky_relu"]
     if not all(0.0 <= slope for slope in slopes):
         why.append(reason("GA208", f"negative_slope={slopes[0]} is negative", "use a slope of 0 or more"))

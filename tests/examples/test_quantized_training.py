@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import json
 import sys
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -56,15 +55,14 @@ def test_all_precisions_run_and_are_compared(tmp_path, monkeypatch, model):
     assert set(cell["sides"]["int8"]["runs"][0]["guard"].values()) == {"passed"}
 
 
+@pytest.mark.filterwarnings("error")
 def test_features_and_splits(tmp_path, monkeypatch):
     write(tmp_path, "coauthor_physics", split=False, nodes=300)
     task = quantized_data.load(tmp_path, "coauthor_physics")
     assert torch.allclose(task.x.norm(dim=1), torch.ones(300)) and task.features == 60
     monkeypatch.setattr(quantized_data, "DENSE", 0)
     monkeypatch.setattr(quantized_data, "TRAIN", 20)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        sparse, transposed = (x.to_dense() for x in quantized_data.load(tmp_path, "coauthor_physics").x)
+    sparse, transposed = (x.to_dense() for x in quantized_data.load(tmp_path, "coauthor_physics").x)
     assert torch.equal(sparse, task.x) and torch.equal(sparse.t(), transposed)
     train, test = task.masks(1)
     assert (int(train.sum()), int(test.sum())) == (60, 240)

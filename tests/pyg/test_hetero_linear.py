@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch_geometric.nn import HeteroDictLinear, HeteroLinear
+from torch_geometric.nn import HeteroLinear
 
 import gnnaccel
 from gnnaccel.errors import FallbackError, GraphError
@@ -208,10 +208,3 @@ def test_script(route):
     with route.on():
         torch.testing.assert_close(torch.jit.script(made)(x, kinds), expected)
     assert "HeteroLinear" not in gnnaccel.stats()
-
-
-def test_maps_by_dictionary_are_the_hosts(route):
-    made = HeteroDictLinear({"a": 8, "b": 5}, 16).to(route.device)
-    with route.on():
-        made({"a": torch.randn(3, 8, device=route.device), "b": torch.randn(3, 5, device=route.device)})
-    assert "HeteroDictLinear" not in gnnaccel.stats()

@@ -125,3 +125,29 @@ def test_added_attributes_go_again():
     with pytest.raises(PatchError, match="Base.forward exists"):
         patches.add(base, "forward", ours)
     assert patches.restore() == [] and dict(vars(base)) == before
+
+
+def test_one_is_undone_alone():
+    base, child = classes()
+    before = vars(base)["forward"]
+    patches = PatchSet()
+    patches.set(base, "forward", ours)
+    patches.set(child, "forward", ours)
+    assert patches.holds(base, "forward") and not patches.holds(base, "helper")
+    patches.undo(base, "forward")
+    assert vars(base)["forward"] is before and child().forward() == "ours" and not patches.holds(base, "forward")
+    patches.undo(base, "forward")
+    patches.set(base, "forward", ours)
+    assert patches.holds(base, "forward") and patches.restore() == [] and vars(base)["forward"] is before
+
+
+def test_what_somebody_else_replaced_is_not_undone():
+    base, _ = classes()
+    patches = PatchSet()
+    patches.set(base, "forward", ours)
+    theirs = lambda self: "theirs"  # noqa: E731
+    base.forward = theirs
+    patches.undo(base, "forward")
+    assert vars(base)["forward"] is theirs and patches.holds(base, "forward")
+    with pytest.warns(RuntimeWarning, match="replaced by somebody else"):
+        patches.restore()

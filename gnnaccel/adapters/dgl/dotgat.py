@@ -14,13 +14,10 @@ METHODS = ()
 
 
 def state(layer: Any, args: tuple, kwargs: dict) -> tuple[Stated, Given] | Reason:
-    bound = inputs.arguments("DotGatConv", args, kwargs, ("graph", "feat"))
-    if type(bound) is Reason:
-        return bound
-    graph, feat = bound
-    nodes = inputs.nodes(graph, feat)
-    if type(nodes) is Reason:
-        return nodes
+    found = inputs.attention("DotGatConv", args, kwargs)
+    if type(found) is Reason:
+        return found
+    graph, feat, nodes = found
     if ("fc" in layer._modules) is isinstance(feat, tuple):  # an error in the host
         return reason("GA206", "the layer was built for a pair and feat is none, or the other way round")
     if isinstance(feat, tuple) and inputs.one_frame(graph):  # the host then sends destinations' rows as well

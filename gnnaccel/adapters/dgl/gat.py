@@ -16,13 +16,10 @@ ABSORBED = {"attn_drop": torch.nn.Dropout, "leaky_relu": torch.nn.LeakyReLU}
 
 
 def state(layer: Any, args: tuple, kwargs: dict) -> tuple[Stated, Given] | Reason:
-    bound = inputs.arguments("GATConv", args, kwargs, ("graph", "feat"), weighted=True)
-    if type(bound) is Reason:
-        return bound
-    graph, feat = bound
-    nodes = inputs.nodes(graph, feat)
-    if type(nodes) is Reason:
-        return nodes
+    found = inputs.attention("GATConv", args, kwargs, weighted=True)
+    if type(found) is Reason:
+        return found
+    _, feat, nodes = found
     edges, x_src, x_dst, same = nodes
     why = (_map_reason(layer, feat) or guards.dtype_reason(x_src, layer.attn_l, layer.attn_r)
            or graphs.zero_in_degree_reason(layer, edges))

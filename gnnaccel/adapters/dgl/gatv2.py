@@ -17,13 +17,10 @@ ABSORBED = {"attn_drop": torch.nn.Dropout, "leaky_relu": torch.nn.LeakyReLU}
 
 
 def state(layer: Any, args: tuple, kwargs: dict) -> tuple[Stated, Given] | Reason:
-    bound = inputs.arguments("GATv2Conv", args, kwargs, ("graph", "feat"))
-    if type(bound) is Reason:
-        return bound
-    graph, feat = bound
-    nodes = inputs.nodes(graph, feat)
-    if type(nodes) is Reason:
-        return nodes
+    found = inputs.attention("GATv2Conv", args, kwargs)
+    if type(found) is Reason:
+        return found
+    *_, nodes = found
     edges, x_src, x_dst, same = nodes
     why = guards.dtype_reason(x_src, layer.attn) or graphs.zero_in_degree_reason(layer, edges)
     if why is not None:

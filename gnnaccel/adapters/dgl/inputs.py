@@ -36,6 +36,16 @@ def arguments(name: str, args: tuple, kwargs: dict, required: tuple[str, ...], w
     return found[:len(required)]
 
 
+def attention(name: str, args: tuple, kwargs: dict, weighted: bool = False) -> tuple[Any, Any, Nodes] | Reason:
+    """Graph, features and nodes of an attention layer's call ``layer(graph, feat)``, or why it is not taken over; ``name``,
+    ``weighted``: as of `arguments`."""
+    bound = arguments(name, args, kwargs, ("graph", "feat"), weighted)
+    if type(bound) is Reason:
+        return bound
+    found = nodes(*bound)
+    return found if type(found) is Reason else (*bound, found)
+
+
 def nodes(graph: Any, feat: Any) -> Nodes | Reason:
     """Graph and features of a call ``layer(graph, feat)``, ``feat`` a tensor or a pair, or why they are not taken over."""
     edges = graphs.homogeneous(graph)

@@ -25,6 +25,7 @@ LAYERS = {
     "FastRGCNConv": ("rgcn", 0),
     "HGTConv": ("hgt", 0),
     "HeteroLinear": ("hetero_linear", None),
+    "HeteroDictLinear": ("hetero_dict_linear", None),
     "RGATConv": ("rgat", 0),
     "HANConv": ("han", 0),
     "HeteroConv": ("hetero_conv", None),
@@ -43,19 +44,33 @@ def install(patches: PatchSet) -> list[str]:
     import torch
     from torch_geometric import nn
 
-    from gnnaccel.adapters.pyg import graph_norm, linear, propagate, scatter
+    from gnnaccel.adapters.pyg import graph_norm, propagate, scatter
 
     for name, (module, node_dim) in LAYERS.items():
         cls = getattr(nn, name)
         adapter = importlib.import_module(f"gnnaccel.adapters.pyg.{module}")
-        patches.set(cls, "forward", routed(cls.forward, _Guarded(cls, adapter, node_dim), getattr(adapter, "inside", None)))
+        forward = routed(cls.forward, _Guarded(cls, adapter, node_dim), getattr(adapter, "inside", None))
+        patches.set(cls, "forward", adapter.around(forward, cls.forward) if hasattr(adapter, "around") else forward)
         rules.register_class(f"{cls.__module__}.{cls.__qualname__}")
     propagate.install(patches)
     graph_norm.install(patches)
     scatter.install(patches)
-    linear.install(patches)
     patches.set(torch.jit, "script", _unwrapped_while(torch.jit.script, patches))
     return patches.names()
+
+
+def requantized(patches: PatchSet) -> None:
+    """As `gnnaccel.adapters.requantized`."""
+    from gnnaccel.adapters.pyg import linear
+
+    linear.requantized(patches)
+
+
+def on_demand(patches: PatchSet) -> None:
+    """Replace what `requantized` may replace."""
+    from gnnaccel.adapters.pyg import linear
+
+    linear.install(patches)
 
 
 def adapter_of(layer: Any) -> "_Guarded | None":

@@ -6,7 +6,7 @@ multiplied into the maps.
 """
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +16,7 @@ from gnnaccel.adapters.pyg import hetero, inner_convs
 from gnnaccel.adapters.pyg.inner_convs import Together
 from gnnaccel.dispatch import attention_programs as programs
 from gnnaccel.dispatch.joined import JoinedStated
+from gnnaccel.dispatch.program import Program
 from gnnaccel.dispatch.reasons import Reason, reason
 from gnnaccel.dispatch.relational.request import RelationalGiven
 
@@ -30,10 +31,12 @@ class _Parameters(NamedTuple):
     biases: list[Tensor] | None
 
 
-class _Operands(NamedTuple):
+class Operands(NamedTuple):
+    """``parameters``: the layer's kind's own, with maps ``src`` and ``dst`` and ``biases``."""
+
     x_dict: Mapping[str, Tensor]
     together: Together
-    parameters: _Parameters
+    parameters: Any
 
 
 def state(layer: Any, together: Together, x_dict: Mapping[str, Any],
@@ -41,26 +44,35 @@ def state(layer: Any, together: Together, x_dict: Mapping[str, Any],
     found = _parameters(together)
     if type(found) is Reason:
         return found
-    why = features_reason(x_dict, together, found.src, found.dst)
+    return attention("HeteroConv of GATConv", Operands(x_dict, together, found), edge_index_dict, found.att_src[0],
+                     lambda slope, dropout: programs.additive_terms(slope, dropout, True, False))
+
+
+def attention(native: str, operands: Operands, edge_index_dict: Mapping, att: Tensor,
+              program: Callable[[float, float], Program]) -> tuple[JoinedStated, RelationalGiven] | Reason:
+    """The call as an attention over the virtual graph, or why it is none. ``att``: an attention vector; ``program``: of a
+    negative slope and a dropout."""
+    x_dict, together, parameters = operands
+    why = _features_reason(x_dict, together, parameters.src, parameters.dst)
     if why is not None:
         return why
-    device = found.src[0].device
-    joined = graph(together, x_dict, edge_index_dict, device)
+    weight = parameters.src[0]
+    joined = _graph(together, x_dict, edge_index_dict, weight.device)
     if type(joined) is Reason:
         return joined
     dropout = together.option("dropout") if together.option("training") else 0.0
-    program = programs.additive_terms(together.option("negative_slope"), dropout, True, False)
-    row = hetero.mapped(found.src[0])
-    out = torch.promote_types(row, found.att_src[0].dtype)
+    row = hetero.mapped(weight)
     # the host adds loops only where both ends are of one type; then both ends' rows lie in the same order
     loops = joined.num_dst if together.option("add_self_loops") else 0
-    stated = JoinedStated(program, "HeteroConv of GATConv", together.option("heads"), together.option("out_channels"), row, out,
-                          joined.num_nodes, joined.num_dst, joined.num_edges, loops, False, join=joined.layout, around=True)
-    return stated, RelationalGiven(joined.structure, device, _Operands(x_dict, together, found))
+    out = torch.promote_types(row, att.dtype)
+    stated = JoinedStated(program(together.option("negative_slope"), dropout), native, together.option("heads"),
+                          together.option("out_channels"), row, out, joined.num_nodes, joined.num_dst, joined.num_edges, loops,
+                          False, join=joined.layout, around=True)
+    return stated, RelationalGiven(joined.structure, weight.device, operands)
 
 
-def graph(together: Together, x_dict: Mapping[str, Tensor], edge_index_dict: Mapping,
-          device: torch.device) -> hetero.Graph | Reason:
+def _graph(together: Together, x_dict: Mapping[str, Tensor], edge_index_dict: Mapping,
+           device: torch.device) -> hetero.Graph | Reason:
     """The virtual graph: at both ends rows of each relation, those of one node type side by side."""
     sizes, targets = ({together.names[at]: x_dict[t].shape[0] for t, members in zip(types, of) for at in members}
                       for types, of in ((together.sources, together.of_source), (together.targets, together.of_target)))
@@ -76,14 +88,18 @@ def _parameters(together: Together) -> _Parameters | Reason:
     why = inner_convs.tensors_reason(*found)
     if why is not None:
         return why
+    return shapes_reason(together, (*found[2], *found[3]), (*found[0], *found[1])) or _Parameters(*found)
+
+
+def shapes_reason(together: Together, vectors: Iterable[Tensor], maps: Iterable[Tensor]) -> Reason | None:
+    """Why these are not attention vectors [1, heads, out] and maps [heads * out, in] of the layers' options."""
     heads, width = together.option("heads"), together.option("out_channels")
-    vectors, maps = {t.shape for t in (*found[2], *found[3])}, {t.shape[0] for t in (*found[0], *found[1])}
-    if vectors != {(1, heads, width)} or maps != {heads * width}:
-        return reason("GA206", f"the weights are not those of {heads} heads of {width} channels")
-    return _Parameters(*found)
+    if {t.shape for t in vectors} == {(1, heads, width)} and {t.shape[0] for t in maps} == {heads * width}:
+        return None
+    return reason("GA206", f"the weights are not those of {heads} heads of {width} channels")
 
 
-def features_reason(x_dict: Mapping[str, Any], together: Together, src: list[Tensor], dst: list[Tensor]) -> Reason | None:
+def _features_reason(x_dict: Mapping[str, Any], together: Together, src: list[Tensor], dst: list[Tensor]) -> Reason | None:
     """Why these features cannot be taken; ``src``, ``dst``: the relations' maps of them."""
     why = hetero.features_reason(x_dict, together.nodes, src[0].device)
     if why is not None:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gnnaccel.adapters.pyg import hetero, hetero_gat, inner_convs
+from gnnaccel.adapters.pyg import hetero_gat, inner_convs
 from gnnaccel.adapters.pyg.inner_convs import Together
 from gnnaccel.dispatch import attention_programs as programs
 from gnnaccel.dispatch.joined import JoinedStated
@@ -27,31 +27,13 @@ class _Parameters(NamedTuple):
     biases: list[Tensor] | None
 
 
-class _Operands(NamedTuple):
-    x_dict: Mapping[str, Tensor]
-    together: Together
-    parameters: _Parameters
-
-
 def state(layer: Any, together: Together, x_dict: Mapping[str, Any],
           edge_index_dict: Mapping) -> tuple[JoinedStated, RelationalGiven] | Reason:
     found = _parameters(together)
     if type(found) is Reason:
         return found
-    why = hetero_gat.features_reason(x_dict, together, found.src, found.dst)
-    if why is not None:
-        return why
-    graph = hetero_gat.graph(together, x_dict, edge_index_dict, found.src[0].device)
-    if type(graph) is Reason:
-        return graph
-    dropout = together.option("dropout") if together.option("training") else 0.0
-    program = programs.gatv2_vectors(together.option("negative_slope"), dropout)
-    row = hetero.mapped(found.src[0])
-    loops = graph.num_dst if together.option("add_self_loops") else 0  # as in `hetero_gat`
-    out = torch.promote_types(row, found.att[0].dtype)
-    stated = JoinedStated(program, "HeteroConv of GATv2Conv", together.option("heads"), together.option("out_channels"), row, out,
-                          graph.num_nodes, graph.num_dst, graph.num_edges, loops, False, join=graph.layout, around=True)
-    return stated, RelationalGiven(graph.structure, found.src[0].device, _Operands(x_dict, together, found))
+    operands = hetero_gat.Operands(x_dict, together, found)
+    return hetero_gat.attention("HeteroConv of GATv2Conv", operands, edge_index_dict, found.att[0], programs.gatv2_vectors)
 
 
 def _parameters(together: Together) -> _Parameters | Reason:
@@ -60,13 +42,7 @@ def _parameters(together: Together) -> _Parameters | Reason:
     if att is None or any(t is None for t in maps):
         return reason("GA208", "the layers' maps or attention vectors are not the host's")
     found = _Parameters(*maps, *biases, att, together.parameters("", "bias"))
-    why = inner_convs.tensors_reason(*found)
-    if why is not None:
-        return why
-    heads, width = together.option("heads"), together.option("out_channels")
-    if {t.shape for t in att} != {(1, heads, width)} or {t.shape[0] for ts in maps for t in ts} != {heads * width}:
-        return reason("GA206", f"the weights are not those of {heads} heads of {width} channels")
-    return found
+    return inner_convs.tensors_reason(*found) or hetero_gat.shapes_reason(together, att, (*maps[0], *maps[1])) or found
 
 
 def run(layer: Any, stated: JoinedStated, given: RelationalGiven, attend: Any) -> dict[str, Tensor]:

@@ -1,7 +1,4 @@
-"""HeteroLinear as a Program: row i is the only edge of node i, and its type the relation.
-
-HeteroDictLinear stays native: it is one GEMM per type on rows that lie together already.
-"""
+"""HeteroLinear as a Program: row i is the only edge of node i, and its type the relation."""
 from __future__ import annotations
 
 from typing import Any, NamedTuple

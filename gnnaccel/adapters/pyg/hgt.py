@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters.pyg import calls, guards, hetero, relations
+from gnnaccel.adapters.pyg.hetero_dict_linear import called_as_part
 from gnnaccel.dispatch.reasons import Reason, reason
 from gnnaccel.dispatch.relational import by_type, pair_maps, statements
 from gnnaccel.dispatch.relational.request import RelationalGiven, RelationalStated, shapes_of
@@ -92,7 +93,7 @@ def run(layer: Any, stated: RelationalStated, given: RelationalGiven, attend: An
     x_dict, types, graph = given.operands
     if attend.kernels and _maps_are_plain(layer, x_dict, types, stated):
         return _run_by_kernels(layer, stated, given, attend)
-    kqv = layer.kqv_lin(x_dict)
+    kqv = called_as_part(layer.kqv_lin, x_dict)
     keys, queries, values = (torch.cat(parts) for parts in zip(*(kqv[name].split(layer.out_channels, 1) for name in types)))
     out = _attended(layer, stated, given, attend, keys, queries, values)
     counts = {name: kqv[name].shape[0] for name in types}
@@ -188,7 +189,7 @@ def _priors(layer: Any, present: frozenset) -> Tensor:
 
 def _finish(layer: Any, x_dict: Mapping[str, Tensor], out_dict: dict[str, Tensor]) -> dict[str, Tensor]:
     """The host's steps after the messages: GELU, the map by node type, the gated skip."""
-    mapped = layer.out_lin({name: torch.nn.functional.gelu(out) for name, out in out_dict.items()})
+    mapped = called_as_part(layer.out_lin, {name: torch.nn.functional.gelu(out) for name, out in out_dict.items()})
     found = {}
     for name in out_dict:
         out, x = mapped[name], x_dict[name]

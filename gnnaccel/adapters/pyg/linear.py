@@ -1,19 +1,45 @@
-"""PyG's own linear maps (`torch_geometric.nn.Linear`), of which those inside quantized layers may run in int8."""
+"""PyG's own linear maps (`torch_geometric.nn.Linear`), of which those inside quantized layers may run in int8.
+
+Their class is replaced only while there is such a layer: every other model calls its maps as without gnnaccel.
+"""
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from gnnaccel.adapters.patching import PatchSet
 from gnnaccel.dispatch import rules
+from gnnaccel.dispatch.quantized import settings
+
+_lock = threading.Lock()
 
 
 def install(patches: PatchSet) -> None:
-    """Put ours around the class's ``forward``; it asks nothing further where no map is quantized."""
+    """Put ours around the class's ``forward``."""
     from torch_geometric.nn import Linear
 
-    patches.set(Linear, "forward", _routed(Linear.forward))
+    patches.set(Linear, "forward", _routed(Linear.forward, patches))
+
+
+def requantized(patches: PatchSet) -> None:
+    """As `gnnaccel.adapters.requantized`."""
+    from torch_geometric.nn import Linear
+
+    with _lock:
+        if settings.maps_asked() and not patches.holds(Linear, "forward"):
+            install(patches)
+    _release(patches)
+
+
+def _release(patches: PatchSet) -> None:
+    """Put the class's ``forward`` back where no quantized layer is left."""
+    from torch_geometric.nn import Linear
+
+    with _lock:  # who quantizes a model between the two waits, and puts ours back
+        if not settings.maps_asked():
+            patches.undo(Linear, "forward")
 
 
 def maps(layer: Any) -> Iterator[tuple[str, Any]]:
@@ -25,16 +51,19 @@ def maps(layer: Any) -> Iterator[tuple[str, Any]]:
         yield from ((name, module) for name, module in layer.named_modules() if type(module) is Linear)
 
 
-def _routed(native: Callable) -> Callable:
+def _routed(native: Callable, patches: PatchSet) -> Callable:
     from torch.compiler import is_compiling
 
     from gnnaccel.adapters.guards import context_reason
     from gnnaccel.dispatch.config import current
-    from gnnaccel.dispatch.quantized import projection, settings
+    from gnnaccel.dispatch.quantized import projection
 
     @functools.wraps(native)
     def forward(self: Any, x: Any) -> Any:
         if is_compiling():
+            return native(self, x)
+        if not settings.maps_asked():  # the last quantized layer is gone
+            _release(patches)
             return native(self, x)
         entry = settings.map_entry(self)
         config = None if entry is None else current()

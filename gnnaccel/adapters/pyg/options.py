@@ -93,6 +93,10 @@ def _relational() -> Iterator[Case]:
     heat = nn.HEATConv(_F, 8, 2, _R, 3, 4, 4, heads=2)
     yield "HEATConv", "as constructed", heat, (x, edges, torch.randint(0, 2, (_N,)), types, torch.randn(_E, 4)), {}
     yield "HeteroLinear", "types unsorted", nn.HeteroLinear(_F, 8, _R), (x, torch.randint(0, _R, (_N,))), {}
+    kinds = {f"t{i}": torch.randn(_N, _F) for i in range(12)}
+    yield "HeteroDictLinear", "many types", nn.HeteroDictLinear(_F, 8, types=list(kinds)), (kinds,), {}
+    yield "HeteroDictLinear", "types of several widths", nn.HeteroDictLinear({"a": _F, "b": 3}, 8), (
+        {"a": x, "b": torch.randn(_N, 3)},), {}
 
 
 def _heterogeneous() -> Iterator[Case]:

@@ -1,13 +1,13 @@
 // The largest or smallest message of each row, which edge it came from, and the way back of its gradient.
 //
 //   forward, merge:   out[r, h, :] = best over r's edges e of op(x[other(e), h, :], w(e, h));  arg: the place of that edge, or -1
-//   pick, add_picks:  out[r, h, :] = sum over r's edges e of grad[other(e), h, :] where arg[other(e), h, :] is e's place
+//   pick, add_parts:  out[r, h, :] = sum over r's edges e of grad[other(e), h, :] where arg[other(e), h, :] is e's place
 //
 // The first is over a graph by destination, the second over the same graph by source. OP is COPY, ADD or MUL; PER_HEAD says whether
 // w is one number per edge or one per edge and head, at the edge's place; under IDENTITY other(e) and the place are the
 // position itself. Among equals the edge with the smallest place wins, so results do not depend on the order of a row's edges;
 // NaN loses against everything. Rows without edges are -inf (inf).
-#include "merge.cuh"
+#include "walk.cuh"
 
 #define COPY 0
 #define ADD 1
@@ -171,26 +171,8 @@ pick(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const OFF_
     const Lanes at;
     Row sum;
     clear_row(sum);
-    for (OFF_T rest = it.end - it.begin; rest > 0; rest -= SLOTS) {
-        if (at.slot >= rest) break;
-        const OFF_T e = it.end - rest + at.slot;
-        add_pick(at, other[e], (int)place[e], arg, grad, weight, sum);
-    }
-    __syncwarp();
-    sum_slots(sum);
-    if (at.slot != 0) return;
-    if (it.chunk < 0) store_row(at, out, it.row, sum);
-    else store_row(at, part, it.chunk, sum);
-}
-
-extern "C" __global__ void __launch_bounds__(32 * WARPS)
-add_picks(const int* __restrict__ counters, const int4* __restrict__ heavy, const float* __restrict__ part,
-          ROW_T* __restrict__ out) {
-    const long long w = warp_id();
-    if (w >= counters[1]) return;
-    const int4 row = heavy[w];
-    const Lanes at;
-    Row sum;
-    add_chunks(at, row.y, row.z, part, sum);
-    if (at.slot == 0) store_row(at, out, row.x, sum);
+    struct Edge { int row, place; };
+    const auto load = [&](Edge& e, OFF_T position) { e = {other[position], (int)place[position]}; };
+    walk_singly<Edge>(at, it, load, [&](const Edge& e) { add_pick(at, e.row, e.place, arg, grad, weight, sum); });
+    store_sum(at, it, sum, out, part);
 }

@@ -3,7 +3,7 @@
 //   forward, merge:        e = left[other(e)] + right[r] + edge[e]
 //                          out[r] = sum over r's edges of sigmoid(e) values[other(e)] / total[r], where
 //                          total[r] = epsilon + that sum of sigmoid(e)
-//   by_row, add_one:       the gradient of e, at each edge, and its sum over r's edges (the gradient of right)
+//   by_row, add_parts:     the gradient of e, at each edge, and its sum over r's edges (the gradient of right)
 //   by_other, add_both:    the sums of that gradient over the edges of the transposed graph (that of left), and of
 //                          sigmoid(e) ratio[other(e)] (that of values)
 //
@@ -38,25 +38,26 @@ forward(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const O
     clear_row(sum);
     clear_row(gates);
     load_row(at, right, (u64)it.row, it.end > it.begin, own);
-    for (OFF_T rest = it.end - it.begin; rest > at.slot; rest -= SLOTS) {
-        const OFF_T position = it.end - rest + at.slot;
-        const u64 from = (u64)other[position], to = (u64)place[position];
-        Row a, b, v;
-        load_row(at, left, from, true, a);
-        load_row(at, edge, to, true, b);
-        load_row(at, values, from, true, v);
+    struct Edge { u64 to; Row a, b, v; };
+    const auto load = [&](Edge& e, OFF_T position) {
+        const u64 from = (u64)other[position];
+        e.to = (u64)place[position];
+        load_row(at, left, from, true, e.a);
+        load_row(at, edge, e.to, true, e.b);
+        load_row(at, values, from, true, e.v);
+    };
+    walk_singly<Edge>(at, it, load, [&](Edge& e) {
 #pragma unroll
         for (int k = 0; k < PACKS; ++k)
 #pragma unroll
             for (int c = 0; c < VEC; ++c) {
-                a[k][c] = to_float(from_float<ROW_T>(a[k][c] + own[k][c] + b[k][c]));
-                const float gate = sigmoid(a[k][c]);
-                sum[k][c] = fmaf(gate, v[k][c], sum[k][c]);
+                e.a[k][c] = to_float(from_float<ROW_T>(e.a[k][c] + own[k][c] + e.b[k][c]));
+                const float gate = sigmoid(e.a[k][c]);
+                sum[k][c] = fmaf(gate, e.v[k][c], sum[k][c]);
                 gates[k][c] += gate;
             }
-        store_row(at, score, to, a);
-    }
-    __syncwarp();
+        store_row(at, score, e.to, e.a);
+    });
     sum_slots(sum);
     sum_slots(gates);
     if (at.slot != 0) return;
@@ -93,40 +94,25 @@ by_row(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const OF
     clear_row(sum);
     load_row(at, ratio, (u64)it.row, it.end > it.begin, own);
     load_row(at, reduced, (u64)it.row, it.end > it.begin, mean);
-    for (OFF_T rest = it.end - it.begin; rest > at.slot; rest -= SLOTS) {
-        const OFF_T position = it.end - rest + at.slot;
-        const u64 to = (u64)place[position];
-        Row s, v, d;
-        load_row(at, score, to, true, s);
-        load_row(at, values, (u64)other[position], true, v);
-        load_row(at, score_grad, to, score_grad != nullptr, d);
+    struct Edge { u64 to; Row s, v, d; };
+    const auto load = [&](Edge& e, OFF_T position) {
+        e.to = (u64)place[position];
+        load_row(at, score, e.to, true, e.s);
+        load_row(at, values, (u64)other[position], true, e.v);
+        load_row(at, score_grad, e.to, score_grad != nullptr, e.d);
+    };
+    walk_singly<Edge>(at, it, load, [&](Edge& e) {
 #pragma unroll
         for (int k = 0; k < PACKS; ++k)
 #pragma unroll
             for (int c = 0; c < VEC; ++c) {
-                const float gate = sigmoid(s[k][c]);
-                d[k][c] = fmaf(own[k][c] * (v[k][c] - mean[k][c]), gate * (1.f - gate), d[k][c]);
-                sum[k][c] += d[k][c];
+                const float gate = sigmoid(e.s[k][c]);
+                e.d[k][c] = fmaf(own[k][c] * (e.v[k][c] - mean[k][c]), gate * (1.f - gate), e.d[k][c]);
+                sum[k][c] += e.d[k][c];
             }
-        store_row(at, edge_grad, to, d);
-    }
-    __syncwarp();
-    sum_slots(sum);
-    if (at.slot != 0) return;
-    if (it.chunk < 0) store_row(at, out, it.row, sum);
-    else store_row(at, part, it.chunk, sum);
-}
-
-extern "C" __global__ void __launch_bounds__(32 * WARPS)
-add_one(const int* __restrict__ counters, const int4* __restrict__ heavy, const float* __restrict__ part,
-        ROW_T* __restrict__ out) {
-    const long long w = warp_id();
-    if (w >= counters[1]) return;
-    const int4 row = heavy[w];
-    const Lanes at;
-    Row sum;
-    add_chunks(at, row.y, row.z, part, sum);
-    if (at.slot == 0) store_row(at, out, row.x, sum);
+        store_row(at, edge_grad, e.to, e.d);
+    });
+    store_sum(at, it, sum, out, part);
 }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
@@ -141,43 +127,21 @@ by_other(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const 
     Row left, values;
     clear_row(left);
     clear_row(values);
-    for (OFF_T rest = it.end - it.begin; rest > at.slot; rest -= SLOTS) {
-        const OFF_T position = it.end - rest + at.slot;
+    struct Edge { Row s, d, g; };
+    const auto load = [&](Edge& e, OFF_T position) {
         const u64 at_edge = (u64)place[position];
-        Row s, d, g;
-        load_row(at, score, at_edge, true, s);
-        load_row(at, edge_grad, at_edge, true, d);
-        load_row(at, ratio, (u64)other[position], true, g);
+        load_row(at, score, at_edge, true, e.s);
+        load_row(at, edge_grad, at_edge, true, e.d);
+        load_row(at, ratio, (u64)other[position], true, e.g);
+    };
+    walk_singly<Edge>(at, it, load, [&](const Edge& e) {
 #pragma unroll
         for (int k = 0; k < PACKS; ++k)
 #pragma unroll
             for (int c = 0; c < VEC; ++c) {
-                left[k][c] += d[k][c];
-                values[k][c] = fmaf(sigmoid(s[k][c]), g[k][c], values[k][c]);
+                left[k][c] += e.d[k][c];
+                values[k][c] = fmaf(sigmoid(e.s[k][c]), e.g[k][c], values[k][c]);
             }
-    }
-    __syncwarp();
-    sum_slots(left);
-    sum_slots(values);
-    if (at.slot != 0) return;
-    if (it.chunk < 0) {
-        store_row(at, left_grad, it.row, left);
-        store_row(at, values_grad, it.row, values);
-    } else {
-        store_pair(at, part, it.chunk, left, values);
-    }
-}
-
-extern "C" __global__ void __launch_bounds__(32 * WARPS)
-add_both(const int* __restrict__ counters, const int4* __restrict__ heavy, const float* __restrict__ part,
-         ROW_T* __restrict__ left_grad, ROW_T* __restrict__ values_grad) {
-    const long long w = warp_id();
-    if (w >= counters[1]) return;
-    const int4 row = heavy[w];
-    const Lanes at;
-    Row left, values;
-    add_pairs(at, row.y, row.z, part, left, values);
-    if (at.slot != 0) return;
-    store_row(at, left_grad, row.x, left);
-    store_row(at, values_grad, row.x, values);
+    });
+    store_sums(at, it, left, values, left_grad, values_grad, part);
 }

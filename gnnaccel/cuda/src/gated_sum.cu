@@ -2,7 +2,7 @@
 //
 //   forward, merge:        out[r] = sum over r's edges e of gate(e) values[other(e)], or their mean, where
 //                          gate(e) = sigmoid(left[other(e)] + right[r] + edge[e])
-//   by_row, add_one:       the sum over r's edges of the gradient of what is in the sigmoid (that of right); at each edge, that
+//   by_row, add_parts:     the sum over r's edges of the gradient of what is in the sigmoid (that of right); at each edge, that
 //                          gradient itself (that of edge), and gate(e) grad[r] (that of beside)
 //   by_other, add_both:    over the transposed graph: its sums (that of left), and those of gate(e) grad[other(e)] (of values)
 //
@@ -10,8 +10,6 @@
 // more of them, `beside`, added to what is sent: values[other(e)] + beside[e].
 // For means, `grad` was divided beforehand.
 #include "gates.cuh"
-
-#define AHEAD (UNROLL > 1 ? UNROLL / 2 : 1)
 
 __device__ __forceinline__ void load_edge(const Lanes& at, const ROW_T* edge, const OFF_T* place, OFF_T position, bool on,
                                           Row& r) {
@@ -53,27 +51,20 @@ forward(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const O
     Row own, sum;
     clear_row(sum);
     load_row(at, right, (u64)it.row, it.end > it.begin, own);
-    for (OFF_T position = it.begin + at.slot; position < it.end; position += SLOTS * AHEAD) {
-        Row a[AHEAD], b[AHEAD], v[AHEAD];
+    struct Edge { Row a, b, v; };
+    const auto load = [&](Edge& e, OFF_T position, bool on) {
+        const u64 from = on ? (u64)other[position] : 0;
+        load_row(at, left, from, on, e.a);
+        load_row(at, values, from, on, e.v);  // 0 where there is no edge
+        load_edge(at, edge, place, position, on, e.b);
+        add_beside(at, beside, place, position, on, e.v);
+    };
+    walk<Edge, AHEAD>(at, it, load, [&](const Edge& e, OFF_T, bool) {
 #pragma unroll
-        for (int u = 0; u < AHEAD; ++u) {
-            const OFF_T p = position + u * SLOTS;
-            const bool on = p < it.end;
-            const u64 from = on ? (u64)other[p] : 0;
-            load_row(at, left, from, on, a[u]);
-            load_row(at, values, from, on, v[u]);  // 0 where there is no edge
-            load_edge(at, edge, place, p, on, b[u]);
-            add_beside(at, beside, place, p, on, v[u]);
-        }
+        for (int k = 0; k < PACKS; ++k)
 #pragma unroll
-        for (int u = 0; u < AHEAD; ++u)
-#pragma unroll
-            for (int k = 0; k < PACKS; ++k)
-#pragma unroll
-                for (int c = 0; c < VEC; ++c)
-                    sum[k][c] = fmaf(sigmoid(a[u][k][c] + own[k][c] + b[u][k][c]), v[u][k][c], sum[k][c]);
-    }
-    __syncwarp();
+            for (int c = 0; c < VEC; ++c) sum[k][c] = fmaf(sigmoid(e.a[k][c] + own[k][c] + e.b[k][c]), e.v[k][c], sum[k][c]);
+    });
     sum_slots(sum);
     if (at.slot != 0) return;
     if (it.chunk < 0) finish(at, it.row, it.end - it.begin, mean, sum, out);
@@ -109,56 +100,33 @@ by_row(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const OF
     clear_row(sum);
     load_row(at, right, (u64)it.row, it.end > it.begin, own);
     load_row(at, grad, (u64)it.row, it.end > it.begin, g);
-    for (OFF_T position = it.begin + at.slot; position < it.end; position += SLOTS * AHEAD) {
-        Row a[AHEAD], b[AHEAD], v[AHEAD];
+    struct Edge { Row a, b, v; };
+    const auto load = [&](Edge& e, OFF_T position, bool on) {
+        const u64 from = on ? (u64)other[position] : 0;
+        load_row(at, left, from, on, e.a);
+        load_row(at, values, from, on, e.v);
+        load_edge(at, edge, place, position, on, e.b);
+        add_beside(at, beside, place, position, on, e.v);
+    };
+    walk<Edge, AHEAD>(at, it, load, [&](Edge& e, OFF_T position, bool on) {
+        if (!on) return;  // its zeros would make NaN of an infinite gradient
 #pragma unroll
-        for (int u = 0; u < AHEAD; ++u) {
-            const OFF_T p = position + u * SLOTS;
-            const bool on = p < it.end;
-            const u64 from = on ? (u64)other[p] : 0;
-            load_row(at, left, from, on, a[u]);
-            load_row(at, values, from, on, v[u]);
-            load_edge(at, edge, place, p, on, b[u]);
-            add_beside(at, beside, place, p, on, v[u]);
-        }
+        for (int k = 0; k < PACKS; ++k)
 #pragma unroll
-        for (int u = 0; u < AHEAD; ++u) {
-            const OFF_T p = position + u * SLOTS;
-            if (p >= it.end) continue;  // its zeros would make NaN of an infinite gradient
-#pragma unroll
-            for (int k = 0; k < PACKS; ++k)
-#pragma unroll
-                for (int c = 0; c < VEC; ++c) {
-                    const float gate = sigmoid(a[u][k][c] + own[k][c] + b[u][k][c]);
-                    b[u][k][c] = gate * g[k][c];
-                    v[u][k][c] *= g[k][c] * (gate * (1.f - gate));
-                    sum[k][c] += v[u][k][c];
-                }
+            for (int c = 0; c < VEC; ++c) {
+                const float gate = sigmoid(e.a[k][c] + own[k][c] + e.b[k][c]);
+                e.b[k][c] = gate * g[k][c];
+                e.v[k][c] *= g[k][c] * (gate * (1.f - gate));
+                sum[k][c] += e.v[k][c];
+            }
 #if EDGE
-            if (edge_grad) store_row(at, edge_grad, (u64)place[p], v[u]);
+        if (edge_grad) store_row(at, edge_grad, (u64)place[position], e.v);
 #endif
 #if EDGE == 2
-            if (beside_grad) store_row(at, beside_grad, (u64)place[p], b[u]);
+        if (beside_grad) store_row(at, beside_grad, (u64)place[position], e.b);
 #endif
-        }
-    }
-    __syncwarp();
-    sum_slots(sum);
-    if (at.slot != 0) return;
-    if (it.chunk < 0) store_row(at, right_grad, it.row, sum);
-    else store_row(at, part, it.chunk, sum);
-}
-
-extern "C" __global__ void __launch_bounds__(32 * WARPS)
-add_one(const int* __restrict__ counters, const int4* __restrict__ heavy, const float* __restrict__ part,
-        ROW_T* __restrict__ right_grad) {
-    const long long w = warp_id();
-    if (w >= counters[1]) return;
-    const int4 row = heavy[w];
-    const Lanes at;
-    Row sum;
-    add_chunks(at, row.y, row.z, part, sum);
-    if (at.slot == 0) store_row(at, right_grad, row.x, sum);
+    });
+    store_sum(at, it, sum, right_grad, part);
 }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
@@ -176,58 +144,29 @@ by_other(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const 
     clear_row(to_values);
     load_row(at, left, (u64)it.row, it.end > it.begin, own);
     load_row(at, values, (u64)it.row, it.end > it.begin, sent);
-    for (OFF_T position = it.begin + at.slot; position < it.end; position += SLOTS * AHEAD) {
-        Row a[AHEAD], b[AHEAD], g[AHEAD];
+    struct Edge { Row a, b, g; };
+    const auto load = [&](Edge& e, OFF_T position, bool on) {
+        const u64 to = on ? (u64)other[position] : 0;
+        load_row(at, right, to, on, e.a);
+        load_row(at, grad, to, on, e.g);
+        load_edge(at, edge, place, position, on, e.b);
+    };
+    walk<Edge, AHEAD>(at, it, load, [&](const Edge& e, OFF_T position, bool on) {
+        if (!on) return;
+        Row v;
 #pragma unroll
-        for (int u = 0; u < AHEAD; ++u) {
-            const OFF_T p = position + u * SLOTS;
-            const bool on = p < it.end;
-            const u64 to = on ? (u64)other[p] : 0;
-            load_row(at, right, to, on, a[u]);
-            load_row(at, grad, to, on, g[u]);  // 0 where there is no edge
-            load_edge(at, edge, place, p, on, b[u]);
-        }
+        for (int k = 0; k < PACKS; ++k)
 #pragma unroll
-        for (int u = 0; u < AHEAD; ++u) {
-            if (position + u * SLOTS >= it.end) continue;
-            Row v;
+            for (int c = 0; c < VEC; ++c) v[k][c] = sent[k][c];
+        add_beside(at, beside, place, position, true, v);
 #pragma unroll
-            for (int k = 0; k < PACKS; ++k)
+        for (int k = 0; k < PACKS; ++k)
 #pragma unroll
-                for (int c = 0; c < VEC; ++c) v[k][c] = sent[k][c];
-            add_beside(at, beside, place, position + u * SLOTS, true, v);
-#pragma unroll
-            for (int k = 0; k < PACKS; ++k)
-#pragma unroll
-                for (int c = 0; c < VEC; ++c) {
-                    const float gate = sigmoid(own[k][c] + a[u][k][c] + b[u][k][c]);
-                    to_values[k][c] = fmaf(gate, g[u][k][c], to_values[k][c]);
-                    to_left[k][c] = fmaf(v[k][c] * g[u][k][c], gate * (1.f - gate), to_left[k][c]);
-                }
-        }
-    }
-    __syncwarp();
-    sum_slots(to_left);
-    sum_slots(to_values);
-    if (at.slot != 0) return;
-    if (it.chunk < 0) {
-        store_row(at, left_grad, it.row, to_left);
-        store_row(at, values_grad, it.row, to_values);
-    } else {
-        store_pair(at, part, it.chunk, to_left, to_values);
-    }
-}
-
-extern "C" __global__ void __launch_bounds__(32 * WARPS)
-add_both(const int* __restrict__ counters, const int4* __restrict__ heavy, const float* __restrict__ part,
-         ROW_T* __restrict__ left_grad, ROW_T* __restrict__ values_grad) {
-    const long long w = warp_id();
-    if (w >= counters[1]) return;
-    const int4 row = heavy[w];
-    const Lanes at;
-    Row left, values;
-    add_pairs(at, row.y, row.z, part, left, values);
-    if (at.slot != 0) return;
-    store_row(at, left_grad, row.x, left);
-    store_row(at, values_grad, row.x, values);
+            for (int c = 0; c < VEC; ++c) {
+                const float gate = sigmoid(own[k][c] + e.a[k][c] + e.b[k][c]);
+                to_values[k][c] = fmaf(gate, e.g[k][c], to_values[k][c]);
+                to_left[k][c] = fmaf(v[k][c] * e.g[k][c], gate * (1.f - gate), to_left[k][c]);
+            }
+    });
+    store_sums(at, it, to_left, to_values, left_grad, values_grad, part);
 }

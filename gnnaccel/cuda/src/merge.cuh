@@ -149,3 +149,12 @@ __device__ __forceinline__ void add_chunks(const Lanes& at, int first, int count
     }
     sum_slots(total);
 }
+
+// The plain sum over an item: a row's result, or a chunk's part of it.
+template <typename T>
+__device__ __forceinline__ void store_sum(const Lanes& at, const Item& it, Row& sum, T* out, float* part) {
+    sum_slots(sum);
+    if (at.slot != 0) return;
+    if (it.chunk < 0) store_row(at, out, it.row, sum);
+    else store_row(at, part, it.chunk, sum);
+}

@@ -8,6 +8,7 @@
 //   dm(e) = A[r] + B[r] m(e) + (m(e) is r's largest) * top[r] + (m(e) is r's smallest) * bottom[r];
 // equal messages share the gradient of an extremum evenly. Where the extremum is NaN, so is every message's gradient.
 #include "multi_reduce.cuh"
+#include "walk.cuh"
 
 #define REPEATED (TOP || BOTTOM)
 // rows that an edge of the transposed graph brings, and so how many edges are in flight
@@ -150,22 +151,7 @@ backward(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const 
         }
         add_row(sum, of_turn);
     }
-    sum_slots(sum);
-    if (at.slot != 0) return;
-    if (it.chunk < 0) store_row(at, out, it.row, sum);
-    else store_row(at, part, it.chunk, sum);
-}
-
-extern "C" __global__ void __launch_bounds__(32 * WARPS)
-add_parts(const int* __restrict__ counters, const int4* __restrict__ heavy, const float* __restrict__ part,
-          ROW_T* __restrict__ out) {
-    const long long w = warp_id();
-    if (w >= counters[1]) return;
-    const int4 row = heavy[w];
-    const Lanes at;
-    Row sum;
-    add_chunks(at, row.y, row.z, part, sum);
-    if (at.slot == 0) store_row(at, out, row.x, sum);
+    store_sum(at, it, sum, out, part);
 }
 
 // With a weight per edge out is [edges, tiles of heads], with one per head [edges, H].

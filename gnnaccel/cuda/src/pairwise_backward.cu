@@ -363,10 +363,7 @@ queries(const OFF_T* __restrict__ indptr, const int* __restrict__ nbr, const OFF
         const OFF_T p = at.lane < n ? inverse[base + at.lane] : 0;
         for (int first = 0; first < n; first += SLOTS * UNROLL) add_keys(at, keys, kept, first, n, j, p, sum);
     }
-    sum_slots(sum);
-    if (at.slot != 0) return;
-    if (it.chunk < 0) store_row(at, d_queries, it.row, sum);
-    else store_row(at, part, it.chunk, sum);
+    store_sum(at, it, sum, d_queries, part);
 }
 
 #endif

@@ -23,7 +23,7 @@ from gnnaccel.dispatch.ops.operands import Operands
 from gnnaccel.dispatch.reasons import Reason, reason
 from gnnaccel.dispatch.relational import cuda_maps
 
-_SUM, _EXTREMUM = ("forward", "merge", "edge_dot"), ("forward", "merge", "pick", "add_picks")
+_SUM, _EXTREMUM = ("forward", "merge", "edge_dot"), ("forward", "merge", "pick", "add_parts")
 _MAX_EDGES = 2**31
 
 

@@ -120,8 +120,13 @@ def entries() -> list[Entry]:
 
 
 def map_entry(linear: Any) -> Entry | None:
-    """Of a linear map inside a layer; None at once where there is none at all."""
-    return _maps.get(linear) if _maps.entries else None
+    """Of a linear map inside a layer."""
+    return _maps.get(linear)
+
+
+def maps_asked() -> bool:
+    """Whether `gnnaccel.quantize` was told of any linear map that lives; blocks and the environment ask for none by themselves."""
+    return bool(_maps.entries)
 
 
 def map_entries() -> list[Entry]:

@@ -28,7 +28,7 @@ def project(blocks: Blocks, weight: Tensor, transposed: bool, bias: Tensor | Non
     return _Project.apply(blocks, transposed, weight, bias, *x)
 
 
-def _product(blocks: Blocks, rows: Tensor, weight: Tensor, transposed: bool, bias: Tensor | None = None,
+def product(blocks: Blocks, rows: Tensor, weight: Tensor, transposed: bool, bias: Tensor | None = None,
              into: Tensor | None = None, blend: tuple[Tensor, Tensor] | None = None, gelu_grad: Tensor | None = None) -> Tensor:
     """[nodes, C]: rows times their type's matrix [C, K] (``transposed``) or [K, C], plus its bias; added to ``into``, or ``blend``
     and ``gelu_grad`` as in `segment_gemm.multiply`."""
@@ -43,8 +43,8 @@ def _product(blocks: Blocks, rows: Tensor, weight: Tensor, transposed: bool, bia
 
 def _gradients(blocks: Blocks, rows: Tensor, grad: Tensor, weight: Tensor, transposed: bool, into: Tensor | None = None,
                gelu_grad: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Of ``_product(blocks, rows, weight, transposed, bias)``: that of the rows, added to ``into`` or as `_product` with
-    ``gelu_grad``, and those of the matrices and biases. One reading of ``grad`` where `_weight_grad` and `_product` take two."""
+    """Of ``product(blocks, rows, weight, transposed, bias)``: that of the rows, added to ``into`` or as `product` with
+    ``gelu_grad``, and those of the matrices and biases. One reading of ``grad`` where `weight_grad` and `product` take two."""
     out = into
     if blocks.order is not None and out is None:
         out = grad.new_empty(grad.shape[0], rows.shape[1])
@@ -55,7 +55,7 @@ def _gradients(blocks: Blocks, rows: Tensor, grad: Tensor, weight: Tensor, trans
     return d_rows, by_weight[:, 0], by_bias
 
 
-def _weight_grad(blocks: Blocks, rows: Tensor, grad: Tensor, transposed: bool) -> tuple[Tensor, Tensor]:
+def weight_grad(blocks: Blocks, rows: Tensor, grad: Tensor, transposed: bool) -> tuple[Tensor, Tensor]:
     """The gradients of the types' matrices, and of their biases [types, C]."""
     found, sums = weight_grad_and_sums(blocks.segments, dense(rows), grad, index=blocks.order, dy_index=blocks.order,
                                        precision=precision())
@@ -63,7 +63,7 @@ def _weight_grad(blocks: Blocks, rows: Tensor, grad: Tensor, transposed: bool) -
 
 
 def _by_torch(blocks: Blocks, rows: Tensor, weight: Tensor, transposed: bool, bias: Tensor | None) -> Tensor:
-    """`_product` on torch operations, which can be differentiated any number of times."""
+    """`product` on torch operations, which can be differentiated any number of times."""
     rows = rows if blocks.order is None else rows[blocks.order]
     found = rows.new_empty(0, weight.shape[1 if transposed else 2])
     parts = [F.linear(rows[a:b], weight[t] if transposed else weight[t].t(), None if bias is None else bias[t])
@@ -88,7 +88,7 @@ class _Project(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(weight, bias, rows, *x)
         biases = [None] * weight.shape[1] if bias is None else bias.unbind(1)
-        return rows, *(_product(blocks, rows, w, transposed, b) for w, b in zip(weight.unbind(1), biases))
+        return rows, *(product(blocks, rows, w, transposed, b) for w, b in zip(weight.unbind(1), biases))
 
     @staticmethod
     def backward(ctx, d_rows, *grads):
@@ -129,13 +129,13 @@ def _map_backward(blocks: Blocks, rows: Tensor, grad: Tensor, matrix: Tensor, tr
                   by_rows: bool, by_weight: bool) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """One map's gradients: of the rows, which join ``d_rows``, of its matrices and of its biases, where they are asked for."""
     if not by_rows:
-        return d_rows, *(_weight_grad(blocks, rows, grad, transposed) if by_weight else (None, None))
+        return d_rows, *(weight_grad(blocks, rows, grad, transposed) if by_weight else (None, None))
     # what the kernels add to
     into = d_rows if d_rows is not None and d_rows.dtype is torch.float32 and d_rows.is_contiguous() else None
     if by_weight:
         found, *sums = _gradients(blocks, rows, grad, matrix, transposed, into)
     else:
-        found, *sums = _product(blocks, grad, matrix, not transposed, into=into), None, None
+        found, *sums = product(blocks, grad, matrix, not transposed, into=into), None, None
     return found if d_rows is None or into is not None else d_rows + found, *sums
 
 
@@ -164,7 +164,7 @@ class _Finish(torch.autograd.Function):
     def forward(ctx, blocks, sizes, transposed, gelu, out, weight, bias, alpha, rows):
         blend = None if alpha is None else (alpha.float().contiguous(), dense(rows))
         grown = F.gelu(out) if gelu else out
-        found = _product(blocks, grown, weight, transposed, bias, blend=blend)
+        found = product(blocks, grown, weight, transposed, bias, blend=blend)
         ctx.how = blocks, sizes, transposed, gelu
         ctx.save_for_backward(out, weight, bias, alpha, rows, grown if ctx.needs_input_grad[5] else None)
         return tuple(part.data for part in found.split(sizes))
@@ -191,9 +191,9 @@ def _finish_backward(how: tuple, inputs: list, grown: Tensor | None, needs: tupl
         if needs[0]:
             d_out, by_weight, by_bias = _gradients(blocks, grown, grad, scaled, transposed, gelu_grad=gelu_at)
         else:
-            by_weight, by_bias = _weight_grad(blocks, grown, grad, transposed)
+            by_weight, by_bias = weight_grad(blocks, grown, grad, transposed)
     elif needs[0]:
-        d_out = _product(blocks, grad, scaled, not transposed, gelu_grad=gelu_at)
+        d_out = product(blocks, grad, scaled, not transposed, gelu_grad=gelu_at)
     if alpha is not None and (needs[3] or needs[4]):
         d_rows = torch.empty_like(grad) if needs[4] else None
         by_rows = blend_grad(blocks.segments, grad, dense(rows), alpha.float().contiguous(), blocks.order, d_rows)

@@ -17,7 +17,18 @@ _TRAINING = 3.0  # forward and backward over forward, in any ordering
 
 def cuda(request: RelationalRequest) -> float:
     """Seconds by the CUDA kernels."""
-    return _taken(request, "cuda").seconds * (_TRAINING if request.grad else 1.0) + _structure(request, "cuda")
+    ours = _taken(request, "cuda").seconds * (_TRAINING if request.grad else 1.0)
+    return ours + _around(request) + _structure(request, "cuda")
+
+
+def _around(request: RelationalRequest) -> float:
+    """What is done for the Program besides: rows laid side by side, weights of types put together."""
+    rates = cost.constants()["relational"]["cuda"]["around"].get(request.native)
+    if rates is None:
+        return 0.0
+    shapes = dict(request.shapes)
+    moved = (1 << request.edge_bits) * sum(shapes["weight"][-2:]) * request.row.itemsize
+    return _line(rates[_mode(request)], 1, *shapes["types"], moved)
 
 
 def torch_backend(request: RelationalRequest) -> float | None:
@@ -32,12 +43,21 @@ def torch_backend(request: RelationalRequest) -> float | None:
 def native(request: RelationalRequest) -> float | None:
     """Seconds of the host's own layer, None where nothing is known about it."""
     rates = cost.constants()["relational"].get(request.device, {}).get("native", {}).get(request.native)
+    if request.device == "cuda" and rates is not None:
+        return _one_by_one(request, rates)
     if rates is None:
         return None
     statistics = request.statistics()
     relations, edges = statistics.num_relations, statistics.num_edges
     width, matrix = _sizes(request)
     return _line(rates[_mode(request)], 1, relations, relations * statistics.num_dst * matrix, edges * width, edges * matrix)
+
+
+def _one_by_one(request: RelationalRequest, rates: dict[str, list[float]]) -> float:
+    """Of a host that makes a product per relation on a GPU: their launches, or the products where those take longer."""
+    taken, unit = _taken(request, "cuda"), cost.constants()["relational"]["cuda"]["orderings"]["launch"]
+    products = (taken.seconds - taken.count.launches * unit) * (_TRAINING if request.grad else 1.0)
+    return max(_line(rates[_mode(request)], 1, *dict(request.shapes)["types"]), products)
 
 
 @functools.lru_cache(maxsize=4096)

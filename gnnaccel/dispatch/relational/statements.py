@@ -77,12 +77,13 @@ def _logits(slope: float, edge: bool, product: bool) -> tuple[Op, ...]:
     return op("mul", "z", "a_src", "a_dst"), op("mul", "s", "z", "a_edge")
 
 
-@functools.lru_cache(maxsize=2)
-def typed_linear(bases: bool = False) -> Program:
+@functools.lru_cache(maxsize=4)
+def typed_linear(bases: bool = False, transposed: bool = False) -> Program:
     """Each row times the matrix of its type: row i is the source and the destination of edge i, its type the relation.
-    ``bases``: as in `rgcn`."""
+    ``bases``: as in `rgcn`; ``transposed``: the matrices are linear layers', [channels of the result, of the row]."""
     inputs, ops = _weights(bases)
-    ops += op("linear", "h", "x@src", "weight@rel"), op("single", "out", "h")
+    turned = dict(transposed=True) if transposed else {}
+    ops += op("linear", "h", "x@src", "weight@rel", **turned), op("single", "out", "h")
     return Program("typed_linear", (("x", SRC), *inputs), ops, "out")
 
 

@@ -10,9 +10,9 @@ import functools
 
 import torch
 
-__all__ = ["channels", "heads", "pay"]
+__all__ = ["LINE", "channels", "heads", "pay"]
 
-_LINE = 128  # bytes that the L2 holds together
+LINE = 128  # bytes that the L2 holds together
 _LEAST = 32 * 2**20  # bytes of all rows, below which nothing is asked
 _LONG = 16  # edges of a row, on average, beside which one more pass over the graph costs little
 
@@ -23,28 +23,30 @@ def l2_bytes(device: torch.device) -> int:
     return getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0) if device.type == "cuda" else 0
 
 
-def pay(nodes: int, row: int, rows: int, edges: int, device: torch.device, *, size: int, least: int = 0) -> bool:
+def pay(nodes: int, row: int, rows: int, edges: int, device: torch.device, *, size: int, least: int = 0,
+        share: float = 1.0) -> bool:
     """Whether rows of ``row`` bytes had better be read in bands.
 
-    nodes: rows that there are to gather; rows, edges: of the graph; size: bytes of an element; least: of what cannot be cut.
+    nodes: rows that there are to gather; rows, edges: of the graph; size: bytes of an element; least: of what cannot be cut; share: of
+    the L2 that a band may take.
     """
     held = nodes * row
     if held < _LEAST:
         return False
     # lanes of half types load half as many bytes each, so what the L2 saves them shows later
-    l2, band = l2_bytes(device), max(_LINE, least)
+    l2, band = l2_bytes(device), max(LINE, least)
     worth = held > (0.75 if size > 2 else 1.0) * l2 and edges >= _LONG * max(nodes, rows)
-    return worth and row >= 2 * band and nodes * band <= l2
+    return worth and row >= 2 * band and nodes * band <= share * l2
 
 
 @functools.lru_cache(maxsize=None)
 def channels(total: int, size: int) -> int:
     """Channels of a band, of rows of ``total`` channels of ``size`` bytes: a line of them or a little less; 0 where no such number
     divides a row."""
-    most = _LINE // size
+    most = LINE // size
     return next((some for some in range(most, most // 2, -4) if total % some == 0), 0)
 
 
 def heads(width: int, size: int) -> int:
     """Heads of ``width`` channels of ``size`` bytes that make a band: a power of two, at least one."""
-    return 1 << max(1, _LINE // (width * size)).bit_length() - 1
+    return 1 << max(1, LINE // (width * size)).bit_length() - 1

@@ -34,13 +34,14 @@ class Variant(RowVariant):
         return layout_for(self.heads, self.width, most_heads=self.tile) if self.tile else layout_for(self.heads, self.width)
 
     def banded(self, nodes: int, graph: Rows, arrays: int) -> Variant:
-        """The same in bands of heads (`bands`) where those pay: the graph's edges gather rows of ``arrays`` arrays of ``nodes``
-        nodes."""
+        """The same head by head (`bands`) where that pays: the graph's edges gather rows of ``arrays`` arrays of ``nodes`` nodes.
+        Of narrower heads a line has several, and what each edge costs beside its rows then counts for more than the rows."""
         size = self.row.itemsize
-        head = arrays * self.width * size
-        pay = self.heads > 1 and bands.pay(nodes, self.heads * head, graph.rows, graph.other.shape[0], graph.other.device,
-                                           size=size, least=head)
-        return _in_bands(self, bands.heads(arrays * self.width, size)) if pay else self
+        head = self.width * size
+        pay = self.heads > 1 and head >= bands.LINE and bands.pay(
+            nodes, self.heads * head * arrays, graph.rows, graph.other.shape[0], graph.other.device, size=size,
+            least=head * arrays, share=2.0)
+        return _by_head(self) if pay else self
 
     @property
     def own_values(self) -> bool:
@@ -81,8 +82,8 @@ variant = functools.lru_cache(maxsize=512)(Variant)
 
 
 @functools.lru_cache(maxsize=128)
-def _in_bands(variant: Variant, tile: int) -> Variant:
-    return replace(variant, tile=tile)
+def _by_head(variant: Variant) -> Variant:
+    return replace(variant, tile=1)
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,6 @@ class Plan:
     grad_warps: tuple[int, int]  # that share dw, a divisor of those: if there are more, groups of them share a tile's lines
     per_sm: int  # blocks of a multiprocessor
     group: int = 2  # groups of eight columns whose products are interleaved
-    ahead: bool = True  # whether a chunk of dy is read before the one before is done with, which takes registers
 
     @property
     def threads(self) -> int:
@@ -78,34 +77,13 @@ class Plan:
         return dict(K=self.k, N=self.n, TR=self.lines, STAGES=self.stages, WM=self.lines // self.warps[0], WN=self.strip,
                     WARPS_M=self.warps[0], WARPS_N=self.warps[1], GRAD_M=self.grad[0], GRAD_N=self.grad[1],
                     GRAD_WARPS_M=self.grad_warps[0], GRAD_WARPS_N=self.grad_warps[1], GROUP=self.group,
-                    AHEAD=int(self.ahead), BLOCKS_PER_SM=self.per_sm, PRECISION=precision, ROW_T=TYPES[dtype])
+                    BLOCKS_PER_SM=self.per_sm, PRECISION=precision, ROW_T=TYPES[dtype])
 
 
-#: Candidates by size and precision, the best by counting first: lines, stages, warps of dx, warps of dw, blocks of a
-#: multiprocessor. docs/notes/relational.md has the reasons. n is the wider one in "tall" and k in "wide".
-_PLANS = {
-    ("small", "FP32"): ((64, 2, (4, 2), (2, 2), 2), (64, 2, (4, 2), (2, 4), 2), (32, 2, (2, 2), (2, 2), 3),
-                        (64, 2, (4, 2), (2, 2), 2, 2, False)),
-    ("small", "TF32"): ((64, 2, (4, 2), (2, 2), 2), (32, 2, (2, 2), (2, 2), 4), (32, 3, (2, 2), (2, 2), 3)),
-    ("small", "HALF"): ((64, 3, (4, 2), (2, 2), 2), (64, 2, (4, 1), (2, 2), 4), (128, 2, (8, 1), (2, 2), 2)),
-    ("wide", "FP32"): ((64, 2, (4, 4), (2, 4), 1),),
-    ("tall", "FP32"): ((64, 2, (4, 4), (4, 2), 1),),
-    ("wide", "TF32"): ((32, 2, (2, 4), (2, 4), 2), (64, 2, (4, 4), (2, 4), 1)),
-    ("tall", "TF32"): ((32, 2, (2, 4), (4, 2), 2), (64, 2, (4, 4), (4, 2), 1)),
-    ("wide", "HALF"): ((64, 2, (4, 2), (2, 4), 2), (64, 3, (4, 4), (2, 4), 1)),
-    ("tall", "HALF"): ((64, 2, (4, 2), (4, 2), 2), (64, 3, (4, 4), (4, 2), 1)),
-    ("large", "FP32"): ((32, 2, (2, 8), (4, 4), 1),),
-    ("large", "TF32"): ((64, 2, (4, 4), (4, 4), 1),),
-    ("large", "HALF"): ((64, 3, (4, 4), (4, 4), 1), (64, 2, (4, 4), (4, 4), 1)),
-}
-#: For widths that the others do not divide.
-_PLAIN = ((64, 2, (4, 1), (2, 2), 2), (32, 2, (2, 2), (2, 2), 3), (32, 2, (2, 4), (2, 4), 1))
-
-
-def _size(k: int, n: int) -> str:
-    if max(k, n) <= _SMALL:
-        return "small"
-    return "large" if min(k, n) > _SMALL else "wide" if k > n else "tall"
+#: Lines, stages, warps of dx, warps of dw, blocks of a multiprocessor: the fastest of eight to thirteen on an H200 (docs/notes/
+#: relational.md), then those for widths that it does not divide.
+_PLANS = ((64, 2, (4, 1), (2, 2), 2), (32, 2, (2, 2), (2, 2), 3), (32, 2, (2, 4), (2, 4), 1))
+_OF_HALVES = (128, 2, (8, 1), (2, 2), 2)  # up to 64 x 64
 
 
 @functools.lru_cache(maxsize=None)
@@ -114,20 +92,20 @@ def plans(k: int, n: int, dtype: torch.dtype, precision: str, limit: int) -> tup
     fit, or is no multiple of what a warp reads and computes at once. precision: as `precision_of` has it."""
     if precision == "FMA" or max(k, n) > _MOST or k * dtype.itemsize % 32 or n % 8:
         return ()
-    found = (Plan(k, n, *how) for how in dict.fromkeys(_PLANS[_size(k, n), precision] + _PLAIN))
+    first = (_OF_HALVES,) if precision == "HALF" and max(k, n) <= _SMALL else ()
+    found = (Plan(k, n, *how) for how in first + _PLANS)
     return tuple(plan for plan in found if plan.fits(dtype, precision, limit))
 
 
-def serves(k: int, n: int, dtype: torch.dtype, precision: str) -> bool:
-    """Whether `gradients` of dy with k columns and x with n are made by one kernel, where there is a plan for it. The one place
-    to change once sizes are measured; predictions are in docs/notes/relational.md."""
-    size = _size(k, n)
-    return size == "small" or size != "large" and precision != "FP32"
+def serves(k: int, n: int, precision: str) -> bool:
+    """Whether `gradients` of dy with k columns and x with n are made by one kernel, where there is a plan for it: as measured,
+    it is slower than two for fp32 and TF32 with a side of 128, and registers do not hold two such sides."""
+    return max(k, n) <= _SMALL or precision == "HALF" and min(k, n) <= _SMALL
 
 
 @functools.lru_cache(maxsize=None)
 def _plan(k: int, n: int, dtype: torch.dtype, precision: str, limit: int) -> Plan | None:
-    found = plans(k, n, dtype, precision, limit) if serves(k, n, dtype, precision) else ()
+    found = plans(k, n, dtype, precision, limit) if serves(k, n, precision) else ()
     return found[0] if found else None
 
 

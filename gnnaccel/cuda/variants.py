@@ -43,7 +43,7 @@ def _vectors(build):
 
 
 def _tiled(build):
-    yield from build(pairwise.Variant(8, 8, torch.float32, torch.float32, train=True, score="gatv2", tile=4))
+    yield from build(pairwise.Variant(4, 32, torch.float32, torch.float32, train=True, score="gatv2", tile=1))
     yield from build(pairwise.Variant(4, 64, torch.bfloat16, torch.float32, True, train=True, tile=1))
 
 

@@ -51,10 +51,10 @@ def run(c: Case) -> Tensor:
     return forward(c.variant, p.rows, c.rows, p.weight, p.scale, p.bias)
 
 
-def check(c: Case) -> Tensor:
+def check(c: Case, floor: float = FLOOR) -> Tensor:
     got = run(c)
     stored = 0.0 if got.dtype is torch.float32 else 2.0**-8
-    assert_accurate("sum", got, by_torch(c.exact, torch.float32), by_torch(c.exact, torch.float64), FLOOR + stored)
+    assert_accurate("sum", got, by_torch(c.exact, torch.float32), by_torch(c.exact, torch.float64), floor + stored)
     return got
 
 
@@ -170,7 +170,7 @@ def test_rows_that_are_not_like_others(device, weight):
     view = graph(device)
     p = make(view.csc(), view.num_src, 2, 20, weight)
     p.x[1], p.x[2], p.x[3, 0, 0], p.x[4] = 0.0, -2.5, 1e6, 1e-38
-    check(quantized(p))
+    check(quantized(p), 6e-7)  # a few sums of 1e6 with either sign are nearly all of the norm: no average over many
 
 
 def test_what_is_not_finite_stays_in_the_rows_it_enters(device, chunk_edges):

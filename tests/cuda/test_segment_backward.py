@@ -51,7 +51,7 @@ def few_blocks(monkeypatch, sms):
     return dict(per_sm=1)
 
 
-@on_devices("number,precision,dtype", [*((i, "fp32", torch.float32) for i in range(5)), (0, "tf32", torch.float32),
+@on_devices("number,precision,dtype", [*((i, "fp32", torch.float32) for i in range(3)), (0, "tf32", torch.float32),
                                        (2, "tf32", torch.float32), (0, "fp32", torch.bfloat16), (2, "fp32", torch.bfloat16)],
             [(1, "tf32", torch.float32), (1, "fp32", torch.bfloat16)])
 def test_every_plan(device, number, precision, dtype):

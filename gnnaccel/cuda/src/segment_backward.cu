@@ -89,12 +89,11 @@ __device__ __forceinline__ void multiply_rows(const ROW_T* lines, const Matrix& 
     Slot slot;
     float odd = 0.f;
     clear(acc);
-    if (AHEAD) read_slot(lines, corner.row, 0, slot);
+    read_slot(lines, corner.row, 0, slot);
 #pragma unroll 1
     for (int chunk = 0; chunk < CHUNKS; ++chunk) {
-        if (!AHEAD) read_slot(lines, corner.row, chunk, slot);
         multiply_chunk(slot, matrix.fragments + chunk * CHUNK_WORDS, corner.column / 8, acc, odd, [&] {
-            if (AHEAD && chunk + 1 < CHUNKS) read_slot(lines, corner.row, chunk + 1, slot);
+            if (chunk + 1 < CHUNKS) read_slot(lines, corner.row, chunk + 1, slot);
         });
     }
     if (__all_sync(FULL_WARP, odd == 0.f) && *matrix.odd != segment) return;

@@ -15,8 +15,10 @@ from gnnaccel.cuda import (blend_grad, column_sum, driver, dropout, edge_list, g
 from gnnaccel.cuda.segment_plan import Segments
 from gnnaccel.dispatch import attention, attention_programs, patterns, torch_backend
 from gnnaccel.dispatch.graph import GraphView
-from gnnaccel.dispatch.ops import aggregation, aggregation_messages, calls, gated_sums, multi_reduce, operands
+from gnnaccel.dispatch.ops import (aggregation, aggregation_messages, aggregation_softmax, calls, gated_sums, multi_reduce,
+                                    operands)
 from gnnaccel.dispatch.ops.aggregation import Aggregation
+from gnnaccel.dispatch.ops.aggregation_means import Softmax
 from gnnaccel.dispatch.ops.call import OpCall
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.ops.messages import Gated, Rectified
@@ -194,6 +196,16 @@ def _messages(case: Case) -> Iterator[tuple[str, float]]:
         yield family, max(_differentiated(case, tensors, by(aggregation_messages.run), by(aggregation.plain)))
 
 
+def _softmax_sum(case: Case) -> Iterator[tuple[str, float]]:
+    tensors = {"x": case.normal(case.nodes, 24), "edge": case.normal(len(case.dst), 24)}
+
+    def by(way: Callable) -> Function:
+        return lambda inputs: way(case.graph, Aggregation(Softmax(0.7, True), inputs["x"], None, (24,),
+                                                          Rectified(inputs["edge"])))
+
+    yield "softmax_sum", max(_differentiated(case, tensors, by(aggregation_softmax.run), by(aggregation.plain)))
+
+
 def _multi_reduce(case: Case) -> Iterator[tuple[str, float]]:
     tensors = {"x": case.normal(case.nodes, 24), "weight": case.normal(len(case.dst))}
 
@@ -226,7 +238,7 @@ CHECKS: tuple[tuple[tuple[str, ...], Check], ...] = (
     (("column_sum",), _column_sum), (("additive", "additive_backward", "additive_pmf"), _additive),
     (("pairwise", "pairwise_backward"), _pairwise), (("aggregate", "extremum", "sddmm", "edge_softmax"), _operations),
     (("edge_list",), _edge_list), (("segment_direct", "segment_gemm", "segment_gemm_grad", "segment_backward"), _segments),
-    (("blend_grad",), _blend_grad), (("gated",), _gated), (("gated_sum", "rectified"), _messages),
+    (("blend_grad",), _blend_grad), (("gated",), _gated), (("gated_sum", "rectified"), _messages), (("softmax_sum",), _softmax_sum),
     (("multi_reduce", "multi_reduce_backward"), _multi_reduce), (("quantize", "int8_gemm"), _int8))
 
 

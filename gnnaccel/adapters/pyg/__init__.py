@@ -43,7 +43,7 @@ def install(patches: PatchSet) -> list[str]:
     import torch
     from torch_geometric import nn
 
-    from gnnaccel.adapters.pyg import graph_norm, linear, propagate, scatter
+    from gnnaccel.adapters.pyg import fx_models, graph_norm, linear, propagate, scatter
 
     for name, (module, node_dim) in LAYERS.items():
         cls = getattr(nn, name)
@@ -54,6 +54,7 @@ def install(patches: PatchSet) -> list[str]:
     graph_norm.install(patches)
     scatter.install(patches)
     linear.install(patches)
+    fx_models.install(patches)
     patches.set(torch.jit, "script", _unwrapped_while(torch.jit.script, patches))
     return patches.names()
 

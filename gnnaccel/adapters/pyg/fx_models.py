@@ -1,8 +1,8 @@
-"""Calls of the models that `torch_geometric.nn.to_hetero` makes, which are `torch.fx.GraphModule`s.
+"""Calls of the models that `to_hetero` and `to_hetero_with_bases` of `torch_geometric.nn` make: `torch.fx.GraphModule`s.
 
 Such a model is left as it is. What is replaced is how GraphModules are called: one that has layers over edge types runs code
-generated from a copy of its graph, in which each such layer is one call (`to_hetero`). So it does not matter when the model was
-made, copied or loaded.
+generated from a copy of its graph, in which each such layer is one call (`to_hetero`, `basis`). So it does not matter when the
+model was made, copied or loaded.
 """
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.compiler import is_compiling
 
 from gnnaccel.adapters import guards
 from gnnaccel.adapters.patching import PatchSet
-from gnnaccel.adapters.pyg import fx_layers, fx_trim, to_hetero
+from gnnaccel.adapters.pyg import fx_bases, fx_layers, fx_trim, to_hetero
 from gnnaccel.dispatch.config import current
 from gnnaccel.dispatch.names import IdentityMap
 
@@ -91,8 +91,10 @@ def _generated(model: Any, native: Any) -> Code:
         return Code(native)  # the graph was changed after the code was made of it
     graph = copy.deepcopy(model.graph)
     absent = fx_trim.passed_through(graph, model)
-    layers = [] if absent is None else fx_layers.find(graph, model)
-    if not layers:
+    if absent is None:
+        return Code(native)
+    layers = fx_layers.find(graph, model)
+    if not layers and not fx_bases.replace(graph, model):
         return Code(native)
     for layer in layers:
         fx_layers.replace(graph, layer, to_hetero.call_of(layer))

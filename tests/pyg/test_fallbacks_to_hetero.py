@@ -181,3 +181,34 @@ def test_quantized_layers_inside_go_one_by_one(route):
         gnnaccel.quantize(made, overrides={"second": "int8"})
         made.eval()(x, ei)
     assert gnnaccel.stats()["HeteroConv"]["reasons"] == {"GA210": 2} and gnnaccel.stats()["SAGEConv"]["calls"] == 10
+
+
+def test_small_graphs_that_are_new_go_native_at_a_glance():
+    """And are decided when they come again."""
+    made, x = to_hetero(Net(), METADATA), features()
+    for _ in range(2):
+        ei = edges()
+        expected = made(x, ei)
+        with gnnaccel.enabled():
+            got = made(x, ei)
+        assert all(torch.equal(got[k], t) for k, t in expected.items())
+    assert gnnaccel.stats()["HeteroConv"]["reasons"] == {"GA301": 4}
+    with gnnaccel.enabled(records=4):
+        made(x, ei)
+        assert len(gnnaccel.records()) >= 2  # who listens is told
+
+
+def test_checkpoints(route):
+    made, x, ei = made_for(route)
+    x = {k: t.requires_grad_() for k, t in x.items()}
+
+    def gradients(block) -> dict:
+        made.zero_grad()
+        with block:
+            out = torch.utils.checkpoint.checkpoint(made, x, {k: t.clone() for k, t in ei.items()}, use_reentrant=False)
+            sum(t.sum() for t in out.values()).backward()
+        return {k: t.grad.clone() for k, t in made.named_parameters()}
+
+    expected = gradients(gnnaccel.disabled())
+    for block in (route.on(), gnnaccel.enabled()):
+        same(gradients(block), expected)

@@ -9,11 +9,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch_geometric.nn import (GAT, GATConv, GATv2Conv, GCNConv, GINConv, GraphConv, GraphSAGE, JumpingKnowledge, Linear, SAGEConv,
-                                to_hetero)
+from torch_geometric.nn import (GAT, GATConv, GATv2Conv, GCNConv, GINConv, GraphConv, GraphSAGE, JumpingKnowledge, Linear,
+                                SAGEConv, to_hetero)
 
 import gnnaccel
-from tests.pyg.hetero_graphs import CITES, KNOWS, METADATA, NODES, OUT, WIDTH, edges, features, on, same
+from tests.pyg.hetero_graphs import (CITES, KNOWS, METADATA, NODES, OUT, WIDTH, WRITES, WRITTEN, edges, features, on, same)
 from tests.pyg.judge import compare, on_routes, took
 
 pytestmark = [pytest.mark.filterwarnings("ignore:There exist node types"), pytest.mark.filterwarnings("ignore:Found function")]
@@ -83,7 +83,7 @@ def test_relations_without_edges(route):
 
 
 def test_equal_numbers_share_gradients_as_in_the_model(route):
-    """Where no edge enters, layers without biases and roots give zeros, of which a maximum takes no other part than the host's."""
+    """Where no edge enters, layers give their bias: of equal ones a maximum shares the gradient as the host does."""
     made = model_of(lambda i, o: SAGEConv((i, i), o, root_weight=i != WIDTH), "max")
     with torch.no_grad():
         for name, t in made.named_parameters():
@@ -137,7 +137,7 @@ class Twice(Jumping):
         return self.convs[0](x / 2, edge_index)
 
 
-@pytest.mark.parametrize("metadata", [METADATA, (["paper", "author"], [("author", "writes", "paper"), ("paper", "written", "author")])],
+@pytest.mark.parametrize("metadata", [METADATA, (["paper", "author"], [WRITES, WRITTEN])],
                          ids=["several relations", "one of each type"])
 def test_a_layer_that_is_called_twice(route, metadata):
     as_one(route, model_of(net=Twice, metadata=metadata), metadata=metadata)

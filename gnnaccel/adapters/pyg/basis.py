@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters.layout import EdgeType
-from gnnaccel.adapters.pyg import graph_norm, guards, hetero, inner_convs, relations
-from gnnaccel.cuda import driver
-from gnnaccel.dispatch import counters, records, router
-from gnnaccel.dispatch.config import Config, current
+from gnnaccel.adapters.pyg import glance, graph_norm, guards, hetero, inner_convs, relations
+from gnnaccel.dispatch import router
+from gnnaccel.dispatch.config import current
 from gnnaccel.dispatch.quantized import settings
 from gnnaccel.dispatch.reasons import Reason, reason
 from gnnaccel.dispatch.relational import statements
@@ -29,7 +28,6 @@ from gnnaccel.dispatch.relational.request import RelationalGiven, RelationalStat
 METHODS = ("forward",)
 _HOOK = "_message_forward_hooks"
 _OTHER_HOOKS = tuple(name for name in guards.HOOKS if name != _HOOK)
-_FEW = 4000  # messages, of all bases
 #: the linear maps of neighbours and of the node itself
 _MAPS = {"SAGEConv": ("lin_l", "lin_r"), "GraphConv": ("lin_rel", "lin_root"), "GCNConv": ("lin", None)}
 
@@ -72,18 +70,9 @@ def called(layer: Any, x: Any, edges: Edges) -> Tensor:
     config = current()
     if config is None:
         return _native(layer, x, edges)
-    if _too_small(layer, x, edges, config):
-        counters.count(type(layer).__name__, "native", "GA301")
+    if glance.goes_native(layer, layer, tuple(edges.edge_index_dict.values()), len(layer.convs), config):
         return _native(layer, x, edges)
     return router.route(layer, _guarded(type(layer)), _native, (x, edges), {}, config)
-
-
-def _too_small(layer: Any, x: Any, edges: Edges, config: Config) -> bool:
-    """Whether a call may go native without being read: over so few messages nothing gains on a CPU."""
-    if type(x) is not Tensor or not x.is_cpu or driver.placed() or config.when != "profitable" or config.on_fallback != "native":
-        return False
-    sizes = [t.shape[-1] for t in edges.edge_index_dict.values() if type(t) is Tensor and t.dim()]
-    return sum(sizes) * len(layer.convs) < _FEW and not records.listening()
 
 
 def _native(layer: Any, x: Any, edges: Edges) -> Tensor:
@@ -180,7 +169,8 @@ def _features_reason(x: Any, weight: Tensor) -> Reason | None:
     if why is not None:
         return why
     if x.device != weight.device or x.shape[1] != weight.shape[1]:
-        return reason("GA206", f"x is of shape {list(x.shape)} on {x.device}, the weights {list(weight.shape)} on {weight.device}")
+        return reason("GA206", f"x is of shape {list(x.shape)} on {x.device}, the weights {list(weight.shape)} on "
+                               f"{weight.device}")
     if torch.is_autocast_enabled(x.device.type):
         return reason("GA203", "autocast is on", "call the model outside of autocast")
     return reason("GA203", f"x is {x.dtype}, the weights are {weight.dtype}") if x.dtype != weight.dtype else None
@@ -216,7 +206,7 @@ def _shares(*given: Any) -> tuple[Tensor]:
     edges = [t for t in given if isinstance(t, Tensor)]
     how, dtype, n, *starts = given[len(edges):]
     src, dst = (torch.cat([t[end] + start for t, start in zip(edges, starts[end::2])]) for end in (0, 1))
-    degree = torch.zeros(n, dtype=dtype, device=src.device).index_add_(0, dst, torch.ones(dst.shape, dtype=dtype, device=dst.device))
+    degree = torch.zeros(n, dtype=dtype, device=src.device).index_add_(0, dst, torch.ones_like(dst, dtype=dtype))
     if how == "mean":
         return (degree.reciprocal()[dst],)
     root = degree.pow(-0.5).masked_fill(degree == 0, 0.0)

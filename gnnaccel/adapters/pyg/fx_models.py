@@ -17,6 +17,7 @@ from torch.compiler import is_compiling
 from gnnaccel.adapters import guards
 from gnnaccel.adapters.patching import PatchSet
 from gnnaccel.adapters.pyg import fx_bases, fx_layers, fx_trim, to_hetero
+from gnnaccel.dispatch import rules
 from gnnaccel.dispatch.config import current
 from gnnaccel.dispatch.names import IdentityMap
 
@@ -34,8 +35,8 @@ _codes: IdentityMap[Code] = IdentityMap()
 
 
 def install(patches: PatchSet) -> None:
-    """Replace the calling of GraphModules through ``patches``. Not in every version of torch: there these models run layer by
-    layer."""
+    """Replace the calling of GraphModules through ``patches``. Not in every version of torch: there these models run as they
+    are written."""
     from torch._C._dynamo import eval_frame
     from torch._dynamo import decorators
     from torch.fx import graph_module
@@ -44,12 +45,13 @@ def install(patches: PatchSet) -> None:
              getattr(eval_frame, "get_eval_frame_callback", None))
     if None not in found:
         caller, skip, compiler = found
+        rules.register_class("torch_geometric.nn.to_hetero_with_bases_transformer.HeteroBasisConv")
         patches.set(caller, "__call__", skip(_calling(caller.__call__, compiler)))
 
 
 def _calling(native: Callable, compiler: Callable) -> Callable:
-    """``native``, or our code in the model's place. Not to be looked at by compilers (``compiler()``: whether one follows the calls
-    here), which go on to the model's own code."""
+    """``native``, or our code in the model's place. Not to be looked at by compilers, which go on to the model's own code;
+    ``compiler()``: what follows the calls here."""
 
     @functools.wraps(native)
     def call(self: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:

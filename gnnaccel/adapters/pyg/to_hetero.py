@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnaccel.adapters.pyg import hetero, hetero_conv, hetero_groups
+from gnnaccel.adapters.pyg import glance, hetero, hetero_conv, hetero_groups
 from gnnaccel.adapters.pyg.fx_layers import Layer
 from gnnaccel.adapters.pyg.hetero import EdgeType
 from gnnaccel.dispatch import names, router
@@ -96,6 +96,9 @@ def call_of(found: Layer) -> Callable[..., dict[str, Tensor]]:
             made[:] = layer, convs
         layer.training = modules.training
         given = dict(zip(found.x, x)), dict(zip(found.names, edges))
+        config = current()
+        if config is not None and not more and glance.goes_native(layer, modules, edges, 0, config):
+            return one_by_one(layer, *given)
         if any(value is not None for tail, kwargs in more for value in (*tail, *kwargs.values())):
             return _routed(layer, *given, dict(zip(found.names, more)))
         return _routed(layer, *given)

@@ -253,7 +253,8 @@ class _Node(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *grads):
         plan, count = ctx.plan, len(ctx.plan.names)
-        inputs, kept, needs = ctx.saved_tensors[:count], ctx.saved_tensors[count:], ctx.needs_input_grad[1:]
+        saved, needs = ctx.saved_tensors, ctx.needs_input_grad[1:]  # at once: checkpoints hand them out a single time
+        inputs, kept = saved[:count], saved[count:]
         given = {name: grad for name, grad in zip(plan.steps.outs, grads) if grad is not None}
         if torch.is_grad_enabled():
             again = functools.partial(_by_torch, plan, tuple(given))

@@ -212,3 +212,15 @@ def test_checkpoints(route):
     expected = gradients(gnnaccel.disabled())
     for block in (route.on(), gnnaccel.enabled()):
         same(gradients(block), expected)
+
+
+def test_layers_that_gain_nothing_on_a_cpu_are_not_read_there():
+    from torch_geometric.nn import GINConv
+
+    made, x, ei = to_hetero(Net(lambda i, o: GINConv(torch.nn.Linear(i, o))), METADATA), features(), edges()
+    expected = made(x, ei)
+    with gnnaccel.enabled():
+        for _ in range(2):
+            got = made(x, ei)
+    assert all(torch.equal(got[k], t) for k, t in expected.items())
+    assert gnnaccel.stats()["HeteroConv"]["reasons"] == {"GA401": 4}

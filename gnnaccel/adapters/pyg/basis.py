@@ -70,7 +70,7 @@ def called(layer: Any, x: Any, edges: Edges) -> Tensor:
     config = current()
     if config is None:
         return _native(layer, x, edges)
-    if glance.goes_native(layer, layer, tuple(edges.edge_index_dict.values()), len(layer.convs), config):
+    if glance.goes_native(layer, layer, tuple(edges.edge_index_dict.values()), config, len(layer.convs)):
         return _native(layer, x, edges)
     return router.route(layer, _guarded(type(layer)), _native, (x, edges), {}, config)
 

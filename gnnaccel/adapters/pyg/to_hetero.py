@@ -81,23 +81,29 @@ def _guarded() -> Any:
     return _Guarded(HeteroConv, sys.modules[__name__], None)
 
 
+def _gains_on_cpu(aggr: Any, convs: tuple[Any, ...]) -> bool:
+    """Whether a gain was measured there for layers like these."""
+    return aggr in hetero.ADDED_UP and any(type(conv).__name__ in ("SAGEConv", "GraphConv") for conv in convs)
+
+
 def call_of(found: Layer) -> Callable[..., dict[str, Tensor]]:
     """What is to be called in the layer's place, see `fx_layers.replace`."""
-    made: list[Any] = [None, ()]  # the HeteroConv, and the layers that it was made of
+    made: list[Any] = [None, (), True]  # the HeteroConv, the layers that it was made of, and whether these gain on a CPU
 
     def heterogeneous(modules: torch.nn.ModuleDict, x: tuple, edges: tuple, more: tuple) -> dict[str, Tensor]:
         convs = tuple(map(modules._modules.get, found.keys))
         if None in convs:
             convs = tuple([getattr(modules, key) for key in found.keys])  # with the model's own error
-        layer, known = made
+        layer, known, gains = made
         if known != convs:
             layer = hetero_groups.layer_of(found.names, convs, found.aggr)
             names.stand_for(layer, modules)
-            made[:] = layer, convs
+            gains = _gains_on_cpu(found.aggr, convs)
+            made[:] = layer, convs, gains
         layer.training = modules.training
         given = dict(zip(found.x, x)), dict(zip(found.names, edges))
         config = current()
-        if config is not None and not more and glance.goes_native(layer, modules, edges, 0, config):
+        if config is not None and not more and glance.goes_native(layer, modules, edges, config, gains=gains):
             return one_by_one(layer, *given)
         if any(value is not None for tail, kwargs in more for value in (*tail, *kwargs.values())):
             return _routed(layer, *given, dict(zip(found.names, more)))

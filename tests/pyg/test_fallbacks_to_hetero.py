@@ -173,6 +173,8 @@ def test_explaining_and_comparing(route):
             ("first", "HeteroConv", "taken over"), ("second", "HeteroConv", "taken over")]
         assert not [one for one in explained.layers if one.status == "not called"]
         assert gnnaccel.compare(made, x, ei).ok
+    program = gnnaccel.explain_program(made, x, ei)
+    assert [one.layer for one in program.inside] == ["HeteroConv"] * 2 and "aggregate_first" in str(program)
 
 
 def test_quantized_layers_inside_go_one_by_one(route):

@@ -2,8 +2,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from torch_geometric.nn import (GAT, GATConv, GATv2Conv, GCNConv, GINConv, Graph
                                 SAGEConv, to_hetero)
 
 import gnnaccel
+from gnnaccel.adapters.pyg import fx_models
 from tests.pyg.hetero_graphs import (CITES, KNOWS, METADATA, NODES, OUT, WIDTH, WRITES, WRITTEN, edges, features, on, same)
 from tests.pyg.judge import compare, on_routes, took
 
@@ -271,6 +274,19 @@ def test_code_that_the_user_changes(route):
         took(route, 2)
     same(got, made(x, ei))
     assert not torch.allclose(got["paper"], before["paper"])
+
+
+def test_nothing_keeps_a_model_alive(route):
+    gc.collect()
+    before = len(fx_models._codes)
+    made, (x, ei) = model_of().to(route.device), on(route.device, features(), edges())
+    with route.on():
+        made(x, ei)
+    alive = weakref.ref(made), weakref.ref(made.first)
+    assert len(fx_models._codes) == before + 1
+    del made
+    gc.collect()
+    assert alive[0]() is alive[1]() is None and len(fx_models._codes) == before
 
 
 def test_training_brings_the_hosts_weights(route):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -23,10 +24,10 @@ from gnnaccel.dispatch.names import IdentityMap
 
 
 class Code(NamedTuple):
-    """``native``: the model's own code; ``forward``: ours in its place, None where there is nothing to replace; ``absent``: the
+    """``native``: the model's own code, weakly; ``forward``: ours in its place, None where there is nothing to replace; ``absent``: the
     arguments, by place and name, that have to be None for it."""
 
-    native: Any
+    native: weakref.ref
     forward: Callable | None = None
     absent: tuple[tuple[int, str], ...] = ()
 
@@ -80,13 +81,13 @@ def _code_of(model: Any) -> Code:
     """Generated once for each version of the model's own code."""
     native = type(model).forward
     found = _codes.get(model)
-    if found is None or found.native is not native:
-        found = _generated(model, native)
+    if found is None or found.native() is not native:
+        found = _generated(model, weakref.ref(native))
         _codes.set(model, found)
     return found
 
 
-def _generated(model: Any, native: Any) -> Code:
+def _generated(model: Any, native: weakref.ref) -> Code:
     if not any(map(fx_layers.is_kind, model.modules())) or getattr(model, "_is_replica", False):
         return Code(native)
     if type(model.graph._codegen) is not torch.fx.graph.CodeGen or model.graph.python_code("self").src != model.code:

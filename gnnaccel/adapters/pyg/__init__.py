@@ -59,6 +59,13 @@ def install(patches: PatchSet) -> list[str]:
     return patches.names()
 
 
+def redone() -> list[Any]:
+    """Functions of the host's whose work is done otherwise though they are not replaced, for `gnnaccel.adapters.seams`."""
+    from torch_geometric.nn import to_hetero_with_bases_transformer as bases
+
+    return [bases.hook, bases.HeteroBasisConv.forward, bases.get_edge_type, bases.group_edge_placeholder]
+
+
 def adapter_of(layer: Any) -> "_Guarded | None":
     """The adapter of the layer's class, or of the host class that it derives from."""
     import importlib

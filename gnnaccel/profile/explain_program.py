@@ -81,8 +81,8 @@ def _weighed(optimised: Optimised) -> str:
 
 def explain_program(layer: Any, *inputs: Any, **kwargs: Any) -> Explanation:
     """What ``layer(*inputs, **kwargs)`` would be made into. Builds the graph's structure and compiles the kernels that would run,
-    but runs nothing; a layer without an adapter, whose message passing is what there is to see, runs once without gradients, and so
-    does a model that PyG's ``to_hetero`` or ``to_hetero_with_bases`` made, of which each layer is shown.
+    but runs nothing; a layer without an adapter, whose message passing is what there is to see, runs once without gradients, and
+    so does a model that PyG's ``to_hetero`` or ``to_hetero_with_bases`` made, of which each layer is shown.
     Needs no ``enable()``.
 
     Print it: the Program as the layer states it, the way that it goes with the reasons against others, every ordering that the

@@ -24,8 +24,8 @@ from gnnaccel.dispatch.names import IdentityMap
 
 
 class Code(NamedTuple):
-    """``native``: the model's own code, weakly; ``forward``: ours in its place, None where there is nothing to replace; ``absent``: the
-    arguments, by place and name, that have to be None for it."""
+    """``native``: the model's own code, weakly; ``forward``: ours in its place, None where there is nothing to replace;
+    ``absent``: the arguments, by place and name, that have to be None for it."""
 
     native: weakref.ref
     forward: Callable | None = None

@@ -8,8 +8,8 @@ from gnnaccel.dispatch import cost
 from gnnaccel.dispatch.relational import costs, statements
 from gnnaccel.dispatch.relational.request import RelationalRequest
 
-LAYERS = ("RGCNConv", "FastRGCNConv", "RGATConv", "HGTConv", "HEATConv", "FiLMConv", "HeteroLinear", "HeteroConv", "HeteroBasisConv",
-          "dgl.RelGraphConv", "dgl.RelGraphConv bdd", "dgl.HGTConv", "dgl.HeteroGraphConv", "dgl.TypedLinear",
+LAYERS = ("RGCNConv", "FastRGCNConv", "RGATConv", "HGTConv", "HEATConv", "FiLMConv", "HeteroLinear", "HeteroConv",
+          "HeteroBasisConv", "dgl.RelGraphConv", "dgl.RelGraphConv bdd", "dgl.HGTConv", "dgl.HeteroGraphConv", "dgl.TypedLinear",
           "dgl.TypedLinear sorted", "dgl.TypedLinear bdd")
 
 

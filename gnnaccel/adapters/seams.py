@@ -61,6 +61,7 @@ def collect(host: str) -> dict[str, str]:
         adapter.install(patches)
         getattr(adapter, "on_demand", lambda patches: None)(patches)
         functions = dict(found for patch in patches for found in _functions(patch, adapter))
+        functions.update((f"{f.__module__}.{f.__qualname__}", f) for f in getattr(adapter, "redone", tuple)())
     finally:
         patches.restore()
     own = module.partition(".")[0] + "."  # some of torch's are replaced as well

@@ -52,6 +52,7 @@ class IdentityMap(Generic[V]):
 
 
 _names: IdentityMap[str] = IdentityMap()
+_originals: IdentityMap[weakref.ref] = IdentityMap()
 
 
 def is_module(target: Any) -> bool:
@@ -89,9 +90,20 @@ def name_layers(model: Any, prefix: str = "") -> int:
     return count
 
 
+def stand_for(layer: Any, module: Any) -> None:
+    """Let ``layer``, which gnnaccel made and no model holds, go by the name of ``module``."""
+    _originals.set(layer, weakref.ref(module))
+
+
+def original(layer: Any) -> Any:
+    """The module that ``layer`` stands for, or itself."""
+    found = _originals.get(layer)
+    return layer if found is None else found() or layer
+
+
 def qualified_name(layer: Any) -> str | None:
     """The name given by `name_layers`, or None."""
-    return _names.get(layer)
+    return _names.get(original(layer))
 
 
 def known_names() -> set[str]:

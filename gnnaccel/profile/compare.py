@@ -13,7 +13,7 @@ from torch import Tensor
 from gnnaccel import session
 from gnnaccel.dispatch import config as configs
 from gnnaccel.dispatch import watch
-from gnnaccel.dispatch.names import IdentityMap
+from gnnaccel.dispatch.names import IdentityMap, original
 from gnnaccel.dispatch.reasons import Reason
 from gnnaccel.dispatch.watch import Run, Visit
 from gnnaccel.profile.frames import Frames, Naming
@@ -172,7 +172,8 @@ class Comparer:
             out = run(visit)
         with self._lock, self._comparing():
             after = RandomState()
-            found = shadowed(visit, frame.record, upstream, self._names.get(id(visit.layer)) or self.naming.of(visit.layer))
+            name = self._names.get(id(original(visit.layer))) or self.naming.of(visit.layer)
+            found = shadowed(visit, frame.record, upstream, name)
             self._keep(visit, kind, found)
             after.restore()
         if found.verdict != "mismatch":

@@ -11,6 +11,7 @@ import torch
 
 from gnnaccel import adapters, session
 from gnnaccel.dispatch import config as configs
+from gnnaccel.dispatch.names import original
 from gnnaccel.dispatch.watch import Run, Visit
 from gnnaccel.profile.bench.timing import measure_rounds
 from gnnaccel.profile.compare import OFF, watching
@@ -143,7 +144,7 @@ class _Looker:
         self.called.add(id(visit.layer))
         decision = decided(visit, self._training)
         key = (id(visit.layer), decision.route, decision.plan and decision.plan.kernel, [r.code for _, r in decision.rejected])
-        self._note(key, visit, decision, self._names.get(id(visit.layer), ""), type(visit.layer).__name__)
+        self._note(key, visit, decision, self._names.get(id(original(visit.layer)), ""), type(visit.layer).__name__)
         if decision.route == "native":
             return visit.native(visit.layer, *visit.args, **visit.kwargs)  # layers inside it are looked at one by one
         self.inside.update(id(part) for part in visit.layer.modules() if part is not visit.layer)

@@ -30,7 +30,7 @@ class Explanation:
     """What was found out about one call. ``reason``: why it is not stated, else None; ``stated``: the Program, or of
     plain layers the one operation that they are; ``optimised``: of relational layers, the orderings with their counts;
     ``decision``: which way it goes and why not another, over a graph that comes again; ``inside``: of layers without an adapter,
-    their message passing, call by call; ``str()`` of it is for reading."""
+    their message passing, of a `torch.fx.GraphModule` its layers, call by call; ``str()`` of it is for reading."""
 
     layer: str
     reason: Reason | None
@@ -81,7 +81,8 @@ def _weighed(optimised: Optimised) -> str:
 
 def explain_program(layer: Any, *inputs: Any, **kwargs: Any) -> Explanation:
     """What ``layer(*inputs, **kwargs)`` would be made into. Builds the graph's structure and compiles the kernels that would run,
-    but runs nothing; a layer without an adapter, whose message passing is what there is to see, runs once without gradients.
+    but runs nothing; a layer without an adapter, whose message passing is what there is to see, runs once without gradients, and
+    so does a model that PyG's ``to_hetero`` or ``to_hetero_with_bases`` made, of which each layer is shown.
     Needs no ``enable()``.
 
     Print it: the Program as the layer states it, the way that it goes with the reasons against others, every ordering that the
@@ -92,7 +93,8 @@ def explain_program(layer: Any, *inputs: Any, **kwargs: Any) -> Explanation:
         adapter = adapters.adapter_of(layer)
         if adapter is not None:
             return _explained(Visit(layer, adapter, None, inputs, kwargs, configs.current()))
-        if not getattr(getattr(type(layer), "propagate", None), "routed", False):
+        around = isinstance(layer, torch.fx.GraphModule)  # as `to_hetero` makes them
+        if not around and not getattr(getattr(type(layer), "propagate", None), "routed", False):
             raise TypeError(f"{type(layer).__name__} is no layer that gnnaccel knows; it knows "
                             f"{', '.join(adapters.known_layers())}, and the message passing of PyG's other layers")
         return Explanation(type(layer).__name__, None, None, None, inside=_message_passing(layer, inputs, kwargs))

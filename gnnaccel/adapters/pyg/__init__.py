@@ -44,7 +44,7 @@ def install(patches: PatchSet) -> list[str]:
     import torch
     from torch_geometric import nn
 
-    from gnnaccel.adapters.pyg import graph_norm, propagate, scatter
+    from gnnaccel.adapters.pyg import fx_models, graph_norm, propagate, scatter
 
     for name, (module, node_dim) in LAYERS.items():
         cls = getattr(nn, name)
@@ -55,6 +55,7 @@ def install(patches: PatchSet) -> list[str]:
     propagate.install(patches)
     graph_norm.install(patches)
     scatter.install(patches)
+    fx_models.install(patches)
     patches.set(torch.jit, "script", _unwrapped_while(torch.jit.script, patches))
     return patches.names()
 
@@ -71,6 +72,13 @@ def on_demand(patches: PatchSet) -> None:
     from gnnaccel.adapters.pyg import linear
 
     linear.install(patches)
+
+
+def redone() -> list[Any]:
+    """Functions of the host's whose work is done otherwise though they are not replaced, for `gnnaccel.adapters.seams`."""
+    from torch_geometric.nn import to_hetero_with_bases_transformer as bases
+
+    return [bases.hook, bases.HeteroBasisConv.forward, bases.get_edge_type, bases.group_edge_placeholder]
 
 
 def adapter_of(layer: Any) -> "_Guarded | None":

@@ -22,14 +22,14 @@ _overrides: dict[tuple[type, type], Reason | None] = {}
 
 
 def layer_reason(layer: Any, host_class: type, methods: tuple[str, ...], node_dim: int,
-                 aggregations: tuple[str, ...] = ("SumAggregation",)) -> Reason | None:
+                 aggregations: tuple[str, ...] = ("SumAggregation",), hooks: tuple[str, ...] = HOOKS) -> Reason | None:
     """Why this layer object, as it is now, must run the host's own code; None when nothing speaks against it.
 
     ``methods``: further methods of the host class that the adapter replaces, next to the message-passing ones;
-    ``aggregations``: the host's aggregation classes that the adapter states.
+    ``aggregations``: the host's aggregation classes that the adapter states; ``hooks``: those that keep it native.
     """
     own = layer.__dict__
-    for name in HOOKS:
+    for name in hooks:
         if own.get(name):
             return reason("GA501", f"{name.strip('_')} are registered")
     if own.get("_explain"):

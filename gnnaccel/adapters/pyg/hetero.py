@@ -5,6 +5,7 @@ tensors, one for each edge type that has edges.
 """
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -17,17 +18,30 @@ from gnnaccel.adapters.pyg import edges, guards
 from gnnaccel.dispatch.reasons import Reason, reason
 
 
+#: how the models of to_hetero put relations together, two at a time. (HeteroConv's "sum" differs from `torch.add` under autocast,
+#: its extrema in the gradients of equal numbers.)
+IN_PAIRS = (torch.add, torch.max, torch.min, torch.mul)
 #: how relations are put together where they are added up: then none needs a result of its own
-ADDED_UP = ("sum", "mean")
-#: all ways of the host's, None for side by side in a dimension of their own
-GROUPINGS = (*ADDED_UP, "min", "max", "cat", None)
+ADDED_UP = ("sum", "mean", torch.add)
+#: all ways of HeteroConv, None for side by side in a dimension of their own
+GROUPINGS = ("sum", "mean", "min", "max", "cat", None)
 
 
-def grouped(parts: list[Tensor], aggr: str | None) -> Tensor:
+def grouped(parts: list[Tensor], aggr: Any) -> Tensor:
     """Results of the relations that enter a node type, put together as the host does; never a view of one of several."""
+    if aggr in IN_PAIRS:
+        return in_pairs(parts, aggr)
     from torch_geometric.nn.conv.hetero_conv import group
 
     return group(parts, aggr)
+
+
+def in_pairs(parts: list[Tensor], fold: Callable) -> Tensor:
+    """As the models of to_hetero do it: the first two, whose result goes to the end of the queue."""
+    queue = deque(parts)
+    while len(queue) > 1:
+        queue.append(fold(queue.popleft(), queue.popleft()))
+    return queue[0]
 
 
 class Graph(NamedTuple):

@@ -36,7 +36,7 @@ def _state(layer: Any, args: tuple, kwargs: dict) -> Any:
     if bound is None or not all(isinstance(given, Mapping) for given in bound):
         return reason("GA208", "the call is more than two dictionaries, of features and of edges")
     x_dict, edge_index_dict = bound
-    if layer.aggr not in hetero.GROUPINGS:
+    if layer.aggr not in hetero.GROUPINGS and layer.aggr not in hetero.IN_PAIRS:
         return reason("GA208", f"aggr={layer.aggr!r} over relations", f"use one of {hetero.GROUPINGS}")
     together = inner_convs.look_through(layer, edge_index_dict)
     if type(together) is Reason:

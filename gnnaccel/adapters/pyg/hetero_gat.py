@@ -144,7 +144,7 @@ def joined(parts: list[Tensor]) -> Tensor:
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
-def finished(out: Tensor, together: Together, x_dict: Mapping[str, Tensor], biases: list[Tensor] | None, aggr: str | None,
+def finished(out: Tensor, together: Together, x_dict: Mapping[str, Tensor], biases: list[Tensor] | None, aggr: Any,
              autocast: bool) -> dict[str, Tensor]:
     """The layer's result from that of the attention, [rows of the virtual graph, heads, width]."""
     out = out.flatten(1) if together.option("concat") else out.mean(1)
@@ -153,7 +153,7 @@ def finished(out: Tensor, together: Together, x_dict: Mapping[str, Tensor], bias
             for name, members, part in zip(together.targets, together.of_target, parts)}
 
 
-def _finish(part: Tensor, members: tuple[int, ...], biases: list[Tensor] | None, aggr: str | None, autocast: bool) -> Tensor:
+def _finish(part: Tensor, members: tuple[int, ...], biases: list[Tensor] | None, aggr: Any, autocast: bool) -> Tensor:
     """One node type's result of [relations * nodes, width]: the relations, with a bias each, put together.
 
     Never a view: its neighbour in memory, another node type's result, may be changed in place.
@@ -165,11 +165,13 @@ def _finish(part: Tensor, members: tuple[int, ...], biases: list[Tensor] | None,
     if count == 1:
         return _biased(part, biases, members[0])
     part = part.view(count, -1, part.shape[1])
-    part = part.to(hetero.summed(part.dtype, autocast, part.device)).sum(0) if aggr == "sum" else part.mean(0)
+    if aggr == "sum":
+        part = part.to(hetero.summed(part.dtype, autocast, part.device))
+    part = part.mean(0) if aggr == "mean" else part.sum(0)
     if biases is None:
         return part
     bias = torch.stack([biases[at] for at in members])
-    return part + (bias.sum(0) if aggr == "sum" else bias.mean(0))
+    return part + (bias.mean(0) if aggr == "mean" else bias.sum(0))
 
 
 def _biased(part: Tensor, biases: list[Tensor] | None, at: int) -> Tensor:

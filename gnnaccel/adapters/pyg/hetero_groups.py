@@ -51,15 +51,20 @@ class Call(NamedTuple):
     edge_index_dict: Mapping[EdgeType, Any]
 
 
-def inside(native: Callable) -> Callable:
-    """``native``, the host's own loop over the layers, with groups of them as one where there are such groups."""
+def _forward(layer: Any, *given: Any) -> Any:
+    return layer.forward(*given)
+
+
+def inside(native: Callable, forward_of_group: Callable = _forward) -> Callable:
+    """``native``, the host's own loop over the layers, with groups of them as one where there are such groups;
+    ``forward_of_group(layer, x_dict, edge_index_dict)``: how one is called."""
 
     @functools.wraps(native)
     def forward(layer: Any, *args: Any, **kwargs: Any) -> Any:
         config = current()
         allowed = config is not None and rules.verdict(layer, config).inside and guards.context_reason() is None
         call = divided(layer, args, kwargs) if allowed else None
-        return native(layer, *args, **kwargs) if call is None else _run(layer, call)
+        return native(layer, *args, **kwargs) if call is None else _run(layer, call, forward_of_group)
 
     return forward
 
@@ -67,7 +72,7 @@ def inside(native: Callable) -> Callable:
 def divided(layer: Any, args: tuple, kwargs: dict) -> Call | None:
     """How a call is divided; None where there is no group, or nothing but one."""
     bound = calls.bind(args, kwargs, ("x_dict", "edge_index_dict"), ())
-    if bound is None or layer.aggr not in hetero.GROUPINGS or not all(isinstance(given, Mapping) for given in bound):
+    if bound is None or not _known_aggr(layer.aggr) or not all(isinstance(given, Mapping) for given in bound):
         return None
     x_dict, edge_index_dict = bound
     memo = inner_convs.memo_of(layer)
@@ -85,6 +90,10 @@ def divided(layer: Any, args: tuple, kwargs: dict) -> Call | None:
     names = [name for name, there in zip(memo.names, present) if there]
     known = all(name[0] in x_dict and name[-1] in x_dict and name not in x_dict for name in names)
     return Call(found, x_dict, edge_index_dict) if known else None
+
+
+def _known_aggr(aggr: Any) -> bool:
+    return aggr in hetero.GROUPINGS or aggr in hetero.IN_PAIRS
 
 
 def _ids(convs: tuple[Any, ...]) -> tuple[int, ...]:
@@ -107,31 +116,31 @@ def _divide(memo: inner_convs.Memo, present: tuple[bool, ...], before: Division 
             alone.update(members)
         else:
             together = inner_convs.together(*zip(*members))
-            group = made.get(_ids(together.convs)) or _layer_of(together)
+            group = made.get(_ids(together.convs)) or layer_of(together.names, together.convs, None)
             inner_convs.remember(group, together)
             groups.append(Group(group, together.names))
             seen.append(together)
     return Division(tuple(groups), alone, tuple(seen), settled, inner_convs._epoch())
 
 
-def _layer_of(together: Together) -> Any:
+def layer_of(names: tuple[EdgeType, ...], convs: tuple[Any, ...], aggr: Any) -> Any:
     """A HeteroConv of these layers: without what its constructor checks and warns of, which was said of the whole."""
     from torch_geometric.nn import HeteroConv
     from torch_geometric.nn.module_dict import ModuleDict
 
     layer = HeteroConv.__new__(HeteroConv)
     torch.nn.Module.__init__(layer)
-    layer.convs, layer.aggr = ModuleDict(dict(zip(together.names, together.convs))), None
+    layer.convs, layer.aggr = ModuleDict(dict(zip(names, convs))), aggr
     return layer
 
 
-def _run(layer: Any, call: Call) -> dict[str, Any]:
+def _run(layer: Any, call: Call, forward: Callable) -> dict[str, Any]:
     division, x_dict, edge_index_dict = call
     added = layer.aggr in hetero.ADDED_UP
     found: dict[EdgeType, tuple[Any, int]] = {}  # by the first edge type in it: a result, and how many relations are in it
     for group in division.groups:
         group.layer.aggr, group.layer.training = layer.aggr if added else None, layer.training
-        out = group.layer.forward(x_dict, {name: edge_index_dict[name] for name in group.names})
+        out = forward(group.layer, x_dict, {name: edge_index_dict[name] for name in group.names})
         for target, part in out.items():
             members = [name for name in group.names if name[-1] == target]
             if added:
@@ -156,13 +165,14 @@ def _put_together(layer: Any, found: dict[EdgeType, tuple[Any, int]]) -> dict[st
     return {target: hetero.grouped([part for part, _ in of_target], layer.aggr) for target, of_target in parts.items()}
 
 
-def _added(parts: list[tuple[Tensor, int]], aggr: str) -> Tensor:
+def _added(parts: list[tuple[Tensor, int]], aggr: Any) -> Tensor:
     """The sum, or the mean of as many relations as there are in the parts."""
     (out, count), *others = parts
     if not others:
         return out
-    if aggr == "sum":
-        out = out.to(hetero.summed(out.dtype, torch.is_autocast_enabled(out.device.type), out.device))
+    if aggr != "mean":
+        if aggr == "sum":
+            out = out.to(hetero.summed(out.dtype, torch.is_autocast_enabled(out.device.type), out.device))
         return functools.reduce(torch.add, [part for part, _ in others], out)
     relations = sum(n for _, n in parts)
     out = out * (count / relations)

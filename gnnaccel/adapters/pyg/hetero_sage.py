@@ -159,6 +159,6 @@ def run(layer: Any, stated: RelationalStated, given: RelationalGiven, attend: An
         of = dict(zip(rows.names, parts))
         return {name: hetero.grouped([of[together.names[at]] for at in members], layer.aggr)
                 for name, members in zip(together.targets, together.of_target)}
-    wide = row if mean else hetero.summed(row, autocast, given.device)
+    wide = hetero.summed(row, autocast, given.device) if layer.aggr == "sum" else row
     return {name: part if len(members) == 1 else part.to(wide)
             for name, part, members in zip(together.targets, parts, together.of_target)}

@@ -193,10 +193,10 @@ def _look_closely(memo: Memo, present: tuple[bool, ...]) -> Together | Reason:
     for name, conv in zip(names, convs):
         if type(conv) is not cls:
             return reason("GA208", f"the layer of {name!r} is a {type(conv).__name__}, that of {names[0]!r} a {cls.__name__}")
-        why = _conv_reason(conv, cls, kind)
+        why = conv_reason(conv, cls, kind)
         if why is not None:
             return Reason(why.code, f"the layer of {name!r}: {why.text}", why.hint)
-    if len({_settings(conv, kind) for conv in convs}) > 1:
+    if len({settings_of(conv, kind) for conv in convs}) > 1:
         return reason("GA208", "the layers' options differ")
     return Together(names, convs, kind)
 
@@ -208,10 +208,10 @@ def key_of(conv: Any) -> tuple[Any, bool]:
     kind = KINDS.get(cls.__name__) if cls.__module__.startswith("torch_geometric.") else None
     if kind is None:
         return None, False
-    if _conv_reason(conv, cls, kind) is not None:
+    if conv_reason(conv, cls, kind) is not None:
         return None, True
     part = conv._modules.get(kind.shaped)
-    return (cls, *_settings(conv, kind), None if part is None else getattr(part._parameters.get("weight"), "shape", None)), True
+    return (cls, *settings_of(conv, kind), None if part is None else getattr(part._parameters.get("weight"), "shape", None)), True
 
 
 def together(names: tuple[EdgeType, ...], convs: tuple[Any, ...]) -> Together:
@@ -219,7 +219,7 @@ def together(names: tuple[EdgeType, ...], convs: tuple[Any, ...]) -> Together:
     return Together(names, convs, KINDS[type(convs[0]).__name__])
 
 
-def _settings(conv: Any, kind: Kind) -> tuple:
+def settings_of(conv: Any, kind: Kind) -> tuple:
     """What has to be the same for all."""
     own, modules = conv.__dict__, conv._modules
     has = () if kind.called else tuple(name for name, t in own["_parameters"].items() if t is not None)
@@ -227,12 +227,13 @@ def _settings(conv: Any, kind: Kind) -> tuple:
     return (type(conv.aggr_module), has, maps, *(own.get(name) for name in kind.options))
 
 
-def _conv_reason(conv: Any, cls: type, kind: Kind) -> Reason | None:
+def conv_reason(conv: Any, cls: type, kind: Kind, hooks: tuple[str, ...] = guards.HOOKS) -> Reason | None:
+    """Why a layer cannot run with others of its class; ``hooks``: those that it must not have."""
     config = current()  # none where a call is only explained
     verdict = rules.INSIDE if config is None else rules.verdict(conv, config)
     if not verdict.inside and verdict.reason.code != "GA102":  # not listed is not excluded: the layer around it is in
         return verdict.reason
-    why = guards.layer_reason(conv, cls, ("forward",), kind.node_dim, kind.aggregations)
+    why = guards.layer_reason(conv, cls, ("forward",), kind.node_dim, kind.aggregations, hooks)
     if why is not None:
         return why
     if "propagate" in conv.__dict__:

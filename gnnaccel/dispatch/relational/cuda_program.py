@@ -285,7 +285,7 @@ class _Node(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *grads):
-        plan, count, saved = ctx.plan, len(ctx.plan.names), ctx.saved_tensors
+        plan, count, saved = ctx.plan, len(ctx.plan.names), ctx.saved_tensors  # at once: checkpoints hand them out a single time
         inputs, kept, needs = saved[:count], saved[count:count + len(plan.steps.kept)], ctx.needs_input_grad[1:]
         given = {name: grad for name, grad in zip(plan.steps.outs, grads) if grad is not None}
         if torch.is_grad_enabled():

@@ -54,7 +54,7 @@ class RelationalStated:
     """A relational host call that the adapter understood, without its tensors.
 
     ``make(own, compact)``: the `RelationView` of the call's graph; ``ignore`` as there; ``heads``, ``width``: of its attention;
-    ``layout``: what else the view depends on, hashable.
+    ``layout``: what else the view depends on, hashable; ``around``: as of `JoinedStated`.
     """
 
     program: Program
@@ -71,6 +71,7 @@ class RelationalStated:
     heads: int = 1
     width: int = 1
     layout: Hashable = None
+    around: bool = False
 
     def request(self, device: str, grad: bool, fresh: bool) -> RelationalRequest:
         return RelationalRequest(self.program, self.native, self.shapes, self.row, self.out, device, self.num_src.bit_length(),

@@ -28,7 +28,8 @@ def _add_what(parser) -> None:
     measured.add_argument("--shapes", type=_names, nargs="+", metavar="NAME,...",
                           help="attention, aggregate: cora,arxiv,proteins,reddit,products,hub,uniform,tiny or a path to an .npz; "
                                "relational: "
-                               "aifb-size,fb15k-size,am-size,mag-size,mag-inverse-size,wikikg2-size,hetero-64,dblp-size,"
+                               "aifb-size,fb15k-size,am-size,mag-size,mag-inverse-size,wikikg2-size,hetero-64,hetero-16,"
+                               "dblp-size,"
                                "tiny-typed or, with --data, a file's name without .npz; dgl: any of these, without --data; "
                                "segment-gemm: aifb64,fb15k128,...; quantized: as attention")
     measured.add_argument("--data", metavar="DIR",

@@ -9,7 +9,7 @@ import os
 import torch
 
 from gnnaccel.adapters.pyg.bench import IN_CHANNELS
-from gnnaccel.adapters.pyg.bench_relational import RelationLayer
+from gnnaccel.adapters.pyg.bench_relational import BASES, MODELS, RelationLayer
 from gnnaccel.profile.bench.relation_graph import RelationGraph
 
 GIB = 1024**3
@@ -32,6 +32,9 @@ def needed_bytes(layer: RelationLayer, graph: RelationGraph, mode: str) -> int:
     if layer.class_name == "HGTConv":
         sources = sum(graph.node_counts[triple[0]] for triple in graph.typed)
         return row * (edges * (6 if training else 4) + 6 * sources)
+    if layer.class_name in MODELS:
+        messages = edges * BASES * (2 if training else 1) if layer.class_name == "to_hetero_with_bases" else 2 * edges
+        return 2 * row * (messages + 2 * nodes * (len(graph.typed) if training else 4))
     return row * (2 * edges + 2 * nodes * (len(graph.typed) if training else 4))
 
 

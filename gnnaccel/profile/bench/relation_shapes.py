@@ -9,6 +9,7 @@ from gnnaccel.profile.bench import shapes
 
 ENTITY_LAYERS = ("RGCN 64", "FastRGCN 64", "RGAT 64")
 TYPED_LAYERS = ("HGT 4x16", "HeteroSAGE 64")
+MODELS_OVER_TYPES = ("to_hetero SAGE 64", "to_hetero_with_bases SAGE 64")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,11 +72,13 @@ SHAPES = {shape.name: shape for shape in (
     RelationShape("wikikg2-size", (2_500_604,), 16_109_182, 535, 100_000, (2, 2), layers=("RGCN 64", "RGAT 64")),
     RelationShape("hetero-64", (25_000,) * 8, 2_000_000, 64, 2_000, layers=("HeteroSAGE 64",),
                   ends=tuple((source, target) for source in range(8) for target in range(8))),
+    RelationShape("hetero-16", (12_500,) * 4, 400_000, 16, 1_000, layers=("HeteroSAGE 64", *MODELS_OVER_TYPES),
+                  ends=tuple((source, target) for source in range(4) for target in range(4))),
     RelationShape("dblp-size", (4_057, 14_328, 20, 7_723), 239_566, 6, 1_800, layers=TYPED_LAYERS,
                   ends=((1, 0), (0, 1), (1, 2), (2, 1), (1, 3), (3, 1)),
                   sizes=(19_645, 19_645, 14_328, 14_328, 85_810, 85_810)),
 )}
-DEFAULT = ("aifb-size", "fb15k-size", "am-size", "mag-size", "mag-inverse-size", "wikikg2-size", "hetero-64")
+DEFAULT = ("aifb-size", "fb15k-size", "am-size", "mag-size", "mag-inverse-size", "wikikg2-size", "hetero-64", "hetero-16")
 CPU = ("aifb-size", "dblp-size")
 
 FILES = {"aifb": ENTITY_LAYERS, "mutag_rdf": ENTITY_LAYERS, "fb15k_237": ENTITY_LAYERS, "wn18rr": ENTITY_LAYERS,

@@ -9,7 +9,7 @@ from gnnaccel.dispatch.relational import costs, statements
 from gnnaccel.dispatch.relational.request import RelationalRequest
 
 LAYERS = ("RGCNConv", "FastRGCNConv", "RGATConv", "HGTConv", "HEATConv", "FiLMConv", "HeteroLinear", "HeteroConv",
-          "dgl.RelGraphConv", "dgl.RelGraphConv bdd", "dgl.HGTConv", "dgl.HeteroGraphConv", "dgl.TypedLinear",
+          "HeteroBasisConv", "dgl.RelGraphConv", "dgl.RelGraphConv bdd", "dgl.HGTConv", "dgl.HeteroGraphConv", "dgl.TypedLinear",
           "dgl.TypedLinear sorted", "dgl.TypedLinear bdd")
 
 

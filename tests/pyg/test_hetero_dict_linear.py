@@ -184,7 +184,7 @@ def test_few_types_go_native_at_a_glance_and_are_counted():
 
 
 @pytest.mark.parametrize("types, bits, grad, pays", [(64, 10, False, True), (64, 10, True, True), (24, 8, True, True),
-                                                     (10, 8, False, False), (64, 24, False, False), (64, 24, True, False)])
+                                                     (10, 8, False, True), (64, 24, False, False), (64, 24, True, False)])
 def test_few_rows_pay_and_many_do_not(types, bits, grad, pays):
     shapes = ("x", (64,)), ("weight", (64, 64)), ("types", (types,))
     request = RelationalRequest(statements.typed_linear(transposed=True), "HeteroDictLinear", shapes,

@@ -36,12 +36,15 @@ class Variant(RowVariant):
     def banded(self, nodes: int, graph: Rows, arrays: int) -> Variant:
         """The same head by head (`bands`) where that pays: the graph's edges gather rows of ``arrays`` arrays of ``nodes`` nodes.
         Of narrower heads a line has several, and what each edge costs beside its rows then counts for more than the rows."""
-        size = self.row.itemsize
-        head = self.width * size
-        pay = self.heads > 1 and head >= bands.LINE and bands.pay(
-            nodes, self.heads * head * arrays, graph.rows, graph.other.shape[0], graph.other.device, size=size,
-            least=head * arrays, share=2.0)
-        return _by_head(self) if pay else self
+        forms, size = self.in_bands(), self.row.itemsize
+        head = self.width * size * arrays
+        pay = forms and bands.pay(nodes, self.heads * head, graph.rows, graph.other.shape[0], graph.other.device, size=size,
+                                  least=head, share=2.0)
+        return forms[0] if pay else self
+
+    def in_bands(self) -> tuple[Variant, ...]:
+        """What `banded` may give instead of this."""
+        return (_by_head(self),) if self.heads > 1 and self.width * self.row.itemsize >= bands.LINE else ()
 
     @property
     def own_values(self) -> bool:

@@ -75,28 +75,42 @@ def prepare(found: Attention, heads: int, width: int, row: torch.dtype, out: tor
     family = additive if found.family == "additive" else pairwise
     score = () if found.family == "additive" else (found.score, False, found.vectors)
     kernels = family.variant(heads, width, row, out, found.edge, found.dropout > 0, grad, edge_bits > 31, *score)
-    wanted = [(kernels.forward_kernels, ("forward", "merge"))]
-    if found.family == "additive" and edge_bits >= _BANDS_FROM:
-        wanted += [(form.forward_kernels, ("forward", "merge")) for form in kernels.in_bands(False)]
-        wanted += [(form.backward_kernels, ("prepare", "sources", "merge")) for form in kernels.in_bands(True) if grad]
     if found.family == "additive":
-        if found.score == "additive":
-            wanted.append((head_dot.kernels(heads, width, row), ("dot", "grad", "sum_blocks") if grad else ("dot",)))
-        if grad:
-            wanted.append((kernels.backward_kernels, ("prepare", "sources", "merge")))
-    elif grad:
-        wanted += [(kernels.backward_kernels(by_src), ("prepare", "backward", "merge")) for by_src in (True, False)]
-        if found.score == "dot" and not found.edge and edge_bits >= SORT_FROM.bit_length():  # where scores may be kept
-            wanted += [(kernels.backward_kernels(True, True), ("backward", "merge")),
-                       (kernels.backward_kernels(False, True), ("queries", "merge"))]
-        if found.vectors:
-            wanted.append((families.vector_sums(heads, width).kernels, ("forward", "merge")))
+        wanted = _additive_kernels(kernels, found, grad, edge_bits)
+    else:
+        forms = (kernels, *(kernels.in_bands() if edge_bits >= _BANDS_FROM else ()))
+        wanted = [one for form in forms for one in _pairwise_kernels(form, found, grad, edge_bits)]
     for compiled, entries in wanted:
         for entry in entries:
             compiled(entry)
     if grad:
         for dtype in {row, out}:
             column_sum.prepare(heads * width, dtype)
+
+
+def _additive_kernels(kernels: additive.Variant, found: Attention, grad: bool, edge_bits: int) -> list[tuple]:
+    """What additive attention launches, with its entries."""
+    cut = (kernels.in_bands(False), kernels.in_bands(True)) if edge_bits >= _BANDS_FROM else ((), ())
+    wanted = [(form.forward_kernels, ("forward", "merge")) for form in (kernels, *cut[0])]
+    if found.score == "additive":
+        terms = head_dot.kernels(kernels.heads, kernels.width, kernels.row)
+        wanted.append((terms, ("dot", "grad", "sum_blocks") if grad else ("dot",)))
+    if grad:
+        wanted += [(form.backward_kernels, ("prepare", "sources", "merge")) for form in (kernels, *cut[1])]
+    return wanted
+
+
+def _pairwise_kernels(kernels: pairwise.Variant, found: Attention, grad: bool, edge_bits: int) -> list[tuple]:
+    """What pairwise attention launches, with its entries."""
+    wanted = [(kernels.forward_kernels, ("forward", "merge"))]
+    if grad:
+        wanted += [(kernels.backward_kernels(by_src), ("prepare", "backward", "merge")) for by_src in (True, False)]
+        if found.score == "dot" and not found.edge and edge_bits >= SORT_FROM.bit_length():  # where scores may be kept
+            wanted += [(kernels.backward_kernels(True, True), ("backward", "merge")),
+                       (kernels.backward_kernels(False, True), ("queries", "merge"))]
+        if found.vectors:
+            wanted.append((families.vector_sums(kernels.heads, kernels.width).kernels, ("forward", "merge")))
+    return wanted
 
 
 def run_cuda(call: Call, tensors: dict[str, Tensor | Mapped] | Folded, family: Family | None = None) -> Tensor:

@@ -92,7 +92,21 @@ def _kernel(graph: OpGraph, x: Tensor, reduces: tuple[str, ...], weight: Tensor 
     else:
         made = kernels.variant(*factored(features), x.dtype, reduces, "none" if weight is None else "edge")
     return Kernel(f"multi_reduce: {', '.join(reduces)}", ("multi_reduce", made), compiler(made),
-                  lambda: _MultiReduce.apply(graph, made, x, weight, zero_share, of_edges))
+                  lambda: _run(graph, made, x, weight, zero_share, of_edges))
+
+
+def _run(graph: OpGraph, variant: kernels.Variant, x: Tensor, weight: Tensor | None, zero_share: bool, of_edges: bool) -> Tensor:
+    if torch.is_grad_enabled() and (x.requires_grad or weight is not None and weight.requires_grad):
+        return _MultiReduce.apply(graph, variant, x, weight, zero_share, of_edges)
+    return _forward(graph, variant, x, weight, of_edges, False).out.view(-1, len(variant.reduces), *x.shape[1:])
+
+
+def _forward(graph: OpGraph, variant: kernels.Variant, x: Tensor, weight: Tensor | None, of_edges: bool,
+             train: bool) -> kernels.Reduced:
+    by_dst = graph.view().csc(places=of_edges or weight is not None)
+    if of_edges:
+        by_dst = replace(by_dst, other=by_dst.place, _launch=None)
+    return kernels.forward(variant, by_dst, _rows(variant, x), _fp32(weight), train=train)
 
 
 def compiler(variant: kernels.Variant) -> Callable[[], None]:
@@ -110,10 +124,7 @@ class _MultiReduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx, graph, variant, x, weight, zero_share, of_edges):
         ctx.graph, ctx.variant, ctx.zero_share, ctx.of_edges = graph, variant, zero_share, of_edges
-        by_dst = graph.view().csc(places=of_edges or weight is not None)
-        if of_edges:
-            by_dst = replace(by_dst, other=by_dst.place, _launch=None)
-        found = kernels.forward(variant, by_dst, _rows(variant, x), _fp32(weight), train=any(ctx.needs_input_grad))
+        found = _forward(graph, variant, x, weight, of_edges, any(ctx.needs_input_grad))
         ctx.save_for_backward(x, weight, *found)
         out = found.out.view(-1, len(variant.reduces), *x.shape[1:]).detach()
         # A variance may be changed in place, as the host's may; its maximum may not, and several reduces are joined anyway.

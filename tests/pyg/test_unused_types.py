@@ -173,3 +173,93 @@ def test_weight_decay_leaves_unused_parameters_alone(route):
         made(x, ei)["paper"].sum().backward()
     optimizer.step()
     assert torch.equal(made.out_lin.lins["field"].weight, before)
+
+
+# ---- HeteroConv and HANConv ----
+
+def gin(channels: int, out: int) -> GINConv:
+    return GINConv(torch.nn.Linear(channels, out), train_eps=True)
+
+
+KINDS = {"SAGEConv": (SAGEConv, {}), "GraphConv": (GraphConv, {}), "GATConv": (GATConv, dict(add_self_loops=False)),
+         "GATv2Conv": (GATv2Conv, dict(add_self_loops=False)), "GINConv": (gin, {})}
+GROUPS = ("sum", "mean", "max", None)
+
+
+def convs(kind: str, group: str | None = "sum", channels: int = OUT, relations=METADATA[1]) -> torch.nn.Module:
+    cls, options = KINDS[kind]
+    return hetero(cls, group, relations, channels=channels, **options)
+
+
+@pytest.mark.parametrize("used", ALL, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_hetero_conv(route, kind, used):
+    got = check(route, convs(kind), features(OUT), edges(), used)
+    for name in METADATA[1]:
+        of_relation = [g for k, g in got.items() if k.startswith(f"convs.<{'___'.join(name)}>")]
+        assert of_relation and all((g is None) == (name[-1] not in used) for g in of_relation)
+
+
+@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_hetero_conv_with_other_groups(route, kind, group):
+    check(route, convs(kind, group), features(OUT), edges(), ("author",))
+
+
+@pytest.mark.parametrize("used", [("field",), ("author",)], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_hetero_conv_twice(route, kind, used):
+    relations = [WRITES, WRITTEN, ABOUT, KNOWS]
+    check(route, Twice(convs(kind, relations=relations), convs(kind, relations=relations)), features(OUT), edges(relations), used)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_hetero_conv_of_empty_relations(route, kind):
+    check(route, convs(kind), features(OUT), edges(empty=[WRITES, ABOUT]), ("field",))
+    check(route, convs(kind), features(OUT), edges(empty=[WRITES, ABOUT]), ("paper",))
+
+
+def test_hetero_conv_of_gcn(route):
+    relations = [CITES, KNOWS]
+    for group in GROUPS:
+        check(route, hetero(GCNConv, group, relations, channels=OUT), features(OUT), edges(relations), ("author",))
+
+
+def test_hetero_conv_where_types_differ_in_width(route):
+    widths = {"paper": 12, "author": 12, "field": 5}
+    made = hetero(SAGEConv, "sum", channels=(12, 12))
+    made.convs[ABOUT] = SAGEConv((12, 5), OUT)
+    for used in (("field",), ("paper",)):
+        check(route, made, features(widths), edges(), used)
+
+
+def test_hetero_conv_in_groups(route):
+    made = hetero(SAGEConv, "sum", channels=OUT)
+    for name in (CITES, KNOWS):
+        made.convs[name] = GraphConv(OUT, OUT)
+    for used in (("field",), ("author",)):
+        check(route, made, features(OUT), edges(), used, on_fallback="native")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_hetero_conv_one_result_after_the_other(route, kind):
+    """Losses of their own over one graph of autograd, the second of them recorded; then second derivatives."""
+    if kind.startswith("GAT") and route.backend == "cuda":
+        pytest.skip("second derivatives of attention are the torch backend's")
+    made = convs(kind, channels=4).to(route.device)
+    x, ei = on(route.device, features(4), edges(count=8))
+    wanted = list(made.parameters())
+
+    def each() -> list:
+        out = made(x, ei)
+        found = list(torch.autograd.grad(out["field"].pow(2).sum(), wanted, retain_graph=True, allow_unused=True))
+        first = torch.autograd.grad(out["paper"].pow(2).sum(), wanted, create_graph=True, allow_unused=True)
+        found += torch.autograd.grad(out["author"].pow(2).sum(), wanted, retain_graph=True, allow_unused=True)
+        return found + list(torch.autograd.grad(sum(g.pow(2).sum() for g in first if g is not None), wanted, allow_unused=True))
+
+    expected = each()
+    with route.on():
+        got = each()
+    for a, b in zip(got, expected):
+        a, b = (torch.zeros(()) if g is None else g for g in (a, b))
+        assert relative(a, b) < 1e-4 or (a - b).abs().max() < 1e-4

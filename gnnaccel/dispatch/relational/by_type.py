@@ -261,13 +261,13 @@ class _FinishTypes(torch.autograd.Function):
 
 
 def whole(grads: tuple[Tensor | None, ...], sizes: tuple[int, ...]) -> Tensor:
-    """[nodes, C]: the gradients of parts of ``sizes``, of which at least one is there; zeros for the others."""
+    """[nodes, ..]: the gradients of parts of ``sizes``, of which at least one is there; zeros for the others."""
     if len(grads) == 1:
         return grads[0]
     missing = [size for size, grad in zip(sizes, grads) if grad is None]
     if missing:
         given = next(grad for grad in grads if grad is not None)
-        zeros = given.new_zeros(max(missing), given.shape[1])
+        zeros = given.new_zeros(max(missing), *given.shape[1:])
         grads = [zeros[:size] if grad is None else grad for size, grad in zip(sizes, grads)]
     return torch.cat(grads)
 

@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gnnaccel.adapters import unused
-from gnnaccel.adapters.unused import Group
 from gnnaccel.dispatch.relational.added import ADDED, Added
 
 
@@ -30,7 +29,7 @@ def run(attend: Callable[[dict], Tensor], parameters: Parameters, x_src: Sequenc
         of_source: tuple[tuple[int, ...], ...], of_target: tuple[tuple[int, ...], ...], mean: bool,
         row: torch.dtype) -> tuple[Tensor, ...]:
     """The result of each type of destinations, features being those of each type; ``of_source``, ``of_target``: the relations that
-    leave and enter it, the latter's results averaged if ``mean``."""
+    leave and enter each, the results of the latter averaged if ``mean``."""
     one = parameters.roots is None or len({root.shape for root in parameters.roots}) == 1
     fused = parameters if one else Parameters(parameters.weights, None, None)
     results = unused.results(len(x_dst))
@@ -46,38 +45,22 @@ def _operands(parameters: Parameters, x_src: Sequence[Tensor], x_dst: Sequence[T
     """For the Program and what is added to it."""
     weights, biases, roots = parameters
     same = len(x_src) == len(x_dst) and all(a is b for a, b in zip(x_src, x_dst))
-    readers = _readers(of_source, of_target, same and roots is not None)
-    own = x_dst if roots is not None and not same else None
-    x, rows, weight, bias, root = unused.gather(
-        results, _features(x_src, readers.sources, row), None if own is None else _features(own, readers.targets, row),
-        *(None if ts is None else Group(torch.stack, ts, readers.relations) for ts in parameters))
+    readers = unused.readers(of_source, of_target, same and roots is not None)
+    weight, root, bias = (None if ts is None else unused.watch(results, torch.stack(ts), readers.relations)
+                          for ts in (weights, roots, biases))
+    x = unused.watch(results, _together(x_src, row), readers.sources)
     shares = _matrix(of_target, mean, weight.dtype, weight.device)
     if mean and len(weights) > len(of_target):
         weight = weight * shares.sum(0).view(-1, 1, 1)
     found = {"x": x, "weight": weight.to(row)}
     if roots is None and biases is None:
         return found
+    rows = None if roots is None else x if same else unused.watch(results, _together(x_dst, row), readers.targets)
     root, bias = _summed(root, shares, row), _summed(bias, shares, row)
     if len(x_dst) == 1:
         root, bias = (None if t is None else t[0] for t in (root, bias))
-    found[ADDED] = Added(tuple(t.shape[0] for t in x_dst), x if roots is not None and same else rows, root, bias, True)
+    found[ADDED] = Added(tuple(t.shape[0] for t in x_dst), rows, root, bias, True)
     return found
-
-
-class _Readers(NamedTuple):
-    """The results that a source type's features go into, a destination type's, and a relation's parameters."""
-
-    sources: tuple[tuple[int, ...], ...]
-    targets: tuple[tuple[int, ...], ...]
-    relations: tuple[tuple[int, ...], ...]
-
-
-@functools.lru_cache(maxsize=256)
-def _readers(of_source: tuple[tuple[int, ...], ...], of_target: tuple[tuple[int, ...], ...], rooted: bool) -> _Readers:
-    """``rooted``: sources and targets are the same, and go into their own results too."""
-    entered = {at: target for target, members in enumerate(of_target) for at in members}
-    sources = tuple(tuple({*(entered[at] for at in members), *((t,) if rooted else ())}) for t, members in enumerate(of_source))
-    return _Readers(sources, tuple((t,) for t in range(len(of_target))), tuple((entered[at],) for at in range(len(entered))))
 
 
 def _rooted(part: Tensor, x: Tensor, members: tuple[int, ...], parameters: Parameters, mean: bool, row: torch.dtype) -> Tensor:
@@ -88,8 +71,8 @@ def _rooted(part: Tensor, x: Tensor, members: tuple[int, ...], parameters: Param
     return part + (term * (1 / len(members)) if mean else term)
 
 
-def _features(x: Sequence[Tensor], readers: tuple[tuple[int, ...], ...], row: torch.dtype) -> Group:
-    return Group(torch.cat if len(x) > 1 else None, [t.to(row) for t in x], readers)
+def _together(x: Sequence[Tensor], row: torch.dtype) -> Tensor:
+    return torch.cat([t.to(row) for t in x]) if len(x) > 1 else x[0].to(row)
 
 
 def _summed(every: Tensor | None, shares: Tensor, row: torch.dtype) -> Tensor | None:

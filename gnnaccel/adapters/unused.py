@@ -1,13 +1,14 @@
-"""No gradients for what nobody's result was made of, where one call makes the results of many layers.
+"""No gradients for what no used result was made of, where one call makes the results of many layers.
 
 Layers that are called one by one leave the parameters and features of those whose results are not used without a gradient, which
 optimizers pass over; one call for all would give zeros, which weight decay and momentum do not pass over. So the node of autograd
-at the call's end writes down which results have a gradient, and the one at its beginning gives none to what only others read.
+at the call's end writes down which results have a gradient, and where tensors were put together for many results, those get none
+that only others read. What comes before such a place needs no more: autograd hands on that there is no gradient.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import chain
+import functools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -16,22 +17,10 @@ from torch import Tensor
 from gnnaccel.dispatch.relational.by_type import whole
 
 
-class Group(NamedTuple):
-    """Tensors that become one by ``how``, torch.stack or torch.cat, or a single one as it is (None). ``readers``: by tensor, the
-    numbers of the results that it goes into."""
-
-    how: Callable | None
-    tensors: Sequence[Tensor]
-    readers: Sequence[tuple[int, ...]]
-
-    def joined(self) -> Tensor:
-        return self.tensors[0] if self.how is None else self.how(self.tensors)
-
-
 class Results:
     """What the last backward pass through a call has found: ``used``, whether each result has a gradient, None for all of them.
 
-    Once a pass has been recorded, later ones may reach the beginning by another way than the end, and all results count as used.
+    Once a pass has been recorded, later ones may come by another way than the call's end, and all results count as used.
     """
 
     __slots__ = ("used", "recorded")
@@ -50,35 +39,36 @@ def results(count: int) -> Results | None:
     return Results() if count > 1 and torch.is_grad_enabled() else None
 
 
-def gather(of: Results | None, *groups: Group | None) -> list[Tensor | None]:
-    """Each group as one tensor."""
-    live = [of is not None and group is not None and any(t.requires_grad for t in group.tensors) for group in groups]
-    given = [group for group, alive in zip(groups, live) if alive]
-    made = iter(_Gather.apply(of, given, *chain.from_iterable(group.tensors for group in given)) if given else ())
-    return [next(made) if alive else None if group is None else group.joined() for group, alive in zip(groups, live)]
+def watch(of: Results | None, made: Tensor, readers: Sequence[tuple[int, ...]]) -> Tensor:
+    """``made``, just made by torch.stack or torch.cat; ``readers``: of each tensor in it, the numbers of the results that it goes
+    into. Of one tensor it may be anything: then the results that are used read it, or there is a wider place behind."""
+    if of is not None and len(readers) > 1 and made.grad_fn is not None:
+        made.grad_fn.register_hook(functools.partial(_read, of, readers))
+    return made
 
 
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, of, groups, *tensors):
-        ctx.set_materialize_grads(False)
-        ctx.of = of
-        ctx.groups = [(group.how, group.readers, [t.shape[0] for t in group.tensors] if group.how is torch.cat else None)
-                      for group in groups]
-        return tuple(group.tensors[0].detach() if group.how is None else group.how(group.tensors) for group in groups)
+def _read(of: Results, readers: Sequence[tuple[int, ...]], grads: tuple, _: tuple) -> tuple | None:
+    used = of.used
+    if used is None:
+        return None
+    return tuple([grad if any([used[at] for at in own]) else None for grad, own in zip(grads, readers)])
 
-    @staticmethod
-    def backward(ctx, *grads):
-        used, found = ctx.of.used, []
-        for grad, (how, readers, sizes) in zip(grads, ctx.groups):
-            if grad is None:
-                found += (None,) * len(readers)
-                continue
-            parts = (grad,) if how is None else grad.unbind(0) if sizes is None else grad.split(sizes)
-            if used is not None:
-                parts = [part if any(used[at] for at in own) else None for part, own in zip(parts, readers)]
-            found += parts
-        return None, None, *found
+
+class Readers(NamedTuple):
+    """The results that a source type's features go into, a destination type's, and a relation's parameters."""
+
+    sources: tuple[tuple[int, ...], ...]
+    targets: tuple[tuple[int, ...], ...]
+    relations: tuple[tuple[int, ...], ...]
+
+
+@functools.lru_cache(maxsize=256)
+def readers(of_source: tuple[tuple[int, ...], ...], of_target: tuple[tuple[int, ...], ...], rooted: bool = False) -> Readers:
+    """Where results are those of destination types; the relations that leave and enter each type. ``rooted``: sources and
+    destinations are the same, and go into their own results too."""
+    entered = {at: target for target, members in enumerate(of_target) for at in members}
+    sources = tuple(tuple({*(entered[at] for at in members), *((t,) if rooted else ())}) for t, members in enumerate(of_source))
+    return Readers(sources, tuple((t,) for t in range(len(of_target))), tuple((entered[at],) for at in range(len(entered))))
 
 
 def apart(of: Results | None, out: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
@@ -86,6 +76,18 @@ def apart(of: Results | None, out: Tensor, sizes: Sequence[int]) -> tuple[Tensor
     if len(sizes) == 1:
         return (out,)
     return _Apart.apply(of, out, sizes) if out.requires_grad else tuple(part.data for part in out.split(sizes))
+
+
+def split(of: Results | None, out: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
+    """`apart` for who makes something else of the results: views."""
+    parts = out.split(sizes)
+    if of is not None and out.requires_grad:
+        parts[0].grad_fn.register_prehook(functools.partial(_note, of))
+    return parts
+
+
+def _note(of: Results, grads: tuple) -> None:
+    of.note(tuple([grad is not None for grad in grads]))
 
 
 class _Apart(torch.autograd.Function):
@@ -97,7 +99,7 @@ class _Apart(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *grads):
-        used = tuple(grad is not None for grad in grads)
+        used = tuple([grad is not None for grad in grads])
         if ctx.of is not None:
             ctx.of.note(used)
         if any(used):

@@ -244,8 +244,6 @@ def test_hetero_conv_in_groups(route):
 @pytest.mark.parametrize("kind", KINDS)
 def test_hetero_conv_one_result_after_the_other(route, kind):
     """Losses of their own over one graph of autograd, the second of them recorded; then second derivatives."""
-    if kind.startswith("GAT") and route.backend == "cuda":
-        pytest.skip("second derivatives of attention are the torch backend's")
     made = convs(kind, channels=4).to(route.device)
     x, ei = on(route.device, features(4), edges(count=8))
     wanted = list(made.parameters())
@@ -263,3 +261,20 @@ def test_hetero_conv_one_result_after_the_other(route, kind):
     for a, b in zip(got, expected):
         a, b = (torch.zeros(()) if g is None else g for g in (a, b))
         assert relative(a, b) < 1e-4 or (a - b).abs().max() < 1e-4
+
+
+def han(channels: int = OUT) -> HANConv:
+    return HANConv(channels, OUT, METADATA, heads=2)
+
+
+@pytest.mark.parametrize("used", ALL, ids=str)
+def test_han(route, used):
+    got = check(route, han(), features(OUT), edges(), used)
+    for name in METADATA[1]:
+        assert (got["lin_src." + "__".join(name)] is None) == (name[-1] not in used)
+
+
+def test_han_twice_and_with_types_that_have_no_edges(route):
+    relations = [WRITES, WRITTEN, ABOUT, KNOWS]
+    check(route, Twice(han(), han()), features(OUT), edges(relations), ("field",))
+    check(route, han(), features(OUT), edges([CITES]), ("paper",))

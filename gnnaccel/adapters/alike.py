@@ -28,8 +28,8 @@ class Parameters(NamedTuple):
 def run(attend: Callable[[dict], Tensor], parameters: Parameters, x_src: Sequence[Tensor], x_dst: Sequence[Tensor],
         of_source: tuple[tuple[int, ...], ...], of_target: tuple[tuple[int, ...], ...], mean: bool,
         row: torch.dtype) -> tuple[Tensor, ...]:
-    """The result of each type of destinations, features being those of each type; ``of_source``, ``of_target``: the relations that
-    leave and enter each, the results of the latter averaged if ``mean``."""
+    """The result of each type of destinations, features being those of each type; ``of_source``, ``of_target``: the relations
+    that leave and enter each, the results of the latter averaged if ``mean``."""
     one = parameters.roots is None or len({root.shape for root in parameters.roots}) == 1
     fused = parameters if one else Parameters(parameters.weights, None, None)
     results = unused.results(len(x_dst))

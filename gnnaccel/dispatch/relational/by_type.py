@@ -246,7 +246,9 @@ class _FinishTypes(torch.autograd.Function):
         count, used = len(grads), [grad is not None for grad in grads]
         if not any(used):
             return (None,) * len(ctx.needs_input_grad)
-        ends, needs = ctx.needs_input_grad[2:4], [need and used[at % count] for at, need in enumerate(ctx.needs_input_grad[4:])]
+        ends, needs = ctx.needs_input_grad[2:4], ctx.needs_input_grad[4:]
+        if not all(used):
+            needs = tuple([need and used[at % count] for at, need in enumerate(needs)])
         if torch.is_grad_enabled():
             again, given = functools.partial(_types_by_torch, ctx.how, used, (inputs[1], inputs[2], gate)), compress(grads, used)
             return None, None, *by_torch(again, (inputs[0], inputs[4], *ctx.parameters), (*ends, *needs), tuple(given))
@@ -256,7 +258,9 @@ class _FinishTypes(torch.autograd.Function):
             found[2] = torch.ops.aten.sigmoid_backward(found[2], inputs[3]).view(-1, 1)
         parts = []
         for by_kind, kind in zip(found, kinds):
-            parts += (None,) * len(kind) if by_kind is None else (g if need else None for g, need in zip(by_kind.unbind(0), kind))
+            parts += (None,) * len(kind) if by_kind is None else by_kind.unbind(0)
+        if not all(needs):
+            parts = [part if need else None for part, need in zip(parts, needs)]
         return None, None, d_out, d_rows, *parts
 
 

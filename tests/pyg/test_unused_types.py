@@ -308,3 +308,23 @@ def test_retained_passes_over_one_graph(route, made):
     with route.on():
         got = each()
     same(dict(enumerate(got)), dict(enumerate(expected)))
+
+
+class _Stopped(torch.autograd.Function):
+    """Says in backward that there is no gradient."""
+
+    @staticmethod
+    def forward(ctx, t):
+        return t.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return None
+
+
+@pytest.mark.parametrize("made", [hgt, *(lambda kind=kind: convs(kind) for kind in KINDS), han], ids=["hgt", *KINDS, "han"])
+def test_backward_without_any_gradient(route, made):
+    made, (x, ei) = made().to(route.device), on(route.device, features(OUT), edges())
+    with route.on():
+        got = gradients(made, x, ei, METADATA[0], lambda t: _Stopped.apply(t).sum())
+    assert all(grad is None or not grad.any() for grad in got.values())

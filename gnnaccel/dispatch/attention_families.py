@@ -231,7 +231,9 @@ def _pairwise_backward(call: Call, inputs: Inputs, saved: list, grad: Tensor, wa
     saved.clear()  # the output is as large as the queries' gradient
     by_dst, by_src = call.graph.csc(places), call.graph.csr(places, keep)
     g = pairwise_backward.backward(variant, by_dst, by_src, operands, packed, grad, wanted[3], call.dropout, keep)
-    att = _by_vector(call.graph, g.att, operands) if call.attention.vectors and wanted[4] else g.att
+    att = g.att
+    if call.attention.vectors:  # that of each destination's vector
+        att = _by_vector(call.graph, att, operands) if wanted[4] else None
     grads = (g.keys, g.queries, g.values, g.edges, att, g.c_src, g.c_dst)
     return (*(like(d, t) for d, t in zip(grads, inputs)), bias_grad(grad, inputs[7]) if wanted[7] else None, None, None)
 

@@ -188,3 +188,23 @@ def test_derivatives():
 
     with gnnaccel.enabled(backend="torch", when="supported", on_fallback="raise"):
         assert gradcheck(call, tuple(x.values()))
+
+
+@pytest.mark.parametrize("aggregate", ["sum", "mean"])
+@pytest.mark.parametrize("kind", ["graph", "sage"])
+def test_what_only_unused_results_read_gets_no_gradient(route, kind, aggregate):
+    made, g = layer(kind, aggregate=aggregate).to(route.device), graph().to(route.device)
+
+    def gradients() -> dict:
+        made.zero_grad(set_to_none=True)
+        x = {name: t.requires_grad_() for name, t in given.items()}
+        found = torch.autograd.grad(made(g, x)["field"].pow(2).sum(), [*made.parameters(), *x.values()], allow_unused=True)
+        return dict(zip([*(name for name, _ in made.named_parameters()), *x], found))
+
+    given = {name: t.to(route.device) for name, t in features().items()}
+    expected = gradients()
+    with route.on():
+        got = gradients()
+    took(route, 1)
+    assert {k for k, t in got.items() if t is None} == {k for k, t in expected.items() if t is None} >= {"author"}
+    assert all(t is None or close(got[name], t) for name, t in expected.items())

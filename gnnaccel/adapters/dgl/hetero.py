@@ -163,5 +163,6 @@ def _routed(cls: type) -> bool:
 def run(layer: Any, stated: RelationalStated, given: RelationalGiven, attend: Any) -> dict[str, Tensor]:
     call, together, mean = given.operands
     x_src, x_dst = list(call.x_src.values()), list(call.x_dst.values())
-    of_target = tuple(tuple(at for at, name in enumerate(call.names) if name[2] == target) for target in call.targets)
-    return dict(zip(call.targets, alike.run(attend, together.parameters, x_src, x_dst, of_target, mean, stated.row)))
+    of_source, of_target = (tuple(tuple(at for at, name in enumerate(call.names) if name[end] == node) for node in types)
+                            for types, end in ((call.x_src, 0), (call.targets, 2)))
+    return dict(zip(call.targets, alike.run(attend, together.parameters, x_src, x_dst, of_source, of_target, mean, stated.row)))

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from gnnaccel.adapters import unused
 from gnnaccel.adapters.pyg import calls, guards, hetero
 from gnnaccel.dispatch import attention_programs as programs
 from gnnaccel.dispatch.joined import JoinedStated
@@ -80,27 +81,29 @@ def run(layer: Any, stated: JoinedStated, given: RelationalGiven, attend: Any) -
     x_dict, names, weights = given.operands
     h, c = stated.heads, stated.width
     rows = {name: layer.proj[name](x).view(-1, h, c) for name, x in x_dict.items()}
+    results, own = unused.results(len(names)), tuple(zip(range(len(names))))  # the edge types'
     with torch.autocast(given.device.type, enabled=False):
         x = [rows[name[0]] for name in names]
-        tensors = {"x": torch.cat(x) if len(x) > 1 else x[0], "a_src": _terms(rows, names, 0, layer.lin_src, stated.out),
-                   "a_dst": _terms(rows, names, -1, layer.lin_dst, stated.out)}
-        out = attend(tensors).flatten(1).relu()
+        tensors = {"x": torch.cat(x) if len(x) > 1 else x[0], "a_src": _terms(rows, names, 0, layer.lin_src, stated.out, results),
+                   "a_dst": _terms(rows, names, -1, layer.lin_dst, stated.out, results)}
+        out = attend({name: unused.watch(results, t, own) for name, t in tensors.items()}).flatten(1).relu()
     outs: dict[str, list[Tensor]] = {name: [] for name in x_dict}
-    for name, part in zip(names, out.split([x_dict[name[-1]].shape[0] for name in names])):
+    for name, part in zip(names, unused.split(results, out, [x_dict[name[-1]].shape[0] for name in names])):
         outs[name[-1]].append(part)
     return _semantic(layer, outs, weights)
 
 
-def _terms(rows: dict[str, Tensor], names: tuple, end: int, vectors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+def _terms(rows: dict[str, Tensor], names: tuple, end: int, vectors: Mapping[str, Tensor], dtype: torch.dtype,
+           results: unused.Results | None) -> Tensor:
     """[rows of the virtual graph at this end, heads]: inner products of each edge type's nodes with its vector, made for all edge
     types of a node type in one pass over its rows."""
-    found: dict[hetero.EdgeType, Tensor] = {}
+    found: dict[int, Tensor] = {}
     for node, x in rows.items():
-        here = [name for name in names if name[end] == node]
+        here = [at for at, name in enumerate(names) if name[end] == node]
         if here:
-            stacked = torch.cat([vectors[_key(name)] for name in here])
+            stacked = unused.watch(results, torch.cat([vectors[_key(names[at])] for at in here]), tuple(zip(here)))
             found.update(zip(here, torch.einsum("nhc,rhc->rnh", x.to(dtype), stacked.to(dtype)).unbind(0)))
-    return torch.cat([found[name] for name in names])
+    return torch.cat([found[at] for at in range(len(names))])
 
 
 def _semantic(layer: Any, outs: dict[str, list[Tensor]], weights: bool) -> Any:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from gnnaccel.adapters import unused
 from gnnaccel.adapters.pyg import hetero, inner_convs
 from gnnaccel.adapters.pyg.inner_convs import Together
 from gnnaccel.dispatch import attention_programs as programs
@@ -119,23 +120,36 @@ def run(layer: Any, stated: JoinedStated, given: RelationalGiven, attend: Any) -
     h, c = stated.heads, stated.width
     terms = torch.promote_types(stated.row, torch.float32)
     autocast = torch.is_autocast_enabled(given.device.type)
+    results, readers = unused.results(len(together.targets)), unused.readers(together.of_source, together.of_target)
     with torch.autocast(given.device.type, enabled=False):
         x, a_src, a_dst = [], [], []
         for name, members in zip(together.sources, together.of_source):
-            weight = torch.stack([parameters.src[at] for at in members])
+            weight = of_members(results, readers, parameters.src, members)
+            att = of_members(results, readers, parameters.att_src, members, torch.cat)
             x.append(torch.matmul(x_dict[name].to(stated.row), weight.to(stated.row).transpose(1, 2)).view(-1, h, c))
-            a_src.append(_terms(x_dict[name], weight, [parameters.att_src[at] for at in members], terms))
+            a_src.append(_terms(x_dict[name], weight, att, terms))
         for name, members in zip(together.targets, together.of_target):
             weight = torch.stack([parameters.dst[at] for at in members])
-            a_dst.append(_terms(x_dict[name], weight, [parameters.att_dst[at] for at in members], terms))
-        out = attend({"x": joined(x), "a_src": joined(a_src), "a_dst": joined(a_dst)})
-        return finished(out, together, x_dict, parameters.biases, layer.aggr, autocast)
+            a_dst.append(_terms(x_dict[name], weight, torch.cat([parameters.att_dst[at] for at in members]), terms))
+        x, a_src = (unused.watch(results, joined(parts), readers.sources) for parts in (x, a_src))
+        out = attend({"x": x, "a_src": a_src, "a_dst": unused.watch(results, joined(a_dst), readers.targets)})
+        return finished(results, out, together, x_dict, parameters.biases, layer.aggr, autocast)
 
 
-def _terms(x: Tensor, weight: Tensor, att: list[Tensor], dtype: torch.dtype) -> Tensor:
+def of_members(results: unused.Results | None, readers: unused.Readers, tensors: list[Tensor], members: tuple[int, ...],
+               join: Callable[[list[Tensor]], Tensor] = torch.stack) -> Tensor:
+    """Those of some relations of a node type. Where all are read by one result, what is put together later is watched."""
+    made = join([tensors[at] for at in members])
+    if results is None or len(members) == 1:
+        return made
+    read = [readers.relations[at] for at in members]
+    return made if read.count(read[0]) == len(read) else unused.watch(results, made, read)
+
+
+def _terms(x: Tensor, weight: Tensor, att: Tensor, dtype: torch.dtype) -> Tensor:
     """[relations * nodes, heads]: <x W_r, att_r> per head, for the relations at one end of a node type; ``weight``
-    [relations, heads * out, in]."""
-    vectors = torch.cat(att).to(dtype)
+    [relations, heads * out, in], ``att`` [relations, heads, out]."""
+    vectors = att.to(dtype)
     folded = torch.einsum("rhck,rhc->rkh", weight.view(*vectors.shape, -1).to(dtype), vectors)
     return torch.matmul(x.to(dtype), folded).flatten(0, 1)
 
@@ -144,11 +158,12 @@ def joined(parts: list[Tensor]) -> Tensor:
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
-def finished(out: Tensor, together: Together, x_dict: Mapping[str, Tensor], biases: list[Tensor] | None, aggr: Any,
-             autocast: bool) -> dict[str, Tensor]:
+def finished(results: unused.Results | None, out: Tensor, together: Together, x_dict: Mapping[str, Tensor],
+             biases: list[Tensor] | None, aggr: Any, autocast: bool) -> dict[str, Tensor]:
     """The layer's result from that of the attention, [rows of the virtual graph, heads, width]."""
     out = out.flatten(1) if together.option("concat") else out.mean(1)
-    parts = out.split([len(members) * x_dict[name].shape[0] for name, members in zip(together.targets, together.of_target)])
+    sizes = [len(members) * x_dict[name].shape[0] for name, members in zip(together.targets, together.of_target)]
+    parts = unused.split(results, out, sizes)
     return {name: _finish(part, members, biases, aggr, autocast)
             for name, members, part in zip(together.targets, together.of_target, parts)}
 

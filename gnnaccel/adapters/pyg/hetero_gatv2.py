@@ -1,12 +1,14 @@
 """HeteroConv of GATv2Conv as one attention over the virtual graph of `hetero_gat`: rows of each relation, with a vector each."""
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from gnnaccel.adapters import unused
 from gnnaccel.adapters.pyg import hetero_gat, inner_convs
 from gnnaccel.adapters.pyg.inner_convs import Together
 from gnnaccel.dispatch import attention_programs as programs
@@ -51,22 +53,26 @@ def run(layer: Any, stated: JoinedStated, given: RelationalGiven, attend: Any) -
     sources, targets = (together.sources, together.of_source), (together.targets, together.of_target)
     of_src, of_dst = attend.graph.derived(("vectors", *sources, *targets), lambda: tuple(
         _numbers(x_dict, *end, given.device) for end in (sources, targets)))
+    results, readers = unused.results(len(together.targets)), unused.readers(together.of_source, together.of_target)
+    stack = functools.partial(hetero_gat.of_members, results, readers)
     with torch.autocast(given.device.type, enabled=False):
-        keys = _rows(x_dict, *sources, parameters.src, parameters.bias_src, stated)
-        queries = _rows(x_dict, *targets, parameters.dst, parameters.bias_dst, stated)
-        out = attend({"keys": keys, "queries": queries, "att": torch.cat(parameters.att), "of_src": of_src, "of_dst": of_dst})
-        return hetero_gat.finished(out, together, x_dict, parameters.biases, layer.aggr, autocast)
+        keys = _rows(x_dict, *sources, parameters.src, parameters.bias_src, stated, stack)
+        queries = _rows(x_dict, *targets, parameters.dst, parameters.bias_dst, stated, stack)
+        keys, queries = unused.watch(results, keys, readers.sources), unused.watch(results, queries, readers.targets)
+        att = unused.watch(results, torch.cat(parameters.att), readers.relations)
+        out = attend({"keys": keys, "queries": queries, "att": att, "of_src": of_src, "of_dst": of_dst})
+        return hetero_gat.finished(results, out, together, x_dict, parameters.biases, layer.aggr, autocast)
 
 
 def _rows(x_dict: Mapping[str, Tensor], types: tuple[str, ...], of_type: tuple[tuple[int, ...], ...], weights: list[Tensor],
-          biases: list[Tensor] | None, stated: JoinedStated) -> Tensor:
+          biases: list[Tensor] | None, stated: JoinedStated, stack: Callable[[list[Tensor], tuple[int, ...]], Tensor]) -> Tensor:
     """[rows of the virtual graph at this end, heads, channels]: the maps of a node type's relations as one batched product."""
     found = []
     for name, members in zip(types, of_type):
-        weight = torch.stack([weights[at] for at in members]).to(stated.row).transpose(1, 2)
+        weight = stack(weights, members).to(stated.row).transpose(1, 2)
         rows = torch.matmul(x_dict[name].to(stated.row), weight)
         if biases is not None:
-            rows = rows + torch.stack([biases[at] for at in members]).to(stated.row).unsqueeze(1)
+            rows = rows + stack(biases, members).to(stated.row).unsqueeze(1)
         found.append(rows.view(-1, stated.heads, stated.width))
     return hetero_gat.joined(found)
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from gnnaccel.adapters import unused
 from gnnaccel.adapters.pyg import hetero
 from gnnaccel.adapters.pyg.inner_convs import Together
 from gnnaccel.dispatch.ops.plain import JoinedPlainStated
@@ -46,10 +47,12 @@ def state(layer: Any, together: Together, x_dict: Mapping[str, Any],
 def run(layer: Any, stated: JoinedPlainStated, given: RelationalGiven, attend: Any) -> dict[str, Tensor]:
     x_dict, together = given.operands
     sources = [x_dict[name] for name in together.sources]
+    results = unused.results(len(together.names))  # the relations'
     with torch.autocast(given.device.type, enabled=False):
-        sums = attend({"x": torch.cat(sources) if len(sources) > 1 else sources[0]})
+        x = unused.watch(results, torch.cat(sources) if len(sources) > 1 else sources[0], together.of_source)
+        sums = attend({"x": x})
     parts: dict[str, list[Tensor]] = {name: [] for name in together.targets}
     counts = [x_dict[name[-1]].shape[0] for name in together.names]
-    for name, conv, own in zip(together.names, together.convs, sums.split(counts)):
+    for name, conv, own in zip(together.names, together.convs, unused.split(results, sums, counts)):
         parts[name[-1]].append(conv.nn(own + (1 + conv.eps) * x_dict[name[-1]]))
     return {name: hetero.grouped(found, layer.aggr) for name, found in parts.items()}

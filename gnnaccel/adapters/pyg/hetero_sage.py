@@ -26,13 +26,14 @@ from gnnaccel.dispatch.relational.request import RelationalGiven, RelationalStat
 
 class _Rows(NamedTuple):
     """Where rows lie. ``names``: edge types by the number of their relation; ``sizes``, ``targets``, ``of``: as `hetero.graph`
-    takes them; ``x_dst``: features of the targets; ``of_target``: the relations that enter each."""
+    takes them; ``x_dst``: features of the targets; ``of_source``, ``of_target``: the relations that leave and enter each."""
 
     names: list[EdgeType]
     sizes: dict[str, int]
     targets: dict[Any, int]
     of: Callable[[EdgeType], tuple]
     x_dst: list[Tensor]
+    of_source: tuple[tuple[int, ...], ...]
     of_target: tuple[tuple[int, ...], ...]
 
 
@@ -87,7 +88,7 @@ def _rows(together: Together, x_dict: Mapping[str, Tensor]) -> _Rows:
     """Relations added up: destinations are nodes."""
     sizes, targets = ({name: x_dict[name].shape[0] for name in types} for types in (together.sources, together.targets))
     return _Rows(list(together.names), sizes, targets, itemgetter(0, -1), [x_dict[name] for name in together.targets],
-                 together.of_target)
+                 together.of_source, together.of_target)
 
 
 def _rows_apart(together: Together, x_dict: Mapping[str, Tensor]) -> _Rows:
@@ -96,6 +97,7 @@ def _rows_apart(together: Together, x_dict: Mapping[str, Tensor]) -> _Rows:
     x_dst = [x_dict[name[-1]] for name in names]
     return _Rows(names, {name: x_dict[name].shape[0] for name in together.sources},
                  {name: x.shape[0] for name, x in zip(names, x_dst)}, lambda name: (name[0], name), x_dst,
+                 tuple(tuple(at for at, name in enumerate(names) if name[0] == source) for source in together.sources),
                  tuple((at,) for at in range(len(names))))
 
 
@@ -154,7 +156,7 @@ def run(layer: Any, stated: RelationalStated, given: RelationalGiven, attend: An
         return attend(operands if norms is None else {**operands, "norm": hetero_gcn.weights(*norms).to(row)})
 
     with torch.autocast(given.device.type, enabled=False):
-        parts = alike.run(weighted, parameters, x_src, rows.x_dst, rows.of_target, mean, row)
+        parts = alike.run(weighted, parameters, x_src, rows.x_dst, rows.of_source, rows.of_target, mean, row)
     if apart:
         of = dict(zip(rows.names, parts))
         return {name: hetero.grouped([of[together.names[at]] for at in members], layer.aggr)

@@ -140,11 +140,10 @@ def _run_by_kernels(layer: Any, stated: RelationalStated, given: RelationalGiven
     else:
         rows, keys, queries, values = by_type.project(blocks, weight, True, bias, x)
         out = _attended(layer, stated, given, attend, keys, queries, values)
-    alpha = None
-    if x[0].shape[1] == layer.out_channels:
-        alpha = torch.cat([layer.skip[name] for name in types]).sigmoid()
-    weight, bias = _stacked(layer.out_lin, types)
-    return dict(zip(types, by_type.finish(blocks, sizes, out, weight, True, bias, alpha, rows)))
+    lins = [layer.out_lin.lins[name] for name in types]
+    biases = [] if lins[0].bias is None else [lin.bias for lin in lins]
+    gates = [layer.skip[name] for name in types] if x[0].shape[1] == layer.out_channels else []
+    return dict(zip(types, by_type.finish_types(blocks, sizes, out, [lin.weight for lin in lins], biases, gates, rows)))
 
 
 def _folded(layer: Any, operands: _Operands) -> tuple[Tensor, Tensor | None]:

@@ -6,6 +6,7 @@ written where they lie (`Typed`). Where backward is itself recorded it runs on t
 from __future__ import annotations
 
 import functools
+from itertools import compress
 
 import torch
 import torch.nn.functional as F
@@ -151,6 +152,16 @@ def finish(blocks: Blocks, sizes: tuple[int, ...], out: Tensor, weight: Tensor, 
     return _Finish.apply(blocks, sizes, transposed, gelu, out, weight, bias, alpha, None if alpha is None else rows)
 
 
+def finish_types(blocks: Blocks, sizes: tuple[int, ...], out: Tensor, weights: list[Tensor], biases: list[Tensor],
+                 gates: list[Tensor], rows: Tensor | None) -> tuple[Tensor, ...]:
+    """`finish`, after GELU, with parameters of their own for each type: a weight [C, C], a bias [C] and a gate [1], whose sigmoid
+    is the share; of biases and gates all or none.
+
+    A type whose result nobody used gives its parameters no gradients, as where each map is called by itself.
+    """
+    return _FinishTypes.apply(blocks, sizes, out, rows if gates else None, *weights, *biases, *gates)
+
+
 def _finish_by_torch(blocks: Blocks, sizes: tuple[int, ...], transposed: bool, gelu: bool, out: Tensor, weight: Tensor,
                      bias: Tensor | None, alpha: Tensor | None, rows: Tensor | None) -> tuple[Tensor, ...]:
     mapped = _by_torch(blocks, F.gelu(out) if gelu else out, weight, transposed, bias)
@@ -159,12 +170,17 @@ def _finish_by_torch(blocks: Blocks, sizes: tuple[int, ...], transposed: bool, g
     return tuple(part.clone() for part in mapped.split(sizes))
 
 
+def _finished(blocks: Blocks, grown: Tensor, weight: Tensor, transposed: bool, bias: Tensor | None, alpha: Tensor | None,
+              rows: Tensor | None) -> Tensor:
+    blend = None if alpha is None else (alpha.float().contiguous(), dense(rows))
+    return product(blocks, grown, weight, transposed, bias, blend=blend)
+
+
 class _Finish(torch.autograd.Function):
     @staticmethod
     def forward(ctx, blocks, sizes, transposed, gelu, out, weight, bias, alpha, rows):
-        blend = None if alpha is None else (alpha.float().contiguous(), dense(rows))
         grown = F.gelu(out) if gelu else out
-        found = product(blocks, grown, weight, transposed, bias, blend=blend)
+        found = _finished(blocks, grown, weight, transposed, bias, alpha, rows)
         ctx.how = blocks, sizes, transposed, gelu
         ctx.save_for_backward(out, weight, bias, alpha, rows, grown if ctx.needs_input_grad[5] else None)
         return tuple(part.data for part in found.split(sizes))
@@ -207,3 +223,75 @@ def _finish_backward(how: tuple, inputs: list, grown: Tensor | None, needs: tupl
 
 def _like(grad: Tensor | None, t: Tensor | None, need: bool) -> Tensor | None:
     return grad.to(t.dtype) if need and t is not None else None
+
+
+# --- the same with parameters of each type ------------------------------------------------------------------------------
+
+class _FinishTypes(torch.autograd.Function):
+    """The parameters are not kept for backward, which the host does not keep all of either: they may be changed before it."""
+
+    @staticmethod
+    def forward(ctx, blocks, sizes, out, rows, *parameters):
+        ctx.set_materialize_grads(False)
+        weight, bias, gate = _stacked(len(sizes), rows is not None, parameters)
+        alpha, grown = None if gate is None else gate.sigmoid(), F.gelu(out)
+        found = _finished(blocks, grown, weight, True, bias, alpha, rows)
+        ctx.how, ctx.parameters, trained = (blocks, sizes, True, True), parameters, any(ctx.needs_input_grad[4:4 + len(sizes)])
+        ctx.save_for_backward(out, weight, bias, alpha, rows, gate, grown if trained else None)
+        return tuple(part.data for part in found.split(sizes))
+
+    @staticmethod
+    def backward(ctx, *grads):
+        *inputs, gate, grown = ctx.saved_tensors
+        count, used = len(grads), [grad is not None for grad in grads]
+        if not any(used):
+            return (None,) * len(ctx.needs_input_grad)
+        ends, needs = ctx.needs_input_grad[2:4], ctx.needs_input_grad[4:]
+        if not all(used):
+            needs = tuple([need and used[at % count] for at, need in enumerate(needs)])
+        if torch.is_grad_enabled():
+            again, given = functools.partial(_types_by_torch, ctx.how, used, (inputs[1], inputs[2], gate)), compress(grads, used)
+            return None, None, *by_torch(again, (inputs[0], inputs[4], *ctx.parameters), (*ends, *needs), tuple(given))
+        kinds, grad = _kinds(count, gate is not None, needs), dense(whole(grads, ctx.how[1]))
+        d_out, *found, d_rows = _finish_backward(ctx.how, inputs, grown, (ends[0], *map(any, kinds), ends[1]), grad)
+        if found[2] is not None:
+            found[2] = torch.ops.aten.sigmoid_backward(found[2], inputs[3]).view(-1, 1)
+        parts = []
+        for by_kind, kind in zip(found, kinds):
+            parts += (None,) * len(kind) if by_kind is None else by_kind.unbind(0)
+        if not all(needs):
+            parts = [part if need else None for part, need in zip(parts, needs)]
+        return None, None, d_out, d_rows, *parts
+
+
+def whole(grads: tuple[Tensor | None, ...], sizes: tuple[int, ...]) -> Tensor:
+    """[nodes, ..]: the gradients of parts of ``sizes``, of which at least one is there; zeros for the others."""
+    if len(grads) == 1:
+        return grads[0]
+    missing = [size for size, grad in zip(sizes, grads) if grad is None]
+    if missing:
+        given = next(grad for grad in grads if grad is not None)
+        zeros = given.new_zeros(max(missing), *given.shape[1:])
+        grads = [zeros[:size] if grad is None else grad for size, grad in zip(sizes, grads)]
+    return torch.cat(grads)
+
+
+def _kinds(count: int, gated: bool, of_parameters) -> tuple:
+    """What there is for each weight, each bias and each gate."""
+    weights, rest = of_parameters[:count], of_parameters[count:]
+    biases = len(rest) - count * gated
+    return weights, rest[:biases], rest[biases:]
+
+
+def _stacked(count: int, gated: bool, parameters: tuple[Tensor, ...]) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    weights, biases, gates = _kinds(count, gated, parameters)
+    return torch.stack(weights), torch.stack(biases) if biases else None, torch.cat(gates) if gates else None
+
+
+def _types_by_torch(how: tuple, used: list[bool], kept: tuple, out: Tensor, rows: Tensor | None,
+                    *parameters: Tensor) -> tuple[Tensor, ...]:
+    """The results that were used, of the ``kept`` values of the parameters, with derivatives that reach theirs."""
+    parameters = tuple(t if used[at % len(used)] else t.detach() for at, t in enumerate(parameters))
+    made = _stacked(len(used), rows is not None, parameters)
+    weight, bias, gate = (None if value is None else value + (t - t.detach()) for value, t in zip(kept, made))
+    return tuple(compress(_finish_by_torch(*how, out, weight, bias, None if gate is None else gate.sigmoid(), rows), used))

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gnnaccel.dispatch.relational.by_type import product, weight_grad
+from gnnaccel.dispatch.relational.by_type import product, weight_grad, whole
 from gnnaccel.dispatch.relational.cuda_maps import by_torch, dense
 from gnnaccel.dispatch.relational.pairs import Blocks
 
@@ -47,6 +47,8 @@ class _Maps(torch.autograd.Function):
     def backward(ctx, *grads):
         rows, weight, *tensors = ctx.saved_tensors
         used = [g is not None for g in grads]
+        if not any(used):
+            return (None,) * len(ctx.needs_input_grad)
         needs = [need and used[i % len(used)] for i, need in enumerate(ctx.needs_input_grad[3:])]
         given = tuple(compress(grads, used))
         if torch.is_grad_enabled():
@@ -60,7 +62,7 @@ class _Maps(torch.autograd.Function):
 def _gradients(how: tuple, rows: Tensor, weight: Tensor, tensors: list[Tensor], grads: tuple, needs: list[bool]) -> list:
     blocks, sizes, row = how
     count, found = len(sizes), []
-    grad = dense(torch.cat([rows.new_zeros(n, weight.shape[1]) if g is None else g for g, n in zip(grads, sizes)]).to(row))
+    grad = dense(whole(grads, sizes).to(row))
     if any(needs[:count]):
         found += product(blocks, grad, weight, False).split(sizes)
     else:

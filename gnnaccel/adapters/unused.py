@@ -1,0 +1,108 @@
+"""No gradients for what no used result was made of, where one call makes the results of many layers.
+
+Layers that are called one by one leave the parameters and features of those whose results are not used without a gradient, which
+optimizers pass over; one call for all would give zeros, which weight decay and momentum do not pass over. So the node of autograd
+at the call's end writes down which results have a gradient, and where tensors were put together for many results, those get none
+that only others read. What comes before such a place needs no more: autograd hands on that there is no gradient.
+"""
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnaccel.dispatch.relational.by_type import whole
+
+
+class Results:
+    """What the last backward pass through a call has found: ``used``, whether each result has a gradient, None for all of them.
+
+    Once a pass has been recorded, later ones may come by another way than the call's end, and all results count as used.
+    """
+
+    __slots__ = ("used", "recorded")
+
+    def __init__(self) -> None:
+        self.used: tuple[bool, ...] | None = None
+        self.recorded = False
+
+    def note(self, used: tuple[bool, ...]) -> None:
+        self.recorded = self.recorded or torch.is_grad_enabled()
+        self.used = None if self.recorded or all(used) else used
+
+
+def results(count: int) -> Results | None:
+    """Of a call with so many results; None where none can be unused alone, or there will be no backward."""
+    return Results() if count > 1 and torch.is_grad_enabled() else None
+
+
+def watch(of: Results | None, made: Tensor, readers: Sequence[tuple[int, ...]]) -> Tensor:
+    """``made``, just made by torch.stack or torch.cat; ``readers``: of each tensor in it, the numbers of the results that it goes
+    into. Of one tensor it may be anything: then the results that are used read it, or there is a wider place behind."""
+    if of is not None and len(readers) > 1 and made.grad_fn is not None:
+        made.grad_fn.register_hook(functools.partial(_read, of, readers))
+    return made
+
+
+def _read(of: Results, readers: Sequence[tuple[int, ...]], grads: tuple, _: tuple) -> tuple | None:
+    used = of.used
+    if used is None:
+        return None
+    return tuple([grad if any([used[at] for at in own]) else None for grad, own in zip(grads, readers)])
+
+
+class Readers(NamedTuple):
+    """The results that a source type's features go into, a destination type's, and a relation's parameters."""
+
+    sources: tuple[tuple[int, ...], ...]
+    targets: tuple[tuple[int, ...], ...]
+    relations: tuple[tuple[int, ...], ...]
+
+
+@functools.lru_cache(maxsize=256)
+def readers(of_source: tuple[tuple[int, ...], ...], of_target: tuple[tuple[int, ...], ...], rooted: bool = False) -> Readers:
+    """Where results are those of destination types; the relations that leave and enter each type. ``rooted``: sources and
+    destinations are the same, and go into their own results too."""
+    entered = {at: target for target, members in enumerate(of_target) for at in members}
+    sources = tuple(tuple({*(entered[at] for at in members), *((t,) if rooted else ())}) for t, members in enumerate(of_source))
+    return Readers(sources, tuple((t,) for t in range(len(of_target))), tuple((entered[at],) for at in range(len(entered))))
+
+
+def apart(of: Results | None, out: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
+    """The rows of each result as a tensor of its own: no view, as its neighbour in memory may be changed in place."""
+    if len(sizes) == 1:
+        return (out,)
+    return _Apart.apply(of, out, sizes) if out.requires_grad else tuple(part.data for part in out.split(sizes))
+
+
+def split(of: Results | None, out: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
+    """`apart` for who makes something else of the results: views."""
+    parts = out.split(sizes)
+    if of is not None and out.requires_grad:
+        parts[0].grad_fn.register_prehook(functools.partial(_note, of))
+    return parts
+
+
+def _note(of: Results, grads: tuple) -> None:
+    of.note(tuple([grad is not None for grad in grads]))
+
+
+class _Apart(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, of, out, sizes):
+        ctx.set_materialize_grads(False)
+        ctx.of, ctx.sizes, ctx.like = of, sizes, (out.shape, out.dtype, out.device)
+        return tuple(part.data for part in out.split(sizes))
+
+    @staticmethod
+    def backward(ctx, *grads):
+        used = tuple([grad is not None for grad in grads])
+        if ctx.of is not None:
+            ctx.of.note(used)
+        if any(used):
+            return None, whole(grads, ctx.sizes), None
+        shape, dtype, device = ctx.like
+        return None, torch.zeros(shape, dtype=dtype, device=device), None

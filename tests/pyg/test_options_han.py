@@ -126,9 +126,10 @@ def test_many_edge_types(route):
 
 
 def test_edge_types_between_the_same_nodes(route):
-    """Metapaths of one node type, as the paper has them."""
+    """Metapaths of one node type, as the paper has them. All four then share the bias of the semantic attention, whose gradient is
+    what a softmax's leaves of sums that cancel: now and then the host is off by 1e-4 there, and so are we."""
     x, ei = many(types=1, relations=4, nodes=25, count=60)
-    compare(route, layer(metadata=(list(x), list(ei))), x, ei)
+    compare(route, layer(metadata=(list(x), list(ei))), x, ei, floor=2e-5)
 
 
 def test_int32_edges_strided_edges_and_the_edge_index_class(route):

@@ -203,3 +203,11 @@ def _leaves(value: Any) -> list[Tensor]:
     if isinstance(value, (tuple, list)):
         return [t for v in value for t in _leaves(v)]
     return [value] if isinstance(value, Tensor) and value.is_floating_point() else []
+
+
+def as_native(call: Callable, tolerance: float = 1e-5) -> None:
+    """``call()`` gives what it gives with gnnaccel disabled; with no ``tolerance`` because it ran natively."""
+    got = call()
+    with gnnaccel.disabled():
+        expected = call()
+    assert close(got, expected, tolerance) if tolerance else native_again(got, expected)

@@ -11,7 +11,7 @@ from tests.pyg import hgt_graphs
 from tests.pyg.hgt_graphs import RELATIONS, edges, on
 
 __all__ = ["ABOUT", "CITES", "KNOWS", "METADATA", "NODES", "OUT", "RELATIONS", "WIDTH", "WRITES", "WRITTEN", "edges", "features",
-           "hetero", "in_groups", "many", "near", "on", "same"]
+           "hetero", "in_groups", "many", "near", "on", "results_of_types", "same", "trained_on_types"]
 
 NODES = {name: hgt_graphs.NODES[name] for name in ("paper", "author", "field")}
 WIDTH, OUT = 12, 16
@@ -65,3 +65,22 @@ def near(got: dict, native: dict, exact: dict, dtype: torch.dtype) -> None:
         assert got[name].dtype == native[name].dtype
         allowed = 2 * relative(native[name], exact[name]) + 2 * torch.finfo(dtype).eps
         assert relative(got[name], exact[name]) <= allowed, name
+
+
+def results_of_types(model: torch.nn.Module, x: dict, ei: dict, leaves: dict[str, Tensor]) -> dict[str, Tensor | None]:
+    """The outputs of ``model(x, ei)`` by type, and the gradients of ``leaves``."""
+    for t in leaves.values():
+        t.grad = None
+    out = model(x, ei)
+    sum((t * torch.linspace(-1, 1, t.numel(), device=t.device).view(t.shape)).sum() for t in out.values()).backward()
+    return {**{f"out {k}": t.detach() for k, t in out.items()}, **{k: t.grad for k, t in leaves.items()}}
+
+
+def trained_on_types(model: torch.nn.Module, x: dict, ei: dict, target: dict[str, Tensor], steps: int) -> dict[str, Tensor]:
+    """The model's weights after so many steps towards ``target``."""
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        sum((t - target[k]).pow(2).mean() for k, t in model(x, ei).items()).backward()
+        optimizer.step()
+    return model.state_dict()

@@ -15,7 +15,7 @@ from gnnaccel.dispatch import records
 from gnnaccel.errors import FallbackError
 from tests.helpers import relative
 from tests.pyg.hetero_graphs import (ABOUT, CITES, KNOWS, NODES, OUT, RELATIONS, WIDTH, WRITES, edges, features, hetero, in_groups,
-                                     on, same)
+                                     on, same, trained_on_types)
 from tests.pyg.judge import took
 
 pytestmark = pytest.mark.filterwarnings("ignore:There exist node types")
@@ -203,17 +203,9 @@ def test_training_brings_the_hosts_weights(route):
     x, ei = on(route.device, features(), edges())
     target = {k: torch.randn(n, OUT).to(route.device) for k, n in NODES.items()}
 
-    def trained(model):
-        optimizer = torch.optim.SGD(model.parameters(), 0.05)
-        for _ in range(5):
-            optimizer.zero_grad()
-            sum((t - target[k]).pow(2).mean() for k, t in model(x, ei).items()).backward()
-            optimizer.step()
-        return model.state_dict()
-
-    native = trained(copy.deepcopy(made))
+    native = trained_on_types(copy.deepcopy(made), x, ei, target, 5)
     with route.on():
-        got = trained(made)
+        got = trained_on_types(made, x, ei, target, 5)
     assert all(relative(got[k], native[k]) < 1e-5 for k in native)
 
 

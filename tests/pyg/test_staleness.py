@@ -8,7 +8,7 @@ from torch_geometric.nn import GATConv, MaxAggregation
 import gnnaccel
 from tests.pyg import graphs
 from tests.pyg.graphs import F, N
-from tests.pyg.judge import close, native_again, spread, took
+from tests.pyg.judge import as_native, close, spread, took
 from tests.pyg.layers import CLASSES, NAMES, build
 
 SETTINGS = {
@@ -34,13 +34,6 @@ def warmed(route, layer, inputs):
     return layer
 
 
-def as_native(layer, call, tolerance: float = 1e-5) -> None:
-    got = call()
-    with gnnaccel.disabled():
-        expected = call()
-    assert close(got, expected, tolerance) if tolerance else native_again(got, expected)
-
-
 @pytest.mark.parametrize("name,setting", [(name, setting) for name, found in SETTINGS.items() for setting in found])
 def test_settings_of_the_layer(route, inputs, name, setting):
     layer = build(name, device=route.device).eval()
@@ -50,7 +43,7 @@ def test_settings_of_the_layer(route, inputs, name, setting):
             layer.bias = None
             layer.lin_skip = torch.nn.Linear(F, 8, device=route.device)
         setattr(layer, setting, SETTINGS[name][setting])
-        as_native(layer, lambda: layer(*inputs))
+        as_native(lambda: layer(*inputs))
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "AGNNConv"])
@@ -70,13 +63,13 @@ def test_parameters_replaced_and_changed(route, inputs, name):
     with route.on():
         warmed(route, layer, inputs)
         layer.load_state_dict({k: torch.randn_like(v) for k, v in layer.state_dict().items()})
-        as_native(layer, lambda: layer(*inputs))
+        as_native(lambda: layer(*inputs))
         for owner in list(layer.modules()):
             for key, value in list(owner.named_parameters(recurse=False)):
                 setattr(owner, key, torch.nn.Parameter(torch.randn_like(value)))
-        as_native(layer, lambda: layer(*inputs))
+        as_native(lambda: layer(*inputs))
         layer.reset_parameters()
-        as_native(layer, lambda: layer(*inputs))
+        as_native(lambda: layer(*inputs))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -121,7 +114,7 @@ def test_causes_that_come_later(route, inputs, what):
         warmed(route, layer, inputs)
         change(layer)
     with route.on(on_fallback="native"):
-        as_native(layer, lambda: layer(*inputs), 0.0)
+        as_native(lambda: layer(*inputs), 0.0)
     assert gnnaccel.stats()[type(layer).__name__] == {"calls": 1, "routes": {"native": 1}, "reasons": {code: 1}}
 
 
@@ -148,7 +141,7 @@ def test_hooks_on_maps_that_come_later(route, inputs, part):
     with route.on():
         warmed(route, layer, inputs)
         getattr(layer, part).register_forward_hook(lambda m, i, o: o * 2)
-        as_native(layer, lambda: layer(*inputs))
+        as_native(lambda: layer(*inputs))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -156,20 +149,20 @@ def test_other_inputs(route, inputs, name):
     layer, (x, ei) = build(name, device=route.device).eval(), inputs
     with route.on():
         warmed(route, layer, inputs)
-        as_native(layer, lambda: layer(x * 2, ei))
-        as_native(layer, lambda: layer(torch.cat([x, x]), ei))
-        as_native(layer, lambda: layer(x, ei.flip(1).contiguous()))
+        as_native(lambda: layer(x * 2, ei))
+        as_native(lambda: layer(torch.cat([x, x]), ei))
+        as_native(lambda: layer(x, ei.flip(1).contiguous()))
         if name != "TransformerConv":  # the host's own refuses int32
-            as_native(layer, lambda: layer(x, ei.int()))
+            as_native(lambda: layer(x, ei.int()))
         with torch.inference_mode():
-            as_native(layer, lambda: layer(x, ei))
-            as_native(layer, lambda: layer(x, ei.clone()))
+            as_native(lambda: layer(x, ei))
+            as_native(lambda: layer(x, ei.clone()))
         ei[0, :9] = (ei[0, :9] + 1) % N
-        as_native(layer, lambda: layer(x, ei))
+        as_native(lambda: layer(x, ei))
         ei.data = graphs.square().to(ei.device)
-        as_native(layer, lambda: layer(x, ei))
+        as_native(lambda: layer(x, ei))
         ei.set_(graphs.square(edges=70).to(ei.device))
-        as_native(layer, lambda: layer(x, ei))
+        as_native(lambda: layer(x, ei))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -179,11 +172,11 @@ def test_dtypes_that_change(route, inputs, name):
         warmed(route, layer, inputs)
         for dtype in (torch.bfloat16, torch.float16, torch.float32):
             layer.to(dtype)
-            as_native(layer, lambda dtype=dtype: layer(x.to(dtype), ei), 0.03)
+            as_native(lambda dtype=dtype: layer(x.to(dtype), ei), 0.03)
         with torch.autocast(route.device.type, torch.bfloat16):
-            as_native(layer, lambda: layer(x, ei), 0.03)
+            as_native(lambda: layer(x, ei), 0.03)
             with torch.autocast(route.device.type, enabled=False):
-                as_native(layer, lambda: layer(x, ei))
+                as_native(lambda: layer(x, ei))
 
 
 def test_a_parameter_of_another_dtype_in_the_same_object(route, inputs):
@@ -193,7 +186,7 @@ def test_a_parameter_of_another_dtype_in_the_same_object(route, inputs):
         warmed(route, layer, (x, ei))
         assert layer(x, ei).dtype == torch.float32
         layer.half()
-        as_native(layer, lambda: layer(x, ei), 0.01)
+        as_native(lambda: layer(x, ei), 0.01)
 
 
 def test_deterministic_mode_and_options(route, inputs):
@@ -202,7 +195,7 @@ def test_deterministic_mode_and_options(route, inputs):
         warmed(route, layer, inputs)
         torch.use_deterministic_algorithms(True)
         try:
-            as_native(layer, lambda: layer(*inputs))
+            as_native(lambda: layer(*inputs))
         finally:
             torch.use_deterministic_algorithms(False)
     with gnnaccel.enabled(include=["GATConv"], when="supported"):
@@ -218,6 +211,6 @@ def test_copies_have_their_own_memory(route, inputs, name):
         warmed(route, layer, inputs)
         twin = copy.deepcopy(layer)
         spread(twin).load_state_dict({k: torch.randn_like(v) for k, v in twin.state_dict().items()})
-        as_native(twin, lambda: twin(*inputs))
-        as_native(layer, lambda: layer(*inputs))
+        as_native(lambda: twin(*inputs))
+        as_native(lambda: layer(*inputs))
     assert type(twin) is CLASSES[name]

@@ -15,7 +15,7 @@ from gnnaccel.dispatch import router
 from gnnaccel.dispatch.relational import repeated
 from tests.pyg import rgat
 from tests.pyg.graphs import F, N
-from tests.pyg.judge import close, native_again, spread, took
+from tests.pyg.judge import as_native, close, spread, took
 
 R = rgat.R
 LAYERS = {"RGATConv": lambda: rgat.build(), "RGCNConv": lambda: spread(RGCNConv(F, 8, R)),
@@ -46,20 +46,13 @@ def warmed(route, name: str, inputs):
     return layer
 
 
-def as_native(layer, call, tolerance: float = 1e-5) -> None:
-    got = call()
-    with gnnaccel.disabled():
-        expected = call()
-    assert close(got, expected, tolerance) if tolerance else native_again(got, expected)
-
-
 @each_layer
 def test_a_repeated_call_is_stated_once(route, inputs, name, stated):
     with route.on():
         layer = warmed(route, name, inputs)
         assert len(stated) == 1
-        as_native(layer, lambda: layer(*inputs))
-        as_native(layer, lambda: layer(inputs[0] * 2, *inputs[1:]))
+        as_native(lambda: layer(*inputs))
+        as_native(lambda: layer(inputs[0] * 2, *inputs[1:]))
         out = layer(*inputs)
         out.sum().backward()
         assert len(stated) == 1 and gnnaccel.stats()[name]["routes"] == {"torch" if route.name == "torch" else "cuda": 3}
@@ -85,18 +78,18 @@ def test_other_inputs(route, inputs, name):
     x, ei, et = inputs
     with route.on():
         layer = warmed(route, name, inputs)
-        as_native(layer, lambda: layer(torch.cat([x, x]), ei, et))
-        as_native(layer, lambda: layer(x, ei, et.flip(0).contiguous()))
-        as_native(layer, lambda: layer(x, ei.flip(1).contiguous(), et))
-        as_native(layer, lambda: layer(x, ei, edge_type=et))
+        as_native(lambda: layer(torch.cat([x, x]), ei, et))
+        as_native(lambda: layer(x, ei, et.flip(0).contiguous()))
+        as_native(lambda: layer(x, ei.flip(1).contiguous(), et))
+        as_native(lambda: layer(x, ei, edge_type=et))
         with torch.inference_mode():
-            as_native(layer, lambda: layer(x, ei, et))
+            as_native(lambda: layer(x, ei, et))
         et[:9] = (et[:9] + 1) % R
-        as_native(layer, lambda: layer(x, ei, et))
+        as_native(lambda: layer(x, ei, et))
         ei[0, :9] = (ei[0, :9] + 1) % N
-        as_native(layer, lambda: layer(x, ei, et))
+        as_native(lambda: layer(x, ei, et))
         et.data = rgat.types().to(et.device)
-        as_native(layer, lambda: layer(x, ei, et))
+        as_native(lambda: layer(x, ei, et))
 
 
 @each_layer
@@ -104,14 +97,14 @@ def test_parameters_replaced_and_changed(route, inputs, name):
     with route.on():
         layer = warmed(route, name, inputs)
         spread(layer)
-        as_native(layer, lambda: layer(*inputs))
+        as_native(lambda: layer(*inputs))
         for key, value in list(layer.named_parameters(recurse=False)):
             setattr(layer, key, torch.nn.Parameter(torch.randn_like(value)))
-        as_native(layer, lambda: layer(*inputs))
+        as_native(lambda: layer(*inputs))
         layer.bias = None
-        as_native(layer, lambda: layer(*inputs))
+        as_native(lambda: layer(*inputs))
         twin = spread(copy.deepcopy(layer))
-        as_native(twin, lambda: twin(*inputs))
+        as_native(lambda: twin(*inputs))
 
 
 @each_layer
@@ -121,11 +114,11 @@ def test_dtypes_that_change(route, inputs, name):
         layer = warmed(route, name, inputs)
         for dtype in (torch.bfloat16, torch.float32):
             layer.to(dtype)
-            as_native(layer, lambda dtype=dtype: layer(x.to(dtype), ei, et), 0.05)
+            as_native(lambda dtype=dtype: layer(x.to(dtype), ei, et), 0.05)
         with torch.autocast(route.device.type, torch.bfloat16):
-            as_native(layer, lambda: layer(x, ei, et), 0.05)
-            as_native(layer, lambda: layer(x, ei, et), 0.05)
-        as_native(layer, lambda: layer(x, ei, et))
+            as_native(lambda: layer(x, ei, et), 0.05)
+            as_native(lambda: layer(x, ei, et), 0.05)
+        as_native(lambda: layer(x, ei, et))
 
 
 SETTINGS = [dict(concat=False, bias=None), dict(negative_slope=0.9), dict(mod="f-scaled"), dict(mod="scaled"),
@@ -139,7 +132,7 @@ def test_settings_of_the_layer(route, inputs, setting):
         for key, value in setting.items():
             setattr(layer, key, value)
         for _ in range(2):
-            as_native(layer, lambda: layer(*inputs))
+            as_native(lambda: layer(*inputs))
 
 
 class Other(RGATConv):
@@ -182,7 +175,7 @@ def test_settings_of_the_host(route, inputs, monkeypatch, stated):
     with route.on():
         layer = warmed(route, "RGCNConv", inputs)
         monkeypatch.setattr(torch_geometric.backend, "use_segment_matmul", False)
-        as_native(layer, lambda: layer(*inputs))
+        as_native(lambda: layer(*inputs))
         assert len(stated) == 2
 
 

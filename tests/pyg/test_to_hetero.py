@@ -16,7 +16,8 @@ from torch_geometric.nn import (GAT, GATConv, GATv2Conv, GCNConv, GINConv, Graph
 
 import gnnaccel
 from gnnaccel.adapters.pyg import fx_models
-from tests.pyg.hetero_graphs import (CITES, KNOWS, METADATA, NODES, OUT, WIDTH, WRITES, WRITTEN, edges, features, on, same)
+from tests.pyg.hetero_graphs import (CITES, KNOWS, METADATA, NODES, OUT, WIDTH, WRITES, WRITTEN, edges, features, on,
+                                     results_of_types, same, trained_on_types)
 from tests.pyg.judge import compare, on_routes, took
 
 pytestmark = [pytest.mark.filterwarnings("ignore:There exist node types"), pytest.mark.filterwarnings("ignore:Found function")]
@@ -207,16 +208,9 @@ def test_any_types(route, case):
         made(x, ei)
     leaves = {**{f"x {t}": v for t, v in x.items()}, **dict(made.named_parameters())}
 
-    def results() -> dict:
-        for t in leaves.values():
-            t.grad = None
-        out = made(x, ei)
-        sum((t * torch.linspace(-1, 1, t.numel(), device=t.device).view(t.shape)).sum() for t in out.values()).backward()
-        return {**{f"out {k}": t.detach() for k, t in out.items()}, **{k: t.grad for k, t in leaves.items()}}
-
-    native = results()
+    native = results_of_types(made, x, ei, leaves)
     with route.on(on_fallback="native"):
-        got = results()
+        got = results_of_types(made, x, ei, leaves)
     assert list(got) == list(native) and gnnaccel.stats()["HeteroConv"]["calls"] == 2
     gnnaccel.reset_stats()
     for k, t in native.items():
@@ -293,15 +287,7 @@ def test_training_brings_the_hosts_weights(route):
     made, (x, ei) = model_of(aggr="mean").to(route.device), on(route.device, features(), edges())
     target = {k: torch.randn(n, 5).to(route.device) for k, n in NODES.items()}
 
-    def trained(model):
-        optimizer = torch.optim.SGD(model.parameters(), 0.05)
-        for _ in range(4):
-            optimizer.zero_grad()
-            sum((t - target[k]).pow(2).mean() for k, t in model(x, ei).items()).backward()
-            optimizer.step()
-        return model.state_dict()
-
-    native = trained(copy.deepcopy(made))
+    native = trained_on_types(copy.deepcopy(made), x, ei, target, 4)
     with route.on():
-        got = trained(made)
+        got = trained_on_types(made, x, ei, target, 4)
     assert all(torch.allclose(got[k], t, rtol=1e-4, atol=1e-5) for k, t in native.items())

@@ -14,7 +14,7 @@ from torch_geometric.nn.to_hetero_with_bases_transformer import HeteroBasisConv
 import gnnaccel
 from gnnaccel.adapters.pyg import basis
 from gnnaccel.dispatch import cache
-from tests.pyg.hetero_graphs import METADATA, NODES, OUT, RELATIONS, WIDTH, edges, features, on
+from tests.pyg.hetero_graphs import METADATA, NODES, OUT, RELATIONS, WIDTH, edges, features, on, results_of_types
 from tests.pyg.judge import compare, native_again, on_routes, took
 
 KINDS = {
@@ -92,16 +92,9 @@ def test_any_types(route, case):
     ei = {name: t.to(route.device) for name, t in ei.items()}
     leaves = {**x, **dict(made.named_parameters())}
 
-    def results() -> dict:
-        for t in leaves.values():
-            t.grad = None
-        out = made(x, ei)
-        sum((t * torch.linspace(-1, 1, t.numel(), device=t.device).view(t.shape)).sum() for t in out.values()).backward()
-        return {**{f"out {k}": t.detach() for k, t in out.items()}, **{k: t.grad for k, t in leaves.items()}}
-
-    native = results()
+    native = results_of_types(made, x, ei, leaves)
     with route.on(on_fallback="native"):
-        got = results()
+        got = results_of_types(made, x, ei, leaves)
     assert gnnaccel.stats()["HeteroBasisConv"]["calls"] == 2
     gnnaccel.reset_stats()
     assert close(got, native, 1e-9)

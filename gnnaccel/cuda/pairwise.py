@@ -70,9 +70,11 @@ class Variant(RowVariant):
 
     @functools.cached_property
     def _kept_kernels(self) -> tuple[Kernels, Kernels]:
-        """By destination only keys are live."""
-        return tuple(Kernels("pairwise_backward", self.defines(unroll, BY_SRC=by_src, KEPT=1))
-                     for by_src, unroll in enumerate((self.layout.unroll, self._half_unroll)))
+        """By destination only keys are live. By source, rows of few edges each (scores are kept where nodes, not edges, decide how
+        much memory is held) gain more from warps beside each other than from edges in flight in each."""
+        few = {"LEAST_BLOCKS": 10} if self.layout.packs * self.layout.vec <= 4 else {}
+        return (Kernels("pairwise_backward", self.defines(BY_SRC=0, KEPT=1)),
+                Kernels("pairwise_backward", self.defines(1, BY_SRC=1, KEPT=1, **few)))
 
     @property
     def _half_unroll(self) -> int:

@@ -85,6 +85,17 @@ def test_some_gradients(route, frozen):
     compare(route, made, features(16), edges())
 
 
+@pytest.mark.parametrize("frozen", [None, "skip"])
+def test_large_gradients_are_read_where_they_lie(route, monkeypatch, frozen):
+    seen, apart, made = [], by_type._apart, layer()
+    monkeypatch.setattr(by_type, "_LARGE", 0)
+    monkeypatch.setattr(by_type, "_apart", lambda *args: seen.append(1) or apart(*args))
+    if frozen:
+        getattr(made, frozen).requires_grad_(False)
+    compare(route, made, features(16), edges())
+    assert bool(seen) == (route.backend == "cuda" and not frozen)
+
+
 def test_without_gradients_of_the_features(route):
     compare(route, layer(), features(16), edges(), require=False)
 
@@ -148,9 +159,9 @@ def test_else_index_arrays_are_there_before_rows(route, monkeypatch, train, kept
         monkeypatch.setattr(graph_module, "SORT_FROM", 1)
         monkeypatch.setattr(attention_families, "_KEPT_SHARE", 0)
     made, (x, ei) = layer().to(route.device), on(route.device, features(16), edges())
-    order, asked, sort, cat = [], [], GraphView._build_csr, by_type.project
+    order, asked, sort, cat = [], [], GraphView._build_csr, by_type.together
     monkeypatch.setattr(GraphView, "_build_csr", lambda self, *how: order.append("sort") or asked.append(how) or sort(self, *how))
-    monkeypatch.setattr(by_type, "project", lambda *args: order.append("rows") or cat(*args))
+    monkeypatch.setattr(by_type, "together", lambda x: order.append("rows") or cat(x))
     with torch.set_grad_enabled(train), route.on():
         out = made(x, ei)
         if train:

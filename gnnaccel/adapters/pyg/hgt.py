@@ -130,15 +130,16 @@ def _run_by_kernels(layer: Any, stated: RelationalStated, given: RelationalGiven
     x_dict, types, _ = given.operands
     x = [x_dict[name] for name in types]
     attend.build(torch.is_grad_enabled() and layer.k_rel.weight.requires_grad)
+    together = by_type.together(x)
     sizes = tuple(t.shape[0] for t in x)
     blocks = attend.graph.blocks(sizes)
     weight, bias = (None if t is None else t.unflatten(1, (3, -1)) for t in _stacked(layer.kqv_lin, types))
     if pair_maps.worth(attend.graph, stated.row, x[0].shape[1], layer.out_channels):
-        rows, queries = by_type.project(blocks, weight[:, 1:2], True, None if bias is None else bias[:, 1:2], x)
-        rows, keys, values = pair_maps.pair_maps(attend.graph, rows, *_folded(layer, given.operands))
+        rows, queries = by_type.project(blocks, weight[:, 1:2], True, None if bias is None else bias[:, 1:2], x, together)
+        rows, keys, values = pair_maps.pair_maps(attend.graph, rows, *_folded(layer, given.operands, weight, bias))
         out = _attended_pairs(layer, attend, keys, queries, values)
     else:
-        rows, keys, queries, values = by_type.project(blocks, weight, True, bias, x)
+        rows, keys, queries, values = by_type.project(blocks, weight, True, bias, x, together)
         out = _attended(layer, stated, given, attend, keys, queries, values)
     lins = [layer.out_lin.lins[name] for name in types]
     biases = [] if lins[0].bias is None else [lin.bias for lin in lins]
@@ -146,15 +147,14 @@ def _run_by_kernels(layer: Any, stated: RelationalStated, given: RelationalGiven
     return dict(zip(types, by_type.finish_types(blocks, sizes, out, [lin.weight for lin in lins], biases, gates, rows)))
 
 
-def _folded(layer: Any, operands: _Operands) -> tuple[Tensor, Tensor | None]:
+def _folded(layer: Any, operands: _Operands, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """The maps of keys and values by relation, those of its source's type and the priors in them. An edge type without a source
     here has no edges either: any weights do."""
-    sources = tuple(name[0] if name[0] in operands.types else operands.types[0] for name in layer.edge_types)
-    weight, bias = (None if t is None else t.unflatten(1, (3, -1))[:, ::2] for t in _stacked(layer.kqv_lin, sources))
-    prior = _priors(layer, operands.graph.present)[:, :, None, None]
+    place = {name: at for at, name in enumerate(operands.types)}
+    sources = tuple([place.get(name[0], 0) for name in layer.edge_types])
     keys, values = (_by_relation(layer, layer._modules[name].weight) for name in ("k_rel", "v_rel"))
     with torch.autocast(weight.device.type, enabled=False):
-        return pair_maps.fold(weight, bias, torch.stack([keys * prior, values], 1))
+        return pair_maps.fold(sources, weight, bias, keys, values, _priors(layer, operands.graph.present))
 
 
 def _attended_pairs(layer: Any, attend: Any, keys: Tensor, queries: Tensor, values: Tensor) -> Tensor:
@@ -178,11 +178,10 @@ def _by_relation(layer: Any, weight: Tensor) -> Tensor:
 def _priors(layer: Any, present: frozenset) -> Tensor:
     """[relations, heads]. Those of edge types that the call does not name are not the layer's parameters, so that they get no
     gradient, as in the host."""
-    unused = layer.k_rel.weight.new_zeros(1, layer.heads)
-    rows = [unused] * len(layer.edge_types)
-    for name, relation in layer.edge_types_map.items():
-        if name in present:
-            rows[relation] = layer.p_rel["__".join(name)]
+    rows = [layer.p_rel["__".join(name)] if name in present else None for name in layer.edge_types]
+    if len(present) < len(rows):
+        unused = layer.k_rel.weight.new_zeros(1, layer.heads)
+        rows = [unused if row is None else row for row in rows]
     return torch.cat(rows)
 
 

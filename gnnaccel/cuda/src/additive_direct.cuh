@@ -48,7 +48,7 @@ __device__ __forceinline__ void direct_step(const Lanes& at, const Scores& score
         const int e = first + u * SLOTS + at.slot;
         const int src = __shfl_sync(FULL_WARP, j, e & 31);
         position[u] = base + e;
-        v[u].load(at, rows, (u64)src, e < n);
+        v[u].load_or_nothing(at, rows, (u64)src, e < n);
         own[u] = INT8 ? __shfl_sync(FULL_WARP, scale, e & 31) : 1.f;
 #pragma unroll
         for (int kh = 0; kh < KH; ++kh)

@@ -77,12 +77,31 @@ __device__ __forceinline__ void load_row(const Lanes& at, const T* base, u64 row
     }
 }
 
+// Where there is nothing to load, these zeros are: a load under a condition is followed by moves that wait for it, and then few
+// loads are in flight.
+__device__ const uint4 NOTHING = {0, 0, 0, 0};
+
+// `load_row` of rows that are gathered several at a time.
+template <typename T, int Stride = H * D>
+__device__ __forceinline__ void load_row_or_nothing(const Lanes& at, const T* base, u64 row, bool on, Row& r) {
+    static_assert(sizeof(T) * VEC <= sizeof(NOTHING), "a pack is one load");
+    const T* p = base + row * (u64)Stride;
+#pragma unroll
+    for (int k = 0; k < PACKS; ++k) {
+        const int kh = k / KV, kv = k % KV;
+        load_packs<T, VEC>(on && at.owns(kh, kv) ? p + at.offset(kh, kv) : (const T*)&NOTHING, r[k]);
+    }
+}
+
 // The lane's share of a row as loads leave it: int8 wait four to a register, and become floats when their turn comes.
 template <typename T> struct Loaded {
     Row row;
 
     __device__ __forceinline__ void load(const Lanes& at, const T* base, u64 row_of, bool on) {
         load_row(at, base, row_of, on, row);
+    }
+    __device__ __forceinline__ void load_or_nothing(const Lanes& at, const T* base, u64 row_of, bool on) {
+        load_row_or_nothing(at, base, row_of, on, row);
     }
     __device__ __forceinline__ void pack(int k, float (&v)[VEC]) const {
 #pragma unroll
@@ -104,6 +123,9 @@ template <> struct Loaded<q8> {
             const q8* mine = base + (at.owns(k / KV, k % KV) ? at.offset(k / KV, k % KV) : 0);
             word[k].word = __ldg(reinterpret_cast<const Whole*>(mine + row_of * (u64)STRIDE));
         }
+    }
+    __device__ __forceinline__ void load_or_nothing(const Lanes& at, const q8* base, u64 row_of, bool on) {
+        load(at, base, row_of, on);
     }
     __device__ __forceinline__ void pack(int k, float (&v)[VEC]) const { Unpack<q8, VEC>::into(word[k], v); }
 };

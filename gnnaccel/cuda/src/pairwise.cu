@@ -29,8 +29,8 @@ __device__ __forceinline__ void step(const Lanes& at, const Inputs& in, const Dr
         const u64 src = (u64)__shfl_sync(FULL_WARP, j, e & 31);
         const bool on = e < n;
         position[u] = base + e;
-        load_row(at, in.keys, SOURCE_ROW(src), on, k[u]);
-        if (OWN_VALUES) load_row(at, in.values, SOURCE_ROW(src), on, v[OWN_VALUES ? u : 0]);
+        gather_row(at, in.keys, SOURCE_ROW(src), on, k[u]);
+        if (OWN_VALUES) gather_row(at, in.values, SOURCE_ROW(src), on, v[OWN_VALUES ? u : 0]);
 #pragma unroll
         for (int kh = 0; kh < KH; ++kh)
             s[u][kh] = SCORE == COSINE || SCORE == MX ? node_term(in.c_src, src, at.head(kh), on) : 0.f;
@@ -125,7 +125,7 @@ __device__ __forceinline__ void finish(const Lanes& at, int row, int rows, bool 
     store_row(at, out, row, st.acc);
 }
 
-extern "C" __global__ void __launch_bounds__(32 * WARPS)
+extern "C" __global__ void BOUNDS
 forward(const OFF_T* __restrict__ indptr, const int* __restrict__ col, const OFF_T* __restrict__ eid, int rows,
         const int* __restrict__ counters, const int2* __restrict__ chunks, int chunk_edges, int chunk_slots,
         const ROW_T* __restrict__ keys, const ROW_T* __restrict__ values, const ROW_T* __restrict__ queries,

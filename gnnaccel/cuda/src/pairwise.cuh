@@ -30,6 +30,24 @@ static_assert(!VECTORS || SCORE == GATV2, "no other score has attention vectors"
 // With BESIDE a source's key and value lie side by side, so do their gradients: key i is row 2 i, and value i behind it.
 #define SOURCE_ROW(i) ((u64)(i) * (1 + BESIDE))
 
+// Whether the loads of a step are put together, as measured on an H200 (docs/notes/attention.md): they are where none stands under
+// a condition and the compiler is told how many blocks a multiprocessor is to hold, few enough for what a step needs of registers.
+// Untold, it spreads them over the step.
+#ifdef BY_SRC
+#define TOGETHER (BY_SRC ? !OWN_VALUES || PACKS * VEC <= 8 : SCORE != GATV2 || KH > 1)
+#else
+#define TOGETHER (KH > 1 || (OWN_VALUES && LH < 16))
+#endif
+#ifndef LEAST_BLOCKS
+#define LEAST_BLOCKS (!TOGETHER ? 0 : PACKS * VEC > 8 ? 2 : 4)
+#endif
+#define BOUNDS __launch_bounds__(32 * WARPS, LEAST_BLOCKS)
+
+template <typename T> __device__ __forceinline__ void gather_row(const Lanes& at, const T* base, u64 row, bool on, Row& r) {
+    if (TOGETHER) load_row_or_nothing(at, base, row, on, r);
+    else load_row(at, base, row, on, r);
+}
+
 struct Constants {
     float scale, slope;
 };

@@ -76,7 +76,8 @@ struct Destination {
 
 __device__ __forceinline__ Destination destination(const float* packed, u64 row, int head, bool on) {
     float p[4] = {0.f, 0.f, 0.f, 0.f};
-    if (on && head < H) load_pack<float, 4>(packed + (row * H + head) * 4, p);
+    const bool here = on && head < H;
+    if (TOGETHER || here) load_pack<float, 4>(here ? packed + (row * H + head) * 4 : (const float*)&NOTHING, p);
     const Destination d = {p[0], p[1], p[2], p[3]};
     return d;
 }
@@ -148,8 +149,8 @@ __device__ __forceinline__ void step(const Lanes& at, const Inputs& in, const Dr
         const int e = first + u * SLOTS + at.slot;
         const u64 i = (u64)__shfl_sync(FULL_WARP, j, e & 31);
         const bool on = e < n;
-        load_row(at, in.other_a, OTHER_ROW(i), on, a[u]);
-        if (OTHER_B) load_row(at, in.other_b, OTHER_ROW(i), on, b[OTHER_B ? u : 0]);
+        gather_row(at, in.other_a, OTHER_ROW(i), on, a[u]);
+        if (OTHER_B) gather_row(at, in.other_b, OTHER_ROW(i), on, b[OTHER_B ? u : 0]);
         position[u] = base + e;
         if (BY_SRC && (DROPOUT || EDGE)) position[u] = on ? in.position[base + e] : 0;
 #pragma unroll
@@ -280,7 +281,7 @@ __device__ __forceinline__ void leave_att(const Lanes& at, unsigned char* shared
 
 #if BY_SRC || !KEPT
 
-extern "C" __global__ void __launch_bounds__(32 * WARPS)
+extern "C" __global__ void BOUNDS
 backward(const OFF_T* __restrict__ indptr, const int* __restrict__ nbr, const OFF_T* __restrict__ position,
          const OFF_T* __restrict__ eid, int rows, const int* __restrict__ counters, const int2* __restrict__ chunks,
          int chunk_edges, int chunk_slots, const ROW_T* __restrict__ self_a, const SELF_B_T* __restrict__ self_b,
@@ -333,9 +334,10 @@ __device__ __forceinline__ void add_keys(const Lanes& at, const ROW_T* keys, con
     for (int u = 0; u < UNROLL; ++u) {
         const int e = first + u * SLOTS + at.slot;
         const u64 i = (u64)__shfl_sync(FULL_WARP, j, e & 31), line = (u64)__shfl_sync(FULL_WARP, p, e & 31);
-        load_row(at, keys, SOURCE_ROW(i), e < n, key[u]);
+        gather_row(at, keys, SOURCE_ROW(i), e < n, key[u]);
 #pragma unroll
-        for (int kh = 0; kh < KH; ++kh) d[u][kh] = e < n && at.head(kh) < H ? kept[line * H + at.head(kh)] : 0.f;
+        for (int kh = 0; kh < KH; ++kh)
+            d[u][kh] = __ldg(e < n && at.head(kh) < H ? kept + line * H + at.head(kh) : (const float*)&NOTHING);
     }
 #pragma unroll
     for (int u = 0; u < UNROLL; ++u)
@@ -347,7 +349,7 @@ __device__ __forceinline__ void add_keys(const Lanes& at, const ROW_T* keys, con
 }
 
 // The gradient of queries. inverse[e]: where edge e of a destination lies in the order of the pass by source.
-extern "C" __global__ void __launch_bounds__(32 * WARPS)
+extern "C" __global__ void BOUNDS
 queries(const OFF_T* __restrict__ indptr, const int* __restrict__ nbr, const OFF_T* __restrict__ inverse, int rows,
         const int* __restrict__ counters, const int2* __restrict__ chunks, int chunk_edges, int chunk_slots,
         const ROW_T* __restrict__ keys, const float* __restrict__ kept, ROW_T* __restrict__ d_queries, float* __restrict__ part) {

@@ -6,6 +6,8 @@ pair; no key or value of a node is ever made.
 """
 from __future__ import annotations
 
+from itertools import compress
+
 import torch
 from torch import Tensor
 
@@ -32,14 +34,62 @@ def worth(view: RelationView, dtype: torch.dtype, k: int, c: int) -> bool:
     return WORTH_FROM <= statistics.pairs_src <= _PAIRS * statistics.num_src
 
 
-def fold(weight: Tensor, bias: Tensor | None, maps: Tensor) -> tuple[Tensor, Tensor | None]:
-    """The matrices [relations, K, 2 C] and biases [relations, 2 C] of `pair_maps`. weight [relations, 2, C, K], bias [relations,
-    2, C]: of keys and values of each relation's source type; maps [relations, 2, heads, D, D]: after those, head by head."""
-    relations, heads = maps.shape[0], maps.shape[2]
-    folded = torch.einsum("rshdk,rshde->rkshe", weight.unflatten(2, (heads, -1)), maps).reshape(relations, weight.shape[3], -1)
+def fold(sources: tuple[int, ...], weight: Tensor, bias: Tensor | None, keys: Tensor, values: Tensor,
+         prior: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The matrices [relations, K, 2 C] and biases [relations, 2 C] of `pair_maps`.
+
+    ``sources``: each relation's source type. weight [types, 3, C, K], bias [types, 3, C]: the maps of types to keys, queries and
+    values; ``keys``, ``values`` [relations, heads, D, D]: those of relations after them, head by head; prior [relations, heads]:
+    a factor of the former.
+    """
+    return _Fold.apply(sources, weight, bias, keys, values, prior)
+
+
+def _folded(sources: tuple[int, ...], weight: Tensor, bias: Tensor | None, keys: Tensor, values: Tensor,
+            prior: Tensor) -> tuple[Tensor, Tensor | None]:
+    maps = torch.stack([keys * prior[:, :, None, None], values], 1)
+    relations, _, heads, _, _ = maps.shape
+    first = _of_sources(sources, weight).unflatten(2, (heads, -1))
+    matrix = torch.matmul(first.transpose(3, 4), maps).permute(0, 3, 1, 2, 4).reshape(relations, weight.shape[3], -1)
     if bias is None:
-        return folded, None
-    return folded, torch.einsum("rshd,rshde->rshe", bias.unflatten(2, (heads, -1)), maps).reshape(relations, -1)
+        return matrix, None
+    first = _of_sources(sources, bias).view(relations, 2, heads, 1, -1)
+    return matrix, torch.matmul(first, maps).view(relations, -1)
+
+
+def _of_sources(sources: tuple[int, ...], t: Tensor) -> Tensor:
+    """Those of keys and values, for each relation. Their gradients are added up in one order, as those of an index are not."""
+    of_type = t[:, ::2].unbind(0)
+    return torch.stack([of_type[source] for source in sources])
+
+
+class _Fold(torch.autograd.Function):
+    """One node, whose small steps are recorded in backward only: before the first product the GPU waits for them."""
+
+    @staticmethod
+    def forward(ctx, sources, *inputs):
+        ctx.sources = sources
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*inputs)
+        return _folded(sources, *inputs)
+
+    @staticmethod
+    def backward(ctx, *grads):
+        inputs, needs, given = ctx.saved_tensors, ctx.needs_input_grad[1:], [g is not None for g in grads]
+        if not any(given):
+            return (None,) * len(ctx.needs_input_grad)
+
+        def again(*inputs: Tensor | None) -> tuple[Tensor, ...]:
+            return tuple(compress(_folded(ctx.sources, *inputs), given))
+
+        if torch.is_grad_enabled():
+            return None, *by_torch(again, inputs, needs, tuple(compress(grads, given)))
+        with torch.enable_grad():
+            inputs = tuple(t if t is None else t.detach().requires_grad_(need) for t, need in zip(inputs, needs))
+            outs = again(*inputs)
+        wanted = [t for t, need in zip(inputs, needs) if need]
+        found = iter(torch.autograd.grad(outs, wanted, tuple(compress(grads, given)), allow_unused=True))
+        return None, *(next(found) if need else None for need in needs)
 
 
 def pair_maps(view: RelationView, rows: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -103,6 +103,11 @@ def serves(k: int, n: int, precision: str) -> bool:
     return max(k, n) <= _SMALL or precision == "HALF" and min(k, n) <= _SMALL
 
 
+def as_one(k: int, n: int, dtype: torch.dtype) -> bool:
+    """Whether `gradients` for x with k columns of a block and dy with n come from one kernel, on a GPU as large as an H100."""
+    return _plan(n, k, dtype, precision_of("fp32", dtype, n), _SM_SHARED) is not None
+
+
 @functools.lru_cache(maxsize=None)
 def _plan(k: int, n: int, dtype: torch.dtype, precision: str, limit: int) -> Plan | None:
     found = plans(k, n, dtype, precision, limit) if serves(k, n, precision) else ()

@@ -71,11 +71,11 @@ class Variant:
     def banded(self, nodes: int, rows: int, edges: int, device: torch.device) -> Variant:
         """The same in bands where those pay: rows of ``nodes`` nodes, gathered by ``edges`` edges of ``rows`` rows. Int8 rows are
         a quarter as long and go whole."""
-        if self.int8 or self.identity:
-            return self
         size = self.row.itemsize
-        pay = bands.pay(nodes, self.heads * self.width * size, rows, edges, device, size=size,
-                        least=self.width * size if self.per_head else 0)
+        row = self.heads * self.width * size
+        if bands.few(nodes, row) or self.int8 or self.identity:
+            return self
+        pay = bands.pay(nodes, row, rows, edges, device, size=size, least=self.width * size if self.per_head else 0)
         return _in_bands(self) if pay else self
 
     @functools.cached_property

@@ -43,12 +43,15 @@ class Variant(RowVariant):
     def banded(self, nodes: int, rows: int, edges: int, device: torch.device, back: bool = False) -> Variant:
         """The same in bands of heads (`bands`) where those pay: values, or with ``back`` gradients, of ``nodes`` nodes, gathered by
         ``edges`` edges of ``rows`` rows."""
-        forms = self.in_bands(back)
-        if not forms:
+        if self.heads == 1:
             return self
-        size = self._gathered(back).itemsize
+        size = ((self.grad or self.out) if back else self.row).itemsize
         head = self.width * size
-        return forms[0] if bands.pay(nodes, self.heads * head, rows, edges, device, size=size, least=head) else self
+        if bands.few(nodes, self.heads * head):  # before a look for the kernels, which takes longer
+            return self
+        forms = self.in_bands(back)
+        pay = forms and bands.pay(nodes, self.heads * head, rows, edges, device, size=size, least=head)
+        return forms[0] if pay else self
 
     def in_bands(self, back: bool) -> tuple[Variant, ...]:
         """What `banded` may give instead of this; empty where rows cannot be cut. Int8 go whole."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda import bands
-from gnnaccel.cuda.launch import THREADS, Kernels, pointer, workspace
+from gnnaccel.cuda.launch import THREADS, Kernels, dense, pointer, workspace
 from gnnaccel.cuda.layout import MAX_WIDTH, ROW_TYPES, TYPES, Layout, grid, layout_for
 from gnnaccel.cuda.quantize import ALIGN, Int8Rows, addresses, stride
 from gnnaccel.cuda.structure import Launch, Rows
@@ -71,11 +71,11 @@ class Variant:
     def banded(self, nodes: int, rows: int, edges: int, device: torch.device) -> Variant:
         """The same in bands where those pay: rows of ``nodes`` nodes, gathered by ``edges`` edges of ``rows`` rows. Int8 rows are
         a quarter as long and go whole."""
-        if self.int8 or self.identity:
-            return self
         size = self.row.itemsize
-        pay = bands.pay(nodes, self.heads * self.width * size, rows, edges, device, size=size,
-                        least=self.width * size if self.per_head else 0)
+        row = self.heads * self.width * size
+        if bands.few(nodes, row) or self.int8 or self.identity:
+            return self
+        pay = bands.pay(nodes, row, rows, edges, device, size=size, least=self.width * size if self.per_head else 0)
         return _in_bands(self) if pay else self
 
     @functools.cached_property
@@ -279,15 +279,14 @@ def _first(key: tuple, graph: Rows, x: Tensor, weight: Tensor | None, at: str, m
     form = variant(heads, width, x.dtype, x.dtype, kind, at, False, mean, graph.wide)
     if into is not None and into.shape != (graph.rows, *x.shape[1:]):
         raise ValueError(f"into is {list(into.shape)}; needed is {[graph.rows, *x.shape[1:]]}")
-    dense = x.contiguous()
-    dense = dense if dense.data_ptr() % 16 == 0 else dense.clone()
-    out = forward(form, graph, dense.view(-1, heads, width), weight, scale, bias,
+    aligned = dense(x)
+    out = forward(form, graph, aligned.view(-1, heads, width), weight, scale, bias,
                   None if into is None else into.view(-1, heads, width))
     # detached: a Function's result that is a view could not be changed in place
     out = into if into is not None else out.view(-1, *x.shape[1:]).detach()
     form = form.banded(x.shape[0], graph.rows, graph.other.shape[0], x.device)  # as `forward` did
     launch, layout = graph.launch(), form.layout
-    if dense is x and graph.settled:
+    if aligned is x and graph.settled:
         merge = (grid(launch.heavy, layout), (*launch.merge, launch.graph[0])) if launch.heavy else None
         graph.keep(key, _Made(out.shape == x.shape, tuple(out.shape), form.kernels, *_way(layout, graph, launch),
                               launch.graph + launch.split, launch.chunks * layout.heads * layout.width, merge))

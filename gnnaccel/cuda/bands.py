@@ -10,7 +10,7 @@ import functools
 
 import torch
 
-__all__ = ["LINE", "channels", "heads", "pay"]
+__all__ = ["LINE", "channels", "few", "heads", "pay"]
 
 LINE = 128  # bytes that the L2 holds together
 _LEAST = 32 * 2**20  # bytes of all rows, below which nothing is asked
@@ -23,6 +23,11 @@ def l2_bytes(device: torch.device) -> int:
     return getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0) if device.type == "cuda" else 0
 
 
+def few(nodes: int, row: int) -> bool:
+    """Whether ``nodes`` rows of ``row`` bytes are so few that bands never `pay`; quicker to ask."""
+    return nodes * row < _LEAST
+
+
 def pay(nodes: int, row: int, rows: int, edges: int, device: torch.device, *, size: int, least: int = 0,
         share: float = 1.0) -> bool:
     """Whether rows of ``row`` bytes had better be read in bands.
@@ -30,9 +35,9 @@ def pay(nodes: int, row: int, rows: int, edges: int, device: torch.device, *, si
     nodes: rows that there are to gather; rows, edges: of the graph; size: bytes of an element; least: of what cannot be cut; share: of
     the L2 that a band may take.
     """
-    held = nodes * row
-    if held < _LEAST:
+    if few(nodes, row):
         return False
+    held = nodes * row
     # lanes of half types load half as many bytes each, so what the L2 saves them shows later
     l2, band = l2_bytes(device), max(LINE, least)
     worth = held > (0.75 if size > 2 else 1.0) * l2 and edges >= _LONG * max(nodes, rows)

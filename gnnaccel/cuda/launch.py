@@ -39,6 +39,12 @@ def pointer(t: Tensor | None) -> int:
     return 0 if t is None else t.data_ptr()
 
 
+def dense(t: Tensor) -> Tensor:
+    """Contiguous, and aligned for the widest load."""
+    t = t.contiguous()
+    return t if t.data_ptr() % 16 == 0 else t.clone()
+
+
 def workspace(chunks: int, sizes: tuple[int, int, int], device: torch.device) -> tuple[Tensor | None, tuple[int, int, int]]:
     """fp32 memory for up to three arrays [chunks, size], and their addresses; null where there is nothing to hold."""
     if not chunks:

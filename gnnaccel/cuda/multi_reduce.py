@@ -2,13 +2,15 @@
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda.launch import THREADS, Kernels, pointer, workspace
+from gnnaccel.cuda.aggregate import factored
+from gnnaccel.cuda.launch import THREADS, Kernels, dense, pointer, workspace
 from gnnaccel.cuda.layout import TYPES, Layout, grid, layout_for
 from gnnaccel.cuda.structure import Rows
 
@@ -123,6 +125,71 @@ def forward(variant: Variant, graph: Rows, x: Tensor, weight: Tensor | None = No
         variant.kernels("merge")(grid(launch.heavy, layout), THREADS, 0,
                                  launch.merge + launch.graph[:3] + given + (part,) + found)
     return Reduced(out, counts, mean)
+
+
+# ---- rows of any shape, remembered by their form ----
+
+def variant_of(x: Tensor, reduces: tuple[str, ...], weight: Tensor | None, wide: bool = False) -> Variant:
+    """That of x [any, *features] with weights [edges], [edges, H] or none."""
+    features = math.prod(x.shape[1:])
+    if weight is not None and weight.dim() == 2:
+        return variant(weight.shape[1], features // weight.shape[1], x.dtype, reduces, "head", wide)
+    return variant(*factored(features), x.dtype, reduces, "none" if weight is None else "edge", wide)
+
+
+class _Made(NamedTuple):
+    """What a call of `reduced` needs, of which only its tensors' addresses change from one call to the next. ``shape``: of the
+    result; ``counts``, ``mean``: of what is kept, None where there is nothing; ``partial``: numbers of the workspace; ``merge``:
+    grid and arguments, or None where no row is split."""
+
+    variant: Variant
+    shape: tuple[int, ...]
+    counts: tuple[int, ...] | None
+    mean: tuple[int, ...] | None
+    grid: tuple[int, int]
+    graph: tuple
+    partial: int
+    merge: tuple[tuple[int, int], tuple, tuple] | None
+
+
+def reduced(graph: Rows, x: Tensor, reduces: tuple[str, ...], weight: Tensor | None = None, train: bool = False) -> Reduced:
+    """`forward` of x [any, *features], in whatever shape its rows are: ``out`` is [rows, reduces, *features], of a single reduce
+    [rows, *features].
+
+    weight: fp32 [edges], or [edges, H] of which each is for a part of the features. x may have any strides. A call like an
+    earlier one costs little more than its launches, which is what small graphs take. ValueError as of `forward`.
+    """
+    key = ("reduced", reduces, train, x.dtype, x.shape, x.stride(), x.device, x.data_ptr() & 15,
+           None if weight is None else (weight.dtype, weight.shape, weight.stride(), weight.device))
+    made = graph.made.get(key)
+    if made is None:
+        return _first(key, graph, x, reduces, weight, train)
+    form, device = made.variant, x.device
+    out = torch.empty(made.shape, dtype=form.row, device=device)
+    counts = None if made.counts is None else torch.empty(made.counts, dtype=torch.int32, device=device)
+    mean = None if made.mean is None else torch.empty(made.mean, device=device)
+    memory = torch.empty(made.partial, device=device) if made.partial else None
+    given, part = (x.data_ptr(), pointer(weight)), (pointer(memory),)
+    found = out.data_ptr(), pointer(counts), pointer(mean)
+    form.kernels("forward")(made.grid, THREADS, 0, made.graph + given + found + part)
+    if made.merge is not None:
+        across, before, by_row = made.merge
+        form.kernels("merge")(across, THREADS, 0, before + by_row + given + part + found)
+    return Reduced(out, counts, mean)
+
+
+def _first(key: tuple, graph: Rows, x: Tensor, reduces: tuple[str, ...], weight: Tensor | None, train: bool) -> Reduced:
+    """A call of `reduced` unlike those before: checked, and remembered if the next one needs nothing but the same launches."""
+    form, rows = variant_of(x, reduces, weight, graph.wide), dense(x)
+    out, counts, mean = forward(form, graph, rows.view(-1, form.heads, form.width), weight, train)
+    shape = graph.rows, *((len(reduces),) if len(reduces) > 1 else ()), *x.shape[1:]
+    if rows is x and graph.settled:
+        launch, layout = graph.launch(), form.layout
+        merge = (grid(launch.heavy, layout), launch.merge, launch.graph[:3]) if launch.heavy else None
+        kept = (None if t is None else tuple(t.shape) for t in (counts, mean))
+        graph.keep(key, _Made(form, shape, *kept, grid(launch.slots + graph.rows, layout), launch.graph + launch.split,
+                              launch.chunks * form.partial * form.heads * form.width, merge))
+    return Reduced(out.view(shape).detach(), counts, mean)  # no view, which nobody could change in place behind a Function
 
 
 def check_graph(variant: Variant, graph: Rows, x: Tensor, weight: Tensor | None, own: int | None = None) -> None:

@@ -2,14 +2,15 @@
 from __future__ import annotations
 
 import functools
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda.launch import THREADS, Kernels, pointer, workspace
+from gnnaccel.cuda.launch import THREADS, Kernels, dense, pointer, workspace
 from gnnaccel.cuda.layout import grid
-from gnnaccel.cuda.multi_reduce import Reduced, Variant, check, check_graph
+from gnnaccel.cuda.multi_reduce import Reduced, Variant, check, check_graph, variant_of
 from gnnaccel.cuda.structure import Rows
 
 
@@ -79,3 +80,65 @@ def _check_results(variant: Variant, out: Tensor, coefficients: Tensor, device: 
     shape = variant.heads, variant.width
     check("out", out, (rows, len(variant.reduces), *shape), variant.row, device, variant.layout.vec)
     check("coefficients", coefficients, (out.shape[0], variant.terms, *shape), torch.float32, device, variant.layout.vec)
+
+
+# ---- rows of any shape, remembered by their form ----
+
+class _Made(NamedTuple):
+    """What a call of `gradient` needs, of which only its tensors' addresses change from one call to the next. ``terms``: the
+    shape of the coefficients; ``rows``, ``zero_share``: as kernels take them; ``partial``: numbers of the workspace; ``merge``:
+    grid and arguments, or None where no row is split."""
+
+    kernels: Kernels
+    terms: tuple[int, ...]
+    spread: tuple[int, int]
+    rows: np.int32
+    zero_share: np.int32
+    grid: tuple[int, int]
+    graph: tuple
+    partial: int
+    merge: tuple[tuple[int, int], tuple] | None
+
+
+def gradient(by_dst: Rows, by_src: Rows, reduces: tuple[str, ...], x: Tensor, weight: Tensor | None, reduced: Reduced,
+             grad: Tensor, zero_share: bool = True) -> Tensor:
+    """The gradient of x, by `spread` and `rows_grad`, in x's shape and dtype.
+
+    by_dst, reduces, x, weight, reduced: of `multi_reduce.reduced` with ``train``; by_src: that graph by the other end; grad: as
+    ``reduced.out``, with any strides. A call like an earlier one costs little more than its launches. ValueError as of those two.
+    """
+    out, counts, mean = reduced
+    key = ("gradient", reduces, zero_share,
+           *[None if t is None else (t.dtype, t.shape, t.stride(), t.device, t.data_ptr() & 15) for t in (x, out, grad, weight)])
+    made = by_src.made.get(key)
+    if made is None:
+        return _first(key, by_dst, by_src, reduces, x, weight, reduced, grad, zero_share)
+    terms, found = torch.empty(made.terms, device=x.device), torch.empty_like(x)
+    memory = torch.empty(made.partial, device=x.device) if made.partial else None
+    address, part = found.data_ptr(), pointer(memory)
+    made.kernels("spread")(made.spread, THREADS, 0, (
+        by_dst.indptr.data_ptr(), made.rows, grad.data_ptr(), out.data_ptr(), pointer(counts), pointer(mean), made.zero_share,
+        terms.data_ptr()))
+    made.kernels("backward")(made.grid, THREADS, 0, made.graph + (
+        x.data_ptr(), pointer(weight), out.data_ptr(), terms.data_ptr(), address, part))
+    if made.merge is not None:
+        made.kernels("add_parts")(made.merge[0], THREADS, 0, made.merge[1] + (part, address))
+    return found
+
+
+def _first(key: tuple, by_dst: Rows, by_src: Rows, reduces: tuple[str, ...], x: Tensor, weight: Tensor | None, reduced: Reduced,
+           grad: Tensor, zero_share: bool) -> Tensor:
+    """A call of `gradient` unlike those before: checked, and remembered if the next one needs nothing but the same launches."""
+    form = variant_of(x, reduces, weight, by_dst.wide)
+    parts = form.heads, form.width
+    rows, gradients = dense(x), dense(grad)
+    whole = Reduced(reduced.out.view(-1, len(reduces), *parts), *reduced[1:])
+    terms = spread(form, by_dst, whole, gradients.view(whole.out.shape), zero_share)
+    found = rows_grad(form, by_src, rows.view(-1, *parts), weight, whole.out, terms)
+    if rows is x and gradients is grad and by_src.settled:
+        launch, layout = by_src.launch(), form.layout
+        by_src.keep(key, _Made(
+            kernels(form), tuple(terms.shape), grid(-(-by_dst.rows // layout.slots), layout), np.int32(by_dst.rows),
+            np.int32(zero_share), grid(launch.slots + by_src.rows, layout), launch.graph + launch.split,
+            launch.chunks * form.heads * form.width, (grid(launch.heavy, layout), launch.merge) if launch.heavy else None))
+    return found.view(x.shape)

@@ -17,7 +17,7 @@ from torch import Tensor
 from gnnaccel.cuda import segment_direct, segment_gemm
 from gnnaccel.cuda.launch import Kernels, pointer
 from gnnaccel.cuda.layout import TYPES
-from gnnaccel.cuda.segment_checks import check_apart, check_out, check_pair, check_rest, check_rows, check_weights
+from gnnaccel.cuda.segment_checks import check_apart, check_out, check_pair, check_rest, check_weights
 from gnnaccel.cuda.segment_gemm_grad import add_parts, merge_of, weight_grad, weight_grad_and_sums
 from gnnaccel.cuda.segment_plan import Segments, as_defines, grid_blocks, precision_of, shared_limit, side_stride, up
 
@@ -101,6 +101,11 @@ def serves(k: int, n: int, precision: str) -> bool:
     """Whether `gradients` of dy with k columns and x with n are made by one kernel, where there is a plan for it: as measured,
     it is slower than two for fp32 and TF32 with a side of 128, and registers do not hold two such sides."""
     return max(k, n) <= _SMALL or precision == "HALF" and min(k, n) <= _SMALL
+
+
+def as_one(k: int, n: int, dtype: torch.dtype) -> bool:
+    """Whether `gradients` for x with k columns of a block and dy with n come from one kernel, on a GPU as large as an H100."""
+    return _plan(n, k, dtype, precision_of("fp32", dtype, n), _SM_SHARED) is not None
 
 
 @functools.lru_cache(maxsize=None)
@@ -204,12 +209,10 @@ def _make(segments: Segments, options: tuple, tensors: tuple) -> _Made:
     """Checks a call of `backward` and finds its kernels."""
     plan, transposed, blocks, sums, accumulate, precision = options
     x, dy, w, index, dy_index, out, out_index, gelu_grad = tensors
-    k, n = check_pair(x, dy, blocks)
+    k, n = check_pair(segments, x, dy, index, dy_index, blocks)
     plan = plan or _plan(n, k, x.dtype, precision_of(precision, x.dtype, n), shared_limit(x.device))
     if plan is None:
         return _Made(0)
-    check_rows(segments, x, index, blocks * k)
-    check_rows(segments, dy, dy_index, blocks * n, "dy")
     w = check_weights(segments, x, w, blocks)
     if tuple(w.shape[2:]) != ((n, k) if transposed else (k, n)) or (plan.k, plan.n) != (n, k):
         raise ValueError(f"w has shape {tuple(w.shape)} and the plan is for {plan.n} and {plan.k} columns: x and dy have {k} and "
@@ -230,10 +233,9 @@ def _make(segments: Segments, options: tuple, tensors: tuple) -> _Made:
                        math.gcd(16, (k if transposed else n) * size, w.data_ptr(), w.stride(0) * size, w.stride(1) * size),
                        segment_direct.store_width(plan.strip, dtype, at_out), write, sums)
     across = grid_blocks(segments.tile_bound(plan.lines), blocks, plan.per_sm, _WORTH)
-    graph = segments.ptr.data_ptr(), segments.tile_ptr(plan.lines).data_ptr(), np.int32(segments.count)
     return _Made(weight, shape, dtype, tuple(w.shape), compiled, (across, blocks), plan.threads,
-                 plan.shared(x.dtype, precision, sums), graph, (np.int64(w.stride(0)), np.int64(w.stride(1))), np.int32(across),
-                 *merge_of(weight, segments.count, across))
+                 plan.shared(x.dtype, precision, sums), segments.tiled(plan.lines),
+                 (np.int64(w.stride(0)), np.int64(w.stride(1))), np.int32(across), *merge_of(weight, segments.count, across))
 
 
 @functools.lru_cache(maxsize=256)

@@ -106,8 +106,9 @@ def check_apart(share: Tensor | None, rest: Tensor, out: Tensor) -> None:
         raise ValueError(f"{name} is the memory that the result goes to: pass other memory")
 
 
-def check_pair(x: Tensor, dy: Tensor, blocks: int) -> tuple[int, int]:
-    """K and N of the weight gradient."""
+def check_pair(segments: Segments, x: Tensor, dy: Tensor, index: Tensor | None, dy_index: Tensor | None,
+               blocks: int) -> tuple[int, int]:
+    """K and N of the weight gradient; both sides have the segments' rows."""
     shapes = f"x has shape {tuple(x.shape)} and dy {tuple(dy.shape)}"
     if x.dim() != 2 or dy.dim() != 2 or blocks < 1 or 0 in (x.shape[1], dy.shape[1]):
         raise ValueError(f"{shapes}, blocks={blocks}: both need columns, and there is at least one block")
@@ -115,4 +116,6 @@ def check_pair(x: Tensor, dy: Tensor, blocks: int) -> tuple[int, int]:
         raise ValueError(f"{shapes}: both need columns that divide into {blocks} blocks")
     if dy.dtype != x.dtype or x.dtype not in TYPES:
         raise ValueError(f"x is {x.dtype} and dy {dy.dtype}: they have to be the same, one of {list(TYPES)}")
+    check_rows(segments, x, index, x.shape[1])
+    check_rows(segments, dy, dy_index, dy.shape[1], "dy")
     return x.shape[1] // blocks, dy.shape[1] // blocks

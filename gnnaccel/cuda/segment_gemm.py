@@ -188,8 +188,7 @@ def _launch(plan: ProductPlan | DirectPlan, segments: Segments, blocks: int, n: 
         across = grid_blocks(segments.tile_bound(height), columns, plan.tile.blocks_per_sm(plan.shared), _WORTH)
     if columns > _MAX_GRID_Y:
         raise ValueError(f"{columns} column tiles: a grid has at most {_MAX_GRID_Y}")
-    return ((across, columns), plan.tile.threads, plan.shared,
-            (segments.ptr.data_ptr(), segments.tile_ptr(height).data_ptr(), np.int32(segments.count)))
+    return (across, columns), plan.tile.threads, plan.shared, segments.tiled(height)
 
 
 @functools.lru_cache(maxsize=256)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda.launch import Kernels, pointer
-from gnnaccel.cuda.segment_checks import check_pair, check_rows, expect
+from gnnaccel.cuda.segment_checks import check_pair, expect
 from gnnaccel.cuda.segment_plan import GradPlan, Segments, as_defines, grad_plan, grid_blocks, precision_of, shared_limit
 
 __all__ = ["weight_grad", "weight_grad_and_sums"]
@@ -95,9 +95,7 @@ def _of(segments: Segments, x: Tensor, dy: Tensor, index: Tensor | None, dy_inde
 def _make(segments: Segments, x: Tensor, dy: Tensor, index: Tensor | None, dy_index: Tensor | None, scale: Tensor | None,
           blocks: int, precision: str, sums: bool) -> _Made:
     """Checks a call and finds its kernels."""
-    k, n = check_pair(x, dy, blocks)
-    check_rows(segments, x, index, blocks * k)
-    check_rows(segments, dy, dy_index, blocks * n, "dy")
+    k, n = check_pair(segments, x, dy, index, dy_index, blocks)
     if scale is not None:
         expect("scale", scale, torch.float32, (segments.rows,), x.device)
     precision, weight, size = precision_of(precision, x.dtype), blocks * (k * n + (n if sums else 0)), x.element_size()
@@ -110,9 +108,8 @@ def _make(segments: Segments, x: Tensor, dy: Tensor, index: Tensor | None, dy_in
     if columns > _MAX_GRID_Y:
         raise ValueError(f"{columns} tiles of the gradient: a grid has at most {_MAX_GRID_Y}")
     across = grid_blocks(segments.tile_bound(plan.lines), columns, plan.tile.blocks_per_sm(plan.shared), _WORTH)
-    graph = segments.ptr.data_ptr(), segments.tile_ptr(plan.lines).data_ptr(), np.int32(segments.count)
-    return _Made(k, n, weight, compiled, (across, columns), plan.tile.threads, plan.shared, graph, np.int32(across),
-                 *merge_of(weight, segments.count, across))
+    return _Made(k, n, weight, compiled, (across, columns), plan.tile.threads, plan.shared, segments.tiled(plan.lines),
+                 np.int32(across), *merge_of(weight, segments.count, across))
 
 
 def _run(made: _Made, x: Tensor, dy: Tensor, index: Tensor | None, dy_index: Tensor | None, scale: Tensor | None,

@@ -6,6 +6,7 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -57,6 +58,10 @@ class Segments:
             torch.cumsum((self.ptr.diff() + (height - 1)) // height, 0, dtype=torch.int32, out=tiles[1:])
             self._tiles[height] = tiles
         return tiles
+
+    def tiled(self, height: int) -> tuple:
+        """As kernels take it: where segments begin, their tiles of ``height`` rows, how many there are."""
+        return self.ptr.data_ptr(), self.tile_ptr(height).data_ptr(), np.int32(self.count)
 
     def tile_bound(self, height: int) -> int:
         """No fewer than there are tiles: each segment with rows has at most one that is not full."""

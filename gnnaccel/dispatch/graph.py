@@ -269,7 +269,8 @@ class GraphView:
         with self._lock:
             ids, by_src = self.csc().place, self.csr()
             # beyond the last edge both arrays hold whatever the memory held; nothing reads those places, but an index must fit
-            return replace(by_src, place=ids.index_select(0, by_src.place.clamp(0, ids.shape[0] - 1)), _launch=None)
+            by_id = ids.index_select(0, by_src.place.clamp(0, ids.shape[0] - 1))
+            return replace(by_src, place=by_id, _launch=None, made={})
 
     def _wait_once(self) -> None:
         """Large graphs: one wait when they are built buys exact sizes of the workspace from the first call on."""

@@ -16,7 +16,8 @@ route          "cuda", "torch" or "native": what ran
 kernel         name of the kernel or of the torch plan that ran; None on the native route
 rejected       candidates that were not taken: each {candidate, code, text, hint}
 passes         of a relational Program: pairs_src, pairs_dst, relations, compaction_src, compaction_dst (pairs per edge),
-               ordering (the one taken) and orderings: each {name, bytes, flops, estimated_us}; else None
+               ordering (the one taken) and orderings: each {name, bytes, flops, launches, backward,
+               estimated_us}, backward {bytes, flops, launches} where that was weighed, and None; else None
 cost_us        estimated cost of what ran, in microseconds, or None
 cache          structure cache: "hit", "miss" or "none" (not asked)
 dtype          of the input features, such as "float32", or None; likewise out_dtype; autocast is None when it is off

@@ -72,11 +72,16 @@ def _weighed(optimised: Optimised) -> str:
     edges = max(1, s.num_edges)
     lines = [f"{s.num_edges} edges, {s.num_relations} relations; (source, relation) pairs {s.pairs_src}, {s.pairs_src / edges:.2f} per "
              f"edge; (destination, relation) pairs {s.pairs_dst}, {s.pairs_dst / edges:.2f} per edge",
-             f"{'ordering':40} {'MB':>10} {'MFLOP':>10} {'us':>10}  (forward, estimated)"]
+             f"{'ordering':40} {'MB':>10} {'MFLOP':>10} {'launches':>10} {'us':>10}  ({_weighed_of(optimised)}, estimated)"]
     for at, o in enumerate(optimised.orderings):
-        lines.append(f"{o.name:40} {o.count.moved / 1e6:10.2f} {o.count.flops / 1e6:10.2f} {o.seconds * 1e6:10.1f}"
-                     f"{'  <- taken' if at == 0 else ''}")
+        whole = o.count + o.back
+        lines.append(f"{o.name:40} {whole.moved / 1e6:10.2f} {whole.flops / 1e6:10.2f} {whole.launches:10} "
+                     f"{o.seconds * 1e6:10.1f}{'  <- taken' if at == 0 else ''}")
     return "\n".join(lines)
+
+
+def _weighed_of(optimised: Optimised) -> str:
+    return "forward and backward" if optimised.taken.back.launches else "forward"
 
 
 def explain_program(layer: Any, *inputs: Any, **kwargs: Any) -> Explanation:
@@ -86,7 +91,8 @@ def explain_program(layer: Any, *inputs: Any, **kwargs: Any) -> Explanation:
     Needs no ``enable()``.
 
     Print it: the Program as the layer states it, the way that it goes with the reasons against others, every ordering that the
-    passes considered with the bytes and operations they counted, and the Program that runs. Raises TypeError for a layer that
+    passes considered with the bytes, operations and launches they counted (on a GPU of backward too, if the layer is in training
+    mode), and the Program that runs. Raises TypeError for a layer that
     gnnaccel does not know.
     """
     with session.enabled():
@@ -112,7 +118,7 @@ def _explained(visit: Visit) -> Explanation:
     if not isinstance(stated, RelationalStated):
         return Explanation(name, None, stated.program, None, decision)
     view, _ = stated.lookup(given)
-    return Explanation(name, None, stated.program, stated.call(view, None).optimised(), decision)
+    return Explanation(name, None, stated.program, stated.call(view, None).optimised(visit.layer.training), decision)
 
 
 def _message_passing(layer: Any, inputs: tuple, kwargs: dict) -> tuple[Explanation, ...]:

@@ -214,6 +214,11 @@ def _histogram(entry: Entry):
     return lambda width: svg.columns("Destinations by degree", entry.histogram, width, mark)
 
 
+def _whole(ordering: dict, what: str) -> int:
+    """Of forward, and of backward where that was weighed."""
+    return ordering[what] + (ordering.get("backward") or {}).get(what, 0)
+
+
 def _relations(entries: list[Entry]) -> str:
     alike: dict[str, list[Entry]] = {}
     for entry in entries:
@@ -227,8 +232,8 @@ def _relations(entries: list[Entry]) -> str:
         rows.append((name, f"{p['relations']} relations", [
             ("host", edges, f"{edges:,}"), ("ours", p["pairs_src"], f"{p['pairs_src']:,}"),
             ("other", p["pairs_dst"], f"{p['pairs_dst']:,}")]))
-        lines += [((name, "name"), (o["name"], "" if i else "good"), number(o["bytes"] / 1e6), number(o["flops"] / 1e6),
-                   number(o["estimated_us"] / 1e3)) for i, o in enumerate(p["orderings"])]
+        lines += [((name, "name"), (o["name"], "" if i else "good"), number(_whole(o, "bytes") / 1e6),
+                   number(_whole(o, "flops") / 1e6), number(o["estimated_us"] / 1e3)) for i, o in enumerate(p["orderings"])]
     columns = ("layer", "ordering", "MB moved", "million operations", "estimated ms")
     return section("Relations", "Values that depend on a node and a relation are made once for each pair of them that occurs, "
                    "not once per edge. Of the orderings of each layer the first is taken. Layers that are alike are listed once.",

@@ -37,6 +37,20 @@ def test_when_bands_pay(cache, wanted, change):
     assert bands.pay(**{**HUB, "row": 512, **change}) is wanted
 
 
+def test_few_rows_are_left_whole_without_a_look_for_other_kernels(monkeypatch):
+    looked = []
+    for module in (aggregate, additive_kernels):
+        monkeypatch.setattr(module, "_in_bands", lambda variant, *more: looked.append(variant) or (variant,))
+    monkeypatch.setattr(bands, "l2_bytes", lambda device: 2**25)
+    float32, many, least = torch.float32, 20_000_000, bands._LEAST // (8 * 64 * 4)
+    for whole in (aggregate.variant(8, 64, float32, float32, "head", "place", False, False, False),
+                  additive_kernels.variant(8, 64, float32, float32, False, False, True, False)):
+        assert bands.few(least - 1, 8 * 64 * 4) and whole.banded(least - 1, least - 1, many, CPU) is whole and not looked
+        assert not bands.few(least, 8 * 64 * 4)
+        whole.banded(2 * least, 1000, many, CPU)
+        assert looked.pop() is whole
+
+
 def test_never_where_no_cache_is_known():
     assert bands.l2_bytes(CPU) == 0 and not bands.pay(**HUB, row=512)
 

@@ -63,7 +63,8 @@ def entry(name: str, **fields) -> Entry:
 
 def passes(orderings: int) -> dict:
     return dict(pairs_src=5000, pairs_dst=7000, relations=90, compaction_src=0.5, compaction_dst=0.7, ordering="o0",
-                orderings=[dict(name=f"o{i}", bytes=1e6 * i + 1, flops=1e7, estimated_us=3.0) for i in range(orderings)])
+                orderings=[dict(name=f"o{i}", bytes=1e6 * i + 1, flops=1e7, estimated_us=3.0, launches=2,
+                                backward=dict(bytes=2e6, flops=1e7, launches=4) if i % 2 else None) for i in range(orderings)])
 
 
 def full(layers: int = 3) -> Report:
@@ -304,6 +305,7 @@ def test_relations_of_layers_that_are_alike_are_shown_once():
     report._entries[4,] = entry("other", passes=passes(3))
     words = [text for _, text in Parsed(page(report)).all("td")]
     assert words.count("layer 0, layer 1 and 2 more") == 2 and words.count("o1") == 2
+    assert words[words.index("o1") + 1] == number((1e6 + 1 + 2e6) / 1e6)  # forward and backward
 
 
 def test_degrees_are_counted_by_bits():

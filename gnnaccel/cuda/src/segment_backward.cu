@@ -183,30 +183,17 @@ __device__ __forceinline__ void enter(const Job& job, int segment, Sum& sum) {
 }
 
 __device__ __forceinline__ void run(const Job& job) {
-    Feed& feed = job.feed;
-    Walk at;
     Sum sum;
-    int segment = -1;
-    feed.read_numbers(0);
-    feed.publish(0);
-    for (int tile = 1 - STAGES; tile < feed.count; ++tile) {
-        copies_wait<STAGES - 2>();
-        __syncthreads();  // this tile's copies are there, for all threads; and the tile before is done with its stage
-        feed.start(tile + STAGES - 1);
-        copies_commit();
-        if (tile >= 0) {
-            at.seek(feed.segments, feed.begin + tile);
-            if (at.segment != segment) {
-                if (segment >= 0) leave(job, segment, sum);
-                enter(job, segment = at.segment, sum);
-            }
-            write_rows(job, feed.stage(tile) + X_SIZE, at);
-            sum.add(job, feed.stage(tile));
-        }
-        feed.publish(tile + STAGES);
-    }
+    const auto change = [&](int before, int segment) {
+        if (before >= 0) leave(job, before, sum);
+        enter(job, segment, sum);
+    };
+    const int last = walk_tiles(job.feed, change, [&](int tile, const Walk& at) {
+        write_rows(job, job.feed.stage(tile) + X_SIZE, at);
+        sum.add(job, job.feed.stage(tile));
+    });
     __syncthreads();  // the matrix has been read
-    leave(job, segment, sum);
+    leave(job, last, sum);
 }
 
 // Zeros for segments without rows, a share of them by each block.

@@ -83,33 +83,20 @@ __device__ __forceinline__ void write(const Target& to, const Feed& feed, int se
 }
 
 __device__ __forceinline__ void run(Feed& feed, const Target& to) {
-    Walk at;
     Accumulators acc;
     ColumnSums sums;
     const bool summing = SUMS && Place().a == 0;
-    int segment = -1;
-    feed.read_numbers(0);
-    feed.publish(0);
-    for (int tile = 1 - STAGES; tile < feed.count; ++tile) {
-        copies_wait<STAGES - 2>();
-        __syncthreads();  // this tile's copies are there, for all threads; and the tile before is done with its stage
-        feed.start(tile + STAGES - 1);
-        copies_commit();
-        if (tile >= 0) {
-            at.seek(feed.segments, feed.begin + tile);
-            if (at.segment != segment) {
-                if (segment >= 0) write(to, feed, segment, acc, sums);
-                segment = at.segment;
-                clear(acc);
-                sums.clear();
-            }
-            const Right right = {{feed.stage(tile) + X_SIZE}, feed.factors(tile)};
-            multiply_tile<TR>(Left{feed.stage(tile)}, right, to.row, to.column, acc);
-            if (summing) sums.add(right);
-        }
-        feed.publish(tile + STAGES);
-    }
-    write(to, feed, segment, acc, sums);
+    const auto change = [&](int before, int) {
+        if (before >= 0) write(to, feed, before, acc, sums);
+        clear(acc);
+        sums.clear();
+    };
+    const int last = walk_tiles(feed, change, [&](int tile, const Walk&) {
+        const Right right = {{feed.stage(tile) + X_SIZE}, feed.factors(tile)};
+        multiply_tile<TR>(Left{feed.stage(tile)}, right, to.row, to.column, acc);
+        if (summing) sums.add(right);
+    });
+    write(to, feed, last, acc, sums);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)

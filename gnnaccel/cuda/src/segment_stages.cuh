@@ -60,3 +60,29 @@ struct Feed {
         copy_rows<TR, Y_TILE, Y_STRIDE, COPY_Y>(stage(tile) + X_SIZE, dy, Y_PITCH, numbers(tile) + TR, dy_width);
     }
 };
+
+// Tile after tile of those of `feed`, while later ones are copied: `use(tile, at)`, after `change(before, segment)` where another
+// segment begins (before -1: the first). Returns the last segment.
+template <class Change, class Use>
+__device__ __forceinline__ int walk_tiles(Feed& feed, const Change& change, const Use& use) {
+    Walk at;
+    int segment = -1;
+    feed.read_numbers(0);
+    feed.publish(0);
+    for (int tile = 1 - STAGES; tile < feed.count; ++tile) {
+        copies_wait<STAGES - 2>();
+        __syncthreads();  // this tile's copies are there, for all threads; and the tile before is done with its stage
+        feed.start(tile + STAGES - 1);
+        copies_commit();
+        if (tile >= 0) {
+            at.seek(feed.segments, feed.begin + tile);
+            if (at.segment != segment) {
+                change(segment, at.segment);
+                segment = at.segment;
+            }
+            use(tile, at);
+        }
+        feed.publish(tile + STAGES);
+    }
+    return segment;
+}

@@ -12,10 +12,7 @@
 // difference is in the second term. So it gathers two rows, and large scores cost no digits, as no logarithm of a sum is added to
 // one. The mean's score is at most log(n) below the largest of n, so nothing overflows. `share` is grad / total.
 // Features of edges are read, and their gradients written, at the edges' places. Nothing else has the size of the edges.
-#include "merge.cuh"
-
-#define AHEAD (EDGE && UNROLL > 1 ? UNROLL / 2 : UNROLL)
-#define BEHIND (UNROLL > 1 ? UNROLL / 2 : 1)
+#include "walk.cuh"
 
 // t per channel: `each` has one number (stride 0) or one per channel (stride 1); without it all are `number`.
 struct Temperature {
@@ -141,25 +138,18 @@ forward(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const O
     const Temperature temperature = {each, stride, number};
     temperature.load(at, t);
     Running f;
-    for (OFF_T position = it.begin + at.slot; position < it.end; position += SLOTS * AHEAD) {
-        Row a[AHEAD], b[AHEAD];
+    struct Edge { Row a, b; };
+    const auto load = [&](Edge& e, OFF_T position, bool on) {
+        load_row(at, x, on ? (u64)other[position] : 0, on, e.a);
+        load_edge(at, edge, place_of(place, position, on), on, e.b);
+    };
+    walk<Edge, EDGE ? AHEAD : UNROLL>(at, it, load, [&](const Edge& e, OFF_T, bool on) {
+        if (!on) return;
 #pragma unroll
-        for (int u = 0; u < AHEAD; ++u) {
-            const OFF_T p = position + u * SLOTS;
-            const bool on = p < it.end;
-            load_row(at, x, on ? (u64)other[p] : 0, on, a[u]);
-            load_edge(at, edge, place_of(place, p, on), on, b[u]);
-        }
+        for (int k = 0; k < PACKS; ++k)
 #pragma unroll
-        for (int u = 0; u < AHEAD; ++u) {
-            if (position + u * SLOTS >= it.end) continue;
-#pragma unroll
-            for (int k = 0; k < PACKS; ++k)
-#pragma unroll
-                for (int c = 0; c < VEC; ++c) f.fold(message(a[u][k][c], b[u][k][c], constant), t[k][c], k, c);
-        }
-    }
-    __syncwarp();
+            for (int c = 0; c < VEC; ++c) f.fold(message(e.a[k][c], e.b[k][c], constant), t[k][c], k, c);
+    });
     f.join_slots(t);
     if (at.slot != 0) return;
     if (it.chunk < 0) {
@@ -227,35 +217,30 @@ backward(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const 
     clear_row(sum);
     clear_row(to_t);
     load_row(at, x, (u64)it.row, it.end > it.begin, own);
-    for (OFF_T position = it.begin + at.slot; position < it.end; position += SLOTS * BEHIND) {
-        Row e[BEHIND], c[BEHIND], g[BEHIND];
-        u64 to[BEHIND];
+    struct Edge { u64 to; Row e, c, g; };
+    const auto load = [&](Edge& of, OFF_T position, bool on) {
+        const u64 from = on ? (u64)other[position] : 0;
+        of.to = place_of(place, position, on);
+        load_edge(at, edge, of.to, on, of.e);
+        load_row(at, center, from, on, of.c);
+        load_row(at, share, from, on, of.g);
+    };
+    const auto use = [&](Edge& of) {
 #pragma unroll
-        for (int u = 0; u < BEHIND; ++u) {
-            const OFF_T p = position + u * SLOTS;
-            const bool on = p < it.end;
-            const u64 from = on ? (u64)other[p] : 0;
-            to[u] = place_of(place, p, on);
-            load_edge(at, edge, to[u], on, e[u]);
-            load_row(at, center, from, on, c[u]);
-            load_row(at, share, from, on, g[u]);
-        }
+        for (int k = 0; k < PACKS; ++k)
 #pragma unroll
-        for (int u = 0; u < BEHIND; ++u) {
-            if (position + u * SLOTS >= it.end) continue;  // its zeros could be infinitely far from a mean
-#pragma unroll
-            for (int k = 0; k < PACKS; ++k)
-#pragma unroll
-                for (int i = 0; i < VEC; ++i) {
-                    const float m = message(own[k][i], e[u][k][i], constant);
-                    to_t[k][i] += grad_of(m, t[k][i], c[u][k][i], g[u][k][i], whole);
-                    if (EDGE && own[k][i] + e[u][k][i] <= 0.f) g[u][k][i] = 0.f;
-                    sum[k][i] += g[u][k][i];
-                }
-            if (EDGE && edge_grad) store_row(at, edge_grad, to[u], g[u]);
-        }
-    }
-    __syncwarp();
+            for (int c = 0; c < VEC; ++c) {
+                const float m = message(own[k][c], of.e[k][c], constant);
+                to_t[k][c] += grad_of(m, t[k][c], of.c[k][c], of.g[k][c], whole);
+                if (EDGE && own[k][c] + of.e[k][c] <= 0.f) of.g[k][c] = 0.f;
+                sum[k][c] += of.g[k][c];
+            }
+        if (EDGE && edge_grad) store_row(at, edge_grad, of.to, of.g);
+    };
+    if constexpr (AHEAD > 1)  // past the last edge there are zeros, which could be infinitely far from a mean
+        walk<Edge, AHEAD>(at, it, load, [&](Edge& of, OFF_T, bool on) { if (on) use(of); });
+    else
+        walk_singly<Edge>(at, it, [&](Edge& of, OFF_T position) { load(of, position, true); }, use);
     sum_slots(sum);
     if (t_grad) sum_slots(to_t);
     if (at.slot != 0) return;

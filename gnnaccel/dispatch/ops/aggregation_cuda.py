@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gnnaccel.cuda import aggregate as sums
 from gnnaccel.cuda.layout import MAX_WIDTH, TYPES
-from gnnaccel.dispatch.ops import aggregation, aggregation_messages, aggregation_softmax
+from gnnaccel.dispatch.ops import aggregation, aggregation_messages, aggregation_softmax, multi_reduce
 from gnnaccel.dispatch.ops import aggregation_means as means
 from gnnaccel.dispatch.ops.aggregation import Aggregation, Reduce
 from gnnaccel.dispatch.ops.aggregation_means import PowerMean, Softmax
@@ -76,7 +76,8 @@ def run(graph: OpGraph, given: Aggregation) -> Tensor:
     if type(given.reduce) is PowerMean:
         return means.around(run)(graph, given)
     if given.reduce in _MULTI:
-        return _multi(graph, given, (given.reduce,)).run().view(-1, *given.shape)
+        x, weight = _seen(given)
+        return multi_reduce.run(graph, x, (given.reduce,), weight)
     layout = _NO_WEIGHTS if given.weight is None else _layout(given)
     x, weight = _expanded(given, layout)
     if torch.is_grad_enabled() and (x.requires_grad or (weight is not None and weight.requires_grad)):
@@ -116,20 +117,26 @@ def run_all(graph: OpGraph, given: Aggregation, reduces: tuple[Reduce, ...], gro
     found = {}
     for group in groups:
         first = given.by(group[0])
-        out = _multi(graph, first, tuple(given.by(name).reduce for name in group)).run()
-        found.update(zip(group, (one.reshape(-1, *first.shape) for one in out.unbind(1))))
+        x, weight = _seen(first)
+        out = multi_reduce.run(graph, x, tuple(given.by(name).reduce for name in group), weight)
+        found.update(zip(group, out.unbind(1)))
     return [found[reduce] if type(reduce) is str and reduce in found else one(graph, given.by(reduce))
             for reduce, one in zip(reduces, alone)]
 
 
 def _multi(graph: OpGraph, given: Aggregation, reduces: tuple[str, ...]) -> Kernel | Reason:
-    from gnnaccel.dispatch.ops import multi_reduce
-
-    heads, width, kind = layout = _layout(given)
-    x, weight = _expanded(given, layout)
-    if weight is not None:
-        weight = weight.reshape(-1) if kind == "edge" else weight.reshape(-1, heads)
+    heads, width, _ = _layout(given)
+    x, weight = _seen(given)
     return multi_reduce.multi_reduce(graph, x.reshape(-1, heads, width), reduces, weight).kernel
+
+
+def _seen(given: Aggregation) -> tuple[Tensor, Tensor | None]:
+    """Features and weights as `multi_reduce` takes them."""
+    if given.weight is None:
+        return _expanded(given, _NO_WEIGHTS)
+    layout = _layout(given)
+    x, weight = _expanded(given, layout)
+    return x, _as_seen(weight, layout)
 
 
 def _layout(given: Aggregation) -> tuple[int, int, str]:

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from gnnaccel.cuda import multi_reduce as kernels
 from gnnaccel.cuda import multi_reduce_backward as backward_kernels
-from gnnaccel.cuda.aggregate import factored
 from gnnaccel.cuda.layout import MAX_WIDTH, TYPES
 from gnnaccel.cuda.structure import Rows, split_rows
 from gnnaccel.dispatch.ops import torch_ops
@@ -88,25 +87,26 @@ def _kernel(graph: OpGraph, x: Tensor, reduces: tuple[str, ...], weight: Tensor 
     if weight is not None and weight.dim() == 2:
         if x.dim() != 3 or weight.shape[1] != x.shape[1] or x.shape[2] > MAX_WIDTH:
             return reason("GA206", f"weights {list(weight.shape)} for features {list(x.shape[1:])}")
-        made = kernels.variant(*x.shape[1:], x.dtype, reduces, "head")
-    else:
-        made = kernels.variant(*factored(features), x.dtype, reduces, "none" if weight is None else "edge")
+    made = kernels.variant_of(x, reduces, weight)
     return Kernel(f"multi_reduce: {', '.join(reduces)}", ("multi_reduce", made), compiler(made),
-                  lambda: _run(graph, made, x, weight, zero_share, of_edges))
+                  lambda: run(graph, x, reduces, weight, zero_share, of_edges).view(-1, len(reduces), *x.shape[1:]))
 
 
-def _run(graph: OpGraph, variant: kernels.Variant, x: Tensor, weight: Tensor | None, zero_share: bool, of_edges: bool) -> Tensor:
+def run(graph: OpGraph, x: Tensor, reduces: tuple[str, ...], weight: Tensor | None = None, zero_share: bool = True,
+        of_edges: bool = False) -> Tensor:
+    """`multi_reduce` by the kernels, without a look whether there are some: [num_dst, reduces, *features], of a single reduce
+    [num_dst, *features]. Weights [E, H] are each for a part of the features, in whatever shape those are."""
     if torch.is_grad_enabled() and (x.requires_grad or weight is not None and weight.requires_grad):
-        return _MultiReduce.apply(graph, variant, x, weight, zero_share, of_edges)
-    return _forward(graph, variant, x, weight, of_edges, False).out.view(-1, len(variant.reduces), *x.shape[1:])
+        return _MultiReduce.apply(graph, reduces, x, weight, zero_share, of_edges)
+    return _forward(graph, reduces, x, weight, of_edges, False).out
 
 
-def _forward(graph: OpGraph, variant: kernels.Variant, x: Tensor, weight: Tensor | None, of_edges: bool,
+def _forward(graph: OpGraph, reduces: tuple[str, ...], x: Tensor, weight: Tensor | None, of_edges: bool,
              train: bool) -> kernels.Reduced:
     by_dst = graph.view().csc(places=of_edges or weight is not None)
     if of_edges:
-        by_dst = replace(by_dst, other=by_dst.place, _launch=None)
-    return kernels.forward(variant, by_dst, _rows(variant, x), _fp32(weight), train=train)
+        by_dst = replace(by_dst, other=by_dst.place, _launch=None, made={})
+    return kernels.reduced(by_dst, x, reduces, _fp32(weight), train)
 
 
 def compiler(variant: kernels.Variant) -> Callable[[], None]:
@@ -122,25 +122,26 @@ def compiler(variant: kernels.Variant) -> Callable[[], None]:
 
 class _MultiReduce(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, graph, variant, x, weight, zero_share, of_edges):
-        ctx.graph, ctx.variant, ctx.zero_share, ctx.of_edges = graph, variant, zero_share, of_edges
-        found = _forward(graph, variant, x, weight, of_edges, any(ctx.needs_input_grad))
+    def forward(ctx, graph, reduces, x, weight, zero_share, of_edges):
+        ctx.graph, ctx.reduces, ctx.zero_share, ctx.of_edges = graph, reduces, zero_share, of_edges
+        found = _forward(graph, reduces, x, weight, of_edges, True)
         ctx.save_for_backward(x, weight, *found)
-        out = found.out.view(-1, len(variant.reduces), *x.shape[1:]).detach()
         # A variance may be changed in place, as the host's may; its maximum may not, and several reduces are joined anyway.
-        return out.clone() if any(ctx.needs_input_grad) and variant.reduces in (("var",), ("std",)) else out
+        return found.out.clone() if reduces in (("var",), ("std",)) else found.out.detach()
 
     @staticmethod
     def backward(ctx, grad):
-        (x, weight, *kept), graph, variant = ctx.saved_tensors, ctx.graph, ctx.variant
+        (x, weight, *kept), graph, reduces = ctx.saved_tensors, ctx.graph, ctx.reduces
         needs = ctx.needs_input_grad[2:4]
         if torch.is_grad_enabled():
-            def again(x: Tensor, weight: Tensor | None) -> Tensor:
-                return by_operations(graph, x, variant.reduces, weight, ctx.zero_share, ctx.of_edges)
-
-            return None, None, *by_torch(again, (x, weight), needs, grad), None, None
-        by_dst, rows, weights = graph.view().csc(places=weight is not None), _rows(variant, x), _fp32(weight)
-        found = kernels.Reduced(*kept)
+            return None, None, *_recorded(ctx, x, weight, grad), None, None
+        by_dst, weights, found = graph.view().csc(places=weight is not None), _fp32(weight), kernels.Reduced(*kept)
+        if not needs[1] and not ctx.of_edges:
+            by_src = _by_source(graph, weight)
+            d_x = backward_kernels.gradient(by_dst, by_src, reduces, x, weights, found, grad, ctx.zero_share)
+            return None, None, d_x, None, None, None
+        variant = kernels.variant_of(x, reduces, weight)
+        rows, found = _rows(variant, x), found._replace(out=found.out.view(-1, len(reduces), variant.heads, variant.width))
         terms = backward_kernels.spread(variant, by_dst, found, dense(grad).view(found.out.shape), ctx.zero_share)
         d_x = d_weight = None
         if needs[0]:
@@ -149,6 +150,15 @@ class _MultiReduce(torch.autograd.Function):
         if needs[1]:
             d_weight = backward_kernels.weight_grad(variant, by_dst, rows, weights, found.out, terms).to(weight.dtype)
         return None, None, d_x, d_weight, None, None
+
+
+def _recorded(ctx, x: Tensor, weight: Tensor | None, grad: Tensor) -> tuple:
+    """Gradients that can be differentiated again."""
+    def again(x: Tensor, weight: Tensor | None) -> Tensor:
+        parts = x if weight is None or weight.dim() == 1 else x.reshape(x.shape[0], weight.shape[1], -1)
+        return by_operations(ctx.graph, parts, ctx.reduces, weight, ctx.zero_share, ctx.of_edges).view(grad.shape)
+
+    return by_torch(again, (x, weight), ctx.needs_input_grad[2:4], grad)
 
 
 def _rows(variant: kernels.Variant, x: Tensor) -> Tensor:

@@ -12,13 +12,10 @@ from gnnaccel.dispatch.relational.optimise import Ordering, optimise
 if TYPE_CHECKING:
     from gnnaccel.dispatch.relational.request import RelationalRequest
 
-_TRAINING = 3.0  # forward and backward over forward, in any ordering
-
 
 def cuda(request: RelationalRequest) -> float:
     """Seconds by the CUDA kernels."""
-    ours = _taken(request, "cuda").seconds * (_TRAINING if request.grad else 1.0)
-    return ours + _around(request) + _structure(request, "cuda")
+    return _taken(request, "cuda").seconds + _around(request) + _structure(request, "cuda")
 
 
 def _around(request: RelationalRequest) -> float:
@@ -56,17 +53,17 @@ def native(request: RelationalRequest) -> float | None:
 def _one_by_one(request: RelationalRequest, rates: dict[str, list[float]]) -> float:
     """Of a host that makes a product per relation on a GPU: their launches, or the products where those take longer."""
     taken, unit = _taken(request, "cuda"), cost.constants()["relational"]["cuda"]["orderings"]["launch"]
-    products = (taken.seconds - taken.count.launches * unit) * (_TRAINING if request.grad else 1.0)
+    products = taken.seconds - (taken.count + taken.back).launches * unit
     return max(_line(rates[_mode(request)], 1, *dict(request.shapes)["types"]), products)
 
 
 @functools.lru_cache(maxsize=4096)
-def _forward(program, shapes, statistics, device: str) -> Ordering:
-    return optimise(program, dict(shapes), statistics, device).taken
+def _cheapest(program, shapes, statistics, device: str, train: bool) -> Ordering:
+    return optimise(program, dict(shapes), statistics, device, train=train).taken
 
 
 def _taken(request: RelationalRequest, device: str) -> Ordering:
-    return _forward(request.program, request.shapes, request.statistics(), device)
+    return _cheapest(request.program, request.shapes, request.statistics(), device, request.grad and device == "cuda")
 
 
 def _structure(request: RelationalRequest, device: str) -> float:

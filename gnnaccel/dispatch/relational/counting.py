@@ -1,15 +1,19 @@
 """Counting what an ordering costs: bytes moved and floating-point operations, operation by operation.
 
-Counts are of the forward pass in 4-byte values; backward moves and computes about twice as much in any ordering, so it does
-not change which is best.
+Counts are in 4-byte values. On a CPU backward moves and computes about twice as much in any ordering, so it does not change which
+is best. On a GPU it may: what backward has to sum over the edges, and how often it launches, differs between orderings.
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
+import torch
+
+from gnnaccel.cuda import segment_backward
 from gnnaccel.dispatch import cost
-from gnnaccel.dispatch.program import EDGE, Op, Program, name_of
+from gnnaccel.dispatch.program import DOMAIN_OF, EDGE, Op, Program, name_of
+from gnnaccel.dispatch.relational.launches import launches
 from gnnaccel.dispatch.relational.view import RelationStatistics
 
 Shape = tuple[int, ...]
@@ -36,6 +40,18 @@ def count(program: Program, shapes: dict[str, Shape], statistics: RelationStatis
     """What a Program costs. ``shapes``: of one row of each input, without the first dimension; of the whole, for PARAM inputs."""
     known = shapes_of_all(program, shapes)
     return sum((_cost(step, program, known[step.out], known, statistics) for step in program.ops), Count())
+
+
+def count_on_gpu(program: Program, shapes: dict[str, Shape], statistics: RelationStatistics, train: bool) -> tuple[Count, Count]:
+    """Forward and backward, the latter zero unless the call is to ``train``; launches as the kernels are really launched.
+    Gradients are taken to be wanted of all operands."""
+    known = shapes_of_all(program, shapes)
+    forward, backward = launches(program, known)
+    first = replace(count(program, shapes, statistics), launches=forward)
+    if not train:
+        return first, Count()
+    back = sum((_back(step, program, known, statistics) for step in program.ops), Count())
+    return first, replace(back, launches=backward)
 
 
 def shapes_of_all(program: Program, shapes: dict[str, Shape]) -> dict[str, Shape]:
@@ -103,3 +119,30 @@ def _cost(step: Op, program: Program, shape: Shape, known: dict[str, Shape], sta
         return Count(4 * (edges * width + rows * width), 2 * edges * width, 1)
     passes = 4 if kind == "segment_softmax" else 1
     return Count(4 * rows * (sum(prod(a) for a in args) + width) * passes, 2 * rows * max(prod(a) for a in args), passes)
+
+
+def _back(step: Op, program: Program, known: dict[str, Shape], statistics: RelationStatistics) -> Count:
+    """Backward of one operation, without launches. What is not listed reads and computes about twice what it does forward."""
+    domain, edges, width = program.domains[step.out], statistics.num_edges, prod(known[step.out])
+    rows, kind = statistics.rows(domain), step.kind
+    end = DOMAIN_OF.get(step.args[0].partition("@")[2], EDGE)
+    if kind == "linear" and step.args[1].endswith("@rel") and domain != EDGE:
+        k, matrix = prod(known[name_of(step.args[0])]), known[name_of(step.args[1])]
+        passes = 2 * k + (width if _as_one(step, matrix) else 2 * width)
+        gathered = (rows + statistics.rows(end)) * k if end != EDGE else 0
+        return Count(4 * (rows * passes + gathered + 2 * statistics.num_relations * prod(matrix)), 4 * rows * prod(matrix))
+    if kind in ("reduce", "mean_sum"):
+        return Count(4 * (edges + statistics.rows(end)) * width + 8 * edges, 2 * edges * width)
+    if kind == "collect":  # whoever made its rows reads the destination's gradient
+        return Count()
+    if kind == "attend":  # one traversal gathers gradients, for a product of rows another one keys and values
+        passes = 4 if "keys" in step.attr("names") else 1
+        gathered = passes * width + 4 * step.attr("heads")
+        return Count(4 * (edges * gathered + (statistics.rows(step.attr("source")) + rows) * 2 * width), 8 * edges * width)
+    forward = _cost(step, program, known[step.out], known, statistics)
+    return Count(2 * forward.moved, 2 * forward.flops)
+
+
+def _as_one(step: Op, matrix: Shape) -> bool:
+    k, n = matrix[-2:] if not step.get("transposed") else matrix[:-3:-1]
+    return segment_backward.as_one(k, n, torch.float32)

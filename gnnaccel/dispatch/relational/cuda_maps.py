@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gnnaccel.cuda import aggregate as sums
 from gnnaccel.cuda import segment_backward, segment_gemm
+from gnnaccel.cuda.launch import dense
 from gnnaccel.cuda.layout import TYPES
 from gnnaccel.cuda.segment_gemm_grad import weight_grad
 from gnnaccel.cuda.structure import Rows
@@ -46,12 +47,6 @@ def take(rows: Tensor, gather: Gather) -> Tensor:
 
 def _wants_grad(*tensors: Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-
-
-def dense(t: Tensor) -> Tensor:
-    """Contiguous, and aligned for the widest load."""
-    t = t.contiguous()
-    return t if t.data_ptr() % 16 == 0 else t.clone()
 
 
 def by_torch(function: Callable[..., Any], inputs: tuple[Tensor | None, ...], needs: tuple[bool, ...], grad: Any) -> tuple:

@@ -51,7 +51,7 @@ class _Pass:
         return grad if index is None else grad.index_select(0, index)
 
 
-class _Linear(NamedTuple):
+class Linear(NamedTuple):
     """Rows of ``domain``, gathered from ``coarse`` unless that is None, times their relation's matrix."""
 
     out: str
@@ -167,7 +167,7 @@ def _divided(program: Program, attended: dict[str, Any]) -> Steps | None:
     found = tuple(attended[op.out] if op.out in attended else _step(op, program) for op in rest)
     count = next((i for i, (op, step) in enumerate(zip(rest, found)) if step is None and op.out not in attended), len(found))
     steps, ops, after = tuple(step for step in found[:count] if step is not None), rest[:count], rest[count:]
-    if not steps or (after and count == 1) or (not after and type(steps[-1]) is _Linear):
+    if not steps or (after and count == 1) or (not after and type(steps[-1]) is Linear):
         return None
     made = {step.out for step in steps}
     read = tuple(dict.fromkeys(name for step in steps for name in step.inputs()))
@@ -186,7 +186,7 @@ def _step(op: Op, program: Program) -> Any:
     name, _, end = op.args[0].partition("@")
     home, domain = DOMAIN_OF.get(end), program.domains[op.out]
     if op.kind == "linear" and domain in (PAIR_SRC, PAIR_DST) and op.args[1].endswith("@rel") and not op.get("heads"):
-        return _Linear(op.out, name, name_of(op.args[1]), domain, home, bool(op.get("transposed")))
+        return Linear(op.out, name, name_of(op.args[1]), domain, home, bool(op.get("transposed")))
     if op.kind in ("reduce", "mean_sum") and len(op.args) == 1 and home is not None:
         return _Sum(op.out, name, home, domain, op.attr("mean"))
     return _Collect(op.out, name) if op.kind == "collect" and len(op.args) == 1 else None

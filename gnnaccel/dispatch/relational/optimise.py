@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from gnnaccel.dispatch.config import PASSES
 from gnnaccel.dispatch.program import Program
 from gnnaccel.dispatch.relational.compaction import compact
-from gnnaccel.dispatch.relational.counting import Count, Shape, count
+from gnnaccel.dispatch.relational.counting import Count, Shape, count, count_on_gpu
 from gnnaccel.dispatch.relational.fusion import fuse
 from gnnaccel.dispatch.relational.reordering import orderings
 from gnnaccel.dispatch.relational.view import RelationStatistics
@@ -14,14 +14,15 @@ from gnnaccel.dispatch.relational.view import RelationStatistics
 
 @dataclass(frozen=True, eq=False)
 class Ordering:
-    """One way to compute a Program. ``ordered``: before compaction and fusion; ``program``: after; ``seconds``: estimated, of
-    the forward pass."""
+    """One way to compute a Program. ``ordered``: before compaction and fusion; ``program``: after; ``count``: of forward,
+    ``back``: of backward, zero where that was not weighed; ``seconds``: estimated, of both."""
 
     name: str
     ordered: Program
     program: Program
     count: Count
     seconds: float
+    back: Count = Count()
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,22 +50,28 @@ class Optimised:
         s, edges = self.statistics, max(1, self.statistics.num_edges)
         return {"pairs_src": s.pairs_src, "pairs_dst": s.pairs_dst, "relations": s.num_relations,
                 "compaction_src": s.pairs_src / edges, "compaction_dst": s.pairs_dst / edges, "ordering": self.taken.name,
-                "orderings": [{"name": o.name, "bytes": o.count.moved, "flops": o.count.flops, "estimated_us": o.seconds * 1e6}
-                              for o in self.orderings]}
+                "orderings": [{"name": o.name, **_told(o.count), "backward": _told(o.back) if o.back.launches else None,
+                               "estimated_us": o.seconds * 1e6} for o in self.orderings]}
+
+
+def _told(count: Count) -> dict[str, int]:
+    return {"bytes": count.moved, "flops": count.flops, "launches": count.launches}
 
 
 def optimise(stated: Program, shapes: dict[str, Shape], statistics: RelationStatistics, device: str,
-             passes: tuple[str, ...] = PASSES) -> Optimised:
+             passes: tuple[str, ...] = PASSES, train: bool = False) -> Optimised:
     """Counts every ordering of ``stated`` and puts the cheapest first.
 
     shapes: as in `counting.count`. device: "cuda" or "cpu", whose rates weigh bytes against operations. passes: without
     "reordering" only the Program as stated is looked at. (Without "compaction" the view that gives the statistics has a pair
-    per edge; the Program is the same.)
+    per edge; the Program is the same.) train: on a GPU backward is weighed too.
     """
     ways = orderings(stated) if "reordering" in passes else orderings(stated)[:1]
     found = []
     for name, ordered in ways:
         program = fuse(compact(ordered))
-        counted = count(program, shapes, statistics)
-        found.append(Ordering(name, ordered, program, counted, counted.seconds(device)))
+        counted, back = count(program, shapes, statistics), Count()
+        if device == "cuda":
+            counted, back = count_on_gpu(program, shapes, statistics, train)
+        found.append(Ordering(name, ordered, program, counted, (counted + back).seconds(device), back))
     return Optimised(stated, statistics, tuple(sorted(found, key=lambda o: o.seconds)))

@@ -130,14 +130,16 @@ class RelationalCall:
     kernels: bool = False
     row: tuple[int, int, int] = (1, 1, 4)
 
-    def optimised(self) -> Optimised:
-        """The ordering taken, and those that were not; worked out once per graph."""
-        passes = passes_on()
-        key = self.program, self.shapes, passes
+    def optimised(self, train: bool | None = None) -> Optimised:
+        """The ordering taken, and those that were not; worked out once per graph. train: whether backward is to follow; None:
+        what autograd's mode says."""
+        passes, train = passes_on(), torch.is_grad_enabled() if train is None else train
+        key = self.program, self.shapes, passes, train
         found = self.graph.plans.get(key)
         if found is None:
             device = "cuda" if self.graph.device.type == "cuda" else "cpu"
-            found = self.graph.plans[key] = optimise(self.program, dict(self.shapes), self.graph.statistics(), device, passes)
+            found = optimise(self.program, dict(self.shapes), self.graph.statistics(), device, passes, train)
+            self.graph.plans[key] = found
         return found
 
     def build(self, train: bool) -> None:

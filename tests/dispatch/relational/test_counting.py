@@ -6,7 +6,7 @@ import pytest
 from gnnaccel.dispatch import cost
 from gnnaccel.dispatch.program import DST, EDGE, PAIR_DST, PAIR_SRC, PARAM, RELATION, SRC, Op, Program, op
 from gnnaccel.dispatch.relational.compaction import compact
-from gnnaccel.dispatch.relational.counting import Count, count
+from gnnaccel.dispatch.relational.counting import Count, count, count_on_gpu
 from gnnaccel.dispatch.relational.fusion import fuse
 from gnnaccel.dispatch.relational.reordering import orderings
 from gnnaccel.dispatch.relational.view import RelationStatistics
@@ -89,6 +89,33 @@ def test_attention_with_terms():
 ])
 def test_a_layer_is_the_sum_of_its_operations(how, moved, flops, launches):
     assert layer("rgcn mean", how, dict(x=(4,), weight=(4, 5))) == Count(moved, flops, launches)
+
+
+@pytest.mark.parametrize("how, moved, flops", [
+    # the sum's gradient gathered at 20 edges to 12 pairs; then rows, gradients (twice: two kernels) and new gradients, all of 12
+    # pairs, and the matrices and theirs; the new gradients summed over each of 10 sources' pairs
+    ("as stated", 4 * 32 * 5 + 160 + 4 * (12 * (2 * 4 + 2 * 5) + 2 * 60 + 22 * 4), 200 + 960),
+    # the destinations' gradients read by 9 pairs, the new ones gathered at 20 edges to 10 sources
+    ("aggregate_first", 4 * (9 * (2 * 4 + 2 * 5) + 2 * 60) + 4 * 30 * 4 + 160, 720 + 160),
+])
+def test_backward(how, moved, flops):
+    shapes = dict(x=(4,), weight=(4, 5))
+    program = next(program for found, program in orderings(statement("rgcn mean")) if found == how)
+    program = fuse(compact(program))
+    forward, back = count_on_gpu(program, shapes, GRAPH, True)
+    assert (back.moved, back.flops) == (moved, flops) and forward == count(program, shapes, GRAPH)
+    assert count_on_gpu(program, shapes, GRAPH, False) == (forward, Count())
+
+
+def test_gradients_by_one_kernel_read_the_outputs_gradient_once():
+    step = Op("linear", "h", ("x@src", "weight@rel"), domain=PAIR_SRC)
+    program = Program("test", (("x", SRC), ("weight", RELATION)), (step, op("mean_sum", "out", "h@pair_src", mean=False)), "out")
+
+    def moved(k: int, n: int) -> int:
+        rest = 4 * ((20 + 12) * n + 12 * 2 * k + 22 * k + 2 * 3 * k * n) + 160
+        return (count_on_gpu(program, dict(x=(k,), weight=(k, n)), GRAPH, True)[1].moved - rest) / (4 * 12 * n)
+
+    assert (moved(64, 64), moved(64, 128), moved(4, 5)) == (1, 2, 2)
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])

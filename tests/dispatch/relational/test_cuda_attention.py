@@ -144,7 +144,7 @@ def test_backward_lets_go_of_what_it_has_done_with(device, monkeypatch):
     """The rows that the attention gathered are gone when the maps' gradients are made, unless the graph is kept."""
     graph, program = typed(), nodes_of((1, 1, False))[0]
     made, alive = [], []
-    forward, backward = Attend.forward, cuda_program._Linear.backward
+    forward, backward = Attend.forward, cuda_program.Linear.backward
 
     def attend(self, p, *args):
         made.append(weakref.ref(p.values[self.rows].untyped_storage()))
@@ -155,7 +155,7 @@ def test_backward_lets_go_of_what_it_has_done_with(device, monkeypatch):
         backward(self, p)
 
     monkeypatch.setattr(Attend, "forward", attend)
-    monkeypatch.setattr(cuda_program._Linear, "backward", linear)
+    monkeypatch.setattr(cuda_program.Linear, "backward", linear)
     given = leaves(device, operands_of(graph, (1, 1, False)))
     out = computed(program, on(device, graph), given, True).sum()
     out.backward(retain_graph=True)

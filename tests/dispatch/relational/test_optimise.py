@@ -32,6 +32,25 @@ def test_the_map_goes_where_there_are_fewer_pairs(name, device):
     assert taken(name, RGCN, graph(50_000, 900_000), device) == "as stated"
 
 
+@pytest.mark.parametrize("name", ["rgcn sum", "rgcn mean"])
+def test_in_training_the_map_goes_where_there_are_fewer_pairs(name):
+    """Forward, sums before the map have to be written and read once more; backward, that is so of gradients after it."""
+    for stats, forward, training in ((graph(300_000, 200_000), "as stated", "aggregate_first"),
+                                     (graph(200_000, 300_000), "as stated", "as stated"),
+                                     (graph(900_000, 50_000), "aggregate_first", "aggregate_first")):
+        assert taken(name, RGCN, stats) == forward and taken(name, RGCN, stats, train=True) == training
+        assert taken(name, RGCN, stats, "cpu") == taken(name, RGCN, stats, "cpu", train=True)
+
+
+def test_where_launches_are_all_that_counts():
+    """Of two folds both save bytes, but a matrix by relation more costs seven launches."""
+    shapes, tiny = dict(x=(64,), weight=(64, 64), q=(64, 2), k=(64, 2)), graph(3_000, 3_000, 9_000, nodes=1_000, relations=20)
+    found = optimise(statement("rgat"), shapes, tiny, "cuda", train=True)
+    assert found.taken.name == "as stated" and (found.taken.count.launches, found.taken.back.launches) == (6, 16)
+    assert found.taken.count.moved + found.taken.back.moved > min(o.count.moved + o.back.moved for o in found.orderings)
+    assert "fold_chain" in taken("rgat", shapes, graph(300_000, 300_000), train=True)
+
+
 def test_without_compaction_the_sources_are_the_edges():
     """What the statistics of a view without compaction say: as many source pairs as edges."""
     assert taken("rgcn mean", RGCN, graph(150_000, 500_000)) == "as stated"
@@ -79,6 +98,9 @@ def test_all_orderings_cheapest_first(name, device):
     assert len(found.orderings) == len(orderings(statement(name)))
     seconds = [o.seconds for o in found.orderings]
     assert seconds == sorted(seconds) and all(o.seconds == o.count.seconds(device) > 0 for o in found.orderings)
+    back = optimise(statement(name), shapes, graph(300_000, 200_000), device, train=True)
+    for o in back.orderings:
+        assert o.seconds == (o.count + o.back).seconds(device) and bool(o.back.moved) is (device == "cuda")
     assert found.program is found.taken.program is found.orderings[0].program and found.stated is statement(name)
 
 
@@ -110,7 +132,10 @@ def test_what_records_tell():
         "ordering": "aggregate_first"}
     assert [o["name"] for o in told["orderings"]] == ["aggregate_first", "as stated"]
     first = found.taken
-    assert told["orderings"][0] == {"name": first.name, "bytes": first.count.moved, "flops": first.count.flops,
-                                    "estimated_us": first.seconds * 1e6}
+    assert told["orderings"][0] == {"name": first.name, "bytes": first.count.moved, "flops": first.count.flops, "launches": 3,
+                                    "backward": None, "estimated_us": first.seconds * 1e6}
+    back = optimise(statement("rgcn mean"), RGCN, stats, "cuda", train=True)
+    assert back.as_dict()["orderings"][0]["backward"] == {
+        "bytes": back.taken.back.moved, "flops": back.taken.back.flops, "launches": 3}
     empty = optimise(statement("rgcn mean"), RGCN, RelationStatistics(5, 5, 0, 3, 0, 0), "cpu").as_dict()
     assert empty["compaction_src"] == empty["compaction_dst"] == 0.0

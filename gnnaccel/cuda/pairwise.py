@@ -36,8 +36,11 @@ class Variant(RowVariant):
     def banded(self, nodes: int, graph: Rows, arrays: int) -> Variant:
         """The same head by head (`bands`) where that pays: the graph's edges gather rows of ``arrays`` arrays of ``nodes`` nodes.
         Of narrower heads a line has several, and what each edge costs beside its rows then counts for more than the rows."""
-        forms, size = self.in_bands(), self.row.itemsize
+        size = self.row.itemsize
         head = self.width * size * arrays
+        if bands.few(nodes, self.heads * head):  # before a look for the kernels, which takes longer
+            return self
+        forms = self.in_bands()
         pay = forms and bands.pay(nodes, self.heads * head, graph.rows, graph.other.shape[0], graph.other.device, size=size,
                                   least=head, share=2.0)
         return forms[0] if pay else self

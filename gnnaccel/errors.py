@@ -14,8 +14,8 @@ class FallbackError(GnnaccelError, RuntimeError):
 
 
 class GraphError(GnnaccelError, IndexError, RuntimeError, ValueError):
-    """``edge_index`` names a node that does not exist, or ``edge_type`` a relation. The hosts raise an IndexError, a RuntimeError or
-    a ValueError then, whichever of their steps comes upon it first."""
+    """``edge_index`` names a node that does not exist, or ``edge_type`` a relation. The hosts raise an IndexError, a RuntimeError
+    or a ValueError then, whichever of their steps comes upon it first."""
 
 
 class PatchError(GnnaccelError, RuntimeError):

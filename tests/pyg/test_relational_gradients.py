@@ -3,8 +3,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch_geometric.nn import (FiLMConv, GATConv, GATv2Conv, GCNConv, GINConv, GraphConv, HANConv, HEATConv, HeteroConv, RGATConv,
-                                RGCNConv, SAGEConv)
+from torch_geometric.nn import (FiLMConv, GATConv, GATv2Conv, GCNConv, GINConv, GraphConv, HANConv, HEATConv, HeteroConv,
+                                RGATConv, RGCNConv, SAGEConv)
 
 from tests.pyg import graphs, hgt_graphs
 from tests.pyg.graphs import E, F, N
@@ -54,7 +54,8 @@ MADE = {
 @pytest.mark.parametrize("name", MADE)
 def test_each_gradient_has_memory_of_its_own(route, name):
     layer, args = MADE[name]()
-    layer, args = layer.to(route.device), tuple(on(route.device, a)[0] if isinstance(a, dict) else a.to(route.device) for a in args)
+    layer = layer.to(route.device)
+    args = [on(route.device, a)[0] if isinstance(a, dict) else a.to(route.device) for a in args]
     with route.on(on_fallback="native"):
         for time in range(2):
             out = layer(*args)

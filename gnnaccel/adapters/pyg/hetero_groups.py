@@ -170,6 +170,8 @@ def _added(parts: list[tuple[Tensor, int]], aggr: Any) -> Tensor:
     (out, count), *others = parts
     if not others:
         return out
+    if aggr is not torch.add and any(part.shape != out.shape for part, _ in others):
+        return hetero.grouped([part for part, _ in parts], aggr)  # which raises: it does not stretch a width of 1 over others
     if aggr != "mean":
         if aggr == "sum":
             out = out.to(hetero.summed(out.dtype, torch.is_autocast_enabled(out.device.type), out.device))

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from gnnaccel.adapters import lazy
 from gnnaccel.adapters.pyg import calls, guards, hetero, inner_convs
 from gnnaccel.adapters.pyg.hetero import EdgeType
 from gnnaccel.adapters.pyg.inner_convs import Together
@@ -63,6 +64,7 @@ def inside(native: Callable, forward_of_group: Callable = _forward) -> Callable:
     def forward(layer: Any, *args: Any, **kwargs: Any) -> Any:
         config = current()
         allowed = config is not None and rules.verdict(layer, config).inside and guards.context_reason() is None
+        allowed = allowed and lazy.repeated_reason(layer) is None
         call = divided(layer, args, kwargs) if allowed else None
         return native(layer, *args, **kwargs) if call is None else _run(layer, call, forward_of_group)
 

@@ -18,12 +18,17 @@ def note(layer: Any, native: bool) -> None:
     """Of a call that goes ``native`` or not."""
     if native and _saved_tensor_hooks(True) is not None and any(isinstance(p, UninitializedParameter) for p in layer.parameters()):
         _made.set(layer, True)
-    elif _made.entries and _made.get(layer) and torch._C._current_graph_task_id() == -1:
+    elif made_here(layer) and torch._C._current_graph_task_id() == -1:
         _made.set(layer, False)  # the next forward call: as ever
+
+
+def made_here(layer: Any) -> bool:
+    """Whether a call that is under way is such a one, or its repetition."""
+    return bool(_made.entries) and bool(_made.get(layer))
 
 
 def repeated_reason(layer: Any) -> Reason | None:
     """Why a call that may be such a repetition goes native."""
-    if not _made.entries or not _made.get(layer) or torch._C._current_graph_task_id() == -1:
+    if not made_here(layer) or torch._C._current_graph_task_id() == -1:
         return None
     return reason("GA209", "a checkpoint repeats the call that made the weights")

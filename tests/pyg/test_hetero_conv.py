@@ -14,8 +14,8 @@ import gnnaccel
 from gnnaccel.dispatch import cache
 from gnnaccel.errors import GraphError
 from tests.helpers import relative
-from tests.pyg.hetero_graphs import (ABOUT, CITES, KNOWS, METADATA, NODES, OUT, RELATIONS, WRITES, WRITTEN, edges, features,
-                                     hetero, many, near, on, same)
+from tests.pyg.hetero_graphs import (ABOUT, CITES, KNOWS, METADATA, NODES, OUT, RELATIONS, WIDTH, WRITES, WRITTEN, edges,
+                                     features, hetero, many, near, on, same)
 from tests.pyg.judge import compare, on_routes
 
 SAGE = [{}, dict(aggr="sum"), dict(aggr="add"), dict(root_weight=False), dict(bias=False), dict(root_weight=False, bias=False)]
@@ -53,7 +53,9 @@ def test_targets_of_other_widths(route):
 
 
 @pytest.mark.parametrize("made", [lambda: hetero(channels=(-1, -1)), lambda: HGTConv(-1, OUT, METADATA), lambda: HeteroConv(
-    {name: (SAGEConv if at % 2 else GraphConv)((-1, -1), OUT) for at, name in enumerate(RELATIONS)})], ids=["alike", "hgt", "groups"])
+    {name: (SAGEConv if at % 2 else GraphConv)((-1, -1), OUT) for at, name in enumerate(RELATIONS)}), lambda: HeteroConv(
+    {name: SAGEConv(WIDTH, OUT) if at else SAGEConv((-1, -1), OUT) for at, name in enumerate(RELATIONS)})],
+    ids=["alike", "hgt", "groups", "one"])
 def test_lazy_layers_in_a_checkpoint(route, made):
     """The call that makes the weights goes natively, and so does its repetition in backward, though they are there by then."""
     made, (x, ei) = made().to(route.device), on(route.device, features(), edges())

@@ -13,8 +13,9 @@ class FallbackError(GnnaccelError, RuntimeError):
     """A call ran, or would run, natively while ``on_fallback="raise"``; the message lists the reasons."""
 
 
-class GraphError(GnnaccelError, IndexError):
-    """``edge_index`` names a node that does not exist."""
+class GraphError(GnnaccelError, IndexError, RuntimeError, ValueError):
+    """``edge_index`` names a node that does not exist, or ``edge_type`` a relation. The hosts raise an IndexError, a RuntimeError
+    or a ValueError then, whichever of their steps comes upon it first."""
 
 
 class PatchError(GnnaccelError, RuntimeError):

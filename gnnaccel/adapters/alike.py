@@ -66,9 +66,15 @@ def _operands(parameters: Parameters, x_src: Sequence[Tensor], x_dst: Sequence[T
 def _rooted(part: Tensor, x: Tensor, members: tuple[int, ...], parameters: Parameters, mean: bool, row: torch.dtype) -> Tensor:
     """One type's result with the root terms and biases of its relations: where types differ in width."""
     _, biases, roots = parameters
-    root, bias = (None if ts is None else torch.stack([ts[at] for at in members]).sum(0).to(row) for ts in (roots, biases))
+    root, bias = (None if ts is None else total([ts[at] for at in members]).to(row) for ts in (roots, biases))
     term = F.linear(x.to(row), root, bias)
     return part + (term * (1 / len(members)) if mean else term)
+
+
+def total(parameters: Sequence[Tensor]) -> Tensor:
+    """The sum of parameters of one shape. (A sum over the tensor that they make stacked would give all of them one array as
+    their gradient, which whoever clips or accumulates gradients in place would change once for each.)"""
+    return functools.reduce(torch.add, parameters)
 
 
 def _together(x: Sequence[Tensor], row: torch.dtype) -> Tensor:

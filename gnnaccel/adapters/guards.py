@@ -51,14 +51,14 @@ def features_reason(x: Any, name: str = "x") -> Reason | None:
         return reason("GA206", f"{name} has {x.dim()} dimensions")
     if x.layout != torch.strided or not x.is_floating_point() or x.is_meta:
         return reason("GA206", f"{name} is {x.layout}, {x.dtype}, on the {x.device.type} device")
-    return None
+    return reason("GA206", f"{name} is yet to be negated", "call resolve_neg()") if x.is_neg() else None
 
 
 def edge_reason(edge_attr: Any, edges: int, x: Tensor) -> Reason | None:
     """Why these edge features cannot be taken: not one plain row of the features' dtype per edge."""
     if type(edge_attr) is not Tensor and type(edge_attr) is not torch.nn.Parameter:
         return reason("GA206", f"edge_attr is a {type(edge_attr).__name__}")
-    if edge_attr.layout != torch.strided or edge_attr.dim() not in (1, 2) or edge_attr.shape[0] != edges:
+    if edge_attr.layout != torch.strided or edge_attr.dim() not in (1, 2) or edge_attr.shape[0] != edges or edge_attr.is_neg():
         return reason("GA206", f"edge_attr is {edge_attr.layout} of shape {list(edge_attr.shape)} for {edges} edges")
     if edge_attr.device != x.device:
         return reason("GA206", f"edge_attr is on {edge_attr.device}, the features on {x.device}")

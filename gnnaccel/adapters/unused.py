@@ -18,20 +18,36 @@ from gnnaccel.dispatch.relational.by_type import whole
 
 
 class Results:
-    """What the last backward pass through a call has found: ``used``, whether each result has a gradient, None for all of them.
+    """What backward passes through a call have found: ``used``, whether each result has a gradient, None for all of them.
 
-    Once a pass has been recorded, later ones may come by another way than the call's end, and all results count as used.
+    Once a pass was recorded, later ones may come by its gradients rather than by the call's end, and so to what was made into the
+    results that it used: ``recorded``. What the call's end tells then holds for the pass that came by it, ``task``.
     """
 
-    __slots__ = ("used", "recorded")
+    __slots__ = ("used", "recorded", "task")
 
     def __init__(self) -> None:
         self.used: tuple[bool, ...] | None = None
-        self.recorded = False
+        self.recorded: tuple[bool, ...] | None = None
+        self.task = -1
 
     def note(self, used: tuple[bool, ...]) -> None:
-        self.recorded = self.recorded or torch.is_grad_enabled()
-        self.used = None if self.recorded or all(used) else used
+        recorded = torch.is_grad_enabled()
+        if recorded or self.recorded is not None:
+            used, self.task = _either(used, self.recorded), torch._C._current_graph_task_id()
+        if recorded:
+            self.recorded = used
+        self.used = None if all(used) else used
+
+    def in_this_pass(self) -> tuple[bool, ...] | None:
+        """``used``, as far as this pass can tell."""
+        if self.recorded is None or self.task == torch._C._current_graph_task_id():
+            return self.used
+        return None if all(self.recorded) else self.recorded
+
+
+def _either(a: tuple[bool, ...], b: tuple[bool, ...] | None) -> tuple[bool, ...]:
+    return a if b is None else tuple([one or other for one, other in zip(a, b)])
 
 
 def results(count: int) -> Results | None:
@@ -48,7 +64,7 @@ def watch(of: Results | None, made: Tensor, readers: Sequence[tuple[int, ...]]) 
 
 
 def _read(of: Results, readers: Sequence[tuple[int, ...]], grads: tuple, _: tuple) -> tuple | None:
-    used = of.used
+    used = of.in_this_pass()
     if used is None:
         return None
     return tuple([grad if any([used[at] for at in own]) else None for grad, own in zip(grads, readers)])

@@ -73,7 +73,7 @@ class GraphView:
         self._edges: Edges | None = None
         self._weights = PlacedWeights()
         self._covered: Tensor | None = None
-        self._inverse_degree: Tensor | None = None
+        self._inverse_degree: dict[torch.dtype, Tensor] = {}
         self._shares: Tensor | None = None
         self._no_isolated: bool | None = None
         self._derived: dict[Hashable, Any] = {}
@@ -157,15 +157,15 @@ class GraphView:
         return self._covered
 
     @_ordinary_tensors
-    def inverse_degree(self) -> Tensor:
-        """[num_dst] fp32: one over the number of edges that enter a node, 1 where there is none."""
-        if self._inverse_degree is None:
+    def inverse_degree(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """[num_dst]: one over the number of edges that enter a node, 1 where there is none. Kernels read it in fp32."""
+        if dtype not in self._inverse_degree:
             if self._csc is not None:
                 degree = self.csc(places=False).indptr.diff()
             else:
                 degree = torch.bincount(self.edges(ids=False).dst, minlength=self.num_dst)
-            self._inverse_degree = 1.0 / degree.clamp(min=1).float()
-        return self._inverse_degree
+            self._inverse_degree[dtype] = 1.0 / degree.clamp(min=1).to(dtype)
+        return self._inverse_degree[dtype]
 
     @_ordinary_tensors
     def shares_by_src(self) -> Tensor | None:
@@ -173,10 +173,11 @@ class GraphView:
         time, since it may be the last, and during a capture, in which nothing is made to keep."""
         if self._shares is None:
             capturing = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-            if self._inverse_degree is None or capturing:
+            share = self._inverse_degree.get(torch.float32)
+            if share is None or capturing:
                 return None
             ends = self.csr(places=False).other.clamp(0, self.num_dst - 1)  # beyond the last edge anything may stand
-            self._shares = self._inverse_degree.index_select(0, ends)
+            self._shares = share.index_select(0, ends)
         return self._shares
 
     def all_covered(self) -> bool:

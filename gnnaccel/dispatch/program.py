@@ -29,7 +29,7 @@ OPERATIONS = {
     "dot": "inner product of two rows per head",
     "add": "sum", "mul": "product", "scale": "product with a constant",
     "pick": "row of a parameter [rows, ..] at a value that is its number",
-    "leaky_relu": "x where x > 0, else slope * x", "sigmoid": "1 / (1 + exp(-x))",
+    "leaky_relu": "x where x > 0, else slope * x", "relu": "x where x > 0, else 0, of -inf too", "sigmoid": "1 / (1 + exp(-x))",
     "segment_softmax": "softmax over the edges that enter a node; no edges, no value",
     "dropout": "zero with probability p, else divided by 1 - p; the mask comes with the call",
     "aggregate": "sum over the edges that enter a node of weight [edges, heads] times row [edges, heads, width]; with `per_head` "

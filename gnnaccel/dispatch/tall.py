@@ -33,8 +33,14 @@ def matmul(x: Tensor, weight: Tensor) -> Tensor:
     return x @ weight if segments is None else segment_gemm.multiply(segments, x, weight.unsqueeze(0), precision=precision())
 
 
+#: of newer versions, whose older getter raises where ``torch.backends.cuda.matmul.fp32_precision`` was set
+_setting = getattr(torch._C, "_get_fp32_precision_getter", None)
+
+
 def precision() -> str:
-    """Of fp32 products, as torch's own settings have it."""
+    """Of fp32 products, "fp32" or "tf32", as torch's own settings have it."""
+    if _setting is not None:
+        return "tf32" if _setting("cuda", "matmul") == "tf32" else "fp32"
     return "fp32" if torch.get_float32_matmul_precision() == "highest" else "tf32"
 
 

@@ -120,6 +120,15 @@ def test_equal_extrema_share_the_gradient(reduce):
     assert x.grad.tolist() == [[1.5], [0.5], [0.0]]
 
 
+@pytest.mark.parametrize("reduce", ["sum", "mean", "var"])
+@pytest.mark.parametrize("kind", ["none", "edge"])
+def test_double_precision_is_kept(kind, reduce):
+    ei = edges()
+    leaves = inputs(kind, ei, dtype=torch.float64)
+    got, expected = (results(run, OpGraph(ei, N, M), reduce, *leaves) for run in (aggregation_cpu.run, aggregation.plain))
+    assert all(relative(a, b) < 1e-13 for a, b in zip(got, expected))
+
+
 @pytest.mark.parametrize("reduce", aggregation.REDUCES)
 @pytest.mark.parametrize("kind", ["none", "edge", "head", "wider_weights"])
 def test_gradients_in_double_precision(kind, reduce):

@@ -7,8 +7,9 @@ import torch.nn.functional as F
 from torch_geometric.nn import GATConv, GATv2Conv, TransformerConv
 
 from gnnaccel.cuda import segment_gemm
+from gnnaccel.cuda.segment_plan import Segments
 from gnnaccel.dispatch import tall
-from tests.helpers import assert_accurate
+from tests.helpers import assert_accurate, relative
 from tests.pyg import graphs
 from tests.pyg.judge import compare
 from tests.routes import emulated, gpu, one_thread, route  # noqa: F401
@@ -39,6 +40,32 @@ def test_products(device, always, k, n, bias):
     y = torch.randn(77, n).to(device)
     assert_accurate("matmul", tall.matmul(y, w), y @ w, y.double() @ w.double())
     assert len(always) == 1 + (n % 8 == 0 and k % 8 == 0)
+
+
+def _by_backend(value: str) -> None:
+    torch.backends.cuda.matmul.fp32_precision = value
+
+
+def _allowed(value: bool) -> None:
+    torch.backends.cuda.matmul.allow_tf32 = value
+
+
+@pytest.mark.parametrize("set_to,tf32,fp32", [(torch.set_float32_matmul_precision, ("high", "medium"), ("highest",)),
+                                              (_allowed, (True,), (False,)), (_by_backend, ("tf32",), ("ieee",))],
+                         ids=["by name", "allowed", "by backend"])
+def test_precision_is_as_torch_has_it(device, set_to, tf32, fp32):
+    if set_to is _by_backend and not hasattr(torch._C, "_get_fp32_precision_getter"):
+        pytest.skip("this version of torch has no such setting")
+    x, w = torch.randn(64, 64).to(device), torch.randn(64, 64).to(device)
+    segments = Segments(torch.tensor([0, 64], dtype=torch.int32, device=device), 64)
+    exact = x.double() @ w.double()
+    try:
+        for value in (*tf32, *fp32):
+            set_to(value)
+            found = segment_gemm.multiply(segments, x, w.unsqueeze(0), precision=tall.precision())
+            assert (relative(found, exact) > 1e-5) is (value in tf32), value
+    finally:
+        set_to(fp32[0])
 
 
 @pytest.mark.parametrize("x,w", [((5, 7), (8, 7)), ((5, 256), (8, 256)), ((0, 64), (64, 64))])

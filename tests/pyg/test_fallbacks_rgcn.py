@@ -180,6 +180,30 @@ def test_wrong_arguments(route, inputs, name, change, code):
         assert native_again(layer(*args, **kwargs), expected)
 
 
+@each_class
+@pytest.mark.parametrize("options", [{}, dict(num_blocks=4)], ids=str)
+def test_types_in_bytes(route, inputs, name, options):
+    """Some of the host's ways through the layer take them, others do not."""
+    layer, (x, ei, et) = CLASSES[name](F, 8, R, **options).to(route.device), inputs
+    if name == "RGCNConv" and options:
+        native_because(route, "GA204", lambda: layer(x, ei, et.to(torch.int8)), name)
+    else:
+        fails_alike(route, "GA204", name, lambda: layer(x, ei, et.to(torch.int8)))
+
+
+@each_class
+def test_features_yet_to_be_negated(route, inputs, name):
+    """Kernels would read what lies in memory."""
+    layer, (x, ei, et) = CLASSES[name](F, 8, R).to(route.device), inputs
+    layer(x, ei, et)
+    native_because(route, "GA206", lambda: layer(torch._neg_view(x), ei, et), name)
+    with route.on(on_fallback="native"):
+        for given in (x, torch._neg_view(x), x):
+            with gnnaccel.disabled():
+                expected = layer(given, ei, et)
+            assert close(layer(given, ei, et), expected)
+
+
 def test_features_and_ids_that_the_fast_layer_takes(route, inputs):
     """It looks at each end's type by itself; so this runs natively, with the host's result."""
     layer, (x, ei, et) = FastRGCNConv(F, 8, R).to(route.device), inputs

@@ -6,15 +6,16 @@ import gc
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 from torch_geometric import EdgeIndex
-from torch_geometric.nn import GraphConv, HeteroConv, SAGEConv
+from torch_geometric.nn import GraphConv, HeteroConv, HGTConv, SAGEConv
 
 import gnnaccel
 from gnnaccel.dispatch import cache
 from gnnaccel.errors import GraphError
 from tests.helpers import relative
-from tests.pyg.hetero_graphs import (ABOUT, CITES, KNOWS, NODES, OUT, RELATIONS, WRITES, WRITTEN, edges, features, hetero, many,
-                                     near, on, same)
+from tests.pyg.hetero_graphs import (ABOUT, CITES, KNOWS, METADATA, NODES, OUT, RELATIONS, WIDTH, WRITES, WRITTEN, edges,
+                                     features, hetero, many, near, on, same)
 from tests.pyg.judge import compare, on_routes
 
 SAGE = [{}, dict(aggr="sum"), dict(aggr="add"), dict(root_weight=False), dict(bias=False), dict(root_weight=False, bias=False)]
@@ -49,6 +50,21 @@ def test_targets_of_other_widths(route):
     widths = {"paper": 12, "author": 12, "field": 5}
     convs = {name: SAGEConv((12, widths[name[2]]), OUT) for name in RELATIONS}
     compare(route, HeteroConv(convs), features(widths), edges())
+
+
+@pytest.mark.parametrize("made", [lambda: hetero(channels=(-1, -1)), lambda: HGTConv(-1, OUT, METADATA), lambda: HeteroConv(
+    {name: (SAGEConv if at % 2 else GraphConv)((-1, -1), OUT) for at, name in enumerate(RELATIONS)}), lambda: HeteroConv(
+    {name: SAGEConv(WIDTH, OUT) if at else SAGEConv((-1, -1), OUT) for at, name in enumerate(RELATIONS)})],
+    ids=["alike", "hgt", "groups", "one"])
+def test_lazy_layers_in_a_checkpoint(route, made):
+    """The call that makes the weights goes natively, and so does its repetition in backward, though they are there by then."""
+    made, (x, ei) = made().to(route.device), on(route.device, features(), edges())
+    x = {name: t.requires_grad_() for name, t in x.items()}
+    with route.on(on_fallback="native"):
+        for _ in range(3):
+            sum(t.sum() for t in checkpoint(made, x, ei, use_reentrant=False).values()).backward()
+    routes = gnnaccel.stats()[type(made).__name__]["routes"]
+    assert routes["native"] >= 2 and routes[route.backend] >= 4, routes
 
 
 def test_lazy_layers(route):

@@ -43,6 +43,16 @@ def test_relations_without_edges_and_those_not_given(route):
 
 
 @pytest.mark.parametrize("aggr", ["sum", "mean"])
+def test_results_of_other_widths_are_the_hosts_error(route, aggr):
+    """Also where one of them is a single channel, which additions stretch."""
+    made = HeteroConv({WRITES: SAGEConv(WIDTH, 1), WRITTEN: SAGEConv(WIDTH, 1), CITES: GraphConv(WIDTH, 4)}, aggr).to(route.device)
+    x, ei = on(route.device, features(), edges([WRITES, WRITTEN, CITES]))
+    for enabled in (gnnaccel.disabled(), route.on(on_fallback="native")):
+        with enabled, pytest.raises(RuntimeError, match="equal size"):
+            made(x, ei)
+
+
+@pytest.mark.parametrize("aggr", ["sum", "mean"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast(route, dtype, aggr):
     made, (x, ei) = mixed(aggr).to(route.device), on(route.device, features(), edges())

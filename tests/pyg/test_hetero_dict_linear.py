@@ -117,6 +117,17 @@ def test_rows_in_several_dtypes_under_autocast(route):
     assert all(got[k].dtype == native[k].dtype and (not SIZES[k] or relative(got[k], native[k]) < 2e-2) for k in got)
 
 
+def test_the_other_half_type_under_autocast(route):
+    made, x = layer().to(route.device).half(), {name: t.to(route.device).half() for name, t in rows().items()}
+    with torch.autocast(route.device.type, torch.bfloat16):
+        native = made(x)
+        with route.on():
+            got = made(x)
+    sum(t.float().sum() for t in got.values()).backward()
+    assert all(got[k].dtype == native[k].dtype and (not SIZES[k] or relative(got[k], native[k]) < 2e-2) for k in got)
+    assert all(p.grad.dtype == torch.float16 for p in made.parameters())
+
+
 def test_second_derivatives(emulated):
     made = layer(3, 4, ("a", "b", "c"))
     x = {name: torch.randn(n, 3, requires_grad=True) for name, n in (("a", 4), ("b", 0), ("c", 2))}

@@ -52,6 +52,17 @@ def test_permuted_edges_and_unknown_types_change_nothing(route):
     torch.testing.assert_close(outs[0], layer(x, more.to(route.device), wild.to(route.device)), rtol=1e-5, atol=1e-5)
 
 
+def test_what_overflows_to_minus_infinity_is_cut_off(route):
+    torch.manual_seed(5)
+    layer, x, edge_index, edge_type = FiLMConv(F, 8, R).to(route.device), 1e25 * features().to(route.device), square(), types()
+    edge_index, edge_type = edge_index.to(route.device), edge_type.to(route.device)
+    expected = layer(x, edge_index, edge_type)
+    with route.on():
+        got = layer(x, edge_index, edge_type)
+    assert expected.isinf().any() and not expected.isnan().any()
+    assert torch.equal(got.isinf(), expected.isinf()) and not got.isnan().any()
+
+
 def test_derivatives():
     torch.manual_seed(4)
     layer = FiLMConv(3, 2, 3, act=None).double()  # a kink would spoil finite differences

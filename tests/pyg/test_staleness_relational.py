@@ -8,6 +8,7 @@ import weakref
 import pytest
 import torch
 import torch_geometric
+from torch_geometric import EdgeIndex
 from torch_geometric.nn import FastRGCNConv, MaxAggregation, RGATConv, RGCNConv
 
 import gnnaccel
@@ -90,6 +91,20 @@ def test_other_inputs(route, inputs, name):
         as_native(lambda: layer(x, ei, et))
         et.data = rgat.types().to(et.device)
         as_native(lambda: layer(x, ei, et))
+
+
+@each_layer
+def test_an_edge_index_class_changed_in_place(route, inputs, name):
+    """The tensor behind it counts no versions."""
+    x, ei, et = inputs
+    layer, index = LAYERS[name]().to(route.device).eval(), EdgeIndex(ei.clone(), sparse_size=(N, N))
+    with route.on():
+        layer(x, index, et)
+    index.copy_(index.flip(1))
+    expected = layer(x, ei.flip(1), et)
+    with route.on(on_fallback="native"):
+        assert close(layer(x, index, et), expected)
+    assert gnnaccel.stats()[name]["reasons"] == {"GA204": 1}
 
 
 @each_layer

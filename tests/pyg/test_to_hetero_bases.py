@@ -60,6 +60,19 @@ def test_one_edge_type(route):
     compare(route, model_of(metadata=metadata), {"paper": features()["paper"]}, edges(metadata[1]), calls=2, floor=2e-6)
 
 
+@pytest.mark.parametrize("metadata", [(["a", "b"], [("a", "to", "b")]), (["a", "b"], [("b", "to", "b")])], ids=str)
+@pytest.mark.filterwarnings("ignore:There exist node types")
+def test_one_edge_type_among_several_node_types(route, metadata):
+    """The host does not shift its ids, so they are those of other nodes."""
+    made, name = model_of(metadata=metadata).to(route.device), metadata[1][0]
+    x = {"a": torch.randn(8, WIDTH, device=route.device), "b": torch.randn(9, WIDTH, device=route.device)}
+    ei = {name: torch.randint(0, 8, (2, 20), device=route.device)}
+    expected = made(x, ei)
+    with route.on(on_fallback="native"):
+        assert close(made(x, ei), expected)
+    assert gnnaccel.stats()["HeteroBasisConv"]["reasons"] == {"GA208": 2}
+
+
 def test_features_of_several_widths(route):
     """Aligned by linear maps of the model."""
     widths = {"paper": 12, "author": 7, "field": 5}

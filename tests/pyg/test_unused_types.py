@@ -310,6 +310,29 @@ def test_retained_passes_over_one_graph(route, made):
     same(dict(enumerate(got)), dict(enumerate(expected)))
 
 
+@pytest.mark.parametrize("used", [("field",), ("paper", "author")], ids=str)
+@pytest.mark.parametrize("made", [*(lambda kind=kind: convs(kind, channels=4) for kind in KINDS), lambda: han(4)],
+                         ids=[*KINDS, "han"])
+def test_a_pass_that_is_recorded_and_one_over_its_gradients(route, made, used):
+    """As with a penalty on gradients: what no used result was made of has none, the first time and the second."""
+    made, (x, ei) = made().to(route.device), on(route.device, features(4), edges(count=8))
+    wanted = list(made.parameters())
+
+    def both() -> list:
+        out = made(x, ei)
+        loss = sum(out[name].sin().sum() for name in used)
+        first = torch.autograd.grad(loss, wanted, create_graph=True, allow_unused=True)
+        penalty = loss + sum(g.pow(2).sum() for g in first if g is not None)
+        return [*first, *torch.autograd.grad(penalty, wanted, allow_unused=True)]
+
+    expected = both()
+    with route.on():
+        got = both()
+    assert [g is None for g in got] == [g is None for g in expected] and any(g is None for g in got)
+    for a, b in zip(got, expected):
+        assert a is None or relative(a, b) < 1e-3 or (a - b).abs().max() < 1e-4
+
+
 class _Stopped(torch.autograd.Function):
     """Says in backward that there is no gradient."""
 

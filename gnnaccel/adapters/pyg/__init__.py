@@ -121,9 +121,10 @@ class _Guarded:
     host = "pyg"
 
     def __init__(self, cls: type, adapter: Any, node_dim: int | None):
+        from gnnaccel.adapters import lazy
         from gnnaccel.adapters.pyg import guards, signature
 
-        self._cls, self._node_dim, self._guards = cls, node_dim, guards
+        self._cls, self._node_dim, self._guards, self._lazy = cls, node_dim, guards, lazy
         self._state, self._methods = adapter.state, adapter.METHODS
         self._aggregations = getattr(adapter, "AGGREGATIONS", ("SumAggregation",))
         self.run = adapter.run
@@ -134,13 +135,15 @@ class _Guarded:
         self.again = getattr(adapter, "again", None)
 
     def state(self, layer: Any, args: tuple, kwargs: dict) -> Any:
-        guards = self._guards
-        why = guards.context_reason()
+        guards, lazy = self._guards, self._lazy
+        why = guards.context_reason() or lazy.repeated_reason(layer)
         if why is None and self._node_dim is None:
             why = guards.module_reason(layer, self._cls, self._methods)
         elif why is None:
             why = guards.layer_reason(layer, self._cls, self._methods, self._node_dim, self._aggregations)
-        return self._state(layer, args, kwargs) if why is None else why
+        found = self._state(layer, args, kwargs) if why is None else why
+        lazy.note(layer, type(found) is Reason)
+        return found
 
 
 def _unbound(layer: Any, call: Any) -> None:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from gnnaccel.adapters import alike
 from gnnaccel.adapters.layout import EdgeType
 from gnnaccel.adapters.pyg import glance, graph_norm, guards, hetero, inner_convs, relations
 from gnnaccel.dispatch import router
@@ -183,6 +184,8 @@ def _graph(x: Tensor, edges: Edges, device: torch.device) -> hetero.Graph | Reas
             return reason("GA204", f"edge_index_dict[{name!r}] is no tensor of shape [2, E]")
     starts = [*edges.starts.values(), x.shape[0]]
     sizes = {name: end - start for name, start, end in zip(edges.starts, starts, starts[1:])}
+    if len(given) == 1 and any(edges.starts[name[end]] for name in given for end in (0, -1)):
+        return reason("GA208", "PyG reads the ids of a single edge type as those of the first node type")
     if min(sizes.values()) < 0:
         return reason("GA206", f"x has {x.shape[0]} rows, fewer than there are nodes")
     return hetero.graph(given, sizes, edges.types, device)
@@ -193,7 +196,7 @@ def run(layer: Any, stated: RelationalStated, given: RelationalGiven, attend: An
     operands = {"x": x, "comp": torch.cat(numbers).t(), "bases": torch.stack(weights).transpose(1, 2)}
     if shares is not None:
         operands["norm"] = _kept(*shares)[0].to(stated.row)
-    root, bias = (None if group is None else torch.stack(group).sum(0) for group in (roots, biases))
+    root, bias = (None if group is None else alike.total(group) for group in (roots, biases))
     if root is not None or bias is not None:
         operands[ADDED] = Added((stated.num_dst,), None if root is None else x, root, bias, True)
     return attend(operands)

@@ -15,6 +15,8 @@ def plain(edge_index: Any, num_src: int, num_dst: int, device: torch.device) -> 
         rows, cols = edge_index.sparse_size()
         if (rows not in (None, num_src)) or (cols not in (None, num_dst)):
             return reason("GA204", f"the EdgeIndex is for {rows} x {cols} nodes, the features for {num_src} x {num_dst}")
+        if not edge_index.is_inference() and edge_index._version:  # of which the tensor behind it knows nothing
+            return reason("GA204", "the EdgeIndex was changed in place", "make a new one")
         edge_index = getattr(edge_index, "_data", None)
         if edge_index is None:
             return reason("GA204", "this version of PyG keeps no plain tensor in its EdgeIndex", "update torch-geometric")

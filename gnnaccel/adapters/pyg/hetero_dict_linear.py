@@ -175,8 +175,9 @@ class _Rows:
 
 def run(layer: Any, stated: RelationalStated, given: RelationalGiven, attend: Any) -> dict[str, Tensor]:
     types, *operands = given.operands
-    if attend.kernels:
-        found = dict_maps.maps(attend.graph.blocks(stated.layout), stated.layout, stated.row, *operands)
-    else:
-        found = dict_maps.maps_by_torch(stated.row, *operands)
+    with calls.without_autocast(given.device.type):  # which cannot put tensors of the other half type together
+        if attend.kernels:
+            found = dict_maps.maps(attend.graph.blocks(stated.layout), stated.layout, stated.row, *operands)
+        else:
+            found = dict_maps.maps_by_torch(stated.row, *operands)
     return dict(zip(types, found))

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gnnaccel.adapters import unused
+from gnnaccel.adapters import alike, unused
 from gnnaccel.adapters.pyg import hetero, inner_convs
 from gnnaccel.adapters.pyg.inner_convs import Together
 from gnnaccel.dispatch import attention_programs as programs
@@ -185,8 +185,8 @@ def _finish(part: Tensor, members: tuple[int, ...], biases: list[Tensor] | None,
     part = part.mean(0) if aggr == "mean" else part.sum(0)
     if biases is None:
         return part
-    bias = torch.stack([biases[at] for at in members])
-    return part + (bias.mean(0) if aggr == "mean" else bias.sum(0))
+    bias = alike.total([biases[at] for at in members])
+    return part + (bias / count if aggr == "mean" else bias)
 
 
 def _biased(part: Tensor, biases: list[Tensor] | None, at: int) -> Tensor:

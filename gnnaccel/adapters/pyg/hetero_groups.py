@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from gnnaccel.adapters import lazy
 from gnnaccel.adapters.pyg import calls, guards, hetero, inner_convs
 from gnnaccel.adapters.pyg.hetero import EdgeType
 from gnnaccel.adapters.pyg.inner_convs import Together
@@ -63,7 +64,7 @@ def inside(native: Callable, forward_of_group: Callable = _forward) -> Callable:
     def forward(layer: Any, *args: Any, **kwargs: Any) -> Any:
         config = current()
         allowed = config is not None and rules.verdict(layer, config).inside and guards.context_reason() is None
-        call = divided(layer, args, kwargs) if allowed else None
+        call = divided(layer, args, kwargs) if allowed and not lazy.made_here(layer) else None
         return native(layer, *args, **kwargs) if call is None else _run(layer, call, forward_of_group)
 
     return forward
@@ -170,6 +171,8 @@ def _added(parts: list[tuple[Tensor, int]], aggr: Any) -> Tensor:
     (out, count), *others = parts
     if not others:
         return out
+    if aggr is not torch.add and any(part.shape != out.shape for part, _ in others):
+        return hetero.grouped([part for part, _ in parts], aggr)  # which raises: it does not stretch a width of 1 over others
     if aggr != "mean":
         if aggr == "sum":
             out = out.to(hetero.summed(out.dtype, torch.is_autocast_enabled(out.device.type), out.device))

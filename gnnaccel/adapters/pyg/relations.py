@@ -21,6 +21,6 @@ def plain(edge_index: Any, edge_type: Any, num_src: int, num_dst: int, device: t
     if edge_type.dim() != 1 or edge_type.shape[0] != found.shape[1] or edge_type.device != device:
         return reason("GA206", f"edge_type is of shape {list(edge_type.shape)} on {edge_type.device} for {found.shape[1]} edges on "
                                f"{device}")
-    if edge_type.is_floating_point() or edge_type.is_complex() or edge_type.dtype == torch.bool:
-        return reason("GA204", f"edge_type is {edge_type.dtype}", "use an integer type")
+    if edge_type.dtype not in (torch.int64, torch.int32):
+        return reason("GA204", f"edge_type is {edge_type.dtype}", "use int64 or int32 relations")
     return found, edge_type

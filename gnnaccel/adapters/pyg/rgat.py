@@ -124,10 +124,8 @@ def _module_reason(layer: Any) -> Reason | None:
 
 
 def _edge_reason(layer: Any, operands: _Operands) -> Reason | None:
-    """Edge types that index the host's weights, and edge features that go with the features."""
+    """Edge features that go with the features."""
     edge_type, edge_attr = operands.edge_type, operands.edge_attr
-    if edge_type.dtype not in (torch.int64, torch.int32):
-        return reason("GA204", f"edge_type is {edge_type.dtype}", "use int64 or int32 relations")
     if edge_attr is None:
         return None
     if layer.lin_edge is None:

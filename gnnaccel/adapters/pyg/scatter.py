@@ -150,7 +150,7 @@ def _index_reason(src: Tensor, given: Any, dim: Any, offsets: bool = False) -> R
         return reason("GA206", f"the {'offsets' if offsets else 'index'}: {seen}", "pass a dense int64 tensor of one dimension")
     if type(dim) is not int or not src.dim() or dim not in (0, -src.dim()):
         return reason("GA206", f"dimension {dim} of {src.dim()}", "reduce the first dimension")
-    if src.layout != torch.strided or src.is_meta or not offsets and given.shape[0] != src.shape[0]:
+    if src.layout != torch.strided or src.is_meta or src.is_neg() or not offsets and given.shape[0] != src.shape[0]:
         return reason("GA206", f"rows {list(src.shape)}, {src.layout}, for an index of {given.shape[0]}")
     return reason("GA303", "there are no rows") if not src.numel() or not given.shape[0] else None
 

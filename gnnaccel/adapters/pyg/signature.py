@@ -49,7 +49,7 @@ class Signature:
         if kwargs or len(args) != 2:
             return None
         x, edge_index = args
-        if type(x) is not Tensor or type(edge_index) is not Tensor or x.is_meta:
+        if type(x) is not Tensor or type(edge_index) is not Tensor or x.is_meta or x.is_neg():
             return None
         own = layer.__dict__
         if any(self._hooks(own)) or guards.context_reason() is not None:

@@ -49,7 +49,7 @@ def run(graph: OpGraph, given: Aggregation) -> Tensor:
         out = weighted_sum(segments, weight.reshape(-1), given.x.flatten(1)) if given.kind == "edge" else _by_head(
             segments, weight.flatten(1), given.x.flatten(1, -2))
     if given.reduce == "mean":
-        out = out * view.inverse_degree().to(out.dtype).unsqueeze(1)
+        out = out * view.inverse_degree(out.dtype).unsqueeze(1)
     return out.view(-1, *given.shape)
 
 

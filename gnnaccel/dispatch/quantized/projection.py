@@ -28,6 +28,7 @@ from gnnaccel.dispatch.quantized.rows import Storage
 from gnnaccel.dispatch.quantized.settings import Entry
 from gnnaccel.dispatch.quantized.use import Use
 from gnnaccel.dispatch.reasons import Reason, reason
+from gnnaccel.dispatch.tall import precision
 
 _LEARNING = 2  # calls of a map after which it is known whether its result is gathered next
 
@@ -57,7 +58,7 @@ def _signature(config: Config, x: Tensor, weight: Tensor, bias: Tensor | None, w
     """All that `decide` looks at."""
     return (config.epoch, config.block_precision, x.shape, x.dtype, x.device, x.layout, x.requires_grad, type(x), type(weight),
             weight.dtype, weight.device, None if bias is None else bias.dtype, torch.is_grad_enabled(),
-            torch.is_autocast_enabled(x.device.type), torch.get_float32_matmul_precision(), why_native)
+            torch.is_autocast_enabled(x.device.type), precision(), why_native)
 
 
 def decide(linear: Any, entry: Entry, config: Config, x: Tensor, weight: Tensor, bias: Tensor | None,
@@ -98,7 +99,7 @@ def _sizes(x: Tensor, weight: Tensor) -> tuple:
     """What `cost.map_gain` takes."""
     grad = torch.is_grad_enabled()
     return (x.shape[0], x.shape[1], weight.shape[0], (grad and x.requires_grad, grad and weight.requires_grad),
-            torch.get_float32_matmul_precision() != "highest")
+            precision() == "tf32")
 
 
 def _gain(x: Tensor, weight: Tensor) -> float:

@@ -13,7 +13,7 @@ _HOMES = {frozenset({"src"}): SRC, frozenset({"dst"}): DST, frozenset({"rel"}): 
           frozenset({"src", "rel"}): PAIR_SRC, frozenset({"dst", "rel"}): PAIR_DST}
 _END_OF = {SRC: "src", DST: "dst", RELATION: "rel", PAIR_SRC: "pair_src", PAIR_DST: "pair_dst"}
 #: operations whose value is a function of their arguments row by row
-_BY_ROW = {"linear", "lookup", "mix", "add", "mul", "scale", "leaky_relu", "sigmoid", "dot", "head_dot", "part"}
+_BY_ROW = {"linear", "lookup", "mix", "add", "mul", "scale", "leaky_relu", "relu", "sigmoid", "dot", "head_dot", "part"}
 
 
 def compact(program: Program) -> Program:

@@ -249,6 +249,7 @@ OPERATIONS: dict[str, Callable[[Run, Op, str], Tensor]] = {
     "linear": _linear, "lookup": _lookup, "mix": _mix, "fold": _fold, "combine": _combine, "mul": _mul, "add": _add, "dot": _dot,
     "scale": lambda state, step, domain: state.read(step.args[0], domain) * step.attr("by"),
     "leaky_relu": lambda state, step, domain: F.leaky_relu(state.read(step.args[0], domain), step.attr("slope")),
+    "relu": lambda state, step, domain: state.read(step.args[0], domain).relu(),
     "dropout": lambda state, step, domain: F.dropout(state.values[step.args[0]], step.attr("p")),
     "part": lambda state, step, domain: state.read(step.args[0], domain)[:, step.attr("start"):step.attr("stop")],
     "reduce": _reduce, "mean_sum": _mean_sum, "collect": _collect, "per_basis": _per_basis, "segment_softmax": _softmax,

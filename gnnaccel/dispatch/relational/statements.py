@@ -101,7 +101,7 @@ def film(width: int, mean: bool, bias: bool, activated: bool, same: bool = True)
     ops += (op("add", "g", "f", "bias@rel"),) if bias else ()
     ops += (op("part", "beta", ops[-1].out, start=0, stop=width), op("part", "gamma", ops[-1].out, start=width, stop=2 * width),
             op("mul", "scaled", "h", "gamma"), op("add", "shifted", "scaled", "beta"))
-    ops += (op("leaky_relu", "message", "shifted", slope=0.0),) if activated else ()
+    ops += (op("relu", "message", "shifted"),) if activated else ()
     return Program("film", inputs, ops + (op("reduce", "m", ops[-1].out, mean=mean), op("collect", "out", "m")), "out")
 
 

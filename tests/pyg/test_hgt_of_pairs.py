@@ -85,17 +85,6 @@ def test_some_gradients(route, frozen):
     compare(route, made, features(16), edges())
 
 
-@pytest.mark.parametrize("frozen", [None, "skip"])
-def test_large_gradients_are_read_where_they_lie(route, monkeypatch, frozen):
-    seen, apart, made = [], by_type._apart, layer()
-    monkeypatch.setattr(by_type, "_LARGE", 0)
-    monkeypatch.setattr(by_type, "_apart", lambda *args: seen.append(1) or apart(*args))
-    if frozen:
-        getattr(made, frozen).requires_grad_(False)
-    compare(route, made, features(16), edges())
-    assert bool(seen) == (route.backend == "cuda" and not frozen)
-
-
 def test_without_gradients_of_the_features(route):
     compare(route, layer(), features(16), edges(), require=False)
 

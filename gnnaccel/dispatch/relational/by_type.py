@@ -49,11 +49,10 @@ def product(blocks: Blocks, rows: Tensor, weight: Tensor, transposed: bool, bias
 
 
 def _gradients(blocks: Blocks, rows: Tensor, grad: Tensor, weight: Tensor, transposed: bool, into: Tensor | None = None,
-               gelu_grad: Tensor | None = None, out: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Of ``product(blocks, rows, weight, transposed, bias)``: that of the rows, added to ``into`` or, to stand in ``out``, as
-    `product` with ``gelu_grad``, and those of the matrices and biases. One reading of ``grad`` where `weight_grad` and `product`
-    take two."""
-    out = out if into is None else into
+               gelu_grad: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Of ``product(blocks, rows, weight, transposed, bias)``: that of the rows, added to ``into`` or as `product` with
+    ``gelu_grad``, and those of the matrices and biases. One reading of ``grad`` where `weight_grad` and `product` take two."""
+    out = into
     if blocks.order is not None and out is None:
         out = grad.new_empty(grad.shape[0], rows.shape[1])
     d_rows, by_weight, by_bias = segment_backward.gradients(
@@ -202,26 +201,23 @@ class _Finish(torch.autograd.Function):
         return None, None, None, None, *_finish_backward(ctx.how, inputs, grown, needs, grad)
 
 
-def _finish_backward(how: tuple, inputs: list, grown: Tensor | None, needs: tuple[bool, ...], grad: Tensor,
-                     d_out: Tensor | None = None, d_rows: Tensor | None = None) -> tuple:
-    """``d_out`` and ``d_rows``: memory for these gradients.
-
-    With y = gelu(out) W + b and the result alpha y + (1 - alpha) rows, the sum of <grad, y> over a type's rows, which the
+def _finish_backward(how: tuple, inputs: list, grown: Tensor | None, needs: tuple[bool, ...], grad: Tensor) -> tuple:
+    """With y = gelu(out) W + b and the result alpha y + (1 - alpha) rows, the sum of <grad, y> over a type's rows, which the
     gradient of alpha takes, follows from the sums that those of W and b take: <W, sum of gelu(out)^T grad> + <b, sum of grad>."""
     (blocks, _, transposed, gelu), (out, weight, bias, alpha, rows) = how, inputs
-    by_weight = by_bias = d_alpha = None
+    by_weight = by_bias = d_alpha = d_rows = d_out = None
     share = None if alpha is None else alpha.view(-1, 1)
     scaled, gelu_at = weight if alpha is None else weight * share.unsqueeze(2), dense(out) if gelu else None
     if needs[1] or needs[2] or needs[3]:
         grown = grown if grown is not None else F.gelu(out) if gelu else out
         if needs[0]:
-            d_out, by_weight, by_bias = _gradients(blocks, grown, grad, scaled, transposed, None, gelu_at, d_out)
+            d_out, by_weight, by_bias = _gradients(blocks, grown, grad, scaled, transposed, gelu_grad=gelu_at)
         else:
             by_weight, by_bias = weight_grad(blocks, grown, grad, transposed)
     elif needs[0]:
         d_out = product(blocks, grad, scaled, not transposed, gelu_grad=gelu_at)
     if alpha is not None and (needs[3] or needs[4]):
-        d_rows = torch.empty_like(grad) if needs[4] and d_rows is None else d_rows
+        d_rows = torch.empty_like(grad) if needs[4] else None
         by_rows = blend_grad(blocks.segments, grad, dense(rows), alpha.float().contiguous(), blocks.order, d_rows)
     if alpha is not None and needs[3]:
         d_alpha = (weight * by_weight).sum((1, 2)) - by_rows
@@ -262,12 +258,8 @@ class _FinishTypes(torch.autograd.Function):
         if torch.is_grad_enabled():
             again, given = functools.partial(_types_by_torch, ctx.how, used, (inputs[1], inputs[2], gate)), compress(grads, used)
             return None, None, *by_torch(again, (inputs[0], inputs[4], *ctx.parameters), (*ends, *needs), tuple(given))
-        kinds = _kinds(count, gate is not None, needs)
-        needed = ends[0], *map(any, kinds), ends[1]
-        if all(needed) and _stay_apart(grads, inputs):
-            d_out, *found, d_rows = _apart(ctx.how, inputs, grown, grads)
-        else:
-            d_out, *found, d_rows = _finish_backward(ctx.how, inputs, grown, needed, dense(whole(grads, ctx.how[1])))
+        kinds, grad = _kinds(count, gate is not None, needs), dense(whole(grads, ctx.how[1]))
+        d_out, *found, d_rows = _finish_backward(ctx.how, inputs, grown, (ends[0], *map(any, kinds), ends[1]), grad)
         if found[2] is not None:
             found[2] = torch.ops.aten.sigmoid_backward(found[2], inputs[3]).view(-1, 1)
         parts = []
@@ -276,30 +268,6 @@ class _FinishTypes(torch.autograd.Function):
         if not all(needs):
             parts = [part if need else None for part, need in zip(parts, needs)]
         return None, None, d_out, d_rows, *parts
-
-
-_LARGE = 1 << 23  # elements of a gradient, from which on a copy takes longer than to launch kernels for each type
-
-
-def _stay_apart(grads: tuple[Tensor | None, ...], inputs: list) -> bool:
-    """Whether the gradients of the types are large, all there, and rows that kernels can read and write where they lie."""
-    out = inputs[0]
-    return (out.numel() >= _LARGE and out.shape[1] % 4 == 0
-            and all(t is not None and t.dtype is torch.float32 for t in inputs)
-            and all(g is not None and g.shape[0] and g.dtype is torch.float32 for g in grads))
-
-
-def _apart(how: tuple, inputs: list, grown: Tensor, grads: tuple[Tensor, ...]) -> tuple:
-    """`_finish_backward` of everything by type: putting the types' gradients side by side would take a pass over all of them."""
-    (blocks, _, transposed, gelu), (out, weight, bias, alpha, rows) = how, inputs
-    d_out, d_rows, found, begin = torch.empty_like(out), torch.empty_like(rows), [], 0
-    for t, grad in enumerate(grads):
-        here, only = slice(begin, begin + grad.shape[0]), slice(t, t + 1)
-        mine = out[here], weight[only], bias[only], alpha[only], rows[here]
-        found.append(_finish_backward((blocks.parts[t], None, transposed, gelu), mine, grown[here], (True,) * 5, dense(grad),
-                                      d_out[here], d_rows[here])[1:4])
-        begin = here.stop
-    return d_out, *map(torch.cat, zip(*found)), d_rows
 
 
 def whole(grads: tuple[Tensor | None, ...], sizes: tuple[int, ...]) -> Tensor:

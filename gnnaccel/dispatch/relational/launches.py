@@ -126,8 +126,8 @@ _ONE_BY_ONE: dict[str, Callable[[Op, list[Shape]], Pair]] = {
     "lookup": lambda op, args: (9, 2), "mix": lambda op, args: (1, 3) if op.get("own") else (7, 4),
     "mul": lambda op, args: (1, 2 + (prod(args[0]) != prod(args[1]))), "add": lambda op, args: (len(args) - 1, 0),
     "dot": lambda op, args: (2, 2), "scale": lambda op, args: (1, 1), "leaky_relu": lambda op, args: (1, 1),
-    "dropout": lambda op, args: (2, 1), "part": lambda op, args: (0, 1), "reduce": _sum, "mean_sum": _sum,
-    "collect": lambda op, args: (1, 1), "per_basis": _per_basis, "segment_softmax": lambda op, args: (9, 9),
+    "relu": lambda op, args: (1, 1), "dropout": lambda op, args: (2, 1), "part": lambda op, args: (0, 1), "reduce": _sum,
+    "mean_sum": _sum, "collect": lambda op, args: (1, 1), "per_basis": _per_basis, "segment_softmax": lambda op, args: (9, 9),
     "aggregate": _aggregate, "attend": _attend, "add_product": lambda op, args: (2, 3), "single": lambda op, args: (0, 0),
     "raise_positive": lambda op, args: (3, 5),
 }

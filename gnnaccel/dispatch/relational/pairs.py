@@ -62,7 +62,7 @@ class Blocks:
     order: Tensor | None = None  #: the nodes by type, where they do not lie so
 
     def __init__(self, sizes: tuple[int, ...], device: torch.device):
-        ends, self.counts = list(itertools.accumulate(sizes, initial=0)), tuple(sizes)
+        ends = list(itertools.accumulate(sizes, initial=0))
         self.count, self.bounds = ends[-1], tuple((t, a, b) for t, (a, b) in enumerate(zip(ends, ends[1:])) if b > a)
         self.sizes = [b - a for _, a, b in self.bounds]
         self.ptr = torch.tensor(ends, dtype=torch.int32, device=device)
@@ -75,11 +75,6 @@ class Blocks:
         from gnnaccel.cuda.segment_gemm import Segments
 
         return Segments(self.ptr, self.count)
-
-    @functools.cached_property
-    def parts(self) -> tuple[Blocks, ...]:
-        """Each type's nodes by themselves."""
-        return tuple(Blocks((count,), self.ptr.device) for count in self.counts)
 
 
 class Typed(Blocks):

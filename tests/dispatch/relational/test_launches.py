@@ -9,9 +9,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gnnaccel.dispatch import attention
 from gnnaccel.dispatch.relational import cuda_maps, cuda_program
+from gnnaccel.dispatch.relational import launches as counting
 from gnnaccel.dispatch.relational.compaction import compact
 from gnnaccel.dispatch.relational.counting import shapes_of_all
-from gnnaccel.dispatch.relational.execute import run
+from gnnaccel.dispatch.relational.execute import OPERATIONS, run
 from gnnaccel.dispatch.relational.fusion import fuse
 from gnnaccel.dispatch.relational.launches import launches
 from gnnaccel.dispatch.relational.reordering import orderings
@@ -65,6 +66,10 @@ def made(monkeypatch):
 
     with driver.using(EmulatedDriver()):
         yield lambda *args: (once(*args), once(*args))[1]  # the first builds index arrays
+
+
+def test_every_operation_is_counted():
+    assert set(counting._ONE_BY_ONE) == set(OPERATIONS)
 
 
 @pytest.mark.parametrize("name, sizes", CELLS, ids=str)

@@ -66,6 +66,7 @@ def inside(native: Callable, forward_of_group: Callable = _forward) -> Callable:
         call = divided(layer, args, kwargs) if allowed else None
         return native(layer, *args, **kwargs) if call is None else _run(layer, call, forward_of_group)
 
+    forward.host = native
     return forward
 
 

@@ -78,10 +78,10 @@ class Inside:
             counters.again(type(layer).__name__, code)
             settings.native_again(layer)
             return native(layer, *args, **kwargs)
-        self.left -= 1
         with counters.watched() as seen:
             counters.again(type(layer).__name__, code)
             out = native(layer, *args, **kwargs)
+        self.left -= seen is not None
         if seen is not None and (seen.lasting or not self.lasting) and seen.native and _of_the_host(layer):
             self.counts, self.left = tuple(seen.counts.items()), 0
             self.silent = sum(seen.counts.values()) > 1
@@ -188,7 +188,7 @@ class Memory:
     call's graph, or one of them where the call was not read, with their versions; ``why``: of the last call that was not understood.
     """
 
-    __slots__ = ("settled", "alike", "seen", "versions", "why")
+    __slots__ = ("settled", "alike", "seen", "versions", "why", "left")
 
     def __init__(self) -> None:
         self.settled: list[Settled | None] = [None, None]
@@ -196,6 +196,7 @@ class Memory:
         self.seen: tuple[weakref.ref, ...] = ()
         self.versions: tuple[int, ...] = ()
         self.why: Reason | None = None
+        self.left = _WATCHED  # of calls of a model: how many may yet show something
 
     def see(self, structure: tuple[Tensor, ...]) -> None:
         self.seen, self.versions = tuple(map(weakref.ref, structure)), tuple(map(_version, structure))
@@ -299,6 +300,32 @@ def remember_reason(layer: Any, args: tuple, kwargs: dict, config: Config, why: 
     if alike.edges < 2 * _FEW or why.code == "GA208" or (why.code == "GA210" and "GA208" in why.text):
         grad, given = _grad(), (*args, *kwargs.values())
         memory.settled[grad], memory.alike[grad] = Settled(layer, given, kwargs, config, why.code), alike
+
+
+def watch(model: Any, ours: Callable, args: tuple, kwargs: dict, config: Config) -> Any:
+    """``ours(model, *args, **kwargs)``, a call of a model of which it shall be remembered if all of it is native: then `run` runs the
+    host's own code for others like it."""
+    memory, grad = _memory_of(model), _grad()
+    found = _plain(args, kwargs) if memory.left and config.on_fallback == "native" and not (_entries or _maps) else None
+    if found is None or not _on_cpu(found) or any(t.is_inference() for t in found):
+        return ours(model, *args, **kwargs)
+    with counters.watched() as seen:
+        out = ours(model, *args, **kwargs)
+    if seen is None:
+        return out
+    kept, before = None, memory.alike[grad]
+    if seen.native and seen.counts and _of_the_host(model):
+        if seen.lasting:
+            kept = memory.settled[grad] = Settled(model, (*args, *kwargs.values()), kwargs, config, None)
+        elif before is None or before.epoch != config.epoch or not before.fits(found, kwargs):
+            kept = Alike(model, found, kwargs, config, None)
+            memory.alike[grad] = kept if kept.inside.left else None
+            memory.meets(kept.of_graph(found))
+    if kept is None:
+        memory.left -= 1
+    else:
+        memory.left, kept.inside.counts, kept.inside.silent = _WATCHED, tuple(seen.counts.items()), True
+    return out
 
 
 def _memory_of(layer: Any) -> Memory:

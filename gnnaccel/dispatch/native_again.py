@@ -160,27 +160,23 @@ class Alike:
         self.names, self.code = tuple(kwargs), code
         self.types, self.dtypes = list(map(type, found)), list(map(_dtype, found))
         self.graph = [not t.is_floating_point() for t in found]
-        edges, largest, numbers = self._sizes(found)
-        self.edges, self.largest, self.all = edges * _MORE, largest * _MORE, numbers * _MORE
-        self.inside = Inside(False, edges < 2 * _SILENT)
-
-    def _sizes(self, found: list[Tensor]) -> tuple[int, int, int]:
-        """Numbers in the tensors of the graph, in the largest of them, and in all tensors."""
         sizes = list(map(_numel, found))
         graph = list(compress(sizes, self.graph))
-        return sum(graph), max(graph, default=0), sum(sizes)
+        self.edges, self.largest, self.all = sum(graph) * _MORE, max(graph, default=0) * _MORE, sum(sizes) * _MORE
+        self.inside = Inside(False, sum(graph) < 2 * _SILENT)
 
-    def fits(self, found: list, kwargs: dict) -> bool:
-        """Whether a call is of the same kind and no larger."""
-        if list(map(type, found)) != self.types or list(map(_dtype, found)) != self.dtypes:
-            return False
-        edges, largest, numbers = self._sizes(found)
-        return edges <= self.edges and largest <= self.largest and numbers <= self.all and (
-            not kwargs or tuple(kwargs) == self.names)
-
-    def of_graph(self, found: list[Tensor]) -> Tensor | None:
-        """The largest tensor of a call's graph."""
-        return max(compress(found, self.graph), key=_numel, default=None)
+    def fits(self, found: list, kwargs: dict) -> tuple[Tensor | None] | None:
+        """The largest tensor of a call's graph, None if it has none, where the call is of the same kind and no larger."""
+        if list(map(type, found)) != self.types or list(map(_dtype, found)) != self.dtypes or tuple(kwargs) != self.names:
+            return None
+        sizes = list(map(_numel, found))
+        graph = list(compress(sizes, self.graph))
+        if not graph:
+            return (None,) if sum(sizes) <= self.all else None
+        largest = max(graph)
+        if largest > self.largest or sum(graph) > self.edges or sum(sizes) > self.all:
+            return None
+        return (list(compress(found, self.graph))[graph.index(largest)],)
 
 
 class Memory:
@@ -209,16 +205,19 @@ class Memory:
             ref() is t and version == t._version for ref, version, t in zip(self.seen, self.versions, structure))
 
     def _last(self, tensor: Tensor) -> bool:
-        return any(ref() is tensor and version == tensor._version for ref, version in zip(self.seen, self.versions))
+        for ref, version in zip(self.seen, self.versions):
+            if ref() is tensor and version == tensor._version:
+                return True
+        return False
 
     def meets(self, tensor: Tensor | None) -> bool:
         """Whether this tensor of a graph was in the last call; keeps it otherwise."""
         if tensor is None or tensor.is_inference():
             return False
-        found = self._last(tensor)
-        if not found:
-            self.see((tensor,))
-        return found
+        if self._last(tensor):
+            return True
+        self.seen, self.versions = (weakref.ref(tensor),), (tensor._version,)
+        return False
 
 
 memories: IdentityMap[Memory] = IdentityMap()
@@ -255,9 +254,8 @@ def _is_alike(like: Alike, layer: Any, memory: Memory, args: tuple, kwargs: dict
     if like.epoch != config.epoch or like.training is not layer.training or like.autocast is not _autocast("cpu"):
         return False
     found = tensors_of(args, kwargs)
-    if not found or not like.fits(found, kwargs) or not _on_cpu(found) or settings.checkpointed():
-        return False
-    return not memory.meets(like.of_graph(found))
+    largest = like.fits(found, kwargs) if found else None
+    return largest is not None and _on_cpu(found) and not settings.checkpointed() and not memory.meets(*largest)
 
 
 def _on_cpu(found: list[Tensor]) -> bool:
@@ -317,10 +315,10 @@ def watch(model: Any, ours: Callable, args: tuple, kwargs: dict, config: Config)
     if seen.native and seen.counts and _of_the_host(model):
         if seen.lasting:
             kept = memory.settled[grad] = Settled(model, (*args, *kwargs.values()), kwargs, config, None)
-        elif before is None or before.epoch != config.epoch or not before.fits(found, kwargs):
+        elif before is None or before.epoch != config.epoch or before.fits(found, kwargs) is None:
             kept = Alike(model, found, kwargs, config, None)
             memory.alike[grad] = kept if kept.inside.left else None
-            memory.meets(kept.of_graph(found))
+            memory.meets(*kept.fits(found, kwargs))
     if kept is None:
         memory.left -= 1
     else:

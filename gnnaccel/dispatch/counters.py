@@ -19,16 +19,18 @@ def count(layer: str, route: str, code: str | None = None) -> None:
     # Under the GIL this line is atomic: hashing a tuple of strings and adding ints run no Python code, and CPython
     # switches threads only at loops' ends, on entering functions and after calls. A lock would cost as much again.
     _counts[key] += 1
-    if _watch is not None:
-        _watch.note(key, False)
+    watch = _watch  # which may end in another thread at any time
+    if watch is not None:
+        watch.note(key, False)
 
 
 def again(layer: str, code: str | None) -> None:
     """One call stayed native as the last one did, and will again."""
     key = (layer, "native", code)
     _counts[key] += 1
-    if _watch is not None:
-        _watch.note(key, True)
+    watch = _watch
+    if watch is not None:
+        watch.note(key, True)
 
 
 def add(found: Iterable[tuple[Key, int]]) -> None:

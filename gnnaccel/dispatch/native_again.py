@@ -1,14 +1,15 @@
 """Native calls like earlier ones, made again without reading them anew.
 
-Over small graphs reading a layer, its parts and its arguments takes as long as running some of it natively. So it is remembered of a
-layer, for each mode that it is called in,
+Over small graphs reading a layer, its parts and its arguments takes as long as running some of it natively. So it is
+remembered of a layer, with gradients and without,
 
-* which tensors a call was over that stayed native although its graph was known (`Settled`): another over the same is native at once;
-* how large a call was that stayed native because its graph was new (`Alike`): others over new graphs, of the same kind and no larger,
-  are native at once. On a CPU only: on a GPU reading costs little beside what it may find.
+* which tensors a call was over that stayed native although its graph was known (`Settled`): another over the same is native
+  at once;
+* how large a call was that stayed native because its graph was new (`Alike`): others over new graphs, of the same kind and no
+  larger, are native at once. On a CPU only: on a GPU reading costs little beside what it may find.
 
-What runs inside such a call asks for faster ways too. Once one call has shown that nothing in it finds any, the next ones run as if
-gnnaccel were off, and count what that one counted (`Inside`).
+What runs inside such a call asks for faster ways too. Once one call has shown that nothing in it finds any, the next ones run
+as if gnnaccel were off, and count what that one counted (`Inside`).
 """
 from __future__ import annotations
 
@@ -39,6 +40,7 @@ _SILENT = 10_000  # edges, of all types: over more new ones what runs inside is 
 _WATCHED = 4  # calls of which one has to show that nothing inside gains
 _LASTING = ("GA201", "GA202", "GA205", "GA206", "GA208", "GA210", "GA303")  # about the layer and its arguments
 _entries, _maps = settings.kept()
+_tracing = torch._C._get_tracing_state
 _grad, _autocast = torch.is_grad_enabled, torch.is_autocast_enabled
 
 
@@ -62,9 +64,9 @@ def tensors_of(args: tuple, kwargs: dict) -> list | None:
 
 
 class Inside:
-    """What the calls inside of a native call came to. ``counts``: with how many each, the call itself among them, once it is known
-    that all are native, and ``silent`` then says whether there are any; ``lasting``: only such count that would be native again over
-    the same tensors."""
+    """What the calls inside a native call came to. ``counts``: with how many each, the call itself among them, once it is
+    known that all are native, and ``silent`` then says whether there are any; ``lasting``: only such count that would be native
+    again over the same tensors; ``left``: calls that may yet show this."""
 
     __slots__ = ("counts", "silent", "lasting", "left")
 
@@ -95,8 +97,9 @@ def _of_the_host(layer: Any) -> bool:
 
 
 class Settled:
-    """A call over known tensors, held weakly. ``plain``: those of its graph that are arguments themselves, by place and with their
-    versions; ``held``: the same of arguments that hold several; ``rows``: place, type and look of the first argument of features."""
+    """A call over known tensors, held weakly. ``plain``: those of its graph that are arguments themselves, by place and with
+    their versions; ``held``: the same of arguments that hold several; ``rows``: place, type and look of the first argument of
+    features."""
 
     __slots__ = ("epoch", "training", "autocast", "names", "count", "plain", "held", "gone", "rows", "code", "inside")
 
@@ -132,7 +135,9 @@ class Settled:
             if type(a) is not kind:
                 return False
             tensors = list(a.values() if kind is dict else a if kind is tuple else a.tensors())
-            if len(tensors) != len(refs) or not all(map(is_, map(_call, refs), tensors)) or list(map(_version, tensors)) != versions:
+            if len(tensors) != len(refs) or not all(map(is_, map(_call, refs), tensors)):
+                return False
+            if list(map(_version, tensors)) != versions:
                 return False
         if kwargs and tuple(kwargs) != self.names:
             return False
@@ -180,9 +185,9 @@ class Alike:
 
 
 class Memory:
-    """Of one layer. ``settled``, ``alike``: a call with gradients off, and one with gradients on; ``seen``: the tensors of the last
-    call's graph, or one of them where the call was not read, with their versions; ``why``: of the last call that was not understood.
-    """
+    """Of one layer. ``settled``, ``alike``: a call with gradients off, and one with gradients on; ``seen``: the tensors of the
+    last call's graph, or one of them where the call was not read, with their versions; ``why``: of the last call that was not
+    understood."""
 
     __slots__ = ("settled", "alike", "seen", "versions", "why", "left")
 
@@ -224,16 +229,18 @@ memories: IdentityMap[Memory] = IdentityMap()
 
 
 def run(layer: Any, native: Callable, args: tuple, kwargs: dict, config: Config) -> Any:
-    """The result of a call that is native as an earlier one, counted; `MISSED` for any other. Not to be asked where somebody listens
-    to records. ``native.host``: what it comes to where nothing in it is taken over, if it says so. This runs at every call of a
-    layer that has a memory, hence its plainness."""
-    owner, memory = memories.entries[id(layer)]
-    grad = _grad()
+    """The result of a call that is native as an earlier one, counted; `MISSED` for any other. Not to be asked where somebody
+    listens to records. ``native.host``: what it comes to where nothing in it is taken over, if it says so. This runs at every
+    call of a layer that has a memory, hence its plainness."""
+    entry = memories.entries.get(id(layer))
+    if entry is None or entry[0]() is not layer or _tracing() is not None:  # a tracer would write the comparisons down
+        return MISSED
+    memory, grad = entry[1], _grad()
     like = memory.settled[grad]
-    if like is None or like.epoch != config.epoch or like.training is not layer.training or like.autocast is not _autocast("cpu") or (
-            not like.fits((*args, *kwargs.values()) if kwargs else args, kwargs)) or owner() is not layer:
+    if like is None or like.epoch != config.epoch or like.training is not layer.training or (
+            like.autocast is not _autocast("cpu") or not like.fits((*args, *kwargs.values()) if kwargs else args, kwargs)):
         like = memory.alike[grad]
-        if like is None or owner() is not layer or not _is_alike(like, layer, memory, args, kwargs, config):
+        if like is None or not _is_alike(like, layer, memory, args, kwargs, config):
             return MISSED
     inside = like.inside
     if inside.counts is None or _entries or _maps:
@@ -270,8 +277,8 @@ def was_over(layer: Any, structure: tuple[Tensor, ...]) -> bool:
 
 def remember(layer: Any, structure: tuple[Tensor, ...], args: tuple, kwargs: dict, config: Config, code: str | None,
              known: bool) -> None:
-    """Keep of a call that stayed native for the reason ``code`` what others are to be held against: its graph, and unless ``args``
-    are left out the rest. ``known``: the graph came before."""
+    """Keep of a call that stayed native for the reason ``code`` what others are to be held against: its graph, and unless
+    ``args`` are left out the rest. ``known``: the graph came before."""
     memory = _memory_of(layer)
     if structure and not any(t.is_inference() for t in structure):
         memory.see(structure)
@@ -287,8 +294,8 @@ def remember(layer: Any, structure: tuple[Tensor, ...], args: tuple, kwargs: dic
 
 
 def remember_reason(layer: Any, args: tuple, kwargs: dict, config: Config, why: Reason) -> None:
-    """The same of a call that could not be understood, on a CPU: if that is how the layer is made; and over few edges whatever it is
-    about the layer or its arguments. Not at its first call, which may complete the layer."""
+    """The same of a call that could not be understood, on a CPU: if that is how the layer is made; and over few edges whatever
+    it is about the layer or its arguments. Not at its first call, which may complete the layer."""
     memory = _memory_of(layer)
     again, memory.why = memory.why == why, why
     found = _plain(args, kwargs) if again and why.code in _LASTING else None
@@ -301,8 +308,8 @@ def remember_reason(layer: Any, args: tuple, kwargs: dict, config: Config, why: 
 
 
 def watch(model: Any, ours: Callable, args: tuple, kwargs: dict, config: Config) -> Any:
-    """``ours(model, *args, **kwargs)``, a call of a model of which it shall be remembered if all of it is native: then `run` runs the
-    host's own code for others like it."""
+    """``ours(model, *args, **kwargs)``, a call of a model of which it shall be remembered if all of it is native: then `run`
+    runs the host's own code for others like it."""
     memory, grad = _memory_of(model), _grad()
     found = _plain(args, kwargs) if memory.left and config.on_fallback == "native" and not (_entries or _maps) else None
     if found is None or not _on_cpu(found) or any(t.is_inference() for t in found):

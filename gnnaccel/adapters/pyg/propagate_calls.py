@@ -105,8 +105,8 @@ def _modes() -> tuple:
 
 
 def too_small(layer: Any, edge_index: Any, config: Config) -> bool:
-    """Whether a call may go native without being read; counts it then. Over so few edges nothing gains on a CPU, and a graph hardly
-    seen before, of not many more, does not pay for its structure yet."""
+    """Whether a call may go native without being read; counts it then. Over so few edges nothing gains on a CPU, and a graph
+    hardly seen before, of not many more, does not pay for its structure yet."""
     if type(edge_index) is not Tensor or edge_index.dim() != 2 or config.when != "profitable" or config.on_fallback != "native":
         return False
     if settings.asked(layer, config) is not None:  # whose calls are counted

@@ -179,6 +179,11 @@ def current() -> Config | None:
     return _active if cell is None else cell.config
 
 
+def silenced() -> bool:
+    """Whether `current` gives None here because of `silence`."""
+    return _override.get() is _SILENT
+
+
 def passes_on() -> tuple[str, ...]:
     """The passes that relational Programs go through here."""
     config = current()

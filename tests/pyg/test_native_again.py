@@ -7,11 +7,11 @@ import weakref
 
 import pytest
 import torch
-from torch_geometric.nn import GATConv, HeteroConv, RGATConv, SAGEConv, to_hetero
+from torch_geometric.nn import GATConv, GCNConv, HeteroConv, RGATConv, SAGEConv, to_hetero
 
 import gnnaccel
-from gnnaccel.dispatch import config, native_again, router
-from tests.pyg.hetero_graphs import METADATA, RELATIONS, WIDTH, edges, features, hetero, same
+from gnnaccel.dispatch import cache, config, native_again, router
+from tests.pyg.hetero_graphs import CITES, KNOWS, METADATA, RELATIONS, WIDTH, edges, features, hetero, same
 
 @pytest.fixture
 def read(monkeypatch):
@@ -149,6 +149,23 @@ def test_a_large_relation_inside_a_native_layer_is_accelerated(enabled):
     assert gnnaccel.stats()["GATConv"]["routes"]["torch"] >= 6, "and stays so"
 
 
+def test_models_of_to_hetero_as_a_whole(enabled, read):
+    made, x, ei = to_hetero(_Net(), METADATA), features(), edges()
+    settled(made, x, ei)
+    kept = native_again.memories.get(made).settled[False]
+    assert kept is not None and kept.inside.silent
+    gnnaccel.reset_stats()
+    read.clear()
+    settled(made, x, ei, 3)
+    assert not read and {name: one["calls"] for name, one in gnnaccel.stats().items()} == {"HeteroConv": 6, "SAGEConv": 30}
+    large = {k: t.repeat(1, 2000) for k, t in ei.items()}
+    settled(made, x, large, 3)
+    assert gnnaccel.stats()["HeteroConv"]["routes"]["torch"] >= 2
+    with gnnaccel.enabled(records=40):
+        settled(made, x, ei, 1)
+        assert len(gnnaccel.records()) == 12
+
+
 # ---- what is told ----
 
 def test_calls_inside_are_counted_as_if_asked(enabled):
@@ -202,6 +219,16 @@ def test_other_threads_are_not_silenced():
         assert found == [config.active(), None]
     finally:
         gnnaccel.disable()
+
+
+def test_what_is_derived_of_a_graph_is_still_kept(enabled):
+    names = [CITES, KNOWS]
+    layer, x, ei = HeteroConv({name: GCNConv(WIDTH, 4) for name in names}), features(), edges(names)
+    settled(layer, x, ei)
+    assert native_again.memories.get(layer).settled[False].inside.silent
+    hits = cache.info()["hits"]
+    settled(layer, x, ei, 3)
+    assert cache.info()["hits"] == hits + 6
 
 
 # ---- tensors ----

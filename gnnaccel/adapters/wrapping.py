@@ -14,9 +14,11 @@ def routed(native: Callable, adapter: Any, inside: Callable | None = None) -> Ca
     from torch.compiler import is_compiling
 
     from gnnaccel.dispatch.config import current
-    from gnnaccel.dispatch.router import route
+    from gnnaccel.dispatch.native_again import MISSED, memories, run
+    from gnnaccel.dispatch.records import listening
+    from gnnaccel.dispatch.router import decide
 
-    instead = native if inside is None else inside(native)
+    instead, remembered = native if inside is None else inside(native), memories.entries
 
     @functools.wraps(native)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -25,6 +27,10 @@ def routed(native: Callable, adapter: Any, inside: Callable | None = None) -> Ca
         config = current()
         if config is None:
             return native(self, *args, **kwargs)
-        return route(self, adapter, instead, args, kwargs, config)
+        if id(self) in remembered and not listening():  # `router.route`, without its call
+            out = run(self, instead, args, kwargs, config)
+            if out is not MISSED:
+                return out
+        return decide(self, adapter, instead, args, kwargs, config)
 
     return forward

@@ -162,6 +162,9 @@ _LOCAL = "gnnaccel_override"  # among torch's thread locals
 _lock = threading.RLock()
 _active: Config | None = None
 _override: ContextVar[_Cell | None] = ContextVar("gnnaccel_override", default=None)
+_SILENT = _Cell(None)
+#: lets `current` give None in this context until `end_silence` is given the result: for host code that is native throughout
+silence, end_silence = functools.partial(_override.set, _SILENT), _override.reset
 _cells: list[_Cell] = []
 _generation = 0
 _last_epoch = 0
@@ -174,6 +177,11 @@ def current() -> Config | None:
     if cell is None and _cells:
         cell = _of_backward()
     return _active if cell is None else cell.config
+
+
+def silenced() -> bool:
+    """Whether `current` gives None here because of `silence`."""
+    return _override.get() is _SILENT
 
 
 def passes_on() -> tuple[str, ...]:
@@ -267,7 +275,7 @@ def override(config: Config | None) -> Iterator[Config | None]:
     try:
         yield cell.config
     finally:
-        _leave_for_backward(outer)
+        _leave_for_backward(None if outer is _SILENT else outer)
         with _lock:
             _cells.remove(cell)
         _override.reset(token)

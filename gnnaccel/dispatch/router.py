@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from gnnaccel.dispatch import attention, counters, planner, records, rules, watch
+from gnnaccel.dispatch import attention, counters, native_again, planner, records, rules, watch
 from gnnaccel.dispatch.config import Config
 from gnnaccel.dispatch.graph import GraphView
 from gnnaccel.dispatch.names import IdentityMap
@@ -71,56 +71,26 @@ class _Last:
                 and self.pointer == edge_index.data_ptr())
 
 
-class _Seen:
-    """A layer's last call that went native because nothing else paid, although it was no plain one. The next over the same edges
-    is one of many; once that was taken into account, ``code`` says why such calls are native."""
-
-    __slots__ = ("tensors", "versions", "epoch", "grad", "args", "code")
-
-    def __init__(self, structure: tuple[Tensor, ...]):
-        self.tensors = tuple(weakref.ref(t) for t in structure)
-        self.versions = tuple(t._version for t in structure)
-        self.code: str | None = None
-
-    def settle(self, args: tuple, config: Config, code: str | None) -> None:
-        """Let calls like this one go native without a further look, if the arguments are tensors and nothing else."""
-        if all(type(a) is Tensor for a in args):
-            self.epoch, self.grad, self.code = config.epoch, torch.is_grad_enabled(), code
-            self.args = tuple((None, a.shape, a.dtype) if a.is_floating_point() else (weakref.ref(a), None, None) for a in args)
-
-    def has(self, structure: tuple[Tensor, ...]) -> bool:
-        return len(structure) == len(self.tensors) and all(
-            ref() is t and version == t._version for ref, version, t in zip(self.tensors, self.versions, structure))
-
-    def still_native(self, args: tuple, kwargs: dict, config: Config) -> bool:
-        """As of `_Last`."""
-        if self.code is None or kwargs or self.epoch != config.epoch or len(args) != len(self.args):
-            return False
-        if torch.is_grad_enabled() is not self.grad:
-            return False
-        for a, (ref, shape, dtype) in zip(args, self.args):
-            if type(a) is not Tensor or (a.shape != shape or a.dtype is not dtype if ref is None else ref() is not a):
-                return False
-        return True
-
-
 _last: IdentityMap[_Last] = IdentityMap()
-_seen: IdentityMap[_Seen] = IdentityMap()
 _saved_tensor_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda ignore_is_tracing: None)
 
 
 def route(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict, config: Config) -> Any:
     """Run one call of ``layer`` on the best route. ``native`` is the host's own function, unbound."""
+    if id(layer) in native_again.memories.entries and not records.listening():
+        out = native_again.run(layer, native, args, kwargs, config)
+        if out is not native_again.MISSED:
+            return out
+    return decide(layer, adapter, native, args, kwargs, config)
+
+
+def decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict, config: Config) -> Any:
+    """`route` of a call that is like no earlier native one."""
     if records.listening():  # the short ways tell nothing; the route is the same
         return watch.around(watch.Visit(layer, adapter, native, args, kwargs, config), _told)
     last = _last.get(layer)
     if last is not None and last.still_native(args, kwargs, config):
-        counters.count(type(layer).__name__, "native", last.plan.code)
-        settings.native_again(layer)
-        return native(layer, *args)
-    seen = None if last is not None else _seen.get(layer)
-    if seen is not None and seen.still_native(args, kwargs, config):
-        counters.count(type(layer).__name__, "native", seen.code)
+        counters.again(type(layer).__name__, last.plan.code)
         settings.native_again(layer)
         return native(layer, *args)
     signature = adapter.signature(layer, args, kwargs)
@@ -163,6 +133,8 @@ def _decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict
     found = adapter.state(layer, args, kwargs)
     if type(found) is Reason:
         settings.note_native(layer, config, found)
+        if _quiet(config):
+            native_again.remember_reason(layer, args, kwargs, config, found)
         return _native(layer, adapter, native, args, kwargs, config, None, None, ((name, found),), start)
     stated, given = found
     grad, device = torch.is_grad_enabled(), given.device.type
@@ -174,7 +146,7 @@ def _decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict
         if entry is not None:
             entry.fell_back(use)
         if not settings.learning(use):
-            _remember_native(layer, config, signature, given, args, kwargs, plan, known and _quiet(config))
+            _remember_native(layer, config, signature, given, args, kwargs, plan, known)
         return _native(layer, adapter, native, args, kwargs, config, stated, given, plan.rejected, start)
     counters.count(name, plan.route)
     graph, hit = stated.lookup(given)
@@ -193,16 +165,14 @@ def _decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict
 
 
 def _remember_native(layer, config: Config, signature: tuple | None, given: Given, args: tuple, kwargs: dict, plan: Plan,
-                     settled: bool) -> None:
-    """``settled``: calls like this one may go native without a further look."""
-    if signature is not None:
-        if not given.edge_index.is_inference():
-            _remember(layer, config, signature, given, _gone, None, None, plan if settled else None, None, None)
-    elif not any(t.is_inference() for t in given.structure):
-        seen = _Seen(given.structure)
-        if settled and not kwargs:
-            seen.settle(args, config, plan.code)
-        _seen.set(layer, seen)
+                     known: bool) -> None:
+    """Let calls like this one go native without a further look, where nobody is to hear of them."""
+    if signature is not None and not given.edge_index.is_inference():
+        settled = plan if known and _quiet(config) else None
+        _remember(layer, config, signature, given, _gone, None, None, settled, None, None)
+        if known:
+            return
+    native_again.remember(layer, given.structure, args if _quiet(config) else (), kwargs, config, plan.code, known)
 
 
 def _gone() -> None:
@@ -215,13 +185,13 @@ def _quiet(config: Config) -> bool:
 
 
 def _known(layer: Any, stated: Stated, given: Given) -> bool:
-    """Whether the graph's structure costs nothing more: it is there; or the layer's last plain call was over these very edges,
+    """Whether the graph's structure costs nothing more: it is there; or the layer's last call was over these very edges,
     so there will be more; or a checkpoint may be about to repeat this call, and must then find the same route."""
     if any(t.is_inference() for t in given.structure):
         return False
-    last, seen = _last.get(layer), _seen.get(layer)
+    last = _last.get(layer)
     return (stated.peek(given) or (last is not None and last.has(given.edge_index))
-            or (seen is not None and seen.has(given.structure)) or _saved_tensor_hooks(True) is not None)
+            or native_again.was_over(layer, given.structure) or _saved_tensor_hooks(True) is not None)
 
 
 def _remember(layer, config: Config, signature: tuple, given: Given, graph, stated: Stated | None, attended, plan: Plan | None,

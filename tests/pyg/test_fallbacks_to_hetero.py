@@ -173,7 +173,7 @@ def test_explaining_and_comparing(route):
             ("first", "HeteroConv", "taken over"), ("second", "HeteroConv", "taken over")]
         assert not [one for one in explained.layers if one.status == "not called"]
         assert gnnaccel.compare(made, x, ei).ok
-    program = gnnaccel.explain_program(made, x, ei)
+        program = gnnaccel.explain_program(made, x, ei)
     assert [one.layer for one in program.inside] == ["HeteroConv"] * 2 and "aggregate_first" in str(program)
 
 
@@ -185,8 +185,7 @@ def test_quantized_layers_inside_go_one_by_one(route):
     assert gnnaccel.stats()["HeteroConv"]["reasons"] == {"GA210": 2} and gnnaccel.stats()["SAGEConv"]["calls"] == 10
 
 
-def test_small_graphs_that_are_new_go_native_at_a_glance():
-    """And are decided when they come again."""
+def test_small_graphs_that_are_new_go_native():
     made, x = to_hetero(Net(), METADATA), features()
     for _ in range(2):
         ei = edges()
@@ -194,7 +193,7 @@ def test_small_graphs_that_are_new_go_native_at_a_glance():
         with gnnaccel.enabled():
             got = made(x, ei)
         assert all(torch.equal(got[k], t) for k, t in expected.items())
-    assert gnnaccel.stats()["HeteroConv"]["reasons"] == {"GA301": 4}
+    assert gnnaccel.stats()["HeteroConv"]["reasons"] == {"GA401": 4}
     with gnnaccel.enabled(records=4):
         made(x, ei)
         assert len(gnnaccel.records()) >= 2  # who listens is told

@@ -70,7 +70,10 @@ def test_native_calls_are_remembered_until_something_changes(monkeypatch):
         gnnaccel.reset_stats()
         layer(x, edge_index, edge_type)
         assert gnnaccel.stats()["RGCNConv"]["reasons"] == {"GA401": 1}
-        assert decided(x[:, :F].double().float()[:20], edge_index.clone(), edge_type), "other edges"
+        other = edge_index.clone()
+        assert not decided(x[:, :F].double().float()[:20], other, edge_type), "other edges, no more of them"
+        assert decided(x, other, edge_type), "which come again"
+        assert decided(*inputs(1, 20, 80)), "more edges"
         for _ in range(2):
             decided(x, edge_index, edge_type)
         assert not decided(x, edge_index, edge_type) and decided(x, edge_index, edge_type=edge_type), "keywords"

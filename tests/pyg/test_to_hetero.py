@@ -135,6 +135,24 @@ def test_lists_of_layers_and_jumping_knowledge(route):
     as_one(route, model_of(net=Jumping))
 
 
+class Chained(torch.nn.Module):
+    """Layers with nothing between them."""
+
+    def __init__(self, make):
+        super().__init__()
+        self.convs = torch.nn.ModuleList([make(WIDTH, OUT), make(OUT, OUT), make(OUT, OUT)])
+
+    def forward(self, x, edge_index):
+        for conv in self.convs:
+            x = conv(x, edge_index)
+        return x
+
+
+@pytest.mark.parametrize("aggr", ["sum", "mean"])
+def test_layers_with_nothing_between_them(route, aggr):
+    as_one(route, model_of(net=Chained, aggr=aggr), calls=3)
+
+
 class Twice(Jumping):
     def forward(self, x, edge_index):
         x = self.convs[0](x, edge_index)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gnnaccel.adapters import alike
 from gnnaccel.adapters.layout import EdgeType
-from gnnaccel.adapters.pyg import glance, graph_norm, guards, hetero, inner_convs, relations
+from gnnaccel.adapters.pyg import graph_norm, guards, hetero, inner_convs, relations
 from gnnaccel.dispatch import router
 from gnnaccel.dispatch.config import current
 from gnnaccel.dispatch.quantized import settings
@@ -39,6 +39,10 @@ class Edges:
 
     def __init__(self, edge_index_dict: Mapping[EdgeType, Any], types: Mapping[EdgeType, int], starts: Mapping[str, int]):
         self.edge_index_dict, self.types, self.starts = edge_index_dict, types, starts
+
+    def tensors(self) -> tuple[Any, ...]:
+        """What they are made of."""
+        return tuple(self.edge_index_dict.values())
 
     @functools.cached_property
     def together(self) -> tuple[Tensor, Tensor]:
@@ -70,8 +74,6 @@ def called(layer: Any, x: Any, edges: Edges) -> Tensor:
     """What stands in a model's generated code for the call of a HeteroBasisConv."""
     config = current()
     if config is None:
-        return _native(layer, x, edges)
-    if glance.goes_native(layer, layer, tuple(edges.edge_index_dict.values()), config, len(layer.convs)):
         return _native(layer, x, edges)
     return router.route(layer, _guarded(type(layer)), _native, (x, edges), {}, config)
 

@@ -20,7 +20,7 @@ from torch.compiler import is_compiling
 from gnnaccel.adapters.guards import context_reason
 from gnnaccel.adapters.patching import PatchSet
 from gnnaccel.dispatch import cache
-from gnnaccel.dispatch.config import current
+from gnnaccel.dispatch.config import current, silenced
 
 #: functions that layers' modules call at every forward, by module
 _LOOPS = {"cluster_gcn_conv": ("remove_self_loops", "add_self_loops"), "eg_conv": ("add_remaining_self_loops",),
@@ -60,7 +60,7 @@ def keeping(native: Callable, method: bool = False) -> Callable:
 
     @functools.wraps(native)
     def kept(*args: Any, **kwargs: Any) -> Any:
-        if is_compiling() or current() is None or not _worth_keeping(args[first] if len(args) > first else None):
+        if is_compiling() or (current() is None and not silenced()) or not _worth_keeping(args[first] if len(args) > first else None):
             return native(*args, **kwargs)
         key = _key(name, args[first:], kwargs)
         if key is None or context_reason() is not None:

@@ -57,7 +57,7 @@ def around(forward: Callable, native: Callable) -> Callable:
             code, config = _at_a_glance(args[0]), current()
             if code is not None and config is not None and config.when == "profitable" and config.on_fallback == "native" and (
                     not records.listening()):
-                counters.count(type(self).__name__, "native", code)
+                counters.again(type(self).__name__, code)
                 return native(self, args[0])
         return forward(self, *args, **kwargs)
 

@@ -67,6 +67,7 @@ def inside(native: Callable, forward_of_group: Callable = _forward) -> Callable:
         call = divided(layer, args, kwargs) if allowed and not lazy.made_here(layer) else None
         return native(layer, *args, **kwargs) if call is None else _run(layer, call, forward_of_group)
 
+    forward.host = native
     return forward
 
 

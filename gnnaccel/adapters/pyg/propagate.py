@@ -83,7 +83,6 @@ def routed(native: Callable) -> Callable:
     from gnnaccel.adapters.pyg import propagate_calls as calls
     from gnnaccel.adapters.pyg.propagate_once import again
     from gnnaccel.dispatch.config import current
-    from gnnaccel.dispatch.counters import count
     from gnnaccel.dispatch.records import listening
 
     @functools.wraps(native)
@@ -97,7 +96,6 @@ def routed(native: Callable) -> Callable:
             last = calls.last(self, edge_index)
             if last is None:
                 if calls.too_small(self, edge_index, config):
-                    count(type(self).__name__, "native", "GA301")
                     return native(self, edge_index, **kwargs)
                 out = again(self, edge_index, kwargs, config)
                 if out is not None:

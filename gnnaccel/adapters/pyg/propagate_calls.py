@@ -105,8 +105,8 @@ def _modes() -> tuple:
 
 
 def too_small(layer: Any, edge_index: Any, config: Config) -> bool:
-    """Whether a call may go native without being read: over so few edges nothing gains on a CPU, and a graph hardly seen before,
-    of not many more, does not pay for its structure yet."""
+    """Whether a call may go native without being read; counts it then. Over so few edges nothing gains on a CPU, and a graph
+    hardly seen before, of not many more, does not pay for its structure yet."""
     if type(edge_index) is not Tensor or edge_index.dim() != 2 or config.when != "profitable" or config.on_fallback != "native":
         return False
     if settings.asked(layer, config) is not None:  # whose calls are counted
@@ -115,8 +115,12 @@ def too_small(layer: Any, edge_index: Any, config: Config) -> bool:
     if edges >= _FEW_AT_FIRST or aggregation_route.checkpointed():
         return False
     if edges < _FEW and edge_index.is_cpu and not driver.placed():
+        counters.again(type(layer).__name__, "GA301")
         return True
-    return not edge_index.is_inference() and aggregation_cost.hardly_seen(edge_index)
+    if edge_index.is_inference() or not aggregation_cost.hardly_seen(edge_index):
+        return False
+    counters.count(type(layer).__name__, "native", "GA301")
+    return True
 
 
 class Last:
@@ -141,11 +145,13 @@ class Last:
         if torch.is_grad_enabled() is not self.modes[0]:
             return False
         missed = self.missed
-        if missed is not None:
-            if missed.seconds > self.patience or aggregation_route.checkpointed():
-                return False
+        if missed is None:
+            counters.again(self.name, self.code)
+        elif missed.seconds > self.patience or aggregation_route.checkpointed():
+            return False
+        else:
             missed.seconds += self.gain
-        counters.count(self.name, "native", self.code)
+            counters.count(self.name, "native", self.code)
         if self.fell_back is not None:
             self.fell_back()
         return True

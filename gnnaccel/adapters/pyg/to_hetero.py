@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnaccel.adapters.pyg import glance, hetero, hetero_conv, hetero_groups
+from gnnaccel.adapters.pyg import hetero, hetero_conv, hetero_groups
 from gnnaccel.adapters.pyg.fx_layers import Layer
 from gnnaccel.adapters.pyg.hetero import EdgeType
 from gnnaccel.dispatch import names, router
@@ -81,30 +81,21 @@ def _guarded() -> Any:
     return _Guarded(HeteroConv, sys.modules[__name__], None)
 
 
-def _gains_on_cpu(aggr: Any, convs: tuple[Any, ...]) -> bool:
-    """Whether a gain was measured there for layers like these."""
-    return aggr in hetero.ADDED_UP and any(type(conv).__name__ in ("SAGEConv", "GraphConv") for conv in convs)
-
-
 def call_of(found: Layer) -> Callable[..., dict[str, Tensor]]:
     """What is to be called in the layer's place, see `fx_layers.replace`."""
-    made: list[Any] = [None, (), True]  # the HeteroConv, the layers that it was made of, and whether these gain on a CPU
+    made: list[Any] = [None, ()]  # the HeteroConv, and the layers that it was made of
 
     def heterogeneous(modules: torch.nn.ModuleDict, x: tuple, edges: tuple, more: tuple) -> dict[str, Tensor]:
         convs = tuple(map(modules._modules.get, found.keys))
         if None in convs:
             convs = tuple([getattr(modules, key) for key in found.keys])  # with the model's own error
-        layer, known, gains = made
+        layer, known = made
         if known != convs:
             layer = hetero_groups.layer_of(found.names, convs, found.aggr)
             names.stand_for(layer, modules)
-            gains = _gains_on_cpu(found.aggr, convs)
-            made[:] = layer, convs, gains
+            made[:] = layer, convs
         layer.training = modules.training
         given = dict(zip(found.x, x)), dict(zip(found.names, edges))
-        config = current()
-        if config is not None and not more and glance.goes_native(layer, modules, edges, config, gains=gains):
-            return one_by_one(layer, *given)
         if any(value is not None for tail, kwargs in more for value in (*tail, *kwargs.values())):
             return _routed(layer, *given, dict(zip(found.names, more)))
         return _routed(layer, *given)

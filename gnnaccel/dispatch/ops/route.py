@@ -34,7 +34,7 @@ def on_cpu_native(name: str, config: Config) -> bool:
     """Whether a call with tensors on the CPU may go native without a further look; counts it then."""
     if config.when != "profitable" or records.listening():
         return False
-    counters.count(name, "native", "GA401")
+    counters.again(name, "GA401")
     return True
 
 

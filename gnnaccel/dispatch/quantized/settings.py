@@ -140,6 +140,11 @@ def forget() -> None:
     order.forget()
 
 
+def kept() -> tuple[dict, dict]:
+    """Where entries of layers and of maps are kept: empty as long as nothing counts their calls."""
+    return _entries.entries, _maps.entries
+
+
 def asked(layer: Any, config: Config) -> Entry | None:
     """The layer's entry if anything asks for quantization here; None at once where nothing does."""
     found = _entries.get(layer) if _entries.entries else None

@@ -34,7 +34,8 @@ def torch_backend(request: RelationalRequest) -> float | None:
         return None
     rates, count = cost.constants()["relational"]["cpu"], _taken(request, "cpu").count
     seconds = _total(rates["total"][_mode(request)], count, 1 << request.relation_bits)
-    return seconds * rates["margin"] + _structure(request, "cpu")
+    around = rates["around"].get(request.native)
+    return seconds * rates["margin"] + _structure(request, "cpu") + (0.0 if around is None else around[_mode(request)])
 
 
 def native(request: RelationalRequest) -> float | None:

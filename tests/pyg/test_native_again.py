@@ -1,0 +1,268 @@
+"""Layers over edge types whose calls stay native are not read again; what may change that has to be seen."""
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+
+import pytest
+import torch
+from torch_geometric.nn import GATConv, GCNConv, HeteroConv, RGATConv, SAGEConv, to_hetero
+
+import gnnaccel
+from gnnaccel.dispatch import cache, config, native_again, router
+from tests.pyg.hetero_graphs import CITES, KNOWS, METADATA, RELATIONS, WIDTH, edges, features, hetero, same
+
+@pytest.fixture
+def read(monkeypatch):
+    """The layers that were read, by class."""
+    found = []
+    decide = router._decide
+    monkeypatch.setattr(router, "_decide", lambda layer, *rest: found.append(type(layer).__name__) or decide(layer, *rest))
+    return found
+
+
+def settled(layer, x, ei, times: int = 6) -> dict:
+    """The result of a call that has been made so often."""
+    for _ in range(times):
+        out = layer(x, ei)
+    return out
+
+
+def is_read(read: list, layer, x, ei) -> bool:
+    read.clear()
+    layer(x, ei)
+    return type(layer).__name__ in read
+
+
+@pytest.fixture
+def enabled():
+    with torch.no_grad(), gnnaccel.enabled():
+        yield
+
+
+# ---- calls that repeat ----
+
+@pytest.mark.parametrize("made", [lambda: hetero(SAGEConv), lambda: hetero(GATConv, add_self_loops=False),
+                                  lambda: to_hetero(_Net(), METADATA)], ids=["SAGEConv", "GATConv", "to_hetero"])
+def test_repeated_calls_are_not_read_and_give_the_hosts_results(made, read):
+    layer, x, ei = made(), features(), edges()
+    expected = layer(x, ei)
+    with gnnaccel.enabled():
+        settled(layer, x, ei)
+        read.clear()
+        other = features()
+        same(layer(x, ei), expected, 0.0)
+        got = layer(other, ei)
+        assert not read
+    same(got, layer(other, ei), 0.0)
+
+
+class _Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = SAGEConv(WIDTH, 8), SAGEConv(8, 4)
+
+    def forward(self, x, edge_index):
+        return self.second(self.first(x, edge_index).relu(), edge_index)
+
+
+CHANGES = {
+    "edges of one type": lambda layer, x, ei: (x, {**ei, RELATIONS[1]: ei[RELATIONS[1]].clone()}),
+    "edges changed in place": lambda layer, x, ei: (x, ei) if ei[RELATIONS[2]].zero_() is not None else None,
+    "one edge type less": lambda layer, x, ei: (x, {k: t for k, t in ei.items() if k != RELATIONS[0]}),
+    "evaluation": lambda layer, x, ei: (x, ei) if layer.eval() else None,
+    "more nodes": lambda layer, x, ei: ({k: torch.cat([t, t, t]) for k, t in x.items()}, ei),
+    "a dtype": lambda layer, x, ei: ({k: t.double() for k, t in x.items()}, ei) if layer.double() else None,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_changes_are_seen(enabled, read, change):
+    layer, x, ei = hetero(SAGEConv), features(), edges()
+    settled(layer, x, ei)
+    assert not is_read(read, layer, x, ei)
+    memory = native_again.memories.get(layer)
+    memory.alike = [None, None]  # which others may be like
+    assert is_read(read, layer, *CHANGES[change](layer, x, ei))
+
+
+def test_modes_and_options_are_seen(enabled, read):
+    layer, x, ei = hetero(SAGEConv), features(), edges()
+    settled(layer, x, ei)
+    assert not is_read(read, layer, x, ei)
+    with torch.enable_grad():
+        assert is_read(read, layer, x, ei)
+        settled(layer, x, ei)
+        assert not is_read(read, layer, x, ei)
+    assert not is_read(read, layer, x, ei), "each mode has its own"
+    with gnnaccel.enabled(when="supported"):
+        assert is_read(read, layer, x, ei)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert is_read(read, layer, x, ei)
+    settled(layer, x, ei)
+    assert not is_read(read, layer, x, ei)
+    gnnaccel.exclude(layer)
+    assert is_read(read, layer, x, ei)
+    gnnaccel.reset_rules()
+    with gnnaccel.enabled(on_fallback="raise"), pytest.raises(gnnaccel.errors.FallbackError):
+        layer(x, ei)
+    with gnnaccel.disabled():
+        assert not is_read(read, layer, x, ei)
+
+
+# ---- new graphs ----
+
+def test_new_graphs_of_no_more_edges_are_not_read(enabled, read):
+    layer, x = hetero(SAGEConv), features()
+    settled(layer, x, edges(), 1)
+    for _ in range(6):
+        ei = edges()
+        assert not is_read(read, layer, x, ei)
+    assert is_read(read, layer, x, ei), "it comes again"
+    assert not is_read(read, layer, x, ei)
+
+
+def test_larger_graphs_are_accelerated(enabled):
+    layer, x = hetero(SAGEConv), features()
+    for _ in range(6):
+        settled(layer, x, edges(), 1)
+    large = {k: t.repeat(1, 2000) for k, t in edges().items()}
+    gnnaccel.reset_stats()
+    settled(layer, x, large, 3)
+    assert gnnaccel.stats()["HeteroConv"]["routes"]["torch"] >= 1
+
+
+def test_a_large_relation_inside_a_native_layer_is_accelerated(enabled):
+    """Although the calls before, over small ones, showed that nothing inside gains."""
+    layer, x = hetero(GATConv, add_self_loops=False), features()
+    for _ in range(8):
+        settled(layer, x, edges(), 1)
+    ei = edges()
+    settled(layer, x, ei)
+    large = {**ei, RELATIONS[1]: ei[RELATIONS[1]].repeat(1, 4000)}
+    gnnaccel.reset_stats()
+    settled(layer, x, large, 4)
+    stats = gnnaccel.stats()
+    assert stats["HeteroConv"]["routes"] == {"native": 4} and stats["GATConv"]["routes"]["torch"] >= 2
+    settled(layer, x, large, 4)
+    assert gnnaccel.stats()["GATConv"]["routes"]["torch"] >= 6, "and stays so"
+
+
+def test_models_of_to_hetero_as_a_whole(enabled, read):
+    made, x, ei = to_hetero(_Net(), METADATA), features(), edges()
+    settled(made, x, ei)
+    kept = native_again.memories.get(made).settled[False]
+    assert kept is not None and kept.inside.silent
+    gnnaccel.reset_stats()
+    read.clear()
+    settled(made, x, ei, 3)
+    assert not read and {name: one["calls"] for name, one in gnnaccel.stats().items()} == {"HeteroConv": 6, "SAGEConv": 30}
+    large = {k: t.repeat(1, 2000) for k, t in ei.items()}
+    settled(made, x, large, 3)
+    assert gnnaccel.stats()["HeteroConv"]["routes"]["torch"] >= 2
+    with gnnaccel.enabled(records=40):
+        settled(made, x, ei, 1)
+        assert len(gnnaccel.records()) == 12
+
+
+# ---- what is told ----
+
+def test_calls_inside_are_counted_as_if_asked(enabled):
+    layer, x, ei = hetero(SAGEConv), features(), edges()
+    settled(layer, x, ei)
+    gnnaccel.reset_stats()
+    settled(layer, x, ei, 3)
+    stats = gnnaccel.stats()
+    assert stats["HeteroConv"] == {"calls": 3, "routes": {"native": 3}, "reasons": {"GA401": 3}}
+    assert stats["SAGEConv"] == {"calls": 15, "routes": {"native": 15}, "reasons": {"GA301": 15}}
+
+
+def test_records_are_made(enabled):
+    layer, x, ei = hetero(SAGEConv), features(), edges()
+    settled(layer, x, ei)
+    with gnnaccel.enabled(records=20):
+        settled(layer, x, ei, 2)
+        found = [(one["layer"], one["route"]) for one in gnnaccel.records()]
+    assert found == [("HeteroConv", "native"), *[("SAGEConv", "native")] * 5] * 2
+
+
+def test_the_users_own_code_inside_is_asked_each_time(enabled):
+    class Own(SAGEConv):
+        def forward(self, x, edge_index):
+            seen.append(gnnaccel.status()["enabled"])
+            return super().forward(x, edge_index)
+
+    seen: list[bool] = []
+    layer, x, ei = HeteroConv({name: Own(WIDTH, 4) for name in RELATIONS}), features(), edges()
+    settled(layer, x, ei, 8)
+    assert len(seen) == 40 and all(seen)
+
+
+def test_other_threads_are_not_silenced():
+    """While a call runs as if gnnaccel were off."""
+    layer, x, ei = hetero(SAGEConv), features(), edges()
+    conv, found = layer.convs[RELATIONS[0]], []
+
+    def message(x_j):
+        thread = threading.Thread(target=lambda: found.append(config.current()))
+        thread.start()
+        thread.join()
+        found.append(config.current())
+        return x_j
+
+    gnnaccel.enable()
+    try:
+        settled(layer, x, ei)
+        conv.message = message
+        settled(layer, x, ei, 1)
+        assert found == [config.active(), None]
+    finally:
+        gnnaccel.disable()
+
+
+def test_what_is_derived_of_a_graph_is_still_kept(enabled):
+    names = [CITES, KNOWS]
+    layer, x, ei = HeteroConv({name: GCNConv(WIDTH, 4) for name in names}), features(), edges(names)
+    settled(layer, x, ei)
+    assert native_again.memories.get(layer).settled[False].inside.silent
+    hits = cache.info()["hits"]
+    settled(layer, x, ei, 3)
+    assert cache.info()["hits"] == hits + 6
+
+
+# ---- tensors ----
+
+def test_a_dropped_graph_is_not_kept_and_its_place_is_not_mistaken(enabled, read):
+    layer, x, ei = hetero(SAGEConv), features(), edges()
+    settled(layer, x, ei)
+    kept = native_again.memories.get(layer).settled[False]
+    refs = [weakref.ref(t) for t in ei.values()]
+    memory = [weakref.ref(t.untyped_storage()) for t in ei.values()]
+    others = {k: t.clone() for k, t in ei.items()}
+    assert kept.fits((x, ei), {}) and not kept.fits((x, others), {})
+    del ei
+    gc.collect()
+    assert not any(ref() is not None for ref in (*refs, *memory))
+    assert not kept.fits((x, others), {}) and not kept.fits((x, dict.fromkeys(others)), {})
+
+
+def test_a_dropped_layer_is_forgotten(enabled):
+    layer, x, ei = hetero(SAGEConv), features(), edges()
+    settled(layer, x, ei)
+    number = id(layer)
+    assert number in native_again.memories.entries
+    del layer
+    gc.collect()
+    assert number not in native_again.memories.entries
+
+
+def test_typed_edges(enabled, read):
+    layer = RGATConv(WIDTH, 4, 3)
+    x, ei, types = torch.randn(20, WIDTH), torch.randint(0, 20, (2, 30)), torch.randint(0, 3, (30,))
+    for _ in range(3):
+        layer(x, ei, types)
+    for given, expected in (((x, ei, types), False), ((x, ei, types.clone()), True)):
+        read.clear()
+        layer(*given)
+        assert bool(read) is expected

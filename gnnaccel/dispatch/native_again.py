@@ -31,7 +31,7 @@ from gnnaccel.dispatch.names import IdentityMap
 from gnnaccel.dispatch.quantized import settings
 from gnnaccel.dispatch.reasons import Reason
 
-_dtype, _version, _numel, _call = attrgetter("dtype"), attrgetter("_version"), Tensor.numel, weakref.ref.__call__
+_version, _numel, _call = attrgetter("_version"), Tensor.numel, weakref.ref.__call__
 MISSED = object()  # in the place of a result: this call is like no earlier one
 _HOSTS = ("torch.", "torch_geometric.")
 _MORE = 1.25  # times as large as the call that was decided: estimates know sizes by powers of two
@@ -117,32 +117,32 @@ class Settled:
             if first.is_floating_point():
                 self.rows = self.rows or (at, type(a), first.shape, first.dtype)
             elif first is a:
-                self.plain.append((at, weakref.ref(a, self.gone.append), a._version))
+                self.plain.append((at, weakref.ref(a, self.gone.append)))
             else:
-                refs = [weakref.ref(t, self.gone.append) for t in tensors]
-                self.held.append((at, type(a), refs, list(map(_version, tensors))))
+                self.held.append((at, type(a), [weakref.ref(t, self.gone.append) for t in tensors]))
+        if self.plain or self.held:
+            self.rows = None
 
     def fits(self, given: tuple, kwargs: dict) -> bool:
-        """Native code is never wrong, so it is enough that nothing has changed that could make another route pay."""
+        """Native code is never wrong, so it is enough that nothing has changed that could make another route pay: the sizes of the
+        graph, which its tensors keep whatever is written into them."""
         if self.gone or len(given) != self.count:
             return False
-        for at, ref, version in self.plain:
-            a = given[at]
-            if ref() is not a or a._version != version:
+        for at, ref in self.plain:
+            if ref() is not given[at]:
                 return False
-        for at, kind, refs, versions in self.held:
+        for at, kind, refs in self.held:
             a = given[at]
             if type(a) is not kind:
                 return False
-            tensors = list(a.values() if kind is dict else a if kind is tuple else a.tensors())
+            tensors = a.values() if kind is dict else a if kind is tuple else a.tensors()
             if len(tensors) != len(refs) or not all(map(is_, map(_call, refs), tensors)):
-                return False
-            if list(map(_version, tensors)) != versions:
                 return False
         if kwargs and tuple(kwargs) != self.names:
             return False
-        if self.rows is None:
-            return True
+        return self.rows is None or self._same_rows(given)
+
+    def _same_rows(self, given: tuple) -> bool:
         at, kind, shape, dtype = self.rows
         a = given[at]
         if type(a) is not kind:
@@ -157,13 +157,12 @@ class Settled:
 class Alike:
     """A call over a new graph: of how many numbers at most others are like it."""
 
-    __slots__ = ("epoch", "training", "autocast", "names", "types", "dtypes", "graph", "edges", "largest", "all", "code",
-                 "inside")
+    __slots__ = ("epoch", "training", "autocast", "names", "types", "graph", "edges", "largest", "all", "code", "inside")
 
     def __init__(self, layer: Any, found: list[Tensor], kwargs: dict, config: Config, code: str | None):
         self.epoch, self.training, self.autocast = config.epoch, layer.training, _autocast("cpu")
         self.names, self.code = tuple(kwargs), code
-        self.types, self.dtypes = list(map(type, found)), list(map(_dtype, found))
+        self.types = list(map(type, found))
         self.graph = [not t.is_floating_point() for t in found]
         sizes = list(map(_numel, found))
         graph = list(compress(sizes, self.graph))
@@ -172,7 +171,7 @@ class Alike:
 
     def fits(self, found: list, kwargs: dict) -> tuple[Tensor | None] | None:
         """The largest tensor of a call's graph, None if it has none, where the call is of the same kind and no larger."""
-        if list(map(type, found)) != self.types or list(map(_dtype, found)) != self.dtypes or tuple(kwargs) != self.names:
+        if list(map(type, found)) != self.types or (kwargs and tuple(kwargs) != self.names):
             return None
         sizes = list(map(_numel, found))
         graph = list(compress(sizes, self.graph))

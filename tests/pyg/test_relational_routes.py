@@ -1,5 +1,7 @@
-"""Which way relational calls go on a CPU by default, and that a graph seen twice counts as known."""
+"""Which way relational calls go by default, and that a graph seen twice counts as known."""
 from __future__ import annotations
+
+import dataclasses
 
 import pytest
 import torch
@@ -7,6 +9,8 @@ from torch_geometric.nn import FastRGCNConv, RGATConv, RGCNConv
 
 import gnnaccel
 from gnnaccel.dispatch import cost
+from gnnaccel.dispatch.relational import costs, statements
+from gnnaccel.dispatch.relational.request import RelationalStated
 
 R, N, E, F = 40, 400, 3000, 16
 
@@ -47,6 +51,29 @@ def test_a_graph_that_comes_again_counts_as_known(monkeypatch):
         layer(x, edge_index, edge_type)
         found = [r["route"] for r in gnnaccel.records()[-4:]]
     assert found == ["native", "torch", "native", "native"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("cls,relations,first", [(RGCNConv, 3, "native"), (RGCNConv, 60, "cuda"), (RGATConv, 60, "native")])
+def test_a_new_graph_on_a_gpu_has_to_pay_for_its_structure(cls, relations, first):
+    layer, args = cls(F, F, relations).cuda(), [t.cuda() for t in inputs(relations)]
+    assert routes(layer, *args, calls=2) == [first, "cuda"]
+    again = [t.clone() for t in args]
+    assert routes(layer, *again, calls=2) == [first, "cuda"]
+
+
+@pytest.mark.parametrize("name", cost.constants()["relational"]["cuda"]["once"])
+@pytest.mark.parametrize("grad", [False, True])
+def test_structures_of_new_graphs_on_a_gpu_are_paid_for_and_those_of_known_ones_are_there(name, grad):
+    x, edge_index, _ = inputs()
+    program = statements.rgcn(False, False)
+    sizes = dict(x=(F,), weight=(R, F, F))
+    shapes = tuple((operand, sizes[operand]) for operand, _ in program.inputs)
+    stated = RelationalStated(program, name, shapes, x.dtype, x.dtype, N, N, E, R, lambda own, compact: None)
+    new, known = (stated.request("cuda", grad, fresh) for fresh in (True, False))
+    assert costs.native(known) is None and costs.cuda(known) + 1e-3 < costs.cuda(new)
+    assert costs.native(new) > costs.native(stated.request("cuda", False, True)) * (0.99 if grad else 0)
+    assert costs.native(dataclasses.replace(stated, native="another").request("cuda", grad, True)) is None
 
 
 def test_native_calls_are_remembered_until_something_changes(monkeypatch):

@@ -79,17 +79,17 @@ __device__ __forceinline__ void load_row(const Lanes& at, const T* base, u64 row
 
 // Where there is nothing to load, these zeros are: a load under a condition is followed by moves that wait for it, and then few
 // loads are in flight.
-__device__ const uint4 NOTHING = {0, 0, 0, 0};
+__device__ const uint4 NOTHING[4] = {};
 
 // `load_row` of rows that are gathered several at a time.
 template <typename T, int Stride = H * D>
 __device__ __forceinline__ void load_row_or_nothing(const Lanes& at, const T* base, u64 row, bool on, Row& r) {
-    static_assert(sizeof(T) * VEC <= sizeof(NOTHING), "a pack is one load");
+    static_assert(sizeof(T) * VEC <= sizeof(NOTHING), "as long as a pack");
     const T* p = base + row * (u64)Stride;
 #pragma unroll
     for (int k = 0; k < PACKS; ++k) {
         const int kh = k / KV, kv = k % KV;
-        load_packs<T, VEC>(on && at.owns(kh, kv) ? p + at.offset(kh, kv) : (const T*)&NOTHING, r[k]);
+        load_packs<T, VEC>(on && at.owns(kh, kv) ? p + at.offset(kh, kv) : (const T*)NOTHING, r[k]);
     }
 }
 

@@ -77,7 +77,7 @@ struct Destination {
 __device__ __forceinline__ Destination destination(const float* packed, u64 row, int head, bool on) {
     float p[4] = {0.f, 0.f, 0.f, 0.f};
     const bool here = on && head < H;
-    if (TOGETHER || here) load_pack<float, 4>(here ? packed + (row * H + head) * 4 : (const float*)&NOTHING, p);
+    if (TOGETHER || here) load_pack<float, 4>(here ? packed + (row * H + head) * 4 : (const float*)NOTHING, p);
     const Destination d = {p[0], p[1], p[2], p[3]};
     return d;
 }
@@ -337,7 +337,7 @@ __device__ __forceinline__ void add_keys(const Lanes& at, const ROW_T* keys, con
         gather_row(at, keys, SOURCE_ROW(i), e < n, key[u]);
 #pragma unroll
         for (int kh = 0; kh < KH; ++kh)
-            d[u][kh] = __ldg(e < n && at.head(kh) < H ? kept + line * H + at.head(kh) : (const float*)&NOTHING);
+            d[u][kh] = __ldg(e < n && at.head(kh) < H ? kept + line * H + at.head(kh) : (const float*)NOTHING);
     }
 #pragma unroll
     for (int u = 0; u < UNROLL; ++u)

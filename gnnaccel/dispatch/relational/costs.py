@@ -41,14 +41,28 @@ def torch_backend(request: RelationalRequest) -> float | None:
 def native(request: RelationalRequest) -> float | None:
     """Seconds of the host's own layer, None where nothing is known about it."""
     rates = cost.constants()["relational"].get(request.device, {}).get("native", {}).get(request.native)
-    if request.device == "cuda" and rates is not None:
-        return _one_by_one(request, rates)
+    if request.device == "cuda":
+        return _native_once(request) if rates is None else _one_by_one(request, rates)
     if rates is None:
         return None
     statistics = request.statistics()
     relations, edges = statistics.num_relations, statistics.num_edges
     width, matrix = _sizes(request)
     return _line(rates[_mode(request)], 1, relations, relations * statistics.num_dst * matrix, edges * width, edges * matrix)
+
+
+def _once(request: RelationalRequest) -> tuple[list[float], list[float]] | None:
+    """The rates of a call whose graph is new on a GPU, the host's and our structure's; None for other calls and hosts."""
+    rates = cost.constants()["relational"]["cuda"]["once"].get(request.native) if request.fresh else None
+    return None if rates is None else rates[_mode(request)]
+
+
+def _native_once(request: RelationalRequest) -> float | None:
+    """Of a host on a GPU: over known graphs kernels always gain, over new ones there is the structure to pay for."""
+    rates = _once(request)
+    if rates is None:
+        return None
+    return _line(rates[0], 1, 1 << request.relation_bits, (1 << request.edge_bits) * _sizes(request)[0])
 
 
 def _one_by_one(request: RelationalRequest, rates: dict[str, list[float]]) -> float:
@@ -69,6 +83,9 @@ def _taken(request: RelationalRequest, device: str) -> Ordering:
 
 def _structure(request: RelationalRequest, device: str) -> float:
     """In full where the graph is new: it may never come again."""
+    once = _once(request) if device == "cuda" else None
+    if once is not None:
+        return _line(once[1], 1, 1 << request.relation_bits, 1 << request.edge_bits)
     rates = cost.constants()["relational"][device]["structure"][_mode(request)]
     return _line(rates, 1, 1 << request.edge_bits) if request.fresh else 0.0
 

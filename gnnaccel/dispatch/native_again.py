@@ -39,6 +39,7 @@ _FEW = 2000  # edges, of all types: over fewer a call may be remembered as nativ
 _SILENT = 25_000  # edges, of all types: over more new ones what runs inside is asked each time
 _WATCHED = 4  # calls of which one has to show that nothing inside gains
 _LASTING = ("GA201", "GA202", "GA205", "GA206", "GA208", "GA210", "GA303")  # about the layer and its arguments
+_ESTIMATED = ("GA301", "GA401")
 _entries, _maps = settings.kept()
 _tracing = torch._C._get_tracing_state
 _grad, _autocast = torch.is_grad_enabled, torch.is_autocast_enabled
@@ -157,11 +158,11 @@ class Settled:
 class Alike:
     """A call over a new graph: of how many numbers at most others are like it."""
 
-    __slots__ = ("epoch", "training", "autocast", "names", "types", "graph", "edges", "largest", "all", "code", "inside")
+    __slots__ = ("epoch", "training", "autocast", "where", "names", "types", "graph", "edges", "largest", "all", "code", "inside")
 
     def __init__(self, layer: Any, found: list[Tensor], kwargs: dict, config: Config, code: str | None):
         self.epoch, self.training, self.autocast = config.epoch, layer.training, _autocast("cpu")
-        self.names, self.code = tuple(kwargs), code
+        self.names, self.code, self.where = tuple(kwargs), code, _where(found)
         self.types = list(map(type, found))
         self.graph = [not t.is_floating_point() for t in found]
         sizes = list(map(_numel, found))
@@ -261,7 +262,11 @@ def _is_alike(like: Alike, layer: Any, memory: Memory, args: tuple, kwargs: dict
         return False
     found = tensors_of(args, kwargs)
     largest = like.fits(found, kwargs) if found else None
-    return largest is not None and _on_cpu(found) and not settings.checkpointed() and not memory.meets(*largest)
+    return largest is not None and like.where == _where(found) and not settings.checkpointed() and not memory.meets(*largest)
+
+
+def _where(found: list[Tensor]) -> tuple:
+    return found[0].device, driver.placed()
 
 
 def _on_cpu(found: list[Tensor]) -> bool:
@@ -288,7 +293,7 @@ def remember(layer: Any, structure: tuple[Tensor, ...], args: tuple, kwargs: dic
         # on a GPU a call on dictionaries may stay native for a reason that passes, such as a capture
         if (_on_cpu(found) or (not kwargs and len(found) == len(args))) and not any(t.is_inference() for t in found):
             memory.settled[_grad()] = Settled(layer, (*args, *kwargs.values()), kwargs, config, code)
-    elif _on_cpu(found):
+    elif _on_cpu(found) or code in _ESTIMATED:
         memory.alike[_grad()] = Alike(layer, found, kwargs, config, code)
 
 

@@ -117,12 +117,15 @@ class _Inner(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, vectors):
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(x, vectors)
         return _inner(x, vectors)
 
     @staticmethod
     def backward(ctx, grad):
         inputs, needs = ctx.saved_tensors, ctx.needs_input_grad
+        if grad is None:
+            return None, None
         if torch.is_grad_enabled():
             return by_torch(_inner, inputs, needs, grad)
         x, vectors = inputs

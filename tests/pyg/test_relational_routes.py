@@ -10,7 +10,7 @@ from torch_geometric.nn import FastRGCNConv, RGATConv, RGCNConv
 import gnnaccel
 from gnnaccel.dispatch import cost
 from gnnaccel.dispatch.relational import costs, statements
-from gnnaccel.dispatch.relational.request import RelationalStated
+from gnnaccel.dispatch.relational.request import RelationalRequest, RelationalStated
 
 R, N, E, F = 40, 400, 3000, 16
 
@@ -60,6 +60,31 @@ def test_a_new_graph_on_a_gpu_has_to_pay_for_its_structure(cls, relations, first
     assert routes(layer, *args, calls=2) == [first, "cuda"]
     again = [t.clone() for t in args]
     assert routes(layer, *again, calls=2) == [first, "cuda"]
+
+
+@pytest.mark.gpu
+def test_new_graphs_on_a_gpu_are_not_read_where_the_last_one_did_not_pay(monkeypatch):
+    from gnnaccel.dispatch import planner
+
+    asked, plan = [], planner.plan
+    def spy(request, config):
+        if type(request) is RelationalRequest:
+            asked.append(request)
+        return plan(request, config)
+
+    monkeypatch.setattr(planner, "plan", spy)
+    layer, (x, *graph) = RGCNConv(F, F, 3).cuda(), [t.cuda() for t in inputs(3)]
+
+    def decided(*graph) -> bool:
+        asked.clear()
+        assert torch.allclose(layer(x, *graph), RGCNConv.forward.__wrapped__(layer, x, *graph), atol=1e-4)
+        return bool(asked)
+
+    gnnaccel.reset_stats()
+    with gnnaccel.enabled(), torch.no_grad():
+        assert [decided(*(t.clone() for t in graph)) for _ in range(3)] == [True, False, False]
+        assert gnnaccel.stats()["RGCNConv"]["routes"] == {"native": 3}
+        assert decided(*(t.repeat_interleave(2, -1) for t in graph)), "more edges"
 
 
 @pytest.mark.parametrize("name", cost.constants()["relational"]["cuda"]["once"])

@@ -216,6 +216,7 @@ _SAMPLES = {
         (128, 128, torch.int8), (5, 41, torch.int8))],
     "gather": lambda: _rows(("OFF_T", "int"), ("DROPOUT", "0")),
     "dropout": lambda: [layout_for(3, 1).defines() + (("OFF_T", "i64"), ("DROPOUT", "1"))],
+    "pairs": lambda: [()],
     "structure": lambda: [(("INDEX_T", index), ("LOOPS", loops), ("OFF_T", offset))
                           for index in ("i64", "int") for loops in ("0", "1") for offset in ("int", "i64")],
 }

@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from gnnaccel.cuda import pairs as cuda_pairs
 from gnnaccel.errors import GraphError
 
 #: keys (relation, node) up to this many times the edges are found by marking them in an array, without a sort
 MARK_UP_TO = 16
 _MARK_AT_LEAST = 1 << 20
+#: kernels build both ends of up to this many edges, with this many keys, at once, and keep copies of the ids
+AT_ONCE = 1 << 21
+_KEYS_AT_ONCE = 1 << 24
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,11 +68,26 @@ class Blocks:
 
     def __init__(self, sizes: tuple[int, ...], device: torch.device):
         ends = list(itertools.accumulate(sizes, initial=0))
+        self._lay(ends)
+        self.ptr = torch.tensor(ends, dtype=torch.int32, device=device)
+
+    def _lay(self, ends: Sequence[int]) -> None:
+        """``ends``: where each type begins, and where the last one ends."""
         self.count, self.bounds = ends[-1], tuple((t, a, b) for t, (a, b) in enumerate(zip(ends, ends[1:])) if b > a)
         self.sizes = [b - a for _, a, b in self.bounds]
-        self.ptr = torch.tensor(ends, dtype=torch.int32, device=device)
-        types = torch.arange(len(sizes), dtype=torch.int32, device=device)
-        self.relation = types.repeat_interleave(self.ptr.diff(), output_size=self.count)
+
+    @functools.cached_property
+    @torch.inference_mode(False)
+    def relation(self) -> Tensor:
+        """[N] int32: each node's type. Made where it is read, as it mostly is not."""
+        nodes = torch.arange(self.count, dtype=torch.int32, device=self.ptr.device)
+        found = torch.bucketize(nodes, self.ptr[1:], out_int32=True, right=True)
+        finish(found.device)
+        return found
+
+    def nbytes(self) -> int:
+        made = (self.__dict__.get("relation"), self.ptr, self.order)
+        return sum(t.nbytes for t in made if t is not None)
 
     @functools.cached_property
     def segments(self):
@@ -81,7 +101,8 @@ class Typed(Blocks):
     """Nodes in any order, of types [N] in [0, ``num_types``): ``order`` [N] int32 are the nodes by type, or None where they lie
     so.
 
-    GraphError for other types. Waits once for the device. The structure cache may keep it; it does not need the tensor again.
+    Made by kernels, for kernels. GraphError for other types. Waits once for the device. The structure cache may keep it; it does
+    not need the tensor again.
     """
 
     touched = False
@@ -89,32 +110,22 @@ class Typed(Blocks):
     @torch.inference_mode(False)  # its tensors may take part in training later
     def __init__(self, types: Tensor, num_types: int):
         types = types.detach()
-        counts, in_order = _counted(types, num_types)
-        super().__init__(counts, types.device)
-        if not in_order:
-            self.relation = types.to(torch.int32, copy=True)
-            self.order = torch.sort(self.relation, stable=True).indices.int()
-        if types.is_cuda:  # whoever reads it, on whatever stream, finds it finished
-            torch.cuda.current_stream(types.device).synchronize()
+        found = cuda_pairs.sort_types(types if types.dtype in cuda_pairs.IDS else types.long(), num_types)
+        if found is None:
+            low, high = torch.stack(types.aminmax()).tolist()
+            raise GraphError(f"the node types are from {low} to {high}; they must lie in [0, {num_types}). Check the number of node "
+                             "types that the layer was made with")
+        self._lay(found.ends)
+        self.ptr, self.relation, self.order = found.ptr, found.types, found.order
 
     def bind(self, *types: Tensor) -> None:
         pass
 
-    def nbytes(self) -> int:
-        return sum(t.nbytes for t in (self.relation, self.ptr, self.order) if t is not None)
 
-
-def _counted(types: Tensor, num_types: int) -> tuple[tuple[int, ...], bool]:
-    """Nodes of each type, and whether they lie type after type."""
-    if not types.shape[0]:
-        return (0,) * num_types, True
-    low, high = types.aminmax()
-    in_order = (types[1:] >= types[:-1]).all()
-    low, high, in_order = torch.stack([low.long(), high.long(), in_order.long()]).tolist()
-    if low < 0 or high >= num_types:
-        raise GraphError(f"the node types are from {low} to {high}; they must lie in [0, {num_types}). Check the number of node "
-                         "types that the layer was made with")
-    return tuple(torch.bincount(types, minlength=num_types).tolist()), bool(in_order)
+def finish(device: torch.device) -> None:
+    """Whoever reads what was built, on whatever stream, finds it finished."""
+    if device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
+        torch.cuda.current_stream(device).synchronize()
 
 
 def pairs_of(node: Tensor, relation: Tensor, num_nodes: int, num_relations: int, compact: bool = True) -> Pairs:
@@ -127,7 +138,7 @@ def pairs_of(node: Tensor, relation: Tensor, num_nodes: int, num_relations: int,
     if not compact:
         key, order = torch.sort(key, stable=True)
         of_edge = torch.empty_like(order).scatter_(0, order, torch.arange(order.shape[0], device=order.device))
-    elif num_nodes * num_relations <= max(_MARK_AT_LEAST, MARK_UP_TO * key.shape[0]):
+    elif _marks(num_nodes * num_relations, key.shape[0]):
         key, of_edge = _by_marking(key, num_nodes * num_relations)
     else:
         key, of_edge = torch.unique(key, return_inverse=True)
@@ -137,9 +148,37 @@ def pairs_of(node: Tensor, relation: Tensor, num_nodes: int, num_relations: int,
     return Pairs((key - relation * num_nodes).int(), relation.int(), ptr, of_edge.int())
 
 
+def _marks(keys: int, edges: int) -> bool:
+    return keys <= max(_MARK_AT_LEAST, MARK_UP_TO * edges)
+
+
 def _by_marking(key: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """`torch.unique` for small keys, in linear time."""
     seen = torch.zeros(size, dtype=torch.bool, device=key.device)
     seen[key] = True
     place = torch.cumsum(seen, 0, dtype=torch.int32)
     return seen.nonzero().view(-1), place.index_select(0, key) - 1
+
+
+def pairs_of_both(src: Tensor, dst: Tensor, relation: Tensor, num_src: int, num_dst: int, num_relations: int,
+                  compact: bool = True) -> tuple[Pairs, Pairs, tuple[Tensor, Tensor, Tensor] | None] | None:
+    """`pairs_of` sources, which ``compact`` is about, and destinations, by kernels; and copies of src, dst and relation as int32 if
+    they are short. None if ids are out of range.
+
+    Waits once, for more than `AT_ONCE` edges once for each end. If ``dst`` is ``src`` and pairs are compact, both ends share theirs.
+    """
+    src, dst, relation = (t if t.dtype in cuda_pairs.IDS else t.long() for t in (src, dst, relation))
+    nodes, edges, one = (num_src, num_dst), src.shape[0], src is dst and compact
+    marked = [end for end in ((0,) if one else (0, 1)) if (compact or end) and _marks(nodes[end] * num_relations, edges)]
+    at_once = edges <= AT_ONCE and sum(nodes[end] for end in marked) * num_relations <= _KEYS_AT_ONCE
+    found, copies = {}, None
+    for ends in [tuple(marked)] if at_once or not marked else [(end,) for end in marked]:
+        small = edges <= AT_ONCE and copies is None
+        made = cuda_pairs.number(src, dst, relation, num_src, num_dst, num_relations, ends, small)
+        if made is None:
+            return None
+        found.update((end, Pairs(*arrays)) for end, arrays in zip(ends, made.pairs))
+        copies = copies or made.copies
+    by_src = found.get(0) or pairs_of(src, relation, num_src, num_relations, compact)
+    by_dst = by_src if one else found.get(1) or pairs_of(dst, relation, num_dst, num_relations)
+    return by_src, by_dst, copies

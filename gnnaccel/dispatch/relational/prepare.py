@@ -5,7 +5,7 @@ from math import prod
 
 import torch
 
-from gnnaccel.cuda import head_dot, segment_backward, segment_gemm
+from gnnaccel.cuda import head_dot, pairs, segment_backward, segment_gemm
 from gnnaccel.cuda.layout import TYPES
 from gnnaccel.dispatch import attention, patterns
 from gnnaccel.dispatch.program import PAIR_DST, PAIR_SRC, Op, Program, name_of
@@ -16,11 +16,12 @@ from gnnaccel.dispatch.relational.request import RelationalRequest
 
 
 def prepare(request: RelationalRequest) -> None:
-    """Compile the fused attention of every ordering and the products by segment of each. Raises CompileError; costs nothing
-    where it has been done.
+    """Compile what finds a graph's pairs, the fused attention of every ordering and the products by segment of each. Raises
+    CompileError; costs nothing where it has been done.
 
     The sizes are estimates, so a product may be cut into other tiles in the end: the source is the same.
     """
+    pairs.prepare()
     statistics = request.statistics()
     found = set()
     for ordering in optimise(request.program, dict(request.shapes), statistics, "cuda").orderings:

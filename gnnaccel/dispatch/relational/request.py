@@ -91,8 +91,10 @@ class RelationalStated:
 
     def call(self, graph: RelationView, plan: Any) -> RelationalCall:
         """``plan`` None: to look at its Program, not to run it."""
-        return RelationalCall(self.program, graph, self.shapes, self.out, plan is not None and plan.route == "cuda",
-                              (self.heads, self.width, self.row.itemsize))
+        kernels = plan is not None and plan.route == "cuda"
+        if kernels:
+            graph.kernels = True
+        return RelationalCall(self.program, graph, self.shapes, self.out, kernels, (self.heads, self.width, self.row.itemsize))
 
     @staticmethod
     def runner(route: str) -> Callable[[RelationalCall, dict[str, Tensor]], Tensor]:

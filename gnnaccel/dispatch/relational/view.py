@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gnnaccel.cuda import pairs as cuda_pairs
 from gnnaccel.dispatch.graph import GraphView
 from gnnaccel.dispatch.program import DST, EDGE, PAIR_DST, PAIR_SRC, RELATION, SRC
-from gnnaccel.dispatch.relational.pairs import Blocks, Pairs, pairs_of
+from gnnaccel.dispatch.relational.pairs import Blocks, Pairs, finish, pairs_of, pairs_of_both
 from gnnaccel.errors import GraphError
 
 
@@ -82,6 +83,8 @@ class RelationView:
     the order of ``assemble``. ``ignore``: edges of unknown relations do not count; otherwise, and for nodes out of range
     always, GraphError. (EDGE inputs and ``ignore`` do not go together.) ``compact`` False: every edge is a source pair of its
     own. Destination pairs stay, as reductions end in them. ``assemble`` may have a ``check(*structure)`` of its own.
+
+    ``kernels``: whether it may be built by kernels, as whoever runs kernels over it says. The arrays are the same.
     """
 
     def __init__(self, structure: tuple[Tensor, ...], num_src: int, num_dst: int, num_relations: int,
@@ -89,7 +92,7 @@ class RelationView:
         self.num_src, self.num_dst, self.num_relations = num_src, num_dst, num_relations
         self.device = structure[0].device
         self.compact = compact
-        self.touched = False
+        self.touched = self.kernels = False
         self.plans: dict[Any, Any] = {}  # optimised Programs, by whoever made them
         self._assemble, self._ignore = assemble, ignore
         self._kept = structure if own else None
@@ -105,7 +108,7 @@ class RelationView:
 
     # --- what the caller gave ------------------------------------------------------------------------------------------
 
-    def _given(self) -> Ends:
+    def _given(self, check: bool = True) -> Ends:
         if self._filtered is not None:
             return self._filtered
         structure = tuple(found() for found in self._sources)
@@ -115,7 +118,7 @@ class RelationView:
         if not self._checked and hasattr(self._assemble, "check"):
             self._assemble.check(*structure)
         ends = self._assemble(*structure)
-        if not self._checked:
+        if check and not self._checked:
             self._check(*ends)
         return self._filtered or ends
 
@@ -139,28 +142,32 @@ class RelationView:
 
     # --- pairs and index arrays ----------------------------------------------------------------------------------------
 
-    def _once(self, key: tuple, make: Callable[[], Any]) -> Any:
-        """What ``make()`` gave the first time. Made in inference mode its tensors could not take part in training later."""
+    def _once(self, key: tuple, make: Callable[[], Any], wait: bool = True) -> Any:
+        """What ``make()`` gave the first time. Made in inference mode its tensors could not take part in training later. ``wait``
+        False: it has the device do nothing, or has waited for it."""
         found = self._made.get(key)
         if found is None:
             with self._lock, torch.inference_mode(False):
                 found = self._made.get(key)
                 if found is None:
                     found = make()
-                    self._wait()
+                    if wait:
+                        self._wait()
                     self._made[key] = found
         return found
 
     def _wait(self) -> None:
         """Once for each thing that is built: whoever reads it, on whatever stream, finds it finished."""
-        if self.device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
-            torch.cuda.current_stream(self.device).synchronize()
+        finish(self.device)
 
     def pairs(self, domain: str) -> Pairs:
         """The pairs of PAIR_SRC or PAIR_DST."""
-        return self._made.get((domain,)) or self._once((domain,), lambda: self._make_pairs(domain))
+        return self._made.get((domain,)) or self._once((domain,), lambda: self._make_pairs(domain), wait=not self.kernels)
 
     def _make_pairs(self, domain: str) -> Pairs:
+        if self.kernels:
+            self._build()
+            return self._made[(domain,)]
         src, dst, relation = self._given()
         compact = self.compact or domain == PAIR_DST
         if src is dst and compact and (PAIR_SRC,) in self._made:  # one set of pairs at both ends
@@ -168,8 +175,23 @@ class RelationView:
         ends = (src, self.num_src) if domain == PAIR_SRC else (dst, self.num_dst)
         return pairs_of(ends[0], relation, ends[1], self.num_relations, compact)
 
+    def _build(self) -> None:
+        """The pairs of both ends by kernels, which check ids too, and where that is little the index arrays of edges."""
+        sizes = self.num_src, self.num_dst, self.num_relations
+        ends = self._given(check=False)
+        found = pairs_of_both(*ends, *sizes, self.compact)
+        if found is None:
+            self._check(*ends)  # which says what is wrong, or leaves edges out
+            found = pairs_of_both(*self._given(), *sizes, self.compact)
+        self._checked = True
+        by_src, by_dst, copies = found
+        self._wait()
+        for key, made in zip(((PAIR_SRC,), (PAIR_DST,), *((end, EDGE, "index") for end in (SRC, DST, RELATION))),
+                             (by_src, by_dst, *(copies or ()))):
+            self._made.setdefault(key, made)
+
     def statistics(self) -> RelationStatistics:
-        return self._once(("statistics",), self._make_statistics)
+        return self._once(("statistics",), self._make_statistics, wait=False)
 
     def _make_statistics(self) -> RelationStatistics:
         by_src = self.pairs(PAIR_SRC)
@@ -179,7 +201,9 @@ class RelationView:
     def index(self, coarse: str, fine: str) -> Tensor:
         """[rows of ``fine``] int32: the row of ``coarse`` that each row of ``fine`` belongs to."""
         found = self._made.get((coarse, fine, "index"))
-        return found if found is not None else self._once((coarse, fine, "index"), lambda: self._make_index(coarse, fine))
+        if found is not None:
+            return found
+        return self._once((coarse, fine, "index"), lambda: self._make_index(coarse, fine), wait=False)
 
     def _make_index(self, coarse: str, fine: str) -> Tensor:
         if fine in (PAIR_SRC, PAIR_DST):
@@ -187,8 +211,15 @@ class RelationView:
             return pairs.relation if coarse == RELATION else pairs.node
         if coarse in (PAIR_SRC, PAIR_DST):
             return self.pairs(coarse).of_edge
+        if self.kernels:
+            self.pairs(PAIR_DST)  # with which they may come
+            found = self._made.get((coarse, fine, "index"))
+            if found is not None:
+                return found
         src, dst, relation = self._given()
-        return {SRC: src, DST: dst, RELATION: relation}[coarse].to(torch.int32, copy=True)  # never the caller's own
+        found = {SRC: src, DST: dst, RELATION: relation}[coarse].to(torch.int32, copy=True)  # never the caller's own
+        self._wait()
+        return found
 
     def graph(self, source: str, target: str) -> GraphView:
         """The virtual graph from the rows of one domain to those of another, along the edges, in the caller's order."""
@@ -199,7 +230,7 @@ class RelationView:
         def make() -> GraphView:
             return self._make_graph(source, target, self.index(source, EDGE), self.index(target, EDGE))
 
-        return self._once((source, target), make)
+        return self._once((source, target), make, wait=False)
 
     def members(self, coarse: str, fine: str) -> GraphView:
         """The virtual graph with one edge from each row of ``fine`` to the row of ``coarse`` that it belongs to."""
@@ -230,10 +261,13 @@ class RelationView:
         """[E]: 1 / edges of the edge's (destination, relation), in the caller's order."""
         return self._once(("share", dtype), lambda: self._make_share(dtype))
 
-    def _make_share(self, dtype: torch.dtype) -> Tensor:
+    def _make_share(self, dtype: torch.dtype, order: Tensor | None = None) -> Tensor:
         pairs = self.pairs(PAIR_DST)
+        if self.kernels:
+            return cuda_pairs.shares(pairs.of_edge, pairs.count, dtype, order)
         count = torch.bincount(pairs.of_edge, minlength=pairs.count)
-        return count.to(dtype).reciprocal().index_select(0, pairs.of_edge)
+        share = count.to(dtype).reciprocal().index_select(0, pairs.of_edge)
+        return share if order is None else share.index_select(0, order)
 
     def share_along(self, source: str, target: str, back: bool = False) -> Tensor:
         """`share` in the order in which the graph from ``source`` to ``target`` holds its edges, ``back`` when traversed against
@@ -241,7 +275,7 @@ class RelationView:
         def make() -> Tensor:
             graph = self.graph(source, target)
             rows = graph.csr_by_id() if back else graph.csc()
-            return self._make_share(torch.float32).index_select(0, rows.place)
+            return self._make_share(torch.float32, rows.place)
 
         return self._once(("share", source, target, back), make)
 
@@ -262,10 +296,9 @@ class RelationView:
         return self._once(("degree",), lambda: torch.bincount(self.index(DST, EDGE), minlength=self.num_dst))
 
     def nbytes(self) -> int:
-        """Bytes held by what was built so far. Arrays that two of them share count once."""
+        """Bytes held by what was built so far. Arrays that two of them share count once, room that was not needed is left out."""
         made = {id(v): v for v in list(self._made.values())}.values()
         arrays = [v for v in made if isinstance(v, Tensor)]
         arrays += [t for v in made if isinstance(v, Pairs) for t in (v.node, v.relation, v.ptr, v.of_edge)]
-        arrays += [t for v in made if isinstance(v, Blocks) for t in (v.relation, v.ptr)]
         return (sum(t.nbytes for t in {id(t): t for t in arrays}.values())
-                + sum(v.nbytes() for v in made if isinstance(v, GraphView)))
+                + sum(v.nbytes() for v in made if isinstance(v, (Blocks, GraphView))))

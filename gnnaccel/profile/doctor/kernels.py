@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import (blend_grad, column_sum, driver, dropout, edge_list, gather, head_dot, int8_gemm, quantize,
-                           segment_backward, segment_gemm, segment_gemm_grad)
+from gnnaccel.cuda import (blend_grad, column_sum, driver, dropout, edge_list, gather, head_dot, int8_gemm, pairs,
+                           quantize, segment_backward, segment_gemm, segment_gemm_grad)
 from gnnaccel.cuda.segment_plan import Segments
 from gnnaccel.dispatch import attention, attention_programs, patterns, torch_backend
 from gnnaccel.dispatch.graph import GraphView
@@ -60,6 +60,16 @@ def _structure(case: Case) -> Iterator[tuple[str, float]]:
         case.edge_index[:, rows.place[:len(case.dst)].long()],
         torch.stack([rows.other[:len(case.dst)].long(), torch.arange(case.nodes, device=case.device).repeat_interleave(degrees)]))
     yield "structure", 0.0 if right else float("inf")
+
+
+def _pairs(case: Case) -> Iterator[tuple[str, float]]:
+    types = case.src % 3
+    found = pairs.number(case.src, case.dst, types, case.nodes, case.nodes, 3).pairs[1]
+    keys, of_edge, counts = torch.unique(types * case.nodes + case.dst, return_inverse=True, return_counts=True)
+    share = pairs.shares(found.of_edge, len(keys), torch.float64)
+    right = torch.equal(found.relation.long() * case.nodes + found.node, keys) and torch.equal(found.of_edge.long(), of_edge) and (
+        torch.equal(pairs.sort_types(types, 3).order.long(), torch.sort(types, stable=True).indices))
+    yield "pairs", error(share, 1 / counts[of_edge].double()) if right else float("inf")
 
 
 def _gather(case: Case) -> Iterator[tuple[str, float]]:
@@ -234,8 +244,8 @@ def _int8(case: Case) -> Iterator[tuple[str, float]]:
 
 #: each check with the families whose verdicts it yields, in that order
 CHECKS: tuple[tuple[tuple[str, ...], Check], ...] = (
-    (("structure",), _structure), (("gather",), _gather), (("dropout",), _dropout), (("head_dot",), _head_dot),
-    (("column_sum",), _column_sum), (("additive", "additive_backward", "additive_pmf"), _additive),
+    (("structure",), _structure), (("pairs",), _pairs), (("gather",), _gather), (("dropout",), _dropout),
+    (("head_dot",), _head_dot), (("column_sum",), _column_sum), (("additive", "additive_backward", "additive_pmf"), _additive),
     (("pairwise", "pairwise_backward"), _pairwise), (("aggregate", "extremum", "sddmm", "edge_softmax"), _operations),
     (("edge_list",), _edge_list), (("segment_direct", "segment_gemm", "segment_gemm_grad", "segment_backward"), _segments),
     (("blend_grad",), _blend_grad), (("gated",), _gated), (("gated_sum", "rectified"), _messages), (("softmax_sum",), _softmax_sum),

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gnnaccel.dispatch.program import DST, EDGE, PAIR_DST, PAIR_SRC, RELATION, SRC
+from gnnaccel.dispatch.relational import pairs
 from gnnaccel.dispatch.relational.view import Gather, RelationStatistics, RelationView
 from gnnaccel.errors import GraphError
 from tests.relational_cases import SETTINGS, graphs, typed
@@ -205,4 +207,139 @@ def test_built_in_inference_mode_it_takes_part_in_training():
     with torch.inference_mode():
         arrays = [view.pairs(PAIR_SRC).of_edge, view.index(SRC, EDGE), view.share(torch.float64),
                   view.graph(SRC, DST).edges().src]
+    assert not any(t.is_inference() for t in arrays)
+
+
+# ---- built by kernels ----
+
+def by_kernels(device, graph, **options):
+    """A view that kernels build."""
+    view = RelationView(tuple(t.to(device) for t in graph.structure), graph.num_src, graph.num_dst, graph.num_relations, own=True,
+                        **options)
+    view.kernels = True
+    return view
+
+
+def same(got, expected):
+    """Whether two views, one of them on the CPU, hold equal arrays."""
+    assert got.statistics() == expected.statistics()
+    for domain in (PAIR_SRC, PAIR_DST):
+        for name in ("node", "relation", "ptr", "of_edge"):
+            assert getattr(got.pairs(domain), name).tolist() == getattr(expected.pairs(domain), name).tolist(), (domain, name)
+    for coarse in (SRC, DST, RELATION, PAIR_SRC, PAIR_DST):
+        assert got.index(coarse, EDGE).dtype is torch.int32
+        assert got.index(coarse, EDGE).tolist() == expected.index(coarse, EDGE).tolist()
+    for dtype in (torch.float32, torch.float64):
+        assert torch.equal(got.share(dtype).cpu(), expected.share(dtype))
+
+
+KINDS = {"any": {}, "no edges": dict(edges=0), "bipartite": dict(num_src=7), "one relation": dict(num_relations=1),
+         "many relations": dict(num_relations=5000)}
+#: edges and keys built at once, keys that are marked: one end after the other, without copies; one after the other with them; by sorting
+LIMITS = {"at once": {}, "long": dict(AT_ONCE=-1), "many keys": dict(_KEYS_AT_ONCE=-1),
+          "too many keys": dict(_MARK_AT_LEAST=-1, MARK_UP_TO=-1), "all of it": dict(AT_ONCE=-1, _MARK_AT_LEAST=-1, MARK_UP_TO=-1)}
+
+
+@pytest.mark.parametrize("compact", [True, False])
+@pytest.mark.parametrize("limits", LIMITS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_kernels_build_the_same(device, monkeypatch, kind, limits, compact):
+    graph = typed(**KINDS[kind])
+    expected = graph.view(compact=compact)
+    expected.statistics()
+    for name, value in LIMITS[limits].items():
+        monkeypatch.setattr(pairs, name, value)
+    view = by_kernels(device, graph, compact=compact)
+    same(view, expected)
+    assert view.pairs(PAIR_SRC) is not view.pairs(PAIR_DST)
+
+
+def test_kernels_build_both_ends_and_short_arrays_in_one_go(device, monkeypatch):
+    calls = []
+    number = pairs.cuda_pairs.number
+    monkeypatch.setattr(pairs.cuda_pairs, "number", lambda *args: calls.append(1) or number(*args))
+    monkeypatch.setattr(RelationView, "_check", None)  # nobody else looks at the ids
+    for first in (lambda v: v.pairs(PAIR_DST), lambda v: v.index(RELATION, EDGE), lambda v: v.graph(SRC, PAIR_DST)):
+        view = by_kernels(device, typed())
+        first(view)
+        kept = [view.pairs(PAIR_SRC), view.pairs(PAIR_DST), *(view.index(end, EDGE) for end in (SRC, DST, RELATION))]
+        assert len(calls) == 1 and kept[0] is view.pairs(PAIR_SRC) and kept[2] is view.index(SRC, EDGE)
+        calls.clear()
+
+
+def test_kernels_keep_no_copies_of_long_arrays(device, monkeypatch):
+    monkeypatch.setattr(pairs, "AT_ONCE", -1)
+    view = by_kernels(device, typed())
+    found = view.pairs(PAIR_SRC), view.pairs(PAIR_DST)
+    assert view.nbytes() == sum(one.nbytes() for one in found)
+    arrays = [getattr(one, name) for one in found for name in ("node", "relation", "of_edge")]
+    assert all(t.untyped_storage().nbytes() < 64 * 4 + 400 for t in arrays), "each by itself"
+
+
+@pytest.mark.parametrize("limits", [{}, dict(AT_ONCE=-1), dict(AT_ONCE=-1, _MARK_AT_LEAST=-1, MARK_UP_TO=-1)])
+@pytest.mark.parametrize("at, value, text", [
+    ("src", 12, r"source ids from 0 to 12; they must lie in \[0, 12\)"), ("dst", -3, "destination ids from -3 to"),
+    ("relation", 5, r"edge types from 0 to 5; they must lie in \[0, 5\)"), ("relation", -1, "edge types from -1 to 4"),
+])
+def test_kernels_refuse_ids_out_of_range(device, monkeypatch, at, value, text, limits):
+    for name, limit in limits.items():
+        monkeypatch.setattr(pairs, name, limit)
+    graph = typed(edges=400)
+    getattr(graph, at)[0] = value
+    for build in (lambda view: view.pairs(PAIR_SRC), lambda view: view.index(DST, EDGE), lambda view: view.statistics()):
+        with pytest.raises(GraphError, match=text):
+            build(by_kernels(device, graph))
+    if at != "relation":
+        with pytest.raises(GraphError, match=text):
+            by_kernels(device, graph, ignore=True).pairs(PAIR_DST)
+    else:
+        same(by_kernels(device, graph, ignore=True), graph.view(ignore=True))
+
+
+def test_kernels_share_pairs_of_sources_that_are_destinations(device):
+    def rows(types):
+        row = torch.arange(types.shape[0], device=types.device)
+        return row, row, types
+
+    types = torch.randint(0, 3, (50,), device=device)
+    view, expected = (RelationView((t,), 50, 50, 3, rows, own=True) for t in (types, types.cpu()))
+    view.kernels = True
+    same(view, expected)
+    assert view.pairs(PAIR_SRC) is view.pairs(PAIR_DST)
+    loose = RelationView((types,), 50, 50, 3, rows, own=True, compact=False)
+    loose.kernels = True
+    assert loose.pairs(PAIR_SRC) is not loose.pairs(PAIR_DST)
+
+
+def test_kernels_and_narrow_ids(device):
+    graph = typed(num_relations=90)
+    edge_index, edge_type = graph.structure
+    view = RelationView((edge_index.to(device, torch.int16), edge_type.to(device, torch.uint8)), 12, 12, 90, own=True)
+    view.kernels = True
+    same(view, graph.view())
+
+
+def test_shares_along_a_graph_by_kernels(device):
+    view, expected = by_kernels(device, typed(edges=300)), typed(edges=300).view()
+    for back in (False, True):
+        graph = view.graph(SRC, DST)
+        place = (graph.csr_by_id() if back else graph.csc()).place.long().cpu()
+        assert torch.equal(view.share_along(SRC, DST, back).cpu(), expected.share(torch.float32)[place])
+
+
+def test_kernels_build_once_for_several_threads(device, monkeypatch):
+    calls = []
+    number = pairs.cuda_pairs.number
+    monkeypatch.setattr(pairs.cuda_pairs, "number", lambda *args: calls.append(1) or number(*args))
+    view = by_kernels(device, typed())
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda i: view.pairs(PAIR_DST) if i % 2 else view.index(DST, EDGE), range(8)))
+    assert len(calls) == 1 and all(one is found[i % 2] for i, one in enumerate(found))
+
+
+def test_built_by_kernels_in_inference_mode_it_takes_part_in_training(device):
+    view = by_kernels(device, typed())
+    with torch.inference_mode():
+        arrays = [view.pairs(PAIR_SRC).of_edge, view.pairs(PAIR_DST).node, view.index(SRC, EDGE), view.share(torch.float32),
+                  view.blocks((5, 7)).relation]
     assert not any(t.is_inference() for t in arrays)

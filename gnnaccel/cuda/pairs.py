@@ -1,0 +1,188 @@
+"""Launchers that find the pairs of a node and a relation at the ends of edges, and sort nodes by type (``src/pairs.cu``).
+
+For graphs that come once, which are bound by the host: few launches, few arrays, and one wait in which it learns sizes and whether
+all ids are in range.
+"""
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gnnaccel.cuda.launch import Kernels, pointer
+
+IDS = (torch.int32, torch.int64)
+SHARES = {torch.float32: "share_float", torch.float64: "share_double"}
+_THREADS = 256
+_ALIGN = 32  # numbers: rows of one array begin where the widest load may
+_RUN = 16  # nodes that a thread takes one after the other, at the least
+kernels = Kernels("pairs", ())
+
+
+class Numbered(NamedTuple):
+    """The pairs at one end of edges, all int32: ``node``, ``relation`` [U], by relation and then by node; ``ptr`` [relations + 1];
+    ``of_edge`` [E]."""
+
+    node: Tensor
+    relation: Tensor
+    ptr: Tensor
+    of_edge: Tensor
+
+
+class Found(NamedTuple):
+    """``pairs``: of each end that was asked for; ``copies``: (src, dst, relation) as int32, or None if they were not."""
+
+    pairs: tuple[Numbered, ...]
+    copies: tuple[Tensor, Tensor, Tensor] | None
+
+
+def number(src: Tensor, dst: Tensor, relation: Tensor, num_src: int, num_dst: int, num_relations: int, ends: tuple[int, ...] = (0, 1),
+           small: bool = True) -> Found | None:
+    """The pairs at ``ends`` of the edges (0: src, 1: dst), and copies of the ids; None if some are out of range. Waits once.
+
+    Takes 4 bytes for each key (relation, node) of those ends meanwhile.
+
+    Args:
+        small: everything lies in one piece of memory, which has room for a pair for every edge; if ``dst`` is ``src``, one copy
+            serves both. False: there are no copies, and each array takes what it needs.
+        src, dst, relation: [E] int32 or int64, with any strides. E and the number of pairs must be below 2**31.
+
+    Raises:
+        ValueError: a tensor's shape, dtype or device is another.
+    """
+    edges, device, limits = src.shape[0], src.device, (num_src, num_dst, num_relations)
+    ids = [_ids(name, t, edges, device) for name, t in (("src", src), ("dst", dst), ("relation", relation))]
+    keys = [limits[end] * num_relations for end in ends]
+    marks = torch.zeros(sum(keys) + 3, dtype=torch.int32, device=device)
+    copied = (2 if dst is src else 3) if small else 0
+    rows = _rows(copied + 3 * len(ends), edges, device, small)
+    kept = (rows[0], *rows[copied - 2:copied]) if small else None
+    _collect(ids, edges, limits, ends, keys, marks, kept)
+    found = [Numbered(node, of_pair, torch.empty(num_relations + 1, dtype=torch.int32, device=device), of_edge)
+             for node, of_pair, of_edge in zip(*[iter(rows[copied:])] * 3)]
+    if ends:
+        marks.narrow(0, 0, sum(keys)).cumsum_(0)
+        _number(ids, edges, limits, ends, keys, marks, found)
+    invalid, *counts = marks.narrow(0, sum(keys), 3).tolist()
+    return None if invalid else Found(tuple(_cut(one, count, small) for one, count in zip(found, counts)), kept)
+
+
+def _collect(ids: list[tuple], edges: int, limits: tuple[int, int, int], ends: tuple[int, ...], keys: list[int], marks: Tensor,
+             kept: tuple[Tensor, ...] | None) -> None:
+    base = marks.data_ptr()
+    places = {end: base + 4 * sum(keys[:at]) for at, end in enumerate(ends)}
+    src, dst, relation = (t.data_ptr() for t in kept) if kept else (0, 0, 0)
+    _launch("collect", edges, 1, (*ids[0], *ids[1], *ids[2], np.int64(edges), *map(np.int64, limits), src,
+                                  0 if dst == src else dst, relation, places.get(0, 0), places.get(1, 0), base + 4 * sum(keys)))
+
+
+def _number(ids: list[tuple], edges: int, limits: tuple[int, int, int], ends: tuple[int, ...], keys: list[int], sums: Tensor,
+            found: list[Numbered]) -> None:
+    first, last, base = ends[0], ends[-1], sums.data_ptr()
+    _launch("number", max(edges, limits[2] + 1), len(ends), (
+        *ids[first], *ids[last], *ids[2], np.int64(edges), np.int64(limits[2]), base, np.int64(keys[0]), np.int64(limits[first]),
+        np.int64(limits[last]), *_addresses(found[0]), *_addresses(found[-1]), base + 4 * sum(keys)))
+
+
+def _ids(name: str, t: Tensor, edges: int, device: torch.device) -> tuple:
+    """As kernels take ids: address, bytes from one to the next, whether they are int64."""
+    if t.shape != (edges,) or t.dtype not in IDS or t.device != device:
+        raise ValueError(f"{name} is {list(t.shape)}, {t.dtype}, on {t.device}; needed is [{edges}], int32 or int64, on {device}")
+    wide = t.dtype is torch.int64
+    return t.data_ptr(), np.int64(t.stride(0) * (8 if wide else 4)), np.int32(wide)
+
+
+def _rows(count: int, size: int, device: torch.device, together: bool) -> list[Tensor]:
+    """Arrays [size] int32 that begin where `launch.dense` wants it; ``together`` in one piece of memory, as to ask for one takes the
+    host nearly as long as a launch."""
+    if not together or not count:
+        return [torch.empty(size, dtype=torch.int32, device=device) for _ in range(count)]
+    room = -(-size // _ALIGN) * _ALIGN
+    return list(torch.empty(count, room, dtype=torch.int32, device=device).narrow(1, 0, size).unbind(0))
+
+
+def _cut(found: Numbered, count: int, small: bool) -> Numbered:
+    node, relation = found.node.narrow(0, 0, count), found.relation.narrow(0, 0, count)
+    return found._replace(node=node if small else node.clone(), relation=relation if small else relation.clone())
+
+
+def _addresses(found: Numbered) -> tuple[int, ...]:
+    return found.node.data_ptr(), found.relation.data_ptr(), found.ptr.data_ptr(), found.of_edge.data_ptr()
+
+
+def prepare() -> None:
+    """Compile what a view of edges is built with. Raises CompileError."""
+    for entry in ("collect", "number", "count", *SHARES.values()):
+        kernels(entry)
+
+
+def _launch(entry: str, threads: int, ends: int, args: tuple) -> None:
+    kernels(entry)((-(-threads // _THREADS), ends), _THREADS, 0, args)
+
+
+def shares(of_edge: Tensor, count: int, dtype: torch.dtype, order: Tensor | None = None) -> Tensor:
+    """[E]: 1 / the number of edges of each edge's pair, of the edges in ``order`` if there is one. Waits for nothing.
+
+    Args:
+        of_edge: [E] int32, contiguous, all in [0, ``count``); not checked, which would need the device.
+        dtype: fp32 or fp64. order: [E] int32 or int64, contiguous, all in [0, E).
+
+    Raises:
+        ValueError: a tensor's shape, dtype, device or strides are others, or there is no such dtype.
+    """
+    edges, device = of_edge.shape[0], of_edge.device
+    if of_edge.dim() != 1 or of_edge.dtype is not torch.int32 or not of_edge.is_contiguous() or dtype not in SHARES:
+        raise ValueError(f"of_edge is {list(of_edge.shape)}, {of_edge.dtype}, strides {list(of_edge.stride())}, shares {dtype}; "
+                         "needed is [edges], int32, contiguous, and shares in fp32 or fp64")
+    if order is not None and (order.shape != (edges,) or order.dtype not in IDS or order.device != device
+                              or not order.is_contiguous()):
+        raise ValueError(f"order is {list(order.shape)}, {order.dtype}, on {order.device}, strides {list(order.stride())}; needed is "
+                         f"[{edges}], int32 or int64, contiguous, on {device}")
+    out = torch.empty(edges, dtype=dtype, device=device)
+    if edges:
+        counts = torch.zeros(count, dtype=torch.int32, device=device)
+        _launch("count", edges, 1, (of_edge.data_ptr(), np.int64(edges), counts.data_ptr()))
+        _launch(SHARES[dtype], edges, 1, (of_edge.data_ptr(), counts.data_ptr(), pointer(order),
+                                          np.int32(order is not None and order.dtype is torch.int64), np.int64(edges),
+                                          out.data_ptr()))
+    return out
+
+
+class Sorted(NamedTuple):
+    """Nodes by type: ``ends``, where each type begins and the last one ends, on the host, and as ``ptr`` [types + 1] int32;
+    ``types`` [N] int32; ``order`` [N] int32, stable, or None where they lie so already."""
+
+    ends: tuple[int, ...]
+    ptr: Tensor
+    types: Tensor
+    order: Tensor | None
+
+
+def sort_types(types: Tensor, num_types: int) -> Sorted | None:
+    """The nodes by type; None if types are out of range. Waits once; takes no more than 16 bytes per node meanwhile, or 64 per type.
+
+    Args:
+        types: [N] int32 or int64, with any stride; N below 2**31.
+
+    Raises:
+        ValueError: its shape or dtype is another.
+    """
+    device = types.device
+    given = _ids("types", types, len(types), device)
+    nodes, run = len(types), max(_RUN, num_types // 2)
+    parts = -(-nodes // run)
+    counts = torch.zeros(num_types * parts + 2, dtype=torch.int32, device=device)
+    flags = counts.data_ptr() + 4 * num_types * parts
+    copy, order = _rows(2, nodes, device, False)
+    sizes = np.int64(nodes), np.int64(num_types), np.int64(run), np.int64(parts)
+    _launch("tally", parts, 1, (*given, *sizes, copy.data_ptr(), counts.data_ptr(), flags))
+    sums = counts.narrow(0, 0, num_types * parts).cumsum(0, dtype=torch.int32)
+    told = torch.empty(num_types + 3, dtype=torch.int32, device=device)
+    _launch("arrange", max(parts, num_types + 1, 2), 1, (copy.data_ptr(), sums.data_ptr(), *sizes, counts.data_ptr(), flags,
+                                                         order.data_ptr(), told.data_ptr()))
+    *ends, invalid, unsorted = told.tolist()
+    if invalid:
+        return None
+    return Sorted(tuple(ends), told.narrow(0, 0, num_types + 1), copy, order if unsorted else None)

@@ -1,10 +1,11 @@
 """Launchers that find the pairs of a node and a relation at the ends of edges, and sort nodes by type (``src/pairs.cu``).
 
-For graphs that come once, which are bound by the host: few launches, few arrays, and one wait in which it learns sizes and whether
-all ids are in range.
+For graphs that come once, which are bound by the host: few launches, few arrays, and one wait in which it learns sizes and
+whether all ids are in range.
 """
 from __future__ import annotations
 
+import itertools
 from typing import NamedTuple
 
 import numpy as np
@@ -16,14 +17,14 @@ from gnnaccel.cuda.launch import Kernels, pointer
 IDS = (torch.int32, torch.int64)
 SHARES = {torch.float32: "share_float", torch.float64: "share_double"}
 _THREADS = 256
-_ALIGN = 32  # numbers: rows of one array begin where the widest load may
+_ALIGN = 32  # numbers: a multiple of what the widest load takes
 _RUN = 16  # nodes that a thread takes one after the other, at the least
 kernels = Kernels("pairs", ())
 
 
 class Numbered(NamedTuple):
-    """The pairs at one end of edges, all int32: ``node``, ``relation`` [U], by relation and then by node; ``ptr`` [relations + 1];
-    ``of_edge`` [E]."""
+    """The pairs at one end of edges, all int32: ``node``, ``relation`` [U], by relation and then by node; ``ptr`` [relations +
+    1]; ``of_edge`` [E]."""
 
     node: Tensor
     relation: Tensor
@@ -38,52 +39,73 @@ class Found(NamedTuple):
     copies: tuple[Tensor, Tensor, Tensor] | None
 
 
-def number(src: Tensor, dst: Tensor, relation: Tensor, num_src: int, num_dst: int, num_relations: int, ends: tuple[int, ...] = (0, 1),
-           small: bool = True) -> Found | None:
+def number(src: Tensor, dst: Tensor, relation: Tensor, num_src: int, num_dst: int, num_relations: int,
+           ends: tuple[int, ...] = (0, 1), small: bool = True) -> Found | None:
     """The pairs at ``ends`` of the edges (0: src, 1: dst), and copies of the ids; None if some are out of range. Waits once.
 
     Takes 4 bytes for each key (relation, node) of those ends meanwhile.
 
     Args:
-        small: everything lies in one piece of memory, which has room for a pair for every edge; if ``dst`` is ``src``, one copy
-            serves both. False: there are no copies, and each array takes what it needs.
-        src, dst, relation: [E] int32 or int64, with any strides. E and the number of pairs must be below 2**31.
+        src, dst, relation: [E] int32 or int64, with any strides; E below 2**31.
+        small: all that is given lies in one piece of memory, which has room for a pair for every edge; if ``dst`` is ``src``, one
+            copy serves both. False: there are no copies, and each array takes what it needs.
 
     Raises:
         ValueError: a tensor's shape, dtype or device is another.
     """
     edges, device, limits = src.shape[0], src.device, (num_src, num_dst, num_relations)
     ids = [_ids(name, t, edges, device) for name, t in (("src", src), ("dst", dst), ("relation", relation))]
-    keys = [limits[end] * num_relations for end in ends]
-    marks = torch.zeros(sum(keys) + 3, dtype=torch.int32, device=device)
     copied = (2 if dst is src else 3) if small else 0
-    rows = _rows(copied + 3 * len(ends), edges, device, small)
-    kept = (rows[0], *rows[copied - 2:copied]) if small else None
-    _collect(ids, edges, limits, ends, keys, marks, kept)
-    found = [Numbered(node, of_pair, torch.empty(num_relations + 1, dtype=torch.int32, device=device), of_edge)
-             for node, of_pair, of_edge in zip(*[iter(rows[copied:])] * 3)]
+    memory = _Memory([edges] * copied + [edges, edges, num_relations + 1, edges] * len(ends), device)
+    keys = [limits[end] * num_relations for end in ends]
+    total = sum(keys)
+    marks = torch.zeros(total + 3, dtype=torch.int32, device=device)
+    _collect(ids, edges, limits, ends, keys, marks.data_ptr(), memory.addresses[:copied])
     if ends:
-        marks.narrow(0, 0, sum(keys)).cumsum_(0)
-        _number(ids, edges, limits, ends, keys, marks, found)
-    invalid, *counts = marks.narrow(0, sum(keys), 3).tolist()
-    return None if invalid else Found(tuple(_cut(one, count, small) for one, count in zip(found, counts)), kept)
+        marks.narrow(0, 0, total).cumsum_(0)
+        _number(ids, edges, limits, ends, keys, marks.data_ptr(), memory.addresses[copied:])
+    invalid, *counts = marks.narrow(0, total, 3).tolist()
+    if invalid:
+        return None
+    copies = [memory.take(at, edges) for at in range(copied)]
+    found = []
+    for at, count in zip(range(copied, copied + 4 * len(ends), 4), counts):
+        arrays = [memory.take(at + i, size) for i, size in enumerate((count, count, num_relations + 1, edges))]
+        found.append(Numbered(*(arrays if small else map(torch.clone, arrays))))
+    return Found(tuple(found), (copies[0], copies[-2], copies[-1]) if small else None)
 
 
-def _collect(ids: list[tuple], edges: int, limits: tuple[int, int, int], ends: tuple[int, ...], keys: list[int], marks: Tensor,
-             kept: tuple[Tensor, ...] | None) -> None:
-    base = marks.data_ptr()
-    places = {end: base + 4 * sum(keys[:at]) for at, end in enumerate(ends)}
-    src, dst, relation = (t.data_ptr() for t in kept) if kept else (0, 0, 0)
-    _launch("collect", edges, 1, (*ids[0], *ids[1], *ids[2], np.int64(edges), *map(np.int64, limits), src,
-                                  0 if dst == src else dst, relation, places.get(0, 0), places.get(1, 0), base + 4 * sum(keys)))
+def _collect(ids: list[tuple], edges: int, limits: tuple[int, int, int], ends: tuple[int, ...], keys: list[int], marks: int,
+             copies: list[int]) -> None:
+    src, *dst, relation = copies or (0, 0)
+    places = {end: marks + 4 * sum(keys[:at]) for at, end in enumerate(ends)}
+    _launch("collect", edges, 1, (*ids[0], *ids[1], *ids[2], np.int64(edges), *map(np.int64, limits), src, dst[0] if dst else 0,
+                                  relation, places.get(0, 0), places.get(1, 0), marks + 4 * sum(keys)))
 
 
-def _number(ids: list[tuple], edges: int, limits: tuple[int, int, int], ends: tuple[int, ...], keys: list[int], sums: Tensor,
-            found: list[Numbered]) -> None:
-    first, last, base = ends[0], ends[-1], sums.data_ptr()
+def _number(ids: list[tuple], edges: int, limits: tuple[int, int, int], ends: tuple[int, ...], keys: list[int], sums: int,
+            results: list[int]) -> None:
+    first, last = ends[0], ends[-1]
     _launch("number", max(edges, limits[2] + 1), len(ends), (
-        *ids[first], *ids[last], *ids[2], np.int64(edges), np.int64(limits[2]), base, np.int64(keys[0]), np.int64(limits[first]),
-        np.int64(limits[last]), *_addresses(found[0]), *_addresses(found[-1]), base + 4 * sum(keys)))
+        *ids[first], *ids[last], *ids[2], np.int64(edges), np.int64(limits[2]), sums, np.int64(keys[0]), np.int64(limits[first]),
+        np.int64(limits[last]), *results[:4], *results[-4:], sums + 4 * sum(keys)))
+
+
+class _Memory:
+    """Arrays int32 of these sizes in one piece of memory, each where the widest load may begin: to ask for one takes the host
+    nearly as long as a launch."""
+
+    __slots__ = ("addresses", "_starts", "_offset", "_all")
+
+    def __init__(self, sizes: list[int], device: torch.device):
+        *self._starts, total = itertools.accumulate((-(-size // _ALIGN) * _ALIGN for size in sizes), initial=0)
+        self._all = torch.empty(total, dtype=torch.int32, device=device)
+        base, self._offset = self._all.data_ptr(), self._all.storage_offset()
+        self.addresses = [base + 4 * start for start in self._starts]
+
+    def take(self, number: int, size: int) -> Tensor:
+        """The first ``size`` elements of an array."""
+        return self._all.as_strided((size,), (1,), self._offset + self._starts[number])
 
 
 def _ids(name: str, t: Tensor, edges: int, device: torch.device) -> tuple:
@@ -92,24 +114,6 @@ def _ids(name: str, t: Tensor, edges: int, device: torch.device) -> tuple:
         raise ValueError(f"{name} is {list(t.shape)}, {t.dtype}, on {t.device}; needed is [{edges}], int32 or int64, on {device}")
     wide = t.dtype is torch.int64
     return t.data_ptr(), np.int64(t.stride(0) * (8 if wide else 4)), np.int32(wide)
-
-
-def _rows(count: int, size: int, device: torch.device, together: bool) -> list[Tensor]:
-    """Arrays [size] int32 that begin where `launch.dense` wants it; ``together`` in one piece of memory, as to ask for one takes the
-    host nearly as long as a launch."""
-    if not together or not count:
-        return [torch.empty(size, dtype=torch.int32, device=device) for _ in range(count)]
-    room = -(-size // _ALIGN) * _ALIGN
-    return list(torch.empty(count, room, dtype=torch.int32, device=device).narrow(1, 0, size).unbind(0))
-
-
-def _cut(found: Numbered, count: int, small: bool) -> Numbered:
-    node, relation = found.node.narrow(0, 0, count), found.relation.narrow(0, 0, count)
-    return found._replace(node=node if small else node.clone(), relation=relation if small else relation.clone())
-
-
-def _addresses(found: Numbered) -> tuple[int, ...]:
-    return found.node.data_ptr(), found.relation.data_ptr(), found.ptr.data_ptr(), found.of_edge.data_ptr()
 
 
 def prepare() -> None:
@@ -138,8 +142,8 @@ def shares(of_edge: Tensor, count: int, dtype: torch.dtype, order: Tensor | None
                          "needed is [edges], int32, contiguous, and shares in fp32 or fp64")
     if order is not None and (order.shape != (edges,) or order.dtype not in IDS or order.device != device
                               or not order.is_contiguous()):
-        raise ValueError(f"order is {list(order.shape)}, {order.dtype}, on {order.device}, strides {list(order.stride())}; needed is "
-                         f"[{edges}], int32 or int64, contiguous, on {device}")
+        raise ValueError(f"order is {list(order.shape)}, {order.dtype}, on {order.device}, strides {list(order.stride())}; needed "
+                         f"is [{edges}], int32 or int64, contiguous, on {device}")
     out = torch.empty(edges, dtype=dtype, device=device)
     if edges:
         counts = torch.zeros(count, dtype=torch.int32, device=device)
@@ -161,7 +165,7 @@ class Sorted(NamedTuple):
 
 
 def sort_types(types: Tensor, num_types: int) -> Sorted | None:
-    """The nodes by type; None if types are out of range. Waits once; takes no more than 16 bytes per node meanwhile, or 64 per type.
+    """The nodes by type; None if types are out of range. Waits once; takes some 16 bytes per node meanwhile, 8 per type.
 
     Args:
         types: [N] int32 or int64, with any stride; N below 2**31.
@@ -175,7 +179,7 @@ def sort_types(types: Tensor, num_types: int) -> Sorted | None:
     parts = -(-nodes // run)
     counts = torch.zeros(num_types * parts + 2, dtype=torch.int32, device=device)
     flags = counts.data_ptr() + 4 * num_types * parts
-    copy, order = _rows(2, nodes, device, False)
+    copy, order = (torch.empty(nodes, dtype=torch.int32, device=device) for _ in range(2))
     sizes = np.int64(nodes), np.int64(num_types), np.int64(run), np.int64(parts)
     _launch("tally", parts, 1, (*given, *sizes, copy.data_ptr(), counts.data_ptr(), flags))
     sums = counts.narrow(0, 0, num_types * parts).cumsum(0, dtype=torch.int32)

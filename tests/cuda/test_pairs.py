@@ -16,7 +16,7 @@ BITS = [torch.int32, torch.int64]
 
 
 def edges(count=300, num_src=40, num_dst=30, num_relations=7):
-    """(src, dst, relation, sizes) on the CPU, with a hub and duplicates; relation 1 has no edges and the last destination none."""
+    """(src, dst, relation, sizes) on the CPU, with a hub and duplicates; relation 1 and the last destination have no edges."""
     src, dst, relation = (torch.randint(0, max(1, below), (count,)) for below in (num_src, num_dst - 1, num_relations))
     relation[relation == 1] = 0
     src[:count // 3], dst[:count // 4], dst[count // 4:count // 3] = min(2, num_src - 1), min(3, num_dst - 1), 0
@@ -157,7 +157,8 @@ def test_shares(device, count, dtype):
 # ---- nodes by type ----
 
 @pytest.mark.parametrize("index", BITS)
-@pytest.mark.parametrize("nodes, types", [(0, 0), (0, 3), (1, 1), (15, 2), (16, 2), (17, 2), (700, 5), (700, 90), (9000, 3), (5, 400)])
+@pytest.mark.parametrize("nodes, types", [(0, 0), (0, 3), (1, 1), (15, 2), (16, 2), (17, 2), (700, 5), (700, 90), (9000, 3),
+                                          (5, 400)])
 def test_nodes_by_type(device, nodes, types, index):
     given_types = torch.randint(0, max(types, 1), (nodes,), dtype=index)
     found = pairs.sort_types(given_types.to(device), types)
@@ -198,7 +199,8 @@ def test_a_column_of_types(device):
 
 @pytest.mark.parametrize("change,message", [
     (dict(src=torch.zeros(9)), "src is"), (dict(dst=torch.zeros(8, dtype=torch.int64)), "dst is"),
-    (dict(relation=torch.zeros(9, 1, dtype=torch.int64)), "relation is"), (dict(relation=torch.zeros(9, dtype=torch.int16)), "relation is"),
+    (dict(relation=torch.zeros(9, 1, dtype=torch.int64)), "relation is"),
+    (dict(relation=torch.zeros(9, dtype=torch.int16)), "relation is"),
 ])
 def test_edges_that_do_not_fit_are_refused(change, message):
     fits = {name: torch.zeros(9, dtype=torch.int64) for name in ("src", "dst", "relation")}
@@ -207,7 +209,8 @@ def test_edges_that_do_not_fit_are_refused(change, message):
 
 
 @pytest.mark.parametrize("args,message", [
-    ((torch.zeros(9), 1, torch.float32), "of_edge is"), ((torch.zeros(18, dtype=torch.int32)[::2], 1, torch.float32), "of_edge is"),
+    ((torch.zeros(9), 1, torch.float32), "of_edge is"),
+    ((torch.zeros(18, dtype=torch.int32)[::2], 1, torch.float32), "of_edge is"),
     ((torch.zeros(9, dtype=torch.int32), 1, torch.float16), "shares torch.float16"),
     ((torch.zeros(9, dtype=torch.int32), 1, torch.float32, torch.zeros(8, dtype=torch.int32)), "order is"),
     ((torch.zeros(9, dtype=torch.int32), 1, torch.float32, torch.zeros(9)), "order is"),

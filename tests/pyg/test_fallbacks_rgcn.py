@@ -7,6 +7,8 @@ import torch_geometric
 from torch_geometric.nn import FastRGCNConv, MeanAggregation, RGCNConv
 
 import gnnaccel
+from gnnaccel.cuda import pairs
+from gnnaccel.dispatch.relational import view
 from gnnaccel.errors import GraphError
 from tests.pyg import graphs
 from tests.pyg.graphs import E, F, M, N
@@ -32,6 +34,21 @@ def fails_alike(route, code: str | None, name: str, call) -> None:
         call()
     assert str(got.value) == str(native.value)
     assert code is None or gnnaccel.stats()[name]["reasons"] == {code: 1}
+
+
+# ---- the structure ----
+
+@each_class
+def test_the_route_says_what_finds_the_pairs(route, inputs, name, monkeypatch):
+    """Kernels where kernels run; elsewhere nothing but torch."""
+    asked = []
+    for where, what in ((pairs, "number"), (view, "pairs_of")):
+        monkeypatch.setattr(where, what, lambda *args, what=what, call=getattr(where, what): asked.append(what) or call(*args))
+    layer = CLASSES[name](F, 8, R).to(route.device)
+    expected = layer(*inputs)
+    with route.on():
+        assert close(layer(*inputs), expected)
+    assert asked == (["pairs_of"] * 2 if route.name == "torch" else ["number"])
 
 
 # ---- the layer ----

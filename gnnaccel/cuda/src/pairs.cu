@@ -1,7 +1,7 @@
-// The distinct pairs of a node and a relation at the ends of edges, and nodes by their types: what relational layers need to know of
-// a graph before anything else, in few launches, as a graph that comes once is bound by the host.
+// The distinct pairs of a node and a relation at the ends of edges, and nodes by their types: what relational layers need to know
+// of a graph before anything else, in few launches, as a graph that comes once is bound by the host.
 //
-//   collect           looks at the ids of every edge, copies them as int32, and marks the keys relation * nodes + node of its ends
+//   collect           looks at the ids of all edges, copies them as int32, and marks the keys relation * nodes + node of both ends
 //   number            the keys that were marked, in order: torch's cumsum has added the marks up in between
 //   count, share...   1 / the edges of an edge's pair
 //   tally, arrange    nodes in any order of types: how many there are of each, and a stable order by type
@@ -28,8 +28,8 @@ __device__ __forceinline__ bool within(i64 id, i64 limit) { return id >= 0 && id
 // A null copy is not made, null marks are not set.
 extern "C" __global__ void __launch_bounds__(THREADS)
 collect(const char* src, i64 src_step, int src_wide, const char* dst, i64 dst_step, int dst_wide, const char* relation,
-        i64 relation_step, int relation_wide, i64 edges, i64 num_src, i64 num_dst, i64 num_relations, int* src_copy, int* dst_copy,
-        int* relation_copy, int* src_marks, int* dst_marks, int* told) {
+        i64 relation_step, int relation_wide, i64 edges, i64 num_src, i64 num_dst, i64 num_relations, int* src_copy,
+        int* dst_copy, int* relation_copy, int* src_marks, int* dst_marks, int* told) {
     const i64 e = thread_id();
     if (e >= edges) return;
     const i64 s = id_at(src, src_step, src_wide, e), d = id_at(dst, dst_step, dst_wide, e);
@@ -45,7 +45,7 @@ collect(const char* src, i64 src_step, int src_wide, const char* dst, i64 dst_st
     if (dst_marks) dst_marks[r * num_dst + d] = 1;
 }
 
-// blockIdx.y is the end. `sums` are the marks of the first end's keys, then of the second's, added up; `second`: where those begin.
+// blockIdx.y is the end. `sums`: the marks of the first end's keys, then of the second's, added up; `second`: where those begin.
 extern "C" __global__ void __launch_bounds__(THREADS)
 number(const char* ids0, i64 step0, int wide0, const char* ids1, i64 step1, int wide1, const char* relation, i64 relation_step,
        int relation_wide, i64 edges, i64 num_relations, const int* __restrict__ sums, i64 second, i64 nodes0, i64 nodes1,

@@ -113,8 +113,8 @@ class Typed(Blocks):
         found = cuda_pairs.sort_types(types if types.dtype in cuda_pairs.IDS else types.long(), num_types)
         if found is None:
             low, high = torch.stack(types.aminmax()).tolist()
-            raise GraphError(f"the node types are from {low} to {high}; they must lie in [0, {num_types}). Check the number of node "
-                             "types that the layer was made with")
+            raise GraphError(f"the node types are from {low} to {high}; they must lie in [0, {num_types}). Check the number of "
+                             "node types that the layer was made with")
         self._lay(found.ends)
         self.ptr, self.relation, self.order = found.ptr, found.types, found.order
 
@@ -162,10 +162,11 @@ def _by_marking(key: Tensor, size: int) -> tuple[Tensor, Tensor]:
 
 def pairs_of_both(src: Tensor, dst: Tensor, relation: Tensor, num_src: int, num_dst: int, num_relations: int,
                   compact: bool = True) -> tuple[Pairs, Pairs, tuple[Tensor, Tensor, Tensor] | None] | None:
-    """`pairs_of` sources, which ``compact`` is about, and destinations, by kernels; and copies of src, dst and relation as int32 if
-    they are short. None if ids are out of range.
+    """`pairs_of` sources, which ``compact`` is about, and destinations, by kernels; and copies of src, dst and relation as int32
+    if they are short. None if ids are out of range.
 
-    Waits once, for more than `AT_ONCE` edges once for each end. If ``dst`` is ``src`` and pairs are compact, both ends share theirs.
+    Waits once, for more than `AT_ONCE` edges once for each end. If ``dst`` is ``src`` and pairs are compact, both ends share
+    theirs.
     """
     src, dst, relation = (t if t.dtype in cuda_pairs.IDS else t.long() for t in (src, dst, relation))
     nodes, edges, one = (num_src, num_dst), src.shape[0], src is dst and compact

@@ -67,8 +67,9 @@ def _pairs(case: Case) -> Iterator[tuple[str, float]]:
     found = pairs.number(case.src, case.dst, types, case.nodes, case.nodes, 3).pairs[1]
     keys, of_edge, counts = torch.unique(types * case.nodes + case.dst, return_inverse=True, return_counts=True)
     share = pairs.shares(found.of_edge, len(keys), torch.float64)
-    right = torch.equal(found.relation.long() * case.nodes + found.node, keys) and torch.equal(found.of_edge.long(), of_edge) and (
-        torch.equal(pairs.sort_types(types, 3).order.long(), torch.sort(types, stable=True).indices))
+    right = all(torch.equal(got.long(), expected) for got, expected in (
+        (found.relation * case.nodes + found.node, keys), (found.of_edge, of_edge),
+        (pairs.sort_types(types, 3).order, torch.sort(types, stable=True).indices)))
     yield "pairs", error(share, 1 / counts[of_edge].double()) if right else float("inf")
 
 

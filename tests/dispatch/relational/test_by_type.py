@@ -111,6 +111,14 @@ def test_what_is_known_of_types(device):
             Typed(torch.tensor(types, device=device), 3)
 
 
+@pytest.mark.parametrize("sizes, types", [((2, 0, 3), [0, 0, 2, 2, 2]), ((0, 1), [1]), ((0, 0), []), ((), [])])
+def test_types_of_blocks(device, sizes, types):
+    blocks = Blocks(sizes, device)
+    assert blocks.ptr.dtype is torch.int32 and blocks.nbytes() == 4 * (len(sizes) + 1), "they are made when they are read"
+    assert blocks.relation.dtype is torch.int32 and blocks.relation.tolist() == types and blocks.relation is blocks.relation
+    assert blocks.nbytes() == 4 * (len(sizes) + 1 + len(types))
+
+
 @pytest.mark.parametrize("gelu", [False, True])
 def test_some_maps_are_not_read(device, gelu):
     """Gradients of what has one and of what has none."""

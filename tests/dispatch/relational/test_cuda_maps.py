@@ -22,6 +22,7 @@ each_statement = pytest.mark.parametrize("name", STATEMENTS)
 def on(device, graph: Typed, **options) -> RelationView:
     structure = tuple(t.to(device) for t in graph.structure)
     view = RelationView(structure, graph.num_src, graph.num_dst, graph.num_relations, own=True, **options)
+    view.kernels = True
     view.statistics()
     return view
 

@@ -235,9 +235,10 @@ def same(got, expected):
 
 KINDS = {"any": {}, "no edges": dict(edges=0), "bipartite": dict(num_src=7), "one relation": dict(num_relations=1),
          "many relations": dict(num_relations=5000)}
-#: edges and keys built at once, keys that are marked: one end after the other, without copies; one after the other with them; by sorting
+#: both ends at once; one after the other, without copies of ids; with them; by sorting, with them; without
 LIMITS = {"at once": {}, "long": dict(AT_ONCE=-1), "many keys": dict(_KEYS_AT_ONCE=-1),
-          "too many keys": dict(_MARK_AT_LEAST=-1, MARK_UP_TO=-1), "all of it": dict(AT_ONCE=-1, _MARK_AT_LEAST=-1, MARK_UP_TO=-1)}
+          "too many keys": dict(_MARK_AT_LEAST=-1, MARK_UP_TO=-1),
+          "all of it": dict(AT_ONCE=-1, _MARK_AT_LEAST=-1, MARK_UP_TO=-1)}
 
 
 @pytest.mark.parametrize("compact", [True, False])

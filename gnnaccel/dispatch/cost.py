@@ -23,7 +23,13 @@ def constants() -> dict[str, Any]:
     """The rates; of GPUs those of torch's current one, once the process uses it."""
     if not torch.cuda.is_initialized():  # to ask for its name would start CUDA, which a forked process cannot
         return _published()
-    return _for_device(torch.cuda.get_device_name())
+    return _for_device(_name_of(torch.cuda.current_device()))
+
+
+@functools.lru_cache(maxsize=None)
+def _name_of(device: int) -> str:
+    """Kept, since torch takes some 15 us to find it, and every decision needs rates."""
+    return torch.cuda.get_device_name(device)
 
 
 @functools.lru_cache(maxsize=None)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnaccel.adapters.pyg import guards, propagate_once, propagate_visit
+from gnnaccel.adapters.pyg import guards, propagate_native, propagate_once, propagate_visit
 from gnnaccel.adapters.pyg import propagate_reading as reading
 from gnnaccel.cuda import driver
 from gnnaccel.dispatch import counters, records, rules, watch
@@ -75,7 +75,8 @@ def last(layer: Any, edge_index: Any) -> "Last | None":
     entry = _last.entries.get(id(layer))  # IdentityMap.get, inlined
     if entry is None or entry[0]() is not layer:
         return None
-    return entry[1].get(id(edge_index))
+    found = entry[1].get(id(edge_index))
+    return found if found is not None and found.edge_index() is edge_index else None  # a new batch may lie where one was
 
 
 def _signature(kwargs: dict) -> tuple:
@@ -206,6 +207,7 @@ def _remember(layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read,
         if decision.estimate is not None:
             kept.missed, kept.gain = aggregation_cost.missed(edge_index), decision.estimate.gain
             kept.patience = aggregation_cost.patience(decision.estimate)
+        propagate_native.remember(layer, edge_index, kwargs, found, decision, config)
     elif graph._view is None or len(found.reduces) > 1:  # ran without a structure; or hooks inside may appear
         return
     else:

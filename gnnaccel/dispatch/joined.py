@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gnnaccel.dispatch import cache
 from gnnaccel.dispatch.graph import GraphView
-from gnnaccel.dispatch.request import Stated
+from gnnaccel.dispatch.request import Request, Stated
 
 
 class JoinedView(GraphView):
@@ -53,6 +53,9 @@ class JoinedStated(Stated):
 
     join: Any = None
     around: bool = False
+
+    def request(self, device: str, grad: bool, fresh: bool) -> Request:
+        return super().request(device, grad, fresh)._replace(part_bits=len(self.join.parts).bit_length())
 
     def _sizes(self) -> tuple:
         return "joined", self.num_src, self.num_dst, self.loops, self.join

@@ -81,5 +81,6 @@ def _numbers(x_dict: Mapping[str, Tensor], types: tuple[str, ...], of_type: tupl
              device: torch.device) -> Tensor:
     """[rows of the virtual graph at this end] int32: the relation of each."""
     counts = [x_dict[name].shape[0] for name, members in zip(types, of_type) for _ in members]
-    relations = torch.tensor([at for members in of_type for at in members], dtype=torch.int32)
-    return relations.repeat_interleave(torch.tensor(counts)).to(device)
+    relations = [at for members in of_type for at in members]
+    numbers, counted = torch.tensor([relations, counts], dtype=torch.int32).to(device)
+    return numbers.repeat_interleave(counted, output_size=sum(counts))

@@ -1,5 +1,5 @@
-"""Calls of ``propagate`` over graphs that have not been seen before, by a layer that stayed native over one no smaller: reading each
-of them would take as long as some run natively."""
+"""Calls of ``propagate`` over graphs that have not been seen before, by a layer that stayed native over one no smaller: reading
+each of them would take as long as some run natively."""
 from __future__ import annotations
 
 from typing import Any
@@ -18,8 +18,8 @@ _MORE = 1.25  # times as many edges as the call that was decided: where others m
 
 
 class _New:
-    """A layer's last call over a new graph that stayed native for what it costs. Native code is never wrong, so it is enough to know
-    of another call that it is no more likely to gain. ``rows``: of the features; ``gain``, ``patience``: per edge, as
+    """A layer's last call over a new graph that stayed native for what it costs. Native code is never wrong, so it is enough to
+    know of another call that it is no more likely to gain. ``rows``: of the features; ``gain``, ``patience``: per edge, as
     `aggregation_cost` has them, None where there is nothing to gain whatever comes again."""
 
     __slots__ = ("epoch", "grad", "source", "rows", "most", "gain", "patience", "name")

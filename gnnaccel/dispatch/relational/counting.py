@@ -3,8 +3,8 @@
 Counts are in 4-byte values. On a CPU backward moves and computes about twice as much in any ordering, so it does not change which
 is best. On a GPU it may: what backward has to sum over the edges, and how often it launches, differs between orderings.
 
-Every count is a constant and so much for each node, edge, relation and pair. So an ordering is read once, into a `Formula`, and what it
-costs on the next graph is a few products.
+Every count is a constant and so much for each node, edge, relation and pair. So an ordering is read once, into a `Formula`, and
+what it costs on the next graph is a few products.
 """
 from __future__ import annotations
 

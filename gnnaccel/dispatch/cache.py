@@ -117,7 +117,12 @@ def _dropper(key: tuple, view: GraphView) -> Any:
 
 def _evict(newest: tuple) -> None:
     """While the arrays built so far take more than the limit, the oldest entries go; one used since it came up last gets a
-    second chance. The newest stays."""
+    second chance. The newest stays. Where there are many, they are counted once an eighth more may be there, not at each miss."""
+    global _counted_again
+    if _counted_again > 0:
+        _counted_again -= 1
+        return
+    _counted_again = len(_entries) // 8
     total = sum(entry.view.nbytes() for entry in list(_entries.values()))
     chances = len(_entries)
     while total > limit() and len(_entries) > 1:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda import (blend_grad, column_sum, driver, dropout, edge_list, gather, head_dot, int8_gemm, quantize,
-                           segment_backward, segment_gemm, segment_gemm_grad)
+                           segment_backward, segment_gemm, segment_gemm_grad, tile_ptr)
 from gnnaccel.cuda.segment_plan import Segments
 from gnnaccel.dispatch import attention, attention_programs, patterns, torch_backend
 from gnnaccel.dispatch.graph import GraphView
@@ -232,12 +232,20 @@ def _int8(case: Case) -> Iterator[tuple[str, float]]:
     yield "int8_gemm", error(int8_gemm.product(rows, weight, bias), exact)
 
 
+def _tile_ptr(case: Case) -> Iterator[tuple[str, float]]:
+    rows = torch.randint(0, 200, (300,), device=case.device)
+    ptr = torch.cat([rows.new_zeros(1), rows.cumsum(0)]).int()
+    made = tile_ptr.tile_ptr(ptr)
+    same = all(torch.equal(found[1:].long(), (-(-rows // height)).cumsum(0)) and not found[0] for height, found in made.items())
+    yield "tile_ptr", 0.0 if same else float("inf")
+
+
 #: each check with the families whose verdicts it yields, in that order
 CHECKS: tuple[tuple[tuple[str, ...], Check], ...] = (
     (("structure",), _structure), (("gather",), _gather), (("dropout",), _dropout), (("head_dot",), _head_dot),
     (("column_sum",), _column_sum), (("additive", "additive_backward", "additive_pmf"), _additive),
     (("pairwise", "pairwise_backward"), _pairwise), (("aggregate", "extremum", "sddmm", "edge_softmax"), _operations),
-    (("edge_list",), _edge_list), (("segment_direct", "segment_gemm", "segment_gemm_grad", "segment_backward"), _segments),
+    (("edge_list",), _edge_list), (("tile_ptr",), _tile_ptr), (("segment_direct", "segment_gemm", "segment_gemm_grad", "segment_backward"), _segments),
     (("blend_grad",), _blend_grad), (("gated",), _gated), (("gated_sum", "rectified"), _messages), (("softmax_sum",), _softmax_sum),
     (("multi_reduce", "multi_reduce_backward"), _multi_reduce), (("quantize", "int8_gemm"), _int8))
 

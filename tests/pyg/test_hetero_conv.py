@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 from torch_geometric import EdgeIndex
-from torch_geometric.nn import GraphConv, HeteroConv, HGTConv, SAGEConv
+from torch_geometric.nn import GATConv, GCNConv, GraphConv, HeteroConv, HGTConv, SAGEConv
 
 import gnnaccel
-from gnnaccel.dispatch import cache
+from gnnaccel.dispatch import cache, joining
 from gnnaccel.errors import GraphError
 from tests.helpers import relative
 from tests.pyg.hetero_graphs import (ABOUT, CITES, KNOWS, METADATA, NODES, OUT, RELATIONS, WIDTH, WRITES, WRITTEN, edges,
@@ -255,6 +255,24 @@ def test_the_same_edges_between_types_of_other_sizes(route):
             got = made(x, ei)
         same(got, made(x, ei))
     assert cache.info()["misses"] == 2
+
+
+NEW = {"SAGEConv": (SAGEConv, {}), "GCNConv": (GCNConv, {}),
+       "GATConv": (GATConv, dict(heads=2, concat=False, add_self_loops=False))}
+
+
+@pytest.mark.parametrize("inside", NEW)
+def test_graphs_that_are_new_in_each_call(route, monkeypatch, inside):
+    """Where kernels run, one of them puts the edges of all types together."""
+    cls, options = NEW[inside]
+    relations, by_kernel, joined = [CITES, KNOWS] if cls is GCNConv else RELATIONS, joining.by_kernel, []
+    monkeypatch.setattr(joining, "by_kernel", lambda *given: joined.append(len(given[0])) or by_kernel(*given))
+    made = hetero(cls, relations=relations, **options)
+    for count, empty in ((40, []), (1, []), (300, relations[:1])):
+        ei = edges(relations, count=count, empty=empty)
+        ei[CITES] = ei[CITES].t().contiguous().t()
+        compare(route, made, features(), ei)
+    assert set(joined) == ({len(relations), len(relations) - 1} if route.backend == "cuda" else set())
 
 
 def test_ids_of_the_next_type(route):

@@ -2,51 +2,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gnnaccel.adapters.layout import EdgeType, Layout
 from gnnaccel.adapters.pyg import graph_norm, hetero
-from gnnaccel.dispatch.relational.view import Ends
-
-
-class Loops(NamedTuple):
-    """The self loops of a relation: where its nodes begin at both ends, and how many there are."""
-
-    relation: int
-    src: int
-    dst: int
-    count: int
-
-
-@dataclass(frozen=True)
-class Looped(Layout):
-    """`Layout` with a self loop for each node of each relation, after all edges. Loops that were there weigh nothing."""
-
-    loops: tuple[Loops, ...] = ()
-
-    def __call__(self, *edge_indices: Tensor) -> Ends:
-        ends = super().__call__(*edge_indices)
-        device = ends[0].device
-        node = [torch.arange(own.count, device=device) for own in self.loops]
-        added = ([ids + own.src for ids, own in zip(node, self.loops)], [ids + own.dst for ids, own in zip(node, self.loops)],
-                 [torch.full((own.count,), own.relation, device=device) for own in self.loops])
-        return tuple(torch.cat([given, *more]) for given, more in zip(ends, added))
+from gnnaccel.dispatch.joining import Range
 
 
 def looped(graph: hetero.Graph, relations: Mapping[EdgeType, int], rows: Callable[[EdgeType], tuple],
-           targets: Mapping[Any, int]) -> Looped:
-    """The layout of ``graph`` with the self loops of all ``relations``, those without edges too; ``rows``, ``targets``: as
-    `hetero.graph` takes them."""
+           targets: Mapping[Any, int]) -> Layout:
+    """The layout of ``graph`` with a self loop for each node of all ``relations``, those without edges too. Loops that were there
+    weigh nothing. ``rows``, ``targets``: as `hetero.graph` takes them."""
     loops = []
     for name, at in relations.items():
         src, dst = rows(name)
-        loops.append(Loops(at, graph.starts[src], graph.ends[dst], targets[dst]))
-    return Looped(graph.layout.parts, tuple(loops))
+        loops.append(Range(at, graph.starts[src], targets[dst], graph.ends[dst], targets[dst]))
+    return Layout(graph.layout.parts, tuple(loops))
 
 
 def weights(edge_indices: tuple[Tensor, ...], relations: tuple[int, ...], counts: tuple[int, ...], loops: bool,

@@ -81,7 +81,8 @@ class RelationView:
     The tensors of ``structure`` are not kept alive, unless ``own``: who asks for something new holds them. EDGE values are in
     the order of ``assemble``. ``ignore``: edges of unknown relations do not count; otherwise, and for nodes out of range
     always, GraphError. (EDGE inputs and ``ignore`` do not go together.) ``compact`` False: every edge is a source pair of its
-    own. Destination pairs stay, as reductions end in them. ``assemble`` may have a ``check(*structure)`` of its own.
+    own. Destination pairs stay, as reductions end in them. ``assemble`` may have a ``checked(*structure)``, which gives the same
+    ends or raises GraphError where ids are out of range.
     """
 
     def __init__(self, structure: tuple[Tensor, ...], num_src: int, num_dst: int, num_relations: int,
@@ -112,11 +113,14 @@ class RelationView:
         if any(t is None for t in structure):
             raise RuntimeError("the edges of this RelationView are gone; call bind() with live ones first")
         structure = tuple(t.detach() for t in structure)
-        if not self._checked and hasattr(self._assemble, "check"):
-            self._assemble.check(*structure)
+        if self._checked:
+            return self._assemble(*structure)
+        if hasattr(self._assemble, "checked"):
+            ends = self._assemble.checked(*structure)
+            self._checked = True
+            return ends
         ends = self._assemble(*structure)
-        if not self._checked:
-            self._check(*ends)
+        self._check(*ends)
         return self._filtered or ends
 
     def _check(self, src: Tensor, dst: Tensor, relation: Tensor) -> None:

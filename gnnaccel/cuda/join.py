@@ -29,8 +29,8 @@ class Range(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """``src``, ``dst``, ``relation``: [E] int32, part after part. ``wrong`` [1] int64: ``2 * part + end`` of the first end (source
-    0, destination 1) with ids outside its range, which became -1; twice the number of parts where there is none."""
+    """``src``, ``dst``, ``relation``: [E] int32, part after part. ``wrong`` [1] int64: ``2 * part + end`` of the first end (0 for
+    sources, 1 for destinations) with ids outside its range, which became -1; twice the number of parts where there is none."""
 
     src: Tensor
     dst: Tensor
@@ -86,8 +86,8 @@ def _addresses(part: Tensor | tuple[Tensor, Tensor] | None) -> tuple[int, int, i
 
 
 def _sent(words: list[int], device: torch.device) -> Tensor:
-    """[words] int64 on the device. From pinned memory, so that nobody waits; torch's allocator lends that to nobody else before the
-    copy is done."""
+    """[words] int64 on the device. From pinned memory, so that nobody waits; torch's allocator lends that to nobody else before
+    the copy is done."""
     table = torch.empty(len(words), dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda")
     table.numpy()[:] = words
     return table.to(device, non_blocking=True)

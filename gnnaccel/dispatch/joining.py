@@ -15,8 +15,6 @@ from gnnaccel.dispatch.edge_arrays import EdgeArrays
 
 __all__ = ["Range", "by_kernel", "checked", "serves"]
 
-Ends = tuple[Tensor, Tensor, Tensor]
-
 
 def serves(structure: Sequence[Tensor | EdgeArrays], num_nodes: int, num_loops: int = 0) -> bool:
     """Whether the kernel is to put these edges together: where kernels may run, and ids and edges fit 32 bits.
@@ -45,9 +43,9 @@ def _compiles(using: driver.Driver) -> bool:
 
 
 def by_kernel(structure: Sequence[Tensor | EdgeArrays], ranges: Sequence[tuple[int, int, int, int, int]],
-              loops: Sequence[Range] = ()) -> tuple[Ends, Tensor]:
-    """(src, dst, relation), each [E] int32, and `cuda.join.Joined.wrong`. ``ranges``: `Range` of each edge type; ``loops``: of those
-    that add an edge from each source to the destination with the same number, which come last."""
+              loops: Sequence[Range] = ()) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
+    """(src, dst, relation), each [E] int32, and `cuda.join.Joined.wrong`. ``ranges``: `Range` of each edge type; ``loops``: of
+    those that add an edge from each source to the destination with the same number, which come last."""
     parts = [t.unbind(0) if type(t) is EdgeArrays else t for t in structure]
     *ends, wrong = cuda_join.join([*parts, *[None] * len(loops)], [*ranges, *loops], structure[0].device)
     return tuple(ends), wrong

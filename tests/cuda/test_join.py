@@ -173,13 +173,14 @@ def test_what_does_not_fit_is_named(device):
 
 @st.composite
 def problems(draw):
-    parts = draw(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.lists(
-        st.tuples(st.integers(-1, 3), st.integers(-1, 3)), max_size=9), st.sampled_from(FORMS), st.booleans(), st.booleans()),
-        max_size=7))
-    return parts
+    """For each part: nodes at both ends, edges, how they lie, whether ids have 64 bits, whether it only counts."""
+    pairs = st.lists(st.tuples(st.integers(-1, 3), st.integers(-1, 3)), max_size=9)
+    part = st.tuples(st.integers(0, 3), st.integers(0, 3), pairs, st.sampled_from(FORMS), st.booleans(), st.booleans())
+    return draw(st.lists(part, max_size=7))
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, derandomize=True, database=None,
+          suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(problem=problems())
 def test_any_parts(device, problem):
     edges, given, ranges = [], [], []

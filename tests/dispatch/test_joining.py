@@ -17,6 +17,7 @@ from gnnaccel.dispatch.joined import JoinedView
 from gnnaccel.dispatch.joining import Range
 from gnnaccel.dispatch.ops.graph import JoinedGraph
 from gnnaccel.dispatch.program import DST, EDGE, PAIR_DST, RELATION, SRC
+from gnnaccel.dispatch.relational import view as view_module
 from gnnaccel.dispatch.relational.view import RelationView
 from gnnaccel.errors import GraphError
 
@@ -115,14 +116,19 @@ class Counted(Layout):
         return super().checked(*edge_indices)
 
 
-def test_a_view_checks_once(device, monkeypatch):
+@pytest.mark.parametrize("backend, limit, asked", [("auto", 38, []), ("auto", 37, ["joined"] * 2), ("torch", 38, ["joined"] * 2)])
+def test_a_view_checks_once(device, monkeypatch, backend, limit, asked):
+    """And keeps what the kernel made of small graphs."""
     layout, edges = problem(device)
     expected, join = by_torch(layout, edges), Counted(layout)
     monkeypatch.setattr(RelationView, "_check", None)  # nothing is left for it
+    monkeypatch.setattr(view_module, "_KEEP_BELOW", limit)
     view = RelationView(tuple(edges), *nodes(layout), len(edges), join)
-    for coarse, ids in zip((SRC, DST, RELATION), expected):
-        assert view.index(coarse, EDGE).tolist() == ids.tolist()
-    assert join.asked == ["checked", "joined", "joined"]
+    with gnnaccel.enabled(backend=backend):
+        for coarse, ids in zip((SRC, DST, RELATION), expected):
+            assert view.index(coarse, EDGE).tolist() == ids.tolist()
+    assert join.asked == ["checked", *asked]
+    assert view.nbytes() == 3 * 4 * 37 + (0 if asked else 3 * 4 * 37)
 
 
 def test_a_view_of_what_has_no_check_of_its_own_checks(device):

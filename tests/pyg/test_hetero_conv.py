@@ -281,3 +281,14 @@ def test_ids_of_the_next_type(route):
     with route.on(), pytest.raises(GraphError, match="author"):
         for t in made(x, ei).values():
             t.sum().item()
+
+
+@pytest.mark.parametrize("route", ["emulated", pytest.param("cuda", marks=pytest.mark.gpu)], indirect=True)
+@pytest.mark.parametrize("wrong", [-1, NODES["author"]])
+def test_ids_of_other_types_under_a_normalisation(route, wrong):
+    """Which reads them before the graph is built."""
+    made = hetero(GCNConv, relations=[CITES, KNOWS]).to(route.device)
+    x, ei = on(route.device, features(), edges([CITES, KNOWS]))
+    ei[KNOWS][1, 3] = wrong
+    with route.on(), pytest.raises(GraphError, match=f"destination ids from .*{wrong}.*there are {NODES['author']} nodes"):
+        made(x, ei)

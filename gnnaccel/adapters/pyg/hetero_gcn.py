@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gnnaccel.adapters.layout import EdgeType, Layout
 from gnnaccel.adapters.pyg import graph_norm, hetero
+from gnnaccel.dispatch import joining
 from gnnaccel.dispatch.joining import Range
 
 
@@ -39,14 +40,22 @@ def _normalised(*given: Any) -> tuple[Tensor]:
     loops, dtype, *numbers = given[len(edges):]
     counts, relations = numbers[:-len(edges)], numbers[-len(edges):]
     starts = [0, *accumulate(counts)]
-    src, dst = (torch.cat([t[end].long() + starts[at] for t, at in zip(edges, relations)]) for end in (0, 1))
+    src, dst = _joined(edges, [Range(at, starts[at], counts[at], starts[at], counts[at]) for at in relations], starts[-1])
     counted = (src != dst).to(dtype) if loops else torch.ones_like(src, dtype=dtype)
     degree = torch.zeros(starts[-1], dtype=dtype, device=src.device).index_add_(0, dst, counted)
     if loops:
         root = (degree + 1).pow(-0.5)
-        return (torch.cat([root[src] * counted * root[dst], root * root]),)
+        return (torch.cat([root.index_select(0, src) * counted * root.index_select(0, dst), root * root]),)
     root = degree.pow(-0.5).masked_fill(degree == 0, 0.0)
-    return (root[src] * root[dst],)
+    return (root.index_select(0, src) * root.index_select(0, dst),)
+
+
+def _joined(edges: list[Tensor], ranges: list[Range], nodes: int) -> tuple[Tensor, Tensor]:
+    """Sources and destinations over the nodes of all relations."""
+    if joining.serves(edges, nodes):
+        src, dst, _ = joining.by_kernel(edges, ranges)[0]
+        return src.clamp_(min=0), dst.clamp_(min=0)  # ids out of range are told of where the graph is built
+    return tuple(torch.cat([t[end].long() + into.src for t, into in zip(edges, ranges)]) for end in (0, 1))
 
 
 _kept = graph_norm.keeping(_normalised)

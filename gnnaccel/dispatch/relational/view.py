@@ -57,6 +57,9 @@ class Gather:
 
 Ends = tuple[Tensor, Tensor, Tensor]
 
+#: Edges below which what a kernel put together is kept: asking for it again would take longer than reading it. 12 bytes each.
+_KEEP_BELOW = 1 << 22
+
 
 def by_type(edge_index: Tensor, edge_type: Tensor) -> Ends:
     """(src, dst, relation), each [E], of edges with a type each."""
@@ -97,7 +100,7 @@ class RelationView:
         self._sources = tuple(weakref.ref(t) for t in structure)
         self._lock = threading.RLock()
         self._made: dict[tuple, Any] = {}
-        self._filtered: Ends | None = None
+        self._filtered: Ends | None = None  # where some edges do not count, or a kernel put them together
         self._checked = False
 
     def bind(self, *structure: Tensor) -> None:
@@ -118,6 +121,8 @@ class RelationView:
         if hasattr(self._assemble, "checked"):
             ends = self._assemble.checked(*structure)
             self._checked = True
+            if ends[0].dtype is torch.int32 and ends[0].shape[0] < _KEEP_BELOW:
+                self._filtered = ends
             return ends
         ends = self._assemble(*structure)
         self._check(*ends)
@@ -271,5 +276,6 @@ class RelationView:
         arrays = [v for v in made if isinstance(v, Tensor)]
         arrays += [t for v in made if isinstance(v, Pairs) for t in (v.node, v.relation, v.ptr, v.of_edge)]
         arrays += [t for v in made if isinstance(v, Blocks) for t in (v.relation, v.ptr)]
+        arrays += self._filtered or ()
         return (sum(t.nbytes for t in {id(t): t for t in arrays}.values())
                 + sum(v.nbytes() for v in made if isinstance(v, GraphView)))

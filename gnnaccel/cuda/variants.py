@@ -214,6 +214,7 @@ _SAMPLES = {
     "int8_gemm": lambda: [int8_gemm.kernels(*form)[0].defines for form in (
         (128, 128, torch.float32), (128, 128, torch.int8, True), (47, 7, torch.float16), (602, 256, torch.bfloat16),
         (128, 128, torch.int8), (5, 41, torch.int8))],
+    "join": lambda: [()],
     "gather": lambda: _rows(("OFF_T", "int"), ("DROPOUT", "0")),
     "dropout": lambda: [layout_for(3, 1).defines() + (("OFF_T", "i64"), ("DROPOUT", "1"))],
     "tile_ptr": lambda: [tile_ptr.kernels.defines],

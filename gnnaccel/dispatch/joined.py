@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from gnnaccel.dispatch import cache
+from gnnaccel.dispatch import cache, joining
 from gnnaccel.dispatch.graph import GraphView
 from gnnaccel.dispatch.request import Request, Stated
 
@@ -16,7 +16,7 @@ from gnnaccel.dispatch.request import Request, Stated
 class JoinedView(GraphView):
     """A `GraphView` whose edges are ``join(*structure)``: (src, dst, ...), each [E] integer, in the order of edge ids.
 
-    ``join`` may have a ``check(*structure)``, which raises for ids that it would put where they do not belong.
+    ``join`` may have a ``checked(*structure)``: the same, but raises for ids that it would put where they do not belong.
     """
 
     def __init__(self, structure: tuple[Tensor, ...], num_src: int, num_dst: int, join: Callable[..., tuple], own: bool = False,
@@ -38,9 +38,7 @@ class JoinedView(GraphView):
         if any(t is None for t in structure):
             raise RuntimeError("the edges of this JoinedView are gone; call bind() with live ones first")
         structure = tuple(t.detach() for t in structure)
-        if hasattr(self._join, "check"):
-            self._join.check(*structure)
-        src, dst = self._join(*structure)[:2]
+        src, dst = joining.checked(self._join, structure)[:2]
         return src.contiguous(), dst.contiguous()
 
 

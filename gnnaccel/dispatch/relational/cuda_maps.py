@@ -54,9 +54,14 @@ def by_torch(function: Callable[..., Any], inputs: tuple[Tensor | None, ...], ne
     """Gradients of ``function(*inputs)``, a tensor or several; with ``create_graph`` they can be differentiated again."""
     with torch.enable_grad():
         inputs = tuple(None if t is None else t.view_as(t) for t in inputs)
-        out = function(*inputs)
+        outs = function(*inputs)
+    outs, grads = ((outs,), (grad,)) if isinstance(outs, Tensor) else (outs, grad)
+    made = [(t, g) for t, g in zip(outs, grads) if t.requires_grad]  # not what was made of frozen inputs alone
     wanted = [t for t, need in zip(inputs, needs) if need and t is not None]
-    found = iter(torch.autograd.grad(out, wanted, grad, create_graph=create_graph, allow_unused=True))
+    if not made:
+        return (None,) * len(inputs)
+    found = iter(torch.autograd.grad([t for t, _ in made], wanted, [g for _, g in made], create_graph=create_graph,
+                                     allow_unused=True))
     return tuple(next(found) if need and t is not None else None for t, need in zip(inputs, needs))
 
 

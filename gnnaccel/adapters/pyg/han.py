@@ -82,7 +82,8 @@ def run(layer: Any, stated: JoinedStated, given: RelationalGiven, attend: Any) -
     x_dict, names, weights = given.operands
     h, c = stated.heads, stated.width
     rows = {name: layer.proj[name](x).view(-1, h, c) for name, x in x_dict.items()}
-    results, own = unused.results(len(names)), tuple(zip(range(len(names))))  # the edge types'
+    made_of = ((rows[name[0]], rows[name[-1]], layer.lin_src[_key(name)], layer.lin_dst[_key(name)]) for name in names)
+    results, own = unused.results(len(names), made_of), tuple(zip(range(len(names))))  # the edge types'
     with torch.autocast(given.device.type, enabled=False):
         x = [rows[name[0]] for name in names]
         tensors = {"x": torch.cat(x) if len(x) > 1 else x[0], "a_src": _terms(rows, names, 0, layer.lin_src, stated.out, results),

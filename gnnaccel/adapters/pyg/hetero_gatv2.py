@@ -53,7 +53,7 @@ def run(layer: Any, stated: JoinedStated, given: RelationalGiven, attend: Any) -
     sources, targets = (together.sources, together.of_source), (together.targets, together.of_target)
     of_src, of_dst = attend.graph.derived(("vectors", *sources, *targets), lambda: tuple(
         _numbers(x_dict, *end, given.device) for end in (sources, targets)))
-    results, readers = unused.results(len(together.targets)), unused.readers(together.of_source, together.of_target)
+    results, readers = hetero_gat.watched(together, x_dict, parameters[:-1])
     stack = functools.partial(hetero_gat.of_members, results, readers)
     with torch.autocast(given.device.type, enabled=False):
         keys = _rows(x_dict, *sources, parameters.src, parameters.bias_src, stated, stack)

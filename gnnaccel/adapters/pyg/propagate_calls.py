@@ -12,6 +12,7 @@ from gnnaccel.adapters.pyg import guards, propagate_native, propagate_once, prop
 from gnnaccel.adapters.pyg import propagate_reading as reading
 from gnnaccel.cuda import driver
 from gnnaccel.dispatch import counters, records, rules, watch
+from gnnaccel.dispatch.checkpoints import checkpointed
 from gnnaccel.dispatch.config import Config
 from gnnaccel.dispatch.names import IdentityMap
 from gnnaccel.dispatch.ops import aggregation_cost, aggregation_route
@@ -102,7 +103,7 @@ def _of_pair(value: Any) -> Any:
 
 def _modes() -> tuple:
     """What holds outside the call and matters to it."""
-    return torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled(), aggregation_route.checkpointed()
+    return torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled(), checkpointed()
 
 
 def too_small(layer: Any, edge_index: Any, config: Config) -> bool:
@@ -113,7 +114,7 @@ def too_small(layer: Any, edge_index: Any, config: Config) -> bool:
     if settings.asked(layer, config) is not None:  # whose calls are counted
         return False
     edges = edge_index.shape[-1]
-    if edges >= _FEW_AT_FIRST or aggregation_route.checkpointed():
+    if edges >= _FEW_AT_FIRST or checkpointed():
         return False
     if edges < _FEW and edge_index.is_cpu and not driver.placed():
         counters.again(type(layer).__name__, "GA301")
@@ -148,7 +149,7 @@ class Last:
         missed = self.missed
         if missed is None:
             counters.again(self.name, self.code)
-        elif missed.seconds > self.patience or aggregation_route.checkpointed():
+        elif missed.seconds > self.patience or checkpointed():
             return False
         else:
             missed.seconds += self.gain

@@ -9,10 +9,11 @@ from torch import Tensor
 
 from gnnaccel.adapters.pyg import propagate_reading as reading
 from gnnaccel.dispatch import counters
+from gnnaccel.dispatch.checkpoints import checkpointed
 from gnnaccel.dispatch.config import Config
 from gnnaccel.dispatch.names import IdentityMap
 from gnnaccel.dispatch.ops import aggregation_cost
-from gnnaccel.dispatch.ops.aggregation_route import Decision, checkpointed
+from gnnaccel.dispatch.ops.aggregation_route import Decision
 
 _MORE = 1.25  # times as many edges as the call that was decided: where others might gain
 

@@ -5,7 +5,8 @@ The results of the relations that enter a node are added up (or averaged), so th
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -32,12 +33,22 @@ def run(attend: Callable[[dict], Tensor], parameters: Parameters, x_src: Sequenc
     that leave and enter each, the results of the latter averaged if ``mean``."""
     one = parameters.roots is None or len({root.shape for root in parameters.roots}) == 1
     fused = parameters if one else Parameters(parameters.weights, None, None)
-    results = unused.results(len(x_dst))
+    results = unused.results(len(x_dst), _made_of(parameters, x_src, x_dst, of_source, of_target))
     operands = _operands(fused, x_src, x_dst, of_source, of_target, mean, row, results)
     parts = unused.apart(results, attend(operands), [x.shape[0] for x in x_dst])
     if one:
         return parts
     return tuple(_rooted(*of_type, parameters, mean, row) for of_type in zip(parts, x_dst, of_target))
+
+
+def _made_of(parameters: Parameters, x_src: Sequence[Tensor], x_dst: Sequence[Tensor], of_source: tuple[tuple[int, ...], ...],
+             of_target: tuple[tuple[int, ...], ...]) -> Iterator[Iterable[Tensor]]:
+    """What the result of each type of destinations is made of."""
+    kinds = [ts for ts in parameters if ts is not None]
+    sources = {at: x for x, members in zip(x_src, of_source) for at in members}
+    for x, members in zip(x_dst, of_target):
+        own = () if parameters.roots is None else (x,)
+        yield chain((ts[at] for ts in kinds for at in members), (sources[at] for at in members), own)
 
 
 def _operands(parameters: Parameters, x_src: Sequence[Tensor], x_dst: Sequence[Tensor], of_source: tuple[tuple[int, ...], ...],

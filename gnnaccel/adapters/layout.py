@@ -1,12 +1,15 @@
 """Edges of several types as one graph: all nodes lie in one range, type after type, and each edge type is a relation."""
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from gnnaccel.dispatch import joining
+from gnnaccel.dispatch.joining import Range
 from gnnaccel.dispatch.relational.view import Ends
 from gnnaccel.errors import GraphError
 
@@ -26,24 +29,59 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """How tensors ``edge_index``, one for each part, become one graph. Equal layouts make equal graphs of equal tensors."""
+    """How tensors ``edge_index``, one for each part, become one graph. Equal layouts make equal graphs of equal tensors.
+
+    ``loops``: relations each of whose sources has one more edge, to the destination with its number; they come after all others.
+    """
 
     parts: tuple[Part, ...]
+    loops: tuple[Range, ...] = ()
 
     def __call__(self, *edge_indices: Tensor) -> Ends:
-        """(src, dst, relation), each [E] int64, over all nodes."""
+        """(src, dst, relation), each [E] of one integer dtype, over all nodes."""
+        return self._by_kernel(edge_indices)[0] if self._kernel_serves(edge_indices) else self._by_torch(edge_indices)
+
+    def checked(self, *edge_indices: Tensor) -> Ends:
+        """The same; GraphError for ids outside of their type, which would be nodes of the next. Waits once for the device."""
+        if not self._kernel_serves(edge_indices):
+            self._check(edge_indices)
+            return self._by_torch(edge_indices)
+        ends, wrong = self._by_kernel(edge_indices)
+        if int(wrong) < 2 * len(self.parts):
+            self._check(edge_indices)
+        return ends
+
+    @functools.cached_property
+    def _nodes(self) -> int:
+        """One more than the largest id can be."""
+        return max(max(part[-4] + part[-3], part[-2] + part[-1]) for part in (*self.parts, *self.loops))
+
+    def _kernel_serves(self, edge_indices: tuple[Tensor, ...]) -> bool:
+        return joining.serves(edge_indices, self._nodes, sum(own.num_src for own in self.loops))
+
+    def _by_kernel(self, edge_indices: tuple[Tensor, ...]) -> tuple[Ends, Tensor]:
+        return joining.by_kernel(edge_indices, [part[1:] for part in self.parts], self.loops)
+
+    def _by_torch(self, edge_indices: tuple[Tensor, ...]) -> Ends:
         src, dst, relation = [], [], []
         for part, edge_index in zip(self.parts, edge_indices):
             src.append(edge_index[0].long() + part.src)
             dst.append(edge_index[1].long() + part.dst)
             relation.append(torch.full_like(src[-1], part.relation))
+        for own in self.loops:
+            node = torch.arange(own.num_src, device=edge_indices[0].device)
+            src.append(node + own.src)
+            dst.append(node + own.dst)
+            relation.append(torch.full_like(node, own.relation))
         return torch.cat(src), torch.cat(dst), torch.cat(relation)
 
-    def check(self, *edge_indices: Tensor) -> None:
-        """GraphError for ids outside of their type, which would be nodes of the next. Waits once for the device."""
-        ranges = [zip(*map(torch.aminmax, ids.unbind(0))) for ids in edge_indices]
+    def _check(self, edge_indices: tuple[Tensor, ...]) -> None:
+        some = [(part, ids) for part, ids in zip(self.parts, edge_indices) if ids.shape[1]]
+        if not some:
+            return
+        ranges = [zip(*map(torch.aminmax, ids.unbind(0))) for _, ids in some]
         ends = torch.stack([torch.stack(end).long() for lows_and_highs in ranges for end in lows_and_highs]).tolist()
-        for part, low, high in zip(self.parts, ends[::2], ends[1::2]):
+        for (part, _), low, high in zip(some, ends[::2], ends[1::2]):
             limits = ("source", part.name[0], part.num_src), ("destination", part.name[-1], part.num_dst)
             for at, (what, node, count) in enumerate(limits):
                 if low[at] < 0 or high[at] >= count:

@@ -7,16 +7,16 @@ from typing import Any
 import torch
 from torch.nn.parameter import UninitializedParameter
 
+from gnnaccel.dispatch.checkpoints import checkpointed
 from gnnaccel.dispatch.names import IdentityMap
 from gnnaccel.dispatch.reasons import Reason, reason
 
 _made: IdentityMap[bool] = IdentityMap()
-_saved_tensor_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda ignore_is_tracing: None)
 
 
 def note(layer: Any, native: bool) -> None:
     """Of a call that goes ``native`` or not."""
-    if native and _saved_tensor_hooks(True) is not None and any(isinstance(p, UninitializedParameter) for p in layer.parameters()):
+    if native and checkpointed() and any(isinstance(p, UninitializedParameter) for p in layer.parameters()):
         _made.set(layer, True)
     elif made_here(layer) and torch._C._current_graph_task_id() == -1:
         _made.set(layer, False)  # the next forward call: as ever

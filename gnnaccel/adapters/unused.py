@@ -4,11 +4,15 @@ Layers that are called one by one leave the parameters and features of those who
 optimizers pass over; one call for all would give zeros, which weight decay and momentum do not pass over. So the node of autograd
 at the call's end writes down which results have a gradient, and where tensors were put together for many results, those get none
 that only others read. What comes before such a place needs no more: autograd hands on that there is no gradient.
+
+Nor does a result ask for a gradient that is made of nothing that wants one, whatever other results are made of.
 """
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import compress
+from operator import not_
 from typing import NamedTuple
 
 import torch
@@ -18,15 +22,18 @@ from gnnaccel.dispatch.relational.by_type import whole
 
 
 class Results:
-    """What backward passes through a call have found: ``used``, whether each result has a gradient, None for all of them.
+    """Of one call: ``wanting``, whether each result is made of something that wants a gradient, None for all of them.
+
+    What backward passes through it have found: ``used``, whether each result has a gradient, None for all of them.
 
     Once a pass was recorded, later ones may come by its gradients rather than by the call's end, and so to what was made into the
     results that it used: ``recorded``. What the call's end tells then holds for the pass that came by it, ``task``.
     """
 
-    __slots__ = ("used", "recorded", "task")
+    __slots__ = ("wanting", "used", "recorded", "task")
 
-    def __init__(self) -> None:
+    def __init__(self, wanting: Sequence[bool]) -> None:
+        self.wanting = None if all(wanting) else wanting
         self.used: tuple[bool, ...] | None = None
         self.recorded: tuple[bool, ...] | None = None
         self.task = -1
@@ -50,9 +57,12 @@ def _either(a: tuple[bool, ...], b: tuple[bool, ...] | None) -> tuple[bool, ...]
     return a if b is None else tuple([one or other for one, other in zip(a, b)])
 
 
-def results(count: int) -> Results | None:
-    """Of a call with so many results; None where none can be unused alone, or there will be no backward."""
-    return Results() if count > 1 and torch.is_grad_enabled() else None
+def results(count: int, made_of: Iterable[Iterable[Tensor | None]]) -> Results | None:
+    """Of a call with so many results; None where none can be unused alone, or there will be no backward. ``made_of``: all tensors
+    that each of them is made of."""
+    if count < 2 or not torch.is_grad_enabled():
+        return None
+    return Results([any(t is not None and t.requires_grad for t in tensors) for tensors in made_of])
 
 
 def watch(of: Results | None, made: Tensor, readers: Sequence[tuple[int, ...]]) -> Tensor:
@@ -97,9 +107,10 @@ def apart(of: Results | None, out: Tensor, sizes: Sequence[int]) -> tuple[Tensor
 def split(of: Results | None, out: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
     """`apart` for who makes something else of the results: views."""
     parts = out.split(sizes)
-    if of is not None and out.requires_grad:
-        parts[0].grad_fn.register_prehook(functools.partial(_note, of))
-    return parts
+    if of is None or not out.requires_grad:
+        return parts
+    parts[0].grad_fn.register_prehook(functools.partial(_note, of))
+    return parts if of.wanting is None else tuple([part if wants else part.detach() for part, wants in zip(parts, of.wanting)])
 
 
 def _note(of: Results, grads: tuple) -> None:
@@ -111,7 +122,10 @@ class _Apart(torch.autograd.Function):
     def forward(ctx, of, out, sizes):
         ctx.set_materialize_grads(False)
         ctx.of, ctx.sizes, ctx.like = of, sizes, (out.shape, out.dtype, out.device)
-        return tuple(part.data for part in out.split(sizes))
+        parts = tuple(part.data for part in out.split(sizes))
+        if of is not None and of.wanting is not None:
+            ctx.mark_non_differentiable(*compress(parts, map(not_, of.wanting)))
+        return parts
 
     @staticmethod
     def backward(ctx, *grads):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda.layout import TYPES
+from gnnaccel.cuda.tile_ptr import tile_ptr
 
 _SMS = 132  # of an H100 or H200; a constant, so that weight gradients have the same bits on every GPU
 _SM_SHARED, _SM_REGISTERS, _SM_THREADS = 227 * 1024, 65536, 2048
@@ -51,13 +52,10 @@ class Segments:
         return found
 
     def tile_ptr(self, height: int) -> Tensor:
-        """int32 [S + 1]: how many tiles of ``height`` rows lie before each segment. Memoised; made without asking the device."""
-        tiles = self._tiles.get(height)
-        if tiles is None:
-            tiles = self.ptr.new_zeros(self.count + 1)
-            torch.cumsum((self.ptr.diff() + (height - 1)) // height, 0, dtype=torch.int32, out=tiles[1:])
-            self._tiles[height] = tiles
-        return tiles
+        """int32 [S + 1]: how many tiles of ``height`` rows, of `tile_ptr.HEIGHTS`, lie before each segment. Memoised."""
+        if not self._tiles:
+            self._tiles = tile_ptr(self.ptr)
+        return self._tiles[height]
 
     def tiled(self, height: int) -> tuple:
         """As kernels take it: where segments begin, their tiles of ``height`` rows, how many there are."""

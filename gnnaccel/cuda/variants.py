@@ -5,7 +5,7 @@ import torch
 
 from gnnaccel.cuda import (additive, aggregate, edge_list, edge_softmax, extremum, gated, gated_sum, int8_gemm, multi_reduce,
                            multi_reduce_backward, pairwise, quantize, rectified, sddmm, segment_backward, segment_direct,
-                           segment_gemm, segment_gemm_grad, softmax_sum)
+                           segment_gemm, segment_gemm_grad, softmax_sum, tile_ptr)
 from gnnaccel.cuda.layout import TYPES, layout_for
 from gnnaccel.cuda.segment_plan import grad_plan, product_plan
 
@@ -214,9 +214,11 @@ _SAMPLES = {
     "int8_gemm": lambda: [int8_gemm.kernels(*form)[0].defines for form in (
         (128, 128, torch.float32), (128, 128, torch.int8, True), (47, 7, torch.float16), (602, 256, torch.bfloat16),
         (128, 128, torch.int8), (5, 41, torch.int8))],
+    "join": lambda: [()],
     "gather": lambda: _rows(("OFF_T", "int"), ("DROPOUT", "0")),
     "dropout": lambda: [layout_for(3, 1).defines() + (("OFF_T", "i64"), ("DROPOUT", "1"))],
     "pairs": lambda: [()],
+    "tile_ptr": lambda: [tile_ptr.kernels.defines],
     "structure": lambda: [(("INDEX_T", index), ("LOOPS", loops), ("OFF_T", offset))
                           for index in ("i64", "int") for loops in ("0", "1") for offset in ("int", "i64")],
 }

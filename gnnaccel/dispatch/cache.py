@@ -36,6 +36,7 @@ _lock = threading.RLock()
 _entries: OrderedDict[tuple, _Entry] = OrderedDict()
 _counts = {"hits": 0, "misses": 0, "evictions": 0, "uncached": 0}
 _limit: int | None = None
+_counted_again = 0  # misses after which bytes are counted again
 
 
 def _owner(tensor: Tensor | EdgeArrays) -> torch.UntypedStorage | EdgeArrays:
@@ -116,7 +117,12 @@ def _dropper(key: tuple, view: GraphView) -> Any:
 
 def _evict(newest: tuple) -> None:
     """While the arrays built so far take more than the limit, the oldest entries go; one used since it came up last gets a
-    second chance. The newest stays."""
+    second chance. The newest stays. Where there are many, they are counted once an eighth more may be there, not at each miss."""
+    global _counted_again
+    if _counted_again > 0:
+        _counted_again -= 1
+        return
+    _counted_again = len(_entries) // 8
     total = sum(entry.view.nbytes() for entry in list(_entries.values()))
     chances = len(_entries)
     while total > limit() and len(_entries) > 1:
@@ -140,9 +146,10 @@ def limit() -> int:
 
 
 def set_limit(size: int | None) -> None:
-    """Keep at most ``size`` bytes from the next miss on; None returns to the environment's or the default."""
-    global _limit
-    _limit = size
+    """Keep at most ``size`` bytes from the next miss on, give or take an eighth of the graphs where there are many; None returns
+    to the environment's or the default."""
+    global _limit, _counted_again
+    _limit, _counted_again = size, 0
 
 
 def info() -> dict[str, int]:
@@ -153,7 +160,9 @@ def info() -> dict[str, int]:
 
 def clear() -> None:
     """Forget every graph and set the counts to zero."""
+    global _counted_again
     with _lock:
         _entries.clear()
+        _counted_again = 0
         for name in _counts:
             _counts[name] = 0

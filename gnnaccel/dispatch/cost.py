@@ -23,7 +23,13 @@ def constants() -> dict[str, Any]:
     """The rates; of GPUs those of torch's current one, once the process uses it."""
     if not torch.cuda.is_initialized():  # to ask for its name would start CUDA, which a forked process cannot
         return _published()
-    return _for_device(torch.cuda.get_device_name())
+    return _for_device(_name_of(torch.cuda.current_device()))
+
+
+@functools.lru_cache(maxsize=None)
+def _name_of(device: int) -> str:
+    """Kept, since torch takes some 15 us to find it, and every decision needs rates."""
+    return torch.cuda.get_device_name(device)
 
 
 @functools.lru_cache(maxsize=None)
@@ -47,6 +53,9 @@ def _gather(request: Request, rows: int, size: int) -> float:
 
 def fused(request: Request, attention: Attention, pmf: bool = False) -> float:
     """Seconds of the fused CUDA attention, forward and, with gradients, backward."""
+    taken = once(request, True, request.parts, _numbers(request))
+    if taken is not None:
+        return taken
     rates = constants()["cuda"]
     row = request.heads * request.width * request.row.itemsize
     terms = request.heads * 4
@@ -74,6 +83,9 @@ def native(request: Request) -> float | None:
     """Seconds of the host's own layer, None where nothing is known about it."""
     if request.device == "cpu":
         return _on_cpu(request, "native")
+    taken = once(request, False, request.parts, _numbers(request))
+    if taken is not None:
+        return taken
     rates = constants().get(request.device, {})
     passes = rates.get("native_passes", {}).get(request.native)
     if passes is None:
@@ -96,7 +108,7 @@ def torch_backend(request: Request) -> float | None:
     if seconds is None:
         return None
     if request.fresh:  # in full: a graph may never come again, and the first layer that gains pays for all
-        seconds += _line(constants()["cpu"]["structure"][_mode(request)], 1, request.num_edges)
+        seconds += line(constants()["cpu"]["structure"][mode(request)], 1, request.num_edges)
     return seconds * constants()["cpu"]["margin"]
 
 
@@ -106,12 +118,26 @@ def _on_cpu(request: Request, side: str) -> float | None:
     if rates is None:
         return None
     edge_heads = request.num_edges * request.heads
-    return _line(rates[_mode(request)], 1, edge_heads, edge_heads * request.width * request.row.itemsize / 4)
+    return line(rates[mode(request)], 1, edge_heads, edge_heads * request.width * request.row.itemsize / 4)
 
 
-def _mode(request: Request) -> str:
+def once(request: Any, ours: bool, relations: int, numbers: float) -> float | None:
+    """Seconds of a call whose graph is new on a GPU, natively or by us: the host's time, for the most part, with which it reads
+    arguments, loops over relations and builds structure. ``numbers``: edges, or edges times channels, as the rates are. None for
+    known graphs, and for hosts of which nothing was measured."""
+    if not request.fresh or request.device != "cuda":
+        return None
+    rates = constants()["relational"]["cuda"]["once"].get(request.native)
+    return None if rates is None else line(rates[mode(request)][ours], 1, relations, numbers)
+
+
+def _numbers(request: Request) -> int:
+    return request.num_edges * request.heads * request.width
+
+
+def mode(request: Any) -> str:
     return "training" if request.grad else "forward"
 
 
-def _line(rates: list[float], *sizes: float) -> float:
+def line(rates: list[float], *sizes: float) -> float:
     return sum(rate * size for rate, size in zip(rates, sizes))

@@ -8,15 +8,15 @@ from typing import Any
 
 from torch import Tensor
 
-from gnnaccel.dispatch import cache
+from gnnaccel.dispatch import cache, joining
 from gnnaccel.dispatch.graph import GraphView
-from gnnaccel.dispatch.request import Stated
+from gnnaccel.dispatch.request import Request, Stated
 
 
 class JoinedView(GraphView):
     """A `GraphView` whose edges are ``join(*structure)``: (src, dst, ...), each [E] integer, in the order of edge ids.
 
-    ``join`` may have a ``check(*structure)``, which raises for ids that it would put where they do not belong.
+    ``join`` may have a ``checked(*structure)``: the same, but raises for ids that it would put where they do not belong.
     """
 
     def __init__(self, structure: tuple[Tensor, ...], num_src: int, num_dst: int, join: Callable[..., tuple], own: bool = False,
@@ -38,9 +38,7 @@ class JoinedView(GraphView):
         if any(t is None for t in structure):
             raise RuntimeError("the edges of this JoinedView are gone; call bind() with live ones first")
         structure = tuple(t.detach() for t in structure)
-        if hasattr(self._join, "check"):
-            self._join.check(*structure)
-        src, dst = self._join(*structure)[:2]
+        src, dst = joining.checked(self._join, structure)[:2]
         return src.contiguous(), dst.contiguous()
 
 
@@ -53,6 +51,9 @@ class JoinedStated(Stated):
 
     join: Any = None
     around: bool = False
+
+    def request(self, device: str, grad: bool, fresh: bool) -> Request:
+        return super().request(device, grad, fresh)._replace(part_bits=len(self.join.parts).bit_length())
 
     def _sizes(self) -> tuple:
         return "joined", self.num_src, self.num_dst, self.loops, self.join

@@ -26,6 +26,7 @@ from torch.nn import Parameter
 from gnnaccel.cuda import driver
 from gnnaccel.dispatch import config as configs
 from gnnaccel.dispatch import counters
+from gnnaccel.dispatch.checkpoints import checkpointed
 from gnnaccel.dispatch.config import Config
 from gnnaccel.dispatch.names import IdentityMap
 from gnnaccel.dispatch.quantized import settings
@@ -262,7 +263,7 @@ def _is_alike(like: Alike, layer: Any, memory: Memory, args: tuple, kwargs: dict
         return False
     found = tensors_of(args, kwargs)
     largest = like.fits(found, kwargs) if found else None
-    return largest is not None and like.where == _where(found) and not settings.checkpointed() and not memory.meets(*largest)
+    return largest is not None and like.where == _where(found) and not checkpointed() and not memory.meets(*largest)
 
 
 def _where(found: list[Tensor]) -> tuple:

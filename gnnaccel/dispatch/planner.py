@@ -103,7 +103,7 @@ def _held(pinned: Pinned, able: list, native: float | None, rejected: list) -> P
 def asked(request: Request | RelationalRequest | PlainRequest) -> tuple[tuple[KernelSpec, ...], Callable[..., float | None]]:
     """The candidates, and the cost of the host's own code."""
     if type(request) is PlainRequest:
-        return specs.PLAIN, lambda request: None
+        return specs.PLAIN, specs.native_plain
     return (specs.RELATIONAL, costs.native) if type(request) is RelationalRequest else (specs.ATTENTION, cost.native)
 
 

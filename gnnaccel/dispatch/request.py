@@ -28,6 +28,11 @@ class Request(NamedTuple):
     edge_bits: int
     grad: bool
     fresh: bool  # the graph's structure is not cached yet
+    part_bits: int = 1  # of the tensors that its edges are put together from
+
+    @property
+    def parts(self) -> int:
+        return 1 << self.part_bits
 
     @property
     def num_src(self) -> int:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.dispatch import attention, counters, native_again, planner, records, rules, watch
+from gnnaccel.dispatch.checkpoints import checkpointed
 from gnnaccel.dispatch.config import Config
 from gnnaccel.dispatch.graph import GraphView
 from gnnaccel.dispatch.names import IdentityMap
@@ -72,7 +73,6 @@ class _Last:
 
 
 _last: IdentityMap[_Last] = IdentityMap()
-_saved_tensor_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda ignore_is_tracing: None)
 
 
 def route(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict, config: Config) -> Any:
@@ -191,7 +191,7 @@ def _known(layer: Any, stated: Stated, given: Given) -> bool:
         return False
     last = _last.get(layer)
     return (stated.peek(given) or (last is not None and last.has(given.edge_index))
-            or native_again.was_over(layer, given.structure) or _saved_tensor_hooks(True) is not None)
+            or native_again.was_over(layer, given.structure) or checkpointed())
 
 
 def _remember(layer, config: Config, signature: tuple, given: Given, graph, stated: Stated | None, attended, plan: Plan | None,

@@ -139,7 +139,12 @@ def _plain_cuda_reasons(request: PlainRequest, config: Config) -> list[Reason]:
     return why
 
 
-PLAIN = (  # costs are unknown: on a GPU that pays, on a CPU the host's kernels are as good
-    KernelSpec("plain: scaled sums, maxima or gated sums", "cuda", _plain_cuda_reasons, lambda request: None),
+def _plain_once(ours: bool) -> Callable[[PlainRequest], float | None]:
+    return lambda request: cost.once(request, ours, 1 << request.part_bits, request.width << request.edge_bits)
+
+
+native_plain = _plain_once(False)
+PLAIN = (  # costs over known graphs are unknown: on a GPU that pays, on a CPU the host's kernels are as good
+    KernelSpec("plain: scaled sums, maxima or gated sums", "cuda", _plain_cuda_reasons, _plain_once(True)),
     KernelSpec("torch operations", "torch", _torch_reasons, lambda request: None),
 )

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gnnaccel.dispatch import config as configs
 from gnnaccel.dispatch.attention import Attend
+from gnnaccel.dispatch.checkpoints import checkpointed
 from gnnaccel.dispatch.planner import Plan
 from gnnaccel.dispatch.reasons import Reason
 from gnnaccel.dispatch.watch import Run, Visit
@@ -19,7 +20,6 @@ from gnnaccel.profile.decided import decided
 from gnnaccel.profile.undisturbed import RandomState
 
 HOST, OURS, EXACT = "host", "ours", "exact"
-_saved_tensor_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda ignore_is_tracing: None)
 Results = dict[str, "Tensor | None"]
 
 
@@ -98,7 +98,7 @@ class Sides:
     def _context(self, side: str) -> contextlib.ExitStack:
         stack = contextlib.ExitStack()
         stack.enter_context(torch.set_grad_enabled(self.grad))
-        if _saved_tensor_hooks(True) is not None:  # a checkpoint around the call counts what it saves
+        if checkpointed():  # a checkpoint around the call counts what it saves
             stack.enter_context(torch.autograd.graph.saved_tensors_hooks(_same, _same))
         if side == EXACT and torch.is_autocast_enabled(self.device.type):
             stack.enter_context(torch.autocast(self.device.type, enabled=False))

@@ -11,6 +11,7 @@ import torch
 from gnnaccel import store
 from gnnaccel.dispatch import config as configs
 from gnnaccel.dispatch import router, rules, tuned, watch
+from gnnaccel.dispatch.checkpoints import checkpointed
 from gnnaccel.dispatch.names import IdentityMap
 from gnnaccel.dispatch.quantized import settings
 from gnnaccel.dispatch.reasons import Reason
@@ -20,7 +21,6 @@ from gnnaccel.profile.autotune import Tuning, tune
 from gnnaccel.profile.frames import Naming, who
 
 _MOST = 256  # kinds of calls in one run
-_saved_tensor_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda ignore_is_tracing: None)
 
 
 class Tuner:
@@ -58,7 +58,7 @@ class Tuner:
         """Whether here is where a call can be repeated, backward included."""
         if torch._C._current_graph_task_id() != -1 or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()):
             return False
-        return len(self._done) < _MOST and _saved_tensor_hooks(True) is None and not torch.is_inference_mode_enabled()
+        return len(self._done) < _MOST and not checkpointed() and not torch.is_inference_mode_enabled()
 
     def _look(self, visit: Visit) -> None:
         layer = visit.layer

@@ -8,6 +8,7 @@ from dgl.nn import GATConv, GraphConv, HeteroGraphConv, SAGEConv
 from torch.autograd import gradcheck
 
 import gnnaccel
+from gnnaccel.dispatch import joining
 from tests.dgl.judge import close, compare, on_routes, took
 
 NODES = {"author": 13, "field": 6, "lonely": 4, "paper": 20}
@@ -55,6 +56,16 @@ def test_types_of_several_widths(route, aggregate):
     relations, widths = [r for r in RELATIONS if r[0] == "paper"], {"paper": 12, "author": 5, "field": 7}
     made = HeteroGraphConv({r[1]: SAGEConv((12, widths[r[2]]), 8, "mean") for r in relations}, aggregate=aggregate)
     compare(route, made, graph(relations), {name: torch.randn(NODES[name], width) for name, width in widths.items()})
+
+
+@pytest.mark.parametrize("formats", ["coo", "csc"])
+@pytest.mark.parametrize("ids", [torch.int32, torch.int64])
+def test_edges_read_where_they_lie(route, monkeypatch, ids, formats):
+    """Where kernels run, one of them reads the arrays of all relations."""
+    by_kernel, joined = joining.by_kernel, []
+    monkeypatch.setattr(joining, "by_kernel", lambda *given: joined.append(len(given[0])) or by_kernel(*given))
+    compare(route, layer(), graph().astype(ids).formats(formats), features())
+    assert set(joined) == ({len(RELATIONS)} if route.backend == "cuda" else set())
 
 
 @pytest.mark.parametrize("kind", ["graph", "sage"])

@@ -229,6 +229,21 @@ def test_eviction_by_bytes():
     assert cache.info()["bytes"] <= 4.5 * one
 
 
+def test_many_graphs_are_not_counted_at_each_miss(monkeypatch):
+    """Or a loop over a list of batches would take longer, the longer the list is."""
+    counted = []
+    nbytes = cache.GraphView.nbytes
+    monkeypatch.setattr(cache.GraphView, "nbytes", lambda view: (counted.append(1), nbytes(view))[1])
+    tensors = [skewed_edges(10, 8, 20) for _ in range(300)]
+    for at, tensor in enumerate(tensors):
+        look(tensor, 10, 8)
+        assert len(counted) < 200 + 10 * at
+    cache.set_limit(cache.info()["bytes"] // 3)
+    for tensor in [skewed_edges(10, 8, 20) for _ in range(50)]:
+        look(tensor, 10, 8)
+    assert cache.info()["evictions"] > 150 and cache.info()["bytes"] <= 2 * cache.limit()
+
+
 def test_the_newest_entry_stays_however_large():
     cache.set_limit(1)
     edge_index = skewed_edges(40, 30, 100)

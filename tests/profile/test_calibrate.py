@@ -98,7 +98,8 @@ def test_what_cannot_be_written_is_said(monkeypatch, capsys):
 
 def on_gpu(monkeypatch, name):
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: name)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(cost, "_name_of", {0: name}.get)
 
 
 def test_the_reference_itself_changes_no_rate():

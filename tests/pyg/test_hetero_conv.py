@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 from torch_geometric import EdgeIndex
-from torch_geometric.nn import GraphConv, HeteroConv, HGTConv, SAGEConv
+from torch_geometric.nn import GATConv, GCNConv, GraphConv, HeteroConv, HGTConv, SAGEConv
 
 import gnnaccel
-from gnnaccel.dispatch import cache
+from gnnaccel.dispatch import cache, joining
 from gnnaccel.errors import GraphError
 from tests.helpers import relative
 from tests.pyg.hetero_graphs import (ABOUT, CITES, KNOWS, METADATA, NODES, OUT, RELATIONS, WIDTH, WRITES, WRITTEN, edges,
@@ -257,9 +257,38 @@ def test_the_same_edges_between_types_of_other_sizes(route):
     assert cache.info()["misses"] == 2
 
 
+NEW = {"SAGEConv": (SAGEConv, {}), "GCNConv": (GCNConv, {}),
+       "GATConv": (GATConv, dict(heads=2, concat=False, add_self_loops=False))}
+
+
+@pytest.mark.parametrize("inside", NEW)
+def test_graphs_that_are_new_in_each_call(route, monkeypatch, inside):
+    """Where kernels run, one of them puts the edges of all types together."""
+    cls, options = NEW[inside]
+    relations, by_kernel, joined = [CITES, KNOWS] if cls is GCNConv else RELATIONS, joining.by_kernel, []
+    monkeypatch.setattr(joining, "by_kernel", lambda *given: joined.append(len(given[0])) or by_kernel(*given))
+    made = hetero(cls, relations=relations, **options)
+    for count, empty in ((40, []), (1, []), (300, relations[:1])):
+        ei = edges(relations, count=count, empty=empty)
+        ei[CITES] = ei[CITES].t().contiguous().t()
+        compare(route, made, features(), ei)
+    assert set(joined) == ({len(relations), len(relations) - 1} if route.backend == "cuda" else set())
+
+
 def test_ids_of_the_next_type(route):
     made, (x, ei) = hetero().to(route.device), on(route.device, features(), edges())
     ei[WRITES][0, 3] = NODES["author"]
     with route.on(), pytest.raises(GraphError, match="author"):
         for t in made(x, ei).values():
             t.sum().item()
+
+
+@pytest.mark.parametrize("route", ["emulated", pytest.param("cuda", marks=pytest.mark.gpu)], indirect=True)
+@pytest.mark.parametrize("wrong", [-1, NODES["author"]])
+def test_ids_of_other_types_under_a_normalisation(route, wrong):
+    """Which reads them before the graph is built."""
+    made = hetero(GCNConv, relations=[CITES, KNOWS]).to(route.device)
+    x, ei = on(route.device, features(), edges([CITES, KNOWS]))
+    ei[KNOWS][1, 3] = wrong
+    with route.on(), pytest.raises(GraphError, match=f"destination ids from .*{wrong}.*there are {NODES['author']} nodes"):
+        made(x, ei)

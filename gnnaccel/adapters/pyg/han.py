@@ -16,7 +16,7 @@ from gnnaccel.adapters.pyg import calls, guards, hetero
 from gnnaccel.dispatch import attention_programs as programs
 from gnnaccel.dispatch.joined import JoinedStated
 from gnnaccel.dispatch.reasons import Reason, reason
-from gnnaccel.dispatch.relational.cuda_maps import by_torch
+from gnnaccel.dispatch.relational.inner_products import inner_products
 from gnnaccel.dispatch.relational.request import RelationalGiven
 
 METHODS = ()
@@ -82,7 +82,8 @@ def run(layer: Any, stated: JoinedStated, given: RelationalGiven, attend: Any) -
     x_dict, names, weights = given.operands
     h, c = stated.heads, stated.width
     rows = {name: layer.proj[name](x).view(-1, h, c) for name, x in x_dict.items()}
-    results, own = unused.results(len(names)), tuple(zip(range(len(names))))  # the edge types'
+    made_of = ((rows[name[0]], rows[name[-1]], layer.lin_src[_key(name)], layer.lin_dst[_key(name)]) for name in names)
+    results, own = unused.results(len(names), made_of), tuple(zip(range(len(names))))  # the edge types'
     with torch.autocast(given.device.type, enabled=False):
         x = [rows[name[0]] for name in names]
         tensors = {"x": torch.cat(x) if len(x) > 1 else x[0], "a_src": _terms(rows, names, 0, layer.lin_src, stated.out, results),
@@ -103,38 +104,8 @@ def _terms(rows: dict[str, Tensor], names: tuple, end: int, vectors: Mapping[str
         here = [at for at, name in enumerate(names) if name[end] == node]
         if here:
             stacked = unused.watch(results, torch.cat([vectors[_key(names[at])] for at in here]), tuple(zip(here)))
-            found.update(zip(here, _Inner.apply(x.to(dtype), stacked.to(dtype)).unbind(0)))
+            found.update(zip(here, inner_products(x.to(dtype), stacked.to(dtype)).unbind(0)))
     return torch.cat([found[at] for at in range(len(names))])
-
-
-def _inner(x: Tensor, vectors: Tensor) -> Tensor:
-    return torch.einsum("nhc,rhc->rnh", x, vectors)
-
-
-class _Inner(torch.autograd.Function):
-    """`_inner` [R, N, heads] of x [N, heads, C] and vectors [R, heads, C]. The vectors' gradient is added up one by one: as a product
-    of few columns over all nodes, a GPU makes it in one block for each head."""
-
-    @staticmethod
-    def forward(ctx, x, vectors):
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(x, vectors)
-        return _inner(x, vectors)
-
-    @staticmethod
-    def backward(ctx, grad):
-        inputs, needs = ctx.saved_tensors, ctx.needs_input_grad
-        if grad is None:
-            return None, None
-        if torch.is_grad_enabled():
-            return by_torch(_inner, inputs, needs, grad)
-        x, vectors = inputs
-        d_x = torch.einsum("rnh,rhc->nhc", grad, vectors) if needs[0] else None
-        if not needs[1]:
-            return d_x, None
-        if not grad.is_cuda:
-            return d_x, torch.einsum("rnh,nhc->rhc", grad, x)
-        return d_x, torch.stack([(x * one.unsqueeze(2)).sum(0) for one in grad.unbind(0)])
 
 
 def _semantic(layer: Any, outs: dict[str, list[Tensor]], weights: bool) -> Any:

@@ -7,6 +7,7 @@ multiplied into the maps.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -120,7 +121,7 @@ def run(layer: Any, stated: JoinedStated, given: RelationalGiven, attend: Any) -
     h, c = stated.heads, stated.width
     terms = torch.promote_types(stated.row, torch.float32)
     autocast = torch.is_autocast_enabled(given.device.type)
-    results, readers = unused.results(len(together.targets)), unused.readers(together.of_source, together.of_target)
+    results, readers = watched(together, x_dict, parameters[:-1])
     with torch.autocast(given.device.type, enabled=False):
         x, a_src, a_dst = [], [], []
         for name, members in zip(together.sources, together.of_source):
@@ -134,6 +135,15 @@ def run(layer: Any, stated: JoinedStated, given: RelationalGiven, attend: Any) -
         x, a_src = (unused.watch(results, joined(parts), readers.sources) for parts in (x, a_src))
         out = attend({"x": x, "a_src": a_src, "a_dst": unused.watch(results, joined(a_dst), readers.targets)})
         return finished(results, out, together, x_dict, parameters.biases, layer.aggr, autocast)
+
+
+def watched(together: Together, x_dict: Mapping[str, Tensor],
+            parameters: Iterable[list[Tensor] | None]) -> tuple[unused.Results | None, unused.Readers]:
+    """The results of the attention, of each destination type, made with these parameters of relations; and who reads what."""
+    kinds, names = [ts for ts in parameters if ts is not None], together.names
+    made_of = (chain((ts[at] for ts in kinds for at in members), (x_dict[names[at][0]] for at in members), (x_dict[name],))
+               for name, members in zip(together.targets, together.of_target))
+    return unused.results(len(together.targets), made_of), unused.readers(together.of_source, together.of_target)
 
 
 def of_members(results: unused.Results | None, readers: unused.Readers, tensors: list[Tensor], members: tuple[int, ...],

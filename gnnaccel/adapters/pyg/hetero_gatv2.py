@@ -53,7 +53,7 @@ def run(layer: Any, stated: JoinedStated, given: RelationalGiven, attend: Any) -
     sources, targets = (together.sources, together.of_source), (together.targets, together.of_target)
     of_src, of_dst = attend.graph.derived(("vectors", *sources, *targets), lambda: tuple(
         _numbers(x_dict, *end, given.device) for end in (sources, targets)))
-    results, readers = unused.results(len(together.targets)), unused.readers(together.of_source, together.of_target)
+    results, readers = hetero_gat.watched(together, x_dict, parameters[:-1])
     stack = functools.partial(hetero_gat.of_members, results, readers)
     with torch.autocast(given.device.type, enabled=False):
         keys = _rows(x_dict, *sources, parameters.src, parameters.bias_src, stated, stack)
@@ -81,5 +81,6 @@ def _numbers(x_dict: Mapping[str, Tensor], types: tuple[str, ...], of_type: tupl
              device: torch.device) -> Tensor:
     """[rows of the virtual graph at this end] int32: the relation of each."""
     counts = [x_dict[name].shape[0] for name, members in zip(types, of_type) for _ in members]
-    relations = torch.tensor([at for members in of_type for at in members], dtype=torch.int32)
-    return relations.repeat_interleave(torch.tensor(counts)).to(device)
+    relations = [at for members in of_type for at in members]
+    numbers, counted = torch.tensor([relations, counts], dtype=torch.int32).to(device)
+    return numbers.repeat_interleave(counted, output_size=sum(counts))

@@ -2,51 +2,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gnnaccel.adapters.layout import EdgeType, Layout
 from gnnaccel.adapters.pyg import graph_norm, hetero
-from gnnaccel.dispatch.relational.view import Ends
-
-
-class Loops(NamedTuple):
-    """The self loops of a relation: where its nodes begin at both ends, and how many there are."""
-
-    relation: int
-    src: int
-    dst: int
-    count: int
-
-
-@dataclass(frozen=True)
-class Looped(Layout):
-    """`Layout` with a self loop for each node of each relation, after all edges. Loops that were there weigh nothing."""
-
-    loops: tuple[Loops, ...] = ()
-
-    def __call__(self, *edge_indices: Tensor) -> Ends:
-        ends = super().__call__(*edge_indices)
-        device = ends[0].device
-        node = [torch.arange(own.count, device=device) for own in self.loops]
-        added = ([ids + own.src for ids, own in zip(node, self.loops)], [ids + own.dst for ids, own in zip(node, self.loops)],
-                 [torch.full((own.count,), own.relation, device=device) for own in self.loops])
-        return tuple(torch.cat([given, *more]) for given, more in zip(ends, added))
+from gnnaccel.dispatch import joining
+from gnnaccel.dispatch.joining import Range
 
 
 def looped(graph: hetero.Graph, relations: Mapping[EdgeType, int], rows: Callable[[EdgeType], tuple],
-           targets: Mapping[Any, int]) -> Looped:
-    """The layout of ``graph`` with the self loops of all ``relations``, those without edges too; ``rows``, ``targets``: as
-    `hetero.graph` takes them."""
+           targets: Mapping[Any, int]) -> Layout:
+    """The layout of ``graph`` with a self loop for each node of all ``relations``, those without edges too. Loops that were there
+    weigh nothing. ``rows``, ``targets``: as `hetero.graph` takes them."""
     loops = []
     for name, at in relations.items():
         src, dst = rows(name)
-        loops.append(Loops(at, graph.starts[src], graph.ends[dst], targets[dst]))
-    return Looped(graph.layout.parts, tuple(loops))
+        loops.append(Range(at, graph.starts[src], targets[dst], graph.ends[dst], targets[dst]))
+    return Layout(graph.layout.parts, tuple(loops))
 
 
 def weights(edge_indices: tuple[Tensor, ...], relations: tuple[int, ...], counts: tuple[int, ...], loops: bool,
@@ -64,14 +40,22 @@ def _normalised(*given: Any) -> tuple[Tensor]:
     loops, dtype, *numbers = given[len(edges):]
     counts, relations = numbers[:-len(edges)], numbers[-len(edges):]
     starts = [0, *accumulate(counts)]
-    src, dst = (torch.cat([t[end].long() + starts[at] for t, at in zip(edges, relations)]) for end in (0, 1))
+    src, dst = _joined(edges, [Range(at, starts[at], counts[at], starts[at], counts[at]) for at in relations], starts[-1])
     counted = (src != dst).to(dtype) if loops else torch.ones_like(src, dtype=dtype)
     degree = torch.zeros(starts[-1], dtype=dtype, device=src.device).index_add_(0, dst, counted)
     if loops:
         root = (degree + 1).pow(-0.5)
-        return (torch.cat([root[src] * counted * root[dst], root * root]),)
+        return (torch.cat([root.index_select(0, src) * counted * root.index_select(0, dst), root * root]),)
     root = degree.pow(-0.5).masked_fill(degree == 0, 0.0)
-    return (root[src] * root[dst],)
+    return (root.index_select(0, src) * root.index_select(0, dst),)
+
+
+def _joined(edges: list[Tensor], ranges: list[Range], nodes: int) -> tuple[Tensor, Tensor]:
+    """Sources and destinations over the nodes of all relations."""
+    if joining.serves(edges, nodes):
+        src, dst, _ = joining.by_kernel(edges, ranges)[0]
+        return src.clamp_(min=0), dst.clamp_(min=0)  # ids out of range are told of where the graph is built
+    return tuple(torch.cat([t[end].long() + into.src for t, into in zip(edges, ranges)]) for end in (0, 1))
 
 
 _kept = graph_norm.keeping(_normalised)

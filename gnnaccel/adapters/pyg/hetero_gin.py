@@ -47,7 +47,7 @@ def state(layer: Any, together: Together, x_dict: Mapping[str, Any],
 def run(layer: Any, stated: JoinedPlainStated, given: RelationalGiven, attend: Any) -> dict[str, Tensor]:
     x_dict, together = given.operands
     sources = [x_dict[name] for name in together.sources]
-    results = unused.results(len(together.names))  # the relations'
+    results = unused.results(len(together.names), ((x_dict[name[0]],) for name in together.names))  # the relations'
     with torch.autocast(given.device.type, enabled=False):
         x = unused.watch(results, torch.cat(sources) if len(sources) > 1 else sources[0], together.of_source)
         sums = attend({"x": x})

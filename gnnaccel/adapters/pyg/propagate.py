@@ -81,6 +81,7 @@ def routed(native: Callable) -> Callable:
     from torch.compiler import is_compiling
 
     from gnnaccel.adapters.pyg import propagate_calls as calls
+    from gnnaccel.adapters.pyg import propagate_native
     from gnnaccel.adapters.pyg.propagate_once import again
     from gnnaccel.dispatch.config import current
     from gnnaccel.dispatch.records import listening
@@ -95,7 +96,7 @@ def routed(native: Callable) -> Callable:
         if not listening():  # the short way tells nothing; the route is the same
             last = calls.last(self, edge_index)
             if last is None:
-                if calls.too_small(self, edge_index, config):
+                if calls.too_small(self, edge_index, config) or propagate_native.again(self, edge_index, kwargs, config):
                     return native(self, edge_index, **kwargs)
                 out = again(self, edge_index, kwargs, config)
                 if out is not None:

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnaccel.adapters.pyg import guards, propagate_once, propagate_visit
+from gnnaccel.adapters.pyg import guards, propagate_native, propagate_once, propagate_visit
 from gnnaccel.adapters.pyg import propagate_reading as reading
 from gnnaccel.cuda import driver
 from gnnaccel.dispatch import counters, records, rules, watch
+from gnnaccel.dispatch.checkpoints import checkpointed
 from gnnaccel.dispatch.config import Config
 from gnnaccel.dispatch.names import IdentityMap
 from gnnaccel.dispatch.ops import aggregation_cost, aggregation_route
@@ -75,7 +76,8 @@ def last(layer: Any, edge_index: Any) -> "Last | None":
     entry = _last.entries.get(id(layer))  # IdentityMap.get, inlined
     if entry is None or entry[0]() is not layer:
         return None
-    return entry[1].get(id(edge_index))
+    found = entry[1].get(id(edge_index))
+    return found if found is not None and found.edge_index() is edge_index else None  # a new batch may lie where one was
 
 
 def _signature(kwargs: dict) -> tuple:
@@ -101,7 +103,7 @@ def _of_pair(value: Any) -> Any:
 
 def _modes() -> tuple:
     """What holds outside the call and matters to it."""
-    return torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled(), aggregation_route.checkpointed()
+    return torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled(), checkpointed()
 
 
 def too_small(layer: Any, edge_index: Any, config: Config) -> bool:
@@ -112,7 +114,7 @@ def too_small(layer: Any, edge_index: Any, config: Config) -> bool:
     if settings.asked(layer, config) is not None:  # whose calls are counted
         return False
     edges = edge_index.shape[-1]
-    if edges >= _FEW_AT_FIRST or aggregation_route.checkpointed():
+    if edges >= _FEW_AT_FIRST or checkpointed():
         return False
     if edges < _FEW and edge_index.is_cpu and not driver.placed():
         counters.again(type(layer).__name__, "GA301")
@@ -147,7 +149,7 @@ class Last:
         missed = self.missed
         if missed is None:
             counters.again(self.name, self.code)
-        elif missed.seconds > self.patience or aggregation_route.checkpointed():
+        elif missed.seconds > self.patience or checkpointed():
             return False
         else:
             missed.seconds += self.gain
@@ -206,6 +208,7 @@ def _remember(layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read,
         if decision.estimate is not None:
             kept.missed, kept.gain = aggregation_cost.missed(edge_index), decision.estimate.gain
             kept.patience = aggregation_cost.patience(decision.estimate)
+        propagate_native.remember(layer, edge_index, kwargs, found, decision, config)
     elif graph._view is None or len(found.reduces) > 1:  # ran without a structure; or hooks inside may appear
         return
     else:

@@ -11,10 +11,11 @@ from torch import Tensor
 from gnnaccel.adapters.pyg import guards
 from gnnaccel.adapters.pyg import propagate_reading as reading
 from gnnaccel.dispatch import counters
+from gnnaccel.dispatch.checkpoints import checkpointed
 from gnnaccel.dispatch.config import Config
 from gnnaccel.dispatch.names import IdentityMap
 from gnnaccel.dispatch.ops import aggregation_cost, aggregation_once
-from gnnaccel.dispatch.ops.aggregation_route import Decision, checkpointed
+from gnnaccel.dispatch.ops.aggregation_route import Decision
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.reasons import Reason
 

@@ -10,8 +10,9 @@
 // whole numbers, STRIDE bytes apart, and x_scale has what each is to be multiplied with: that joins the edge's weight, loaded
 // edge-parallel with it. A warp's slots take edges side by side, UNROLL of them in flight. Nothing else is scaled before the sum
 // is whole, so a row's sum does not depend on whether the row is split but for the order of its terms.
-#define BLOCKS 7
 #include "trimmed.cuh"
+
+#define LEAST_BLOCKS (INT8 ? 7 : 0)
 
 #define NO_WEIGHT 0
 #define EDGE_WEIGHT 1
@@ -147,7 +148,7 @@ __device__ __forceinline__ void sum_item(const Lanes& at, const Item& it, const 
     sum_slots(sum);
 }
 
-extern "C" __global__ void BOUNDS
+extern "C" __global__ void BOUNDS(LEAST_BLOCKS)
 forward(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const OFF_T* __restrict__ place, int rows,
         const int* __restrict__ counters, const int2* __restrict__ chunks, int chunk_edges, int chunk_slots,
         GATHERED(x), const float* __restrict__ weight, const float* __restrict__ scale, const float* __restrict__ bias,
@@ -203,7 +204,7 @@ __device__ __forceinline__ void sum_rows(const Lanes& at, OFF_T begin, int edges
     }
 }
 
-extern "C" __global__ void BOUNDS
+extern "C" __global__ void BOUNDS(LEAST_BLOCKS)
 forward_short(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const OFF_T* __restrict__ place, int rows,
               const int* __restrict__ counters, const int2* __restrict__ chunks, int chunk_edges, int chunk_slots,
               GATHERED(x), const float* __restrict__ weight, const float* __restrict__ scale, const float* __restrict__ bias,
@@ -232,7 +233,7 @@ forward_short(const OFF_T* __restrict__ indptr, const int* __restrict__ other, c
     if (whole) finish(at, (int)row, edges, sum, scale, bias, add, out);
 }
 
-extern "C" __global__ void BOUNDS
+extern "C" __global__ void BOUNDS(LEAST_BLOCKS)
 merge(const int* __restrict__ counters, const int4* __restrict__ heavy, const OFF_T* __restrict__ indptr,
       const float* __restrict__ part, const float* __restrict__ scale, const float* __restrict__ bias, int add,
       OUT_T* __restrict__ out) {
@@ -294,7 +295,7 @@ struct Left {
 #endif
 
 // The row's own side stays in registers. Chunks of a split row write edges of their own, so nothing is merged.
-extern "C" __global__ void BOUNDS
+extern "C" __global__ void BOUNDS(LEAST_BLOCKS)
 edge_dot(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const OFF_T* __restrict__ place, int rows,
          const int* __restrict__ counters, const int2* __restrict__ chunks, int chunk_edges, int chunk_slots,
          LEFT(left), GATHERED(right), float* __restrict__ out) {

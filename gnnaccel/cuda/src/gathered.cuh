@@ -7,14 +7,6 @@
 #define INT8 0
 #endif
 
-// Told how many blocks a multiprocessor is to hold, the compiler puts a step's loads together; untold, it spreads them over the step
-// to save registers that nothing needs.
-#if INT8
-#define BOUNDS __launch_bounds__(32 * WARPS, BLOCKS)
-#else
-#define BOUNDS __launch_bounds__(32 * WARPS)
-#endif
-
 template <typename T> struct Gathered {
     const T* rows;
     const float* scale;  // null but for int8

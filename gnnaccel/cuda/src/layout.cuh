@@ -17,6 +17,10 @@
 #define LOG2E 1.4426950408889634f
 #define NEG_INF (-infinity())
 
+// Of kernels that gather. Told how many blocks a multiprocessor is to hold, the compiler puts a step's loads together; untold
+// (0), it spreads them over the step to save registers that nothing needs.
+#define BOUNDS(blocks) __launch_bounds__(32 * WARPS, blocks)
+
 // What scores are taken relative to: the maximum, or 0 while there is none. A score of -inf (an edge masked out) then weighs 0
 // also where only such edges have been seen; subtracting -inf from itself would give NaN.
 __device__ __forceinline__ float reference(float top) { return top == NEG_INF ? 0.f : top; }

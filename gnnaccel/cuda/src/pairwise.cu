@@ -125,7 +125,7 @@ __device__ __forceinline__ void finish(const Lanes& at, int row, int rows, bool 
     store_row(at, out, row, st.acc);
 }
 
-extern "C" __global__ void BOUNDS
+extern "C" __global__ void BOUNDS(LEAST_BLOCKS)
 forward(const OFF_T* __restrict__ indptr, const int* __restrict__ col, const OFF_T* __restrict__ eid, int rows,
         const int* __restrict__ counters, const int2* __restrict__ chunks, int chunk_edges, int chunk_slots,
         const ROW_T* __restrict__ keys, const ROW_T* __restrict__ values, const ROW_T* __restrict__ queries,

@@ -32,7 +32,6 @@ static_assert(!VECTORS || SCORE == GATV2, "no other score has attention vectors"
 
 // Whether the loads of a step are put together, as measured on an H200 (docs/notes/attention.md): they are where none stands under
 // a condition and the compiler is told how many blocks a multiprocessor is to hold, few enough for what a step needs of registers.
-// Untold, it spreads them over the step.
 #ifdef BY_SRC
 #define TOGETHER (BY_SRC ? !OWN_VALUES || PACKS * VEC <= 8 : SCORE != GATV2 || KH > 1)
 #else
@@ -41,7 +40,6 @@ static_assert(!VECTORS || SCORE == GATV2, "no other score has attention vectors"
 #ifndef LEAST_BLOCKS
 #define LEAST_BLOCKS (!TOGETHER ? 0 : PACKS * VEC > 8 ? 2 : 4)
 #endif
-#define BOUNDS __launch_bounds__(32 * WARPS, LEAST_BLOCKS)
 
 template <typename T> __device__ __forceinline__ void gather_row(const Lanes& at, const T* base, u64 row, bool on, Row& r) {
     if (TOGETHER) load_row_or_nothing(at, base, row, on, r);

@@ -281,7 +281,7 @@ __device__ __forceinline__ void leave_att(const Lanes& at, unsigned char* shared
 
 #if BY_SRC || !KEPT
 
-extern "C" __global__ void BOUNDS
+extern "C" __global__ void BOUNDS(LEAST_BLOCKS)
 backward(const OFF_T* __restrict__ indptr, const int* __restrict__ nbr, const OFF_T* __restrict__ position,
          const OFF_T* __restrict__ eid, int rows, const int* __restrict__ counters, const int2* __restrict__ chunks,
          int chunk_edges, int chunk_slots, const ROW_T* __restrict__ self_a, const SELF_B_T* __restrict__ self_b,
@@ -349,7 +349,7 @@ __device__ __forceinline__ void add_keys(const Lanes& at, const ROW_T* keys, con
 }
 
 // The gradient of queries. inverse[e]: where edge e of a destination lies in the order of the pass by source.
-extern "C" __global__ void BOUNDS
+extern "C" __global__ void BOUNDS(LEAST_BLOCKS)
 queries(const OFF_T* __restrict__ indptr, const int* __restrict__ nbr, const OFF_T* __restrict__ inverse, int rows,
         const int* __restrict__ counters, const int2* __restrict__ chunks, int chunk_edges, int chunk_slots,
         const ROW_T* __restrict__ keys, const float* __restrict__ kept, ROW_T* __restrict__ d_queries, float* __restrict__ part) {

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gnnaccel.cuda import driver
 from gnnaccel.dispatch import counters, records, router, rules
+from gnnaccel.dispatch.checkpoints import checkpointed
 from gnnaccel.dispatch.config import Config
 from gnnaccel.dispatch.ops import aggregation, aggregation_cost, aggregation_cpu, aggregation_cuda, aggregation_once
 from gnnaccel.dispatch.ops.aggregation import Aggregation, Reduce
@@ -26,7 +27,6 @@ _NO_GAIN = reason("GA301", "torch operations gain nothing on a GPU")
 _MAY_NOT_COME_AGAIN = reason("GA301", "the gain does not pay for the structure of a graph that may not come again")
 _ONCE = reason("GA302", "the structure of a graph that may not come again costs more than it saves over the list of edges")
 _CHOSEN = ("GA301", "GA303", "GA401", "GA406")  # not a lack of ours
-_saved_tensor_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda ignore_is_tracing: None)
 Run = Callable[[OpGraph, Aggregation], Any]
 
 
@@ -175,11 +175,6 @@ def _may_run_once(graph: OpGraph, given: Aggregation, asked: Asked | None) -> bo
 
 def _differentiated(given: Aggregation) -> bool:
     return torch.is_grad_enabled() and any(t.requires_grad for t in given.tensors)
-
-
-def checkpointed() -> bool:
-    """Whether saved tensors go through hooks here."""
-    return _saved_tensor_hooks(True) is not None
 
 
 # --- the run -----------------------------------------------------------------------------------------------------------

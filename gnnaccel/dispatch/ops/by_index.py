@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from gnnaccel.dispatch import cache
+from gnnaccel.dispatch.checkpoints import checkpointed
 from gnnaccel.dispatch.config import Config
 from gnnaccel.dispatch.graph import GraphView
 from gnnaccel.dispatch.names import IdentityMap
-from gnnaccel.dispatch.ops import aggregation_cost, aggregation_route, cuda_ops, multi_reduce, torch_ops
+from gnnaccel.dispatch.ops import aggregation_cost, cuda_ops, multi_reduce, torch_ops
 from gnnaccel.dispatch.ops.call import Kernel, OpCall
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.reasons import Reason, reason
@@ -149,6 +150,6 @@ def _reason(graph: IndexGraph, x: Tensor, name: str, config: Config) -> Reason |
         return _NO_GAIN
     given = graph.edge_index
     owner = given if given._base is None else given._base  # of a view that is made anew for each call
-    if graph.known() or aggregation_route.checkpointed() or aggregation_cost.pays(owner, found):
+    if graph.known() or checkpointed() or aggregation_cost.pays(owner, found):
         return None
     return _MAY_NOT_COME_AGAIN

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from gnnaccel.dispatch import cache
+from gnnaccel.dispatch import cache, joining
 from gnnaccel.dispatch.graph import GraphView
 from gnnaccel.dispatch.joined import JoinedView
 
@@ -79,9 +79,7 @@ class JoinedGraph(OpGraph):
 
     def index(self, target: str) -> Tensor:
         if self._ends is None:
-            if hasattr(self._join, "check"):
-                self._join.check(*self._structure)
-            self._ends = self._join(*self._structure)[:2]
+            self._ends = joining.checked(self._join, self._structure)[:2]
         return self._ends[target == "v"]
 
     def view(self) -> GraphView:

@@ -32,6 +32,7 @@ class PlainRequest(NamedTuple):
     edge_bits: int
     grad: bool
     fresh: bool
+    part_bits: int = 1  # of the tensors that its edges are put together from
 
     @property
     def out(self) -> torch.dtype:
@@ -100,6 +101,9 @@ class JoinedPlainStated(PlainStated):
     tensors are a `RelationalGiven`."""
 
     join: Any = None
+
+    def request(self, device: str, grad: bool, fresh: bool) -> PlainRequest:
+        return super().request(device, grad, fresh)._replace(part_bits=len(self.join.parts).bit_length())
 
     def peek(self, given: Any) -> bool:
         return JoinedGraph(given.structure, self.num_src, self.num_dst, self.join).known()

@@ -22,6 +22,7 @@ from torch import Tensor
 from gnnaccel.cuda import aggregate as sums
 from gnnaccel.cuda import quantize
 from gnnaccel.cuda.layout import MAX_WIDTH
+from gnnaccel.dispatch.checkpoints import checkpointed
 from gnnaccel.dispatch.config import Config
 from gnnaccel.dispatch.ops import aggregation, aggregation_cpu, aggregation_once
 from gnnaccel.dispatch.ops.aggregation import Aggregation
@@ -51,7 +52,7 @@ def narrowed(layer: Any, graph: OpGraph, given: Aggregation, config: Config, dec
     against = reason("GA603", "several reductions of the same messages") if several else unfit(graph, given)
     if decision.run is aggregation_once.run:
         against = against or reason("GA604", "the graph may not come again, so it has no structure yet")
-    use = decide(layer, entry, config, decision.route, why, given.x.dtype, sizes, against, settings.checkpointed())
+    use = decide(layer, entry, config, decision.route, why, given.x.dtype, sizes, against, checkpointed())
     if type(use) is Use and use.kernels:
         use = compile_reason(_kernel(given, use)) or use
     if type(use) is Reason:
@@ -103,7 +104,7 @@ class _Run:
 
     def __call__(self, graph: OpGraph, given: Aggregation) -> Tensor:
         entry, device = self.use.entry, given.x.device
-        still = settings.captured(device) or settings.checkpointed()
+        still = settings.captured(device) or checkpointed()
         due = entry.watch.begin(device, still)
         if entry.watch.failure is not None:
             entry.fell_back(reason("GA605", entry.watch.failure))

@@ -20,6 +20,7 @@ from gnnaccel.dispatch import attention_programs as programs
 from gnnaccel.dispatch.attention import Call
 from gnnaccel.dispatch.attention_families import ADDITIVE, AsTheyCome, Family, additive_backward_of, additive_forward, like
 from gnnaccel.dispatch.attention_folded import Folded
+from gnnaccel.dispatch.checkpoints import checkpointed
 from gnnaccel.dispatch.config import Config
 from gnnaccel.dispatch.ops.call import Kernel, compile_reason
 from gnnaccel.dispatch.patterns import attention as pattern
@@ -50,7 +51,7 @@ def chosen(layer: Any, entry: Entry, config: Config, stated: Any, plan: Plan) ->
         torch.is_grad_enabled())
     native = plan.rejected[0][1] if plan.route == "native" and plan.rejected else None
     use = decide(layer, entry, config, plan.route, native, stated.row if type(stated) is Stated else torch.float32, sizes, why,
-                 settings.checkpointed())
+                 checkpointed())
     if type(use) is Use and use.kernels:
         use = compile_reason(_kernel(stated, use)) or use
     if type(use) is Use:
@@ -100,7 +101,7 @@ class Run:
 
     def __call__(self, call: Call, tensors: Any) -> Tensor:
         entry, device = self.use.entry, call.graph.device
-        still = settings.captured(device) or settings.checkpointed()
+        still = settings.captured(device) or checkpointed()
         due = entry.watch.begin(device, still)
         if entry.watch.failure is not None or type(tensors) is Folded:
             entry.fell_back(reason("GA605", entry.watch.failure) if entry.watch.failure else reason("GA603"))

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from gnnaccel.cuda import int8_gemm
 from gnnaccel.cuda.quantize import Int8Rows
+from gnnaccel.dispatch.checkpoints import checkpointed
 from gnnaccel.dispatch.config import Config
 from gnnaccel.dispatch.graph import kernels_run_on
 from gnnaccel.dispatch.ops.call import Kernel, compile_reason
@@ -64,7 +65,7 @@ def _signature(config: Config, x: Tensor, weight: Tensor, bias: Tensor | None, w
 def decide(linear: Any, entry: Entry, config: Config, x: Tensor, weight: Tensor, bias: Tensor | None,
            why_native: Reason | None) -> Use | Reason:
     """The storage of this call, or why it is fp32. Counts nothing."""
-    storage = settings.wanted(linear, entry, config, settings.checkpointed())
+    storage = settings.wanted(linear, entry, config, checkpointed())
     if type(storage) is Reason:
         return storage
     if storage.format != "int8":
@@ -131,7 +132,7 @@ class _Run:
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None, native: Native) -> Tensor:
         entry = self.use.entry
-        still = settings.captured(x.device) or settings.checkpointed()
+        still = settings.captured(x.device) or checkpointed()
         due = entry.watch.begin(x.device, still)
         if entry.watch.failure is not None:
             entry.fell_back(reason("GA605", entry.watch.failure))

@@ -83,7 +83,6 @@ class Entry:
 
 _entries: IdentityMap[Entry] = IdentityMap()
 _maps: IdentityMap[Entry] = IdentityMap()  # of linear maps inside layers
-_saved_tensor_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda ignore_is_tracing: None)
 
 
 def keep(layer: Any, setting: Setting) -> Entry:
@@ -198,11 +197,6 @@ def wanted(layer: Any, found: Entry, config: Config, checkpointed: bool) -> Stor
 def learning(use: Any) -> bool:
     """Whether the next call is to be decided anew: which layer comes last is not known yet."""
     return type(use) is Reason and use.code == "GA606"
-
-
-def checkpointed() -> bool:
-    """Whether saved tensors go through hooks here, as those of a checkpoint, which repeats the call."""
-    return _saved_tensor_hooks(True) is not None
 
 
 def captured(device: torch.device) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from itertools import compress
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -244,7 +245,10 @@ class _FinishTypes(torch.autograd.Function):
         found = _finished(blocks, grown, weight, True, bias, alpha, rows)
         ctx.how, ctx.parameters, trained = (blocks, sizes, True, True), parameters, any(ctx.needs_input_grad[4:4 + len(sizes)])
         ctx.save_for_backward(out, weight, bias, alpha, rows, gate, grown if trained else None)
-        return tuple(part.data for part in found.split(sizes))
+        parts = tuple(part.data for part in found.split(sizes))
+        if not any(ctx.needs_input_grad[2:4]):
+            leave_alone(ctx, parts, ctx.needs_input_grad[4:])
+        return parts
 
     @staticmethod
     def backward(ctx, *grads):
@@ -268,6 +272,14 @@ class _FinishTypes(torch.autograd.Function):
         if not all(needs):
             parts = [part if need else None for part, need in zip(parts, needs)]
         return None, None, d_out, d_rows, *parts
+
+
+def leave_alone(ctx: Any, parts: tuple[Tensor, ...], needs: tuple[bool, ...]) -> None:
+    """Of a node whose inputs are a type's own, kind by kind, those of its results ``parts`` ask for no gradient of which no input
+    needs one, as where each type is mapped by itself."""
+    frozen = [not any(needs[at::len(parts)]) for at in range(len(parts))]
+    if any(frozen):
+        ctx.mark_non_differentiable(*compress(parts, frozen))
 
 
 def whole(grads: tuple[Tensor | None, ...], sizes: tuple[int, ...]) -> Tensor:

@@ -6,6 +6,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from gnnaccel.dispatch import cost
+from gnnaccel.dispatch.cost import line, mode
 from gnnaccel.dispatch.relational.counting import Count
 from gnnaccel.dispatch.relational.optimise import Ordering, optimise
 
@@ -25,7 +26,7 @@ def _around(request: RelationalRequest) -> float:
         return 0.0
     shapes = dict(request.shapes)
     moved = (1 << request.edge_bits) * sum(shapes["weight"][-2:]) * request.row.itemsize
-    return _line(rates[_mode(request)], 1, *shapes["types"], moved)
+    return line(rates[mode(request)], 1, *shapes["types"], moved)
 
 
 def torch_backend(request: RelationalRequest) -> float | None:
@@ -33,9 +34,9 @@ def torch_backend(request: RelationalRequest) -> float | None:
     if request.device != "cpu":
         return None
     rates, count = cost.constants()["relational"]["cpu"], _taken(request, "cpu").count
-    seconds = _total(rates["total"][_mode(request)], count, 1 << request.relation_bits)
+    seconds = _total(rates["total"][mode(request)], count, 1 << request.relation_bits)
     around = rates["around"].get(request.native)
-    return seconds * rates["margin"] + _structure(request, "cpu") + (0.0 if around is None else around[_mode(request)])
+    return seconds * rates["margin"] + _structure(request, "cpu") + (0.0 if around is None else around[mode(request)])
 
 
 def native(request: RelationalRequest) -> float | None:
@@ -48,28 +49,19 @@ def native(request: RelationalRequest) -> float | None:
     statistics = request.statistics()
     relations, edges = statistics.num_relations, statistics.num_edges
     width, matrix = _sizes(request)
-    return _line(rates[_mode(request)], 1, relations, relations * statistics.num_dst * matrix, edges * width, edges * matrix)
-
-
-def _once(request: RelationalRequest) -> tuple[list[float], list[float]] | None:
-    """The rates of a call whose graph is new on a GPU, the host's and our structure's; None for other calls and hosts."""
-    rates = cost.constants()["relational"]["cuda"]["once"].get(request.native) if request.fresh else None
-    return None if rates is None else rates[_mode(request)]
+    return line(rates[mode(request)], 1, relations, relations * statistics.num_dst * matrix, edges * width, edges * matrix)
 
 
 def _native_once(request: RelationalRequest) -> float | None:
     """Of a host on a GPU: over known graphs kernels always gain, over new ones there is the structure to pay for."""
-    rates = _once(request)
-    if rates is None:
-        return None
-    return _line(rates[0], 1, 1 << request.relation_bits, (1 << request.edge_bits) * _sizes(request)[0])
+    return cost.once(request, False, 1 << request.relation_bits, (1 << request.edge_bits) * _sizes(request)[0])
 
 
 def _one_by_one(request: RelationalRequest, rates: dict[str, list[float]]) -> float:
     """Of a host that makes a product per relation on a GPU: their launches, or the products where those take longer."""
     taken, unit = _taken(request, "cuda"), cost.constants()["relational"]["cuda"]["orderings"]["launch"]
     products = taken.seconds - (taken.count + taken.back).launches * unit
-    return max(_line(rates[_mode(request)], 1, *dict(request.shapes)["types"]), products)
+    return max(line(rates[mode(request)], 1, *dict(request.shapes)["types"]), products)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -83,23 +75,15 @@ def _taken(request: RelationalRequest, device: str) -> Ordering:
 
 def _structure(request: RelationalRequest, device: str) -> float:
     """In full where the graph is new: it may never come again."""
-    once = _once(request) if device == "cuda" else None
+    once = cost.once(request, True, 1 << request.relation_bits, 1 << request.edge_bits)
     if once is not None:
-        return _line(once[1], 1, 1 << request.relation_bits, 1 << request.edge_bits)
-    rates = cost.constants()["relational"][device]["structure"][_mode(request)]
-    return _line(rates, 1, 1 << request.edge_bits) if request.fresh else 0.0
+        return once
+    rates = cost.constants()["relational"][device]["structure"][mode(request)]
+    return line(rates, 1, 1 << request.edge_bits) if request.fresh else 0.0
 
 
 def _total(rates: list[float], count: Count, relations: int) -> float:
-    return _line(rates, count.moved, count.flops, count.launches, relations, 1)
-
-
-def _line(rates: list[float], *sizes: float) -> float:
-    return sum(rate * size for rate, size in zip(rates, sizes))
-
-
-def _mode(request: RelationalRequest) -> str:
-    return "training" if request.grad else "forward"
+    return line(rates, count.moved, count.flops, count.launches, relations, 1)
 
 
 def _sizes(request: RelationalRequest) -> tuple[int, int]:

@@ -2,11 +2,17 @@
 
 Counts are in 4-byte values. On a CPU backward moves and computes about twice as much in any ordering, so it does not change which
 is best. On a GPU it may: what backward has to sum over the edges, and how often it launches, differs between orderings.
+
+Every count is a constant and so much for each node, edge, relation and pair. So an ordering is read once, into a `Formula`, and
+what it costs on the next graph is a few products.
 """
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import functools
+from dataclasses import dataclass, fields, replace
 from math import prod
+from operator import attrgetter, mul
+from typing import NamedTuple
 
 import torch
 
@@ -17,6 +23,8 @@ from gnnaccel.dispatch.relational.launches import launches
 from gnnaccel.dispatch.relational.view import RelationStatistics
 
 Shape = tuple[int, ...]
+_NUMBERS = tuple(field.name for field in fields(RelationStatistics))
+_numbers_of = attrgetter(*_NUMBERS)
 
 
 @dataclass(frozen=True)
@@ -34,6 +42,35 @@ class Count:
         """On a device of this type, by the rates of ``constants.json``."""
         rates = cost.constants()["relational"][device]["orderings"]
         return self.moved / rates["bandwidth"] + self.flops / rates["flops"] + self.launches * rates["launch"]
+
+
+class Formula(NamedTuple):
+    """How a `Count` follows from `RelationStatistics`: ``fixed``, and for each of their numbers, in order, its factors."""
+
+    fixed: Count
+    moved: tuple[int, ...]
+    flops: tuple[int, ...]
+
+    def at(self, statistics: RelationStatistics) -> Count:
+        sizes = _numbers_of(statistics)
+        return Count(self.fixed.moved + sum(map(mul, self.moved, sizes)), self.fixed.flops + sum(map(mul, self.flops, sizes)),
+                     self.fixed.launches)
+
+
+@functools.lru_cache(maxsize=1024)
+def formulas(program: Program, shapes: tuple[tuple[str, Shape], ...], device: str, train: bool) -> tuple[Formula, Formula]:
+    """Of what a Program costs on "cpu" or "cuda", and of its backward, which is weighed on a GPU alone. ``shapes``, ``train``: as
+    of `count` and `count_on_gpu`."""
+    def counts(sizes: tuple[int, ...]) -> tuple[Count, Count]:
+        statistics = RelationStatistics(*sizes)
+        if device == "cuda":
+            return count_on_gpu(program, dict(shapes), statistics, train)
+        return count(program, dict(shapes), statistics), Count()
+
+    fixed = counts((0,) * len(_NUMBERS))
+    each = [counts(tuple(int(name == one) for name in _NUMBERS)) for one in _NUMBERS]
+    return tuple(Formula(first, tuple(one[way].moved - first.moved for one in each),
+                         tuple(one[way].flops - first.flops for one in each)) for way, first in enumerate(fixed))
 
 
 def count(program: Program, shapes: dict[str, Shape], statistics: RelationStatistics) -> Count:

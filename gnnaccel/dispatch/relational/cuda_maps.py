@@ -49,11 +49,19 @@ def _wants_grad(*tensors: Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
-def by_torch(function: Callable[..., Any], inputs: tuple[Tensor | None, ...], needs: tuple[bool, ...], grad: Any) -> tuple:
-    """Gradients of ``function(*inputs)``, a tensor or several, that can be differentiated again."""
-    inputs = tuple(None if t is None else t.view_as(t) for t in inputs)
+def by_torch(function: Callable[..., Any], inputs: tuple[Tensor | None, ...], needs: tuple[bool, ...], grad: Any,
+             create_graph: bool = True) -> tuple:
+    """Gradients of ``function(*inputs)``, a tensor or several; with ``create_graph`` they can be differentiated again."""
+    with torch.enable_grad():
+        inputs = tuple(None if t is None else t.view_as(t) for t in inputs)
+        outs = function(*inputs)
+    outs, grads = ((outs,), (grad,)) if isinstance(outs, Tensor) else (outs, grad)
+    made = [(t, g) for t, g in zip(outs, grads) if t.requires_grad]  # not what was made of frozen inputs alone
     wanted = [t for t, need in zip(inputs, needs) if need and t is not None]
-    found = iter(torch.autograd.grad(function(*inputs), wanted, grad, create_graph=True, allow_unused=True))
+    if not made:
+        return (None,) * len(inputs)
+    found = iter(torch.autograd.grad([t for t, _ in made], wanted, [g for _, g in made], create_graph=create_graph,
+                                     allow_unused=True))
     return tuple(next(found) if need and t is not None else None for t, need in zip(inputs, needs))
 
 

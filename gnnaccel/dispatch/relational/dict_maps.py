@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gnnaccel.dispatch.relational.by_type import product, weight_grad, whole
+from gnnaccel.dispatch.relational.by_type import leave_alone, product, weight_grad, whole
 from gnnaccel.dispatch.relational.cuda_maps import by_torch, dense
 from gnnaccel.dispatch.relational.pairs import Blocks
 
@@ -41,7 +41,9 @@ class _Maps(torch.autograd.Function):
         ctx.how = blocks, sizes, row
         ctx.save_for_backward(rows, weight, *tensors)
         found = product(blocks, rows, weight, True, torch.stack(biases).to(row) if biases else None)
-        return tuple(part.data for part in found.split(sizes))
+        parts = tuple(part.data for part in found.split(sizes))
+        leave_alone(ctx, parts, ctx.needs_input_grad[3:])
+        return parts
 
     @staticmethod
     def backward(ctx, *grads):

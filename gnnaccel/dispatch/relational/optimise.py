@@ -1,12 +1,13 @@
 """From a stated Program to the one that runs: all orderings, compacted and fused, counted; the cheapest is taken."""
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from gnnaccel.dispatch.config import PASSES
 from gnnaccel.dispatch.program import Program
 from gnnaccel.dispatch.relational.compaction import compact
-from gnnaccel.dispatch.relational.counting import Count, Shape, count, count_on_gpu
+from gnnaccel.dispatch.relational.counting import Count, Shape, formulas
 from gnnaccel.dispatch.relational.fusion import fuse
 from gnnaccel.dispatch.relational.reordering import orderings
 from gnnaccel.dispatch.relational.view import RelationStatistics
@@ -66,12 +67,16 @@ def optimise(stated: Program, shapes: dict[str, Shape], statistics: RelationStat
     "reordering" only the Program as stated is looked at. (Without "compaction" the view that gives the statistics has a pair
     per edge; the Program is the same.) train: on a GPU backward is weighed too.
     """
-    ways = orderings(stated) if "reordering" in passes else orderings(stated)[:1]
-    found = []
-    for name, ordered in ways:
-        program = fuse(compact(ordered))
-        counted, back = count(program, shapes, statistics), Count()
-        if device == "cuda":
-            counted, back = count_on_gpu(program, shapes, statistics, train)
+    known, found = tuple(shapes.items()), []
+    for name, ordered, program in _ways(stated, "reordering" in passes):
+        counted, back = (formula.at(statistics) for formula in formulas(program, known, device, train))
         found.append(Ordering(name, ordered, program, counted, (counted + back).seconds(device), back))
     return Optimised(stated, statistics, tuple(sorted(found, key=lambda o: o.seconds)))
+
+
+@functools.lru_cache(maxsize=256)
+def _ways(stated: Program, reordered: bool) -> tuple[tuple[str, Program, Program], ...]:
+    """Name, the ordering, and what becomes of it: the same Programs for every graph, so that what is found out about them is found
+    out once."""
+    ways = orderings(stated) if reordered else orderings(stated)[:1]
+    return tuple((name, ordered, fuse(compact(ordered))) for name, ordered in ways)

@@ -82,14 +82,7 @@ class _Fold(torch.autograd.Function):
         def again(*inputs: Tensor | None) -> tuple[Tensor, ...]:
             return tuple(compress(_folded(ctx.sources, *inputs), given))
 
-        if torch.is_grad_enabled():
-            return None, *by_torch(again, inputs, needs, tuple(compress(grads, given)))
-        with torch.enable_grad():
-            inputs = tuple(t if t is None else t.detach().requires_grad_(need) for t, need in zip(inputs, needs))
-            outs = again(*inputs)
-        wanted = [t for t, need in zip(inputs, needs) if need]
-        found = iter(torch.autograd.grad(outs, wanted, tuple(compress(grads, given)), allow_unused=True))
-        return None, *(next(found) if need else None for need in needs)
+        return None, *by_torch(again, inputs, needs, tuple(compress(grads, given)), create_graph=torch.is_grad_enabled())
 
 
 def pair_maps(view: RelationView, rows: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -58,6 +58,9 @@ class Gather:
 
 Ends = tuple[Tensor, Tensor, Tensor]
 
+#: Edges below which what a kernel put together is kept: asking for it again would take longer than reading it. 12 bytes each.
+_KEEP_BELOW = 1 << 22
+
 
 def by_type(edge_index: Tensor, edge_type: Tensor) -> Ends:
     """(src, dst, relation), each [E], of edges with a type each."""
@@ -82,7 +85,8 @@ class RelationView:
     The tensors of ``structure`` are not kept alive, unless ``own``: who asks for something new holds them. EDGE values are in
     the order of ``assemble``. ``ignore``: edges of unknown relations do not count; otherwise, and for nodes out of range
     always, GraphError. (EDGE inputs and ``ignore`` do not go together.) ``compact`` False: every edge is a source pair of its
-    own. Destination pairs stay, as reductions end in them. ``assemble`` may have a ``check(*structure)`` of its own.
+    own. Destination pairs stay, as reductions end in them. ``assemble`` may have a ``checked(*structure)``, which gives the same
+    ends or raises GraphError where ids are out of range.
 
     ``kernels``: whether it may be built by kernels, as whoever runs kernels over it says. The arrays are the same.
     """
@@ -99,7 +103,7 @@ class RelationView:
         self._sources = tuple(weakref.ref(t) for t in structure)
         self._lock = threading.RLock()
         self._made: dict[tuple, Any] = {}
-        self._filtered: Ends | None = None
+        self._filtered: Ends | None = None  # where some edges do not count, or a kernel put them together
         self._checked = False
 
     def bind(self, *structure: Tensor) -> None:
@@ -115,10 +119,16 @@ class RelationView:
         if any(t is None for t in structure):
             raise RuntimeError("the edges of this RelationView are gone; call bind() with live ones first")
         structure = tuple(t.detach() for t in structure)
-        if not self._checked and hasattr(self._assemble, "check"):
-            self._assemble.check(*structure)
+        if self._checked:
+            return self._assemble(*structure)
+        if hasattr(self._assemble, "checked"):
+            ends = self._assemble.checked(*structure)
+            self._checked = True
+            if ends[0].dtype is torch.int32 and ends[0].shape[0] < _KEEP_BELOW:
+                self._filtered = ends
+            return ends
         ends = self._assemble(*structure)
-        if check and not self._checked:
+        if check:
             self._check(*ends)
         return self._filtered or ends
 
@@ -186,6 +196,8 @@ class RelationView:
         self._checked = True
         by_src, by_dst, copies = found
         self._wait()
+        if self._filtered is not None and copies is not None:
+            self._filtered = copies  # rather than the same ids twice
         for key, made in zip(((PAIR_SRC,), (PAIR_DST,), *((end, EDGE, "index") for end in (SRC, DST, RELATION))),
                              (by_src, by_dst, *(copies or ()))):
             self._made.setdefault(key, made)
@@ -300,5 +312,6 @@ class RelationView:
         made = {id(v): v for v in list(self._made.values())}.values()
         arrays = [v for v in made if isinstance(v, Tensor)]
         arrays += [t for v in made if isinstance(v, Pairs) for t in (v.node, v.relation, v.ptr, v.of_edge)]
+        arrays += self._filtered or ()
         return (sum(t.nbytes for t in {id(t): t for t in arrays}.values())
                 + sum(v.nbytes() for v in made if isinstance(v, (Blocks, GraphView))))

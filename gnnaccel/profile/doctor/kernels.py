@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import (blend_grad, column_sum, driver, dropout, edge_list, gather, head_dot, int8_gemm, pairs,
-                           quantize, segment_backward, segment_gemm, segment_gemm_grad)
+from gnnaccel.cuda import (blend_grad, column_sum, driver, dropout, edge_list, gather, head_dot, int8_gemm, join, pairs,
+                           quantize, segment_backward, segment_gemm, segment_gemm_grad, tile_ptr)
 from gnnaccel.cuda.segment_plan import Segments
 from gnnaccel.dispatch import attention, attention_programs, patterns, torch_backend
 from gnnaccel.dispatch.graph import GraphView
@@ -243,12 +243,30 @@ def _int8(case: Case) -> Iterator[tuple[str, float]]:
     yield "int8_gemm", error(int8_gemm.product(rows, weight, bias), exact)
 
 
+def _tile_ptr(case: Case) -> Iterator[tuple[str, float]]:
+    rows = torch.randint(0, 200, (300,), device=case.device)
+    ptr = torch.cat([rows.new_zeros(1), rows.cumsum(0)]).int()
+    made = tile_ptr.tile_ptr(ptr)
+    same = all(torch.equal(found[1:].long(), (-(-rows // height)).cumsum(0)) and not found[0] for height, found in made.items())
+    yield "tile_ptr", 0.0 if same else float("inf")
+
+
+def _join(case: Case) -> Iterator[tuple[str, float]]:
+    parts = [torch.randint(0, 7, (2, edges), device=case.device) for edges in (5, 0, 300)]
+    made = join.join(parts, [(at, 7 * at, 7, 7 * at, 7) for at in range(3)], case.device)
+    relation = torch.tensor([0, 2], device=case.device).repeat_interleave(torch.tensor([5, 300], device=case.device))
+    src, dst = torch.cat(parts, 1) + 7 * relation
+    same = all(torch.equal(got.long(), expected) for got, expected in zip(made, (src, dst, relation))) and int(made.wrong) == 6
+    yield "join", 0.0 if same else float("inf")
+
+
 #: each check with the families whose verdicts it yields, in that order
 CHECKS: tuple[tuple[tuple[str, ...], Check], ...] = (
     (("structure",), _structure), (("pairs",), _pairs), (("gather",), _gather), (("dropout",), _dropout),
     (("head_dot",), _head_dot), (("column_sum",), _column_sum), (("additive", "additive_backward", "additive_pmf"), _additive),
     (("pairwise", "pairwise_backward"), _pairwise), (("aggregate", "extremum", "sddmm", "edge_softmax"), _operations),
-    (("edge_list",), _edge_list), (("segment_direct", "segment_gemm", "segment_gemm_grad", "segment_backward"), _segments),
+    (("edge_list",), _edge_list), (("tile_ptr",), _tile_ptr), (("join",), _join),
+    (("segment_direct", "segment_gemm", "segment_gemm_grad", "segment_backward"), _segments),
     (("blend_grad",), _blend_grad), (("gated",), _gated), (("gated_sum", "rectified"), _messages), (("softmax_sum",), _softmax_sum),
     (("multi_reduce", "multi_reduce_backward"), _multi_reduce), (("quantize", "int8_gemm"), _int8))
 

@@ -5,6 +5,7 @@ import pytest
 
 from gnnaccel.dispatch import cost
 from gnnaccel.dispatch.config import PASSES
+from gnnaccel.dispatch.relational.counting import Count, count, count_on_gpu
 from gnnaccel.dispatch.relational.optimise import optimise
 from gnnaccel.dispatch.relational.reordering import orderings
 from gnnaccel.dispatch.relational.request import shapes_of
@@ -139,3 +140,20 @@ def test_what_records_tell():
         "bytes": back.taken.back.moved, "flops": back.taken.back.flops, "launches": 3}
     empty = optimise(statement("rgcn mean"), RGCN, RelationStatistics(5, 5, 0, 3, 0, 0), "cpu").as_dict()
     assert empty["compaction_src"] == empty["compaction_dst"] == 0.0
+
+
+@pytest.mark.parametrize("device, train", [("cpu", False), ("cuda", False), ("cuda", True)])
+@pytest.mark.parametrize("name", STATEMENTS)
+def test_a_formula_counts_what_reading_the_ordering_counts(name, device, train):
+    shapes = dict(shapes_of(statement(name), tensors(name, typed(9, 7, 40, 3))))
+    for stats in (RelationStatistics(0, 0, 0, 0, 0, 0), RelationStatistics(11, 23, 307, 5, 101, 67), graph(300_000, 200_000)):
+        for found in optimise(statement(name), shapes, stats, device, train=train).orderings:
+            counted = count(found.program, shapes, stats), Count()
+            if device == "cuda":
+                counted = count_on_gpu(found.program, shapes, stats, train)
+            assert (found.count, found.back) == counted
+
+
+def test_orderings_are_made_once():
+    first, second = (optimise(statement("rgcn sum"), RGCN, stats, "cuda") for stats in (graph(900_000, 50_000), graph(10, 10, 20)))
+    assert {id(o.program) for o in first.orderings} == {id(o.program) for o in second.orderings}

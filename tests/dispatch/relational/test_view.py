@@ -344,3 +344,16 @@ def test_built_by_kernels_in_inference_mode_it_takes_part_in_training(device):
         arrays = [view.pairs(PAIR_SRC).of_edge, view.pairs(PAIR_DST).node, view.index(SRC, EDGE), view.share(torch.float32),
                   view.blocks((5, 7)).relation]
     assert not any(t.is_inference() for t in arrays)
+
+
+def test_edges_that_were_put_together_are_kept_once(device):
+    class Assemble:
+        def checked(self, edge_index, edge_type):
+            return *edge_index.int().unbind(0), edge_type.int()
+
+    graph = typed()
+    view = by_kernels(device, graph, assemble=Assemble())
+    same(view, graph.view())
+    arrays = [view.index(end, EDGE) for end in (SRC, DST, RELATION)]
+    assert all(a is b for a, b in zip(view._given(), arrays))
+    assert view.nbytes() == 60 * 4 * 3 + view.pairs(PAIR_SRC).nbytes() + view.pairs(PAIR_DST).nbytes() + 60 * (4 + 8)

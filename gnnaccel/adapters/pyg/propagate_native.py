@@ -1,0 +1,77 @@
+"""Calls of ``propagate`` over graphs that have not been seen before, by a layer that stayed native over one no smaller: reading
+each of them would take as long as some run natively."""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnnaccel.adapters.pyg import propagate_reading as reading
+from gnnaccel.dispatch import counters
+from gnnaccel.dispatch.checkpoints import checkpointed
+from gnnaccel.dispatch.config import Config
+from gnnaccel.dispatch.names import IdentityMap
+from gnnaccel.dispatch.ops import aggregation_cost
+from gnnaccel.dispatch.ops.aggregation_route import Decision
+
+_MORE = 1.25  # times as many edges as the call that was decided: where others might gain
+
+
+class _New:
+    """A layer's last call over a new graph that stayed native for what it costs. Native code is never wrong, so it is enough to
+    know of another call that it is no more likely to gain. ``rows``: of the features; ``gain``, ``patience``: per edge, as
+    `aggregation_cost` has them, None where there is nothing to gain whatever comes again."""
+
+    __slots__ = ("epoch", "grad", "source", "rows", "most", "gain", "patience", "name")
+
+    def __init__(self, layer: Any, edges: int, x: Tensor, source: str, decision: Decision, config: Config):
+        estimate = decision.estimate
+        self.epoch, self.grad, self.source, self.rows = config.epoch, torch.is_grad_enabled(), source, _described(x)
+        self.most, self.name, self.gain, self.patience = edges * _MORE, type(layer).__name__, None, None
+        if estimate is not None:
+            self.gain, self.patience = estimate.gain / edges, aggregation_cost.patience(estimate) / edges
+
+    def holds(self, edge_index: Any, kwargs: dict, config: Config) -> bool:
+        """Whether a call over a graph that its layer has not seen stays native too; notes what is missed."""
+        if self.epoch != config.epoch or type(edge_index) is not Tensor or edge_index.dim() != 2:
+            return False
+        edges, x = edge_index.shape[1], kwargs.get(self.source)
+        x = x[0] if type(x) is tuple else x
+        if edges > self.most or type(x) not in reading.TENSORS or _described(x) != self.rows:
+            return False
+        if torch.is_grad_enabled() is not self.grad:
+            return False
+        if self.gain is None:
+            return True
+        if checkpointed() or edge_index.is_inference():
+            return False
+        missed = aggregation_cost.missed(edge_index)
+        if missed.seconds > self.patience * edges:
+            return False
+        missed.seconds += self.gain * edges
+        return True
+
+
+_last: IdentityMap[_New] = IdentityMap()
+
+
+def again(layer: Any, edge_index: Any, kwargs: dict, config: Config) -> bool:
+    """Whether a call over edges that this layer has not seen is native as one before; counts it then."""
+    entry = _last.entries.get(id(layer))  # IdentityMap.get, inlined
+    if entry is None or entry[0]() is not layer or not entry[1].holds(edge_index, kwargs, config):
+        return False
+    counters.count(entry[1].name, "native", "GA301")
+    return True
+
+
+def remember(layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read, decision: Decision, config: Config) -> None:
+    """Keep of a native call, for others over new graphs, how large it was."""
+    if decision.code == "GA301" and decision.fell_back is None and edge_index.shape[1]:
+        x = reading.source(kwargs, found.form.source)
+        if type(x) in reading.TENSORS:
+            _last.set(layer, _New(layer, edge_index.shape[1], x, found.form.source, decision, config))
+
+
+def _described(x: Tensor) -> tuple:
+    return x.shape[1:], x.dtype, x.is_cuda, x.requires_grad

@@ -1,0 +1,32 @@
+"""Where the tiles of each segment begin, for every height of tiles at once (``src/tile_ptr.cu``)."""
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gnnaccel.cuda.launch import Kernels
+
+#: rows of a tile, those that the products by segment know
+HEIGHTS = (16, 32, 64, 128)
+_THREADS = 256
+_MOST = 1 << 16  # segments; a thread walks 256 of them
+
+kernels = Kernels("tile_ptr", ())
+
+
+def tile_ptr(ptr: Tensor) -> dict[int, Tensor]:
+    """Of segments whose rows begin at ``ptr`` [S + 1] int32, contiguous: for each of `HEIGHTS` int32 [S + 1], how many tiles of so
+    many rows lie before each segment. Made without asking the device."""
+    segments = ptr.shape[0] - 1
+    if segments > _MOST:
+        return {height: _by_torch(ptr, height) for height in HEIGHTS}
+    found = torch.empty((len(HEIGHTS), segments + 1), dtype=torch.int32, device=ptr.device)
+    kernels("tile_ptr")((1, len(HEIGHTS)), _THREADS, 4 * _THREADS, (ptr.data_ptr(), np.int32(segments), found.data_ptr()))
+    return dict(zip(HEIGHTS, found.unbind(0)))
+
+
+def _by_torch(ptr: Tensor, height: int) -> Tensor:
+    tiles = torch.zeros_like(ptr)
+    torch.cumsum((ptr.diff() + (height - 1)) // height, 0, dtype=torch.int32, out=tiles[1:])
+    return tiles

@@ -142,8 +142,8 @@ def shares(of_edge: Tensor, count: int, dtype: torch.dtype, order: Tensor | None
                          "needed is [edges], int32, contiguous, and shares in fp32 or fp64")
     if order is not None and (order.shape != (edges,) or order.dtype not in IDS or order.device != device
                               or not order.is_contiguous()):
-        raise ValueError(f"order is {list(order.shape)}, {order.dtype}, on {order.device}, strides {list(order.stride())}; needed "
-                         f"is [{edges}], int32 or int64, contiguous, on {device}")
+        raise ValueError(f"order is {list(order.shape)}, {order.dtype}, on {order.device}, strides {list(order.stride())}; "
+                         f"needed is [{edges}], int32 or int64, contiguous, on {device}")
     out = torch.empty(edges, dtype=dtype, device=device)
     if edges:
         counts = torch.zeros(count, dtype=torch.int32, device=device)

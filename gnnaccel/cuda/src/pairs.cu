@@ -1,7 +1,7 @@
 // The distinct pairs of a node and a relation at the ends of edges, and nodes by their types: what relational layers need to know
 // of a graph before anything else, in few launches, as a graph that comes once is bound by the host.
 //
-//   collect           looks at the ids of all edges, copies them as int32, and marks the keys relation * nodes + node of both ends
+//   collect           looks at the ids of all edges, copies them as int32, marks the keys relation * nodes + node of both ends
 //   number            the keys that were marked, in order: torch's cumsum has added the marks up in between
 //   count, share...   1 / the edges of an edge's pair
 //   tally, arrange    nodes in any order of types: how many there are of each, and a stable order by type

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 from torch_geometric import EdgeIndex
-from torch_geometric.nn import GraphConv, HeteroConv, HGTConv, SAGEConv
+from torch_geometric.nn import GCNConv, GraphConv, HeteroConv, HGTConv, SAGEConv
 
 import gnnaccel
 from gnnaccel.dispatch import cache
@@ -263,3 +263,13 @@ def test_ids_of_the_next_type(route):
     with route.on(), pytest.raises(GraphError, match="author"):
         for t in made(x, ei).values():
             t.sum().item()
+
+
+@pytest.mark.parametrize("end, what", [(0, "source"), (1, "destination")])
+def test_ids_of_no_node_in_weighted_sums(route, end, what):
+    """Before anything is indexed with them, which on a GPU would end the process's work there."""
+    made = hetero(GCNConv, relations=[CITES, KNOWS]).to(route.device)
+    x, ei = on(route.device, features(), edges([CITES, KNOWS]))
+    ei[KNOWS][end, 3] = 1000
+    with route.on(), pytest.raises(GraphError, match=rf"{what} ids from \d to 1000; there are 13 nodes of type 'author'"):
+        made(x, ei)

@@ -153,7 +153,10 @@ def run(layer: Any, stated: RelationalStated, given: RelationalGiven, attend: An
     autocast = torch.is_autocast_enabled(given.device.type)
 
     def weighted(operands: dict) -> Tensor:
-        return attend(operands if norms is None else {**operands, "norm": hetero_gcn.weights(*norms).to(row)})
+        if norms is None:
+            return attend(operands)
+        attend.graph.statistics()  # which checks the ids: what the weights are made of is indexed with them
+        return attend({**operands, "norm": hetero_gcn.weights(*norms).to(row)})
 
     with torch.autocast(given.device.type, enabled=False):
         parts = alike.run(weighted, parameters, x_src, rows.x_dst, rows.of_source, rows.of_target, mean, row)

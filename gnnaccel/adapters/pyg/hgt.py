@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -129,7 +130,7 @@ def _maps_are_plain(layer: Any, x_dict: Mapping[str, Tensor], types: tuple[str, 
 def _run_by_kernels(layer: Any, stated: RelationalStated, given: RelationalGiven, attend: Any) -> dict[str, Tensor]:
     x_dict, types, _ = given.operands
     x = [x_dict[name] for name in types]
-    attend.build(torch.is_grad_enabled() and layer.k_rel.weight.requires_grad)
+    attend.build(torch.is_grad_enabled() and _wants_grad(layer, x))
     together = by_type.together(x)
     sizes = tuple(t.shape[0] for t in x)
     blocks = attend.graph.blocks(sizes)
@@ -145,6 +146,12 @@ def _run_by_kernels(layer: Any, stated: RelationalStated, given: RelationalGiven
     biases = [] if lins[0].bias is None else [lin.bias for lin in lins]
     gates = [layer.skip[name] for name in types] if x[0].shape[1] == layer.out_channels else []
     return dict(zip(types, by_type.finish_types(blocks, sizes, out, [lin.weight for lin in lins], biases, gates, rows)))
+
+
+def _wants_grad(layer: Any, x: list[Tensor]) -> bool:
+    """Whether backward goes through the attention."""
+    before = chain((layer.k_rel.weight, layer.v_rel.weight), x, layer.kqv_lin.parameters(), layer.p_rel.parameters())
+    return any(t.requires_grad for t in before)
 
 
 def _folded(layer: Any, operands: _Operands, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:

@@ -107,7 +107,7 @@ def _attended(layer: Any, stated: RelationalStated, given: RelationalGiven, atte
     """[nodes, channels]: the messages' sums."""
     tensors = dict(keys=keys, queries=queries, values=values, w_att=_by_relation(layer, layer.k_rel.weight),
                    w_msg=_by_relation(layer, layer.v_rel.weight))
-    with torch.autocast(keys.device.type, enabled=False):
+    with calls.without_autocast(keys.device.type):
         tensors = {name: t.to(stated.row) for name, t in tensors.items()}
         return attend({**tensors, "p": _priors(layer, given.operands.graph.present)}).flatten(1)
 
@@ -160,7 +160,7 @@ def _folded(layer: Any, operands: _Operands, weight: Tensor, bias: Tensor | None
     place = {name: at for at, name in enumerate(operands.types)}
     sources = tuple([place.get(name[0], 0) for name in layer.edge_types])
     keys, values = (_by_relation(layer, layer._modules[name].weight) for name in ("k_rel", "v_rel"))
-    with torch.autocast(weight.device.type, enabled=False):
+    with calls.without_autocast(weight.device.type):
         return pair_maps.fold(sources, weight, bias, keys, values, _priors(layer, operands.graph.present))
 
 
@@ -168,7 +168,7 @@ def _attended_pairs(layer: Any, attend: Any, keys: Tensor, queries: Tensor, valu
     """`_attended` with keys and values of pairs."""
     program = statements.hgt_of_pairs(1 / math.sqrt(layer.out_channels // layer.heads), layer.heads)
     tensors = dict(keys=keys, values=values, queries=queries)
-    with torch.autocast(keys.device.type, enabled=False):
+    with calls.without_autocast(keys.device.type):
         return attend.of(program, shapes_of(program, tensors))(tensors).flatten(1)
 
 

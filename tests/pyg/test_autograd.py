@@ -5,7 +5,7 @@ import copy
 
 import pytest
 import torch
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointError, checkpoint
 
 import gnnaccel
 from gnnaccel.dispatch import cache
@@ -185,6 +185,32 @@ def test_checkpoint(route, name, reentrant, dropout):
         got = gradients(lambda: checkpoint(layer, x, ei, use_reentrant=reentrant))
     took(route)
     assert all(close(a, b, 1e-5) for a, b in zip(got, expected))
+
+
+class _Own(torch.Tensor):
+    pass
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_checkpoints_of_a_subclass_of_tensor(route, plain):
+    """A loss of the subclass would have the repetition make plain tensors, which is a limit that the guide tells of."""
+    first, second = (build("GATConv", features=channels, device=route.device) for channels in (graphs.F, 16))
+    x, ei = on(route, graphs.features(), graphs.square())
+    x = x.as_subclass(_Own).requires_grad_()
+    made = []
+
+    def call(x, ei):
+        made.append(first(x, ei))
+        return second(made[-1], ei)
+
+    with route.on(on_fallback="native"):
+        loss = checkpoint(call, x, ei, use_reentrant=False).pow(2).sum()
+        if plain:
+            loss.as_subclass(torch.Tensor).backward()
+        else:
+            with pytest.raises(CheckpointError):
+                loss.backward()
+    assert [type(t) for t in made] == [_Own, _Own if plain else torch.Tensor]
 
 
 def _by_backward(out, x):

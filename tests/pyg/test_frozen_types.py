@@ -76,7 +76,8 @@ def test_hgt_second_derivatives_of_one_thing(route, monkeypatch, pairs, trained)
     leaf, args = made.get_parameter(trained).requires_grad_(), on(route.device, features(OUT), edges(count=10))
 
     def second() -> Tensor:
-        first, = torch.autograd.grad(sum(t.sin().sum() for t in made(*args).values() if t.requires_grad), [leaf], create_graph=True)
+        loss = sum(t.sin().sum() for t in made(*args).values() if t.requires_grad)
+        first, = torch.autograd.grad(loss, [leaf], create_graph=True)
         return torch.autograd.grad(first.pow(2).sum(), [leaf])[0]
 
     exact = second()

@@ -292,3 +292,13 @@ def test_ids_of_other_types_under_a_normalisation(route, wrong):
     ei[KNOWS][1, 3] = wrong
     with route.on(), pytest.raises(GraphError, match=f"destination ids from .*{wrong}.*there are {NODES['author']} nodes"):
         made(x, ei)
+
+
+@pytest.mark.parametrize("end, what", [(0, "source"), (1, "destination")])
+def test_ids_of_no_node_in_weighted_sums(route, end, what):
+    """Before anything is indexed with them, which on a GPU would end the process's work there."""
+    made = hetero(GCNConv, relations=[CITES, KNOWS]).to(route.device)
+    x, ei = on(route.device, features(), edges([CITES, KNOWS]))
+    ei[KNOWS][end, 3] = 1000
+    with route.on(), pytest.raises(GraphError, match=rf"{what} ids from \d to 1000; there are 13 nodes of type 'author'"):
+        made(x, ei)

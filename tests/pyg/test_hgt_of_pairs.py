@@ -141,21 +141,24 @@ def test_else_by_type(route, runs, monkeypatch, how):
     assert gnnaccel.stats()["HGTConv"]["routes"] == {route.backend: 1}
 
 
-@pytest.mark.parametrize("train,kept", [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize("train,kept", [("", False), ("all", False), ("all", True), ("kqv_lin", False), ("out_lin", False)])
 def test_else_index_arrays_are_there_before_rows(route, monkeypatch, train, kept):
-    """What sorting needs of memory would come on top of them."""
+    """What sorting needs of memory would come on top of them. ``train``: what of the layer; of the last maps alone backward
+    does not come to the attention."""
     if kept:
         monkeypatch.setattr(graph_module, "SORT_FROM", 1)
         monkeypatch.setattr(attention_families, "_KEPT_SHARE", 0)
     made, (x, ei) = layer().to(route.device), on(route.device, features(16), edges())
+    for name, p in made.named_parameters():
+        p.requires_grad_(train == "all" or name.startswith(train or "all"))
     order, asked, sort, cat = [], [], GraphView._build_csr, by_type.together
     monkeypatch.setattr(GraphView, "_build_csr", lambda self, *how: order.append("sort") or asked.append(how) or sort(self, *how))
     monkeypatch.setattr(by_type, "together", lambda x: order.append("rows") or cat(x))
-    with torch.set_grad_enabled(train), route.on():
+    with torch.set_grad_enabled(bool(train)), route.on():
         out = made(x, ei)
         if train:
             sum(t.sum() for t in out.values()).backward()
-    assert route.backend == "torch" or order[:2] == (["sort", "rows"] if train else ["rows"])
+    assert route.backend == "torch" or order[:2] == (["sort", "rows"] if train in ("all", "kqv_lin") else ["rows"])
     assert not kept or route.backend == "torch" or [how for how in asked if how[1]] == asked[:1] == [(False, True)]
 
 

@@ -14,6 +14,7 @@ from torch_geometric.nn.to_hetero_with_bases_transformer import HeteroBasisConv
 import gnnaccel
 from gnnaccel.adapters.pyg import basis
 from gnnaccel.dispatch import cache
+from gnnaccel.errors import GraphError
 from tests.pyg.hetero_graphs import METADATA, NODES, OUT, RELATIONS, WIDTH, edges, features, on, results_of_types
 from tests.pyg.judge import compare, native_again, on_routes, took
 
@@ -222,3 +223,12 @@ def test_edges_are_put_together_once_where_layers_stay_native(route, monkeypatch
     with route.on(exclude=["HeteroBasisConv"], on_fallback="native"):
         made(x, ei)
     assert len(seen) == 1
+
+
+@pytest.mark.parametrize("kind", ["sage", "sums", "gcn"])
+@pytest.mark.parametrize("end, what", [(0, "source"), (1, "destination")])
+def test_ids_of_no_node(route, kind, end, what):
+    made, (x, ei) = model_of(KINDS[kind]).to(route.device), on(route.device, features(), edges())
+    ei[RELATIONS[4]][end, 3] = 1000
+    with route.on(), pytest.raises(GraphError, match=rf"{what} ids from \d to 1000; there are 13 nodes of type 'author'"):
+        made(x, ei)

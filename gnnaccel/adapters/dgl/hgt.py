@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters import guards, views
-from gnnaccel.adapters.calls import bind
+from gnnaccel.adapters.calls import bind, without_autocast
 from gnnaccel.adapters.dgl import graphs, typed_weights
 from gnnaccel.dispatch.reasons import Reason, reason
 from gnnaccel.dispatch import cache
@@ -112,7 +112,7 @@ def run(layer: Any, stated: RelationalStated, given: RelationalGiven, attend: An
 def _attended(layer: Any, stated: RelationalStated, given: RelationalGiven, attend: Any, keys: Tensor, queries: Tensor,
               values: Tensor) -> Tensor:
     """[destinations, channels]: the messages' sums."""
-    with torch.autocast(given.device.type, enabled=False):
+    with without_autocast(given.device.type):
         tensors = dict(keys=keys, queries=queries, values=values, w_att=_by_head(layer.relation_att),
                        w_msg=_by_head(layer.relation_msg))
         tensors = {name: t.to(stated.row) for name, t in tensors.items()}

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters import guards, views
-from gnnaccel.adapters.calls import bind
+from gnnaccel.adapters.calls import bind, without_autocast
 from gnnaccel.adapters.dgl import graphs, typed_weights
 from gnnaccel.dispatch.reasons import Reason, reason
 from gnnaccel.dispatch.relational import added, statements
@@ -79,7 +79,7 @@ def run(layer: Any, stated: RelationalStated, given: RelationalGiven, attend: An
     root, bias = layer.loop_weight if layer.self_loop else None, layer.h_bias if layer.bias else None
     whole = not layer.layer_norm and added.fits(stated.out, feat, root, bias)
     more = added.of_one_type(own, root, bias, num_dst) if whole else {}
-    with torch.autocast(feat.device.type, enabled=False):
+    with without_autocast(feat.device.type):
         h = attend({**{name: t.to(stated.row) for name, t in _inputs(layer, feat, norm).items()}, **more})
     if not whole:
         h = _finish(layer, h, own, root, bias)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters import guards, views
-from gnnaccel.adapters.calls import bind
+from gnnaccel.adapters.calls import bind, without_autocast
 from gnnaccel.adapters.dgl import typed_weights
 from gnnaccel.dispatch.reasons import Reason, reason
 from gnnaccel.dispatch.relational import statements
@@ -55,5 +55,5 @@ def _rows_by_type(x_type: Tensor) -> Ends:
 
 def run(layer: Any, stated: RelationalStated, given: RelationalGiven, attend: Any) -> Tensor:
     tensors = dict(x=given.operands.x, **typed_weights.operands(layer))
-    with torch.autocast(given.device.type, enabled=False):
+    with without_autocast(given.device.type):
         return attend({name: t.to(stated.row) for name, t in tensors.items()})

@@ -197,6 +197,7 @@ def run(layer: Any, stated: RelationalStated, given: RelationalGiven, attend: An
     x, (weights, numbers, biases, roots), shares = given.operands
     operands = {"x": x, "comp": torch.cat(numbers).t(), "bases": torch.stack(weights).transpose(1, 2)}
     if shares is not None:
+        attend.graph.statistics()  # which checks the ids: what the shares are made of is indexed with them
         operands["norm"] = _kept(*shares)[0].to(stated.row)
     root, bias = (None if group is None else alike.total(group) for group in (roots, biases))
     if root is not None or bias is not None:

@@ -93,6 +93,6 @@ def _edge_term(layer: Any, stated: Stated, given: Given) -> Tensor:
     h, c = layer.heads, layer.out_channels
     if not guards.plain_linear(layer.lin_edge):
         return (layer.lin_edge(attr).view(-1, h, c) * layer.att_edge).sum(-1)
-    with torch.autocast(attr.device.type, enabled=False):
+    with calls.without_autocast(attr.device.type):
         folded = (layer.lin_edge.weight.view(h, c, -1) * layer.att_edge.view(h, c, 1)).sum(1)
         return F.linear(attr.to(folded.dtype), folded)

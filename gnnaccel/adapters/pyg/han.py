@@ -84,7 +84,7 @@ def run(layer: Any, stated: JoinedStated, given: RelationalGiven, attend: Any) -
     rows = {name: layer.proj[name](x).view(-1, h, c) for name, x in x_dict.items()}
     made_of = ((rows[name[0]], rows[name[-1]], layer.lin_src[_key(name)], layer.lin_dst[_key(name)]) for name in names)
     results, own = unused.results(len(names), made_of), tuple(zip(range(len(names))))  # the edge types'
-    with torch.autocast(given.device.type, enabled=False):
+    with calls.without_autocast(given.device.type):
         x = [rows[name[0]] for name in names]
         tensors = {"x": torch.cat(x) if len(x) > 1 else x[0], "a_src": _terms(rows, names, 0, layer.lin_src, stated.out, results),
                    "a_dst": _terms(rows, names, -1, layer.lin_dst, stated.out, results)}

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters import alike, unused
-from gnnaccel.adapters.pyg import hetero, inner_convs
+from gnnaccel.adapters.pyg import calls, hetero, inner_convs
 from gnnaccel.adapters.pyg.inner_convs import Together
 from gnnaccel.dispatch import attention_programs as programs
 from gnnaccel.dispatch.joined import JoinedStated
@@ -122,7 +122,7 @@ def run(layer: Any, stated: JoinedStated, given: RelationalGiven, attend: Any) -
     terms = torch.promote_types(stated.row, torch.float32)
     autocast = torch.is_autocast_enabled(given.device.type)
     results, readers = watched(together, x_dict, parameters[:-1])
-    with torch.autocast(given.device.type, enabled=False):
+    with calls.without_autocast(given.device.type):
         x, a_src, a_dst = [], [], []
         for name, members in zip(together.sources, together.of_source):
             weight = of_members(results, readers, parameters.src, members)

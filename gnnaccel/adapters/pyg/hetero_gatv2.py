@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters import unused
-from gnnaccel.adapters.pyg import hetero_gat, inner_convs
+from gnnaccel.adapters.pyg import calls, hetero_gat, inner_convs
 from gnnaccel.adapters.pyg.inner_convs import Together
 from gnnaccel.dispatch import attention_programs as programs
 from gnnaccel.dispatch.joined import JoinedStated
@@ -55,7 +55,7 @@ def run(layer: Any, stated: JoinedStated, given: RelationalGiven, attend: Any) -
         _numbers(x_dict, *end, given.device) for end in (sources, targets)))
     results, readers = hetero_gat.watched(together, x_dict, parameters[:-1])
     stack = functools.partial(hetero_gat.of_members, results, readers)
-    with torch.autocast(given.device.type, enabled=False):
+    with calls.without_autocast(given.device.type):
         keys = _rows(x_dict, *sources, parameters.src, parameters.bias_src, stated, stack)
         queries = _rows(x_dict, *targets, parameters.dst, parameters.bias_dst, stated, stack)
         keys, queries = unused.watch(results, keys, readers.sources), unused.watch(results, queries, readers.targets)

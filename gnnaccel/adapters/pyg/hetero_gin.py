@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters import unused
-from gnnaccel.adapters.pyg import hetero
+from gnnaccel.adapters.pyg import calls, hetero
 from gnnaccel.adapters.pyg.inner_convs import Together
 from gnnaccel.dispatch.ops.plain import JoinedPlainStated
 from gnnaccel.dispatch.reasons import Reason, reason
@@ -48,7 +48,7 @@ def run(layer: Any, stated: JoinedPlainStated, given: RelationalGiven, attend: A
     x_dict, together = given.operands
     sources = [x_dict[name] for name in together.sources]
     results = unused.results(len(together.names), ((x_dict[name[0]],) for name in together.names))  # the relations'
-    with torch.autocast(given.device.type, enabled=False):
+    with calls.without_autocast(given.device.type):
         x = unused.watch(results, torch.cat(sources) if len(sources) > 1 else sources[0], together.of_source)
         sums = attend({"x": x})
     parts: dict[str, list[Tensor]] = {name: [] for name in together.targets}

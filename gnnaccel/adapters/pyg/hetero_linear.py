@@ -57,6 +57,6 @@ def _reason(layer: Any, x: Tensor, type_vec: Any) -> Reason | None:
 
 def run(layer: Any, stated: RelationalStated, given: RelationalGiven, attend: Any) -> Tensor:
     x, type_vec = given.operands
-    with torch.autocast(x.device.type, enabled=False):
+    with calls.without_autocast(x.device.type):
         out = attend(dict(x=x.to(stated.row), weight=layer.weight.to(stated.row)))
     return out if layer.bias is None else out.add_(layer.bias[type_vec])

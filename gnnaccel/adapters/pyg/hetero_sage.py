@@ -17,7 +17,7 @@ from torch import Tensor
 from gnnaccel.adapters import alike
 from gnnaccel.adapters.alike import Parameters
 from gnnaccel.adapters.layout import EdgeType
-from gnnaccel.adapters.pyg import hetero, hetero_gcn, inner_convs, relations
+from gnnaccel.adapters.pyg import calls, hetero, hetero_gcn, inner_convs, relations
 from gnnaccel.adapters.pyg.inner_convs import Together
 from gnnaccel.dispatch.reasons import Reason, reason
 from gnnaccel.dispatch.relational import statements
@@ -153,9 +153,12 @@ def run(layer: Any, stated: RelationalStated, given: RelationalGiven, attend: An
     autocast = torch.is_autocast_enabled(given.device.type)
 
     def weighted(operands: dict) -> Tensor:
-        return attend(operands if norms is None else {**operands, "norm": hetero_gcn.weights(*norms).to(row)})
+        if norms is None:
+            return attend(operands)
+        attend.graph.statistics()  # which checks the ids: what the weights are made of is indexed with them
+        return attend({**operands, "norm": hetero_gcn.weights(*norms).to(row)})
 
-    with torch.autocast(given.device.type, enabled=False):
+    with calls.without_autocast(given.device.type):
         parts = alike.run(weighted, parameters, x_src, rows.x_dst, rows.of_source, rows.of_target, mean, row)
     if apart:
         of = dict(zip(rows.names, parts))

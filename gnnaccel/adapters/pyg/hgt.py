@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -106,7 +107,7 @@ def _attended(layer: Any, stated: RelationalStated, given: RelationalGiven, atte
     """[nodes, channels]: the messages' sums."""
     tensors = dict(keys=keys, queries=queries, values=values, w_att=_by_relation(layer, layer.k_rel.weight),
                    w_msg=_by_relation(layer, layer.v_rel.weight))
-    with torch.autocast(keys.device.type, enabled=False):
+    with calls.without_autocast(keys.device.type):
         tensors = {name: t.to(stated.row) for name, t in tensors.items()}
         return attend({**tensors, "p": _priors(layer, given.operands.graph.present)}).flatten(1)
 
@@ -129,7 +130,7 @@ def _maps_are_plain(layer: Any, x_dict: Mapping[str, Tensor], types: tuple[str, 
 def _run_by_kernels(layer: Any, stated: RelationalStated, given: RelationalGiven, attend: Any) -> dict[str, Tensor]:
     x_dict, types, _ = given.operands
     x = [x_dict[name] for name in types]
-    attend.build(torch.is_grad_enabled() and layer.k_rel.weight.requires_grad)
+    attend.build(torch.is_grad_enabled() and _wants_grad(layer, x))
     together = by_type.together(x)
     sizes = tuple(t.shape[0] for t in x)
     blocks = attend.graph.blocks(sizes)
@@ -147,13 +148,19 @@ def _run_by_kernels(layer: Any, stated: RelationalStated, given: RelationalGiven
     return dict(zip(types, by_type.finish_types(blocks, sizes, out, [lin.weight for lin in lins], biases, gates, rows)))
 
 
+def _wants_grad(layer: Any, x: list[Tensor]) -> bool:
+    """Whether backward goes through the attention."""
+    before = chain((layer.k_rel.weight, layer.v_rel.weight), x, layer.kqv_lin.parameters(), layer.p_rel.parameters())
+    return any(t.requires_grad for t in before)
+
+
 def _folded(layer: Any, operands: _Operands, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """The maps of keys and values by relation, those of its source's type and the priors in them. An edge type without a source
     here has no edges either: any weights do."""
     place = {name: at for at, name in enumerate(operands.types)}
     sources = tuple([place.get(name[0], 0) for name in layer.edge_types])
     keys, values = (_by_relation(layer, layer._modules[name].weight) for name in ("k_rel", "v_rel"))
-    with torch.autocast(weight.device.type, enabled=False):
+    with calls.without_autocast(weight.device.type):
         return pair_maps.fold(sources, weight, bias, keys, values, _priors(layer, operands.graph.present))
 
 
@@ -161,7 +168,7 @@ def _attended_pairs(layer: Any, attend: Any, keys: Tensor, queries: Tensor, valu
     """`_attended` with keys and values of pairs."""
     program = statements.hgt_of_pairs(1 / math.sqrt(layer.out_channels // layer.heads), layer.heads)
     tensors = dict(keys=keys, values=values, queries=queries)
-    with torch.autocast(keys.device.type, enabled=False):
+    with calls.without_autocast(keys.device.type):
         return attend.of(program, shapes_of(program, tensors))(tensors).flatten(1)
 
 

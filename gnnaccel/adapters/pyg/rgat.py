@@ -174,7 +174,7 @@ def _edge_term(layer: Any, operands: _Operands) -> Tensor:
     if attr.dim() == 1:
         attr = attr.view(-1, 1)
     if guards.plain_linear(layer.lin_edge) and layer.lin_edge.bias is None:
-        with torch.autocast(attr.device.type, enabled=False):
+        with calls.without_autocast(attr.device.type):
             folded = layer.e.t() @ layer.lin_edge.weight.to(layer.e.dtype)
             return F.linear(attr.to(folded.dtype), folded)
     rows = layer.lin_edge(attr).view(-1, layer.heads * layer.out_channels)

@@ -37,9 +37,9 @@ def project(blocks: Blocks, weight: Tensor, transposed: bool, bias: Tensor | Non
 
 
 def product(blocks: Blocks, rows: Tensor, weight: Tensor, transposed: bool, bias: Tensor | None = None,
-             into: Tensor | None = None, blend: tuple[Tensor, Tensor] | None = None, gelu_grad: Tensor | None = None) -> Tensor:
-    """[nodes, C]: rows times their type's matrix [C, K] (``transposed``) or [K, C], plus its bias; added to ``into``, or ``blend``
-    and ``gelu_grad`` as in `segment_gemm.multiply`."""
+            into: Tensor | None = None, blend: tuple[Tensor, Tensor] | None = None, gelu_grad: Tensor | None = None) -> Tensor:
+    """[nodes, C]: rows times their type's matrix [C, K] (``transposed``) or [K, C], plus its bias; added to ``into``, or with
+    ``blend`` and ``gelu_grad`` as in `segment_gemm.multiply`."""
     out = into
     if blocks.order is not None and out is None:
         out = rows.new_empty(rows.shape[0], weight.shape[1 if transposed else 2])

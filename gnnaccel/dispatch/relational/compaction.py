@@ -49,5 +49,3 @@ def _read(arg: str, home: str, moved: dict[str, str]) -> str:
     if name not in moved:
         return name if end and end == _END_OF.get(home) else arg
     return name if moved[name] == home else f"{name}@{_END_OF[moved[name]]}"
-
-

@@ -85,6 +85,22 @@ def gradients(segments: segment_gemm.Segments, rows: Tensor, grad: Tensor, weigh
     return d_rows, d_weight.view(weight.shape), d_bias
 
 
+def backward(segments: segment_gemm.Segments, rows: Tensor, grad: Tensor, weight: Tensor, transposed: bool, index: Tensor | None,
+             where: Tensor | None, by_rows: bool, by_weight: bool) -> tuple[Tensor | None, Tensor | None]:
+    """Of `product`: the gradients of the segments' rows and of the matrices, where they are asked for; ``where`` as in
+    `gradients`."""
+    if by_rows and by_weight:
+        return gradients(segments, rows, grad, weight, transposed, index, where)[:2]
+    if by_rows:
+        return product(segments, grad, weight, not transposed, where), None
+    if not by_weight:
+        return None, None
+    left, right = dense(rows), dense(grad)
+    ends = (right, left, where, index) if transposed else (left, right, index, where)
+    return None, weight_grad(segments, ends[0], ends[1], index=ends[2], dy_index=ends[3], blocks=_blocks(weight),
+                             precision=precision()).view(weight.shape)
+
+
 def matrices(weight: Tensor) -> Tensor:
     """With the last two dimensions contiguous."""
     return weight if weight.stride(-1) == 1 and weight.stride(-2) == weight.shape[-1] else weight.contiguous()
@@ -116,21 +132,11 @@ class _Multiply(torch.autograd.Function):
                 return torch_maps.multiply(pairs, rows, weight, ctx.transposed, gather)
 
             return None, *by_torch(again, (rows, weight), needs, grad), None, None
-        d_rows = d_weight = None
         index = None if gather is None else gather.index
-        if needs[0] and needs[1]:
-            d_rows, d_weight, _ = gradients(pairs.segments, rows.flatten(1), grad.flatten(1), weight, ctx.transposed, index)
+        d_rows, d_weight = backward(pairs.segments, rows.flatten(1), grad.flatten(1), weight, ctx.transposed, index, None, *needs)
+        if needs[0]:
             d_rows = d_rows.unflatten(1, (weight.shape[1], -1))
-        elif needs[0]:
-            d_rows = _multiply(pairs, grad, weight, not ctx.transposed, None)
-        elif needs[1]:
-            left, right = dense(rows.flatten(1)), dense(grad.flatten(1))
-            ends = (right, left, None, index) if ctx.transposed else (left, right, index, None)
-            d_weight = weight_grad(pairs.segments, ends[0], ends[1], index=ends[2], dy_index=ends[3], blocks=weight.shape[1],
-                                   precision=precision())
-        if needs[0] and gather is not None:
-            members = gather.members
-            d_rows = total(members.csc(places=False), d_rows)
+            d_rows = d_rows if gather is None else total(gather.members.csc(places=False), d_rows)
         return None, d_rows, None if d_weight is None else d_weight.to(weight.dtype), None, None
 
 

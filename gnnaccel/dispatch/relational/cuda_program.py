@@ -14,13 +14,12 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda.column_sum import column_sum
-from gnnaccel.cuda.segment_gemm_grad import weight_grad
 from gnnaccel.dispatch import attention
 from gnnaccel.dispatch.program import DOMAIN_OF, DST, PAIR_DST, PAIR_SRC, PARAM, RELATION, Op, Program, name_of
 from gnnaccel.dispatch.relational import added as adding
 from gnnaccel.dispatch.relational import cuda_attention, cuda_maps, execute, torch_maps
 from gnnaccel.dispatch.relational.added import Added
-from gnnaccel.dispatch.relational.cuda_maps import dense, gradients, product, total
+from gnnaccel.dispatch.relational.cuda_maps import backward, dense, product, total
 from gnnaccel.dispatch.relational.view import RelationView
 
 _ADDED = ("+rows", "+matrix", "+bias")
@@ -345,22 +344,6 @@ def column_sums(view: RelationView, sizes: tuple[int, ...], grad: Tensor) -> Ten
         return column_sum(grad).unsqueeze(0)
     by_type = view.of_blocks(sizes)
     return total(by_type.csc(places=False), grad)
-
-
-def backward(segments: Any, rows: Tensor, grad: Tensor, weight: Tensor, transposed: bool, index: Tensor | None,
-             where: Tensor | None, by_rows: bool, by_weight: bool) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients of the segments' rows and of their matrices, where they are asked for. index, where: which rows of ``rows``
-    and ``grad`` are the segments'."""
-    if by_rows and by_weight:
-        return gradients(segments, rows, grad, weight, transposed, index, where)[:2]
-    if by_rows:
-        return product(segments, grad, weight, not transposed, where), None
-    if not by_weight:
-        return None, None
-    blocks = weight.shape[1] if weight.dim() == 4 else 1
-    ends = (grad, dense(rows), where, index) if transposed else (dense(rows), grad, index, where)
-    return None, weight_grad(segments, ends[0], ends[1], index=ends[2], dy_index=ends[3], blocks=blocks,
-                             precision=cuda_maps.precision()).view(weight.shape)
 
 
 def _by_torch(plan: _Plan, outs: tuple[str, ...], calls: dict[Program, attention.Call],

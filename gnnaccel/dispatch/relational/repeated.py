@@ -56,4 +56,3 @@ def remember(layer: Any, signature: tuple | None, config: Config, given: Relatio
 
 def _made_already(own: bool, compact: bool) -> RelationView:
     raise AssertionError("the structure of a repeated call is there")
-

@@ -20,9 +20,10 @@ each_statement = pytest.mark.parametrize("name", STATEMENTS)
 
 
 def on(device, graph: Typed, **options) -> RelationView:
+    """``device`` None: on the CPU, without kernels."""
     structure = tuple(t.to(device) for t in graph.structure)
     view = RelationView(structure, graph.num_src, graph.num_dst, graph.num_relations, own=True, **options)
-    view.kernels = True
+    view.kernels = device is not None
     view.statistics()
     return view
 

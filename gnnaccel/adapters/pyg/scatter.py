@@ -70,9 +70,9 @@ def _modules() -> list[Any]:
 def _left_alone(name: str, src: Any, index: Any, readout: bool, config: Config) -> bool:
     """Whether a call goes native without a further look; counts it where it could have been another.
     ``readout``: of an aggregation module, so that it is ours only where it is one."""
-    if type(src) not in _TENSORS or not src.is_floating_point():
+    if readout and (type(index) is not Tensor or index._is_view() or index.is_inference()):
         return True
-    if readout and (type(index) is not Tensor or index.is_inference() or index._is_view()):
+    if type(src) not in _TENSORS or not src.is_floating_point():
         return True
     return src.is_cpu and not driver.placed() and route.on_cpu_native(name, config)
 

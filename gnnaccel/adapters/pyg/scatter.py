@@ -90,7 +90,9 @@ def _too_few(name: str, src: Tensor, config: Config) -> bool:
 def _scatter(native: Callable, readout: bool = False) -> Callable:
     @functools.wraps(native)
     def scatter(src: Tensor, index: Tensor, dim: int = 0, dim_size: int | None = None, reduce: str = "sum") -> Tensor:
-        config = None if is_compiling() else current()  # compiled regions trace the host's own code
+        if is_compiling() or (readout and type(index) is Tensor and index._is_view()):  # compiled regions trace the host's own code
+            return native(src, index, dim, dim_size, reduce)
+        config = current()
         if config is None or _left_alone("pyg.scatter", src, index, readout, config):
             return native(src, index, dim, dim_size, reduce)
         if _too_few("pyg.scatter", src, config):

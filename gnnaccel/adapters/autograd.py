@@ -35,8 +35,9 @@ def _in_this_thread(native: Callable, torch: Any) -> Callable:
 
     @functools.wraps(native)
     def run(t_outputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
-        config = current()
-        if config is None or config.backward != "caller" or not enabled() or not _single_gpu(torch, t_outputs):
+        gpu = _gpu_of(t_outputs)
+        config = current() if gpu is not None else None
+        if config is None or config.backward != "caller" or not enabled() or not _single_gpu(torch, gpu):
             return native(t_outputs, *args, **kwargs)
         set_enabled(False)
         try:
@@ -47,10 +48,13 @@ def _in_this_thread(native: Callable, torch: Any) -> Callable:
     return run
 
 
-def _single_gpu(torch: Any, outputs: Sequence[Any]) -> bool:
-    """Whether backward starts on a GPU and this process has used no other one."""
+def _gpu_of(outputs: Sequence[Any]) -> int | None:
+    """The number of the GPU that backward starts on, if it does."""
     first = outputs[0] if outputs else None
-    if not isinstance(first, torch.Tensor) or not first.is_cuda:
-        return False
-    used, own = getattr(torch._C, "_cuda_hasPrimaryContext", None), first.device.index
+    return first.device.index if getattr(first, "is_cuda", False) else None  # an edge of the graph may stand for an output
+
+
+def _single_gpu(torch: Any, own: int) -> bool:
+    """Whether this process has used no other GPU."""
+    used = getattr(torch._C, "_cuda_hasPrimaryContext", None)
     return used is not None and not any(used(i) for i in range(torch.cuda.device_count()) if i != own)

@@ -40,7 +40,8 @@ class Driver(Protocol):
         """
 
 
-_placed: list = []  # by `using`, innermost last
+#: by `using`, innermost last; for lookups that cannot afford a call
+in_place: list = []
 _process_lock = threading.Lock()
 _process_driver: Driver | None = None
 
@@ -52,26 +53,26 @@ def using(driver: Driver):
     For the whole process, not for one thread: the autograd engine may run a backward pass on a thread of its own,
     which must find the same driver. Two threads that put different drivers in place get each other's.
     """
-    _placed.append(driver)
+    in_place.append(driver)
     try:
         yield driver
     finally:
         with _process_lock:
             # the last of its kind rather than the last: another thread may have put one on top meanwhile
-            del _placed[max(i for i, other in enumerate(_placed) if other is driver)]
+            del in_place[max(i for i, other in enumerate(in_place) if other is driver)]
 
 
 def placed() -> bool:
     """Whether `using` has put a driver in place, which then also serves tensors on the CPU."""
-    return bool(_placed)
+    return bool(in_place)
 
 
 def current() -> Driver:
     """The driver put in place by `using`, else the process's `CupyDriver`, made at the first call."""
-    if not _placed:  # asked before each launch, where an exception would cost more than all the rest
+    if not in_place:  # asked before each launch, where an exception would cost more than all the rest
         return _process_driver or _make_process_driver()
     try:
-        return _placed[-1]
+        return in_place[-1]
     except IndexError:  # another thread has just taken the last one out
         return _process_driver or _make_process_driver()
 

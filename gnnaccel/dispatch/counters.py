@@ -4,13 +4,15 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 Key = tuple[str, str, "str | None"]
 
 _counts: defaultdict[Key, int] = defaultdict(int)
-_watch: Watch | None = None
+_tallies: dict[tuple, Tally] = {}
+#: at most one `Watch`; for lookups that cannot afford a call
+watching: list[Watch] = []
 
 
 def count(layer: str, route: str, code: str | None = None) -> None:
@@ -19,28 +21,43 @@ def count(layer: str, route: str, code: str | None = None) -> None:
     # Under the GIL this line is atomic: hashing a tuple of strings and adding ints run no Python code, and CPython
     # switches threads only at loops' ends, on entering functions and after calls. A lock would cost as much again.
     _counts[key] += 1
-    watch = _watch  # which may end in another thread at any time
-    if watch is not None:
-        watch.note(key, False)
+    if watching:
+        note(((key, 1),), False)
 
 
 def again(layer: str, code: str | None) -> None:
     """One call stayed native as the last one did, and will again."""
     key = (layer, "native", code)
     _counts[key] += 1
-    watch = _watch
-    if watch is not None:
-        watch.note(key, True)
+    if watching:
+        note(((key, 1),), True)
 
 
-def add(found: Iterable[tuple[Key, int]]) -> None:
-    """Calls that were not counted one by one, with how many there were of each."""
-    for key, n in found:
-        _counts[key] += n
+class Tally:
+    """Calls that all count alike. Each adds one to ``calls``, which is atomic as well, and tells `note` where somebody is watching;
+    what they come to is added up when it is asked for. ``counts``: of one call."""
+
+    __slots__ = ("counts", "calls")
+
+    def __init__(self, counts: tuple[tuple[Key, int], ...]) -> None:
+        self.counts, self.calls = counts, 0
+
+
+def tally(counts: dict[Key, int]) -> Tally:
+    """The one for such counts: layers come and go, what their calls count hardly differs."""
+    found = tuple(counts.items())
+    return _tallies.setdefault(found, Tally(found))
+
+
+def _add_up() -> None:
+    for one in list(_tallies.values()):
+        calls, one.calls = one.calls, 0
+        for key, n in one.counts if calls else ():
+            _counts[key] += n * calls
 
 
 class Watch:
-    """What one thread counts for a while. ``native``: nothing but native calls; ``lasting``: all of them by `again`."""
+    """What one thread counts for a while. ``native``: nothing but native calls; ``lasting``: all of them will be native again."""
 
     __slots__ = ("thread", "counts", "native", "lasting")
 
@@ -48,40 +65,46 @@ class Watch:
         self.thread, self.counts = threading.get_ident(), defaultdict(int)
         self.native = self.lasting = True
 
-    def note(self, key: Key, lasting: bool) -> None:
-        if threading.get_ident() == self.thread:
-            self.counts[key] += 1
-            self.native = self.native and key[1] == "native"
-            self.lasting = self.lasting and lasting
+
+def note(counts: tuple[tuple[Key, int], ...], lasting: bool) -> None:
+    """Write down for who is watching what was counted."""
+    for watch in watching:  # which may end in another thread at any time
+        if threading.get_ident() == watch.thread:
+            watch.lasting = watch.lasting and lasting
+            for key, n in counts:
+                watch.counts[key] += n
+                watch.native = watch.native and key[1] == "native"
 
 
 @contextlib.contextmanager
 def watched() -> Iterator[Watch | None]:
     """A block whose counts are written down besides; None while another such block lasts, here or in another thread."""
-    global _watch
-    if _watch is not None:
+    if watching:
         yield None
         return
-    _watch = found = Watch()
+    found = Watch()
+    watching.append(found)
     try:
         yield found
     finally:
-        _watch = None
+        watching.remove(found)
 
 
 @contextlib.contextmanager
 def uncounted() -> Iterator[None]:
     """A block after which the counts are as before it."""
+    _add_up()
     before = dict(_counts)
     try:
         yield
     finally:
-        _counts.clear()
+        reset_stats()
         _counts.update(before)
 
 
 def stats() -> dict[str, dict[str, Any]]:
     """Calls since the start or `reset_stats`: ``{layer: {"calls": n, "routes": {route: n}, "reasons": {code: n}}}``."""
+    _add_up()
     result: dict[str, dict[str, Any]] = {}
     for (layer, route, code), n in sorted(list(_counts.items()), key=lambda item: (item[0][0], item[0][1])):
         entry = result.setdefault(layer, {"calls": 0, "routes": {}, "reasons": {}})
@@ -94,4 +117,5 @@ def stats() -> dict[str, dict[str, Any]]:
 
 def reset_stats() -> None:
     """Start counting at zero."""
+    _add_up()
     _counts.clear()

@@ -13,10 +13,11 @@ as if gnnaccel were off, and count what that one counted (`Inside`).
 """
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable
 from itertools import compress
-from operator import attrgetter, is_
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ from gnnaccel.dispatch.names import IdentityMap
 from gnnaccel.dispatch.quantized import settings
 from gnnaccel.dispatch.reasons import Reason
 
-_version, _numel, _call = attrgetter("_version"), Tensor.numel, weakref.ref.__call__
+_version, _numel = attrgetter("_version"), Tensor.numel
 MISSED = object()  # in the place of a result: this call is like no earlier one
 _HOSTS = ("torch.", "torch_geometric.")
 _MORE = 1.25  # times as large as the call that was decided: estimates know sizes by powers of two
@@ -42,20 +43,22 @@ _WATCHED = 4  # calls of which one has to show that nothing inside gains
 _LASTING = ("GA201", "GA202", "GA205", "GA206", "GA208", "GA210", "GA303")  # about the layer and its arguments
 _ESTIMATED = ("GA301", "GA401")
 _entries, _maps = settings.kept()
+_watching, _drivers = counters.watching, driver.in_place
 _tracing = torch._C._get_tracing_state
-_grad, _autocast = torch.is_grad_enabled, torch.is_autocast_enabled
+_grad = torch.is_grad_enabled
+_autocast = getattr(torch._C, "_is_any_autocast_enabled", functools.partial(torch.is_autocast_enabled, "cpu"))
 
 
-def tensors_of(args: tuple, kwargs: dict) -> list | None:
+def tensors_of(given: tuple) -> list | None:
     """What may be tensors among the arguments, dictionaries and pairs opened; None where there is something else. An object may
     say by ``tensors()`` what it holds."""
     found: list[Any] = []
-    for a in (*args, *kwargs.values()) if kwargs else args:
+    for a in given:
         kind = type(a)
-        if kind is Tensor or kind is Parameter:
-            found.append(a)
-        elif kind is dict:
+        if kind is dict:
             found += a.values()
+        elif kind is Tensor or kind is Parameter:
+            found.append(a)
         elif kind is tuple:
             found += a
         elif a is not None:
@@ -66,14 +69,14 @@ def tensors_of(args: tuple, kwargs: dict) -> list | None:
 
 
 class Inside:
-    """What the calls inside a native call came to. ``counts``: with how many each, the call itself among them, once it is
-    known that all are native, and ``silent`` then says whether there are any; ``lasting``: only such count that would be native
-    again over the same tensors; ``left``: calls that may yet show this."""
+    """What the calls inside a native call came to. ``tally``: counts them, the call itself among them, once it is known that all are
+    native, and ``silent`` then says whether there are any; ``lasting``: only such count that would be native again over the same
+    tensors; ``left``: calls that may yet show this."""
 
-    __slots__ = ("counts", "silent", "lasting", "left")
+    __slots__ = ("tally", "silent", "lasting", "left")
 
     def __init__(self, lasting: bool, watched: bool = True):
-        self.counts: tuple | None = None
+        self.tally: counters.Tally | None = None
         self.silent, self.lasting, self.left = False, lasting, _WATCHED if watched else 0
 
     def look(self, native: Callable, layer: Any, args: tuple, kwargs: dict, code: str | None) -> Any:
@@ -87,7 +90,7 @@ class Inside:
             out = native(layer, *args, **kwargs)
         self.left -= seen is not None
         if seen is not None and (seen.lasting or not self.lasting) and seen.native and _of_the_host(layer):
-            self.counts, self.left = tuple(seen.counts.items()), 0
+            self.tally, self.left = counters.tally(seen.counts), 0
             self.silent = sum(seen.counts.values()) > 1
         return out
 
@@ -98,31 +101,39 @@ def _of_the_host(layer: Any) -> bool:
                for module in layer.modules())
 
 
-class Settled:
-    """A call over known tensors, held weakly. ``plain``: those of its graph that are arguments themselves, by place and with
-    their versions; ``held``: the same of arguments that hold several; ``rows``: place, type and look of the first argument of
-    features."""
+def _state(layer: Any, config: Config) -> tuple:
+    """What has to be the same besides the arguments. `run` has this in place."""
+    return config.epoch, layer.training, _autocast(), len(_drivers)
 
-    __slots__ = ("epoch", "training", "autocast", "names", "count", "plain", "held", "gone", "rows", "code", "inside")
+
+class Settled:
+    """A call over known tensors, held weakly. ``plain``: those of its graph that are arguments themselves, by place and id, which
+    is nobody else's as long as none is ``gone``; ``held``: the same of arguments that hold several; ``rows``: place, type and look
+    of the first argument of features."""
+
+    __slots__ = ("state", "names", "count", "plain", "held", "refs", "gone", "rows", "code", "inside")
 
     def __init__(self, layer: Any, given: tuple, kwargs: dict, config: Config, code: str | None):
         """``given``: all arguments, those of ``kwargs`` last."""
-        self.epoch, self.training, self.autocast = config.epoch, layer.training, _autocast("cpu")
-        self.code, self.inside, self.names, self.count = code, Inside(True), tuple(kwargs), len(given)
+        self.state, self.names, self.count = _state(layer, config), tuple(kwargs), len(given)
+        self.code, self.inside = code, Inside(True)
         self.plain, self.held, self.rows = [], [], None
+        self.refs: list[weakref.ref] = []
         self.gone: list[weakref.ref] = []  # of the tensors, those that are no more
         for at, a in enumerate(given):
-            tensors = tensors_of((a,), {})
+            tensors = tensors_of((a,))
             if not tensors:
                 continue
             first = tensors[0]
             if first.is_floating_point():
                 self.rows = self.rows or (at, type(a), first.shape, first.dtype)
-            elif first is a:
-                self.plain.append((at, weakref.ref(a, self.gone.append)))
+                continue
+            self.refs += [weakref.ref(t, self.gone.append) for t in tensors]
+            if first is a:
+                self.plain.append((at, id(a)))
             else:
-                self.held.append((at, type(a), [weakref.ref(t, self.gone.append) for t in tensors]))
-        if self.plain or self.held:
+                self.held.append((at, type(a), list(map(id, tensors))))
+        if self.refs:
             self.rows = None
 
     def fits(self, given: tuple, kwargs: dict) -> bool:
@@ -130,15 +141,14 @@ class Settled:
         graph, which its tensors keep whatever is written into them."""
         if self.gone or len(given) != self.count:
             return False
-        for at, ref in self.plain:
-            if ref() is not given[at]:
+        for at, number in self.plain:
+            if id(given[at]) != number:
                 return False
-        for at, kind, refs in self.held:
+        for at, kind, numbers in self.held:
             a = given[at]
             if type(a) is not kind:
                 return False
-            tensors = a.values() if kind is dict else a if kind is tuple else a.tensors()
-            if len(tensors) != len(refs) or not all(map(is_, map(_call, refs), tensors)):
+            if list(map(id, a.values() if kind is dict else a if kind is tuple else a.tensors())) != numbers:
                 return False
         if kwargs and tuple(kwargs) != self.names:
             return False
@@ -157,32 +167,44 @@ class Settled:
 
 
 class Alike:
-    """A call over a new graph: of how many numbers at most others are like it."""
+    """A call over a new graph: of how many numbers at most others are like it. ``flat``: its arguments are tensors; ``graph``: where
+    those are, among all its tensors, that hold no features; ``known``: the one by which a graph is recognised, None for the
+    largest."""
 
-    __slots__ = ("epoch", "training", "autocast", "where", "names", "types", "graph", "edges", "largest", "all", "code", "inside")
+    __slots__ = ("state", "names", "flat", "types", "cpu", "graph", "known", "edges", "largest", "all", "code", "inside")
 
-    def __init__(self, layer: Any, found: list[Tensor], kwargs: dict, config: Config, code: str | None):
-        self.epoch, self.training, self.autocast = config.epoch, layer.training, _autocast("cpu")
-        self.names, self.code, self.where = tuple(kwargs), code, _where(found)
-        self.types = list(map(type, found))
-        self.graph = [not t.is_floating_point() for t in found]
+    def __init__(self, layer: Any, given: tuple, kwargs: dict, config: Config, code: str | None):
+        """``given``: all arguments, those of ``kwargs`` last."""
+        found = tensors_of(given)
+        self.state, self.names, self.code = _state(layer, config), tuple(kwargs), code
+        self.flat, self.types = list(map(id, found)) == list(map(id, given)), list(map(type, found))
+        self.cpu = found[0].is_cpu
+        at = [i for i, t in enumerate(found) if not t.is_floating_point()]
+        self.graph = slice(at[0], at[-1] + 1) if at else slice(0, 0)
+        pairs = [i for i in at if found[i].dim() == 2]
+        self.known = pairs[0] if self.flat and len(pairs) == 1 else None
         sizes = list(map(_numel, found))
-        graph = list(compress(sizes, self.graph))
-        self.edges, self.largest, self.all = sum(graph) * _MORE, max(graph, default=0) * _MORE, sum(sizes) * _MORE
+        graph = sizes[self.graph]
+        largest = max(graph, default=0) if self.known is None else sizes[self.known]
+        self.edges, self.largest, self.all = (int(_MORE * n) for n in (sum(graph), largest, sum(sizes)))
         self.inside = Inside(False, sum(graph) < 2 * _SILENT)
 
-    def fits(self, found: list, kwargs: dict) -> tuple[Tensor | None] | None:
-        """The largest tensor of a call's graph, None if it has none, where the call is of the same kind and no larger."""
-        if list(map(type, found)) != self.types or (kwargs and tuple(kwargs) != self.names):
-            return None
+    def fits(self, given: tuple, kwargs: dict) -> Any:
+        """The tensor by which a call's graph is recognised, None if it has none; `MISSED` where the call is of another kind or
+        larger."""
+        found = given if self.flat else tensors_of(given)
+        if not found or list(map(type, found)) != self.types or (kwargs and tuple(kwargs) != self.names):
+            return MISSED
         sizes = list(map(_numel, found))
-        graph = list(compress(sizes, self.graph))
+        if sum(sizes) > self.all or found[0].is_cpu is not self.cpu:
+            return MISSED
+        if self.known is not None:
+            return found[self.known] if sizes[self.known] <= self.largest else MISSED
+        graph = sizes[self.graph]
         if not graph:
-            return (None,) if sum(sizes) <= self.all else None
-        largest = max(graph)
-        if largest > self.largest or sum(graph) > self.edges or sum(sizes) > self.all:
             return None
-        return (list(compress(found, self.graph))[graph.index(largest)],)
+        largest = max(graph)
+        return MISSED if largest > self.largest or sum(graph) > self.edges else found[self.graph.start + graph.index(largest)]
 
 
 class Memory:
@@ -220,8 +242,9 @@ class Memory:
         """Whether this tensor of a graph was in the last call; keeps it otherwise."""
         if tensor is None or tensor.is_inference():
             return False
-        if self._last(tensor):
-            return True
+        for ref, version in zip(self.seen, self.versions):  # `_last`, without its call
+            if ref() is tensor and version == tensor._version:
+                return True
         self.seen, self.versions = (weakref.ref(tensor),), (tensor._version,)
         return False
 
@@ -237,16 +260,22 @@ def run(layer: Any, native: Callable, args: tuple, kwargs: dict, config: Config)
     if entry is None or entry[0]() is not layer or _tracing() is not None:  # a tracer would write the comparisons down
         return MISSED
     memory, grad = entry[1], _grad()
+    state, given = (config.epoch, layer.training, _autocast(), len(_drivers)), (*args, *kwargs.values()) if kwargs else args
     like = memory.settled[grad]
-    if like is None or like.epoch != config.epoch or like.training is not layer.training or (
-            like.autocast is not _autocast("cpu") or not like.fits((*args, *kwargs.values()) if kwargs else args, kwargs)):
+    if like is None or like.state != state or not like.fits(given, kwargs):
         like = memory.alike[grad]
-        if like is None or not _is_alike(like, layer, memory, args, kwargs, config):
+        if like is None or like.state != state:
+            return MISSED
+        largest = like.fits(given, kwargs)
+        if largest is MISSED or checkpointed() or memory.meets(largest):
             return MISSED
     inside = like.inside
-    if inside.counts is None or _entries or _maps:
+    tally = inside.tally
+    if tally is None or _entries or _maps:
         return inside.look(native, layer, args, kwargs, like.code)
-    counters.add(inside.counts)
+    tally.calls += 1
+    if _watching:
+        counters.note(tally.counts, inside.lasting)
     if not inside.silent:
         return native(layer, *args, **kwargs)
     native = getattr(native, "host", native)
@@ -255,19 +284,6 @@ def run(layer: Any, native: Callable, args: tuple, kwargs: dict, config: Config)
         return native(layer, *args, **kwargs)
     finally:
         configs.end_silence(token)
-
-
-def _is_alike(like: Alike, layer: Any, memory: Memory, args: tuple, kwargs: dict, config: Config) -> bool:
-    """Whether a call over a graph that was not in the last one is like ``like``."""
-    if like.epoch != config.epoch or like.training is not layer.training or like.autocast is not _autocast("cpu"):
-        return False
-    found = tensors_of(args, kwargs)
-    largest = like.fits(found, kwargs) if found else None
-    return largest is not None and like.where == _where(found) and not checkpointed() and not memory.meets(*largest)
-
-
-def _where(found: list[Tensor]) -> tuple:
-    return found[0].device, driver.placed()
 
 
 def _on_cpu(found: list[Tensor]) -> bool:
@@ -287,15 +303,16 @@ def remember(layer: Any, structure: tuple[Tensor, ...], args: tuple, kwargs: dic
     memory = _memory_of(layer)
     if structure and not any(t.is_inference() for t in structure):
         memory.see(structure)
-    found = _plain(args, kwargs)
+    given = (*args, *kwargs.values())
+    found = _plain(given)
     if found is None:
         return
     if known:
         # on a GPU a call on dictionaries may stay native for a reason that passes, such as a capture
         if (_on_cpu(found) or (not kwargs and len(found) == len(args))) and not any(t.is_inference() for t in found):
-            memory.settled[_grad()] = Settled(layer, (*args, *kwargs.values()), kwargs, config, code)
+            memory.settled[_grad()] = Settled(layer, given, kwargs, config, code)
     elif _on_cpu(found) or code in _ESTIMATED:
-        memory.alike[_grad()] = Alike(layer, found, kwargs, config, code)
+        memory.alike[_grad()] = Alike(layer, given, kwargs, config, code)
 
 
 def remember_reason(layer: Any, args: tuple, kwargs: dict, config: Config, why: Reason) -> None:
@@ -303,20 +320,21 @@ def remember_reason(layer: Any, args: tuple, kwargs: dict, config: Config, why: 
     it is about the layer or its arguments. Not at its first call, which may complete the layer."""
     memory = _memory_of(layer)
     again, memory.why = memory.why == why, why
-    found = _plain(args, kwargs) if again and why.code in _LASTING else None
+    given = (*args, *kwargs.values())
+    found = _plain(given) if again and why.code in _LASTING else None
     if found is None or not _on_cpu(found) or any(t.is_inference() for t in found):
         return
-    alike = Alike(layer, found, kwargs, config, why.code)
+    alike = Alike(layer, given, kwargs, config, why.code)
     if alike.edges < 2 * _FEW or why.code == "GA208" or (why.code == "GA210" and "GA208" in why.text):
-        grad, given = _grad(), (*args, *kwargs.values())
+        grad = _grad()
         memory.settled[grad], memory.alike[grad] = Settled(layer, given, kwargs, config, why.code), alike
 
 
 def watch(model: Any, ours: Callable, args: tuple, kwargs: dict, config: Config) -> Any:
     """``ours(model, *args, **kwargs)``, a call of a model of which it shall be remembered if all of it is native: then `run`
     runs the host's own code for others like it."""
-    memory, grad = _memory_of(model), _grad()
-    found = _plain(args, kwargs) if memory.left and config.on_fallback == "native" and not (_entries or _maps) else None
+    memory, grad, given = _memory_of(model), _grad(), (*args, *kwargs.values())
+    found = _plain(given) if memory.left and config.on_fallback == "native" and not (_entries or _maps) else None
     if found is None or not _on_cpu(found) or any(t.is_inference() for t in found):
         return ours(model, *args, **kwargs)
     with counters.watched() as seen:
@@ -326,15 +344,15 @@ def watch(model: Any, ours: Callable, args: tuple, kwargs: dict, config: Config)
     kept, before = None, memory.alike[grad]
     if seen.native and seen.counts and _of_the_host(model):
         if seen.lasting:
-            kept = memory.settled[grad] = Settled(model, (*args, *kwargs.values()), kwargs, config, None)
-        elif before is None or before.epoch != config.epoch or before.fits(found, kwargs) is None:
-            kept = Alike(model, found, kwargs, config, None)
+            kept = memory.settled[grad] = Settled(model, given, kwargs, config, None)
+        elif before is None or before.state[0] != config.epoch or before.fits(given, kwargs) is MISSED:
+            kept = Alike(model, given, kwargs, config, None)
             memory.alike[grad] = kept if kept.inside.left else None
-            memory.meets(*kept.fits(found, kwargs))
+            memory.meets(kept.fits(given, kwargs))
     if kept is None:
         memory.left -= 1
     else:
-        memory.left, kept.inside.counts, kept.inside.silent = _WATCHED, tuple(seen.counts.items()), True
+        memory.left, kept.inside.tally, kept.inside.silent = _WATCHED, counters.tally(seen.counts), True
     return out
 
 
@@ -346,7 +364,7 @@ def _memory_of(layer: Any) -> Memory:
     return memory
 
 
-def _plain(args: tuple, kwargs: dict) -> list[Tensor] | None:
+def _plain(given: tuple) -> list[Tensor] | None:
     """The tensors of a call on nothing else."""
-    found = tensors_of(args, kwargs)
+    found = tensors_of(given)
     return found if found and all(type(t) is Tensor or type(t) is Parameter for t in found) else None

@@ -39,7 +39,8 @@ def as_if_gpu(monkeypatch):
         return native(*args, **kwargs)
 
     monkeypatch.setattr(torch.autograd, "_engine_run_backward", run)
-    monkeypatch.setattr(autograd, "_single_gpu", lambda torch, outputs: True)
+    monkeypatch.setattr(autograd, "_gpu_of", lambda outputs: 0)
+    monkeypatch.setattr(autograd, "_single_gpu", lambda torch, own: True)
     return told
 
 

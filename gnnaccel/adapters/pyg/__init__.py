@@ -44,7 +44,7 @@ def install(patches: PatchSet) -> list[str]:
     import torch
     from torch_geometric import nn
 
-    from gnnaccel.adapters.pyg import fx_models, graph_norm, propagate, scatter
+    from gnnaccel.adapters.pyg import fx_models, graph_norm, propagate, scatter, shortcuts
 
     for name, (module, node_dim) in LAYERS.items():
         cls = getattr(nn, name)
@@ -56,6 +56,7 @@ def install(patches: PatchSet) -> list[str]:
     graph_norm.install(patches)
     scatter.install(patches)
     fx_models.install(patches)
+    shortcuts.install(patches)
     patches.set(torch.jit, "script", _unwrapped_while(torch.jit.script, patches))
     return patches.names()
 

@@ -88,11 +88,11 @@ def routed(native: Callable) -> Callable:
 
     @functools.wraps(native)
     def propagate(self: Any, edge_index: Any, *args: Any, **kwargs: Any) -> Any:
-        if is_compiling():  # compiled regions trace the host's own code
+        if args or is_compiling():  # compiled regions trace the host's own code
             return native(self, edge_index, *args, **kwargs)
         config = current()
-        if config is None or args:
-            return native(self, edge_index, *args, **kwargs)
+        if config is None:
+            return native(self, edge_index, **kwargs)
         if not listening():  # the short way tells nothing; the route is the same
             last = calls.last(self, edge_index)
             if last is None:

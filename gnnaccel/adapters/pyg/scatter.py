@@ -70,9 +70,9 @@ def _modules() -> list[Any]:
 def _left_alone(name: str, src: Any, index: Any, readout: bool, config: Config) -> bool:
     """Whether a call goes native without a further look; counts it where it could have been another.
     ``readout``: of an aggregation module, so that it is ours only where it is one."""
-    if type(src) not in _TENSORS or not src.is_floating_point():
+    if readout and (type(index) is not Tensor or index._is_view() or index.is_inference()):
         return True
-    if readout and (type(index) is not Tensor or index.is_inference() or index._is_view()):
+    if type(src) not in _TENSORS or not src.is_floating_point():
         return True
     return src.is_cpu and not driver.placed() and route.on_cpu_native(name, config)
 
@@ -90,7 +90,9 @@ def _too_few(name: str, src: Tensor, config: Config) -> bool:
 def _scatter(native: Callable, readout: bool = False) -> Callable:
     @functools.wraps(native)
     def scatter(src: Tensor, index: Tensor, dim: int = 0, dim_size: int | None = None, reduce: str = "sum") -> Tensor:
-        config = None if is_compiling() else current()  # compiled regions trace the host's own code
+        if is_compiling() or (readout and type(index) is Tensor and index._is_view()):  # compiled regions trace the host's own code
+            return native(src, index, dim, dim_size, reduce)
+        config = current()
         if config is None or _left_alone("pyg.scatter", src, index, readout, config):
             return native(src, index, dim, dim_size, reduce)
         if _too_few("pyg.scatter", src, config):

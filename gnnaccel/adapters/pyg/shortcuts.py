@@ -1,0 +1,52 @@
+"""What PyG's own code asks anew in each call though the answer is known or nearer at hand, by the shorter way.
+
+Over small graphs a layer is bound by such steps. They are the same on every route, so what they save is saved by native calls too.
+"""
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from torch.compiler import is_compiling
+
+from gnnaccel.adapters.patching import PatchSet
+
+_MANY = 4096
+
+
+def install(patches: PatchSet) -> None:
+    """Replace the functions through ``patches``; none that this version does not have."""
+    from torch_geometric import typing
+    from torch_geometric.nn.module_dict import ModuleDict
+
+    translate = vars(ModuleDict).get("to_external_key")
+    if isinstance(translate, classmethod):
+        patches.set(ModuleDict, "to_external_key", classmethod(remembering(translate.__func__)))
+    if getattr(typing, "WITH_PT23", False):
+        native = importlib.import_module("torch_geometric._compile").is_compiling  # which asks torch's, seven times a layer
+        for name, module in list(sys.modules.items()):
+            if name.startswith("torch_geometric.") or name == "torch_geometric":
+                if getattr(module, "__dict__", {}).get("is_compiling") is native:
+                    patches.set(module, "is_compiling", is_compiling)
+
+
+def remembering(native: Callable) -> Callable:
+    """``native(cls, key)``, a function of nothing else, with its results kept. `HeteroConv` goes through its layers by edge type in
+    every call, and for each type PyG compares the key with the names of all attributes of the class."""
+    known: dict[tuple[type, str], Any] = {}
+
+    @functools.wraps(native)
+    def translated(cls: type, key: str) -> Any:
+        if is_compiling() or type(key) is not str:
+            return native(cls, key)
+        found = known.get((cls, key))
+        if found is None:
+            if len(known) >= _MANY:
+                known.clear()
+            found = known[cls, key] = native(cls, key)
+        return found
+
+    return translated

@@ -6,7 +6,8 @@ remembered of a layer, with gradients and without,
 * which tensors a call was over that stayed native although its graph was known (`Settled`): another over the same is native
   at once;
 * how large a call was that stayed native because its graph was new (`Alike`): others over new graphs, of the same kind and no
-  larger, are native at once. On a CPU only: on a GPU reading costs little beside what it may find.
+  larger, are native at once. Graphs that were met before are no new ones (`Memory.meets`): those are decided, as what comes a second
+  time may come often.
 
 What runs inside such a call asks for faster ways too. Once one call has shown that nothing in it finds any, the next ones run
 as if gnnaccel were off, and count what that one counted (`Inside`).
@@ -15,8 +16,8 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable
-from itertools import compress
+from collections.abc import Callable, Sequence
+from math import prod
 from operator import attrgetter
 from typing import Any
 
@@ -38,9 +39,10 @@ MISSED = object()  # in the place of a result: this call is like no earlier one
 _HOSTS = ("torch.", "torch_geometric.")
 _MORE = 1.25  # times as large as the call that was decided: estimates know sizes by powers of two
 _FEW = 2000  # edges, of all types: over fewer a call may be remembered as native whatever kept it so
-_SILENT = 25_000  # edges, of all types: over more new ones what runs inside is asked each time
+_MET = 512  # graphs that a layer remembers to have met
 _WATCHED = 4  # calls of which one has to show that nothing inside gains
 _LASTING = ("GA201", "GA202", "GA205", "GA206", "GA208", "GA210", "GA303")  # about the layer and its arguments
+_OF_THE_LAYER = ("GA201", "GA205", "GA208")
 _ESTIMATED = ("GA301", "GA401")
 _entries, _maps = settings.kept()
 _watching, _drivers = counters.watching, driver.in_place
@@ -187,65 +189,73 @@ class Alike:
         graph = sizes[self.graph]
         largest = max(graph, default=0) if self.known is None else sizes[self.known]
         self.edges, self.largest, self.all = (int(_MORE * n) for n in (sum(graph), largest, sum(sizes)))
-        self.inside = Inside(False, sum(graph) < 2 * _SILENT)
+        self.inside = Inside(False)
 
     def fits(self, given: tuple, kwargs: dict) -> Any:
-        """The tensor by which a call's graph is recognised, None if it has none; `MISSED` where the call is of another kind or
-        larger."""
+        """The tensors of a call's graph, that by which it is recognised last, none if it has no graph; `MISSED` where the call is of
+        another kind or larger."""
         found = given if self.flat else tensors_of(given)
         if not found or list(map(type, found)) != self.types or (kwargs and tuple(kwargs) != self.names):
             return MISSED
         sizes = list(map(_numel, found))
         if sum(sizes) > self.all or found[0].is_cpu is not self.cpu:
             return MISSED
-        if self.known is not None:
-            return found[self.known] if sizes[self.known] <= self.largest else MISSED
         graph = sizes[self.graph]
         if not graph:
-            return None
-        largest = max(graph)
-        return MISSED if largest > self.largest or sum(graph) > self.edges else found[self.graph.start + graph.index(largest)]
+            return ()
+        largest = max(graph) if self.known is None else sizes[self.known]
+        if largest > self.largest or sum(graph) > self.edges:
+            return MISSED
+        return found[self.graph], found[self.known] if self.known is not None else found[self.graph.start + graph.index(largest)]
+
+
+class _Met:
+    """A graph of a native call: its largest tensor, held weakly, with its version; the ids of all its tensors; in which state, with
+    gradients off and on, it was decided as a known graph and stayed native."""
+
+    __slots__ = ("ref", "version", "ids", "decided")
+
+    def __init__(self, largest: Tensor, ids: tuple[int, ...]):
+        self.ref, self.version, self.ids = weakref.ref(largest), largest._version, ids
+        self.decided: list[tuple | None] = [None, None]
 
 
 class Memory:
-    """Of one layer. ``settled``, ``alike``: a call with gradients off, and one with gradients on; ``seen``: the tensors of the
-    last call's graph, or one of them where the call was not read, with their versions; ``why``: of the last call that was not
+    """Of one layer. ``settled``, ``alike``: a call with gradients off, and one with gradients on; ``met``: graphs of native calls,
+    by the id of their largest tensor, and of how many to look for those that are gone; ``why``: of the last call that was not
     understood."""
 
-    __slots__ = ("settled", "alike", "seen", "versions", "why", "left")
+    __slots__ = ("settled", "alike", "met", "most", "why", "left")
 
     def __init__(self) -> None:
         self.settled: list[Settled | None] = [None, None]
         self.alike: list[Alike | None] = [None, None]
-        self.seen: tuple[weakref.ref, ...] = ()
-        self.versions: tuple[int, ...] = ()
+        self.met: dict[int, _Met] = {}
+        self.most = _MET
         self.why: Reason | None = None
         self.left = _WATCHED  # of calls of a model: how many may yet show something
 
-    def see(self, structure: tuple[Tensor, ...]) -> None:
-        self.seen, self.versions = tuple(map(weakref.ref, structure)), tuple(map(_version, structure))
+    def of(self, structure: Sequence[Tensor]) -> _Met | None:
+        """The native call that was over these tensors, unchanged since."""
+        for t in structure:
+            found = self.met.get(id(t))
+            if found is not None and found.ref() is t and found.version == t._version:
+                return found if set(map(id, structure)).issubset(found.ids) else None
+        return None
 
-    def has(self, structure: tuple[Tensor, ...]) -> bool:
-        """Whether the last call was over these tensors, unchanged since."""
-        if len(self.seen) == 1:
-            return any(self._last(t) for t in structure)
-        return len(structure) == len(self.seen) and all(
-            ref() is t and version == t._version for ref, version, t in zip(self.seen, self.versions, structure))
-
-    def _last(self, tensor: Tensor) -> bool:
-        for ref, version in zip(self.seen, self.versions):
-            if ref() is tensor and version == tensor._version:
-                return True
-        return False
-
-    def meets(self, tensor: Tensor | None) -> bool:
-        """Whether this tensor of a graph was in the last call; keeps it otherwise."""
-        if tensor is None or tensor.is_inference():
+    def meets(self, graph: Sequence[Tensor], largest: Tensor, state: tuple | None = None, grad: bool = False) -> bool:
+        """Whether the graph of these tensors, unchanged since, was in a native call, and is not known to be native in this state
+        however often it comes. It was from now on. Never of inference tensors, which have no version."""
+        if largest.is_inference():
             return False
-        for ref, version in zip(self.seen, self.versions):  # `_last`, without its call
-            if ref() is tensor and version == tensor._version:
-                return True
-        self.seen, self.versions = (weakref.ref(tensor),), (tensor._version,)
+        met, ids = self.met, tuple(map(id, graph))
+        found = met.get(id(largest))
+        if found is not None and found.ref() is largest and found.version == largest._version and found.ids == ids:
+            return found.decided[grad] != state
+        if len(met) >= self.most:
+            self.met = met = {key: kept for key, kept in met.items() if kept.ref() is not None}
+            self.most = max(_MET, 2 * len(met))
+        met[id(largest)] = _Met(largest, ids)
         return False
 
 
@@ -266,8 +276,8 @@ def run(layer: Any, native: Callable, args: tuple, kwargs: dict, config: Config)
         like = memory.alike[grad]
         if like is None or like.state != state:
             return MISSED
-        largest = like.fits(given, kwargs)
-        if largest is MISSED or checkpointed() or memory.meets(largest):
+        graph = like.fits(given, kwargs)
+        if graph is MISSED or checkpointed() or (graph and memory.meets(*graph, state, grad)):
             return MISSED
     inside = like.inside
     tally = inside.tally
@@ -291,9 +301,9 @@ def _on_cpu(found: list[Tensor]) -> bool:
 
 
 def was_over(layer: Any, structure: tuple[Tensor, ...]) -> bool:
-    """Whether the layer's last native call was over this graph."""
+    """Whether a native call of the layer was over this graph."""
     memory = memories.get(layer)
-    return memory is not None and memory.has(structure)
+    return memory is not None and memory.of(structure) is not None
 
 
 def remember(layer: Any, structure: tuple[Tensor, ...], args: tuple, kwargs: dict, config: Config, code: str | None,
@@ -301,33 +311,52 @@ def remember(layer: Any, structure: tuple[Tensor, ...], args: tuple, kwargs: dic
     """Keep of a call that stayed native for the reason ``code`` what others are to be held against: its graph, and unless
     ``args`` are left out the rest. ``known``: the graph came before."""
     memory = _memory_of(layer)
-    if structure and not any(t.is_inference() for t in structure):
-        memory.see(structure)
+    if structure and memory.of(structure) is None:
+        memory.meets(structure, max(structure, key=_size))
     given = (*args, *kwargs.values())
     found = _plain(given)
     if found is None:
         return
     if known:
+        met = memory.of(structure)
+        if met is not None and (_on_cpu(found) or code == "GA301"):
+            met.decided[_grad()] = _state(layer, config)
         # on a GPU a call on dictionaries may stay native for a reason that passes, such as a capture
         if (_on_cpu(found) or (not kwargs and len(found) == len(args))) and not any(t.is_inference() for t in found):
             memory.settled[_grad()] = Settled(layer, given, kwargs, config, code)
     elif _on_cpu(found) or code in _ESTIMATED:
-        memory.alike[_grad()] = Alike(layer, given, kwargs, config, code)
+        memory.alike[_grad()] = _met(memory, Alike(layer, given, kwargs, config, code), given, kwargs)
+
+
+def _size(t: Tensor) -> int:
+    return prod(t.shape)
+
+
+def _met(memory: Memory, like: Alike, given: tuple, kwargs: dict) -> Alike:
+    """``like``, whose own graph ``memory`` has then met."""
+    graph = like.fits(given, kwargs)
+    if graph:
+        memory.meets(*graph)
+    return like
 
 
 def remember_reason(layer: Any, args: tuple, kwargs: dict, config: Config, why: Reason) -> None:
-    """The same of a call that could not be understood, on a CPU: if that is how the layer is made; and over few edges whatever
-    it is about the layer or its arguments. Not at its first call, which may complete the layer."""
+    """The same of a call that could not be understood: if that is how the layer is made; on a CPU over few edges whatever it is about
+    the layer or its arguments. Not at its first call, which may complete the layer."""
     memory = _memory_of(layer)
     again, memory.why = memory.why == why, why
     given = (*args, *kwargs.values())
     found = _plain(given) if again and why.code in _LASTING else None
-    if found is None or not _on_cpu(found) or any(t.is_inference() for t in found):
+    if found is None or any(t.is_inference() for t in found):
         return
-    alike = Alike(layer, given, kwargs, config, why.code)
-    if alike.edges < 2 * _FEW or why.code == "GA208" or (why.code == "GA210" and "GA208" in why.text):
-        grad = _grad()
-        memory.settled[grad], memory.alike[grad] = Settled(layer, given, kwargs, config, why.code), alike
+    like, grad = Alike(layer, given, kwargs, config, why.code), _grad()
+    if why.code in _OF_THE_LAYER or (why.code == "GA210" and any(code in why.text for code in _OF_THE_LAYER)):
+        memory.alike[grad] = _met(memory, like, given, kwargs)
+        if not _on_cpu(found):
+            return
+    elif not _on_cpu(found) or like.edges >= 2 * _FEW:
+        return
+    memory.settled[grad], memory.alike[grad] = Settled(layer, given, kwargs, config, why.code), like
 
 
 def watch(model: Any, ours: Callable, args: tuple, kwargs: dict, config: Config) -> Any:
@@ -335,7 +364,7 @@ def watch(model: Any, ours: Callable, args: tuple, kwargs: dict, config: Config)
     runs the host's own code for others like it."""
     memory, grad, given = _memory_of(model), _grad(), (*args, *kwargs.values())
     found = _plain(given) if memory.left and config.on_fallback == "native" and not (_entries or _maps) else None
-    if found is None or not _on_cpu(found) or any(t.is_inference() for t in found):
+    if found is None or any(t.is_inference() for t in found):
         return ours(model, *args, **kwargs)
     with counters.watched() as seen:
         out = ours(model, *args, **kwargs)
@@ -343,12 +372,10 @@ def watch(model: Any, ours: Callable, args: tuple, kwargs: dict, config: Config)
         return out
     kept, before = None, memory.alike[grad]
     if seen.native and seen.counts and _of_the_host(model):
-        if seen.lasting:
+        if seen.lasting and _on_cpu(found):
             kept = memory.settled[grad] = Settled(model, given, kwargs, config, None)
         elif before is None or before.state[0] != config.epoch or before.fits(given, kwargs) is MISSED:
-            kept = Alike(model, given, kwargs, config, None)
-            memory.alike[grad] = kept if kept.inside.left else None
-            memory.meets(kept.fits(given, kwargs))
+            kept = memory.alike[grad] = _met(memory, Alike(model, given, kwargs, config, None), given, kwargs)
     if kept is None:
         memory.left -= 1
     else:

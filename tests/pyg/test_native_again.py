@@ -276,7 +276,25 @@ def test_typed_edges(enabled, read):
     x, ei, types = torch.randn(20, WIDTH), torch.randint(0, 20, (2, 30)), torch.randint(0, 3, (30,))
     for _ in range(3):
         layer(x, ei, types)
-    for given, expected in (((x, ei, types), False), ((x, ei, types.clone()), True)):
+    again = types.clone()
+    for given, expected in (((x, ei, types), False), ((x, ei, again), False), ((x, ei, again), True), ((x, ei, again), False)):
         read.clear()
         layer(*given)
-        assert bool(read) is expected
+        assert bool(read) is expected, "types that are new make a new graph"
+
+
+def test_batches_that_come_again(enabled, read):
+    """Each is decided once more, as one that may come often; where it stays native, that is the last time."""
+    layer, x, batches = hetero(SAGEConv), features(), [edges() for _ in range(5)]
+    settled(layer, x, edges(), 1)
+    assert [is_read(read, layer, x, ei) for _ in range(3) for ei in batches] == [False] * 5 + [True] * 5 + [False] * 5
+    batches[2][RELATIONS[0]].add_(0)  # a new version: what was one of the batches is a new graph
+    assert [is_read(read, layer, x, ei) for ei in batches] == [False] * 5
+
+
+def test_batches_that_are_gone_are_forgotten(enabled, monkeypatch):
+    monkeypatch.setattr(native_again, "_MET", 8)
+    layer, x = hetero(SAGEConv), features()
+    for _ in range(40):
+        layer(x, edges())
+    assert len(native_again.memories.get(layer).met) <= 16

@@ -350,13 +350,10 @@ def remember_reason(layer: Any, args: tuple, kwargs: dict, config: Config, why: 
     if found is None or any(t.is_inference() for t in found):
         return
     like, grad = Alike(layer, given, kwargs, config, why.code), _grad()
-    if why.code in _OF_THE_LAYER or (why.code == "GA210" and any(code in why.text for code in _OF_THE_LAYER)):
+    of_layer = why.code in _OF_THE_LAYER or (why.code == "GA210" and any(code in why.text for code in _OF_THE_LAYER))
+    if of_layer or (_on_cpu(found) and like.edges < 2 * _FEW):
+        memory.settled[grad] = Settled(layer, given, kwargs, config, why.code)
         memory.alike[grad] = _met(memory, like, given, kwargs)
-        if not _on_cpu(found):
-            return
-    elif not _on_cpu(found) or like.edges >= 2 * _FEW:
-        return
-    memory.settled[grad], memory.alike[grad] = Settled(layer, given, kwargs, config, why.code), like
 
 
 def watch(model: Any, ours: Callable, args: tuple, kwargs: dict, config: Config) -> Any:

@@ -1,7 +1,7 @@
 """HeteroLinear as a Program: row i is the only edge of node i, and its type the relation."""
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,11 +15,6 @@ from gnnaccel.dispatch.relational.view import Ends
 METHODS = ("forward_naive", "forward_segmm")
 
 
-class _Operands(NamedTuple):
-    x: Tensor
-    type_vec: Tensor
-
-
 def state(layer: Any, args: tuple, kwargs: dict) -> tuple[RelationalStated, RelationalGiven] | Reason:
     bound = calls.bind(args, kwargs, ("x", "type_vec"), ())
     if bound is None:
@@ -29,12 +24,12 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[RelationalStated, Rela
     if why is not None:
         return why
     rows, (row, _) = x.shape[0], calls.dtypes(x)
-    program = statements.typed_linear()
-    shapes = shapes_of(program, dict(x=x, weight=layer.weight))
+    program = statements.typed_linear(bias=layer.bias is not None)
+    shapes = shapes_of(program, dict(x=x, weight=layer.weight, bias=layer.bias))
     view = relations.viewer((type_vec,), rows, rows, layer.num_types, _rows_by_type)
     stated = RelationalStated(program, "HeteroLinear", shapes, row, x.dtype, rows, rows, rows, layer.num_types, view,
                               layout="rows by type")
-    return stated, RelationalGiven((type_vec,), x.device, _Operands(x, type_vec))
+    return stated, RelationalGiven((type_vec,), x.device, x)
 
 
 def _rows_by_type(type_vec: Tensor) -> Ends:
@@ -56,7 +51,9 @@ def _reason(layer: Any, x: Tensor, type_vec: Any) -> Reason | None:
 
 
 def run(layer: Any, stated: RelationalStated, given: RelationalGiven, attend: Any) -> Tensor:
-    x, type_vec = given.operands
+    x = given.operands
+    tensors = dict(x=x.to(stated.row), weight=layer.weight.to(stated.row))
+    if layer.bias is not None:
+        tensors["bias"] = layer.bias
     with calls.without_autocast(x.device.type):
-        out = attend(dict(x=x.to(stated.row), weight=layer.weight.to(stated.row)))
-    return out if layer.bias is None else out.add_(layer.bias[type_vec])
+        return attend(tensors)

@@ -70,8 +70,8 @@ def tensors_of(given: tuple) -> list | None:
 
 class Inside:
     """What the calls inside a native call came to. ``tally``: counts them, the call itself among them, once it is known that all are
-    native, and ``silent`` then says whether there are any; ``lasting``: only such count that would be native again over the same
-    tensors; ``left``: calls that may yet show this."""
+    native, and ``silent`` then says whether there are any; ``lasting``: only where nothing was decided anew, so that over the same
+    tensors nothing will be; ``left``: calls that may yet show this."""
 
     __slots__ = ("tally", "silent", "lasting", "left")
 
@@ -89,7 +89,7 @@ class Inside:
             counters.again(type(layer).__name__, code)
             out = native(layer, *args, **kwargs)
         self.left -= seen is not None
-        if seen is not None and (seen.lasting or not self.lasting) and seen.native and _of_the_host(layer):
+        if seen is not None and seen.native and not (seen.decided and self.lasting) and _of_the_host(layer):
             self.tally, self.left = counters.tally(seen.counts), 0
             self.silent = sum(seen.counts.values()) > 1
         return out

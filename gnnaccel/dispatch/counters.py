@@ -34,8 +34,8 @@ def again(layer: str, code: str | None) -> None:
 
 
 class Tally:
-    """Calls that all count alike. Each adds one to ``calls``, which is atomic as well, and tells `note` where somebody is watching;
-    what they come to is added up when it is asked for. ``counts``: of one call."""
+    """Calls that all count alike. Each adds one to ``calls``, which is atomic as well, and tells `note` where somebody is
+    watching; what they come to is added up when it is asked for. ``counts``: of one call."""
 
     __slots__ = ("counts", "calls")
 
@@ -57,8 +57,8 @@ def _add_up() -> None:
 
 
 class Watch:
-    """What one thread counts for a while. ``native``: nothing but native calls; ``lasting``: all of them will be native again over
-    the same tensors; ``decided``: some were not native because of an earlier call, but looked at anew."""
+    """What one thread counts for a while. ``native``: nothing but native calls; ``lasting``: all of them will be native again
+    over the same tensors; ``decided``: some were not native because of an earlier call, but looked at anew."""
 
     __slots__ = ("thread", "counts", "native", "lasting", "decided")
 

@@ -22,7 +22,7 @@ def count(layer: str, route: str, code: str | None = None) -> None:
     # switches threads only at loops' ends, on entering functions and after calls. A lock would cost as much again.
     _counts[key] += 1
     if watching:
-        note(((key, 1),), False)
+        note(((key, 1),), False, decided=True)
 
 
 def again(layer: str, code: str | None) -> None:
@@ -34,8 +34,8 @@ def again(layer: str, code: str | None) -> None:
 
 
 class Tally:
-    """Calls that all count alike. Each adds one to ``calls``, which is atomic as well, and tells `note` where somebody is watching;
-    what they come to is added up when it is asked for. ``counts``: of one call."""
+    """Calls that all count alike. Each adds one to ``calls``, which is atomic as well, and tells `note` where somebody is
+    watching; what they come to is added up when it is asked for. ``counts``: of one call."""
 
     __slots__ = ("counts", "calls")
 
@@ -57,20 +57,21 @@ def _add_up() -> None:
 
 
 class Watch:
-    """What one thread counts for a while. ``native``: nothing but native calls; ``lasting``: all of them will be native again."""
+    """What one thread counts for a while. ``native``: nothing but native calls; ``lasting``: all of them will be native again
+    over the same tensors; ``decided``: some were not native because of an earlier call, but looked at anew."""
 
-    __slots__ = ("thread", "counts", "native", "lasting")
+    __slots__ = ("thread", "counts", "native", "lasting", "decided")
 
     def __init__(self) -> None:
         self.thread, self.counts = threading.get_ident(), defaultdict(int)
-        self.native = self.lasting = True
+        self.native, self.lasting, self.decided = True, True, False
 
 
-def note(counts: tuple[tuple[Key, int], ...], lasting: bool) -> None:
+def note(counts: tuple[tuple[Key, int], ...], lasting: bool, decided: bool = False) -> None:
     """Write down for who is watching what was counted."""
     for watch in watching:  # which may end in another thread at any time
         if threading.get_ident() == watch.thread:
-            watch.lasting = watch.lasting and lasting
+            watch.lasting, watch.decided = watch.lasting and lasting, watch.decided or decided
             for key, n in counts:
                 watch.counts[key] += n
                 watch.native = watch.native and key[1] == "native"

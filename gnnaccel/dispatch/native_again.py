@@ -71,9 +71,9 @@ def tensors_of(given: tuple) -> list | None:
 
 
 class Inside:
-    """What the calls inside a native call came to. ``tally``: counts them, the call itself among them, once it is known that all are
-    native, and ``silent`` then says whether there are any; ``lasting``: only such count that would be native again over the same
-    tensors; ``left``: calls that may yet show this."""
+    """What the calls inside a native call came to. ``tally``: counts them, the call itself among them, once it is known that all
+    are native, and ``silent`` then says whether there are any; ``lasting``: only where nothing was decided anew, so that over the
+    same tensors nothing will be; ``left``: calls that may yet show this."""
 
     __slots__ = ("tally", "silent", "lasting", "left")
 
@@ -91,7 +91,7 @@ class Inside:
             counters.again(type(layer).__name__, code)
             out = native(layer, *args, **kwargs)
         self.left -= seen is not None
-        if seen is not None and (seen.lasting or not self.lasting) and seen.native and _of_the_host(layer):
+        if seen is not None and seen.native and not (seen.decided and self.lasting) and _of_the_host(layer):
             self.tally, self.left = counters.tally(seen.counts), 0
             self.silent = sum(seen.counts.values()) > 1
         return out
@@ -109,9 +109,9 @@ def _state(layer: Any, config: Config) -> tuple:
 
 
 class Settled:
-    """A call over known tensors, held weakly. ``plain``: those of its graph that are arguments themselves, by place and id, which
-    is nobody else's as long as none is ``gone``; ``held``: the same of arguments that hold several; ``rows``: place, type and look
-    of the first argument of features."""
+    """A call over known tensors, held weakly by ``refs``. ``plain``: those of its graph that are arguments themselves, by place and
+    id, which is nobody else's as long as none is ``gone``; ``held``: the same of arguments that hold several; ``rows``: place,
+    type and look of the first argument of features."""
 
     __slots__ = ("state", "names", "count", "plain", "held", "refs", "gone", "rows", "code", "inside")
 
@@ -169,9 +169,9 @@ class Settled:
 
 
 class Alike:
-    """A call over a new graph: of how many numbers at most others are like it. ``flat``: its arguments are tensors; ``graph``: where
-    those are, among all its tensors, that hold no features; ``known``: the one by which a graph is recognised, None for the
-    largest."""
+    """A call over a new graph: of how many numbers at most others are like it. ``flat``: its arguments are tensors; ``graph``:
+    where those are, among all its tensors, that hold no features; ``known``: the one by which a graph is recognised, its edges
+    where they are one argument, None for the largest."""
 
     __slots__ = ("state", "names", "flat", "types", "cpu", "graph", "known", "edges", "largest", "all", "code", "inside")
 

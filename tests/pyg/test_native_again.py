@@ -7,10 +7,10 @@ import weakref
 
 import pytest
 import torch
-from torch_geometric.nn import GATConv, GCNConv, HeteroConv, RGATConv, SAGEConv, to_hetero
+from torch_geometric.nn import GATConv, GCNConv, HEATConv, HeteroConv, HGTConv, RGATConv, SAGEConv, to_hetero
 
 import gnnaccel
-from gnnaccel.dispatch import cache, config, native_again, router
+from gnnaccel.dispatch import cache, config, counters, native_again, router
 from tests.pyg.hetero_graphs import CITES, KNOWS, METADATA, RELATIONS, WIDTH, edges, features, hetero, same
 
 @pytest.fixture
@@ -192,6 +192,31 @@ def test_calls_inside_are_counted_as_if_asked(enabled):
     assert stats["SAGEConv"] == {"calls": 15, "routes": {"native": 15}, "reasons": {"GA301": 15}}
 
 
+def test_calls_inside_over_what_is_made_of_the_graph_are_counted(enabled):
+    """HGTConv hands its HeteroLinear types of edges that it puts together in each call."""
+    layer, x, ei = HGTConv(WIDTH, 8, METADATA, heads=2), features(), edges()
+    settled(layer, x, ei, 2)
+    gnnaccel.reset_stats()
+    settled(layer, x, ei, 8)
+    routes = {name: one["routes"] for name, one in gnnaccel.stats().items()}
+    assert routes == {"HGTConv": {"native": 8}, "HeteroDictLinear": {"native": 16}, "HeteroLinear": {"native": 16}}
+    assert native_again.memories.get(layer).settled[False].inside.silent
+
+
+def test_counts_that_nobody_is_to_see(enabled):
+    layer, x, ei = hetero(SAGEConv), features(), edges()
+    settled(layer, x, ei)
+    before = gnnaccel.stats()
+    with counters.uncounted():
+        settled(layer, x, ei)
+        assert gnnaccel.stats() != before
+    assert gnnaccel.stats() == before
+    gnnaccel.reset_stats()
+    assert gnnaccel.stats() == {}
+    settled(layer, x, ei, 1)
+    assert gnnaccel.stats()["SAGEConv"]["calls"] == 5
+
+
 def test_records_are_made(enabled):
     layer, x, ei = hetero(SAGEConv), features(), edges()
     settled(layer, x, ei)
@@ -298,3 +323,20 @@ def test_batches_that_are_gone_are_forgotten(enabled, monkeypatch):
     for _ in range(40):
         layer(x, edges())
     assert len(native_again.memories.get(layer).met) <= 16
+
+
+@pytest.mark.parametrize("count", [0, 6])
+def test_new_edges_between_the_same_nodes(enabled, read, count):
+    """What stays the same, here more numbers than there are of edges, makes no graph known."""
+    layer = HEATConv(WIDTH, 4, 3, 2, 4, 3, 4)
+    x, nodes = torch.randn(40, WIDTH), torch.randint(0, 3, (40,))
+    types, attr = torch.randint(0, 2, (count,)), torch.randn(count, 3)
+    ei = torch.randint(0, 40, (2, count))
+    for new in range(6):
+        read.clear()
+        layer(x, ei.clone(), nodes, types, attr)
+        assert new < 2 or "HEATConv" not in read
+    for expected in (False, True, False):  # new as well; it comes again; that is known by now
+        read.clear()
+        layer(x, ei, nodes, types, attr)
+        assert ("HEATConv" in read) is expected

@@ -51,12 +51,12 @@ def around(forward: Callable, native: Callable) -> Callable:
 
     @functools.wraps(native)
     def layer(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if _part.depth:
+        config = None if is_compiling() else current()  # compiled regions trace the host's own code
+        if config is None or _part.depth:
             return native(self, *args, **kwargs)
-        if len(args) == 1 and not kwargs and type(args[0]) is dict and not is_compiling():
-            code, config = _at_a_glance(args[0]), current()
-            if code is not None and config is not None and config.when == "profitable" and config.on_fallback == "native" and (
-                    not records.listening()):
+        if len(args) == 1 and not kwargs and type(args[0]) is dict:
+            code = _at_a_glance(args[0])
+            if code is not None and config.when == "profitable" and config.on_fallback == "native" and not records.listening():
                 counters.again(type(self).__name__, code)
                 return native(self, args[0])
         return forward(self, *args, **kwargs)

@@ -90,7 +90,8 @@ def _too_few(name: str, src: Tensor, config: Config) -> bool:
 def _scatter(native: Callable, readout: bool = False) -> Callable:
     @functools.wraps(native)
     def scatter(src: Tensor, index: Tensor, dim: int = 0, dim_size: int | None = None, reduce: str = "sum") -> Tensor:
-        if is_compiling() or (readout and type(index) is Tensor and index._is_view()):  # compiled regions trace the host's own code
+        # compiled regions trace the host's own code; a layer's aggregation gets a row of its edges
+        if is_compiling() or (readout and type(index) is Tensor and index._is_view()):
             return native(src, index, dim, dim_size, reduce)
         config = current()
         if config is None or _left_alone("pyg.scatter", src, index, readout, config):

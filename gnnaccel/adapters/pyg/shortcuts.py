@@ -1,6 +1,7 @@
 """What PyG's own code asks anew in each call though the answer is known or nearer at hand, by the shorter way.
 
-Over small graphs a layer is bound by such steps. They are the same on every route, so what they save is saved by native calls too.
+Over small graphs a layer is bound by such steps, and native calls save them as well as others. A module that PyG writes
+meanwhile, for a class that is first instantiated, goes on asking torch whether something compiles.
 """
 from __future__ import annotations
 
@@ -34,8 +35,8 @@ def install(patches: PatchSet) -> None:
 
 
 def remembering(native: Callable) -> Callable:
-    """``native(cls, key)``, a function of nothing else, with its results kept. `HeteroConv` goes through its layers by edge type in
-    every call, and for each type PyG compares the key with the names of all attributes of the class."""
+    """``native(cls, key)``, a function of nothing else, with its results kept. `HeteroConv` goes through its layers by edge type
+    in every call, and for each type PyG compares the key with the names of all attributes of the class."""
     known: dict[tuple[type, str], Any] = {}
 
     @functools.wraps(native)

@@ -1,0 +1,67 @@
+"""What PyG asks anew in each call, by the shorter way: the same answers, and its own functions afterwards."""
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+import torch_geometric
+from torch_geometric.nn import GraphConv
+from torch_geometric.nn.module_dict import ModuleDict
+
+import gnnaccel
+from gnnaccel.adapters.pyg import shortcuts
+from tests.pyg.hetero_graphs import edges, features, hetero, same
+
+KEYS = [("a", "to", "b"), "a", "a.b", ("a.b", "to", "c"), "keys", "forward", ("a", "b")]
+
+
+def test_keys_are_those_of_the_host():
+    made = ModuleDict({key: torch.nn.Linear(1, 1) for key in KEYS})
+    expected = list(made.keys())
+    assert expected == KEYS
+    with gnnaccel.enabled():
+        assert [list(made.keys()) for _ in range(3)] == [expected] * 3
+        assert [key for key, _ in made.items()] == expected
+        assert ModuleDict.to_external_key("<a___b>") == ("a", "b")
+
+
+def test_a_class_with_other_names_is_asked_itself():
+    class Other(ModuleDict):
+        CLASS_ATTRS = ("x",)
+
+    with gnnaccel.enabled():
+        for _ in range(2):
+            assert ModuleDict.to_external_key("<x>") == "<x>" and Other.to_external_key("<x>") == "x"
+
+
+def test_keys_are_not_kept_without_end(monkeypatch):
+    monkeypatch.setattr(shortcuts, "_MANY", 2)
+    asked = []
+    translated = shortcuts.remembering(lambda cls, key: asked.append(key) or key.upper())
+    assert [translated(int, key) for key in "aabca"] == list("AABCA")
+    assert asked == ["a", "b", "c", "a"]
+
+
+@pytest.fixture
+def compiling():
+    """The names under which PyG's modules have the question whether something compiles."""
+    GraphConv(2, 2)
+    return [m for name, m in list(sys.modules.items()) if name.startswith("torch_geometric") and hasattr(m, "is_compiling")]
+
+
+def test_whether_something_compiles_is_asked_of_torch(compiling):
+    native = [module.is_compiling for module in compiling]
+    assert len(native) > 5 and torch_geometric.is_compiling in native
+    with gnnaccel.enabled():
+        assert all(module.is_compiling is torch.compiler.is_compiling for module in compiling)
+    assert [module.is_compiling for module in compiling] == native
+    assert torch_geometric.is_compiling is not torch.compiler.is_compiling
+
+
+def test_native_layers_give_the_hosts_results():
+    layer, x, ei = hetero(GraphConv), features(), edges()
+    expected = layer(x, ei)
+    with gnnaccel.enabled():
+        for _ in range(4):
+            same(layer(x, ei), expected, 0.0)

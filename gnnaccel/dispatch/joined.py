@@ -46,11 +46,16 @@ class JoinedView(GraphView):
 class JoinedStated(Stated):
     """`Stated` of a call whose graph is a `JoinedView`; ``join``, hashable, as there. Its tensors are a `RelationalGiven`.
 
-    ``around``: the layer is one around others, which are routed by themselves where it stays native.
+    ``around``: the layer is one around others, which are routed by themselves where it stays native; over a new graph on a GPU
+    they stay native then too, as a structure for each costs more than one for all (``together``).
     """
 
     join: Any = None
     around: bool = False
+
+    @property
+    def together(self) -> bool:
+        return self.around
 
     def request(self, device: str, grad: bool, fresh: bool) -> Request:
         return super().request(device, grad, fresh)._replace(part_bits=len(self.join.parts).bit_length())

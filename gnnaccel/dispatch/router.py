@@ -1,6 +1,7 @@
 """A host call's way: rules, the adapter's statement, the plan, the run, the record."""
 from __future__ import annotations
 
+import contextvars
 import sys
 import time
 import warnings
@@ -18,7 +19,7 @@ from gnnaccel.dispatch.names import IdentityMap
 from gnnaccel.dispatch.planner import Plan
 from gnnaccel.dispatch.quantized import attention as quantized
 from gnnaccel.dispatch.quantized import settings
-from gnnaccel.dispatch.reasons import Reason
+from gnnaccel.dispatch.reasons import Reason, reason
 from gnnaccel.dispatch.relational import repeated
 from gnnaccel.dispatch.relational.request import RelationalCall, RelationalGiven
 from gnnaccel.dispatch.request import Given, Stated
@@ -73,6 +74,10 @@ class _Last:
 
 
 _last: IdentityMap[_Last] = IdentityMap()
+#: whether this is inside a call over a new graph of which the whole, as one, was estimated not to pay
+_refused: contextvars.ContextVar[bool] = contextvars.ContextVar("gnnaccel_refused", default=False)
+_AS_THE_WHOLE = Plan("native", None, False, None, None, (
+    ("kernels", reason("GA301", "the layer around it does not pay for the structure of its new graph as one; its parts do less")),))
 
 
 def route(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict, config: Config) -> Any:
@@ -139,7 +144,7 @@ def _decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict
     stated, given = found
     grad, device = torch.is_grad_enabled(), given.device.type
     known = _known(layer, stated, given)
-    plan = planner.plan(stated.request(device, grad, not known), config)
+    plan = _planned(stated, device, grad, known, config)
     entry = settings.asked(layer, config)
     use = None if entry is None else quantized.chosen(layer, entry, config, stated, plan)
     if plan.route == "native":
@@ -147,6 +152,8 @@ def _decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict
             entry.fell_back(use)
         if not settings.learning(use):
             _remember_native(layer, config, signature, given, args, kwargs, plan, known)
+        if not known and device == "cuda" and plan.code == "GA301" and getattr(stated, "together", False):
+            native = _with_its_parts(native)
         return _native(layer, adapter, native, args, kwargs, config, stated, given, plan.rejected, start)
     counters.count(name, plan.route)
     graph, hit = stated.lookup(given)
@@ -162,6 +169,24 @@ def _decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict
         number = _record(layer, adapter, stated, device, plan, graph, hit, grad, start, call, getattr(run, "storage", None))
         run = _recording(run, lambda _: _record_backward(layer, adapter, stated, device, plan, number))
     return adapter.run(layer, stated, given, attention.Attend(call, run))
+
+
+def _planned(stated: Stated, device: str, grad: bool, known: bool, config: Config) -> Plan:
+    if not known and _refused.get() and config.when == "profitable":
+        return _AS_THE_WHOLE
+    return planner.plan(stated.request(device, grad, not known), config)
+
+
+def _with_its_parts(native: Any) -> Any:
+    """``native`` of a layer around others, in which those stay native over new graphs."""
+    def whole(layer: Any, *args: Any, **kwargs: Any) -> Any:
+        token = _refused.set(True)
+        try:
+            return native(layer, *args, **kwargs)
+        finally:
+            _refused.reset(token)
+
+    return whole
 
 
 def _remember_native(layer, config: Config, signature: tuple | None, given: Given, args: tuple, kwargs: dict, plan: Plan,

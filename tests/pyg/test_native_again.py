@@ -7,10 +7,11 @@ import weakref
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 from torch_geometric.nn import GATConv, GCNConv, HEATConv, HeteroConv, HGTConv, RGATConv, SAGEConv, to_hetero
 
 import gnnaccel
-from gnnaccel.dispatch import cache, config, counters, native_again, router
+from gnnaccel.dispatch import cache, config, counters, native_again, native_memory, router
 from tests.pyg.hetero_graphs import CITES, KNOWS, METADATA, RELATIONS, WIDTH, edges, features, hetero, same
 
 @pytest.fixture
@@ -318,7 +319,7 @@ def test_batches_that_come_again(enabled, read):
 
 
 def test_batches_that_are_gone_are_forgotten(enabled, monkeypatch):
-    monkeypatch.setattr(native_again, "_MET", 8)
+    monkeypatch.setattr(native_memory, "_MET", 8)
     layer, x = hetero(SAGEConv), features()
     for _ in range(40):
         layer(x, edges())
@@ -340,3 +341,49 @@ def test_new_edges_between_the_same_nodes(enabled, read, count):
         read.clear()
         layer(x, ei, nodes, types, attr)
         assert ("HEATConv" in read) is expected
+
+
+# ---- calls that are not looked at ----
+
+@pytest.mark.parametrize("new", [False, True])
+def test_most_calls_in_a_row_are_only_counted(enabled, monkeypatch, new):
+    looked, look = [], native_again._looked_at
+    monkeypatch.setattr(native_again, "_looked_at", lambda *args: (looked.append(1), look(*args))[1])
+    layer = RGATConv(WIDTH, 4, 3)
+    x, ei, types = torch.randn(20, WIDTH), torch.randint(0, 20, (2, 30)), torch.randint(0, 3, (30,))
+    gnnaccel.reset_stats()
+    for _ in range(100):
+        got = layer(x, ei.clone() if new else ei, types)
+    assert len(looked) < 30 and gnnaccel.stats()["RGATConv"]["routes"] == {"native": 100}
+    with gnnaccel.disabled():
+        assert torch.equal(got, layer(x, ei, types))
+
+
+def test_what_ends_a_row(enabled, monkeypatch):
+    looked, look = [], native_again._looked_at
+    monkeypatch.setattr(native_again, "_looked_at", lambda *args: (looked.append(1), look(*args))[1])
+    layer = RGATConv(WIDTH, 4, 3)
+    x, ei, types = torch.randn(20, WIDTH), torch.randint(0, 20, (2, 30)), torch.randint(0, 3, (30,))
+
+    def is_looked_at(*args, **kwargs) -> bool:
+        for _ in range(20):
+            layer(x, ei.clone(), types)
+        while native_again.memories.get(layer).easy.left < 3:
+            layer(x, ei.clone(), types)
+        looked.clear()
+        layer(*args, **kwargs)
+        return bool(looked)
+
+    assert not is_looked_at(x, ei.clone(), types)
+    assert is_looked_at(x, ei.repeat(1, 2), types.repeat(2)), "more edges"
+    assert is_looked_at(x, ei.clone(), edge_type=types)
+    with gnnaccel.enabled(when="supported"):
+        looked.clear()
+        layer(x, ei.clone(), types)
+        assert looked
+    with torch.enable_grad():
+        x.requires_grad_()
+        for _ in range(20):
+            layer(x, ei.clone(), types)
+        out = checkpoint(layer, x, ei.clone(), types, use_reentrant=False)
+        out.sum().backward()

@@ -5,7 +5,7 @@ import dataclasses
 
 import pytest
 import torch
-from torch_geometric.nn import FastRGCNConv, RGATConv, RGCNConv
+from torch_geometric.nn import FastRGCNConv, GATConv, GATv2Conv, GINConv, HeteroConv, RGATConv, RGCNConv, SAGEConv
 
 import gnnaccel
 from gnnaccel.dispatch import cost
@@ -85,6 +85,35 @@ def test_new_graphs_on_a_gpu_are_not_read_where_the_last_one_did_not_pay(monkeyp
         assert [decided(*(t.clone() for t in graph)) for _ in range(3)] == [True, False, False]
         assert gnnaccel.stats()["RGCNConv"]["routes"] == {"native": 3}
         assert decided(*(t.repeat_interleave(2, -1) for t in graph)), "more edges"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kinds", [(GATConv,), (GATConv, SAGEConv), (GATv2Conv, GINConv)], ids=str)
+def test_parts_over_new_graphs_on_a_gpu_stay_native_where_the_whole_does(kinds):
+    """A structure for each relation would cost more than the one for all, which does not pay."""
+    made = [HeteroConv({("a", str(at), "b"): _part(kinds[at % len(kinds)]) for at in range(3)}).cuda() for _ in range(2)]
+    x = {name: torch.randn(30, F).cuda() for name in "ab"}
+    ei = {("a", str(at), "b"): torch.randint(0, 30, (2, 50)).cuda() for at in range(3)}
+    gnnaccel.reset_stats()
+    with gnnaccel.enabled(), torch.no_grad():
+        for _ in range(4):
+            given = {name: t.clone() for name, t in ei.items()}
+            for layer in made:
+                layer(x, given)
+        assert {name: list(one["routes"]) for name, one in gnnaccel.stats().items()} == {
+            name: ["native"] for name in ("HeteroConv", *[k.__name__ for k in kinds])}
+        before = gnnaccel.stats()["HeteroConv"]["calls"]
+        for layer in made:
+            for _ in range(3):
+                layer(x, ei)
+        assert gnnaccel.stats()["HeteroConv"]["calls"] > before and "cuda" in {
+            route for one in gnnaccel.stats().values() for route in one["routes"]}, "a graph that comes again"
+
+
+def _part(kind):
+    if kind is GINConv:
+        return kind(torch.nn.Linear(F, F))
+    return kind(F, F, **({} if kind is SAGEConv else dict(add_self_loops=False)))
 
 
 @pytest.mark.parametrize("name", cost.constants()["relational"]["cuda"]["once"])

@@ -1,0 +1,234 @@
+"""What is remembered of a layer's native calls, for `native_again`: which calls are like an earlier one, and which graphs were met."""
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from gnnaccel.cuda import driver
+from gnnaccel.dispatch import counters
+from gnnaccel.dispatch.config import Config
+from gnnaccel.dispatch.reasons import Reason
+
+MISSED = object()  # in the place of a result: this call is like no earlier one
+WATCHED = 4  # calls of which one has to show that nothing inside gains
+_MORE = 1.25  # times as large as the call that was decided: estimates know sizes by powers of two
+_MET = 512  # graphs that a layer remembers to have met
+_EASY, _UNLOOKED = 8, 7  # calls one after the other like an earlier one, and how many are then not looked at
+_numel = Tensor.numel
+_drivers = driver.in_place
+autocast = getattr(torch._C, "_is_any_autocast_enabled", functools.partial(torch.is_autocast_enabled, "cpu"))
+
+
+def tensors_of(given: tuple) -> list | None:
+    """What may be tensors among the arguments, dictionaries and pairs opened; None where there is something else. An object may
+    say by ``tensors()`` what it holds."""
+    found: list[Any] = []
+    for a in given:
+        kind = type(a)
+        if kind is dict:
+            found += a.values()
+        elif kind is Tensor or kind is Parameter:
+            found.append(a)
+        elif kind is tuple:
+            found += a
+        elif a is not None:
+            if not hasattr(kind, "tensors"):
+                return None
+            found += a.tensors()
+    return found
+
+
+class Inside:
+    """What the calls inside a native call came to. ``tally``: counts them, the call itself among them, once it is known that all
+    are native, and ``silent`` then says whether there are any; ``lasting``: only where nothing was decided anew, so that over the
+    same tensors nothing will be; ``left``: calls that may yet show this."""
+
+    __slots__ = ("tally", "silent", "lasting", "left")
+
+    def __init__(self, lasting: bool, watched: bool = True):
+        self.tally: counters.Tally | None = None
+        self.silent, self.lasting, self.left = False, lasting, WATCHED if watched else 0
+
+
+def state_of(layer: Any, config: Config) -> tuple:
+    """What has to be the same besides the arguments. `run` has this in place."""
+    return config.epoch, layer.training, autocast(), len(_drivers)
+
+
+class Settled:
+    """A call over known tensors, held weakly by ``refs``. ``plain``: those of its graph that are arguments themselves, by place and
+    id, which is nobody else's as long as none is ``gone``; ``held``: the same of arguments that hold several; ``rows``: place,
+    type and look of the first argument of features."""
+
+    __slots__ = ("state", "names", "count", "plain", "held", "refs", "gone", "rows", "edges_at", "code", "inside")
+
+    def __init__(self, layer: Any, given: tuple, kwargs: dict, config: Config, code: str | None):
+        """``given``: all arguments, those of ``kwargs`` last."""
+        self.state, self.names, self.count = state_of(layer, config), tuple(kwargs), len(given)
+        self.code, self.inside = code, Inside(True)
+        self.plain, self.held, self.rows = [], [], None
+        self.refs: list[weakref.ref] = []
+        self.gone: list[weakref.ref] = []  # of the tensors, those that are no more
+        for at, a in enumerate(given):
+            tensors = tensors_of((a,))
+            if not tensors:
+                continue
+            first = tensors[0]
+            if first.is_floating_point():
+                self.rows = self.rows or (at, type(a), first.shape, first.dtype)
+                continue
+            self.refs += [weakref.ref(t, self.gone.append) for t in tensors]
+            if first is a:
+                self.plain.append((at, id(a)))
+            else:
+                self.held.append((at, type(a), list(map(id, tensors))))
+        if self.refs:
+            self.rows = None
+        self.edges_at = (self.plain[0][0], _numel(given[self.plain[0][0]])) if self.plain and not self.held else None
+
+    def fits(self, given: tuple, kwargs: dict) -> bool:
+        """Native code is never wrong, so it is enough that nothing has changed that could make another route pay: the sizes of the
+        graph, which its tensors keep whatever is written into them."""
+        if self.gone or len(given) != self.count:
+            return False
+        for at, number in self.plain:
+            if id(given[at]) != number:
+                return False
+        for at, kind, numbers in self.held:
+            a = given[at]
+            if type(a) is not kind:
+                return False
+            if list(map(id, a.values() if kind is dict else a if kind is tuple else a.tensors())) != numbers:
+                return False
+        if kwargs and tuple(kwargs) != self.names:
+            return False
+        return self.rows is None or self._same_rows(given)
+
+    def _same_rows(self, given: tuple) -> bool:
+        at, kind, shape, dtype = self.rows
+        a = given[at]
+        if type(a) is not kind:
+            return False
+        if kind is not Tensor and kind is not Parameter:
+            a = next(iter(a.values() if kind is dict else a), None)
+            if not isinstance(a, Tensor):
+                return False
+        return a.shape == shape and a.dtype is dtype
+
+
+class Alike:
+    """A call over a new graph: of how many numbers at most others are like it. ``flat``: its arguments are tensors; ``graph``:
+    where those are, among all its tensors, that hold no features; ``known``: the one by which a graph is recognised, its edges
+    where they are one argument, None for the largest."""
+
+    __slots__ = ("state", "names", "flat", "types", "cpu", "graph", "known", "edges", "largest", "all", "edges_at", "code",
+                 "inside")
+
+    def __init__(self, layer: Any, given: tuple, kwargs: dict, config: Config, code: str | None):
+        """``given``: all arguments, those of ``kwargs`` last."""
+        found = tensors_of(given)
+        self.state, self.names, self.code = state_of(layer, config), tuple(kwargs), code
+        self.flat, self.types = list(map(id, found)) == list(map(id, given)), list(map(type, found))
+        self.cpu = found[0].is_cpu
+        at = [i for i, t in enumerate(found) if not t.is_floating_point()]
+        self.graph = slice(at[0], at[-1] + 1) if at else slice(0, 0)
+        pairs = [i for i in at if found[i].dim() == 2]
+        self.known = pairs[0] if self.flat and len(pairs) == 1 else None
+        sizes = list(map(_numel, found))
+        graph = sizes[self.graph]
+        largest = max(graph, default=0) if self.known is None else sizes[self.known]
+        self.edges, self.largest, self.all = (int(_MORE * n) for n in (sum(graph), largest, sum(sizes)))
+        self.inside = Inside(False)
+        at = self.known if self.known is not None else self.graph.start
+        self.edges_at = (at, self.largest) if self.flat and graph else None
+
+    def fits(self, given: tuple, kwargs: dict) -> Any:
+        """The tensors of a call's graph, that by which it is recognised last, none if it has no graph; `MISSED` where the call is of
+        another kind or larger."""
+        found = given if self.flat else tensors_of(given)
+        if not found or list(map(type, found)) != self.types or (kwargs and tuple(kwargs) != self.names):
+            return MISSED
+        sizes = list(map(_numel, found))
+        if sum(sizes) > self.all or found[0].is_cpu is not self.cpu:
+            return MISSED
+        graph = sizes[self.graph]
+        if not graph:
+            return ()
+        largest = max(graph) if self.known is None else sizes[self.known]
+        if largest > self.largest or sum(graph) > self.edges:
+            return MISSED
+        return found[self.graph], found[self.known] if self.known is not None else found[self.graph.start + graph.index(largest)]
+
+
+class _Met:
+    """A graph of a native call: its largest tensor, held weakly, with its version; the ids of all its tensors; in which state, with
+    gradients off and on, it was decided as a known graph and stayed native."""
+
+    __slots__ = ("ref", "version", "ids", "decided")
+
+    def __init__(self, largest: Tensor, ids: tuple[int, ...]):
+        self.ref, self.version, self.ids = weakref.ref(largest), largest._version, ids
+        self.decided: list[tuple | None] = [None, None]
+
+
+class Easy:
+    """Calls of ``count`` tensors that are taken to be like ``like``, as those before were, if the one ``at`` its place has no more
+    than ``most`` numbers; ``left``: how many until one is looked at again."""
+
+    __slots__ = ("like", "count", "at", "most", "epoch", "left")
+
+    def __init__(self, like: Settled | Alike, count: int, epoch: int):
+        self.like, self.count, self.epoch, self.left = like, count, epoch, _UNLOOKED
+        self.at, self.most = like.edges_at
+
+
+class Memory:
+    """Of one layer. ``settled``, ``alike``: a call with gradients off, and one with gradients on; ``met``: graphs of native calls,
+    by the id of their largest tensor, and of how many to look for those that are gone; ``row``: calls in a row that were like
+    an earlier one, and what follows from many (``easy``); ``why``: of the last call that was not understood."""
+
+    __slots__ = ("settled", "alike", "met", "most", "row", "easy", "why", "left")
+
+    def __init__(self) -> None:
+        self.settled: list[Settled | None] = [None, None]
+        self.alike: list[Alike | None] = [None, None]
+        self.met: dict[int, _Met] = {}
+        self.most, self.row = _MET, 0
+        self.easy: Easy | None = None
+        self.why: Reason | None = None
+        self.left = WATCHED  # of calls of a model: how many may yet show something
+
+    def another(self, like: Settled | Alike, count: int, config: Config) -> None:
+        """One more call was like ``like``."""
+        self.row += 1
+        if self.row >= _EASY and like.inside.tally is not None:
+            self.easy = Easy(like, count, config.epoch)
+
+    def of(self, structure: Sequence[Tensor]) -> _Met | None:
+        """The native call that was over these tensors, unchanged since."""
+        for t in structure:
+            found = self.met.get(id(t))
+            if found is not None and found.ref() is t and found.version == t._version:
+                return found if set(map(id, structure)).issubset(found.ids) else None
+        return None
+
+    def meets(self, graph: Sequence[Tensor], largest: Tensor, state: tuple | None = None, grad: bool = False) -> bool:
+        """Whether the graph of these tensors, unchanged since, was in a native call, and is not known to be native in this state
+        however often it comes. It was from now on. Never of inference tensors, which have no version."""
+        if largest.is_inference():
+            return False
+        met, ids = self.met, tuple(map(id, graph))
+        found = met.get(id(largest))
+        if found is not None and found.ref() is largest and found.version == largest._version and found.ids == ids:
+            return found.decided[grad] != state
+        if len(met) >= self.most:
+            self.met = met = {key: kept for key, kept in met.items() if kept.ref() is not None}
+            self.most = max(_MET, 2 * len(met))
+        met[id(largest)] = _Met(largest, ids)
+        return False

@@ -5,6 +5,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gnnaccel.cuda import driver
 from gnnaccel.cuda.launch import Kernels
 
 #: rows of a tile, those that the products by segment know
@@ -19,7 +20,7 @@ def tile_ptr(ptr: Tensor) -> dict[int, Tensor]:
     """Of segments whose rows begin at ``ptr`` [S + 1] int32, contiguous: for each of `HEIGHTS` int32 [S + 1], how many tiles of so
     many rows lie before each segment. Made without asking the device."""
     segments = ptr.shape[0] - 1
-    if segments > _MOST:
+    if segments > _MOST or not (ptr.is_cuda or driver.placed()):  # without a kernel's device there is nothing to launch on
         return {height: _by_torch(ptr, height) for height in HEIGHTS}
     found = torch.empty((len(HEIGHTS), segments + 1), dtype=torch.int32, device=ptr.device)
     kernels("tile_ptr")((1, len(HEIGHTS)), _THREADS, 4 * _THREADS, (ptr.data_ptr(), np.int32(segments), found.data_ptr()))

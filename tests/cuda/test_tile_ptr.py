@@ -30,3 +30,10 @@ def test_more_segments_than_a_block_walks(device):
     lengths = [i % 40 for i in range(_MOST + 1)]
     found = tile_ptr(of(lengths).to(device))
     assert torch.equal(found[16].cpu(), of([-(-length // 16) for length in lengths]))
+
+
+def test_on_a_cpu_without_a_driver():
+    ptr = of([5, 0, 40])
+    found = tile_ptr(ptr)
+    assert {height: tiles.tolist() for height, tiles in found.items()} == {
+        16: [0, 1, 1, 4], 32: [0, 1, 1, 3], 64: [0, 1, 1, 2], 128: [0, 1, 1, 2]}

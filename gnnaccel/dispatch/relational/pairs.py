@@ -80,8 +80,8 @@ class Blocks:
     @torch.inference_mode(False)
     def relation(self) -> Tensor:
         """[N] int32: each node's type. Made where it is read, as it mostly is not."""
-        nodes = torch.arange(self.count, dtype=torch.int32, device=self.ptr.device)
-        found = torch.bucketize(nodes, self.ptr[1:], out_int32=True, right=True)
+        types = torch.arange(len(self.ptr) - 1, dtype=torch.int32, device=self.ptr.device)
+        found = types.repeat_interleave(self.ptr.diff(), output_size=self.count)
         finish(found.device)
         return found
 

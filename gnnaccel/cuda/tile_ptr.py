@@ -17,8 +17,8 @@ kernels = Kernels("tile_ptr", ())
 
 
 def tile_ptr(ptr: Tensor) -> dict[int, Tensor]:
-    """Of segments whose rows begin at ``ptr`` [S + 1] int32, contiguous: for each of `HEIGHTS` int32 [S + 1], how many tiles of so
-    many rows lie before each segment. Made without asking the device."""
+    """Of segments whose rows begin at ``ptr`` [S + 1] int32, contiguous: for each of `HEIGHTS` int32 [S + 1], how many tiles of
+    so many rows lie before each segment. Made without asking the device."""
     segments = ptr.shape[0] - 1
     if segments > _MOST or not (ptr.is_cuda or driver.placed()):  # without a kernel's device there is nothing to launch on
         return {height: _by_torch(ptr, height) for height in HEIGHTS}

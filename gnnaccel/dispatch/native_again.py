@@ -6,14 +6,14 @@ remembered of a layer, with gradients and without,
 * which tensors a call was over that stayed native although its graph was known (`Settled`): another over the same is native
   at once;
 * how large a call was that stayed native because its graph was new (`Alike`): others over new graphs, of the same kind and no
-  larger, are native at once. Graphs that were met before are no new ones (`Memory.meets`): those are decided, as what comes a second
-  time may come often.
+  larger, are native at once. Graphs that were met before are no new ones (`Memory.meets`): those are decided, as what comes a
+  second time may come often.
 
 What runs inside such a call asks for faster ways too. Once one call has shown that nothing in it finds any, the next ones run
 as if gnnaccel were off, and count what that one counted (`Inside`).
 
-After several calls in a row like an earlier one, most of the next ones are not held against it at all, but for the number of edges
-(`Easy`): what that might find can wait for a few calls.
+After several calls in a row like an earlier one, most of the next ones are not held against it at all, but for the number of
+edges (`Easy`): what that might find can wait for a few calls.
 """
 from __future__ import annotations
 
@@ -167,8 +167,8 @@ def _met(memory: Memory, like: Alike, given: tuple, kwargs: dict) -> Alike:
 
 
 def remember_reason(layer: Any, args: tuple, kwargs: dict, config: Config, why: Reason) -> None:
-    """The same of a call that could not be understood: if that is how the layer is made; on a CPU over few edges whatever it is about
-    the layer or its arguments. Not at its first call, which may complete the layer."""
+    """The same of a call that could not be understood: if that is how the layer is made; on a CPU over few edges whatever it is
+    about the layer or its arguments. Not at its first call, which may complete the layer."""
     memory = _memory_of(layer)
     again, memory.why = memory.why == why, why
     given = (*args, *kwargs.values())

@@ -1,4 +1,4 @@
-"""What is remembered of a layer's native calls, for `native_again`: which calls are like an earlier one, and which graphs were met."""
+"""What is remembered of a layer's native calls, for `native_again`: which are like an earlier one, and which graphs were met."""
 from __future__ import annotations
 
 import functools
@@ -62,8 +62,8 @@ def state_of(layer: Any, config: Config) -> tuple:
 
 
 class Settled:
-    """A call over known tensors, held weakly by ``refs``. ``plain``: those of its graph that are arguments themselves, by place and
-    id, which is nobody else's as long as none is ``gone``; ``held``: the same of arguments that hold several; ``rows``: place,
+    """A call over known tensors, held weakly by ``refs``. ``plain``: those of its graph that are arguments themselves, by place
+    and id, which is nobody else's as long as none is ``gone``; ``held``: the same of arguments that hold several; ``rows``: place,
     type and look of the first argument of features."""
 
     __slots__ = ("state", "names", "count", "plain", "held", "refs", "gone", "rows", "edges_at", "code", "inside")
@@ -93,8 +93,8 @@ class Settled:
         self.edges_at = (self.plain[0][0], _numel(given[self.plain[0][0]])) if self.plain and not self.held else None
 
     def fits(self, given: tuple, kwargs: dict) -> bool:
-        """Native code is never wrong, so it is enough that nothing has changed that could make another route pay: the sizes of the
-        graph, which its tensors keep whatever is written into them."""
+        """Native code is never wrong, so it is enough that nothing has changed that could make another route pay: the sizes of
+        the graph, which its tensors keep whatever is written into them."""
         if self.gone or len(given) != self.count:
             return False
         for at, number in self.plain:
@@ -149,8 +149,8 @@ class Alike:
         self.edges_at = (at, self.largest) if self.flat and graph else None
 
     def fits(self, given: tuple, kwargs: dict) -> Any:
-        """The tensors of a call's graph, that by which it is recognised last, none if it has no graph; `MISSED` where the call is of
-        another kind or larger."""
+        """The tensors of a call's graph, that by which it is recognised last, none if it has no graph; `MISSED` where the call is
+        of another kind or larger."""
         found = given if self.flat else tensors_of(given)
         if not found or list(map(type, found)) != self.types or (kwargs and tuple(kwargs) != self.names):
             return MISSED
@@ -167,8 +167,8 @@ class Alike:
 
 
 class _Met:
-    """A graph of a native call: its largest tensor, held weakly, with its version; the ids of all its tensors; in which state, with
-    gradients off and on, it was decided as a known graph and stayed native."""
+    """A graph of a native call: its largest tensor, held weakly, with its version; the ids of all its tensors; in which state,
+    with gradients off and on, it was decided as a known graph and stayed native."""
 
     __slots__ = ("ref", "version", "ids", "decided")
 
@@ -178,8 +178,8 @@ class _Met:
 
 
 class Easy:
-    """Calls of ``count`` tensors that are taken to be like ``like``, as those before were, if the one ``at`` its place has no more
-    than ``most`` numbers; ``left``: how many until one is looked at again."""
+    """Calls of ``count`` tensors that are taken to be like ``like``, as those before were, if the one ``at`` its place has no
+    more than ``most`` numbers; ``left``: how many until one is looked at again."""
 
     __slots__ = ("like", "count", "at", "most", "epoch", "left")
 
@@ -189,8 +189,8 @@ class Easy:
 
 
 class Memory:
-    """Of one layer. ``settled``, ``alike``: a call with gradients off, and one with gradients on; ``met``: graphs of native calls,
-    by the id of their largest tensor, and of how many to look for those that are gone; ``row``: calls in a row that were like
+    """Of one layer. ``settled``, ``alike``: a call with gradients off, and one with gradients on; ``met``: graphs of native
+    calls, by the id of their largest tensor, and of how many to look for those that are gone; ``row``: calls in a row that were like
     an earlier one, and what follows from many (``easy``); ``why``: of the last call that was not understood."""
 
     __slots__ = ("settled", "alike", "met", "most", "row", "easy", "why", "left")

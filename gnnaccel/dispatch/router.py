@@ -77,7 +77,7 @@ _last: IdentityMap[_Last] = IdentityMap()
 #: whether this is inside a call over a new graph of which the whole, as one, was estimated not to pay
 _refused: contextvars.ContextVar[bool] = contextvars.ContextVar("gnnaccel_refused", default=False)
 _AS_THE_WHOLE = Plan("native", None, False, None, None, (
-    ("kernels", reason("GA301", "the layer around it does not pay for the structure of its new graph as one; its parts do less")),))
+    ("kernels", reason("GA301", "the layer around it as one does not pay for its new graph's structure; its parts do less")),))
 
 
 def route(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict, config: Config) -> Any:
@@ -141,9 +141,8 @@ def _decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict
         if _quiet(config):
             native_again.remember_reason(layer, args, kwargs, config, found)
         return _native(layer, adapter, native, args, kwargs, config, None, None, ((name, found),), start)
-    stated, given = found
-    grad, device = torch.is_grad_enabled(), given.device.type
-    known = _known(layer, stated, given)
+    (stated, given), grad = found, torch.is_grad_enabled()
+    device, known = given.device.type, _known(layer, stated, given)
     plan = _planned(stated, device, grad, known, config)
     entry = settings.asked(layer, config)
     use = None if entry is None else quantized.chosen(layer, entry, config, stated, plan)
@@ -152,9 +151,9 @@ def _decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict
             entry.fell_back(use)
         if not settings.learning(use):
             _remember_native(layer, config, signature, given, args, kwargs, plan, known)
-        if not known and device == "cuda" and plan.code == "GA301" and getattr(stated, "together", False):
-            native = _with_its_parts(native)
-        return _native(layer, adapter, native, args, kwargs, config, stated, given, plan.rejected, start)
+        whole = not known and device == "cuda" and getattr(stated, "together", False) and plan.code == "GA301" and _quiet(config)
+        return _native(layer, adapter, _with_its_parts(native) if whole else native, args, kwargs, config, stated, given,
+                       plan.rejected, start)
     counters.count(name, plan.route)
     graph, hit = stated.lookup(given)
     call, run = stated.call(graph, plan), stated.runner(plan.route)

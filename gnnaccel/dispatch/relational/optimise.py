@@ -76,7 +76,7 @@ def optimise(stated: Program, shapes: dict[str, Shape], statistics: RelationStat
 
 @functools.lru_cache(maxsize=256)
 def _ways(stated: Program, reordered: bool) -> tuple[tuple[str, Program, Program], ...]:
-    """Name, the ordering, and what becomes of it: the same Programs for every graph, so that what is found out about them is found
-    out once."""
+    """Name, the ordering, and what becomes of it: the same Programs for every graph, so that what is found out about them is
+    found out once."""
     ways = orderings(stated) if reordered else orderings(stated)[:1]
     return tuple((name, ordered, fuse(compact(ordered))) for name, ordered in ways)

@@ -80,8 +80,8 @@ def _logits(slope: float, edge: bool, product: bool) -> tuple[Op, ...]:
 @functools.lru_cache(maxsize=4)
 def typed_linear(bases: bool = False, transposed: bool = False, bias: bool = False) -> Program:
     """Each row times the matrix of its type: row i is the source and the destination of edge i, its type the relation.
-    ``bases``: as in `rgcn`; ``transposed``: the matrices are linear layers', [channels of the result, of the row]; ``bias`` [N] by
-    relation."""
+    ``bases``: as in `rgcn`; ``transposed``: the matrices are linear layers', [channels of the result, of the row]; ``bias``
+    [N] by relation."""
     inputs, ops = _weights(bases)
     turned = dict(transposed=True) if transposed else {}
     ops += (op("linear", "h", "x@src", "weight@rel", **turned),)

@@ -63,8 +63,8 @@ def state_of(layer: Any, config: Config) -> tuple:
 
 class Settled:
     """A call over known tensors, held weakly by ``refs``. ``plain``: those of its graph that are arguments themselves, by place
-    and id, which is nobody else's as long as none is ``gone``; ``held``: the same of arguments that hold several; ``rows``: place,
-    type and look of the first argument of features."""
+    and id, which is nobody else's as long as none is ``gone``; ``held``: the same of arguments that hold several; ``rows``:
+    place, type and look of the first argument of features."""
 
     __slots__ = ("state", "names", "count", "plain", "held", "refs", "gone", "rows", "edges_at", "code", "inside")
 
@@ -190,8 +190,8 @@ class Easy:
 
 class Memory:
     """Of one layer. ``settled``, ``alike``: a call with gradients off, and one with gradients on; ``met``: graphs of native
-    calls, by the id of their largest tensor, and of how many to look for those that are gone; ``row``: calls in a row that were like
-    an earlier one, and what follows from many (``easy``); ``why``: of the last call that was not understood."""
+    calls, by the id of their largest tensor, and of how many to look for those that are gone; ``row``: calls in a row that were
+    like an earlier one, and what follows from many (``easy``); ``why``: of the last call that was not understood."""
 
     __slots__ = ("settled", "alike", "met", "most", "row", "easy", "why", "left")
 

@@ -89,7 +89,7 @@ def test_native_and_gnnaccel_take_turns_and_no_graph_comes_twice(monkeypatch):
     assert len({id(edges) for edges in seen}) == len(seen)
 
 
-def test_time_ends_the_turns_but_not_before_the_least(monkeypatch):
+def test_time_ends_the_turns_but_not_before_the_least():
     step = once_steps.once_step(pyg.LAYERS["RGCN"], SMALL, CPU, "forward")
     assert once_cells._turns(step, timing.Effort(batches=50, seconds=0.0))["turns"] == once_cells.TURNS
 
@@ -115,7 +115,7 @@ def test_slower_calls_make_smaller_ratios():
                       "native_median_us": 2.0, "ours_median_us": 5.0, "ratio_median": 0.4}
 
 
-def test_nothing_starts_when_the_budget_is_spent(monkeypatch, tmp_path):
+def test_nothing_starts_when_the_budget_is_spent(tmp_path):
     out = tmp_path / "bench.json"
     assert main([*QUICK, "--budget", "0", "--out", str(out)]) == 0
     assert not out.exists()

@@ -42,8 +42,8 @@ def _add_what(parser) -> None:
                                "gcn2layers128,sage2layers128,gat2layers8x16")
     measured.add_argument("--parts", type=_names, nargs="+", metavar="NAME,...",
                           help="attention: only these of floor,layers,structure,overhead,fresh,cpu,compiled; "
-                               "relational: of layers,memory,compaction,cpu or, not unless it is named, once (graphs new in each "
-                               "call: sizes and layers of its own); "
+                               "relational: of layers,memory,compaction,cpu,once; once, graphs new in each call with sizes and "
+                               "layers of its own (as rgcnmax,hgt4heads,heteroconvsage), runs only where named; "
                                "aggregate: of floor,layers,spmm,operations,fresh,cpu,compiled; quantized: of kernels,models")
     measured.add_argument("--native", action=argparse.BooleanOptionalAction, default=True,
                           help="--no-native: leave the host itself out of the layer cells; merge with --from instead")

@@ -1,7 +1,7 @@
 """Relational layers over graphs that come once: each call natively and through gnnaccel in turns.
 
-Such calls are bound by the host, which events on a device would not show: they are timed one by one, by the clock, with the wait for
-the device. On a CPU with one thread it is the clock of the process, so that what else runs there does not count.
+Such calls are bound by the host, which events on a device would not show: they are timed one by one, by the clock, with the
+wait for the device. On a CPU with one thread it is the clock of the process, so that what else runs there does not count.
 """
 from __future__ import annotations
 

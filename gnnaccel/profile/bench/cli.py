@@ -42,7 +42,8 @@ def _add_what(parser) -> None:
                                "gcn2layers128,sage2layers128,gat2layers8x16")
     measured.add_argument("--parts", type=_names, nargs="+", metavar="NAME,...",
                           help="attention: only these of floor,layers,structure,overhead,fresh,cpu,compiled; "
-                               "relational: of layers,memory,compaction,cpu; "
+                               "relational: of layers,memory,compaction,cpu,once; once, graphs new in each call with sizes and "
+                               "layers of its own (as rgcnmax,hgt4heads,heteroconvsage), runs only where named; "
                                "aggregate: of floor,layers,spmm,operations,fresh,cpu,compiled; quantized: of kernels,models")
     measured.add_argument("--native", action=argparse.BooleanOptionalAction, default=True,
                           help="--no-native: leave the host itself out of the layer cells; merge with --from instead")
@@ -133,5 +134,5 @@ def _store(result: Result, record: Record, path: str | None) -> None:
     elif record.timing:
         said = f"{record.ms:.4g} ms"
     else:
-        said = " ".join(f"{name}={value:.4g}" for name, value in record.values.items() if value is not None)
+        said = " ".join(f"{name}={value:.4g}" for name, value in record.values.items() if isinstance(value, (int, float)))
     progress(f"{what}: {said}")

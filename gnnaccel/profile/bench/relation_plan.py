@@ -6,20 +6,25 @@ from pathlib import Path
 
 import torch
 
+from gnnaccel.adapters.pyg import bench_once
 from gnnaccel.adapters.pyg import bench_relational as pyg
-from gnnaccel.profile.bench import plan, relation_files, relation_shapes, timing
+from gnnaccel.profile.bench import once_steps, plan, relation_files, relation_shapes, timing
 from gnnaccel.profile.bench.relation_shapes import RelationShape
 
-PARTS = ("layers", "memory", "compaction", "cpu")
+ONCE = "once"
+PARTS = ("layers", "memory", "compaction", "cpu", ONCE)
 Job = tuple[RelationShape, tuple[pyg.RelationLayer, ...]]
 
 
 @dataclasses.dataclass(frozen=True)
 class RelationPlan:
-    """``jobs`` are graphs with the layers measured on each; ``cpu_jobs`` those of the part "cpu"."""
+    """``jobs`` are graphs with the layers measured on each; ``cpu_jobs`` those of the part "cpu". The part "once" measures
+    all ``once_layers`` in all ``once_sizes``."""
 
     jobs: tuple[Job, ...]
     cpu_jobs: tuple[Job, ...]
+    once_layers: tuple[bench_once.OnceLayer, ...]
+    once_sizes: tuple[once_steps.OnceSize, ...]
     device: torch.device
     effort: timing.Effort
     parts: tuple[str, ...]
@@ -31,12 +36,31 @@ class RelationPlan:
 def from_options(options) -> RelationPlan:
     """A plan from parsed options. Raises ValueError on names that do not exist and devices that are not there."""
     device = plan.device(options)
+    parts = _parts(options, device)
+    effort = dataclasses.replace(plan.effort(options), patience_s=options.patience)
+    return RelationPlan(*_all_jobs(options, device, parts), *_once(options, device, parts), device, effort, parts,
+                        plan.impls(options), options.seed, options.order)
+
+
+def _all_jobs(options, device: torch.device, parts: tuple[str, ...]) -> tuple[tuple[Job, ...], tuple[Job, ...]]:
+    """``jobs`` and ``cpu_jobs``; neither where only graphs that come once are measured."""
+    if set(parts) == {ONCE}:
+        return (), ()
     names = plan.flat(options.shapes) or _default(options, relation_shapes.CPU if device.type == "cpu" else
                                                   relation_shapes.DEFAULT, every=True)
-    on_cpu = _default(options, relation_shapes.CPU, every=False)
-    effort = dataclasses.replace(plan.effort(options), patience_s=options.patience)
-    return RelationPlan(_jobs(options, names), _jobs(options, on_cpu), device, effort, _parts(options, device),
-                        plan.impls(options), options.seed, options.order)
+    return _jobs(options, names), _jobs(options, _default(options, relation_shapes.CPU, every=False))
+
+
+def _once(options, device: torch.device,
+          parts: tuple[str, ...]) -> tuple[tuple[bench_once.OnceLayer, ...], tuple[once_steps.OnceSize, ...]]:
+    """``once_layers`` and ``once_sizes``. Raises ValueError where names are given that mean nothing to this part."""
+    if ONCE not in parts:
+        return (), ()
+    if options.shapes or options.layers and set(parts) != {ONCE}:
+        raise ValueError("part once has sizes and layers of its own: without --shapes, and --layers only with --parts once")
+    names = plan.flat(options.layers) or (once_steps.QUICK_LAYERS if options.quick else bench_once.LAYERS)
+    layers = tuple(plan.named(name, bench_once.LAYERS) for name in names)
+    return layers, (once_steps.QUICK,) if options.quick else once_steps.SIZES[device.type]
 
 
 def _default(options, synthetic: tuple[str, ...], every: bool) -> list[str]:
@@ -64,6 +88,6 @@ def _shape(name: str, data: str | None) -> RelationShape:
 
 
 def _parts(options, device: torch.device) -> tuple[str, ...]:
-    left_out = {"cpu"} if options.quick or device.type == "cpu" else set()  # on a CPU "layers" is that already
+    left_out = {"cpu", ONCE} if options.quick or device.type == "cpu" else {ONCE}  # on a CPU "layers" is "cpu" already
     wanted = plan.parts(options, PARTS, [part for part in PARTS if part not in left_out])
     return tuple(part for part in wanted if part != "memory" or device.type == "cuda")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import torch
 
-from gnnaccel.profile.bench import accel, passes_cells, relation_cells, relation_graph, timing
+from gnnaccel.profile.bench import accel, once_cells, passes_cells, relation_cells, relation_graph, timing
 from gnnaccel.profile.bench import plan as plans
 from gnnaccel.profile.bench.guard import Budget, guarded
 from gnnaccel.profile.bench.relation_graph import RelationGraph
@@ -24,6 +24,8 @@ def relational(plan: RelationPlan, budget: Budget) -> Iterator[Record]:
     if "cpu" in plan.parts:
         for job in plan.cpu_jobs:
             yield from job_records(plan, job, CPU, ("layers",), budget)
+    if "once" in plan.parts:
+        yield from once_cells.records(plan.once_layers, plan.once_sizes, plan.device, plan.effort, plan.seed, budget)
 
 
 def job_records(plan: RelationPlan, job: Job, device: torch.device, parts: tuple[str, ...],

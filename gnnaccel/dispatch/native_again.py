@@ -17,8 +17,8 @@ edges (`Easy`): what that might find can wait for a few calls.
 """
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from math import prod
 from typing import Any
 
 import torch
@@ -31,8 +31,8 @@ from gnnaccel.dispatch import counters
 from gnnaccel.dispatch.checkpoints import checkpointed
 from gnnaccel.dispatch.config import Config
 from gnnaccel.dispatch.names import IdentityMap
-from gnnaccel.dispatch.native_memory import (MISSED, WATCHED, Alike, Inside, Memory, Settled, autocast, state_of,
-                                             tensors_of)
+from gnnaccel.dispatch.native_memory import (MISSED, WATCHED, Alike, Inside, Memory, Settled, autocast, numbers_in,
+                                             state_of, tensors_of)
 from gnnaccel.dispatch.quantized import settings
 from gnnaccel.dispatch.reasons import Reason
 
@@ -58,7 +58,7 @@ def run(layer: Any, native: Callable, args: tuple, kwargs: dict, config: Config)
     memory = entry[1]
     easy = memory.easy
     if easy is not None and easy.left and not kwargs and easy.epoch == config.epoch and easy.count == len(args) and (
-            type(args[easy.at]) is Tensor and args[easy.at].numel() <= easy.most and not checkpointed()):
+            _numbers(args[easy.at]) <= easy.most and not checkpointed()):
         easy.left -= 1
         like = easy.like
     else:
@@ -81,6 +81,11 @@ def run(layer: Any, native: Callable, args: tuple, kwargs: dict, config: Config)
         return native(layer, *args, **kwargs)
     finally:
         configs.end_silence(token)
+
+
+def _numbers(edges: Any) -> float:
+    kind = type(edges)
+    return edges.numel() if kind is Tensor else numbers_in(edges) if kind is dict else math.inf
 
 
 def _looked_at(memory: Memory, layer: Any, args: tuple, kwargs: dict, config: Config) -> Settled | Alike | None:
@@ -155,7 +160,7 @@ def remember(layer: Any, structure: tuple[Tensor, ...], args: tuple, kwargs: dic
 
 
 def _size(t: Tensor) -> int:
-    return prod(t.shape)
+    return math.prod(t.shape)
 
 
 def _met(memory: Memory, like: Alike, given: tuple, kwargs: dict) -> Alike:

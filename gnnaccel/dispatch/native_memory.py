@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -42,6 +43,16 @@ def tensors_of(given: tuple) -> list | None:
                 return None
             found += a.tensors()
     return found
+
+
+def numbers_in(edges: dict) -> float:
+    """How many numbers the tensors of a dictionary hold; more than any limit if there is something else in it."""
+    total = 0
+    for t in edges.values():
+        if type(t) is not Tensor:
+            return math.inf
+        total += t.numel()
+    return total
 
 
 class Inside:
@@ -90,7 +101,11 @@ class Settled:
                 self.held.append((at, type(a), list(map(id, tensors))))
         if self.refs:
             self.rows = None
-        self.edges_at = (self.plain[0][0], _numel(given[self.plain[0][0]])) if self.plain and not self.held else None
+        self.edges_at = None
+        if self.plain and not self.held:
+            self.edges_at = self.plain[0][0], _numel(given[self.plain[0][0]])
+        elif len(self.held) == 1 and not self.plain and self.held[0][1] is dict:
+            self.edges_at = self.held[0][0], numbers_in(given[self.held[0][0]])
 
     def fits(self, given: tuple, kwargs: dict) -> bool:
         """Native code is never wrong, so it is enough that nothing has changed that could make another route pay: the sizes of
@@ -146,7 +161,8 @@ class Alike:
         self.edges, self.largest, self.all = (int(_MORE * n) for n in (sum(graph), largest, sum(sizes)))
         self.inside = Inside(False)
         at = self.known if self.known is not None else self.graph.start
-        self.edges_at = (at, self.largest) if self.flat and graph else None
+        dicts = [i for i, a in enumerate(given) if type(a) is dict and a and not next(iter(a.values())).is_floating_point()]
+        self.edges_at = (at, self.largest) if self.flat and graph else (dicts[0], self.edges) if len(dicts) == 1 else None
 
     def fits(self, given: tuple, kwargs: dict) -> Any:
         """The tensors of a call's graph, that by which it is recognised last, none if it has no graph; `MISSED` where the call is
@@ -178,8 +194,8 @@ class _Met:
 
 
 class Easy:
-    """Calls of ``count`` tensors that are taken to be like ``like``, as those before were, if the one ``at`` its place has no
-    more than ``most`` numbers; ``left``: how many until one is looked at again."""
+    """Calls of ``count`` arguments that are taken to be like ``like``, as those before were, if the one ``at`` its place, a
+    tensor or a dictionary, has no more than ``most`` numbers; ``left``: how many until one is looked at again."""
 
     __slots__ = ("like", "count", "at", "most", "epoch", "left")
 

@@ -387,3 +387,28 @@ def test_what_ends_a_row(enabled, monkeypatch):
             layer(x, ei.clone(), types)
         out = checkpoint(layer, x, ei.clone(), types, use_reentrant=False)
         out.sum().backward()
+
+
+@pytest.mark.parametrize("new", [False, True])
+def test_most_calls_on_dictionaries_in_a_row_are_only_counted(enabled, monkeypatch, new):
+    looked, look = [], native_again._looked_at
+    monkeypatch.setattr(native_again, "_looked_at", lambda *args: (looked.append(1), look(*args))[1])
+    layer, x, ei = hetero(GATConv, add_self_loops=False), features(), edges()
+    gnnaccel.reset_stats()
+    for _ in range(60):
+        got = layer(x, {name: t.clone() for name, t in ei.items()} if new else ei)
+    assert len(looked) < 30 and gnnaccel.stats()["HeteroConv"]["routes"] == {"native": 60}
+    assert gnnaccel.stats()["GATConv"]["routes"] == {"native": 60 * len(ei)}
+    with gnnaccel.disabled():
+        same(got, layer(x, ei), 0.0)
+    while native_again.memories.get(layer).easy.left < 3:
+        layer(x, {name: t.clone() for name, t in ei.items()})
+    looked.clear()
+    layer(x, {**ei, RELATIONS[1]: ei[RELATIONS[1]].repeat(1, 50)})
+    assert looked, "one relation has more edges"
+
+
+def test_numbers_of_what_is_no_tensor():
+    ei = edges()
+    assert native_memory.numbers_in(ei) == sum(t.numel() for t in ei.values())
+    assert native_memory.numbers_in({**ei, "more": None}) == float("inf")

@@ -60,8 +60,8 @@ def _operands(parameters: Parameters, x_src: Sequence[Tensor], x_dst: Sequence[T
     weight, root, bias = (None if ts is None else unused.watch(results, torch.stack(ts), readers.relations)
                           for ts in (weights, roots, biases))
     x = unused.watch(results, _together(x_src, row), readers.sources)
-    shares = _matrix(of_target, mean, weight.dtype, weight.device)
-    if mean and len(weights) > len(of_target):
+    shares = _shares(of_target, mean, weight.dtype, weight.device)
+    if mean and len(weights) > len(of_target):  # some type is entered by several
         weight = weight * shares.sum(0).view(-1, 1, 1)
     found = {"x": x, "weight": weight.to(row)}
     if roots is None and biases is None:
@@ -92,19 +92,22 @@ def _together(x: Sequence[Tensor], row: torch.dtype) -> Tensor:
     return torch.cat([t.to(row) for t in x]) if len(x) > 1 else x[0].to(row)
 
 
-def _summed(every: Tensor | None, shares: Tensor, row: torch.dtype) -> Tensor | None:
-    """[types, ..]: those of the relations that enter each type, added up."""
+def _summed(every: Tensor | None, shares: Tensor | None, row: torch.dtype) -> Tensor | None:
+    """[types, ..]: those of the relations that enter each type, added up. Where ``shares`` is None they are so already."""
     if every is None:
         return None
-    if shares.shape[0] < shares.shape[1]:
+    if shares is not None:
         every = (shares @ every.flatten(1)).view(-1, *every.shape[1:])
     return every.to(row)
 
 
 @functools.lru_cache(maxsize=256)
 @torch.inference_mode(False)
-def _matrix(of_target: tuple[tuple[int, ...], ...], mean: bool, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """[types, relations]: what a relation counts in the result of each type."""
+def _shares(of_target: tuple[tuple[int, ...], ...], mean: bool, dtype: torch.dtype, device: torch.device) -> Tensor | None:
+    """[types, relations]: what a relation counts in the result of each type; None where each type is entered by the one relation
+    of its number."""
+    if of_target == tuple((at,) for at in range(len(of_target))):
+        return None
     shares = torch.zeros(len(of_target), 1 + max(max(members) for members in of_target), dtype=dtype)
     for row, members in zip(shares, of_target):
         row[list(members)] = 1 / len(members) if mean else 1.0

@@ -44,6 +44,21 @@ def test_layers_inside(route, kind, aggregate):
     compare(route, layer(kind, aggregate=aggregate), graph(), features())
 
 
+INVERSE = [("user", "rates", "movie"), ("movie", "rated-by", "user")]
+
+
+@pytest.mark.parametrize("aggregate", ["sum", "mean"])
+@pytest.mark.parametrize("kind", ["graph", "sage"])
+@pytest.mark.parametrize("relations", [INVERSE, [*INVERSE, ("user", "knows", "user")],
+                                       [("b", "0", "c"), ("c", "1", "a"), ("a", "2", "b")]], ids=["inverse", "three", "ring"])
+def test_relations_that_enter_types_in_another_order(route, relations, kind, aggregate):
+    """DGL sorts relations and types each by their names: a type may be entered by the one relation that has not its number."""
+    nodes = {name: 9 + 4 * at for at, name in enumerate(sorted({end for r in relations for end in (r[0], r[2])}))}
+    g = dgl.heterograph({r: tuple(torch.randint(0, nodes[r[end]], (50,)) for end in (0, 2)) for r in relations}, nodes)
+    x = {name: torch.randn(count, 12) for name, count in nodes.items()}
+    compare(route, layer(kind, aggregate=aggregate, relations=relations), g, x)
+
+
 @pytest.mark.parametrize("shape", [(1, 1), (7, 5), (12, 20), (33, 3)], ids=str)
 @pytest.mark.parametrize("kind", ["graph", "sage"])
 def test_widths(route, kind, shape):

@@ -11,13 +11,14 @@ GPU_VENV := .venv-gpu
 HAS_GPU := $(PYTHON) -c "import torch; assert torch.version.cuda and torch.cuda.is_available()" 2>/dev/null
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test gpu-test sanitize bench clean
+.PHONY: help demo test gpu-test sanitize hostsuites bench clean
 
 help:
 	@echo "make demo      train a GAT with and without gnnaccel   (ARGS='--data cora --epochs 50')"
 	@echo "make test      all tests that need no GPU              (ARGS='-k code_graph')"
 	@echo "make gpu-test  the tests on a GPU, recorded in tests/gpu_record.json"
 	@echo "make sanitize  the kernel tests under compute-sanitizer (ARGS='-k test_additive')"
+	@echo "make hostsuites HOST=pyg ARGS='--source DIR'  PyG's own tests (or dgl's), natively and enabled: docs/hostsuites.md"
 	@echo "make bench     the benchmark on a GPU                  (ARGS=...)"
 	@echo "make clean     remove the virtual environments and caches of this folder"
 
@@ -40,6 +41,12 @@ gpu-test:
 sanitize:
 	compute-sanitizer --tool memcheck --error-exitcode 1 $(PYTHON) -m pytest -q -m gpu tests/cuda $(ARGS)
 	compute-sanitizer --tool racecheck --error-exitcode 1 $(PYTHON) -m pytest -q -m gpu tests/cuda $(ARGS)
+
+HOST ?= pyg
+hostsuites:
+	@if $(PYTHON) -c "import cupy, pytest" 2>/dev/null && $(HAS_GPU); then \
+	    $(PYTHON) -m tests.hostsuites.$(HOST)_suite $(ARGS); \
+	else $(MAKE) -s --no-print-directory $(READY) && $(VENV)/bin/python -m tests.hostsuites.$(HOST)_suite $(ARGS); fi
 
 bench:
 	@if $(HAS_GPU); then PYTHONPATH=. $(PYTHON) -m gnnaccel bench $(ARGS); \

@@ -1,0 +1,123 @@
+"""A pytest plugin for PyG's own tests. ``HOSTSUITE_PYG`` holds its options as JSON: ``mode`` ("native" or "enabled"), ``backend``,
+``shadow``, ``default_device`` ("cuda" or null), ``emulate``. The journal is that of `common`.
+"""
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import time
+
+import pytest
+import torch
+
+from tests.hostsuites import common
+
+_options = json.loads(os.environ["HOSTSUITE_PYG"])
+_journal = common.Journal()
+_stack = contextlib.ExitStack()
+_shadow = None
+_phases: dict[str, dict] = {}
+
+
+def pytest_configure(config):
+    """Enable gnnaccel, where that is asked for, for the whole run."""
+    global _shadow
+    import torch_geometric  # noqa: F401
+
+    for line in ("rag: needs more than PyG", "dataset: needs the network"):
+        config.addinivalue_line("markers", line)
+    torch.set_num_threads(1)
+    _initialise_l2()
+    if _options["mode"] == "enabled":
+        _enable()
+    if _options["default_device"]:
+        torch.set_default_device(_options["default_device"])
+
+
+def _initialise_l2() -> None:
+    """PyG leaves this parameter of RGATConv as the memory was (its `reset_parameters` makes a tensor of 1 / out_channels and drops
+    it). Of what is left there, numbers near the end of fp32's range, no two orders of summation make the same."""
+    from torch_geometric.nn import RGATConv
+
+    native = RGATConv.reset_parameters
+
+    @functools.wraps(native)
+    def reset_parameters(self):
+        native(self)
+        torch.nn.init.constant_(self.l2, 1 / self.out_channels)
+
+    RGATConv.reset_parameters = reset_parameters
+
+
+def _enable() -> None:
+    global _shadow
+    import gnnaccel
+    from gnnaccel.cuda import driver
+
+    if _options["emulate"]:
+        from tests.emulation.emulator import EmulatedDriver
+
+        _stack.enter_context(driver.using(EmulatedDriver()))
+    gnnaccel.enable(when="supported", backend=_options["backend"])
+    if _options["shadow"]:
+        from tests.hostsuites.pyg_shadow import Shadow
+
+        _shadow = Shadow()
+        _shadow.install()
+
+
+def pytest_collection_modifyitems(items):
+    """Without what an earlier process has done with."""
+    done = common.skipped_ids()
+    items[:] = [item for item in items if item.nodeid not in done]
+
+
+def pytest_collectreport(report):
+    if report.failed:
+        _journal.write(test=report.nodeid, outcome="error", error=_text(report), seconds=0.0)
+
+
+def pytest_runtest_logstart(nodeid, location):
+    _phases[nodeid] = dict(outcome="passed", error="", seconds=time.perf_counter())
+    _journal.write(test=nodeid)
+
+
+def pytest_runtest_logreport(report):
+    found = _phases[report.nodeid]
+    if report.outcome == "failed":
+        found.update(outcome="failed" if report.when == "call" else "error", error=_text(report))
+    elif report.outcome == "skipped" and found["outcome"] == "passed":
+        found.update(outcome="skipped", error=str(report.longrepr)[-200:])
+
+
+def pytest_runtest_logfinish(nodeid, location):
+    found = _phases.pop(nodeid)
+    found["seconds"] = round(time.perf_counter() - found["seconds"], 2)
+    _journal.write(test=nodeid, **found, **({"alarms": alarms} if _shadow and (alarms := _shadow.taken()) else {}))
+    if found["outcome"] in ("failed", "error") and _device_is_lost():
+        os._exit(common.ENDED)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session):
+    if _options["mode"] == "enabled":
+        import gnnaccel
+
+        _journal.write(stats=gnnaccel.stats(), shadow=dict(_shadow.counts) if _shadow else {})
+    _stack.close()
+
+
+def _text(report) -> str:
+    return str(report.longrepr)[-1200:]
+
+
+def _device_is_lost() -> bool:
+    if not torch.cuda.is_initialized():
+        return False
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False

@@ -1,0 +1,71 @@
+"""Running test files in processes: what each leaves behind, whatever ends it."""
+from __future__ import annotations
+
+import time
+
+from tests.hostsuites import common
+
+_PLUGIN = '''
+import os
+from tests.hostsuites import common
+
+journal = common.Journal()
+
+def pytest_collection_modifyitems(items):
+    done = common.skipped_ids()
+    items[:] = [item for item in items if item.nodeid not in done]
+
+def pytest_runtest_logstart(nodeid, location):
+    journal.write(test=nodeid)
+
+def pytest_runtest_logreport(report):
+    if report.when == "call":
+        journal.write(test=report.nodeid, outcome=report.outcome)
+
+def pytest_sessionfinish(session):
+    journal.write(process=os.getpid())
+'''
+_TESTS = '''
+import os, time
+
+def test_passes(): pass
+def test_fails(): assert False
+def test_ends_the_process(): os._exit(3)
+def test_hangs(): time.sleep(60)
+def test_goes_on(): pass
+'''
+
+
+def test_a_process_that_ends_costs_one_test(tmp_path, monkeypatch):
+    (tmp_path / "plugin_of_this_test.py").write_text(_PLUGIN)
+    (tmp_path / "test_some.py").write_text(_TESTS)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    outcomes, notes = common.Suite(tmp_path, "plugin_of_this_test", patience=2.0).run([["test_some.py"]])
+    assert {test.partition("::test_")[2]: found["outcome"] for test, found in outcomes.items()} == {
+        "passes": "passed", "fails": "failed", "ends_the_process": "crashed", "hangs": "hung", "goes_on": "passed"}
+    assert len(notes) == 1  # of the process that came to its end
+
+
+def test_a_file_that_cannot_start_is_told_of(tmp_path):
+    outcomes, _ = common.Suite(tmp_path, "no_such_plugin").run([["test_some.py"]])
+    assert outcomes["test_some.py"]["outcome"] == "crashed" and "no_such_plugin" in outcomes["test_some.py"]["error"]
+
+
+def test_nothing_begins_after_the_deadline(tmp_path):
+    assert common.Suite(tmp_path, "no_such_plugin", deadline=time.monotonic()).run([["test_some.py"]]) == ({}, [])
+
+
+def test_files_are_shared_out_by_size(tmp_path):
+    for name, size in (("a/test_large.py", 50), ("a/test_small.py", 20), ("b/test_other.py", 20), ("a/helper.py", 90)):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("#" * size)
+    assert common.chunks_of(tmp_path, ["a", "b", "a/test_small.py"], 2) == [["a/test_large.py"],
+                                                                            ["a/test_small.py", "b/test_other.py"]]
+
+
+def test_what_counts_as_a_regression():
+    native = {name: {"outcome": name.split()[0]} for name in ("passed a", "passed b", "passed c", "failed a", "failed b", "skipped a")}
+    enabled = {"passed a": {"outcome": "crashed"}, "passed b": {"outcome": "passed"}, "failed a": {"outcome": "failed"},
+               "failed b": {"outcome": "passed"}, "skipped a": {"outcome": "skipped"}}
+    assert common.regressions(native, enabled) == ["passed a", "passed c"]
+    assert common.repairs(native, enabled) == ["failed b"]

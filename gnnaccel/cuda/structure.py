@@ -17,6 +17,8 @@ _THREADS = 256
 _SLOT = 48  # int32 words per report; the layout stands in structure.cu, above the kernel `split`
 _COUNTERS, _HOST_AT, _BINS_AT, _BINS = 38, 4, 6, 32
 _SLOTS = 1024  # per slab
+# The kernel `order` (row_order.cuh): places that a bitmap covers, its shared memory, and the most blocks for long rows.
+_WINDOW, _ORDER_BYTES, _HEAVY_BLOCKS = 1 << 17, (1 << 14) + 4 * (2 * _THREADS + 1), 264
 _MOST_MADE = 32  # forms of calls remembered for each graph
 
 
@@ -246,8 +248,24 @@ def split_rows(indptr: Tensor, edges: int, flags: Tensor | None = None, limit: i
     return Split(limit, counters, chunks, heavy, report)
 
 
+def _ordered(indptr: Tensor, other: Tensor, place: Tensor, split: Split) -> Rows:
+    """Rows with the entries of each in ascending order of ``place``: the same in every run."""
+    total, rows = other.shape[0], indptr.shape[0] - 1
+    _, defines = _offsets(indptr.dtype == torch.int64)
+    other_out, place_out = torch.empty_like(other), torch.empty_like(place)
+    heavy_blocks = min(_HEAVY_BLOCKS, split.heavy.shape[0])
+    windows = -(-total // _WINDOW)
+    blocks = heavy_blocks * windows + -(-rows // (_THREADS // 32))
+    if total:
+        _launch("order", (("INDEX_T", "i64"), ("LOOPS", "0")) + defines, blocks * _THREADS,
+                (indptr.data_ptr(), np.int32(rows), np.int32(split.chunk_edges), split.counters.data_ptr(),
+                 split.heavy.data_ptr(), np.int32(heavy_blocks), np.int32(windows), other.data_ptr(), place.data_ptr(),
+                 other_out.data_ptr(), place_out.data_ptr()), shared=_ORDER_BYTES)
+    return Rows(indptr, other_out, place_out, split)
+
+
 def csc(src: Tensor, dst: Tensor, num_src: int, num_dst: int, loops: int, wide: bool) -> Rows:
-    """Groups edges by destination on the device; nothing is sorted and the host learns nothing.
+    """Groups edges by destination on the device, in the caller's order within a row; the host learns nothing.
 
     Args:
         src, dst: [E] int32 or int64, contiguous. Ids outside the node ranges are left out and reported.
@@ -268,11 +286,11 @@ def csc(src: Tensor, dst: Tensor, num_src: int, num_dst: int, loops: int, wide: 
     cursor = degree.zero_()
     _launch("place", defines, total, head + (indptr.data_ptr(), cursor.data_ptr(), flags.data_ptr(), col.data_ptr(),
                                              eid.data_ptr()))
-    return Rows(indptr, col, eid, split_rows(indptr, total, flags))
+    return _ordered(indptr, col, eid, split_rows(indptr, total, flags))
 
 
 def transpose(by_dst: Rows, num_src: int) -> Rows:
-    """The same graph grouped by source; ``place`` refers to the CSC. Order within a row is not fixed."""
+    """The same graph grouped by source; ``place`` refers to the CSC and ascends within a row."""
     total, device = by_dst.other.shape[0], by_dst.indptr.device
     dtype, offsets = _offsets(by_dst.wide)
     defines = (("INDEX_T", "i64"), ("LOOPS", "0")) + offsets
@@ -284,4 +302,4 @@ def transpose(by_dst: Rows, num_src: int) -> Rows:
     position = torch.empty(total, dtype=dtype, device=device)
     cursor = degree.zero_()
     _launch("place_src", defines, total, head + (indptr.data_ptr(), cursor.data_ptr(), nbr.data_ptr(), position.data_ptr()))
-    return Rows(indptr, nbr, position, split_rows(indptr, total))
+    return _ordered(indptr, nbr, position, split_rows(indptr, total))

@@ -49,7 +49,8 @@ class GraphView:
     """Edges ``edge_index`` [2, E] from ``num_src`` to ``num_dst`` nodes, by destination (CSC) and by source.
 
     ``loops`` > 0: existing self loops are dropped and the nodes below it get one each. Edge ids: the caller's edges in
-    order, then the added loops. A CSC that came with the edges (`EdgeArrays`) is used as it is. The view does not keep
+    order, then the added loops. Rows list their edges in the order of these ids, so that sums repeat bit for bit. A CSC that came with
+    the edges (`EdgeArrays`) is used as it is. The view does not keep
     ``edge_index`` alive, unless ``own``: whoever asks for an index array holds it. Building takes a lock; reading takes none.
     ``num_edges``: where ``edge_index`` is not all of them (`JoinedView`).
     """
@@ -77,7 +78,6 @@ class GraphView:
         self._shares: Tensor | None = None
         self._no_isolated: bool | None = None
         self._derived: dict[Hashable, Any] = {}
-        self._by_sort = self.deterministic or self.large
         self._stream = 0
         self._built: torch.cuda.Event | None = None
         self._checked = False
@@ -228,7 +228,7 @@ class GraphView:
     @_ordinary_tensors
     def _build_csc(self, places: bool) -> Rows:
         with self._lock:
-            if _serves(self._csc, places):  # built by another thread meanwhile, maybe with its rows in another order
+            if _serves(self._csc, places):  # built by another thread meanwhile
                 return self._csc
             given = self._given_csc()
             if given is not None:
@@ -242,7 +242,7 @@ class GraphView:
 
     def _grouped(self, places: bool) -> Rows:
         src, dst = self._ends()
-        if self._by_sort or self._edges is not None:  # whose order it must have
+        if self.large:
             rows = sorting.csc(src, dst, self.num_src, self.num_dst, self.loops, self.wide, places)
             self._wait_once()
             return rows
@@ -256,7 +256,7 @@ class GraphView:
             # never less than there was: those who asked for it would build it again
             places, inverse = places or _serves(self._csr, True), inverse or _serves(self._csr, False, True)
             by_dst = self.csc(places=False)
-            if self._by_sort:
+            if self.large:
                 rows = sorting.transpose(by_dst, self.num_src, places, inverse)
                 self._wait_once()
             else:

@@ -1,7 +1,7 @@
-"""Building index arrays by sorting, with torch operations: on any device, in an order that always repeats.
+"""Building index arrays by sorting, with torch operations, on any device.
 
-Large graphs are built this way (a radix sort beats counting once the atomics no longer fit the L2 cache), and all graphs
-in deterministic mode. Small ones on a GPU are built by counting (`cuda.structure`), which launches less.
+Large graphs are built this way: a radix sort beats counting once the atomics no longer fit the L2 cache. Small ones on a GPU are
+built by counting (`cuda.structure`), which launches less. The order within a row is the same both ways.
 """
 from __future__ import annotations
 

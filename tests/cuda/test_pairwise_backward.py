@@ -222,7 +222,7 @@ def test_scores_kept_with_wide_offsets_and_without_edges(device, chunk_edges, mo
     check(pairwise("dot", graph(device, wide=True), 3, 5, dropout=0.3))
     for size in ((40, 30, 0), (0, 5, 0), (5, 0, 0)):
         problem = pairwise("dot", graph(device, *size), 3, 5)
-        problem.graph.large = problem.graph._by_sort = True
+        problem.graph.large = True
         assert all((g == 0).all() for g in by_kernels(problem)[0].values())
 
 

@@ -1,4 +1,4 @@
-"""Relational layers of every kind: in deterministic mode, over no edges, and, on a GPU, without waiting for it."""
+"""Relational layers of every kind: repeated bit for bit, over no edges, and, on a GPU, without waiting for it."""
 from __future__ import annotations
 
 import pytest
@@ -31,11 +31,12 @@ def results(layer: torch.nn.Module, args: list) -> list:
     return [*(t.detach() for t in outs), *(p.grad for p in layer.parameters() if p.grad is not None)]
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("name", MADE)
-def test_deterministic_runs_repeat_bit_for_bit(route, name, monkeypatch):
+def test_runs_repeat_bit_for_bit(route, name, deterministic, monkeypatch):
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     layer, args = made(route, name)
-    torch.use_deterministic_algorithms(True)
+    torch.use_deterministic_algorithms(deterministic)
     try:
         expected = results(layer, args)
         with route.on(on_fallback="native"):

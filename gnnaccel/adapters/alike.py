@@ -108,7 +108,7 @@ def _shares(of_target: tuple[tuple[int, ...], ...], mean: bool, dtype: torch.dty
     of its number."""
     if of_target == tuple((at,) for at in range(len(of_target))):
         return None
-    shares = torch.zeros(len(of_target), 1 + max(max(members) for members in of_target), dtype=dtype)
+    shares = torch.zeros(len(of_target), 1 + max(max(members) for members in of_target), dtype=dtype, device="cpu")
     for row, members in zip(shares, of_target):
         row[list(members)] = 1 / len(members) if mean else 1.0
     return shares.to(device)

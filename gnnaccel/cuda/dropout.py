@@ -45,7 +45,7 @@ def key(device: torch.device) -> tuple[int, int]:
     CUDA graph is captured the offset is fixed at capture, so replays repeat the numbers.
     """
     if device.type != "cuda":
-        return int(torch.randint(0, 2**62, (1,)).item()), 0
+        return int(torch.randint(0, 2**62, (1,), device="cpu").item()), 0
     generator = torch.cuda.default_generators[device.index if device.index is not None else torch.cuda.current_device()]
     offset = generator.get_offset()
     generator.set_offset(offset + 4)

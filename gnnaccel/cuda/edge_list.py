@@ -41,7 +41,7 @@ class _Alarm:
     """A word that a kernel sets where it meets an id outside the graph; on a GPU in pinned memory."""
 
     def __init__(self, pinned: bool):
-        self._memory = torch.zeros(1, dtype=torch.int32, pin_memory=pinned)
+        self._memory = torch.zeros(1, dtype=torch.int32, device="cpu", pin_memory=pinned)
         self.address, self.words = self._memory.data_ptr(), self._memory.numpy()
 
 

@@ -39,7 +39,7 @@ class Reports:
     def take(self) -> "Report":
         with self._lock:
             if not self._free:
-                slab = torch.zeros(_SLOTS, _SLOT, dtype=torch.int32, pin_memory=self._pinned)
+                slab = torch.zeros(_SLOTS, _SLOT, dtype=torch.int32, device="cpu", pin_memory=self._pinned)
                 self._slabs.append(slab)
                 self._free = [(slab.data_ptr() + i * _SLOT * 4, slab.numpy()[i]) for i in range(_SLOTS)]
             address, words = self._free.pop()

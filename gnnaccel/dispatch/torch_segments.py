@@ -48,7 +48,7 @@ class Segments:
         if heads == 1:
             return self
         if heads not in self._folds:
-            copy = torch.arange(heads).unsqueeze(1)
+            copy = torch.arange(heads, device=self.src.device).unsqueeze(1)
             src, dst = ((ids + copy * count).view(-1) for ids, count in ((self.src, self.num_src), (self.dst, self.num_dst)))
             ptr = F.pad((self.ptr[:-1] + copy * self.src.shape[0]).view(-1), (0, 1), value=src.shape[0])
             self._folds[heads] = Segments(ptr, src, dst, heads * self.num_src, heads * self.num_dst)
@@ -152,7 +152,8 @@ def _sampled(graph: Segments, left: Tensor, right: Tensor) -> Tensor:
 
 def _mask(graph: Segments, values: Tensor) -> Tensor:
     _silence()
-    return torch.sparse_csr_tensor(graph.ptr, graph.src, values, (graph.num_dst, graph.num_src), check_invariants=False)
+    return torch.sparse_csr_tensor(graph.ptr, graph.src, values, (graph.num_dst, graph.num_src), device=values.device,
+                                   check_invariants=False)
 
 
 @functools.lru_cache(maxsize=1)
@@ -160,7 +161,8 @@ def _silence() -> None:
     """torch says once per process that CSR tensors are in beta; it is not the user who makes them here."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.sparse_csr_tensor(torch.tensor([0, 1]), torch.tensor([0]), torch.ones(1), (1, 1))
+        ptr, column = (torch.tensor(ids, device="cpu") for ids in ([0, 1], [0]))
+        torch.sparse_csr_tensor(ptr, column, torch.ones(1, device="cpu"), (1, 1), device="cpu")
 
 
 # --- attention ---------------------------------------------------------------------------------------------------------

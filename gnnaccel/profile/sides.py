@@ -124,9 +124,9 @@ def _same(tensor: Tensor) -> Tensor:
 
 def _gradients(outs: dict[str, Tensor], leaves: dict[str, Tensor], upstream: list | None, seed: int) -> Results:
     ends, weights = [], []
-    generator = torch.Generator().manual_seed(seed + 1000)
+    generator = torch.Generator("cpu").manual_seed(seed + 1000)
     for place, out in enumerate(outs.values()):
-        weight = torch.randn(out.shape, generator=generator) if upstream is None else upstream[place]
+        weight = torch.randn(out.shape, generator=generator, device="cpu") if upstream is None else upstream[place]
         if out.requires_grad and weight is not None:
             ends.append(out)
             weights.append(weight.to(out))
@@ -150,7 +150,8 @@ def _copied(tensor: Tensor | None, dtype: torch.dtype | None, seed: int, copies:
         with torch.inference_mode(False), torch.no_grad():
             rows = tensor.detach()
             if seed and rows.dim():
-                rows = rows[torch.randperm(rows.shape[0], generator=torch.Generator().manual_seed(seed)).to(rows.device)]
+                generator = torch.Generator("cpu").manual_seed(seed)
+                rows = rows[torch.randperm(rows.shape[0], generator=generator, device="cpu").to(rows.device)]
             copies[id(tensor)] = rows.to(dtype or rows.dtype, copy=True).requires_grad_(grad)
     return copies[id(tensor)]
 

@@ -82,5 +82,5 @@ def _numbers(x_dict: Mapping[str, Tensor], types: tuple[str, ...], of_type: tupl
     """[rows of the virtual graph at this end] int32: the relation of each."""
     counts = [x_dict[name].shape[0] for name, members in zip(types, of_type) for _ in members]
     relations = [at for members in of_type for at in members]
-    numbers, counted = torch.tensor([relations, counts], dtype=torch.int32).to(device)
+    numbers, counted = torch.tensor([relations, counts], dtype=torch.int32, device="cpu").to(device)
     return numbers.repeat_interleave(counted, output_size=sum(counts))

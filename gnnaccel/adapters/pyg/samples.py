@@ -47,9 +47,10 @@ def build(sample: Sample, dtype, device):
     cls = getattr(nn, sample.name)
     x = torch.randn(_NODES, sample.inputs, device=device, dtype=dtype, requires_grad=True)
     edge_index = torch.randint(0, _NODES, (2, _EDGES), device=device)
-    if LAYERS[sample.name] == "attention":
-        layer, more = cls(sample.inputs, sample.width, heads=sample.heads), ()
-    else:
-        edge_type = torch.arange(_EDGES, device=device) % sample.relations
-        layer, more = cls(sample.inputs, sample.width, sample.relations), (edge_type,)
-    return layer.to(device, dtype), (x, edge_index, *more)
+    with torch.device(device):  # weights too, whatever the default device is
+        if LAYERS[sample.name] == "attention":
+            layer, more = cls(sample.inputs, sample.width, heads=sample.heads), ()
+        else:
+            edge_type = torch.arange(_EDGES, device=device) % sample.relations
+            layer, more = cls(sample.inputs, sample.width, sample.relations), (edge_type,)
+    return layer.to(dtype), (x, edge_index, *more)

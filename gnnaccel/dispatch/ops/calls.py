@@ -69,7 +69,8 @@ def gspmm_hetero(parts: list[Part], types: int, reduce: str) -> OpCall:
     by_target = {t: [p for p in parts if p.target == t] for t in range(types)}
 
     def gathered(reduced: Callable[[list[Part]], Tensor]) -> tuple[Tensor, ...]:
-        return _tied(tuple(reduced(found) if found else torch.tensor([]) for found in by_target.values()))
+        nothing = torch.tensor([], device=torch.get_default_device())  # where the host makes it
+        return _tied(tuple(reduced(found) if found else nothing for found in by_target.values()))
 
     kernel: Kernel | Reason = reason("GA208", f"{reduce} over several relations that end in one type of nodes")
     if reduce == "sum" or all(len(found) < 2 for found in by_target.values()):

@@ -105,7 +105,7 @@ class Watch:
         if not numbers.is_cuda:
             self._pending = numbers, None
             return
-        kept = torch.empty(numbers.shape, pin_memory=True)
+        kept = torch.empty(numbers.shape, device="cpu", pin_memory=True)
         kept.copy_(numbers, non_blocking=True)
         event = torch.cuda.Event()
         event.record()

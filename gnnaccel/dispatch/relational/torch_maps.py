@@ -147,7 +147,7 @@ class Take(torch.autograd.Function):
 
 
 def _ones(segments: torch_segments.Segments, dtype: torch.dtype) -> Tensor:
-    return torch.ones((), dtype=dtype).expand(segments.src.shape[0])
+    return torch.ones((), dtype=dtype, device=segments.src.device).expand(segments.src.shape[0])
 
 
 def _forward_mode() -> bool:

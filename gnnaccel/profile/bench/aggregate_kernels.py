@@ -57,7 +57,7 @@ def cusparse(graph: Graph, x: Tensor, grad: Tensor, weight: Tensor) -> Pair:
         begin[1:] = torch.bincount(rows, minlength=size).cumsum(0)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # that these are in beta
-            return torch.sparse_csr_tensor(begin, columns[order].int(), weight[order], (size, size))
+            return torch.sparse_csr_tensor(begin, columns[order].int(), weight[order], (size, size), device=x.device)
 
     across, back = matrix(dst, src), matrix(src, dst)
     return lambda: across @ x, lambda: (across @ x, back @ grad)

@@ -101,7 +101,7 @@ def _triple(code: int, types: int) -> Triple:
 def _generate(shape: RelationShape, device: torch.device, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator(device).manual_seed(seed)
     sizes = relation_sizes(shape)
-    kinds = torch.repeat_interleave(torch.arange(len(sizes)), sizes).to(device)
+    kinds = torch.repeat_interleave(torch.arange(len(sizes), device="cpu"), sizes).to(device)
     if shape.ends:
         edges = torch.cat([_relation(shape, relation, int(size), generator)
                            for relation, size in enumerate(sizes)], dim=1)

@@ -46,8 +46,8 @@ def relation_sizes(shape: RelationShape) -> torch.Tensor:
     have under 400 edges, as they do in reality.
     """
     if shape.sizes:
-        return torch.tensor(shape.sizes)
-    rank = torch.arange(1, shape.num_relations + 1, dtype=torch.float64)
+        return torch.tensor(shape.sizes, device="cpu")
+    rank = torch.arange(1, shape.num_relations + 1, dtype=torch.float64, device="cpu")
     share = 1 / rank
     return shapes.whole(share * (shape.num_edges / share.sum()), shape.num_edges)
 

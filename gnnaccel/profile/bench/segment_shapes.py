@@ -59,7 +59,7 @@ def make(shape: SegmentShape, dtype: torch.dtype, device: torch.device, seed: in
     """Random rows and matrices. The segments are shuffled, so that no kernel profits from the largest coming first."""
     generator = torch.Generator(device).manual_seed(seed)
     sizes = _sizes(shape)
-    sizes = sizes[torch.randperm(len(sizes), generator=torch.Generator().manual_seed(seed))]
+    sizes = sizes[torch.randperm(len(sizes), generator=torch.Generator("cpu").manual_seed(seed), device="cpu")]
     ptr = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
     width = shape.width
 

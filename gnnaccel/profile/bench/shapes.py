@@ -108,7 +108,7 @@ def degree_law(shape: Shape) -> torch.Tensor:
 
     On the CPU because a GPU's running sum of floats differs in its last bits from run to run.
     """
-    rank = torch.arange(1, shape.num_nodes + 1, dtype=torch.float64)
+    rank = torch.arange(1, shape.num_nodes + 1, dtype=torch.float64, device="cpu")
     if not shape.max_degree:
         return whole(torch.full_like(rank, shape.num_edges / shape.num_nodes), shape.num_edges)
     hub = min(shape.hub, shape.num_edges)

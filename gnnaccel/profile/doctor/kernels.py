@@ -31,8 +31,8 @@ class Case:
     """A random graph with a hub and isolated nodes, and random tensors on ``device``; the same each time."""
 
     def __init__(self, device: torch.device):
-        self.device, self._generator = device, torch.Generator().manual_seed(0)
-        src, dst = (torch.randint(0, 90, (2000,), generator=self._generator) for _ in range(2))
+        self.device, self._generator = device, torch.Generator("cpu").manual_seed(0)
+        src, dst = (torch.randint(0, 90, (2000,), generator=self._generator, device="cpu") for _ in range(2))
         dst[:_HUB] = 7
         self.src, self.dst = src.to(device), dst.to(device)
         self.edge_index, self.nodes = torch.stack([self.src, self.dst]), 100
@@ -40,7 +40,7 @@ class Case:
         self.graph = OpGraph(self.edge_index, self.nodes, self.nodes)
 
     def normal(self, *shape: int) -> Tensor:
-        return torch.randn(*shape, generator=self._generator).to(self.device)
+        return torch.randn(*shape, generator=self._generator, device="cpu").to(self.device)
 
 
 Check = Callable[[Case], Iterator[tuple[str, float]]]
@@ -82,8 +82,9 @@ def _gather(case: Case) -> Iterator[tuple[str, float]]:
 
 def _dropout(case: Case) -> Iterator[tuple[str, float]]:
     mask = dropout.factors(dropout.Dropout(0.25, 1234, 5), 4000, 2, case.device).cpu()
-    kept = (mask == torch.tensor(1 / 0.75)).double().mean()
-    right = bool(((mask == 0) | (mask == torch.tensor(1 / 0.75))).all()) and abs(float(kept) - 0.75) < 0.03
+    scale = torch.tensor(1 / 0.75, device="cpu")
+    kept = (mask == scale).double().mean()
+    right = bool(((mask == 0) | (mask == scale)).all()) and abs(float(kept) - 0.75) < 0.03
     yield "dropout", 0.0 if right else float("inf")
 
 
@@ -160,7 +161,7 @@ def _edge_list(case: Case) -> Iterator[tuple[str, float]]:
 
 
 def _segments(case: Case) -> Iterator[tuple[str, float]]:
-    ends = torch.tensor([0, 0, 31, 200, 201, 300])
+    ends = torch.tensor([0, 0, 31, 200, 201, 300], device="cpu")
     segments = Segments(ends.to(case.device, torch.int32), 300)
     for name, k in (("segment_direct", 64), ("segment_gemm", 33)):
         x, w = case.normal(300, k), case.normal(5, k, 64)
@@ -176,7 +177,8 @@ def _segments(case: Case) -> Iterator[tuple[str, float]]:
 
 
 def _blend_grad(case: Case) -> Iterator[tuple[str, float]]:
-    ends, grad, rest, share = torch.tensor([0, 0, 120, 300]), case.normal(300, 40), case.normal(300, 40), case.normal(3)
+    ends = torch.tensor([0, 0, 120, 300], device="cpu")
+    grad, rest, share = case.normal(300, 40), case.normal(300, 40), case.normal(3)
     d_rest = torch.empty_like(grad)
     sums = blend_grad.blend_grad(Segments(ends.to(case.device, torch.int32), 300), grad, rest, share, d_rest=d_rest)
     exact = torch.stack([part.sum() for part in (grad.double() * rest.double()).split(ends.diff().tolist())])

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import importlib.util
 import logging
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -58,9 +60,11 @@ def enable(*, backend: str | None = None, when: str | None = None, on_fallback: 
             return
         before = configs.active()
         config = _configured(given, before)
-        with _checked(config):
+        with _checked(config) as doubts:
             configs.set_active(config)
             _sync()
+            for doubt in doubts:
+                warnings.warn(f"gnnaccel: {doubt}", RuntimeWarning, stacklevel=2)
         if before is None:
             _log.info("%s", _greeting(config))
 
@@ -91,10 +95,12 @@ def enabled(*, backend: str | None = None, when: str | None = None, on_fallback:
         return
     config = _configured(given, configs.current() or configs.active())
     with _lock:
-        with _checked(config):
+        with _checked(config) as doubts:
             _blocks.append(config)
             _sync()
     try:
+        for doubt in doubts:
+            warnings.warn(f"gnnaccel: {doubt}", RuntimeWarning, stacklevel=3)
         with configs.override(config):
             yield
     finally:
@@ -167,8 +173,9 @@ def _configured(given: dict[str, Any], base: Config | None) -> Config:
 
 
 @contextlib.contextmanager
-def _checked(config: Config) -> Iterator[None]:
-    """Patch, check the names in the lists, run the body; on any error put process and patches back."""
+def _checked(config: Config) -> Iterator[list[str]]:
+    """Patch, check the names in the lists, run the body; on any error put process and patches back. Gives what the user is to
+    be warned about."""
     before, blocks = configs.active(), list(_blocks)
     try:
         adapters.install(_on_late_host)
@@ -177,9 +184,9 @@ def _checked(config: Config) -> Iterator[None]:
                 if isinstance(target, str):
                     rules.check(target, f"enable({option}=[{target!r}])")
         unknown = rules.take_unknown()
-        if unknown:
+        if unknown and rules.complete():
             raise UnknownLayerError("\n".join(unknown))
-        yield
+        yield [*unknown, *_doubts(config)]
     except BaseException:
         configs.set_active(before)
         _blocks[:] = blocks
@@ -187,17 +194,40 @@ def _checked(config: Config) -> Iterator[None]:
         raise
 
 
+def _doubts(config: Config) -> Iterator[str]:
+    """Why ``config`` may have no effect here. Imports nothing but CuPy, where ``backend="cuda"`` was asked for and torch has a
+    GPU."""
+    if "torch" not in sys.modules:
+        if importlib.util.find_spec("torch") is None:
+            yield "torch is not installed, so there are no layers to take over; pip install torch"
+    elif config.backend == "cuda":
+        from gnnaccel.cuda import driver
+
+        possible, why = driver.available()
+        if not possible and not driver.placed():
+            yield (f"backend='cuda' was asked for, and no kernel can run here: {why}. Every layer runs natively; leave backend "
+                   "out to take what there is, or run python -m gnnaccel doctor")
+
+
 def _on_late_host(key: str) -> None:
-    """A host was imported after ``enable()``: names that could not be checked then can be now."""
-    for message in rules.take_unknown():
-        warnings.warn(f"gnnaccel: {message}", RuntimeWarning, stacklevel=2)
+    """A host was imported after ``enable()``: what could not be checked then can be now."""
+    doubts = rules.take_unknown()
+    if key == "torch":
+        doubts += dict.fromkeys(doubt for config in _live() for doubt in _doubts(config))
+    for doubt in doubts:
+        warnings.warn(f"gnnaccel: {doubt}", RuntimeWarning, stacklevel=2)
 
 
 # --- keeping patches and sinks as the live configurations want them ---------------------------------------------------
 
-def _sync() -> None:
+def _live() -> list[Config]:
+    """The configurations that hold anywhere in the process."""
     active = configs.active()
-    live = [*([] if active is None else [active]), *_blocks]
+    return [*([] if active is None else [active]), *_blocks]
+
+
+def _sync() -> None:
+    live = _live()
     if live:
         adapters.install(_on_late_host)
     else:

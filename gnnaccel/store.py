@@ -63,6 +63,15 @@ def update(name: str, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Pat
     return path
 
 
+def check() -> None:
+    """Raises as `update` does where nothing can be kept."""
+    where = folder()
+    where.mkdir(parents=True, exist_ok=True)
+    _locked(where / "any")
+    with tempfile.TemporaryFile(dir=where):
+        pass
+
+
 def _locked(path: Path) -> Any:
     try:
         from filelock import FileLock

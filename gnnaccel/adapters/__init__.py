@@ -7,14 +7,16 @@ that.
 """
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
+import re
 import sys
 import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
+from pathlib import Path
 from typing import Any
 
 from gnnaccel.adapters.importhook import Handle, poll, when_imported
@@ -63,7 +65,7 @@ def install(late: Callable[[str], None] | None = None) -> None:
         try:
             for key, (module, _) in HOSTS.items():
                 _hosts[key] = host = _Host()
-                host.handle = when_imported(module, partial(_patch, key, host))
+                host.handle = when_imported(module, functools.partial(_patch, key, host))
                 host.waiting = not host.installed
         except BaseException:
             uninstall()
@@ -157,7 +159,18 @@ def _put_on_demand(key: str, host: _Host) -> None:
 
 def _update_awaited() -> None:
     """Tell the rules which hosts may still bring layer classes: those that can be imported and are not patched."""
-    rules.await_hosts({key for key, host in _hosts.items() if not host.installed and _exists(HOSTS[key][0])})
+    tops = {key: HOSTS[key][0].partition(".")[0] for key, host in _hosts.items() if not host.installed and _exists(HOSTS[key][0])}
+    rules.await_hosts({key: functools.partial(_classes_in_files, top) for key, top in tops.items()})
+
+
+@functools.cache
+def _classes_in_files(package: str) -> frozenset[str]:
+    """Names of the classes that the package's folder ``nn`` defines. Its files are read; nothing is imported."""
+    loaded = sys.modules.get(package)
+    spec = getattr(loaded, "__spec__", None) if loaded is not None else importlib.util.find_spec(package)
+    folders = getattr(spec, "submodule_search_locations", None) or ()
+    return frozenset(name for folder in folders for file in Path(folder, "nn").rglob("*.py")
+                     for name in re.findall(r"^class (\w+)", file.read_text(encoding="utf-8", errors="replace"), re.MULTILINE))
 
 
 def _exists(module: str) -> bool:

@@ -18,7 +18,8 @@ from __future__ import annotations
 import re
 import sys
 import threading
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -64,9 +65,11 @@ DISABLED = Verdict(False, reason("GA104"))
 
 #: class name -> dotted paths of the layer classes with that name; adapters fill it through `register_class`
 KNOWN: dict[str, set[str]] = {}
-#: hosts whose classes are not registered yet; while there are any, an unknown class name may still turn out right
-_awaited: set[str] = {"any"}
+#: hosts whose classes are not registered yet, each with a function that gives the names that it may bring; while there are
+#: any, an unknown class name may still turn out right
+_awaited: dict[str, Callable[[], frozenset[str]]] = {"any": frozenset}
 _deferred: dict[str, str] = {}
+_told: set[str] = set()  # names in `_deferred` that the user was warned about
 
 _lock = threading.RLock()
 _own: IdentityMap[dict[str, Rule]] = IdentityMap()
@@ -101,6 +104,7 @@ def reset_rules() -> None:
     with _lock:
         _own.clear()
         _deferred.clear()
+        _told.clear()
         _shared = {}
         configs.bump()
 
@@ -113,6 +117,8 @@ def _state(inside: bool, target: Any, model: Any) -> Any:
             if model is None:
                 check(target, f"{verb}({target!r})")
                 _add_shared(target, Rule(inside, order, f"{verb}({target!r})"))
+                for message in take_unknown():
+                    warnings.warn(f"gnnaccel: {message}", RuntimeWarning, stacklevel=3)
             else:
                 _add_named(target, names.require_model(model), inside, order)
         elif model is not None:
@@ -167,10 +173,16 @@ def register_class(path: str) -> None:
     KNOWN.setdefault(path.rpartition(".")[2], set()).add(path)
 
 
-def await_hosts(hosts: set[str]) -> None:
-    """Say which hosts have yet to register their classes; until none is left, unknown class names are let pass."""
+def await_hosts(hosts: Mapping[str, Callable[[], frozenset[str]]]) -> None:
+    """Say which hosts have yet to register their classes, each with a function that gives the names of its classes; until none
+    is left, unknown class names are let pass."""
     _awaited.clear()
     _awaited.update(hosts)
+
+
+def complete() -> bool:
+    """Whether every host has registered its classes, so that a name which is unknown now is wrong."""
+    return not _awaited
 
 
 def check(text: str, where: str) -> None:
@@ -184,17 +196,22 @@ def check(text: str, where: str) -> None:
 
 
 def take_unknown() -> list[str]:
-    """Messages for names that were let pass and, now that no host is awaited, name nothing. Their rules go."""
+    """Messages, once each, for names that were let pass and that name nothing: no class of the hosts that have come, none in
+    the files of those that are awaited. None while no host has come. When no host is awaited the rules of such names go."""
     global _shared
     with _lock:
-        if _awaited:
+        if _awaited and not KNOWN:
             return []
-        wrong = {text: where for text, where in _deferred.items() if not _names_something(text)}
-        _deferred.clear()
-        if wrong:
-            _shared = {target: rule for target, rule in _shared.items() if target not in wrong}
-            configs.bump()
-        return [_unknown(text, where) for text, where in wrong.items()]
+        wrong = {text: where for text, where in _deferred.items() if not _names_something(text) and not _may_come(text)}
+        fresh = [_unknown(text, where) for text, where in wrong.items() if text not in _told]
+        _told.update(wrong)
+        if not _awaited:
+            _deferred.clear()
+            _told.clear()
+            if wrong:
+                _shared = {target: rule for target, rule in _shared.items() if target not in wrong}
+                configs.bump()
+        return fresh
 
 
 def compiled(text: str) -> re.Pattern[str]:
@@ -210,8 +227,14 @@ def _names_something(text: str) -> bool:
             or _resolve(text) is not None)
 
 
+def _may_come(text: str) -> bool:
+    """Does a host that is awaited define a class of this name?"""
+    return any(text.rpartition(".")[2] in classes() for classes in _awaited.values())
+
+
 def _unknown(text: str, where: str) -> str:
     words = [*KNOWN, *(path for paths in KNOWN.values() for path in paths), *names.known_names()]
+    words += [name for classes in _awaited.values() for name in sorted(classes())]
     return (f"{where}: no layer class or named layer is called {text!r}.{did_you_mean(text, words)} For a class of "
             "your own pass the class itself; for a name inside a model pass model=, or call "
             "gnnaccel.name_layers(model)")

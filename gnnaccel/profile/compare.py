@@ -20,7 +20,7 @@ from gnnaccel.profile.frames import Frames, Naming
 from gnnaccel.profile.shadow import Shadow, shadowed
 from gnnaccel.profile.sides import named_tensors, quietly
 from gnnaccel.profile.tables import milliseconds, size, table, times
-from gnnaccel.profile.undisturbed import RandomState, refuse_lazy, undisturbed
+from gnnaccel.profile.undisturbed import RandomState, check_model, undisturbed
 
 OFF = "gnnaccel is switched off by the environment variable GNNACCEL"
 _KINDS_PER_LAYER = 4  # different kinds of inputs for which one layer is compared
@@ -79,9 +79,9 @@ def compare(model: torch.nn.Module, *inputs: Any, loss: Callable[[Any], Tensor] 
     same mask. A layer that is wrong is excluded from here on, as by ``exclude(layer)``, and a warning says so.
 
     Works with ``enable()`` and without. The model is as before afterwards: parameters, ``.grad``, buffers, modes, random numbers.
-    Raises ValueError for a model whose lazy parameters are not initialised.
+    Raises TypeError for what is no model, ValueError for a model whose lazy parameters are not initialised.
     """
-    refuse_lazy(model, "compare")
+    check_model(model, "compare")
     with undisturbed(model), session.enabled():
         upstream = None if loss is None else _upstream(model, inputs, kwargs, loss)
         comparer = Comparer(upstream, one_thread=True, names=_names(model))

@@ -20,7 +20,7 @@ from gnnaccel.profile.frames import who
 from gnnaccel.profile.shadow import EFFORT
 from gnnaccel.profile.sides import HOST, OURS, Sides, planned, quietly
 from gnnaccel.profile.tables import milliseconds, table, times
-from gnnaccel.profile.undisturbed import refuse_lazy, undisturbed
+from gnnaccel.profile.undisturbed import check_model, undisturbed
 
 TAKEN, NATIVE, INSIDE, UNCALLED, UNKNOWN = "taken over", "native", "inside another", "not called", "not recognised"
 
@@ -110,10 +110,10 @@ def explain(model: torch.nn.Module, *inputs: Any, measure: bool = False, **kwarg
     The model runs once, without gradients. Estimates are for its mode: forward and backward in training, else forward.
     ``measure``: each layer taken over is timed as well, natively and by its kernel. Decisions are those for a graph that comes
     again, as in every step but the first. Works with ``enable()``, under its options, and without. Nothing is counted or
-    recorded, and the model is as before: parameters, buffers, modes, random numbers. Raises ValueError for a model whose lazy
-    parameters are not initialised.
+    recorded, and the model is as before: parameters, buffers, modes, random numbers. Raises TypeError for what is no model,
+    ValueError for a model whose lazy parameters are not initialised.
     """
-    refuse_lazy(model, "explain")
+    check_model(model, "explain")
     with undisturbed(model), session.enabled():
         looker = _Looker(model, measure)
         result = Explained(training=model.training, enabled=configs.current() is not None)

@@ -6,10 +6,12 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from gnnaccel import store
+from gnnaccel.errors import GnnaccelError
 from gnnaccel.profile.compare import Comparer
 from gnnaccel.profile.report import Report
 from gnnaccel.profile.sinks import rank_path
-from gnnaccel.profile.tuning import Tuner, check_writable
+from gnnaccel.profile.tuning import Tuner
 
 
 @dataclass
@@ -28,10 +30,9 @@ def start(profile: bool, compare: bool, report: str | None, autotune: bool = Fal
     """Begin to measure (``profile``, or for the page ``report``), to compare layers at their first calls (``compare``), to time
     the ways that they can go (``autotune``).
 
-    Works before and after ``enable()``. Raises OSError, naming the path, where the page or what was timed could not be written.
+    Works before and after ``enable()``. Raises OSError, naming the path, where the page could not be written. Where what is timed
+    could not be kept, nothing is timed, and a line on stderr says why.
     """
-    if autotune:
-        check_writable()
     if report is not None:
         _check_writable(rank_path(report))
     measured = Report() if profile or report is not None else None
@@ -42,7 +43,7 @@ def start(profile: bool, compare: bool, report: str | None, autotune: bool = Fal
         comparer.__enter__()
         if measured is not None:
             measured.comparison, comparer.naming = comparer.result, measured.naming
-    return Observer(measured, comparer, report, profile, Tuner().__enter__() if autotune else None)
+    return Observer(measured, comparer, report, profile, _tuner() if autotune else None)
 
 
 def finish(observer: Observer) -> None:
@@ -62,6 +63,16 @@ def finish(observer: Observer) -> None:
         lines.append(f"report: {observer.measured.html(observer.path)}\n")
     for line in lines:
         print(f"{_rank()}{line}", file=sys.stderr, end="")
+
+
+def _tuner() -> Tuner | None:
+    try:
+        store.check()
+    except (OSError, GnnaccelError) as problem:
+        print(f"{_rank()}autotune: nothing is timed, as nothing could be kept ({problem}); "
+              "set GNNACCEL_CACHE_DIR to a folder that can be written", file=sys.stderr)
+        return None
+    return Tuner().__enter__()
 
 
 def _rank() -> str:

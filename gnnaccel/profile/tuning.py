@@ -1,7 +1,6 @@
 """Timing the ways of a script's layers while it runs, for the command line: ``--autotune``."""
 from __future__ import annotations
 
-import os
 import threading
 import weakref
 from typing import Any
@@ -95,6 +94,8 @@ class Tuner:
             self.found.append(tune(call, layer, (visit.args, visit.kwargs), stated, given, name))
         except torch.cuda.OutOfMemoryError:
             self.notes.append(f"{name}: not timed, as one of the ways ran out of memory; it is decided as usual")
+        except OSError as problem:  # the folder could be written when the run began
+            self.notes.append(f"{name}: timed, but not kept ({problem}); it is decided as usual")
 
     def __str__(self) -> str:
         """For a reader."""
@@ -104,12 +105,3 @@ class Tuner:
         if self.found:
             lines.append(f"kept in {store.folder() / tuned.NAME}")
         return "\n".join(lines or ["nothing was timed: no layer was called twice over the same graph"]) + "\n"
-
-
-def check_writable() -> None:
-    """OSError or GnnaccelError, naming the folder, where what is timed could not be kept."""
-    folder = store.folder()
-    folder.mkdir(parents=True, exist_ok=True)
-    if not os.access(folder, os.W_OK):
-        raise OSError(f"what --autotune finds cannot be kept in {str(folder)!r}: set GNNACCEL_CACHE_DIR to a folder that can be "
-                      "written")

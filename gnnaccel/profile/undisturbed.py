@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch.nn.parameter import UninitializedParameter
 
+from gnnaccel.dispatch.names import require_model
+
 _TABLES = ("_parameters", "_buffers", "_modules")
 
 
@@ -78,8 +80,9 @@ def _same(table: dict[str, Any], entries: dict[str, Any]) -> bool:
     return list(table) == list(entries) and all(table[name] is value for name, value in entries.items())
 
 
-def refuse_lazy(model: torch.nn.Module, what: str) -> None:
-    """ValueError for a model with parameters that its first call will make: that would change it."""
+def check_model(model: torch.nn.Module, what: str) -> None:
+    """TypeError for what is no model; ValueError for one with parameters that its first call will make: that would change it."""
+    require_model(model)
     for name, parameter in model.named_parameters():
         if isinstance(parameter, UninitializedParameter):
             raise ValueError(f"{what}: parameter {name!r} of {type(model).__name__} is not initialised yet, and the first call "

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import gnnaccel
-from gnnaccel import runner
+from gnnaccel import runner, store
 from gnnaccel.__main__ import main
 from gnnaccel.dispatch import pins, planner, records, tuned, watch
 from gnnaccel.profile import observe
@@ -326,8 +326,28 @@ def test_the_command_line(quick, monkeypatch, capsys):
     assert "torch" in shown[0] and shown[1].startswith("  GATConv 1x4, 30->30 nodes, 90 edges, float32, forward: ")
 
 
-def test_what_cannot_be_kept_is_said_before_the_script_runs(folder, monkeypatch, capsys):
+def test_a_script_runs_untimed_where_nothing_can_be_kept(monkeypatch, capsys):
+    monkeypatch.setattr(timing, "measure_rounds", None)
+    monkeypatch.setenv("GNNACCEL_CACHE_DIR", os.devnull)
+    gnnaccel.reset_stats()
+    x, edges = torch.randn(50, 8), torch.randint(0, 50, (2, 300))
+    tuner, grads, routes = tuned_run(make_net(), x, edges)
+    assert tuner is None and len(grads) and sum(routes["GATConv"].values()) == 12
+    said = capsys.readouterr().err
+    assert said.startswith("autotune: nothing is timed") and os.devnull in said and "GNNACCEL_CACHE_DIR" in said
+
+
+def test_a_file_that_cannot_be_written_any_more_does_not_end_the_script(monkeypatch, capsys):
+    def full(name, change):
+        raise OSError(28, "No space left on device")
+
+    timed(monkeypatch, native=1.0, torch=2.0)
+    monkeypatch.setattr(store, "update", full)
+    tuner, grads, _ = tuned_run(make_net(), torch.randn(50, 8), torch.randint(0, 50, (2, 300)))
+    assert tuner.found == [] and len(grads)
+    assert "GATConv #1: timed, but not kept ([Errno 28] No space left on device)" in capsys.readouterr().err
+
+
+def test_what_is_kept_is_listed_and_what_contradicts_it_refused(folder, capsys):
     assert main(["autotune", "--list"]) == 0 and "nothing yet" in capsys.readouterr().out
     assert main(["--autotune", "--decisions", "x.json", "script.py"]) == 2 and "leave --decisions out" in capsys.readouterr().err
-    monkeypatch.setenv("GNNACCEL_CACHE_DIR", os.devnull)
-    assert main(["--autotune", "script.py"]) == 2 and os.devnull in capsys.readouterr().err

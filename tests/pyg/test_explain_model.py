@@ -212,3 +212,9 @@ def test_layers_inside_one_that_is_taken_over(route):
 def test_switched_off_by_the_environment(net, inputs, monkeypatch):
     monkeypatch.setenv("GNNACCEL", "0")
     assert "switched off by the environment" in str(gnnaccel.explain(net, *inputs))
+
+
+@pytest.mark.parametrize("ask", [gnnaccel.explain, gnnaccel.compare])
+def test_what_is_no_model_is_refused(ask):
+    with pytest.raises(TypeError, match="model is 3 of type int; pass the torch.nn.Module"):
+        ask(3)

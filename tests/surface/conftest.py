@@ -24,7 +24,7 @@ def clean(monkeypatch):
         if name.startswith("GNNACCEL") or name == "RANK":
             monkeypatch.delenv(name)
     monkeypatch.setattr(rules, "KNOWN", {})
-    monkeypatch.setattr(rules, "_awaited", set())
+    monkeypatch.setattr(rules, "_awaited", {})
     monkeypatch.setattr(env, "_warned", set())
     monkeypatch.setattr(adapters, "HOSTS", {})
     level = logging.getLogger("gnnaccel").level
@@ -47,7 +47,7 @@ class FakeHost:
     """A host package with one layer, ``nn.Conv``, and an adapter package that wraps its forward."""
 
     def __init__(self, root, monkeypatch, body: str = "") -> None:
-        self.name = f"fakehost{next(_serial)}"
+        self.root, self.name = root, f"fakehost{next(_serial)}"
         self.adapter = f"{self.name}_adapter"
         (root / self.name / "nn").mkdir(parents=True)
         (root / self.name / "__init__.py").write_text("import {0}.nn\nversion = 7\n".format(self.name))

@@ -295,16 +295,36 @@ def test_attribute_has_to_be_a_bool(monkeypatch):
         inside(SubConv())
 
 
-def test_unknown_names_wait_for_hosts_that_are_still_to_come():
-    rules.await_hosts({"pyg"})
+def test_unknown_names_wait_for_hosts_that_are_still_to_come(monkeypatch):
+    monkeypatch.setattr(rules, "KNOWN", {})
+    rules.await_hosts({"pyg": frozenset})
     gnnaccel.exclude("LateConv")
-    gnnaccel.exclude("SubCnov")
+    gnnaccel.exclude("LateCnov")
     assert rules.take_unknown() == []
     rules.register_class("somewhere.LateConv")
-    rules.await_hosts(set())
+    rules.await_hosts({})
     (message,) = rules.take_unknown()
-    assert "exclude('SubCnov')" in message and "'SubConv'" in message
+    assert "exclude('LateCnov')" in message and "'LateConv'" in message
     assert set(rules._shared) == {"LateConv"} and rules.take_unknown() == []
+
+
+@pytest.mark.parametrize("verb", ["include", "exclude"])
+def test_unknown_names_are_warned_about_once_a_host_has_come(verb, recwarn):
+    """What the awaited host's files define is let pass; the rest is told once, where it was written, and its rule stays."""
+    rules.await_hosts({"dgl": lambda: frozenset({"LateConv"})})
+    for name in ("SubConv", "LateConv", "dgl.nn.LateConv"):
+        getattr(gnnaccel, verb)(name)
+    assert not recwarn
+    for name in ("SubCnov", "LateCnov"):
+        getattr(gnnaccel, verb)(name)
+        warning = recwarn.pop(RuntimeWarning)
+        assert f"{verb}('{name}')" in str(warning.message) and warning.filename == __file__
+        assert f"Did you mean '{name.replace('Cnov', 'Conv')}'" in str(warning.message)
+    getattr(gnnaccel, verb)("SubCnov")
+    assert not recwarn and "SubCnov" in rules._shared
+    rules.register_class("dgl.nn.LateConv")
+    rules.await_hosts({})
+    assert rules.take_unknown() == [] and set(rules._shared) == {"SubConv", "LateConv", "dgl.nn.LateConv"}
 
 
 # --- nothing is stored on layers; weak; memo -------------------------------------------------------------------------

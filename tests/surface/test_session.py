@@ -2,8 +2,10 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import logging
+import sys
 import threading
 import warnings
 
@@ -11,6 +13,7 @@ import pytest
 
 import gnnaccel
 from gnnaccel import adapters, session
+from gnnaccel.cuda import driver
 from gnnaccel.dispatch import config, records, rules
 from gnnaccel.errors import UnknownLayerError
 
@@ -149,7 +152,7 @@ def test_lists_are_checked_against_the_classes_of_the_host(host):
 
 
 def test_names_stated_before_the_host_is_known_are_checked_when_it_is(host, monkeypatch):
-    monkeypatch.setattr(rules, "_awaited", {"any"})
+    monkeypatch.setattr(rules, "_awaited", {"any": frozenset})
     gnnaccel.exclude("Plian")
     gnnaccel.exclude("Conv")
     host.load()
@@ -165,6 +168,78 @@ def test_names_stated_before_a_later_import_are_warned_about(host):
     with pytest.warns(RuntimeWarning, match="'Plian'.*Did you mean 'Plain'") as caught:
         host.load()
     assert len(caught) == 1
+
+
+def test_names_are_checked_against_the_host_that_is_imported(make_host, monkeypatch):
+    """Another host is installed and not imported, as DGL where scripts use PyG alone: a name that neither has is told."""
+    first, second = make_host(), make_host()
+    monkeypatch.setitem(adapters.HOSTS, "first", (f"{first.name}.nn", first.adapter))
+    first.load()
+    (tmp := second.root / second.name / "nn" / "more").mkdir()
+    (tmp / "late.py").write_text("class LateConv: ...\n")
+    with pytest.warns(RuntimeWarning, match=r"enable\(exclude=\['Plian'\]\).*Did you mean 'Plain'") as caught:
+        gnnaccel.enable(exclude=["Plian", "Plain"], include=["LateConv", "Conv"])
+    assert [warning.filename for warning in caught] == [__file__] and second.name not in sys.modules
+    with pytest.warns(RuntimeWarning, match="'LateCnov'.*Did you mean 'LateConv'") as caught:
+        with gnnaccel.enabled(include=["LateCnov"]):
+            pass
+    assert [warning.filename for warning in caught] == [__file__]
+    with pytest.warns(RuntimeWarning, match="'LateConv'") as caught:
+        second.load()
+    assert len(caught) == 1, "a class of the host that is no layer gnnaccel knows, and nothing told twice"
+
+
+def test_a_warning_made_an_error_leaves_everything_as_before(make_host, monkeypatch):
+    first = make_host()
+    monkeypatch.setitem(adapters.HOSTS, "first", (f"{first.name}.nn", first.adapter))
+    make_host()
+    nn = first.load()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(RuntimeWarning, match="Plian"):
+            gnnaccel.enable(exclude=["Plian"])
+    assert config.current() is None and nn.Conv().forward(1) == 2
+
+
+# --- what cannot have an effect ---------------------------------------------------------------------------------------
+
+def test_without_torch_a_warning_says_so(host, monkeypatch):
+    found = importlib.util.find_spec
+    monkeypatch.delitem(sys.modules, "torch")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *args: None if name == "torch" else found(name, *args))
+    with pytest.warns(RuntimeWarning, match="torch is not installed.*pip install torch") as caught:
+        gnnaccel.enable()
+    assert len(caught) == 1 and config.current() is not None
+
+
+def test_kernels_that_cannot_run_are_told_where_they_are_asked_for(monkeypatch, recwarn):
+    monkeypatch.setattr(driver, "available", lambda: (False, "torch reports no CUDA device"))
+    for options in ({}, {"backend": "torch"}, {"backend": "auto"}):
+        gnnaccel.enable(**options)
+    assert not recwarn
+    gnnaccel.enable(backend="cuda")
+    with gnnaccel.enabled(backend="cuda"):
+        pass
+    assert ["torch reports no CUDA device. Every layer runs natively" in str(w.message) for w in recwarn] == [True] * 2
+    assert {w.filename for w in recwarn} == {__file__}
+    gnnaccel.disable()
+    recwarn.clear()
+    with driver.using(object()):
+        gnnaccel.enable(backend="cuda")
+    monkeypatch.setattr(driver, "available", lambda: (True, ""))
+    gnnaccel.enable(backend="cuda")
+    assert not recwarn
+
+
+def test_kernels_are_looked_for_once_torch_is_there(host, monkeypatch, recwarn):
+    monkeypatch.setattr(driver, "available", lambda: (False, "torch reports no CUDA device"))
+    monkeypatch.setitem(adapters.HOSTS, "torch", adapters.HOSTS.pop("fake"))
+    with monkeypatch.context() as early:
+        early.delitem(sys.modules, "torch")
+        gnnaccel.enable(backend="cuda")
+    assert not recwarn
+    host.load()
+    assert "backend='cuda' was asked for" in str(recwarn.pop(RuntimeWarning).message)
 
 
 # --- blocks ----------------------------------------------------------------------------------------------------------

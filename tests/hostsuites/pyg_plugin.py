@@ -7,8 +7,10 @@ import contextlib
 import functools
 import json
 import os
+import random
 import time
 
+import numpy
 import pytest
 import torch
 
@@ -72,6 +74,13 @@ def pytest_collection_modifyitems(items):
     """Without what an earlier process has done with."""
     done = common.skipped_ids()
     items[:] = [item for item in items if item.nodeid not in done]
+
+
+def pytest_runtest_setup(item):
+    """Every run has the same numbers."""
+    torch.manual_seed(0)
+    random.seed(0)
+    numpy.random.seed(0)
 
 
 def pytest_collectreport(report):

@@ -90,7 +90,7 @@ class Shadow:
         """Compare; the host's results in the call's own mode and in fp64, None where random numbers make them useless."""
         ours, host = _tried(sides, OURS), _tried(sides, HOST)
         if isinstance(host, Exception) or isinstance(ours, Exception):
-            self._raised(name, ours, host)
+            self._raised(name, ours, host, sides.ran)
             return None
         random = sides.drew()
         if random:
@@ -121,13 +121,16 @@ class Shadow:
         if wrong:
             self.alarms.append(f"{name}: " + "; ".join(wrong[:4]))
 
-    def _raised(self, name: str, ours: Any, host: Any) -> None:
+    def _raised(self, name: str, ours: Any, host: Any, ran: bool) -> None:
+        """``ran``: the host came as far as backward, as over a sparse matrix that is not square."""
         if type(ours) is type(host):
             self.counts["both raise"] += 1
         elif isinstance(ours, Exception) and isinstance(host, Exception):
             self.counts["both raise"] += 1
             if not isinstance(ours, type(host)):
                 self.alarms.append(f"{name}: raises {ours!r:.200}, the host {host!r:.200}")
+        elif ran and not isinstance(ours, Exception):
+            self.counts["the host alone raises in backward"] += 1
         else:
             which, problem = ("gnnaccel", ours) if isinstance(ours, Exception) else ("the host", host)
             self.alarms.append(f"{name}: only {which} raises {problem!r:.300}")
@@ -140,7 +143,7 @@ class _Unable(Exception):
 class _Sides(Sides):
     """``native`` of the visit calls the layer; under no configuration that is the host's own code."""
 
-    evaluate = False
+    evaluate = ran = False
 
     def __init__(self, visit: Visit, grad: bool):
         super().__init__(visit, None, grad)
@@ -156,9 +159,10 @@ class _Sides(Sides):
         return self._drew
 
     def _run(self, side: str, args: tuple, kwargs: dict) -> Any:
+        self.ran = False
         with contextlib.nullcontext() if side == OURS else configs.override(None):
             out = self.visit.native(self.visit.layer, *args, **kwargs)
-        self._drew = self._generators.moved()
+        self._drew, self.ran = self._generators.moved(), True
         return out
 
 

@@ -1,7 +1,8 @@
-"""Weights of edges in the order in which a traversal reads them, kept while the same weights come again.
+"""Weights of edges in the order in which a traversal reads them, kept for weights that are made of the graph alone.
 
 A weight looked up by edge id costs a whole sector of memory for four bytes: 1.9 of the 4.7 ms that a weighted sum over 79 million
-edges takes on an H200. Weights that are constants of the graph, as GCN's are, need that only once.
+edges takes on an H200. Weights that are constants of the graph, as GCN's are, need that only once. Weights of the caller's are
+looked up in each call: writing through ``.data`` or numpy changes them, and nobody sees it.
 """
 from __future__ import annotations
 
@@ -12,10 +13,19 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda.structure import Rows
+from gnnaccel.dispatch.names import IdentityMap
 
 _MOST = 4  # weights kept per graph
 
 Placed = tuple[Rows, Tensor]
+_derived: IdentityMap[bool] = IdentityMap()  # by storage
+
+
+def of_the_graph(weight: Tensor) -> Tensor:
+    """``weight``, of which it is known from now on that it is made of a graph alone, by us, and handed to no one who would
+    change it unseen."""
+    _derived.set(weight.untyped_storage(), True)
+    return weight
 
 
 class _Entry:
@@ -44,8 +54,8 @@ class PlacedWeights:
 
     def find(self, weight: Tensor, by_src: bool, rows: Any) -> Placed | None:
         """Index arrays, and ``weight`` [E] or [E, H], fp32, in their order. None the first time, since it may be the last, and
-        for weights that training changes. ``rows()``: the index arrays whose ``place`` is the edge id."""
-        if weight.requires_grad or weight.is_inference() or not weight.shape[0]:
+        for weights that are not `of_the_graph`. ``rows()``: the index arrays whose ``place`` is the edge id."""
+        if weight.requires_grad or weight.is_inference() or not weight.shape[0] or _derived.get(weight.untyped_storage()) is None:
             return None
         key = id(weight.untyped_storage()), weight.data_ptr(), weight.shape, weight.stride(), weight.dtype
         entries = self._entries

@@ -9,6 +9,7 @@ from gnnaccel.dispatch.ops import aggregation
 from gnnaccel.dispatch.ops.aggregation import Aggregation
 from gnnaccel.dispatch.ops.aggregation_cuda import run
 from gnnaccel.dispatch.ops.graph import OpGraph
+from gnnaccel.dispatch.placed import of_the_graph
 from tests.routes import opened
 
 N, E = 30, 400
@@ -40,20 +41,20 @@ def found(view: GraphView, weight, by_src: bool = False) -> str:
 @pytest.mark.parametrize("shape", [(E,), (E, 3)])
 @pytest.mark.parametrize("by_src", [False, True])
 def test_the_second_time_they_are_placed(device, edge_index, shape, by_src):
-    view, weight = GraphView(edge_index, N, N), torch.randn(shape, device=device)
+    view, weight = GraphView(edge_index, N, N), of_the_graph(torch.randn(shape, device=device))
     assert [found(view, weight, by_src) for _ in range(3)] == ["place", "position", "position"]
     assert found(view, weight, not by_src) == "place", "each direction counts for itself"
     assert view.nbytes() > weight.nbytes
 
 
 def test_aliases_are_the_same_weights(device, edge_index):
-    view, weight = GraphView(edge_index, N, N), torch.randn(E, 1, device=device)
+    view, weight = GraphView(edge_index, N, N), of_the_graph(torch.randn(E, 1, device=device))
     found(view, weight.view(-1))
     assert found(view, weight.detach().reshape(-1)) == "position"
 
 
 def test_a_change_in_place_is_seen(device, edge_index):
-    view, weight = GraphView(edge_index, N, N), torch.randn(E, device=device)
+    view, weight = GraphView(edge_index, N, N), of_the_graph(torch.randn(E, device=device))
     assert [found(view, weight) for _ in range(2)] == ["place", "position"]
     weight.mul_(2)
     assert [found(view, weight) for _ in range(2)] == ["place", "position"]
@@ -63,17 +64,25 @@ def test_a_change_in_place_is_seen(device, edge_index):
 def test_memory_that_is_used_again_is_other_weights(device, edge_index):
     view = GraphView(edge_index, N, N)
     for _ in range(6):
-        weight = torch.randn(E, device=device)  # in the same memory each time
+        weight = of_the_graph(torch.randn(E, device=device))  # in the same memory each time
         assert found(view, weight) == "place"
         del weight
 
 
+def test_weights_of_the_callers_are_looked_up_each_time(device, edge_index):
+    """They may be written to where no version tells of it."""
+    view, weight = GraphView(edge_index, N, N), torch.randn(E, device=device)
+    for by_src in (False, False, False, True, True):
+        assert found(view, weight, by_src) == "place"
+        weight.data.mul_(2)
+
+
 def test_several_weights_of_one_graph(device, edge_index):
-    view, weights = GraphView(edge_index, N, N), [torch.randn(E, device=device) for _ in range(4)]
+    view, weights = GraphView(edge_index, N, N), [of_the_graph(torch.randn(E, device=device)) for _ in range(4)]
     for _ in range(2):
         seen = [found(view, weight) for weight in weights]
     assert seen == ["position"] * 4
-    more = [torch.randn(E, device=device) for _ in range(4)]
+    more = [of_the_graph(torch.randn(E, device=device)) for _ in range(4)]
     for weight in more:
         found(view, weight)
     assert found(view, weights[0]) == "place", "no more than four are kept"
@@ -84,15 +93,15 @@ def test_what_is_not_placed(device, edge_index, kind):
     view = GraphView(edge_index, N, N)
     if kind == "inference":
         with torch.inference_mode():
-            weight = torch.randn(E, device=device)
+            weight = of_the_graph(torch.randn(E, device=device))
     else:
         weight = torch.randn(E, device=device, requires_grad=kind == "grad")
-    weight = weight.half() if kind == "half" else weight
+    weight = of_the_graph(weight.half()) if kind == "half" else weight
     assert [found(view, weight) for _ in range(3)][-1] == ("position" if kind == "half" else "place")
 
 
 def test_arrays_built_anew_do_not_mix_with_placed_weights(device, edge_index):
-    view, weight = GraphView(edge_index, N, N), torch.randn(E, device=device)
+    view, weight = GraphView(edge_index, N, N), of_the_graph(torch.randn(E, device=device))
     view.csr(places=False)
     assert [found(view, weight, True) for _ in range(2)] == ["place", "position"]
     view._csr = None  # as if it had been built again, maybe in another order
@@ -105,7 +114,7 @@ def test_arrays_built_anew_do_not_mix_with_placed_weights(device, edge_index):
 @pytest.mark.parametrize("kind", ["edge", "head"])
 def test_values_and_gradients(device, edge_index, reduce, kind):
     graph = OpGraph(edge_index, N, N)
-    weight = torch.rand((E, 1) if kind == "edge" else (E, 3, 1), device=device)
+    weight = of_the_graph(torch.rand((E, 1) if kind == "edge" else (E, 3, 1), device=device))
     shape = (6,) if kind == "edge" else (3, 2)
     x, up = torch.randn(N, *shape, device=device, requires_grad=True), torch.randn(N, *shape, device=device)
     for _ in range(3):
@@ -122,7 +131,7 @@ def test_values_and_gradients(device, edge_index, reduce, kind):
 def test_another_stream_looks_them_up():
     with opened("cuda") as route:
         edge_index = torch.randint(0, N, (2, E), device=route.device)
-        view, weight = GraphView(edge_index, N, N), torch.randn(E, device=route.device)
+        view, weight = GraphView(edge_index, N, N), of_the_graph(torch.randn(E, device=route.device))
         assert [view.weighted(weight)[2] for _ in range(2)] == ["place", "position"]
         torch.cuda.synchronize()
         with torch.cuda.stream(torch.cuda.Stream()):

@@ -7,7 +7,8 @@ import weakref
 
 import pytest
 import torch
-from torch_geometric.nn import ChebConv, ClusterGCNConv, EGConv, GCNConv, SimpleConv
+import torch_geometric.utils
+from torch_geometric.nn import APPNP, ChebConv, ClusterGCNConv, EGConv, GCNConv, GraphConv, LEConv, SimpleConv, TAGConv
 from torch_geometric.nn.conv import gcn_conv
 from torch_geometric.nn.conv.gcn_conv import gcn_norm  # by a user, before enable()
 
@@ -51,7 +52,10 @@ def test_every_name_is_replaced_and_restored():
                 ("torch_geometric.nn.conv.cluster_gcn_conv", "remove_self_loops"),
                 ("torch_geometric.nn.conv.cluster_gcn_conv", "add_self_loops"),
                 ("torch_geometric.nn.conv.eg_conv", "add_remaining_self_loops"),
-                ("torch_geometric.nn.conv.simple_conv", "add_self_loops")}
+                ("torch_geometric.nn.conv.simple_conv", "add_self_loops"),
+                ("torch_geometric.nn.conv.gcn_conv", "add_remaining_self_loops"),
+                ("torch_geometric.utils.laplacian", "remove_self_loops"),
+                ("torch_geometric.utils.laplacian", "add_self_loops")}
             assert ChebConv.__norm__ is not norm_before
         assert named() == before and vars(ChebConv)["__norm__"] is norm_before
 
@@ -61,9 +65,56 @@ def test_the_same_tensors_each_time(on):
     for args in ((ei,), (ei, w)):
         norm(*args)
         first, second = norm(*args), norm(*args)
-        assert first[0] is second[0] and first[1] is second[1]
+        assert first[0] is second[0] and (first[1] is second[1]) is (len(args) == 1), "nothing of weights is kept"
         assert all(map(torch.equal, first, gcn_norm(*args, num_nodes=N)))
-    assert len(on) == 3 + 2  # the first time nothing is kept; the user's own name is the native function
+
+
+WRITES = {"data": lambda w: w.data.mul_(torch.rand(E)), "numpy": lambda w: w.numpy().__imul__(torch.rand(E).numpy()),
+          "in place": lambda w: w.mul_(torch.rand(E)), "set_": lambda w: w.data.set_(torch.rand(E))}
+
+
+@pytest.mark.parametrize("write", list(WRITES))
+@pytest.mark.parametrize("options", [dict(), dict(improved=True), dict(add_self_loops=False), dict(flow="target_to_source")])
+def test_weights_written_to_unseen(on, write, options):
+    ei, w = graphs.square(), torch.rand(E)
+    for _ in range(4):
+        got = norm(ei, w, **options)
+        assert all(map(torch.equal, got, gcn_norm(ei, w, N, **options)))
+        WRITES[write](w)
+
+
+def test_a_constant_for_each_loop_and_the_last_of_several(on):
+    """Loops that are there keep their weights; of repeated ones the host takes one, and so do we."""
+    ei, w = torch.tensor([[0, 0, 0, 1, 2], [0, 0, 1, 1, 0]]), torch.tensor([3.0, 5.0, 7.0, 11.0, 13.0])
+    for _ in range(3):
+        edges, weights = gcn_conv.add_remaining_self_loops(ei, w, 2.0, 4)
+        expected = torch_geometric.utils.add_remaining_self_loops(ei, w, 2.0, 4)
+        assert torch.equal(edges, expected[0]) and torch.equal(weights, expected[1])
+        assert {tuple(e): float(v) for e, v in zip(edges.t().tolist(), weights)}[3, 3] == 2.0
+
+
+LAYERS_WITH_WEIGHTS = {
+    "GCNConv": lambda: GCNConv(F, 4), "GCNConv, no loops": lambda: GCNConv(F, 4, add_self_loops=False),
+    "GCNConv, as given": lambda: GCNConv(F, 4, normalize=False), "GraphConv": lambda: GraphConv(F, 4),
+    "ChebConv": lambda: ChebConv(F, 4, 3), "ChebConv, rw": lambda: ChebConv(F, 4, 3, normalization="rw"),
+    "TAGConv": lambda: TAGConv(F, 4), "LEConv": lambda: LEConv(F, 4), "APPNP": lambda: APPNP(2, 0.1),
+    "SimpleConv": lambda: SimpleConv(combine_root="self_loop")}
+
+
+@pytest.mark.parametrize("name", list(LAYERS_WITH_WEIGHTS))
+def test_layers_whose_weights_are_written_to_unseen(route, name):
+    """On every route, and on those that are counted native, nothing of the old weights is used."""
+    layer = LAYERS_WITH_WEIGHTS[name]().to(route.device)
+    x, ei, w = graphs.features().to(route.device), graphs.square().to(route.device), torch.rand(E).to(route.device)
+    lasting = name.startswith("ChebConv") and {"lambda_max": torch.tensor(2.0, device=route.device)} or {}
+    with torch.no_grad():
+        for options in (dict(on_fallback="native"), dict(when="profitable", on_fallback="native", backend="auto")):
+            with route.on(**options):
+                for _ in range(5):
+                    got = layer(x, ei, w, **lasting)
+                    with gnnaccel.disabled():
+                        assert close(got, layer(x, ei, w, **lasting))
+                    w.data.mul_(torch.rand_like(w))
 
 
 def test_by_every_option(on):

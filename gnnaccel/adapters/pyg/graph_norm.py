@@ -2,13 +2,15 @@
 tensors and handed out again for as long as those stay as they are.
 
 Being the same tensors each time, they find the structure that was built for them. PyG's modules import these functions from each
-other by name, so every such name is replaced.
+other by name, so every such name is replaced. Nothing is kept that depends on weights: code writes to those through ``.data`` and
+through numpy, which nobody sees. Over weights the host's function runs, and `graph_loops` hands it the edges.
 """
 from __future__ import annotations
 
 import functools
 import importlib
 import sys
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -19,14 +21,18 @@ from torch.compiler import is_compiling
 
 from gnnaccel.adapters.guards import context_reason
 from gnnaccel.adapters.patching import PatchSet
-from gnnaccel.dispatch import cache
+from gnnaccel.adapters.pyg import graph_loops
+from gnnaccel.dispatch import cache, placed
 from gnnaccel.dispatch.config import current, silenced
 
+_CONV = "torch_geometric.nn.conv."
 #: functions that layers' modules call at every forward, by module
 _LOOPS = {"cluster_gcn_conv": ("remove_self_loops", "add_self_loops"), "eg_conv": ("add_remaining_self_loops",),
           "simple_conv": ("add_self_loops",)}
 _MANY = 256
-_CONV = "torch_geometric.nn.conv."
+#: those that these functions call, of modules whose normalisations depend on weights
+_INSIDE = {_CONV + "gcn_conv": ("add_remaining_self_loops",),
+           "torch_geometric.utils.laplacian": ("remove_self_loops", "add_self_loops")}
 _PLAIN = (int, float, bool, str, torch.dtype, type(None))
 
 
@@ -43,7 +49,11 @@ def install(patches: PatchSet) -> None:
     for name, functions in _LOOPS.items():
         module = importlib.import_module(_CONV + name)
         for function in filter(vars(module).__contains__, functions):  # versions differ
-            patches.set(module, function, keeping(getattr(module, function)))
+            patches.set(module, function, graph_loops.looping(getattr(module, function)))
+    for name, functions in _INSIDE.items():
+        module = importlib.import_module(name)
+        for function in filter(vars(module).__contains__, functions):
+            patches.set(module, function, graph_loops.looping(getattr(module, function)))
     cheb = importlib.import_module(_CONV + "cheb_conv").ChebConv
     patches.set(cheb, "__norm__", keeping(getattr(cheb, "__norm__"), method=True))
 
@@ -52,7 +62,7 @@ def keeping(native: Callable, method: bool = False) -> Callable:
     """``native``, a function of tensors and plain values that gives a tuple of tensors, with its results kept from the first call
     over edges on a GPU on, and from the second on a CPU. ``method``: of a class, whose instances do not matter to it.
 
-    Not kept: what depends on a tensor that wants a gradient, is a sparse or an inference tensor, or of a subclass; what is
+    Not kept: what depends on a floating tensor, such as weights; on a sparse or an inference tensor, or one of a subclass; what is
     computed while something traces.
     """
     first = 1 if method else 0
@@ -60,54 +70,72 @@ def keeping(native: Callable, method: bool = False) -> Callable:
 
     @functools.wraps(native)
     def kept(*args: Any, **kwargs: Any) -> Any:
-        if is_compiling() or (current() is None and not silenced()) or not _worth_keeping(args[first] if len(args) > first else None):
-            return native(*args, **kwargs)
-        key = _key(name, args[first:], kwargs)
-        if key is None or context_reason() is not None:
-            return native(*args, **kwargs)
-        tensors, values = key
-        made = None
-
-        def make(own: bool) -> _Kept:
-            nonlocal made
-            made = _computed(native, args, kwargs)
-            return _Kept(tensors, made)
-
-        entry = cache.lookup_many(tensors, values, make)[0]
-        if made is not None:
-            return made
-        found = entry.get(tensors)
-        if found is None:  # somebody has changed what was handed out
-            found = _computed(native, args, kwargs)
-            entry.keep(tensors, found)
-        return found
+        found = find(name, native, args, kwargs, first)
+        return native(*args, **kwargs) if found is None else found
 
     return kept
 
 
+def find(name: str, native: Callable, args: tuple, kwargs: dict, first: int = 0) -> tuple | None:
+    """``native(*args, **kwargs)``, kept under ``name``; None where it is not to be kept. ``args[first]`` are the edges."""
+    edges = args[first] if len(args) > first else None
+    if is_compiling() or (current() is None and not silenced()) or _computing.now or not _worth_keeping(edges, name):
+        return None
+    key = _key(name, args[first:], kwargs)
+    if key is None or context_reason() is not None:
+        return None
+    tensors, values = key
+    made = None
+
+    def make(own: bool) -> _Kept:
+        nonlocal made
+        made = _computed(native, args, kwargs)
+        return _Kept(tensors, made)
+
+    entry = cache.lookup_many(tensors, values, make)[0]
+    if made is not None:
+        return made
+    found = entry.get(tensors)
+    if found is None:  # somebody has changed what was handed out
+        found = _computed(native, args, kwargs)
+        entry.keep(tensors, found)
+    return found
+
+
+class _Computing(threading.local):
+    """Whether this thread computes something to keep, of which the parts need not be kept as well."""
+
+    now = False
+
+
+_computing = _Computing()
+
+
 def _computed(native: Callable, args: tuple, kwargs: dict) -> Any:
-    if not torch.is_inference_mode_enabled():
-        return native(*args, **kwargs)
-    with torch.inference_mode(False), torch.no_grad():  # what is kept may take part in training later
-        return native(*args, **kwargs)
+    _computing.now = True
+    try:
+        with torch.inference_mode(False), torch.no_grad():  # what is kept may take part in training later
+            return native(*args, **kwargs)
+    finally:
+        _computing.now = False
 
 
-_sighted: dict[int, tuple[weakref.ref, int]] = {}  # edges and their version, by id; emptied when it is full
+_sighted: dict[tuple, tuple[weakref.ref, int]] = {}  # edges and their version, by id and function; emptied when it is full
 
 
-def _worth_keeping(edge_index: Any) -> bool:
+def _worth_keeping(edge_index: Any, name: str) -> bool:
     """Whether these edges came before: for those that come once, keeping anything only costs. On a GPU that is little next to
     some 25 launches and a wait, which the second layer over a sampled batch then saves."""
     if type(edge_index) is not Tensor or edge_index.is_inference():
         return False
     if edge_index.is_cuda:
         return not torch.cuda.is_current_stream_capturing()  # what a capture makes holds nothing until it is replayed
-    found = _sighted.get(id(edge_index))
+    found = _sighted.get((id(edge_index), name))
     if found is not None and found[0]() is edge_index and found[1] == edge_index._version:
         return True
     if len(_sighted) >= _MANY:
         _sighted.clear()
-    _sighted[id(edge_index)] = weakref.ref(edge_index), edge_index._version
+    _sighted[id(edge_index), name] = weakref.ref(edge_index), edge_index._version
     return False
 
 
@@ -116,7 +144,7 @@ def _key(name: str, args: tuple, kwargs: dict) -> tuple[tuple[Tensor, ...], tupl
     tensors, values = [], [name, *kwargs]
     for value in (*args, *kwargs.values()):
         if type(value) is Tensor:
-            if value.requires_grad or value.layout != torch.strided or value.is_inference() or value.is_meta:
+            if value.is_floating_point() or value.layout != torch.strided or value.is_inference() or value.is_meta:
                 return None
             tensors.append(value)
             values.append("tensor")
@@ -146,6 +174,8 @@ class _Kept:
         for t in found:
             at = None if t is None else memory.get(t.untyped_storage().data_ptr())
             self._found.append(t if at is None else at if given[at] is t else False)
+            if t is not None and at is None and t.is_floating_point():
+                placed.of_the_graph(t)
         self._versions = [t._version if type(t) is Tensor else 0 for t in self._found]
 
     def get(self, given: tuple[Tensor, ...]) -> tuple | None:

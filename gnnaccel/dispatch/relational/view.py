@@ -16,6 +16,7 @@ from torch import Tensor
 
 from gnnaccel.cuda import pairs as cuda_pairs
 from gnnaccel.dispatch.graph import GraphView
+from gnnaccel.dispatch.placed import of_the_graph
 from gnnaccel.dispatch.program import DST, EDGE, PAIR_DST, PAIR_SRC, RELATION, SRC
 from gnnaccel.dispatch.relational.pairs import Blocks, Pairs, finish, pairs_of, pairs_of_both
 from gnnaccel.errors import GraphError
@@ -271,7 +272,7 @@ class RelationView:
 
     def share(self, dtype: torch.dtype) -> Tensor:
         """[E]: 1 / edges of the edge's (destination, relation), in the caller's order."""
-        return self._once(("share", dtype), lambda: self._make_share(dtype))
+        return self._once(("share", dtype), lambda: of_the_graph(self._make_share(dtype)))
 
     def _make_share(self, dtype: torch.dtype, order: Tensor | None = None) -> Tensor:
         pairs = self.pairs(PAIR_DST)

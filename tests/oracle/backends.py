@@ -1,0 +1,55 @@
+"""Where accelerated calls run: the plain CPU, the kernels emulated on a CPU, or a GPU."""
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+# No folder: what was calibrated or tuned on this machine is not to change decisions.
+os.environ["GNNACCEL_CACHE_DIR"] = os.devnull
+
+import gnnaccel  # noqa: E402  (before dgl, which it lets be imported where torch is newer than dgl)
+import torch  # noqa: E402
+
+NAMES = ("cpu", "emulated", "gpu")
+
+
+class Backend:
+    """One way of running. Inside of `session` patches are in, so that `on` and `off` cost little."""
+
+    def __init__(self, name: str):
+        if name not in NAMES:
+            raise ValueError(f"backend is one of {NAMES}, not {name!r}")
+        self.name = name
+        self.device = torch.device("cuda" if name == "gpu" else "cpu")
+        self.forced = {"cpu": {}, "emulated": {"backend": "cuda"}, "gpu": {}}[name]
+
+    @contextlib.contextmanager
+    def session(self) -> Iterator[None]:
+        """Around all cases of a process: patches, and the driver of the emulation. Natively nothing differs."""
+        torch.set_num_threads(1)
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+        with self._driver(), gnnaccel.enabled(**self.forced), gnnaccel.disabled():
+            yield
+
+    def _driver(self):
+        if self.name != "emulated":
+            return contextlib.nullcontext()
+        from gnnaccel.cuda import driver
+        from tests.emulation.emulator import EmulatedDriver
+        return driver.using(EmulatedDriver())
+
+    def on(self, **options: Any):
+        """A block in which layers are taken over wherever that is possible, or as ``options`` say."""
+        return gnnaccel.enabled(**{"when": "supported", **self.forced, **options})
+
+    def finish(self) -> None:
+        """Wait for the device, so that a fault in it is raised here."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+
+def off():
+    """A block in which every layer is the host's own."""
+    return gnnaccel.disabled()

@@ -1,0 +1,175 @@
+"""Random histories of one model: after each edit its results are those of the host over fresh copies of everything."""
+from __future__ import annotations
+
+import contextlib
+import random
+import traceback
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from . import edits
+from .backends import Backend, off
+from .judge import Results, beyond, differing, distances
+from .models import IN, MODELS, SIZES
+from .table import attempt
+from .trees import as_dtype, dense_float, named, tree_map
+
+STEPS = 12
+#: what is remembered wrongly differs by far more; and the host may be right by luck, which a history cannot average out
+FLOOR, LOW_FLOOR = 1e-4, 5e-2
+
+
+class History:
+    """A model, its inputs, and how it is called. Edits change any of it."""
+
+    def __init__(self, seed: int, backend: Backend, name: str = ""):
+        self.choose = random.Random(f"history {seed}")
+        torch.manual_seed(seed)
+        self.backend, self.device = backend, backend.device
+        self.name = name or self.choose.choice(sorted(MODELS))
+        self.make, self.edge = MODELS[self.name]
+        self.model = self.new_model().train(self.choose.random() < .3)
+        self.spare = self.new_model()
+        self.nodes, self.edges = 20, 80
+        self.options: dict = {}
+        self.hooks: list = []
+        self.undo: list = []  # what puts classes and modules back that an edit replaced something in
+        self.grad, self.grad_x, self.autocast, self.checks = True, True, False, 0
+        self.log: list[str] = []
+        self.new_graph()
+
+    # ---- inputs ----
+
+    def new_model(self) -> nn.Module:
+        return self.make().to(self.device)
+
+    def normal(self, *shape: int) -> Tensor:
+        return torch.randn(*shape).to(self.device)
+
+    def random_edges(self, key: tuple | None = None) -> Tensor:
+        ends = self.ends(key)
+        return torch.stack([torch.randint(0, n, (self.edges,)) for n in ends]).to(self.device)
+
+    def ends(self, key: tuple | None) -> tuple[int, int]:
+        if key is None:
+            return self.nodes, self.nodes
+        return tuple(self.nodes if t == "a" else SIZES[t] for t in (key[0], key[2]))
+
+    def new_graph(self) -> None:
+        """Other features, edges and weights, in new memory."""
+        if self.edge == "types":
+            from .models import EDGE_TYPES
+            self.x: Any = {t: self.normal(self.ends((t, "", t))[0], IN) for t in ("a", "b")}
+            self.edge_index: Any = {e: self.random_edges(e) for e in EDGE_TYPES}
+            self.values = None
+            return
+        self.x, self.edge_index = self.normal(self.nodes, IN), self.random_edges()
+        self.new_values()
+
+    def new_values(self) -> None:
+        made = {"weight": lambda: torch.rand(self.edges) + .1, "attr": lambda: torch.randn(self.edges, 3),
+                "relation": lambda: torch.randint(0, 3, (self.edges,))}.get(self.edge)
+        self.values = None if made is None else made().to(self.device)
+
+    def some_edges(self) -> tuple[Tensor, int, int]:
+        """The edges of one type, with the numbers of nodes at their ends."""
+        if self.edge != "types":
+            return self.edge_index, self.nodes, self.nodes
+        key = self.choose.choice(sorted(self.edge_index))
+        return self.edge_index[key], *self.ends(key)
+
+    def call(self, model: nn.Module, x: Any = None, edge_index: Any = None, values: Tensor | None = None) -> Any:
+        args = self.x if x is None else x, self.edge_index if edge_index is None else edge_index
+        values = self.values if values is None else values
+        return model(*args) if values is None else model(*args, values)
+
+    # ---- checks ----
+
+    def results(self, fresh: bool, dtype: torch.dtype | None = None) -> Results:
+        """Outputs and gradients. ``fresh``: over copies of the inputs, so that nothing remembered can be met."""
+        edge_index, values, model = self.edge_index, self.values, self.model
+        if fresh:
+            edge_index = tree_map(Tensor.clone, edge_index)
+            values = None if values is None else values.detach().clone().requires_grad_(values.requires_grad)
+        x = tree_map(lambda t: t.detach().clone().requires_grad_(self.grad_x), self.x) if fresh or self.grad_x else self.x
+        if dtype is not None:
+            import copy
+            model = copy.deepcopy(model).to(dtype)
+            x, values = (tree_map(lambda t: t.detach().requires_grad_(t.requires_grad), as_dtype(v, dtype)) for v in (x, values))
+            x = tree_map(lambda t: t.requires_grad_(self.grad_x), x)
+            if values is not None and dense_float(values):
+                values.requires_grad_(self.values.requires_grad)
+        torch.manual_seed(3)
+        cast = self.autocast and dtype is None
+        context = torch.autocast(self.device.type, dtype=torch.bfloat16) if cast else contextlib.nullcontext()
+        with torch.set_grad_enabled(self.grad), context:
+            found = named(self.call(model, x, edge_index, values))
+        return {**found, **self._gradients(model, found, x, values)}
+
+    def _gradients(self, model: nn.Module, outs: Results, x: Any, values: Tensor | None) -> Results:
+        wrt = {**named(x, "x"), **dict(model.named_parameters()), "values": values}
+        wrt = {f"gradient of {k}": t for k, t in wrt.items() if t is not None and t.requires_grad}
+        terms = []
+        for t in outs.values():
+            if t.requires_grad:
+                weight = torch.linspace(-1, 2, t.numel(), device=t.device, dtype=torch.float64).cos()
+                terms.append((t.double() * weight.view(t.shape)).sum())
+        if not wrt or not terms:
+            return {}
+        return dict(zip(wrt, torch.autograd.grad(sum(terms), list(wrt.values()), allow_unused=True)))
+
+    def check(self) -> str | None:
+        """What is wrong with the model's results now."""
+        self.checks += 1
+        if self.model.training and any(isinstance(getattr(m, "dropout", 0), float) and m.dropout for m in self.model.modules()):
+            with self.backend.on(**self.options):
+                attempt(lambda: self.results(False))
+            return None
+        with off():
+            host, refusal = attempt(lambda: self.results(True))
+        with self.backend.on(**self.options):
+            got, problem = attempt(lambda: self.results(False))
+        self.backend.finish()
+        if refusal or problem:
+            return None if refusal else f"raises {problem}"
+        found = differing(got, host)
+        floor = LOW_FLOOR if self.autocast else FLOOR
+        if found or all(gap <= floor for gap in distances(got, host).values()):
+            return found and found.text
+        with off():
+            exact, problem = attempt(lambda: self.results(True, torch.float64))
+        found = beyond([(got, host, host if problem or exact.keys() != host.keys() else exact)], floor)
+        return found and found.text
+
+    def finish(self) -> None:
+        for put_back in reversed(self.undo):
+            put_back()
+        for hook in self.hooks:
+            hook.remove()
+        torch.use_deterministic_algorithms(False)
+        import gnnaccel
+        gnnaccel.reset_rules()
+
+
+def check(seed: int, backend: Backend, name: str = "", mode: str = "") -> tuple[str, str | None, int]:
+    """What was run, what is wrong with it, and how many checks were made."""
+    history = History(seed, backend, name)
+    try:
+        found = history.check() or history.check()
+        for _ in range(STEPS):
+            if found:
+                break
+            what = edits.apply(history)
+            history.log.append(what)
+            for _ in range(history.choose.choice((1, 1, 2, 3))):
+                found = found or history.check()
+    except Exception as problem:
+        if "device-side assert" in str(problem) or "illegal memory access" in str(problem):
+            raise
+        found = "the history itself: " + traceback.format_exc()[-500:].replace("\n", " | ")
+    finally:
+        history.finish()
+    text = found and f"{found} | after {'; '.join(history.log[-8:]) or 'nothing'}"
+    return history.name, text, history.checks

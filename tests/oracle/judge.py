@@ -1,0 +1,93 @@
+"""The rule: an error of at most twice the host's own, both measured against the host's own code in fp64."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+FLOOR = 1e-6
+SMALL = 1e-3  # gradients below this share of the largest are measured against that share: their own errors come from it
+Results = dict[str, "Tensor | None"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is wrong with one result. ``rounding``: a matter of digits, in which the host may have been lucky."""
+    text: str
+    rounding: bool = False
+
+
+def differing(got: Results, host: Results) -> Finding | None:
+    """What differs in kind: names, types, shapes, missing gradients, whole numbers, infinities."""
+    if got.keys() != host.keys():
+        return Finding(f"results {sorted(got)} and not {sorted(host)}")
+    for name, ours in got.items():
+        text = _differs(name, ours, host[name])
+        if text:
+            return Finding(f"{name}: {text}")
+    return None
+
+
+def _differs(name: str, ours: Tensor | None, theirs: Tensor | None) -> str | None:
+    if ours is None or theirs is None:
+        one = theirs if ours is None else ours
+        if one is None or not one.numel() or float(one.detach().abs().max()) <= 1e-12:
+            return None
+        return f"{'no result' if ours is None else 'a result'}, unlike the host"
+    if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+        return f"{ours.dtype} {tuple(ours.shape)} and not {theirs.dtype} {tuple(theirs.shape)}"
+    if ours.device != theirs.device:
+        return f"on {ours.device} and not {theirs.device}"
+    if name.startswith("out") and ours.requires_grad != theirs.requires_grad:
+        return f"requires_grad is {ours.requires_grad}"
+    if not ours.is_floating_point():
+        return None if torch.equal(ours, theirs) else "other whole numbers"
+    if bool(torch.isfinite(theirs).all()) and not bool(torch.isfinite(ours).all()):
+        return "not finite"
+    return None
+
+
+def distances(got: Results, host: Results) -> dict[str, float]:
+    """How far each result of ``got`` is from that of ``host``, relative to that of ``host``; both alike in kind."""
+    floats = {k: t for k, t in host.items() if t is not None and got[k] is not None and t.is_floating_point()}
+    floats = {k: t for k, t in floats.items() if t.numel()}
+    norms = {k: _finite(t, t).norm().item() for k, t in floats.items()}
+    largest = max((v for k, v in norms.items() if not k.startswith("out")), default=0.0)
+    found = {}
+    for name, theirs in floats.items():
+        gap = (_finite(got[name], theirs, got[name]) - _finite(theirs, theirs, got[name])).norm().item()
+        scale = norms[name]
+        if not name.startswith("out"):
+            scale = max(scale, SMALL * largest)
+            if norms[name] <= 1e-9 * largest:  # zero, but for the rounding of larger terms
+                scale = largest
+        found[name] = gap / (scale or 1.0) if gap else 0.0
+    return found
+
+
+def _finite(value: Tensor, *also: Tensor) -> Tensor:
+    """``value`` in fp64 with zeros where any of ``also`` is not finite: there the host decides nothing."""
+    keep = torch.isfinite(also[0])
+    for other in also[1:]:
+        keep = keep & torch.isfinite(other)
+    return torch.where(keep, value.detach().double(), 0.0)
+
+
+def near(got: Results, host: Results, floor: float) -> bool:
+    """Whether the rule holds without asking for the truth: what is as near to the host as the floor cannot break it."""
+    return all(gap <= floor for gap in distances(got, host).values())
+
+
+def beyond(draws: list[tuple[Results, Results, Results]], floor: float) -> Finding | None:
+    """The worst result whose error, averaged over draws of (got, host, truth), is more than the rule allows."""
+    pairs = [(distances(got, truth), distances(host, truth)) for got, host, truth in draws]
+    worst, found = 1.0, None
+    for name in {name for ours, _ in pairs for name in ours}:
+        mine = sum(ours.get(name, 0.0) for ours, _ in pairs) / len(pairs)
+        theirs = sum(host.get(name, 0.0) for _, host in pairs) / len(pairs)
+        ratio = mine / (2 * theirs + floor)
+        if not ratio <= worst:  # so that NaN is found
+            worst = ratio
+            found = Finding(f"{name}: error {mine:.2e}, the host's {theirs:.2e}", rounding=mine < .01)
+    return found

@@ -9,6 +9,7 @@ import dgl.function as fn
 import pytest
 import torch
 from dgl.heterograph_index import HeteroGraphIndex
+from torch.utils._pytree import tree_leaves
 
 import gnnaccel
 from gnnaccel.adapters.dgl import graphs as adapter
@@ -289,3 +290,42 @@ def test_the_host_is_left_alone(place):
     g = bridged.hetero()
     assert all(t.device.type == "cpu" for e in g.etypes for t in (*g.edges(etype=e), g.in_degrees(etype=e)))
     assert dgl.batch([g, g]).device.type == "cpu" and dgl.sampling.sample_neighbors(g, {"b": [0, 1]}, 1).device.type == "cpu"
+
+
+@pytest.mark.parametrize("wrong", [[-1], [2, 30]], ids=["negative", "too large"])
+@pytest.mark.parametrize("question", [
+    lambda g, nodes: g.in_degrees(nodes), lambda g, nodes: g.out_degrees(nodes),
+    lambda g, nodes: g.find_edges(nodes * 10), lambda g, nodes: g._graph.find_edges(0, nodes * 10),
+], ids=["in_degrees", "out_degrees", "find_edges", "find_edges of the index"])
+def test_ids_out_of_range(question, wrong, place):
+    """A kernel that met them would end the process, and every handler with it."""
+    g = bridged.homogeneous().to(place)
+    with pytest.raises(dgl.DGLError, match="no such|[Ii]nvalid|non-negative"):
+        question(g, ids(g, wrong))
+    assert not simulated.asserts
+
+
+def test_degrees_where_there_are_no_nodes(place):
+    g = dgl.graph(([], [])).to(place)
+    with pytest.raises(dgl.DGLError, match="no such node"):
+        g.in_degrees([0])
+    assert g.in_degrees().shape == (0,) and not simulated.asserts
+
+
+def test_what_is_kept_is_told_of_streams(place):
+    if place.type == "cuda" and not simulated.active:
+        pytest.skip("torch does not say which streams it was told of")
+    g = bridged.homogeneous().to(place)
+    g.in_degrees(), g.adj_tensors("csr")
+    kept = [t for t in tree_leaves(list(g._graph._cache["gnnaccel.bridge"].values())) if isinstance(t, torch.Tensor)]
+    g.record_stream(torch.cuda.current_stream())
+    found = {id(t) for t in simulated.recorded}
+    assert len(kept) >= 4 and all(id(t) in found for t in kept)
+    assert id(g._graph._cache["gnnaccel"].edges[0][0].edge_index) in found
+
+
+def test_the_stream_that_dgl_is_on_is_torchs(place):
+    from dgl._ffi import streams
+
+    found = streams._dgl_get_stream(dgl.utils.to_dgl_context(place))
+    assert found.value == torch.cuda.current_stream(place).cuda_stream

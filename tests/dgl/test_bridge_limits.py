@@ -117,10 +117,30 @@ def test_options_of_the_loader(options, limit, place):
         loader(g, g.nodes(), device=place, **options)
 
 
-def test_embeddings_on_the_device(place):
-    embedding = dgl.nn.NodeEmbedding(10, 4, "on the device", init_func=lambda t: t.zero_(), device=place)
-    with pytest.raises(HostLimitError, match="NCCL.*sparse embeddings on the CPU"):
-        embedding.all_set_embedding(torch.ones(10, 4))
+@pytest.mark.parametrize("do", [
+    lambda g: dgl.metis_partition(g, 2),
+    lambda g: dgl.partition_graph_with_halo(g, torch.zeros(g.num_nodes(), dtype=torch.int64, device=g.device), 1),
+    lambda g: dgl.distributed.partition_graph(g, "name", 2, "folder", part_method="random"),
+], ids=["metis", "halo", "distributed"])
+def test_partitioning_a_graph_on_the_device(do, place):
+    with pytest.raises(HostLimitError, match=r"cannot partition a graph that is on the GPU.*CPU alone.*g\.cpu\(\)"):
+        do(ring().to(place))
+
+
+def ring() -> dgl.DGLGraph:
+    """A graph without parallel edges, at which METIS crashes."""
+    return dgl.graph((torch.arange(30), (torch.arange(30) + 1) % 30))
+
+
+def test_partitioning_a_graph_on_the_host(place):
+    parts = dgl.metis_partition(ring(), 2)
+    assert all(part.to(place).device == place for part in parts.values())
+
+
+def test_pinning_of_an_optimizers_state(place):
+    embedding = dgl.nn.NodeEmbedding(10, 4, "pinned", init_func=lambda t: t.zero_())
+    with pytest.raises(HostLimitError, match="SparseAdam.*Leave use_uva off"):
+        dgl.optim.SparseAdam([embedding], lr=0.1, use_uva=True)
 
 
 def test_errors_are_gnnaccels_own():
@@ -137,8 +157,10 @@ def test_sparse_names_the_limit(place):
 
     if limits._has_sparse():
         pytest.skip("this DGL has dgl.sparse")
-    with pytest.raises(ImportError, match=r"dgl\.sparse cannot be loaded: this DGL was built without CUDA"):
+    with pytest.raises(ImportError, match=rf"dgl_sparse library for torch {torch.__version__.split('+')[0]}, only for 2\."):
         import dgl.sparse  # noqa: F401
+    with pytest.raises(ImportError, match=r"g\.adj_external\(\)"):
+        bridged.homogeneous().to(place).adj()
     gnnaccel.disable()
     assert "dgl.sparse" not in sys.modules
     with pytest.raises(FileNotFoundError):

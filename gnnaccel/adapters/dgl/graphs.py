@@ -175,6 +175,11 @@ def of_index(index: Any, etype: int) -> Edges:
     return box[0]
 
 
+def kept_edges(index: Any) -> list[Edges]:
+    """The edges of relations that have been asked for."""
+    return [edges for box in _kept(index).edges.values() for edges in box]
+
+
 def remembering(native: Any) -> Any:
     """``HeteroGraphIndex.get_relation_graph`` that gives the same object each time. DGL makes a new one, over the same C++
     object, for every ``g[etype]``, on which nothing could be kept."""

@@ -20,8 +20,21 @@ _CONTAINERS = (list, tuple)
 def install(patches: PatchSet) -> None:
     """Replace the call operator of DGL's C functions."""
     from dgl._ffi.function import Function
+    from dgl.transforms import functional
 
     patches.set(Function, "__call__", _tagging(Function.__call__, _taggable()))
+    patches.set(functional, "_CAPI_DGLKNN", _on_the_host(functional._CAPI_DGLKNN))
+
+
+def _on_the_host(knn: Callable) -> Callable:
+    """The search for neighbours on a GPU, which the host makes: an algorithm for GPUs alone is a way to make the same search."""
+
+    def _CAPI_DGLKNN(points: Any, *args: Any) -> None:
+        if device_of(points) is not None and args[-1] == "bruteforce-sharemem":
+            args = (*args[:-1], "bruteforce")
+        knn(points, *args)
+
+    return _CAPI_DGLKNN
 
 
 def _taggable() -> frozenset[type]:

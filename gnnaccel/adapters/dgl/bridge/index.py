@@ -1,6 +1,7 @@
 """DGL's index objects on the device: handles on host structures that carry a tag."""
 from __future__ import annotations
 
+import ctypes
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -15,12 +16,14 @@ from gnnaccel.adapters.patching import PatchSet
 
 def install(patches: PatchSet) -> None:
     """Replace what index objects say of their place, how they are copied, and what they are asked for in training."""
+    from dgl._ffi import streams
     from dgl.heterograph import DGLGraph
     from dgl.heterograph_index import FlattenedHeteroGraph, HeteroGraphIndex, HeteroPickleStates
 
     for make in (copy_to, __setstate__):
         patches.set(HeteroGraphIndex, make.__name__, make(getattr(HeteroGraphIndex, make.__name__)))
     patches.set(HeteroGraphIndex, "ctx", _context(HeteroGraphIndex.ctx))
+    patches.set(streams, "_dgl_get_stream", _stream(streams._dgl_get_stream))
     for name in ("pin_memory", "pin_memory_"):
         patches.set(HeteroGraphIndex, name, lambda self: refuse("uva"))
     for name, answer in _ANSWERS.items():
@@ -74,6 +77,17 @@ def _context(native: property) -> property:
         return native.fget(self) if device is None else to_context(device)
 
     return property(ctx, doc=native.__doc__)
+
+
+def _stream(native: Callable) -> Callable:
+    """The stream on which a device works: torch's."""
+
+    @functools.wraps(native)
+    def _dgl_get_stream(ctx: Any) -> Any:
+        device = of_context(ctx)
+        return native(ctx) if device is None else ctypes.c_void_p(torch.cuda.current_stream(device).cuda_stream)
+
+    return _dgl_get_stream
 
 
 def _attribute(native: Callable, graph: type) -> Callable:
@@ -139,7 +153,8 @@ def _adjacency(native: Callable, index: Any, etype: Any, transpose: bool, fmt: s
 
 
 def _record_stream(native: Callable, index: Any, stream: Any) -> None:
-    """Nothing: a structure on the host has no streams, and tensors kept with it are made on the stream that asks first."""
+    """For the tensors kept with the index object: they were made on the stream that asked first. The host has no streams."""
+    results.record_stream(index, stream)
 
 
 def _is_pinned(native: Callable, index: Any) -> bool:

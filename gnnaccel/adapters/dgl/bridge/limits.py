@@ -8,6 +8,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any, NoReturn
 
+from gnnaccel.adapters.dgl.bridge.tags import device_of
 from gnnaccel.adapters.patching import PatchSet
 from gnnaccel.errors import HostLimitError
 
@@ -15,17 +16,26 @@ _WHY = "this DGL was built without CUDA, and gnnaccel keeps its graphs on the ho
 _LIMITS = {
     "uva": "DGL cannot pin graphs or features for access from the GPU (UVA, pin_memory_)",
     "sampling": "DGL cannot sample a graph that is on the GPU",
-    "nccl": "DGL cannot partition ids on the GPU, nor exchange them by NCCL",
+    "adam": "SparseAdam(use_uva=True) cannot pin its state for access from the GPU",
+    "nccl": "DGL cannot divide ids on the GPU among several processes, nor exchange them by NCCL",
     "cache": "DGL has no GPUCache",
-    "sparse": "dgl.sparse cannot be loaded",
+    "partition": "DGL cannot partition a graph that is on the GPU",
+    "sparse": "dgl.sparse cannot be loaded, and g.adj(), which needs it, cannot be had",
+}
+#: limits that have another cause than a DGL without CUDA
+_CAUSES = {
+    "partition": "DGL does that on the CPU alone, whether it was built with CUDA or not",
+    "sparse": "this DGL has no dgl_sparse library for torch {torch}, {known}",
 }
 _INSTEAD = {
     "uva": "Leave use_uva off and the graph on the CPU: DataLoader(graph, ..., device='cuda') copies each batch",
     "sampling": "Keep the graph and the seed nodes on the CPU: DataLoader(graph, ..., device='cuda') copies each sample to the "
                 "GPU, and num_workers samples ahead",
-    "nccl": "Use sparse embeddings on the CPU, or dense ones with torch's DistributedDataParallel",
+    "adam": "Leave use_uva off: the state stays on the CPU, and each step's gradients are copied there",
+    "nccl": "Use NodeEmbedding on the CPU (device='cpu'), one process, or dense embeddings with torch's DistributedDataParallel",
     "cache": "Leave gpu_cache off",
-    "sparse": "Use DGL's message passing, or torch.sparse",
+    "partition": "Partition g.cpu(), then move the parts",
+    "sparse": "Use one of these, or DGL's message passing, g.adj_external() or torch.sparse on g.adj_tensors('csr')",
 }
 
 #: C function -> limit that a call for something on the GPU meets
@@ -47,6 +57,7 @@ _FUNCTIONS = {
     "_CAPI_DGLNDArrayPartitionGeneratePermutation": "nccl",
     "_CAPI_DGLNDArrayPartitionMapToLocal": "nccl",
     "_CAPI_DGLNDArrayPartitionMapToGlobal": "nccl",
+    "_CAPI_DGLPartitionWithHalo_Hetero": "partition",
 }
 
 
@@ -87,7 +98,11 @@ def _for_layers(random_walk: Callable) -> Callable:
 
 def text(limit: str) -> str:
     """What cannot be had, why, and what to do instead."""
-    return f"{_LIMITS[limit]}: {_WHY}. {_INSTEAD[limit]}."
+    why = _CAUSES.get(limit, _WHY)
+    if limit == "sparse":
+        version, known = _sparse_libraries()
+        why = why.format(torch=version, known=f"only for {', '.join(known)}" if known else "nor for any other")
+    return f"{_LIMITS[limit]}: {why}. {_INSTEAD[limit]}."
 
 
 def refuse(limit: str) -> NoReturn:
@@ -97,15 +112,31 @@ def refuse(limit: str) -> NoReturn:
 
 def install(patches: PatchSet) -> None:
     """Refuse where DGL itself would fail without saying why."""
+    from dgl import distributed
     from dgl.cuda import gpu_cache
+    from dgl.distributed import partition
     from dgl.nn.pytorch import network_emb
 
     from gnnaccel.finder import GraphboltFinder
 
     patches.set(gpu_cache.GPUCache, "__init__", lambda self, *args, **kwargs: refuse("cache"))
     patches.set(network_emb, "random_walk", _for_layers(network_emb.random_walk))
+    new = _on_the_host(partition.partition_graph)
+    for module in (partition, distributed):
+        patches.set(module, "partition_graph", new)
     # our own finder, which is asked before all others, and for dgl.sparse while the bridge is in
     patches.set(GraphboltFinder, "find_spec", staticmethod(_no_sparse(GraphboltFinder.find_spec)))
+
+
+def _on_the_host(partition_graph: Callable) -> Callable:
+    """``partition_graph``, for graphs on the host."""
+    @functools.wraps(partition_graph)
+    def on_the_host(g: Any, *args: Any, **kwargs: Any) -> Any:
+        if device_of(g._graph) is not None:
+            refuse("partition")
+        return partition_graph(g, *args, **kwargs)
+
+    return on_the_host
 
 
 def _no_sparse(native: Callable) -> Callable:
@@ -119,8 +150,15 @@ def _no_sparse(native: Callable) -> Callable:
 
 def _has_sparse() -> bool:
     """Whether DGL has a sparse library for this torch."""
+    version, known = _sparse_libraries()
+    return version in known
+
+
+def _sparse_libraries() -> tuple[str, list[str]]:
+    """The version of torch, and those that DGL has a sparse library for."""
     import torch
     from dgl._ffi import libinfo
 
     folder = Path(libinfo.find_lib_path()[0]).parent / "dgl_sparse"
-    return any(folder.glob(f"*dgl_sparse_pytorch_{torch.__version__.split('+', maxsplit=1)[0]}.*"))
+    known = [path.stem.rsplit("_", 1)[1] for path in folder.glob("*dgl_sparse_pytorch_*")]
+    return torch.__version__.split("+", maxsplit=1)[0], sorted(known)

@@ -31,20 +31,46 @@ def edges(index: Any, etype: int) -> tuple[Tensor, Tensor, Tensor]:
 
 def some_edges(index: Any, etype: int, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """(src, dst, id) of the edges with these ids."""
-    src, dst = graphs.of_index(index, etype).edge_index.index_select(1, ids).unbind(0)
+    found = graphs.of_index(index, etype).edge_index
+    _check(ids, found.shape[1], "edge")
+    src, dst = found.index_select(1, ids).unbind(0)
     return src, dst, ids
 
 
 def degrees(index: Any, etype: int, end: int, nodes: Tensor | None = None) -> Tensor:
     """[nodes] numbers of edges at the end ``SRC`` or ``DST``; ``nodes`` None: all. A tensor of the caller's own."""
     found = kept(index, ("degrees", etype, end), lambda: _count(graphs.of_index(index, etype), end))
-    return found.clone() if nodes is None else found.index_select(0, nodes)
+    if nodes is None:
+        return found.clone()
+    _check(nodes, len(found), "node")
+    return found.index_select(0, nodes)
+
+
+def _check(ids: Tensor, size: int, what: str) -> None:
+    """DGLError for an id out of range, by which a kernel would end the process. Waits for the device, unless it is capturing."""
+    from dgl.base import DGLError
+
+    if ids.numel() == 0 or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
+        return
+    if bool(((ids < 0) | (ids >= size)).any()):
+        raise DGLError(f"There is no such {what}: ids lie between 0 and {size - 1}, and {ids.min().item()} to "
+                       f"{ids.max().item()} are asked for.")
 
 
 def _count(edges: graphs.Edges, end: int) -> Tensor:
     ends = edges.edge_index[end]
     zeros = torch.zeros((edges.num_src, edges.num_dst)[end], dtype=ends.dtype, device=ends.device)
     return zeros.index_add_(0, ends, torch.ones_like(ends))
+
+
+def record_stream(index: Any, stream: Any) -> None:
+    """``stream`` uses all that is kept: its memory is free for others once what ``stream`` does now is done."""
+    found = list(index._cache.get(_KEY, {}).values())
+    found += [edges.edge_index for edges in graphs.kept_edges(index)]
+    for tensor in found:
+        for one in tensor if isinstance(tensor, (tuple, list)) else (tensor,):
+            if isinstance(one, Tensor):
+                one.record_stream(stream)
 
 
 def has_nodes(index: Any, ntype: int, nodes: Tensor) -> Tensor:

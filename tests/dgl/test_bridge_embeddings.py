@@ -1,4 +1,4 @@
-"""DGL's sparse embeddings and their optimizers, of one process, with gradients on the device."""
+"""DGL's sparse embeddings and their optimizers with gradients on the device, and ids divided among processes."""
 from __future__ import annotations
 
 import dgl
@@ -50,3 +50,21 @@ def test_nothing_waits_in_vain(place, monkeypatch):
     monkeypatch.setattr(torch, "unique", lambda x, **options: devices.append(x.device.type) or native(x, **options))
     trained("SparseAdam", "cpu", place, f"waits {place.type}")
     assert devices == ["cpu"] * len(IDS)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("ranges", [None, [0, 4, 4, 11]], ids=["remainder", "range"])
+def test_ids_divided(ranges, dtype, place):
+    of = [i % 3 for i in range(11)] if ranges is None else [0] * 4 + [2] * 7
+    local = [of[:i].count(of[i]) for i in range(11)]
+    given = None if ranges is None else torch.tensor(ranges, dtype=dtype, device=place)
+    partition = dgl.partition.NDArrayPartition(11, 3, "remainder" if ranges is None else "range", given)
+    ids = torch.tensor([6, 0, 10, 7, 2], dtype=dtype, device=place)
+    assert partition.map_to_local(ids).tolist() == [local[i] for i in ids.tolist()]
+    order, counts = partition.generate_permutation(ids)
+    assert order.tolist() == sorted(range(5), key=lambda at: of[ids.tolist()[at]])
+    assert counts.tolist() == [sum(of[i] == part for i in ids.tolist()) for part in range(3)]
+    for part in range(3):
+        assert partition.local_size(part) == of.count(part)
+        assert partition.get_local_indices(part, place).tolist() == [i for i in range(11) if of[i] == part]
+    assert order.device == counts.device == place and partition.map_to_local(ids).dtype == dtype

@@ -103,12 +103,6 @@ def test_gpu_cache(place):
         dgl.cuda.GPUCache(10, 4)
 
 
-def test_partitions_of_ids(place):
-    partition = dgl.partition.NDArrayPartition(10, 2, mode="remainder")
-    with pytest.raises(HostLimitError, match="NCCL"):
-        partition.generate_permutation(torch.arange(10, device=place))
-
-
 @pytest.mark.parametrize("options,limit", [({"use_uva": True}, "UVA"), ({"gpu_cache": {"node": {"x": 4}}}, "GPUCache")],
                          ids=["use_uva", "gpu_cache"])
 def test_options_of_the_loader(options, limit, place):

@@ -5,7 +5,7 @@ losses are torch's. So here a graph on the GPU is a *tagged* one: its index obje
 structure, and carries the device (`tags`). What DGL's C functions make of tagged things is tagged (`calls`); tensors go to
 the host on their way in and to the device on their way out (`arrays`); what training asks of a structure in every step is
 answered from device tensors that are kept with the index object (`index`, `results`), and layers look for nodes without
-edges once per graph (`zero_degree`); sparse embeddings learn in one process (`embeddings`); what cannot be had says so (`limits`).
+edges once per graph (`zero_degree`); sparse embeddings and filters of ids are torch's (`embeddings`, `filters`); what cannot be had says so (`limits`).
 
 Put in only where DGL has no CUDA device API and torch has a GPU, and taken out like every other patch.
 """
@@ -27,9 +27,9 @@ def install(patches: PatchSet) -> None:
     _patches, _text = None, why or _OFF
     if why is not None:
         return
-    from gnnaccel.adapters.dgl.bridge import arrays, calls, embeddings, index, limits, zero_degree
+    from gnnaccel.adapters.dgl.bridge import arrays, calls, embeddings, filters, index, limits, zero_degree
 
-    for module in (calls, arrays, index, embeddings, limits, zero_degree):
+    for module in (calls, arrays, index, embeddings, filters, limits, zero_degree):
         module.install(patches)
     _patches, _text = patches, "this DGL was built without CUDA: structures stay on the host, features and layers run on the GPU"
 

@@ -1,8 +1,8 @@
-"""DGL's sparse embeddings next to a GPU that DGL cannot reach, in one process.
+"""DGL's sparse embeddings next to a GPU that DGL cannot reach.
 
-An embedding on the GPU asks which of its rows are this process's, in C code for GPUs: of a single process all are. `SparseAdam` of
-an embedding on the host pins its state in its first step if gradients come from the GPU. Here they go to the host first. Where
-nothing is pinned, DGL's own way reads what it copies to the host without waiting for it.
+An embedding on the GPU asks which of its rows are whose, in C code for GPUs: here in torch operations. `SparseAdam` of an embedding
+on the host pins its state in its first step if gradients come from the GPU. Here they go to the host first. Where nothing is
+pinned, DGL's own way reads what it copies to the host without waiting for it.
 """
 from __future__ import annotations
 
@@ -10,33 +10,86 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from gnnaccel.adapters.dgl.bridge.limits import refuse
 from gnnaccel.adapters.dgl.bridge.tags import host, is_bridged
 from gnnaccel.adapters.patching import PatchSet
 
+_RANGES = "_gnnaccel_ranges"
+
 
 def install(patches: PatchSet) -> None:
-    """Replace what asks for a CUDA build of DGL where there is nothing to do."""
+    """Replace what asks for a CUDA build of DGL."""
     from dgl.optim import SparseAdam
     from dgl.partition import NDArrayPartition
 
-    for name in ("map_to_local", "map_to_global"):
-        patches.set(NDArrayPartition, name, _of_one_part(getattr(NDArrayPartition, name)))
+    patches.set(NDArrayPartition, "__init__", _made(NDArrayPartition.__init__))
+    patches.set(NDArrayPartition, "local_size", _local_size(NDArrayPartition.local_size))
+    for answer in (map_to_local, map_to_global, generate_permutation):
+        patches.set(NDArrayPartition, answer.__name__, _on_the_device(getattr(NDArrayPartition, answer.__name__), answer))
     patches.set(SparseAdam, "_setup_uva", lambda self, name, mem, power: refuse("adam"))
     patches.set(SparseAdam, "update", _where_the_state_is(SparseAdam.update))
 
 
-def _of_one_part(native: Callable) -> Callable:
-    """Ids within a part are ids of the whole where there is one part."""
+# --- ids divided among processes: id i goes to process i % n, or by ranges --------------------------------------------------
+
+def _made(native: Callable) -> Callable:
+    """Ranges on the device stay there. DGL has no object for them on the host."""
 
     @functools.wraps(native)
-    def mapped(self: Any, idxs: Tensor, *part: int) -> Tensor:
-        return idxs if self.num_parts() == 1 and is_bridged(idxs.device) else native(self, idxs, *part)
+    def __init__(self: Any, array_size: int, num_parts: int, mode: str = "remainder", part_ranges: Any = None) -> None:
+        if mode != "range" or not isinstance(part_ranges, Tensor) or not is_bridged(part_ranges.device):
+            native(self, array_size, num_parts, mode, part_ranges)
+            return
+        self._partition, self._array_size, self._num_parts = None, array_size, num_parts
+        setattr(self, _RANGES, part_ranges)
 
-    return mapped
+    return __init__
 
+
+def _local_size(native: Callable) -> Callable:
+    @functools.wraps(native)
+    def local_size(self: Any, part: int) -> int:
+        ranges = getattr(self, _RANGES, None)
+        return native(self, part) if ranges is None else int(ranges[part + 1] - ranges[part])
+
+    return local_size
+
+
+def _on_the_device(native: Callable, answer: Callable) -> Callable:
+    @functools.wraps(native)
+    def method(self: Any, idxs: Tensor, *part_id: int) -> Any:
+        if not is_bridged(idxs.device):
+            return native(self, idxs, *part_id)
+        ranges = getattr(self, _RANGES, None)
+        return answer(self.num_parts(), None if ranges is None else ranges.to(idxs), idxs, *part_id)
+
+    return method
+
+
+def map_to_local(parts: int, ranges: Tensor | None, ids: Tensor) -> Tensor:
+    """Ids of the whole as ids within the parts that they belong to."""
+    return ids // parts if ranges is None else ids - ranges[_parts(parts, ranges, ids)]
+
+
+def map_to_global(parts: int, ranges: Tensor | None, ids: Tensor, part: int) -> Tensor:
+    """Ids within one part as ids of the whole."""
+    return ids * parts + part if ranges is None else ids + ranges[part]
+
+
+def generate_permutation(parts: int, ranges: Tensor | None, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """The order that puts ids of the same part together, and how many belong to each part."""
+    found = _parts(parts, ranges, ids)
+    return found.argsort(stable=True).to(ids.dtype), torch.bincount(found, minlength=parts)
+
+
+def _parts(parts: int, ranges: Tensor | None, ids: Tensor) -> Tensor:
+    return (ids % parts).long() if ranges is None else torch.searchsorted(ranges, ids, right=True) - 1
+
+
+# --- SparseAdam -----------------------------------------------------------------------------------------------------------
 
 def _where_the_state_is(native: Callable) -> Callable:
     """``update`` with the gradients on the host, if the optimizer's state is there."""

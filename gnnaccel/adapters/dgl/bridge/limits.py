@@ -17,7 +17,6 @@ _LIMITS = {
     "uva": "DGL cannot pin graphs or features for access from the GPU (UVA, pin_memory_)",
     "sampling": "DGL cannot sample a graph that is on the GPU",
     "adam": "SparseAdam(use_uva=True) cannot pin its state for access from the GPU",
-    "nccl": "DGL cannot divide ids on the GPU among several processes, nor exchange them by NCCL",
     "cache": "DGL has no GPUCache",
     "partition": "DGL cannot partition a graph that is on the GPU",
     "sparse": "dgl.sparse cannot be loaded, and g.adj(), which needs it, cannot be had",
@@ -32,7 +31,6 @@ _INSTEAD = {
     "sampling": "Keep the graph and the seed nodes on the CPU: DataLoader(graph, ..., device='cuda') copies each sample to the "
                 "GPU, and num_workers samples ahead",
     "adam": "Leave use_uva off: the state stays on the CPU, and each step's gradients are copied there",
-    "nccl": "Use NodeEmbedding on the CPU (device='cpu'), one process, or dense embeddings with torch's DistributedDataParallel",
     "cache": "Leave gpu_cache off",
     "partition": "Partition g.cpu(), then move the parts",
     "sparse": "Use one of these, or DGL's message passing, g.adj_external() or torch.sparse on g.adj_tensors('csr')",
@@ -54,9 +52,6 @@ _FUNCTIONS = {
     "_CAPI_DGLSamplingRandomWalkWithStepwiseRestart": "sampling",
     "_CAPI_DGLSamplingNode2vec": "sampling",
     "_CAPI_DGLSamplingSelectPinSageNeighbors": "sampling",
-    "_CAPI_DGLNDArrayPartitionGeneratePermutation": "nccl",
-    "_CAPI_DGLNDArrayPartitionMapToLocal": "nccl",
-    "_CAPI_DGLNDArrayPartitionMapToGlobal": "nccl",
     "_CAPI_DGLPartitionWithHalo_Hetero": "partition",
 }
 
@@ -64,7 +59,7 @@ _FUNCTIONS = {
 #: C function -> where among its arguments the numbers of neighbours to sample are
 _FANOUTS = {"_CAPI_DGLSampleNeighbors": 2}
 
-_walking = threading.local()
+_sampling = threading.local()
 
 
 def check(function: str | None, args: tuple) -> None:
@@ -73,7 +68,7 @@ def check(function: str | None, args: tuple) -> None:
     Taking all neighbours is no sampling, but what ``in_subgraph`` does.
     """
     limit = _FUNCTIONS.get(function)
-    if limit is None or (limit == "sampling" and (getattr(_walking, "layer", False) or _takes_all(function, args))):
+    if limit is None or (limit == "sampling" and (getattr(_sampling, "allowed", False) or _takes_all(function, args))):
         return
     refuse(limit)
 
@@ -83,17 +78,17 @@ def _takes_all(function: str, args: tuple) -> bool:
     return at is not None and all(number == -1 for number in args[at].asnumpy().tolist())
 
 
-def _for_layers(random_walk: Callable) -> Callable:
-    """``random_walk`` as layers call it that learn from walks: they are about their few walks, which the host can take."""
-    @functools.wraps(random_walk)
-    def walk(*args: Any, **kwargs: Any) -> Any:
-        before, _walking.layer = getattr(_walking, "layer", False), True
+def _by_the_host(sample: Callable) -> Callable:
+    """``sample``, a function of DGL's, where DGL itself calls it for a few nodes: the host can do that."""
+    @functools.wraps(sample)
+    def by_the_host(*args: Any, **kwargs: Any) -> Any:
+        before, _sampling.allowed = getattr(_sampling, "allowed", False), True
         try:
-            return random_walk(*args, **kwargs)
+            return sample(*args, **kwargs)
         finally:
-            _walking.layer = before
+            _sampling.allowed = before
 
-    return walk
+    return by_the_host
 
 
 def text(limit: str) -> str:
@@ -116,11 +111,13 @@ def install(patches: PatchSet) -> None:
     from dgl.cuda import gpu_cache
     from dgl.distributed import partition
     from dgl.nn.pytorch import network_emb
+    from dgl.transforms import functional
 
     from gnnaccel.finder import GraphboltFinder
 
     patches.set(gpu_cache.GPUCache, "__init__", lambda self, *args, **kwargs: refuse("cache"))
-    patches.set(network_emb, "random_walk", _for_layers(network_emb.random_walk))
+    patches.set(network_emb, "random_walk", _by_the_host(network_emb.random_walk))  # layers that learn from walks
+    patches.set(functional, "sample_neighbors", _by_the_host(functional.sample_neighbors))  # a neighbour too many in k nearest
     new = _on_the_host(partition.partition_graph)
     for module in (partition, distributed):
         patches.set(module, "partition_graph", new)

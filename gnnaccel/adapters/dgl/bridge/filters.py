@@ -1,0 +1,45 @@
+"""DGL's filters of ids, for which it has code for GPUs alone: in torch operations. Samplers leave out edges by them."""
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnnaccel.adapters.dgl.bridge.tags import is_bridged
+from gnnaccel.adapters.patching import PatchSet
+
+_IDS = "_gnnaccel_ids"
+
+
+def install(patches: PatchSet) -> None:
+    """Replace the class's methods, for ids on the device."""
+    from dgl.utils.filter import Filter
+
+    patches.set(Filter, "__init__", _made(Filter.__init__))
+    for name, included in (("find_included_indices", True), ("find_excluded_indices", False)):
+        patches.set(Filter, name, _found(getattr(Filter, name), included))
+
+
+def _made(native: Callable) -> Callable:
+    @functools.wraps(native)
+    def __init__(self: Any, ids: Tensor) -> None:
+        if is_bridged(ids.device):
+            setattr(self, _IDS, ids.clone())
+        else:
+            native(self, ids)
+
+    return __init__
+
+
+def _found(native: Callable, included: bool) -> Callable:
+    @functools.wraps(native)
+    def indices(self: Any, test: Tensor) -> Tensor:
+        ids = getattr(self, _IDS, None)
+        if ids is None:
+            return native(self, test)
+        return torch.isin(test, ids, invert=not included).nonzero().squeeze(1).to(test.dtype)
+
+    return indices

@@ -120,6 +120,23 @@ def test_large_scores_do_not_overflow():
     torch.testing.assert_close(torch_backend.run(program, edges, tensors), torch_backend.plain(program, edges, tensors))
 
 
+@pytest.mark.parametrize("name", [name for name in CASES if "edge" not in name and name != "sd"])
+def test_neighbours_that_are_all_the_same_leave_scores_without_gradient(name):
+    """However large the features, and however many times an edge is there: what is left is no rounding of the features' size."""
+    times = torch.tensor([1, 9, 3, 4, 7, 1, 13])
+    dst = torch.arange(7).repeat_interleave(times)
+    edges = Edges(torch.randint(0, 7, (7,)).repeat_interleave(times), dst, torch.arange(38), 7)
+    program, tensors = case(name, 7, 7, 38, 2, 4, 0.0, torch.float32)
+    rows = next(tensors[key] for key in ("values", "x", "keys") if key in tensors)
+    with torch.no_grad():
+        rows.mul_(1e3)
+    out = torch_backend.run(program, edges, tensors)
+    scores = [t for t in leaves(tensors) if t is not rows]
+    size = (rows.abs().max() * out.abs().max() * 38).item()
+    for found in torch.autograd.grad(out.square().sum() / 2, scores):
+        assert found.abs().max() <= 1e-11 * size * max(t.abs().max().item() for t in leaves(tensors))
+
+
 def test_blocks_make_no_difference(monkeypatch):
     edges = random_edges(40, 40, 1500)
     program, tensors = case("gatv2", 40, 40, 1500, 2, 8, 0.0)

@@ -10,6 +10,7 @@ from torch import Tensor
 from gnnaccel.cuda import aggregate, driver
 from gnnaccel.cuda.aggregate import Variant, edge_dot, factored, forward, variant
 from gnnaccel.cuda.structure import Rows
+from gnnaccel.dispatch.graph import GraphView
 from tests.attention_cases import SIZES, graph
 from tests.emulation.emulator import EmulatedDriver
 from tests.helpers import FLOOR, ROUNDING, assert_accurate, forget_report, on_devices, relative, same_bits
@@ -102,6 +103,21 @@ def check_dots(p: Sum) -> Tensor:
 
 
 # ---- numbers ----
+
+@pytest.mark.parametrize("chunk", [4096, 256])
+@pytest.mark.parametrize("heads, width, weight", [(1, 64, "none"), (3, 5, "edge"), (1, 4, "head")])
+def test_means_of_very_long_rows(device, chunk_edges, heads, width, weight, chunk):
+    """Rows of some 600 and 1,700 edges, whole and split: one edge more or less in the divisor is seen."""
+    chunk_edges(chunk)
+    src, dst = torch.randint(0, 9, (2400,)), torch.zeros(2400, dtype=torch.int64)
+    dst[:1700], dst[1700:2300], dst[2300:] = 1, 2, torch.randint(3, 6, (100,))
+    view = GraphView(torch.stack([src, dst]).to(device), 9, 6, own=True)
+    problem = make(view.csc(), 9, heads, width, weight, "place", mean=True)
+    problem.x.abs_()
+    if problem.weight is not None:
+        problem.weight.abs_()
+    check(problem)
+
 
 @on_devices("heads,width,weight", [(h, d, KINDS[i % 3]) for i, (h, d) in enumerate(ALL_SIZES)],
             [(h, d, kind) for h, d in ALL_SIZES for kind in KINDS])

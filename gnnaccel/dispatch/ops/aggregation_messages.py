@@ -107,18 +107,29 @@ def _compiler(entries: tuple[str, ...], kernels: Callable, form: tuple) -> Calla
 
 
 def _of_made(graph: OpGraph, given: Aggregation) -> Kernel | Reason:
-    from gnnaccel.dispatch.ops import multi_reduce
+    """Messages made edge by edge and reduced; the gradients of nodes' rows are sums in a fixed order."""
+    from gnnaccel.dispatch.ops import cuda_functions, multi_reduce, torch_ops
 
     if given.reduce not in aggregation.REDUCES:
         return reason("GA208", f"{aggregation.named(given.reduce)} of messages that are more than neighbours' rows")
 
     def run() -> Tensor:
-        made = messages.made(graph, given.x, None, given.more)
+        take = cuda_functions.take if graph.num_edges else torch_ops.take
+        made = messages.made(graph, given.x, None, given.more, take)
         return multi_reduce.multi_reduce(graph, made, (given.reduce,), of_edges=True).kernel.run().view(-1, *given.shape)
 
     stand_in = given.x.new_empty(()).expand(graph.num_edges, *given.shape)
     found = multi_reduce.multi_reduce(graph, stand_in, (given.reduce,), of_edges=True).kernel
-    return found._replace(run=run) if type(found) is Kernel else found
+    if type(found) is not Kernel:
+        return found
+
+    def compile_() -> None:
+        found.compile()
+        sums = cuda_functions.sum_variant(math.prod(given.shape), given.x.dtype).kernels
+        for entry in ("forward", "merge"):
+            sums(entry)
+
+    return found._replace(key=("made", found.key), compile=compile_, run=run)
 
 
 # --- sums and means ----------------------------------------------------------------------------------------------------

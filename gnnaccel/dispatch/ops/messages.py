@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from gnnaccel.dispatch.ops import torch_ops
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.reasons import Reason, reason
 
@@ -83,18 +84,18 @@ def unfit(graph: OpGraph, x: Tensor, weight: Tensor | None, more: Any) -> Reason
     return None
 
 
-def made(graph: OpGraph, x: Tensor, weight: Tensor | None, more: More | None) -> Tensor:
-    """[E, *features]: the messages, on torch operations."""
-    message = x.index_select(0, graph.index("u"))
+def made(graph: OpGraph, x: Tensor, weight: Tensor | None, more: More | None, take: Callable = torch_ops.take) -> Tensor:
+    """[E, *features]: the messages, on torch operations. ``take``: how the rows of nodes are read at the edges."""
+    message = take(graph, x, "u")
     if type(more) is Gated:
-        score = more.left.index_select(0, graph.index("u")) + more.right.index_select(0, graph.index("v"))
+        score = take(graph, more.left, "u") + take(graph, more.right, "v")
         sent = message if more.beside is None else message + more.beside
         return (score if more.edge is None else score + more.edge).sigmoid() * sent
     if type(more) is Rectified:
         message = (message + more.edge).relu()
         return message + more.constant if more.constant else message
     if type(more) is Shifted:
-        message = torch.add(message, more.rows.index_select(0, graph.index("v")), alpha=more.sign)
+        message = torch.add(message, take(graph, more.rows, "v"), alpha=more.sign)
     return message if weight is None else weight * message
 
 

@@ -1,6 +1,7 @@
 """What a layer adds to its Program's result: a root term, whose matrix is that of the destination's type, and a bias."""
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -40,8 +41,8 @@ def of_one_type(rows: Tensor | None, matrix: Tensor | None, bias: Tensor | None,
     return {ADDED: Added((num_dst,), None if matrix is None else rows, matrix, bias, transposed)}
 
 
-def add(out: Tensor, added: Added, view: RelationView) -> Tensor:
-    """``out`` with what is added, on torch operations."""
+def add(out: Tensor, added: Added, view: RelationView, take: Callable = torch_maps.take) -> Tensor:
+    """``out`` with what is added, on torch operations. ``take``: how biases are read; its gradient adds up the rows of each type."""
     sizes, rows, matrix, bias, transposed = added
     if len(sizes) == 1:
         if matrix is None:
@@ -49,5 +50,5 @@ def add(out: Tensor, added: Added, view: RelationView) -> Tensor:
         matrix = matrix.t() if transposed else matrix
         return (rows @ matrix if bias is None else torch.addmm(bias, rows, matrix)).add_(out)
     if matrix is None:
-        return out + bias.index_select(0, view.blocks(sizes).relation)
+        return out + take(bias, view.types_of_blocks(sizes))
     return out + torch_maps.multiply(view.blocks(sizes), rows.unsqueeze(1), matrix.unsqueeze(1), transposed, bias=bias).squeeze(1)

@@ -218,7 +218,7 @@ def run(program: Program, view: RelationView, tensors: dict[str, Any], out_dtype
     for op in steps.after:
         values[op.out] = execute.OPERATIONS[op.kind](state, op, program.domains[op.out])
     out = values[program.output]
-    return adding.add(out, added, view) if added is not None and steps.after else out
+    return adding.add(out, added, view, cuda_maps.take) if added is not None and steps.after else out
 
 
 def _node(program: Program, steps: Steps, view: RelationView, values: dict[str, Tensor], added: Added | None,

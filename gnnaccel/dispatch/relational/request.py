@@ -184,4 +184,4 @@ def _run(call: RelationalCall, tensors: dict[str, Tensor], maps: Any, attend: Ca
     added = tensors.get(adding.ADDED)
     operands = tensors if added is None else {name: t for name, t in tensors.items() if name != adding.ADDED}
     out = execute(call.optimised().program, call.graph, operands, maps, attend, call.out_dtype).to(call.out_dtype)
-    return out if added is None else adding.add(out, added, call.graph)
+    return out if added is None else adding.add(out, added, call.graph, maps.take)

@@ -9,7 +9,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -55,6 +55,14 @@ class Gather:
     @property
     def members(self) -> GraphView:
         return self.view.members(self.coarse, self.fine)
+
+
+class Members(NamedTuple):
+    """A `Gather` that is no matter of domains: ``index`` [rows] int32, which coarse row each row reads, and ``members``, the graph
+    with an edge from each row to its coarse row."""
+
+    index: Tensor
+    members: GraphView
 
 
 Ends = tuple[Tensor, Tensor, Tensor]
@@ -303,6 +311,10 @@ class RelationView:
             return GraphView(torch.stack([node, self.blocks(sizes).relation]), node.shape[0], len(sizes), own=True)
 
         return self._once(("blocks", sizes, "members"), make)
+
+    def types_of_blocks(self, sizes: tuple[int, ...]) -> "Members":
+        """Reading rows of types at the destinations."""
+        return Members(self.blocks(sizes).relation, self.of_blocks(sizes))
 
     def degree(self) -> Tensor:
         """[num_dst] int64: the edges that enter each destination."""

@@ -52,6 +52,17 @@ def test_results_of_other_widths_are_the_hosts_error(route, aggr):
             made(x, ei)
 
 
+def test_networks_of_several_widths(route):
+    """Which they may have where results are put side by side. So they run together only where results are added up."""
+    made = mixed("cat", writes=GINConv(torch.nn.Linear(WIDTH, 4)), cites=GINConv(torch.nn.Linear(WIDTH, OUT)),
+                 about=SAGEConv(WIDTH, OUT), knows=SAGEConv(WIDTH, OUT))
+    for aggr, groups in (("cat", 1), ("sum", 2), (None, 1)):
+        if aggr != "cat":
+            made.convs[WRITES] = GINConv(torch.nn.Linear(WIDTH, OUT))
+        made.aggr, went = aggr, {"native": 1, route.backend: groups}
+        compare(route, made, features(), edges(), floor=1e-6, went=lambda: gnnaccel.stats()["HeteroConv"]["routes"] == went)
+
+
 @pytest.mark.parametrize("aggr", ["sum", "mean"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast(route, dtype, aggr):

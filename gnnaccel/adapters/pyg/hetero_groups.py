@@ -81,12 +81,13 @@ def divided(layer: Any, args: tuple, kwargs: dict) -> Call | None:
     if type(memo) is not inner_convs.Memo:
         return None
     present = tuple(map(edge_index_dict.__contains__, memo.names))
-    found = memo.divisions.get(present)
+    added = layer.aggr in hetero.ADDED_UP
+    found = memo.divisions.get((added, present))
     if found is None or not found.holds():
-        found = _divide(memo, present, found)
+        found = _divide(memo, present, added, found)
         if len(memo.divisions) >= inner_convs.MOST:
             memo.divisions.clear()
-        memo.divisions[present] = found
+        memo.divisions[added, present] = found
     if not found.groups:
         return None
     names = [name for name, there in zip(memo.names, present) if there]
@@ -102,14 +103,14 @@ def _ids(convs: tuple[Any, ...]) -> tuple[int, ...]:
     return tuple(map(id, convs))
 
 
-def _divide(memo: inner_convs.Memo, present: tuple[bool, ...], before: Division | None) -> Division:
+def _divide(memo: inner_convs.Memo, present: tuple[bool, ...], added: bool, before: Division | None) -> Division:
     """``before``: the last division, whose groups' layers are taken again where the same layers are in them."""
     made = {} if before is None else {_ids(t.convs): group.layer for group, t in zip(before.groups, before.seen)}
     kinds: dict[Any, list[tuple[EdgeType, Any]]] = {}
     settled = True
     for name, conv, there in zip(memo.names, memo.convs, present):
         if there:
-            key, known = inner_convs.key_of(conv)
+            key, known = inner_convs.key_of(conv, added)
             settled = settled and (key is not None or not known)
             kinds.setdefault(object() if key is None else key, []).append((name, conv))
     groups, seen, alone = [], [], {}

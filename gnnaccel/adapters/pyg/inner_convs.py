@@ -132,12 +132,13 @@ def one_shape(group: list[Tensor]) -> bool:
 
 
 class Memo:
-    """``together``, ``divisions`` (`hetero_groups`): by which of the layer's edge types a call names."""
+    """``together``, ``divisions`` (`hetero_groups`): by which of the layer's edge types a call names; the latter also by whether
+    relations are added up."""
 
     def __init__(self, modules: dict[str, Any], names: tuple[EdgeType, ...]):
         self.keys, self.convs, self.names = tuple(modules), tuple(modules.values()), names
         self.together: dict[tuple[bool, ...], Together] = {}
-        self.divisions: dict[tuple[bool, ...], Any] = {}
+        self.divisions: dict[tuple[bool, tuple[bool, ...]], Any] = {}
 
 
 _memos: IdentityMap[Memo] = IdentityMap()
@@ -201,12 +202,13 @@ def _look_closely(memo: Memo, present: tuple[bool, ...]) -> Together | Reason:
     return Together(names, convs, kind)
 
 
-def key_of(conv: Any) -> tuple[Any, bool]:
+def key_of(conv: Any, added: bool) -> tuple[Any, bool]:
     """What is equal for layers that can run together, None for one that can run with no other; and whether it is of a class of
-    which some can."""
+    which some can. ``added``: whether their results are added up. Otherwise they are handed on side by side in one tensor, and
+    those of modules that may do anything need not be of one width."""
     cls = type(conv)
     kind = KINDS.get(cls.__name__) if cls.__module__.startswith("torch_geometric.") else None
-    if kind is None:
+    if kind is None or (kind.called and not added):
         return None, False
     if conv_reason(conv, cls, kind) is not None:
         return None, True

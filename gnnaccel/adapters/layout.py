@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from gnnaccel.cuda import capture
 from gnnaccel.dispatch import joining
 from gnnaccel.dispatch.joining import Range
 from gnnaccel.dispatch.relational.view import Ends
@@ -42,7 +43,10 @@ class Layout:
         return self._by_kernel(edge_indices)[0] if self._kernel_serves(edge_indices) else self._by_torch(edge_indices)
 
     def checked(self, *edge_indices: Tensor) -> Ends:
-        """The same; GraphError for ids outside of their type, which would be nodes of the next. Waits once for the device."""
+        """The same; GraphError for ids outside of their type, which would be nodes of the next. Waits once for the device. During
+        a capture, where nothing waits, such ids become -1."""
+        if capture.current():
+            return self._by_torch(edge_indices, masked=True)
         if not self._kernel_serves(edge_indices):
             self._check(edge_indices)
             return self._by_torch(edge_indices)
@@ -62,11 +66,12 @@ class Layout:
     def _by_kernel(self, edge_indices: tuple[Tensor, ...]) -> tuple[Ends, Tensor]:
         return joining.by_kernel(edge_indices, [part[1:] for part in self.parts], self.loops)
 
-    def _by_torch(self, edge_indices: tuple[Tensor, ...]) -> Ends:
+    def _by_torch(self, edge_indices: tuple[Tensor, ...], masked: bool = False) -> Ends:
         src, dst, relation = [], [], []
         for part, edge_index in zip(self.parts, edge_indices):
-            src.append(edge_index[0].long() + part.src)
-            dst.append(edge_index[1].long() + part.dst)
+            for ids, start, count, found in ((edge_index[0].long(), part.src, part.num_src, src),
+                                             (edge_index[1].long(), part.dst, part.num_dst, dst)):
+                found.append((ids + start).masked_fill((ids < 0) | (ids >= count), -1) if masked else ids + start)
             relation.append(torch.full_like(src[-1], part.relation))
         for own in self.loops:
             node = torch.arange(own.num_src, device=edge_indices[0].device)

@@ -13,7 +13,7 @@ import threading
 import time
 import warnings
 
-from . import sources
+from . import capture, sources
 from .driver import CompileError, count_compile, note
 
 # Dynamic shared memory that a kernel may use without asking for more.
@@ -88,7 +88,8 @@ class CupyDriver:
         with self.lock:
             start = time.perf_counter()
             try:
-                return self._cupy.RawModule(code=text, options=_OPTIONS).get_function(entry)
+                with capture.loading():
+                    return self._cupy.RawModule(code=text, options=_OPTIONS).get_function(entry)
             except self._cupy.cuda.compiler.CompileException as problem:
                 raise CompileError(f"{family}.cu did not compile with {list(defines)}:\n{problem}") from problem
             finally:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import driver
+from gnnaccel.cuda import capture, driver
 from gnnaccel.cuda.layout import WARPS
 
 _THREADS = 256
@@ -26,23 +26,33 @@ class Reports:
     """Small pinned memory that kernels write and the host reads without ever waiting.
 
     Slots are lent and taken back. A kernel may still be under way when its slot goes to somebody else, so each loan has a tag,
-    which the kernel writes last: a report with another tag is not one's own.
+    which the kernel writes last: a report with another tag is not one's own. The replays of a captured CUDA graph report again
+    and again, long after: to a slot that is lent to no one, and that nobody reads.
     """
 
     def __init__(self, pinned: bool):
         self._pinned = pinned
         self._slabs: list[Tensor] = []
         self._free: list[tuple[int, np.ndarray]] = []
+        self._unread: int | None = None
         self._tags = itertools.count(1)
         self._lock = threading.Lock()
 
-    def take(self) -> "Report":
+    def take(self) -> "Report | Unread":
+        captured = capture.current()
         with self._lock:
+            if captured and self._unread is not None:
+                return Unread(self._unread)
             if not self._free:
                 slab = torch.zeros(_SLOTS, _SLOT, dtype=torch.int32, device="cpu", pin_memory=self._pinned)
                 self._slabs.append(slab)
                 self._free = [(slab.data_ptr() + i * _SLOT * 4, slab.numpy()[i]) for i in range(_SLOTS)]
             address, words = self._free.pop()
+            if self._unread is None:
+                self._unread = address
+                address, words = self._free.pop()
+            if captured:
+                return Unread(self._unread)
         return Report(self, address, words, next(self._tags) % 0x7FFFFFFF + 1)
 
     def give_back(self, address: int, words: np.ndarray) -> None:
@@ -69,6 +79,16 @@ class Report:
         self._owner.give_back(self.address, self._slot)
 
 
+class Unread:
+    """What a captured CUDA graph tells, of other edges at each replay: nothing that the host may go by."""
+
+    __slots__ = ("address",)
+    words, tag = None, 1
+
+    def __init__(self, address: int):
+        self.address = address
+
+
 _reports: dict[bool, Reports] = {}
 _reports_lock = threading.Lock()
 
@@ -89,7 +109,7 @@ class Split:
     counters: Tensor  # int32 [38]
     chunks: Tensor  # int32 [max_chunks, 2]: row, number within the row
     heavy: Tensor  # int32 [max_heavy, 4]: row, first chunk, chunks, unused
-    report: Report
+    report: Report | Unread
     _exact: tuple[int, int] | None = field(default=None)
 
     def sizes(self) -> tuple[int, int]:

@@ -5,6 +5,10 @@ the data, dtype and the graph's sizes; so views and detached aliases (which chec
 that their forward used. The storages are watched by weak references and version counters compared, so neither an in-place edit
 nor reused memory can give a stale answer. What cannot be seen, as anywhere in
 torch: writing through ``.data`` or through numpy. Inference tensors have no version and are not cached.
+
+While a CUDA graph is captured, nothing from before is used: replays read the caller's tensors anew, and so has their structure to
+be built within the capture. What is built there serves that capture alone, and is let go of when it is over. Edges that the host
+keeps from being changed (`EdgeArrays`) are the same at each replay.
 """
 from __future__ import annotations
 
@@ -19,6 +23,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel import env
+from gnnaccel.cuda import capture
 from gnnaccel.dispatch.edge_arrays import EdgeArrays
 from gnnaccel.dispatch.graph import GraphView
 
@@ -36,6 +41,7 @@ _lock = threading.RLock()
 _entries: OrderedDict[tuple, _Entry] = OrderedDict()
 _counts = {"hits": 0, "misses": 0, "evictions": 0, "uncached": 0}
 _limit: int | None = None
+_captured: list = []  # the number of the last capture that looked something up, its thread, and the keys of what it built
 _counted_again = 0  # misses after which bytes are counted again
 
 
@@ -51,8 +57,13 @@ def _identity(tensor: Tensor | EdgeArrays) -> tuple:
     return id(_owner(tensor)), tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
 
 
-def _key(tensors: tuple[Tensor | EdgeArrays, ...], sizes: tuple) -> tuple:
-    return (*[_identity(t) for t in tensors], sizes, torch.are_deterministic_algorithms_enabled())
+def _key(tensors: tuple[Tensor | EdgeArrays, ...], sizes: tuple, captured: int) -> tuple:
+    return (*[_identity(t) for t in tensors], sizes, torch.are_deterministic_algorithms_enabled(), captured)
+
+
+def _capture_of(tensors: tuple[Tensor | EdgeArrays, ...]) -> int:
+    """The number of the capture whose replays may find other edges in these tensors; 0 for none."""
+    return capture.current() if type(tensors[0]) is not EdgeArrays else 0
 
 
 def _find(tensors: tuple[Tensor, ...], key: tuple) -> _Entry | None:
@@ -76,8 +87,17 @@ def lookup(edge_index: Tensor, num_src: int, num_dst: int, loops: int = 0) -> tu
 
 
 def peek_many(tensors: tuple[Tensor, ...], sizes: tuple) -> bool:
-    """Whether `lookup_many` would hit."""
-    return not any(t.is_inference() for t in tensors) and _find(tensors, _key(tensors, sizes)) is not None
+    """Whether `lookup_many` would hit; during a capture, also whether it would have before."""
+    if any(t.is_inference() for t in tensors):
+        return False
+    captured = _capture_of(tensors)
+    return any(_find(tensors, _key(tensors, sizes, at)) is not None for at in ((captured, 0) if captured else (0,)))
+
+
+def before_capture(tensors: tuple[Tensor, ...], sizes: tuple) -> Any:
+    """The view that calls outside of captures find; None where there is none. Counts nothing and makes nothing."""
+    entry = None if any(t.is_inference() for t in tensors) else _find(tensors, _key(tensors, sizes, 0))
+    return None if entry is None else entry.view
 
 
 def lookup_many(tensors: tuple[Tensor, ...], sizes: tuple, make: Callable[[bool], Any]) -> tuple[Any, str]:
@@ -85,10 +105,13 @@ def lookup_many(tensors: tuple[Tensor, ...], sizes: tuple, make: Callable[[bool]
 
     ``make(own)`` makes it; ``own``: it must keep the tensors alive. A view has ``nbytes()``, ``touched`` and ``bind(*tensors)``.
     """
-    if any(t.is_inference() for t in tensors):
+    captured = _capture_of(tensors)
+    if captured == capture.UNKNOWN or any(t.is_inference() for t in tensors):
         _counts["uncached"] += 1
         return make(True), "none"
-    key = _key(tensors, sizes)
+    if _captured and captured != _captured[0]:
+        _end_capture(captured)
+    key = _key(tensors, sizes, captured)
     entry = _find(tensors, key)
     if entry is not None:
         _counts["hits"] += 1
@@ -101,8 +124,19 @@ def lookup_many(tensors: tuple[Tensor, ...], sizes: tuple, make: Callable[[bool]
     with _lock:
         _entries[key] = _Entry(view, tuple(t._version for t in tensors), tuple(weakref.ref(_owner(t), drop) for t in tensors))
         _entries.move_to_end(key)
+        if captured:
+            _captured[:] = [captured, threading.get_ident(), *_captured[2:], key]
         _evict(key)
     return view, "miss"
+
+
+def _end_capture(captured: int) -> None:
+    """Let go of what an earlier capture built, unless its thread may still be at it. Its memory belongs to the CUDA graph."""
+    with _lock:
+        if _captured and (captured or _captured[1] == threading.get_ident()):
+            for key in _captured[2:]:
+                _entries.pop(key, None)
+            _captured.clear()
 
 
 def _dropper(key: tuple, view: GraphView) -> Any:
@@ -163,6 +197,7 @@ def clear() -> None:
     global _counted_again
     with _lock:
         _entries.clear()
+        _captured.clear()
         _counted_again = 0
         for name in _counts:
             _counts[name] = 0

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import driver
+from gnnaccel.cuda import capture, driver
 from gnnaccel.cuda import structure as counting
 from gnnaccel.cuda.structure import Rows
 from gnnaccel.dispatch import structure as sorting
@@ -81,6 +81,7 @@ class GraphView:
         self._stream = 0
         self._built: torch.cuda.Event | None = None
         self._checked = False
+        self._captured = capture.current()
 
     def bind(self, edge_index: Tensor | EdgeArrays) -> None:
         """The tensor to build from, equal in value to that of the constructor."""
@@ -92,6 +93,12 @@ class GraphView:
             raise RuntimeError("the edge_index of this GraphView is gone; call bind() with a live one first")
         src, dst = edge_index.detach().unbind(0)
         return src.contiguous(), dst.contiguous()
+
+    def _may_build(self) -> None:
+        """GraphError where something would be made that lasts, within a capture that only its replays compute."""
+        if not self._captured and capture.current():
+            raise GraphError("a CUDA graph is being captured that needs index arrays of a graph from before which are not there: "
+                             "run the same step, backward too, once before the capture")
 
     def _given_csc(self) -> CSC | None:
         """The CSC that came with the edges, if it will do: its order within rows is the host's, which need not repeat."""
@@ -148,6 +155,7 @@ class GraphView:
     def covered(self, dtype: torch.dtype) -> Tensor:
         """[num_dst, 1]: 1 where a destination has an edge, else 0."""
         if self._covered is None or self._covered.dtype != dtype:
+            self._may_build()
             if self._csc is not None:
                 some = self.csc(places=False).indptr.diff() > 0
             else:
@@ -160,6 +168,7 @@ class GraphView:
     def inverse_degree(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """[num_dst]: one over the number of edges that enter a node, 1 where there is none. Kernels read it in fp32."""
         if dtype not in self._inverse_degree:
+            self._may_build()
             if self._csc is not None:
                 degree = self.csc(places=False).indptr.diff()
             else:
@@ -206,6 +215,7 @@ class GraphView:
         """What is made of this graph beside its index arrays, once: a tuple of tensors and other graphs."""
         found = self._derived.get(key)
         if found is None:
+            self._may_build()
             with self._lock, torch.inference_mode(False):
                 found = self._derived.setdefault(key, make())
             if self.device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
@@ -230,6 +240,7 @@ class GraphView:
         with self._lock:
             if _serves(self._csc, places):  # built by another thread meanwhile
                 return self._csc
+            self._may_build()
             given = self._given_csc()
             if given is not None:
                 rows = sorting.csc_as_given(given, self.num_src, self.wide, places)
@@ -253,6 +264,7 @@ class GraphView:
         with self._lock:
             if _serves(self._csr, places, inverse):
                 return self._csr
+            self._may_build()
             # never less than there was: those who asked for it would build it again
             places, inverse = places or _serves(self._csr, True), inverse or _serves(self._csr, False, True)
             by_dst = self.csc(places=False)
@@ -267,6 +279,7 @@ class GraphView:
 
     @_ordinary_tensors
     def _build_csr_by_id(self) -> Rows:
+        self._may_build()
         with self._lock:
             ids, by_src = self.csc().place, self.csr()
             # beyond the last edge both arrays hold whatever the memory held; nothing reads those places, but an index must fit
@@ -298,7 +311,7 @@ class GraphView:
     # --- reading -------------------------------------------------------------------------------------------------------
 
     def _mark_built(self) -> None:
-        if self.device.type == "cuda":
+        if self.device.type == "cuda" and not capture.current():  # an event of a capture is nothing to wait for outside of it
             stream = torch.cuda.current_stream(self.device)
             self._stream, self._built = stream.cuda_stream, torch.cuda.Event()
             self._built.record(stream)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import driver
+from gnnaccel.cuda import capture, driver
 from gnnaccel.cuda import join as cuda_join
 from gnnaccel.cuda.join import Range
 from gnnaccel.dispatch.config import current
@@ -22,11 +22,10 @@ def serves(structure: Sequence[Tensor | EdgeArrays], num_nodes: int, num_loops: 
     Not while a CUDA graph is captured: its replays would copy the table of parts from memory that has long been somebody else's.
     """
     device, config = structure[0].device, current()
-    if config is not None and config.backend == "torch":
+    if (config is not None and config.backend == "torch") or capture.current():
         return False
     if not driver.placed() and not (device.type == "cuda" and driver.available()[0]
-                                    and device.index == torch.cuda.current_device()  # where launches go
-                                    and not torch.cuda.is_current_stream_capturing()):
+                                    and device.index == torch.cuda.current_device()):  # where launches go
         return False
     if num_nodes >= 2**31 or num_loops + sum(t.shape[1] for t in structure) >= 2**31:
         return False

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from gnnaccel.cuda import driver
+from gnnaccel.cuda import capture, driver
 from gnnaccel.dispatch import config as configs
 from gnnaccel.dispatch import counters
 from gnnaccel.dispatch.checkpoints import checkpointed
@@ -54,6 +54,8 @@ def run(layer: Any, native: Callable, args: tuple, kwargs: dict, config: Config)
     call of a layer that has a memory, hence its plainness."""
     entry = memories.entries.get(id(layer))
     if entry is None or entry[0]() is not layer or _tracing() is not None:  # a tracer would write the comparisons down
+        return MISSED
+    if capture.current():  # few layers' own code can be captured in a CUDA graph
         return MISSED
     memory = entry[1]
     easy = memory.easy

@@ -55,6 +55,7 @@ KINDS: dict[str, Kind] = {
     "GA404": Kind("inside torch.compile, torch.jit or torch.fx", "compiled regions run the host's own code"),
     "GA405": Kind("inside a functorch transform", "call the layer outside vmap, grad or jvp"),
     "GA406": Kind("backend was chosen by the user", "enable(backend='auto')"),
+    "GA407": Kind("a CUDA graph is captured, and the relations' structure is not there", "run the same step once before the capture"),
     "GA501": Kind("message-passing hooks are registered", "remove the hooks from the layer"),
     "GA502": Kind("explanation is switched on", "explainers need the host's own messages"),
     "GA503": Kind("decomposed_layers is not 1", "set decomposed_layers=1"),

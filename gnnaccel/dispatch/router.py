@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from gnnaccel.cuda import capture
 from gnnaccel.dispatch import attention, counters, native_again, planner, records, rules, watch
 from gnnaccel.dispatch.checkpoints import checkpointed
 from gnnaccel.dispatch.config import Config
@@ -21,7 +22,7 @@ from gnnaccel.dispatch.quantized import attention as quantized
 from gnnaccel.dispatch.quantized import settings
 from gnnaccel.dispatch.reasons import Reason, reason
 from gnnaccel.dispatch.relational import repeated
-from gnnaccel.dispatch.relational.request import RelationalCall, RelationalGiven
+from gnnaccel.dispatch.relational.request import RelationalCall, RelationalGiven, RelationalStated
 from gnnaccel.dispatch.request import Given, Stated
 from gnnaccel.errors import FallbackError
 
@@ -93,6 +94,8 @@ def decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict,
     """`route` of a call that is like no earlier native one."""
     if records.listening():  # the short ways tell nothing; the route is the same
         return watch.around(watch.Visit(layer, adapter, native, args, kwargs, config), _told)
+    if capture.current():  # what earlier calls showed need not hold for what a CUDA graph's replays find in memory
+        return _decide(layer, adapter, native, args, kwargs, config, None, 0)
     last = _last.get(layer)
     if last is not None and last.still_native(args, kwargs, config):
         counters.again(type(layer).__name__, last.plan.code)
@@ -138,10 +141,14 @@ def _decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict
     found = adapter.state(layer, args, kwargs)
     if type(found) is Reason:
         settings.note_native(layer, config, found)
-        if _quiet(config):
+        if _quiet(config) and not capture.current():
             native_again.remember_reason(layer, args, kwargs, config, found)
         return _native(layer, adapter, native, args, kwargs, config, None, None, ((name, found),), start)
     (stated, given), grad = found, torch.is_grad_enabled()
+    if capture.current() and isinstance(stated, RelationalStated):
+        why = stated.captured_reason(given)
+        if why is not None:
+            return _native(layer, adapter, native, args, kwargs, config, None, None, ((name, why),), start)
     device, known = given.device.type, _known(layer, stated, given)
     plan = _planned(stated, device, grad, known, config)
     entry = settings.asked(layer, config)
@@ -149,7 +156,7 @@ def _decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict
     if plan.route == "native":
         if entry is not None:
             entry.fell_back(use)
-        if not settings.learning(use):
+        if not settings.learning(use) and not capture.current():
             _remember_native(layer, config, signature, given, args, kwargs, plan, known)
         whole = not known and device == "cuda" and getattr(stated, "together", False) and plan.code == "GA301" and _quiet(config)
         return _native(layer, adapter, _with_its_parts(native) if whole else native, args, kwargs, config, stated, given,
@@ -159,7 +166,9 @@ def _decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict
     call, run = stated.call(graph, plan), stated.runner(plan.route)
     if entry is not None:
         run = quantized.runner(entry, use, run)
-    if signature is not None and hit != "none" and not settings.learning(use):
+    if capture.current():
+        pass  # nothing of it holds for another call
+    elif signature is not None and hit != "none" and not settings.learning(use):
         bound = adapter.bind(layer, call) if plan.route == "cuda" and entry is None else None
         _remember(layer, config, signature, given, weakref.ref(graph), stated, call.attention, plan, run, bound)
     elif hit != "none" and entry is None and getattr(adapter, "repeats", None) is not None:
@@ -210,7 +219,10 @@ def _quiet(config: Config) -> bool:
 
 def _known(layer: Any, stated: Stated, given: Given) -> bool:
     """Whether the graph's structure costs nothing more: it is there; or the layer's last call was over these very edges,
-    so there will be more; or a checkpoint may be about to repeat this call, and must then find the same route."""
+    so there will be more; or a checkpoint may be about to repeat this call, and must then find the same route; or a CUDA graph
+    will, which few layers' own code can be captured in."""
+    if capture.current():
+        return True
     if any(t.is_inference() for t in given.structure):
         return False
     last = _last.get(layer)

@@ -22,7 +22,8 @@ from torch.compiler import is_compiling
 from gnnaccel.adapters.guards import context_reason
 from gnnaccel.adapters.patching import PatchSet
 from gnnaccel.adapters.pyg import graph_loops
-from gnnaccel.dispatch import cache, placed
+from gnnaccel.cuda import capture
+from gnnaccel.dispatch import cache, looped, placed
 from gnnaccel.dispatch.config import current, silenced
 
 _CONV = "torch_geometric.nn.conv."
@@ -39,7 +40,7 @@ _PLAIN = (int, float, bool, str, torch.dtype, type(None))
 def install(patches: PatchSet) -> None:
     """Replace the functions through ``patches``: GCN's wherever a module of PyG has it, others where `_LOOPS` says."""
     native = importlib.import_module(_CONV + "gcn_conv").gcn_norm
-    ours = keeping(native)
+    ours = keeping(native, captured=captured_norm)
     modules = {id(m): m for name, m in list(sys.modules.items())
                if name.startswith("torch_geometric.") and hasattr(m, "__dict__")}
     for module in modules.values():
@@ -58,9 +59,10 @@ def install(patches: PatchSet) -> None:
     patches.set(cheb, "__norm__", keeping(getattr(cheb, "__norm__"), method=True))
 
 
-def keeping(native: Callable, method: bool = False) -> Callable:
+def keeping(native: Callable, method: bool = False, captured: Callable | None = None) -> Callable:
     """``native``, a function of tensors and plain values that gives a tuple of tensors, with its results kept from the first call
-    over edges on a GPU on, and from the second on a CPU. ``method``: of a class, whose instances do not matter to it.
+    over edges on a GPU on, and from the second on a CPU. ``method``: of a class, whose instances do not matter to it. ``captured``:
+    takes its place, and is given it besides, while a CUDA graph is captured.
 
     Not kept: what depends on a floating tensor, such as weights; on a sparse or an inference tensor, or one of a subclass; what is
     computed while something traces.
@@ -71,9 +73,40 @@ def keeping(native: Callable, method: bool = False) -> Callable:
     @functools.wraps(native)
     def kept(*args: Any, **kwargs: Any) -> Any:
         found = find(name, native, args, kwargs, first)
-        return native(*args, **kwargs) if found is None else found
+        if found is not None:
+            return found
+        if captured is not None and current() is not None and capture.current():
+            return captured(native, *args, **kwargs)
+        return native(*args, **kwargs)
 
     return kept
+
+
+def captured_norm(native: Callable, edge_index: Any, edge_weight: Tensor | None = None, num_nodes: int | None = None,
+                  improved: bool = False, add_self_loops: bool = True, flow: str = "source_to_target",
+                  dtype: torch.dtype | None = None) -> tuple:
+    """GCN's normalisation without waiting for the device to tell which edges are loops: `looped` says how such edges are listed."""
+    plain = type(edge_index) is Tensor and edge_index.layout is torch.strided and type(num_nodes) is int
+    if not (plain and add_self_loops) or (edge_weight is not None and edge_weight.dim() != 1):
+        return native(edge_index, edge_weight, num_nodes, improved, add_self_loops, flow, dtype)
+    src, dst = edge_index
+    if edge_weight is None:
+        improved = improved and _improves_alone(native)
+        edge_weight = torch.ones(src.shape[0], dtype=dtype, device=src.device)
+    loop, nodes = src == dst, torch.arange(num_nodes, dtype=src.dtype, device=src.device)
+    own = edge_weight.new_full((num_nodes + 1,), 2.0 if improved else 1.0)
+    own = own.scatter(0, torch.where(loop, src, num_nodes).long(), edge_weight)[:num_nodes]
+    edges = torch.cat([edge_index, torch.stack([nodes, nodes])], 1)
+    weight = torch.cat([edge_weight.masked_fill(loop, 0.0), own])
+    looped.note(edges, edge_index, num_nodes)
+    return edges, native(edges, weight, num_nodes, improved, False, flow, dtype)[1]
+
+
+@functools.cache
+def _improves_alone(native: Callable) -> bool:
+    """Whether ``improved`` counts where there are no weights, which differs between versions of PyG."""
+    weights = native(torch.tensor([[0], [1]], device="cpu"), None, 2, True)[1]
+    return float(weights[-1]) > 0.6  # 2 / (1 + 2), not 1 / (1 + 1)
 
 
 def find(name: str, native: Callable, args: tuple, kwargs: dict, first: int = 0) -> tuple | None:
@@ -128,8 +161,10 @@ def _worth_keeping(edge_index: Any, name: str) -> bool:
     some 25 launches and a wait, which the second layer over a sampled batch then saves."""
     if type(edge_index) is not Tensor or edge_index.is_inference():
         return False
+    if capture.current():
+        return False  # what a capture makes holds nothing until it is replayed
     if edge_index.is_cuda:
-        return not torch.cuda.is_current_stream_capturing()  # what a capture makes holds nothing until it is replayed
+        return True
     found = _sighted.get((id(edge_index), name))
     if found is not None and found[0]() is edge_index and found[1] == edge_index._version:
         return True

@@ -81,6 +81,7 @@ def routed(native: Callable) -> Callable:
     from torch.compiler import is_compiling
 
     from gnnaccel.adapters.pyg import propagate_calls as calls
+    from gnnaccel.cuda import capture
     from gnnaccel.adapters.pyg import propagate_native
     from gnnaccel.adapters.pyg.propagate_once import again
     from gnnaccel.dispatch.config import current
@@ -93,7 +94,7 @@ def routed(native: Callable) -> Callable:
         config = current()
         if config is None:
             return native(self, edge_index, **kwargs)
-        if not listening():  # the short way tells nothing; the route is the same
+        if not listening() and not capture.current():  # the short way tells nothing; the route is the same
             last = calls.last(self, edge_index)
             if last is None:
                 if calls.too_small(self, edge_index, config) or propagate_native.again(self, edge_index, kwargs, config):

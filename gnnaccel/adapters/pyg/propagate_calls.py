@@ -10,8 +10,8 @@ from torch import Tensor
 
 from gnnaccel.adapters.pyg import guards, propagate_native, propagate_once, propagate_visit
 from gnnaccel.adapters.pyg import propagate_reading as reading
-from gnnaccel.cuda import driver
-from gnnaccel.dispatch import counters, records, rules, watch
+from gnnaccel.cuda import capture, driver
+from gnnaccel.dispatch import counters, looped, records, rules, watch
 from gnnaccel.dispatch.checkpoints import checkpointed
 from gnnaccel.dispatch.config import Config
 from gnnaccel.dispatch.names import IdentityMap
@@ -21,6 +21,7 @@ from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.quantized import aggregation as quantized
 from gnnaccel.dispatch.quantized import settings
 from gnnaccel.dispatch.reasons import Reason
+from gnnaccel.errors import GraphError
 
 _LAYERS_GRAPHS = 4  # calls over so many graphs are remembered for each layer
 _FEW, _FEW_AT_FIRST = 1000, 20000  # edges below which a call is not looked at, and not at the first times
@@ -60,10 +61,23 @@ def _decide(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Conf
     def finish(out: Any) -> Any:
         return reading.finished(layer, found.known, stacked, out, kwargs)
 
-    out = aggregation_route.run(layer, "pyg", parts, decision, config, finish, lambda: native(layer, edge_index, **kwargs), start)
-    if parts is not None and type(edge_index) is Tensor and not edge_index.is_inference():
+    out = aggregation_route.run(layer, "pyg", parts, decision, config, finish, lambda: _natively(native, layer, edge_index, kwargs), start)
+    if parts is not None and type(edge_index) is Tensor and not edge_index.is_inference() and not capture.current():
         (propagate_once.remember if decision.again else _remember)(layer, edge_index, kwargs, found, decision, config)
     return out
+
+
+def _natively(native: Any, layer: Any, edge_index: Any, kwargs: dict) -> Any:
+    """The host's own code. GraphError where it would not know of edges that count for nothing (`looped`)."""
+    if type(edge_index) is Tensor and looped.of(edge_index) is not None:
+        from torch_geometric.nn import MessagePassing
+
+        cls = type(layer)
+        if not (cls.__module__.startswith("torch_geometric.") and cls.aggregate is MessagePassing.aggregate
+                and type(layer.aggr_module).__name__ == "SumAggregation"):
+            raise GraphError(f"{cls.__name__} cannot be captured in a CUDA graph: it would count self loops that gcn_norm replaced. "
+                             "Add self loops before the capture and make the layer with add_self_loops=False")
+    return native(layer, edge_index, **kwargs)
 
 
 # --- calls that repeat -------------------------------------------------------------------------------------------------

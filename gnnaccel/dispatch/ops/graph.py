@@ -3,9 +3,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
-from gnnaccel.dispatch import cache, joining
+from gnnaccel.dispatch import cache, joining, looped
 from gnnaccel.dispatch.graph import GraphView
 from gnnaccel.dispatch.joined import JoinedView
 
@@ -43,7 +44,11 @@ class OpGraph:
     def view(self) -> GraphView:
         """The structure that kernels read, from the structure cache."""
         if self._view is None:
-            if self.flipped:
+            found = looped.of(self.edge_index)
+            if found is not None:
+                self._view, self.cached = cache.lookup_many((found.edge_index,), (*self._sizes(), "looped", found.loops),
+                                                            lambda own: self._with_loops(found, own))
+            elif self.flipped:
                 self._view, self.cached = cache.lookup_many((self.edge_index,), self._sizes(), self._turned)
             else:
                 self._view, self.cached = cache.lookup(self.edge_index, self.num_src, self.num_dst)
@@ -51,13 +56,17 @@ class OpGraph:
 
     def known(self) -> bool:
         """Whether `view` is there already."""
-        return self._view is not None or cache.peek_many((self.edge_index,), self._sizes())
+        return self._view is not None or looped.of(self.edge_index) is not None or cache.peek_many((self.edge_index,), self._sizes())
 
     def _sizes(self) -> tuple:
         return ("flipped", self.num_src, self.num_dst) if self.flipped else (self.num_src, self.num_dst, 0)
 
     def _turned(self, own: bool) -> GraphView:
         return JoinedView((self.edge_index,), self.num_src, self.num_dst, _reversed_ends, own)
+
+    def _with_loops(self, found: looped.Looped, own: bool) -> GraphView:
+        ends = _reversed_ends if self.flipped else torch.unbind
+        return JoinedView((found.edge_index,), self.num_src, self.num_dst, ends, own, found.loops)
 
     def facts(self) -> dict[str, int]:
         """Of the graph, for records."""

@@ -8,16 +8,21 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from gnnaccel.cuda import capture
 from gnnaccel.cuda.layout import TYPES
 from gnnaccel.dispatch import attention, attention_families, cache, patterns
 from gnnaccel.dispatch.config import passes_on
 from gnnaccel.dispatch.program import PARAM, Program
+from gnnaccel.dispatch.reasons import Reason, reason
 from gnnaccel.dispatch.relational import added as adding
 from gnnaccel.dispatch.relational import cuda_maps, cuda_program, torch_maps
 from gnnaccel.dispatch.relational.counting import Shape
 from gnnaccel.dispatch.relational.execute import run as execute
 from gnnaccel.dispatch.relational.optimise import Optimised, optimise
 from gnnaccel.dispatch.relational.view import RelationStatistics, RelationView
+
+#: layers of which the host's own code waits for nothing
+_CAPTURED_NATIVELY = ("FastRGCNConv", "RGATConv", "HeteroConv")
 
 Shapes = tuple[tuple[str, Shape], ...]
 
@@ -86,8 +91,23 @@ class RelationalStated:
         return cache.peek_many(given.structure, self._sizes())
 
     def lookup(self, given: RelationalGiven) -> tuple[RelationView, str]:
-        """The structure of the call's graph, and "hit", "miss" or "none"."""
-        return cache.lookup_many(given.structure, self._sizes(), lambda own: self.make(own, _compact()))
+        """The structure of the call's graph, and "hit", "miss" or "none". During a capture that which was there before: each
+        replay makes sure that the edges are still the same."""
+        if not capture.current():
+            return cache.lookup_many(given.structure, self._sizes(), lambda own: self.make(own, _compact()))
+        return cache.lookup_many(given.structure, ("standing", *self._sizes()), lambda own: self._standing(given))
+
+    def _standing(self, given: RelationalGiven) -> RelationView:
+        view = cache.before_capture(given.structure, self._sizes())
+        view.stands(*given.structure)
+        return view
+
+    def captured_reason(self, given: RelationalGiven) -> Reason | None:
+        """Why a call within a capture runs natively: where the host's own code can be captured, it may find other edges at each
+        replay; and layers around others are captured layer by layer."""
+        if self.around or self.native.startswith(_CAPTURED_NATIVELY):
+            return reason("GA407", "relations are put together for one graph, and its replays may find another")
+        return reason("GA407") if cache.before_capture(given.structure, self._sizes()) is None else None
 
     def call(self, graph: RelationView, plan: Any) -> RelationalCall:
         """``plan`` None: to look at its Program, not to run it."""

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from gnnaccel.cuda import capture
 from gnnaccel.cuda import pairs as cuda_pairs
 from gnnaccel.dispatch.graph import GraphView
 from gnnaccel.dispatch.placed import of_the_graph
@@ -159,6 +160,18 @@ class RelationView:
             self._filtered = tuple(ids.index_select(0, known) for ids in (src, dst, relation))
         self._checked = True
 
+    def stands(self, *structure: Tensor) -> None:
+        """Within a capture: has each replay hold the edges against those of this view, and stop with a failed assertion on the
+        device where they are others. What is compact has sizes that a capture cannot leave open."""
+        src, dst, relation = self._assemble(*(t.detach() for t in structure))
+        by_src, by_dst = self.pairs(PAIR_SRC), self.pairs(PAIR_DST)
+        if by_src.of_edge.shape != src.shape:
+            raise GraphError("a CUDA graph is being captured, and some edges are of no relation: leave them out before")
+        same = ((by_src.node.index_select(0, by_src.of_edge) == src) & (by_dst.node.index_select(0, by_dst.of_edge) == dst)
+                & (by_src.relation.index_select(0, by_src.of_edge) == relation))
+        torch._assert_async(same.all(), "gnnaccel: edge_index or edge_type changed since the CUDA graph was captured; layers of "
+                                        "relations are captured for one graph: capture again, or run them outside of CUDA graphs")
+
     # --- pairs and index arrays ----------------------------------------------------------------------------------------
 
     def _once(self, key: tuple, make: Callable[[], Any], wait: bool = True) -> Any:
@@ -166,6 +179,9 @@ class RelationView:
         False: it has the device do nothing, or has waited for it."""
         found = self._made.get(key)
         if found is None:
+            if capture.current():
+                raise GraphError("a CUDA graph is being captured that needs arrays of its relations which are not there: run the same "
+                                 "step, backward too, once before the capture")
             with self._lock, torch.inference_mode(False):
                 found = self._made.get(key)
                 if found is None:

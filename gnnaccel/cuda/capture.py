@@ -1,0 +1,59 @@
+"""CUDA graphs: whether torch's current stream is being captured, into which graph, and loading kernels meanwhile.
+
+A captured graph is replayed after the caller has written other numbers into the same memory. So whatever depends on what is in
+memory has to be made within the capture, and what was made before must not be used.
+"""
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import sys
+from collections.abc import Callable, Iterator
+
+import torch
+
+UNKNOWN = -1  # the number of a capture of which the driver cannot be asked
+_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
+
+_capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing if torch.backends.cuda.is_built() else lambda: False
+
+
+def current() -> int:
+    """The number of the capture that torch's current stream is in, which no other has in this process; 0 for none."""
+    return _number() if _capturing() else 0
+
+
+def _number() -> int:
+    library = _library()
+    if library is None:
+        return UNKNOWN
+    status, number = ctypes.c_int(), ctypes.c_uint64()
+    stream = ctypes.c_void_p(torch._C._cuda_getCurrentRawStream(torch.cuda.current_device()))
+    failed = library.cuStreamGetCaptureInfo_v2(stream, ctypes.byref(status), ctypes.byref(number), None, None, None)
+    return UNKNOWN if failed else number.value
+
+
+@functools.cache
+def _library() -> ctypes.CDLL | None:
+    """The CUDA driver, if it can be asked."""
+    try:
+        found = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    except OSError:
+        return None
+    return found if hasattr(found, "cuStreamGetCaptureInfo_v2") and hasattr(found, "cuThreadExchangeStreamCaptureMode") else None
+
+
+@contextlib.contextmanager
+def loading() -> Iterator[None]:
+    """A block in which this thread may load kernels although a stream is being captured, as torch allocates memory."""
+    library = _library() if _capturing() else None
+    if library is None:
+        yield
+        return
+    mode = ctypes.c_int(_RELAXED)
+    library.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+    try:
+        yield
+    finally:
+        library.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))

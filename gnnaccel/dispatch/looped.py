@@ -1,0 +1,32 @@
+"""Edges with self loops added within a capture of a CUDA graph, where nobody can know how many loops there were.
+
+Such a list has the caller's edges, those that are loops with a weight of zero, then a loop for each node. Sums of weighted messages
+come out right over it. The structure that kernels read is built of the caller's edges and leaves the old loops out.
+"""
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from gnnaccel.dispatch.names import IdentityMap
+
+
+class Looped(NamedTuple):
+    """Of a list of edges: the caller's ``edge_index``, and how many nodes have a loop after them."""
+
+    edge_index: Tensor
+    loops: int
+
+
+_looped: IdentityMap[Looped] = IdentityMap()
+
+
+def note(edges: Tensor, edge_index: Tensor, loops: int) -> None:
+    """``edges`` are ``edge_index`` and ``loops`` loops."""
+    _looped.set(edges, Looped(edge_index, loops))
+
+
+def of(edges: Tensor) -> Looped | None:
+    """What these edges were made of, if they are such a list."""
+    return _looped.get(edges) if _looped.entries else None

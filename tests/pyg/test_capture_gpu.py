@@ -1,0 +1,110 @@
+"""CUDA graphs that are replayed over other edges, weights and features than were captured."""
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import gnnaccel
+from tests.pyg import graphs
+from tests.pyg.every import CALLS, leaves, made
+from tests.pyg.judge import close
+from tests.pyg.test_capture import NAMES, OF_RELATIONS
+
+pytestmark = pytest.mark.gpu
+
+
+def moved(value, device):
+    if isinstance(value, dict):
+        return {key: moved(v, device) for key, v in value.items()}
+    return value.to(device)
+
+
+def warmed(step) -> None:
+    """What torch asks for before a capture."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+
+
+@torch.no_grad()
+def refill(inputs, edges: bool) -> None:
+    for value in inputs:
+        for t in value.values() if isinstance(value, dict) else [value]:
+            if t.is_floating_point():
+                t.copy_(torch.rand_like(t))
+            elif edges and t.dim() == 2:
+                t.copy_(graphs.square())
+
+
+def summed(layer, inputs) -> Tensor:
+    return torch.cat([t.flatten() for t in leaves(layer(*inputs))])
+
+
+@pytest.mark.parametrize("name", NAMES + [name for name in OF_RELATIONS if name in CALLS])
+def test_forward(gpu, name):
+    """Edges are others at each replay; those of layers of relations stay, as they must."""
+    layer, inputs = made(name)
+    layer, inputs = layer.to(gpu.device), tuple(moved(value, gpu.device) for value in inputs)
+    with torch.no_grad():
+        with gpu.on(on_fallback="native"):
+            warmed(lambda: layer(*inputs))
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                out = summed(layer, inputs)
+        for _ in range(3):
+            refill(inputs, edges=name not in OF_RELATIONS)
+            graph.replay()
+            with gnnaccel.disabled():
+                assert close(out, summed(layer, inputs), 1e-4)
+        with gpu.on(on_fallback="native"):
+            assert close(summed(layer, inputs), out, 1e-4), "a call after the capture"
+
+
+@pytest.mark.parametrize("name", ["GATConv", "GATv2Conv", "TransformerConv", "SAGEConv", "GraphConv", "GCNConv", "GCNConv, weights",
+                                  "RGCNConv", "HGTConv"])
+def test_training(gpu, name):
+    layer, inputs = made(name)
+    layer, inputs = layer.to(gpu.device), tuple(moved(value, gpu.device) for value in inputs)
+    wanted = list(layer.parameters())
+
+    def step() -> None:
+        for p in wanted:
+            p.grad = None
+        summed(layer, inputs).pow(2).sum().backward()
+
+    with gpu.on():
+        warmed(step)
+        for p in wanted:
+            p.grad = None
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            summed(layer, inputs).pow(2).sum().backward()
+    for _ in range(2):
+        refill(inputs, edges=name not in OF_RELATIONS)
+        graph.replay()
+        with gnnaccel.disabled():
+            expected = torch.autograd.grad(summed(layer, inputs).pow(2).sum(), wanted, allow_unused=True)
+        got = torch.cat([p.grad.flatten() for p, e in zip(wanted, expected) if e is not None])
+        assert close(got, torch.cat([e.flatten() for e in expected if e is not None]), 1e-4)
+
+
+def test_two_captures_do_not_share(gpu):
+    """The second is replayed alone: what the first built is none of its business."""
+    layer, (x, ei) = made("GATConv")
+    layer, x, ei = layer.to(gpu.device), x.to(gpu.device), ei.to(gpu.device)
+    captured = [torch.cuda.CUDAGraph() for _ in range(2)]
+    with gpu.on(), torch.no_grad():
+        warmed(lambda: layer(x, ei))
+        outs = []
+        for graph in captured:
+            with torch.cuda.graph(graph):
+                outs.append(layer(x, ei))
+        ei.copy_(graphs.square())
+        captured[1].replay()
+        with gnnaccel.disabled():
+            assert close(outs[1], layer(x, ei))

@@ -1,10 +1,15 @@
 """Random cases, held against the host's own layers.
 
-    python -m tests.oracle --seconds 600 --seed 7                 all parts, on a GPU if there is one, else both CPU backends
-    python -m tests.oracle table histories --backend emulated     these parts only
-    python -m tests.oracle table GATConv --seed 123 --mode grad --backend emulated      one case again
-    python -m tests.oracle table --replay 7000000:7000400:16 --backend emulated         all cases of one process again
+python -m tests.oracle --seconds 600 --seed 7
+    all parts, on a GPU if there is one, else on both CPU backends
+python -m tests.oracle table histories --backend emulated
+    these parts only
+python -m tests.oracle table GATConv --seed 123 --mode grad --backend emulated
+    one case again
+python -m tests.oracle table --replay 7000000:7000400:16 --backend emulated
+    all cases of one process again
 """
+
 from __future__ import annotations
 
 import argparse
@@ -19,17 +24,34 @@ PARTS = tuple(driver.SHARES)
 
 
 def parsed(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.oracle", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="*", help=f"parts out of {', '.join(PARTS)}; after one part, the name of a case")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.oracle",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "what",
+        nargs="*",
+        help=f"parts out of {', '.join(PARTS)}; after one part, the name of a case",
+    )
     parser.add_argument("--seconds", type=float, default=60, help="of each backend")
-    parser.add_argument("--seed", type=int, default=1, help="of a run; with a name or one part and --mode or --one, of a case")
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=1,
+        help="of a run; with a name or one part and --mode or --one, of a case",
+    )
     parser.add_argument("--one", action="store_true", help="run the one case that --seed names")
     parser.add_argument("--mode", default="")
     parser.add_argument("--only", default="", help="only cases whose name contains this")
     parser.add_argument("--backend", default="", help="cpu, emulated, gpu; several with commas")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--cases", type=int, default=0, help="at most so many of each part, instead of --seconds alone")
+    parser.add_argument(
+        "--cases",
+        type=int,
+        default=0,
+        help="at most so many of each part, instead of --seconds alone",
+    )
     parser.add_argument("--replay", default="", help="first:last:step, the cases of one process")
     parser.add_argument("--out", default="", help="a file for a summary in JSON")
     return parser.parse_args(arguments)
@@ -37,8 +59,16 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
 
 def worker_options(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.oracle worker")
-    for name, kind in (("part", str), ("backend", str), ("first", int), ("step", int), ("seconds", float), ("cases", int),
-                       ("only", str), ("mode", str)):
+    for name, kind in (
+        ("part", str),
+        ("backend", str),
+        ("first", int),
+        ("step", int),
+        ("seconds", float),
+        ("cases", int),
+        ("only", str),
+        ("mode", str),
+    ):
         parser.add_argument(f"--{name}", type=kind)
     return parser.parse_args(arguments)
 
@@ -47,11 +77,12 @@ def backends(given: str) -> list[str]:
     if given:
         return given.split(",")
     import torch
+
     return ["gpu"] if torch.cuda.is_available() else ["cpu", "emulated"]
 
 
 def tasks(options: argparse.Namespace, parts: list[str], backend: str) -> list[driver.Task]:
-    """Processes are dealt out to parts by their shares of time. With fewer processes than parts, these take turns."""
+    """Processes for parts by their shares; with fewer processes than parts, parts take turns."""
     parts = [p for p in parts if p != "captures" or backend == "gpu"]
     whole = sum(driver.SHARES[p] for p in parts)
     found = []
@@ -61,7 +92,18 @@ def tasks(options: argparse.Namespace, parts: list[str], backend: str) -> list[d
         seconds = options.seconds * min(1.0, wanted / processes)
         for k in range(processes):
             cases = -(-options.cases // processes) if options.cases else 1 << 40
-            found.append(driver.Task(part, backend, options.seed * 1_000_000 + k, processes, seconds, cases, options.only, options.mode))
+            found.append(
+                driver.Task(
+                    part,
+                    backend,
+                    options.seed * 1_000_000 + k,
+                    processes,
+                    seconds,
+                    cases,
+                    options.only,
+                    options.mode,
+                )
+            )
     return found
 
 
@@ -70,15 +112,22 @@ def one_case(options: argparse.Namespace, part: str, name: str) -> list[driver.T
     if options.replay:
         first, last, step = map(int, options.replay.split(":"))
     only = name or options.only
-    return [driver.Task(part, backend, first, step, 3600, len(range(first, last, step)), only, options.mode)
-            for backend in backends(options.backend)]
+    return [
+        driver.Task(
+            part, backend, first, step, 3600, len(range(first, last, step)), only, options.mode
+        )
+        for backend in backends(options.backend)
+    ]
 
 
 def main(arguments: list[str]) -> int:
     if arguments[:1] == ["worker"]:
         return worker.work(worker_options(arguments[1:]))
     options, start = parsed(arguments), time.time()
-    parts, names = [w for w in options.what if w in PARTS], [w for w in options.what if w not in PARTS]
+    parts, names = (
+        [w for w in options.what if w in PARTS],
+        [w for w in options.what if w not in PARTS],
+    )
     if names and len(parts) != 1:
         sys.exit(f"{names[0]} is no part; parts are {', '.join(PARTS)}")
     if len(parts) == 1 and (names or options.mode or options.one or options.replay):
@@ -95,8 +144,10 @@ def main(arguments: list[str]) -> int:
         print(f"{key}: " + ", ".join(f"{value:g} {name}" for name, value in amounts.items()))
     for alarm in summary.alarms:
         if alarm.get("alone") is False:
-            print(f"not by itself: {alarm['reproduce']}\n  with the cases before it: {alarm['replay']}")
-    print(f"{sum(c['alarms'] for c in summary.counts.values()):.0f} alarms in {report['seconds']:.0f} s")
+            print("not by itself: " + alarm["reproduce"])
+            print("  with the cases before it: " + alarm["replay"])
+    alarms = sum(amounts["alarms"] for amounts in summary.counts.values())
+    print(f"{alarms:.0f} alarms in {report['seconds']:.0f} s")
     if options.out:
         with open(options.out, "w") as file:
             json.dump(report, file, indent=1)

@@ -1,4 +1,5 @@
 """Where accelerated calls run: the plain CPU, the kernels emulated on a CPU, or a GPU."""
+
 from __future__ import annotations
 
 import contextlib
@@ -16,7 +17,7 @@ NAMES = ("cpu", "emulated", "gpu")
 
 
 class Backend:
-    """One way of running. Inside of `session` patches are in, so that `on` and `off` cost little."""
+    """One way of running. Inside of `session` patches are in: `on` and `off` cost little."""
 
     def __init__(self, name: str):
         if name not in NAMES:
@@ -27,7 +28,7 @@ class Backend:
 
     @contextlib.contextmanager
     def session(self) -> Iterator[None]:
-        """Around all cases of a process: patches, and the driver of the emulation. Natively nothing differs."""
+        """Around all cases of a process: patches, and the driver of the emulation."""
         torch.set_num_threads(1)
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
         with self._driver(), gnnaccel.enabled(**self.forced), gnnaccel.disabled():
@@ -38,10 +39,11 @@ class Backend:
             return contextlib.nullcontext()
         from gnnaccel.cuda import driver
         from tests.emulation.emulator import EmulatedDriver
+
         return driver.using(EmulatedDriver())
 
     def on(self, **options: Any):
-        """A block in which layers are taken over wherever that is possible, or as ``options`` say."""
+        """A block in which layers are taken over wherever possible, or as ``options`` say."""
         return gnnaccel.enabled(**{"when": "supported", **self.forced, **options})
 
     def finish(self) -> None:

@@ -1,7 +1,8 @@
-"""Histories inside of CUDA graphs: buffers are refilled between replays, and each replay is held against the host.
+"""Histories inside of CUDA graphs: buffers are refilled, and each replay is held against the host.
 
-A layer whose capture raises is refused; that leaves the process unfit for more captures, so a new one takes over.
+A capture that raises counts as refused. It leaves the process unfit for more, so a new one takes over.
 """
+
 from __future__ import annotations
 
 import copy
@@ -35,31 +36,36 @@ class Capture:
         choices = sorted(n for n, (_, edge) in MODELS.items() if edge in ("", "weight", "attr"))
         self.name = name or self.choose.choice(choices)
         make, self.edge = MODELS[self.name]
-        self.train = self.choose.random() < .4
+        self.train = self.choose.random() < 0.4
         self.nodes, self.edges = self.choose.choice(((20, 80), (200, 3000), (4000, 30000)))
         self.model = self._without_loops(make()).to(self.device).requires_grad_(self.train).eval()
         self.x = torch.randn(self.nodes, IN, device=self.device)
         self.edge_index = torch.randint(0, self.nodes, (2, self.edges), device=self.device)
         shape = {"weight": (self.edges,), "attr": (self.edges, 3)}.get(self.edge)
-        self.values = None if shape is None else torch.rand(shape, device=self.device) + .1
+        self.values = None if shape is None else torch.rand(shape, device=self.device) + 0.1
         self.graph, self.captured = torch.cuda.CUDAGraph(), {}
 
     def _without_loops(self, model: nn.Module) -> nn.Module:
         """Natively, layers that add loops cannot be captured: how many they add depends on data."""
-        if self.choose.random() < .7:
+        if self.choose.random() < 0.7:
             for module in model.modules():
                 if getattr(module, "add_self_loops", None) is True:
                     module.add_self_loops = False
         return model
 
-    def call(self, model: nn.Module, edge_index: Tensor, values: Tensor | None) -> dict[str, Tensor | None]:
+    def call(
+        self, model: nn.Module, edge_index: Tensor, values: Tensor | None
+    ) -> dict[str, Tensor | None]:
         args = (self.x, edge_index) if values is None else (self.x, edge_index, values)
         outs = named(model(*args))
         if not self.train:
             return outs
         wrt = {k: p for k, p in model.named_parameters() if p.requires_grad}
         loss = sum(t.pow(2).sum() for t in outs.values())
-        return {**outs, **dict(zip(wrt, torch.autograd.grad(loss, list(wrt.values()), allow_unused=True)))}
+        return {
+            **outs,
+            **dict(zip(wrt, torch.autograd.grad(loss, list(wrt.values()), allow_unused=True))),
+        }
 
     def capture(self) -> None:
         """Warm up on a side stream, as torch's documentation asks, and capture."""
@@ -74,17 +80,25 @@ class Capture:
 
     def refill(self) -> str:
         """Change what the graph reads, in place."""
+
         def edges() -> Any:
-            return self.edge_index.copy_(torch.randint(0, self.nodes, (2, self.edges), device=self.device))
+            return self.edge_index.copy_(
+                torch.randint(0, self.nodes, (2, self.edges), device=self.device)
+            )
 
         def weights() -> None:
             for p in self.model.parameters():
-                p.mul_(.9).add_(.05)
+                p.mul_(0.9).add_(0.05)
 
-        ways = {"x": lambda: self.x.mul_(1.5).add_(.1), "edges": edges, "weights": weights, "nothing": lambda: None,
-                "one target": lambda: self.edge_index[1].fill_(self.choose.randrange(self.nodes))}
+        ways = {
+            "x": lambda: self.x.mul_(1.5).add_(0.1),
+            "edges": edges,
+            "weights": weights,
+            "nothing": lambda: None,
+            "one target": lambda: self.edge_index[1].fill_(self.choose.randrange(self.nodes)),
+        }
         if self.values is not None:
-            ways["values"] = lambda: self.values.mul_(.5).add_(.2)
+            ways["values"] = lambda: self.values.mul_(0.5).add_(0.2)
         way = self.choose.choice(sorted(ways))
         with torch.no_grad():
             ways[way]()
@@ -118,4 +132,8 @@ def check(seed: int, backend: Backend, name: str = "") -> tuple[str, str | None,
         log.append(case.refill())
         found, checks = case.compare(), checks + 1
     what = f"{'training' if case.train else 'forward'} over {case.nodes} nodes, {case.edges} edges"
-    return case.name, found and f"{found} | {what}, after refilling {', '.join(log) or 'nothing'}", checks
+    return (
+        case.name,
+        found and f"{found} | {what}, after refilling {', '.join(log) or 'nothing'}",
+        checks,
+    )

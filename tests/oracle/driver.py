@@ -1,4 +1,5 @@
-"""Spreads cases over processes, survives their deaths, repeats alarms in fresh processes, and sums up."""
+"""Spreads cases over processes, survives their deaths, repeats alarms, and sums up."""
+
 from __future__ import annotations
 
 import collections
@@ -15,14 +16,24 @@ from pathlib import Path
 from .worker import AGAIN
 
 ROOT = Path(__file__).parents[2]
-SHARES = {"table": .4, "histories": .2, "captures": .05, "messages": .15, "metagraphs": .1}
-SILENCE = 240  # seconds without a line after which a process hangs; the emulation may compile in one case
+SHARES = {
+    "table": 0.4,
+    "dgl": 0.1,
+    "histories": 0.2,
+    "captures": 0.05,
+    "messages": 0.15,
+    "metagraphs": 0.1,
+}
+SILENCE = (
+    240  # seconds without a line after which a process hangs; the emulation may compile in one case
+)
 KEPT = 200  # alarms
 
 
 @dataclass
 class Task:
     """The cases ``first``, ``first + step``, ... of a part on a backend, for some seconds."""
+
     part: str
     backend: str
     first: int
@@ -33,14 +44,29 @@ class Task:
     mode: str = ""
 
     def command(self) -> list[str]:
-        values = {"part": self.part, "backend": self.backend, "first": self.first, "step": self.step, "seconds": self.seconds,
-                  "cases": self.cases, "only": self.only, "mode": self.mode}
-        return [sys.executable, "-m", "tests.oracle", "worker", *(f"--{k}={v}" for k, v in values.items())]
+        values = {
+            "part": self.part,
+            "backend": self.backend,
+            "first": self.first,
+            "step": self.step,
+            "seconds": self.seconds,
+            "cases": self.cases,
+            "only": self.only,
+            "mode": self.mode,
+        }
+        return [
+            sys.executable,
+            "-m",
+            "tests.oracle",
+            "worker",
+            *(f"--{k}={v}" for k, v in values.items()),
+        ]
 
 
 @dataclass
 class Summary:
     """Counts by part and backend, and alarms."""
+
     counts: dict = field(default_factory=lambda: collections.defaultdict(collections.Counter))
     alarms: list = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -54,20 +80,44 @@ class Summary:
             self.counts[f"{task.part} {task.backend}"]["alarms"] += 1
             if len(self.alarms) < KEPT:
                 name, _, mode = what.partition(" --mode ")
-                line = f"python -m tests.oracle {task.part}" + (f" {name!r}" if name and task.part in ("table", "dgl") else "")
-                line += f" --seed {seed}" + (f" --mode {mode}" if mode else "") + f" --backend {task.backend}"
-                self.alarms.append({"part": task.part, "backend": task.backend, "seed": seed, "what": what, "text": text,
-                                    "reproduce": line, "replay": replay})
+                line = f"python -m tests.oracle {task.part}" + (
+                    f" {name!r}" if name and task.part in ("table", "dgl") else ""
+                )
+                line += (
+                    f" --seed {seed}"
+                    + (f" --mode {mode}" if mode else "")
+                    + f" --backend {task.backend}"
+                )
+                self.alarms.append(
+                    {
+                        "part": task.part,
+                        "backend": task.backend,
+                        "seed": seed,
+                        "what": what,
+                        "text": text,
+                        "reproduce": line,
+                        "replay": replay,
+                    }
+                )
                 print(f"ALARM {task.part} {what}: {text}\n  {line}", flush=True)
 
     def as_dict(self) -> dict:
         """For a file: amounts by part and backend, and the alarms."""
-        counts = {key: {k: round(v, 1) for k, v in amounts.items()} for key, amounts in sorted(self.counts.items())}
+        counts = {
+            key: {k: round(v, 1) for k, v in amounts.items()}
+            for key, amounts in sorted(self.counts.items())
+        }
         return {"counts": counts, "alarms": self.alarms}
 
 
 def environment() -> dict:
-    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "PYTHONHASHSEED": "0"}
+    return {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONWARNINGS": "ignore",
+        "PYTHONHASHSEED": "0",
+    }
 
 
 def follow(task: Task, summary: Summary) -> None:
@@ -86,12 +136,21 @@ def follow(task: Task, summary: Summary) -> None:
 
 def _process(task: Task, summary: Summary, started: int) -> tuple[int, int, int]:
     """One process of a task: its exit status, its last case, and the number of cases."""
-    process = subprocess.Popen(task.command(), cwd=ROOT, env=environment(), text=True, stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE, errors="replace")
+    process = subprocess.Popen(
+        task.command(),
+        cwd=ROOT,
+        env=environment(),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        errors="replace",
+    )
     lines: queue.Queue = queue.Queue()
     tail: collections.deque = collections.deque(maxlen=12)
-    readers = [threading.Thread(target=_read, args=(process.stdout, lines.put), daemon=True),
-               threading.Thread(target=_read, args=(process.stderr, tail.append), daemon=True)]
+    readers = [
+        threading.Thread(target=_read, args=(process.stdout, lines.put), daemon=True),
+        threading.Thread(target=_read, args=(process.stderr, tail.append), daemon=True),
+    ]
     for reader in readers:
         reader.start()
     seed, done, running, hangs = task.first - task.step, 0, False, False
@@ -112,13 +171,20 @@ def _process(task: Task, summary: Summary, started: int) -> tuple[int, int, int]
         elif "end" in said:
             running, done = False, done + 1
             replay = f"--replay {started}:{seed + 1}:{task.step}"
-            _take(task, summary, said, f"python -m tests.oracle {task.part} --backend {task.backend} {replay}")
+            _take(
+                task,
+                summary,
+                said,
+                f"python -m tests.oracle {task.part} --backend {task.backend} {replay}",
+            )
         else:
             summary.count(task, skipped=1)
     status = process.wait()
     readers[1].join(5)
     if running or hangs or status not in (0, AGAIN):
-        why = "hangs" if hangs else f"the process ended with status {status}: {' '.join(tail)[-400:]}"
+        why = (
+            "hangs" if hangs else f"the process ended with status {status}: {' '.join(tail)[-400:]}"
+        )
         summary.alarm(task, seed, _drawn(task, seed), why, "")
         status = status or 1
         done += running
@@ -129,8 +195,11 @@ def _drawn(task: Task, seed: int) -> str:
     """What a case that did not come to its end was about."""
     if task.part != "table" or task.only and task.mode:
         return task.only
-    code = f"from tests.oracle.table import drawn; print(' --mode '.join(drawn({seed}, {task.only!r})))"
-    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment(), capture_output=True, text=True)
+    ask = f"drawn({seed}, {task.only!r})"
+    code = f"from tests.oracle.table import drawn; print(' --mode '.join({ask}))"
+    found = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=environment(), capture_output=True, text=True
+    )
     return found.stdout.strip().splitlines()[-1] if found.stdout.strip() else task.only
 
 
@@ -142,7 +211,9 @@ def _read(stream, put) -> None:
 
 def _take(task: Task, summary: Summary, said: dict, replay: str) -> None:
     wrong = said["wrong"]
-    summary.count(task, cases=1, checks=said["checks"], seconds=said["seconds"], refused=wrong == "refused")
+    summary.count(
+        task, cases=1, checks=said["checks"], seconds=said["seconds"], refused=wrong == "refused"
+    )
     if wrong and wrong != "refused":
         summary.alarm(task, said["end"], said["what"], wrong, replay)
 
@@ -170,7 +241,10 @@ def run(tasks: list[Task], processes: int) -> Summary:
 
 
 def reproduce(summary: Summary, processes: int, most: int = 24) -> None:
-    """Says of each alarm whether it comes again by itself, in a fresh process; else it hangs on the cases before it."""
+    """Says of each alarm whether it comes again alone, in a fresh process.
+
+    If it does not, it hangs on the cases before it.
+    """
     chosen = summary.alarms[:most]
     waiting: queue.Queue = queue.Queue()
     for alarm in chosen:
@@ -186,12 +260,22 @@ def reproduce(summary: Summary, processes: int, most: int = 24) -> None:
             only = name if alarm["part"] in ("table", "dgl") else ""
             task = Task(alarm["part"], alarm["backend"], alarm["seed"], 1, 200, 1, only, mode)
             try:
-                done = subprocess.run(task.command(), cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=SILENCE)
+                done = subprocess.run(
+                    task.command(),
+                    cwd=ROOT,
+                    env=environment(),
+                    capture_output=True,
+                    text=True,
+                    timeout=SILENCE,
+                )
             except subprocess.TimeoutExpired:
                 continue
             last = done.stdout.strip().splitlines()[-1:] or [""]
             said = json.loads(last[0]) if last[0].startswith("{") else {}
-            alarm["alone"] = done.returncode not in (0, AGAIN) or said.get("wrong") not in (None, "refused")
+            alarm["alone"] = done.returncode not in (0, AGAIN) or said.get("wrong") not in (
+                None,
+                "refused",
+            )
 
     threads = [threading.Thread(target=repeat) for _ in range(max(1, min(processes, len(chosen))))]
     for thread in threads:

@@ -1,4 +1,5 @@
 """Ugly graphs, layouts of memory and features, drawn by chance."""
+
 from __future__ import annotations
 
 import random
@@ -14,15 +15,47 @@ EDGE = 3  # channels of edge features
 RELATIONS = 3
 
 #: kinds of graphs; what breaks kernels comes more often than what people have
-KINDS = ("random", "random", "random", "repeated", "loops", "only_loops", "one_loop", "from_one", "hub", "hub",
-         "isolated", "single", "chain", "sorted", "descending", "few", "none", "many", "one_each", "same_edge")
+KINDS = (
+    "random",
+    "random",
+    "random",
+    "repeated",
+    "loops",
+    "only_loops",
+    "one_loop",
+    "from_one",
+    "hub",
+    "hub",
+    "isolated",
+    "single",
+    "chain",
+    "sorted",
+    "descending",
+    "few",
+    "none",
+    "many",
+    "one_each",
+    "same_edge",
+)
 LAYOUTS = ("plain", "plain", "plain", "plain", "transposed", "strided", "offset", "int32", "part")
-FEATURES = ("plain", "plain", "plain", "plain", "plain", "transposed", "strided", "offset", "zero", "large", "equal",
-            "expanded")
+FEATURES = (
+    "plain",
+    "plain",
+    "plain",
+    "plain",
+    "plain",
+    "transposed",
+    "strided",
+    "offset",
+    "zero",
+    "large",
+    "equal",
+    "expanded",
+)
 
 
 class Draw(random.Random):
-    """Choices of one case. ``look``: the same case with other numbers in features and weights, where it is above 0."""
+    """Choices of one case. ``look``: above 0, other numbers in the same features and weights."""
 
     def __init__(self, key: str, look: int = 0):
         super().__init__(key)
@@ -46,6 +79,7 @@ class Draw(random.Random):
 @dataclass
 class Case:
     """A module and its arguments; ``note`` says what was drawn."""
+
     module: nn.Module
     args: tuple
     kwargs: dict[str, Any] = field(default_factory=dict)
@@ -64,7 +98,14 @@ def edges(d: Draw, sources: int, targets: int, kind: str, count: int = 0) -> Ten
         return random_edges(count // 4 + 1).repeat(1, 4)
     if kind == "loops":
         own = torch.arange(both)
-        return torch.cat([random_edges(count), torch.stack([own, own])[:, ::2], torch.zeros(2, 2, dtype=torch.long)], 1)
+        return torch.cat(
+            [
+                random_edges(count),
+                torch.stack([own, own])[:, ::2],
+                torch.zeros(2, 2, dtype=torch.long),
+            ],
+            1,
+        )
     if kind in ("only_loops", "one_loop"):
         own = d.integers(both, count) if kind == "only_loops" else torch.full((9,), both - 1)
         return torch.stack([own, own])
@@ -72,7 +113,13 @@ def edges(d: Draw, sources: int, targets: int, kind: str, count: int = 0) -> Ten
         return torch.stack([torch.zeros(count, dtype=torch.long), d.integers(targets, count)])
     if kind == "hub":
         long = d.choice((260, 520, 700, 1100))
-        return torch.cat([random_edges(count), torch.stack([d.integers(sources, long), torch.full((long,), targets - 1)])], 1)
+        return torch.cat(
+            [
+                random_edges(count),
+                torch.stack([d.integers(sources, long), torch.full((long,), targets - 1)]),
+            ],
+            1,
+        )
     if kind == "isolated":
         return torch.stack([d.integers(sources // 3, count), d.integers(targets // 3, count)])
     if kind in ("single", "few", "many", "none"):
@@ -97,9 +144,13 @@ def lying(d: Draw, edge_index: Tensor) -> Tensor:
     if layout == "transposed":
         return edge_index.t().contiguous().t()
     if layout in ("plain", "part"):
-        return edge_index.contiguous() if layout == "plain" else torch.cat([edge_index, edge_index])[:2]
+        return (
+            edge_index.contiguous()
+            if layout == "plain"
+            else torch.cat([edge_index, edge_index])[:2]
+        )
     wide = torch.zeros(2, 2 * size + 3, dtype=torch.long)
-    place = wide[:, :2 * size:2] if layout == "strided" else wide[:, 3:size + 3]
+    place = wide[:, : 2 * size : 2] if layout == "strided" else wide[:, 3 : size + 3]
     return place.copy_(edge_index)
 
 
@@ -138,8 +189,8 @@ def graph(d: Draw, sources: int, targets: int, loops: bool = True) -> tuple[Tens
 def edge_values(d: Draw, what: str | None, count: int, channels: int = EDGE) -> dict[str, Tensor]:
     """Keyword arguments for the edges: ``what`` is weight, attr, type or both (attr and type)."""
     found = {}
-    if what == "weight" and d.chance(.6):
-        found["edge_weight"] = d.uniform_(count) + .1
+    if what == "weight" and d.chance(0.6):
+        found["edge_weight"] = d.uniform_(count) + 0.1
     if what in ("type", "both"):
         found["edge_type"] = d.integers(RELATIONS, count)
     if what in ("attr", "both"):
@@ -147,17 +198,27 @@ def edge_values(d: Draw, what: str | None, count: int, channels: int = EDGE) -> 
     return found
 
 
-def one_type(d: Draw, module: nn.Module, edge: str | None = None, pairs: bool = False, lone: bool = False,
-             loops: bool = True, edge_channels: int = EDGE) -> Case:
-    """A call ``module(x, edge_index, ...)``. ``pairs``: x may be a pair; ``lone``: the second of it may be None."""
-    apart = pairs and d.chance(.4)
+def one_type(
+    d: Draw,
+    module: nn.Module,
+    edge: str | None = None,
+    pairs: bool = False,
+    lone: bool = False,
+    loops: bool = True,
+    edge_channels: int = EDGE,
+) -> Case:
+    """A call ``module(x, edge_index, ...)``.
+
+    ``pairs``: x may be a pair; ``lone``: the second of it may be None.
+    """
+    apart = pairs and d.chance(0.4)
     n = nodes(d)
     m = d.choice((1, 3, 11, 20)) if apart else n
     edge_index, kind = graph(d, n, m, loops)
     kwargs: dict[str, Any] = edge_values(d, edge, edge_index.shape[1], edge_channels)
     x: Any = features(d, n, IN)
     if apart:
-        x = (x, None if lone and d.chance(.3) else features(d, m, IN))
+        x = (x, None if lone and d.chance(0.3) else features(d, m, IN))
         if x[1] is None:
             kwargs["size"] = (n, m)
     return Case(module, (x, edge_index), kwargs, f"{kind} {n}x{m}")

@@ -1,4 +1,5 @@
-"""Random histories of one model: after each edit its results are those of the host over fresh copies of everything."""
+"""Random histories of one model: after each edit its results are the host's over fresh copies."""
+
 from __future__ import annotations
 
 import contextlib
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import edits
+from . import edits, edits_calls, edits_inputs, edits_models  # noqa: F401  (they register)
 from .backends import Backend, off
 from .judge import Results, beyond, differing, distances
 from .models import IN, MODELS, SIZES
@@ -17,7 +18,8 @@ from .table import attempt
 from .trees import as_dtype, dense_float, named, tree_map
 
 STEPS = 12
-#: what is remembered wrongly differs by far more; and the host may be right by luck, which a history cannot average out
+#: What is remembered wrongly differs by far more. The host may be right by luck, which a history
+#: cannot average out.
 FLOOR, LOW_FLOOR = 1e-4, 5e-2
 
 
@@ -30,12 +32,12 @@ class History:
         self.backend, self.device = backend, backend.device
         self.name = name or self.choose.choice(sorted(MODELS))
         self.make, self.edge = MODELS[self.name]
-        self.model = self.new_model().train(self.choose.random() < .3)
+        self.model = self.new_model().train(self.choose.random() < 0.3)
         self.spare = self.new_model()
         self.nodes, self.edges = 20, 80
         self.options: dict = {}
         self.hooks: list = []
-        self.undo: list = []  # what puts classes and modules back that an edit replaced something in
+        self.undo: list = []  # puts back what edits replaced in classes
         self.grad, self.grad_x, self.autocast, self.checks = True, True, False, 0
         self.log: list[str] = []
         self.new_graph()
@@ -61,6 +63,7 @@ class History:
         """Other features, edges and weights, in new memory."""
         if self.edge == "types":
             from .models import EDGE_TYPES
+
             self.x: Any = {t: self.normal(self.ends((t, "", t))[0], IN) for t in ("a", "b")}
             self.edge_index: Any = {e: self.random_edges(e) for e in EDGE_TYPES}
             self.values = None
@@ -69,8 +72,11 @@ class History:
         self.new_values()
 
     def new_values(self) -> None:
-        made = {"weight": lambda: torch.rand(self.edges) + .1, "attr": lambda: torch.randn(self.edges, 3),
-                "relation": lambda: torch.randint(0, 3, (self.edges,))}.get(self.edge)
+        made = {
+            "weight": lambda: torch.rand(self.edges) + 0.1,
+            "attr": lambda: torch.randn(self.edges, 3),
+            "relation": lambda: torch.randint(0, 3, (self.edges,)),
+        }.get(self.edge)
         self.values = None if made is None else made().to(self.device)
 
     def some_edges(self) -> tuple[Tensor, int, int]:
@@ -80,7 +86,9 @@ class History:
         key = self.choose.choice(sorted(self.edge_index))
         return self.edge_index[key], *self.ends(key)
 
-    def call(self, model: nn.Module, x: Any = None, edge_index: Any = None, values: Tensor | None = None) -> Any:
+    def call(
+        self, model: nn.Module, x: Any = None, edge_index: Any = None, values: Tensor | None = None
+    ) -> Any:
         args = self.x if x is None else x, self.edge_index if edge_index is None else edge_index
         values = self.values if values is None else values
         return model(*args) if values is None else model(*args, values)
@@ -88,22 +96,38 @@ class History:
     # ---- checks ----
 
     def results(self, fresh: bool, dtype: torch.dtype | None = None) -> Results:
-        """Outputs and gradients. ``fresh``: over copies of the inputs, so that nothing remembered can be met."""
+        """Outputs and gradients. ``fresh``: over copies of the inputs, of which nothing is remembered."""
         edge_index, values, model = self.edge_index, self.values, self.model
         if fresh:
             edge_index = tree_map(Tensor.clone, edge_index)
-            values = None if values is None else values.detach().clone().requires_grad_(values.requires_grad)
-        x = tree_map(lambda t: t.detach().clone().requires_grad_(self.grad_x), self.x) if fresh or self.grad_x else self.x
+            values = (
+                None
+                if values is None
+                else values.detach().clone().requires_grad_(values.requires_grad)
+            )
+        x = (
+            tree_map(lambda t: t.detach().clone().requires_grad_(self.grad_x), self.x)
+            if fresh or self.grad_x
+            else self.x
+        )
         if dtype is not None:
             import copy
+
             model = copy.deepcopy(model).to(dtype)
-            x, values = (tree_map(lambda t: t.detach().requires_grad_(t.requires_grad), as_dtype(v, dtype)) for v in (x, values))
+            x, values = (
+                tree_map(lambda t: t.detach().requires_grad_(t.requires_grad), as_dtype(v, dtype))
+                for v in (x, values)
+            )
             x = tree_map(lambda t: t.requires_grad_(self.grad_x), x)
             if values is not None and dense_float(values):
                 values.requires_grad_(self.values.requires_grad)
         torch.manual_seed(3)
         cast = self.autocast and dtype is None
-        context = torch.autocast(self.device.type, dtype=torch.bfloat16) if cast else contextlib.nullcontext()
+        context = (
+            torch.autocast(self.device.type, dtype=torch.bfloat16)
+            if cast
+            else contextlib.nullcontext()
+        )
         with torch.set_grad_enabled(self.grad), context:
             found = named(self.call(model, x, edge_index, values))
         return {**found, **self._gradients(model, found, x, values)}
@@ -114,16 +138,22 @@ class History:
         terms = []
         for t in outs.values():
             if t.requires_grad:
-                weight = torch.linspace(-1, 2, t.numel(), device=t.device, dtype=torch.float64).cos()
+                weight = torch.linspace(
+                    -1, 2, t.numel(), device=t.device, dtype=torch.float64
+                ).cos()
                 terms.append((t.double() * weight.view(t.shape)).sum())
         if not wrt or not terms:
             return {}
-        return dict(zip(wrt, torch.autograd.grad(sum(terms), list(wrt.values()), allow_unused=True)))
+        return dict(
+            zip(wrt, torch.autograd.grad(sum(terms), list(wrt.values()), allow_unused=True))
+        )
 
     def check(self) -> str | None:
         """What is wrong with the model's results now."""
         self.checks += 1
-        if self.model.training and any(isinstance(getattr(m, "dropout", 0), float) and m.dropout for m in self.model.modules()):
+        if self.model.training and any(
+            isinstance(getattr(m, "dropout", 0), float) and m.dropout for m in self.model.modules()
+        ):
             with self.backend.on(**self.options):
                 attempt(lambda: self.results(False))
             return None
@@ -140,7 +170,9 @@ class History:
             return found and found.text
         with off():
             exact, problem = attempt(lambda: self.results(True, torch.float64))
-        found = beyond([(got, host, host if problem or exact.keys() != host.keys() else exact)], floor)
+        found = beyond(
+            [(got, host, host if problem or exact.keys() != host.keys() else exact)], floor
+        )
         return found and found.text
 
     def finish(self) -> None:
@@ -150,10 +182,13 @@ class History:
             hook.remove()
         torch.use_deterministic_algorithms(False)
         import gnnaccel
+
         gnnaccel.reset_rules()
 
 
-def check(seed: int, backend: Backend, name: str = "", mode: str = "") -> tuple[str, str | None, int]:
+def check(
+    seed: int, backend: Backend, name: str = "", mode: str = ""
+) -> tuple[str, str | None, int]:
     """What was run, what is wrong with it, and how many checks were made."""
     history = History(seed, backend, name)
     try:

@@ -1,4 +1,5 @@
-"""The rule: an error of at most twice the host's own, both measured against the host's own code in fp64."""
+"""The rule: an error of at most twice the host's own, both measured against its code in fp64."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -7,13 +8,16 @@ import torch
 from torch import Tensor
 
 FLOOR = 1e-6
-SMALL = 1e-3  # gradients below this share of the largest are measured against that share: their own errors come from it
+ROUNDING = 0.3  # from here on no luck of the host explains an error
+#: gradients below this share of the largest one are measured against that share
+SMALL = 1e-3
 Results = dict[str, "Tensor | None"]
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What is wrong with one result. ``rounding``: a matter of digits, in which the host may have been lucky."""
+    """What is wrong with one result. ``rounding``: it may be that the host was lucky."""
+
     text: str
     rounding: bool = False
 
@@ -49,14 +53,22 @@ def _differs(name: str, ours: Tensor | None, theirs: Tensor | None) -> str | Non
 
 
 def distances(got: Results, host: Results) -> dict[str, float]:
-    """How far each result of ``got`` is from that of ``host``, relative to that of ``host``; both alike in kind."""
-    floats = {k: t for k, t in host.items() if t is not None and got[k] is not None and t.is_floating_point()}
+    """How far each result of ``got`` is from that of ``host``, relative to the latter."""
+    floats = {
+        k: t
+        for k, t in host.items()
+        if t is not None and got[k] is not None and t.is_floating_point()
+    }
     floats = {k: t for k, t in floats.items() if t.numel()}
     norms = {k: _finite(t, t).norm().item() for k, t in floats.items()}
     largest = max((v for k, v in norms.items() if not k.startswith("out")), default=0.0)
     found = {}
     for name, theirs in floats.items():
-        gap = (_finite(got[name], theirs, got[name]) - _finite(theirs, theirs, got[name])).norm().item()
+        gap = (
+            (_finite(got[name], theirs, got[name]) - _finite(theirs, theirs, got[name]))
+            .norm()
+            .item()
+        )
         scale = norms[name]
         if not name.startswith("out"):
             scale = max(scale, SMALL * largest)
@@ -67,7 +79,7 @@ def distances(got: Results, host: Results) -> dict[str, float]:
 
 
 def _finite(value: Tensor, *also: Tensor) -> Tensor:
-    """``value`` in fp64 with zeros where any of ``also`` is not finite: there the host decides nothing."""
+    """``value`` in fp64 with zeros where any of ``also`` is not finite: there nothing is judged."""
     keep = torch.isfinite(also[0])
     for other in also[1:]:
         keep = keep & torch.isfinite(other)
@@ -75,12 +87,15 @@ def _finite(value: Tensor, *also: Tensor) -> Tensor:
 
 
 def near(got: Results, host: Results, floor: float) -> bool:
-    """Whether the rule holds without asking for the truth: what is as near to the host as the floor cannot break it."""
+    """Whether the rule holds anyhow: what is as near to the host as the floor cannot break it."""
     return all(gap <= floor for gap in distances(got, host).values())
 
 
 def beyond(draws: list[tuple[Results, Results, Results]], floor: float) -> Finding | None:
-    """The worst result whose error, averaged over draws of (got, host, truth), is more than the rule allows."""
+    """The worst result whose error is more than the rule allows.
+
+    Errors are averaged over ``draws`` of (got, host, truth).
+    """
     pairs = [(distances(got, truth), distances(host, truth)) for got, host, truth in draws]
     worst, found = 1.0, None
     for name in {name for ours, _ in pairs for name in ours}:
@@ -89,5 +104,7 @@ def beyond(draws: list[tuple[Results, Results, Results]], floor: float) -> Findi
         ratio = mine / (2 * theirs + floor)
         if not ratio <= worst:  # so that NaN is found
             worst = ratio
-            found = Finding(f"{name}: error {mine:.2e}, the host's {theirs:.2e}", rounding=mine < .01)
+            found = Finding(
+                f"{name}: error {mine:.2e}, the host's {theirs:.2e}", rounding=mine < ROUNDING
+            )
     return found

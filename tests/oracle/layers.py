@@ -1,20 +1,26 @@
-"""The table, first part: PyG's layers over nodes of one type, with random options."""
+"""The table, first part: PyG's layers over nodes of one type."""
+
 from __future__ import annotations
 
 import torch
 import torch_geometric.nn as pyg
 from torch import Tensor, nn
 
-from .graphs import EDGE, IN, Case, Draw, features, mlp, one_type
+from .graphs import EDGE, IN, Case, Draw, mlp, one_type
 
 OUT = 4
 DEGREES = torch.tensor([3, 5, 4, 2, 1, 1])
 
 _SINGLE = [{"aggr": name} for name in ("add", "mean", "max", "min")]
 _RARE = [{"aggr": name} for name in ("softmax", "powermean", "median", "var", "std", "mul")]
-_SEVERAL = [{"aggr": ["mean", "max", "std"]}, {"aggr": ["add", "min", "var"]}, {"aggr": ["mean", "softmax"]},
-            {"aggr": "softmax", "aggr_kwargs": {"learn": True}}, {"aggr": "powermean", "aggr_kwargs": {"learn": True, "p": 2.0}},
-            {"aggr": "softmax", "aggr_kwargs": {"t": .5, "semi_grad": True}}]
+_SEVERAL = [
+    {"aggr": ["mean", "max", "std"]},
+    {"aggr": ["add", "min", "var"]},
+    {"aggr": ["mean", "softmax"]},
+    {"aggr": "softmax", "aggr_kwargs": {"learn": True}},
+    {"aggr": "powermean", "aggr_kwargs": {"learn": True, "p": 2.0}},
+    {"aggr": "softmax", "aggr_kwargs": {"t": 0.5, "semi_grad": True}},
+]
 _FLOW = [{}, {"flow": "target_to_source"}]
 
 
@@ -24,53 +30,147 @@ def aggr(d: Draw, rare: bool = True) -> dict:
 
 def gat(d: Draw) -> Case:
     heads, width = d.choice((1, 2, 2, 3, 8)), OUT
-    if d.chance(.1):
+    if d.chance(0.1):
         heads, width = d.choice((1, 3)), d.choice((1, 5, 17, 64, 130))
-    return one_type(d, pyg.GATConv(
-        IN, width, heads=heads, concat=d.chance(.6), negative_slope=d.choice((.2, .2, 0., 1., .9)),
-        add_self_loops=d.chance(.6), bias=d.chance(.7), residual=d.chance(.3)))
+    return one_type(
+        d,
+        pyg.GATConv(
+            IN,
+            width,
+            heads=heads,
+            concat=d.chance(0.6),
+            negative_slope=d.choice((0.2, 0.2, 0.0, 1.0, 0.9)),
+            add_self_loops=d.chance(0.6),
+            bias=d.chance(0.7),
+            residual=d.chance(0.3),
+        ),
+    )
 
 
 def gat_edges(d: Draw) -> Case:
-    fill = d.choice(("mean", "mean", "add", "max", 1.5, torch.tensor([1., 2., 3.])))
-    return one_type(d, pyg.GATConv(IN, OUT, heads=d.choice((1, 2)), edge_dim=EDGE, fill_value=fill, concat=d.chance(.7),
-                                   add_self_loops=d.chance(.7)), "attr")
+    fill = d.choice(("mean", "mean", "add", "max", 1.5, torch.tensor([1.0, 2.0, 3.0])))
+    return one_type(
+        d,
+        pyg.GATConv(
+            IN,
+            OUT,
+            heads=d.choice((1, 2)),
+            edge_dim=EDGE,
+            fill_value=fill,
+            concat=d.chance(0.7),
+            add_self_loops=d.chance(0.7),
+        ),
+        "attr",
+    )
 
 
 def gatv2(d: Draw) -> Case:
-    return one_type(d, pyg.GATv2Conv(
-        IN, OUT, heads=d.choice((1, 2, 3)), concat=d.chance(.6), share_weights=d.chance(.4), add_self_loops=d.chance(.6),
-        bias=d.chance(.7), residual=d.chance(.3)))
+    return one_type(
+        d,
+        pyg.GATv2Conv(
+            IN,
+            OUT,
+            heads=d.choice((1, 2, 3)),
+            concat=d.chance(0.6),
+            share_weights=d.chance(0.4),
+            add_self_loops=d.chance(0.6),
+            bias=d.chance(0.7),
+            residual=d.chance(0.3),
+        ),
+    )
 
 
 def transformer(d: Draw) -> Case:
-    return one_type(d, pyg.TransformerConv(IN, OUT, heads=d.choice((1, 2, 4)), concat=d.chance(.6), beta=d.chance(.4),
-                                           root_weight=d.chance(.7), bias=d.chance(.6)))
+    return one_type(
+        d,
+        pyg.TransformerConv(
+            IN,
+            OUT,
+            heads=d.choice((1, 2, 4)),
+            concat=d.chance(0.6),
+            beta=d.chance(0.4),
+            root_weight=d.chance(0.7),
+            bias=d.chance(0.6),
+        ),
+    )
 
 
 def pna(d: Draw, edge: bool = False) -> Case:
-    aggregators = d.choice((["mean", "max"], ["sum", "min", "std", "var"], ["std"], ["mean", "min", "max", "std"]))
-    scalers = d.choice((["identity"], ["identity", "amplification", "attenuation", "linear", "inverse_linear"]))
-    return one_type(d, pyg.PNAConv(
-        IN, OUT, aggregators, scalers, DEGREES, towers=d.choice((1, 2)), divide_input=d.chance(.4), pre_layers=d.choice((1, 1, 2)),
-        post_layers=d.choice((1, 2)), train_norm=d.chance(.2), edge_dim=EDGE if edge else None), "attr" if edge else None)
+    aggregators = d.choice(
+        (["mean", "max"], ["sum", "min", "std", "var"], ["std"], ["mean", "min", "max", "std"])
+    )
+    scalers = d.choice(
+        (["identity"], ["identity", "amplification", "attenuation", "linear", "inverse_linear"])
+    )
+    return one_type(
+        d,
+        pyg.PNAConv(
+            IN,
+            OUT,
+            aggregators,
+            scalers,
+            DEGREES,
+            towers=d.choice((1, 2)),
+            divide_input=d.chance(0.4),
+            pre_layers=d.choice((1, 1, 2)),
+            post_layers=d.choice((1, 2)),
+            train_norm=d.chance(0.2),
+            edge_dim=EDGE if edge else None,
+        ),
+        "attr" if edge else None,
+    )
 
 
 def gen(d: Draw, edge: bool = False) -> Case:
-    options = d.choice(({"learn_t": True}, {"aggr": "powermean", "learn_p": True}, {"aggr": "add"}, {"aggr": "max"}, {"t": .1},
-                        {"msg_norm": True, "learn_msg_scale": True}, {"aggr": ["softmax", "max"]}))
-    return one_type(d, pyg.GENConv(IN, OUT, edge_dim=EDGE if edge else None, **options), "attr" if edge else None)
+    options = d.choice(
+        (
+            {"learn_t": True},
+            {"aggr": "powermean", "learn_p": True},
+            {"aggr": "add"},
+            {"aggr": "max"},
+            {"t": 0.1},
+            {"msg_norm": True, "learn_msg_scale": True},
+            {"aggr": ["softmax", "max"]},
+        )
+    )
+    return one_type(
+        d,
+        pyg.GENConv(IN, OUT, edge_dim=EDGE if edge else None, **options),
+        "attr" if edge else None,
+    )
 
 
 def egc(d: Draw) -> Case:
-    aggregators = d.choice((["symnorm"], ["sum", "mean", "max", "min", "std", "var", "symnorm"], ["max", "std"]))
-    return one_type(d, pyg.EGConv(IN, 8, num_heads=d.choice((2, 4)), num_bases=2, aggregators=aggregators,
-                                  add_self_loops=d.chance(.6)))
+    aggregators = d.choice(
+        (["symnorm"], ["sum", "mean", "max", "min", "std", "var", "symnorm"], ["max", "std"])
+    )
+    return one_type(
+        d,
+        pyg.EGConv(
+            IN,
+            8,
+            num_heads=d.choice((2, 4)),
+            num_bases=2,
+            aggregators=aggregators,
+            add_self_loops=d.chance(0.6),
+        ),
+    )
 
 
 def gcn(d: Draw) -> Case:
-    return one_type(d, pyg.GCNConv(IN, OUT, improved=d.chance(.3), add_self_loops=d.chance(.7), bias=d.chance(.7),
-                                   cached=d.chance(.1), **d.choice(_FLOW)), "weight")
+    return one_type(
+        d,
+        pyg.GCNConv(
+            IN,
+            OUT,
+            improved=d.chance(0.3),
+            add_self_loops=d.chance(0.7),
+            bias=d.chance(0.7),
+            cached=d.chance(0.1),
+            **d.choice(_FLOW),
+        ),
+        "weight",
+    )
 
 
 class WithFirst(nn.Module):
@@ -81,7 +181,7 @@ class WithFirst(nn.Module):
         self.layer = layer
 
     def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None) -> Tensor:
-        return self.layer(x, x.detach() * .5, edge_index, edge_weight)
+        return self.layer(x, x.detach() * 0.5, edge_index, edge_weight)
 
 
 class Signed(nn.Module):
@@ -93,143 +193,166 @@ class Signed(nn.Module):
         return self.layer(x, edge_index, edge_index.flip(0))
 
 
-def model(d: Draw) -> Case:
-    kind = d.choice((pyg.models.GCN, pyg.models.GAT, pyg.models.GraphSAGE, pyg.models.GIN, pyg.models.EdgeCNN, pyg.models.PNA))
-    options: dict = {"v2": d.chance(.5), "heads": 2} if kind is pyg.models.GAT else {}
-    if kind is pyg.models.PNA:
-        options = {"aggregators": ["mean", "max"], "scalers": ["identity"], "deg": DEGREES}
-    return one_type(d, kind(IN, 8, num_layers=2, out_channels=d.choice((None, 4)), jk=d.choice((None, "cat", "max", "last")),
-                            norm=d.choice((None, "LayerNorm", "GraphNorm")), **options))
-
-
-def sequential(d: Draw) -> Case:
-    steps = [(pyg.GCNConv(IN, 8), "x, edge_index -> a"), nn.ReLU(), (pyg.GATConv(8, 4, heads=2), "a, edge_index -> b"),
-             (lambda a, b: a + b, "a, b -> x"), (pyg.SAGEConv(8, OUT), "x, edge_index -> x")]
-    return one_type(d, pyg.Sequential("x, edge_index", steps))
-
-
-def deep_gcn(d: Draw) -> Case:
-    return one_type(d, pyg.DeepGCNLayer(pyg.GENConv(IN, IN, learn_t=True), nn.LayerNorm(IN), nn.ReLU(),
-                                        block=d.choice(("res+", "res", "dense", "plain"))))
-
-
-class As(nn.Module):
-    """A layer whose edges come as something else than a plain tensor."""
-
-    def __init__(self, layer: nn.Module, form: str):
-        super().__init__()
-        self.layer, self.form = layer, form
-
-    def forward(self, x: Tensor, edge_index: Tensor, **kwargs) -> Tensor:
-        return self.layer(x, self.other(x, edge_index), **kwargs)
-
-    def other(self, x: Tensor, edge_index: Tensor):
-        n = x.shape[0]
-        if self.form in ("edge_index", "sorted"):
-            from torch_geometric import EdgeIndex
-            found = EdgeIndex(edge_index.long(), sparse_size=(n, n))
-            return found.sort_by("col").values if self.form == "sorted" else found
-        ones = torch.ones(edge_index.shape[1], device=x.device, dtype=x.dtype)
-        matrix = torch.sparse_coo_tensor(edge_index.flip(0).long(), ones, (n, n)).coalesce()
-        return {"coo": matrix, "csr": matrix.to_sparse_csr(), "csc": matrix.to_sparse_csc()}[self.form]
-
-
-def other_edges(d: Draw) -> Case:
-    case = TABLE[d.choice(("GATConv", "GCNConv", "SAGEConv", "TransformerConv", "GINConv", "GraphConv", "GATv2Conv"))](d)
-    (x, edge_index), form = case.args, d.choice(("edge_index", "sorted", "coo", "csr", "csc"))
-    x = x[0] if isinstance(x, tuple) else x
-    return Case(As(case.module, form), (x, edge_index % x.shape[0]), {}, f"{form}, {case.note}")
-
-
-class Readout(nn.Module):
-    """A pooling function, or an aggregation, of nodes into graphs."""
-
-    def __init__(self, function, *rest):
-        super().__init__()
-        self.function, self.rest = function, rest
-
-    def forward(self, x: Tensor, batch: Tensor) -> Tensor:
-        return self.function(x, batch, *self.rest)
-
-
-def readout(d: Draw) -> Case:
-    n = d.choice((1, 30))
-    batch = d.integers(6, n)
-    batch = batch.sort().values if d.chance(.7) else batch
-    if d.chance(.5):
-        pool = d.choice((pyg.global_add_pool, pyg.global_mean_pool, pyg.global_max_pool))
-        return Case(Readout(pool, d.choice((None, 6, 9))), (features(d, n, IN), batch))
-    made = d.choice((pyg.MeanAggregation, pyg.MaxAggregation, pyg.SumAggregation, pyg.MedianAggregation, pyg.StdAggregation,
-                     lambda: pyg.SoftmaxAggregation(learn=True), lambda: pyg.PowerMeanAggregation(learn=True),
-                     lambda: pyg.MultiAggregation(["mean", "std", "max"]),
-                     lambda: pyg.AttentionalAggregation(nn.Linear(IN, 1))))()
-    return Case(Readout(made), (features(d, n, IN), batch.sort().values))
-
-
-def norm_layer(d: Draw) -> Case:
-    n = d.choice((1, 30))
-    return Case(d.choice((pyg.GraphNorm, pyg.InstanceNorm, pyg.LayerNorm))(IN), (features(d, n, IN), d.integers(4, n).sort().values))
-
-
 TABLE = {
-    "GATConv": gat, "GATConv edges": gat_edges, "GATv2Conv": gatv2, "TransformerConv": transformer,
-    "GATConv pair": lambda d: one_type(d, pyg.GATConv(
-        (IN, IN) if d.chance(.6) else IN, OUT, heads=d.choice((1, 2, 5)), concat=d.chance(.6), add_self_loops=d.chance(.5)),
-        pairs=True, lone=True),
-    "GATv2Conv pair": lambda d: one_type(d, pyg.GATv2Conv((IN, IN), OUT, heads=d.choice((1, 2)), add_self_loops=d.chance(.5)),
-                                         pairs=True),
-    "GATv2Conv edges": lambda d: one_type(d, pyg.GATv2Conv(IN, OUT, heads=d.choice((1, 2)), edge_dim=EDGE,
-                                                           fill_value=d.choice(("mean", 0., "max"))), "attr"),
-    "TransformerConv pair": lambda d: one_type(d, pyg.TransformerConv((IN, IN), OUT, heads=2, beta=d.chance(.4)), pairs=True),
-    "TransformerConv edges": lambda d: one_type(d, pyg.TransformerConv(IN, OUT, heads=d.choice((1, 2)), edge_dim=EDGE), "attr"),
-    "SuperGATConv": lambda d: one_type(d, pyg.SuperGATConv(IN, OUT, heads=d.choice((1, 2)), attention_type=d.choice(("MX", "SD")),
-                                                           concat=d.chance(.5), add_self_loops=d.chance(.6))),
-    "AGNNConv": lambda d: one_type(d, pyg.AGNNConv(requires_grad=d.chance(.7), add_self_loops=d.chance(.6))),
+    "GATConv": gat,
+    "GATConv edges": gat_edges,
+    "GATv2Conv": gatv2,
+    "TransformerConv": transformer,
+    "GATConv pair": lambda d: one_type(
+        d,
+        pyg.GATConv(
+            (IN, IN) if d.chance(0.6) else IN,
+            OUT,
+            heads=d.choice((1, 2, 5)),
+            concat=d.chance(0.6),
+            add_self_loops=d.chance(0.5),
+        ),
+        pairs=True,
+        lone=True,
+    ),
+    "GATv2Conv pair": lambda d: one_type(
+        d,
+        pyg.GATv2Conv((IN, IN), OUT, heads=d.choice((1, 2)), add_self_loops=d.chance(0.5)),
+        pairs=True,
+    ),
+    "GATv2Conv edges": lambda d: one_type(
+        d,
+        pyg.GATv2Conv(
+            IN,
+            OUT,
+            heads=d.choice((1, 2)),
+            edge_dim=EDGE,
+            fill_value=d.choice(("mean", 0.0, "max")),
+        ),
+        "attr",
+    ),
+    "TransformerConv pair": lambda d: one_type(
+        d, pyg.TransformerConv((IN, IN), OUT, heads=2, beta=d.chance(0.4)), pairs=True
+    ),
+    "TransformerConv edges": lambda d: one_type(
+        d, pyg.TransformerConv(IN, OUT, heads=d.choice((1, 2)), edge_dim=EDGE), "attr"
+    ),
+    "SuperGATConv": lambda d: one_type(
+        d,
+        pyg.SuperGATConv(
+            IN,
+            OUT,
+            heads=d.choice((1, 2)),
+            attention_type=d.choice(("MX", "SD")),
+            concat=d.chance(0.5),
+            add_self_loops=d.chance(0.6),
+        ),
+    ),
+    "AGNNConv": lambda d: one_type(
+        d, pyg.AGNNConv(requires_grad=d.chance(0.7), add_self_loops=d.chance(0.6))
+    ),
     "GCNConv": gcn,
-    "GCNConv unnormalised": lambda d: one_type(d, pyg.GCNConv(IN, OUT, normalize=False, add_self_loops=False, **aggr(d)), "weight"),
-    "ChebConv": lambda d: one_type(d, pyg.ChebConv(IN, OUT, K=d.choice((1, 2, 3))), "weight", loops=False),
-    "SAGEConv": lambda d: one_type(d, pyg.SAGEConv(IN, OUT, normalize=d.chance(.3), root_weight=d.chance(.7), project=d.chance(.2),
-                                                   **aggr(d))),
-    "SAGEConv pair": lambda d: one_type(d, pyg.SAGEConv((IN, IN), OUT, **aggr(d)), pairs=True, lone=True),
+    "GCNConv unnormalised": lambda d: one_type(
+        d, pyg.GCNConv(IN, OUT, normalize=False, add_self_loops=False, **aggr(d)), "weight"
+    ),
+    "ChebConv": lambda d: one_type(
+        d, pyg.ChebConv(IN, OUT, K=d.choice((1, 2, 3))), "weight", loops=False
+    ),
+    "SAGEConv": lambda d: one_type(
+        d,
+        pyg.SAGEConv(
+            IN,
+            OUT,
+            normalize=d.chance(0.3),
+            root_weight=d.chance(0.7),
+            project=d.chance(0.2),
+            **aggr(d),
+        ),
+    ),
+    "SAGEConv pair": lambda d: one_type(
+        d, pyg.SAGEConv((IN, IN), OUT, **aggr(d)), pairs=True, lone=True
+    ),
     "GraphConv": lambda d: one_type(d, pyg.GraphConv(IN, OUT, **aggr(d)), "weight", pairs=True),
-    "GatedGraphConv": lambda d: one_type(d, pyg.GatedGraphConv(IN, 2, **aggr(d, rare=False)), "weight"),
-    "ResGatedGraphConv": lambda d: one_type(d, pyg.ResGatedGraphConv(IN, OUT, root_weight=d.chance(.6), **aggr(d, rare=False)),
-                                            pairs=True),
-    "ResGatedGraphConv edges": lambda d: one_type(d, pyg.ResGatedGraphConv(IN, OUT, edge_dim=EDGE), "attr"),
-    "TAGConv": lambda d: one_type(d, pyg.TAGConv(IN, OUT, **d.choice(({"K": 1}, {"K": 3}, {"normalize": False}))), "weight"),
-    "GINConv": lambda d: one_type(d, pyg.GINConv(mlp(IN, OUT), train_eps=d.chance(.5), **aggr(d)), pairs=True, lone=True),
-    "GINEConv": lambda d: one_type(d, pyg.GINEConv(mlp(IN, OUT), edge_dim=EDGE, train_eps=d.chance(.5), **aggr(d, rare=False)),
-                                   "attr"),
-    "GINEConv same width": lambda d: one_type(d, pyg.GINEConv(mlp(IN, OUT), **aggr(d, rare=False)), "attr", edge_channels=IN),
-    "ARMAConv": lambda d: one_type(d, pyg.ARMAConv(IN, OUT, **d.choice(({"num_stacks": 2, "num_layers": 2}, {},
-                                                                      {"shared_weights": True}))), "weight"),
-    "SGConv": lambda d: one_type(d, pyg.SGConv(IN, OUT, K=d.choice((1, 2)), add_self_loops=d.chance(.6)), "weight"),
-    "SSGConv": lambda d: one_type(d, pyg.SSGConv(IN, OUT, alpha=.3, K=2), "weight"),
-    "APPNP": lambda d: one_type(d, pyg.APPNP(K=2, alpha=.2), "weight"),
+    "GatedGraphConv": lambda d: one_type(
+        d, pyg.GatedGraphConv(IN, 2, **aggr(d, rare=False)), "weight"
+    ),
+    "ResGatedGraphConv": lambda d: one_type(
+        d,
+        pyg.ResGatedGraphConv(IN, OUT, root_weight=d.chance(0.6), **aggr(d, rare=False)),
+        pairs=True,
+    ),
+    "ResGatedGraphConv edges": lambda d: one_type(
+        d, pyg.ResGatedGraphConv(IN, OUT, edge_dim=EDGE), "attr"
+    ),
+    "TAGConv": lambda d: one_type(
+        d, pyg.TAGConv(IN, OUT, **d.choice(({"K": 1}, {"K": 3}, {"normalize": False}))), "weight"
+    ),
+    "GINConv": lambda d: one_type(
+        d, pyg.GINConv(mlp(IN, OUT), train_eps=d.chance(0.5), **aggr(d)), pairs=True, lone=True
+    ),
+    "GINEConv": lambda d: one_type(
+        d,
+        pyg.GINEConv(mlp(IN, OUT), edge_dim=EDGE, train_eps=d.chance(0.5), **aggr(d, rare=False)),
+        "attr",
+    ),
+    "GINEConv same width": lambda d: one_type(
+        d, pyg.GINEConv(mlp(IN, OUT), **aggr(d, rare=False)), "attr", edge_channels=IN
+    ),
+    "ARMAConv": lambda d: one_type(
+        d,
+        pyg.ARMAConv(
+            IN, OUT, **d.choice(({"num_stacks": 2, "num_layers": 2}, {}, {"shared_weights": True}))
+        ),
+        "weight",
+    ),
+    "SGConv": lambda d: one_type(
+        d, pyg.SGConv(IN, OUT, K=d.choice((1, 2)), add_self_loops=d.chance(0.6)), "weight"
+    ),
+    "SSGConv": lambda d: one_type(d, pyg.SSGConv(IN, OUT, alpha=0.3, K=2), "weight"),
+    "APPNP": lambda d: one_type(d, pyg.APPNP(K=2, alpha=0.2), "weight"),
     "MFConv": lambda d: one_type(d, pyg.MFConv(IN, OUT)),
-    "LGConv": lambda d: one_type(d, pyg.LGConv(normalize=d.chance(.6)), "weight"),
+    "LGConv": lambda d: one_type(d, pyg.LGConv(normalize=d.chance(0.6)), "weight"),
     "LEConv": lambda d: one_type(d, pyg.LEConv(IN, OUT, **aggr(d, rare=False)), "weight"),
-    "ClusterGCNConv": lambda d: one_type(d, pyg.ClusterGCNConv(IN, OUT, diag_lambda=d.choice((0., 1.)), add_self_loops=d.chance(.7))),
-    "GENConv": gen, "GENConv edges": lambda d: gen(d, True),
-    "GCN2Conv": lambda d: one_type(d, WithFirst(pyg.GCN2Conv(IN, .1, .5, 1, shared_weights=d.chance(.5))), "weight"),
+    "ClusterGCNConv": lambda d: one_type(
+        d,
+        pyg.ClusterGCNConv(IN, OUT, diag_lambda=d.choice((0.0, 1.0)), add_self_loops=d.chance(0.7)),
+    ),
+    "GENConv": gen,
+    "GENConv edges": lambda d: gen(d, True),
+    "GCN2Conv": lambda d: one_type(
+        d, WithFirst(pyg.GCN2Conv(IN, 0.1, 0.5, 1, shared_weights=d.chance(0.5))), "weight"
+    ),
     "FAConv": lambda d: one_type(d, WithFirst(pyg.FAConv(IN)), "weight"),
     "PANConv": lambda d: one_type(d, pyg.PANConv(IN, OUT, filter_size=2)),
     "WLConvContinuous": lambda d: one_type(d, pyg.WLConvContinuous(), "weight"),
-    "SimpleConv": lambda d: one_type(d, pyg.SimpleConv(**d.choice(_SINGLE), combine_root=d.choice((None, "sum", "cat", "self_loop"))),
-                                     "weight"),
+    "SimpleConv": lambda d: one_type(
+        d,
+        pyg.SimpleConv(
+            **d.choice(_SINGLE), combine_root=d.choice((None, "sum", "cat", "self_loop"))
+        ),
+        "weight",
+    ),
     "MixHopConv": lambda d: one_type(d, pyg.MixHopConv(IN, OUT, powers=[0, 1, 2]), "weight"),
-    "PDNConv": lambda d: one_type(d, pyg.PDNConv(IN, OUT, edge_dim=EDGE, hidden_channels=4), "attr"),
-    "EGConv": egc, "PNAConv": pna, "PNAConv edges": lambda d: pna(d, True),
+    "PDNConv": lambda d: one_type(
+        d, pyg.PDNConv(IN, OUT, edge_dim=EDGE, hidden_channels=4), "attr"
+    ),
+    "EGConv": egc,
+    "PNAConv": pna,
+    "PNAConv edges": lambda d: pna(d, True),
     "FeaStConv": lambda d: one_type(d, pyg.FeaStConv(IN, OUT, heads=2)),
     "CGConv": lambda d: one_type(d, pyg.CGConv(IN, EDGE), "attr"),
-    "NNConv": lambda d: one_type(d, pyg.NNConv(IN, OUT, mlp(EDGE, IN * OUT), aggr=d.choice(("add", "mean", "max"))), "attr"),
-    "EdgeConv": lambda d: one_type(d, pyg.EdgeConv(mlp(2 * IN, OUT), aggr=d.choice(("max", "add", "mean")))),
+    "NNConv": lambda d: one_type(
+        d, pyg.NNConv(IN, OUT, mlp(EDGE, IN * OUT), aggr=d.choice(("add", "mean", "max"))), "attr"
+    ),
+    "EdgeConv": lambda d: one_type(
+        d, pyg.EdgeConv(mlp(2 * IN, OUT), aggr=d.choice(("max", "add", "mean")))
+    ),
     "GMMConv": lambda d: one_type(d, pyg.GMMConv(IN, OUT, EDGE, 2), "attr"),
-    "GeneralConv": lambda d: one_type(d, pyg.GeneralConv(IN, OUT, in_edge_channels=EDGE, attention=d.chance(.5), heads=2), "attr"),
+    "GeneralConv": lambda d: one_type(
+        d, pyg.GeneralConv(IN, OUT, in_edge_channels=EDGE, attention=d.chance(0.5), heads=2), "attr"
+    ),
     "SignedConv": lambda d: one_type(d, Signed(pyg.SignedConv(IN, OUT, True))),
     "HypergraphConv": lambda d: one_type(d, pyg.HypergraphConv(IN, OUT)),
     "AntiSymmetricConv": lambda d: one_type(d, pyg.AntiSymmetricConv(IN)),
-    "DirGNNConv": lambda d: one_type(d, pyg.DirGNNConv(d.choice((pyg.SAGEConv(IN, OUT), pyg.GATConv(IN, OUT, add_self_loops=False))))),
-    "models": model, "Sequential": sequential, "DeepGCNLayer": deep_gcn, "other edges": other_edges, "readouts": readout,
-    "norms": norm_layer,
+    "DirGNNConv": lambda d: one_type(
+        d,
+        pyg.DirGNNConv(
+            d.choice((pyg.SAGEConv(IN, OUT), pyg.GATConv(IN, OUT, add_self_loops=False)))
+        ),
+    ),
 }

@@ -1,4 +1,5 @@
-"""Random layers as users write them: a message made of a small grammar, in a class whose source PyG reads."""
+"""Random layers as users write them: messages of a small grammar, in classes read from files."""
+
 from __future__ import annotations
 
 import importlib.util
@@ -14,9 +15,25 @@ from .backends import Backend
 from .graphs import IN, Case, Draw, features, graph, nodes
 from .table import judged
 
-MODES = ("grad", "grad", "grad", "again", "again", "no_grad", "inference", "only_x", "checkpoint", "twice", "second", "plain_enable",
-         "deterministic", "autocast", "float64", "default_device")
-_HEAD = '''import math
+MODES = (
+    "grad",
+    "grad",
+    "grad",
+    "again",
+    "again",
+    "no_grad",
+    "inference",
+    "only_x",
+    "checkpoint",
+    "twice",
+    "second",
+    "plain_enable",
+    "deterministic",
+    "autocast",
+    "float64",
+    "default_device",
+)
+_HEAD = """import math
 
 import torch
 import torch.nn as nn
@@ -43,81 +60,187 @@ class {name}(MessagePassing):
     def message(self, {arguments}):
 {message}
 {more}
-'''
-_UNARY = ("torch.relu({})", "F.relu({})", "({}).relu()", "torch.sigmoid({})", "sigmoid({})", "({}).tanh()", "torch.exp({} * 0.1)",
-          "exp(0.1 * {})", "F.leaky_relu({}, 0.2)", "F.elu({})", "-({})", "({} * 2)", "({} * scale)", "({}).abs()", "helper({})",
-          "(self.eps * {})", "F.softplus({})", "relu({})", "({} / 3.0)", "({}).clamp(min=0)", "F.normalize({}, dim=-1)", "({} + 1e-6)",
-          "((1 + self.eps) * {})", "F.dropout({}, 0.0, self.training)", "F.silu({})", "torch.square({})")
-_WIDE = ("x_j", "x_j", "x_j", "x_i", "self.edge_lin(edge_attr)", "(x_j - x_i)", "(x_i + x_j)", "(x_i * x_j)",
-         "self.pair(torch.cat([x_i, x_j], dim=-1))", "self.pair(torch.cat([x_i, x_j - x_i], dim=1))", "self.lin2(x_j)")
-_NARROW = ("edge_weight.view(-1, 1)", "edge_weight.unsqueeze(-1)", "edge_weight[:, None]", "edge_weight.view(-1, 1).sigmoid()",
-           "norm.view(-1, 1)", "(x_i * x_j).sum(-1, keepdim=True)", "edge_attr[:, :1]", "torch.sigmoid((x_j * self.att).sum(-1, keepdim=True))",
-           "softmax((x_i * self.att).sum(-1), index).unsqueeze(-1)", "softmax((x_i * x_j).sum(-1), index, num_nodes=size_i).view(-1, 1)",
-           "softmax(F.leaky_relu((x_j * self.att).sum(-1)), index, ptr, size_i)[:, None]", "(x_i - x_j).norm(dim=-1, keepdim=True)")
-_AGGR = ('"add"', '"add"', '"mean"', '"mean"', '"max"', '"min"', '"sum"', '["mean", "max"]', '["sum", "std"]', '"softmax"')
-_HELPERS = ("def helper(t):\n    return torch.relu(t) + 0.5\n", "def helper(t):\n    return t * scale\n",
-            "helper = torch.sigmoid\n", "helper = F.relu\n", "def relu(t):\n    return t * 3\n\n\ndef helper(t):\n    return t.exp() * 0.1\n",
-            "sigmoid = torch.tanh\nhelper = torch.tanh\n", "class _Act:\n    def __call__(self, t):\n        return t * t\n\n\nhelper = _Act()\n")
-_UPDATES = ("return aggr_out", "return F.relu(aggr_out)", "return aggr_out * 2", "return aggr_out + 1")
+"""
+_UNARY = (
+    "torch.relu({})",
+    "F.relu({})",
+    "({}).relu()",
+    "torch.sigmoid({})",
+    "sigmoid({})",
+    "({}).tanh()",
+    "torch.exp({} * 0.1)",
+    "exp(0.1 * {})",
+    "F.leaky_relu({}, 0.2)",
+    "F.elu({})",
+    "-({})",
+    "({} * 2)",
+    "({} * scale)",
+    "({}).abs()",
+    "helper({})",
+    "(self.eps * {})",
+    "F.softplus({})",
+    "relu({})",
+    "({} / 3.0)",
+    "({}).clamp(min=0)",
+    "F.normalize({}, dim=-1)",
+    "({} + 1e-6)",
+    "((1 + self.eps) * {})",
+    "F.dropout({}, 0.0, self.training)",
+    "F.silu({})",
+    "torch.square({})",
+)
+_WIDE = (
+    "x_j",
+    "x_j",
+    "x_j",
+    "x_i",
+    "self.edge_lin(edge_attr)",
+    "(x_j - x_i)",
+    "(x_i + x_j)",
+    "(x_i * x_j)",
+    "self.pair(torch.cat([x_i, x_j], dim=-1))",
+    "self.pair(torch.cat([x_i, x_j - x_i], dim=1))",
+    "self.lin2(x_j)",
+)
+_NARROW = (
+    "edge_weight.view(-1, 1)",
+    "edge_weight.unsqueeze(-1)",
+    "edge_weight[:, None]",
+    "edge_weight.view(-1, 1).sigmoid()",
+    "norm.view(-1, 1)",
+    "(x_i * x_j).sum(-1, keepdim=True)",
+    "edge_attr[:, :1]",
+    "torch.sigmoid((x_j * self.att).sum(-1, keepdim=True))",
+    "softmax((x_i * self.att).sum(-1), index).unsqueeze(-1)",
+    "softmax((x_i * x_j).sum(-1), index, num_nodes=size_i).view(-1, 1)",
+    "softmax(F.leaky_relu((x_j * self.att).sum(-1)), index, ptr, size_i)[:, None]",
+    "(x_i - x_j).norm(dim=-1, keepdim=True)",
+)
+_AGGR = (
+    '"add"',
+    '"add"',
+    '"mean"',
+    '"mean"',
+    '"max"',
+    '"min"',
+    '"sum"',
+    '["mean", "max"]',
+    '["sum", "std"]',
+    '"softmax"',
+)
+_HELPERS = (
+    "def helper(t):\n    return torch.relu(t) + 0.5\n",
+    "def helper(t):\n    return t * scale\n",
+    "helper = torch.sigmoid\n",
+    "helper = F.relu\n",
+    "def relu(t):\n    return t * 3\n\n\ndef helper(t):\n    return t.exp() * 0.1\n",
+    "sigmoid = torch.tanh\nhelper = torch.tanh\n",
+    "class _Act:\n    def __call__(self, t):\n        return t * t\n\n\nhelper = _Act()\n",
+)
+_UPDATES = (
+    "return aggr_out",
+    "return F.relu(aggr_out)",
+    "return aggr_out * 2",
+    "return aggr_out + 1",
+)
 _number = itertools.count()
 
 
 def expression(d: Draw, depth: int = 0) -> str:
     """Something of a message's width."""
     kind = d.random()
-    if depth > 2 or kind < .3:
+    if depth > 2 or kind < 0.3:
         return d.choice(_WIDE)
-    if kind < .55:
+    if kind < 0.55:
         return d.choice(_UNARY).format(expression(d, depth + 1))
-    if kind < .8:
+    if kind < 0.8:
         narrow = d.choice(_NARROW)
         wide = expression(d, depth + 1)
-        return d.choice((f"({narrow} * {wide})", f"torch.mul({narrow}, {wide})", f"({wide} * {narrow})"))
+        return d.choice(
+            (f"({narrow} * {wide})", f"torch.mul({narrow}, {wide})", f"({wide} * {narrow})")
+        )
     left, right = expression(d, depth + 1), expression(d, depth + 1)
-    return d.choice((f"({left} + {right})", f"({left} - {right})", f"({left} * {right})", f"torch.add({left}, {right})",
-                     f"torch.maximum({left}, {right})"))
+    return d.choice(
+        (
+            f"({left} + {right})",
+            f"({left} - {right})",
+            f"({left} * {right})",
+            f"torch.add({left}, {right})",
+            f"torch.maximum({left}, {right})",
+        )
+    )
 
 
 def source(d: Draw, name: str) -> str:
     """The text of a module with one class."""
     body = expression(d)
     lines = []
-    if d.chance(.3):
+    if d.chance(0.3):
         lines.append("        if edge_weight is None:\n            return x_j")
-    if d.chance(.4):
+    if d.chance(0.4):
         lines.append(f"        out = {body}\n        return out")
     else:
         lines.append(f"        return {body}")
     message = "\n".join(lines)
-    used = [a for a in ("x_i", "x_j", "edge_weight", "edge_attr", "norm", "index", "ptr", "size_i") if _uses(message, a)]
+    used = [
+        a
+        for a in ("x_i", "x_j", "edge_weight", "edge_attr", "norm", "index", "ptr", "size_i")
+        if _uses(message, a)
+    ]
     if not any(a in used for a in ("x_i", "x_j")):
         used.append("x_j")
     d.shuffle(used)
-    flow = d.choice(("", "", 'flow="target_to_source"', 'node_dim=0'))
-    options = ", ".join(filter(None, (f"aggr={d.choice(_AGGR)}" if d.chance(.9) else "", flow)))
-    more = f"\n    def update(self, aggr_out):\n        {d.choice(_UPDATES)}\n" if d.chance(.3) else ""
-    text = _HEAD.format(imports="exp, relu, sigmoid", helper=d.choice(_HELPERS), name=name, options=options, forward=_forward(d, used),
-                        arguments=", ".join(used), message=message, more=more)
-    return text.replace("self.edge_lin = ", "self.lin2 = nn.Linear(out, out)\n        self.edge_lin = ", 1)
+    flow = d.choice(("", "", 'flow="target_to_source"', "node_dim=0"))
+    options = ", ".join(filter(None, (f"aggr={d.choice(_AGGR)}" if d.chance(0.9) else "", flow)))
+    more = (
+        f"\n    def update(self, aggr_out):\n        {d.choice(_UPDATES)}\n"
+        if d.chance(0.3)
+        else ""
+    )
+    text = _HEAD.format(
+        imports="exp, relu, sigmoid",
+        helper=d.choice(_HELPERS),
+        name=name,
+        options=options,
+        forward=_forward(d, used),
+        arguments=", ".join(used),
+        message=message,
+        more=more,
+    )
+    return text.replace(
+        "self.edge_lin = ", "self.lin2 = nn.Linear(out, out)\n        self.edge_lin = ", 1
+    )
 
 
 def _uses(text: str, name: str) -> bool:
     import re
+
     return re.search(rf"\b{name}\b", text) is not None
 
 
 def _forward(d: Draw, used: list[str]) -> str:
-    lines = ["x = self.lin(x)" if d.chance(.8) else "x = F.relu(self.lin(x))"]
+    lines = ["x = self.lin(x)" if d.chance(0.8) else "x = F.relu(self.lin(x))"]
     passed = ["x=x"] + [f"{a}={a}" for a in ("edge_weight", "edge_attr", "norm") if a in used]
-    if d.chance(.2) and not {"edge_weight", "edge_attr"} & set(used):
+    if d.chance(0.2) and not {"edge_weight", "edge_attr"} & set(used):
         lines.append("edge_index, _ = add_self_loops(edge_index, num_nodes=x.size(0))")
     if "norm" in used:
-        lines += ["row, col = edge_index", "deg = degree(col, x.size(0), dtype=x.dtype).clamp(min=1)",
-                  "norm = deg.pow(-0.5)[row] * deg.pow(-0.5)[col]"]
+        lines += [
+            "row, col = edge_index",
+            "deg = degree(col, x.size(0), dtype=x.dtype).clamp(min=1)",
+            "norm = deg.pow(-0.5)[row] * deg.pow(-0.5)[col]",
+        ]
     d.shuffle(passed)
     call = f"self.propagate(edge_index, {', '.join(passed)})"
-    lines.append(d.choice((f"return {call}", f"out = {call}\n        return out", f"return {call} + 0.5",
-                           f"return F.relu({call})")))
+    lines.append(
+        d.choice(
+            (
+                f"return {call}",
+                f"out = {call}\n        return out",
+                f"return {call} + 0.5",
+                f"return F.relu({call})",
+            )
+        )
+    )
     return "\n".join("        " + line for line in lines)
 
 
@@ -146,7 +269,12 @@ def built(kind: type, d: Draw) -> Case:
     n = nodes(d)
     edge_index, what = graph(d, n, n)
     size = edge_index.shape[1]
-    return Case(module.eval(), (features(d, n, IN), edge_index, d.uniform_(size) + .1, features(d, size, 3)), {}, f"{what} {n}")
+    return Case(
+        module.eval(),
+        (features(d, n, IN), edge_index, d.uniform_(size) + 0.1, features(d, size, 3)),
+        {},
+        f"{what} {n}",
+    )
 
 
 def check(seed: int, backend: Backend, mode: str = "") -> tuple[str, str | None]:

@@ -1,4 +1,5 @@
 """The models whose histories are told, and the arguments that they take."""
+
 from __future__ import annotations
 
 import torch
@@ -59,27 +60,42 @@ def _homogeneous() -> dict:
         "GATConv without loops": lambda: pyg.GATConv(IN, OUT, add_self_loops=False),
         "GATv2Conv": lambda: pyg.GATv2Conv(IN, OUT, heads=2),
         "TransformerConv": lambda: pyg.TransformerConv(IN, OUT, heads=2, beta=True),
-        "SuperGATConv": lambda: pyg.SuperGATConv(IN, OUT, heads=2), "AGNNConv": pyg.AGNNConv,
-        "GCNConv": lambda: pyg.GCNConv(IN, OUT), "SAGEConv": lambda: pyg.SAGEConv(IN, OUT),
+        "SuperGATConv": lambda: pyg.SuperGATConv(IN, OUT, heads=2),
+        "AGNNConv": pyg.AGNNConv,
+        "GCNConv": lambda: pyg.GCNConv(IN, OUT),
+        "SAGEConv": lambda: pyg.SAGEConv(IN, OUT),
         "SAGEConv max": lambda: pyg.SAGEConv(IN, OUT, aggr="max"),
         "SAGEConv several": lambda: pyg.SAGEConv(IN, OUT, aggr=["mean", "std", "max"]),
-        "SAGEConv softmax": lambda: pyg.SAGEConv(IN, OUT, aggr="softmax", aggr_kwargs={"learn": True}),
-        "SAGEConv powermean": lambda: pyg.SAGEConv(IN, OUT, aggr="powermean", aggr_kwargs={"p": 2.}),
+        "SAGEConv softmax": lambda: pyg.SAGEConv(
+            IN, OUT, aggr="softmax", aggr_kwargs={"learn": True}
+        ),
+        "SAGEConv powermean": lambda: pyg.SAGEConv(
+            IN, OUT, aggr="powermean", aggr_kwargs={"p": 2.0}
+        ),
         "GINConv": lambda: pyg.GINConv(mlp(IN, OUT), train_eps=True),
-        "EGConv": lambda: pyg.EGConv(IN, OUT, num_heads=2, num_bases=2, aggregators=["sum", "std", "symnorm"]),
-        "PNAConv": lambda: pyg.PNAConv(IN, OUT, ["mean", "max", "std"], ["identity", "amplification"], _DEGREES),
+        "EGConv": lambda: pyg.EGConv(
+            IN, OUT, num_heads=2, num_bases=2, aggregators=["sum", "std", "symnorm"]
+        ),
+        "PNAConv": lambda: pyg.PNAConv(
+            IN, OUT, ["mean", "max", "std"], ["identity", "amplification"], _DEGREES
+        ),
         "ClusterGCNConv": lambda: pyg.ClusterGCNConv(IN, OUT),
-        "GCN": lambda: pyg.models.GCN(IN, OUT, num_layers=2), "GAT": lambda: pyg.models.GAT(IN, OUT, num_layers=2, heads=2),
+        "GCN": lambda: pyg.models.GCN(IN, OUT, num_layers=2),
+        "GAT": lambda: pyg.models.GAT(IN, OUT, num_layers=2, heads=2),
     }
 
 
 def _with_values() -> dict:
     return {
-        "GCNConv weighted": (lambda: pyg.GCNConv(IN, OUT), "weight"), "ChebConv": (lambda: pyg.ChebConv(IN, OUT, 3), "weight"),
-        "LEConv": (lambda: pyg.LEConv(IN, OUT), "weight"), "GraphConv": (lambda: pyg.GraphConv(IN, OUT), "weight"),
-        "TAGConv": (lambda: pyg.TAGConv(IN, OUT), "weight"), "SGConv": (lambda: pyg.SGConv(IN, OUT, K=2), "weight"),
+        "GCNConv weighted": (lambda: pyg.GCNConv(IN, OUT), "weight"),
+        "ChebConv": (lambda: pyg.ChebConv(IN, OUT, 3), "weight"),
+        "LEConv": (lambda: pyg.LEConv(IN, OUT), "weight"),
+        "GraphConv": (lambda: pyg.GraphConv(IN, OUT), "weight"),
+        "TAGConv": (lambda: pyg.TAGConv(IN, OUT), "weight"),
+        "SGConv": (lambda: pyg.SGConv(IN, OUT, K=2), "weight"),
         "SimpleConv": (lambda: pyg.SimpleConv(combine_root="self_loop"), "weight"),
-        "Weighted": (Weighted, "weight"), "Between": (lambda: Between("mean"), "weight"),
+        "Weighted": (Weighted, "weight"),
+        "Between": (lambda: Between("mean"), "weight"),
         "GATConv edges": (lambda: pyg.GATConv(IN, OUT, edge_dim=3), "attr"),
         "GATv2Conv edges": (lambda: pyg.GATv2Conv(IN, OUT, edge_dim=3), "attr"),
         "TransformerConv edges": (lambda: pyg.TransformerConv(IN, OUT, edge_dim=3), "attr"),
@@ -88,13 +104,18 @@ def _with_values() -> dict:
         "ResGatedGraphConv": (lambda: pyg.ResGatedGraphConv(IN, OUT, edge_dim=3), "attr"),
         "RGCNConv": (lambda: pyg.RGCNConv(IN, OUT, 3), "relation"),
         "RGCNConv bases": (lambda: pyg.RGCNConv(IN, OUT, 3, num_bases=2), "relation"),
-        "FastRGCNConv": (lambda: pyg.FastRGCNConv(IN, OUT, 3), "relation"), "FiLMConv": (lambda: pyg.FiLMConv(IN, OUT, 3), "relation"),
+        "FastRGCNConv": (lambda: pyg.FastRGCNConv(IN, OUT, 3), "relation"),
+        "FiLMConv": (lambda: pyg.FiLMConv(IN, OUT, 3), "relation"),
         "RGATConv": (lambda: pyg.RGATConv(IN, OUT, 3), "relation"),
         "HGTConv": (lambda: pyg.HGTConv(IN, OUT, METADATA, heads=2), "types"),
         "HANConv": (lambda: pyg.HANConv(IN, OUT, METADATA, heads=2), "types"),
         "HeteroConv SAGE": (lambda: pyg.HeteroConv(_pairs(pyg.SAGEConv)), "types"),
-        "HeteroConv GAT": (lambda: pyg.HeteroConv(_pairs(pyg.GATConv, add_self_loops=False)), "types"),
-        "HeteroConv mixed": (_mixed, "types"), "to_hetero": (lambda: pyg.to_hetero(Two(), METADATA), "types"),
+        "HeteroConv GAT": (
+            lambda: pyg.HeteroConv(_pairs(pyg.GATConv, add_self_loops=False)),
+            "types",
+        ),
+        "HeteroConv mixed": (_mixed, "types"),
+        "to_hetero": (lambda: pyg.to_hetero(Two(), METADATA), "types"),
     }
 
 

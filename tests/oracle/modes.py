@@ -1,4 +1,5 @@
-"""The ways in which users call layers: with and without gradients, autocast, checkpoints, other precisions, ..."""
+"""The ways in which users call layers: gradients or none, autocast, checkpoints, precisions, ..."""
+
 from __future__ import annotations
 
 import contextlib
@@ -36,7 +37,7 @@ def call_with_functional_weights(module: nn.Module, args: tuple, kwargs: dict) -
 
 def call_in_vmap(module: nn.Module, args: tuple, kwargs: dict) -> Any:
     x, *rest = args
-    two = tree_map(lambda t: torch.stack([t, t * .5]), x)
+    two = tree_map(lambda t: torch.stack([t, t * 0.5]), x)
     return torch.vmap(lambda one: module(one, *rest, **kwargs))(two)
 
 
@@ -49,7 +50,9 @@ def call_on_a_copy(module: nn.Module, args: tuple, kwargs: dict) -> Any:
     with torch.no_grad():
         module(*args, **kwargs)
     other = copy.deepcopy(module)
-    other.load_state_dict(dict(module.named_parameters()) | dict(module.named_buffers()), strict=False, assign=True)
+    other.load_state_dict(
+        dict(module.named_parameters()) | dict(module.named_buffers()), strict=False, assign=True
+    )
     return other(*args, **kwargs)
 
 
@@ -89,7 +92,7 @@ def deterministic(device: torch.device):
 
 @contextlib.contextmanager
 def default_device(device: torch.device):
-    """As scripts begin; on a CPU the default is another device than that of the tensors, which works as well."""
+    """As scripts begin. On a CPU: a default that is not the tensors' device."""
     torch.set_default_device("cuda" if device.type == "cuda" else "meta")
     try:
         yield
@@ -107,8 +110,9 @@ def nothing(device: torch.device):
 
 @dataclass(frozen=True)
 class Mode:
-    """``often``: how often it is drawn; ``before``: calls of the same layer that come first; ``floor``: of errors."""
-    often: int = 4
+    """``often``: its share among modes; ``before``: calls that come first; ``floor``: of errors."""
+
+    often: float = 4
     call: Callable = call_plainly
     around: Callable = nothing
     gradients: Callable | None = first_gradients
@@ -128,26 +132,43 @@ class Mode:
 
 
 MODES = {
-    "grad": Mode(12), "train": Mode(3, train=True), "no_grad": Mode(gradients=None), "frozen": Mode(3, inputs=False, parameters=False),
-    "inference": Mode(gradients=None, inference=True), "only_x": Mode(parameters=False), "only_parameters": Mode(3, inputs=False),
-    "autocast": Mode(around=autocast, floor=1e-2), "checkpoint": Mode(call=call_in_checkpoint, gradients=gradients_by_backward),
+    "grad": Mode(12),
+    "train": Mode(3, train=True),
+    "no_grad": Mode(gradients=None),
+    "frozen": Mode(3, inputs=False, parameters=False),
+    "inference": Mode(gradients=None, inference=True),
+    "only_x": Mode(parameters=False),
+    "only_parameters": Mode(3, inputs=False),
+    "autocast": Mode(around=autocast, floor=1e-2),
+    "checkpoint": Mode(call=call_in_checkpoint, gradients=gradients_by_backward),
     "reentrant": Mode(call=call_in_reentrant_checkpoint, gradients=gradients_by_backward),
-    "deterministic": Mode(around=deterministic), "again": Mode(8, before=3), "second": Mode(gradients=second_gradients),
-    "twice": Mode(gradients=gradients_twice), "functional_call": Mode(3, call=call_with_functional_weights),
-    "vmap": Mode(2, call=call_in_vmap), "default_device": Mode(around=default_device), "compiled": Mode(1, call=call_compiled),
-    "copy": Mode(3, call=call_on_a_copy), "float64": Mode(dtype=torch.float64), "bfloat16": Mode(3, dtype=torch.bfloat16, floor=1e-2),
-    "float16": Mode(1, dtype=torch.float16, floor=2e-3), "records": Mode(2, options={"records": 10}, before=1),
-    "plain_enable": Mode(options={"when": "profitable"}, before=2), "again_no_passes": Mode(2, options={"passes": ()}, before=1),
+    "deterministic": Mode(around=deterministic),
+    "again": Mode(8, before=3),
+    "second": Mode(gradients=second_gradients),
+    "twice": Mode(gradients=gradients_twice),
+    "functional_call": Mode(3, call=call_with_functional_weights),
+    "vmap": Mode(2, call=call_in_vmap),
+    "default_device": Mode(around=default_device),
+    "compiled": Mode(0.3, call=call_compiled),
+    "copy": Mode(3, call=call_on_a_copy),
+    "float64": Mode(dtype=torch.float64),
+    "bfloat16": Mode(3, dtype=torch.bfloat16, floor=1e-2),
+    "float16": Mode(1, dtype=torch.float16, floor=2e-3),
+    "records": Mode(2, options={"records": 10}, before=1),
+    "plain_enable": Mode(options={"when": "profitable"}, before=2),
+    "again_no_passes": Mode(2, options={"passes": ()}, before=1),
 }
 
 
 def prepared(case: Case, mode: Mode) -> Case:
-    """The case with its module and tensors in the mode's precision, and its parameters as they are trained."""
+    """The case in the mode's precision, its parameters trained or not."""
     module = case.module if mode.dtype is None else case.module.to(mode.dtype)
     module.train(mode.train)
     if not mode.parameters:
         module.requires_grad_(False)
-    return Case(module, as_dtype(case.args, mode.dtype), as_dtype(case.kwargs, mode.dtype), case.note)
+    return Case(
+        module, as_dtype(case.args, mode.dtype), as_dtype(case.kwargs, mode.dtype), case.note
+    )
 
 
 def run(case: Case, mode: Mode, device: torch.device, seed: int) -> Results:
@@ -164,13 +185,24 @@ def _once(module: nn.Module, case: Case, mode: Mode, device: torch.device, seed:
     leaves: dict[str, Tensor] = {}
 
     def leaf(tensor: Tensor) -> Tensor:
-        if not dense_float(tensor) or not mode.inputs or mode.gradients is None or not tensor.numel():
+        if (
+            not dense_float(tensor)
+            or not mode.inputs
+            or mode.gradients is None
+            or not tensor.numel()
+        ):
             return tensor.detach()
         leaves[f"input {len(leaves)}"] = found = tensor.detach().requires_grad_()
         return found
 
     args, kwargs = tree_map(leaf, case.args), tree_map(leaf, case.kwargs)
-    grads = contextlib.nullcontext() if mode.gradients is not None else torch.inference_mode() if mode.inference else torch.no_grad()
+    grads = (
+        contextlib.nullcontext()
+        if mode.gradients is not None
+        else torch.inference_mode()
+        if mode.inference
+        else torch.no_grad()
+    )
     with mode.around(device):
         with grads:
             found = named(mode.call(module, args, kwargs))
@@ -194,6 +226,6 @@ def _loss(outs: Results, seed: int) -> Tensor | None:
         if t.is_floating_point() and t.requires_grad:
             wide = torch.float64 if t.dtype == torch.float64 else torch.float32
             weight = torch.randn(t.shape, generator=generator, device="cpu").to(t.device, wide)
-            term = (t.to(wide) * weight).sum() + t.to(wide).pow(2).sum() * .5
+            term = (t.to(wide) * weight).sum() + t.to(wide).pow(2).sum() * 0.5
             total = term if total is None else total + term
     return total

@@ -1,4 +1,5 @@
 """One case of the table: a random layer with random options over an ugly graph, in one mode."""
+
 from __future__ import annotations
 
 import copy
@@ -10,16 +11,18 @@ from typing import Any
 
 import torch
 
-from . import layers, typed_layers
+from . import composed, layers, typed_layers
 from .backends import Backend, off
 from .graphs import Case, Draw
 from .judge import Finding, Results, beyond, differing, near
 from .modes import MODES, Mode, prepared, run
-from .trees import as_long, has_int32, tree_map, with_strides
+from .trees import as_long, has_int32, placed
 
-LOOKS = 8  # draws of other numbers over which errors are averaged, where one draw is beyond the rule
+LOOKS = (
+    8  # draws of other numbers over which errors are averaged, where one draw is beyond the rule
+)
 
-TABLE = {**layers.TABLE, **typed_layers.TABLE}
+TABLE = {**layers.TABLE, **typed_layers.TABLE, **composed.TABLE}
 
 
 def drawn(seed: int, only: str = "") -> tuple[str, str]:
@@ -30,7 +33,7 @@ def drawn(seed: int, only: str = "") -> tuple[str, str]:
 
 
 def check(seed: int, backend: Backend, name: str = "", mode: str = "") -> tuple[str, str | None]:
-    """What was run, and what is wrong with it: None, or "refused" where the host does not run it either."""
+    """What was run, and what is wrong: None; "refused" where the host does not run it either."""
     chance = drawn(seed, name if name not in TABLE else "")
     name, mode = name if name in TABLE else chance[0], mode or chance[1]
     build = lambda look: TABLE[name](Draw(f"{name} {seed}", look))  # noqa: E731
@@ -38,7 +41,7 @@ def check(seed: int, backend: Backend, name: str = "", mode: str = "") -> tuple[
 
 
 def judged(build: Callable[[int], Case], seed: int, mode: str, backend: Backend) -> str | None:
-    """What is wrong with a case; ``build(look)`` makes it, with other numbers where ``look`` is above 0.
+    """What is wrong with a case. ``build(look)`` makes it, for each ``look`` with other numbers.
 
     "refused" where the host does not run it either.
     """
@@ -52,6 +55,7 @@ def judged(build: Callable[[int], Case], seed: int, mode: str, backend: Backend)
 @dataclass(frozen=True)
 class Trial:
     """A case in a mode on a backend."""
+
     build: Callable[[int], Case]
     seed: int
     mode: Mode
@@ -63,8 +67,8 @@ class Trial:
         with torch.no_grad():
             for p in case.module.parameters():  # what starts as a constant would hide its loss
                 if p.is_floating_point() and p.numel() and bool((p == p.flatten()[0]).all()):
-                    p.add_(torch.randn_like(p) * .3)
-        args, kwargs = (tree_map(lambda t: with_strides(t, device), part) for part in (case.args, case.kwargs))
+                    p.add_(torch.randn_like(p) * 0.3)
+        args, kwargs = (placed(part, device) for part in (case.args, case.kwargs))
         return prepared(Case(case.module.to(device), args, kwargs, case.note), self.mode)
 
     def host(self, case: Case, mode: Mode | None = None) -> Results:
@@ -85,9 +89,11 @@ class Trial:
         return found
 
     def exact(self, case: Case) -> Results:
-        """The host's own layer in fp64. Where it cannot be asked, its own results stand for the truth."""
+        """The host's own layer in fp64; in its place, where it does not run so, as it is."""
         mode = self.mode.exact()
-        wide = prepared(Case(copy.deepcopy(case.module), as_long(case.args), as_long(case.kwargs)), mode)
+        wide = prepared(
+            Case(copy.deepcopy(case.module), as_long(case.args), as_long(case.kwargs)), mode
+        )
         found, problem = attempt(lambda: self.host(wide, mode))
         return self.native(case) if problem else found
 
@@ -97,7 +103,11 @@ def _verdict(trial: Trial) -> str | None:
     host, refusal = attempt(lambda: trial.native(case))
     got, problem = attempt(lambda: trial.ours(case))
     if refusal or problem:
-        return "refused" if refusal or attempt(lambda: trial.host(case))[1] else f"raises {problem} | {case.note}"
+        return (
+            "refused"
+            if refusal or attempt(lambda: trial.host(case))[1]
+            else f"raises {problem} | {case.note}"
+        )
     found = differing(got, host)
     if found is None and not near(got, host, floor):
         found = _measured(trial, case, got, host)
@@ -107,20 +117,28 @@ def _verdict(trial: Trial) -> str | None:
 def _measured(trial: Trial, case: Case, got: Results, host: Results) -> Finding | None:
     exact, floor = trial.exact(case), trial.mode.floor
     found = beyond([(got, host, exact)], floor)
-    if found is not None and has_int32((case.args, case.kwargs)):  # no better than the host with the same indices
+    if found is not None and has_int32(
+        (case.args, case.kwargs)
+    ):  # no better than the host with the same indices
         given, refusal = attempt(lambda: trial.host(case))
         found = found if refusal else beyond([(got, given, exact)], floor)
     return _on_average(trial) if found is not None and found.rounding else found
 
 
 def _on_average(trial: Trial) -> Finding | None:
-    """Beyond the rule on the average of other numbers too? In one draw the host may be right by luck."""
+    """What is beyond the rule on average: in one draw the host may be right by luck."""
     cases = [trial.case(look) for look in range(1, LOOKS + 1)]
-    return beyond([(trial.ours(case), trial.native(case), trial.exact(case)) for case in cases], trial.mode.floor)
+    return beyond(
+        [(trial.ours(case), trial.native(case), trial.exact(case)) for case in cases],
+        trial.mode.floor,
+    )
 
 
 def attempt(call: Callable[[], Any]) -> tuple[Any, str | None]:
-    """What ``call()`` gives, or what it raises, in words. A fault of the device goes on: nothing more can run here."""
+    """What ``call()`` gives, or what it raises, in words.
+
+    A fault of the device goes on: nothing more can run in this process.
+    """
     try:
         return call(), None
     except Exception as problem:

@@ -1,4 +1,5 @@
 """Tensors inside of tuples, lists and dicts."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from torch import Tensor
 
 
 def tree_map(function: Callable[[Tensor], Any], value: Any) -> Any:
-    """``value`` with ``function`` applied to every tensor; what is neither tensor nor container stays."""
+    """``value`` with ``function`` applied to every tensor in it."""
     if isinstance(value, Tensor):
         return function(value)
     if isinstance(value, dict):
@@ -43,6 +44,17 @@ def with_strides(tensor: Tensor, device: torch.device) -> Tensor:
         return one.clone().to(device).expand(tensor.shape)
     copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
     return copy.copy_(tensor)
+
+
+def placed(value: Any, device: torch.device) -> Any:
+    """``value`` on ``device``: tensors as they lie, and graphs of a host."""
+    if isinstance(value, dict):
+        return {key: placed(part, device) for key, part in value.items()}
+    if type(value) in (tuple, list):
+        return type(value)(placed(part, device) for part in value)
+    if isinstance(value, Tensor):
+        return with_strides(value, device)
+    return value.to(device) if hasattr(value, "to") else value
 
 
 def as_dtype(value: Any, dtype: torch.dtype | None) -> Any:

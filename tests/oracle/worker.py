@@ -1,4 +1,5 @@
-"""One process of the oracle: runs case after case, and says so line by line, so that its death tells which case it was."""
+"""One process of the oracle: runs case after case, and says line by line which."""
+
 from __future__ import annotations
 
 import contextlib
@@ -10,25 +11,39 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-AGAIN = 3  # exit status: what was left of this process cannot be used; the next case wants a new one
+AGAIN = (
+    3  # exit status: what was left of this process cannot be used; the next case wants a new one
+)
 
 
 def part(name: str, backend) -> Callable | None:
-    """``check(seed, name, mode)`` of a part, which gives (what ran, what is wrong, checks made); None where it cannot run."""
+    """A part's ``check(seed, name, mode)``; None where it cannot run.
+
+    It gives what ran, what is wrong, and the number of checks.
+    """
     if name == "table":
         from . import table
+
         return lambda seed, only, mode: (*table.check(seed, backend, only, mode), 1)
     if name == "dgl":
         from . import dgl_layers
+
         return dgl_layers.check_with(backend) if dgl_layers.applicable(backend) else None
     if name == "histories":
         from . import histories
+
         return lambda seed, only, mode: histories.check(seed, backend, only)
     if name == "captures":
         from . import captures
-        return (lambda seed, only, mode: captures.check(seed, backend, only)) if captures.applicable(backend) else None
+
+        return (
+            (lambda seed, only, mode: captures.check(seed, backend, only))
+            if captures.applicable(backend)
+            else None
+        )
     if name == "messages":
         from . import messages
+
         return lambda seed, only, mode: (*messages.check(seed, backend, mode), 1)
     return _metagraphs(backend)
 
@@ -49,8 +64,9 @@ def say(**line: Any) -> None:
 
 
 def work(options) -> int:
-    """Run the cases ``options.first``, ``+ step``, ... until the time or their number is up. The status to exit with."""
+    """Run the cases ``first``, ``first + step``, ... while time lasts. The status to exit with."""
     from .backends import Backend
+
     warnings.filterwarnings("ignore")
     backend = Backend(options.backend)
     # Whatever libraries print must not come between the lines.

@@ -16,10 +16,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-JOURNAL, SKIP = "HOSTSUITE_JOURNAL", "HOSTSUITE_SKIP"  # paths, for the plugin: where to write; ids of tests to leave out
+#: for the plugin: the path of its journal; that of a list of tests to leave out; "i/n": every n-th test, from the i-th on
+JOURNAL, SKIP, SHARE = "HOSTSUITE_JOURNAL", "HOSTSUITE_SKIP", "HOSTSUITE_SHARE"
 ENDED = 70  # exit status of a process whose device cannot be used any more
 _AROUND_TESTS = 600.0  # seconds in which a process may start, or end
 _INI = "[pytest]\naddopts =\n"
@@ -39,9 +40,19 @@ class Journal:
         self._file.flush()
 
 
-def skipped_ids() -> set[str]:
-    """Tests that another process has done with."""
-    return set(json.loads(Path(os.environ[SKIP]).read_text(encoding="utf-8")))
+def remaining(items: list[Any]) -> list[Any]:
+    """Of pytest's items this process's share, without what an earlier process has done with."""
+    done = set(json.loads(Path(os.environ[SKIP]).read_text(encoding="utf-8")))
+    share, shares = map(int, os.environ[SHARE].split("/"))
+    return [item for item in items[share::shares] if item.nodeid not in done]
+
+
+class Chunk(NamedTuple):
+    """``targets``: files or test ids, of which every ``shares``-th test is run."""
+
+    targets: tuple[str, ...]
+    share: int = 0
+    shares: int = 1
 
 
 @dataclass
@@ -58,8 +69,9 @@ class Suite:
     patience: float = 120.0
     deadline: float = float("inf")
 
-    def run(self, chunks: Iterable[list[str]]) -> tuple[Outcomes, list[dict]]:
-        """The outcome of every test in the chunks, lists of files or test ids, and the journals' other lines."""
+    def run(self, chunks: Iterable[Chunk]) -> tuple[Outcomes, list[dict]]:
+        """The outcome of every test in the chunks, a process each, and the journals' other lines. A chunk that the deadline
+        kept from its end adds the line ``{"unfinished": targets}``."""
         outcomes: Outcomes = {}
         notes: list[dict] = []
         with concurrent.futures.ThreadPoolExecutor(self.processes) as pool:
@@ -68,32 +80,35 @@ class Suite:
                 notes.extend(more)
         return outcomes, notes
 
-    def _chunk(self, targets: list[str]) -> tuple[Outcomes, list[dict]]:
+    def _chunk(self, chunk: Chunk) -> tuple[Outcomes, list[dict]]:
         outcomes: Outcomes = {}
         notes: list[dict] = []
         with tempfile.TemporaryDirectory() as folder:
             while time.monotonic() < self.deadline:
                 before = len(outcomes)
-                status, how = self._process(targets, set(outcomes), Path(folder))
-                open_test = _read(Path(folder, "journal"), outcomes, notes)
-                if open_test is not None:
-                    outcomes[open_test] = dict(outcome=how or "crashed", error=_tail(Path(folder, "output")), seconds=0.0)
-                if status in (0, 1, 5) and open_test is None or how == "unfinished":
+                status, how = self._process(chunk, set(outcomes), Path(folder))
+                running = _read(Path(folder, "journal"), outcomes, notes)
+                if how == "unfinished":
                     break
+                if running is not None:
+                    outcomes[running] = dict(outcome=how or "crashed", error=_tail(Path(folder, "output")), seconds=0.0)
+                elif status in (0, 1, 5):
+                    return outcomes, notes
                 if len(outcomes) == before:  # it dies before its first test
-                    outcomes[targets[0]] = dict(outcome="crashed", error=_tail(Path(folder, "output")), seconds=0.0)
-                    break
-        return outcomes, notes
+                    outcomes[chunk.targets[0]] = dict(outcome="crashed", error=_tail(Path(folder, "output")), seconds=0.0)
+                    return outcomes, notes
+        return outcomes, [*notes, {"unfinished": chunk.targets}]
 
-    def _process(self, targets: list[str], done: set[str], folder: Path) -> tuple[int | None, str | None]:
+    def _process(self, chunk: Chunk, done: set[str], folder: Path) -> tuple[int | None, str | None]:
         """Its exit status, or None and why it was ended."""
         journal, skip, ini = folder / "journal", folder / "skip", folder / "pytest.ini"
         journal.write_text("")
         skip.write_text(json.dumps(sorted(done)))
         ini.write_text(_INI)
         command = [sys.executable, "-m", "pytest", "-q", "-p", self.plugin, "-p", "no:cacheprovider", "--import-mode=importlib",
-                   "-c", str(ini), "--rootdir", str(self.source), "--tb=short", *self.arguments, *targets]
+                   "-c", str(ini), "--rootdir", str(self.source), "--tb=short", *self.arguments, *chunk.targets]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", **self.environment, JOURNAL: str(journal), SKIP: str(skip),
+                       SHARE: f"{chunk.share}/{chunk.shares}",
                        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])}
         with open(folder / "output", "w") as output:
             process = subprocess.Popen(command, cwd=self.source, env=environment, stdout=output, stderr=subprocess.STDOUT)
@@ -130,15 +145,21 @@ def _tail(output: Path) -> str:
     return output.read_text(errors="replace")[-1500:]
 
 
-def chunks_of(source: Path, targets: list[str], number: int) -> list[list[str]]:
-    """The test files under ``targets``, relative to ``source``, in about ``number`` lists of equal length of text, largest first."""
+def chunks_of(source: Path, targets: list[str], number: int, shares: dict[str, int] | None = None) -> list[Chunk]:
+    """The test files under ``targets``, relative to ``source``: those named in ``shares`` in so many chunks each, then the
+    others in about ``number`` of equal length of text, largest first."""
     files = sorted({found for target in targets for found in _files(source / target)}, key=lambda f: (-f.stat().st_size, f))
-    chunks: list[tuple[int, list[str]]] = [(0, []) for _ in range(max(1, min(number, len(files))))]
+    found, rest = [], []
     for file in files:
-        size, names = min(chunks, key=lambda chunk: chunk[0])
-        chunks.remove((size, names))
-        chunks.append((size + file.stat().st_size, [*names, str(file.relative_to(source))]))
-    return [names for _, names in sorted(chunks, key=lambda chunk: -chunk[0]) if names]
+        parts = (shares or {}).get(file.name, 0)
+        found += [Chunk((str(file.relative_to(source)),), part, parts) for part in range(parts)]
+        rest += [] if parts else [file]
+    filled: list[tuple[int, tuple[str, ...]]] = [(0, ()) for _ in range(max(1, min(number, len(rest))))]
+    for file in rest:
+        smallest = min(filled, key=lambda chunk: chunk[0])
+        filled.remove(smallest)
+        filled.append((smallest[0] + file.stat().st_size, (*smallest[1], str(file.relative_to(source)))))
+    return found + [Chunk(names) for _, names in sorted(filled, key=lambda chunk: -chunk[0]) if names]
 
 
 def _files(path: Path) -> Iterator[Path]:
@@ -150,10 +171,10 @@ def _files(path: Path) -> Iterator[Path]:
 _BAD = ("failed", "error", "crashed", "hung")
 
 
-def regressions(native: Outcomes, enabled: Outcomes) -> list[str]:
-    """Tests that the host passes, or skips, and that go wrong with gnnaccel; and passed ones that are gone."""
-    return [test for test, found in native.items() if found["outcome"] not in (*_BAD, "unfinished")
-            and (enabled.get(test, {"outcome": "gone"})["outcome"] in (*_BAD, "gone"))]
+def regressions(native: Outcomes, enabled: Outcomes, complete: bool = True) -> list[str]:
+    """Tests that the host passes, or skips, and that go wrong with gnnaccel; also those that this run lacks, if ``complete``."""
+    return [test for test, found in native.items() if found["outcome"] not in _BAD
+            and (enabled[test]["outcome"] in _BAD if test in enabled else complete)]
 
 
 def repairs(native: Outcomes, enabled: Outcomes) -> list[str]:

@@ -1,5 +1,7 @@
-"""A pytest plugin for PyG's own tests. ``HOSTSUITE_PYG`` holds its options as JSON: ``mode`` ("native" or "enabled"), ``backend``,
-``shadow``, ``default_device`` ("cuda" or null), ``emulate``. The journal is that of `common`.
+"""A pytest plugin for PyG's own tests, which writes the journal of `common`.
+
+``HOSTSUITE_PYG`` holds its options as JSON: ``mode`` ("native" or "enabled"), ``backend``, ``shadow``, ``default_device``
+("cuda" or null), ``emulate``.
 """
 from __future__ import annotations
 
@@ -39,8 +41,8 @@ def pytest_configure(config):
 
 
 def _initialise_l2() -> None:
-    """PyG leaves this parameter of RGATConv as the memory was (its `reset_parameters` makes a tensor of 1 / out_channels and drops
-    it). Of what is left there, numbers near the end of fp32's range, no two orders of summation make the same."""
+    """PyG leaves this parameter of RGATConv as the memory was: its `reset_parameters` makes a tensor of 1 / out_channels and
+    drops it. With what is found there, numbers near the end of fp32's range, two orders of summation differ by all they are."""
     from torch_geometric.nn import RGATConv
 
     native = RGATConv.reset_parameters
@@ -71,9 +73,7 @@ def _enable() -> None:
 
 
 def pytest_collection_modifyitems(items):
-    """Without what an earlier process has done with."""
-    done = common.skipped_ids()
-    items[:] = [item for item in items if item.nodeid not in done]
+    items[:] = common.remaining(items)
 
 
 def pytest_runtest_setup(item):
@@ -105,7 +105,7 @@ def pytest_runtest_logfinish(nodeid, location):
     found = _phases.pop(nodeid)
     found["seconds"] = round(time.perf_counter() - found["seconds"], 2)
     _journal.write(test=nodeid, **found, **({"alarms": alarms} if _shadow and (alarms := _shadow.taken()) else {}))
-    if found["outcome"] in ("failed", "error") and _device_is_lost():
+    if _device_is_lost():  # all that follows would fail
         os._exit(common.ENDED)
 
 

@@ -31,6 +31,7 @@ from gnnaccel.profile.sides import EXACT, HOST, OURS, Results, Sides, named_tens
 from gnnaccel.profile.undisturbed import undisturbed
 
 _LAYERS = (MessagePassing, Aggregation, HeteroConv, HeteroLinear, HeteroDictLinear)
+_ONE_DRAW = 4.0  # times what is allowed: the call itself is seen once, and the host's error in one draw is luck
 _busy = threading.local()
 
 
@@ -88,7 +89,11 @@ class Shadow:
 
     def _look(self, name: str, sides: "_Sides") -> tuple[Results, Results] | None:
         """Compare; the host's results in the call's own mode and in fp64, None where random numbers make them useless."""
-        ours, host = _tried(sides, OURS), _tried(sides, HOST)
+        ours = _tried(sides, OURS)
+        if isinstance(ours, Exception) and sides.device.type == "cuda":  # a bad index ends the host's use of the device
+            self.counts["raises on the GPU"] += 1
+            return None
+        host = _tried(sides, HOST)
         if isinstance(host, Exception) or isinstance(ours, Exception):
             self._raised(name, ours, host, sides.ran)
             return None
@@ -116,7 +121,8 @@ class Shadow:
                 found = errors(map(draw, range(1, looks + 1)))
         except (RuntimeError, NotImplementedError) as problem:  # norms of sparse gradients and the like
             raise _Unable(f"{type(problem).__name__} in judging") from problem
-        wrong = [f"{e.name}: {e}, the host's {e.host:.1e}" for e in found if not e.right]
+        factor = 1.0 if looks > 1 else _ONE_DRAW
+        wrong = [f"{e.name}: {e}, the host's {e.host:.1e}" for e in found if e.text or not e.ours <= factor * e.allowed]
         self.counts["wrong" if wrong else "same"] += 1
         if wrong:
             self.alarms.append(f"{name}: " + "; ".join(wrong[:4]))

@@ -19,6 +19,7 @@ from tests.hostsuites import common
 
 FOLDERS = ("test/nn", "test/utils", "test/explain")
 _MARKED = ("-m", "not rag and not dataset")
+_SHARES = {"test_basic_gnn.py": 8}  # thousands of tests
 _SECOND_LOOK = 60.0  # seconds that regressions have, whatever --seconds says
 
 
@@ -31,9 +32,12 @@ def main() -> int:
             continue
         start = time.monotonic()
         found[mode], notes = _run(options, mode)
+        unfinished = [note["unfinished"] for note in notes if "unfinished" in note]
         if mode == "enabled":
-            found["stats"], found["shadow"] = _added(notes)
-        print(f"{mode} on {_where(options)}: {common.counts(found[mode])}, {time.monotonic() - start:.0f} s", flush=True)
+            found["stats"], found["shadow"] = _added([note for note in notes if "stats" in note])
+            found["unfinished"] = unfinished
+        print(f"{mode} on {_where(options)}: {common.counts(found[mode])}, {time.monotonic() - start:.0f} s"
+              + (f"; {len(unfinished)} parts did not come to their end" if unfinished else ""), flush=True)
     if "native" in found and "enabled" in found:
         found["regressions"] = _examined(options, found)
     Path(options.out).write_text(json.dumps(found, indent=0))
@@ -79,13 +83,13 @@ def _suite(options: argparse.Namespace, mode: str, shadow: bool) -> common.Suite
 def _run(options: argparse.Namespace, mode: str) -> tuple[common.Outcomes, list[dict]]:
     tests = [target for target in options.only if "::" in target]
     folders = [target for target in options.only if "::" not in target]
-    chunks = common.chunks_of(options.source, folders, 3 * options.processes) if folders else []
-    return _suite(options, mode, not options.no_shadow).run([*chunks, *([tests] if tests else [])])
+    chunks = common.chunks_of(options.source, folders, 3 * options.processes, _SHARES) if folders else []
+    return _suite(options, mode, not options.no_shadow).run([*chunks, *([common.Chunk(tuple(tests))] if tests else [])])
 
 
 def _examined(options: argparse.Namespace, found: dict[str, Any]) -> dict[str, dict]:
     """The regressions, each run again natively and without the shadow, which might have disturbed it."""
-    tests = common.regressions(found["native"], found["enabled"])
+    tests = common.regressions(found["native"], found["enabled"], not found["unfinished"])
     again: dict[str, common.Outcomes] = {}
     options.deadline = max(options.deadline, time.monotonic() + _SECOND_LOOK)
     for name, mode in (("native", "native"), ("unshadowed", "enabled")):
@@ -95,8 +99,8 @@ def _examined(options: argparse.Namespace, found: dict[str, Any]) -> dict[str, d
             for test in tests}
 
 
-def _spread(tests: list[str], number: int) -> list[list[str]]:
-    return [part for part in (tests[at::number] for at in range(number)) if part]
+def _spread(tests: list[str], number: int) -> list[common.Chunk]:
+    return [common.Chunk(part) for part in (tuple(tests[at::number]) for at in range(number)) if part]
 
 
 def _added(notes: list[dict]) -> tuple[dict, dict]:

@@ -5,14 +5,14 @@
 // are distinct, so ranks are too, and the result is the same in every run, and the same as that of a stable sort.
 //
 //   short rows, up to chunk_edges <= 8 * 32 entries: a warp compares all with all
-//   middle rows, up to 8 * THREADS entries: a block does
+//   middle rows, up to MIDDLE entries: a block sorts them
 //   long rows: a block marks the places of one WINDOW in a bitmap; an entry's rank is the number of marks before it. The windows of
 //   a row belong to several blocks.
 #ifndef GNNACCEL_ROW_ORDER_CUH
 #define GNNACCEL_ROW_ORDER_CUH
 
-#define EACH 8                      // entries that a thread holds
-#define MIDDLE (EACH * THREADS)
+#define EACH 8                      // entries of a short row that a lane holds
+#define MIDDLE 2048
 #define WINDOW (1 << 17)            // places that a bitmap covers
 #define WORDS (WINDOW / 32)
 #define RUN (WORDS / THREADS)       // words of the bitmap that a thread adds up
@@ -23,31 +23,30 @@ struct Entries {
     int* other_out;
     OFF_T* place_out;
 
+    // The place of a row's i-th entry; beyond its end one that lies in no window.
+    __device__ __forceinline__ i64 place_at(i64 begin, i64 i, i64 length) const {
+        return i < length ? (i64)place_in[begin + i] : (i64)1 << 62;
+    }
+
     __device__ __forceinline__ void move(i64 from, i64 to) const {
         other_out[to] = other_in[from];
         place_out[to] = place_in[from];
     }
 };
 
-template <int Threads> __device__ __forceinline__ void wait_for_group() {
-    if (Threads == 32) __syncwarp();
-    else __syncthreads();
-}
-
-// A row of up to EACH * Threads entries, by a warp or a block. `keys`: shared memory for that many.
-template <int Threads>
-__device__ __forceinline__ void order_by_comparing(const Entries& entries, i64 begin, int length, OFF_T* keys, int thread) {
+// A row of up to EACH * 32 entries, by a warp. `keys`: shared memory for that many.
+__device__ __forceinline__ void order_by_comparing(const Entries& entries, i64 begin, int length, OFF_T* keys, int lane) {
     OFF_T mine[EACH];
     int rank[EACH];
 #pragma unroll
     for (int i = 0; i < EACH; ++i) {
-        const int at = i * Threads + thread;
+        const int at = i * 32 + lane;
         rank[i] = 0;
         mine[i] = at < length ? entries.place_in[begin + at] : 0;
         if (at < length) keys[at] = mine[i];
     }
-    wait_for_group<Threads>();
-    const int used = (length + Threads - 1) / Threads;
+    __syncwarp();
+    const int used = (length + 31) / 32;
     for (int j = 0; j < length; ++j) {
         const OFF_T key = keys[j];
 #pragma unroll
@@ -56,10 +55,32 @@ __device__ __forceinline__ void order_by_comparing(const Entries& entries, i64 b
     }
 #pragma unroll
     for (int i = 0; i < EACH; ++i) {
-        const int at = i * Threads + thread;
+        const int at = i * 32 + lane;
         if (at < length) entries.move(begin + at, begin + rank[i]);
     }
-    wait_for_group<Threads>();  // `keys` may be written again
+}
+
+// A row of up to MIDDLE entries, by a block: a bitonic sort of places, each with where its entry stands. `keys` [MIDDLE]: shared.
+__device__ __forceinline__ void order_by_exchanging(const Entries& entries, i64 begin, int length, u64* keys) {
+    int size = 32;
+    while (size < length) size *= 2;
+    for (int i = threadIdx.x; i < size; i += THREADS)
+        keys[i] = i < length ? (u64)entries.place_in[begin + i] * MIDDLE + i : ~(u64)0;
+    __syncthreads();
+    for (int run = 2; run <= size; run *= 2)
+        for (int step = run / 2; step > 0; step /= 2) {
+            for (int i = threadIdx.x; i < size / 2; i += THREADS) {
+                const int low = 2 * i - (i & (step - 1)), high = low + step;
+                const u64 a = keys[low], b = keys[high];
+                if ((a > b) == ((low & run) == 0)) {
+                    keys[low] = b;
+                    keys[high] = a;
+                }
+            }
+            __syncthreads();
+        }
+    for (int i = threadIdx.x; i < length; i += THREADS) entries.move(begin + (i64)(keys[i] % MIDDLE), begin + i);
+    __syncthreads();  // `keys` may be written again
 }
 
 // Adds up one number of each thread of the block: the sum of all, and `before`, of the threads in front. `parts` [THREADS].
@@ -79,6 +100,14 @@ __device__ __forceinline__ int block_sums(int value, int* parts, int& before) {
     return total;
 }
 
+// The marks in front of one place. `parts`: those in front of each RUN words.
+__device__ __forceinline__ int rank_of(int at, const u32* bits, const int* parts) {
+    const int word = at >> 5;
+    int rank = parts[word / RUN] + __popc(bits[word] & ((1u << (at & 31)) - 1));
+    for (int k = word / RUN * RUN; k < word; ++k) rank += __popc(bits[k]);
+    return rank;
+}
+
 // The entries of one row whose places lie in one window, by a block. `bits` [WORDS], `parts` [THREADS]: shared memory.
 __device__ __forceinline__ void order_by_marks(const Entries& entries, i64 begin, i64 length, int window, u32* bits, int* parts) {
     const int thread = threadIdx.x;
@@ -86,10 +115,15 @@ __device__ __forceinline__ void order_by_marks(const Entries& entries, i64 begin
     __syncthreads();
     const i64 first = (i64)window * WINDOW;
     int lower = 0;
-    for (i64 i = thread; i < length; i += THREADS) {
-        const i64 at = (i64)entries.place_in[begin + i] - first;
-        if (at < 0) ++lower;
-        else if (at < WINDOW) atomicOr(&bits[at >> 5], 1u << (at & 31));
+    for (i64 i = thread; i < length; i += THREADS * EACH) {
+        i64 at[EACH];  // loads that are under way together
+#pragma unroll
+        for (int k = 0; k < EACH; ++k) at[k] = entries.place_at(begin, i + k * THREADS, length) - first;
+#pragma unroll
+        for (int k = 0; k < EACH; ++k) {
+            if (at[k] < 0) ++lower;
+            else if (at[k] < WINDOW) atomicOr(&bits[at[k] >> 5], 1u << (at[k] & 31));
+        }
     }
     int before;
     const i64 base = begin + block_sums(lower, parts, before);
@@ -98,13 +132,13 @@ __device__ __forceinline__ void order_by_marks(const Entries& entries, i64 begin
     block_sums(marks, parts, before);
     parts[thread] = before;
     __syncthreads();
-    for (i64 i = thread; i < length; i += THREADS) {
-        const i64 at = (i64)entries.place_in[begin + i] - first;
-        if (at < 0 || at >= WINDOW) continue;
-        const int word = (int)(at >> 5);
-        int rank = parts[word / RUN] + __popc(bits[word] & ((1u << (at & 31)) - 1));
-        for (int k = word / RUN * RUN; k < word; ++k) rank += __popc(bits[k]);
-        entries.move(begin + i, base + rank);
+    for (i64 i = thread; i < length; i += THREADS * EACH) {
+        i64 at[EACH];
+#pragma unroll
+        for (int k = 0; k < EACH; ++k) at[k] = entries.place_at(begin, i + k * THREADS, length) - first;
+#pragma unroll
+        for (int k = 0; k < EACH; ++k)
+            if (at[k] >= 0 && at[k] < WINDOW) entries.move(begin + i + k * THREADS, base + rank_of((int)at[k], bits, parts));
     }
     __syncthreads();
 }
@@ -129,7 +163,7 @@ __device__ __forceinline__ void order_heavy(const Entries& entries, const OFF_T*
         for (int i = 0; i < *found; ++i) {
             const i64 begin = indptr[rows[i]], length = (i64)indptr[rows[i] + 1] - begin;
             if (length > MIDDLE) order_by_marks(entries, begin, length, window, (u32*)shared, parts);
-            else order_by_comparing<THREADS>(entries, begin, (int)length, (OFF_T*)shared, threadIdx.x);
+            else order_by_exchanging(entries, begin, (int)length, (u64*)shared);
         }
         __syncthreads();
     }

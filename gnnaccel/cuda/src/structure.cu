@@ -155,5 +155,5 @@ order(const OFF_T* __restrict__ indptr, int rows, int chunk_edges, const int* __
     if (row >= rows) return;
     const i64 begin = indptr[row], length = (i64)indptr[row + 1] - begin;
     if (length > chunk_edges) return;
-    order_by_comparing<32>(entries, begin, (int)length, (OFF_T*)shared + warp * EACH * 32, threadIdx.x % 32);
+    order_by_comparing(entries, begin, (int)length, (OFF_T*)shared + warp * EACH * 32, threadIdx.x % 32);
 }

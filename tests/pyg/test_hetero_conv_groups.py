@@ -133,6 +133,16 @@ def test_gcn(route, aggr, options):
     compare(route, HeteroConv({name: GCNConv(WIDTH, OUT, **options) for name in SQUARE}, aggr), features(), ei)
 
 
+def test_gcn_loops_of_relations_count(route):
+    """One for each node of each relation, also where several relations join one type."""
+    made, (x, ei) = HeteroConv({name: GCNConv(WIDTH, OUT) for name in SQUARE}).to(route.device), on(route.device, features(),
+                                                                                                    edges(SQUARE))
+    with route.on(records=1):
+        made(x, ei)
+        found = gnnaccel.records()[-1]["graph"]["num_edges"]
+    assert found == sum(ei[name].shape[1] + x[name[0]].shape[0] for name in SQUARE)
+
+
 def test_gcn_again_and_half(route):
     made = HeteroConv({name: GCNConv(WIDTH, OUT) for name in SQUARE}).to(route.device)
     x, ei = on(route.device, features(), edges(SQUARE))

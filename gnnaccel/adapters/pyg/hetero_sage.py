@@ -64,7 +64,7 @@ def state(layer: Any, together: Together, x_dict: Mapping[str, Any],
     weighted = together.kind == "GCNConv" and together.option("normalize")
     looped = weighted and together.option("add_self_loops")
     layout = hetero_gcn.looped(graph, numbers, rows.of, rows.targets) if looped else graph.layout
-    row, edges = hetero.mapped(weight), graph.num_edges + (sum(rows.targets.values()) if looped else 0)
+    row, edges = hetero.mapped(weight), graph.num_edges + sum(own.num_src for own in layout.loops)
     shapes = (("x", (weight.shape[1],)), ("weight", tuple(weight.shape)), *((("norm", ()),) if weighted else ()))
     native = "HeteroConv apart" if apart or together.kind == "GCNConv" else "HeteroConv"  # only of the latter a cost is known
     program = statements.rgcn(together.mean, False, transposed=True, weighted=weighted)

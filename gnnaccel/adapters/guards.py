@@ -10,6 +10,7 @@ from torch.autograd import forward_ad
 from torch.nn.modules import module as _modules
 from torch.nn.parameter import UninitializedParameter
 
+from gnnaccel.adapters.own import Path, forward_is_own, is_method
 from gnnaccel.dispatch.reasons import Reason, reason
 
 _tracing, _transform = torch._C._get_tracing_state, torch._C._functorch.peek_interpreter_stack
@@ -37,10 +38,15 @@ def context_reason() -> Reason | None:
     return None
 
 
-def module_reason(layer: Any, host_class: type, methods: tuple[str, ...]) -> Reason | None:
-    """Why this layer object must run the host's own code: one of ``methods``, which the adapter replaces, is not the host's."""
-    changed = [name for name in methods if name in layer.__dict__ or getattr(type(layer), name) is not getattr(host_class, name)]
-    return reason("GA205", f"{', '.join(changed)} of {type(layer).__name__} is not the host's") if changed else None
+def module_reason(layer: Any, path: Path) -> Reason | None:
+    """Why this layer object must run the host's own code: something on its ``path``, or a method on the object itself, is not the
+    host's."""
+    own = layer.__dict__
+    if not own.keys().isdisjoint(path.names):
+        for name in path.names.intersection(own):
+            if not is_method(own[name], type(layer), name, path.host):  # PyG's own setters bind the class's functions to the object
+                return reason("GA205", f"{name} is replaced on the layer object")
+    return path.why
 
 
 def features_reason(x: Any, name: str = "x") -> Reason | None:
@@ -82,5 +88,6 @@ def has_hooks(module: Any) -> bool:
 
 def plain(module: Any, cls: type) -> bool:
     """Whether the module is a ``cls`` and nothing else, so that an adapter may do its work in its place: not a subclass
-    (parametrizations make one), nobody watching."""
-    return type(module) is cls and "forward" not in module.__dict__ and not has_hooks(module) and not any_global_hook()
+    (parametrizations make one), with the ``forward`` that the class was written with, nobody watching."""
+    return (type(module) is cls and "forward" not in module.__dict__ and not has_hooks(module) and not any_global_hook()
+            and forward_is_own(cls))

@@ -21,7 +21,7 @@ from typing import Any
 from gnnaccel import adapters
 from gnnaccel.adapters.patching import PatchSet
 
-_ALWAYS = ("__init__", "message", "edge_update", "aggregate", "update", "message_and_aggregate")  # of a layer, besides forward
+_GENERATED = (".propagate", ".edge_updater")  # PyG writes one for each class that is made: which there are depends on the process
 
 
 @dataclass(frozen=True)
@@ -97,22 +97,15 @@ def digest(function: Any) -> str:
 
 
 def _functions(patch: Any, adapter: ModuleType) -> Iterator[tuple[str, Any]]:
-    """What was replaced, by the name under which it was written; of a layer also what its forward calls of its own."""
-    if patch.name == "propagate":  # PyG writes one for each class that is made: which there are depends on the process
+    """What was replaced, by the name under which it was written; of a layer also how it is made, and all that is on its path."""
+    if patch.name == "propagate":
         return
     original = inspect.unwrap(patch.original) if callable(patch.original) else None
     if inspect.isfunction(original):
         yield f"{original.__module__}.{original.__qualname__}", original
     if isinstance(patch.owner, type) and patch.name == "forward":
-        for name in (*_ALWAYS, *_methods(adapter, patch.owner)):
-            function = vars(patch.owner).get(name)
-            if inspect.isfunction(function):
+        path = adapter.path_of(patch.owner)
+        made = vars(patch.owner).get("__init__")
+        for function in (*(() if path is None else path.functions.values()), *([made] if inspect.isfunction(made) else ())):
+            if not function.__qualname__.endswith(_GENERATED) and "." + function.__qualname__ not in _GENERATED:
                 yield f"{function.__module__}.{function.__qualname__}", function
-
-
-def _methods(adapter: ModuleType, layer: type) -> tuple[str, ...]:
-    """Methods that the layer's adapter does without; none where the layer has no adapter and only its forward is watched."""
-    entry = adapter.LAYERS.get(layer.__name__)
-    if entry is None:
-        return ()
-    return importlib.import_module(f"{adapter.__name__}.{entry if isinstance(entry, str) else entry[0]}").METHODS

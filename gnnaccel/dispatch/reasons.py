@@ -59,6 +59,7 @@ KINDS: dict[str, Kind] = {
     "GA501": Kind("message-passing hooks are registered", "remove the hooks from the layer"),
     "GA502": Kind("explanation is switched on", "explainers need the host's own messages"),
     "GA503": Kind("decomposed_layers is not 1", "set decomposed_layers=1"),
+    "GA504": Kind("a function of the host's is replaced", "put the host's own back, or keep the layer native"),
     "GA601": Kind("fp32 was asked for", "change overrides, filter_fn, the precision() block or GNNACCEL_PRECISION"),
     "GA602": Kind("the layer before the softmax stays fp32", "overrides={name: 'int8'} quantizes it all the same"),
     "GA603": Kind("cannot be quantized", "see docs/quantization.md for what can"),

@@ -46,6 +46,7 @@ def install(patches: PatchSet) -> list[str]:
     from dgl.heterograph_index import HeteroGraphIndex
     from dgl.nn import pytorch as nn
 
+    from gnnaccel.adapters import own
     from gnnaccel.adapters.dgl import bridge, graphs, ops, plain
     from gnnaccel.adapters.dgl.bridge import zero_degree
 
@@ -58,7 +59,8 @@ def install(patches: PatchSet) -> list[str]:
         forward = routed(native, _Guarded(cls, adapter))
         patches.set(cls, "forward", ops.around(plain.on_cpu_native(forward, native, name) if name in PLAIN else forward))
         rules.register_class(f"{cls.__module__}.{cls.__qualname__}")
-    patches.set(HeteroGraphIndex, "get_relation_graph", graphs.remembering(HeteroGraphIndex.get_relation_graph))
+    if own.is_method(HeteroGraphIndex.get_relation_graph, HeteroGraphIndex, "get_relation_graph", "dgl"):
+        patches.set(HeteroGraphIndex, "get_relation_graph", graphs.remembering(HeteroGraphIndex.get_relation_graph))
     ops.install(patches)
     names = patches.names()
     bridge.install(patches)
@@ -75,6 +77,14 @@ def adapter_of(layer: Any) -> "_Guarded | None":
     return None
 
 
+def path_of(cls: type) -> Any:
+    """What calls of a known layer class run; None for other classes."""
+    import importlib
+
+    module = LAYERS.get(cls.__name__)
+    return module and _Guarded(cls, importlib.import_module(f"gnnaccel.adapters.dgl.{module}")).paths.of(cls)
+
+
 def storable(layer: Any) -> Reason | bool | None:
     """As `gnnaccel.adapters.storable`. Plain layers run operation by operation, and those know no layer."""
     path = rules.path_of(type(layer))
@@ -89,24 +99,25 @@ def storable(layer: Any) -> Reason | bool | None:
 class _Guarded:
     """An adapter behind the checks that hold for every layer of its class.
 
-    An adapter module has ``state`` and ``run`` as in `router.Adapter`; ``METHODS``: methods of the host class that it does
-    without; ``ABSORBED``: submodules, by name, whose work goes into the Program, and the class that each must be.
+    An adapter module has ``state`` and ``run`` as in `router.Adapter`; ``ABSORBED``: submodules, by name, whose work goes into the
+    Program, and the class that each must be.
     """
 
     host = "dgl"
 
     def __init__(self, cls: type, adapter: Any):
         from gnnaccel.adapters import guards as shared
+        from gnnaccel.adapters import own
         from gnnaccel.adapters.dgl import guards
 
         self._context_reason, self._layer_reason = shared.context_reason, guards.layer_reason
-        self._cls, self._state = cls, adapter.state
-        self._methods, self._absorbed = adapter.METHODS, getattr(adapter, "ABSORBED", {})
+        self.paths, self._state = own.Paths(cls, ("forward",)), adapter.state
+        self._absorbed = getattr(adapter, "ABSORBED", {})
         self.run = adapter.run
 
     def signature(self, layer: Any, args: tuple, kwargs: dict) -> None:
         """None: the router compares ``edge_index`` tensors, and a call has a graph."""
 
     def state(self, layer: Any, args: tuple, kwargs: dict) -> Any:
-        why = self._context_reason() or self._layer_reason(layer, self._cls, self._methods, self._absorbed)
+        why = self._context_reason() or self._layer_reason(layer, self.paths.of(type(layer)), self._absorbed)
         return self._state(layer, args, kwargs) if why is None else why

@@ -12,8 +12,6 @@ from gnnaccel.dispatch import attention_programs as programs
 from gnnaccel.dispatch.reasons import Reason, reason
 from gnnaccel.dispatch.request import Given, Stated
 
-METHODS = ()
-
 
 def state(layer: Any, args: tuple, kwargs: dict) -> tuple[Stated, Given] | Reason:
     bound = inputs.arguments("EGATConv", args, kwargs, ("graph", "nfeats", "efeats"), weighted=True)

@@ -12,7 +12,6 @@ from gnnaccel.dispatch import attention_programs as programs
 from gnnaccel.dispatch.reasons import Reason
 from gnnaccel.dispatch.request import Given, Stated
 
-METHODS = ()
 ABSORBED = {"attn_drop": torch.nn.Dropout, "leaky_relu": torch.nn.LeakyReLU}
 
 

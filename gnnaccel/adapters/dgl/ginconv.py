@@ -10,8 +10,6 @@ from gnnaccel.adapters.dgl import plain
 from gnnaccel.dispatch.ops.plain import PlainGiven, PlainStated
 from gnnaccel.dispatch.reasons import Reason
 
-METHODS = ()
-
 
 def state(layer: Any, args: tuple, kwargs: dict) -> tuple[PlainStated, PlainGiven] | Reason:
     bound = plain.arguments("GINConv", args, kwargs, ("edge_weight",))

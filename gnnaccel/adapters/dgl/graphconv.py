@@ -10,7 +10,6 @@ from gnnaccel.adapters.dgl import graphs, plain
 from gnnaccel.dispatch.ops.plain import PlainGiven, PlainStated
 from gnnaccel.dispatch.reasons import Reason, reason
 
-METHODS = ()
 _SOURCE, _DESTINATION = {"both": -0.5, "left": -1.0}, {"both": -0.5, "right": -1.0}
 
 

@@ -1,28 +1,39 @@
 """What keeps a DGL layer native whatever its kernels could do: replaced methods, and submodules that are not the layer's own."""
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 
+from gnnaccel.adapters import own
 from gnnaccel.adapters.guards import any_global_hook, has_hooks, module_reason
 from gnnaccel.dispatch.reasons import Reason, reason
 
 
-def layer_reason(layer: Any, host_class: type, methods: tuple[str, ...], absorbed: dict[str, type]) -> Reason | None:
+@functools.cache
+def _graph_paths() -> tuple[type, own.Paths]:
+    """Of what layers call of a graph."""
+    from dgl import DGLGraph
+
+    return DGLGraph, own.Paths(DGLGraph, ("update_all", "apply_edges"), follow=False)
+
+
+def layer_reason(layer: Any, path: own.Path, absorbed: dict[str, type]) -> Reason | None:
     """Why this layer object, as it is now, must run the host's own code; None when nothing speaks against it.
 
-    ``methods``: those of the host class that the adapter does without; ``absorbed``: submodules whose work goes into the Program,
-    by name, and the class that each must be.
+    ``path``: what its class runs; ``absorbed``: submodules whose work goes into the Program, by name, and the class that each must
+    be.
     """
-    why = module_reason(layer, host_class, methods)
+    graph, paths = _graph_paths()
+    why = module_reason(layer, path) or paths.of(graph).why
     if why is not None or not absorbed:
         return why
     if any_global_hook():
         return reason("GA501", "hooks on all modules are registered")
     for name, cls in absorbed.items():
         module = layer._modules.get(name)
-        if type(module) is not cls or "forward" in module.__dict__:
+        if type(module) is not cls or "forward" in module.__dict__ or not own.forward_is_own(cls):
             return reason("GA205", f"{name} is a {type(module).__name__}, or has a forward of its own")
         if has_hooks(module):
             return reason("GA501", f"{name} has hooks")

@@ -20,8 +20,6 @@ from gnnaccel.dispatch.reasons import Reason, reason
 from gnnaccel.dispatch.relational import statements
 from gnnaccel.dispatch.relational.request import RelationalGiven, RelationalStated
 
-METHODS = ("_get_module",)
-
 
 class _Call(NamedTuple):
     """Features by node type at either end; ``names``: the relations that take part; ``sources``, ``targets``: where the nodes of

@@ -15,8 +15,6 @@ from gnnaccel.dispatch.relational import by_type, statements
 from gnnaccel.dispatch.relational.pairs import Typed
 from gnnaccel.dispatch.relational.request import RelationalGiven, RelationalStated
 
-METHODS = ("message",)
-
 
 class _Operands(NamedTuple):
     """``x_dst``, ``dst_type``: of the destinations; ``presorted``: a promise that the host's maps by node type may rely on."""

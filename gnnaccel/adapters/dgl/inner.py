@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gnnaccel.adapters.alike import Parameters
 from gnnaccel.adapters.guards import any_global_hook, has_hooks, plain
+from gnnaccel.adapters.own import path_of
 from gnnaccel.dispatch import rules
 from gnnaccel.dispatch.config import current
 from gnnaccel.dispatch.reasons import Reason, reason
@@ -34,6 +35,9 @@ def look_through(convs: Sequence[Any]) -> Inner | Reason:
     cls = type(convs[0])
     if cls not in _classes():
         return reason("GA208", f"one of the layers is a {cls.__name__}", "layers that run together: GraphConv, SAGEConv")
+    why = path_of(cls, ("forward",)).why
+    if why is not None:
+        return why
     for conv in convs:
         if type(conv) is not cls:
             return reason("GA208", f"the layers are of {cls.__name__} and {type(conv).__name__}")

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from gnnaccel.adapters import own
 from gnnaccel.adapters.patching import PatchSet
 
 #: functions of dgl.backend.pytorch.sparse that `op_calls` reads; those that make new graphs (csrmm, csrsum, csrmask) stay native
@@ -38,7 +39,7 @@ def install(patches: PatchSet) -> None:
     wrappers = {}
     for name in ROUTED:
         native = getattr(sparse, name, None)
-        if native is not None:  # older versions have fewer
+        if own.is_function(native, "dgl", name):  # older versions have fewer; what a user put there may do anything
             wrappers[id(native)] = native, routed(name, native, getattr(op_calls, name))
     for module in _modules():
         for name, value in list(vars(module).items()):

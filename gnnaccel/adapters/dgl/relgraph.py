@@ -13,8 +13,6 @@ from gnnaccel.dispatch.reasons import Reason, reason
 from gnnaccel.dispatch.relational import added, statements
 from gnnaccel.dispatch.relational.request import RelationalGiven, RelationalStated, shapes_of
 
-METHODS = ("message",)
-
 
 class _Operands(NamedTuple):
     """``norm``: [E, 1] if there is one."""

@@ -10,8 +10,6 @@ from gnnaccel.adapters.dgl import graphs, inputs, plain
 from gnnaccel.dispatch.ops.plain import PlainGiven, PlainStated
 from gnnaccel.dispatch.reasons import Reason, reason
 
-METHODS = ()
-
 
 def state(layer: Any, args: tuple, kwargs: dict) -> tuple[PlainStated, PlainGiven] | Reason:
     bound = plain.arguments("SAGEConv", args, kwargs, ("edge_weight",))

@@ -14,8 +14,6 @@ from gnnaccel.dispatch.relational import statements
 from gnnaccel.dispatch.relational.request import RelationalGiven, RelationalStated, shapes_of
 from gnnaccel.dispatch.relational.view import Ends
 
-METHODS = ("get_weight",)
-
 
 class _Operands(NamedTuple):
     x: Tensor

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters.guards import plain
+from gnnaccel.adapters.own import path_of
 from gnnaccel.dispatch.reasons import Reason, reason
 
 
@@ -17,7 +18,7 @@ def module_reason(module: Any, name: str) -> Reason | None:
         return reason("GA208", f"{name} is a {type(module).__name__}, not a TypedLinear")
     if not plain(module, type(module)) or "get_weight" in module.__dict__:
         return reason("GA208", f"{name} has hooks, or methods of its own", "remove them from the layer")
-    return shape_reason(module, name)
+    return path_of(_typed_linear(), ("forward",)).why or shape_reason(module, name)
 
 
 def is_typed_linear(module: Any) -> bool:

@@ -93,6 +93,16 @@ def adapter_of(layer: Any) -> "_Guarded | None":
     return None
 
 
+def path_of(cls: type) -> Any:
+    """What calls of a known layer class run; None for other classes."""
+    import importlib
+
+    if cls.__name__ not in LAYERS:
+        return None
+    module, node_dim = LAYERS[cls.__name__]
+    return _Guarded(cls, importlib.import_module(f"gnnaccel.adapters.pyg.{module}"), node_dim).paths.of(cls)
+
+
 def storable(layer: Any) -> Reason | bool | None:
     """As `gnnaccel.adapters.storable`."""
     from torch_geometric.nn import GATConv, HeteroConv, MessagePassing
@@ -122,26 +132,27 @@ class _Guarded:
     host = "pyg"
 
     def __init__(self, cls: type, adapter: Any, node_dim: int | None):
-        from gnnaccel.adapters import lazy
+        from gnnaccel.adapters import lazy, own
         from gnnaccel.adapters.pyg import guards, signature
 
-        self._cls, self._node_dim, self._guards, self._lazy = cls, node_dim, guards, lazy
-        self._state, self._methods = adapter.state, adapter.METHODS
-        self._aggregations = getattr(adapter, "AGGREGATIONS", ("SumAggregation",))
+        self._node_dim, self._guards, self._lazy, self._state = node_dim, guards, lazy, adapter.state
+        self._aggregations = getattr(adapter, "AGGREGATIONS", ("SumAggregation",)) if node_dim is not None else ()
+        start = ("forward", *(own.MESSAGE_PASSING if node_dim is not None else ()))
+        self.paths = own.Paths(cls, start, guards.aggregations(self._aggregations))
         self.run = adapter.run
         self.bind = getattr(adapter, "bind", _unbound)
         # relational layers have plain calls of their own, with types of edges
-        self.signature = signature.of(adapter) if hasattr(adapter, "FIELDS") else signature.none
-        self.repeats = signature.repeats(adapter) if hasattr(adapter, "REPEATED") else None
+        self.signature = signature.of(adapter, self.paths) if hasattr(adapter, "FIELDS") else signature.none
+        self.repeats = signature.repeats(adapter, self.paths) if hasattr(adapter, "REPEATED") else None
         self.again = getattr(adapter, "again", None)
 
     def state(self, layer: Any, args: tuple, kwargs: dict) -> Any:
         guards, lazy = self._guards, self._lazy
         why = guards.context_reason() or lazy.repeated_reason(layer)
         if why is None and self._node_dim is None:
-            why = guards.module_reason(layer, self._cls, self._methods)
+            why = guards.module_reason(layer, self.paths.of(type(layer)))
         elif why is None:
-            why = guards.layer_reason(layer, self._cls, self._methods, self._node_dim, self._aggregations)
+            why = guards.layer_reason(layer, self.paths.of(type(layer)), self._node_dim, self._aggregations)
         found = self._state(layer, args, kwargs) if why is None else why
         lazy.note(layer, type(found) is Reason)
         return found

@@ -10,7 +10,6 @@ from gnnaccel.dispatch import attention_programs as programs
 from gnnaccel.dispatch.reasons import Reason, reason
 from gnnaccel.dispatch.request import Given, Stated
 
-METHODS = ()
 FIELDS = ("add_self_loops",)
 WATCHED = ()
 

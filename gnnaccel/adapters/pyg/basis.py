@@ -26,7 +26,6 @@ from gnnaccel.dispatch.relational import statements
 from gnnaccel.dispatch.relational.added import ADDED, Added
 from gnnaccel.dispatch.relational.request import RelationalGiven, RelationalStated
 
-METHODS = ("forward",)
 _HOOK = "_message_forward_hooks"
 _OTHER_HOOKS = tuple(name for name in guards.HOOKS if name != _HOOK)
 #: the linear maps of neighbours and of the node itself
@@ -131,6 +130,8 @@ def _layers_reason(layer: Any, convs: tuple[Any, ...]) -> Reason | None:
     cls, config = type(convs[0]), current()
     if guards.has_hooks(layer) or guards._any_global_hook():
         return reason("GA501", "it has hooks")
+    if "forward" in layer.__dict__:
+        return reason("GA205", "forward is replaced on the layer object")
     if cls.__name__ not in _MAPS or not cls.__module__.startswith("torch_geometric."):
         return reason("GA208", f"the bases are {cls.__name__}", f"bases that run as one: {', '.join(_MAPS)}")
     kind = inner_convs.KINDS[cls.__name__]

@@ -11,7 +11,6 @@ from gnnaccel.dispatch.reasons import Reason, reason
 from gnnaccel.dispatch.relational import statements
 from gnnaccel.dispatch.relational.request import RelationalGiven, RelationalStated, shapes_of
 
-METHODS = ()
 AGGREGATIONS = ("SumAggregation", "MeanAggregation")
 
 
@@ -51,7 +50,7 @@ def _modules_reason(layer: Any) -> Reason | None:
     why = guards.lazy_reason(*layer.lins, *layer.films, layer.lin_skip, layer.film_skip)
     if why is not None:
         return why
-    if layer.act is not None and (type(layer.act) is not torch.nn.ReLU or guards.has_hooks(layer.act)):
+    if layer.act is not None and not guards.plain(layer.act, torch.nn.ReLU):
         return reason("GA208", f"the activation is {type(layer.act).__name__}", "use ReLU or None")
     for module in (*layer.lins, *layer.films):
         if not guards.plain_linear(module):

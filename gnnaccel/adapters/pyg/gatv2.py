@@ -10,7 +10,6 @@ from gnnaccel.dispatch import attention_programs as programs
 from gnnaccel.dispatch.reasons import Reason, reason
 from gnnaccel.dispatch.request import Given, Stated
 
-METHODS = ()
 FIELDS = ("heads", "out_channels", "concat", "negative_slope", "dropout", "add_self_loops", "share_weights")
 WATCHED = ()
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
+from gnnaccel.adapters import own
 from gnnaccel.adapters.guards import context_reason
 from gnnaccel.adapters.patching import PatchSet
 from gnnaccel.adapters.pyg import graph_loops
@@ -40,23 +41,29 @@ _PLAIN = (int, float, bool, str, torch.dtype, type(None))
 def install(patches: PatchSet) -> None:
     """Replace the functions through ``patches``: GCN's wherever a module of PyG has it, others where `_LOOPS` says."""
     native = importlib.import_module(_CONV + "gcn_conv").gcn_norm
-    ours = keeping(native, captured=captured_norm)
+    ours = keeping(native, captured=captured_norm) if own.is_function(native, "torch_geometric", "gcn_norm") else native
     modules = {id(m): m for name, m in list(sys.modules.items())
                if name.startswith("torch_geometric.") and hasattr(m, "__dict__")}
     for module in modules.values():
         for name, value in list(vars(module).items()):
-            if value is native:
+            if value is native is not ours:
                 patches.set(module, name, ours)
     for name, functions in _LOOPS.items():
         module = importlib.import_module(_CONV + name)
         for function in filter(vars(module).__contains__, functions):  # versions differ
-            patches.set(module, function, graph_loops.looping(getattr(module, function)))
+            found = getattr(module, function)
+            if own.is_function(found, "torch_geometric", function):  # what a user put there may do anything
+                patches.set(module, function, graph_loops.looping(found))
     for name, functions in _INSIDE.items():
         module = importlib.import_module(name)
         for function in filter(vars(module).__contains__, functions):
-            patches.set(module, function, graph_loops.looping(getattr(module, function)))
+            found = getattr(module, function)
+            if own.is_function(found, "torch_geometric", function):
+                patches.set(module, function, graph_loops.looping(found))
     cheb = importlib.import_module(_CONV + "cheb_conv").ChebConv
-    patches.set(cheb, "__norm__", keeping(getattr(cheb, "__norm__"), method=True))
+    found = getattr(cheb, "__norm__")
+    if own.is_method(found, cheb, "__norm__", "torch_geometric"):
+        patches.set(cheb, "__norm__", keeping(found, method=True))
 
 
 def keeping(native: Callable, method: bool = False, captured: Callable | None = None) -> Callable:
@@ -64,14 +71,17 @@ def keeping(native: Callable, method: bool = False, captured: Callable | None = 
     over edges on a GPU on, and from the second on a CPU. ``method``: of a class, whose instances do not matter to it. ``captured``:
     takes its place, and is given it besides, while a CUDA graph is captured.
 
-    Not kept: what depends on a floating tensor, such as weights; on a sparse or an inference tensor, or one of a subclass; what is
-    computed while something traces.
+    Not kept: what is computed while one of the functions that ``native`` calls is not the host's; what depends on a floating tensor,
+    such as weights; on a sparse or an inference tensor, or one of a subclass; what is computed while something traces.
     """
     first = 1 if method else 0
+    named = own.Named(native)
     name = f"{native.__module__}.{native.__qualname__}"
 
     @functools.wraps(native)
     def kept(*args: Any, **kwargs: Any) -> Any:
+        if named.why() is not None:
+            return native(*args, **kwargs)
         found = find(name, native, args, kwargs, first)
         if found is not None:
             return found

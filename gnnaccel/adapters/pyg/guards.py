@@ -12,21 +12,22 @@ from gnnaccel.adapters.guards import features_reason as features_reason
 from gnnaccel.adapters.guards import has_hooks as has_hooks
 from gnnaccel.adapters.guards import lazy_reason as lazy_reason
 from gnnaccel.adapters.guards import module_reason as module_reason
+from gnnaccel.adapters.guards import plain as plain
+from gnnaccel.adapters.own import AGGREGATION, Path, Paths, forward_is_own
 from gnnaccel.dispatch.reasons import Reason, reason
 
 HOOKS = tuple(f"_{stage}_forward{when}_hooks" for stage in
                ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update") for when in ("_pre", ""))
-METHODS = ("message", "edge_update", "aggregate", "update", "message_and_aggregate")
+#: what must not be on an aggregation object
+REDUCING = frozenset(("forward", "reduce"))
 
-_overrides: dict[tuple[type, type], Reason | None] = {}
 
-
-def layer_reason(layer: Any, host_class: type, methods: tuple[str, ...], node_dim: int,
-                 aggregations: tuple[str, ...] = ("SumAggregation",), hooks: tuple[str, ...] = HOOKS) -> Reason | None:
+def layer_reason(layer: Any, path: Path, node_dim: int, aggregations: tuple[str, ...] = ("SumAggregation",),
+                 hooks: tuple[str, ...] = HOOKS) -> Reason | None:
     """Why this layer object, as it is now, must run the host's own code; None when nothing speaks against it.
 
-    ``methods``: further methods of the host class that the adapter replaces, next to the message-passing ones;
-    ``aggregations``: the host's aggregation classes that the adapter states; ``hooks``: those that keep it native.
+    ``path``: what its class runs; ``aggregations``: the host's aggregation classes that the adapter states; ``hooks``: those that
+    keep it native.
     """
     own = layer.__dict__
     for name in hooks:
@@ -38,46 +39,64 @@ def layer_reason(layer: Any, host_class: type, methods: tuple[str, ...], node_di
         return reason("GA503", f"decomposed_layers={own['_decomposed_layers']}")
     if own["flow"] != "source_to_target" or own["node_dim"] != node_dim:
         return reason("GA202", f"flow={own['flow']!r}, node_dim={own['node_dim']}")
-    for name in METHODS + methods:
-        if name in own:
-            return reason("GA205", f"{name} is replaced on the layer object")
-    return _class_reason(type(layer), host_class, methods) or _aggregation_reason(layer, aggregations)
-
-
-def _class_reason(cls: type, host_class: type, methods: tuple[str, ...]) -> Reason | None:
-    key = (cls, host_class)
-    if key not in _overrides:
-        changed = [name for name in METHODS + methods if getattr(cls, name) is not getattr(host_class, name)
-                   or not getattr(cls, name).__module__.startswith("torch_geometric.")]
-        _overrides[key] = reason("GA205", f"{cls.__name__} overrides {', '.join(changed)}") if changed else None
-    return _overrides[key]
+    return module_reason(layer, path) or _aggregation_reason(layer, aggregations)
 
 
 def _aggregation_reason(layer: Any, known: tuple[str, ...]) -> Reason | None:
     module = layer._modules.get("aggr_module")
     if type(module).__name__ not in known or not type(module).__module__.startswith("torch_geometric."):
         return reason("GA201", f"the aggregation is {type(module).__name__}")
+    return reducing_reason(module)
+
+
+def reducing_reason(module: Any) -> Reason | None:
+    """Why an aggregation of the host's is more than its class's name says."""
     if has_hooks(module):
         return reason("GA501", "the aggregation module has hooks")
-    return None
+    if not module.__dict__.keys().isdisjoint(REDUCING):
+        return reason("GA205", "a method is replaced on the aggregation module")
+    return aggregation_path(type(module)).why if type(module).__module__.startswith("torch_geometric.") else None
+
+
+_reducing: dict[type, Paths] = {}
+
+
+def aggregation_path(cls: type) -> Path:
+    """What an aggregation of the host's runs."""
+    found = _reducing.get(cls)
+    if found is None:
+        found = _reducing[cls] = Paths(cls, AGGREGATION)
+    return found.of(cls)
+
+
+def aggregations(names: tuple[str, ...]) -> tuple[type, ...]:
+    """The host's aggregation classes of these names."""
+    from torch_geometric.nn import aggr
+
+    return tuple(getattr(aggr, name) for name in names)
 
 
 def plain_linear(module: Any) -> bool:
     """Whether the module is a linear map and nothing else, so that its weight says all: not a subclass (parametrizations make
     one), not an adapter around it, nobody watching."""
     return (type(module) is (_linear or _linear_class()) and "forward" not in module.__dict__ and not has_hooks(module)
-            and not _any_global_hook())
+            and not _any_global_hook() and forward_is_own(_linear))
+
+
+def linear_is_own() -> bool:
+    """Whether the host's linear maps do what they were written to do."""
+    return forward_is_own(_linear or _linear_class())
 
 
 def plain_hetero_linear(module: Any) -> bool:
     """The same of maps by type."""
-    return (type(module) is _hetero_linear_class() and "forward" not in module.__dict__ and not has_hooks(module)
-            and not _any_global_hook())
+    return plain(module, _hetero_linear_class())
 
 
 def plain_hetero_dict_linear(module: Any) -> bool:
     """Whether the module does no more than to call its maps by type."""
-    return type(module) is _hetero_dict_linear_class() and "forward" not in module.__dict__ and not has_hooks(module)
+    return (type(module) is _hetero_dict_linear_class() and "forward" not in module.__dict__ and not has_hooks(module)
+            and forward_is_own(type(module)))
 
 
 @functools.cache

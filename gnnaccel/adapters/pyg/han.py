@@ -19,8 +19,6 @@ from gnnaccel.dispatch.reasons import Reason, reason
 from gnnaccel.dispatch.relational.inner_products import inner_products
 from gnnaccel.dispatch.relational.request import RelationalGiven
 
-METHODS = ()
-
 
 class _Operands(NamedTuple):
     """``names``: the call's edge types, in its order; ``weights``: whether semantic attention weights were asked for."""

@@ -12,8 +12,6 @@ from gnnaccel.dispatch.reasons import Reason, reason
 from gnnaccel.dispatch.relational import statements
 from gnnaccel.dispatch.relational.request import RelationalGiven, RelationalStated
 
-METHODS = ()
-
 
 def state(layer: Any, args: tuple, kwargs: dict) -> tuple[RelationalStated, RelationalGiven] | Reason:
     bound = calls.bind(args, kwargs, ("x", "edge_index", "node_type", "edge_type"), ("edge_attr",))
@@ -51,7 +49,7 @@ def _modules_reason(layer: Any) -> Reason | None:
         if not guards.plain_linear(module):
             return reason("GA208", f"{name} is a {type(module).__name__} or has hooks", f"use the layer's own {name}")
     emb = layer.edge_type_emb
-    if type(emb) is not torch.nn.Embedding or guards.has_hooks(emb) or emb.max_norm is not None or emb.sparse:
+    if not guards.plain(emb, torch.nn.Embedding) or emb.max_norm is not None or emb.sparse:
         return reason("GA208", "edge_type_emb is not a plain embedding", "use the layer's own edge_type_emb")
     return None
 

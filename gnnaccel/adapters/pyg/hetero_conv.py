@@ -14,7 +14,6 @@ from gnnaccel.adapters.pyg import calls, hetero, hetero_gat, hetero_gatv2, heter
 from gnnaccel.adapters.pyg.inner_convs import Together
 from gnnaccel.dispatch.reasons import Reason, reason
 
-METHODS = ()
 inside = hetero_groups.inside
 
 _OF_KIND = {"SAGEConv": hetero_sage, "GraphConv": hetero_sage, "GATConv": hetero_gat, "GATv2Conv": hetero_gatv2,

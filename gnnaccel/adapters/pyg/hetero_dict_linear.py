@@ -20,7 +20,6 @@ from gnnaccel.dispatch.relational import dict_maps, statements
 from gnnaccel.dispatch.relational.request import RelationalGiven, RelationalStated
 from gnnaccel.dispatch.relational.view import Ends
 
-METHODS = ()
 FEWEST = 10  # types below which PyG, too, calls one map after the other: laying rows side by side costs as much
 
 

@@ -12,8 +12,6 @@ from gnnaccel.dispatch.relational import statements
 from gnnaccel.dispatch.relational.request import RelationalGiven, RelationalStated, shapes_of
 from gnnaccel.dispatch.relational.view import Ends
 
-METHODS = ("forward_naive", "forward_segmm")
-
 
 def state(layer: Any, args: tuple, kwargs: dict) -> tuple[RelationalStated, RelationalGiven] | Reason:
     bound = calls.bind(args, kwargs, ("x", "type_vec"), ())

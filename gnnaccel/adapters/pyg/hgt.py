@@ -15,8 +15,6 @@ from gnnaccel.dispatch.reasons import Reason, reason
 from gnnaccel.dispatch.relational import by_type, pair_maps, statements
 from gnnaccel.dispatch.relational.request import RelationalGiven, RelationalStated, shapes_of
 
-METHODS = ("_cat", "_construct_src_node_feat")
-
 
 class _Operands(NamedTuple):
     """``types``: node types that take part, in the order of their nodes; ``graph``: where each begins, and the edge types

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from gnnaccel.adapters.own import MESSAGE_PASSING, Path, Paths
 from gnnaccel.adapters.pyg import guards
 from gnnaccel.adapters.pyg.hetero import EdgeType
 from gnnaccel.dispatch import rules
@@ -53,7 +54,7 @@ _ALL_HOOKS = guards.HOOKS + _MODULE_HOOKS
 _conv_hooks, _conv_state = itemgetter(*_ALL_HOOKS), itemgetter("_explain", "_decomposed_layers", "flow", "node_dim", "_modules")
 _part_hooks, _parameters_of = itemgetter(*_MODULE_HOOKS), itemgetter("_parameters")
 _disjoint = type({}.keys()).isdisjoint
-_REPLACED = frozenset({"forward", "propagate", *guards.METHODS})
+_REPLACED = frozenset(("forward", *MESSAGE_PASSING))
 _shape, _looks = attrgetter("shape"), attrgetter("dtype", "device")
 
 
@@ -75,7 +76,7 @@ class Together:
         self.nodes = tuple(dict.fromkeys(self.sources + self.targets))
         self.of_source, self.of_target = (tuple(tuple(at for at, name in enumerate(names) if name[end] == t) for t in types)
                                           for end, types in ((0, self.sources), (-1, self.targets)))
-        self._epoch = _epoch()
+        self._epoch, self._path = _epoch(), path_of(type(convs[0]))
         self._owns = tuple(conv.__dict__ for conv in convs)
         self._attributes = tuple(own.keys() for own in self._owns)  # a view: of what the dictionary holds when it is asked
         self._modules = tuple(own["_modules"] for own in self._owns)
@@ -100,8 +101,8 @@ class Together:
     def unchanged(self) -> bool:
         """Whether they still are what they were, and nobody watches them."""
         return (not any(self._hooks) and self._epoch == _epoch() and not guards._any_global_hook() and self._look() == self._seen
-                and all(map(_disjoint, self._attributes, repeat(_REPLACED)))
-                and not any(map(dict.__contains__, self._parts, repeat("forward"))))
+                and all(map(_disjoint, self._attributes, repeat(_REPLACED))) and self._path.same() and guards.linear_is_own()
+                and all(map(_disjoint, map(dict.keys, self._parts), repeat(guards.REDUCING))))
 
     def option(self, name: str) -> Any:
         """An option that all have in common."""
@@ -235,11 +236,12 @@ def conv_reason(conv: Any, cls: type, kind: Kind, hooks: tuple[str, ...] = guard
     verdict = rules.INSIDE if config is None else rules.verdict(conv, config)
     if not verdict.inside and verdict.reason.code != "GA102":  # not listed is not excluded: the layer around it is in
         return verdict.reason
-    why = guards.layer_reason(conv, cls, ("forward",), kind.node_dim, kind.aggregations, hooks)
+    why = guards.layer_reason(conv, path_of(cls), kind.node_dim, kind.aggregations, hooks)
     if why is not None:
         return why
-    if "propagate" in conv.__dict__:
-        return reason("GA205", "propagate is replaced on the layer object")
+    replaced = _REPLACED.intersection(conv.__dict__)
+    if replaced:
+        return reason("GA205", f"{min(replaced)} is replaced on the layer object")
     if guards.has_hooks(conv) or guards._any_global_hook():
         return reason("GA501", "it has hooks")
     for name in kind.off:
@@ -251,6 +253,17 @@ def conv_reason(conv: Any, cls: type, kind: Kind, hooks: tuple[str, ...] = guard
             if why is not None:
                 return why
     return None
+
+
+_paths: dict[type, Paths] = {}
+
+
+def path_of(cls: type) -> Path:
+    """What layers of a class run."""
+    found = _paths.get(cls)
+    if found is None:
+        found = _paths[cls] = Paths(cls, ("forward", *MESSAGE_PASSING), guards.aggregations(KINDS[cls.__name__].aggregations))
+    return found.of(cls)
 
 
 def _part_reason(name: str, part: Any, kind: Kind) -> Reason | None:

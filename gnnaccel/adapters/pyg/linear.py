@@ -9,9 +9,11 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from gnnaccel.adapters.own import home
 from gnnaccel.adapters.patching import PatchSet
 from gnnaccel.dispatch import rules
 from gnnaccel.dispatch.quantized import settings
+from gnnaccel.dispatch.reasons import reason
 
 _lock = threading.Lock()
 
@@ -58,6 +60,8 @@ def _routed(native: Callable, patches: PatchSet) -> Callable:
     from gnnaccel.dispatch.config import current
     from gnnaccel.dispatch.quantized import projection
 
+    replaced = None if home(native) == "torch_geometric" else reason("GA504", "forward of Linear is not the host's own")
+
     @functools.wraps(native)
     def forward(self: Any, x: Any) -> Any:
         if is_compiling():
@@ -71,7 +75,7 @@ def _routed(native: Callable, patches: PatchSet) -> Callable:
             return native(self, x)
         layer = entry.owner()
         verdict = rules.verdict(self if layer is None else layer, config)
-        why = context_reason() if verdict.inside else verdict.reason
+        why = replaced or context_reason() if verdict.inside else verdict.reason
         return projection.mapped(self, entry, config, x, lambda: native(self, x), why)
 
     return forward

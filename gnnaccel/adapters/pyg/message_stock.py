@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.nn.functional import linear
 
+from gnnaccel.adapters.own import path_of
 from gnnaccel.adapters.pyg import guards
 from gnnaccel.adapters.pyg.message_standins import Arguments, Form, rows
 from gnnaccel.dispatch.ops.messages import Gated, Rectified
@@ -39,21 +40,32 @@ class Aggregate(NamedTuple):
 
 
 @functools.cache
-def messages() -> dict[Any, Stock]:
-    """By the ``message`` function."""
+def _messages() -> dict[type, Stock]:
     from torch_geometric import nn
 
-    return {nn.GINEConv.message: Stock(lambda layer: (layer.lin is not None,), _gine, (False,)),
-            nn.GENConv.message: Stock(_gen_stamp, _gen, (False, 1e-7)),
-            nn.ResGatedGraphConv.message: Stock(_gated_stamp, _gated, (None, None))}
+    return {nn.GINEConv: Stock(lambda layer: (layer.lin is not None,), _gine, (False,)),
+            nn.GENConv: Stock(_gen_stamp, _gen, (False, 1e-7)),
+            nn.ResGatedGraphConv: Stock(_gated_stamp, _gated, (None, None))}
 
 
-@functools.cache
-def aggregates() -> dict[Any, Aggregate]:
-    """By the ``aggregate`` function."""
+def of_message(function: Any) -> Stock | None:
+    """What is known of a ``message`` that is one of the host's own."""
+    return _found(_messages(), function, "message")
+
+
+def of_aggregate(function: Any) -> Aggregate | None:
+    """What is known of an ``aggregate`` that is one of the host's own."""
     from torch_geometric.nn import EGConv
 
-    return {EGConv.aggregate: Aggregate(_eg_reduces, "symnorm_weight", _eg_combined)}
+    return _found({EGConv: Aggregate(_eg_reduces, "symnorm_weight", _eg_combined)}, function, "aggregate")
+
+
+def _found(known: dict[type, Any], function: Any, name: str) -> Any:
+    """By the class that the function was written for, where that runs what the host wrote."""
+    for cls, found in known.items():
+        if getattr(cls, name) is function:
+            return found if path_of(cls, (name,)).why is None else None
+    return None
 
 
 # --- relu(x_j + e) -----------------------------------------------------------------------------------------------------
@@ -89,7 +101,7 @@ def _rectified(lin: str | None, constant: float) -> Form:
 def _gated_stamp(layer: Any) -> tuple:
     """Channels that messages have, where edges have features; what is in the way."""
     act, maps = layer.act, (layer.lin_key, layer.lin_query, layer.lin_value)
-    if type(act) is not torch.nn.Sigmoid or "forward" in act.__dict__ or guards.has_hooks(act):
+    if not guards.plain(act, torch.nn.Sigmoid):
         return None, f"its gates are not plain sigmoids but {type(act).__name__}"
     if layer.edge_dim is None:
         return None, None

@@ -15,7 +15,6 @@ from gnnaccel.dispatch.ops import several
 from gnnaccel.dispatch.ops.plain import PlainGiven, PlainStated, in_degrees
 from gnnaccel.dispatch.reasons import Reason, reason
 
-METHODS = ()
 AGGREGATIONS = ("DegreeScalerAggregation",)
 _REDUCES = {f"{name.capitalize()}Aggregation": name for name in ("sum", "mean", "max", "min", "var", "std")}
 _SHIFTED = ("mean", "max", "min")
@@ -48,13 +47,16 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[PlainStated, PlainGive
 def _reduces(scaled: Any) -> list[str] | Reason:
     """The aggregations of the layer, by name."""
     several_ = scaled.aggr
-    if type(several_).__name__ != "MultiAggregation" or several_.mode != "cat" or guards.has_hooks(several_):
-        return reason("GA201", f"the aggregation is {type(several_).__name__}, in another mode than cat, or has hooks")
+    if type(several_).__name__ != "MultiAggregation" or several_.mode != "cat":
+        return reason("GA201", f"the aggregation is {type(several_).__name__}, or in another mode than cat")
+    why = next(filter(None, map(guards.reducing_reason, (several_, *several_.aggrs))), None)
+    if why is not None:
+        return why
     for aggr in several_.aggrs:
         known = type(aggr).__name__ in _REDUCES and type(aggr).__module__.startswith("torch_geometric.")
         moments = getattr(aggr, "var_aggr", aggr)
-        if not known or guards.has_hooks(aggr) or getattr(moments, "semi_grad", False):
-            return reason("GA201", f"one of the aggregations is {type(aggr).__name__}, with hooks or half of its gradient")
+        if not known or getattr(moments, "semi_grad", False) or guards.reducing_reason(moments) is not None:
+            return reason("GA201", f"one of the aggregations is {type(aggr).__name__}, changed or with half of its gradient")
     names = [_REDUCES[type(aggr).__name__] for aggr in several_.aggrs]
     return names if len(set(names)) == len(names) else reason("GA201", "an aggregation comes twice")
 
@@ -63,7 +65,7 @@ def _maps_reason(layer: Any, x: Tensor) -> Reason | None:
     if torch.is_autocast_enabled(x.device.type):
         return reason("GA203", "autocast is on", "call the layer outside of autocast")
     for nn in layer.pre_nns:
-        if len(nn) != 1 or not guards.plain_linear(nn[0]) or guards.has_hooks(nn):
+        if len(nn) != 1 or not guards.plain_linear(nn[0]) or not guards.plain(nn, torch.nn.Sequential):
             return reason("GA208", "messages are made by more than a linear map", "use pre_layers=1")
         if nn[0].weight.dtype != x.dtype:
             return reason("GA203", f"x is {x.dtype}, the layer's weights are {nn[0].weight.dtype}")

@@ -182,7 +182,7 @@ class Last:
             return False
         if self.signature != _signature(kwargs) or self.settings != reading.SETTINGS(own) or any(reading.HOOKS(own)):
             return False
-        if module is not self.module() or any(reading.MODULE_HOOKS(module.__dict__)) or guards._any_global_hook():
+        if module is not self.module() or not reading.reduces_as_ever(module) or guards._any_global_hook():
             return False
         return (own.keys().isdisjoint(reading.OVERRIDES) and reading.known_class(type(layer)) is self.known
                 and guards.context_reason() is None)

@@ -48,7 +48,7 @@ class _Once:
             return False
         if (edge_index.dtype, edge_index.device) != self.edges or edge_index.is_inference() or self.given != _described(kwargs):
             return False
-        if module is not self.module() or any(reading.MODULE_HOOKS(module.__dict__)) or guards._any_global_hook():
+        if module is not self.module() or not reading.reduces_as_ever(module) or guards._any_global_hook():
             return False
         if self.settings != reading.SETTINGS(own) or any(reading.HOOKS(own)) or not own.keys().isdisjoint(reading.OVERRIDES):
             return False

@@ -3,13 +3,14 @@ from __future__ import annotations
 
 import functools
 import inspect
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from gnnaccel.adapters.own import MESSAGE_PASSING, Path, home, is_method
 from gnnaccel.adapters.pyg import edges, guards, message, message_stock
 from gnnaccel.dispatch.names import IdentityMap
 from gnnaccel.dispatch.ops import aggregation, messages
@@ -23,22 +24,30 @@ SETTINGS = itemgetter("_explain", "_decomposed_layers", "flow", "node_dim")
 HOOKS = itemgetter(*guards.HOOKS)
 MODULE_HOOKS = itemgetter("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 #: what must not be replaced on a layer object
-OVERRIDES = frozenset((*guards.METHODS, "propagate"))
+OVERRIDES = frozenset(MESSAGE_PASSING)
 TENSORS = (Tensor, Parameter)
 _REDUCES = {"SumAggregation": "sum", "MeanAggregation": "mean", "MaxAggregation": "max", "MinAggregation": "min"}
 _FUNCTIONS = ("message", "aggregate", "update", "message_and_aggregate")
 
 
 class Known:
-    """What is known of a class's functions, as long as they stay the same."""
+    """What is known of a class's functions, as long as they stay the same, and with them all that is on their ``path``.
+    ``updates``: whether ``update`` does something; ``update``: its arguments."""
 
     def __init__(self, cls: type):
         self.functions = tuple(getattr(cls, name) for name in _FUNCTIONS)
+        self.path = Path("torch_geometric")
+        self.path.watch(attrgetter, cls, _FUNCTIONS)
         self.forms: dict[tuple, message.Form | Reason] = {}
         self.own = cls.__module__.startswith("torch_geometric.")
-        self.stock = message_stock.messages().get(self.functions[0])
-        self.aggregate = message_stock.aggregates().get(self.functions[1])
-        self.why, self.update = _functions_reason(cls), _update_arguments(cls)
+        self.stock = message_stock.of_message(self.functions[0])
+        self.aggregate = message_stock.of_aggregate(self.functions[1])
+        self.updates = not is_method(self.functions[2], base(), "update", "torch_geometric")
+        self.why, self.update = _functions_reason(cls, self), _update_arguments(self) if self.updates else ()
+        for function, stock in zip(self.functions, (self.stock, self.aggregate)):
+            if stock is not None:
+                self.path.function(function)
+        self.why = self.why or self.path.complete().why
 
     def stamp(self, layer: Any) -> tuple | None:
         """What a form depends on of the layer."""
@@ -74,10 +83,8 @@ _classes: IdentityMap[Known] = IdentityMap()
 def known_class(cls: type) -> Known:
     """What is known of a class; the same object for as long as its functions are the same."""
     found = _classes.get(cls)
-    if found is not None:
-        message_, aggregate, update, fused = found.functions  # spelled out: this runs at every call
-        if cls.message is message_ and cls.aggregate is aggregate and cls.update is update and cls.message_and_aggregate is fused:
-            return found
+    if found is not None and found.path.same():
+        return found
     found = Known(cls)
     _classes.set(cls, found)
     return found
@@ -91,22 +98,21 @@ def base() -> type:
     return MessagePassing
 
 
-def _functions_reason(cls: type) -> Reason | None:
-    if cls.aggregate is not base().aggregate and cls.aggregate not in message_stock.aggregates():
-        if cls.aggregate.__module__.startswith("torch_geometric."):
+def _functions_reason(cls: type, known: Known) -> Reason | None:
+    aggregate = known.functions[1]
+    if known.aggregate is None and not is_method(aggregate, base(), "aggregate", "torch_geometric"):
+        if home(aggregate) == "torch_geometric":
             return reason("GA208", f"{cls.__name__} aggregates in its own way")
         return reason("GA211", "aggregate is the user's own")
-    if _update_arguments(cls) is None:
+    if known.updates and _update_arguments(known) is None:
         return reason("GA211", "update takes what belongs to edges, or to one of their ends")
     return None
 
 
-def _update_arguments(cls: type) -> tuple[str, ...] | None:
-    """The arguments of ``propagate`` that the class's ``update`` takes; None where it takes others, () where it does nothing."""
-    if cls.update is base().update:
-        return ()
+def _update_arguments(known: Known) -> tuple[str, ...] | None:
+    """The arguments of ``propagate`` that a class's ``update`` takes; None where it takes others."""
     found = []
-    for parameter in list(inspect.signature(cls.update).parameters.values())[2:]:
+    for parameter in list(inspect.signature(known.functions[2]).parameters.values())[2:]:
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             return None
         if parameter.name[-2:] in ("_i", "_j") or parameter.name in (*base().special_args, "self"):
@@ -218,7 +224,7 @@ def _reduces(module: Any) -> tuple[Reduce, ...]:
     name = type(module).__name__
     if not type(module).__module__.startswith("torch_geometric.nn.aggr."):
         return ()
-    if "forward" in module.__dict__ or any(MODULE_HOOKS(module.__dict__)):
+    if guards.reducing_reason(module) is not None:
         return ()
     if name == "MultiAggregation":
         found = tuple(_reduces(inner) for inner in module.aggrs)
@@ -270,11 +276,21 @@ def _layer_reason(layer: Any, known: Known) -> Reason | None:
     if not own.keys().isdisjoint(OVERRIDES):
         return reason("GA205", "a method is replaced on the layer object")
     module = own["_modules"].get("aggr_module")
-    if guards._any_global_hook() or (module is not None and any(MODULE_HOOKS(module.__dict__))):
-        return reason("GA501", "the aggregation module has hooks")
+    if guards._any_global_hook():
+        return reason("GA501", "hooks on all modules are registered")
+    why = None if module is None else guards.reducing_reason(module)
+    if why is not None:
+        return why
     if reductions(layer, known):
         return None
     return reason("GA201", f"the aggregation is {type(module).__name__ if known.aggregate is None else layer.aggregators}")
+
+
+def reduces_as_ever(module: Any) -> bool:
+    """Whether an aggregation of the host's is still what `read` took it for. This runs at every call."""
+    own = module.__dict__
+    return (not any(MODULE_HOOKS(own)) and own.keys().isdisjoint(guards.REDUCING)
+            and guards.aggregation_path(type(module)).why is None)
 
 
 def _update_reason(known: Known, kwargs: dict) -> Reason | None:
@@ -309,7 +325,7 @@ def sizes(layer: Any, edge_index: Any, kwargs: dict, read: tuple[tuple[str, str]
 
 def _edges(layer: Any, known: Known, edge_index: Any, num_src: int, num_dst: int, device: torch.device) -> Tensor | Reason:
     special = type(edge_index) is not Tensor
-    if special and layer.fuse and not known.functions[3].__module__.startswith("torch_geometric."):
+    if special and layer.fuse and home(known.functions[3]) != "torch_geometric":
         return reason("GA211", "message_and_aggregate is the user's own")
     if layer.flow != "source_to_target":
         return reason("GA204", "an EdgeIndex against the flow") if special else edges.plain(edge_index, num_dst, num_src, device)
@@ -324,6 +340,6 @@ def finished(layer: Any, known: Known, moved: bool, out: Tensor | list[Tensor], 
         out = layer.aggr_module.combine(out)
     if moved:
         out = out.movedim(0, -2).contiguous()
-    if known.functions[2] is base().update:
+    if not known.updates:
         return out
     return layer.update(out, **{name: kwargs[name] for name in known.update})

@@ -13,7 +13,6 @@ from gnnaccel.dispatch.relational import added, statements
 from gnnaccel.dispatch.relational.request import RelationalGiven, RelationalStated, shapes_of
 from gnnaccel.dispatch.relational.view import RelationView
 
-METHODS = ()
 REPEATED = ("in_channels", "out_channels", "num_relations", "num_bases", "heads", "dim", "concat", "negative_slope", "dropout",
             "mod", "attention_mode", "attention_mechanism")
 MODS = ("additive", "scaled", "f-additive", "f-scaled")  # the host takes any other value for None
@@ -118,7 +117,7 @@ def _features_reason(layer: Any, x: Any, name: str, device: torch.device) -> Rea
 
 def _module_reason(layer: Any) -> Reason | None:
     activation = layer._modules.get("activation")
-    if layer.mod == "scaled" and (type(activation) is not torch.nn.ReLU or guards.has_hooks(activation)):
+    if layer.mod == "scaled" and not guards.plain(activation, torch.nn.ReLU):
         return reason("GA205", f"the activation of the degrees is {activation}, or has hooks")  # ours runs by node, not by edge
     return guards.lazy_reason(layer.lin_edge)
 

@@ -11,7 +11,6 @@ from gnnaccel.dispatch.reasons import Reason, reason
 from gnnaccel.dispatch.relational import added, statements
 from gnnaccel.dispatch.relational.request import RelationalGiven, RelationalStated, shapes_of
 
-METHODS = ()
 REPEATED = ("in_channels_l", "out_channels", "num_relations", "num_bases", "num_blocks", "aggr")
 AGGREGATIONS = ("SumAggregation", "MeanAggregation")
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.nn import Parameter
 
+from gnnaccel.adapters import own
 from gnnaccel.adapters.guards import context_reason
 from gnnaccel.adapters.patching import PatchSet
 from gnnaccel.cuda import driver
@@ -43,8 +44,10 @@ _REDUCES = {"sum": "sum", "add": "sum", "mean": "mean", "max": "max", "min": "mi
 def install(patches: PatchSet) -> None:
     """Replace the functions, through ``patches``, where they are, and wherever a module that is none of `_LAYERS` has them."""
     made = {}
-    for name, (own, wrapper) in _ROUTED.items():
-        native = getattr(importlib.import_module(_UTILS + own), name)
+    for name, (module, wrapper) in _ROUTED.items():
+        native = getattr(importlib.import_module(_UTILS + module), name)
+        if not own.is_function(native, "torch_geometric", name):
+            continue  # what a user put there may do anything
         if tuple(inspect.signature(native).parameters) == tuple(inspect.signature(wrapper(native)).parameters):
             made[native] = tuple(_scriptable(wrapper(native, readout), native) for readout in (False, True))
     for module in _modules():

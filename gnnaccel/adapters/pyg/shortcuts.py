@@ -13,6 +13,7 @@ from typing import Any
 
 from torch.compiler import is_compiling
 
+from gnnaccel.adapters import own
 from gnnaccel.adapters.patching import PatchSet
 
 _MANY = 4096
@@ -24,7 +25,7 @@ def install(patches: PatchSet) -> None:
     from torch_geometric.nn.module_dict import ModuleDict
 
     translate = vars(ModuleDict).get("to_external_key")
-    if isinstance(translate, classmethod):
+    if isinstance(translate, classmethod) and own.is_method(translate, ModuleDict, "to_external_key", "torch_geometric"):
         patches.set(ModuleDict, "to_external_key", classmethod(remembering(translate.__func__)))
     if getattr(typing, "WITH_PT23", False):
         native = importlib.import_module("torch_geometric._compile").is_compiling  # which asks torch's, seven times a layer

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gnnaccel.adapters.own import Paths
 from gnnaccel.adapters.pyg import guards
 
 _autocast_on, _autocast_dtype = torch.is_autocast_enabled, torch.get_autocast_dtype
@@ -24,25 +25,25 @@ def none(layer: Any, args: tuple, kwargs: dict) -> None:
     """The signature of layers that have no plain calls."""
 
 
-def of(adapter: Any) -> "Signature":
-    """From what an adapter module says of its layer class."""
-    return Signature(adapter.FIELDS, adapter.METHODS, adapter.WATCHED, getattr(adapter, "LINEAR", ()))
+def of(adapter: Any, paths: Paths) -> "Signature":
+    """From what an adapter module says of its layer class; ``paths``: of that class."""
+    return Signature(adapter.FIELDS, paths, adapter.WATCHED, getattr(adapter, "LINEAR", ()))
 
 
-def repeats(adapter: Any) -> "Repeats":
+def repeats(adapter: Any, paths: Paths) -> "Repeats":
     """Of a relational layer class, from what its adapter module says."""
-    return Repeats(adapter)
+    return Repeats(adapter, paths)
 
 
 class Signature:
     """Signatures of the calls of one layer class. ``fields``: the attributes of a layer that its Program depends on;
-    ``methods``: what must not be replaced on the layer object; ``watched``: submodules that the adapter may
+    ``paths``: what it runs, which must be the host's; ``watched``: submodules that the adapter may
     leave out, so they must be linear maps and nothing else; ``linear``: those that a bound call leaves out."""
 
-    def __init__(self, fields: tuple[str, ...], methods: tuple[str, ...], watched: tuple[str, ...], linear: tuple[str, ...]):
+    def __init__(self, fields: tuple[str, ...], paths: Paths, watched: tuple[str, ...], linear: tuple[str, ...]):
         self._values = itemgetter(*fields, *_SETTINGS)
         self._hooks = itemgetter(*guards.HOOKS)
-        self._methods = guards.METHODS + methods
+        self._paths = paths
         self._watched, self._linear = watched, linear
 
     def __call__(self, layer: Any, args: tuple, kwargs: dict) -> tuple | None:
@@ -54,10 +55,12 @@ class Signature:
         own = layer.__dict__
         if any(self._hooks(own)) or guards.context_reason() is not None:
             return None
-        if not own.keys().isdisjoint(self._methods):
+        path = self._paths.of(type(layer))
+        if path.why is not None or not own.keys().isdisjoint(path.names):
             return None
         modules, parameters = own["_modules"], own["_parameters"]
-        if any(_MODULE_HOOKS(modules["aggr_module"].__dict__)):
+        of_aggregation = modules["aggr_module"].__dict__
+        if any(_MODULE_HOOKS(of_aggregation)) or not of_aggregation.keys().isdisjoint(guards.REDUCING):
             return None
         for name in self._watched:
             module = modules.get(name)
@@ -82,8 +85,8 @@ def _of_linear(module: Any) -> tuple | None:
 class Repeats(Signature):
     """Signatures of the calls ``layer(x, edge_index, edge_type)`` of a relational layer class, with features."""
 
-    def __init__(self, adapter: Any):
-        super().__init__(adapter.REPEATED, adapter.METHODS, (), ())
+    def __init__(self, adapter: Any, paths: Paths):
+        super().__init__(adapter.REPEATED, paths, (), ())
         self._outside = adapter.outside
 
     def __call__(self, layer: Any, args: tuple, kwargs: dict) -> tuple | None:

@@ -12,7 +12,6 @@ from gnnaccel.dispatch import attention_programs as programs
 from gnnaccel.dispatch.reasons import Reason, reason
 from gnnaccel.dispatch.request import Given, Stated
 
-METHODS = ("get_attention",)
 FIELDS = ("heads", "out_channels", "concat", "negative_slope", "dropout", "add_self_loops", "attention_type")
 WATCHED = ()
 

@@ -23,7 +23,6 @@ from gnnaccel.dispatch.quantized import settings
 from gnnaccel.dispatch.reasons import Reason, reason
 from gnnaccel.dispatch.relational.request import RelationalStated
 
-METHODS = ()
 run = hetero_conv.run
 
 

@@ -15,7 +15,6 @@ from gnnaccel.cuda.layout import MAX_WIDTH
 from gnnaccel.dispatch.reasons import Reason, reason
 from gnnaccel.dispatch.request import Given, Stated
 
-METHODS = ()
 FIELDS = ("heads", "out_channels", "concat", "dropout", "root_weight")
 WATCHED = ("lin_query", "lin_key", "lin_value")
 

@@ -1,0 +1,244 @@
+"""Whether what a layer runs is the host's own code.
+
+An adapter does in one step what the host does in several functions: the layer's methods, those of its aggregation, and
+functions of their modules, such as ``softmax``. That is right only as long as each of them is the host's. Users replace
+them, on a class or in a module, before gnnaccel is enabled and after. A `Path` is all that a class runs, and says whose
+it is; `Path.same` sees at each call, by identity, whether that still holds.
+
+Whose a function is says the module in which its code runs: `functools.wraps` changes a function's name, module and documentation,
+but not its globals. What gnnaccel has put around a function of the host's is looked through.
+"""
+from __future__ import annotations
+
+import dis
+import sys
+from collections.abc import Callable, Iterator
+from operator import attrgetter, itemgetter
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+from torch.compiler import is_compiling
+
+from gnnaccel.dispatch.names import IdentityMap
+from gnnaccel.dispatch.reasons import Reason, reason
+
+#: the methods of a layer that PyG's message passing calls
+MESSAGE_PASSING = ("message", "edge_update", "aggregate", "update", "message_and_aggregate", "propagate", "edge_updater")
+_OURS = __name__.partition(".")[0]
+_SILENT = frozenset(("builtins", "typing", "torch", *sys.stdlib_module_names))  # their objects replace no function of a host's
+
+
+def original(function: Any) -> Any:
+    """What gnnaccel has put its own function around; the function itself where it has not."""
+    function = getattr(function, "__func__", function)
+    while _top(_module(function)) == _OURS and hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    return function
+
+
+def home(function: Any) -> str:
+    """The package whose code a function is, apart from what is ours; "" of what is no Python function."""
+    return _top(_module(original(function)))
+
+
+def is_function(function: Any, host: str, name: str) -> bool:
+    """Whether this is the function ``name`` of the package ``host``, or ours around it. Modules may call it by a longer name:
+    ``add_self_loops_fn``."""
+    return home(function) == host and name.strip("_").startswith(original(function).__name__.strip("_"))
+
+
+def is_method(function: Any, cls: type, name: str, host: str) -> bool:
+    """Whether this is the method ``name`` that the package ``host`` has for a class or one of its bases, or generated for a class
+    that derives from them; or ours around it."""
+    found = original(function)
+    module = _module(found)
+    for base in cls.__mro__:
+        if module.startswith(f"{base.__module__}_{base.__name__}_{name}"):  # PyG's `propagate` and `edge_updater`
+            return True
+        if _top(module) == host == _top(base.__module__) and found.__qualname__ == f"{base.__qualname__}.{name}":
+            return True
+    return False
+
+
+def _module(function: Any) -> str:
+    """The module in which a function's code runs; "" of what is no Python function."""
+    return function.__globals__.get("__name__", "") if type(function) is FunctionType else ""
+
+
+def _top(module: str) -> str:
+    return module.partition(".")[0]
+
+
+class Path:
+    """What runs when methods or functions of a host's are called.
+
+    ``host``: the package; ``names``: the methods of the class, which must not be on an object of it either; ``functions``:
+    the host's, by dotted name; ``why``: what of all this is not the host's, None where everything is.
+    """
+
+    __slots__ = ("host", "names", "functions", "why", "_watched", "_globals")
+
+    def __init__(self, host: str) -> None:
+        self.host = host
+        self.names: frozenset[str] = frozenset()
+        self.functions: dict[str, Any] = {}
+        self.why: Reason | None = None
+        self._watched: list[tuple[Callable, Any, Any]] = []
+        self._globals: dict[int, tuple[dict, dict[str, None]]] = {}  # of modules: which are named
+
+    def same(self) -> bool:
+        """Whether every function is still the one that was looked at."""
+        try:
+            for get, place, seen in self._watched:
+                if get(place) != seen:
+                    return False
+        except (AttributeError, KeyError):  # one of them was deleted
+            return False
+        return True
+
+    def methods(self, cls: type, host_class: type, start: tuple[str, ...], follow: bool = True) -> list[str]:
+        """Adds methods of ``cls``, which derives from ``host_class``; if ``follow``, also the host's own methods that they call.
+        A subclass may have a ``forward`` around the host's, so that is looked for in ``host_class``."""
+        todo = [name for name in start if hasattr(cls, name)]
+        for name in todo:  # which grows
+            found = getattr(host_class if name == "forward" else cls, name)
+            if not is_method(found, cls, name, self.host) and (name in start or home(found) != "torch"):
+                self._refuse(cls, host_class, name)
+                continue
+            found = self._add(found)
+            if follow and not _of_message_passing(found):
+                todo += [called for called in dict.fromkeys(_names_in(found.__code__, ("LOAD_ATTR", "LOAD_METHOD")))
+                         if called not in todo and _is_hosts(host_class, called)]
+                self.function(found)
+        self.watch(attrgetter, cls, tuple(name for name in todo if name != "forward" or cls is host_class))
+        if "forward" in todo and cls is not host_class:
+            self.watch(attrgetter, host_class, ("forward",))
+        return todo
+
+    def function(self, function: Any) -> None:
+        """Adds the functions that this one names in its module."""
+        module = function.__globals__
+        for name in _names_in(function.__code__, ("LOAD_GLOBAL",)):
+            if _may_replace(module.get(name)):
+                self._globals.setdefault(id(module), (module, {}))[1][name] = None
+
+    def complete(self) -> Path:
+        """When everything is added: judges the functions in modules."""
+        for module, names in self._globals.values():
+            self.watch(itemgetter, module, tuple(names))
+            for name in names:
+                if is_function(module[name], self.host, name):
+                    self._add(module[name])
+                else:
+                    self.why = self.why or reason("GA504", f"{name} in {module['__name__']} is not the host's own")
+        return self
+
+    def _add(self, function: Any) -> Any:
+        found = original(function)
+        self.functions[f"{found.__module__}.{found.__qualname__}"] = found
+        return getattr(found, "__wrapped__", found)  # the host's own decorators
+
+    def watch(self, getter: Any, place: Any, names: tuple[str, ...]) -> None:
+        """Adds what ``place``, a class or the dictionary of a module, has by these names; nobody judges that."""
+        if names:
+            get = getter(*names)
+            self._watched.append((get, place, get(place)))
+
+    def _refuse(self, cls: type, host_class: type, name: str) -> None:
+        users = cls.__mro__[:cls.__mro__.index(host_class)] if name != "forward" else ()
+        self.why = self.why or (reason("GA205", f"{cls.__name__} overrides {name}") if any(name in vars(user) for user in users)
+                                else reason("GA504", f"{name} of {host_class.__name__} is not the host's own"))
+
+
+def _names_in(code: CodeType, kinds: tuple[str, ...]) -> Iterator[str]:
+    """The names in instructions of these kinds, also of the functions inside."""
+    for step in dis.get_instructions(code):
+        if step.opname in kinds:
+            yield step.argval
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names_in(constant, kinds)
+
+
+def _of_message_passing(function: Any) -> bool:
+    """Whether it is message passing itself, or generated: the methods that it calls are looked at anyway."""
+    return function.__qualname__.startswith("MessagePassing.") or "." not in function.__qualname__
+
+
+def _is_hosts(host_class: type, name: str) -> bool:
+    """Whether the host's class has, or had, a method of its own by this name."""
+    return any(type(vars(base).get(name)) in (FunctionType, staticmethod, classmethod) for base in host_class.__mro__
+               if _top(base.__module__) == _top(host_class.__module__))
+
+
+def _may_replace(value: Any) -> bool:
+    """Whether what a module has by some name is a function of the host's, or may stand in the place of one."""
+    if type(value) is FunctionType:
+        return value is not is_compiling  # which stands where PyG asks the same in a longer way
+    return callable(value) and not isinstance(value, (type, ModuleType)) and _top(type(value).__module__) not in _SILENT
+
+
+class Paths:
+    """The `Path` of each class that derives from ``host_class``, of its methods ``start`` and of the classes ``parts`` of what it
+    aggregates with."""
+
+    def __init__(self, host_class: type, start: tuple[str, ...], parts: tuple[type, ...] = (), follow: bool = True):
+        self._host_class, self._start, self._parts, self._follow = host_class, start, parts, follow
+        self._known: IdentityMap[Path] = IdentityMap()
+
+    def of(self, cls: type) -> Path:
+        """The path of a class: the same object for as long as it holds."""
+        entry = self._known.entries.get(id(cls))  # IdentityMap.get, inlined
+        if entry is not None and entry[0]() is cls and entry[1].same():
+            return entry[1]
+        path = Path(_top(self._host_class.__module__))
+        path.names = frozenset(path.methods(cls, self._host_class, self._start, self._follow)) - {"forward"}
+        for part in self._parts:
+            path.methods(part, part, AGGREGATION)
+        self._known.set(cls, path.complete())
+        return path
+
+
+AGGREGATION = ("__call__", "forward")
+_paths: dict[tuple[type, tuple[str, ...]], Paths] = {}
+
+
+def path_of(host_class: type, start: tuple[str, ...]) -> Path:
+    """The path of a class of a host's itself."""
+    found = _paths.get((host_class, start))
+    if found is None:
+        found = _paths[host_class, start] = Paths(host_class, start)
+    return found.of(host_class)
+
+
+class Named:
+    """The `Path` of what a function of a host's names in its module."""
+
+    def __init__(self, function: Any):
+        self._function, self._path = function, self._look(function)
+
+    def why(self) -> Reason | None:
+        """What of it is not the host's now."""
+        if not self._path.same():
+            self._path = self._look(self._function)
+        return self._path.why
+
+    @staticmethod
+    def _look(function: Any) -> Path:
+        path = Path(home(function))
+        path.function(function)
+        return path.complete()
+
+
+_forwards: dict[type, Any] = {}
+
+
+def forward_is_own(cls: type) -> bool:
+    """Whether ``forward`` of a class, a host's or torch's, is the one that it was written with."""
+    found = cls.forward
+    if _forwards.get(cls) is found:
+        return True
+    if not is_method(found, cls, "forward", _top(cls.__module__)):
+        return False
+    _forwards[cls] = found
+    return True

@@ -171,6 +171,8 @@ def _decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict
     elif signature is not None and hit != "none" and not settings.learning(use):
         bound = adapter.bind(layer, call) if plan.route == "cuda" and entry is None else None
         _remember(layer, config, signature, given, weakref.ref(graph), stated, call.attention, plan, run, bound)
+        if bound is not None and not start and checkpointed():  # as the repetition will be: both have to save the same tensors
+            return bound(given.x_src, graph)
     elif hit != "none" and entry is None and getattr(adapter, "repeats", None) is not None:
         repeated.remember(layer, adapter.repeats(layer, args, kwargs), config, given, graph, stated, plan, run)
     if start:

@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.checkpoint import checkpoint
 from torch_geometric.nn import GATConv
 
 import gnnaccel
@@ -128,6 +129,28 @@ def test_second_derivatives(kernels, bound_calls):
     assert len(bound_calls) == 1
     for a, b in zip(got, second()):
         assert close(a, b, 1e-4)
+
+
+@pytest.mark.parametrize("graph", ["one", "new", "two"])
+def test_checkpoints(kernels, bound_calls, graph):
+    """The repetition saves what the call saved: also of a first call, over a graph that is new each time, and of a layer that was
+    called over another graph meanwhile."""
+    layer, (first, second) = build("GATConv", device=kernels.device), (graphs.square().to(kernels.device) for _ in range(2))
+    x = graphs.features().to(kernels.device).requires_grad_()
+
+    def gradients(edges):
+        x.grad = None
+        layer.zero_grad(set_to_none=True)
+        sum(checkpoint(layer, x, each, use_reentrant=False).square().sum() for each in edges).backward()
+        return [x.grad, *(p.grad for p in layer.parameters())]
+
+    for _ in range(3):
+        edges = {"one": [first], "new": [graphs.square().to(kernels.device)], "two": [first, second]}[graph]
+        expected = gradients(edges)
+        with kernels.on():
+            got = gradients(edges)
+        assert all(close(a, b, 1e-4) for a, b in zip(got, expected))
+    assert bound_calls
 
 
 @pytest.mark.parametrize("change", ["weight", "data", "hook", "listening", "frozen", "autocast"])

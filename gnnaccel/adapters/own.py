@@ -92,7 +92,7 @@ class Path:
             for get, place, seen in self._watched:
                 if get(place) != seen:
                     return False
-        except (AttributeError, KeyError):  # one of them was deleted
+        except (AttributeError, KeyError, ValueError, RuntimeError):  # one was deleted, or is an array, which cannot be compared
             return False
         return True
 

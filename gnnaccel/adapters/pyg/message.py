@@ -1,21 +1,24 @@
 """What a ``message`` function computes, found out by running it once on stand-ins: a copy of the source's features, or those
 times something that belongs to the edge; sums of features of both ends and of the edge, weighted, rectified or as a gate.
 
-Only functions that cannot do anything else are run: their code may name the methods of `METHODS` and the functions of
-`message_standins.FUNCTIONS`, no other attribute and nothing global. So nothing is missed by not running it again.
+Only functions that cannot do anything else are run: their code may name the methods of `METHODS`, and global names of torch's own
+modules and functions, those of `message_standins.FUNCTIONS`. So nothing is missed by not running it again, as long as these names
+(`names_read`) mean what they did.
 """
 from __future__ import annotations
 
+import dis
 import inspect
 import types
 from typing import Any
 
 import torch
 
-from gnnaccel.adapters.pyg.message_standins import METHODS, Edge, Refuses, Rows, Source, Target, Unseen
+from gnnaccel.adapters.pyg.message_standins import FUNCTIONS, METHODS, Edge, Refuses, Rows, Source, Target, Unseen
 from gnnaccel.adapters.pyg.message_standins import Form as Form
 
-_NAMES = METHODS | {"torch", "nn", "functional", "F", "multiply", "add", "sub", "Tensor"}
+_ATTRIBUTES = METHODS | {"nn", "functional", "multiply", "add", "sub", "Tensor"}
+_GLOBALS = (torch, torch.nn, torch.nn.functional, torch.Tensor, *FUNCTIONS)
 #: what message passing passes by itself; a message that reads one is none of ours
 _SPECIAL = frozenset(("edge_index", "adj_t", "size", "size_i", "size_j", "edge_index_i", "edge_index_j", "ptr", "index",
                       "dim_size"))
@@ -43,14 +46,34 @@ def form(function: Any, kinds: dict[str, str]) -> Form | None:
     return found._replace(ends=tuple(end for end in ends if end != (found.source, "j")))
 
 
+def names_read(function: Any) -> tuple[str, ...]:
+    """The global names on which depends what `form` says of the function."""
+    if type(function) is not types.FunctionType:
+        return ()
+    read = dict.fromkeys(name for kind, name in _named(function.__code__) if kind == "LOAD_GLOBAL")
+    return tuple(filter(function.__globals__.__contains__, read))
+
+
 def _followed(function: types.FunctionType) -> bool:
     """Whether it can do nothing but return something of its arguments by way of what the stand-ins know."""
     code = function.__code__
-    if "F" in code.co_names and function.__globals__.get("F") is not torch.nn.functional:
-        return False
-    return (not code.co_freevars and not code.co_cellvars and set(code.co_names) <= _NAMES
+    return (not code.co_freevars and not code.co_cellvars
+            and all(_is_known(kind, name, function.__globals__) for kind, name in _named(code))
             and not any(isinstance(c, types.CodeType) for c in code.co_consts)
             and not code.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR))
+
+
+def _named(code: types.CodeType) -> list[tuple[str, str]]:
+    """(instruction, name) of all instructions that name something global or an attribute."""
+    return [(step.opname, step.argval) for step in dis.get_instructions(code) if step.opcode in dis.hasname]
+
+
+def _is_known(kind: str, name: str, known: dict[str, Any]) -> bool:
+    if kind == "LOAD_GLOBAL":
+        return any(known.get(name) is value for value in _GLOBALS)
+    if kind == "IMPORT_NAME":
+        return name == "torch"
+    return kind in ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM") and name in _ATTRIBUTES
 
 
 def _stand_in(parameter: inspect.Parameter, kinds: dict[str, str]) -> Any:

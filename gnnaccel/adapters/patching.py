@@ -13,11 +13,11 @@ from gnnaccel.near import did_you_mean
 
 _ABSENT = object()
 _lock = threading.RLock()
-# (id of owner, name) of everything replaced now, by whichever set; the sets keep the owners alive
-_replaced: set[tuple[int, str]] = set()
+# of everything replaced now, by the owner's id and the name: the set that did it, which keeps the owner alive, and the patch
+_replaced: dict[tuple[int, str], tuple[PatchSet, Patch]] = {}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Patch:
     """One replacement. ``original`` is what stood in the owner's own ``__dict__``, or _ABSENT if it was inherited."""
 
@@ -38,11 +38,13 @@ class PatchSet:
 
     def __init__(self) -> None:
         self._patches: list[Patch] = []
+        self._aside: list[Patch] = []  # of those, what is as it was before for a while
 
     def set(self, owner: Any, name: str, new: Any) -> None:
         """Replace ``owner.name``, of a class or module, by ``new``.
 
-        PatchError when this or another set has replaced it already, or when ``owner`` has no such attribute.
+        What somebody else has put in the place of an earlier replacement since is then what `restore` puts back. PatchError when
+        this or another set has replaced it and that still stands, or when ``owner`` has no such attribute.
         """
         with _lock:
             patch = Patch(owner, name, vars(owner).get(name, _ABSENT), new)
@@ -60,10 +62,16 @@ class PatchSet:
             self._put(patch)
 
     def _put(self, patch: Patch) -> None:
-        if (id(patch.owner), patch.name) in _replaced:
-            raise PatchError(f"{patch.path} is replaced already; restore it first")
+        key = id(patch.owner), patch.name
+        owner, before = _replaced.get(key, (None, None))
+        if before is not None:
+            if before in owner._aside:  # and will be there again in a moment
+                return
+            if patch.original is before.new:
+                raise PatchError(f"{patch.path} is replaced already; restore it first")
+            owner._patches.remove(before)
         setattr(patch.owner, patch.name, patch.new)
-        _replaced.add((id(patch.owner), patch.name))
+        _replaced[key] = self, patch
         self._patches.append(patch)
 
     def restore(self) -> list[str]:
@@ -76,7 +84,9 @@ class PatchSet:
         with _lock:
             while self._patches:
                 patch = self._patches.pop()
-                _replaced.discard((id(patch.owner), patch.name))
+                del _replaced[id(patch.owner), patch.name]
+                if patch in self._aside:
+                    continue
                 if vars(patch.owner).get(patch.name, _ABSENT) is not patch.new:
                     drifted.append(patch.path)
                 else:
@@ -92,7 +102,7 @@ class PatchSet:
             for patch in self._patches:
                 if patch.owner is owner and patch.name == name and vars(owner).get(name, _ABSENT) is patch.new:
                     self._patches.remove(patch)
-                    _replaced.discard((id(owner), name))
+                    del _replaced[id(owner), name]
                     _put_back(patch)
                     return
 
@@ -103,16 +113,21 @@ class PatchSet:
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
-        """A block in which everything is as it was before, but for what somebody else has replaced since."""
+        """A block in which everything is as it was before, but for what somebody else has replaced since. What is restored
+        meanwhile, in another thread, or replaced by somebody else, stays as it then is."""
         with _lock:
             taken = [patch for patch in self._patches if vars(patch.owner).get(patch.name, _ABSENT) is patch.new]
-        for patch in taken:
-            _put_back(patch)
+            self._aside += taken
+            for patch in taken:
+                _put_back(patch)
         try:
             yield
         finally:
-            for patch in taken:
-                setattr(patch.owner, patch.name, patch.new)
+            with _lock:
+                for patch in taken:
+                    self._aside.remove(patch)
+                    if patch in self._patches and vars(patch.owner).get(patch.name, _ABSENT) is patch.original:
+                        setattr(patch.owner, patch.name, patch.new)
 
     def names(self) -> list[str]:
         """Dotted paths of what is replaced now, in the order of replacement."""

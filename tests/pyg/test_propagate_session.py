@@ -296,3 +296,33 @@ def test_captured_graphs(gpu):
     out.zero_()
     captured.replay()
     assert close(out, expected)
+
+
+def test_a_propagate_that_its_user_puts_back_is_no_error():
+    """PyG writes the class's ``propagate`` anew at the next instantiation, and ours goes around that one."""
+    class Own(MessagePassing):
+        def forward(self, x, edge_index):
+            return self.propagate(edge_index, x=x)
+
+    with gnnaccel.enabled():
+        layer = Own()
+        assert Own.propagate.routed
+        for _ in range(2):
+            Own.propagate = Own._orig_propagate
+            assert not getattr(Own.propagate, "routed", False)
+            Own()
+            assert Own.propagate.routed
+        x, ei = graphs.features(), graphs.square()
+        assert torch.equal(layer(x, ei), Own()(x, ei))
+    assert vars(Own)["propagate"] is Own._jinja_propagate
+
+
+def test_classes_are_left_alone_when_a_session_is_over():
+    with gnnaccel.enabled():
+        kept = MessagePassing._set_jittable_templates
+
+    class Own(Copying):
+        _set_jittable_templates = kept
+
+    Own()
+    assert not hasattr(Own.propagate, "routed")

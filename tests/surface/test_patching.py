@@ -1,6 +1,7 @@
 """PatchSet restores exactly."""
 from __future__ import annotations
 
+import threading
 import types
 import warnings
 
@@ -151,3 +152,57 @@ def test_what_somebody_else_replaced_is_not_undone():
     assert vars(base)["forward"] is theirs and patches.holds(base, "forward")
     with pytest.warns(RuntimeWarning, match="replaced by somebody else"):
         patches.restore()
+
+
+def test_what_somebody_else_put_there_is_replaced_anew():
+    base, _ = classes()
+    patches = PatchSet()
+    patches.set(base, "forward", ours)
+    theirs = lambda self: "theirs"  # noqa: E731
+    base.forward = theirs
+    PatchSet().set(base, "helper", staticmethod(ours))
+    patches.set(base, "forward", ours)
+    assert base().forward() == "ours" and len(patches) == 1
+    assert patches.restore() == [] and vars(base)["forward"] is theirs
+
+
+def test_somebody_elses_is_replaced_anew_by_another_set():
+    base, _ = classes()
+    first, second = PatchSet(), PatchSet()
+    first.set(base, "forward", ours)
+    base.forward = theirs = lambda self: "theirs"  # noqa: E731
+    second.set(base, "forward", ours)
+    assert first.restore() == [] and base().forward() == "ours"
+    assert second.restore() == [] and vars(base)["forward"] is theirs
+
+
+def test_aside():
+    base, child = classes()
+    before = vars(base)["forward"]
+    patches = PatchSet()
+    patches.set(base, "forward", ours)
+    patches.set(child, "forward", ours)
+    with patches.aside():
+        assert vars(base)["forward"] is before and "forward" not in vars(child)
+        patches.set(base, "forward", ours)  # comes back by itself
+        child.forward = theirs = lambda self: "theirs"  # noqa: E731
+    assert vars(base)["forward"] is ours and vars(child)["forward"] is theirs and len(patches) == 2
+
+
+def test_what_another_thread_restores_while_it_is_aside_stays_restored():
+    base, child = classes()
+    before = vars(base)["forward"]
+    patches = PatchSet()
+    patches.set(base, "forward", ours)
+    patches.set(child, "forward", ours)
+    with patches.aside():
+        thread = threading.Thread(target=lambda: restored.append(patches.restore()))
+        restored = []
+        thread.start()
+        thread.join()
+        assert restored == [[]]
+        later = PatchSet()  # of the next session
+        later.set(child, "forward", ours)
+    assert vars(base)["forward"] is before and vars(child)["forward"] is ours
+    later.restore()
+    assert "forward" not in vars(child)

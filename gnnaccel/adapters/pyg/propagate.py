@@ -10,6 +10,7 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from gnnaccel.adapters import own as own_code
 from gnnaccel.adapters.patching import PatchSet
 from gnnaccel.dispatch import rules
 
@@ -50,6 +51,8 @@ def _has_adapter(cls: type) -> bool:
 def _taking_over(native: Callable, patches: PatchSet) -> Callable:
     """``native``, which writes a class's ``propagate``, so that ours is put around."""
 
+    from torch_geometric.nn import MessagePassing
+
     @functools.wraps(native)
     def set_templates(self: Any, *args: Any, **kwargs: Any) -> Any:
         found = native(self, *args, **kwargs)
@@ -58,7 +61,8 @@ def _taking_over(native: Callable, patches: PatchSet) -> Callable:
             kept = vars(cls).get(name)
             if getattr(kept, "routed", False):  # inherited from a class that was taken over
                 setattr(cls, name, kept.__wrapped__)
-        _take_over(cls, patches)
+        if patches.holds(MessagePassing, _TEMPLATES):  # not where somebody kept this from a session that is over
+            _take_over(cls, patches)
         return found
 
     return set_templates
@@ -72,7 +76,7 @@ def _take_over(cls: type, patches: PatchSet) -> None:
         return
     written = own.get("propagate") is native is own.get(_KEPT[1]) and own.get(_KEPT[0]) is not native
     general = native is MessagePassing.propagate and cls is not MessagePassing
-    if written or general:
+    if (written or general) and own_code.is_method(native, cls, "propagate", "torch_geometric"):
         patches.set(cls, "propagate", routed(native))
 
 

@@ -65,7 +65,7 @@ def backward(variant: Variant, graph: Rows, eid: Tensor, saved: Saved, grad: Ten
         + tail + (pointer(d_a_edge),) + parts)
     if launch.heavy:
         kernels("merge")(grid(launch.heavy, layout), THREADS, layout.scratch,
-                         launch.merge + (np.float32(slope),) + tail + parts)
+                         launch.merge + tail + parts)
     return Gradients(d_values, d_a_src, d_a_dst, d_a_edge)
 
 

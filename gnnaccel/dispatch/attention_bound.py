@@ -129,7 +129,7 @@ class Bound:
             *launch.graph[:3], place.data_ptr(), launch.graph[3], *launch.split, packed, a_src, 0, self.slope, *_NO_DROPOUT,
             of_grad, *tail, 0, *chunks))
         if launch.heavy:
-            kernels("merge")(grid(launch.heavy, layout), THREADS, layout.scratch, (*launch.merge, self.slope, *tail, *chunks))
+            kernels("merge")(grid(launch.heavy, layout), THREADS, layout.scratch, (*launch.merge, *tail, *chunks))
         return values, scratch
 
     def att_grads(self, rows: Tensor, scratch: Tensor, blocks: int, shape: torch.Size) -> Tensor:

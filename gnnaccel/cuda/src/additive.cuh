@@ -12,12 +12,20 @@
 
 __device__ __forceinline__ bool negative(float w) { return __float_as_int(w) < 0; }
 
-// Phase 2, over the first n edges of the tile; `j` holds, in lane e, the row of edge e. TWO keeps the signs apart; otherwise
-// `minus` takes the whole sum. STEPS adds up the UNROLL rows of a step before they join it: one addition more for each step, and
-// chains of roundings so much shorter.
-template <typename T, bool TWO, bool STEPS>
+// The two sums that an edge's row joins, by its weight: forward's, apart by the sign.
+struct BySign {
+    __device__ __forceinline__ void split(float w, float& first, float& second) const {  // NaN joins the first
+        first = w > 0.f ? 0.f : -w;
+        second = w > 0.f ? w : 0.f;
+    }
+};
+
+// Phase 2, over the first n edges of the tile; `j` holds, in lane e, the row of edge e. TWO keeps two sums, as `parts` splits the
+// weights; otherwise `minus` takes the whole sum. STEPS adds up the UNROLL rows of a step before they join it: one addition more
+// for each step, and chains of roundings so much shorter.
+template <typename T, bool TWO, bool STEPS, typename Parts = BySign>
 __device__ __forceinline__ void gather_tile(const Lanes& at, int j, int n, const float* weight, const T* rows, Row& minus,
-                                            Row& plus) {
+                                            Row& plus, const Parts& parts = Parts()) {
     for (int first = 0; first < n; first += SLOTS * UNROLL) {
         Loaded<T> v[UNROLL];
 #pragma unroll
@@ -38,8 +46,8 @@ __device__ __forceinline__ void gather_tile(const Lanes& at, int j, int n, const
             for (int u = 0; u < UNROLL; ++u) {
                 const int e = first + u * SLOTS + at.slot;
                 const float w = e < n ? weight[e * HT + (k / KV) * HL + at.hl] : 0.f;
-                const float up = w > 0.f ? w : 0.f, down = TWO ? (w > 0.f ? 0.f : -w) : fabsf(w);  // NaN goes down
-                float some[VEC];
+                float down = fabsf(w), up = 0.f, some[VEC];
+                if (TWO) parts.split(w, down, up);
                 v[u].pack(k, some);
 #pragma unroll
                 for (int x = 0; x < VEC; ++x) {

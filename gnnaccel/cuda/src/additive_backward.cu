@@ -3,14 +3,16 @@
 //
 //   w_e   = alpha_e * dropout_e                        g_e = 1 where z_e > 0, else slope
 //   alpha_e = exp(s_e - m_i) / sum_i
-//   P_j, M_j = sum_e w_e dO_i over the edges out of j with z_e > 0, and over the others     (phase 2, as in forward)
-//   da_src_j = <v_j, P_j + slope M_j> - sum_e g_e alpha_e delta_i,       delta_i = <dO_i, O_i>
+//   W_j, S_j = sum_e w_e dO_i and sum_e g_e w_e dO_i over the edges out of j      (phase 2, as in forward)
+//   da_src_j = <v_j, S_j> - sum_e g_e alpha_e delta_i,       delta_i = <dO_i, O_i>
 //   da_dst_i = (1 - slope) (<dO_i, plus_i> mass_minus_i - <dO_i, minus_i> mass_plus_i)
-//   dv_j     = P_j + M_j (+ da_src_j att_src + da_dst_j att_dst, the way of the gradient through the scores)
+//   dv_j     = W_j (+ da_src_j att_src + da_dst_j att_dst, the way of the gradient through the scores)
 //
 // plus, minus and the masses were saved by forward. The line for da_dst uses that softmax gradients sum to zero over a
 // destination; written with both masses it loses nothing when one edge takes nearly all of the softmax. The line for da_src is
-// a small difference of large numbers: hence rows added up by steps, and the inner products of wide heads twofold.
+// a small difference of large numbers: hence rows added up by steps, and the inner products of wide heads twofold. An edge that
+// takes all of the softmax (alpha_e = 1, as where it is the only one) has no gradient through its score, whatever the rounding of
+// that difference: g_e is 0 then. With EDGE_GRAD each edge's term of da_src is made anyway, and da_src is their sum.
 //
 // Where dO_i comes as int8 times a scale (GRAD_INT8), `prepare` leaves the scale in the reciprocal of the softmax's sum, so that
 // every weight has it, and delta over the scale: the gather by source reads no more numbers than before. All is linear in dO,
@@ -52,10 +54,13 @@ __device__ __forceinline__ void load_values(const Lanes& at, const Gathered<ROW_
 #endif
 }
 
+#ifndef TWOFOLD_FROM
+#define TWOFOLD_FROM 128
+#endif
 // The inner product over head kh: twofold in wide heads, where it rounds most and reading the row takes longest.
 __device__ __forceinline__ Twofold inner(const Row& a, const Row& b, int kh) {
     Twofold s = {0.f, 0.f};
-    if (D < 128) {
+    if (EDGE_GRAD || D < TWOFOLD_FROM) {  // rounded as each edge's product: where O = v, they cancel to the last bit
         s.hi = lane_sum<LH>(partial_dot(a, b, kh));
         return s;
     }
@@ -110,31 +115,27 @@ prepare(int rows, const GRAD_T* __restrict__ grad,
 struct Finish {
     Gathered<ROW_T> values;
     const float *att_src, *att_dst, *d_a_dst;  // d_a_dst null: destinations are other nodes than sources
-    float slope;
     D_VALUES_T* d_values;
     float* d_a_src;
 };
 
-// `lost` is sum g alpha delta of the lane's phase-1 head; it crosses to phase 2's heads by shared memory.
-__device__ __forceinline__ void finish(const Lanes& at, const Scratch& sh, int row, float lost, Row& minus, const Row& plus,
+// `lost` is sum g alpha delta, with EDGE_GRAD minus da_src, of the lane's phase-1 head; it crosses to phase 2's by shared memory.
+__device__ __forceinline__ void finish(const Lanes& at, const Scratch& sh, int row, float lost, Row& whole, const Row& scored,
                                        const Finish& f) {
     if (at.lane < HT) sh.factor[at.lane] = lost;
     __syncwarp();
-    Row v, both;
+#if !EDGE_GRAD
+    Row v;
     load_values(at, f.values, row, v);
-#pragma unroll
-    for (int k = 0; k < PACKS; ++k)
-#pragma unroll
-        for (int x = 0; x < VEC; ++x) both[k][x] = fmaf(f.slope, minus[k][x], plus[k][x]);
+#endif
 #pragma unroll
     for (int kh = 0; kh < KH; ++kh) {
-        const Twofold dot = inner(v, both, kh);
         const int h = at.head(kh);
+        Twofold dot = {0.f, 0.f};
+#if !EDGE_GRAD
+        dot = inner(v, scored, kh);
+#endif
         const float d_src = (dot.hi - sh.factor[kh * HL + at.hl]) + dot.lo;
-#pragma unroll
-        for (int k = kh * KV; k < (kh + 1) * KV; ++k)
-#pragma unroll
-            for (int x = 0; x < VEC; ++x) minus[k][x] += plus[k][x];
         const float d_dst = f.d_a_dst && h < H ? f.d_a_dst[(u64)row * H + h] : 0.f;
         if (at.slot == 0 && at.lh == 0 && h < H) f.d_a_src[(u64)row * H + h] = d_src;
 #pragma unroll
@@ -142,14 +143,14 @@ __device__ __forceinline__ void finish(const Lanes& at, const Scratch& sh, int r
             if (at.owns(kh, kv)) {
 #pragma unroll
                 for (int x = 0; x < VEC; ++x) {
-                    float& a = minus[kh * KV + kv][x];
+                    float& a = whole[kh * KV + kv][x];
                     const int c = at.offset(kh, kv) + x;
                     a = fmaf(d_src, f.att_src[c], a);
                     if (f.d_a_dst) a = fmaf(d_dst, f.att_dst[c], a);
                 }
             }
     }
-    if (at.slot == 0) store_row(at, f.d_values, row, minus);
+    if (at.slot == 0) store_row(at, f.d_values, row, whole);
 }
 
 struct Edges {
@@ -165,6 +166,20 @@ struct Edges {
 #if EDGE
         q[0] += a_edge[(u64)eid[place] * H + head];
 #endif
+    }
+};
+
+// Whether an edge takes all of its destination's softmax. (With GRAD_INT8 alpha has the gradient's scale.)
+__device__ __forceinline__ bool decided(float alpha) { return !GRAD_INT8 && alpha >= 1.f; }
+
+// What the rows of an edge join, by its signed weight: `whole` w, `scored` g w. No weight but that of a decided edge is as large as
+// its dropout's factor, `all`.
+struct ByScore {
+    float slope, all;
+
+    __device__ __forceinline__ void split(float w, float& whole, float& scored) const {
+        whole = fabsf(w);
+        scored = !GRAD_INT8 && whole >= all ? 0.f : w > 0.f ? w : -slope * w;
     }
 };
 
@@ -187,7 +202,7 @@ __device__ __forceinline__ float weight_tile(const Edges& g, const Dropout& drop
                 up = q[0] > 0.f;
                 const float alpha = exp_above(leaky(q[0], g.slope), q[1]) * q[2];
                 alpha_delta = alpha * q[3];
-                lost += (up ? 1.f : g.slope) * alpha_delta;
+                if (!EDGE_GRAD) lost += (decided(alpha) ? 0.f : up ? 1.f : g.slope) * alpha_delta;
                 w = alpha * drop.factor(place, head);
             }
             sh.weight[e * HT + h] = up ? w : -w;
@@ -204,7 +219,7 @@ __device__ __forceinline__ float weight_tile(const Edges& g, const Dropout& drop
 // One step of `gather_direct`: UNROLL edges in each slot, the first at `first` of the tile that starts at `base`.
 __device__ __forceinline__ void source_step(const Lanes& at, const Edges& g, const Dropout& drop, const GRAD_T* grad,
                                             const float (&src_term)[KH], OFF_T base, int first, int n, int j,
-                                            float (&lost)[KH], Row& minus, Row& plus) {
+                                            float (&lost)[KH], Row& whole, Row& scored) {
     Loaded<GRAD_T> v[UNROLL];
     float q[UNROLL][KH][4];
     OFF_T place[UNROLL];
@@ -224,24 +239,25 @@ __device__ __forceinline__ void source_step(const Lanes& at, const Edges& g, con
 #pragma unroll
     for (int kh = 0; kh < KH; ++kh) {
         float factor[UNROLL], loss = 0.f;
-        Row below, above;
-        clear_row(below);
-        clear_row(above);
+        Row some_whole, some_scored;
+        clear_row(some_whole);
+        clear_row(some_scored);
         draw<UNROLL>(at, drop, place, at.head(kh), factor);
 #pragma unroll
         for (int u = 0; u < UNROLL; ++u) {
             const float z = q[u][kh][0];
             const float alpha = exp_above(leaky(z, g.slope), q[u][kh][1]) * q[u][kh][2];
-            loss = fmaf((z > 0.f ? 1.f : g.slope) * alpha, q[u][kh][3], loss);
-            add_signed<true>(kh, z > 0.f, alpha * factor[u], v[u], STEPS ? below : minus, STEPS ? above : plus);
+            const float w = alpha * factor[u], slope = decided(alpha) ? 0.f : z > 0.f ? 1.f : g.slope;
+            loss = fmaf(slope * alpha, q[u][kh][3], loss);
+            add_twice<true>(kh, w, slope * w, v[u], STEPS ? some_whole : whole, STEPS ? some_scored : scored);
         }
         lost[kh] += loss;
 #pragma unroll
         for (int k = kh * KV; STEPS && k < (kh + 1) * KV; ++k)
 #pragma unroll
             for (int x = 0; x < VEC; ++x) {
-                minus[k][x] += below[k][x];
-                plus[k][x] += above[k][x];
+                whole[k][x] += some_whole[k][x];
+                scored[k][x] += some_scored[k][x];
             }
     }
 }
@@ -249,7 +265,7 @@ __device__ __forceinline__ void source_step(const Lanes& at, const Edges& g, con
 // Both phases in one where few lanes share a head: each lane makes the weights of its own heads. Returns sum g alpha delta of
 // the lane's phase-1 head.
 __device__ __forceinline__ float gather_direct(const Lanes& at, const Item& it, const Edges& g, const Dropout& drop,
-                                               const Scratch& sh, const float* a_src, const GRAD_T* grad, Row& minus, Row& plus) {
+                                               const Scratch& sh, const float* a_src, const GRAD_T* grad, Row& whole, Row& scored) {
     float lost[KH], src_term[KH];
 #pragma unroll
     for (int kh = 0; kh < KH; ++kh) {
@@ -260,16 +276,17 @@ __device__ __forceinline__ float gather_direct(const Lanes& at, const Item& it, 
         const int n = it.end - base < TILE ? (int)(it.end - base) : TILE;
         const int j = at.lane < n ? g.nbr[base + at.lane] : 0;
         for (int first = 0; first < n; first += SLOTS * UNROLL)
-            source_step(at, g, drop, grad, src_term, base, first, n, j, lost, minus, plus);
+            source_step(at, g, drop, grad, src_term, base, first, n, j, lost, whole, scored);
     }
     return to_phase_1(at, sh.weight, lost);
 }
 #endif
 
 #if EDGE_GRAD
-// d a_edge = g (w <dO, v> - alpha delta), one dot product per edge and head; only built when an edge term needs it.
+// d a_edge = g (w <dO, v> - alpha delta), one dot product per edge and head; only built when an edge term needs it. A decided edge's
+// weight is known by its size (`ByScore`), or, dropped, by its alpha delta of 0. Adds up what it finds in `d_src`.
 __device__ __forceinline__ void edge_grad_tile(const Lanes& at, const Edges& g, const Scratch& sh, OFF_T base, int n, int j,
-                                               const GRAD_T* grad, const Row& v, float* d_a_edge) {
+                                               const GRAD_T* grad, const Row& v, float all, float* d_a_edge, float (&d_src)[KH]) {
     for (int first = 0; first < n; first += SLOTS) {
         const int e = first + at.slot;
         const bool on = e < n;
@@ -279,10 +296,13 @@ __device__ __forceinline__ void edge_grad_tile(const Lanes& at, const Edges& g, 
         for (int kh = 0; kh < KH; ++kh) {
             const float dot = lane_sum<LH>(partial_dot(o, v, kh));
             const int h = at.head(kh), s = e * HT + kh * HL + at.hl;
-            if (on && at.lh == 0 && h < H) {
+            if (on && h < H) {
                 const float w = sh.weight[s];
-                const float d = fabsf(w) * dot - sh.extra[s];
-                d_a_edge[(u64)g.eid[g.position[base + e]] * H + h] = negative(w) ? g.slope * d : d;
+                float d = fabsf(w) * dot - sh.extra[s];
+                if (negative(w)) d *= g.slope;
+                if (!GRAD_INT8 && fabsf(w) >= all) d = 0.f;
+                d_src[kh] += d;
+                if (at.lh == 0) d_a_edge[(u64)g.eid[g.position[base + e]] * H + h] = d;
             }
         }
     }
@@ -296,8 +316,8 @@ sources(const OFF_T* __restrict__ indptr, const int* __restrict__ nbr, const OFF
         const float* __restrict__ a_edge, float slope, float drop_p, float drop_scale, u64 seed, u64 offset,
         const GRAD_T* __restrict__ grad, GATHERED(values), const float* __restrict__ att_src,
         const float* __restrict__ att_dst, const float* __restrict__ d_a_dst, D_VALUES_T* __restrict__ d_values,
-        float* __restrict__ d_a_src, float* __restrict__ d_a_edge, float* __restrict__ part_minus,
-        float* __restrict__ part_plus, float* __restrict__ part_lost) {
+        float* __restrict__ d_a_src, float* __restrict__ d_a_edge, float* __restrict__ part_whole,
+        float* __restrict__ part_scored, float* __restrict__ part_lost) {
     DYNAMIC_SHARED(shared);
     const Split split = {counters, chunks, chunk_edges, chunk_slots};
     Item it;
@@ -311,48 +331,56 @@ sources(const OFF_T* __restrict__ indptr, const int* __restrict__ nbr, const OFF
     const float src_term = on ? a_src[(u64)it.row * H + head] : 0.f;
     const Gathered<ROW_T> rows_of_values = ROWS_OF(values);
     float lost = 0.f;
-    Row minus, plus;
-    clear_row(minus);
-    clear_row(plus);
+    Row whole, scored;
+    clear_row(whole);
+    clear_row(scored);
+    const ByScore parts = {slope, DROPOUT ? drop_scale : 1.f};
 #if EDGE_GRAD
     Row v;
     load_values(at, rows_of_values, it.row, v);
+    float d_src[KH];
+#pragma unroll
+    for (int kh = 0; kh < KH; ++kh) d_src[kh] = 0.f;
 #endif
 #if DIRECT && !EDGE_GRAD
-    lost = gather_direct(at, it, g, drop, sh, a_src, grad, minus, plus);
+    lost = gather_direct(at, it, g, drop, sh, a_src, grad, whole, scored);
 #else
     for (OFF_T base = it.begin; base < it.end; base += TILE) {
         const int n = it.end - base < TILE ? (int)(it.end - base) : TILE;
         const int j = at.lane < n ? nbr[base + at.lane] : 0;
         lost += weight_tile(g, drop, sh, base, n, j, head, on, src_term);
-        gather_tile<GRAD_T, true, STEPS>(at, j, n, sh.weight, grad, minus, plus);
+        gather_tile<GRAD_T, !EDGE_GRAD, STEPS>(at, j, n, sh.weight, grad, whole, scored, parts);
 #if EDGE_GRAD
-        edge_grad_tile(at, g, sh, base, n, j, grad, v, d_a_edge);
+        edge_grad_tile(at, g, sh, base, n, j, grad, v, parts.all, d_a_edge, d_src);
 #endif
         __syncwarp();
     }
+#if EDGE_GRAD
+    lost = -to_phase_1(at, sh.weight, d_src);
+#else
     lost = sum_same_head(lost);
 #endif
-    sum_slots(minus);
-    sum_slots(plus);
+#endif
+    sum_slots(whole);
+    if (!EDGE_GRAD) sum_slots(scored);
     if (it.chunk >= 0) {
         if (at.slot == 0) {
-            store_row(at, part_minus, it.chunk, minus);
-            store_row(at, part_plus, it.chunk, plus);
+            store_row(at, part_whole, it.chunk, whole);
+            if (!EDGE_GRAD) store_row(at, part_scored, it.chunk, scored);
         }
         if (at.lane < HT && on) part_lost[(u64)it.chunk * H + head] = lost;
     } else {
-        const Finish f = {rows_of_values, att_src, att_dst, d_a_dst, slope, d_values, d_a_src};
-        finish(at, sh, it.row, lost, minus, plus, f);
+        const Finish f = {rows_of_values, att_src, att_dst, d_a_dst, d_values, d_a_src};
+        finish(at, sh, it.row, lost, whole, scored, f);
     }
 }
 
 // One warp per split source.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-merge(const int* __restrict__ counters, const int4* __restrict__ heavy, float slope, GATHERED(values),
+merge(const int* __restrict__ counters, const int4* __restrict__ heavy, GATHERED(values),
       const float* __restrict__ att_src, const float* __restrict__ att_dst, const float* __restrict__ d_a_dst,
-      D_VALUES_T* __restrict__ d_values, float* __restrict__ d_a_src, const float* __restrict__ part_minus,
-      const float* __restrict__ part_plus, const float* __restrict__ part_lost) {
+      D_VALUES_T* __restrict__ d_values, float* __restrict__ d_a_src, const float* __restrict__ part_whole,
+      const float* __restrict__ part_scored, const float* __restrict__ part_lost) {
     DYNAMIC_SHARED(shared);
     const long long w = warp_id();
     if (w >= counters[1]) return;
@@ -364,9 +392,9 @@ merge(const int* __restrict__ counters, const int4* __restrict__ heavy, float sl
     if (head < H)
         for (int c = at.lane / HT; c < row.z; c += 32 / HT) lost += part_lost[(u64)(row.y + c) * H + head];
     lost = sum_same_head(lost);
-    Row minus, plus;
-    add_chunks(at, row.y, row.z, part_minus, minus);
-    add_chunks(at, row.y, row.z, part_plus, plus);
-    const Finish f = {ROWS_OF(values), att_src, att_dst, d_a_dst, slope, d_values, d_a_src};
-    finish(at, sh, row.x, lost, minus, plus, f);
+    Row whole, scored;
+    add_chunks(at, row.y, row.z, part_whole, whole);
+    if (!EDGE_GRAD) add_chunks(at, row.y, row.z, part_scored, scored);
+    const Finish f = {ROWS_OF(values), att_src, att_dst, d_a_dst, d_values, d_a_src};
+    finish(at, sh, row.x, lost, whole, scored, f);
 }

@@ -4,18 +4,17 @@
 #pragma once
 #include "additive.cuh"
 
-// Adds weight * row for head kh to the sum of its sign; without TWO all goes to `minus`.
+// Adds the row for head kh to two sums, each with a weight of its own; without TWO to the first alone.
 template <bool TWO, typename T>
-__device__ __forceinline__ void add_signed(int kh, bool up, float w, const Loaded<T>& v, Row& minus, Row& plus) {
-    const float above = TWO && up ? w : 0.f, below = TWO && up ? 0.f : w;
+__device__ __forceinline__ void add_twice(int kh, float one, float other, const Loaded<T>& v, Row& first, Row& second) {
 #pragma unroll
     for (int k = kh * KV; k < (kh + 1) * KV; ++k) {
         float some[VEC];
         v.pack(k, some);
 #pragma unroll
         for (int x = 0; x < VEC; ++x) {
-            minus[k][x] = fmaf(below, some[x], minus[k][x]);
-            if (TWO) plus[k][x] = fmaf(above, some[x], plus[k][x]);
+            first[k][x] = fmaf(one, some[x], first[k][x]);
+            if (TWO) second[k][x] = fmaf(other, some[x], second[k][x]);
         }
     }
 }
@@ -77,7 +76,8 @@ __device__ __forceinline__ void direct_step(const Lanes& at, const Scores& score
             const float p = first + u * SLOTS + at.slot < n ? exp_above(s[u][kh], base_score) : 0.f;
             run.plus[kh] += up ? p : 0.f;
             run.minus[kh] += up ? 0.f : p;
-            add_signed<TRAIN != 0>(kh, up, INT8 ? p * factor[u] * own[u] : p * factor[u], v[u], minus, plus);
+            const float w = INT8 ? p * factor[u] * own[u] : p * factor[u];
+            add_twice<TRAIN != 0>(kh, TRAIN && up ? 0.f : w, up ? w : 0.f, v[u], minus, plus);
         }
     }
 }

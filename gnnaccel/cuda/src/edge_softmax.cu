@@ -174,6 +174,15 @@ backward(GRAPH_ARGS, const ROW_T* __restrict__ y, const ROW_T* __restrict__ grad
         return;
     }
     const bool kept = it.end - it.begin <= TURN;
+    if (kept) {  // gradients that all but agree: what the first total has left of them, relative to its own mean
+        float left = 0.f;
+#pragma unroll
+        for (int u = 0; u < KEEP; ++u) {
+            g.x[u] -= total;
+            left = fmaf(t.x[u], g.x[u], left);
+        }
+        total = slots_sum(left);
+    }
     for (OFF_T rest = it.end - it.begin; rest > 0; rest -= TURN) {
         if (!kept) {
             load_turn(edges, at, it.end - rest, it.end, y, 0.f, t);

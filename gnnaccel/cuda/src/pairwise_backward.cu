@@ -3,7 +3,7 @@
 // and values) and BY_SRC = 0 over the destinations (gradients of queries, of the attention vector and of edge rows):
 //
 //   alpha = exp(s - m_i) / sum_i,  w = alpha dropout,  t = <dO_i, v_j>,  delta_i = <dO_i, O_i>,  ds = alpha (dropout t - delta_i)
-//
+// and ds = 0 for an edge that takes all of the softmax, though t may be rounded otherwise than delta.
 // An item's own rows stay in registers, the other end's are gathered. Operands a are those of the score (k or q), operands b
 // those of the value (v or dO).
 //
@@ -112,7 +112,7 @@ __device__ __forceinline__ float add_edge(const Lanes& at, const Inputs& in, con
                                           const Row& b, int kh, float dot, float t, float src_term, const Destination& dst,
                                           float factor, bool on, Row& d_edge, Sums& sums) {
     const float alpha = on ? exp_above(score(dot, src_term, dst.term, in.c), dst.m) * dst.inverse : 0.f;
-    const float w = alpha * factor, ds = alpha * (factor * t - dst.delta);
+    const float w = alpha * factor, ds = alpha >= 1.f ? 0.f : alpha * (factor * t - dst.delta);
     float d_dot, d_node;
     score_grad(ds, dot, src_term, dst.term, in.c, d_dot, d_node);
     sums.node[kh] += d_node;

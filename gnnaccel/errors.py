@@ -15,7 +15,12 @@ class FallbackError(GnnaccelError, RuntimeError):
 
 class GraphError(GnnaccelError, IndexError, RuntimeError, ValueError):
     """``edge_index`` names a node that does not exist, or ``edge_type`` a relation. The hosts raise an IndexError, a RuntimeError
-    or a ValueError then, whichever of their steps comes upon it first."""
+    or a ValueError then, whichever of their steps comes upon it first. Messages about ids end in `VALID`, as PyG's do in effect.
+
+    Also where a CUDA graph is captured of a graph whose structure cannot be made within it."""
+
+
+VALID = "Please ensure that all ids are valid indices and try again"
 
 
 class PatchError(GnnaccelError, RuntimeError):

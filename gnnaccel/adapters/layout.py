@@ -12,7 +12,7 @@ from gnnaccel.cuda import capture
 from gnnaccel.dispatch import joining
 from gnnaccel.dispatch.joining import Range
 from gnnaccel.dispatch.relational.view import Ends
-from gnnaccel.errors import GraphError
+from gnnaccel.errors import VALID, GraphError
 
 EdgeType = tuple[str, str, str]
 
@@ -91,4 +91,4 @@ class Layout:
             for at, (what, node, count) in enumerate(limits):
                 if low[at] < 0 or high[at] >= count:
                     raise GraphError(f"edge_index_dict[{part.name!r}] holds {what} ids from {low[at]} to {high[at]}; there are "
-                                     f"{count} nodes of type {node!r}")
+                                     f"{count} nodes of type {node!r}. {VALID}")

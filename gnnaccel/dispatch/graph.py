@@ -17,7 +17,7 @@ from gnnaccel.dispatch import structure as sorting
 from gnnaccel.dispatch.edge_arrays import CSC, EdgeArrays, csc_of
 from gnnaccel.dispatch.placed import PlacedWeights
 from gnnaccel.dispatch.torch_backend import Edges
-from gnnaccel.errors import GraphError
+from gnnaccel.errors import VALID, GraphError
 
 # Above this many edges a radix sort beats counting with atomics, and costs so much less than what follows that waiting for
 # the report once is nothing. Measured on an H200; see docs/notes/attention.md.
@@ -322,7 +322,8 @@ class GraphView:
         if not self._checked and self._csc.split.known:  # the transposed graph is made of what the CSC let in
             if self._csc.split.invalid:
                 raise GraphError(f"edge_index holds ids outside the graph: sources must lie in [0, {self.num_src}), destinations "
-                                 f"in [0, {self.num_dst}). Found on the GPU after the call that used it; such edges were left out")
+                                 f"in [0, {self.num_dst}). Found on the GPU after the call that used it; such edges were left out. "
+                                 f"{VALID}")
             self._checked = True
         return rows
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from gnnaccel.cuda import structure as cuda_structure
 from gnnaccel.cuda.structure import Rows
 from gnnaccel.dispatch.edge_arrays import CSC, destinations
-from gnnaccel.errors import GraphError
+from gnnaccel.errors import VALID, GraphError
 
 
 def check_ids(src: Tensor, dst: Tensor, num_src: int, num_dst: int) -> None:
@@ -21,7 +21,7 @@ def check_ids(src: Tensor, dst: Tensor, num_src: int, num_dst: int) -> None:
             low, high = (int(v) for v in torch.aminmax(ids))
             if low < 0 or high >= count:
                 raise GraphError(f"edge_index holds {end} ids from {low} to {high}, but there are {count} {end} nodes: ids must "
-                                 f"lie in [0, {count}). Check num_nodes and the node features' first dimension")
+                                 f"lie in [0, {count}). Check num_nodes and the node features' first dimension. {VALID}")
 
 
 def sorted_edges(src: Tensor, dst: Tensor, num_src: int, num_dst: int, loops: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

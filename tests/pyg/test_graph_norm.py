@@ -220,3 +220,28 @@ def test_scripted_and_compiled():
         assert close(torch.jit.script(layer)(x, ei), expected)
         assert close(torch.compile(layer, backend="eager")(x, ei), expected)
     assert cache.info()["entries"] == 0
+
+
+@pytest.mark.parametrize("weight", [(), (torch.rand(E),), (torch.rand(E).requires_grad_(),)])
+@pytest.mark.parametrize("options", [{}, dict(add_self_loops=False)])
+@pytest.mark.parametrize("wrong", [-1, N + 3])
+def test_ids_out_of_range_raise_before_the_host_reads_them(emulated, options, weight, wrong, monkeypatch):
+    """On a GPU the host would fail an assertion on the device, after which the process can do nothing more."""
+    layer, x, ei = GCNConv(F, 4, **options), graphs.features(), graphs.square()
+    ei[0, 5] = wrong
+    monkeypatch.setattr(gcn_conv, "scatter", lambda *args, **kwargs: pytest.fail("read by the host"))
+    for mode in (torch.no_grad, torch.enable_grad):
+        with emulated.on(on_fallback="native"), mode(), pytest.raises(IndexError, match=f"{wrong}.*valid indices"):
+            layer(x, ei, *weight)
+
+
+def test_ids_are_looked_at_once_for_each_graph(emulated, monkeypatch):
+    from gnnaccel.adapters.pyg import graph_norm
+
+    looks, native = [], graph_norm.checked
+    monkeypatch.setattr(graph_norm, "checked", lambda *args: (looks.append(1), native(*args))[1])
+    layer, x, ei, w = GCNConv(F, 4), graphs.features(), graphs.square(), torch.rand(E)
+    with emulated.on():
+        for weight in ((), (), (w,), (w,), (w,)):
+            layer(x, ei, *weight)
+    assert len(looks) <= 3  # on a CPU nothing is kept the first time

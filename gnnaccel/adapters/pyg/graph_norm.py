@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import sys
 import threading
 import weakref
@@ -26,6 +27,8 @@ from gnnaccel.adapters.pyg import graph_loops
 from gnnaccel.cuda import capture
 from gnnaccel.dispatch import cache, looped, placed
 from gnnaccel.dispatch.config import current, silenced
+from gnnaccel.dispatch.graph import kernels_run_on
+from gnnaccel.dispatch.structure import check_ids
 
 _CONV = "torch_geometric.nn.conv."
 #: functions that layers' modules call at every forward, by module
@@ -41,7 +44,8 @@ _PLAIN = (int, float, bool, str, torch.dtype, type(None))
 def install(patches: PatchSet) -> None:
     """Replace the functions through ``patches``: GCN's wherever a module of PyG has it, others where `_LOOPS` says."""
     native = importlib.import_module(_CONV + "gcn_conv").gcn_norm
-    ours = keeping(native, captured=captured_norm) if own.is_function(native, "torch_geometric", "gcn_norm") else native
+    found = own.is_function(native, "torch_geometric", "gcn_norm")  # what a user put there may do anything
+    ours = keeping(checking(native), captured=captured_norm) if found else native
     modules = {id(m): m for name, m in list(sys.modules.items())
                if name.startswith("torch_geometric.") and hasattr(m, "__dict__")}
     for module in modules.values():
@@ -101,7 +105,7 @@ def captured_norm(native: Callable, edge_index: Any, edge_weight: Tensor | None 
         return native(edge_index, edge_weight, num_nodes, improved, add_self_loops, flow, dtype)
     src, dst = edge_index
     if edge_weight is None:
-        improved = improved and _improves_alone(native)
+        improved = improved and _improves_alone(inspect.unwrap(native))
         edge_weight = torch.ones(src.shape[0], dtype=dtype, device=src.device)
     loop, nodes = src == dst, torch.arange(num_nodes, dtype=src.dtype, device=src.device)
     own = edge_weight.new_full((num_nodes + 1,), 2.0 if improved else 1.0)
@@ -152,6 +156,34 @@ class _Computing(threading.local):
 
 
 _computing = _Computing()
+
+
+def checking(native: Callable) -> Callable:
+    """``native``, `gcn_norm`, which raises GraphError for ids out of range where the host's fails an assertion on the device, which
+    ends the process. Waits once for each graph."""
+
+    @functools.wraps(native)
+    def norm(edge_index: Any, edge_weight: Tensor | None = None, num_nodes: int | None = None, *more: Any, **kwargs: Any) -> Any:
+        if not is_compiling() and _to_be_checked(edge_index, num_nodes):
+            if find("ids", checked, (edge_index, num_nodes), {}) is None:
+                checked(edge_index, num_nodes)
+        return native(edge_index, edge_weight, num_nodes, *more, **kwargs)
+
+    return norm
+
+
+def _to_be_checked(edge_index: Any, nodes: Any) -> bool:
+    return (type(edge_index) is Tensor and type(nodes) is int and kernels_run_on(edge_index.device)
+            and (current() is not None or silenced()) and not capture.current() and context_reason() is None)
+
+
+def checked(edge_index: Tensor, nodes: int) -> tuple:
+    """Nothing; GraphError if ``edge_index`` names other than ``nodes`` nodes."""
+    if edge_index.numel():
+        low, high = torch.stack(torch.aminmax(edge_index)).tolist()
+        if low < 0 or high >= nodes:
+            check_ids(*edge_index, nodes, nodes)
+    return ()
 
 
 def _computed(native: Callable, args: tuple, kwargs: dict) -> Any:

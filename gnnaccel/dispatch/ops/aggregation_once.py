@@ -16,7 +16,7 @@ from gnnaccel.dispatch.ops.aggregation import Aggregation
 from gnnaccel.dispatch.ops.call import Kernel
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.relational.cuda_maps import by_torch, dense
-from gnnaccel.errors import GraphError
+from gnnaccel.errors import VALID, GraphError
 
 
 def kernel(graph: OpGraph, given: Aggregation) -> Kernel | None:
@@ -44,7 +44,7 @@ def run(graph: OpGraph, given: Aggregation) -> Tensor:
     x, weight, mean = given.x, given.weight, given.reduce == "mean"
     if edge_list.alarmed(x.device):
         raise GraphError("the edge_index of an earlier call holds ids outside its graph, found on the GPU after that call; such "
-                         "edges were left out. Check num_nodes and the first dimension of the node features")
+                         f"edges were left out. Check num_nodes and the first dimension of the node features. {VALID}")
     if weight is not None:
         weight = weight.detach().reshape(-1).contiguous()
     if x.requires_grad and torch.is_grad_enabled():

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda import pairs as cuda_pairs
-from gnnaccel.errors import GraphError
+from gnnaccel.errors import VALID, GraphError
 
 #: keys (relation, node) up to this many times the edges are found by marking them in an array, without a sort
 MARK_UP_TO = 16
@@ -114,7 +114,7 @@ class Typed(Blocks):
         if found is None:
             low, high = torch.stack(types.aminmax()).tolist()
             raise GraphError(f"the node types are from {low} to {high}; they must lie in [0, {num_types}). Check the number of "
-                             "node types that the layer was made with")
+                             f"node types that the layer was made with. {VALID}")
         self._lay(found.ends)
         self.ptr, self.relation, self.order = found.ptr, found.types, found.order
 

@@ -20,7 +20,7 @@ from gnnaccel.dispatch.graph import GraphView
 from gnnaccel.dispatch.placed import of_the_graph
 from gnnaccel.dispatch.program import DST, EDGE, PAIR_DST, PAIR_SRC, RELATION, SRC
 from gnnaccel.dispatch.relational.pairs import Blocks, Pairs, finish, pairs_of, pairs_of_both
-from gnnaccel.errors import GraphError
+from gnnaccel.errors import VALID, GraphError
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ class RelationView:
                 continue
             if what != "edge types" or not self._ignore:
                 raise GraphError(f"the graph holds {what} from {low[at]} to {high[at]}; they must lie in [0, {limit}). Check the "
-                                 f"number of nodes, and of relations, that the layer was made with")
+                                 f"number of nodes, and of relations, that the layer was made with. {VALID}")
             known = ((relation >= 0) & (relation < self.num_relations)).nonzero().view(-1)
             self._filtered = tuple(ids.index_select(0, known) for ids in (src, dst, relation))
         self._checked = True

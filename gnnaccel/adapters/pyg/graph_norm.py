@@ -108,12 +108,26 @@ def captured_norm(native: Callable, edge_index: Any, edge_weight: Tensor | None 
         improved = improved and _improves_alone(inspect.unwrap(native))
         edge_weight = torch.ones(src.shape[0], dtype=dtype, device=src.device)
     loop, nodes = src == dst, torch.arange(num_nodes, dtype=src.dtype, device=src.device)
-    own = edge_weight.new_full((num_nodes + 1,), 2.0 if improved else 1.0)
-    own = own.scatter(0, torch.where(loop, src, num_nodes).long(), edge_weight)[:num_nodes]
+    own = _loops_of(edge_weight, torch.where(loop, src, num_nodes).long(), num_nodes, 2.0 if improved else 1.0)
     edges = torch.cat([edge_index, torch.stack([nodes, nodes])], 1)
     weight = torch.cat([edge_weight.masked_fill(loop, 0.0), own])
     looped.note(edges, edge_index, num_nodes)
     return edges, native(edges, weight, num_nodes, improved, False, flow, dtype)[1]
+
+
+def _loops_of(weight: Tensor, node: Tensor, nodes: int, fill: float) -> Tensor:
+    """[nodes]: the weight of the last edge whose ``node`` [E] it is, else ``fill``; edges of no node have the number ``nodes``. The
+    gradient goes to all edges of a node, as the host's does."""
+    last = torch.full((nodes + 1,), -1, device=node.device)
+    last = last.scatter_reduce(0, node, torch.arange(node.shape[0], device=node.device), "amax")[:nodes]
+    found = weight.new_full((nodes + 1,), fill)
+    if not weight.shape[0]:
+        return found[:nodes]
+    values = weight.index_select(0, last.clamp(min=0))
+    if not weight.requires_grad:
+        return torch.where(last < 0, found[:nodes], values)
+    found = found.scatter(0, node, weight)[:nodes]
+    return found + (torch.where(last < 0, found, values) - found).detach()
 
 
 @functools.cache

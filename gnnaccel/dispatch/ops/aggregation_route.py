@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import driver
-from gnnaccel.dispatch import counters, records, router, rules
+from gnnaccel.cuda import capture, driver
+from gnnaccel.dispatch import counters, looped, records, router, rules
 from gnnaccel.dispatch.checkpoints import checkpointed
 from gnnaccel.dispatch.config import Config
 from gnnaccel.dispatch.ops import aggregation, aggregation_cost, aggregation_cpu, aggregation_cuda, aggregation_once
@@ -149,6 +149,8 @@ def _cost_reason(graph: OpGraph, given: Aggregation, config: Config,
     """Why the host's own code is no slower."""
     if config.when != "profitable":
         return None, None
+    if asked is None and capture.current():  # at each replay the structure is built anew
+        asked = Asked(_differentiated(given), looped.of(graph.edge_index) is None)
     found = aggregation_cost.estimate(graph, given, _differentiated(given) if asked is None else asked.grad)
     if found.once_pays and _may_run_once(graph, given, asked):
         found = found.over_once()
@@ -165,9 +167,8 @@ def _cost_reason(graph: OpGraph, given: Aggregation, config: Config,
 
 
 def _may_run_once(graph: OpGraph, given: Aggregation, asked: Asked | None) -> bool:
-    """Whether there is a way without a structure for a graph that has none. A checkpoint finds its graph's structure known; during
-    a capture kernels may not be loaded."""
-    if checkpointed() or aggregation_cost.capturing(graph.edge_index) or (graph.known() if asked is None else not asked.fresh):
+    """Whether there is a way without a structure for a graph that has none. A checkpoint finds its graph's structure known."""
+    if checkpointed() or (graph.known() if asked is None else not asked.fresh):
         return False
     kernel = aggregation_once.kernel(graph, given)
     return kernel is not None and compile_reason(kernel) is None

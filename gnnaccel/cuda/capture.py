@@ -16,7 +16,7 @@ import torch
 UNKNOWN = -1  # the number of a capture of which the driver cannot be asked
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 
-_capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing if torch.backends.cuda.is_built() else lambda: False
+_capturing: Callable[[], bool] = torch._C._cuda_isCurrentStreamCapturing if torch.backends.cuda.is_built() else lambda: False
 
 
 def current() -> int:

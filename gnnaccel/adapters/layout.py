@@ -45,7 +45,7 @@ class Layout:
     def checked(self, *edge_indices: Tensor) -> Ends:
         """The same; GraphError for ids outside of their type, which would be nodes of the next. Waits once for the device. During
         a capture, where nothing waits, such ids become -1."""
-        if capture.current():
+        if capture.capturing():
             return self._by_torch(edge_indices, masked=True)
         if not self._kernel_serves(edge_indices):
             self._check(edge_indices)

@@ -16,12 +16,13 @@ import torch
 UNKNOWN = -1  # the number of a capture of which the driver cannot be asked
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 
-_capturing: Callable[[], bool] = torch._C._cuda_isCurrentStreamCapturing if torch.backends.cuda.is_built() else lambda: False
+#: whether torch's current stream is being captured; for the way of every call, of which it costs some 0.1 us
+capturing: Callable[[], bool] = torch._C._cuda_isCurrentStreamCapturing if torch.backends.cuda.is_built() else bool
 
 
 def current() -> int:
     """The number of the capture that torch's current stream is in, which no other has in this process; 0 for none."""
-    return _number() if _capturing() else 0
+    return _number() if capturing() else 0
 
 
 def _number() -> int:
@@ -47,7 +48,7 @@ def _library() -> ctypes.CDLL | None:
 @contextlib.contextmanager
 def loading() -> Iterator[None]:
     """A block in which this thread may load kernels although a stream is being captured, as torch allocates memory."""
-    library = _library() if _capturing() else None
+    library = _library() if capturing() else None
     if library is None:
         yield
         return

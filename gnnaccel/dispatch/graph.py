@@ -96,7 +96,7 @@ class GraphView:
 
     def _may_build(self) -> None:
         """GraphError where something would be made that lasts, within a capture that only its replays compute."""
-        if not self._captured and capture.current():
+        if not self._captured and capture.capturing():
             raise GraphError("a CUDA graph is being captured that needs index arrays of a graph from before which are not there: "
                              "run the same step, backward too, once before the capture")
 
@@ -311,7 +311,7 @@ class GraphView:
     # --- reading -------------------------------------------------------------------------------------------------------
 
     def _mark_built(self) -> None:
-        if self.device.type == "cuda" and not capture.current():  # an event of a capture is nothing to wait for outside of it
+        if self.device.type == "cuda" and not capture.capturing():  # an event of a capture is nothing to wait for outside of it
             stream = torch.cuda.current_stream(self.device)
             self._stream, self._built = stream.cuda_stream, torch.cuda.Event()
             self._built.record(stream)

@@ -22,7 +22,7 @@ def serves(structure: Sequence[Tensor | EdgeArrays], num_nodes: int, num_loops: 
     Not while a CUDA graph is captured: its replays would copy the table of parts from memory that has long been somebody else's.
     """
     device, config = structure[0].device, current()
-    if (config is not None and config.backend == "torch") or capture.current():
+    if (config is not None and config.backend == "torch") or capture.capturing():
         return False
     if not driver.placed() and not (device.type == "cuda" and driver.available()[0]
                                     and device.index == torch.cuda.current_device()):  # where launches go

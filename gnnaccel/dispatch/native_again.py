@@ -55,7 +55,7 @@ def run(layer: Any, native: Callable, args: tuple, kwargs: dict, config: Config)
     entry = memories.entries.get(id(layer))
     if entry is None or entry[0]() is not layer or _tracing() is not None:  # a tracer would write the comparisons down
         return MISSED
-    if capture.current():  # few layers' own code can be captured in a CUDA graph
+    if capture.capturing():  # few layers' own code can be captured in a CUDA graph
         return MISSED
     memory = entry[1]
     easy = memory.easy

@@ -94,7 +94,7 @@ def decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict,
     """`route` of a call that is like no earlier native one."""
     if records.listening():  # the short ways tell nothing; the route is the same
         return watch.around(watch.Visit(layer, adapter, native, args, kwargs, config), _told)
-    if capture.current():  # what earlier calls showed need not hold for what a CUDA graph's replays find in memory
+    if capture.capturing():  # what earlier calls showed need not hold for what a CUDA graph's replays find in memory
         return _decide(layer, adapter, native, args, kwargs, config, None, 0)
     last = _last.get(layer)
     if last is not None and last.still_native(args, kwargs, config):
@@ -141,11 +141,11 @@ def _decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict
     found = adapter.state(layer, args, kwargs)
     if type(found) is Reason:
         settings.note_native(layer, config, found)
-        if _quiet(config) and not capture.current():
+        if _quiet(config) and not capture.capturing():
             native_again.remember_reason(layer, args, kwargs, config, found)
         return _native(layer, adapter, native, args, kwargs, config, None, None, ((name, found),), start)
     (stated, given), grad = found, torch.is_grad_enabled()
-    if capture.current() and isinstance(stated, RelationalStated):
+    if capture.capturing() and isinstance(stated, RelationalStated):
         why = stated.captured_reason(given)
         if why is not None:
             return _native(layer, adapter, native, args, kwargs, config, None, None, ((name, why),), start)
@@ -156,7 +156,7 @@ def _decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict
     if plan.route == "native":
         if entry is not None:
             entry.fell_back(use)
-        if not settings.learning(use) and not capture.current():
+        if not settings.learning(use) and not capture.capturing():
             _remember_native(layer, config, signature, given, args, kwargs, plan, known)
         whole = not known and device == "cuda" and getattr(stated, "together", False) and plan.code == "GA301" and _quiet(config)
         return _native(layer, adapter, _with_its_parts(native) if whole else native, args, kwargs, config, stated, given,
@@ -166,7 +166,7 @@ def _decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict
     call, run = stated.call(graph, plan), stated.runner(plan.route)
     if entry is not None:
         run = quantized.runner(entry, use, run)
-    if capture.current():
+    if capture.capturing():
         pass  # nothing of it holds for another call
     elif signature is not None and hit != "none" and not settings.learning(use):
         bound = adapter.bind(layer, call) if plan.route == "cuda" and entry is None else None
@@ -223,7 +223,7 @@ def _known(layer: Any, stated: Stated, given: Given) -> bool:
     """Whether the graph's structure costs nothing more: it is there; or the layer's last call was over these very edges,
     so there will be more; or a checkpoint may be about to repeat this call, and must then find the same route; or a CUDA graph
     will, which few layers' own code can be captured in."""
-    if capture.current():
+    if capture.capturing():
         return True
     if any(t.is_inference() for t in given.structure):
         return False

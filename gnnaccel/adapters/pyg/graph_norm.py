@@ -89,7 +89,7 @@ def keeping(native: Callable, method: bool = False, captured: Callable | None = 
         found = find(name, native, args, kwargs, first)
         if found is not None:
             return found
-        if captured is not None and current() is not None and capture.current():
+        if captured is not None and current() is not None and capture.capturing():
             return captured(native, *args, **kwargs)
         return native(*args, **kwargs)
 
@@ -188,7 +188,7 @@ def checking(native: Callable) -> Callable:
 
 def _to_be_checked(edge_index: Any, nodes: Any) -> bool:
     return (type(edge_index) is Tensor and type(nodes) is int and kernels_run_on(edge_index.device)
-            and (current() is not None or silenced()) and not capture.current() and context_reason() is None)
+            and (current() is not None or silenced()) and not capture.capturing() and context_reason() is None)
 
 
 def checked(edge_index: Tensor, nodes: int) -> tuple:
@@ -217,7 +217,7 @@ def _worth_keeping(edge_index: Any, name: str) -> bool:
     some 25 launches and a wait, which the second layer over a sampled batch then saves."""
     if type(edge_index) is not Tensor or edge_index.is_inference():
         return False
-    if capture.current():
+    if capture.capturing():
         return False  # what a capture makes holds nothing until it is replayed
     if edge_index.is_cuda:
         return True

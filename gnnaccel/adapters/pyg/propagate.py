@@ -98,7 +98,7 @@ def routed(native: Callable) -> Callable:
         config = current()
         if config is None:
             return native(self, edge_index, **kwargs)
-        if not listening() and not capture.current():  # the short way tells nothing; the route is the same
+        if not listening() and not capture.capturing():  # the short way tells nothing; the route is the same
             last = calls.last(self, edge_index)
             if last is None:
                 if calls.too_small(self, edge_index, config) or propagate_native.again(self, edge_index, kwargs, config):

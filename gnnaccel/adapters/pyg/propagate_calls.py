@@ -62,7 +62,7 @@ def _decide(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Conf
         return reading.finished(layer, found.known, stacked, out, kwargs)
 
     out = aggregation_route.run(layer, "pyg", parts, decision, config, finish, lambda: _natively(native, layer, edge_index, kwargs), start)
-    if parts is not None and type(edge_index) is Tensor and not edge_index.is_inference() and not capture.current():
+    if parts is not None and type(edge_index) is Tensor and not edge_index.is_inference() and not capture.capturing():
         (propagate_once.remember if decision.again else _remember)(layer, edge_index, kwargs, found, decision, config)
     return out
 

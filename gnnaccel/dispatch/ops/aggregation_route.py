@@ -149,7 +149,7 @@ def _cost_reason(graph: OpGraph, given: Aggregation, config: Config,
     """Why the host's own code is no slower."""
     if config.when != "profitable":
         return None, None
-    if asked is None and capture.current():  # at each replay the structure is built anew
+    if asked is None and capture.capturing():  # at each replay the structure is built anew
         asked = Asked(_differentiated(given), looped.of(graph.edge_index) is None)
     found = aggregation_cost.estimate(graph, given, _differentiated(given) if asked is None else asked.grad)
     if found.once_pays and _may_run_once(graph, given, asked):

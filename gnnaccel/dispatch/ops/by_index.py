@@ -87,7 +87,7 @@ _tops: IdentityMap[tuple[int, int]] = IdentityMap()  # by the tensor, with its v
 
 def groups_in(index: Tensor) -> int:
     """One more than the largest number, 0 of none. Waits for the device once per tensor and version."""
-    if index.is_inference() or capture.current():  # a capture refuses to wait
+    if index.is_inference() or capture.capturing():  # a capture refuses to wait
         return _count(index)
     found = _tops.get(index)
     if found is None or found[0] != index._version:

@@ -93,7 +93,7 @@ class RelationalStated:
     def lookup(self, given: RelationalGiven) -> tuple[RelationView, str]:
         """The structure of the call's graph, and "hit", "miss" or "none". During a capture that which was there before: each
         replay makes sure that the edges are still the same."""
-        if not capture.current():
+        if not capture.capturing():
             return cache.lookup_many(given.structure, self._sizes(), lambda own: self.make(own, _compact()))
         return cache.lookup_many(given.structure, ("standing", *self._sizes()), lambda own: self._standing(given))
 

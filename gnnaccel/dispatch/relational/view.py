@@ -179,7 +179,7 @@ class RelationView:
         False: it has the device do nothing, or has waited for it."""
         found = self._made.get(key)
         if found is None:
-            if capture.current():
+            if capture.capturing():
                 raise GraphError("a CUDA graph is being captured that needs arrays of its relations which are not there: run the same "
                                  "step, backward too, once before the capture")
             with self._lock, torch.inference_mode(False):

@@ -1,0 +1,241 @@
+"""Ten planted faults, each of which the oracle has to find.
+
+    python -m tests.oracle.faults                     all of them, a minute each at most
+    python -m tests.oracle.faults "old version" ...   these only
+
+A fault counts as found by a case that alarms with it and does not without it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import inspect
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+from .driver import environment
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Fault:
+    part: str
+    backend: str
+    plant: Callable[[], None]
+
+
+def in_kernels(old: str, new: str) -> Callable[[], None]:
+    """Replaces ``old`` in the text of every kernel that has it."""
+
+    def plant() -> None:
+        from gnnaccel.cuda import sources
+
+        inline, folder = sources.inline, Path(sources.__file__).parent / "src"
+        if not any(old in path.read_text() for path in folder.iterdir() if path.suffix[:3] == ".cu"):
+            raise LookupError(f"no kernel has {old!r} any more")
+        sources.source.cache_clear()
+        sources.inline = lambda text, family="text": inline(text, family).replace(old, new)
+
+    return plant
+
+
+def in_module(name: str, old: str, new: str) -> Callable[[], None]:
+    """Replaces ``old`` in the text of a module, whose functions are then defined anew."""
+
+    def plant() -> None:
+        module = importlib.import_module(name)
+        text = inspect.getsource(module)
+        if text.count(old) != 1:
+            raise LookupError(f"{name} has {old!r} {text.count(old)} times")
+        exec(compile(text.replace(old, new), module.__file__, "exec"), module.__dict__)
+
+    return plant
+
+
+def stale_norm() -> None:
+    """GCN's normalisation, kept as long as the same tensors come, whatever they hold."""
+    from torch_geometric.nn.conv import gcn_conv
+
+    native, kept = gcn_conv.gcn_norm, {}
+
+    def remembered(edge_index, edge_weight=None, *args, **kwargs):
+        key = (edge_index.data_ptr(), edge_index.shape, args, tuple(sorted(kwargs.items())))
+        if edge_weight is None or edge_weight.requires_grad or enabled() is None:
+            return native(edge_index, edge_weight, *args, **kwargs)
+        key += edge_weight.data_ptr(), edge_index._version, edge_weight._version
+        if key not in kept:
+            kept[key] = native(edge_index, edge_weight, *args, **kwargs), edge_index, edge_weight
+        return kept[key][0]
+
+    from gnnaccel.dispatch.config import current as enabled
+
+    gcn_conv.gcn_norm = remembered
+
+
+FAULTS = {
+    "permuted shares": Fault(
+        "table",
+        "emulated",
+        in_module(
+            "gnnaccel.adapters.alike", "    return shares.to(device)\n", "    return shares.flip(0).to(device)\n"
+        ),
+    ),
+    "old version": Fault(
+        "histories",
+        "emulated",
+        in_module("gnnaccel.dispatch.cache", "if version != tensor._version or owner()", "if owner()"),
+    ),
+    "gradient times 1.01": Fault(
+        "table",
+        "emulated",
+        in_kernels("(z > 0.f ? 1.f : g.slope) * alpha,", "(z > 0.f ? 1.01f : g.slope) * alpha,"),
+    ),
+    "lost self loop": Fault(
+        "table",
+        "cpu",
+        in_module(
+            "gnnaccel.dispatch.structure",
+            "nodes = torch.arange(loops, dtype=dtype, device=src.device)",
+            "nodes = torch.arange(loops, dtype=dtype, device=src.device) % max(1, loops - 1)",
+        ),
+    ),
+    "softmax without maximum": Fault(
+        "table", "emulated", in_kernels("return exp2f(__fsub_rn(s, base) * LOG2E)", "return exp2f(s * LOG2E)")
+    ),
+    "mean of long rows": Fault(
+        "table",
+        "emulated",
+        in_kernels("MEAN && edges ? (float)edges", "MEAN && edges ? (float)(edges > 500 ? edges + 1 : edges)"),
+    ),
+    "deviation of 0.001 at least": Fault(
+        "table",
+        "emulated",
+        in_kernels("SMALLEST_VARIANCE ? 0.f : sqrtf(found)", "SMALLEST_VARIANCE ? 0.f : fmaxf(sqrtf(found), 1e-3f)"),
+    ),
+    "lost chunk": Fault(
+        "table",
+        "emulated",
+        in_kernels("add_chunks(at, row.y, row.z, part, sum)", "add_chunks(at, row.y, row.z - 1, part, sum)"),
+    ),
+    "weights of other edges": Fault(
+        "table",
+        "emulated",
+        in_module("gnnaccel.dispatch.placed", ".index_select(0, order)", ".index_select(0, order.roll(1))"),
+    ),
+    "stale normalisation": Fault("histories", "cpu", stale_norm),
+}
+
+
+def search(options: argparse.Namespace) -> None:
+    """In a process of its own: plant a fault, if one is named, and say which case alarms first."""
+    from . import worker
+    from .backends import Backend
+
+    fault = FAULTS[options.names[0]]
+    if not options.unplanted:
+        fault.plant()
+    backend = Backend(fault.backend)
+    with backend.session():
+        check = worker.part(fault.part, backend)
+        given = SimpleNamespace(only=options.only, mode=options.mode)
+        start, seed, cases = time.monotonic(), options.first, 0
+        while time.monotonic() - start < options.seconds and cases < options.cases:
+            what, wrong, _ = check(seed, given.only, given.mode)
+            cases += 1
+            if wrong not in (None, "refused"):
+                spent = round(time.monotonic() - start, 1)
+                print(json.dumps({"seed": seed, "what": what, "text": wrong, "cases": cases, "seconds": spent}))
+                return
+            seed += options.step
+
+
+def _started(name: str, *more: str) -> subprocess.Popen:
+    command = [sys.executable, "-m", "tests.oracle.faults", name, "--search", *more]
+    return subprocess.Popen(command, cwd=ROOT, env=environment(), text=True, stdout=subprocess.PIPE)
+
+
+def _found(process: subprocess.Popen) -> dict | None:
+    lines = [line for line in process.communicate()[0].splitlines() if line.startswith("{")]
+    return json.loads(lines[-1]) if lines else None
+
+
+def clean(name: str, alarm: dict) -> bool:
+    """Whether the case passes without the fault."""
+    only, _, mode = alarm["what"].partition(" --mode ")
+    if FAULTS[name].part != "table":
+        only = ""
+    more = "--unplanted", f"--first={alarm['seed']}", "--cases=1", f"--only={only}", f"--mode={mode}"
+    return _found(_started(name, *more)) is None
+
+
+def find(name: str, seconds: float, processes: int, seed: int) -> dict | None:
+    """The first case that finds the fault, with its number and the seconds that it took."""
+    running = {
+        k: _started(name, f"--first={seed * 1_000_000 + k}", f"--step={processes}", f"--seconds={seconds}")
+        for k in range(processes)
+    }
+    try:
+        return _first(name, running, seconds, processes)
+    finally:
+        for process in running.values():
+            process.kill()
+
+
+def _first(name: str, running: dict, seconds: float, processes: int) -> dict | None:
+    while running:
+        time.sleep(0.2)
+        for k, process in list(running.items()):
+            if process.poll() is None:
+                continue
+            alarm = _found(running.pop(k))
+            if alarm is None:
+                continue
+            if clean(name, alarm):
+                return {**alarm, "cases": alarm["cases"] * processes}
+            rest = seconds - alarm["seconds"]
+            if rest > 0:  # something else: go on behind it
+                first = alarm["seed"] + processes
+                running[k] = _started(name, f"--first={first}", f"--step={processes}", f"--seconds={rest}")
+    return None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.oracle.faults", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", help=f"out of {', '.join(FAULTS)}")
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--seed", type=int, default=1)
+    for name, kind in (("first", int), ("step", int), ("cases", int), ("only", str), ("mode", str)):
+        default = {"first": 0, "step": 1, "cases": 1 << 40}.get(name, "")
+        parser.add_argument(f"--{name}", type=kind, default=default, help=argparse.SUPPRESS)
+    for name in ("search", "unplanted"):
+        parser.add_argument(f"--{name}", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.search:
+        search(options)
+        return 0
+    missed = 0
+    for name in options.names or FAULTS:
+        alarm = find(name, options.seconds, options.processes, options.seed)
+        missed += alarm is None
+        print(f"{name}: " + (describe(alarm) if alarm else f"not found in {options.seconds:.0f} s"), flush=True)
+    return 1 if missed else 0
+
+
+def describe(alarm: dict) -> str:
+    return f"{alarm['seconds']} s, about {alarm['cases']} cases: {alarm['what']}, {alarm['text'][:110]}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

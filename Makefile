@@ -11,11 +11,12 @@ GPU_VENV := .venv-gpu
 HAS_GPU := $(PYTHON) -c "import torch; assert torch.version.cuda and torch.cuda.is_available()" 2>/dev/null
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test oracle gpu-test sanitize hostsuites bench clean
+.PHONY: help demo test test-all oracle gpu-test sanitize hostsuites bench clean
 
 help:
 	@echo "make demo      train a GAT with and without gnnaccel   (ARGS='--data cora --epochs 50')"
-	@echo "make test      all tests that need no GPU              (ARGS='-k code_graph')"
+	@echo "make test      a chosen set of the tests that need no GPU, in minutes  (ARGS='-k code_graph')"
+	@echo "make test-all  all tests that need no GPU"
 	@echo "make oracle    random cases against the hosts         (ARGS='--seconds 600 --seed 7')"
 	@echo "make gpu-test  the tests on a GPU, recorded in tests/gpu_record.json"
 	@echo "make sanitize  the kernel tests under compute-sanitizer (ARGS='-k test_additive')"
@@ -29,8 +30,14 @@ demo:
 	else $(MAKE) -s --no-print-directory $(READY) && $(VENV)/bin/python examples/quickstart.py $(ARGS); fi
 
 # A file's tests stay together, so that kernels are compiled for the emulation once. One thread each: the cores are taken.
+PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -q -m "not gpu" -n auto --maxprocesses 8 --dist loadfile
+
+# Every value of every parameter, not every combination: tests/thinning.py.
 test: $(READY)
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -q -m "not gpu" -n auto --maxprocesses 8 --dist loadfile $(ARGS)
+	$(PYTEST) --each-value $(ARGS)
+
+test-all: $(READY)
+	$(PYTEST) $(ARGS)
 
 # Kernels on a GPU where there is one, else on the CPU, plainly and emulated. docs/testing.md says how to read what it prints.
 oracle:

@@ -10,6 +10,17 @@ import pytest
 os.environ["GNNACCEL_CACHE_DIR"] = os.devnull  # no folder: what was calibrated on this machine is not to change decisions
 
 import gnnaccel  # noqa: F401  (before dgl, which pytest-xdist may import to show a warning of its)
+from tests import thinning
+
+
+def pytest_addoption(parser):
+    parser.addoption(thinning.OPTION, action="store_true", help="a smaller, fixed set: see tests/thinning.py")
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.getoption(thinning.OPTION):
+        items[:], left_out = thinning.thinned(items)
+        config.hook.pytest_deselected(items=left_out)
 
 
 def pytest_collection_finish(session):

@@ -135,6 +135,7 @@ def test_close_to_what_was_quantized(device):
         assert torch.cosine_similarity(value.double().flatten(), exact[name].flatten(), 0) > 0.999, name
 
 
+@pytest.mark.long
 def test_gradients_are_unbiased(device):
     """The mean over draws comes as close to the gradients of the unrounded output gradient as its own spread allows."""
     case = Case(terms(graph(device), 1, 16), torch.int8, torch.int8)

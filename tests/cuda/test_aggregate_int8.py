@@ -262,6 +262,7 @@ def test_gradients(device, chunk_edges, chunk):
     assert relative(d_x, d_given) < 1e-6
 
 
+@pytest.mark.long
 def test_gradients_are_unbiased(device):
     """The mean over draws of the gradient comes as close as its own spread allows."""
     view, draws = graph(device), 150

@@ -277,6 +277,7 @@ def many_draws(layer, args) -> torch.Tensor:
 
 @pytest.mark.parametrize("p", [0.2, 0.6])
 @pytest.mark.parametrize("name", WITH_DROPOUT)
+@pytest.mark.long
 def test_distribution_of_attention_dropout(route, name, p):
     layer = build(name, heads=1, attn_drop=p).to(route.device)
     args = place(arguments(name, graphs.square()), route.device)

@@ -136,6 +136,7 @@ def test_compile(route, inputs, quiet, name):
     assert gnnaccel.stats()[name]["routes"][route.backend] == 1
 
 
+@pytest.mark.long
 def test_compiled_models_that_hold_a_layer(route, inputs, quiet):
     torch._dynamo.reset()
     model = Net().to(route.device)

@@ -23,6 +23,7 @@ def many_draws(layer, x, edge_index) -> torch.Tensor:
 
 @pytest.mark.parametrize("p", [0.2, 0.6])
 @pytest.mark.parametrize("name", WITH_DROPOUT)
+@pytest.mark.long
 def test_distribution(route, name, p):
     layer = build(name, heads=1, width=8, dropout=p, device=route.device)
     layer.get_attention_loss = None  # of SuperGATConv; nobody asks for it here

@@ -123,6 +123,7 @@ def test_inputs_that_are_missing(route):
         assert errors[0] == errors[1]
 
 
+@pytest.mark.long
 def test_compiling_and_tracing(route):
     made, x, ei = made_for(route)
     expected = made(x, ei)

@@ -154,6 +154,7 @@ def grown(before: dict, after: dict, slack: int = 8) -> dict:
 
 
 @pytest.mark.parametrize("listening", [False, True])
+@pytest.mark.long
 def test_a_long_run_of_fresh_graphs(route, listening):
     """Mini-batches: sizes vary, every edge_index is new."""
     layer = build("GATConv", dropout=0.3, device=route.device)
@@ -177,6 +178,7 @@ def test_a_long_run_of_fresh_graphs(route, listening):
     assert cache.info()["entries"] == 0 == cache.info()["bytes"]
 
 
+@pytest.mark.long
 def test_layers_that_come_and_go_leave_nothing(route, inputs):
     x, ei = inputs
     with route.on():

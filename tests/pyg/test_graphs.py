@@ -51,6 +51,7 @@ def edges(draw, src: int, dst: int) -> torch.Tensor:
 @pytest.mark.parametrize("name", NAMES)
 @SETTINGS
 @given(data=st.data())
+@pytest.mark.long
 def test_one_set_of_nodes(route, name, data):
     draw = data.draw
     torch.manual_seed(draw(st.integers(0, 2**20)))

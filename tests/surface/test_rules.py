@@ -61,7 +61,7 @@ def state(value, *args, **kwargs):
 
 # --- precedence ------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2, 3))])
 def test_precedence_table(seed, monkeypatch):
     """Every combination of in, out and silent on every level, stated in different orders: the most specific wins."""
     levels = ("instance", "name", "regex", "class", "attribute", "base class", "base attribute")

@@ -115,6 +115,7 @@ def test_gradients_against_fp64(route, storage):  # noqa: F811
         assert torch.cosine_similarity(got[name].cpu().double().flatten(), exact.flatten(), 0) > 0.9998, name
 
 
+@pytest.mark.long
 def test_gradients_are_unbiased(route):  # noqa: F811
     """Over many draws the mean of the features' gradient goes to that of the gradient as it is."""
     torch.manual_seed(0)

@@ -1,0 +1,83 @@
+"""What `make test` leaves out: no value of a parameter, and nothing that runs on a GPU."""
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from tests import thinning
+
+TESTS = """
+import pytest
+
+@pytest.fixture(params=["torch", "emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
+def route(request):
+    return request.param
+
+@pytest.mark.parametrize("a", [1, 2, 3, 4])
+@pytest.mark.parametrize("b", [5, 6, 7])
+@pytest.mark.parametrize("c, d", [(8, 9), (8, 10)])
+def test_product(a, b, c, d): ...
+
+@pytest.mark.parametrize("a, b", [(n, n % 2) for n in range(20)])
+def test_list(a, b): ...
+
+@pytest.mark.parametrize("a", [1, 2, 3])
+@pytest.mark.parametrize("b", [1, 2])
+def test_routes(route, a, b): ...
+
+@pytest.mark.long
+@pytest.mark.parametrize("a", [1, 2])
+def test_long(route, a): ...
+
+@pytest.mark.parametrize("a", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_partly_long(a): ...
+
+def test_plain(): ...
+"""
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """Test function -> the ids in brackets that are kept of it; a file as it stands, collected by pytest."""
+    tmp_path = tmp_path_factory.mktemp("thinned")
+    (tmp_path / "test_some.py").write_text(TESTS)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    gpu: GPU\n    long: long\n")
+    found: dict[str, list[str]] = {}
+
+    class Collected:
+        def pytest_collection_modifyitems(self, items):
+            for item in thinning.thinned(items)[0]:
+                name, _, case = item.name.partition("[")
+                found.setdefault(name, []).append(case.rstrip("]"))
+
+    pytest.main(["--collect-only", "-qq", "--import-mode=importlib", "-p", "no:cacheprovider", str(tmp_path)], plugins=[Collected()])
+    return found
+
+
+def test_every_value_is_kept_and_few_combinations(kept):
+    assert len(kept["test_product"]) == 4
+    for at, values in enumerate(({"8-9", "8-10"}, {"5", "6", "7"}, {"1", "2", "3", "4"})):
+        parts = [case.replace("8-9", "8_9").replace("8-10", "8_10").split("-")[at].replace("_", "-") for case in kept["test_product"]]
+        assert set(parts) == values
+    assert len(kept["test_list"]) == 20 and kept["test_plain"] == [""]
+
+
+def test_places(kept):
+    """All of a GPU, every value on the torch route, one case of what is emulated."""
+    cases = kept["test_routes"]
+    assert sum(case.startswith("cuda") for case in cases) == 6
+    assert sum(case.startswith("torch") for case in cases) == 3
+    assert sum(case.startswith("emulated") for case in cases) == 1
+
+
+def test_long_tests_are_left_to_a_full_run_but_for_those_on_a_gpu(kept):
+    assert kept["test_long"] == ["cuda-1", "cuda-2"] and kept["test_partly_long"] == ["1"]
+
+
+@pytest.mark.parametrize("sizes", [(1,), (4,), (2, 3), (5, 2, 3), (1, 7)])
+def test_cover_is_small_complete_and_always_the_same(sizes):
+    cases = list(itertools.product(*([(at, value) for value in range(size)] for at, size in enumerate(sizes))))
+    found = thinning.cover(cases)
+    assert {value for at in found for value in cases[at]} == {value for case in cases for value in case}
+    assert len(found) == len(set(found)) == max(sizes) and found == thinning.cover(cases)

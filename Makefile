@@ -6,17 +6,19 @@ VENV := .venv
 READY := $(VENV)/.ready
 PIP = $(VENV)/bin/python -m pip -qq --disable-pip-version-check
 GPU_VENV := .venv-gpu
+OLDEST := .venv-oldest
 
 # True if this python3 brings a torch that sees an NVIDIA GPU: then that torch is used, not one from constraints.txt.
 HAS_GPU := $(PYTHON) -c "import torch; assert torch.version.cuda and torch.cuda.is_available()" 2>/dev/null
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all oracle gpu-test sanitize hostsuites bench clean
+.PHONY: help demo test test-all test-oldest oracle gpu-test sanitize hostsuites bench clean
 
 help:
 	@echo "make demo      train a GAT with and without gnnaccel   (ARGS='--data cora --epochs 50')"
 	@echo "make test      a chosen set of the tests that need no GPU, in minutes  (ARGS='-k code_graph')"
 	@echo "make test-all  all tests that need no GPU"
+	@echo "make test-oldest  a part of them with the oldest PyG that is supported"
 	@echo "make oracle    random cases against the hosts         (ARGS='--seconds 600 --seed 7')"
 	@echo "make gpu-test  the tests on a GPU, recorded in tests/gpu_record.json"
 	@echo "make sanitize  the kernel tests under compute-sanitizer (ARGS='-k test_additive')"
@@ -38,6 +40,20 @@ test: $(READY)
 
 test-all: $(READY)
 	$(PYTEST) $(ARGS)
+
+# The oldest PyG in setup.cfg beside all else that make test uses.
+test-oldest: $(OLDEST)/.ready
+	OMP_NUM_THREADS=1 PYTHONPATH=. $(OLDEST)/bin/python -m pytest -q -m "not gpu" --each-value \
+	    $(or $(ARGS),tests/pyg/test_session.py tests/pyg/test_plain_layers.py tests/pyg/test_options_gat.py \
+	    tests/pyg/test_options_rgcn.py tests/pyg/test_to_hetero_bases.py tests/profile/test_doctor.py)
+
+$(OLDEST)/.ready: $(READY)
+	@rm -rf $(OLDEST)
+	@$(VENV)/bin/python -m venv $(OLDEST)
+	@$(VENV)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" > \
+	    "$$($(OLDEST)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/outer.pth"
+	$(OLDEST)/bin/python -m pip -qq --disable-pip-version-check install --no-deps torch-geometric==2.6.0
+	@touch $@
 
 # Kernels on a GPU where there is one, else on the CPU, plainly and emulated. docs/testing.md says how to read what it prints.
 oracle:
@@ -86,9 +102,9 @@ $(GPU_VENV)/.ready: setup.cfg
 	@cuda=$$($(PYTHON) -c "import torch; print(torch.version.cuda.split('.')[0])"); \
 	    cupy=$$($(PYTHON) -c "import cupy" 2>/dev/null || echo "cupy-cuda$${cuda}x>=13"); \
 	    $(GPU_VENV)/bin/python -m pip -qq --disable-pip-version-check install \
-	        'torch-geometric>=2.5' numpy packaging platformdirs rich filelock $$cupy
+	        'torch-geometric>=2.6,<2.9' numpy packaging platformdirs rich filelock $$cupy
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(GPU_VENV) build dist *.egg-info .pytest_cache .hypothesis
+	rm -rf $(VENV) $(GPU_VENV) $(OLDEST) build dist *.egg-info .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -4,9 +4,11 @@ from __future__ import annotations
 import inspect
 from pathlib import Path
 
+import pytest
 from torch_geometric import nn
 from torch_geometric.nn import MessagePassing
 
+from gnnaccel.adapters import seams
 from gnnaccel.adapters.pyg import LAYERS, propagate_reading
 from gnnaccel.dispatch.reasons import Reason
 
@@ -44,6 +46,8 @@ def table() -> str:
 
 
 def test_the_table_is_current():
+    if not seams.compare("pyg").known:
+        pytest.skip("the table is about the newest PyG that is supported")
     assert table() in PAGE.read_text(), "run python -m tests.pyg.test_layer_table"
 
 

@@ -79,7 +79,8 @@ def redone() -> list[Any]:
     """Functions of the host's whose work is done otherwise though they are not replaced, for `gnnaccel.adapters.seams`."""
     from torch_geometric.nn import to_hetero_with_bases_transformer as bases
 
-    return [bases.hook, bases.HeteroBasisConv.forward, bases.get_edge_type, bases.group_edge_placeholder]
+    known = [getattr(bases, name, None) for name in ("hook", "get_edge_type", "group_edge_placeholder")]  # older versions lack some
+    return [bases.HeteroBasisConv.forward, *(function for function in known if function is not None)]
 
 
 def adapter_of(layer: Any) -> "_Guarded | None":

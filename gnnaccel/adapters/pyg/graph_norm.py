@@ -79,7 +79,7 @@ def keeping(native: Callable, method: bool = False, captured: Callable | None = 
     such as weights; on a sparse or an inference tensor, or one of a subclass; what is computed while something traces.
     """
     first = 1 if method else 0
-    named = own.Named(native)
+    named = own.Named(own.original(native))
     name = f"{native.__module__}.{native.__qualname__}"
 
     @functools.wraps(native)
@@ -108,9 +108,9 @@ def captured_norm(native: Callable, edge_index: Any, edge_weight: Tensor | None 
         improved = improved and _improves_alone(inspect.unwrap(native))
         edge_weight = torch.ones(src.shape[0], dtype=dtype, device=src.device)
     loop, nodes = src == dst, torch.arange(num_nodes, dtype=src.dtype, device=src.device)
-    own = _loops_of(edge_weight, torch.where(loop, src, num_nodes).long(), num_nodes, 2.0 if improved else 1.0)
+    loops = _loops_of(edge_weight, torch.where(loop, src, num_nodes).long(), num_nodes, 2.0 if improved else 1.0)
     edges = torch.cat([edge_index, torch.stack([nodes, nodes])], 1)
-    weight = torch.cat([edge_weight.masked_fill(loop, 0.0), own])
+    weight = torch.cat([edge_weight.masked_fill(loop, 0.0), loops])
     looped.note(edges, edge_index, num_nodes)
     return edges, native(edges, weight, num_nodes, improved, False, flow, dtype)[1]
 

@@ -47,6 +47,7 @@ class _Host:
 _lock = threading.RLock()
 _hosts: dict[str, _Host] = {}
 _late: Callable[[str], None] | None = None
+_told: dict[str, str] = {}  # by host: what was said of a version that was not tested; "" for nothing
 
 
 def install(late: Callable[[str], None] | None = None) -> None:
@@ -148,9 +149,29 @@ def _patch(key: str, host: _Host) -> None:
                           RuntimeWarning, stacklevel=2)
         else:
             host.installed = True
+            _tell_drift(key)
         _update_awaited()
         if host.waiting and host.installed and _late is not None:
             _late(key)
+
+
+def drifts() -> list[str]:
+    """What was said of hosts that read otherwise than when they were tested."""
+    with _lock:
+        return [text for text in _told.values() if text]
+
+
+def _tell_drift(key: str) -> None:
+    """Say once in a process that a host of a version that was not tested reads otherwise. torch's own versions are left to the
+    doctor: but for one function, nothing of it is replaced that an adapter redoes."""
+    if key == "torch" or key in _told:
+        return
+    from gnnaccel.adapters import seams
+
+    found = seams.untested(key)
+    _told[key] = "" if found is None else seams.sentence(key, found)
+    if _told[key]:
+        warnings.warn(f"gnnaccel: {_told[key]}", RuntimeWarning, stacklevel=2)
 
 
 def _put_on_demand(key: str, host: _Host) -> None:

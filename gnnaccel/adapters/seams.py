@@ -19,8 +19,10 @@ from types import ModuleType
 from typing import Any
 
 from gnnaccel import adapters
+from gnnaccel.adapters import own
 from gnnaccel.adapters.patching import PatchSet
 
+_SHOWN = 4  # names in one sentence
 _GENERATED = (".propagate", ".edge_updater")  # PyG writes one for each class that is made: which there are depends on the process
 
 
@@ -75,6 +77,44 @@ def compare(host: str) -> Drift:
     known = recorded()[host][tested]
     return Drift(version, tested, tuple(n for n in known if n in found and found[n] != known[n]),
                  tuple(n for n in known if n not in found), len(known))
+
+
+def untested(host: str) -> Drift | None:
+    """The same of an imported host whose version was not tested, by the recorded names, which takes no patching; None of a
+    tested one. What a user has replaced is no drift: such layers run natively."""
+    version, versions = version_of(host), recorded()[host]
+    if version in versions:
+        return None
+    tested = nearest(version, versions)
+    found = {name: _by_name(name) for name in versions[tested]}
+    top = adapters.HOSTS[host][0].partition(".")[0]
+    changed = (name for name, function in found.items() if own.home(function) == top
+               and digest(function) != versions[tested][name])
+    return Drift(version, tested, tuple(changed), tuple(name for name, function in found.items() if function is None), len(found))
+
+
+def _by_name(name: str) -> Any:
+    """The host's function of this dotted name, without what is ours around it; None where there is none."""
+    module, rest = name, []
+    while module not in sys.modules and "." in module:
+        module, _, last = module.rpartition(".")
+        rest.insert(0, last)
+    found: Any = sys.modules.get(module)
+    for part in rest:
+        found = getattr(found, part, None)
+    return None if found is None else own.original(found)
+
+
+def sentence(host: str, found: Drift) -> str:
+    """What a user is told of a host that reads otherwise than the tested version next to it; "" where it reads alike."""
+    wrong = [*found.changed, *found.gone]
+    if not wrong:
+        return ""
+    top = adapters.HOSTS[host][0].partition(".")[0]
+    names = ", ".join(name.removeprefix(top + ".") for name in wrong[:_SHOWN]) + (" and more" if len(wrong) > _SHOWN else "")
+    return (f"{top} {found.version} is not among the tested versions ({', '.join(recorded()[host])}) and differs from {found.tested} "
+            f"in {len(wrong)} of {found.count} functions that gnnaccel stands in for: {names}. Check results by gnnaccel.compare; "
+            "python -m gnnaccel doctor says more")
 
 
 def nearest(version: str, tested: Any) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from gnnaccel import adapters
 from gnnaccel._version import __version__
 from gnnaccel.profile import svg
 from gnnaccel.profile.ceilings import ceilings, points
@@ -42,8 +43,8 @@ def _heading(report: Report, entries: list[Entry]) -> str:
     names = [torch.cuda.get_device_name() if device == "cuda" and torch.cuda.is_available() else device for device in devices]
     when = datetime.datetime.now().strftime("%Y-%m-%d %H:%M")
     parts = (when, f"torch {torch.__version__}", *names)
-    compiling = report.compiling() and f"<p>{escape(report.compiling())}</p>"
-    return f"<header><h1>gnnaccel report</h1><p>{escape(' · '.join(parts))}</p>{compiling}</header>"
+    said = "".join(f"<p>{escape(text)}</p>" for text in (report.compiling(), *adapters.drifts()) if text)
+    return f"<header><h1>gnnaccel report</h1><p>{escape(' · '.join(parts))}</p>{said}</header>"
 
 
 def _unmeasured() -> str:

@@ -2,10 +2,12 @@
 from __future__ import annotations
 
 import configparser
+import functools
 import json
 import os
 import re
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -368,3 +370,50 @@ def test_autostart_is_looked_at(monkeypatch, tmp_path):
     assert of(places.environment(), "autostart").status == "ok"
     (tmp_path / autostart.NAME).write_text("import x")
     assert of(places.environment(), "autostart").remedy == "python -m gnnaccel autostart install"
+
+
+TRUE = seams.recorded()
+
+
+def unheard_of(monkeypatch, **changes):
+    """PyG's record under a version that is not installed, with other hashes; None takes a function out of the host."""
+    pytest.importorskip("torch_geometric")
+    true = {**seams.collect("pyg"), **changes}
+    monkeypatch.setattr(seams, "recorded", lambda: {"pyg": {"0.9.0": true}, "dgl": TRUE["dgl"]})
+    monkeypatch.setattr(adapters, "_told", {})
+
+
+def test_a_version_that_reads_otherwise_is_told_once_when_enabled(monkeypatch):
+    from gnnaccel.profile.page import page
+
+    unheard_of(monkeypatch, **{GAT: "0" * 16, "torch_geometric.nn.conv.old_conv.OldConv.forward": "0" * 16})
+    said = r"is not among the tested versions \(0.9.0\) and differs from 0.9.0 in 2 of .*GATConv.message, nn.conv.old_conv.OldConv"
+    with pytest.warns(RuntimeWarning, match=said), gnnaccel.enabled():
+        pass
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with gnnaccel.enabled():
+            with gnnaccel.report() as found:
+                pass
+    assert "GATConv.message" in page(found) and adapters.drifts()
+
+
+def test_versions_that_read_alike_or_were_tested_are_not_told(monkeypatch):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        monkeypatch.setattr(adapters, "_told", {})
+        with gnnaccel.enabled():
+            pass
+        unheard_of(monkeypatch)
+        with gnnaccel.enabled():
+            pass
+    assert not adapters.drifts()
+
+
+def test_what_a_user_has_replaced_is_no_drift(monkeypatch):
+    unheard_of(monkeypatch)
+    from torch_geometric.nn import GATConv
+
+    native = GATConv.message
+    monkeypatch.setattr(GATConv, "message", functools.wraps(native)(lambda self, *args: native(self, *args)))
+    assert not seams.untested("pyg").changed

@@ -8,9 +8,11 @@ import weakref
 import pytest
 import torch
 import torch_geometric.utils
+from torch_geometric.data import Data
 from torch_geometric.nn import APPNP, ChebConv, ClusterGCNConv, EGConv, GCNConv, GraphConv, LEConv, SimpleConv, TAGConv
 from torch_geometric.nn.conv import gcn_conv
 from torch_geometric.nn.conv.gcn_conv import gcn_norm  # by a user, before enable()
+from torch_geometric.transforms import GCNNorm
 
 import gnnaccel
 from gnnaccel.dispatch import cache
@@ -207,6 +209,14 @@ def test_layers_over_changing_graphs(name):
             assert close(layer(x, ei), expected)
         if step == 3:
             one[1, :5] = 4
+
+
+def test_a_transform_gives_tensors_of_its_own(on):
+    """They are the user's, who may write to them unseen."""
+    ei = graphs.square()
+    made = [GCNNorm()(Data(edge_index=ei, num_nodes=N)) for _ in range(4)]
+    made[0].edge_weight.data.zero_()
+    assert torch.equal(made[3].edge_weight, gcn_norm(ei, None, N)[1]) and len({data.edge_weight.data_ptr() for data in made}) == 4
 
 
 def test_learned_weights_through_a_layer(route):

@@ -42,7 +42,8 @@ _PLAIN = (int, float, bool, str, torch.dtype, type(None))
 
 
 def install(patches: PatchSet) -> None:
-    """Replace the functions through ``patches``: GCN's wherever a module of PyG has it, others where `_LOOPS` says."""
+    """Replace the functions through ``patches``: GCN's wherever a module of PyG has it, others where `_LOOPS` says. But what its
+    transform gives belongs to the user, who may write to it unseen."""
     native = importlib.import_module(_CONV + "gcn_conv").gcn_norm
     found = own.is_function(native, "torch_geometric", "gcn_norm")  # what a user put there may do anything
     ours = keeping(checking(native), captured=captured_norm) if found else native
@@ -64,6 +65,8 @@ def install(patches: PatchSet) -> None:
             found = getattr(module, function)
             if own.is_function(found, "torch_geometric", function):
                 patches.set(module, function, graph_loops.looping(found))
+    transform = importlib.import_module("torch_geometric.transforms.gcn_norm").GCNNorm
+    patches.set(transform, "forward", _unkept(transform.forward))
     cheb = importlib.import_module(_CONV + "cheb_conv").ChebConv
     found = getattr(cheb, "__norm__")
     if own.is_method(found, cheb, "__norm__", "torch_geometric"):
@@ -198,6 +201,20 @@ def checked(edge_index: Tensor, nodes: int) -> tuple:
         if low < 0 or high >= nodes:
             check_ids(*edge_index, nodes, nodes)
     return ()
+
+
+def _unkept(native: Callable) -> Callable:
+    """``native``, within which nothing is kept."""
+
+    @functools.wraps(native)
+    def unkept(*args: Any, **kwargs: Any) -> Any:
+        before, _computing.now = _computing.now, True
+        try:
+            return native(*args, **kwargs)
+        finally:
+            _computing.now = before
+
+    return unkept
 
 
 def _computed(native: Callable, args: tuple, kwargs: dict) -> Any:

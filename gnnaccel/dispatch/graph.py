@@ -322,8 +322,8 @@ class GraphView:
         if not self._checked and self._csc.split.known:  # the transposed graph is made of what the CSC let in
             if self._csc.split.invalid:
                 raise GraphError(f"edge_index holds ids outside the graph: sources must lie in [0, {self.num_src}), destinations "
-                                 f"in [0, {self.num_dst}). Found on the GPU after the call that used it; such edges were left out. "
-                                 f"{VALID}")
+                                 f"in [0, {self.num_dst}). Found on the GPU after the call that used it; such edges were left "
+                                 f"out. {VALID}")
             self._checked = True
         return rows
 

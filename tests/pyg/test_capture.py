@@ -42,7 +42,8 @@ def capturing(monkeypatch):
 
         monkeypatch.setattr(owner, name, waiting)
 
-    for name in ("item", "tolist", "nonzero", "numpy", "__bool__", "__int__", "__float__", "__index__", "masked_select", "unique"):
+    numbers = ("item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__")
+    for name in (*numbers, "nonzero", "masked_select", "unique"):
         refuse(Tensor, name)
     for name in ("nonzero", "unique", "masked_select", "bincount"):
         refuse(torch, name)
@@ -86,7 +87,7 @@ def test_edges_that_are_filled_anew(emulated, capturing, name):
             with gnnaccel.disabled():
                 exact = torch.autograd.grad(sum(t.pow(2).sum() for t in leaves(layer(*inputs))), wanted,
                                             allow_unused=True) if wanted else ()
-            whole = [torch.cat([torch.zeros(p.numel()) if t is None else t.flatten() for p, t in zip(wanted, found)] + [torch.ones(1)])
+            whole = [torch.cat([torch.ones(1), *(torch.zeros(p.numel()) if t is None else t.flatten() for p, t in zip(wanted, found))])
                      for found in (grads, exact)]
             assert close(*whole), name
 

@@ -61,7 +61,8 @@ def _decide(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Conf
     def finish(out: Any) -> Any:
         return reading.finished(layer, found.known, stacked, out, kwargs)
 
-    out = aggregation_route.run(layer, "pyg", parts, decision, config, finish, lambda: _natively(native, layer, edge_index, kwargs), start)
+    out = aggregation_route.run(layer, "pyg", parts, decision, config, finish,
+                                lambda: _natively(native, layer, edge_index, kwargs), start)
     if parts is not None and type(edge_index) is Tensor and not edge_index.is_inference() and not capture.capturing():
         (propagate_once.remember if decision.again else _remember)(layer, edge_index, kwargs, found, decision, config)
     return out
@@ -75,8 +76,8 @@ def _natively(native: Any, layer: Any, edge_index: Any, kwargs: dict) -> Any:
         cls = type(layer)
         if not (cls.__module__.startswith("torch_geometric.") and cls.aggregate is MessagePassing.aggregate
                 and type(layer.aggr_module).__name__ == "SumAggregation"):
-            raise GraphError(f"{cls.__name__} cannot be captured in a CUDA graph: it would count self loops that gcn_norm replaced. "
-                             "Add self loops before the capture and make the layer with add_self_loops=False")
+            raise GraphError(f"{cls.__name__} cannot be captured in a CUDA graph: it would count self loops that gcn_norm "
+                             "replaced. Add self loops before the capture and make the layer with add_self_loops=False")
     return native(layer, edge_index, **kwargs)
 
 

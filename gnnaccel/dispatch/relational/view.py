@@ -180,8 +180,8 @@ class RelationView:
         found = self._made.get(key)
         if found is None:
             if capture.capturing():
-                raise GraphError("a CUDA graph is being captured that needs arrays of its relations which are not there: run the same "
-                                 "step, backward too, once before the capture")
+                raise GraphError("a CUDA graph is being captured that needs arrays of its relations which are not there: run the "
+                                 "same step, backward too, once before the capture")
             with self._lock, torch.inference_mode(False):
                 found = self._made.get(key)
                 if found is None:

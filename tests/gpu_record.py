@@ -1,6 +1,7 @@
 """The tests that need a GPU, and the record that they passed for the present sources.
 
     python tests/gpu_record.py --run [pytest arguments]   run them and write tests/gpu_record.json
+           [--oracle-seconds 60]                          then random cases for so long; 0: none
     python tests/gpu_record.py --check                    is the record complete, green and of the present sources?
     python tests/gpu_record.py --hash                     the hash that the record must have
 
@@ -16,7 +17,9 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -55,6 +58,9 @@ def complaint(root: Path, record_path: Path) -> str | None:
         return f"the record is of a partial run ({' '.join(arguments)}): run make gpu-test without ARGS"
     if counts["failed"]:
         return f"{counts['failed']} GPU tests failed when they were recorded"
+    alarms = len((record.get("oracle") or {}).get("alarms", ()))
+    if alarms:
+        return f"{alarms} random cases alarmed on the GPU when they were recorded"
     return None if counts["passed"] else "the record counts no passed test"
 
 
@@ -103,8 +109,27 @@ def parallel() -> list[str]:
     return ["-n", str(min(16, os.cpu_count() or 1)), "--dist", "worksteal"]
 
 
-def run(arguments: list[str], record_path: Path) -> int:
-    """Runs the suite, writes the record, returns the exit status."""
+def oracle(seconds: float) -> dict | None:
+    """Random cases on the GPU for so many seconds: how many ran, with how many alarms, by part."""
+    if not seconds:
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "oracle.json"
+        seed = int(time.time()) % 100_000
+        command = [sys.executable, "-m", "tests.oracle", "--backend", "gpu", "--seconds", str(seconds)]
+        processes = str(min(16, os.cpu_count() or 1))
+        command += ["--seed", str(seed), "--processes", processes, "--out", str(out)]
+        subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
+        nothing = {"counts": {}, "alarms": [{"reproduce": "the oracle itself did not come to its end"}]}
+        found = json.loads(out.read_text()) if out.exists() else nothing
+    parts = {key.split()[0]: {k: int(amounts.get(k, 0)) for k in ("cases", "checks", "refused", "alarms")}
+             for key, amounts in found["counts"].items()}
+    alarms = [alarm["reproduce"] for alarm in found["alarms"]]
+    return {"seed": seed, "seconds": seconds, "parts": parts, "alarms": alarms}
+
+
+def run(arguments: list[str], record_path: Path, oracle_seconds: float = 0) -> int:
+    """Runs the suite, then the oracle, writes the record, returns the exit status."""
     import pytest
     import torch
 
@@ -116,6 +141,7 @@ def run(arguments: list[str], record_path: Path) -> int:
     sys.path[:] = [str(ROOT), *(entry for entry in sys.path if Path(entry or ".").resolve() != ROOT / "tests")]
     before, start, counts = sources_hash(ROOT), time.time(), Counts()
     status = int(pytest.main(["-q", "-m", "gpu", *parallel(), *arguments], plugins=[counts]))
+    random_cases = oracle(oracle_seconds)
     if sources_hash(ROOT) != before:
         print("sources changed while the tests ran: nothing was recorded")
         return 1
@@ -123,9 +149,10 @@ def run(arguments: list[str], record_path: Path) -> int:
         "schema": SCHEMA, "hash": before, "device": torch.cuda.get_device_name(), "versions": versions(),
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"), "arguments": arguments,
         "counts": counts.counts, "failures": counts.failures, "seconds": round(time.time() - start, 1),
+        "oracle": random_cases,
     }
     record_path.write_text(json.dumps(record, indent=2) + "\n")
-    return status
+    return status or int(bool(random_cases and random_cases["alarms"]))
 
 
 def main() -> int:
@@ -133,10 +160,11 @@ def main() -> int:
     action = parser.add_mutually_exclusive_group(required=True)
     for name in ("run", "check", "hash"):
         action.add_argument(f"--{name}", action="store_true")
+    parser.add_argument("--oracle-seconds", type=float, default=60)
     args, rest = parser.parse_known_args()
     record_path = ROOT / "tests" / "gpu_record.json"
     if args.run:
-        return run(rest, record_path)
+        return run(rest, record_path, args.oracle_seconds)
     if args.hash:
         print(sources_hash(ROOT))
         return 0

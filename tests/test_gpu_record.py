@@ -73,6 +73,7 @@ def test_a_green_record_of_these_sources_passes(gpu_record, tree):
     ({"counts": {"passed": 3, "failed": 2, "skipped": 0}}, "2 GPU tests failed"),
     ({"counts": {"passed": 0, "failed": 0, "skipped": 5}}, "no passed test"),
     ({"arguments": ["-k", "gat"]}, "partial run"),
+    ({"oracle": {"alarms": ["python -m tests.oracle table GATConv --seed 1"]}}, "1 random cases alarmed"),
 ])
 def test_other_records_do_not(gpu_record, tree, changes, words):
     assert words in gpu_record.complaint(tree, write_record(gpu_record, tree, **changes))

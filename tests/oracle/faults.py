@@ -13,8 +13,10 @@ import importlib
 import inspect
 import json
 import os
+import queue
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -40,7 +42,9 @@ def in_kernels(old: str, new: str) -> Callable[[], None]:
         from gnnaccel.cuda import sources
 
         inline, folder = sources.inline, Path(sources.__file__).parent / "src"
-        if not any(old in path.read_text() for path in folder.iterdir() if path.suffix[:3] == ".cu"):
+        if not any(
+            old in path.read_text() for path in folder.iterdir() if path.suffix[:3] == ".cu"
+        ):
             raise LookupError(f"no kernel has {old!r} any more")
         sources.source.cache_clear()
         sources.inline = lambda text, family="text": inline(text, family).replace(old, new)
@@ -86,13 +90,17 @@ FAULTS = {
         "table",
         "emulated",
         in_module(
-            "gnnaccel.adapters.alike", "    return shares.to(device)\n", "    return shares.flip(0).to(device)\n"
+            "gnnaccel.adapters.alike",
+            "    return shares.to(device)\n",
+            "    return shares.flip(0).to(device)\n",
         ),
     ),
     "old version": Fault(
         "histories",
         "emulated",
-        in_module("gnnaccel.dispatch.cache", "if version != tensor._version or owner()", "if owner()"),
+        in_module(
+            "gnnaccel.dispatch.cache", "if version != tensor._version or owner()", "if owner()"
+        ),
     ),
     "gradient times 1.01": Fault(
         "table",
@@ -109,34 +117,46 @@ FAULTS = {
         ),
     ),
     "softmax without maximum": Fault(
-        "table", "emulated", in_kernels("return exp2f(__fsub_rn(s, base) * LOG2E)", "return exp2f(s * LOG2E)")
+        "table",
+        "emulated",
+        in_kernels("return exp2f(__fsub_rn(s, base) * LOG2E)", "return exp2f(s * LOG2E)"),
     ),
     "mean of long rows": Fault(
         "table",
         "emulated",
-        in_kernels("MEAN && edges ? (float)edges", "MEAN && edges ? (float)(edges > 500 ? edges + 1 : edges)"),
+        in_kernels(
+            "MEAN && edges ? (float)edges",
+            "MEAN && edges ? (float)(edges > 500 ? edges + 1 : edges)",
+        ),
     ),
     "deviation of 0.001 at least": Fault(
         "table",
         "emulated",
-        in_kernels("SMALLEST_VARIANCE ? 0.f : sqrtf(found)", "SMALLEST_VARIANCE ? 0.f : fmaxf(sqrtf(found), 1e-3f)"),
+        in_kernels(
+            "SMALLEST_VARIANCE ? 0.f : sqrtf(found)",
+            "SMALLEST_VARIANCE ? 0.f : fmaxf(sqrtf(found), 1e-3f)",
+        ),
     ),
     "lost chunk": Fault(
         "table",
         "emulated",
-        in_kernels("add_chunks(at, row.y, row.z, part, sum)", "add_chunks(at, row.y, row.z - 1, part, sum)"),
+        in_kernels(
+            "add_chunks(at, row.y, row.z, part, sum)", "add_chunks(at, row.y, row.z - 1, part, sum)"
+        ),
     ),
     "weights of other edges": Fault(
         "table",
         "emulated",
-        in_module("gnnaccel.dispatch.placed", ".index_select(0, order)", ".index_select(0, order.roll(1))"),
+        in_module(
+            "gnnaccel.dispatch.placed", ".index_select(0, order)", ".index_select(0, order.roll(1))"
+        ),
     ),
     "stale normalisation": Fault("histories", "cpu", stale_norm),
 }
 
 
 def search(options: argparse.Namespace) -> None:
-    """In a process of its own: plant a fault, if one is named, and say which case alarms first."""
+    """In a process of its own: plant the fault, and say which cases alarm."""
     from . import worker
     from .backends import Backend
 
@@ -153,8 +173,8 @@ def search(options: argparse.Namespace) -> None:
             cases += 1
             if wrong not in (None, "refused"):
                 spent = round(time.monotonic() - start, 1)
-                print(json.dumps({"seed": seed, "what": what, "text": wrong, "cases": cases, "seconds": spent}))
-                return
+                found = {"seed": seed, "what": what, "text": wrong, "cases": cases}
+                print(json.dumps({**found, "seconds": spent}), flush=True)
             seed += options.step
 
 
@@ -163,54 +183,59 @@ def _started(name: str, *more: str) -> subprocess.Popen:
     return subprocess.Popen(command, cwd=ROOT, env=environment(), text=True, stdout=subprocess.PIPE)
 
 
-def _found(process: subprocess.Popen) -> dict | None:
-    lines = [line for line in process.communicate()[0].splitlines() if line.startswith("{")]
-    return json.loads(lines[-1]) if lines else None
-
-
 def clean(name: str, alarm: dict) -> bool:
     """Whether the case passes without the fault."""
     only, _, mode = alarm["what"].partition(" --mode ")
     if FAULTS[name].part != "table":
         only = ""
-    more = "--unplanted", f"--first={alarm['seed']}", "--cases=1", f"--only={only}", f"--mode={mode}"
-    return _found(_started(name, *more)) is None
+    more = (
+        "--unplanted",
+        f"--first={alarm['seed']}",
+        "--cases=1",
+        f"--only={only}",
+        f"--mode={mode}",
+    )
+    done = _started(name, *more)
+    return "{" not in done.communicate()[0] and not done.returncode
 
 
 def find(name: str, seconds: float, processes: int, seed: int) -> dict | None:
     """The first case that finds the fault, with its number and the seconds that it took."""
-    running = {
-        k: _started(name, f"--first={seed * 1_000_000 + k}", f"--step={processes}", f"--seconds={seconds}")
+    alarms: queue.Queue = queue.Queue()
+    running = [
+        _started(
+            name, f"--first={seed * 1_000_000 + k}", f"--step={processes}", f"--seconds={seconds}"
+        )
         for k in range(processes)
-    }
+    ]
+    threads = [threading.Thread(target=_listen, args=(p, alarms), daemon=True) for p in running]
+    for thread in threads:
+        thread.start()
+    ended = 0
     try:
-        return _first(name, running, seconds, processes)
+        while ended < processes:
+            alarm = alarms.get()
+            ended += alarm is None
+            if alarm is not None and clean(name, alarm):
+                return {**alarm, "cases": alarm["cases"] * processes}
+        return None
     finally:
-        for process in running.values():
+        for process in running:
             process.kill()
 
 
-def _first(name: str, running: dict, seconds: float, processes: int) -> dict | None:
-    while running:
-        time.sleep(0.2)
-        for k, process in list(running.items()):
-            if process.poll() is None:
-                continue
-            alarm = _found(running.pop(k))
-            if alarm is None:
-                continue
-            if clean(name, alarm):
-                return {**alarm, "cases": alarm["cases"] * processes}
-            rest = seconds - alarm["seconds"]
-            if rest > 0:  # something else: go on behind it
-                first = alarm["seed"] + processes
-                running[k] = _started(name, f"--first={first}", f"--step={processes}", f"--seconds={rest}")
-    return None
+def _listen(process: subprocess.Popen, alarms: queue.Queue) -> None:
+    for line in process.stdout:
+        if line.startswith("{"):
+            alarms.put(json.loads(line))
+    alarms.put(None)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m tests.oracle.faults", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m tests.oracle.faults",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("names", nargs="*", help=f"out of {', '.join(FAULTS)}")
     parser.add_argument("--seconds", type=float, default=60)
@@ -229,7 +254,10 @@ def main() -> int:
     for name in options.names or FAULTS:
         alarm = find(name, options.seconds, options.processes, options.seed)
         missed += alarm is None
-        print(f"{name}: " + (describe(alarm) if alarm else f"not found in {options.seconds:.0f} s"), flush=True)
+        print(
+            f"{name}: " + (describe(alarm) if alarm else f"not found in {options.seconds:.0f} s"),
+            flush=True,
+        )
     return 1 if missed else 0
 
 

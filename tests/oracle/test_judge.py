@@ -1,0 +1,137 @@
+"""The rule by which the oracle judges, its drawing of cases, and its driver."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("torch_geometric")
+
+from . import driver, graphs, judge, messages, trees  # noqa: E402
+from .table import TABLE, drawn  # noqa: E402
+
+
+def results(**values):
+    return {
+        name.replace("_", " "): torch.tensor(v) if v is not None else None
+        for name, v in values.items()
+    }
+
+
+def test_what_differs_in_kind():
+    host = results(out=[1.0, 2.0], gradient_of_x=[0.0], count=[1, 2])
+    assert judge.differing(dict(host), host) is None
+    assert (
+        "not finite"
+        in judge.differing({**host, "out": torch.tensor([1.0, float("nan")])}, host).text
+    )
+    assert "no result" in judge.differing({**host, "out": None}, host).text
+    assert judge.differing({**host, "gradient of x": None}, host) is None  # nothing, and zeros
+    assert "whole" in judge.differing({**host, "count": torch.tensor([1, 3])}, host).text
+    assert "float64" in judge.differing({**host, "out": host["out"].double()}, host).text
+    assert "results" in judge.differing({"out": host["out"]}, host).text
+
+
+@pytest.mark.parametrize(
+    "ours, theirs, found",
+    [(1.9e-3, 1e-3, False), (2.1e-3, 1e-3, True), (9e-7, 0, False), (2e-6, 0, True)],
+)
+def test_twice_the_error_of_the_host_and_a_floor(ours, theirs, found):
+    truth = {"out": torch.tensor([1.0], dtype=torch.float64)}
+    draw = {"out": truth["out"] + ours}, {"out": truth["out"] + theirs}, truth
+    assert (judge.beyond([draw], judge.FLOOR) is not None) == found
+
+
+def test_errors_are_averaged_over_draws():
+    truth = {"out": torch.tensor([1.0], dtype=torch.float64)}
+    draws = [
+        ({"out": truth["out"] + 1e-3}, {"out": truth["out"] + error}, truth)
+        for error in (0.0, 1e-3)
+    ]
+    assert judge.beyond(draws[:1], judge.FLOOR) and not judge.beyond(draws, judge.FLOOR)
+
+
+def test_small_gradients_are_measured_against_the_largest():
+    truth = {"gradient of a": torch.tensor([1.0]), "gradient of b": torch.tensor([1e-12])}
+    got = {"gradient of a": torch.tensor([1.0]), "gradient of b": torch.tensor([3e-10])}
+    assert judge.distances(got, truth)["gradient of b"] < 1e-6
+
+
+def test_the_same_seed_draws_the_same_case():
+    assert drawn(5) == drawn(5)
+    for name in ("GATConv", "HeteroConv", "RGCNConv"):
+        first, again, other = (TABLE[name](graphs.Draw("case", look)) for look in (0, 0, 1))
+        flat = [trees.named((c.args, c.kwargs)) for c in (first, again, other)]
+        assert flat[0].keys() == flat[1].keys() == flat[2].keys()
+        assert all(torch.equal(flat[0][k], flat[1][k]) for k in flat[0])
+        for k, t in flat[0].items():  # the same graph, other numbers
+            assert t.shape == flat[2][k].shape and (
+                t.is_floating_point() or torch.equal(t, flat[2][k])
+            )
+
+
+def test_messages_are_classes_that_run():
+    kinds = [messages.user_class(graphs.Draw(f"class {seed}"))[0] for seed in range(20)]
+    ran = [messages.built(kind, graphs.Draw("inputs")) for kind in kinds]
+    assert all(case.module(*case.args).shape[0] == case.args[0].shape[0] for case in ran)
+
+
+def test_strides_survive_the_move():
+    for t in (torch.randn(4, 6).t(), torch.randn(4, 6)[:, ::2], torch.randn(1, 6).expand(3, 6)):
+        moved = trees.with_strides(t, torch.device("cpu"))
+        assert torch.equal(moved, t) and (moved.stride() == t.stride() or 0 in t.stride())
+
+
+DEATH = """
+import json, os, sys
+first = int(next(a for a in sys.argv if a.startswith("--first=")).split("=")[1])
+for seed in range(first, first + 4):
+    print(json.dumps({"begin": seed}), flush=True)
+    if seed == 12:
+        os._exit(134)
+    if seed == 14:
+        print(json.dumps({"end": seed, "what": "a", "wrong": "wrong", "checks": 2, "seconds": 0}), flush=True)
+    else:
+        print(json.dumps({"end": seed, "what": "a", "wrong": None, "checks": 2, "seconds": 0}), flush=True)
+"""
+
+
+def test_a_process_that_dies_is_an_alarm_and_another_goes_on(monkeypatch):
+    monkeypatch.setattr(
+        driver.Task, "command", lambda self: [sys.executable, "-c", DEATH, f"--first={self.first}"]
+    )
+    summary = driver.run([driver.Task("histories", "cpu", 10, 1, 60, 8)], 1)
+    assert [alarm["seed"] for alarm in summary.alarms] == [12, 14]
+    assert "134" in summary.alarms[0]["text"] or "status" in summary.alarms[0]["text"]
+    assert "--seed 14" in summary.alarms[1]["reproduce"]
+    assert summary.counts["histories cpu"]["alarms"] == 2
+
+
+def test_the_command_line_runs_one_case(tmp_path):
+    out = tmp_path / "summary.json"
+    command = [
+        "table",
+        "SAGEConv",
+        "--seed",
+        "3",
+        "--mode",
+        "grad",
+        "--backend",
+        "cpu",
+        "--out",
+        str(out),
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.oracle", *command],
+        capture_output=True,
+        text=True,
+        cwd=driver.ROOT,
+        env=driver.environment(),
+    )
+    found = json.loads(out.read_text())
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert found["counts"]["table cpu"]["cases"] == 1 and not found["alarms"]

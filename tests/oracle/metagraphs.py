@@ -39,6 +39,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 MODES = ["train", "train", "train", "again", "again", "only x", "some results", "no_grad", "inference", "fp64", "twice derived"]
 FLOOR = {torch.float32: 1e-6, torch.float64: 1e-12}
 DRAWS = 10  # of features, over which errors are averaged before they make an alarm
+OFTEN = 4  # of these draws in which it has to be beyond its limit: products of many numbers may hang on one rounding
 WRONG = 1e-2  # an error that is no matter of rounding
 SMALL = 1e-3  # gradients below this share of the largest are measured against that share
 NOTHING = 1e-9  # a gradient below this share of the largest is zero but for the rounding of larger terms
@@ -160,8 +161,9 @@ def _judged(draw: Callable, seed: int, host: bool) -> str | None:
         wrong = _beyond([found], host)
     if wrong and max(error for error, _, _ in wrong.values()) < WRONG:
         more = [draw(seed + (1 + at) * 1_000_003) for at in range(DRAWS)]
-        again = _beyond([found for found in more if isinstance(found, tuple)], host)
-        wrong = {k: v for k, v in again.items() if k in wrong}
+        numbers = [found for found in more if isinstance(found, tuple)]
+        often = Counter(name for found in numbers for name in _beyond([found], host))
+        wrong = {k: v for k, v in _beyond(numbers, host).items() if k in wrong and often[k] >= OFTEN}
         found = next((found for found in more if isinstance(found, str)), found)
     if isinstance(found, str):
         return found

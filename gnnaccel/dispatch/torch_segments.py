@@ -136,14 +136,20 @@ class _Softmax(torch.autograd.Function):
         (p,), graph = ctx.saved_tensors, ctx.graph
         # What is left of gradients that all but agree is their rounding, and that of the mean weighs as much as they do. So the
         # mean is taken twice: the second time of what the first has left.
-        left = grad - _mean(graph, p, grad)
-        mean = _mean(graph, p, left)
-        return None, (left - mean) * p if torch.is_grad_enabled() else left.sub_(mean).mul_(p)
+        if torch.is_grad_enabled():
+            left = grad - _mean(graph, grad * p)
+            return None, (left - _mean(graph, left * p)) * p
+        weighted = grad * p
+        total = weighted.new_zeros(graph.num_dst).index_add_(0, graph.dst, weighted)
+        left = total.index_select(0, graph.dst)
+        torch.mul(torch.sub(grad, left, out=left), p, out=weighted)
+        mean = torch.index_select(total.zero_().index_add_(0, graph.dst, weighted), 0, graph.dst, out=weighted)
+        return None, left.sub_(mean).mul_(p)
 
 
-def _mean(graph: Segments, weight: Tensor, values: Tensor) -> Tensor:
-    """[E]: at each edge the sum of weight times value over the edges that enter the same node."""
-    return values.new_zeros(graph.num_dst).index_add(0, graph.dst, weight * values).index_select(0, graph.dst)
+def _mean(graph: Segments, weighted: Tensor) -> Tensor:
+    """[E]: at each edge the sum of ``weighted`` [E] over the edges that enter the same node."""
+    return weighted.new_zeros(graph.num_dst).index_add(0, graph.dst, weighted).index_select(0, graph.dst)
 
 
 def _sampled(graph: Segments, left: Tensor, right: Tensor) -> Tensor:

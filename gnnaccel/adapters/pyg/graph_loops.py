@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gnnaccel.adapters import own
+
 _FILLED = -1  # in the place of an edge's number: a loop that was added
 
 
@@ -20,6 +22,7 @@ def looping(native: Callable) -> Callable:
     for no weights. Anything else is the host's.
     """
     name = f"{native.__module__}.{native.__qualname__}"
+    named = own.Named(own.original(native))
 
     def numbered(edge_index: Tensor, **rest: Any) -> tuple[Tensor, Tensor]:
         edges = edge_index.shape[1]
@@ -31,6 +34,8 @@ def looping(native: Callable) -> Callable:
     def looped(edge_index: Any, edge_attr: Any = None, *more: Any, **kwargs: Any) -> Any:
         from gnnaccel.adapters.pyg import graph_norm
 
+        if named.why() is not None:  # a function that it calls is not the host's
+            return native(edge_index, edge_attr, *more, **kwargs)
         given = {**dict(zip(("fill_value", "num_nodes"), more)), **kwargs}
         if edge_attr is None:
             found = graph_norm.find(name, native, (edge_index, None, *more), kwargs)

@@ -241,6 +241,17 @@ def test_ids_out_of_range_raise_before_the_host_reads_them(emulated, options, we
             layer(x, ei, *weight)
 
 
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_sparse_matrices_have_no_ids_to_look_at(route, layout):
+    """As a transform to sparse matrices makes them where torch-sparse is not installed."""
+    x = graphs.features().to(route.device)
+    adjacency = torch_geometric.utils.to_torch_coo_tensor(graphs.square(), size=(N, N)).to_sparse(layout=layout).to(route.device)
+    layer = GCNConv(F, 4).to(route.device)
+    native = layer(x, adjacency)
+    with route.on(on_fallback="native"):
+        assert close(layer(x, adjacency), native)
+
+
 def test_ids_are_looked_at_once_for_each_graph(emulated, monkeypatch):
     from gnnaccel.adapters.pyg import graph_norm
 

@@ -190,8 +190,9 @@ def checking(native: Callable) -> Callable:
 
 
 def _to_be_checked(edge_index: Any, nodes: Any) -> bool:
-    return (type(edge_index) is Tensor and type(nodes) is int and kernels_run_on(edge_index.device)
-            and (current() is not None or silenced()) and not capture.capturing() and context_reason() is None)
+    return (type(edge_index) is Tensor and edge_index.layout is torch.strided and type(nodes) is int
+            and kernels_run_on(edge_index.device) and (current() is not None or silenced())
+            and not capture.capturing() and context_reason() is None)
 
 
 def checked(edge_index: Tensor, nodes: int) -> tuple:

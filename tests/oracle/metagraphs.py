@@ -114,8 +114,9 @@ def _placed(case: Case, seed: int, r: random.Random, mode: str) -> Case:
         with torch.no_grad():
             case.call(module, {k: t.to(DEVICE) for k, t in draws.features(case.x, seed).items()})
     draws.spread(module, r)
-    if mode == "only x":
-        module.requires_grad_(False)
+    for p in module.parameters():
+        if mode == "only x" and not torch.nn.parameter.is_lazy(p):  # that of a relation that the call leaves out
+            p.requires_grad_(False)
     return case._replace(module=module.to(dtype).train(r.random() < 0.5))
 
 

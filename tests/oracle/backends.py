@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 # No folder: what was calibrated or tuned on this machine is not to change decisions.
 os.environ["GNNACCEL_CACHE_DIR"] = os.devnull
@@ -45,6 +46,18 @@ class Backend:
     def on(self, **options: Any):
         """A block in which layers are taken over wherever possible, or as ``options`` say."""
         return gnnaccel.enabled(**{"when": "supported", **self.forced, **options})
+
+    @contextlib.contextmanager
+    def splitting(self, seed: int) -> Iterator[None]:
+        """A block in which rows of fewer edges than usual are split over warps, for some seeds."""
+        from gnnaccel.cuda import structure
+
+        size = (16, 48, None)[seed % 3]
+        if size is None:
+            yield
+        else:
+            with mock.patch.object(structure, "chunk_edges", lambda edges: size):
+                yield
 
     def finish(self) -> None:
         """Wait for the device, so that a fault in it is raised here."""

@@ -83,7 +83,7 @@ class Trial:
         return self.host(Case(case.module, as_long(case.args), as_long(case.kwargs)))
 
     def ours(self, case: Case) -> Results:
-        with self.backend.on(**self.mode.options):
+        with self.backend.splitting(self.seed), self.backend.on(**self.mode.options):
             found = run(case, self.mode, self.backend.device, self.seed)
         self.backend.finish()
         return found

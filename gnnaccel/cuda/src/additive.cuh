@@ -14,7 +14,7 @@ __device__ __forceinline__ bool negative(float w) { return __float_as_int(w) < 0
 
 // The two sums that an edge's row joins, by its weight: forward's, apart by the sign.
 struct BySign {
-    __device__ __forceinline__ void split(float w, float& first, float& second) const {  // NaN joins the first
+    __device__ __forceinline__ void split(float w, int, float& first, float& second) const {  // NaN joins the first
         first = w > 0.f ? 0.f : -w;
         second = w > 0.f ? w : 0.f;
     }
@@ -45,9 +45,10 @@ __device__ __forceinline__ void gather_tile(const Lanes& at, int j, int n, const
 #pragma unroll
             for (int u = 0; u < UNROLL; ++u) {
                 const int e = first + u * SLOTS + at.slot;
-                const float w = e < n ? weight[e * HT + (k / KV) * HL + at.hl] : 0.f;
+                const int s = e * HT + (k / KV) * HL + at.hl;
+                const float w = e < n ? weight[s] : 0.f;
                 float down = fabsf(w), up = 0.f, some[VEC];
-                if (TWO) parts.split(w, down, up);
+                if (TWO) parts.split(w, e < n ? s : -1, down, up);
                 v[u].pack(k, some);
 #pragma unroll
                 for (int x = 0; x < VEC; ++x) {

@@ -172,18 +172,17 @@ struct Edges {
 // Whether an edge takes all of its destination's softmax. (With GRAD_INT8 alpha has the gradient's scale.)
 __device__ __forceinline__ bool decided(float alpha) { return !GRAD_INT8 && alpha >= 1.f; }
 
-// What the rows of an edge join, by its signed weight: `whole` w, `scored` g w. No weight but that of a decided edge is as large as
-// its dropout's factor, `all`.
+// The two sums that an edge's row joins: `whole` by its weight w, `scored` by g w, which phase 1 left at the same place.
 struct ByScore {
-    float slope, all;
+    const float* of_scores;
 
-    __device__ __forceinline__ void split(float w, float& whole, float& scored) const {
-        whole = fabsf(w);
-        scored = !GRAD_INT8 && whole >= all ? 0.f : w > 0.f ? w : -slope * w;
+    __device__ __forceinline__ void split(float w, int at, float& whole, float& scored) const {
+        whole = w;
+        scored = at >= 0 ? of_scores[at] : 0.f;
     }
 };
 
-// Phase 1: signed weights; with EDGE_GRAD also extra = alpha * delta. Returns the tile's share of sum g alpha delta.
+// Phase 1: weights, and extra = g times them; with EDGE_GRAD weights by sign, and extra = alpha * delta. Returns the tile's share of sum g alpha delta.
 __device__ __forceinline__ float weight_tile(const Edges& g, const Dropout& drop, const Scratch& sh, OFF_T base, int n, int j,
                                              int head, bool on, float src_term) {
     const int lane = threadIdx.x & 31, h = lane % HT;
@@ -193,7 +192,7 @@ __device__ __forceinline__ float weight_tile(const Edges& g, const Dropout& drop
         if (it * EDGES_PER_STEP < n) {
             const int e = it * EDGES_PER_STEP + lane / HT;
             const int i = __shfl_sync(FULL_WARP, j, e);
-            float w = 0.f, alpha_delta = 0.f;
+            float w = 0.f, alpha_delta = 0.f, slope = 0.f;
             bool up = false;
             if (e < n && on) {
                 const OFF_T place = EDGE || DROPOUT ? g.position[base + e] : 0;
@@ -202,13 +201,12 @@ __device__ __forceinline__ float weight_tile(const Edges& g, const Dropout& drop
                 up = q[0] > 0.f;
                 const float alpha = exp_above(leaky(q[0], g.slope), q[1]) * q[2];
                 alpha_delta = alpha * q[3];
-                if (!EDGE_GRAD) lost += (decided(alpha) ? 0.f : up ? 1.f : g.slope) * alpha_delta;
+                slope = decided(alpha) ? 0.f : up ? 1.f : g.slope;
+                lost = fmaf(slope, alpha_delta, lost);
                 w = alpha * drop.factor(place, head);
             }
-            sh.weight[e * HT + h] = up ? w : -w;
-#if EDGE_GRAD
-            sh.extra[e * HT + h] = alpha_delta;
-#endif
+            sh.weight[e * HT + h] = EDGE_GRAD && !up ? -w : w;
+            sh.extra[e * HT + h] = EDGE_GRAD ? alpha_delta : slope * w;
         }
     }
     __syncwarp();
@@ -284,7 +282,7 @@ __device__ __forceinline__ float gather_direct(const Lanes& at, const Item& it, 
 
 #if EDGE_GRAD
 // d a_edge = g (w <dO, v> - alpha delta), one dot product per edge and head; only built when an edge term needs it. A decided edge's
-// weight is known by its size (`ByScore`), or, dropped, by its alpha delta of 0. Adds up what it finds in `d_src`.
+// weight is known by its size: that of its dropout's factor, `all`; or, dropped, by its alpha delta of 0. Adds up what it finds in `d_src`.
 __device__ __forceinline__ void edge_grad_tile(const Lanes& at, const Edges& g, const Scratch& sh, OFF_T base, int n, int j,
                                                const GRAD_T* grad, const Row& v, float all, float* d_a_edge, float (&d_src)[KH]) {
     for (int first = 0; first < n; first += SLOTS) {
@@ -334,7 +332,7 @@ sources(const OFF_T* __restrict__ indptr, const int* __restrict__ nbr, const OFF
     Row whole, scored;
     clear_row(whole);
     clear_row(scored);
-    const ByScore parts = {slope, DROPOUT ? drop_scale : 1.f};
+    const ByScore parts = {sh.extra};
 #if EDGE_GRAD
     Row v;
     load_values(at, rows_of_values, it.row, v);
@@ -351,7 +349,7 @@ sources(const OFF_T* __restrict__ indptr, const int* __restrict__ nbr, const OFF
         lost += weight_tile(g, drop, sh, base, n, j, head, on, src_term);
         gather_tile<GRAD_T, !EDGE_GRAD, STEPS>(at, j, n, sh.weight, grad, whole, scored, parts);
 #if EDGE_GRAD
-        edge_grad_tile(at, g, sh, base, n, j, grad, v, parts.all, d_a_edge, d_src);
+        edge_grad_tile(at, g, sh, base, n, j, grad, v, DROPOUT ? drop_scale : 1.f, d_a_edge, d_src);
 #endif
         __syncwarp();
     }

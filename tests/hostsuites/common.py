@@ -40,6 +40,19 @@ class Journal:
         self._file.flush()
 
 
+def device_is_lost() -> bool:
+    """Whether nothing runs on the GPU any more in this process."""
+    import torch
+
+    if not torch.cuda.is_initialized():
+        return False
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
+
+
 def remaining(items: list[Any]) -> list[Any]:
     """Of pytest's items this process's share, without what an earlier process has done with."""
     done = set(json.loads(Path(os.environ[SKIP]).read_text(encoding="utf-8")))
@@ -108,8 +121,8 @@ class Suite:
         command = [sys.executable, "-m", "pytest", "-q", "-p", self.plugin, "-p", "no:cacheprovider", "--import-mode=importlib",
                    "-c", str(ini), "--rootdir", str(self.source), "--tb=short", *self.arguments, *chunk.targets]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", **self.environment, JOURNAL: str(journal), SKIP: str(skip),
-                       SHARE: f"{chunk.share}/{chunk.shares}",
-                       "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])}
+                       SHARE: f"{chunk.share}/{chunk.shares}"}
+        environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [environment.get("PYTHONPATH")])])
         with open(folder / "output", "w") as output:
             process = subprocess.Popen(command, cwd=self.source, env=environment, stdout=output, stderr=subprocess.STDOUT)
             while process.poll() is None:

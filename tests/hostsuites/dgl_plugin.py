@@ -1,118 +1,109 @@
-"""A pytest plugin for DGL's own tests: enables gnnaccel, or does not, and writes one JSON line per test as it goes.
-
-Lines are written when a test starts and when it ends, so that a process that dies names its last test. Reads from the
-environment: ``HOSTSUITE_MODE`` (native, enabled), ``HOSTSUITE_DEVICE`` (cpu, gpu, simulated), ``HOSTSUITE_RESULTS`` (a file to
-append to), ``HOSTSUITE_SHARD`` ("i/n": every n-th test), ``HOSTSUITE_SHADOW`` ("1": compare every call with the host's own).
+"""A pytest plugin for DGL's own tests. ``HOSTSUITE_DGL`` holds its options as JSON: ``mode`` ("native" or "enabled"), ``device``
+("cpu", "gpu", "simulated"), ``shadow``. The journal is that of `common`.
 """
 from __future__ import annotations
 
 import json
 import os
-import signal
+import random
 import time
-from pathlib import Path
 
+import numpy
 import pytest
 import torch
 
 import gnnaccel  # before dgl, which does not import without it on a current torch
+from tests.hostsuites import common
 
-SECONDS_PER_TEST = 60
-_results = Path(os.environ["HOSTSUITE_RESULTS"])
-_enabled = os.environ["HOSTSUITE_MODE"] == "enabled"
-_device = os.environ["HOSTSUITE_DEVICE"]
+_options = json.loads(os.environ["HOSTSUITE_DGL"])
+_shadowed = _options["mode"] == "enabled" and _options["shadow"]
+_journal = common.Journal()
+_running: dict[str, dict] = {}
 
 
 def pytest_configure(config):
     """Import DGL, and enable gnnaccel for the whole run."""
     import dgl  # noqa: F401
 
-    torch.backends.cudnn.allow_tf32 = False  # DGL's LSTM aggregator, which is the host's on both sides
-    if _device == "simulated":
-        from tests.dgl import simulated
+    torch.set_num_threads(1)
+    torch.backends.cudnn.allow_tf32 = False  # SAGEConv's LSTM is cuDNN's on the GPU
+    if _options["device"] == "simulated":
+        _simulate(config)
+    if _options["mode"] == "enabled":
+        gnnaccel.enable(when="supported", backend="torch" if _options["device"] == "simulated" else "auto")
+    if _shadowed:
+        from tests.hostsuites import dgl_shadow
 
-        monkeypatch = pytest.MonkeyPatch()
-        simulation = simulated.device(monkeypatch)
-        simulation.__enter__()
-        config.add_cleanup(monkeypatch.undo)
-        config.add_cleanup(lambda: simulation.__exit__(None, None, None))
-    if _enabled:
-        gnnaccel.enable(when="supported", backend="torch" if _device == "simulated" else "auto")
-        if os.environ.get("HOSTSUITE_SHADOW") == "1":
-            from tests.hostsuites import shadow_dgl
+        dgl_shadow.install()
 
-            shadow_dgl.install()
+
+def _simulate(config) -> None:
+    from tests.dgl import simulated
+
+    monkeypatch = pytest.MonkeyPatch()
+    simulation = simulated.device(monkeypatch)
+    simulation.__enter__()
+    config.add_cleanup(monkeypatch.undo)
+    config.add_cleanup(lambda: simulation.__exit__(None, None, None))
 
 
 def pytest_collection_modifyitems(items):
-    """This process's share, without what an earlier one has finished."""
-    share, of = map(int, os.environ.get("HOSTSUITE_SHARD", "0/1").split("/"))
-    done = {line["test"] for line in _lines()}
-    items[:] = [item for number, item in enumerate(items) if number % of == share and item.nodeid not in done]
+    items[:] = common.remaining(items)
 
 
-def _lines() -> list[dict]:
-    return [json.loads(line) for line in _results.read_text().splitlines()] if _results.exists() else []
+def pytest_runtest_setup(item):
+    """Every run has the same numbers."""
+    import dgl
+
+    for seed in (torch.manual_seed, random.seed, numpy.random.seed, dgl.seed):
+        seed(0)
 
 
-def _write(**line) -> None:
-    with _results.open("a") as file:
-        file.write(json.dumps(line) + "\n")
+def pytest_collectreport(report):
+    if report.failed:
+        _journal.write(test=report.nodeid, outcome="error", error=str(report.longrepr)[-600:], seconds=0.0)
 
 
-@pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_protocol(item, nextitem):
-    """A line before the test, and an alarm for tests that hang."""
-    _write(test=item.nodeid, outcome="started")
-    signal.signal(signal.SIGALRM, _late)
-    signal.alarm(SECONDS_PER_TEST)
-    item.began = time.perf_counter()
-    yield
-    signal.alarm(0)
-    if torch.distributed.is_initialized():  # a test that fails leaves it to those behind it
-        torch.distributed.destroy_process_group()
-
-
-def _late(number, frame):
-    raise TimeoutError(f"longer than {SECONDS_PER_TEST} s")
+def pytest_runtest_logstart(nodeid, location):
+    _running[nodeid] = dict(outcome="passed", seconds=time.perf_counter())
+    _journal.write(test=nodeid)
 
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item, call):
-    """A line for whatever ends a test: its call, or a setup or teardown that did not pass."""
+    """The first line of an error, and the places it came through, outermost first."""
     report = (yield).get_result()
-    if report.when != "call" and report.outcome == "passed":
-        return
-    line = {"test": item.nodeid, "outcome": report.outcome, "seconds": round(time.perf_counter() - item.began, 2)}
-    if report.outcome == "failed":
-        line.update(_cause(call.excinfo))
-    if _device == "simulated":
-        from tests.dgl import simulated
-
-        if simulated.asserts:
-            line["asserts"] = simulated.asserts[:]
-            simulated.asserts.clear()
-    if os.environ.get("HOSTSUITE_SHADOW") == "1" and _enabled:
-        from tests.hostsuites import shadow_dgl
-
-        line["compared"], line["shadow"] = shadow_dgl.taken()
-    _write(**line)
-    if report.outcome == "failed" and _device == "gpu" and _is_lost():
-        _write(test=item.nodeid, outcome="device lost", **_cause(call.excinfo))
-        os._exit(70)  # nothing runs on this device any more; the suite goes on in another process
+    found = _running[item.nodeid]
+    if report.outcome == "skipped" and found["outcome"] == "passed":
+        found["outcome"] = "skipped"
+    elif report.outcome == "failed" and found["outcome"] != "failed":
+        lines = f"{call.excinfo.typename}: {call.excinfo.value}".strip().splitlines()
+        places = [f"{os.path.basename(str(entry.path))}:{entry.lineno + 1}" for entry in call.excinfo.traceback]
+        found.update(outcome="failed" if call.when == "call" else "error", error=lines[0][:300],
+                     more=" | ".join(lines[1:4])[:300], at=places[-6:])
 
 
-def _cause(info) -> dict:
-    """The first line of the error, and the places it came through, outermost first."""
-    text = f"{info.typename}: {info.value}".strip().splitlines()
-    places = [f"{entry.path.name if hasattr(entry.path, 'name') else entry.path}:{entry.lineno + 1}" for entry in info.traceback]
-    return {"error": text[0][:300], "more": " | ".join(text[1:4])[:300], "at": places[-6:]}
+def pytest_runtest_logfinish(nodeid, location):
+    found = _running.pop(nodeid)
+    found["seconds"] = round(time.perf_counter() - found["seconds"], 2)
+    if _shadowed:
+        from tests.hostsuites import dgl_shadow
+
+        found["compared"], found["alarms"] = dgl_shadow.taken()
+    found["asserts"] = _asserts()
+    if torch.distributed.is_initialized():  # a test that fails leaves it to those behind it
+        torch.distributed.destroy_process_group()
+    _journal.write(test=nodeid, **{name: value for name, value in found.items() if value != []})
+    if common.device_is_lost():  # all that follows would fail
+        os._exit(common.ENDED)
 
 
-def _is_lost() -> bool:
-    try:
-        torch.cuda.synchronize()
-    except RuntimeError:
-        return True
-    return False
+def _asserts() -> list[str]:
+    """Ids out of range that a GPU would not survive, as the simulated device met them."""
+    if _options["device"] != "simulated":
+        return []
+    from tests.dgl import simulated
 
+    found = simulated.asserts[:]
+    simulated.asserts.clear()
+    return found

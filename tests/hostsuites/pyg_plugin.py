@@ -121,7 +121,7 @@ def pytest_runtest_logfinish(nodeid, location):
     found = _phases.pop(nodeid)
     found["seconds"] = round(time.perf_counter() - found["seconds"], 2)
     _journal.write(test=nodeid, **found, **({"alarms": alarms} if _shadow and (alarms := _shadow.taken()) else {}))
-    if _device_is_lost():  # all that follows would fail
+    if common.device_is_lost():  # all that follows would fail
         os._exit(common.ENDED)
 
 
@@ -136,13 +136,3 @@ def pytest_sessionfinish(session):
 
 def _text(report) -> str:
     return str(report.longrepr)[-1200:]
-
-
-def _device_is_lost() -> bool:
-    if not torch.cuda.is_initialized():
-        return False
-    try:
-        torch.cuda.synchronize()
-    except RuntimeError:
-        return True
-    return False

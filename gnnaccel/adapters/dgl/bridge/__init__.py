@@ -5,7 +5,8 @@ losses are torch's. So here a graph on the GPU is a *tagged* one: its index obje
 structure, and carries the device (`tags`). What DGL's C functions make of tagged things is tagged (`calls`); tensors go to
 the host on their way in and to the device on their way out (`arrays`); what training asks of a structure in every step is
 answered from device tensors that are kept with the index object (`index`, `results`), and layers look for nodes without
-edges once per graph (`zero_degree`); sparse embeddings and filters of ids are torch's (`embeddings`, `filters`); what cannot be had says so (`limits`).
+edges once per graph (`zero_degree`); sparse embeddings and filters of ids are torch's (`embeddings`, `filters`); what cannot be
+had says so (`limits`).
 
 Put in only where DGL has no CUDA device API and torch has a GPU, and taken out like every other patch.
 """

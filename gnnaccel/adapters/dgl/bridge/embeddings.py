@@ -1,8 +1,8 @@
 """DGL's sparse embeddings next to a GPU that DGL cannot reach.
 
-An embedding on the GPU asks which of its rows are whose, in C code for GPUs: here in torch operations. `SparseAdam` of an embedding
-on the host pins its state in its first step if gradients come from the GPU. Here they go to the host first. Where nothing is
-pinned, DGL's own way reads what it copies to the host without waiting for it.
+An embedding on the GPU asks which of its rows are whose, in C code for GPUs: here in torch operations. `SparseAdam` of an
+embedding on the host pins its state in its first step if gradients come from the GPU. Here they go to the host first. Where
+nothing is pinned, DGL's own way reads what it copies to the host without waiting for it.
 """
 from __future__ import annotations
 

@@ -203,4 +203,4 @@ def _copy(value: Any, to_host: bool, leaves: list[Tensor]) -> Any:
 
 def _shapes(args: tuple, kwargs: dict) -> str:
     leaves = tree_leaves((args, kwargs))
-    return f"({', '.join(str(list(v.shape)) if isinstance(v, Tensor) else repr(v) for v in leaves if isinstance(v, (Tensor, str)))})"
+    return f"({', '.join(str(list(v.shape)) if isinstance(v, Tensor) else v for v in leaves if isinstance(v, (Tensor, str)))})"

@@ -111,7 +111,8 @@ def captured_norm(native: Callable, edge_index: Any, edge_weight: Tensor | None 
         improved = improved and _improves_alone(inspect.unwrap(native))
         edge_weight = torch.ones(src.shape[0], dtype=dtype, device=src.device)
     loop, nodes = src == dst, torch.arange(num_nodes, dtype=src.dtype, device=src.device)
-    loops = _loops_of(edge_weight, torch.where(loop, src, num_nodes).long(), num_nodes, 2.0 if improved else 1.0)
+    spare = torch.arange(num_nodes, num_nodes + src.shape[0], device=src.device)  # one place each: atomics on one take 0.2 s
+    loops = _loops_of(edge_weight, torch.where(loop, src.long(), spare), num_nodes, 2.0 if improved else 1.0)
     edges = torch.cat([edge_index, torch.stack([nodes, nodes])], 1)
     weight = torch.cat([edge_weight.masked_fill(loop, 0.0), loops])
     looped.note(edges, edge_index, num_nodes)
@@ -119,11 +120,11 @@ def captured_norm(native: Callable, edge_index: Any, edge_weight: Tensor | None 
 
 
 def _loops_of(weight: Tensor, node: Tensor, nodes: int, fill: float) -> Tensor:
-    """[nodes]: the weight of the last edge whose ``node`` [E] it is, else ``fill``; edges of no node have the number ``nodes``. The
-    gradient goes to all edges of a node, as the host's does."""
-    last = torch.full((nodes + 1,), -1, device=node.device)
+    """[nodes]: the weight of the last edge whose ``node`` [E] it is, else ``fill``; edges of no node have numbers from ``nodes``
+    on. The gradient goes to all edges of a node, as the host's does."""
+    last = torch.full((nodes + node.shape[0],), -1, device=node.device)
     last = last.scatter_reduce(0, node, torch.arange(node.shape[0], device=node.device), "amax")[:nodes]
-    found = weight.new_full((nodes + 1,), fill)
+    found = weight.new_full((nodes + node.shape[0],), fill)
     if not weight.shape[0]:
         return found[:nodes]
     values = weight.index_select(0, last.clamp(min=0))

@@ -11,6 +11,7 @@ from torch import Tensor
 from gnnaccel.adapters import unused
 from gnnaccel.adapters.pyg import calls, hetero_gat, inner_convs
 from gnnaccel.adapters.pyg.inner_convs import Together
+from gnnaccel.cuda import capture
 from gnnaccel.dispatch import attention_programs as programs
 from gnnaccel.dispatch.joined import JoinedStated
 from gnnaccel.dispatch.reasons import Reason, reason
@@ -82,5 +83,7 @@ def _numbers(x_dict: Mapping[str, Tensor], types: tuple[str, ...], of_type: tupl
     """[rows of the virtual graph at this end] int32: the relation of each."""
     counts = [x_dict[name].shape[0] for name, members in zip(types, of_type) for _ in members]
     relations = [at for members in of_type for at in members]
+    if capture.capturing():  # a copy from the host would wait
+        return torch.cat([torch.full((count,), at, dtype=torch.int32, device=device) for count, at in zip(counts, relations)])
     numbers, counted = torch.tensor([relations, counts], dtype=torch.int32, device="cpu").to(device)
     return numbers.repeat_interleave(counted, output_size=sum(counts))

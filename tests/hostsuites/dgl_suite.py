@@ -25,7 +25,10 @@ FILES = ("common/*.py", "common/ops/*.py", "common/function/*.py", "common/trans
          "pytorch/dataloading/*.py")
 #: large files, and into how many processes each is divided
 SHARES = {"test_nn.py": 4, "test_ops.py": 3, "test_heterograph.py": 2, "test_transform.py": 2, "test_sampling.py": 2,
-          "test_optim.py": 2, "test_heterograph-kernel.py": 2}
+          "test_heterograph-kernel.py": 2}
+#: files whose tests listen on the same ports: one after the other
+PORTS = ("pytorch/dataloading/test_dataloader.py", "pytorch/optim/test_optim.py", "pytorch/nn/test_sparse_emb.py",
+         "pytorch/cuda/test_nccl.py")
 
 
 def main() -> int:
@@ -70,7 +73,7 @@ def _run(options: argparse.Namespace, mode: str, device: str) -> tuple[common.Ou
         environment = {"HOSTSUITE_DGL": json.dumps(plugin), "GNNACCEL_CACHE_DIR": os.devnull, "PYTHONPATH": os.pathsep.join(path),
                        "DGLBACKEND": "pytorch", "DGLTESTDEV": "cpu" if device == "cpu" else "gpu"}
         suite = common.Suite(root / "python", "tests.hostsuites.dgl_plugin", ("--import-mode=prepend",), environment,
-                             options.processes, patience=60.0, deadline=options.deadline)
+                             options.processes, deadline=options.deadline)
         return suite.run(_chunks(root / "python", options.only))
 
 
@@ -78,8 +81,11 @@ def _chunks(source: Path, patterns: list[str]) -> list[common.Chunk]:
     """Each file in a process of its own, large ones in several, largest first."""
     files = {file for pattern in patterns for file in source.glob(pattern) if file.name.startswith("test_")}
     ordered = sorted(files, key=lambda file: (-file.stat().st_size, file))
-    return [common.Chunk((str(file.relative_to(source)),), share, of) for file in ordered
-            for of in [SHARES.get(file.name, 1)] for share in range(of)]
+    names = [str(file.relative_to(source)) for file in ordered]
+    together = tuple(name for name in names if name in PORTS)
+    return [*([common.Chunk(together)] if together else []),
+            *(common.Chunk((name,), share, of) for name in names if name not in PORTS
+              for of in [SHARES.get(Path(name).name, 1)] for share in range(of))]
 
 
 def _report(found: dict[str, Any], everything: bool) -> int:

@@ -36,9 +36,8 @@ def taken() -> tuple[int, list[str]]:
 def install() -> None:
     """Compare every call from now on, in this process. gnnaccel is enabled, and DGL imported."""
     from dgl.backend.pytorch import sparse
-    from dgl.nn import pytorch as nn
-
-    from gnnaccel.adapters.dgl import LAYERS, ops
+    from gnnaccel.adapters.dgl import ops
+    from gnnaccel.dispatch import watch
 
     natives = {getattr(sparse, name, None) for name in ops.ROUTED} - {None}
     for module in ops._modules():
@@ -46,9 +45,7 @@ def install() -> None:
             native = getattr(value, "__wrapped__", None) if inspect.isfunction(value) else None
             if native is not None and native in natives:
                 setattr(module, name, _operation(value, native))
-    for name in LAYERS:
-        cls = getattr(nn, name)
-        cls.forward = _layer(cls.forward, inspect.unwrap(cls.forward))
+    watch.add(_watch, _ignore)  # a `forward` that somebody replaced would run natively
 
 
 def _operation(ours: Any, native: Any) -> Any:
@@ -60,18 +57,19 @@ def _operation(ours: Any, native: Any) -> Any:
     return operation
 
 
-def _layer(ours: Any, native: Any) -> Any:
-    @functools.wraps(ours)
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        random = self.training and any(isinstance(m, torch.nn.Dropout) and m.p > 0 for m in self.modules())
-        if not random:
-            def called(function):
-                return lambda a, k: function(a[0], *a[1:], **k)
+def _ignore(record: Any) -> None:
+    """Records are not looked at: watchers are asked while somebody listens."""
 
-            _compare(type(self).__name__, called(ours), called(native), (self, *args), kwargs)
-        return ours(self, *args, **kwargs)
 
-    return forward
+def _watch(visit: Any, run: Any) -> Any:
+    layer = visit.layer
+    if isinstance(layer, torch.nn.Module) and visit.adapter is not None:
+        ours = type(layer).forward
+        native = inspect.unwrap(ours)
+        if not (layer.training and any(isinstance(m, torch.nn.Dropout) and m.p > 0 for m in layer.modules())):
+            _compare(type(layer).__name__, lambda a, k: ours(*a, **k), lambda a, k: native(*a, **k),
+                     (layer, *visit.args), visit.kwargs)
+    return run(visit)
 
 
 def _compare(name: str, ours: Any, native: Any, args: tuple, kwargs: dict) -> None:

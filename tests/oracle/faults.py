@@ -82,7 +82,11 @@ def stale_norm() -> None:
 
     from gnnaccel.dispatch.config import current as enabled
 
-    gcn_conv.gcn_norm = remembered
+    import torch_geometric.nn  # noqa: F401  (its modules have the function by name)
+
+    for name, module in list(sys.modules.items()):
+        if name.startswith("torch_geometric.") and vars(module).get("gcn_norm") is native:
+            module.gcn_norm = remembered
 
 
 FAULTS = {

@@ -177,6 +177,29 @@ def test_changes_are_seen(kernels, bound_calls, change):
         assert out.requires_grad is (change != "frozen") and len(bound_calls) == (2 if change == "frozen" else 1)
 
 
+def test_autocast_from_the_first_call_on(kernels, bound_calls):
+    """The map's rows are then of two bytes a number, which a bound call's kernels would read as four."""
+    layer, x = build("GATConv", device=kernels.device), graphs.features().to(kernels.device).requires_grad_()
+    edge_index = graphs.square().to(kernels.device)
+    up = torch.randn(x.shape[0], layer.heads * layer.out_channels, device=kernels.device)
+
+    def stepped():
+        with torch.autocast(kernels.device.type, torch.bfloat16):
+            out = layer(x, edge_index)
+        return [out.detach(), *torch.autograd.grad(out, [x, *layer.parameters()], up.to(out.dtype))]
+
+    with gnnaccel.disabled():
+        expected = stepped()
+    with kernels.on():
+        for _ in range(4):
+            assert all(close(a, b, 3e-2) for a, b in zip(stepped(), expected))
+    assert not bound_calls
+    with kernels.on():
+        for _ in range(3):
+            layer(x, edge_index)
+    assert bound_calls
+
+
 @pytest.mark.parametrize("name", ["att_src", "att_dst", "lin.weight"])
 def test_memory_that_is_exchanged_before_backward(kernels, bound_calls, name):
     """As sharded training does it: the values are the same, the memory is another and the old one is gone."""

@@ -1,12 +1,14 @@
 """Whether what a layer runs is the host's own code.
 
-An adapter does in one step what the host does in several functions: the layer's methods, those of its aggregation, and
-functions of their modules, such as ``softmax``. That is right only as long as each of them is the host's. Users replace
-them, on a class or in a module, before gnnaccel is enabled and after. A `Path` is all that a class runs, and says whose
-it is; `Path.same` sees at each call, by identity, whether that still holds.
+An adapter does in one step what the host does in several functions: the layer's methods, those of
+its aggregation, and functions of their modules, such as ``softmax``. That is right only as long as
+each of them is the host's. Users may replace them, on a class or in a module, before gnnaccel is
+enabled or after. A `Path` lists all functions that a class runs and says which are not the host's;
+`Path.same` checks at each call, by identity, that they are still the same.
 
-Whose a function is says the module in which its code runs: `functools.wraps` changes a function's name, module and documentation,
-but not its globals. What gnnaccel has put around a function of the host's is looked through.
+A function belongs to the package of the module in which its code runs, which its globals tell:
+`functools.wraps` changes a function's name, module and documentation, but not its globals. Where
+gnnaccel has put a function of its own around one of the host's, the host's is judged.
 """
 from __future__ import annotations
 
@@ -23,9 +25,11 @@ from gnnaccel.dispatch.names import IdentityMap
 from gnnaccel.dispatch.reasons import Reason, reason
 
 #: the methods of a layer that PyG's message passing calls
-MESSAGE_PASSING = ("message", "edge_update", "aggregate", "update", "message_and_aggregate", "propagate", "edge_updater")
+MESSAGE_PASSING = ("message", "edge_update", "aggregate", "update", "message_and_aggregate",
+                   "propagate", "edge_updater")
 _OURS = __name__.partition(".")[0]
-_SILENT = frozenset(("builtins", "typing", "torch", *sys.stdlib_module_names))  # their objects replace no function of a host's
+# packages whose objects do not count as replacements of a host's functions
+_SILENT = frozenset(("builtins", "typing", "torch", *sys.stdlib_module_names))
 
 
 def original(function: Any) -> Any:
@@ -37,25 +41,32 @@ def original(function: Any) -> Any:
 
 
 def home(function: Any) -> str:
-    """The package whose code a function is, apart from what is ours; "" of what is no Python function."""
+    """The package that a function belongs to, ours looked through; "" for no Python function."""
     return _top(_module(original(function)))
 
 
 def is_function(function: Any, host: str, name: str) -> bool:
-    """Whether this is the function ``name`` of the package ``host``, or ours around it. Modules may call it by a longer name:
-    ``add_self_loops_fn``."""
-    return home(function) == host and name.strip("_").startswith(original(function).__name__.strip("_"))
+    """Whether this is the function ``name`` of the package ``host``, or ours around it.
+
+    A module may have it by a longer name, such as ``add_self_loops_fn``.
+    """
+    return (home(function) == host
+            and name.strip("_").startswith(original(function).__name__.strip("_")))
 
 
 def is_method(function: Any, cls: type, name: str, host: str) -> bool:
-    """Whether this is the method ``name`` that the package ``host`` has for a class or one of its bases, or generated for a class
-    that derives from them; or ours around it."""
+    """Whether this is the method ``name`` of the package ``host``, or ours around it.
+
+    It may be a method of the class or of its bases, or one that the host generated for them.
+    """
     found = original(function)
     module = _module(found)
     for base in cls.__mro__:
-        if module.startswith(f"{base.__module__}_{base.__name__}_{name}"):  # PyG's `propagate` and `edge_updater`
+        if module.startswith(f"{base.__module__}_{base.__name__}_{name}"):
+            # PyG's `propagate` and `edge_updater`
             return True
-        if _top(module) == host == _top(base.__module__) and found.__qualname__ == f"{base.__qualname__}.{name}":
+        if (_top(module) == host == _top(base.__module__)
+            and found.__qualname__ == f"{base.__qualname__}.{name}"):
             return True
     return False
 
@@ -72,8 +83,9 @@ def _top(module: str) -> str:
 class Path:
     """What runs when methods or functions of a host's are called.
 
-    ``host``: the package; ``names``: the methods of the class, which must not be on an object of it either; ``functions``:
-    the host's, by dotted name; ``why``: what of all this is not the host's, None where everything is.
+    ``host``: the package; ``names``: the methods of the class, which no object of it may replace
+    either; ``functions``: the host's, by dotted name; ``why``: the reason that names what is not
+    the host's, None where everything is.
     """
 
     __slots__ = ("host", "names", "functions", "why", "_watched", "_globals")
@@ -92,25 +104,33 @@ class Path:
             for get, place, seen in self._watched:
                 if get(place) != seen:
                     return False
-        except (AttributeError, KeyError, ValueError, RuntimeError):  # one was deleted, or is an array, which cannot be compared
+        except (AttributeError, KeyError, ValueError, RuntimeError):
+            # a function was deleted, or replaced by an array, which cannot be compared
             return False
         return True
 
-    def methods(self, cls: type, host_class: type, start: tuple[str, ...], follow: bool = True) -> list[str]:
-        """Adds methods of ``cls``, which derives from ``host_class``; if ``follow``, also the host's own methods that they call.
-        A subclass may have a ``forward`` around the host's, so that is looked for in ``host_class``."""
+    def methods(self, cls: type, host_class: type, start: tuple[str, ...],
+                follow: bool = True) -> list[str]:
+        """Add the methods ``start`` of ``cls``, which derives from ``host_class``.
+
+        If ``follow``, also add the host's own methods that they call. A subclass may have a
+        ``forward`` around the host's, so ``forward`` is taken from ``host_class``.
+        """
         todo = [name for name in start if hasattr(cls, name)]
         for name in todo:  # which grows
             found = getattr(host_class if name == "forward" else cls, name)
-            if not is_method(found, cls, name, self.host) and (name in start or home(found) != "torch"):
+            if (not is_method(found, cls, name, self.host)
+                and (name in start or home(found) != "torch")):
                 self._refuse(cls, host_class, name)
                 continue
             found = self._add(found)
             if follow and not _of_message_passing(found):
-                todo += [called for called in dict.fromkeys(_names_in(found.__code__, ("LOAD_ATTR", "LOAD_METHOD")))
+                todo += [called for called in dict.fromkeys(
+                             _names_in(found.__code__, ("LOAD_ATTR", "LOAD_METHOD")))
                          if called not in todo and _is_hosts(host_class, called)]
                 self.function(found)
-        self.watch(attrgetter, cls, tuple(name for name in todo if name != "forward" or cls is host_class))
+        self.watch(attrgetter, cls,
+                   tuple(name for name in todo if name != "forward" or cls is host_class))
         if "forward" in todo and cls is not host_class:
             self.watch(attrgetter, host_class, ("forward",))
         return todo
@@ -130,7 +150,8 @@ class Path:
                 if is_function(module[name], self.host, name):
                     self._add(module[name])
                 else:
-                    self.why = self.why or reason("GA504", f"{name} in {module['__name__']} is not the host's own")
+                    self.why = self.why or reason(
+                        "GA504", f"{name} in {module['__name__']} is not the host's own")
         return self
 
     def _add(self, function: Any) -> Any:
@@ -139,15 +160,20 @@ class Path:
         return getattr(found, "__wrapped__", found)  # the host's own decorators
 
     def watch(self, getter: Any, place: Any, names: tuple[str, ...]) -> None:
-        """Adds what ``place``, a class or the dictionary of a module, has by these names; nobody judges that."""
+        """Have `same` compare what ``place``, a class or a module's dictionary, has by these names.
+
+        Whose functions they are is not judged.
+        """
         if names:
             get = getter(*names)
             self._watched.append((get, place, get(place)))
 
     def _refuse(self, cls: type, host_class: type, name: str) -> None:
         users = cls.__mro__[:cls.__mro__.index(host_class)] if name != "forward" else ()
-        self.why = self.why or (reason("GA205", f"{cls.__name__} overrides {name}") if any(name in vars(user) for user in users)
-                                else reason("GA504", f"{name} of {host_class.__name__} is not the host's own"))
+        self.why = self.why or (reason("GA205", f"{cls.__name__} overrides {name}")
+                                if any(name in vars(user) for user in users)
+                                else reason("GA504", f"{name} of {host_class.__name__} "
+                                                     "is not the host's own"))
 
 
 def _names_in(code: CodeType, kinds: tuple[str, ...]) -> Iterator[str]:
@@ -161,28 +187,36 @@ def _names_in(code: CodeType, kinds: tuple[str, ...]) -> Iterator[str]:
 
 
 def _of_message_passing(function: Any) -> bool:
-    """Whether it is message passing itself, or generated: the methods that it calls are looked at anyway."""
+    """Whether a function is part of message passing itself, or was generated for a class.
+
+    The methods that it calls are looked at anyway.
+    """
     return function.__qualname__.startswith("MessagePassing.") or "." not in function.__qualname__
 
 
 def _is_hosts(host_class: type, name: str) -> bool:
     """Whether the host's class has, or had, a method of its own by this name."""
-    return any(type(vars(base).get(name)) in (FunctionType, staticmethod, classmethod) for base in host_class.__mro__
+    return any(type(vars(base).get(name)) in (FunctionType, staticmethod, classmethod)
+               for base in host_class.__mro__
                if _top(base.__module__) == _top(host_class.__module__))
 
 
 def _may_replace(value: Any) -> bool:
-    """Whether what a module has by some name is a function of the host's, or may stand in the place of one."""
+    """Whether a module's value is a function of the host's, or may have replaced one."""
     if type(value) is FunctionType:
         return value is not is_compiling  # which stands where PyG asks the same in a longer way
-    return callable(value) and not isinstance(value, (type, ModuleType)) and _top(type(value).__module__) not in _SILENT
+    return (callable(value) and not isinstance(value, (type, ModuleType))
+            and _top(type(value).__module__) not in _SILENT)
 
 
 class Paths:
-    """The `Path` of each class that derives from ``host_class``, of its methods ``start`` and of the classes ``parts`` of what it
-    aggregates with."""
+    """The `Path` of each class that derives from ``host_class``.
 
-    def __init__(self, host_class: type, start: tuple[str, ...], parts: tuple[type, ...] = (), follow: bool = True):
+    ``start``: the methods that are called; ``parts``: the classes that it aggregates with.
+    """
+
+    def __init__(self, host_class: type, start: tuple[str, ...], parts: tuple[type, ...] = (),
+                 follow: bool = True):
         self._host_class, self._start, self._parts, self._follow = host_class, start, parts, follow
         self._known: IdentityMap[Path] = IdentityMap()
 
@@ -192,7 +226,8 @@ class Paths:
         if entry is not None and entry[0]() is cls and entry[1].same():
             return entry[1]
         path = Path(_top(self._host_class.__module__))
-        path.names = frozenset(path.methods(cls, self._host_class, self._start, self._follow)) - {"forward"}
+        path.names = frozenset(
+            path.methods(cls, self._host_class, self._start, self._follow)) - {"forward"}
         for part in self._parts:
             path.methods(part, part, AGGREGATION)
         self._known.set(cls, path.complete())

@@ -23,7 +23,8 @@ from gnnaccel.adapters import own
 from gnnaccel.adapters.patching import PatchSet
 
 _SHOWN = 4  # names in one sentence
-_GENERATED = (".propagate", ".edge_updater")  # PyG writes one for each class that is made: which there are depends on the process
+# functions that PyG generates for each class: which of them exist depends on the process
+_GENERATED = (".propagate", ".edge_updater")
 
 
 @dataclass(frozen=True)
@@ -80,8 +81,11 @@ def compare(host: str) -> Drift:
 
 
 def untested(host: str) -> Drift | None:
-    """The same of an imported host whose version was not tested, by the recorded names, which takes no patching; None of a
-    tested one. What a user has replaced is no drift: such layers run natively."""
+    """The same for an imported host whose version was not tested; None for a tested version.
+
+    The functions are found by their recorded names, so nothing has to be patched. Functions that a
+    user has replaced are no drift: layers that use them run natively.
+    """
     version, versions = version_of(host), recorded()[host]
     if version in versions:
         return None
@@ -90,11 +94,12 @@ def untested(host: str) -> Drift | None:
     top = adapters.HOSTS[host][0].partition(".")[0]
     changed = (name for name, function in found.items() if own.home(function) == top
                and digest(function) != versions[tested][name])
-    return Drift(version, tested, tuple(changed), tuple(name for name, function in found.items() if function is None), len(found))
+    return Drift(version, tested, tuple(changed),
+                 tuple(name for name, function in found.items() if function is None), len(found))
 
 
 def _by_name(name: str) -> Any:
-    """The host's function of this dotted name, without what is ours around it; None where there is none."""
+    """The host's own function with this dotted name, without ours around it; None if missing."""
     module, rest = name, []
     while module not in sys.modules and "." in module:
         module, _, last = module.rpartition(".")
@@ -106,15 +111,17 @@ def _by_name(name: str) -> Any:
 
 
 def sentence(host: str, found: Drift) -> str:
-    """What a user is told of a host that reads otherwise than the tested version next to it; "" where it reads alike."""
+    """What a user is told of a host whose code differs from the nearest tested version, else ""."""
     wrong = [*found.changed, *found.gone]
     if not wrong:
         return ""
     top = adapters.HOSTS[host][0].partition(".")[0]
-    names = ", ".join(name.removeprefix(top + ".") for name in wrong[:_SHOWN]) + (" and more" if len(wrong) > _SHOWN else "")
-    return (f"{top} {found.version} is not among the tested versions ({', '.join(recorded()[host])}) and differs from {found.tested} "
-            f"in {len(wrong)} of {found.count} functions that gnnaccel stands in for: {names}. Check results by gnnaccel.compare; "
-            "python -m gnnaccel doctor says more")
+    names = (", ".join(name.removeprefix(top + ".") for name in wrong[:_SHOWN])
+             + (" and more" if len(wrong) > _SHOWN else ""))
+    return (f"{top} {found.version} is not among the tested versions "
+            f"({', '.join(recorded()[host])}) and differs from {found.tested} "
+            f"in {len(wrong)} of {found.count} functions that gnnaccel stands in for: {names}. "
+            "Check results by gnnaccel.compare; python -m gnnaccel doctor says more")
 
 
 def nearest(version: str, tested: Any) -> str:
@@ -137,7 +144,10 @@ def digest(function: Any) -> str:
 
 
 def _functions(patch: Any, adapter: ModuleType) -> Iterator[tuple[str, Any]]:
-    """What was replaced, by the name under which it was written; of a layer also how it is made, and all that is on its path."""
+    """The function that was replaced, by its qualified name.
+
+    For a layer also its ``__init__`` and all functions on its path.
+    """
     if patch.name == "propagate":
         return
     original = inspect.unwrap(patch.original) if callable(patch.original) else None
@@ -146,6 +156,8 @@ def _functions(patch: Any, adapter: ModuleType) -> Iterator[tuple[str, Any]]:
     if isinstance(patch.owner, type) and patch.name == "forward":
         path = adapter.path_of(patch.owner)
         made = vars(patch.owner).get("__init__")
-        for function in (*(() if path is None else path.functions.values()), *([made] if inspect.isfunction(made) else ())):
-            if not function.__qualname__.endswith(_GENERATED) and "." + function.__qualname__ not in _GENERATED:
+        for function in (*(() if path is None else path.functions.values()),
+                         *([made] if inspect.isfunction(made) else ())):
+            if (not function.__qualname__.endswith(_GENERATED)
+                and "." + function.__qualname__ not in _GENERATED):
                 yield f"{function.__module__}.{function.__qualname__}", function

@@ -1,7 +1,8 @@
-"""CUDA graphs: whether torch's current stream is being captured, into which graph, and loading kernels meanwhile.
+"""CUDA graphs: is torch's current stream being captured, and into which; loading kernels meanwhile.
 
-A captured graph is replayed after the caller has written other numbers into the same memory. So whatever depends on what is in
-memory has to be made within the capture, and what was made before must not be used.
+A captured graph is replayed after the caller has written other numbers into the same memory. So
+whatever depends on the contents of memory has to be computed within the capture, and nothing that
+was computed before may be used.
 """
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ _cuda = torch.cuda
 
 
 def _on_a_stream_that_is() -> bool:
-    # torch's own function takes 1.7 us, as it looks for a context first; the default stream cannot be captured
+    # torch's own function takes 1.7 us, as it looks for a context first; the default stream
+    # cannot be captured
     return _cuda._initialized and _raw_stream(_device()) != 0 and _is_capturing()
 
 
@@ -32,7 +34,10 @@ if torch.backends.cuda.is_built():
 
 
 def current() -> int:
-    """The number of the capture that torch's current stream is in, which no other has in this process; 0 for none."""
+    """The number of the capture that torch's current stream is in; 0 for none.
+
+    No other capture in this process has the same number.
+    """
     return _number() if capturing() else 0
 
 
@@ -42,7 +47,8 @@ def _number() -> int:
         return UNKNOWN
     status, number = ctypes.c_int(), ctypes.c_uint64()
     stream = ctypes.c_void_p(torch._C._cuda_getCurrentRawStream(torch.cuda.current_device()))
-    failed = library.cuStreamGetCaptureInfo_v2(stream, ctypes.byref(status), ctypes.byref(number), None, None, None)
+    failed = library.cuStreamGetCaptureInfo_v2(stream, ctypes.byref(status), ctypes.byref(number),
+                                               None, None, None)
     return UNKNOWN if failed else number.value
 
 
@@ -53,12 +59,16 @@ def _library() -> ctypes.CDLL | None:
         found = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
     except OSError:
         return None
-    return found if hasattr(found, "cuStreamGetCaptureInfo_v2") and hasattr(found, "cuThreadExchangeStreamCaptureMode") else None
+    return (found if hasattr(found, "cuStreamGetCaptureInfo_v2")
+            and hasattr(found, "cuThreadExchangeStreamCaptureMode") else None)
 
 
 @contextlib.contextmanager
 def loading() -> Iterator[None]:
-    """A block in which this thread may load kernels although a stream is being captured, as torch allocates memory."""
+    """A block in which this thread may load kernels although a stream is being captured.
+
+    Torch allocates memory during captures in the same way.
+    """
     library = _library() if capturing() else None
     if library is None:
         yield

@@ -17,7 +17,8 @@ _THREADS = 256
 _SLOT = 48  # int32 words per report; the layout stands in structure.cu, above the kernel `split`
 _COUNTERS, _HOST_AT, _BINS_AT, _BINS = 38, 4, 6, 32
 _SLOTS = 1024  # per slab
-# The kernel `order` (row_order.cuh): places that a bitmap covers, its shared memory, and the most blocks for long rows.
+# For the kernel `order` (row_order.cuh): how many places a bitmap covers, the bytes of shared
+# memory, and the most blocks for long rows.
 _WINDOW, _ORDER_BYTES, _HEAVY_BLOCKS = 1 << 17, (1 << 14) + 4 * (2 * _THREADS + 1), 264
 _MOST_MADE = 32  # forms of calls remembered for each graph
 
@@ -25,9 +26,10 @@ _MOST_MADE = 32  # forms of calls remembered for each graph
 class Reports:
     """Small pinned memory that kernels write and the host reads without ever waiting.
 
-    Slots are lent and taken back. A kernel may still be under way when its slot goes to somebody else, so each loan has a tag,
-    which the kernel writes last: a report with another tag is not one's own. The replays of a captured CUDA graph report again
-    and again, long after: to a slot that is lent to no one, and that nobody reads.
+    Slots are lent and taken back. A kernel may still be running when its slot is lent again, so
+    each loan has a tag, which the kernel writes last: a report with another tag belongs to another
+    loan. A captured CUDA graph reports at each replay, long after its loan would have ended: it
+    writes to a slot that is never lent and that nobody reads.
     """
 
     def __init__(self, pinned: bool):
@@ -44,7 +46,8 @@ class Reports:
             if captured and self._unread is not None:
                 return Unread(self._unread)
             if not self._free:
-                slab = torch.zeros(_SLOTS, _SLOT, dtype=torch.int32, device="cpu", pin_memory=self._pinned)
+                slab = torch.zeros(_SLOTS, _SLOT, dtype=torch.int32, device="cpu",
+                                   pin_memory=self._pinned)
                 self._slabs.append(slab)
                 self._free = [(slab.data_ptr() + i * _SLOT * 4, slab.numpy()[i]) for i in range(_SLOTS)]
             address, words = self._free.pop()
@@ -80,7 +83,7 @@ class Report:
 
 
 class Unread:
-    """What a captured CUDA graph tells, of other edges at each replay: nothing that the host may go by."""
+    """The report of a captured CUDA graph; each replay has other edges, so the host reads none."""
 
     __slots__ = ("address",)
     words, tag = None, 1
@@ -278,14 +281,17 @@ def _ordered(indptr: Tensor, other: Tensor, place: Tensor, split: Split) -> Rows
     blocks = heavy_blocks * windows + -(-rows // (_THREADS // 32))
     if total:
         _launch("order", (("INDEX_T", "i64"), ("LOOPS", "0")) + defines, blocks * _THREADS,
-                (indptr.data_ptr(), np.int32(rows), np.int32(split.chunk_edges), split.counters.data_ptr(),
-                 split.heavy.data_ptr(), np.int32(heavy_blocks), np.int32(windows), other.data_ptr(), place.data_ptr(),
-                 other_out.data_ptr(), place_out.data_ptr()), shared=_ORDER_BYTES)
+                (indptr.data_ptr(), np.int32(rows), np.int32(split.chunk_edges),
+                 split.counters.data_ptr(), split.heavy.data_ptr(), np.int32(heavy_blocks),
+                 np.int32(windows), other.data_ptr(), place.data_ptr(), other_out.data_ptr(),
+                 place_out.data_ptr()), shared=_ORDER_BYTES)
     return Rows(indptr, other_out, place_out, split)
 
 
 def csc(src: Tensor, dst: Tensor, num_src: int, num_dst: int, loops: int, wide: bool) -> Rows:
-    """Groups edges by destination on the device, in the caller's order within a row; the host learns nothing.
+    """Groups edges by destination on the device, in the caller's order within a row.
+
+    The host learns nothing.
 
     Args:
         src, dst: [E] int32 or int64, contiguous. Ids outside the node ranges are left out and reported.

@@ -1,4 +1,7 @@
-"""DGL's layers over random metagraphs, each with the same made relation by relation. Graphs are on the CPU."""
+"""DGL's layers over random metagraphs, and the same results computed relation by relation.
+
+Graphs are on the CPU.
+"""
 from __future__ import annotations
 
 import random
@@ -35,10 +38,12 @@ def _gat_conv(o: random.Random, i: int, j: int, **more: Any) -> nn.Module:
 def _gin_conv(o: random.Random, i: int, j: int, **more: Any) -> nn.Module:
     from dgl.nn import GINConv
 
-    return GINConv(nn.Linear(i, WIDTH), "sum", learn_eps=o.random() < 0.5) if i == j else _sage_conv(o, i, j)
+    return (GINConv(nn.Linear(i, WIDTH), "sum", learn_eps=o.random() < 0.5) if i == j
+            else _sage_conv(o, i, j))
 
 
-_KINDS = {"GraphConv": _graph_conv, "SAGEConv": _sage_conv, "GATConv": _gat_conv, "GINConv": _gin_conv}
+_KINDS = {"GraphConv": _graph_conv, "SAGEConv": _sage_conv, "GATConv": _gat_conv,
+          "GINConv": _gin_conv}
 
 
 def _aggregate(r: random.Random) -> tuple[Any, str | None]:
@@ -77,7 +82,8 @@ def hetero_graph_conv(r: random.Random, device: torch.device) -> Case:
         found = draws.by_target(parts)
         return {t: draws.put_together(found[t], how) for t in g.dsttypes if t in found}
 
-    return Case(f"HeteroGraphConv of {kind}, aggregate={aggregate if isinstance(aggregate, str) else 'a function'}, {form}, "
+    return Case(f"HeteroGraphConv of {kind}, "
+                f"aggregate={aggregate if isinstance(aggregate, str) else 'a function'}, {form}, "
                 f"{ids}: {meta}", module, shapes, lambda module, x: module(g, feed(x)), truth)
 
 
@@ -92,7 +98,8 @@ def _layers(r: random.Random, meta: Metagraph, kind: str) -> dict[EdgeType, nn.M
     return found
 
 
-def _inputs(r: random.Random, g: Any, meta: Metagraph, form: str) -> tuple[Callable, dict[str, tuple[int, int]], Any]:
+def _inputs(r: random.Random, g: Any, meta: Metagraph,
+            form: str) -> tuple[Callable, dict[str, tuple[int, int]], Any]:
     """How features become the layer's argument, their shapes, and the graph."""
     import dgl
 
@@ -100,8 +107,10 @@ def _inputs(r: random.Random, g: Any, meta: Metagraph, form: str) -> tuple[Calla
     shapes = {t: (meta.nodes[t], meta.widths[t]) for t in types}
     if form == "pair":
         shapes = {f"{end} {t}": shape for end in ("src", "dst") for t, shape in shapes.items()}
-        return lambda x: tuple({t: x[f"{end} {t}"] for t in types} for end in ("src", "dst")), shapes, g
-    if form == "fewer":  # a type that is no destination has no features, and its relations are left out
+        return lambda x: tuple({t: x[f"{end} {t}"] for t in types}
+                               for end in ("src", "dst")), shapes, g
+    if form == "fewer":
+        # a type that is no destination has no features, and its relations are left out
         targets = {name[2] for name in meta.relations}
         kept = [t for t in types if t in targets or r.random() < 0.3]
         return lambda x: {t: x[t] for t in kept}, {t: shapes[t] for t in kept}, g
@@ -138,10 +147,12 @@ def hgt(r: random.Random, device: torch.device) -> Case:
     ntype = torch.arange(len(types)).repeat_interleave(sizes)
     edges = [meta.edges[name] for name in meta.relations]
     etype = torch.arange(count).repeat_interleave(torch.tensor([t.shape[1] for t in edges]))
-    src, dst = (torch.cat([t[end] + start[name[2 * end]] for t, name in zip(edges, meta.relations)]) for end in (0, 1))
+    src, dst = (torch.cat([t[end] + start[name[2 * end]] for t, name in zip(edges, meta.relations)])
+                for end in (0, 1))
     presorted = r.random() < 0.3
     if not presorted and r.random() < 0.7:  # types in any order
-        nodes, order = (torch.randperm(len(t), generator=draws.generator(r)) for t in (ntype, etype))
+        nodes, order = (torch.randperm(len(t), generator=draws.generator(r))
+                        for t in (ntype, etype))
         place = nodes.argsort()
         src, dst, ntype, etype = place[src][order], place[dst][order], ntype[nodes], etype[order]
     joined = dgl.graph((src, dst), num_nodes=len(ntype))
@@ -151,15 +162,18 @@ def hgt(r: random.Random, device: torch.device) -> Case:
     def truth(module: nn.Module, x: dict[str, Tensor]) -> dict[str, Tensor]:
         return {"nodes": _hgt(module, x["nodes"], joined.edges(), ntype, etype, count)}
 
-    return Case(f"dgl.HGTConv of {heads} heads: {meta}", module, {"nodes": (joined.num_nodes(), WIDTH)},
-                lambda module, x: {"nodes": module(joined, x["nodes"], ntype, etype, presorted=presorted)}, truth)
+    return Case(f"dgl.HGTConv of {heads} heads: {meta}", module,
+                {"nodes": (joined.num_nodes(), WIDTH)},
+                lambda module, x: {"nodes": module(joined, x["nodes"], ntype, etype,
+                                                   presorted=presorted)}, truth)
 
 
 def _typed(lin: nn.Module, x: Tensor, types: Tensor) -> Tensor:
     return torch.bmm(x.unsqueeze(1), lin.get_weight()[types]).squeeze(1)
 
 
-def _hgt(layer: nn.Module, x: Tensor, edges: tuple[Tensor, Tensor], ntype: Tensor, etype: Tensor, count: int) -> Tensor:
+def _hgt(layer: nn.Module, x: Tensor, edges: tuple[Tensor, Tensor], ntype: Tensor, etype: Tensor,
+         count: int) -> Tensor:
     heads, width = layer.num_heads, layer.head_size
     key, query, value = (_typed(lin, x, ntype).view(-1, heads, width)
                          for lin in (layer.linear_k, layer.linear_q, layer.linear_v))
@@ -167,13 +181,15 @@ def _hgt(layer: nn.Module, x: Tensor, edges: tuple[Tensor, Tensor], ntype: Tenso
     for relation in range(count):
         src, dst = (t[etype == relation].long() for t in edges)
         att, msg, prior = (torch.stack(found) for found in zip(*(
-            (layer.relation_att[h].get_weight()[relation], layer.relation_msg[h].get_weight()[relation],
+            (layer.relation_att[h].get_weight()[relation],
+             layer.relation_msg[h].get_weight()[relation],
              layer.relation_pri[h][relation]) for h in range(heads))))
         mapped = torch.einsum("nhd,hde->nhe", key, att)
         logits.append((mapped[src] * query[dst]).sum(-1) * prior / layer.sqrt_d)
         messages.append(torch.einsum("nhd,hde->nhe", value, msg)[src])
         ends.append(dst)
-    h = _typed(layer.linear_a, draws.softmax_sum(logits, messages, ends, x.shape[0]).flatten(1), ntype)
+    h = _typed(layer.linear_a, draws.softmax_sum(logits, messages, ends, x.shape[0]).flatten(1),
+               ntype)
     share = torch.sigmoid(layer.skip[ntype]).unsqueeze(-1)
     h = h * share + x * (1 - share)
     return layer.norm(h) if layer.use_norm else h

@@ -1,5 +1,5 @@
-"""Random metagraphs: node types, relations between them, nodes and edges of each; and random numbers for what runs
-over them."""
+"""Random metagraphs (node types, relations, and the nodes and edges of each), features, parameters.
+"""
 from __future__ import annotations
 
 import random
@@ -12,14 +12,15 @@ from torch import Tensor
 EdgeType = tuple[str, str, str]
 
 _PLAIN = ["a", "b", "c", "user", "item", "paper", "z", "n0", "n1"]
-_ODD = ["type", "keys", "a b", "x-y", "u.v", "forward"]  # names that mean something to a torch Module, or are no identifiers
+# names that mean something to a torch Module, or are no identifiers
+_ODD = ["type", "keys", "a b", "x-y", "u.v", "forward"]
 _WIDTHS = [3, 5, 8]
 WIDTH = 8
 
 
 class Metagraph(NamedTuple):
-    """``nodes``: how many of each type; ``relations``: in the order of the layer; ``edges``: [2, E] of each relation, in
-    an order of its own; ``widths``: of each type's features."""
+    """``nodes``: how many of each type; ``relations``: in the order of the layer; ``edges``: [2, E]
+    of each relation, in an order of its own; ``widths``: of each type's features."""
 
     nodes: dict[str, int]
     relations: list[EdgeType]
@@ -27,13 +28,18 @@ class Metagraph(NamedTuple):
     widths: dict[str, int]
 
     def __str__(self) -> str:
-        edges = ", ".join(f"{s}-{n}-{d}:{self.edges[s, n, d].shape[1]}" for s, n, d in self.relations)
+        edges = ", ".join(f"{s}-{n}-{d}:{self.edges[s, n, d].shape[1]}"
+                          for s, n, d in self.relations)
         return f"{self.nodes} {edges}"
 
 
 class Case(NamedTuple):
-    """A layer over a metagraph. ``x``: the shape of each input, by name; ``call(module, x)``: the host's layer, a dictionary of
-    results; ``truth(module, x)``: the same made relation by relation. ``host``: whether the host itself is right here."""
+    """A layer over a metagraph.
+
+    ``x``: the shape of each input, by name; ``call(module, x)``: the results of the host's layer,
+    by name; ``truth(module, x)``: the same results, computed relation by relation; ``host``:
+    whether the host's own results are right.
+    """
 
     text: str
     module: torch.nn.Module
@@ -43,10 +49,12 @@ class Case(NamedTuple):
     host: bool = True
 
 
-def metagraph(r: random.Random, odd: bool = False, own: bool = False, entered: bool = False, one_width: bool = False,
+def metagraph(r: random.Random, odd: bool = False, own: bool = False, entered: bool = False,
+              one_width: bool = False,
               empty: bool = True) -> Metagraph:
-    """``odd``: names may be odd; ``own``: every relation joins a type with itself; ``entered``: every type is a destination;
-    ``empty``: types may be without nodes and relations without edges."""
+    """``odd``: names may be odd; ``own``: every relation joins a type with itself; ``entered``:
+    every type is a destination; ``empty``: types may be without nodes and relations without
+    edges."""
     pool = _PLAIN + (_ODD if odd and r.random() < 0.3 else [])
     types = r.sample(pool, r.choice([1, 2, 2, 3, 3, 4, 5]))
     relations = _relations(r, types, own, entered)
@@ -58,11 +66,12 @@ def metagraph(r: random.Random, odd: bool = False, own: bool = False, entered: b
     names = r.sample(relations, len(relations)) if r.random() < 0.6 else relations
     edges = {name: _edges(r, nodes[name[0]], nodes[name[2]], empty) for name in names}
     same = one_width or r.random() < 0.6
-    return Metagraph(nodes, relations, edges, {t: WIDTH if same else r.choice(_WIDTHS) for t in types})
+    return Metagraph(nodes, relations, edges,
+                     {t: WIDTH if same else r.choice(_WIDTHS) for t in types})
 
 
 def _relations(r: random.Random, types: list[str], own: bool, entered: bool) -> list[EdgeType]:
-    """Distinct relations in random order; often as many as there are types, each entered by one of them."""
+    """Distinct relations in random order. Often each type is entered by exactly one of them."""
     form = r.choice(["permuted", "inverse", "any", "any"])
     if own:
         pairs = [(t, t) for t in r.choices(types, k=r.randint(1, 5))]
@@ -74,7 +83,8 @@ def _relations(r: random.Random, types: list[str], own: bool, entered: bool) -> 
         pairs = [tuple(r.choices(types, k=2)) for _ in range(r.randint(1, 7))]
     if entered:
         pairs += [(r.choice(types), t) for t in types if t not in {dst for _, dst in pairs}]
-    labels = r.sample(["of0", "rates", "by", "e0", "e1", "x", "knows", "has", "zz", "at", "in1", "of"], 12)
+    labels = r.sample(["of0", "rates", "by", "e0", "e1", "x", "knows", "has", "zz", "at",
+                       "in1", "of"], 12)
     found = [(src, labels[at], dst) for at, (src, dst) in enumerate(pairs)]
     if len(pairs) > 1 and len(set(pairs)) == len(pairs) and r.random() < 0.2:
         found = [(src, "to", dst) for src, dst in pairs]  # one name for all
@@ -130,14 +140,16 @@ def features(shapes: dict[str, tuple[int, int]], seed: int) -> dict[str, Tensor]
 
 
 def spread(module: torch.nn.Module, r: random.Random) -> None:
-    """Random numbers for parameters that start as constants, or as nothing; sometimes some are frozen."""
+    """Give random values to parameters that start constant or uninitialized; sometimes freeze some.
+    """
     g = generator(r)
     frozen = 0.3 if r.random() < 0.25 else 0.0
     with torch.no_grad():
         for name, p in module.named_parameters():
             if torch.nn.parameter.is_lazy(p):  # of a relation that the call leaves out
                 continue
-            unset = name.endswith("edge_type_weight")  # of a single basis, which the host leaves as it is
+            # the parameter of a single basis, which the host leaves uninitialized
+            unset = name.endswith("edge_type_weight")
             if unset or p.numel() and bool((p == p.flatten()[0]).all()):
                 p.copy_(torch.randn(p.shape, generator=g).to(p))
             p.requires_grad_(r.random() >= frozen)
@@ -162,9 +174,12 @@ def put_together(parts: list[Tensor], how: str | None) -> Tensor:
     return total / len(parts) if how == "mean" else total
 
 
-def softmax_sum(logits: list[Tensor], values: list[Tensor], dst: list[Tensor], nodes: int) -> Tensor:
-    """[nodes, heads, D]: values [E, heads, D] of several relations by a softmax of logits [E, heads] over all edges of a
-    node."""
+def softmax_sum(logits: list[Tensor], values: list[Tensor], dst: list[Tensor],
+                nodes: int) -> Tensor:
+    """[nodes, heads, D]: values [E, heads, D] of several relations, added up with softmax weights.
+
+    The softmax of the logits [E, heads] is over all edges that enter a node.
+    """
     logit, value, at = torch.cat(logits), torch.cat(values), torch.cat(dst)
     rows = at.view(-1, 1).expand_as(logit)
     high = torch.full((nodes, logit.shape[1]), -torch.inf, dtype=logit.dtype, device=logit.device)

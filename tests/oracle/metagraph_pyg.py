@@ -29,21 +29,25 @@ def _mlp(i: int, out: int) -> nn.Module:
 
 def _heads(o: random.Random, out: int) -> dict[str, Any]:
     heads, concat = o.choice([1, 2, 4]), o.random() < 0.7
-    return dict(out_channels=out // heads if concat else out, heads=heads, concat=concat, bias=o.random() < 0.7)
+    return dict(out_channels=out // heads if concat else out, heads=heads, concat=concat,
+                bias=o.random() < 0.7)
 
 
 def _sage(o: random.Random, i: int, j: int, out: int, own: bool) -> nn.Module:
     from torch_geometric.nn import SAGEConv
 
     ends = (-1, -1) if o.random() < 0.1 else (i, j)
-    return SAGEConv(ends, out, aggr=o.choice(["mean", "mean", "add", "max"]), root_weight=o.random() < 0.8,
-                    bias=o.random() < 0.7, normalize=o.random() < 0.07, project=ends[0] > 0 and o.random() < 0.07)
+    return SAGEConv(ends, out, aggr=o.choice(["mean", "mean", "add", "max"]),
+                    root_weight=o.random() < 0.8, bias=o.random() < 0.7,
+                    normalize=o.random() < 0.07,
+                    project=ends[0] > 0 and o.random() < 0.07)
 
 
 def _graph(o: random.Random, i: int, j: int, out: int, own: bool) -> nn.Module:
     from torch_geometric.nn import GraphConv
 
-    return GraphConv((i, j), out, aggr=o.choice(["add", "add", "mean", "max"]), bias=o.random() < 0.7)
+    return GraphConv((i, j), out, aggr=o.choice(["add", "add", "mean", "max"]),
+                     bias=o.random() < 0.7)
 
 
 def _gcn(o: random.Random, i: int, j: int, out: int, own: bool) -> nn.Module:
@@ -52,8 +56,8 @@ def _gcn(o: random.Random, i: int, j: int, out: int, own: bool) -> nn.Module:
     if not own:
         return _sage(o, i, j, out, own)
     normalize = o.random() < 0.8
-    return GCNConv(i, out, normalize=normalize, add_self_loops=normalize and o.random() < 0.7, bias=o.random() < 0.7,
-                   improved=o.random() < 0.1)
+    return GCNConv(i, out, normalize=normalize, add_self_loops=normalize and o.random() < 0.7,
+                   bias=o.random() < 0.7, improved=o.random() < 0.1)
 
 
 def _gin(o: random.Random, i: int, j: int, out: int, own: bool) -> nn.Module:
@@ -61,7 +65,8 @@ def _gin(o: random.Random, i: int, j: int, out: int, own: bool) -> nn.Module:
 
     if i != j:
         return _sage(o, i, j, out, own)
-    return GINConv(_mlp(i, out), eps=o.choice([0.0, 0.3]), train_eps=o.random() < 0.4, aggr=o.choice(["add", "add", "mean"]))
+    return GINConv(_mlp(i, out), eps=o.choice([0.0, 0.3]), train_eps=o.random() < 0.4,
+                   aggr=o.choice(["add", "add", "mean"]))
 
 
 def _gat(o: random.Random, i: int, j: int, out: int, own: bool) -> nn.Module:
@@ -75,7 +80,8 @@ def _gat(o: random.Random, i: int, j: int, out: int, own: bool) -> nn.Module:
 def _gatv2(o: random.Random, i: int, j: int, out: int, own: bool) -> nn.Module:
     from torch_geometric.nn import GATv2Conv
 
-    return GATv2Conv((i, j), add_self_loops=own and o.random() < 0.6, share_weights=i == j and o.random() < 0.2,
+    return GATv2Conv((i, j), add_self_loops=own and o.random() < 0.6,
+                     share_weights=i == j and o.random() < 0.2,
                      negative_slope=o.choice([0.2, 0.2, 0.0]), **_heads(o, out))
 
 
@@ -89,8 +95,12 @@ KINDS = {"sage": _sage, "graph": _graph, "gcn": _gcn, "gin": _gin, "gat": _gat, 
 _ALL = {**KINDS, "transformer": _transformer}
 
 
-def _layers(r: random.Random, meta: Metagraph, kind: str, out: dict[EdgeType, int]) -> dict[EdgeType, nn.Module]:
-    """One for each relation: of one kind or mixed, with one choice of options or with some of its own, sometimes one for two."""
+def _layers(r: random.Random, meta: Metagraph, kind: str,
+            out: dict[EdgeType, int]) -> dict[EdgeType, nn.Module]:
+    """A layer for each relation; sometimes two relations share one.
+
+    Layers are of one kind or mixed, with the same options or with options of their own.
+    """
     options, alike, found = r.randrange(1 << 30), r.random() < 0.65, {}
     for name in meta.relations:
         own = random.Random(options if alike or r.random() < 0.5 else r.randrange(1 << 30))
@@ -111,18 +121,22 @@ def hetero_conv(r: random.Random, device: torch.device) -> Case:
     from torch_geometric.nn import HeteroConv
 
     kind = r.choice([*KINDS, "mixed", "mixed"])
-    meta = draws.metagraph(r, odd=True, own=kind == "gcn" and r.random() < 0.8, one_width=kind == "gin")
+    meta = draws.metagraph(r, odd=True, own=kind == "gcn" and r.random() < 0.8,
+                           one_width=kind == "gin")
     aggr = r.choice(["sum", "sum", "mean", "mean", "max", "min", "cat", None])
     out = {name: r.choice([4, 8]) if aggr == "cat" else WIDTH for name in meta.relations}
     module = HeteroConv(_layers(r, meta, kind, out), aggr=aggr)
-    edges = {name: t.to(device) for name, t in meta.edges.items() if len(meta.edges) == 1 or r.random() < 0.9}
+    edges = {name: t.to(device) for name, t in meta.edges.items()
+             if len(meta.edges) == 1 or r.random() < 0.9}
 
     def truth(module: nn.Module, x: dict[str, Tensor]) -> dict[str, Tensor]:
-        parts = ((name, conv(*_given(name, x, edges))) for name, conv in module.convs.items() if name in edges)
+        parts = ((name, conv(*_given(name, x, edges))) for name, conv in module.convs.items()
+                 if name in edges)
         return {t: draws.put_together(found, aggr) for t, found in draws.by_target(parts).items()}
 
     shapes = _shapes(meta, r)
-    return Case(f"HeteroConv of {kind}, aggr={aggr}: {meta}", module, shapes, lambda module, x: module(x, edges), truth)
+    return Case(f"HeteroConv of {kind}, aggr={aggr}: {meta}", module, shapes,
+                lambda module, x: module(x, edges), truth)
 
 
 def _given(name: EdgeType, x: dict[str, Tensor], edges: Edges) -> tuple[Any, Tensor]:
@@ -158,7 +172,8 @@ def to_hetero(r: random.Random, device: torch.device) -> Case:
     edges = {name: t.to(device) for name, t in meta.edges.items()}
 
     def layer(modules: nn.ModuleDict, x: dict[str, Tensor]) -> dict[str, Tensor]:
-        parts = ((name, modules["__".join(name)](*_given(name, x, edges))) for name in meta.relations)
+        parts = ((name, modules["__".join(name)](*_given(name, x, edges)))
+                 for name in meta.relations)
         return {t: _folded(found, aggr) for t, found in draws.by_target(parts).items()}
 
     def truth(module: nn.Module, x: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -166,7 +181,8 @@ def to_hetero(r: random.Random, device: torch.device) -> Case:
         return layer(module.second, {t: v.relu() for t, v in out.items()}) if two else out
 
     return Case(f"to_hetero of {1 + two} {kind}, aggr={aggr}: {meta}", module, _shapes(meta, r),
-                lambda module, x: {t: v for t, v in module(x, edges).items() if v is not None}, truth)
+                lambda module, x: {t: v for t, v in module(x, edges).items() if v is not None},
+                truth)
 
 
 def _copied(r: random.Random, kind: str) -> nn.Module:
@@ -175,16 +191,21 @@ def _copied(r: random.Random, kind: str) -> nn.Module:
 
     bias = r.random() < 0.7
     if kind == "sage":
-        return SAGEConv((-1, -1), WIDTH, aggr=r.choice(["mean", "add", "max"]), root_weight=r.random() < 0.8, bias=bias)
+        return SAGEConv((-1, -1), WIDTH, aggr=r.choice(["mean", "add", "max"]),
+                        root_weight=r.random() < 0.8, bias=bias)
     if kind == "graph":
         return GraphConv((WIDTH, WIDTH), WIDTH, aggr=r.choice(["add", "mean"]), bias=bias)
     if kind == "gin":
         return GINConv(_mlp(WIDTH, WIDTH), train_eps=r.random() < 0.5)
-    return {"gat": GATConv, "gatv2": GATv2Conv}[kind]((-1, -1), add_self_loops=False, **_heads(r, WIDTH))
+    return {"gat": GATConv, "gatv2": GATv2Conv}[kind]((-1, -1), add_self_loops=False,
+                                                      **_heads(r, WIDTH))
 
 
 def _folded(parts: list[Tensor], aggr: str) -> Tensor:
-    """Two at a time, as the host's own code puts them together, whose extrema share the gradient of equal numbers."""
+    """Parts put together two at a time, as the host does it.
+
+    The order matters for maxima and minima: equal numbers share the gradient of their pair.
+    """
     fold = {"mul": torch.mul, "max": torch.max, "min": torch.min}.get(aggr)
     if fold is None:
         return draws.put_together(parts, aggr)
@@ -199,15 +220,19 @@ def _folded(parts: list[Tensor], aggr: str) -> Tensor:
 def with_bases(r: random.Random, device: torch.device) -> Case:
     from torch_geometric import nn as pyg
 
-    kind, two, aligned = r.choice(["sage", "graph", "gcn", "gin"]), r.random() < 0.5, r.random() < 0.4
+    kind, two, aligned = (r.choice(["sage", "graph", "gcn", "gin"]), r.random() < 0.5,
+                          r.random() < 0.4)
     meta = draws.metagraph(r, entered=True, one_width=not aligned)
-    if len(meta.relations) == 1 and len(meta.nodes) > 1:  # the host does not shift the ids of a single relation
+    if len(meta.relations) == 1 and len(meta.nodes) > 1:
+        # the host does not shift the ids of a single relation
         return with_bases(r, device)
     types = list(meta.nodes)
     bias, aggr = r.random() < 0.7, r.choice(["mean", "add", "add", "max"])
-    made = {"sage": lambda: pyg.SAGEConv(WIDTH, WIDTH, aggr=aggr, bias=bias, root_weight=r.random() < 0.7),
+    made = {"sage": lambda: pyg.SAGEConv(WIDTH, WIDTH, aggr=aggr, bias=bias,
+                                         root_weight=r.random() < 0.7),
             "graph": lambda: pyg.GraphConv(WIDTH, WIDTH, aggr=aggr, bias=bias),
-            "gcn": lambda: pyg.GCNConv(WIDTH, WIDTH, add_self_loops=False, normalize=r.random() < 0.7, bias=bias),
+            "gcn": lambda: pyg.GCNConv(WIDTH, WIDTH, add_self_loops=False,
+                                       normalize=r.random() < 0.7, bias=bias),
             "gin": lambda: pyg.GINConv(_mlp(WIDTH, WIDTH))}[kind]
     net = Net(made(), made() if two else None)
     module = pyg.to_hetero_with_bases(net, (types, meta.relations), r.choice([1, 2, 3]),
@@ -223,14 +248,15 @@ def with_bases(r: random.Random, device: torch.device) -> Case:
         joined = _of_bases(module.second, joined.relu(), ends) if two else joined
         return dict(zip(types, joined.split([meta.nodes[t] for t in types])))
 
-    return Case(f"to_hetero_with_bases of {1 + two} {kind}, aggr={aggr}: {meta}", module, _shapes(meta, r),
-                lambda module, x: module(x, edges), truth)
+    return Case(f"to_hetero_with_bases of {1 + two} {kind}, aggr={aggr}: {meta}", module,
+                _shapes(meta, r), lambda module, x: module(x, edges), truth)
 
 
 def _joined(meta: Metagraph, types: list[str], edges: Edges) -> list[tuple[Tensor, Tensor]]:
     """(src, dst) of each relation, over the nodes of all types."""
     start = {t: sum(meta.nodes[other] for other in types[:at]) for at, t in enumerate(types)}
-    return [(edges[name][0] + start[name[0]], edges[name][1] + start[name[2]]) for name in meta.relations]
+    return [(edges[name][0] + start[name[0]], edges[name][1] + start[name[2]])
+            for name in meta.relations]
 
 
 def _of_bases(layer: nn.Module, x: Tensor, ends: list[tuple[Tensor, Tensor]]) -> Tensor:
@@ -274,22 +300,27 @@ def hgt(r: random.Random, device: torch.device) -> Case:
 
     meta = draws.metagraph(r)
     types, heads = r.sample(list(meta.nodes), len(meta.nodes)), r.choice([1, 2, 4])
-    module = HGTConv({t: meta.widths[t] for t in types}, WIDTH, (types, meta.relations), heads=heads)
-    names = [name for name in meta.relations if len(meta.relations) == 1 or r.random() < 0.9] or meta.relations
-    ordered = r.random() < 0.8  # the host takes relations for sorted: in another order it gives them each other's maps
+    module = HGTConv({t: meta.widths[t] for t in types}, WIDTH, (types, meta.relations),
+                     heads=heads)
+    names = ([name for name in meta.relations if len(meta.relations) == 1 or r.random() < 0.9]
+             or meta.relations)
+    # the host assumes that relations are sorted; in another order it mixes up their weights
+    ordered = r.random() < 0.8
     if not ordered:
         r.shuffle(names)
     edges = {name: meta.edges[name].to(device) for name in names}
     host = names == sorted(names, key=meta.relations.index)
-    return Case(f"HGTConv of {heads} heads, relations {'as' if host else 'not as'} in the metadata: {meta}", module,
-                _shapes(meta, r), lambda module, x: module(x, edges), lambda module, x: _hgt(module, x, edges), host)
+    return Case(f"HGTConv of {heads} heads, "
+                f"relations {'as' if host else 'not as'} in the metadata: {meta}", module,
+                _shapes(meta, r), lambda module, x: module(x, edges),
+                lambda module, x: _hgt(module, x, edges), host)
 
 
 def _hgt(layer: nn.Module, x: dict[str, Tensor], edges: Edges) -> dict[str, Tensor]:
     heads, relations, out = layer.heads, len(layer.edge_types), {}
     width = layer.out_channels // heads
-    keys, queries, values = ({t: layer.kqv_lin.lins[t](v).view(-1, 3, heads, width)[:, at] for t, v in x.items()}
-                             for at in range(3))
+    keys, queries, values = ({t: layer.kqv_lin.lins[t](v).view(-1, 3, heads, width)[:, at]
+                              for t, v in x.items()} for at in range(3))
     for target in dict.fromkeys(name[2] for name in layer.edge_types):
         if target not in x:
             continue
@@ -300,10 +331,12 @@ def _hgt(layer: nn.Module, x: dict[str, Tensor], edges: Edges) -> dict[str, Tens
                 src, dst = edges[name]
                 key = torch.einsum("nhd,hde->nhe", keys[name[0]], layer.k_rel.weight[at])
                 value = torch.einsum("nhd,hde->nhe", values[name[0]], layer.v_rel.weight[at])
-                logit = (queries[target][dst] * key[src]).sum(-1) * layer.p_rel["__".join(name)] / math.sqrt(width)
+                logit = ((queries[target][dst] * key[src]).sum(-1) * layer.p_rel["__".join(name)]
+                         / math.sqrt(width))
                 logits.append(logit), messages.append(value[src]), ends.append(dst)
         nodes = x[target].shape[0]
-        sums = draws.softmax_sum(logits, messages, ends, nodes) if logits else keys[target].new_zeros(nodes, heads, width)
+        sums = (draws.softmax_sum(logits, messages, ends, nodes) if logits
+                else keys[target].new_zeros(nodes, heads, width))
         found = layer.out_lin.lins[target](F.gelu(sums.flatten(1)))
         if found.shape[1] == x[target].shape[1]:
             share = layer.skip[target].sigmoid()
@@ -317,9 +350,10 @@ def han(r: random.Random, device: torch.device) -> Case:
 
     meta = draws.metagraph(r)
     types, heads = r.sample(list(meta.nodes), len(meta.nodes)), r.choice([1, 2, 4])
-    module = HANConv({t: meta.widths[t] for t in types}, WIDTH, (types, meta.relations), heads=heads,
-                     negative_slope=r.choice([0.2, 0.0]))
-    edges = {name: t.to(device) for name, t in meta.edges.items() if len(meta.edges) == 1 or r.random() < 0.9}
+    module = HANConv({t: meta.widths[t] for t in types}, WIDTH, (types, meta.relations),
+                     heads=heads, negative_slope=r.choice([0.2, 0.0]))
+    edges = {name: t.to(device) for name, t in meta.edges.items()
+             if len(meta.edges) == 1 or r.random() < 0.9}
     weights = r.random() < 0.3
 
     def flat(found: Any) -> dict[Any, Tensor]:
@@ -339,7 +373,8 @@ def _han(layer: nn.Module, x: dict[str, Tensor], edges: Edges, weights: bool) ->
     parts = {t: [] for t in x}
     for name, (src, dst) in edges.items():
         key = "__".join(name)
-        a_src, a_dst = (rows[name[0]] * layer.lin_src[key]).sum(-1), (rows[name[2]] * layer.lin_dst[key]).sum(-1)
+        a_src, a_dst = ((rows[name[0]] * layer.lin_src[key]).sum(-1),
+                        (rows[name[2]] * layer.lin_dst[key]).sum(-1))
         logit = F.leaky_relu(a_src[src] + a_dst[dst], layer.negative_slope)
         sums = draws.softmax_sum([logit], [rows[name[0]][src]], [dst], x[name[2]].shape[0])
         parts[name[2]].append(sums.flatten(1).relu())
@@ -355,4 +390,5 @@ def _han(layer: nn.Module, x: dict[str, Tensor], edges: Edges, weights: bool) ->
     return (outs, shares) if weights else outs
 
 
-CASES = {"HeteroConv": hetero_conv, "to_hetero": to_hetero, "to_hetero_with_bases": with_bases, "HGTConv": hgt, "HANConv": han}
+CASES = {"HeteroConv": hetero_conv, "to_hetero": to_hetero, "to_hetero_with_bases": with_bases,
+         "HGTConv": hgt, "HANConv": han}

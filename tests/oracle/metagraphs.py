@@ -1,12 +1,15 @@
-"""Random metagraphs, run by the hosts' layers with gnnaccel enabled, and relation by relation in fp64.
+"""Layers over random metagraphs, with gnnaccel enabled, compared with a computation in fp64.
 
-    python -m tests.oracle.metagraphs --seed 7                    one case again
-    python -m tests.oracle.metagraphs --seeds 0:3000              many; also: --seconds 60
-    ... --emulated                                                CUDA kernels, emulated on the CPU
-    ... --when profitable                                         only what is estimated to be faster, as `enable()` does it
-    ... --only HeteroConv                                         one kind of layer
+The computation in fp64 goes relation by relation.
 
-The rule: outputs, and gradients of every input and parameter, have at most twice the host's error, or 1e-6.
+    python -m tests.oracle.metagraphs --seed 7         one case again
+    python -m tests.oracle.metagraphs --seeds 0:3000   many; also: --seconds 60
+    ... --emulated                                     CUDA kernels, emulated on the CPU
+    ... --when profitable                              only what is estimated to be faster
+    ... --only HeteroConv                              one kind of layer
+
+The rule: the error of every output, and of the gradient of every input and parameter, is at most
+twice the host's error, or 1e-6.
 """
 from __future__ import annotations
 
@@ -36,17 +39,22 @@ from tests.oracle.metagraph_draws import Case
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
-MODES = ["train", "train", "train", "again", "again", "only x", "some results", "no_grad", "inference", "fp64", "twice derived"]
+MODES = ["train", "train", "train", "again", "again", "only x", "some results", "no_grad",
+         "inference", "fp64", "twice derived"]
 FLOOR = {torch.float32: 1e-6, torch.float64: 1e-12}
 DRAWS = 10  # of features, over which errors are averaged before they make an alarm
-OFTEN = 4  # of these draws in which it has to be beyond its limit: products of many numbers may hang on one rounding
+# of these draws in which an error has to be beyond its limit: in a single draw, one rounding may
+# decide a product of many numbers
+OFTEN = 4
 WRONG = 1e-2  # an error that is no matter of rounding
 SMALL = 1e-3  # gradients below this share of the largest are measured against that share
-NOTHING = 1e-9  # a gradient below this share of the largest is zero but for the rounding of larger terms
+# a gradient below this share of the largest is zero but for the rounding of larger terms
+NOTHING = 1e-9
 
 #: sizes from which on things are done in another way, and what brings that to small graphs
-THRESHOLDS = [(pair_maps, "WORTH_FROM", 0), (pairs, "AT_ONCE", -1), (graph, "SORT_FROM", 1), (torch_segments, "FOLD", 0),
-              (torch_pairs, "BLOCK_BYTES", 512), (view, "_KEEP_BELOW", 0), (attention_families, "_KEPT_SHARE", 0),
+THRESHOLDS = [(pair_maps, "WORTH_FROM", 0), (pairs, "AT_ONCE", -1), (graph, "SORT_FROM", 1),
+              (torch_segments, "FOLD", 0), (torch_pairs, "BLOCK_BYTES", 512),
+              (view, "_KEEP_BELOW", 0), (attention_families, "_KEPT_SHARE", 0),
               (tall, "_TALL", 1), (structure, "chunk_edges", lambda edges: 16)]
 
 Results = dict[str, Any]  # tensors, None where there is no gradient
@@ -66,12 +74,15 @@ def drawn(seed: int, only: str | None = None) -> tuple[str, Callable[..., Case]]
     """The kind of layer of this seed, the same on all machines."""
     makers = {**metagraph_pyg.CASES, **metagraph_dgl.CASES}
     weights = {"HeteroConv": 5, "HeteroGraphConv": 4, "to_hetero": 2}
-    names = [only] if only else random.Random(f"kind-{seed}").choices(list(makers), [weights.get(k, 1) for k in makers])
+    names = ([only] if only
+             else random.Random(f"kind-{seed}").choices(list(makers),
+                                                        [weights.get(k, 1) for k in makers]))
     return names[0], makers[names[0]]
 
 
-def check(seed: int, enable: Callable[[], contextlib.AbstractContextManager], only: str | None = None) -> str | None:
-    """None where all is well, else what is not. ``enable()``: a block in which gnnaccel is enabled."""
+def check(seed: int, enable: Callable[[], contextlib.AbstractContextManager],
+          only: str | None = None) -> str | None:
+    """What is wrong with this seed's case, or None. ``enable()``: a block with gnnaccel enabled."""
     kind, make = drawn(seed, only)
     if kind in metagraph_dgl.CASES and not _dgl():
         seen["no dgl here"] += 1
@@ -90,20 +101,24 @@ def check(seed: int, enable: Callable[[], contextlib.AbstractContextManager], on
             with contextlib.ExitStack() as changed:
                 for where, name, value in r.sample(THRESHOLDS, r.choice([0, 0, 2, 4])):
                     changed.enter_context(mock.patch.object(where, name, value))
-                wrong = _judged(lambda seed: _draw(case, exact, seed, mode, enable), seed, case.host)
-        except Exception as error:  # of the host's layers as they are, or of the truth: the draw is to be mended
+                wrong = _judged(lambda seed: _draw(case, exact, seed, mode, enable), seed,
+                                case.host)
+        except Exception as error:
+            # gnnaccel's own errors are caught in `_draw`: this one is a defect of the drawn case
             return f"{kind}: no case, {_raised(error)} [{_command(seed, only)}]"
     return None if wrong is None else f"{case.text}; {mode}: {wrong} [{_command(seed, only)}]"
 
 
 def _raised(error: Exception) -> str:
     where = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {str(error)[:200]} ({where.filename.rpartition('/')[2]}:{where.lineno})"
+    return (f"{type(error).__name__}: {str(error)[:200]} "
+            f"({where.filename.rpartition('/')[2]}:{where.lineno})")
 
 
 def _command(seed: int, only: str | None) -> str:
     emulated = " --emulated" if driver.placed() else ""
-    return f"python -m tests.oracle.metagraphs --seed {seed}{emulated}" + (f" --only {only}" if only else "")
+    return (f"python -m tests.oracle.metagraphs --seed {seed}{emulated}"
+            + (f" --only {only}" if only else ""))
 
 
 def _placed(case: Case, seed: int, r: random.Random, mode: str) -> Case:
@@ -115,33 +130,41 @@ def _placed(case: Case, seed: int, r: random.Random, mode: str) -> Case:
             case.call(module, {k: t.to(DEVICE) for k, t in draws.features(case.x, seed).items()})
     draws.spread(module, r)
     for p in module.parameters():
-        if mode == "only x" and not torch.nn.parameter.is_lazy(p):  # that of a relation that the call leaves out
+        if mode == "only x" and not torch.nn.parameter.is_lazy(p):
+            # a lazy parameter belongs to a relation that the call leaves out
             p.requires_grad_(False)
     return case._replace(module=module.to(dtype).train(r.random() < 0.5))
 
 
 # ---- one call ----
 
-def _run(call: Callable, module: torch.nn.Module, x: dict[str, Tensor], seed: int, mode: str) -> Results:
-    """Results, "out" and their names, and the gradients of all inputs and parameters that want one."""
+def _run(call: Callable, module: torch.nn.Module, x: dict[str, Tensor], seed: int,
+         mode: str) -> Results:
+    """The results ("out" and a name), and the gradients of all inputs and parameters that want one.
+    """
     if mode in ("no_grad", "inference"):
         with torch.no_grad() if mode == "no_grad" else torch.inference_mode():
             return {f"out {k}": t.clone() for k, t in call(module, x).items()}
     r = random.Random(f"run-{seed}")
     x = {k: t.detach().requires_grad_(r.random() < 0.9) for k, t in x.items()}
     outs = call(module, x)
-    used = [k for k in sorted(outs) if mode != "some results" or r.random() < 0.5] or sorted(outs)[:1]
-    loss = sum((_weighted(outs[k], f"{seed}-{k}") for k in used if outs[k].requires_grad), start=torch.zeros((), device=DEVICE))
+    used = ([k for k in sorted(outs) if mode != "some results" or r.random() < 0.5]
+            or sorted(outs)[:1])
+    loss = sum((_weighted(outs[k], f"{seed}-{k}") for k in used if outs[k].requires_grad),
+               start=torch.zeros((), device=DEVICE))
     found: Results = {f"out {k}": t.detach().clone() for k, t in outs.items()}
     found.update({f"wants {k}": t.requires_grad for k, t in outs.items()})
-    leaves = {k: t for k, t in {**{f"x {k}": t for k, t in x.items()}, **dict(module.named_parameters())}.items()
+    leaves = {k: t for k, t in {**{f"x {k}": t for k, t in x.items()},
+                                **dict(module.named_parameters())}.items()
               if t.requires_grad and not torch.nn.parameter.is_lazy(t)}
     if not leaves or not loss.requires_grad:
         return found
     derived = mode == "twice derived"
-    grads = torch.autograd.grad(loss, list(leaves.values()), create_graph=derived, allow_unused=True)
+    grads = torch.autograd.grad(loss, list(leaves.values()), create_graph=derived,
+                                allow_unused=True)
     found.update({f"d {k}": None if g is None else g.detach() for k, g in zip(leaves, grads)})
-    total = sum(g.pow(2).sum() for g in grads if g is not None and g.requires_grad) if derived else None
+    total = (sum(g.pow(2).sum() for g in grads if g is not None and g.requires_grad) if derived
+             else None)
     if isinstance(total, Tensor) and total.requires_grad:
         grads = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
         found.update({f"dd {k}": g for k, g in zip(leaves, grads)})
@@ -164,7 +187,8 @@ def _judged(draw: Callable, seed: int, host: bool) -> str | None:
         more = [draw(seed + (1 + at) * 1_000_003) for at in range(DRAWS)]
         numbers = [found for found in more if isinstance(found, tuple)]
         often = Counter(name for found in numbers for name in _beyond([found], host))
-        wrong = {k: v for k, v in _beyond(numbers, host).items() if k in wrong and often[k] >= OFTEN}
+        wrong = {k: v for k, v in _beyond(numbers, host).items()
+                 if k in wrong and often[k] >= OFTEN}
         found = next((found for found in more if isinstance(found, str)), found)
     if isinstance(found, str):
         return found
@@ -172,20 +196,25 @@ def _judged(draw: Callable, seed: int, host: bool) -> str | None:
     if not wrong:
         return None
     name, (error, native, allowed) = max(wrong.items(), key=lambda item: item[1][0] / item[1][2])
-    return f"{len(wrong)} wrong, worst: {name} has an error of {error:.1e}, the host {native:.1e}, allowed {allowed:.1e}"
+    return (f"{len(wrong)} wrong, worst: {name} has an error of {error:.1e}, "
+            f"the host {native:.1e}, allowed {allowed:.1e}")
 
 
 def _draw(case: Case, exact: torch.nn.Module, seed: int, mode: str,
           enable: Callable) -> tuple[Results, Results, Results] | str | None:
-    """What gnnaccel gives, the host, and the relations one by one by ``exact``, the layer in fp64; what is wrong where
-    they are not alike; None where the host raises an error."""
-    x = {k: t.to(DEVICE, next(_floats(case.module), torch.zeros(())).dtype) for k, t in draws.features(case.x, seed).items()}
+    """The results of gnnaccel, of the host, and of ``exact``: the layer in fp64, by relations.
+
+    A string says what is wrong where they cannot be compared. None: the host raises an error.
+    """
+    x = {k: t.to(DEVICE, next(_floats(case.module), torch.zeros(())).dtype)
+         for k, t in draws.features(case.x, seed).items()}
     with gnnaccel.disabled():
         try:
             native = _run(case.call, case.module, x, seed, mode)
         except Exception:
             native = None
-        truth = None if native is None else _run(case.truth, exact, {k: t.double() for k, t in x.items()}, seed, mode)
+        truth = (None if native is None
+                 else _run(case.truth, exact, {k: t.double() for k, t in x.items()}, seed, mode))
     try:
         with enable():
             if mode == "again":
@@ -210,30 +239,38 @@ def _unlike(got: Results, native: Results, exact: Results, host: bool) -> str | 
     for name, value in native.items():
         mine = got[name]
         if not isinstance(value, Tensor) or mine is None:
-            if mine is not value and (mine is None) != (value is None) or isinstance(value, bool) and mine != value:
+            if (mine is not value and (mine is None) != (value is None)
+                or isinstance(value, bool) and mine != value):
                 if host:
                     return f"{name} is {_told(mine)}, the host's {_told(value)}"
         elif (mine.shape, mine.dtype) != (value.shape, value.dtype):
-            return f"{name} is {mine.dtype}{list(mine.shape)}, the host's {value.dtype}{list(value.shape)}"
+            return (f"{name} is {mine.dtype}{list(mine.shape)}, "
+                    f"the host's {value.dtype}{list(value.shape)}")
     return None
 
 
 def _told(value: Any) -> str:
-    return f"a tensor of norm {value.norm().item():.1e}" if isinstance(value, Tensor) else str(value)
+    return (f"a tensor of norm {value.norm().item():.1e}" if isinstance(value, Tensor)
+            else str(value))
 
 
-def _beyond(found: list[tuple[Results, Results, Results]], host: bool) -> dict[str, tuple[float, float, float]]:
-    """(error, the host's error, the limit) by name, of what is beyond its limit; errors are averaged."""
-    wrong, tensors = {}, [k for k, t in found[0][0].items() if isinstance(t, Tensor)] if found else []
+def _beyond(found: list[tuple[Results, Results, Results]],
+            host: bool) -> dict[str, tuple[float, float, float]]:
+    """(error, the host's error, the limit) of whatever is beyond its limit; errors are averaged."""
+    wrong, tensors = {}, ([k for k, t in found[0][0].items() if isinstance(t, Tensor)]
+                          if found else [])
     for name in tensors:
-        rows = [_errors(name, *results) for results in found if isinstance(results[0].get(name), Tensor)]
+        rows = [_errors(name, *results) for results in found
+                if isinstance(results[0].get(name), Tensor)]
         mine, native, scale = (sum(v * v for v in column) ** 0.5 for column in zip(*rows))
         mine, native = mine / (scale or 1.0), native / (scale or 1.0)
         floor = FLOOR[found[0][0][name].dtype]
         allowed = 2 * native + floor if host else 20 * floor
-        if not host and abs(mine - native) <= SMALL * native:  # what runs natively is as the host has it
+        if not host and abs(mine - native) <= SMALL * native:
+            # what runs natively is as the host has it
             continue
-        if not (mine <= allowed and (native < WRONG or not host)):  # a host as wrong as that proves the truth wrong
+        if not (mine <= allowed and (native < WRONG or not host)):
+            # (a host that is as wrong as `WRONG` means that the truth is wrong)
             wrong[name] = mine, native, allowed
     return wrong
 
@@ -245,7 +282,8 @@ def _errors(name: str, got: Results, native: Results, exact: Results) -> tuple[f
     scale = truth.norm().item()
     if name.startswith("d"):
         order = name.split()[0]
-        same = [t.norm().item() for k, t in exact.items() if isinstance(t, Tensor) and k.split()[0] == order]
+        same = [t.norm().item() for k, t in exact.items()
+                if isinstance(t, Tensor) and k.split()[0] == order]
         largest = max(same, default=0.0)
         scale = largest if scale <= NOTHING * largest else max(scale, SMALL * largest)
     host = native[name] if isinstance(native[name], Tensor) else truth
@@ -277,7 +315,8 @@ def main() -> int:
     options = dict(when=asked.when)
     if asked.emulated or DEVICE.type == "cuda":
         options["backend"] = "cuda"
-    first, last = (asked.seed, asked.seed + 1) if asked.seed is not None else map(int, asked.seeds.split(":"))
+    first, last = ((asked.seed, asked.seed + 1) if asked.seed is not None
+                   else map(int, asked.seeds.split(":")))
     alarms, until, routes = 0, time.monotonic() + asked.seconds, Counter()
     with _emulated() if asked.emulated else contextlib.nullcontext(), gnnaccel.enabled(**options):
         for seed in range(first, last):
@@ -292,7 +331,8 @@ def main() -> int:
                 print(f"ALARM {found}", flush=True)
             if seed % 500 == 499:
                 print(f"seed {seed}: {alarms} alarms", flush=True)
-    print(f"seeds {first} to {seed}: {alarms} alarms; {dict(seen)}; calls: {dict(routes.most_common())}")
+    print(f"seeds {first} to {seed}: {alarms} alarms; {dict(seen)}; "
+          f"calls: {dict(routes.most_common())}")
     return 1 if alarms else 0
 
 

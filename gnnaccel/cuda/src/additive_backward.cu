@@ -3,16 +3,19 @@
 //
 //   w_e   = alpha_e * dropout_e                        g_e = 1 where z_e > 0, else slope
 //   alpha_e = exp(s_e - m_i) / sum_i
-//   W_j, S_j = sum_e w_e dO_i and sum_e g_e w_e dO_i over the edges out of j      (phase 2, as in forward)
+//   W_j, S_j = sum_e w_e dO_i and sum_e g_e w_e dO_i over the edges out of j
+//              (phase 2, as in forward)
 //   da_src_j = <v_j, S_j> - sum_e g_e alpha_e delta_i,       delta_i = <dO_i, O_i>
 //   da_dst_i = (1 - slope) (<dO_i, plus_i> mass_minus_i - <dO_i, minus_i> mass_plus_i)
-//   dv_j     = W_j (+ da_src_j att_src + da_dst_j att_dst, the way of the gradient through the scores)
+//   dv_j     = W_j (+ da_src_j att_src + da_dst_j att_dst, the gradient through the scores)
 //
-// plus, minus and the masses were saved by forward. The line for da_dst uses that softmax gradients sum to zero over a
-// destination; written with both masses it loses nothing when one edge takes nearly all of the softmax. The line for da_src is
-// a small difference of large numbers: hence rows added up by steps, and the inner products of wide heads twofold. An edge that
-// takes all of the softmax (alpha_e = 1, as where it is the only one) has no gradient through its score, whatever the rounding of
-// that difference: g_e is 0 then. With EDGE_GRAD each edge's term of da_src is made anyway, and da_src is their sum.
+// plus, minus and the masses were saved by forward. The line for da_dst uses that softmax gradients
+// sum to zero over a destination; written with both masses it loses nothing when one edge takes
+// nearly all of the softmax. The line for da_src is a small difference of large numbers. So rows
+// are added up by steps, and the inner products of wide heads are computed twofold. An edge that
+// takes all of the softmax (alpha_e = 1, for example the only edge of a row) has no gradient
+// through its score, whatever that difference rounds to: g_e is 0 then. With EDGE_GRAD each edge's
+// term of da_src is computed anyway, and da_src is their sum.
 //
 // Where dO_i comes as int8 times a scale (GRAD_INT8), `prepare` leaves the scale in the reciprocal of the softmax's sum, so that
 // every weight has it, and delta over the scale: the gather by source reads no more numbers than before. All is linear in dO,
@@ -60,7 +63,8 @@ __device__ __forceinline__ void load_values(const Lanes& at, const Gathered<ROW_
 // The inner product over head kh: twofold in wide heads, where it rounds most and reading the row takes longest.
 __device__ __forceinline__ Twofold inner(const Row& a, const Row& b, int kh) {
     Twofold s = {0.f, 0.f};
-    if (EDGE_GRAD || D < TWOFOLD_FROM) {  // rounded as each edge's product: where O = v, they cancel to the last bit
+    // rounded in the same way as each edge's product: where O = v, the two cancel to the last bit
+    if (EDGE_GRAD || D < TWOFOLD_FROM) {
         s.hi = lane_sum<LH>(partial_dot(a, b, kh));
         return s;
     }
@@ -119,9 +123,10 @@ struct Finish {
     float* d_a_src;
 };
 
-// `lost` is sum g alpha delta, with EDGE_GRAD minus da_src, of the lane's phase-1 head; it crosses to phase 2's by shared memory.
-__device__ __forceinline__ void finish(const Lanes& at, const Scratch& sh, int row, float lost, Row& whole, const Row& scored,
-                                       const Finish& f) {
+// `lost` is sum g alpha delta (with EDGE_GRAD: minus da_src) of the lane's head in phase 1. Shared
+// memory takes it to the lanes that have this head in phase 2.
+__device__ __forceinline__ void finish(const Lanes& at, const Scratch& sh, int row, float lost,
+                                       Row& whole, const Row& scored, const Finish& f) {
     if (at.lane < HT) sh.factor[at.lane] = lost;
     __syncwarp();
 #if !EDGE_GRAD
@@ -169,10 +174,12 @@ struct Edges {
     }
 };
 
-// Whether an edge takes all of its destination's softmax. (With GRAD_INT8 alpha has the gradient's scale.)
+// Whether an edge takes all of its destination's softmax. With GRAD_INT8 alpha is multiplied by the
+// gradient's scale, so it does not tell.
 __device__ __forceinline__ bool decided(float alpha) { return !GRAD_INT8 && alpha >= 1.f; }
 
-// The two sums that an edge's row joins: `whole` by its weight w, `scored` by g w, which phase 1 left at the same place.
+// The two sums that an edge's row joins: `whole` by its weight w, `scored` by g w, which phase 1
+// left at the same place.
 struct ByScore {
     const float* of_scores;
 
@@ -182,7 +189,8 @@ struct ByScore {
     }
 };
 
-// Phase 1: weights, and extra = g times them; with EDGE_GRAD weights by sign, and extra = alpha * delta. Returns the tile's share of sum g alpha delta.
+// Phase 1: each edge's weight w, and extra = g w. With EDGE_GRAD the sign of the weight says which
+// side of zero z is on, and extra = alpha delta. Returns the tile's share of sum g alpha delta.
 __device__ __forceinline__ float weight_tile(const Edges& g, const Dropout& drop, const Scratch& sh, OFF_T base, int n, int j,
                                              int head, bool on, float src_term) {
     const int lane = threadIdx.x & 31, h = lane % HT;
@@ -245,9 +253,11 @@ __device__ __forceinline__ void source_step(const Lanes& at, const Edges& g, con
         for (int u = 0; u < UNROLL; ++u) {
             const float z = q[u][kh][0];
             const float alpha = exp_above(leaky(z, g.slope), q[u][kh][1]) * q[u][kh][2];
-            const float w = alpha * factor[u], slope = decided(alpha) ? 0.f : z > 0.f ? 1.f : g.slope;
+            const float w = alpha * factor[u],
+                        slope = decided(alpha) ? 0.f : z > 0.f ? 1.f : g.slope;
             loss = fmaf(slope * alpha, q[u][kh][3], loss);
-            add_twice<true>(kh, w, slope * w, v[u], STEPS ? some_whole : whole, STEPS ? some_scored : scored);
+            add_twice<true>(kh, w, slope * w, v[u], STEPS ? some_whole : whole,
+                            STEPS ? some_scored : scored);
         }
         lost[kh] += loss;
 #pragma unroll
@@ -263,7 +273,8 @@ __device__ __forceinline__ void source_step(const Lanes& at, const Edges& g, con
 // Both phases in one where few lanes share a head: each lane makes the weights of its own heads. Returns sum g alpha delta of
 // the lane's phase-1 head.
 __device__ __forceinline__ float gather_direct(const Lanes& at, const Item& it, const Edges& g, const Dropout& drop,
-                                               const Scratch& sh, const float* a_src, const GRAD_T* grad, Row& whole, Row& scored) {
+                                               const Scratch& sh, const float* a_src,
+                                               const GRAD_T* grad, Row& whole, Row& scored) {
     float lost[KH], src_term[KH];
 #pragma unroll
     for (int kh = 0; kh < KH; ++kh) {
@@ -281,10 +292,13 @@ __device__ __forceinline__ float gather_direct(const Lanes& at, const Item& it, 
 #endif
 
 #if EDGE_GRAD
-// d a_edge = g (w <dO, v> - alpha delta), one dot product per edge and head; only built when an edge term needs it. A decided edge's
-// weight is known by its size: that of its dropout's factor, `all`; or, dropped, by its alpha delta of 0. Adds up what it finds in `d_src`.
-__device__ __forceinline__ void edge_grad_tile(const Lanes& at, const Edges& g, const Scratch& sh, OFF_T base, int n, int j,
-                                               const GRAD_T* grad, const Row& v, float all, float* d_a_edge, float (&d_src)[KH]) {
+// d a_edge = g (w <dO, v> - alpha delta), one dot product per edge and head; only built when an
+// edge term needs it. An edge that takes all of its softmax is known by the size of its weight: it
+// is dropout's factor, `all`. If dropout left it out, its alpha delta is 0. `d_src` gets the sum.
+__device__ __forceinline__ void edge_grad_tile(const Lanes& at, const Edges& g, const Scratch& sh,
+                                               OFF_T base, int n, int j, const GRAD_T* grad,
+                                               const Row& v, float all, float* d_a_edge,
+                                               float (&d_src)[KH]) {
     for (int first = 0; first < n; first += SLOTS) {
         const int e = first + at.slot;
         const bool on = e < n;
@@ -377,8 +391,9 @@ sources(const OFF_T* __restrict__ indptr, const int* __restrict__ nbr, const OFF
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
 merge(const int* __restrict__ counters, const int4* __restrict__ heavy, GATHERED(values),
       const float* __restrict__ att_src, const float* __restrict__ att_dst, const float* __restrict__ d_a_dst,
-      D_VALUES_T* __restrict__ d_values, float* __restrict__ d_a_src, const float* __restrict__ part_whole,
-      const float* __restrict__ part_scored, const float* __restrict__ part_lost) {
+      D_VALUES_T* __restrict__ d_values, float* __restrict__ d_a_src,
+      const float* __restrict__ part_whole, const float* __restrict__ part_scored,
+      const float* __restrict__ part_lost) {
     DYNAMIC_SHARED(shared);
     const long long w = warp_id();
     if (w >= counters[1]) return;

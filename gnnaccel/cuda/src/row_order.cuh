@@ -1,13 +1,14 @@
 // Entries of each row of a graph's index arrays, in ascending order of their places.
 //
-// `place` and `place_src` (structure.cu) take places within a row with atomics, in an order that varies from run to run. The same
-// edges then give sums whose last bits vary. Here each entry finds its rank: how many entries of its row have a lower place. Places
-// are distinct, so ranks are too, and the result is the same in every run, and the same as that of a stable sort.
+// `place` and `place_src` (structure.cu) take places within a row with atomics, in an order that
+// varies from run to run. The same edges would then give sums whose last bits vary. Here each entry
+// finds its rank: how many entries of its row have a lower place. Places are distinct, so ranks are
+// too, and the result is the same in every run: that of a stable sort.
 //
 //   short rows, up to chunk_edges <= 8 * 32 entries: a warp compares all with all
 //   middle rows, up to MIDDLE entries: a block sorts them
-//   long rows: a block marks the places of one WINDOW in a bitmap; an entry's rank is the number of marks before it. The windows of
-//   a row belong to several blocks.
+//   long rows: a block marks the places of one WINDOW in a bitmap; an entry's rank is the number of
+//     marks before it. The windows of a row belong to several blocks.
 #ifndef GNNACCEL_ROW_ORDER_CUH
 #define GNNACCEL_ROW_ORDER_CUH
 
@@ -35,7 +36,8 @@ struct Entries {
 };
 
 // A row of up to EACH * 32 entries, by a warp. `keys`: shared memory for that many.
-__device__ __forceinline__ void order_by_comparing(const Entries& entries, i64 begin, int length, OFF_T* keys, int lane) {
+__device__ __forceinline__ void order_by_comparing(const Entries& entries, i64 begin,
+                                                   int length, OFF_T* keys, int lane) {
     OFF_T mine[EACH];
     int rank[EACH];
 #pragma unroll
@@ -60,8 +62,10 @@ __device__ __forceinline__ void order_by_comparing(const Entries& entries, i64 b
     }
 }
 
-// A row of up to MIDDLE entries, by a block: a bitonic sort of places, each with where its entry stands. `keys` [MIDDLE]: shared.
-__device__ __forceinline__ void order_by_exchanging(const Entries& entries, i64 begin, int length, u64* keys) {
+// A row of up to MIDDLE entries, by a block: a bitonic sort of (place, position of the entry in the
+// row). `keys` [MIDDLE]: shared memory.
+__device__ __forceinline__ void order_by_exchanging(const Entries& entries, i64 begin, int length,
+                                                    u64* keys) {
     int size = 32;
     while (size < length) size *= 2;
     for (int i = threadIdx.x; i < size; i += THREADS)
@@ -79,11 +83,13 @@ __device__ __forceinline__ void order_by_exchanging(const Entries& entries, i64 
             }
             __syncthreads();
         }
-    for (int i = threadIdx.x; i < length; i += THREADS) entries.move(begin + (i64)(keys[i] % MIDDLE), begin + i);
+    for (int i = threadIdx.x; i < length; i += THREADS)
+        entries.move(begin + (i64)(keys[i] % MIDDLE), begin + i);
     __syncthreads();  // `keys` may be written again
 }
 
-// Adds up one number of each thread of the block: the sum of all, and `before`, of the threads in front. `parts` [THREADS].
+// Adds up one number of each thread of the block. Returns the sum of all; `before` gets the sum of
+// the threads in front. `parts` [THREADS]: shared memory.
 __device__ __forceinline__ int block_sums(int value, int* parts, int& before) {
     const int thread = threadIdx.x;
     parts[thread] = value;
@@ -108,8 +114,10 @@ __device__ __forceinline__ int rank_of(int at, const u32* bits, const int* parts
     return rank;
 }
 
-// The entries of one row whose places lie in one window, by a block. `bits` [WORDS], `parts` [THREADS]: shared memory.
-__device__ __forceinline__ void order_by_marks(const Entries& entries, i64 begin, i64 length, int window, u32* bits, int* parts) {
+// The entries of one row whose places lie in one window, by a block. `bits` [WORDS], `parts`
+// [THREADS]: shared memory.
+__device__ __forceinline__ void order_by_marks(const Entries& entries, i64 begin, i64 length,
+                                               int window, u32* bits, int* parts) {
     const int thread = threadIdx.x;
     for (int i = thread; i < WORDS; i += THREADS) bits[i] = 0;
     __syncthreads();
@@ -118,7 +126,8 @@ __device__ __forceinline__ void order_by_marks(const Entries& entries, i64 begin
     for (i64 i = thread; i < length; i += THREADS * EACH) {
         i64 at[EACH];  // loads that are under way together
 #pragma unroll
-        for (int k = 0; k < EACH; ++k) at[k] = entries.place_at(begin, i + k * THREADS, length) - first;
+        for (int k = 0; k < EACH; ++k)
+            at[k] = entries.place_at(begin, i + k * THREADS, length) - first;
 #pragma unroll
         for (int k = 0; k < EACH; ++k) {
             if (at[k] < 0) ++lower;
@@ -135,18 +144,22 @@ __device__ __forceinline__ void order_by_marks(const Entries& entries, i64 begin
     for (i64 i = thread; i < length; i += THREADS * EACH) {
         i64 at[EACH];
 #pragma unroll
-        for (int k = 0; k < EACH; ++k) at[k] = entries.place_at(begin, i + k * THREADS, length) - first;
+        for (int k = 0; k < EACH; ++k)
+            at[k] = entries.place_at(begin, i + k * THREADS, length) - first;
 #pragma unroll
         for (int k = 0; k < EACH; ++k)
-            if (at[k] >= 0 && at[k] < WINDOW) entries.move(begin + i + k * THREADS, base + rank_of((int)at[k], bits, parts));
+            if (at[k] >= 0 && at[k] < WINDOW)
+                entries.move(begin + i + k * THREADS, base + rank_of((int)at[k], bits, parts));
     }
     __syncthreads();
 }
 
-// Rows of more than chunk_edges entries. Block `block` of `blocks` has those rows of the list `heavy` whose numbers are
-// block + k * blocks, and of the rows longer than MIDDLE the window `window`.
-__device__ __forceinline__ void order_heavy(const Entries& entries, const OFF_T* indptr, const int4* heavy, int count, int block,
-                                            int blocks, int window, unsigned char* shared) {
+// Rows of more than chunk_edges entries, which `heavy` lists. Block `block` of `blocks` has the
+// rows whose numbers in the list are block + k * blocks; of rows longer than MIDDLE only one
+// window, `window`.
+__device__ __forceinline__ void order_heavy(const Entries& entries, const OFF_T* indptr,
+                                            const int4* heavy, int count, int block, int blocks,
+                                            int window, unsigned char* shared) {
     int* rows = (int*)(shared + WORDS * 4);  // [THREADS]
     int* found = rows + THREADS;             // [1]
     int* parts = found + 1;                  // [THREADS]
@@ -162,8 +175,10 @@ __device__ __forceinline__ void order_heavy(const Entries& entries, const OFF_T*
         __syncthreads();
         for (int i = 0; i < *found; ++i) {
             const i64 begin = indptr[rows[i]], length = (i64)indptr[rows[i] + 1] - begin;
-            if (length > MIDDLE) order_by_marks(entries, begin, length, window, (u32*)shared, parts);
-            else order_by_exchanging(entries, begin, (int)length, (u64*)shared);
+            if (length > MIDDLE)
+                order_by_marks(entries, begin, length, window, (u32*)shared, parts);
+            else
+                order_by_exchanging(entries, begin, (int)length, (u64*)shared);
         }
         __syncthreads();
     }

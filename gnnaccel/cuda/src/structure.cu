@@ -6,8 +6,9 @@
 //   split    the list of rows that are longer than a warp should carry, cut into chunks; and statistics for the host
 //   order    the entries of each row in ascending order of their places (row_order.cuh)
 //
-// Places within a row are taken with atomics, so their order varies from run to run until `order` has been there, unless the list
-// is already sorted by destination, which `count` finds out on the way and `place` then uses.
+// Places within a row are taken with atomics, so their order varies from run to run until `order`
+// has run. If the list is already sorted by destination, which `count` finds out on the way,
+// `place` uses that order instead.
 #include "common.cuh"
 
 #define THREADS 256
@@ -137,17 +138,20 @@ split(const OFF_T* __restrict__ indptr, int rows, int chunk_edges, int* __restri
     }
 }
 
-// heavy, counters: as `split` made them. The first `heavy_blocks` * `windows` blocks have the rows longer than chunk_edges, which is
-// at most EACH * 32; a warp of the others has one of the other rows.
+// heavy, counters: as `split` made them. The first `heavy_blocks` * `windows` blocks have the rows
+// longer than chunk_edges, which is at most EACH * 32. In the other blocks each warp has one of the
+// other rows.
 extern "C" __global__ void __launch_bounds__(THREADS)
-order(const OFF_T* __restrict__ indptr, int rows, int chunk_edges, const int* __restrict__ counters, const int4* __restrict__ heavy,
-      int heavy_blocks, int windows, const int* __restrict__ other_in, const OFF_T* __restrict__ place_in,
+order(const OFF_T* __restrict__ indptr, int rows, int chunk_edges,
+      const int* __restrict__ counters, const int4* __restrict__ heavy, int heavy_blocks,
+      int windows, const int* __restrict__ other_in, const OFF_T* __restrict__ place_in,
       int* __restrict__ other_out, OFF_T* __restrict__ place_out) {
     DYNAMIC_SHARED(shared);
     const Entries entries = {other_in, place_in, other_out, place_out};
     const int block = (int)blockIdx.x, first = heavy_blocks * windows;
     if (block < first) {
-        order_heavy(entries, indptr, heavy, counters[1], block % heavy_blocks, heavy_blocks, block / heavy_blocks, shared);
+        order_heavy(entries, indptr, heavy, counters[1], block % heavy_blocks, heavy_blocks,
+                    block / heavy_blocks, shared);
         return;
     }
     const int warp = threadIdx.x / 32;
@@ -155,5 +159,6 @@ order(const OFF_T* __restrict__ indptr, int rows, int chunk_edges, const int* __
     if (row >= rows) return;
     const i64 begin = indptr[row], length = (i64)indptr[row + 1] - begin;
     if (length > chunk_edges) return;
-    order_by_comparing(entries, begin, (int)length, (OFF_T*)shared + warp * EACH * 32, threadIdx.x % 32);
+    order_by_comparing(entries, begin, (int)length, (OFF_T*)shared + warp * EACH * 32,
+                       threadIdx.x % 32);
 }

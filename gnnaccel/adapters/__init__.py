@@ -47,7 +47,8 @@ class _Host:
 _lock = threading.RLock()
 _hosts: dict[str, _Host] = {}
 _late: Callable[[str], None] | None = None
-_told: dict[str, str] = {}  # by host: what was said of a version that was not tested; "" for nothing
+# by host: what the user was told of a version that was not tested; "" for nothing
+_told: dict[str, str] = {}
 
 
 def install(late: Callable[[str], None] | None = None) -> None:
@@ -162,8 +163,11 @@ def drifts() -> list[str]:
 
 
 def _tell_drift(key: str) -> None:
-    """Say once in a process that a host of a version that was not tested reads otherwise. torch's own versions are left to the
-    doctor: but for one function, nothing of it is replaced that an adapter redoes."""
+    """Tell once in a process that the code of a host whose version was not tested is different.
+
+    Versions of torch are left to the doctor: only one function of torch is replaced by an adapter
+    that does its work.
+    """
     if key == "torch" or key in _told:
         return
     from gnnaccel.adapters import seams
@@ -180,18 +184,22 @@ def _put_on_demand(key: str, host: _Host) -> None:
 
 def _update_awaited() -> None:
     """Tell the rules which hosts may still bring layer classes: those that can be imported and are not patched."""
-    tops = {key: HOSTS[key][0].partition(".")[0] for key, host in _hosts.items() if not host.installed and _exists(HOSTS[key][0])}
+    tops = {key: HOSTS[key][0].partition(".")[0] for key, host in _hosts.items()
+            if not host.installed and _exists(HOSTS[key][0])}
     rules.await_hosts({key: functools.partial(_classes_in_files, top) for key, top in tops.items()})
 
 
 @functools.cache
 def _classes_in_files(package: str) -> frozenset[str]:
-    """Names of the classes that the package's folder ``nn`` defines. Its files are read; nothing is imported."""
+    """Names of the classes that the package's folder ``nn`` defines, read without an import."""
     loaded = sys.modules.get(package)
-    spec = getattr(loaded, "__spec__", None) if loaded is not None else importlib.util.find_spec(package)
+    spec = (getattr(loaded, "__spec__", None) if loaded is not None
+            else importlib.util.find_spec(package))
     folders = getattr(spec, "submodule_search_locations", None) or ()
     return frozenset(name for folder in folders for file in Path(folder, "nn").rglob("*.py")
-                     for name in re.findall(r"^class (\w+)", file.read_text(encoding="utf-8", errors="replace"), re.MULTILINE))
+                     for name in re.findall(
+                         r"^class (\w+)", file.read_text(encoding="utf-8", errors="replace"),
+                         re.MULTILINE))
 
 
 def _exists(module: str) -> bool:

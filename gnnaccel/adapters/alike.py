@@ -93,7 +93,10 @@ def _together(x: Sequence[Tensor], row: torch.dtype) -> Tensor:
 
 
 def _summed(every: Tensor | None, shares: Tensor | None, row: torch.dtype) -> Tensor | None:
-    """[types, ..]: those of the relations that enter each type, added up. Where ``shares`` is None they are so already."""
+    """[types, ..]: the sum (or mean) over the relations that enter each type.
+
+    ``shares`` None: each type is entered by one relation, so nothing has to be added up.
+    """
     if every is None:
         return None
     if shares is not None:
@@ -103,12 +106,16 @@ def _summed(every: Tensor | None, shares: Tensor | None, row: torch.dtype) -> Te
 
 @functools.lru_cache(maxsize=256)
 @torch.inference_mode(False)
-def _shares(of_target: tuple[tuple[int, ...], ...], mean: bool, dtype: torch.dtype, device: torch.device) -> Tensor | None:
-    """[types, relations]: what a relation counts in the result of each type; None where each type is entered by the one relation
-    of its number."""
+def _shares(of_target: tuple[tuple[int, ...], ...], mean: bool, dtype: torch.dtype,
+            device: torch.device) -> Tensor | None:
+    """[types, relations]: the weight of each relation in the result of each type.
+
+    None where each type is entered only by the relation with its number.
+    """
     if of_target == tuple((at,) for at in range(len(of_target))):
         return None
-    shares = torch.zeros(len(of_target), 1 + max(max(members) for members in of_target), dtype=dtype, device="cpu")
+    shares = torch.zeros(len(of_target), 1 + max(max(members) for members in of_target),
+                         dtype=dtype, device="cpu")
     for row, members in zip(shares, of_target):
         row[list(members)] = 1 / len(members) if mean else 1.0
     return shares.to(device)

@@ -43,8 +43,10 @@ class Layout:
         return self._by_kernel(edge_indices)[0] if self._kernel_serves(edge_indices) else self._by_torch(edge_indices)
 
     def checked(self, *edge_indices: Tensor) -> Ends:
-        """The same; GraphError for ids outside of their type, which would be nodes of the next. Waits once for the device. During
-        a capture, where nothing waits, such ids become -1."""
+        """The same, with GraphError for ids out of range: they would be nodes of another type.
+
+        Waits once for the device. During a capture, where nothing may wait, such ids become -1.
+        """
         if capture.capturing():
             return self._by_torch(edge_indices, masked=True)
         if not self._kernel_serves(edge_indices):
@@ -71,7 +73,8 @@ class Layout:
         for part, edge_index in zip(self.parts, edge_indices):
             for ids, start, count, found in ((edge_index[0].long(), part.src, part.num_src, src),
                                              (edge_index[1].long(), part.dst, part.num_dst, dst)):
-                found.append((ids + start).masked_fill((ids < 0) | (ids >= count), -1) if masked else ids + start)
+                found.append((ids + start).masked_fill((ids < 0) | (ids >= count), -1) if masked
+                             else ids + start)
             relation.append(torch.full_like(src[-1], part.relation))
         for own in self.loops:
             node = torch.arange(own.num_src, device=edge_indices[0].device)

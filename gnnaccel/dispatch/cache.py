@@ -6,9 +6,10 @@ that their forward used. The storages are watched by weak references and version
 nor reused memory can give a stale answer. What cannot be seen, as anywhere in
 torch: writing through ``.data`` or through numpy. Inference tensors have no version and are not cached.
 
-While a CUDA graph is captured, nothing from before is used: replays read the caller's tensors anew, and so has their structure to
-be built within the capture. What is built there serves that capture alone, and is let go of when it is over. Edges that the host
-keeps from being changed (`EdgeArrays`) are the same at each replay.
+While a CUDA graph is captured, nothing from before is used: replays read the caller's tensors anew,
+so their structure has to be built within the capture. What is built there serves that capture
+alone, and is dropped when it is over. Edges that the host keeps from being changed (`EdgeArrays`)
+are the same at each replay, so this does not hold for them.
 """
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ _lock = threading.RLock()
 _entries: OrderedDict[tuple, _Entry] = OrderedDict()
 _counts = {"hits": 0, "misses": 0, "evictions": 0, "uncached": 0}
 _limit: int | None = None
-_captured: list = []  # the number of the last capture that looked something up, its thread, and the keys of what it built
+# the number of the last capture that looked something up, its thread, and the keys of what it built
+_captured: list = []
 _counted_again = 0  # misses after which bytes are counted again
 
 
@@ -58,7 +60,8 @@ def _identity(tensor: Tensor | EdgeArrays) -> tuple:
 
 
 def _key(tensors: tuple[Tensor | EdgeArrays, ...], sizes: tuple, captured: int) -> tuple:
-    return (*[_identity(t) for t in tensors], sizes, torch.are_deterministic_algorithms_enabled(), captured)
+    return (*[_identity(t) for t in tensors], sizes, torch.are_deterministic_algorithms_enabled(),
+            captured)
 
 
 def _capture_of(tensors: tuple[Tensor | EdgeArrays, ...]) -> int:
@@ -91,12 +94,14 @@ def peek_many(tensors: tuple[Tensor, ...], sizes: tuple) -> bool:
     if any(t.is_inference() for t in tensors):
         return False
     captured = _capture_of(tensors)
-    return any(_find(tensors, _key(tensors, sizes, at)) is not None for at in ((captured, 0) if captured else (0,)))
+    return any(_find(tensors, _key(tensors, sizes, at)) is not None
+               for at in ((captured, 0) if captured else (0,)))
 
 
 def before_capture(tensors: tuple[Tensor, ...], sizes: tuple) -> Any:
-    """The view that calls outside of captures find; None where there is none. Counts nothing and makes nothing."""
-    entry = None if any(t.is_inference() for t in tensors) else _find(tensors, _key(tensors, sizes, 0))
+    """The view that calls outside of captures find, or None. Counts nothing and makes nothing."""
+    entry = (None if any(t.is_inference() for t in tensors)
+             else _find(tensors, _key(tensors, sizes, 0)))
     return None if entry is None else entry.view
 
 
@@ -131,7 +136,10 @@ def lookup_many(tensors: tuple[Tensor, ...], sizes: tuple, make: Callable[[bool]
 
 
 def _end_capture(captured: int) -> None:
-    """Let go of what an earlier capture built, unless its thread may still be at it. Its memory belongs to the CUDA graph."""
+    """Drop what an earlier capture built, unless its thread may still be capturing.
+
+    Its memory belongs to the CUDA graph.
+    """
     with _lock:
         if _captured and (captured or _captured[1] == threading.get_ident()):
             for key in _captured[2:]:

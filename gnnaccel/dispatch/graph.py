@@ -48,11 +48,12 @@ _ordinary_tensors = torch.inference_mode(False)
 class GraphView:
     """Edges ``edge_index`` [2, E] from ``num_src`` to ``num_dst`` nodes, by destination (CSC) and by source.
 
-    ``loops`` > 0: existing self loops are dropped and the nodes below it get one each. Edge ids: the caller's edges in
-    order, then the added loops. Rows list their edges in the order of these ids, so that sums repeat bit for bit. A CSC that came with
-    the edges (`EdgeArrays`) is used as it is. The view does not keep
-    ``edge_index`` alive, unless ``own``: whoever asks for an index array holds it. Building takes a lock; reading takes none.
-    ``num_edges``: where ``edge_index`` is not all of them (`JoinedView`).
+    ``loops`` > 0: existing self loops are dropped, and each node with a lower number gets one. Edge
+    ids number the caller's edges in order, then the added loops. Rows list their edges in the order
+    of these ids, so that sums repeat bit for bit. A CSC that came with the edges (`EdgeArrays`) is
+    used as it is. The view does not keep ``edge_index`` alive, unless ``own``: whoever asks for an
+    index array holds it. Building takes a lock; reading takes none. ``num_edges``: how many edges
+    there are, where ``edge_index`` does not have all of them (`JoinedView`).
     """
 
     def __init__(self, edge_index: Tensor | EdgeArrays, num_src: int, num_dst: int, loops: int = 0, own: bool = False,
@@ -95,10 +96,14 @@ class GraphView:
         return src.contiguous(), dst.contiguous()
 
     def _may_build(self) -> None:
-        """GraphError where something would be made that lasts, within a capture that only its replays compute."""
+        """GraphError within a capture, unless this view was made in it.
+
+        What is built would last, but only the replays of the CUDA graph would compute it.
+        """
         if not self._captured and capture.capturing():
-            raise GraphError("a CUDA graph is being captured that needs index arrays of a graph from before which are not there: "
-                             "run the same step, backward too, once before the capture")
+            raise GraphError("a CUDA graph is being captured that needs index arrays of a graph "
+                             "from before which are not there: run the same step, backward too, "
+                             "once before the capture")
 
     def _given_csc(self) -> CSC | None:
         """The CSC that came with the edges, if it will do: its order within rows is the host's, which need not repeat."""
@@ -311,7 +316,8 @@ class GraphView:
     # --- reading -------------------------------------------------------------------------------------------------------
 
     def _mark_built(self) -> None:
-        if self.device.type == "cuda" and not capture.capturing():  # an event of a capture is nothing to wait for outside of it
+        # an event that is recorded within a capture cannot be waited for outside of it
+        if self.device.type == "cuda" and not capture.capturing():
             stream = torch.cuda.current_stream(self.device)
             self._stream, self._built = stream.cuda_stream, torch.cuda.Event()
             self._built.record(stream)
@@ -321,8 +327,9 @@ class GraphView:
             self._follow(rows)
         if not self._checked and self._csc.split.known:  # the transposed graph is made of what the CSC let in
             if self._csc.split.invalid:
-                raise GraphError(f"edge_index holds ids outside the graph: sources must lie in [0, {self.num_src}), destinations "
-                                 f"in [0, {self.num_dst}). Found on the GPU after the call that used it; such edges were left "
+                raise GraphError("edge_index holds ids outside the graph: sources must lie in "
+                                 f"[0, {self.num_src}), destinations in [0, {self.num_dst}). Found "
+                                 "on the GPU after the call that used it; such edges were left "
                                  f"out. {VALID}")
             self._checked = True
         return rows

@@ -1,7 +1,9 @@
-"""Edges with self loops added within a capture of a CUDA graph, where nobody can know how many loops there were.
+"""Edges to which self loops were added within the capture of a CUDA graph.
 
-Such a list has the caller's edges, those that are loops with a weight of zero, then a loop for each node. Sums of weighted messages
-come out right over it. The structure that kernels read is built of the caller's edges and leaves the old loops out.
+Nobody can know then how many loops the edges had. So the list has all of the caller's edges, with a
+weight of zero for those that are loops, and then a loop for each node. Sums of weighted messages
+come out right over it. The structure that kernels read is built of the caller's edges, and leaves
+the old loops out.
 """
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from gnnaccel.dispatch.names import IdentityMap
 
 
 class Looped(NamedTuple):
-    """Of a list of edges: the caller's ``edge_index``, and how many nodes have a loop after them."""
+    """What a list was made of: the caller's ``edge_index``, and how many loops come after it."""
 
     edge_index: Tensor
     loops: int

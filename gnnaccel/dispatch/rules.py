@@ -65,8 +65,8 @@ DISABLED = Verdict(False, reason("GA104"))
 
 #: class name -> dotted paths of the layer classes with that name; adapters fill it through `register_class`
 KNOWN: dict[str, set[str]] = {}
-#: hosts whose classes are not registered yet, each with a function that gives the names that it may bring; while there are
-#: any, an unknown class name may still turn out right
+#: hosts whose classes are not registered yet, each with a function that gives the class names that
+#: it may bring; while there are any, an unknown class name may still turn out right
 _awaited: dict[str, Callable[[], frozenset[str]]] = {"any": frozenset}
 _deferred: dict[str, str] = {}
 _told: set[str] = set()  # names in `_deferred` that the user was warned about
@@ -174,14 +174,17 @@ def register_class(path: str) -> None:
 
 
 def await_hosts(hosts: Mapping[str, Callable[[], frozenset[str]]]) -> None:
-    """Say which hosts have yet to register their classes, each with a function that gives the names of its classes; until none
-    is left, unknown class names are let pass."""
+    """Say which hosts have yet to register their classes.
+
+    Each comes with a function that gives the names of its classes. Until no such host is left,
+    unknown class names are accepted.
+    """
     _awaited.clear()
     _awaited.update(hosts)
 
 
 def complete() -> bool:
-    """Whether every host has registered its classes, so that a name which is unknown now is wrong."""
+    """Whether every host has registered its classes: a name that is unknown then is wrong."""
     return not _awaited
 
 
@@ -196,13 +199,18 @@ def check(text: str, where: str) -> None:
 
 
 def take_unknown() -> list[str]:
-    """Messages, once each, for names that were let pass and that name nothing: no class of the hosts that have come, none in
-    the files of those that are awaited. None while no host has come. When no host is awaited the rules of such names go."""
+    """Messages, once each, for names that were accepted and that name nothing.
+
+    Such a name is no class of the registered hosts, and none in the files of the awaited ones.
+    There are no messages while no host is registered. When no host is awaited, the rules with such
+    names are dropped.
+    """
     global _shared
     with _lock:
         if _awaited and not KNOWN:
             return []
-        wrong = {text: where for text, where in _deferred.items() if not _names_something(text) and not _may_come(text)}
+        wrong = {text: where for text, where in _deferred.items()
+                 if not _names_something(text) and not _may_come(text)}
         fresh = [_unknown(text, where) for text, where in wrong.items() if text not in _told]
         _told.update(wrong)
         if not _awaited:

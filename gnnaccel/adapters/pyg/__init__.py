@@ -79,8 +79,11 @@ def redone() -> list[Any]:
     """Functions of the host's whose work is done otherwise though they are not replaced, for `gnnaccel.adapters.seams`."""
     from torch_geometric.nn import to_hetero_with_bases_transformer as bases
 
-    known = [getattr(bases, name, None) for name in ("hook", "get_edge_type", "group_edge_placeholder")]  # older versions lack some
-    return [bases.HeteroBasisConv.forward, *(function for function in known if function is not None)]
+    # older versions lack some of these
+    known = [getattr(bases, name, None)
+             for name in ("hook", "get_edge_type", "group_edge_placeholder")]
+    return [bases.HeteroBasisConv.forward,
+            *(function for function in known if function is not None)]
 
 
 def adapter_of(layer: Any) -> "_Guarded | None":
@@ -101,7 +104,8 @@ def path_of(cls: type) -> Any:
     if cls.__name__ not in LAYERS:
         return None
     module, node_dim = LAYERS[cls.__name__]
-    return _Guarded(cls, importlib.import_module(f"gnnaccel.adapters.pyg.{module}"), node_dim).paths.of(cls)
+    return _Guarded(cls, importlib.import_module(f"gnnaccel.adapters.pyg.{module}"),
+                    node_dim).paths.of(cls)
 
 
 def storable(layer: Any) -> Reason | bool | None:
@@ -136,15 +140,19 @@ class _Guarded:
         from gnnaccel.adapters import lazy, own
         from gnnaccel.adapters.pyg import guards, signature
 
-        self._node_dim, self._guards, self._lazy, self._state = node_dim, guards, lazy, adapter.state
-        self._aggregations = getattr(adapter, "AGGREGATIONS", ("SumAggregation",)) if node_dim is not None else ()
+        self._node_dim, self._guards, self._lazy, self._state = (node_dim, guards, lazy,
+                                                                 adapter.state)
+        self._aggregations = (getattr(adapter, "AGGREGATIONS", ("SumAggregation",))
+                              if node_dim is not None else ())
         start = ("forward", *(own.MESSAGE_PASSING if node_dim is not None else ()))
         self.paths = own.Paths(cls, start, guards.aggregations(self._aggregations))
         self.run = adapter.run
         self.bind = getattr(adapter, "bind", _unbound)
         # relational layers have plain calls of their own, with types of edges
-        self.signature = signature.of(adapter, self.paths) if hasattr(adapter, "FIELDS") else signature.none
-        self.repeats = signature.repeats(adapter, self.paths) if hasattr(adapter, "REPEATED") else None
+        self.signature = (signature.of(adapter, self.paths) if hasattr(adapter, "FIELDS")
+                          else signature.none)
+        self.repeats = (signature.repeats(adapter, self.paths) if hasattr(adapter, "REPEATED")
+                        else None)
         self.again = getattr(adapter, "again", None)
 
     def state(self, layer: Any, args: tuple, kwargs: dict) -> Any:
@@ -153,7 +161,8 @@ class _Guarded:
         if why is None and self._node_dim is None:
             why = guards.module_reason(layer, self.paths.of(type(layer)))
         elif why is None:
-            why = guards.layer_reason(layer, self.paths.of(type(layer)), self._node_dim, self._aggregations)
+            why = guards.layer_reason(layer, self.paths.of(type(layer)), self._node_dim,
+                                      self._aggregations)
         found = self._state(layer, args, kwargs) if why is None else why
         lazy.note(layer, type(found) is Reason)
         return found

@@ -1,5 +1,7 @@
-"""PyG's functions that add and remove self loops, of which only what follows from the edges is kept: the new edges, and for each
-of them the edge whose weight it has. Weights are read in each call.
+"""PyG's functions that add and remove self loops.
+
+Only what follows from the edges is kept: the new edges, and for each of them the edge whose weight
+it has. Weights are read in each call.
 """
 from __future__ import annotations
 
@@ -16,10 +18,11 @@ _FILLED = -1  # in the place of an edge's number: a loop that was added
 
 
 def looping(native: Callable) -> Callable:
-    """``native(edge_index, edge_attr, fill_value, num_nodes)``, the latter ones optional, which gives edges and their weights.
+    """``native``, a host's function that adds or removes loops, with kept edges.
 
-    What it gives for plain weights without a gradient is put together from what is kept (`graph_norm.find`); so is what it gives
-    for no weights. Anything else is the host's.
+    ``native(edge_index, edge_attr, fill_value, num_nodes)`` gives edges and their weights; all but
+    ``edge_index`` are optional. Its result is put together from what is kept (`graph_norm.find`)
+    where there are no weights, or plain ones without a gradient. Otherwise ``native`` runs.
     """
     name = f"{native.__module__}.{native.__qualname__}"
     named = own.Named(own.original(native))
@@ -39,7 +42,8 @@ def looping(native: Callable) -> Callable:
         given = {**dict(zip(("fill_value", "num_nodes"), more)), **kwargs}
         if edge_attr is None:
             found = graph_norm.find(name, native, (edge_index, None, *more), kwargs)
-        elif _plain(edge_attr, edge_index) and type(given.get("fill_value")) in (int, float, type(None)):
+        elif (_plain(edge_attr, edge_index)
+              and type(given.get("fill_value")) in (int, float, type(None))):
             fills = "fill_value" in given or "num_nodes" in given
             rest = {"fill_value": _FILLED, "num_nodes": given.get("num_nodes")} if fills else {}
             found = graph_norm.find(f"{name} by edge", numbered, (edge_index,), rest)
@@ -54,11 +58,17 @@ def looping(native: Callable) -> Callable:
 
 
 def _plain(edge_attr: Any, edge_index: Any) -> bool:
-    """Whether these are weights that a gather reads as the host does: gradients go to repeated loops otherwise."""
-    return (type(edge_attr) is Tensor and type(edge_index) is Tensor and not edge_attr.requires_grad and edge_attr.dim() > 0
-            and edge_attr.layout is torch.strided and edge_index.dim() == 2 and edge_attr.shape[0] == edge_index.shape[1])
+    """Whether a gather of these weights gives what the host gives.
+
+    With gradients it would not: the host sends those of repeated loops elsewhere.
+    """
+    return (type(edge_attr) is Tensor and type(edge_index) is Tensor
+            and not edge_attr.requires_grad and edge_attr.dim() > 0
+            and edge_attr.layout is torch.strided and edge_index.dim() == 2
+            and edge_attr.shape[0] == edge_index.shape[1])
 
 
 def _read(edge_attr: Tensor, source: Tensor, fill: float) -> Tensor:
     """The weights of the edges numbered ``source``; ``fill`` for the number after the last."""
-    return torch.cat([edge_attr, edge_attr.new_full((1, *edge_attr.shape[1:]), fill)]).index_select(0, source)
+    return torch.cat(
+        [edge_attr, edge_attr.new_full((1, *edge_attr.shape[1:]), fill)]).index_select(0, source)

@@ -1,9 +1,10 @@
 """What layers derive from the graph alone at every call, such as GCN's normalisation and added self loops, kept with the caller's
 tensors and handed out again for as long as those stay as they are.
 
-Being the same tensors each time, they find the structure that was built for them. PyG's modules import these functions from each
-other by name, so every such name is replaced. Nothing is kept that depends on weights: code writes to those through ``.data`` and
-through numpy, which nobody sees. Over weights the host's function runs, and `graph_loops` hands it the edges.
+Being the same tensors each time, they find the structure that was built for them. PyG's modules
+import these functions from each other by name, so every such name is replaced. Nothing is kept that
+depends on weights: code writes to those through ``.data`` and through numpy, which nobody sees.
+Over weights the host's function runs, and `graph_loops` hands it the edges.
 """
 from __future__ import annotations
 
@@ -42,10 +43,14 @@ _PLAIN = (int, float, bool, str, torch.dtype, type(None))
 
 
 def install(patches: PatchSet) -> None:
-    """Replace the functions through ``patches``: GCN's wherever a module of PyG has it, others where `_LOOPS` says. But what its
-    transform gives belongs to the user, who may write to it unseen."""
+    """Replace the functions through ``patches``.
+
+    GCN's is replaced wherever a module of PyG has it, others where `_LOOPS` says. The results of
+    PyG's transform are not kept: they belong to the user, who may write to them unseen.
+    """
     native = importlib.import_module(_CONV + "gcn_conv").gcn_norm
-    found = own.is_function(native, "torch_geometric", "gcn_norm")  # what a user put there may do anything
+    # a function that a user put there is left alone: it may do anything
+    found = own.is_function(native, "torch_geometric", "gcn_norm")
     ours = keeping(checking(native), captured=captured_norm) if found else native
     modules = {id(m): m for name, m in list(sys.modules.items())
                if name.startswith("torch_geometric.") and hasattr(m, "__dict__")}
@@ -57,7 +62,8 @@ def install(patches: PatchSet) -> None:
         module = importlib.import_module(_CONV + name)
         for function in filter(vars(module).__contains__, functions):  # versions differ
             found = getattr(module, function)
-            if own.is_function(found, "torch_geometric", function):  # what a user put there may do anything
+            if own.is_function(found, "torch_geometric", function):
+                # a function that a user put there is left alone: it may do anything
                 patches.set(module, function, graph_loops.looping(found))
     for name, functions in _INSIDE.items():
         module = importlib.import_module(name)
@@ -74,12 +80,16 @@ def install(patches: PatchSet) -> None:
 
 
 def keeping(native: Callable, method: bool = False, captured: Callable | None = None) -> Callable:
-    """``native``, a function of tensors and plain values that gives a tuple of tensors, with its results kept from the first call
-    over edges on a GPU on, and from the second on a CPU. ``method``: of a class, whose instances do not matter to it. ``captured``:
-    takes its place, and is given it besides, while a CUDA graph is captured.
+    """``native``, a function of tensors and plain values; the tensors that it gives are kept.
 
-    Not kept: what is computed while one of the functions that ``native`` calls is not the host's; what depends on a floating tensor,
-    such as weights; on a sparse or an inference tensor, or one of a subclass; what is computed while something traces.
+    They are kept from the first call over edges on a GPU, and from the second on a CPU.
+    ``method``: ``native`` is a method, whose result does not depend on the instance. ``captured``:
+    a function that runs in place of ``native`` while a CUDA graph is captured; its first argument
+    is ``native``.
+
+    Not kept: what is computed while one of the functions that ``native`` calls is not the host's;
+    what depends on a floating tensor (such as weights), on a sparse or an inference tensor, or on
+    one of a subclass; what is computed while something traces.
     """
     first = 1 if method else 0
     named = own.Named(own.original(native))
@@ -99,11 +109,16 @@ def keeping(native: Callable, method: bool = False, captured: Callable | None = 
     return kept
 
 
-def captured_norm(native: Callable, edge_index: Any, edge_weight: Tensor | None = None, num_nodes: int | None = None,
-                  improved: bool = False, add_self_loops: bool = True, flow: str = "source_to_target",
+def captured_norm(native: Callable, edge_index: Any, edge_weight: Tensor | None = None,
+                  num_nodes: int | None = None, improved: bool = False,
+                  add_self_loops: bool = True, flow: str = "source_to_target",
                   dtype: torch.dtype | None = None) -> tuple:
-    """GCN's normalisation without waiting for the device to tell which edges are loops: `looped` says how such edges are listed."""
-    plain = type(edge_index) is Tensor and edge_index.layout is torch.strided and type(num_nodes) is int
+    """GCN's normalisation without waiting for the device to tell which edges are loops.
+
+    `looped` says how such edges are listed.
+    """
+    plain = (type(edge_index) is Tensor and edge_index.layout is torch.strided
+             and type(num_nodes) is int)
     if not (plain and add_self_loops) or (edge_weight is not None and edge_weight.dim() != 1):
         return native(edge_index, edge_weight, num_nodes, improved, add_self_loops, flow, dtype)
     src, dst = edge_index
@@ -111,8 +126,10 @@ def captured_norm(native: Callable, edge_index: Any, edge_weight: Tensor | None 
         improved = improved and _improves_alone(inspect.unwrap(native))
         edge_weight = torch.ones(src.shape[0], dtype=dtype, device=src.device)
     loop, nodes = src == dst, torch.arange(num_nodes, dtype=src.dtype, device=src.device)
-    spare = torch.arange(num_nodes, num_nodes + src.shape[0], device=src.device)  # one place each: atomics on one take 0.2 s
-    loops = _loops_of(edge_weight, torch.where(loop, src.long(), spare), num_nodes, 2.0 if improved else 1.0)
+    # a place for each edge that is no loop: atomics on a single place take 0.2 s
+    spare = torch.arange(num_nodes, num_nodes + src.shape[0], device=src.device)
+    loops = _loops_of(edge_weight, torch.where(loop, src.long(), spare), num_nodes,
+                      2.0 if improved else 1.0)
     edges = torch.cat([edge_index, torch.stack([nodes, nodes])], 1)
     weight = torch.cat([edge_weight.masked_fill(loop, 0.0), loops])
     looped.note(edges, edge_index, num_nodes)
@@ -120,10 +137,14 @@ def captured_norm(native: Callable, edge_index: Any, edge_weight: Tensor | None 
 
 
 def _loops_of(weight: Tensor, node: Tensor, nodes: int, fill: float) -> Tensor:
-    """[nodes]: the weight of the last edge whose ``node`` [E] it is, else ``fill``; edges of no node have numbers from ``nodes``
-    on. The gradient goes to all edges of a node, as the host's does."""
+    """[nodes]: for each node the weight of its last edge, or ``fill`` if it has none.
+
+    ``node`` [E] is the node of each edge; an edge of no node has a number from ``nodes`` on. The
+    gradient goes to all edges of a node, as the host's does.
+    """
     last = torch.full((nodes + node.shape[0],), -1, device=node.device)
-    last = last.scatter_reduce(0, node, torch.arange(node.shape[0], device=node.device), "amax")[:nodes]
+    last = last.scatter_reduce(
+        0, node, torch.arange(node.shape[0], device=node.device), "amax")[:nodes]
     found = weight.new_full((nodes + node.shape[0],), fill)
     if not weight.shape[0]:
         return found[:nodes]
@@ -136,15 +157,19 @@ def _loops_of(weight: Tensor, node: Tensor, nodes: int, fill: float) -> Tensor:
 
 @functools.cache
 def _improves_alone(native: Callable) -> bool:
-    """Whether ``improved`` counts where there are no weights, which differs between versions of PyG."""
+    """Whether ``improved`` counts where there are no weights: PyG's versions differ in it."""
     weights = native(torch.tensor([[0], [1]], device="cpu"), None, 2, True)[1]
     return float(weights[-1]) > 0.6  # 2 / (1 + 2), not 1 / (1 + 1)
 
 
 def find(name: str, native: Callable, args: tuple, kwargs: dict, first: int = 0) -> tuple | None:
-    """``native(*args, **kwargs)``, kept under ``name``; None where it is not to be kept. ``args[first]`` are the edges."""
+    """``native(*args, **kwargs)``, kept under ``name``; None where it is not to be kept.
+
+    ``args[first]`` are the edges.
+    """
     edges = args[first] if len(args) > first else None
-    if is_compiling() or (current() is None and not silenced()) or _computing.now or not _worth_keeping(edges, name):
+    if (is_compiling() or (current() is None and not silenced()) or _computing.now
+        or not _worth_keeping(edges, name)):
         return None
     key = _key(name, args[first:], kwargs)
     if key is None or context_reason() is not None:
@@ -168,7 +193,7 @@ def find(name: str, native: Callable, args: tuple, kwargs: dict, first: int = 0)
 
 
 class _Computing(threading.local):
-    """Whether this thread computes something to keep, of which the parts need not be kept as well."""
+    """Whether this thread computes something that is kept; its parts are then not kept as well."""
 
     now = False
 
@@ -177,11 +202,15 @@ _computing = _Computing()
 
 
 def checking(native: Callable) -> Callable:
-    """``native``, `gcn_norm`, which raises GraphError for ids out of range where the host's fails an assertion on the device, which
-    ends the process. Waits once for each graph."""
+    """``native``, `gcn_norm`, which raises GraphError for ids out of range.
+
+    The host's function fails an assertion on the device then, which ends the process. The check
+    waits once for each graph.
+    """
 
     @functools.wraps(native)
-    def norm(edge_index: Any, edge_weight: Tensor | None = None, num_nodes: int | None = None, *more: Any, **kwargs: Any) -> Any:
+    def norm(edge_index: Any, edge_weight: Tensor | None = None, num_nodes: int | None = None,
+             *more: Any, **kwargs: Any) -> Any:
         if not is_compiling() and _to_be_checked(edge_index, num_nodes):
             if find("ids", checked, (edge_index, num_nodes), {}) is None:
                 checked(edge_index, num_nodes)
@@ -222,13 +251,15 @@ def _unkept(native: Callable) -> Callable:
 def _computed(native: Callable, args: tuple, kwargs: dict) -> Any:
     _computing.now = True
     try:
-        with torch.inference_mode(False), torch.no_grad():  # what is kept may take part in training later
+        # not in inference mode: what is kept may take part in training later
+        with torch.inference_mode(False), torch.no_grad():
             return native(*args, **kwargs)
     finally:
         _computing.now = False
 
 
-_sighted: dict[tuple, tuple[weakref.ref, int]] = {}  # edges and their version, by id and function; emptied when it is full
+# edges and their version, by id and function; emptied when it is full
+_sighted: dict[tuple, tuple[weakref.ref, int]] = {}
 
 
 def _worth_keeping(edge_index: Any, name: str) -> bool:
@@ -254,7 +285,8 @@ def _key(name: str, args: tuple, kwargs: dict) -> tuple[tuple[Tensor, ...], tupl
     tensors, values = [], [name, *kwargs]
     for value in (*args, *kwargs.values()):
         if type(value) is Tensor:
-            if value.is_floating_point() or value.layout != torch.strided or value.is_inference() or value.is_meta:
+            if (value.is_floating_point() or value.layout != torch.strided or value.is_inference()
+                or value.is_meta):
                 return None
             tensors.append(value)
             values.append("tensor")

@@ -57,7 +57,8 @@ def of_aggregate(function: Any) -> Aggregate | None:
     """What is known of an ``aggregate`` that is one of the host's own."""
     from torch_geometric.nn import EGConv
 
-    return _found({EGConv: Aggregate(_eg_reduces, "symnorm_weight", _eg_combined)}, function, "aggregate")
+    return _found({EGConv: Aggregate(_eg_reduces, "symnorm_weight", _eg_combined)}, function,
+                  "aggregate")
 
 
 def _found(known: dict[type, Any], function: Any, name: str) -> Any:

@@ -63,21 +63,27 @@ def _decide(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Conf
 
     out = aggregation_route.run(layer, "pyg", parts, decision, config, finish,
                                 lambda: _natively(native, layer, edge_index, kwargs), start)
-    if parts is not None and type(edge_index) is Tensor and not edge_index.is_inference() and not capture.capturing():
+    if (parts is not None and type(edge_index) is Tensor and not edge_index.is_inference()
+        and not capture.capturing()):
         (propagate_once.remember if decision.again else _remember)(layer, edge_index, kwargs, found, decision, config)
     return out
 
 
 def _natively(native: Any, layer: Any, edge_index: Any, kwargs: dict) -> Any:
-    """The host's own code. GraphError where it would not know of edges that count for nothing (`looped`)."""
+    """The host's own code.
+
+    GraphError where it would count edges that should count for nothing (`looped`).
+    """
     if type(edge_index) is Tensor and looped.of(edge_index) is not None:
         from torch_geometric.nn import MessagePassing
 
         cls = type(layer)
-        if not (cls.__module__.startswith("torch_geometric.") and cls.aggregate is MessagePassing.aggregate
+        if not (cls.__module__.startswith("torch_geometric.")
+                and cls.aggregate is MessagePassing.aggregate
                 and type(layer.aggr_module).__name__ == "SumAggregation"):
-            raise GraphError(f"{cls.__name__} cannot be captured in a CUDA graph: it would count self loops that gcn_norm "
-                             "replaced. Add self loops before the capture and make the layer with add_self_loops=False")
+            raise GraphError(f"{cls.__name__} cannot be captured in a CUDA graph: it would count "
+                             "self loops that gcn_norm replaced. Add self loops before the capture "
+                             "and make the layer with add_self_loops=False")
     return native(layer, edge_index, **kwargs)
 
 
@@ -183,7 +189,8 @@ class Last:
             return False
         if self.signature != _signature(kwargs) or self.settings != reading.SETTINGS(own) or any(reading.HOOKS(own)):
             return False
-        if module is not self.module() or not reading.reduces_as_ever(module) or guards._any_global_hook():
+        if (module is not self.module() or not reading.reduces_as_ever(module)
+            or guards._any_global_hook()):
             return False
         return (own.keys().isdisjoint(reading.OVERRIDES) and reading.known_class(type(layer)) is self.known
                 and guards.context_reason() is None)

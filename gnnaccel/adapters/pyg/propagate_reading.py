@@ -31,8 +31,11 @@ _FUNCTIONS = ("message", "aggregate", "update", "message_and_aggregate")
 
 
 class Known:
-    """What is known of a class's functions, as long as they stay the same, and with them all that is on their ``path``.
-    ``updates``: whether ``update`` does something; ``update``: its arguments."""
+    """What is known of a class's functions.
+
+    It holds as long as they and all functions on their ``path`` stay the same. ``updates``: whether
+    ``update`` does something; ``update``: its arguments.
+    """
 
     def __init__(self, cls: type):
         self.functions = tuple(getattr(cls, name) for name in _FUNCTIONS)
@@ -43,11 +46,13 @@ class Known:
         self.stock = message_stock.of_message(self.functions[0])
         self.aggregate = message_stock.of_aggregate(self.functions[1])
         self.updates = not is_method(self.functions[2], base(), "update", "torch_geometric")
-        self.why, self.update = _functions_reason(cls, self), _update_arguments(self) if self.updates else ()
+        self.why, self.update = (_functions_reason(cls, self),
+                                 _update_arguments(self) if self.updates else ())
         for function, stock in zip(self.functions, (self.stock, self.aggregate)):
             if stock is not None:
                 self.path.function(function)
-        self.path.watch(itemgetter, getattr(self.functions[0], "__globals__", None), message.names_read(self.functions[0]))
+        self.path.watch(itemgetter, getattr(self.functions[0], "__globals__", None),
+                        message.names_read(self.functions[0]))
         self.why = self.why or self.path.complete().why
 
     def stamp(self, layer: Any) -> tuple | None:
@@ -111,7 +116,7 @@ def _functions_reason(cls: type, known: Known) -> Reason | None:
 
 
 def _update_arguments(known: Known) -> tuple[str, ...] | None:
-    """The arguments of ``propagate`` that a class's ``update`` takes; None where it takes others."""
+    """The arguments of ``propagate`` that a class's ``update`` takes; None if it takes others."""
     found = []
     for parameter in list(inspect.signature(known.functions[2]).parameters.values())[2:]:
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
@@ -288,7 +293,7 @@ def _layer_reason(layer: Any, known: Known) -> Reason | None:
 
 
 def reduces_as_ever(module: Any) -> bool:
-    """Whether an aggregation of the host's is still what `read` took it for. This runs at every call."""
+    """Whether an aggregation of the host's is still what `read` took it for; runs at every call."""
     own = module.__dict__
     return (not any(MODULE_HOOKS(own)) and own.keys().isdisjoint(guards.REDUCING)
             and guards.aggregation_path(type(module)).why is None)

@@ -42,7 +42,10 @@ def of_one_type(rows: Tensor | None, matrix: Tensor | None, bias: Tensor | None,
 
 
 def add(out: Tensor, added: Added, view: RelationView, take: Callable = torch_maps.take) -> Tensor:
-    """``out`` with what is added, on torch operations. ``take``: how biases are read; its gradient adds up the rows of each type."""
+    """``out`` with what is added, on torch operations.
+
+    ``take`` reads the biases; its gradient adds up the rows of each type.
+    """
     sizes, rows, matrix, bias, transposed = added
     if len(sizes) == 1:
         if matrix is None:

@@ -91,11 +91,16 @@ class RelationalStated:
         return cache.peek_many(given.structure, self._sizes())
 
     def lookup(self, given: RelationalGiven) -> tuple[RelationView, str]:
-        """The structure of the call's graph, and "hit", "miss" or "none". During a capture that which was there before: each
-        replay makes sure that the edges are still the same."""
+        """The structure of the call's graph, and "hit", "miss" or "none".
+
+        During a capture it is the structure from before the capture; each replay makes sure that
+        the edges are still the same.
+        """
         if not capture.capturing():
-            return cache.lookup_many(given.structure, self._sizes(), lambda own: self.make(own, _compact()))
-        return cache.lookup_many(given.structure, ("standing", *self._sizes()), lambda own: self._standing(given))
+            return cache.lookup_many(given.structure, self._sizes(),
+                                     lambda own: self.make(own, _compact()))
+        return cache.lookup_many(given.structure, ("standing", *self._sizes()),
+                                 lambda own: self._standing(given))
 
     def _standing(self, given: RelationalGiven) -> RelationView:
         view = cache.before_capture(given.structure, self._sizes())
@@ -103,11 +108,16 @@ class RelationalStated:
         return view
 
     def captured_reason(self, given: RelationalGiven) -> Reason | None:
-        """Why a call within a capture runs natively: where the host's own code can be captured, it may find other edges at each
-        replay; and layers around others are captured layer by layer."""
+        """Why a call within a capture runs natively; None where it does not.
+
+        The host's own code, where it can be captured, may find other edges at each replay. Layers
+        around others are captured layer by layer.
+        """
         if self.around or self.native.startswith(_CAPTURED_NATIVELY):
-            return reason("GA407", "relations are put together for one graph, and its replays may find another")
-        return reason("GA407") if cache.before_capture(given.structure, self._sizes()) is None else None
+            return reason("GA407", "relations are put together for one graph, "
+                                   "and its replays may find another")
+        return (reason("GA407") if cache.before_capture(given.structure, self._sizes()) is None
+                else None)
 
     def call(self, graph: RelationView, plan: Any) -> RelationalCall:
         """``plan`` None: to look at its Program, not to run it."""

@@ -59,8 +59,11 @@ class Gather:
 
 
 class Members(NamedTuple):
-    """A `Gather` that is no matter of domains: ``index`` [rows] int32, which coarse row each row reads, and ``members``, the graph
-    with an edge from each row to its coarse row."""
+    """A `Gather` that is given by its arrays, not by domains.
+
+    ``index`` [rows] int32: which coarse row each row reads; ``members``: the graph with an edge
+    from each row to its coarse row.
+    """
 
     index: Tensor
     members: GraphView
@@ -154,23 +157,32 @@ class RelationView:
             if low[at] >= 0 and high[at] < limit:
                 continue
             if what != "edge types" or not self._ignore:
-                raise GraphError(f"the graph holds {what} from {low[at]} to {high[at]}; they must lie in [0, {limit}). Check the "
-                                 f"number of nodes, and of relations, that the layer was made with. {VALID}")
+                raise GraphError(f"the graph holds {what} from {low[at]} to {high[at]}; they must "
+                                 f"lie in [0, {limit}). Check the number of nodes, and of "
+                                 f"relations, that the layer was made with. {VALID}")
             known = ((relation >= 0) & (relation < self.num_relations)).nonzero().view(-1)
             self._filtered = tuple(ids.index_select(0, known) for ids in (src, dst, relation))
         self._checked = True
 
     def stands(self, *structure: Tensor) -> None:
-        """Within a capture: has each replay hold the edges against those of this view, and stop with a failed assertion on the
-        device where they are others. What is compact has sizes that a capture cannot leave open."""
+        """Within a capture: have each replay compare its edges with those of this view.
+
+        If they differ, the replay stops with a failed assertion on the device. A new structure
+        cannot be built: the sizes of compact arrays depend on the edges, but are fixed in a
+        capture.
+        """
         src, dst, relation = self._assemble(*(t.detach() for t in structure))
         by_src, by_dst = self.pairs(PAIR_SRC), self.pairs(PAIR_DST)
         if by_src.of_edge.shape != src.shape:
-            raise GraphError("a CUDA graph is being captured, and some edges are of no relation: leave them out before")
-        same = ((by_src.node.index_select(0, by_src.of_edge) == src) & (by_dst.node.index_select(0, by_dst.of_edge) == dst)
+            raise GraphError("a CUDA graph is being captured, and some edges are of no relation: "
+                             "leave them out before")
+        same = ((by_src.node.index_select(0, by_src.of_edge) == src)
+                & (by_dst.node.index_select(0, by_dst.of_edge) == dst)
                 & (by_src.relation.index_select(0, by_src.of_edge) == relation))
-        torch._assert_async(same.all(), "gnnaccel: edge_index or edge_type changed since the CUDA graph was captured; layers of "
-                                        "relations are captured for one graph: capture again, or run them outside of CUDA graphs")
+        torch._assert_async(same.all(), "gnnaccel: edge_index or edge_type changed since the CUDA "
+                                        "graph was captured; layers of relations are captured for "
+                                        "one graph: capture again, or run them outside of CUDA "
+                                        "graphs")
 
     # --- pairs and index arrays ----------------------------------------------------------------------------------------
 
@@ -180,8 +192,9 @@ class RelationView:
         found = self._made.get(key)
         if found is None:
             if capture.capturing():
-                raise GraphError("a CUDA graph is being captured that needs arrays of its relations which are not there: run the "
-                                 "same step, backward too, once before the capture")
+                raise GraphError("a CUDA graph is being captured that needs arrays of its "
+                                 "relations which are not there: run the same step, backward too, "
+                                 "once before the capture")
             with self._lock, torch.inference_mode(False):
                 found = self._made.get(key)
                 if found is None:

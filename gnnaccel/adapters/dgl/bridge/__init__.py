@@ -1,12 +1,14 @@
 """DGL on a GPU where DGL was built without CUDA: graphs on the host that count as being on the GPU.
 
-PyPI has DGL for CPUs only. Next to a torch with CUDA, all that it lacks are its C functions for a GPU: frames, layers and
-losses are torch's. So here a graph on the GPU is a *tagged* one: its index object is another handle on the same host
-structure, and carries the device (`tags`). What DGL's C functions make of tagged things is tagged (`calls`); tensors go to
-the host on their way in and to the device on their way out (`arrays`); what training asks of a structure in every step is
-answered from device tensors that are kept with the index object (`index`, `results`), and layers look for nodes without
-edges once per graph (`zero_degree`); sparse embeddings and filters of ids are torch's (`embeddings`, `filters`); what cannot be
-had says so (`limits`).
+PyPI has DGL for CPUs only. Next to a torch with CUDA, all that it lacks are its C functions for a
+GPU: frames, layers and losses are torch's. So here a graph on the GPU is a *tagged* one: its index
+object is another handle on the same host structure, and carries the device (`tags`). What DGL's C
+functions make of tagged things is tagged (`calls`). Tensors go to the host on their way in and to
+the device on their way out (`arrays`). What training asks of a structure in every step is answered
+from device tensors that are kept with the index object (`index`, `results`), and layers look for
+nodes without edges once per graph (`zero_degree`). Sparse embeddings and filters of ids run on
+torch operations (`embeddings`, `filters`). What cannot be had raises an error that says so
+(`limits`).
 
 Put in only where DGL has no CUDA device API and torch has a GPU, and taken out like every other patch.
 """
@@ -28,7 +30,8 @@ def install(patches: PatchSet) -> None:
     _patches, _text = None, why or _OFF
     if why is not None:
         return
-    from gnnaccel.adapters.dgl.bridge import arrays, calls, embeddings, filters, index, limits, zero_degree
+    from gnnaccel.adapters.dgl.bridge import (arrays, calls, embeddings, filters, index, limits,
+                                              zero_degree)
 
     for module in (calls, arrays, index, embeddings, filters, limits, zero_degree):
         module.install(patches)

@@ -27,7 +27,10 @@ def install(patches: PatchSet) -> None:
 
 
 def _on_the_host(knn: Callable) -> Callable:
-    """The search for neighbours on a GPU, which the host makes: an algorithm for GPUs alone is a way to make the same search."""
+    """The search for nearest neighbours, made by the host.
+
+    An algorithm that DGL has for GPUs alone is replaced by another with the same result.
+    """
 
     def _CAPI_DGLKNN(points: Any, *args: Any) -> None:
         if device_of(points) is not None and args[-1] == "bruteforce-sharemem":

@@ -1,8 +1,9 @@
 """DGL's sparse embeddings next to a GPU that DGL cannot reach.
 
-An embedding on the GPU asks which of its rows are whose, in C code for GPUs: here in torch operations. `SparseAdam` of an
-embedding on the host pins its state in its first step if gradients come from the GPU. Here they go to the host first. Where
-nothing is pinned, DGL's own way reads what it copies to the host without waiting for it.
+For an embedding on the GPU, DGL finds out in C code for GPUs which process has which row; here
+torch operations do it. For an embedding on the host, `SparseAdam` pins its state in the first step
+if gradients come from the GPU; here gradients go to the host first. Without the pinning, DGL's own
+code would read what it copies to the host before the copy is done.
 """
 from __future__ import annotations
 
@@ -28,19 +29,22 @@ def install(patches: PatchSet) -> None:
     patches.set(NDArrayPartition, "__init__", _made(NDArrayPartition.__init__))
     patches.set(NDArrayPartition, "local_size", _local_size(NDArrayPartition.local_size))
     for answer in (map_to_local, map_to_global, generate_permutation):
-        patches.set(NDArrayPartition, answer.__name__, _on_the_device(getattr(NDArrayPartition, answer.__name__), answer))
+        patches.set(NDArrayPartition, answer.__name__,
+                    _on_the_device(getattr(NDArrayPartition, answer.__name__), answer))
     patches.set(SparseAdam, "_setup_uva", lambda self, name, mem, power: refuse("adam"))
     patches.set(SparseAdam, "update", _where_the_state_is(SparseAdam.update))
 
 
-# --- ids divided among processes: id i goes to process i % n, or by ranges --------------------------------------------------
+# --- ids divided among processes: id i goes to process i % n, or by ranges -----------------------
 
 def _made(native: Callable) -> Callable:
     """Ranges on the device stay there. DGL has no object for them on the host."""
 
     @functools.wraps(native)
-    def __init__(self: Any, array_size: int, num_parts: int, mode: str = "remainder", part_ranges: Any = None) -> None:
-        if mode != "range" or not isinstance(part_ranges, Tensor) or not is_bridged(part_ranges.device):
+    def __init__(self: Any, array_size: int, num_parts: int, mode: str = "remainder",
+                 part_ranges: Any = None) -> None:
+        if (mode != "range" or not isinstance(part_ranges, Tensor)
+            or not is_bridged(part_ranges.device)):
             native(self, array_size, num_parts, mode, part_ranges)
             return
         self._partition, self._array_size, self._num_parts = None, array_size, num_parts
@@ -86,10 +90,11 @@ def generate_permutation(parts: int, ranges: Tensor | None, ids: Tensor) -> tupl
 
 
 def _parts(parts: int, ranges: Tensor | None, ids: Tensor) -> Tensor:
-    return (ids % parts).long() if ranges is None else torch.searchsorted(ranges, ids, right=True) - 1
+    return ((ids % parts).long() if ranges is None
+            else torch.searchsorted(ranges, ids, right=True) - 1)
 
 
-# --- SparseAdam -----------------------------------------------------------------------------------------------------------
+# --- SparseAdam ----------------------------------------------------------------------------------
 
 def _where_the_state_is(native: Callable) -> Callable:
     """``update`` with the gradients on the host, if the optimizer's state is there."""

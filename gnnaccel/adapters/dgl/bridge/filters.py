@@ -1,4 +1,7 @@
-"""DGL's filters of ids, for which it has code for GPUs alone: in torch operations. Samplers leave out edges by them."""
+"""DGL's filters of ids in torch operations: DGL's own code for them is for GPUs alone.
+
+Samplers leave out edges by these filters.
+"""
 from __future__ import annotations
 
 import functools

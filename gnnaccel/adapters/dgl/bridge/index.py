@@ -85,7 +85,8 @@ def _stream(native: Callable) -> Callable:
     @functools.wraps(native)
     def _dgl_get_stream(ctx: Any) -> Any:
         device = of_context(ctx)
-        return native(ctx) if device is None else ctypes.c_void_p(torch.cuda.current_stream(device).cuda_stream)
+        return (native(ctx) if device is None
+                else ctypes.c_void_p(torch.cuda.current_stream(device).cuda_stream))
 
     return _dgl_get_stream
 
@@ -153,7 +154,10 @@ def _adjacency(native: Callable, index: Any, etype: Any, transpose: bool, fmt: s
 
 
 def _record_stream(native: Callable, index: Any, stream: Any) -> None:
-    """For the tensors kept with the index object: they were made on the stream that asked first. The host has no streams."""
+    """Record the stream for the tensors kept with the index object: another may have made them.
+
+    The structure itself is on the host, which has no streams.
+    """
     results.record_stream(index, stream)
 
 

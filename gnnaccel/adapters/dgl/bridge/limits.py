@@ -30,10 +30,12 @@ _INSTEAD = {
     "uva": "Leave use_uva off and the graph on the CPU: DataLoader(graph, ..., device='cuda') copies each batch",
     "sampling": "Keep the graph and the seed nodes on the CPU: DataLoader(graph, ..., device='cuda') copies each sample to the "
                 "GPU, and num_workers samples ahead",
-    "adam": "Leave use_uva off: the state stays on the CPU, and each step's gradients are copied there",
+    "adam": "Leave use_uva off: the state stays on the CPU, and each step's gradients are copied "
+            "there",
     "cache": "Leave gpu_cache off",
     "partition": "Partition g.cpu(), then move the parts",
-    "sparse": "Use one of these, or DGL's message passing, g.adj_external() or torch.sparse on g.adj_tensors('csr')",
+    "sparse": "Use one of these, or DGL's message passing, g.adj_external() or torch.sparse on "
+              "g.adj_tensors('csr')",
 }
 
 #: C function -> limit that a call for something on the GPU meets
@@ -68,7 +70,9 @@ def check(function: str | None, args: tuple) -> None:
     Taking all neighbours is no sampling, but what ``in_subgraph`` does.
     """
     limit = _FUNCTIONS.get(function)
-    if limit is None or (limit == "sampling" and (getattr(_sampling, "allowed", False) or _takes_all(function, args))):
+    if (limit is None
+        or (limit == "sampling" and (getattr(_sampling, "allowed", False)
+                                     or _takes_all(function, args)))):
         return
     refuse(limit)
 
@@ -79,7 +83,7 @@ def _takes_all(function: str, args: tuple) -> bool:
 
 
 def _by_the_host(sample: Callable) -> Callable:
-    """``sample``, a function of DGL's, where DGL itself calls it for a few nodes: the host can do that."""
+    """``sample``, a function of DGL's, allowed on the host: DGL itself calls it for a few nodes."""
     @functools.wraps(sample)
     def by_the_host(*args: Any, **kwargs: Any) -> Any:
         before, _sampling.allowed = getattr(_sampling, "allowed", False), True
@@ -96,7 +100,8 @@ def text(limit: str) -> str:
     why = _CAUSES.get(limit, _WHY)
     if limit == "sparse":
         version, known = _sparse_libraries()
-        why = why.format(torch=version, known=f"only for {', '.join(known)}" if known else "nor for any other")
+        why = why.format(torch=version, known=(f"only for {', '.join(known)}" if known
+                                               else "nor for any other"))
     return f"{_LIMITS[limit]}: {why}. {_INSTEAD[limit]}."
 
 
@@ -116,8 +121,10 @@ def install(patches: PatchSet) -> None:
     from gnnaccel.finder import GraphboltFinder
 
     patches.set(gpu_cache.GPUCache, "__init__", lambda self, *args, **kwargs: refuse("cache"))
-    patches.set(network_emb, "random_walk", _by_the_host(network_emb.random_walk))  # layers that learn from walks
-    patches.set(functional, "sample_neighbors", _by_the_host(functional.sample_neighbors))  # a neighbour too many in k nearest
+    # for layers that learn from random walks
+    patches.set(network_emb, "random_walk", _by_the_host(network_emb.random_walk))
+    # for graphs of k nearest neighbours, where a node has a neighbour too many
+    patches.set(functional, "sample_neighbors", _by_the_host(functional.sample_neighbors))
     new = _on_the_host(partition.partition_graph)
     for module in (partition, distributed):
         patches.set(module, "partition_graph", new)

@@ -47,14 +47,17 @@ def degrees(index: Any, etype: int, end: int, nodes: Tensor | None = None) -> Te
 
 
 def _check(ids: Tensor, size: int, what: str) -> None:
-    """DGLError for an id out of range, by which a kernel would end the process. Waits for the device, unless it is capturing."""
+    """DGLError for an id out of range: a kernel that reads it would end the process.
+
+    Waits for the device. During a capture nothing is checked.
+    """
     from dgl.base import DGLError
 
     if ids.numel() == 0 or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
         return
     if bool(((ids < 0) | (ids >= size)).any()):
-        raise DGLError(f"There is no such {what}: ids lie between 0 and {size - 1}, and {ids.min().item()} to "
-                       f"{ids.max().item()} are asked for.")
+        raise DGLError(f"There is no such {what}: ids lie between 0 and {size - 1}, and "
+                       f"{ids.min().item()} to {ids.max().item()} are asked for.")
 
 
 def _count(edges: graphs.Edges, end: int) -> Tensor:
@@ -64,7 +67,7 @@ def _count(edges: graphs.Edges, end: int) -> Tensor:
 
 
 def record_stream(index: Any, stream: Any) -> None:
-    """``stream`` uses all that is kept: its memory is free for others once what ``stream`` does now is done."""
+    """``stream`` uses all that is kept: its memory is not reused before that is done."""
     found = list(index._cache.get(_KEY, {}).values())
     found += [edges.edge_index for edges in graphs.kept_edges(index)]
     for tensor in found:

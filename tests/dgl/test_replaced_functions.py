@@ -1,4 +1,4 @@
-"""Functions of DGL's, and of torch's modules inside, that somebody has replaced: what stands there is what runs."""
+"""Users may replace functions of DGL's, and of torch's modules inside: the replacement runs."""
 from __future__ import annotations
 
 import functools
@@ -23,7 +23,8 @@ def doubled(native):
     @functools.wraps(native)
     def replaced(*args, **kwargs):
         out = native(*args, **kwargs)
-        return 2 * out if isinstance(out, torch.Tensor) else {k: 2 * v for k, v in out.items()} if type(out) is dict else out
+        return (2 * out if isinstance(out, torch.Tensor)
+                else {k: 2 * v for k, v in out.items()} if type(out) is dict else out)
 
     return replaced
 
@@ -44,8 +45,8 @@ def made(name):
     if name == "TypedLinear":
         return nn.TypedLinear(F, 8, 3), (x, torch.randint(0, 3, (x.shape[0],)))
     names = [("a", "r", "b"), ("b", "s", "a"), ("a", "t", "a")]
-    g = dgl.heterograph({name: (torch.randint(0, 9, (30,)), torch.randint(0, 9, (30,))) for name in names},
-                        num_nodes_dict={"a": 9, "b": 9})
+    g = dgl.heterograph({name: (torch.randint(0, 9, (30,)), torch.randint(0, 9, (30,)))
+                         for name in names}, num_nodes_dict={"a": 9, "b": 9})
     layer = nn.HeteroGraphConv({name[1]: nn.SAGEConv(F, 8, "mean") for name in names})
     return layer, (g, {"a": torch.randn(9, F), "b": torch.randn(9, F)})
 
@@ -56,15 +57,19 @@ def same(got, expected, tolerance=1e-5):
     return float((got - expected).norm() / expected.norm()) <= tolerance
 
 
-CASES = [("GATConv", nn.GATConv, "forward"), ("GATConv", inspect.getmodule(nn.GATConv), "edge_softmax"),
+CASES = [("GATConv", nn.GATConv, "forward"),
+         ("GATConv", inspect.getmodule(nn.GATConv), "edge_softmax"),
          ("GATConv", torch.nn.LeakyReLU, "forward"), ("GATConv", torch.nn.Linear, "forward"),
-         ("RelGraphConv", nn.TypedLinear, "forward"), ("RelGraphConv", nn.TypedLinear, "get_weight"),
+         ("RelGraphConv", nn.TypedLinear, "forward"),
+         ("RelGraphConv", nn.TypedLinear, "get_weight"),
          ("TypedLinear", nn.TypedLinear, "get_weight"), ("HeteroGraphConv", nn.SAGEConv, "forward"),
-         ("HeteroGraphConv", nn.HeteroGraphConv, "forward"), ("HeteroGraphConv", torch.nn.Linear, "forward")]
+         ("HeteroGraphConv", nn.HeteroGraphConv, "forward"),
+         ("HeteroGraphConv", torch.nn.Linear, "forward")]
 
 
 @pytest.mark.parametrize("when", WHEN)
-@pytest.mark.parametrize("layer,owner,name", CASES, ids=[f"{layer}-{owner.__name__}.{name}" for layer, owner, name in CASES])
+@pytest.mark.parametrize("layer,owner,name", CASES,
+                         ids=[f"{layer}-{owner.__name__}.{name}" for layer, owner, name in CASES])
 def test_replaced(by_torch, monkeypatch, layer, owner, name, when):
     made_, args = made(layer)
     with torch.no_grad():

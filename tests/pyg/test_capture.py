@@ -1,5 +1,8 @@
-"""CUDA graphs: what is captured reads the caller's tensors anew at each replay. Here nothing is captured, but gnnaccel is told so;
-tests/pyg/test_capture_gpu.py replays."""
+"""CUDA graphs: what is captured reads the caller's tensors anew at each replay.
+
+Here gnnaccel is told that a capture is under way, but nothing is captured; test_capture_gpu.py
+captures and replays.
+"""
 from __future__ import annotations
 
 import inspect
@@ -27,7 +30,10 @@ NAMES = [name for name in CALLS if name not in OF_RELATIONS + WAITS]
 
 @pytest.fixture
 def capturing(monkeypatch):
-    """``capturing(number)``: from here on that capture is under way, 0 for none; whatever waits for the device fails."""
+    """``capturing(number)``: from here on the capture with that number is under way, 0 for none.
+
+    During a capture, whatever waits for the device fails.
+    """
     graph_norm._improves_alone(inspect.unwrap(gcn_conv.gcn_norm))
     now = [0]
     monkeypatch.setattr(capture, "capturing", lambda: now[0] != 0)
@@ -47,8 +53,9 @@ def capturing(monkeypatch):
         refuse(Tensor, name)
     for name in ("nonzero", "unique", "masked_select", "bincount"):
         refuse(torch, name)
-    refuse(Tensor, "__getitem__", lambda t, at: t.numel() > 4 and any(isinstance(i, Tensor) and i.dtype is torch.bool
-                                                    for i in (at if isinstance(at, tuple) else (at,))))
+    refuse(Tensor, "__getitem__",
+           lambda t, at: t.numel() > 4 and any(isinstance(i, Tensor) and i.dtype is torch.bool
+                                               for i in (at if isinstance(at, tuple) else (at,))))
     return lambda number: now.__setitem__(0, number)
 
 
@@ -57,7 +64,7 @@ def edges_of(inputs) -> list[Tensor]:
 
 
 def refill(inputs) -> None:
-    """Other edges in the same memory, as a user of CUDA graphs does it; of which nobody can see anything."""
+    """Write other edges into the same memory, as users of CUDA graphs do; nothing can see it."""
     for t in edges_of(inputs):
         t.data.copy_(graphs.square())
         t.data[:, :5] = torch.arange(5)
@@ -81,13 +88,16 @@ def test_edges_that_are_filled_anew(emulated, capturing, name):
                 expected = native(layer, inputs)
             capturing(number)
             outs = leaves(layer(*inputs))
-            grads = torch.autograd.grad(sum(t.pow(2).sum() for t in outs), wanted, allow_unused=True) if wanted else ()
+            grads = (torch.autograd.grad(sum(t.pow(2).sum() for t in outs), wanted,
+                                         allow_unused=True) if wanted else ())
             capturing(0)
             assert all(close(a.detach(), b) for a, b in zip(outs, expected)), name
             with gnnaccel.disabled():
-                exact = torch.autograd.grad(sum(t.pow(2).sum() for t in leaves(layer(*inputs))), wanted,
-                                            allow_unused=True) if wanted else ()
-            whole = [torch.cat([torch.ones(1), *(torch.zeros(p.numel()) if t is None else t.flatten() for p, t in zip(wanted, found))])
+                exact = (torch.autograd.grad(sum(t.pow(2).sum() for t in leaves(layer(*inputs))),
+                                             wanted, allow_unused=True) if wanted else ())
+            whole = [torch.cat([torch.ones(1),
+                                *(torch.zeros(p.numel()) if t is None else t.flatten()
+                                  for p, t in zip(wanted, found))])
                      for found in (grads, exact)]
             assert close(*whole), name
 
@@ -114,7 +124,8 @@ def test_relations_whose_structure_is_not_built(emulated, capturing):
     layer, inputs = made("RGCNConv")
     with emulated.on(on_fallback="native"), torch.no_grad():
         capturing(7)
-        with pytest.raises(AssertionError, match="waits for the device"):  # as the host's own code cannot be captured
+        with pytest.raises(AssertionError, match="waits for the device"):
+            # the host's own code runs, which cannot be captured
             layer(*inputs)
         capturing(0)
     assert gnnaccel.stats()["RGCNConv"]["reasons"] == {"GA407": 1}
@@ -134,7 +145,8 @@ def test_backward_that_was_never_run_before(emulated, capturing):
 
 
 def test_layers_of_one_capture_share_their_structure(emulated, capturing):
-    layers, (x, ei) = [spread(SAGEConv(F, F)) for _ in range(3)], (graphs.features(), graphs.square())
+    layers, (x, ei) = ([spread(SAGEConv(F, F)) for _ in range(3)],
+                       (graphs.features(), graphs.square()))
     with emulated.on():
         for layer in layers:
             layer(x, ei)
@@ -153,10 +165,12 @@ def test_layers_of_one_capture_share_their_structure(emulated, capturing):
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("options", [dict(), dict(improved=True), dict(aggr="max"), dict(aggr="mean"), dict(add_self_loops=False),
+@pytest.mark.parametrize("options", [dict(), dict(improved=True), dict(aggr="max"),
+                                     dict(aggr="mean"), dict(add_self_loops=False),
                                      dict(flow="target_to_source")])
 def test_gcn(emulated, capturing, options, weighted):
-    """Nothing waits to know which edges are loops; those that are replaced count for nothing, in a maximum too."""
+    """Nothing waits to know which edges are loops. Loops that are replaced count for nothing, in a
+    maximum too."""
     layer, x, ei = spread(GCNConv(F, 8, **options)), graphs.features(), graphs.square()
     x[:] = -x.abs()
     w = (torch.rand(E, requires_grad=True),) if weighted else ()
@@ -167,7 +181,8 @@ def test_gcn(emulated, capturing, options, weighted):
         capturing(0)
         assert "native" not in gnnaccel.stats()["GCNConv"]["routes"]
     out = layer(x, ei, *w)
-    assert all(map(close, got, [out, *torch.autograd.grad(out.pow(2).sum(), [*layer.parameters(), *w])]))
+    assert all(map(close, got,
+                   [out, *torch.autograd.grad(out.pow(2).sum(), [*layer.parameters(), *w])]))
 
 
 def test_gcn_that_runs_natively(capturing):

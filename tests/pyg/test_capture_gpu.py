@@ -74,7 +74,8 @@ def test_forward(gpu, name):
             assert close(summed(layer, inputs), out, 1e-4), "a call after the capture"
 
 
-@pytest.mark.parametrize("name", ["GATConv", "GATv2Conv", "TransformerConv", "SAGEConv", "GraphConv", "GCNConv", "GCNConv, weights",
+@pytest.mark.parametrize("name", ["GATConv", "GATv2Conv", "TransformerConv", "SAGEConv",
+                                  "GraphConv", "GCNConv", "GCNConv, weights",
                                   "RGCNConv", "HGTConv"])
 def test_training(gpu, name):
     layer, inputs = made(name)
@@ -97,7 +98,8 @@ def test_training(gpu, name):
         refill(inputs, edges=name not in OF_RELATIONS)
         graph.replay()
         with gnnaccel.disabled():
-            expected = torch.autograd.grad(summed(layer, inputs).pow(2).sum(), wanted, allow_unused=True)
+            expected = torch.autograd.grad(summed(layer, inputs).pow(2).sum(), wanted,
+                                           allow_unused=True)
         got = torch.cat([p.grad.flatten() for p, e in zip(wanted, expected) if e is not None])
         assert close(got, torch.cat([e.flatten() for e in expected if e is not None]), 1e-4)
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 import torch_geometric.utils
 from torch_geometric.data import Data
-from torch_geometric.nn import APPNP, ChebConv, ClusterGCNConv, EGConv, GCNConv, GraphConv, LEConv, SimpleConv, TAGConv
+from torch_geometric.nn import (APPNP, ChebConv, ClusterGCNConv, EGConv, GCNConv, GraphConv, LEConv,
+                                SimpleConv, TAGConv)
 from torch_geometric.nn.conv import gcn_conv
 from torch_geometric.nn.conv.gcn_conv import gcn_norm  # by a user, before enable()
 from torch_geometric.transforms import GCNNorm
@@ -64,16 +65,19 @@ def test_the_same_tensors_each_time(on):
     for args in ((ei,), (ei, w)):
         norm(*args)
         first, second = norm(*args), norm(*args)
-        assert first[0] is second[0] and (first[1] is second[1]) is (len(args) == 1), "nothing of weights is kept"
+        assert (first[0] is second[0]
+                and (first[1] is second[1]) is (len(args) == 1)), "nothing of weights is kept"
         assert all(map(torch.equal, first, gcn_norm(*args, num_nodes=N)))
 
 
-WRITES = {"data": lambda w: w.data.mul_(torch.rand(E)), "numpy": lambda w: w.numpy().__imul__(torch.rand(E).numpy()),
+WRITES = {"data": lambda w: w.data.mul_(torch.rand(E)),
+          "numpy": lambda w: w.numpy().__imul__(torch.rand(E).numpy()),
           "in place": lambda w: w.mul_(torch.rand(E)), "set_": lambda w: w.data.set_(torch.rand(E))}
 
 
 @pytest.mark.parametrize("write", list(WRITES))
-@pytest.mark.parametrize("options", [dict(), dict(improved=True), dict(add_self_loops=False), dict(flow="target_to_source")])
+@pytest.mark.parametrize("options", [dict(), dict(improved=True), dict(add_self_loops=False),
+                                     dict(flow="target_to_source")])
 def test_weights_written_to_unseen(on, write, options):
     ei, w = graphs.square(), torch.rand(E)
     for _ in range(4):
@@ -83,8 +87,9 @@ def test_weights_written_to_unseen(on, write, options):
 
 
 def test_a_constant_for_each_loop_and_the_last_of_several(on):
-    """Loops that are there keep their weights; of repeated ones the host takes one, and so do we."""
-    ei, w = torch.tensor([[0, 0, 0, 1, 2], [0, 0, 1, 1, 0]]), torch.tensor([3.0, 5.0, 7.0, 11.0, 13.0])
+    """Loops that are there keep their weights; of repeated ones the last counts, as in PyG."""
+    ei, w = (torch.tensor([[0, 0, 0, 1, 2], [0, 0, 1, 1, 0]]),
+             torch.tensor([3.0, 5.0, 7.0, 11.0, 13.0]))
     for _ in range(3):
         edges, weights = gcn_conv.add_remaining_self_loops(ei, w, 2.0, 4)
         expected = torch_geometric.utils.add_remaining_self_loops(ei, w, 2.0, 4)
@@ -93,10 +98,14 @@ def test_a_constant_for_each_loop_and_the_last_of_several(on):
 
 
 LAYERS_WITH_WEIGHTS = {
-    "GCNConv": lambda: GCNConv(F, 4), "GCNConv, no loops": lambda: GCNConv(F, 4, add_self_loops=False),
-    "GCNConv, as given": lambda: GCNConv(F, 4, normalize=False), "GraphConv": lambda: GraphConv(F, 4),
-    "ChebConv": lambda: ChebConv(F, 4, 3), "ChebConv, rw": lambda: ChebConv(F, 4, 3, normalization="rw"),
-    "TAGConv": lambda: TAGConv(F, 4), "LEConv": lambda: LEConv(F, 4), "APPNP": lambda: APPNP(2, 0.1),
+    "GCNConv": lambda: GCNConv(F, 4),
+    "GCNConv, no loops": lambda: GCNConv(F, 4, add_self_loops=False),
+    "GCNConv, as given": lambda: GCNConv(F, 4, normalize=False),
+    "GraphConv": lambda: GraphConv(F, 4),
+    "ChebConv": lambda: ChebConv(F, 4, 3),
+    "ChebConv, rw": lambda: ChebConv(F, 4, 3, normalization="rw"),
+    "TAGConv": lambda: TAGConv(F, 4), "LEConv": lambda: LEConv(F, 4),
+    "APPNP": lambda: APPNP(2, 0.1),
     "SimpleConv": lambda: SimpleConv(combine_root="self_loop")}
 
 
@@ -104,10 +113,13 @@ LAYERS_WITH_WEIGHTS = {
 def test_layers_whose_weights_are_written_to_unseen(route, name):
     """On every route, and on those that are counted native, nothing of the old weights is used."""
     layer = LAYERS_WITH_WEIGHTS[name]().to(route.device)
-    x, ei, w = graphs.features().to(route.device), graphs.square().to(route.device), torch.rand(E).to(route.device)
-    lasting = name.startswith("ChebConv") and {"lambda_max": torch.tensor(2.0, device=route.device)} or {}
+    x, ei, w = (graphs.features().to(route.device), graphs.square().to(route.device),
+                torch.rand(E).to(route.device))
+    lasting = (name.startswith("ChebConv")
+               and {"lambda_max": torch.tensor(2.0, device=route.device)} or {})
     with torch.no_grad():
-        for options in (dict(on_fallback="native"), dict(when="profitable", on_fallback="native", backend="auto")):
+        for options in (dict(on_fallback="native"),
+                        dict(when="profitable", on_fallback="native", backend="auto")):
             with route.on(**options):
                 for _ in range(5):
                     got = layer(x, ei, w, **lasting)
@@ -212,7 +224,8 @@ def test_a_transform_gives_tensors_of_its_own(on):
     ei = graphs.square()
     made = [GCNNorm()(Data(edge_index=ei, num_nodes=N)) for _ in range(4)]
     made[0].edge_weight.data.zero_()
-    assert torch.equal(made[3].edge_weight, gcn_norm(ei, None, N)[1]) and len({data.edge_weight.data_ptr() for data in made}) == 4
+    assert (torch.equal(made[3].edge_weight, gcn_norm(ei, None, N)[1])
+            and len({data.edge_weight.data_ptr() for data in made}) == 4)
 
 
 def test_learned_weights_through_a_layer(route):
@@ -231,13 +244,16 @@ def test_scripted_and_compiled():
 @pytest.mark.parametrize("weight", [(), (torch.rand(E),), (torch.rand(E).requires_grad_(),)])
 @pytest.mark.parametrize("options", [{}, dict(add_self_loops=False)])
 @pytest.mark.parametrize("wrong", [-1, N + 3])
-def test_ids_out_of_range_raise_before_the_host_reads_them(emulated, options, weight, wrong, monkeypatch):
-    """On a GPU the host would fail an assertion on the device, after which the process can do nothing more."""
+def test_ids_out_of_range_raise_before_the_host_reads_them(emulated, options, weight, wrong,
+                                                           monkeypatch):
+    """On a GPU the host would fail an assertion on the device, which makes the process useless."""
     layer, x, ei = GCNConv(F, 4, **options), graphs.features(), graphs.square()
     ei[0, 5] = wrong
-    monkeypatch.setattr(gcn_conv, "scatter", lambda *args, **kwargs: pytest.fail("read by the host"))
+    monkeypatch.setattr(gcn_conv, "scatter",
+                        lambda *args, **kwargs: pytest.fail("read by the host"))
     for mode in (torch.no_grad, torch.enable_grad):
-        with emulated.on(on_fallback="native"), mode(), pytest.raises(IndexError, match=f"{wrong}.*valid indices"):
+        with (emulated.on(on_fallback="native"), mode(),
+              pytest.raises(IndexError, match=f"{wrong}.*valid indices")):
             layer(x, ei, *weight)
 
 
@@ -245,7 +261,8 @@ def test_ids_out_of_range_raise_before_the_host_reads_them(emulated, options, we
 def test_sparse_matrices_have_no_ids_to_look_at(route, layout):
     """As a transform to sparse matrices makes them where torch-sparse is not installed."""
     x = graphs.features().to(route.device)
-    adjacency = torch_geometric.utils.to_torch_coo_tensor(graphs.square(), size=(N, N)).to_sparse(layout=layout).to(route.device)
+    adjacency = torch_geometric.utils.to_torch_coo_tensor(
+        graphs.square(), size=(N, N)).to_sparse(layout=layout).to(route.device)
     layer = GCNConv(F, 4).to(route.device)
     native = layer(x, adjacency)
     with route.on(on_fallback="native"):

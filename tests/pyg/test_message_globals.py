@@ -1,4 +1,4 @@
-"""Messages that read global names: each has to be torch's own, and to stay it, however it is called."""
+"""Messages that read global names: each must be torch's own, and stay so, whatever it is called."""
 from __future__ import annotations
 
 import sys
@@ -67,7 +67,8 @@ class Setting(Conv):
 
 @pytest.fixture
 def call(route):
-    x, ei, w = graphs.features().to(route.device), graphs.square().to(route.device), torch.randn(E).to(route.device)
+    x, ei, w = (graphs.features().to(route.device), graphs.square().to(route.device),
+                torch.randn(E).to(route.device))
     return lambda layer: layer(x, ei, w)
 
 
@@ -79,9 +80,11 @@ def check(route, call, layer):
     return expected
 
 
-@pytest.mark.parametrize("cls,name,values", [(Scaling, "exp", (2.0, 5.0)), (Calling, "tanh", (torch.tanh, torch.relu)),
-                                             (Sigmoid, "sigmoid", (torch.sigmoid, torch.cos)),
-                                             (ByName, "F", (functional, torch.special))], ids=lambda v: getattr(v, "__name__", None))
+@pytest.mark.parametrize("cls,name,values",
+                         [(Scaling, "exp", (2.0, 5.0)), (Calling, "tanh", (torch.tanh, torch.relu)),
+                          (Sigmoid, "sigmoid", (torch.sigmoid, torch.cos)),
+                          (ByName, "F", (functional, torch.special))],
+                         ids=lambda v: getattr(v, "__name__", None))
 def test_a_global_that_changes_between_calls(route, call, monkeypatch, cls, name, values):
     if name == "F":
         monkeypatch.setattr(torch.special, "relu", torch.sinh, raising=False)
@@ -130,8 +133,10 @@ def test_torchs_own_by_any_name(route, call, cls):
 
 
 def test_what_a_message_reads():
-    assert message.names_read(Sigmoid.message) == ("sigmoid",) and set(message.names_read(Aliased.message)) == {"th", "functional"}
-    assert message.names_read(Scaling.message) == ("exp",) and message.names_read(Calling.message) == ("tanh",)
+    assert (message.names_read(Sigmoid.message) == ("sigmoid",)
+            and set(message.names_read(Aliased.message)) == {"th", "functional"})
+    assert (message.names_read(Scaling.message) == ("exp",)
+            and message.names_read(Calling.message) == ("tanh",))
     for cls in (Scaling, Calling, Setting):
         assert message.form(cls.message, {"x": "tensor", "w": "tensor"}) is None
     assert relu is torch.relu and not isinstance(vars(HERE).get("abs"), float)

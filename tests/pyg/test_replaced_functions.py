@@ -1,4 +1,4 @@
-"""Functions of the host's that somebody has replaced, on a class, on an object or in a module: what stands there is what runs."""
+"""Users may replace the host's functions on a class, an object or in a module: those then run."""
 from __future__ import annotations
 
 import functools
@@ -8,8 +8,8 @@ import inspect
 import pytest
 import torch
 from torch_geometric import nn
-from torch_geometric.nn import (GATConv, GATv2Conv, GCNConv, GINEConv, HGTConv, MessagePassing, PNAConv, RGCNConv, SAGEConv,
-                                TransformerConv)
+from torch_geometric.nn import (GATConv, GATv2Conv, GCNConv, GINEConv, HGTConv, MessagePassing,
+                                PNAConv, RGCNConv, SAGEConv, TransformerConv)
 from torch_geometric.nn.aggr import Aggregation, SumAggregation
 from torch_geometric.nn.dense.linear import Linear
 
@@ -23,13 +23,15 @@ from tests.pyg.graphs import E, F, N
 from tests.pyg.judge import close
 from tests.routes import opened
 
-OF_A_LAYER = {"GATConv": (GATConv, "forward message edge_update propagate edge_updater aggregate update"),
+OF_A_LAYER = {"GATConv": (GATConv,
+                          "forward message edge_update propagate edge_updater aggregate update"),
               "GATv2Conv": (GATv2Conv, "forward message edge_update propagate edge_updater"),
               "TransformerConv": (TransformerConv, "forward message propagate"),
               "RGCNConv": (RGCNConv, "forward message propagate"),
               "HGTConv": (HGTConv, "forward message propagate _construct_src_node_feat"),
               "PNAConv": (PNAConv, "forward message propagate")}
-METHODS = [(name, method) for name, (_, methods) in OF_A_LAYER.items() for method in methods.split() if name != "GATConv"]
+METHODS = [(name, method) for name, (_, methods) in OF_A_LAYER.items()
+           for method in methods.split() if name != "GATConv"]
 WHEN = ["before", "between", "after"]
 
 
@@ -59,20 +61,26 @@ def made(name, device):
         x, ei = hetero.on(device, hetero.features(), hetero.edges())
         return HGTConv(hetero.WIDTH, 8, hetero.METADATA, heads=2).to(device), (x, ei)
     if name == "PNAConv":
-        return PNAConv(F, 8, ["mean", "max"], ["identity", "amplification"], torch.ones(10, dtype=torch.long)).to(device), (x, ei)
+        return PNAConv(F, 8, ["mean", "max"], ["identity", "amplification"],
+                       torch.ones(10, dtype=torch.long)).to(device), (x, ei)
     return getattr(nn, name)(F, 8).to(device), (x, ei)
 
 
 def same(got, expected, tolerance=1e-5):
     """Tensors, or dictionaries of them, are equal up to rounding."""
     if isinstance(expected, dict):
-        return got.keys() == expected.keys() and all(same(got[k], t, tolerance) for k, t in expected.items())
+        return (got.keys() == expected.keys()
+                and all(same(got[k], t, tolerance) for k, t in expected.items()))
     return relative(got, expected) <= tolerance
 
 
 def check(route, replace, layer, args, when):
-    """Replaced before gnnaccel is enabled, between two sessions, or during one after several calls, a function counts. Makes sure
-    that it matters, and that the layer is taken over again once it is back."""
+    """A replaced function runs, whether it was replaced before gnnaccel was enabled, between two
+    sessions, or during one after several calls.
+
+    Also checks that the function matters, and that the layer is taken over again once the
+    replacement is undone.
+    """
     with torch.no_grad():
         usual = layer(*args)
         if when != "before":
@@ -138,8 +146,10 @@ def test_a_method_of_the_class(by_torch, replaced, name, method, when):
 
 
 @pytest.mark.parametrize("when", WHEN)
-@pytest.mark.parametrize("owner,name", [(SumAggregation, "forward"), (Aggregation, "reduce"), (Linear, "forward"),
-                                        (inspect.getmodule(Aggregation), "scatter"), (inspect.getmodule(GATConv), "softmax"),
+@pytest.mark.parametrize("owner,name", [(SumAggregation, "forward"), (Aggregation, "reduce"),
+                                        (Linear, "forward"),
+                                        (inspect.getmodule(Aggregation), "scatter"),
+                                        (inspect.getmodule(GATConv), "softmax"),
                                         (MessagePassing, "aggregate"), (MessagePassing, "update")],
                          ids=lambda v: getattr(v, "__name__", v).rpartition(".")[2])
 def test_what_a_layer_calls(route, replaced, owner, name, when):
@@ -149,9 +159,12 @@ def test_what_a_layer_calls(route, replaced, owner, name, when):
 
 @pytest.mark.parametrize("name,method", [("GATConv", "propagate"), ("GATConv", "edge_updater"),
                                          ("GATConv", "aggr_module.forward"),
-                                         ("GATConv", "aggr_module.reduce"), ("GATConv", "message"), ("RGCNConv", "propagate"),
-                                         ("HGTConv", "propagate"), ("PNAConv", "propagate"), ("PNAConv", "aggr_module.forward"),
-                                         ("SAGEConv", "aggr_module.forward"), ("SAGEConv", "aggr_module.reduce"),
+                                         ("GATConv", "aggr_module.reduce"), ("GATConv", "message"),
+                                         ("RGCNConv", "propagate"), ("HGTConv", "propagate"),
+                                         ("PNAConv", "propagate"),
+                                         ("PNAConv", "aggr_module.forward"),
+                                         ("SAGEConv", "aggr_module.forward"),
+                                         ("SAGEConv", "aggr_module.reduce"),
                                          ("GCNConv", "aggr_module.reduce")])
 def test_a_method_of_the_object(by_torch, replaced, name, method):
     layer, args = made(name, by_torch.device)
@@ -193,11 +206,13 @@ def test_another_function_of_the_hosts_is_not_the_layers_own(route, monkeypatch)
     layer, args = made("GATConv", route.device)
     monkeypatch.setattr(GATConv, "edge_update", GATv2Conv.edge_update)
     monkeypatch.setattr(inspect.getmodule(GATConv), "softmax", torch.nn.functional.softmax)
-    with route.on(), pytest.raises(gnnaccel.errors.FallbackError, match="GA504 .*edge_update of GATConv"):
+    with route.on(), pytest.raises(gnnaccel.errors.FallbackError,
+                                   match="GA504 .*edge_update of GATConv"):
         layer(*args)
     monkeypatch.undo()
     monkeypatch.setattr(inspect.getmodule(GATConv), "softmax", torch.nn.functional.softmax)
-    with route.on(), pytest.raises(gnnaccel.errors.FallbackError, match="GA504 .*softmax in torch_geometric.nn.conv.gat_conv"):
+    with route.on(), pytest.raises(gnnaccel.errors.FallbackError,
+                                   match="GA504 .*softmax in torch_geometric.nn.conv.gat_conv"):
         layer(*args)
 
 
@@ -223,17 +238,20 @@ class Summing(MessagePassing):
 
 
 @pytest.mark.parametrize("when", WHEN)
-@pytest.mark.parametrize("owner,name", [(SumAggregation, "forward"), (Aggregation, "reduce"), (MessagePassing, "aggregate"),
+@pytest.mark.parametrize("owner,name", [(SumAggregation, "forward"), (Aggregation, "reduce"),
+                                        (MessagePassing, "aggregate"),
                                         (MessagePassing, "update"), (Summing, "message")], ids=str)
 def test_what_propagate_calls(by_torch, replaced, owner, name, when):
-    check(by_torch, replaced(owner, name), Summing().to(by_torch.device), made("GATConv", by_torch.device)[1], when)
+    check(by_torch, replaced(owner, name), Summing().to(by_torch.device),
+          made("GATConv", by_torch.device)[1], when)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_message_that_is_known_by_its_class(route, replaced, when):
     layer = GINEConv(torch.nn.Identity(), edge_dim=None).to(route.device)
     x, ei = made("GATConv", route.device)[1]
-    check(route, replaced(GINEConv, "message"), layer, (x, ei, torch.randn(E, F, device=route.device)), when)
+    check(route, replaced(GINEConv, "message"), layer,
+          (x, ei, torch.randn(E, F, device=route.device)), when)
 
 
 @pytest.mark.parametrize("when", WHEN)
@@ -246,7 +264,8 @@ def test_what_a_normalisation_is_made_with(by_torch, replaced, name, when):
 
 # ---- layers inside others ----
 
-INSIDE = [(SAGEConv, "forward"), (SAGEConv, "message"), (Linear, "forward"), (Aggregation, "reduce"), (SAGEConv, "propagate")]
+INSIDE = [(SAGEConv, "forward"), (SAGEConv, "message"), (Linear, "forward"),
+          (Aggregation, "reduce"), (SAGEConv, "propagate")]
 
 
 @pytest.mark.parametrize("when", WHEN)
@@ -276,7 +295,8 @@ def test_layers_of_to_hetero(by_torch, replaced, owner, name):
 def test_an_aggregation_of_a_layer_inside(by_torch, replaced):
     layer = hetero.hetero(SAGEConv, aggr="sum").to(by_torch.device)
     x, ei = hetero.on(by_torch.device, hetero.features(), hetero.edges())
-    check(by_torch, replaced(next(iter(layer.convs.values())).aggr_module, "reduce"), layer, (x, ei), "after")
+    check(by_torch, replaced(next(iter(layer.convs.values())).aggr_module, "reduce"), layer,
+          (x, ei), "after")
 
 
 # ---- nothing replaced ----

@@ -1,4 +1,4 @@
-"""Plain layers on a GPU give the same bits for the same inputs, forward and backward, whenever the structure is built anew."""
+"""Layers on a GPU give the same bits for the same inputs, also with the structure built anew."""
 from __future__ import annotations
 
 import pytest
@@ -14,7 +14,10 @@ NODES, EDGES = 3_000, 60_000
 
 
 def skewed_graph() -> torch.Tensor:
-    """Rows of all lengths that the ordering of entries knows, by destination and by source, with repeated edges and loops."""
+    """Rows of all lengths that the kernel `order` tells apart, by destination and by source.
+
+    Some edges are repeated, some are loops.
+    """
     ei = torch.randint(0, NODES, (2, EDGES), device="cuda")
     ei[1, :9_000], ei[0, 9_000:18_000], ei[1, 18_000:18_600] = 3, 5, 9
     ei[:, -500:] = ei[:, :500]
@@ -29,7 +32,8 @@ def test_runs_repeat_bit_for_bit(gpu, name):
     more = {}
     if name in MORE:
         sizes = {key: size for key, size in MORE[name][2].items() if size is not None}
-        more = {key: torch.randn(ei.shape[1], size, device="cuda", requires_grad=True) for key, size in sizes.items()}
+        more = {key: torch.randn(ei.shape[1], size, device="cuda", requires_grad=True)
+                for key, size in sizes.items()}
     layer = ((LAYERS.get(name) or MORE[name])[0]()).to(gpu.device).eval()
     found = []
     for _ in range(4):

@@ -171,13 +171,17 @@ def test_names_stated_before_a_later_import_are_warned_about(host):
 
 
 def test_names_are_checked_against_the_host_that_is_imported(make_host, monkeypatch):
-    """Another host is installed and not imported, as DGL where scripts use PyG alone: a name that neither has is told."""
+    """A name that no host has is reported, also while another host is installed but not imported.
+
+    That is the case of DGL where scripts use PyG alone.
+    """
     first, second = make_host(), make_host()
     monkeypatch.setitem(adapters.HOSTS, "first", (f"{first.name}.nn", first.adapter))
     first.load()
     (tmp := second.root / second.name / "nn" / "more").mkdir()
     (tmp / "late.py").write_text("class LateConv: ...\n")
-    with pytest.warns(RuntimeWarning, match=r"enable\(exclude=\['Plian'\]\).*Did you mean 'Plain'") as caught:
+    with pytest.warns(RuntimeWarning,
+                      match=r"enable\(exclude=\['Plian'\]\).*Did you mean 'Plain'") as caught:
         gnnaccel.enable(exclude=["Plian", "Plain"], include=["LateConv", "Conv"])
     assert [warning.filename for warning in caught] == [__file__] and second.name not in sys.modules
     with pytest.warns(RuntimeWarning, match="'LateCnov'.*Did you mean 'LateConv'") as caught:
@@ -186,7 +190,8 @@ def test_names_are_checked_against_the_host_that_is_imported(make_host, monkeypa
     assert [warning.filename for warning in caught] == [__file__]
     with pytest.warns(RuntimeWarning, match="'LateConv'") as caught:
         second.load()
-    assert len(caught) == 1, "a class of the host that is no layer gnnaccel knows, and nothing told twice"
+    assert len(caught) == 1, ("a class of the host that is no layer gnnaccel knows, "
+                              "and nothing told twice")
 
 
 def test_a_warning_made_an_error_leaves_everything_as_before(make_host, monkeypatch):
@@ -201,12 +206,13 @@ def test_a_warning_made_an_error_leaves_everything_as_before(make_host, monkeypa
     assert config.current() is None and nn.Conv().forward(1) == 2
 
 
-# --- what cannot have an effect ---------------------------------------------------------------------------------------
+# --- what cannot have an effect ------------------------------------------------------------------
 
 def test_without_torch_a_warning_says_so(host, monkeypatch):
     found = importlib.util.find_spec
     monkeypatch.delitem(sys.modules, "torch")
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *args: None if name == "torch" else found(name, *args))
+    monkeypatch.setattr(importlib.util, "find_spec",
+                        lambda name, *args: None if name == "torch" else found(name, *args))
     with pytest.warns(RuntimeWarning, match="torch is not installed.*pip install torch") as caught:
         gnnaccel.enable()
     assert len(caught) == 1 and config.current() is not None
@@ -220,7 +226,8 @@ def test_kernels_that_cannot_run_are_told_where_they_are_asked_for(monkeypatch, 
     gnnaccel.enable(backend="cuda")
     with gnnaccel.enabled(backend="cuda"):
         pass
-    assert ["torch reports no CUDA device. Every layer runs natively" in str(w.message) for w in recwarn] == [True] * 2
+    assert ["torch reports no CUDA device. Every layer runs natively" in str(w.message)
+            for w in recwarn] == [True] * 2
     assert {w.filename for w in recwarn} == {__file__}
     gnnaccel.disable()
     recwarn.clear()

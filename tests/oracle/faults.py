@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import inspect
 import json
 import os
 import queue
@@ -29,40 +28,56 @@ ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True)
+class InKernels:
+    """Replaces ``old`` in the text of every kernel that has it."""
+
+    old: str
+    new: str
+
+    def check(self) -> None:
+        """LookupError where there is nothing to replace."""
+        folder = ROOT / "gnnaccel/cuda/src"
+        texts = (path.read_text() for path in folder.iterdir() if path.suffix[:3] == ".cu")
+        if not any(self.old in text for text in texts):
+            raise LookupError(f"no kernel has {self.old!r} any more")
+
+    def __call__(self) -> None:
+        from gnnaccel.cuda import sources
+
+        self.check()
+        inline = sources.inline
+        sources.source.cache_clear()
+        sources.inline = lambda text, family="text": inline(text, family).replace(
+            self.old, self.new
+        )
+
+
+@dataclass(frozen=True)
+class InModule:
+    """Replaces ``old`` in the text of a module, whose functions are then defined anew."""
+
+    name: str
+    old: str
+    new: str
+
+    def check(self) -> str:
+        """The text of the module; LookupError where ``old`` does not stand there once."""
+        text = (ROOT / (self.name.replace(".", "/") + ".py")).read_text()
+        if text.count(self.old) != 1:
+            raise LookupError(f"{self.name} has {self.old!r} {text.count(self.old)} times")
+        return text
+
+    def __call__(self) -> None:
+        module = importlib.import_module(self.name)
+        text = self.check().replace(self.old, self.new)
+        exec(compile(text, module.__file__, "exec"), module.__dict__)
+
+
+@dataclass(frozen=True)
 class Fault:
     part: str
     backend: str
-    plant: Callable[[], None]
-
-
-def in_kernels(old: str, new: str) -> Callable[[], None]:
-    """Replaces ``old`` in the text of every kernel that has it."""
-
-    def plant() -> None:
-        from gnnaccel.cuda import sources
-
-        inline, folder = sources.inline, Path(sources.__file__).parent / "src"
-        if not any(
-            old in path.read_text() for path in folder.iterdir() if path.suffix[:3] == ".cu"
-        ):
-            raise LookupError(f"no kernel has {old!r} any more")
-        sources.source.cache_clear()
-        sources.inline = lambda text, family="text": inline(text, family).replace(old, new)
-
-    return plant
-
-
-def in_module(name: str, old: str, new: str) -> Callable[[], None]:
-    """Replaces ``old`` in the text of a module, whose functions are then defined anew."""
-
-    def plant() -> None:
-        module = importlib.import_module(name)
-        text = inspect.getsource(module)
-        if text.count(old) != 1:
-            raise LookupError(f"{name} has {old!r} {text.count(old)} times")
-        exec(compile(text.replace(old, new), module.__file__, "exec"), module.__dict__)
-
-    return plant
+    plant: InKernels | InModule | Callable[[], None]
 
 
 def stale_norm() -> None:
@@ -93,7 +108,7 @@ FAULTS = {
     "permuted shares": Fault(
         "table",
         "emulated",
-        in_module(
+        InModule(
             "gnnaccel.adapters.alike",
             "    return shares.to(device)\n",
             "    return shares.flip(0).to(device)\n",
@@ -102,19 +117,19 @@ FAULTS = {
     "old version": Fault(
         "histories",
         "emulated",
-        in_module(
+        InModule(
             "gnnaccel.dispatch.cache", "if version != tensor._version or owner()", "if owner()"
         ),
     ),
     "gradient times 1.01": Fault(
         "table",
         "emulated",
-        in_kernels("(z > 0.f ? 1.f : g.slope) * alpha,", "(z > 0.f ? 1.01f : g.slope) * alpha,"),
+        InKernels("? 0.f : up ? 1.f : g.slope;", "? 0.f : up ? 1.01f : g.slope;"),
     ),
     "lost self loop": Fault(
         "table",
         "cpu",
-        in_module(
+        InModule(
             "gnnaccel.dispatch.structure",
             "nodes = torch.arange(loops, dtype=dtype, device=src.device)",
             "nodes = torch.arange(loops, dtype=dtype, device=src.device) % max(1, loops - 1)",
@@ -123,12 +138,12 @@ FAULTS = {
     "softmax without maximum": Fault(
         "table",
         "emulated",
-        in_kernels("return exp2f(__fsub_rn(s, base) * LOG2E)", "return exp2f(s * LOG2E)"),
+        InKernels("return exp2f(__fsub_rn(s, base) * LOG2E)", "return exp2f(s * LOG2E)"),
     ),
     "mean of long rows": Fault(
         "table",
         "emulated",
-        in_kernels(
+        InKernels(
             "MEAN && edges ? (float)edges",
             "MEAN && edges ? (float)(edges > 500 ? edges + 1 : edges)",
         ),
@@ -136,7 +151,7 @@ FAULTS = {
     "deviation of 0.001 at least": Fault(
         "table",
         "emulated",
-        in_kernels(
+        InKernels(
             "SMALLEST_VARIANCE ? 0.f : sqrtf(found)",
             "SMALLEST_VARIANCE ? 0.f : fmaxf(sqrtf(found), 1e-3f)",
         ),
@@ -144,14 +159,14 @@ FAULTS = {
     "lost chunk": Fault(
         "table",
         "emulated",
-        in_kernels(
+        InKernels(
             "add_chunks(at, row.y, row.z, part, sum)", "add_chunks(at, row.y, row.z - 1, part, sum)"
         ),
     ),
     "weights of other edges": Fault(
         "table",
         "emulated",
-        in_module(
+        InModule(
             "gnnaccel.dispatch.placed", ".index_select(0, order)", ".index_select(0, order.roll(1))"
         ),
     ),

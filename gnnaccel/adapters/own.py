@@ -13,8 +13,9 @@ gnnaccel has put a function of its own around one of the host's, the host's is j
 from __future__ import annotations
 
 import dis
+import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from operator import attrgetter, itemgetter
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -125,9 +126,8 @@ class Path:
                 continue
             found = self._add(found)
             if follow and not _of_message_passing(found):
-                todo += [called for called in dict.fromkeys(
-                             _names_in(found.__code__, ("LOAD_ATTR", "LOAD_METHOD")))
-                         if called not in todo and _is_hosts(host_class, called)]
+                called = _names_in(found.__code__, "LOAD_ATTR", "LOAD_METHOD")
+                todo += [name for name in called if name not in todo and _is_hosts(host_class, name)]
                 self.function(found)
         self.watch(attrgetter, cls,
                    tuple(name for name in todo if name != "forward" or cls is host_class))
@@ -138,7 +138,7 @@ class Path:
     def function(self, function: Any) -> None:
         """Adds the functions that this one names in its module."""
         module = function.__globals__
-        for name in _names_in(function.__code__, ("LOAD_GLOBAL",)):
+        for name in _names_in(function.__code__, "LOAD_GLOBAL"):
             if _may_replace(module.get(name)):
                 self._globals.setdefault(id(module), (module, {}))[1][name] = None
 
@@ -176,14 +176,14 @@ class Path:
                                                      "is not the host's own"))
 
 
-def _names_in(code: CodeType, kinds: tuple[str, ...]) -> Iterator[str]:
-    """The names in instructions of these kinds, also of the functions inside."""
-    for step in dis.get_instructions(code):
-        if step.opname in kinds:
-            yield step.argval
+@functools.lru_cache(maxsize=1024)
+def _names_in(code: CodeType, *kinds: str) -> tuple[str, ...]:
+    """The names in instructions of these kinds, also of the functions inside, each once."""
+    names = [step.argval for step in dis.get_instructions(code) if step.opname in kinds]
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _names_in(constant, kinds)
+            names += _names_in(constant, *kinds)
+    return tuple(dict.fromkeys(names))
 
 
 def _of_message_passing(function: Any) -> bool:

@@ -85,8 +85,41 @@ def test_seen(cls):
 
 
 class Difference:
+    def message(self, y_i, x_j, a):
+        return a.view(-1, 1) * (y_i - x_j)
+
+
+class OfOwn:
+    def message(self, x_i, x_j):
+        return x_j - x_i
+
+
+class OfOwnTurned:
     def message(self, x_i, x_j, a):
         return a.view(-1, 1) * (x_i - x_j)
+
+
+class OfOwnNegated:
+    def message(self, x_i, x_j):
+        return -x_j + x_i
+
+
+class OfOwnRectified:
+    def message(self, x_i, x_j):
+        return torch.relu(x_j) - x_i
+
+
+@pytest.mark.parametrize("cls", [OfOwn, OfOwnTurned, OfOwnNegated, OfOwnRectified])
+def test_differences_of_the_same_features_are_made_edge_by_edge(cls):
+    assert message.form(cls.message, kinds(cls)) is None
+
+
+def test_sums_of_the_same_features_are_split():
+    class Added:
+        def message(self, x_i, x_j):
+            return x_i + x_j
+
+    assert type(message.form(Added.message, kinds(Added)).more(X, None)) is Shifted
 
 
 class Rectified_:
@@ -104,7 +137,7 @@ class Hoisted:
         return w[:, None] * ((-x_j).relu() + 1)
 
 
-X = dict(x=(W[:3], W[2:]), k=W[:2], q=W[:3], v=W[1:4], a=W[:, 0], e=W, w=W[:, 1])
+X = dict(x=(W[:3], W[2:]), y=(W[:3], W[2:]), k=W[:2], q=W[:3], v=W[1:4], a=W[:, 0], e=W, w=W[:, 1])
 
 
 def test_messages_of_more():
@@ -113,7 +146,7 @@ def test_messages_of_more():
     shifted, rectified, gated = (found[cls].more(X, None) for cls in (Difference, Rectified_, Gate))
     assert type(shifted) is Shifted and torch.equal(shifted.rows, W[2:]) and shifted.sign == 1.0
     assert torch.equal(found[Difference].apply(W), -W) and torch.equal(found[Difference].weight(X), W[:, :1])
-    assert found[Difference].ends == (("x", "i"),) and found[Difference].source == "x"
+    assert found[Difference].ends == (("y", "i"),) and found[Difference].source == "x"
     assert type(rectified) is Rectified and torch.equal(rectified.edge, W) and rectified.constant == 0.5
     assert type(gated) is Gated and found[Gate].source == "v" and found[Gate].ends == (("k", "i"), ("q", "j"))
     assert torch.equal(gated.left, W[:3]) and torch.equal(gated.right, W[:2]) and torch.equal(gated.edge, W)

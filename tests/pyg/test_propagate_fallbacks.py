@@ -18,6 +18,11 @@ class Asymmetric(Weighing):
         return (x_j - x_i).abs() * edge_weight.view(-1, 1)
 
 
+class Difference(Weighing):
+    def message(self, x_i, x_j, edge_weight):
+        return (x_j - x_i) * edge_weight.view(-1, 1)
+
+
 class Summing(Weighing):
     def aggregate(self, inputs, index, dim_size):
         return super().aggregate(inputs, index, dim_size=dim_size) * 2
@@ -49,7 +54,8 @@ def with_module_hook(layer):
     return layer
 
 
-NATIVE = {"message": (Asymmetric, "GA211"), "aggregate": (Summing, "GA211"), "update": (ByEdge, "GA211"),
+NATIVE = {"message": (Asymmetric, "GA211"), "difference": (Difference, "GA211"),
+          "aggregate": (Summing, "GA211"), "update": (ByEdge, "GA211"),
           "hook": (lambda: hooked(Weighing()), "GA501"), "replaced": (lambda: replaced(Weighing()), "GA205"),
           "aggregation": (lambda: Weighing(aggr="std"), "GA201"), "several": (lambda: Weighing(aggr=["std", "softmax"]), "GA201"),
           "aggregation hook": (lambda: with_module_hook(Weighing()), "GA501"),

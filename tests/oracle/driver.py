@@ -85,7 +85,7 @@ class Summary:
                 )
                 line += (
                     f" --seed {seed}"
-                    + (f" --mode {mode}" if mode else "")
+                    + (f" --mode {mode}" if mode else "" if " '" in line else " --one")
                     + f" --backend {task.backend}"
                 )
                 self.alarms.append(

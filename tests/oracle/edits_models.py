@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable
 
 import torch
@@ -163,12 +164,13 @@ def method_replaced_on_the_layer(h) -> str:
     if name in layer.__dict__:
         del layer.__dict__[name]
         return f"{name} back"
-    function = getattr(layer, name)
-    layer.__dict__[name] = (
+    function = getattr(type(layer), name)
+    replacement = (
         _doubled(function)
         if h.choose.random() < 0.5
         else lambda *a, **k: _doubled(function)(*a, **k)
     )
+    layer.__dict__[name] = types.MethodType(replacement, layer)  # a copy of it calls its own weights
     return name
 
 
@@ -198,7 +200,8 @@ def function_of_a_submodule_replaced(h) -> str:
     if "forward" in module.__dict__:
         del module.__dict__["forward"]
         return f"{type(module).__name__} back"
-    module.forward = _doubled(module.forward)
+    # bound to the module, so that a copy of it calls its own weights
+    module.forward = types.MethodType(_doubled(type(module).forward), module)
     return type(module).__name__
 
 

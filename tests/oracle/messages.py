@@ -280,7 +280,8 @@ def built(kind: type, d: Draw) -> Case:
 def check(seed: int, backend: Backend, mode: str = "") -> tuple[str, str | None]:
     """What was run, and what is wrong with it."""
     d = Draw(f"message {seed}")
-    mode = mode or d.choice(MODES)
+    drawn = d.choice(MODES)  # also where a mode is given: the draws after it must be the same
+    mode = mode or drawn
     kind, text = user_class(d)
     wrong = judged(lambda look: built(kind, Draw(f"inputs {seed}", look)), seed, mode, backend)
     if wrong and wrong != "refused":

@@ -106,7 +106,7 @@ def parallel() -> list[str]:
     """Arguments that spread the tests over processes, which share the GPU: compiling kernels takes a core each."""
     if importlib.util.find_spec("xdist") is None:
         return []
-    return ["-n", str(min(16, os.cpu_count() or 1)), "--dist", "worksteal"]
+    return ["-n", str(min(28, os.cpu_count() or 1)), "--dist", "worksteal"]
 
 
 def oracle(seconds: float) -> dict | None:

@@ -111,10 +111,11 @@ def _layers(h) -> list:
 @edit(4)
 def option_changed(h) -> str:
     layer = h.choose.choice(_layers(h) or [h.model])
+    fixed = ("flow",) if h.edge == "types" else ()  # turned round, ids would be out of range
     choices = [
         (k, v)
         for k, values in _OPTIONS.items()
-        if isinstance(layer.__dict__.get(k), (bool, int, float, str))
+        if k not in fixed and isinstance(layer.__dict__.get(k), (bool, int, float, str))
         for v in values
     ]
     if not choices:
@@ -170,7 +171,8 @@ def method_replaced_on_the_layer(h) -> str:
         if h.choose.random() < 0.5
         else lambda *a, **k: _doubled(function)(*a, **k)
     )
-    layer.__dict__[name] = types.MethodType(replacement, layer)  # a copy of it calls its own weights
+    # bound to the layer, so that a copy of it calls its own weights
+    layer.__dict__[name] = types.MethodType(replacement, layer)
     return name
 
 

@@ -1,0 +1,46 @@
+"""Cases of the table that the host itself refuses, or gets wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch_geometric")
+
+from tests.oracle import table  # noqa: E402
+from tests.oracle.backends import Backend  # noqa: E402
+from tests.oracle.graphs import Case, Draw, one_type  # noqa: E402
+from tests.oracle.modes import MODES  # noqa: E402
+
+
+@pytest.fixture
+def backend():
+    found = Backend("cpu")
+    with found.session():
+        yield found
+
+
+def trial(backend, make) -> table.Trial:
+    return table.Trial(make, 1, MODES["grad"], backend)
+
+
+def test_what_reads_past_the_end_is_known_before_a_gpu_runs_it(backend):
+    """There it would end the process."""
+    from torch_geometric.nn import GraphConv
+
+    def fine(look: int) -> Case:
+        return one_type(Draw("a graph", look), GraphConv(8, 4))
+
+    def turned(look: int) -> Case:
+        case = fine(look)
+        x, edge_index = case.args
+        edge_index = edge_index.clone()
+        edge_index[0, 0] = x.shape[0]
+        return Case(case.module, (x, edge_index))
+
+    assert not trial(backend, fine).out_of_range()
+    assert trial(backend, turned).out_of_range()
+
+
+def test_what_the_host_gets_wrong_with_indices_of_32_bits(backend):
+    """Gradients of its maximum are not finite then, with gnnaccel and without."""
+    assert table.check(31000328000725, backend, "NNConv", "grad") == ("NNConv --mode grad", None)

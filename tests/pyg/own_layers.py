@@ -53,10 +53,10 @@ class Gating(MessagePassing):
 
 class Differing(MessagePassing):
     def forward(self, x, edge_index, weight=None):
-        return self.propagate(edge_index, h=x, edge_weight=weight)
+        return self.propagate(edge_index, g=2 * x, h=x, edge_weight=weight)
 
-    def message(self, h_i, h_j, edge_weight):
-        out = h_i - h_j
+    def message(self, g_i, h_j, edge_weight):
+        out = g_i - h_j
         return out if edge_weight is None else edge_weight.unsqueeze(-1) * out
 
 

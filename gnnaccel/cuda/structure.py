@@ -18,8 +18,9 @@ _SLOT = 48  # int32 words per report; the layout stands in structure.cu, above t
 _COUNTERS, _HOST_AT, _BINS_AT, _BINS = 38, 4, 6, 32
 _SLOTS = 1024  # per slab
 # For the kernel `order` (row_order.cuh): how many places a bitmap covers, the bytes of shared
-# memory, and the most blocks for long rows.
+# memory, the most blocks for long rows, and the most entries of a row that a warp puts in order.
 _WINDOW, _ORDER_BYTES, _HEAVY_BLOCKS = 1 << 17, (1 << 14) + 4 * (2 * _THREADS + 1), 264
+_MOST_SHORT = 256
 _MOST_MADE = 32  # forms of calls remembered for each graph
 
 
@@ -276,13 +277,14 @@ def _ordered(indptr: Tensor, other: Tensor, place: Tensor, split: Split) -> Rows
     total, rows = other.shape[0], indptr.shape[0] - 1
     _, defines = _offsets(indptr.dtype == torch.int64)
     other_out, place_out = torch.empty_like(other), torch.empty_like(place)
-    heavy_blocks = min(_HEAVY_BLOCKS, split.heavy.shape[0])
+    long = split if split.chunk_edges <= _MOST_SHORT else split_rows(indptr, total, limit=_MOST_SHORT)
+    heavy_blocks = min(_HEAVY_BLOCKS, long.heavy.shape[0])
     windows = -(-total // _WINDOW)
     blocks = heavy_blocks * windows + -(-rows // (_THREADS // 32))
     if total:
         _launch("order", (("INDEX_T", "i64"), ("LOOPS", "0")) + defines, blocks * _THREADS,
-                (indptr.data_ptr(), np.int32(rows), np.int32(split.chunk_edges),
-                 split.counters.data_ptr(), split.heavy.data_ptr(), np.int32(heavy_blocks),
+                (indptr.data_ptr(), np.int32(rows), np.int32(long.chunk_edges),
+                 long.counters.data_ptr(), long.heavy.data_ptr(), np.int32(heavy_blocks),
                  np.int32(windows), other.data_ptr(), place.data_ptr(), other_out.data_ptr(),
                  place_out.data_ptr()), shared=_ORDER_BYTES)
     return Rows(indptr, other_out, place_out, split)

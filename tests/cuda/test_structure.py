@@ -179,6 +179,15 @@ def test_entries_of_a_row_are_put_in_order(device, lengths, wide):
     assert torch.equal(rows.other, (rows.place * 7 % 1000).to(torch.int32))
 
 
+def test_rows_that_are_not_cut_are_put_in_order(device, chunk_edges):
+    """A row longer than a warp puts in order, where chunks are longer still."""
+    chunk_edges(1024)
+    dst = torch.zeros(700, dtype=torch.int64, device=device)
+    src = torch.arange(700, device=device) * 7 % 300
+    verify("count", src, dst, 300, 1)
+    verify("count", dst, src, 1, 300)
+
+
 @pytest.mark.parametrize("limit", [1, 5, 16])
 def test_sizes_before_the_report_are_bounds(device, limit):
     src, dst = skewed_edges(40, 30, 300, device).unbind(0)

@@ -90,7 +90,7 @@ def test_ids_of_other_types_are_told_alike(device, part, end, wrong):
         layout.checked(*edges)
     assert str(found.value) == str(expected.value)
     what, node = (("source", f"'s{part}'"), ("destination", f"'d{part}'"))[end]
-    assert f"{what} ids from" in str(found.value) and str(found.value).endswith(f"nodes of type {node}")
+    assert f"{what} ids from" in str(found.value) and f"nodes of type {node}." in str(found.value)
     num_src, num_dst = nodes(layout)
     for look in (lambda: RelationView(tuple(edges), num_src, num_dst, len(edges), layout).pairs(PAIR_DST),
                  lambda: JoinedView(tuple(edges), num_src, num_dst, layout).csc(),

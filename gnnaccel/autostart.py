@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
+import warnings
 import tempfile
 from pathlib import Path
 
@@ -30,7 +31,9 @@ def start() -> None:
     from gnnaccel.errors import GnnaccelError
 
     try:
-        session.enable()
+        with warnings.catch_warnings():  # many processes of a tree have nothing to do with torch
+            warnings.filterwarnings("ignore", "gnnaccel: torch is not installed", RuntimeWarning)
+            session.enable()
     except (ValueError, OSError, GnnaccelError) as problem:
         print(f"gnnaccel: GNNACCEL=1 has no effect in this process: {problem}", file=sys.stderr)
 

@@ -150,7 +150,8 @@ def _patch(key: str, host: _Host) -> None:
                           RuntimeWarning, stacklevel=2)
         else:
             host.installed = True
-            _tell_drift(key)
+            if host.patched:
+                _tell_drift(key)
         _update_awaited()
         if host.waiting and host.installed and _late is not None:
             _late(key)

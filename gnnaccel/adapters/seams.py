@@ -81,14 +81,17 @@ def compare(host: str) -> Drift:
 
 
 def untested(host: str) -> Drift | None:
-    """The same for an imported host whose version was not tested; None for a tested version.
+    """The same for an imported host whose version was not tested; None for a tested version, and
+    for a module that tells none.
 
     The functions are found by their recorded names, so nothing has to be patched. Functions that a
     user has replaced are no drift: layers that use them run natively.
     """
-    version, versions = version_of(host), recorded()[host]
-    if version in versions:
+    module = sys.modules[adapters.HOSTS[host][0].partition(".")[0]]
+    versions = recorded().get(host, {})
+    if not versions or not hasattr(module, "__version__") or version_of(host) in versions:
         return None
+    version = version_of(host)
     tested = nearest(version, versions)
     found = {name: _by_name(name) for name in versions[tested]}
     top = adapters.HOSTS[host][0].partition(".")[0]

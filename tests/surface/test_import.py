@@ -44,6 +44,18 @@ def test_enabling_imports_no_host_and_no_torch():
     assert run(code) == "[]"
 
 
+@pytest.mark.parametrize("layout", ["dgl.py", "dgl/__init__.py"])
+def test_another_module_by_the_name_of_a_host(tmp_path, layout):
+    """A folder or file of the user's that is called dgl breaks nothing."""
+    pytest.importorskip("torch")
+    path = tmp_path / layout
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("name = 'mine'\n")
+    code = (f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import gnnaccel, dgl\n"
+            "with gnnaccel.enabled(): print(dgl.name)")
+    assert run(code) == "mine"
+
+
 def test_import_reads_no_variable():
     assert run("import os; os.environ['GNNACCEL'] = os.environ['GNNACCEL_WHEN'] = 'nonsense'\n"
                "import gnnaccel; print(gnnaccel.__version__)") == gnnaccel.__version__

@@ -35,10 +35,16 @@ PLAIN = ("GraphConv", "SAGEConv", "GINConv", "GatedGCNConv")
 
 
 def install(patches: PatchSet) -> list[str]:
-    """Patch the layer classes through ``patches``; the dotted names of what was patched. DGL on another backend than PyTorch is
-    left alone."""
-    import importlib
+    """Patch the layer classes through ``patches``; the dotted names of what was patched.
 
+    DGL on another backend than PyTorch is left alone, and so is another module of this name.
+    """
+    import importlib.util
+
+    import dgl
+
+    if not hasattr(dgl, "__path__") or importlib.util.find_spec("dgl.backend") is None:
+        return []
     from dgl.backend import backend_name
 
     if backend_name != "pytorch":

@@ -20,8 +20,6 @@ from operator import attrgetter, itemgetter
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from torch.compiler import is_compiling
-
 from gnnaccel.dispatch.names import IdentityMap
 from gnnaccel.dispatch.reasons import Reason, reason
 
@@ -204,6 +202,8 @@ def _is_hosts(host_class: type, name: str) -> bool:
 def _may_replace(value: Any) -> bool:
     """Whether a module's value is a function of the host's, or may have replaced one."""
     if type(value) is FunctionType:
+        from torch.compiler import is_compiling  # here: the doctor runs without torch too
+
         return value is not is_compiling  # which stands where PyG asks the same in a longer way
     return (callable(value) and not isinstance(value, (type, ModuleType))
             and _top(type(value).__module__) not in _SILENT)

@@ -1,0 +1,109 @@
+"""How many Python calls gnnaccel makes in one call of a layer.
+
+Times are noise on a shared machine; these counts are the same everywhere. `MOST` holds the upper
+bounds. Lower one when a change makes a layer cheaper; raise one only with a reason that the commit
+tells.
+"""
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+import gnnaccel
+
+_OURS = os.path.dirname(gnnaccel.__file__) + os.sep
+_INLINED_SINCE_312 = ("<listcomp>", "<dictcomp>", "<setcomp>")
+
+
+class Counts(NamedTuple):
+    """``python``: calls of gnnaccel's Python functions; ``builtin``: calls of built-in functions
+    from them; ``files``: those whose functions ran."""
+
+    python: int
+    builtin: int
+    files: frozenset[str]
+
+
+def counted(call: Callable[[], object]) -> Counts:
+    """What ``call()`` comes to."""
+    seen, files = [0, 0], set()
+
+    def profile(frame, event, arg) -> None:
+        code = frame.f_code
+        if not code.co_filename.startswith(_OURS):
+            return
+        if event == "call" and code.co_name not in _INLINED_SINCE_312:
+            seen[0] += 1
+            files.add(code.co_filename[len(_OURS):])
+        elif event == "c_call":
+            seen[1] += 1
+
+    before = sys.getprofile()
+    gc.collect()
+    gc.disable()  # what it finds runs functions that forget
+    sys.setprofile(profile)
+    try:
+        call()
+    finally:
+        sys.setprofile(before)
+        gc.enable()
+    return Counts(*seen, frozenset(files))
+
+
+#: layer -> (Python, built-in) calls at most. "kernels": of a repeated call by kernels; "known": of
+#: eight native calls over a graph that came before; "new": of eight over graphs new each time
+MOST: dict[str, dict[str, tuple[int, int]]] = {
+    "GATConv": {"kernels": (33, 40), "known": (128, 152), "new": (61, 81)},
+    "GCNConv": {"kernels": (73, 89), "known": (240, 296), "new": (256, 208)},
+    "SAGEConv": {"kernels": (46, 41), "known": (56, 64), "new": (112, 80)},
+    "GINConv": {"kernels": (46, 41), "known": (56, 64), "new": (112, 80)},
+    "RGCNConv": {"kernels": (107, 116), "known": (74, 92), "new": (77, 97)},
+    "HGTConv": {"kernels": (458, 407), "known": (129, 158), "new": (133, 168)},
+    "HeteroConv": {"kernels": (298, 297), "known": (217, 238), "new": (221, 248)},
+    "a user's": {"kernels": (44, 39), "known": (56, 64), "new": (112, 80)},
+    "DGL GATConv": {"kernels": (156, 111), "known": (944, 816), "new": (1096, 968)},
+    "DGL GraphConv": {"kernels": (136, 93), "known": (120, 88), "new": (160, 136)},
+}
+#: files at most, of gnnaccel's, whose functions run in a GATConv's first call by kernels, and in a
+#: repeated one
+FILES = (41, 17)
+
+
+def by_kernels(name: str, layer: Any, args: tuple, route: Any) -> None:
+    """A repeated call of ``layer`` by kernels costs no more than `MOST` says."""
+    with torch.no_grad(), route.on():
+        for _ in range(6):
+            layer(*args)
+        found = counted(lambda: layer(*args))
+    assert _routes() == {"cuda"}
+    _judge(found, name, "kernels")
+
+
+def natively(name: str, layer: Any, inputs: Callable[[], tuple], graph: str) -> None:
+    """The same of native calls; eight of them, since most of a streak are cheaper than the rest.
+
+    ``inputs()``: arguments over a new graph, on a CPU.
+    """
+    args = inputs()  # all are kept alive, so that each is another
+    calls = [inputs() if graph == "new" else args for _ in range(24)]
+    with torch.no_grad(), gnnaccel.enabled(backend="cuda"):
+        for args in calls[:-8]:
+            layer(*args)
+        found = counted(lambda: [layer(*args) for args in calls[-8:]])
+    assert _routes() == {"native"}
+    _judge(found, name, graph)
+
+
+def _judge(found: Counts, layer: str, what: str) -> None:
+    most = MOST[layer][what]
+    seen = f"{layer}, {what}: {found[:2]} calls, at most {most}"
+    assert found.python <= most[0] and found.builtin <= most[1], seen
+
+
+def _routes() -> set[str]:
+    return {route for one in gnnaccel.stats().values() for route in one["routes"]}

@@ -1,0 +1,31 @@
+"""What DGL's layers cost in Python calls, by kernels and natively."""
+from __future__ import annotations
+
+from itertools import product
+
+import dgl
+import pytest
+import torch
+from dgl.nn.pytorch import GATConv, GraphConv
+
+from tests.call_counts import by_kernels, natively
+
+NODES, EDGES, WIDTH = 12, 40, 16
+LAYERS = {"DGL GATConv": lambda: GATConv(WIDTH, 8, 2),
+          "DGL GraphConv": lambda: GraphConv(WIDTH, WIDTH)}
+
+
+def inputs() -> tuple:
+    ends = torch.randint(NODES, (2, EDGES))
+    graph = dgl.add_self_loop(dgl.graph((ends[0], ends[1]), num_nodes=NODES))
+    return graph, torch.randn(NODES, WIDTH)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_repeated_call_by_kernels(emulated, name):
+    by_kernels(name, LAYERS[name](), inputs(), emulated)
+
+
+@pytest.mark.parametrize("graph, name", product(("known", "new"), LAYERS))
+def test_native_calls(graph, name):
+    natively(name, LAYERS[name](), inputs, graph)

@@ -1,0 +1,88 @@
+"""What PyG's layers cost in Python calls, by kernels and natively."""
+from __future__ import annotations
+
+import os
+from itertools import product
+
+import pytest
+import torch
+from torch_geometric.nn import (GATConv, GCNConv, GINConv, HeteroConv, HGTConv, MessagePassing,
+                                RGCNConv, SAGEConv)
+
+from gnnaccel.dispatch import cache
+from tests.call_counts import FILES, by_kernels, counted, natively
+from tests.pyg import hetero_graphs
+from tests.pyg.hetero_graphs import METADATA, edges, features, hetero
+
+NODES, EDGES, WIDTH = 12, 3000, 16  # over fewer edges a call is not looked at on a CPU
+
+
+class Own(MessagePassing):
+    """A user's layer."""
+
+    def __init__(self) -> None:
+        super().__init__(aggr="add")
+        self.lin = torch.nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=self.lin(x))
+
+    def message(self, x_j):
+        return x_j
+
+
+def plain(count: int = EDGES) -> tuple:
+    return torch.randn(NODES, WIDTH), torch.randint(NODES, (2, count))
+
+
+def typed(count: int = EDGES) -> tuple:
+    return *plain(count), torch.randint(3, (count,))
+
+
+def by_type(count: int = EDGES) -> tuple:
+    return features(), edges()
+
+
+#: layer -> how it is made, and arguments of a call over a new graph
+LAYERS = {
+    "GATConv": (lambda: GATConv(WIDTH, 8, 2), plain),
+    "GCNConv": (lambda: GCNConv(WIDTH, WIDTH), plain),
+    "SAGEConv": (lambda: SAGEConv(WIDTH, WIDTH), plain),
+    "GINConv": (lambda: GINConv(torch.nn.Linear(WIDTH, WIDTH)), plain),
+    "RGCNConv": (lambda: RGCNConv(WIDTH, WIDTH, 3), typed),
+    "HGTConv": (lambda: HGTConv(hetero_graphs.WIDTH, WIDTH, METADATA, 2), by_type),
+    "HeteroConv": (lambda: hetero(SAGEConv), by_type),
+    "a user's": (Own, plain),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_repeated_call_by_kernels(emulated, name):
+    made, inputs = LAYERS[name]
+    by_kernels(name, made(), inputs(40), emulated)
+
+
+@pytest.mark.parametrize("graph, name", product(("known", "new"), LAYERS))
+def test_native_calls(graph, name):
+    made, inputs = LAYERS[name]
+    natively(name, made(), inputs, graph)
+
+
+@torch.no_grad()
+def test_the_files_that_a_call_walks_through(emulated):
+    layer, args = LAYERS["GATConv"][0](), plain(40)
+    with emulated.on():
+        layer(*plain(40))  # kernels are made, the class is looked through
+        cache.clear()
+        first = counted(lambda: layer(*args))
+        layer(*args)
+        again = counted(lambda: layer(*args))
+    assert len(first.files) <= FILES[0] and len(again.files) <= FILES[1]
+
+
+def test_calls_are_counted():
+    """Those of gnnaccel's functions, and from them those of built-in ones; no others."""
+    assert counted(lambda: sorted([2, 1])) == (0, 0, frozenset())
+    found = counted(lambda: cache.info())
+    assert found.python >= 2 and found.builtin >= 1
+    assert os.path.join("dispatch", "cache.py") in found.files

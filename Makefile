@@ -12,10 +12,11 @@ OLDEST := .venv-oldest
 HAS_GPU := $(PYTHON) -c "import torch; assert torch.version.cuda and torch.cuda.is_available()" 2>/dev/null
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-oldest oracle gpu-test sanitize hostsuites bench clean
+.PHONY: help demo lint test test-all test-oldest oracle gpu-test sanitize hostsuites bench clean
 
 help:
 	@echo "make demo      train a GAT with and without gnnaccel   (ARGS='--data cora --epochs 50')"
+	@echo "make lint      ruff over the code, as .ci/ruff.toml says"
 	@echo "make test      a chosen set of the tests that need no GPU, in minutes  (ARGS='-k code_graph')"
 	@echo "make test-all  all tests that need no GPU"
 	@echo "make test-oldest  a part of them with the oldest PyG that is supported"
@@ -30,6 +31,14 @@ demo:
 	@if $(HAS_GPU); then $(MAKE) -s --no-print-directory $(GPU_VENV)/.ready && \
 	    PYTHONPATH=. $(GPU_VENV)/bin/python examples/quickstart.py $(ARGS); \
 	else $(MAKE) -s --no-print-directory $(READY) && $(VENV)/bin/python examples/quickstart.py $(ARGS); fi
+
+# The versions are those of the extra "lint" in setup.cfg; make test does not need them.
+lint: $(VENV)/.lint
+	$(VENV)/bin/ruff check --config .ci/ruff.toml $(ARGS)
+
+$(VENV)/.lint: $(READY)
+	$(PIP) install -c $(VENV)/constraints.txt -e '.[lint]'
+	@touch $@
 
 # A file's tests stay together, so that kernels are compiled for the emulation once. One thread each: the cores are taken.
 PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -q -m "not gpu" -n auto --maxprocesses 8 --dist loadfile

@@ -70,7 +70,7 @@ _HOMES: dict[str, tuple[str, str | None]] = {
     "unload_ipython_extension": ("gnnaccel.magics", "unload_ipython_extension"),
 }
 
-__all__ = ["__version__", *_HOMES]
+__all__ = ["__version__", *_HOMES]  # noqa: PLE0604 - keys of _HOMES are strings
 
 _finder.install()
 

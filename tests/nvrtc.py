@@ -18,7 +18,7 @@ class NvrtcError(RuntimeError):
     """NVRTC refused a text; the message is its log."""
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def library_path() -> pathlib.Path | None:
     """libnvrtc of an installed ``nvidia-cuda-nvrtc`` wheel (any CUDA major), or None without one."""
     for distribution in importlib.metadata.distributions():
@@ -35,7 +35,7 @@ _MISSING = "NVRTC is not installed as a Python package: kernels cannot be compil
 needed = pytest.mark.skipif(library_path() is None, reason=_MISSING)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _library() -> ctypes.CDLL:
     path = library_path()
     if path is None:

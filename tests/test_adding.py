@@ -11,10 +11,10 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("torch_geometric")
 
-from gnnaccel.adapters import pyg  # noqa: E402
-from gnnaccel.cuda import sources  # noqa: E402
-from tests import nvrtc  # noqa: E402
-from tests.routes import clean, emulated, gpu, one_thread, route  # noqa: E402, F401
+from gnnaccel.adapters import pyg
+from gnnaccel.cuda import sources
+from tests import nvrtc
+from tests.routes import clean, emulated, gpu, one_thread, route  # noqa: F401
 
 PAGE = Path(__file__).parents[1] / "docs" / "adding.md"
 FILES = dict(re.findall(r"\*\*`([^`]+)`\*\*\n\n```\w+\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S))

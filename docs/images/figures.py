@@ -154,7 +154,7 @@ def pairs() -> Figure:
     edges = (("a", 0, 0), ("a", 0, 1), ("a", 0, 2), ("b", 0, 1), ("b", 1, 2), ("b", 1, 0), ("c", 1, 2))
     pairs_of = sorted({(relation, source) for source, relation, _ in edges})
     places = {pair: 58 + i * 46 for i, pair in enumerate(pairs_of)}
-    for i, (source, relation, target) in enumerate(edges):
+    for i, (source, relation, _) in enumerate(edges):
         y = 44 + i * 30
         f.box(20, y, 130, 22, "second" if relation else "ours", f"{source}, relation {relation}", "on")
         f.arrow(152, y + 11, 288, places[relation, source] + 13)

@@ -50,7 +50,7 @@ class Variant:
                                   ("weight_at", self.weight_at, PLACES)):
             if seen not in known:
                 raise ValueError(f"{name}={seen!r}: the aggregate kernels know {', '.join(map(str, known))}")
-        self.layout  # refuses sizes
+        self.layout  # noqa: B018 - refuses sizes
 
     @functools.cached_property
     def layout(self) -> Layout:
@@ -117,7 +117,7 @@ def _in_bands(variant: Variant) -> Variant:
     return cut if cut.layout.vec <= variant.layout.vec else variant
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def factored(width: int, int8: bool = False) -> tuple[int, int]:
     """(heads, D) with heads * D = ``width`` and D at most 512: how to see rows that have no weights per head. `Variant` does it
     itself for int8.

@@ -17,7 +17,7 @@ _LEAST = 32 * 2**20  # bytes of all rows, below which nothing is asked
 _LONG = 16  # edges of a row, on average, beside which one more pass over the graph costs little
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def l2_bytes(device: torch.device) -> int:
     """Bytes of the device's L2; 0 where there is none to speak of."""
     return getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0) if device.type == "cuda" else 0
@@ -44,7 +44,7 @@ def pay(nodes: int, row: int, rows: int, edges: int, device: torch.device, *, si
     return worth and row >= 2 * band and nodes * band <= share * l2
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def channels(total: int, size: int) -> int:
     """Channels of a band, of rows of ``total`` channels of ``size`` bytes: a line of them or a little less; 0 where no such number
     divides a row."""

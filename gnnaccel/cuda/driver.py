@@ -86,7 +86,7 @@ def _make_process_driver() -> Driver:
         return _process_driver
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def available() -> tuple[bool, str]:
     """Whether `CupyDriver` can work here, and if not, what is missing ("" otherwise). Never raises; answered once.
 
@@ -96,7 +96,7 @@ def available() -> tuple[bool, str]:
         import torch
         if not torch.cuda.is_available():
             return False, "torch reports no CUDA device"
-    except Exception as problem:  # a broken torch is a reason not to run, not to crash
+    except Exception as problem:  # noqa: BLE001 - a broken torch is a reason not to run, not to crash
         return False, f"torch cannot be used: {problem}"
     if torch.version.cuda is None:
         return False, "torch is not built for CUDA"
@@ -105,7 +105,7 @@ def available() -> tuple[bool, str]:
         count = cupy.cuda.runtime.getDeviceCount()
     except ImportError as problem:
         return False, f"CuPy cannot be imported: {problem}"
-    except Exception as problem:  # CuPy's own error types, e.g. a driver too old for its CUDA version
+    except Exception as problem:  # noqa: BLE001 - CuPy's own error types: a driver too old for its CUDA version
         return False, f"CuPy finds no CUDA device: {problem}"
     return (True, "") if count else (False, "CuPy finds no CUDA device")
 

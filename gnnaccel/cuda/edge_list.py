@@ -20,7 +20,7 @@ def _vector(width: int) -> int:
     return next(v for v in (4, 2, 1) if width % v == 0)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _lanes(width: int) -> tuple[int, int]:
     """Lanes that share an edge, a power of two, and how many such tiles a row of ``width`` numbers has."""
     packs = width // _vector(width)

@@ -74,7 +74,7 @@ class Layout:
         return tuple((k, str(v)) for k, v in values.items())
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def layout_for(heads: int, width: int, int8: bool = False, most_heads: int = 512) -> Layout:
     """The layout for ``heads`` x ``width`` features, of which a lane loads up to 16 int8 at once, or else up to 4; a tile has at
     most ``most_heads`` heads, a power of two. ValueError for sizes the kernels do not cover."""

@@ -28,7 +28,7 @@ def cupy() -> Probe:
         import cupy
 
         found.cupy = cupy.__version__
-    except Exception as problem:  # a broken CuPy raises many kinds
+    except Exception as problem:  # noqa: BLE001 - a broken CuPy raises many kinds
         found.problems["cupy"] = f"{type(problem).__name__}: {problem}"
         return found
     for name, ask in {"cupy_cuda": lambda: _dotted(cupy.cuda.runtime.runtimeGetVersion()),
@@ -36,7 +36,7 @@ def cupy() -> Probe:
                       "driver_cuda": lambda: _dotted(cupy.cuda.runtime.driverGetVersion())}.items():
         try:
             setattr(found, name, ask())
-        except Exception as problem:  # a library that cannot be loaded, a driver that is not there
+        except Exception as problem:  # noqa: BLE001 - no library to load, no driver
             found.problems[name] = f"{type(problem).__name__}: {problem}"
     return found
 

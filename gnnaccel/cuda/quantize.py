@@ -43,7 +43,7 @@ class Int8Rows:
     def rows(self) -> int:
         return self.data.shape[0]
 
-    def times(self, factor: Tensor) -> "Int8Rows":
+    def times(self, factor: Tensor) -> Int8Rows:
         """The same rows, each times its number of ``factor``, fp32 [rows]: so a weight that belongs to the source of an edge
         costs one product per row and none per edge."""
         return Int8Rows(self.data, self.scale * factor, self.width)

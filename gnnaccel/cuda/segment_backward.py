@@ -86,7 +86,7 @@ _PLANS = ((64, 2, (4, 1), (2, 2), 2), (32, 2, (2, 2), (2, 2), 3), (32, 2, (2, 4)
 _OF_HALVES = (128, 2, (8, 1), (2, 2), 2)  # up to 64 x 64
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def plans(k: int, n: int, dtype: torch.dtype, precision: str, limit: int) -> tuple[Plan, ...]:
     """The ways to do it in blocks of at most ``limit`` bytes of shared memory, the best first; none where the matrix does not
     fit, or is no multiple of what a warp reads and computes at once. precision: as `precision_of` has it."""
@@ -108,7 +108,7 @@ def as_one(k: int, n: int, dtype: torch.dtype) -> bool:
     return _plan(n, k, dtype, precision_of("fp32", dtype, n), _SM_SHARED) is not None
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _plan(k: int, n: int, dtype: torch.dtype, precision: str, limit: int) -> Plan | None:
     found = plans(k, n, dtype, precision, limit) if serves(k, n, precision) else ()
     return found[0] if found else None

@@ -75,7 +75,7 @@ def _measured_plan(k: int, n: int, dtype: torch.dtype, precision: str, dots: boo
     return DirectPlan(rows, n, warps, depth_of(k, dtype, depth), 2, per_sm, shared) if fits else None
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def direct_plan(k: int, n: int, dtype: torch.dtype, precision: str, dots: bool, limit: int) -> DirectPlan | None:
     """None where W does not fit, or is no multiple of what a warp reads and computes at once."""
     if precision == "FMA" or max(k, n) > _MOST or k * dtype.itemsize % 32 or n % 8 or limit < _LEAST_SHARED:

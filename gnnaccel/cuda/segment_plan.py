@@ -66,7 +66,7 @@ class Segments:
         return self.rows // height + min(self.count, self.rows)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def shared_limit(device: torch.device) -> int:
     """Bytes of shared memory that one block may have."""
     if device.type != "cuda":
@@ -165,7 +165,7 @@ def _product_shared(tile: Tile, depth: int, chunks: int, size: int, transposed: 
     return elements * size + 4 * (2 * tile.rows + scratch)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def product_plan(k: int, n: int, dtype: torch.dtype, rows: int, transposed: bool, dots: bool, limit: int) -> ProductPlan:
     """The first that fits: wide tiles, W resident, three stages are best. Tiles have ``rows`` rows, fewer where they are wide."""
     size = dtype.itemsize
@@ -201,7 +201,7 @@ def _grad_tile(height: int, columns: int) -> Tile:
     return Tile(64, columns, 1, 4) if height == 64 and columns > 64 and columns % 32 == 0 else _tile(height, columns)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def grad_plan(k: int, n: int, dtype: torch.dtype, limit: int) -> GradPlan:
     """The first that fits. Large tiles are best; of half types, and of wide tiles, two stages of 64 lines, else three of 32."""
     size = dtype.itemsize

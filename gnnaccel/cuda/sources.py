@@ -13,7 +13,7 @@ import re
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"[ \t]*(?://.*)?$', re.MULTILINE)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def source(family: str) -> str:
     """The full text of ``cuda/src/<family>.cu``: every ``#include "..."`` replaced by that header, each header once.
 
@@ -76,7 +76,7 @@ def digest(text: str, defines: tuple) -> str:
     return state.hexdigest()
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _names() -> tuple:
     folder = importlib.resources.files("gnnaccel.cuda").joinpath("src")
     return tuple(sorted(entry.name for entry in folder.iterdir()))
@@ -87,7 +87,7 @@ def families() -> list[str]:
     return [name[:-3] for name in _names() if name.endswith(".cu")]
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _read(name: str) -> str:
     # only plain names: a family such as "../x" must not reach outside the folder
     if name not in _names():

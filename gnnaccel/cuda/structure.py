@@ -41,7 +41,7 @@ class Reports:
         self._tags = itertools.count(1)
         self._lock = threading.Lock()
 
-    def take(self) -> "Report | Unread":
+    def take(self) -> Report | Unread:
         captured = capture.current()
         with self._lock:
             if captured and self._unread is not None:

@@ -26,13 +26,13 @@ def constants() -> dict[str, Any]:
     return _for_device(_name_of(torch.cuda.current_device()))
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _name_of(device: int) -> str:
     """Kept, since torch takes some 15 us to find it, and every decision needs rates."""
     return torch.cuda.get_device_name(device)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _for_device(name: str) -> dict[str, Any]:
     found = calibration.of(name)
     return _published() if found is None else calibration.scaled(_published(), name, found)

@@ -107,7 +107,7 @@ def stats() -> dict[str, dict[str, Any]]:
     """Calls since the start or `reset_stats`: ``{layer: {"calls": n, "routes": {route: n}, "reasons": {code: n}}}``."""
     _add_up()
     result: dict[str, dict[str, Any]] = {}
-    for (layer, route, code), n in sorted(list(_counts.items()), key=lambda item: (item[0][0], item[0][1])):
+    for (layer, route, code), n in sorted(_counts.items(), key=lambda item: (item[0][0], item[0][1])):
         entry = result.setdefault(layer, {"calls": 0, "routes": {}, "reasons": {}})
         entry["calls"] += n
         entry["routes"][route] = entry["routes"].get(route, 0) + n

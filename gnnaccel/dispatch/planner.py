@@ -75,7 +75,7 @@ def _decide(request: Request, config: Config) -> Plan:
         held = _held(pinned, able, native, rejected)
         if held is not None:
             return held
-    for position, (key, _, spec, seconds) in enumerate(able):
+    for position, (_, _, spec, seconds) in enumerate(able):
         if position:
             rejected.append((spec.name, _slower(seconds, able[0])))
         elif config.when == "profitable" and not _pays(seconds, native, request):

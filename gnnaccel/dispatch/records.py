@@ -92,7 +92,7 @@ def emit(record: Record) -> None:
     for sink in _sinks:
         try:
             sink(record)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - a sink is the user's code
             if unsubscribe(sink):
                 warnings.warn(f"gnnaccel: {type(sink).__name__} failed and gets no more records: "
                               f"{type(error).__name__}: {error}", RuntimeWarning, stacklevel=2)

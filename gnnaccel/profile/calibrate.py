@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import json
 import statistics
 import sys
@@ -47,7 +48,7 @@ def measure(device: Any, sizes: Sizes, l2: int, repeats: int = 5, batch_ms: floa
 
     source = torch.zeros(sizes.copy // 4, device=device)
     target = torch.empty_like(source)
-    found = {"copy": 2 * sizes.copy / seconds(lambda: target.copy_(source))}
+    found = {"copy": 2 * sizes.copy / seconds(functools.partial(target.copy_, source))}
     del source, target
     x, att = torch.ones(4, 1, 8, device=device), torch.ones(1, 8, device=device)
     found["launch"] = seconds(lambda: head_dot.dot(x, att))

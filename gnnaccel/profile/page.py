@@ -3,6 +3,7 @@ escaped."""
 from __future__ import annotations
 
 import datetime
+import functools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -184,7 +185,7 @@ def _rooflines(entries: list[Entry]) -> Iterator[str]:
         yield section(f"Roofline, {device}", "Forward passes: what they have to move and compute, estimated, over the time they "
                       "took with everything around the kernels. On the line is as fast as the device goes; above it, caches "
                       f"helped. Ceilings as measured on {roof.provenance}.", legend(*lines),
-                      chart(lambda width: svg.roofline("Roofline", roof.bandwidths, roof.flops, numbered, width)),
+                      chart(functools.partial(svg.roofline, "Roofline", roof.bandwidths, roof.flops, numbered)),
                       table(columns, rows, numbers=columns[2:]))
 
 

@@ -58,7 +58,7 @@ class Sides:
     def __init__(self, visit: Visit, plan: Plan, grad: bool):
         self.visit, self.plan, self.grad = visit, plan, grad
         self.device = device_of(visit) or torch.device("cpu")
-        self._modules = [m for m in visit.layer.modules()]
+        self._modules = list(visit.layer.modules())
         self._tables = [(dict(m._parameters), dict(m._buffers)) for m in self._modules]
         self._generators = RandomState()
 

@@ -42,7 +42,7 @@ td.code { font: 0.85em/1.6 ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", mo
 .key.roof0 { border-top: 2px solid var(--ink); } .key.roof1 { border-top: 2px dashed var(--second); }
 .chart { overflow-x: auto; margin: 0.4rem 0; } .little { display: none; }
 svg { display: block; font: 12px system-ui, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
-svg text { fill: var(--ink); } svg .small { font-size: 11px; fill: var(--soft); } 
+svg text { fill: var(--ink); } svg .small { font-size: 11px; fill: var(--soft); }
 svg .number { font-weight: 600; stroke: var(--paper); stroke-width: 3px; paint-order: stroke; }
 svg .ours { fill: var(--ours); } .dot { stroke: var(--paper); stroke-width: 1.5; }
 .grid { stroke: var(--line); stroke-width: 1; } .axis { stroke: var(--soft); stroke-width: 1; }

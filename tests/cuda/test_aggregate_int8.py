@@ -303,7 +303,7 @@ def test_bf16_rows_with_fp32_results(device, chunk_edges):
 def test_inputs_that_do_not_fit(device, change, message):
     view = graph(device)
     c = case(view.csc(), view.num_src, 3, 5)
-    given = dict(variant=c.variant, graph=c.exact.rows, x=c.rows, **{}) | change(c)
+    given = dict(variant=c.variant, graph=c.exact.rows, x=c.rows) | change(c)
     with pytest.raises(ValueError, match=message):
         forward(**given)
 

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("torch")
 _INSTALLED = importlib.util.find_spec("dgl") is not None
 if _INSTALLED:  # then it has to import
-    import gnnaccel  # noqa: F401, I001  before dgl, which does not import without it on a current torch
+    import gnnaccel  # noqa: F401  before dgl, which does not import without it on a current torch
     import dgl
 else:
     collect_ignore = [path.name for path in Path(__file__).parent.glob("test_*.py") if path.name != "test_installed.py"]

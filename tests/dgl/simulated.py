@@ -9,7 +9,7 @@ import contextlib
 from collections import Counter
 
 import torch
-import torch.distributed.tensor  # noqa: F401 - torch imports it at some first use, which must not happen under the simulation
+import torch.distributed.tensor  # torch imports it at some first use, which must not happen under the simulation
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map

@@ -88,7 +88,7 @@ def test_one_edge_and_one_node(route, name):
 def test_graphs_in_a_row(route, name):
     """Each call has the structure of its own graph."""
     layer = build(name).to(route.device)
-    for seed in range(3):
+    for _ in range(3):
         args = place(arguments(name, graphs.square()), route.device)
         expected = results(name, layer, args)
         with route.on():

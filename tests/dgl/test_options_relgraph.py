@@ -233,7 +233,7 @@ def test_types_and_features_of_other_kinds(route, inputs):
 
 
 def test_graphs_of_other_kinds(route, inputs):
-    made, (g, x, et) = layer().to(route.device), inputs
+    made, (_, x, et) = layer().to(route.device), inputs
     empty = dgl.graph(([], []), num_nodes=N).to(route.device)
     natively(route, "GA303", made, lambda: made(empty, x, et[:0]))
     several = dgl.heterograph({("a", "r", "a"): ends(), ("a", "s", "a"): ends()}).to(route.device)

@@ -70,7 +70,7 @@ def judged(route, reduce, ei, x, w, src, dst, flipped=False, floor=None):
 
 @pytest.mark.parametrize("kind, reduce", [(kind, reduce) for reduce in aggregation.REDUCES for kind in SHAPES
                                           if reduce != "var" or kind in ("none", "edge")])
-def test_ways(route, kind, reduce):  # noqa: F811
+def test_ways(route, kind, reduce):
     ei = edges()
     x, w = inputs(kind, ei)
     if route.backend == "torch" and (kind in ("channel", "wider_weights") or reduce in ("max", "min")):
@@ -79,7 +79,7 @@ def test_ways(route, kind, reduce):  # noqa: F811
     judged(route, reduce, ei, x.detach(), None if w is None else w.detach(), N, M)
 
 
-def test_against_the_edges(route):  # noqa: F811
+def test_against_the_edges(route):
     """``flipped``: sources in the second row."""
     ei = edges(src=M, dst=N)
     x, w = inputs("edge", ei)
@@ -95,7 +95,7 @@ graphs = st.tuples(st.integers(1, 6), st.integers(1, 6), st.integers(1, 25), st.
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(graphs, st.sampled_from(["none", "edge", "odd", "head"]), st.sampled_from(["sum", "mean"]))
-def test_small_graphs_of_all_kinds(route, sizes, kind, reduce):  # noqa: F811
+def test_small_graphs_of_all_kinds(route, sizes, kind, reduce):
     src, dst, count, seed = sizes
     torch.manual_seed(seed)
     ei = torch.stack([torch.randint(0, src, (count,)), torch.randint(0, dst, (count,))])
@@ -144,7 +144,7 @@ def test_gradients_in_double_precision(kind, reduce):
 
 @pytest.mark.parametrize("kind", ["none", "edge", "head"])
 @pytest.mark.parametrize("reduce", ["sum", "mean"])
-def test_second_derivatives(route, kind, reduce):  # noqa: F811
+def test_second_derivatives(route, kind, reduce):
     ei = edges()
     x, w = inputs(kind, ei)
 
@@ -162,7 +162,7 @@ def test_second_derivatives(route, kind, reduce):  # noqa: F811
         assert all(relative(a.cpu(), b) < 5e-5 for a, b in zip(got, exact))
 
 
-def test_gradients_of_some(route):  # noqa: F811
+def test_gradients_of_some(route):
     ei = edges()
     graph = OpGraph(ei.to(route.device), N, M)
     for which in (0, 1):
@@ -171,13 +171,13 @@ def test_gradients_of_some(route):  # noqa: F811
         assert leaves[which].grad is not None and leaves[1 - which].grad is None
 
 
-def test_rows_that_are_not_contiguous(route):  # noqa: F811
+def test_rows_that_are_not_contiguous(route):
     ei = edges()
     x, w = torch.randn(6, N).t(), torch.randn(1, E, 2)[0, :, :1]
     judged(route, "sum", ei, x, w, N, M)
 
 
-def test_half_precision(emulated):  # noqa: F811
+def test_half_precision(emulated):
     ei = edges()
     graph = OpGraph(ei, N, M)
     for dtype, unit in ((torch.float16, 2e-3), (torch.bfloat16, 1e-2)):
@@ -189,7 +189,6 @@ def test_half_precision(emulated):  # noqa: F811
 
 
 def test_dtypes_that_differ():
-    ei = edges()
     x, w = torch.randn(N, 4).bfloat16(), torch.randn(E, 1)
     found = prepared("sum", x, w, E)
     assert found.x.dtype == found.weight.dtype == torch.float32

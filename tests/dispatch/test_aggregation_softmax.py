@@ -27,7 +27,7 @@ def stated(rectified: bool, tensors: list[torch.Tensor]) -> Aggregation:
     return Aggregation(Softmax(t, True), x, None, tuple(x.shape[1:]), Rectified(edge, 0.1) if rectified else None)
 
 
-def way(route):  # noqa: F811
+def way(route):
     return aggregation_cuda.run if route.backend == "cuda" else aggregation.plain
 
 
@@ -42,7 +42,7 @@ def results(run, graph, rectified, tensors):
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.tuples(st.integers(1, 6), st.integers(1, 6), st.integers(1, 25), st.integers(0, 2**16)), st.booleans(),
        st.sampled_from([((1,), 1), ((6,), 6), ((2, 3), 3)]))
-def test_small_graphs_of_all_kinds(route, sizes, rectified, shape):  # noqa: F811
+def test_small_graphs_of_all_kinds(route, sizes, rectified, shape):
     src, dst, count, seed = sizes
     torch.manual_seed(seed)
     ei = torch.stack([torch.randint(0, src, (count,)), torch.randint(0, dst, (count,))])
@@ -69,7 +69,7 @@ def test_gradients_in_double_precision(rectified):
 
 
 @pytest.mark.parametrize("numbers", [1, 6])
-def test_second_derivatives(route, numbers):  # noqa: F811
+def test_second_derivatives(route, numbers):
     ei = edges()
     tensors = leaves(OpGraph(ei, N, M), (6,), numbers)
 
@@ -84,7 +84,7 @@ def test_second_derivatives(route, numbers):  # noqa: F811
     assert all(relative(a.cpu(), b) <= 5e-5 for a, b in zip(got, exact))
 
 
-def test_only_what_is_wanted_gets_a_gradient(route):  # noqa: F811
+def test_only_what_is_wanted_gets_a_gradient(route):
     graph = OpGraph(edges().to(route.device), N, M)
     tensors = [t.to(route.device) for t in leaves(graph, (6,), 6)]
     expected = results(way(route), graph, True, tensors)[1:]
@@ -97,7 +97,7 @@ def test_only_what_is_wanted_gets_a_gradient(route):  # noqa: F811
         assert relative(mine[wanted].grad, expected[wanted]) <= 1e-6
 
 
-def test_nothing_is_kept_where_nothing_is_differentiated(emulated):  # noqa: F811
+def test_nothing_is_kept_where_nothing_is_differentiated(emulated):
     graph = OpGraph(edges(), N, M)
     tensors = [t.requires_grad_() for t in leaves(graph, (6,), 1)]
     expected = aggregation_cuda.run(graph, stated(True, tensors))
@@ -106,7 +106,7 @@ def test_nothing_is_kept_where_nothing_is_differentiated(emulated):  # noqa: F81
     assert torch.equal(out, expected) and expected.requires_grad and not out.requires_grad
 
 
-def test_no_kernel_for_other_messages(emulated):  # noqa: F811
+def test_no_kernel_for_other_messages(emulated):
     graph = OpGraph(edges(), N, M)
     x = torch.randn(N, 6)
     gated = Aggregation(Softmax(1.0, True), x, None, (6,), Gated(x, torch.randn(M, 6)))

@@ -61,7 +61,7 @@ def judged(route, form, reduce, ei, src, dst, features, floor=None):
 
 @pytest.mark.parametrize("reduce, features", [("sum", (6,)), ("mean", (2, 3)), ("max", (6,))])
 @pytest.mark.parametrize("form", FORMS)
-def test_ways(route, form, reduce, features):  # noqa: F811
+def test_ways(route, form, reduce, features):
     if form in ("shifted", "weighted") and reduce == "max":
         graph = OpGraph(edges().to(route.device), N, M)
         given = stated(form, graph, reduce, *(t.to(route.device) for t in leaves(form, graph, features)))
@@ -74,7 +74,7 @@ def test_ways(route, form, reduce, features):  # noqa: F811
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.tuples(st.integers(1, 6), st.integers(1, 6), st.integers(1, 25), st.integers(0, 2**16)), st.sampled_from([*FORMS]),
        st.sampled_from(["sum", "mean"]))
-def test_small_graphs_of_all_kinds(route, sizes, form, reduce):  # noqa: F811
+def test_small_graphs_of_all_kinds(route, sizes, form, reduce):
     src, dst, count, seed = sizes
     torch.manual_seed(seed)
     ei = torch.stack([torch.randint(0, src, (count,)), torch.randint(0, dst, (count,))])
@@ -96,7 +96,7 @@ def test_gradients_in_double_precision(form):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_second_derivatives(route, form):  # noqa: F811
+def test_second_derivatives(route, form):
     tensors = leaves(form, OpGraph(edges(), N, M), (6,))
     ei = edges()
 
@@ -112,7 +112,7 @@ def test_second_derivatives(route, form):  # noqa: F811
 
 
 @pytest.mark.parametrize("form", ["rectified", "gated, edges"])
-def test_only_what_is_wanted_gets_a_gradient(route, form):  # noqa: F811
+def test_only_what_is_wanted_gets_a_gradient(route, form):
     ei = edges().to(route.device)
     graph = OpGraph(ei, N, M)
     tensors = [t.to(route.device) for t in leaves(form, graph, (6,))]

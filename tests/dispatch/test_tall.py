@@ -80,6 +80,6 @@ def test_what_is_left_to_torch(device, always, x, w):
 
 
 @pytest.mark.parametrize("cls,options", [(GATConv, dict(heads=2)), (GATv2Conv, dict(heads=2)), (TransformerConv, dict())])
-def test_layers(route, always, cls, options):  # noqa: F811
+def test_layers(route, always, cls, options):
     compare(route, cls(16, 16, **options), graphs.features(width=16), graphs.square())
     assert bool(always) is (route.backend == "cuda")

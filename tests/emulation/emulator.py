@@ -169,7 +169,7 @@ class Library:
         return [signatures.Parameter(n, chr(k), s) for n, k, s in zip(names, kinds.raw, sizes)]
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def load_library(text: str, defines: tuple, label: str) -> Library:
     """Compile ``text``, whose headers are already inlined, or take it from the cache; both by content."""
     key = hashlib.sha256(f"{sources.digest(text, defines)} {label} {_toolchain()}".encode()).hexdigest()[:32]
@@ -196,7 +196,7 @@ def _build(text: str, defines: tuple, label: str, target: pathlib.Path) -> None:
         os.replace(folder / "out.so", target)  # atomic: another pytest process sees all of it or nothing
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _runtime_object() -> pathlib.Path:
     target = _cache() / f"runtime-{_toolchain()}.o"
     if not target.exists():
@@ -216,7 +216,7 @@ def _compiler(*arguments: str, what: str, defines: tuple) -> None:
         raise CompileError(f"{what} did not compile for the CPU emulation with {list(defines)}:\n{done.stderr}")
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _toolchain() -> str:
     """A hash of all that shapes a compiled file besides its text."""
     state = hashlib.sha256()
@@ -226,7 +226,7 @@ def _toolchain() -> str:
     return state.hexdigest()[:16]
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _cache() -> pathlib.Path:
     # one folder per user: on a shared machine, nobody else can put a library there for us to load
     folder = pathlib.Path(tempfile.gettempdir()) / f"gnnaccel-emulation-{os.getuid()}"

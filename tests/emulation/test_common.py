@@ -38,7 +38,7 @@ CASES = [(torch.float32, "float", n) for n in (1, 2, 4)] + [
     (dtype, name, n) for dtype, name in ((torch.float16, "f16"), (torch.bfloat16, "bf16")) for n in (1, 2, 4, 8)]
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def kernels(name="float", n=1, rounds=10):
     return EmulatedDriver().load_text(TEXT, (("T", name), ("N", str(n)), ("ROUNDS", str(rounds))))
 

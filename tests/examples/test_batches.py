@@ -11,8 +11,8 @@ import torch
 pytest.importorskip("torch_geometric")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 
-import molecules  # noqa: E402
-import sage_sampling  # noqa: E402
+import molecules
+import sage_sampling
 
 
 def both(found: dict, layer: str) -> None:

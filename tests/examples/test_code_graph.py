@@ -9,8 +9,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 
-import code_graph  # noqa: E402
-import code_parse  # noqa: E402
+import code_graph
+import code_parse
 
 TREE = {
     "alpha/__init__.py": "from .core import Base, run\n",

@@ -10,7 +10,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 
-import relational_npz  # noqa: E402
+import relational_npz
 
 KINDS = ("author", "paper", "term")
 

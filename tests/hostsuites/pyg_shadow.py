@@ -87,7 +87,7 @@ class Shadow:
             self._judge(f"{name}, the call itself", lambda _: (_results(out), *map(_outputs, once)), 1)
         return out
 
-    def _look(self, name: str, sides: "_Sides") -> tuple[Results, Results] | None:
+    def _look(self, name: str, sides: _Sides) -> tuple[Results, Results] | None:
         """Compare; the host's results in the call's own mode and in fp64, None where random numbers make them useless."""
         ours = _tried(sides, OURS)
         if isinstance(ours, Exception) and sides.device.type == "cuda":  # a bad index ends the host's use of the device

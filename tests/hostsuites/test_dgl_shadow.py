@@ -10,13 +10,13 @@ try:  # not by importing it: where tests/ is on the path, tests/dgl goes by that
     importlib.metadata.version("dgl")
 except importlib.metadata.PackageNotFoundError:
     pytest.skip("DGL is not installed", allow_module_level=True)
-import gnnaccel  # noqa: E402, F401, I001  before dgl, which needs it on a current torch
-import dgl  # noqa: E402
-import torch  # noqa: E402
-from dgl.backend.pytorch import sparse  # noqa: E402
+import gnnaccel  # before dgl, which needs it on a current torch
+import dgl
+import torch
+from dgl.backend.pytorch import sparse
 
-from gnnaccel.dispatch import watch  # noqa: E402
-from tests.hostsuites import dgl_shadow  # noqa: E402
+from gnnaccel.dispatch import watch
+from tests.hostsuites import dgl_shadow
 
 
 def gspmm(gidx, reduce, x, weight):

@@ -11,8 +11,8 @@ from unittest import mock
 # No folder: what was calibrated or tuned on this machine is not to change decisions.
 os.environ["GNNACCEL_CACHE_DIR"] = os.devnull
 
-import gnnaccel  # noqa: E402  (before dgl, which it lets be imported where torch is newer than dgl)
-import torch  # noqa: E402
+import gnnaccel
+import torch
 
 NAMES = ("cpu", "emulated", "gpu")
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import itertools
 import sys
 import tempfile
 from pathlib import Path
 
-import torch
 from torch import nn
 
 from .backends import Backend
@@ -258,10 +258,9 @@ def user_class(d: Draw, name: str = "") -> tuple[type, str]:
     return getattr(module, name), text
 
 
-def _folder(kept: list = []) -> tempfile.TemporaryDirectory:
-    if not kept:
-        kept.append(tempfile.TemporaryDirectory(prefix="oracle-messages-"))
-    return kept[0]
+@functools.cache
+def _folder() -> tempfile.TemporaryDirectory:
+    return tempfile.TemporaryDirectory(prefix="oracle-messages-")
 
 
 def built(kind: type, d: Draw) -> Case:

@@ -369,7 +369,7 @@ def han(r: random.Random, device: torch.device) -> Case:
 def _han(layer: nn.Module, x: dict[str, Tensor], edges: Edges, weights: bool) -> Any:
     width = layer.out_channels // layer.heads
     rows = {t: layer.proj[t](v).view(-1, layer.heads, width) for t, v in x.items()}
-    outs, shares = {t: None for t in x}, {t: None for t in x}
+    outs, shares = dict.fromkeys(x), dict.fromkeys(x)
     parts = {t: [] for t in x}
     for name, (src, dst) in edges.items():
         key = "__".join(name)

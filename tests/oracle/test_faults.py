@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from .faults import FAULTS, InKernels, InModule  # noqa: E402
+from .faults import FAULTS, InKernels, InModule
 
 
 def test_the_text_to_replace_is_there():

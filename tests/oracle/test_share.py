@@ -9,8 +9,8 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("torch_geometric")
 
-from . import worker  # noqa: E402
-from .backends import Backend  # noqa: E402
+from . import worker
+from .backends import Backend
 
 SEED = 4_000_000
 #: Open alarms, with what is known of them. A case that no longer alarms has to leave this list.

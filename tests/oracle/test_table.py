@@ -6,10 +6,10 @@ import pytest
 
 pytest.importorskip("torch_geometric")
 
-from tests.oracle import table  # noqa: E402
-from tests.oracle.backends import Backend  # noqa: E402
-from tests.oracle.graphs import Case, Draw, one_type  # noqa: E402
-from tests.oracle.modes import MODES  # noqa: E402
+from tests.oracle import table
+from tests.oracle.backends import Backend
+from tests.oracle.graphs import Case, Draw, one_type
+from tests.oracle.modes import MODES
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ import pytest
 
 pytest.importorskip("torch_geometric")
 
-from gnnaccel.__main__ import main  # noqa: E402
-from gnnaccel.profile.bench import result, suites  # noqa: E402
-from gnnaccel.profile.bench.guard import DeviceLost  # noqa: E402
-from gnnaccel.profile.bench.result import Record  # noqa: E402
+from gnnaccel.__main__ import main
+from gnnaccel.profile.bench import result, suites
+from gnnaccel.profile.bench.guard import DeviceLost
+from gnnaccel.profile.bench.result import Record
 
 QUICK = ["bench", "--quick", "--device", "cpu", "--layers", "gat8x8"]
 

@@ -10,10 +10,10 @@ import torch
 
 pytest.importorskip("torch_geometric")
 
-from gnnaccel.__main__ import main  # noqa: E402
-from gnnaccel.adapters.pyg import bench_once as pyg  # noqa: E402
-from gnnaccel.profile.bench import accel, guard, once_cells, once_steps, once_table, result, table, timing  # noqa: E402
-from gnnaccel.profile.bench.result import Record, Result  # noqa: E402
+from gnnaccel.__main__ import main
+from gnnaccel.adapters.pyg import bench_once as pyg
+from gnnaccel.profile.bench import accel, guard, once_cells, once_steps, once_table, result, table, timing
+from gnnaccel.profile.bench.result import Record, Result
 
 QUICK = ["bench", "--suite", "relational", "--parts", "once", "--quick", "--device", "cpu"]
 CPU = torch.device("cpu")

@@ -9,13 +9,13 @@ import torch
 
 pytest.importorskip("torch_geometric")
 
-from gnnaccel.__main__ import main  # noqa: E402
-from gnnaccel.cuda import driver  # noqa: E402
-from gnnaccel.profile.bench import (quantized_cells, quantized_models, result, shapes, suite_quantized, table,  # noqa: E402
+from gnnaccel.__main__ import main
+from gnnaccel.cuda import driver
+from gnnaccel.profile.bench import (quantized_cells, quantized_models, result, shapes, suite_quantized, table,
                                     targets, timing)
-from gnnaccel.profile.bench.guard import Budget  # noqa: E402
-from gnnaccel.profile.bench.result import Record, Result  # noqa: E402
-from tests.emulation.emulator import EmulatedDriver  # noqa: E402
+from gnnaccel.profile.bench.guard import Budget
+from gnnaccel.profile.bench.result import Record, Result
+from tests.emulation.emulator import EmulatedDriver
 
 emulated = pytest.mark.skipif(shutil.which("g++") is None, reason="the CPU emulation of kernels needs g++")
 

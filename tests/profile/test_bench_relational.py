@@ -9,9 +9,9 @@ import torch
 
 pytest.importorskip("torch_geometric")
 
-from gnnaccel.__main__ import main  # noqa: E402
-from gnnaccel.adapters.pyg import bench_relational as pyg  # noqa: E402
-from gnnaccel.profile.bench import (  # noqa: E402
+from gnnaccel.__main__ import main
+from gnnaccel.adapters.pyg import bench_relational as pyg
+from gnnaccel.profile.bench import (
     accel, passes_cells, relation_cells, relation_graph, relation_native, relation_shapes, relation_steps, result, timing)
 
 QUICK = ["bench", "--suite", "relational", "--quick", "--device", "cpu"]

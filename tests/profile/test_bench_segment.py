@@ -9,9 +9,9 @@ import torch
 
 pytest.importorskip("torch_geometric")
 
-from gnnaccel.__main__ import main  # noqa: E402
-from gnnaccel.profile.bench import result, segment_calls, segment_shapes, suite_segment, timing  # noqa: E402
-from gnnaccel.profile.bench.suite_segment import SegmentPlan  # noqa: E402
+from gnnaccel.__main__ import main
+from gnnaccel.profile.bench import result, segment_calls, segment_shapes, suite_segment, timing
+from gnnaccel.profile.bench.suite_segment import SegmentPlan
 
 CPU = torch.device("cpu")
 TINY = segment_shapes.SHAPES["tiny 16"]

@@ -109,7 +109,7 @@ def test_second_derivatives(route, name, options, edge):
         got = found(layer)
     took(route, 1)
     zero = [k for k, t in exact.items() if t.norm() < 1e-12]  # such as those of a key's bias
-    drop = {k for k in got.keys() ^ plain.keys()} | set(zero)
+    drop = set(got.keys() ^ plain.keys()) | set(zero)
     assert drop <= {"first lin_key.bias", "second lin_key.bias", *zero}
     got, plain, exact = ({k: t for k, t in r.items() if k not in drop} for r in (got, plain, exact))
     assert not (wrong := judge([(got, plain, exact)], floor=2e-6)), wrong

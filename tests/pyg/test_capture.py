@@ -20,7 +20,7 @@ from gnnaccel.dispatch import cache
 from gnnaccel.errors import GraphError
 from tests.pyg import graphs
 from tests.pyg.every import CALLS, leaves, made
-from tests.pyg.graphs import E, F, N
+from tests.pyg.graphs import E, F
 from tests.pyg.judge import close, spread
 
 OF_RELATIONS = ["RGCNConv", "RGCNConv, blocks", "HGTConv", "FiLMConv"]
@@ -60,7 +60,7 @@ def capturing(monkeypatch):
 
 
 def edges_of(inputs) -> list[Tensor]:
-    return [t for t in (inputs[1].values() if isinstance(inputs[1], dict) else [inputs[1]])]
+    return list(inputs[1].values() if isinstance(inputs[1], dict) else [inputs[1]])
 
 
 def refill(inputs) -> None:

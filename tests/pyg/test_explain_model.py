@@ -157,7 +157,7 @@ def test_message_passing_without_an_adapter_is_a_layer_like_others(route, inputs
     gnnaccel.exclude(net.sage)
     found = explained(route, net, inputs, measure=True)
     assert {name: (one.status, one.route, one.calls) for name, one in found.items()} == {
-        **{name: ("taken over", route.backend, 1) for name in ("gcn", "gin", "pna", "own")},
+        **dict.fromkeys(("gcn", "gin", "pna", "own"), ("taken over", route.backend, 1)),
         "hops": ("taken over", route.backend, 3), "sage": ("native", "native", 1), "lonely": ("native", "native", 1),
         "idle": ("not called", "native", 0)}
     assert found["sage"].reasons[0]["code"] == "GA101" and found["lonely"].reasons[0]["code"] == "GA208"

@@ -43,7 +43,8 @@ def test_the_route_says_what_finds_the_pairs(route, inputs, name, monkeypatch):
     """Kernels where kernels run; elsewhere nothing but torch."""
     asked = []
     for where, what in ((pairs, "number"), (view, "pairs_of")):
-        monkeypatch.setattr(where, what, lambda *args, what=what, call=getattr(where, what): asked.append(what) or call(*args))
+        call = getattr(where, what)
+        monkeypatch.setattr(where, what, lambda *args, what=what, call=call: asked.append(what) or call(*args))
     layer = CLASSES[name](F, 8, R).to(route.device)
     expected = layer(*inputs)
     with route.on():
@@ -177,7 +178,7 @@ def test_wrong_arguments(route, inputs, name, change, code):
         pytest.skip("natively these ids lead beyond the weights, from which CUDA does not recover")
     layer, (x, ei, et) = CLASSES[name](F, 8, R).to(route.device), inputs
     args, kwargs = {
-        "no types": ((x, ei), {}), "too few types": ((x, ei, et[1:]), {}), 
+        "no types": ((x, ei), {}), "too few types": ((x, ei, et[1:]), {}),
         "types of two dimensions": ((x, ei, et.view(-1, 2)), {}),
         "float types": ((x, ei, et.float()), {}), "bool types": ((x, ei, et > 2), {}),
         "a wide x": ((graphs.features(N, F + 1).to(x), ei, et), {}),

@@ -116,7 +116,7 @@ def test_gradients_under_autocast(gpu, inputs, name, dtype):
 
 # ---- CUDA graphs and streams ----
 
-@pytest.mark.parametrize("name", [name for name in NAMES])
+@pytest.mark.parametrize("name", list(NAMES))
 def test_captured_forward(gpu, inputs, name):
     layer, (x, ei) = build(name, device=gpu.device).eval(), inputs
     side = torch.cuda.Stream()

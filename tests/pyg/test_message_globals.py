@@ -35,7 +35,7 @@ class Scaling(Conv):
 
 class Tensors(Conv):
     def message(self, x_j, w):
-        return x_j * w * neg
+        return x_j * w * neg  # noqa: F821 - set below
 
 
 class Calling(Conv):

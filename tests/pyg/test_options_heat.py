@@ -6,7 +6,7 @@ import torch
 from torch_geometric.nn import HEATConv
 
 import gnnaccel
-from tests.pyg.graphs import EDGE, E, F, N, edge_features, features, square
+from tests.pyg.graphs import EDGE, F, N, edge_features, features, square
 from tests.pyg.judge import compare, on_routes
 from tests.pyg.test_options_film import R, types
 

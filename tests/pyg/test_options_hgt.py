@@ -95,7 +95,7 @@ def test_node_types_that_the_layer_does_not_know(route):
 @pytest.mark.parametrize("order", [[3, 1, 0, 2], [1, 0, 3, 2]], ids=str)
 def test_any_order_of_node_types(route, order):
     x = list(features().items())
-    compare(route, layer(), {k: v for k, v in (x[i] for i in order)}, edges())
+    compare(route, layer(), dict(x[i] for i in order), edges())
 
 
 @pytest.mark.parametrize("order", [[4, 3, 2, 1, 0], [2, 0, 4, 1, 3]], ids=str)
@@ -112,7 +112,7 @@ def test_any_order_of_edge_types(route, order):
 def test_one_tensor_for_several_edge_types(route):
     found = edges(count=30, author=6, paper=6, field=6)
     one = found[RELATIONS[0]]
-    compare(route, layer(), features(), {name: one for name in found})
+    compare(route, layer(), features(), dict.fromkeys(found, one))
 
 
 @pytest.mark.parametrize("order", [None, "row", "col"])

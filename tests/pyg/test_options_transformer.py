@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from torch_geometric import EdgeIndex
 from torch_geometric.nn import TransformerConv
 

@@ -62,7 +62,7 @@ def seen(monkeypatch):
 
 # ---- Tango's primitives ----
 
-def test_quantized_gemm_spmm_and_sddmm_with_reuse_between_them(kernels, graph, seen):  # noqa: F811
+def test_quantized_gemm_spmm_and_sddmm_with_reuse_between_them(kernels, graph, seen):
     """One step of out = W1 sum_e w_e x_j + W2 x_i, all in int8 but the weights' gradients."""
     x, ei = graph
     model = Weighted(ei.shape[1])
@@ -82,7 +82,7 @@ def test_quantized_gemm_spmm_and_sddmm_with_reuse_between_them(kernels, graph, s
         assert torch.cosine_similarity(got[name].cpu().double().flatten(), value.flatten(), 0) > 0.999, name
 
 
-def test_quantized_sddmm_of_attention(emulated, graph, monkeypatch):  # noqa: F811
+def test_quantized_sddmm_of_attention(emulated, graph, monkeypatch):
     """The scores' gradient is made of inner products of the stored values and the stored gradient."""
     found, native = [], additive_backward.backward
 
@@ -100,7 +100,7 @@ def test_quantized_sddmm_of_attention(emulated, graph, monkeypatch):  # noqa: F8
 
 # ---- Tango's rules ----
 
-def test_gradients_are_rounded_stochastically_and_features_to_nearest(graph, monkeypatch):  # noqa: F811
+def test_gradients_are_rounded_stochastically_and_features_to_nearest(graph, monkeypatch):
     draws, native = [], rows.store
 
     def spy(x, form, draw, *more):
@@ -118,7 +118,7 @@ def test_gradients_are_rounded_stochastically_and_features_to_nearest(graph, mon
     assert draws == [True, True, False], "the result's gradient, that of x W, and the weight by input channel"
 
 
-def test_weight_gradients_are_fp32(graph):  # noqa: F811
+def test_weight_gradients_are_fp32(graph):
     """They are those of the host for the very gradient that reaches the map."""
     layer, reached = SAGEConv(F, H), []
     with forced():
@@ -130,7 +130,7 @@ def test_weight_gradients_are_fp32(graph):  # noqa: F811
     assert relative(layer.lin_r.weight.grad, exact) < 1e-6 and layer.lin_r.weight.grad.dtype is torch.float32
 
 
-def test_the_layer_before_the_softmax_and_logits_of_attention_keep_their_maps(graph):  # noqa: F811
+def test_the_layer_before_the_softmax_and_logits_of_attention_keep_their_maps(graph):
     with forced():
         assert set(maps(gnnaccel.quantize(Net("sage")))) == {f"convs.{i}.{lin}" for i in (0, 1) for lin in ("lin_l", "lin_r")}
         assert not gnnaccel.quantize(Net("gat")).maps, "scores are made of what GAT's map gives"
@@ -139,7 +139,7 @@ def test_the_layer_before_the_softmax_and_logits_of_attention_keep_their_maps(gr
 
 # ---- which maps ----
 
-def test_maps_by_name_and_back(graph):  # noqa: F811
+def test_maps_by_name_and_back(graph):
     model = Net("gcn")
     with forced():
         plain = model(*graph)
@@ -162,7 +162,7 @@ def test_maps_by_name_and_back(graph):  # noqa: F811
             gnnaccel.quantize(model, overrides={"convs.0.lin": "bf16"})
 
 
-def test_what_keeps_a_map_fp32(graph):  # noqa: F811
+def test_what_keeps_a_map_fp32(graph):
     x, ei = graph
     model = Net("gcn")
     with gnnaccel.enabled(when="supported", backend="torch"):
@@ -182,7 +182,7 @@ def test_what_keeps_a_map_fp32(graph):  # noqa: F811
         assert [row.reasons for row in gnnaccel.quant_report(model).maps] == [{"GA607": 1}, {}], "its layer is excluded"
 
 
-def test_the_guard_of_a_map(graph, caplog):  # noqa: F811
+def test_the_guard_of_a_map(graph, caplog):
     """A channel a thousand times the others: all else of its rows becomes zero."""
     x, ei = graph[0].clone(), graph[1]
     x[:, 0] *= 1000
@@ -195,7 +195,7 @@ def test_the_guard_of_a_map(graph, caplog):  # noqa: F811
     assert row.guard == "failed" and row.in_fp32 == 2 and "outliers" in row.reason and "convs.0.lin goes back" in caplog.text
 
 
-def test_without_quantize_nothing_is_asked(graph):  # noqa: F811
+def test_without_quantize_nothing_is_asked(graph):
     model = Net("sage")
     with forced(on_fallback="native"), gnnaccel.precision("int8"):
         for _ in range(3):
@@ -203,7 +203,7 @@ def test_without_quantize_nothing_is_asked(graph):  # noqa: F811
     assert not gnnaccel.quant_report(model).maps, "a block says nothing of maps"
 
 
-def test_a_map_gives_the_rows_that_are_gathered_next(kernels, graph, seen):  # noqa: F811
+def test_a_map_gives_the_rows_that_are_gathered_next(kernels, graph, seen):
     """GCN: out = A (x W). From the second call on the product is stored where it is made, and comes out the same."""
     model, found, graph = GCNConv(F, H).to(kernels.device), [], [t.to(kernels.device) for t in graph]
     with kernels.on():

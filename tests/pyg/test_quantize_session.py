@@ -32,7 +32,7 @@ def put_back():
 
 
 @pytest.mark.parametrize("how", ["nothing", "block", "environment", "bf16"])
-def test_where_no_map_is_quantized_the_class_is_as_it_was(graph, how, monkeypatch):  # noqa: F811
+def test_where_no_map_is_quantized_the_class_is_as_it_was(graph, how, monkeypatch):
     if how == "environment":
         monkeypatch.setenv("GNNACCEL_PRECISION", "int8")
     model = Net("sage")
@@ -46,7 +46,7 @@ def test_where_no_map_is_quantized_the_class_is_as_it_was(graph, how, monkeypatc
         assert not replaced()
 
 
-def test_while_a_model_is_quantized(graph):  # noqa: F811
+def test_while_a_model_is_quantized(graph):
     gnnaccel.enable(backend="torch", when="supported")
     first, second = Net("sage"), Net("gcn")
     gnnaccel.quantize(first)
@@ -62,7 +62,7 @@ def test_while_a_model_is_quantized(graph):  # noqa: F811
     assert not replaced()
 
 
-def test_quantized_before_gnnaccel_is_enabled_and_enabled_again(graph):  # noqa: F811
+def test_quantized_before_gnnaccel_is_enabled_and_enabled_again(graph):
     model = Net("sage")
     with pytest.warns(RuntimeWarning, match="takes effect from"):
         gnnaccel.quantize(model)
@@ -75,7 +75,7 @@ def test_quantized_before_gnnaccel_is_enabled_and_enabled_again(graph):  # noqa:
         assert not replaced()
 
 
-def test_the_first_call_after_the_last_quantized_model_puts_the_class_back(graph):  # noqa: F811
+def test_the_first_call_after_the_last_quantized_model_puts_the_class_back(graph):
     gnnaccel.enable(backend="torch", when="supported")
     model, other = Net("sage"), Linear(3, 4)
     gnnaccel.quantize(model)
@@ -110,7 +110,7 @@ def test_scripts_see_the_hosts_own():
     assert torch.equal(torch.jit.script(layer)(x), layer(x)) and replaced()
 
 
-def test_threads_that_quantize_and_undo_it_leave_the_class_as_the_last_says(graph):  # noqa: F811
+def test_threads_that_quantize_and_undo_it_leave_the_class_as_the_last_says(graph):
     gnnaccel.enable(backend="torch", when="supported")
     models, kept, plain, failed = [Net("sage", 2) for _ in range(4)], Net("sage"), Linear(16, 4), []
 

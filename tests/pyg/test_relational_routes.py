@@ -44,7 +44,7 @@ def test_a_graph_that_comes_again_counts_as_known(monkeypatch):
     monkeypatch.setattr(cost, "constants", lambda: dear)
     layer, (x, edge_index, edge_type) = RGCNConv(F, F, R), inputs()
     with gnnaccel.enabled(backend="torch", records=9), torch.no_grad():
-        for call in range(2):
+        for _ in range(2):
             layer(x, edge_index, edge_type)
         layer(x, edge_index, edge_type.clone())  # another graph, for all that is known
         edge_index[0, 0] += 1

@@ -19,7 +19,7 @@ from gnnaccel.adapters.pyg import LAYERS, adapter_of, graph_norm, guards, path_o
 from tests.helpers import relative
 from tests.pyg import graphs
 from tests.pyg import hetero_graphs as hetero
-from tests.pyg.graphs import E, F, N
+from tests.pyg.graphs import E, F
 from tests.pyg.judge import close
 from tests.routes import opened
 

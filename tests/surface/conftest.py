@@ -50,7 +50,7 @@ class FakeHost:
         self.root, self.name = root, f"fakehost{next(_serial)}"
         self.adapter = f"{self.name}_adapter"
         (root / self.name / "nn").mkdir(parents=True)
-        (root / self.name / "__init__.py").write_text("import {0}.nn\nversion = 7\n".format(self.name))
+        (root / self.name / "__init__.py").write_text(f"import {self.name}.nn\nversion = 7\n")
         (root / self.name / "nn" / "__init__.py").write_text(textwrap.dedent("""
             class Base:
                 def forward(self, x):

@@ -75,4 +75,4 @@ def test_cache_is_the_cache_module():
 
 def test_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="'gnnaccel' has no attribute 'enabel'"):
-        gnnaccel.enabel
+        _ = gnnaccel.enabel

@@ -170,7 +170,7 @@ def test_somebody_elses_is_replaced_anew_by_another_set():
     base, _ = classes()
     first, second = PatchSet(), PatchSet()
     first.set(base, "forward", ours)
-    base.forward = theirs = lambda self: "theirs"  # noqa: E731
+    base.forward = theirs = lambda self: "theirs"
     second.set(base, "forward", ours)
     assert first.restore() == [] and base().forward() == "ours"
     assert second.restore() == [] and vars(base)["forward"] is theirs
@@ -185,7 +185,7 @@ def test_aside():
     with patches.aside():
         assert vars(base)["forward"] is before and "forward" not in vars(child)
         patches.set(base, "forward", ours)  # comes back by itself
-        child.forward = theirs = lambda self: "theirs"  # noqa: E731
+        child.forward = theirs = lambda self: "theirs"
     assert vars(base)["forward"] is ours and vars(child)["forward"] is theirs and len(patches) == 2
 
 

@@ -73,7 +73,7 @@ def install(patches: PatchSet) -> list[str]:
     return names
 
 
-def adapter_of(layer: Any) -> "_Guarded | None":
+def adapter_of(layer: Any) -> _Guarded | None:
     """The adapter of the layer's class, or of the host class that it derives from."""
     import importlib
 

@@ -58,7 +58,7 @@ def _modules() -> list[Any]:
     return list(found.values())
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def built_with_cuda() -> bool:
     """Whether this DGL has kernels for GPUs."""
     from dgl._ffi.function import get_global_func

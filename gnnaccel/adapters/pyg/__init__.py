@@ -86,7 +86,7 @@ def redone() -> list[Any]:
             *(function for function in known if function is not None)]
 
 
-def adapter_of(layer: Any) -> "_Guarded | None":
+def adapter_of(layer: Any) -> _Guarded | None:
     """The adapter of the layer's class, or of the host class that it derives from."""
     import importlib
 

@@ -74,7 +74,7 @@ def install(patches: PatchSet) -> None:
     transform = importlib.import_module("torch_geometric.transforms.gcn_norm").GCNNorm
     patches.set(transform, "forward", _unkept(transform.forward))
     cheb = importlib.import_module(_CONV + "cheb_conv").ChebConv
-    found = getattr(cheb, "__norm__")
+    found = cheb.__norm__
     if own.is_method(found, cheb, "__norm__", "torch_geometric"):
         patches.set(cheb, "__norm__", keeping(found, method=True))
 

@@ -341,7 +341,7 @@ class RelationView:
 
         return self._once(("blocks", sizes, "members"), make)
 
-    def types_of_blocks(self, sizes: tuple[int, ...]) -> "Members":
+    def types_of_blocks(self, sizes: tuple[int, ...]) -> Members:
         """Reading rows of types at the destinations."""
         return Members(self.blocks(sizes).relation, self.of_blocks(sizes))
 

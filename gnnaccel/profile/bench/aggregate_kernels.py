@@ -69,7 +69,7 @@ def spmm_records(graph: Graph, effort: timing.Effort) -> list[Record]:
     for width in WIDTHS:
         x, grad = (torch.randn(graph.num_nodes, width, device=graph.device) for _ in range(2))
         for impl, way in (("cusparse", cusparse), ("gnnaccel", ours)):
-            pair, error = guarded(lambda: way(graph, x, grad, weight), graph.device)  # noqa: B023 - called at once
+            pair, error = guarded(lambda: way(graph, x, grad, weight), graph.device)
             for index, mode in enumerate(MODES):
                 place = Record("spmm", graph.shape.name, f"weighted {width}", mode, impl, graph.device.type,
                                values={"width": width})
@@ -130,7 +130,7 @@ def operation_records(graph: Graph, effort: timing.Effort, bandwidth: float) -> 
     """Each operation by kernels (on a CPU by torch operations); ``floor_ms``: its bytes at ``bandwidth``, that of copying."""
     edges, found = OpGraph(graph.edge_index, graph.num_nodes, graph.num_nodes), []
     for name, operation in operations(edges).items():
-        pair, error = guarded(lambda: _pair(operation), graph.device)  # noqa: B023 - called at once
+        pair, error = guarded(lambda: _pair(operation), graph.device)
         for index, mode in enumerate(MODES):
             floor_ms = graph.num_edges * operation.moved[index] / bandwidth * 1e3
             place = Record("operation", graph.shape.name, name, mode, "gnnaccel", graph.device.type,

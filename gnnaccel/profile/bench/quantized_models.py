@@ -55,7 +55,7 @@ def records(graph: Graph, models: tuple[str, ...], effort: timing.Effort, budget
 
             def cell(options=options, expected=expected):
                 with accel.accelerated():
-                    step = Training(pyg.MODELS[name], graph, options)  # noqa: B023 - called at once
+                    step = Training(pyg.MODELS[name], graph, options)
                     out = step.output()
                     timed = dataclasses.asdict(timing.measure(step, graph.device, effort))
                     return out, timed, {**_away(out, expected), **_calls(step.model)}

@@ -57,7 +57,7 @@ def _named(options, parts: list[str]) -> tuple[tuple[str, ...], tuple[str, ...]]
 def quantized(plan: QuantizedPlan, budget: Budget) -> Iterator[Record]:
     """The records: of kernels by shape, layer and format, then of models."""
     for shape in dict.fromkeys((*plan.shapes, *plan.of_models)):
-        graph, error = guarded(lambda: shapes.make(shape, plan.device, plan.seed), plan.device)  # noqa: B023 - called at once
+        graph, error = guarded(lambda: shapes.make(shape, plan.device, plan.seed), plan.device)
         if error:
             yield Record("note", shape.name, "graph", error=error)
             continue
@@ -79,7 +79,7 @@ def layer_records(plan: QuantizedPlan, graph: shapes.Graph, layer: str) -> Itera
     found, error = guarded(lambda: quantized_cells.case(graph, heads, width, plan.seed), plan.device)
     expected: dict = {}
     for name, dtype in quantized_cells.FORMATS.items():
-        pair, failed = (None, error) if error else guarded(lambda: _made(make, found, dtype, plan.seed),  # noqa: B023
+        pair, failed = (None, error) if error else guarded(lambda: _made(make, found, dtype, plan.seed),
                                                            plan.device)
         for index, mode in enumerate(MODES):
             def cell(index=index, mode=mode):

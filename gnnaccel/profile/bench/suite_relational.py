@@ -35,7 +35,7 @@ def job_records(plan: RelationPlan, job: Job, device: torch.device, parts: tuple
     if budget.spent:
         return
     graph, error = guarded(lambda: relation_graph.make(shape, device, plan.seed, plan.order), device)
-    facts, error = (None, error) if error else guarded(lambda: relation_graph.facts(graph), device)
+    facts, error = (None, error) if error else guarded(lambda: relation_graph.facts(graph), device)  # noqa: F821 - called at once
     if error:
         yield Record("note", shape.name, "graph", error=error)
         return

@@ -64,7 +64,7 @@ def case_records(plan: SegmentPlan, shape: SegmentShape, precision: str, bandwid
         for name, make in segment_calls.CALLS.items():
             if not segment_calls.available(name, precision, plan.device):
                 continue
-            pair, failed = guarded(lambda: make(case, precision), plan.device)  # noqa: B023 - called at once
+            pair, failed = guarded(lambda: make(case, precision), plan.device)
             for index, mode in enumerate(MODES):
                 values = {"floor_ms": moved_bytes(case, mode) / bandwidth * 1e3}
                 records.append(_record(plan, {**place, "mode": mode, "impl": name}, pair and pair[index], failed, values))

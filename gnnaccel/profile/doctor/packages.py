@@ -48,7 +48,7 @@ def import_problem(module: str) -> str | None:
     """Why a module cannot be imported; None where it can."""
     try:
         importlib.import_module(module)
-    except Exception as problem:  # packages fail in many ways, such as a library that does not load
+    except Exception as problem:  # noqa: BLE001 - packages fail in many ways, such as a library that does not load
         return f"{type(problem).__name__}: {problem}".partition("\n")[0]
     return None
 
@@ -161,7 +161,7 @@ def _torch_cuda() -> tuple[str | None, list[dict], str | None]:
 
     try:
         return torch.version.cuda, probe.devices(), None
-    except Exception as problem:  # of a driver that does not fit
+    except Exception as problem:  # noqa: BLE001 - of a driver that does not fit
         return torch.version.cuda, [], f"{type(problem).__name__}: {problem}".partition("\n")[0]
 
 

@@ -107,7 +107,7 @@ def hosts() -> Iterator[Finding]:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 yield _drift(host, top, seams.compare(host))
-        except Exception as problem:  # a version in which something that is replaced does not exist
+        except Exception as problem:  # noqa: BLE001 - something that is replaced does not exist in it
             yield Finding("hosts", top, "fail", f"cannot be taken over: {type(problem).__name__}: {problem}",
                           f"install a tested version: pip install {_tested(host, top)}")
 

@@ -23,7 +23,7 @@ KINDS = ("none", "edge", "odd", "single", "head", "one_for_all_heads", "wide")
 CASES = [(kind, s) for kind in KINDS for s in STORAGES if kind in ("edge", "head") or s.backward == s.format]
 
 
-def use(route, storage: Storage) -> Use:  # noqa: F811
+def use(route, storage: Storage) -> Use:
     return Use(storage, Entry("layer", "Layer", None, Watch(Guard(), "layer")), route.backend == "cuda")
 
 
@@ -73,7 +73,7 @@ def judge(got: dict, exact: dict, allowed: float) -> None:
 
 @pytest.mark.parametrize("reduce", ["sum", "mean"])
 @pytest.mark.parametrize("kind, storage", CASES, ids=[f"{kind}-{'/'.join(s)}" for kind, s in CASES])
-def test_formulas(route, nearest, kind, reduce, storage):  # noqa: F811
+def test_formulas(route, nearest, kind, reduce, storage):
     ei = edges()
     x, w = inputs(kind, ei, device=route.device)
     graph, grad = OpGraph(ei.to(route.device), N, M), torch.randn(M, *x.shape[1:]).to(route.device)
@@ -86,7 +86,7 @@ graphs = st.tuples(st.integers(1, 6), st.integers(1, 6), st.integers(1, 25), st.
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(graphs, st.sampled_from(["none", "edge", "odd", "head"]), st.sampled_from(["sum", "mean"]), st.sampled_from(STORAGES))
-def test_small_graphs_of_all_kinds(route, nearest, sizes, kind, reduce, storage):  # noqa: F811
+def test_small_graphs_of_all_kinds(route, nearest, sizes, kind, reduce, storage):
     src, dst, count, seed = sizes
     torch.manual_seed(seed)
     ei = torch.stack([torch.randint(0, src, (count,)), torch.randint(0, dst, (count,))])
@@ -100,7 +100,7 @@ def test_small_graphs_of_all_kinds(route, nearest, sizes, kind, reduce, storage)
 
 
 @pytest.mark.parametrize("storage", STORAGES, ids="/".join)
-def test_gradients_against_fp64(route, storage):  # noqa: F811
+def test_gradients_against_fp64(route, storage):
     """Rounded stochastically: near the exact gradients, and in their direction."""
     torch.manual_seed(0)
     ei = torch.randint(0, 60, (2, 900))
@@ -116,7 +116,7 @@ def test_gradients_against_fp64(route, storage):  # noqa: F811
 
 
 @pytest.mark.long
-def test_gradients_are_unbiased(route):  # noqa: F811
+def test_gradients_are_unbiased(route):
     """Over many draws the mean of the features' gradient goes to that of the gradient as it is."""
     torch.manual_seed(0)
     ei = torch.randint(0, 6, (2, 30))
@@ -133,7 +133,7 @@ def test_gradients_are_unbiased(route):  # noqa: F811
         assert (all_.std(0) > 0).any(), "something is drawn"
 
 
-def test_zero_rows_constant_rows_and_an_outlier(route, nearest):  # noqa: F811
+def test_zero_rows_constant_rows_and_an_outlier(route, nearest):
     ei = torch.stack([torch.arange(8), torch.arange(8)]).to(route.device)
     x = torch.randn(8, 16)
     x[0], x[1], x[2, 5] = 0, 1.75, 1e5
@@ -144,7 +144,7 @@ def test_zero_rows_constant_rows_and_an_outlier(route, nearest):  # noqa: F811
         assert (value[3:] - x[3:]).abs().max() <= x[3:].abs().max() / 253
 
 
-def test_what_is_not_finite_stays_in_its_rows_and_raises_the_flag(route):  # noqa: F811
+def test_what_is_not_finite_stays_in_its_rows_and_raises_the_flag(route):
     ei = torch.tensor([[0, 1, 2], [0, 1, 1]]).to(route.device)
     x = torch.randn(3, 16)
     x[0, 3] = float("nan")
@@ -154,7 +154,7 @@ def test_what_is_not_finite_stays_in_its_rows_and_raises_the_flag(route):  # noq
     assert used.entry.watch.flags(route.device).tolist() == [1, 0]
 
 
-def test_a_backward_that_is_recorded_is_that_of_fp32(route):  # noqa: F811
+def test_a_backward_that_is_recorded_is_that_of_fp32(route):
     torch.manual_seed(0)
     ei = edges(20, 5, 5).clamp(max=4)
     graph = OpGraph(ei.to(route.device), 5, 5)
@@ -170,7 +170,7 @@ def test_a_backward_that_is_recorded_is_that_of_fp32(route):  # noqa: F811
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_features(route, nearest, dtype):  # noqa: F811
+def test_half_precision_features(route, nearest, dtype):
     ei = edges()
     x, w = inputs("edge", ei, dtype=dtype, device=route.device)
     graph, grad = OpGraph(ei.to(route.device), N, M), torch.randn(M, *x.shape[1:]).to(route.device, dtype)

@@ -45,7 +45,7 @@ def inputs(heads: int, width: int, form: str) -> dict[str, torch.Tensor]:
     return found
 
 
-def run(route, storage: Storage, ei, tensors: dict, grad, dropout: float = 0.0, guard=True):  # noqa: F811
+def run(route, storage: Storage, ei, tensors: dict, grad, dropout: float = 0.0, guard=True):
     """The result and the gradients by input."""
     heads, width = tensors["x"].shape[1:]
     dst = M if "x_dst" in tensors else N
@@ -84,7 +84,7 @@ def definition(storage: Storage, ei, tensors: dict, grad) -> dict:
 @pytest.mark.parametrize("storage", STORAGES, ids="/".join)
 @pytest.mark.parametrize("form", ["plain", "bipartite", "edge", "bias"])
 @pytest.mark.parametrize("size", [(1, 16), (3, 5), (8, 8)], ids=str)
-def test_definition(route, nearest, size, form, storage):  # noqa: F811
+def test_definition(route, nearest, size, form, storage):
     tensors = inputs(*size, form)
     ei = edges(N, M if form == "bipartite" else N)
     grad = torch.randn(M if form == "bipartite" else N, *size)
@@ -95,7 +95,7 @@ def test_definition(route, nearest, size, form, storage):  # noqa: F811
         assert relative(value, exact[name]) < (4e-3 if rounded else 2e-4), name
 
 
-def test_dropout_is_the_same_in_backward(route, nearest):  # noqa: F811
+def test_dropout_is_the_same_in_backward(route, nearest):
     """With features of ones and weights that sum to one, each row of the result is the share that was kept; so the gradient of
     the values' sum is what the result says."""
     tensors = inputs(2, 8, "plain")
@@ -106,13 +106,13 @@ def test_dropout_is_the_same_in_backward(route, nearest):  # noqa: F811
     assert abs(float(got["x"].sum() - got["out"].sum())) < 1e-2 * float(got["out"].sum())
 
 
-def test_the_guard_looks_at_attention(route):  # noqa: F811
+def test_the_guard_looks_at_attention(route):
     got, use = run(route, Storage("int8", "int8"), edges(N, N), inputs(2, 16, "edge"), torch.randn(N, 2, 16))
     use.entry.watch.settle()
     assert 1e-4 < use.entry.watch.last["error"] < 0.02 and use.entry.watch.state() == "passed"
 
 
-def test_a_backward_that_is_recorded_is_that_of_fp32(route):  # noqa: F811
+def test_a_backward_that_is_recorded_is_that_of_fp32(route):
     ei, tensors = edges(N, N), inputs(2, 8, "bias")
     found = []
     for storage in (Storage("int8", "int8"), None):

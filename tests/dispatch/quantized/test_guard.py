@@ -99,14 +99,14 @@ def test_wrong_options(given, text):
 
 # ---- what is measured ----
 
-def sampled(route, ei, x, near=None, weights=None, count=64, turn=0):  # noqa: F811
+def sampled(route, ei, x, near=None, weights=None, count=64, turn=0):
     x = x.to(route.device)
     stored = rows.store(x, "int8", False, route.backend == "cuda") if near is None else near.to(route.device)
     view = GraphView(ei.to(route.device), x.shape[0], int(ei[1].max()) + 1, own=True)
     return sample.measure(view, weights is not None, x, stored, weights, count, turn).tolist()
 
 
-def test_the_error_is_that_of_the_sums(route):  # noqa: F811
+def test_the_error_is_that_of_the_sums(route):
     """Every destination sampled: the median of all rows' errors."""
     torch.manual_seed(0)
     ei, x, w = torch.randint(0, 50, (2, 600)), torch.randn(50, 3, 8), torch.rand(600, 3, 1)
@@ -119,14 +119,14 @@ def test_the_error_is_that_of_the_sums(route):  # noqa: F811
     assert error == pytest.approx(float(relative.median()), rel=1e-3) and zero == outliers == 0
 
 
-def test_wrong_rows_show(route):  # noqa: F811
+def test_wrong_rows_show(route):
     ei, x = torch.stack([torch.arange(30), torch.arange(30)]), torch.randn(30, 8)
     assert sampled(route, ei, x, near=torch.zeros_like(x))[0] == pytest.approx(1.0)
     assert sampled(route, ei, x, near=2 * x)[0] == pytest.approx(1.0)
     assert sampled(route, ei, x, near=x)[0] == 0
 
 
-def test_shares_of_zero_and_outlier_rows(route):  # noqa: F811
+def test_shares_of_zero_and_outlier_rows(route):
     ei, x = torch.stack([torch.arange(40), torch.arange(40)]), torch.randn(40, 16)
     x[:10], x[10:30, 0] = 0, 1e6
     error, zero, outliers = sampled(route, ei, x)
@@ -134,18 +134,18 @@ def test_shares_of_zero_and_outlier_rows(route):  # noqa: F811
     assert error < 1e-3, "in L2 a row with an outlier is fine: hence the share"
 
 
-def test_channels_that_sleep_are_no_outliers(route):  # noqa: F811
+def test_channels_that_sleep_are_no_outliers(route):
     ei, x = torch.stack([torch.arange(40), torch.arange(40)]), torch.randn(40, 16)
     x[:, :12] *= 1e-9
     assert sampled(route, ei, x)[2] == 0
 
 
-def test_rows_of_zeros_and_nodes_without_edges_are_no_error(route):  # noqa: F811
+def test_rows_of_zeros_and_nodes_without_edges_are_no_error(route):
     ei = torch.tensor([[0, 1], [0, 9]])
     assert sampled(route, ei, torch.zeros(10, 4)) == [0.0, 1.0, 0.0]
 
 
-def test_samples_move_on_and_draw_nothing(route):  # noqa: F811
+def test_samples_move_on_and_draw_nothing(route):
     ei, x = torch.stack([torch.arange(1000), torch.arange(1000)]), torch.randn(1000, 4)
     bad = x.clone()
     bad[7919 % 1000] += 1
@@ -155,7 +155,7 @@ def test_samples_move_on_and_draw_nothing(route):  # noqa: F811
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_it_takes_stored_rows_of_any_width(route):  # noqa: F811
+def test_it_takes_stored_rows_of_any_width(route):
     for width in (1, 3, 17):
         x = torch.randn(9, width)
         assert type(rows.store(x, "int8", False, False)) is Int8Rows

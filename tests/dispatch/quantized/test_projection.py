@@ -13,7 +13,7 @@ from tests.helpers import relative
 from tests.routes import clean, one_thread, opened, route  # noqa: F401
 
 
-def use(route, backward: str = "int8") -> Use:  # noqa: F811
+def use(route, backward: str = "int8") -> Use:
     return Use(Storage("int8", backward), Entry("lin", "Linear", None, Watch(Guard(), "lin")), route.backend == "cuda")
 
 
@@ -25,7 +25,7 @@ def nearest():
     torch.use_deterministic_algorithms(False)
 
 
-def operands(route, count=37, inner=16, columns=24, seed=0) -> list[torch.Tensor]:  # noqa: F811
+def operands(route, count=37, inner=16, columns=24, seed=0) -> list[torch.Tensor]:
     """x, weight, bias and the result's gradient."""
     torch.manual_seed(seed)
     shapes = ((count, inner), (columns, inner), (columns,), (count, columns))
@@ -44,7 +44,7 @@ def near(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("count, inner, columns, bias", [(37, 16, 24, True), (40, 24, 7, False)])
-def test_formulas(route, nearest, count, inner, columns, bias):  # noqa: F811
+def test_formulas(route, nearest, count, inner, columns, bias):
     """Against fp64, of x, weight and gradient as they are stored; the weight's gradient of all as they are."""
     x, weight, added, grad = operands(route, count, inner, columns)
     got = results(use(route), x, weight, added if bias else None, grad)
@@ -55,7 +55,7 @@ def test_formulas(route, nearest, count, inner, columns, bias):  # noqa: F811
         assert relative(value.cpu(), exact[name]) < 3e-4, name  # a quotient near a tie may go either way
 
 
-def test_gradients_against_fp64(route):  # noqa: F811
+def test_gradients_against_fp64(route):
     """Rounded stochastically: near those of the map as it is, and in their direction."""
     given = operands(route, 64)
     got = results(use(route), *given)
@@ -65,7 +65,7 @@ def test_gradients_against_fp64(route):  # noqa: F811
         assert torch.cosine_similarity(got[name].cpu().double().flatten(), exact.flatten(), 0) > 0.9998, name
 
 
-def test_the_gradient_is_unbiased(route):  # noqa: F811
+def test_the_gradient_is_unbiased(route):
     x, weight, bias, grad = operands(route, 6)
     exact = grad.cpu().double() @ near(weight.t().contiguous()).t()
     found = torch.stack([results(use(route), x, weight, bias, grad)["x"].cpu() for _ in range(200)]).double()
@@ -75,7 +75,7 @@ def test_the_gradient_is_unbiased(route):  # noqa: F811
     assert relative(fixed, grad.cpu().double() @ weight.cpu().double()) < 1e-6, "backward='fp32' rounds nothing"
 
 
-def test_a_backward_that_is_recorded_is_that_of_fp32(route):  # noqa: F811
+def test_a_backward_that_is_recorded_is_that_of_fp32(route):
     x, weight, bias, grad = operands(route, 5)
     found = []
     for run in (lambda *of: projection._Linear.apply(use(route), None, *of), torch.nn.functional.linear):
@@ -86,7 +86,7 @@ def test_a_backward_that_is_recorded_is_that_of_fp32(route):  # noqa: F811
         assert relative(got.detach(), exact.detach()) < 1e-6
 
 
-def test_zero_rows_constant_rows_and_an_outlier(route, nearest):  # noqa: F811
+def test_zero_rows_constant_rows_and_an_outlier(route, nearest):
     x, weight, _, grad = operands(route)
     x[0], x[1], x[2, 5], x[3, 1] = 0, 1.75, 1e5, float("nan")
     used = use(route)

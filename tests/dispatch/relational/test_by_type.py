@@ -33,7 +33,7 @@ def middle(keys, queries, values):
 
 def by_loop(t: dict) -> tuple[torch.Tensor, ...]:
     found = []
-    for at, size in enumerate(SIZES):
+    for at in range(len(SIZES)):
         x, bias, out_bias = t[f"x{at}"], t["kqv_bias"], t["out_bias"]
         out = middle(*F.linear(x, t["kqv"][at], None if bias is None else bias[at]).chunk(3, 1))
         out = F.linear(F.gelu(out), t["out"][at], None if out_bias is None else out_bias[at])

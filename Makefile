@@ -43,16 +43,16 @@ $(VENV)/.lint: $(READY)
 # A file's tests stay together, so that kernels are compiled for the emulation once. One thread each: the cores are taken.
 PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -q -m "not gpu" -n auto --maxprocesses 8 --dist loadfile
 
-# Every value of every parameter, not every combination: tests/thinning.py.
+# Every test function, a few cases of each: tests/thinning.py.
 test: $(READY)
-	$(PYTEST) --each-value $(ARGS)
+	$(PYTEST) --few $(ARGS)
 
 test-all: $(READY)
 	$(PYTEST) $(ARGS)
 
 # The oldest PyG in setup.cfg beside all else that make test uses.
 test-oldest: $(OLDEST)/.ready
-	OMP_NUM_THREADS=1 PYTHONPATH=. $(OLDEST)/bin/python -m pytest -q -m "not gpu" --each-value \
+	OMP_NUM_THREADS=1 PYTHONPATH=. $(OLDEST)/bin/python -m pytest -q -m "not gpu" --few \
 	    $(or $(ARGS),tests/pyg/test_session.py tests/pyg/test_plain_layers.py tests/pyg/test_options_gat.py \
 	    tests/pyg/test_options_rgcn.py tests/pyg/test_to_hetero_bases.py tests/profile/test_doctor.py)
 

@@ -13,6 +13,7 @@ import pytest
 DOC = Path(__file__).resolve().parents[1] / "docs" / "compatibility.md"
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not all(map(importlib.util.find_spec, ("torch_geometric", "dgl"))), reason="it is about both hosts")
 def test_it_is_current():
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GNNACCEL")}

@@ -1,4 +1,4 @@
-"""What `make test` leaves out: no value of a parameter, and nothing that runs on a GPU."""
+"""What `make test` leaves out: no test function but the long ones, and nothing that runs on a GPU."""
 from __future__ import annotations
 
 import itertools
@@ -60,7 +60,20 @@ def test_every_value_is_kept_and_few_combinations(kept):
     for at, values in enumerate(({"8-9", "8-10"}, {"5", "6", "7"}, {"1", "2", "3", "4"})):
         parts = [case.replace("8-9", "8_9").replace("8-10", "8_10").split("-")[at].replace("_", "-") for case in kept["test_product"]]
         assert set(parts) == values
-    assert len(kept["test_list"]) == 20 and kept["test_plain"] == [""]
+    assert kept["test_plain"] == [""]
+
+
+def test_of_a_long_list_a_few_cases_far_apart_are_kept(kept):
+    numbers = [int(case.partition("-")[0]) for case in kept["test_list"]]
+    assert len(numbers) == thinning.MOST
+    assert {later - earlier for earlier, later in zip(numbers, numbers[1:])} == {5}
+
+
+@pytest.mark.parametrize("count", [1, 4, 5, 7, 8, 100])
+def test_spread(count):
+    kept = thinning.spread(count, 4, "a test's name")
+    assert len(kept) == min(count, 4) and kept == sorted(set(kept)) and set(kept) <= set(range(count))
+    assert thinning.spread(100, 4, "one") != thinning.spread(100, 4, "another")
 
 
 def test_places(kept):

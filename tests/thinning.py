@@ -1,11 +1,11 @@
-"""``--each-value``: a smaller, fixed set of the tests, for `make test`.
+"""``--few``: a smaller, fixed set of the tests, for `make test`; `make test-all` runs all of them.
 
-``@pytest.mark.parametrize`` put twice on a test runs it for every pair of values; three times, for
-every triple. The smaller set keeps just enough cases that every value of every list occurs. So a
-test with a single list keeps all of it, and a test without parameters is run. Under the emulation
-nearly every case compiles kernels of its own, which takes longer than all else together; there a
-test keeps one case, chosen by the test's name, so that different tests keep different ones. Tests
-marked ``long`` are left out as well. Tests marked ``gpu`` are never left out.
+Every test function is run, but for those marked ``long``. Of one with parameters a few cases run:
+if possible so many that every value of every list of ``@pytest.mark.parametrize`` occurs, but at
+most `MOST`, taken evenly from those. Under the emulation nearly every case compiles kernels of its
+own, which takes longer than all else together; there a test keeps one case. Which cases are kept
+depends on the test's name, so that different tests keep different ones. Tests marked ``gpu`` are
+never left out.
 """
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-OPTION = "--each-value"
+OPTION = "--few"
+MOST = 4
 # parameters that say where a test runs: each place has a smaller set of its own
 PLACES = ("device", "route")
 _EMULATED = "emulated"
@@ -49,6 +50,16 @@ def cover(cases: Sequence[tuple[Hashable, ...]]) -> list[int]:
     return found
 
 
+def spread(count: int, most: int, name: str) -> list[int]:
+    """At most ``most`` of the positions below ``count``, evenly far apart.
+
+    The name of the test says where they begin.
+    """
+    start = zlib.crc32(name.encode())
+    return sorted({(start + at * count // most) % count for at in range(most)} if count > most
+                  else range(count))
+
+
 def _group(item: Any) -> tuple[str, ...]:
     """The test function and the places where the case runs; of a test on a GPU the case itself."""
     if item.get_closest_marker("gpu") is not None:
@@ -62,9 +73,10 @@ def _group(item: Any) -> tuple[str, ...]:
 def _chosen(group: tuple[str, ...], cases: list[Any]) -> list[Any]:
     cases = [case for case in cases
              if case.get_closest_marker("gpu") or not case.get_closest_marker("long")]
-    if _EMULATED in group[1:]:
-        return cases and [cases[zlib.crc32(group[0].encode()) % len(cases)]]
-    return [cases[at] for at in cover([_values(case) for case in cases])]
+    if _EMULATED not in group[1:]:
+        cases = [cases[at] for at in cover([_values(case) for case in cases])]
+    most = 1 if _EMULATED in group[1:] else MOST
+    return [cases[at] for at in spread(len(cases), most, group[0])]
 
 
 def _values(item: Any) -> tuple[Hashable, ...]:

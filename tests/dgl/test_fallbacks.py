@@ -161,6 +161,7 @@ def test_transforms(route, layer, inputs):
     assert gnnaccel.stats()["GATConv"]["reasons"] == {"GA405": 1, "GA404": 1}
 
 
+@pytest.mark.long
 def test_compiled_regions_trace_dgl(route, layer, inputs):
     g, x = inputs
     expected = layer(g, x)

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -39,6 +41,7 @@ def test_sampling_and_distributed_graphs(tmp_path):
     assert lines[0] == "6" and "360" in lines and lines[-1] == "True"
 
 
+@pytest.mark.long
 def test_enabling_before_and_after_the_import():
     code = ("import sys, gnnaccel\n{}\nfrom dgl.nn import GATConv\nimport torch\n"
             "status = gnnaccel.status()['hosts']['dgl']\n"

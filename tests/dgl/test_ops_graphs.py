@@ -63,6 +63,7 @@ def compared(case, dtype, tolerance: float, **options) -> None:
     assert {r for entry in gnnaccel.stats().values() for r in entry["routes"]} <= {"torch", "cuda"}
 
 
+@pytest.mark.long
 @usual
 @given(cases())
 def test_torch_operations(case):

@@ -52,6 +52,7 @@ def test_as_many_processes_as_gpus(tmp_path):
     judge(json.loads(out.read_text()), processes, {"cuda"})
 
 
+@pytest.mark.long
 def test_under_torchrun(tmp_path):
     out = tmp_path / "ddp.json"
     shown = run(*SMALL, "--device", "cpu", "--json", str(out),

@@ -37,6 +37,7 @@ def main_on(folder: Path, *given: str) -> dict:
 
 # -- the whole script ------------------------------------------------------------------------------------------------
 
+@pytest.mark.long
 def test_script_writes_all_it_measured(tmp_path):
     write_all(tmp_path)
     given = ["--data", str(tmp_path), "--device", "cpu", "--layer", "rgcn", "fast_rgcn", "rgat", "--seeds", "2", "--epochs", "3",

@@ -3,6 +3,8 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from tests.hostsuites import common
 
 _PLUGIN = '''
@@ -35,6 +37,7 @@ def test_goes_on(): pass
 '''
 
 
+@pytest.mark.long
 def test_a_process_that_ends_costs_one_test(tmp_path, monkeypatch):
     (tmp_path / "plugin_of_this_test.py").write_text(_PLUGIN)
     (tmp_path / "test_some.py").write_text(_TESTS)

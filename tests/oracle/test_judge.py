@@ -111,6 +111,7 @@ def test_a_process_that_dies_is_an_alarm_and_another_goes_on(monkeypatch):
     assert summary.counts["histories cpu"]["alarms"] == 2
 
 
+@pytest.mark.long
 def test_the_command_line_runs_one_case(tmp_path):
     out = tmp_path / "summary.json"
     command = [

@@ -41,6 +41,7 @@ def cell(kind: str, shape: str, layer: str, mode: str, impl: str, ms: float, dev
     return Record(kind, shape, layer, mode, impl, device, {**TIMED, "ms": ms}, values)
 
 
+@pytest.mark.long
 @needs_pyg
 def test_quick_run_measures_and_compares_everything(out, capsys):
     assert main([*QUICK, "--out", str(out), "--table", "markdown"]) == 0

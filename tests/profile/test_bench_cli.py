@@ -36,6 +36,7 @@ def test_quick_run_measures_compares_and_reports(out, capsys):
     assert "| tiny (cpu) | GAT 8x8 | forward |" in said and "fresh: vs_native >= 1" in said
 
 
+@pytest.mark.long
 def test_kernel_suite_runs(out):
     assert main([*QUICK, "--suite", "attention-kernel", "--out", str(out)]) == 0
     assert len(result.load(out).find(kind="kernel")) == 12

@@ -34,6 +34,7 @@ def cell(shape: str, layer: str, mode: str, ms: float, peak: float | None = None
     return Record("dgl", shape, layer, mode, "gnnaccel", "cuda", {**TIMED, "ms": ms}, {} if peak is None else {"peak_mib": peak})
 
 
+@pytest.mark.long
 @needs_dgl
 def test_quick_run_measures_and_compares_each_layer(out, capsys):
     assert main([*QUICK, "--out", str(out), "--table", "markdown"]) == 0

@@ -79,6 +79,7 @@ def without(tmp_path_factory):
     return {name: json.loads((folder / f"{name}.json").read_text()) for name in MISSING}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", MISSING)
 def test_in_a_process_without(without, name):
     status, report, said = without[name]

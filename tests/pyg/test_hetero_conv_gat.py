@@ -59,6 +59,7 @@ def test_eval_mode_without_gradients(route):
     compare(route, layer(dropout=0.5).requires_grad_(False), features(), edges(), train=False, require=False)
 
 
+@pytest.mark.long
 def test_dropout(route):
     made = layer(dropout=0.3, relations=[CITES, WRITES]).to(route.device)
     x, ei = on(route.device, features(), edges([CITES, WRITES]))

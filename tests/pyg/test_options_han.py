@@ -119,6 +119,7 @@ def test_a_type_without_nodes(route):
     assert got["out[0][field]"].shape == (0, 16) and got["out[1][field]"] is None
 
 
+@pytest.mark.long
 def test_many_edge_types(route):
     x, ei = many(relations=64, count=45)
     # 128 gradients of 16 numbers each, sums that cancel: among so many the rounding of some is unlucky
@@ -144,6 +145,7 @@ def test_int32_edges_strided_edges_and_the_edge_index_class(route):
 
 # ---- numbers ----
 
+@pytest.mark.long
 def test_gradients_in_double(route):
     if route.name != "torch":
         pytest.skip("the kernels compute in fp32")

@@ -35,6 +35,7 @@ def test_gradients_of_the_inputs(route):
     assert found["x"].abs().sum() > 0 and found["weights"].abs().sum() > 0  # the fifth argument, here edge_attr
 
 
+@pytest.mark.long
 def test_dropout_keeps_the_mean(route):
     torch.manual_seed(2)
     layer = build(heads=2, dropout=0.4).to(route.device)

@@ -196,6 +196,7 @@ def test_float64(route):
     assert entry["routes"] == ({"torch": 1} if route.backend == "torch" else {"native": 1})
 
 
+@pytest.mark.long
 def test_derivatives():
     made, x, ei = layer({"paper": 3, "author": 2, "field": 2, "lonely": 3}, 4, 2).double(), {}, edges(count=12)
     for name, width in made.in_channels.items():

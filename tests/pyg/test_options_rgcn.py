@@ -171,6 +171,7 @@ def test_empty_relations(route, name, relations, kept):
             edge_type=torch.randint(0, kept, (E,)) + relations - kept)
 
 
+@pytest.mark.long
 @each_class
 def test_five_thousand_relations(route, name):
     compare(route, CLASSES[name](F, 8, 5000), graphs.features(), graphs.square(), edge_type=torch.randint(0, 5000, (E,)))

@@ -29,6 +29,7 @@ def clean(monkeypatch):
     monkeypatch.setattr(adapters, "HOSTS", {})
     level = logging.getLogger("gnnaccel").level
     meta_path = list(sys.meta_path)
+    counters.reset_stats()  # tests of other folders count too
     yield
     session.disable()
     rules.reset_rules()

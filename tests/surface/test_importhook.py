@@ -252,6 +252,7 @@ def test_two_threads_importing_call_back_once(package):
     assert calls == [9]
 
 
+@pytest.mark.long
 def test_the_real_host_is_whole_when_called():
     """torch_geometric imports its nn halfway through its own __init__, before it has a version."""
     pytest.importorskip("torch_geometric")

@@ -33,7 +33,7 @@ def run(folder, *options, mode=True):
     return done.returncode, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("more", [[], ["-n", "2"]], ids=["one process", "xdist"])
+@pytest.mark.parametrize("more", [[], pytest.param(["-n", "2"], marks=pytest.mark.long)], ids=["one process", "xdist"])
 def test_a_suite_with_it_on(tmp_path, more):
     status, said = run(tmp_path, "--gnnaccel=on", *more)
     assert status == 0, said
@@ -45,6 +45,7 @@ def test_strict(tmp_path):
     assert status == 1 and "FallbackError: GATConv would run natively" in said and "1 failed, 2 passed" in said
 
 
+@pytest.mark.long
 def test_without_the_option_nothing_is_on(tmp_path):
     status, said = run(tmp_path, mode=False)
     assert status == 0 and "gnnaccel -" not in said

@@ -279,6 +279,7 @@ SPAWN = """
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method, how", [("spawn", "script"), ("spawn", "module"), ("fork", "script"), ("forkserver", "script")])
 def test_processes_that_multiprocessing_starts_are_enabled_too(tmp_path, method, how):
     (tmp_path / "many.py").write_text(textwrap.dedent(SPAWN))
@@ -312,6 +313,7 @@ RANKS = """
 """
 
 
+@pytest.mark.long
 def test_every_option_under_torchrun(tmp_path):
     """Two ranks share one graph's gradients; each has files and tables of its own, and torchrun hears of the second one's end."""
     pytest.importorskip("torch_geometric")
@@ -366,6 +368,7 @@ LAYER = """
 """
 
 
+@pytest.mark.long
 def test_strict_raises_at_the_scripts_line(tmp_path):
     pytest.importorskip("torch_geometric")
     (tmp_path / "model.py").write_text(textwrap.dedent(LAYER))

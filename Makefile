@@ -16,7 +16,7 @@ HAS_GPU := $(PYTHON) -c "import torch; assert torch.version.cuda and torch.cuda.
 
 help:
 	@echo "make demo      train a GAT with and without gnnaccel   (ARGS='--data cora --epochs 50')"
-	@echo "make lint      ruff over the code, as .ci/ruff.toml says"
+	@echo "make lint      ruff (.ci/ruff.toml) and mypy (pyproject.toml) over the code"
 	@echo "make test      a chosen set of the tests that need no GPU, in minutes  (ARGS='-k code_graph')"
 	@echo "make test-all  all tests that need no GPU"
 	@echo "make test-oldest  a part of them with the oldest PyG that is supported"
@@ -34,7 +34,8 @@ demo:
 
 # The versions are those of the extra "lint" in setup.cfg; make test does not need them.
 lint: $(VENV)/.lint
-	$(VENV)/bin/ruff check --config .ci/ruff.toml $(ARGS)
+	$(VENV)/bin/ruff check --config .ci/ruff.toml
+	$(VENV)/bin/mypy
 
 $(VENV)/.lint: $(READY)
 	$(PIP) install -c $(VENV)/constraints.txt -e '.[lint]'
@@ -115,5 +116,5 @@ $(GPU_VENV)/.ready: setup.cfg
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(GPU_VENV) $(OLDEST) build dist *.egg-info .pytest_cache .hypothesis
+	rm -rf $(VENV) $(GPU_VENV) $(OLDEST) build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

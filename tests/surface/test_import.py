@@ -1,9 +1,11 @@
 """``import gnnaccel`` does nothing but watch for ``dgl.graphbolt`` (test_finder.py), and its public names resolve."""
 from __future__ import annotations
 
+import configparser
 import inspect
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -23,6 +25,13 @@ def test_import_loads_no_other_package():
             "print(sorted(m for m in set(sys.modules) - before if not m.startswith('gnnaccel') "
             f"and m.partition('.')[0] in {HEAVY!r}), sorted(m for m in sys.modules if m.startswith('gnnaccel')))")
     assert run(code) == "[] ['gnnaccel', 'gnnaccel._version', 'gnnaccel.finder']"
+
+
+def test_type_checkers_are_told_that_there_are_types():
+    """By a file, which an installed package has too."""
+    root, setup = Path(gnnaccel.__file__).parents[1], configparser.ConfigParser()
+    setup.read(root / "setup.cfg")
+    assert (root / "gnnaccel/py.typed").is_file() and "py.typed" in setup["options.package_data"]["*"].split()
 
 
 def test_import_changes_nothing_but_the_list_of_finders():

@@ -27,6 +27,7 @@ from gnnaccel import env
 from gnnaccel.cuda import capture
 from gnnaccel.dispatch.edge_arrays import EdgeArrays
 from gnnaccel.dispatch.graph import GraphView
+from gnnaccel.dispatch.tensor_ref import MemoryRef, unversioned
 
 _DEFAULT_BYTES = 4 << 30
 
@@ -34,8 +35,7 @@ _DEFAULT_BYTES = 4 << 30
 @dataclass
 class _Entry:
     view: Any
-    versions: tuple[int, ...]
-    owners: tuple[weakref.ref, ...]
+    memory: tuple[MemoryRef, ...]
 
 
 _lock = threading.RLock()
@@ -47,16 +47,10 @@ _captured: list = []
 _counted_again = 0  # misses after which bytes are counted again
 
 
-def _owner(tensor: Tensor | EdgeArrays) -> torch.UntypedStorage | EdgeArrays:
-    """Whose life an entry shares: one object for as long as the memory lives. A view may use the memory of `EdgeArrays` in place,
-    so there it is they themselves."""
-    return tensor if type(tensor) is EdgeArrays else tensor.untyped_storage()
-
-
 def _identity(tensor: Tensor | EdgeArrays) -> tuple:
     if type(tensor) is EdgeArrays:
         return (id(tensor),)
-    return id(_owner(tensor)), tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
+    return id(tensor.untyped_storage()), tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
 
 
 def _key(tensors: tuple[Tensor | EdgeArrays, ...], sizes: tuple, captured: int) -> tuple:
@@ -73,10 +67,7 @@ def _find(tensors: tuple[Tensor, ...], key: tuple) -> _Entry | None:
     entry = _entries.get(key)
     if entry is None:
         return None
-    for tensor, version, owner in zip(tensors, entry.versions, entry.owners):
-        if version != tensor._version or owner() is not _owner(tensor):
-            return None
-    return entry
+    return entry if all(map(MemoryRef.unwritten, entry.memory, tensors)) else None
 
 
 def peek(edge_index: Tensor, num_src: int, num_dst: int, loops: int = 0) -> bool:
@@ -91,7 +82,7 @@ def lookup(edge_index: Tensor, num_src: int, num_dst: int, loops: int = 0) -> tu
 
 def peek_many(tensors: tuple[Tensor, ...], sizes: tuple) -> bool:
     """Whether `lookup_many` would hit; during a capture, also whether it would have before."""
-    if any(t.is_inference() for t in tensors):
+    if unversioned(tensors):
         return False
     captured = _capture_of(tensors)
     return any(_find(tensors, _key(tensors, sizes, at)) is not None
@@ -100,7 +91,7 @@ def peek_many(tensors: tuple[Tensor, ...], sizes: tuple) -> bool:
 
 def before_capture(tensors: tuple[Tensor, ...], sizes: tuple) -> Any:
     """The view that calls outside of captures find, or None. Counts nothing and makes nothing."""
-    entry = (None if any(t.is_inference() for t in tensors)
+    entry = (None if unversioned(tensors)
              else _find(tensors, _key(tensors, sizes, 0)))
     return None if entry is None else entry.view
 
@@ -111,7 +102,7 @@ def lookup_many(tensors: tuple[Tensor, ...], sizes: tuple, make: Callable[[bool]
     ``make(own)`` makes it; ``own``: it must keep the tensors alive. A view has ``nbytes()``, ``touched`` and ``bind(*tensors)``.
     """
     captured = _capture_of(tensors)
-    if captured == capture.UNKNOWN or any(t.is_inference() for t in tensors):
+    if captured == capture.UNKNOWN or unversioned(tensors):
         _counts["uncached"] += 1
         return make(True), "none"
     if _captured and captured != _captured[0]:
@@ -127,7 +118,7 @@ def lookup_many(tensors: tuple[Tensor, ...], sizes: tuple, make: Callable[[bool]
     view = make(False)
     drop = _dropper(key, view)
     with _lock:
-        _entries[key] = _Entry(view, tuple(t._version for t in tensors), tuple(weakref.ref(_owner(t), drop) for t in tensors))
+        _entries[key] = _Entry(view, tuple(MemoryRef(t, drop) for t in tensors))
         _entries.move_to_end(key)
         if captured:
             _captured[:] = [captured, threading.get_ident(), *_captured[2:], key]

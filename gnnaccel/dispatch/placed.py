@@ -6,7 +6,6 @@ looked up in each call: writing through ``.data`` or numpy changes them, and nob
 """
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from gnnaccel.cuda.structure import Rows
 from gnnaccel.dispatch.names import IdentityMap
+from gnnaccel.dispatch.tensor_ref import MemoryRef
 
 _MOST = 4  # weights kept per graph
 
@@ -31,16 +31,16 @@ def of_the_graph(weight: Tensor) -> Tensor:
 class _Entry:
     """One tensor of weights, at one version. ``seen``: look-ups so far, by destination and by source."""
 
-    __slots__ = ("key", "version", "owner", "stream", "seen", "found")
+    __slots__ = ("key", "memory", "stream", "seen", "found")
 
     def __init__(self, key: tuple, weight: Tensor):
-        self.key, self.version, self.owner = key, weight._version, weakref.ref(weight.untyped_storage())
+        self.key, self.memory = key, MemoryRef(weight)
         self.stream = _stream(weight)
         self.seen = [0, 0]
         self.found: list[Placed | None] = [None, None]
 
     def of(self, key: tuple, weight: Tensor) -> bool:
-        return self.key == key and self.version == weight._version and self.owner() is weight.untyped_storage()
+        return self.key == key and self.memory.unwritten(weight)
 
 
 class PlacedWeights:
@@ -63,7 +63,7 @@ class PlacedWeights:
         if entry is None:
             entry = _Entry(key, weight)
         if not entries or entries[0] is not entry:
-            kept = (e for e in entries if e is not entry and e.key != key and e.owner() is not None)  # no older versions of it
+            kept = (e for e in entries if e is not entry and e.key != key and e.memory() is not None)  # no older versions of it
             self._entries = [entry, *kept][:_MOST]
         entry.seen[by_src] += 1
         if entry.found[by_src] is None and entry.seen[by_src] > 1 and not _capturing(weight):

@@ -24,6 +24,7 @@ from gnnaccel.dispatch.reasons import Reason, reason
 from gnnaccel.dispatch.relational import repeated
 from gnnaccel.dispatch.relational.request import RelationalCall, RelationalGiven, RelationalStated
 from gnnaccel.dispatch.request import Given, Stated
+from gnnaccel.dispatch.tensor_ref import TensorRef, all_unmoved, unversioned
 from gnnaccel.errors import FallbackError
 
 
@@ -58,8 +59,8 @@ class _Last:
     call over the same graph is decided anew, as one of many.
     """
 
-    __slots__ = ("epoch", "signature", "edge_index", "version", "pointer", "graph", "stated", "attention", "plan", "run",
-                 "bound", "shape", "dtype", "grad")
+    __slots__ = ("epoch", "signature", "edge_index", "graph", "stated", "attention", "plan", "run", "bound", "shape", "dtype",
+                 "grad")
 
     def still_native(self, args: tuple, kwargs: dict, config: Config) -> bool:
         """Whether the call may go native without a further look. Native code is never wrong, so it is enough that nothing
@@ -67,11 +68,6 @@ class _Last:
         return (self.plan is not None and self.plan.route == "native" and self.epoch == config.epoch and not kwargs
                 and len(args) == 2 and args[1] is self.edge_index() and type(args[0]) is Tensor
                 and args[0].shape == self.shape and args[0].dtype is self.dtype and torch.is_grad_enabled() is self.grad)
-
-    def has(self, edge_index: Tensor) -> bool:
-        """Whether it was over these edges, unchanged since."""
-        return (self.edge_index() is edge_index and self.version == edge_index._version
-                and self.pointer == edge_index.data_ptr())
 
 
 _last: IdentityMap[_Last] = IdentityMap()
@@ -105,7 +101,7 @@ def decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict,
     if last is not None and signature is not None and last.signature == signature and last.epoch == config.epoch:
         x, edge_index = args
         graph = last.graph()
-        if graph is not None and last.has(edge_index):
+        if graph is not None and last.edge_index.unmoved(edge_index):
             plan, stated = last.plan, last.stated
             counters.count(type(layer).__name__, plan.route)
             graph.touched = True
@@ -116,7 +112,8 @@ def decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict,
                                   stated.exposed, plan.pmf)
             return adapter.run(layer, stated, Given(x, x, edge_index), attention.Attend(call, last.run))
     before = repeated.last.get(layer) if signature is None else None
-    if before is not None and before.over(args[1:], config) and before.signature == adapter.repeats(layer, args, kwargs):
+    if before is not None and before.epoch == config.epoch and all_unmoved(before.structure, args[1:]) and (
+            before.signature == adapter.repeats(layer, args, kwargs)):
         attend = before.attend()
         if attend is not None:
             counters.count(type(layer).__name__, before.plan.route)
@@ -225,10 +222,10 @@ def _known(layer: Any, stated: Stated, given: Given) -> bool:
     will, which few layers' own code can be captured in."""
     if capture.capturing():
         return True
-    if any(t.is_inference() for t in given.structure):
+    if unversioned(given.structure):
         return False
     last = _last.get(layer)
-    return (stated.peek(given) or (last is not None and last.has(given.edge_index))
+    return (stated.peek(given) or (last is not None and last.edge_index.unmoved(given.edge_index))
             or native_again.was_over(layer, given.structure) or checkpointed())
 
 
@@ -236,8 +233,7 @@ def _remember(layer, config: Config, signature: tuple, given: Given, graph, stat
               run, bound) -> None:
     last = _Last()
     last.epoch, last.signature = config.epoch, signature
-    edge_index = given.edge_index
-    last.edge_index, last.version, last.pointer = weakref.ref(edge_index), edge_index._version, edge_index.data_ptr()
+    last.edge_index = TensorRef(given.edge_index)
     last.graph, last.stated, last.attention, last.plan, last.run, last.bound = graph, stated, attended, plan, run, bound
     last.shape, last.dtype, last.grad = given.x_src.shape, given.x_src.dtype, torch.is_grad_enabled()
     _last.set(layer, last)

@@ -21,6 +21,7 @@ from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.quantized import aggregation as quantized
 from gnnaccel.dispatch.quantized import settings
 from gnnaccel.dispatch.reasons import Reason
+from gnnaccel.dispatch.tensor_ref import TensorRef
 from gnnaccel.errors import GraphError
 
 _LAYERS_GRAPHS = 4  # calls over so many graphs are remembered for each layer
@@ -149,17 +150,15 @@ def too_small(layer: Any, edge_index: Any, config: Config) -> bool:
 class Last:
     """A layer's last call over some edges and where it went. Holds the edges and their structure weakly."""
 
-    __slots__ = ("epoch", "edge_index", "version", "pointer", "signature", "modes", "settings", "known", "module", "source",
+    __slots__ = ("epoch", "edge_index", "signature", "modes", "settings", "known", "module", "source",
                  "form", "stamp", "reduce", "sizes", "view", "route", "decision", "name", "missed", "rows", "gain", "patience",
                  "code", "fell_back")
-
-    def _same_edges(self, edge_index: Tensor, config: Config) -> bool:
-        return self.epoch == config.epoch and self.edge_index() is edge_index and self.version == edge_index._version
 
     def still_native(self, edge_index: Tensor, kwargs: dict, config: Config) -> bool:
         """Whether the call may go native without a further look; counts it then. Native code is never wrong, so it is enough that
         nothing has changed that could make another route pay."""
-        if self.epoch != config.epoch or self.edge_index() is not edge_index or self.version != edge_index._version:
+        edges = self.edge_index
+        if self.epoch != config.epoch or edges() is not edge_index or edges.version != edge_index._version:
             return False
         x = kwargs.get(self.source)
         x = x[0] if type(x) is tuple else x
@@ -183,7 +182,7 @@ class Last:
         """Whether the decision holds for this call."""
         own = layer.__dict__
         module = own["_modules"].get("aggr_module")
-        if not self._same_edges(edge_index, config) or self.pointer != edge_index.data_ptr() or self.modes != _modes():
+        if self.epoch != config.epoch or not self.edge_index.unmoved(edge_index) or self.modes != _modes():
             return False
         if self.stamp is not None and self.stamp != self.known.stamp(layer):
             return False
@@ -219,7 +218,7 @@ class Last:
 def _remember(layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read, decision: Decision, config: Config) -> None:
     graph, given = found.graph, found.given
     kept = Last()
-    kept.epoch, kept.edge_index, kept.version = config.epoch, weakref.ref(edge_index), edge_index._version
+    kept.epoch, kept.edge_index = config.epoch, TensorRef(edge_index, pointer=decision.run is not None)
     kept.modes, kept.source, kept.route, kept.name = _modes(), found.form.source, decision.route, type(layer).__name__
     if decision.run is None:
         if config.on_fallback != "native":
@@ -234,7 +233,7 @@ def _remember(layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read,
     elif graph._view is None or len(found.reduces) > 1:  # ran without a structure; or hooks inside may appear
         return
     else:
-        kept.pointer, kept.signature, kept.decision = edge_index.data_ptr(), _signature(kwargs), decision
+        kept.signature, kept.decision = _signature(kwargs), decision
         kept.settings, kept.known, kept.module = reading.SETTINGS(layer.__dict__), found.known, weakref.ref(layer.aggr_module)
         kept.form, kept.stamp, kept.view = found.form, found.known.stamp(layer), weakref.ref(graph._view)
         kept.reduce = given.reduce if type(given.reduce) is str else None  # its numbers may be others at the next call

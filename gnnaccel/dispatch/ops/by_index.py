@@ -16,11 +16,11 @@ from gnnaccel.dispatch import cache
 from gnnaccel.dispatch.checkpoints import checkpointed
 from gnnaccel.dispatch.config import Config
 from gnnaccel.dispatch.graph import GraphView
-from gnnaccel.dispatch.names import IdentityMap
 from gnnaccel.dispatch.ops import aggregation_cost, cuda_ops, multi_reduce, torch_ops
 from gnnaccel.dispatch.ops.call import Kernel, OpCall
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.reasons import Reason, reason
+from gnnaccel.dispatch.tensor_ref import TensorMap
 
 REDUCES = ("sum", "mean", "max", "min")
 _NO_GAIN = reason("GA301")
@@ -82,7 +82,7 @@ class _View(GraphView):
 
 # --- how many groups an index has --------------------------------------------------------------------------------------
 
-_tops: IdentityMap[tuple[int, int]] = IdentityMap()  # by the tensor, with its version
+_tops: TensorMap[int] = TensorMap()
 
 
 def groups_in(index: Tensor) -> int:
@@ -90,10 +90,10 @@ def groups_in(index: Tensor) -> int:
     if index.is_inference() or capture.capturing():  # a capture refuses to wait
         return _count(index)
     found = _tops.get(index)
-    if found is None or found[0] != index._version:
-        found = index._version, _count(index)
+    if found is None:
+        found = _count(index)
         _tops.set(index, found)
-    return found[1]
+    return found
 
 
 def _count(index: Tensor) -> int:

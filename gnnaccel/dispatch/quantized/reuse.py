@@ -17,6 +17,7 @@ from torch import Tensor
 from gnnaccel.cuda.quantize import Int8Rows
 from gnnaccel.dispatch.quantized import settings
 from gnnaccel.dispatch.quantized.settings import Entry
+from gnnaccel.dispatch.tensor_ref import TensorRef
 
 _KEPT = 2
 _local = threading.local()
@@ -31,7 +32,7 @@ def offer(x: Tensor, stored: Int8Rows | Entry) -> None:
     def forget(ref: weakref.ref) -> None:
         offers[:] = [found for found in offers if found[0] is not ref]
 
-    offers.append((weakref.ref(x, forget), _state(x), stored))
+    offers.append((TensorRef(x, forget), _stream(x), stored))
     del offers[:-_KEPT]
 
 
@@ -40,10 +41,10 @@ def take(x: Tensor) -> Int8Rows | Entry | None:
     offers = _local.__dict__.get("offers")
     if not offers or x.is_inference() or settings.captured(x.device):
         return None
-    for i, (ref, state, stored) in enumerate(offers):
+    for i, (ref, stream, stored) in enumerate(offers):
         if ref() is x:
             del offers[i]
-            return stored if state == _state(x) else None
+            return stored if ref.unmoved(x) and stream == _stream(x) else None
     return None
 
 
@@ -58,7 +59,5 @@ def forget() -> None:
     _local.__dict__.clear()
 
 
-def _state(x: Tensor) -> tuple[int, int, int]:
-    """Changes where the numbers may have, and with the stream."""
-    stream = torch._C._cuda_getCurrentRawStream(x.device.index) if x.is_cuda else 0
-    return x._version, x.data_ptr(), stream
+def _stream(x: Tensor) -> int:
+    return torch._C._cuda_getCurrentRawStream(x.device.index) if x.is_cuda else 0

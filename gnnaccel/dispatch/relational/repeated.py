@@ -14,21 +14,13 @@ from gnnaccel.dispatch.names import IdentityMap
 from gnnaccel.dispatch.planner import Plan
 from gnnaccel.dispatch.relational.request import RelationalGiven, RelationalStated
 from gnnaccel.dispatch.relational.view import RelationView
+from gnnaccel.dispatch.tensor_ref import TensorRef
 
 
 class Repeated:
     """A layer's last plain call. Holds the tensors of its graph, and its structure, weakly."""
 
     __slots__ = ("epoch", "signature", "structure", "graph", "stated", "plan", "run")
-
-    def over(self, tensors: tuple[Any, ...], config: Config) -> bool:
-        """Whether the call was over these tensors, unchanged since, under this configuration."""
-        if self.epoch != config.epoch or len(tensors) != len(self.structure):
-            return False
-        for t, (ref, version, pointer) in zip(tensors, self.structure):
-            if ref() is not t or t._version != version or t.data_ptr() != pointer:
-                return False
-        return True
 
     def attend(self) -> Attend | None:
         """To run the Program with; None where the structure is gone."""
@@ -49,7 +41,7 @@ def remember(layer: Any, signature: tuple | None, config: Config, given: Relatio
         return
     kept = Repeated()
     kept.epoch, kept.signature, kept.graph, kept.plan, kept.run = config.epoch, signature, weakref.ref(graph), plan, run
-    kept.structure = tuple((weakref.ref(t), t._version, t.data_ptr()) for t in given.structure)
+    kept.structure = tuple(map(TensorRef, given.structure))
     kept.stated = replace(stated, make=_made_already)  # which holds the edges
     last.set(layer, kept)
 

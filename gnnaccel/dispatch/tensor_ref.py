@@ -1,0 +1,117 @@
+"""What "the same tensor" means here.
+
+A tensor is the same as before if it is this very object, or an alias of the same memory, and no
+in-place operation wrote to it. torch counts such writes in its version. It counts no writes through
+``.data`` or through numpy; nobody can see those. Replacing ``.data`` moves a tensor to other memory
+and leaves object and version the same, so where that matters the address is compared as well.
+
+There are three rules, from loose to strict:
+
+* `MemoryRef.unwritten`: any tensor over the same memory. What else has to be equal, such as place
+  and shape, is in the key under which the reference is kept.
+* `TensorRef.unwritten`: this object.
+* `TensorRef.unmoved`: this object, its numbers where they were.
+
+Tensors made in inference mode count no writes. No reference is made of them: ask `unversioned`.
+"""
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Generic, TypeVar
+
+from torch import Tensor
+
+V = TypeVar("V")
+_Gone = Callable[[weakref.ref], Any]
+
+
+class TensorRef(weakref.ref):
+    """A weak reference to a tensor as it is now. Called, it gives the tensor, or None."""
+
+    __slots__ = ("version", "pointer")
+
+    def __new__(cls, tensor: Any, gone: _Gone | None = None, pointer: bool = True) -> TensorRef:
+        """``gone`` is called when the tensor dies. ``pointer`` False: no look at its memory,
+        which tensors that only stand for others do not have; `unmoved` is then never asked."""
+        self = super().__new__(cls, tensor, gone)
+        self.version = tensor._version
+        self.pointer = tensor.data_ptr() if pointer else 0
+        return self
+
+    def __init__(self, tensor: Any, gone: _Gone | None = None, pointer: bool = True) -> None:
+        """All is done by `__new__`."""
+
+    def unwritten(self, tensor: Any) -> bool:
+        """Whether this is the tensor, and nothing was written into it."""
+        return self() is tensor and self.version == tensor._version
+
+    def unmoved(self, tensor: Any) -> bool:
+        """Whether, besides, its numbers lie where they lay."""
+        return (self() is tensor and self.version == tensor._version
+                and self.pointer == tensor.data_ptr())
+
+
+class MemoryRef(weakref.ref):
+    """A weak reference to the memory of a tensor, for all that use it."""
+
+    __slots__ = ("version", "tensor")
+
+    def __new__(cls, tensor: Any, gone: _Gone | None = None) -> MemoryRef:
+        """Of index arrays that a host keeps (`EdgeArrays`) the reference is to these themselves,
+        since a view may use their memory in place; of a tensor, to its storage."""
+        found = isinstance(tensor, Tensor)
+        self = super().__new__(cls, tensor.untyped_storage() if found else tensor, gone)
+        self.version, self.tensor = tensor._version, found
+        return self
+
+    def __init__(self, tensor: Any, gone: _Gone | None = None) -> None:
+        """All is done by `__new__`."""
+
+    def unwritten(self, tensor: Any) -> bool:
+        """Whether ``tensor`` uses this memory, and nothing was written into it."""
+        return (self.version == tensor._version
+                and self() is (tensor.untyped_storage() if self.tensor else tensor))
+
+
+def all_unmoved(refs: Sequence[TensorRef], tensors: Sequence[Any]) -> bool:
+    """`TensorRef.unmoved` of each, without a call for each."""
+    if len(refs) != len(tensors):
+        return False
+    for ref, t in zip(refs, tensors):
+        if ref() is not t or ref.version != t._version or ref.pointer != t.data_ptr():
+            return False
+    return True
+
+
+def unversioned(tensors: Iterable[Any]) -> bool:
+    """Whether writes into one of these are not counted."""
+    for t in tensors:
+        if t.is_inference():
+            return True
+    return False
+
+
+class TensorMap(Generic[V]):
+    """Values for tensors as they are: gone with the tensor, and when something is written into it."""
+
+    def __init__(self) -> None:
+        self._entries: dict[int, tuple[TensorRef, V]] = {}
+
+    def get(self, tensor: Tensor) -> V | None:
+        """The value for this very tensor, unwritten since; or None."""
+        entry = self._entries.get(id(tensor))
+        if entry is None or entry[0]() is not tensor or entry[0].version != tensor._version:
+            return None
+        return entry[1]
+
+    def set(self, tensor: Tensor, value: V) -> None:
+        """Keep ``value`` for as long as ``tensor`` stays as it is."""
+        key, entries = id(tensor), self._entries
+
+        def forget(ref: weakref.ref) -> None:
+            entry = entries.get(key)
+            if entry is not None and entry[0] is ref:  # the id may belong to a new tensor by now
+                del entries[key]
+
+        entries[key] = TensorRef(tensor, forget, pointer=False), value

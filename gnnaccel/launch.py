@@ -16,7 +16,10 @@ import pkgutil
 import sys
 from collections.abc import Iterator
 from types import CodeType, ModuleType, TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from importlib.abc import InspectLoader
 
 #: files whose frames stand between the interpreter and the user's code, besides frozen ones; `hide` adds to them
 _OURS = {__file__, contextlib.__file__, importlib.util.__file__, pkgutil.__file__}
@@ -65,7 +68,7 @@ def module(name: str, arguments: list[str]) -> None:
     sys.argv[:] = ["-m", *arguments]
     with _own_frames_only():
         spec = _find(name)
-        sys.argv[0] = spec.origin
+        sys.argv[0] = str(spec.origin)
         _run_spec(spec)
 
 
@@ -92,7 +95,7 @@ def _execute(code: CodeType, main: ModuleType) -> None:
 
 
 def _run_spec(spec: importlib.machinery.ModuleSpec) -> None:
-    code = spec.loader.get_code(spec.name)
+    code = cast("InspectLoader", spec.loader).get_code(spec.name)  # `_find` refuses others
     if code is None:
         raise CannotRun(f"No code object available for {spec.name}", 1)
     _execute(code, _main(__file__=spec.origin, __cached__=spec.cached, __loader__=spec.loader, __package__=spec.parent,

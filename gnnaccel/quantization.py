@@ -8,7 +8,7 @@ import contextlib
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from gnnaccel import adapters
 from gnnaccel.dispatch import config as configs
@@ -146,9 +146,9 @@ def before_the_softmax(model: Any, layers: dict[str, tuple[Any, Any]]) -> Any:
 
 # --- names -------------------------------------------------------------------------------------------------------------
 
-def _layers(model: Any) -> dict[str, tuple[Any, bool | Reason]]:
+def _layers(model: Any) -> dict[str, tuple[Any, Literal[True] | Reason]]:
     """The layers of graphs inside ``model`` by qualified name, each with whether it can be quantized."""
-    found: dict[str, tuple[Any, bool | Reason]] = {}
+    found: dict[str, tuple[Any, Literal[True] | Reason]] = {}
     around: dict[str, str] = {}  # modules that run the layers inside them as one
     for name, module in model.named_modules():
         able, outer = adapters.storable(module), next((outer for outer in around if name.startswith(outer)), None)

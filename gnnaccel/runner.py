@@ -30,7 +30,7 @@ def split(arguments: list[str]) -> tuple[list[str], str, list[str]]:
     return arguments, "", []
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse._ActionsContainer) -> None:
     """The options of a run."""
     parser.add_argument("--log", nargs="?", const=True, metavar="FILE.jsonl",
                         help="a line per decision on stderr, or with --log=FILE.jsonl a record per decision in a file")
@@ -68,7 +68,7 @@ def run(options: argparse.Namespace, kind: str, target: list[str]) -> int:
 
 def enable_options(options: argparse.Namespace) -> dict[str, Any]:
     """The arguments of ``enable()`` that the command line gives."""
-    found = {name: _names(getattr(options, name)) for name in ("include", "exclude")}
+    found: dict[str, Any] = {name: _names(getattr(options, name)) for name in ("include", "exclude")}
     if options.autotune and options.decisions is not None:
         raise ValueError("--autotune keeps to what it has timed; leave --decisions out")
     found.update(log=options.log, decisions=options.autotune or options.decisions, backend=options.backend, when=options.when,
@@ -88,7 +88,7 @@ def _start(options: argparse.Namespace) -> Any:
         _complain("the environment variable GNNACCEL says off: everything runs natively", 0)
     else:
         _carry(given)
-    if not observed:
+    if observe is None:
         return None
     return observe.start(profile=options.profile, compare=options.compare, report=options.report, autotune=options.autotune)
 

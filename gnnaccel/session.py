@@ -6,6 +6,7 @@ anything is a matter of ``dispatch.config.current()`` at each call.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.metadata
 import importlib.util
 import logging
@@ -240,8 +241,8 @@ def _sync_sinks(live: list[Config]) -> None:
     for config in live:
         if config.log is True:
             wanted["log", True] = LoggerSink
-        elif config.log is not None:
-            wanted["log", config.log] = lambda path=config.log: JsonlSink(path)
+        elif isinstance(config.log, str):
+            wanted["log", config.log] = functools.partial(JsonlSink, config.log)
     if live and _asked_through_logging() and ("log", True) not in wanted:
         wanted["log", None] = lambda: LoggerSink(show=False)
     size = max((config.records for config in live), default=0)

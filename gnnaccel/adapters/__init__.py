@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from gnnaccel.adapters.importhook import Handle, poll, when_imported
 from gnnaccel.adapters.patching import PatchSet
@@ -104,7 +104,7 @@ def adapter_of(layer: Any) -> Any | None:
     return None
 
 
-def storable(layer: Any) -> Reason | bool | None:
+def storable(layer: Any) -> Reason | Literal[True] | None:
     """Whether the rows that this layer gathers may be stored in fewer bytes: True, or why not; None for what is no layer of a
     graph."""
     for module, adapter in HOSTS.values():

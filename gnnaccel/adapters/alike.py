@@ -7,7 +7,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -57,13 +57,14 @@ def _operands(parameters: Parameters, x_src: Sequence[Tensor], x_dst: Sequence[T
     weights, biases, roots = parameters
     same = len(x_src) == len(x_dst) and all(a is b for a, b in zip(x_src, x_dst))
     readers = unused.readers(of_source, of_target, same and roots is not None)
-    weight, root, bias = (None if ts is None else unused.watch(results, torch.stack(ts), readers.relations)
-                          for ts in (weights, roots, biases))
+    weight = unused.watch(results, torch.stack(weights), readers.relations)
+    root, bias = (None if ts is None else unused.watch(results, torch.stack(ts), readers.relations)
+                  for ts in (roots, biases))
     x = unused.watch(results, _together(x_src, row), readers.sources)
     shares = _shares(of_target, mean, weight.dtype, weight.device)
-    if mean and len(weights) > len(of_target):  # some type is entered by several
+    if mean and shares is not None and len(weights) > len(of_target):  # some type is entered by several
         weight = weight * shares.sum(0).view(-1, 1, 1)
-    found = {"x": x, "weight": weight.to(row)}
+    found: dict[str, Any] = {"x": x, "weight": weight.to(row)}
     if roots is None and biases is None:
         return found
     rows = None if roots is None else x if same else unused.watch(results, _together(x_dst, row), readers.targets)
@@ -77,7 +78,9 @@ def _operands(parameters: Parameters, x_src: Sequence[Tensor], x_dst: Sequence[T
 def _rooted(part: Tensor, x: Tensor, members: tuple[int, ...], parameters: Parameters, mean: bool, row: torch.dtype) -> Tensor:
     """One type's result with the root terms and biases of its relations: where types differ in width."""
     _, biases, roots = parameters
-    root, bias = (None if ts is None else total([ts[at] for at in members]).to(row) for ts in (roots, biases))
+    assert roots is not None  # else the results of all types are made at once
+    root = total([roots[at] for at in members]).to(row)
+    bias = None if biases is None else total([biases[at] for at in members]).to(row)
     term = F.linear(x.to(row), root, bias)
     return part + (term * (1 / len(members)) if mean else term)
 

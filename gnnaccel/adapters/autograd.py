@@ -37,7 +37,7 @@ def _in_this_thread(native: Callable, torch: Any) -> Callable:
     def run(t_outputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
         gpu = _gpu_of(t_outputs)
         config = current() if gpu is not None else None
-        if config is None or config.backward != "caller" or not enabled() or not _single_gpu(torch, gpu):
+        if gpu is None or config is None or config.backward != "caller" or not enabled() or not _single_gpu(torch, gpu):
             return native(t_outputs, *args, **kwargs)
         set_enabled(False)
         try:
@@ -50,7 +50,7 @@ def _in_this_thread(native: Callable, torch: Any) -> Callable:
 
 def _gpu_of(outputs: Sequence[Any]) -> int | None:
     """The number of the GPU that backward starts on, if it does."""
-    first = outputs[0] if outputs else None
+    first: Any = outputs[0] if outputs else None
     return first.device.index if getattr(first, "is_cuda", False) else None  # an edge of the graph may stand for an output
 
 

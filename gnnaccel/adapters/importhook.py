@@ -139,7 +139,7 @@ class _Finder:
         finally:
             busy.discard(name)
         if spec is not None and hasattr(spec.loader, "exec_module"):  # a namespace package has no loader yet
-            spec.loader = _Loader(spec.loader, name)
+            spec.loader = _Loader(spec.loader, name)  # type: ignore[assignment]  # it hands on all that it lacks
         return spec
 
     def invalidate_caches(self) -> None:

@@ -60,7 +60,8 @@ class Layout:
     @functools.cached_property
     def _nodes(self) -> int:
         """One more than the largest id can be."""
-        return max(max(part[-4] + part[-3], part[-2] + part[-1]) for part in (*self.parts, *self.loops))
+        every: tuple[Part | Range, ...] = (*self.parts, *self.loops)
+        return max(max(part.src + part.num_src, part.dst + part.num_dst) for part in every)
 
     def _kernel_serves(self, edge_indices: tuple[Tensor, ...]) -> bool:
         return joining.serves(edge_indices, self._nodes, sum(own.num_src for own in self.loops))
@@ -69,7 +70,9 @@ class Layout:
         return joining.by_kernel(edge_indices, [part[1:] for part in self.parts], self.loops)
 
     def _by_torch(self, edge_indices: tuple[Tensor, ...], masked: bool = False) -> Ends:
-        src, dst, relation = [], [], []
+        src: list[Tensor] = []
+        dst: list[Tensor] = []
+        relation = []
         for part, edge_index in zip(self.parts, edge_indices):
             for ids, start, count, found in ((edge_index[0].long(), part.src, part.num_src, src),
                                              (edge_index[1].long(), part.dst, part.num_dst, dst)):

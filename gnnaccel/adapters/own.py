@@ -268,7 +268,7 @@ class Named:
 _forwards: dict[type, Any] = {}
 
 
-def forward_is_own(cls: type) -> bool:
+def forward_is_own(cls: Any) -> bool:
     """Whether ``forward`` of a class, a host's or torch's, is the one that it was written with."""
     found = cls.forward
     if _forwards.get(cls) is found:

@@ -63,8 +63,9 @@ class PatchSet:
 
     def _put(self, patch: Patch) -> None:
         key = id(patch.owner), patch.name
-        owner, before = _replaced.get(key, (None, None))
-        if before is not None:
+        held = _replaced.get(key)
+        if held is not None:
+            owner, before = held
             if before in owner._aside:  # and will be there again in a moment
                 return
             if patch.original is before.new:

@@ -103,7 +103,7 @@ def untested(host: str) -> Drift | None:
 
 def _by_name(name: str) -> Any:
     """The host's own function with this dotted name, without ours around it; None if missing."""
-    module, rest = name, []
+    module, rest = name, list[str]()
     while module not in sys.modules and "." in module:
         module, _, last = module.rpartition(".")
         rest.insert(0, last)

@@ -153,7 +153,7 @@ def forward(variant: Variant, graph: Rows, a_src: Tensor, a_dst: Tensor | None, 
     outputs = (out.data_ptr(), pointer(bias), *pointers)
     inputs = a_src.data_ptr(), pointer(a_dst), pointer(a_edge), np.float32(slope)
     launch = graph.launch()
-    if pmf and launch.heavy:  # the kernel below leaves long rows alone by their length
+    if pmf and launch.heavy and isinstance(values, Tensor):  # the kernel below leaves long rows alone by their length
         additive_pmf.long_rows(variant, graph, inputs, values, dropout, outputs)
         launch = launch._replace(slots=0, split=(*launch.split[:3], np.int32(0)), chunks=0, heavy=0)
     memory, parts = workspace(launch.chunks, (h * d, h * d if variant.train else 0, 3 * h), device)

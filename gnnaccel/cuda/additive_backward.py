@@ -53,9 +53,9 @@ def backward(variant: Variant, graph: Rows, eid: Tensor, saved: Saved, grad: Ten
         np.int32(num_dst), *addresses(grad), plus, minus, small, pointer(a_dst), np.float32(slope), packed.data_ptr(),
         d_a_dst.data_ptr()))
     memory, parts = workspace(launch.chunks, (h * d, h * d, h), device)
-    d_values = torch.empty((graph.rows, h, d), device=device) if variant.row is torch.int8 else torch.empty_like(values)
+    d_values = torch.empty((graph.rows, h, d), device=device) if isinstance(values, Int8Rows) else torch.empty_like(values)
     d_a_src = torch.empty((graph.rows, h), device=device)
-    d_a_edge = _of_edges(graph, a_edge) if edge_grad else None
+    d_a_edge = None if a_edge is None or not edge_grad else _of_edges(graph, a_edge)
     tail = (*addresses(values), att_src.data_ptr(), pointer(att_dst), d_a_dst.data_ptr() if att_dst is not None else 0,
             d_values.data_ptr(), d_a_src.data_ptr())
     kernels("sources")(

@@ -207,7 +207,7 @@ def forward(variant: Variant, graph: Rows, x: Tensor | Int8Rows, weight: Tensor 
     _check_graph(variant, graph, weight is not None)
     _check_rows(variant, graph, "x", x)
     _check_weight(variant, graph, weight)
-    variant = variant.banded(x.rows if variant.int8 else x.shape[0], rows, graph.other.shape[0], device)
+    variant = variant.banded(x.rows if isinstance(x, Int8Rows) else x.shape[0], rows, graph.other.shape[0], device)
     layout = variant.layout
     if scale is not None:
         _check("scale", scale, (rows,), torch.float32, device, 4)
@@ -258,9 +258,10 @@ def total(graph: Rows, x: Tensor, weight: Tensor | None = None, at: str = "place
     if made is None:
         return _first(key, graph, x, weight, at, mean, scale, bias, into)
     alike, shape, compiled, entry, across, of_graph, partial, merge = made
-    out, add = into, _YES
     if into is None:
         out, add = torch.empty_like(x) if alike else torch.empty(shape, dtype=x.dtype, device=x.device), _NO
+    else:
+        out, add = into, _YES
     memory = torch.empty(partial, device=x.device) if partial else None
     address, part = out.data_ptr(), pointer(memory)
     end = pointer(scale), pointer(bias), add, address

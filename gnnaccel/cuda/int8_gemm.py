@@ -59,8 +59,11 @@ def product(x: Int8Rows, weight: Int8Rows, bias: Tensor | None = None, out: torc
     if out is torch.int8:
         scale = torch.empty(rows, device=device)
         result = torch.empty((rows, stride(columns)), dtype=torch.int8, device=device)
-        made, whole = Int8Rows(result, scale, columns), torch.empty((rows, columns), device=device) if full else None
-        outputs = (result.data_ptr(), scale.data_ptr(), pointer(flag), pointer(whole))
+        whole = torch.empty((rows, columns), device=device) if full else None
+        made: Tensor | Int8Rows | tuple[Int8Rows, Tensor] = Int8Rows(result, scale, columns)
+        if whole is not None:
+            made = Int8Rows(result, scale, columns), whole
+        outputs: tuple[int, ...] = (result.data_ptr(), scale.data_ptr(), pointer(flag), pointer(whole))
     else:
         made = torch.empty((rows, columns), dtype=out, device=device)
         outputs = (made.data_ptr(),)
@@ -68,4 +71,4 @@ def product(x: Int8Rows, weight: Int8Rows, bias: Tensor | None = None, out: torc
         compiled("product")((-(-rows // (_ROWS * WARPS)), -(-columns // per_block)), THREADS, 0, (
             np.int32(rows), x.data.data_ptr(), x.scale.data_ptr(), weight.data.data_ptr(), weight.scale.data_ptr(), pointer(bias),
             *outputs))
-    return (made, whole) if full and out is torch.int8 else made
+    return made

@@ -70,19 +70,19 @@ def join(parts: Sequence[Tensor | tuple[Tensor, Tensor] | None], ranges: Sequenc
 
 
 def _edges(part: Tensor | tuple[Tensor, Tensor] | None, into: tuple[int, int, int, int, int]) -> int:
-    return into[2] if part is None else part[0].shape[0] if type(part) is tuple else part.shape[1]
+    return into[2] if part is None else part[0].shape[0] if isinstance(part, tuple) else part.shape[1]
 
 
 def _addresses(part: Tensor | tuple[Tensor, Tensor] | None) -> tuple[int, int, int, int]:
     """Address and pitch of sources and destinations, as join.cu has them."""
     if part is None:
         return _COUNTS
-    if type(part) is tuple:
+    if isinstance(part, tuple):
         src, dst = part
         return (src.data_ptr(), 2 * src.stride(0) + _WIDE[src.dtype], dst.data_ptr(), 2 * dst.stride(0) + _WIDE[dst.dtype])
-    wide, src, (across, along) = _WIDE[part.dtype], part.data_ptr(), part.stride()
+    wide, first, (across, along) = _WIDE[part.dtype], part.data_ptr(), part.stride()
     pitch = 2 * along + wide
-    return src, pitch, src + across * (8 if wide else 4), pitch
+    return first, pitch, first + across * (8 if wide else 4), pitch
 
 
 def _sent(words: list[int], device: torch.device) -> Tensor:

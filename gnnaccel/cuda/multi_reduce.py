@@ -186,8 +186,8 @@ def _first(key: tuple, graph: Rows, x: Tensor, reduces: tuple[str, ...], weight:
     if rows is x and graph.settled:
         launch, layout = graph.launch(), form.layout
         merge = (grid(launch.heavy, layout), launch.merge, launch.graph[:3]) if launch.heavy else None
-        kept = (None if t is None else tuple(t.shape) for t in (counts, mean))
-        graph.keep(key, _Made(form, shape, *kept, grid(launch.slots + graph.rows, layout), launch.graph + launch.split,
+        kept = [None if t is None else tuple(t.shape) for t in (counts, mean)]
+        graph.keep(key, _Made(form, shape, kept[0], kept[1], grid(launch.slots + graph.rows, layout), launch.graph + launch.split,
                               launch.chunks * form.partial * form.heads * form.width, merge))
     return Reduced(out.view(shape).detach(), counts, mean)  # no view, which nobody could change in place behind a Function
 

@@ -69,7 +69,8 @@ class Variant(RowVariant):
     @functools.cached_property
     def _backward_kernels(self) -> tuple[Kernels, Kernels]:
         """By destination, by source. Twice the rows of forward are live, so fewer are in flight."""
-        return tuple(Kernels("pairwise_backward", self.defines(self._half_unroll, BY_SRC=by_src)) for by_src in (0, 1))
+        return (Kernels("pairwise_backward", self.defines(self._half_unroll, BY_SRC=0)),
+                Kernels("pairwise_backward", self.defines(self._half_unroll, BY_SRC=1)))
 
     @functools.cached_property
     def _kept_kernels(self) -> tuple[Kernels, Kernels]:
@@ -141,7 +142,7 @@ def forward(variant: Variant, graph: Rows, x: Operands, dropout: Dropout = OFF, 
     raw = torch.empty((rows, h, d), device=device) if own else None
     launch = graph.launch()
     memory, (acc, _, stats) = workspace(launch.chunks, (h * d, 0, 3 * h), device)
-    values = x.values if variant.own_values else x.keys
+    values = x.keys if x.values is None or not variant.own_values else x.values
     variant.forward_kernels("forward")(
         grid(launch.slots + rows, layout), THREADS, 0,
         launch.graph + launch.split

@@ -50,10 +50,11 @@ def backward(variant: Variant, by_dst: Rows, by_src: Rows, x: Operands, packed: 
     ``keep``: the gradients of the scores, [edges, H] fp32, are kept between the two passes, which saves gathering values and
     gradients a second time. Dot product without edge rows only; ``by_src`` has its `Rows.inverse` then.
     """
-    d_edges = torch.zeros_like(x.edges) if edge_grad else None  # zeros: dropped self loops are never visited
+    d_edges = None if x.edges is None or not edge_grad else torch.zeros_like(x.edges)  # zeros: dropped self loops are never visited
     kept = torch.empty(by_src.other.shape[0], variant.heads, device=grad.device) if keep else None
     d_keys, d_values, d_c_src, _ = _pass(variant, True, by_src, by_dst.place, x, packed, grad, None, dropout, kept)
-    if keep:
+    if kept is not None:
+        assert by_src.inverse is not None
         return Gradients(d_keys, _queries(variant, by_dst, by_src.inverse, x, kept), d_values, None, None, None, None)
     d_queries, _, d_c_dst, d_att = _pass(variant, False, by_dst, by_dst.place, x, packed, grad, d_edges, dropout, None)
     return Gradients(d_keys, d_queries, d_values, d_edges, d_att, d_c_src, d_c_dst)
@@ -78,7 +79,9 @@ def _queries(variant: Variant, graph: Rows, inverse: Tensor, x: Operands, kept: 
 def _pass(variant: Variant, by_src: bool, graph: Rows, eid: Tensor, x: Operands, packed: Tensor, grad: Tensor,
           d_edges: Tensor | None, dropout: Dropout, kept: Tensor | None):
     """One direction: (gradient of its score rows, of its value rows, of its node term, of the attention vector)."""
-    h, d, device, values = variant.heads, variant.width, grad.device, x.values if variant.own_values else x.keys
+    h, d, device = variant.heads, variant.width, grad.device
+    values = x.keys if x.values is None or not variant.own_values else x.values
+    d_b: Tensor | None
     own, other = ((x.keys, values), (x.queries, grad)) if by_src else ((x.queries, grad), (x.keys, values))
     if by_src and variant.beside:
         d_a, d_b = torch.empty((x.keys.shape[0], 2, h, d), dtype=x.keys.dtype, device=device).unbind(1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -141,7 +141,8 @@ def _apart(segments: Segments, x: Tensor, dy: Tensor, w: Tensor, index: Tensor |
     """`gradients` by two kernels."""
     dx = segment_gemm.multiply(segments, dy, w, index=dy_index, out_index=out_index, out=out, transposed=not transposed,
                                blocks=blocks, precision=precision, accumulate=accumulate, distinct=True, gelu_grad=gelu_grad)
-    how = dict(blocks=blocks, precision=precision)
+    assert isinstance(dx, Tensor)  # two only with ``dots``
+    how: Any = dict(blocks=blocks, precision=precision)
     if sums:
         dw, columns = weight_grad_and_sums(segments, x, dy, index=index, dy_index=dy_index, **how)
         return dx, dw.transpose(2, 3) if transposed else dw, columns

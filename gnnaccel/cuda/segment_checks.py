@@ -64,9 +64,10 @@ def check_out(segments: Segments, x: Tensor, out: Tensor | None, out_index: Tens
     return shape, out.dtype
 
 
-def per_segment(name: str, t: Tensor | None, segments: Segments, shape: tuple | None, device: torch.device) -> int:
+def per_segment(name: str, t: Tensor | None, segments: Segments, shape: tuple[int, ...] | None,
+                device: torch.device) -> int:
     """From how many elements of t on it is the next segment's: 0 where all share it, or there is none."""
-    if t is None:
+    if t is None or shape is None:
         return 0
     shared = t.dim() == len(shape)
     expect(name, t, t.dtype, shape if shared else (segments.count, *shape), device)
@@ -79,7 +80,7 @@ def heads_of(dots: Tensor | None, width: int) -> tuple[int, int] | None:
         return None
     if dots.dim() not in (2, 3) or dots.shape[-2] * dots.shape[-1] != width:
         raise ValueError(f"dots has shape {tuple(dots.shape)}: its last two sizes have to make up the {width} output columns")
-    return tuple(dots.shape[-2:])
+    return dots.shape[-2], dots.shape[-1]
 
 
 def check_epilogue(segments: Segments, scale: Tensor | None, activation: str, device: torch.device) -> None:

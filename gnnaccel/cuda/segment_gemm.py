@@ -133,8 +133,8 @@ def _make(segments: Segments, options: tuple, tensors: tuple) -> _Made:
     at_out = math.gcd(_NEW if out is None else out.data_ptr(), 0 if rest is None else rest.data_ptr())
     planes = None if heads is None else (_planes(plan, n, *heads), segments.rows, heads[0])
     compiled = _select(plan, x, w, dtype, at_out, k, n, transposed, precision, write, heads) if segments.rows else None
-    return _Made(shape, dtype, planes, compiled, *(_launch(plan, segments, blocks, n) if segments.rows else ((0, 0), 0, 0, ())),
-                 (np.int64(w.stride(0)), np.int64(w.stride(1))), np.int64(bias_step),
+    across, threads, shared, told = _launch(plan, segments, blocks, n) if segments.rows else ((0, 0), 0, 0, ())
+    return _Made(shape, dtype, planes, compiled, across, threads, shared, told, (np.int64(w.stride(0)), np.int64(w.stride(1))), np.int64(bias_step),
                  (np.int32(ACTIVATIONS[activation]), np.float32(slope)), np.int64(att_step),
                  np.int64(0 if planes is None else planes[1] * planes[2]))
 
@@ -178,7 +178,7 @@ def _compiled(plan: ProductPlan | DirectPlan, k: int, n: int, blocks: int, row: 
     return build(plan, k, n, blocks, row, out, precision, transposed, from_x, from_w, store, write, heads)
 
 
-def _launch(plan: ProductPlan | DirectPlan, segments: Segments, blocks: int, n: int) -> tuple:
+def _launch(plan: ProductPlan | DirectPlan, segments: Segments, blocks: int, n: int) -> tuple[tuple[int, int], int, int, tuple]:
     """Grid, threads, shared memory, and what the kernel is told of the segments."""
     if isinstance(plan, DirectPlan):
         height, columns = plan.rows, blocks

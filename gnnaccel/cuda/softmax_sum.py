@@ -42,9 +42,10 @@ class Messages(NamedTuple):
     @property
     def parameters(self) -> tuple:
         """As the kernels take them, t last."""
-        many = isinstance(self.t, Tensor)
-        return (self.x.data_ptr(), pointer(self.edge), np.float32(self.constant), self.t.data_ptr() if many else 0,
-                np.int32(many and self.t.shape[0] > 1), np.float32(1.0 if many else self.t))
+        first = (self.x.data_ptr(), pointer(self.edge), np.float32(self.constant))
+        if isinstance(self.t, Tensor):
+            return (*first, self.t.data_ptr(), np.int32(self.t.shape[0] > 1), np.float32(1.0))
+        return (*first, 0, np.int32(0), np.float32(self.t))
 
     def kernels(self, wide: bool) -> Kernels:
         return kernels(self.x.shape[-1], self.x.dtype, self.edge is not None, wide)
@@ -90,7 +91,9 @@ def backward(graph: Rows, given: Messages, center: Tensor, share: Tensor, whole:
     """
     _check(graph, given, graph.rows, center=center, share=share)
     width, device = given.x.shape[-1], given.x.device
-    x_grad, edge_grad = torch.empty_like(given.x), torch.empty_like(given.edge) if edge else None
+    x_grad, edge_grad = torch.empty_like(given.x), None
+    if edge and given.edge is not None:
+        edge_grad = torch.empty_like(given.edge)
     t_grad = torch.empty((graph.rows, width), device=device) if t else None
     launch, layout, compiled = graph.launch(), _layout(width), given.kernels(graph.wide)
     memory, (part, t_part, _) = workspace(launch.chunks, (width, width if t else 0, 0), device)

@@ -92,4 +92,4 @@ def _read(name: str) -> str:
     # only plain names: a family such as "../x" must not reach outside the folder
     if name not in _names():
         raise FileNotFoundError(name)
-    return importlib.resources.files("gnnaccel.cuda").joinpath("src", name).read_text(encoding="utf-8")
+    return importlib.resources.files("gnnaccel.cuda").joinpath("src").joinpath(name).read_text(encoding="utf-8")

@@ -133,26 +133,26 @@ class Split:
     @property
     def invalid(self) -> bool:
         """Whether ids outside the node range were seen (and left out)."""
-        return bool(self.report.words[1])
+        return bool(self.report.words[1])  # type: ignore[index]  # known
 
     @property
     def edges(self) -> int:
         """Edges in the rows, after dropped and added loops."""
-        return int(self.report.words[2:4].view(np.int64)[0])
+        return int(self.report.words[2:4].view(np.int64)[0])  # type: ignore[index]  # known
 
     @property
     def longest(self) -> int:
         """Edges of the longest row."""
-        return int(self.report.words[_HOST_AT + 2])
+        return int(self.report.words[_HOST_AT + 2])  # type: ignore[index]  # known
 
     @property
     def split_edges(self) -> int:
         """Edges in split rows."""
-        return int(self.report.words[_HOST_AT + 4:_HOST_AT + 6].view(np.int64)[0])
+        return int(self.report.words[_HOST_AT + 4:_HOST_AT + 6].view(np.int64)[0])  # type: ignore[index]  # known
 
     def histogram(self) -> list[int]:
         """Rows by degree: entry b counts the degrees of b bits (0; 1; 2-3; 4-7; ...)."""
-        bins = self.report.words[_HOST_AT + _BINS_AT:_HOST_AT + _BINS_AT + _BINS]
+        bins = self.report.words[_HOST_AT + _BINS_AT:_HOST_AT + _BINS_AT + _BINS]  # type: ignore[index]  # known
         return [int(v) for v in np.trim_zeros(bins, "b")]
 
 

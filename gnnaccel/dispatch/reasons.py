@@ -7,8 +7,10 @@ host's hooks; GA6xx: reduced precision was asked for, and fp32 runs.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import final
 
 
+@final
 @dataclass(frozen=True)
 class Reason:
     """One cause. ``code`` like ``"GA203"``; ``text`` says what was seen; ``hint`` what would change it."""

@@ -95,9 +95,11 @@ def empty(native: Callable) -> Callable:
 
 
 def _context(native: property) -> property:
+    place: Any = native.fget
+
     def ctx(self: Any) -> Any:
         device = device_of(self)
-        return native.fget(self) if device is None else to_context(device)
+        return place(self) if device is None else to_context(device)
 
     return property(ctx, doc=native.__doc__)
 
@@ -105,7 +107,7 @@ def _context(native: property) -> property:
 @torch.no_grad()
 def write_back(name: str | None, args: Iterable[Any]) -> None:
     """After a call of the C function ``name``: what it wrote goes to the tensors that its arguments were made of."""
-    written = _WRITES.get(name, ())
+    written: tuple[int, ...] = () if name is None else _WRITES.get(name, ())
     for position, arg in enumerate(args):
         if type(arg) in (list, tuple):
             write_back(None, arg)

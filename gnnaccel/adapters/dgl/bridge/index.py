@@ -72,9 +72,11 @@ def _states(native: Callable) -> Callable:
 
 
 def _context(native: property) -> property:
+    place: Any = native.fget
+
     def ctx(self: Any) -> Any:
         device = device_of(self)
-        return native.fget(self) if device is None else to_context(device)
+        return place(self) if device is None else to_context(device)
 
     return property(ctx, doc=native.__doc__)
 
@@ -165,7 +167,7 @@ def _is_pinned(native: Callable, index: Any) -> bool:
     return False
 
 
-_ANSWERS = {
+_ANSWERS: dict[str, Callable] = {
     "edges": _edges,
     "find_edges": _find_edges,
     "in_degrees": _in_degrees,

@@ -69,8 +69,8 @@ def check(function: str | None, args: tuple) -> None:
 
     Taking all neighbours is no sampling, but what ``in_subgraph`` does.
     """
-    limit = _FUNCTIONS.get(function)
-    if (limit is None
+    limit = None if function is None else _FUNCTIONS.get(function)
+    if (function is None or limit is None
         or (limit == "sampling" and (getattr(_sampling, "allowed", False)
                                      or _takes_all(function, args)))):
         return

@@ -26,7 +26,7 @@ def install(patches: PatchSet) -> None:
 
     for cls in dict.fromkeys(value for value in vars(nn).values() if isinstance(value, type)):
         forward = vars(cls).get("forward")
-        if _asks(forward):
+        if forward is not None and _asks(forward):
             patches.set(cls, "forward", telling(forward))
             patches.add(cls, _NAME, _Allowed())
         elif getattr(forward, _TOLD, False):
@@ -75,4 +75,4 @@ def telling(native: Callable) -> Callable:
 def _is_covered(graph: Any) -> bool:
     """Whether it is on the device, of one relation, and an edge enters every node. Waits for the device, the first time."""
     edges = graphs.homogeneous(graph) if graphs.form_reason(graph) is None and device_of(graph._graph) is not None else None
-    return edges is not None and type(edges) is not Reason and not edges.has_bare()
+    return edges is not None and not isinstance(edges, Reason) and not edges.has_bare()

@@ -80,7 +80,7 @@ def test_family_compiles(build):
 
 
 def test_each_family_compiles_for_one_architecture():
-    first = {family: defines for family, defines in reversed(_cases())}
+    first = dict(reversed(_cases()))
     for number, (family, defines) in enumerate(first.items()):
         assert _compiles(family, defines, ARCHITECTURES[number % len(ARCHITECTURES)])
 

@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 import torch
-from torch_geometric.nn import (GATConv, GCNConv, GINConv, HeteroConv, HGTConv, MessagePassing,
+from torch_geometric.nn import (GATConv, GCNConv, GINConv, HGTConv, MessagePassing,
                                 RGCNConv, SAGEConv)
 
 from gnnaccel.dispatch import cache

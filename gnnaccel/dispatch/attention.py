@@ -1,4 +1,4 @@
-"""Running an attention Program: fused kernels inside `torch.autograd.Function`s, or the torch backend.
+"""Running an attention Program: fused kernels as nodes of autograd, or the torch backend.
 
 Backward runs the plan its forward took. When it is itself recorded (``create_graph=True``) it recomputes with the torch
 backend instead, with the same dropout mask, so that second derivatives are right.
@@ -14,9 +14,10 @@ from gnnaccel.cuda import additive, column_sum, head_dot, pairwise
 from gnnaccel.cuda.dropout import OFF, Dropout, draw, factors
 from gnnaccel.dispatch import attention_families as families
 from gnnaccel.dispatch import attention_folded, attention_maps, torch_backend
-from gnnaccel.dispatch.attention_families import Family, aligned_rows
+from gnnaccel.dispatch.attention_families import Family, aligned_rows, present
 from gnnaccel.dispatch.attention_folded import Folded
 from gnnaccel.dispatch.attention_maps import Mapped
+from gnnaccel.dispatch.autograd import Operation
 from gnnaccel.dispatch.graph import SORT_FROM, GraphView
 from gnnaccel.dispatch.patterns import Attention
 from gnnaccel.dispatch.program import Program
@@ -128,7 +129,7 @@ def run_cuda(call: Call, tensors: dict[str, Tensor | Mapped] | Folded, family: F
     if torch.is_grad_enabled():
         for t in tensors.values():
             if t is not None and t.requires_grad:
-                return _Function.apply(call, family, *inputs)
+                return _Attention(call, family).apply(*inputs)
     return family.forward(call, inputs, False)[0]
 
 
@@ -161,31 +162,22 @@ def shaped(call: Call, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {**tensors, "bias": tensors["bias"].view(call.heads, call.width)}
 
 
-class _Function(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, call: Call, family: Family, *inputs):
-        out, saved = family.forward(call, inputs, True)
-        ctx.call, ctx.family = call, family
-        ctx.save_for_backward(*inputs, *saved)
-        return out
+class _Attention(Operation):
+    """Attention over the inputs of a family, by its kernels."""
 
-    @staticmethod
-    def backward(ctx, grad):
-        names, saved, wanted = ctx.family.names, list(ctx.saved_tensors), ctx.needs_input_grad[2:]
-        inputs = tuple(saved[:len(names)])
-        if torch.is_grad_enabled():
-            return None, None, *_recorded(ctx.call, names, inputs, wanted, grad)
-        del saved[:len(names)]
-        ctx.maybe_clear_saved_tensors()  # unless the graph is kept: so that what backward has done with can be freed within it
-        return None, None, *ctx.family.backward(ctx.call, inputs, saved, aligned_rows(grad), wanted)
+    __slots__ = ("call", "family")
 
+    def __init__(self, call: Call, family: Family):
+        self.call, self.family = call, family
 
-def _recorded(call: Call, names: tuple[str, ...], inputs: tuple, wanted: tuple, grad: Tensor) -> tuple:
-    """Gradients by differentiable torch operations; they can be differentiated again."""
-    # Aliases, since one input may be another one, or made from it: each gradient must be that of its own place only.
-    present = {name: t.view_as(t) for name, t in zip(names, inputs) if t is not None}
-    asked = [name for name, wants in zip(names, wanted) if wants and name in present]
-    out = with_the_same_dropout(call, present)
-    grads = torch.autograd.grad(out, [present[name] for name in asked], grad, create_graph=True, allow_unused=True)
-    found = dict(zip(asked, grads))
-    return tuple(found.get(name) for name in names)
+    def forward(self, needs, *inputs):
+        out, saved = self.family.forward(self.call, inputs, True)
+        return out, (*inputs, *saved)
+
+    def backward(self, needs, saved, grad):
+        inputs = tuple(saved[:len(needs)])
+        del saved[:len(needs)]
+        return self.family.backward(self.call, inputs, saved, aligned_rows(grad), needs)
+
+    def reference(self, *inputs):
+        return with_the_same_dropout(self.call, present(self.family.names, inputs))

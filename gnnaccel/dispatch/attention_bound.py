@@ -9,7 +9,7 @@ It holds the weights, not the graph: that is given each time, since the structur
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from gnnaccel.cuda.launch import THREADS, workspace
 from gnnaccel.cuda.layout import Layout, grid
 from gnnaccel.dispatch import tall
 from gnnaccel.dispatch.attention_families import aligned_rows
+from gnnaccel.dispatch.autograd import Operation
 
 if TYPE_CHECKING:
     from gnnaccel.dispatch.attention import Call
@@ -88,7 +89,7 @@ class Bound:
         w = self.weights
         if torch.is_grad_enabled() and (x.requires_grad or w.weight.requires_grad or w.att_src.requires_grad
                                         or w.att_dst.requires_grad or (w.bias is not None and w.bias.requires_grad)):
-            return _BoundFunction.apply(self, graph, x, w.weight, w.att_src, w.att_dst, w.bias)
+            return _BoundAttention(self, graph).apply(x, w.weight, w.att_src, w.att_dst, w.bias)
         return self.forward(x, graph, False)[0]
 
     def forward(self, x: Tensor, graph: GraphView, train: bool) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
@@ -151,49 +152,35 @@ def _addresses(w: Weights) -> tuple[int, int, int, int]:
     return w.att_src.data_ptr(), w.att_dst.data_ptr(), 0 if w.bias is None else w.bias.data_ptr(), w.weight.data_ptr()
 
 
-class _BoundFunction(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, bound: Bound, graph: GraphView, x, weight, att_src, att_dst, bias):
-        out, rows, sums, parts = bound.forward(x, graph, True)
-        ctx.bound, ctx.graph = bound, graph
-        ctx.save_for_backward(x, weight, att_src, att_dst, bias, rows, sums, parts)
-        return out
+class _BoundAttention(Operation):
+    __slots__ = ("bound", "graph")
 
-    @staticmethod
-    def backward(ctx, grad):
-        bound, graph, wanted = ctx.bound, ctx.graph, ctx.needs_input_grad[2:]
-        *inputs, rows, sums, parts = ctx.saved_tensors  # once: a checkpoint unpacks no tensor twice
-        if torch.is_grad_enabled():
-            return None, None, *_recorded(bound, graph, inputs, wanted, grad)
-        return None, None, *_gradients(bound, graph, inputs, rows, sums, parts, aligned_rows(grad), wanted)
+    def __init__(self, bound: Bound, graph: GraphView):
+        self.bound, self.graph = bound, graph
 
+    def forward(self, needs, x, weight, att_src, att_dst, bias):
+        out, rows, sums, parts = self.bound.forward(x, self.graph, True)
+        return out, (x, weight, att_src, att_dst, bias, rows, sums, parts)
 
-def _gradients(bound: Bound, graph: GraphView, inputs: list, rows: Tensor, sums: Tensor, parts: Tensor, grad: Tensor,
-               wanted: tuple) -> tuple:
-    x, weight, att_src, att_dst, bias = inputs
-    blocks = head_dot.grad_blocks(x.shape[0], bound.layout)
-    values, scratch = bound.backward(graph, aligned_rows(att_src), aligned_rows(att_dst), rows, sums, parts, grad, blocks)
-    d_src = d_dst = None
-    if wanted[2] or wanted[3]:
-        d_src, d_dst = bound.att_grads(rows, scratch, blocks, att_src.shape).unbind(0)
-    return (tall.matmul(values, weight) if wanted[0] else None, values.t() @ x if wanted[1] else None, d_src, d_dst,
-            column_sum(grad) if bias is not None and wanted[4] else None)
+    def backward(self, needs, saved, grad):
+        x, weight, att_src, att_dst, bias, rows, sums, parts = saved
+        bound, grad = self.bound, aligned_rows(grad)
+        blocks = head_dot.grad_blocks(x.shape[0], bound.layout)
+        values, scratch = bound.backward(self.graph, aligned_rows(att_src), aligned_rows(att_dst), rows,
+                                         sums, parts, grad, blocks)
+        d_src = d_dst = None
+        if needs[2] or needs[3]:
+            d_src, d_dst = bound.att_grads(rows, scratch, blocks, att_src.shape).unbind(0)
+        return (tall.matmul(values, weight) if needs[0] else None,
+                values.t() @ x if needs[1] else None, d_src, d_dst,
+                column_sum(grad) if bias is not None and needs[4] else None)
 
+    def reference(self, x, weight, att_src, att_dst, bias):
+        from gnnaccel.dispatch import torch_backend
 
-def _recorded(bound: Bound, graph: GraphView, inputs: list, wanted: tuple, grad: Tensor) -> list[Any]:
-    """Gradients that can be differentiated again, by the torch backend."""
-    from gnnaccel.dispatch import torch_backend
-
-    h, d = bound.heads, bound.width
-    present = [None if t is None else t.view_as(t) for t in inputs]  # aliases: each gradient is that of its own place only
-    x, weight, att_src, att_dst, bias = present
-    tensors = {"x": torch.nn.functional.linear(x, weight).view(-1, h, d), "att_src": att_src, "att_dst": att_dst}
-    if bias is not None:
-        tensors["bias"] = bias.view(h, d)
-    out = torch_backend.run(bound.program, graph.edges(False), tensors, None)
-    asked = [i for i, t in enumerate(present) if t is not None and wanted[i]]
-    found = torch.autograd.grad(out, [present[i] for i in asked], grad.view_as(out), create_graph=True, allow_unused=True)
-    grads: list[Any] = [None] * len(inputs)
-    for i, g in zip(asked, found):
-        grads[i] = g
-    return grads
+        h, d = self.bound.heads, self.bound.width
+        rows = torch.nn.functional.linear(x, weight).view(-1, h, d)
+        tensors = {"x": rows, "att_src": att_src, "att_dst": att_dst}
+        if bias is not None:
+            tensors["bias"] = bias.view(h, d)
+        return torch_backend.run(self.bound.program, self.graph.edges(False), tensors, None).flatten(1)

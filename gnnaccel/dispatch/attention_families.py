@@ -36,6 +36,11 @@ def of(found: Attention) -> Family:
     return _BY_SCORE.get(found.score, PAIRWISE)
 
 
+def present(names: tuple[str, ...], inputs: Inputs) -> dict[str, Tensor]:
+    """The inputs of these names that there are."""
+    return {name: t for name, t in zip(names, inputs) if t is not None}
+
+
 # --- tensors as kernels take them ----------------------------------------------------------------------------------------
 
 def aligned_rows(t: Tensor | None) -> Tensor | None:

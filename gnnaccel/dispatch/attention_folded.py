@@ -9,6 +9,7 @@ adds the same to all scores of a destination, so its gradient is zero.
 """
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 from gnnaccel.dispatch import attention_families as families
 from gnnaccel.dispatch import tall
 from gnnaccel.dispatch.attention_families import aligned_rows, bias_grad
+from gnnaccel.dispatch.autograd import Operation, wants_grad
 
 if TYPE_CHECKING:
     from gnnaccel.dispatch.attention import Call
@@ -41,8 +43,8 @@ class Folded(NamedTuple):
 
 def run(call: Call, given: Folded, attend) -> Tensor:
     """[num_dst, C] by the kernels. ``attend(call, tensors)``: attention by differentiable operations, with the call's dropout."""
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given):
-        return _FoldedFunction.apply(call, attend, *given)
+    if wants_grad(*given):
+        return _FoldedAttention(call, attend).apply(*given)
     return _forward(call, given, False)[0]
 
 
@@ -90,33 +92,22 @@ def _forward(call: Call, given: Folded, train: bool) -> tuple[Tensor, tuple]:
     return out, (matrix, queries, sums, *saved) if train else ()
 
 
-class _FoldedFunction(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, call, attend, *given):
-        out, saved = _forward(call, Folded(*given), True)
-        ctx.call, ctx.attend = call, attend
-        ctx.save_for_backward(*given, *saved)
-        return out
+class _FoldedAttention(Operation):
+    __slots__ = ("call", "attend")
 
-    @staticmethod
-    def backward(ctx, grad):
-        saved, wanted = ctx.saved_tensors, Folded(*ctx.needs_input_grad[2:])
-        given = Folded(*saved[:len(wanted)])
-        if torch.is_grad_enabled():
-            return None, None, *_recorded(ctx, given, grad)
-        return None, None, *_backward(ctx.call, given, saved[len(wanted):], aligned_rows(grad), wanted)
+    def __init__(self, call: Call, attend: Callable[[Call, dict[str, Tensor]], Tensor]):
+        self.call, self.attend = call, attend
 
+    def forward(self, needs, *given):
+        out, saved = _forward(self.call, Folded(*given), True)
+        return out, (*given, *saved)
 
-def _recorded(ctx, given: Folded, grad: Tensor) -> list:
-    """Gradients that can be differentiated again."""
-    present = Folded(*(None if t is None else t.view_as(t) for t in given))
-    out = composed(ctx.call, present, ctx.attend)
-    asked = [i for i, t in enumerate(present) if t is not None and ctx.needs_input_grad[2 + i]]
-    found = torch.autograd.grad(out, [present[i] for i in asked], grad, create_graph=True, allow_unused=True)
-    grads: list = [None] * len(present)
-    for i, g in zip(asked, found):
-        grads[i] = g
-    return grads
+    def backward(self, needs, saved, grad):
+        given, kept = Folded(*saved[:len(needs)]), saved[len(needs):]
+        return _backward(self.call, given, kept, aligned_rows(grad), Folded(*needs))
+
+    def reference(self, *given):
+        return composed(self.call, Folded(*given), self.attend)
 
 
 def _backward(call: Call, given: Folded, saved: tuple, grad: Tensor, wanted: Folded) -> Folded:

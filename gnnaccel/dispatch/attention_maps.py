@@ -1,4 +1,4 @@
-"""Attention over rows that a linear map makes of the features, map and attention in one `torch.autograd.Function`.
+"""Attention over rows that a linear map makes of the features, map and attention in one node of autograd.
 
 One node of autograd's graph instead of up to seven, which is most of what a small graph costs; gradients that meet at the
 features are accumulated by the products themselves (GEMM, beta = 1) instead of being added up afterwards; and the gradients of
@@ -6,6 +6,7 @@ biases are column sums by a kernel made for tall matrices.
 """
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -13,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gnnaccel.dispatch import tall
-from gnnaccel.dispatch.attention_families import Family, aligned_rows, bias_grad
+from gnnaccel.dispatch.attention_families import Family, aligned_rows, bias_grad, present
+from gnnaccel.dispatch.autograd import Operation
 
 if TYPE_CHECKING:
     from gnnaccel.dispatch.attention import Call
@@ -52,7 +54,7 @@ def run(call: Call, family: Family, tensors: dict[str, Tensor | Mapped], recompu
         plan, flat = _flattened(inputs)
         for t in flat:
             if t is not None and t.requires_grad:
-                return _MappedFunction.apply(call, family, plan, recompute, *flat)
+                return _MappedAttention(call, family, plan, recompute).apply(*flat)
     done = made(call, tensors, tall.linear)
     return family.forward(call, tuple(map(done.get, family.names)), False)[0]
 
@@ -90,38 +92,30 @@ def _rows(call: Call, plan: Plan, flat: tuple, product=tall.linear) -> tuple:
     return tuple(inputs)
 
 
-class _MappedFunction(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, call, family, plan, recompute, *flat):
-        inputs = _rows(call, plan, flat)
-        out, saved = family.forward(call, inputs, True)
-        ctx.call, ctx.family, ctx.plan, ctx.recompute = call, family, plan, recompute
-        ctx.save_for_backward(*flat, *inputs, *saved)
-        return out
+class _MappedAttention(Operation):
+    """Attention over the rows that `_rows` makes of its inputs, as `_flattened` lays those out."""
 
-    @staticmethod
-    def backward(ctx, grad):
-        family, plan, saved, wanted = ctx.family, ctx.plan, ctx.saved_tensors, ctx.needs_input_grad[4:]
-        count = len(plan[0])
-        flat, inputs, rest = saved[:2 + 2 * count], saved[2 + 2 * count:2 + 3 * count], saved[2 + 3 * count:]
-        if torch.is_grad_enabled():
-            return None, None, None, None, *_recorded(ctx, flat, grad)
-        grads = family.backward(ctx.call, inputs, list(rest), aligned_rows(grad), wanted[2:2 + count])
-        return None, None, None, None, *_through_maps(plan, flat, grads, wanted)
+    __slots__ = ("call", "family", "plan", "recompute")
 
+    def __init__(self, call: Call, family: Family, plan: Plan,
+                 recompute: Callable[[Call, dict[str, Tensor]], Tensor]):
+        self.call, self.family, self.plan, self.recompute = call, family, plan, recompute
 
-def _recorded(ctx, flat: tuple, grad: Tensor) -> list:
-    """Gradients that can be differentiated again. Aliases, since one input may be made from another: each gradient must be that
-    of its own place only."""
-    present = [None if t is None else t.view_as(t) for t in flat]
-    inputs = _rows(ctx.call, ctx.plan, tuple(present), F.linear)
-    out = ctx.recompute(ctx.call, {name: t for name, t in zip(ctx.family.names, inputs) if t is not None})
-    asked = [i for i, t in enumerate(present) if t is not None and ctx.needs_input_grad[4 + i]]
-    found = torch.autograd.grad(out, [present[i] for i in asked], grad, create_graph=True, allow_unused=True)
-    grads: list = [None] * len(flat)
-    for i, g in zip(asked, found):
-        grads[i] = g
-    return grads
+    def forward(self, needs, *flat):
+        inputs = _rows(self.call, self.plan, flat)
+        out, saved = self.family.forward(self.call, inputs, True)
+        return out, (*flat, *inputs, *saved)
+
+    def backward(self, needs, saved, grad):
+        count, given = len(self.plan[0]), len(needs)
+        flat, inputs = saved[:given], tuple(saved[given:given + count])
+        del saved[:given + count]
+        grads = self.family.backward(self.call, inputs, saved, aligned_rows(grad), needs[2:2 + count])
+        return _through_maps(self.plan, flat, grads, needs)
+
+    def reference(self, *flat):
+        inputs = _rows(self.call, self.plan, flat, F.linear)
+        return self.recompute(self.call, present(self.family.names, inputs))
 
 
 def _through_maps(plan: Plan, flat: tuple, grads: tuple, wanted: tuple) -> list:

@@ -1,9 +1,16 @@
 """GATv2's score on the CPU, by blocks of destinations whose rows stay in the cache."""
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from gnnaccel.dispatch.autograd import Operation
+
+if TYPE_CHECKING:
+    from gnnaccel.dispatch.torch_backend import Edges
 
 #: bytes of lifted rows per block, so that the few blocks alive stay in L2 and L3; measured, see docs/notes/cpu.md
 BLOCK_BYTES = 2 << 20
@@ -14,7 +21,7 @@ def pair_scores(edges, keys: Tensor, queries: Tensor, att: Tensor, slope: float)
 
     keys [num_src, heads, width], queries [num_dst, heads, width], att [1, heads, width].
     """
-    return _PairScores.apply(edges, slope, keys, queries, att)
+    return _PairScores(edges, slope).apply(keys, queries, att)
 
 
 def plain(edges, slope: float, keys: Tensor, queries: Tensor, att: Tensor) -> Tensor:
@@ -23,43 +30,37 @@ def plain(edges, slope: float, keys: Tensor, queries: Tensor, att: Tensor) -> Te
     return (F.leaky_relu(z, slope) * att).sum(-1)
 
 
-class _PairScores(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, edges, slope, keys, queries, att):
-        ctx.edges, ctx.slope = edges, slope
-        ctx.save_for_backward(keys, queries, att)
-        out = keys.new_empty(edges.src.shape[0], keys.shape[1])
-        for src, dst, part in _blocks(edges, keys):
-            z = F.leaky_relu_(_lifted(keys, queries, src, dst), slope)
-            torch.sum(z.mul_(att), -1, out=out[part])
-        return out
+class _PairScores(Operation):
+    __slots__ = ("edges", "slope")
 
-    @staticmethod
-    def backward(ctx, grad):
-        inputs, edges, slope = ctx.saved_tensors, ctx.edges, ctx.slope
-        if torch.is_grad_enabled():
-            return None, None, *_differentiable(ctx, inputs, grad)
-        keys, queries, att = inputs
+    def __init__(self, edges: Edges, slope: float):
+        self.edges, self.slope = edges, slope
+
+    def forward(self, needs, keys, queries, att):
+        out = keys.new_empty(self.edges.src.shape[0], keys.shape[1])
+        for src, dst, part in _blocks(self.edges, keys):
+            z = F.leaky_relu_(_lifted(keys, queries, src, dst), self.slope)
+            torch.sum(z.mul_(att), -1, out=out[part])
+        return out, (keys, queries, att)
+
+    def backward(self, needs, saved, grad):
+        keys, queries, att = saved
         d_keys, d_queries, d_att = torch.zeros_like(keys), torch.zeros_like(queries), torch.zeros_like(att)
-        for src, dst, part in _blocks(edges, keys):
+        for src, dst, part in _blocks(self.edges, keys):
             z = _lifted(keys, queries, src, dst)
             up = grad[part].contiguous().unsqueeze(-1)  # one order of memory for all that follows: several times as fast
-            d_z = torch.ops.aten.leaky_relu_backward(up * att, z, slope, False)
-            d_att += F.leaky_relu_(z, slope).mul_(up).sum(0)
+            d_z = torch.ops.aten.leaky_relu_backward(up * att, z, self.slope, False)
+            d_att += F.leaky_relu_(z, self.slope).mul_(up).sum(0)
             d_keys.index_add_(0, src, d_z)
             d_queries.index_add_(0, dst, d_z)
-        return None, None, d_keys, d_queries, d_att
+        return d_keys, d_queries, d_att
+
+    def reference(self, keys, queries, att):
+        return plain(self.edges, self.slope, keys, queries, att)
 
 
 def _lifted(keys: Tensor, queries: Tensor, src: Tensor, dst: Tensor) -> Tensor:
     return keys.index_select(0, src).add_(queries.index_select(0, dst))
-
-
-def _differentiable(ctx, inputs: tuple[Tensor, ...], grad: Tensor) -> tuple:
-    inputs = tuple(t.view_as(t) for t in inputs)  # keys may be the queries: their gradients must stay apart
-    needed = [t for t, needs in zip(inputs, ctx.needs_input_grad[2:]) if needs]
-    found = iter(torch.autograd.grad(plain(ctx.edges, ctx.slope, *inputs), needed, grad, create_graph=True))
-    return tuple(next(found) if needs else None for needs in ctx.needs_input_grad[2:])
 
 
 def _blocks(edges, keys: Tensor):

@@ -1,0 +1,127 @@
+"""Kernels as nodes of autograd's graph. Backward runs by kernels too, and by plain torch operations
+where it is itself recorded.
+
+An `Operation` says how one computation runs in each of these ways. What every node must keep to is
+written once, here: which tensors are saved, that they are read a single time, what is done where no
+gradient arrives, and how second derivatives are made.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch._C._functorch import unwrap_if_dead
+
+#: gradients, or what is saved of inputs: None where there is none
+Tensors = Sequence[Tensor | None]
+
+_transforms_active = torch._C._are_functorch_transforms_active
+
+
+class Operation:
+    """One call of a computation. Its tensors are the arguments of `apply`, all else are its fields.
+
+    Subclasses define `forward`, `backward` and `reference`. Where the gradients that can be
+    differentiated again are had in another way, they define `recorded` in the place of the last.
+    """
+
+    __slots__ = ()
+    _node: ClassVar[type[torch.autograd.Function]]
+    _apply: ClassVar[Callable[..., Any]]
+    #: where some results may want no gradient: a method (self, needs, results) -> those
+    constant: ClassVar[Callable[..., Tensors] | None] = None
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        # Of its own: profilers tell nodes apart by their class's name.
+        cls._node = type(cls.__name__.strip("_"), (_Node,), {})
+        cls._apply = super(torch.autograd.Function, cls._node).apply
+
+    def apply(self, *inputs: Tensor | None) -> Any:
+        """The result or results on ``inputs``, as a node of autograd's graph.
+
+        The same as `torch.autograd.Function.apply`, in fewer steps of the interpreter.
+        """
+        if _transforms_active():
+            return self._node.apply(self, *inputs)  # says that this cannot be
+        return self._apply(self, *[t if t is None else unwrap_if_dead(t) for t in inputs])
+
+    def forward(self, needs: tuple[bool, ...], *inputs: Tensor | None) -> tuple[Any, Tensors]:
+        """By kernels: the result or results, and what to save for backward, the inputs first.
+
+        needs: which of the inputs want a gradient. Those that no `backward` reads may be None among
+        the saved.
+        """
+        raise NotImplementedError
+
+    def backward(self, needs: tuple[bool, ...], saved: list, *grads: Tensor | None) -> Tensors:
+        """By kernels: the gradient of each input, None where there is none.
+
+        grads: of the results; at least one is there. saved: what `forward` saved. What is taken out
+        of this list may be freed within backward.
+        """
+        raise NotImplementedError
+
+    def reference(self, *inputs: Tensor | None) -> Any:
+        """The results on plain torch operations, differentiable any number of times."""
+        raise NotImplementedError
+
+    def recorded(self, needs: tuple[bool, ...], saved: Tensors, *grads: Tensor | None) -> Tensors:
+        """`backward` where it is itself recorded (``create_graph=True``), by `reference`."""
+        return gradients(self.reference, saved[:len(needs)], needs, grads)
+
+
+class _Node(torch.autograd.Function):
+    """The node of every `Operation`."""
+
+    @staticmethod
+    def forward(ctx: Any, operation: Operation, *inputs: Tensor | None) -> Any:
+        ctx.operation, ctx.materialize_grads, needs = operation, False, ctx.needs_input_grad[1:]
+        results, saved = operation.forward(needs, *inputs)
+        ctx.save_for_backward(*saved)
+        if operation.constant is not None:
+            ctx.mark_non_differentiable(*operation.constant(needs, results))
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple:
+        operation, needs = ctx.operation, ctx.needs_input_grad[1:]
+        for grad in grads:
+            if grad is not None:
+                break
+        else:  # no result was used: nor has any input a gradient
+            return (None,) * (1 + len(needs))
+        saved = list(ctx.saved_tensors)  # once: a checkpoint hands out no tensor twice
+        if torch.is_grad_enabled():
+            return None, *operation.recorded(needs, saved, *grads)
+        ctx.maybe_clear_saved_tensors()  # unless the graph is kept: the list alone holds them now
+        return None, *operation.backward(needs, saved, *grads)
+
+
+def gradients(function: Callable[..., Any], inputs: Tensors, needs: Sequence[bool], grads: Tensors,
+              create_graph: bool = True) -> tuple:
+    """The gradients of the inputs of ``function``, whose result or results have ``grads``.
+
+    They can be differentiated again with ``create_graph``.
+    """
+    with torch.enable_grad():
+        # Aliases, since one input may be another one, or made from it: each has its own gradient.
+        inputs = tuple([None if t is None else t.view_as(t) for t in inputs])
+        results = function(*inputs)
+    results = (results,) if isinstance(results, Tensor) else results
+    # Not results without a gradient, nor those that are made of frozen inputs alone.
+    made = [(t, grad) for t, grad in zip(results, grads) if grad is not None and t.requires_grad]
+    if not made:
+        return (None,) * len(inputs)
+    wanted = [t for t, need in zip(inputs, needs) if need and t is not None]
+    found = iter(torch.autograd.grad([t for t, _ in made], wanted, [grad for _, grad in made],
+                                     create_graph=create_graph, allow_unused=True))
+    return tuple([next(found) if need and t is not None else None
+                  for t, need in zip(inputs, needs)])
+
+
+def wants_grad(*tensors: Tensor | None) -> bool:
+    """Whether what is made of these is to be a node of autograd's graph."""
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)

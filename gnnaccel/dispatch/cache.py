@@ -25,6 +25,7 @@ from torch import Tensor
 
 from gnnaccel import env
 from gnnaccel.cuda import capture
+from gnnaccel.dispatch import ledger
 from gnnaccel.dispatch.edge_arrays import EdgeArrays
 from gnnaccel.dispatch.graph import GraphView
 from gnnaccel.dispatch.tensor_ref import MemoryRef, unversioned
@@ -198,5 +199,6 @@ def clear() -> None:
         _entries.clear()
         _captured.clear()
         _counted_again = 0
+        ledger.forget()
         for name in _counts:
             _counts[name] = 0

@@ -31,8 +31,8 @@ from gnnaccel.dispatch import counters
 from gnnaccel.dispatch.checkpoints import checkpointed
 from gnnaccel.dispatch.config import Config
 from gnnaccel.dispatch.names import IdentityMap
-from gnnaccel.dispatch.native_memory import (MISSED, WATCHED, Alike, Inside, Memory, Settled, autocast, numbers_in,
-                                             state_of, tensors_of)
+from gnnaccel.dispatch.native_memory import (EASY, MISSED, WATCHED, Alike, Easy, Inside, Memory, Settled, autocast,
+                                             numbers_in, state_of, tensors_of)
 from gnnaccel.dispatch.quantized import settings
 from gnnaccel.dispatch.reasons import Reason
 
@@ -103,7 +103,9 @@ def _looked_at(memory: Memory, layer: Any, args: tuple, kwargs: dict, config: Co
         if graph is MISSED or checkpointed() or (graph and memory.meets(*graph, state, grad)):
             return None
     if like.edges_at is not None and not kwargs:
-        memory.another(like, len(args), config)
+        memory.row += 1
+        if memory.row >= EASY and like.inside.tally is not None:
+            memory.easy = Easy(like, len(args), config.epoch)
     return like
 
 
@@ -153,7 +155,7 @@ def remember(layer: Any, structure: tuple[Tensor, ...], args: tuple, kwargs: dic
     if known:
         met = memory.of(structure)
         if met is not None and (_on_cpu(found) or code == "GA301"):
-            met.decided[_grad()] = state_of(layer, config)
+            met[1 + _grad()] = state_of(layer, config)
         # on a GPU a call on dictionaries may stay native for a reason that passes, such as a capture
         if (_on_cpu(found) or (not kwargs and len(found) == len(args))) and not any(t.is_inference() for t in found):
             memory.settled[_grad()] = Settled(layer, given, kwargs, config, code)

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import weakref
 from collections.abc import Sequence
@@ -12,15 +13,14 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from gnnaccel.cuda import driver
-from gnnaccel.dispatch import counters
+from gnnaccel.dispatch import counters, ledger
 from gnnaccel.dispatch.config import Config
 from gnnaccel.dispatch.reasons import Reason
 
 MISSED = object()  # in the place of a result: this call is like no earlier one
 WATCHED = 4  # calls of which one has to show that nothing inside gains
 _MORE = 1.25  # times as large as the call that was decided: estimates know sizes by powers of two
-_MET = 512  # graphs that a layer remembers to have met
-_EASY, _UNLOOKED = 8, 7  # calls one after the other like an earlier one, and how many are then not looked at
+EASY, _UNLOOKED = 8, 7  # calls one after the other like an earlier one, and how many are then not looked at
 _numel = Tensor.numel
 _drivers = driver.in_place
 autocast = getattr(torch._C, "_is_any_autocast_enabled", functools.partial(torch.is_autocast_enabled, "cpu"))
@@ -75,7 +75,7 @@ def state_of(layer: Any, config: Config) -> tuple:
 class Settled:
     """A call over known tensors, held weakly by ``refs``. ``plain``: those of its graph that are arguments themselves, by place
     and id, which is nobody else's as long as none is ``gone``; ``held``: the same of arguments that hold several; ``rows``:
-    place, type and look of the first argument of features."""
+    place, type and look of the first argument of features, where the graph's are arguments themselves."""
 
     __slots__ = ("state", "names", "count", "plain", "held", "refs", "gone", "rows", "edges_at", "code", "inside")
 
@@ -99,7 +99,7 @@ class Settled:
                 self.plain.append((at, id(a)))
             else:
                 self.held.append((at, type(a), list(map(id, tensors))))
-        if self.refs:
+        if self.held:
             self.rows = None
         self.edges_at = None
         if self.plain and not self.held:
@@ -109,7 +109,7 @@ class Settled:
 
     def fits(self, given: tuple, kwargs: dict) -> bool:
         """Native code is never wrong, so it is enough that nothing has changed that could make another route pay: the sizes of
-        the graph, which its tensors keep whatever is written into them."""
+        the graph, which its tensors keep whatever is written into them, and the form of plain features."""
         if self.gone or len(given) != self.count:
             return False
         for at, number in self.plain:
@@ -182,17 +182,6 @@ class Alike:
         return found[self.graph], found[self.known] if self.known is not None else found[self.graph.start + graph.index(largest)]
 
 
-class _Met:
-    """A graph of a native call: its largest tensor, held weakly, with its version; the ids of all its tensors; in which state,
-    with gradients off and on, it was decided as a known graph and stayed native."""
-
-    __slots__ = ("ref", "version", "ids", "decided")
-
-    def __init__(self, largest: Tensor, ids: tuple[int, ...]):
-        self.ref, self.version, self.ids = weakref.ref(largest), largest._version, ids
-        self.decided: list[tuple | None] = [None, None]
-
-
 class Easy:
     """Calls of ``count`` arguments that are taken to be like ``like``, as those before were, if the one ``at`` its place, a
     tensor or a dictionary, has no more than ``most`` numbers; ``left``: how many until one is looked at again."""
@@ -204,34 +193,31 @@ class Easy:
         self.at, self.most = like.edges_at
 
 
-class Memory:
-    """Of one layer. ``settled``, ``alike``: a call with gradients off, and one with gradients on; ``met``: graphs of native
-    calls, by the id of their largest tensor, and of how many to look for those that are gone; ``row``: calls in a row that were
-    like an earlier one, and what follows from many (``easy``); ``why``: of the last call that was not understood."""
+_numbers = itertools.count()
 
-    __slots__ = ("settled", "alike", "met", "most", "row", "easy", "why", "left")
+
+class Memory:
+    """Of one layer. ``settled``, ``alike``: a call with gradients off, and one with gradients on; ``number``: under which ledgers
+    of graphs know the layer; ``row``: calls in a row that were like an earlier one, and what follows from many (``easy``);
+    ``why``: of the last call that was not understood."""
+
+    __slots__ = ("settled", "alike", "number", "row", "easy", "why", "left")
 
     def __init__(self) -> None:
         self.settled: list[Settled | None] = [None, None]
         self.alike: list[Alike | None] = [None, None]
-        self.met: dict[int, _Met] = {}
-        self.most, self.row = _MET, 0
+        self.number, self.row = next(_numbers), 0
         self.easy: Easy | None = None
         self.why: Reason | None = None
         self.left = WATCHED  # of calls of a model: how many may yet show something
 
-    def another(self, like: Settled | Alike, count: int, config: Config) -> None:
-        """One more call was like ``like``."""
-        self.row += 1
-        if self.row >= _EASY and like.inside.tally is not None:
-            self.easy = Easy(like, count, config.epoch)
-
-    def of(self, structure: Sequence[Tensor]) -> _Met | None:
-        """The native call that was over these tensors, unchanged since."""
+    def of(self, structure: Sequence[Tensor]) -> list[Any] | None:
+        """What `GraphLedger.layers` has of a native call of the layer over these tensors, unchanged since."""
         for t in structure:
-            found = self.met.get(id(t))
-            if found is not None and found.ref() is t and found.version == t._version:
-                return found if set(map(id, structure)).issubset(found.ids) else None
+            known = ledger.ledgers.get(id(t))
+            if known is not None and known() is t and known.version == t._version and self.number in known.layers:
+                found = known.layers[self.number]
+                return found if set(map(id, structure)).issubset(found[0]) else None
         return None
 
     def meets(self, graph: Sequence[Tensor], largest: Tensor, state: tuple | None = None, grad: bool = False) -> bool:
@@ -239,12 +225,10 @@ class Memory:
         however often it comes. It was from now on. Never of inference tensors, which have no version."""
         if largest.is_inference():
             return False
-        met, ids = self.met, tuple(map(id, graph))
-        found = met.get(id(largest))
-        if found is not None and found.ref() is largest and found.version == largest._version and found.ids == ids:
-            return found.decided[grad] != state
-        if len(met) >= self.most:
-            self.met = met = {key: kept for key, kept in met.items() if kept.ref() is not None}
-            self.most = max(_MET, 2 * len(met))
-        met[id(largest)] = _Met(largest, ids)
+        ids = tuple(map(id, graph))
+        known = ledger.of(largest)
+        found = known.layers.get(self.number)
+        if found is not None and found[0] == ids:
+            return found[1 + grad] != state
+        known.layers[self.number] = [ids, None, None]
         return False

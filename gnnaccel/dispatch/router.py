@@ -53,21 +53,9 @@ class Adapter(Protocol):
 
 
 class _Last:
-    """A layer's last plain call and where it went. Holds the graph weakly: the structure cache decides how long it lives.
+    """A layer's last plain call by a faster route. Holds the graph weakly: the structure cache decides how long it lives."""
 
-    ``plan`` is None where the graph was new and the call went native because of what building its structure costs: the next
-    call over the same graph is decided anew, as one of many.
-    """
-
-    __slots__ = ("epoch", "signature", "edge_index", "graph", "stated", "attention", "plan", "run", "bound", "shape", "dtype",
-                 "grad")
-
-    def still_native(self, args: tuple, kwargs: dict, config: Config) -> bool:
-        """Whether the call may go native without a further look. Native code is never wrong, so it is enough that nothing
-        has changed that could make another route pay."""
-        return (self.plan is not None and self.plan.route == "native" and self.epoch == config.epoch and not kwargs
-                and len(args) == 2 and args[1] is self.edge_index() and type(args[0]) is Tensor
-                and args[0].shape == self.shape and args[0].dtype is self.dtype and torch.is_grad_enabled() is self.grad)
+    __slots__ = ("epoch", "signature", "edge_index", "graph", "stated", "attention", "plan", "run", "bound")
 
 
 _last: IdentityMap[_Last] = IdentityMap()
@@ -93,10 +81,6 @@ def decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict,
     if capture.capturing():  # what earlier calls showed need not hold for what a CUDA graph's replays find in memory
         return _decide(layer, adapter, native, args, kwargs, config, None, 0)
     last = _last.get(layer)
-    if last is not None and last.still_native(args, kwargs, config):
-        counters.again(type(layer).__name__, last.plan.code)
-        settings.native_again(layer)
-        return native(layer, *args)
     signature = adapter.signature(layer, args, kwargs)
     if last is not None and signature is not None and last.signature == signature and last.epoch == config.epoch:
         x, edge_index = args
@@ -154,7 +138,7 @@ def _decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict
         if entry is not None:
             entry.fell_back(use)
         if not settings.learning(use) and not capture.capturing():
-            _remember_native(layer, config, signature, given, args, kwargs, plan, known)
+            native_again.remember(layer, given.structure, args if _quiet(config) else (), kwargs, config, plan.code, known)
         whole = not known and device == "cuda" and getattr(stated, "together", False) and plan.code == "GA301" and _quiet(config)
         return _native(layer, adapter, _with_its_parts(native) if whole else native, args, kwargs, config, stated, given,
                        plan.rejected, start)
@@ -196,21 +180,6 @@ def _with_its_parts(native: Any) -> Any:
     return whole
 
 
-def _remember_native(layer, config: Config, signature: tuple | None, given: Given, args: tuple, kwargs: dict, plan: Plan,
-                     known: bool) -> None:
-    """Let calls like this one go native without a further look, where nobody is to hear of them."""
-    if signature is not None and not given.edge_index.is_inference():
-        settled = plan if known and _quiet(config) else None
-        _remember(layer, config, signature, given, _gone, None, None, settled, None, None)
-        if known:
-            return
-    native_again.remember(layer, given.structure, args if _quiet(config) else (), kwargs, config, plan.code, known)
-
-
-def _gone() -> None:
-    """A weak reference to no graph."""
-
-
 def _quiet(config: Config) -> bool:
     """Whether native calls may pass without a word."""
     return config.on_fallback == "native"
@@ -224,18 +193,15 @@ def _known(layer: Any, stated: Stated, given: Given) -> bool:
         return True
     if unversioned(given.structure):
         return False
-    last = _last.get(layer)
-    return (stated.peek(given) or (last is not None and last.edge_index.unmoved(given.edge_index))
-            or native_again.was_over(layer, given.structure) or checkpointed())
+    return stated.peek(given) or native_again.was_over(layer, given.structure) or checkpointed()
 
 
-def _remember(layer, config: Config, signature: tuple, given: Given, graph, stated: Stated | None, attended, plan: Plan | None,
-              run, bound) -> None:
+def _remember(layer, config: Config, signature: tuple, given: Given, graph, stated: Stated, attended, plan: Plan, run,
+              bound) -> None:
     last = _Last()
     last.epoch, last.signature = config.epoch, signature
     last.edge_index = TensorRef(given.edge_index)
     last.graph, last.stated, last.attention, last.plan, last.run, last.bound = graph, stated, attended, plan, run, bound
-    last.shape, last.dtype, last.grad = given.x_src.shape, given.x_src.dtype, torch.is_grad_enabled()
     _last.set(layer, last)
 
 

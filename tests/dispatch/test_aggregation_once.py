@@ -6,7 +6,7 @@ import torch
 
 import gnnaccel
 from gnnaccel.cuda import edge_list
-from gnnaccel.dispatch import cache
+from gnnaccel.dispatch import cache, ledger
 from gnnaccel.dispatch.config import current
 from gnnaccel.dispatch.ops import aggregation, aggregation_cost, aggregation_cuda, aggregation_once, aggregation_route
 from gnnaccel.dispatch.ops.aggregation_cost import Estimate
@@ -121,7 +121,7 @@ def test_until_a_structure_pays(device, monkeypatch):
         assert first.run is aggregation_once.run and first.route == "cuda" and first.rejected[0][1].code == "GA302" and first.again
         assert cache.info()["entries"] == 0
         OpGraph(ei, N, M).view()
-        aggregation_cost.forget()
+        ledger.forget()
         assert aggregation_route.decide(OpGraph(ei, N, M), given, current()).run is aggregation_cuda.run
         for fresh, run in ((True, aggregation_once.run), (False, aggregation_cuda.run)):
             assert aggregation_route.decide(OpGraph(ei, N, M), given, current(), Asked(True, fresh)).run is run

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from torch_geometric.nn import GATConv, GCNConv, HEATConv, HeteroConv, HGTConv, RGATConv, SAGEConv, to_hetero
 
 import gnnaccel
-from gnnaccel.dispatch import cache, config, counters, native_again, native_memory, router
+from gnnaccel.dispatch import cache, config, counters, ledger, native_again, native_memory, router
 from tests.pyg.hetero_graphs import CITES, KNOWS, METADATA, RELATIONS, WIDTH, edges, features, hetero, same
 
 @pytest.fixture
@@ -319,11 +319,12 @@ def test_batches_that_come_again(enabled, read):
 
 
 def test_batches_that_are_gone_are_forgotten(enabled, monkeypatch):
-    monkeypatch.setattr(native_memory, "_MET", 8)
+    monkeypatch.setattr(ledger, "_FEW", 8)
+    monkeypatch.setattr(ledger, "_most", 8)
     layer, x = hetero(SAGEConv), features()
     for _ in range(40):
         layer(x, edges())
-    assert len(native_again.memories.get(layer).met) <= 16
+    assert 0 < len(ledger.ledgers) <= 16
 
 
 @pytest.mark.parametrize("count", [0, 6])
@@ -341,6 +342,17 @@ def test_new_edges_between_the_same_nodes(enabled, read, count):
         read.clear()
         layer(x, ei, nodes, types, attr)
         assert ("HEATConv" in read) is expected
+
+
+def test_features_of_another_dtype_are_seen(emulated):
+    """What no kernel takes says nothing of what kernels take, over the same graph."""
+    layer, x, ei = GATConv(WIDTH, 8, 2).double(), torch.randn(20, WIDTH), torch.randint(0, 20, (2, 30))
+    with torch.no_grad(), gnnaccel.enabled(backend="cuda", when="supported"):
+        for _ in range(4):
+            layer(x.double(), ei)
+        layer.float()
+        layer(x, ei)
+    assert gnnaccel.stats()["GATConv"]["routes"] == {"native": 4, "cuda": 1}
 
 
 # ---- calls that are not looked at ----

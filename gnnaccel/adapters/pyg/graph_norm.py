@@ -13,7 +13,6 @@ import importlib
 import inspect
 import sys
 import threading
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -26,7 +25,7 @@ from gnnaccel.adapters.guards import context_reason
 from gnnaccel.adapters.patching import PatchSet
 from gnnaccel.adapters.pyg import graph_loops
 from gnnaccel.cuda import capture
-from gnnaccel.dispatch import cache, looped, placed
+from gnnaccel.dispatch import cache, ledger, looped, placed
 from gnnaccel.dispatch.config import current, silenced
 from gnnaccel.dispatch.graph import kernels_run_on
 from gnnaccel.dispatch.structure import check_ids
@@ -35,7 +34,6 @@ _CONV = "torch_geometric.nn.conv."
 #: functions that layers' modules call at every forward, by module
 _LOOPS = {"cluster_gcn_conv": ("remove_self_loops", "add_self_loops"), "eg_conv": ("add_remaining_self_loops",),
           "simple_conv": ("add_self_loops",)}
-_MANY = 256
 #: those that these functions call, of modules whose normalisations depend on weights
 _INSIDE = {_CONV + "gcn_conv": ("add_remaining_self_loops",),
            "torch_geometric.utils.laplacian": ("remove_self_loops", "add_self_loops")}
@@ -258,10 +256,6 @@ def _computed(native: Callable, args: tuple, kwargs: dict) -> Any:
         _computing.now = False
 
 
-# edges and their version, by id and function; emptied when it is full
-_sighted: dict[tuple, tuple[weakref.ref, int]] = {}
-
-
 def _worth_keeping(edge_index: Any, name: str) -> bool:
     """Whether these edges came before: for those that come once, keeping anything only costs. On a GPU that is little next to
     some 25 launches and a wait, which the second layer over a sampled batch then saves."""
@@ -271,12 +265,12 @@ def _worth_keeping(edge_index: Any, name: str) -> bool:
         return False  # what a capture makes holds nothing until it is replayed
     if edge_index.is_cuda:
         return True
-    found = _sighted.get((id(edge_index), name))
-    if found is not None and found[0]() is edge_index and found[1] == edge_index._version:
+    found = ledger.ledgers.get(id(edge_index))
+    if found is None or found() is not edge_index or found.version != edge_index._version:
+        found = ledger.of(edge_index)
+    if name in found.functions:
         return True
-    if len(_sighted) >= _MANY:
-        _sighted.clear()
-    _sighted[id(edge_index), name] = weakref.ref(edge_index), edge_index._version
+    found.functions += (name,)
     return False
 
 

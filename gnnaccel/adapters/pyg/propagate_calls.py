@@ -11,7 +11,7 @@ from torch import Tensor
 from gnnaccel.adapters.pyg import guards, propagate_native, propagate_once, propagate_visit
 from gnnaccel.adapters.pyg import propagate_reading as reading
 from gnnaccel.cuda import capture, driver
-from gnnaccel.dispatch import counters, looped, records, rules, watch
+from gnnaccel.dispatch import counters, ledger, looped, records, rules, watch
 from gnnaccel.dispatch.checkpoints import checkpointed
 from gnnaccel.dispatch.config import Config
 from gnnaccel.dispatch.names import IdentityMap
@@ -227,7 +227,7 @@ def _remember(layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read,
         kept.fell_back = decision.fell_back
         kept.rows, kept.code, kept.missed = (x.shape, x.dtype, x.requires_grad), decision.code, None
         if decision.estimate is not None:
-            kept.missed, kept.gain = aggregation_cost.missed(edge_index), decision.estimate.gain
+            kept.missed, kept.gain = ledger.of(edge_index), decision.estimate.gain
             kept.patience = aggregation_cost.patience(decision.estimate)
         propagate_native.remember(layer, edge_index, kwargs, found, decision, config)
     elif graph._view is None or len(found.reduces) > 1:  # ran without a structure; or hooks inside may appear

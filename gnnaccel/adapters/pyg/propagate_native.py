@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters.pyg import propagate_reading as reading
-from gnnaccel.dispatch import counters
+from gnnaccel.dispatch import counters, ledger
 from gnnaccel.dispatch.checkpoints import checkpointed
 from gnnaccel.dispatch.config import Config
 from gnnaccel.dispatch.names import IdentityMap
@@ -46,7 +46,7 @@ class _New:
             return True
         if checkpointed() or edge_index.is_inference():
             return False
-        missed = aggregation_cost.missed(edge_index)
+        missed = ledger.of(edge_index)
         if missed.seconds > self.patience * edges:
             return False
         missed.seconds += self.gain * edges

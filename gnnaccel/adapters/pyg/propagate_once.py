@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gnnaccel.adapters.pyg import guards
 from gnnaccel.adapters.pyg import propagate_reading as reading
-from gnnaccel.dispatch import counters
+from gnnaccel.dispatch import counters, ledger
 from gnnaccel.dispatch.checkpoints import checkpointed
 from gnnaccel.dispatch.config import Config
 from gnnaccel.dispatch.names import IdentityMap
@@ -61,7 +61,7 @@ class _Once:
     def run(self, layer: Any, edge_index: Tensor, kwargs: dict) -> Any:
         """The call's result; None where the graph comes so often that a structure may pay, or something does not fit."""
         edges = edge_index.shape[1]
-        missed = aggregation_cost.missed(edge_index)
+        missed = ledger.of(edge_index)
         if missed.seconds > self.patience * edges:
             return None
         form = self.form

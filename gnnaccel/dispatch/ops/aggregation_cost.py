@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from gnnaccel.dispatch import ledger
 from gnnaccel.dispatch.cost import constants
-from gnnaccel.dispatch.names import IdentityMap
 from gnnaccel.dispatch.ops.aggregation import Aggregation
 from gnnaccel.dispatch.ops.aggregation_means import Softmax
 from gnnaccel.dispatch.ops.graph import OpGraph
@@ -98,33 +98,10 @@ def _line(rates: list[float], edges: float, numbers: float) -> float:
     return rates[0] + rates[1] * edges + rates[2] * numbers
 
 
-# --- graphs that may come again ----------------------------------------------------------------------------------------
-
-class Missed:
-    """What calls over some edges would have saved so far."""
-
-    __slots__ = ("version", "seconds", "sightings")
-
-    def __init__(self, version: int):
-        self.version, self.seconds, self.sightings = version, 0.0, 0
-
-
-_missed: IdentityMap[Missed] = IdentityMap()
-
-
-def missed(edge_index: Tensor) -> Missed:
-    """What was missed over these edges as they are now. Not of inference tensors."""
-    found = _missed.get(edge_index)
-    if found is None or found.version != edge_index._version:
-        found = Missed(edge_index._version)
-        _missed.set(edge_index, found)
-    return found
-
-
 def hardly_seen(edge_index: Tensor) -> bool:
     """Whether little was asked about these edges before, so that few calls over them are known; notes one more. Not of inference
     tensors."""
-    found = missed(edge_index)
+    found = ledger.of(edge_index)
     found.sightings += 1
     return found.sightings <= _UNREAD
 
@@ -140,7 +117,7 @@ def pays(edge_index: Tensor, estimate: Estimate) -> bool:
         return not capturing(edge_index)
     if edge_index.is_inference():
         return False
-    found = missed(edge_index)
+    found = ledger.of(edge_index)
     if found.seconds > patience(estimate) and not capturing(edge_index):
         return True
     found.seconds += estimate.gain
@@ -150,8 +127,3 @@ def pays(edge_index: Tensor, estimate: Estimate) -> bool:
 def capturing(edge_index: Tensor) -> bool:
     """Whether a CUDA graph is being captured, when nothing may be made to keep."""
     return edge_index.is_cuda and torch.cuda.is_current_stream_capturing()
-
-
-def forget() -> None:
-    """Forget every graph."""
-    _missed.clear()

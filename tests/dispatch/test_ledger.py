@@ -1,0 +1,79 @@
+"""Ledgers of graphs: what came before over the same edges, unwritten since."""
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+
+from gnnaccel.dispatch import cache, ledger
+from gnnaccel.dispatch.native_memory import Memory
+from gnnaccel.dispatch.ops import aggregation_cost
+from gnnaccel.dispatch.ops.aggregation_cost import Estimate
+
+
+@pytest.fixture(autouse=True)
+def empty():
+    ledger.forget()
+    yield
+    ledger.forget()
+
+
+def edges() -> torch.Tensor:
+    return torch.randint(0, 9, (2, 20))
+
+
+OTHERS = {"a copy": lambda ei: ei.clone(), "an alias": lambda ei: ei.detach(), "written into": lambda ei: ei.add_(0)}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_another_graph_has_a_ledger_of_its_own(other):
+    ei = edges()
+    found = ledger.of(ei)
+    found.seconds, found.sightings = 5.0, 9
+    assert ledger.of(ei) is found
+    now = ledger.of(OTHERS[other](ei))
+    assert now is not found and now.seconds == now.sightings == 0 and now.functions == () and now.layers == {}
+
+
+def test_what_was_missed_over_a_graph_is_not_missed_over_another():
+    ei, estimate = edges(), Estimate(gain=1.0, structure=4.0)
+    assert [aggregation_cost.pays(ei, estimate) for _ in range(10)].index(True) == 8
+    ei[0, 0] = 1
+    assert not aggregation_cost.pays(ei, estimate) and not aggregation_cost.pays(edges(), estimate)
+
+
+def test_a_graph_at_a_dead_ones_place():
+    for _ in range(20):  # ids come again
+        ei = edges()
+        assert aggregation_cost.hardly_seen(ei) and ledger.of(ei).sightings == 1
+        del ei
+
+
+def test_layers_know_graphs_apart():
+    one, other, ei, types = Memory(), Memory(), edges(), torch.arange(20)
+    assert not one.meets((ei, types), ei) and not other.meets((ei, types), ei)
+    assert one.meets((ei, types), ei, "state") and one.of((types,)) is None and one.of((ei,)) is not None
+    one.of((ei,))[1] = "state"
+    assert not one.meets((ei, types), ei, "state") and one.meets((ei, types), ei, "state", True)
+    assert other.meets((ei, types), ei, "state"), "decided of one layer says nothing of another"
+    assert not one.meets((ei, types.clone()), ei), "other types make another graph"
+    ei.add_(0)
+    assert one.of((ei,)) is None and not one.meets((ei, types), ei)
+    with torch.inference_mode():
+        kept = edges()
+        assert not one.meets((kept,), kept) and not one.meets((kept,), kept)
+
+
+def test_they_keep_no_graph_alive_and_are_swept_up(monkeypatch):
+    monkeypatch.setattr(ledger, "_FEW", 8)
+    monkeypatch.setattr(ledger, "_most", 8)
+    alive = [edges() for _ in range(20)]
+    kept = [ledger.of(ei) for ei in alive]
+    for _ in range(100):
+        ledger.of(edges())
+    gc.collect()
+    assert all(ledger.of(ei) is found for ei, found in zip(alive, kept))
+    assert len(ledger.ledgers) <= 2 * len(alive) + 8
+    cache.clear()
+    assert not ledger.ledgers

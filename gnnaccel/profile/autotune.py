@@ -81,7 +81,7 @@ def tune(call: Callable[[], Any], layer: Any, inputs: Any, stated: Any, given: A
         timed = timing.measure_rounds({way: (step, _only(key, pinned)) for way, pinned in ways.items()}, given.device,
                                       timing.Effort(batches=12, batch_ms=10.0, seconds=1.0))
     times = {way: timed[way].ms for way in ways}
-    best = min(times, key=times.get)
+    best = min(times, key=times.__getitem__)
     taken = best if times[best] < _MARGIN * times["native"] else "native"
     tuned.keep(tuned.environment(given.device.type), {key: _entry(request, stated, ways[taken], times)})
     planner.forget()

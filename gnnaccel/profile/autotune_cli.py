@@ -29,7 +29,7 @@ def run(options, arguments: list[str]) -> int:
 
 def lines(held: dict) -> list[str]:
     """The file's content for a reader."""
-    found = []
+    found: list[str] = []
     if held.get("schema") != tuned.SCHEMA:
         return found
     for environment, entries in held["environments"].items():

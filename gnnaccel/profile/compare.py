@@ -15,6 +15,7 @@ from gnnaccel.dispatch import config as configs
 from gnnaccel.dispatch import watch
 from gnnaccel.dispatch.names import IdentityMap, original
 from gnnaccel.dispatch.reasons import Reason
+from gnnaccel.dispatch.records import Sink
 from gnnaccel.dispatch.watch import Run, Visit
 from gnnaccel.profile.frames import Frames, Naming
 from gnnaccel.profile.shadow import Shadow, shadowed
@@ -138,7 +139,8 @@ class Comparer:
 
     def __init__(self, upstream: list | None = None, one_thread: bool = False, names: dict[int, str] | None = None):
         self.result = Comparison()
-        self._frames, self._sink = Frames(), None
+        self._frames = Frames()
+        self._sink: Sink = self._frames.sink
         self._upstream, self._names, self._calls = upstream, names or {}, 0
         self.naming = Naming()
         self._thread = threading.get_ident() if one_thread else None
@@ -147,7 +149,6 @@ class Comparer:
         self._lock = threading.RLock()  # one comparison at a time: they exchange a layer's parameters
 
     def __enter__(self) -> Comparer:
-        self._sink = self._frames.sink
         watch.add(self._watch, self._sink)
         return self
 

@@ -46,7 +46,7 @@ def answer(layer: Any, args: tuple, kwargs: dict, backend: str) -> str:
             decision = _of_message_passing(layer, args, kwargs)
         else:
             decision = decided(Visit(layer, adapter, None, args, kwargs, config.current()), grad=True)
-    if decision.route != "native":
+    if decision.plan is not None and decision.plan.kernel is not None and decision.route != "native":
         return decision.plan.kernel
     return ", ".join(dict.fromkeys(r.code for _, r in decision.rejected if r.code != "GA406"))
 

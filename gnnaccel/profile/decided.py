@@ -34,6 +34,7 @@ def decided(visit: Visit, grad: bool) -> Decided:
     name = type(visit.layer).__name__
     verdict = rules.verdict(visit.layer, visit.config)
     if not verdict.inside:
+        assert verdict.reason is not None
         return Decided(((name, verdict.reason),))
     found = visit.adapter.state(visit.layer, visit.args, visit.kwargs)
     if isinstance(found, Reason):

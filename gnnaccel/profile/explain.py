@@ -145,13 +145,14 @@ class _Looker:
         decision = decided(visit, self._training)
         key = (id(visit.layer), decision.route, decision.plan and decision.plan.kernel, [r.code for _, r in decision.rejected])
         self._note(key, visit, decision, self._names.get(id(original(visit.layer)), ""), type(visit.layer).__name__)
-        if decision.route == "native":
+        if decision.plan is None or decision.route == "native":
             return visit.native(visit.layer, *visit.args, **visit.kwargs)  # layers inside it are looked at one by one
         self.inside.update(id(part) for part in visit.layer.modules() if part is not visit.layer)
         return planned(visit, decision.plan, visit.args, visit.kwargs)
 
     def _operation(self, visit: Visit, run: Run) -> Any:
         decision = decided_operation(visit)
+        assert decision.plan is not None  # operations always have one
         self._note((visit.layer, decision.route, decision.plan.kernel), visit, decision, "", visit.layer)
         if visit.native is None:
             return run(visit)
@@ -177,9 +178,10 @@ def _layer(decision: Decided, name: str, layer: str) -> Layer:
     note = ""
     if plan is not None and decision.first is not None and decision.first.route != plan.route:
         note = f"the first call over a new graph goes to {decision.first.route}, as its structure has to be built"
-    return Layer(name, layer, NATIVE if decision.route == "native" else TAKEN, decision.route, plan and plan.kernel, 1,
-                 decision.stated.facts() if decision.stated is not None else None, _ms(plan and plan.seconds),
-                 _ms(plan and plan.native_seconds), reasons=reasons, note=note)
+    kernel, seconds, native = (None, None, None) if plan is None else (plan.kernel, plan.seconds, plan.native_seconds)
+    return Layer(name, layer, NATIVE if decision.route == "native" else TAKEN, decision.route, kernel, 1,
+                 decision.stated.facts() if decision.stated is not None else None, _ms(seconds), _ms(native),
+                 reasons=reasons, note=note)
 
 
 def _ms(seconds: float | None) -> float | None:
@@ -187,6 +189,7 @@ def _ms(seconds: float | None) -> float | None:
 
 
 def _measured(one: Layer, visit: Visit, decision: Decided, training: bool) -> Layer:
+    assert decision.plan is not None  # of a layer that is taken over
     with undisturbed(visit.layer), torch.enable_grad() if training else contextlib.nullcontext():
         sides = Sides(visit, decision.plan, training)
         try:

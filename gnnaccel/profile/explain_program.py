@@ -52,6 +52,7 @@ class Explanation:
                       f"fused, what runs:\n{self.optimised.program}"]
         elif isinstance(self.stated, Program):
             found = patterns.attention(self.stated)
+            assert found is not None  # its layer is taken over
             parts.append(f"fused: {found.family} attention, score {found.score!r}")
         return "\n\n".join(parts)
 

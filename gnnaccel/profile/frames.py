@@ -46,7 +46,8 @@ class Frame:
     __slots__ = ("visit", "outer", "record")
 
     def __init__(self, visit: Visit, outer: Frame | None):
-        self.visit, self.outer, self.record = visit, outer, None
+        self.visit, self.outer = visit, outer
+        self.record: Record | None = None
 
 
 class Frames(threading.local):

@@ -53,15 +53,15 @@ def errors(draws: Iterable[Draw]) -> list[Error]:
             text = _odd(name, ours, host)
             if text:
                 odd[name] = text
-            elif host[name] is not None:
+            elif (like := host[name]) is not None:
                 found = _measured(name, ours, host, exact, largest)
-                dtypes[name] = host[name].dtype
+                dtypes[name] = like.dtype
                 sums[name] = [a + b * b for a, b in zip(sums.get(name, (0.0, 0.0, 0.0)), found)]
     made = [Error(name, math.inf, 0.0, 0.0, text) for name, text in odd.items()]
     for name, (mine, theirs, scale) in sums.items():
         scale = math.sqrt(scale) or 1.0
-        host = math.sqrt(theirs) / scale
-        made.append(Error(name, math.sqrt(mine) / scale, host, FACTOR * host + _floor(name, dtypes[name])))
+        native = math.sqrt(theirs) / scale
+        made.append(Error(name, math.sqrt(mine) / scale, native, FACTOR * native + _floor(name, dtypes[name])))
     return made
 
 
@@ -77,14 +77,15 @@ def _odd(name: str, ours: Results, host: Results) -> str:
     mine, theirs = ours[name], host[name]
     if (mine is None) != (theirs is None):
         return f"{'no' if mine is None else 'a'} gradient where the host gives {'none' if theirs is None else 'one'}"
-    if mine is not None and (mine.shape != theirs.shape or mine.dtype != theirs.dtype):
+    if mine is not None and theirs is not None and (mine.shape != theirs.shape or mine.dtype != theirs.dtype):
         return f"{mine.dtype} {list(mine.shape)} where the host gives {theirs.dtype} {list(theirs.shape)}"
     return ""
 
 
 def _measured(name: str, ours: Results, host: Results, exact: Results, largest: float) -> tuple[float, float, float]:
-    truth = exact[name].double()
-    same = torch.isfinite(host[name])  # where the host has no number, neither need we
-    mine, theirs = (torch.where(same, t[name].double() - truth, 0.0).norm().item() for t in (ours, host))
+    own, given, ideal = ours[name], host[name], exact[name]
+    assert own is not None and given is not None and ideal is not None
+    truth, same = ideal.double(), torch.isfinite(given)  # where the host has no number, neither need we
+    mine, theirs = (torch.where(same, t.double() - truth, 0.0).norm().item() for t in (own, given))
     scale = torch.where(same, truth, 0.0).norm().item()
     return mine, theirs, max(scale, largest) if name.startswith("grad") and scale <= NOTHING * largest else scale

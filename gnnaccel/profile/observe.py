@@ -59,7 +59,7 @@ def finish(observer: Observer) -> None:
         lines.append(str(observer.measured))
     elif observer.comparer is not None:
         lines.append(str(observer.comparer.result))
-    if observer.path is not None:
+    if observer.path is not None and observer.measured is not None:
         lines.append(f"report: {observer.measured.html(observer.path)}\n")
     for line in lines:
         print(f"{_rank()}{line}", file=sys.stderr, end="")

@@ -190,7 +190,8 @@ def _rooflines(entries: list[Entry]) -> Iterator[str]:
 
 
 def _degrees(entries: list[Entry]) -> str:
-    parts, seen = [], set()
+    parts: list[str] = []
+    seen: set[str] = set()
     for entry in entries:
         graph, key = entry.graph, str((entry.graph, entry.histogram))
         if entry.histogram is None or key in seen or len(seen) >= _GRAPHS:

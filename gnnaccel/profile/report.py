@@ -11,6 +11,7 @@ import torch
 
 from gnnaccel.cuda import driver
 from gnnaccel.dispatch import counters, watch
+from gnnaccel.dispatch.records import Record
 from gnnaccel.dispatch.watch import Run, Visit
 from gnnaccel.profile.compare import Comparison
 from gnnaccel.profile.entries import Entry, describe
@@ -44,7 +45,8 @@ class Report:
             raise ValueError(f"nvtx=True needs a torch with CUDA, this is {torch.__version__}; leave nvtx out")
         self.comparison = Comparison()
         self.wall_s = 0.0
-        self._nvtx, self._began = nvtx, None
+        self._nvtx = nvtx
+        self._began: float | None = None
         self._compiled, self._compiled_before = (0.0, 0), (0.0, 0)
         self._entries: dict[tuple, Entry] = {}
         self.naming = Naming()
@@ -67,6 +69,7 @@ class Report:
         watch.remove(self._watch, self._sink)
         _active.remove(self)
         self._timeline.finish()
+        assert self._began is not None
         self.wall_s += time.perf_counter() - self._began
         self._compiled, self._began = self.compiled, None
 
@@ -115,9 +118,9 @@ class Report:
     def _called(self, frame: Frame, device: torch.device, out: Any, since: int, marks: tuple, live: int | None) -> None:
         with self._lock:
             entry = self._entry(frame, device)
-            outer = frame.outer and frame.outer.record and self._entry(frame.outer, device)
+            outer = self._entry(frame.outer, device) if frame.outer and frame.outer.record else None
             entry.calls += 1
-            entry.add(frame.record)
+            entry.add(_record(frame))
             if live is not None and entry.calls <= _MEMORY_CALLS:
                 entry.kept_bytes = max(entry.kept_bytes or 0, torch.cuda.memory_allocated(device) - live)
             interval = Interval(marks[0], -1, functools.partial(_took, entry, outer, False))
@@ -133,7 +136,7 @@ class Report:
         return torch.cuda.memory_allocated(device)
 
     def _entry(self, frame: Frame, device: torch.device) -> Entry:
-        record, visit = frame.record, frame.visit
+        record, visit = _record(frame), frame.visit
         key = self.naming.of(visit.layer), record["route"], record["kernel"], _code(record)
         entry = self._entries.get(key)
         if entry is None:
@@ -148,7 +151,8 @@ class Report:
         """Seconds spent compiling kernels or loading them from CuPy's cache meanwhile, which calls waited for, and how many."""
         if self._began is None:
             return self._compiled
-        return tuple(held + now - at for held, now, at in zip(self._compiled, driver.compile_seconds(), self._compiled_before))
+        (seconds, count), (seconds_before, count_before) = driver.compile_seconds(), self._compiled_before
+        return self._compiled[0] + seconds - seconds_before, self._compiled[1] + count - count_before
 
     def compiling(self) -> str:
         """`compiled` in words; empty where nothing was."""
@@ -248,3 +252,9 @@ def _unmeasured() -> str:
              ", ".join(f"{code} {n}" for code, n in entry["reasons"].items())) for layer, entry in counters.stats().items()]
     text = "nothing was measured: use `with gnnaccel.report() as found:`, or python -m gnnaccel --profile\n"
     return text + (table("calls so far", ("layer", "calls", "routes", "reasons"), rows, right=("calls",)) if rows else "")
+
+
+def _record(frame: Frame) -> Record:
+    """That of a call which was decided."""
+    assert frame.record is not None
+    return frame.record

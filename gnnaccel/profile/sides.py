@@ -47,7 +47,7 @@ def quietly(visit: Visit, run: Run) -> Any:
     if visit.adapter is None:
         return run(visit)
     decision = decided(visit, torch.is_grad_enabled())
-    if decision.route == "native":
+    if decision.plan is None or decision.route == "native":
         return visit.native(visit.layer, *visit.args, **visit.kwargs)
     return planned(visit, decision.plan, visit.args, visit.kwargs)
 

@@ -12,7 +12,7 @@ _ENDLESS = 10**6
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], right: Sequence[str] = ()) -> str:
     """``rows`` of texts under ``columns``; those in ``right`` are numbers. Ends with a newline. In a narrow terminal cells are
     folded between words; the first column, which names the row, and numbers stay whole."""
-    rows = [["-" if cell is None else str(cell) for cell in row] for row in rows]
+    texts = [["-" if cell is None else str(cell) for cell in row] for row in rows]
     try:
         from rich.box import SIMPLE_HEAD
         from rich.cells import cell_len
@@ -21,14 +21,14 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], 
         from rich.table import Table
         from rich.text import Text
     except ImportError:  # it is small, but not everywhere; the columns say the same
-        return _plain(title, columns, rows, right)
+        return _plain(title, columns, texts, right)
     made = Table(title=Text(title), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for place, (column, *cells) in enumerate(zip(columns, *rows)):
+    for place, (column, *cells) in enumerate(zip(columns, *texts)):
         whole = place == 0 or column in right
         parts = (column, *cells) if whole else " ".join((column, *cells)).split()
         made.add_column(column, justify="right" if column in right else "left", overflow="fold", no_wrap=whole,
                         min_width=max(map(cell_len, parts), default=0))
-    for row in rows:
+    for row in texts:
         made.add_row(*map(Text, row))  # as it is: names may hold what rich takes for markup
     out, terminal = io.StringIO(), shutil.get_terminal_size((_WIDTH, 24)).columns
     # given a width alone, rich makes 80 of it where the environment looks like a dumb terminal's

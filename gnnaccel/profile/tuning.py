@@ -88,6 +88,7 @@ class Tuner:
 
         def call() -> Any:
             config = configs.current()
+            assert config is not None
             return router.route(layer, visit.adapter, visit.native, visit.args, visit.kwargs, config)
 
         try:

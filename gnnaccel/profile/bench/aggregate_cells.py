@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import torch
 
@@ -24,7 +25,7 @@ def layer_step(layer: pyg.PlainLayer, graph: shapes.Graph, mode: str) -> steps.S
 def records(layer: pyg.PlainLayer, graph: shapes.Graph, mode: str, effort: timing.Effort,
             impls: tuple[str, ...]) -> list[Record]:
     """The cell's records, and the comparison where both ran. On a CPU the two take turns."""
-    place = dict(shape=graph.shape.name, layer=layer.name, mode=mode, device=graph.device.type)
+    place: dict[str, Any] = dict(shape=graph.shape.name, layer=layer.name, mode=mode, device=graph.device.type)
 
     def step() -> steps.Step:
         return layer_step(layer, graph, mode)
@@ -68,6 +69,6 @@ def fresh_records(device: torch.device, effort: timing.Effort, factor: float = 1
         graphs = [shapes.make(dataclasses.replace(small, num_nodes=small.num_nodes + 16 * seed), device, seed, "dst")
                   for seed in range(8)]
         for class_name, name in (("GCNConv", "2-layer GCN"), ("SAGEConv", "2-layer SAGE")):
-            place = dict(shape=shape.name, layer=name, mode="training", device=device.type)
+            place: dict[str, Any] = dict(shape=shape.name, layer=name, mode="training", device=device.type)
             found += layer_cells.alternating_records(FRESH, place, lambda c=class_name, g=graphs: FreshStep(c, g), effort)
     return found

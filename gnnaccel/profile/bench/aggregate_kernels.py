@@ -16,7 +16,8 @@ from gnnaccel.dispatch.ops import calls, neighbours
 from gnnaccel.dispatch.ops.call import Kernel, OpCall
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.ops.multi_reduce import multi_reduce
-from gnnaccel.dispatch.ops.operands import prepare
+from gnnaccel.dispatch.ops.operands import Operands, prepare
+from gnnaccel.dispatch.reasons import Reason
 from gnnaccel.profile.bench import timing
 from gnnaccel.profile.bench.guard import guarded
 from gnnaccel.profile.bench.result import Record
@@ -80,8 +81,9 @@ def spmm_records(graph: Graph, effort: timing.Effort) -> list[Record]:
 
 
 def _timed(place: Record, call: Callable | None, error: str | None, device: torch.device, effort: timing.Effort) -> Record:
-    timed, failed = (None, error) if error else guarded(
-        lambda: dataclasses.asdict(timing.measure(call, device, effort)), device)
+    if call is None:
+        return dataclasses.replace(place, error=error)
+    timed, failed = guarded(lambda: dataclasses.asdict(timing.measure(call, device, effort)), device)
     return dataclasses.replace(place, timing=timed, error=failed)
 
 
@@ -94,6 +96,12 @@ class Operation(NamedTuple):
     tensors: Callable[[], list[Tensor]]
     call: Callable[..., OpCall]
     moved: tuple[int, int]
+
+
+def _operands(operation: str, left: Tensor, right: Tensor | None) -> Operands:
+    found = prepare(operation, left, right)
+    assert not isinstance(found, Reason)  # nothing speaks against these
+    return found
 
 
 def operations(edges: OpGraph) -> dict[str, Operation]:
@@ -112,13 +120,13 @@ def operations(edges: OpGraph) -> dict[str, Operation]:
         "edge_softmax 8": Operation(random((count, 8)), lambda x: calls.edge_softmax(edges, x, "v"),
                                     (2 * scalars + ids, 5 * scalars + 2 * ids)),
         "u_add_v 8": Operation(random((nodes, 8), (nodes, 8)),
-                               lambda u, v: calls.gsddmm(edges, prepare("add", u, v), ("u", "v")),
+                               lambda u, v: calls.gsddmm(edges, _operands("add", u, v), ("u", "v")),
                                (3 * scalars + 2 * ids, 5 * scalars + 4 * ids)),
         "u_dot_v 8x8": Operation(random((nodes, 8, 8), (nodes, 8, 8)),
-                                 lambda u, v: calls.gsddmm(edges, prepare("dot", u, v), ("u", "v")), (both, 3 * both)),
+                                 lambda u, v: calls.gsddmm(edges, _operands("dot", u, v), ("u", "v")), (both, 3 * both)),
         "u_mul_e_sum 8x8": Operation(random((nodes, 8, 8), (count, 8, 1)),
-                                     lambda u, e: calls.gspmm(edges, prepare("mul", u, e), "sum"), (both, 3 * both)),
-        "u_max 64": Operation(random((nodes, 64)), lambda u: calls.gspmm(edges, prepare("copy_lhs", u, None), "max"),
+                                     lambda u, e: calls.gspmm(edges, _operands("mul", u, e), "sum"), (both, 3 * both)),
+        "u_max 64": Operation(random((nodes, 64)), lambda u: calls.gspmm(edges, _operands("copy_lhs", u, None), "max"),
                               (row + 2 * ids, 2 * row + 4 * ids)),
         "max 64, ties shared": Operation(random((nodes, 64)), several("max"), (row + ids, 2 * row + 2 * ids)),
         "mean min max std 64": Operation(random((nodes, 64)), several("mean", "min", "max", "std"),

@@ -51,7 +51,7 @@ def from_options(options) -> AggregatePlan:
     named = plan.flat(options.shapes)
     own = QUICK if options.quick else GPU if device.type == "cuda" else CPU
     asked = [plan.named(name, LAYERS).name for name in plan.flat(options.layers)]
-    jobs = resolved([(name, tuple(LAYERS)) for name in named] or own, asked)
+    jobs = resolved(tuple((name, tuple(LAYERS)) for name in named) or own, asked)
     operations = named[0] if named else "tiny" if options.quick else OPERATIONS if device.type == "cuda" else "cora"
     effort = dataclasses.replace(plan.effort(options), patience_s=options.patience)
     return AggregatePlan(jobs, shapes.resolve(operations), device, effort, options.quick, _parts(options, device),

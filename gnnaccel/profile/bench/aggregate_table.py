@@ -14,7 +14,8 @@ def sections(result: Result) -> list[text.Section]:
 def _layers(cells: list[metrics.Cell]) -> text.Section:
     columns = ("shape", "layer", "mode", "native ms", "compiled ms", "gnnaccel ms", "10 % to 90 %", "x native", "x compiled",
                "x DGL CUDA", "x floor", "peak MiB native", "peak MiB gnnaccel", "kept MiB", "difference", "route")
-    rows, notes = [], {}
+    rows: list[tuple[str, ...]] = []
+    notes: dict[str, str] = {}
     for cell in cells:
         if not cell.kind.startswith(("aggregate", "fresh-plain")):
             continue
@@ -35,7 +36,8 @@ def _spread(cell: metrics.Cell) -> str:
 
 def _sums(cells: list[metrics.Cell]) -> text.Section:
     columns = ("shape", "sum", "mode", "cuSPARSE ms", "gnnaccel ms", "x cuSPARSE", "floor ms", "x floor")
-    rows, notes = [], {}
+    rows: list[tuple[str, ...]] = []
+    notes: dict[str, str] = {}
     for cell in cells:
         if cell.kind.startswith("spmm"):
             rows.append((cell.shape, cell.layer, cell.mode, text.time(cell, "cusparse", notes),
@@ -48,7 +50,8 @@ def _sums(cells: list[metrics.Cell]) -> text.Section:
 
 def _operations(cells: list[metrics.Cell]) -> text.Section:
     columns = ("shape", "operation", "mode", "ms", "ms for its bytes", "x bytes")
-    rows, notes = [], {}
+    rows: list[tuple[str, ...]] = []
+    notes: dict[str, str] = {}
     for cell in cells:
         if cell.kind == "operation":
             rows.append((cell.shape, cell.layer, cell.mode, text.time(cell, "gnnaccel", notes),

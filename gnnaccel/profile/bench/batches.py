@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from typing import Any
 
 import torch
 
@@ -42,14 +43,14 @@ def fresh_records(device: torch.device, effort: timing.Effort, shape: shapes.Sha
     """Two-layer GAT training on batches whose edges are grouped by destination."""
     graphs = [shapes.make(dataclasses.replace(shape, num_nodes=shape.num_nodes + 16 * seed), device, seed, "dst")
               for seed in range(8)]
-    place = dict(shape=shape.name, layer="2-layer GAT", mode="training", device=device.type)
+    place: dict[str, Any] = dict(shape=shape.name, layer="2-layer GAT", mode="training", device=device.type)
     return layer_cells.alternating_records("fresh", place, lambda: FreshStep(graphs), effort)
 
 
 def cpu_records(shape: shapes.Shape, spec: pyg.LayerSpec, mode: str, effort: timing.Effort) -> list[Record]:
     """A layer on the CPU, native and gnnaccel in turns."""
     graph = shapes.make(shape, "cpu")
-    place = dict(shape=shape.name, layer=spec.name, mode=mode, device="cpu")
+    place: dict[str, Any] = dict(shape=shape.name, layer=spec.name, mode=mode, device="cpu")
     # The ratio wanted is near one and CPUs are noisy: more and longer samples than a GPU needs.
     effort = dataclasses.replace(effort, batches=2 * effort.batches, batch_ms=2 * effort.batch_ms, seconds=0.8)
     return layer_cells.alternating_records("layer", place, lambda: steps.layer_step(spec, graph, mode), effort)

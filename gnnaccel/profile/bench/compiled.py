@@ -14,6 +14,7 @@ import multiprocessing
 import os
 import time
 from collections.abc import Iterator
+from typing import Any
 
 from gnnaccel.profile.bench.result import Record
 
@@ -26,7 +27,8 @@ class Worker:
     """The near end of one process that compiles and times one layer on one shape, mode by mode."""
 
     def __init__(self, shape, layer: str, device: str, settings: dict) -> None:
-        self.shape, self.layer, self.device, self.error = shape, layer, device, None
+        self.shape, self.layer, self.device = shape, layer, device
+        self.error: str | None = None
         self._kind = settings.get("kind", "layer")
         spawn = multiprocessing.get_context("spawn")
         self._pipe, far = spawn.Pipe()
@@ -157,7 +159,8 @@ def _compiled_step(kind: str, layer: str, graph, mode: str):
     step = (aggregate_cells.layer_step(bench_plain.LAYERS[layer], graph, mode) if plain else
             steps.layer_step(pyg.resolve(layer), graph, mode))
     # Compiled where Step calls it: Step keeps the plain layer's parameters and modes.
-    step.module = torch.compile(step.module, dynamic=False)
+    compiled: Any = torch.compile(step.module, dynamic=False)
+    step.module = compiled
     return step
 
 

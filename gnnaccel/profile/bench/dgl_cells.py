@@ -57,7 +57,7 @@ def dgl_step(layer: dgl.DglLayer, graph: DglGraph, mode: str, seed: int = 1) -> 
 
 def records(layer: dgl.DglLayer, graph: DglGraph, mode: str, effort: timing.Effort, impls: tuple[str, ...]) -> list[Record]:
     """The cell's records. On a GPU DGL runs through gnnaccel alone, which is what lets it be there, with PyG's layer beside it."""
-    place = dict(shape=graph.shape.name, layer=layer.name, mode=mode, device=graph.device.type)
+    place: dict[str, Any] = dict(shape=graph.shape.name, layer=layer.name, mode=mode, device=graph.device.type)
 
     def step() -> RelationStep:
         return dgl_step(layer, graph, mode)

@@ -9,7 +9,8 @@ def section(result: Result) -> text.Section:
     """Without rows where nothing of the suite was measured."""
     columns = ("shape", "layer", "mode", "native ms", "gnnaccel ms", "10 % to 90 %", "x native", "DGL CUDA ms", "x DGL CUDA", "PyG ms", "x PyG",
                "peak MiB DGL CUDA", "peak MiB gnnaccel", "kept MiB", "difference", "route")
-    rows, notes = [], {}
+    rows: list[tuple[str, ...]] = []
+    notes: dict[str, str] = {}
     for cell in metrics.cells(result):
         if cell.kind in ("dgl", "dgl-cpu"):
             rows.append((f"{cell.shape} (cpu)" if cell.device == "cpu" else cell.shape, cell.layer, cell.mode,

@@ -19,7 +19,7 @@ _PLAIN = {"GAT 8x8": "GAT 8x8", "GATv2 4x16": "GATv2 4x16", "DotGat 1x64": "Tran
 _TYPED = {"RelGraphConv 64": "RGCN 64", "HGT 4x16": "HGT 4x16"}
 
 
-def record(kind: str, place: dict[str, str], source: Any, effort: timing.Effort) -> list[Record]:
+def record(kind: str, place: dict[str, Any], source: Any, effort: timing.Effort) -> list[Record]:
     """The twin's record, none where there is no twin. ``place``: the cell, its ``layer`` DGL's; ``source``: the benchmark's graph."""
     make, refused = _maker(place["layer"], place["mode"], source)
     if make is None and refused is None:

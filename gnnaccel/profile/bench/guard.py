@@ -3,12 +3,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 
 from gnnaccel.profile.bench import timing
 
 OUT_OF_MEMORY = "out of memory"
+
+T = TypeVar("T")
 
 
 class DeviceLost(RuntimeError):
@@ -30,7 +33,7 @@ class Budget:
         return self.left <= 0
 
 
-def guarded(call: Callable[[], object], device: torch.device) -> tuple[object, str | None]:
+def guarded(call: Callable[[], T], device: torch.device) -> tuple[T | None, str | None]:
     """(call's value, None), or (None, what went wrong). Raises DeviceLost when the device is beyond use."""
     value = error = None
     try:

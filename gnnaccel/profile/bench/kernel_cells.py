@@ -42,7 +42,9 @@ def _rows(graph: Graph, heads: int, width: int) -> torch.Tensor:
 
 def _pair(graph: Graph, program: Program, tensors: dict[str, torch.Tensor], heads: int, width: int) -> Pair:
     view = GraphView(graph.edge_index, graph.num_nodes, graph.num_nodes)
-    call = attention.Call(program, patterns.attention(program), view, heads, width, torch.float32)
+    fused = patterns.attention(program)
+    assert fused is not None
+    call = attention.Call(program, fused, view, heads, width, torch.float32)
     leaves = {name: tensor.clone().requires_grad_() for name, tensor in tensors.items()}
     grad = _rows(graph, heads, width)
 

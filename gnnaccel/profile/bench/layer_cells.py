@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import torch
 
@@ -27,14 +28,14 @@ def measure_step(step: steps.Step, effort: timing.Effort) -> tuple[dict, dict]:
     after = timing.live_bytes(device)
     peak = timing.peak_extra_bytes(step, device)
     step.clear()
-    memory = {} if peak is None else {"peak_mib": peak / MIB, "resident_mib": (after - before) / MIB}
+    memory = {} if peak is None or before is None or after is None else {"peak_mib": peak / MIB, "resident_mib": (after - before) / MIB}
     return dataclasses.asdict(timed), memory
 
 
 def layer_records(spec: LayerSpec, graph: Graph, mode: str, effort: timing.Effort,
                   impls: tuple[str, ...] = tuple(accel.CONTEXTS)) -> list[Record]:
     """The cell's records: one per implementation and, when both ran, their comparison."""
-    place = dict(shape=graph.shape.name, layer=spec.name, mode=mode, device=graph.device.type)
+    place: dict[str, Any] = dict(shape=graph.shape.name, layer=spec.name, mode=mode, device=graph.device.type)
     records, tensors = [], {}
     for impl in impls:
         record, tensors[impl] = step_record("layer", {**place, "impl": impl}, accel.CONTEXTS[impl],
@@ -90,8 +91,8 @@ def alternating_records(kind: str, place: dict, make_step, effort: timing.Effort
         if value:
             calls[impl] = value
     timings, error = guarded(lambda: timing.measure_rounds(calls, device, effort), device)
-    timings = {impl: dataclasses.asdict(timed) for impl, timed in (timings or {}).items()}
-    return [Record(kind, **place, impl=impl, timing=timings.get(impl), error=errors[impl] or error)
+    found = {impl: dataclasses.asdict(timed) for impl, timed in (timings or {}).items()}
+    return [Record(kind, **place, impl=impl, timing=found.get(impl), error=errors[impl] or error)
             for impl in accel.CONTEXTS]
 
 

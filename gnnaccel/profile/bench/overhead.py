@@ -4,6 +4,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -49,7 +50,8 @@ def bare_gat(step: Step, graph: shapes.Graph) -> Callable[[], torch.Tensor]:
     from gnnaccel.cuda import additive, head_dot
     from gnnaccel.dispatch.graph import GraphView
 
-    layer, nodes = step.module, graph.num_nodes
+    layer: Any = step.module
+    nodes = graph.num_nodes
     heads, width = layer.heads, layer.out_channels
     att_src, att_dst = (att.detach().reshape(heads, width).contiguous() for att in (layer.att_src, layer.att_dst))
     rows = GraphView(graph.edge_index, nodes, nodes, loops=nodes).csc(places=False)

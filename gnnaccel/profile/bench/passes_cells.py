@@ -2,6 +2,9 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
+
+from torch import Tensor
 
 from gnnaccel.adapters.pyg.bench_relational import RelationLayer
 from gnnaccel.profile.bench import layer_cells, relation_cells, steps, timing
@@ -21,8 +24,9 @@ VARIANTS: dict[str, tuple[str, ...] | None] = {
 def passes_records(layer: RelationLayer, graph: RelationGraph, mode: str, effort: timing.Effort) -> list[Record]:
     """One record per variant, as ``impl``, with its difference from the results without passes."""
     effort = dataclasses.replace(effort, batches=min(effort.batches, 10), seconds=min(effort.seconds, 0.5))
-    place = dict(shape=graph.shape.name, layer=layer.name, mode=mode, device=graph.device.type)
-    records, plain = [], {}
+    place: dict[str, Any] = dict(shape=graph.shape.name, layer=layer.name, mode=mode, device=graph.device.type)
+    records: list[Record] = []
+    plain: dict[str, Tensor] = {}
     for name, passes in VARIANTS.items():
         options = {} if passes is None else {OPTION: passes}
         context, refused = relation_cells.context_for("gnnaccel", layer, graph, mode, **options)

@@ -1,11 +1,13 @@
 """A picture of a result: how many times faster than the host, by shape and layer. Needs matplotlib, and nothing else."""
 from __future__ import annotations
 
+from typing import Any
+
 from gnnaccel.profile.bench import metrics
 from gnnaccel.profile.bench.result import Result
 
 COLOURS = ("#2f6db3", "#d9812f", "#3f9c6a", "#8d5fb0", "#b0475a", "#5c6670", "#9a8f2e")
-DIAMOND = dict(marker="D", markersize=5, markerfacecolor="white", markeredgecolor="black", linestyle="none")
+DIAMOND: dict[str, Any] = dict(marker="D", markersize=5, markerfacecolor="white", markeredgecolor="black", linestyle="none")
 TITLES = {"forward": "Forward", "training": "Forward + backward"}
 
 
@@ -77,7 +79,7 @@ def _absence(cell: metrics.Cell) -> str:
     if cell.kind == "dgl" and ours and ours.timing:
         return f"no figure of DGL's; gnnaccel {ours.ms:.3g} ms"
     if cell.kind != "dgl" and (native is None or native.error):
-        what = f"{_rival([cell])}: {(native.error if native else 'not run')[:24]}"
+        what = f"{_rival([cell])}: {((native.error if native else None) or 'not run')[:24]}"
         return f"{what}; gnnaccel {ours.ms:.3g} ms" if ours and ours.timing else what
     return f"gnnaccel: {((ours.error if ours else None) or 'not run')[:24]}"
 

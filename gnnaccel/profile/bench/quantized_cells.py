@@ -75,10 +75,10 @@ def _sum(found: Case, dtype: torch.dtype, mean: bool, weights: tuple) -> Pair:
 
     def training() -> tuple[Tensor, Tensor]:
         out, grad = forward(), found.grad
-        if mean and dtype is not torch.int8:
+        if per_row is not None and dtype is not torch.int8:
             grad = grad * per_row.view(-1, 1, 1)
         rows = stored(grad, dtype, True)
-        if mean and dtype is torch.int8:
+        if per_row is not None and isinstance(rows, quantize.Int8Rows):
             rows = rows.times(per_row)
         return out, aggregate.forward(back, found.by_src, rows, weights[1])
 
@@ -100,6 +100,7 @@ def gat(found: Case, dtype: torch.dtype) -> Pair:
     def training() -> tuple[Tensor, Tensor]:
         values = stored(found.x, dtype, False)
         out, saved = additive.forward(train, found.by_dst, a_src, a_dst, values, 0.2)
+        assert saved is not None  # the variant trains
         given = stored(found.grad, dtype, True)
         g = additive_backward.backward(train, found.by_src, found.by_dst.place, saved, given, a_src, a_dst, values, none, None,
                                        0.2)

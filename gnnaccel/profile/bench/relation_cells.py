@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -83,5 +84,5 @@ def _taken_over(layer: RelationLayer, mode: str, device: torch.device) -> bool:
         return bool(accel.routes()["routes"])
 
 
-def _place(layer: RelationLayer, graph: RelationGraph, mode: str) -> dict[str, str]:
+def _place(layer: RelationLayer, graph: RelationGraph, mode: str) -> dict[str, Any]:
     return dict(shape=graph.shape.name, layer=layer.name, mode=mode, device=graph.device.type)

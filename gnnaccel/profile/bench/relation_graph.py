@@ -114,7 +114,8 @@ def _generate(shape: RelationShape, device: torch.device, seed: int) -> tuple[to
 def _relation(shape: RelationShape, relation: int, size: int, generator: torch.Generator) -> torch.Tensor:
     """The edges of one relation between its own two types; its hubs are as large as its share of the edges."""
     starts = [sum(shape.nodes[:kind]) for kind in shape.ends[relation]]
-    counts = tuple(shape.nodes[kind] for kind in shape.ends[relation])
+    src, dst = shape.ends[relation]
+    counts = shape.nodes[src], shape.nodes[dst]
     edges = _blocks(shape, counts, size, shape.max_degree * size // shape.num_edges, generator)
     return edges + torch.tensor(starts, device=edges.device)[:, None]
 

@@ -28,7 +28,8 @@ def _relations(cells: list[metrics.Cell]) -> text.Section:
     columns = ("shape", "layer", "mode", "native ms", "gnnaccel ms", "x native", "peak MiB native", "peak MiB gnnaccel",
                "kept MiB", "first MiB native", "first MiB gnnaccel", "difference", "route")
     firsts = {(cell.shape, cell.layer, cell.mode): cell for cell in cells if cell.kind == "memory"}
-    rows, notes = [], {}
+    rows: list[tuple[str, ...]] = []
+    notes: dict[str, str] = {}
     for cell in cells:
         if not cell.kind.startswith("relation"):
             continue
@@ -50,7 +51,8 @@ def _first(cell: metrics.Cell | None, impl: str, notes: dict[str, str]) -> str:
 
 
 def _passes(cells: list[metrics.Cell]) -> text.Section:
-    rows, notes = [], {}
+    rows: list[tuple[str, ...]] = []
+    notes: dict[str, str] = {}
     for cell in cells:
         if cell.kind == "compaction":
             gains = (metrics.ratio(cell.ms("none"), cell.ms(name)) for name in VARIANTS[1:])
@@ -63,7 +65,8 @@ def _passes(cells: list[metrics.Cell]) -> text.Section:
 
 
 def _segments(cells: list[metrics.Cell]) -> text.Section:
-    rows, notes = [], {}
+    rows: list[tuple[str, ...]] = []
+    notes: dict[str, str] = {}
     for cell in cells:
         if cell.kind == "segment-gemm":
             ours = cell.ms("gnnaccel")

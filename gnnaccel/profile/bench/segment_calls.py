@@ -7,6 +7,7 @@ layer keeps with its graph.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -21,10 +22,12 @@ def gnnaccel(case: Case, precision: str) -> Pair:
     from gnnaccel.cuda.segment_gemm import Segments, multiply
 
     segments = Segments(case.ptr.int(), case.shape.rows)
-    how = {"precision": "fp32" if precision == "bf16" else precision}  # for half types the option means nothing
+    how: dict[str, Any] = {"precision": "fp32" if precision == "bf16" else precision}  # for half types the option means nothing
 
     def forward() -> torch.Tensor:
-        return multiply(segments, case.x, case.w, **how)
+        found = multiply(segments, case.x, case.w, **how)
+        assert isinstance(found, torch.Tensor)  # two only with attention vectors
+        return found
 
     def training():
         return forward(), *gradients(segments, case.x, case.grad, case.w, **how)[:2]

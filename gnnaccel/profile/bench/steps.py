@@ -44,7 +44,7 @@ class Step:
     def results(self) -> dict[str, torch.Tensor]:
         """Run one step and return its output and, in training, the input's gradient."""
         found = {"output": self()}
-        if self.training:
+        if self.training and self.x.grad is not None:
             found["x.grad"] = self.x.grad
         self.clear()
         return found

@@ -39,7 +39,7 @@ def job_records(plan: AggregatePlan, job: Job, device: torch.device, parts: tupl
     """All that is measured on one graph. ``done``: names of graphs of which the part that is not about layers was measured."""
     shape, layers = job
     graph, error = guarded(lambda: shapes.make(shape, device, plan.seed, plan.order), device)
-    if error:
+    if graph is None:
         yield Record("note", shape.name, "graph", error=error)
         return
     yield suite_attention.shape_record(graph)

@@ -39,7 +39,7 @@ def attention_kernel(plan: Plan, budget: Budget) -> Iterator[Record]:
 def shape_records(plan: Plan, shape: shapes.Shape, budget: Budget) -> Iterator[Record]:
     """All layers on one shape, its floors and its structure building."""
     graph, error = guarded(lambda: shapes.make(shape, plan.device, plan.seed, plan.order), plan.device)
-    if error:
+    if graph is None:
         yield Record("note", shape.name, "graph", error=error)
         return
     yield shape_record(graph)

@@ -27,7 +27,7 @@ def job_records(plan: DglPlan, job: Job, budget: Budget) -> Iterator[Record]:
     """All that is measured on one graph."""
     shape, layers = job
     made, error = guarded(lambda: dgl_cells.make(shape, plan.device, plan.seed, plan.order), plan.device)
-    if error:
+    if made is None:
         yield Record("note", shape.name, "graph", error=error)
         return
     graph, facts = made

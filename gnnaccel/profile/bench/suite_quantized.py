@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 
@@ -10,6 +10,7 @@ from gnnaccel.profile.bench import plan as plans
 from gnnaccel.profile.bench import quantized_cells, quantized_models, shapes, suite_attention, timing
 from gnnaccel.profile.bench.guard import Budget, guarded
 from gnnaccel.profile.bench.result import Record
+from gnnaccel.profile.bench.shapes import Shape
 from gnnaccel.profile.bench.steps import MODES
 
 DEFAULT = ("reddit", "proteins", "products")
@@ -22,8 +23,8 @@ class QuantizedPlan:
     """``layers`` are names of `quantized_cells.LAYERS`, ``models`` of `quantized_models.pyg.MODELS`, which are run on
     ``of_models``."""
 
-    shapes: tuple[shapes.Shape, ...]
-    of_models: tuple[shapes.Shape, ...]
+    shapes: tuple[Shape, ...]
+    of_models: tuple[Shape, ...]
     layers: tuple[str, ...]
     models: tuple[str, ...]
     device: torch.device
@@ -48,17 +49,18 @@ def from_options(options) -> QuantizedPlan:
 
 def _named(options, parts: list[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Layers and models asked for by ``--layers``, else all, of the ``parts``."""
-    known = {"kernels": quantized_cells.LAYERS, "models": quantized_models.pyg.MODELS}
+    known: dict[str, Iterable[str]] = {"kernels": quantized_cells.LAYERS, "models": quantized_models.pyg.MODELS}
     every = {name: part for part in parts for name in known[part]}
     wanted = [plans.named(name, {one: one for one in every}) for name in plans.flat(options.layers)] or list(every)
-    return tuple(tuple(name for name in wanted if every[name] == part) for part in PARTS)
+    kernels, models = (tuple(name for name in wanted if every[name] == part) for part in PARTS)
+    return kernels, models
 
 
 def quantized(plan: QuantizedPlan, budget: Budget) -> Iterator[Record]:
     """The records: of kernels by shape, layer and format, then of models."""
     for shape in dict.fromkeys((*plan.shapes, *plan.of_models)):
         graph, error = guarded(lambda: shapes.make(shape, plan.device, plan.seed), plan.device)
-        if error:
+        if graph is None:
             yield Record("note", shape.name, "graph", error=error)
             continue
         yield suite_attention.shape_record(graph)

@@ -1,6 +1,7 @@
 """``--suite relational``: PyG's relational layers natively and through gnnaccel, and gnnaccel's passes on and off."""
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 import torch
@@ -35,8 +36,10 @@ def job_records(plan: RelationPlan, job: Job, device: torch.device, parts: tuple
     if budget.spent:
         return
     graph, error = guarded(lambda: relation_graph.make(shape, device, plan.seed, plan.order), device)
-    facts, error = (None, error) if error else guarded(lambda: relation_graph.facts(graph), device)  # noqa: F821 - called at once
-    if error:
+    facts = None
+    if graph is not None:
+        facts, error = guarded(functools.partial(relation_graph.facts, graph), device)
+    if graph is None or facts is None:
         yield Record("note", shape.name, "graph", error=error)
         return
     yield Record("shape", shape.name, device=device.type, values=facts)

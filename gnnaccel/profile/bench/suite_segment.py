@@ -3,7 +3,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Iterator
+from typing import Any, Protocol
 
 import torch
 
@@ -56,15 +58,15 @@ def segment_gemm(plan: SegmentPlan, budget: Budget) -> Iterator[Record]:
 def case_records(plan: SegmentPlan, shape: SegmentShape, precision: str, bandwidth: float) -> list[Record]:
     """One record per mode and way of computing; ``floor_ms`` is the time to move the bytes that must be moved."""
     case, error = guarded(lambda: segment_shapes.make(shape, PRECISIONS[precision], plan.device, plan.seed), plan.device)
-    place = dict(shape=shape.name, layer=precision, device=plan.device.type)
-    if error:
+    place: dict[str, Any] = dict(shape=shape.name, layer=precision, device=plan.device.type)
+    if case is None:
         return [Record("note", shape.name, "segment-gemm", error=error)]
     records = []
     with _allowed_tf32(precision == "tf32"):
         for name, make in segment_calls.CALLS.items():
             if not segment_calls.available(name, precision, plan.device):
                 continue
-            pair, failed = guarded(lambda: make(case, precision), plan.device)
+            pair, failed = guarded(functools.partial(make, case, precision), plan.device)
             for index, mode in enumerate(MODES):
                 values = {"floor_ms": moved_bytes(case, mode) / bandwidth * 1e3}
                 records.append(_record(plan, {**place, "mode": mode, "impl": name}, pair and pair[index], failed, values))
@@ -81,7 +83,17 @@ def moved_bytes(case: Case, mode: str) -> int:
     return (2 * rows + matrices) * (3 if mode == "training" else 1)
 
 
-def copy_bandwidth(plan: SegmentPlan) -> float:
+class _Measured(Protocol):
+    """The part of a plan that says where and how long."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def effort(self) -> timing.Effort: ...
+
+
+def copy_bandwidth(plan: _Measured) -> float:
     """Bytes per second that a copy reads and writes on this device."""
     source = torch.empty((256 if plan.device.type == "cuda" else 8) * MIB, dtype=torch.uint8, device=plan.device)
     target = torch.empty_like(source)

@@ -50,7 +50,8 @@ def show(result: Result, style: str = "rich") -> None:
 def _layers(result: Result) -> text.Section:
     columns = ("shape", "layer", "mode", "native ms", "compiled ms", "gnnaccel ms", "x native", "x compiled",
                "floor ms", "x floor", "peak MiB native", "peak MiB gnnaccel", "kept MiB", "difference", "route")
-    rows, notes = [], {}
+    rows: list[tuple[str, ...]] = []
+    notes: dict[str, str] = {}
     for cell in metrics.cells(result):
         if not cell.kind.startswith("layer"):
             continue
@@ -73,7 +74,8 @@ def _floors(result: Result) -> text.Section:
 
 
 def _small(result: Result) -> text.Section:
-    rows, notes = [], {}
+    rows: list[tuple[str, ...]] = []
+    notes: dict[str, str] = {}
     for cell in metrics.cells(result):
         if cell.kind in ("fresh", "structure"):
             native, ours = text.time(cell, "native", notes), text.time(cell, "gnnaccel", notes)
@@ -87,7 +89,8 @@ def _small(result: Result) -> text.Section:
 
 
 def _kernels(result: Result) -> text.Section:
-    rows, notes = [], {}
+    rows: list[tuple[str, ...]] = []
+    notes: dict[str, str] = {}
     for cell in metrics.cells(result):
         if cell.kind == "kernel":
             rows.append((cell.shape, cell.layer, cell.mode, text.time(cell, "gnnaccel", notes),
@@ -98,7 +101,8 @@ def _kernels(result: Result) -> text.Section:
 
 
 def _quantized(result: Result) -> text.Section:
-    rows, notes = [], {}
+    rows: list[tuple[str, ...]] = []
+    notes: dict[str, str] = {}
     for cell in metrics.cells(result):
         if cell.kind == "quantized":
             times = [text.time(cell, impl, notes) for impl in ("fp32", "bf16", "int8")]
@@ -112,7 +116,8 @@ def _quantized(result: Result) -> text.Section:
 
 
 def _models(result: Result) -> text.Section:
-    rows, notes = [], {}
+    rows: list[tuple[str, ...]] = []
+    notes: dict[str, str] = {}
     impls = ("bf16", "int8", "int8 all")
     for cell in metrics.cells(result):
         if cell.kind == "quantized-model":

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from gnnaccel.profile.bench import metrics
 from gnnaccel.profile.bench.result import Record
@@ -15,7 +16,7 @@ class Section:
 
     title: str
     columns: tuple[str, ...]
-    rows: list[tuple[str, ...]]
+    rows: Sequence[tuple[str, ...]]
     notes: tuple[str, ...] = ()
 
 
@@ -43,9 +44,8 @@ def time(cell: metrics.Cell, impl: str, notes: dict[str, str]) -> str:
 
 def failure(record: Record, notes: dict[str, str]) -> str:
     """A short error as it is, for a long one a mark whose full text goes into ``notes``."""
-    if len(record.error) <= 16:
-        return record.error
-    return f"failed [{notes.setdefault(record.error, str(len(notes) + 1))}]"
+    error = record.error or ""
+    return error if len(error) <= 16 else f"failed [{notes.setdefault(error, str(len(notes) + 1))}]"
 
 
 def notes_of(notes: dict[str, str]) -> tuple[str, ...]:

@@ -65,8 +65,9 @@ def measure_rounds(calls: Mapping[str, tuple[Callable, Callable]], device: torch
     ``calls`` maps a name to (call, context): each turn runs inside ``context()``, entered once per turn and warmed
     up again, because entering it may reset what a call had memoised.
     """
-    samples = {name: [] for name in calls}
-    first, size = {}, {}
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    first: dict[str, float] = {}
+    size: dict[str, _Size | None] = {}
     share = max(1, math.ceil(effort.batches / rounds))
     for _ in range(rounds):
         for name, (call, context) in calls.items():
@@ -78,9 +79,9 @@ def measure_rounds(calls: Mapping[str, tuple[Callable, Callable]], device: torch
                     size[name] = None if waited > effort.patience_s else _settle(call, device, effort)
                 elif size[name]:
                     _once(call, device), _once(call, device)
-                if size[name]:
-                    samples[name] += _batches(call, device, size[name], _affordable(share, size[name], effort, rounds))
-    return {name: summary(values or [first[name]], first[name], size[name].calls if values else 1)
+                if fits := size[name]:
+                    samples[name] += _batches(call, device, fits, _affordable(share, fits, effort, rounds))
+    return {name: summary(values or [first[name]], first[name], fits.calls if values and (fits := size[name]) else 1)
             for name, values in samples.items()}
 
 

@@ -22,6 +22,7 @@ from gnnaccel.dispatch.ops.aggregation_means import Softmax
 from gnnaccel.dispatch.ops.call import OpCall
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.ops.messages import Gated, Rectified
+from gnnaccel.dispatch.reasons import Reason
 
 TOLERANCE = 2e-5  # relative L2 error, of fp32 against fp64
 _HUB = 1500  # edges into one node: a row longer than one warp carries
@@ -118,7 +119,9 @@ def _pairwise(case: Case) -> Iterator[tuple[str, float]]:
 def _attended(case: Case, program, tensors: dict[str, Tensor], pmf: bool = False) -> tuple[float, float]:
     """Errors of the output and of the worst gradient."""
     heads, width = tensors["x" if "x" in tensors else "keys"].shape[1:]
-    call = attention.Call(program, patterns.attention(program), case.view, heads, width, torch.float32, False, pmf)
+    fused = patterns.attention(program)
+    assert fused is not None
+    call = attention.Call(program, fused, case.view, heads, width, torch.float32, False, pmf)
     return _differentiated(case, tensors, lambda inputs: attention.run_cuda(call, inputs),
                            lambda inputs: torch_backend.plain(program, case.view.edges(), inputs))
 
@@ -138,15 +141,26 @@ def _differentiated(case: Case, tensors: dict[str, Tensor], ours: Function, exac
     return found[0], max(found[1:])
 
 
+def _operands(operation: str, left: Tensor, right: Tensor | None) -> operands.Operands:
+    found = operands.prepare(operation, left, right)
+    assert not isinstance(found, Reason)
+    return found
+
+
+def _run(call: OpCall) -> Tensor:
+    assert not isinstance(call.kernel, Reason)
+    return call.kernel.run()
+
+
 def _operations(case: Case) -> Iterator[tuple[str, float]]:
     x, y, weight = case.normal(case.nodes, 4, 16), case.normal(case.nodes, 4, 16), case.normal(2000, 4, 1)
     for name, make in {
-        "aggregate": lambda t: calls.gspmm(case.graph, operands.prepare("mul", t(x), t(weight)), "sum"),
-        "extremum": lambda t: calls.gspmm(case.graph, operands.prepare("copy_lhs", t(x), None), "max"),
-        "sddmm": lambda t: calls.gsddmm(case.graph, operands.prepare("add", t(x), t(y)), ("u", "v")),
+        "aggregate": lambda t: calls.gspmm(case.graph, _operands("mul", t(x), t(weight)), "sum"),
+        "extremum": lambda t: calls.gspmm(case.graph, _operands("copy_lhs", t(x), None), "max"),
+        "sddmm": lambda t: calls.gsddmm(case.graph, _operands("add", t(x), t(y)), ("u", "v")),
         "edge_softmax": lambda t: calls.edge_softmax(case.graph, t(weight.squeeze(-1)), "v"),
     }.items():
-        got, exact = make(lambda t: t).kernel.run(), make(lambda t: t.double()).plain()
+        got, exact = _run(make(lambda t: t)), make(lambda t: t.double()).plain()
         finite = torch.isfinite(exact)  # the maximum over no edges is -inf
         yield name, error(torch.where(finite, got, 0.0), torch.where(finite, exact, 0.0))
 
@@ -225,7 +239,7 @@ def _multi_reduce(case: Case) -> Iterator[tuple[str, float]]:
     def call(inputs: dict[str, Tensor]) -> OpCall:
         return multi_reduce.multi_reduce(case.graph, inputs["x"], multi_reduce.REDUCES, inputs["weight"])
 
-    forward, backward = _differentiated(case, tensors, lambda inputs: call(inputs).kernel.run(),
+    forward, backward = _differentiated(case, tensors, lambda inputs: _run(call(inputs)),
                                         lambda inputs: call(inputs).plain())
     yield from (("multi_reduce", forward), ("multi_reduce_backward", backward))
 

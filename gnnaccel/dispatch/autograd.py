@@ -31,7 +31,7 @@ class Operation:
     _node: ClassVar[type[torch.autograd.Function]]
     _apply: ClassVar[Callable[..., Any]]
     #: where some results may want no gradient: a method (self, needs, results) -> those
-    constant: ClassVar[Callable[..., Tensors] | None] = None
+    without_grad: ClassVar[Callable[..., Tensors] | None] = None
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -81,8 +81,8 @@ class _Node(torch.autograd.Function):
         ctx.operation, ctx.materialize_grads, needs = operation, False, ctx.needs_input_grad[1:]
         results, saved = operation.forward(needs, *inputs)
         ctx.save_for_backward(*saved)
-        if operation.constant is not None:
-            ctx.mark_non_differentiable(*operation.constant(needs, results))
+        if operation.without_grad is not None:
+            ctx.mark_non_differentiable(*operation.without_grad(needs, results))
         return results
 
     @staticmethod
@@ -113,13 +113,19 @@ def gradients(function: Callable[..., Any], inputs: Tensors, needs: Sequence[boo
     results = (results,) if isinstance(results, Tensor) else results
     # Not results without a gradient, nor those that are made of frozen inputs alone.
     made = [(t, grad) for t, grad in zip(results, grads) if grad is not None and t.requires_grad]
-    if not made:
-        return (None,) * len(inputs)
     wanted = [t for t, need in zip(inputs, needs) if need and t is not None]
+    if not made or not wanted:
+        return (None,) * len(inputs)
     found = iter(torch.autograd.grad([t for t, _ in made], wanted, [grad for _, grad in made],
                                      create_graph=create_graph, allow_unused=True))
     return tuple([next(found) if need and t is not None else None
                   for t, need in zip(inputs, needs)])
+
+
+def stand_in(grad: Tensor, rows: int) -> Tensor:
+    """For an input of so many rows that was not saved: where the result is linear in it, its value
+    is nothing to the gradients. ``grad``: that of the result."""
+    return grad.new_zeros(rows, *grad.shape[1:]).requires_grad_()
 
 
 def wants_grad(*tensors: Tensor | None) -> bool:

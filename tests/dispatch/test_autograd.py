@@ -190,7 +190,7 @@ def test_a_tensor_that_outlived_its_transform():
 
 
 class _Partly(_Product):
-    def constant(self, needs, results):
+    def without_grad(self, needs, results):
         return results[1:]
 
 
@@ -260,3 +260,8 @@ def test_no_gradients_of_what_is_frozen():
     weight, frozen = torch.ones(2, requires_grad=True), torch.ones(2)
     assert autograd.gradients(lambda weight, frozen: frozen.exp(), (weight, frozen), (True, False),
                               (torch.ones(2),)) == (None, None)
+
+
+def test_no_gradients_where_none_is_wanted():
+    weight = torch.ones(2, requires_grad=True)
+    assert autograd.gradients(torch.exp, (weight,), (False,), (torch.ones(2),)) == (None,)

@@ -97,3 +97,12 @@ def test_gradcheck():
 def test_degrees_from_either_structure(device):
     graph = OpGraph(skewed_edges(SRC, DST, E, device), SRC, DST)
     assert torch.equal(in_degrees(graph, True).long(), in_degrees(graph, False))
+
+
+def test_a_recorded_gradient_of_the_bias_alone(device):
+    graph = OpGraph(skewed_edges(SRC, DST, E, device), SRC, DST)
+    given = made(8, ("scale_dst", "bias"), device)
+    bias = given["bias"].requires_grad_()
+    out = neighbours.by_kernels(graph, "sum", given["x"], None, None, given["scale_dst"], bias)
+    (d_bias,) = torch.autograd.grad(out.square().sum(), bias, create_graph=True)
+    assert torch.equal(torch.autograd.grad(d_bias.sum(), bias)[0], torch.full_like(bias, 2 * DST))

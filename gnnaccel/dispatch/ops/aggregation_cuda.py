@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda import aggregate as sums
+from gnnaccel.cuda.launch import dense
 from gnnaccel.cuda.layout import MAX_WIDTH, TYPES
+from gnnaccel.dispatch.autograd import Operation, gradients, stand_in, wants_grad
 from gnnaccel.dispatch.ops import aggregation, aggregation_messages, aggregation_softmax, multi_reduce
 from gnnaccel.dispatch.ops import aggregation_means as means
 from gnnaccel.dispatch.ops.aggregation import Aggregation, Reduce
@@ -19,7 +21,6 @@ from gnnaccel.dispatch.ops.aggregation_means import PowerMean, Softmax
 from gnnaccel.dispatch.ops.call import Kernel
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.reasons import Reason, reason
-from gnnaccel.dispatch.relational.cuda_maps import by_torch, dense
 
 _MAX_EDGES = 2**31
 _NO_WEIGHTS = 0, 0, "none"  # the layout of rows that are summed as they are
@@ -80,8 +81,8 @@ def run(graph: OpGraph, given: Aggregation) -> Tensor:
         return multi_reduce.run(graph, x, (given.reduce,), weight)
     layout = _NO_WEIGHTS if given.weight is None else _layout(given)
     x, weight = _expanded(given, layout)
-    if torch.is_grad_enabled() and (x.requires_grad or (weight is not None and weight.requires_grad)):
-        return _Aggregate.apply(graph, given.reduce == "mean", layout, x, weight)
+    if wants_grad(x, weight):
+        return _Aggregate(graph, given.reduce == "mean", layout).apply(x, weight)
     return _aggregate(graph, given.reduce == "mean", layout, x, weight)
 
 
@@ -156,56 +157,53 @@ def _aggregate(graph: OpGraph, mean: bool, layout: tuple[int, int, str], x: Tens
     return sums.total(rows, x, placed, at, mean)
 
 
-class _Aggregate(torch.autograd.Function):
-    """[num_dst, *features] of x [num_src, *features] and weights [E, ...] or None, which the kernels see as ``layout`` says."""
+class _Aggregate(Operation):
+    """[num_dst, *features] of x [num_src, *features] and weights [E, ...] or None, which kernels see
+    as ``layout`` says."""
 
-    @staticmethod
-    def forward(ctx, graph, mean, layout, x, weight):
-        ctx.graph, ctx.mean, ctx.layout, ctx.shape = graph, mean, layout, x.shape
-        if weight is not None:
-            ctx.save_for_backward(x if ctx.needs_input_grad[4] else None, weight)
-        return _aggregate(graph, mean, layout, x, weight)
+    __slots__ = ("graph", "layout", "mean")
 
-    @staticmethod
-    def backward(ctx, grad):
-        x, weight = ctx.saved_tensors or (None, None)
-        graph, layout, needs = ctx.graph, ctx.layout, ctx.needs_input_grad
-        if torch.is_grad_enabled():
-            return None, None, None, *_recorded(ctx, x, weight, grad)
+    def __init__(self, graph: OpGraph, mean: bool, layout: tuple[int, int, str]):
+        self.graph, self.mean, self.layout = graph, mean, layout
+
+    def forward(self, needs, x, weight):
+        out = _aggregate(self.graph, self.mean, self.layout, x, weight)
+        return out, () if weight is None else (x if needs[1] else None, weight)
+
+    def backward(self, needs, saved, grad):
+        (x, weight), graph, layout = saved or (None, None), self.graph, self.layout
         view, shares = graph.view(), None
-        if ctx.mean:
+        if self.mean:
             shares = view.shares_by_src() if weight is None and _fewer_edges(graph, grad) else None
             if shares is None:
                 grad = (grad * view.inverse_degree().view(-1, *(1,) * (grad.dim() - 1))).to(grad.dtype)
         d_x = d_weight = None
-        if needs[3] and shares is not None:
+        if needs[0] and shares is not None:
             d_x = sums.total(view.csr(places=False), grad, shares, "position")
-        elif needs[3]:
+        elif needs[0]:
             rows, placed, at = view.weighted(_as_seen(weight, layout), by_src=True)
             d_x = sums.total(rows, grad, placed, at)
-        if needs[4]:
+        if needs[1]:
             heads, width, kind = layout
             left, right = (dense(t).view(-1, heads, width) for t in (grad, x))
-            d_weight = sums.edge_dot(_variant(heads, width, grad.dtype, kind, False), view.csc(), left, right)[:weight.shape[0]]
+            variant = _variant(heads, width, grad.dtype, kind, False)
+            d_weight = sums.edge_dot(variant, view.csc(), left, right)[:weight.shape[0]]
             d_weight = (d_weight.sum(1) if kind == "edge" else d_weight).to(weight.dtype).view(weight.shape)
-        return None, None, None, d_x, d_weight
+        return d_x, d_weight
+
+    def recorded(self, needs, saved, grad):
+        x, weight = saved or (None, None)
+        x = stand_in(grad, self.graph.num_src) if x is None else x
+        return gradients(self.reference, (x, weight), needs, (grad,))
+
+    def reference(self, x, weight):
+        given = Aggregation("mean" if self.mean else "sum", x, weight, tuple(x.shape[1:]))
+        return aggregation.plain(self.graph, given)
 
 
 def _fewer_edges(graph: OpGraph, grad: Tensor) -> bool:
     """Whether to read a number at each edge is less than to scale all gradients first."""
     return 2 * graph.num_edges <= grad.numel()
-
-
-def _recorded(ctx, x: Tensor | None, weight: Tensor | None, grad: Tensor) -> tuple:
-    """Gradients that can be differentiated again."""
-    if x is None:  # linear in x, so its value is nothing to the gradient
-        x = grad.new_zeros(ctx.shape).requires_grad_()
-    graph, reduce = ctx.graph, "mean" if ctx.mean else "sum"
-
-    def again(x: Tensor, weight: Tensor | None) -> Tensor:
-        return aggregation.plain(graph, Aggregation(reduce, x, weight, tuple(x.shape[1:])))
-
-    return by_torch(again, (x, weight), ctx.needs_input_grad[3:], grad)
 
 
 def _as_seen(weight: Tensor | None, layout: tuple[int, int, str]) -> Tensor | None:

@@ -8,17 +8,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from gnnaccel.cuda import gated_sum, rectified
+from gnnaccel.cuda.launch import dense
+from gnnaccel.dispatch.autograd import Operation
 from gnnaccel.dispatch.ops import aggregation, messages
 from gnnaccel.dispatch.ops.aggregation import Aggregation
 from gnnaccel.dispatch.ops.call import Kernel
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.ops.messages import Gated, Rectified, Shifted
 from gnnaccel.dispatch.reasons import Reason, reason
-from gnnaccel.dispatch.relational.cuda_maps import by_torch, dense
 
 
 def kernel(graph: OpGraph, given: Aggregation) -> Kernel | Reason:
@@ -74,7 +74,8 @@ class _Rectified:
     def run(graph: OpGraph, given: Aggregation) -> Tensor:
         if given.reduce not in ("sum", "mean"):
             return _of_made(graph, given).run()
-        return _RectifiedSum.apply(graph, given.reduce, given.more.constant, given.x, given.more.edge)
+        operation = _RectifiedSum(graph, given.reduce, given.more.constant)
+        return operation.apply(given.x, given.more.edge)
 
 
 class _Gated:
@@ -92,7 +93,7 @@ class _Gated:
     def run(graph: OpGraph, given: Aggregation) -> Tensor:
         if given.reduce not in ("sum", "mean"):
             return _of_made(graph, given).run()
-        return _GatedSum.apply(graph, given.reduce, given.x, *given.more)
+        return _GatedSum(graph, given.reduce).apply(given.x, *given.more)
 
 
 _PARTS = {Shifted: _Split, Rectified: _Rectified, Gated: _Gated}
@@ -146,52 +147,57 @@ def _shared(graph: OpGraph, reduce: str, grad: Tensor) -> Tensor:
     return grad
 
 
-class _RectifiedSum(torch.autograd.Function):
+class _RectifiedSum(Operation):
     """[num_dst, *features] of x [num_src, *features] and features of edges [E, *features]."""
 
-    @staticmethod
-    def forward(ctx, graph, reduce, constant, x, edge):
-        ctx.graph, ctx.reduce, ctx.constant = graph, reduce, constant
-        ctx.save_for_backward(x, edge)
-        out = rectified.forward(graph.view().csc(), _flat(x), _flat(edge), constant, reduce == "mean")
-        return out.view(-1, *x.shape[1:]).detach()
+    __slots__ = ("constant", "graph", "reduce")
 
-    @staticmethod
-    def backward(ctx, grad):
-        (x, edge), graph, reduce, needs = ctx.saved_tensors, ctx.graph, ctx.reduce, ctx.needs_input_grad[3:]
-        if torch.is_grad_enabled():
-            def again(x: Tensor, edge: Tensor) -> Tensor:
-                return aggregation.plain(graph, Aggregation(reduce, x, None, tuple(x.shape[1:]), Rectified(edge, ctx.constant)))
+    def __init__(self, graph: OpGraph, reduce: str, constant: float):
+        self.graph, self.reduce, self.constant = graph, reduce, constant
 
-            return None, None, None, *by_torch(again, (x, edge), needs, grad)
-        d_x, d_edge = rectified.backward(graph.view().csr_by_id(), _flat(x), _flat(edge), _shared(graph, reduce, grad), needs[1])
-        return None, None, None, d_x.view(x.shape), None if d_edge is None else d_edge.view(edge.shape)
+    def forward(self, needs, x, edge):
+        by_dst, mean = self.graph.view().csc(), self.reduce == "mean"
+        out = rectified.forward(by_dst, _flat(x), _flat(edge), self.constant, mean)
+        return out.view(-1, *x.shape[1:]).detach(), (x, edge)
+
+    def backward(self, needs, saved, grad):
+        (x, edge), graph = saved, self.graph
+        grad, by_src = _shared(graph, self.reduce, grad), graph.view().csr_by_id()
+        d_x, d_edge = rectified.backward(by_src, _flat(x), _flat(edge), grad, needs[1])
+        return d_x.view(x.shape), None if d_edge is None else d_edge.view(edge.shape)
+
+    def reference(self, x, edge):
+        more = Rectified(edge, self.constant)
+        given = Aggregation(self.reduce, x, None, tuple(x.shape[1:]), more)
+        return aggregation.plain(self.graph, given)
 
 
-class _GatedSum(torch.autograd.Function):
+class _GatedSum(Operation):
     """[num_dst, *features] of values [num_src, *features] and what else `messages.Gated` has."""
 
-    @staticmethod
-    def forward(ctx, graph, reduce, values, left, right, edge, beside):
-        ctx.graph, ctx.reduce = graph, reduce
-        ctx.save_for_backward(values, left, right, edge, beside)
+    __slots__ = ("graph", "reduce")
+
+    def __init__(self, graph: OpGraph, reduce: str):
+        self.graph, self.reduce = graph, reduce
+
+    def forward(self, needs, values, left, right, edge, beside):
         given = gated_sum.Operands(*map(_flat, (left, right, values, edge, beside)))
-        return gated_sum.forward(graph.view().csc(), given, reduce == "mean").view(-1, *values.shape[1:]).detach()
+        out = gated_sum.forward(self.graph.view().csc(), given, self.reduce == "mean")
+        return out.view(-1, *values.shape[1:]).detach(), (values, left, right, edge, beside)
 
-    @staticmethod
-    def backward(ctx, grad):
-        (values, left, right, edge, beside), graph, reduce = ctx.saved_tensors, ctx.graph, ctx.reduce
-        needs, shape = ctx.needs_input_grad[2:], values.shape[1:]
-        if torch.is_grad_enabled():
-            def again(values: Tensor, *more: Tensor | None) -> Tensor:
-                return aggregation.plain(graph, Aggregation(reduce, values, None, tuple(shape), Gated(*more)))
-
-            return None, None, *by_torch(again, (values, left, right, edge, beside), needs, grad)
-        given, grad = gated_sum.Operands(*map(_flat, (left, right, values, edge, beside))), _shared(graph, reduce, grad)
+    def backward(self, needs, saved, grad):
+        (values, left, right, edge, beside), graph = saved, self.graph
+        given = gated_sum.Operands(*map(_flat, (left, right, values, edge, beside)))
+        grad, shape = _shared(graph, self.reduce, grad), values.shape[1:]
         d_values = d_left = d_right = d_edge = d_beside = None
         if any(needs[2:]):
             d_right, d_edge, d_beside = gated_sum.by_row(graph.view().csc(), given, grad, *needs[3:])
         if any(needs[:2]):
             d_left, d_values = gated_sum.by_other(graph.view().csr_by_id(), given, grad)
         found = (d_values, d_left, d_right, d_edge, d_beside)
-        return None, None, *(t.view(-1, *shape) if t is not None and need else None for t, need in zip(found, needs))
+        return [t.view(-1, *shape) if t is not None and need else None
+                for t, need in zip(found, needs)]
+
+    def reference(self, values, *more):
+        given = Aggregation(self.reduce, values, None, tuple(values.shape[1:]), Gated(*more))
+        return aggregation.plain(self.graph, given)

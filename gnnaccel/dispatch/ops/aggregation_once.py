@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda import edge_list
+from gnnaccel.cuda.launch import dense
+from gnnaccel.dispatch.autograd import Operation, gradients, stand_in, wants_grad
 from gnnaccel.dispatch.ops import aggregation
 from gnnaccel.dispatch.ops.aggregation import Aggregation
 from gnnaccel.dispatch.ops.call import Kernel
 from gnnaccel.dispatch.ops.graph import OpGraph
-from gnnaccel.dispatch.relational.cuda_maps import by_torch, dense
 from gnnaccel.errors import VALID, GraphError
 
 
@@ -47,8 +48,8 @@ def run(graph: OpGraph, given: Aggregation) -> Tensor:
                          f"edges were left out. Check num_nodes and the first dimension of the node features. {VALID}")
     if weight is not None:
         weight = weight.detach().reshape(-1).contiguous()
-    if x.requires_grad and torch.is_grad_enabled():
-        return _Once.apply(graph, mean, x, weight)
+    if wants_grad(x):
+        return _Once(graph, mean).apply(x, weight)
     return _summed(graph, mean, x, weight)[0]
 
 
@@ -66,24 +67,31 @@ def _summed(graph: OpGraph, mean: bool, x: Tensor, weight: Tensor | None) -> tup
     return out if x.dim() == 2 else out.view(-1, *x.shape[1:]), inverse
 
 
-class _Once(torch.autograd.Function):
+class _Once(Operation):
     """[num_dst, *features] of x [num_src, *features] and weights [E] or None."""
 
-    @staticmethod
-    def forward(ctx, graph, mean, x, weight):
-        out, inverse = _summed(graph, mean, x, weight)
-        ctx.graph, ctx.shape, ctx.mean = graph, x.shape, mean
-        ctx.save_for_backward(graph.edge_index, weight, inverse)  # the edges as well: who changes them before backward is to know
-        return out if x.dim() == 2 else out.detach()  # users may not change in place a view that a Function made
+    __slots__ = ("graph", "mean")
 
-    @staticmethod
-    def backward(ctx, grad):
-        (_, weight, inverse), graph, shape = ctx.saved_tensors, ctx.graph, ctx.shape
-        if torch.is_grad_enabled():
-            def again(x: Tensor) -> Tensor:
-                rows = None if weight is None else weight.view(-1, *(1,) * (len(shape) - 1))
-                return aggregation.plain(graph, Aggregation("mean" if ctx.mean else "sum", x, rows, tuple(shape[1:])))
+    def __init__(self, graph: OpGraph, mean: bool):
+        self.graph, self.mean = graph, mean
 
-            return None, None, *by_torch(again, (grad.new_zeros(shape).requires_grad_(),), (True,), grad), None
-        found = edge_list.add_edges(_ends(graph), 1 - graph.flipped, dense(grad).flatten(1), graph.num_src, weight, inverse)
-        return None, None, found if len(shape) == 2 else found.view(shape), None
+    def forward(self, needs, x, weight):
+        out, inverse = _summed(self.graph, self.mean, x, weight)
+        out = out if x.dim() == 2 else out.detach()  # no view, which no user could change in place
+        # The edges as well: who changes them before backward is to know.
+        return out, (self.graph.edge_index, weight, inverse)
+
+    def backward(self, needs, saved, grad):
+        (_, weight, inverse), graph = saved, self.graph
+        ends, flipped, rows = _ends(graph), 1 - graph.flipped, dense(grad).flatten(1)
+        found = edge_list.add_edges(ends, flipped, rows, graph.num_src, weight, inverse)
+        return found if grad.dim() == 2 else found.view(-1, *grad.shape[1:]), None
+
+    def recorded(self, needs, saved, grad):
+        weight = None if saved[1] is None else saved[1].view(-1, *(1,) * (grad.dim() - 1))
+
+        def reference(x: Tensor) -> Tensor:
+            given = Aggregation("mean" if self.mean else "sum", x, weight, tuple(x.shape[1:]))
+            return aggregation.plain(self.graph, given)
+
+        return *gradients(reference, (stand_in(grad, self.graph.num_src),), (True,), (grad,)), None

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda import column_sum, softmax_sum
+from gnnaccel.cuda.launch import dense
 from gnnaccel.cuda.softmax_sum import Messages
+from gnnaccel.dispatch.autograd import Operation, wants_grad
 from gnnaccel.dispatch.ops import aggregation
 from gnnaccel.dispatch.ops.aggregation import Aggregation
 from gnnaccel.dispatch.ops.aggregation_means import Softmax
@@ -19,7 +21,6 @@ from gnnaccel.dispatch.ops.call import Kernel
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.ops.messages import Rectified
 from gnnaccel.dispatch.reasons import Reason, reason
-from gnnaccel.dispatch.relational.cuda_maps import by_torch, dense
 
 
 def kernel(graph: OpGraph, given: Aggregation) -> Kernel | Reason:
@@ -46,8 +47,9 @@ def run(graph: OpGraph, given: Aggregation) -> Tensor:
     if given.more is not None:
         edge, constant = given.more.edge.to(dtype), given.more.constant
     t, whole = _temperature(given), given.reduce.whole
-    if torch.is_grad_enabled() and any(isinstance(one, Tensor) and one.requires_grad for one in (x, edge, t)):
-        return _SoftmaxSum.apply(graph, constant, whole, x, edge, t)
+    number, learnt = (None, t) if isinstance(t, Tensor) else (t, None)
+    if wants_grad(x, edge, learnt):
+        return _SoftmaxSum(graph, constant, whole, number).apply(x, edge, learnt)
     return _forward(graph, constant, x, edge, t, False)[0].view(-1, *x.shape[1:])
 
 
@@ -69,31 +71,35 @@ def _forward(graph: OpGraph, constant: float, x: Tensor, edge: Tensor | None, t:
     return softmax_sum.forward(graph.view().csc(places=edge is not None), _messages(constant, x, edge, t), train)
 
 
-class _SoftmaxSum(torch.autograd.Function):
-    """[num_dst, *features] of x [num_src, *features], features of edges [E, *features] or None, and t."""
+class _SoftmaxSum(Operation):
+    """[num_dst, *features] of x [num_src, *features], features of edges [E, *features] or None, and
+    t, or None where that is a ``number``."""
 
-    @staticmethod
-    def forward(ctx, graph, constant, whole, x, edge, t):
-        ctx.graph, ctx.constant, ctx.whole, ctx.number = graph, constant, whole, None if isinstance(t, Tensor) else t
-        out, kept = _forward(graph, constant, x, edge, t, True)
-        ctx.save_for_backward(x, edge, None if ctx.number is not None else t, *kept)
-        return out.view(-1, *x.shape[1:]).detach()  # users may not change in place a view that a Function made
+    __slots__ = ("constant", "graph", "number", "whole")
 
-    @staticmethod
-    def backward(ctx, grad):
-        (x, edge, t, center, total), graph, needs = ctx.saved_tensors, ctx.graph, ctx.needs_input_grad[3:]
-        if torch.is_grad_enabled():
-            def again(x: Tensor, edge: Tensor | None, t: Tensor | None) -> Tensor:
-                number = ctx.number if t is None else t if t.numel() == 1 else t.view(x.shape[1:])
-                more = None if edge is None else Rectified(edge, ctx.constant)
-                return aggregation.plain(graph, Aggregation(Softmax(number, ctx.whole), x, None, tuple(x.shape[1:]), more))
+    def __init__(self, graph: OpGraph, constant: float, whole: bool, number: float | None):
+        self.graph, self.constant, self.whole, self.number = graph, constant, whole, number
 
-            return None, None, None, *by_torch(again, (x, edge, t), needs, grad)
-        by_src = graph.view().csr(places=False) if edge is None else graph.view().csr_by_id()
-        given = _messages(ctx.constant, x, edge, ctx.number if t is None else t)
+    def forward(self, needs, x, edge, t):
+        temperature = self.number if t is None else t
+        out, kept = _forward(self.graph, self.constant, x, edge, temperature, True)
+        out = out.view(-1, *x.shape[1:]).detach()  # no view, which no user could change in place
+        return out, (x, edge, t, *kept)
+
+    def backward(self, needs, saved, grad):
+        (x, edge, t, center, total), view = saved, self.graph.view()
+        by_src = view.csr(places=False) if edge is None else view.csr_by_id()
+        given = _messages(self.constant, x, edge, self.number if t is None else t)
         share = dense(grad.flatten(1) / total)
-        d_x, d_edge, d_t = softmax_sum.backward(by_src, given, center, share, ctx.whole, needs[1], needs[2])
+        d_x, d_edge, d_t = softmax_sum.backward(by_src, given, center, share, self.whole, needs[1],
+                                                needs[2])
         if d_t is not None:
             d_t = column_sum.column_sum(d_t)
             d_t = d_t.sum().view(1) if t.numel() == 1 else d_t
-        return None, None, None, d_x.view(x.shape), None if d_edge is None else d_edge.view(edge.shape), d_t
+        return d_x.view(x.shape), None if d_edge is None else d_edge.view(edge.shape), d_t
+
+    def reference(self, x, edge, t):
+        number = self.number if t is None else t if t.numel() == 1 else t.view(x.shape[1:])
+        more = None if edge is None else Rectified(edge, self.constant)
+        given = Aggregation(Softmax(number, self.whole), x, None, tuple(x.shape[1:]), more)
+        return aggregation.plain(self.graph, given)

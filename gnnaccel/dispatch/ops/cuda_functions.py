@@ -18,11 +18,12 @@ from gnnaccel.cuda import aggregate as sums
 from gnnaccel.cuda import edge_softmax as softmax_kernels
 from gnnaccel.cuda import extremum as extremum_kernels
 from gnnaccel.cuda import sddmm, structure
+from gnnaccel.cuda.launch import dense
 from gnnaccel.cuda.structure import Rows
+from gnnaccel.dispatch.autograd import Operation
 from gnnaccel.dispatch.ops import torch_ops
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.ops.operands import Operands
-from gnnaccel.dispatch.relational.cuda_maps import by_torch, dense
 
 
 def _rows_by(graph: OpGraph, target: str) -> Rows:
@@ -109,7 +110,7 @@ class _Elementwise(torch.autograd.Function):
 
 def dot(graph: OpGraph, left: Tensor, right: Tensor) -> Tensor:
     """[E, H]: inner products of ``left`` [num_dst, H, D] at the destination and ``right`` [num_src, H, D] at the source."""
-    return _Dot.apply(graph, left, right)
+    return _Dot(graph).apply(left, right)
 
 
 def dot_variant(heads: int, width: int, dtype: torch.dtype) -> sums.Variant:
@@ -117,51 +118,60 @@ def dot_variant(heads: int, width: int, dtype: torch.dtype) -> sums.Variant:
     return sums.variant(heads, width, dtype, dtype, "head", "place", False, False, False)
 
 
-class _Dot(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, graph, left, right):
-        ctx.graph = graph
-        ctx.save_for_backward(left, right)
+class _Dot(Operation):
+    __slots__ = ("graph",)
+
+    def __init__(self, graph: OpGraph):
+        self.graph = graph
+
+    def forward(self, needs, left, right):
+        graph, variant = self.graph, dot_variant(left.shape[1], left.shape[2], left.dtype)
+        out = sums.edge_dot(variant, graph.view().csc(), dense(left), dense(right))
+        return out[:graph.num_edges].to(left.dtype).detach(), (left, right)
+
+    def backward(self, needs, saved, grad):
+        (left, right), graph, weight = saved, self.graph, grad.float().contiguous()
         variant = dot_variant(left.shape[1], left.shape[2], left.dtype)
-        return sums.edge_dot(variant, graph.view().csc(), dense(left), dense(right))[:graph.num_edges].to(left.dtype).detach()
+        d_left = d_right = None
+        if needs[0]:
+            d_left = sums.forward(variant, _rows_by(graph, "v"), dense(right), weight)
+        if needs[1]:
+            d_right = sums.forward(variant, _rows_by(graph, "u"), dense(left), weight)
+        return d_left, d_right
 
-    @staticmethod
-    def backward(ctx, grad):
-        (left, right), graph, needs = ctx.saved_tensors, ctx.graph, ctx.needs_input_grad[1:]
-        if torch.is_grad_enabled():
-            def again(left: Tensor, right: Tensor) -> Tensor:
-                return (torch_ops.take(graph, left, "v") * torch_ops.take(graph, right, "u")).sum(-1)
-
-            return None, *by_torch(again, (left, right), needs, grad)
-        variant, weight = dot_variant(left.shape[1], left.shape[2], left.dtype), grad.float().contiguous()
-        d_left = sums.forward(variant, _rows_by(graph, "v"), dense(right), weight) if needs[0] else None
-        return None, d_left, sums.forward(variant, _rows_by(graph, "u"), dense(left), weight) if needs[1] else None
+    def reference(self, left, right):
+        ends = torch_ops.take(self.graph, left, "v"), torch_ops.take(self.graph, right, "u")
+        return (ends[0] * ends[1]).sum(-1)
 
 
 # --- softmax -----------------------------------------------------------------------------------------------------------
 
 def edge_softmax(graph: OpGraph, logits: Tensor, by: str) -> Tensor:
     """`torch_ops.edge_softmax`."""
-    return _EdgeSoftmax.apply(graph, logits, by)
+    return _EdgeSoftmax(graph, by).apply(logits)
 
 
-class _EdgeSoftmax(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, graph, logits, by):
-        ctx.graph, ctx.by = graph, by
-        out = softmax_kernels.forward(_rows_by(graph, by), logits.contiguous().view(logits.shape[0], -1))
+class _EdgeSoftmax(Operation):
+    __slots__ = ("by", "graph")
+
+    def __init__(self, graph: OpGraph, by: str):
+        self.graph, self.by = graph, by
+
+    def forward(self, needs, logits):
+        rows = _rows_by(self.graph, self.by)
+        out = softmax_kernels.forward(rows, logits.contiguous().view(logits.shape[0], -1))
         out = out.view(logits.shape).detach()
-        ctx.save_for_backward(out)
-        return out
+        return out, (out,)
 
-    @staticmethod
-    def backward(ctx, grad):
-        (out,), graph, by = ctx.saved_tensors, ctx.graph, ctx.by
-        if torch.is_grad_enabled():  # out leads back to here
-            share = out * grad
-            return None, share - out * take(graph, edge_sum(graph, share, by), by), None
+    def backward(self, needs, saved, grad):
+        (out,), rows = saved, _rows_by(self.graph, self.by)
         flat = (t.contiguous().view(t.shape[0], -1) for t in (out, grad))
-        return None, softmax_kernels.backward(_rows_by(graph, by), *flat).view(out.shape), None
+        return (softmax_kernels.backward(rows, *flat).view(out.shape),)
+
+    def recorded(self, needs, saved, grad):
+        (out,), graph, by = saved, self.graph, self.by  # the result leads back to here
+        share = out * grad
+        return (share - out * take(graph, edge_sum(graph, share, by), by),)
 
 
 # --- largest and smallest ----------------------------------------------------------------------------------------------
@@ -180,42 +190,50 @@ class Extremum(NamedTuple):
 
 def extremum(graph: OpGraph, form: Extremum, x: Tensor, weight: Tensor | None) -> Tensor:
     """[num_dst, H, D], of ``x`` [num_src or E, H, D]; -inf (or inf) where no edge enters."""
-    return _Extremum.apply(graph, form, x, weight)
+    return _Extremum(graph, form).apply(x, weight)
 
 
-class _Extremum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, graph, form, x, weight):
-        ctx.graph, ctx.form = graph, form
+class _Extremum(Operation):
+    """``variant``: of the kernels; ``like``: what the weight is like, where there is one."""
+
+    __slots__ = ("form", "graph", "like", "variant")
+
+    def __init__(self, graph: OpGraph, form: Extremum):
+        self.graph, self.form = graph, form
+
+    def forward(self, needs, x, weight):
+        graph, form, self.variant = self.graph, self.form, _variant_of(self.form, x, weight)
         rows = _edges_by(graph, "v") if form.of_edges else _rows_by(graph, "v")
-        ctx.variant = _variant_of(form, x, weight)
-        out, arg = extremum_kernels.forward(ctx.variant, rows, dense(x), _fp32(weight))
-        ctx.like = None if weight is None else torch.empty_like(weight, device="meta")
-        ctx.save_for_backward(*((x, weight) if form.op == "mul" else (None, None)), arg)
-        return out.detach()
+        out, arg = extremum_kernels.forward(self.variant, rows, dense(x), _fp32(weight))
+        self.like = None if weight is None else torch.empty_like(weight, device="meta")
+        return out.detach(), (*((x, weight) if form.op == "mul" else (None, None)), arg)
 
-    @staticmethod
-    def backward(ctx, grad):
-        (x, weight, arg), graph, form, needs = ctx.saved_tensors, ctx.graph, ctx.form, ctx.needs_input_grad[2:]
+    def backward(self, needs, saved, grad):
+        (x, weight, arg), graph, form = saved, self.graph, self.form
         if form.of_edges:
-            return None, None, _to_places(arg, grad, graph.num_edges), None
-        if torch.is_grad_enabled():
-            if form.op != "mul":
-                d_weight = _weight_grad(graph, form, x, ctx.like, arg, grad) if needs[1] else None
-                return None, None, _to_sources(graph, arg, grad), d_weight
-
-            def again(x: Tensor, weight: Tensor) -> Tensor:
-                return _extremum_by_torch(graph, form, x, weight)
-
-            return None, None, *by_torch(again, (x, weight), needs, grad)
+            return _to_places(arg, grad, graph.num_edges), None
         d_x = d_weight = None
         if needs[0]:
             if form.op == "add":  # reads none, but is compiled for one
-                weight = grad.new_empty(0, *ctx.like.shape[1:], dtype=torch.float32)
-            d_x = extremum_kernels.pick(ctx.variant, _rows_by(graph, "u"), arg, dense(grad), _fp32(weight))
+                weight = grad.new_empty(0, *self.like.shape[1:], dtype=torch.float32)
+            by_src = _rows_by(graph, "u")
+            d_x = extremum_kernels.pick(self.variant, by_src, arg, dense(grad), _fp32(weight))
         if needs[1]:
-            d_weight = _weight_grad(graph, form, x, ctx.like, arg, grad)
-        return None, None, d_x, d_weight
+            d_weight = _weight_grad(graph, form, x, self.like, arg, grad)
+        return d_x, d_weight
+
+    def recorded(self, needs, saved, grad):
+        (x, _, arg), graph, form = saved, self.graph, self.form
+        if form.of_edges:
+            return _to_places(arg, grad, graph.num_edges), None
+        if form.op == "mul":
+            return super().recorded(needs, saved, grad)
+        d_weight = _weight_grad(graph, form, x, self.like, arg, grad) if needs[1] else None
+        return _to_sources(graph, arg, grad), d_weight
+
+    def reference(self, x, weight):
+        given = Operands(self.form.op, x, weight.view(weight.shape[0], -1, 1), (), False)
+        return torch_ops.gspmm(self.graph, given, "max" if self.form.largest else "min")
 
 
 def _variant_of(form: Extremum, x: Tensor, weight: Tensor | None) -> extremum_kernels.Variant:
@@ -247,11 +265,6 @@ def _weight_grad(graph: OpGraph, form: Extremum, x: Tensor | None, weight: Tenso
     value = value.masked_fill(arg < 0, 0.0)
     at = place if weight.dim() == 1 else place * heads + torch.arange(heads, device=place.device).view(1, -1, 1)
     return value.new_zeros(weight.numel()).index_add(0, at.view(-1), value.reshape(-1)).view(weight.shape).to(weight.dtype)
-
-
-def _extremum_by_torch(graph: OpGraph, form: Extremum, x: Tensor, weight: Tensor) -> Tensor:
-    given = Operands(form.op, x, weight.view(weight.shape[0], -1, 1), (), False)
-    return torch_ops.gspmm(graph, given, "max" if form.largest else "min")
 
 
 # --- by segment --------------------------------------------------------------------------------------------------------

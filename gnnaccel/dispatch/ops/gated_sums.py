@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda import gated
+from gnnaccel.cuda.launch import dense
+from gnnaccel.dispatch.autograd import Operation
 from gnnaccel.dispatch.ops import torch_ops
 from gnnaccel.dispatch.ops.graph import OpGraph
-from gnnaccel.dispatch.relational.cuda_maps import by_torch, dense
 
 OPERANDS = ("left", "right", "edge", "values")
 EPSILON = 1e-6
@@ -30,7 +31,7 @@ def by_operations(graph: OpGraph, reduce: str, left: Tensor, right: Tensor, edge
 
 def by_kernels(graph: OpGraph, reduce: str, left: Tensor, right: Tensor, edge: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     """The same by the CUDA kernels."""
-    return _Gated.apply(graph, left, right, edge, values)
+    return _Gated(graph).apply(left, right, edge, values)
 
 
 def prepare(reduce: str, width: int, dtype: torch.dtype, weighted: bool) -> None:
@@ -39,25 +40,25 @@ def prepare(reduce: str, width: int, dtype: torch.dtype, weighted: bool) -> None
         gated.kernels(width, dtype, False)(entry)
 
 
-class _Gated(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, graph, left, right, edge, values):
-        ctx.graph = graph
-        ctx.set_materialize_grads(False)
-        found = gated.forward(graph.view().csc(), dense(left), dense(right), dense(edge), dense(values), EPSILON)
-        ctx.save_for_backward(left, right, edge, values, *found)
-        return found.score, found.out
+class _Gated(Operation):
+    __slots__ = ("graph",)
 
-    @staticmethod
-    def backward(ctx, score_grad, grad):
-        (*operands, score, out, total), graph = ctx.saved_tensors, ctx.graph
+    def __init__(self, graph: OpGraph):
+        self.graph = graph
+
+    def forward(self, needs, *operands):
+        found = gated.forward(self.graph.view().csc(), *map(dense, operands), EPSILON)
+        return (found.score, found.out), (*operands, *found)
+
+    def backward(self, needs, saved, score_grad, grad):
+        (*operands, score, out, total), graph = saved, self.graph
         grad = torch.zeros_like(out) if grad is None else grad
-        if torch.is_grad_enabled():
-            given = torch.zeros_like(score) if score_grad is None else score_grad
-            return None, *by_torch(lambda *t: by_operations(graph, "gated", *t), tuple(operands), ctx.needs_input_grad[1:],
-                                   (given, grad))
         found, ratio = gated.Gated(score, out, total), grad.float() / total
         score_grad = None if score_grad is None else dense(score_grad)
-        d_edge, d_right = gated.by_row(graph.view().csc(), found, dense(operands[3]), ratio, score_grad)
+        by_dst, values = graph.view().csc(), dense(operands[3])
+        d_edge, d_right = gated.by_row(by_dst, found, values, ratio, score_grad)
         d_left, d_values = gated.by_other(graph.view().csr_by_id(), score, d_edge, ratio)
-        return None, d_left, d_right, d_edge, d_values
+        return d_left, d_right, d_edge, d_values
+
+    def reference(self, *operands):
+        return by_operations(self.graph, "gated", *operands)

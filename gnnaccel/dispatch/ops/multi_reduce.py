@@ -12,13 +12,14 @@ from torch import Tensor
 
 from gnnaccel.cuda import multi_reduce as kernels
 from gnnaccel.cuda import multi_reduce_backward as backward_kernels
+from gnnaccel.cuda.launch import dense
 from gnnaccel.cuda.layout import MAX_WIDTH, TYPES
 from gnnaccel.cuda.structure import Rows, split_rows
+from gnnaccel.dispatch.autograd import Operation, wants_grad
 from gnnaccel.dispatch.ops import torch_ops
 from gnnaccel.dispatch.ops.call import Kernel, OpCall
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.reasons import Reason, reason
-from gnnaccel.dispatch.relational.cuda_maps import by_torch, dense
 
 REDUCES = kernels.REDUCES
 _FORWARD, _BACKWARD = ("forward", "merge"), ("spread", "backward", "add_parts")
@@ -96,8 +97,8 @@ def run(graph: OpGraph, x: Tensor, reduces: tuple[str, ...], weight: Tensor | No
         of_edges: bool = False) -> Tensor:
     """`multi_reduce` by the kernels, without a look whether there are some: [num_dst, reduces, *features], of a single reduce
     [num_dst, *features]. Weights [E, H] are each for a part of the features, in whatever shape those are."""
-    if torch.is_grad_enabled() and (x.requires_grad or weight is not None and weight.requires_grad):
-        return _MultiReduce.apply(graph, reduces, x, weight, zero_share, of_edges)
+    if wants_grad(x, weight):
+        return _MultiReduce(graph, reduces, zero_share, of_edges).apply(x, weight)
     return _forward(graph, reduces, x, weight, of_edges, False).out
 
 
@@ -120,45 +121,45 @@ def compiler(variant: kernels.Variant) -> Callable[[], None]:
     return compile_
 
 
-class _MultiReduce(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, graph, reduces, x, weight, zero_share, of_edges):
-        ctx.graph, ctx.reduces, ctx.zero_share, ctx.of_edges = graph, reduces, zero_share, of_edges
-        found = _forward(graph, reduces, x, weight, of_edges, True)
-        ctx.save_for_backward(x, weight, *found)
-        # A variance may be changed in place, as the host's may; its maximum may not, and several reduces are joined anyway.
-        return found.out.clone() if reduces in (("var",), ("std",)) else found.out.detach()
+class _MultiReduce(Operation):
+    __slots__ = ("graph", "of_edges", "reduces", "zero_share")
 
-    @staticmethod
-    def backward(ctx, grad):
-        (x, weight, *kept), graph, reduces = ctx.saved_tensors, ctx.graph, ctx.reduces
-        needs = ctx.needs_input_grad[2:4]
-        if torch.is_grad_enabled():
-            return None, None, *_recorded(ctx, x, weight, grad), None, None
+    def __init__(self, graph: OpGraph, reduces: tuple[str, ...], zero_share: bool, of_edges: bool):
+        self.graph, self.reduces = graph, reduces
+        self.zero_share, self.of_edges = zero_share, of_edges
+
+    def forward(self, needs, x, weight):
+        found = _forward(self.graph, self.reduces, x, weight, self.of_edges, True)
+        # A variance may be changed in place, as the host's may; its maximum may not, and several reduces are joined anyway.
+        alone = self.reduces in (("var",), ("std",))
+        return found.out.clone() if alone else found.out.detach(), (x, weight, *found)
+
+    def backward(self, needs, saved, grad):
+        (x, weight, *kept), graph, reduces = saved, self.graph, self.reduces
         by_dst, weights, found = graph.view().csc(places=weight is not None), _fp32(weight), kernels.Reduced(*kept)
-        if not needs[1] and not ctx.of_edges:
+        if not needs[1] and not self.of_edges:
             by_src = _by_source(graph, weight)
-            d_x = backward_kernels.gradient(by_dst, by_src, reduces, x, weights, found, grad, ctx.zero_share)
-            return None, None, d_x, None, None, None
+            return backward_kernels.gradient(by_dst, by_src, reduces, x, weights, found, grad,
+                                             self.zero_share), None
         variant = kernels.variant_of(x, reduces, weight)
         rows, found = _rows(variant, x), found._replace(out=found.out.view(-1, len(reduces), variant.heads, variant.width))
-        terms = backward_kernels.spread(variant, by_dst, found, dense(grad).view(found.out.shape), ctx.zero_share)
+        grad = dense(grad).view(found.out.shape)
+        terms = backward_kernels.spread(variant, by_dst, found, grad, self.zero_share)
         d_x = d_weight = None
         if needs[0]:
-            by_src = _by_edge(graph) if ctx.of_edges else _by_source(graph, weight)
+            by_src = _by_edge(graph) if self.of_edges else _by_source(graph, weight)
             d_x = backward_kernels.rows_grad(variant, by_src, rows, weights, found.out, terms).view(x.shape)
         if needs[1]:
             d_weight = backward_kernels.weight_grad(variant, by_dst, rows, weights, found.out, terms).to(weight.dtype)
-        return None, None, d_x, d_weight, None, None
+        return d_x, d_weight
 
-
-def _recorded(ctx, x: Tensor, weight: Tensor | None, grad: Tensor) -> tuple:
-    """Gradients that can be differentiated again."""
-    def again(x: Tensor, weight: Tensor | None) -> Tensor:
-        parts = x if weight is None or weight.dim() == 1 else x.reshape(x.shape[0], weight.shape[1], -1)
-        return by_operations(ctx.graph, parts, ctx.reduces, weight, ctx.zero_share, ctx.of_edges).view(grad.shape)
-
-    return by_torch(again, (x, weight), ctx.needs_input_grad[2:4], grad)
+    def reference(self, x, weight):
+        parts = x
+        if weight is not None and weight.dim() > 1:
+            parts = x.reshape(x.shape[0], weight.shape[1], -1)
+        out = by_operations(self.graph, parts, self.reduces, weight, self.zero_share, self.of_edges)
+        several = (len(self.reduces),) if len(self.reduces) > 1 else ()
+        return out.view(-1, *several, *x.shape[1:])
 
 
 def _rows(variant: kernels.Variant, x: Tensor) -> Tensor:

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from gnnaccel.cuda import aggregate as sums
 from gnnaccel.cuda.extremum import Variant as Extremum
+from gnnaccel.cuda.launch import dense
+from gnnaccel.dispatch.autograd import Operation, gradients, stand_in, wants_grad
 from gnnaccel.dispatch.ops import cuda_functions, torch_ops
 from gnnaccel.dispatch.ops.graph import OpGraph
-from gnnaccel.dispatch.relational.cuda_maps import by_torch, dense
 
 #: names of the operands; all but the first may be missing, and "max" takes no other but the weight
 OPERANDS = ("x", "weight", "scale_src", "scale_dst", "bias")
@@ -47,9 +48,8 @@ def by_kernels(graph: OpGraph, reduce: str, x: Tensor, weight: Tensor | None = N
         out = cuda_functions.extremum(graph, _extremum(weight is not None), x.view(-1, variant.heads, variant.width), weight)
         out = out.view(-1, x.shape[1])
         return out.masked_fill(out.isinf(), 0.0)
-    if torch.is_grad_enabled() and (x.requires_grad or (weight is not None and weight.requires_grad)
-                                    or (bias is not None and bias.requires_grad)):
-        return _Sum.apply(graph, x, weight, scale_src, scale_dst, bias)
+    if wants_grad(x, weight, bias):
+        return _Sum(graph).apply(x, weight, scale_src, scale_dst, bias)
     return _sum(graph, x, weight, scale_src, scale_dst, bias)
 
 
@@ -76,35 +76,42 @@ def prepare(reduce: str, width: int, dtype: torch.dtype, weighted: bool) -> None
             form(reduce, width, dtype, weighted, "position").kernels(entry)
 
 
-class _Sum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, graph, x, weight, scale_src, scale_dst, bias):
-        ctx.graph, ctx.width = graph, x.shape[1]
-        # Only the gradient of the weights reads rows. The scales are constants of the graph.
-        ctx.save_for_backward(x if ctx.needs_input_grad[2] else None, weight, scale_src, scale_dst)
-        return _sum(graph, x, weight, scale_src, scale_dst, bias)
+class _Sum(Operation):
+    """`_sum`, of scales that are constants of the graph."""
 
-    @staticmethod
-    def backward(ctx, grad):
-        (x, weight, scale_src, scale_dst), graph, needs = ctx.saved_tensors, ctx.graph, ctx.needs_input_grad
-        d_bias = grad.sum(0) if needs[5] else None
-        if torch.is_grad_enabled():
-            x = grad.new_zeros(graph.num_src, ctx.width).requires_grad_() if x is None else x  # the sum is linear in x
+    __slots__ = ("graph",)
 
-            def again(x: Tensor, weight: Tensor | None) -> Tensor:
-                return by_operations(graph, "sum", x, weight, scale_src, scale_dst)
+    def __init__(self, graph: OpGraph):
+        self.graph = graph
 
-            return None, *by_torch(again, (x, weight), needs[1:3], grad), None, None, d_bias
+    def forward(self, needs, x, weight, scale_src, scale_dst, bias):
+        out = _sum(self.graph, x, weight, scale_src, scale_dst, bias)
+        return out, (x if needs[1] else None, weight, scale_src, scale_dst)
+
+    def backward(self, needs, saved, grad):
+        (x, weight, scale_src, scale_dst), graph = saved, self.graph
         inner = _scaled(grad, scale_dst)
         d_x = d_weight = None
-        if needs[1]:
+        if needs[0]:
             rows, placed, at = graph.view().weighted(weight, by_src=True)
             d_x = sums.total(rows, inner, placed, at, scale=scale_src)
-        if needs[2]:
-            variant = form("sum", ctx.width, grad.dtype, True)
-            left, right = (dense(t).view(-1, variant.heads, variant.width) for t in (inner, _scaled(x, scale_src)))
-            d_weight = sums.edge_dot(variant, graph.view().csc(), left, right)[:graph.num_edges].sum(1).to(weight.dtype)
-        return None, d_x, d_weight, None, None, d_bias
+        if needs[1]:
+            variant = form("sum", grad.shape[1], grad.dtype, True)
+            ends = inner, _scaled(x, scale_src)
+            left, right = (dense(t).view(-1, variant.heads, variant.width) for t in ends)
+            d_weight = sums.edge_dot(variant, graph.view().csc(), left, right)[:graph.num_edges]
+            d_weight = d_weight.sum(1).to(weight.dtype)
+        return d_x, d_weight, None, None, grad.sum(0) if needs[4] else None
+
+    def recorded(self, needs, saved, grad):
+        (x, weight, *scales), graph = saved, self.graph
+        x = stand_in(grad, graph.num_src) if x is None else x
+
+        def reference(x: Tensor, weight: Tensor | None) -> Tensor:
+            return by_operations(graph, "sum", x, weight, *scales)
+
+        found = gradients(reference, (x, weight), needs[:2], (grad,))
+        return *found, None, None, grad.sum(0) if needs[4] else None
 
 
 def _sum(graph: OpGraph, x: Tensor, weight: Tensor | None, scale_src: Tensor | None, scale_dst: Tensor | None,

@@ -37,7 +37,8 @@ class Operation:
         super().__init_subclass__(**options)
         # Of its own: profilers tell nodes apart by their class's name.
         cls._node = type(cls.__name__.strip("_"), (_Node,), {})
-        cls._apply = super(torch.autograd.Function, cls._node).apply
+        # torch's types do not show what the class is based on, which is written in C
+        cls._apply = super(torch.autograd.Function, cls._node).apply  # type: ignore[misc]
 
     def apply(self, *inputs: Tensor | None) -> Any:
         """The result or results on ``inputs``, as a node of autograd's graph.

@@ -32,13 +32,15 @@ class GraphLedger(TensorRef):
 
     __slots__ = ("sightings", "seconds", "functions", "layers")
 
+    version: int
     sightings: int
     seconds: float
     functions: tuple[str, ...]
     layers: dict[int, list[Any]]
 
     # made by `of` without a call of Python's
-    __new__, __init__ = weakref.ref.__new__, weakref.ref.__init__
+    __new__ = weakref.ref.__new__  # type: ignore[assignment]  # it takes the edges alone
+    __init__ = weakref.ref.__init__
 
 
 #: by the id of the edges; for lookups that cannot afford a call

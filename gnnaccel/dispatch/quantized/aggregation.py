@@ -24,6 +24,7 @@ from gnnaccel.cuda import quantize
 from gnnaccel.cuda.layout import MAX_WIDTH
 from gnnaccel.dispatch.checkpoints import checkpointed
 from gnnaccel.dispatch.config import Config
+from gnnaccel.dispatch.autograd import Operation, gradients, stand_in
 from gnnaccel.dispatch.ops import aggregation, aggregation_cpu, aggregation_once
 from gnnaccel.dispatch.ops.aggregation import Aggregation
 from gnnaccel.dispatch.ops.aggregation_route import Decision, Run
@@ -36,7 +37,6 @@ from gnnaccel.dispatch.quantized.rows import Stored
 from gnnaccel.dispatch.quantized.settings import Entry
 from gnnaccel.dispatch.quantized.use import Use, decide
 from gnnaccel.dispatch.reasons import Reason, reason
-from gnnaccel.dispatch.relational.cuda_maps import by_torch
 
 
 def narrowed(layer: Any, graph: OpGraph, given: Aggregation, config: Config, decision: Decision,
@@ -140,7 +140,7 @@ def run(use: Use, graph: OpGraph, given: Aggregation) -> Tensor:
         weight = weight.reshape(-1) if given.kind == "edge" else weight.reshape(-1, heads)
     source = weakref.ref(given.x) if use.entry.maps and use.storage.format == "int8" and given.x.dim() == 2 else None
     call = _Call(use, graph, given.reduce == "mean", heads, width, given.x.dtype, use.entry.watch.flags(given.x.device), source)
-    return _Aggregate.apply(call, given.x.reshape(-1, heads, width), weight).view(-1, *given.shape)
+    return _Aggregate(call).apply(given.x.reshape(-1, heads, width), weight).view(-1, *given.shape)
 
 
 def _layout(given: Aggregation) -> tuple[int, int]:
@@ -223,28 +223,33 @@ class _Call:
         return stored if inverse is None else rows.scaled(stored, inverse), plain
 
 
-class _Aggregate(torch.autograd.Function):
+class _Aggregate(Operation):
     """[num_dst, H, D] of x [num_src, H, D] and weights [E], [E, H] or None."""
 
-    @staticmethod
-    def forward(ctx, call: _Call, x, weight):
-        stored = call.features(x)
-        ctx.call = call
-        keep = ctx.needs_input_grad[2]  # of the weights, whose gradient has the rows in it
-        ctx.save_for_backward(*(rows.packed(stored) if keep else (None, None)), weight, x if keep else None)
-        ctx.shape = x.shape
-        return call.sum(stored, weight)
+    __slots__ = ("call",)
 
-    @staticmethod
-    def backward(ctx, grad):
-        (data, scale, weight, x), call, needs = ctx.saved_tensors, ctx.call, ctx.needs_input_grad[1:]
+    def __init__(self, call: _Call):
+        self.call = call
+
+    def forward(self, needs, x, weight):
+        stored, keep = self.call.features(x), needs[1]  # the weights' gradient has the rows in it
+        kept = (x, weight, *rows.packed(stored)) if keep else (None, weight, None, None)
+        return self.call.sum(stored, weight), kept
+
+    def backward(self, needs, saved, grad):
+        (_, weight, data, scale), call = saved, self.call
         stored = None if data is None else rows.unpacked(data, scale, call.heads * call.width)
-        if torch.is_grad_enabled():
-            if x is None:  # linear in x, so its value is nothing to the gradient
-                x = grad.new_zeros(ctx.shape).requires_grad_()
-            return None, *by_torch(lambda x, w: call.by_torch(x, w, call.mean), (x, weight), needs, grad)
         given, plain = call.gradient(grad.contiguous())
-        return None, *(_by_kernels if call.use.kernels else _by_torch)(call, given, plain, stored, weight, needs)
+        way = _by_kernels if call.use.kernels else _by_torch
+        return way(call, given, plain, stored, weight, needs)
+
+    def recorded(self, needs, saved, grad):
+        x, weight, *_ = saved
+        x = stand_in(grad, self.call.graph.num_src) if x is None else x
+        return gradients(self.reference, (x, weight), needs, (grad,))
+
+    def reference(self, x, weight):
+        return self.call.by_torch(x, weight, self.call.mean)
 
 
 def _by_kernels(call: _Call, given: Stored, plain: Tensor, stored: Stored | None, weight: Tensor | None, needs: tuple) -> tuple:

@@ -20,6 +20,7 @@ from gnnaccel.dispatch import attention_programs as programs
 from gnnaccel.dispatch.attention import Call
 from gnnaccel.dispatch.attention_families import ADDITIVE, AsTheyCome, Family, additive_backward_of, additive_forward, like
 from gnnaccel.dispatch.attention_folded import Folded
+from gnnaccel.dispatch.autograd import Operation, gradients
 from gnnaccel.dispatch.checkpoints import checkpointed
 from gnnaccel.dispatch.config import Config
 from gnnaccel.dispatch.ops.call import Kernel, compile_reason
@@ -119,7 +120,7 @@ class Run:
         if self.use.kernels:
             return attention.run_cuda(call, tensors, _family(self.use, flags))
         tensors = attention.shaped(call, attention_maps.made(call, tensors))
-        return _ByTorch.apply(call, self.use, flags, *map(tensors.get, ADDITIVE.names))
+        return _ByTorch(call, self.use, flags).apply(*map(tensors.get, ADDITIVE.names))
 
 
 def _sampled(use: Use, call: Call, tensors: dict, count: int, turn: int) -> Tensor:
@@ -183,29 +184,29 @@ def _family(use: Use, flags: Tensor | None) -> Family:
 
 # --- by torch operations -----------------------------------------------------------------------------------------------
 
-class _ByTorch(torch.autograd.Function):
+class _ByTorch(Operation):
     """[num_dst, heads, width] of the inputs of `ADDITIVE`, bias [heads, width]."""
 
-    @staticmethod
-    def forward(ctx, call, use, flags, *inputs):
-        x, bias = inputs[0], inputs[5]
-        values = rows.store(x, use.storage.format, False, False, None if flags is None else flags[:1])
+    __slots__ = ("call", "flags", "use")
+
+    def __init__(self, call: Call, use: Use, flags: Tensor | None):
+        self.call, self.use, self.flags = call, use, flags
+
+    def forward(self, needs, *inputs):
+        x, call, flag = inputs[0], self.call, None if self.flags is None else self.flags[:1]
+        values = rows.store(x, self.use.storage.format, False, False, flag)
         keep = None
         if call.attention.dropout > 0:
             edges = call.graph.edges(call.needs_places())
-            keep = torch.nn.functional.dropout(x.new_ones(edges.src.shape[0], call.heads), call.attention.dropout)
-        ctx.call, ctx.use, ctx.flags = call, use, flags
-        ctx.save_for_backward(*inputs, *rows.packed(values), keep)
+            ones = x.new_ones(edges.src.shape[0], call.heads)
+            keep = torch.nn.functional.dropout(ones, call.attention.dropout)
         out = _attend(call, rows.read(values, x.shape), inputs, keep)
-        return (out if bias is None else out + bias).to(call.out_dtype)
+        return _biased(call, out, inputs[5]), (*inputs, *rows.packed(values), keep)
 
-    @staticmethod
-    def backward(ctx, grad):
-        call, storage, needs = ctx.call, ctx.use.storage, ctx.needs_input_grad[3:]
-        *inputs, data, scale, keep = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            return None, None, None, *_recorded(call, inputs, keep, needs, grad)
-        given = rows.store(grad, storage.backward, rows.stochastic(), False, None if ctx.flags is None else ctx.flags[1:])
+    def backward(self, needs, saved, grad):
+        (*inputs, data, scale, keep), call, storage = saved, self.call, self.use.storage
+        flag = None if self.flags is None else self.flags[1:]
+        given = rows.store(grad, storage.backward, rows.stochastic(), False, flag)
         near = rows.read(given, grad.shape)
         x = inputs[0]
         with torch.enable_grad():
@@ -221,7 +222,20 @@ class _ByTorch(torch.autograd.Function):
         if storage.format == "bf16":
             grads[0] = grads[0].to(torch.bfloat16)  # as the kernels give it
         grads[5] = grad.float().sum(0) if inputs[5] is not None else None
-        return None, None, None, *(like(g, t) if n else None for g, t, n in zip(grads, inputs, needs))
+        return [like(g, t) if n else None for g, t, n in zip(grads, inputs, needs)]
+
+    def recorded(self, needs, saved, grad):
+        """Gradients of fp32."""
+        *inputs, _, _, keep = saved
+
+        def reference(*inputs: Tensor | None) -> Tensor:
+            return _biased(self.call, _attend(self.call, inputs[0], inputs, keep), inputs[5])
+
+        return gradients(reference, inputs, needs, (grad,))
+
+
+def _biased(call: Call, out: Tensor, bias: Tensor | None) -> Tensor:
+    return (out if bias is None else out + bias).to(call.out_dtype)
 
 
 def _attend(call: Call, values: Tensor, inputs: list | tuple, keep: Tensor | None) -> Tensor:
@@ -236,13 +250,3 @@ def _attend(call: Call, values: Tensor, inputs: list | tuple, keep: Tensor | Non
         tensors["a_edge"] = a_edge.float().view(-1, h)
     program = programs.additive_terms(found.slope, found.dropout, att_dst is not None, a_edge is not None)
     return torch_backend.run(program, call.graph.edges(call.needs_places()), tensors, None if keep is None else keep.float())
-
-
-def _recorded(call: Call, inputs: list, keep: Tensor | None, needs: tuple, grad: Tensor) -> tuple:
-    """Gradients of fp32 that can be differentiated again."""
-    present = [None if t is None else t.view_as(t) for t in inputs]
-    out = _attend(call, present[0], present, keep)
-    out = (out if present[5] is None else out + present[5]).to(call.out_dtype)
-    asked = [i for i, t in enumerate(present) if t is not None and needs[i]]
-    found = dict(zip(asked, torch.autograd.grad(out, [present[i] for i in asked], grad, create_graph=True, allow_unused=True)))
-    return tuple(found.get(i) for i in range(len(inputs)))

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from gnnaccel.cuda import int8_gemm
 from gnnaccel.cuda.quantize import Int8Rows
+from gnnaccel.dispatch.autograd import Operation
 from gnnaccel.dispatch.checkpoints import checkpointed
 from gnnaccel.dispatch.config import Config
 from gnnaccel.dispatch.graph import kernels_run_on
@@ -139,11 +140,11 @@ class _Run:
             return native()
         entry.quantized += 1
         flags = entry.watch.flags(x.device)
-        out = _Linear.apply(self.use, flags, x, weight, bias)
+        out = _Linear(self.use, flags).apply(x, weight, bias)
         if due:
             entry.watch.check(lambda count, turn: _sampled(x, weight, count, turn))
         if self.stopwatch is not None and not still:
-            self.stopwatch.compare(lambda: _Linear.apply(self.use, flags, x, weight, bias), native)
+            self.stopwatch.compare(lambda: _Linear(self.use, flags).apply(x, weight, bias), native)
         return out
 
 
@@ -161,17 +162,22 @@ def product(use: Use, x: Int8Rows, weight: Int8Rows, bias: Tensor | None = None)
     return out if bias is None else out + bias
 
 
-class _Linear(torch.autograd.Function):
+class _Linear(Operation):
     """[rows, N] of x [rows, K], weight [N, K] and bias [N] or None."""
 
-    @staticmethod
-    def forward(ctx, use: Use, flags, x, weight, bias):
-        ctx.use, ctx.flags, flag = use, flags, None if flags is None else flags[:1]
+    __slots__ = ("flags", "use")
+
+    def __init__(self, use: Use, flags: Tensor | None):
+        self.use, self.flags = use, flags
+
+    def forward(self, needs, x, weight, bias):
+        return self._product(x, weight, bias), (x if needs[1] else None, weight)
+
+    def _product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        use, flag = self.use, None if self.flags is None else self.flags[:1]
         stored = reuse.rows_of(x)
         if stored is None:
             stored = rows.store(x, "int8", False, use.kernels, flag)
-        ctx.save_for_backward(x if ctx.needs_input_grad[3] else None, weight)
-        ctx.has_bias = bias is not None
         made = rows.store(weight, "int8", False, use.kernels, flag)
         bias = None if bias is None else bias.contiguous()
         if not use.entry.feeds or not use.kernels or weight.shape[0] > int8_gemm.MAX_INT8:
@@ -183,17 +189,19 @@ class _Linear(torch.autograd.Function):
         reuse.offer(out, given)
         return out
 
-    @staticmethod
-    def backward(ctx, grad):
-        (x, weight), use, needs = ctx.saved_tensors, ctx.use, ctx.needs_input_grad[2:]
-        d_bias = grad.sum(0) if ctx.has_bias and needs[2] else None
-        d_weight = grad.t() @ x if needs[1] else None
-        if not needs[0]:
-            return None, None, None, d_weight, d_bias
-        if torch.is_grad_enabled() or use.storage.backward != "int8":
-            return None, None, grad @ weight, d_weight, d_bias
+    def backward(self, needs, saved, grad):
+        if not needs[0] or self.use.storage.backward != "int8":
+            return self.recorded(needs, saved, grad)
+        use, weight = self.use, saved[1]
         stored = reuse.rows_of(grad)
         if stored is None:
-            stored = rows.store(grad, "int8", rows.stochastic(), use.kernels, None if ctx.flags is None else ctx.flags[1:])
+            flag = None if self.flags is None else self.flags[1:]
+            stored = rows.store(grad, "int8", rows.stochastic(), use.kernels, flag)
             reuse.offer(grad, stored)
-        return None, None, product(use, stored, rows.store(weight.t(), "int8", False, use.kernels)), d_weight, d_bias
+        d_x = product(use, stored, rows.store(weight.t(), "int8", False, use.kernels))
+        return d_x, *self.recorded((False, *needs[1:]), saved, grad)[1:]
+
+    def recorded(self, needs, saved, grad):
+        x, weight = saved
+        return (grad @ weight if needs[0] else None, grad.t() @ x if needs[1] else None,
+                grad.sum(0) if needs[2] else None)

@@ -5,8 +5,6 @@ written where they lie (`Typed`). Where backward is itself recorded it runs on t
 """
 from __future__ import annotations
 
-import functools
-from itertools import compress
 from typing import Any
 
 import torch
@@ -16,7 +14,8 @@ from torch import Tensor
 from gnnaccel.cuda import segment_backward, segment_gemm
 from gnnaccel.cuda.blend_grad import blend_grad
 from gnnaccel.cuda.segment_gemm_grad import weight_grad_and_sums
-from gnnaccel.dispatch.relational.cuda_maps import by_torch, dense, matrices
+from gnnaccel.dispatch.autograd import Operation, gradients
+from gnnaccel.dispatch.relational.cuda_maps import dense, matrices
 from gnnaccel.dispatch.relational.pairs import Blocks
 from gnnaccel.dispatch.tall import precision
 
@@ -33,7 +32,8 @@ def project(blocks: Blocks, weight: Tensor, transposed: bool, bias: Tensor | Non
     weight [types, maps, K, C], or [types, maps, C, K] if ``transposed``; bias [types, maps, C]. The first result is for `finish`
     alone, whose gradient of it this adds to; of a single ``x`` it is that. ``rows``: what `together` has made of ``x``.
     """
-    return _Project.apply(blocks, transposed, together(x) if rows is None else rows, weight, bias, *x)
+    operation = _Project(blocks, tuple([part.shape[0] for part in x]), transposed)
+    return operation.apply(together(x) if rows is None else rows, weight, bias, *x)
 
 
 def product(blocks: Blocks, rows: Tensor, weight: Tensor, transposed: bool, bias: Tensor | None = None,
@@ -82,43 +82,40 @@ def _by_torch(blocks: Blocks, rows: Tensor, weight: Tensor, transposed: bool, bi
 
 # --- before the attention ----------------------------------------------------------------------------------------------
 
-def _project_by_torch(blocks: Blocks, transposed: bool, weight: Tensor, bias: Tensor | None, *x: Tensor) -> tuple[Tensor, ...]:
-    rows = torch.cat(x)
-    return rows, *(_by_torch(blocks, rows, weight[:, m], transposed, None if bias is None else bias[:, m])
-                   for m in range(weight.shape[1]))
+class _Project(Operation):
+    """The inputs are ``rows``, weight, bias and ``x``, as of `project`."""
 
+    __slots__ = ("blocks", "sizes", "transposed")
 
-class _Project(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, blocks, transposed, rows, weight, bias, *x):
+    def __init__(self, blocks: Blocks, sizes: tuple[int, ...], transposed: bool):
+        self.blocks, self.sizes, self.transposed = blocks, sizes, transposed
+
+    def forward(self, needs, rows, weight, bias, *x):
         rows = x[0].view_as(x[0]) if rows is None else rows.data
-        ctx.blocks, ctx.transposed, ctx.sizes = blocks, transposed, tuple(part.shape[0] for part in x)
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(weight, bias, rows, *x)
         biases = [None] * weight.shape[1] if bias is None else bias.unbind(1)
-        return rows, *(product(blocks, rows, w, transposed, b) for w, b in zip(weight.unbind(1), biases))
+        maps = (product(self.blocks, rows, w, self.transposed, b)
+                for w, b in zip(weight.unbind(1), biases))
+        return (rows, *maps), (None, weight, bias, *x, rows)
 
-    @staticmethod
-    def backward(ctx, d_rows, *grads):
-        weight, bias, rows, *x = ctx.saved_tensors
-        needs = ctx.needs_input_grad[3:]
-        if torch.is_grad_enabled():
-            given = [(t, g) for t, g in enumerate((d_rows, *grads)) if g is not None]
-
-            def again(*inputs: Tensor | None) -> tuple[Tensor, ...]:
-                found = _project_by_torch(ctx.blocks, ctx.transposed, *inputs)
-                return tuple(found[t] for t, _ in given)
-
-            return None, None, None, *by_torch(again, (weight, bias, *x), needs, tuple(g for _, g in given))
+    def backward(self, needs, saved, d_rows, *grads):
+        _, weight, bias, *_, rows = saved
         grads = [None if g is None else dense(g) for g in grads]
-        return None, None, None, *_project_backward(ctx, weight, bias, rows, needs, d_rows, grads)
+        return None, *_project_backward(self, weight, bias, rows, needs[1:], d_rows, grads)
+
+    def reference(self, rows, weight, bias, *x):
+        rows = torch.cat(x)
+        biases = [None] * weight.shape[1] if bias is None else bias.unbind(1)
+        maps = (_by_torch(self.blocks, rows, w, self.transposed, b)
+                for w, b in zip(weight.unbind(1), biases))
+        return rows, *maps
 
 
-def _project_backward(ctx, weight: Tensor, bias: Tensor | None, rows: Tensor, needs: tuple[bool, ...], d_rows: Tensor | None,
+def _project_backward(of: _Project, weight: Tensor, bias: Tensor | None, rows: Tensor,
+                      needs: tuple[bool, ...], d_rows: Tensor | None,
                       grads: list[Tensor | None]) -> tuple:
-    blocks, transposed = ctx.blocks, ctx.transposed
+    blocks, transposed = of.blocks, of.transposed
     d_weight = d_bias = None
-    d_x, found = [None] * len(ctx.sizes), []
+    d_x, found = [None] * len(of.sizes), []
     for grad, matrix in zip(grads, weight.unbind(1)):
         if grad is None:
             sums = torch.zeros_like(matrix), matrix.new_zeros(matrix.shape[0], matrix.shape[1 if transposed else 2])
@@ -129,7 +126,7 @@ def _project_backward(ctx, weight: Tensor, bias: Tensor | None, rows: Tensor, ne
         d_weight = torch.stack([w for w, _ in found], 1).to(weight.dtype) if needs[0] else None
         d_bias = torch.stack([b for _, b in found], 1).to(bias.dtype) if needs[1] and bias is not None else None
     if any(needs[2:]):
-        d_x = d_x if d_rows is None else d_rows.split(ctx.sizes)
+        d_x = d_x if d_rows is None else d_rows.split(of.sizes)
     return d_weight, d_bias, *(d if need else None for d, need in zip(d_x, needs[2:]))
 
 
@@ -156,7 +153,8 @@ def finish(blocks: Blocks, sizes: tuple[int, ...], out: Tensor, weight: Tensor, 
 
     The results are no views: each may be changed in place. The gradient of ``rows`` is memory of its own, to be added to.
     """
-    return _Finish.apply(blocks, sizes, transposed, gelu, out, weight, bias, alpha, None if alpha is None else rows)
+    operation = _Finish(blocks, sizes, transposed, gelu)
+    return operation.apply(out, weight, bias, alpha, None if alpha is None else rows)
 
 
 def finish_types(blocks: Blocks, sizes: tuple[int, ...], out: Tensor, weights: list[Tensor], biases: list[Tensor],
@@ -166,7 +164,8 @@ def finish_types(blocks: Blocks, sizes: tuple[int, ...], out: Tensor, weights: l
 
     A type whose result nobody used gives its parameters no gradients, as where each map is called by itself.
     """
-    return _FinishTypes.apply(blocks, sizes, out, rows if gates else None, *weights, *biases, *gates)
+    operation = _FinishTypes(blocks, sizes)
+    return operation.apply(out, rows if gates else None, *weights, *biases, *gates)
 
 
 def _finish_by_torch(blocks: Blocks, sizes: tuple[int, ...], transposed: bool, gelu: bool, out: Tensor, weight: Tensor,
@@ -183,23 +182,27 @@ def _finished(blocks: Blocks, grown: Tensor, weight: Tensor, transposed: bool, b
     return product(blocks, grown, weight, transposed, bias, blend=blend)
 
 
-class _Finish(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, blocks, sizes, transposed, gelu, out, weight, bias, alpha, rows):
+class _Finish(Operation):
+    """``how``: the arguments of `finish` that are no tensors."""
+
+    __slots__ = ("how",)
+
+    def __init__(self, *how: Any):
+        self.how = how
+
+    def forward(self, needs, out, weight, bias, alpha, rows):
+        blocks, sizes, transposed, gelu = self.how
         grown = F.gelu(out) if gelu else out
         found = _finished(blocks, grown, weight, transposed, bias, alpha, rows)
-        ctx.how = blocks, sizes, transposed, gelu
-        ctx.save_for_backward(out, weight, bias, alpha, rows, grown if ctx.needs_input_grad[5] else None)
-        return tuple(part.data for part in found.split(sizes))
+        parts = tuple(part.data for part in found.split(sizes))
+        return parts, (out, weight, bias, alpha, rows, grown if needs[1] else None)
 
-    @staticmethod
-    def backward(ctx, *grads):
-        *inputs, grown = ctx.saved_tensors
-        needs = ctx.needs_input_grad[4:]
-        if torch.is_grad_enabled():
-            return None, None, None, None, *by_torch(functools.partial(_finish_by_torch, *ctx.how), inputs, needs, grads)
-        grad = dense(torch.cat(grads) if len(grads) > 1 else grads[0])
-        return None, None, None, None, *_finish_backward(ctx.how, inputs, grown, needs, grad)
+    def backward(self, needs, saved, *grads):
+        *inputs, grown = saved
+        return _finish_backward(self.how, inputs, grown, needs, dense(whole(grads, self.how[1])))
+
+    def reference(self, *inputs):
+        return _finish_by_torch(*self.how, *inputs)
 
 
 def _finish_backward(how: tuple, inputs: list, grown: Tensor | None, needs: tuple[bool, ...], grad: Tensor) -> tuple:
@@ -234,52 +237,69 @@ def _like(grad: Tensor | None, t: Tensor | None, need: bool) -> Tensor | None:
 
 # --- the same with parameters of each type ------------------------------------------------------------------------------
 
-class _FinishTypes(torch.autograd.Function):
-    """The parameters are not kept for backward, which the host does not keep all of either: they may be changed before it."""
+class _FinishTypes(Operation):
+    """The parameters are not saved for backward, which the host does not save all of either: they
+    may be changed before it."""
 
-    @staticmethod
-    def forward(ctx, blocks, sizes, out, rows, *parameters):
-        ctx.set_materialize_grads(False)
+    __slots__ = ("how", "parameters")
+
+    def __init__(self, blocks: Blocks, sizes: tuple[int, ...]):
+        self.how = blocks, sizes, True, True
+
+    def forward(self, needs, out, rows, *parameters):
+        blocks, sizes, *_ = self.how
         weight, bias, gate = _stacked(len(sizes), rows is not None, parameters)
         alpha, grown = None if gate is None else gate.sigmoid(), F.gelu(out)
         found = _finished(blocks, grown, weight, True, bias, alpha, rows)
-        ctx.how, ctx.parameters, trained = (blocks, sizes, True, True), parameters, any(ctx.needs_input_grad[4:4 + len(sizes)])
-        ctx.save_for_backward(out, weight, bias, alpha, rows, gate, grown if trained else None)
+        self.parameters = parameters
+        kept = grown if any(needs[2:2 + len(sizes)]) else None
         parts = tuple(part.data for part in found.split(sizes))
-        if not any(ctx.needs_input_grad[2:4]):
-            leave_alone(ctx, parts, ctx.needs_input_grad[4:])
-        return parts
+        return parts, (out, weight, bias, alpha, rows, gate, kept)
 
-    @staticmethod
-    def backward(ctx, *grads):
-        *inputs, gate, grown = ctx.saved_tensors
-        count, used = len(grads), [grad is not None for grad in grads]
-        if not any(used):
-            return (None,) * len(ctx.needs_input_grad)
-        ends, needs = ctx.needs_input_grad[2:4], ctx.needs_input_grad[4:]
-        if not all(used):
-            needs = tuple([need and used[at % count] for at, need in enumerate(needs)])
-        if torch.is_grad_enabled():
-            again, given = functools.partial(_types_by_torch, ctx.how, used, (inputs[1], inputs[2], gate)), compress(grads, used)
-            return None, None, *by_torch(again, (inputs[0], inputs[4], *ctx.parameters), (*ends, *needs), tuple(given))
-        kinds, grad = _kinds(count, gate is not None, needs), dense(whole(grads, ctx.how[1]))
-        d_out, *found, d_rows = _finish_backward(ctx.how, inputs, grown, (ends[0], *map(any, kinds), ends[1]), grad)
+    def without_grad(self, needs, parts):
+        return () if any(needs[:2]) else made_of_frozen(parts, needs[2:])
+
+    def backward(self, needs, saved, *grads):
+        *inputs, gate, grown = saved
+        ends, needs = needs[:2], of_used(needs[2:], grads)
+        kinds, grad = _kinds(len(grads), gate is not None, needs), dense(whole(grads, self.how[1]))
+        asked = ends[0], *map(any, kinds), ends[1]
+        d_out, *found, d_rows = _finish_backward(self.how, inputs, grown, asked, grad)
         if found[2] is not None:
             found[2] = torch.ops.aten.sigmoid_backward(found[2], inputs[3]).view(-1, 1)
-        parts = []
+        parts: list[Tensor | None] = []
         for by_kind, kind in zip(found, kinds):
             parts += (None,) * len(kind) if by_kind is None else by_kind.unbind(0)
         if not all(needs):
             parts = [part if need else None for part, need in zip(parts, needs)]
-        return None, None, d_out, d_rows, *parts
+        return d_out, d_rows, *parts
+
+    def recorded(self, needs, saved, *grads):
+        """Of the values that the parameters had, with derivatives that reach theirs."""
+        out, weight, bias, _, rows, gate, _ = saved
+
+        def reference(out: Tensor, rows: Tensor | None, *parameters: Tensor) -> tuple[Tensor, ...]:
+            parameters = tuple(t if grads[at % len(grads)] is not None else t.detach()
+                               for at, t in enumerate(parameters))
+            made = _stacked(len(grads), rows is not None, parameters)
+            w, b, g = (None if value is None else value + (t - t.detach())
+                       for value, t in zip((weight, bias, gate), made))
+            alpha = None if g is None else g.sigmoid()
+            return _finish_by_torch(*self.how, out, w, b, alpha, rows)
+
+        needs = (*needs[:2], *of_used(needs[2:], grads))
+        return gradients(reference, (out, rows, *self.parameters), needs, grads)
 
 
-def leave_alone(ctx: Any, parts: tuple[Tensor, ...], needs: tuple[bool, ...]) -> None:
-    """Of a node whose inputs are a type's own, kind by kind, those of its results ``parts`` ask for no gradient of which no input
-    needs one, as where each type is mapped by itself."""
-    frozen = [not any(needs[at::len(parts)]) for at in range(len(parts))]
-    if any(frozen):
-        ctx.mark_non_differentiable(*compress(parts, frozen))
+def made_of_frozen(parts: tuple[Tensor, ...], needs: tuple[bool, ...]) -> list[Tensor]:
+    """Where the inputs are a type's own, kind by kind, as ``needs`` says of which want a gradient:
+    those of the results ``parts`` that are made of none that does."""
+    return [part for at, part in enumerate(parts) if not any(needs[at::len(parts)])]
+
+
+def of_used(needs: tuple[bool, ...], grads: tuple[Tensor | None, ...]) -> tuple[bool, ...]:
+    """Of inputs as for `made_of_frozen`, the ``needs`` of those whose result has a gradient."""
+    return tuple([need and grads[at % len(grads)] is not None for at, need in enumerate(needs)])
 
 
 def whole(grads: tuple[Tensor | None, ...], sizes: tuple[int, ...]) -> Tensor:
@@ -304,12 +324,3 @@ def _kinds(count: int, gated: bool, of_parameters) -> tuple:
 def _stacked(count: int, gated: bool, parameters: tuple[Tensor, ...]) -> tuple[Tensor, Tensor | None, Tensor | None]:
     weights, biases, gates = _kinds(count, gated, parameters)
     return torch.stack(weights), torch.stack(biases) if biases else None, torch.cat(gates) if gates else None
-
-
-def _types_by_torch(how: tuple, used: list[bool], kept: tuple, out: Tensor, rows: Tensor | None,
-                    *parameters: Tensor) -> tuple[Tensor, ...]:
-    """The results that were used, of the ``kept`` values of the parameters, with derivatives that reach theirs."""
-    parameters = tuple(t if used[at % len(used)] else t.detach() for at, t in enumerate(parameters))
-    made = _stacked(len(used), rows is not None, parameters)
-    weight, bias, gate = (None if value is None else value + (t - t.detach()) for value, t in zip(kept, made))
-    return tuple(compress(_finish_by_torch(*how, out, weight, bias, None if gate is None else gate.sigmoid(), rows), used))

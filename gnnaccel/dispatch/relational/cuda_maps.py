@@ -4,10 +4,6 @@ Where backward is itself recorded it runs on torch operations, so that second de
 """
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-import torch
 from torch import Tensor
 
 from gnnaccel.cuda import aggregate as sums
@@ -16,6 +12,8 @@ from gnnaccel.cuda.launch import dense
 from gnnaccel.cuda.layout import TYPES
 from gnnaccel.cuda.segment_gemm_grad import weight_grad
 from gnnaccel.cuda.structure import Rows
+from gnnaccel.dispatch import autograd
+from gnnaccel.dispatch.autograd import Operation, stand_in, wants_grad
 from gnnaccel.dispatch.graph import GraphView
 from gnnaccel.dispatch.relational import torch_maps
 from gnnaccel.dispatch.relational.pairs import Pairs
@@ -25,44 +23,24 @@ from gnnaccel.dispatch.tall import precision
 
 def multiply(pairs: Pairs, rows: Tensor, weight: Tensor, transposed: bool = False, gather: Gather | None = None) -> Tensor:
     """`torch_maps.multiply`; rows that ``gather`` reads are never copied."""
-    if _wants_grad(rows, weight):
-        return _Multiply.apply(pairs, rows, weight, transposed, gather)
+    if wants_grad(rows, weight):
+        return _Multiply(pairs, transposed, gather).apply(rows, weight)
     return _multiply(pairs, rows, weight, transposed, gather)
 
 
 def aggregate(graph: GraphView, rows: Tensor, weight: Tensor | None = None) -> Tensor:
     """`torch_maps.aggregate`."""
-    if _wants_grad(rows, weight):
-        return _Aggregate.apply(graph, rows, weight)
+    if wants_grad(rows, weight):
+        return _Aggregate(graph).apply(rows, weight)
     by, placed, at = graph.weighted(weight)
     return total(by, rows, placed, at)
 
 
 def take(rows: Tensor, gather: Gather) -> Tensor:
     """`torch_maps.take`, whose gradient is summed in a fixed order."""
-    if _wants_grad(rows) and rows.dtype in TYPES:
+    if wants_grad(rows) and rows.dtype in TYPES:
         return torch_maps.Take.apply(rows, gather, aggregate)
     return rows.index_select(0, gather.index)
-
-
-def _wants_grad(*tensors: Tensor | None) -> bool:
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-
-
-def by_torch(function: Callable[..., Any], inputs: tuple[Tensor | None, ...], needs: tuple[bool, ...], grad: Any,
-             create_graph: bool = True) -> tuple:
-    """Gradients of ``function(*inputs)``, a tensor or several; with ``create_graph`` they can be differentiated again."""
-    with torch.enable_grad():
-        inputs = tuple(None if t is None else t.view_as(t) for t in inputs)
-        outs = function(*inputs)
-    outs, grads = ((outs,), (grad,)) if isinstance(outs, Tensor) else (outs, grad)
-    made = [(t, g) for t, g in zip(outs, grads) if t.requires_grad]  # not what was made of frozen inputs alone
-    wanted = [t for t, need in zip(inputs, needs) if need and t is not None]
-    if not made:
-        return (None,) * len(inputs)
-    found = iter(torch.autograd.grad([t for t, _ in made], wanted, [g for _, g in made], create_graph=create_graph,
-                                     allow_unused=True))
-    return tuple(next(found) if need and t is not None else None for t, need in zip(inputs, needs))
 
 
 # --- maps by relation --------------------------------------------------------------------------------------------------
@@ -117,27 +95,28 @@ def _multiply(pairs: Pairs, rows: Tensor, weight: Tensor, transposed: bool, gath
 
 # What forward returns is detached: autograd lets nobody change a Function's result in place that is a view.
 
-class _Multiply(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, pairs, rows, weight, transposed, gather):
-        ctx.pairs, ctx.transposed, ctx.gather = pairs, transposed, gather
-        ctx.save_for_backward(rows, weight)
-        return _multiply(pairs, rows, weight, transposed, gather).detach()
+class _Multiply(Operation):
+    __slots__ = ("gather", "pairs", "transposed")
 
-    @staticmethod
-    def backward(ctx, grad):
-        (rows, weight), pairs, gather, needs = ctx.saved_tensors, ctx.pairs, ctx.gather, ctx.needs_input_grad[1:3]
-        if torch.is_grad_enabled():
-            def again(rows: Tensor, weight: Tensor) -> Tensor:
-                return torch_maps.multiply(pairs, rows, weight, ctx.transposed, gather)
+    def __init__(self, pairs: Pairs, transposed: bool, gather: Gather | None):
+        self.pairs, self.transposed, self.gather = pairs, transposed, gather
 
-            return None, *by_torch(again, (rows, weight), needs, grad), None, None
+    def forward(self, needs, rows, weight):
+        out = _multiply(self.pairs, rows, weight, self.transposed, self.gather)
+        return out.detach(), (rows, weight)
+
+    def backward(self, needs, saved, grad):
+        (rows, weight), gather = saved, self.gather
         index = None if gather is None else gather.index
-        d_rows, d_weight = backward(pairs.segments, rows.flatten(1), grad.flatten(1), weight, ctx.transposed, index, None, *needs)
+        d_rows, d_weight = backward(self.pairs.segments, rows.flatten(1), grad.flatten(1), weight,
+                                    self.transposed, index, None, *needs)
         if needs[0]:
             d_rows = d_rows.unflatten(1, (weight.shape[1], -1))
             d_rows = d_rows if gather is None else total(gather.members.csc(places=False), d_rows)
-        return None, d_rows, None if d_weight is None else d_weight.to(weight.dtype), None, None
+        return d_rows, None if d_weight is None else d_weight.to(weight.dtype)
+
+    def reference(self, rows, weight):
+        return torch_maps.multiply(self.pairs, rows, weight, self.transposed, self.gather)
 
 
 # --- sums over edges ---------------------------------------------------------------------------------------------------
@@ -166,31 +145,34 @@ def total(by: Rows, rows: Tensor, weight: Tensor | None = None, at: str = "place
     return sums.total(by, rows, weight, at, bias=bias, into=into)
 
 
-class _Aggregate(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, graph, rows, weight):
-        ctx.graph, ctx.shape = graph, rows.shape
-        ctx.save_for_backward(rows if ctx.needs_input_grad[2] else None, weight)
-        by, placed, at = graph.weighted(weight)
-        return total(by, rows, placed, at).detach()
+class _Aggregate(Operation):
+    __slots__ = ("graph",)
 
-    @staticmethod
-    def backward(ctx, grad):
-        (rows, weight), graph, needs = ctx.saved_tensors, ctx.graph, ctx.needs_input_grad[1:3]
-        if torch.is_grad_enabled():
-            def again(rows: Tensor, weight: Tensor | None) -> Tensor:
-                return torch_maps.aggregate(graph, rows, weight)
+    def __init__(self, graph: GraphView):
+        self.graph = graph
 
-            if rows is None:  # their own gradient does not depend on them
-                rows = grad.new_zeros(ctx.shape).requires_grad_()
-            return None, *by_torch(again, (rows, weight), needs, grad)
+    def forward(self, needs, rows, weight):
+        by, placed, at = self.graph.weighted(weight)
+        return total(by, rows, placed, at).detach(), (rows if needs[1] else None, weight)
+
+    def backward(self, needs, saved, grad):
+        (rows, weight), graph = saved, self.graph
         d_rows = d_weight = None
         if needs[0]:
             by, placed, at = graph.weighted(weight, by_src=True)
             d_rows = total(by, grad, placed, at)
         if needs[1]:
             variant = _variant(rows, weight, graph.wide)
-            shape = -1, variant.heads, variant.width
-            d_weight = sums.edge_dot(variant, graph.csc(), dense(grad).view(shape), dense(rows).view(shape))
-            d_weight = (d_weight.sum(1) if weight.dim() == 1 else d_weight)[:weight.shape[0]].to(weight.dtype)
-        return None, d_rows, d_weight
+            left, right = (dense(t).view(-1, variant.heads, variant.width) for t in (grad, rows))
+            d_weight = sums.edge_dot(variant, graph.csc(), left, right)
+            d_weight = (d_weight.sum(1) if weight.dim() == 1 else d_weight)[:weight.shape[0]]
+            d_weight = d_weight.to(weight.dtype)
+        return d_rows, d_weight
+
+    def recorded(self, needs, saved, grad):
+        rows, weight = saved
+        rows = stand_in(grad, self.graph.num_src) if rows is None else rows
+        return autograd.gradients(self.reference, (rows, weight), needs, (grad,))
+
+    def reference(self, rows, weight):
+        return torch_maps.aggregate(self.graph, rows, weight)

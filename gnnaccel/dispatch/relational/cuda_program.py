@@ -15,6 +15,7 @@ from torch import Tensor
 
 from gnnaccel.cuda.column_sum import column_sum
 from gnnaccel.dispatch import attention
+from gnnaccel.dispatch.autograd import Operation, wants_grad
 from gnnaccel.dispatch.program import DOMAIN_OF, DST, PAIR_DST, PAIR_SRC, PARAM, RELATION, Op, Program, name_of
 from gnnaccel.dispatch.relational import added as adding
 from gnnaccel.dispatch.relational import cuda_attention, cuda_maps, execute, torch_maps
@@ -232,8 +233,8 @@ def _node(program: Program, steps: Steps, view: RelationView, values: dict[str, 
         inputs += [None if rows != _ADDED[0] else added.rows, added.matrix, added.bias]
         added = Added(added.sizes, None, None, None, added.transposed)  # the tensors are inputs
     plan = _Plan(program, steps, view, names, added, rows, out_dtype)
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
-        return _Node.apply(plan, *inputs)
+    if wants_grad(*inputs):
+        return _Node(plan).apply(*inputs)
     return _forward(plan, _Pass(view, dict(zip(names, inputs)), out_dtype=out_dtype))
 
 
@@ -270,39 +271,43 @@ def _by_type(matrix: Tensor) -> Tensor:
     return matrix if matrix.dim() == 3 else matrix.unsqueeze(0)
 
 
-class _Node(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, plan, *inputs):
+class _Node(Operation):
+    """``calls``: of the attention among its steps, and how many tensors each has saved."""
+
+    __slots__ = ("calls", "plan")
+
+    def __init__(self, plan: _Plan):
+        self.plan = plan
+
+    def forward(self, needs, *inputs):
+        plan = self.plan
         p = _Pass(plan.view, dict(zip(plan.names, inputs)), train=True, out_dtype=plan.out_dtype)
         outs = _forward(plan, p)
         attended = [p.attended[name] for name in plan.steps.attends]
-        ctx.plan, ctx.calls = plan, [(call, len(saved)) for call, saved in attended]
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*inputs, *(p.values[name] for name in plan.steps.kept),
-                              *(t for _, saved in attended for t in saved))
-        return tuple(t.detach() for t in outs)  # no views, which nobody could change in place
+        self.calls = [(call, len(saved)) for call, saved in attended]
+        kept = [p.values[name] for name in plan.steps.kept]
+        outs = tuple(t.detach() for t in outs)  # no views, which nobody could change in place
+        return outs, (*inputs, *kept, *(t for _, saved in attended for t in saved))
 
-    @staticmethod
-    def backward(ctx, *grads):
-        plan, count, saved = ctx.plan, len(ctx.plan.names), ctx.saved_tensors  # at once: checkpoints hand them out a single time
-        inputs, kept, needs = saved[:count], saved[count:count + len(plan.steps.kept)], ctx.needs_input_grad[1:]
-        given = {name: grad for name, grad in zip(plan.steps.outs, grads) if grad is not None}
-        if torch.is_grad_enabled():
-            again = functools.partial(_by_torch, plan, tuple(given), {call.program: call for call, _ in ctx.calls})
-            return None, *cuda_maps.by_torch(again, inputs, needs, tuple(given.values()))
+    def backward(self, needs, saved, *grads):
+        plan, count = self.plan, len(needs)
+        inputs, at = saved[:count], count + len(plan.steps.kept)
         wanted = {name for name, need in zip(plan.names, needs) if need}
         for step in plan.steps.steps:
             if not wanted.isdisjoint(step.inputs()):
                 wanted.add(step.out)
-        p = _Pass(plan.view, {**dict(zip(plan.names, inputs)), **dict(zip(plan.steps.kept, kept))}, frozenset(wanted))
-        at = count + len(kept)
-        for name, (call, length) in zip(plan.steps.attends, ctx.calls):
+        values = {**dict(zip(plan.names, inputs)), **dict(zip(plan.steps.kept, saved[count:at]))}
+        p = _Pass(plan.view, values, frozenset(wanted))
+        for name, (call, length) in zip(plan.steps.attends, self.calls):
             p.attended[name] = call, saved[at:at + length]
             at += length
-        del saved, kept
-        ctx.maybe_clear_saved_tensors()  # unless the graph is kept: so that what is done with can be freed on the way
-        _backward(plan, p, {name: dense(grad) for name, grad in given.items()})
-        return None, *(_like(p.so_far(name), t) for name, t in zip(plan.names, inputs))
+        saved.clear()  # so that what is done with can be freed on the way
+        given = zip(plan.steps.outs, grads)
+        _backward(plan, p, {name: dense(grad) for name, grad in given if grad is not None})
+        return [_like(p.so_far(name), t) for name, t in zip(plan.names, inputs)]
+
+    def reference(self, *inputs):
+        return _by_torch(self.plan, {call.program: call for call, _ in self.calls}, *inputs)
 
 
 def _like(grad: Tensor | None, t: Tensor | None) -> Tensor | None:
@@ -346,7 +351,7 @@ def column_sums(view: RelationView, sizes: tuple[int, ...], grad: Tensor) -> Ten
     return total(by_type.csc(places=False), grad)
 
 
-def _by_torch(plan: _Plan, outs: tuple[str, ...], calls: dict[Program, attention.Call],
+def _by_torch(plan: _Plan, calls: dict[Program, attention.Call],
               *inputs: Tensor | None) -> tuple[Tensor, ...]:
     """The same on torch operations, which can be differentiated any number of times. ``calls``: of attention, by their Programs:
     they have drawn their dropout."""
@@ -361,4 +366,4 @@ def _by_torch(plan: _Plan, outs: tuple[str, ...], calls: dict[Program, attention
     if plan.added is not None:
         operands = dict(rows=values.get(plan.rows), matrix=values["+matrix"], bias=values["+bias"])
         values[program.output] = adding.add(values[program.output], plan.added._replace(**operands), plan.view)
-    return tuple(values[name] for name in outs)
+    return tuple(values[name] for name in plan.steps.outs)

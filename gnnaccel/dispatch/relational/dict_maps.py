@@ -6,14 +6,19 @@ torch operations.
 """
 from __future__ import annotations
 
-from itertools import compress
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gnnaccel.dispatch.relational.by_type import leave_alone, product, weight_grad, whole
-from gnnaccel.dispatch.relational.cuda_maps import by_torch, dense
+from gnnaccel.dispatch.autograd import Operation
+from gnnaccel.dispatch.relational.by_type import (
+    made_of_frozen,
+    of_used,
+    product,
+    weight_grad,
+    whole,
+)
+from gnnaccel.dispatch.relational.cuda_maps import dense
 from gnnaccel.dispatch.relational.pairs import Blocks
 
 
@@ -23,7 +28,7 @@ def maps(blocks: Blocks, sizes: tuple[int, ...], row: torch.dtype, x: list[Tenso
 
     The results are no views: each may be changed in place.
     """
-    return _Maps.apply(blocks, sizes, row, *x, *weights, *biases)
+    return _Maps(blocks, sizes, row).apply(*x, *weights, *biases)
 
 
 def maps_by_torch(row: torch.dtype, x: list[Tensor], weights: list[Tensor], biases: list[Tensor]) -> tuple[Tensor, ...]:
@@ -32,33 +37,32 @@ def maps_by_torch(row: torch.dtype, x: list[Tensor], weights: list[Tensor], bias
                  for a, w, b in zip(x, weights, biases or [None] * len(x)))
 
 
-class _Maps(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, blocks, sizes, row, *tensors):
-        ctx.set_materialize_grads(False)
-        x, weights, biases = _parted(tensors, len(sizes))
+class _Maps(Operation):
+    __slots__ = ("blocks", "row", "sizes")
+
+    def __init__(self, blocks: Blocks, sizes: tuple[int, ...], row: torch.dtype):
+        self.blocks, self.sizes, self.row = blocks, sizes, row
+
+    def forward(self, needs, *tensors):
+        (x, weights, biases), row = _parted(tensors, len(self.sizes)), self.row
         rows, weight = torch.cat(x).to(row), torch.stack(weights).to(row)
-        ctx.how = blocks, sizes, row
-        ctx.save_for_backward(rows, weight, *tensors)
-        found = product(blocks, rows, weight, True, torch.stack(biases).to(row) if biases else None)
-        parts = tuple(part.data for part in found.split(sizes))
-        leave_alone(ctx, parts, ctx.needs_input_grad[3:])
-        return parts
+        bias = torch.stack(biases).to(row) if biases else None
+        found = product(self.blocks, rows, weight, True, bias)
+        return tuple(part.data for part in found.split(self.sizes)), (*tensors, rows, weight)
 
-    @staticmethod
-    def backward(ctx, *grads):
-        rows, weight, *tensors = ctx.saved_tensors
-        used = [g is not None for g in grads]
-        if not any(used):
-            return (None,) * len(ctx.needs_input_grad)
-        needs = [need and used[i % len(used)] for i, need in enumerate(ctx.needs_input_grad[3:])]
-        given = tuple(compress(grads, used))
-        if torch.is_grad_enabled():
-            def again(*inputs: Tensor) -> tuple[Tensor, ...]:
-                return tuple(compress(maps_by_torch(ctx.how[2], *_parted(inputs, len(used))), used))
+    def without_grad(self, needs, parts):
+        return made_of_frozen(parts, needs)
 
-            return None, None, None, *by_torch(again, tuple(tensors), tuple(needs), given)
-        return None, None, None, *_gradients(ctx.how, rows, weight, tensors, grads, needs)
+    def backward(self, needs, saved, *grads):
+        *tensors, rows, weight = saved
+        how = self.blocks, self.sizes, self.row
+        return _gradients(how, rows, weight, tensors, grads, of_used(needs, grads))
+
+    def reference(self, *tensors):
+        return maps_by_torch(self.row, *_parted(tensors, len(self.sizes)))
+
+    def recorded(self, needs, saved, *grads):
+        return super().recorded(of_used(needs, grads), saved, *grads)
 
 
 def _gradients(how: tuple, rows: Tensor, weight: Tensor, tensors: list[Tensor], grads: tuple, needs: list[bool]) -> list:

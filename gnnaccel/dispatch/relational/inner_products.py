@@ -8,39 +8,35 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gnnaccel.dispatch.relational.cuda_maps import by_torch
+from gnnaccel.dispatch.autograd import Operation
 
 
 def inner_products(x: Tensor, vectors: Tensor) -> Tensor:
     """[relations, N, heads] of x [N, heads, C] and vectors [relations, heads, C], both of one dtype, on any device."""
-    return _InnerProducts.apply(x, vectors)
+    return _InnerProducts().apply(x, vectors)
 
 
 def _plain(x: Tensor, vectors: Tensor) -> Tensor:
     return torch.einsum("nhc,rhc->rnh", x, vectors)
 
 
-class _InnerProducts(torch.autograd.Function):
+class _InnerProducts(Operation):
     """The vectors' gradient is added up one by one: as a product of few columns over all nodes, a GPU makes it in one block for
     each head."""
 
-    @staticmethod
-    def forward(ctx, x, vectors):
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(x, vectors)
-        return _plain(x, vectors)
+    __slots__ = ()
 
-    @staticmethod
-    def backward(ctx, grad):
-        inputs, needs = ctx.saved_tensors, ctx.needs_input_grad
-        if grad is None:
-            return None, None
-        if torch.is_grad_enabled():
-            return by_torch(_plain, inputs, needs, grad)
-        x, vectors = inputs
+    def forward(self, needs, x, vectors):
+        return _plain(x, vectors), (x, vectors)
+
+    def backward(self, needs, saved, grad):
+        x, vectors = saved
         d_x = torch.einsum("rnh,rhc->nhc", grad, vectors) if needs[0] else None
         if not needs[1]:
             return d_x, None
         if not grad.is_cuda:
             return d_x, torch.einsum("rnh,nhc->rhc", grad, x)
         return d_x, torch.stack([(x * one.unsqueeze(2)).sum(0) for one in grad.unbind(0)])
+
+    def reference(self, x, vectors):
+        return _plain(x, vectors)

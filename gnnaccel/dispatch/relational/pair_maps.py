@@ -6,17 +6,17 @@ pair; no key or value of a node is ever made.
 """
 from __future__ import annotations
 
-from itertools import compress
-
 import torch
 from torch import Tensor
 
 from gnnaccel.cuda.segment_gemm_grad import weight_grad_and_sums
+from gnnaccel.dispatch import autograd
 from gnnaccel.dispatch.attention_families import side_by_side
+from gnnaccel.dispatch.autograd import Operation
 from gnnaccel.dispatch.config import passes_on
 from gnnaccel.dispatch.program import PAIR_SRC, SRC
 from gnnaccel.dispatch.relational import torch_maps
-from gnnaccel.dispatch.relational.cuda_maps import by_torch, dense, gradients, product, total
+from gnnaccel.dispatch.relational.cuda_maps import dense, gradients, product, total
 from gnnaccel.dispatch.relational.view import Gather, RelationView
 from gnnaccel.dispatch.tall import precision
 
@@ -42,7 +42,7 @@ def fold(sources: tuple[int, ...], weight: Tensor, bias: Tensor | None, keys: Te
     values; ``keys``, ``values`` [relations, heads, D, D]: those of relations after them, head by head; prior [relations, heads]:
     a factor of the former.
     """
-    return _Fold.apply(sources, weight, bias, keys, values, prior)
+    return _Fold(sources).apply(weight, bias, keys, values, prior)
 
 
 def _folded(sources: tuple[int, ...], weight: Tensor, bias: Tensor | None, keys: Tensor, values: Tensor,
@@ -63,26 +63,22 @@ def _of_sources(sources: tuple[int, ...], t: Tensor) -> Tensor:
     return torch.stack([of_type[source] for source in sources])
 
 
-class _Fold(torch.autograd.Function):
+class _Fold(Operation):
     """One node, whose small steps are recorded in backward only: before the first product the GPU waits for them."""
 
-    @staticmethod
-    def forward(ctx, sources, *inputs):
-        ctx.sources = sources
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*inputs)
-        return _folded(sources, *inputs)
+    __slots__ = ("sources",)
 
-    @staticmethod
-    def backward(ctx, *grads):
-        inputs, needs, given = ctx.saved_tensors, ctx.needs_input_grad[1:], [g is not None for g in grads]
-        if not any(given):
-            return (None,) * len(ctx.needs_input_grad)
+    def __init__(self, sources: tuple[int, ...]):
+        self.sources = sources
 
-        def again(*inputs: Tensor | None) -> tuple[Tensor, ...]:
-            return tuple(compress(_folded(ctx.sources, *inputs), given))
+    def forward(self, needs, *inputs):
+        return self.reference(*inputs), inputs
 
-        return None, *by_torch(again, inputs, needs, tuple(compress(grads, given)), create_graph=torch.is_grad_enabled())
+    def backward(self, needs, saved, *grads):
+        return autograd.gradients(self.reference, saved, needs, grads, create_graph=False)
+
+    def reference(self, *inputs):
+        return _folded(self.sources, *inputs)
 
 
 def pair_maps(view: RelationView, rows: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -91,13 +87,7 @@ def pair_maps(view: RelationView, rows: Tensor, weight: Tensor, bias: Tensor | N
     weight [relations, K, 2 C]; bias [relations, 2 C]. The first result is for `by_type.finish` alone, as that of
     `by_type.project`.
     """
-    return _PairMaps.apply(view, rows, weight, bias)
-
-
-def _by_torch(view: RelationView, rows: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, ...]:
-    gather = Gather(view, SRC, PAIR_SRC)
-    found = torch_maps.multiply(view.pairs(PAIR_SRC), rows.unsqueeze(1), weight.unsqueeze(1), False, gather, bias)
-    return rows, *found.squeeze(1).chunk(2, 1)
+    return _PairMaps(view).apply(rows, weight, bias)
 
 
 def _together(left: Tensor | None, right: Tensor | None) -> Tensor:
@@ -109,29 +99,28 @@ def _together(left: Tensor | None, right: Tensor | None) -> Tensor:
     return torch.cat([left, right], 1)
 
 
-class _PairMaps(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, view, rows, weight, bias):
-        ctx.view = view
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(rows, weight, bias)
-        found = product(view.pairs(PAIR_SRC).segments, rows, weight, False, view.index(SRC, PAIR_SRC), bias)
-        return rows.view_as(rows), *(part.data for part in found.chunk(2, 1))
+class _PairMaps(Operation):
+    __slots__ = ("view",)
 
-    @staticmethod
-    def backward(ctx, d_rows, *grads):
-        inputs, needs, view = ctx.saved_tensors, ctx.needs_input_grad[1:], ctx.view
-        if torch.is_grad_enabled():
-            given = [(t, g) for t, g in enumerate((d_rows, *grads)) if g is not None]
+    def __init__(self, view: RelationView):
+        self.view = view
 
-            def again(*inputs: Tensor | None) -> tuple[Tensor, ...]:
-                found = _by_torch(view, *inputs)
-                return tuple(found[t] for t, _ in given)
+    def forward(self, needs, rows, weight, bias):
+        segments, index = self.view.pairs(PAIR_SRC).segments, self.view.index(SRC, PAIR_SRC)
+        found = product(segments, rows, weight, False, index, bias)
+        keys, values = (part.data for part in found.chunk(2, 1))
+        return (rows.view_as(rows), keys, values), (rows, weight, bias)
 
-            return None, *by_torch(again, inputs, needs, tuple(g for _, g in given))
+    def backward(self, needs, saved, d_rows, *grads):
         if all(g is None for g in grads):
-            return None, d_rows, None, None
-        return None, *_backward(view, inputs, needs, d_rows, _together(*grads))
+            return d_rows, None, None
+        return _backward(self.view, saved, needs, d_rows, _together(*grads))
+
+    def reference(self, rows, weight, bias):
+        gather, pairs = Gather(self.view, SRC, PAIR_SRC), self.view.pairs(PAIR_SRC)
+        maps = weight.unsqueeze(1)
+        found = torch_maps.multiply(pairs, rows.unsqueeze(1), maps, False, gather, bias)
+        return rows, *found.squeeze(1).chunk(2, 1)
 
 
 def _backward(view: RelationView, inputs: tuple, needs: tuple[bool, ...], d_rows: Tensor | None, grad: Tensor) -> tuple:

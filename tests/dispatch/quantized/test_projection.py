@@ -34,7 +34,7 @@ def operands(route, count=37, inner=16, columns=24, seed=0) -> list[torch.Tensor
 
 def results(used: Use, x, weight, bias, grad) -> dict:
     leaves = [None if t is None else t.detach().clone().requires_grad_() for t in (x, weight, bias)]
-    out = projection._Linear.apply(used, used.entry.watch.flags(x.device), *leaves)
+    out = projection._Linear(used, used.entry.watch.flags(x.device)).apply(*leaves)
     out.backward(grad)
     return {"out": out.detach(), **{name: t.grad for name, t in zip(("x", "weight", "bias"), leaves) if t is not None}}
 
@@ -78,7 +78,7 @@ def test_the_gradient_is_unbiased(route):
 def test_a_backward_that_is_recorded_is_that_of_fp32(route):
     x, weight, bias, grad = operands(route, 5)
     found = []
-    for run in (lambda *of: projection._Linear.apply(use(route), None, *of), torch.nn.functional.linear):
+    for run in (lambda *of: projection._Linear(use(route), None).apply(*of), torch.nn.functional.linear):
         leaves = [t.clone().requires_grad_() for t in (x, weight, bias)]
         first = torch.autograd.grad((run(*leaves) * grad).sum(), leaves, create_graph=True)
         found.append([*first, *torch.autograd.grad(sum(g.square().sum() for g in first), leaves[:2])])

@@ -138,25 +138,3 @@ def test_both_gradients_of_a_product_come_from_one_kernel(device, monkeypatch, n
     assert len(found) == together
     for ours, exact in zip(got[torch.float32], got[torch.float64]):
         assert ours.shape == exact.shape and relative(ours, exact) < 5e-7
-
-
-@pytest.mark.parametrize("create_graph", [True, False])
-def test_gradients_by_torch_operations_are_recorded_where_that_is_asked(create_graph):
-    x, weight, frozen = torch.randn(3, 4, requires_grad=True), torch.randn(4, 2, requires_grad=True), torch.randn(2)
-
-    def function(x, none, weight, frozen):
-        assert none is None
-        return x.tanh() @ weight, frozen.exp(), frozen * weight  # of the second there are no gradients to be had
-
-    inputs, needs = (x, None, weight, frozen), (True, True, True, False)
-    ones = tuple(torch.ones_like(t) for t in function(*inputs))
-    with torch.set_grad_enabled(create_graph):
-        got = cuda_maps.by_torch(function, inputs, needs, ones, create_graph=create_graph)
-    expected = torch.autograd.grad(function(*inputs)[::2], (x, weight), ones[::2])
-    assert got[1] is None and got[3] is None and torch.equal(got[0], expected[0]) and torch.equal(got[2], expected[1])
-    assert all(g.requires_grad is create_graph for g in (got[0], got[2]))
-
-
-def test_no_gradients_by_torch_operations_of_what_is_frozen():
-    weight, frozen = torch.ones(2, requires_grad=True), torch.ones(2)
-    assert cuda_maps.by_torch(lambda weight, frozen: frozen.exp(), (weight, frozen), (True, False), torch.ones(2)) == (None, None)

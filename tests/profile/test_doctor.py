@@ -289,9 +289,9 @@ def test_a_changed_function_is_named_with_its_layer(monkeypatch):
     import torch_geometric
 
     installed = torch_geometric.__version__
-    found = with_record(monkeypatch, "2.6.0", **{GAT: "0" * 16})
-    assert found.status == "warn" and "differs from 2.6.0 in 1 of" in found.text and "GATConv.message" in found.text
-    assert "torch-geometric==2.6.0" in found.remedy and "gnnaccel.exclude('GATConv')" in found.remedy
+    found = with_record(monkeypatch, "2.5.9", **{GAT: "0" * 16})
+    assert found.status == "warn" and "differs from 2.5.9 in 1 of" in found.text and "GATConv.message" in found.text
+    assert "torch-geometric==2.5.9" in found.remedy and "gnnaccel.exclude('GATConv')" in found.remedy
     found = with_record(monkeypatch, installed, **{GAT: "0" * 16})
     assert "was changed by hand in 1 of" in found.text
     found = with_record(monkeypatch, installed, **{"torch_geometric.nn.conv.old_conv.OldConv.forward": "0" * 16})
@@ -299,8 +299,8 @@ def test_a_changed_function_is_named_with_its_layer(monkeypatch):
 
 
 def test_another_version_that_reads_alike_is_fine(monkeypatch):
-    found = with_record(monkeypatch, "2.6.0")
-    assert found.status == "ok" and "reads as 2.6.0, which was tested" in found.text
+    found = with_record(monkeypatch, "2.5.9")
+    assert found.status == "ok" and "reads as 2.5.9, which was tested" in found.text
 
 
 def test_a_host_that_cannot_be_patched_is_a_failure(monkeypatch):

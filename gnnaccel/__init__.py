@@ -1,8 +1,9 @@
 """Fused GPU kernels under unmodified PyTorch Geometric and DGL layers.
 
-``import gnnaccel; gnnaccel.enable()`` is the whole of it. Importing this package loads neither torch nor a host library,
-patches nothing and reads no environment variable. Each public name is resolved on first use. The one thing that it does:
-a finder for ``dgl.graphbolt`` lets a later ``import dgl`` work where that part of DGL cannot be loaded (`gnnaccel.finder`).
+``import gnnaccel; gnnaccel.enable()`` is the whole of it. Importing this package loads neither
+torch nor a host library, patches nothing and reads no environment variable. Each public name is
+resolved on first use. The one thing that it does: a finder for ``dgl.graphbolt`` lets a later
+``import dgl`` work where that part of DGL cannot be loaded (`gnnaccel.finder`).
 """
 from __future__ import annotations
 

@@ -1,21 +1,26 @@
-"""``python -m gnnaccel``: a script run with gnnaccel enabled, or a subcommand. Each lives with what it is about and is imported
-when named."""
+"""``python -m gnnaccel``: a script run with gnnaccel enabled, or a subcommand. Each lives with what
+it is about and is imported when named."""
 from __future__ import annotations
 
 import argparse
 import importlib
 import sys
 
-#: subcommand -> (module with ``add_parser``, what it does). A script of such a name needs a path: ``./bench``.
+#: subcommand -> (module with ``add_parser``, what it does). A script of such a name needs a path:
+#: ``./bench``.
 COMMANDS = {
     "bench": ("gnnaccel.profile.bench.cli", "measure gnnaccel against the host and torch.compile"),
-    "log": ("gnnaccel.profile.log.cli", "summarise, filter and compare JSONL logs; export decisions"),
-    "doctor": ("gnnaccel.profile.doctor.cli", "check versions, GPU, kernels, caches and hosts, and say what to mend"),
+    "log": ("gnnaccel.profile.log.cli",
+            "summarise, filter and compare JSONL logs; export decisions"),
+    "doctor": ("gnnaccel.profile.doctor.cli",
+               "check versions, GPU, kernels, caches and hosts, and say what to mend"),
     "calibrate": ("gnnaccel.profile.calibrate", "measure this GPU's ceilings for the cost model"),
-    "autotune": ("gnnaccel.profile.autotune_cli", "run a script as with --autotune; --list: what earlier runs have kept"),
+    "autotune": ("gnnaccel.profile.autotune_cli",
+                 "run a script as with --autotune; --list: what earlier runs have kept"),
     "warmup": ("gnnaccel.profile.warmup", "compile the kernels of given layers ahead"),
     "cache": ("gnnaccel.profile.cache_cli", "show or clear what is kept on disk"),
-    "autostart": ("gnnaccel.autostart", "let GNNACCEL=1 switch gnnaccel on in every process of this environment"),
+    "autostart": ("gnnaccel.autostart",
+                  "let GNNACCEL=1 switch gnnaccel on in every process of this environment"),
 }
 _DESCRIPTION = """\
 Run a script, module or command with gnnaccel enabled, as python itself would run it:
@@ -43,12 +48,14 @@ def main(arguments: list[str] | None = None) -> int:
     runner.add_options(parser.add_argument_group("options"))
     options = parser.parse_args(head)
     if not target:
-        parser.error(f"{kind} needs an argument" if kind else "nothing to run: name a script, -m module, -c code or a subcommand")
+        parser.error(f"{kind} needs an argument" if kind else
+                     "nothing to run: name a script, -m module, -c code or a subcommand")
     return runner.run(options, kind, target)
 
 
 def _subcommand(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m gnnaccel", description="Accelerated graph neural networks.")
+    parser = argparse.ArgumentParser(prog="python -m gnnaccel",
+                                     description="Accelerated graph neural networks.")
     commands = parser.add_subparsers(dest="command", required=True)
     importlib.import_module(COMMANDS[arguments[0]][0]).add_parser(commands)
     options = parser.parse_args(arguments)
@@ -57,8 +64,10 @@ def _subcommand(arguments: list[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     listed = "".join(f"  {name:<12} {text}\n" for name, (_, text) in COMMANDS.items())
-    usage = "python -m gnnaccel [options] (script.py | -m module | -c code | subcommand) [arguments]"
-    return argparse.ArgumentParser(prog="python -m gnnaccel", usage=usage, description=_DESCRIPTION + listed, allow_abbrev=False,
+    usage = ("python -m gnnaccel [options] (script.py | -m module | -c code | subcommand) "
+             "[arguments]")
+    return argparse.ArgumentParser(prog="python -m gnnaccel", usage=usage,
+                                   description=_DESCRIPTION + listed, allow_abbrev=False,
                                    formatter_class=argparse.RawDescriptionHelpFormatter)
 
 

@@ -1,21 +1,22 @@
 """Every ``GNNACCEL_*`` environment variable, read here and nowhere else.
 
-========================  ===========================================================================
-GNNACCEL                  0: ``enable()`` leaves everything native; 1 or unset: it works; 1 after ``python -m gnnaccel autostart
+========================
+=========================================================================== GNNACCEL
+0: ``enable()`` leaves everything native; 1 or unset: it works; 1 after ``python -m gnnaccel
+autostart
                           install``: on in every process
-GNNACCEL_BACKEND          auto, cuda or torch
-GNNACCEL_WHEN             profitable or supported
-GNNACCEL_ON_FALLBACK      native, warn or raise
-GNNACCEL_BACKWARD         caller or workers: the thread in which backward runs on a single GPU
-GNNACCEL_LOG              1: human lines through the logger ``gnnaccel``; otherwise a JSONL file's path
-GNNACCEL_RECORDS          how many records ``gnnaccel.records()`` keeps; 0 for none
-GNNACCEL_INCLUDE          comma-separated class names, layer names or ``re:`` patterns
-GNNACCEL_EXCLUDE          likewise
-GNNACCEL_DECISIONS        a file of decisions to keep to (``python -m gnnaccel log --export``); 1: those of ``autotune``
-GNNACCEL_PRECISION        int8 or bf16: the format of rows that layers gather; fp32: none whatever `gnnaccel.quantize` says
-GNNACCEL_CACHE_BYTES      limit of the structure cache: bytes, or with a suffix such as 512MiB or 2GiB
-GNNACCEL_CACHE_DIR        folder of what ``calibrate`` measures; unset: ``gnnaccel`` in the user's cache folder
-========================  ===========================================================================
+GNNACCEL_BACKEND          auto, cuda or torch GNNACCEL_WHEN             profitable or supported
+GNNACCEL_ON_FALLBACK      native, warn or raise GNNACCEL_BACKWARD         caller or workers: the
+thread in which backward runs on a single GPU GNNACCEL_LOG              1: human lines through the
+logger ``gnnaccel``; otherwise a JSONL file's path GNNACCEL_RECORDS          how many records
+``gnnaccel.records()`` keeps; 0 for none GNNACCEL_INCLUDE          comma-separated class names,
+layer names or ``re:`` patterns GNNACCEL_EXCLUDE          likewise GNNACCEL_DECISIONS        a file
+of decisions to keep to (``python -m gnnaccel log --export``); 1: those of ``autotune``
+GNNACCEL_PRECISION        int8 or bf16: the format of rows that layers gather; fp32: none whatever
+`gnnaccel.quantize` says GNNACCEL_CACHE_BYTES      limit of the structure cache: bytes, or with a
+suffix such as 512MiB or 2GiB GNNACCEL_CACHE_DIR        folder of what ``calibrate`` measures;
+unset: ``gnnaccel`` in the user's cache folder ========================
+===========================================================================
 
 An argument given to ``enable()`` beats its variable. An empty variable counts as unset.
 """
@@ -30,8 +31,9 @@ from typing import Any
 from gnnaccel.dispatch.config import CHOICES, PRECISIONS
 from gnnaccel.near import did_you_mean
 
-VARIABLES = ("GNNACCEL", "GNNACCEL_BACKEND", "GNNACCEL_WHEN", "GNNACCEL_ON_FALLBACK", "GNNACCEL_BACKWARD", "GNNACCEL_LOG",
-             "GNNACCEL_RECORDS", "GNNACCEL_INCLUDE", "GNNACCEL_EXCLUDE", "GNNACCEL_DECISIONS", "GNNACCEL_PRECISION",
+VARIABLES = ("GNNACCEL", "GNNACCEL_BACKEND", "GNNACCEL_WHEN", "GNNACCEL_ON_FALLBACK",
+             "GNNACCEL_BACKWARD", "GNNACCEL_LOG", "GNNACCEL_RECORDS", "GNNACCEL_INCLUDE",
+             "GNNACCEL_EXCLUDE", "GNNACCEL_DECISIONS", "GNNACCEL_PRECISION",
              "GNNACCEL_CACHE_BYTES", "GNNACCEL_CACHE_DIR")
 _YES = ("1", "true", "yes", "on")
 _NO = ("0", "false", "no", "off")
@@ -52,7 +54,8 @@ def _bool(name: str, text: str) -> bool:
         return True
     if word in _NO:
         return False
-    raise ValueError(f"environment variable {name}={text!r} is not a switch; use one of {', '.join(_YES + _NO)}")
+    raise ValueError(f"environment variable {name}={text!r} is not a switch; use one of "
+                     f"{', '.join(_YES + _NO)}")
 
 
 def switch(environ: Mapping[str, str] | None = None) -> bool | None:
@@ -64,7 +67,8 @@ def switch(environ: Mapping[str, str] | None = None) -> bool | None:
 def given(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """Every variable of ours that is set, known or not, by name."""
     found = os.environ if environ is None else environ
-    return {name: found[name] for name in sorted(found) if name == "GNNACCEL" or name.startswith("GNNACCEL_")}
+    return {name: found[name] for name in sorted(found) if name == "GNNACCEL"
+            or name.startswith("GNNACCEL_")}
 
 
 def safe_switch() -> bool:
@@ -86,11 +90,13 @@ def cache_bytes(environ: Mapping[str, str] | None = None) -> int | None:
     if match is None or match[2] not in _UNITS:
         raise ValueError(f"environment variable GNNACCEL_CACHE_BYTES={text!r} is not a size; "
                          "use bytes or a suffix, such as 1073741824, 512MiB or 2GiB")
-    return int(float(match[1]) * _UNITS[match[2]]) if "." in match[1] else int(match[1]) * _UNITS[match[2]]
+    return (int(float(match[1]) * _UNITS[match[2]]) if "." in match[1]
+            else int(match[1]) * _UNITS[match[2]])
 
 
 def options(environ: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """The options of ``enable()`` that the environment sets. ValueError, naming the variable, for a wrong value."""
+    """The options of ``enable()`` that the environment sets. ValueError, naming the variable, for a
+    wrong value."""
     found: dict[str, Any] = {}
     for option, allowed in CHOICES.items():
         name = f"GNNACCEL_{option.upper()}"
@@ -120,8 +126,8 @@ def _choice(name: str, text: str, allowed: tuple[str, ...]) -> str:
     word = text.casefold()
     if word in allowed:
         return word
-    raise ValueError(f"environment variable {name}={text!r} is not known; use one of {', '.join(allowed)}."
-                     f"{did_you_mean(text, allowed)}")
+    raise ValueError(f"environment variable {name}={text!r} is not known; use one of "
+                     f"{', '.join(allowed)}.{did_you_mean(text, allowed)}")
 
 
 def _switch_or_path(name: str, text: str) -> bool | str:
@@ -131,7 +137,8 @@ def _switch_or_path(name: str, text: str) -> bool | str:
 
 def _count(name: str, text: str) -> int:
     if not re.fullmatch(r"\d+", text):
-        raise ValueError(f"environment variable {name}={text!r} is not a count; use 0 for none, or a whole number")
+        raise ValueError(f"environment variable {name}={text!r} is not a count; use 0 for none, or "
+                         "a whole number")
     return int(text)
 
 

@@ -10,12 +10,14 @@ class UnknownLayerError(GnnaccelError, LookupError):
 
 
 class FallbackError(GnnaccelError, RuntimeError):
-    """A call ran, or would run, natively while ``on_fallback="raise"``; the message lists the reasons."""
+    """A call ran, or would run, natively while ``on_fallback="raise"``; the message lists the
+    reasons."""
 
 
 class GraphError(GnnaccelError, IndexError, RuntimeError, ValueError):
-    """``edge_index`` names a node that does not exist, or ``edge_type`` a relation. The hosts raise an IndexError, a RuntimeError
-    or a ValueError then, whichever of their steps comes upon it first. Messages about ids end in `VALID`, as PyG's do in effect.
+    """``edge_index`` names a node that does not exist, or ``edge_type`` a relation. The hosts raise
+    an IndexError, a RuntimeError or a ValueError then, whichever of their steps comes upon it
+    first. Messages about ids end in `VALID`, as PyG's do in effect.
 
     Also where a CUDA graph is captured of a graph whose structure cannot be made within it."""
 
@@ -28,4 +30,5 @@ class PatchError(GnnaccelError, RuntimeError):
 
 
 class HostLimitError(GnnaccelError, NotImplementedError):
-    """The host library, as it is installed, cannot do this; the message names the limit and what to do instead."""
+    """The host library, as it is installed, cannot do this; the message names the limit and what to
+    do instead."""

@@ -1,8 +1,8 @@
-"""The one thing that ``import gnnaccel`` does: a finder that is asked about ``dgl.graphbolt``, so that ``import dgl`` works where that
-part of DGL cannot be loaded.
+"""The one thing that ``import gnnaccel`` does: a finder that is asked about ``dgl.graphbolt``, so
+that ``import dgl`` works where that part of DGL cannot be loaded.
 
-It answers for no other module, and for this one only when it is looked for, which is when DGL is imported. What it then decides
-is in `gnnaccel.adapters.dgl.standin`.
+It answers for no other module, and for this one only when it is looked for, which is when DGL is
+imported. What it then decides is in `gnnaccel.adapters.dgl.standin`.
 """
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ _PREFIX = NAME + "."
 
 
 class GraphboltFinder:
-    """Finds ``dgl.graphbolt`` and modules inside it where DGL's own cannot be loaded; nothing else."""
+    """Finds ``dgl.graphbolt`` and modules inside it where DGL's own cannot be loaded; nothing
+    else."""
 
     @staticmethod
     def find_spec(name, path=None, target=None):

@@ -1,8 +1,10 @@
-"""Running a script, module or command as ``python`` itself would, from inside a running interpreter.
+"""Running a script, module or command as ``python`` itself would, from inside a running
+interpreter.
 
-Each function makes a new ``__main__``, sets ``sys.argv`` and ``sys.path[0]``, and executes. What the code raises comes through,
-``SystemExit`` and ``KeyboardInterrupt`` included, so that the interpreter ends as it would have; only its traceback, when it is
-printed, begins with the code's own first frame.
+Each function makes a new ``__main__``, sets ``sys.argv`` and ``sys.path[0]``, and executes. What
+the code raises comes through, ``SystemExit`` and ``KeyboardInterrupt`` included, so that the
+interpreter ends as it would have; only its traceback, when it is printed, begins with the code's
+own first frame.
 """
 from __future__ import annotations
 
@@ -21,12 +23,14 @@ from typing import TYPE_CHECKING, Any, cast
 if TYPE_CHECKING:
     from importlib.abc import InspectLoader
 
-#: files whose frames stand between the interpreter and the user's code, besides frozen ones; `hide` adds to them
+#: files whose frames stand between the interpreter and the user's code, besides frozen ones; `hide`
+#: adds to them
 _OURS = {__file__, contextlib.__file__, importlib.util.__file__, pkgutil.__file__}
 
 
 class CannotRun(Exception):
-    """There is nothing to run under that name; the message is what ``python`` would say. ``status``: its exit status."""
+    """There is nothing to run under that name; the message is what ``python`` would say.
+    ``status``: its exit status."""
 
     def __init__(self, message: str, status: int):
         super().__init__(message)
@@ -39,8 +43,8 @@ def hide(*files: str) -> None:
 
 
 def script(path: str, arguments: list[str]) -> None:
-    """As ``python path arguments...``: a source or ``.pyc`` file, a folder or zip archive with ``__main__.py``, or ``-`` for
-    stdin.
+    """As ``python path arguments...``: a source or ``.pyc`` file, a folder or zip archive with
+    ``__main__.py``, or ``-`` for stdin.
 
     Raises CannotRun when there is no such file.
     """
@@ -48,7 +52,8 @@ def script(path: str, arguments: list[str]) -> None:
     if path == "-":
         _first_on_path("")
         with _own_frames_only():
-            _execute(compile(sys.stdin.read(), "<stdin>", "exec", dont_inherit=True), _main(__file__="<stdin>"))
+            _execute(compile(sys.stdin.read(), "<stdin>", "exec", dont_inherit=True),
+                     _main(__file__="<stdin>"))
         return
     file = os.path.join(os.getcwd(), path)
     importer = pkgutil.get_importer(file)
@@ -60,11 +65,13 @@ def script(path: str, arguments: list[str]) -> None:
     _first_on_path(os.path.dirname(os.path.realpath(path)))
     with _own_frames_only():
         code = _read(file)
-        _execute(code, _main(__file__=file, __cached__=None, __loader__=importlib.machinery.SourceFileLoader("__main__", file)))
+        _execute(code, _main(__file__=file, __cached__=None,
+                             __loader__=importlib.machinery.SourceFileLoader("__main__", file)))
 
 
 def module(name: str, arguments: list[str]) -> None:
-    """As ``python -m name arguments...``: a module, or a package's ``__main__``. Raises CannotRun when there is none."""
+    """As ``python -m name arguments...``: a module, or a package's ``__main__``. Raises CannotRun
+    when there is none."""
     sys.argv[:] = ["-m", *arguments]
     with _own_frames_only():
         spec = _find(name)
@@ -80,12 +87,14 @@ def command(code: str, arguments: list[str]) -> None:
         _execute(compile(code, "<string>", "exec", dont_inherit=True), _main())
 
 
-# --- what python sets up -----------------------------------------------------------------------------------------------
+# --- what python sets up --------------------------------------------------------------------------
 
 def _main(**attributes: Any) -> ModuleType:
-    """A new ``__main__``. Processes that multiprocessing spawns look there for what they import again."""
+    """A new ``__main__``. Processes that multiprocessing spawns look there for what they import
+    again."""
     main = ModuleType("__main__")
-    main.__dict__.update({"__builtins__": builtins, "__package__": None, "__spec__": None, **attributes})
+    main.__dict__.update({"__builtins__": builtins, "__package__": None, "__spec__": None,
+                          **attributes})
     sys.modules["__main__"] = main
     return main
 
@@ -98,8 +107,8 @@ def _run_spec(spec: importlib.machinery.ModuleSpec) -> None:
     code = cast("InspectLoader", spec.loader).get_code(spec.name)  # `_find` refuses others
     if code is None:
         raise CannotRun(f"No code object available for {spec.name}", 1)
-    _execute(code, _main(__file__=spec.origin, __cached__=spec.cached, __loader__=spec.loader, __package__=spec.parent,
-                         __spec__=spec))
+    _execute(code, _main(__file__=spec.origin, __cached__=spec.cached, __loader__=spec.loader,
+                         __package__=spec.parent, __spec__=spec))
 
 
 def _read(path: str) -> CodeType:
@@ -110,7 +119,8 @@ def _read(path: str) -> CodeType:
             with io.open_code(path) as file:
                 text = file.read()
     except OSError as problem:
-        raise CannotRun(f"can't open file {path!r}: [Errno {problem.errno}] {problem.strerror}", 2) from None
+        raise CannotRun(f"can't open file {path!r}: [Errno {problem.errno}] {problem.strerror}",
+                        2) from None
     return code or compile(text, path, "exec", dont_inherit=True)
 
 
@@ -122,7 +132,8 @@ def _find(name: str) -> importlib.machinery.ModuleSpec:
     except ModuleNotFoundError as problem:
         if problem.name is None or not (name + ".").startswith(problem.name + "."):
             raise  # a parent package's own import failed
-        raise CannotRun(f"Error while finding module specification for {name!r} ({type(problem).__name__}: {problem})",
+        raise CannotRun(f"Error while finding module specification for {name!r} "
+                        f"({type(problem).__name__}: {problem})",
                         1) from None
     if spec is None:
         raise CannotRun(f"No module named {name}", 1)
@@ -130,7 +141,8 @@ def _find(name: str) -> importlib.machinery.ModuleSpec:
         return spec
     inner = None if name.endswith(".__main__") else importlib.util.find_spec(name + ".__main__")
     if inner is None:
-        raise CannotRun(f"No module named {name}.__main__; {name!r} is a package and cannot be directly executed", 1)
+        raise CannotRun(f"No module named {name}.__main__; {name!r} is a package and cannot be "
+                        "directly executed", 1)
     return inner
 
 
@@ -142,7 +154,8 @@ def _spec_in(importer: Any, path: str) -> importlib.machinery.ModuleSpec:
 
 
 def _first_on_path(folder: str) -> None:
-    """``python -m`` has put the working directory there; where it was told not to, nothing is to be put there."""
+    """``python -m`` has put the working directory there; where it was told not to, nothing is to be
+    put there."""
     if not getattr(sys.flags, "safe_path", False) and not sys.flags.isolated:
         sys.path[0] = folder
 
@@ -155,11 +168,12 @@ def _place(folder: str) -> None:
         sys.path[0] = folder
 
 
-# --- tracebacks --------------------------------------------------------------------------------------------------------
+# --- tracebacks -----------------------------------------------------------------------------------
 
 @contextlib.contextmanager
 def _own_frames_only() -> Iterator[None]:
-    """What is raised inside goes on its way; when at last the interpreter prints it, frames that are not the user's are gone."""
+    """What is raised inside goes on its way; when at last the interpreter prints it, frames that
+    are not the user's are gone."""
     try:
         yield
     except (SystemExit, CannotRun):
@@ -170,7 +184,8 @@ def _own_frames_only() -> Iterator[None]:
 
 
 class _Trimming:
-    """An excepthook, the script's own one if it has set any, that is shown the trimmed traceback."""
+    """An excepthook, the script's own one if it has set any, that is shown the trimmed
+    traceback."""
 
     def __init__(self, hook: Any):
         self._hook = hook

@@ -6,11 +6,13 @@ from collections.abc import Iterable
 
 
 def near(seen: str, allowed: Iterable[str], limit: int = 3) -> list[str]:
-    """Up to ``limit`` of ``allowed`` that look like ``seen``, best first; letter case is ignored."""
+    """Up to ``limit`` of ``allowed`` that look like ``seen``, best first; letter case is
+    ignored."""
     by_folded: dict[str, str] = {}
     for word in allowed:
         by_folded.setdefault(word.casefold(), word)
-    return [by_folded[m] for m in difflib.get_close_matches(seen.casefold(), by_folded, n=limit, cutoff=0.6)]
+    return [by_folded[m] for m in difflib.get_close_matches(seen.casefold(), by_folded, n=limit,
+                                                            cutoff=0.6)]
 
 
 def did_you_mean(seen: str, allowed: Iterable[str]) -> str:

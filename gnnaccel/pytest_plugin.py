@@ -1,7 +1,8 @@
 """``pytest -p gnnaccel.pytest_plugin --gnnaccel[=strict]``: any test suite with gnnaccel enabled.
 
-A line at the end says what was taken over. With ``strict`` a call that runs natively fails its test (``on_fallback="raise"``).
-Other options come from the environment (``GNNACCEL_WHEN=supported`` takes over small graphs too). Works under pytest-xdist.
+A line at the end says what was taken over. With ``strict`` a call that runs natively fails its test
+(``on_fallback="raise"``). Other options come from the environment (``GNNACCEL_WHEN=supported``
+takes over small graphs too). Works under pytest-xdist.
 """
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ _KEY = pytest.StashKey[Counter]()
 def pytest_addoption(parser: Any) -> None:
     parser.getgroup("gnnaccel").addoption(
         "--gnnaccel", nargs="?", const="on", choices=("on", "strict"), default=None,
-        help="enable gnnaccel for the whole run; =strict: a call that runs natively is an error; =on where a path follows")
+        help="enable gnnaccel for the whole run; =strict: a call that runs natively is an error; "
+             "=on where a path follows")
 
 
 def pytest_configure(config: Any) -> None:
@@ -41,7 +43,8 @@ def pytest_sessionfinish(session: Any) -> None:
     if _KEY not in config.stash:
         return
     config.stash[_KEY].update(_counts())
-    output = getattr(config, "workeroutput", None)  # of a worker of pytest-xdist; goes to `pytest_testnodedown`
+    # of a worker of pytest-xdist; goes to `pytest_testnodedown`
+    output = getattr(config, "workeroutput", None)
     if output is not None:
         output["gnnaccel"] = [[*key, n] for key, n in config.stash[_KEY].items()]
 
@@ -78,7 +81,9 @@ def summary(counts: Counter) -> list[str]:
     if not routes:
         return ["no call of a layer that gnnaccel knows"]
     by_route = ", ".join(f"{name} {n}" for name, n in sorted(routes.items()) if name != "native")
-    first = f"{taken} of {sum(routes.values())} calls taken over" + (f" ({by_route})" if by_route else "")
-    reasons = Counter({(layer, name): n for (layer, kind, name), n in counts.items() if kind == "reason"})
+    first = f"{taken} of {sum(routes.values())} calls taken over" + (
+        f" ({by_route})" if by_route else "")
+    reasons = Counter({(layer, name): n for (layer, kind, name), n in counts.items()
+                       if kind == "reason"})
     native = ", ".join(f"{layer} {code} x{n}" for (layer, code), n in reasons.most_common())
     return [first, *([f"native: {native}"] if native else [])]

@@ -1,4 +1,5 @@
-"""``python -m gnnaccel [options] script.py args...``: any script with gnnaccel enabled, none of it edited."""
+"""``python -m gnnaccel [options] script.py args...``: any script with gnnaccel enabled, none of it
+edited."""
 from __future__ import annotations
 
 import argparse
@@ -16,14 +17,16 @@ _TARGETS = {"-m": launch.module, "-c": launch.command}
 
 
 def split(arguments: list[str]) -> tuple[list[str], str, list[str]]:
-    """(our options, "-m" or "-c" or "" for a script, what is run and its arguments). Whatever follows it is the script's."""
+    """(our options, "-m" or "-c" or "" for a script, what is run and its arguments). Whatever
+    follows it is the script's."""
     at = 0
     while at < len(arguments):
         word = arguments[at]
         if word == "--":
             return arguments[:at], "", arguments[at + 1:]
         if word[:2] in _TARGETS:  # -m name, -mname
-            return arguments[:at], word[:2], [word[2:], *arguments[at + 1:]] if word[2:] else arguments[at + 1:]
+            return (arguments[:at], word[:2],
+                    [word[2:], *arguments[at + 1:]] if word[2:] else arguments[at + 1:])
         if not word.startswith("-") or word == "-":
             return arguments[:at], "", arguments[at:]
         at += 2 if word in _WITH_VALUE else 1
@@ -33,23 +36,31 @@ def split(arguments: list[str]) -> tuple[list[str], str, list[str]]:
 def add_options(parser: argparse._ActionsContainer) -> None:
     """The options of a run."""
     parser.add_argument("--log", nargs="?", const=True, metavar="FILE.jsonl",
-                        help="a line per decision on stderr, or with --log=FILE.jsonl a record per decision in a file")
+                        help="a line per decision on stderr, or with --log=FILE.jsonl a record per "
+                             "decision in a file")
     parser.add_argument("--exclude", action="append", metavar="NAME,...",
                         help="layers that stay native: class names, names, re: patterns")
     parser.add_argument("--include", action="append", metavar="NAME,...", help="only these layers")
-    parser.add_argument("--strict", action="store_true", help="raise an error when a call runs natively that no rule excludes")
+    parser.add_argument("--strict", action="store_true",
+                        help="raise an error when a call runs natively that no rule excludes")
     parser.add_argument("--backend", choices=CHOICES["backend"])
     parser.add_argument("--when", choices=CHOICES["when"])
-    parser.add_argument("--decisions", metavar="FILE.json", help="keep to the decisions in this file (log --export)")
+    parser.add_argument("--decisions", metavar="FILE.json",
+                        help="keep to the decisions in this file (log --export)")
     parser.add_argument("--autotune", action="store_true",
-                        help="time the ways that layers can go, keep the fastest, and take what earlier runs kept")
-    parser.add_argument("--profile", action="store_true", help="at the end, print where the time went")
-    parser.add_argument("--compare", action="store_true", help="run each layer natively as well and compare")
-    parser.add_argument("--report", metavar="OUT.html", help="at the end, write a page about the run")
+                        help="time the ways that layers can go, keep the fastest, and take what "
+                             "earlier runs kept")
+    parser.add_argument("--profile", action="store_true",
+                        help="at the end, print where the time went")
+    parser.add_argument("--compare", action="store_true",
+                        help="run each layer natively as well and compare")
+    parser.add_argument("--report", metavar="OUT.html",
+                        help="at the end, write a page about the run")
 
 
 def run(options: argparse.Namespace, kind: str, target: list[str]) -> int:
-    """Enable gnnaccel and run ``target``. What it raises comes through; the exit status otherwise."""
+    """Enable gnnaccel and run ``target``. What it raises comes through; the exit status
+    otherwise."""
     launch.hide(__file__, os.path.join(os.path.dirname(__file__), "__main__.py"))
     try:
         observer = _start(options)
@@ -68,16 +79,19 @@ def run(options: argparse.Namespace, kind: str, target: list[str]) -> int:
 
 def enable_options(options: argparse.Namespace) -> dict[str, Any]:
     """The arguments of ``enable()`` that the command line gives."""
-    found: dict[str, Any] = {name: _names(getattr(options, name)) for name in ("include", "exclude")}
+    found: dict[str, Any] = {name: _names(getattr(options, name))
+                             for name in ("include", "exclude")}
     if options.autotune and options.decisions is not None:
         raise ValueError("--autotune keeps to what it has timed; leave --decisions out")
-    found.update(log=options.log, decisions=options.autotune or options.decisions, backend=options.backend, when=options.when,
+    found.update(log=options.log, decisions=options.autotune or options.decisions,
+                 backend=options.backend, when=options.when,
                  on_fallback="raise" if options.strict else None)
     return {name: value for name, value in found.items() if value is not None}
 
 
 def _start(options: argparse.Namespace) -> Any:
-    """Enable, here and in the processes that multiprocessing will start, and begin to observe; the observer, or None."""
+    """Enable, here and in the processes that multiprocessing will start, and begin to observe; the
+    observer, or None."""
     from gnnaccel import env, session
 
     given = enable_options(options)
@@ -90,20 +104,23 @@ def _start(options: argparse.Namespace) -> Any:
         _carry(given)
     if observe is None:
         return None
-    return observe.start(profile=options.profile, compare=options.compare, report=options.report, autotune=options.autotune)
+    return observe.start(profile=options.profile, compare=options.compare, report=options.report,
+                         autotune=options.autotune)
 
 
 def _observe() -> Any:
     try:
         from gnnaccel.profile import observe
     except ImportError as problem:
-        raise GnnaccelError("--profile, --compare, --report and --autotune need gnnaccel.profile.observe, which cannot be "
-                            f"imported ({problem}); leave these options out") from problem
+        raise GnnaccelError("--profile, --compare, --report and --autotune need "
+                            f"gnnaccel.profile.observe, which cannot be imported ({problem}); "
+                            "leave these options out") from problem
     return observe
 
 
 def _names(lists: list[str] | None) -> tuple[str, ...] | None:
-    return None if lists is None else tuple(name.strip() for text in lists for name in text.split(",") if name.strip())
+    return None if lists is None else tuple(name.strip() for text in lists
+                                            for name in text.split(",") if name.strip())
 
 
 def _meant(kind: str, name: str) -> str:
@@ -118,10 +135,11 @@ def _complain(text: str, status: int) -> int:
     return status
 
 
-# --- processes that multiprocessing spawns ---------------------------------------------------------------------------
+# --- processes that multiprocessing spawns --------------------------------------------------------
 
 class _Carried:
-    """Goes with the configuration that multiprocessing hands to each process it starts; unpickled there, it enables gnnaccel."""
+    """Goes with the configuration that multiprocessing hands to each process it starts; unpickled
+    there, it enables gnnaccel."""
 
     def __init__(self, options: dict[str, Any]):
         self._options = options
@@ -129,7 +147,8 @@ class _Carried:
     def __reduce__(self) -> tuple:
         from gnnaccel.dispatch import config
 
-        return _Carried if config.active() is None else _arrive, (self._options,)  # the script may have disabled it
+        # the script may have disabled it
+        return _Carried if config.active() is None else _arrive, (self._options,)
 
 
 def _arrive(options: dict[str, Any]) -> _Carried:
@@ -140,7 +159,8 @@ def _arrive(options: dict[str, Any]) -> _Carried:
 
 
 def _carry(options: dict[str, Any]) -> None:
-    """A spawned process imports the script anew, but nobody enables gnnaccel there; a forked one has it already."""
+    """A spawned process imports the script anew, but nobody enables gnnaccel there; a forked one
+    has it already."""
     from multiprocessing import process
 
     configuration = getattr(process.current_process(), "_config", None)

@@ -1,7 +1,7 @@
 """Switching gnnaccel on and off: patches in and out, the configuration, the sinks.
 
-Patches are of the process: they are in while it is enabled or any ``enabled()`` block is open anywhere. Whether they do
-anything is a matter of ``dispatch.config.current()`` at each call.
+Patches are of the process: they are in while it is enabled or any ``enabled()`` block is open
+anywhere. Whether they do anything is a matter of ``dispatch.config.current()`` at each call.
 """
 from __future__ import annotations
 
@@ -37,23 +37,28 @@ PACKAGES = {"torch": ("torch",), "torch_geometric": ("torch-geometric",), "dgl":
 
 
 def enable(*, backend: str | None = None, when: str | None = None, on_fallback: str | None = None,
-           include: Any = None, exclude: Any = None, records: int | None = None, log: Any = None, passes: Any = None,
-           backward: str | None = None, decisions: Any = None) -> None:
-    """Take over the known layers of PyG and DGL in this process, from now on and also when they are imported later.
+           include: Any = None, exclude: Any = None, records: int | None = None, log: Any = None,
+           passes: Any = None, backward: str | None = None, decisions: Any = None) -> None:
+    """Take over the known layers of PyG and DGL in this process, from now on and also when they are
+    imported later.
 
-    ``backend``: "auto", "cuda", "torch". ``when``: "profitable" (only when estimated to be faster) or "supported".
-    ``on_fallback``: what to do when a call runs natively: "native" (nothing), "warn" (once per cause), "raise".
-    ``include``, ``exclude``: class names, dotted paths, given layer names, ``re:`` patterns or classes; a non-empty
-    ``include`` means only those. ``records``: how many records `records` keeps. ``log``: True for lines through the
-    logger ``gnnaccel``, or the path of a JSONL file; False for neither. ``passes``: which rewritings the Programs of relational
-    layers go through, out of "compaction" and "reordering" (default: both); for measuring what each brings. ``backward``:
-    "caller": where a process uses one GPU, backward runs in the thread that asked for it, which spares every step of training
-    a change of threads; "workers": in autograd's own threads, as without gnnaccel. ``decisions``: the path of a file with
-    decisions to keep to (``python -m gnnaccel log --export``); True: those that `autotune` kept; False: none.
+    ``backend``: "auto", "cuda", "torch". ``when``: "profitable" (only when estimated to be faster)
+    or "supported". ``on_fallback``: what to do when a call runs natively: "native" (nothing),
+    "warn" (once per cause), "raise". ``include``, ``exclude``: class names, dotted paths, given
+    layer names, ``re:`` patterns or classes; a non-empty ``include`` means only those. ``records``:
+    how many records `records` keeps. ``log``: True for lines through the logger ``gnnaccel``, or
+    the path of a JSONL file; False for neither. ``passes``: which rewritings the Programs of
+    relational layers go through, out of "compaction" and "reordering" (default: both); for
+    measuring what each brings. ``backward``: "caller": where a process uses one GPU, backward runs
+    in the thread that asked for it, which spares every step of training a change of threads;
+    "workers": in autograd's own threads, as without gnnaccel. ``decisions``: the path of a file
+    with decisions to keep to (``python -m gnnaccel log --export``); True: those that `autotune`
+    kept; False: none.
 
-    Called again it changes the options given and leaves the others. What is never given comes from the environment
-    (see `gnnaccel.env`), then from the defaults. ``GNNACCEL=0`` makes the call do nothing. Raises ValueError for a
-    wrong value, UnknownLayerError for a name that is no layer; then everything is as before.
+    Called again it changes the options given and leaves the others. What is never given comes from
+    the environment (see `gnnaccel.env`), then from the defaults. ``GNNACCEL=0`` makes the call do
+    nothing. Raises ValueError for a wrong value, UnknownLayerError for a name that is no layer;
+    then everything is as before.
     """
     given = {name: value for name, value in locals().items() if value is not None}
     with _lock:
@@ -71,7 +76,8 @@ def enable(*, backend: str | None = None, when: str | None = None, on_fallback: 
 
 
 def disable() -> None:
-    """Put the hosts back exactly as they were and close logs. Open ``enabled()`` blocks go on until they end.
+    """Put the hosts back exactly as they were and close logs. Open ``enabled()`` blocks go on until
+    they end.
 
     Rules, names, counters and kept records stay.
     """
@@ -83,12 +89,14 @@ def disable() -> None:
 @contextlib.contextmanager
 def enabled(*, backend: str | None = None, when: str | None = None, on_fallback: str | None = None,
             include: Any = None, exclude: Any = None, records: int | None = None, log: Any = None,
-            passes: Any = None, backward: str | None = None, decisions: Any = None) -> Iterator[None]:
+            passes: Any = None, backward: str | None = None,
+            decisions: Any = None) -> Iterator[None]:
     """A block in which gnnaccel is enabled in this thread or task, with the options of `enable`.
 
-    Options not given come from the surrounding block, else from the process's configuration, else as in `enable`.
-    Threads started inside do not inherit the block. Afterwards everything is as before, "not enabled" included.
-    Raises as `enable`, on entering. Put it around a loop rather than inside: the outermost block patches and restores.
+    Options not given come from the surrounding block, else from the process's configuration, else
+    as in `enable`. Threads started inside do not inherit the block. Afterwards everything is as
+    before, "not enabled" included. Raises as `enable`, on entering. Put it around a loop rather
+    than inside: the outermost block patches and restores.
     """
     given = {name: value for name, value in locals().items() if value is not None}
     if _switched_off():
@@ -112,13 +120,15 @@ def enabled(*, backend: str | None = None, when: str | None = None, on_fallback:
 
 @contextlib.contextmanager
 def disabled() -> Iterator[None]:
-    """A block in which, in this thread or task, every layer runs natively. Patches stay in; nothing else changes."""
+    """A block in which, in this thread or task, every layer runs natively. Patches stay in; nothing
+    else changes."""
     with configs.override(None):
         yield
 
 
 def records() -> list[dict[str, Any]]:
-    """The records kept, oldest first; see `gnnaccel.dispatch.records` for their fields. Needs ``records=n``."""
+    """The records kept, oldest first; see `gnnaccel.dispatch.records` for their fields. Needs
+    ``records=n``."""
     return _ring.records()
 
 
@@ -130,11 +140,12 @@ def clear_records() -> None:
 def status() -> dict[str, Any]:
     """What is going on, for a reader or a bug report. Imports no host.
 
-    ``enabled`` and ``config`` are about the calling thread; ``backend`` is what a call here would use ("cuda" or
-    "torch"; None when disabled) and ``backend_text`` says why; ``versions`` holds None for what is not installed;
-    ``hosts``: per host ``patched``, ``pending``, ``error``; ``bridge``: whether a DGL without CUDA is bridged to the GPU
-    (``active``, ``text``); ``counts``: calls by route since `reset_stats`; ``compiled``: ``kernels`` that this process compiled
-    or loaded from CuPy's cache, and in how many ``seconds``.
+    ``enabled`` and ``config`` are about the calling thread; ``backend`` is what a call here would
+    use ("cuda" or "torch"; None when disabled) and ``backend_text`` says why; ``versions`` holds
+    None for what is not installed; ``hosts``: per host ``patched``, ``pending``, ``error``;
+    ``bridge``: whether a DGL without CUDA is bridged to the GPU (``active``, ``text``); ``counts``:
+    calls by route since `reset_stats`; ``compiled``: ``kernels`` that this process compiled or
+    loaded from CuPy's cache, and in how many ``seconds``.
     """
     from gnnaccel.adapters.dgl import bridge
     from gnnaccel.cuda import driver
@@ -157,7 +168,7 @@ def status() -> dict[str, Any]:
         }
 
 
-# --- options ---------------------------------------------------------------------------------------------------------
+# --- options --------------------------------------------------------------------------------------
 
 def _switched_off() -> bool:
     if env.switch() is not False:
@@ -175,8 +186,8 @@ def _configured(given: dict[str, Any], base: Config | None) -> Config:
 
 @contextlib.contextmanager
 def _checked(config: Config) -> Iterator[list[str]]:
-    """Patch, check the names in the lists, run the body; on any error put process and patches back. Gives what the user is to
-    be warned about."""
+    """Patch, check the names in the lists, run the body; on any error put process and patches back.
+    Gives what the user is to be warned about."""
     before, blocks = configs.active(), list(_blocks)
     try:
         adapters.install(_on_late_host)
@@ -196,8 +207,8 @@ def _checked(config: Config) -> Iterator[list[str]]:
 
 
 def _doubts(config: Config) -> Iterator[str]:
-    """Why ``config`` may have no effect here. Imports nothing but CuPy, where ``backend="cuda"`` was asked for and torch has a
-    GPU."""
+    """Why ``config`` may have no effect here. Imports nothing but CuPy, where ``backend="cuda"``
+    was asked for and torch has a GPU."""
     if "torch" not in sys.modules:
         if importlib.util.find_spec("torch") is None:
             yield "torch is not installed, so there are no layers to take over; pip install torch"
@@ -206,8 +217,9 @@ def _doubts(config: Config) -> Iterator[str]:
 
         possible, why = driver.available()
         if not possible and not driver.placed():
-            yield (f"backend='cuda' was asked for, and no kernel can run here: {why}. Every layer runs natively; leave backend "
-                   "out to take what there is, or run python -m gnnaccel doctor")
+            yield (f"backend='cuda' was asked for, and no kernel can run here: {why}. Every layer "
+                   "runs natively; leave backend out to take what there is, or run python -m "
+                   "gnnaccel doctor")
 
 
 def _on_late_host(key: str) -> None:
@@ -219,7 +231,7 @@ def _on_late_host(key: str) -> None:
         warnings.warn(f"gnnaccel: {doubt}", RuntimeWarning, stacklevel=2)
 
 
-# --- keeping patches and sinks as the live configurations want them ---------------------------------------------------
+# --- keeping patches and sinks as the live configurations want them -------------------------------
 
 def _live() -> list[Config]:
     """The configurations that hold anywhere in the process."""
@@ -260,12 +272,13 @@ def _sync_sinks(live: list[Config]) -> None:
 
 
 def _asked_through_logging() -> bool:
-    """Did the user set the logger ``gnnaccel`` itself to INFO? A root logger at INFO asks for no line per call."""
+    """Did the user set the logger ``gnnaccel`` itself to INFO? A root logger at INFO asks for no
+    line per call."""
     ours = ("log", True) in _sinks  # then the level may be ours
     return not ours and _log.level != logging.NOTSET and _log.isEnabledFor(logging.INFO)
 
 
-# --- status ----------------------------------------------------------------------------------------------------------
+# --- status ---------------------------------------------------------------------------------------
 
 def _backend(config: Config | None) -> tuple[str | None, str]:
     if config is None:
@@ -299,5 +312,7 @@ def _totals() -> dict[str, Any]:
 def _greeting(config: Config) -> str:
     hosts = []
     for key, host in adapters.state().items():
-        hosts.append(f"{key} waiting for its import" if host["pending"] else f"{key} {len(host['patched'])} functions replaced")
-    return f"enabled, version {__version__}: backend={config.backend}, when={config.when}; {'; '.join(hosts)}"
+        hosts.append(f"{key} waiting for its import" if host["pending"]
+                     else f"{key} {len(host['patched'])} functions replaced")
+    how = f"backend={config.backend}, when={config.when}"
+    return f"enabled, version {__version__}: {how}; {'; '.join(hosts)}"

@@ -20,9 +20,10 @@ from gnnaccel.cuda.variant import RowVariant
 
 @dataclass(frozen=True)
 class Variant(RowVariant):
-    """What selects a kernel of additive attention. ``row`` may be torch.int8: values as `Int8Rows`; ``grad`` is the format in
-    which backward gathers the result's gradient: as ``out`` (None), torch.bfloat16 or torch.int8; ``tile``: the most heads, a
-    power of two, that are computed together, 0 for as many as fit."""
+    """What selects a kernel of additive attention. ``row`` may be torch.int8: values as `Int8Rows`;
+    ``grad`` is the format in which backward gathers the result's gradient: as ``out`` (None),
+    torch.bfloat16 or torch.int8; ``tile``: the most heads, a power of two, that are computed
+    together, 0 for as many as fit."""
 
     grad: torch.dtype | None = None
     tile: int = 0
@@ -38,11 +39,13 @@ class Variant(RowVariant):
 
     def _layout(self, gathered: torch.dtype | None) -> Layout:
         int8 = gathered is torch.int8
-        return layout_for(self.heads, self.width, int8, self.tile) if self.tile else layout_for(self.heads, self.width, int8)
+        return (layout_for(self.heads, self.width, int8, self.tile) if self.tile
+                else layout_for(self.heads, self.width, int8))
 
-    def banded(self, nodes: int, rows: int, edges: int, device: torch.device, back: bool = False) -> Variant:
-        """The same in bands of heads (`bands`) where those pay: values, or with ``back`` gradients, of ``nodes`` nodes, gathered by
-        ``edges`` edges of ``rows`` rows."""
+    def banded(self, nodes: int, rows: int, edges: int, device: torch.device,
+               back: bool = False) -> Variant:
+        """The same in bands of heads (`bands`) where those pay: values, or with ``back`` gradients,
+        of ``nodes`` nodes, gathered by ``edges`` edges of ``rows`` rows."""
         if self.heads == 1:
             return self
         size = ((self.grad or self.out) if back else self.row).itemsize
@@ -50,13 +53,15 @@ class Variant(RowVariant):
         if bands.few(nodes, self.heads * head):  # before a look for the kernels, which takes longer
             return self
         forms = self.in_bands(back)
-        pay = forms and bands.pay(nodes, self.heads * head, rows, edges, device, size=size, least=head)
+        pay = forms and bands.pay(nodes, self.heads * head, rows, edges, device, size=size,
+                                  least=head)
         return forms[0] if pay else self
 
     def in_bands(self, back: bool) -> tuple[Variant, ...]:
         """What `banded` may give instead of this; empty where rows cannot be cut. Int8 go whole."""
         gathered = self._gathered(back)
-        return () if gathered is torch.int8 or self.heads == 1 else _in_bands(self, gathered.itemsize)
+        return (() if gathered is torch.int8 or self.heads == 1
+                else _in_bands(self, gathered.itemsize))
 
     def _gathered(self, back: bool) -> torch.dtype:
         return (self.grad or self.out) if back else self.row
@@ -65,8 +70,8 @@ class Variant(RowVariant):
         return self.layout.defines(unroll) + self._flags(self.layout, **more)
 
     def _flags(self, layout: Layout, **more) -> tuple:
-        """Direct rather than in two phases where few lanes share a head; drawing dropout costs too much to do it for the same
-        edge in several lanes."""
+        """Direct rather than in two phases where few lanes share a head; drawing dropout costs too
+        much to do it for the same edge in several lanes."""
         if torch.int8 in (self.row, self.grad):
             more["STRIDE"] = stride(self.heads * self.width)
         if self.row is torch.int8:
@@ -74,9 +79,11 @@ class Variant(RowVariant):
         return self.flags(DIRECT=int(layout.direct and not self.dropout), **more)
 
     def _backward(self, edge_grad: int) -> Kernels:
-        more = {} if self.grad is None else dict(GRAD_T=ROW_TYPES[self.grad], GRAD_INT8=int(self.grad is torch.int8))
+        more = {} if self.grad is None else dict(GRAD_T=ROW_TYPES[self.grad],
+                                                 GRAD_INT8=int(self.grad is torch.int8))
         layout = self.backward_layout
-        return Kernels("additive_backward", layout.defines() + self._flags(layout, TRAIN=1, EDGE_GRAD=edge_grad, **more))
+        return Kernels("additive_backward",
+                       layout.defines() + self._flags(layout, TRAIN=1, EDGE_GRAD=edge_grad, **more))
 
     @functools.cached_property
     def forward_kernels(self) -> Kernels:
@@ -106,8 +113,9 @@ def _in_bands(variant: Variant, size: int) -> tuple[Variant, ...]:
 
 
 class Saved(NamedTuple):
-    """What backward needs, fp32. ``small`` [4, rows, H]: the softmax's maximum, the reciprocal of its sum, and its shares on
-    edges whose z is positive and on the others; ``parts`` [2, rows, H, D]: the parts of the output from the same two."""
+    """What backward needs, fp32. ``small`` [4, rows, H]: the softmax's maximum, the reciprocal of
+    its sum, and its shares on edges whose z is positive and on the others; ``parts`` [2, rows, H,
+    D]: the parts of the output from the same two."""
 
     small: Tensor
     parts: Tensor
@@ -118,22 +126,25 @@ class Saved(NamedTuple):
         return self.small.data_ptr(), plus, plus + 2 * self.parts.numel()
 
 
-def forward(variant: Variant, graph: Rows, a_src: Tensor, a_dst: Tensor | None, values: Tensor | Int8Rows,
-            slope: float, a_edge: Tensor | None = None, dropout: Dropout = OFF, pmf: bool = False,
+def forward(variant: Variant, graph: Rows, a_src: Tensor, a_dst: Tensor | None,
+            values: Tensor | Int8Rows, slope: float, a_edge: Tensor | None = None,
+            dropout: Dropout = OFF, pmf: bool = False,
             bias: Tensor | None = None) -> tuple[Tensor, Saved | None]:
-    """GAT's aggregation: softmax over incoming edges of leaky_relu(a_src + a_dst + a_edge), then the weighted sum.
+    """GAT's aggregation: softmax over incoming edges of leaky_relu(a_src + a_dst + a_edge), then
+    the weighted sum.
 
     Args:
         graph: the CSC.
         a_src: [num_src, H] fp32. a_dst: [num_dst, H] fp32 or None for zeros.
-        values: [num_src, H, D] of ``variant.row``, contiguous; with torch.int8 `Int8Rows` of H * D channels, whose scales join
-            the weights of the edges. What makes the weights is fp32.
+        values: [num_src, H, D] of ``variant.row``, contiguous; with torch.int8 `Int8Rows` of H * D
+            channels, whose scales join the weights of the edges. What makes the weights is fp32.
         a_edge: [edges, H] fp32, by edge id, when ``variant.edge``.
         pmf: long rows by PMF instead of split rows; not with int8.
         bias: [H * D] fp32, added to the result.
 
     Returns:
-        the result [rows, H, D] of ``variant.out`` and, under ``variant.train``, what backward needs.
+        the result [rows, H, D] of ``variant.out`` and, under ``variant.train``, what backward
+        needs.
 
     Raises:
         ValueError: values in another format than the variant's, or int8 with ``pmf``.
@@ -148,12 +159,14 @@ def forward(variant: Variant, graph: Rows, a_src: Tensor, a_dst: Tensor | None, 
     out = torch.empty((rows, h, d), dtype=variant.out, device=device)
     saved, pointers = None, (0, 0, 0)
     if variant.train:
-        saved = Saved(torch.empty((4, rows, h), device=device), torch.empty((2, rows, h, d), device=device))
+        saved = Saved(torch.empty((4, rows, h), device=device),
+                      torch.empty((2, rows, h, d), device=device))
         pointers = saved.pointers()
     outputs = (out.data_ptr(), pointer(bias), *pointers)
     inputs = a_src.data_ptr(), pointer(a_dst), pointer(a_edge), np.float32(slope)
     launch = graph.launch()
-    if pmf and launch.heavy and isinstance(values, Tensor):  # the kernel below leaves long rows alone by their length
+    # the kernel below leaves long rows alone by their length
+    if pmf and launch.heavy and isinstance(values, Tensor):
         additive_pmf.long_rows(variant, graph, inputs, values, dropout, outputs)
         launch = launch._replace(slots=0, split=(*launch.split[:3], np.int32(0)), chunks=0, heavy=0)
     memory, parts = workspace(launch.chunks, (h * d, h * d if variant.train else 0, 3 * h), device)
@@ -167,10 +180,13 @@ def forward(variant: Variant, graph: Rows, a_src: Tensor, a_dst: Tensor | None, 
 
 
 def check_format(name: str, rows: Tensor | Int8Rows, variant: Variant, wanted: torch.dtype) -> None:
-    """ValueError unless ``rows`` are in the format that ``wanted`` stands for, of as many channels as the variant has."""
+    """ValueError unless ``rows`` are in the format that ``wanted`` stands for, of as many channels
+    as the variant has."""
     channels = variant.heads * variant.width
     if isinstance(rows, Int8Rows):
         if wanted is not torch.int8 or rows.width != channels:
-            raise ValueError(f"{name} is Int8Rows of {rows.width} channels; the variant takes {channels} in {wanted}")
+            raise ValueError(f"{name} is Int8Rows of {rows.width} channels; the variant takes "
+                             f"{channels} in {wanted}")
     elif rows.dtype is not wanted:
-        raise ValueError(f"{name} is {rows.dtype}; the variant takes {wanted}, where torch.int8 stands for Int8Rows")
+        raise ValueError(f"{name} is {rows.dtype}; the variant takes {wanted}, where torch.int8 "
+                         "stands for Int8Rows")

@@ -1,4 +1,5 @@
-"""Launchers for additive attention, backward (``src/additive_backward.cu``; the mathematics stand there)."""
+"""Launchers for additive attention, backward (``src/additive_backward.cu``; the mathematics stand
+there)."""
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -16,8 +17,8 @@ from gnnaccel.cuda.structure import Rows
 
 
 class Gradients(NamedTuple):
-    """``values`` [num_src, H, D] in the rows' dtype, fp32 for int8; ``a_src`` [num_src, H], ``a_dst`` [num_dst, H]
-    and ``a_edge`` fp32."""
+    """``values`` [num_src, H, D] in the rows' dtype, fp32 for int8; ``a_src`` [num_src, H],
+    ``a_dst`` [num_dst, H] and ``a_edge`` fp32."""
 
     values: Tensor
     a_src: Tensor
@@ -25,18 +26,21 @@ class Gradients(NamedTuple):
     a_edge: Tensor | None
 
 
-def backward(variant: Variant, graph: Rows, eid: Tensor, saved: Saved, grad: Tensor | Int8Rows, a_src: Tensor,
-             a_dst: Tensor | None, values: Tensor | Int8Rows, att_src: Tensor, att_dst: Tensor | None, slope: float,
-             a_edge: Tensor | None = None, edge_grad: bool = False, dropout: Dropout = OFF) -> Gradients:
+def backward(variant: Variant, graph: Rows, eid: Tensor, saved: Saved, grad: Tensor | Int8Rows,
+             a_src: Tensor, a_dst: Tensor | None, values: Tensor | Int8Rows, att_src: Tensor,
+             att_dst: Tensor | None, slope: float, a_edge: Tensor | None = None,
+             edge_grad: bool = False, dropout: Dropout = OFF) -> Gradients:
     """Gradients of `additive.forward`, and through the scores of the rows.
 
     Args:
         graph: the transposed graph; ``eid`` is the CSC's ``place``.
-        grad: [num_dst, H, D] of ``variant.grad``, or of ``variant.out`` if that is None, contiguous; with torch.int8 `Int8Rows`
-            of H * D channels. Every gradient is linear in it: rounded stochastically, it leaves them unbiased.
+        grad: [num_dst, H, D] of ``variant.grad``, or of ``variant.out`` if that is None,
+            contiguous; with torch.int8 `Int8Rows` of H * D channels. Every gradient is linear in
+            it: rounded stochastically, it leaves them unbiased.
         values: as forward's; with int8 the very rows that forward had.
-        att_src, att_dst: [H, D] fp32. ``values`` receives ``a_src``'s gradient times ``att_src`` and, unless ``att_dst`` is
-            None (destinations are other nodes), ``a_dst``'s times ``att_dst``.
+        att_src, att_dst: [H, D] fp32. ``values`` receives ``a_src``'s gradient times ``att_src``
+            and, unless ``att_dst`` is None (destinations are other nodes), ``a_dst``'s times
+            ``att_dst``.
 
     Raises:
         ValueError: gradients or values in another format than the variant's.
@@ -48,20 +52,24 @@ def backward(variant: Variant, graph: Rows, eid: Tensor, saved: Saved, grad: Ten
     h, d, layout = variant.heads, variant.width, variant.backward_layout
     kernels = variant.edge_grad_kernels if edge_grad else variant.backward_kernels
     small, plus, minus = saved.pointers()
-    packed, d_a_dst = torch.empty((num_dst, h, 4), device=device), torch.empty((num_dst, h), device=device)
+    packed, d_a_dst = (torch.empty((num_dst, h, 4), device=device),
+                       torch.empty((num_dst, h), device=device))
     kernels("prepare")(grid(num_dst, layout, layout.slots), THREADS, 0, (
-        np.int32(num_dst), *addresses(grad), plus, minus, small, pointer(a_dst), np.float32(slope), packed.data_ptr(),
-        d_a_dst.data_ptr()))
+        np.int32(num_dst), *addresses(grad), plus, minus, small, pointer(a_dst), np.float32(slope),
+        packed.data_ptr(), d_a_dst.data_ptr()))
     memory, parts = workspace(launch.chunks, (h * d, h * d, h), device)
-    d_values = torch.empty((graph.rows, h, d), device=device) if isinstance(values, Int8Rows) else torch.empty_like(values)
+    d_values = (torch.empty((graph.rows, h, d), device=device) if isinstance(values, Int8Rows)
+                else torch.empty_like(values))
     d_a_src = torch.empty((graph.rows, h), device=device)
     d_a_edge = None if a_edge is None or not edge_grad else _of_edges(graph, a_edge)
-    tail = (*addresses(values), att_src.data_ptr(), pointer(att_dst), d_a_dst.data_ptr() if att_dst is not None else 0,
-            d_values.data_ptr(), d_a_src.data_ptr())
+    tail = (*addresses(values), att_src.data_ptr(), pointer(att_dst),
+            d_a_dst.data_ptr() if att_dst is not None else 0, d_values.data_ptr(),
+            d_a_src.data_ptr())
     kernels("sources")(
         grid(launch.slots + graph.rows, layout), THREADS, layout.scratch,
         launch.graph[:3] + (eid.data_ptr(), launch.graph[3]) + launch.split
-        + (packed.data_ptr(), a_src.data_ptr(), pointer(a_edge), np.float32(slope)) + dropout.args + addresses(grad)[:1]
+        + (packed.data_ptr(), a_src.data_ptr(), pointer(a_edge), np.float32(slope)) + dropout.args
+        + addresses(grad)[:1]
         + tail + (pointer(d_a_edge),) + parts)
     if launch.heavy:
         kernels("merge")(grid(launch.heavy, layout), THREADS, layout.scratch,
@@ -70,6 +78,7 @@ def backward(variant: Variant, graph: Rows, eid: Tensor, saved: Saved, grad: Ten
 
 
 def _of_edges(graph: Rows, like: Tensor) -> Tensor:
-    """Memory for a number at each edge: zeros unless all edges are known to be visited, as dropped self loops are not."""
+    """Memory for a number at each edge: zeros unless all edges are known to be visited, as dropped
+    self loops are not."""
     full = graph.split.known and graph.split.edges == like.shape[0]
     return torch.empty_like(like) if full else torch.zeros_like(like)

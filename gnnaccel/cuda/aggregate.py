@@ -1,4 +1,5 @@
-"""Launchers for weighted sums of rows over a graph's edges, and for the gradient of the weights (``src/aggregate.cu``)."""
+"""Launchers for weighted sums of rows over a graph's edges, and for the gradient of the weights
+(``src/aggregate.cu``)."""
 from __future__ import annotations
 
 import functools
@@ -26,12 +27,13 @@ _NO, _YES = np.int32(0), np.int32(1)
 class Variant:
     """What selects a kernel of this family. ValueError for a value that none covers.
 
-    ``heads`` x ``width`` of a row (`factored` splits wide rows); ``row``/``out``: dtypes of the gathered rows and of the result,
-    ``row`` torch.int8 for `Int8Rows`, of heads x width channels, which without weights per head may be of any width;
-    ``weight``: a key of `WEIGHTS`: none, one per edge, one per edge and head; ``weight_at``: what stands for edge e in arrays
-    over edges: "position" (at e of this graph's order) or "place" (at ``graph.place[e]``); ``identity``: x is such an array
-    itself, by position; ``mean``: divide by the row's number of edges; ``wide``: the graph has int64 offsets; ``cut``: in bands
-    of channels (`bands`), as `forward` decides.
+    ``heads`` x ``width`` of a row (`factored` splits wide rows); ``row``/``out``: dtypes of the
+    gathered rows and of the result, ``row`` torch.int8 for `Int8Rows`, of heads x width channels,
+    which without weights per head may be of any width; ``weight``: a key of `WEIGHTS`: none, one
+    per edge, one per edge and head; ``weight_at``: what stands for edge e in arrays over edges:
+    "position" (at e of this graph's order) or "place" (at ``graph.place[e]``); ``identity``: x is
+    such an array itself, by position; ``mean``: divide by the row's number of edges; ``wide``: the
+    graph has int64 offsets; ``cut``: in bands of channels (`bands`), as `forward` decides.
     """
 
     heads: int
@@ -46,21 +48,25 @@ class Variant:
     cut: bool = False
 
     def __post_init__(self) -> None:
-        for name, seen, known in (("row", self.row, ROW_TYPES), ("out", self.out, TYPES), ("weight", self.weight, WEIGHTS),
+        for name, seen, known in (("row", self.row, ROW_TYPES), ("out", self.out, TYPES),
+                                  ("weight", self.weight, WEIGHTS),
                                   ("weight_at", self.weight_at, PLACES)):
             if seen not in known:
-                raise ValueError(f"{name}={seen!r}: the aggregate kernels know {', '.join(map(str, known))}")
+                raise ValueError(f"{name}={seen!r}: the aggregate kernels know "
+                                 f"{', '.join(map(str, known))}")
         self.layout  # noqa: B018 - refuses sizes
 
     @functools.cached_property
     def layout(self) -> Layout:
-        """Int8 rows whose heads have no weights of their own are summed as they lie in memory, padding and all, in wide loads."""
+        """Int8 rows whose heads have no weights of their own are summed as they lie in memory,
+        padding and all, in wide loads."""
         if self.int8 and not self.per_head:
             return layout_for(*factored(stride(self.heads * self.width), True), True)
         if not self.cut:
             return layout_for(self.heads, self.width, self.int8)
         if self.per_head:
-            return layout_for(self.heads, self.width, most_heads=bands.heads(self.width, self.row.itemsize))
+            return layout_for(self.heads, self.width,
+                              most_heads=bands.heads(self.width, self.row.itemsize))
         some = bands.channels(self.heads * self.width, self.row.itemsize)
         return layout_for(self.heads * self.width // some, some, most_heads=1)
 
@@ -69,13 +75,14 @@ class Variant:
         return self.row is torch.int8
 
     def banded(self, nodes: int, rows: int, edges: int, device: torch.device) -> Variant:
-        """The same in bands where those pay: rows of ``nodes`` nodes, gathered by ``edges`` edges of ``rows`` rows. Int8 rows are
-        a quarter as long and go whole."""
+        """The same in bands where those pay: rows of ``nodes`` nodes, gathered by ``edges`` edges
+        of ``rows`` rows. Int8 rows are a quarter as long and go whole."""
         size = self.row.itemsize
         row = self.heads * self.width * size
         if bands.few(nodes, row) or self.int8 or self.identity:
             return self
-        pay = bands.pay(nodes, row, rows, edges, device, size=size, least=self.width * size if self.per_head else 0)
+        pay = bands.pay(nodes, row, rows, edges, device, size=size,
+                        least=self.width * size if self.per_head else 0)
         return _in_bands(self) if pay else self
 
     @functools.cached_property
@@ -95,8 +102,10 @@ class Variant:
 
     def _defines(self, **more: int) -> tuple:
         weight = WEIGHTS["edge" if self.weight == "head" and not self.per_head else self.weight]
-        flags = dict(ROW_T=ROW_TYPES[self.row], OUT_T=TYPES[self.out], OFF_T="i64" if self.wide else "int", DROPOUT=0,
-                     WEIGHT=weight, BY_PLACE=PLACES[self.weight_at], IDENTITY=int(self.identity), MEAN=int(self.mean))
+        flags = dict(ROW_T=ROW_TYPES[self.row], OUT_T=TYPES[self.out],
+                     OFF_T="i64" if self.wide else "int", DROPOUT=0, WEIGHT=weight,
+                     BY_PLACE=PLACES[self.weight_at], IDENTITY=int(self.identity),
+                     MEAN=int(self.mean))
         if self.int8:
             channels = self.heads * self.width
             at_once = next(v for v in (4, 2, 1) if channels % v == 0 and self.layout.vec % v == 0)
@@ -110,8 +119,10 @@ variant = functools.lru_cache(maxsize=512)(Variant)
 
 @functools.lru_cache(maxsize=128)
 def _in_bands(variant: Variant) -> Variant:
-    """As it is where rows cannot be cut so, or would have to be aligned better than they need be whole."""
-    if not variant.per_head and not bands.channels(variant.heads * variant.width, variant.row.itemsize):
+    """As it is where rows cannot be cut so, or would have to be aligned better than they need be
+    whole."""
+    if not variant.per_head and not bands.channels(variant.heads * variant.width,
+                                                   variant.row.itemsize):
         return variant
     cut = replace(variant, cut=True)
     return cut if cut.layout.vec <= variant.layout.vec else variant
@@ -119,11 +130,12 @@ def _in_bands(variant: Variant) -> Variant:
 
 @functools.cache
 def factored(width: int, int8: bool = False) -> tuple[int, int]:
-    """(heads, D) with heads * D = ``width`` and D at most 512: how to see rows that have no weights per head. `Variant` does it
-    itself for int8.
+    """(heads, D) with heads * D = ``width`` and D at most 512: how to see rows that have no weights
+    per head. `Variant` does it itself for int8.
 
-    The split whose lanes load least, one more load counted per tile of heads since each tile reads the graph anew; among
-    equals the fewest heads. A prime above 512 becomes that many heads of one channel. ValueError below 1.
+    The split whose lanes load least, one more load counted per tile of heads since each tile reads
+    the graph anew; among equals the fewest heads. A prime above 512 becomes that many heads of one
+    channel. ValueError below 1.
     """
     if width < 1:
         raise ValueError(f"width={width}: a row has at least one channel")
@@ -138,26 +150,32 @@ def factored(width: int, int8: bool = False) -> tuple[int, int]:
 
 def _check(name: str, t: Tensor, shape: tuple, dtype: torch.dtype, device: torch.device, align: int,
            least: int | None = None) -> None:
-    """ValueError unless a kernel may read ``t`` as [*shape], or with ``least`` as [that many or more, *shape]."""
-    fits = t.shape == shape if least is None else t.dim() == len(shape) + 1 and t.shape[0] >= least and t.shape[1:] == shape
-    if fits and t.dtype is dtype and t.device == device and t.is_contiguous() and t.data_ptr() % align == 0:
+    """ValueError unless a kernel may read ``t`` as [*shape], or with ``least`` as [that many or
+    more, *shape]."""
+    fits = (t.shape == shape if least is None
+            else t.dim() == len(shape) + 1 and t.shape[0] >= least and t.shape[1:] == shape)
+    if (fits and t.dtype is dtype and t.device == device and t.is_contiguous()
+        and t.data_ptr() % align == 0):
         return
     wanted = list(shape) if least is None else [f"at least {least}", *shape]
-    raise ValueError(f"{name} is {list(t.shape)}, {t.dtype}, on {t.device}, strides {list(t.stride())}, address "
-                     f"{t.data_ptr() % 16} mod 16; needed is [{', '.join(map(str, wanted))}], {dtype}, on {device}, "
-                     f"contiguous, at a multiple of {align} bytes")
+    raise ValueError(f"{name} is {list(t.shape)}, {t.dtype}, on {t.device}, strides "
+                     f"{list(t.stride())}, address {t.data_ptr() % 16} mod 16; needed is "
+                     f"[{', '.join(map(str, wanted))}], {dtype}, on {device}, contiguous, at a "
+                     f"multiple of {align} bytes")
 
 
 def _check_graph(variant: Variant, graph: Rows, places: bool) -> None:
     if graph.wide != variant.wide:
-        raise ValueError(f"the graph's offsets are {graph.indptr.dtype}, but the variant has wide={variant.wide}")
+        raise ValueError(f"the graph's offsets are {graph.indptr.dtype}, but the variant has "
+                         f"wide={variant.wide}")
     if places and variant.weight_at == "place" and graph.place.shape[0] != graph.other.shape[0]:
-        raise ValueError(f"the graph has {graph.place.shape[0]} places for {graph.other.shape[0]} edges: weight_at='place' needs "
-                         "a graph built with places=True")
+        raise ValueError(f"the graph has {graph.place.shape[0]} places for {graph.other.shape[0]} "
+                         "edges: weight_at='place' needs a graph built with places=True")
 
 
 def _check_rows(variant: Variant, graph: Rows, name: str, x: Tensor | Int8Rows) -> None:
-    """The gathered rows: one per node of the other side, which the graph does not know, or under identity one per edge."""
+    """The gathered rows: one per node of the other side, which the graph does not know, or under
+    identity one per edge."""
     least = graph.other.shape[0] if variant.identity else 0
     if variant.int8 or isinstance(x, Int8Rows):
         return _check_int8(variant, name, x, graph.indptr.device, least)
@@ -165,54 +183,65 @@ def _check_rows(variant: Variant, graph: Rows, name: str, x: Tensor | Int8Rows) 
     _check(name, x, (variant.heads, variant.width), variant.row, graph.indptr.device, align, least)
 
 
-def _check_int8(variant: Variant, name: str, x: Tensor | Int8Rows, device: torch.device, least: int) -> None:
+def _check_int8(variant: Variant, name: str, x: Tensor | Int8Rows, device: torch.device,
+                least: int) -> None:
     channels = variant.heads * variant.width
     if not variant.int8 or not isinstance(x, Int8Rows) or x.width != channels:
-        seen = f"Int8Rows of {x.width} channels" if isinstance(x, Int8Rows) else f"a {x.dtype} tensor"
-        raise ValueError(f"{name} is {seen}, but the variant has rows of {channels} channels in {variant.row}: "
-                         "torch.int8 stands for what quantize.int8_rows makes")
+        seen = (f"Int8Rows of {x.width} channels" if isinstance(x, Int8Rows)
+                else f"a {x.dtype} tensor")
+        raise ValueError(f"{name} is {seen}, but the variant has rows of {channels} channels in "
+                         f"{variant.row}: torch.int8 stands for what quantize.int8_rows makes")
     _check(f"{name}.data", x.data, (stride(channels),), torch.int8, device, ALIGN, least)
     _check(f"{name}.scale", x.scale, (x.rows,), torch.float32, device, 4)
 
 
 def _check_weight(variant: Variant, graph: Rows, weight: Tensor | None) -> None:
     if (weight is None) != (variant.weight == "none"):
-        raise ValueError(f"weight is {'missing' if weight is None else 'given'}, but the variant has weight={variant.weight!r}")
+        raise ValueError(f"weight is {'missing' if weight is None else 'given'}, but the variant "
+                         f"has weight={variant.weight!r}")
     if weight is not None:
         shape = (variant.heads,) if variant.weight == "head" else ()
         _check("weight", weight, shape, torch.float32, graph.indptr.device, 4, graph.other.shape[0])
 
 
-def forward(variant: Variant, graph: Rows, x: Tensor | Int8Rows, weight: Tensor | None = None, scale: Tensor | None = None,
-            bias: Tensor | None = None, into: Tensor | None = None) -> Tensor:
-    """``out[r, h] = scale[r] * (sum over the edges e of row r of w(e, h) * x[other[e], h])``, in fp32 and in a fixed order.
+def forward(variant: Variant, graph: Rows, x: Tensor | Int8Rows, weight: Tensor | None = None,
+            scale: Tensor | None = None, bias: Tensor | None = None,
+            into: Tensor | None = None) -> Tensor:
+    """``out[r, h] = scale[r] * (sum over the edges e of row r of w(e, h) * x[other[e], h])``, in
+    fp32 and in a fixed order.
 
-    Rows without edges are zero (plus ``bias``), whatever their scale. With ``variant.mean`` the sum is divided by the row's
-    number of edges, weighted or not. A number that is not finite shows in the rows whose edges have it and nowhere else.
+    Rows without edges are zero (plus ``bias``), whatever their scale. With ``variant.mean`` the sum
+    is divided by the row's number of edges, weighted or not. A number that is not finite shows in
+    the rows whose edges have it and nowhere else.
 
     Args:
         graph: the rows that are summed into, by the other end of their edges.
-        x: [nodes of the other side, H, D] of ``variant.row``, contiguous; under ``variant.identity`` [edges, H, D] in this
-            graph's order. With torch.int8 `Int8Rows` of H * D channels, which are summed as what they stand for; a row of scale
-            NaN makes all channels of the sums that it enters NaN. Ids are not checked against its length.
-        weight: fp32 [edges], or [edges, H] with ``variant.weight`` "head", by position or place; None with "none". "edges" is
-            ``graph.other.shape[0]`` or more.
+        x: [nodes of the other side, H, D] of ``variant.row``, contiguous; under
+            ``variant.identity`` [edges, H, D] in this graph's order. With torch.int8 `Int8Rows` of
+            H * D channels, which are summed as what they stand for; a row of scale NaN makes all
+            channels of the sums that it enters NaN. Ids are not checked against its length.
+        weight: fp32 [edges], or [edges, H] with ``variant.weight`` "head", by position or place;
+            None with "none". "edges" is ``graph.other.shape[0]`` or more.
         scale: fp32 [rows]. bias: fp32 [H * D], added last.
-        into: as the result, [rows, H, D] of ``variant.out``, contiguous: the sums are added to it in place, and it is returned.
+        into: as the result, [rows, H, D] of ``variant.out``, contiguous: the sums are added to it
+            in place, and it is returned.
 
     Raises:
-        ValueError: a tensor's shape, dtype, device, strides or alignment is another, or the graph is not as the variant has it.
+        ValueError: a tensor's shape, dtype, device, strides or alignment is another, or the graph
+            is not as the variant has it.
     """
     rows, device = graph.rows, graph.indptr.device
     _check_graph(variant, graph, weight is not None)
     _check_rows(variant, graph, "x", x)
     _check_weight(variant, graph, weight)
-    variant = variant.banded(x.rows if isinstance(x, Int8Rows) else x.shape[0], rows, graph.other.shape[0], device)
+    variant = variant.banded(x.rows if isinstance(x, Int8Rows) else x.shape[0], rows,
+                             graph.other.shape[0], device)
     layout = variant.layout
     if scale is not None:
         _check("scale", scale, (rows,), torch.float32, device, 4)
     if bias is not None:
-        _check("bias", bias, (variant.heads * variant.width,), torch.float32, device, min(16, layout.vec * 4))
+        _check("bias", bias, (variant.heads * variant.width,), torch.float32, device,
+               min(16, layout.vec * 4))
     out, add = _result(variant, into, rows, device)
     launch = graph.launch()
     memory, (part, _, _) = workspace(launch.chunks, (layout.heads * layout.width, 0, 0), device)
@@ -220,17 +249,19 @@ def forward(variant: Variant, graph: Rows, x: Tensor | Int8Rows, weight: Tensor 
     variant.kernels(entry)(
         across, THREADS, 0,
         launch.graph + launch.split
-        + addresses(x) + (pointer(weight), pointer(scale), pointer(bias), add, out.data_ptr(), part))
+        + addresses(x) + (pointer(weight), pointer(scale), pointer(bias), add, out.data_ptr(),
+                          part))
     if launch.heavy:
         variant.kernels("merge")(grid(launch.heavy, layout), THREADS, 0,
-                                 launch.merge + (launch.graph[0], part, pointer(scale), pointer(bias), add, out.data_ptr()))
+                                 launch.merge + (launch.graph[0], part, pointer(scale),
+                                                 pointer(bias), add, out.data_ptr()))
     return out
 
 
 class _Made(NamedTuple):
-    """All of a call of `total` that is the same for tensors of the same form. ``alike``: whether the result is of the form of x;
-    ``partial``: numbers of unfinished sums; ``merge``: the grid that puts them together, and what it is told of the graph, or
-    None."""
+    """All of a call of `total` that is the same for tensors of the same form. ``alike``: whether
+    the result is of the form of x; ``partial``: numbers of unfinished sums; ``merge``: the grid
+    that puts them together, and what it is told of the graph, or None."""
 
     alike: bool
     shape: tuple[int, ...]
@@ -242,24 +273,28 @@ class _Made(NamedTuple):
     merge: tuple[tuple[int, int], tuple] | None
 
 
-def total(graph: Rows, x: Tensor, weight: Tensor | None = None, at: str = "place", mean: bool = False,
-          scale: Tensor | None = None, bias: Tensor | None = None, into: Tensor | None = None) -> Tensor:
-    """`forward` of x [any, *features], in whatever shape its rows are: [rows, *features] of x's dtype.
+def total(graph: Rows, x: Tensor, weight: Tensor | None = None, at: str = "place",
+          mean: bool = False, scale: Tensor | None = None, bias: Tensor | None = None,
+          into: Tensor | None = None) -> Tensor:
+    """`forward` of x [any, *features], in whatever shape its rows are: [rows, *features] of x's
+    dtype.
 
-    weight: as for `forward`, [edges] or [edges, heads], where ``at`` says; scale, bias: as there; into: likewise, in the result's
-    shape. x may have any strides. A call like an earlier one costs little more than its launches, which is what small graphs
-    take.
+    weight: as for `forward`, [edges] or [edges, heads], where ``at`` says; scale, bias: as there;
+    into: likewise, in the result's shape. x may have any strides. A call like an earlier one costs
+    little more than its launches, which is what small graphs take.
 
     ValueError as of `forward`.
     """
-    key = (at, mean, *[None if t is None else (t.dtype, t.shape, t.stride(), t.device, t.data_ptr() & 15)
+    key = (at, mean, *[None if t is None else (t.dtype, t.shape, t.stride(), t.device,
+                                               t.data_ptr() & 15)
                        for t in (x, weight, scale, bias, into)])
     made = graph.made.get(key)
     if made is None:
         return _first(key, graph, x, weight, at, mean, scale, bias, into)
     alike, shape, compiled, entry, across, of_graph, partial, merge = made
     if into is None:
-        out, add = torch.empty_like(x) if alike else torch.empty(shape, dtype=x.dtype, device=x.device), _NO
+        out, add = torch.empty_like(x) if alike else torch.empty(shape, dtype=x.dtype,
+                                                                 device=x.device), _NO
     else:
         out, add = into, _YES
     memory = torch.empty(partial, device=x.device) if partial else None
@@ -271,11 +306,13 @@ def total(graph: Rows, x: Tensor, weight: Tensor | None = None, at: str = "place
     return out
 
 
-def _first(key: tuple, graph: Rows, x: Tensor, weight: Tensor | None, at: str, mean: bool, scale: Tensor | None,
-           bias: Tensor | None, into: Tensor | None) -> Tensor:
-    """A call of `total` unlike those before: checked, and remembered if the next one needs nothing but the same launches."""
+def _first(key: tuple, graph: Rows, x: Tensor, weight: Tensor | None, at: str, mean: bool,
+           scale: Tensor | None, bias: Tensor | None, into: Tensor | None) -> Tensor:
+    """A call of `total` unlike those before: checked, and remembered if the next one needs nothing
+    but the same launches."""
     features = math.prod(x.shape[1:])
-    heads, width = factored(features) if weight is None or weight.dim() == 1 else (weight.shape[1], features // weight.shape[1])
+    heads, width = (factored(features) if weight is None or weight.dim() == 1
+                    else (weight.shape[1], features // weight.shape[1]))
     kind = "none" if weight is None else "edge" if weight.dim() == 1 else "head"
     form = variant(heads, width, x.dtype, x.dtype, kind, at, False, mean, graph.wide)
     if into is not None and into.shape != (graph.rows, *x.shape[1:]):
@@ -288,9 +325,11 @@ def _first(key: tuple, graph: Rows, x: Tensor, weight: Tensor | None, at: str, m
     form = form.banded(x.shape[0], graph.rows, graph.other.shape[0], x.device)  # as `forward` did
     launch, layout = graph.launch(), form.layout
     if aligned is x and graph.settled:
-        merge = (grid(launch.heavy, layout), (*launch.merge, launch.graph[0])) if launch.heavy else None
-        graph.keep(key, _Made(out.shape == x.shape, tuple(out.shape), form.kernels, *_way(layout, graph, launch),
-                              launch.graph + launch.split, launch.chunks * layout.heads * layout.width, merge))
+        merge = ((grid(launch.heavy, layout), (*launch.merge, launch.graph[0])) if launch.heavy
+                 else None)
+        graph.keep(key, _Made(out.shape == x.shape, tuple(out.shape), form.kernels,
+                              *_way(layout, graph, launch), launch.graph + launch.split,
+                              launch.chunks * layout.heads * layout.width, merge))
     return out
 
 
@@ -302,31 +341,38 @@ def _way(layout: Layout, graph: Rows, launch: Launch) -> tuple[str, tuple[int, i
 
 
 def _short(layout: Layout, graph: Rows) -> bool:
-    """Whether a warp had better sum several rows side by side: it holds several, and they are short on average."""
-    return layout.slots > 1 and layout.lh * layout.hl >= layout.unroll and graph.other.shape[0] <= _SHORT * graph.rows
+    """Whether a warp had better sum several rows side by side: it holds several, and they are short
+    on average."""
+    return (layout.slots > 1 and layout.lh * layout.hl >= layout.unroll
+            and graph.other.shape[0] <= _SHORT * graph.rows)
 
 
-def _result(variant: Variant, into: Tensor | None, rows: int, device: torch.device) -> tuple[Tensor, np.int32]:
+def _result(variant: Variant, into: Tensor | None, rows: int,
+            device: torch.device) -> tuple[Tensor, np.int32]:
     """Where a sum goes, and whether to what is there already."""
     shape = rows, variant.heads, variant.width
     if into is None:
         return torch.empty(shape, dtype=variant.out, device=device), _NO
-    _check("into", into, shape, variant.out, device, min(16, variant.layout.vec * into.element_size()))
+    _check("into", into, shape, variant.out, device,
+           min(16, variant.layout.vec * into.element_size()))
     return into, _YES
 
 
-def edge_dot(variant: Variant, graph: Rows, left: Tensor | Int8Rows, right: Tensor | Int8Rows) -> Tensor:
-    """``<left[r, h], right[other[e], h]>`` for every edge e of every row r: with ``left`` the gradient of `forward`'s result
-    (times scale, over count) and ``right`` its x, the gradient of the weights.
+def edge_dot(variant: Variant, graph: Rows, left: Tensor | Int8Rows,
+             right: Tensor | Int8Rows) -> Tensor:
+    """``<left[r, h], right[other[e], h]>`` for every edge e of every row r: with ``left`` the
+    gradient of `forward`'s result (times scale, over count) and ``right`` its x, the gradient of
+    the weights.
 
     Args:
         left: [rows, H, D] of ``variant.out``, contiguous; with torch.int8 also `Int8Rows`.
         right: as `forward`'s x, of ``variant.row``; under ``variant.identity`` by position.
 
     Returns:
-        fp32 [edges, H], "edges" being ``graph.other.shape[0]``, by position or place as ``variant.weight_at`` says; zeros where
-        the graph has no edge (dropped loops). The sum over the heads is the gradient of weights [edges]. Of int8 rows without
-        weights per head [edges, 1], that sum.
+        fp32 [edges, H], "edges" being ``graph.other.shape[0]``, by position or place as
+        ``variant.weight_at`` says; zeros where the graph has no edge (dropped loops). The sum over
+        the heads is the gradient of weights [edges]. Of int8 rows without weights per head [edges,
+        1], that sum.
 
     Raises:
         ValueError: as `forward`.
@@ -336,13 +382,16 @@ def edge_dot(variant: Variant, graph: Rows, left: Tensor | Int8Rows, right: Tens
     _check_left(variant, graph, left)
     _check_rows(variant, graph, "right", right)
     launch = graph.launch()
-    # Not every place need have an edge; only the device knows, and zeroing costs less than asking it.
+    # Not every place need have an edge; only the device knows, and zeroing costs less than asking
+    # it.
     full = graph.split.known and graph.split.edges == edges
     out = (torch.empty if full else torch.zeros)((edges, layout.heads), device=graph.indptr.device)
     kernels = variant.int8_dot if isinstance(left, Int8Rows) else variant.kernels
     kernels("edge_dot")(grid(launch.slots + rows, layout), THREADS, 0,
-                        launch.graph + launch.split + addresses(left) + addresses(right) + (out.data_ptr(),))
-    return out.sum(1, keepdim=True) if layout.heads > 1 and variant.int8 and not variant.per_head else out
+                        launch.graph + launch.split + addresses(left) + addresses(right)
+                        + (out.data_ptr(),))
+    return (out.sum(1, keepdim=True) if layout.heads > 1 and variant.int8 and not variant.per_head
+            else out)
 
 
 def _check_left(variant: Variant, graph: Rows, left: Tensor | Int8Rows) -> None:

@@ -1,8 +1,9 @@
 """Rows gathered one band of channels after another.
 
-Rows that many edges share, but that are too large for the L2 all together, come from memory once per edge. A band of their
-channels may fit: kernels whose grid's y walks over bands (its blocks start in that order) then read each band from memory once and
-serve the edges from the L2, at the price of reading the graph anew for each band. Measured: docs/notes/aggregate.md.
+Rows that many edges share, but that are too large for the L2 all together, come from memory once
+per edge. A band of their channels may fit: kernels whose grid's y walks over bands (its blocks
+start in that order) then read each band from memory once and serve the edges from the L2, at the
+price of reading the graph anew for each band. Measured: docs/notes/aggregate.md.
 """
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ _LONG = 16  # edges of a row, on average, beside which one more pass over the gr
 @functools.cache
 def l2_bytes(device: torch.device) -> int:
     """Bytes of the device's L2; 0 where there is none to speak of."""
-    return getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0) if device.type == "cuda" else 0
+    return (getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0)
+            if device.type == "cuda" else 0)
 
 
 def few(nodes: int, row: int) -> bool:
@@ -28,12 +30,12 @@ def few(nodes: int, row: int) -> bool:
     return nodes * row < _LEAST
 
 
-def pay(nodes: int, row: int, rows: int, edges: int, device: torch.device, *, size: int, least: int = 0,
-        share: float = 1.0) -> bool:
+def pay(nodes: int, row: int, rows: int, edges: int, device: torch.device, *, size: int,
+        least: int = 0, share: float = 1.0) -> bool:
     """Whether rows of ``row`` bytes had better be read in bands.
 
-    nodes: rows that there are to gather; rows, edges: of the graph; size: bytes of an element; least: of what cannot be cut; share: of
-    the L2 that a band may take.
+    nodes: rows that there are to gather; rows, edges: of the graph; size: bytes of an element;
+    least: of what cannot be cut; share: of the L2 that a band may take.
     """
     if few(nodes, row):
         return False
@@ -46,12 +48,13 @@ def pay(nodes: int, row: int, rows: int, edges: int, device: torch.device, *, si
 
 @functools.cache
 def channels(total: int, size: int) -> int:
-    """Channels of a band, of rows of ``total`` channels of ``size`` bytes: a line of them or a little less; 0 where no such number
-    divides a row."""
+    """Channels of a band, of rows of ``total`` channels of ``size`` bytes: a line of them or a
+    little less; 0 where no such number divides a row."""
     most = LINE // size
     return next((some for some in range(most, most // 2, -4) if total % some == 0), 0)
 
 
 def heads(width: int, size: int) -> int:
-    """Heads of ``width`` channels of ``size`` bytes that make a band: a power of two, at least one."""
+    """Heads of ``width`` channels of ``size`` bytes that make a band: a power of two, at least
+    one."""
     return 1 << max(1, LINE // (width * size)).bit_length() - 1

@@ -22,15 +22,18 @@ _EACH = 8  # packs that make a thread worth starting
 @functools.lru_cache(maxsize=256)
 def kernels(columns: int, vec: int, dtype: torch.dtype) -> Kernels:
     """The kernel for rows of ``columns`` numbers, ``vec`` of which are read at once."""
-    return Kernels("blend_grad", (("COLUMNS", str(columns)), ("VEC", str(vec)), ("ROW_T", TYPES[dtype])))
+    return Kernels("blend_grad", (("COLUMNS", str(columns)), ("VEC", str(vec)),
+                                  ("ROW_T", TYPES[dtype])))
 
 
-def blend_grad(segments: Segments, grad: Tensor, rest: Tensor, share: Tensor, order: Tensor | None = None,
-               d_rest: Tensor | None = None) -> Tensor:
-    """fp32 [S]: the sum over each segment's rows i of ``<rest[order[i]], grad[order[i]]>``, in a fixed order.
+def blend_grad(segments: Segments, grad: Tensor, rest: Tensor, share: Tensor,
+               order: Tensor | None = None, d_rest: Tensor | None = None) -> Tensor:
+    """fp32 [S]: the sum over each segment's rows i of ``<rest[order[i]], grad[order[i]]>``, in a
+    fixed order.
 
-    d_rest: memory for the gradient of rest, ``(1 - share) grad``. grad, rest, d_rest: [rows, columns] of one dtype (fp32, fp16 or
-    bf16), contiguous; share: fp32 [S]; order: int32 [rows], without repeats. ValueError for what does not fit.
+    d_rest: memory for the gradient of rest, ``(1 - share) grad``. grad, rest, d_rest: [rows,
+    columns] of one dtype (fp32, fp16 or bf16), contiguous; share: fp32 [S]; order: int32 [rows],
+    without repeats. ValueError for what does not fit.
     """
     columns = grad.shape[1]
     check_rows(segments, grad, order, columns, "grad")
@@ -41,10 +44,11 @@ def blend_grad(segments: Segments, grad: Tensor, rest: Tensor, share: Tensor, or
     if not segments.rows or not columns:
         return torch.zeros(segments.count, device=grad.device)
     places = [t.data_ptr() for t in (grad, rest, d_rest) if t is not None]
-    vec = next(v for v in (4, 2, 1) if columns % v == 0 and not any(at % (v * grad.element_size()) for at in places))
+    vec = next(v for v in (4, 2, 1) if columns % v == 0
+               and not any(at % (v * grad.element_size()) for at in places))
     blocks = min(_MOST, -(-segments.rows * (columns // vec) // (_THREADS * _EACH)))
     out = torch.zeros((blocks, segments.count), device=grad.device)
     kernels(columns, vec, grad.dtype)("blend_grad")((blocks, 1), _THREADS, 4 * _THREADS // 32, (
-        segments.ptr.data_ptr(), np.int32(segments.count), pointer(order), grad.data_ptr(), rest.data_ptr(), share.data_ptr(),
-        pointer(d_rest), out.data_ptr()))
+        segments.ptr.data_ptr(), np.int32(segments.count), pointer(order), grad.data_ptr(),
+        rest.data_ptr(), share.data_ptr(), pointer(d_rest), out.data_ptr()))
     return out[0] if blocks == 1 else out.sum(0)

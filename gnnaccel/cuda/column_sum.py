@@ -1,4 +1,5 @@
-"""Sums over the rows of a matrix, which is what the gradient of a bias is (``src/column_sum.cu``)."""
+"""Sums over the rows of a matrix, which is what the gradient of a bias is
+(``src/column_sum.cu``)."""
 from __future__ import annotations
 
 import functools
@@ -18,25 +19,30 @@ _EACH = 8  # rows that make a thread worth starting
 @functools.lru_cache(maxsize=256)
 def kernels(packs: int, vec: int, dtype: torch.dtype) -> Kernels:
     """The kernel for blocks of ``packs`` (a power of two up to 256) times ``vec`` columns."""
-    return Kernels("column_sum", (("PACKS", str(packs)), ("VEC", str(vec)), ("ROW_T", TYPES[dtype])))
+    return Kernels("column_sum", (("PACKS", str(packs)), ("VEC", str(vec)),
+                                  ("ROW_T", TYPES[dtype])))
 
 
 @functools.lru_cache(maxsize=1024)
 def _shape(columns: int, dtype: torch.dtype, address: int) -> tuple[int, int, int, Kernels]:
-    """(rows of a block, blocks across, shared bytes, kernel) for rows of this kind; ``address``: theirs modulo 16."""
+    """(rows of a block, blocks across, shared bytes, kernel) for rows of this kind; ``address``:
+    theirs modulo 16."""
     vec = next(v for v in (4, 2, 1) if columns % v == 0 and address % (v * dtype.itemsize) == 0)
     packs = min(32, 1 << (columns // vec - 1).bit_length())
-    return _THREADS // packs, -(-columns // (packs * vec)), 4 * _THREADS * vec, kernels(packs, vec, dtype)
+    return (_THREADS // packs, -(-columns // (packs * vec)), 4 * _THREADS * vec,
+            kernels(packs, vec, dtype))
 
 
 def prepare(columns: int, dtype: torch.dtype) -> None:
-    """Compile what `column_sum` launches for well aligned rows of this kind. Raises CompileError."""
+    """Compile what `column_sum` launches for well aligned rows of this kind. Raises
+    CompileError."""
     for kind in (dtype, torch.float32):
         _shape(columns, kind, 0)[3]("column_sum")
 
 
 def column_sum(x: Tensor) -> Tensor:
-    """The sum over the rows of x [N, F], contiguous, fp32, fp16 or bf16, N and F at least 1: fp32 [F], added up in fp32.
+    """The sum over the rows of x [N, F], contiguous, fp32, fp16 or bf16, N and F at least 1: fp32
+    [F], added up in fp32.
 
     KeyError for another dtype.
     """
@@ -44,7 +50,8 @@ def column_sum(x: Tensor) -> Tensor:
     high, across, shared, compiled = _shape(columns, x.dtype, x.data_ptr() % 16)
     blocks = min(_MOST, -(-rows // (high * _EACH)))
     part = torch.empty((blocks, columns), device=x.device)
-    compiled("column_sum")((blocks, across), _THREADS, shared, (np.int64(rows), np.int32(columns), x.data_ptr(), part.data_ptr()))
+    compiled("column_sum")((blocks, across), _THREADS, shared, (np.int64(rows), np.int32(columns),
+                                                                x.data_ptr(), part.data_ptr()))
     return part.view(columns) if blocks == 1 else _total(part)
 
 
@@ -52,5 +59,6 @@ def _total(part: Tensor) -> Tensor:
     blocks, columns = part.shape
     out = torch.empty(columns, device=part.device)
     _, across, shared, compiled = _shape(columns, torch.float32, 0)
-    compiled("column_sum")((1, across), _THREADS, shared, (np.int64(blocks), np.int32(columns), part.data_ptr(), out.data_ptr()))
+    compiled("column_sum")((1, across), _THREADS, shared, (np.int64(blocks), np.int32(columns),
+                                                           part.data_ptr(), out.data_ptr()))
     return out

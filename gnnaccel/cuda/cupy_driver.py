@@ -1,8 +1,9 @@
 """The driver for GPUs: NVRTC through CuPy, launches as cheap as Python allows.
 
-A launch of the small graphs' kernels takes the GPU a few microseconds, and CuPy's own call takes the host more than
-that: it makes an object for every argument. `DirectKernel` packs the arguments with one precompiled `struct.Struct`
-and calls CuPy's thin wrapper of ``cuLaunchKernel``. Where CuPy lacks that wrapper, `PlainKernel` goes CuPy's way.
+A launch of the small graphs' kernels takes the GPU a few microseconds, and CuPy's own call takes
+the host more than that: it makes an object for every argument. `DirectKernel` packs the arguments
+with one precompiled `struct.Struct` and calls CuPy's thin wrapper of ``cuLaunchKernel``. Where CuPy
+lacks that wrapper, `PlainKernel` goes CuPy's way.
 """
 from __future__ import annotations
 
@@ -22,12 +23,14 @@ _PLAIN_SHARED = 48 * 1024
 # The same for all kernels, which CuPy's cache is fastest with (`sources.defined`).
 _OPTIONS = ("--std=c++17",)
 
-# The numpy scalars that may be parameters, by their dtype's letter; `struct` uses the same letters in native mode.
+# The numpy scalars that may be parameters, by their dtype's letter; `struct` uses the same letters
+# in native mode.
 _SCALARS = frozenset("?bBhHiIlLqQefd")
 
 
 class CupyDriver:
-    """`driver.Driver` for the GPUs of this process. Raises ImportError at once where CuPy is missing."""
+    """`driver.Driver` for the GPUs of this process. Raises ImportError at once where CuPy is
+    missing."""
     name = "cupy"
 
     def __init__(self):
@@ -37,7 +40,8 @@ class CupyDriver:
         self._kernels: dict = {}
         self._streams: dict = {}
         self.lock = threading.RLock()
-        self.device_of_torch = getattr(torch._C, "_cuda_getDevice", None) or torch.cuda.current_device
+        self.device_of_torch = (getattr(torch._C, "_cuda_getDevice", None)
+                                or torch.cuda.current_device)
         self.raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None) or (
             lambda device: torch.cuda.current_stream(device).cuda_stream)
         api = getattr(cupy.cuda, "driver", None)
@@ -48,7 +52,8 @@ class CupyDriver:
         torch.cuda.init()  # the short cuts above skip torch's lazy initialisation
 
     def kernel(self, family: str, entry: str, defines: tuple = ()):
-        """See `Driver.kernel`. Compiled here for torch's current device; for another one at its first launch there."""
+        """See `Driver.kernel`. Compiled here for torch's current device; for another one at its
+        first launch there."""
         key = family, entry, defines
         return self._kernels.get(key) or self._make_kernel(key)
 
@@ -68,15 +73,18 @@ class CupyDriver:
         if self.device_of_cupy() != device:
             self._cupy.cuda.Device(device).use()
         if self.context is not None and not self.context():
-            # A thread on which nothing has used the GPU yet; any call of the runtime that needs the context binds it.
+            # A thread on which nothing has used the GPU yet; any call of the runtime that needs the
+            # context binds it.
             self._cupy.cuda.runtime.memGetInfo()
 
     def stream(self, pointer: int):
-        """The CuPy object for a raw stream. One is kept per pointer: making it costs as much as a launch."""
+        """The CuPy object for a raw stream. One is kept per pointer: making it costs as much as a
+        launch."""
         stream = self._streams.get(pointer)
         if stream is None:
             with warnings.catch_warnings():
-                # CuPy 14 announces that this class will go; 14.0 with the first category, 14.2 with the second
+                # CuPy 14 announces that this class will go; 14.0 with the first category, 14.2 with
+                # the second
                 warnings.simplefilter("ignore", PendingDeprecationWarning)
                 warnings.simplefilter("ignore", DeprecationWarning)
                 stream = self._streams.setdefault(pointer, self._cupy.cuda.ExternalStream(pointer))
@@ -91,28 +99,32 @@ class CupyDriver:
                 with capture.loading():
                     return self._cupy.RawModule(code=text, options=_OPTIONS).get_function(entry)
             except self._cupy.cuda.compiler.CompileException as problem:
-                raise CompileError(f"{family}.cu did not compile with {list(defines)}:\n{problem}") from problem
+                raise CompileError(
+                    f"{family}.cu did not compile with {list(defines)}:\n{problem}") from problem
             finally:
                 count_compile(time.perf_counter() - start)
 
 
 def argument_code(value) -> str:
-    """The `struct` letter for an argument of a kernel's first launch. TypeError for what cannot be a parameter."""
+    """The `struct` letter for an argument of a kernel's first launch. TypeError for what cannot be
+    a parameter."""
     if type(value) is int:
         return "P"
     code = getattr(getattr(value, "dtype", None), "char", "")
     if code not in _SCALARS or getattr(value, "shape", None) != ():
-        raise TypeError(f"a kernel's first launch takes pointers as int and scalars as numpy scalars, not {value!r}")
+        raise TypeError("a kernel's first launch takes pointers as int and scalars as numpy "
+                        f"scalars, not {value!r}")
     return code
 
 
 class _Loaded:
-    """A kernel on one device. ``context`` is where it was loaded, and so the only one in which it can be launched."""
+    """A kernel on one device. ``context`` is where it was loaded, and so the only one in which it
+    can be launched."""
     __slots__ = ("raw", "function", "address", "context", "shared")
 
     def __init__(self, raw, context: int | None):
-        # RawKernel.kernel is what RawKernel looks up in each call; per device, so it can be held here.
-        # It must be held: with it goes the module.
+        # RawKernel.kernel is what RawKernel looks up in each call; per device, so it can be held
+        # here. It must be held: with it goes the module.
         self.raw, self.function = raw, getattr(raw, "kernel", raw)
         self.address = getattr(self.function, "ptr", None)
         self.context, self.shared = context, _PLAIN_SHARED
@@ -131,7 +143,8 @@ class _Kernel:
         self._device_of_torch, self._raw_stream = driver.device_of_torch, driver.raw_stream
 
     def enter(self, device: int, shared: int) -> _Loaded:
-        """Make ``device`` current, load the kernel there, and let it use ``shared`` bytes. Raises CompileError."""
+        """Make ``device`` current, load the kernel there, and let it use ``shared`` bytes. Raises
+        CompileError."""
         driver = self._driver
         driver.use(device)
         with driver.lock:
@@ -148,9 +161,10 @@ class _Kernel:
 class DirectKernel(_Kernel):
     """Launches by ``cuLaunchKernel``.
 
-    The parameters lie in buffers that are used again and again. A launch takes one out of ``_free`` for itself: other
-    threads may launch the same kernel meanwhile (autograd's do, and ``cuLaunchKernel`` runs without the interpreter
-    lock), and so may a finaliser on this very thread. ``cuLaunchKernel`` copies what it needs before it returns.
+    The parameters lie in buffers that are used again and again. A launch takes one out of ``_free``
+    for itself: other threads may launch the same kernel meanwhile (autograd's do, and
+    ``cuLaunchKernel`` runs without the interpreter lock), and so may a finaliser on this very
+    thread. ``cuLaunchKernel`` copies what it needs before it returns.
     """
     __slots__ = ("_context", "_launch_kernel", "_free", "_codes")
 
@@ -166,7 +180,8 @@ class DirectKernel(_Kernel):
             return
         device = self._device_of_torch()
         loaded = self._loaded.get(device)
-        # The context stands for the device as well. It is none at all on a thread that has not used the GPU.
+        # The context stands for the device as well. It is none at all on a thread that has not used
+        # the GPU.
         if loaded is None or loaded.context != self._context() or loaded.shared < shared:
             loaded = self.enter(device, shared)
         try:
@@ -176,18 +191,22 @@ class DirectKernel(_Kernel):
         try:
             pack(*args)
         except (struct.error, OverflowError) as problem:
-            raise TypeError(f"{self._source[1]}: the arguments {args} do not fit {self._codes!r}: {problem}") from problem
-        self._launch_kernel(loaded.address, x, y, 1, threads, 1, 1, shared, self._raw_stream(device), parameters, 0)
+            raise TypeError(f"{self._source[1]}: the arguments {args} do not fit {self._codes!r}: "
+                            f"{problem}") from problem
+        self._launch_kernel(loaded.address, x, y, 1, threads, 1, 1, shared,
+                            self._raw_stream(device), parameters, 0)
         self._free.append(buffer)
 
     def _make_buffer(self, args: tuple) -> tuple:
-        """A function that packs arguments into a new buffer, and the address of the array of their addresses."""
+        """A function that packs arguments into a new buffer, and the address of the array of their
+        addresses."""
         with self._driver.lock:
             if self._codes is None:
                 self._codes = "".join(map(argument_code, args))
         codes = self._codes
         count, packer = len(codes), struct.Struct("@" + codes)
-        buffer = (ctypes.c_uint64 * (count + -(-packer.size // 8)))()  # the addresses, then the arguments
+        # the addresses, then the arguments
+        buffer = (ctypes.c_uint64 * (count + -(-packer.size // 8)))()
         base = ctypes.addressof(buffer)
         for i, code in enumerate(codes):
             end = struct.calcsize("@" + codes[:i + 1])
@@ -215,12 +234,15 @@ class PlainKernel(_Kernel):
         loaded.function(grid, (threads,), self._typed(args), shared_mem=shared, stream=stream)
 
     def _typed(self, args: tuple) -> tuple:
-        """CuPy goes by the arguments' types, so plain ints and floats get those of the first launch."""
+        """CuPy goes by the arguments' types, so plain ints and floats get those of the first
+        launch."""
         with self._driver.lock:
             if self._types is None:
                 for value in args:
                     argument_code(value)  # refuses what cannot be one
                 self._types = tuple(map(type, args))
         if len(args) != len(self._types):
-            raise TypeError(f"{self._source[1]} takes {len(self._types)} arguments, got {len(args)}")
-        return tuple(value if type(value) is kind else kind(value) for value, kind in zip(args, self._types))
+            raise TypeError(f"{self._source[1]} takes {len(self._types)} arguments, got "
+                            f"{len(args)}")
+        return tuple(value if type(value) is kind else kind(value)
+                     for value, kind in zip(args, self._types))

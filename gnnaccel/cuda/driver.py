@@ -1,17 +1,20 @@
 """Compiling and launching kernels.
 
-A *driver* turns a kernel source and a set of ``-D`` definitions into callable kernels. There is one for real use
-(`cupy_driver.CupyDriver`: NVRTC through ``cupy.RawModule``, launches by the CUDA driver API); the tests put a CPU emulation
-in its place with `using`, so the very same launchers run without a GPU.
+A *driver* turns a kernel source and a set of ``-D`` definitions into callable kernels. There is one
+for real use (`cupy_driver.CupyDriver`: NVRTC through ``cupy.RawModule``, launches by the CUDA
+driver API); the tests put a CPU emulation in its place with `using`, so the very same launchers run
+without a GPU.
 
 Kernel conventions, which both drivers rely on:
 
-* entry points are ``extern "C" __global__ void name(...)`` with plain pointer and scalar parameters;
+* entry points are ``extern "C" __global__ void name(...)`` with plain pointer and scalar
+  parameters;
 * blocks are one-dimensional (``threadIdx.x`` only); grids may have x and y;
 * all shared memory is dynamic, taken with ``DYNAMIC_SHARED(name)`` from ``common.cuh``;
-* arguments: tensors as ``int`` (``data_ptr()``; 0 is the null pointer), scalars as ``numpy`` scalars of the
-  parameter's exact type. A kernel's first launch fixes the types; later ones may give plain ``int`` and ``float`` for
-  the scalars. A first launch refuses floats, and takes ints for pointers: both would be passed as eight bytes.
+* arguments: tensors as ``int`` (``data_ptr()``; 0 is the null pointer), scalars as ``numpy``
+  scalars of the parameter's exact type. A kernel's first launch fixes the types; later ones may
+  give plain ``int`` and ``float`` for the scalars. A first launch refuses floats, and takes ints
+  for pointers: both would be passed as eight bytes.
 """
 from __future__ import annotations
 
@@ -34,7 +37,8 @@ class Driver(Protocol):
     name: str
 
     def kernel(self, family: str, entry: str, defines: tuple) -> Kernel:
-        """The kernel ``entry`` of ``cuda/src/<family>.cu`` built with ``defines`` (pairs of str). Memoised.
+        """The kernel ``entry`` of ``cuda/src/<family>.cu`` built with ``defines`` (pairs of str).
+        Memoised.
 
         Raises CompileError.
         """
@@ -50,15 +54,17 @@ _process_driver: Driver | None = None
 def using(driver: Driver):
     """Put ``driver`` in place until exit. Nests.
 
-    For the whole process, not for one thread: the autograd engine may run a backward pass on a thread of its own,
-    which must find the same driver. Two threads that put different drivers in place get each other's.
+    For the whole process, not for one thread: the autograd engine may run a backward pass on a
+    thread of its own, which must find the same driver. Two threads that put different drivers in
+    place get each other's.
     """
     in_place.append(driver)
     try:
         yield driver
     finally:
         with _process_lock:
-            # the last of its kind rather than the last: another thread may have put one on top meanwhile
+            # the last of its kind rather than the last: another thread may have put one on top
+            # meanwhile
             del in_place[max(i for i, other in enumerate(in_place) if other is driver)]
 
 
@@ -68,8 +74,10 @@ def placed() -> bool:
 
 
 def current() -> Driver:
-    """The driver put in place by `using`, else the process's `CupyDriver`, made at the first call."""
-    if not in_place:  # asked before each launch, where an exception would cost more than all the rest
+    """The driver put in place by `using`, else the process's `CupyDriver`, made at the first
+    call."""
+    # asked before each launch, where an exception would cost more than all the rest
+    if not in_place:
         return _process_driver or _make_process_driver()
     try:
         return in_place[-1]
@@ -88,7 +96,8 @@ def _make_process_driver() -> Driver:
 
 @functools.cache
 def available() -> tuple[bool, str]:
-    """Whether `CupyDriver` can work here, and if not, what is missing ("" otherwise). Never raises; answered once.
+    """Whether `CupyDriver` can work here, and if not, what is missing ("" otherwise). Never raises;
+    answered once.
 
     CuPy is not imported where torch has no CUDA device: its import alone takes a second.
     """
@@ -96,7 +105,7 @@ def available() -> tuple[bool, str]:
         import torch
         if not torch.cuda.is_available():
             return False, "torch reports no CUDA device"
-    except Exception as problem:  # noqa: BLE001 - a broken torch is a reason not to run, not to crash
+    except Exception as problem:  # noqa: BLE001 - a broken torch is no reason to crash
         return False, f"torch cannot be used: {problem}"
     if torch.version.cuda is None:
         return False, "torch is not built for CUDA"
@@ -105,7 +114,7 @@ def available() -> tuple[bool, str]:
         count = cupy.cuda.runtime.getDeviceCount()
     except ImportError as problem:
         return False, f"CuPy cannot be imported: {problem}"
-    except Exception as problem:  # noqa: BLE001 - CuPy's own error types: a driver too old for its CUDA version
+    except Exception as problem:  # noqa: BLE001 - of CuPy's own types: an old driver, say
         return False, f"CuPy finds no CUDA device: {problem}"
     return (True, "") if count else (False, "CuPy finds no CUDA device")
 
@@ -116,7 +125,8 @@ _compile_total = 0.0
 
 
 def compile_seconds() -> tuple[float, int]:
-    """Seconds this process has spent compiling and loading kernels through CuPy, and how many it got."""
+    """Seconds this process has spent compiling and loading kernels through CuPy, and how many it
+    got."""
     return _compile_total, _compile_count
 
 
@@ -137,5 +147,6 @@ def note(key: tuple[str, str, tuple]) -> None:
 
 
 def noted(since: int = 0) -> list[tuple[str, str, tuple]]:
-    """The kernels (family, entry, defines) made in this process, by any driver, after the first ``since``."""
+    """The kernels (family, entry, defines) made in this process, by any driver, after the first
+    ``since``."""
     return _noted[since:]

@@ -13,7 +13,8 @@ from gnnaccel.cuda.layout import layout_for
 
 @dataclass(frozen=True)
 class Dropout:
-    """Probability ``p`` and a Philox key. The kernels draw with seven rounds, keyed by place in the CSC and head."""
+    """Probability ``p`` and a Philox key. The kernels draw with seven rounds, keyed by place in the
+    CSC and head."""
 
     p: float = 0.0
     seed: int = 0
@@ -39,23 +40,28 @@ def draw(p: float, device: torch.device) -> Dropout:
 
 
 def key(device: torch.device) -> tuple[int, int]:
-    """Seed and offset: the next place of torch's default generator on ``device``. `torch.manual_seed` makes it repeat.
+    """Seed and offset: the next place of torch's default generator on ``device``.
+    `torch.manual_seed` makes it repeat.
 
-    On CUDA the generator's Philox offset is read and moved on the host, so nothing is launched and nothing waits. While a
-    CUDA graph is captured the offset is fixed at capture, so replays repeat the numbers.
+    On CUDA the generator's Philox offset is read and moved on the host, so nothing is launched and
+    nothing waits. While a CUDA graph is captured the offset is fixed at capture, so replays repeat
+    the numbers.
     """
     if device.type != "cuda":
         return int(torch.randint(0, 2**62, (1,), device="cpu").item()), 0
-    generator = torch.cuda.default_generators[device.index if device.index is not None else torch.cuda.current_device()]
+    generator = torch.cuda.default_generators[device.index if device.index is not None
+                                              else torch.cuda.current_device()]
     offset = generator.get_offset()
     generator.set_offset(offset + 4)
     return generator.initial_seed() & 0xFFFFFFFFFFFFFFFF, offset
 
 
 def factors(dropout: Dropout, edges: int, heads: int, device: torch.device) -> torch.Tensor:
-    """[edges, heads] fp32 in CSC order: 0 or 1 / (1 - p), the very numbers the attention kernels draw (``src/dropout.cu``)."""
+    """[edges, heads] fp32 in CSC order: 0 or 1 / (1 - p), the very numbers the attention kernels
+    draw (``src/dropout.cu``)."""
     out = torch.empty(edges, heads, device=device)
     defines = layout_for(heads, 1).defines() + (("OFF_T", "i64"), ("DROPOUT", "1"))
     driver.current().kernel("dropout", "factors", defines)(
-        (-(-edges * heads // 256), 1), 256, 0, (np.int64(edges),) + dropout.args + (out.data_ptr(),))
+        (-(-edges * heads // 256), 1), 256, 0,
+        (np.int64(edges),) + dropout.args + (out.data_ptr(),))
     return out

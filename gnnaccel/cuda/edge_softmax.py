@@ -1,4 +1,5 @@
-"""Launchers for the softmax of numbers per edge over the edges of each row, and its gradient (``src/edge_softmax.cu``)."""
+"""Launchers for the softmax of numbers per edge over the edges of each row, and its gradient
+(``src/edge_softmax.cu``)."""
 from __future__ import annotations
 
 import functools
@@ -15,7 +16,8 @@ ENTRIES = ("forward", "forward_chunks", "backward", "backward_chunks")
 
 @functools.lru_cache(maxsize=256)
 def kernels(heads: int, dtype: torch.dtype, wide: bool) -> Kernels:
-    """The kernels for ``heads`` numbers per edge of ``dtype``, over a graph with int64 offsets if ``wide``.
+    """The kernels for ``heads`` numbers per edge of ``dtype``, over a graph with int64 offsets if
+    ``wide``.
 
     ValueError for a dtype that none covers.
     """
@@ -26,17 +28,20 @@ def kernels(heads: int, dtype: torch.dtype, wide: bool) -> Kernels:
 
 
 def forward(graph: Rows, x: Tensor) -> Tensor:
-    """[edges, H] of x's dtype: at each edge's place, the softmax of ``x`` over the edges of its row.
+    """[edges, H] of x's dtype: at each edge's place, the softmax of ``x`` over the edges of its
+    row.
 
-    x: [edges, H] fp32, fp16 or bf16, contiguous, by place; graph: built with places. Places without an edge are not written.
-    Sums are fp32, in a fixed order. ValueError for a tensor that does not fit.
+    x: [edges, H] fp32, fp16 or bf16, contiguous, by place; graph: built with places. Places without
+    an edge are not written. Sums are fp32, in a fixed order. ValueError for a tensor that does not
+    fit.
     """
     _check(graph, "x", x, x)
     return _run(graph, ("forward", "forward_chunks"), 2, x)
 
 
 def backward(graph: Rows, y: Tensor, grad: Tensor) -> Tensor:
-    """[edges, H]: the gradient of `forward`'s x from its result ``y`` and the gradient of that, both [edges, H] by place."""
+    """[edges, H]: the gradient of `forward`'s x from its result ``y`` and the gradient of that,
+    both [edges, H] by place."""
     _check(graph, "y", y, y)
     _check(graph, "grad", grad, y)
     return _run(graph, ("backward", "backward_chunks"), 1, y, grad)
@@ -45,10 +50,12 @@ def backward(graph: Rows, y: Tensor, grad: Tensor) -> Tensor:
 def _run(graph: Rows, entries: tuple[str, str], parts: int, *inputs: Tensor) -> Tensor:
     x = inputs[0]
     heads = x.shape[1]
-    layout, compiled, launch = layout_for(heads, 1), kernels(heads, x.dtype, graph.wide), graph.launch()
+    layout, compiled, launch = (layout_for(heads, 1), kernels(heads, x.dtype, graph.wide),
+                                graph.launch())
     out = torch.empty_like(x)
     memory, pointers = workspace(launch.chunks, (heads, heads * (parts - 1), 0), x.device)
-    args = launch.graph + launch.split + tuple(t.data_ptr() for t in (*inputs, out)) + pointers[:parts]
+    args = launch.graph + launch.split + tuple(t.data_ptr()
+                                               for t in (*inputs, out)) + pointers[:parts]
     compiled(entries[0])(_grid(launch.slots + graph.rows, layout), THREADS, 0, args)
     if launch.chunks:
         compiled(entries[1])(_grid(launch.slots, layout), THREADS, 0, args)
@@ -61,9 +68,12 @@ def _grid(warps: int, layout: Layout) -> tuple[int, int]:
 
 def _check(graph: Rows, name: str, t: Tensor, like: Tensor) -> None:
     edges = graph.other.shape[0]
-    if t.dim() != 2 or t.shape[0] < edges or not t.shape[1] or t.shape != like.shape or t.dtype != like.dtype or (
-            not t.is_contiguous() or t.device != graph.indptr.device):
-        wanted = f"[{max(edges, like.shape[0])}, {like.shape[-1] or 'H'}], {like.dtype}, contiguous, on {graph.indptr.device}"
-        raise ValueError(f"{name} is {list(t.shape)}, {t.dtype}, on {t.device}, strides {list(t.stride())}; needed is {wanted}")
+    if (t.dim() != 2 or t.shape[0] < edges or not t.shape[1] or t.shape != like.shape
+        or t.dtype != like.dtype or not t.is_contiguous() or t.device != graph.indptr.device):
+        wanted = (f"[{max(edges, like.shape[0])}, {like.shape[-1] or 'H'}], {like.dtype}, "
+                  f"contiguous, on {graph.indptr.device}")
+        raise ValueError(f"{name} is {list(t.shape)}, {t.dtype}, on {t.device}, strides "
+                         f"{list(t.stride())}; needed is {wanted}")
     if graph.place.shape[0] != edges:
-        raise ValueError(f"the graph has {graph.place.shape[0]} places for {edges} edges: build it with places=True")
+        raise ValueError(f"the graph has {graph.place.shape[0]} places for {edges} edges: build it "
+                         "with places=True")

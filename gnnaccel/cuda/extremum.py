@@ -1,4 +1,5 @@
-"""Launchers for the largest or smallest message of each row, and the gradient of what it was made of (``src/extremum.cu``)."""
+"""Launchers for the largest or smallest message of each row, and the gradient of what it was made
+of (``src/extremum.cu``)."""
 from __future__ import annotations
 
 import functools
@@ -19,9 +20,10 @@ WEIGHTS = ("none", "edge", "head")
 class Variant:
     """What selects a kernel of this family. ValueError for a value that none covers.
 
-    ``heads`` x ``width`` of a row of dtype ``row``; ``op``: a key of `OPS`, what makes the message of a row and its edge's
-    weight; ``weight``: "none" with "copy", else "edge" or "head", one per edge and head; ``largest``: or the smallest;
-    ``identity``: rows are the edges' own, by position; ``wide``: the graph has int64 offsets.
+    ``heads`` x ``width`` of a row of dtype ``row``; ``op``: a key of `OPS`, what makes the message
+    of a row and its edge's weight; ``weight``: "none" with "copy", else "edge" or "head", one per
+    edge and head; ``largest``: or the smallest; ``identity``: rows are the edges' own, by position;
+    ``wide``: the graph has int64 offsets.
     """
 
     heads: int
@@ -34,11 +36,14 @@ class Variant:
     wide: bool = False
 
     def __post_init__(self) -> None:
-        for name, seen, known in (("row", self.row, TYPES), ("op", self.op, OPS), ("weight", self.weight, WEIGHTS)):
+        for name, seen, known in (("row", self.row, TYPES), ("op", self.op, OPS),
+                                  ("weight", self.weight, WEIGHTS)):
             if seen not in known:
-                raise ValueError(f"{name}={seen!r}: the extremum kernels know {', '.join(map(str, known))}")
+                raise ValueError(f"{name}={seen!r}: the extremum kernels know "
+                                 f"{', '.join(map(str, known))}")
         if (self.op == "copy") != (self.weight == "none"):
-            raise ValueError(f"op={self.op!r} with weight={self.weight!r}: \"copy\" goes without weights, the others with them")
+            raise ValueError(f"op={self.op!r} with weight={self.weight!r}: \"copy\" goes without "
+                             "weights, the others with them")
         layout_for(self.heads, self.width)
 
     @functools.cached_property
@@ -48,22 +53,28 @@ class Variant:
     @functools.cached_property
     def kernels(self) -> Kernels:
         """``forward``, ``merge``, ``pick`` and ``add_parts``."""
-        flags = dict(ROW_T=TYPES[self.row], OFF_T="i64" if self.wide else "int", DROPOUT=0, OP=OPS[self.op],
-                     PER_HEAD=int(self.weight == "head"), LARGEST=int(self.largest), IDENTITY=int(self.identity))
-        return Kernels("extremum", self.layout.defines() + tuple((k, str(v)) for k, v in flags.items()))
+        flags = dict(ROW_T=TYPES[self.row], OFF_T="i64" if self.wide else "int", DROPOUT=0,
+                     OP=OPS[self.op], PER_HEAD=int(self.weight == "head"),
+                     LARGEST=int(self.largest), IDENTITY=int(self.identity))
+        return Kernels("extremum", self.layout.defines() + tuple((k, str(v))
+                                                                 for k, v in flags.items()))
 
 
 #: `Variant`s by their fields in order, one object each
 variant = functools.lru_cache(maxsize=512)(Variant)
 
 
-def forward(variant: Variant, graph: Rows, x: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The best of ``x[other[e], h] op weight[place[e], h]`` over each row's edges e, and the place of the edge it came from.
+def forward(variant: Variant, graph: Rows, x: Tensor,
+            weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The best of ``x[other[e], h] op weight[place[e], h]`` over each row's edges e, and the place
+    of the edge it came from.
 
-    x: [nodes of the other side, H, D] of ``variant.row``, contiguous (under ``variant.identity`` [edges, H, D], by position);
-    weight: fp32 [edges] or [edges, H], by place; None with "copy". Returns out [rows, H, D] of ``variant.row`` and int32 arg of
-    the same shape (under identity the position). Among equals the smallest place wins; NaN never does. A row in which nothing
-    does is -inf, or inf for the smallest, with arg -1. ValueError for what does not fit; ids are not checked.
+    x: [nodes of the other side, H, D] of ``variant.row``, contiguous (under ``variant.identity``
+    [edges, H, D], by position); weight: fp32 [edges] or [edges, H], by place; None with "copy".
+    Returns out [rows, H, D] of ``variant.row`` and int32 arg of the same shape (under identity the
+    position). Among equals the smallest place wins; NaN never does. A row in which nothing does is
+    -inf, or inf for the smallest, with arg -1. ValueError for what does not fit; ids are not
+    checked.
     """
     layout, rows, device = variant.layout, graph.rows, graph.indptr.device
     _check_graph(variant, graph)
@@ -74,7 +85,8 @@ def forward(variant: Variant, graph: Rows, x: Tensor, weight: Tensor | None = No
     arg = torch.empty(out.shape, dtype=torch.int32, device=device)
     launch = graph.launch()
     memory, (part, part_arg, _) = workspace(launch.chunks, (size, size, 0), device)
-    variant.kernels("forward")(grid(launch.slots + rows, layout), THREADS, 0, launch.graph + launch.split + (
+    variant.kernels("forward")(grid(launch.slots + rows, layout), THREADS, 0,
+                               launch.graph + launch.split + (
         x.data_ptr(), pointer(weight), out.data_ptr(), arg.data_ptr(), part, part_arg))
     if launch.heavy:
         variant.kernels("merge")(grid(launch.heavy, layout), THREADS, 0,
@@ -82,12 +94,14 @@ def forward(variant: Variant, graph: Rows, x: Tensor, weight: Tensor | None = No
     return out, arg
 
 
-def pick(variant: Variant, graph: Rows, arg: Tensor, grad: Tensor, weight: Tensor | None = None) -> Tensor:
-    """[rows, H, D]: for each row the sum, over its edges e, of ``grad[other[e]]`` where ``arg[other[e]]`` is e's place (times the
-    weight with "mul"): the gradient of `forward`'s x.
+def pick(variant: Variant, graph: Rows, arg: Tensor, grad: Tensor,
+         weight: Tensor | None = None) -> Tensor:
+    """[rows, H, D]: for each row the sum, over its edges e, of ``grad[other[e]]`` where
+    ``arg[other[e]]`` is e's place (times the weight with "mul"): the gradient of `forward`'s x.
 
-    graph: that of `forward` by the other end, with the same places. arg [nodes, H, D]: from `forward`; grad: the same of
-    ``variant.row``. Sums are fp32 in a fixed order. ValueError for what does not fit, and for a variant with ``identity``.
+    graph: that of `forward` by the other end, with the same places. arg [nodes, H, D]: from
+    `forward`; grad: the same of ``variant.row``. Sums are fp32 in a fixed order. ValueError for
+    what does not fit, and for a variant with ``identity``.
     """
     layout, rows, device = variant.layout, graph.rows, graph.indptr.device
     _check_graph(variant, graph)
@@ -99,32 +113,40 @@ def pick(variant: Variant, graph: Rows, arg: Tensor, grad: Tensor, weight: Tenso
     out = torch.empty((rows, variant.heads, variant.width), dtype=variant.row, device=device)
     launch = graph.launch()
     memory, (part, _, _) = workspace(launch.chunks, (variant.heads * variant.width, 0, 0), device)
-    variant.kernels("pick")(grid(launch.slots + rows, layout), THREADS, 0, launch.graph + launch.split + (
+    variant.kernels("pick")(grid(launch.slots + rows, layout), THREADS, 0,
+                            launch.graph + launch.split + (
         arg.data_ptr(), grad.data_ptr(), pointer(weight), out.data_ptr(), part))
     if launch.heavy:
-        variant.kernels("add_parts")(grid(launch.heavy, layout), THREADS, 0, launch.merge + (part, out.data_ptr()))
+        variant.kernels("add_parts")(grid(launch.heavy, layout), THREADS, 0,
+                                     launch.merge + (part, out.data_ptr()))
     return out
 
 
 def _check_graph(variant: Variant, graph: Rows) -> None:
     if graph.wide != variant.wide:
-        raise ValueError(f"the graph's offsets are {graph.indptr.dtype}, but the variant has wide={variant.wide}")
+        raise ValueError(f"the graph's offsets are {graph.indptr.dtype}, but the variant has "
+                         f"wide={variant.wide}")
     if not variant.identity and graph.place.shape[0] != graph.other.shape[0]:
-        raise ValueError(f"the graph has {graph.place.shape[0]} places for {graph.other.shape[0]} edges: build it with "
-                         "places=True")
+        raise ValueError(f"the graph has {graph.place.shape[0]} places for {graph.other.shape[0]} "
+                         "edges: build it with places=True")
 
 
 def _check_weight(variant: Variant, graph: Rows, weight: Tensor | None) -> None:
     if (weight is None) != (variant.weight == "none"):
-        raise ValueError(f"weight is {'missing' if weight is None else 'given'}, but the variant has weight={variant.weight!r}")
+        raise ValueError(f"weight is {'missing' if weight is None else 'given'}, but the variant "
+                         f"has weight={variant.weight!r}")
     if weight is not None:
-        _check("weight", weight, (variant.heads,) if variant.weight == "head" else (), torch.float32, graph.indptr.device, 1)
+        _check("weight", weight, (variant.heads,) if variant.weight == "head" else (),
+               torch.float32, graph.indptr.device, 1)
 
 
-def _check(name: str, t: Tensor, shape: tuple, dtype: torch.dtype, device: torch.device, vec: int) -> None:
+def _check(name: str, t: Tensor, shape: tuple, dtype: torch.dtype, device: torch.device,
+           vec: int) -> None:
     """ValueError unless a kernel may read ``t`` as [any, *shape], ``vec`` numbers at a time."""
-    if t.dim() == len(shape) + 1 and tuple(t.shape[1:]) == shape and t.dtype is dtype and t.device == device and (
-            t.is_contiguous() and t.data_ptr() % (vec * t.element_size()) == 0):
+    if (t.dim() == len(shape) + 1 and tuple(t.shape[1:]) == shape and t.dtype is dtype
+        and t.device == device and t.is_contiguous()
+        and t.data_ptr() % (vec * t.element_size()) == 0):
         return
-    raise ValueError(f"{name} is {list(t.shape)}, {t.dtype}, on {t.device}, strides {list(t.stride())}; needed is "
-                     f"[any, {', '.join(map(str, shape))}], {dtype}, contiguous and aligned, on {device}")
+    raise ValueError(f"{name} is {list(t.shape)}, {t.dtype}, on {t.device}, strides "
+                     f"{list(t.stride())}; needed is [any, {', '.join(map(str, shape))}], {dtype}, "
+                     f"contiguous and aligned, on {device}")

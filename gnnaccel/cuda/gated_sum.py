@@ -1,4 +1,5 @@
-"""Launchers for sums of gated messages that leave nothing at the edges, and their gradients (``src/gated_sum.cu``)."""
+"""Launchers for sums of gated messages that leave nothing at the edges, and their gradients
+(``src/gated_sum.cu``)."""
 from __future__ import annotations
 
 import functools
@@ -18,17 +19,19 @@ ENTRIES = ("forward", "merge", "by_row", "add_parts", "by_other", "add_both")
 
 @functools.lru_cache(maxsize=256)
 def kernels(width: int, dtype: torch.dtype, edge: int, wide: bool) -> Kernels:
-    """The kernels for rows of ``width`` numbers of ``dtype``, with ``edge`` (0 to 2) features of edges, over a graph with int64
-    offsets if ``wide``. ValueError for what none covers."""
+    """The kernels for rows of ``width`` numbers of ``dtype``, with ``edge`` (0 to 2) features of
+    edges, over a graph with int64 offsets if ``wide``. ValueError for what none covers."""
     if dtype not in TYPES:
         raise ValueError(f"dtype={dtype}: the gated kernels know {', '.join(map(str, TYPES))}")
     return Kernels("gated_sum", _layout(width).defines() + (
-        ("ROW_T", TYPES[dtype]), ("OFF_T", "i64" if wide else "int"), ("DROPOUT", "0"), ("EDGE", str(edge))))
+        ("ROW_T", TYPES[dtype]), ("OFF_T", "i64" if wide else "int"), ("DROPOUT", "0"),
+        ("EDGE", str(edge))))
 
 
 class Operands(NamedTuple):
-    """``left``, ``values``: [nodes of the other side, F]; ``right``: [rows, F]; ``edge``: [edges, F] by place, or None;
-    ``beside``: likewise, and only next to ``edge``. All contiguous, 16-byte aligned, of one dtype: fp32, fp16 or bf16."""
+    """``left``, ``values``: [nodes of the other side, F]; ``right``: [rows, F]; ``edge``: [edges,
+    F] by place, or None; ``beside``: likewise, and only next to ``edge``. All contiguous, 16-byte
+    aligned, of one dtype: fp32, fp16 or bf16."""
 
     left: Tensor
     right: Tensor
@@ -37,24 +40,30 @@ class Operands(NamedTuple):
     beside: Tensor | None = None
 
     def kernels(self, wide: bool) -> Kernels:
-        return kernels(self.left.shape[-1], self.left.dtype, (self.edge is not None) + (self.beside is not None), wide)
+        return kernels(self.left.shape[-1], self.left.dtype,
+                       (self.edge is not None) + (self.beside is not None), wide)
 
     @property
     def pointers(self) -> tuple[int, ...]:
-        return (self.left.data_ptr(), self.right.data_ptr(), pointer(self.edge), self.values.data_ptr(), pointer(self.beside))
+        return (self.left.data_ptr(), self.right.data_ptr(), pointer(self.edge),
+                self.values.data_ptr(), pointer(self.beside))
 
 
 def forward(graph: Rows, given: Operands, mean: bool) -> Tensor:
-    """[rows, F]: ``out[r]``, the sum of ``sigmoid(left[other[e]] + right[r] + edge[e]) * (values[other[e]] + beside[e])`` over
-    the edges e of row r, divided by their number if ``mean``; 0 without edges.
+    """[rows, F]: ``out[r]``, the sum of ``sigmoid(left[other[e]] + right[r] + edge[e]) *
+    (values[other[e]] + beside[e])`` over the edges e of row r, divided by their number if ``mean``;
+    0 without edges.
 
-    graph: built with places, one for each edge. Sums are fp32, in a fixed order. ValueError for a tensor that does not fit.
+    graph: built with places, one for each edge. Sums are fp32, in a fixed order. ValueError for a
+    tensor that does not fit.
     """
     _check(graph, given, None, given.left.shape[0], graph.rows)
-    width, out, compiled = given.left.shape[-1], torch.empty_like(given.right), given.kernels(graph.wide)
+    width, out, compiled = (given.left.shape[-1], torch.empty_like(given.right),
+                            given.kernels(graph.wide))
     launch, layout = graph.launch(), _layout(width)
     memory, (part, _, _) = workspace(launch.chunks, (width, 0, 0), out.device)
-    compiled("forward")(grid(launch.slots + graph.rows, layout), THREADS, 0, launch.graph + launch.split + (
+    compiled("forward")(grid(launch.slots + graph.rows, layout), THREADS, 0,
+                        launch.graph + launch.split + (
         *given.pointers, np.int32(mean), out.data_ptr(), part))
     if launch.heavy:
         compiled("merge")(grid(launch.heavy, layout), THREADS, 0, launch.merge + (
@@ -62,10 +71,13 @@ def forward(graph: Rows, given: Operands, mean: bool) -> Tensor:
     return out
 
 
-def by_row(graph: Rows, given: Operands, grad: Tensor, edge: bool, beside: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """The gradients of ``right`` [rows, F] and, if asked for, of ``edge`` and ``beside``, [edges, F].
+def by_row(graph: Rows, given: Operands, grad: Tensor, edge: bool,
+           beside: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The gradients of ``right`` [rows, F] and, if asked for, of ``edge`` and ``beside``, [edges,
+    F].
 
-    graph, given: of `forward`. grad: [rows, F], that of the sums. ValueError for a tensor that does not fit.
+    graph, given: of `forward`. grad: [rows, F], that of the sums. ValueError for a tensor that does
+    not fit.
     """
     _check(graph, given, grad, given.left.shape[0], graph.rows)
     right_grad = torch.empty_like(given.right)
@@ -74,18 +86,21 @@ def by_row(graph: Rows, given: Operands, grad: Tensor, edge: bool, beside: bool)
     width, compiled = grad.shape[-1], given.kernels(graph.wide)
     launch, layout = graph.launch(), _layout(width)
     memory, (part, _, _) = workspace(launch.chunks, (width, 0, 0), grad.device)
-    compiled("by_row")(grid(launch.slots + graph.rows, layout), THREADS, 0, launch.graph + launch.split + (
-        *given.pointers, grad.data_ptr(), pointer(edge_grad), pointer(beside_grad), right_grad.data_ptr(), part))
+    compiled("by_row")(grid(launch.slots + graph.rows, layout), THREADS, 0,
+                       launch.graph + launch.split + (
+        *given.pointers, grad.data_ptr(), pointer(edge_grad), pointer(beside_grad),
+        right_grad.data_ptr(), part))
     if launch.heavy:
-        compiled("add_parts")(grid(launch.heavy, layout), THREADS, 0, launch.merge + (part, right_grad.data_ptr()))
+        compiled("add_parts")(grid(launch.heavy, layout), THREADS, 0,
+                              launch.merge + (part, right_grad.data_ptr()))
     return right_grad, edge_grad, beside_grad
 
 
 def by_other(graph: Rows, given: Operands, grad: Tensor) -> tuple[Tensor, Tensor]:
     """The gradients of ``left`` and ``values``, both [rows, F].
 
-    graph: that of `forward` by the other end, with the same places; given, grad: as in `by_row`. ValueError for a tensor that
-    does not fit.
+    graph: that of `forward` by the other end, with the same places; given, grad: as in `by_row`.
+    ValueError for a tensor that does not fit.
     """
     _check(graph, given, grad, graph.rows, given.right.shape[0])
     left_grad, values_grad = torch.empty_like(given.left), torch.empty_like(given.values)
@@ -93,10 +108,12 @@ def by_other(graph: Rows, given: Operands, grad: Tensor) -> tuple[Tensor, Tensor
     launch, layout = graph.launch(), _layout(width)
     memory, (part, _, _) = workspace(launch.chunks, (2 * width, 0, 0), grad.device)
     results = (left_grad.data_ptr(), values_grad.data_ptr())
-    compiled("by_other")(grid(launch.slots + graph.rows, layout), THREADS, 0, launch.graph + launch.split + (
+    compiled("by_other")(grid(launch.slots + graph.rows, layout), THREADS, 0,
+                         launch.graph + launch.split + (
         *given.pointers, grad.data_ptr(), *results, part))
     if launch.heavy:
-        compiled("add_both")(grid(launch.heavy, layout), THREADS, 0, launch.merge + (part, *results))
+        compiled("add_both")(grid(launch.heavy, layout), THREADS, 0,
+                             launch.merge + (part, *results))
     return left_grad, values_grad
 
 

@@ -21,7 +21,8 @@ def kernels(heads: int, width: int, dtype: torch.dtype) -> Kernels:
 
 
 def dot(x: Tensor, att0: Tensor, att1: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-    """``<x[n, h], att[h]>`` for one or two vectors: x [N, H, D] contiguous, att [H, D] fp32 -> [N, H] fp32 each."""
+    """``<x[n, h], att[h]>`` for one or two vectors: x [N, H, D] contiguous, att [H, D] fp32 -> [N,
+    H] fp32 each."""
     rows, heads, width = x.shape
     layout = layout_for(heads, width)
     a0 = torch.empty((rows, heads), device=x.device)
@@ -33,14 +34,15 @@ def dot(x: Tensor, att0: Tensor, att1: Tensor | None = None) -> tuple[Tensor, Te
 
 
 def dot_grad(x: Tensor, d0: Tensor, d1: Tensor | None = None) -> Tensor:
-    """Gradients of the vectors: [2, H, D] fp32, summed in a fixed order; the second is zero without ``d1``."""
+    """Gradients of the vectors: [2, H, D] fp32, summed in a fixed order; the second is zero without
+    ``d1``."""
     rows, heads, width = x.shape
     layout = layout_for(heads, width)
     blocks = grad_blocks(rows, layout)
     partial = torch.empty((blocks, 2, heads, width), device=x.device)
     total = torch.empty((2, heads, width), device=x.device)
-    launch_grad(kernels(heads, width, x.dtype), layout, heads, width, blocks, np.int32(rows), x.data_ptr(), d0.data_ptr(),
-                pointer(d1), partial.data_ptr(), total.data_ptr())
+    launch_grad(kernels(heads, width, x.dtype), layout, heads, width, blocks, np.int32(rows),
+                x.data_ptr(), d0.data_ptr(), pointer(d1), partial.data_ptr(), total.data_ptr())
     return total
 
 
@@ -49,9 +51,11 @@ def grad_blocks(rows: int, layout: Layout) -> int:
     return max(1, min(_GRAD_BLOCKS, grid(rows, layout, layout.slots)[0]))
 
 
-def launch_grad(compiled: Kernels, layout: Layout, heads: int, width: int, blocks: int, rows: np.int32, x: int, d0: int, d1: int,
-                partial: int, total: int) -> None:
+def launch_grad(compiled: Kernels, layout: Layout, heads: int, width: int, blocks: int,
+                rows: np.int32, x: int, d0: int, d1: int, partial: int, total: int) -> None:
     """`dot_grad` by addresses."""
     columns = 2 * heads * width
-    compiled("grad")((blocks, layout.tiles), THREADS, WARPS * 2 * layout.tile_heads * width * 4, (rows, x, d0, d1, partial))
-    compiled("sum_blocks")((-(-columns // _SUM_COLUMNS), 1), 256, 1024, (np.int32(blocks), np.int32(columns), partial, total))
+    compiled("grad")((blocks, layout.tiles), THREADS, WARPS * 2 * layout.tile_heads * width * 4,
+                     (rows, x, d0, d1, partial))
+    compiled("sum_blocks")((-(-columns // _SUM_COLUMNS), 1), 256, 1024,
+                           (np.int32(blocks), np.int32(columns), partial, total))

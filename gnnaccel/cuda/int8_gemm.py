@@ -18,23 +18,27 @@ _TILES = 16  # of 8 columns, at most, for one warp
 
 @functools.lru_cache(maxsize=512)
 def kernels(inner: int, columns: int, out: torch.dtype, full: bool = False) -> tuple[Kernels, int]:
-    """The kernels for [rows, inner] by [columns, inner], and how many columns a block takes. ``out`` may be torch.int8, then with
-    the result in fp32 as well if ``full``."""
+    """The kernels for [rows, inner] by [columns, inner], and how many columns a block takes.
+    ``out`` may be torch.int8, then with the result in fp32 as well if ``full``."""
     int8 = out is torch.int8
     # an int8 result's padding is written too
     tiles = stride(columns) // 8 if int8 else min(_TILES, -(-columns // 8))
-    flags = dict(STRIDE=stride(inner), N=columns, NT=tiles, OUT_T="float" if int8 else TYPES[out], OUT_INT8=int(int8),
-                 OUT_STRIDE=stride(columns), FULL=int(full))
-    return Kernels("int8_gemm", tuple((name, str(value)) for name, value in flags.items())), 8 * tiles
+    flags = dict(STRIDE=stride(inner), N=columns, NT=tiles, OUT_T="float" if int8 else TYPES[out],
+                 OUT_INT8=int(int8), OUT_STRIDE=stride(columns), FULL=int(full))
+    return (Kernels("int8_gemm", tuple((name, str(value)) for name, value in flags.items())),
+            8 * tiles)
 
 
-def product(x: Int8Rows, weight: Int8Rows, bias: Tensor | None = None, out: torch.dtype = torch.float32,
-            flag: Tensor | None = None, full: bool = False) -> Tensor | Int8Rows | tuple[Int8Rows, Tensor]:
-    """``x @ weight.T + bias``, Tango's quantized GEMM with a scale per row of either operand: what `torch.nn.Linear` computes of
-    what the operands stand for. Sums are exact in int32, up to 133,000 inner channels.
+def product(x: Int8Rows, weight: Int8Rows, bias: Tensor | None = None,
+            out: torch.dtype = torch.float32, flag: Tensor | None = None,
+            full: bool = False) -> Tensor | Int8Rows | tuple[Int8Rows, Tensor]:
+    """``x @ weight.T + bias``, Tango's quantized GEMM with a scale per row of either operand: what
+    `torch.nn.Linear` computes of what the operands stand for. Sums are exact in int32, up to
+    133,000 inner channels.
 
     Args:
-        x: rows of K channels. weight: [N, K], a linear map's weight with a scale per output channel.
+        x: rows of K channels. weight: [N, K], a linear map's weight with a scale per output
+            channel.
         bias: fp32 [N], contiguous.
         out: dtype of the result; torch.int8 quantizes it to nearest on the way out, N up to 128.
         flag: as `quantize.int8_rows`'s, for an int8 result.
@@ -44,17 +48,21 @@ def product(x: Int8Rows, weight: Int8Rows, bias: Tensor | None = None, out: torc
         [rows, N], or `Int8Rows` of N channels, or those and [rows, N] in fp32.
 
     Raises:
-        ValueError: operands of different K, a bias of another form, a dtype that there is not, or too wide an int8 result.
+        ValueError: operands of different K, a bias of another form, a dtype that there is not, or
+            too wide an int8 result.
     """
     rows, columns, device = x.rows, weight.rows, x.data.device
     if x.width != weight.width or columns < 1 or weight.data.device != device:
-        raise ValueError(f"x has {x.width} channels on {device}, weight is [{columns}, {weight.width}] on {weight.data.device}: "
-                         "the inner sizes and devices must be the same")
+        raise ValueError(f"x has {x.width} channels on {device}, weight is [{columns}, "
+                         f"{weight.width}] on {weight.data.device}: the inner sizes and devices "
+                         "must be the same")
     if out not in TYPES and out is not torch.int8 or out is torch.int8 and columns > MAX_INT8:
-        raise ValueError(f"out={out} of {columns} columns: known are {', '.join(map(str, TYPES))}, and "
-                         f"torch.int8 up to {MAX_INT8}")
-    if bias is not None and (bias.shape != (columns,) or bias.dtype is not torch.float32 or not bias.is_contiguous()):
-        raise ValueError(f"bias is {list(bias.shape)}, {bias.dtype}; needed is [{columns}], torch.float32, contiguous")
+        raise ValueError(f"out={out} of {columns} columns: known are {', '.join(map(str, TYPES))}, "
+                         f"and torch.int8 up to {MAX_INT8}")
+    if bias is not None and (bias.shape != (columns,) or bias.dtype is not torch.float32
+                             or not bias.is_contiguous()):
+        raise ValueError(f"bias is {list(bias.shape)}, {bias.dtype}; needed is [{columns}], "
+                         "torch.float32, contiguous")
     compiled, per_block = kernels(x.width, columns, out, full and out is torch.int8)
     if out is torch.int8:
         scale = torch.empty(rows, device=device)
@@ -63,12 +71,13 @@ def product(x: Int8Rows, weight: Int8Rows, bias: Tensor | None = None, out: torc
         made: Tensor | Int8Rows | tuple[Int8Rows, Tensor] = Int8Rows(result, scale, columns)
         if whole is not None:
             made = Int8Rows(result, scale, columns), whole
-        outputs: tuple[int, ...] = (result.data_ptr(), scale.data_ptr(), pointer(flag), pointer(whole))
+        outputs: tuple[int, ...] = (result.data_ptr(), scale.data_ptr(), pointer(flag),
+                                    pointer(whole))
     else:
         made = torch.empty((rows, columns), dtype=out, device=device)
         outputs = (made.data_ptr(),)
     if rows:
         compiled("product")((-(-rows // (_ROWS * WARPS)), -(-columns // per_block)), THREADS, 0, (
-            np.int32(rows), x.data.data_ptr(), x.scale.data_ptr(), weight.data.data_ptr(), weight.scale.data_ptr(), pointer(bias),
-            *outputs))
+            np.int32(rows), x.data.data_ptr(), x.scale.data_ptr(), weight.data.data_ptr(),
+            weight.scale.data_ptr(), pointer(bias), *outputs))
     return made

@@ -1,4 +1,5 @@
-"""Edges of several types as one list (``src/join.cu``): one copy to the device and one launch, however many types there are."""
+"""Edges of several types as one list (``src/join.cu``): one copy to the device and one launch,
+however many types there are."""
 from __future__ import annotations
 
 import itertools
@@ -19,7 +20,8 @@ kernels = Kernels("join", ())
 
 
 class Range(NamedTuple):
-    """What a part's edges become: their relation, and where the nodes at their ends begin and how many there are."""
+    """What a part's edges become: their relation, and where the nodes at their ends begin and how
+    many there are."""
 
     relation: int
     src: int
@@ -29,8 +31,9 @@ class Range(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """``src``, ``dst``, ``relation``: [E] int32, part after part. ``wrong`` [1] int64: ``2 * part + end`` of the first end (0 for
-    sources, 1 for destinations) with ids outside its range, which became -1; twice the number of parts where there is none."""
+    """``src``, ``dst``, ``relation``: [E] int32, part after part. ``wrong`` [1] int64: ``2 * part +
+    end`` of the first end (0 for sources, 1 for destinations) with ids outside its range, which
+    became -1; twice the number of parts where there is none."""
 
     src: Tensor
     dst: Tensor
@@ -43,18 +46,20 @@ def prepare() -> None:
     kernels("join")
 
 
-def join(parts: Sequence[Tensor | tuple[Tensor, Tensor] | None], ranges: Sequence[tuple[int, int, int, int, int]],
-         device: torch.device) -> Joined:
+def join(parts: Sequence[Tensor | tuple[Tensor, Tensor] | None],
+         ranges: Sequence[tuple[int, int, int, int, int]], device: torch.device) -> Joined:
     """The edges of all ``parts`` in one list; asks nothing of the device.
 
     Args:
-        parts: each [2, E_r] or a pair of [E_r], int32 or int64, of any strides, on ``device``; None: as many edges as sources,
-            from the i-th source to the i-th destination.
+        parts: each [2, E_r] or a pair of [E_r], int32 or int64, of any strides, on ``device``;
+            None: as many edges as sources, from the i-th source to the i-th destination.
         ranges: a `Range` for each.
 
-    Fewer than 2**31 edges; ids of nodes below 2**31. ValueError where there are more edges; KeyError for other dtypes.
+    Fewer than 2**31 edges; ids of nodes below 2**31. ValueError where there are more edges;
+    KeyError for other dtypes.
     """
-    first = [0, *itertools.accumulate(_edges(part, into) for part, into in zip(parts, ranges, strict=True))]
+    first = [0, *itertools.accumulate(_edges(part, into)
+                                      for part, into in zip(parts, ranges, strict=True))]
     edges, count = first.pop(), len(first)
     if edges >= 2**31:
         raise ValueError(f"{edges} edges; they must be fewer than 2**31")
@@ -65,12 +70,16 @@ def join(parts: Sequence[Tensor | tuple[Tensor, Tensor] | None], ranges: Sequenc
     table = _sent(words, device)
     src, dst, relation = torch.empty((3, edges), dtype=torch.int32, device=device).unbind(0)
     kernels("join")((-(-edges // _THREADS), 1), _THREADS, 0, (
-        np.int32(count), np.int32(edges), table.data_ptr(), src.data_ptr(), dst.data_ptr(), relation.data_ptr()))
+        np.int32(count), np.int32(edges), table.data_ptr(), src.data_ptr(), dst.data_ptr(),
+        relation.data_ptr()))
     return Joined(src, dst, relation, table[:1])
 
 
-def _edges(part: Tensor | tuple[Tensor, Tensor] | None, into: tuple[int, int, int, int, int]) -> int:
-    return into[2] if part is None else part[0].shape[0] if isinstance(part, tuple) else part.shape[1]
+def _edges(part: Tensor | tuple[Tensor, Tensor] | None,
+           into: tuple[int, int, int, int, int]) -> int:
+    if part is None:
+        return into[2]
+    return part[0].shape[0] if isinstance(part, tuple) else part.shape[1]
 
 
 def _addresses(part: Tensor | tuple[Tensor, Tensor] | None) -> tuple[int, int, int, int]:
@@ -79,15 +88,17 @@ def _addresses(part: Tensor | tuple[Tensor, Tensor] | None) -> tuple[int, int, i
         return _COUNTS
     if isinstance(part, tuple):
         src, dst = part
-        return (src.data_ptr(), 2 * src.stride(0) + _WIDE[src.dtype], dst.data_ptr(), 2 * dst.stride(0) + _WIDE[dst.dtype])
+        return (src.data_ptr(), 2 * src.stride(0) + _WIDE[src.dtype], dst.data_ptr(),
+                2 * dst.stride(0) + _WIDE[dst.dtype])
     wide, first, (across, along) = _WIDE[part.dtype], part.data_ptr(), part.stride()
     pitch = 2 * along + wide
     return first, pitch, first + across * (8 if wide else 4), pitch
 
 
 def _sent(words: list[int], device: torch.device) -> Tensor:
-    """[words] int64 on the device. From pinned memory, so that nobody waits; torch's allocator lends that to nobody else before
-    the copy is done."""
-    table = torch.empty(len(words), dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda")
+    """[words] int64 on the device. From pinned memory, so that nobody waits; torch's allocator
+    lends that to nobody else before the copy is done."""
+    table = torch.empty(len(words), dtype=torch.int64, device="cpu",
+                        pin_memory=device.type == "cuda")
     table.numpy()[:] = words
     return table.to(device, non_blocking=True)

@@ -1,4 +1,5 @@
-"""Small pieces that every launcher needs. They run at every call, so each does as little as it can."""
+"""Small pieces that every launcher needs. They run at every call, so each does as little as it
+can."""
 from __future__ import annotations
 
 from typing import Any
@@ -20,7 +21,8 @@ class Kernels:
 
     def __init__(self, family: str, defines: tuple):
         self.family, self.defines = family, defines
-        self._found: tuple = (None, {})  # (driver, entry -> kernel), replaced as one: threads see both or neither
+        # (driver, entry -> kernel), replaced as one: threads see both or neither
+        self._found: tuple = (None, {})
 
     def __call__(self, entry: str):
         current = driver.current()
@@ -45,25 +47,30 @@ def dense(t: Tensor) -> Tensor:
     return t if t.data_ptr() % 16 == 0 else t.clone()
 
 
-def workspace(chunks: int, sizes: tuple[int, int, int], device: torch.device) -> tuple[Tensor | None, tuple[int, int, int]]:
-    """fp32 memory for up to three arrays [chunks, size], and their addresses; null where there is nothing to hold."""
+def workspace(chunks: int, sizes: tuple[int, int, int],
+              device: torch.device) -> tuple[Tensor | None, tuple[int, int, int]]:
+    """fp32 memory for up to three arrays [chunks, size], and their addresses; null where there is
+    nothing to hold."""
     if not chunks:
         return None, _NONE
     first, second, third = (chunks * size for size in sizes)
     memory = torch.empty(first + second + third, device=device)
     base = memory.data_ptr()
-    return memory, (base, base + 4 * first if second else 0, base + 4 * (first + second) if third else 0)
+    return memory, (base, base + 4 * first if second else 0,
+                    base + 4 * (first + second) if third else 0)
 
 
 def check_dense(graph: Any, like: Tensor, **tensors: tuple[Tensor, int | None]) -> None:
-    """ValueError unless all are dense rows like ``like``, as many as said, and the graph (`structure.Rows`) has places."""
+    """ValueError unless all are dense rows like ``like``, as many as said, and the graph
+    (`structure.Rows`) has places."""
     device = graph.indptr.device
     for name, (t, rows) in tensors.items():
-        if t.dim() != 2 or rows is not None and t.shape[0] != rows or t.shape[1:] != like.shape[1:] or t.dtype != like.dtype or (
-                t.device != device or not t.is_contiguous() or t.data_ptr() % 16):
-            raise ValueError(f"{name} is {list(t.shape)}, {t.dtype}, on {t.device}, strides {list(t.stride())}; needed is "
-                             f"[{'any' if rows is None else rows}, {like.shape[-1]}], {like.dtype}, contiguous, aligned, "
-                             f"on {device}")
+        if (t.dim() != 2 or rows is not None and t.shape[0] != rows or t.shape[1:] != like.shape[1:]
+            or t.dtype != like.dtype or t.device != device or not t.is_contiguous()
+            or t.data_ptr() % 16):
+            raise ValueError(f"{name} is {list(t.shape)}, {t.dtype}, on {t.device}, strides "
+                             f"{list(t.stride())}; needed is [{'any' if rows is None else rows}, "
+                             f"{like.shape[-1]}], {like.dtype}, contiguous, aligned, on {device}")
     if graph.place.shape[0] != graph.other.shape[0]:
-        raise ValueError(f"the graph has {graph.place.shape[0]} places for {graph.other.shape[0]} edges: build it with "
-                         "places=True")
+        raise ValueError(f"the graph has {graph.place.shape[0]} places for {graph.other.shape[0]} "
+                         "edges: build it with places=True")

@@ -52,15 +52,16 @@ class Layout:
 
     @functools.cached_property
     def unroll(self) -> int:
-        """Rows in flight per slot: as many as keep the kernel below about 64 registers. Four int8 wait in one, and of those it is
-        a power of two (layout.cuh)."""
+        """Rows in flight per slot: as many as keep the kernel below about 64 registers. Four int8
+        wait in one, and of those it is a power of two (layout.cuh)."""
         if self.int8:
             return max(1, min(4, 1 << (16 // (self.packs * -(-self.vec // 4))).bit_length() - 1))
         return max(1, min(4, 16 // (self.packs * self.vec)))
 
     @functools.cached_property
     def direct(self) -> bool:
-        """Whether so few lanes share a head that each may as well score for itself (additive_direct.cuh)."""
+        """Whether so few lanes share a head that each may as well score for itself
+        (additive_direct.cuh)."""
         return self.lh <= (2 if self.int8 else 4)
 
     @functools.cached_property
@@ -69,24 +70,27 @@ class Layout:
         return WARPS * (2 * 32 * self.tile_heads + self.tile_heads) * 4
 
     def defines(self, unroll: int | None = None) -> tuple:
-        values = dict(H=self.heads, D=self.width, VEC=self.vec, LH=self.lh, KV=self.kv, HL=self.hl, KH=self.kh,
-                      UNROLL=unroll or self.unroll)
+        values = dict(H=self.heads, D=self.width, VEC=self.vec, LH=self.lh, KV=self.kv, HL=self.hl,
+                      KH=self.kh, UNROLL=unroll or self.unroll)
         return tuple((k, str(v)) for k, v in values.items())
 
 
 @functools.cache
 def layout_for(heads: int, width: int, int8: bool = False, most_heads: int = 512) -> Layout:
-    """The layout for ``heads`` x ``width`` features, of which a lane loads up to 16 int8 at once, or else up to 4; a tile has at
-    most ``most_heads`` heads, a power of two. ValueError for sizes the kernels do not cover."""
+    """The layout for ``heads`` x ``width`` features, of which a lane loads up to 16 int8 at once,
+    or else up to 4; a tile has at most ``most_heads`` heads, a power of two. ValueError for sizes
+    the kernels do not cover."""
     if heads < 1 or not 1 <= width <= MAX_WIDTH:
-        raise ValueError(f"heads={heads}, width={width}: the kernels take heads >= 1 and 1 <= width <= {MAX_WIDTH}")
+        raise ValueError(f"heads={heads}, width={width}: the kernels take heads >= 1 and 1 <= "
+                         f"width <= {MAX_WIDTH}")
     vec = next(v for v in ((16, 8) if int8 else ()) + (4, 2, 1) if width % v == 0)
     packs = width // vec
     lh = min(32, _power_of_two(packs))
     kv = -(-packs // lh)
     hl = min(32 // lh, _power_of_two(heads), most_heads)
     room = max(1, _REGISTERS // (kv * vec))
-    kh = min(_power_of_two(-(-heads // hl)), 1 << (room.bit_length() - 1), 32 // hl, most_heads // hl)
+    kh = min(_power_of_two(-(-heads // hl)), 1 << (room.bit_length() - 1), 32 // hl,
+             most_heads // hl)
     return Layout(heads, width, vec, lh, kv, hl, kh, int8)
 
 

@@ -23,9 +23,9 @@ _PLACES = dict(zip(REDUCES, ("SUM_AT", "MEAN_AT", "VAR_AT", "STD_AT", "MAX_AT", 
 class Variant:
     """What selects a kernel of this family. ValueError for a value that none covers.
 
-    ``heads`` x ``width`` of a row of dtype ``row``; ``reduces``: some of `REDUCES`, in the order of the result; ``weight``: a
-    key of `WEIGHTS`: messages are rows, or rows times a number per edge, or per edge and head; ``wide``: the graph has int64
-    offsets.
+    ``heads`` x ``width`` of a row of dtype ``row``; ``reduces``: some of `REDUCES`, in the order of
+    the result; ``weight``: a key of `WEIGHTS`: messages are rows, or rows times a number per edge,
+    or per edge and head; ``wide``: the graph has int64 offsets.
     """
 
     heads: int
@@ -36,12 +36,15 @@ class Variant:
     wide: bool = False
 
     def __post_init__(self) -> None:
-        known = (("row", (self.row,), TYPES), ("weight", (self.weight,), WEIGHTS), ("reduces", self.reduces, REDUCES))
+        known = (("row", (self.row,), TYPES), ("weight", (self.weight,), WEIGHTS),
+                 ("reduces", self.reduces, REDUCES))
         for name, seen, values in known:
             if not set(seen) <= set(values):
-                raise ValueError(f"{name}={getattr(self, name)!r}: the kernels know {', '.join(map(str, values))}")
+                raise ValueError(f"{name}={getattr(self, name)!r}: the kernels know "
+                                 f"{', '.join(map(str, values))}")
         if not self.reduces or len(set(self.reduces)) < len(self.reduces):
-            raise ValueError(f"reduces={self.reduces!r}: needed is one or more of {', '.join(REDUCES)}, each once")
+            raise ValueError(f"reduces={self.reduces!r}: needed is one or more of "
+                             f"{', '.join(REDUCES)}, each once")
         layout_for(self.heads, self.width)
 
     @functools.cached_property
@@ -70,9 +73,10 @@ class Variant:
 
     @functools.cached_property
     def defines(self) -> tuple:
-        flags = dict(ROW_T=TYPES[self.row], OFF_T="i64" if self.wide else "int", DROPOUT=0, WEIGHT=WEIGHTS[self.weight],
-                     REDUCES=len(self.reduces))
-        flags |= {at: self.reduces.index(name) if name in self.reduces else -1 for name, at in _PLACES.items()}
+        flags = dict(ROW_T=TYPES[self.row], OFF_T="i64" if self.wide else "int", DROPOUT=0,
+                     WEIGHT=WEIGHTS[self.weight], REDUCES=len(self.reduces))
+        flags |= {at: self.reduces.index(name) if name in self.reduces else -1
+                  for name, at in _PLACES.items()}
         unroll = min(self.layout.unroll, 32 // self.layout.slots)  # a turn is 32 edges
         return self.layout.defines(unroll) + tuple((k, str(v)) for k, v in flags.items())
 
@@ -87,22 +91,26 @@ variant = functools.lru_cache(maxsize=512)(Variant)
 
 
 class Reduced(NamedTuple):
-    """``out`` [rows, reduces, H, D]; for backward, else None: ``counts`` int32 [rows, extrema, H, D], how many messages equal
-    the largest, then the smallest; ``mean`` fp32 [rows, H, D]."""
+    """``out`` [rows, reduces, H, D]; for backward, else None: ``counts`` int32 [rows, extrema, H,
+    D], how many messages equal the largest, then the smallest; ``mean`` fp32 [rows, H, D]."""
 
     out: Tensor
     counts: Tensor | None
     mean: Tensor | None
 
 
-def forward(variant: Variant, graph: Rows, x: Tensor, weight: Tensor | None = None, train: bool = False) -> Reduced:
-    """Every reduce of ``variant`` over the messages ``weight[place[e], h] * x[other[e], h]`` of each row's edges e.
+def forward(variant: Variant, graph: Rows, x: Tensor, weight: Tensor | None = None,
+            train: bool = False) -> Reduced:
+    """Every reduce of ``variant`` over the messages ``weight[place[e], h] * x[other[e], h]`` of
+    each row's edges e.
 
-    "var" is the mean of squares less the square of the mean, "std" its root, 0 where the variance is at most 1e-5 (PyG's
-    `StdAggregation`). Rows without edges are 0 throughout. NaN wins both extrema. Sums are fp32, in a fixed order.
+    "var" is the mean of squares less the square of the mean, "std" its root, 0 where the variance
+    is at most 1e-5 (PyG's `StdAggregation`). Rows without edges are 0 throughout. NaN wins both
+    extrema. Sums are fp32, in a fixed order.
 
     Args:
-        x: [nodes of the other side, H, D] of ``variant.row``, contiguous. Ids are not checked against it.
+        x: [nodes of the other side, H, D] of ``variant.row``, contiguous. Ids are not checked
+            against it.
         weight: fp32 [edges] or [edges, H] by place; None with "none".
         train: whether `multi_reduce_backward` will be asked.
 
@@ -114,7 +122,8 @@ def forward(variant: Variant, graph: Rows, x: Tensor, weight: Tensor | None = No
     shape = variant.heads, variant.width
     size = variant.heads * variant.width
     out = torch.empty((rows, len(variant.reduces), *shape), dtype=variant.row, device=device)
-    counts = torch.empty((rows, variant.extrema, *shape), dtype=torch.int32, device=device) if train and variant.extrema else None
+    counts = (torch.empty((rows, variant.extrema, *shape), dtype=torch.int32, device=device)
+              if train and variant.extrema else None)
     mean = torch.empty((rows, *shape), device=device) if train and variant.moments else None
     launch = graph.launch()
     memory, (part, _, _) = workspace(launch.chunks, (variant.partial * size, 0, 0), device)
@@ -129,18 +138,21 @@ def forward(variant: Variant, graph: Rows, x: Tensor, weight: Tensor | None = No
 
 # ---- rows of any shape, remembered by their form ----
 
-def variant_of(x: Tensor, reduces: tuple[str, ...], weight: Tensor | None, wide: bool = False) -> Variant:
+def variant_of(x: Tensor, reduces: tuple[str, ...], weight: Tensor | None,
+               wide: bool = False) -> Variant:
     """That of x [any, *features] with weights [edges], [edges, H] or none."""
     features = math.prod(x.shape[1:])
     if weight is not None and weight.dim() == 2:
         return variant(weight.shape[1], features // weight.shape[1], x.dtype, reduces, "head", wide)
-    return variant(*factored(features), x.dtype, reduces, "none" if weight is None else "edge", wide)
+    return variant(*factored(features), x.dtype, reduces, "none" if weight is None else "edge",
+                   wide)
 
 
 class _Made(NamedTuple):
-    """What a call of `reduced` needs, of which only its tensors' addresses change from one call to the next. ``shape``: of the
-    result; ``counts``, ``mean``: of what is kept, None where there is nothing; ``partial``: numbers of the workspace; ``merge``:
-    grid and arguments, or None where no row is split."""
+    """What a call of `reduced` needs, of which only its tensors' addresses change from one call to
+    the next. ``shape``: of the result; ``counts``, ``mean``: of what is kept, None where there is
+    nothing; ``partial``: numbers of the workspace; ``merge``: grid and arguments, or None where no
+    row is split."""
 
     variant: Variant
     shape: tuple[int, ...]
@@ -152,12 +164,14 @@ class _Made(NamedTuple):
     merge: tuple[tuple[int, int], tuple, tuple] | None
 
 
-def reduced(graph: Rows, x: Tensor, reduces: tuple[str, ...], weight: Tensor | None = None, train: bool = False) -> Reduced:
-    """`forward` of x [any, *features], in whatever shape its rows are: ``out`` is [rows, reduces, *features], of a single reduce
-    [rows, *features].
+def reduced(graph: Rows, x: Tensor, reduces: tuple[str, ...], weight: Tensor | None = None,
+            train: bool = False) -> Reduced:
+    """`forward` of x [any, *features], in whatever shape its rows are: ``out`` is [rows, reduces,
+    *features], of a single reduce [rows, *features].
 
-    weight: fp32 [edges], or [edges, H] of which each is for a part of the features. x may have any strides. A call like an
-    earlier one costs little more than its launches, which is what small graphs take. ValueError as of `forward`.
+    weight: fp32 [edges], or [edges, H] of which each is for a part of the features. x may have any
+    strides. A call like an earlier one costs little more than its launches, which is what small
+    graphs take. ValueError as of `forward`.
     """
     key = ("reduced", reduces, train, x.dtype, x.shape, x.stride(), x.device, x.data_ptr() & 15,
            None if weight is None else (weight.dtype, weight.shape, weight.stride(), weight.device))
@@ -166,7 +180,8 @@ def reduced(graph: Rows, x: Tensor, reduces: tuple[str, ...], weight: Tensor | N
         return _first(key, graph, x, reduces, weight, train)
     form, device = made.variant, x.device
     out = torch.empty(made.shape, dtype=form.row, device=device)
-    counts = None if made.counts is None else torch.empty(made.counts, dtype=torch.int32, device=device)
+    counts = (None if made.counts is None
+              else torch.empty(made.counts, dtype=torch.int32, device=device))
     mean = None if made.mean is None else torch.empty(made.mean, device=device)
     memory = torch.empty(made.partial, device=device) if made.partial else None
     given, part = (x.data_ptr(), pointer(weight)), (pointer(memory),)
@@ -178,41 +193,54 @@ def reduced(graph: Rows, x: Tensor, reduces: tuple[str, ...], weight: Tensor | N
     return Reduced(out, counts, mean)
 
 
-def _first(key: tuple, graph: Rows, x: Tensor, reduces: tuple[str, ...], weight: Tensor | None, train: bool) -> Reduced:
-    """A call of `reduced` unlike those before: checked, and remembered if the next one needs nothing but the same launches."""
+def _first(key: tuple, graph: Rows, x: Tensor, reduces: tuple[str, ...], weight: Tensor | None,
+           train: bool) -> Reduced:
+    """A call of `reduced` unlike those before: checked, and remembered if the next one needs
+    nothing but the same launches."""
     form, rows = variant_of(x, reduces, weight, graph.wide), dense(x)
     out, counts, mean = forward(form, graph, rows.view(-1, form.heads, form.width), weight, train)
     shape = graph.rows, *((len(reduces),) if len(reduces) > 1 else ()), *x.shape[1:]
     if rows is x and graph.settled:
         launch, layout = graph.launch(), form.layout
-        merge = (grid(launch.heavy, layout), launch.merge, launch.graph[:3]) if launch.heavy else None
+        merge = ((grid(launch.heavy, layout), launch.merge, launch.graph[:3]) if launch.heavy
+                 else None)
         kept = [None if t is None else tuple(t.shape) for t in (counts, mean)]
-        graph.keep(key, _Made(form, shape, kept[0], kept[1], grid(launch.slots + graph.rows, layout), launch.graph + launch.split,
+        graph.keep(key, _Made(form, shape, kept[0], kept[1],
+                              grid(launch.slots + graph.rows, layout), launch.graph + launch.split,
                               launch.chunks * form.partial * form.heads * form.width, merge))
-    return Reduced(out.view(shape).detach(), counts, mean)  # no view, which nobody could change in place behind a Function
+    # no view, which nobody could change in place behind a Function
+    return Reduced(out.view(shape).detach(), counts, mean)
 
 
-def check_graph(variant: Variant, graph: Rows, x: Tensor, weight: Tensor | None, own: int | None = None) -> None:
-    """ValueError unless the kernels may run over ``graph`` with these rows, ``own`` in number if that is known."""
+def check_graph(variant: Variant, graph: Rows, x: Tensor, weight: Tensor | None,
+                own: int | None = None) -> None:
+    """ValueError unless the kernels may run over ``graph`` with these rows, ``own`` in number if
+    that is known."""
     if graph.wide != variant.wide:
-        raise ValueError(f"the graph's offsets are {graph.indptr.dtype}, but the variant has wide={variant.wide}")
+        raise ValueError(f"the graph's offsets are {graph.indptr.dtype}, but the variant has "
+                         f"wide={variant.wide}")
     if variant.weight != "none" and graph.place.shape[0] != graph.other.shape[0]:
-        raise ValueError(f"the graph has {graph.place.shape[0]} places for {graph.other.shape[0]} edges: build it with "
-                         "places=True")
+        raise ValueError(f"the graph has {graph.place.shape[0]} places for {graph.other.shape[0]} "
+                         "edges: build it with places=True")
     device = graph.indptr.device
     check("x", x, (own, variant.heads, variant.width), variant.row, device, variant.layout.vec)
     if (weight is None) != (variant.weight == "none"):
-        raise ValueError(f"weight is {'missing' if weight is None else 'given'}, but the variant has weight={variant.weight!r}")
+        raise ValueError(f"weight is {'missing' if weight is None else 'given'}, but the variant "
+                         f"has weight={variant.weight!r}")
     if weight is not None:
         shape = (variant.heads,) if variant.weight == "head" else ()
         check("weight", weight, (None, *shape), torch.float32, device, 1)
 
 
-def check(name: str, t: Tensor, shape: tuple, dtype: torch.dtype, device: torch.device, vec: int) -> None:
-    """ValueError unless a kernel may read ``t`` as [*shape], of which None is any size, ``vec`` numbers at a time."""
+def check(name: str, t: Tensor, shape: tuple, dtype: torch.dtype, device: torch.device,
+          vec: int) -> None:
+    """ValueError unless a kernel may read ``t`` as [*shape], of which None is any size, ``vec``
+    numbers at a time."""
     fits = t.dim() == len(shape) and all(n is None or n == m for n, m in zip(shape, t.shape))
-    if fits and t.dtype is dtype and t.device == device and t.is_contiguous() and t.data_ptr() % (vec * t.element_size()) == 0:
+    if (fits and t.dtype is dtype and t.device == device and t.is_contiguous()
+        and t.data_ptr() % (vec * t.element_size()) == 0):
         return
     wanted = ", ".join("any" if n is None else str(n) for n in shape)
-    raise ValueError(f"{name} is {list(t.shape)}, {t.dtype}, on {t.device}, strides {list(t.stride())}; needed is [{wanted}], "
-                     f"{dtype}, contiguous and aligned, on {device}")
+    raise ValueError(f"{name} is {list(t.shape)}, {t.dtype}, on {t.device}, strides "
+                     f"{list(t.stride())}; needed is [{wanted}], {dtype}, contiguous and aligned, "
+                     f"on {device}")

@@ -20,11 +20,14 @@ def kernels(variant: Variant) -> Kernels:
     return Kernels("multi_reduce_backward", variant.defines)
 
 
-def spread(variant: Variant, graph: Rows, reduced: Reduced, grad: Tensor, zero_share: bool = True) -> Tensor:
-    """Coefficients, fp32 [rows, terms, H, D], of the gradient of each row's messages: what `rows_grad` and `weight_grad` take.
+def spread(variant: Variant, graph: Rows, reduced: Reduced, grad: Tensor,
+           zero_share: bool = True) -> Tensor:
+    """Coefficients, fp32 [rows, terms, H, D], of the gradient of each row's messages: what
+    `rows_grad` and `weight_grad` take.
 
-    Equal messages share the gradient of their extremum evenly. ``zero_share``: an extremum of exactly 0 counts itself among
-    them, as in the gradient of `torch.Tensor.scatter_reduce` into zeros, which is what PyG's max and min are.
+    Equal messages share the gradient of their extremum evenly. ``zero_share``: an extremum of
+    exactly 0 counts itself among them, as in the gradient of `torch.Tensor.scatter_reduce` into
+    zeros, which is what PyG's max and min are.
 
     Args:
         graph, reduced: as of `multi_reduce.forward` with ``train``.
@@ -39,16 +42,17 @@ def spread(variant: Variant, graph: Rows, reduced: Reduced, grad: Tensor, zero_s
     check("grad", grad, tuple(reduced.out.shape), variant.row, device, layout.vec)
     found = torch.empty((graph.rows, variant.terms, variant.heads, variant.width), device=device)
     kernels(variant)("spread")(grid(-(-graph.rows // layout.slots), layout), THREADS, 0, (
-        graph.indptr.data_ptr(), np.int32(graph.rows), grad.data_ptr(), reduced.out.data_ptr(), pointer(reduced.counts),
-        pointer(reduced.mean), np.int32(zero_share), found.data_ptr()))
+        graph.indptr.data_ptr(), np.int32(graph.rows), grad.data_ptr(), reduced.out.data_ptr(),
+        pointer(reduced.counts), pointer(reduced.mean), np.int32(zero_share), found.data_ptr()))
     return found
 
 
-def rows_grad(variant: Variant, graph: Rows, x: Tensor, weight: Tensor | None, out: Tensor, coefficients: Tensor) -> Tensor:
+def rows_grad(variant: Variant, graph: Rows, x: Tensor, weight: Tensor | None, out: Tensor,
+              coefficients: Tensor) -> Tensor:
     """[rows, H, D]: the gradient of forward's x.
 
-    graph: that of `multi_reduce.forward` by the other end, with the same places; x, weight, out: of it. Sums are fp32, in a
-    fixed order. ValueError for what does not fit.
+    graph: that of `multi_reduce.forward` by the other end, with the same places; x, weight, out: of
+    it. Sums are fp32, in a fixed order. ValueError for what does not fit.
     """
     layout, rows, device = variant.layout, graph.rows, graph.indptr.device
     check_graph(variant, graph, x, weight, rows)
@@ -56,38 +60,47 @@ def rows_grad(variant: Variant, graph: Rows, x: Tensor, weight: Tensor | None, o
     found = torch.empty_like(x)
     launch = graph.launch()
     memory, (part, _, _) = workspace(launch.chunks, (variant.heads * variant.width, 0, 0), device)
-    kernels(variant)("backward")(grid(launch.slots + rows, layout), THREADS, 0, launch.graph + launch.split + (
-        x.data_ptr(), pointer(weight), out.data_ptr(), coefficients.data_ptr(), found.data_ptr(), part))
+    kernels(variant)("backward")(grid(launch.slots + rows, layout), THREADS, 0,
+                                 launch.graph + launch.split + (
+        x.data_ptr(), pointer(weight), out.data_ptr(), coefficients.data_ptr(), found.data_ptr(),
+        part))
     if launch.heavy:
-        kernels(variant)("add_parts")(grid(launch.heavy, layout), THREADS, 0, launch.merge + (part, found.data_ptr()))
+        kernels(variant)("add_parts")(grid(launch.heavy, layout), THREADS, 0,
+                                      launch.merge + (part, found.data_ptr()))
     return found
 
 
-def weight_grad(variant: Variant, graph: Rows, x: Tensor, weight: Tensor, out: Tensor, coefficients: Tensor) -> Tensor:
-    """As ``weight``, fp32: its gradient. graph, x, weight, out: of `multi_reduce.forward`. ValueError for what does not fit."""
+def weight_grad(variant: Variant, graph: Rows, x: Tensor, weight: Tensor, out: Tensor,
+                coefficients: Tensor) -> Tensor:
+    """As ``weight``, fp32: its gradient. graph, x, weight, out: of `multi_reduce.forward`.
+    ValueError for what does not fit."""
     layout, device = variant.layout, graph.indptr.device
     check_graph(variant, graph, x, weight)
     _check_results(variant, out, coefficients, device, graph.rows)
     columns = variant.heads if variant.weight == "head" else layout.tiles
     found = torch.zeros((weight.shape[0], columns), device=device)
     launch = graph.launch()
-    kernels(variant)("edge_grad")(grid(launch.slots + graph.rows, layout), THREADS, 0, launch.graph + launch.split + (
+    kernels(variant)("edge_grad")(grid(launch.slots + graph.rows, layout), THREADS, 0,
+                                  launch.graph + launch.split + (
         x.data_ptr(), pointer(weight), out.data_ptr(), coefficients.data_ptr(), found.data_ptr()))
     return found if variant.weight == "head" else found.sum(1)
 
 
-def _check_results(variant: Variant, out: Tensor, coefficients: Tensor, device: torch.device, rows: int | None = None) -> None:
+def _check_results(variant: Variant, out: Tensor, coefficients: Tensor, device: torch.device,
+                   rows: int | None = None) -> None:
     shape = variant.heads, variant.width
     check("out", out, (rows, len(variant.reduces), *shape), variant.row, device, variant.layout.vec)
-    check("coefficients", coefficients, (out.shape[0], variant.terms, *shape), torch.float32, device, variant.layout.vec)
+    check("coefficients", coefficients, (out.shape[0], variant.terms, *shape), torch.float32,
+          device, variant.layout.vec)
 
 
 # ---- rows of any shape, remembered by their form ----
 
 class _Made(NamedTuple):
-    """What a call of `gradient` needs, of which only its tensors' addresses change from one call to the next. ``terms``: the
-    shape of the coefficients; ``rows``, ``zero_share``: as kernels take them; ``partial``: numbers of the workspace; ``merge``:
-    grid and arguments, or None where no row is split."""
+    """What a call of `gradient` needs, of which only its tensors' addresses change from one call to
+    the next. ``terms``: the shape of the coefficients; ``rows``, ``zero_share``: as kernels take
+    them; ``partial``: numbers of the workspace; ``merge``: grid and arguments, or None where no row
+    is split."""
 
     kernels: Kernels
     terms: tuple[int, ...]
@@ -100,16 +113,19 @@ class _Made(NamedTuple):
     merge: tuple[tuple[int, int], tuple] | None
 
 
-def gradient(by_dst: Rows, by_src: Rows, reduces: tuple[str, ...], x: Tensor, weight: Tensor | None, reduced: Reduced,
-             grad: Tensor, zero_share: bool = True) -> Tensor:
+def gradient(by_dst: Rows, by_src: Rows, reduces: tuple[str, ...], x: Tensor,
+             weight: Tensor | None, reduced: Reduced, grad: Tensor,
+             zero_share: bool = True) -> Tensor:
     """The gradient of x, by `spread` and `rows_grad`, in x's shape and dtype.
 
-    by_dst, reduces, x, weight, reduced: of `multi_reduce.reduced` with ``train``; by_src: that graph by the other end; grad: as
-    ``reduced.out``, with any strides. A call like an earlier one costs little more than its launches. ValueError as of those two.
+    by_dst, reduces, x, weight, reduced: of `multi_reduce.reduced` with ``train``; by_src: that
+    graph by the other end; grad: as ``reduced.out``, with any strides. A call like an earlier one
+    costs little more than its launches. ValueError as of those two.
     """
     out, counts, mean = reduced
     key = ("gradient", reduces, zero_share,
-           *[None if t is None else (t.dtype, t.shape, t.stride(), t.device, t.data_ptr() & 15) for t in (x, out, grad, weight)])
+           *[None if t is None else (t.dtype, t.shape, t.stride(), t.device, t.data_ptr() & 15)
+             for t in (x, out, grad, weight)])
     made = by_src.made.get(key)
     if made is None:
         return _first(key, by_dst, by_src, reduces, x, weight, reduced, grad, zero_share)
@@ -117,8 +133,8 @@ def gradient(by_dst: Rows, by_src: Rows, reduces: tuple[str, ...], x: Tensor, we
     memory = torch.empty(made.partial, device=x.device) if made.partial else None
     address, part = found.data_ptr(), pointer(memory)
     made.kernels("spread")(made.spread, THREADS, 0, (
-        by_dst.indptr.data_ptr(), made.rows, grad.data_ptr(), out.data_ptr(), pointer(counts), pointer(mean), made.zero_share,
-        terms.data_ptr()))
+        by_dst.indptr.data_ptr(), made.rows, grad.data_ptr(), out.data_ptr(), pointer(counts),
+        pointer(mean), made.zero_share, terms.data_ptr()))
     made.kernels("backward")(made.grid, THREADS, 0, made.graph + (
         x.data_ptr(), pointer(weight), out.data_ptr(), terms.data_ptr(), address, part))
     if made.merge is not None:
@@ -126,9 +142,10 @@ def gradient(by_dst: Rows, by_src: Rows, reduces: tuple[str, ...], x: Tensor, we
     return found
 
 
-def _first(key: tuple, by_dst: Rows, by_src: Rows, reduces: tuple[str, ...], x: Tensor, weight: Tensor | None, reduced: Reduced,
-           grad: Tensor, zero_share: bool) -> Tensor:
-    """A call of `gradient` unlike those before: checked, and remembered if the next one needs nothing but the same launches."""
+def _first(key: tuple, by_dst: Rows, by_src: Rows, reduces: tuple[str, ...], x: Tensor,
+           weight: Tensor | None, reduced: Reduced, grad: Tensor, zero_share: bool) -> Tensor:
+    """A call of `gradient` unlike those before: checked, and remembered if the next one needs
+    nothing but the same launches."""
     form = variant_of(x, reduces, weight, by_dst.wide)
     parts = form.heads, form.width
     rows, gradients = dense(x), dense(grad)
@@ -138,7 +155,8 @@ def _first(key: tuple, by_dst: Rows, by_src: Rows, reduces: tuple[str, ...], x: 
     if rows is x and gradients is grad and by_src.settled:
         launch, layout = by_src.launch(), form.layout
         by_src.keep(key, _Made(
-            kernels(form), tuple(terms.shape), grid(-(-by_dst.rows // layout.slots), layout), np.int32(by_dst.rows),
-            np.int32(zero_share), grid(launch.slots + by_src.rows, layout), launch.graph + launch.split,
-            launch.chunks * form.heads * form.width, (grid(launch.heavy, layout), launch.merge) if launch.heavy else None))
+            kernels(form), tuple(terms.shape), grid(-(-by_dst.rows // layout.slots), layout),
+            np.int32(by_dst.rows), np.int32(zero_share), grid(launch.slots + by_src.rows, layout),
+            launch.graph + launch.split, launch.chunks * form.heads * form.width,
+            (grid(launch.heavy, layout), launch.merge) if launch.heavy else None))
     return found.view(x.shape)

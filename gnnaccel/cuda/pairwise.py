@@ -1,4 +1,5 @@
-"""Launchers for pairwise attention, forward (``src/pairwise.cu``; the kinds of score stand in ``src/pairwise.cuh``)."""
+"""Launchers for pairwise attention, forward (``src/pairwise.cu``; the kinds of score stand in
+``src/pairwise.cuh``)."""
 from __future__ import annotations
 
 import functools
@@ -20,9 +21,10 @@ SCORES = {"gatv2": 0, "dot": 1, "cosine": 2, "mx": 3, "sd": 4}
 
 @dataclass(frozen=True)
 class Variant(RowVariant):
-    """What selects a kernel of pairwise attention. ``score``: a key of `SCORES`; ``beside``: keys and values, and their gradients,
-    lie side by side, as in [num_src, 2, H, D] (dot product only). ``vectors``: there are several attention vectors (GATv2 only).
-    ``tile``: the most heads, a power of two, that are computed together, 0 for as many as fit."""
+    """What selects a kernel of pairwise attention. ``score``: a key of `SCORES`; ``beside``: keys
+    and values, and their gradients, lie side by side, as in [num_src, 2, H, D] (dot product only).
+    ``vectors``: there are several attention vectors (GATv2 only). ``tile``: the most heads, a power
+    of two, that are computed together, 0 for as many as fit."""
 
     score: str = "dot"
     beside: bool = False
@@ -31,23 +33,26 @@ class Variant(RowVariant):
 
     @functools.cached_property
     def layout(self) -> Layout:
-        return layout_for(self.heads, self.width, most_heads=self.tile) if self.tile else layout_for(self.heads, self.width)
+        return (layout_for(self.heads, self.width, most_heads=self.tile) if self.tile
+                else layout_for(self.heads, self.width))
 
     def banded(self, nodes: int, graph: Rows, arrays: int) -> Variant:
-        """The same head by head (`bands`) where that pays: the graph's edges gather rows of ``arrays`` arrays of ``nodes`` nodes.
-        Of narrower heads a line has several, and what each edge costs beside its rows then counts for more than the rows."""
+        """The same head by head (`bands`) where that pays: the graph's edges gather rows of
+        ``arrays`` arrays of ``nodes`` nodes. Of narrower heads a line has several, and what each
+        edge costs beside its rows then counts for more than the rows."""
         size = self.row.itemsize
         head = self.width * size * arrays
         if bands.few(nodes, self.heads * head):  # before a look for the kernels, which takes longer
             return self
         forms = self.in_bands()
-        pay = forms and bands.pay(nodes, self.heads * head, graph.rows, graph.other.shape[0], graph.other.device, size=size,
-                                  least=head, share=2.0)
+        pay = forms and bands.pay(nodes, self.heads * head, graph.rows, graph.other.shape[0],
+                                  graph.other.device, size=size, least=head, share=2.0)
         return forms[0] if pay else self
 
     def in_bands(self) -> tuple[Variant, ...]:
         """What `banded` may give instead of this."""
-        return (_by_head(self),) if self.heads > 1 and self.width * self.row.itemsize >= bands.LINE else ()
+        long = self.heads > 1 and self.width * self.row.itemsize >= bands.LINE
+        return (_by_head(self),) if long else ()
 
     @property
     def own_values(self) -> bool:
@@ -56,7 +61,8 @@ class Variant(RowVariant):
 
     def defines(self, unroll: int | None = None, **more) -> tuple:
         vectors = {"VECTORS": 1} if self.vectors else {}
-        return super().defines(unroll, SCORE=SCORES[self.score], BESIDE=int(self.beside), **vectors, **more)
+        return super().defines(unroll, SCORE=SCORES[self.score], BESIDE=int(self.beside),
+                               **vectors, **more)
 
     @functools.cached_property
     def forward_kernels(self) -> Kernels:
@@ -74,8 +80,9 @@ class Variant(RowVariant):
 
     @functools.cached_property
     def _kept_kernels(self) -> tuple[Kernels, Kernels]:
-        """By destination only keys are live. By source, rows of few edges each (scores are kept where nodes, not edges, decide how
-        much memory is held) gain more from warps beside each other than from edges in flight in each."""
+        """By destination only keys are live. By source, rows of few edges each (scores are kept
+        where nodes, not edges, decide how much memory is held) gain more from warps beside each
+        other than from edges in flight in each."""
         few = {"LEAST_BLOCKS": 10} if self.layout.packs * self.layout.vec <= 4 else {}
         return (Kernels("pairwise_backward", self.defines(BY_SRC=0, KEPT=1)),
                 Kernels("pairwise_backward", self.defines(1, BY_SRC=1, KEPT=1, **few)))
@@ -99,11 +106,12 @@ def _by_head(variant: Variant) -> Variant:
 class Operands:
     """Inputs of a pairwise layer, contiguous and of ``variant.row`` unless said otherwise.
 
-    ``keys`` [num_src, H, D]; ``values`` likewise, None where values are the keys; ``queries`` [num_dst, H, D]; ``edges``
-    [edges, H, D] by edge id or None; ``att`` [H, D] fp32 (GATv2); ``c_src`` [num_src, H], ``c_dst`` [num_dst, H] fp32 node
-    terms (cosine, MX). Under ``variant.vectors``, ``att`` is [vectors, H, D], and ``of_src`` [num_src], ``of_dst`` [num_dst] int32
-    tell each row's, which must be the same at both ends of an edge. Under ``variant.beside``, keys and values are ``both[:, 0]``
-    and ``both[:, 1]`` of one tensor.
+    ``keys`` [num_src, H, D]; ``values`` likewise, None where values are the keys; ``queries``
+    [num_dst, H, D]; ``edges`` [edges, H, D] by edge id or None; ``att`` [H, D] fp32 (GATv2);
+    ``c_src`` [num_src, H], ``c_dst`` [num_dst, H] fp32 node terms (cosine, MX). Under
+    ``variant.vectors``, ``att`` is [vectors, H, D], and ``of_src`` [num_src], ``of_dst`` [num_dst]
+    int32 tell each row's, which must be the same at both ends of an edge. Under ``variant.beside``,
+    keys and values are ``both[:, 0]`` and ``both[:, 1]`` of one tensor.
     """
 
     keys: Tensor
@@ -127,15 +135,18 @@ class Operands:
         return np.float32(self.scale), np.float32(self.slope)
 
 
-def forward(variant: Variant, graph: Rows, x: Operands, dropout: Dropout = OFF, bias: Tensor | None = None,
-            keep: bool = False) -> tuple[Tensor, Tensor | None, Tensor | None]:
+def forward(variant: Variant, graph: Rows, x: Operands, dropout: Dropout = OFF,
+            bias: Tensor | None = None, keep: bool = False) -> tuple[Tensor, Tensor | None,
+                                                                     Tensor | None]:
     """Softmax over incoming edges of the score, then the weighted sum, plus ``bias`` [H * D] fp32.
 
-    Returns out [num_dst, H, D] and, under ``variant.train``, the sum without bias in fp32, which is a tensor of its own with a
-    bias, with ``keep`` or where out is not fp32, and norm [2, num_dst, H]: the softmax's maximum and the reciprocal of its sum.
+    Returns out [num_dst, H, D] and, under ``variant.train``, the sum without bias in fp32, which is
+    a tensor of its own with a bias, with ``keep`` or where out is not fp32, and norm [2, num_dst,
+    H]: the softmax's maximum and the reciprocal of its sum.
     """
     variant = variant.banded(x.keys.shape[0], graph, 2 if variant.own_values else 1)
-    h, d, device, layout, rows = variant.heads, variant.width, x.keys.device, variant.layout, graph.rows
+    h, d, device, layout, rows = (variant.heads, variant.width, x.keys.device, variant.layout,
+                                  graph.rows)
     out = torch.empty((rows, h, d), dtype=variant.out, device=device)
     norm = torch.empty((2, rows, h), device=device) if variant.train else None
     own = variant.train and (keep or bias is not None or variant.out is not torch.float32)
@@ -146,11 +157,12 @@ def forward(variant: Variant, graph: Rows, x: Operands, dropout: Dropout = OFF, 
     variant.forward_kernels("forward")(
         grid(launch.slots + rows, layout), THREADS, 0,
         launch.graph + launch.split
-        + (x.keys.data_ptr(), values.data_ptr(), x.queries.data_ptr(), pointer(x.edges), pointer(x.att), pointer(x.c_src),
-           pointer(x.term(False))) + x.constants() + dropout.args
+        + (x.keys.data_ptr(), values.data_ptr(), x.queries.data_ptr(), pointer(x.edges),
+           pointer(x.att), pointer(x.c_src), pointer(x.term(False))) + x.constants() + dropout.args
         + (out.data_ptr(), pointer(raw), pointer(bias), pointer(norm), acc, stats))
     if launch.heavy:
         variant.forward_kernels("merge")(
             grid(launch.heavy, layout), THREADS, layout.scratch,
-            launch.merge + (launch.graph[3], out.data_ptr(), pointer(raw), pointer(bias), pointer(norm), acc, stats))
+            launch.merge + (launch.graph[3], out.data_ptr(), pointer(raw), pointer(bias),
+                            pointer(norm), acc, stats))
     return out, (out if raw is None else raw) if variant.train else None, norm

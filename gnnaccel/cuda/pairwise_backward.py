@@ -13,13 +13,15 @@ from gnnaccel.cuda.layout import WARPS, grid
 from gnnaccel.cuda.pairwise import Operands, Variant
 from gnnaccel.cuda.structure import Rows
 
-# Blocks of the destination pass under GATv2: its sum for the attention vector lives in registers from row to row.
+# Blocks of the destination pass under GATv2: its sum for the attention vector lives in registers
+# from row to row.
 _ATT_BLOCKS = 4096
 
 
 @dataclass
 class Gradients:
-    """Gradients of `pairwise.Operands`, None where there is no such operand. Rows in the rows' dtype, the others fp32.
+    """Gradients of `pairwise.Operands`, None where there is no such operand. Rows in the rows'
+    dtype, the others fp32.
 
     ``att``: under ``variant.vectors`` that of each destination's vector, [num_dst, H, D].
     """
@@ -34,29 +36,36 @@ class Gradients:
 
 
 def prepare(variant: Variant, x: Operands, out: Tensor, norm: Tensor, grad: Tensor) -> Tensor:
-    """What `backward` needs of the results of `pairwise.forward`, ``out`` (without bias) and ``norm``, and of ``grad`` [num_dst, H,
-    D] of ``variant.out``: [num_dst, H, 4] fp32."""
+    """What `backward` needs of the results of `pairwise.forward`, ``out`` (without bias) and
+    ``norm``, and of ``grad`` [num_dst, H, D] of ``variant.out``: [num_dst, H, 4] fp32."""
     rows, layout = grad.shape[0], variant.layout
     packed = torch.empty(rows, variant.heads, 4, device=grad.device)
     variant.backward_kernels(True)("prepare")(grid(rows, layout, layout.slots), THREADS, 0, (
-        np.int32(rows), grad.data_ptr(), out.data_ptr(), norm.data_ptr(), pointer(x.c_dst), packed.data_ptr()))
+        np.int32(rows), grad.data_ptr(), out.data_ptr(), norm.data_ptr(), pointer(x.c_dst),
+        packed.data_ptr()))
     return packed
 
 
-def backward(variant: Variant, by_dst: Rows, by_src: Rows, x: Operands, packed: Tensor, grad: Tensor, edge_grad: bool = False,
-             dropout: Dropout = OFF, keep: bool = False) -> Gradients:
+def backward(variant: Variant, by_dst: Rows, by_src: Rows, x: Operands, packed: Tensor,
+             grad: Tensor, edge_grad: bool = False, dropout: Dropout = OFF,
+             keep: bool = False) -> Gradients:
     """Gradients of `pairwise.forward`; ``packed`` from `prepare`, ``grad`` as there.
 
-    ``keep``: the gradients of the scores, [edges, H] fp32, are kept between the two passes, which saves gathering values and
-    gradients a second time. Dot product without edge rows only; ``by_src`` has its `Rows.inverse` then.
+    ``keep``: the gradients of the scores, [edges, H] fp32, are kept between the two passes, which
+    saves gathering values and gradients a second time. Dot product without edge rows only;
+    ``by_src`` has its `Rows.inverse` then.
     """
-    d_edges = None if x.edges is None or not edge_grad else torch.zeros_like(x.edges)  # zeros: dropped self loops are never visited
+    # zeros: dropped self loops are never visited
+    d_edges = None if x.edges is None or not edge_grad else torch.zeros_like(x.edges)
     kept = torch.empty(by_src.other.shape[0], variant.heads, device=grad.device) if keep else None
-    d_keys, d_values, d_c_src, _ = _pass(variant, True, by_src, by_dst.place, x, packed, grad, None, dropout, kept)
+    d_keys, d_values, d_c_src, _ = _pass(variant, True, by_src, by_dst.place, x, packed, grad,
+                                         None, dropout, kept)
     if kept is not None:
         assert by_src.inverse is not None
-        return Gradients(d_keys, _queries(variant, by_dst, by_src.inverse, x, kept), d_values, None, None, None, None)
-    d_queries, _, d_c_dst, d_att = _pass(variant, False, by_dst, by_dst.place, x, packed, grad, d_edges, dropout, None)
+        return Gradients(d_keys, _queries(variant, by_dst, by_src.inverse, x, kept), d_values,
+                         None, None, None, None)
+    d_queries, _, d_c_dst, d_att = _pass(variant, False, by_dst, by_dst.place, x, packed, grad,
+                                         d_edges, dropout, None)
     return Gradients(d_keys, d_queries, d_values, d_edges, d_att, d_c_src, d_c_dst)
 
 
@@ -76,24 +85,30 @@ def _queries(variant: Variant, graph: Rows, inverse: Tensor, x: Operands, kept: 
     return d_queries
 
 
-def _pass(variant: Variant, by_src: bool, graph: Rows, eid: Tensor, x: Operands, packed: Tensor, grad: Tensor,
-          d_edges: Tensor | None, dropout: Dropout, kept: Tensor | None):
-    """One direction: (gradient of its score rows, of its value rows, of its node term, of the attention vector)."""
+def _pass(variant: Variant, by_src: bool, graph: Rows, eid: Tensor, x: Operands, packed: Tensor,
+          grad: Tensor, d_edges: Tensor | None, dropout: Dropout, kept: Tensor | None):
+    """One direction: (gradient of its score rows, of its value rows, of its node term, of the
+    attention vector)."""
     h, d, device = variant.heads, variant.width, grad.device
     values = x.keys if x.values is None or not variant.own_values else x.values
     d_b: Tensor | None
-    own, other = ((x.keys, values), (x.queries, grad)) if by_src else ((x.queries, grad), (x.keys, values))
+    own, other = (((x.keys, values), (x.queries, grad)) if by_src
+                  else ((x.queries, grad), (x.keys, values)))
     if by_src and variant.beside:
-        d_a, d_b = torch.empty((x.keys.shape[0], 2, h, d), dtype=x.keys.dtype, device=device).unbind(1)
+        d_a, d_b = torch.empty((x.keys.shape[0], 2, h, d), dtype=x.keys.dtype,
+                               device=device).unbind(1)
     else:
         d_a = torch.empty_like(own[0])
         d_b = torch.empty_like(values) if by_src and variant.own_values else None
     term, vector = x.c_src if by_src else x.c_dst, variant.vectors and not by_src
-    d_node = torch.empty((graph.rows, h, d), device=device) if vector else None if term is None else torch.empty_like(term)
+    d_node = (torch.empty((graph.rows, h, d), device=device) if vector
+              else None if term is None else torch.empty_like(term))
     variant = variant.banded(other[0].shape[0], graph, 2 if by_src or variant.own_values else 1)
-    layout, launch, kernels = variant.layout, graph.launch(), variant.backward_kernels(by_src, kept is not None)
+    layout, launch, kernels = (variant.layout, graph.launch(),
+                               variant.backward_kernels(by_src, kept is not None))
     row = h * d
-    memory, parts = workspace(launch.chunks, (row, row if d_b is not None or vector else 0, h), device)
+    memory, parts = workspace(launch.chunks, (row, row if d_b is not None or vector else 0, h),
+                              device)
     blocks, tiles = grid(launch.slots + graph.rows, layout)
     part_att = None
     if not by_src and variant.score == "gatv2" and not vector:
@@ -102,9 +117,12 @@ def _pass(variant: Variant, by_src: bool, graph: Rows, eid: Tensor, x: Operands,
     kernels("backward")(
         (blocks, tiles), THREADS, WARPS * layout.tile_heads * d * 4 if part_att is not None else 0,
         launch.graph[:3] + (eid.data_ptr(), launch.graph[3]) + launch.split
-        + (own[0].data_ptr(), own[1].data_ptr(), other[0].data_ptr(), other[1].data_ptr(), pointer(x.edges), pointer(x.att),
-           pointer(x.term(by_src) if variant.vectors else x.c_src), packed.data_ptr()) + x.constants() + dropout.args
-        + (d_a.data_ptr(), pointer(d_b), pointer(d_node), pointer(d_edges), pointer(kept)) + parts + (pointer(part_att),))
+        + (own[0].data_ptr(), own[1].data_ptr(), other[0].data_ptr(), other[1].data_ptr(),
+           pointer(x.edges), pointer(x.att), pointer(x.term(by_src) if variant.vectors
+                                                     else x.c_src), packed.data_ptr())
+        + x.constants() + dropout.args
+        + (d_a.data_ptr(), pointer(d_b), pointer(d_node), pointer(d_edges), pointer(kept)) + parts
+        + (pointer(part_att),))
     if launch.heavy:
         kernels("merge")(grid(launch.heavy, layout), THREADS, layout.scratch,
                          launch.merge + (d_a.data_ptr(), pointer(d_b), pointer(d_node)) + parts)

@@ -1,4 +1,5 @@
-"""What CuPy, NVRTC and the NVIDIA driver say about themselves: for ``doctor`` and ``calibrate``, never on the way of a call."""
+"""What CuPy, NVRTC and the NVIDIA driver say about themselves: for ``doctor`` and ``calibrate``,
+never on the way of a call."""
 from __future__ import annotations
 
 import os
@@ -11,8 +12,9 @@ LEAST_CAPABILITY = (7, 5)
 
 @dataclass
 class Probe:
-    """Versions as texts such as "13.0", None where unknown. ``driver_cuda``: the newest CUDA that the driver runs; ``cupy_cuda``:
-    the one that CuPy was built for; ``problems``: what could not be asked, by what was asked."""
+    """Versions as texts such as "13.0", None where unknown. ``driver_cuda``: the newest CUDA that
+    the driver runs; ``cupy_cuda``: the one that CuPy was built for; ``problems``: what could not be
+    asked, by what was asked."""
 
     cupy: str | None = None
     cupy_cuda: str | None = None
@@ -22,7 +24,8 @@ class Probe:
 
 
 def cupy() -> Probe:
-    """Ask CuPy, which is imported for it. Never raises; without CuPy ``problems`` says so under "cupy"."""
+    """Ask CuPy, which is imported for it. Never raises; without CuPy ``problems`` says so under
+    "cupy"."""
     found = Probe()
     try:
         import cupy
@@ -47,7 +50,8 @@ def _dotted(version: int) -> str | None:
 
 
 def driver_text() -> str | None:
-    """The NVIDIA driver's version as the kernel module tells it; None where no such module is loaded."""
+    """The NVIDIA driver's version as the kernel module tells it; None where no such module is
+    loaded."""
     try:
         words = _DRIVER_FILE.read_text().splitlines()[0].split()
     except (OSError, IndexError):
@@ -61,7 +65,8 @@ def kernel_cache() -> Path:
 
 
 def devices() -> list[dict]:
-    """Of each GPU that torch sees: name, capability (pair), memory in bytes, L2 in bytes (None where unknown)."""
+    """Of each GPU that torch sees: name, capability (pair), memory in bytes, L2 in bytes (None
+    where unknown)."""
     import torch
 
     if not torch.cuda.is_available():
@@ -69,6 +74,6 @@ def devices() -> list[dict]:
     found = []
     for index in range(torch.cuda.device_count()):
         about = torch.cuda.get_device_properties(index)
-        found.append(dict(name=about.name, capability=(about.major, about.minor), memory=about.total_memory,
-                          l2=getattr(about, "L2_cache_size", None)))
+        found.append(dict(name=about.name, capability=(about.major, about.minor),
+                          memory=about.total_memory, l2=getattr(about, "L2_cache_size", None)))
     return found

@@ -28,11 +28,12 @@ def stride(width: int) -> int:
 
 @dataclass(frozen=True)
 class Int8Rows:
-    """Rows of ``width`` channels as int8 with one scale per row: ``x[r, c] = scale[r] * data[r, c]``, as Tango has them but for
-    the scale, which is not one per tensor.
+    """Rows of ``width`` channels as int8 with one scale per row: ``x[r, c] = scale[r] * data[r,
+    c]``, as Tango has them but for the scale, which is not one per tensor.
 
-    ``data`` int8 [rows, stride(width)], contiguous, zeros past ``width``; ``scale`` fp32 [rows], contiguous. Rows of zeros have
-    scale 0. Rows that had a number that is not finite have scale NaN.
+    ``data`` int8 [rows, stride(width)], contiguous, zeros past ``width``; ``scale`` fp32 [rows],
+    contiguous. Rows of zeros have scale 0. Rows that had a number that is not finite have scale
+    NaN.
     """
 
     data: Tensor
@@ -44,8 +45,8 @@ class Int8Rows:
         return self.data.shape[0]
 
     def times(self, factor: Tensor) -> Int8Rows:
-        """The same rows, each times its number of ``factor``, fp32 [rows]: so a weight that belongs to the source of an edge
-        costs one product per row and none per edge."""
+        """The same rows, each times its number of ``factor``, fp32 [rows]: so a weight that belongs
+        to the source of an edge costs one product per row and none per edge."""
         return Int8Rows(self.data, self.scale * factor, self.width)
 
     def dequantize(self) -> Tensor:
@@ -58,47 +59,58 @@ class Int8Rows:
 
 def addresses(rows: Tensor | Int8Rows) -> tuple[int, ...]:
     """The addresses that a kernel takes for rows in either form."""
-    return (rows.data.data_ptr(), rows.scale.data_ptr()) if isinstance(rows, Int8Rows) else (rows.data_ptr(),)
+    return ((rows.data.data_ptr(), rows.scale.data_ptr()) if isinstance(rows, Int8Rows)
+            else (rows.data_ptr(),))
 
 
 @functools.lru_cache(maxsize=512)
 def kernels(width: int, dtype: torch.dtype, vec: int, stochastic: bool) -> tuple[Kernels, int]:
-    """The kernels for rows of ``width`` channels read ``vec`` at a time, and how many rows a block takes."""
+    """The kernels for rows of ``width`` channels read ``vec`` at a time, and how many rows a block
+    takes."""
     whole = stride(width) // vec
     lanes = min(32, 1 << (whole - 1).bit_length())
     packs = -(-whole // lanes)
     keep = min(packs, _KEPT)
     rows = max(1, _IN_FLIGHT // keep)
-    flags = dict(IN_T=TYPES[dtype], W=width, STRIDE=stride(width), VEC=vec, LANES=lanes, PACKS=packs, KEEP=keep, ROWS=rows,
-                 STOCHASTIC=int(stochastic))
-    return Kernels("quantize", tuple((name, str(value)) for name, value in flags.items())), WARPS * (32 // lanes) * rows
+    flags = dict(IN_T=TYPES[dtype], W=width, STRIDE=stride(width), VEC=vec, LANES=lanes,
+                 PACKS=packs, KEEP=keep, ROWS=rows, STOCHASTIC=int(stochastic))
+    return (Kernels("quantize", tuple((name, str(value)) for name, value in flags.items())),
+            WARPS * (32 // lanes) * rows)
 
 
 def int8_rows(x: Tensor, key: Key | None = None, flag: Tensor | None = None) -> Int8Rows:
     """Quantize rows, each by its own largest magnitude over 127.
 
     Args:
-        x: [rows, ...] of fp32, fp16 or bf16, contiguous; all but the first dimension make a row, of one channel or more.
-        key: from `key`, for stochastic rounding: the mean over draws is ``x``. None rounds to nearest, ties to even.
-        flag: int32 [1] on the device of ``x``. It becomes 1 if a number is not finite, and stays as it is otherwise.
+        x: [rows, ...] of fp32, fp16 or bf16, contiguous; all but the first dimension make a row, of
+            one channel or more.
+        key: from `key`, for stochastic rounding: the mean over draws is ``x``. None rounds to
+            nearest, ties to even.
+        flag: int32 [1] on the device of ``x``. It becomes 1 if a number is not finite, and stays as
+            it is otherwise.
 
     Raises:
         ValueError: another dtype, strides, or no channel; a flag of another dtype, size or device.
     """
     if x.dim() < 2 or x.dtype not in TYPES or not x.is_contiguous() or 0 in x.shape[1:]:
-        raise ValueError(f"x is {list(x.shape)}, {x.dtype}, strides {list(x.stride())}; needed are rows [rows, 1 or more "
-                         f"channels] of {', '.join(str(t) for t in TYPES)}, contiguous")
-    if flag is not None and (flag.dtype is not torch.int32 or flag.numel() != 1 or flag.device != x.device):
-        raise ValueError(f"flag is {list(flag.shape)}, {flag.dtype}, on {flag.device}; needed is [1], torch.int32, on {x.device}")
+        raise ValueError(f"x is {list(x.shape)}, {x.dtype}, strides {list(x.stride())}; needed are "
+                         f"rows [rows, 1 or more channels] of {', '.join(str(t) for t in TYPES)}, "
+                         "contiguous")
+    if flag is not None and (flag.dtype is not torch.int32 or flag.numel() != 1
+                             or flag.device != x.device):
+        raise ValueError(f"flag is {list(flag.shape)}, {flag.dtype}, on {flag.device}; needed is "
+                         f"[1], torch.int32, on {x.device}")
     count, width = x.shape[0], x.shape[1:].numel()
     data = torch.empty((count, stride(width)), dtype=torch.int8, device=x.device)
     scale = torch.empty(count, device=x.device)
     if count:
-        vec = next(v for v in (4, 2, 1) if width % v == 0 and x.data_ptr() % (v * x.element_size()) == 0)
+        vec = next(v for v in (4, 2, 1) if width % v == 0
+                   and x.data_ptr() % (v * x.element_size()) == 0)
         compiled, per_block = kernels(width, x.dtype, vec, key is not None)
         seed, offset = key or (0, 0)
         compiled("rows")((-(-count // per_block), 1), THREADS, 0, (
-            np.int32(count), x.data_ptr(), data.data_ptr(), scale.data_ptr(), pointer(flag), np.uint64(seed), np.uint64(offset)))
+            np.int32(count), x.data_ptr(), data.data_ptr(), scale.data_ptr(), pointer(flag),
+            np.uint64(seed), np.uint64(offset)))
     return Int8Rows(data, scale, width)
 
 
@@ -112,13 +124,15 @@ def bf16_rows(x: Tensor, key: Key | None = None) -> Tensor:
         ValueError: another dtype, strides or alignment.
     """
     if x.dtype is not torch.float32 or not x.is_contiguous() or x.data_ptr() % ALIGN:
-        raise ValueError(f"x is {x.dtype}, strides {list(x.stride())}, address {x.data_ptr() % ALIGN} mod {ALIGN}; needed is "
-                         f"torch.float32, contiguous, at a multiple of {ALIGN} bytes")
+        raise ValueError(f"x is {x.dtype}, strides {list(x.stride())}, address "
+                         f"{x.data_ptr() % ALIGN} mod {ALIGN}; needed is torch.float32, "
+                         f"contiguous, at a multiple of {ALIGN} bytes")
     if key is None:
         return x.to(torch.bfloat16)
     out = torch.empty(x.shape, dtype=torch.bfloat16, device=x.device)
     if x.numel():
         compiled, _ = kernels(4, torch.float32, 4, True)
         compiled("narrow")((-(-x.numel() // (8 * THREADS)), 1), THREADS, 0, (
-            np.int64(x.numel()), x.data_ptr(), out.data_ptr(), np.uint64(key[0]), np.uint64(key[1])))
+            np.int64(x.numel()), x.data_ptr(), out.data_ptr(), np.uint64(key[0]),
+            np.uint64(key[1])))
     return out

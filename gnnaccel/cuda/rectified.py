@@ -1,4 +1,5 @@
-"""Launchers for sums of rectified messages over a graph's edges, and their gradients (``src/rectified.cu``)."""
+"""Launchers for sums of rectified messages over a graph's edges, and their gradients
+(``src/rectified.cu``)."""
 from __future__ import annotations
 
 import functools
@@ -17,8 +18,8 @@ ENTRIES = ("forward", "merge", "backward", "add_parts")
 
 @functools.lru_cache(maxsize=256)
 def kernels(width: int, dtype: torch.dtype, wide: bool) -> Kernels:
-    """The kernels for rows of ``width`` numbers of ``dtype``, over a graph with int64 offsets if ``wide``. ValueError for what
-    none covers."""
+    """The kernels for rows of ``width`` numbers of ``dtype``, over a graph with int64 offsets if
+    ``wide``. ValueError for what none covers."""
     if dtype not in TYPES:
         raise ValueError(f"dtype={dtype}: the rectified kernels know {', '.join(map(str, TYPES))}")
     return Kernels("rectified", _layout(width).defines() + (
@@ -26,11 +27,12 @@ def kernels(width: int, dtype: torch.dtype, wide: bool) -> Kernels:
 
 
 def forward(graph: Rows, x: Tensor, edge: Tensor, constant: float, mean: bool) -> Tensor:
-    """[rows, F]: ``out[r]``, the sum of ``relu(x[other[e]] + edge[e]) + constant`` over the edges e of row r, divided by their
-    number if ``mean``; 0 without edges.
+    """[rows, F]: ``out[r]``, the sum of ``relu(x[other[e]] + edge[e]) + constant`` over the edges e
+    of row r, divided by their number if ``mean``; 0 without edges.
 
-    graph: built with places, one for each edge. x: [nodes of the other side, F]; edge: [edges, F] by place; both contiguous,
-    16-byte aligned, of one dtype: fp32, fp16 or bf16. Sums are fp32, in a fixed order. ValueError for a tensor that does not fit.
+    graph: built with places, one for each edge. x: [nodes of the other side, F]; edge: [edges, F]
+    by place; both contiguous, 16-byte aligned, of one dtype: fp32, fp16 or bf16. Sums are fp32, in
+    a fixed order. ValueError for a tensor that does not fit.
     """
     width, edges = x.shape[-1], graph.other.shape[0]
     check_dense(graph, x, x=(x, None), edge=(edge, edges))
@@ -38,7 +40,8 @@ def forward(graph: Rows, x: Tensor, edge: Tensor, constant: float, mean: bool) -
     launch, layout, compiled = graph.launch(), _layout(width), kernels(width, x.dtype, graph.wide)
     memory, (part, _, _) = workspace(launch.chunks, (width, 0, 0), x.device)
     made = np.float32(constant), np.int32(mean)
-    compiled("forward")(grid(launch.slots + graph.rows, layout), THREADS, 0, launch.graph + launch.split + (
+    compiled("forward")(grid(launch.slots + graph.rows, layout), THREADS, 0,
+                        launch.graph + launch.split + (
         x.data_ptr(), edge.data_ptr(), *made, out.data_ptr(), part))
     if launch.heavy:
         compiled("merge")(grid(launch.heavy, layout), THREADS, 0, launch.merge + (
@@ -46,21 +49,25 @@ def forward(graph: Rows, x: Tensor, edge: Tensor, constant: float, mean: bool) -
     return out
 
 
-def backward(graph: Rows, x: Tensor, edge: Tensor, grad: Tensor, edges_too: bool) -> tuple[Tensor, Tensor | None]:
+def backward(graph: Rows, x: Tensor, edge: Tensor, grad: Tensor,
+             edges_too: bool) -> tuple[Tensor, Tensor | None]:
     """The gradients of ``x`` [rows, F] and, if ``edges_too``, of ``edge`` [edges, F].
 
-    graph: that of `forward` by the other end, with the same places; x, edge: of it; grad: [nodes of the other side, F], that of
-    the sums. ValueError for a tensor that does not fit.
+    graph: that of `forward` by the other end, with the same places; x, edge: of it; grad: [nodes of
+    the other side, F], that of the sums. ValueError for a tensor that does not fit.
     """
     width, edges = x.shape[-1], graph.other.shape[0]
     check_dense(graph, x, x=(x, graph.rows), edge=(edge, edges), grad=(grad, None))
     x_grad, edge_grad = torch.empty_like(x), torch.empty_like(edge) if edges_too else None
     launch, layout, compiled = graph.launch(), _layout(width), kernels(width, x.dtype, graph.wide)
     memory, (part, _, _) = workspace(launch.chunks, (width, 0, 0), x.device)
-    compiled("backward")(grid(launch.slots + graph.rows, layout), THREADS, 0, launch.graph + launch.split + (
-        x.data_ptr(), edge.data_ptr(), grad.data_ptr(), pointer(edge_grad), x_grad.data_ptr(), part))
+    compiled("backward")(grid(launch.slots + graph.rows, layout), THREADS, 0,
+                         launch.graph + launch.split + (
+        x.data_ptr(), edge.data_ptr(), grad.data_ptr(), pointer(edge_grad), x_grad.data_ptr(),
+        part))
     if launch.heavy:
-        compiled("add_parts")(grid(launch.heavy, layout), THREADS, 0, launch.merge + (part, x_grad.data_ptr()))
+        compiled("add_parts")(grid(launch.heavy, layout), THREADS, 0,
+                              launch.merge + (part, x_grad.data_ptr()))
     return x_grad, edge_grad
 
 

@@ -1,7 +1,8 @@
-"""Both gradients of a product by segment from one reading of the output's gradient (``src/segment_backward.cu``).
+"""Both gradients of a product by segment from one reading of the output's gradient
+(``src/segment_backward.cu``).
 
-Apart, they are a product (`segment_gemm.multiply`) and a sum (`segment_gemm_grad.weight_grad`), each of which reads it: four
-passes over rows in memory, of which this leaves three.
+Apart, they are a product (`segment_gemm.multiply`) and a sum (`segment_gemm_grad.weight_grad`),
+each of which reads it: four passes over rows in memory, of which this leaves three.
 """
 from __future__ import annotations
 
@@ -17,9 +18,11 @@ from torch import Tensor
 from gnnaccel.cuda import segment_direct, segment_gemm
 from gnnaccel.cuda.launch import Kernels, pointer
 from gnnaccel.cuda.layout import TYPES
-from gnnaccel.cuda.segment_checks import check_apart, check_out, check_pair, check_rest, check_weights
+from gnnaccel.cuda.segment_checks import (check_apart, check_out, check_pair, check_rest,
+                                          check_weights)
 from gnnaccel.cuda.segment_gemm_grad import add_parts, merge_of, weight_grad, weight_grad_and_sums
-from gnnaccel.cuda.segment_plan import Segments, as_defines, grid_blocks, precision_of, shared_limit, side_stride, up
+from gnnaccel.cuda.segment_plan import (Segments, as_defines, grid_blocks, precision_of,
+                                        shared_limit, side_stride, up)
 
 __all__ = ["backward", "gradients", "plans", "prepare", "serves"]
 
@@ -39,7 +42,8 @@ class Plan:
     lines: int  # rows of a tile
     stages: int
     warps: tuple[int, int]  # that share a tile of dx
-    grad_warps: tuple[int, int]  # that share dw, a divisor of those: if there are more, groups of them share a tile's lines
+    # that share dw, a divisor of those: if there are more, groups of them share a tile's lines
+    grad_warps: tuple[int, int]
     per_sm: int  # blocks of a multiprocessor
     group: int = 2  # groups of eight columns whose products are interleaved
 
@@ -65,31 +69,36 @@ class Plan:
         return shared <= limit and self.per_sm * (shared + 1024) <= _SM_SHARED
 
     def shared(self, dtype: torch.dtype, precision: str, sums: bool) -> int:
-        """Bytes of a block: the matrix or what groups of warps hand on, a flag, sums of columns, stages, numbers of rows."""
+        """Bytes of a block: the matrix or what groups of warps hand on, a flag, sums of columns,
+        stages, numbers of rows."""
         rows, columns = (part * warps for part, warps in zip(self.grad, self.grad_warps))
         groups = self.threads // 32 // (self.grad_warps[0] * self.grad_warps[1])
         matrix = self.k * self.n * dtype.itemsize * (2 if precision == "FP32" else 1)
         stage = self.lines * (side_stride(rows) + side_stride(columns)) * dtype.itemsize
-        return (max(matrix, 4 * (groups - 1) * rows * columns) + 16 + (4 * self.threads if sums else 0) + self.stages * stage
+        return (max(matrix, 4 * (groups - 1) * rows * columns) + 16
+                + (4 * self.threads if sums else 0) + self.stages * stage
                 + 4 * 3 * (self.stages + 1) * self.lines)
 
     def defines(self, precision: str, dtype: torch.dtype) -> dict:
-        return dict(K=self.k, N=self.n, TR=self.lines, STAGES=self.stages, WM=self.lines // self.warps[0], WN=self.strip,
-                    WARPS_M=self.warps[0], WARPS_N=self.warps[1], GRAD_M=self.grad[0], GRAD_N=self.grad[1],
-                    GRAD_WARPS_M=self.grad_warps[0], GRAD_WARPS_N=self.grad_warps[1], GROUP=self.group,
-                    BLOCKS_PER_SM=self.per_sm, PRECISION=precision, ROW_T=TYPES[dtype])
+        return dict(K=self.k, N=self.n, TR=self.lines, STAGES=self.stages,
+                    WM=self.lines // self.warps[0], WN=self.strip, WARPS_M=self.warps[0],
+                    WARPS_N=self.warps[1], GRAD_M=self.grad[0], GRAD_N=self.grad[1],
+                    GRAD_WARPS_M=self.grad_warps[0], GRAD_WARPS_N=self.grad_warps[1],
+                    GROUP=self.group, BLOCKS_PER_SM=self.per_sm, PRECISION=precision,
+                    ROW_T=TYPES[dtype])
 
 
-#: Lines, stages, warps of dx, warps of dw, blocks of a multiprocessor: the fastest of eight to thirteen on an H200 (docs/notes/
-#: relational.md), then those for widths that it does not divide.
+#: Lines, stages, warps of dx, warps of dw, blocks of a multiprocessor: the fastest of eight to
+#: thirteen on an H200 (docs/notes/ relational.md), then those for widths that it does not divide.
 _PLANS = ((64, 2, (4, 1), (2, 2), 2), (32, 2, (2, 2), (2, 2), 3), (32, 2, (2, 4), (2, 4), 1))
 _OF_HALVES = (128, 2, (8, 1), (2, 2), 2)  # up to 64 x 64
 
 
 @functools.cache
 def plans(k: int, n: int, dtype: torch.dtype, precision: str, limit: int) -> tuple[Plan, ...]:
-    """The ways to do it in blocks of at most ``limit`` bytes of shared memory, the best first; none where the matrix does not
-    fit, or is no multiple of what a warp reads and computes at once. precision: as `precision_of` has it."""
+    """The ways to do it in blocks of at most ``limit`` bytes of shared memory, the best first; none
+    where the matrix does not fit, or is no multiple of what a warp reads and computes at once.
+    precision: as `precision_of` has it."""
     if precision == "FMA" or max(k, n) > _MOST or k * dtype.itemsize % 32 or n % 8:
         return ()
     first = (_OF_HALVES,) if precision == "HALF" and max(k, n) <= _SMALL else ()
@@ -98,13 +107,15 @@ def plans(k: int, n: int, dtype: torch.dtype, precision: str, limit: int) -> tup
 
 
 def serves(k: int, n: int, precision: str) -> bool:
-    """Whether `gradients` of dy with k columns and x with n are made by one kernel, where there is a plan for it: as measured,
-    it is slower than two for fp32 and TF32 with a side of 128, and registers do not hold two such sides."""
+    """Whether `gradients` of dy with k columns and x with n are made by one kernel, where there is
+    a plan for it: as measured, it is slower than two for fp32 and TF32 with a side of 128, and
+    registers do not hold two such sides."""
     return max(k, n) <= _SMALL or precision == "HALF" and min(k, n) <= _SMALL
 
 
 def as_one(k: int, n: int, dtype: torch.dtype) -> bool:
-    """Whether `gradients` for x with k columns of a block and dy with n come from one kernel, on a GPU as large as an H100."""
+    """Whether `gradients` for x with k columns of a block and dy with n come from one kernel, on a
+    GPU as large as an H100."""
     return _plan(n, k, dtype, precision_of("fp32", dtype, n), _SM_SHARED) is not None
 
 
@@ -115,32 +126,39 @@ def _plan(k: int, n: int, dtype: torch.dtype, precision: str, limit: int) -> Pla
 
 
 def gradients(segments: Segments, x: Tensor, dy: Tensor, w: Tensor, *, index: Tensor | None = None,
-              dy_index: Tensor | None = None, transposed: bool = False, blocks: int = 1, sums: bool = False,
-              out: Tensor | None = None, out_index: Tensor | None = None, accumulate: bool = False,
-              gelu_grad: Tensor | None = None, precision: str = "fp32") -> tuple[Tensor, Tensor, Tensor | None]:
-    """The gradients of ``y[i] = x[index[i]] @ w[segment of i]``, ``dy[dy_index[i]]`` being that of y[i]: of each row's x, of w,
-    and with ``sums`` of a bias per segment. By one kernel where `serves` says so, else by two.
+              dy_index: Tensor | None = None, transposed: bool = False, blocks: int = 1,
+              sums: bool = False, out: Tensor | None = None, out_index: Tensor | None = None,
+              accumulate: bool = False, gelu_grad: Tensor | None = None,
+              precision: str = "fp32") -> tuple[Tensor, Tensor, Tensor | None]:
+    """The gradients of ``y[i] = x[index[i]] @ w[segment of i]``, ``dy[dy_index[i]]`` being that of
+    y[i]: of each row's x, of w, and with ``sums`` of a bias per segment. By one kernel where
+    `serves` says so, else by two.
 
-    x: [n, blocks * K], dy: [m, blocks * N] and w: [S, K, N] or [S, blocks, K, N] as for `segment_gemm.multiply`; with
-    ``transposed`` w is [S, (blocks,) N, K] and its transpose was used. index, dy_index, out_index: int32 [rows]. Returned are
+    x: [n, blocks * K], dy: [m, blocks * N] and w: [S, K, N] or [S, blocks, K, N] as for
+    `segment_gemm.multiply`; with ``transposed`` w is [S, (blocks,) N, K] and its transpose was
+    used. index, dy_index, out_index: int32 [rows]. Returned are
 
-    - the rows' gradients, as `segment_gemm.multiply` writes them to ``out`` (with ``out_index``, without repeats; ``accumulate``:
-      added to it, which is fp32; ``gelu_grad``: times the derivative of GELU there), or a new [rows, blocks * K] of dy's dtype;
+    - the rows' gradients, as `segment_gemm.multiply` writes them to ``out`` (with ``out_index``,
+      without repeats; ``accumulate``: added to it, which is fp32; ``gelu_grad``: times the
+      derivative of GELU there), or a new [rows, blocks * K] of dy's dtype;
     - [S, blocks, K, N] (or N, K) fp32, zeros for segments without rows;
     - [S, blocks * N] fp32, or None.
 
-    Sums have a fixed order: bits repeat for equal sizes and segments. Raises ValueError for what does not fit.
+    Sums have a fixed order: bits repeat for equal sizes and segments. Raises ValueError for what
+    does not fit.
     """
-    return backward(segments, None, x, dy, w, index, dy_index, transposed, blocks, sums, out, out_index, accumulate, gelu_grad,
-                    precision)
+    return backward(segments, None, x, dy, w, index, dy_index, transposed, blocks, sums, out,
+                    out_index, accumulate, gelu_grad, precision)
 
 
-def _apart(segments: Segments, x: Tensor, dy: Tensor, w: Tensor, index: Tensor | None, dy_index: Tensor | None, transposed: bool,
-           blocks: int, sums: bool, out: Tensor | None, out_index: Tensor | None, accumulate: bool, gelu_grad: Tensor | None,
+def _apart(segments: Segments, x: Tensor, dy: Tensor, w: Tensor, index: Tensor | None,
+           dy_index: Tensor | None, transposed: bool, blocks: int, sums: bool, out: Tensor | None,
+           out_index: Tensor | None, accumulate: bool, gelu_grad: Tensor | None,
            precision: str) -> tuple[Tensor, Tensor, Tensor | None]:
     """`gradients` by two kernels."""
-    dx = segment_gemm.multiply(segments, dy, w, index=dy_index, out_index=out_index, out=out, transposed=not transposed,
-                               blocks=blocks, precision=precision, accumulate=accumulate, distinct=True, gelu_grad=gelu_grad)
+    dx = segment_gemm.multiply(segments, dy, w, index=dy_index, out_index=out_index, out=out,
+                               transposed=not transposed, blocks=blocks, precision=precision,
+                               accumulate=accumulate, distinct=True, gelu_grad=gelu_grad)
     assert isinstance(dx, Tensor)  # two only with ``dots``
     how: Any = dict(blocks=blocks, precision=precision)
     if sums:
@@ -153,31 +171,38 @@ def _apart(segments: Segments, x: Tensor, dy: Tensor, w: Tensor, index: Tensor |
 
 # ---- one kernel ----
 
-def backward(segments: Segments, plan: Plan | None, x: Tensor, dy: Tensor, w: Tensor, index: Tensor | None = None,
-             dy_index: Tensor | None = None, transposed: bool = False, blocks: int = 1, sums: bool = False,
-             out: Tensor | None = None, out_index: Tensor | None = None, accumulate: bool = False,
-             gelu_grad: Tensor | None = None, precision: str = "fp32") -> tuple[Tensor, Tensor, Tensor | None]:
-    """`gradients` in the way of ``plan``, one of `plans`; None: the best that serves, or two kernels."""
+def backward(segments: Segments, plan: Plan | None, x: Tensor, dy: Tensor, w: Tensor,
+             index: Tensor | None = None, dy_index: Tensor | None = None, transposed: bool = False,
+             blocks: int = 1, sums: bool = False, out: Tensor | None = None,
+             out_index: Tensor | None = None, accumulate: bool = False,
+             gelu_grad: Tensor | None = None,
+             precision: str = "fp32") -> tuple[Tensor, Tensor, Tensor | None]:
+    """`gradients` in the way of ``plan``, one of `plans`; None: the best that serves, or two
+    kernels."""
     options = "backward", plan, transposed, blocks, sums, accumulate, precision
     tensors = x, dy, w, index, dy_index, out, out_index, gelu_grad
-    key = options + tuple([None if t is None else (t.dtype, t.shape, t.stride(), t.device, t.data_ptr() & 15) for t in tensors])
+    key = options + tuple([None if t is None else (t.dtype, t.shape, t.stride(), t.device,
+                                                   t.data_ptr() & 15) for t in tensors])
     made = segments.made.get(key)
     if made is None:
         made = segments.keep(key, _make(segments, options[1:], tensors))
     if made.weight == 0:
-        return _apart(segments, x, dy, w, index, dy_index, transposed, blocks, sums, out, out_index, accumulate, gelu_grad,
-                      precision)
+        return _apart(segments, x, dy, w, index, dy_index, transposed, blocks, sums, out,
+                      out_index, accumulate, gelu_grad, precision)
     if out is None:
         out = torch.empty(made.shape, dtype=made.dtype, device=x.device)
     elif gelu_grad is not None:
         check_apart(None, gelu_grad, out)
-    found = (torch.zeros if made.compiled is None else torch.empty)((segments.count, made.weight), device=x.device)
+    found = (torch.zeros if made.compiled is None else torch.empty)((segments.count, made.weight),
+                                                                    device=x.device)
     if made.compiled is not None:
         across = made.grid[0]
         partial = torch.empty((2 * across, made.weight), device=x.device) if across > 1 else None
         made.compiled("backward")(made.grid, made.threads, made.shared, made.graph + (
-            x.data_ptr(), pointer(index), dy.data_ptr(), pointer(dy_index), w.data_ptr()) + made.steps_w + (
-            pointer(out_index), out.data_ptr(), pointer(gelu_grad), found.data_ptr(), pointer(partial)))
+            x.data_ptr(), pointer(index), dy.data_ptr(), pointer(dy_index), w.data_ptr())
+            + made.steps_w + (
+            pointer(out_index), out.data_ptr(), pointer(gelu_grad), found.data_ptr(),
+            pointer(partial)))
         if partial is not None:  # else no segment is divided
             add_parts(made, partial, found)
     if not sums:
@@ -187,9 +212,10 @@ def backward(segments: Segments, plan: Plan | None, x: Tensor, dy: Tensor, w: Te
 
 
 class _Made(NamedTuple):
-    """All of a call that is the same for tensors of the same form and the same options. ``weight``: values of a segment, 0 where
-    two kernels are to make them; ``shape``, ``dtype``: of a new dx; ``matrices``: the shape of dw; ``across``, ``merge``,
-    ``merge_grid``: as for `segment_gemm_grad.add_parts`; ``compiled``: None where there is nothing to do."""
+    """All of a call that is the same for tensors of the same form and the same options. ``weight``:
+    values of a segment, 0 where two kernels are to make them; ``shape``, ``dtype``: of a new dx;
+    ``matrices``: the shape of dw; ``across``, ``merge``, ``merge_grid``: as for
+    `segment_gemm_grad.add_parts`; ``compiled``: None where there is nothing to do."""
 
     weight: int
     shape: tuple[int, int] = (0, 0)
@@ -216,8 +242,9 @@ def _make(segments: Segments, options: tuple, tensors: tuple) -> _Made:
         return _Made(0)
     w = check_weights(segments, x, w, blocks)
     if tuple(w.shape[2:]) != ((n, k) if transposed else (k, n)) or (plan.k, plan.n) != (n, k):
-        raise ValueError(f"w has shape {tuple(w.shape)} and the plan is for {plan.n} and {plan.k} columns: x and dy have {k} and "
-                         f"{n} columns of a block, and transposed={transposed}")
+        raise ValueError(f"w has shape {tuple(w.shape)} and the plan is for {plan.n} and {plan.k} "
+                         f"columns: x and dy have {k} and {n} columns of a block, and "
+                         f"transposed={transposed}")
     shape, dtype = check_out(segments, dy, out, out_index, accumulate, None, blocks * k)
     if gelu_grad is not None:
         check_rest(segments, shape, dtype, None, gelu_grad, accumulate, x.device)
@@ -228,36 +255,43 @@ def _make(segments: Segments, options: tuple, tensors: tuple) -> _Made:
         return _Made(weight, shape, dtype, tuple(w.shape))
     precision, size = precision_of(precision, x.dtype, n), x.element_size()
     write = "GELU_GRAD" if gelu_grad is not None else "BLEND" if accumulate else "PLAIN"
-    at_out = math.gcd(_NEW if out is None else out.data_ptr(), 0 if gelu_grad is None else gelu_grad.data_ptr())
-    compiled = kernels(plan, blocks, x.dtype, dtype, precision, not transposed, math.gcd(16, k * size, x.data_ptr()),
-                       math.gcd(16, n * size, dy.data_ptr()),
-                       math.gcd(16, (k if transposed else n) * size, w.data_ptr(), w.stride(0) * size, w.stride(1) * size),
+    at_out = math.gcd(_NEW if out is None else out.data_ptr(),
+                      0 if gelu_grad is None else gelu_grad.data_ptr())
+    compiled = kernels(plan, blocks, x.dtype, dtype, precision, not transposed,
+                       math.gcd(16, k * size, x.data_ptr()), math.gcd(16, n * size, dy.data_ptr()),
+                       math.gcd(16, (k if transposed else n) * size, w.data_ptr(),
+                                w.stride(0) * size, w.stride(1) * size),
                        segment_direct.store_width(plan.strip, dtype, at_out), write, sums)
     across = grid_blocks(segments.tile_bound(plan.lines), blocks, plan.per_sm, _WORTH)
     return _Made(weight, shape, dtype, tuple(w.shape), compiled, (across, blocks), plan.threads,
                  plan.shared(x.dtype, precision, sums), segments.tiled(plan.lines),
-                 (np.int64(w.stride(0)), np.int64(w.stride(1))), np.int32(across), *merge_of(weight, segments.count, across))
+                 (np.int64(w.stride(0)), np.int64(w.stride(1))), np.int32(across),
+                 *merge_of(weight, segments.count, across))
 
 
 @functools.lru_cache(maxsize=256)
-def kernels(plan: Plan, blocks: int, row: torch.dtype, out: torch.dtype, precision: str, transposed: bool, copy_x: int,
-            copy_y: int, load_w: int, store: int, write: str, sums: bool) -> Kernels:
-    """The kernels of this family for one plan. transposed: that of the product that makes dx. copy_x, copy_y, load_w: bytes of
-    one copy or load; store: elements of one store; write: WRITE of segment_epilogue.cuh."""
+def kernels(plan: Plan, blocks: int, row: torch.dtype, out: torch.dtype, precision: str,
+            transposed: bool, copy_x: int, copy_y: int, load_w: int, store: int, write: str,
+            sums: bool) -> Kernels:
+    """The kernels of this family for one plan. transposed: that of the product that makes dx.
+    copy_x, copy_y, load_w: bytes of one copy or load; store: elements of one store; write: WRITE of
+    segment_epilogue.cuh."""
     return Kernels("segment_backward", as_defines(
-        dict(BLOCKS=blocks, OUT_T=TYPES[out], TRANSPOSED=int(transposed), COPY_X=copy_x, COPY_Y=copy_y, LOAD_W=load_w,
-             STORE=store, SIDE=max(1, store // 2), WRITE=write, SUMS=int(sums)),
+        dict(BLOCKS=blocks, OUT_T=TYPES[out], TRANSPOSED=int(transposed), COPY_X=copy_x,
+             COPY_Y=copy_y, LOAD_W=load_w, STORE=store, SIDE=max(1, store // 2), WRITE=write,
+             SUMS=int(sums)),
         plan.defines(precision, row)))
 
 
-def prepare(k: int, n: int, blocks: int, dtype: torch.dtype, rows: int, segments: int, transposed: bool, precision: str,
-            device: torch.device) -> None:
-    """Compile what `gradients` makes dx by, for x with k columns of a block, dy with n, and well aligned tensors. Raises
-    CompileError."""
+def prepare(k: int, n: int, blocks: int, dtype: torch.dtype, rows: int, segments: int,
+            transposed: bool, precision: str, device: torch.device) -> None:
+    """Compile what `gradients` makes dx by, for x with k columns of a block, dy with n, and well
+    aligned tensors. Raises CompileError."""
     name = precision_of(precision, dtype, n)
     plan, size = _plan(n, k, dtype, name, shared_limit(device)), dtype.itemsize
     if plan is None:
-        return segment_gemm.prepare(n, k, blocks, dtype, rows, segments, not transposed, precision, device)
-    kernels(plan, blocks, dtype, dtype, name, not transposed, math.gcd(16, k * size), math.gcd(16, n * size),
-            math.gcd(16, (k if transposed else n) * size), segment_direct.store_width(plan.strip, dtype, _NEW), "PLAIN",
-            False)("backward")
+        return segment_gemm.prepare(n, k, blocks, dtype, rows, segments, not transposed, precision,
+                                    device)
+    kernels(plan, blocks, dtype, dtype, name, not transposed, math.gcd(16, k * size),
+            math.gcd(16, n * size), math.gcd(16, (k if transposed else n) * size),
+            segment_direct.store_width(plan.strip, dtype, _NEW), "PLAIN", False)("backward")

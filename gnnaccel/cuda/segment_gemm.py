@@ -1,8 +1,9 @@
-"""Products of rows, sorted by segment, with their segment's matrix (``src/segment_gemm.cu``; ``src/segment_direct.cu`` where
-the matrices are small).
+"""Products of rows, sorted by segment, with their segment's matrix (``src/segment_gemm.cu``;
+``src/segment_direct.cu`` where the matrices are small).
 
-Relation-specific and type-specific linear layers: one launch for all segments, with nothing asked of the device. Rows may be
-gathered on the way in and scattered on the way out, so neither copy of them is ever made.
+Relation-specific and type-specific linear layers: one launch for all segments, with nothing asked
+of the device. Rows may be gathered on the way in and scattered on the way out, so neither copy of
+them is ever made.
 """
 from __future__ import annotations
 
@@ -17,11 +18,12 @@ from torch import Tensor
 from gnnaccel.cuda import segment_direct
 from gnnaccel.cuda.launch import Kernels, pointer
 from gnnaccel.cuda.layout import TYPES
-from gnnaccel.cuda.segment_checks import (ACTIVATIONS, check_apart, check_epilogue, check_out, check_rest, check_rows,
-                                          check_weights, heads_of, per_segment)
+from gnnaccel.cuda.segment_checks import (ACTIVATIONS, check_apart, check_epilogue, check_out,
+                                          check_rest, check_rows, check_weights, heads_of,
+                                          per_segment)
 from gnnaccel.cuda.segment_direct import DirectPlan, direct_plan
-from gnnaccel.cuda.segment_plan import (ProductPlan, Segments, as_defines, grid_blocks, precision_of, product_plan, shared_limit,
-                                        tile_rows)
+from gnnaccel.cuda.segment_plan import (ProductPlan, Segments, as_defines, grid_blocks,
+                                        precision_of, product_plan, shared_limit, tile_rows)
 
 __all__ = ["Segments", "multiply", "prepare"]
 
@@ -31,49 +33,58 @@ _NEW = 64  # bytes at whose multiples every allocator of torch's begins
 
 
 @functools.lru_cache(maxsize=256)
-def kernels(plan: ProductPlan, k: int, n: int, blocks: int, row: torch.dtype, out: torch.dtype, precision: str, transposed: bool,
-            copy_x: int, copy_w: int, store: int, write: str, heads: tuple[int, int] | None) -> Kernels:
-    """The kernel for one way of computing the product. copy_x, copy_w: bytes of one copy; store: elements of one store; write:
-    WRITE of segment_epilogue.cuh."""
+def kernels(plan: ProductPlan, k: int, n: int, blocks: int, row: torch.dtype, out: torch.dtype,
+            precision: str, transposed: bool, copy_x: int, copy_w: int, store: int, write: str,
+            heads: tuple[int, int] | None) -> Kernels:
+    """The kernel for one way of computing the product. copy_x, copy_w: bytes of one copy; store:
+    elements of one store; write: WRITE of segment_epilogue.cuh."""
     h, d = heads or (1, 1)
     return Kernels("segment_gemm", as_defines(
-        dict(K=k, N=n, BLOCKS=blocks, OUT_T=TYPES[out], TRANSPOSED=int(transposed), COPY_X=copy_x, COPY_W=copy_w, STORE=store,
-             WRITE=write, DOTS=int(heads is not None), H=h, D=d),
+        dict(K=k, N=n, BLOCKS=blocks, OUT_T=TYPES[out], TRANSPOSED=int(transposed), COPY_X=copy_x,
+             COPY_W=copy_w, STORE=store, WRITE=write, DOTS=int(heads is not None), H=h, D=d),
         plan.defines(), plan.tile.defines(plan.shared, precision, row)))
 
 
-def multiply(segments: Segments, x: Tensor, w: Tensor, *, index: Tensor | None = None, out_index: Tensor | None = None,
-             out: Tensor | None = None, transposed: bool = False, blocks: int = 1, bias: Tensor | None = None,
-             scale: Tensor | None = None, activation: str = "none", slope: float = 0.0, precision: str = "fp32",
-             out_dtype: torch.dtype | None = None, accumulate: bool = False, distinct: bool = False,
-             blend: tuple[Tensor, Tensor] | None = None, gelu_grad: Tensor | None = None,
+def multiply(segments: Segments, x: Tensor, w: Tensor, *, index: Tensor | None = None,
+             out_index: Tensor | None = None, out: Tensor | None = None, transposed: bool = False,
+             blocks: int = 1, bias: Tensor | None = None, scale: Tensor | None = None,
+             activation: str = "none", slope: float = 0.0, precision: str = "fp32",
+             out_dtype: torch.dtype | None = None, accumulate: bool = False,
+             distinct: bool = False, blend: tuple[Tensor, Tensor] | None = None,
+             gelu_grad: Tensor | None = None,
              dots: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
-    """``out[out_index[i]] = activation((x[index[i]] @ w[segment of i] + bias[segment of i]) * scale[i])`` for every row i.
+    """``out[out_index[i]] = activation((x[index[i]] @ w[segment of i] + bias[segment of i]) *
+    scale[i])`` for every row i.
 
-    x: [n, blocks * K] fp32, fp16 or bf16, contiguous. w: [S, K, N], or [S, blocks, K, N] for block-diagonal matrices, of x's
-    dtype; any strides but in the last two dimensions, which are contiguous. With ``transposed`` it is [S, (blocks,) N, K] and
-    its transpose is used, read in place. index, out_index: int32 [rows]; out_index without repeats, and rows of ``out`` that
-    it does not name stay as they are. ``out``: [any, blocks * N] contiguous, needed with out_index; else a new [rows, blocks * N]
-    of ``out_dtype`` (x's by default). bias: [blocks * N] or [S, blocks * N]; scale: fp32 [rows].
+    x: [n, blocks * K] fp32, fp16 or bf16, contiguous. w: [S, K, N], or [S, blocks, K, N] for
+    block-diagonal matrices, of x's dtype; any strides but in the last two dimensions, which are
+    contiguous. With ``transposed`` it is [S, (blocks,) N, K] and its transpose is used, read in
+    place. index, out_index: int32 [rows]; out_index without repeats, and rows of ``out`` that it
+    does not name stay as they are. ``out``: [any, blocks * N] contiguous, needed with out_index;
+    else a new [rows, blocks * N] of ``out_dtype`` (x's by default). bias: [blocks * N] or [S,
+    blocks * N]; scale: fp32 [rows].
 
-    precision, for fp32: "fp32" (tensor cores, three tf32 products for one; errors like fp32's), "tf32" (one), "fma" (no tensor
-    cores). Half types accumulate in fp32. Inf and NaN come out as with fp32, in their own rows.
-    accumulate: add to ``out``, which is fp32, instead; out_index may repeat, and bits then vary from run to run, unless
-    ``distinct`` promises that it does not.
-    blend: (share fp32 [S], rest) instead: out is ``share * product + (1 - share) * rest`` of the segment's share. ``rest`` has
-    rows of its own for those of ``out``, of its dtype, and is other memory.
-    gelu_grad: instead, times the derivative of GELU (by the error function) at its rows, which are as ``rest``.
-    dots: attention vectors [H, D] or [S, H, D] with H * D = blocks * N. Returns ``(out, a)``, a [rows, H] fp32 being the inner
-    products of row i's heads, not rounded to the output's dtype, with them.
+    precision, for fp32: "fp32" (tensor cores, three tf32 products for one; errors like fp32's),
+    "tf32" (one), "fma" (no tensor cores). Half types accumulate in fp32. Inf and NaN come out as
+    with fp32, in their own rows. accumulate: add to ``out``, which is fp32, instead; out_index may
+    repeat, and bits then vary from run to run, unless ``distinct`` promises that it does not.
+    blend: (share fp32 [S], rest) instead: out is ``share * product + (1 - share) * rest`` of the
+    segment's share. ``rest`` has rows of its own for those of ``out``, of its dtype, and is other
+    memory. gelu_grad: instead, times the derivative of GELU (by the error function) at its rows,
+    which are as ``rest``. dots: attention vectors [H, D] or [S, H, D] with H * D = blocks * N.
+    Returns ``(out, a)``, a [rows, H] fp32 being the inner products of row i's heads, not rounded to
+    the output's dtype, with them.
 
     ValueError for shapes, dtypes or options that do not fit. Indices are not checked.
     """
     if blend is not None and gelu_grad is not None:
-        raise ValueError("blend and gelu_grad: the result is either blended with other rows, or multiplied by a derivative")
+        raise ValueError("blend and gelu_grad: the result is either blended with other rows, or "
+                         "multiplied by a derivative")
     share, rest = (None, gelu_grad) if blend is None else blend
     options = transposed, blocks, activation, slope, precision, out_dtype, accumulate, distinct
     tensors = x, w, index, out_index, out, bias, scale, share, rest, dots
-    key = options + tuple([None if t is None else (t.dtype, t.shape, t.stride(), t.device, t.data_ptr() & 15) for t in tensors])
+    key = options + tuple([None if t is None else (t.dtype, t.shape, t.stride(), t.device,
+                                                   t.data_ptr() & 15) for t in tensors])
     made = segments.made.get(key)
     if made is None:
         made = segments.keep(key, _make(segments, options, tensors))
@@ -81,19 +92,24 @@ def multiply(segments: Segments, x: Tensor, w: Tensor, *, index: Tensor | None =
         out = torch.empty(made.shape, dtype=made.dtype, device=x.device)
     elif rest is not None:
         check_apart(share, rest, out)
-    a = None if made.planes is None else (torch.empty if made.planes[0] == 1 else torch.zeros)(made.planes, device=x.device)
+    a = None if made.planes is None else (torch.empty if made.planes[0] == 1
+                                          else torch.zeros)(made.planes, device=x.device)
     if made.compiled is not None:
         bias, dots = _fp32(bias), _fp32(dots)
-        made.compiled("multiply")(made.grid, made.threads, made.shared, made.graph + (x.data_ptr(), pointer(index), w.data_ptr())
-                                  + made.steps_w + (pointer(bias), made.step_bias, pointer(scale)) + made.activation
-                                  + (pointer(out_index), out.data_ptr(), pointer(dots), made.step_dots, pointer(a), made.plane,
-                                     pointer(share), pointer(rest)))
+        made.compiled("multiply")(made.grid, made.threads, made.shared,
+                                  made.graph + (x.data_ptr(), pointer(index), w.data_ptr())
+                                  + made.steps_w + (pointer(bias), made.step_bias, pointer(scale))
+                                  + made.activation
+                                  + (pointer(out_index), out.data_ptr(), pointer(dots),
+                                     made.step_dots, pointer(a), made.plane, pointer(share),
+                                     pointer(rest)))
     return out if a is None else (out, a[0] if len(a) == 1 else a.sum(0))
 
 
 class _Made(NamedTuple):
-    """All of a call that is the same for tensors of the same form and the same options. ``shape``, ``dtype``: of a new result;
-    ``planes``: of the inner products' memory; ``compiled``: None where there is nothing to do."""
+    """All of a call that is the same for tensors of the same form and the same options. ``shape``,
+    ``dtype``: of a new result; ``planes``: of the inner products' memory; ``compiled``: None where
+    there is nothing to do."""
 
     shape: tuple[int, int]
     dtype: torch.dtype
@@ -124,17 +140,22 @@ def _make(segments: Segments, options: tuple, tensors: tuple) -> _Made:
     check_epilogue(segments, scale, activation, x.device)
     if rest is not None:
         check_rest(segments, shape, dtype, share, rest, accumulate, x.device)
-    plan = _plan(k, n, x.dtype, segments.rows, segments.count, transposed, precision, heads is not None, x.device)
+    plan = _plan(k, n, x.dtype, segments.rows, segments.count, transposed, precision,
+                 heads is not None, x.device)
     write = "PLAIN"
     if rest is not None and share is None:
         write = "GELU_GRAD"
     elif share is not None or accumulate:
         write = "BLEND" if share is not None or distinct or out_index is None else "ATOMIC"
-    at_out = math.gcd(_NEW if out is None else out.data_ptr(), 0 if rest is None else rest.data_ptr())
+    at_out = math.gcd(_NEW if out is None else out.data_ptr(),
+                      0 if rest is None else rest.data_ptr())
     planes = None if heads is None else (_planes(plan, n, *heads), segments.rows, heads[0])
-    compiled = _select(plan, x, w, dtype, at_out, k, n, transposed, precision, write, heads) if segments.rows else None
-    across, threads, shared, told = _launch(plan, segments, blocks, n) if segments.rows else ((0, 0), 0, 0, ())
-    return _Made(shape, dtype, planes, compiled, across, threads, shared, told, (np.int64(w.stride(0)), np.int64(w.stride(1))), np.int64(bias_step),
+    compiled = (_select(plan, x, w, dtype, at_out, k, n, transposed, precision, write, heads)
+                if segments.rows else None)
+    across, threads, shared, told = (_launch(plan, segments, blocks, n) if segments.rows
+                                     else ((0, 0), 0, 0, ()))
+    return _Made(shape, dtype, planes, compiled, across, threads, shared, told,
+                 (np.int64(w.stride(0)), np.int64(w.stride(1))), np.int64(bias_step),
                  (np.int32(ACTIVATIONS[activation]), np.float32(slope)), np.int64(att_step),
                  np.int64(0 if planes is None else planes[1] * planes[2]))
 
@@ -143,49 +164,60 @@ def _fp32(t: Tensor | None) -> Tensor | None:
     return t if t is None or t.dtype is torch.float32 else t.float()
 
 
-def prepare(k: int, n: int, blocks: int, dtype: torch.dtype, rows: int, segments: int, transposed: bool, precision: str,
-            device: torch.device) -> None:
-    """Compile what `multiply` launches for such sizes and well aligned tensors. Raises CompileError."""
+def prepare(k: int, n: int, blocks: int, dtype: torch.dtype, rows: int, segments: int,
+            transposed: bool, precision: str, device: torch.device) -> None:
+    """Compile what `multiply` launches for such sizes and well aligned tensors. Raises
+    CompileError."""
     plan = _plan(k, n, dtype, rows, segments, transposed, precision, False, device)
-    _compiled(plan, k, n, blocks, dtype, dtype, transposed, precision, 0, 0, 0, "PLAIN", None)("multiply")
+    _compiled(plan, k, n, blocks, dtype, dtype, transposed, precision, 0, 0, 0, "PLAIN",
+              None)("multiply")
 
 
-def _plan(k: int, n: int, dtype: torch.dtype, rows: int, segments: int, transposed: bool, precision: str, dots: bool,
-          device: torch.device) -> ProductPlan | DirectPlan:
+def _plan(k: int, n: int, dtype: torch.dtype, rows: int, segments: int, transposed: bool,
+          precision: str, dots: bool, device: torch.device) -> ProductPlan | DirectPlan:
     limit = shared_limit(device)
     plan = direct_plan(k, n, dtype, precision_of(precision, dtype, k), dots, limit)
     return plan or product_plan(k, n, dtype, tile_rows(rows, segments), transposed, dots, limit)
 
 
-def _select(plan: ProductPlan | DirectPlan, x: Tensor, w: Tensor, out: torch.dtype, at_out: int, k: int, n: int,
-            transposed: bool, precision: str, write: str, heads: tuple[int, int] | None) -> Kernels:
+def _select(plan: ProductPlan | DirectPlan, x: Tensor, w: Tensor, out: torch.dtype, at_out: int,
+            k: int, n: int, transposed: bool, precision: str, write: str,
+            heads: tuple[int, int] | None) -> Kernels:
     """The kernel for these tensors."""
     size = x.element_size()
     at_w = math.gcd(w.data_ptr(), w.stride(0) * size, w.stride(1) * size)
-    return _compiled(plan, k, n, w.shape[1], x.dtype, out, transposed, precision, x.data_ptr(), at_w, at_out, write, heads)
+    return _compiled(plan, k, n, w.shape[1], x.dtype, out, transposed, precision, x.data_ptr(),
+                     at_w, at_out, write, heads)
 
 
-def _compiled(plan: ProductPlan | DirectPlan, k: int, n: int, blocks: int, row: torch.dtype, out: torch.dtype, transposed: bool,
-              precision: str, at_x: int, at_w: int, at_out: int, write: str, heads: tuple[int, int] | None) -> Kernels:
-    """The kernel for tensors at multiples of these addresses: loads and stores as wide as those and the sizes allow."""
+def _compiled(plan: ProductPlan | DirectPlan, k: int, n: int, blocks: int, row: torch.dtype,
+              out: torch.dtype, transposed: bool, precision: str, at_x: int, at_w: int,
+              at_out: int, write: str, heads: tuple[int, int] | None) -> Kernels:
+    """The kernel for tensors at multiples of these addresses: loads and stores as wide as those and
+    the sizes allow."""
     size = row.itemsize
-    from_x, from_w = math.gcd(16, k * size, at_x), math.gcd(16, (k if transposed else n) * size, at_w)
+    from_x, from_w = (math.gcd(16, k * size, at_x),
+                      math.gcd(16, (k if transposed else n) * size, at_w))
     precision = precision_of(precision, row, k)
     if isinstance(plan, DirectPlan):
         build, store = segment_direct.kernels, segment_direct.store_width(n, out, at_out)
     else:  # four elements at once need pairs of groups of eight columns
-        build, store = kernels, math.gcd(n, 4 if plan.tile.columns // plan.tile.warps_n % 16 == 0 else 2, at_out // out.itemsize)
-    return build(plan, k, n, blocks, row, out, precision, transposed, from_x, from_w, store, write, heads)
+        build, store = kernels, math.gcd(n, 4 if plan.tile.columns // plan.tile.warps_n % 16 == 0
+                                         else 2, at_out // out.itemsize)
+    return build(plan, k, n, blocks, row, out, precision, transposed, from_x, from_w, store, write,
+                 heads)
 
 
-def _launch(plan: ProductPlan | DirectPlan, segments: Segments, blocks: int, n: int) -> tuple[tuple[int, int], int, int, tuple]:
+def _launch(plan: ProductPlan | DirectPlan, segments: Segments, blocks: int,
+            n: int) -> tuple[tuple[int, int], int, int, tuple]:
     """Grid, threads, shared memory, and what the kernel is told of the segments."""
     if isinstance(plan, DirectPlan):
         height, columns = plan.rows, blocks
         across = segment_direct.grid(plan, segments.tile_bound(height), blocks)
     else:
         height, columns = plan.tile.rows, blocks * -(-n // plan.tile.columns)
-        across = grid_blocks(segments.tile_bound(height), columns, plan.tile.blocks_per_sm(plan.shared), _WORTH)
+        across = grid_blocks(segments.tile_bound(height), columns,
+                             plan.tile.blocks_per_sm(plan.shared), _WORTH)
     if columns > _MAX_GRID_Y:
         raise ValueError(f"{columns} column tiles: a grid has at most {_MAX_GRID_Y}")
     return (across, columns), plan.tile.threads, plan.shared, segments.tiled(height)
@@ -193,11 +225,13 @@ def _launch(plan: ProductPlan | DirectPlan, segments: Segments, blocks: int, n: 
 
 @functools.lru_cache(maxsize=256)
 def _planes(plan: ProductPlan | DirectPlan, n: int, heads: int, width: int) -> int:
-    """In how many strips of a warp's columns one head may lie; ``strip_of`` of segment_epilogue.cuh."""
+    """In how many strips of a warp's columns one head may lie; ``strip_of`` of
+    segment_epilogue.cuh."""
     tile, tiles = plan.tile, -(-n // plan.tile.columns)
 
     def strip(column: int) -> int:
         block, inner = divmod(column, n)
-        return (block * tiles + inner // tile.columns) * tile.warps_n + inner % tile.columns // (tile.columns // tile.warps_n)
+        return (block * tiles + inner // tile.columns) * tile.warps_n + inner % tile.columns // (
+            tile.columns // tile.warps_n)
 
     return max(strip((h + 1) * width - 1) - strip(h * width) + 1 for h in range(heads))

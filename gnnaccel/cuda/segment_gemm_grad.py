@@ -11,36 +11,43 @@ from torch import Tensor
 
 from gnnaccel.cuda.launch import Kernels, pointer
 from gnnaccel.cuda.segment_checks import check_pair, expect
-from gnnaccel.cuda.segment_plan import GradPlan, Segments, as_defines, grad_plan, grid_blocks, precision_of, shared_limit
+from gnnaccel.cuda.segment_plan import (GradPlan, Segments, as_defines, grad_plan, grid_blocks,
+                                        precision_of, shared_limit)
 
 __all__ = ["weight_grad", "weight_grad_and_sums"]
 
 _MERGE_THREADS, _MERGE_COLUMNS, _MERGE_WIDE = 256, 32, 1024  # as in segment_merge.cuh
 _MERGE_SHARED = 4 * (2 * _MERGE_THREADS + _MERGE_THREADS // 32)
-_MANY_PARTS = 16  # parts of a segment, on average, from which on threads share the parts of a column
+# parts of a segment, on average, from which on threads share the parts of a column
+_MANY_PARTS = 16
 _MERGE_BLOCKS = 132 * 8  # as many as run at once
 _WORTH = 64  # tiles for which a partial sum more is worth it
 _MAX_GRID_Y = 65535
 
 
 @functools.lru_cache(maxsize=256)
-def kernels(plan: GradPlan, k: int, n: int, blocks: int, row: torch.dtype, precision: str, copy_x: int, copy_y: int,
-            sums: bool = False) -> Kernels:
-    """The kernels of this family for one way of summing. copy_x, copy_y: bytes of one copy; sums: columns of dy as well."""
+def kernels(plan: GradPlan, k: int, n: int, blocks: int, row: torch.dtype, precision: str,
+            copy_x: int, copy_y: int, sums: bool = False) -> Kernels:
+    """The kernels of this family for one way of summing. copy_x, copy_y: bytes of one copy; sums:
+    columns of dy as well."""
     return Kernels("segment_gemm_grad", as_defines(
         dict(K=k, N=n, BLOCKS=blocks, COPY_X=copy_x, COPY_Y=copy_y, SUMS=int(sums)), plan.defines(),
         plan.tile.defines(plan.shared, precision, row)))
 
 
-def weight_grad(segments: Segments, x: Tensor, dy: Tensor, *, index: Tensor | None = None, dy_index: Tensor | None = None,
-                blocks: int = 1, scale: Tensor | None = None, precision: str = "fp32", out: Tensor | None = None) -> Tensor:
-    """``out[s] = sum over the rows i of segment s of scale[i] * outer(x[index[i]], dy[dy_index[i]])``: [S, blocks, K, N] fp32.
+def weight_grad(segments: Segments, x: Tensor, dy: Tensor, *, index: Tensor | None = None,
+                dy_index: Tensor | None = None, blocks: int = 1, scale: Tensor | None = None,
+                precision: str = "fp32", out: Tensor | None = None) -> Tensor:
+    """``out[s] = sum over the rows i of segment s of scale[i] * outer(x[index[i]],
+    dy[dy_index[i]])``: [S, blocks, K, N] fp32.
 
-    x: [n, blocks * K], dy: [m, blocks * N], of one dtype (fp32, fp16 or bf16), contiguous; index, dy_index: int32 [rows];
-    scale: fp32 [rows] (with half types, scaled rows of dy are rounded to half). Block b takes columns b * K .. of x and
-    b * N .. of dy. ``precision`` as for `segment_gemm.multiply`. Segments without rows get zeros.
+    x: [n, blocks * K], dy: [m, blocks * N], of one dtype (fp32, fp16 or bf16), contiguous; index,
+    dy_index: int32 [rows]; scale: fp32 [rows] (with half types, scaled rows of dy are rounded to
+    half). Block b takes columns b * K .. of x and b * N .. of dy. ``precision`` as for
+    `segment_gemm.multiply`. Segments without rows get zeros.
 
-    Sums have a fixed order: bits repeat for equal sizes and segments. Raises ValueError for what does not fit.
+    Sums have a fixed order: bits repeat for equal sizes and segments. Raises ValueError for what
+    does not fit.
     """
     made = _of(segments, x, dy, index, dy_index, blocks, scale, precision, False)
     shape = (segments.count, blocks, made.k, made.n)
@@ -54,10 +61,12 @@ def weight_grad(segments: Segments, x: Tensor, dy: Tensor, *, index: Tensor | No
 
 
 def weight_grad_and_sums(segments: Segments, x: Tensor, dy: Tensor, *, index: Tensor | None = None,
-                         dy_index: Tensor | None = None, blocks: int = 1, scale: Tensor | None = None,
+                         dy_index: Tensor | None = None, blocks: int = 1,
+                         scale: Tensor | None = None,
                          precision: str = "fp32") -> tuple[Tensor, Tensor]:
-    """`weight_grad`, and what it sums in passing: ``sum over the rows i of segment s of scale[i] * dy[dy_index[i]]``,
-    [S, blocks * N] fp32. That is the gradient of a bias per segment. Both are views of one memory."""
+    """`weight_grad`, and what it sums in passing: ``sum over the rows i of segment s of scale[i] *
+    dy[dy_index[i]]``, [S, blocks * N] fp32. That is the gradient of a bias per segment. Both are
+    views of one memory."""
     made = _of(segments, x, dy, index, dy_index, blocks, scale, precision, True)
     matrices = blocks * made.k * made.n
     out = torch.zeros((segments.count, made.weight), device=x.device)
@@ -66,9 +75,9 @@ def weight_grad_and_sums(segments: Segments, x: Tensor, dy: Tensor, *, index: Te
 
 
 class _Made(NamedTuple):
-    """All of a call that is the same for tensors of the same form and the same options. ``weight``: values of a segment;
-    ``across``: blocks over the tiles of rows; ``merge``: the kernel that adds up parts; ``compiled``: None where there is nothing
-    to do."""
+    """All of a call that is the same for tensors of the same form and the same options. ``weight``:
+    values of a segment; ``across``: blocks over the tiles of rows; ``merge``: the kernel that adds
+    up parts; ``compiled``: None where there is nothing to do."""
 
     k: int
     n: int
@@ -83,22 +92,25 @@ class _Made(NamedTuple):
     merge_grid: tuple[int, int] = (0, 0)
 
 
-def _of(segments: Segments, x: Tensor, dy: Tensor, index: Tensor | None, dy_index: Tensor | None, blocks: int,
-        scale: Tensor | None, precision: str, sums: bool) -> _Made:
+def _of(segments: Segments, x: Tensor, dy: Tensor, index: Tensor | None, dy_index: Tensor | None,
+        blocks: int, scale: Tensor | None, precision: str, sums: bool) -> _Made:
     """What `_make` says, which is asked once for calls alike."""
     tensors = x, dy, index, dy_index, scale
     key = ("grad", blocks, precision, sums,
-           *[None if t is None else (t.dtype, t.shape, t.stride(), t.device, t.data_ptr() & 15) for t in tensors])
-    return segments.made.get(key) or segments.keep(key, _make(segments, *tensors, blocks, precision, sums))
+           *[None if t is None else (t.dtype, t.shape, t.stride(), t.device, t.data_ptr() & 15)
+             for t in tensors])
+    return segments.made.get(key) or segments.keep(key, _make(segments, *tensors, blocks,
+                                                              precision, sums))
 
 
-def _make(segments: Segments, x: Tensor, dy: Tensor, index: Tensor | None, dy_index: Tensor | None, scale: Tensor | None,
-          blocks: int, precision: str, sums: bool) -> _Made:
+def _make(segments: Segments, x: Tensor, dy: Tensor, index: Tensor | None, dy_index: Tensor | None,
+          scale: Tensor | None, blocks: int, precision: str, sums: bool) -> _Made:
     """Checks a call and finds its kernels."""
     k, n = check_pair(segments, x, dy, index, dy_index, blocks)
     if scale is not None:
         expect("scale", scale, torch.float32, (segments.rows,), x.device)
-    precision, weight, size = precision_of(precision, x.dtype), blocks * (k * n + (n if sums else 0)), x.element_size()
+    precision, weight, size = (precision_of(precision, x.dtype),
+                               blocks * (k * n + (n if sums else 0)), x.element_size())
     if not segments.rows:
         return _Made(k, n, weight)
     plan = grad_plan(k, n, x.dtype, shared_limit(x.device))
@@ -107,26 +119,30 @@ def _make(segments: Segments, x: Tensor, dy: Tensor, index: Tensor | None, dy_in
     columns = blocks * -(-k // plan.tile.rows) * -(-n // plan.tile.columns)
     if columns > _MAX_GRID_Y:
         raise ValueError(f"{columns} tiles of the gradient: a grid has at most {_MAX_GRID_Y}")
-    across = grid_blocks(segments.tile_bound(plan.lines), columns, plan.tile.blocks_per_sm(plan.shared), _WORTH)
-    return _Made(k, n, weight, compiled, (across, columns), plan.tile.threads, plan.shared, segments.tiled(plan.lines),
-                 np.int32(across), *merge_of(weight, segments.count, across))
+    across = grid_blocks(segments.tile_bound(plan.lines), columns,
+                         plan.tile.blocks_per_sm(plan.shared), _WORTH)
+    return _Made(k, n, weight, compiled, (across, columns), plan.tile.threads, plan.shared,
+                 segments.tiled(plan.lines), np.int32(across),
+                 *merge_of(weight, segments.count, across))
 
 
-def _run(made: _Made, x: Tensor, dy: Tensor, index: Tensor | None, dy_index: Tensor | None, scale: Tensor | None,
-         out: Tensor) -> None:
+def _run(made: _Made, x: Tensor, dy: Tensor, index: Tensor | None, dy_index: Tensor | None,
+         scale: Tensor | None, out: Tensor) -> None:
     """out: [S, values of a segment], zeros."""
     if made.compiled is None:
         return
     across = made.grid[0]
     partial = torch.empty((2 * across, made.weight), device=x.device) if across > 1 else None
     made.compiled("weight_grad")(made.grid, made.threads, made.shared, made.graph + (
-        x.data_ptr(), pointer(index), dy.data_ptr(), pointer(dy_index), pointer(scale), out.data_ptr(), pointer(partial)))
+        x.data_ptr(), pointer(index), dy.data_ptr(), pointer(dy_index), pointer(scale),
+        out.data_ptr(), pointer(partial)))
     if partial is not None:  # else no segment is divided
         add_parts(made, partial, out)
 
 
 def merge_of(weight: int, count: int, across: int) -> tuple[str, tuple[int, int]]:
-    """The kernel of ``src/segment_merge.cuh`` that adds up parts of ``count`` segments by ``across`` blocks, and its grid."""
+    """The kernel of ``src/segment_merge.cuh`` that adds up parts of ``count`` segments by
+    ``across`` blocks, and its grid."""
     divided = min(count, across)
     wide = across <= _MANY_PARTS * divided
     pieces = -(-weight // (_MERGE_WIDE if wide else _MERGE_COLUMNS)) * divided

@@ -1,5 +1,6 @@
-"""How the segment products cut their matrices: tiles, warps, stages, shared memory, blocks. The numbers behind
-``src/segment_gemm.cu`` and ``src/segment_gemm_grad.cu``. All from sizes that the host knows."""
+"""How the segment products cut their matrices: tiles, warps, stages, shared memory, blocks. The
+numbers behind ``src/segment_gemm.cu`` and ``src/segment_gemm_grad.cu``. All from sizes that the
+host knows."""
 from __future__ import annotations
 
 import functools
@@ -13,35 +14,42 @@ from torch import Tensor
 from gnnaccel.cuda.layout import TYPES
 from gnnaccel.cuda.tile_ptr import tile_ptr
 
-_SMS = 132  # of an H100 or H200; a constant, so that weight gradients have the same bits on every GPU
+# of an H100 or H200; a constant, so that weight gradients have the same bits on every GPU
+_SMS = 132
 _SM_SHARED, _SM_REGISTERS, _SM_THREADS = 227 * 1024, 65536, 2048
-_BUDGET = 112 * 1024  # shared memory of a block, so that two fit on a multiprocessor of the larger GPUs
+# shared memory of a block, so that two fit on a multiprocessor of the larger GPUs
+_BUDGET = 112 * 1024
 _MAX_TILE = 128  # rows or columns
 _FEW = 8
 _MOST_MADE = 64  # calls, of which a layer has some six
 _LINE = 128  # bytes of a row of x that one step takes
-_OPTIN_SHARED = {75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 110: 227, 120: 99, 121: 99}  # KiB
+# KiB
+_OPTIN_SHARED = {75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 110: 227,
+                 120: 99, 121: 99}
 
 PRECISIONS = {"fma": "FMA", "fp32": "FP32", "tf32": "TF32"}
 
 
 class Segments:
-    """Rows sorted by segment: those of segment s are ``ptr[s]`` to ``ptr[s + 1] - 1``. Make it once per graph, and keep it.
+    """Rows sorted by segment: those of segment s are ``ptr[s]`` to ``ptr[s + 1] - 1``. Make it once
+    per graph, and keep it.
 
-    ptr: int32 [S + 1], ascending, from 0 to ``rows``, on the device (contents are not checked, which would need the device).
-    ValueError for another dtype or shape.
+    ptr: int32 [S + 1], ascending, from 0 to ``rows``, on the device (contents are not checked,
+    which would need the device). ValueError for another dtype or shape.
     """
 
     __slots__ = ("ptr", "rows", "count", "made", "_tiles")
 
     def __init__(self, ptr: Tensor, rows: int):
         if ptr.dtype != torch.int32 or ptr.dim() != 1 or len(ptr) < 1 or not ptr.is_contiguous():
-            raise ValueError(f"ptr is {ptr.dtype} of shape {tuple(ptr.shape)}: it has to be int32, contiguous, with one "
-                             "number more than segments")
+            raise ValueError(f"ptr is {ptr.dtype} of shape {tuple(ptr.shape)}: it has to be int32, "
+                             "contiguous, with one number more than segments")
         if not 0 <= rows < 2**31 - _MAX_TILE or (rows and len(ptr) == 1):
-            raise ValueError(f"{rows} rows in {len(ptr) - 1} segments: rows are counted in int32, and each belongs to a segment")
+            raise ValueError(f"{rows} rows in {len(ptr) - 1} segments: rows are counted in int32, "
+                             "and each belongs to a segment")
         self.ptr, self.rows, self.count = ptr, rows, len(ptr) - 1
-        self.made: dict[tuple, Any] = {}  # what launchers found out for calls alike, by what makes them so
+        # what launchers found out for calls alike, by what makes them so
+        self.made: dict[tuple, Any] = {}
         self._tiles: dict[int, Tensor] = {}
 
     def keep(self, key: tuple, found: Any) -> Any:
@@ -52,17 +60,20 @@ class Segments:
         return found
 
     def tile_ptr(self, height: int) -> Tensor:
-        """int32 [S + 1]: how many tiles of ``height`` rows, of `tile_ptr.HEIGHTS`, lie before each segment. Memoised."""
+        """int32 [S + 1]: how many tiles of ``height`` rows, of `tile_ptr.HEIGHTS`, lie before each
+        segment. Memoised."""
         if not self._tiles:
             self._tiles = tile_ptr(self.ptr)
         return self._tiles[height]
 
     def tiled(self, height: int) -> tuple:
-        """As kernels take it: where segments begin, their tiles of ``height`` rows, how many there are."""
+        """As kernels take it: where segments begin, their tiles of ``height`` rows, how many there
+        are."""
         return self.ptr.data_ptr(), self.tile_ptr(height).data_ptr(), np.int32(self.count)
 
     def tile_bound(self, height: int) -> int:
-        """No fewer than there are tiles: each segment with rows has at most one that is not full."""
+        """No fewer than there are tiles: each segment with rows has at most one that is not
+        full."""
         return self.rows // height + min(self.count, self.rows)
 
 
@@ -105,11 +116,14 @@ class Tile:
     def blocks_per_sm(self, shared: int) -> int:
         values = self.rows * self.columns // self.threads  # accumulators of a thread
         registers = self.threads * (168 if values > 32 else 128 if values > 8 else 80)
-        return max(1, min(16, _SM_SHARED // (shared + 1024), _SM_REGISTERS // registers, _SM_THREADS // self.threads))
+        return max(1, min(16, _SM_SHARED // (shared + 1024), _SM_REGISTERS // registers,
+                          _SM_THREADS // self.threads))
 
     def defines(self, shared: int, precision: str, dtype: torch.dtype) -> dict:
-        return dict(WM=self.rows // self.warps_m, WN=self.columns // self.warps_n, WARPS_M=self.warps_m, WARPS_N=self.warps_n,
-                    BLOCKS_PER_SM=self.blocks_per_sm(shared), PRECISION=precision, ROW_T=TYPES[dtype])
+        return dict(WM=self.rows // self.warps_m, WN=self.columns // self.warps_n,
+                    WARPS_M=self.warps_m, WARPS_N=self.warps_n,
+                    BLOCKS_PER_SM=self.blocks_per_sm(shared), PRECISION=precision,
+                    ROW_T=TYPES[dtype])
 
 
 def _tile(rows: int, columns: int) -> Tile:
@@ -131,7 +145,8 @@ def tile_rows(rows: int, segments: int) -> int:
 def precision_of(precision: str, dtype: torch.dtype, terms: int = _FEW + 1) -> str:
     """The kernels' name for sums of ``terms`` products. ValueError for an unknown one.
 
-    Short sums are made by fp32 multiply-adds: they would show the tensor cores' rounding, and memory takes their time anyway.
+    Short sums are made by fp32 multiply-adds: they would show the tensor cores' rounding, and
+    memory takes their time anyway.
     """
     if precision not in PRECISIONS:
         raise ValueError(f"precision is one of {sorted(PRECISIONS)}, not {precision!r}")
@@ -142,7 +157,8 @@ def precision_of(precision: str, dtype: torch.dtype, terms: int = _FEW + 1) -> s
 
 @dataclass(frozen=True)
 class ProductPlan:
-    """One way to compute the product: W's columns ``resident`` in shared memory or in pieces along with X."""
+    """One way to compute the product: W's columns ``resident`` in shared memory or in pieces along
+    with X."""
 
     tile: Tile
     depth: int  # values of k in a step
@@ -152,12 +168,12 @@ class ProductPlan:
     shared: int  # bytes
 
     def defines(self) -> dict:
-        return dict(TR=self.tile.rows, TN=self.tile.columns, TK=self.depth, CHUNKS=self.chunks, RESIDENT=int(self.resident),
-                    STAGES=self.stages)
+        return dict(TR=self.tile.rows, TN=self.tile.columns, TK=self.depth, CHUNKS=self.chunks,
+                    RESIDENT=int(self.resident), STAGES=self.stages)
 
 
-def _product_shared(tile: Tile, depth: int, chunks: int, size: int, transposed: bool, dots: bool, resident: bool,
-                    stages: int) -> int:
+def _product_shared(tile: Tile, depth: int, chunks: int, size: int, transposed: bool, dots: bool,
+                    resident: bool, stages: int) -> int:
     pad, w_depth = 16 // size, depth * chunks if resident else depth
     w = tile.columns * (w_depth + pad) if transposed else w_depth * side_stride(tile.columns)
     elements = stages * tile.rows * (depth + pad) + (1 if resident else stages) * w
@@ -166,19 +182,23 @@ def _product_shared(tile: Tile, depth: int, chunks: int, size: int, transposed: 
 
 
 @functools.cache
-def product_plan(k: int, n: int, dtype: torch.dtype, rows: int, transposed: bool, dots: bool, limit: int) -> ProductPlan:
-    """The first that fits: wide tiles, W resident, three stages are best. Tiles have ``rows`` rows, fewer where they are wide."""
+def product_plan(k: int, n: int, dtype: torch.dtype, rows: int, transposed: bool, dots: bool,
+                 limit: int) -> ProductPlan:
+    """The first that fits: wide tiles, W resident, three stages are best. Tiles have ``rows`` rows,
+    fewer where they are wide."""
     size = dtype.itemsize
     step, chunks = 32 // size, -(-k * size // _LINE)
     depth = up(-(-k // chunks), step)
     for most in (_MAX_TILE, 64, 32, 16):
         columns = _columns(n, most)
-        tile = _tile(rows if columns <= 64 else min(rows, 64), columns)  # two blocks of four warps do better than one of eight
+        # two blocks of four warps do better than one of eight
+        tile = _tile(rows if columns <= 64 else min(rows, 64), columns)
         for resident, stages in ((True, 3), (True, 2), (False, 3), (False, 2)):
             shared = _product_shared(tile, depth, chunks, size, transposed, dots, resident, stages)
             if shared <= min(limit, _BUDGET):
                 return ProductPlan(tile, depth, chunks, resident, stages, shared)
-    raise AssertionError("the smallest tile fits every GPU")  # 2 stages of 128 rows and 16 columns: 52 KiB
+    # 2 stages of 128 rows and 16 columns: 52 KiB
+    raise AssertionError("the smallest tile fits every GPU")
 
 
 @dataclass(frozen=True)
@@ -195,15 +215,18 @@ class GradPlan:
 
 
 def _grad_tile(height: int, columns: int) -> Tile:
-    """The fewer warps share a line of X, the less often it is split: measured for tiles of 64 lines."""
+    """The fewer warps share a line of X, the less often it is split: measured for tiles of 64
+    lines."""
     if height == 64 and columns == 64:
         return Tile(64, 64, 1, 2)
-    return Tile(64, columns, 1, 4) if height == 64 and columns > 64 and columns % 32 == 0 else _tile(height, columns)
+    return (Tile(64, columns, 1, 4) if height == 64 and columns > 64 and columns % 32 == 0
+            else _tile(height, columns))
 
 
 @functools.cache
 def grad_plan(k: int, n: int, dtype: torch.dtype, limit: int) -> GradPlan:
-    """The first that fits. Large tiles are best; of half types, and of wide tiles, two stages of 64 lines, else three of 32."""
+    """The first that fits. Large tiles are best; of half types, and of wide tiles, two stages of 64
+    lines, else three of 32."""
     size = dtype.itemsize
     for most in (_MAX_TILE, 64, 32):
         height = min(64, next(h for h in (16, 32, 64, 128) if h >= -(-k // -(-k // most))))
@@ -220,8 +243,8 @@ def grad_plan(k: int, n: int, dtype: torch.dtype, limit: int) -> GradPlan:
 def grid_blocks(tiles: int, columns: int, per_sm: int, worth: int) -> int:
     """Blocks for at most ``tiles`` tiles in each of ``columns`` columns of the grid.
 
-    As many as run at once, and up to four times that as long as each still gets ``worth`` tiles: later blocks even out
-    what the earlier ones were unlucky with.
+    As many as run at once, and up to four times that as long as each still gets ``worth`` tiles:
+    later blocks even out what the earlier ones were unlucky with.
     """
     together = max(1, _SMS * per_sm // columns)
     return min(tiles, together * max(1, min(4, tiles // (worth * together))))

@@ -1,4 +1,5 @@
-"""Launchers for softmax aggregation by channel over a graph's edges, and its gradients (``src/softmax_sum.cu``)."""
+"""Launchers for softmax aggregation by channel over a graph's edges, and its gradients
+(``src/softmax_sum.cu``)."""
 from __future__ import annotations
 
 import functools
@@ -19,19 +20,21 @@ ENTRIES = ("forward", "merge", "backward", "add")
 
 @functools.lru_cache(maxsize=256)
 def kernels(width: int, dtype: torch.dtype, edge: bool, wide: bool) -> Kernels:
-    """The kernels for rows of ``width`` numbers of ``dtype``, with features of edges if ``edge``, over a graph with int64 offsets
-    if ``wide``. ValueError for what none covers."""
+    """The kernels for rows of ``width`` numbers of ``dtype``, with features of edges if ``edge``,
+    over a graph with int64 offsets if ``wide``. ValueError for what none covers."""
     if dtype not in TYPES:
         raise ValueError(f"dtype={dtype}: the softmax kernels know {', '.join(map(str, TYPES))}")
     return Kernels("softmax_sum", _layout(width).defines() + (
-        ("ROW_T", TYPES[dtype]), ("OFF_T", "i64" if wide else "int"), ("DROPOUT", "0"), ("EDGE", str(int(edge)))))
+        ("ROW_T", TYPES[dtype]), ("OFF_T", "i64" if wide else "int"), ("DROPOUT", "0"),
+        ("EDGE", str(int(edge)))))
 
 
 class Messages(NamedTuple):
     """What messages m(e) and scores ``t * m(e)`` are made of.
 
-    ``x``: [nodes that send, F]; m is its row, or ``relu(x[j] + edge[e]) + constant`` where there is an ``edge``, [edges, F] by
-    place. Both contiguous, aligned, of one dtype: fp32, fp16 or bf16. ``t``: fp32 [1] or [F], contiguous, or a number.
+    ``x``: [nodes that send, F]; m is its row, or ``relu(x[j] + edge[e]) + constant`` where there is
+    an ``edge``, [edges, F] by place. Both contiguous, aligned, of one dtype: fp32, fp16 or bf16.
+    ``t``: fp32 [1] or [F], contiguous, or a number.
     """
 
     x: Tensor
@@ -52,42 +55,47 @@ class Messages(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """For `backward`: fp32 [rows, F]. ``center``: the sums as they are before they are rounded to their dtype; ``total``: sums of
-    ``exp(t * (m - center))``, 1 without edges."""
+    """For `backward`: fp32 [rows, F]. ``center``: the sums as they are before they are rounded to
+    their dtype; ``total``: sums of ``exp(t * (m - center))``, 1 without edges."""
 
     center: Tensor
     total: Tensor
 
 
 def forward(graph: Rows, given: Messages, train: bool) -> tuple[Tensor, Kept | None]:
-    """[rows, F]: ``out[r]``, the sum of ``a(e) * m(e)`` over row r's edges e, ``a`` the softmax of ``t * m`` over them, channel
-    by channel (Li et al., arXiv 2006.07739; PyG's SoftmaxAggregation); 0 without edges. With ``train``, what `backward` needs.
+    """[rows, F]: ``out[r]``, the sum of ``a(e) * m(e)`` over row r's edges e, ``a`` the softmax of
+    ``t * m`` over them, channel by channel (Li et al., arXiv 2006.07739; PyG's SoftmaxAggregation);
+    0 without edges. With ``train``, what `backward` needs.
 
-    graph: by the nodes that receive, built with places, one for each edge, where there are features of edges. Sums are fp32, in a
-    fixed order. ValueError for a tensor that does not fit.
+    graph: by the nodes that receive, built with places, one for each edge, where there are features
+    of edges. Sums are fp32, in a fixed order. ValueError for a tensor that does not fit.
     """
     _check(graph, given, None)
     width, device = given.x.shape[-1], given.x.device
     out = torch.empty((graph.rows, width), dtype=given.x.dtype, device=device)
-    kept = Kept(*(torch.empty((graph.rows, width), device=device) for _ in range(2))) if train else None
+    kept = (Kept(*(torch.empty((graph.rows, width), device=device) for _ in range(2))) if train
+            else None)
     results = out.data_ptr(), *((t.data_ptr() for t in kept) if kept else (0, 0))
     launch, layout, compiled = graph.launch(), _layout(width), given.kernels(graph.wide)
     memory, parts = workspace(launch.chunks, (width, width, 2 * width), device)
-    compiled("forward")(grid(launch.slots + graph.rows, layout), THREADS, 0, launch.graph + launch.split + (
+    compiled("forward")(grid(launch.slots + graph.rows, layout), THREADS, 0,
+                        launch.graph + launch.split + (
         *given.parameters, *results, *parts))
     if launch.heavy:
-        compiled("merge")(grid(launch.heavy, layout), THREADS, 0, launch.merge + (*given.parameters[3:], *parts, *results))
+        compiled("merge")(grid(launch.heavy, layout), THREADS, 0,
+                          launch.merge + (*given.parameters[3:], *parts, *results))
     return out, kept
 
 
 def backward(graph: Rows, given: Messages, center: Tensor, share: Tensor, whole: bool, edge: bool,
              t: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """The gradients of ``x`` [rows, F] and, if asked for, of ``edge`` [edges, F]; and for ``t``, fp32 [rows, F], what each row
-    adds to that of its channel's.
+    """The gradients of ``x`` [rows, F] and, if asked for, of ``edge`` [edges, F]; and for ``t``,
+    fp32 [rows, F], what each row adds to that of its channel's.
 
-    graph: that of `forward` by the other end, with the same places; given: of it. center: of `Kept`; share: fp32 [nodes that
-    receive, F], the gradient of the sums over `Kept.total`. whole: gradients go through the softmax too, which for t they
-    must. ValueError for a tensor that does not fit.
+    graph: that of `forward` by the other end, with the same places; given: of it. center: of
+    `Kept`; share: fp32 [nodes that receive, F], the gradient of the sums over `Kept.total`. whole:
+    gradients go through the softmax too, which for t they must. ValueError for a tensor that does
+    not fit.
     """
     _check(graph, given, graph.rows, center=center, share=share)
     width, device = given.x.shape[-1], given.x.device
@@ -97,9 +105,10 @@ def backward(graph: Rows, given: Messages, center: Tensor, share: Tensor, whole:
     t_grad = torch.empty((graph.rows, width), device=device) if t else None
     launch, layout, compiled = graph.launch(), _layout(width), given.kernels(graph.wide)
     memory, (part, t_part, _) = workspace(launch.chunks, (width, width if t else 0, 0), device)
-    compiled("backward")(grid(launch.slots + graph.rows, layout), THREADS, 0, launch.graph + launch.split + (
-        *given.parameters, center.data_ptr(), share.data_ptr(), np.int32(whole), pointer(edge_grad), x_grad.data_ptr(),
-        pointer(t_grad), part, t_part))
+    compiled("backward")(grid(launch.slots + graph.rows, layout), THREADS, 0,
+                         launch.graph + launch.split + (
+        *given.parameters, center.data_ptr(), share.data_ptr(), np.int32(whole),
+        pointer(edge_grad), x_grad.data_ptr(), pointer(t_grad), part, t_part))
     if launch.heavy:
         compiled("add")(grid(launch.heavy, layout), THREADS, 0, launch.merge + (
             part, t_part, x_grad.data_ptr(), pointer(t_grad)))
@@ -123,4 +132,5 @@ def _check(graph: Rows, given: Messages, sources: int | None, **sums: Tensor) ->
         return
     check("edge", edge, (edges, width), x.dtype, device, vec)
     if graph.place.shape[0] != edges:
-        raise ValueError(f"the graph has {graph.place.shape[0]} places for {edges} edges: build it with places=True")
+        raise ValueError(f"the graph has {graph.place.shape[0]} places for {edges} edges: build it "
+                         "with places=True")

@@ -1,7 +1,7 @@
 """The text of the kernel files, with their headers inlined, and its hash.
 
-NVRTC gets one string and no include path, so ``#include "x.cuh"`` is resolved here. The same text goes to the CPU
-emulation of the tests. Nothing in this module needs CuPy or torch.
+NVRTC gets one string and no include path, so ``#include "x.cuh"`` is resolved here. The same text
+goes to the CPU emulation of the tests. Nothing in this module needs CuPy or torch.
 """
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"[ \t]*(?://.*)?$', r
 
 @functools.cache
 def source(family: str) -> str:
-    """The full text of ``cuda/src/<family>.cu``: every ``#include "..."`` replaced by that header, each header once.
+    """The full text of ``cuda/src/<family>.cu``: every ``#include "..."`` replaced by that header,
+    each header once.
 
-    ``#include <...>`` lines stay as they are. Raises FileNotFoundError, naming the family, when the file or one of
-    its headers is not there.
+    ``#include <...>`` lines stay as they are. Raises FileNotFoundError, naming the family, when the
+    file or one of its headers is not there.
     """
     try:
         text = _read(family + ".cu")
@@ -30,10 +31,11 @@ def source(family: str) -> str:
 
 
 def inline(text: str, family: str = "text") -> str:
-    """``text`` with its ``#include "x.cuh"`` lines, and those of the headers, replaced by files of ``cuda/src``.
+    """``text`` with its ``#include "x.cuh"`` lines, and those of the headers, replaced by files of
+    ``cuda/src``.
 
-    A header that has already been inlined is left out the second time, so a cycle of headers ends. ``family`` is for
-    the message of the FileNotFoundError that a missing header raises.
+    A header that has already been inlined is left out the second time, so a cycle of headers ends.
+    ``family`` is for the message of the FileNotFoundError that a missing header raises.
     """
     seen: set[str] = set()
 
@@ -46,9 +48,10 @@ def inline(text: str, family: str = "text") -> str:
             try:
                 content = _read(header)
             except FileNotFoundError:
-                raise FileNotFoundError(f"kernel family {family!r}: {parent} includes {header!r}, which is not in "
-                                        "gnnaccel/cuda/src") from None
-            # #line lets compiler messages name the header's own lines, then the including file's again
+                raise FileNotFoundError(f"kernel family {family!r}: {parent} includes {header!r}, "
+                                        "which is not in gnnaccel/cuda/src") from None
+            # #line lets compiler messages name the header's own lines, then the including file's
+            # again
             line = match.string.count("\n", 0, match.start()) + 2
             return f'#line 1 "{header}"\n{expand(content, header)}\n#line {line} "{parent}"'
 
@@ -60,8 +63,9 @@ def inline(text: str, family: str = "text") -> str:
 def defined(family: str, defines: tuple) -> str:
     """`source` behind a ``#define`` per pair of ``defines``.
 
-    As ``-D`` options they would cost time at each start: CuPy asks NVRTC once per set of options what it would make of an empty
-    text, before it looks into its cache. As text they are part of the cache's key all the same.
+    As ``-D`` options they would cost time at each start: CuPy asks NVRTC once per set of options
+    what it would make of an empty text, before it looks into its cache. As text they are part of
+    the cache's key all the same.
     """
     lines = "".join(f"#define {name} {value}\n" for name, value in defines)
     return f'{lines}#line 1 "{family}.cu"\n{source(family)}'
@@ -71,7 +75,8 @@ def digest(text: str, defines: tuple) -> str:
     """SHA-256 (hex) over a source text and its definitions (pairs of str); their order counts."""
     state = hashlib.sha256(text.encode())
     for name, value in defines:
-        # lengths in front, so that no two different lists of definitions run together into the same bytes
+        # lengths in front, so that no two different lists of definitions run together into the same
+        # bytes
         state.update(f"\0{len(name)}:{name}={len(value)}:{value}".encode())
     return state.hexdigest()
 
@@ -83,7 +88,8 @@ def _names() -> tuple:
 
 
 def families() -> list[str]:
-    """The names of all kernel families, sorted: the ``.cu`` files of ``cuda/src`` without their ending."""
+    """The names of all kernel families, sorted: the ``.cu`` files of ``cuda/src`` without their
+    ending."""
     return [name[:-3] for name in _names() if name.endswith(".cu")]
 
 
@@ -92,4 +98,5 @@ def _read(name: str) -> str:
     # only plain names: a family such as "../x" must not reach outside the folder
     if name not in _names():
         raise FileNotFoundError(name)
-    return importlib.resources.files("gnnaccel.cuda").joinpath("src").joinpath(name).read_text(encoding="utf-8")
+    folder = importlib.resources.files("gnnaccel.cuda").joinpath("src")
+    return folder.joinpath(name).read_text(encoding="utf-8")

@@ -1,4 +1,5 @@
-"""Index arrays of a graph as the kernels read them, and the kernels that build them (``src/structure.cu``)."""
+"""Index arrays of a graph as the kernels read them, and the kernels that build them
+(``src/structure.cu``)."""
 from __future__ import annotations
 
 import itertools
@@ -50,7 +51,8 @@ class Reports:
                 slab = torch.zeros(_SLOTS, _SLOT, dtype=torch.int32, device="cpu",
                                    pin_memory=self._pinned)
                 self._slabs.append(slab)
-                self._free = [(slab.data_ptr() + i * _SLOT * 4, slab.numpy()[i]) for i in range(_SLOTS)]
+                self._free = [(slab.data_ptr() + i * _SLOT * 4, slab.numpy()[i])
+                              for i in range(_SLOTS)]
             address, words = self._free.pop()
             if self._unread is None:
                 self._unread = address
@@ -69,13 +71,15 @@ class Report:
     __slots__ = ("_owner", "address", "_slot", "tag", "_words", "__weakref__")
 
     def __init__(self, owner: Reports, address: int, slot: np.ndarray, tag: int):
-        self._owner, self.address, self._slot, self.tag, self._words = owner, address, slot, tag, None
+        self._owner, self.address, self._slot, self.tag, self._words = (owner, address, slot, tag,
+                                                                        None)
 
     @property
     def words(self) -> np.ndarray | None:
         if self._words is None and self._slot[0] == self.tag:
             words = self._slot.copy()
-            if self._slot[0] == self.tag:  # else a late kernel of the slot's earlier borrower is writing
+            # else a late kernel of the slot's earlier borrower is writing
+            if self._slot[0] == self.tag:
                 self._words = words
         return self._words
 
@@ -107,7 +111,8 @@ def reports(device: torch.device) -> Reports:
 
 @dataclass
 class Split:
-    """Long rows cut into chunks of ``chunk_edges``. Until the report is in, sizes are upper bounds."""
+    """Long rows cut into chunks of ``chunk_edges``. Until the report is in, sizes are upper
+    bounds."""
 
     chunk_edges: int
     counters: Tensor  # int32 [38]
@@ -148,18 +153,21 @@ class Split:
     @property
     def split_edges(self) -> int:
         """Edges in split rows."""
-        return int(self.report.words[_HOST_AT + 4:_HOST_AT + 6].view(np.int64)[0])  # type: ignore[index]  # known
+        return int(self.report.words[_HOST_AT + 4:_HOST_AT
+                                     + 6].view(np.int64)[0])  # type: ignore[index]  # known
 
     def histogram(self) -> list[int]:
         """Rows by degree: entry b counts the degrees of b bits (0; 1; 2-3; 4-7; ...)."""
-        bins = self.report.words[_HOST_AT + _BINS_AT:_HOST_AT + _BINS_AT + _BINS]  # type: ignore[index]  # known
+        bins = self.report.words[_HOST_AT + _BINS_AT:_HOST_AT + _BINS_AT
+                                 + _BINS]  # type: ignore[index]  # known
         return [int(v) for v in np.trim_zeros(bins, "b")]
 
 
 class Launch(NamedTuple):
-    """What every kernel is told of a graph. ``graph``: indptr, other, place, rows; ``slots``: warps for chunks, in whole
-    blocks, so that a block holds either chunks or rows; ``split``: counters, chunks, chunk_edges, slots; ``merge``: counters,
-    split rows; ``chunks`` and ``heavy`` as `Split.sizes`."""
+    """What every kernel is told of a graph. ``graph``: indptr, other, place, rows; ``slots``: warps
+    for chunks, in whole blocks, so that a block holds either chunks or rows; ``split``: counters,
+    chunks, chunk_edges, slots; ``merge``: counters, split rows; ``chunks`` and ``heavy`` as
+    `Split.sizes`."""
 
     graph: tuple
     slots: int
@@ -173,11 +181,12 @@ class Launch(NamedTuple):
 class Rows:
     """A graph grouped by one end of its edges.
 
-    ``indptr`` [rows + 1] int32 or int64; ``other`` [edges] int32, the other end; ``place`` [edges] of indptr's dtype: for
-    the CSC the edge's id in the caller's order (added self loops count after the caller's edges), for the transposed graph
-    its place in the CSC. The arrays may be longer than ``indptr[-1]``; what lies beyond is never read. ``inverse`` [edges]: of the
-    transposed graph, where it was asked for, the place in it of each edge of the CSC. ``made``: what launchers found out for
-    calls alike, by what makes them so.
+    ``indptr`` [rows + 1] int32 or int64; ``other`` [edges] int32, the other end; ``place`` [edges]
+    of indptr's dtype: for the CSC the edge's id in the caller's order (added self loops count after
+    the caller's edges), for the transposed graph its place in the CSC. The arrays may be longer
+    than ``indptr[-1]``; what lies beyond is never read. ``inverse`` [edges]: of the transposed
+    graph, where it was asked for, the place in it of each edge of the CSC. ``made``: what launchers
+    found out for calls alike, by what makes them so.
     """
 
     indptr: Tensor
@@ -206,7 +215,8 @@ class Rows:
         slots = -(-chunks // WARPS) * WARPS
         counters = split.counters.data_ptr()
         found = Launch(
-            (self.indptr.data_ptr(), self.other.data_ptr(), self.place.data_ptr(), np.int32(self.rows)), slots,
+            (self.indptr.data_ptr(), self.other.data_ptr(), self.place.data_ptr(),
+             np.int32(self.rows)), slots,
             (counters, split.chunks.data_ptr(), np.int32(split.chunk_edges), np.int32(slots)),
             (counters, split.heavy.data_ptr()), chunks, heavy)
         if known:
@@ -227,13 +237,15 @@ class Rows:
         return self.indptr.dtype == torch.int64
 
     def nbytes(self) -> int:
-        parts = (self.indptr, self.other, self.place, self.split.chunks, self.split.heavy, self.inverse)
+        parts = (self.indptr, self.other, self.place, self.split.chunks, self.split.heavy,
+                 self.inverse)
         return sum(t.nbytes for t in parts if t is not None)
 
 
 def chunk_edges(edges: int) -> int:
-    """Edges that one warp should carry: short enough to balance a GPU of some 8,000 warps, long enough to pay. Graphs too
-    small to fill it are bound by launches, so they had better not be split at all."""
+    """Edges that one warp should carry: short enough to balance a GPU of some 8,000 warps, long
+    enough to pay. Graphs too small to fill it are bound by launches, so they had better not be
+    split at all."""
     if edges < 1 << 18:
         return 256
     return min(1024, max(64, 1 << (edges // 32768).bit_length()))
@@ -244,7 +256,8 @@ def _offsets(wide: bool) -> tuple[torch.dtype, tuple]:
 
 
 def _launch(entry: str, defines: tuple, threads: int, args: tuple, shared: int = 0) -> None:
-    driver.current().kernel("structure", entry, defines)((-(-threads // _THREADS), 1), _THREADS, shared, args)
+    driver.current().kernel("structure", entry, defines)((-(-threads // _THREADS), 1), _THREADS,
+                                                         shared, args)
 
 
 def _scan(degree: Tensor) -> Tensor:
@@ -254,8 +267,10 @@ def _scan(degree: Tensor) -> Tensor:
     return indptr
 
 
-def split_rows(indptr: Tensor, edges: int, flags: Tensor | None = None, limit: int | None = None) -> Split:
-    """Lists the rows of more than ``limit`` edges (default: by `chunk_edges`) and has the device report on them."""
+def split_rows(indptr: Tensor, edges: int, flags: Tensor | None = None,
+               limit: int | None = None) -> Split:
+    """Lists the rows of more than ``limit`` edges (default: by `chunk_edges`) and has the device
+    report on them."""
     rows, device = indptr.shape[0] - 1, indptr.device
     limit = limit or chunk_edges(edges)
     max_heavy = min(rows, edges // (limit + 1))
@@ -266,9 +281,9 @@ def split_rows(indptr: Tensor, edges: int, flags: Tensor | None = None, limit: i
     report = reports(device).take()
     _, defines = _offsets(indptr.dtype == torch.int64)
     _launch("split", (("INDEX_T", "i64"), ("LOOPS", "0")) + defines, max(rows, 1),
-            (indptr.data_ptr(), np.int32(rows), np.int32(limit), counters.data_ptr(), chunks.data_ptr(), heavy.data_ptr(),
-             flags.data_ptr() if flags is not None else 0, report.address,
-             np.int32(report.tag)), shared=4 * (_BINS + 1))
+            (indptr.data_ptr(), np.int32(rows), np.int32(limit), counters.data_ptr(),
+             chunks.data_ptr(), heavy.data_ptr(), flags.data_ptr() if flags is not None else 0,
+             report.address, np.int32(report.tag)), shared=4 * (_BINS + 1))
     return Split(limit, counters, chunks, heavy, report)
 
 
@@ -277,7 +292,8 @@ def _ordered(indptr: Tensor, other: Tensor, place: Tensor, split: Split) -> Rows
     total, rows = other.shape[0], indptr.shape[0] - 1
     _, defines = _offsets(indptr.dtype == torch.int64)
     other_out, place_out = torch.empty_like(other), torch.empty_like(place)
-    long = split if split.chunk_edges <= _MOST_SHORT else split_rows(indptr, total, limit=_MOST_SHORT)
+    long = (split if split.chunk_edges <= _MOST_SHORT
+            else split_rows(indptr, total, limit=_MOST_SHORT))
     heavy_blocks = min(_HEAVY_BLOCKS, long.heavy.shape[0])
     windows = -(-total // _WINDOW)
     blocks = heavy_blocks * windows + -(-rows // (_THREADS // 32))
@@ -296,24 +312,28 @@ def csc(src: Tensor, dst: Tensor, num_src: int, num_dst: int, loops: int, wide: 
     The host learns nothing.
 
     Args:
-        src, dst: [E] int32 or int64, contiguous. Ids outside the node ranges are left out and reported.
-        loops: how many nodes get a self loop; existing loops are dropped then. 0 leaves the edges as they are.
+        src, dst: [E] int32 or int64, contiguous. Ids outside the node ranges are left out and
+            reported.
+        loops: how many nodes get a self loop; existing loops are dropped then. 0 leaves the edges
+            as they are.
         wide: int64 offsets.
     """
     edges, device = src.shape[0], src.device
     dtype, offsets = _offsets(wide)
-    defines = (("INDEX_T", "i64" if src.dtype == torch.int64 else "int"), ("LOOPS", str(int(loops > 0)))) + offsets
+    defines = (("INDEX_T", "i64" if src.dtype == torch.int64 else "int"),
+               ("LOOPS", str(int(loops > 0)))) + offsets
     total = edges + loops
     degree = torch.zeros(num_dst, dtype=dtype, device=device)
     flags = torch.zeros(2, dtype=torch.int32, device=device)
-    head = (src.data_ptr(), dst.data_ptr(), np.int64(edges), np.int64(num_src), np.int64(num_dst), np.int64(loops))
+    head = (src.data_ptr(), dst.data_ptr(), np.int64(edges), np.int64(num_src), np.int64(num_dst),
+            np.int64(loops))
     _launch("count", defines, total, head + (degree.data_ptr(), flags.data_ptr()))
     indptr = _scan(degree)
     col = torch.empty(total, dtype=torch.int32, device=device)
     eid = torch.empty(total, dtype=dtype, device=device)
     cursor = degree.zero_()
-    _launch("place", defines, total, head + (indptr.data_ptr(), cursor.data_ptr(), flags.data_ptr(), col.data_ptr(),
-                                             eid.data_ptr()))
+    _launch("place", defines, total, head + (indptr.data_ptr(), cursor.data_ptr(),
+                                             flags.data_ptr(), col.data_ptr(), eid.data_ptr()))
     return _ordered(indptr, col, eid, split_rows(indptr, total, flags))
 
 
@@ -329,5 +349,6 @@ def transpose(by_dst: Rows, num_src: int) -> Rows:
     nbr = torch.empty(total, dtype=torch.int32, device=device)
     position = torch.empty(total, dtype=dtype, device=device)
     cursor = degree.zero_()
-    _launch("place_src", defines, total, head + (indptr.data_ptr(), cursor.data_ptr(), nbr.data_ptr(), position.data_ptr()))
+    _launch("place_src", defines, total, head + (indptr.data_ptr(), cursor.data_ptr(),
+                                                 nbr.data_ptr(), position.data_ptr()))
     return _ordered(indptr, nbr, position, split_rows(indptr, total))

@@ -1,4 +1,5 @@
-"""Where the tiles of each segment begin, for every height of tiles at once (``src/tile_ptr.cu``)."""
+"""Where the tiles of each segment begin, for every height of tiles at once
+(``src/tile_ptr.cu``)."""
 from __future__ import annotations
 
 import numpy as np
@@ -17,13 +18,16 @@ kernels = Kernels("tile_ptr", ())
 
 
 def tile_ptr(ptr: Tensor) -> dict[int, Tensor]:
-    """Of segments whose rows begin at ``ptr`` [S + 1] int32, contiguous: for each of `HEIGHTS` int32 [S + 1], how many tiles of
-    so many rows lie before each segment. Made without asking the device."""
+    """Of segments whose rows begin at ``ptr`` [S + 1] int32, contiguous: for each of `HEIGHTS`
+    int32 [S + 1], how many tiles of so many rows lie before each segment. Made without asking the
+    device."""
     segments = ptr.shape[0] - 1
-    if segments > _MOST or not (ptr.is_cuda or driver.placed()):  # without a kernel's device there is nothing to launch on
+    # without a kernel's device there is nothing to launch on
+    if segments > _MOST or not (ptr.is_cuda or driver.placed()):
         return {height: _by_torch(ptr, height) for height in HEIGHTS}
     found = torch.empty((len(HEIGHTS), segments + 1), dtype=torch.int32, device=ptr.device)
-    kernels("tile_ptr")((1, len(HEIGHTS)), _THREADS, 4 * _THREADS, (ptr.data_ptr(), np.int32(segments), found.data_ptr()))
+    kernels("tile_ptr")((1, len(HEIGHTS)), _THREADS, 4 * _THREADS,
+                        (ptr.data_ptr(), np.int32(segments), found.data_ptr()))
     return dict(zip(HEIGHTS, found.unbind(0)))
 
 

@@ -11,8 +11,9 @@ from gnnaccel.cuda.layout import ROW_TYPES, TYPES, Layout, layout_for
 
 @dataclass(frozen=True)
 class RowVariant:
-    """Heads x width of a row; ``row``/``out``: dtypes of the gathered rows and of the result; ``edge``: there are edge features;
-    ``train``: backward's needs are saved; ``wide``: int64 offsets."""
+    """Heads x width of a row; ``row``/``out``: dtypes of the gathered rows and of the result;
+    ``edge``: there are edge features; ``train``: backward's needs are saved; ``wide``: int64
+    offsets."""
 
     heads: int
     width: int
@@ -33,6 +34,7 @@ class RowVariant:
 
     def flags(self, **more) -> tuple:
         """Those that do not depend on the layout."""
-        flags = dict(ROW_T=ROW_TYPES[self.row], OUT_T=TYPES[self.out], OFF_T="i64" if self.wide else "int", EDGE=int(self.edge),
+        flags = dict(ROW_T=ROW_TYPES[self.row], OUT_T=TYPES[self.out],
+                     OFF_T="i64" if self.wide else "int", EDGE=int(self.edge),
                      DROPOUT=int(self.dropout), **more)
         return tuple((k, str(v)) for k, v in flags.items())

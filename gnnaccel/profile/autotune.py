@@ -1,4 +1,5 @@
-"""Measuring the ways that a layer's call can go, where the cost model would only estimate: opt-in, kept, reused."""
+"""Measuring the ways that a layer's call can go, where the cost model would only estimate: opt-in,
+kept, reused."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -21,7 +22,8 @@ _MARGIN = 0.95  # of native's time, which another way has to stay under
 
 @dataclass(frozen=True)
 class Tuning:
-    """``times``: milliseconds per call by way ("native" or a kernel's name), the host's own first; ``taken``: the way kept."""
+    """``times``: milliseconds per call by way ("native" or a kernel's name), the host's own first;
+    ``taken``: the way kept."""
 
     layer: str
     grad: bool
@@ -34,56 +36,69 @@ class Tuning:
 
 
 def autotune(layer: Any, *inputs: Any, **kwargs: Any) -> list[Tuning]:
-    """Time every way in which ``layer(*inputs, **kwargs)`` can run, and keep the fastest in the user's cache.
+    """Time every way in which ``layer(*inputs, **kwargs)`` can run, and keep the fastest in the
+    user's cache.
 
-    In training mode of the layer a forward and backward is timed, and a forward alone without gradients; otherwise only the
-    latter. Calls like these (of the same class, computation, heads, widths and dtypes, over graphs of the same sizes to the next
-    power of two) go the way kept under ``enable(decisions=True)``, in this environment: the same GPU or kind of CPU, versions of
-    torch, CuPy and gnnaccel. A way is kept only if it takes less than 95 % of the host's own time.
+    In training mode of the layer a forward and backward is timed, and a forward alone without
+    gradients; otherwise only the latter. Calls like these (of the same class, computation, heads,
+    widths and dtypes, over graphs of the same sizes to the next power of two) go the way kept under
+    ``enable(decisions=True)``, in this environment: the same GPU or kind of CPU, versions of torch,
+    CuPy and gnnaccel. A way is kept only if it takes less than 95 % of the host's own time.
 
-    Gradients, random numbers, counts and the layer are as before. Raises TypeError for a layer that gnnaccel does not know,
-    ValueError for a call that it would not take over or that does not go by the planner (message passing of layers without an
-    adapter), GnnaccelError or OSError where the cache cannot be written.
+    Gradients, random numbers, counts and the layer are as before. Raises TypeError for a layer that
+    gnnaccel does not know, ValueError for a call that it would not take over or that does not go by
+    the planner (message passing of layers without an adapter), GnnaccelError or OSError where the
+    cache cannot be written.
     """
     adapter = adapters.adapter_of(layer)
     if adapter is None:
-        raise TypeError(f"{type(layer).__name__} is no layer that gnnaccel knows; it knows {', '.join(adapters.known_layers())}")
+        raise TypeError(f"{type(layer).__name__} is no layer that gnnaccel knows; it knows "
+                        f"{', '.join(adapters.known_layers())}")
     found = []
     for grad in (True, False) if layer.training else (False,):
         with torch.set_grad_enabled(grad):
             stated, given = _stated(adapter, layer, inputs, kwargs)
-            found.append(tune(lambda: layer(*inputs, **kwargs), layer, (inputs, kwargs), stated, given))
+            found.append(tune(lambda: layer(*inputs, **kwargs), layer, (inputs, kwargs), stated,
+                              given))
     return found
 
 
 def _stated(adapter: Any, layer: Any, inputs: tuple, kwargs: dict) -> tuple[Any, Any]:
     found = adapter.state(layer, inputs, kwargs)
     if isinstance(found, Reason):
-        raise ValueError(f"{type(layer).__name__} runs natively here whatever it takes: {found} ({found.hint})")
+        raise ValueError(f"{type(layer).__name__} runs natively here whatever it takes: {found} "
+                         f"({found.hint})")
     return found
 
 
-def tune(call: Callable[[], Any], layer: Any, inputs: Any, stated: Any, given: Any, name: str | None = None) -> Tuning:
-    """Time the ways of one call of ``layer``, with gradients if they are on, and keep the fastest. ``inputs``: of the call,
-    wherever they lie in it; ``stated``, ``given``: as of adapters; ``name``: for `Tuning.layer`. Raises as `autotune`."""
+def tune(call: Callable[[], Any], layer: Any, inputs: Any, stated: Any, given: Any,
+         name: str | None = None) -> Tuning:
+    """Time the ways of one call of ``layer``, with gradients if they are on, and keep the fastest.
+    ``inputs``: of the call, wherever they lie in it; ``stated``, ``given``: as of adapters;
+    ``name``: for `Tuning.layer`. Raises as `autotune`."""
     grad = torch.is_grad_enabled()
     request = stated.request(given.device.type, grad, False)
-    key, ways = tuned.key_of(request), {pinned.kernel or "native": pinned for pinned in candidates(request)}
+    key, ways = tuned.key_of(request), {pinned.kernel or "native": pinned
+                                        for pinned in candidates(request)}
     wanted = [t for t in (*layer.parameters(), *_tensors(inputs)) if t.requires_grad]
 
     def step() -> None:
         out = call()
         if grad and wanted:
             parts = [t for t in _tensors(out) if t.requires_grad]
-            torch.autograd.grad([t.float().square().sum() for t in parts], wanted, allow_unused=True)
+            torch.autograd.grad([t.float().square().sum() for t in parts], wanted,
+                                allow_unused=True)
 
-    with session.enabled(), undisturbed(layer), records.muted(), counters.uncounted():  # enabled: so that turns need not patch
-        timed = timing.measure_rounds({way: (step, _only(key, pinned)) for way, pinned in ways.items()}, given.device,
+    # enabled: so that turns need not patch
+    with session.enabled(), undisturbed(layer), records.muted(), counters.uncounted():
+        timed = timing.measure_rounds({way: (step, _only(key, pinned))
+                                       for way, pinned in ways.items()}, given.device,
                                       timing.Effort(batches=12, batch_ms=10.0, seconds=1.0))
     times = {way: timed[way].ms for way in ways}
     best = min(times, key=times.__getitem__)
     taken = best if times[best] < _MARGIN * times["native"] else "native"
-    tuned.keep(tuned.environment(given.device.type), {key: _entry(request, stated, ways[taken], times)})
+    tuned.keep(tuned.environment(given.device.type),
+               {key: _entry(request, stated, ways[taken], times)})
     planner.forget()
     return Tuning(name or type(layer).__name__, grad, times, taken)
 
@@ -92,7 +107,8 @@ def candidates(request: Any) -> list[Pinned]:
     """The host's own code, and every way that nothing speaks against."""
     config = Config(when="supported")
     known, _ = planner.asked(request)
-    return [Pinned("native", None), *(Pinned(spec.route, spec.name) for spec in known if not spec.unsupported(request, config))]
+    return [Pinned("native", None), *(Pinned(spec.route, spec.name)
+                                      for spec in known if not spec.unsupported(request, config))]
 
 
 def _only(key: str, pinned: Pinned) -> Any:
@@ -100,8 +116,8 @@ def _only(key: str, pinned: Pinned) -> Any:
 
     @contextmanager
     def block():
-        with session.enabled(backend="auto", when="supported", on_fallback="native", include=[], exclude=[],
-                             decisions=tuned.Only(key, pinned)):
+        with session.enabled(backend="auto", when="supported", on_fallback="native", include=[],
+                             exclude=[], decisions=tuned.Only(key, pinned)):
             yield
 
     return block
@@ -111,13 +127,15 @@ def _tensors(found: Any) -> list[torch.Tensor]:
     """Floating-point tensors in nested tuples, lists and dicts."""
     if isinstance(found, torch.Tensor):
         return [found] if found.is_floating_point() else []
-    parts = found.values() if isinstance(found, dict) else found if isinstance(found, (tuple, list)) else ()
+    parts = (found.values() if isinstance(found, dict)
+             else found if isinstance(found, (tuple, list)) else ())
     return [t for part in parts for t in _tensors(part)]
 
 
 def _entry(request: Any, stated: Any, pinned: Pinned, times: dict[str, float]) -> dict[str, Any]:
     """As JSON has it: the way, and of what it is, for a reader."""
     facts = {name: value for name, value in stated.facts().items() if isinstance(value, int)}
-    return dict(route=pinned.route, kernel=pinned.kernel, layer=request.native, **facts, heads=getattr(request, "heads", None),
-                width=request.width, dtype=str(request.row).removeprefix("torch."), grad=request.grad,
+    return dict(route=pinned.route, kernel=pinned.kernel, layer=request.native, **facts,
+                heads=getattr(request, "heads", None), width=request.width,
+                dtype=str(request.row).removeprefix("torch."), grad=request.grad,
                 times_ms={way: round(ms, 6) for way, ms in times.items()})

@@ -1,4 +1,5 @@
-"""``python -m gnnaccel autotune``: what has been kept. (With a script, the command line runs that with ``--autotune``.)"""
+"""``python -m gnnaccel autotune``: what has been kept. (With a script, the command line runs that
+with ``--autotune``.)"""
 from __future__ import annotations
 
 import sys
@@ -10,10 +11,13 @@ from gnnaccel.errors import GnnaccelError
 
 def add_parser(commands) -> None:
     """Add ``autotune`` to an argparse subcommand collection."""
-    parser = commands.add_parser("autotune", usage="python -m gnnaccel autotune (--list | [options] script.py [arguments])",
-                                 help="time the ways that a script's layers can go, and keep the fastest")
+    parser = commands.add_parser("autotune", usage="python -m gnnaccel autotune (--list | "
+                                                   "[options] script.py [arguments])",
+                                 help="time the ways that a script's layers can go, and keep the "
+                                      "fastest")
     parser.set_defaults(run=run)
-    parser.add_argument("--list", action="store_true", help="show what was timed on this machine, by environment")
+    parser.add_argument("--list", action="store_true",
+                        help="show what was timed on this machine, by environment")
 
 
 def run(options, arguments: list[str]) -> int:
@@ -38,6 +42,7 @@ def lines(held: dict) -> list[str]:
             sizes = f"{entry['num_src']}->{entry['num_dst']} nodes, {entry['num_edges']} edges"
             shape = f"{entry['heads']}x{entry['width']}" if entry["heads"] else f"{entry['width']}"
             ways = ", ".join(f"{way} {ms:.3g} ms" for way, ms in entry["times_ms"].items())
-            found.append(f"  {entry['layer']} {shape}, {sizes}, {entry['dtype']}, {'training' if entry['grad'] else 'forward'}: "
+            found.append(f"  {entry['layer']} {shape}, {sizes}, {entry['dtype']}, "
+                         f"{'training' if entry['grad'] else 'forward'}: "
                          f"{entry['kernel'] or 'native'} ({ways})")
     return found

@@ -1,4 +1,5 @@
-"""``python -m gnnaccel cache``: what is kept on disk, and forgetting it. (`gnnaccel.cache` is about structures in memory.)"""
+"""``python -m gnnaccel cache``: what is kept on disk, and forgetting it. (`gnnaccel.cache` is about
+structures in memory.)"""
 from __future__ import annotations
 
 import sys
@@ -35,17 +36,21 @@ def run(options, arguments: list[str]) -> int:
 def info() -> list[str]:
     """Both folders with their sizes."""
     found = []
-    for what, where in (("gnnaccel", store.folder()), ("kernels, kept by CuPy", probe.kernel_cache())):
+    for what, where in (("gnnaccel", store.folder()),
+                        ("kernels, kept by CuPy", probe.kernel_cache())):
         files, total = store.size(where)
         found.append(f"{what}: {where}: {files} files, {total / 2**20:.1f} MiB")
     return found
 
 
 def clear(kernels: bool) -> list[str]:
-    """Remove what gnnaccel itself has written and, if asked to, compiled kernels; nothing else in these folders."""
-    own = [path for path in (store.folder() / name for name in (calibration.NAME, tuned.NAME)) if path.is_file()]
+    """Remove what gnnaccel itself has written and, if asked to, compiled kernels; nothing else in
+    these folders."""
+    own = [path for path in (store.folder() / name for name in (calibration.NAME, tuned.NAME))
+           if path.is_file()]
     compiled = sorted(probe.kernel_cache().glob(_KERNELS)) if kernels else []
-    return [_removed("measurements", own), *([_removed("compiled kernels", compiled)] if kernels else [])]
+    return [_removed("measurements", own),
+            *([_removed("compiled kernels", compiled)] if kernels else [])]
 
 
 def _removed(what: str, files: list[Path]) -> str:

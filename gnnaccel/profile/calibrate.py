@@ -19,8 +19,8 @@ _ROW = 64  # channels of the rows gathered, 256 bytes
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is measured on: ``copy`` bytes; ``edges`` gathered, from ``hbm_rows`` rows and from as many as fit into a third of the
-    L2."""
+    """What is measured on: ``copy`` bytes; ``edges`` gathered, from ``hbm_rows`` rows and from as
+    many as fit into a third of the L2."""
 
     copy: int
     edges: int
@@ -33,9 +33,10 @@ def sizes_for(memory: int) -> Sizes:
     return Sizes(copy=part // 2, edges=min(1 << 24, part // 64), hbm_rows=part // (4 * _ROW))
 
 
-def measure(device: Any, sizes: Sizes, l2: int, repeats: int = 5, batch_ms: float = 20.0) -> dict[str, float]:
-    """The ceilings of ``device`` (`calibration.CEILINGS`), each the median of ``repeats`` medians over batches of
-    ``batch_ms``."""
+def measure(device: Any, sizes: Sizes, l2: int, repeats: int = 5,
+            batch_ms: float = 20.0) -> dict[str, float]:
+    """The ceilings of ``device`` (`calibration.CEILINGS`), each the median of ``repeats`` medians
+    over batches of ``batch_ms``."""
     import torch
 
     from gnnaccel.cuda import head_dot
@@ -44,7 +45,8 @@ def measure(device: Any, sizes: Sizes, l2: int, repeats: int = 5, batch_ms: floa
     effort = timing.Effort(batches=5, batch_ms=batch_ms, seconds=0.5)
 
     def seconds(call) -> float:
-        return statistics.median(timing.measure(call, device, effort).ms for _ in range(repeats)) / 1e3
+        return statistics.median(timing.measure(call, device, effort).ms
+                                 for _ in range(repeats)) / 1e3
 
     source = torch.zeros(sizes.copy // 4, device=device)
     target = torch.empty_like(source)
@@ -52,7 +54,8 @@ def measure(device: Any, sizes: Sizes, l2: int, repeats: int = 5, batch_ms: floa
     del source, target
     x, att = torch.ones(4, 1, 8, device=device), torch.ones(1, 8, device=device)
     found["launch"] = seconds(lambda: head_dot.dot(x, att))
-    for name, rows in (("gather_l2", max(1, l2 // 3 // (4 * _ROW))), ("gather_hbm", sizes.hbm_rows)):
+    for name, rows in (("gather_l2", max(1, l2 // 3 // (4 * _ROW))),
+                       ("gather_hbm", sizes.hbm_rows)):
         found[name] = _gathered(device, rows, sizes.edges, seconds)
         timing.release(device)
     found["l2"] = l2
@@ -60,7 +63,8 @@ def measure(device: Any, sizes: Sizes, l2: int, repeats: int = 5, batch_ms: floa
 
 
 def _gathered(device: Any, rows: int, edges: int, seconds) -> float:
-    """Bytes per second of gathering one of ``rows`` rows per edge, where every destination has 32 edges."""
+    """Bytes per second of gathering one of ``rows`` rows per edge, where every destination has 32
+    edges."""
     import torch
 
     from gnnaccel.cuda.gather import row_gather
@@ -74,23 +78,26 @@ def _gathered(device: Any, rows: int, edges: int, seconds) -> float:
     return edges * 4 * _ROW / seconds(lambda: row_gather(view, x))
 
 
-# --- the command line ----------------------------------------------------------------------------------------------------
+# --- the command line -----------------------------------------------------------------------------
 
 def add_parser(commands) -> None:
     """Add ``calibrate`` to an argparse subcommand collection."""
-    parser = commands.add_parser("calibrate", help="measure this GPU's bandwidths and launch cost for the cost model")
+    parser = commands.add_parser("calibrate", help="measure this GPU's bandwidths and launch cost "
+                                                   "for the cost model")
     parser.set_defaults(run=run)
     parser.add_argument("--dry-run", action="store_true", help="measure and print, write nothing")
     parser.add_argument("--json", action="store_true", help="print what was measured as JSON")
 
 
 def run(options, arguments: list[str]) -> int:
-    """Measure torch's current GPU, print and keep it. 2 without a GPU; 1 when the numbers cannot be believed or kept."""
+    """Measure torch's current GPU, print and keep it. 2 without a GPU; 1 when the numbers cannot be
+    believed or kept."""
     from gnnaccel.cuda import driver
 
     ready, why = driver.available()
     if not ready:
-        print(f"calibrate: there is no GPU to measure: {why}. Run python -m gnnaccel doctor", file=sys.stderr)
+        print(f"calibrate: there is no GPU to measure: {why}. Run python -m gnnaccel doctor",
+              file=sys.stderr)
         return 2
     import torch
 
@@ -103,7 +110,8 @@ def run(options, arguments: list[str]) -> int:
 
 
 def keep(name: str, ceilings: dict[str, float], options) -> int:
-    """Judge, print and, but for a dry run, store what was measured of the GPU ``name``; the exit status."""
+    """Judge, print and, but for a dry run, store what was measured of the GPU ``name``; the exit
+    status."""
     from gnnaccel.dispatch import cost
 
     reference = cost._published()["cuda"]["ceilings"]
@@ -112,7 +120,8 @@ def keep(name: str, ceilings: dict[str, float], options) -> int:
     print(json.dumps({name: found}, indent=1) if options.json else text(name, ceilings, reference))
     why = calibration.problem(ceilings) or calibration.implausible(ceilings, reference)
     if why is not None:
-        print(f"calibrate: {why}; nothing is kept. Is the GPU busy? Look at nvidia-smi and try again", file=sys.stderr)
+        print(f"calibrate: {why}; nothing is kept. Is the GPU busy? Look at nvidia-smi and try "
+              "again", file=sys.stderr)
         return 1
     if options.dry_run:
         return 0
@@ -142,7 +151,10 @@ def versions() -> dict[str, str | None]:
 def text(name: str, ceilings: dict[str, float], reference: dict[str, float]) -> str:
     """A line per ceiling, next to the reference GPU's."""
     lines = [f"{name}, next to the GPU of constants.json:"]
-    for key, what, unit, factor in (("copy", "device copy", "TB/s", 1e-12), ("gather_l2", "rows gathered from L2", "TB/s", 1e-12),
-                                    ("gather_hbm", "rows gathered from memory", "TB/s", 1e-12), ("launch", "launch", "us", 1e6)):
-        lines.append(f"  {what:<26} {ceilings[key] * factor:8.3g} {unit}   ({reference[key] * factor:.3g})")
+    for key, what, unit, factor in (("copy", "device copy", "TB/s", 1e-12),
+                                    ("gather_l2", "rows gathered from L2", "TB/s", 1e-12),
+                                    ("gather_hbm", "rows gathered from memory", "TB/s", 1e-12),
+                                    ("launch", "launch", "us", 1e6)):
+        lines.append(f"  {what:<26} {ceilings[key] * factor:8.3g} {unit}   "
+                     f"({reference[key] * factor:.3g})")
     return "\n".join(lines)

@@ -10,8 +10,8 @@ from gnnaccel.profile.entries import Entry
 
 @dataclass(frozen=True)
 class Ceilings:
-    """``bandwidths``: (name, bytes per second) pairs, slowest first; ``flops``: operations per second; ``provenance``: where the
-    numbers were measured."""
+    """``bandwidths``: (name, bytes per second) pairs, slowest first; ``flops``: operations per
+    second; ``provenance``: where the numbers were measured."""
 
     bandwidths: tuple[tuple[str, float], ...]
     flops: float
@@ -20,7 +20,8 @@ class Ceilings:
 
 @dataclass(frozen=True)
 class Point:
-    """One kernel of one layer: operations per byte, operations per second, and its share of the slowest bandwidth."""
+    """One kernel of one layer: operations per byte, operations per second, and its share of the
+    slowest bandwidth."""
 
     name: str
     intensity: float
@@ -35,9 +36,11 @@ def ceilings(device: str) -> Ceilings:
     if device == "cuda":
         gpu = rates["cuda"]
         found = gpu.get("ceilings", gpu)  # measured on their own, where they were
-        lines = (("gathered rows, memory", found["gather_hbm"]), ("gathered rows, L2", found["gather_l2"]))
+        lines = (("gathered rows, memory", found["gather_hbm"]),
+                 ("gathered rows, L2", found["gather_l2"]))
         return Ceilings(lines, orderings["flops"], _machine(gpu["provenance"]))
-    return Ceilings((("memory", orderings["bandwidth"]),), orderings["flops"], _machine(rates["relational"]["cpu"]["provenance"]))
+    return Ceilings((("memory", orderings["bandwidth"]),), orderings["flops"],
+                    _machine(rates["relational"]["cpu"]["provenance"]))
 
 
 def _machine(provenance: str) -> str:
@@ -50,7 +53,8 @@ def points(entries: list[Entry], device: str) -> list[Point]:
     found = []
     for entry in entries:
         each = entry.forward_each_ms
-        if entry.device == device and entry.route != "native" and each and entry.moved and entry.flops:
+        if (entry.device == device and entry.route != "native" and each and entry.moved
+            and entry.flops):
             flops, moved = entry.flops / each * 1e3, entry.moved / each * 1e3
             found.append(Point(f"{entry.name}: {entry.kernel}", flops / moved, flops, moved))
     return found

@@ -1,4 +1,5 @@
-"""`compare`: every layer taken over, held against the host's own code on the same inputs and random numbers."""
+"""`compare`: every layer taken over, held against the host's own code on the same inputs and random
+numbers."""
 from __future__ import annotations
 
 import contextlib
@@ -31,7 +32,8 @@ _LOOKS = 3  # at calls of a kind that went native
 
 @dataclass
 class Comparison:
-    """``layers``: one `Shadow` per layer and kind of input. ``str()`` of it is a table; ``as_dicts()`` is data."""
+    """``layers``: one `Shadow` per layer and kind of input. ``str()`` of it is a table;
+    ``as_dicts()`` is data."""
 
     layers: list[Shadow] = field(default_factory=list)
     enabled: bool = True
@@ -54,12 +56,14 @@ class Comparison:
         rows = []
         for one in self.layers:
             worst = [_digits(one.worst, name) for name in ("ours", "host", "allowed")]
-            rows.append((one.who, one.kernel or one.route, one.verdict, *worst, milliseconds(one.native_ms),
-                         milliseconds(one.ours_ms), times(one.native_ms, one.ours_ms), size(one.native_bytes),
+            rows.append((one.who, one.kernel or one.route, one.verdict, *worst,
+                         milliseconds(one.native_ms), milliseconds(one.ours_ms),
+                         times(one.native_ms, one.ours_ms), size(one.native_bytes),
                          size(one.ours_bytes)))
-        columns = ("layer", "kernel", "verdict", "error", "host's", "allowed", "native ms", "ours ms", "faster", "native MiB",
-                   "ours MiB")
-        text = table("compared with the host's own code; errors relative to it in fp64, the worst of output and gradients",
+        columns = ("layer", "kernel", "verdict", "error", "host's", "allowed", "native ms",
+                   "ours ms", "faster", "native MiB", "ours MiB")
+        text = table("compared with the host's own code; errors relative to it in fp64, the worst "
+                     "of output and gradients",
                      columns, rows, right=columns[3:])
         notes = dict.fromkeys(f"{one.who}: {note}" for one in self.layers for note in one.notes)
         return "\n".join([text.rstrip("\n"), *notes]) + "\n"
@@ -69,18 +73,22 @@ def _digits(error: Any, name: str) -> str | None:
     return None if error is None else f"{getattr(error, name):.1e}"
 
 
-def compare(model: torch.nn.Module, *inputs: Any, loss: Callable[[Any], Tensor] | None = None, **kwargs: Any) -> Comparison:
-    """Hold each layer of ``model`` that gnnaccel takes over against the host's own code, on what ``model(*inputs, **kwargs)``
-    gives it to work on.
+def compare(model: torch.nn.Module, *inputs: Any, loss: Callable[[Any], Tensor] | None = None,
+            **kwargs: Any) -> Comparison:
+    """Hold each layer of ``model`` that gnnaccel takes over against the host's own code, on what
+    ``model(*inputs, **kwargs)`` gives it to work on.
 
-    Per layer: output and gradients (of inputs and parameters), each against the host's own layer run in fp64. Right is what is
-    at most twice as far from that as the host is in the layer's own precision, plus a floor. ``loss``: what to differentiate, a
-    function of the model's output; then gradients are those that reach the layer, otherwise random ones are sent back through
-    it. Layers that draw random numbers are compared in eval mode: their dropout draws from the same distribution, but not the
-    same mask. A layer that is wrong is excluded from here on, as by ``exclude(layer)``, and a warning says so.
+    Per layer: output and gradients (of inputs and parameters), each against the host's own layer
+    run in fp64. Right is what is at most twice as far from that as the host is in the layer's own
+    precision, plus a floor. ``loss``: what to differentiate, a function of the model's output; then
+    gradients are those that reach the layer, otherwise random ones are sent back through it. Layers
+    that draw random numbers are compared in eval mode: their dropout draws from the same
+    distribution, but not the same mask. A layer that is wrong is excluded from here on, as by
+    ``exclude(layer)``, and a warning says so.
 
-    Works with ``enable()`` and without. The model is as before afterwards: parameters, ``.grad``, buffers, modes, random numbers.
-    Raises TypeError for what is no model, ValueError for a model whose lazy parameters are not initialised.
+    Works with ``enable()`` and without. The model is as before afterwards: parameters, ``.grad``,
+    buffers, modes, random numbers. Raises TypeError for what is no model, ValueError for a model
+    whose lazy parameters are not initialised.
     """
     check_model(model, "compare")
     with undisturbed(model), session.enabled():
@@ -96,13 +104,15 @@ def _names(model: torch.nn.Module) -> dict[int, str]:
     return {id(module): name for name, module in model.named_modules()}
 
 
-def _upstream(model: torch.nn.Module, inputs: tuple, kwargs: dict, loss: Callable) -> list[list[Tensor | None]]:
+def _upstream(model: torch.nn.Module, inputs: tuple, kwargs: dict,
+              loss: Callable) -> list[list[Tensor | None]]:
     """The gradient that reaches every tensor which each routed call made, call by call."""
     outs: list[list[Tensor]] = []
 
     def keep(visit: Visit, run: Run) -> Any:
         if visit.adapter is not None:
-            _know(visit)  # as when it is compared: a layer that goes elsewhere has other calls inside it
+            # as when it is compared: a layer that goes elsewhere has other calls inside it
+            _know(visit)
         place = len(outs)
         outs.append([])
         out = run(visit)
@@ -131,13 +141,16 @@ def watching(watcher: watch.Watcher, sink: Callable):
 
 
 class Comparer:
-    """Compares the first call of each layer, and of each new kind of input, while a script or model runs; a context manager.
+    """Compares the first call of each layer, and of each new kind of input, while a script or model
+    runs; a context manager.
 
-    ``upstream``: gradients for the outputs of each call, in order; ``names``: what to call layers, by id. A script's results are
-    those of the call itself; only where that was wrong it is repeated natively.
+    ``upstream``: gradients for the outputs of each call, in order; ``names``: what to call layers,
+    by id. A script's results are those of the call itself; only where that was wrong it is repeated
+    natively.
     """
 
-    def __init__(self, upstream: list | None = None, one_thread: bool = False, names: dict[int, str] | None = None):
+    def __init__(self, upstream: list | None = None, one_thread: bool = False,
+                 names: dict[int, str] | None = None):
         self.result = Comparison()
         self._frames = Frames()
         self._sink: Sink = self._frames.sink
@@ -146,7 +159,8 @@ class Comparer:
         self._thread = threading.get_ident() if one_thread else None
         self._kinds: IdentityMap[dict[tuple, tuple[int, Shadow]]] = IdentityMap()
         self._local = threading.local()
-        self._lock = threading.RLock()  # one comparison at a time: they exchange a layer's parameters
+        # one comparison at a time: they exchange a layer's parameters
+        self._lock = threading.RLock()
 
     def __enter__(self) -> Comparer:
         watch.add(self._watch, self._sink)
@@ -192,10 +206,12 @@ class Comparer:
             self._local.busy = False
 
     def _due(self, visit: Visit) -> bool:
-        """Whether this is a layer's first call of its kind, and here is where it can be repeated."""
+        """Whether this is a layer's first call of its kind, and here is where it can be
+        repeated."""
         if visit.adapter is None or self._thread not in (None, threading.get_ident()):
             return False
-        if torch._C._current_graph_task_id() != -1 or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()):
+        if (torch._C._current_graph_task_id() != -1
+            or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())):
             return False
         if len(self.result.layers) >= _KINDS:
             return False
@@ -204,7 +220,8 @@ class Comparer:
         return looks < _LOOKS and (looks > 0 or len(kinds) < _KINDS_PER_LAYER)
 
     def _keep(self, visit: Visit, kind: tuple, found: Shadow) -> None:
-        """A layer may go native over a graph that is new, and not over the same graph later; so that is looked at again."""
+        """A layer may go native over a graph that is new, and not over the same graph later; so
+        that is looked at again."""
         kinds = self._kinds.get(visit.layer)
         if kinds is None:
             self._kinds.set(visit.layer, kinds := {})
@@ -216,16 +233,18 @@ class Comparer:
 
 
 def _know(visit: Visit) -> None:
-    """Build the structure of the call's graph, so that it is decided as in the second step of a training; a layer may stay
-    native over a graph that it sees for the first time."""
+    """Build the structure of the call's graph, so that it is decided as in the second step of a
+    training; a layer may stay native over a graph that it sees for the first time."""
     found = visit.adapter.state(visit.layer, visit.args, visit.kwargs)
     if not isinstance(found, Reason):
         found[0].lookup(found[1])
 
 
 def _kind(visit: Visit) -> tuple:
-    """What calls of a layer are told apart by: magnitudes, so that the sizes of mini-batches do not make kinds."""
+    """What calls of a layer are told apart by: magnitudes, so that the sizes of mini-batches do not
+    make kinds."""
     tensors = named_tensors((visit.args, visit.kwargs), "")
-    shapes = tuple((name, t.dtype, t.shape[0].bit_length() if t.dim() else 0, t.shape[1:]) for name, t in tensors.items())
+    shapes = tuple((name, t.dtype, t.shape[0].bit_length() if t.dim() else 0, t.shape[1:])
+                   for name, t in tensors.items())
     autocast = tuple(map(torch.is_autocast_enabled, ("cuda", "cpu")))
     return shapes, torch.is_grad_enabled(), visit.layer.training, autocast

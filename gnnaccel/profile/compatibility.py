@@ -1,4 +1,5 @@
-"""The compatibility table: every layer's options, asked of the adapters and of what the kernels declare, without running kernels.
+"""The compatibility table: every layer's options, asked of the adapters and of what the kernels
+declare, without running kernels.
 
 ``python -m gnnaccel.profile.compatibility`` prints ``docs/compatibility.md``.
 """
@@ -39,14 +40,17 @@ class _NoKernels:
 
 
 def answer(layer: Any, args: tuple, kwargs: dict, backend: str) -> str:
-    """The kernel that would run the call with ``backend``, or the codes of what speaks against it."""
+    """The kernel that would run the call with ``backend``, or the codes of what speaks against
+    it."""
     with session.enabled(backend=backend, when="supported"):
         adapter = adapters.adapter_of(layer)
         if adapter is None:
             decision = _of_message_passing(layer, args, kwargs)
         else:
-            decision = decided(Visit(layer, adapter, None, args, kwargs, config.current()), grad=True)
-    if decision.plan is not None and decision.plan.kernel is not None and decision.route != "native":
+            decision = decided(Visit(layer, adapter, None, args, kwargs, config.current()),
+                               grad=True)
+    if (decision.plan is not None and decision.plan.kernel is not None
+        and decision.route != "native"):
         return decision.plan.kernel
     return ", ".join(dict.fromkeys(r.code for _, r in decision.rejected if r.code != "GA406"))
 
@@ -66,7 +70,8 @@ def _of_message_passing(layer: Any, args: tuple, kwargs: dict) -> Decided:
 
 def rows(host: str) -> Iterator[tuple[str, str, str, str]]:
     """(class, option, on a GPU, on a CPU) of one host, each class's together."""
-    module, known = (importlib.import_module(f"gnnaccel.adapters.{host}{part}") for part in (".options", ""))
+    module, known = (importlib.import_module(f"gnnaccel.adapters.{host}{part}")
+                     for part in (".options", ""))
     planner.forget()
     try:
         with driver.using(_NoKernels()):
@@ -93,7 +98,8 @@ def document() -> str:
             parts.append(f"## {title}\n\n| layer | option | GPU | CPU |\n|---|---|---|---|")
             before = None
             for name, option, on_gpu, on_cpu in rows(host):
-                parts.append(f"| {'' if name == before else f'`{name}`'} | {option} | {on_gpu} | {on_cpu} |")
+                parts.append(f"| {'' if name == before else f'`{name}`'} | {option} | {on_gpu} | "
+                             f"{on_cpu} |")
                 before = name
             parts.append("")
     return "\n".join(parts)

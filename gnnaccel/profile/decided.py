@@ -1,4 +1,5 @@
-"""What would become of a call: asked of rules, adapter and planner, without running, counting or recording anything."""
+"""What would become of a call: asked of rules, adapter and planner, without running, counting or
+recording anything."""
 from __future__ import annotations
 
 from typing import Any, NamedTuple
@@ -15,8 +16,9 @@ Rejected = tuple[tuple[str, Reason], ...]
 
 
 class Decided(NamedTuple):
-    """``plan``: for a graph that comes again; ``first``: for one seen for the first time, whose structure has to be built; both
-    None where the call was not stated. ``stated``, ``given``: as of adapters."""
+    """``plan``: for a graph that comes again; ``first``: for one seen for the first time, whose
+    structure has to be built; both None where the call was not stated. ``stated``, ``given``: as of
+    adapters."""
 
     rejected: Rejected
     plan: Plan | None = None

@@ -1,4 +1,5 @@
-"""What a report adds up: one `Entry` per layer and the way it ran; and how much a kernel moves and computes, by estimate."""
+"""What a report adds up: one `Entry` per layer and the way it ran; and how much a kernel moves and
+computes, by estimate."""
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
@@ -18,9 +19,10 @@ from gnnaccel.dispatch.watch import Visit
 
 @dataclass
 class Entry:
-    """Milliseconds are of all calls together. ``inside_ms``: the part of it that other entries account for, since layers and
-    operations inside a native layer are measured by themselves. ``kept_bytes``: device memory that a call leaves in use, its
-    result included; the most seen. ``moved`` and ``flops``: of one forward, estimated; None where nothing is known.
+    """Milliseconds are of all calls together. ``inside_ms``: the part of it that other entries
+    account for, since layers and operations inside a native layer are measured by themselves.
+    ``kept_bytes``: device memory that a call leaves in use, its result included; the most seen.
+    ``moved`` and ``flops``: of one forward, estimated; None where nothing is known.
     ``overhead_us``: spent deciding, all calls together, with the records that measuring needs."""
 
     layer: str
@@ -67,8 +69,10 @@ class Entry:
         self.cache[record["cache"]] = self.cache.get(record["cache"], 0) + 1
         self.overhead_us += record["overhead_us"] or 0.0
         graph = record["graph"]
-        if graph is not None and "histogram" in graph:  # a GPU reports these a little after a graph's first call
-            self.histogram, self.graph = graph["histogram"], {k: v for k, v in graph.items() if k != "histogram"}
+        # a GPU reports these a little after a graph's first call
+        if graph is not None and "histogram" in graph:
+            self.histogram, self.graph = (graph["histogram"],
+                                          {k: v for k, v in graph.items() if k != "histogram"})
         elif self.graph is None:
             self.graph = graph
         if self.split is None and graph is not None:
@@ -77,30 +81,33 @@ class Entry:
 
 def describe(entry: Entry, visit: Visit, record: Record) -> None:
     """What is worked out once per entry."""
-    entry.dtype, entry.reasons, entry.passes = record["dtype"], tuple(record["rejected"]), record["passes"]
+    entry.dtype, entry.reasons, entry.passes = (record["dtype"], tuple(record["rejected"]),
+                                                record["passes"])
     if entry.passes is not None:
         taken = entry.passes["orderings"][0]
         entry.moved, entry.flops = float(taken["bytes"]), float(taken["flops"])
     if visit.adapter is None or record["graph"] is None:
         return
     found = visit.adapter.state(visit.layer, visit.args, visit.kwargs)
-    if isinstance(found, Reason) or not isinstance(found[0], (Stated, PlainStated, AggregationStated)):
+    if isinstance(found, Reason) or not isinstance(found[0],
+                                                   (Stated, PlainStated, AggregationStated)):
         return
     stated, given = found
     attention = patterns.attention(stated.program) if isinstance(stated, Stated) else None
     if entry.route != "native":
         if attention is not None:
             entry.moved, entry.flops = attention_work(stated, attention)
-        elif isinstance(stated, AggregationStated) or isinstance(stated, PlainStated) and stated.reduce in ("sum", "max"):
+        elif (isinstance(stated, AggregationStated)
+              or isinstance(stated, PlainStated) and stated.reduce in ("sum", "max")):
             entry.moved, entry.flops = sum_work(stated)
     if given.device.type == "cpu" and given.edge_index.shape[1]:
         entry.histogram = degrees(given.edge_index[1], stated.num_dst)
 
 
 def attention_work(stated: Stated, attention: patterns.Attention) -> tuple[float, float]:
-    """(bytes, floating point operations) of one forward of fused attention over E edges: a row of heads * width gathered for each
-    edge with its id, a row written for each destination; a multiply and an add per channel for the sum, and where the score is
-    made of rows as well, for that."""
+    """(bytes, floating point operations) of one forward of fused attention over E edges: a row of
+    heads * width gathered for each edge with its id, a row written for each destination; a multiply
+    and an add per channel for the sum, and where the score is made of rows as well, for that."""
     edges = stated.num_edges + stated.loops
     channels = stated.heads * stated.width
     row = channels * stated.row.itemsize
@@ -113,8 +120,8 @@ def attention_work(stated: Stated, attention: patterns.Attention) -> tuple[float
 
 
 def sum_work(stated: PlainStated | AggregationStated) -> tuple[float, float]:
-    """As `attention_work`, of one sum over the neighbours: a row and an id for each edge, with its weight if it has one; a row
-    written for each destination."""
+    """As `attention_work`, of one sum over the neighbours: a row and an id for each edge, with its
+    weight if it has one; a row written for each destination."""
     row = stated.width * stated.row.itemsize
     moved = stated.num_edges * (row + 4 + 4 * stated.weighted) + stated.num_dst * row
     return float(moved), float(stated.num_edges * stated.width * (1 + stated.weighted))

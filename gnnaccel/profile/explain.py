@@ -1,4 +1,5 @@
-"""`explain`: before any training, which layers of a model would be taken over, by what, and why the others would not."""
+"""`explain`: before any training, which layers of a model would be taken over, by what, and why the
+others would not."""
 from __future__ import annotations
 
 import contextlib
@@ -22,14 +23,16 @@ from gnnaccel.profile.sides import HOST, OURS, Sides, planned, quietly
 from gnnaccel.profile.tables import milliseconds, table, times
 from gnnaccel.profile.undisturbed import check_model, undisturbed
 
-TAKEN, NATIVE, INSIDE, UNCALLED, UNKNOWN = "taken over", "native", "inside another", "not called", "not recognised"
+TAKEN, NATIVE, INSIDE, UNCALLED, UNKNOWN = ("taken over", "native", "inside another", "not called",
+                                            "not recognised")
 
 
 @dataclass(frozen=True)
 class Layer:
-    """What would become of one layer. ``status``: "taken over", "native", "inside another" (that is taken over), "not called",
-    "not recognised"; ``reasons``: what speaks against each candidate, each {candidate, code, text, hint}; estimates and
-    measurements in milliseconds, of forward, or in training mode of forward and backward."""
+    """What would become of one layer. ``status``: "taken over", "native", "inside another" (that is
+    taken over), "not called", "not recognised"; ``reasons``: what speaks against each candidate,
+    each {candidate, code, text, hint}; estimates and measurements in milliseconds, of forward, or
+    in training mode of forward and backward."""
 
     name: str
     layer: str
@@ -59,8 +62,8 @@ class Layer:
 
 @dataclass
 class Explained:
-    """``layers`` in the order in which they are called, the others after them. ``str()`` of it is a table, ``as_dicts()`` is
-    data."""
+    """``layers`` in the order in which they are called, the others after them. ``str()`` of it is a
+    table, ``as_dicts()`` is data."""
 
     layers: list[Layer] = field(default_factory=list)
     training: bool = False
@@ -74,19 +77,21 @@ class Explained:
         for one in self.layers:
             edges = one.graph["num_edges"] if one.graph else None
             host, ours = one.times
-            rows.append((one.who, one.status, one.kernel or "-", edges, one.calls or None, milliseconds(host), milliseconds(ours),
-                         times(host, ours)))
+            rows.append((one.who, one.status, one.kernel or "-", edges, one.calls or None,
+                         milliseconds(host), milliseconds(ours), times(host, ours)))
         measured = any(one.measured_ms is not None for one in self.layers)
         title = (f"what gnnaccel would do; times {'measured' if measured else 'estimated'}, "
                  f"{'forward and backward' if self.training else 'forward only'}")
-        text = table(title, ("layer", "", "kernel", "edges", "calls", "native ms", "ours ms", "faster"), rows,
+        text = table(title, ("layer", "", "kernel", "edges", "calls", "native ms", "ours ms",
+                             "faster"), rows,
                      right=("edges", "calls", "native ms", "ours ms", "faster"))
         lines = [] if self.enabled else [OFF]
         for one in self.layers:
             lines += [f"{one.who}: {why}" for why in _whys(one)]
         if any(one.status == UNKNOWN for one in self.layers):
-            lines.append(f"known are {', '.join(dict.fromkeys(adapters.known_layers()))}, and what derives from them; and the "
-                         "message passing of PyG's other layers and your own")
+            lines.append(f"known are {', '.join(dict.fromkeys(adapters.known_layers()))}, and what "
+                         "derives from them; and the message passing of PyG's other layers and "
+                         "your own")
         return text + "".join(f"{line}\n" for line in lines)
 
 
@@ -95,7 +100,8 @@ def _whys(one: Layer) -> Iterator[str]:
     if one.status == NATIVE:
         by_reason: dict[tuple, list[str]] = {}
         for item in one.reasons:
-            by_reason.setdefault((item["code"], item["text"], item["hint"]), []).append(item["candidate"])
+            by_reason.setdefault((item["code"], item["text"], item["hint"]),
+                                 []).append(item["candidate"])
         for (code, text, hint), candidates in by_reason.items():
             what = "" if candidates == [one.layer] else f"not {', '.join(candidates)}: "
             yield f"{what}{code} {text}; {hint}"
@@ -103,14 +109,17 @@ def _whys(one: Layer) -> Iterator[str]:
         yield one.note
 
 
-def explain(model: torch.nn.Module, *inputs: Any, measure: bool = False, **kwargs: Any) -> Explained:
-    """Which layers of ``model`` gnnaccel would take over when called as ``model(*inputs, **kwargs)``, by which kernel on this
-    graph, with what gain; which not, why, and what would change that; and which it does not know at all.
+def explain(model: torch.nn.Module, *inputs: Any, measure: bool = False,
+            **kwargs: Any) -> Explained:
+    """Which layers of ``model`` gnnaccel would take over when called as ``model(*inputs,
+    **kwargs)``, by which kernel on this graph, with what gain; which not, why, and what would
+    change that; and which it does not know at all.
 
-    The model runs once, without gradients. Estimates are for its mode: forward and backward in training, else forward.
-    ``measure``: each layer taken over is timed as well, natively and by its kernel. Decisions are those for a graph that comes
-    again, as in every step but the first. Works with ``enable()``, under its options, and without. Nothing is counted or
-    recorded, and the model is as before: parameters, buffers, modes, random numbers. Raises TypeError for what is no model,
+    The model runs once, without gradients. Estimates are for its mode: forward and backward in
+    training, else forward. ``measure``: each layer taken over is timed as well, natively and by its
+    kernel. Decisions are those for a graph that comes again, as in every step but the first. Works
+    with ``enable()``, under its options, and without. Nothing is counted or recorded, and the model
+    is as before: parameters, buffers, modes, random numbers. Raises TypeError for what is no model,
     ValueError for a model whose lazy parameters are not initialised.
     """
     check_model(model, "explain")
@@ -143,17 +152,21 @@ class _Looker:
             return self._operation(visit, run)
         self.called.add(id(visit.layer))
         decision = decided(visit, self._training)
-        key = (id(visit.layer), decision.route, decision.plan and decision.plan.kernel, [r.code for _, r in decision.rejected])
-        self._note(key, visit, decision, self._names.get(id(original(visit.layer)), ""), type(visit.layer).__name__)
+        key = (id(visit.layer), decision.route, decision.plan and decision.plan.kernel,
+               [r.code for _, r in decision.rejected])
+        self._note(key, visit, decision, self._names.get(id(original(visit.layer)), ""),
+                   type(visit.layer).__name__)
         if decision.plan is None or decision.route == "native":
-            return visit.native(visit.layer, *visit.args, **visit.kwargs)  # layers inside it are looked at one by one
+            # layers inside it are looked at one by one
+            return visit.native(visit.layer, *visit.args, **visit.kwargs)
         self.inside.update(id(part) for part in visit.layer.modules() if part is not visit.layer)
         return planned(visit, decision.plan, visit.args, visit.kwargs)
 
     def _operation(self, visit: Visit, run: Run) -> Any:
         decision = decided_operation(visit)
         assert decision.plan is not None  # operations always have one
-        self._note((visit.layer, decision.route, decision.plan.kernel), visit, decision, "", visit.layer)
+        self._note((visit.layer, decision.route, decision.plan.kernel), visit, decision, "",
+                   visit.layer)
         if visit.native is None:
             return run(visit)
         with configs.override(None):
@@ -174,14 +187,17 @@ class _Looker:
 
 def _layer(decision: Decided, name: str, layer: str) -> Layer:
     plan = decision.plan
-    reasons = tuple(dict(candidate=candidate, code=r.code, text=r.text, hint=r.hint) for candidate, r in decision.rejected)
+    reasons = tuple(dict(candidate=candidate, code=r.code, text=r.text, hint=r.hint)
+                    for candidate, r in decision.rejected)
     note = ""
     if plan is not None and decision.first is not None and decision.first.route != plan.route:
-        note = f"the first call over a new graph goes to {decision.first.route}, as its structure has to be built"
-    kernel, seconds, native = (None, None, None) if plan is None else (plan.kernel, plan.seconds, plan.native_seconds)
-    return Layer(name, layer, NATIVE if decision.route == "native" else TAKEN, decision.route, kernel, 1,
-                 decision.stated.facts() if decision.stated is not None else None, _ms(seconds), _ms(native),
-                 reasons=reasons, note=note)
+        note = (f"the first call over a new graph goes to {decision.first.route}, as its structure "
+                "has to be built")
+    kernel, seconds, native = ((None, None, None) if plan is None
+                               else (plan.kernel, plan.seconds, plan.native_seconds))
+    return Layer(name, layer, NATIVE if decision.route == "native" else TAKEN, decision.route,
+                 kernel, 1, decision.stated.facts() if decision.stated is not None else None,
+                 _ms(seconds), _ms(native), reasons=reasons, note=note)
 
 
 def _ms(seconds: float | None) -> float | None:
@@ -193,14 +209,16 @@ def _measured(one: Layer, visit: Visit, decision: Decided, training: bool) -> La
     with undisturbed(visit.layer), torch.enable_grad() if training else contextlib.nullcontext():
         sides = Sides(visit, decision.plan, training)
         try:
-            taken = measure_rounds({side: (call, contextlib.nullcontext) for side, call in sides.timed().items()}, sides.device,
+            taken = measure_rounds({side: (call, contextlib.nullcontext)
+                                    for side, call in sides.timed().items()}, sides.device,
                                    EFFORT, rounds=2)
         except torch.cuda.OutOfMemoryError:
-            return replace(one, note="the host's own code ran out of memory, so there is nothing to measure against")
+            return replace(one, note="the host's own code ran out of memory, so there is nothing "
+                                     "to measure against")
     return replace(one, measured_ms=taken[OURS].ms, measured_native_ms=taken[HOST].ms)
 
 
-# --- layers that no call told of ----------------------------------------------------------------------------------------
+# --- layers that no call told of ------------------------------------------------------------------
 
 def _uncalled(model: torch.nn.Module, looker: _Looker) -> Iterator[Layer]:
     inside = looker.inside
@@ -211,8 +229,10 @@ def _uncalled(model: torch.nn.Module, looker: _Looker) -> Iterator[Layer]:
         known = adapters.adapter_of(module) is not None
         if known and id(module) in inside:
             yield Layer(name, layer, INSIDE)
-        elif known or id(module) not in inside and _watched(module) and type(module).__module__.startswith("torch_geometric."):
-            yield Layer(name, layer, UNCALLED, note="the model did not call it, or where it cannot be seen: inside "
+        elif (known or id(module) not in inside and _watched(module)
+              and type(module).__module__.startswith("torch_geometric.")):
+            yield Layer(name, layer, UNCALLED,
+                        note="the model did not call it, or where it cannot be seen: inside "
                                                     "torch.compile or torch.jit")
         elif id(module) not in inside and passes_messages(module):
             yield Layer(name, layer, UNKNOWN, note=_unknown(module))
@@ -239,4 +259,5 @@ def _unknown(module: Any) -> str:
         return "not known as a layer; its message passing goes operation by operation"
     if _watched(module):
         return "it did not propagate here, so there was nothing to take over"
-    return f"{type(module).__module__}.{type(module).__qualname__} is not known, so it runs the host's own code"
+    kind = type(module)
+    return f"{kind.__module__}.{kind.__qualname__} is not known, so it runs the host's own code"

@@ -1,4 +1,5 @@
-"""Showing what a layer call is made into: its Program before and after the passes, and what they weighed."""
+"""Showing what a layer call is made into: its Program before and after the passes, and what they
+weighed."""
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -27,10 +28,11 @@ _HOST = "the host's own code"
 
 @dataclass(frozen=True, eq=False)
 class Explanation:
-    """What was found out about one call. ``reason``: why it is not stated, else None; ``stated``: the Program, or of
-    plain layers the one operation that they are; ``optimised``: of relational layers, the orderings with their counts;
-    ``decision``: which way it goes and why not another, over a graph that comes again; ``inside``: of layers without an adapter,
-    their message passing, of a `torch.fx.GraphModule` its layers, call by call; ``str()`` of it is for reading."""
+    """What was found out about one call. ``reason``: why it is not stated, else None; ``stated``:
+    the Program, or of plain layers the one operation that they are; ``optimised``: of relational
+    layers, the orderings with their counts; ``decision``: which way it goes and why not another,
+    over a graph that comes again; ``inside``: of layers without an adapter, their message passing,
+    of a `torch.fx.GraphModule` its layers, call by call; ``str()`` of it is for reading."""
 
     layer: str
     reason: Reason | None
@@ -42,11 +44,13 @@ class Explanation:
     def __str__(self) -> str:
         if self.inside is not None:
             calls = len(self.inside)
-            head = f"{self.layer} runs {_HOST}; what can be taken over is its message passing (calls: {calls})"
+            head = (f"{self.layer} runs {_HOST}; what can be taken over is its message passing "
+                    f"(calls: {calls})")
             return "\n\n".join([head, *map(str, self.inside)])
         if self.reason is not None:
             return f"{self.layer} runs the host's own code: {self.reason} ({self.reason.hint})"
-        parts = [f"{self.layer} as stated:\n{self.stated}", *([] if self.decision is None else [_way(self.decision)])]
+        parts = [f"{self.layer} as stated:\n{self.stated}",
+                 *([] if self.decision is None else [_way(self.decision)])]
         if self.optimised is not None:
             parts += [_weighed(self.optimised), f"compacted:\n{compact(self.optimised.ordered)}",
                       f"fused, what runs:\n{self.optimised.program}"]
@@ -64,19 +68,23 @@ def _way(decision: Decided) -> str:
     text = f"goes to {plan.kernel or _HOST}"
     if plan.seconds is not None:
         text += f", estimated {plan.seconds * 1e6:.0f} us"
-        text += f", {_HOST} {plan.native_seconds * 1e6:.0f} us" if plan.kernel and plan.native_seconds is not None else ""
+        if plan.kernel and plan.native_seconds is not None:
+            text += f", {_HOST} {plan.native_seconds * 1e6:.0f} us"
     return "\n".join([text, *(f"  not {candidate}: {why}" for candidate, why in plan.rejected)])
 
 
 def _weighed(optimised: Optimised) -> str:
     s = optimised.statistics
     edges = max(1, s.num_edges)
-    lines = [f"{s.num_edges} edges, {s.num_relations} relations; (source, relation) pairs {s.pairs_src}, {s.pairs_src / edges:.2f} per "
-             f"edge; (destination, relation) pairs {s.pairs_dst}, {s.pairs_dst / edges:.2f} per edge",
-             f"{'ordering':40} {'MB':>10} {'MFLOP':>10} {'launches':>10} {'us':>10}  ({_weighed_of(optimised)}, estimated)"]
+    lines = [f"{s.num_edges} edges, {s.num_relations} relations; (source, relation) pairs "
+             f"{s.pairs_src}, {s.pairs_src / edges:.2f} per edge; (destination, relation) pairs "
+             f"{s.pairs_dst}, {s.pairs_dst / edges:.2f} per edge",
+             f"{'ordering':40} {'MB':>10} {'MFLOP':>10} {'launches':>10} {'us':>10}  "
+             f"({_weighed_of(optimised)}, estimated)"]
     for at, o in enumerate(optimised.orderings):
         whole = o.count + o.back
-        lines.append(f"{o.name:40} {whole.moved / 1e6:10.2f} {whole.flops / 1e6:10.2f} {whole.launches:10} "
+        lines.append(f"{o.name:40} {whole.moved / 1e6:10.2f} {whole.flops / 1e6:10.2f} "
+                     f"{whole.launches:10} "
                      f"{o.seconds * 1e6:10.1f}{'  <- taken' if at == 0 else ''}")
     return "\n".join(lines)
 
@@ -86,15 +94,16 @@ def _weighed_of(optimised: Optimised) -> str:
 
 
 def explain_program(layer: Any, *inputs: Any, **kwargs: Any) -> Explanation:
-    """What ``layer(*inputs, **kwargs)`` would be made into. Builds the graph's structure and compiles the kernels that would run,
-    but runs nothing; a layer without an adapter, whose message passing is what there is to see, runs once without gradients, and
-    so does a model that PyG's ``to_hetero`` or ``to_hetero_with_bases`` made, of which each layer is shown.
-    Needs no ``enable()``.
+    """What ``layer(*inputs, **kwargs)`` would be made into. Builds the graph's structure and
+    compiles the kernels that would run, but runs nothing; a layer without an adapter, whose message
+    passing is what there is to see, runs once without gradients, and so does a model that PyG's
+    ``to_hetero`` or ``to_hetero_with_bases`` made, of which each layer is shown. Needs no
+    ``enable()``.
 
-    Print it: the Program as the layer states it, the way that it goes with the reasons against others, every ordering that the
-    passes considered with the bytes, operations and launches they counted (on a GPU of backward too, if the layer is in training
-    mode), and the Program that runs. Raises TypeError for a layer that
-    gnnaccel does not know.
+    Print it: the Program as the layer states it, the way that it goes with the reasons against
+    others, every ordering that the passes considered with the bytes, operations and launches they
+    counted (on a GPU of backward too, if the layer is in training mode), and the Program that runs.
+    Raises TypeError for a layer that gnnaccel does not know.
     """
     with session.enabled():
         adapter = adapters.adapter_of(layer)
@@ -103,8 +112,10 @@ def explain_program(layer: Any, *inputs: Any, **kwargs: Any) -> Explanation:
         around = isinstance(layer, torch.fx.GraphModule)  # as `to_hetero` makes them
         if not around and not getattr(getattr(type(layer), "propagate", None), "routed", False):
             raise TypeError(f"{type(layer).__name__} is no layer that gnnaccel knows; it knows "
-                            f"{', '.join(adapters.known_layers())}, and the message passing of PyG's other layers")
-        return Explanation(type(layer).__name__, None, None, None, inside=_message_passing(layer, inputs, kwargs))
+                            f"{', '.join(adapters.known_layers())}, and the message passing of "
+                            "PyG's other layers")
+        return Explanation(type(layer).__name__, None, None, None,
+                           inside=_message_passing(layer, inputs, kwargs))
 
 
 def _explained(visit: Visit) -> Explanation:
@@ -113,13 +124,15 @@ def _explained(visit: Visit) -> Explanation:
     if isinstance(found, Reason):
         return Explanation(name, found, None, None)
     stated, given = found
-    decision = None if visit.config is None else decided(visit, visit.layer.training)  # None: GNNACCEL=0
+    # None: GNNACCEL=0
+    decision = None if visit.config is None else decided(visit, visit.layer.training)
     if isinstance(stated, (PlainStated, AggregationStated)):
         return Explanation(name, None, stated, None, decision)
     if not isinstance(stated, RelationalStated):
         return Explanation(name, None, stated.program, None, decision)
     view, _ = stated.lookup(given)
-    return Explanation(name, None, stated.program, stated.call(view, None).optimised(visit.layer.training), decision)
+    return Explanation(name, None, stated.program,
+                       stated.call(view, None).optimised(visit.layer.training), decision)
 
 
 def _message_passing(layer: Any, inputs: tuple, kwargs: dict) -> tuple[Explanation, ...]:

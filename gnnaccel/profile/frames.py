@@ -15,7 +15,8 @@ from gnnaccel.dispatch.watch import Visit
 
 
 class Naming:
-    """Layers by the names given to them, else by a number among those of their class, such as "GATConv #2"."""
+    """Layers by the names given to them, else by a number among those of their class, such as
+    "GATConv #2"."""
 
     def __init__(self) -> None:
         self._numbers: IdentityMap[int] = IdentityMap()
@@ -41,7 +42,8 @@ def who(name: str | None, layer: str) -> str:
 
 
 class Frame:
-    """A call that is running. ``record``: of its decision, once made; ``outer``: the call inside which it runs."""
+    """A call that is running. ``record``: of its decision, once made; ``outer``: the call inside
+    which it runs."""
 
     __slots__ = ("visit", "outer", "record")
 

@@ -1,4 +1,5 @@
-"""Measuring and comparing around a script, for the command line: `start` before it, `finish` after it."""
+"""Measuring and comparing around a script, for the command line: `start` before it, `finish` after
+it."""
 from __future__ import annotations
 
 import os
@@ -16,8 +17,8 @@ from gnnaccel.profile.tuning import Tuner
 
 @dataclass
 class Observer:
-    """``measured``: None where neither ``--profile`` nor ``--report`` was given; ``path``: of the page; ``tables``: whether times
-    are printed; ``tuner``: of ``--autotune``."""
+    """``measured``: None where neither ``--profile`` nor ``--report`` was given; ``path``: of the
+    page; ``tables``: whether times are printed; ``tuner``: of ``--autotune``."""
 
     measured: Report | None
     comparer: Comparer | None
@@ -27,11 +28,12 @@ class Observer:
 
 
 def start(profile: bool, compare: bool, report: str | None, autotune: bool = False) -> Observer:
-    """Begin to measure (``profile``, or for the page ``report``), to compare layers at their first calls (``compare``), to time
-    the ways that they can go (``autotune``).
+    """Begin to measure (``profile``, or for the page ``report``), to compare layers at their first
+    calls (``compare``), to time the ways that they can go (``autotune``).
 
-    Works before and after ``enable()``. Raises OSError, naming the path, where the page could not be written. Where what is timed
-    could not be kept, nothing is timed, and a line on stderr says why.
+    Works before and after ``enable()``. Raises OSError, naming the path, where the page could not
+    be written. Where what is timed could not be kept, nothing is timed, and a line on stderr says
+    why.
     """
     if report is not None:
         _check_writable(rank_path(report))
@@ -77,9 +79,12 @@ def _tuner() -> Tuner | None:
 
 def _rank() -> str:
     rank = os.environ.get("RANK", "")
-    return f"rank {rank}: " if rank.isdecimal() and int(os.environ.get("WORLD_SIZE", "1") or 1) > 1 else ""
+    return f"rank {rank}: " if rank.isdecimal() and int(os.environ.get("WORLD_SIZE", "1")
+                                                        or 1) > 1 else ""
 
 
 def _check_writable(path: Path) -> None:
-    if path.is_dir() or not path.parent.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise OSError(f"the report cannot be written to {str(path)!r}: name a file in a folder that exists and can be written")
+    if (path.is_dir() or not path.parent.is_dir()
+        or not os.access(path if path.exists() else path.parent, os.W_OK)):
+        raise OSError(f"the report cannot be written to {str(path)!r}: name a file in a folder "
+                      "that exists and can be written")

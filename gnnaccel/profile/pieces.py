@@ -1,11 +1,13 @@
-"""What a page is made of: tables, bars, tiles and legends as HTML. Everything given is text and is escaped here."""
+"""What a page is made of: tables, bars, tiles and legends as HTML. Everything given is text and is
+escaped here."""
 from __future__ import annotations
 
 import html
 from collections.abc import Callable, Sequence
 
 Bar = tuple[str, float, str]  # css class, value, words behind it
-WIDE, NARROW = 760.0, 326.0  # widths of a chart's two drawings; the style sheet shows the one that fits
+# widths of a chart's two drawings; the style sheet shows the one that fits
+WIDE, NARROW = 760.0, 326.0
 
 
 def escape(value: object) -> str:
@@ -25,20 +27,23 @@ def tiles(found: Sequence[tuple[str, str, str, str]]) -> str:
     """(label, value, what it is of, css class of the value) each."""
     return '<div class="tiles">' + "".join(
         f'<div class="tile"><div class="soft">{escape(label)}</div><div{css("value", kind)}>{escape(value)}</div>'
-        f'<div class="soft small">{escape(about)}</div></div>' for label, value, about, kind in found) + "</div>"
+        f'<div class="soft small">{escape(about)}</div></div>'
+        for label, value, about, kind in found) + "</div>"
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[object]], numbers: Sequence[str] = ()) -> str:
-    """Cells are texts, or (text, css class) pairs. Columns in which no row has anything are left out. In a narrow window each
-    row becomes a card, whose first cell is its title."""
+def table(columns: Sequence[str], rows: Sequence[Sequence[object]],
+          numbers: Sequence[str] = ()) -> str:
+    """Cells are texts, or (text, css class) pairs. Columns in which no row has anything are left
+    out. In a narrow window each row becomes a card, whose first cell is its title."""
     pairs = [[cell if isinstance(cell, tuple) else (cell, "") for cell in row] for row in rows]
     kept = [i for i in range(len(columns)) if any(row[i][0] is not None for row in pairs)]
     kinds = ["n" if column in numbers else "" for column in columns]
     heads = "".join(f"<th{css(kinds[i])}>{escape(columns[i])}</th>" for i in kept)
     lines = []
     for row in pairs:
-        cells = (f'<td{css(kinds[i], row[i][1], "none" if row[i][0] is None else "")} data-label="{escape(columns[i])}">'
-                 f'{escape("–" if row[i][0] is None else row[i][0])}</td>' for i in kept)
+        cells = (
+            f'<td{css(kinds[i], row[i][1], "none" if row[i][0] is None else "")} data-label="{escape(columns[i])}">'
+            f'{escape("–" if row[i][0] is None else row[i][0])}</td>' for i in kept)
         lines.append(f"<tr>{''.join(cells)}</tr>")
     return f'<div class="scroll"><table><thead><tr>{heads}</tr></thead><tbody>{"".join(lines)}</tbody></table></div>'
 
@@ -49,9 +54,11 @@ def bars(rows: Sequence[tuple[str, str | None, Sequence[Bar]]]) -> str:
     lines = []
     for name, about, group in rows:
         below = f'<span class="soft small">{escape(about)}</span>' if about else ""
-        drawn = "".join(f'<div class="bar"><span class="fill {kind}" style="width:calc((100% - 11rem) * {value / most:.4f})">'
-                        f"</span><span>{escape(words)}</span></div>" for kind, value, words in group)
-        lines.append(f'<div class="row"><div class="name">{escape(name)}{below}</div><div>{drawn}</div></div>')
+        drawn = "".join(
+            f'<div class="bar"><span class="fill {kind}" style="width:calc((100% - 11rem) * {value / most:.4f})">'
+            f"</span><span>{escape(words)}</span></div>" for kind, value, words in group)
+        lines.append(
+            f'<div class="row"><div class="name">{escape(name)}{below}</div><div>{drawn}</div></div>')
     return f'<div class="bars">{"".join(lines)}</div>'
 
 
@@ -67,7 +74,7 @@ def legend(*keys: tuple[str, str]) -> str:
         for kind, words in keys) + "</p>"
 
 
-# --- numbers -----------------------------------------------------------------------------------------------------------
+# --- numbers --------------------------------------------------------------------------------------
 
 def number(value: float | None) -> str | None:
     """Three digits, never an exponent below 1e15."""

@@ -21,28 +21,33 @@ from gnnaccel.profile.sinks import rank_path
 from gnnaccel.profile.tables import milliseconds, size, table
 from gnnaccel.profile.timeline import Backward, Interval, Timeline, sequence
 
-_MEMORY_CALLS = 4  # first calls of an entry whose memory is looked at; asking takes as long as a short kernel's launch
+# first calls of an entry whose memory is looked at; asking takes as long as a short kernel's launch
+_MEMORY_CALLS = 4
 _active: list[Report] = []
 
 
 def report(nvtx: bool = False) -> Report:
-    """Where time goes. ``with gnnaccel.report() as found: train()`` measures a block; ``print(found)``, ``found.as_dicts()`` and
-    ``found.html("report.html")`` show it. Inside such a block, or in a script run with ``--profile``, ``report()`` is what is
-    being measured, as it stands.
+    """Where time goes. ``with gnnaccel.report() as found: train()`` measures a block;
+    ``print(found)``, ``found.as_dicts()`` and ``found.html("report.html")`` show it. Inside such a
+    block, or in a script run with ``--profile``, ``report()`` is what is being measured, as it
+    stands.
 
-    ``nvtx``: each call is an NVTX range as well, named after its layer, for Nsight. Raises ValueError where torch has no NVTX.
+    ``nvtx``: each call is an NVTX range as well, named after its layer, for Nsight. Raises
+    ValueError where torch has no NVTX.
     """
     return _active[-1] if _active else Report(nvtx)
 
 
 class Report:
-    """A measurement: a context manager. ``entries`` by layer and way of running; ``comparison``: what `compare` found, if it ran
-    along. Times on a GPU lie between CUDA events on the call's stream, so they hold what the GPU waited for the host meanwhile;
-    reading them waits for the GPU, measuring does not."""
+    """A measurement: a context manager. ``entries`` by layer and way of running; ``comparison``:
+    what `compare` found, if it ran along. Times on a GPU lie between CUDA events on the call's
+    stream, so they hold what the GPU waited for the host meanwhile; reading them waits for the GPU,
+    measuring does not."""
 
     def __init__(self, nvtx: bool = False):
         if nvtx and not torch.version.cuda:
-            raise ValueError(f"nvtx=True needs a torch with CUDA, this is {torch.__version__}; leave nvtx out")
+            raise ValueError(f"nvtx=True needs a torch with CUDA, this is {torch.__version__}; "
+                             "leave nvtx out")
         self.comparison = Comparison()
         self.wall_s = 0.0
         self._nvtx = nvtx
@@ -58,7 +63,8 @@ class Report:
     def start(self) -> Report:
         """Begin, or go on. Raises RuntimeError while it measures."""
         if self in _active:
-            raise RuntimeError("this report is being measured already; leave its block first, or make another one")
+            raise RuntimeError("this report is being measured already; leave its block first, or "
+                               "make another one")
         self._began, self._compiled_before = time.perf_counter(), driver.compile_seconds()
         _active.append(self)
         watch.add(self._watch, self._sink)
@@ -81,7 +87,8 @@ class Report:
 
     def _watch(self, visit: Visit, run: Run) -> Any:
         device = _device(visit)
-        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():  # events in it would be part of the graph
+        # events in it would be part of the graph
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             return run(visit)
         with self._lock:
             self._timeline.drain()
@@ -106,32 +113,39 @@ class Report:
         if self._frames.takes(record):
             return
         with self._lock:
-            key = record["name"] or record["layer"], record["route"], record["kernel"], _code(record)
+            key = (record["name"] or record["layer"], record["route"], record["kernel"],
+                   _code(record))
             entry = self._entries.get(key)
             if entry is None:
                 device = "cuda" if torch.cuda.is_initialized() else "cpu"
-                entry = self._entries[key] = Entry(record["layer"], key[0], record["route"], record["kernel"], device,
-                                                   reasons=tuple(record["rejected"]), dtype=record["dtype"])
+                entry = self._entries[key] = Entry(record["layer"], key[0], record["route"],
+                                                   record["kernel"], device,
+                                                   reasons=tuple(record["rejected"]),
+                                                   dtype=record["dtype"])
             entry.calls += 1
             entry.add(record)
 
-    def _called(self, frame: Frame, device: torch.device, out: Any, since: int, marks: tuple, live: int | None) -> None:
+    def _called(self, frame: Frame, device: torch.device, out: Any, since: int, marks: tuple,
+                live: int | None) -> None:
         with self._lock:
             entry = self._entry(frame, device)
             outer = self._entry(frame.outer, device) if frame.outer and frame.outer.record else None
             entry.calls += 1
             entry.add(_record(frame))
             if live is not None and entry.calls <= _MEMORY_CALLS:
-                entry.kept_bytes = max(entry.kept_bytes or 0, torch.cuda.memory_allocated(device) - live)
+                entry.kept_bytes = max(entry.kept_bytes or 0,
+                                       torch.cuda.memory_allocated(device) - live)
             interval = Interval(marks[0], -1, functools.partial(_took, entry, outer, False))
             interval.end = marks[1]
             self._timeline.add(interval)
         if torch.is_grad_enabled():
-            follower = Backward(self._timeline, device, functools.partial(_took, entry, outer, True))
+            follower = Backward(self._timeline, device,
+                                functools.partial(_took, entry, outer, True))
             follower.follow(list(named_tensors(out, "").values()), since)
 
     def _memory(self, device: torch.device) -> int | None:
-        if device.type != "cuda" or all(entry.calls > _MEMORY_CALLS for entry in list(self._entries.values())) and self._entries:
+        entries = list(self._entries.values())
+        if device.type != "cuda" or entries and all(one.calls > _MEMORY_CALLS for one in entries):
             return None
         return torch.cuda.memory_allocated(device)
 
@@ -140,7 +154,8 @@ class Report:
         key = self.naming.of(visit.layer), record["route"], record["kernel"], _code(record)
         entry = self._entries.get(key)
         if entry is None:
-            entry = self._entries[key] = Entry(record["layer"], key[0], record["route"], record["kernel"], device.type)
+            entry = self._entries[key] = Entry(record["layer"], key[0], record["route"],
+                                               record["kernel"], device.type)
             describe(entry, visit, record)
         return entry
 
@@ -148,16 +163,20 @@ class Report:
 
     @property
     def compiled(self) -> tuple[float, int]:
-        """Seconds spent compiling kernels or loading them from CuPy's cache meanwhile, which calls waited for, and how many."""
+        """Seconds spent compiling kernels or loading them from CuPy's cache meanwhile, which calls
+        waited for, and how many."""
         if self._began is None:
             return self._compiled
-        (seconds, count), (seconds_before, count_before) = driver.compile_seconds(), self._compiled_before
-        return self._compiled[0] + seconds - seconds_before, self._compiled[1] + count - count_before
+        (seconds, count), (seconds_before, count_before) = (driver.compile_seconds(),
+                                                            self._compiled_before)
+        return (self._compiled[0] + seconds - seconds_before,
+                self._compiled[1] + count - count_before)
 
     def compiling(self) -> str:
         """`compiled` in words; empty where nothing was."""
         seconds, kernels = self.compiled
-        return f"{kernels} kernels compiled, or loaded from the cache, in {seconds:.2f} s" if kernels else ""
+        return (f"{kernels} kernels compiled, or loaded from the cache, in {seconds:.2f} s"
+                if kernels else "")
 
     @property
     def entries(self) -> list[Entry]:
@@ -172,7 +191,8 @@ class Report:
         for entry in self.entries:
             if entry.route == "native" and entry.reasons:
                 first = entry.reasons[0]
-                start = dict(code=first["code"], text=first["text"], hint=first["hint"], calls=0, ms=0.0, layers=[])
+                start = dict(code=first["code"], text=first["text"], hint=first["hint"], calls=0,
+                             ms=0.0, layers=[])
                 item = found.setdefault(first["code"], start)
                 item["calls"] += entry.calls
                 item["ms"] += entry.own_ms
@@ -189,24 +209,29 @@ class Report:
             return _unmeasured()
         wall = self.wall_s or time.perf_counter() - (self._began or time.perf_counter())
         total = sum(entry.own_ms for entry in entries) or 1.0
-        columns = ("layer", "kernel", "calls", "forward ms", "backward ms", "own ms", "share", "kept MiB", "cache hits",
-                   "deciding us")
+        columns = ("layer", "kernel", "calls", "forward ms", "backward ms", "own ms", "share",
+                   "kept MiB", "cache hits", "deciding us")
         rows = [(who(e.name, e.layer), e.kernel or e.route, e.calls,
-                 milliseconds(e.forward_ms), milliseconds(e.backward_ms), milliseconds(e.own_ms), f"{e.own_ms / total:.0%}",
-                 size(e.kept_bytes), _hits(e), f"{e.overhead_us / e.calls:.0f}") for e in entries]
+                 milliseconds(e.forward_ms), milliseconds(e.backward_ms), milliseconds(e.own_ms),
+                 f"{e.own_ms / total:.0%}", size(e.kept_bytes), _hits(e),
+                 f"{e.overhead_us / e.calls:.0f}") for e in entries]
         kinds = "CUDA events" if any(e.device == "cuda" for e in entries) else "the clock"
         text = self.compiling() and self.compiling() + "\n"
-        text += table(f"{total:.4g} ms in layers, by {kinds}, of {wall:.3g} s", columns, rows, right=columns[2:])
+        text += table(f"{total:.4g} ms in layers, by {kinds}, of {wall:.3g} s", columns, rows,
+                      right=columns[2:])
         fallbacks = self.fallbacks()
         if fallbacks:
-            text += table("native, by what it took", ("reason", "calls", "own ms", "layers", "what would change it"),
-                          [(f"{f['code']} {f['text']}", f["calls"], milliseconds(f["ms"]), ", ".join(f["layers"][:4]), f["hint"])
+            text += table("native, by what it took", ("reason", "calls", "own ms", "layers",
+                                                      "what would change it"),
+                          [(f"{f['code']} {f['text']}", f["calls"], milliseconds(f["ms"]),
+                            ", ".join(f["layers"][:4]), f["hint"])
                            for f in fallbacks], right=("calls", "own ms"))
         return text + (str(self.comparison) if self.comparison.layers else "")
 
     def html(self, path: str | Path) -> Path:
-        """Write one page that needs nothing else; on a rank above 0 of a distributed run ``path`` with ``.rankN`` before its
-        suffix. Returns the path written. Raises OSError where it cannot be written."""
+        """Write one page that needs nothing else; on a rank above 0 of a distributed run ``path``
+        with ``.rankN`` before its suffix. Returns the path written. Raises OSError where it cannot
+        be written."""
         from gnnaccel.profile.page import page
 
         target = rank_path(path)
@@ -227,7 +252,8 @@ def _took(entry: Entry, outer: Entry | None, backward: bool, taken: float) -> No
 
 def _code(record: dict) -> str | None:
     """Why it is native, if it is."""
-    return record["rejected"][0]["code"] if record["route"] == "native" and record["rejected"] else None
+    return (record["rejected"][0]["code"] if record["route"] == "native" and record["rejected"]
+            else None)
 
 
 def _class(visit: Visit) -> str:
@@ -238,7 +264,8 @@ def _device(visit: Visit) -> torch.device:
     found = device_of(visit)
     if found is not None:
         return found
-    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_initialized() else torch.device("cpu")
+    return (torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_initialized()
+            else torch.device("cpu"))
 
 
 def _hits(entry: Entry) -> str | None:
@@ -248,10 +275,14 @@ def _hits(entry: Entry) -> str | None:
 
 def _unmeasured() -> str:
     """What counts alone say."""
-    rows = [(layer, entry["calls"], ", ".join(f"{route} {n}" for route, n in entry["routes"].items()),
-             ", ".join(f"{code} {n}" for code, n in entry["reasons"].items())) for layer, entry in counters.stats().items()]
-    text = "nothing was measured: use `with gnnaccel.report() as found:`, or python -m gnnaccel --profile\n"
-    return text + (table("calls so far", ("layer", "calls", "routes", "reasons"), rows, right=("calls",)) if rows else "")
+    rows = [(layer, entry["calls"], ", ".join(f"{route} {n}"
+                                              for route, n in entry["routes"].items()),
+             ", ".join(f"{code} {n}" for code, n in entry["reasons"].items()))
+            for layer, entry in counters.stats().items()]
+    text = ("nothing was measured: use `with gnnaccel.report() as found:`, or python -m gnnaccel "
+            "--profile\n")
+    return text + (table("calls so far", ("layer", "calls", "routes", "reasons"), rows,
+                         right=("calls",)) if rows else "")
 
 
 def _record(frame: Frame) -> Record:

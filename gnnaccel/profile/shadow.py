@@ -25,8 +25,9 @@ _log = logging.getLogger("gnnaccel")
 
 @dataclass(eq=False)
 class Shadow:
-    """``verdict``: "same", "mismatch", "native" (nothing to compare) or "not compared". Times are of forward, or with ``grad`` of
-    forward and backward; bytes are the device memory at their peak, None on a CPU."""
+    """``verdict``: "same", "mismatch", "native" (nothing to compare) or "not compared". Times are
+    of forward, or with ``grad`` of forward and backward; bytes are the device memory at their peak,
+    None on a CPU."""
 
     layer: str
     name: str | None
@@ -48,24 +49,32 @@ class Shadow:
     @property
     def worst(self) -> Error | None:
         """The result that is nearest to its limit, or farthest beyond it."""
-        return max(self.errors, key=lambda e: (not e.right, e.ours / e.allowed if e.allowed else 0.0), default=None)
+        return max(self.errors, key=lambda e: (not e.right,
+                                               e.ours / e.allowed if e.allowed else 0.0),
+                   default=None)
 
     def opt_out(self, layer: Any) -> None:
         """Keep the layer native from here on, and say so."""
         rules.exclude(layer)
         wrong = ", ".join(f"{e.name} ({e})" for e in self.errors if not e.right)
-        self.notes.append(f"wrong in {wrong}; excluded from here on, gnnaccel.include(layer) takes that back")
-        _log.warning("%s by %s does not agree with the host's own code: %s", self.who, self.kernel, self.notes[-1])
+        self.notes.append(f"wrong in {wrong}; excluded from here on, gnnaccel.include(layer) takes "
+                          "that back")
+        _log.warning("%s by %s does not agree with the host's own code: %s", self.who, self.kernel,
+                     self.notes[-1])
 
 
-def shadowed(visit: Visit, record: Record | None, upstream: list[Tensor | None] | None, name: str | None) -> Shadow:
-    """Compare a call that has just run as ``record`` says. What goes wrong in repeating it is told, not raised."""
+def shadowed(visit: Visit, record: Record | None, upstream: list[Tensor | None] | None,
+             name: str | None) -> Shadow:
+    """Compare a call that has just run as ``record`` says. What goes wrong in repeating it is told,
+    not raised."""
     layer = type(visit.layer).__name__
     if record is None:
-        return Shadow(layer, name, "native", None, "not compared", notes=["no decision was recorded"])
+        return Shadow(layer, name, "native", None, "not compared",
+                      notes=["no decision was recorded"])
     found = Shadow(layer, name, record["route"], record["kernel"], "native")
     if record["route"] == "native":
-        found.notes = [f"native: {item['code']} {item['text']} ({item['hint']})" for item in record["rejected"][:1]]
+        found.notes = [f"native: {item['code']} {item['text']} ({item['hint']})"
+                       for item in record["rejected"][:1]]
         return found
     found.grad = torch.is_grad_enabled()
     try:
@@ -89,16 +98,18 @@ def _compare(visit: Visit, plan: Plan, found: Shadow, upstream: list[Tensor | No
     sides.once(HOST)
     if sides.drew():
         visit.layer.eval()
-        found.notes.append("draws random numbers: compared in eval mode, where dropout is off; its masks come from the same "
-                           "distribution but are not the same")
+        found.notes.append("draws random numbers: compared in eval mode, where dropout is off; its "
+                           "masks come from the same distribution but are not the same")
         sides.once(HOST)
         if sides.drew():
-            found.verdict, found.notes = "not compared", ["it draws random numbers in eval mode as well"]
+            found.verdict, found.notes = ("not compared",
+                                          ["it draws random numbers in eval mode as well"])
             return
 
     def draw(seed: int) -> Draw:
         sent = upstream if seed == 0 else None
-        return sides.once(OURS, seed, sent), sides.once(HOST, seed, sent), sides.once(EXACT, seed, sent)
+        return (sides.once(OURS, seed, sent), sides.once(HOST, seed, sent),
+                sides.once(EXACT, seed, sent))
 
     found.errors = errors([draw(0)])
     if not all(e.right for e in found.errors):
@@ -110,6 +121,8 @@ def _compare(visit: Visit, plan: Plan, found: Shadow, upstream: list[Tensor | No
 
 def _measure(sides: Sides, found: Shadow) -> None:
     calls = sides.timed()
-    taken = measure_rounds({side: (call, contextlib.nullcontext) for side, call in calls.items()}, sides.device, EFFORT, rounds=2)
+    taken = measure_rounds({side: (call, contextlib.nullcontext) for side, call in calls.items()},
+                           sides.device, EFFORT, rounds=2)
     found.native_ms, found.ours_ms = taken[HOST].ms, taken[OURS].ms
-    found.native_bytes, found.ours_bytes = (peak_extra_bytes(calls[side], sides.device) for side in (HOST, OURS))
+    found.native_bytes, found.ours_bytes = (peak_extra_bytes(calls[side], sides.device)
+                                            for side in (HOST, OURS))

@@ -1,5 +1,6 @@
-"""One call run on the side, by the host's own code, by the host's own code in fp64, or as planned: same inputs, same random
-numbers, nobody's gradients touched. To be used inside `undisturbed(layer)`."""
+"""One call run on the side, by the host's own code, by the host's own code in fp64, or as planned:
+same inputs, same random numbers, nobody's gradients touched. To be used inside
+`undisturbed(layer)`."""
 from __future__ import annotations
 
 import contextlib
@@ -24,7 +25,8 @@ Results = dict[str, "Tensor | None"]
 
 
 def planned(visit: Visit, plan: Plan, args: tuple, kwargs: dict) -> Any:
-    """The layer's result by the route of ``plan``; uncounted, unrecorded, and nothing remembered but the graph's structure.
+    """The layer's result by the route of ``plan``; uncounted, unrecorded, and nothing remembered
+    but the graph's structure.
 
     Raises RuntimeError when the adapter does not understand the call.
     """
@@ -33,7 +35,8 @@ def planned(visit: Visit, plan: Plan, args: tuple, kwargs: dict) -> Any:
         raise RuntimeError(f"the call cannot be repeated: {found}")
     stated, given = found
     graph, _ = stated.lookup(given)
-    return visit.adapter.run(visit.layer, stated, given, Attend(stated.call(graph, plan), stated.runner(plan.route)))
+    return visit.adapter.run(visit.layer, stated, given, Attend(stated.call(graph, plan),
+                                                                stated.runner(plan.route)))
 
 
 def native(visit: Visit, args: tuple, kwargs: dict) -> Any:
@@ -43,7 +46,8 @@ def native(visit: Visit, args: tuple, kwargs: dict) -> Any:
 
 
 def quietly(visit: Visit, run: Run) -> Any:
-    """The result of a call inside one that is run on the side: as it would be decided, uncounted and unrecorded."""
+    """The result of a call inside one that is run on the side: as it would be decided, uncounted
+    and unrecorded."""
     if visit.adapter is None:
         return run(visit)
     decision = decided(visit, torch.is_grad_enabled())
@@ -53,7 +57,8 @@ def quietly(visit: Visit, run: Run) -> Any:
 
 
 class Sides:
-    """The ways of running ``visit``; ``grad``: with the gradients of every floating input and parameter."""
+    """The ways of running ``visit``; ``grad``: with the gradients of every floating input and
+    parameter."""
 
     def __init__(self, visit: Visit, plan: Plan, grad: bool):
         self.visit, self.plan, self.grad = visit, plan, grad
@@ -62,9 +67,11 @@ class Sides:
         self._tables = [(dict(m._parameters), dict(m._buffers)) for m in self._modules]
         self._generators = RandomState()
 
-    def once(self, side: str, seed: int = 0, upstream: list[Tensor | None] | None = None) -> Results:
-        """The output ("out", or "out[key]" each) and the gradients, by name. ``seed`` above 0: with the rows of features in an
-        order of its own; ``upstream``: gradients of the outputs, random ones otherwise."""
+    def once(self, side: str, seed: int = 0,
+             upstream: list[Tensor | None] | None = None) -> Results:
+        """The output ("out", or "out[key]" each) and the gradients, by name. ``seed`` above 0: with
+        the rows of features in an order of its own; ``upstream``: gradients of the outputs, random
+        ones otherwise."""
         self._generators.restore()
         args, kwargs, leaves = self._made(torch.float64 if side == EXACT else None, seed)
         with self._context(side):
@@ -79,7 +86,8 @@ class Sides:
         return self._generators.moved()
 
     def timed(self) -> dict[str, Callable[[], object]]:
-        """Calls of the host's side and of ours, to be timed: forward, or with gradients and backward."""
+        """Calls of the host's side and of ours, to be timed: forward, or with gradients and
+        backward."""
         args, kwargs, leaves = self._made(None, 0)
 
         def run(side: str) -> object:
@@ -88,12 +96,14 @@ class Sides:
                 ends = [t for t in named_tensors(out, "out").values() if t.requires_grad]
                 if not ends:
                     return out
-                return torch.autograd.grad(ends, list(leaves.values()), [torch.ones_like(t) for t in ends], allow_unused=True)
+                return torch.autograd.grad(ends, list(leaves.values()),
+                                           [torch.ones_like(t) for t in ends], allow_unused=True)
 
         return {side: functools.partial(run, side) for side in (HOST, OURS)}
 
     def _run(self, side: str, args: tuple, kwargs: dict) -> Any:
-        return planned(self.visit, self.plan, args, kwargs) if side == OURS else native(self.visit, args, kwargs)
+        return (planned(self.visit, self.plan, args, kwargs) if side == OURS
+                else native(self.visit, args, kwargs))
 
     def _context(self, side: str) -> contextlib.ExitStack:
         stack = contextlib.ExitStack()
@@ -105,15 +115,18 @@ class Sides:
         return stack
 
     def _made(self, dtype: torch.dtype | None, seed: int) -> tuple[tuple, dict, dict[str, Tensor]]:
-        """Arguments as tensors of their own, the layer's parameters and buffers put in as such, and those that get gradients."""
+        """Arguments as tensors of their own, the layer's parameters and buffers put in as such, and
+        those that get gradients."""
         copies: dict[int, Tensor] = {}
         for module, (parameters, buffers) in zip(self._modules, self._tables):
             for name, tensor in parameters.items():
                 module._parameters[name] = _copied(tensor, dtype, 0, copies, self.grad)
             for name, tensor in buffers.items():
                 module._buffers[name] = _copied(tensor, dtype, 0, copies, False)
-        args, kwargs = (placed(part, dtype, seed, copies, self.grad) for part in (self.visit.args, self.visit.kwargs))
-        leaves = {f"input {k}": t for k, t in named_tensors((args, kwargs), "").items() if t.requires_grad}
+        args, kwargs = (placed(part, dtype, seed, copies, self.grad)
+                        for part in (self.visit.args, self.visit.kwargs))
+        leaves = {f"input {k}": t for k, t in named_tensors((args, kwargs), "").items()
+                  if t.requires_grad}
         leaves.update({k: p for k, p in self.visit.layer.named_parameters() if p.requires_grad})
         return args, kwargs, leaves
 
@@ -122,11 +135,13 @@ def _same(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _gradients(outs: dict[str, Tensor], leaves: dict[str, Tensor], upstream: list | None, seed: int) -> Results:
+def _gradients(outs: dict[str, Tensor], leaves: dict[str, Tensor], upstream: list | None,
+               seed: int) -> Results:
     ends, weights = [], []
     generator = torch.Generator("cpu").manual_seed(seed + 1000)
     for place, out in enumerate(outs.values()):
-        weight = torch.randn(out.shape, generator=generator, device="cpu") if upstream is None else upstream[place]
+        weight = (torch.randn(out.shape, generator=generator, device="cpu") if upstream is None
+                  else upstream[place])
         if out.requires_grad and weight is not None:
             ends.append(out)
             weights.append(weight.to(out))
@@ -136,14 +151,16 @@ def _gradients(outs: dict[str, Tensor], leaves: dict[str, Tensor], upstream: lis
     return dict(zip((f"grad {name}" for name in leaves), found))
 
 
-# --- tensors -----------------------------------------------------------------------------------------------------------
+# --- tensors --------------------------------------------------------------------------------------
 
 def _plain(value: Any) -> bool:
     return isinstance(value, Tensor) and type(value) in (Tensor, torch.nn.Parameter)
 
 
-def _copied(tensor: Tensor | None, dtype: torch.dtype | None, seed: int, copies: dict[int, Tensor], grad: bool) -> Tensor | None:
-    """A leaf of the same numbers and strides; ids and masks stay the caller's own, since structures are found by them."""
+def _copied(tensor: Tensor | None, dtype: torch.dtype | None, seed: int, copies: dict[int, Tensor],
+            grad: bool) -> Tensor | None:
+    """A leaf of the same numbers and strides; ids and masks stay the caller's own, since structures
+    are found by them."""
     if tensor is None or not _plain(tensor) or not tensor.is_floating_point():
         return tensor
     if id(tensor) not in copies:  # the same object stays one, as layers ask for that
@@ -151,12 +168,14 @@ def _copied(tensor: Tensor | None, dtype: torch.dtype | None, seed: int, copies:
             rows = tensor.detach()
             if seed and rows.dim():
                 generator = torch.Generator("cpu").manual_seed(seed)
-                rows = rows[torch.randperm(rows.shape[0], generator=generator, device="cpu").to(rows.device)]
+                rows = rows[torch.randperm(rows.shape[0], generator=generator,
+                                           device="cpu").to(rows.device)]
             copies[id(tensor)] = rows.to(dtype or rows.dtype, copy=True).requires_grad_(grad)
     return copies[id(tensor)]
 
 
-def placed(value: Any, dtype: torch.dtype | None, seed: int, copies: dict[int, Tensor], grad: bool) -> Any:
+def placed(value: Any, dtype: torch.dtype | None, seed: int, copies: dict[int, Tensor],
+           grad: bool) -> Any:
     """``value`` with the floating tensors in it copied."""
     if _plain(value):
         return _copied(value, dtype, seed, copies, grad)
@@ -174,13 +193,15 @@ def named_tensors(value: Any, path: str) -> dict[str, Tensor]:
     """The floating tensors in nested tuples, lists and dicts, by their way there."""
     if isinstance(value, Tensor):
         return {path: value} if value.is_floating_point() else {}
-    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, (tuple, list)) else ()
+    parts = (value.items() if isinstance(value, dict)
+             else enumerate(value) if isinstance(value, (tuple, list)) else ())
     return {k: t for i, v in parts for k, t in named_tensors(v, f"{path}[{i}]").items()}
 
 
 def device_of(visit: Visit) -> torch.device | None:
     """Where a call's tensors are: those of its arguments, else its parameters'."""
-    return _device((visit.args, visit.kwargs)) or _device(list(getattr(visit.layer, "parameters", tuple)()))
+    return (_device((visit.args, visit.kwargs))
+            or _device(list(getattr(visit.layer, "parameters", tuple)())))
 
 
 def _device(value: Any) -> torch.device | None:

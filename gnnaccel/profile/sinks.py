@@ -1,7 +1,7 @@
 """Where records go: human lines through a logger, a JSONL file, a ring in memory.
 
-The session subscribes sinks to `gnnaccel.dispatch.records`; a sink is a callable that takes one record, in whatever
-thread made it, and has ``close()``.
+The session subscribes sinks to `gnnaccel.dispatch.records`; a sink is a callable that takes one
+record, in whatever thread made it, and has ``close()``.
 """
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ class RingSink:
 class JsonlSink:
     """Appends one JSON object per line to ``path`` and flushes each.
 
-    Each line also tells which kernels were made since the line before it, the first one all of them, so that ``warmup --log``
-    can make them ahead. In a distributed run (environment variable ``RANK`` above 0) ``run.jsonl`` becomes ``run.rank1.jsonl`` and
-    so on.
-    Raises OSError when the file cannot be opened, at construction.
+    Each line also tells which kernels were made since the line before it, the first one all of
+    them, so that ``warmup --log`` can make them ahead. In a distributed run (environment variable
+    ``RANK`` above 0) ``run.jsonl`` becomes ``run.rank1.jsonl`` and so on. Raises OSError when the
+    file cannot be opened, at construction.
     """
 
     def __init__(self, path: str | os.PathLike) -> None:
@@ -62,14 +62,17 @@ class JsonlSink:
 
     def __call__(self, record: Record) -> None:
         with self._lock:
-            if not self._file.closed:  # a record of another thread may come in while the session closes the sink
-                self._file.write(json.dumps({**record, "kernels": self._kernels()}, default=str) + "\n")
+            # a record of another thread may come in while the session closes the sink
+            if not self._file.closed:
+                self._file.write(json.dumps({**record, "kernels": self._kernels()}, default=str)
+                                 + "\n")
                 self._file.flush()
 
     def _kernels(self) -> list[dict[str, Any]]:
         made = driver.noted(self._told)
         self._told += len(made)
-        return [dict(family=family, entry=entry, defines=dict(defines)) for family, entry, defines in made]
+        return [dict(family=family, entry=entry, defines=dict(defines))
+                for family, entry, defines in made]
 
     def close(self) -> None:
         with self._lock:
@@ -80,14 +83,15 @@ def rank_path(path: str | os.PathLike) -> Path:
     """``path``, or on a rank above 0 ``path`` with ``.rankN`` before its suffix."""
     path = Path(path)
     rank = os.environ.get("RANK", "")
-    return path.with_name(f"{path.stem}.rank{int(rank)}{path.suffix}") if rank.isdecimal() and int(rank) > 0 else path
+    return (path.with_name(f"{path.stem}.rank{int(rank)}{path.suffix}")
+            if rank.isdecimal() and int(rank) > 0 else path)
 
 
 class LoggerSink:
     """One line per record at level INFO of the logger ``gnnaccel``.
 
-    With ``show`` the lines are made visible: the logger is set to INFO if it is stricter, and gets a handler on stderr
-    if neither it nor a parent has one; `close` takes both back.
+    With ``show`` the lines are made visible: the logger is set to INFO if it is stricter, and gets
+    a handler on stderr if neither it nor a parent has one; `close` takes both back.
     """
 
     def __init__(self, show: bool = True) -> None:
@@ -117,7 +121,8 @@ class LoggerSink:
 
 
 def _stderr_handler() -> logging.Handler:
-    """Rich on a terminal that has it; plain otherwise, because rich folds lines when it writes to a file."""
+    """Rich on a terminal that has it; plain otherwise, because rich folds lines when it writes to a
+    file."""
     if sys.stderr.isatty():
         try:
             from rich.console import Console
@@ -156,8 +161,8 @@ def _details(record: Record) -> list[str]:
         details.append(f"{graph['num_src']}->{graph['num_dst']} nodes, {graph['num_edges']} edges")
     passes = record["passes"]
     if passes is not None:
-        details.append(f"{passes['relations']} relations, {passes['compaction_src']:.2f} and {passes['compaction_dst']:.2f} pairs per "
-                       f"edge, {passes['ordering']}")
+        details.append(f"{passes['relations']} relations, {passes['compaction_src']:.2f} and "
+                       f"{passes['compaction_dst']:.2f} pairs per edge, {passes['ordering']}")
     if record["dtype"] is not None:
         details.append(record["dtype"])
     if record["cache"] != "none":

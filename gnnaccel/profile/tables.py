@@ -9,9 +9,11 @@ _WIDTH = 150  # where the output is no terminal, so that lines in files are not 
 _ENDLESS = 10**6
 
 
-def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], right: Sequence[str] = ()) -> str:
-    """``rows`` of texts under ``columns``; those in ``right`` are numbers. Ends with a newline. In a narrow terminal cells are
-    folded between words; the first column, which names the row, and numbers stay whole."""
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]],
+          right: Sequence[str] = ()) -> str:
+    """``rows`` of texts under ``columns``; those in ``right`` are numbers. Ends with a newline. In
+    a narrow terminal cells are folded between words; the first column, which names the row, and
+    numbers stay whole."""
     texts = [["-" if cell is None else str(cell) for cell in row] for row in rows]
     try:
         from rich.box import SIMPLE_HEAD
@@ -26,20 +28,23 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], 
     for place, (column, *cells) in enumerate(zip(columns, *texts)):
         whole = place == 0 or column in right
         parts = (column, *cells) if whole else " ".join((column, *cells)).split()
-        made.add_column(column, justify="right" if column in right else "left", overflow="fold", no_wrap=whole,
-                        min_width=max(map(cell_len, parts), default=0))
+        made.add_column(column, justify="right" if column in right else "left", overflow="fold",
+                        no_wrap=whole, min_width=max(map(cell_len, parts), default=0))
     for row in texts:
         made.add_row(*map(Text, row))  # as it is: names may hold what rich takes for markup
     out, terminal = io.StringIO(), shutil.get_terminal_size((_WIDTH, 24)).columns
     # given a width alone, rich makes 80 of it where the environment looks like a dumb terminal's
-    console = Console(file=out, width=_ENDLESS, height=24, color_system=None, force_terminal=False, force_jupyter=False)
-    console.print(made, width=max(terminal, Measurement.get(console, console.options, made).minimum))
+    console = Console(file=out, width=_ENDLESS, height=24, color_system=None, force_terminal=False,
+                      force_jupyter=False)
+    console.print(made, width=max(terminal, Measurement.get(console, console.options,
+                                                            made).minimum))
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
 def _plain(title: str, columns: Sequence[str], rows: list[list[str]], right: Sequence[str]) -> str:
     widths = [max(map(len, cells)) for cells in zip(columns, *rows)]
-    lines = [title, "  ".join(c.ljust(w) for c, w in zip(columns, widths)).rstrip(), "  ".join("-" * w for w in widths)]
+    lines = [title, "  ".join(c.ljust(w) for c, w in zip(columns, widths)).rstrip(),
+             "  ".join("-" * w for w in widths)]
     for row in rows:
         lines.append("  ".join(cell.rjust(w) if column in right else cell.ljust(w)
                                for column, cell, w in zip(columns, row, widths)).rstrip())

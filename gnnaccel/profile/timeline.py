@@ -1,7 +1,8 @@
 """When calls and their backward began and ended, without making anybody wait.
 
-On a GPU by CUDA events, read once the device has passed them; elsewhere by the clock. Backward is seen by hooks on the nodes that
-the call left in autograd's graph: its first node marks the beginning, each node on its rim the end so far.
+On a GPU by CUDA events, read once the device has passed them; elsewhere by the clock. Backward is
+seen by hooks on the nodes that the call left in autograd's graph: its first node marks the
+beginning, each node on its rim the end so far.
 """
 from __future__ import annotations
 
@@ -17,13 +18,15 @@ _sequence = torch._C._autograd._get_sequence_nr
 
 
 class Clock:
-    """Marks for one device. Events are used again, since making one takes as long as recording it."""
+    """Marks for one device. Events are used again, since making one takes as long as recording
+    it."""
 
     def __init__(self) -> None:
         self._free: deque[Any] = deque()
 
     def mark(self, device: torch.device, again: Any = None) -> Any:
-        """A mark at this moment of the device's current stream; ``again``: an earlier mark, moved here."""
+        """A mark at this moment of the device's current stream; ``again``: an earlier mark, moved
+        here."""
         if device.type != "cuda":
             return time.perf_counter_ns()
         event = again or (self._free.pop() if self._free else torch.cuda.Event(enable_timing=True))
@@ -40,8 +43,8 @@ class Clock:
 
 
 class Interval:
-    """``done(milliseconds)`` is called once its length is known. ``task``: the backward in which it lies, -1 for none;
-    ``read``: its marks may belong to another interval by now."""
+    """``done(milliseconds)`` is called once its length is known. ``task``: the backward in which it
+    lies, -1 for none; ``read``: its marks may belong to another interval by now."""
 
     __slots__ = ("start", "end", "task", "done", "read")
 
@@ -101,7 +104,8 @@ class Backward:
 
     def follow(self, outs: list[Tensor], since: int) -> None:
         """``outs``: what the call made; ``since``: autograd's sequence number before it."""
-        roots = [t.grad_fn for t in outs if t.grad_fn is not None and since <= t.grad_fn._sequence_nr() < _sequence()]
+        roots = [t.grad_fn for t in outs if t.grad_fn is not None
+                 and since <= t.grad_fn._sequence_nr() < _sequence()]
         for node in roots:
             node.register_prehook(self._start)
         for node in _rim(roots, since, _sequence()):
@@ -115,12 +119,14 @@ class Backward:
 
     def _end(self, given: Any, taken: Any) -> None:
         interval = self._interval
-        if interval is not None and not interval.read and interval.task == torch._C._current_graph_task_id():
+        if (interval is not None and not interval.read
+            and interval.task == torch._C._current_graph_task_id()):
             interval.end = self._timeline.clock.mark(self._device, interval.end)
 
 
 def _rim(roots: list[Any], since: int, until: int) -> Iterator[Any]:
-    """The nodes with a number in [since, until) from which a gradient leaves the call: the last one of them ends it."""
+    """The nodes with a number in [since, until) from which a gradient leaves the call: the last one
+    of them ends it."""
     seen, todo = set(roots), list(roots)
     while todo:
         node = todo.pop()

@@ -23,9 +23,10 @@ _MOST = 256  # kinds of calls in one run
 
 
 class Tuner:
-    """A context manager. Each kind of calls that an earlier run has not timed here is timed before the second call of a layer over
-    the same graph: graphs that come once are decided as usual, so there is nothing to keep for them. Random numbers, gradients and
-    counts of the script stay what they are without it."""
+    """A context manager. Each kind of calls that an earlier run has not timed here is timed before
+    the second call of a layer over the same graph: graphs that come once are decided as usual, so
+    there is nothing to keep for them. Random numbers, gradients and counts of the script stay what
+    they are without it."""
 
     def __init__(self) -> None:
         self.found: list[Tuning] = []
@@ -55,13 +56,16 @@ class Tuner:
 
     def _possible(self) -> bool:
         """Whether here is where a call can be repeated, backward included."""
-        if torch._C._current_graph_task_id() != -1 or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()):
+        if (torch._C._current_graph_task_id() != -1
+            or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())):
             return False
-        return len(self._done) < _MOST and not checkpointed() and not torch.is_inference_mode_enabled()
+        return (len(self._done) < _MOST and not checkpointed()
+                and not torch.is_inference_mode_enabled())
 
     def _look(self, visit: Visit) -> None:
         layer = visit.layer
-        if not rules.verdict(layer, visit.config).inside or settings.asked(layer, visit.config) is not None:
+        if (not rules.verdict(layer, visit.config).inside
+            or settings.asked(layer, visit.config) is not None):
             return
         found = visit.adapter.state(layer, visit.args, visit.kwargs)
         if isinstance(found, Reason) or not hasattr(found[0], "request"):
@@ -89,12 +93,14 @@ class Tuner:
         def call() -> Any:
             config = configs.current()
             assert config is not None
-            return router.route(layer, visit.adapter, visit.native, visit.args, visit.kwargs, config)
+            return router.route(layer, visit.adapter, visit.native, visit.args, visit.kwargs,
+                                config)
 
         try:
             self.found.append(tune(call, layer, (visit.args, visit.kwargs), stated, given, name))
         except torch.cuda.OutOfMemoryError:
-            self.notes.append(f"{name}: not timed, as one of the ways ran out of memory; it is decided as usual")
+            self.notes.append(f"{name}: not timed, as one of the ways ran out of memory; it is "
+                              "decided as usual")
         except OSError as problem:  # the folder could be written when the run began
             self.notes.append(f"{name}: timed, but not kept ({problem}); it is decided as usual")
 
@@ -105,4 +111,5 @@ class Tuner:
             lines.append(f"{self.known} kinds of calls go as an earlier run has timed")
         if self.found:
             lines.append(f"kept in {store.folder() / tuned.NAME}")
-        return "\n".join(lines or ["nothing was timed: no layer was called twice over the same graph"]) + "\n"
+        return "\n".join(lines or ["nothing was timed: no layer was called twice over the same "
+                                   "graph"]) + "\n"

@@ -1,4 +1,5 @@
-"""Running a model on the side: afterwards random numbers, buffers, modes and attributes are as if it had not run."""
+"""Running a model on the side: afterwards random numbers, buffers, modes and attributes are as if
+it had not run."""
 from __future__ import annotations
 
 import contextlib
@@ -16,7 +17,8 @@ _TABLES = ("_parameters", "_buffers", "_modules")
 
 
 class RandomState:
-    """Where the generators stand: torch's (of every GPU, once CUDA is in use), Python's and NumPy's."""
+    """Where the generators stand: torch's (of every GPU, once CUDA is in use), Python's and
+    NumPy's."""
 
     def __init__(self) -> None:
         self._torch, self._python = torch.get_rng_state(), random.getstate()
@@ -35,17 +37,20 @@ class RandomState:
     def moved(self) -> bool:
         """Whether a random number was drawn since, by torch or by Python's generator."""
         now = RandomState()
-        return not (torch.equal(now._torch, self._torch) and now._python == self._python and len(now._cuda) == len(self._cuda)
+        return not (torch.equal(now._torch, self._torch) and now._python == self._python
+                    and len(now._cuda) == len(self._cuda)
                     and all(map(torch.equal, now._cuda, self._cuda)))
 
 
 @contextlib.contextmanager
 def undisturbed(model: torch.nn.Module) -> Iterator[None]:
-    """A block in which ``model`` may run, and its tables of parameters and buffers be filled with others. Buffers inside are
-    copies. Afterwards every module has the very attributes, parameters and buffers that it had, and the generators stand where
-    they stood. What a forward changes inside Python containers of its own is not seen."""
+    """A block in which ``model`` may run, and its tables of parameters and buffers be filled with
+    others. Buffers inside are copies. Afterwards every module has the very attributes, parameters
+    and buffers that it had, and the generators stand where they stood. What a forward changes
+    inside Python containers of its own is not seen."""
     generators = RandomState()
-    saved = [_saved(module) for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
+    saved = [_saved(module) for module in model.modules()
+             if not isinstance(module, torch.jit.ScriptModule)]
     try:
         copies: dict[int, Any] = {}
         for module, _, tables in saved:
@@ -77,13 +82,16 @@ def _restore(module: torch.nn.Module, attributes: dict[str, Any], tables: dict[s
 
 def _same(table: dict[str, Any], entries: dict[str, Any]) -> bool:
     """Equality by identity: tensors are compared elementwise otherwise."""
-    return list(table) == list(entries) and all(table[name] is value for name, value in entries.items())
+    return (list(table) == list(entries)
+            and all(table[name] is value for name, value in entries.items()))
 
 
 def check_model(model: torch.nn.Module, what: str) -> None:
-    """TypeError for what is no model; ValueError for one with parameters that its first call will make: that would change it."""
+    """TypeError for what is no model; ValueError for one with parameters that its first call will
+    make: that would change it."""
     require_model(model)
     for name, parameter in model.named_parameters():
         if isinstance(parameter, UninitializedParameter):
-            raise ValueError(f"{what}: parameter {name!r} of {type(model).__name__} is not initialised yet, and the first call "
-                             "would do that. Call the model once on a batch of yours first")
+            raise ValueError(f"{what}: parameter {name!r} of {type(model).__name__} is not "
+                             "initialised yet, and the first call would do that. Call the model "
+                             "once on a batch of yours first")

@@ -1,7 +1,9 @@
-"""``python -m gnnaccel warmup``: compiles what given layers need, so that the first training step does not.
+"""``python -m gnnaccel warmup``: compiles what given layers need, so that the first training step
+does not.
 
-Each layer runs forward and backward on a small random graph, and forward alone, which makes the very kernels that it launches. Or
-a log tells which kernels a run has made, of whatever layers. Their binaries stay in CuPy's cache on disk.
+Each layer runs forward and backward on a small random graph, and forward alone, which makes the
+very kernels that it launches. Or a log tells which kernels a run has made, of whatever layers.
+Their binaries stay in CuPy's cache on disk.
 """
 from __future__ import annotations
 
@@ -24,21 +26,25 @@ def add_parser(commands) -> None:
     """Add ``warmup`` to an argparse subcommand collection."""
     from gnnaccel.adapters.pyg import samples
 
-    parser = commands.add_parser("warmup", help="compile the kernels of given layers, or of a recorded run, ahead")
+    parser = commands.add_parser("warmup", help="compile the kernels of given layers, or of a "
+                                                "recorded run, ahead")
     parser.set_defaults(run=run)
     parser.add_argument("--log", action="append", default=[], metavar="FILE.jsonl",
                         help="all kernels that the run made which wrote this log; repeatable")
     parser.add_argument("layers", nargs="*", metavar="CLASS:HxD",
                         help="heads times width per head, as GATConv:8x8, or for relational "
-                        f"layers output channels, as RGCNConv:64; classes: {', '.join(samples.LAYERS)}")
+                        "layers output channels, as RGCNConv:64; classes: "
+                        f"{', '.join(samples.LAYERS)}")
     parser.add_argument("--inputs", type=int, default=64, metavar="N", help="input channels (64)")
-    parser.add_argument("--relations", type=int, default=8, metavar="N", help="of relational layers (8)")
-    parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=["float32"], help="of features and weights")
+    parser.add_argument("--relations", type=int, default=8, metavar="N",
+                        help="of relational layers (8)")
+    parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=["float32"],
+                        help="of features and weights")
 
 
 def run(options, arguments: list[str]) -> int:
-    """Compile and say how long it took. 2 on a wrong layer or log or without a GPU, 1 when a layer did not take the kernels or a
-    log names some that there are not."""
+    """Compile and say how long it took. 2 on a wrong layer or log or without a GPU, 1 when a layer
+    did not take the kernels or a log names some that there are not."""
     from gnnaccel.adapters.pyg import samples
 
     try:
@@ -51,7 +57,8 @@ def run(options, arguments: list[str]) -> int:
         return 2
     ready, why = driver.available()
     if not (ready or driver.placed()):
-        print(f"warmup: there is nothing to compile for: {why}. Run python -m gnnaccel doctor", file=sys.stderr)
+        print(f"warmup: there is nothing to compile for: {why}. Run python -m gnnaccel doctor",
+              file=sys.stderr)
         return 2
     status = 0
     for path, kernels in recorded.items():
@@ -64,15 +71,18 @@ def run(options, arguments: list[str]) -> int:
 
 
 def kernels_of(found: Iterable[Record]) -> list[Key]:
-    """The kernels (family, entry, defines) that the process behind these records made, each once."""
+    """The kernels (family, entry, defines) that the process behind these records made, each
+    once."""
     made = (kernel for record in found for kernel in record["kernels"])
-    return list(dict.fromkeys((kernel["family"], kernel["entry"], tuple(kernel["defines"].items())) for kernel in made))
+    return list(dict.fromkeys((kernel["family"], kernel["entry"], tuple(kernel["defines"].items()))
+                              for kernel in made))
 
 
 def _recorded(path: str) -> list[Key]:
     found = kernels_of(reading.read(path).records)
     if not found:
-        raise ValueError(f"{path} tells of no kernel: record a run on a GPU, by python -m gnnaccel --log={path} script.py")
+        raise ValueError(f"{path} tells of no kernel: record a run on a GPU, by python -m gnnaccel "
+                         f"--log={path} script.py")
     return found
 
 
@@ -96,15 +106,18 @@ def _all(path: str, kernels: list[Key]) -> int:
 
 def _problem(family: str, entry: str, defines: tuple) -> str | None:
     """What is wrong with a kernel's name or definitions, which come from a file."""
-    if family not in sources.families() or not re.search(rf"\b{re.escape(entry)}\(", sources.source(family)):
+    if (family not in sources.families()
+        or not re.search(rf"\b{re.escape(entry)}\(", sources.source(family))):
         return f"{entry} of {family} is no kernel of this version of gnnaccel"
-    odd = next((f"{name}={value}" for name, value in defines if not (_NAME.fullmatch(name) and _VALUE.fullmatch(value))), None)
+    odd = next((f"{name}={value}" for name, value in defines
+                if not (_NAME.fullmatch(name) and _VALUE.fullmatch(value))), None)
     return odd and f"{odd!r} is no definition of a kernel"
 
 
 def _times(begin: float, before: float) -> str:
     compiling = driver.compile_seconds()[0] - before
-    return f"{time.perf_counter() - begin:.1f} s, {compiling:.1f} of them compiling or loading kernels"
+    seconds = time.perf_counter() - begin
+    return f"{seconds:.1f} s, {compiling:.1f} of them compiling or loading kernels"
 
 
 def _one(sample: Any, dtype: str, device: str) -> int:
@@ -121,7 +134,8 @@ def _one(sample: Any, dtype: str, device: str) -> int:
 
 
 def run_once(sample: Any, dtype: str, device: str) -> None:
-    """One training step and one forward by the kernels. FallbackError when the layer would run natively."""
+    """One training step and one forward by the kernels. FallbackError when the layer would run
+    natively."""
     import torch
 
     from gnnaccel import session

@@ -14,7 +14,8 @@ def native():
 
 
 def accelerated(**options):
-    """A context in which gnnaccel takes over whatever it decides to. Raises when there is no such API yet.
+    """A context in which gnnaccel takes over whatever it decides to. Raises when there is no such
+    API yet.
 
     ``options`` are more of ``gnnaccel.enabled``'s.
     """
@@ -49,11 +50,13 @@ def reset_routes() -> None:
 
 
 def routes() -> dict[str, dict[str, int]]:
-    """Which routes calls took, and why not a faster one: {"routes": {"cuda": 12}, "reasons": {"GA301": 3}}."""
+    """Which routes calls took, and why not a faster one: {"routes": {"cuda": 12}, "reasons":
+    {"GA301": 3}}."""
     import gnnaccel
 
     counts = gnnaccel.stats().values()
-    return {field: _added(entry.get(field, {}) for entry in counts) for field in ("routes", "reasons")}
+    return {field: _added(entry.get(field, {}) for entry in counts)
+            for field in ("routes", "reasons")}
 
 
 def _added(counts) -> dict[str, int]:

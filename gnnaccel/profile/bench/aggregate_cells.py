@@ -11,7 +11,8 @@ from gnnaccel.profile.bench import accel, batches, layer_cells, shapes, steps, t
 from gnnaccel.profile.bench.result import Record
 
 KIND, FRESH = "aggregate", "fresh-plain"
-BATCHES = (shapes.Shape("fresh-10k", 3_000, 10_000, 60), shapes.Shape("fresh-100k", 20_000, 100_000, 400))
+BATCHES = (shapes.Shape("fresh-10k", 3_000, 10_000, 60),
+           shapes.Shape("fresh-100k", 20_000, 100_000, 400))
 _CLASSES = 16
 _SPARE = 0.9  # of the free memory
 
@@ -25,7 +26,8 @@ def layer_step(layer: pyg.PlainLayer, graph: shapes.Graph, mode: str) -> steps.S
 def records(layer: pyg.PlainLayer, graph: shapes.Graph, mode: str, effort: timing.Effort,
             impls: tuple[str, ...]) -> list[Record]:
     """The cell's records, and the comparison where both ran. On a CPU the two take turns."""
-    place: dict[str, Any] = dict(shape=graph.shape.name, layer=layer.name, mode=mode, device=graph.device.type)
+    place: dict[str, Any] = dict(shape=graph.shape.name, layer=layer.name, mode=mode,
+                                 device=graph.device.type)
 
     def step() -> steps.Step:
         return layer_step(layer, graph, mode)
@@ -38,7 +40,8 @@ def records(layer: pyg.PlainLayer, graph: shapes.Graph, mode: str, effort: timin
         if why:
             found.append(Record(KIND, **place, impl=impl, error=why))
             continue
-        record, tensors[impl] = layer_cells.step_record(KIND, {**place, "impl": impl}, accel.CONTEXTS[impl], step, effort)
+        record, tensors[impl] = layer_cells.step_record(KIND, {**place, "impl": impl},
+                                                        accel.CONTEXTS[impl], step, effort)
         record.values = {"width": layer.width, **record.values}
         found.append(record)
     return found + layer_cells.comparison("check", place, tensors)
@@ -66,9 +69,12 @@ def fresh_records(device: torch.device, effort: timing.Effort, factor: float = 1
     found = []
     for shape in BATCHES:
         small = shapes.scaled(shape, factor)
-        graphs = [shapes.make(dataclasses.replace(small, num_nodes=small.num_nodes + 16 * seed), device, seed, "dst")
+        graphs = [shapes.make(dataclasses.replace(small, num_nodes=small.num_nodes + 16 * seed),
+                              device, seed, "dst")
                   for seed in range(8)]
         for class_name, name in (("GCNConv", "2-layer GCN"), ("SAGEConv", "2-layer SAGE")):
-            place: dict[str, Any] = dict(shape=shape.name, layer=name, mode="training", device=device.type)
-            found += layer_cells.alternating_records(FRESH, place, lambda c=class_name, g=graphs: FreshStep(c, g), effort)
+            place: dict[str, Any] = dict(shape=shape.name, layer=name, mode="training",
+                                         device=device.type)
+            found += layer_cells.alternating_records(FRESH, place, lambda c=class_name,
+                                                     g=graphs: FreshStep(c, g), effort)
     return found

@@ -1,4 +1,5 @@
-"""Below the layers: weighted sums against cuSPARSE, and single operations against the bytes that they must move.
+"""Below the layers: weighted sums against cuSPARSE, and single operations against the bytes that
+they must move.
 
 Python, allocation of results and autograd are in the times, as in a layer.
 """
@@ -28,10 +29,11 @@ WIDTHS = (64, 128)
 Pair = tuple[Callable[[], object], Callable[[], object]]
 
 
-# --- weighted sums -----------------------------------------------------------------------------------------------------
+# --- weighted sums --------------------------------------------------------------------------------
 
 def ours(graph: Graph, x: Tensor, grad: Tensor, weight: Tensor) -> Pair:
-    """gnnaccel's kernels; on a CPU torch operations. Training: with the gradient of x, the other sum, as of `cusparse`."""
+    """gnnaccel's kernels; on a CPU torch operations. Training: with the gradient of x, the other
+    sum, as of `cusparse`."""
     edges = OpGraph(graph.edge_index, graph.num_nodes, graph.num_nodes)
     way = neighbours.by_kernels if x.is_cuda else neighbours.by_operations
     leaf = x.clone().requires_grad_()
@@ -48,8 +50,8 @@ def ours(graph: Graph, x: Tensor, grad: Tensor, weight: Tensor) -> Pair:
 
 
 def cusparse(graph: Graph, x: Tensor, grad: Tensor, weight: Tensor) -> Pair:
-    """``torch.sparse``'s product with a CSR matrix, cuSPARSE on a GPU. The matrix and its transpose are made beforehand, so the
-    gradient is the product that a user could have at best."""
+    """``torch.sparse``'s product with a CSR matrix, cuSPARSE on a GPU. The matrix and its transpose
+    are made beforehand, so the gradient is the product that a user could have at best."""
     (src, dst), size = graph.edge_index, graph.num_nodes
 
     def matrix(rows: Tensor, columns: Tensor) -> Tensor:
@@ -58,7 +60,8 @@ def cusparse(graph: Graph, x: Tensor, grad: Tensor, weight: Tensor) -> Pair:
         begin[1:] = torch.bincount(rows, minlength=size).cumsum(0)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # that these are in beta
-            return torch.sparse_csr_tensor(begin, columns[order].int(), weight[order], (size, size), device=x.device)
+            return torch.sparse_csr_tensor(begin, columns[order].int(), weight[order],
+                                           (size, size), device=x.device)
 
     across, back = matrix(dst, src), matrix(src, dst)
     return lambda: across @ x, lambda: (across @ x, back @ grad)
@@ -72,26 +75,28 @@ def spmm_records(graph: Graph, effort: timing.Effort) -> list[Record]:
         for impl, way in (("cusparse", cusparse), ("gnnaccel", ours)):
             pair, error = guarded(lambda: way(graph, x, grad, weight), graph.device)
             for index, mode in enumerate(MODES):
-                place = Record("spmm", graph.shape.name, f"weighted {width}", mode, impl, graph.device.type,
-                               values={"width": width})
+                place = Record("spmm", graph.shape.name, f"weighted {width}", mode, impl,
+                               graph.device.type, values={"width": width})
                 found.append(_timed(place, pair and pair[index], error, graph.device, effort))
             pair = None
             timing.release(graph.device)
     return found
 
 
-def _timed(place: Record, call: Callable | None, error: str | None, device: torch.device, effort: timing.Effort) -> Record:
+def _timed(place: Record, call: Callable | None, error: str | None, device: torch.device,
+           effort: timing.Effort) -> Record:
     if call is None:
         return dataclasses.replace(place, error=error)
-    timed, failed = guarded(lambda: dataclasses.asdict(timing.measure(call, device, effort)), device)
+    timed, failed = guarded(lambda: dataclasses.asdict(timing.measure(call, device, effort)),
+                            device)
     return dataclasses.replace(place, timing=timed, error=failed)
 
 
-# --- single operations -------------------------------------------------------------------------------------------------
+# --- single operations ----------------------------------------------------------------------------
 
 class Operation(NamedTuple):
-    """``tensors`` makes what it is given, ``call`` states it; ``moved``: bytes per edge that it must read and write, forward and
-    in training."""
+    """``tensors`` makes what it is given, ``call`` states it; ``moved``: bytes per edge that it
+    must read and write, forward and in training."""
 
     tensors: Callable[[], list[Tensor]]
     call: Callable[..., OpCall]
@@ -105,7 +110,8 @@ def _operands(operation: str, left: Tensor, right: Tensor | None) -> Operands:
 
 
 def operations(edges: OpGraph) -> dict[str, Operation]:
-    """By name. Ids take 4 bytes; a row that is gathered counts once per edge, what lies at nodes alone does not count."""
+    """By name. Ids take 4 bytes; a row that is gathered counts once per edge, what lies at nodes
+    alone does not count."""
     nodes, count, device = edges.num_src, edges.num_edges, edges.edge_index.device
     scalars, row, ids = 8 * 4, 64 * 4, 4
 
@@ -123,19 +129,24 @@ def operations(edges: OpGraph) -> dict[str, Operation]:
                                lambda u, v: calls.gsddmm(edges, _operands("add", u, v), ("u", "v")),
                                (3 * scalars + 2 * ids, 5 * scalars + 4 * ids)),
         "u_dot_v 8x8": Operation(random((nodes, 8, 8), (nodes, 8, 8)),
-                                 lambda u, v: calls.gsddmm(edges, _operands("dot", u, v), ("u", "v")), (both, 3 * both)),
+                                 lambda u, v: calls.gsddmm(edges, _operands("dot", u, v),
+                                                           ("u", "v")), (both, 3 * both)),
         "u_mul_e_sum 8x8": Operation(random((nodes, 8, 8), (count, 8, 1)),
-                                     lambda u, e: calls.gspmm(edges, _operands("mul", u, e), "sum"), (both, 3 * both)),
-        "u_max 64": Operation(random((nodes, 64)), lambda u: calls.gspmm(edges, _operands("copy_lhs", u, None), "max"),
+                                     lambda u, e: calls.gspmm(edges, _operands("mul", u, e),
+                                                              "sum"), (both, 3 * both)),
+        "u_max 64": Operation(random((nodes, 64)),
+                              lambda u: calls.gspmm(edges, _operands("copy_lhs", u, None), "max"),
                               (row + 2 * ids, 2 * row + 4 * ids)),
-        "max 64, ties shared": Operation(random((nodes, 64)), several("max"), (row + ids, 2 * row + 2 * ids)),
+        "max 64, ties shared": Operation(random((nodes, 64)), several("max"),
+                                         (row + ids, 2 * row + 2 * ids)),
         "mean min max std 64": Operation(random((nodes, 64)), several("mean", "min", "max", "std"),
                                          (row + ids, 5 * row + 2 * ids)),
     }
 
 
 def operation_records(graph: Graph, effort: timing.Effort, bandwidth: float) -> list[Record]:
-    """Each operation by kernels (on a CPU by torch operations); ``floor_ms``: its bytes at ``bandwidth``, that of copying."""
+    """Each operation by kernels (on a CPU by torch operations); ``floor_ms``: its bytes at
+    ``bandwidth``, that of copying."""
     edges, found = OpGraph(graph.edge_index, graph.num_nodes, graph.num_nodes), []
     for name, operation in operations(edges).items():
         pair, error = guarded(lambda: _pair(operation), graph.device)
@@ -155,7 +166,8 @@ def _pair(operation: Operation) -> Pair:
 
     def run(given: list[Tensor]) -> Tensor:
         call = operation.call(*given)
-        return call.kernel.run() if given[0].is_cuda and type(call.kernel) is Kernel else call.plain()
+        return (call.kernel.run() if given[0].is_cuda and type(call.kernel) is Kernel
+                else call.plain())
 
     def forward() -> Tensor:
         with torch.no_grad():

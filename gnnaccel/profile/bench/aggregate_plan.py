@@ -1,4 +1,5 @@
-"""What a run of the suite over plain aggregation is to measure: the command line's options, resolved."""
+"""What a run of the suite over plain aggregation is to measure: the command line's options,
+resolved."""
 from __future__ import annotations
 
 import dataclasses
@@ -11,7 +12,8 @@ from gnnaccel.profile.bench import plan, shapes, timing
 PARTS = ("floor", "layers", "spmm", "operations", "fresh", "cpu", "compiled")
 Job = tuple[shapes.Shape, tuple[PlainLayer, ...]]
 
-# In the order of importance, as time may run out: large graphs come again for the layers that matter less.
+# In the order of importance, as time may run out: large graphs come again for the layers that
+# matter less.
 GPU = (
     ("proteins", ("GCN 64", "SAGE 64")),
     ("reddit", ("SAGE 64", "GCN 64")),
@@ -31,7 +33,8 @@ OPERATIONS = "proteins"  # the shape on which single operations are timed
 
 @dataclasses.dataclass(frozen=True)
 class AggregatePlan:
-    """``jobs``: graphs with the layers measured on each; ``operations``: the graph of that part; the rest as in `plan.Plan`."""
+    """``jobs``: graphs with the layers measured on each; ``operations``: the graph of that part;
+    the rest as in `plan.Plan`."""
 
     jobs: tuple[Job, ...]
     operations: shapes.Shape
@@ -46,29 +49,35 @@ class AggregatePlan:
 
 
 def from_options(options) -> AggregatePlan:
-    """A plan from parsed options. Raises ValueError on names that do not exist and devices that are not there."""
+    """A plan from parsed options. Raises ValueError on names that do not exist and devices that are
+    not there."""
     device = plan.device(options)
     named = plan.flat(options.shapes)
     own = QUICK if options.quick else GPU if device.type == "cuda" else CPU
     asked = [plan.named(name, LAYERS).name for name in plan.flat(options.layers)]
     jobs = resolved(tuple((name, tuple(LAYERS)) for name in named) or own, asked)
-    operations = named[0] if named else "tiny" if options.quick else OPERATIONS if device.type == "cuda" else "cora"
+    default = "tiny" if options.quick else OPERATIONS if device.type == "cuda" else "cora"
+    operations = named[0] if named else default
     effort = dataclasses.replace(plan.effort(options), patience_s=options.patience)
-    return AggregatePlan(jobs, shapes.resolve(operations), device, effort, options.quick, _parts(options, device),
-                         plan.impls(options), options.compile_limit, options.seed, options.order)
+    return AggregatePlan(jobs, shapes.resolve(operations), device, effort, options.quick,
+                         _parts(options, device), plan.impls(options), options.compile_limit,
+                         options.seed, options.order)
 
 
 def resolved(named: tuple, asked: list[str]) -> tuple[Job, ...]:
-    jobs = [(shapes.resolve(shape), tuple(LAYERS[name] for name in layers if not asked or name in asked))
+    jobs = [(shapes.resolve(shape), tuple(LAYERS[name] for name in layers if not asked
+                                          or name in asked))
             for shape, layers in named]
     return tuple(job for job in jobs if job[1])
 
 
 def _parts(options, device: torch.device) -> tuple[str, ...]:
-    left_out = {"cpu"} if options.quick or device.type == "cpu" else set()  # on a CPU "layers" is that already
+    # on a CPU "layers" is that already
+    left_out = {"cpu"} if options.quick or device.type == "cpu" else set()
     if device.type == "cpu" and not options.quick:
         left_out |= {"spmm", "operations"}  # kernels are what they are about
     wanted = plan.parts(options, PARTS, [part for part in PARTS if part not in left_out])
-    if options.compile is False or options.compile is None and (options.quick or device.type != "cuda"):
+    if options.compile is False or options.compile is None and (options.quick
+                                                                or device.type != "cuda"):
         wanted = [part for part in wanted if part != "compiled"]
     return tuple(part for part in wanted if part != "floor" or device.type == "cuda")

@@ -1,11 +1,12 @@
 """torch.compile'd PyG layers, each in a process of its own.
 
-Compiling takes long, can hang, and can leave the device unusable ("fails to launch"); a process can be ended when its
-time is up and takes its troubles along. Several compile at once, but they are timed one after the other while the
-others wait, so that nobody's compilation disturbs a measurement.
+Compiling takes long, can hang, and can leave the device unusable ("fails to launch"); a process can
+be ended when its time is up and takes its troubles along. Several compile at once, but they are
+timed one after the other while the others wait, so that nobody's compilation disturbs a
+measurement.
 
-torch is imported inside functions only, and a worker is handed plain data: it sets the compiler's environment before
-torch is loaded.
+torch is imported inside functions only, and a worker is handed plain data: it sets the compiler's
+environment before torch is loaded.
 """
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ class Worker:
         self._kind = settings.get("kind", "layer")
         spawn = multiprocessing.get_context("spawn")
         self._pipe, far = spawn.Pipe()
-        self._process = spawn.Process(target=_serve, args=(far, dataclasses.asdict(shape), layer, device, settings))
+        self._process = spawn.Process(target=_serve, args=(far, dataclasses.asdict(shape), layer,
+                                                           device, settings))
         self._process.start()
         far.close()
 
@@ -55,7 +57,8 @@ class Worker:
             else:
                 self.error = answer
         found.error = self.error
-        # A failure of one mode (out of memory in training, say) leaves a living worker fit for the next.
+        # A failure of one mode (out of memory in training, say) leaves a living worker fit for the
+        # next.
         if self._process.is_alive():
             self.error = None
         return found
@@ -89,10 +92,13 @@ class Worker:
         return answer
 
 
-def compiled_records(jobs: list[tuple], device: str, settings: dict, limit_s: float) -> Iterator[Record]:
-    """Records of (shape, layer name) jobs that compile side by side. ``limit_s`` seconds bound a mode's compilation."""
+def compiled_records(jobs: list[tuple], device: str, settings: dict,
+                     limit_s: float) -> Iterator[Record]:
+    """Records of (shape, layer name) jobs that compile side by side. ``limit_s`` seconds bound a
+    mode's compilation."""
     threads = max(1, (os.cpu_count() or 1) // len(jobs))
-    workers = [Worker(shape, layer, device, {**settings, "threads": threads}) for shape, layer in jobs]
+    workers = [Worker(shape, layer, device, {**settings, "threads": threads})
+               for shape, layer in jobs]
     try:
         for mode in MODES:
             for worker in workers:
@@ -133,7 +139,8 @@ def _serve(pipe, recipe: dict, layer: str, device: str, settings: dict) -> None:
             if order == "time":
                 return _timed(step, timing.Effort(**settings["effort"]))
             step = None
-            graph = graph or shapes.make(shapes.Shape(**recipe), device, settings["seed"], settings["order"])
+            graph = graph or shapes.make(shapes.Shape(**recipe), device, settings["seed"],
+                                         settings["order"])
             step = _compiled_step(settings.get("kind", "layer"), layer, graph, mode)
             step()
             timing.release(graph.device)
@@ -147,7 +154,8 @@ def _serve(pipe, recipe: dict, layer: str, device: str, settings: dict) -> None:
 
 
 def _compiled_step(kind: str, layer: str, graph, mode: str):
-    """``kind``: of the records, which says whose layer it is: "layer", one with attention, or "aggregate"."""
+    """``kind``: of the records, which says whose layer it is: "layer", one with attention, or
+    "aggregate"."""
     import torch
 
     from gnnaccel.adapters.pyg import bench as pyg

@@ -1,7 +1,9 @@
-"""What DGL's own CUDA build took, for the layers and graph sizes of ``--suite dgl``: constants, measured once.
+"""What DGL's own CUDA build took, for the layers and graph sizes of ``--suite dgl``: constants,
+measured once.
 
-One NVIDIA H200, fp32, a CUDA build of DGL 2.x, random power-law graphs of the named sizes, forward / forward and backward. There
-is no such build for a current torch, so it cannot be measured next to gnnaccel; on another GPU the comparison means nothing.
+One NVIDIA H200, fp32, a CUDA build of DGL 2.x, random power-law graphs of the named sizes, forward
+/ forward and backward. There is no such build for a current torch, so it cannot be measured next to
+gnnaccel; on another GPU the comparison means nothing.
 """
 from __future__ import annotations
 

@@ -12,7 +12,8 @@ from gnnaccel.profile.bench.relation_shapes import RelationShape
 AnyShape = shapes.Shape | RelationShape
 Job = tuple[AnyShape, tuple[dgl.DglLayer, ...]]
 
-# In the order of importance, as time may run out: large graphs come again for the layers that matter less.
+# In the order of importance, as time may run out: large graphs come again for the layers that
+# matter less.
 GPU = (
     ("proteins", ("GAT 8x8",)),
     ("reddit", ("GAT 8x8",)),
@@ -50,7 +51,8 @@ class DglPlan:
 
 
 def from_options(options) -> DglPlan:
-    """A plan from parsed options. Raises ValueError on names that do not exist, on devices that are not there, without DGL."""
+    """A plan from parsed options. Raises ValueError on names that do not exist, on devices that are
+    not there, without DGL."""
     device = plan.device(options)
     plan.parts(options, (), [])  # the suite has none: naming one is an error
     jobs = _jobs(options, device)
@@ -62,16 +64,18 @@ def from_options(options) -> DglPlan:
 
 
 def _jobs(options, device: torch.device) -> tuple[Job, ...]:
-    """The shapes asked for with all layers of their kind, else the suite's own shapes with their own layers; of the layers
-    only those asked for."""
+    """The shapes asked for with all layers of their kind, else the suite's own shapes with their
+    own layers; of the layers only those asked for."""
     own = QUICK if options.quick else GPU if device.type == "cuda" else CPU
     named = [(name, tuple(dgl.LAYERS)) for name in plan.flat(options.shapes)] or own
-    asked = [plan.named(name, dgl.LAYERS) for name in plan.flat(options.layers)] or list(dgl.LAYERS.values())
+    asked = ([plan.named(name, dgl.LAYERS) for name in plan.flat(options.layers)]
+             or list(dgl.LAYERS.values()))
     jobs = []
     for name, layers in named:
         shape = _shape(name)
         typed = isinstance(shape, RelationShape)
-        jobs.append((shape, tuple(layer for layer in asked if layer.name in layers and layer.typed == typed)))
+        jobs.append((shape, tuple(layer for layer in asked if layer.name in layers
+                                  and layer.typed == typed)))
     jobs = [job for job in jobs if job[1]]
     if not jobs:
         raise ValueError("none of the layers goes with any of the shapes")
@@ -83,4 +87,6 @@ def _shape(name: str) -> AnyShape:
         return relation_shapes.SHAPES[name]
     if name in shapes.SHAPES or name.endswith(".npz"):
         return shapes.resolve(name)
-    raise ValueError(f"no shape {name!r}; known: {', '.join([*shapes.SHAPES, *relation_shapes.SHAPES])}, or a path to an .npz")
+    raise ValueError(f"no shape {name!r}; known: "
+                     f"{', '.join([*shapes.SHAPES, *relation_shapes.SHAPES])}, or a path to an "
+                     ".npz")

@@ -15,7 +15,8 @@ T = TypeVar("T")
 
 
 class DeviceLost(RuntimeError):
-    """The device answers every call with an error (after an illegal access, say): nothing more can be measured."""
+    """The device answers every call with an error (after an illegal access, say): nothing more can
+    be measured."""
 
 
 class Budget:
@@ -34,13 +35,15 @@ class Budget:
 
 
 def guarded(call: Callable[[], T], device: torch.device) -> tuple[T | None, str | None]:
-    """(call's value, None), or (None, what went wrong). Raises DeviceLost when the device is beyond use."""
+    """(call's value, None), or (None, what went wrong). Raises DeviceLost when the device is beyond
+    use."""
     value = error = None
     try:
         value = call()
-    except Exception as problem:  # noqa: BLE001 - whatever a cell raises is what the report must say
+    except Exception as problem:  # noqa: BLE001 - the report says whatever a cell raises
         error = describe(problem)
-    # Only here, past the except block, is the failed call's traceback gone, and with it the tensors of its frames.
+    # Only here, past the except block, is the failed call's traceback gone, and with it the tensors
+    # of its frames.
     if error:
         _recover(device, error)
     return value, error

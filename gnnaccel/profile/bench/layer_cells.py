@@ -1,4 +1,5 @@
-"""Layer cells: one layer on one shape in one mode, natively and through gnnaccel, compared with each other."""
+"""Layer cells: one layer on one shape in one mode, natively and through gnnaccel, compared with
+each other."""
 from __future__ import annotations
 
 import dataclasses
@@ -18,8 +19,9 @@ MIB = 1024 * 1024
 def measure_step(step: steps.Step, effort: timing.Effort) -> tuple[dict, dict]:
     """(timing, memory values) of a step in the current context.
 
-    ``peak_mib``: extra memory of a settled step at its peak. ``resident_mib``: what stays allocated after the first
-    step for later ones, such as a cached structure. Both in MiB, absent without a GPU.
+    ``peak_mib``: extra memory of a settled step at its peak. ``resident_mib``: what stays allocated
+    after the first step for later ones, such as a cached structure. Both in MiB, absent without a
+    GPU.
     """
     device = step.device
     before = timing.live_bytes(device)
@@ -28,14 +30,16 @@ def measure_step(step: steps.Step, effort: timing.Effort) -> tuple[dict, dict]:
     after = timing.live_bytes(device)
     peak = timing.peak_extra_bytes(step, device)
     step.clear()
-    memory = {} if peak is None or before is None or after is None else {"peak_mib": peak / MIB, "resident_mib": (after - before) / MIB}
+    memory = ({} if peak is None or before is None or after is None
+              else {"peak_mib": peak / MIB, "resident_mib": (after - before) / MIB})
     return dataclasses.asdict(timed), memory
 
 
 def layer_records(spec: LayerSpec, graph: Graph, mode: str, effort: timing.Effort,
                   impls: tuple[str, ...] = tuple(accel.CONTEXTS)) -> list[Record]:
     """The cell's records: one per implementation and, when both ran, their comparison."""
-    place: dict[str, Any] = dict(shape=graph.shape.name, layer=spec.name, mode=mode, device=graph.device.type)
+    place: dict[str, Any] = dict(shape=graph.shape.name, layer=spec.name, mode=mode,
+                                 device=graph.device.type)
     records, tensors = [], {}
     for impl in impls:
         record, tensors[impl] = step_record("layer", {**place, "impl": impl}, accel.CONTEXTS[impl],
@@ -45,7 +49,8 @@ def layer_records(spec: LayerSpec, graph: Graph, mode: str, effort: timing.Effor
     return records + comparison("check", place, tensors)
 
 
-def step_record(kind: str, place: dict, context, make_step, effort: timing.Effort) -> tuple[Record, dict]:
+def step_record(kind: str, place: dict, context, make_step,
+                effort: timing.Effort) -> tuple[Record, dict]:
     """The record of one implementation, and the tensors that it made (none when it failed).
 
     ``make_step`` builds the step anew; it is called, and the step run, within ``context()``.
@@ -77,7 +82,8 @@ def comparison(kind: str, place: dict, tensors: dict[str, dict]) -> list[Record]
 
 
 def alternating_records(kind: str, place: dict, make_step, effort: timing.Effort) -> list[Record]:
-    """Native and gnnaccel in turns, for ratios near one. ``make_step`` builds a new callable; ``place`` says where."""
+    """Native and gnnaccel in turns, for ratios near one. ``make_step`` builds a new callable;
+    ``place`` says where."""
     device = torch.device(place["device"])
     calls, errors = {}, {}
     for impl, context in accel.CONTEXTS.items():
@@ -97,7 +103,8 @@ def alternating_records(kind: str, place: dict, make_step, effort: timing.Effort
 
 
 def checked_turns(kind: str, place: dict, make_step, effort: timing.Effort) -> list[Record]:
-    """`alternating_records` with the routes that calls took, and the check of gnnaccel's tensors against native's."""
+    """`alternating_records` with the routes that calls took, and the check of gnnaccel's tensors
+    against native's."""
     device = torch.device(place["device"])
     tensors, routes = {}, {}
     for impl, context in accel.CONTEXTS.items():

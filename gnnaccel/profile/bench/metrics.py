@@ -13,7 +13,8 @@ _ON_CPU_TOO = ("layer", "relation", "dgl", "aggregate", "fresh-plain", "spmm")
 
 @dataclasses.dataclass
 class Cell:
-    """One row of the table: what was measured, by whom. ``kind`` has "-cpu" appended for layers on the CPU."""
+    """One row of the table: what was measured, by whom. ``kind`` has "-cpu" appended for layers on
+    the CPU."""
 
     kind: str
     shape: str
@@ -36,7 +37,8 @@ class Cell:
     def difference(self) -> float | None:
         """The largest relative L2 difference of gnnaccel's output and gradient from the host's."""
         values = self.check.values if self.check else {}
-        return max((value for name, value in values.items() if name.endswith("rel_l2")), default=None)
+        return max((value for name, value in values.items() if name.endswith("rel_l2")),
+                   default=None)
 
     @property
     def route(self) -> str:
@@ -65,7 +67,8 @@ class Cell:
         if name == "vs_floor":
             return ratio(ours, self.floor.ms if self.floor else None)
         if name == "vs_dgl_cuda":
-            return ratio(dgl_figures.cuda_ms(self.shape, self.layer, self.mode), ours) if self.device == "cuda" else None
+            return (ratio(dgl_figures.cuda_ms(self.shape, self.layer, self.mode), ours)
+                    if self.device == "cuda" else None)
         return ratio(self.ms(name.removeprefix("vs_")), ours)
 
 
@@ -82,17 +85,20 @@ def cells(result: Result) -> list[Cell]:
         cell = found.setdefault(_place(record), Cell(*_place(record)))
         cell.by[record.impl] = record
     for cell in found.values():
-        cell.check = result.one(kind="check", shape=cell.shape, layer=cell.layer, mode=cell.mode, device=cell.device)
+        cell.check = result.one(kind="check", shape=cell.shape, layer=cell.layer, mode=cell.mode,
+                                device=cell.device)
         cell.floor = _floor(result, cell)
     return list(found.values())
 
 
 def _place(record: Record) -> tuple:
-    kind = f"{record.kind}-cpu" if record.kind in _ON_CPU_TOO and record.device == "cpu" else record.kind
+    kind = (f"{record.kind}-cpu" if record.kind in _ON_CPU_TOO and record.device == "cpu"
+            else record.kind)
     return kind, record.shape, record.layer, record.mode, record.device
 
 
 def _floor(result: Result, cell: Cell) -> Record | None:
     """The uniform-degree floor for the width the cell gathers."""
     width = next((r.values["width"] for r in cell.by.values() if "width" in r.values), None)
-    return result.one(kind="floor", shape=cell.shape, layer=str(width), impl="uniform", device=cell.device)
+    return result.one(kind="floor", shape=cell.shape, layer=str(width), impl="uniform",
+                      device=cell.device)

@@ -13,10 +13,13 @@ from gnnaccel.profile.bench import accel, shapes, timing
 from gnnaccel.profile.bench.steps import Step
 
 
-def cpu_us(call: Callable[[], object], device: torch.device, calls: int = 200, loops: int = 15) -> float:
-    """CPU time of one call in microseconds: median over loops that do not wait for the device inside.
+def cpu_us(call: Callable[[], object], device: torch.device, calls: int = 200,
+           loops: int = 15) -> float:
+    """CPU time of one call in microseconds: median over loops that do not wait for the device
+    inside.
 
-    Valid while the device keeps up (small graphs): otherwise a full launch queue would be counted as CPU time.
+    Valid while the device keeps up (small graphs): otherwise a full launch queue would be counted
+    as CPU time.
     """
     samples = []
     for _ in range(loops):
@@ -29,11 +32,11 @@ def cpu_us(call: Callable[[], object], device: torch.device, calls: int = 200, l
 
 
 def measure_overhead(device: torch.device, quick: bool = False) -> dict:
-    """Microseconds per GAT 8x8 forward on the cora shape: ``enabled_us``, ``bare_us`` and their gap ``overhead_us``. ``quick``: from
-    few calls, to see that it runs.
+    """Microseconds per GAT 8x8 forward on the cora shape: ``enabled_us``, ``bare_us`` and their gap
+    ``overhead_us``. ``quick``: from few calls, to see that it runs.
 
-    The gap is what patching, rules, planning, the memo and the structure cache cost together with the call of the
-    layer as a module. Nothing of the host's own forward is in either.
+    The gap is what patching, rules, planning, the memo and the structure cache cost together with
+    the call of the layer as a module. Nothing of the host's own forward is in either.
     """
     graph = shapes.make(shapes.SHAPES["cora"], device)
     spec = pyg.resolve("GAT 8x8")
@@ -46,14 +49,16 @@ def measure_overhead(device: torch.device, quick: bool = False) -> dict:
 
 
 def bare_gat(step: Step, graph: shapes.Graph) -> Callable[[], torch.Tensor]:
-    """The same GAT layer's forward by hand: its projection and the two launches, all else done before."""
+    """The same GAT layer's forward by hand: its projection and the two launches, all else done
+    before."""
     from gnnaccel.cuda import additive, head_dot
     from gnnaccel.dispatch.graph import GraphView
 
     layer: Any = step.module
     nodes = graph.num_nodes
     heads, width = layer.heads, layer.out_channels
-    att_src, att_dst = (att.detach().reshape(heads, width).contiguous() for att in (layer.att_src, layer.att_dst))
+    att_src, att_dst = (att.detach().reshape(heads, width).contiguous()
+                        for att in (layer.att_src, layer.att_dst))
     rows = GraphView(graph.edge_index, nodes, nodes, loops=nodes).csc(places=False)
     variant = additive.variant(heads, width, step.x.dtype, step.x.dtype)
     bias, slope = layer.bias.detach(), layer.negative_slope

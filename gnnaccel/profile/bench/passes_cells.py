@@ -1,4 +1,5 @@
-"""gnnaccel's passes on and off: what compaction and reordering are worth by themselves and together."""
+"""gnnaccel's passes on and off: what compaction and reordering are worth by themselves and
+together."""
 from __future__ import annotations
 
 import dataclasses
@@ -18,13 +19,17 @@ OPTION = "passes"
 
 VARIANTS: dict[str, tuple[str, ...] | None] = {
     "none": (), "compaction": ("compaction",), "reordering": ("reordering",), "all": None}
-"""What ``gnnaccel.enabled(passes=...)`` is given; None: the option is left out, so that every pass may run."""
+"""What ``gnnaccel.enabled(passes=...)`` is given; None: the option is left out, so that every pass
+may run."""
 
 
-def passes_records(layer: RelationLayer, graph: RelationGraph, mode: str, effort: timing.Effort) -> list[Record]:
+def passes_records(layer: RelationLayer, graph: RelationGraph, mode: str,
+                   effort: timing.Effort) -> list[Record]:
     """One record per variant, as ``impl``, with its difference from the results without passes."""
-    effort = dataclasses.replace(effort, batches=min(effort.batches, 10), seconds=min(effort.seconds, 0.5))
-    place: dict[str, Any] = dict(shape=graph.shape.name, layer=layer.name, mode=mode, device=graph.device.type)
+    effort = dataclasses.replace(effort, batches=min(effort.batches, 10),
+                                 seconds=min(effort.seconds, 0.5))
+    place: dict[str, Any] = dict(shape=graph.shape.name, layer=layer.name, mode=mode,
+                                 device=graph.device.type)
     records: list[Record] = []
     plain: dict[str, Tensor] = {}
     for name, passes in VARIANTS.items():

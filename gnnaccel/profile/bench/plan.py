@@ -32,13 +32,15 @@ class Plan:
 
 
 def from_options(options) -> Plan:
-    """A plan from parsed options. Raises ValueError on names that do not exist and devices that are not there."""
+    """A plan from parsed options. Raises ValueError on names that do not exist and devices that are
+    not there."""
     where = device(options)
     names = flat(options.shapes) or (["tiny"] if options.quick else list(shapes.DEFAULT))
     layers = flat(options.layers) or list(pyg.LAYERS)
-    return Plan(tuple(shapes.resolve(name) for name in names), tuple(pyg.resolve(name) for name in layers), where,
-                effort(options), options.quick, _parts(options, where), impls(options), options.compile_limit,
-                options.seed, options.order)
+    return Plan(tuple(shapes.resolve(name) for name in names),
+                tuple(pyg.resolve(name) for name in layers), where, effort(options), options.quick,
+                _parts(options, where), impls(options), options.compile_limit, options.seed,
+                options.order)
 
 
 def settings(options) -> dict:
@@ -82,7 +84,8 @@ def parts(options, known: tuple[str, ...], default: list[str]) -> list[str]:
 
 
 def named(name: str, known: dict):
-    """The one of ``known`` by this name; case, spaces, "_" and "-" do not matter. Raises ValueError."""
+    """The one of ``known`` by this name; case, spaces, "_" and "-" do not matter. Raises
+    ValueError."""
     def plain(text: str) -> str:
         return "".join(letter for letter in text.lower() if letter.isalnum())
 
@@ -99,7 +102,8 @@ def flat(groups: list[list[str]] | None) -> list[str]:
 
 def _parts(options, where: torch.device) -> tuple[str, ...]:
     wanted = parts(options, PARTS, [part for part in PARTS if part != "cpu" or not options.quick])
-    if options.compile is False or options.compile is None and (options.quick or where.type != "cuda"):
+    if options.compile is False or options.compile is None and (options.quick
+                                                                or where.type != "cuda"):
         wanted = [part for part in wanted if part != "compiled"]
     if where.type != "cuda":
         wanted = [part for part in wanted if part != "floor"]

@@ -1,8 +1,10 @@
-"""Sums and additive attention over rows in fp32, bf16 and int8: kernels with what makes their rows, nothing of a host.
+"""Sums and additive attention over rows in fp32, bf16 and int8: kernels with what makes their rows,
+nothing of a host.
 
-Each maker prepares what is the same for every call and returns, per format, two functions of no arguments: (forward, forward and
-backward). What a call makes anew belongs to it: rows are quantized in forward, the result's gradient in backward. Forward returns
-the result, training the result and the gradient of the rows.
+Each maker prepares what is the same for every call and returns, per format, two functions of no
+arguments: (forward, forward and backward). What a call makes anew belongs to it: rows are quantized
+in forward, the result's gradient in backward. Forward returns the result, training the result and
+the gradient of the rows.
 """
 from __future__ import annotations
 
@@ -40,7 +42,8 @@ def case(graph: Graph, heads: int, width: int, seed: int = 0) -> Case:
     view = GraphView(graph.edge_index, graph.num_nodes, graph.num_nodes)
     by_dst, by_src = view.csc(), view.csr()
     random = torch.Generator(graph.device).manual_seed(seed)
-    x, grad = (torch.randn(graph.num_nodes, heads, width, device=graph.device, generator=random) for _ in range(2))
+    x, grad = (torch.randn(graph.num_nodes, heads, width, device=graph.device, generator=random)
+               for _ in range(2))
     return Case(by_dst, by_src, x, grad)
 
 
@@ -53,21 +56,25 @@ def stored(x: Tensor, dtype: torch.dtype, stochastic: bool) -> Tensor | quantize
 
 
 def gcn(found: Case, dtype: torch.dtype) -> Pair:
-    """A sum with a number per edge; both orders of the numbers are made beforehand, as belongs to a graph."""
+    """A sum with a number per edge; both orders of the numbers are made beforehand, as belongs to a
+    graph."""
     by_position = torch.rand(found.by_dst.other.shape[0], device=found.x.device) + 0.5
     transposed = by_position[found.by_src.place.long()]
     return _sum(found, dtype, False, (by_position, transposed))
 
 
 def sage(found: Case, dtype: torch.dtype) -> Pair:
-    """A mean. Backward's weight, one over the count, belongs to the gathered row: int8 has it in the scale."""
+    """A mean. Backward's weight, one over the count, belongs to the gathered row: int8 has it in
+    the scale."""
     return _sum(found, dtype, True, (None, None))
 
 
 def _sum(found: Case, dtype: torch.dtype, mean: bool, weights: tuple) -> Pair:
     kind = "none" if mean else "edge"
-    ahead = aggregate.variant(*found.size, dtype, torch.float32, kind, "position", False, mean, found.by_dst.wide)
-    back = aggregate.variant(*found.size, dtype, torch.float32, kind, "position", False, False, found.by_src.wide)
+    ahead = aggregate.variant(*found.size, dtype, torch.float32, kind, "position", False, mean,
+                              found.by_dst.wide)
+    back = aggregate.variant(*found.size, dtype, torch.float32, kind, "position", False, False,
+                             found.by_src.wide)
     per_row = found.by_dst.indptr.diff().clamp(min=1).float().reciprocal() if mean else None
 
     def forward() -> Tensor:
@@ -91,23 +98,25 @@ def gat(found: Case, dtype: torch.dtype) -> Pair:
     a_src, a_dst = (torch.randn(found.x.shape[0], heads, device=found.x.device) for _ in range(2))
     none = torch.zeros(heads, width, device=found.x.device)
     wide, grad = found.by_dst.wide, None if dtype is torch.float32 else dtype
-    ahead, train = (additive.variant(heads, width, dtype, torch.float32, False, False, training, wide, grad)
+    ahead, train = (additive.variant(heads, width, dtype, torch.float32, False, False, training,
+                                     wide, grad)
                     for training in (False, True))
 
     def forward() -> Tensor:
-        return additive.forward(ahead, found.by_dst, a_src, a_dst, stored(found.x, dtype, False), 0.2)[0]
+        return additive.forward(ahead, found.by_dst, a_src, a_dst, stored(found.x, dtype, False),
+                                0.2)[0]
 
     def training() -> tuple[Tensor, Tensor]:
         values = stored(found.x, dtype, False)
         out, saved = additive.forward(train, found.by_dst, a_src, a_dst, values, 0.2)
         assert saved is not None  # the variant trains
         given = stored(found.grad, dtype, True)
-        g = additive_backward.backward(train, found.by_src, found.by_dst.place, saved, given, a_src, a_dst, values, none, None,
-                                       0.2)
+        g = additive_backward.backward(train, found.by_src, found.by_dst.place, saved, given,
+                                       a_src, a_dst, values, none, None, 0.2)
         return out, g.values
 
     return forward, training
 
 
-LAYERS = {"GCN 64": (gcn, 1, 64), "GCN 128": (gcn, 1, 128), "GCN 256": (gcn, 1, 256), "SAGE 128": (sage, 1, 128),
-          "GAT 8x8": (gat, 8, 8), "GAT 1x128": (gat, 1, 128)}
+LAYERS = {"GCN 64": (gcn, 1, 64), "GCN 128": (gcn, 1, 128), "GCN 256": (gcn, 1, 256),
+          "SAGE 128": (sage, 1, 128), "GAT 8x8": (gat, 8, 8), "GAT 1x128": (gat, 1, 128)}

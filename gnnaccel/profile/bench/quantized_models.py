@@ -1,4 +1,5 @@
-"""Training steps of whole PyG models through gnnaccel: all in fp32, and with rows and linear maps in fewer bytes."""
+"""Training steps of whole PyG models through gnnaccel: all in fp32, and with rows and linear maps
+in fewer bytes."""
 from __future__ import annotations
 
 import dataclasses
@@ -16,7 +17,8 @@ from gnnaccel.profile.bench.shapes import Graph
 
 KIND = "quantized-model"
 #: implementation -> what `gnnaccel.quantize` is told; "all": the layer before the softmax too
-FORMATS: dict[str, dict | None] = {"fp32": None, "bf16": {"format": "bf16"}, "int8": {"format": "int8"},
+FORMATS: dict[str, dict | None] = {"fp32": None, "bf16": {"format": "bf16"},
+                                   "int8": {"format": "int8"},
                                    "int8 all": {"format": "int8", "overrides": {"second": "int8"}}}
 _SECONDS = 0.7  # of a cell
 
@@ -26,12 +28,15 @@ class Training:
 
     def __init__(self, spec: pyg.ModelSpec, graph: Graph, options: dict | None):
         random = torch.Generator(graph.device).manual_seed(0)
-        self.x = torch.randn(graph.num_nodes, pyg.IN_CHANNELS, device=graph.device, generator=random)
-        self.labels = torch.randint(pyg.CLASSES, (graph.num_nodes,), device=graph.device, generator=random)
+        self.x = torch.randn(graph.num_nodes, pyg.IN_CHANNELS, device=graph.device,
+                             generator=random)
+        self.labels = torch.randint(pyg.CLASSES, (graph.num_nodes,), device=graph.device,
+                                    generator=random)
         self.edge_index, self.model = graph.edge_index, pyg.build(spec, graph.device)
         if options is not None:
             gnnaccel.quantize(self.model, **options)
-        self.optimizer = torch.optim.Adam(self.model.parameters(), fused=graph.device.type == "cuda")
+        self.optimizer = torch.optim.Adam(self.model.parameters(),
+                                          fused=graph.device.type == "cuda")
 
     def __call__(self) -> None:
         self.optimizer.zero_grad()
@@ -43,9 +48,11 @@ class Training:
         return self.model(self.x, self.edge_index)
 
 
-def records(graph: Graph, models: tuple[str, ...], effort: timing.Effort, budget: Budget) -> Iterator[Record]:
-    """One record per model and format. Their values: the relative L2 difference of the result of the untrained model from fp32's;
-    how many calls of layers and of linear maps ran in the format, and in fp32 (``calls``)."""
+def records(graph: Graph, models: tuple[str, ...], effort: timing.Effort,
+            budget: Budget) -> Iterator[Record]:
+    """One record per model and format. Their values: the relative L2 difference of the result of
+    the untrained model from fp32's; how many calls of layers and of linear maps ran in the format,
+    and in fp32 (``calls``)."""
     effort = dataclasses.replace(effort, seconds=min(effort.seconds, _SECONDS))
     for name in models:
         expected = None
@@ -63,7 +70,8 @@ def records(graph: Graph, models: tuple[str, ...], effort: timing.Effort, budget
             value, error = guarded(cell, graph.device)
             out, timed, values = value or (None, None, {})
             expected = out if impl == "fp32" else expected
-            yield Record(KIND, graph.shape.name, name, "training", impl, graph.device.type, timed, values, error)
+            yield Record(KIND, graph.shape.name, name, "training", impl, graph.device.type, timed,
+                         values, error)
             del value, out
             accel.clear_cache()
             timing.release(graph.device)

@@ -1,4 +1,5 @@
-"""Relational layers: one layer on one graph in one mode, natively and through gnnaccel, and the memory of both."""
+"""Relational layers: one layer on one graph in one mode, natively and through gnnaccel, and the
+memory of both."""
 from __future__ import annotations
 
 import contextlib
@@ -8,7 +9,8 @@ from typing import Any
 import torch
 
 from gnnaccel.adapters.pyg.bench_relational import RelationLayer
-from gnnaccel.profile.bench import accel, layer_cells, relation_graph, relation_native, relation_shapes, timing
+from gnnaccel.profile.bench import (accel, layer_cells, relation_graph, relation_native,
+                                    relation_shapes, timing)
 from gnnaccel.profile.bench.guard import guarded
 from gnnaccel.profile.bench.relation_graph import RelationGraph
 from gnnaccel.profile.bench.relation_steps import relation_step
@@ -25,21 +27,28 @@ def layer_records(layer: RelationLayer, graph: RelationGraph, mode: str, effort:
         if refused:
             records.append(Record("relation", **place, impl=impl, error=refused))
             continue
-        record, tensors[impl] = layer_cells.step_record("relation", {**place, "impl": impl}, context,
-                                                        lambda: relation_step(layer, graph, mode), effort)
+        record, tensors[impl] = layer_cells.step_record("relation", {**place, "impl": impl},
+                                                        context,
+                                                        lambda: relation_step(layer, graph, mode),
+                                                        effort)
         records.append(record)
     return records + layer_cells.comparison("check", place, tensors)
 
 
-def alternating_records(layer: RelationLayer, graph: RelationGraph, mode: str, effort: timing.Effort) -> list[Record]:
-    """As `layer_records`, but native and gnnaccel in turns, for machines whose pace drifts and ratios near one."""
+def alternating_records(layer: RelationLayer, graph: RelationGraph, mode: str,
+                        effort: timing.Effort) -> list[Record]:
+    """As `layer_records`, but native and gnnaccel in turns, for machines whose pace drifts and
+    ratios near one."""
     if relation_native.refusal(layer, graph, mode):
         return layer_records(layer, graph, mode, effort)
-    return layer_cells.checked_turns("relation", _place(layer, graph, mode), lambda: relation_step(layer, graph, mode), effort)
+    return layer_cells.checked_turns("relation", _place(layer, graph, mode),
+                                     lambda: relation_step(layer, graph, mode), effort)
 
 
-def memory_records(layer: RelationLayer, graph: RelationGraph, impls: tuple[str, ...]) -> list[Record]:
-    """Device memory of a first training step, structures and all: ``peak_mib`` beyond the layer and its inputs."""
+def memory_records(layer: RelationLayer, graph: RelationGraph,
+                   impls: tuple[str, ...]) -> list[Record]:
+    """Device memory of a first training step, structures and all: ``peak_mib`` beyond the layer and
+    its inputs."""
     place = _place(layer, graph, "training")
     records = []
     for impl in impls:
@@ -48,7 +57,8 @@ def memory_records(layer: RelationLayer, graph: RelationGraph, impls: tuple[str,
         def cell(context=context):
             accel.clear_cache()
             with context():
-                return timing.peak_extra_bytes(relation_step(layer, graph, "training"), graph.device)
+                return timing.peak_extra_bytes(relation_step(layer, graph, "training"),
+                                               graph.device)
 
         peak, error = (None, refused) if refused else guarded(cell, graph.device)
         accel.clear_cache()
@@ -60,7 +70,8 @@ def memory_records(layer: RelationLayer, graph: RelationGraph, impls: tuple[str,
 
 def context_for(impl: str, layer: RelationLayer, graph: RelationGraph, mode: str,
                 **options) -> tuple[Callable | None, str | None]:
-    """(the context to run ``impl`` in, None), or (None, why it is not run here). ``options`` are gnnaccel's.
+    """(the context to run ``impl`` in, None), or (None, why it is not run here). ``options`` are
+    gnnaccel's.
 
     Where the native layer would not fit, gnnaccel must not fall back to it either.
     """
@@ -80,7 +91,8 @@ def _taken_over(layer: RelationLayer, mode: str, device: torch.device) -> bool:
         stack.callback(accel.reset_routes)
         accel.reset_routes()
         stack.enter_context(accel.accelerated())
-        relation_step(layer, relation_graph.make(relation_shapes.SHAPES["tiny-typed"], device), mode)()
+        relation_step(layer, relation_graph.make(relation_shapes.SHAPES["tiny-typed"], device),
+                      mode)()
         return bool(accel.routes()["routes"])
 
 

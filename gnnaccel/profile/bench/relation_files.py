@@ -1,8 +1,9 @@
 """Real graphs with typed edges, out of ``.npz`` files.
 
-A file has ``edge_index`` [2, E] (row 0 the sources), ``edge_type`` [E], ``num_nodes``, ``num_relations`` and possibly
-``node_type`` [N]. Two things are made of it as models train on it: the nodes are renumbered so that those of one type
-are consecutive, and where the edges run in one direction only the inverse of every relation is added.
+A file has ``edge_index`` [2, E] (row 0 the sources), ``edge_type`` [E], ``num_nodes``,
+``num_relations`` and possibly ``node_type`` [N]. Two things are made of it as models train on it:
+the nodes are renumbered so that those of one type are consecutive, and where the edges run in one
+direction only the inverse of every relation is added.
 """
 from __future__ import annotations
 
@@ -25,14 +26,18 @@ class Read:
 
 
 def read(path: str | Path) -> Read:
-    """Read one file. Raises ValueError when it holds no typed edges, OSError when there is no such file."""
+    """Read one file. Raises ValueError when it holds no typed edges, OSError when there is no such
+    file."""
     with np.load(path, allow_pickle=False) as data:
-        missing = [key for key in ("edge_index", "edge_type", "num_nodes", "num_relations") if key not in data]
+        missing = [key for key in ("edge_index", "edge_type", "num_nodes", "num_relations")
+                   if key not in data]
         if missing:
-            raise ValueError(f"{Path(path).name} is no graph with typed edges: it has no {', '.join(missing)}")
+            raise ValueError(f"{Path(path).name} is no graph with typed edges: it has no "
+                             f"{', '.join(missing)}")
         edges, kinds = data["edge_index"].astype(np.int64), data["edge_type"].astype(np.int64)
         nodes, relations = int(data["num_nodes"]), int(data["num_relations"])
-        types = data["node_type"].astype(np.int64) if "node_type" in data else np.zeros(nodes, np.int64)
+        types = (data["node_type"].astype(np.int64) if "node_type" in data
+                 else np.zeros(nodes, np.int64))
     place = np.empty(nodes, np.int64)
     place[np.argsort(types, kind="stable")] = np.arange(nodes)
     edges = place[edges]
@@ -50,7 +55,8 @@ def resolve(folder: str | Path, name: str) -> RelationShape:
     found = read(path)
     degrees = np.bincount(found.edge_index[1])
     return RelationShape(name, found.nodes, int(found.edge_index.shape[1]), found.num_relations,
-                         int(degrees.max(initial=0)), layers=FILES.get(name, ENTITY_LAYERS), path=str(path))
+                         int(degrees.max(initial=0)), layers=FILES.get(name, ENTITY_LAYERS),
+                         path=str(path))
 
 
 def _both_ways(edges: np.ndarray, nodes: int) -> bool:

@@ -1,7 +1,7 @@
 """Graphs with typed edges, made on the device they are measured on.
 
-Each relation is drawn like the graphs of `shapes`: power-law degrees at both ends, sources and destinations matched at
-random. Duplicate edges and self loops occur; no layer minds.
+Each relation is drawn like the graphs of `shapes`: power-law degrees at both ends, sources and
+destinations matched at random. Duplicate edges and self loops occur; no layer minds.
 """
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ Triple = tuple[str, str, str]
 
 @dataclasses.dataclass(frozen=True)
 class RelationGraph:
-    """``edge_index`` is [2, E] int64, row 0 the sources; ``edge_type`` is [E] int64. Nodes are grouped by type."""
+    """``edge_index`` is [2, E] int64, row 0 the sources; ``edge_type`` is [E] int64. Nodes are
+    grouped by type."""
 
     shape: RelationShape
     edge_index: torch.Tensor
@@ -47,8 +48,9 @@ class RelationGraph:
 
     @functools.cached_property
     def typed(self) -> dict[Triple, torch.Tensor]:
-        """The same edges as heterogeneous layers take them: by (source type, relation, destination type), with node ids
-        counted within their type. A relation between several pairs of types becomes several entries."""
+        """The same edges as heterogeneous layers take them: by (source type, relation, destination
+        type), with node ids counted within their type. A relation between several pairs of types
+        becomes several entries."""
         counts = torch.tensor(self.shape.nodes, device=self.device)
         starts = counts.cumsum(0) - counts
         types = torch.bucketize(self.edge_index, counts.cumsum(0), right=True)
@@ -60,7 +62,8 @@ class RelationGraph:
         return {_triple(value, len(counts)): part.contiguous() for value, part in zip(found, parts)}
 
 
-def make(shape: RelationShape, device: torch.device | str, seed: int = 0, order: str = "random") -> RelationGraph:
+def make(shape: RelationShape, device: torch.device | str, seed: int = 0,
+         order: str = "random") -> RelationGraph:
     """Build or load the graph. The same shape, seed, order and kind of device give the same graph.
 
     ``order``: ``"random"`` leaves the edges in no order; ``"dst"`` groups them by destination.
@@ -68,7 +71,8 @@ def make(shape: RelationShape, device: torch.device | str, seed: int = 0, order:
     device = torch.device(device)
     if shape.path:
         read = relation_files.read(shape.path)
-        edges, kinds = (torch.from_numpy(part).to(device) for part in (read.edge_index, read.edge_type))
+        edges, kinds = (torch.from_numpy(part).to(device)
+                        for part in (read.edge_index, read.edge_type))
     else:
         edges, kinds = _generate(shape, device, seed)
     if order == "dst":
@@ -78,13 +82,14 @@ def make(shape: RelationShape, device: torch.device | str, seed: int = 0, order:
 
 
 def facts(graph: RelationGraph) -> dict[str, float]:
-    """What a reader must know of a graph to judge a time; ``pairs_src`` and ``pairs_dst`` are the shares of the edges
-    that compaction by source and by destination keeps."""
+    """What a reader must know of a graph to judge a time; ``pairs_src`` and ``pairs_dst`` are the
+    shares of the edges that compaction by source and by destination keeps."""
     sizes = torch.bincount(graph.edge_type, minlength=graph.num_relations)
     degrees = torch.bincount(graph.edge_index[1], minlength=graph.num_nodes)
-    return {"num_nodes": graph.num_nodes, "num_edges": graph.num_edges, "num_relations": graph.num_relations,
-            "median_relation": int(sizes.median()), "max_in_degree": int(degrees.max()),
-            **{f"pairs_{name}": _pairs(graph, end) for name, end in (("src", 0), ("dst", 1))}}
+    return {"num_nodes": graph.num_nodes, "num_edges": graph.num_edges,
+            "num_relations": graph.num_relations, "median_relation": int(sizes.median()),
+            "max_in_degree": int(degrees.max()), **{f"pairs_{name}": _pairs(graph, end)
+                                                    for name, end in (("src", 0), ("dst", 1))}}
 
 
 def _pairs(graph: RelationGraph, end: int) -> float:
@@ -98,7 +103,8 @@ def _triple(code: int, types: int) -> Triple:
     return f"t{source}", f"r{relation}", f"t{target}"
 
 
-def _generate(shape: RelationShape, device: torch.device, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _generate(shape: RelationShape, device: torch.device,
+              seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator(device).manual_seed(seed)
     sizes = relation_sizes(shape)
     kinds = torch.repeat_interleave(torch.arange(len(sizes), device="cpu"), sizes).to(device)
@@ -111,8 +117,10 @@ def _generate(shape: RelationShape, device: torch.device, seed: int) -> tuple[to
     return edges[:, moved], kinds[moved]
 
 
-def _relation(shape: RelationShape, relation: int, size: int, generator: torch.Generator) -> torch.Tensor:
-    """The edges of one relation between its own two types; its hubs are as large as its share of the edges."""
+def _relation(shape: RelationShape, relation: int, size: int,
+              generator: torch.Generator) -> torch.Tensor:
+    """The edges of one relation between its own two types; its hubs are as large as its share of
+    the edges."""
     starts = [sum(shape.nodes[:kind]) for kind in shape.ends[relation]]
     src, dst = shape.ends[relation]
     counts = shape.nodes[src], shape.nodes[dst]
@@ -127,12 +135,14 @@ def _blocks(shape: RelationShape, counts: tuple[int, int], size: int, largest: i
     blocks = -(-size // (sources * targets))
     ends = [_ends(count, blocks * many, largest // other, generator).view(blocks, many)
             for count, many, other in zip(counts, (sources, targets), (targets, sources))]
-    pair = torch.stack([ends[0][:, :, None].expand(-1, -1, targets), ends[1][:, None, :].expand(-1, sources, -1)])
+    pair = torch.stack([ends[0][:, :, None].expand(-1, -1, targets),
+                        ends[1][:, None, :].expand(-1, sources, -1)])
     return pair.reshape(2, -1)[:, :size]
 
 
 def _ends(nodes: int, count: int, largest: int, generator: torch.Generator) -> torch.Tensor:
-    """``count`` node ids by a power law, in random order. No degree law reaches its sum with a smaller maximum."""
+    """``count`` node ids by a power law, in random order. No degree law reaches its sum with a
+    smaller maximum."""
     largest = min(count, max(largest, 4 * -(-count // nodes)))
     degrees = shapes.degree_law(shapes.Shape("", nodes, count, largest))
     return shapes.endpoints(degrees.to(generator.device), generator)

@@ -1,6 +1,8 @@
-"""How much memory PyG's own relational layers need, so that no machine is driven into swapping to find out.
+"""How much memory PyG's own relational layers need, so that no machine is driven into swapping to
+find out.
 
-A GPU says itself that memory is out, and the next cell goes on. A CPU's process would be ended instead.
+A GPU says itself that memory is out, and the next cell goes on. A CPU's process would be ended
+instead.
 """
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ def needed_bytes(layer: RelationLayer, graph: RelationGraph, mode: str) -> int:
         sources = sum(graph.node_counts[triple[0]] for triple in graph.typed)
         return row * (edges * (6 if training else 4) + 6 * sources)
     if layer.class_name in MODELS:
-        messages = edges * BASES * (2 if training else 1) if layer.class_name == "to_hetero_with_bases" else 2 * edges
+        messages = (edges * BASES * (2 if training else 1)
+                    if layer.class_name == "to_hetero_with_bases" else 2 * edges)
         return 2 * row * (messages + 2 * nodes * (len(graph.typed) if training else 4))
     return row * (2 * edges + 2 * nodes * (len(graph.typed) if training else 4))
 

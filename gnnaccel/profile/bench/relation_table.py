@@ -15,7 +15,8 @@ def sections(result: Result) -> list[text.Section]:
 
 
 def _graphs(result: Result) -> text.Section:
-    facts = ("num_nodes", "num_edges", "num_relations", "median_relation", "max_in_degree", "pairs_src", "pairs_dst")
+    facts = ("num_nodes", "num_edges", "num_relations", "median_relation", "max_in_degree",
+             "pairs_src", "pairs_dst")
     rows = [(record.shape, record.device, *(text.number(record.values.get(name)) for name in facts))
             for record in result.find(kind="shape") if "num_relations" in record.values]
     columns = ("shape", "on", "nodes", "edges", "relations", "median relation", "max in-degree",
@@ -25,8 +26,9 @@ def _graphs(result: Result) -> text.Section:
 
 def _relations(cells: list[metrics.Cell]) -> text.Section:
     """``first``: the peak of a first training step, in which structures are built too."""
-    columns = ("shape", "layer", "mode", "native ms", "gnnaccel ms", "x native", "peak MiB native", "peak MiB gnnaccel",
-               "kept MiB", "first MiB native", "first MiB gnnaccel", "difference", "route")
+    columns = ("shape", "layer", "mode", "native ms", "gnnaccel ms", "x native", "peak MiB native",
+               "peak MiB gnnaccel", "kept MiB", "first MiB native", "first MiB gnnaccel",
+               "difference", "route")
     firsts = {(cell.shape, cell.layer, cell.mode): cell for cell in cells if cell.kind == "memory"}
     rows: list[tuple[str, ...]] = []
     notes: dict[str, str] = {}
@@ -35,19 +37,23 @@ def _relations(cells: list[metrics.Cell]) -> text.Section:
             continue
         first = firsts.get((cell.shape, cell.layer, cell.mode)) if cell.device != "cpu" else None
         shape = f"{cell.shape} (cpu)" if cell.device == "cpu" else cell.shape
-        rows.append((shape, cell.layer, cell.mode, text.time(cell, "native", notes), text.time(cell, "gnnaccel", notes),
-                     text.ratio(cell.metric("vs_native")), text.number(cell.value("native", "peak_mib")),
-                     text.number(cell.value("gnnaccel", "peak_mib")), text.number(cell.value("gnnaccel", "resident_mib")),
+        rows.append((shape, cell.layer, cell.mode, text.time(cell, "native", notes),
+                     text.time(cell, "gnnaccel", notes), text.ratio(cell.metric("vs_native")),
+                     text.number(cell.value("native", "peak_mib")),
+                     text.number(cell.value("gnnaccel", "peak_mib")),
+                     text.number(cell.value("gnnaccel", "resident_mib")),
                      *(_first(first, impl, notes) for impl in ("native", "gnnaccel")),
                      text.difference(cell), cell.route or text.MISSING))
-    return text.Section("Relational layers: PyG natively and through gnnaccel", columns, rows, text.notes_of(notes))
+    return text.Section("Relational layers: PyG natively and through gnnaccel", columns, rows,
+                        text.notes_of(notes))
 
 
 def _first(cell: metrics.Cell | None, impl: str, notes: dict[str, str]) -> str:
     record = cell.by.get(impl) if cell else None
     if record is None:
         return text.MISSING
-    return text.failure(record, notes) if record.error else text.number(record.values.get("peak_mib"))
+    return (text.failure(record, notes) if record.error
+            else text.number(record.values.get("peak_mib")))
 
 
 def _passes(cells: list[metrics.Cell]) -> text.Section:
@@ -56,12 +62,15 @@ def _passes(cells: list[metrics.Cell]) -> text.Section:
     for cell in cells:
         if cell.kind == "compaction":
             gains = (metrics.ratio(cell.ms("none"), cell.ms(name)) for name in VARIANTS[1:])
-            rows.append((cell.shape, cell.layer, cell.mode, *(text.time(cell, name, notes) for name in VARIANTS),
-                         *map(text.ratio, gains), *(text.number(cell.value(name, "peak_mib")) for name in ("none", "all")),
+            rows.append((cell.shape, cell.layer, cell.mode,
+                         *(text.time(cell, name, notes) for name in VARIANTS),
+                         *map(text.ratio, gains), *(text.number(cell.value(name, "peak_mib"))
+                                                    for name in ("none", "all")),
                          cell.route_of("all") or text.MISSING))
-    columns = ("shape", "layer", "mode", *(f"{name} ms" for name in VARIANTS), *(f"x by {name}" for name in VARIANTS[1:]),
-               "peak MiB none", "peak MiB all", "route")
-    return text.Section("gnnaccel with and without compaction and reordering", columns, rows, text.notes_of(notes))
+    columns = ("shape", "layer", "mode", *(f"{name} ms" for name in VARIANTS),
+               *(f"x by {name}" for name in VARIANTS[1:]), "peak MiB none", "peak MiB all", "route")
+    return text.Section("gnnaccel with and without compaction and reordering", columns, rows,
+                        text.notes_of(notes))
 
 
 def _segments(cells: list[metrics.Cell]) -> text.Section:
@@ -72,8 +81,9 @@ def _segments(cells: list[metrics.Cell]) -> text.Section:
             ours = cell.ms("gnnaccel")
             floor = next((record.values.get("floor_ms") for record in cell.by.values()), None)
             gains = (metrics.ratio(cell.ms(way), ours) for way in WAYS[:-1])
-            rows.append((cell.shape, cell.layer, cell.mode, *(text.time(cell, way, notes) for way in WAYS),
-                         text.number(floor), *map(text.ratio, gains), text.ratio(metrics.ratio(ours, floor)),
+            rows.append((cell.shape, cell.layer, cell.mode,
+                         *(text.time(cell, way, notes) for way in WAYS), text.number(floor),
+                         *map(text.ratio, gains), text.ratio(metrics.ratio(ours, floor)),
                          text.number(cell.value("gnnaccel", "rel_l2"))))
     columns = ("rows, width", "precision", "mode", *(f"{way} ms" for way in WAYS), "floor ms",
                *(f"x {way}" for way in WAYS[:-1]), "x floor", "difference")

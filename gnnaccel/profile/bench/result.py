@@ -1,4 +1,5 @@
-"""The result file: a flat list of records, so that a run cut short loses nothing and runs can be merged.
+"""The result file: a flat list of records, so that a run cut short loses nothing and runs can be
+merged.
 
 Only the standard library is needed to read one: tables and plots are made on other machines too.
 """
@@ -17,18 +18,19 @@ from pathlib import Path
 FORMAT = "gnnaccel-bench"
 VERSION = 1
 KINDS = ("shape", "layer", "check", "floor", "structure", "fresh", "overhead", "kernel", "note",
-         "relation", "memory", "compaction", "segment-gemm", "dgl", "aggregate", "fresh-plain", "spmm", "operation", "quantized",
-         "quantized-model", "once")
+         "relation", "memory", "compaction", "segment-gemm", "dgl", "aggregate", "fresh-plain",
+         "spmm", "operation", "quantized", "quantized-model", "once")
 
 
 @dataclasses.dataclass
 class Record:
     """One measurement, or the reason why there is none.
 
-    ``kind`` is one of KINDS. ``timing`` holds milliseconds per call (``timing.Timing``'s fields); ``values`` holds
-    whatever else the kind has: ``peak_mib`` and ``resident_mib`` in MiB, ``rel_l2`` and ``max_abs`` of a check,
-    ``overhead_us`` in microseconds, ``floor_ms`` in milliseconds, what `once_cells.once_record` says. ``error`` is
-    the text of a failure ("out of memory", ...).
+    ``kind`` is one of KINDS. ``timing`` holds milliseconds per call (``timing.Timing``'s fields);
+    ``values`` holds whatever else the kind has: ``peak_mib`` and ``resident_mib`` in MiB,
+    ``rel_l2`` and ``max_abs`` of a check, ``overhead_us`` in microseconds, ``floor_ms`` in
+    milliseconds, what `once_cells.once_record` says. ``error`` is the text of a failure ("out of
+    memory", ...).
     """
 
     kind: str
@@ -59,7 +61,8 @@ class Result:
 
     def find(self, **fields) -> list[Record]:
         """Records whose fields equal the given ones."""
-        return [r for r in self.records if all(getattr(r, name) == value for name, value in fields.items())]
+        return [r for r in self.records if all(getattr(r, name) == value
+                                               for name, value in fields.items())]
 
     def one(self, **fields) -> Record | None:
         """The latest record whose fields equal the given ones."""
@@ -69,8 +72,9 @@ class Result:
     def save(self, path: str | Path) -> None:
         """Write by renaming, so a run killed while writing leaves the previous file whole."""
         path = Path(path)
-        data = {"format": FORMAT, "version": VERSION, "provenance": self.provenance, "settings": self.settings,
-                "records": [dataclasses.asdict(record) for record in self.records]}
+        data = {"format": FORMAT, "version": VERSION, "provenance": self.provenance,
+                "settings": self.settings, "records": [dataclasses.asdict(record)
+                                                       for record in self.records]}
         partial = path.with_name(path.name + ".partial")
         partial.write_text(json.dumps(data, indent=1) + "\n")
         os.replace(partial, path)
@@ -81,26 +85,32 @@ def load(path: str | Path) -> Result:
     data = json.loads(Path(path).read_text())
     if data.get("format") != FORMAT or data.get("version") != VERSION:
         raise ValueError(f"{path} is not a {FORMAT} file of version {VERSION}")
-    return Result(data["provenance"], data["settings"], [Record(**record) for record in data["records"]])
+    return Result(data["provenance"], data["settings"],
+                  [Record(**record) for record in data["records"]])
 
 
 def merge(results: list[Result]) -> Result:
-    """One result out of several; where two measured the same thing, the later in the list counts."""
+    """One result out of several; where two measured the same thing, the later in the list
+    counts."""
     records = {record.key: record for result in results for record in result.records}
     return Result(results[-1].provenance, results[-1].settings, list(records.values()))
 
 
 def provenance(arguments: list[str]) -> dict:
-    """Where and with what this was measured. ``arguments`` is the command line after ``python -m gnnaccel``."""
+    """Where and with what this was measured. ``arguments`` is the command line after ``python -m
+    gnnaccel``."""
     import torch
 
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
-        "gpu": gpu, "cuda": torch.version.cuda, "torch": torch.__version__, "cupy": _version("cupy"),
-        "torch_geometric": _version("torch-geometric"), "dgl": _version("dgl"), "python": platform.python_version(),
+        "gpu": gpu, "cuda": torch.version.cuda, "torch": torch.__version__,
+        "cupy": _version("cupy"), "torch_geometric": _version("torch-geometric"),
+        "dgl": _version("dgl"), "python": platform.python_version(),
         "cpu_threads": torch.get_num_threads(), "commit": _commit(),
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "command": " ".join(["python -m gnnaccel", *(argument.rpartition("/")[2] for argument in arguments)]),  # no paths
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(
+            timespec="seconds"),
+        "command": " ".join(["python -m gnnaccel",  # no paths
+                             *(argument.rpartition("/")[2] for argument in arguments)]),
     }
 
 
@@ -115,10 +125,11 @@ def _version(name: str) -> str | None:
 
 
 def _commit() -> str | None:
-    """The git commit of this source tree, "+" after it when it has changes; None outside a checkout."""
+    """The git commit of this source tree, "+" after it when it has changes; None outside a
+    checkout."""
     def git(*words: str) -> str:
-        return subprocess.run(["git", *words], cwd=Path(__file__).parent, capture_output=True, text=True,
-                              timeout=10, check=True).stdout.strip()
+        return subprocess.run(["git", *words], cwd=Path(__file__).parent, capture_output=True,
+                              text=True, timeout=10, check=True).stdout.strip()
 
     try:
         return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain") else "")

@@ -1,8 +1,8 @@
 """Ways to multiply rows by one matrix per segment, each as (forward, forward and backward).
 
-Forward is ``y[r] = x[r] @ w[segment(r)]``; backward, from a given gradient of y, makes those of x and w. All make new
-tensors in every call, as a layer does. What is prepared once (pointers on the host, gnnaccel's `Segments`) is what a
-layer keeps with its graph.
+Forward is ``y[r] = x[r] @ w[segment(r)]``; backward, from a given gradient of y, makes those of x
+and w. All make new tensors in every call, as a layer does. What is prepared once (pointers on the
+host, gnnaccel's `Segments`) is what a layer keeps with its graph.
 """
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def gnnaccel(case: Case, precision: str) -> Pair:
     from gnnaccel.cuda.segment_gemm import Segments, multiply
 
     segments = Segments(case.ptr.int(), case.shape.rows)
-    how: dict[str, Any] = {"precision": "fp32" if precision == "bf16" else precision}  # for half types the option means nothing
+    # for half types the option means nothing
+    how: dict[str, Any] = {"precision": "fp32" if precision == "bf16" else precision}
 
     def forward() -> torch.Tensor:
         found = multiply(segments, case.x, case.w, **how)
@@ -37,7 +38,8 @@ def gnnaccel(case: Case, precision: str) -> Pair:
 
 def loop(case: Case, precision: str) -> Pair:
     """One ``torch.mm`` per segment."""
-    parts = [(index, slice(start, end)) for index, (start, end) in enumerate(zip(case.bounds, case.bounds[1:]))
+    parts = [(index, slice(start, end))
+             for index, (start, end) in enumerate(zip(case.bounds, case.bounds[1:]))
              if end > start]
 
     def multiply(rows: torch.Tensor, matrices: torch.Tensor) -> torch.Tensor:
@@ -63,18 +65,21 @@ def grouped(case: Case, precision: str) -> Pair:
     ends = case.ptr[1:].int()
 
     def training():
-        return (multiply(case.x, case.w, offs=ends), multiply(case.grad, case.w.transpose(1, 2), offs=ends),
+        return (multiply(case.x, case.w, offs=ends), multiply(case.grad, case.w.transpose(1, 2),
+                                                              offs=ends),
                 multiply(case.x.T, case.grad, offs=ends))
 
     return lambda: multiply(case.x, case.w, offs=ends), training
 
 
 def dense(case: Case, precision: str) -> Pair:
-    """One ``torch.mm`` of as many FLOPs, by a single matrix: what segments cost nothing would take."""
+    """One ``torch.mm`` of as many FLOPs, by a single matrix: what segments cost nothing would
+    take."""
     matrix = case.w[0]
 
     def training():
-        return torch.mm(case.x, matrix), torch.mm(case.grad, matrix.T), torch.mm(case.x.T, case.grad)
+        return (torch.mm(case.x, matrix), torch.mm(case.grad, matrix.T),
+                torch.mm(case.x.T, case.grad))
 
     return lambda: torch.mm(case.x, matrix), training
 
@@ -83,5 +88,7 @@ CALLS = {"loop": loop, "grouped_mm": grouped, "dense": dense, "gnnaccel": gnnacc
 
 
 def available(name: str, precision: str, device: torch.device) -> bool:
-    """Is this way measured at this precision? ``grouped_mm`` is bf16's; gnnaccel's kernels need a GPU."""
-    return not (name == "grouped_mm" and precision != "bf16" or name == "gnnaccel" and device.type != "cuda")
+    """Is this way measured at this precision? ``grouped_mm`` is bf16's; gnnaccel's kernels need a
+    GPU."""
+    return not (name == "grouped_mm" and precision != "bf16" or name == "gnnaccel"
+                and device.type != "cuda")

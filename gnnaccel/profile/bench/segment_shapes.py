@@ -1,4 +1,5 @@
-"""Row counts to multiply by one weight matrix per segment: those of the relations of well-known graphs."""
+"""Row counts to multiply by one weight matrix per segment: those of the relations of well-known
+graphs."""
 from __future__ import annotations
 
 import dataclasses
@@ -10,7 +11,8 @@ from gnnaccel.profile.bench import relation_shapes
 
 @dataclasses.dataclass(frozen=True)
 class SegmentShape:
-    """``rows`` in ``segments``, each times a ``width`` x ``width`` matrix of its own. Sizes follow ``relation``'s."""
+    """``rows`` in ``segments``, each times a ``width`` x ``width`` matrix of its own. Sizes follow
+    ``relation``'s."""
 
     name: str
     rows: int
@@ -21,8 +23,8 @@ class SegmentShape:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """The tensors of one multiplication. ``bounds`` is where each segment starts and, last, where the last one ends,
-    as plain numbers; ``ptr`` the same on the device, int64."""
+    """The tensors of one multiplication. ``bounds`` is where each segment starts and, last, where
+    the last one ends, as plain numbers; ``ptr`` the same on the device, int64."""
 
     shape: SegmentShape
     bounds: tuple[int, ...]
@@ -56,10 +58,12 @@ def resolve(name: str) -> SegmentShape:
 
 
 def make(shape: SegmentShape, dtype: torch.dtype, device: torch.device, seed: int = 0) -> Case:
-    """Random rows and matrices. The segments are shuffled, so that no kernel profits from the largest coming first."""
+    """Random rows and matrices. The segments are shuffled, so that no kernel profits from the
+    largest coming first."""
     generator = torch.Generator(device).manual_seed(seed)
     sizes = _sizes(shape)
-    sizes = sizes[torch.randperm(len(sizes), generator=torch.Generator("cpu").manual_seed(seed), device="cpu")]
+    sizes = sizes[torch.randperm(len(sizes), generator=torch.Generator("cpu").manual_seed(seed),
+                                 device="cpu")]
     ptr = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
     width = shape.width
 
@@ -73,4 +77,5 @@ def make(shape: SegmentShape, dtype: torch.dtype, device: torch.device, seed: in
 def _sizes(shape: SegmentShape) -> torch.Tensor:
     if shape.relation:
         return relation_shapes.relation_sizes(relation_shapes.SHAPES[shape.relation])
-    return relation_shapes.relation_sizes(relation_shapes.RelationShape("", (1,), shape.rows, shape.segments))
+    return relation_shapes.relation_sizes(relation_shapes.RelationShape("", (1,), shape.rows,
+                                                                        shape.segments))

@@ -1,9 +1,11 @@
-"""Graphs to measure on: synthetic, with the sizes and degree law of well-known sets, or read from an ``.npz``.
+"""Graphs to measure on: synthetic, with the sizes and degree law of well-known sets, or read from
+an ``.npz``.
 
-A synthetic graph is a configuration model. Its in-degrees follow ``max_degree * rank**-s`` with ``s`` solved so that
-they sum to the number of edges; its out-degrees are the same sequence dealt to other nodes, so hot source rows exist
-too. Sources and destinations are matched at random. Everything is made on the device that will be measured, because
-moving 115 million edges there takes longer than making them. Duplicate edges and self loops occur; no layer minds.
+A synthetic graph is a configuration model. Its in-degrees follow ``max_degree * rank**-s`` with
+``s`` solved so that they sum to the number of edges; its out-degrees are the same sequence dealt to
+other nodes, so hot source rows exist too. Sources and destinations are matched at random.
+Everything is made on the device that will be measured, because moving 115 million edges there takes
+longer than making them. Duplicate edges and self loops occur; no layer minds.
 """
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ import torch
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """The recipe of a graph. ``max_degree == 0`` means uniform degrees; ``hub`` is the degree of one extra node."""
+    """The recipe of a graph. ``max_degree == 0`` means uniform degrees; ``hub`` is the degree of
+    one extra node."""
 
     name: str
     num_nodes: int
@@ -27,7 +30,8 @@ class Shape:
 
 @dataclasses.dataclass(frozen=True)
 class Graph:
-    """A graph on a device; ``edge_index`` is [2, E] int64, row 0 the sources and row 1 the destinations."""
+    """A graph on a device; ``edge_index`` is [2, E] int64, row 0 the sources and row 1 the
+    destinations."""
 
     shape: Shape
     edge_index: torch.Tensor
@@ -59,7 +63,8 @@ DEFAULT = ("cora", "arxiv", "proteins", "reddit")
 
 
 def resolve(name: str) -> Shape:
-    """The shape called ``name``, or the one in the ``.npz`` that ``name`` points to. Raises ValueError."""
+    """The shape called ``name``, or the one in the ``.npz`` that ``name`` points to. Raises
+    ValueError."""
     if name in SHAPES:
         return SHAPES[name]
     if not name.endswith(".npz"):
@@ -74,9 +79,11 @@ def resolve(name: str) -> Shape:
 
 
 def scaled(shape: Shape, factor: float) -> Shape:
-    """``shape`` with nodes, edges and degrees times ``factor`` (for tests and for machines without a GPU).
+    """``shape`` with nodes, edges and degrees times ``factor`` (for tests and for machines without
+    a GPU).
 
-    The mean degree stays, so the largest one shrinks to no less than four times the mean: a skewed graph stays skewed.
+    The mean degree stays, so the largest one shrinks to no less than four times the mean: a skewed
+    graph stays skewed.
     """
     nodes, edges = (max(1, round(value * factor)) for value in (shape.num_nodes, shape.num_edges))
     if not shape.max_degree:
@@ -104,7 +111,8 @@ def make(shape: Shape, device: torch.device | str, seed: int = 0, order: str = "
 
 
 def degree_law(shape: Shape) -> torch.Tensor:
-    """Degrees by rank, [N] int64 on the CPU, descending but for rounding, summing to exactly ``num_edges``.
+    """Degrees by rank, [N] int64 on the CPU, descending but for rounding, summing to exactly
+    ``num_edges``.
 
     On the CPU because a GPU's running sum of floats differs in its last bits from run to run.
     """

@@ -12,18 +12,19 @@ MODES = ("forward", "training")
 class Step:
     """A module on one graph. Call it for one step; ``clear`` drops what the step left (gradients).
 
-    forward: evaluation mode under ``torch.no_grad()``. training: forward, then backward from a fixed random
-    gradient into the input and the weights, gradients set to None before. No loss and no optimizer: their cost is
-    the same for everybody and would only hide differences.
+    forward: evaluation mode under ``torch.no_grad()``. training: forward, then backward from a
+    fixed random gradient into the input and the weights, gradients set to None before. No loss and
+    no optimizer: their cost is the same for everybody and would only hide differences.
     """
 
-    def __init__(self, module: torch.nn.Module, graph: Graph, mode: str, out_channels: int, seed: int = 1,
-                 in_channels: int = pyg.IN_CHANNELS) -> None:
+    def __init__(self, module: torch.nn.Module, graph: Graph, mode: str, out_channels: int,
+                 seed: int = 1, in_channels: int = pyg.IN_CHANNELS) -> None:
         generator = torch.Generator(graph.device).manual_seed(seed)
         self.module, self.edge_index, self.training = module, graph.edge_index, mode == "training"
         self.x = torch.randn(graph.num_nodes, in_channels, device=graph.device, generator=generator)
         self.x.requires_grad_(self.training)
-        self.grad = torch.randn(graph.num_nodes, out_channels, device=graph.device, generator=generator)
+        self.grad = torch.randn(graph.num_nodes, out_channels, device=graph.device,
+                                generator=generator)
         self.device = graph.device
         module.train(self.training)
 
@@ -56,12 +57,15 @@ def layer_step(spec: pyg.LayerSpec, graph: Graph, mode: str) -> Step:
 
 
 def differences(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> dict[str, float]:
-    """Largest absolute and relative L2 difference of each tensor present in both, as "name max_abs"/"name rel_l2"."""
+    """Largest absolute and relative L2 difference of each tensor present in both, as "name
+    max_abs"/"name rel_l2"."""
     values = {}
     for name in ours.keys() & theirs.keys():
-        # float64 would double the memory of what may be the largest tensors of the run; the norm is enough.
+        # float64 would double the memory of what may be the largest tensors of the run; the norm is
+        # enough.
         gap = ours[name] - theirs[name]
         norm = float(torch.linalg.vector_norm(theirs[name], dtype=torch.float64))
         values[f"{name} max_abs"] = float(gap.abs().max())
-        values[f"{name} rel_l2"] = float(torch.linalg.vector_norm(gap, dtype=torch.float64)) / max(norm, 1e-30)
+        distance = float(torch.linalg.vector_norm(gap, dtype=torch.float64))
+        values[f"{name} rel_l2"] = distance / max(norm, 1e-30)
     return values

@@ -1,4 +1,5 @@
-"""Time to build the structures kernels walk: the CSC alone (forward) and with the CSR (backward)."""
+"""Time to build the structures kernels walk: the CSC alone (forward) and with the CSR
+(backward)."""
 from __future__ import annotations
 
 import dataclasses
@@ -23,8 +24,8 @@ def structure_records(graph: Graph, effort: timing.Effort) -> list[Record]:
 
         value, error = guarded(cell, graph.device)
         timed, peak = value or (None, None)
-        records.append(Record("structure", graph.shape.name, name, impl="gnnaccel", device=graph.device.type,
-                              timing=timed, error=error,
+        records.append(Record("structure", graph.shape.name, name, impl="gnnaccel",
+                              device=graph.device.type, timing=timed, error=error,
                               values={} if peak is None else {"peak_mib": peak / 2**20}))
         timing.release(graph.device)
     return records

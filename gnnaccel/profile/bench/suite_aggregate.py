@@ -1,4 +1,5 @@
-"""``--suite aggregate``: PyG's plain layers natively, compiled and through gnnaccel; sums against cuSPARSE; single operations."""
+"""``--suite aggregate``: PyG's plain layers natively, compiled and through gnnaccel; sums against
+cuSPARSE; single operations."""
 from __future__ import annotations
 
 import dataclasses
@@ -6,8 +7,8 @@ from collections.abc import Iterator
 
 import torch
 
-from gnnaccel.profile.bench import (accel, aggregate_cells, aggregate_kernels, compiled, floor, shapes, suite_attention,
-                                    suite_segment, timing)
+from gnnaccel.profile.bench import (accel, aggregate_cells, aggregate_kernels, compiled, floor,
+                                    shapes, suite_attention, suite_segment, timing)
 from gnnaccel.profile.bench import plan as plans
 from gnnaccel.profile.bench.aggregate_plan import CPU, AggregatePlan, Job, resolved
 from gnnaccel.profile.bench.guard import Budget, guarded
@@ -16,7 +17,8 @@ from gnnaccel.profile.bench.steps import MODES
 
 
 def aggregate(plan: AggregatePlan, budget: Budget) -> Iterator[Record]:
-    """The records, what matters most first. The caller stores each as it comes and stops asking when time is up."""
+    """The records, what matters most first. The caller stores each as it comes and stops asking
+    when time is up."""
     if {"floor", "layers", "spmm"} & set(plan.parts):
         done: set[str] = set()
         for job in plan.jobs:
@@ -26,7 +28,8 @@ def aggregate(plan: AggregatePlan, budget: Budget) -> Iterator[Record]:
     if "operations" in plan.parts and not budget.spent:
         yield from operation_records(plan)
     if "fresh" in plan.parts and not budget.spent:
-        yield from aggregate_cells.fresh_records(plan.device, plan.effort, 0.01 if plan.quick else 1.0)
+        yield from aggregate_cells.fresh_records(plan.device, plan.effort,
+                                                 0.01 if plan.quick else 1.0)
     if "cpu" in plan.parts:
         for job in resolved(CPU, [layer.name for _, layers in plan.jobs for layer in layers]):
             yield from job_records(plan, job, torch.device("cpu"), ("layers",), budget, set())
@@ -34,9 +37,10 @@ def aggregate(plan: AggregatePlan, budget: Budget) -> Iterator[Record]:
         yield from compiled_records(plan, budget)
 
 
-def job_records(plan: AggregatePlan, job: Job, device: torch.device, parts: tuple[str, ...], budget: Budget,
-                done: set[str]) -> Iterator[Record]:
-    """All that is measured on one graph. ``done``: names of graphs of which the part that is not about layers was measured."""
+def job_records(plan: AggregatePlan, job: Job, device: torch.device, parts: tuple[str, ...],
+                budget: Budget, done: set[str]) -> Iterator[Record]:
+    """All that is measured on one graph. ``done``: names of graphs of which the part that is not
+    about layers was measured."""
     shape, layers = job
     graph, error = guarded(lambda: shapes.make(shape, device, plan.seed, plan.order), device)
     if graph is None:
@@ -44,7 +48,8 @@ def job_records(plan: AggregatePlan, job: Job, device: torch.device, parts: tupl
         return
     yield suite_attention.shape_record(graph)
     if "floor" in parts:
-        yield from floor.floor_records(graph, sorted({layer.width for layer in layers}), plan.effort)
+        yield from floor.floor_records(graph, sorted({layer.width for layer in layers}),
+                                       plan.effort)
     effort = plans.calm(plan.effort) if device.type == "cpu" else plan.effort
     for layer in layers if "layers" in parts else ():
         for mode in MODES:
@@ -65,7 +70,8 @@ def operation_records(plan: AggregatePlan) -> Iterator[Record]:
     """Single operations on the graph that the plan has for them."""
     graph = shapes.make(plan.operations, plan.device, plan.seed, plan.order)
     yield suite_attention.shape_record(graph)
-    yield from aggregate_kernels.operation_records(graph, plan.effort, suite_segment.copy_bandwidth(plan))
+    yield from aggregate_kernels.operation_records(graph, plan.effort,
+                                                   suite_segment.copy_bandwidth(plan))
     accel.clear_cache()
     del graph
     timing.release(plan.device)
@@ -79,4 +85,5 @@ def compiled_records(plan: AggregatePlan, budget: Budget) -> Iterator[Record]:
     for wave in compiled.waves(jobs):
         if budget.spent:
             return
-        yield from compiled.compiled_records(wave, plan.device.type, settings, min(plan.compile_limit, budget.left))
+        yield from compiled.compiled_records(wave, plan.device.type, settings,
+                                             min(plan.compile_limit, budget.left))

@@ -1,11 +1,12 @@
-"""``--suite attention``: PyG's attention layers natively, compiled and through gnnaccel, and what else has a target."""
+"""``--suite attention``: PyG's attention layers natively, compiled and through gnnaccel, and what
+else has a target."""
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
 
-from gnnaccel.profile.bench import (accel, batches, compiled, floor, layer_cells, overhead, shapes, structure,
-                                    suite_kernel, timing)
+from gnnaccel.profile.bench import (accel, batches, compiled, floor, layer_cells, overhead, shapes,
+                                    structure, suite_kernel, timing)
 from gnnaccel.profile.bench.guard import Budget, guarded
 from gnnaccel.profile.bench.plan import Plan
 from gnnaccel.profile.bench.result import Record
@@ -13,7 +14,8 @@ from gnnaccel.profile.bench.steps import MODES
 
 
 def attention(plan: Plan, budget: Budget) -> Iterator[Record]:
-    """The records, what matters most first. The caller stores each as it comes and stops asking when time is up."""
+    """The records, what matters most first. The caller stores each as it comes and stops asking
+    when time is up."""
     if {"floor", "layers", "structure"} & set(plan.parts):
         for shape in plan.shapes:
             yield from shape_records(plan, shape, budget)
@@ -21,7 +23,8 @@ def attention(plan: Plan, budget: Budget) -> Iterator[Record]:
     if "cpu" in plan.parts:
         yield from cpu_records(plan)
     if "compiled" in plan.parts:
-        # Last, as it takes longest, and in processes of their own: nothing here needs the memory any more.
+        # Last, as it takes longest, and in processes of their own: nothing here needs the memory
+        # any more.
         yield from compiled_records(plan, budget)
 
 
@@ -38,13 +41,15 @@ def attention_kernel(plan: Plan, budget: Budget) -> Iterator[Record]:
 
 def shape_records(plan: Plan, shape: shapes.Shape, budget: Budget) -> Iterator[Record]:
     """All layers on one shape, its floors and its structure building."""
-    graph, error = guarded(lambda: shapes.make(shape, plan.device, plan.seed, plan.order), plan.device)
+    graph, error = guarded(lambda: shapes.make(shape, plan.device, plan.seed, plan.order),
+                           plan.device)
     if graph is None:
         yield Record("note", shape.name, "graph", error=error)
         return
     yield shape_record(graph)
     if "floor" in plan.parts:
-        yield from floor.floor_records(graph, sorted({spec.out_channels for spec in plan.layers}), plan.effort)
+        yield from floor.floor_records(graph, sorted({spec.out_channels for spec in plan.layers}),
+                                       plan.effort)
     for spec in plan.layers if "layers" in plan.parts else ():
         for mode in MODES:
             if budget.spent:
@@ -60,9 +65,10 @@ def shape_records(plan: Plan, shape: shapes.Shape, budget: Budget) -> Iterator[R
 def small_records(plan: Plan) -> Iterator[Record]:
     """Overhead of a memoised call, and fresh batches."""
     if "overhead" in plan.parts:
-        values, error = guarded(lambda: overhead.measure_overhead(plan.device, plan.quick), plan.device)
-        yield Record("overhead", "cora", "GAT 8x8", "forward", "gnnaccel", plan.device.type, values=values or {},
-                     error=error)
+        values, error = guarded(lambda: overhead.measure_overhead(plan.device, plan.quick),
+                                plan.device)
+        yield Record("overhead", "cora", "GAT 8x8", "forward", "gnnaccel", plan.device.type,
+                     values=values or {}, error=error)
     if "fresh" in plan.parts:
         shape = shapes.scaled(batches.BATCH, 0.01) if plan.quick else batches.BATCH
         yield from batches.fresh_records(plan.device, plan.effort, shape)
@@ -75,7 +81,8 @@ def compiled_records(plan: Plan, budget: Budget) -> Iterator[Record]:
     for wave in compiled.waves(jobs):
         if budget.spent:
             return
-        yield from compiled.compiled_records(wave, plan.device.type, settings, min(plan.compile_limit, budget.left))
+        yield from compiled.compiled_records(wave, plan.device.type, settings,
+                                             min(plan.compile_limit, budget.left))
 
 
 def cpu_records(plan: Plan) -> Iterator[Record]:
@@ -89,4 +96,5 @@ def cpu_records(plan: Plan) -> Iterator[Record]:
 def shape_record(graph: shapes.Graph) -> Record:
     """What a reader must know of a graph to judge a time."""
     return Record("shape", graph.shape.name, device=graph.device.type, values={
-        "num_nodes": graph.num_nodes, "num_edges": graph.num_edges, "max_in_degree": shapes.max_in_degree(graph)})
+        "num_nodes": graph.num_nodes, "num_edges": graph.num_edges,
+        "max_in_degree": shapes.max_in_degree(graph)})

@@ -1,4 +1,5 @@
-"""``--suite dgl``: DGL's layers through gnnaccel, on a GPU by way of the bridge; on a CPU in turns with DGL's own."""
+"""``--suite dgl``: DGL's layers through gnnaccel, on a GPU by way of the bridge; on a CPU in turns
+with DGL's own."""
 from __future__ import annotations
 
 import contextlib
@@ -13,7 +14,8 @@ from gnnaccel.profile.bench.steps import MODES
 
 
 def dgl(plan: DglPlan, budget: Budget) -> Iterator[Record]:
-    """The records, what matters most first. The caller stores each as it comes and stops asking when time is up."""
+    """The records, what matters most first. The caller stores each as it comes and stops asking
+    when time is up."""
     for job in plan.jobs:
         if budget.spent:
             return
@@ -26,7 +28,8 @@ def dgl(plan: DglPlan, budget: Budget) -> Iterator[Record]:
 def job_records(plan: DglPlan, job: Job, budget: Budget) -> Iterator[Record]:
     """All that is measured on one graph."""
     shape, layers = job
-    made, error = guarded(lambda: dgl_cells.make(shape, plan.device, plan.seed, plan.order), plan.device)
+    made, error = guarded(lambda: dgl_cells.make(shape, plan.device, plan.seed, plan.order),
+                          plan.device)
     if made is None:
         yield Record("note", shape.name, "graph", error=error)
         return

@@ -1,4 +1,5 @@
-"""``--suite relational``: PyG's relational layers natively and through gnnaccel, and gnnaccel's passes on and off."""
+"""``--suite relational``: PyG's relational layers natively and through gnnaccel, and gnnaccel's
+passes on and off."""
 from __future__ import annotations
 
 import functools
@@ -6,7 +7,8 @@ from collections.abc import Iterator
 
 import torch
 
-from gnnaccel.profile.bench import accel, once_cells, passes_cells, relation_cells, relation_graph, timing
+from gnnaccel.profile.bench import (accel, once_cells, passes_cells, relation_cells, relation_graph,
+                                    timing)
 from gnnaccel.profile.bench import plan as plans
 from gnnaccel.profile.bench.guard import Budget, guarded
 from gnnaccel.profile.bench.relation_graph import RelationGraph
@@ -18,7 +20,8 @@ CPU = torch.device("cpu")
 
 
 def relational(plan: RelationPlan, budget: Budget) -> Iterator[Record]:
-    """The records, what matters most first. The caller stores each as it comes and stops asking when time is up."""
+    """The records, what matters most first. The caller stores each as it comes and stops asking
+    when time is up."""
     if {"layers", "memory", "compaction"} & set(plan.parts):
         for job in plan.jobs:
             yield from job_records(plan, job, plan.device, plan.parts, budget)
@@ -26,7 +29,8 @@ def relational(plan: RelationPlan, budget: Budget) -> Iterator[Record]:
         for job in plan.cpu_jobs:
             yield from job_records(plan, job, CPU, ("layers",), budget)
     if "once" in plan.parts:
-        yield from once_cells.records(plan.once_layers, plan.once_sizes, plan.device, plan.effort, plan.seed, budget)
+        yield from once_cells.records(plan.once_layers, plan.once_sizes, plan.device, plan.effort,
+                                      plan.seed, budget)
 
 
 def job_records(plan: RelationPlan, job: Job, device: torch.device, parts: tuple[str, ...],
@@ -35,7 +39,8 @@ def job_records(plan: RelationPlan, job: Job, device: torch.device, parts: tuple
     shape, layers = job
     if budget.spent:
         return
-    graph, error = guarded(lambda: relation_graph.make(shape, device, plan.seed, plan.order), device)
+    graph, error = guarded(lambda: relation_graph.make(shape, device, plan.seed, plan.order),
+                           device)
     facts = None
     if graph is not None:
         facts, error = guarded(functools.partial(relation_graph.facts, graph), device)
@@ -45,7 +50,8 @@ def job_records(plan: RelationPlan, job: Job, device: torch.device, parts: tuple
     yield Record("shape", shape.name, device=device.type, values=facts)
     for part in parts:
         if part == "compaction" and not accel.has_option(passes_cells.OPTION):
-            yield Record("note", shape.name, part, error=f"gnnaccel.enable has no option {passes_cells.OPTION!r}")
+            yield Record("note", shape.name, part,
+                         error=f"gnnaccel.enable has no option {passes_cells.OPTION!r}")
             continue
         for layer in layers:
             for mode in MODES:
@@ -64,4 +70,5 @@ def _cell(plan: RelationPlan, part: str, layer, graph: RelationGraph, mode: str)
         return relation_cells.layer_records(layer, graph, mode, plan.effort, plan.impls)
     if part == "memory":
         return relation_cells.memory_records(layer, graph, plan.impls) if mode == "training" else []
-    return passes_cells.passes_records(layer, graph, mode, plan.effort) if part == "compaction" else []
+    return (passes_cells.passes_records(layer, graph, mode, plan.effort) if part == "compaction"
+            else [])

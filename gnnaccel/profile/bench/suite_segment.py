@@ -1,4 +1,5 @@
-"""``--suite segment-gemm``: rows times one matrix per segment, gnnaccel's kernels against torch's ways of doing it."""
+"""``--suite segment-gemm``: rows times one matrix per segment, gnnaccel's kernels against torch's
+ways of doing it."""
 from __future__ import annotations
 
 import contextlib
@@ -22,7 +23,8 @@ PRECISIONS = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat
 
 @dataclasses.dataclass(frozen=True)
 class SegmentPlan:
-    """``precisions`` are from PRECISIONS; on the command line they stand where other suites have their layers."""
+    """``precisions`` are from PRECISIONS; on the command line they stand where other suites have
+    their layers."""
 
     shapes: tuple[SegmentShape, ...]
     precisions: tuple[str, ...]
@@ -32,15 +34,19 @@ class SegmentPlan:
 
 
 def from_options(options) -> SegmentPlan:
-    """A plan from parsed options. Raises ValueError on names that do not exist and devices that are not there."""
+    """A plan from parsed options. Raises ValueError on names that do not exist and devices that are
+    not there."""
     device = plans.device(options)
     known = [name for name in PRECISIONS if name != "tf32" or device.type == "cuda"]
     wanted = plans.flat(options.layers) or known
     if unknown := set(wanted) - set(known):
-        raise ValueError(f"no precision {', '.join(sorted(unknown))} on a {device.type}; known: {', '.join(known)}")
+        raise ValueError(f"no precision {', '.join(sorted(unknown))} on a {device.type}; known: "
+                         f"{', '.join(known)}")
     plans.parts(options, (), [])  # the suite has none: naming one is an error
     small = options.quick or device.type == "cpu"
-    names = plans.flat(options.shapes) or (["tiny 16"] if small else [n for n in segment_shapes.SHAPES if n[:4] != "tiny"])
+    names = plans.flat(options.shapes) or (["tiny 16"] if small
+                                           else [n for n in segment_shapes.SHAPES
+                                                 if n[:4] != "tiny"])
     return SegmentPlan(tuple(segment_shapes.resolve(name) for name in names), tuple(wanted), device,
                        plans.effort(options), options.seed)
 
@@ -55,9 +61,12 @@ def segment_gemm(plan: SegmentPlan, budget: Budget) -> Iterator[Record]:
             yield from case_records(plan, shape, precision, bandwidth)
 
 
-def case_records(plan: SegmentPlan, shape: SegmentShape, precision: str, bandwidth: float) -> list[Record]:
-    """One record per mode and way of computing; ``floor_ms`` is the time to move the bytes that must be moved."""
-    case, error = guarded(lambda: segment_shapes.make(shape, PRECISIONS[precision], plan.device, plan.seed), plan.device)
+def case_records(plan: SegmentPlan, shape: SegmentShape, precision: str,
+                 bandwidth: float) -> list[Record]:
+    """One record per mode and way of computing; ``floor_ms`` is the time to move the bytes that
+    must be moved."""
+    case, error = guarded(lambda: segment_shapes.make(shape, PRECISIONS[precision], plan.device,
+                                                      plan.seed), plan.device)
     place: dict[str, Any] = dict(shape=shape.name, layer=precision, device=plan.device.type)
     if case is None:
         return [Record("note", shape.name, "segment-gemm", error=error)]
@@ -69,7 +78,8 @@ def case_records(plan: SegmentPlan, shape: SegmentShape, precision: str, bandwid
             pair, failed = guarded(functools.partial(make, case, precision), plan.device)
             for index, mode in enumerate(MODES):
                 values = {"floor_ms": moved_bytes(case, mode) / bandwidth * 1e3}
-                records.append(_record(plan, {**place, "mode": mode, "impl": name}, pair and pair[index], failed, values))
+                records.append(_record(plan, {**place, "mode": mode, "impl": name},
+                                       pair and pair[index], failed, values))
                 if name == "gnnaccel" and pair and mode == "forward":
                     records[-1].values.update(_difference(plan, case, pair[0]))
     case = pair = None
@@ -95,7 +105,8 @@ class _Measured(Protocol):
 
 def copy_bandwidth(plan: _Measured) -> float:
     """Bytes per second that a copy reads and writes on this device."""
-    source = torch.empty((256 if plan.device.type == "cuda" else 8) * MIB, dtype=torch.uint8, device=plan.device)
+    source = torch.empty((256 if plan.device.type == "cuda" else 8) * MIB, dtype=torch.uint8,
+                         device=plan.device)
     target = torch.empty_like(source)
     seconds = timing.measure(lambda: target.copy_(source), plan.device, plan.effort).ms / 1e3
     return 2 * source.numel() / seconds
@@ -111,7 +122,8 @@ def _difference(plan: SegmentPlan, case: Case, forward) -> dict[str, float]:
     """gnnaccel's product against a loop's in float32 arithmetic, relative L2."""
     def compare() -> float:
         with _allowed_tf32(False):
-            exact = segment_calls.loop(dataclasses.replace(case, x=case.x.float(), w=case.w.float()), "fp32")[0]()
+            exact = segment_calls.loop(dataclasses.replace(case, x=case.x.float(),
+                                                           w=case.w.float()), "fp32")[0]()
         gap = torch.linalg.vector_norm(forward().float() - exact, dtype=torch.float64)
         return float(gap / torch.linalg.vector_norm(exact, dtype=torch.float64))
 

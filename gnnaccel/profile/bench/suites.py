@@ -5,15 +5,17 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from gnnaccel.profile.bench import (aggregate_plan, dgl_plan, plan, relation_plan, suite_aggregate, suite_attention, suite_dgl,
-                                    suite_quantized, suite_relational, suite_segment)
+from gnnaccel.profile.bench import (aggregate_plan, dgl_plan, plan, relation_plan, suite_aggregate,
+                                    suite_attention, suite_dgl, suite_quantized, suite_relational,
+                                    suite_segment)
 from gnnaccel.profile.bench.guard import Budget
 from gnnaccel.profile.bench.result import Record
 
 
 @dataclasses.dataclass(frozen=True)
 class Suite:
-    """``plan`` makes what ``run`` takes first. It raises ValueError on options that mean nothing to the suite."""
+    """``plan`` makes what ``run`` takes first. It raises ValueError on options that mean nothing to
+    the suite."""
 
     plan: Callable[[Any], Any]
     run: Callable[[Any, Budget], Iterator[Record]]

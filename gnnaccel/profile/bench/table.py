@@ -1,15 +1,18 @@
-"""Tables out of a result: for the terminal by rich, for documents in Markdown. Both render the same sections."""
+"""Tables out of a result: for the terminal by rich, for documents in Markdown. Both render the same
+sections."""
 from __future__ import annotations
 
-from gnnaccel.profile.bench import aggregate_table, dgl_table, metrics, once_table, relation_table, targets, text
+from gnnaccel.profile.bench import (aggregate_table, dgl_table, metrics, once_table, relation_table,
+                                    targets, text)
 from gnnaccel.profile.bench.result import Record, Result
 
 
 def sections(result: Result) -> list[text.Section]:
     """What there is to show; sections without rows are left out."""
-    made = [_layers(result), _floors(result), _small(result), _kernels(result), _quantized(result), _models(result),
-            *relation_table.sections(result), once_table.section(result), dgl_table.section(result),
-            *aggregate_table.sections(result), _targets(result), _left_out(result)]
+    made = [_layers(result), _floors(result), _small(result), _kernels(result), _quantized(result),
+            _models(result), *relation_table.sections(result), once_table.section(result),
+            dgl_table.section(result), *aggregate_table.sections(result), _targets(result),
+            _left_out(result)]
     return [section for section in made if section.rows]
 
 
@@ -17,7 +20,8 @@ def markdown(result: Result) -> str:
     """All sections as Markdown."""
     lines = [_headline(result), ""]
     for section in sections(result):
-        lines += [f"### {section.title}", "", _line(section.columns), _line(["---"] * len(section.columns))]
+        lines += [f"### {section.title}", "", _line(section.columns),
+                  _line(["---"] * len(section.columns))]
         lines += [_line(row) for row in section.rows]
         lines += [""] + [f"* {note}" for note in section.notes] + ([""] if section.notes else [])
     return "\n".join(lines)
@@ -48,8 +52,9 @@ def show(result: Result, style: str = "rich") -> None:
 
 
 def _layers(result: Result) -> text.Section:
-    columns = ("shape", "layer", "mode", "native ms", "compiled ms", "gnnaccel ms", "x native", "x compiled",
-               "floor ms", "x floor", "peak MiB native", "peak MiB gnnaccel", "kept MiB", "difference", "route")
+    columns = ("shape", "layer", "mode", "native ms", "compiled ms", "gnnaccel ms", "x native",
+               "x compiled", "floor ms", "x floor", "peak MiB native", "peak MiB gnnaccel",
+               "kept MiB", "difference", "route")
     rows: list[tuple[str, ...]] = []
     notes: dict[str, str] = {}
     for cell in metrics.cells(result):
@@ -60,17 +65,19 @@ def _layers(result: Result) -> text.Section:
         memory = (cell.value("native", "peak_mib"), cell.value("gnnaccel", "peak_mib"),
                   cell.value("gnnaccel", "resident_mib"))
         rows.append((shape, cell.layer, cell.mode, *times, text.ratio(cell.metric("vs_native")),
-                     text.ratio(cell.metric("vs_compiled")), text.number(cell.floor.ms if cell.floor else None),
+                     text.ratio(cell.metric("vs_compiled")),
+                     text.number(cell.floor.ms if cell.floor else None),
                      text.ratio(cell.metric("vs_floor")), *map(text.number, memory),
                      text.difference(cell), cell.route or text.MISSING))
-    return text.Section("Layers: PyG natively, under torch.compile, and through gnnaccel", columns, rows,
-                        text.notes_of(notes))
+    return text.Section("Layers: PyG natively, under torch.compile, and through gnnaccel", columns,
+                        rows, text.notes_of(notes))
 
 
 def _floors(result: Result) -> text.Section:
     rows = [(r.shape, r.layer, r.impl, text.number(r.ms) if r.timing else r.error or text.MISSING)
             for r in result.find(kind="floor")]
-    return text.Section("Floor: every edge's row gathered once", ("shape", "width", "degrees", "ms"), rows)
+    return text.Section("Floor: every edge's row gathered once",
+                        ("shape", "width", "degrees", "ms"), rows)
 
 
 def _small(result: Result) -> text.Section:
@@ -79,13 +86,14 @@ def _small(result: Result) -> text.Section:
     for cell in metrics.cells(result):
         if cell.kind in ("fresh", "structure"):
             native, ours = text.time(cell, "native", notes), text.time(cell, "gnnaccel", notes)
-            rows.append((cell.kind, cell.shape, cell.layer, native, ours, text.ratio(cell.metric("vs_native"))))
+            rows.append((cell.kind, cell.shape, cell.layer, native, ours,
+                         text.ratio(cell.metric("vs_native"))))
         elif cell.kind == "overhead":
             ours = _overhead(cell.by["gnnaccel"], notes)
             rows.append((cell.kind, cell.shape, cell.layer, text.MISSING, ours, text.MISSING))
     columns = ("kind", "shape", "what", "native ms", "gnnaccel ms", "x native")
-    return text.Section("Fresh batches, structure building, overhead of a memoised call", columns, rows,
-                        text.notes_of(notes))
+    return text.Section("Fresh batches, structure building, overhead of a memoised call", columns,
+                        rows, text.notes_of(notes))
 
 
 def _kernels(result: Result) -> text.Section:
@@ -94,7 +102,8 @@ def _kernels(result: Result) -> text.Section:
     for cell in metrics.cells(result):
         if cell.kind == "kernel":
             rows.append((cell.shape, cell.layer, cell.mode, text.time(cell, "gnnaccel", notes),
-                         text.number(cell.floor.ms if cell.floor else None), text.ratio(cell.metric("vs_floor")),
+                         text.number(cell.floor.ms if cell.floor else None),
+                         text.ratio(cell.metric("vs_floor")),
                          text.number(cell.value("gnnaccel", "peak_mib"))))
     columns = ("shape", "attention", "mode", "ms", "floor ms", "x floor", "peak MiB")
     return text.Section("Raw attention kernels", columns, rows, text.notes_of(notes))
@@ -110,9 +119,10 @@ def _quantized(result: Result) -> text.Section:
             away = [cell.value(impl, "rel_l2") for impl in ("bf16", "int8")]
             rows.append((cell.shape, cell.layer, cell.mode, *times, *gains,
                          *(text.MISSING if value is None else f"{value:.1e}" for value in away)))
-    columns = ("shape", "layer", "mode", "fp32 ms", "bf16 ms", "int8 ms", "x bf16", "x int8", "difference bf16",
-               "difference int8")
-    return text.Section("Rows in bf16 and int8, quantizing included", columns, rows, text.notes_of(notes))
+    columns = ("shape", "layer", "mode", "fp32 ms", "bf16 ms", "int8 ms", "x bf16", "x int8",
+               "difference bf16", "difference int8")
+    return text.Section("Rows in bf16 and int8, quantizing included", columns, rows,
+                        text.notes_of(notes))
 
 
 def _models(result: Result) -> text.Section:
@@ -122,12 +132,14 @@ def _models(result: Result) -> text.Section:
     for cell in metrics.cells(result):
         if cell.kind == "quantized-model":
             away = cell.value("int8", "rel_l2")
-            rows.append((cell.shape, cell.layer, *(text.time(cell, impl, notes) for impl in ("fp32", *impls)),
+            rows.append((cell.shape, cell.layer,
+                         *(text.time(cell, impl, notes) for impl in ("fp32", *impls)),
                          *(text.ratio(cell.metric(f"{impl}_gain")) for impl in impls),
                          text.MISSING if away is None else f"{away:.1e}"))
-    columns = ("shape", "model", "fp32 ms", "bf16 ms", "int8 ms", "all int8 ms", "x bf16", "x int8", "x all int8",
-               "difference int8")
-    return text.Section("Training steps of models in reduced precision (all: the layer before the softmax too)", columns, rows,
+    columns = ("shape", "model", "fp32 ms", "bf16 ms", "int8 ms", "all int8 ms", "x bf16",
+               "x int8", "x all int8", "difference int8")
+    return text.Section("Training steps of models in reduced precision (all: the layer before the "
+                        "softmax too)", columns, rows,
                         text.notes_of(notes))
 
 
@@ -138,24 +150,28 @@ def _targets(result: Result) -> text.Section:
     for wanted in targets.SUITES:
         verdicts = targets.judge(result, wanted)
         if any(verdict.met is not None for verdict in verdicts):
-            rows += [(verdict.target.text(), text.number(verdict.value), words[verdict.met]) for verdict in verdicts]
+            rows += [(verdict.target.text(), text.number(verdict.value), words[verdict.met])
+                     for verdict in verdicts]
     return text.Section("Targets", ("target", "measured", ""), rows)
 
 
 def _left_out(result: Result) -> text.Section:
-    rows = [(record.shape or text.MISSING, record.layer, record.error or text.MISSING) for record in result.find(kind="note")]
+    rows = [(record.shape or text.MISSING, record.layer, record.error or text.MISSING)
+            for record in result.find(kind="note")]
     return text.Section("What was left out", ("shape", "what", "why"), list(dict.fromkeys(rows)))
 
 
 def _overhead(record: Record, notes: dict[str, str]) -> str:
     if record.error:
         return text.failure(record, notes)
-    return ", ".join(f"{name.removesuffix('_us')} {text.number(value)} us" for name, value in record.values.items())
+    return ", ".join(f"{name.removesuffix('_us')} {text.number(value)} us"
+                     for name, value in record.values.items())
 
 
 def _headline(result: Result) -> str:
     known = result.provenance
-    versions = ", ".join(f"{name} {known[name]}" for name in ("torch", "cuda", "cupy", "torch_geometric", "dgl")
+    versions = ", ".join(f"{name} {known[name]}" for name in ("torch", "cuda", "cupy",
+                                                              "torch_geometric", "dgl")
                          if known.get(name))
     where, commit = known.get("gpu") or "CPU", known.get("commit") or "unknown"
     return f"{where}; {versions}; {known.get('date', '')}; commit {commit}"

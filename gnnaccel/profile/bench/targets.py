@@ -1,10 +1,12 @@
 """What the suites must reach, as data. ``judge`` compares a result with it.
 
-Metrics (see ``metrics.py``): ``vs_native``, ``vs_compiled`` and ``vs_cusparse`` are speed-ups (their time over ours), as is
-``vs_dgl_cuda``, against what DGL's CUDA build took on an H200 (`dgl_figures`: true of no other GPU); ``vs_floor`` is
-our time over that of gathering the rows once, ``int8_gain`` and ``bf16_gain`` fp32's time over that of rows in this
-format, ``peak_mib`` extra memory in MiB (beyond cached structure), ``rel_l2`` the difference from the host's output and input gradient, ``ms`` and ``us`` plain times. A shape, layer or mode of "*"
-stands for all; the worst of them counts.
+Metrics (see ``metrics.py``): ``vs_native``, ``vs_compiled`` and ``vs_cusparse`` are speed-ups
+(their time over ours), as is ``vs_dgl_cuda``, against what DGL's CUDA build took on an H200
+(`dgl_figures`: true of no other GPU); ``vs_floor`` is our time over that of gathering the rows
+once, ``int8_gain`` and ``bf16_gain`` fp32's time over that of rows in this format, ``peak_mib``
+extra memory in MiB (beyond cached structure), ``rel_l2`` the difference from the host's output and
+input gradient, ``ms`` and ``us`` plain times. A shape, layer or mode of "*" stands for all; the
+worst of them counts.
 """
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from gnnaccel.profile.bench.result import Result
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """``limit`` is what must be reached; ``aim`` what is hoped for beyond it; ``why`` is shown with it."""
+    """``limit`` is what must be reached; ``aim`` what is hoped for beyond it; ``why`` is shown with
+    it."""
 
     kind: str
     shape: str
@@ -30,11 +33,14 @@ class Target:
     @property
     def at_least(self) -> bool:
         """Speed-ups must reach their limit; everything else must stay below it."""
-        return self.metric in ("vs_native", "vs_compiled", "vs_dgl_cuda", "vs_cusparse", "int8_gain", "bf16_gain")
+        return self.metric in ("vs_native", "vs_compiled", "vs_dgl_cuda", "vs_cusparse",
+                               "int8_gain", "bf16_gain")
 
     def text(self) -> str:
-        where = " ".join(part for part in (self.kind, self.shape, self.layer, self.mode) if part and part != "*")
-        return f"{where}: {self.metric} {'>=' if self.at_least else '<='} {self.limit:g}{self.why and f' ({self.why})'}"
+        where = " ".join(part for part in (self.kind, self.shape, self.layer, self.mode) if part
+                         and part != "*")
+        sign, why = ">=" if self.at_least else "<=", self.why and f" ({self.why})"
+        return f"{where}: {self.metric} {sign} {self.limit:g}{why}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +54,8 @@ class Verdict:
     def met(self) -> bool | None:
         if self.value is None:
             return None
-        return self.value >= self.target.limit if self.target.at_least else self.value <= self.target.limit
+        return (self.value >= self.target.limit if self.target.at_least
+                else self.value <= self.target.limit)
 
 
 def _pair(shape: str, layer: str, forward: float, training: float, metric: str = "vs_native",
@@ -57,18 +64,22 @@ def _pair(shape: str, layer: str, forward: float, training: float, metric: str =
             Target(kind, shape, layer, "training", metric, training)]
 
 
-def _relation(shape: str, layer: str, forward: float, training: float, peak_mib: float | None = None) -> list[Target]:
+def _relation(shape: str, layer: str, forward: float, training: float,
+              peak_mib: float | None = None) -> list[Target]:
     peak = [Target("relation", shape, layer, "*", "peak_mib", peak_mib)] if peak_mib else []
     return _pair(shape, layer, forward, training, kind="relation") + peak
 
 
 def _ahead_of_dgl(shape: str, factor: float, forward: float, training: float) -> list[Target]:
-    """``factor`` times faster than DGL's RelGraphConv, whose milliseconds on an H200 are given: true of no other GPU."""
-    return [Target("relation", shape, "RGCN 64", mode, "ms", round(ms / factor, 2), why=f"{factor:g}x DGL on an H200")
+    """``factor`` times faster than DGL's RelGraphConv, whose milliseconds on an H200 are given:
+    true of no other GPU."""
+    return [Target("relation", shape, "RGCN 64", mode, "ms", round(ms / factor, 2),
+                   why=f"{factor:g}x DGL on an H200")
             for mode, ms in (("forward", forward), ("training", training))]
 
 
-def _over_dgl(shape: str, layer: str, forward: float, training: float, peak_mib: float | None = None) -> list[Target]:
+def _over_dgl(shape: str, layer: str, forward: float, training: float,
+              peak_mib: float | None = None) -> list[Target]:
     peak = [Target("dgl", shape, layer, "*", "peak_mib", peak_mib)] if peak_mib else []
     return _pair(shape, layer, forward, training, "vs_dgl_cuda", "dgl") + peak
 
@@ -88,8 +99,8 @@ ATTENTION: tuple[Target, ...] = (
     Target("layer-cpu", "*", "*", "*", "vs_native", 0.95),
     Target("structure", "reddit", "csc+csr", "*", "ms", 40),
     Target("layer", "*", "*", "forward", "rel_l2", 1e-5),
-    # The gradient of leaky_relu jumps: two right fp32 results with a share s of pre-activations on other sides of zero differ
-    # by the root of s. Errors against fp64 are for the tests to judge.
+    # The gradient of leaky_relu jumps: two right fp32 results with a share s of pre-activations on
+    # other sides of zero differ by the root of s. Errors against fp64 are for the tests to judge.
     Target("layer", "*", "*", "training", "rel_l2", 3e-4),
     Target("overhead", "*", "*", "*", "us", 15),
 )
@@ -155,8 +166,10 @@ AGGREGATE: tuple[Target, ...] = (
     Target("fresh-plain", "fresh-10k", "*", "*", "vs_native", 1.0),
     Target("fresh-plain", "fresh-100k", "*", "*", "vs_native", 1.0, aim=1.3),
     Target("aggregate-cpu", "*", "*", "*", "vs_native", 0.95),
-    # Hubs and variances are left out: there PyG's own sums are off by 1e-3, and ours are not (docs/notes/aggregate.md).
-    *(Target("aggregate", shape, layer, "*", "rel_l2", 1e-4) for shape in ("cora", "arxiv", "proteins", "reddit")
+    # Hubs and variances are left out: there PyG's own sums are off by 1e-3, and ours are not
+    # (docs/notes/aggregate.md).
+    *(Target("aggregate", shape, layer, "*", "rel_l2", 1e-4)
+      for shape in ("cora", "arxiv", "proteins", "reddit")
       for layer in ("GCN 64", "SAGE 64")),
     Target("aggregate", "products", "GCN 128", "*", "rel_l2", 1e-4),
     Target("aggregate-cpu", "*", "*", "*", "rel_l2", 1e-4),
@@ -178,4 +191,5 @@ def judge(result: Result, targets: tuple[Target, ...] = ATTENTION) -> list[Verdi
 
 
 def _covers(target: Target, cell: metrics.Cell) -> bool:
-    return all(getattr(target, name) in ("*", getattr(cell, name)) for name in ("kind", "shape", "layer", "mode"))
+    return all(getattr(target, name) in ("*", getattr(cell, name))
+               for name in ("kind", "shape", "layer", "mode"))

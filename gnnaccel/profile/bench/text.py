@@ -1,4 +1,5 @@
-"""Cells of tables as text: numbers, ratios, failures. Nothing but the standard library, as for every report."""
+"""Cells of tables as text: numbers, ratios, failures. Nothing but the standard library, as for
+every report."""
 from __future__ import annotations
 
 import dataclasses
@@ -39,7 +40,8 @@ def time(cell: metrics.Cell, impl: str, notes: dict[str, str]) -> str:
         return MISSING
     if record.error:
         return failure(record, notes)
-    return number(record.ms) + (" (1 call)" if record.timing and record.timing.get("batches") == 1 else "")
+    return number(record.ms) + (" (1 call)" if record.timing and record.timing.get("batches") == 1
+                                else "")
 
 
 def failure(record: Record, notes: dict[str, str]) -> str:

@@ -1,7 +1,8 @@
 """Timing calls and their memory, on a GPU by CUDA events and elsewhere by the clock.
 
-A sample is a *batch* of back-to-back calls, long enough for the timer to resolve; its value is the time per call.
-Work that the CPU launches slower than the GPU runs it is thereby charged at the CPU's pace, as in a training loop.
+A sample is a *batch* of back-to-back calls, long enough for the timer to resolve; its value is the
+time per call. Work that the CPU launches slower than the GPU runs it is thereby charged at the
+CPU's pace, as in a training loop.
 """
 from __future__ import annotations
 
@@ -20,10 +21,11 @@ from gnnaccel.cuda import driver
 
 @dataclasses.dataclass(frozen=True)
 class Effort:
-    """How long to measure: ``batches`` samples of ``batch_ms`` each, stopping near ``seconds`` (never under 3).
+    """How long to measure: ``batches`` samples of ``batch_ms`` each, stopping near ``seconds``
+    (never under 3).
 
-    A call whose first run takes more than ``patience_s``, the compiling of kernels left aside, is not run again: that run is its
-    time.
+    A call whose first run takes more than ``patience_s``, the compiling of kernels left aside, is
+    not run again: that run is its time.
     """
 
     batches: int = 20
@@ -37,7 +39,8 @@ QUICK = Effort(batches=3, batch_ms=1.0, seconds=0.1)
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """Milliseconds per call. ``first_ms`` is the very first call: compilation and structure building are in it."""
+    """Milliseconds per call. ``first_ms`` is the very first call: compilation and structure
+    building are in it."""
 
     ms: float
     p10_ms: float
@@ -54,16 +57,18 @@ def synchronize(device: torch.device) -> None:
 
 
 def measure(call: Callable[[], object], device: torch.device, effort: Effort) -> Timing:
-    """Warm up, then time ``call``. Its return value is dropped at once, as memory held would count against the next."""
+    """Warm up, then time ``call``. Its return value is dropped at once, as memory held would count
+    against the next."""
     return measure_rounds({"": (call, contextlib.nullcontext)}, device, effort, rounds=1)[""]
 
 
-def measure_rounds(calls: Mapping[str, tuple[Callable, Callable]], device: torch.device, effort: Effort,
-                   rounds: int = 4) -> dict[str, Timing]:
-    """Time several calls in turns, so that a drifting clock or a busy machine falls on all of them alike.
+def measure_rounds(calls: Mapping[str, tuple[Callable, Callable]], device: torch.device,
+                   effort: Effort, rounds: int = 4) -> dict[str, Timing]:
+    """Time several calls in turns, so that a drifting clock or a busy machine falls on all of them
+    alike.
 
-    ``calls`` maps a name to (call, context): each turn runs inside ``context()``, entered once per turn and warmed
-    up again, because entering it may reset what a call had memoised.
+    ``calls`` maps a name to (call, context): each turn runs inside ``context()``, entered once per
+    turn and warmed up again, because entering it may reset what a call had memoised.
     """
     samples: dict[str, list[float]] = {name: [] for name in calls}
     first: dict[str, float] = {}
@@ -76,12 +81,15 @@ def measure_rounds(calls: Mapping[str, tuple[Callable, Callable]], device: torch
                     before, _ = driver.compile_seconds()
                     first[name] = _once(call, device)
                     waited = first[name] / 1e3 - (driver.compile_seconds()[0] - before)
-                    size[name] = None if waited > effort.patience_s else _settle(call, device, effort)
+                    size[name] = (None if waited > effort.patience_s
+                                  else _settle(call, device, effort))
                 elif size[name]:
                     _once(call, device), _once(call, device)
                 if fits := size[name]:
-                    samples[name] += _batches(call, device, fits, _affordable(share, fits, effort, rounds))
-    return {name: summary(values or [first[name]], first[name], fits.calls if values and (fits := size[name]) else 1)
+                    samples[name] += _batches(call, device, fits,
+                                              _affordable(share, fits, effort, rounds))
+    return {name: summary(values or [first[name]], first[name], fits.calls if values
+                          and (fits := size[name]) else 1)
             for name, values in samples.items()}
 
 
@@ -92,11 +100,13 @@ def summary(samples: list[float], first_ms: float, calls: int) -> Timing:
     def at(share: float) -> float:
         return ordered[round(share * (len(ordered) - 1))]
 
-    return Timing(statistics.median(ordered), at(0.1), at(0.9), ordered[0], first_ms, calls, len(ordered))
+    return Timing(statistics.median(ordered), at(0.1), at(0.9), ordered[0], first_ms, calls,
+                  len(ordered))
 
 
 def peak_extra_bytes(call: Callable[[], object], device: torch.device) -> int | None:
-    """Device memory ``call`` needs at its peak beyond what was live before it, in bytes; None without a GPU."""
+    """Device memory ``call`` needs at its peak beyond what was live before it, in bytes; None
+    without a GPU."""
     if device.type != "cuda":
         return None
     gc.collect()
@@ -118,7 +128,8 @@ def live_bytes(device: torch.device) -> int | None:
 
 
 def release(device: torch.device) -> None:
-    """Give unused cached memory back, so that one cell's peak or failure does not starve the next."""
+    """Give unused cached memory back, so that one cell's peak or failure does not starve the
+    next."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

@@ -1,4 +1,5 @@
-"""``python -m gnnaccel doctor``: runs every check, in an order in which each may rely on those before it."""
+"""``python -m gnnaccel doctor``: runs every check, in an order in which each may rely on those
+before it."""
 from __future__ import annotations
 
 import contextlib
@@ -16,7 +17,8 @@ SCHEMA = 1
 
 def add_parser(commands) -> None:
     """Add ``doctor`` to an argparse subcommand collection."""
-    parser = commands.add_parser("doctor", help="check versions, GPU, kernels, caches and hosts, and say what to mend")
+    parser = commands.add_parser("doctor", help="check versions, GPU, kernels, caches and hosts, "
+                                                "and say what to mend")
     parser.set_defaults(run=run)
     parser.add_argument("--json", action="store_true", help="findings as JSON on stdout")
 
@@ -27,7 +29,8 @@ def run(options, arguments: list[str]) -> int:
         findings = list(examine())
     failed = any(finding.status == "fail" for finding in findings)
     if options.json:
-        print(json.dumps({"schema": SCHEMA, "ok": not failed, "findings": [finding.as_dict() for finding in findings],
+        print(json.dumps({"schema": SCHEMA, "ok": not failed,
+                          "findings": [finding.as_dict() for finding in findings],
                           "report": show.block(findings)}, indent=1))
     else:
         show.show(findings)
@@ -64,19 +67,23 @@ def _kernels() -> Iterator[Finding]:
     found = list(kernels.verdicts(torch.device("cpu" if driver.placed() else "cuda")))
     right = [family for family, ok, _ in found if ok]
     if right:
-        yield Finding("kernels", "right", "ok", f"{len(right)} of {len(found)} families: {', '.join(right)}")
+        yield Finding("kernels", "right", "ok",
+                      f"{len(right)} of {len(found)} families: {', '.join(right)}")
     for family, ok, text in found:
         if not ok:
-            yield Finding("kernels", family, "fail", text, "report this with the block below; until then "
+            yield Finding("kernels", family, "fail", text,
+                          "report this with the block below; until then "
                           "gnnaccel.enable(backend='torch') leaves the kernels aside")
     seconds, count = (after - at for after, at in zip(driver.compile_seconds(), before))
-    yield Finding("kernels", "compiling", "ok", f"{count} kernels compiled or loaded from CuPy's cache in {seconds:.1f} s")
+    yield Finding("kernels", "compiling", "ok",
+                  f"{count} kernels compiled or loaded from CuPy's cache in {seconds:.1f} s")
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """What packages say on stdout and stderr while they are imported is not the doctor's word."""
-    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+    with (open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere),
+          contextlib.redirect_stderr(nowhere)):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             sys.stdout.flush()

@@ -1,7 +1,8 @@
-"""One small check per family of kernels against torch in fp64: do they compile here, and are their numbers right?
+"""One small check per family of kernels against torch in fp64: do they compile here, and are their
+numbers right?
 
-Needs torch, so it is imported only once that is known to work. Runs on any device that the kernels run on, the tests' emulation
-included.
+Needs torch, so it is imported only once that is known to work. Runs on any device that the kernels
+run on, the tests' emulation included.
 """
 from __future__ import annotations
 
@@ -10,12 +11,14 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from gnnaccel.cuda import (blend_grad, column_sum, driver, dropout, edge_list, gather, head_dot, int8_gemm, join, pairs,
-                           quantize, segment_backward, segment_gemm, segment_gemm_grad, tile_ptr)
+from gnnaccel.cuda import (blend_grad, column_sum, driver, dropout, edge_list, gather, head_dot,
+                           int8_gemm, join, pairs, quantize, segment_backward, segment_gemm,
+                           segment_gemm_grad, tile_ptr)
 from gnnaccel.cuda.segment_plan import Segments
 from gnnaccel.dispatch import attention, attention_programs, patterns, torch_backend
 from gnnaccel.dispatch.graph import GraphView
-from gnnaccel.dispatch.ops import (aggregation, aggregation_messages, aggregation_softmax, calls, gated_sums, multi_reduce,
+from gnnaccel.dispatch.ops import (aggregation, aggregation_messages, aggregation_softmax, calls,
+                                   gated_sums, multi_reduce,
                                     operands)
 from gnnaccel.dispatch.ops.aggregation import Aggregation
 from gnnaccel.dispatch.ops.aggregation_means import Softmax
@@ -29,11 +32,13 @@ _HUB = 1500  # edges into one node: a row longer than one warp carries
 
 
 class Case:
-    """A random graph with a hub and isolated nodes, and random tensors on ``device``; the same each time."""
+    """A random graph with a hub and isolated nodes, and random tensors on ``device``; the same each
+    time."""
 
     def __init__(self, device: torch.device):
         self.device, self._generator = device, torch.Generator("cpu").manual_seed(0)
-        src, dst = (torch.randint(0, 90, (2000,), generator=self._generator, device="cpu") for _ in range(2))
+        src, dst = (torch.randint(0, 90, (2000,), generator=self._generator, device="cpu")
+                    for _ in range(2))
         dst[:_HUB] = 7
         self.src, self.dst = src.to(device), dst.to(device)
         self.edge_index, self.nodes = torch.stack([self.src, self.dst]), 100
@@ -59,14 +64,16 @@ def _structure(case: Case) -> Iterator[tuple[str, float]]:
     degrees = torch.bincount(case.dst, minlength=case.nodes)
     right = torch.equal(rows.indptr.diff().long(), degrees) and torch.equal(
         case.edge_index[:, rows.place[:len(case.dst)].long()],
-        torch.stack([rows.other[:len(case.dst)].long(), torch.arange(case.nodes, device=case.device).repeat_interleave(degrees)]))
+        torch.stack([rows.other[:len(case.dst)].long(),
+                     torch.arange(case.nodes, device=case.device).repeat_interleave(degrees)]))
     yield "structure", 0.0 if right else float("inf")
 
 
 def _pairs(case: Case) -> Iterator[tuple[str, float]]:
     types = case.src % 3
     found = pairs.number(case.src, case.dst, types, case.nodes, case.nodes, 3).pairs[1]
-    keys, of_edge, counts = torch.unique(types * case.nodes + case.dst, return_inverse=True, return_counts=True)
+    keys, of_edge, counts = torch.unique(types * case.nodes + case.dst, return_inverse=True,
+                                         return_counts=True)
     share = pairs.shares(found.of_edge, len(keys), torch.float64)
     right = all(torch.equal(got.long(), expected) for got, expected in (
         (found.relation * case.nodes + found.node, keys), (found.of_edge, of_edge),
@@ -77,7 +84,8 @@ def _pairs(case: Case) -> Iterator[tuple[str, float]]:
 def _gather(case: Case) -> Iterator[tuple[str, float]]:
     x = case.normal(case.nodes, 64)
     exact = torch.zeros_like(x).double().index_add(0, case.dst, x[case.src].double())
-    short = torch.bincount(case.dst, minlength=case.nodes) < 64  # rows that are split stay incomplete, by design
+    # rows that are split stay incomplete, by design
+    short = torch.bincount(case.dst, minlength=case.nodes) < 64
     yield "gather", error(gather.row_gather(case.view.csc(), x)[short], exact[short])
 
 
@@ -103,7 +111,8 @@ def _column_sum(case: Case) -> Iterator[tuple[str, float]]:
 
 def _additive(case: Case) -> Iterator[tuple[str, float]]:
     program = attention_programs.gat(0.2, 0.0, True, True, False)
-    tensors = {"x": case.normal(case.nodes, 8, 8), "att_src": case.normal(1, 8, 8), "att_dst": case.normal(1, 8, 8)}
+    tensors = {"x": case.normal(case.nodes, 8, 8), "att_src": case.normal(1, 8, 8),
+               "att_dst": case.normal(1, 8, 8)}
     forward, backward = _attended(case, program, tensors)
     yield from (("additive", forward), ("additive_backward", backward))
     yield "additive_pmf", _attended(case, program, tensors, pmf=True)[0]
@@ -116,7 +125,8 @@ def _pairwise(case: Case) -> Iterator[tuple[str, float]]:
     yield from (("pairwise", forward), ("pairwise_backward", backward))
 
 
-def _attended(case: Case, program, tensors: dict[str, Tensor], pmf: bool = False) -> tuple[float, float]:
+def _attended(case: Case, program, tensors: dict[str, Tensor],
+              pmf: bool = False) -> tuple[float, float]:
     """Errors of the output and of the worst gradient."""
     heads, width = tensors["x" if "x" in tensors else "keys"].shape[1:]
     fused = patterns.attention(program)
@@ -129,15 +139,19 @@ def _attended(case: Case, program, tensors: dict[str, Tensor], pmf: bool = False
 Function = Callable[[dict[str, Tensor]], Tensor]
 
 
-def _differentiated(case: Case, tensors: dict[str, Tensor], ours: Function, exact: Function) -> tuple[float, float]:
-    """Errors of the output of ``ours`` and of the worst of its gradients, against those of ``exact`` in fp64."""
+def _differentiated(case: Case, tensors: dict[str, Tensor], ours: Function,
+                    exact: Function) -> tuple[float, float]:
+    """Errors of the output of ``ours`` and of the worst of its gradients, against those of
+    ``exact`` in fp64."""
     def results(run: Function, dtype: torch.dtype) -> list[Tensor]:
         inputs = {name: t.to(dtype).requires_grad_() for name, t in tensors.items()}
         out = run(inputs)
-        grad = torch.linspace(-1, 2, out.numel(), device=case.device, dtype=torch.float32).view(out.shape).to(dtype)
+        grad = torch.linspace(-1, 2, out.numel(), device=case.device,
+                              dtype=torch.float32).view(out.shape).to(dtype)
         return [out.detach(), *torch.autograd.grad(out, list(inputs.values()), grad)]
 
-    found = [error(mine, truth) for mine, truth in zip(results(ours, torch.float32), results(exact, torch.float64))]
+    found = [error(mine, truth) for mine, truth in zip(results(ours, torch.float32),
+                                                       results(exact, torch.float64))]
     return found[0], max(found[1:])
 
 
@@ -153,7 +167,8 @@ def _run(call: OpCall) -> Tensor:
 
 
 def _operations(case: Case) -> Iterator[tuple[str, float]]:
-    x, y, weight = case.normal(case.nodes, 4, 16), case.normal(case.nodes, 4, 16), case.normal(2000, 4, 1)
+    x, y, weight = (case.normal(case.nodes, 4, 16), case.normal(case.nodes, 4, 16),
+                    case.normal(2000, 4, 1))
     for name, make in {
         "aggregate": lambda t: calls.gspmm(case.graph, _operands("mul", t(x), t(weight)), "sum"),
         "extremum": lambda t: calls.gspmm(case.graph, _operands("copy_lhs", t(x), None), "max"),
@@ -166,11 +181,14 @@ def _operations(case: Case) -> Iterator[tuple[str, float]]:
 
 
 def _edge_list(case: Case) -> Iterator[tuple[str, float]]:
-    x, weight, count = case.normal(case.nodes, 64), case.normal(2000), torch.zeros(case.nodes, device=case.device)
+    x, weight, count = (case.normal(case.nodes, 64), case.normal(2000),
+                        torch.zeros(case.nodes, device=case.device))
     got = edge_list.add_edges(case.edge_index, 0, x, case.nodes, weight, None, count)
     edge_list.average(got, count, torch.int64)
     degree = torch.bincount(case.dst, minlength=case.nodes).clamp(min=1).double()
-    exact = torch.zeros_like(x).double().index_add(0, case.dst, x[case.src].double() * weight.double().unsqueeze(1))
+    exact = torch.zeros_like(x).double().index_add(0, case.dst,
+                                                   x[case.src].double()
+                                                   * weight.double().unsqueeze(1))
     yield "edge_list", error(got, exact / degree.unsqueeze(1))
 
 
@@ -179,13 +197,17 @@ def _segments(case: Case) -> Iterator[tuple[str, float]]:
     segments = Segments(ends.to(case.device, torch.int32), 300)
     for name, k in (("segment_direct", 64), ("segment_gemm", 33)):
         x, w = case.normal(300, k), case.normal(5, k, 64)
-        exact = torch.cat([x[a:b].double() @ w[s].double() for s, (a, b) in enumerate(zip(ends.tolist(), ends.tolist()[1:]))])
+        exact = torch.cat([x[a:b].double() @ w[s].double()
+                           for s, (a, b) in enumerate(zip(ends.tolist(), ends.tolist()[1:]))])
         yield name, error(segment_gemm.multiply(segments, x, w), exact)
     x, dy = case.normal(300, 64), case.normal(300, 32)
-    exact = torch.stack([x[a:b].double().T @ dy[a:b].double() for a, b in zip(ends.tolist(), ends.tolist()[1:])])
-    yield "segment_gemm_grad", error(segment_gemm_grad.weight_grad(segments, x, dy).squeeze(1), exact)
+    exact = torch.stack([x[a:b].double().T @ dy[a:b].double()
+                         for a, b in zip(ends.tolist(), ends.tolist()[1:])])
+    yield "segment_gemm_grad", error(segment_gemm_grad.weight_grad(segments, x, dy).squeeze(1),
+                                     exact)
     w = case.normal(5, 64, 32)
-    back = torch.cat([dy[a:b].double() @ w[s].double().T for s, (a, b) in enumerate(zip(ends.tolist(), ends.tolist()[1:]))])
+    back = torch.cat([dy[a:b].double() @ w[s].double().T
+                      for s, (a, b) in enumerate(zip(ends.tolist(), ends.tolist()[1:]))])
     d_x, d_w, _ = segment_backward.gradients(segments, x, dy, w)
     yield "segment_backward", max(error(d_x, back), error(d_w.squeeze(1), exact))
 
@@ -194,8 +216,10 @@ def _blend_grad(case: Case) -> Iterator[tuple[str, float]]:
     ends = torch.tensor([0, 0, 120, 300], device="cpu")
     grad, rest, share = case.normal(300, 40), case.normal(300, 40), case.normal(3)
     d_rest = torch.empty_like(grad)
-    sums = blend_grad.blend_grad(Segments(ends.to(case.device, torch.int32), 300), grad, rest, share, d_rest=d_rest)
-    exact = torch.stack([part.sum() for part in (grad.double() * rest.double()).split(ends.diff().tolist())])
+    sums = blend_grad.blend_grad(Segments(ends.to(case.device, torch.int32), 300), grad, rest,
+                                 share, d_rest=d_rest)
+    exact = torch.stack([part.sum()
+                         for part in (grad.double() * rest.double()).split(ends.diff().tolist())])
     kept = 1 - share.double().repeat_interleave(ends.diff().to(case.device))
     yield "blend_grad", max(error(sums, exact), error(d_rest, kept.unsqueeze(1) * grad.double()))
 
@@ -207,37 +231,44 @@ def _gated(case: Case) -> Iterator[tuple[str, float]]:
     def by(way: Callable) -> Function:
         return lambda inputs: torch.cat(way(case.graph, "gated", *inputs.values()))
 
-    yield "gated", max(_differentiated(case, tensors, by(gated_sums.by_kernels), by(gated_sums.by_operations)))
+    yield "gated", max(_differentiated(case, tensors, by(gated_sums.by_kernels),
+                                       by(gated_sums.by_operations)))
 
 
 def _messages(case: Case) -> Iterator[tuple[str, float]]:
     edges, nodes = len(case.dst), case.nodes
     for family, more, rows in (("gated_sum", Gated, dict(left=nodes, right=nodes, edge=edges)),
                                ("rectified", Rectified, dict(edge=edges))):
-        tensors = {"x": case.normal(nodes, 24), **{name: case.normal(count, 24) for name, count in rows.items()}}
+        tensors = {"x": case.normal(nodes, 24),
+                   **{name: case.normal(count, 24) for name, count in rows.items()}}
 
         def by(way: Callable, more: type = more) -> Function:
             return lambda inputs: way(case.graph, Aggregation("sum", inputs["x"], None, (24,),
-                                                              more(**{n: t for n, t in inputs.items() if n != "x"})))
+                                                              more(**{n: t
+                                                                      for n, t in inputs.items()
+                                                                      if n != "x"})))
 
-        yield family, max(_differentiated(case, tensors, by(aggregation_messages.run), by(aggregation.plain)))
+        yield family, max(_differentiated(case, tensors, by(aggregation_messages.run),
+                                          by(aggregation.plain)))
 
 
 def _softmax_sum(case: Case) -> Iterator[tuple[str, float]]:
     tensors = {"x": case.normal(case.nodes, 24), "edge": case.normal(len(case.dst), 24)}
 
     def by(way: Callable) -> Function:
-        return lambda inputs: way(case.graph, Aggregation(Softmax(0.7, True), inputs["x"], None, (24,),
-                                                          Rectified(inputs["edge"])))
+        return lambda inputs: way(case.graph, Aggregation(Softmax(0.7, True), inputs["x"], None,
+                                                          (24,), Rectified(inputs["edge"])))
 
-    yield "softmax_sum", max(_differentiated(case, tensors, by(aggregation_softmax.run), by(aggregation.plain)))
+    yield "softmax_sum", max(_differentiated(case, tensors, by(aggregation_softmax.run),
+                                             by(aggregation.plain)))
 
 
 def _multi_reduce(case: Case) -> Iterator[tuple[str, float]]:
     tensors = {"x": case.normal(case.nodes, 24), "weight": case.normal(len(case.dst))}
 
     def call(inputs: dict[str, Tensor]) -> OpCall:
-        return multi_reduce.multi_reduce(case.graph, inputs["x"], multi_reduce.REDUCES, inputs["weight"])
+        return multi_reduce.multi_reduce(case.graph, inputs["x"], multi_reduce.REDUCES,
+                                         inputs["weight"])
 
     forward, backward = _differentiated(case, tensors, lambda inputs: _run(call(inputs)),
                                         lambda inputs: call(inputs).plain())
@@ -251,7 +282,8 @@ def _int8(case: Case) -> Iterator[tuple[str, float]]:
     off[:, 0] = 0
     x = scale * (whole + off)
     rows = quantize.int8_rows(x)
-    narrow = quantize.bf16_rows(x, (1234, 5)).double()  # rounded stochastically: to one of two neighbours
+    # rounded stochastically: to one of two neighbours
+    narrow = quantize.bf16_rows(x, (1234, 5)).double()
     near = bool(((narrow - x.double()).abs() <= x.double().abs() / 128).all())
     yield "quantize", error(rows.dequantize(), scale.double() * whole) if near else float("inf")
     weight, bias = quantize.int8_rows(case.normal(33, 40)), case.normal(33)
@@ -263,32 +295,39 @@ def _tile_ptr(case: Case) -> Iterator[tuple[str, float]]:
     rows = torch.randint(0, 200, (300,), device=case.device)
     ptr = torch.cat([rows.new_zeros(1), rows.cumsum(0)]).int()
     made = tile_ptr.tile_ptr(ptr)
-    same = all(torch.equal(found[1:].long(), (-(-rows // height)).cumsum(0)) and not found[0] for height, found in made.items())
+    same = all(torch.equal(found[1:].long(), (-(-rows // height)).cumsum(0)) and not found[0]
+               for height, found in made.items())
     yield "tile_ptr", 0.0 if same else float("inf")
 
 
 def _join(case: Case) -> Iterator[tuple[str, float]]:
     parts = [torch.randint(0, 7, (2, edges), device=case.device) for edges in (5, 0, 300)]
     made = join.join(parts, [(at, 7 * at, 7, 7 * at, 7) for at in range(3)], case.device)
-    relation = torch.tensor([0, 2], device=case.device).repeat_interleave(torch.tensor([5, 300], device=case.device))
+    relation = torch.tensor([0, 2], device=case.device).repeat_interleave(
+        torch.tensor([5, 300], device=case.device))
     src, dst = torch.cat(parts, 1) + 7 * relation
-    same = all(torch.equal(got.long(), expected) for got, expected in zip(made, (src, dst, relation))) and int(made.wrong) == 6
+    same = all(torch.equal(got.long(), expected)
+               for got, expected in zip(made, (src, dst, relation))) and int(made.wrong) == 6
     yield "join", 0.0 if same else float("inf")
 
 
 #: each check with the families whose verdicts it yields, in that order
 CHECKS: tuple[tuple[tuple[str, ...], Check], ...] = (
-    (("structure",), _structure), (("pairs",), _pairs), (("gather",), _gather), (("dropout",), _dropout),
-    (("head_dot",), _head_dot), (("column_sum",), _column_sum), (("additive", "additive_backward", "additive_pmf"), _additive),
-    (("pairwise", "pairwise_backward"), _pairwise), (("aggregate", "extremum", "sddmm", "edge_softmax"), _operations),
+    (("structure",), _structure), (("pairs",), _pairs), (("gather",), _gather),
+    (("dropout",), _dropout), (("head_dot",), _head_dot), (("column_sum",), _column_sum),
+    (("additive", "additive_backward", "additive_pmf"), _additive),
+    (("pairwise", "pairwise_backward"), _pairwise),
+    (("aggregate", "extremum", "sddmm", "edge_softmax"), _operations),
     (("edge_list",), _edge_list), (("tile_ptr",), _tile_ptr), (("join",), _join),
     (("segment_direct", "segment_gemm", "segment_gemm_grad", "segment_backward"), _segments),
-    (("blend_grad",), _blend_grad), (("gated",), _gated), (("gated_sum", "rectified"), _messages), (("softmax_sum",), _softmax_sum),
-    (("multi_reduce", "multi_reduce_backward"), _multi_reduce), (("quantize", "int8_gemm"), _int8))
+    (("blend_grad",), _blend_grad), (("gated",), _gated), (("gated_sum", "rectified"), _messages),
+    (("softmax_sum",), _softmax_sum), (("multi_reduce", "multi_reduce_backward"), _multi_reduce),
+    (("quantize", "int8_gemm"), _int8))
 
 
 def verdicts(device: torch.device) -> Iterator[tuple[str, bool, str]]:
-    """(family, right?, what was found) of every family. A kernel that does not compile or launch is a finding, not an error."""
+    """(family, right?, what was found) of every family. A kernel that does not compile or launch is
+    a finding, not an error."""
     case = None
     for families, check in CHECKS:
         left = list(families)
@@ -296,11 +335,12 @@ def verdicts(device: torch.device) -> Iterator[tuple[str, bool, str]]:
             case = case or Case(device)
             for family, found in check(case):
                 left.remove(family)
-                yield family, found <= TOLERANCE, f"relative error {found:.1e}, allowed {TOLERANCE:.0e}"
+                text = f"relative error {found:.1e}, allowed {TOLERANCE:.0e}"
+                yield family, found <= TOLERANCE, text
         except driver.CompileError as problem:
             for family in left:
                 yield family, False, f"did not compile: {_first_line(problem)}"
-        except Exception as problem:  # noqa: BLE001 - what else goes wrong is what the user asks for
+        except Exception as problem:  # noqa: BLE001 - what else goes wrong is asked for
             for family in left:
                 yield family, False, f"{type(problem).__name__}: {_first_line(problem)}"
 

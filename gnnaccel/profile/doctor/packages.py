@@ -1,4 +1,5 @@
-"""Which packages are there, can be imported, are recent enough, and agree with each other and with the driver."""
+"""Which packages are there, can be imported, are recent enough, and agree with each other and with
+the driver."""
 from __future__ import annotations
 
 import importlib
@@ -16,7 +17,8 @@ from gnnaccel.session import PACKAGES
 
 PYTHONS = ((3, 10), (3, 14))  # from the first, before the second
 #: module -> oldest version, None for any: as in setup.cfg
-REQUIRED = {"torch": "2.4", "numpy": None, "packaging": None, "platformdirs": None, "rich": None, "filelock": None}
+REQUIRED = {"torch": "2.4", "numpy": None, "packaging": None, "platformdirs": None, "rich": None,
+            "filelock": None}
 HOSTS = {"torch_geometric": "2.6", "dgl": "1.1"}
 CUPY = "13"
 EXTRAS = (12, 13)  # majors of CUDA for which setup.cfg has a cuda.. extra
@@ -48,7 +50,7 @@ def import_problem(module: str) -> str | None:
     """Why a module cannot be imported; None where it can."""
     try:
         importlib.import_module(module)
-    except Exception as problem:  # noqa: BLE001 - packages fail in many ways, such as a library that does not load
+    except Exception as problem:  # noqa: BLE001 - packages fail in many ways
         return f"{type(problem).__name__}: {problem}".partition("\n")[0]
     return None
 
@@ -64,7 +66,8 @@ def _required(module: str, least: str | None) -> Finding:
     problem, version = import_problem(module), version_of(module)
     wanted = f"pip install '{module}>={least}'" if least else f"pip install {module}"
     if problem is not None:
-        said = "is not installed" if version is None else f"{version} is installed and cannot be imported"
+        said = ("is not installed" if version is None
+                else f"{version} is installed and cannot be imported")
         return Finding("packages", module, "fail", f"{said}: {problem}",
                        wanted if version is None else f"repair it: {wanted} --force-reinstall")
     return _recent(module, version, least, wanted)
@@ -86,7 +89,7 @@ def _older(version: str, least: str) -> bool:
     return Version(version) < Version(least)
 
 
-# --- the hosts -----------------------------------------------------------------------------------------------------------
+# --- the hosts ------------------------------------------------------------------------------------
 
 def _hosts() -> Iterator[Finding]:
     found = []
@@ -97,13 +100,15 @@ def _hosts() -> Iterator[Finding]:
         if version is None:
             yield Finding("packages", module, "note", f"is not installed: {wanted} if you use it")
         elif problem is not None:
-            yield Finding("packages", module, "fail", f"{version} is installed and cannot be imported: {problem}",
+            yield Finding("packages", module, "fail",
+                          f"{version} is installed and cannot be imported: {problem}",
                           _import_remedy(module, problem))
         else:
             found.append(module)
             yield _recent(module, version, least, wanted)
     if not found:
-        yield Finding("packages", "hosts", "warn", "neither PyG nor DGL can be imported, so there is nothing to accelerate",
+        yield Finding("packages", "hosts", "warn",
+                      "neither PyG nor DGL can be imported, so there is nothing to accelerate",
                       "pip install torch-geometric, or dgl pandas")
 
 
@@ -112,7 +117,8 @@ def _import_remedy(module: str, problem: str) -> str:
     if other is not None and other[1] != module:  # not the host's own fault
         return f"pip install {other[1]}"
     if module == "dgl":
-        return "import gnnaccel before dgl; DGL also needs pandas: pip install pandas. docs/dgl.md has what else it wants"
+        return ("import gnnaccel before dgl; DGL also needs pandas: pip install pandas. "
+                "docs/dgl.md has what else it wants")
     return f"pip install --force-reinstall {module.replace('_', '-')}"
 
 
@@ -124,16 +130,18 @@ def bridge() -> Finding | None:
 
     why = bridging.reason_against()
     return Finding("GPU", "DGL", "note",
-                   why or "this DGL was built without CUDA: enabled, gnnaccel bridges its graphs to the GPU")
+                   why or "this DGL was built without CUDA: enabled, gnnaccel bridges its graphs "
+                          "to the GPU")
 
 
-# --- CUDA ------------------------------------------------------------------------------------------------------------------
+# --- CUDA -----------------------------------------------------------------------------------------
 
 def _cuda() -> Iterator[Finding]:
     torch_cuda, devices, broken = _torch_cuda()
     driver = probe.driver_text()
     if import_problem("torch") is not None:
-        yield Finding("GPU", "device", "note", f"not checked: torch cannot be imported; NVIDIA driver: {driver or 'none'}")
+        yield Finding("GPU", "device", "note",
+                      f"not checked: torch cannot be imported; NVIDIA driver: {driver or 'none'}")
         yield from _cupy(None, False)
         return
     if broken is not None:
@@ -144,12 +152,14 @@ def _cuda() -> Iterator[Finding]:
     elif driver is not None and broken is None:
         text = f"an NVIDIA driver ({driver}) is loaded, but torch sees no GPU"
         if torch_cuda is None:
-            yield Finding("GPU", "torch", "fail", f"{text}: this torch is built without CUDA", "install a CUDA build of torch")
+            yield Finding("GPU", "torch", "fail", f"{text}: this torch is built without CUDA",
+                          "install a CUDA build of torch")
         else:
             yield Finding("GPU", "torch", "fail", f"{text} (torch is for CUDA {torch_cuda})",
                           "update the driver, or look at CUDA_VISIBLE_DEVICES and nvidia-smi")
     elif broken is None:
-        yield Finding("GPU", "device", "note", "no NVIDIA GPU here: layers run on the torch backend or natively")
+        yield Finding("GPU", "device", "note",
+                      "no NVIDIA GPU here: layers run on the torch backend or natively")
     yield from _cupy(torch_cuda, bool(devices))
 
 
@@ -166,10 +176,12 @@ def _torch_cuda() -> tuple[str | None, list[dict], str | None]:
 
 
 def _devices(devices: list[dict], torch_cuda: str | None, driver: str | None) -> Iterator[Finding]:
-    yield Finding("GPU", "driver", "ok", f"{driver or 'of unknown version'}, torch for CUDA {torch_cuda}")
+    yield Finding("GPU", "driver", "ok",
+                  f"{driver or 'of unknown version'}, torch for CUDA {torch_cuda}")
     for index, about in enumerate(devices):
         major, minor = about["capability"]
-        text = f"{about['name']}, compute capability {major}.{minor}, {about['memory'] / 2**30:.0f} GiB"
+        gib = about['memory'] / 2**30
+        text = f"{about['name']}, compute capability {major}.{minor}, {gib:.0f} GiB"
         if about["capability"] < probe.LEAST_CAPABILITY:
             yield Finding("GPU", f"device {index}", "warn", text,
                           "the kernels are for 7.5 and later; layers stay native on this one")
@@ -184,11 +196,13 @@ def _cupy(torch_cuda: str | None, gpu: bool) -> Iterator[Finding]:
         yield Finding("GPU", "CuPy", "note", f"is not installed; with a GPU: {wanted}")
         return
     if len(names) > 1:
-        yield Finding("GPU", "CuPy", "fail", f"{', '.join(names)} are installed together and overwrite each other",
+        yield Finding("GPU", "CuPy", "fail",
+                      f"{', '.join(names)} are installed together and overwrite each other",
                       f"pip uninstall -y {' '.join(names)}, then {wanted}")
     found = probe.cupy()
     if "cupy" in found.problems:
-        yield Finding("GPU", "CuPy", "fail" if gpu else "note", f"cannot be imported: {found.problems['cupy']}", wanted)
+        yield Finding("GPU", "CuPy", "fail" if gpu else "note",
+                      f"cannot be imported: {found.problems['cupy']}", wanted)
         return
     yield _recent("CuPy", found.cupy, CUPY, wanted)
     if gpu:
@@ -197,22 +211,28 @@ def _cupy(torch_cuda: str | None, gpu: bool) -> Iterator[Finding]:
 
 def _install(cuda: int) -> str:
     """How to get the CuPy for a major version of CUDA."""
-    return f"pip install 'gnnaccel[cuda{cuda}]'" if cuda in EXTRAS else f"pip install 'cupy-cuda{cuda}x>={CUPY}'"
+    return (f"pip install 'gnnaccel[cuda{cuda}]'" if cuda in EXTRAS
+            else f"pip install 'cupy-cuda{cuda}x>={CUPY}'")
 
 
 def _agreement(found: probe.Probe, torch_cuda: str | None, wanted: str) -> Iterator[Finding]:
-    """NVRTC compiles for the driver that CuPy uses; torch brings a CUDA of its own, which had better be the same major one."""
+    """NVRTC compiles for the driver that CuPy uses; torch brings a CUDA of its own, which had
+    better be the same major one."""
     if found.nvrtc is None:
-        yield Finding("GPU", "NVRTC", "fail", f"cannot be loaded: {found.problems.get('nvrtc', 'unknown')}", wanted)
+        yield Finding("GPU", "NVRTC", "fail",
+                      f"cannot be loaded: {found.problems.get('nvrtc', 'unknown')}", wanted)
     elif found.driver_cuda and _major(found.nvrtc) > _major(found.driver_cuda):
-        yield Finding("GPU", "NVRTC", "fail", f"{found.nvrtc} is newer than the CUDA {found.driver_cuda} of the driver",
+        yield Finding("GPU", "NVRTC", "fail",
+                      f"{found.nvrtc} is newer than the CUDA {found.driver_cuda} of the driver",
                       f"update the driver, or {_install(_major(found.driver_cuda))}")
     else:
         yield Finding("GPU", "NVRTC", "ok",
-                      f"{found.nvrtc}, CuPy for CUDA {found.cupy_cuda}, driver up to CUDA {found.driver_cuda}")
+                      f"{found.nvrtc}, CuPy for CUDA {found.cupy_cuda}, driver up to CUDA "
+                      f"{found.driver_cuda}")
     if torch_cuda and found.cupy_cuda and _major(torch_cuda) != _major(found.cupy_cuda):
         yield Finding("GPU", "CUDA", "warn",
-                      f"torch is for CUDA {torch_cuda}, CuPy for {found.cupy_cuda}: two CUDAs in one process", wanted)
+                      f"torch is for CUDA {torch_cuda}, CuPy for {found.cupy_cuda}: two CUDAs in "
+                      "one process", wanted)
 
 
 def _major(version: str) -> int:

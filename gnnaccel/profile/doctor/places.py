@@ -1,4 +1,5 @@
-"""Folders that gnnaccel writes, variables that it reads, and whether the hosts' functions are those that were tested."""
+"""Folders that gnnaccel writes, variables that it reads, and whether the hosts' functions are those
+that were tested."""
 from __future__ import annotations
 
 import os
@@ -21,10 +22,13 @@ _SHOWN = 4  # names of functions
 def caches() -> Iterator[Finding]:
     """Our folder, and CuPy's of compiled kernels."""
     try:
-        yield _folder("gnnaccel", store.folder(), "set GNNACCEL_CACHE_DIR to a folder that can be written")
+        yield _folder("gnnaccel", store.folder(),
+                      "set GNNACCEL_CACHE_DIR to a folder that can be written")
     except GnnaccelError as problem:
-        yield Finding("caches", "gnnaccel", "warn", str(problem), "pip install platformdirs, or set GNNACCEL_CACHE_DIR")
-    yield _folder("kernels", probe.kernel_cache(), "set CUPY_CACHE_DIR to a folder that can be written")
+        yield Finding("caches", "gnnaccel", "warn", str(problem),
+                      "pip install platformdirs, or set GNNACCEL_CACHE_DIR")
+    yield _folder("kernels", probe.kernel_cache(),
+                  "set CUPY_CACHE_DIR to a folder that can be written")
     yield _calibration()
 
 
@@ -35,18 +39,22 @@ def _calibration() -> Finding:
         warnings.simplefilter("always")
         held = store.read(NAME)
     if caught:
-        return Finding("caches", "calibration", "warn", str(caught[0].message), "python -m gnnaccel cache clear")
+        return Finding("caches", "calibration", "warn", str(caught[0].message),
+                       "python -m gnnaccel cache clear")
     devices = (held or {}).get("devices", {})
     if not devices:
         return Finding("caches", "calibration", "note",
-                       "none; with a GPU, python -m gnnaccel calibrate measures it for the cost model")
+                       "none; with a GPU, python -m gnnaccel calibrate measures it for the cost "
+                       "model")
     now = calibrate.versions()
     old = [name for name, about in devices.items() if about.get("versions") != now]
     if old:
         return Finding("caches", "calibration", "note",
-                       f"of {', '.join(old)}, by other versions than today's; python -m gnnaccel calibrate "
+                       f"of {', '.join(old)}, by other versions than today's; python -m gnnaccel "
+                       "calibrate "
                                                         "measures anew")
-    return Finding("caches", "calibration", "ok", ", ".join(f"{name}, {about.get('date')}" for name, about in devices.items()))
+    return Finding("caches", "calibration", "ok", ", ".join(f"{name}, {about.get('date')}"
+                                                            for name, about in devices.items()))
 
 
 def _folder(name: str, where: Path, remedy: str) -> Finding:
@@ -72,13 +80,15 @@ def environment() -> Iterator[Finding]:
     given = env.given()
     for name in given:
         if name not in env.VARIABLES:
-            yield Finding("settings", name, "warn", "is no variable that gnnaccel knows" + did_you_mean(name, env.VARIABLES),
+            yield Finding("settings", name, "warn",
+                          "is no variable that gnnaccel knows" + did_you_mean(name, env.VARIABLES),
                           f"unset {name}")
     for ask in (env.switch, env.options, env.cache_bytes):
         try:
             ask()
         except ValueError as problem:
-            yield Finding("settings", "environment", "fail", str(problem), "correct or unset the variable")
+            yield Finding("settings", "environment", "fail", str(problem),
+                          "correct or unset the variable")
     known = ", ".join(f"{name}={value}" for name, value in given.items() if name in env.VARIABLES)
     yield Finding("settings", "environment", "ok", known or "no variable is set")
     yield _autostart()
@@ -91,13 +101,16 @@ def _autostart() -> Finding:
                        "python -m gnnaccel autostart install")
     if state == "not installed" and env.safe_switch():
         return Finding("settings", "autostart", "warn",
-                       "the variable GNNACCEL is on, but nothing in this Python looks at it when it starts",
+                       "the variable GNNACCEL is on, but nothing in this Python looks at it when "
+                       "it starts",
                        "python -m gnnaccel autostart install, or run scripts by python -m gnnaccel")
-    return Finding("settings", "autostart", "ok", f"{state} in {short(where)}" if state == "installed" else state)
+    return Finding("settings", "autostart", "ok",
+                   f"{state} in {short(where)}" if state == "installed" else state)
 
 
 def hosts() -> Iterator[Finding]:
-    """Of each host that can be imported: can it be patched, and does it read as when it was tested?"""
+    """Of each host that can be imported: can it be patched, and does it read as when it was
+    tested?"""
     session.disable()
     for host, (module, _) in adapters.HOSTS.items():
         top = module.partition(".")[0]
@@ -107,8 +120,9 @@ def hosts() -> Iterator[Finding]:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 yield _drift(host, top, seams.compare(host))
-        except Exception as problem:  # noqa: BLE001 - something that is replaced does not exist in it
-            yield Finding("hosts", top, "fail", f"cannot be taken over: {type(problem).__name__}: {problem}",
+        except Exception as problem:  # noqa: BLE001 - a seam that it lacks, say
+            yield Finding("hosts", top, "fail",
+                          f"cannot be taken over: {type(problem).__name__}: {problem}",
                           f"install a tested version: pip install {_tested(host, top)}")
 
 
@@ -118,14 +132,17 @@ def _drift(host: str, top: str, found: seams.Drift) -> Finding:
     if not wrong:
         text = "as tested" if found.known else f"reads as {found.tested}, which was tested"
         return Finding("hosts", top, "ok", f"{found.version}: {found.count} functions {text}")
-    names = ", ".join(name.removeprefix(top + ".") for name in wrong[:_SHOWN]) + (" and more" if len(wrong) > _SHOWN else "")
+    names = ", ".join(name.removeprefix(top + ".")
+                      for name in wrong[:_SHOWN]) + (" and more" if len(wrong) > _SHOWN else "")
     layers = sorted({name.split(".")[-2] for name in wrong if name.split(".")[-2][:1].isupper()})
     remedy = f"pip install {_tested(host, top)} (tested: {tested})"
     if layers:
-        remedy += f", or gnnaccel.exclude({', '.join(map(repr, layers[:_SHOWN]))}), or check results by gnnaccel.compare"
+        some = ", ".join(map(repr, layers[:_SHOWN]))
+        remedy += f", or gnnaccel.exclude({some}), or check results by gnnaccel.compare"
     what = "was changed by hand" if found.known else f"differs from {found.tested}"
     return Finding("hosts", top, "warn",
-                   f"{found.version} {what} in {len(wrong)} of {found.count} functions that gnnaccel stands in for: "
+                   f"{found.version} {what} in {len(wrong)} of {found.count} functions that "
+                   "gnnaccel stands in for: "
                                          f"{names}", remedy)
 
 

@@ -1,4 +1,5 @@
-"""Findings for a reader: a table on a terminal, plain lines elsewhere, and a block to paste into a bug report."""
+"""Findings for a reader: a table on a terminal, plain lines elsewhere, and a block to paste into a
+bug report."""
 from __future__ import annotations
 
 import sys
@@ -33,7 +34,8 @@ def verdict(findings: list[Finding]) -> str:
 
 def block(findings: list[Finding]) -> str:
     """What to paste into a bug report: everything, in plain text, fenced."""
-    return "\n".join(["```", "python -m gnnaccel doctor", *lines(findings), verdict(findings), "```"])
+    return "\n".join(["```", "python -m gnnaccel doctor", *lines(findings), verdict(findings),
+                      "```"])
 
 
 def show(findings: list[Finding]) -> None:

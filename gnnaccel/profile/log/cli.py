@@ -10,16 +10,20 @@ from gnnaccel.profile.log import decisions, reading, summary
 
 def add_parser(commands) -> None:
     """Add ``log`` to an argparse subcommand collection."""
-    parser = commands.add_parser("log", help="summarise, filter and compare JSONL logs; export decisions")
+    parser = commands.add_parser("log",
+                                 help="summarise, filter and compare JSONL logs; export decisions")
     parser.set_defaults(run=run)
     parser.add_argument("file", metavar="FILE.jsonl")
-    parser.add_argument("--diff", metavar="OTHER.jsonl", help="which calls OTHER decided otherwise; exit status 1 if any")
+    parser.add_argument("--diff", metavar="OTHER.jsonl",
+                        help="which calls OTHER decided otherwise; exit status 1 if any")
     parser.add_argument("--layer", action="append", metavar="NAME",
                         help="only this class, qualified name or re: pattern; repeatable")
     parser.add_argument("--route", choices=ROUTES, help="only calls on this route")
     parser.add_argument("--code", metavar="GA...", help="only calls with this reason")
-    parser.add_argument("--records", action="store_true", help="print the records themselves, one JSON object per line")
-    parser.add_argument("--export", metavar="DECISIONS.json", help="write what was decided, for enable(decisions=...)")
+    parser.add_argument("--records", action="store_true",
+                        help="print the records themselves, one JSON object per line")
+    parser.add_argument("--export", metavar="DECISIONS.json",
+                        help="write what was decided, for enable(decisions=...)")
     parser.add_argument("--json", action="store_true", help="the summary or difference as JSON")
 
 

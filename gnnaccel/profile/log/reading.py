@@ -14,7 +14,8 @@ from gnnaccel.dispatch.records import Record
 
 @dataclass
 class Log:
-    """``records`` in the order of the file; ``problems``: lines that are no records, each with its number."""
+    """``records`` in the order of the file; ``problems``: lines that are no records, each with its
+    number."""
 
     path: str
     records: list[Record] = field(default_factory=list)
@@ -24,8 +25,9 @@ class Log:
 def read(path: str | os.PathLike) -> Log:
     """The records of a file that ``log="file.jsonl"`` wrote.
 
-    A line that is no record is noted and left out: a killed process may leave half of its last one. OSError when there is no such
-    file; ValueError, naming the first problem, when not one line is a record though there are some.
+    A line that is no record is noted and left out: a killed process may leave half of its last one.
+    OSError when there is no such file; ValueError, naming the first problem, when not one line is a
+    record though there are some.
     """
     log = Log(str(path))
     with open(path, encoding="utf-8", errors="replace") as file:
@@ -46,7 +48,8 @@ def read(path: str | os.PathLike) -> Log:
 
 def chosen(found: Iterable[Record], layers: list[str] | None = None, route: str | None = None,
            code: str | None = None) -> Iterator[Record]:
-    """Records of these layers (class names, qualified names or ``re:`` patterns), on this route, with this reason code."""
+    """Records of these layers (class names, qualified names or ``re:`` patterns), on this route,
+    with this reason code."""
     for record in found:
         if layers and not any(_is(record, layer) for layer in layers):
             continue
@@ -72,7 +75,9 @@ def who(record: Record) -> str:
 def sizes(record: Record) -> str:
     """The graph in short."""
     graph = record["graph"]
-    return "-" if graph is None else f"{graph['num_src']}->{graph['num_dst']}, {graph['num_edges']} edges"
+    if graph is None:
+        return "-"
+    return f"{graph['num_src']}->{graph['num_dst']}, {graph['num_edges']} edges"
 
 
 def took(record: Record) -> str:

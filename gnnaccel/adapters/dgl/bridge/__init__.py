@@ -10,7 +10,8 @@ nodes without edges once per graph (`zero_degree`). Sparse embeddings and filter
 torch operations (`embeddings`, `filters`). What cannot be had raises an error that says so
 (`limits`).
 
-Put in only where DGL has no CUDA device API and torch has a GPU, and taken out like every other patch.
+Put in only where DGL has no CUDA device API and torch has a GPU, and taken out like every other
+patch.
 """
 from __future__ import annotations
 
@@ -35,17 +36,21 @@ def install(patches: PatchSet) -> None:
 
     for module in (calls, arrays, index, embeddings, filters, limits, zero_degree):
         module.install(patches)
-    _patches, _text = patches, "this DGL was built without CUDA: structures stay on the host, features and layers run on the GPU"
+    _patches = patches
+    _text = ("this DGL was built without CUDA: structures stay on the host, features and layers run on "
+             "the GPU")
 
 
 def state() -> dict[str, Any]:
-    """Whether graphs can be put on a GPU by way of the bridge: ``active``, and ``text``, which says why (not)."""
+    """Whether graphs can be put on a GPU by way of the bridge: ``active``, and ``text``, which says
+    why (not)."""
     active = _patches is not None and len(_patches) > 0
     return {"active": active, "text": _text if active or _patches is None else _OFF}
 
 
 def reason_against() -> str | None:
-    """Why DGL, which can be imported, is not bridged here; None where it is when gnnaccel is enabled."""
+    """Why DGL, which can be imported, is not bridged here; None where it is when gnnaccel is
+    enabled."""
     from dgl._ffi.function import get_global_func
 
     if get_global_func("device_api.cuda", allow_missing=True) is not None:

@@ -1,7 +1,8 @@
-"""Tensors on their way into DGL's C functions and out: copied to the host and tagged, copied to the tag's device.
+"""Tensors on their way into DGL's C functions and out: copied to the host and tagged, copied to the
+tag's device.
 
-An array that a C function writes into is copied back to its tensor after the call. So whatever of DGL nobody has
-replaced computes on the host, correctly and slowly.
+An array that a C function writes into is copied back to its tensor after the call. So whatever of
+DGL nobody has replaced computes on the host, correctly and slowly.
 """
 from __future__ import annotations
 
@@ -13,23 +14,28 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters.dgl.bridge.limits import refuse
-from gnnaccel.adapters.dgl.bridge.tags import device_of, host, is_bridged, of_context, on_host, tag, to_context, to_device
+from gnnaccel.adapters.dgl.bridge.tags import (device_of, host, is_bridged, of_context, on_host,
+                                               tag, to_context, to_device)
 from gnnaccel.adapters.patching import PatchSet
 
-_MODULES = ("dgl.backend", "dgl.backend.pytorch", "dgl.backend.pytorch.tensor")  # one imports the names of the next
+# one imports the names of the next
+_MODULES = ("dgl.backend", "dgl.backend.pytorch", "dgl.backend.pytorch.tensor")
 _SOURCE, _WRITTEN = "_gnnaccel_source", "_gnnaccel_written"
 
-#: C function -> positions of arguments that it writes although they are not given as arrays to write
+#: C function -> positions of arguments that it writes although they are not given as arrays to
+#: write
 _WRITES = {"_CAPI_FarthestPointSampler": (3, 5)}
 
 
 def install(patches: PatchSet) -> None:
-    """Replace the conversions between tensors and DGL's arrays, and what arrays say of their place."""
+    """Replace the conversions between tensors and DGL's arrays, and what arrays say of their
+    place."""
     from dgl import ndarray
     from dgl._ffi import ndarray as base
 
     loaded = [sys.modules[name] for name in _MODULES]
-    for make in (zerocopy_to_dgl_ndarray, zerocopy_to_dgl_ndarray_for_write, zerocopy_from_dgl_ndarray):
+    for make in (zerocopy_to_dgl_ndarray, zerocopy_to_dgl_ndarray_for_write,
+                 zerocopy_from_dgl_ndarray):
         native = getattr(loaded[-1], make.__name__)
         new = make(native)
         for module in loaded:
@@ -106,12 +112,14 @@ def _context(native: property) -> property:
 
 @torch.no_grad()
 def write_back(name: str | None, args: Iterable[Any]) -> None:
-    """After a call of the C function ``name``: what it wrote goes to the tensors that its arguments were made of."""
+    """After a call of the C function ``name``: what it wrote goes to the tensors that its arguments
+    were made of."""
     written: tuple[int, ...] = () if name is None else _WRITES.get(name, ())
     for position, arg in enumerate(args):
         if type(arg) in (list, tuple):
             write_back(None, arg)
             continue
         kept = getattr(arg, "__dict__", {})
-        if (_WRITTEN in kept or (position in written and _SOURCE in kept)) and kept[_SOURCE].numel():
+        if ((_WRITTEN in kept or (position in written and _SOURCE in kept))
+            and kept[_SOURCE].numel()):
             kept[_SOURCE].copy_(torch.from_dlpack(arg.to_dlpack()))

@@ -1,7 +1,7 @@
 """Calls of DGL's C functions: whatever comes out of tagged things is tagged.
 
-All of them are objects of one Python class, so its ``__call__`` is replaced. The objects themselves must stay: C code takes some
-of them as constructors, by their handles.
+All of them are objects of one Python class, so its ``__call__`` is replaced. The objects themselves
+must stay: C code takes some of them as constructors, by their handles.
 """
 from __future__ import annotations
 
@@ -45,8 +45,9 @@ def _taggable() -> frozenset[type]:
     from dgl import container, heterograph_index, ndarray
     from dgl._ffi.function import Function
 
-    return frozenset((Function, ndarray.NDArray, ndarray.SparseMatrix, container.List, container.Map, container.StrMap,
-                      container.Value, heterograph_index.HeteroGraphIndex, heterograph_index.HeteroSubgraphIndex,
+    return frozenset((Function, ndarray.NDArray, ndarray.SparseMatrix, container.List,
+                      container.Map, container.StrMap, container.Value,
+                      heterograph_index.HeteroGraphIndex, heterograph_index.HeteroSubgraphIndex,
                       heterograph_index.FlattenedHeteroGraph, heterograph_index.HeteroPickleStates))
 
 

@@ -10,12 +10,14 @@ import torch
 
 from gnnaccel.adapters.dgl.bridge import results
 from gnnaccel.adapters.dgl.bridge.limits import refuse
-from gnnaccel.adapters.dgl.bridge.tags import device_of, is_bridged, of_context, on_host, tag, to_context
+from gnnaccel.adapters.dgl.bridge.tags import (device_of, is_bridged, of_context, on_host, tag,
+                                               to_context)
 from gnnaccel.adapters.patching import PatchSet
 
 
 def install(patches: PatchSet) -> None:
-    """Replace what index objects say of their place, how they are copied, and what they are asked for in training."""
+    """Replace what index objects say of their place, how they are copied, and what they are asked
+    for in training."""
     from dgl._ffi import streams
     from dgl.heterograph import DGLGraph
     from dgl.heterograph_index import FlattenedHeteroGraph, HeteroGraphIndex, HeteroPickleStates
@@ -29,13 +31,15 @@ def install(patches: PatchSet) -> None:
     for name, answer in _ANSWERS.items():
         patches.set(HeteroGraphIndex, name, _answering(getattr(HeteroGraphIndex, name), answer))
     patches.set(HeteroPickleStates, "__setstate__", _states(HeteroPickleStates.__setstate__))
-    patches.set(FlattenedHeteroGraph, "__getattribute__", _attribute(FlattenedHeteroGraph.__getattribute__, HeteroGraphIndex))
+    patches.set(FlattenedHeteroGraph, "__getattribute__",
+                _attribute(FlattenedHeteroGraph.__getattribute__, HeteroGraphIndex))
     for name, end in (("in_degrees", results.DST), ("out_degrees", results.SRC)):
         patches.set(DGLGraph, name, _degrees(getattr(DGLGraph, name), end))
 
 
 def copy_to(native: Callable) -> Callable:
-    """Between host and device: another handle on the same C++ graph, with a cache of its own, tagged or not."""
+    """Between host and device: another handle on the same C++ graph, with a cache of its own,
+    tagged or not."""
     host = on_host()
 
     @functools.wraps(native)
@@ -60,7 +64,8 @@ def __setstate__(native: Callable) -> Callable:
 
 
 def _states(native: Callable) -> Callable:
-    """The state in pickles: its arrays are tensors, those of a graph on the device on the device, as with a CUDA build."""
+    """The state in pickles: its arrays are tensors, those of a graph on the device on the device,
+    as with a CUDA build."""
 
     @functools.wraps(native)
     def __setstate__(self: Any, state: Any) -> None:
@@ -94,7 +99,8 @@ def _stream(native: Callable) -> Callable:
 
 
 def _attribute(native: Callable, graph: type) -> Callable:
-    """What several relations as one are made of are attributes in C, which no ``__getattr__`` of a Python class sees."""
+    """What several relations as one are made of are attributes in C, which no ``__getattr__`` of a
+    Python class sees."""
     from dgl.ndarray import NDArray
 
     def __getattribute__(self: Any, name: str) -> Any:
@@ -119,12 +125,13 @@ def _degrees(native: Callable, end: int) -> Callable:
     return of_nodes
 
 
-# --- answers from kept tensors: (native, index, *arguments) -> result ----------------------------------------------------
+# --- answers from kept tensors: (native, index, *arguments) -> result -----------------------------
 
 def _answering(native: Callable, answer: Callable) -> Callable:
     @functools.wraps(native)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return native(self, *args, **kwargs) if device_of(self) is None else answer(native, self, *args, **kwargs)
+        return (native(self, *args, **kwargs) if device_of(self) is None
+                else answer(native, self, *args, **kwargs))
 
     return method
 
@@ -152,7 +159,8 @@ def _has_nodes(native: Callable, index: Any, ntype: Any, vids: Any) -> Any:
 
 
 def _adjacency(native: Callable, index: Any, etype: Any, transpose: bool, fmt: str) -> Any:
-    return results.kept(index, ("adjacency", int(etype), transpose, fmt), lambda: native(index, etype, transpose, fmt))
+    return results.kept(index, ("adjacency", int(etype), transpose, fmt),
+                        lambda: native(index, etype, transpose, fmt))
 
 
 def _record_stream(native: Callable, index: Any, stream: Any) -> None:

@@ -1,4 +1,5 @@
-"""What a DGL without CUDA cannot be made to do: one error, naming the limit and what to do instead."""
+"""What a DGL without CUDA cannot be made to do: one error, naming the limit and what to do
+instead."""
 from __future__ import annotations
 
 import functools
@@ -27,9 +28,10 @@ _CAUSES = {
     "sparse": "this DGL has no dgl_sparse library for torch {torch}, {known}",
 }
 _INSTEAD = {
-    "uva": "Leave use_uva off and the graph on the CPU: DataLoader(graph, ..., device='cuda') copies each batch",
-    "sampling": "Keep the graph and the seed nodes on the CPU: DataLoader(graph, ..., device='cuda') copies each sample to the "
-                "GPU, and num_workers samples ahead",
+    "uva": "Leave use_uva off and the graph on the CPU: DataLoader(graph, ..., device='cuda') "
+           "copies each batch",
+    "sampling": "Keep the graph and the seed nodes on the CPU: DataLoader(graph, ..., "
+                "device='cuda') copies each sample to the GPU, and num_workers samples ahead",
     "adam": "Leave use_uva off: the state stays on the CPU, and each step's gradients are copied "
             "there",
     "cache": "Leave gpu_cache off",
@@ -65,7 +67,8 @@ _sampling = threading.local()
 
 
 def check(function: str | None, args: tuple) -> None:
-    """Before a call of a C function with something that is on the GPU: HostLimitError if only a CUDA build has it there.
+    """Before a call of a C function with something that is on the GPU: HostLimitError if only a
+    CUDA build has it there.
 
     Taking all neighbours is no sampling, but what ``in_subgraph`` does.
     """

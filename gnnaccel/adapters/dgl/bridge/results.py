@@ -1,4 +1,5 @@
-"""What a tagged index object answers from device tensors, made once and kept with it: no transfer when asked again."""
+"""What a tagged index object answers from device tensors, made once and kept with it: no transfer
+when asked again."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -14,11 +15,13 @@ SRC, DST = 0, 1
 
 
 def kept(index: Any, key: tuple, make: Callable[[], Any]) -> Any:
-    """What ``make`` gave for this key the first time. It goes with the index object, as all that DGL keeps in its ``_cache``."""
+    """What ``make`` gave for this key the first time. It goes with the index object, as all that
+    DGL keeps in its ``_cache``."""
     store = index._cache.setdefault(_KEY, {})
     found = store.get(key)
     if found is None:
-        with torch.inference_mode(False):  # made in inference mode it could not take part in training later
+        # made in inference mode it could not take part in training later
+        with torch.inference_mode(False):
             found = store.setdefault(key, make())
     return found
 
@@ -38,7 +41,8 @@ def some_edges(index: Any, etype: int, ids: Tensor) -> tuple[Tensor, Tensor, Ten
 
 
 def degrees(index: Any, etype: int, end: int, nodes: Tensor | None = None) -> Tensor:
-    """[nodes] numbers of edges at the end ``SRC`` or ``DST``; ``nodes`` None: all. A tensor of the caller's own."""
+    """[nodes] numbers of edges at the end ``SRC`` or ``DST``; ``nodes`` None: all. A tensor of the
+    caller's own."""
     found = kept(index, ("degrees", etype, end), lambda: _count(graphs.of_index(index, etype), end))
     if nodes is None:
         return found.clone()

@@ -1,7 +1,8 @@
-"""Tags: which device DGL's host objects count as being on, and the two ways between host and device.
+"""Tags: which device DGL's host objects count as being on, and the two ways between host and
+device.
 
-A tag lies in the ``__dict__`` of index objects, arrays, containers and functions of DGL; the bare base classes of its Cython
-module have none, and are never tagged.
+A tag lies in the ``__dict__`` of index objects, arrays, containers and functions of DGL; the bare
+base classes of its Cython module have none, and are never tagged.
 """
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""Many of DGL's layers refuse nodes that no edge enters, and wait for the device in every forward to see whether there are any.
-A graph on the device is asked once, and layers that run DGL's own code are told what it said.
+"""Many of DGL's layers refuse nodes that no edge enters, and wait for the device in every forward
+to see whether there are any. A graph on the device is asked once, and layers that run DGL's own
+code are told what it said.
 
-Such a layer asks ``self._allow_zero_in_degree`` first. While its forward runs over a graph without such nodes, that is true.
+Such a layer asks ``self._allow_zero_in_degree`` first. While its forward runs over a graph without
+such nodes, that is true.
 """
 from __future__ import annotations
 
@@ -20,8 +22,9 @@ _running = threading.local()
 
 
 def install(patches: PatchSet) -> None:
-    """For all layers with that question but those whose forward is replaced already: their adapters keep the answer. Of those, the
-    ones that are told where they stay native (`telling`) only need the attribute."""
+    """For all layers with that question but those whose forward is replaced already: their adapters
+    keep the answer. Of those, the ones that are told where they stay native (`telling`) only need
+    the attribute."""
     from dgl.nn import pytorch as nn
 
     for cls in dict.fromkeys(value for value in vars(nn).values() if isinstance(value, type)):
@@ -39,7 +42,8 @@ def _asks(forward: Any) -> bool:
 
 
 class _Allowed:
-    """The attribute as the layer has it, or true while its forward runs over a graph that has been looked at."""
+    """The attribute as the layer has it, or true while its forward runs over a graph that has been
+    looked at."""
 
     def __get__(self, layer: Any, cls: type | None = None) -> Any:
         if layer is None:
@@ -54,7 +58,8 @@ class _Allowed:
 
 
 def telling(native: Callable) -> Callable:
-    """``native``, a layer's forward, told what the graph said if it is one on the device. What never asks is left as it is."""
+    """``native``, a layer's forward, told what the graph said if it is one on the device. What
+    never asks is left as it is."""
     if not _asks(native):
         return native
 
@@ -73,6 +78,9 @@ def telling(native: Callable) -> Callable:
 
 
 def _is_covered(graph: Any) -> bool:
-    """Whether it is on the device, of one relation, and an edge enters every node. Waits for the device, the first time."""
-    edges = graphs.homogeneous(graph) if graphs.form_reason(graph) is None and device_of(graph._graph) is not None else None
-    return edges is not None and not isinstance(edges, Reason) and not edges.has_bare()
+    """Whether it is on the device, of one relation, and an edge enters every node. Waits for the
+    device, the first time."""
+    if graphs.form_reason(graph) is not None or device_of(graph._graph) is None:
+        return False
+    edges = graphs.homogeneous(graph)
+    return not isinstance(edges, Reason) and not edges.has_bare()

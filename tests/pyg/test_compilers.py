@@ -136,6 +136,38 @@ def test_compile(route, inputs, quiet, name):
     assert gnnaccel.stats()[name]["routes"][route.backend] == 1
 
 
+ONE_GRAPH = {
+    "GCNConv": lambda: torch_geometric.nn.GCNConv(F, 4, add_self_loops=False),
+    "LGConv": torch_geometric.nn.LGConv,
+    "ARMAConv": lambda: torch_geometric.nn.ARMAConv(F, 4),
+    "TAGConv": lambda: torch_geometric.nn.TAGConv(F, 4),
+}
+
+
+@pytest.mark.parametrize("name", ONE_GRAPH)
+def test_layers_that_normalise_compile_to_one_graph(route, inputs, quiet, name):
+    """torch.compile traces PyG's function that weighs the edges, and nothing that stands before it."""
+    layer = ONE_GRAPH[name]().to(route.device)
+    expected = layer(*inputs)
+    enable(route)
+    torch.compiler.reset()
+    compiled = torch.compile(layer, backend="eager", fullgraph=True)
+    assert close(compiled(*inputs), expected)
+
+
+def test_loops_are_added_inside_a_compiled_graph(route, inputs, quiet):
+    add = torch_geometric.utils.add_self_loops
+    module = torch_geometric.nn.conv.cluster_gcn_conv  # its name stands for what gnnaccel put there
+
+    def looped(edge_index):
+        return module.add_self_loops(edge_index, num_nodes=graphs.N)[0]
+
+    enable(route)
+    torch.compiler.reset()
+    compiled = torch.compile(looped, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(inputs[1]), add(inputs[1], num_nodes=graphs.N)[0])
+
+
 @pytest.mark.long
 def test_compiled_models_that_hold_a_layer(route, inputs, quiet):
     torch._dynamo.reset()

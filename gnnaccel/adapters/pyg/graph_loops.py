@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from gnnaccel.adapters import own
 
@@ -35,10 +36,11 @@ def looping(native: Callable) -> Callable:
 
     @functools.wraps(native)
     def looped(edge_index: Any, edge_attr: Any = None, *more: Any, **kwargs: Any) -> Any:
+        # compiled regions trace the host's own code; or a function that it calls is not the host's
+        if is_compiling() or named.why() is not None:
+            return native(edge_index, edge_attr, *more, **kwargs)
         from gnnaccel.adapters.pyg import graph_norm
 
-        if named.why() is not None:  # a function that it calls is not the host's
-            return native(edge_index, edge_attr, *more, **kwargs)
         given = {**dict(zip(("fill_value", "num_nodes"), more)), **kwargs}
         if edge_attr is None:
             found = graph_norm.find(name, native, (edge_index, None, *more), kwargs)

@@ -95,7 +95,7 @@ def keeping(native: Callable, method: bool = False, captured: Callable | None = 
 
     @functools.wraps(native)
     def kept(*args: Any, **kwargs: Any) -> Any:
-        if named.why() is not None:
+        if is_compiling() or named.why() is not None:
             return native(*args, **kwargs)
         found = find(name, native, args, kwargs, first)
         if found is not None:
@@ -163,10 +163,10 @@ def _improves_alone(native: Callable) -> bool:
 def find(name: str, native: Callable, args: tuple, kwargs: dict, first: int = 0) -> tuple | None:
     """``native(*args, **kwargs)``, kept under ``name``; None where it is not to be kept.
 
-    ``args[first]`` are the edges.
+    ``args[first]`` are the edges. Nothing is compiled where this is called.
     """
     edges = args[first] if len(args) > first else None
-    if (is_compiling() or (current() is None and not silenced()) or _computing.now
+    if ((current() is None and not silenced()) or _computing.now
         or not _worth_keeping(edges, name)):
         return None
     key = _key(name, args[first:], kwargs)

@@ -6,8 +6,10 @@ segmentation fault, is charged to one test, and another process goes on with the
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -88,9 +90,13 @@ class Suite:
         outcomes: Outcomes = {}
         notes: list[dict] = []
         with concurrent.futures.ThreadPoolExecutor(self.processes) as pool:
-            for found, more in pool.map(self._chunk, chunks):
-                outcomes.update(found)
-                notes.extend(more)
+            try:
+                for found, more in pool.map(self._chunk, chunks):
+                    outcomes.update(found)
+                    notes.extend(more)
+            except BaseException:  # Ctrl-C, which processes in sessions of their own do not see
+                self.deadline = 0.0
+                raise
         return outcomes, notes
 
     def _chunk(self, chunk: Chunk) -> tuple[Outcomes, list[dict]]:
@@ -124,16 +130,19 @@ class Suite:
                        SHARE: f"{chunk.share}/{chunk.shares}"}
         environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [environment.get("PYTHONPATH")])])
         with open(folder / "output", "w") as output:
-            process = subprocess.Popen(command, cwd=self.source, env=environment, stdout=output, stderr=subprocess.STDOUT)
+            process = subprocess.Popen(command, cwd=self.source, env=environment, stdout=output, stderr=subprocess.STDOUT,
+                                       start_new_session=True)
             while process.poll() is None:
                 time.sleep(0.2)
                 idle, late = time.time() - journal.stat().st_mtime, time.monotonic() >= self.deadline
                 slow = idle > self.patience and (idle > _AROUND_TESTS or _read(journal, {}, []) is not None)
                 if late or slow:
-                    process.kill()
-                    process.wait()
-                    return None, "unfinished" if late else "hung"
-        return process.returncode, None
+                    break
+        ended = process.poll()
+        with contextlib.suppress(ProcessLookupError):  # none is left
+            os.killpg(process.pid, signal.SIGKILL)  # what a test started as well: it holds ports, and the processor
+        process.wait()
+        return (None, "unfinished" if late else "hung") if ended is None else (ended, None)
 
 
 def _read(journal: Path, outcomes: Outcomes, notes: list[dict]) -> str | None:

@@ -43,7 +43,7 @@ def main() -> int:
         unfinished = found[f"{mode} unfinished"] = [note["unfinished"] for note in notes if "unfinished" in note]
         print(f"{mode} on {device}: {common.counts(found[mode])}; {len(unfinished)} parts did not come to their end", flush=True)
     Path(options.out).write_text(json.dumps(found, indent=0))
-    return _report(found, options.only is FILES)
+    return _report(found, options.only is FILES and not options.k)
 
 
 def _options() -> argparse.Namespace:
@@ -55,6 +55,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--no-shadow", action="store_true", help="outcomes alone")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--only", nargs="+", default=FILES, help="patterns of files under tests/python")
+    parser.add_argument("-k", help="as of pytest")
     parser.add_argument("--seconds", type=float, default=86400.0, help="for all of it; the rest is left out")
     parser.add_argument("--out", required=True)
     options = parser.parse_args()
@@ -72,7 +73,8 @@ def _run(options: argparse.Namespace, mode: str, device: str) -> tuple[common.Ou
         path = [folder, str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {"HOSTSUITE_DGL": json.dumps(plugin), "GNNACCEL_CACHE_DIR": os.devnull, "PYTHONPATH": os.pathsep.join(path),
                        "DGLBACKEND": "pytorch", "DGLTESTDEV": "cpu" if device == "cpu" else "gpu"}
-        suite = common.Suite(root / "python", "tests.hostsuites.dgl_plugin", ("--import-mode=prepend",), environment,
+        more = ("-k", options.k) if options.k else ()
+        suite = common.Suite(root / "python", "tests.hostsuites.dgl_plugin", ("--import-mode=prepend", *more), environment,
                              options.processes, deadline=options.deadline)
         return suite.run(_chunks(root / "python", options.only))
 

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 
@@ -46,6 +47,35 @@ def test_a_process_that_ends_costs_one_test(tmp_path, monkeypatch):
     assert {test.partition("::test_")[2]: found["outcome"] for test, found in outcomes.items()} == {
         "passes": "passed", "fails": "failed", "ends_the_process": "crashed", "hangs": "hung", "goes_on": "passed"}
     assert len(notes) == 1  # of the process that came to its end
+
+
+_STARTS = """
+import os, subprocess, sys, time
+
+def _start():
+    with open(os.environ["STARTED"], "a") as file:
+        process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+        file.write(f"{process.pid} ")
+
+def test_ends_the_process():
+    _start()
+    os._exit(3)
+
+def test_hangs():
+    _start()
+    time.sleep(60)
+"""
+
+
+def test_what_a_test_started_ends_with_its_process(tmp_path, monkeypatch):
+    (tmp_path / "plugin_of_this_test.py").write_text(_PLUGIN)
+    (tmp_path / "test_some.py").write_text(_STARTS)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("STARTED", str(tmp_path / "started"))
+    common.Suite(tmp_path, "plugin_of_this_test", patience=2.0).run([common.Chunk(("test_some.py",))])
+    started = [Path(f"/proc/{number}/cmdline") for number in (tmp_path / "started").read_text().split()]
+    time.sleep(0.2)
+    assert len(started) == 2 and not any(b"sleep" in file.read_bytes() for file in started if file.exists())
 
 
 def test_a_file_that_cannot_start_is_told_of(tmp_path):

@@ -70,8 +70,9 @@ class Segments:
         return total if turned is None else total + turned.nbytes() + turned.src.nbytes + turned.dst.nbytes + turned.place.nbytes
 
 
-def weighted_sum(graph: Segments, weight: Tensor, rows: Tensor) -> Tensor:
-    """[num_dst, width]: sum over the edges that enter a node of weight [E] times the row of its source; rows [num_src, width]."""
+def weighted_sum(graph: Segments, weight: Tensor | None, rows: Tensor) -> Tensor:
+    """[num_dst, width]: the sum over the edges that enter a node of the row of the source, times
+    ``weight`` [E] if there is one; rows [num_src, width]."""
     return _WeightedSum.apply(graph, weight, rows)
 
 
@@ -85,18 +86,23 @@ def softmax(graph: Segments, scores: Tensor) -> Tensor:
     return _Softmax.apply(graph, scores)
 
 
-def _weighted_sum_of_turned(graph: Segments, weight: Tensor, rows: Tensor) -> Tensor:
+def _weighted_sum_of_turned(graph: Segments, weight: Tensor | None, rows: Tensor) -> Tensor:
     """[num_src, width]: the same against the edges' direction; rows [num_dst, width]."""
     turned = graph.turned
-    return weighted_sum(turned, weight.index_select(0, turned.place), rows)
+    weight = None if weight is None else weight.index_select(0, turned.place)
+    return weighted_sum(turned, weight, rows)
 
 
 class _WeightedSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx, graph, weight, rows):
         ctx.graph = graph
-        ctx.save_for_backward(weight, rows)
-        return torch.embedding_bag(rows.contiguous(), graph.src, graph.ptr, False, 0, False, weight.contiguous(), True)[0]
+        ctx.save_for_backward(weight, rows if ctx.needs_input_grad[1] else None)
+        if weight is None and rows.dtype is torch.float64:  # without weights torch is slower there
+            weight = rows.new_ones(()).expand(graph.src.shape[0])
+        weight = None if weight is None else weight.contiguous()
+        rows = rows.contiguous()
+        return torch.embedding_bag(rows, graph.src, graph.ptr, False, 0, False, weight, True)[0]
 
     @staticmethod
     def backward(ctx, grad):

@@ -186,3 +186,30 @@ def test_turning_twice_gives_the_graph_back():
     assert torch.equal(back.ptr, graph.ptr)
     assert sorted(zip(back.src.tolist(), back.dst.tolist())) == sorted(zip(graph.src.tolist(), graph.dst.tolist()))
     assert edges.segments(9) is edges.segments(9) and edges.nbytes() > edges.src.nbytes
+
+
+def sparse_graph() -> Segments:
+    torch.manual_seed(0)
+    return Segments.of(torch.randint(0, 9, (30,)), torch.randint(0, 7, (30,)).sort()[0], 9, 7)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_sum_without_weights_is_that_with_ones(dtype):
+    graph, found = sparse_graph(), []
+    rows, up = torch.randn(9, 5, dtype=dtype, requires_grad=True), torch.randn(7, 5, dtype=dtype)
+    for weight in (None, torch.ones(30, dtype=dtype)):
+        out = torch_segments.weighted_sum(graph, weight, rows)
+        found.append((out, *torch.autograd.grad((out * up).sum(), rows)))
+    assert all(torch.equal(one, other) for one, other in zip(*found))
+    if dtype is torch.float64:
+        assert torch.autograd.gradgradcheck(
+            lambda t: torch_segments.weighted_sum(graph, None, t.sin()), rows)
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_sum_keeps_its_rows_only_for_weights_that_want_a_gradient(trained):
+    graph, kept = sparse_graph(), []
+    rows, weight = torch.randn(9, 5, requires_grad=True), torch.rand(30).requires_grad_(trained)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        torch_segments.weighted_sum(graph, weight, rows)
+    assert any(t.shape == rows.shape for t in kept) is trained

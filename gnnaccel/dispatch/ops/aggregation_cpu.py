@@ -43,7 +43,7 @@ def run(graph: OpGraph, given: Aggregation) -> Tensor:
     edges = view.edges(ids=given.weight is not None)
     segments = edges.segments(graph.num_src)
     if given.weight is None:
-        out = _Sum.apply(segments, given.x.flatten(1))
+        out = weighted_sum(segments, None, given.x.flatten(1))
     else:
         weight = given.weight if edges.eid is None else given.weight.index_select(0, edges.eid)
         out = weighted_sum(segments, weight.reshape(-1), given.x.flatten(1)) if given.kind == "edge" else _by_head(
@@ -64,16 +64,3 @@ def _by_head(segments: Segments, weight: Tensor, x: Tensor) -> Tensor:
         found = weighted_sum(segments.fold(heads), weight.t().reshape(-1), x.transpose(0, 1).flatten(0, 1))
         return found.view(heads, segments.num_dst, -1).transpose(0, 1).flatten(1)
     return torch.cat([weighted_sum(segments, w, rows) for w, rows in zip(weight.unbind(1), x.unbind(1))], 1)
-
-
-class _Sum(torch.autograd.Function):
-    """Sums without weights; backward is one too, over the graph with its edges reversed."""
-
-    @staticmethod
-    def forward(ctx, segments, x):
-        ctx.segments = segments
-        return torch.embedding_bag(x.contiguous(), segments.src, segments.ptr, False, 0, False, None, True)[0]
-
-    @staticmethod
-    def backward(ctx, grad):
-        return None, _Sum.apply(ctx.segments.turned, grad)

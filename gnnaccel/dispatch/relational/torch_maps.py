@@ -118,10 +118,10 @@ def aggregate(graph: GraphView, rows: Tensor, weight: Tensor | None = None) -> T
             message = message * weight.to(rows.dtype).reshape(*weight.shape, *(1,) * (rows.dim() - weight.dim()))
         return message.new_zeros((graph.num_dst, *message.shape[1:])).index_add(0, edges.dst, message)
     segments = edges.segments(graph.num_src)
-    if weight is None:
-        weight = _ones(segments, rows.dtype)
-    if weight.dim() == 1:
-        return torch_segments.weighted_sum(segments, weight.to(rows.dtype), rows.flatten(1)).view(-1, *rows.shape[1:])
+    if weight is None or weight.dim() == 1:
+        weight = None if weight is None else weight.to(rows.dtype)
+        out = torch_segments.weighted_sum(segments, weight, rows.flatten(1))
+        return out.view(-1, *rows.shape[1:])
     per_head = [torch_segments.weighted_sum(segments, w.to(rows.dtype), x) for w, x in zip(weight.unbind(1), rows.unbind(1))]
     return torch.stack(per_head, 1)
 
@@ -144,10 +144,6 @@ class Take(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         return ctx.aggregate(ctx.gather.members, grad.flatten(1)).view(-1, *grad.shape[1:]), None, None
-
-
-def _ones(segments: torch_segments.Segments, dtype: torch.dtype) -> Tensor:
-    return torch.ones((), dtype=dtype, device=segments.src.device).expand(segments.src.shape[0])
 
 
 def _forward_mode() -> bool:

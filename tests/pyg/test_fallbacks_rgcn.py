@@ -4,7 +4,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch_geometric
-from torch_geometric.nn import FastRGCNConv, MeanAggregation, RGCNConv
+from torch_geometric.nn import FastRGCNConv, MeanAggregation, RGCNConv, SumAggregation
 
 import gnnaccel
 from gnnaccel.cuda import pairs
@@ -72,6 +72,18 @@ def test_aggregations_of_the_fast_layer(route, inputs):
 def test_a_module_as_the_aggregation(route, inputs):
     layer = RGCNConv(F, 8, R, aggr=MeanAggregation()).to(route.device)
     expected = layer(*inputs)
+    with route.on():
+        assert close(layer(*inputs), expected)
+
+
+@each_class
+def test_another_aggregation_set_later(route, inputs, name):
+    """RGCNConv takes it; the host's fast layer goes on by the name that it was made with."""
+    layer = CLASSES[name](F, 8, R).to(route.device)
+    averaged = layer(*inputs)
+    layer.aggr_module = SumAggregation()
+    expected = layer(*inputs)
+    assert close(expected, averaged) == (name == "FastRGCNConv")
     with route.on():
         assert close(layer(*inputs), expected)
 

@@ -49,7 +49,7 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[RelationalStated, Rela
         if x_src.shape[0] > layer.in_channels_l:
             return reason("GA206", f"{x_src.shape[0]} nodes for tables of {layer.in_channels_l} rows")
         ids = torch.arange(x_src.shape[0], device=device)
-    mean, bases = type(layer.aggr_module).__name__ == "MeanAggregation", layer.num_bases is not None
+    mean, bases = _averages(layer, fast), layer.num_bases is not None
     program = statements.rgcn_embedding(mean, bases, pair[0] is None) if embedded else statements.rgcn(mean, bases)
     row, out = _dtypes(layer, x_src, fast)
     ignore = not fast and _ignores(layer)
@@ -82,6 +82,11 @@ def _layer_reason(layer: Any, fast: bool) -> Reason | None:
         return reason("GA208", "PyG with pyg-lib may average over all relations together",
                       "set torch_geometric.backend.use_segment_matmul = False to average by relation")
     return None
+
+
+def _averages(layer: Any, fast: bool) -> bool:
+    """The host's fast layer goes by the name in ``aggr``, the other one by the module, which may have been replaced since."""
+    return layer.aggr == "mean" if fast else type(layer.aggr_module).__name__ == "MeanAggregation"
 
 
 def _ignores(layer: Any) -> bool:

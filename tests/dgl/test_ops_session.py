@@ -203,6 +203,18 @@ def test_dtypes(route, inputs, dtype):
     assert {r for entry in gnnaccel.stats().values() for r in entry["routes"]} == {expected}
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", ["copy_u_sum", "u_mul_e_sum", "u_add_v"])
+def test_gradients_of_a_node_with_many_edges(name, dtype):
+    """In halves one more of hundreds of edges no longer changes the sum, so it is made in fp32."""
+    g = dgl.graph((torch.zeros(4096, dtype=torch.long), torch.ones(4096, dtype=torch.long))).int()
+    x, e = torch.ones(2, 3, dtype=dtype, requires_grad=True), torch.ones(4096, 1, dtype=dtype)
+    args = dict(copy_u_sum=(x,), u_mul_e_sum=(x, e), u_add_v=(x, x))[name]
+    with gnnaccel.enabled(backend="torch", when="supported"):
+        getattr(dgl.ops, name)(g, *args).sum().backward()
+    assert x.grad[0].tolist() == [4096.0] * 3
+
+
 DERIVED = ["copy_u_sum", "u_mul_e_sum", "copy_e_sum", "u_mul_e_max", "copy_u_min", "copy_e_max", "u_add_v", "u_mul_v", "u_dot_v",
            "edge_softmax", "copy_u", "e_mul_v"]
 

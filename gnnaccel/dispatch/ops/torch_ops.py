@@ -42,8 +42,12 @@ def apart(x: Tensor) -> Tensor:
 
 
 def take(graph: OpGraph, x: Tensor, target: str) -> Tensor:
-    """[E, *features]: the rows of ``x`` as the edges see them."""
-    return x if target == "e" else x.index_select(0, graph.index(target))
+    """[E, *features]: the rows of ``x`` as the edges see them. Gradients of a row are added up in fp32, as `added` adds messages:
+    on a CPU torch does so only for indices in int64."""
+    if target == "e":
+        return x
+    wide = x.float() if x.dtype in _HALF and x.requires_grad and torch.is_grad_enabled() else x
+    return wide.index_select(0, graph.index(target)).to(x.dtype)
 
 
 def reduced(message: Tensor, index: Tensor, rows: int, reduce: str) -> Tensor:

@@ -1,9 +1,10 @@
 """Ten planted faults, each of which the oracle has to find.
 
-    python -m tests.oracle.faults                     all of them, a minute each at most
+    python -m tests.oracle.faults                     all of them, a minute of each core at most
     python -m tests.oracle.faults "old version" ...   these only
 
-A fault counts as found by a case that alarms with it and does not without it.
+A fault counts as found by a case that alarms with it and does not without it. Seconds are those of
+a processor, compilers included, so that what else the machine does makes no difference.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import queue
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -148,12 +148,13 @@ FAULTS = {
             "MEAN && edges ? (float)(edges > 500 ? edges + 1 : edges)",
         ),
     ),
-    "deviation of 0.001 at least": Fault(
+    "variance of 0.001 at least": Fault(
         "table",
         "emulated",
-        InKernels(
-            "SMALLEST_VARIANCE ? 0.f : sqrtf(found)",
-            "SMALLEST_VARIANCE ? 0.f : fmaxf(sqrtf(found), 1e-3f)",
+        InModule(
+            "gnnaccel.adapters.pyg.message_stock",
+            "out.clamp(min=1e-5).sqrt()",
+            "out.clamp(min=1e-3).sqrt()",
         ),
     ),
     "lost chunk": Fault(
@@ -186,15 +187,20 @@ def search(options: argparse.Namespace) -> None:
     with backend.session():
         check = worker.part(fault.part, backend)
         given = SimpleNamespace(only=options.only, mode=options.mode)
-        start, seed, cases = time.monotonic(), options.first, 0
-        while time.monotonic() - start < options.seconds and cases < options.cases:
+        start, seed, cases = processor_seconds(), options.first, 0
+        while processor_seconds() - start < options.seconds and cases < options.cases:
             what, wrong, _ = check(seed, given.only, given.mode)
             cases += 1
             if wrong not in (None, "refused"):
-                spent = round(time.monotonic() - start, 1)
+                spent = round(processor_seconds() - start, 1)
                 found = {"seed": seed, "what": what, "text": wrong, "cases": cases}
                 print(json.dumps({**found, "seconds": spent}), flush=True)
             seed += options.step
+
+
+def processor_seconds() -> float:
+    """Of this process and of its children that have ended."""
+    return sum(os.times()[:4])
 
 
 def _started(name: str, *more: str) -> subprocess.Popen:

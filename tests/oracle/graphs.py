@@ -13,6 +13,11 @@ from torch import Tensor, nn
 IN = 8  # channels of features
 EDGE = 3  # channels of edge features
 RELATIONS = 3
+#: Channels of one head that lie over a warp's lanes in other ways than a few: alone in a lane, at
+#: an odd place, several loads to a lane.
+WIDE = (1, 17, 64, 130)
+#: Edges of a super-node: a warp takes 256, so around that and twice that; and far more.
+LONG = (255, 256, 257, 260, 511, 513, 520, 700, 1100)
 
 #: kinds of graphs; what breaks kernels comes more often than what people have
 KINDS = (
@@ -26,6 +31,8 @@ KINDS = (
     "from_one",
     "hub",
     "hub",
+    "hub",
+    "source_hub",
     "isolated",
     "single",
     "chain",
@@ -112,15 +119,12 @@ def edges(d: Draw, sources: int, targets: int, kind: str, count: int = 0) -> Ten
         return torch.stack([own, own])
     if kind == "from_one":
         return torch.stack([torch.zeros(count, dtype=torch.long), d.integers(targets, count)])
-    if kind == "hub":
-        long = d.choice((260, 520, 700, 1100))
-        return torch.cat(
-            [
-                random_edges(count),
-                torch.stack([d.integers(sources, long), torch.full((long,), targets - 1)]),
-            ],
-            1,
-        )
+    if kind in ("hub", "source_hub"):
+        long = d.choice(LONG)
+        ends = [d.integers(sources, long), torch.full((long,), targets - 1)]
+        if kind == "source_hub":
+            ends = [torch.full((long,), sources - 1), d.integers(targets, long)]
+        return torch.cat([random_edges(count), torch.stack(ends)], 1)
     if kind == "isolated":
         return torch.stack([d.integers(sources // 3, count), d.integers(targets // 3, count)])
     if kind in ("single", "few", "many", "none"):
@@ -174,6 +178,11 @@ def features(d: Draw, rows: int, channels: int) -> Tensor:
     if kind in ("equal", "expanded") and rows:
         return x[:1].repeat(rows, 1) if kind == "equal" else x[:1].expand(rows, channels)
     return x
+
+
+def channels(d: Draw, usual: int) -> int:
+    """Channels of a head of a layer's result."""
+    return d.choice(WIDE) if d.chance(0.2) else usual
 
 
 def nodes(d: Draw) -> int:

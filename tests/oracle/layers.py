@@ -6,7 +6,7 @@ import torch
 import torch_geometric.nn as pyg
 from torch import Tensor, nn
 
-from .graphs import EDGE, IN, Case, Draw, mlp, one_type
+from .graphs import EDGE, IN, Case, Draw, channels, mlp, one_type
 
 OUT = 4
 DEGREES = torch.tensor([3, 5, 4, 2, 1, 1])
@@ -25,13 +25,16 @@ _FLOW = [{}, {"flow": "target_to_source"}]
 
 
 def aggr(d: Draw, rare: bool = True) -> dict:
-    return d.choice([*_SINGLE, *_FLOW, *(_RARE + _SEVERAL if rare else ())])
+    """How messages are put together. ``rare``: also in ways that few people ask for."""
+    if rare and d.chance(0.4):
+        return d.choice(_RARE + _SEVERAL)
+    return d.choice([*_SINGLE, *_FLOW])
 
 
 def gat(d: Draw) -> Case:
-    heads, width = d.choice((1, 2, 2, 3, 8)), OUT
-    if d.chance(0.1):
-        heads, width = d.choice((1, 3)), d.choice((1, 5, 17, 64, 130))
+    heads, width = d.choice((1, 2, 2, 3, 8)), channels(d, OUT)
+    if width != OUT:
+        heads = d.choice((1, 3))
     return one_type(
         d,
         pyg.GATConv(
@@ -53,7 +56,7 @@ def gat_edges(d: Draw) -> Case:
         d,
         pyg.GATConv(
             IN,
-            OUT,
+            channels(d, OUT),
             heads=d.choice((1, 2)),
             edge_dim=EDGE,
             fill_value=fill,
@@ -69,7 +72,7 @@ def gatv2(d: Draw) -> Case:
         d,
         pyg.GATv2Conv(
             IN,
-            OUT,
+            channels(d, OUT),
             heads=d.choice((1, 2, 3)),
             concat=d.chance(0.6),
             share_weights=d.chance(0.4),
@@ -85,7 +88,7 @@ def transformer(d: Draw) -> Case:
         d,
         pyg.TransformerConv(
             IN,
-            OUT,
+            channels(d, OUT),
             heads=d.choice((1, 2, 4)),
             concat=d.chance(0.6),
             beta=d.chance(0.4),
@@ -162,7 +165,7 @@ def gcn(d: Draw) -> Case:
         d,
         pyg.GCNConv(
             IN,
-            OUT,
+            channels(d, OUT),
             improved=d.chance(0.3),
             add_self_loops=d.chance(0.7),
             bias=d.chance(0.7),
@@ -219,7 +222,7 @@ TABLE = {
         d,
         pyg.GATv2Conv(
             IN,
-            OUT,
+            channels(d, OUT),
             heads=d.choice((1, 2)),
             edge_dim=EDGE,
             fill_value=d.choice(("mean", 0.0, "max")),
@@ -230,7 +233,9 @@ TABLE = {
         d, pyg.TransformerConv((IN, IN), OUT, heads=2, beta=d.chance(0.4)), pairs=True
     ),
     "TransformerConv edges": lambda d: one_type(
-        d, pyg.TransformerConv(IN, OUT, heads=d.choice((1, 2)), edge_dim=EDGE), "attr"
+        d,
+        pyg.TransformerConv(IN, channels(d, OUT), heads=d.choice((1, 2)), edge_dim=EDGE),
+        "attr",
     ),
     "SuperGATConv": lambda d: one_type(
         d,

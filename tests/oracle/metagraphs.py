@@ -269,10 +269,22 @@ def _beyond(found: list[tuple[Results, Results, Results]],
         if not host and abs(mine - native) <= SMALL * native:
             # what runs natively is as the host has it
             continue
+        if host and all(_same(name, *results[:2]) for results in found):
+            # no rule can break; where messages are equal, another of them may be the largest in fp64
+            continue
         if not (mine <= allowed and (native < WRONG or not host)):
             # (a host that is as wrong as `WRONG` means that the truth is wrong)
             wrong[name] = mine, native, allowed
     return wrong
+
+
+def _same(name: str, got: Results, native: Results) -> bool:
+    """Whether the result is the host's own but for rounding."""
+    mine, theirs = got.get(name), native.get(name)
+    if not isinstance(mine, Tensor) or not isinstance(theirs, Tensor):
+        return False
+    limit = FLOOR[mine.dtype] * theirs.double().norm().item()
+    return (mine.double() - theirs.double()).norm().item() <= limit
 
 
 def _errors(name: str, got: Results, native: Results, exact: Results) -> tuple[float, float, float]:

@@ -55,6 +55,31 @@ def test_errors_are_averaged_over_draws():
     assert judge.beyond(draws[:1], judge.FLOOR) and not judge.beyond(draws, judge.FLOOR)
 
 
+def test_one_draw_alone_decides_nothing():
+    truth = {"out": torch.tensor([1.0], dtype=torch.float64)}
+
+    def draws(*errors):
+        return [({"out": truth["out"] + e}, {"out": truth["out"] + 1e-6}, truth) for e in errors]
+
+    assert not judge.beyond(draws(1e-4, *[1e-6] * 7), judge.FLOOR)
+    assert judge.beyond(draws(*[1e-4] * 3, *[1e-6] * 5), judge.FLOOR)
+
+
+@pytest.mark.parametrize("terms", [300, 1100])
+def test_a_sum_of_equal_numbers_is_off_by_a_share_of_its_terms(terms):
+    x = torch.randn(200, generator=torch.Generator().manual_seed(1))
+    index = torch.zeros(terms, dtype=torch.long)
+    found = torch.zeros(1, 200).index_add(0, index, x.expand(terms, 200))
+    error = (found / (x.double() * terms) - 1).abs().mean() / terms
+    assert judge.OF_A_TERM / 4 < error < judge.OF_A_TERM
+
+
+def test_the_longest_sum_of_a_case():
+    hub = torch.stack([torch.arange(9), torch.zeros(9, dtype=torch.long)])
+    assert trees.longest_sum((torch.randn(2, 5), hub, {"a": hub.flip(0)})) == 9
+    assert trees.longest_sum((torch.randn(2, 5), torch.zeros(2, 0, dtype=torch.long), None)) == 0
+
+
 def test_small_gradients_are_measured_against_the_largest():
     truth = {"gradient of a": torch.tensor([1.0]), "gradient of b": torch.tensor([1e-12])}
     got = {"gradient of a": torch.tensor([1.0]), "gradient of b": torch.tensor([3e-10])}

@@ -15,9 +15,10 @@ from .backends import Backend
 SEED = 4_000_000
 #: Open alarms, with what is known of them. A case that no longer alarms has to leave this list.
 KNOWN = {
-    # The linear map runs before the mean, so its gradient adds up 1,105 edges by three sources
-    # where the host adds up ten targets: five times the host's rounding, in digits alone.
-    ("table", "cpu", 4_000_061): "to_hetero --mode only_parameters: gradient of second.b__to__a",
+    # Two edges from one neighbour take all of a softmax between them, with features of a thousand.
+    # The host then subtracts equal numbers, edge by edge, and has an exact zero; the kernel adds up
+    # both sides first. The difference is 3e-5 of the largest gradient.
+    ("table", "emulated", 4_000_022): "GATConv --mode grad: gradient of att_src",
 }
 #: part, backend, cases
 SHARES = [

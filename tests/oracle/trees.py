@@ -71,3 +71,17 @@ def as_long(value: Any) -> Any:
 
 def has_int32(value: Any) -> bool:
     return any(t.dtype == torch.int32 for t in named(value).values())
+
+
+def longest_sum(value: Any) -> int:
+    """The most edges that meet in a node, of the graphs among the arguments in ``value``."""
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    if isinstance(value, (tuple, list)):
+        return max((longest_sum(part) for part in value), default=0)
+    if isinstance(value, Tensor):
+        whole = not value.is_floating_point() and value.layout == torch.strided
+        ends = value if whole and value.dim() == 2 and value.shape[0] == 2 else ()
+    else:
+        ends = value.edges() if hasattr(value, "in_degrees") else ()
+    return max((int(end.long().bincount().max()) for end in ends if end.numel()), default=0)

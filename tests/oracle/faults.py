@@ -118,7 +118,9 @@ FAULTS = {
         "histories",
         "emulated",
         InModule(
-            "gnnaccel.dispatch.cache", "if version != tensor._version or owner()", "if owner()"
+            "gnnaccel.dispatch.cache",
+            "if all(map(MemoryRef.unwritten, entry.memory, tensors))",
+            "if all(ref() is not None for ref in entry.memory)",
         ),
     ),
     "gradient times 1.01": Fault(

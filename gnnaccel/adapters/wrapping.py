@@ -14,8 +14,7 @@ def routed(native: Callable, adapter: Any, inside: Callable | None = None) -> Ca
     from torch.compiler import is_compiling
 
     from gnnaccel.dispatch.config import current
-    from gnnaccel.dispatch.native_again import MISSED, memories, run
-    from gnnaccel.dispatch.records import listening
+    from gnnaccel.dispatch.layer_memory import MISSED, fast_path, memories
     from gnnaccel.dispatch.router import decide
 
     instead, remembered = native if inside is None else inside(native), memories.entries
@@ -27,8 +26,8 @@ def routed(native: Callable, adapter: Any, inside: Callable | None = None) -> Ca
         config = current()
         if config is None:
             return native(self, *args, **kwargs)
-        if id(self) in remembered and not listening():  # `router.route`, without its call
-            out = run(self, instead, args, kwargs, config)
+        if id(self) in remembered:  # `router.route`, without its call
+            out = fast_path(self, adapter, instead, args, kwargs, config)
             if out is not MISSED:
                 return out
         return decide(self, adapter, instead, args, kwargs, config)

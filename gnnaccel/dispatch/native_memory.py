@@ -2,10 +2,8 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 import weakref
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,9 +11,8 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from gnnaccel.cuda import driver
-from gnnaccel.dispatch import counters, ledger
+from gnnaccel.dispatch import counters
 from gnnaccel.dispatch.config import Config
-from gnnaccel.dispatch.reasons import Reason
 
 MISSED = object()  # in the place of a result: this call is like no earlier one
 WATCHED = 4  # calls of which one has to show that nothing inside gains
@@ -191,44 +188,3 @@ class Easy:
     def __init__(self, like: Settled | Alike, count: int, epoch: int):
         self.like, self.count, self.epoch, self.left = like, count, epoch, _UNLOOKED
         self.at, self.most = like.edges_at
-
-
-_numbers = itertools.count()
-
-
-class Memory:
-    """Of one layer. ``settled``, ``alike``: a call with gradients off, and one with gradients on; ``number``: under which ledgers
-    of graphs know the layer; ``row``: calls in a row that were like an earlier one, and what follows from many (``easy``);
-    ``why``: of the last call that was not understood."""
-
-    __slots__ = ("settled", "alike", "number", "row", "easy", "why", "left")
-
-    def __init__(self) -> None:
-        self.settled: list[Settled | None] = [None, None]
-        self.alike: list[Alike | None] = [None, None]
-        self.number, self.row = next(_numbers), 0
-        self.easy: Easy | None = None
-        self.why: Reason | None = None
-        self.left = WATCHED  # of calls of a model: how many may yet show something
-
-    def of(self, structure: Sequence[Tensor]) -> list[Any] | None:
-        """What `GraphLedger.layers` has of a native call of the layer over these tensors, unchanged since."""
-        for t in structure:
-            known = ledger.ledgers.get(id(t))
-            if known is not None and known() is t and known.version == t._version and self.number in known.layers:
-                found = known.layers[self.number]
-                return found if set(map(id, structure)).issubset(found[0]) else None
-        return None
-
-    def meets(self, graph: Sequence[Tensor], largest: Tensor, state: tuple | None = None, grad: bool = False) -> bool:
-        """Whether the graph of these tensors, unchanged since, was in a native call, and is not known to be native in this state
-        however often it comes. It was from now on. Never of inference tensors, which have no version."""
-        if largest.is_inference():
-            return False
-        ids = tuple(map(id, graph))
-        known = ledger.of(largest)
-        found = known.layers.get(self.number)
-        if found is not None and found[0] == ids:
-            return found[1 + grad] != state
-        known.layers[self.number] = [ids, None, None]
-        return False

@@ -86,6 +86,10 @@ class Stated:
         return attention.Call(self.program, patterns.attention(self.program), graph, self.heads, self.width, self.out, self.exposed,
                               plan.pmf)
 
+    def kept(self) -> Stated:
+        """As it is remembered."""
+        return self
+
     @staticmethod
     def runner(route: str):
         """The function that runs calls on a route."""

@@ -5,26 +5,24 @@ import contextvars
 import sys
 import time
 import warnings
-import weakref
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from gnnaccel.cuda import capture
-from gnnaccel.dispatch import attention, counters, native_again, planner, records, rules, watch
+from gnnaccel.dispatch import attention, counters, layer_memory, native_again, planner, records, rules, watch
 from gnnaccel.dispatch.checkpoints import checkpointed
 from gnnaccel.dispatch.config import Config
 from gnnaccel.dispatch.graph import GraphView
-from gnnaccel.dispatch.names import IdentityMap
+from gnnaccel.dispatch.layer_memory import MISSED, Exact, fast_path
 from gnnaccel.dispatch.planner import Plan
 from gnnaccel.dispatch.quantized import attention as quantized
 from gnnaccel.dispatch.quantized import settings
 from gnnaccel.dispatch.reasons import Reason, reason
-from gnnaccel.dispatch.relational import repeated
 from gnnaccel.dispatch.relational.request import RelationalCall, RelationalGiven, RelationalStated
 from gnnaccel.dispatch.request import Given, Stated
-from gnnaccel.dispatch.tensor_ref import TensorRef, all_unmoved, unversioned
+from gnnaccel.dispatch.tensor_ref import unversioned
 from gnnaccel.errors import FallbackError
 
 
@@ -33,8 +31,12 @@ class Adapter(Protocol):
 
     host: str
 
-    def signature(self, layer: Any, args: tuple, kwargs: dict) -> tuple | None:
-        """Of a plain call ``layer(x, edge_index)``: everything its route depends on but the graph. None for other calls."""
+    def key(self, layer: Any, args: tuple, kwargs: dict) -> tuple | None:
+        """Of a plain call, whose arguments after the first are the tensors of its graph: all that its route depends on but the
+        graph. None for other calls."""
+
+    def again(self, args: tuple) -> Given | RelationalGiven:
+        """The tensors of a plain call, as `state` gives them."""
 
     def state(self, layer: Any, args: tuple, kwargs: dict) -> tuple[Stated, Given] | Reason:
         """The call as a Program over a graph, or why it is not one. Must not change anything nor compute on tensors."""
@@ -42,23 +44,10 @@ class Adapter(Protocol):
     def run(self, layer: Any, stated: Stated, given: Given, attend: attention.Attend) -> Any:
         """The call's result; ``attend(tensors)`` runs the Program."""
 
-    def repeats(self, layer: Any, args: tuple, kwargs: dict) -> tuple | None:
-        """As `signature`, of a plain call ``layer(x, edge_index, edge_type)`` of a relational layer. Not every adapter has it."""
-
-    def again(self, args: tuple) -> RelationalGiven:
-        """The tensors of such a call, as `state` gives them."""
-
     def bind(self, layer: Any, call: attention.Call) -> Any:
         """``call``, a plain one by kernels, as a `attention_bound.Bound`; None where there is no such thing."""
 
 
-class _Last:
-    """A layer's last plain call by a faster route. Holds the graph weakly: the structure cache decides how long it lives."""
-
-    __slots__ = ("epoch", "signature", "edge_index", "graph", "stated", "attention", "plan", "run", "bound")
-
-
-_last: IdentityMap[_Last] = IdentityMap()
 #: whether this is inside a call over a new graph of which the whole, as one, was estimated not to pay
 _refused: contextvars.ContextVar[bool] = contextvars.ContextVar("gnnaccel_refused", default=False)
 _AS_THE_WHOLE = Plan("native", None, False, None, None, (
@@ -67,51 +56,26 @@ _AS_THE_WHOLE = Plan("native", None, False, None, None, (
 
 def route(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict, config: Config) -> Any:
     """Run one call of ``layer`` on the best route. ``native`` is the host's own function, unbound."""
-    if id(layer) in native_again.memories.entries and not records.listening():
-        out = native_again.run(layer, native, args, kwargs, config)
-        if out is not native_again.MISSED:
+    if id(layer) in layer_memory.memories.entries:
+        out = fast_path(layer, adapter, native, args, kwargs, config)
+        if out is not MISSED:
             return out
     return decide(layer, adapter, native, args, kwargs, config)
 
 
 def decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict, config: Config) -> Any:
-    """`route` of a call that is like no earlier native one."""
-    if records.listening():  # the short ways tell nothing; the route is the same
+    """`route` of a call that is like no earlier one."""
+    if records.listening():
         return watch.around(watch.Visit(layer, adapter, native, args, kwargs, config), _told)
-    if capture.capturing():  # what earlier calls showed need not hold for what a CUDA graph's replays find in memory
-        return _decide(layer, adapter, native, args, kwargs, config, None, 0)
-    last = _last.get(layer)
-    signature = adapter.signature(layer, args, kwargs)
-    if last is not None and signature is not None and last.signature == signature and last.epoch == config.epoch:
-        x, edge_index = args
-        graph = last.graph()
-        if graph is not None and last.edge_index.unmoved(edge_index):
-            plan, stated = last.plan, last.stated
-            counters.count(type(layer).__name__, plan.route)
-            graph.touched = True
-            bound = last.bound
-            if bound is not None and bound.valid():
-                return bound(x, graph)
-            call = attention.Call(stated.program, last.attention, graph, stated.heads, stated.width, stated.out,
-                                  stated.exposed, plan.pmf)
-            return adapter.run(layer, stated, Given(x, x, edge_index), attention.Attend(call, last.run))
-    before = repeated.last.get(layer) if signature is None else None
-    if before is not None and before.epoch == config.epoch and all_unmoved(before.structure, args[1:]) and (
-            before.signature == adapter.repeats(layer, args, kwargs)):
-        attend = before.attend()
-        if attend is not None:
-            counters.count(type(layer).__name__, before.plan.route)
-            return adapter.run(layer, before.stated, adapter.again(args), attend)
-    return _decide(layer, adapter, native, args, kwargs, config, signature, 0)
+    return _decide(layer, adapter, native, args, kwargs, config, 0)
 
 
 def _told(visit: watch.Visit) -> Any:
     """The long way, with a record."""
-    start = time.perf_counter_ns()
-    return _decide(*visit, visit.adapter.signature(visit.layer, visit.args, visit.kwargs), start)
+    return _decide(*visit, time.perf_counter_ns())
 
 
-def _decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict, config: Config, signature: tuple | None,
+def _decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict, config: Config,
             start: int) -> Any:
     """The long way. ``start``: when the call began, 0 when nobody listens."""
     verdict = rules.verdict(layer, config)
@@ -147,15 +111,15 @@ def _decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict
     call, run = stated.call(graph, plan), stated.runner(plan.route)
     if entry is not None:
         run = quantized.runner(entry, use, run)
-    if capture.capturing():
-        pass  # nothing of it holds for another call
-    elif signature is not None and hit != "none" and not settings.learning(use):
+    key = None
+    # nothing of a call in a capture holds for another one
+    if hit != "none" and not capture.capturing() and not settings.learning(use):
+        key = adapter.key(layer, args, kwargs)
+    if key is not None and (entry is None or isinstance(stated, Stated)):
         bound = adapter.bind(layer, call) if plan.route == "cuda" and entry is None else None
-        _remember(layer, config, signature, given, weakref.ref(graph), stated, call.attention, plan, run, bound)
+        layer_memory.of(layer).exact = Exact(config.epoch, key, given.structure, graph, stated, plan, run, bound)
         if bound is not None and not start and checkpointed():  # as the repetition will be: both have to save the same tensors
             return bound(given.x_src, graph)
-    elif hit != "none" and entry is None and getattr(adapter, "repeats", None) is not None:
-        repeated.remember(layer, adapter.repeats(layer, args, kwargs), config, given, graph, stated, plan, run)
     if start:
         number = _record(layer, adapter, stated, device, plan, graph, hit, grad, start, call, getattr(run, "storage", None))
         run = _recording(run, lambda _: _record_backward(layer, adapter, stated, device, plan, number))
@@ -193,16 +157,8 @@ def _known(layer: Any, stated: Stated, given: Given) -> bool:
         return True
     if unversioned(given.structure):
         return False
-    return stated.peek(given) or native_again.was_over(layer, given.structure) or checkpointed()
-
-
-def _remember(layer, config: Config, signature: tuple, given: Given, graph, stated: Stated, attended, plan: Plan, run,
-              bound) -> None:
-    last = _Last()
-    last.epoch, last.signature = config.epoch, signature
-    last.edge_index = TensorRef(given.edge_index)
-    last.graph, last.stated, last.attention, last.plan, last.run, last.bound = graph, stated, attended, plan, run, bound
-    _last.set(layer, last)
+    memory = layer_memory.memories.get(layer)
+    return stated.peek(given) or (memory is not None and memory.of(given.structure) is not None) or checkpointed()
 
 
 def _recording(run: Any, on_backward: Any) -> Any:

@@ -75,9 +75,8 @@ class MemoryRef(weakref.ref):
 
 
 def all_unmoved(refs: Sequence[TensorRef], tensors: Sequence[Any]) -> bool:
-    """`TensorRef.unmoved` of each, without a call for each."""
-    if len(refs) != len(tensors):
-        return False
+    """`TensorRef.unmoved` of each, without a call for each. Are there more of one than of the
+    other, the rest counts for nothing."""
     for ref, t in zip(refs, tensors):
         if ref() is not t or ref.version != t._version or ref.pointer != t.data_ptr():
             return False
@@ -93,7 +92,7 @@ def unversioned(tensors: Iterable[Any]) -> bool:
 
 
 class TensorMap(Generic[V]):
-    """Values for tensors as they are: gone with the tensor, and when something is written into it."""
+    """Values for tensors as they are: gone with the tensor, and once something is written to it."""
 
     def __init__(self) -> None:
         self._entries: dict[int, tuple[TensorRef, V]] = {}

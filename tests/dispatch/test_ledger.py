@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gnnaccel.dispatch import cache, ledger
-from gnnaccel.dispatch.native_memory import Memory
+from gnnaccel.dispatch.layer_memory import LayerMemory
 from gnnaccel.dispatch.ops import aggregation_cost
 from gnnaccel.dispatch.ops.aggregation_cost import Estimate
 
@@ -51,7 +51,7 @@ def test_a_graph_at_a_dead_ones_place():
 
 
 def test_layers_know_graphs_apart():
-    one, other, ei, types = Memory(), Memory(), edges(), torch.arange(20)
+    one, other, ei, types = LayerMemory(), LayerMemory(), edges(), torch.arange(20)
     assert not one.meets((ei, types), ei) and not other.meets((ei, types), ei)
     assert one.meets((ei, types), ei, "state") and one.of((types,)) is None and one.of((ei,)) is not None
     one.of((ei,))[1] = "state"

@@ -9,7 +9,8 @@ from torch.utils.checkpoint import checkpoint
 from torch_geometric.nn import GATConv
 
 import gnnaccel
-from gnnaccel.dispatch import attention_bound, cache, router
+from gnnaccel.dispatch import attention_bound, cache
+from gnnaccel.dispatch.layer_memory import memories
 from tests.pyg import graphs
 from tests.pyg.judge import close
 from tests.pyg.layers import build
@@ -221,7 +222,7 @@ def test_it_keeps_no_graph_alive(kernels):
     with kernels.on(), torch.no_grad():
         for _ in range(3):
             layer(x, edge_index)
-        last = router._last.get(layer)
+        last = memories.get(layer).exact
         assert last.bound is not None and last.graph() is not None
         cache.clear()
         assert last.graph() is None

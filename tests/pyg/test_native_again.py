@@ -11,7 +11,8 @@ from torch.utils.checkpoint import checkpoint
 from torch_geometric.nn import GATConv, GCNConv, HEATConv, HeteroConv, HGTConv, RGATConv, SAGEConv, to_hetero
 
 import gnnaccel
-from gnnaccel.dispatch import cache, config, counters, ledger, native_again, native_memory, router
+from gnnaccel.dispatch import cache, config, counters, layer_memory, ledger, native_memory, router
+from gnnaccel.dispatch.layer_memory import memories
 from tests.pyg.hetero_graphs import CITES, KNOWS, METADATA, RELATIONS, WIDTH, edges, features, hetero, same
 
 @pytest.fixture
@@ -86,7 +87,7 @@ def test_changes_are_seen(enabled, read, change):
     layer, x, ei = hetero(SAGEConv), features(), edges()
     settled(layer, x, ei)
     assert not is_read(read, layer, x, ei)
-    memory = native_again.memories.get(layer)
+    memory = memories.get(layer)
     memory.alike = [None, None]  # which others may be like
     assert is_read(read, layer, *CHANGES[change](layer, x, ei))
 
@@ -167,7 +168,7 @@ def test_a_large_relation_inside_a_native_layer_is_accelerated(enabled):
 def test_models_of_to_hetero_as_a_whole(enabled, read):
     made, x, ei = to_hetero(_Net(), METADATA), features(), edges()
     settled(made, x, ei)
-    kept = native_again.memories.get(made).settled[False]
+    kept = memories.get(made).settled[False]
     assert kept is not None and kept.inside.silent
     gnnaccel.reset_stats()
     read.clear()
@@ -201,7 +202,7 @@ def test_calls_inside_over_what_is_made_of_the_graph_are_counted(enabled):
     settled(layer, x, ei, 8)
     routes = {name: one["routes"] for name, one in gnnaccel.stats().items()}
     assert routes == {"HGTConv": {"native": 8}, "HeteroDictLinear": {"native": 16}, "HeteroLinear": {"native": 16}}
-    assert native_again.memories.get(layer).settled[False].inside.silent
+    assert memories.get(layer).settled[False].inside.silent
 
 
 def test_counts_that_nobody_is_to_see(enabled):
@@ -265,7 +266,7 @@ def test_what_is_derived_of_a_graph_is_still_kept(enabled):
     names = [CITES, KNOWS]
     layer, x, ei = HeteroConv({name: GCNConv(WIDTH, 4) for name in names}), features(), edges(names)
     settled(layer, x, ei)
-    assert native_again.memories.get(layer).settled[False].inside.silent
+    assert memories.get(layer).settled[False].inside.silent
     hits = cache.info()["hits"]
     settled(layer, x, ei, 3)
     assert cache.info()["hits"] == hits + 6
@@ -276,7 +277,7 @@ def test_what_is_derived_of_a_graph_is_still_kept(enabled):
 def test_a_dropped_graph_is_not_kept_and_its_place_is_not_mistaken(enabled, read):
     layer, x, ei = hetero(SAGEConv), features(), edges()
     settled(layer, x, ei)
-    kept = native_again.memories.get(layer).settled[False]
+    kept = memories.get(layer).settled[False]
     refs = [weakref.ref(t) for t in ei.values()]
     memory = [weakref.ref(t.untyped_storage()) for t in ei.values()]
     others = {k: t.clone() for k, t in ei.items()}
@@ -291,10 +292,10 @@ def test_a_dropped_layer_is_forgotten(enabled):
     layer, x, ei = hetero(SAGEConv), features(), edges()
     settled(layer, x, ei)
     number = id(layer)
-    assert number in native_again.memories.entries
+    assert number in memories.entries
     del layer
     gc.collect()
-    assert number not in native_again.memories.entries
+    assert number not in memories.entries
 
 
 def test_typed_edges(enabled, read):
@@ -355,12 +356,26 @@ def test_features_of_another_dtype_are_seen(emulated):
     assert gnnaccel.stats()["GATConv"]["routes"] == {"native": 4, "cuda": 1}
 
 
+def test_native_calls_in_a_row_hide_no_faster_one(emulated):
+    """A graph whose structure is there is found, however many new ones came between."""
+    layer, x, ei = GATConv(WIDTH, 8, 2), torch.randn(20, WIDTH), torch.randint(0, 20, (2, 30))
+    with torch.no_grad(), gnnaccel.enabled(backend="cuda", when="supported"):
+        for _ in range(3):
+            layer(x, ei)
+        like = native_memory.Alike(layer, (x, ei), {}, config.current(), "GA301")
+        like.inside.tally = counters.tally({("GATConv", "native", "GA301"): 1})
+        memories.get(layer).easy = native_memory.Easy(like, 2, config.current().epoch)
+        layer(x, ei.clone())
+        layer(x, ei)
+    assert gnnaccel.stats()["GATConv"]["routes"] == {"cuda": 4, "native": 1}
+
+
 # ---- calls that are not looked at ----
 
 @pytest.mark.parametrize("new", [False, True])
 def test_most_calls_in_a_row_are_only_counted(enabled, monkeypatch, new):
-    looked, look = [], native_again._looked_at
-    monkeypatch.setattr(native_again, "_looked_at", lambda *args: (looked.append(1), look(*args))[1])
+    looked, look = [], layer_memory.looked_at
+    monkeypatch.setattr(layer_memory, "looked_at", lambda *args: (looked.append(1), look(*args))[1])
     layer = RGATConv(WIDTH, 4, 3)
     x, ei, types = torch.randn(20, WIDTH), torch.randint(0, 20, (2, 30)), torch.randint(0, 3, (30,))
     gnnaccel.reset_stats()
@@ -372,15 +387,15 @@ def test_most_calls_in_a_row_are_only_counted(enabled, monkeypatch, new):
 
 
 def test_what_ends_a_row(enabled, monkeypatch):
-    looked, look = [], native_again._looked_at
-    monkeypatch.setattr(native_again, "_looked_at", lambda *args: (looked.append(1), look(*args))[1])
+    looked, look = [], layer_memory.looked_at
+    monkeypatch.setattr(layer_memory, "looked_at", lambda *args: (looked.append(1), look(*args))[1])
     layer = RGATConv(WIDTH, 4, 3)
     x, ei, types = torch.randn(20, WIDTH), torch.randint(0, 20, (2, 30)), torch.randint(0, 3, (30,))
 
     def is_looked_at(*args, **kwargs) -> bool:
         for _ in range(20):
             layer(x, ei.clone(), types)
-        while native_again.memories.get(layer).easy.left < 3:
+        while memories.get(layer).easy.left < 3:
             layer(x, ei.clone(), types)
         looked.clear()
         layer(*args, **kwargs)
@@ -403,8 +418,8 @@ def test_what_ends_a_row(enabled, monkeypatch):
 
 @pytest.mark.parametrize("new", [False, True])
 def test_most_calls_on_dictionaries_in_a_row_are_only_counted(enabled, monkeypatch, new):
-    looked, look = [], native_again._looked_at
-    monkeypatch.setattr(native_again, "_looked_at", lambda *args: (looked.append(1), look(*args))[1])
+    looked, look = [], layer_memory.looked_at
+    monkeypatch.setattr(layer_memory, "looked_at", lambda *args: (looked.append(1), look(*args))[1])
     layer, x, ei = hetero(GATConv, add_self_loops=False), features(), edges()
     gnnaccel.reset_stats()
     for _ in range(60):
@@ -413,7 +428,7 @@ def test_most_calls_on_dictionaries_in_a_row_are_only_counted(enabled, monkeypat
     assert gnnaccel.stats()["GATConv"]["routes"] == {"native": 60 * len(ei)}
     with gnnaccel.disabled():
         same(got, layer(x, ei), 0.0)
-    while native_again.memories.get(layer).easy.left < 3:
+    while memories.get(layer).easy.left < 3:
         layer(x, {name: t.clone() for name, t in ei.items()})
     looked.clear()
     layer(x, {**ei, RELATIONS[1]: ei[RELATIONS[1]].repeat(1, 50)})

@@ -13,7 +13,7 @@ from torch_geometric.nn import FastRGCNConv, MaxAggregation, RGATConv, RGCNConv
 
 import gnnaccel
 from gnnaccel.dispatch import router
-from gnnaccel.dispatch.relational import repeated
+from gnnaccel.dispatch.layer_memory import memories
 from tests.pyg import rgat
 from tests.pyg.graphs import F, N
 from tests.pyg.judge import as_native, close, spread, took
@@ -198,7 +198,7 @@ def test_graphs_are_let_go_of(route):
     with route.on():
         x, ei, et = rgat.inputs(route)
         layer = warmed(route, "RGATConv", (x, ei, et))
-        kept = weakref.ref(ei), weakref.ref(et), weakref.ref(repeated.last.get(layer).graph())
+        kept = weakref.ref(ei), weakref.ref(et), weakref.ref(memories.get(layer).exact.graph())
         del ei, et
         gc.collect()
     assert all(ref() is None for ref in kept)

@@ -121,8 +121,8 @@ class _Guarded:
         self._absorbed = getattr(adapter, "ABSORBED", {})
         self.run = adapter.run
 
-    def signature(self, layer: Any, args: tuple, kwargs: dict) -> None:
-        """None: the router compares ``edge_index`` tensors, and a call has a graph."""
+    def key(self, layer: Any, args: tuple, kwargs: dict) -> None:
+        """None: what is remembered of calls is found by their graph's tensors, and a call has a graph."""
 
     def state(self, layer: Any, args: tuple, kwargs: dict) -> Any:
         why = self._context_reason() or self._layer_reason(layer, self.paths.of(type(layer)), self._absorbed)

@@ -149,11 +149,10 @@ class _Guarded:
         self.run = adapter.run
         self.bind = getattr(adapter, "bind", _unbound)
         # relational layers have plain calls of their own, with types of edges
-        self.signature = (signature.of(adapter, self.paths) if hasattr(adapter, "FIELDS")
-                          else signature.none)
-        self.repeats = (signature.repeats(adapter, self.paths) if hasattr(adapter, "REPEATED")
-                        else None)
-        self.again = getattr(adapter, "again", None)
+        self.key = (signature.of(adapter, self.paths) if hasattr(adapter, "FIELDS")
+                    else signature.repeats(adapter, self.paths) if hasattr(adapter, "REPEATED")
+                    else signature.none)
+        self.again = getattr(adapter, "again", _plain)
 
     def state(self, layer: Any, args: tuple, kwargs: dict) -> Any:
         guards, lazy = self._guards, self._lazy
@@ -166,6 +165,14 @@ class _Guarded:
         found = self._state(layer, args, kwargs) if why is None else why
         lazy.note(layer, type(found) is Reason)
         return found
+
+
+def _plain(args: tuple) -> Any:
+    """The tensors of a call ``layer(x, edge_index)``."""
+    from gnnaccel.dispatch.request import Given
+
+    x, edge_index = args
+    return Given(x, x, edge_index)
 
 
 def _unbound(layer: Any, call: Any) -> None:

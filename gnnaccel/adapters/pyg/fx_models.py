@@ -19,6 +19,7 @@ from gnnaccel.adapters import guards
 from gnnaccel.adapters.patching import PatchSet
 from gnnaccel.adapters.pyg import fx_bases, fx_layers, fx_trim, to_hetero
 from gnnaccel.dispatch import native_again, rules
+from gnnaccel.dispatch.layer_memory import MISSED, fast_path, memories
 from gnnaccel.dispatch.config import current
 from gnnaccel.dispatch.names import IdentityMap
 from gnnaccel.dispatch.records import listening
@@ -61,9 +62,9 @@ def _calling(native: Callable, compiler: Callable) -> Callable:
         if config is None or self.cls_call is not None:
             return native(self, obj, *args, **kwargs)
         told = listening()
-        if not told and id(obj) in native_again.memories.entries:
-            out = native_again.run(obj, functools.partial(native, self), args, kwargs, config)
-            if out is not native_again.MISSED:
+        if id(obj) in memories.entries:
+            out = fast_path(obj, None, functools.partial(native, self), args, kwargs, config)
+            if out is not MISSED:
                 return out
         code = _code_of(obj)
         if code.forward is None or not _plain(obj, args, kwargs) or not _fits(code, args, kwargs):

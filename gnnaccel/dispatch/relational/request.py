@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -126,6 +126,10 @@ class RelationalStated:
             graph.kernels = True
         return RelationalCall(self.program, graph, self.shapes, self.out, kernels, (self.heads, self.width, self.row.itemsize))
 
+    def kept(self) -> RelationalStated:
+        """As it is remembered: without the edges, which ``make`` holds."""
+        return replace(self, make=_made_already)
+
     @staticmethod
     def runner(route: str) -> Callable[[RelationalCall, dict[str, Tensor]], Tensor]:
         return run_cuda if route == "cuda" else run_torch
@@ -133,6 +137,10 @@ class RelationalStated:
     def facts(self) -> dict[str, int]:
         """Of the graph, for records."""
         return dict(num_src=self.num_src, num_dst=self.num_dst, num_edges=self.num_edges, num_relations=self.num_relations)
+
+
+def _made_already(own: bool, compact: bool) -> RelationView:
+    raise AssertionError("the structure of a repeated call is there")
 
 
 def _compact() -> bool:

@@ -1,0 +1,221 @@
+"""What is remembered of each layer's calls, and the short way of calls that are like one of them.
+
+A `LayerMemory` holds the last call by a faster route (`Exact`), which the next one over the same
+edges repeats, and native calls that others are like (`native_memory`). `fast_path` asks it at
+every call.
+"""
+from __future__ import annotations
+
+import itertools
+import math
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnnaccel.cuda import capture, driver
+from gnnaccel.dispatch import config as configs
+from gnnaccel.dispatch import counters, ledger
+from gnnaccel.dispatch.attention import Attend
+from gnnaccel.dispatch.checkpoints import checkpointed
+from gnnaccel.dispatch.config import Config
+from gnnaccel.dispatch.names import IdentityMap
+from gnnaccel.dispatch.native_memory import (EASY, MISSED, WATCHED, Alike, Easy, Inside, Settled,
+                                             autocast, numbers_in)
+from gnnaccel.dispatch.quantized import settings
+from gnnaccel.dispatch.reasons import Reason
+from gnnaccel.dispatch.records import listening
+from gnnaccel.dispatch.tensor_ref import TensorRef, all_unmoved
+
+_HOSTS = ("torch.", "torch_geometric.")
+_numbers = itertools.count()
+_entries, _maps = settings.kept()
+_watching, _drivers = counters.watching, driver.in_place
+_tracing, _grad = torch._C._get_tracing_state, torch.is_grad_enabled
+
+
+class Exact:
+    """A call by a faster route, and what was decided of it.
+
+    ``key``: of the adapter, all that the decision depends on but the graph; ``structure``: the
+    graph's tensors; ``graph``: its structure, held weakly, since the structure cache decides how
+    long that lives; ``bound``: the call bound to the layer's weights, if it can be.
+    """
+
+    __slots__ = ("epoch", "key", "structure", "graph", "stated", "plan", "run", "bound")
+
+    def __init__(self, epoch: int, key: tuple, structure: tuple[Tensor, ...], graph: Any,
+                 stated: Any, plan: Any, run: Any, bound: Any):
+        self.epoch, self.key, self.graph = epoch, key, weakref.ref(graph)
+        self.structure = tuple(map(TensorRef, structure))
+        self.stated, self.plan, self.run, self.bound = stated.kept(), plan, run, bound
+
+
+class LayerMemory:
+    """Of one layer.
+
+    ``exact``: its last call by a faster route; ``settled``, ``alike``: a native call with gradients
+    off, and one with gradients on; ``row``: native calls in a row that were like an earlier one,
+    and what follows from many (``easy``); ``number``: under which ledgers of graphs know the layer;
+    ``why``: of the last call that was not understood; ``left``: of calls of a model, how many may
+    yet show something.
+    """
+
+    __slots__ = ("exact", "settled", "alike", "number", "row", "easy", "why", "left")
+
+    def __init__(self) -> None:
+        self.exact: Exact | None = None
+        self.settled: list[Settled | None] = [None, None]
+        self.alike: list[Alike | None] = [None, None]
+        self.number, self.row, self.left = next(_numbers), 0, WATCHED
+        self.easy: Easy | None = None
+        self.why: Reason | None = None
+
+    def of(self, structure: Sequence[Tensor]) -> list[Any] | None:
+        """What `GraphLedger.layers` has of a native call over these tensors, unwritten since."""
+        for t in structure:
+            known = ledger.ledgers.get(id(t))
+            if (known is not None and known() is t and known.version == t._version
+                and self.number in known.layers):
+                found = known.layers[self.number]
+                return found if set(map(id, structure)).issubset(found[0]) else None
+        return None
+
+    def meets(self, graph: Sequence[Tensor], largest: Tensor, state: tuple | None = None,
+              grad: bool = False) -> bool:
+        """Whether the graph of these tensors, unwritten since, was in a native call, and is not
+        known to be native in this state however often it comes. It was from now on. Never of
+        inference tensors, which have no version."""
+        if largest.is_inference():
+            return False
+        ids = tuple(map(id, graph))
+        known = ledger.of(largest)
+        found = known.layers.get(self.number)
+        if found is not None and found[0] == ids:
+            return found[1 + grad] != state
+        known.layers[self.number] = [ids, None, None]
+        return False
+
+
+memories: IdentityMap[LayerMemory] = IdentityMap()
+
+
+def of(layer: Any) -> LayerMemory:
+    """The memory of a layer, which has one from now on."""
+    memory = memories.get(layer)
+    if memory is None:
+        memory = LayerMemory()
+        memories.set(layer, memory)
+    return memory
+
+
+# --- the short way -----------------------------------------------------------------------------
+
+def fast_path(layer: Any, adapter: Any, native: Callable, args: tuple, kwargs: dict,
+              config: Config) -> Any:
+    """The result of a call that is like an earlier one, counted; `MISSED` for any other.
+
+    ``adapter``: of the layer's class, None of models, whose calls are only native. ``native.host``:
+    what ``native`` comes to where nothing in it is taken over, if it says so.
+    """
+    entry = memories.entries.get(id(layer))
+    if entry is None or entry[0]() is not layer or listening():  # the short ways tell nothing
+        return MISSED
+    if capture.capturing():  # what earlier calls showed need not hold for what replays find
+        return MISSED
+    memory = entry[1]
+    exact = memory.exact
+    if (exact is not None and args and exact.structure[-1]() is args[-1]
+        and exact.epoch == config.epoch and all_unmoved(exact.structure, args[1:])):
+        graph = exact.graph()
+        if graph is not None and exact.key == adapter.key(layer, args, kwargs):
+            counters.count(type(layer).__name__, exact.plan.route)
+            graph.touched = True
+            bound = exact.bound
+            if bound is not None and bound.valid():
+                return bound(args[0], graph)
+            stated = exact.stated
+            attend = Attend(stated.call(graph, exact.plan), exact.run)
+            return adapter.run(layer, stated, adapter.again(args), attend)
+    if _tracing() is not None:  # a tracer would write the comparisons down
+        return MISSED
+    easy = memory.easy
+    if (easy is not None and easy.left and not kwargs and easy.epoch == config.epoch
+        and easy.count == len(args) and _size(args[easy.at]) <= easy.most and not checkpointed()):
+        easy.left -= 1
+        like = easy.like
+    else:
+        grad = _grad()
+        found = memory.settled[grad] or memory.alike[grad]
+        found = found and looked_at(memory, layer, args, kwargs, config, grad)
+        if found is None:
+            memory.row, memory.easy = 0, None
+            return MISSED
+        like = found
+    inside = like.inside
+    tally = inside.tally
+    if tally is None or _entries or _maps:
+        return _watched(inside, native, layer, args, kwargs, like.code)
+    tally.calls += 1
+    if _watching:
+        counters.note(tally.counts, inside.lasting)
+    if not inside.silent:
+        return native(layer, *args, **kwargs)
+    native = getattr(native, "host", native)
+    token = configs.silence()
+    try:
+        return native(layer, *args, **kwargs)
+    finally:
+        configs.end_silence(token)
+
+
+def _size(edges: Any) -> float:
+    kind = type(edges)
+    return edges.numel() if kind is Tensor else numbers_in(edges) if kind is dict else math.inf
+
+
+def looked_at(memory: LayerMemory, layer: Any, args: tuple, kwargs: dict, config: Config,
+              grad: bool) -> Settled | Alike | None:
+    """The earlier call that this one is like. ``grad``: whether gradients are on."""
+    state = config.epoch, layer.training, autocast(), len(_drivers)  # `native_memory.state_of`
+    given = (*args, *kwargs.values()) if kwargs else args
+    like: Settled | Alike | None = memory.settled[grad]
+    if like is None or like.state != state or not like.fits(given, kwargs):
+        like = memory.alike[grad]
+        if like is None or like.state != state:
+            return None
+        graph = like.fits(given, kwargs)
+        if graph is MISSED or checkpointed() or (
+            graph and memory.meets(graph[0], graph[1], state, grad)):
+            return None
+    if like.edges_at is not None and not kwargs:
+        memory.row += 1
+        if memory.row >= EASY and like.inside.tally is not None:
+            memory.easy = Easy(like, len(args), config.epoch)
+    return like
+
+
+def _watched(inside: Inside, native: Callable, layer: Any, args: tuple, kwargs: dict,
+             code: str | None) -> Any:
+    """``native(layer, *args, **kwargs)``, watched where that may show something."""
+    if not inside.left or _entries or _maps:
+        counters.again(type(layer).__name__, code)
+        settings.native_again(layer)
+        return native(layer, *args, **kwargs)
+    with counters.watched() as seen:
+        counters.again(type(layer).__name__, code)
+        out = native(layer, *args, **kwargs)
+    inside.left -= seen is not None
+    if (seen is not None and seen.native and not (seen.decided and inside.lasting)
+        and of_the_host(layer)):
+        inside.tally, inside.left = counters.tally(seen.counts), 0
+        inside.silent = sum(seen.counts.values()) > 1
+    return out
+
+
+def of_the_host(layer: Any) -> bool:
+    """Whether nothing of the user's own runs inside the layer."""
+    return all(type(module).__module__.startswith(_HOSTS) and not module._forward_pre_hooks
+               and not module._forward_hooks for module in layer.modules())

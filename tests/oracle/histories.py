@@ -20,7 +20,10 @@ from .trees import as_dtype, dense_float, named, tree_map
 STEPS = 12
 #: What is remembered wrongly differs by far more. The host may be right by luck, which a history
 #: cannot average out.
-FLOOR, LOW_FLOOR = 1e-4, 5e-2
+FLOOR = 1e-4
+#: In autocast. Scores rounded to bf16 move a softmax as a whole, and with it all gradients that come
+#: through it; so there each result may also be off by twice the host's largest error in any of them.
+LOW_FLOOR = 5e-2
 
 
 class History:
@@ -170,9 +173,10 @@ class History:
             return found and found.text
         with off():
             exact, problem = attempt(lambda: self.results(True, torch.float64))
-        found = beyond(
-            [(got, host, host if problem or exact.keys() != host.keys() else exact)], floor
-        )
+        truth = host if problem or exact.keys() != host.keys() else exact
+        if self.autocast:
+            floor = max(floor, 2 * max(distances(host, truth).values(), default=0.0))
+        found = beyond([(got, host, truth)], floor)
         return found and found.text
 
     def finish(self) -> None:

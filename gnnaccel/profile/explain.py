@@ -233,7 +233,7 @@ def _uncalled(model: torch.nn.Module, looker: _Looker) -> Iterator[Layer]:
               and type(module).__module__.startswith("torch_geometric.")):
             yield Layer(name, layer, UNCALLED,
                         note="the model did not call it, or where it cannot be seen: inside "
-                                                    "torch.compile or torch.jit")
+                             "torch.compile or torch.jit")
         elif id(module) not in inside and passes_messages(module):
             yield Layer(name, layer, UNKNOWN, note=_unknown(module))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,6 +21,7 @@ from gnnaccel.profile.tables import size
 
 if TYPE_CHECKING:
     from gnnaccel.profile.report import Report
+    from gnnaccel.profile.shadow import Shadow
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _MOST = 24  # bars, points and graphs in one chart; the tables have all
@@ -69,9 +70,9 @@ def _summary(report: Report, entries: list[Entry]) -> str:
               f"of {duration(report.wall_s * 1e3)}" if report.wall_s else "", ""),
              ("Calls taken over", f"{taken / max(1, calls):.0%}",
               f"{number(taken)} of {number(calls)}, {share:.0%} of the time", "")]
-    timed = [one for one in report.comparison.layers if one.native_ms and one.ours_ms]
+    timed = _both_ways(report)
     if timed:
-        faster = sum(one.native_ms for one in timed) / sum(one.ours_ms for one in timed)
+        faster = sum(native for _, native, _ in timed) / sum(ours for _, _, ours in timed)
         found.append(("Faster than native", f"{number(faster)}x",
                       f"forward and backward of {_several(len(timed), 'layer')}", ""))
     verdicts = [one.verdict for one in report.comparison.layers]
@@ -105,19 +106,24 @@ def _sides(entries: list[Entry]) -> str:
                   *([("host", "native")] if True in native else []))
 
 
+def _both_ways(report: Report) -> list[tuple[Shadow, float, float]]:
+    """Layers that were timed natively and as they ran, with the milliseconds of either."""
+    return [(one, one.native_ms, one.ours_ms) for one in report.comparison.layers
+            if one.native_ms and one.ours_ms]
+
+
 def _speedups(report: Report) -> str:
-    measured = [one for one in report.comparison.layers if one.native_ms and one.ours_ms][:_MOST]
+    measured = _both_ways(report)[:_MOST]
     title = "Native against accelerated"
     if not measured:
         return section(title,
                        "Not measured. With --compare as well, each layer is timed natively too.")
     rows = []
-    for one in measured:
-        fast, slow = sorted((one.native_ms, one.ours_ms))
-        behind = f"{duration(one.ours_ms)}, {number(slow / fast)}x {'slower' if one.ours_ms > one.native_ms else 'faster'}"
+    for one, native, ours in measured:
+        times, way = max(native, ours) / min(native, ours), "slower" if ours > native else "faster"
         rows.append((one.who, one.kernel or one.route,
-                     [("host", one.native_ms, duration(one.native_ms)),
-                                                        ("ours", one.ours_ms, behind)]))
+                     [("host", native, duration(native)),
+                      ("ours", ours, f"{duration(ours)}, {number(times)}x {way}")]))
     return section(title,
                    "Forward and backward of one call, on the inputs of each layer's first call.",
                    legend(("host", "native"), ("ours", "gnnaccel")), bars(rows))
@@ -224,28 +230,30 @@ def _degrees(entries: list[Entry]) -> str:
     seen: set[str] = set()
     for entry in entries:
         graph, key = entry.graph, str((entry.graph, entry.histogram))
-        if entry.histogram is None or key in seen or len(seen) >= _GRAPHS:
+        if (graph is None or entry.histogram is None or key in seen
+            or len(seen) >= _GRAPHS):
             continue
         seen.add(key)
-        parts.append(f"<h3>{escape(_graph(entry, graph))}</h3>" + chart(_histogram(entry)))
+        title = escape(_graph(entry, graph, entry.histogram))
+        parts.append(f"<h3>{title}</h3>" + chart(_histogram(entry.split, entry.histogram)))
     about = ("How many nodes have how many edges entering them. A column spans the numbers of "
              "edges between the two figures under it; its height is logarithmic. On a GPU, the "
              "rows of nodes beyond the dashed line are cut into chunks.")
     return section("Degrees", about, *parts) if parts else ""
 
 
-def _graph(entry: Entry, graph: dict) -> str:
+def _graph(entry: Entry, graph: dict, histogram: list[int]) -> str:
     nodes = [graph["num_src"], graph["num_dst"]]
     text = f"{nodes[0]:,} nodes" if nodes[0] == nodes[1] else f"{nodes[0]:,} to {nodes[1]:,} nodes"
     text = f"{entry.name}: {text}, {graph['num_edges']:,} edges"
-    beyond = entry.split is not None and entry.split.bit_length() >= len(entry.histogram)
+    beyond = entry.split is not None and entry.split.bit_length() >= len(histogram)
     return f"{text}; no row has more than {entry.split}" if beyond else text
 
 
-def _histogram(entry: Entry):
-    split = entry.split.bit_length() if entry.split is not None else 64
-    mark = (split, f"split beyond {entry.split} edges") if split < len(entry.histogram) else None
-    return lambda width: svg.columns("Destinations by degree", entry.histogram, width, mark)
+def _histogram(cut: int | None, histogram: list[int]) -> Callable[[float], str]:
+    split = cut.bit_length() if cut is not None else 64
+    mark = (split, f"split beyond {cut} edges") if split < len(histogram) else None
+    return lambda width: svg.columns("Destinations by degree", histogram, width, mark)
 
 
 def _whole(ordering: dict, what: str) -> int:
@@ -263,8 +271,9 @@ def _relations(entries: list[Entry]) -> str:
         return ""
     rows, lines = [], []
     for group in list(alike.values())[:_GRAPHS]:
-        name, p, edges = (some([e.name for e in group], 2), group[0].passes,
-                          group[0].graph["num_edges"])
+        name, p, graph = some([e.name for e in group], 2), group[0].passes, group[0].graph
+        assert p is not None and graph is not None  # of these alone
+        edges = graph["num_edges"]
         rows.append((name, f"{p['relations']} relations", [
             ("host", edges, f"{edges:,}"), ("ours", p["pairs_src"], f"{p['pairs_src']:,}"),
             ("other", p["pairs_dst"], f"{p['pairs_dst']:,}")]))

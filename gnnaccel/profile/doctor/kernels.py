@@ -18,8 +18,7 @@ from gnnaccel.cuda.segment_plan import Segments
 from gnnaccel.dispatch import attention, attention_programs, patterns, torch_backend
 from gnnaccel.dispatch.graph import GraphView
 from gnnaccel.dispatch.ops import (aggregation, aggregation_messages, aggregation_softmax, calls,
-                                   gated_sums, multi_reduce,
-                                    operands)
+                                   gated_sums, multi_reduce, operands)
 from gnnaccel.dispatch.ops.aggregation import Aggregation
 from gnnaccel.dispatch.ops.aggregation_means import Softmax
 from gnnaccel.dispatch.ops.call import OpCall

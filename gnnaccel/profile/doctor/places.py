@@ -51,8 +51,7 @@ def _calibration() -> Finding:
     if old:
         return Finding("caches", "calibration", "note",
                        f"of {', '.join(old)}, by other versions than today's; python -m gnnaccel "
-                       "calibrate "
-                                                        "measures anew")
+                       "calibrate measures anew")
     return Finding("caches", "calibration", "ok", ", ".join(f"{name}, {about.get('date')}"
                                                             for name, about in devices.items()))
 
@@ -142,8 +141,7 @@ def _drift(host: str, top: str, found: seams.Drift) -> Finding:
     what = "was changed by hand" if found.known else f"differs from {found.tested}"
     return Finding("hosts", top, "warn",
                    f"{found.version} {what} in {len(wrong)} of {found.count} functions that "
-                   "gnnaccel stands in for: "
-                                         f"{names}", remedy)
+                   f"gnnaccel stands in for: {names}", remedy)
 
 
 def _tested(host: str, top: str) -> str:

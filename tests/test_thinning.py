@@ -55,18 +55,10 @@ def kept(tmp_path_factory):
     return found
 
 
-def test_every_value_is_kept_and_few_combinations(kept):
-    assert len(kept["test_product"]) == 4
-    for at, values in enumerate(({"8-9", "8-10"}, {"5", "6", "7"}, {"1", "2", "3", "4"})):
-        parts = [case.replace("8-9", "8_9").replace("8-10", "8_10").split("-")[at].replace("_", "-") for case in kept["test_product"]]
-        assert set(parts) == values
-    assert kept["test_plain"] == [""]
-
-
-def test_of_a_long_list_a_few_cases_far_apart_are_kept(kept):
-    numbers = [int(case.partition("-")[0]) for case in kept["test_list"]]
-    assert len(numbers) == thinning.MOST
-    assert {later - earlier for earlier, later in zip(numbers, numbers[1:])} == {5}
+def test_of_many_cases_a_few_are_kept_far_apart(kept):
+    assert len(kept["test_product"]) == len(kept["test_list"]) == thinning.MOST == 2
+    first, second = (int(case.partition("-")[0]) for case in kept["test_list"])
+    assert second - first == 10 and kept["test_plain"] == [""]
 
 
 @pytest.mark.parametrize("count", [1, 4, 5, 7, 8, 100])
@@ -77,10 +69,10 @@ def test_spread(count):
 
 
 def test_places(kept):
-    """All of a GPU, every value on the torch route, one case of what is emulated."""
+    """All of a GPU, one case in each other place."""
     cases = kept["test_routes"]
     assert sum(case.startswith("cuda") for case in cases) == 6
-    assert sum(case.startswith("torch") for case in cases) == 3
+    assert sum(case.startswith("torch") for case in cases) == 1
     assert sum(case.startswith("emulated") for case in cases) == 1
 
 

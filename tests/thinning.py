@@ -1,11 +1,9 @@
 """``--few``: a smaller, fixed set of the tests, for `make test`; `make test-all` runs all of them.
 
-Every test function is run, but for those marked ``long``. Of one with parameters a few cases run:
-if possible so many that every value of every list of ``@pytest.mark.parametrize`` occurs, but at
-most `MOST`, taken evenly from those. Under the emulation nearly every case compiles kernels of its
-own, which takes longer than all else together; there a test keeps one case. Which cases are kept
-depends on the test's name, so that different tests keep different ones. Tests marked ``gpu`` are
-never left out.
+Every test function is run, but for those marked ``long``. Of one with parameters `MOST` cases run;
+of one that runs in several places (on torch operations and under the emulation) one case in each.
+Which cases are kept depends on the test's name, so that different tests keep different ones. Tests
+marked ``gpu`` are never left out.
 """
 from __future__ import annotations
 
@@ -15,10 +13,9 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 OPTION = "--few"
-MOST = 4
+MOST = 2
 # parameters that say where a test runs: each place has a smaller set of its own
 PLACES = ("device", "route")
-_EMULATED = "emulated"
 
 
 def thinned(items: Sequence[Any]) -> tuple[list[Any], list[Any]]:
@@ -73,10 +70,8 @@ def _group(item: Any) -> tuple[str, ...]:
 def _chosen(group: tuple[str, ...], cases: list[Any]) -> list[Any]:
     cases = [case for case in cases
              if case.get_closest_marker("gpu") or not case.get_closest_marker("long")]
-    if _EMULATED not in group[1:]:
-        cases = [cases[at] for at in cover([_values(case) for case in cases])]
-    most = 1 if _EMULATED in group[1:] else MOST
-    return [cases[at] for at in spread(len(cases), most, group[0])]
+    cases = [cases[at] for at in cover([_values(case) for case in cases])]
+    return [cases[at] for at in spread(len(cases), MOST if len(group) == 1 else 1, group[0])]
 
 
 def _values(item: Any) -> tuple[Hashable, ...]:

@@ -26,6 +26,7 @@ def test_graphbolt_is_real_or_says_what_is_missing():
     assert run(code) == "False\n"
 
 
+@pytest.mark.long
 def test_sampling_and_distributed_graphs(tmp_path):
     code = (f"import os\nos.chdir({str(tmp_path)!r})\n"
             "import gnnaccel, dgl, torch\n"

@@ -70,6 +70,7 @@ def test_torch_operations(case):
     compared(case, torch.float64, 1e-12)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("names", [NAMES[:24], NAMES[24:]], ids=["reduced to nodes", "on edges"])
 def test_kernels(emulated, names):
     """Few shapes, as each is compiled."""

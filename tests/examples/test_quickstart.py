@@ -35,6 +35,7 @@ def test_quickstart_on_a_file(tmp_path):
     assert {row["layer"] for row in result["decisions"]} == {"first (GATConv)", "second (GATConv)"}
 
 
+@pytest.mark.long
 def test_quickstart_names_a_file_that_is_not_there(tmp_path):
     done = run("--data", str(tmp_path / "nothing.npz"))
     assert done.returncode == 1

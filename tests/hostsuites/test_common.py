@@ -67,6 +67,7 @@ def test_hangs():
 """
 
 
+@pytest.mark.long
 def test_what_a_test_started_ends_with_its_process(tmp_path, monkeypatch):
     (tmp_path / "plugin_of_this_test.py").write_text(_PLUGIN)
     (tmp_path / "test_some.py").write_text(_STARTS)

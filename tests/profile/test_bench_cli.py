@@ -20,6 +20,7 @@ def out(tmp_path):
     return tmp_path / "bench.json"
 
 
+@pytest.mark.long
 def test_quick_run_measures_compares_and_reports(out, capsys):
     assert main([*QUICK, "--out", str(out), "--table", "markdown"]) == 0
     made = result.load(out)

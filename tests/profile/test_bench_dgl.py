@@ -70,6 +70,7 @@ def test_typed_graphs_lie_sorted_and_count_all_types(name):
     assert all(torch.allclose(first[key], again[key], rtol=1e-4, atol=1e-5) for key in first)
 
 
+@pytest.mark.long
 @needs_dgl
 def test_on_a_device_graphs_go_over_the_bridge(monkeypatch):
     from tests.dgl import simulated

@@ -63,6 +63,7 @@ def test_one_set_of_nodes(route, name, data):
     compare(route, layer, x, draw(edges(nodes, nodes)), require=False, train=False, **ROUGH)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", WITH_EDGES)
 @SETTINGS
 @given(data=st.data())

@@ -40,6 +40,7 @@ def test_a_suite_with_it_on(tmp_path, more):
     assert "1 of 2 calls taken over (torch 1)\nnative: GATConv GA201 x1\n" in said and "- gnnaccel -" in said
 
 
+@pytest.mark.long
 def test_strict(tmp_path):
     status, said = run(tmp_path, "--gnnaccel=strict")
     assert status == 1 and "FallbackError: GATConv would run natively" in said and "1 failed, 2 passed" in said

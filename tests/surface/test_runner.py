@@ -235,6 +235,7 @@ def test_observers_see_the_whole_run(tmp_path, options, seen, end, status):
     assert ours.stdout.splitlines() == [f"start {seen}", "script", "finish it"] and ours.returncode == status, ours.stderr
 
 
+@pytest.mark.long
 def test_processes_started_after_disable_are_native(tmp_path):
     (tmp_path / "many.py").write_text(textwrap.dedent("""
         import multiprocessing, gnnaccel

@@ -6,6 +6,7 @@ destination). `plain` interprets the Program one operation at a time; it is the 
 """
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 
 import torch
@@ -15,6 +16,9 @@ from torch import Tensor
 from gnnaccel.dispatch import patterns, torch_segments
 from gnnaccel.dispatch.program import EDGE, Op, Program
 from gnnaccel.dispatch.torch_segments import Segments
+
+
+_HALVES = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,15 @@ def run(program: Program, edges: Edges, tensors: dict[str, Tensor], keep: Tensor
 
     ``tensors``: by input name; edge inputs are in the caller's edge order. ``keep``: [E, heads] dropout factors in CSC order,
     needed when the Program has a dropout.
+
+    With inputs in bf16 or fp16 all is computed in fp32, as kernels do: gradients of scores are small differences, of which softmax
+    and sums in 16 bits leave few digits. The output has the dtype to which torch promotes those of the inputs.
     """
+    halves = {name: t for name, t in tensors.items() if t.dtype in _HALVES}
+    if halves:
+        wide = {**tensors, **{name: t.float() for name, t in halves.items()}}
+        dtype = functools.reduce(torch.promote_types, [t.dtype for t in tensors.values()])
+        return run(program, edges, wide, keep).to(dtype)
     attention = patterns.attention(program)
     if torch_segments.covers(attention, edges, tensors):
         out = torch_segments.attend(attention, edges, tensors, keep)

@@ -107,6 +107,28 @@ def test_bipartite_float32(name):
                                rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_of_halves_have_the_digits_of_halves(name):
+    """Neighbours that nearly agree: what scores get is a small difference of large numbers."""
+    edges = random_edges(9, 9, 40)
+    program, tensors = case(name, 9, 9, 40, 2, 16, 0.0)
+    with torch.no_grad():
+        for key in {"x", "keys", "values"} & set(tensors):
+            tensors[key] += 30.0
+        for t in leaves(tensors):
+            t.copy_(t.bfloat16())
+    grad = torch.randn(9, 2, 17 if name == "dot" else 16).bfloat16()
+
+    def gradients(dtype):
+        given = {id(t): t.detach().to(dtype).requires_grad_() for t in leaves(tensors)}
+        out = torch_backend.run(program, edges, {key: given[id(t)] for key, t in tensors.items()})
+        assert out.dtype is dtype
+        return [g.double() for g in torch.autograd.grad(out, list(given.values()), grad.to(dtype))]
+
+    for half, single, exact in zip(*map(gradients, (torch.bfloat16, torch.float32, torch.float64))):
+        assert (half - exact).norm() <= 1e-2 * exact.norm() + 2 * (single - exact).norm()
+
+
 def test_nodes_without_edges_get_zeros():
     edges = random_edges(6, 6, 12, isolated=3)
     program, tensors = case("dot", 6, 6, 12, 2, 4, 0.0)

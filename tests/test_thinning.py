@@ -26,6 +26,12 @@ def test_list(a, b): ...
 @pytest.mark.parametrize("b", [1, 2])
 def test_routes(route, a, b): ...
 
+def test_plain_route(route): ...
+
+def test_another_route(route): ...
+
+def test_third_route(route): ...
+
 @pytest.mark.long
 @pytest.mark.parametrize("a", [1, 2])
 def test_long(route, a): ...
@@ -69,11 +75,11 @@ def test_spread(count):
 
 
 def test_places(kept):
-    """All of a GPU, one case in each other place."""
+    """All of a GPU, one case in one other place."""
     cases = kept["test_routes"]
-    assert sum(case.startswith("cuda") for case in cases) == 6
-    assert sum(case.startswith("torch") for case in cases) == 1
-    assert sum(case.startswith("emulated") for case in cases) == 1
+    assert sum(case.startswith("cuda") for case in cases) == 6 and len(cases) == 7
+    others = [set(kept[name]) - {"cuda"} for name in ("test_plain_route", "test_another_route", "test_third_route")]
+    assert all(map(len, others)) and set.union(*others) == {"torch", "emulated"}
 
 
 def test_long_tests_are_left_to_a_full_run_but_for_those_on_a_gpu(kept):

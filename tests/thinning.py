@@ -1,9 +1,9 @@
 """``--few``: a smaller, fixed set of the tests, for `make test`; `make test-all` runs all of them.
 
 Every test function is run, but for those marked ``long``. Of one with parameters `MOST` cases run;
-of one that runs in several places (on torch operations and under the emulation) one case in each.
-Which cases are kept depends on the test's name, so that different tests keep different ones. Tests
-marked ``gpu`` are never left out.
+of one that runs on torch operations and under the emulation a single case in one of these places,
+since the emulation compiles kernels for nearly every case. Which cases are kept depends on the
+test's name, so that different tests keep different ones. Tests marked ``gpu`` are never left out.
 """
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from typing import Any
 
 OPTION = "--few"
 MOST = 2
-# parameters that say where a test runs: each place has a smaller set of its own
+# parameters that say where a test runs
 PLACES = ("device", "route")
 
 
 def thinned(items: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """(tests kept, tests left out), each in the order given."""
-    groups: dict[tuple[str, ...], list[Any]] = {}
+    groups: dict[str, list[Any]] = {}
     for item in items:
         groups.setdefault(_group(item), []).append(item)
-    kept = {id(item) for group, cases in groups.items() for item in _chosen(group, cases)}
+    kept = {id(item) for name, cases in groups.items() for item in _chosen(name, cases)}
     return ([item for item in items if id(item) in kept],
             [item for item in items if id(item) not in kept])
 
@@ -57,21 +57,28 @@ def spread(count: int, most: int, name: str) -> list[int]:
                   else range(count))
 
 
-def _group(item: Any) -> tuple[str, ...]:
-    """The test function and the places where the case runs; of a test on a GPU the case itself."""
-    if item.get_closest_marker("gpu") is not None:
-        return (item.nodeid,)
+def _group(item: Any) -> str:
+    """The test function; of a test on a GPU the case itself."""
+    gpu = item.get_closest_marker("gpu") is not None
+    return item.nodeid if gpu else item.nodeid.partition("[")[0]
+
+
+def _place(item: Any) -> str | None:
+    """Where a case runs, if it runs in several places."""
     spec = getattr(item, "callspec", None)
-    places = ([] if spec is None
-              else [str(spec.params[place]) for place in PLACES if place in spec.params])
-    return item.nodeid.partition("[")[0], *places
+    params = {} if spec is None else spec.params
+    return next((str(params[place]) for place in PLACES if place in params), None)
 
 
-def _chosen(group: tuple[str, ...], cases: list[Any]) -> list[Any]:
+def _chosen(name: str, cases: list[Any]) -> list[Any]:
     cases = [case for case in cases
              if case.get_closest_marker("gpu") or not case.get_closest_marker("long")]
+    places = sorted({place for place in map(_place, cases) if place is not None})
+    if places:
+        place = places[zlib.crc32(name.encode()) % len(places)]
+        cases = [case for case in cases if _place(case) == place]
     cases = [cases[at] for at in cover([_values(case) for case in cases])]
-    return [cases[at] for at in spread(len(cases), MOST if len(group) == 1 else 1, group[0])]
+    return [cases[at] for at in spread(len(cases), 1 if places else MOST, name)]
 
 
 def _values(item: Any) -> tuple[Hashable, ...]:

@@ -62,7 +62,8 @@ def _operands(parameters: Parameters, x_src: Sequence[Tensor], x_dst: Sequence[T
                   for ts in (roots, biases))
     x = unused.watch(results, _together(x_src, row), readers.sources)
     shares = _shares(of_target, mean, weight.dtype, weight.device)
-    if mean and shares is not None and len(weights) > len(of_target):  # some type is entered by several
+    # some type is entered by several
+    if mean and shares is not None and len(weights) > len(of_target):
         weight = weight * shares.sum(0).view(-1, 1, 1)
     found: dict[str, Any] = {"x": x, "weight": weight.to(row)}
     if roots is None and biases is None:

@@ -125,7 +125,8 @@ class Path:
             found = self._add(found)
             if follow and not _of_message_passing(found):
                 called = _names_in(found.__code__, "LOAD_ATTR", "LOAD_METHOD")
-                todo += [name for name in called if name not in todo and _is_hosts(host_class, name)]
+                todo += [name for name in called
+                         if name not in todo and _is_hosts(host_class, name)]
                 self.function(found)
         self.watch(attrgetter, cls,
                    tuple(name for name in todo if name != "forward" or cls is host_class))

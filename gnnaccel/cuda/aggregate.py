@@ -1,5 +1,4 @@
-"""Launchers for weighted sums of rows over a graph's edges, and for the gradient of the weights
-(``src/aggregate.cu``)."""
+"""Launchers of ``src/aggregate.cu``: weighted sums of rows over edges; the weights' gradient."""
 from __future__ import annotations
 
 import functools
@@ -58,8 +57,7 @@ class Variant:
 
     @functools.cached_property
     def layout(self) -> Layout:
-        """Int8 rows whose heads have no weights of their own are summed as they lie in memory,
-        padding and all, in wide loads."""
+        """Int8 rows without weights per head are summed as they lie in memory, padding and all."""
         if self.int8 and not self.per_head:
             return layout_for(*factored(stride(self.heads * self.width), True), True)
         if not self.cut:
@@ -119,8 +117,7 @@ variant = functools.lru_cache(maxsize=512)(Variant)
 
 @functools.lru_cache(maxsize=128)
 def _in_bands(variant: Variant) -> Variant:
-    """As it is where rows cannot be cut so, or would have to be aligned better than they need be
-    whole."""
+    """As it is where rows cannot be cut so, or their parts would need a better alignment."""
     if not variant.per_head and not bands.channels(variant.heads * variant.width,
                                                    variant.row.itemsize):
         return variant
@@ -382,8 +379,7 @@ def edge_dot(variant: Variant, graph: Rows, left: Tensor | Int8Rows,
     _check_left(variant, graph, left)
     _check_rows(variant, graph, "right", right)
     launch = graph.launch()
-    # Not every place need have an edge; only the device knows, and zeroing costs less than asking
-    # it.
+    # Not every place need have an edge. Only the device knows; zeroing costs less than asking it.
     full = graph.split.known and graph.split.edges == edges
     out = (torch.empty if full else torch.zeros)((edges, layout.heads), device=graph.indptr.device)
     kernels = variant.int8_dot if isinstance(left, Int8Rows) else variant.kernels

@@ -142,7 +142,8 @@ def run_torch(call: Call, tensors: dict[str, Tensor | Mapped] | Folded) -> Tenso
     keep = None
     if call.attention.dropout > 0:
         first = next(iter(tensors.values()))
-        dtype = torch.promote_types(first.dtype, torch.float32)  # factors of 16 bits would be off on average too
+        # factors of 16 bits would be off on average too
+        dtype = torch.promote_types(first.dtype, torch.float32)
         ones = first.new_ones(edges.src.shape[0], call.heads, dtype=dtype)
         keep = torch.nn.functional.dropout(ones, call.attention.dropout)
     return torch_backend.run(call.program, edges, shaped(call, tensors), keep).to(call.out_dtype)

@@ -51,7 +51,8 @@ _counted_again = 0  # misses after which bytes are counted again
 def _identity(tensor: Tensor | EdgeArrays) -> tuple:
     if type(tensor) is EdgeArrays:
         return (id(tensor),)
-    return id(tensor.untyped_storage()), tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
+    return (id(tensor.untyped_storage()), tensor.data_ptr(), tensor.shape, tensor.stride(),
+            tensor.dtype)
 
 
 def _key(tensors: tuple[Tensor | EdgeArrays, ...], sizes: tuple, captured: int) -> tuple:

@@ -63,7 +63,8 @@ class PlacedWeights:
         if entry is None:
             entry = _Entry(key, weight)
         if not entries or entries[0] is not entry:
-            kept = (e for e in entries if e is not entry and e.key != key and e.memory() is not None)  # no older versions of it
+            kept = (e for e in entries  # no older versions of it
+                    if e is not entry and e.key != key and e.memory() is not None)
             self._entries = [entry, *kept][:_MOST]
         entry.seen[by_src] += 1
         if entry.found[by_src] is None and entry.seen[by_src] > 1 and not _capturing(weight):

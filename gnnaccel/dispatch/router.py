@@ -102,7 +102,8 @@ def _decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict
         if entry is not None:
             entry.fell_back(use)
         if not settings.learning(use) and not capture.capturing():
-            native_again.remember(layer, given.structure, args if _quiet(config) else (), kwargs, config, plan.code, known)
+            native_again.remember(layer, given.structure, args if _quiet(config) else (), kwargs,
+                                  config, plan.code, known)
         whole = not known and device == "cuda" and getattr(stated, "together", False) and plan.code == "GA301" and _quiet(config)
         return _native(layer, adapter, _with_its_parts(native) if whole else native, args, kwargs, config, stated, given,
                        plan.rejected, start)
@@ -117,7 +118,8 @@ def _decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict
         key = adapter.key(layer, args, kwargs)
     if key is not None and (entry is None or isinstance(stated, Stated)):
         bound = adapter.bind(layer, call) if plan.route == "cuda" and entry is None else None
-        layer_memory.of(layer).exact = Exact(config.epoch, key, given.structure, graph, stated, plan, run, bound)
+        layer_memory.of(layer).exact = Exact(config.epoch, key, given.structure, graph, stated,
+                                             plan, run, bound)
         if bound is not None and not start and checkpointed():  # as the repetition will be: both have to save the same tensors
             return bound(given.x_src, graph)
     if start:
@@ -158,7 +160,8 @@ def _known(layer: Any, stated: Stated, given: Given) -> bool:
     if unversioned(given.structure):
         return False
     memory = layer_memory.memories.get(layer)
-    return stated.peek(given) or (memory is not None and memory.of(given.structure) is not None) or checkpointed()
+    return (stated.peek(given)
+            or (memory is not None and memory.of(given.structure) is not None) or checkpointed())
 
 
 def _recording(run: Any, on_backward: Any) -> Any:

@@ -50,8 +50,9 @@ def run(program: Program, edges: Edges, tensors: dict[str, Tensor], keep: Tensor
     ``tensors``: by input name; edge inputs are in the caller's edge order. ``keep``: [E, heads] dropout factors in CSC order,
     needed when the Program has a dropout.
 
-    With inputs in bf16 or fp16 all is computed in fp32, as kernels do: gradients of scores are small differences, of which softmax
-    and sums in 16 bits leave few digits. The output has the dtype to which torch promotes those of the inputs.
+    With inputs in bf16 or fp16 all is computed in fp32, as kernels do: gradients of scores are
+    small differences, of which softmax and sums in 16 bits leave few digits. The output has the
+    dtype to which torch promotes those of the inputs.
     """
     halves = {name: t for name, t in tensors.items() if t.dtype in _HALVES}
     if halves:

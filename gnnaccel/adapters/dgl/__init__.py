@@ -122,7 +122,7 @@ class _Guarded:
         self.run = adapter.run
 
     def key(self, layer: Any, args: tuple, kwargs: dict) -> None:
-        """None: what is remembered of calls is found by their graph's tensors, and a call has a graph."""
+        """None: what is remembered of calls is found by their graph's tensors."""
 
     def state(self, layer: Any, args: tuple, kwargs: dict) -> Any:
         why = self._context_reason() or self._layer_reason(layer, self.paths.of(type(layer)), self._absorbed)

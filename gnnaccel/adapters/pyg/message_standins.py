@@ -257,8 +257,11 @@ class Sum(Rows):
         return Gate(self.source.name, self.target.name, self.edge)
 
     def _cancels(self) -> bool:
-        """Whether it is a difference of both ends' rows of the same features. Neighbours are often alike, and the two sums into
-        which such a message would be split are then far larger than their difference, which they leave to rounding."""
+        """Whether it is a difference of both ends' rows of the same features.
+
+        Neighbours are often alike, and the two sums into which such a message would be split are
+        then far larger than their difference, which they leave to rounding.
+        """
         negated = self.source.steps.count(Tensor.neg) % 2 == 1
         return self.source.name == self.target.name and (self.sign < 0) is not negated
 

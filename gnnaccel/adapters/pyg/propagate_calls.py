@@ -158,7 +158,8 @@ class Last:
         """Whether the call may go native without a further look; counts it then. Native code is never wrong, so it is enough that
         nothing has changed that could make another route pay."""
         edges = self.edge_index
-        if self.epoch != config.epoch or edges() is not edge_index or edges.version != edge_index._version:
+        if (self.epoch != config.epoch or edges() is not edge_index
+                or edges.version != edge_index._version):
             return False
         x = kwargs.get(self.source)
         x = x[0] if type(x) is tuple else x
@@ -182,7 +183,8 @@ class Last:
         """Whether the decision holds for this call."""
         own = layer.__dict__
         module = own["_modules"].get("aggr_module")
-        if self.epoch != config.epoch or not self.edge_index.unmoved(edge_index) or self.modes != _modes():
+        if (self.epoch != config.epoch or not self.edge_index.unmoved(edge_index)
+                or self.modes != _modes()):
             return False
         if self.stamp is not None and self.stamp != self.known.stamp(layer):
             return False
@@ -218,7 +220,8 @@ class Last:
 def _remember(layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read, decision: Decision, config: Config) -> None:
     graph, given = found.graph, found.given
     kept = Last()
-    kept.epoch, kept.edge_index = config.epoch, TensorRef(edge_index, pointer=decision.run is not None)
+    kept.epoch = config.epoch
+    kept.edge_index = TensorRef(edge_index, pointer=decision.run is not None)
     kept.modes, kept.source, kept.route, kept.name = _modes(), found.form.source, decision.route, type(layer).__name__
     if decision.run is None:
         if config.on_fallback != "native":

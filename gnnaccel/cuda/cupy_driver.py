@@ -20,6 +20,12 @@ from .driver import CompileError, count_compile, note
 # Dynamic shared memory that a kernel may use without asking for more.
 _PLAIN_SHARED = 48 * 1024
 
+# cudaMemoryTypeDevice. Pinned memory of the host, the other kind that kernels get, is no GPU's.
+_DEVICE_MEMORY = 2
+
+# Smaller numbers are plain scalars, never addresses of a GPU's memory.
+_LEAST_ADDRESS = 1 << 32
+
 # The same for all kernels, which CuPy's cache is fastest with (`sources.defined`).
 _OPTIONS = ("--std=c++17",)
 
@@ -48,6 +54,8 @@ class CupyDriver:
         self.launch_kernel = getattr(api, "launchKernel", None)
         self.context = getattr(api, "ctxGetCurrent", None)
         self.device_of_cupy = cupy.cuda.runtime.getDevice
+        self._attributes = cupy.cuda.runtime.pointerGetAttributes
+        self.several, self.current_device = torch.cuda.device_count() > 1, torch.cuda.device
         self._kernel_type = DirectKernel if self.launch_kernel and self.context else PlainKernel
         torch.cuda.init()  # the short cuts above skip torch's lazy initialisation
 
@@ -76,6 +84,15 @@ class CupyDriver:
             # A thread on which nothing has used the GPU yet; any call of the runtime that needs the
             # context binds it.
             self._cupy.cuda.runtime.memGetInfo()
+
+    def device_of(self, args: tuple, otherwise: int) -> int:
+        """The GPU whose memory the first pointer to any GPU's memory leads to."""
+        for value in args:
+            if type(value) is int and value >= _LEAST_ADDRESS:
+                about = self._attributes(value)
+                if about.type == _DEVICE_MEMORY:
+                    return about.device
+        return otherwise
 
     def stream(self, pointer: int):
         """The CuPy object for a raw stream. One is kept per pointer: making it costs as much as a
@@ -133,14 +150,25 @@ class _Loaded:
 class _Kernel:
     """One entry point with one set of definitions, on every device where it has been launched.
 
-    Subclasses add ``launch``, which is what callers get (`driver.Kernel`).
+    Subclasses add ``launch``, which is what callers get (`driver.Kernel`). It launches on the GPU
+    that holds the arguments, as torch's own operations do, whatever torch's current device is.
     """
-    __slots__ = ("_driver", "_source", "_loaded", "_device_of_torch", "_raw_stream")
+    __slots__ = ("_driver", "_source", "_loaded", "_device_of_torch", "_raw_stream", "_several")
 
     def __init__(self, driver: CupyDriver, family: str, entry: str, defines: tuple):
         self._driver, self._source = driver, (family, entry, defines)
         self._loaded: dict = {}  # by device
         self._device_of_torch, self._raw_stream = driver.device_of_torch, driver.raw_stream
+        self._several = driver.several
+
+    def elsewhere(self, device: int, grid: tuple, threads: int, shared: int, args: tuple) -> bool:
+        """Launch where the arguments are, unless that is ``device``. Whether it was launched."""
+        own = self._driver.device_of(args, device)
+        if own == device:
+            return False
+        with self._driver.current_device(own):
+            self.launch(grid, threads, shared, args)
+        return True
 
     def enter(self, device: int, shared: int) -> _Loaded:
         """Make ``device`` current, load the kernel there, and let it use ``shared`` bytes. Raises
@@ -179,6 +207,8 @@ class DirectKernel(_Kernel):
         if not (x and y):
             return
         device = self._device_of_torch()
+        if self._several and self.elsewhere(device, grid, threads, shared, args):
+            return
         loaded = self._loaded.get(device)
         # The context stands for the device as well. It is none at all on a thread that has not used
         # the GPU.
@@ -227,6 +257,8 @@ class PlainKernel(_Kernel):
         if not (grid[0] and grid[1]):
             return
         device = self._device_of_torch()
+        if self._several and self.elsewhere(device, grid, threads, shared, args):
+            return
         loaded = self._loaded.get(device)
         if loaded is None or self._device_of_cupy() != device or loaded.shared < shared:
             loaded = self.enter(device, shared)

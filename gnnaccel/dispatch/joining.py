@@ -4,7 +4,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 
-import torch
 from torch import Tensor
 
 from gnnaccel.cuda import capture, driver
@@ -24,8 +23,7 @@ def serves(structure: Sequence[Tensor | EdgeArrays], num_nodes: int, num_loops: 
     device, config = structure[0].device, current()
     if (config is not None and config.backend == "torch") or capture.capturing():
         return False
-    if not driver.placed() and not (device.type == "cuda" and driver.available()[0]
-                                    and device.index == torch.cuda.current_device()):  # where launches go
+    if not driver.placed() and not (device.type == "cuda" and driver.available()[0]):
         return False
     if num_nodes >= 2**31 or num_loops + sum(t.shape[1] for t in structure) >= 2**31:
         return False

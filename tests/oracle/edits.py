@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from .table import fatal
+
 EDITS: list[Callable] = []
 
 
@@ -27,7 +29,7 @@ def apply(history) -> str:
     try:
         what = function(history)
     except (RuntimeError, ValueError, AttributeError, KeyError, TypeError, IndexError) as problem:
-        if "device-side assert" in str(problem):
+        if fatal(problem):
             raise
         what = f"({type(problem).__name__})"
     return f"{function.__name__} {what or ''}".strip()

@@ -14,7 +14,7 @@ from . import edits, edits_calls, edits_inputs, edits_models  # noqa: F401  (the
 from .backends import Backend, off
 from .judge import Results, beyond, differing, distances
 from .models import IN, MODELS, SIZES
-from .table import attempt
+from .table import attempt, fatal
 from .trees import as_dtype, dense_float, named, tree_map
 
 STEPS = 12
@@ -205,7 +205,7 @@ def check(
             for _ in range(history.choose.choice((1, 1, 2, 3))):
                 found = found or history.check()
     except Exception as problem:
-        if "device-side assert" in str(problem) or "illegal memory access" in str(problem):
+        if fatal(problem):
             raise
         found = "the history itself: " + traceback.format_exc()[-500:].replace("\n", " | ")
     finally:

@@ -125,6 +125,11 @@ class Mode:
     options: dict = field(default_factory=dict)  # of enabled()
     inference: bool = False
 
+    @property
+    def in_16_bits(self) -> bool:
+        """Whether a gradient that cancels may be off by all of itself."""
+        return self.dtype == torch.bfloat16 or self.around is autocast
+
     def exact(self) -> Mode:
         """The same in fp64: no autocast."""
         changed = {"around": nothing} if self.around is autocast else {}

@@ -150,7 +150,9 @@ def _measured(trial: Trial, case: Case, got: Results, host: Results) -> Finding 
     ):  # no better than the host with the same indices
         given, refusal = attempt(lambda: trial.host(case))
         found = found if refusal else beyond([(got, given, exact)], floor)
-    return _on_average(trial) if found is not None and found.rounding else found
+    if found is not None and (found.rounding or trial.mode.in_16_bits):
+        return _on_average(trial)
+    return found
 
 
 def _on_average(trial: Trial) -> Finding | None:
@@ -162,6 +164,12 @@ def _on_average(trial: Trial) -> Finding | None:
     )
 
 
+def fatal(problem: Exception) -> bool:
+    """Whether the device can do nothing more in this process."""
+    text = str(problem)  # of any CUDA error, it ends in advice on "device-side assertions"
+    return "device-side assert triggered" in text or "illegal memory access" in text
+
+
 def attempt(call: Callable[[], Any]) -> tuple[Any, str | None]:
     """What ``call()`` gives, or what it raises, in words.
 
@@ -170,7 +178,7 @@ def attempt(call: Callable[[], Any]) -> tuple[Any, str | None]:
     try:
         return call(), None
     except Exception as problem:
-        if "device-side assert" in str(problem) or "illegal memory access" in str(problem):
+        if fatal(problem):
             raise
         last = traceback.extract_tb(problem.__traceback__)[-1]
         place = f"{last.filename.rsplit('/', 1)[-1]}:{last.lineno}"

@@ -89,3 +89,10 @@ def leaves(value) -> list[torch.Tensor]:
     if isinstance(value, dict):
         return [t for found in value.values() for t in leaves(found)]
     return [] if value is None else [value]
+
+
+def moved(value, device):
+    """The tensor, or a dictionary's tensors, on ``device``."""
+    if isinstance(value, dict):
+        return {key: moved(v, device) for key, v in value.items()}
+    return value.to(device)

@@ -7,18 +7,12 @@ from torch import Tensor
 
 import gnnaccel
 from tests.pyg import graphs
-from tests.pyg.every import CALLS, leaves, made
+from tests.pyg.every import CALLS, leaves, made, moved
 from tests.pyg.graphs import N
 from tests.pyg.judge import close
 from tests.pyg.test_capture import NAMES, OF_RELATIONS
 
 pytestmark = pytest.mark.gpu
-
-
-def moved(value, device):
-    if isinstance(value, dict):
-        return {key: moved(v, device) for key, v in value.items()}
-    return value.to(device)
 
 
 def warmed(step) -> None:

@@ -6,7 +6,7 @@ import torch
 
 import gnnaccel
 from gnnaccel.dispatch import cache
-from tests.pyg.every import CALLS, leaves, made
+from tests.pyg.every import CALLS, leaves, made, moved
 
 
 def results(layer, inputs) -> list[torch.Tensor]:
@@ -23,6 +23,7 @@ def results(layer, inputs) -> list[torch.Tensor]:
 def test_layers(route, name):
     """The meta device computes nothing, so whatever landed there would fail or come out without numbers."""
     layer, inputs = made(name)
+    layer, inputs = layer.to(route.device), tuple(moved(value, route.device) for value in inputs)
     with route.on(on_fallback="native"):
         expected = results(layer, inputs)
         routes = gnnaccel.stats()

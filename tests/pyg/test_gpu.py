@@ -267,24 +267,6 @@ def test_runs_repeat_bit_for_bit(gpu, name, deterministic, monkeypatch):
 
 # ---- devices ----
 
-def test_two_gpus(gpu):
-    if torch.cuda.device_count() < 2:
-        pytest.skip("one GPU")
-    layer = build("GATConv")
-    x, ei = graphs.features(), graphs.square()
-    expected = layer(x, ei)
-    with gpu.on():
-        for device in ("cuda:1", "cuda:0", "cuda:1"):
-            got = layer.to(device)(x.to(device), ei.to(device))
-            got.sum().backward()
-            assert got.device == torch.device(device) and close(got.cpu(), expected)
-    gnnaccel.enable(backend="cuda", when="supported", on_fallback="raise")
-    parallel = torch.nn.DataParallel(layer.to("cuda:0"), [0, 1])
-    both = parallel.replicate(layer, [0, 1])
-    outs = [replica(x.to(f"cuda:{i}"), ei.to(f"cuda:{i}")) for i, replica in enumerate(both)]
-    assert all(close(out.cpu(), expected) for out in outs)
-
-
 def test_features_and_edges_on_different_devices(gpu, inputs):
     layer, (x, ei) = build("GATConv", device=gpu.device), inputs
     with pytest.raises(Exception) as native:

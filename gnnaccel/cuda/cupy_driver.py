@@ -150,7 +150,7 @@ class _Loaded:
 class _Kernel:
     """One entry point with one set of definitions, on every device where it has been launched.
 
-    Subclasses add ``launch``, which is what callers get (`driver.Kernel`). It launches on the GPU
+    Subclasses have ``launch``, which is what callers get (`driver.Kernel`). It launches on the GPU
     that holds the arguments, as torch's own operations do, whatever torch's current device is.
     """
     __slots__ = ("_driver", "_source", "_loaded", "_device_of_torch", "_raw_stream", "_several")
@@ -160,6 +160,10 @@ class _Kernel:
         self._loaded: dict = {}  # by device
         self._device_of_torch, self._raw_stream = driver.device_of_torch, driver.raw_stream
         self._several = driver.several
+
+    def launch(self, grid: tuple, threads: int, shared: int, args: tuple) -> None:
+        """Launch; see `driver.Kernel`."""
+        raise NotImplementedError
 
     def elsewhere(self, device: int, grid: tuple, threads: int, shared: int, args: tuple) -> bool:
         """Launch where the arguments are, unless that is ``device``. Whether it was launched."""

@@ -14,7 +14,7 @@ from torch_geometric.nn import GCNConv, SAGEConv
 from torch_geometric.nn.conv import gcn_conv
 
 import gnnaccel
-from gnnaccel.adapters.pyg import graph_norm
+from gnnaccel.adapters.pyg import weighted_norm
 from gnnaccel.cuda import capture
 from gnnaccel.dispatch import cache
 from gnnaccel.errors import GraphError
@@ -34,7 +34,7 @@ def capturing(monkeypatch):
 
     During a capture, whatever waits for the device fails.
     """
-    graph_norm._improves_alone(inspect.unwrap(gcn_conv.gcn_norm))
+    weighted_norm._improves_alone(inspect.unwrap(gcn_conv.gcn_norm))
     now = [0]
     monkeypatch.setattr(capture, "capturing", lambda: now[0] != 0)
     monkeypatch.setattr(capture, "_number", lambda: now[0])

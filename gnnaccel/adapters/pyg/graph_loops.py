@@ -44,7 +44,7 @@ def looping(native: Callable) -> Callable:
         given = {**dict(zip(("fill_value", "num_nodes"), more)), **kwargs}
         if edge_attr is None:
             found = graph_norm.find(name, native, (edge_index, None, *more), kwargs)
-        elif (_plain(edge_attr, edge_index)
+        elif (plain(edge_attr, edge_index)
               and type(given.get("fill_value")) in (int, float, type(None))):
             fills = "fill_value" in given or "num_nodes" in given
             rest = {"fill_value": _FILLED, "num_nodes": given.get("num_nodes")} if fills else {}
@@ -59,7 +59,7 @@ def looping(native: Callable) -> Callable:
     return looped
 
 
-def _plain(edge_attr: Any, edge_index: Any) -> bool:
+def plain(edge_attr: Any, edge_index: Any) -> bool:
     """Whether a gather of these weights gives what the host gives.
 
     With gradients it would not: the host sends those of repeated loops elsewhere.

@@ -4,13 +4,13 @@ tensors and handed out again for as long as those stay as they are.
 Being the same tensors each time, they find the structure that was built for them. PyG's modules
 import these functions from each other by name, so every such name is replaced. Nothing is kept that
 depends on weights: code writes to those through ``.data`` and through numpy, which nobody sees.
-Over weights the host's function runs, and `graph_loops` hands it the edges.
+Over weights `weighted_norm` computes GCN's normalisation; elsewhere the host's function runs, and
+`graph_loops` hands it the edges.
 """
 from __future__ import annotations
 
 import functools
 import importlib
-import inspect
 import sys
 import threading
 from collections.abc import Callable
@@ -23,9 +23,9 @@ from torch.compiler import is_compiling
 from gnnaccel.adapters import own
 from gnnaccel.adapters.guards import context_reason
 from gnnaccel.adapters.patching import PatchSet
-from gnnaccel.adapters.pyg import graph_loops
+from gnnaccel.adapters.pyg import graph_loops, weighted_norm
 from gnnaccel.cuda import capture
-from gnnaccel.dispatch import cache, ledger, looped, placed
+from gnnaccel.dispatch import cache, ledger, placed
 from gnnaccel.dispatch.config import current, silenced
 from gnnaccel.dispatch.graph import kernels_run_on
 from gnnaccel.dispatch.structure import check_ids
@@ -49,7 +49,8 @@ def install(patches: PatchSet) -> None:
     native = importlib.import_module(_CONV + "gcn_conv").gcn_norm
     # a function that a user put there is left alone: it may do anything
     found = own.is_function(native, "torch_geometric", "gcn_norm")
-    ours = keeping(checking(native), captured=captured_norm) if found else native
+    ours = (keeping(checking(native), captured=weighted_norm.captured,
+                    weighted=weighted_norm.over_kept_edges) if found else native)
     modules = {id(m): m for name, m in list(sys.modules.items())
                if name.startswith("torch_geometric.") and hasattr(m, "__dict__")}
     for module in modules.values():
@@ -77,13 +78,15 @@ def install(patches: PatchSet) -> None:
         patches.set(cheb, "__norm__", keeping(found, method=True))
 
 
-def keeping(native: Callable, method: bool = False, captured: Callable | None = None) -> Callable:
+def keeping(native: Callable, method: bool = False, captured: Callable | None = None,
+            weighted: Callable | None = None) -> Callable:
     """``native``, a function of tensors and plain values; the tensors that it gives are kept.
 
     They are kept from the first call over edges on a GPU, and from the second on a CPU.
     ``method``: ``native`` is a method, whose result does not depend on the instance. ``captured``:
     a function that runs in place of ``native`` while a CUDA graph is captured; its first argument
-    is ``native``.
+    is ``native``. ``weighted``: a function that runs where the second argument, the weights, is
+    given by place, as PyG's layers do; it gives None where it does not apply.
 
     Not kept: what is computed while one of the functions that ``native`` calls is not the host's;
     what depends on a floating tensor (such as weights), on a sparse or an inference tensor, or on
@@ -102,62 +105,11 @@ def keeping(native: Callable, method: bool = False, captured: Callable | None = 
             return found
         if captured is not None and current() is not None and capture.capturing():
             return captured(native, *args, **kwargs)
-        return native(*args, **kwargs)
+        if weighted is not None and args[1:] and args[1] is not None:
+            found = weighted(*args, **kwargs)
+        return native(*args, **kwargs) if found is None else found
 
     return kept
-
-
-def captured_norm(native: Callable, edge_index: Any, edge_weight: Tensor | None = None,
-                  num_nodes: int | None = None, improved: bool = False,
-                  add_self_loops: bool = True, flow: str = "source_to_target",
-                  dtype: torch.dtype | None = None) -> tuple:
-    """GCN's normalisation without waiting for the device to tell which edges are loops.
-
-    `looped` says how such edges are listed.
-    """
-    plain = (type(edge_index) is Tensor and edge_index.layout is torch.strided
-             and type(num_nodes) is int)
-    if not (plain and add_self_loops) or (edge_weight is not None and edge_weight.dim() != 1):
-        return native(edge_index, edge_weight, num_nodes, improved, add_self_loops, flow, dtype)
-    src, dst = edge_index
-    if edge_weight is None:
-        improved = improved and _improves_alone(inspect.unwrap(native))
-        edge_weight = torch.ones(src.shape[0], dtype=dtype, device=src.device)
-    loop, nodes = src == dst, torch.arange(num_nodes, dtype=src.dtype, device=src.device)
-    # a place for each edge that is no loop: atomics on a single place take 0.2 s
-    spare = torch.arange(num_nodes, num_nodes + src.shape[0], device=src.device)
-    loops = _loops_of(edge_weight, torch.where(loop, src.long(), spare), num_nodes,
-                      2.0 if improved else 1.0)
-    edges = torch.cat([edge_index, torch.stack([nodes, nodes])], 1)
-    weight = torch.cat([edge_weight.masked_fill(loop, 0.0), loops])
-    looped.note(edges, edge_index, num_nodes)
-    return edges, native(edges, weight, num_nodes, improved, False, flow, dtype)[1]
-
-
-def _loops_of(weight: Tensor, node: Tensor, nodes: int, fill: float) -> Tensor:
-    """[nodes]: for each node the weight of its last edge, or ``fill`` if it has none.
-
-    ``node`` [E] is the node of each edge; an edge of no node has a number from ``nodes`` on. The
-    gradient goes to all edges of a node, as the host's does.
-    """
-    last = torch.full((nodes + node.shape[0],), -1, device=node.device)
-    last = last.scatter_reduce(
-        0, node, torch.arange(node.shape[0], device=node.device), "amax")[:nodes]
-    found = weight.new_full((nodes + node.shape[0],), fill)
-    if not weight.shape[0]:
-        return found[:nodes]
-    values = weight.index_select(0, last.clamp(min=0))
-    if not weight.requires_grad:
-        return torch.where(last < 0, found[:nodes], values)
-    found = found.scatter(0, node, weight)[:nodes]
-    return found + (torch.where(last < 0, found, values) - found).detach()
-
-
-@functools.cache
-def _improves_alone(native: Callable) -> bool:
-    """Whether ``improved`` counts where there are no weights: PyG's versions differ in it."""
-    weights = native(torch.tensor([[0], [1]], device="cpu"), None, 2, True)[1]
-    return float(weights[-1]) > 0.6  # 2 / (1 + 2), not 1 / (1 + 1)
 
 
 def find(name: str, native: Callable, args: tuple, kwargs: dict, first: int = 0) -> tuple | None:

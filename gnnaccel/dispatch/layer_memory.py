@@ -7,7 +7,6 @@ every call.
 from __future__ import annotations
 
 import itertools
-import math
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,15 +20,16 @@ from gnnaccel.dispatch import counters, ledger
 from gnnaccel.dispatch.attention import Attend
 from gnnaccel.dispatch.checkpoints import checkpointed
 from gnnaccel.dispatch.config import Config
+from gnnaccel.dispatch.edge_arrays import EdgeArrays
 from gnnaccel.dispatch.names import IdentityMap
 from gnnaccel.dispatch.native_memory import (EASY, MISSED, WATCHED, Alike, Easy, Inside, Settled,
-                                             autocast, numbers_in)
+                                             autocast, size_of, tensors_of)
 from gnnaccel.dispatch.quantized import settings
 from gnnaccel.dispatch.reasons import Reason
 from gnnaccel.dispatch.records import listening
 from gnnaccel.dispatch.tensor_ref import TensorRef, all_unmoved
 
-_HOSTS = ("torch.", "torch_geometric.")
+_HOSTS = ("torch.", "torch_geometric.", "dgl.")
 _numbers = itertools.count()
 _entries, _maps = settings.kept()
 _watching, _drivers = counters.watching, driver.in_place
@@ -111,6 +111,18 @@ def of(layer: Any) -> LayerMemory:
     return memory
 
 
+def graph_of(structure: tuple, args: tuple, kwargs: dict) -> tuple:
+    """The tensors by which the graph of a call is known.
+
+    Those of its ``structure``; where these are arrays of a host's own graph, what stands for that
+    graph (`native_memory.GRAPHS`), with the types and the like that the call brings.
+    """
+    if not structure or type(structure[0]) is not EdgeArrays:
+        return structure
+    found = tensors_of((*args, *kwargs.values()))
+    return tuple(t for t in found if not t.is_floating_point()) if found else structure
+
+
 # --- the short way -----------------------------------------------------------------------------
 
 def fast_path(layer: Any, adapter: Any, native: Callable, args: tuple, kwargs: dict,
@@ -172,8 +184,7 @@ def fast_path(layer: Any, adapter: Any, native: Callable, args: tuple, kwargs: d
 
 
 def _size(edges: Any) -> float:
-    kind = type(edges)
-    return edges.numel() if kind is Tensor else numbers_in(edges) if kind is dict else math.inf
+    return edges.numel() if type(edges) is Tensor else size_of(edges)
 
 
 def looked_at(memory: LayerMemory, layer: Any, args: tuple, kwargs: dict, config: Config,

@@ -50,6 +50,7 @@ def remember(layer: Any, structure: tuple[Tensor, ...], args: tuple, kwargs: dic
     """Keep of a call that stayed native for the reason ``code`` what others are to be held against: its graph, and unless
     ``args`` are left out the rest. ``known``: the graph came before."""
     memory = layer_memory.of(layer)
+    structure = layer_memory.graph_of(structure, args, kwargs)
     if structure and memory.of(structure) is None:
         memory.meets(structure, max(structure, key=_size))
     given = (*args, *kwargs.values())

@@ -4,6 +4,8 @@ from __future__ import annotations
 import functools
 import math
 import weakref
+from collections.abc import Callable
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -18,14 +20,20 @@ MISSED = object()  # in the place of a result: this call is like no earlier one
 WATCHED = 4  # calls of which one has to show that nothing inside gains
 _MORE = 1.25  # times as large as the call that was decided: estimates know sizes by powers of two
 EASY, _UNLOOKED = 8, 7  # calls one after the other like an earlier one, and how many are then not looked at
+#: by type of a host's own graphs: what gives the tensors that stand for one, None where nothing
+#: does; and how many numbers those have, which costs less
+GRAPHS: dict[type, tuple[Callable[[Any], tuple[Tensor, ...] | None], Callable[[Any], float]]] = {}
 _numel = Tensor.numel
 _drivers = driver.in_place
 autocast = getattr(torch._C, "_is_any_autocast_enabled", functools.partial(torch.is_autocast_enabled, "cpu"))
 
 
 def tensors_of(given: tuple) -> list | None:
-    """What may be tensors among the arguments, dictionaries and pairs opened; None where there is something else. An object may
-    say by ``tensors()`` what it holds."""
+    """What may be tensors among the arguments; None where there is something else.
+
+    Dictionaries and pairs are opened, and flags left out. For a graph stands what `GRAPHS` says; an
+    object may say by ``tensors()`` what it holds.
+    """
     found: list[Any] = []
     for a in given:
         kind = type(a)
@@ -35,16 +43,37 @@ def tensors_of(given: tuple) -> list | None:
             found.append(a)
         elif kind is tuple:
             found += a
-        elif a is not None:
-            if not hasattr(kind, "tensors"):
+        elif a is not None and kind is not bool:
+            held = held_by(a, kind)
+            if held is None:
                 return None
-            found += a.tensors()
+            found += held
     return found
 
 
-def numbers_in(edges: dict) -> float:
-    """How many numbers the tensors of a dictionary hold; more than any limit if there is something else in it."""
-    total = 0
+def held_by(a: Any, kind: type) -> Any:
+    """The tensors of an argument of another type; None where nobody knows them."""
+    graph = GRAPHS.get(kind)
+    if graph is not None:
+        return graph[0](a)
+    return a.tensors() if hasattr(kind, "tensors") else None
+
+
+def _flags(given: tuple) -> list[tuple[int, bool | None]]:
+    """Place and value of the arguments that are no tensors and hold none."""
+    return [(at, a) for at, a in enumerate(given) if a is None or type(a) is bool]
+
+
+def _graphs_at(given: tuple) -> list[int]:
+    return [at for at, a in enumerate(given) if type(a) in GRAPHS]
+
+
+def size_of(edges: Any) -> float:
+    """How many numbers the tensors of a dictionary or a host's graph hold; more than any limit if
+    there is something else in it."""
+    kind, total = type(edges), 0
+    if kind is not dict:
+        return GRAPHS[kind][1](edges) if kind in GRAPHS else math.inf
     for t in edges.values():
         if type(t) is not Tensor:
             return math.inf
@@ -72,15 +101,17 @@ def state_of(layer: Any, config: Config) -> tuple:
 class Settled:
     """A call over known tensors, held weakly by ``refs``. ``plain``: those of its graph that are arguments themselves, by place
     and id, which is nobody else's as long as none is ``gone``; ``held``: the same of arguments that hold several; ``rows``:
-    place, type and look of the first argument of features, where the graph's are arguments themselves."""
+    place, type and look of the first argument of features, where the graph's are arguments themselves or a host's own;
+    ``flags``: see `_flags`."""
 
-    __slots__ = ("state", "names", "count", "plain", "held", "refs", "gone", "rows", "edges_at", "code", "inside")
+    __slots__ = ("state", "names", "count", "plain", "held", "refs", "gone", "rows", "flags", "edges_at", "code", "inside")
 
     def __init__(self, layer: Any, given: tuple, kwargs: dict, config: Config, code: str | None):
         """``given``: all arguments, those of ``kwargs`` last."""
         self.state, self.names, self.count = state_of(layer, config), tuple(kwargs), len(given)
         self.code, self.inside = code, Inside(True)
         self.plain, self.held, self.rows = [], [], None
+        self.flags = _flags(given)
         self.refs: list[weakref.ref] = []
         self.gone: list[weakref.ref] = []  # of the tensors, those that are no more
         for at, a in enumerate(given):
@@ -96,13 +127,16 @@ class Settled:
                 self.plain.append((at, id(a)))
             else:
                 self.held.append((at, type(a), list(map(id, tensors))))
-        if self.held:
+        own = _graphs_at(given)
+        if any(at not in own for at, _, _ in self.held):
             self.rows = None
         self.edges_at = None
-        if self.plain and not self.held:
+        if len(own) == len(self.held) == 1:
+            self.edges_at = own[0], size_of(given[own[0]])
+        elif self.plain and not self.held:
             self.edges_at = self.plain[0][0], _numel(given[self.plain[0][0]])
         elif len(self.held) == 1 and not self.plain and self.held[0][1] is dict:
-            self.edges_at = self.held[0][0], numbers_in(given[self.held[0][0]])
+            self.edges_at = self.held[0][0], size_of(given[self.held[0][0]])
 
     def fits(self, given: tuple, kwargs: dict) -> bool:
         """Native code is never wrong, so it is enough that nothing has changed that could make another route pay: the sizes of
@@ -116,7 +150,11 @@ class Settled:
             a = given[at]
             if type(a) is not kind:
                 return False
-            if list(map(id, a.values() if kind is dict else a if kind is tuple else a.tensors())) != numbers:
+            held = a.values() if kind is dict else a if kind is tuple else held_by(a, kind)
+            if held is None or list(map(id, held)) != numbers:
+                return False
+        for at, flag in self.flags:
+            if given[at] is not flag:
                 return False
         if kwargs and tuple(kwargs) != self.names:
             return False
@@ -136,11 +174,11 @@ class Settled:
 
 class Alike:
     """A call over a new graph: of how many numbers at most others are like it. ``flat``: its arguments are tensors; ``graph``:
-    where those are, among all its tensors, that hold no features; ``known``: the one by which a graph is recognised, its edges
-    where they are one argument, None for the largest."""
+    takes those, of all its tensors, that hold no features; ``known``: the one by which a graph is recognised, its edges
+    where they are one argument, None for the largest; ``flags``: see `_flags`; ``count``: how many arguments."""
 
-    __slots__ = ("state", "names", "flat", "types", "cpu", "graph", "known", "edges", "largest", "all", "edges_at", "code",
-                 "inside")
+    __slots__ = ("state", "names", "flat", "types", "cpu", "graph", "known", "edges", "largest", "all", "flags", "count",
+                 "edges_at", "code", "inside")
 
     def __init__(self, layer: Any, given: tuple, kwargs: dict, config: Config, code: str | None):
         """``given``: all arguments, those of ``kwargs`` last."""
@@ -149,34 +187,49 @@ class Alike:
         self.flat, self.types = list(map(id, found)) == list(map(id, given)), list(map(type, found))
         self.cpu = found[0].is_cpu
         at = [i for i, t in enumerate(found) if not t.is_floating_point()]
-        self.graph = slice(at[0], at[-1] + 1) if at else slice(0, 0)
+        apart = bool(at) and at[-1] - at[0] >= len(at) > 1
+        self.graph = itemgetter(*at) if apart else itemgetter(slice(at[0], at[-1] + 1) if at else slice(0, 0))
+        self.flags, self.count = _flags(given), len(given)
         pairs = [i for i in at if found[i].dim() == 2]
         self.known = pairs[0] if self.flat and len(pairs) == 1 else None
         sizes = list(map(_numel, found))
-        graph = sizes[self.graph]
+        graph = self.graph(sizes)
         largest = max(graph, default=0) if self.known is None else sizes[self.known]
         self.edges, self.largest, self.all = (int(_MORE * n) for n in (sum(graph), largest, sum(sizes)))
         self.inside = Inside(False)
-        at = self.known if self.known is not None else self.graph.start
+        own = _graphs_at(given)
         dicts = [i for i, a in enumerate(given) if type(a) is dict and a and not next(iter(a.values())).is_floating_point()]
-        self.edges_at = (at, self.largest) if self.flat and graph else (dicts[0], self.edges) if len(dicts) == 1 else None
+        self.edges_at: tuple[int, float] | None = None
+        if len(own) == 1:
+            self.edges_at = own[0], _MORE * size_of(given[own[0]])
+        elif self.flat and graph:
+            self.edges_at = self.known if self.known is not None else at[0], self.largest
+        elif len(dicts) == 1:
+            self.edges_at = dicts[0], self.edges
 
     def fits(self, given: tuple, kwargs: dict) -> Any:
         """The tensors of a call's graph, that by which it is recognised last, none if it has no graph; `MISSED` where the call is
         of another kind or larger."""
-        found = given if self.flat else tensors_of(given)
+        found: Any = given
+        if not self.flat:
+            if given[self.count:] or not given[self.count - 1:]:  # more, or fewer, arguments
+                return MISSED
+            for at, flag in self.flags:
+                if given[at] is not flag:
+                    return MISSED
+            found = tensors_of(given)
         if not found or list(map(type, found)) != self.types or (kwargs and tuple(kwargs) != self.names):
             return MISSED
         sizes = list(map(_numel, found))
         if sum(sizes) > self.all or found[0].is_cpu is not self.cpu:
             return MISSED
-        graph = sizes[self.graph]
+        graph, tensors = self.graph(sizes), self.graph(found)
         if not graph:
             return ()
         largest = max(graph) if self.known is None else sizes[self.known]
         if largest > self.largest or sum(graph) > self.edges:
             return MISSED
-        return found[self.graph], found[self.known] if self.known is not None else found[self.graph.start + graph.index(largest)]
+        return tensors, found[self.known] if self.known is not None else tensors[graph.index(largest)]
 
 
 class Easy:

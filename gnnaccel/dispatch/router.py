@@ -94,7 +94,7 @@ def _decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict
         why = stated.captured_reason(given)
         if why is not None:
             return _native(layer, adapter, native, args, kwargs, config, None, None, ((name, why),), start)
-    device, known = given.device.type, _known(layer, stated, given)
+    device, known = given.device.type, _known(layer, stated, given, args, kwargs)
     plan = _planned(stated, device, grad, known, config)
     entry = settings.asked(layer, config)
     use = None if entry is None else quantized.chosen(layer, entry, config, stated, plan)
@@ -151,7 +151,7 @@ def _quiet(config: Config) -> bool:
     return config.on_fallback == "native"
 
 
-def _known(layer: Any, stated: Stated, given: Given) -> bool:
+def _known(layer: Any, stated: Stated, given: Given, args: tuple, kwargs: dict) -> bool:
     """Whether the graph's structure costs nothing more: it is there; or the layer's last call was over these very edges,
     so there will be more; or a checkpoint may be about to repeat this call, and must then find the same route; or a CUDA graph
     will, which few layers' own code can be captured in."""
@@ -161,7 +161,9 @@ def _known(layer: Any, stated: Stated, given: Given) -> bool:
         return False
     memory = layer_memory.memories.get(layer)
     return (stated.peek(given)
-            or (memory is not None and memory.of(given.structure) is not None) or checkpointed())
+            or (memory is not None
+                and memory.of(layer_memory.graph_of(given.structure, args, kwargs)) is not None)
+            or checkpointed())
 
 
 def _recording(run: Any, on_backward: Any) -> Any:

@@ -437,5 +437,5 @@ def test_most_calls_on_dictionaries_in_a_row_are_only_counted(enabled, monkeypat
 
 def test_numbers_of_what_is_no_tensor():
     ei = edges()
-    assert native_memory.numbers_in(ei) == sum(t.numel() for t in ei.values())
-    assert native_memory.numbers_in({**ei, "more": None}) == float("inf")
+    assert native_memory.size_of(ei) == sum(t.numel() for t in ei.values())
+    assert native_memory.size_of({**ei, "more": None}) == float("inf")

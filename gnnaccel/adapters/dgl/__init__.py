@@ -49,12 +49,14 @@ def install(patches: PatchSet) -> list[str]:
 
     if backend_name != "pytorch":
         return []
+    from dgl.heterograph import DGLBlock
     from dgl.heterograph_index import HeteroGraphIndex
     from dgl.nn import pytorch as nn
 
     from gnnaccel.adapters import own
     from gnnaccel.adapters.dgl import bridge, graphs, ops, plain
     from gnnaccel.adapters.dgl.bridge import zero_degree
+    from gnnaccel.dispatch import native_memory
 
     for name, module in LAYERS.items():
         cls = getattr(nn, name, None)
@@ -67,6 +69,7 @@ def install(patches: PatchSet) -> list[str]:
         rules.register_class(f"{cls.__module__}.{cls.__qualname__}")
     if own.is_method(HeteroGraphIndex.get_relation_graph, HeteroGraphIndex, "get_relation_graph", "dgl"):
         patches.set(HeteroGraphIndex, "get_relation_graph", graphs.remembering(HeteroGraphIndex.get_relation_graph))
+    native_memory.GRAPHS.update(dict.fromkeys((dgl.DGLGraph, DGLBlock), (graphs.signs, graphs.num_edges)))
     ops.install(patches)
     names = patches.names()
     bridge.install(patches)

@@ -11,6 +11,7 @@ never made to create a format. Of a bridged graph they are one tensor [2, E], co
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import torch
@@ -87,11 +88,13 @@ class _Kept:
     """What is kept with an index object, by number of the relation: its `Edges`, each in a list that is empty until they are
     asked for; and the index objects of single relations, which share those lists."""
 
-    __slots__ = ("edges", "indices")
+    __slots__ = ("edges", "indices", "signs")
 
     def __init__(self) -> None:
         self.edges: dict[int, list[Edges]] = {}
         self.indices: dict[int, Any] = {}
+        #: what `signs` gives; empty until it is asked for
+        self.signs: tuple[Tensor, ...] | None = ()
 
 
 def _kept(index: Any) -> _Kept:
@@ -173,6 +176,34 @@ def of_index(index: Any, etype: int) -> Edges:
     if not box:
         box.append(_read(index, etype))
     return box[0]
+
+
+def signs(g: Any) -> tuple[Tensor, ...] | None:
+    """A tensor that stands for this graph as it is, for `native_memory.GRAPHS`.
+
+    It has as many numbers as the graph has edges and takes no memory. It goes with the structure:
+    a changed graph has another. None of graphs that are not on the CPU.
+    """
+    index = g._graph
+    kept = _kept(index)
+    if kept.signs == ():
+        on_cpu = device_of(index) is None and g.device.type == "cpu"
+        kept.signs = (_one().expand(int(num_edges(g))),) if on_cpu else None
+    return kept.signs
+
+
+def num_edges(g: Any) -> float:
+    """Edges of all types; more than any limit of a bridged graph, over which no host code runs."""
+    index = g._graph
+    if device_of(index) is not None:
+        return math.inf
+    return sum(map(index.number_of_edges, range(len(g.canonical_etypes))))
+
+
+@functools.cache
+@torch.inference_mode(False)  # what is made in inference mode has no version
+def _one() -> Tensor:
+    return torch.zeros(1, dtype=torch.int64, device="cpu")
 
 
 def kept_edges(index: Any) -> list[Edges]:

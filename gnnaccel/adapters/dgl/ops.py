@@ -109,15 +109,16 @@ def routed(name: str, native: Callable, state: Callable) -> Callable:
     def operation(*args: Any, **kwargs: Any) -> Any:
         if is_compiling():  # compiled regions trace the host's own code
             return native(*args, **kwargs)
-        config = current()
         for first in args:
             if isinstance(first, torch.Tensor):
                 break
         else:  # in a list, or given by name
             first = first_tensor((*args, *kwargs.values()))
         on_gpu = first is not None and not first.is_cpu
-        can = not on_gpu or built_with_cuda()
-        if can and (config is None or not on_gpu and (_layers.depth or route.on_cpu_native(counted, config))):
+        if not on_gpu and _layers.depth:
+            return native(*args, **kwargs)
+        config, can = current(), not on_gpu or built_with_cuda()
+        if can and (config is None or not on_gpu and route.on_cpu_native(counted, config)):
             return native(*args, **kwargs)
         call = (can and context_reason()) or state(*args, **kwargs)
         if not can and type(call) is Reason:

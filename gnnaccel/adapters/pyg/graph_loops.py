@@ -6,6 +6,7 @@ it has. Weights are read in each call.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,15 @@ from torch.compiler import is_compiling
 from gnnaccel.adapters import own
 
 _FILLED = -1  # in the place of an edge's number: a loop that was added
+
+
+class _Computing(threading.local):
+    """Whether this thread computes something that is kept; its parts are then not kept as well."""
+
+    now = False
+
+
+computing = _Computing()
 
 
 def looping(native: Callable) -> Callable:
@@ -37,7 +47,7 @@ def looping(native: Callable) -> Callable:
     @functools.wraps(native)
     def looped(edge_index: Any, edge_attr: Any = None, *more: Any, **kwargs: Any) -> Any:
         # compiled regions trace the host's own code; or a function that it calls is not the host's
-        if is_compiling() or named.why() is not None:
+        if is_compiling() or computing.now or named.why() is not None:
             return native(edge_index, edge_attr, *more, **kwargs)
         from gnnaccel.adapters.pyg import graph_norm
 

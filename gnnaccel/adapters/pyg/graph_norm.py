@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -24,10 +23,9 @@ from gnnaccel.adapters import own
 from gnnaccel.adapters.guards import context_reason
 from gnnaccel.adapters.patching import PatchSet
 from gnnaccel.adapters.pyg import graph_loops, weighted_norm
-from gnnaccel.cuda import capture
+from gnnaccel.cuda import capture, driver
 from gnnaccel.dispatch import cache, ledger, placed
 from gnnaccel.dispatch.config import current, silenced
-from gnnaccel.dispatch.graph import kernels_run_on
 from gnnaccel.dispatch.structure import check_ids
 
 _CONV = "torch_geometric.nn.conv."
@@ -96,33 +94,42 @@ def keeping(native: Callable, method: bool = False, captured: Callable | None = 
     named = own.Named(own.original(native))
     name = f"{native.__module__}.{native.__qualname__}"
 
+    alone = _unkept(native)
+
     @functools.wraps(native)
     def kept(*args: Any, **kwargs: Any) -> Any:
-        if is_compiling() or named.why() is not None:
+        if is_compiling():
             return native(*args, **kwargs)
-        found = find(name, native, args, kwargs, first)
+        found = find(name, native, args, kwargs, first, named)
         if found is not None:
             return found
-        if captured is not None and current() is not None and capture.capturing():
+        if (captured is not None and capture.capturing() and current() is not None
+            and named.why() is None):
             return captured(native, *args, **kwargs)
-        if weighted is not None and args[1:] and args[1] is not None:
-            found = weighted(*args, **kwargs)
+        if weighted is not None:
+            if not args[1:] or args[1] is None:
+                return alone(*args, **kwargs)  # which would find nothing for its parts either
+            if named.why() is None:
+                found = weighted(*args, **kwargs)
         return native(*args, **kwargs) if found is None else found
 
     return kept
 
 
-def find(name: str, native: Callable, args: tuple, kwargs: dict, first: int = 0) -> tuple | None:
+def find(name: str, native: Callable, args: tuple, kwargs: dict, first: int = 0,
+         named: own.Named | None = None) -> tuple | None:
     """``native(*args, **kwargs)``, kept under ``name``; None where it is not to be kept.
 
-    ``args[first]`` are the edges. Nothing is compiled where this is called.
+    ``args[first]`` are the edges. ``named``: what ``native`` calls, which has to be the host's own.
+    Nothing is compiled where this is called.
     """
     edges = args[first] if len(args) > first else None
-    if ((current() is None and not silenced()) or _computing.now
+    if ((current() is None and not silenced()) or graph_loops.computing.now
         or not _worth_keeping(edges, name)):
         return None
     key = _key(name, args[first:], kwargs)
-    if key is None or context_reason() is not None:
+    if (key is None or context_reason() is not None
+        or (named is not None and named.why() is not None)):
         return None
     tensors, values = key
     made = None
@@ -140,15 +147,6 @@ def find(name: str, native: Callable, args: tuple, kwargs: dict, first: int = 0)
         found = _computed(native, args, kwargs)
         entry.keep(tensors, found)
     return found
-
-
-class _Computing(threading.local):
-    """Whether this thread computes something that is kept; its parts are then not kept as well."""
-
-    now = False
-
-
-_computing = _Computing()
 
 
 def checking(native: Callable) -> Callable:
@@ -170,8 +168,8 @@ def checking(native: Callable) -> Callable:
 
 
 def _to_be_checked(edge_index: Any, nodes: Any) -> bool:
-    return (type(edge_index) is Tensor and edge_index.layout is torch.strided and type(nodes) is int
-            and kernels_run_on(edge_index.device) and (current() is not None or silenced())
+    return (type(edge_index) is Tensor and (edge_index.is_cuda or driver.placed())
+            and edge_index.layout is torch.strided and type(nodes) is int and (current() is not None or silenced())
             and not capture.capturing() and context_reason() is None)
 
 
@@ -189,23 +187,23 @@ def _unkept(native: Callable) -> Callable:
 
     @functools.wraps(native)
     def unkept(*args: Any, **kwargs: Any) -> Any:
-        before, _computing.now = _computing.now, True
+        before, graph_loops.computing.now = graph_loops.computing.now, True
         try:
             return native(*args, **kwargs)
         finally:
-            _computing.now = before
+            graph_loops.computing.now = before
 
     return unkept
 
 
 def _computed(native: Callable, args: tuple, kwargs: dict) -> Any:
-    _computing.now = True
+    graph_loops.computing.now = True
     try:
         # not in inference mode: what is kept may take part in training later
         with torch.inference_mode(False), torch.no_grad():
             return native(*args, **kwargs)
     finally:
-        _computing.now = False
+        graph_loops.computing.now = False
 
 
 def _worth_keeping(edge_index: Any, name: str) -> bool:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters.pyg import graph_loops
+from gnnaccel.cuda import driver
 from gnnaccel.dispatch import looped
-from gnnaccel.dispatch.graph import kernels_run_on
 
 
 def over_kept_edges(edge_index: Any, edge_weight: Tensor | None = None,
@@ -27,9 +27,9 @@ def over_kept_edges(edge_index: Any, edge_weight: Tensor | None = None,
     """
     from gnnaccel.adapters.pyg import graph_norm
 
-    if (edge_weight is None or edge_weight.dim() != 1 or type(num_nodes) is not int
-        or not graph_loops.plain(edge_weight, edge_index)
-        or not kernels_run_on(edge_index.device) or edge_index.dtype != torch.int64
+    if (type(edge_index) is not Tensor or not (edge_index.is_cuda or driver.placed())
+        or edge_weight is None or edge_weight.dim() != 1 or type(num_nodes) is not int
+        or not graph_loops.plain(edge_weight, edge_index) or edge_index.dtype != torch.int64
         or flow not in ("source_to_target", "target_to_source")):
         return None
     found = graph_norm.find("gcn_norm over weights", _edges, (edge_index,),

@@ -121,7 +121,7 @@ class _Apart(torch.autograd.Function):
     @staticmethod
     def forward(ctx, of, out, sizes):
         ctx.set_materialize_grads(False)
-        ctx.of, ctx.sizes, ctx.like = of, sizes, (out.shape, out.dtype, out.device)
+        ctx.of, ctx.sizes = of, sizes
         parts = tuple(part.data for part in out.split(sizes))
         if of is not None and of.wanting is not None:
             ctx.mark_non_differentiable(*compress(parts, map(not_, of.wanting)))
@@ -132,7 +132,4 @@ class _Apart(torch.autograd.Function):
         used = tuple([grad is not None for grad in grads])
         if ctx.of is not None:
             ctx.of.note(used)
-        if any(used):
-            return None, whole(grads, ctx.sizes), None
-        shape, dtype, device = ctx.like
-        return None, torch.zeros(shape, dtype=dtype, device=device), None
+        return None, whole(grads, ctx.sizes) if any(used) else None, None

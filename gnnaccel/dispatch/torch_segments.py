@@ -96,6 +96,7 @@ def _weighted_sum_of_turned(graph: Segments, weight: Tensor | None, rows: Tensor
 class _WeightedSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx, graph, weight, rows):
+        ctx.materialize_grads = False
         ctx.graph = graph
         ctx.save_for_backward(weight, rows if ctx.needs_input_grad[1] else None)
         if weight is None and rows.dtype is torch.float64:  # without weights torch is slower there
@@ -106,6 +107,8 @@ class _WeightedSum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
+        if grad is None:  # no result was used
+            return None, None, None
         (weight, rows), (_, to_weight, to_rows) = ctx.saved_tensors, ctx.needs_input_grad
         return (None, edge_dot(ctx.graph, grad, rows) if to_weight else None,
                 _weighted_sum_of_turned(ctx.graph, weight, grad) if to_rows else None)
@@ -114,12 +117,15 @@ class _WeightedSum(torch.autograd.Function):
 class _EdgeDot(torch.autograd.Function):
     @staticmethod
     def forward(ctx, graph, left, right):
+        ctx.materialize_grads = False
         ctx.graph = graph
         ctx.save_for_backward(left, right)
         return _sampled(graph, left, right)
 
     @staticmethod
     def backward(ctx, grad):
+        if grad is None:  # no result was used
+            return None, None, None
         (left, right), (_, to_left, to_right) = ctx.saved_tensors, ctx.needs_input_grad
         return (None, weighted_sum(ctx.graph, grad, right) if to_left else None,
                 _weighted_sum_of_turned(ctx.graph, grad, left) if to_right else None)
@@ -128,6 +134,7 @@ class _EdgeDot(torch.autograd.Function):
 class _Softmax(torch.autograd.Function):
     @staticmethod
     def forward(ctx, graph, scores):
+        ctx.materialize_grads = False
         ctx.graph = graph
         top = torch.segment_reduce(scores, "max", offsets=graph.ptr, axis=0, unsafe=True)
         p = top.index_select(0, graph.dst)
@@ -139,6 +146,8 @@ class _Softmax(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
+        if grad is None:  # no result was used
+            return None, None
         (p,), graph = ctx.saved_tensors, ctx.graph
         # What is left of gradients that all but agree is their rounding, and that of the mean weighs as much as they do. So the
         # mean is taken twice: the second time of what the first has left.

@@ -83,5 +83,7 @@ def longest_sum(value: Any) -> int:
         whole = not value.is_floating_point() and value.layout == torch.strided
         ends = value if whole and value.dim() == 2 and value.shape[0] == 2 else ()
     else:
-        ends = value.edges() if hasattr(value, "in_degrees") else ()
+        # a graph that is bound to CSC or CSR refuses to list its edges; its copy does not
+        graph = hasattr(value, "in_degrees")
+        ends = value.formats(["coo", "csr", "csc"]).edges() if graph else ()
     return max((int(end.long().bincount().max()) for end in ends if end.numel()), default=0)

@@ -7,7 +7,8 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
-from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, GINConv, GraphConv, HANConv, SAGEConv
+from torch_geometric.nn import (GATConv, GATv2Conv, GCNConv, GINConv, GraphConv, HANConv, SAGEConv,
+                                to_hetero)
 
 import gnnaccel
 from gnnaccel.dispatch.relational import pair_maps
@@ -351,3 +352,41 @@ def test_backward_without_any_gradient(route, made):
     with route.on():
         got = gradients(made, x, ei, METADATA[0], lambda t: _Stopped.apply(t).sum())
     assert all(grad is None or not grad.any() for grad in got.values())
+
+
+class _Net(torch.nn.Module):
+    """Two layers as `to_hetero` takes them."""
+
+    def __init__(self, first, second):
+        super().__init__()
+        self.first, self.second = first, second
+
+    def forward(self, x, edge_index):
+        return self.second(self.first(x, edge_index).relu(), edge_index)
+
+
+_LAYERS = {"sage": lambda: SAGEConv((-1, -1), OUT), "sum": lambda: SAGEConv((-1, -1), OUT, aggr="add"),
+           "max": lambda: SAGEConv((-1, -1), OUT, aggr="max"),
+           "gat": lambda: GATConv((-1, -1), OUT, add_self_loops=False),
+           "gatv2": lambda: GATv2Conv((-1, -1), OUT, add_self_loops=False)}
+
+
+@pytest.mark.parametrize("widths", [(8, 8, 8), (8, 5, 3), (8, 5, 8)])
+@pytest.mark.parametrize("empty", [False, True])
+@pytest.mark.parametrize("kind", _LAYERS)
+def test_two_layers_over_types_that_do_not_meet(route, kind, empty, widths):
+    """What reads no used result has no gradient, whether layers run as one, in groups or alone."""
+    relations = {("z", "to", "z"): (2, 2, 40), ("a", "to", "a"): (3, 3, 8), ("b", "to", "b"): (4, 4, 9),
+                 ("z", "by", "b"): (2, 4, 0 if empty else 7)}
+    ei = {name: torch.stack([torch.randint(n, (e,)), torch.randint(m, (e,))])
+          for name, (n, m, e) in relations.items()}
+    x = {t: torch.randn(n, width) for (t, n), width in zip(dict(z=2, a=3, b=4).items(), widths)}
+    made = to_hetero(_Net(_LAYERS[kind](), _LAYERS[kind]()), (list(x), list(ei)))
+    with torch.no_grad():
+        made(x, ei)
+    made, (x, ei) = made.to(route.device), on(route.device, x, ei)
+    for used in (("z",), ("a",), ("b",), ("a", "b")):
+        expected = gradients(made, x, ei, used, lambda t: t.pow(2).mean())
+        with route.on():
+            got = gradients(made, x, ei, used, lambda t: t.pow(2).mean())
+        same(got, expected)

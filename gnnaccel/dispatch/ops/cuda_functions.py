@@ -57,6 +57,7 @@ def sum_variant(width: int, dtype: torch.dtype) -> sums.Variant:
 class _EdgeSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx, graph, x, target):
+        ctx.materialize_grads = False
         ctx.graph, ctx.target = graph, target
         variant = sum_variant(x[0].numel(), x.dtype)
         out = sums.forward(variant, _edges_by(graph, target), dense(x).view(-1, variant.heads, variant.width))
@@ -64,17 +65,22 @@ class _EdgeSum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
+        if grad is None:  # no result was used
+            return None, None, None
         return None, take(ctx.graph, grad, ctx.target), None
 
 
 class _Take(torch.autograd.Function):
     @staticmethod
     def forward(ctx, graph, x, target):
+        ctx.materialize_grads = False
         ctx.graph, ctx.target = graph, target
         return x.index_select(0, graph.index(target))
 
     @staticmethod
     def backward(ctx, grad):
+        if grad is None:  # no result was used
+            return None, None, None
         return None, edge_sum(ctx.graph, grad, ctx.target), None
 
 
@@ -86,6 +92,7 @@ def elementwise(graph: OpGraph, op: str, lhs: Tensor, rhs: Tensor, targets: tupl
 class _Elementwise(torch.autograd.Function):
     @staticmethod
     def forward(ctx, graph, op, lhs, rhs, targets):
+        ctx.materialize_grads = False
         ctx.graph, ctx.op, ctx.targets = graph, op, targets
         ctx.save_for_backward(*((lhs, rhs) if op == "mul" else ()))
         indices = (None if target == "e" else graph.index(target).contiguous() for target in targets)
@@ -93,6 +100,8 @@ class _Elementwise(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
+        if grad is None:  # no result was used
+            return None, None, None, None, None
         graph, targets = ctx.graph, ctx.targets
         grads = []
         for side in (0, 1):
@@ -298,6 +307,7 @@ def _segments(offsets: Tensor, edges: int) -> Rows:
 class _SegmentSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, offsets):
+        ctx.materialize_grads = False
         ctx.rows = x.shape[0]
         ctx.save_for_backward(offsets)
         variant = segment_variant(x[0].numel(), x.dtype)
@@ -306,6 +316,8 @@ class _SegmentSum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
+        if grad is None:  # no result was used
+            return None, None
         (offsets,) = ctx.saved_tensors
         index = torch_ops.segment_index(offsets, ctx.rows)
         grad = torch.cat([grad, grad.new_zeros(1, *grad.shape[1:])])  # for rows behind the last segment
@@ -315,6 +327,7 @@ class _SegmentSum(torch.autograd.Function):
 class _SegmentExtremum(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, offsets, largest):
+        ctx.materialize_grads = False
         ctx.rows = x.shape[0]
         variant = segment_extremum_variant(x[0].numel(), x.dtype, largest)
         rows = dense(x).view(-1, variant.heads, variant.width)
@@ -324,5 +337,7 @@ class _SegmentExtremum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
+        if grad is None:  # no result was used
+            return None, None, None
         (arg,) = ctx.saved_tensors
         return _to_places(arg, grad.reshape(arg.shape), ctx.rows).view(-1, *grad.shape[1:]), None, None

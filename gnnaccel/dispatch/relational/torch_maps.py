@@ -36,6 +36,7 @@ def outer(pairs: Pairs, left: Tensor, right: Tensor) -> Tensor:
 class _Multiply(torch.autograd.Function):
     @staticmethod
     def forward(ctx, pairs, rows, weight, transposed, bias):
+        ctx.materialize_grads = False
         ctx.pairs, ctx.transposed = pairs, transposed
         ctx.save_for_backward(rows, weight)
         matrix = weight.transpose(-1, -2) if transposed else weight
@@ -53,6 +54,8 @@ class _Multiply(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
+        if grad is None:  # no result was used
+            return None, None, None, None, None
         (rows, weight), (_, to_rows, to_weight, _, to_bias) = ctx.saved_tensors, ctx.needs_input_grad
         d_rows = multiply(ctx.pairs, grad, weight, not ctx.transposed) if to_rows else None
         d_weight = None
@@ -81,6 +84,7 @@ def _sums(pairs: Pairs | Blocks, grad: Tensor) -> Tensor:
 class _Outer(torch.autograd.Function):
     @staticmethod
     def forward(ctx, pairs, left, right):
+        ctx.materialize_grads = False
         ctx.pairs = pairs
         ctx.save_for_backward(left, right)
         out = left.new_zeros(pairs.ptr.shape[0] - 1, left.shape[1], left.shape[2], right.shape[2])
@@ -95,6 +99,8 @@ class _Outer(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
+        if grad is None:  # no result was used
+            return None, None, None
         (left, right), (_, to_left, to_right) = ctx.saved_tensors, ctx.needs_input_grad
         return (None, multiply(ctx.pairs, right, grad, True) if to_left else None,
                 multiply(ctx.pairs, left, grad) if to_right else None)
@@ -138,11 +144,14 @@ class Take(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, rows, gather, aggregate):
+        ctx.materialize_grads = False
         ctx.gather, ctx.aggregate = gather, aggregate
         return rows.index_select(0, gather.index)
 
     @staticmethod
     def backward(ctx, grad):
+        if grad is None:  # no result was used
+            return None, None, None
         return ctx.aggregate(ctx.gather.members, grad.flatten(1)).view(-1, *grad.shape[1:]), None, None
 
 

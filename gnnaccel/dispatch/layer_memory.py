@@ -23,7 +23,7 @@ from gnnaccel.dispatch.config import Config
 from gnnaccel.dispatch.edge_arrays import EdgeArrays
 from gnnaccel.dispatch.names import IdentityMap
 from gnnaccel.dispatch.native_memory import (EASY, MISSED, WATCHED, Alike, Easy, Inside, Settled,
-                                             autocast, size_of, tensors_of)
+                                             autocast, plain_tensors, size_of)
 from gnnaccel.dispatch.quantized import settings
 from gnnaccel.dispatch.reasons import Reason
 from gnnaccel.dispatch.records import listening
@@ -119,7 +119,7 @@ def graph_of(structure: tuple, args: tuple, kwargs: dict) -> tuple:
     """
     if not structure or type(structure[0]) is not EdgeArrays:
         return structure
-    found = tensors_of((*args, *kwargs.values()))
+    found = plain_tensors((*args, *kwargs.values()))
     return tuple(t for t in found if not t.is_floating_point()) if found else structure
 
 

@@ -23,13 +23,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from gnnaccel.cuda import driver
 from gnnaccel.dispatch import counters, layer_memory
 from gnnaccel.dispatch.config import Config
 from gnnaccel.dispatch.layer_memory import LayerMemory, of_the_host
-from gnnaccel.dispatch.native_memory import MISSED, WATCHED, Alike, Settled, state_of, tensors_of
+from gnnaccel.dispatch.native_memory import MISSED, WATCHED, Alike, Settled, plain_tensors, state_of
 from gnnaccel.dispatch.quantized import settings
 from gnnaccel.dispatch.reasons import Reason
 
@@ -54,7 +53,7 @@ def remember(layer: Any, structure: tuple[Tensor, ...], args: tuple, kwargs: dic
     if structure and memory.of(structure) is None:
         memory.meets(structure, max(structure, key=_size))
     given = (*args, *kwargs.values())
-    found = _plain(given)
+    found = plain_tensors(given)
     if found is None:
         return
     if known:
@@ -86,7 +85,7 @@ def remember_reason(layer: Any, args: tuple, kwargs: dict, config: Config, why: 
     memory = layer_memory.of(layer)
     again, memory.why = memory.why == why, why
     given = (*args, *kwargs.values())
-    found = _plain(given) if again and why.code in _LASTING else None
+    found = plain_tensors(given) if again and why.code in _LASTING else None
     if found is None or any(t.is_inference() for t in found):
         return
     like, grad = Alike(layer, given, kwargs, config, why.code), _grad()
@@ -100,7 +99,7 @@ def watch(model: Any, ours: Callable, args: tuple, kwargs: dict, config: Config)
     """``ours(model, *args, **kwargs)``, a call of a model of which it shall be remembered if all of it is native: then `run`
     runs the host's own code for others like it."""
     memory, grad, given = layer_memory.of(model), _grad(), (*args, *kwargs.values())
-    found = _plain(given) if memory.left and config.on_fallback == "native" and not (_entries or _maps) else None
+    found = plain_tensors(given) if memory.left and config.on_fallback == "native" and not (_entries or _maps) else None
     if found is None or any(t.is_inference() for t in found):
         return ours(model, *args, **kwargs)
     with counters.watched() as seen:
@@ -118,9 +117,3 @@ def watch(model: Any, ours: Callable, args: tuple, kwargs: dict, config: Config)
     else:
         memory.left, kept.inside.tally, kept.inside.silent = WATCHED, counters.tally(seen.counts), True
     return out
-
-
-def _plain(given: tuple) -> list[Tensor] | None:
-    """The tensors of a call on nothing else."""
-    found = tensors_of(given)
-    return found if found and all(type(t) is Tensor or type(t) is Parameter for t in found) else None

@@ -51,6 +51,12 @@ def tensors_of(given: tuple) -> list | None:
     return found
 
 
+def plain_tensors(given: tuple) -> list[Tensor] | None:
+    """`tensors_of` a call on nothing but tensors, of torch's own classes; None of others."""
+    found = tensors_of(given)
+    return found if found and all(type(t) is Tensor or type(t) is Parameter for t in found) else None
+
+
 def held_by(a: Any, kind: type) -> Any:
     """The tensors of an argument of another type; None where nobody knows them."""
     graph = GRAPHS.get(kind)

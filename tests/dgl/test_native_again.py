@@ -4,7 +4,7 @@ from __future__ import annotations
 import dgl
 import pytest
 import torch
-from dgl.nn.pytorch import GATConv, HeteroGraphConv, HGTConv, RelGraphConv
+from dgl.nn.pytorch import GATConv, HeteroGraphConv, HGTConv, RelGraphConv, SAGEConv
 
 import gnnaccel
 from gnnaccel.dispatch import router
@@ -146,3 +146,17 @@ def test_known_graphs_in_turn_that_stay_native_are_not_read(read, name):
     for g in graphs:
         call(name, layer, g, x)
     assert not read
+
+
+@pytest.mark.parametrize("cls", [GATConv, SAGEConv])
+def test_a_pair_of_dictionaries_of_features(cls):
+    g = dgl.heterograph({("a", "into", "b"): tuple(torch.randint(5, (2, 12)))}, {"a": 5, "b": 5})
+    more = dict(allow_zero_in_degree=True) if cls is GATConv else {}
+    last = 2 if cls is GATConv else "mean"
+    layer = HeteroGraphConv({"into": cls(WIDTH, 4, last, **more)})
+    x = {"a": torch.randn(5, WIDTH)}, {"b": torch.randn(5, WIDTH)}
+    expected = layer(g, x)["b"]
+    for when in ("profitable", "supported"):
+        with gnnaccel.enabled(when=when):
+            for _ in range(4):
+                torch.testing.assert_close(layer(g, x)["b"], expected)

@@ -303,7 +303,7 @@ def hgt(r: random.Random, device: torch.device) -> Case:
     module = HGTConv({t: meta.widths[t] for t in types}, WIDTH, (types, meta.relations),
                      heads=heads)
     names = ([name for name in meta.relations if len(meta.relations) == 1 or r.random() < 0.9]
-             or meta.relations)
+             or list(meta.relations))
     # the host assumes that relations are sorted; in another order it mixes up their weights
     ordered = r.random() < 0.8
     if not ordered:

@@ -102,15 +102,15 @@ class _Elementwise(torch.autograd.Function):
     def backward(ctx, grad):
         if grad is None:  # no result was used
             return None, None, None, None, None
-        graph, targets = ctx.graph, ctx.targets
-        grads = []
+        graph, targets, saved = ctx.graph, ctx.targets, ctx.saved_tensors  # once: see `autograd`
+        grads: list[Tensor | None] = []
         for side in (0, 1):
             if not ctx.needs_input_grad[2 + side]:
                 grads.append(None)
                 continue
             at_edges = grad
             if ctx.op == "mul":
-                at_edges = elementwise(graph, "mul", grad, ctx.saved_tensors[1 - side], ("e", targets[1 - side]))
+                at_edges = elementwise(graph, "mul", grad, saved[1 - side], ("e", targets[1 - side]))
             grads.append(at_edges if targets[side] == "e" else edge_sum(graph, at_edges, targets[side]))
         return None, None, *grads, None
 

@@ -1,6 +1,7 @@
 """gnnaccel.cuda.driver, cupy_driver and sources, with a stand-in for CuPy."""
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import sys
 import threading
@@ -19,19 +20,22 @@ class FakeCuda:
     """The parts of CuPy and torch that CupyDriver touches, recording what it does with them.
 
     ``direct``: CuPy has its wrapper of the driver API. ``parameters`` are the ctypes of the kernel's parameters, by
-    which such a launch is read; ``contexts`` the device whose context is current, by thread.
+    which such a launch is read; ``contexts`` the device whose context is current, by thread; ``memory`` the devices
+    that hold memory, by address; ``gpus`` how many torch counts.
     """
+    gpus = 1
 
     def __init__(self, monkeypatch, direct):
         self.direct, self.device, self.pointer = direct, 0, 0
         self.compiled, self.launches, self.streams, self.shared_limits = [], [], [], []
         self.failure, self.parameters, self.contexts, self.entries = None, (), {threading.get_ident(): 0}, {}
-        self.while_launching = lambda: None
+        self.while_launching, self.memory = lambda: None, {}
         cupy = types.ModuleType("cupy")
         cupy.RawModule = self._module
         cupy.cuda = types.SimpleNamespace(
             runtime=types.SimpleNamespace(getDevice=lambda: self.cupy_device, getDeviceCount=lambda: 2,
-                                          memGetInfo=lambda: self.use(self.cupy_device)),
+                                          memGetInfo=lambda: self.use(self.cupy_device),
+                                          pointerGetAttributes=self._pointer_attributes),
             Device=lambda i: types.SimpleNamespace(use=lambda: self.use(i)),
             ExternalStream=self._stream, compiler=types.SimpleNamespace(CompileException=KeyError))
         if direct:
@@ -40,6 +44,8 @@ class FakeCuda:
         monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: self.device, raising=False)
         monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: self.pointer, raising=False)
         monkeypatch.setattr(torch.cuda, "init", lambda: None)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: self.gpus)
+        monkeypatch.setattr(torch.cuda, "device", self._current_device)
         monkeypatch.setattr(sources, "source", lambda family: f"text of {family}")
 
     @property
@@ -48,6 +54,19 @@ class FakeCuda:
 
     def use(self, device):
         self.contexts[threading.get_ident()] = device
+
+    @contextlib.contextmanager
+    def _current_device(self, device):
+        before, self.device = self.device, device
+        try:
+            yield
+        finally:
+            self.device = before
+
+    def _pointer_attributes(self, address):
+        """What CUDA says of an address: 2 is a GPU's memory, 0 is none that it knows."""
+        device = self.memory.get(address)
+        return types.SimpleNamespace(type=0 if device is None else 2, device=-1 if device is None else device)
 
     def _context(self):
         device = self.contexts.get(threading.get_ident())
@@ -252,6 +271,31 @@ def test_each_device_has_its_own_kernel(fake):
         kernel((1, 1), 32, 0, ())
     assert [launch[0] for launch in fake.launches] == [1, 0, 1]
     assert [compiled[0] for compiled in fake.compiled] == [0, 1]
+
+
+def test_launches_on_the_device_that_holds_the_arguments(fake):
+    """Whatever device is current, as torch's own operations. A scalar and the host's memory say nothing."""
+    fake.gpus, here, there, host = 2, 2**40, 2**40 + 64, 2**41
+    fake.memory = {here: 0, there: 1}
+    fake.parameters = ctypes.c_int32, POINTER, POINTER
+    kernel = CupyDriver().kernel("some", "k", ())
+    first = {here: 0, there: 1, host: 0}
+    for pointer, device in first.items():
+        kernel((1, 1), 32, 0, (np.int32(5), host, pointer))
+        assert fake.launches[-1][0] == device and fake.device == 0
+    fake.device = 1
+    for pointer, device in {**first, host: 1}.items():
+        kernel((1, 1), 32, 0, (5, pointer, there if device else here))
+        assert fake.launches[-1][0] == device and fake.device == 1
+    assert len(fake.launches) == 6
+
+
+def test_one_device_asks_for_no_addresses(fake):
+    fake.parameters = (POINTER,)
+    sys.modules["cupy"].cuda.runtime.pointerGetAttributes = None
+    kernel = CupyDriver().kernel("some", "k", ())
+    kernel((1, 1), 32, 0, (2**40,))
+    assert [launch[0] for launch in fake.launches] == [0]
 
 
 def test_compile_errors_and_times(fake):

@@ -16,6 +16,8 @@ def bind(args: tuple, kwargs: dict, required: tuple[str, ...], optional: tuple[s
     """Arguments in the order of the names, None for optional ones not given; None when they do not fit the signature,
     which the host's own function will then say."""
     names = required + optional
+    if not kwargs and len(required) <= len(args) <= len(names):
+        return [*args, *(None,) * (len(names) - len(args))]
     if len(args) > len(names):
         return None
     values = list(args) + [_MISSING] * (len(names) - len(args))

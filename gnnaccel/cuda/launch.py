@@ -41,6 +41,11 @@ def pointer(t: Tensor | None) -> int:
     return 0 if t is None else t.data_ptr()
 
 
+def pointers(*tensors: Tensor | None) -> tuple[int, ...]:
+    """`pointer` of each, in one call."""
+    return tuple([0 if t is None else t.data_ptr() for t in tensors])
+
+
 def dense(t: Tensor) -> Tensor:
     """Contiguous, and aligned for the widest load."""
     t = t.contiguous()

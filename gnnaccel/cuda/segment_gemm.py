@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda import segment_direct
-from gnnaccel.cuda.launch import Kernels, pointer
+from gnnaccel.cuda.launch import Kernels, pointers
 from gnnaccel.cuda.layout import TYPES
 from gnnaccel.cuda.segment_checks import (ACTIVATIONS, check_apart, check_epilogue, check_out,
                                           check_rest, check_rows, check_weights, heads_of,
@@ -96,13 +96,12 @@ def multiply(segments: Segments, x: Tensor, w: Tensor, *, index: Tensor | None =
                                           else torch.zeros)(made.planes, device=x.device)
     if made.compiled is not None:
         bias, dots = _fp32(bias), _fp32(dots)
+        rows, at, weights, biases, scales, to, found, vectors, products, shares, rests = pointers(
+            x, index, w, bias, scale, out_index, out, dots, a, share, rest)
         made.compiled("multiply")(made.grid, made.threads, made.shared,
-                                  made.graph + (x.data_ptr(), pointer(index), w.data_ptr())
-                                  + made.steps_w + (pointer(bias), made.step_bias, pointer(scale))
-                                  + made.activation
-                                  + (pointer(out_index), out.data_ptr(), pointer(dots),
-                                     made.step_dots, pointer(a), made.plane, pointer(share),
-                                     pointer(rest)))
+                                  (*made.graph, rows, at, weights, *made.steps_w, biases,
+                                   made.step_bias, scales, *made.activation, to, found, vectors,
+                                   made.step_dots, products, made.plane, shares, rests))
     return out if a is None else (out, a[0] if len(a) == 1 else a.sum(0))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
+from operator import is_
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ from gnnaccel.dispatch.native_memory import (EASY, MISSED, WATCHED, Alike, Easy,
 from gnnaccel.dispatch.quantized import settings
 from gnnaccel.dispatch.reasons import Reason
 from gnnaccel.dispatch.records import listening
-from gnnaccel.dispatch.tensor_ref import TensorRef, all_unmoved
+from gnnaccel.dispatch.tensor_ref import TensorRef, all_unmoved, unversioned
 
 _HOSTS = ("torch.", "torch_geometric.", "dgl.")
 _numbers = itertools.count()
@@ -40,17 +41,65 @@ class Exact:
     """A call by a faster route, and what was decided of it.
 
     ``key``: of the adapter, all that the decision depends on but the graph; ``structure``: the
-    graph's tensors; ``graph``: its structure, held weakly, since the structure cache decides how
-    long that lives; ``bound``: the call bound to the layer's weights, if it can be.
+    integer tensors among the arguments, the graph's and others; ``plain``: they are all arguments
+    but the first, a tensor; ``graph``: its structure, held weakly, since the structure cache
+    decides how long that lives; ``kept``: of the adapter, what else a repetition needs to know;
+    ``bound``: the call bound to the layer's weights, if it can be.
     """
 
-    __slots__ = ("epoch", "key", "structure", "graph", "stated", "plan", "run", "bound")
+    __slots__ = ("epoch", "key", "structure", "plain", "graph", "stated", "plan", "run", "kept",
+                 "bound")
 
-    def __init__(self, epoch: int, key: tuple, structure: tuple[Tensor, ...], graph: Any,
-                 stated: Any, plan: Any, run: Any, bound: Any):
-        self.epoch, self.key, self.graph = epoch, key, weakref.ref(graph)
+    def __init__(self, epoch: int, key: tuple, structure: Sequence[Tensor], plain: bool, graph: Any,
+                 stated: Any, plan: Any, run: Any, kept: Any, bound: Any):
+        self.epoch, self.key, self.plain = epoch, key, plain
+        self.graph = weakref.ref(stated.held(graph))
         self.structure = tuple(map(TensorRef, structure))
-        self.stated, self.plan, self.run, self.bound = stated.kept(), plan, run, bound
+        self.stated, self.plan, self.run = stated.kept(), plan, run
+        self.kept, self.bound = kept, bound
+
+    def repeat(self, layer: Any, adapter: Any, args: tuple, kwargs: dict, held: Any) -> Any:
+        """The result of a call like this one. ``held``: what ``graph`` refers to."""
+        stated, given = self.stated, adapter.again(layer, args, kwargs, self.kept)
+        call = stated.call(stated.over(held, given), self.plan)
+        return adapter.run(layer, stated, given, Attend(call, self.run))
+
+
+def remember(layer: Any, adapter: Any, args: tuple, kwargs: dict, config: Config, stated: Any,
+             given: Any, plan: Any, call: Any, run: Any, quantized: bool) -> Any:
+    """Keep of a call by a faster route what calls that repeat it need.
+
+    The call as `Exact.bound` has it, None where it is not. Nothing is kept where the adapter has no
+    key for the call, where its graph is none of its arguments, or of a ``quantized`` call that is
+    no plain one.
+    """
+    key = adapter.key(layer, args, kwargs)
+    if key is None:
+        return None
+    found = index_tensors(args, kwargs)
+    if unversioned(found) or not set(map(id, given.structure)).issubset(map(id, found)):
+        return None
+    plain = (not kwargs and len(found) == len(args) - 1 and isinstance(args[0], Tensor)
+             and all(map(is_, found, args[1:])))
+    if quantized and not plain:
+        return None
+    bound = adapter.bind(layer, call) if plain and plan.route == "cuda" and not quantized else None
+    of(layer).exact = Exact(config.epoch, key, found, plain, call.graph, stated, plan, run,
+                            adapter.keep(stated, given), bound)
+    return bound
+
+
+def index_tensors(args: tuple, kwargs: dict) -> list[Tensor]:
+    """The integer tensors among the arguments, in their pairs and in their dictionaries."""
+    found = []
+    for a in (*args, *kwargs.values()) if kwargs else args:
+        kind = type(a)
+        if kind is dict or kind is tuple:
+            found += [t for t in (a.values() if kind is dict else a)
+                      if isinstance(t, Tensor) and not t.is_floating_point()]
+        elif isinstance(a, Tensor) and not a.is_floating_point():
+            found.append(a)
+    return found
 
 
 class LayerMemory:
@@ -139,18 +188,18 @@ def fast_path(layer: Any, adapter: Any, native: Callable, args: tuple, kwargs: d
         return MISSED
     memory = entry[1]
     exact = memory.exact
-    if (exact is not None and args and exact.structure[-1]() is args[-1]
-        and exact.epoch == config.epoch and all_unmoved(exact.structure, args[1:])):
-        graph = exact.graph()
-        if graph is not None and exact.key == adapter.key(layer, args, kwargs):
-            counters.count(type(layer).__name__, exact.plan.route)
-            graph.touched = True
-            bound = exact.bound
-            if bound is not None and bound.valid():
-                return bound(args[0], graph)
-            stated = exact.stated
-            attend = Attend(stated.call(graph, exact.plan), exact.run)
-            return adapter.run(layer, stated, adapter.again(args), attend)
+    if exact is not None and exact.epoch == config.epoch:
+        indices = args[1:] if exact.plain else index_tensors(args, kwargs)
+        if (indices and exact.structure[-1]() is indices[-1]
+            and all_unmoved(exact.structure, indices)):
+            held = exact.graph()
+            if held is not None and exact.key == adapter.key(layer, args, kwargs):
+                held.touched = True
+                counters.count(type(layer).__name__, exact.plan.route)
+                bound = exact.bound
+                if bound is not None and bound.valid():
+                    return bound(args[0], held)
+                return exact.repeat(layer, adapter, args, kwargs, held)
     if _tracing() is not None:  # a tracer would write the comparisons down
         return MISSED
     easy = memory.easy

@@ -91,6 +91,16 @@ class Stated:
         return self
 
     @staticmethod
+    def held(graph: GraphView) -> GraphView:
+        """What of the call's graph the structure cache holds."""
+        return graph
+
+    @staticmethod
+    def over(held: GraphView, given: Given) -> GraphView:
+        """The graph of a call on these tensors, of which `held` is there."""
+        return held
+
+    @staticmethod
     def runner(route: str):
         """The function that runs calls on a route."""
         return attention.run_cuda if route == "cuda" else attention.run_torch

@@ -15,7 +15,7 @@ from gnnaccel.dispatch import attention, counters, layer_memory, native_again, p
 from gnnaccel.dispatch.checkpoints import checkpointed
 from gnnaccel.dispatch.config import Config
 from gnnaccel.dispatch.graph import GraphView
-from gnnaccel.dispatch.layer_memory import MISSED, Exact, fast_path
+from gnnaccel.dispatch.layer_memory import MISSED, fast_path
 from gnnaccel.dispatch.planner import Plan
 from gnnaccel.dispatch.quantized import attention as quantized
 from gnnaccel.dispatch.quantized import settings
@@ -32,11 +32,15 @@ class Adapter(Protocol):
     host: str
 
     def key(self, layer: Any, args: tuple, kwargs: dict) -> tuple | None:
-        """Of a plain call, whose arguments after the first are the tensors of its graph: all that its route depends on but the
-        graph. None for other calls."""
+        """All that a call's route depends on but its integer tensors. None for a call that cannot
+        be repeated without being stated."""
 
-    def again(self, args: tuple) -> Given | RelationalGiven:
-        """The tensors of a plain call, as `state` gives them."""
+    def keep(self, stated: Stated, given: Given | RelationalGiven) -> Any:
+        """What calls that repeat this one need to know of it, without its tensors."""
+
+    def again(self, layer: Any, args: tuple, kwargs: dict, kept: Any) -> Given | RelationalGiven:
+        """The tensors of a call that repeats another one, as `state` would give them. ``kept``: as
+        `keep` had it of that one."""
 
     def state(self, layer: Any, args: tuple, kwargs: dict) -> tuple[Stated, Given] | Reason:
         """The call as a Program over a graph, or why it is not one. Must not change anything nor compute on tensors."""
@@ -45,7 +49,7 @@ class Adapter(Protocol):
         """The call's result; ``attend(tensors)`` runs the Program."""
 
     def bind(self, layer: Any, call: attention.Call) -> Any:
-        """``call``, a plain one by kernels, as a `attention_bound.Bound`; None where there is no such thing."""
+        """``call``, a plain one ``layer(x, edge_index)`` by kernels, as a `attention_bound.Bound`; None where there is no such thing."""
 
 
 #: whether this is inside a call over a new graph of which the whole, as one, was estimated not to pay
@@ -112,14 +116,11 @@ def _decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict
     call, run = stated.call(graph, plan), stated.runner(plan.route)
     if entry is not None:
         run = quantized.runner(entry, use, run)
-    key = None
     # nothing of a call in a capture holds for another one
-    if hit != "none" and not capture.capturing() and not settings.learning(use):
-        key = adapter.key(layer, args, kwargs)
-    if key is not None and (entry is None or isinstance(stated, Stated)):
-        bound = adapter.bind(layer, call) if plan.route == "cuda" and entry is None else None
-        layer_memory.of(layer).exact = Exact(config.epoch, key, given.structure, graph, stated,
-                                             plan, run, bound)
+    if (hit != "none" and not capture.capturing() and not settings.learning(use)
+        and (entry is None or isinstance(stated, Stated))):
+        bound = layer_memory.remember(layer, adapter, args, kwargs, config, stated, given, plan, call,
+                                      run, entry is not None)
         if bound is not None and not start and checkpointed():  # as the repetition will be: both have to save the same tensors
             return bound(given.x_src, graph)
     if start:

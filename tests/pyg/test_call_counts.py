@@ -6,8 +6,9 @@ from itertools import product
 
 import pytest
 import torch
-from torch_geometric.nn import (GATConv, GCNConv, GINConv, HGTConv, MessagePassing,
-                                RGCNConv, SAGEConv)
+from torch_geometric.nn import (FiLMConv, GATConv, GATv2Conv, GCNConv, GINConv, HANConv, HEATConv,
+                                HGTConv, MessagePassing, PNAConv, RGATConv, RGCNConv, SAGEConv,
+                                TransformerConv)
 
 from gnnaccel.dispatch import cache
 from tests.call_counts import FILES, by_kernels, counted, natively
@@ -39,6 +40,15 @@ def typed(count: int = EDGES) -> tuple:
     return *plain(count), torch.randint(3, (count,))
 
 
+def attributed(count: int = EDGES) -> tuple:
+    return *plain(count), torch.randn(count, 5)
+
+
+def of_types(count: int = EDGES) -> tuple:
+    x, edge_index, edge_type = typed(count)
+    return x, edge_index, torch.randint(2, (NODES,)), edge_type, torch.randn(count, 5)
+
+
 def by_type(count: int = EDGES) -> tuple:
     return features(), edges()
 
@@ -53,6 +63,15 @@ LAYERS = {
     "HGTConv": (lambda: HGTConv(hetero_graphs.WIDTH, WIDTH, METADATA, 2), by_type),
     "HeteroConv": (lambda: hetero(SAGEConv), by_type),
     "a user's": (Own, plain),
+    "GATv2Conv": (lambda: GATv2Conv(WIDTH, 8, 2, edge_dim=5), attributed),
+    "TransformerConv": (lambda: TransformerConv(WIDTH, 8, 2, edge_dim=5), attributed),
+    "RGATConv": (lambda: RGATConv(WIDTH, WIDTH, 3), typed),
+    "FiLMConv": (lambda: FiLMConv(WIDTH, WIDTH, 3), typed),
+    "HEATConv": (lambda: HEATConv(WIDTH, WIDTH, 2, 3, 3, 5, 4, heads=2), of_types),
+    "PNAConv": (lambda: PNAConv(WIDTH, WIDTH, ["mean", "max"], ["identity"], torch.ones(4).long()),
+                plain),
+    "HANConv": (lambda: HANConv(hetero_graphs.WIDTH, WIDTH, METADATA, 2), by_type),
+    "HeteroConv of GATConv": (lambda: hetero(GATConv, add_self_loops=False), by_type),
 }
 
 

@@ -220,7 +220,7 @@ def test_the_second_call_finds_the_structure(route):
     made, (x, ei) = hetero().to(route.device), on(route.device, features(), edges())
     with route.on():
         made(x, ei)
-        made({k: t + 1 for k, t in x.items()}, ei)
+        hetero().to(route.device)({k: t + 1 for k, t in x.items()}, ei)
         hetero(GraphConv).to(route.device)(x, ei)
         assert (cache.info()["hits"], cache.info()["misses"]) == (2, 1)
 

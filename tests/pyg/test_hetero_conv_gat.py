@@ -163,7 +163,7 @@ def test_the_second_call_finds_the_structure(route):
     made, (x, ei) = layer().to(route.device), on(route.device, features(), edges())
     with route.on():
         made(x, ei)
-        made({k: t + 1 for k, t in x.items()}, ei)
+        layer().to(route.device)({k: t + 1 for k, t in x.items()}, ei)
         assert (cache.info()["hits"], cache.info()["misses"]) == (1, 1)
         ei[CITES][0] = 3
         got = made(x, ei)

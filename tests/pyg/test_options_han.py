@@ -187,7 +187,7 @@ def test_the_second_call_finds_the_structure(route):
     made, (x, ei) = layer().to(route.device), on(route.device, features(), edges())
     with route.on():
         made(x, ei)
-        made({k: t + 1 for k, t in x.items()}, ei)
+        layer().to(route.device)({k: t + 1 for k, t in x.items()}, ei)
         layer(heads=4).to(route.device)(x, ei)
     assert (cache.info()["hits"], cache.info()["misses"]) == (2, 1)
 

@@ -148,10 +148,8 @@ class _Guarded:
         self.paths = own.Paths(cls, start, guards.aggregations(self._aggregations))
         self.run = adapter.run
         self.bind = getattr(adapter, "bind", _unbound)
-        # relational layers have plain calls of their own, with types of edges
-        self.key = (signature.of(adapter, self.paths) if hasattr(adapter, "FIELDS")
-                    else signature.repeats(adapter, self.paths) if hasattr(adapter, "REPEATED")
-                    else signature.none)
+        self.key = signature.of(adapter, self.paths, node_dim is not None)
+        self.keep = getattr(adapter, "keep", _nothing)
         self.again = getattr(adapter, "again", _plain)
 
     def state(self, layer: Any, args: tuple, kwargs: dict) -> Any:
@@ -167,12 +165,16 @@ class _Guarded:
         return found
 
 
-def _plain(args: tuple) -> Any:
+def _plain(layer: Any, args: tuple, kwargs: dict, kept: None) -> Any:
     """The tensors of a call ``layer(x, edge_index)``."""
     from gnnaccel.dispatch.request import Given
 
     x, edge_index = args
     return Given(x, x, edge_index)
+
+
+def _nothing(stated: Any, given: Any) -> None:
+    """Of layers whose arguments say all."""
 
 
 def _unbound(layer: Any, call: Any) -> None:

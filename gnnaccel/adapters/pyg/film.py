@@ -12,10 +12,12 @@ from gnnaccel.dispatch.relational import statements
 from gnnaccel.dispatch.relational.request import RelationalGiven, RelationalStated, shapes_of
 
 AGGREGATIONS = ("SumAggregation", "MeanAggregation")
+FIELDS = ("out_channels", "num_relations")
+_ARGUMENTS = ("x", "edge_index"), ("edge_type",)
 
 
 def state(layer: Any, args: tuple, kwargs: dict) -> tuple[RelationalStated, RelationalGiven] | Reason:
-    bound = calls.bind(args, kwargs, ("x", "edge_index"), ("edge_type",))
+    bound = calls.bind(args, kwargs, *_ARGUMENTS)
     if bound is None:
         return reason("GA206", "the arguments do not fit FiLMConv.forward")
     x, edge_index, edge_type = bound
@@ -45,6 +47,13 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[RelationalStated, Rela
     return stated, RelationalGiven(found, x_src.device, (x_src, x_dst))
 
 
+def again(layer: Any, args: tuple, kwargs: dict, kept: None) -> RelationalGiven:
+    bound = calls.bind(args, kwargs, *_ARGUMENTS)
+    assert bound is not None  # the call that is repeated was understood
+    x, edge_index, edge_type = bound
+    return RelationalGiven((edge_index, edge_type), edge_index.device, x if isinstance(x, tuple) else (x, x))
+
+
 def _modules_reason(layer: Any) -> Reason | None:
     """The maps must be linear maps and nothing else, since their weights are used directly; the activation ReLU or none."""
     why = guards.lazy_reason(*layer.lins, *layer.films, layer.lin_skip, layer.film_skip)
@@ -55,6 +64,8 @@ def _modules_reason(layer: Any) -> Reason | None:
     for module in (*layer.lins, *layer.films):
         if not guards.plain_linear(module):
             return reason("GA208", f"a relation's map is a {type(module).__name__} or has hooks", "use the layer's own maps")
+    if len({film.bias is None for film in layer.films}) > 1 or any([lin.bias is not None for lin in layer.lins]):
+        return reason("GA208", "some of the relations' maps have biases, others none", "use the layer's own maps")
     return None
 
 

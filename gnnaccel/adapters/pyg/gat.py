@@ -16,10 +16,11 @@ from gnnaccel.dispatch.request import Given, Stated
 FIELDS = ("heads", "out_channels", "concat", "negative_slope", "dropout", "add_self_loops")
 WATCHED = ("lin_edge",)
 LINEAR = ("lin",)
+_ARGUMENTS = ("x", "edge_index"), ("edge_attr", "size", "return_attention_weights")
 
 
 def state(layer: Any, args: tuple, kwargs: dict) -> tuple[Stated, Given] | Reason:
-    bound = calls.bind(args, kwargs, ("x", "edge_index"), ("edge_attr", "size", "return_attention_weights"))
+    bound = calls.bind(args, kwargs, *_ARGUMENTS)
     if bound is None:
         return reason("GA206", "the arguments do not fit GATConv.forward")
     x, edge_index, edge_attr, size, weights = bound
@@ -51,6 +52,16 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[Stated, Given] | Reaso
     stated = Stated(program, "GATConv", layer.heads, layer.out_channels, row, out, num_src, num_dst, plain.shape[1],
                     min(num_src, num_dst) if layer.add_self_loops else 0, calls.exposed(layer))
     return stated, Given(x_src, x_dst, plain, edge_attr if edge else None)
+
+
+def again(layer: Any, args: tuple, kwargs: dict, kept: None) -> Given:
+    if len(args) == 2 and not kwargs and type(args[0]) is not tuple:
+        return Given(args[0], args[0], args[1])
+    bound = calls.bind(args, kwargs, *_ARGUMENTS)
+    assert bound is not None  # the call that is repeated was understood
+    x, edge_index, edge_attr = bound[:3]
+    x_src, x_dst = x if isinstance(x, tuple) else (x, x)
+    return Given(x_src, x_dst, edge_index, edge_attr if layer.lin_edge is not None else None)
 
 
 def run(layer: Any, stated: Stated, given: Given, attend: Any) -> Tensor:
@@ -90,7 +101,7 @@ def _edge_term(layer: Any, stated: Stated, given: Given) -> Tensor:
     if attr.dim() == 1:
         attr = attr.view(-1, 1)
     h, c = layer.heads, layer.out_channels
-    if not guards.plain_linear(layer.lin_edge):
+    if not guards.plain_linear(layer.lin_edge) or layer.lin_edge.bias is not None:
         return (layer.lin_edge(attr).view(-1, h, c) * layer.att_edge).sum(-1)
     with calls.without_autocast(attr.device.type):
         folded = (layer.lin_edge.weight.view(h, c, -1) * layer.att_edge.view(h, c, 1)).sum(1)

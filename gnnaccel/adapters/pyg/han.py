@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters import unused
-from gnnaccel.adapters.pyg import calls, guards, hetero
+from gnnaccel.adapters.pyg import calls, entries, guards, hetero
 from gnnaccel.dispatch import attention_programs as programs
 from gnnaccel.dispatch.joined import JoinedStated
 from gnnaccel.dispatch.reasons import Reason, reason
@@ -27,9 +27,12 @@ class _Operands(NamedTuple):
     names: tuple[hetero.EdgeType, ...]
     weights: bool
 
+FIELDS = ("heads", "out_channels", "negative_slope", "dropout")
+_ARGUMENTS = ("x_dict", "edge_index_dict"), ("return_semantic_attention_weights",)
+
 
 def state(layer: Any, args: tuple, kwargs: dict) -> tuple[JoinedStated, RelationalGiven] | Reason:
-    bound = calls.bind(args, kwargs, ("x_dict", "edge_index_dict"), ("return_semantic_attention_weights",))
+    bound = calls.bind(args, kwargs, *_ARGUMENTS)
     if bound is None or not all(isinstance(given, Mapping) for given in bound[:2]):
         return reason("GA206", "the arguments do not fit HANConv.forward")
     x_dict, edge_index_dict, weights = bound
@@ -41,12 +44,20 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[JoinedStated, Relation
     if type(found) is Reason:
         return found
     heads, width = layer.heads, layer.out_channels // layer.heads
-    vectors = (table[_key(name)] for name in names for table in (layer.lin_src, layer.lin_dst))
+    vectors = [entries.parameter(table, _key(name)) for name in names for table in (layer.lin_src, layer.lin_dst)]
     row, out = calls.dtypes(x_dict[names[0][0]], *vectors)
     program = programs.additive_terms(layer.negative_slope, layer.dropout if layer.training else 0.0, True, False)
     stated = JoinedStated(program, "HANConv", heads, width, row, out, found.num_nodes, found.num_dst, found.num_edges, 0, False,
                           join=found.layout)
     return stated, RelationalGiven(found.structure, device, _Operands(x_dict, names, bool(weights)))
+
+
+def again(layer: Any, args: tuple, kwargs: dict, kept: None) -> RelationalGiven:
+    bound = calls.bind(args, kwargs, *_ARGUMENTS)
+    assert bound is not None  # the call that is repeated was understood
+    x_dict, edge_index_dict, weights = bound
+    return RelationalGiven(tuple(edge_index_dict.values()), layer.q.device,
+                           _Operands(x_dict, tuple(edge_index_dict), bool(weights)))
 
 
 def _layer_reason(layer: Any, x_dict: Mapping[str, Any], names: tuple, device: torch.device) -> Reason | None:
@@ -79,8 +90,9 @@ def _graph(edge_index_dict: Mapping, x_dict: Mapping[str, Tensor], device: torch
 def run(layer: Any, stated: JoinedStated, given: RelationalGiven, attend: Any) -> Any:
     x_dict, names, weights = given.operands
     h, c = stated.heads, stated.width
-    rows = {name: layer.proj[name](x).view(-1, h, c) for name, x in x_dict.items()}
-    made_of = ((rows[name[0]], rows[name[-1]], layer.lin_src[_key(name)], layer.lin_dst[_key(name)]) for name in names)
+    rows = {name: entries.module(layer.proj, name)(x).view(-1, h, c) for name, x in x_dict.items()}
+    tables = layer.lin_src, layer.lin_dst
+    made_of = ((rows[name[0]], rows[name[-1]], *[entries.parameter(table, _key(name)) for table in tables]) for name in names)
     results, own = unused.results(len(names), made_of), tuple(zip(range(len(names))))  # the edge types'
     with calls.without_autocast(given.device.type):
         x = [rows[name[0]] for name in names]
@@ -101,7 +113,7 @@ def _terms(rows: dict[str, Tensor], names: tuple, end: int, vectors: Mapping[str
     for node, x in rows.items():
         here = [at for at, name in enumerate(names) if name[end] == node]
         if here:
-            stacked = unused.watch(results, torch.cat([vectors[_key(names[at])] for at in here]), tuple(zip(here)))
+            stacked = unused.watch(results, torch.cat([entries.parameter(vectors, _key(names[at])) for at in here]), tuple(zip(here)))
             found.update(zip(here, inner_products(x.to(dtype), stacked.to(dtype)).unbind(0)))
     return torch.cat([found[at] for at in range(len(names))])
 

@@ -12,9 +12,12 @@ from gnnaccel.dispatch.reasons import Reason, reason
 from gnnaccel.dispatch.relational import statements
 from gnnaccel.dispatch.relational.request import RelationalGiven, RelationalStated
 
+FIELDS = ("heads", "out_channels", "negative_slope", "dropout")
+_ARGUMENTS = ("x", "edge_index", "node_type", "edge_type"), ("edge_attr",)
+
 
 def state(layer: Any, args: tuple, kwargs: dict) -> tuple[RelationalStated, RelationalGiven] | Reason:
-    bound = calls.bind(args, kwargs, ("x", "edge_index", "node_type", "edge_type"), ("edge_attr",))
+    bound = calls.bind(args, kwargs, *_ARGUMENTS)
     if bound is None:
         return reason("GA206", "the arguments do not fit HEATConv.forward")
     x, edge_index, node_type, edge_type, edge_attr = bound
@@ -42,12 +45,27 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[RelationalStated, Rela
     return stated, RelationalGiven(found, x.device, (x, node_type, edge_attr))
 
 
+def reads(layer: Any) -> tuple:
+    """What the route depends on beside the layer's own attributes and the arguments."""
+    emb = layer.edge_type_emb
+    return emb.num_embeddings, emb.max_norm, emb.sparse, layer.edge_attr_emb.out_channels
+
+
+def again(layer: Any, args: tuple, kwargs: dict, kept: None) -> RelationalGiven:
+    bound = calls.bind(args, kwargs, *_ARGUMENTS)
+    assert bound is not None  # the call that is repeated was understood
+    x, edge_index, node_type, edge_type, edge_attr = bound
+    return RelationalGiven((edge_index, edge_type), x.device, (x, node_type, edge_attr))
+
+
 def _modules_reason(layer: Any) -> Reason | None:
     """The layer's maps are taken apart, so they must be what they are by default."""
     for name in ("att", "lin"):
         module = layer._modules[name]
         if not guards.plain_linear(module):
             return reason("GA208", f"{name} is a {type(module).__name__} or has hooks", f"use the layer's own {name}")
+    if layer.att.bias is not None:
+        return reason("GA208", "att has a bias", "use the layer's own att")
     emb = layer.edge_type_emb
     if not guards.plain(emb, torch.nn.Embedding) or emb.max_norm is not None or emb.sparse:
         return reason("GA208", "edge_type_emb is not a plain embedding", "use the layer's own edge_type_emb")

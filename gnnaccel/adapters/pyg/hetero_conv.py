@@ -13,7 +13,9 @@ from torch import Tensor
 from gnnaccel.adapters.pyg import calls, hetero, hetero_gat, hetero_gatv2, hetero_gin, hetero_groups, hetero_sage, inner_convs
 from gnnaccel.adapters.pyg.inner_convs import Together
 from gnnaccel.dispatch.reasons import Reason, reason
+from gnnaccel.dispatch.relational.request import RelationalGiven, RelationalStated
 
+FIELDS = ("aggr",)
 inside = hetero_groups.inside
 
 _OF_KIND = {"SAGEConv": hetero_sage, "GraphConv": hetero_sage, "GATConv": hetero_gat, "GATv2Conv": hetero_gatv2,
@@ -45,6 +47,29 @@ def _state(layer: Any, args: tuple, kwargs: dict) -> Any:
         return why
     edges = {name: edge_index_dict[name] for name in together.names}
     return _OF_KIND[together.kind].state(layer, together, x_dict, edges)
+
+
+def parts(layer: Any, args: tuple) -> list | None:
+    """How the layers inside look; None where they do not run as one."""
+    if len(args) != 2 or type(args[1]) is not dict:
+        return None
+    together = inner_convs.look_through(layer, args[1])
+    return None if type(together) is Reason else [together, *together.looks()]
+
+
+def keep(stated: Any, given: Any) -> tuple:
+    """The kind of the layers; the edge types that have edges; and what the kind needs."""
+    kind = given.operands.together.kind
+    layout: Any = stated.layout if isinstance(stated, RelationalStated) else stated.join
+    return kind, tuple(part.name for part in layout.parts), _OF_KIND[kind].keep(given.operands)
+
+
+def again(layer: Any, args: tuple, kwargs: dict, kept: tuple) -> RelationalGiven:
+    x_dict, edge_index_dict = args
+    kind, names, of_kind = kept
+    structure = tuple([edge_index_dict[name] for name in names])
+    return RelationalGiven(structure, structure[0].device,
+                           _OF_KIND[kind].again(layer, x_dict, structure, of_kind))
 
 
 def _dicts_reason(x_dict: Mapping[str, Any], together: Together) -> Reason | None:

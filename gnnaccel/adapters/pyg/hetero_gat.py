@@ -50,6 +50,14 @@ def state(layer: Any, together: Together, x_dict: Mapping[str, Any],
                      lambda slope, dropout: programs.additive_terms(slope, dropout, True, False))
 
 
+def keep(operands: Operands) -> Together:
+    return operands.together
+
+
+def again(layer: Any, x_dict: Mapping[str, Tensor], structure: tuple[Tensor, ...], kept: Together) -> Operands:
+    return Operands(x_dict, kept, _taken(kept))
+
+
 def attention(native: str, operands: Operands, edge_index_dict: Mapping, att: Tensor,
               program: Callable[[float, float], Program]) -> tuple[JoinedStated, RelationalGiven] | Reason:
     """The call as an attention over the virtual graph, or why it is none. ``att``: an attention vector; ``program``: of a
@@ -81,16 +89,25 @@ def _graph(together: Together, x_dict: Mapping[str, Tensor], edge_index_dict: Ma
     return hetero.graph(edge_index_dict, sizes, together.numbers, device, targets, rows=lambda name: (name, name))
 
 
+def _maps(together: Together) -> tuple[str, str]:
+    return ("lin", "lin") if together.has("lin") else ("lin_src", "lin_dst")
+
+
+def _taken(together: Together) -> _Parameters:
+    """The parameters as they are, unchecked."""
+    maps = [together.parameters(part, "weight") for part in _maps(together)]
+    return _Parameters(*maps, *[together.parameters("", name) for name in ("att_src", "att_dst", "bias")])
+
+
 def _parameters(together: Together) -> _Parameters | Reason:
-    src, dst = ("lin", "lin") if together.has("lin") else ("lin_src", "lin_dst")
-    found = [together.parameters(part, "weight") for part in (src, dst)]
-    found += [together.parameters("", name) for name in ("att_src", "att_dst", "bias")]
-    if any(t is None for t in found[:4]) or any(together.parameters(part, "bias") is not None for part in (src, dst)):
+    found = _taken(together)
+    biased = any(together.parameters(part, "bias") is not None for part in _maps(together))
+    if biased or any(t is None for t in found[:4]):
         return reason("GA208", "the layers' maps or attention vectors are not the host's")
     why = inner_convs.tensors_reason(*found)
     if why is not None:
         return why
-    return shapes_reason(together, (*found[2], *found[3]), (*found[0], *found[1])) or _Parameters(*found)
+    return shapes_reason(together, (*found.att_src, *found.att_dst), (*found.src, *found.dst)) or found
 
 
 def shapes_reason(together: Together, vectors: Iterable[Tensor], maps: Iterable[Tensor]) -> Reason | None:

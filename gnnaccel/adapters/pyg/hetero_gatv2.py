@@ -39,13 +39,25 @@ def state(layer: Any, together: Together, x_dict: Mapping[str, Any],
     return hetero_gat.attention("HeteroConv of GATv2Conv", operands, edge_index_dict, found.att[0], programs.gatv2_vectors)
 
 
-def _parameters(together: Together) -> _Parameters | Reason:
+keep = hetero_gat.keep
+
+
+def again(layer: Any, x_dict: Mapping[str, Tensor], structure: tuple[Tensor, ...], kept: Together) -> hetero_gat.Operands:
+    return hetero_gat.Operands(x_dict, kept, _taken(kept))
+
+
+def _taken(together: Together) -> _Parameters:
+    """The parameters as they are, unchecked."""
     maps, biases = ([together.parameters(part, name) for part in ("lin_l", "lin_r")] for name in ("weight", "bias"))
-    att = together.parameters("", "att")
-    if att is None or any(t is None for t in maps):
+    return _Parameters(*maps, *biases, together.parameters("", "att"), together.parameters("", "bias"))
+
+
+def _parameters(together: Together) -> _Parameters | Reason:
+    found = _taken(together)
+    if found.att is None or found.src is None or found.dst is None:
         return reason("GA208", "the layers' maps or attention vectors are not the host's")
-    found = _Parameters(*maps, *biases, att, together.parameters("", "bias"))
-    return inner_convs.tensors_reason(*found) or hetero_gat.shapes_reason(together, att, (*maps[0], *maps[1])) or found
+    return (inner_convs.tensors_reason(*found)
+            or hetero_gat.shapes_reason(together, found.att, (*found.src, *found.dst)) or found)
 
 
 def run(layer: Any, stated: JoinedStated, given: RelationalGiven, attend: Any) -> dict[str, Tensor]:

@@ -44,6 +44,14 @@ def state(layer: Any, together: Together, x_dict: Mapping[str, Any],
     return stated, RelationalGiven(graph.structure, first.device, _Operands(x_dict, together))
 
 
+def keep(operands: _Operands) -> Together:
+    return operands.together
+
+
+def again(layer: Any, x_dict: Mapping[str, Tensor], structure: tuple[Tensor, ...], kept: Together) -> _Operands:
+    return _Operands(x_dict, kept)
+
+
 def run(layer: Any, stated: JoinedPlainStated, given: RelationalGiven, attend: Any) -> dict[str, Tensor]:
     x_dict, together = given.operands
     sources = [x_dict[name] for name in together.sources]

@@ -12,6 +12,8 @@ from gnnaccel.dispatch.relational import statements
 from gnnaccel.dispatch.relational.request import RelationalGiven, RelationalStated, shapes_of
 from gnnaccel.dispatch.relational.view import Ends
 
+FIELDS = ("num_types",)
+
 
 def state(layer: Any, args: tuple, kwargs: dict) -> tuple[RelationalStated, RelationalGiven] | Reason:
     bound = calls.bind(args, kwargs, ("x", "type_vec"), ())
@@ -28,6 +30,13 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[RelationalStated, Rela
     stated = RelationalStated(program, "HeteroLinear", shapes, row, x.dtype, rows, rows, rows, layer.num_types, view,
                               layout="rows by type")
     return stated, RelationalGiven((type_vec,), x.device, x)
+
+
+def again(layer: Any, args: tuple, kwargs: dict, kept: None) -> RelationalGiven:
+    bound = calls.bind(args, kwargs, ("x", "type_vec"), ())
+    assert bound is not None  # the call that is repeated was understood
+    x, type_vec = bound
+    return RelationalGiven((type_vec,), x.device, x)
 
 
 def _rows_by_type(type_vec: Tensor) -> Ends:

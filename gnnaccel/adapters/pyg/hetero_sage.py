@@ -71,10 +71,31 @@ def state(layer: Any, together: Together, x_dict: Mapping[str, Any],
     view = relations.viewer(graph.structure, graph.num_nodes, graph.num_dst, len(rows.names), layout)
     stated = RelationalStated(program, native, shapes, row, row, graph.num_nodes, graph.num_dst, edges, len(rows.names), view,
                               layout=layout)
-    ordered = Parameters(*(None if ts is None else [ts[together.numbers[name]] for name in rows.names] for ts in found))
+    ordered = _ordered(found, together, rows)
     norms = _norms(graph, rows, looped, row) if weighted else None
     return stated, RelationalGiven(graph.structure, weight.device, _Operands(
         together, ordered, [x_dict[name] for name in together.sources], rows, norms))
+
+
+def keep(operands: _Operands) -> tuple:
+    norms = operands.norms
+    return operands.together, operands.rows._replace(x_dst=[]), None if norms is None else norms[1:]
+
+
+def again(layer: Any, x_dict: Mapping[str, Tensor], structure: tuple[Tensor, ...], kept: tuple) -> _Operands:
+    together, rows, norms = kept
+    apart = layer.aggr not in hetero.ADDED_UP
+    ends = [name[-1] for name in rows.names] if apart else together.targets
+    return _Operands(together, _ordered(_taken(together), together, rows),
+                     [x_dict[name] for name in together.sources],
+                     rows._replace(x_dst=[x_dict[name] for name in ends]),
+                     None if norms is None else (structure, *norms))
+
+
+def _ordered(found: Parameters, together: Together, rows: _Rows) -> Parameters:
+    """Those of each kind in the order of the relations' numbers."""
+    at = [together.numbers[name] for name in rows.names]
+    return Parameters(*[None if ts is None else [ts[i] for i in at] for ts in found])
 
 
 def _norms(graph: hetero.Graph, rows: _Rows, looped: bool, row: torch.dtype) -> tuple:
@@ -101,25 +122,38 @@ def _rows_apart(together: Together, x_dict: Mapping[str, Tensor]) -> _Rows:
                  tuple((at,) for at in range(len(names))))
 
 
+def _maps(together: Together) -> tuple[str, str | None]:
+    """The names of the maps of neighbours and of the root term, None where there is none."""
+    neighbours, root = {"SAGEConv": ("lin_l", "lin_r"), "GraphConv": ("lin_rel", "lin_root")}[together.kind]
+    return neighbours, root if together.has(root) and together.option("root_weight") is not False else None
+
+
+def _taken(together: Together) -> Parameters:
+    """The parameters as they are, unchecked."""
+    if together.kind == "GCNConv":
+        return Parameters(together.parameters("lin", "weight"), together.parameters("", "bias"), None)
+    neighbours, root = _maps(together)
+    return Parameters(together.parameters(neighbours, "weight"), together.parameters(neighbours, "bias"),
+                      None if root is None else together.parameters(root, "weight"))
+
+
 def _parameters(together: Together) -> Parameters | Reason:
     if together.kind == "GCNConv":
         return _of_gcn(together)
-    neighbours, root = ("lin_l", "lin_r") if together.kind == "SAGEConv" else ("lin_rel", "lin_root")
-    rooted = together.has(root) and together.option("root_weight") is not False
-    weights, roots = together.parameters(neighbours, "weight"), together.parameters(root, "weight") if rooted else None
-    if weights is None or (rooted and (roots is None or together.parameters(root, "bias") is not None)):
+    found, (neighbours, root) = _taken(together), _maps(together)
+    if found.weights is None or (root and (found.roots is None or together.parameters(root, "bias") is not None)):
         return reason("GA208", f"{neighbours} or {root} are not the host's")
-    return _checked(Parameters(weights, together.parameters(neighbours, "bias"), roots))
+    return _checked(found)
 
 
 def _of_gcn(together: Together) -> Parameters | Reason:
     if any(name[0] != name[-1] for name in together.names):  # an error in the host
         return reason("GA208", "GCNConv between different node types")
-    weights = together.parameters("lin", "weight")
-    if weights is None or together.parameters("lin", "bias") is not None:
+    found = _taken(together)
+    if found.weights is None or together.parameters("lin", "bias") is not None:
         return reason("GA208", "lin is not the host's")
-    found = _checked(Parameters(weights, together.parameters("", "bias"), None))
-    if type(found) is Parameters and hetero.mapped(weights[0]) != weights[0].dtype:
+    found = _checked(found)
+    if type(found) is Parameters and hetero.mapped(found.weights[0]) != found.weights[0].dtype:
         return reason("GA203", "autocast is on: GCN's sums are then in two dtypes")
     return found
 

@@ -9,24 +9,35 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gnnaccel.adapters.pyg import calls, guards, hetero, relations
+from gnnaccel.adapters.pyg import calls, entries, guards, hetero, relations
 from gnnaccel.adapters.pyg.hetero_dict_linear import called_as_part
 from gnnaccel.dispatch.reasons import Reason, reason
 from gnnaccel.dispatch.relational import by_type, pair_maps, statements
 from gnnaccel.dispatch.relational.request import RelationalGiven, RelationalStated, shapes_of
 
 
+FIELDS = ("heads", "out_channels", "edge_types", "edge_types_map", "dst_node_types")
+_ARGUMENTS = ("x_dict", "edge_index_dict"), ()
+
+
+class _Maps:
+    """Whether the maps by node type are ``plain``, once that was asked."""
+
+    plain: bool | None = None
+
+
 class _Operands(NamedTuple):
     """``types``: node types that take part, in the order of their nodes; ``graph``: where each begins, and the edge types
-    given."""
+    given; ``maps``: of all calls that repeat this one."""
 
     x_dict: Mapping[str, Tensor]
     types: tuple[str, ...]
     graph: hetero.Graph
+    maps: _Maps
 
 
 def state(layer: Any, args: tuple, kwargs: dict) -> tuple[RelationalStated, RelationalGiven] | Reason:
-    bound = calls.bind(args, kwargs, ("x_dict", "edge_index_dict"), ())
+    bound = calls.bind(args, kwargs, *_ARGUMENTS)
     if bound is None:
         return reason("GA206", "the arguments do not fit HGTConv.forward")
     x_dict, edge_index_dict = bound
@@ -37,14 +48,14 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[RelationalStated, Rela
         return why
     lins, weight = layer.kqv_lin.lins, layer.k_rel.weight
     types = tuple(name for name in lins if name in x_dict)  # as the host orders nodes; it passes over unknown types
-    why = guards.lazy_reason(*(lins[name] for name in types)) or hetero.features_reason(x_dict, types, weight.device)
+    why = guards.lazy_reason(*[entries.module(lins, name) for name in types]) or hetero.features_reason(x_dict, types, weight.device)
     if why is not None:
         return why
     sizes = {name: x_dict[name].shape[0] for name in types}
     found = hetero.graph(edge_index_dict, sizes, layer.edge_types_map, weight.device)
     if type(found) is Reason:
         return found
-    row, out = calls.dtypes(x_dict[types[0]], *(layer.p_rel["__".join(name)] for name in found.present))
+    row, out = calls.dtypes(x_dict[types[0]], *[entries.parameter(layer.p_rel, "__".join(name)) for name in found.present])
     why = _weights_reason(layer, row)
     if why is not None:
         return why
@@ -54,7 +65,21 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[RelationalStated, Rela
     view = relations.viewer(found.structure, n, n, relation_count, found.layout)
     stated = RelationalStated(program, "HGTConv", _shapes(program, heads, width), row, out, n, n, found.num_edges,
                               relation_count, view, heads=heads, width=width, layout=found.layout)
-    return stated, RelationalGiven(found.structure, weight.device, _Operands(x_dict, types, found))
+    return stated, RelationalGiven(found.structure, weight.device, _Operands(x_dict, types, found, _Maps()))
+
+
+def keep(stated: RelationalStated, given: RelationalGiven) -> _Operands:
+    """The operands without their tensors."""
+    operands = given.operands
+    return operands._replace(x_dict={}, graph=operands.graph._replace(structure=()))
+
+
+def again(layer: Any, args: tuple, kwargs: dict, kept: _Operands) -> RelationalGiven:
+    bound = calls.bind(args, kwargs, *_ARGUMENTS)
+    assert bound is not None  # the call that is repeated was understood
+    x_dict, edge_index_dict = bound
+    return RelationalGiven(tuple(edge_index_dict.values()), layer.k_rel.weight.device,
+                           kept._replace(x_dict=x_dict))
 
 
 def _shapes(program: Any, heads: int, width: int) -> tuple:
@@ -89,8 +114,10 @@ def _weights_reason(layer: Any, row: torch.dtype) -> Reason | None:
 
 
 def run(layer: Any, stated: RelationalStated, given: RelationalGiven, attend: Any) -> dict[str, Tensor]:
-    x_dict, types, graph = given.operands
-    if attend.kernels and _maps_are_plain(layer, x_dict, types, stated):
+    x_dict, types, graph, maps = given.operands
+    if attend.kernels and maps.plain is None:
+        maps.plain = _maps_are_plain(layer, x_dict, types, stated)
+    if attend.kernels and maps.plain:
         return _run_by_kernels(layer, stated, given, attend)
     kqv = called_as_part(layer.kqv_lin, x_dict)
     keys, queries, values = (torch.cat(parts) for parts in zip(*(kqv[name].split(layer.out_channels, 1) for name in types)))
@@ -116,17 +143,17 @@ def _maps_are_plain(layer: Any, x_dict: Mapping[str, Tensor], types: tuple[str, 
     maps = [layer._modules[name] for name in ("kqv_lin", "out_lin")]
     if not all(map(guards.plain_hetero_dict_linear, maps)) or not layer.dst_node_types.issuperset(types):
         return False
-    lins = [[module.lins[name] for name in types] for module in maps]
+    lins = [[entries.module(module.lins, name) for name in types] for module in maps]
     if not all(guards.plain_linear(lin) for group in lins for lin in group):
         return False
     shapes = {x_dict[name].shape[1] for name in types}, *({lin.bias is None for lin in group} for group in lins)
-    dtypes = {stated.row, stated.out, *(x_dict[name].dtype for name in types), *(layer.skip[name].dtype for name in types)}
+    dtypes = {stated.row, stated.out, *(x_dict[name].dtype for name in types), *[entries.parameter(layer.skip, name).dtype for name in types]}
     dtypes.update(lin.weight.dtype for group in lins for lin in group)
     return all(len(found) == 1 for found in (*shapes, dtypes))
 
 
 def _run_by_kernels(layer: Any, stated: RelationalStated, given: RelationalGiven, attend: Any) -> dict[str, Tensor]:
-    x_dict, types, _ = given.operands
+    x_dict, types = given.operands[:2]
     x = [x_dict[name] for name in types]
     attend.build(torch.is_grad_enabled() and _wants_grad(layer, x))
     together = by_type.together(x)
@@ -140,9 +167,9 @@ def _run_by_kernels(layer: Any, stated: RelationalStated, given: RelationalGiven
     else:
         rows, keys, queries, values = by_type.project(blocks, weight, True, bias, x, together)
         out = _attended(layer, stated, given, attend, keys, queries, values)
-    lins = [layer.out_lin.lins[name] for name in types]
+    lins = [entries.module(layer.out_lin.lins, name) for name in types]
     biases = [] if lins[0].bias is None else [lin.bias for lin in lins]
-    gates = [layer.skip[name] for name in types] if x[0].shape[1] == layer.out_channels else []
+    gates = [entries.parameter(layer.skip, name) for name in types] if x[0].shape[1] == layer.out_channels else []
     return dict(zip(types, by_type.finish_types(blocks, sizes, out, [lin.weight for lin in lins], biases, gates, rows)))
 
 
@@ -171,7 +198,7 @@ def _attended_pairs(layer: Any, attend: Any, keys: Tensor, queries: Tensor, valu
 
 
 def _stacked(module: Any, types: tuple[str, ...]) -> tuple[Tensor, Tensor | None]:
-    lins = [module.lins[name] for name in types]
+    lins = [entries.module(module.lins, name) for name in types]
     return torch.stack([lin.weight for lin in lins]), None if lins[0].bias is None else torch.stack([lin.bias for lin in lins])
 
 
@@ -183,7 +210,7 @@ def _by_relation(layer: Any, weight: Tensor) -> Tensor:
 def _priors(layer: Any, present: frozenset) -> Tensor:
     """[relations, heads]. Those of edge types that the call does not name are not the layer's parameters, so that they get no
     gradient, as in the host."""
-    rows = [layer.p_rel["__".join(name)] if name in present else None for name in layer.edge_types]
+    rows = [entries.parameter(layer.p_rel, "__".join(name)) if name in present else None for name in layer.edge_types]
     if len(present) < len(rows):
         unused = layer.k_rel.weight.new_zeros(1, layer.heads)
         rows = [unused if row is None else row for row in rows]

@@ -104,6 +104,11 @@ class Together:
                 and all(map(_disjoint, self._attributes, repeat(_REPLACED))) and self._path.same() and guards.linear_is_own()
                 and all(map(_disjoint, map(dict.keys, self._parts), repeat(guards.REDUCING))))
 
+    def looks(self) -> list[tuple]:
+        """Of all parameters: what may change while the layers stay the same objects."""
+        return [(None,) if p is None else (type(p), *_looks(p), p.shape)
+                for of_part in self._parameters.values() for own in of_part for p in own.values()]
+
     def option(self, name: str) -> Any:
         """An option that all have in common."""
         return self._owns[0].get(name)

@@ -16,12 +16,14 @@ from gnnaccel.dispatch.ops.plain import PlainGiven, PlainStated, in_degrees
 from gnnaccel.dispatch.reasons import Reason, reason
 
 AGGREGATIONS = ("DegreeScalerAggregation",)
+FIELDS = ("edge_dim", "F_in", "towers", "divide_input")
+_ARGUMENTS = ("x", "edge_index"), ("edge_attr",)
 _REDUCES = {f"{name.capitalize()}Aggregation": name for name in ("sum", "mean", "max", "min", "var", "std")}
 _SHIFTED = ("mean", "max", "min")
 
 
 def state(layer: Any, args: tuple, kwargs: dict) -> tuple[PlainStated, PlainGiven] | Reason:
-    bound = calls.bind(args, kwargs, ("x", "edge_index"), ("edge_attr",))
+    bound = calls.bind(args, kwargs, *_ARGUMENTS)
     if bound is None:
         return reason("GA206", "the arguments do not fit PNAConv.forward")
     x, edge_index, edge_attr = bound
@@ -42,6 +44,25 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[PlainStated, PlainGive
     stated = PlainStated("PNAConv", several.name_of(reduces), False, layer.towers * layer.F_in, x.dtype, nodes, nodes,
                          plain.shape[1], False)
     return stated, PlainGiven(plain, x.device, (x, reduces))
+
+
+def reads(layer: Any) -> tuple:
+    """What the route depends on beside the layer's own attributes and the arguments."""
+    aggr = layer._modules["aggr_module"]._modules["aggr"]
+    moments = [one._modules.get("var_aggr", one) for one in aggr._modules["aggrs"]._modules.values()]
+    return aggr.mode, [one.__dict__.get("semi_grad") for one in moments]
+
+
+def keep(stated: PlainStated, given: PlainGiven) -> list[str]:
+    """The aggregations, by name."""
+    return given.operands[1]
+
+
+def again(layer: Any, args: tuple, kwargs: dict, kept: list[str]) -> PlainGiven:
+    bound = calls.bind(args, kwargs, *_ARGUMENTS)
+    assert bound is not None  # the call that is repeated was understood
+    x, edge_index, _ = bound
+    return PlainGiven(edge_index, x.device, (x, kept))
 
 
 def _reduces(scaled: Any) -> list[str] | Reason:
@@ -69,6 +90,8 @@ def _maps_reason(layer: Any, x: Tensor) -> Reason | None:
             return reason("GA208", "messages are made by more than a linear map", "use pre_layers=1")
         if nn[0].weight.dtype != x.dtype:
             return reason("GA203", f"x is {x.dtype}, the layer's weights are {nn[0].weight.dtype}")
+        if nn[0].bias is None:
+            return reason("GA208", "messages are made without a bias")
     return None
 
 

@@ -13,8 +13,9 @@ from gnnaccel.dispatch.relational import added, statements
 from gnnaccel.dispatch.relational.request import RelationalGiven, RelationalStated, shapes_of
 from gnnaccel.dispatch.relational.view import RelationView
 
-REPEATED = ("in_channels", "out_channels", "num_relations", "num_bases", "heads", "dim", "concat", "negative_slope", "dropout",
-            "mod", "attention_mode", "attention_mechanism")
+FIELDS = ("in_channels", "out_channels", "num_relations", "num_bases", "heads", "dim", "concat", "negative_slope", "dropout",
+          "mod", "attention_mode", "attention_mechanism")
+_ARGUMENTS = ("x", "edge_index"), ("edge_type", "edge_attr", "size", "return_attention_weights")
 MODS = ("additive", "scaled", "f-additive", "f-scaled")  # the host takes any other value for None
 
 
@@ -28,7 +29,7 @@ class _Operands(NamedTuple):
 
 
 def state(layer: Any, args: tuple, kwargs: dict) -> tuple[RelationalStated, RelationalGiven] | Reason:
-    bound = calls.bind(args, kwargs, ("x", "edge_index"), ("edge_type", "edge_attr", "size", "return_attention_weights"))
+    bound = calls.bind(args, kwargs, *_ARGUMENTS)
     if bound is None:
         return reason("GA206", "the arguments do not fit RGATConv.forward")
     x, edge_index, edge_type, edge_attr, size, weights = bound
@@ -55,14 +56,13 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[RelationalStated, Rela
     return _stated(layer, operands, found), RelationalGiven(found, device, operands)
 
 
-def outside() -> tuple:
-    """What the route depends on beside the layer and its arguments."""
-    return ()
-
-
-def again(args: tuple) -> RelationalGiven:
-    x, *found = args
-    return RelationalGiven(tuple(found), x.device, _Operands(x, None, None, found[1]))
+def again(layer: Any, args: tuple, kwargs: dict, kept: None) -> RelationalGiven:
+    bound = calls.bind(args, kwargs, *_ARGUMENTS)
+    assert bound is not None  # the call that is repeated was understood
+    x, edge_index, edge_type, edge_attr = bound[:4]
+    x_src, x_dst = x if isinstance(x, tuple) else (x, x)
+    return RelationalGiven((edge_index, edge_type), edge_index.device,
+                           _Operands(x_src, None if x_dst is x_src else x_dst, edge_attr, edge_type))
 
 
 def _stated(layer: Any, operands: _Operands, found: tuple[Tensor, Tensor]) -> RelationalStated:

@@ -11,8 +11,9 @@ from gnnaccel.dispatch.reasons import Reason, reason
 from gnnaccel.dispatch.relational import added, statements
 from gnnaccel.dispatch.relational.request import RelationalGiven, RelationalStated, shapes_of
 
-REPEATED = ("in_channels_l", "out_channels", "num_relations", "num_bases", "num_blocks", "aggr")
+FIELDS = ("in_channels_l", "out_channels", "num_relations", "num_bases", "num_blocks", "aggr")
 AGGREGATIONS = ("SumAggregation", "MeanAggregation")
+_ARGUMENTS = ("x", "edge_index"), ("edge_type",)
 
 
 class _Operands(NamedTuple):
@@ -23,20 +24,18 @@ class _Operands(NamedTuple):
 
 
 def state(layer: Any, args: tuple, kwargs: dict) -> tuple[RelationalStated, RelationalGiven] | Reason:
-    bound = calls.bind(args, kwargs, ("x", "edge_index"), ("edge_type",))
+    bound = calls.bind(args, kwargs, *_ARGUMENTS)
     if bound is None:
         return reason("GA206", f"the arguments do not fit {type(layer).__name__}.forward")
     x, edge_index, edge_type = bound
-    fast = any(cls.__name__ == "FastRGCNConv" for cls in type(layer).__mro__)
+    fast = _is_fast(layer)
     why = _layer_reason(layer, fast)
     if why is not None:
         return why
-    pair = x if isinstance(x, tuple) else (x, x)
-    if len(pair) != 2:
-        return reason("GA206", f"x is a tuple of {len(pair)}")
+    if isinstance(x, tuple) and len(x) != 2:
+        return reason("GA206", f"x is a tuple of {len(x)}")
     device = layer.weight.device
-    x_src = torch.arange(layer.in_channels_l, device=device) if pair[0] is None else pair[0]
-    x_dst = x_src if not isinstance(x, tuple) else pair[1]
+    x_src, x_dst = _ends(layer, x, device)
     why = _features_reason(layer, x_src, x_dst, device)
     if why is not None:
         return why
@@ -44,31 +43,54 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[RelationalStated, Rela
     if type(found) is Reason:
         return found
     embedded = not x_src.is_floating_point()
-    ids = x_src
-    if embedded and fast:  # the host's fast layer takes the row at the node's place, whatever its id
-        if x_src.shape[0] > layer.in_channels_l:
-            return reason("GA206", f"{x_src.shape[0]} nodes for tables of {layer.in_channels_l} rows")
-        ids = torch.arange(x_src.shape[0], device=device)
+    if embedded and fast and x_src.shape[0] > layer.in_channels_l:
+        return reason("GA206", f"{x_src.shape[0]} nodes for tables of {layer.in_channels_l} rows")
+    operands, numbered = _operands(layer, x_src, x_dst, fast), (x[0] if isinstance(x, tuple) else x) is None
     mean, bases = _averages(layer, fast), layer.num_bases is not None
-    program = statements.rgcn_embedding(mean, bases, pair[0] is None) if embedded else statements.rgcn(mean, bases)
+    program = statements.rgcn_embedding(mean, bases, numbered) if embedded else statements.rgcn(mean, bases)
     row, out = _dtypes(layer, x_src, fast)
     ignore = not fast and _ignores(layer)
     view = relations.viewer(found, x_src.shape[0], x_dst.shape[0], layer.num_relations, ignore=ignore)
-    stated = RelationalStated(program, "FastRGCNConv" if fast else "RGCNConv", shapes_of(program, _inputs(layer, ids)), row, out,
+    stated = RelationalStated(program, "FastRGCNConv" if fast else "RGCNConv", shapes_of(program, _inputs(layer, operands.x)), row, out,
                               x_src.shape[0], x_dst.shape[0], found[0].shape[1], layer.num_relations, view, ignore)
-    return stated, RelationalGiven(found, device, _Operands(ids, x_dst))
+    return stated, RelationalGiven(found, device, operands)
 
 
-def outside() -> tuple:
-    """What the route depends on beside the layer and its arguments."""
+def _is_fast(layer: Any) -> bool:
+    return any(cls.__name__ == "FastRGCNConv" for cls in type(layer).__mro__)
+
+
+def _ends(layer: Any, x: Any, device: torch.device) -> tuple[Any, Any]:
+    """What the caller has of sources and destinations: features, ids, or their numbers for None."""
+    pair = x if isinstance(x, tuple) else (x, x)
+    x_src = torch.arange(layer.in_channels_l, device=device) if pair[0] is None else pair[0]
+    return x_src, pair[1] if isinstance(x, tuple) else x_src
+
+
+def _operands(layer: Any, x_src: Tensor, x_dst: Tensor, fast: bool) -> _Operands:
+    """The host's fast layer takes the row at the node's place, whatever its id."""
+    placed = fast and not x_src.is_floating_point()
+    return _Operands(torch.arange(x_src.shape[0], device=x_src.device) if placed else x_src, x_dst)
+
+
+def reads(layer: Any) -> tuple:
+    """What the route depends on beside the layer's attributes and the arguments."""
     import torch_geometric
 
-    return torch_geometric.typing.WITH_SEGMM, torch_geometric.backend.use_segment_matmul, torch.get_default_dtype()
+    return (torch_geometric.typing.WITH_SEGMM, torch_geometric.backend.use_segment_matmul,
+            type(layer.aggr_module))
 
 
-def again(args: tuple) -> RelationalGiven:
-    x, *found = args
-    return RelationalGiven(tuple(found), x.device, _Operands(x, x))
+def again(layer: Any, args: tuple, kwargs: dict, kept: None) -> RelationalGiven:
+    bound = args if len(args) == 3 else calls.bind(args, kwargs, *_ARGUMENTS)
+    assert bound is not None  # the call that is repeated was understood
+    x, edge_index, edge_type = bound
+    device = edge_index.device
+    if isinstance(x, Tensor) and x.is_floating_point():
+        operands = _Operands(x, x)
+    else:
+        operands = _operands(layer, *_ends(layer, x, device), _is_fast(layer))
+    return RelationalGiven((edge_index, edge_type), device, operands)
 
 
 def _layer_reason(layer: Any, fast: bool) -> Reason | None:

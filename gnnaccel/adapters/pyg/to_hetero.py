@@ -23,6 +23,7 @@ from gnnaccel.dispatch.quantized import settings
 from gnnaccel.dispatch.reasons import Reason, reason
 from gnnaccel.dispatch.relational.request import RelationalStated
 
+FIELDS, keep, again = hetero_conv.FIELDS, hetero_conv.keep, hetero_conv.again
 run = hetero_conv.run
 
 
@@ -32,6 +33,10 @@ def state(layer: Any, args: tuple, kwargs: dict) -> Any:
         return found if found.code == "GA210" else reason("GA210", f"{found.code} {found.text}")
     stated, given = found
     return (dataclasses.replace(stated, around=True), given) if type(stated) is RelationalStated else found
+
+
+def parts(layer: Any, args: tuple) -> list | None:
+    return hetero_conv.parts(layer, args) if _unquantized(layer) is None else None
 
 
 def _unquantized(layer: Any) -> Reason | None:

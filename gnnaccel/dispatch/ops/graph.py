@@ -78,8 +78,9 @@ class JoinedGraph(OpGraph):
 
     __slots__ = ("_structure", "_join")
 
-    def __init__(self, structure: tuple[Tensor, ...], num_src: int, num_dst: int, join: Callable[..., tuple]):
-        super().__init__(structure[0], num_src, num_dst)
+    def __init__(self, structure: tuple[Tensor, ...], num_src: int, num_dst: int, join: Callable[..., tuple],
+                 view: GraphView | None = None):
+        super().__init__(structure[0], num_src, num_dst, view=view)
         self._structure, self._join = structure, join
 
     @property

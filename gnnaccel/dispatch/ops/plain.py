@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gnnaccel.cuda import driver
 from gnnaccel.dispatch import cache
+from gnnaccel.dispatch.graph import GraphView
 from gnnaccel.dispatch.ops import gated_sums, neighbours, several
 from gnnaccel.dispatch.ops.graph import JoinedGraph, OpGraph
 
@@ -83,6 +84,19 @@ class PlainStated:
         graph.view()
         return graph, graph.cached
 
+    def kept(self) -> PlainStated:
+        """As it is remembered."""
+        return self
+
+    @staticmethod
+    def held(graph: OpGraph) -> GraphView:
+        """What of the call's graph the structure cache holds."""
+        return graph.view()
+
+    def over(self, held: GraphView, given: PlainGiven) -> OpGraph:
+        """The graph of a call on these tensors, of which `held` is there."""
+        return OpGraph(given.edge_index, self.num_src, self.num_dst, view=held)
+
     def call(self, graph: OpGraph, plan: Any) -> PlainCall:
         return PlainCall(graph, self.reduce, plan.route == "cuda")
 
@@ -112,6 +126,9 @@ class JoinedPlainStated(PlainStated):
         graph = JoinedGraph(given.structure, self.num_src, self.num_dst, self.join)
         graph.view()
         return graph, graph.cached
+
+    def over(self, held: GraphView, given: Any) -> OpGraph:
+        return JoinedGraph(given.structure, self.num_src, self.num_dst, self.join, held)
 
 
 class PlainGiven(NamedTuple):

@@ -30,7 +30,10 @@ class Added(NamedTuple):
 
 def fits(dtype: torch.dtype, *tensors: Tensor | None) -> bool:
     """Whether all of them are of the result's dtype, so that adding them to it rounds as the host does, or less."""
-    return all(t is None or t.dtype is dtype for t in tensors)
+    for t in tensors:
+        if t is not None and t.dtype is not dtype:
+            return False
+    return True
 
 
 def of_one_type(rows: Tensor | None, matrix: Tensor | None, bias: Tensor | None, num_dst: int,

@@ -131,6 +131,16 @@ class RelationalStated:
         return replace(self, make=_made_already)
 
     @staticmethod
+    def held(graph: RelationView) -> RelationView:
+        """What of the call's graph the structure cache holds."""
+        return graph
+
+    @staticmethod
+    def over(held: RelationView, given: RelationalGiven) -> RelationView:
+        """The graph of a call on these tensors, of which `held` is there."""
+        return held
+
+    @staticmethod
     def runner(route: str) -> Callable[[RelationalCall, dict[str, Tensor]], Tensor]:
         return run_cuda if route == "cuda" else run_torch
 

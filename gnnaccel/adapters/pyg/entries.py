@@ -1,0 +1,31 @@
+"""Entries of PyG's ModuleDict and ParameterDict, by the names that users know them by.
+
+A lookup in one of these translates the name and goes through several functions of torch's; layers
+by type make dozens in each call.
+"""
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from torch import Tensor
+
+
+@functools.lru_cache(maxsize=4096)
+def _internal(cls: Any, name: Any) -> str:
+    """The name under which a dictionary of class ``cls`` keeps an entry."""
+    return cls.to_internal_key(name) if hasattr(cls, "to_internal_key") else name
+
+
+def module(entries: Any, name: Any) -> Any:
+    """``entries[name]`` of a ModuleDict."""
+    cls: Any = type(entries)
+    found = entries._modules.get(_internal(cls, name))
+    return entries[name] if found is None else found
+
+
+def parameter(entries: Any, name: Any) -> Tensor:
+    """``entries[name]`` of a ParameterDict."""
+    cls: Any = type(entries)
+    found = entries._parameters.get(_internal(cls, name))
+    return entries[name] if found is None else found

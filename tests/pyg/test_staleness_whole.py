@@ -1,0 +1,346 @@
+"""Repeated calls with features of edges, pairs, types and dictionaries: what changes between two of them has to be seen."""
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch_geometric.nn import (FiLMConv, GATConv, GATv2Conv, GCNConv, GINConv, GraphConv, HANConv, HEATConv, HeteroConv, HeteroLinear,
+                                HGTConv, PNAConv, RGATConv, RGCNConv, SAGEConv, TransformerConv)
+
+import gnnaccel
+from gnnaccel.dispatch import router
+from gnnaccel.dispatch.layer_memory import memories
+from tests.helpers import relative
+from tests.judge import place
+from tests.pyg import hetero_graphs
+from tests.pyg.hetero_graphs import METADATA, hetero
+from tests.pyg.judge import spread
+
+N, M, E, F, R = 14, 9, 60, 8, 3
+
+
+def edges() -> Tensor:
+    return torch.randint(M, (2, E))
+
+
+def types(count: int = E) -> Tensor:
+    return torch.randint(R, (count,))
+
+
+def attributed() -> tuple:
+    return torch.randn(N, F), edges(), torch.randn(E, 5)
+
+
+def pair() -> tuple:
+    return (torch.randn(N, F), torch.randn(M, F)), edges()
+
+
+def typed() -> tuple:
+    return torch.randn(N, F), edges(), types()
+
+
+def by_type() -> tuple:
+    return hetero_graphs.features(), hetero_graphs.edges()
+
+
+SQUARE = [("paper", name, "paper") for name in ("cites", "likes", "copies")]
+
+
+def of_one_type() -> tuple:
+    return ({"paper": torch.randn(hetero_graphs.NODES["paper"], hetero_graphs.WIDTH)},
+            {name: torch.randint(hetero_graphs.NODES["paper"], (2, E)) for name in SQUARE})
+
+
+class Case(NamedTuple):
+    layer: Any
+    inputs: Any
+    settings: dict = {}
+
+
+CASES = {
+    "GATConv edge_attr": Case(lambda: GATConv(F, 4, 2, edge_dim=5), attributed,
+                              dict(negative_slope=0.9, fill_value=0.5, add_self_loops=False, lin_edge=None)),
+    "GATConv pair": Case(lambda: GATConv((F, F), 4, 2, add_self_loops=False), pair, dict(negative_slope=0.9, dropout=1.0)),
+    "GATConv pair of one map": Case(lambda: GATConv(F, 4, 2, add_self_loops=False), pair, dict(negative_slope=0.9)),
+    "GATv2Conv edge_attr": Case(lambda: GATv2Conv(F, 4, 2, edge_dim=5), attributed, dict(negative_slope=0.9)),
+    "GATv2Conv pair": Case(lambda: GATv2Conv((F, F), 4, 2, add_self_loops=False), pair, dict(negative_slope=0.9)),
+    "TransformerConv edge_attr": Case(lambda: TransformerConv(F, 4, 2, edge_dim=5), attributed, dict(root_weight=False)),
+    "RGCNConv": Case(lambda: RGCNConv(F, 4, R), typed, dict(aggr_module=nn.Identity())),
+    "RGATConv": Case(lambda: RGATConv(F, 4, R, edge_dim=5), lambda: (*typed(), torch.randn(E, 5)), dict(negative_slope=0.9)),
+    "FiLMConv": Case(lambda: FiLMConv(F, 4, R), typed, dict(act=None)),
+    "HEATConv": Case(lambda: HEATConv(F, 4, 2, R, 3, 5, 4, heads=2),
+                     lambda: (torch.randn(N, F), edges(), torch.randint(2, (N,)), types(), torch.randn(E, 5)),
+                     dict(negative_slope=0.9, concat=False, root_weight=False)),
+    "PNAConv": Case(lambda: PNAConv(F, 4, ["mean", "max", "std"], ["identity", "amplification"], torch.tensor([1, 3, 5])),
+                    lambda: attributed()[:2]),
+    "HGTConv": Case(lambda: HGTConv(hetero_graphs.WIDTH, 8, METADATA, 2), by_type),
+    "HANConv": Case(lambda: HANConv(hetero_graphs.WIDTH, 8, METADATA, 2), by_type, dict(negative_slope=0.9, dropout=1.0)),
+    **{f"HeteroConv of {kind}": Case(make, by_type, settings) for kind, make, settings in (
+        ("SAGEConv", lambda: hetero(SAGEConv), dict(aggr="max")),
+        ("GraphConv by mean", lambda: hetero(GraphConv, "mean"), dict(aggr="sum")),
+        ("SAGEConv side by side", lambda: hetero(SAGEConv, None), dict(aggr="sum")),
+        ("GATConv", lambda: hetero(GATConv, add_self_loops=False), dict(aggr="mean")),
+        ("GATv2Conv", lambda: hetero(GATv2Conv, add_self_loops=False), dict(aggr="min")))},
+    "HeteroConv of GCNConv": Case(lambda: hetero(GCNConv, relations=SQUARE), of_one_type, dict(aggr="max")),
+    "HeteroConv of GINConv": Case(
+        lambda: HeteroConv({name: GINConv(nn.Linear(hetero_graphs.WIDTH, 8)) for name in SQUARE}), of_one_type, dict(aggr="max")),
+    "HeteroLinear": Case(lambda: HeteroLinear(F, 4, R), lambda: (torch.randn(N, F), types(N))),
+}
+each = pytest.mark.parametrize("name", CASES)
+
+
+@pytest.fixture
+def stated(monkeypatch):
+    """How often a call went the long way, and of what class."""
+    calls = []
+    decide = router._decide
+    monkeypatch.setattr(router, "_decide", lambda *args: calls.append(type(args[0]).__name__) or decide(*args))
+    return calls
+
+
+def tensors(out: Any) -> list[Tensor]:
+    if isinstance(out, dict):
+        return [t for key in sorted(out) for t in tensors(out[key])]
+    return [t for one in out for t in tensors(one)] if isinstance(out, (tuple, list)) else [out] if isinstance(out, Tensor) else []
+
+
+def results(layer, args, kwargs) -> list[Tensor | None]:
+    """The outputs, and all gradients."""
+    leaves = [t for t in tensors([list(args), list(kwargs.values())]) if t.is_floating_point()]
+    for t in (*leaves, *layer.parameters()):
+        t.requires_grad_()
+        t.grad = None
+    torch.manual_seed(7)
+    outs = tensors(layer(*args, **kwargs))
+    if torch.is_grad_enabled():
+        sum((t * torch.arange(1.0, t.numel() + 1).view(t.shape).to(t) / t.numel()).sum() for t in outs).backward()
+    return [t.detach().clone() for t in outs] + [None if t.grad is None else t.grad.clone() for t in (*leaves, *layer.parameters())]
+
+
+def as_native(layer, args, tolerance: float = 2e-5, **kwargs) -> None:
+    """The call, twice, gives what the host gives."""
+    with gnnaccel.disabled():
+        expected = results(layer, args, kwargs)
+    scale = max((t.abs().max().item() for t in expected if t is not None and t.numel()), default=1.0)
+    for _ in range(2):
+        got = results(layer, args, kwargs)
+        for a, b in zip(got, expected, strict=True):
+            assert (a is None) == (b is None)
+            if a is not None and b.numel():
+                assert a.shape == b.shape and a.dtype == b.dtype
+                assert relative(a, b) < tolerance or (a - b).abs().max().item() < tolerance * scale * 0.05
+
+
+def warmed(route, name: str) -> tuple[Any, tuple]:
+    """A layer, and the arguments of calls of it that were remembered."""
+    torch.manual_seed(1)
+    case = CASES[name]
+    layer, args = spread(case.layer().to(route.device)).eval(), place(case.inputs(), route.device)
+    for _ in range(3):
+        results(layer, args, {})
+    assert memories.get(layer).exact is not None
+    return layer, args
+
+
+@each
+def test_a_repeated_call_is_stated_once(route, name, stated):
+    with route.on():
+        layer, args = warmed(route, name)
+        own = stated.count(type(layer).__name__)
+        assert own == 1
+        as_native(layer, args)
+        others = place(args, route.device, seed=3)  # other features over the same graph
+        as_native(layer, exchanged(args, others))
+        assert stated.count(type(layer).__name__) == own
+        with torch.no_grad():
+            as_native(layer, args)
+        assert stated.count(type(layer).__name__) == own + 1  # gradients are a part of the decision
+
+
+def exchanged(args: Any, others: Any) -> Any:
+    """``args`` with the floating tensors of ``others``."""
+    if isinstance(args, dict):
+        return {key: exchanged(value, others[key]) for key, value in args.items()}
+    if isinstance(args, tuple):
+        return tuple(exchanged(*both) for both in zip(args, others))
+    return others.detach() if isinstance(args, Tensor) and args.is_floating_point() else args
+
+
+def index_tensors(args: Any) -> list[Tensor]:
+    return [t for t in tensors(list(args)) if not t.is_floating_point()]
+
+
+@each
+def test_index_tensors_that_change(route, name):
+    with route.on(on_fallback="native"):
+        layer, args = warmed(route, name)
+        for t in index_tensors(args):
+            t.copy_(t.flip(-1))
+            as_native(layer, args)
+            t.data = t.flip(-1).contiguous()
+            as_native(layer, args)
+        for t in index_tensors(args):  # other tensors at all
+            args = replaced(args, t, t.roll(1, -1).clone())
+            as_native(layer, args)
+
+
+def replaced(args: Any, old: Tensor, new: Tensor) -> Any:
+    if isinstance(args, dict):
+        return {key: replaced(value, old, new) for key, value in args.items()}
+    if isinstance(args, tuple):
+        return tuple(replaced(value, old, new) for value in args)
+    return new if args is old else args
+
+
+@each
+def test_features_that_change(route, name):
+    with route.on(on_fallback="native"):
+        layer, args = warmed(route, name)
+        layer.to(torch.float64)
+        as_native(layer, place(args, route.device, torch.float64))
+        layer.to(torch.float32)
+        as_native(layer, args)
+        with torch.autocast(route.device.type, torch.bfloat16), torch.no_grad():  # gradients there are a matter of chance
+            as_native(layer, args, 0.1)
+        as_native(layer, args)
+        if not isinstance(args[0], dict):
+            return
+        x, ei = args
+        as_native(layer, (dict(reversed(x.items())), ei))
+        if name != "HGTConv":  # the host takes them for sorted
+            as_native(layer, (x, dict(reversed(ei.items()))))
+        as_native(layer, (x, dict(list(ei.items())[:-1])))
+        as_native(layer, (x, ei))
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "pair" in name or name in ("RGCNConv", "FiLMConv")])
+def test_pairs_of_one_tensor_and_of_two(route, name):
+    with route.on(on_fallback="native"):
+        layer, args = warmed(route, name)
+        x = torch.randn(N, F, device=route.device)
+        for both in ((x, x), (x, x.clone()), (x, x)):
+            as_native(layer, (both, *args[1:]))
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "edge_attr" in name])
+def test_features_of_edges_by_name_and_of_none(route, name):
+    with route.on(on_fallback="native"):
+        layer, (x, ei, attr) = warmed(route, name)
+        as_native(layer, (x, ei), edge_attr=attr)
+        if name.startswith("GAT"):
+            as_native(layer, (x, ei))
+        as_native(layer, (x, ei), edge_attr=attr)
+        as_native(layer, (x, ei, attr))
+
+
+SETTINGS = [(name, setting) for name, case in CASES.items() for setting in case.settings if setting != "aggr_module"]
+
+
+@pytest.mark.parametrize("name,setting", SETTINGS)
+def test_settings_of_the_layer(route, name, setting):
+    with route.on(on_fallback="native"):
+        layer, args = warmed(route, name)
+        if setting == "concat":
+            layer.bias = None
+        if setting == "dropout":
+            layer.train()
+        setattr(layer, setting, CASES[name].settings[setting])
+        as_native(layer, args)
+
+
+def doubled(module, given, out):
+    return {key: t * 2 for key, t in out.items()} if isinstance(out, dict) else out * 2
+
+
+@each
+def test_modules_that_are_watched(route, name):
+    with route.on(on_fallback="native"):
+        layer, args = warmed(route, name)
+        for part in [part for part in layer.modules() if part is not layer]:
+            with_hook = part.register_forward_hook(doubled)
+            as_native(layer, args)
+            with_hook.remove()
+            as_native(layer, args)
+
+
+@each
+def test_modules_whose_functions_are_replaced(route, name, monkeypatch):
+    with route.on(on_fallback="native"):
+        layer, args = warmed(route, name)
+        for part in [part for part in layer.modules() if part is not layer]:
+            own = type(part).forward
+            part.forward = lambda *args, part=part, own=own, **kwargs: doubled(None, None, own(part, *args, **kwargs))
+            as_native(layer, args)
+            del part.forward
+            as_native(layer, args)
+        for cls in {type(part) for part in layer.modules() if part is not layer and "forward" in vars(type(part))}:
+            with monkeypatch.context() as patch:
+                own = cls.forward
+                patch.setattr(cls, "forward", lambda *args, own=own, **kwargs: doubled(None, None, own(*args, **kwargs)))
+                as_native(layer, args)
+            as_native(layer, args)
+
+
+@each
+def test_parameters_that_are_replaced(route, name):
+    with route.on(on_fallback="native"):
+        layer, args = warmed(route, name)
+        for part in layer.modules():
+            for key, value in list(part._parameters.items()):
+                if value is not None:
+                    part._parameters[key] = nn.Parameter(torch.randn_like(value))
+                    as_native(layer, args)
+        for part in layer.modules():  # a bias that goes
+            if part._parameters.get("bias") is not None:
+                part._parameters["bias"] = None
+                as_native(layer, args)
+
+
+@each
+def test_biases_that_come(route, name):
+    """To linear maps that were made without."""
+    with route.on(on_fallback="native"):
+        layer, args = warmed(route, name)
+        for part in list(layer.modules()):
+            if "bias" in part._parameters and part.bias is None and hasattr(part, "weight") and part is not layer:
+                types, _, channels = part.weight.shape if part.weight.dim() == 3 else (0, 0, part.weight.shape[0])
+                shape = (types, channels) if types else (channels,)
+                part._parameters["bias"] = nn.Parameter(torch.randn(shape, device=route.device))
+                as_native(layer, args)
+
+
+def test_an_activation_that_changes(route):
+    with route.on(on_fallback="native"):
+        layer, args = warmed(route, "FiLMConv")
+        layer.act = nn.Tanh()
+        as_native(layer, args)
+
+
+def test_an_embedding_that_changes(route):
+    with route.on(on_fallback="native"):
+        layer, args = warmed(route, "HEATConv")
+        layer.edge_type_emb.max_norm = 0.1
+        as_native(layer, args)
+
+
+def test_an_aggregation_that_changes(route):
+    with route.on(on_fallback="native"):
+        layer, args = warmed(route, "PNAConv")
+        layer.aggr_module.aggr.aggrs[0] = type(layer.aggr_module.aggr.aggrs[1])()
+        as_native(layer, args)
+        layer.aggr_module.scaler = ["identity", "attenuation"]
+        as_native(layer, args)
+
+
+@each
+def test_nothing_of_a_call_is_kept_alive(route, name):
+    with route.on():
+        layer, args = warmed(route, name)
+        kept = [weakref.ref(t) for t in (*tensors(list(args)), memories.get(layer).exact.graph())]
+        del args
+        gc.collect()
+    assert all(ref() is None for ref in kept)

@@ -1,6 +1,7 @@
 """Repeated calls with features of edges, pairs, types and dictionaries: what changes between two of them has to be seen."""
 from __future__ import annotations
 
+import copy
 import gc
 import weakref
 from typing import Any, NamedTuple
@@ -204,8 +205,11 @@ def test_features_that_change(route, name):
         as_native(layer, place(args, route.device, torch.float64))
         layer.to(torch.float32)
         as_native(layer, args)
-        with torch.autocast(route.device.type, torch.bfloat16), torch.no_grad():  # gradients there are a matter of chance
-            as_native(layer, args, 0.1)
+        with torch.no_grad():  # gradients in bfloat16 are a matter of chance
+            as_native(layer, args)
+            with torch.autocast(route.device.type, torch.bfloat16):
+                as_native(layer, args, 0.1)
+            as_native(layer, args)
         as_native(layer, args)
         if not isinstance(args[0], dict):
             return
@@ -215,6 +219,59 @@ def test_features_that_change(route, name):
             as_native(layer, (x, dict(reversed(ei.items()))))
         as_native(layer, (x, dict(list(ei.items())[:-1])))
         as_native(layer, (x, ei))
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if CASES[name].inputs in (by_type, of_one_type) and name != "HGTConv"])
+def test_edges_that_change_their_names(route, name):
+    with route.on(on_fallback="native"):
+        layer, (x, ei) = warmed(route, name)
+        for t in ei.values():
+            t %= 3
+        as_native(layer, (x, ei))
+        as_native(layer, (x, dict(zip((*list(ei)[1:], *list(ei)[:1]), ei.values()))))
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name not in ("HeteroLinear", "HEATConv")])
+def test_more_nodes(route, name):
+    """Over the very same edges."""
+    with route.on(on_fallback="native"):
+        layer, args = warmed(route, name)
+        as_native(layer, (larger(args[0]), *args[1:]))
+        as_native(layer, args)
+
+
+def larger(x: Any) -> Any:
+    """``x`` with three more rows."""
+    if isinstance(x, dict):
+        return {key: larger(t) for key, t in x.items()}
+    return tuple(map(larger, x)) if isinstance(x, tuple) else torch.cat([x, x[:3]]).detach()
+
+
+@each
+def test_what_the_host_refuses(route, name):
+    """Features, or a layer, of another dtype."""
+    with route.on(on_fallback="native"):
+        layer, args = warmed(route, name)
+        as_native(layer, args)
+        others = place(args, route.device, torch.float64)
+        refused(layer, others)
+        as_native(layer, args)
+        layer.to(torch.float64)
+        refused(layer, args)
+
+
+def refused(layer, args) -> None:
+    """The call raises where the host's own raises."""
+    with gnnaccel.disabled():
+        try:
+            expected = tensors(layer(*args))
+        except RuntimeError:
+            expected = None
+    if expected is None:
+        with pytest.raises(RuntimeError):
+            layer(*args)
+    else:
+        assert all(a.dtype == b.dtype and relative(a, b) < 1e-5 for a, b in zip(tensors(layer(*args)), expected, strict=True))
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if "pair" in name or name in ("RGCNConv", "FiLMConv")])
@@ -324,7 +381,9 @@ def test_an_embedding_that_changes(route):
     with route.on(on_fallback="native"):
         layer, args = warmed(route, "HEATConv")
         layer.edge_type_emb.max_norm = 0.1
-        as_native(layer, args)
+        twin = copy.deepcopy(layer)
+        got = layer(*args)
+    assert relative(got, twin(*args)) < 1e-5
 
 
 def test_an_aggregation_that_changes(route):

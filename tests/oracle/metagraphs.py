@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
+import math
 import random
 import time
 import traceback
@@ -267,6 +268,8 @@ def _beyond(found: list[tuple[Results, Results, Results]],
         mine, native = mine / (scale or 1.0), native / (scale or 1.0)
         floor = FLOOR[found[0][0][name].dtype]
         allowed = 2 * native + floor if host else 20 * floor
+        if math.isnan(native):  # the host's result is no number either
+            continue
         if not host and abs(mine - native) <= SMALL * native:
             # what runs natively is as the host has it
             continue

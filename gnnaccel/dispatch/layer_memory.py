@@ -105,6 +105,10 @@ def index_tensors(args: tuple, kwargs: dict) -> list[Tensor]:
 class LayerMemory:
     """Of one layer.
 
+    ``over``: message passing's last calls over some edges, by the id of these; ``native_once``,
+    ``summed_once``: of those over edges that had not been seen before, the last that was native,
+    and the last that summed its list of edges.
+
     ``exact``: its last call by a faster route; ``settled``, ``alike``: a native call with gradients
     off, and one with gradients on; ``row``: native calls in a row that were like an earlier one,
     and what follows from many (``easy``); ``number``: under which ledgers of graphs know the layer;
@@ -112,9 +116,13 @@ class LayerMemory:
     yet show something.
     """
 
-    __slots__ = ("exact", "settled", "alike", "number", "row", "easy", "why", "left")
+    __slots__ = ("exact", "settled", "alike", "number", "row", "easy", "why", "left", "over",
+                 "native_once", "summed_once")
 
     def __init__(self) -> None:
+        self.over: dict[int, Any] = {}
+        self.native_once: Any = None
+        self.summed_once: Any = None
         self.exact: Exact | None = None
         self.settled: list[Settled | None] = [None, None]
         self.alike: list[Alike | None] = [None, None]

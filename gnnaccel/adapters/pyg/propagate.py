@@ -85,10 +85,10 @@ def routed(native: Callable) -> Callable:
     from torch.compiler import is_compiling
 
     from gnnaccel.adapters.pyg import propagate_calls as calls
-    from gnnaccel.cuda import capture
-    from gnnaccel.adapters.pyg import propagate_native
-    from gnnaccel.adapters.pyg.propagate_once import again
+    from gnnaccel.adapters.pyg.propagate_calls import fast_path
+    from gnnaccel.cuda.capture import capturing
     from gnnaccel.dispatch.config import current
+    from gnnaccel.dispatch.layer_memory import MISSED
     from gnnaccel.dispatch.records import listening
 
     @functools.wraps(native)
@@ -98,22 +98,10 @@ def routed(native: Callable) -> Callable:
         config = current()
         if config is None:
             return native(self, edge_index, **kwargs)
-        if not listening() and not capture.capturing():  # the short way tells nothing; the route is the same
-            last = calls.last(self, edge_index)
-            if last is None:
-                if calls.too_small(self, edge_index, config) or propagate_native.again(self, edge_index, kwargs, config):
-                    return native(self, edge_index, **kwargs)
-                out = again(self, edge_index, kwargs, config)
-                if out is not None:
-                    return out
-            else:
-                if last.route == "native":
-                    if last.still_native(edge_index, kwargs, config):
-                        return native(self, edge_index, **kwargs)
-                elif last.fits(self, edge_index, kwargs, config):
-                    out = last.run(self, edge_index, kwargs)
-                    if out is not None:
-                        return out
+        if not listening() and not capturing():  # the short way tells nothing; the route is the same
+            out = fast_path(self, native, edge_index, kwargs, config)
+            if out is not MISSED:
+                return out
         return calls.decide(self, native, edge_index, kwargs, config)
 
     propagate.routed = True

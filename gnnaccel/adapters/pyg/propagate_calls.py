@@ -11,10 +11,10 @@ from torch import Tensor
 from gnnaccel.adapters.pyg import guards, propagate_native, propagate_once, propagate_visit
 from gnnaccel.adapters.pyg import propagate_reading as reading
 from gnnaccel.cuda import capture, driver
-from gnnaccel.dispatch import counters, ledger, looped, records, rules, watch
+from gnnaccel.dispatch import counters, layer_memory, ledger, looped, records, rules, watch
 from gnnaccel.dispatch.checkpoints import checkpointed
 from gnnaccel.dispatch.config import Config
-from gnnaccel.dispatch.names import IdentityMap
+from gnnaccel.dispatch.layer_memory import MISSED, memories
 from gnnaccel.dispatch.ops import aggregation_cost, aggregation_route
 from gnnaccel.dispatch.ops.aggregation_route import Decision
 from gnnaccel.dispatch.ops.graph import OpGraph
@@ -90,16 +90,27 @@ def _natively(native: Any, layer: Any, edge_index: Any, kwargs: dict) -> Any:
 
 # --- calls that repeat -------------------------------------------------------------------------------------------------
 
-_last: IdentityMap[dict[int, "Last"]] = IdentityMap()
-
-
-def last(layer: Any, edge_index: Any) -> "Last | None":
-    """This layer's last call over this object."""
-    entry = _last.entries.get(id(layer))  # IdentityMap.get, inlined
-    if entry is None or entry[0]() is not layer:
-        return None
-    found = entry[1].get(id(edge_index))
-    return found if found is not None and found.edge_index() is edge_index else None  # a new batch may lie where one was
+def fast_path(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Config) -> Any:
+    """The result of a call that is like an earlier one of the layer, or too small to be read; `MISSED` for any other."""
+    entry = memories.entries.get(id(layer))
+    memory = entry[1] if entry is not None and entry[0]() is layer else None
+    last = None if memory is None else memory.over.get(id(edge_index))
+    if last is not None and last.edge_index() is edge_index:  # a new batch may lie where one was
+        if last.route == "native":
+            return native(layer, edge_index, **kwargs) if last.still_native(edge_index, kwargs, config) else MISSED
+        out = last.run(layer, edge_index, kwargs) if last.fits(layer, edge_index, kwargs, config) else None
+        return MISSED if out is None else out
+    if too_small(layer, edge_index, config):
+        return native(layer, edge_index, **kwargs)
+    if memory is None:
+        return MISSED
+    like = memory.native_once
+    if like is not None and like.holds(edge_index, kwargs, config):
+        counters.count(like.name, "native", "GA301")
+        return native(layer, edge_index, **kwargs)
+    like = memory.summed_once
+    out = like.run(layer, edge_index, kwargs) if like is not None and like.fits(layer, edge_index, kwargs, config) else None
+    return MISSED if out is None else out
 
 
 def _signature(kwargs: dict) -> tuple:
@@ -241,8 +252,7 @@ def _remember(layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read,
         kept.form, kept.stamp, kept.view = found.form, found.known.stamp(layer), weakref.ref(graph._view)
         kept.reduce = given.reduce if type(given.reduce) is str else None  # its numbers may be others at the next call
         kept.sizes = graph.num_src, graph.num_dst, graph.flipped
-    entries = _last.get(layer)
-    if entries is None or len(entries) >= _LAYERS_GRAPHS:
-        entries = {}
-        _last.set(layer, entries)
-    entries[id(edge_index)] = kept
+    memory = layer_memory.of(layer)
+    if len(memory.over) >= _LAYERS_GRAPHS:
+        memory.over = {}
+    memory.over[id(edge_index)] = kept

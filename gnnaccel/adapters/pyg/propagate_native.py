@@ -8,17 +8,16 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters.pyg import propagate_reading as reading
-from gnnaccel.dispatch import counters, ledger
+from gnnaccel.dispatch import layer_memory, ledger
 from gnnaccel.dispatch.checkpoints import checkpointed
 from gnnaccel.dispatch.config import Config
-from gnnaccel.dispatch.names import IdentityMap
 from gnnaccel.dispatch.ops import aggregation_cost
 from gnnaccel.dispatch.ops.aggregation_route import Decision
 
 _MORE = 1.25  # times as many edges as the call that was decided: where others might gain
 
 
-class _New:
+class Native:
     """A layer's last call over a new graph that stayed native for what it costs. Native code is never wrong, so it is enough to
     know of another call that it is no more likely to gain. ``rows``: of the features; ``gain``, ``patience``: per edge, as
     `aggregation_cost` has them, None where there is nothing to gain whatever comes again."""
@@ -53,24 +52,12 @@ class _New:
         return True
 
 
-_last: IdentityMap[_New] = IdentityMap()
-
-
-def again(layer: Any, edge_index: Any, kwargs: dict, config: Config) -> bool:
-    """Whether a call over edges that this layer has not seen is native as one before; counts it then."""
-    entry = _last.entries.get(id(layer))  # IdentityMap.get, inlined
-    if entry is None or entry[0]() is not layer or not entry[1].holds(edge_index, kwargs, config):
-        return False
-    counters.count(entry[1].name, "native", "GA301")
-    return True
-
-
 def remember(layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read, decision: Decision, config: Config) -> None:
     """Keep of a native call, for others over new graphs, how large it was."""
     if decision.code == "GA301" and decision.fell_back is None and edge_index.shape[1]:
         x = reading.source(kwargs, found.form.source)
         if type(x) in reading.TENSORS:
-            _last.set(layer, _New(layer, edge_index.shape[1], x, found.form.source, decision, config))
+            layer_memory.of(layer).native_once = Native(layer, edge_index.shape[1], x, found.form.source, decision, config)
 
 
 def _described(x: Tensor) -> tuple:

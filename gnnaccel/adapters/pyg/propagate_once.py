@@ -10,10 +10,9 @@ from torch import Tensor
 
 from gnnaccel.adapters.pyg import guards
 from gnnaccel.adapters.pyg import propagate_reading as reading
-from gnnaccel.dispatch import counters, ledger
+from gnnaccel.dispatch import counters, layer_memory, ledger
 from gnnaccel.dispatch.checkpoints import checkpointed
 from gnnaccel.dispatch.config import Config
-from gnnaccel.dispatch.names import IdentityMap
 from gnnaccel.dispatch.ops import aggregation_cost, aggregation_once
 from gnnaccel.dispatch.ops.aggregation_route import Decision
 from gnnaccel.dispatch.ops.graph import OpGraph
@@ -22,7 +21,7 @@ from gnnaccel.dispatch.reasons import Reason
 _NEAR = 2  # times more or fewer edges for which the decision holds
 
 
-class _Once:
+class Summed:
     """A layer's last call that was decided to sum its list of edges. ``least``, ``most``: for how many edges that holds;
     ``gain``, ``patience``: per edge, as `aggregation_cost` has them."""
 
@@ -80,21 +79,10 @@ class _Once:
         return reading.finished(layer, self.known, False, aggregation_once.run(graph, given), kwargs)
 
 
-_last: IdentityMap[_Once] = IdentityMap()
-
-
-def again(layer: Any, edge_index: Any, kwargs: dict, config: Config) -> Any:
-    """The result of a call over edges that this layer has not seen, if it is like its last such call; None otherwise."""
-    entry = _last.entries.get(id(layer))  # IdentityMap.get, inlined
-    if entry is None or entry[0]() is not layer or not entry[1].fits(layer, edge_index, kwargs, config):
-        return None
-    return entry[1].run(layer, edge_index, kwargs)
-
-
 def remember(layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read, decision: Decision, config: Config) -> None:
     """Keep what was found out for one call, for those alike."""
     if decision.run is aggregation_once.run and len(found.reduces) == 1 and not reading.stacked(layer, found.given.x):
-        _last.set(layer, _Once(layer, edge_index, kwargs, found, decision, config))
+        layer_memory.of(layer).summed_once = Summed(layer, edge_index, kwargs, found, decision, config)
 
 
 def _described(kwargs: dict) -> tuple:

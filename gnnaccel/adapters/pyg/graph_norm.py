@@ -48,7 +48,7 @@ def install(patches: PatchSet) -> None:
     # a function that a user put there is left alone: it may do anything
     found = own.is_function(native, "torch_geometric", "gcn_norm")
     ours = (keeping(checking(native), captured=weighted_norm.captured,
-                    weighted=weighted_norm.over_kept_edges) if found else native)
+                    weighted=weighted_norm.over_kept_edges, weights=1) if found else native)
     modules = {id(m): m for name, m in list(sys.modules.items())
                if name.startswith("torch_geometric.") and hasattr(m, "__dict__")}
     for module in modules.values():
@@ -73,18 +73,19 @@ def install(patches: PatchSet) -> None:
     cheb = importlib.import_module(_CONV + "cheb_conv").ChebConv
     found = cheb.__norm__
     if own.is_method(found, cheb, "__norm__", "torch_geometric"):
-        patches.set(cheb, "__norm__", keeping(found, method=True))
+        patches.set(cheb, "__norm__", keeping(found, method=True, weights=3))
 
 
 def keeping(native: Callable, method: bool = False, captured: Callable | None = None,
-            weighted: Callable | None = None) -> Callable:
+            weighted: Callable | None = None, weights: int | None = None) -> Callable:
     """``native``, a function of tensors and plain values; the tensors that it gives are kept.
 
     They are kept from the first call over edges on a GPU, and from the second on a CPU.
     ``method``: ``native`` is a method, whose result does not depend on the instance. ``captured``:
     a function that runs in place of ``native`` while a CUDA graph is captured; its first argument
-    is ``native``. ``weighted``: a function that runs where the second argument, the weights, is
-    given by place, as PyG's layers do; it gives None where it does not apply.
+    is ``native``. ``weights``: the place of the weights among the arguments; where they are given
+    there, as PyG's layers do, nothing of the whole is kept, and ``weighted`` runs, a function that
+    gives None where it does not apply.
 
     Not kept: what is computed while one of the functions that ``native`` calls is not the host's;
     what depends on a floating tensor (such as weights), on a sparse or an inference tensor, or on
@@ -100,17 +101,17 @@ def keeping(native: Callable, method: bool = False, captured: Callable | None = 
     def kept(*args: Any, **kwargs: Any) -> Any:
         if is_compiling():
             return native(*args, **kwargs)
-        found = find(name, native, args, kwargs, first, named)
+        plain = weights is None or not args[weights:] or args[weights] is None
+        found = find(name, native, args, kwargs, first, named) if plain else None
         if found is not None:
             return found
         if (captured is not None and capture.capturing() and current() is not None
             and named.why() is None):
             return captured(native, *args, **kwargs)
-        if weighted is not None:
-            if not args[1:] or args[1] is None:
-                return alone(*args, **kwargs)  # which would find nothing for its parts either
-            if named.why() is None:
-                found = weighted(*args, **kwargs)
+        if weights is not None and plain:
+            return alone(*args, **kwargs)  # which would find nothing for its parts either
+        if weighted is not None and named.why() is None:
+            found = weighted(*args, **kwargs)
         return native(*args, **kwargs) if found is None else found
 
     return kept

@@ -1,4 +1,5 @@
-"""A training run as it is and with gnnaccel enabled, from the same seed: what sage_sampling.py and molecules.py print."""
+"""A training run as it is and with gnnaccel enabled, from the same seed: what sage_sampling.py and
+molecules.py print."""
 from __future__ import annotations
 
 import argparse
@@ -13,7 +14,8 @@ Train = Callable[[], float]  # builds a model, trains it and returns its accurac
 
 
 def both_ways(train: Train, seed: int) -> dict:
-    """Runs ``train`` natively and accelerated, prints a line for each and what gnnaccel did, and returns it all."""
+    """Runs ``train`` natively and accelerated, prints a line for each and what gnnaccel did, and
+    returns it all."""
     found: dict = {}
     for side in ("native", "gnnaccel"):
         torch.manual_seed(seed)
@@ -38,7 +40,8 @@ def both_ways(train: Train, seed: int) -> dict:
 
 def options(description: str, epochs: int, **sizes: int) -> argparse.ArgumentParser:
     """A parser with what both examples take, and an option for each of ``sizes``."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=description,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--epochs", type=int, default=epochs)

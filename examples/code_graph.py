@@ -1,11 +1,13 @@
 """The code graph of the running Python environment, as data for node classification.
 
-Nodes are the modules, classes and functions of the installed packages and of the standard library. Edges are typed:
-imports, defines, inherits, calls. The task is to tell which top-level package a node belongs to. A node's features
-come from its own identifier, its argument names and its docstring, never from its path, and tokens that name a
-package are dropped, so the label is not written in the features.
+Nodes are the modules, classes and functions of the installed packages and of the standard library.
+Edges are typed: imports, defines, inherits, calls. The task is to tell which top-level package a
+node belongs to. A node's features come from its own identifier, its argument names and its
+docstring, never from its path, and tokens that name a package are dropped, so the label is not
+written in the features.
 
-The graph is built once with `ast` and cached. ``python examples/code_graph.py`` builds it and prints a summary.
+The graph is built once with `ast` and cached. ``python examples/code_graph.py`` builds it and
+prints a summary.
 """
 from __future__ import annotations
 
@@ -29,8 +31,10 @@ STDLIB = "stdlib"
 MAX_FILES = 12_000
 MAX_BYTES = 1_500_000  # a source file larger than this is generated data, not code
 MIN_NODES = 150  # packages with fewer nodes get no class of their own: label -1, in no split
-SKIPPED_FOLDERS = {"tests", "test", "__pycache__", "site-packages", "dist-packages", "idlelib", "lib2to3"}
-FORMAT = 1  # part of the cache's key: raise it whenever the graph built from the same sources changes
+SKIPPED_FOLDERS = {"tests", "test", "__pycache__", "site-packages", "dist-packages", "idlelib",
+                   "lib2to3"}
+# part of the cache's key: raise it whenever the graph built from the same sources changes
+FORMAT = 1
 
 
 @dataclass
@@ -53,23 +57,28 @@ class CodeGraph:
         return self.names.tobytes().decode().split("\n")
 
 
-# -- finding sources -------------------------------------------------------------------------------------------------
+# -- finding sources -------------------------------------------------------------------------------
 
 def site_folders() -> list[Path]:
     """Folders that installed packages live in, in import order."""
-    found = {Path(str(dist.locate_file(""))).resolve() for dist in importlib.metadata.distributions()}
+    found = {Path(str(dist.locate_file(""))).resolve()
+             for dist in importlib.metadata.distributions()}
     found.update(Path(sysconfig.get_path(key)).resolve() for key in ("purelib", "platlib"))
     order = [Path(entry).resolve() for entry in sys.path]
-    # A checkout on sys.path also counts as a distribution's folder; only real site folders are wanted.
+    # A checkout on sys.path also counts as a distribution's folder; only real site folders are
+    # wanted.
     real = [path for path in found if path.name.endswith("-packages") and path.is_dir()]
-    return sorted(real, key=lambda path: (order.index(path) if path in order else len(order), str(path)))
+    return sorted(real,
+                  key=lambda path: (order.index(path) if path in order else len(order), str(path)))
 
 
 def sources_in(folder: Path, package: str | None = None) -> list[Source]:
-    """All modules below ``folder``. A module's package is its top-level name unless ``package`` is given."""
+    """All modules below ``folder``. A module's package is its top-level name unless ``package`` is
+    given."""
     found = []
     for where, folders, files in os.walk(folder):
-        folders[:] = sorted(name for name in folders if name.isidentifier() and name not in SKIPPED_FOLDERS)
+        folders[:] = sorted(name for name in folders if name.isidentifier()
+                            and name not in SKIPPED_FOLDERS)
         parts = Path(where).relative_to(folder).parts
         for name in sorted(files):
             stem, suffix = os.path.splitext(name)
@@ -78,17 +87,20 @@ def sources_in(folder: Path, package: str | None = None) -> list[Source]:
                 continue
             dotted = parts if stem == "__init__" else (*parts, stem)
             if dotted:
-                found.append(Source(path, ".".join(dotted), package or dotted[0], stem == "__init__"))
+                found.append(Source(path, ".".join(dotted), package or dotted[0],
+                                    stem == "__init__"))
     return found
 
 
 def all_sources(max_files: int = MAX_FILES) -> list[Source]:
-    """Modules of every installed package and the standard library; whole packages, the largest first, up to a cap."""
+    """Modules of every installed package and the standard library; whole packages, the largest
+    first, up to a cap."""
     packages: dict[str, list[Source]] = defaultdict(list)
     owner: dict[str, Path] = {}
     for folder in site_folders():
         for source in sources_in(folder):
-            if owner.setdefault(source.package, folder) == folder:  # the first folder on the path wins
+            # the first folder on the path wins
+            if owner.setdefault(source.package, folder) == folder:
                 packages[source.package].append(source)
     packages[STDLIB] = sources_in(Path(sysconfig.get_path("stdlib")), STDLIB)
     kept, room = [], max_files
@@ -101,10 +113,11 @@ def all_sources(max_files: int = MAX_FILES) -> list[Source]:
 
 def package_tokens(packages: set[str]) -> frozenset[str]:
     """Tokens that give a package away: those of its name, and the name in one piece."""
-    return frozenset(token for name in packages - {STDLIB} for token in [*tokens(name), name.lower().strip("_")])
+    return frozenset(token for name in packages - {STDLIB}
+                     for token in [*tokens(name), name.lower().strip("_")])
 
 
-# -- parsing ---------------------------------------------------------------------------------------------------------
+# -- parsing ---------------------------------------------------------------------------------------
 
 def parse_all(sources: list[Source], progress: bool = False) -> list[Parsed]:
     """Parses with one process a core. Files that do not parse come back without nodes."""
@@ -125,7 +138,7 @@ def _with_bar(results, total: int):
     return track(results, "reading the installed packages", total=total, transient=True)
 
 
-# -- resolving names -------------------------------------------------------------------------------------------------
+# -- resolving names -------------------------------------------------------------------------------
 
 class Resolver:
     """Turns dotted names into node numbers."""
@@ -141,7 +154,8 @@ class Resolver:
         self.methods = {number: name for name, number in numbers.items()}
 
     def lookup(self, target: str, hops: int = 8) -> int | None:
-        """The node called ``target``, through at most ``hops`` re-exports (``from .a import b`` in an __init__)."""
+        """The node called ``target``, through at most ``hops`` re-exports (``from .a import b`` in
+        an __init__)."""
         for _ in range(hops):
             if target in self.numbers:
                 return self.numbers[target]
@@ -153,7 +167,8 @@ class Resolver:
             first, _, rest = target[len(module) + 1:].partition(".")
             alias = self.aliases[module].get(first)
             if alias is None:
-                stars = (f"{star}.{target[len(module) + 1:]}" for star in self.stars.get(module, ()))
+                stars = (f"{star}.{target[len(module) + 1:]}"
+                         for star in self.stars.get(module, ()))
                 return next((self.numbers[name] for name in stars if name in self.numbers), None)
             target = f"{alias}.{rest}" if rest else alias
         return None
@@ -164,7 +179,8 @@ class Resolver:
         return self.lookup(target.rpartition(".")[0]) if found is None else found
 
     def method(self, target: str) -> int | None:
-        """A method called on ``self``: ``target`` is module.Class.name; base classes are searched breadth first."""
+        """A method called on ``self``: ``target`` is module.Class.name; base classes are searched
+        breadth first."""
         owner, _, name = target.rpartition(".")
         queue, seen = [self.numbers.get(owner)], set()
         while queue:
@@ -179,7 +195,8 @@ class Resolver:
         return None
 
     def called(self, target: str, last: str) -> int | None:
-        """The callee: by its resolved name, as a method of ``self``, or by a name that exists only once."""
+        """The callee: by its resolved name, as a method of ``self``, or by a name that exists only
+        once."""
         found = None
         if target:
             found = self.lookup(target)
@@ -187,7 +204,7 @@ class Resolver:
         return self.unique.get(last) if found is None else found
 
 
-# -- building --------------------------------------------------------------------------------------------------------
+# -- building --------------------------------------------------------------------------------------
 
 def build(sources: list[Source], min_nodes: int = MIN_NODES, progress: bool = False) -> CodeGraph:
     """The graph of ``sources``. The same sources give the same graph."""
@@ -197,7 +214,8 @@ def build(sources: list[Source], min_nodes: int = MIN_NODES, progress: bool = Fa
     for file in files:
         for node in file.nodes:
             numbers.setdefault(node.name, len(numbers))
-    nodes = {node.name: (node, file.package) for file in reversed(files) for node in reversed(file.nodes)}
+    nodes = {node.name: (node, file.package) for file in reversed(files)
+             for node in reversed(file.nodes)}
     ordered = [nodes[name] for name in numbers]
     edges = _edges(files, numbers)
     y, classes = _labels([package for _, package in ordered], min_nodes)
@@ -208,7 +226,8 @@ def build(sources: list[Source], min_nodes: int = MIN_NODES, progress: bool = Fa
         kind=np.array([node.kind for node, _ in ordered], np.int8),
         train_mask=train, val_mask=val, test_mask=test, classes=classes,
         names=np.frombuffer("\n".join(numbers).encode(), np.uint8),
-        files=np.array([sum(bool(file.nodes) for file in parsed), sum(not file.nodes for file in parsed)]),
+        files=np.array([sum(bool(file.nodes) for file in parsed),
+                        sum(not file.nodes for file in parsed)]),
     )
 
 
@@ -219,7 +238,8 @@ def _edges(files: list[Parsed], numbers: dict[str, int]) -> np.ndarray:
     for file in files:
         here = [numbers[node.name] for node in file.nodes]
         found += [(here[0], resolver.imported(target), 0) for target in file.imports]
-        found += [(here[node.parent], here[i], 1) for i, node in enumerate(file.nodes) if node.parent >= 0]
+        found += [(here[node.parent], here[i], 1) for i, node in enumerate(file.nodes)
+                  if node.parent >= 0]
         inherits = [(here[node], resolver.lookup(target), 2) for node, target in file.bases]
         for child, base, _ in inherits:
             if base is not None:
@@ -242,15 +262,19 @@ def _features(codes: list[list[int]]) -> np.ndarray:
 
 
 def _labels(packages: list[str], min_nodes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Classes are the packages with at least ``min_nodes`` nodes, the largest first. Returns (y [N], names [C])."""
+    """Classes are the packages with at least ``min_nodes`` nodes, the largest first. Returns (y
+    [N], names [C])."""
     counts = Counter(packages)
-    classes = sorted((name for name in counts if counts[name] >= min_nodes), key=lambda name: (-counts[name], name))
+    classes = sorted((name for name in counts if counts[name] >= min_nodes),
+                     key=lambda name: (-counts[name], name))
     number = {name: index for index, name in enumerate(classes)}
-    return np.array([number.get(name, -1) for name in packages], np.int64), np.array(classes, dtype=str)
+    return np.array([number.get(name, -1) for name in packages],
+                    np.int64), np.array(classes, dtype=str)
 
 
 def split(y: np.ndarray, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Masks [N] bool for training, validation and test: 60, 20 and 20 percent of the labelled nodes."""
+    """Masks [N] bool for training, validation and test: 60, 20 and 20 percent of the labelled
+    nodes."""
     labelled = np.random.default_rng(seed).permutation(np.flatnonzero(y >= 0))
     ends = [round(0.6 * len(labelled)), round(0.8 * len(labelled))]
     masks = np.zeros((3, len(y)), bool)
@@ -259,11 +283,13 @@ def split(y: np.ndarray, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndar
     return masks[0], masks[1], masks[2]
 
 
-# -- the cache -------------------------------------------------------------------------------------------------------
+# -- the cache -------------------------------------------------------------------------------------
 
 def fingerprint(max_files: int) -> str:
-    """16 hex digits that change with the installed distributions, Python's version and this module's limits."""
-    installed = sorted({f"{dist.metadata['Name']}=={dist.version}" for dist in importlib.metadata.distributions()})
+    """16 hex digits that change with the installed distributions, Python's version and this
+    module's limits."""
+    installed = sorted({f"{dist.metadata['Name']}=={dist.version}"
+                        for dist in importlib.metadata.distributions()})
     limits = (FORMAT, sys.version_info[:3], max_files, MAX_BYTES, MIN_NODES, FEATURES)
     return hashlib.sha256("\n".join([*installed, repr(limits)]).encode()).hexdigest()[:16]
 
@@ -272,7 +298,8 @@ def save(graph: CodeGraph, path: Path) -> None:
     """Written beside its place and moved there, so a reader never sees half a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".npz", delete=False) as file:
-        np.savez_compressed(file, **{field.name: getattr(graph, field.name) for field in fields(graph)})
+        np.savez_compressed(file,
+                            **{field.name: getattr(graph, field.name) for field in fields(graph)})
     os.replace(file.name, path)
 
 
@@ -285,7 +312,8 @@ def load(max_files: int = MAX_FILES, progress: bool = True) -> CodeGraph:
     """The graph of this environment, from the cache if it was built before."""
     import platformdirs
 
-    path = Path(platformdirs.user_cache_dir("gnnaccel")) / f"code_graph-{fingerprint(max_files)}.npz"
+    path = Path(
+        platformdirs.user_cache_dir("gnnaccel")) / f"code_graph-{fingerprint(max_files)}.npz"
     if not path.exists():
         save(build(all_sources(max_files), progress=progress), path)
     return read(path)
@@ -297,8 +325,10 @@ def summary(graph: CodeGraph) -> str:
     counts = np.bincount(graph.edge_type, minlength=len(RELATIONS))
     relations = ", ".join(f"{count:,} {name}" for count, name in zip(counts, RELATIONS))
     return (f"{graph.files[0]:,} files ({graph.files[1]} did not parse): {len(graph.y):,} nodes, "
-            f"{len(graph.edge_type):,} edges ({relations}), {len(graph.classes)} packages as classes; "
-            f"largest in-degree {degree.max(initial=0):,} ({graph.node_names()[int(degree.argmax())]})")
+            f"{len(graph.edge_type):,} edges ({relations}), {len(graph.classes)} "
+            "packages as classes; "
+            f"largest in-degree {degree.max(initial=0):,} "
+            f"({graph.node_names()[int(degree.argmax())]})")
 
 
 if __name__ == "__main__":

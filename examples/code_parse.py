@@ -1,4 +1,5 @@
-"""One Python source file as graph nodes and names still to be resolved. Used by code_graph.py, in worker processes."""
+"""One Python source file as graph nodes and names still to be resolved. Used by code_graph.py, in
+worker processes."""
 from __future__ import annotations
 
 import ast
@@ -11,7 +12,8 @@ from dataclasses import dataclass, field
 KINDS = ("module", "class", "function")
 MODULE, CLASS, FUNCTION = range(3)
 FEATURES = 256
-DOC_WORDS = 40  # words of a docstring that count; later ones are mostly examples and parameter lists
+# words of a docstring that count; later ones are mostly examples and parameter lists
+DOC_WORDS = 40
 BUILTINS = frozenset(dir(builtins))
 _PIECES = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _WORDS = re.compile(r"[A-Za-z_]\w*")
@@ -35,20 +37,24 @@ class Node:
 
 @dataclass
 class Parsed:
-    """A parsed file; without nodes if it did not parse. Numbers are indices into ``nodes``, the module being 0."""
+    """A parsed file; without nodes if it did not parse. Numbers are indices into ``nodes``, the
+    module being 0."""
 
     module: str
     package: str
     nodes: list[Node] = field(default_factory=list)
-    aliases: dict[str, str] = field(default_factory=dict)  # name bound by an import -> dotted target
+    # name bound by an import -> dotted target
+    aliases: dict[str, str] = field(default_factory=dict)
     stars: list[str] = field(default_factory=list)  # modules of ``from m import *``
     imports: list[str] = field(default_factory=list)
     bases: list[tuple[int, str]] = field(default_factory=list)
-    calls: list[tuple[int, str, str]] = field(default_factory=list)  # caller, dotted target or "", last part of it
+    # caller, dotted target or "", last part of it
+    calls: list[tuple[int, str, str]] = field(default_factory=list)
 
 
 def tokens(identifier: str) -> list[str]:
-    """Lower-case parts of a snake_case or camelCase identifier: ``getHTTPCode_v2`` -> get, http, code, v, 2."""
+    """Lower-case parts of a snake_case or camelCase identifier: ``getHTTPCode_v2`` -> get, http,
+    code, v, 2."""
     return [piece.lower() for piece in _PIECES.findall(identifier)]
 
 
@@ -84,13 +90,15 @@ class _Visitor(ast.NodeVisitor):
         self.known: dict[str, int] = {}  # dotted name -> index
 
     def enter(self, kind: int, identifier: str, tree: ast.AST, arguments: list[str]) -> None:
-        """Adds a node and visits its body. A second definition of the same name (an overload) joins the first."""
+        """Adds a node and visits its body. A second definition of the same name (an overload) joins
+        the first."""
         nodes = self.result.nodes
         parent = self.scopes[-1] if self.scopes else -1
         name = f"{nodes[parent].name}.{identifier}" if self.scopes else self.source.module
         index = self.known.setdefault(name, len(nodes))
         if index == len(nodes):
-            nodes.append(Node(kind, name, parent, self._codes(identifier, arguments, ast.get_docstring(tree, False))))
+            nodes.append(Node(kind, name, parent,
+                              self._codes(identifier, arguments, ast.get_docstring(tree, False))))
         self.scopes.append(index)
         for statement in tree.body:
             self.visit(statement)
@@ -98,7 +106,8 @@ class _Visitor(ast.NodeVisitor):
 
     def _codes(self, identifier: str, arguments: list[str], doc: str | None) -> list[int]:
         words = _WORDS.findall(doc or "")[:DOC_WORDS]
-        found = [token for word in [identifier, *arguments, *words] if word.lower() not in self.hidden
+        found = [token for word in [identifier, *arguments, *words]
+                 if word.lower() not in self.hidden
                  for token in tokens(word)]
         return [hash_code(token) for token in found if token not in self.hidden]
 
@@ -153,16 +162,19 @@ class _Visitor(ast.NodeVisitor):
         return ".".join([*parts, module] if module else parts)
 
     def resolve_locals(self) -> None:
-        """Replaces names by dotted ones as far as this file tells; what it does not know becomes ""."""
+        """Replaces names by dotted ones as far as this file tells; what it does not know becomes
+        ""."""
         result = self.result
-        result.bases = [(node, self._target(result.nodes[node].parent, dotted)) for node, dotted in result.bases]
+        result.bases = [(node, self._target(result.nodes[node].parent, dotted))
+                        for node, dotted in result.bases]
         result.bases = [(node, target) for node, target in result.bases if target]
         calls = {(node, self._target(node, dotted), "" if dotted in BUILTINS else last)
                  for node, dotted, last in result.calls}
         result.calls = sorted(call for call in calls if call[1] or call[2])
 
     def _target(self, scope: int, dotted: str) -> str:
-        """``dotted`` as seen from the node ``scope``: enclosing scopes first (classes only for self), then imports."""
+        """``dotted`` as seen from the node ``scope``: enclosing scopes first (classes only for
+        self), then imports."""
         nodes = self.result.nodes
         first, _, rest = dotted.partition(".")
         innermost = True
@@ -179,7 +191,8 @@ class _Visitor(ast.NodeVisitor):
 
 
 def _dotted(tree: ast.expr) -> str:
-    """``a.b.c`` for names and attributes of names; ".c" (only the last part counts) for other attributes; else ""."""
+    """``a.b.c`` for names and attributes of names; ".c" (only the last part counts) for other
+    attributes; else ""."""
     parts = []
     while isinstance(tree, ast.Attribute):
         parts.append(tree.attr)

@@ -4,7 +4,8 @@
     python examples/molecules.py --layer gine     # GINEConv, which sees the bonds
     python examples/molecules.py --layer gatv2    # GATv2Conv with bonds as features of edges
 
-The molecules are made here, from the seed: chains and rings of atoms with branches. The task: is a nitrogen bound to an oxygen?
+The molecules are made here, from the seed: chains and rings of atoms with branches. The task: is a
+nitrogen bound to an oxygen?
 """
 from __future__ import annotations
 
@@ -22,14 +23,16 @@ LAYERS = ("gin", "gine", "gatv2")
 
 
 def molecule() -> Data:
-    """A ring or a chain of 5 to 8 atoms with up to 8 more in branches. ``x`` [N] kinds of atoms, ``edge_attr`` [2 * bonds] kinds
-    of bonds, both directions of a bond alike."""
+    """A ring or a chain of 5 to 8 atoms with up to 8 more in branches. ``x`` [N] kinds of atoms,
+    ``edge_attr`` [2 * bonds] kinds of bonds, both directions of a bond alike."""
     ring = int(torch.randint(5, 9, ()))
     size = ring + int(torch.randint(0, 9, ()))
     source = torch.arange(1, size)
     target = torch.where(source < ring, source - 1, (torch.rand(size - 1) * source).long())
     if torch.rand(()) < 0.5:
-        source, target = torch.cat([source, torch.tensor([0])]), torch.cat([target, torch.tensor([ring - 1])])
+        source, target = torch.cat([source,
+                                    torch.tensor([0])]), torch.cat([target,
+                                                                    torch.tensor([ring - 1])])
     x = torch.multinomial(ATOMS, size, replacement=True)
     bonds = torch.randint(BONDS, source.shape)
     ends = torch.stack([x[source], x[target]]).sort(0).values
@@ -43,7 +46,8 @@ class Classifier(torch.nn.Module):
 
     def __init__(self, layer: str, hidden: int) -> None:
         super().__init__()
-        self.atoms, self.bonds = torch.nn.Embedding(len(ATOMS), hidden), torch.nn.Embedding(BONDS, hidden)
+        self.atoms, self.bonds = torch.nn.Embedding(len(ATOMS),
+                                                    hidden), torch.nn.Embedding(BONDS, hidden)
         self.layers = torch.nn.ModuleList(make(layer, hidden) for _ in range(3))
         self.sees_bonds = layer != "gin"
         self.leave = torch.nn.Linear(hidden, 2)
@@ -59,7 +63,8 @@ class Classifier(torch.nn.Module):
 def make(layer: str, hidden: int) -> torch.nn.Module:
     if layer == "gatv2":
         return GATv2Conv(hidden, hidden // 4, heads=4, edge_dim=hidden)
-    mlp = torch.nn.Sequential(torch.nn.Linear(hidden, hidden), torch.nn.ReLU(), torch.nn.Linear(hidden, hidden))
+    mlp = torch.nn.Sequential(torch.nn.Linear(hidden, hidden), torch.nn.ReLU(),
+                              torch.nn.Linear(hidden, hidden))
     return GINConv(mlp) if layer == "gin" else GINEConv(mlp)
 
 
@@ -71,7 +76,8 @@ def main(given: list[str] | None = None) -> dict:
     found = [molecule() for _ in range(args.molecules)]
     share = sum(int(one.y) for one in found) / len(found)
     held_out = len(found) // 5
-    print(f"{len(found):,} molecules, {share:.0%} with the bond; batches of {args.batch} on {args.device}; {args.layer}")
+    print(f"{len(found):,} molecules, {share:.0%} with the bond; batches of "
+          f"{args.batch} on {args.device}; {args.layer}")
 
     def train() -> float:
         model = Classifier(args.layer, args.hidden).to(args.device)

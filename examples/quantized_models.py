@@ -24,8 +24,8 @@ class _Product(torch.autograd.Function):
 
 
 class Net(nn.Module):
-    """``features`` F -> 64 -> three layers -> classes. GIN's sums grow with the degree: its layers have their rows
-    normalised, and a linear map reads the classes out."""
+    """``features`` F -> 64 -> three layers -> classes. GIN's sums grow with the degree: its layers
+    have their rows normalised, and a linear map reads the classes out."""
 
     def __init__(self, kind: str, features: int, classes: int):
         super().__init__()
@@ -34,12 +34,15 @@ class Net(nn.Module):
         nn.init.xavier_uniform_(self.weight)
         self.first = nn.BatchNorm1d(WIDTH)  # features as they come are alike in all rows
         sizes = [(WIDTH, WIDTH), (WIDTH, WIDTH), (WIDTH, WIDTH if gin else classes)]
-        self.convs = nn.ModuleList(_layer(kind, into, out, last=i == 2) for i, (into, out) in enumerate(sizes))
-        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) if gin else nn.Identity() for _ in range(3 if gin else 2))
+        self.convs = nn.ModuleList(_layer(kind, into, out, last=i == 2)
+                                   for i, (into, out) in enumerate(sizes))
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) if gin else nn.Identity()
+                                   for _ in range(3 if gin else 2))
         self.out = nn.Linear(WIDTH, classes) if gin else nn.Identity()
 
     def forward(self, x: Tensor | tuple[Tensor, Tensor], edge_index: Tensor) -> Tensor:
-        h = F.relu(self.first(x @ self.weight if isinstance(x, Tensor) else _Product.apply(*x, self.weight)))
+        h = F.relu(self.first(x @ self.weight
+                              if isinstance(x, Tensor) else _Product.apply(*x, self.weight)))
         for i, conv in enumerate(self.convs):
             h = conv(F.dropout(h, DROPOUT, self.training), edge_index)
             if i < len(self.norms):

@@ -1,8 +1,10 @@
-"""Trains an ordinary PyG GAT twice from the same weights: as it is, and with gnnaccel enabled. Prints both.
+"""Trains an ordinary PyG GAT twice from the same weights: as it is, and with gnnaccel enabled.
+Prints both.
 
     python examples/quickstart.py                     # the code graph of the installed packages
     python examples/quickstart.py --data cora         # Planetoid's Cora (downloaded on first use)
-    python examples/quickstart.py --data graph.npz    # any file with edge_index [2, E], x [N, F] and y [N]
+    python examples/quickstart.py --data graph.npz    # any file with edge_index [2, E], x [N, F]
+    and y [N]
 
 The model below does not mention gnnaccel. Speeding it up takes one line, in `main`.
 """
@@ -24,7 +26,8 @@ import gnnaccel
 from quickstart_data import Data, PeakMemory, load_data
 
 DROPOUT = 0.6
-WARM_UP = 3  # epochs left out of the median, or fewer if there are only few: compiling, allocating, planning
+# epochs left out of the median, or fewer if there are only few: compiling, allocating, planning
+WARM_UP = 3
 
 
 class GAT(torch.nn.Module):
@@ -48,7 +51,8 @@ class Result:
 
     first_epoch_s: float
     epochs_per_s: float  # from the median epoch after the warm-up
-    peak_bytes: int | None  # allocated by torch on a GPU; growth of the process on a CPU; None where unknown
+    # allocated by torch on a GPU; growth of the process on a CPU; None where unknown
+    peak_bytes: int | None
     loss: float
     train: float  # accuracies, between 0 and 1
     val: float
@@ -84,10 +88,11 @@ def fit(model: GAT, data: Data, epochs: int, seed: int) -> Result:
         loss = train_epoch(model, optimizer, data)
         seconds.append(time.perf_counter() - start)
     steady = seconds[min(WARM_UP, len(seconds) // 2):]
-    return Result(seconds[0], 1 / statistics.median(steady), memory.read(), loss, **evaluate(model, data))
+    return Result(seconds[0], 1 / statistics.median(steady), memory.read(), loss,
+                  **evaluate(model, data))
 
 
-# -- what is printed -------------------------------------------------------------------------------------------------
+# -- what is printed -------------------------------------------------------------------------------
 
 def show_results(console, native: Result, fast: Result, on_gpu: bool, compiled: dict) -> None:
     from rich.table import Table
@@ -96,17 +101,21 @@ def show_results(console, native: Result, fast: Result, on_gpu: bool, compiled: 
         return "n/a" if value is None else f"{value / 2**20:,.0f} MiB"
 
     table = Table("", "native PyG", "with gnnaccel", "")
-    table.add_row("first epoch (incl. compiling)", f"{native.first_epoch_s:.2f} s", f"{fast.first_epoch_s:.2f} s")
+    table.add_row("first epoch (incl. compiling)", f"{native.first_epoch_s:.2f} s",
+                  f"{fast.first_epoch_s:.2f} s")
     if compiled["kernels"]:
-        table.add_row(f"compiling or loading {compiled['kernels']} kernels", "", f"{compiled['seconds']:.2f} s")
-    table.add_row("epochs/s (median, later epochs)", f"{native.epochs_per_s:.2f}", f"{fast.epochs_per_s:.2f}",
-                  f"{fast.epochs_per_s / native.epochs_per_s:.2f}x")
-    # A CPU process keeps some memory of the first run, so there the two numbers do not compare exactly.
+        table.add_row(f"compiling or loading {compiled['kernels']} kernels", "",
+                      f"{compiled['seconds']:.2f} s")
+    table.add_row("epochs/s (median, later epochs)", f"{native.epochs_per_s:.2f}",
+                  f"{fast.epochs_per_s:.2f}", f"{fast.epochs_per_s / native.epochs_per_s:.2f}x")
+    # A CPU process keeps some memory of the first run, so there the two numbers do not compare
+    # exactly.
     ratio = f"{fast.peak_bytes / native.peak_bytes:.2f}x" if on_gpu and native.peak_bytes else ""
-    table.add_row("peak GPU memory" if on_gpu else "growth of the process, at peak", mib(native.peak_bytes),
-                  mib(fast.peak_bytes), ratio)
+    table.add_row("peak GPU memory" if on_gpu else "growth of the process, at peak",
+                  mib(native.peak_bytes), mib(fast.peak_bytes), ratio)
     for name in ("train", "val", "test"):
-        table.add_row(f"{name} accuracy", f"{getattr(native, name):.3f}", f"{getattr(fast, name):.3f}")
+        table.add_row(f"{name} accuracy", f"{getattr(native, name):.3f}",
+                      f"{getattr(fast, name):.3f}")
     console.print(table)
 
 
@@ -117,37 +126,45 @@ def decisions() -> list[dict]:
         by_reason: dict[str, list[str]] = {}
         for item in record.get("rejected") or ():
             by_reason.setdefault(f"{item['code']} {item['text']}", []).append(item["candidate"])
-        why = tuple(f"{', '.join(candidates)}: {reason}" for reason, candidates in by_reason.items())
+        why = tuple(f"{', '.join(candidates)}: {reason}"
+                    for reason, candidates in by_reason.items())
         layer = record.get("layer") or "?"
         name = record.get("name")
         found[f"{name} ({layer})" if name else layer, record.get("direction") or "forward",
               record.get("route") or "?", record.get("kernel") or "", why] += 1
-    return [{"layer": layer, "direction": direction, "route": route, "kernel": kernel, "reasons": list(why),
-             "calls": calls} for (layer, direction, route, kernel, why), calls in sorted(found.items())]
+    return [{"layer": layer, "direction": direction, "route": route, "kernel": kernel,
+             "reasons": list(why), "calls": calls}
+            for (layer, direction, route, kernel, why), calls in sorted(found.items())]
 
 
 def show_decisions(console, rows: list[dict], status: dict) -> None:
     from rich.table import Table
 
-    console.print(f"gnnaccel's backend: {status.get('backend')} ({status.get('backend_text', 'no reason given')})")
+    console.print(f"gnnaccel's backend: {status.get('backend')} "
+                  f"({status.get('backend_text', 'no reason given')})")
     if not rows:
-        console.print("It recorded no decision: it is switched off, or it knows no layer of this model.")
+        console.print(
+            "It recorded no decision: it is switched off, or it knows no layer of this model.")
         return
     table = Table("layer", "pass", "route", "kernel", "what was ruled out, and why", "calls",
                   title="What gnnaccel decided")
     for row in rows:
         reasons = "\n".join(row["reasons"]) or "-"
-        table.add_row(row["layer"], row["direction"], row["route"], row["kernel"] or "-", reasons, str(row["calls"]))
+        table.add_row(row["layer"], row["direction"], row["route"], row["kernel"] or "-", reasons,
+                      str(row["calls"]))
     console.print(table)
 
 
-# -- running ---------------------------------------------------------------------------------------------------------
+# -- running ---------------------------------------------------------------------------------------
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default="code", help="code (default), cora, or the path of an .npz file")
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", default="code",
+                        help="code (default), cora, or the path of an .npz file")
     parser.add_argument("--epochs", type=int, help="default: 200 on a GPU, 10 on a CPU")
-    parser.add_argument("--hidden", type=int, default=8, help="channels per head of the first layer")
+    parser.add_argument("--hidden", type=int, default=8,
+                        help="channels per head of the first layer")
     parser.add_argument("--heads", type=int, default=8, help="heads of the first layer")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seed", type=int, default=0)
@@ -160,13 +177,17 @@ def introduce(console, data: Data, args: argparse.Namespace) -> None:
     if device.type == "cuda":
         console.print(f"Device: {torch.cuda.get_device_name(device)}, torch {torch.__version__}")
     else:
-        console.print(f"Device: {device.type}, torch {torch.__version__}. No GPU is used: gnnaccel's kernels need one. "
-                      "On the CPU it runs a layer on its torch backend where that was measured to be faster, and natively "
+        console.print(f"Device: {device.type}, torch {torch.__version__}. No GPU is "
+                      "used: gnnaccel's kernels need one. "
+                      "On the CPU it runs a layer on its torch backend where that was "
+                      "measured to be faster, and natively "
                       "elsewhere.")
     console.print(data.title)
-    console.print(f"Graph: {data.x.shape[0]:,} nodes, {data.edge_index.shape[1]:,} edges (both directions), "
+    console.print(f"Graph: {data.x.shape[0]:,} nodes, {data.edge_index.shape[1]:,} edges "
+                  "(both directions), "
                   f"{data.x.shape[1]} features, {data.classes} classes. "
-                  f"GAT: {args.heads} heads x {args.hidden}, then 1 head; {args.epochs} epochs each.")
+                  f"GAT: {args.heads} heads x {args.hidden}, then 1 head; {args.epochs} "
+                  "epochs each.")
 
 
 def main() -> None:
@@ -196,8 +217,9 @@ def main() -> None:
     show_decisions(console, rows, status)
     if args.json:
         with open(args.json, "w") as file:
-            json.dump({"args": vars(args), "backend": status.get("backend"), "native": asdict(native),
-                       "gnnaccel": asdict(fast), "compiled": status["compiled"], "decisions": rows}, file, indent=2)
+            json.dump({"args": vars(args), "backend": status.get("backend"),
+                       "native": asdict(native), "gnnaccel": asdict(fast),
+                       "compiled": status["compiled"], "decisions": rows}, file, indent=2)
 
 
 if __name__ == "__main__":

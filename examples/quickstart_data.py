@@ -26,7 +26,8 @@ class Data:
 
 
 def load_data(name: str, device: torch.device) -> Data:
-    """``name`` is "code", "cora" or the path of an .npz file. SystemExit with one line if it cannot be had."""
+    """``name`` is "code", "cora" or the path of an .npz file. SystemExit with one line if it cannot
+    be had."""
     if name == "code":
         graph = code_graph.load()
         arrays, title = vars(graph), f"Code graph: {code_graph.summary(graph)}"
@@ -35,7 +36,8 @@ def load_data(name: str, device: torch.device) -> Data:
     else:
         arrays, title = _npz(Path(name)), name
     y = torch.as_tensor(np.asarray(arrays["y"], np.int64))
-    masks = [np.asarray(arrays[key], bool) for key in ("train_mask", "val_mask", "test_mask") if key in arrays]
+    masks = [np.asarray(arrays[key], bool) for key in ("train_mask", "val_mask", "test_mask")
+             if key in arrays]
     if len(masks) < 3:
         masks = list(code_graph.split(y.numpy()))
     x = torch.as_tensor(np.asarray(arrays["x"], np.float32))
@@ -47,11 +49,13 @@ def load_data(name: str, device: torch.device) -> Data:
 
 def _npz(path: Path) -> dict:
     if not path.is_file():
-        raise SystemExit(f"{path} is not a file; --data takes code, cora or the path of an .npz file")
+        raise SystemExit(
+            f"{path} is not a file; --data takes code, cora or the path of an .npz file")
     with np.load(path) as data:
         missing = [key for key in ("edge_index", "x", "y") if key not in data]
         if missing:
-            raise SystemExit(f"{path} has no {', '.join(missing)}; it needs edge_index [2, E], x [N, F] and y [N]")
+            raise SystemExit(f"{path} has no {', '.join(missing)}; it needs edge_index [2, "
+                             "E], x [N, F] and y [N]")
         return dict(data)
 
 
@@ -65,11 +69,13 @@ def _cora() -> dict:
     except Exception as error:  # whatever the host's download code raises
         raise SystemExit(f"Cora is not in {root} and could not be downloaded ({error}). "
                          "Without a network use --data code, or --data PATH.npz.") from None
-    return {key: data[key].numpy() for key in ("x", "y", "edge_index", "train_mask", "val_mask", "test_mask")}
+    return {key: data[key].numpy()
+            for key in ("x", "y", "edge_index", "train_mask", "val_mask", "test_mask")}
 
 
 class PeakMemory:
-    """Peak memory from now on, in bytes: what torch allocated on a GPU, or how far a CPU process grew (Linux)."""
+    """Peak memory from now on, in bytes: what torch allocated on a GPU, or how far a CPU process
+    grew (Linux)."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -78,7 +84,8 @@ class PeakMemory:
             torch.cuda.reset_peak_memory_stats(device)
         else:
             try:
-                Path("/proc/self/clear_refs").write_text("5")  # sets the peak back to the present size
+                # sets the peak back to the present size
+                Path("/proc/self/clear_refs").write_text("5")
                 self.start = self._resident()
             except OSError:
                 pass

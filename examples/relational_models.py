@@ -12,9 +12,11 @@ BASES = 30
 
 
 class RGCN(torch.nn.Module):
-    """Two layers; the first has no input, so its weights are embeddings of the nodes, one per relation."""
+    """Two layers; the first has no input, so its weights are embeddings of the nodes, one per
+    relation."""
 
-    def __init__(self, conv: type, nodes: int, relations: int, classes: int, hidden: int = 16) -> None:
+    def __init__(self, conv: type, nodes: int, relations: int, classes: int,
+                 hidden: int = 16) -> None:
         super().__init__()
         self.first = conv(nodes, hidden, relations, num_bases=BASES, aggr="mean")
         self.second = conv(hidden, classes, relations, num_bases=BASES, aggr="mean")
@@ -25,7 +27,8 @@ class RGCN(torch.nn.Module):
 
 
 class RGAT(torch.nn.Module):
-    """Two attention layers over learned embeddings (this layer cannot go without an input), then a linear one."""
+    """Two attention layers over learned embeddings (this layer cannot go without an input), then a
+    linear one."""
 
     def __init__(self, nodes: int, relations: int, classes: int, hidden: int = 16) -> None:
         super().__init__()
@@ -41,17 +44,20 @@ class RGAT(torch.nn.Module):
 
 
 class HGT(torch.nn.Module):
-    """Features of any width enter through a linear layer; a type without features through an embedding of its nodes, which
-    is what a linear layer over one-hot features computes."""
+    """Features of any width enter through a linear layer; a type without features through an
+    embedding of its nodes, which is what a linear layer over one-hot features computes."""
 
     def __init__(self, task: HeteroTask, hidden: int = 64, heads: int = 4, layers: int = 2) -> None:
         super().__init__()
         self.target = task.target
-        self.linear = torch.nn.ModuleDict({kind: torch.nn.Linear(x.shape[1], hidden) for kind, x in task.x.items()})
+        self.linear = torch.nn.ModuleDict({kind: torch.nn.Linear(x.shape[1], hidden)
+                                           for kind, x in task.x.items()})
         self.embedding = torch.nn.ModuleDict({kind: torch.nn.Embedding(nodes, hidden)
-                                              for kind, nodes in task.num_nodes.items() if kind not in task.x})
+                                              for kind, nodes in task.num_nodes.items()
+                                              if kind not in task.x})
         metadata = (list(task.num_nodes), list(task.edges))
-        self.convs = torch.nn.ModuleList([HGTConv(hidden, hidden, metadata, heads) for _ in range(layers)])
+        self.convs = torch.nn.ModuleList([HGTConv(hidden, hidden, metadata, heads)
+                                          for _ in range(layers)])
         self.out = torch.nn.Linear(hidden, task.classes)
 
     def forward(self, x: dict[str, Tensor], edges: dict[EdgeType, Tensor]) -> Tensor:
@@ -62,11 +68,13 @@ class HGT(torch.nn.Module):
         return self.out(hidden[self.target])
 
 
-LAYERS = {"rgcn": RGCNConv, "fast_rgcn": FastRGCNConv, "rgat": RGATConv}  # for entities; DBLP has HGTConv
+# for entities; DBLP has HGTConv
+LAYERS = {"rgcn": RGCNConv, "fast_rgcn": FastRGCNConv, "rgat": RGATConv}
 
 
 def build(task: Task, layer: str) -> torch.nn.Module:
-    """The model of a task, drawn from torch's generator. ``layer``, a key of `LAYERS`, matters for entities only."""
+    """The model of a task, drawn from torch's generator. ``layer``, a key of `LAYERS`, matters for
+    entities only."""
     if isinstance(task, HeteroTask):
         return HGT(task)
     assert isinstance(task, EntityTask)

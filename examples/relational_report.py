@@ -1,4 +1,5 @@
-"""Native and accelerated runs of several seeds, put side by side: numbers, a table for the terminal, one in Markdown."""
+"""Native and accelerated runs of several seeds, put side by side: numbers, a table for the
+terminal, one in Markdown."""
 from __future__ import annotations
 
 import math
@@ -7,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
 SIDES = ("native", "gnnaccel")
-HEADER = ("dataset, layer", "native", "with gnnaccel", "difference", "paired", "ms per epoch", "faster", "calls, and why native")
+HEADER = ("dataset, layer", "native", "with gnnaccel", "difference", "paired", "ms per epoch",
+          "faster", "calls, and why native")
 
 
 @dataclass
@@ -26,7 +28,8 @@ class Decisions:
 
     calls: int  # that the models made
     routes: dict[str, int] = field(default_factory=dict)  # of the calls that gnnaccel saw
-    reasons: dict[str, int] = field(default_factory=dict)  # reason code -> calls that went native for it
+    # reason code -> calls that went native for it
+    reasons: dict[str, int] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)  # reason code -> what a record said
     kernels: list[str] = field(default_factory=list)  # "forward RGCNConv: cuda, name"
 
@@ -50,14 +53,16 @@ class Decisions:
                     self.kernels.append(line)
 
     def shares(self) -> dict[str, float]:
-        """Of all calls, by route. "unseen" is what gnnaccel never got: layers it does not know run natively."""
+        """Of all calls, by route. "unseen" is what gnnaccel never got: layers it does not know run
+        natively."""
         seen = sum(self.routes.values())
         calls = {**self.routes, "unseen": max(0, self.calls - seen)}
         return {route: n / max(self.calls, seen) for route, n in sorted(calls.items()) if n}
 
 
 def summarize(native: Sequence[Run], fast: Sequence[Run], decisions: Decisions) -> dict:
-    """Everything that the tables show, and the runs behind it. The runs are in the order of the seeds, on both sides."""
+    """Everything that the tables show, and the runs behind it. The runs are in the order of the
+    seeds, on both sides."""
     sides = {side: _side(runs) for side, runs in zip(SIDES, (native, fast))}
     differences = [b.accuracy - a.accuracy for a, b in zip(native, fast, strict=True)]
     mean, spread = statistics.mean(differences), sides["native"]["accuracy_std"]
@@ -81,14 +86,15 @@ def summarize(native: Sequence[Run], fast: Sequence[Run], decisions: Decisions) 
 def _side(runs: Sequence[Run]) -> dict:
     accuracies = [run.accuracy for run in runs]
     return {"accuracy_mean": statistics.mean(accuracies), "accuracy_std": _std(accuracies),
-            "epoch_s": statistics.median(run.epoch_s for run in runs), "runs": [asdict(run) for run in runs]}
+            "epoch_s": statistics.median(run.epoch_s for run in runs),
+            "runs": [asdict(run) for run in runs]}
 
 
 def _std(values: Sequence[float]) -> float | None:
     return statistics.stdev(values) if len(values) > 1 else None
 
 
-# -- tables ----------------------------------------------------------------------------------------------------------
+# -- tables ----------------------------------------------------------------------------------------
 
 def cells(result: dict) -> list[str]:
     """A row under `HEADER`."""
@@ -100,7 +106,9 @@ def cells(result: dict) -> list[str]:
         _percent(native["accuracy_mean"], native["accuracy_std"]),
         _percent(fast["accuracy_mean"], fast["accuracy_std"]),
         f"{100 * difference['mean']:+.2f}" + ("" if in_std is None else f" ({in_std:+.2f} std)"),
-        ("" if error is None else f"±{100 * error:.2f}; ") + f"{difference['seeds_equal']} of {seeds} equal",
+        (""
+         if error is None
+         else f"±{100 * error:.2f}; ") + f"{difference['seeds_equal']} of {seeds} equal",
         f"{1000 * native['epoch_s']:.1f} -> {1000 * fast['epoch_s']:.1f}",
         f"{result['speedup']:.2f}x",
         _calls(result["calls"]),
@@ -119,27 +127,35 @@ def _calls(calls: dict) -> str:
 
 def remarks(results: Sequence[dict]) -> list[str]:
     """What the columns mean, and in words what is behind the codes in the last one."""
-    lines = ["Accuracy on the test nodes after the last epoch, in percent: mean ± standard deviation over the seeds.",
-             "difference: gnnaccel minus native, in percentage points, and in standard deviations of the native seeds.",
-             "paired: standard error of the mean difference at the same seed; seeds whose two accuracies are equal."]
-    texts = {code: reason["text"] for result in results for code, reason in result["calls"]["reasons"].items()}
+    lines = ["Accuracy on the test nodes after the last epoch, in percent: mean ± "
+             "standard deviation over the seeds.",
+             "difference: gnnaccel minus native, in percentage points, and in "
+             "standard deviations of the native seeds.",
+             "paired: standard error of the mean difference at the same seed; seeds "
+             "whose two accuracies are equal."]
+    texts = {code: reason["text"] for result in results
+             for code, reason in result["calls"]["reasons"].items()}
     lines += [f"{code}: {text}" for code, text in sorted(texts.items()) if text]
     if any("unseen" in result["calls"]["shares"] for result in results):
-        lines.append("unseen: calls of layers that this gnnaccel does not take over; they ran natively.")
+        lines.append(
+            "unseen: calls of layers that this gnnaccel does not take over; they ran natively.")
     return lines + sorted({kernel for result in results for kernel in result["calls"]["kernels"]})
 
 
 def show(console, meta: dict, results: Sequence[dict]) -> None:
-    """Print the table with rich: the two sides below each other, so that it fits into a terminal."""
+    """Print the table with rich: the two sides below each other, so that it fits into a
+    terminal."""
     from rich.table import Table
 
-    table = Table("dataset", "", "accuracy", "ms/epoch", "calls", title=_title(meta), show_lines=True)
+    table = Table("dataset", "", "accuracy", "ms/epoch", "calls", title=_title(meta),
+                  show_lines=True)
     for column in table.columns[:4]:
         column.no_wrap = True
     for result in results:
         what, native, fast, difference, paired, epochs, faster, calls = cells(result)
         table.add_row(what.replace(", ", "\n"), "native\ngnnaccel\ndifference\npaired",
-                      "\n".join([native, fast, difference, paired]), epochs.replace(" -> ", "\n") + f"\n{faster}", calls)
+                      "\n".join([native, fast, difference, paired]),
+                      epochs.replace(" -> ", "\n") + f"\n{faster}", calls)
     console.print(table)
     for line in remarks(results):
         console.print(line, highlight=False, markup=False)
@@ -154,5 +170,6 @@ def markdown(meta: dict, results: Sequence[dict]) -> str:
 
 def _title(meta: dict) -> str:
     seeds = "1 seed" if meta["seeds"] == 1 else f"{meta['seeds']} seeds"
-    return (f"{seeds} x {meta['epochs']} epochs on {meta['device']}, torch {meta['torch']}, PyG {meta['pyg']}, "
+    return (f"{seeds} x {meta['epochs']} epochs on {meta['device']}, torch "
+            f"{meta['torch']}, PyG {meta['pyg']}, "
             f"gnnaccel {meta['gnnaccel']} ({meta['backend'] or 'switched off'})")

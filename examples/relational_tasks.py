@@ -1,4 +1,5 @@
-"""What there is to learn: classes of some nodes of a graph whose edges have types. Nothing in here is about gnnaccel."""
+"""What there is to learn: classes of some nodes of a graph whose edges have types. Nothing in here
+is about gnnaccel."""
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
@@ -28,12 +29,15 @@ class Task:
 
     def to(self, device: torch.device) -> Task:
         """The same on ``device``."""
-        return replace(self, **{field.name: _moved(getattr(self, field.name), device) for field in fields(self)})
+        return replace(self,
+                       **{field.name: _moved(getattr(self, field.name), device)
+                          for field in fields(self)})
 
 
 @dataclass(kw_only=True)
 class EntityTask(Task):
-    """One kind of node without features, edges of many relations: as in PyG's ``Entities``, inverse edges included."""
+    """One kind of node without features, edges of many relations: as in PyG's ``Entities``, inverse
+    edges included."""
 
     num_nodes: int
     num_relations: int

@@ -1,13 +1,18 @@
-"""Trains unmodified PyG models on relational graphs, natively and with gnnaccel, ten seeds each, and compares.
+"""Trains unmodified PyG models on relational graphs, natively and with gnnaccel, ten seeds each,
+and compares.
 
-    python examples/relational_training.py                        # AIFB, MUTAG, DBLP through PyG (downloaded on first use)
-    python examples/relational_training.py --data DIR             # from aifb.npz, mutag_rdf.npz and het_dblp.npz in DIR
-    python examples/relational_training.py --datasets aifb --layer rgcn fast_rgcn rgat --out results.json --table table.md
+    python examples/relational_training.py                        # AIFB, MUTAG, DBLP through PyG
+    (downloaded on first use)
+    python examples/relational_training.py --data DIR             # from aifb.npz, mutag_rdf.npz and
+    het_dblp.npz in DIR
+    python examples/relational_training.py --datasets aifb --layer rgcn fast_rgcn rgat --out
+    results.json --table table.md
     python examples/relational_training.py --quick                # one seed, few epochs
 
-AIFB and MUTAG: classes of entities with the public split, RGCN without node features. DBLP: classes of authors, HGT. Both sides
-run in this process, from the same weights at each seed, and test accuracy is that after the last epoch: no epoch is chosen by it.
-The models (relational_models.py) do not mention gnnaccel; it is enabled in `compare`.
+AIFB and MUTAG: classes of entities with the public split, RGCN without node features. DBLP: classes
+of authors, HGT. Both sides run in this process, from the same weights at each seed, and test
+accuracy is that after the last epoch: no epoch is chosen by it. The models (relational_models.py)
+do not mention gnnaccel; it is enabled in `compare`.
 """
 from __future__ import annotations
 
@@ -36,7 +41,7 @@ from relational_tasks import Task
 WARM_UP = 3  # epochs left out of the median, or fewer if there are only few
 
 
-# -- training --------------------------------------------------------------------------------------------------------
+# -- training --------------------------------------------------------------------------------------
 
 def train_epoch(model: torch.nn.Module, optimizer: torch.optim.Optimizer, task: Task) -> float:
     model.train()
@@ -67,8 +72,10 @@ def fit(model: torch.nn.Module, task: Task, epochs: int, seed: int) -> Run:
     return Run(accuracy(model, task), loss, steady, seconds[0])
 
 
-def compare(task: Task, layer: str, seeds: int, epochs: int, progress: Callable[[str], None]) -> dict:
-    """All seeds on both sides. At odd seeds gnnaccel comes first, so a machine that slows down favours neither."""
+def compare(task: Task, layer: str, seeds: int, epochs: int,
+            progress: Callable[[str], None]) -> dict:
+    """All seeds on both sides. At odd seeds gnnaccel comes first, so a machine that slows down
+    favours neither."""
     device, name = task.train_idx.device, relational_models.layer_name(task, layer)
     decisions = Decisions(calls=0)
     runs: dict[str, list[Run]] = {side: [] for side in SIDES}
@@ -84,15 +91,18 @@ def compare(task: Task, layer: str, seeds: int, epochs: int, progress: Callable[
             with gnnaccel.enabled() if side == "gnnaccel" else nullcontext():
                 runs[side].append(fit(mine, task, epochs, seed))
             if side == "gnnaccel":
-                decisions.calls += (epochs + 1) * sum(isinstance(part, MessagePassing) for part in mine.modules())
+                decisions.calls += (epochs + 1) * sum(isinstance(part, MessagePassing)
+                                                      for part in mine.modules())
                 decisions.add(gnnaccel.stats(), name)
     decisions.describe(recorded(model, task), name)
-    return {"layer": name, **relational_report.summarize(runs["native"], runs["gnnaccel"], decisions)}
+    return {"layer": name,
+            **relational_report.summarize(runs["native"], runs["gnnaccel"], decisions)}
 
 
 def recorded(model: torch.nn.Module, task: Task) -> list[dict]:
-    """gnnaccel's records of two more epochs, which nothing else counts: listening costs time. The first epoch builds the
-    graph's structure for a later one, so only the second decides as most of the run did."""
+    """gnnaccel's records of two more epochs, which nothing else counts: listening costs time. The
+    first epoch builds the graph's structure for a later one, so only the second decides as most of
+    the run did."""
     optimizer = torch.optim.Adam(model.parameters(), lr=0.0)
     with gnnaccel.enabled(records=10_000):
         train_epoch(model, optimizer, task)
@@ -102,7 +112,7 @@ def recorded(model: torch.nn.Module, task: Task) -> list[dict]:
         return gnnaccel.records()
 
 
-# -- running ---------------------------------------------------------------------------------------------------------
+# -- running ---------------------------------------------------------------------------------------
 
 def positive(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
@@ -116,22 +126,31 @@ def target(text: str) -> Path:
     if path.is_dir():
         raise argparse.ArgumentTypeError(f"{text!r} is a folder")
     if not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"{text!r} cannot be written: there is no folder {str(path.parent)!r}")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} cannot be written: there is no folder {str(path.parent)!r}")
     return path
 
 
 def arguments(given: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, metavar="DIR", help=f"a folder with {', '.join(relational_npz.FILES.values())}")
-    parser.add_argument("--datasets", nargs="+", choices=list(relational_npz.FILES), default=list(relational_npz.FILES))
-    parser.add_argument("--layer", nargs="+", choices=list(relational_models.LAYERS), default=["rgcn"],
-                        help="of AIFB and MUTAG; DBLP always has HGTConv")
-    parser.add_argument("--seeds", type=positive, default=10, help="how many: 0, 1, ... (default: 10)")
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, metavar="DIR",
+                        help=f"a folder with {', '.join(relational_npz.FILES.values())}")
+    parser.add_argument("--datasets", nargs="+", choices=list(relational_npz.FILES),
+                        default=list(relational_npz.FILES))
+    parser.add_argument("--layer", nargs="+", choices=list(relational_models.LAYERS),
+                        default=["rgcn"], help="of AIFB and MUTAG; DBLP always has HGTConv")
+    parser.add_argument("--seeds", type=positive, default=10,
+                        help="how many: 0, 1, ... (default: 10)")
     parser.add_argument("--epochs", type=positive, default=50)
-    parser.add_argument("--device", default="auto", help="auto (the GPU if there is one), cpu, cuda, cuda:1, ...")
-    parser.add_argument("--quick", action="store_true", help="one seed, four epochs: whether it runs, not how well")
-    parser.add_argument("--out", type=target, metavar="JSON", help="write everything measured there")
-    parser.add_argument("--table", type=target, metavar="MD", help="write the table there, in Markdown")
+    parser.add_argument("--device", default="auto",
+                        help="auto (the GPU if there is one), cpu, cuda, cuda:1, ...")
+    parser.add_argument("--quick", action="store_true",
+                        help="one seed, four epochs: whether it runs, not how well")
+    parser.add_argument("--out", type=target, metavar="JSON",
+                        help="write everything measured there")
+    parser.add_argument("--table", type=target, metavar="MD",
+                        help="write the table there, in Markdown")
     args = parser.parse_args(given)
     if args.quick:
         args.seeds, args.epochs = 1, 4
@@ -151,9 +170,11 @@ def environment(args: argparse.Namespace, device: torch.device) -> dict:
     """What the numbers depend on; no path of the machine."""
     with gnnaccel.enabled():
         status = gnnaccel.status()
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type}, {torch.get_num_threads()} threads"
-    return {"device": name, "torch": torch.__version__, "pyg": torch_geometric.__version__, "gnnaccel": gnnaccel.__version__,
-            "backend": status["backend"], "backend_text": status["backend_text"], "seeds": args.seeds, "epochs": args.epochs,
+    name = (torch.cuda.get_device_name(device)
+            if device.type == "cuda" else f"{device.type}, {torch.get_num_threads()} threads")
+    return {"device": name, "torch": torch.__version__, "pyg": torch_geometric.__version__,
+            "gnnaccel": gnnaccel.__version__, "backend": status["backend"],
+            "backend_text": status["backend_text"], "seeds": args.seeds, "epochs": args.epochs,
             "data": "files" if args.data else "PyG's dataset classes"}
 
 
@@ -162,8 +183,10 @@ def main(given: list[str] | None = None) -> None:
 
     args, console = arguments(given), Console()
     device = chosen_device(args.device)
-    load = relational_hosted.load if args.data is None else lambda name: relational_npz.load(args.data, name)
-    tasks = {name: load(name).to(device) for name in dict.fromkeys(args.datasets)}  # all first: errors come early
+    load = (relational_hosted.load
+            if args.data is None else lambda name: relational_npz.load(args.data, name))
+    # all first: errors come early
+    tasks = {name: load(name).to(device) for name in dict.fromkeys(args.datasets)}
     meta, results = environment(args, device), []
     with console.status("training") as status:
         for name, task in tasks.items():
@@ -172,7 +195,8 @@ def main(given: list[str] | None = None) -> None:
                 results.append({"dataset": name.upper(), "source": task.title, **found})
     relational_report.show(console, meta, results)
     if args.out:
-        args.out.write_text(json.dumps({"environment": meta, "results": results}, indent=2) + "\n", encoding="utf-8")
+        args.out.write_text(json.dumps({"environment": meta, "results": results}, indent=2) + "\n",
+                            encoding="utf-8")
     if args.table:
         args.table.write_text(relational_report.markdown(meta, results), encoding="utf-8")
 

@@ -1,4 +1,5 @@
-"""Attention problems for the kernel tests: a graph, a Program and its inputs, run by the kernels and by the torch backend."""
+"""Attention problems for the kernel tests: a graph, a Program and its inputs, run by the kernels
+and by the torch backend."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
@@ -12,7 +13,8 @@ from gnnaccel.dispatch.graph import GraphView
 from gnnaccel.dispatch.program import Program
 from tests.helpers import FLOOR, ROUNDING, relative
 
-SIZES = [(8, 8), (1, 1), (1, 7), (3, 5), (5, 3), (2, 40), (1, 64), (1, 128), (12, 20), (40, 2), (2, 512), (1, 511)]
+SIZES = [(8, 8), (1, 1), (1, 7), (3, 5), (5, 3), (2, 40), (1, 64), (1, 128), (12, 20), (40, 2),
+         (2, 512), (1, 511)]
 
 
 @dataclass
@@ -28,8 +30,8 @@ class Problem:
     grad: Tensor | None = field(default=None)
 
     def call(self) -> attention.Call:
-        return attention.Call(self.program, patterns.attention(self.program), self.graph, self.heads, self.width, self.out_dtype,
-                              self.exposed, self.pmf)
+        return attention.Call(self.program, patterns.attention(self.program), self.graph,
+                              self.heads, self.width, self.out_dtype, self.exposed, self.pmf)
 
     def grad_out(self) -> Tensor:
         """A fixed gradient of the output."""
@@ -40,8 +42,10 @@ class Problem:
 
 
 def skewed_edges(num_src: int, num_dst: int, edges: int, device="cpu") -> Tensor:
-    """Random edges with a long row on each side, rows of just 32 and 33 edges, duplicates, and isolated nodes (the last)."""
-    src, dst = torch.randint(0, max(1, num_src - 1), (edges,)), torch.randint(0, max(1, num_dst - 1), (edges,))
+    """Random edges with a long row on each side, rows of just 32 and 33 edges, duplicates, and
+    isolated nodes (the last)."""
+    src, dst = torch.randint(0, max(1, num_src - 1),
+                             (edges,)), torch.randint(0, max(1, num_dst - 1), (edges,))
     hub = edges // 3
     dst[:hub] = min(3, num_dst - 1)
     src[hub // 2:hub + hub // 2] = min(5, num_src - 1)
@@ -53,7 +57,8 @@ def skewed_edges(num_src: int, num_dst: int, edges: int, device="cpu") -> Tensor
 
 
 def graph(device, num_src=40, num_dst=30, edges=200, loops=0, wide=False) -> GraphView:
-    view = GraphView(skewed_edges(num_src, num_dst, edges, device), num_src, num_dst, loops, own=True)
+    view = GraphView(skewed_edges(num_src, num_dst, edges, device), num_src, num_dst, loops,
+                     own=True)
     view.wide = wide
     return view
 
@@ -62,11 +67,13 @@ def _normal(*shape: int) -> Tensor:
     return torch.randn(*shape)
 
 
-def additive(view: GraphView, heads: int, width: int, terms="same", edge=False, dropout=0.0, slope=0.2, row=torch.float32,
-             out=None, scale=1.0, pmf=False, bias=False) -> Problem:
-    """GAT. ``terms``: "same" (destinations are sources), "bipartite" or "source" (no features of destinations)."""
+def additive(view: GraphView, heads: int, width: int, terms="same", edge=False, dropout=0.0,
+             slope=0.2, row=torch.float32, out=None, scale=1.0, pmf=False, bias=False) -> Problem:
+    """GAT. ``terms``: "same" (destinations are sources), "bipartite" or "source" (no features of
+    destinations)."""
     program = attention_programs.gat(slope, dropout, terms == "same", terms != "source", edge, bias)
-    tensors = {"x": _normal(view.num_src, heads, width) * scale, "att_src": _normal(1, heads, width)}
+    tensors = {"x": _normal(view.num_src, heads, width) * scale,
+               "att_src": _normal(1, heads, width)}
     if terms == "bipartite":
         tensors["x_dst"] = _normal(view.num_dst, heads, width) * scale
     if terms != "source":
@@ -78,11 +85,12 @@ def additive(view: GraphView, heads: int, width: int, terms="same", edge=False, 
     return _problem(program, view, tensors, heads, width, row, out, pmf)
 
 
-def terms(view: GraphView, heads: int, width: int, dst=True, edge=False, dropout=0.0, slope=0.2, row=torch.float32, out=None,
-          scale=1.0, pmf=False) -> Problem:
+def terms(view: GraphView, heads: int, width: int, dst=True, edge=False, dropout=0.0, slope=0.2,
+          row=torch.float32, out=None, scale=1.0, pmf=False) -> Problem:
     """Additive attention over terms from elsewhere."""
     program = attention_programs.additive_terms(slope, dropout, dst, edge)
-    tensors = {"x": _normal(view.num_src, heads, width) * scale, "a_src": _normal(view.num_src, heads)}
+    tensors = {"x": _normal(view.num_src, heads, width) * scale,
+               "a_src": _normal(view.num_src, heads)}
     if dst:
         tensors["a_dst"] = _normal(view.num_dst, heads)
     if edge:
@@ -90,11 +98,13 @@ def terms(view: GraphView, heads: int, width: int, dst=True, edge=False, dropout
     return _problem(program, view, tensors, heads, width, row, out, pmf)
 
 
-def pairwise(score: str, view: GraphView, heads: int, width: int, edge=False, dropout=0.0, slope=0.2, row=torch.float32,
-             out=None, scale=1.0, bias=False) -> Problem:
-    """One of gatv2, dot, cosine, mx, sd; ``edge`` for the first two, ``dropout`` for all but cosine, ``bias`` for gatv2."""
+def pairwise(score: str, view: GraphView, heads: int, width: int, edge=False, dropout=0.0,
+             slope=0.2, row=torch.float32, out=None, scale=1.0, bias=False) -> Problem:
+    """One of gatv2, dot, cosine, mx, sd; ``edge`` for the first two, ``dropout`` for all but
+    cosine, ``bias`` for gatv2."""
     size = scale * width**-0.25
-    tensors = {"keys": _normal(view.num_src, heads, width) * size, "queries": _normal(view.num_dst, heads, width) * size}
+    tensors = {"keys": _normal(view.num_src, heads, width) * size,
+               "queries": _normal(view.num_dst, heads, width) * size}
     if score == "gatv2":
         program = attention_programs.gatv2(slope, dropout, edge, bias)
         tensors["att"] = _normal(1, heads, width)
@@ -108,7 +118,8 @@ def pairwise(score: str, view: GraphView, heads: int, width: int, edge=False, dr
         tensors["c_src"] = _normal(view.num_src, heads)
     elif score == "mx":
         program = attention_programs.supergat_mx(slope, dropout)
-        tensors["c_src"], tensors["c_dst"] = _normal(view.num_src, heads), _normal(view.num_dst, heads)
+        tensors["c_src"], tensors["c_dst"] = _normal(view.num_src,
+                                                     heads), _normal(view.num_dst, heads)
     else:
         program = attention_programs.supergat_sd(0.7, slope, dropout)
     if edge:
@@ -116,22 +127,29 @@ def pairwise(score: str, view: GraphView, heads: int, width: int, edge=False, dr
     return _problem(program, view, tensors, heads, width, row, out)
 
 
-def pairwise_vectors(device, heads: int, width: int, vectors: int = 3, dropout=0.0, row=torch.float32) -> Problem:
-    """GATv2 over several graphs side by side, one of them without edges, each with an attention vector of its own."""
-    edges = [skewed_edges(20, 15, 90, device) + torch.tensor([[20], [15]], device=device) * i for i in range(vectors - 1)]
+def pairwise_vectors(device, heads: int, width: int, vectors: int = 3, dropout=0.0,
+                     row=torch.float32) -> Problem:
+    """GATv2 over several graphs side by side, one of them without edges, each with an attention
+    vector of its own."""
+    edges = [skewed_edges(20, 15, 90, device) + torch.tensor([[20], [15]], device=device) * i
+             for i in range(vectors - 1)]
     view = GraphView(torch.cat(edges, 1), 20 * vectors, 15 * vectors, own=True)
     size = width**-0.25
-    tensors = {"keys": _normal(view.num_src, heads, width) * size, "queries": _normal(view.num_dst, heads, width) * size,
+    tensors = {"keys": _normal(view.num_src, heads, width) * size,
+               "queries": _normal(view.num_dst, heads, width) * size,
                "att": _normal(vectors, heads, width)}
-    found = _problem(attention_programs.gatv2_vectors(0.2, dropout), view, tensors, heads, width, row, None)
+    found = _problem(attention_programs.gatv2_vectors(0.2, dropout), view, tensors, heads, width,
+                     row, None)
     numbers = torch.arange(vectors, dtype=torch.int32, device=device)
     found.tensors.update(of_src=numbers.repeat_interleave(20), of_dst=numbers.repeat_interleave(15))
     return found
 
 
-def _leaves(tensors: dict[str, Tensor], train: bool, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+def _leaves(tensors: dict[str, Tensor], train: bool,
+            dtype: torch.dtype | None = None) -> dict[str, Tensor]:
     """Tensors of floating point as leaves, in ``dtype``; the others as they are."""
-    return {name: t.detach().to(dtype or t.dtype).requires_grad_(train) if t.is_floating_point() else t
+    return {name: t.detach().to(dtype or t.dtype).requires_grad_(train)
+            if t.is_floating_point() else t
             for name, t in tensors.items()}
 
 
@@ -144,7 +162,8 @@ _ROWS = ("x", "x_dst", "keys", "queries", "values", "edges")
 
 
 def _problem(program, view, tensors, heads, width, row, out, pmf=False) -> Problem:
-    placed = {name: t.to(view.device, row if name in _ROWS else torch.float32) for name, t in tensors.items()}
+    placed = {name: t.to(view.device, row if name in _ROWS else torch.float32)
+              for name, t in tensors.items()}
     return Problem(program, view, placed, heads, width, out or row, pmf)
 
 
@@ -161,7 +180,8 @@ def by_kernels(problem: Problem, train: bool = True) -> tuple[dict[str, Tensor],
     return results, call
 
 
-def by_torch(problem: Problem, call: attention.Call, dtype: torch.dtype, train: bool = True) -> dict[str, Tensor]:
+def by_torch(problem: Problem, call: attention.Call, dtype: torch.dtype,
+             train: bool = True) -> dict[str, Tensor]:
     """The same by plain torch operations in ``dtype``, with the dropout of ``call``."""
     tensors = _leaves(problem.tensors, train, dtype)
     out = plain(problem, tensors, mask_of(problem, call, dtype))
@@ -186,28 +206,33 @@ def mask_of(problem: Problem, call: attention.Call, dtype: torch.dtype) -> Tenso
     return factors(call.dropout, edges.src.shape[0], problem.heads, problem.graph.device).to(dtype)
 
 
-#: What a single sample of a gradient may be off by in any case: it leaves room for the luck of torch's own rounding, most of
+#: What a single sample of a gradient may be off by in any case: it leaves room for the luck of
+#: torch's own rounding, most of
 #: all where few numbers are compared. `check_average` judges without it.
 GRADIENT_FLOOR = {"att_src": 3e-6, "att_dst": 3e-6, "att": 3e-6, "bias": 3e-6}
 
 
 def check(problem: Problem, train: bool = True, floor: float = 0.0) -> dict[str, Tensor]:
-    """The kernels' results, after judging each of them; the allowance grows by what storing in half precision costs.
+    """The kernels' results, after judging each of them; the allowance grows by what storing in half
+    precision costs.
 
-    Where an error is beyond its limit by less than half, the errors of twelve more draws are put together: torch's own error in a
-    single one is luck."""
+    Where an error is beyond its limit by less than half, the errors of twelve more draws are put
+    together: torch's own error in a single one is luck."""
     got, found = _draw(problem, train)
     floors = {}
     for name, value in got.items():
         expected = problem.out_dtype if name == "out" else problem.tensors[name].dtype
         assert value.dtype == expected, f"{name} has {value.dtype}"
-        assert torch.isfinite(value).all(), f"{name}: {int((~torch.isfinite(value)).sum())} numbers are not finite"
+        assert torch.isfinite(
+            value).all(), f"{name}: {int((~torch.isfinite(value)).sum())} numbers are not finite"
         stored = ROUNDING[value.dtype] if value.dtype in (torch.float16, torch.bfloat16) else 0.0
-        floors[name] = max(floor, FLOOR if name == "out" else GRADIENT_FLOOR.get(name, 1e-6)) + stored
+        floors[name] = max(floor,
+                           FLOOR if name == "out" else GRADIENT_FLOOR.get(name, 1e-6)) + stored
     wrong = _beyond([found], floors)
     assert not _beyond([found], floors, 1.5), wrong
     if wrong:
-        wrong = _beyond([found, *(_draw(_redrawn(problem), train)[1] for _ in range(SECOND_LOOK))], floors)
+        wrong = _beyond([found, *(_draw(_redrawn(problem), train)[1] for _ in range(SECOND_LOOK))],
+                        floors)
         assert not wrong, wrong
     return got
 
@@ -215,11 +240,14 @@ def check(problem: Problem, train: bool = True, floor: float = 0.0) -> dict[str,
 SECOND_LOOK = 12
 
 
-def _draw(problem: Problem, train: bool) -> tuple[dict[str, Tensor], dict[str, tuple[float, float, float]]]:
+def _draw(problem: Problem,
+          train: bool) -> tuple[dict[str, Tensor], dict[str, tuple[float, float, float]]]:
     """The kernels' results, and of each its error, torch's in fp32, and the truth's norm."""
     got, call = by_kernels(problem, train)
-    exact, plain = (by_torch(problem, call, dtype, train) for dtype in (torch.float64, torch.float32))
-    return got, {name: (*((t.double() - exact[name]).norm().item() for t in (value, plain[name])), exact[name].norm().item())
+    exact, plain = (by_torch(problem, call, dtype, train)
+                    for dtype in (torch.float64, torch.float32))
+    return got, {name: (*((t.double() - exact[name]).norm().item() for t in (value, plain[name])),
+                        exact[name].norm().item())
                  for name, value in got.items()}
 
 
@@ -227,28 +255,34 @@ def _beyond(draws: list[dict], floors: dict[str, float], slack: float = 1.0) -> 
     """What is less accurate over these draws than twice torch plus its floor."""
     wrong = []
     for name, floor in floors.items():
-        mine, plain, scale = torch.tensor([draw[name] for draw in draws], dtype=torch.float64).pow(2).sum(0).sqrt().tolist()
+        mine, plain, scale = torch.tensor([draw[name] for draw in draws],
+                                          dtype=torch.float64).pow(2).sum(0).sqrt().tolist()
         if not mine / (scale or 1.0) <= slack * (2 * plain / (scale or 1.0) + floor):
-            wrong.append(f"{name}: relative error {mine / (scale or 1.0):.2e}, allowed {2 * plain / (scale or 1.0) + floor:.2e}")
+            wrong.append(f"{name}: relative error {mine / (scale or 1.0):.2e}, allowed "
+                         f"{2 * plain / (scale or 1.0) + floor:.2e}")
     return wrong
 
 
 def _redrawn(problem: Problem) -> Problem:
     """The same with other random numbers of the same size."""
-    tensors = {name: (torch.randn(t.shape) * t.float().square().mean().sqrt().cpu()).to(t) if t.is_floating_point() else t
+    tensors = {name: (torch.randn(t.shape) * t.float().square().mean().sqrt().cpu()).to(t)
+               if t.is_floating_point() else t
                for name, t in problem.tensors.items()}
     return replace(problem, tensors=tensors, grad=None)
 
 
 def check_average(make, samples: int = 12, factor: float = 2.0) -> None:
-    """Over ``samples`` of ``make()``, the root mean square of the kernels' errors against that of torch's in fp32."""
+    """Over ``samples`` of ``make()``, the root mean square of the kernels' errors against that of
+    torch's in fp32."""
     errors: dict[str, list] = {}
     for _ in range(samples):
         problem = make()
         got, call = by_kernels(problem)
         exact, plain = (by_torch(problem, call, dtype) for dtype in (torch.float64, torch.float32))
         for name in got:
-            errors.setdefault(name, []).append((relative(got[name], exact[name]), relative(plain[name], exact[name])))
+            errors.setdefault(name,
+                              []).append((relative(got[name], exact[name]),
+                                          relative(plain[name], exact[name])))
     for name, pairs in errors.items():
         ours, torchs = torch.tensor(pairs, dtype=torch.float64).pow(2).mean(0).sqrt().tolist()
         assert ours <= factor * torchs + FLOOR, f"{name}: error {ours:.2e} on average, {torchs:.2e} by torch in fp32"

@@ -1,4 +1,5 @@
-"""The devices on which kernel tests run, and memory that shows what a kernel forgets or oversteps."""
+"""The devices on which kernel tests run, and memory that shows what a kernel forgets or
+oversteps."""
 from __future__ import annotations
 
 import gc
@@ -7,14 +8,16 @@ import shutil
 
 import pytest
 
-os.environ["GNNACCEL_CACHE_DIR"] = os.devnull  # no folder: what was calibrated on this machine is not to change decisions
+# no folder: what was calibrated on this machine is not to change decisions
+os.environ["GNNACCEL_CACHE_DIR"] = os.devnull
 
 import gnnaccel  # noqa: F401  (before dgl, which pytest-xdist may import to show a warning of its)
 from tests import thinning
 
 
 def pytest_addoption(parser):
-    parser.addoption(thinning.OPTION, action="store_true", help="a smaller, fixed set: see tests/thinning.py")
+    parser.addoption(thinning.OPTION, action="store_true",
+                     help="a smaller, fixed set: see tests/thinning.py")
 
 
 def pytest_collection_modifyitems(config, items):
@@ -24,7 +27,8 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish(session):
-    """Thousands of collected tests live as long as the run: no garbage collection needs to look at them again."""
+    """Thousands of collected tests live as long as the run: no garbage collection needs to look at
+    them again."""
     gc.collect()
     gc.freeze()
 
@@ -59,7 +63,8 @@ def chunk_edges(monkeypatch):
 
 @pytest.fixture
 def poison(device, monkeypatch):
-    """New tensors hold NaN (or -1) instead of leftovers, and on the CPU they lie between guard zones."""
+    """New tensors hold NaN (or -1) instead of leftovers, and on the CPU they lie between guard
+    zones."""
     from tests.helpers import Poison
     memory = Poison(device)
     memory.install(monkeypatch)

@@ -2,11 +2,12 @@
 
     python tests/gpu_record.py --run [pytest arguments]   run them and write tests/gpu_record.json
            [--oracle-seconds 60]                          then random cases for so long; 0: none
-    python tests/gpu_record.py --check                    is the record complete, green and of the present sources?
+    python tests/gpu_record.py --check                    is the record complete, green and of the
+    present sources?
     python tests/gpu_record.py --hash                     the hash that the record must have
 
-CI has no GPU: it can only check that somebody ran these tests after the last change. --check and --hash need nothing
-but the standard library.
+CI has no GPU: it can only check that somebody ran these tests after the last change. --check and
+--hash need nothing but the standard library.
 """
 from __future__ import annotations
 
@@ -27,13 +28,16 @@ ROOT = Path(__file__).resolve().parent.parent
 SCHEMA = 1
 FOLDERS = ("gnnaccel/cuda", "gnnaccel/dispatch", "gnnaccel/adapters")
 SUFFIXES = {".py", ".cu", ".cuh"}
-PACKAGES = {"torch": ("torch",), "cupy": ("cupy-cuda13x", "cupy-cuda12x", "cupy"), "torch_geometric":
+PACKAGES = {"torch": ("torch",), "cupy": ("cupy-cuda13x", "cupy-cuda12x", "cupy"),
+            "torch_geometric":
             ("torch-geometric",), "dgl": ("dgl",)}
 
 
 def sources_hash(root: Path) -> str:
-    """SHA-256 over the sorted relative paths and contents of all kernel, dispatch and adapter sources."""
-    files = [path for folder in FOLDERS for path in (root / folder).rglob("*") if path.suffix in SUFFIXES]
+    """SHA-256 over the sorted relative paths and contents of all kernel, dispatch and adapter
+    sources."""
+    files = [path for folder in FOLDERS for path in (root / folder).rglob("*")
+             if path.suffix in SUFFIXES]
     digest = hashlib.sha256()
     for name, path in sorted((path.relative_to(root).as_posix(), path) for path in files):
         content = path.read_bytes().replace(b"\r\n", b"\n")
@@ -45,7 +49,8 @@ def complaint(root: Path, record_path: Path) -> str | None:
     """Why the record does not vouch for the present sources; None if it does."""
     try:
         record = json.loads(record_path.read_text())
-        schema, tested, counts, arguments = (record[key] for key in ("schema", "hash", "counts", "arguments"))
+        schema, tested, counts, arguments = (record[key]
+                                             for key in ("schema", "hash", "counts", "arguments"))
     except OSError:
         return f"{record_path.name} is missing: run make gpu-test on a machine with a GPU"
     except (ValueError, KeyError, TypeError):
@@ -53,9 +58,11 @@ def complaint(root: Path, record_path: Path) -> str | None:
     if schema != SCHEMA:
         return f"{record_path.name} has schema {schema}, not {SCHEMA}: run make gpu-test again"
     if tested != sources_hash(root):
-        return "sources changed since the GPU tests were recorded: run make gpu-test on a machine with a GPU"
+        return ("sources changed since the GPU tests were recorded: run make gpu-test on a "
+                "machine with a GPU")
     if arguments:
-        return f"the record is of a partial run ({' '.join(arguments)}): run make gpu-test without ARGS"
+        return (f"the record is of a partial run ({' '.join(arguments)}): run make gpu-test "
+                "without ARGS")
     if counts["failed"]:
         return f"{counts['failed']} GPU tests failed when they were recorded"
     alarms = len((record.get("oracle") or {}).get("alarms", ()))
@@ -72,7 +79,8 @@ class Counts:
         self.failures: list[str] = []
 
     def pytest_runtest_logreport(self, report) -> None:
-        # A test is three phases. Its call decides, and so does a set-up or tear-down that did not pass.
+        # A test is three phases. Its call decides, and so does a set-up or tear-down that did not
+        # pass.
         if report.when == "call" or report.outcome != "passed":
             self.count(report)
 
@@ -103,7 +111,8 @@ def versions() -> dict[str, str | None]:
 
 
 def parallel() -> list[str]:
-    """Arguments that spread the tests over processes, which share the GPU: compiling kernels takes a core each."""
+    """Arguments that spread the tests over processes, which share the GPU: compiling kernels takes
+    a core each."""
     if importlib.util.find_spec("xdist") is None:
         return []
     return ["-n", str(min(28, os.cpu_count() or 1)), "--dist", "worksteal"]
@@ -116,13 +125,16 @@ def oracle(seconds: float) -> dict | None:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "oracle.json"
         seed = int(time.time()) % 100_000
-        command = [sys.executable, "-m", "tests.oracle", "--backend", "gpu", "--seconds", str(seconds)]
+        command = [sys.executable, "-m", "tests.oracle", "--backend", "gpu", "--seconds",
+                   str(seconds)]
         processes = str(min(16, os.cpu_count() or 1))
         command += ["--seed", str(seed), "--processes", processes, "--out", str(out)]
         subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
-        nothing = {"counts": {}, "alarms": [{"reproduce": "the oracle itself did not come to its end"}]}
+        nothing = {"counts": {},
+                   "alarms": [{"reproduce": "the oracle itself did not come to its end"}]}
         found = json.loads(out.read_text()) if out.exists() else nothing
-    parts = {key.split()[0]: {k: int(amounts.get(k, 0)) for k in ("cases", "checks", "refused", "alarms")}
+    parts = {key.split()[0]: {k: int(amounts.get(k, 0))
+                              for k in ("cases", "checks", "refused", "alarms")}
              for key, amounts in found["counts"].items()}
     alarms = [alarm["reproduce"] for alarm in found["alarms"]]
     return {"seed": seed, "seconds": seconds, "parts": parts, "alarms": alarms}
@@ -137,8 +149,10 @@ def run(arguments: list[str], record_path: Path, oracle_seconds: float = 0) -> i
         print("no GPU that torch can use: nothing was run or recorded")
         return 1
     os.chdir(ROOT)
-    # A script's own folder comes first on the path: tests/profile would hide the standard library's.
-    sys.path[:] = [str(ROOT), *(entry for entry in sys.path if Path(entry or ".").resolve() != ROOT / "tests")]
+    # A script's own folder comes first on the path: tests/profile would hide the standard
+    # library's.
+    sys.path[:] = [str(ROOT),
+                   *(entry for entry in sys.path if Path(entry or ".").resolve() != ROOT / "tests")]
     before, start, counts = sources_hash(ROOT), time.time(), Counts()
     status = int(pytest.main(["-q", "-m", "gpu", *parallel(), *arguments], plugins=[counts]))
     random_cases = oracle(oracle_seconds)
@@ -146,9 +160,12 @@ def run(arguments: list[str], record_path: Path, oracle_seconds: float = 0) -> i
         print("sources changed while the tests ran: nothing was recorded")
         return 1
     record = {
-        "schema": SCHEMA, "hash": before, "device": torch.cuda.get_device_name(), "versions": versions(),
-        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"), "arguments": arguments,
-        "counts": counts.counts, "failures": counts.failures, "seconds": round(time.time() - start, 1),
+        "schema": SCHEMA, "hash": before, "device": torch.cuda.get_device_name(),
+        "versions": versions(),
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
+        "arguments": arguments,
+        "counts": counts.counts, "failures": counts.failures,
+        "seconds": round(time.time() - start, 1),
         "oracle": random_cases,
     }
     record_path.write_text(json.dumps(record, indent=2) + "\n")
@@ -156,7 +173,8 @@ def run(arguments: list[str], record_path: Path, oracle_seconds: float = 0) -> i
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     action = parser.add_mutually_exclusive_group(required=True)
     for name in ("run", "check", "hash"):
         action.add_argument(f"--{name}", action="store_true")

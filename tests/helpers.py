@@ -8,12 +8,14 @@ from torch import Tensor
 from tests.emulation.guards import guarded
 
 #: half an ulp, relative: what storing a result in this dtype may cost
-ROUNDING = {torch.float64: 2.0**-53, torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
+ROUNDING = {torch.float64: 2.0**-53, torch.float32: 2.0**-24, torch.float16: 2.0**-11,
+            torch.bfloat16: 2.0**-8}
 FLOOR = 2e-7
 
 
 def on_devices(names: str, both: list, cuda: list = ()):
-    """`pytest.mark.parametrize` over ``names`` and the device: ``both`` everywhere, ``cuda`` on GPUs only."""
+    """`pytest.mark.parametrize` over ``names`` and the device: ``both`` everywhere, ``cuda`` on
+    GPUs only."""
     def cell(device, values, **more):
         values = values if isinstance(values, tuple) else (values,)
         return pytest.param(device, *values, id="-".join([device, *map(_label, values)]), **more)
@@ -37,8 +39,10 @@ def relative(got: Tensor, exact: Tensor) -> float:
     return (got.double() - exact).norm().item() / (norm or 1.0)
 
 
-def assert_accurate(name: str, got: Tensor, plain: Tensor, exact: Tensor, floor: float = FLOOR, factor: float = 2.0) -> None:
-    """``got`` is at most ``factor`` times as far from the fp64 result as ``plain``, the same in fp32 by torch, plus a floor."""
+def assert_accurate(name: str, got: Tensor, plain: Tensor, exact: Tensor, floor: float = FLOOR,
+                    factor: float = 2.0) -> None:
+    """``got`` is at most ``factor`` times as far from the fp64 result as ``plain``, the same in
+    fp32 by torch, plus a floor."""
     assert got.shape == exact.shape, f"{name}: shape {tuple(got.shape)}, not {tuple(exact.shape)}"
     assert torch.isfinite(got).all(), f"{name}: {int((~torch.isfinite(got)).sum())} numbers of {got.numel()} are not finite"
     error, allowed = relative(got, exact), factor * relative(plain, exact) + floor
@@ -48,7 +52,8 @@ def assert_accurate(name: str, got: Tensor, plain: Tensor, exact: Tensor, floor:
 def same_bits(a: Tensor, b: Tensor) -> bool:
     """Equality that tells -0 from 0 and takes equal NaNs for equal."""
     whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
-    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a.contiguous().view(whole), b.contiguous().view(whole))
+    return (a.shape == b.shape and a.dtype == b.dtype
+            and torch.equal(a.contiguous().view(whole), b.contiguous().view(whole)))
 
 
 # ---- structure ----
@@ -58,7 +63,8 @@ class _Silence:
 
 
 def forget_report(rows) -> tuple[int, int]:
-    """Puts ``rows`` back to before the device has reported on them. Returns the exact sizes, which are bounds from now on."""
+    """Puts ``rows`` back to before the device has reported on them. Returns the exact sizes, which
+    are bounds from now on."""
     if rows.indptr.is_cuda:
         torch.cuda.synchronize()
     exact = rows.split.sizes()
@@ -70,14 +76,16 @@ def forget_report(rows) -> tuple[int, int]:
 # ---- memory ----
 
 class Poison:
-    """Makes torch's allocating functions give NaN (floats) and -1 (integers), on the CPU between guard zones."""
+    """Makes torch's allocating functions give NaN (floats) and -1 (integers), on the CPU between
+    guard zones."""
 
     def __init__(self, device: torch.device):
         self._on_cpu = device.type == "cpu"
         self._guards: list = []
 
     def install(self, monkeypatch) -> None:
-        for name, fresh in (("empty", True), ("empty_like", True), ("zeros", False), ("zeros_like", False)):
+        for name, fresh in (("empty", True), ("empty_like", True), ("zeros", False),
+                            ("zeros_like", False)):
             monkeypatch.setattr(torch, name, self._wrapped(getattr(torch, name), fresh))
 
     def _wrapped(self, allocate, fresh: bool):
@@ -86,7 +94,8 @@ class Poison:
             if kwargs.get("pin_memory") or tensor.is_inference() or not tensor.is_contiguous():
                 return tensor
             if fresh:
-                tensor.detach().fill_(float("nan") if tensor.is_floating_point() else -1 if tensor.dtype.is_signed else 255)
+                tensor.detach().fill_(float("nan") if tensor.is_floating_point() else -1
+                                      if tensor.dtype.is_signed else 255)
             return self.guard(tensor) if self._on_cpu else tensor
 
         return replacement
@@ -97,8 +106,10 @@ class Poison:
             return tensor
         self._guards.append(guarded(tensor))
         inner = self._guards[-1].tensor
-        # not a view of the zones for autograd, which treats views that Functions return in its own way
-        return inner.new_empty(0).set_(inner.untyped_storage(), inner.storage_offset(), inner.shape, inner.stride())
+        # not a view of the zones for autograd, which treats views that Functions return in its own
+        # way
+        return inner.new_empty(0).set_(inner.untyped_storage(), inner.storage_offset(), inner.shape,
+                                       inner.stride())
 
     def check(self) -> None:
         """AssertionError when a kernel wrote beside a tensor."""

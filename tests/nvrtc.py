@@ -20,7 +20,8 @@ class NvrtcError(RuntimeError):
 
 @functools.cache
 def library_path() -> pathlib.Path | None:
-    """libnvrtc of an installed ``nvidia-cuda-nvrtc`` wheel (any CUDA major), or None without one."""
+    """libnvrtc of an installed ``nvidia-cuda-nvrtc`` wheel (any CUDA major), or None without
+    one."""
     for distribution in importlib.metadata.distributions():
         name = (distribution.metadata["Name"] or "").lower().replace("_", "-")
         if not name.startswith("nvidia-cuda-nvrtc"):
@@ -55,7 +56,8 @@ def architectures() -> list[int]:
 
 
 def compile_text(text: str, defines: tuple, arch: int) -> bytes:
-    """``text`` as a cubin for ``sm_<arch>``, built with ``defines`` (pairs of str). Raises NvrtcError."""
+    """``text`` as a cubin for ``sm_<arch>``, built with ``defines`` (pairs of str). Raises
+    NvrtcError."""
     return _compile(text, defines, f"sm_{arch}", "CUBIN")
 
 
@@ -66,9 +68,11 @@ def compile_ptx(text: str, defines: tuple, arch: int) -> str:
 
 def _compile(text: str, defines: tuple, target: str, kind: str) -> bytes:
     library, program = _library(), ctypes.c_void_p()
-    _check(library.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"kernel.cu", 0, None, None))
+    _check(library.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"kernel.cu", 0, None,
+                                      None))
     try:
-        options = [*_OPTIONS, f"--gpu-architecture={target}", *(f"-D{name}={value}" for name, value in defines)]
+        options = [*_OPTIONS, f"--gpu-architecture={target}",
+                   *(f"-D{name}={value}" for name, value in defines)]
         array = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
         if library.nvrtcCompileProgram(program, len(options), array):
             log = _output(program, "ProgramLog").decode().rstrip("\0")

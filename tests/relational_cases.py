@@ -1,4 +1,5 @@
-"""Relational problems for the passes' tests: graphs with relations, the statements, and each layer once more, edge by edge."""
+"""Relational problems for the passes' tests: graphs with relations, the statements, and each layer
+once more, edge by edge."""
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -14,9 +15,11 @@ from gnnaccel.dispatch.relational import statements, torch_maps
 from gnnaccel.dispatch.relational.execute import run
 from gnnaccel.dispatch.relational.view import RelationView
 
-HEADS, K, OUT, TABLE = 2, 4, 6, 9  # heads, features of a row, features of the result, rows of a relation's table
+# heads, features of a row, features of the result, rows of a relation's table
+HEADS, K, OUT, TABLE = 2, 4, 6, 9
 SETTINGS = settings(max_examples=15, deadline=None, derandomize=True, database=None,
-                    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+                    suppress_health_check=[HealthCheck.function_scoped_fixture,
+                                           HealthCheck.too_slow])
 
 
 @dataclass
@@ -38,13 +41,16 @@ class Typed:
 
     def view(self, **options) -> RelationView:
         """A view, which keeps this graph and so its tensors alive."""
-        found = RelationView(self.structure, self.num_src, self.num_dst, self.num_relations, **options)
+        found = RelationView(self.structure, self.num_src, self.num_dst, self.num_relations,
+                             **options)
         found.case = self
         return found
 
 
-def typed(edges: int = 60, num_src: int = 12, num_dst: int = 12, num_relations: int = 5, seed: int = 0) -> Typed:
-    """Random edges with duplicates, a relation without edges (if there are several), and a node without any."""
+def typed(edges: int = 60, num_src: int = 12, num_dst: int = 12, num_relations: int = 5,
+          seed: int = 0) -> Typed:
+    """Random edges with duplicates, a relation without edges (if there are several), and a node
+    without any."""
     g = torch.Generator().manual_seed(seed)
 
     def ids(below: int) -> Tensor:
@@ -58,12 +64,14 @@ def typed(edges: int = 60, num_src: int = 12, num_dst: int = 12, num_relations: 
 
 @st.composite
 def graphs(draw, square: bool = False) -> Typed:
-    """No edges, any, a hub, a fan, duplicates, self loops; isolated nodes; any number of relations, empty ones, in any order."""
+    """No edges, any, a hub, a fan, duplicates, self loops; isolated nodes; any number of relations,
+    empty ones, in any order."""
     num_src = draw(st.integers(1, 9))
     num_dst = num_src if square else draw(st.integers(1, 9))
     num_relations = draw(st.sampled_from([1, 2, 3, 7]))
     kind = draw(st.sampled_from(["none", "any", "any", "any", "hub", "fan", "same", "loops"]))
-    edge = st.tuples(st.integers(0, num_src - 1), st.integers(0, num_dst - 1), st.integers(0, num_relations - 1))
+    edge = st.tuples(st.integers(0, num_src - 1), st.integers(0, num_dst - 1),
+                     st.integers(0, num_relations - 1))
     found = draw(st.lists(edge, min_size=1, max_size=40))
     s, d, _ = found[0]
     if kind == "none":
@@ -86,12 +94,14 @@ def graphs(draw, square: bool = False) -> Typed:
 
 # ---- statements ----
 
-STATEMENTS = [*(f"rgcn {how}{weights}" for how in ("sum", "mean") for weights in ("", " bases", " blocks")),
+STATEMENTS = [*(f"rgcn {how}{weights}" for how in ("sum", "mean")
+                for weights in ("", " bases", " blocks")),
               "rgcn sum weighted", "rgcn sum blocks weighted", "rgcn mean bases weighted",
-              *(f"embedding {how}{weights}" for how in ("sum", "mean") for weights in ("", " bases", " bases own")),
-              "rgat", "rgat bases edge", "rgat blocks within", "rgat within edge pair", "rgat additive", "rgat raised edge",
-              "rgat product pair", "rgat product edge several", "hgt", "heat", "edge_gat", "film sum",
-              "film mean bias activated pair"]
+              *(f"embedding {how}{weights}" for how in ("sum", "mean")
+                for weights in ("", " bases", " bases own")),
+              "rgat", "rgat bases edge", "rgat blocks within", "rgat within edge pair",
+              "rgat additive", "rgat raised edge", "rgat product pair", "rgat product edge several",
+              "hgt", "heat", "edge_gat", "film sum", "film mean bias activated pair"]
 
 
 def is_square(name: str) -> bool:
@@ -105,14 +115,16 @@ def statement(name: str) -> Program:
         return statements.hgt(0.5, HEADS)
     if kind == "rgat":
         mod = "additive" if "additive" in words else "f-additive" if "raised" in words else None
-        return statements.rgat(0.2, 0.0, "bases" in words, "edge" in words, "within" in words, HEADS, "pair" not in words, mod,
-                               "product" in words, 3 if "several" in words else 1)
+        return statements.rgat(0.2, 0.0, "bases" in words, "edge" in words, "within" in words,
+                               HEADS, "pair" not in words, mod, "product" in words,
+                               3 if "several" in words else 1)
     if kind == "heat":
         return statements.heat(0.2, 0.0, HEADS)
     if kind == "edge_gat":
         return statements.edge_gat(0.2, 0.0, HEADS)
     if kind == "film":
-        return statements.film(OUT, "mean" in words, "bias" in words, "activated" in words, "pair" not in words)
+        return statements.film(OUT, "mean" in words, "bias" in words, "activated" in words,
+                               "pair" not in words)
     if kind == "rgcn":
         return statements.rgcn("mean" in words, "bases" in words, weighted="weighted" in words)
     return statements.rgcn_embedding("mean" in words, "bases" in words, "own" in words)
@@ -127,17 +139,21 @@ def tensors(name: str, graph: Typed, dtype: torch.dtype = torch.float64) -> dict
     relations = graph.num_relations
     if kind == "hgt":
         w = K // HEADS
-        return dict(keys=rand(graph.num_src, K), values=rand(graph.num_src, K), queries=rand(graph.num_dst, K),
-                    w_att=rand(relations, HEADS, w, w), w_msg=rand(relations, HEADS, w, w), p=rand(relations, HEADS))
+        return dict(keys=rand(graph.num_src, K), values=rand(graph.num_src, K),
+                    queries=rand(graph.num_dst, K), w_att=rand(relations, HEADS, w, w),
+                    w_msg=rand(relations, HEADS, w, w), p=rand(relations, HEADS))
     edges = graph.src.shape[0]
     if kind == "heat":
-        return dict(rows=rand(graph.num_src, OUT), a_src=rand(graph.num_src, HEADS), a_dst=rand(graph.num_dst, HEADS),
-                    a_rel=rand(relations, HEADS), a_edge=rand(edges, HEADS), edges=rand(edges, 3), w_edge=rand(3, OUT))
-    if kind == "edge_gat":
-        return dict(rows=rand(graph.num_src, OUT), a_src=rand(graph.num_src, HEADS), a_dst=rand(graph.num_dst, HEADS),
+        return dict(rows=rand(graph.num_src, OUT), a_src=rand(graph.num_src, HEADS),
+                    a_dst=rand(graph.num_dst, HEADS), a_rel=rand(relations, HEADS),
                     a_edge=rand(edges, HEADS), edges=rand(edges, 3), w_edge=rand(3, OUT))
+    if kind == "edge_gat":
+        return dict(rows=rand(graph.num_src, OUT), a_src=rand(graph.num_src, HEADS),
+                    a_dst=rand(graph.num_dst, HEADS), a_edge=rand(edges, HEADS),
+                    edges=rand(edges, 3), w_edge=rand(3, OUT))
     if kind == "film":
-        found = dict(x=rand(graph.num_src, K), weight=rand(relations, OUT, K), film=rand(relations, 2 * OUT, K))
+        found = dict(x=rand(graph.num_src, K), weight=rand(relations, OUT, K),
+                     film=rand(relations, 2 * OUT, K))
         found.update(dict(bias=rand(relations, 2 * OUT)) if "bias" in words else {})
         found.update(dict(x_dst=rand(graph.num_dst, K)) if "pair" in words else {})
         return found
@@ -148,7 +164,8 @@ def tensors(name: str, graph: Typed, dtype: torch.dtype = torch.float64) -> dict
     if "bases" in words:
         found.update(comp=rand(relations, 3), bases=rand(3, rows, OUT))
     else:
-        found.update(weight=rand(relations, 2, K // 2, OUT // 2) if "blocks" in words else rand(relations, rows, OUT))
+        found.update(weight=rand(relations, 2, K // 2, OUT // 2)
+                     if "blocks" in words else rand(relations, rows, OUT))
     if "weighted" in words:
         found.update(norm=rand(edges))
     if kind == "rgat":
@@ -172,24 +189,37 @@ def by_edges(name: str, graph: Typed, t: dict[str, Tensor]) -> Tensor:
     group = dst * graph.num_relations + relation
     if kind == "hgt":
         def mapped(rows: Tensor, matrix: Tensor) -> Tensor:
-            return torch.einsum("ehk,ehkn->ehn", rows[src].unflatten(1, (HEADS, -1)), matrix[relation])
+            return torch.einsum("ehk,ehkn->ehn", rows[src].unflatten(1, (HEADS, -1)),
+                                matrix[relation])
 
-        score = (t["queries"][dst].unflatten(1, (HEADS, -1)) * mapped(t["keys"], t["w_att"])).sum(-1) * t["p"][relation] * 0.5
-        return _added(_softmax(score, dst).unsqueeze(-1) * mapped(t["values"], t["w_msg"]), dst, graph.num_dst)
+        score = (t["queries"][dst].unflatten(1,
+                                             (HEADS,
+                                              -1)) * mapped(t["keys"],
+                                                            t["w_att"])).sum(-1) * t["p"][
+                                                                relation] * 0.5
+        return _added(_softmax(score, dst).unsqueeze(-1) * mapped(t["values"], t["w_msg"]), dst,
+                      graph.num_dst)
     if kind == "heat":
         score = t["a_src"][src] + t["a_dst"][dst] + t["a_rel"][relation] + t["a_edge"]
         message = t["rows"][src] + t["edges"] @ t["w_edge"]
-        return _added((_softmax(_leaky(score), dst).unsqueeze(-1) * message.unsqueeze(1)).unsqueeze(1), dst, graph.num_dst)
+        return _added((_softmax(_leaky(score),
+                                dst).unsqueeze(-1) * message.unsqueeze(1)).unsqueeze(1), dst,
+                      graph.num_dst)
     if kind == "edge_gat":
         score = t["a_src"][src] + t["a_dst"][dst] + t["a_edge"]
-        message = t["rows"][src].unflatten(1, (HEADS, -1)) + (t["edges"] @ t["w_edge"]).unflatten(1, (HEADS, -1))
+        message = t["rows"][src].unflatten(1,
+                                           (HEADS,
+                                            -1)) + (t["edges"] @ t["w_edge"]).unflatten(1,
+                                                                                        (HEADS, -1))
         return _added(_softmax(_leaky(score), dst).unsqueeze(-1) * message, dst, graph.num_dst)
     if kind == "film":
         h = torch.einsum("ek,enk->en", t["x"][src], t["weight"][relation])
-        f = torch.einsum("ek,enk->en", t["x_dst" if "pair" in words else "x"][dst], t["film"][relation])
+        f = torch.einsum("ek,enk->en", t["x_dst" if "pair" in words else "x"][dst],
+                         t["film"][relation])
         beta, gamma = (f + t["bias"][relation] if "bias" in words else f).chunk(2, 1)
         row = gamma * h + beta
-        return _reduced(row.relu() if "activated" in words else row, group, words, dst, graph.num_dst)
+        return _reduced(row.relu() if "activated" in words else row, group, words, dst,
+                        graph.num_dst)
     if "bases" in words:
         matrix = torch.einsum("eb,bkn->ekn", t["comp"][relation], t["bases"])
     elif "blocks" in words:
@@ -213,7 +243,8 @@ def by_edges(name: str, graph: Typed, t: dict[str, Tensor]) -> Tensor:
     alpha = alpha + 1 if "raised" in words else alpha
     heads = row.unflatten(1, (HEADS, -1))
     if "several" in words:
-        return _added(alpha.unflatten(1, (HEADS, -1)).unsqueeze(-1) * heads.unsqueeze(2), dst, graph.num_dst)
+        return _added(alpha.unflatten(1, (HEADS, -1)).unsqueeze(-1) * heads.unsqueeze(2), dst,
+                      graph.num_dst)
     weight = alpha.unsqueeze(-1) + (t["w"] if "additive" in words else 0.0)
     return _added(weight * heads, dst, graph.num_dst)
 
@@ -250,14 +281,20 @@ def value(program: Program, view: RelationView, operands: dict[str, Tensor]) -> 
     return run(program, view, operands, torch_maps, attention.run_torch)
 
 
-def assert_same(got: Tensor, expected: Tensor, operands: dict[str, Tensor], label: object = "") -> None:
+def assert_same(got: Tensor, expected: Tensor, operands: dict[str, Tensor],
+                label: object = "") -> None:
     """Equal values and equal gradients of every floating operand, up to fp64 rounding."""
     got = got.reshape(expected.shape)
-    cotangent = torch.linspace(-1.0, 1.0, expected.numel(), dtype=expected.dtype).view(expected.shape)
+    cotangent = torch.linspace(-1.0, 1.0, expected.numel(),
+                               dtype=expected.dtype).view(expected.shape)
     leaves = {name: t for name, t in operands.items() if t.is_floating_point()}
     both = []
     for out in (got, expected):
-        grads = torch.autograd.grad(out, list(leaves.values()), cotangent, retain_graph=True, allow_unused=True)
-        both.append([out, *(torch.zeros_like(t) if g is None else g for g, t in zip(grads, leaves.values()))])
+        grads = torch.autograd.grad(out, list(leaves.values()), cotangent, retain_graph=True,
+                                    allow_unused=True)
+        both.append([out,
+                     *(torch.zeros_like(t) if g is None else g
+                       for g, t in zip(grads, leaves.values()))])
     for name, a, b in zip(["out", *leaves], *both):
-        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11, msg=lambda text: f"{label}, {name}: {text}")
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11,
+                                   msg=lambda text: f"{label}, {name}: {text}")

@@ -1,4 +1,5 @@
-"""Fixtures of the hosts' tests: a clean session around each test, and the routes that are held against the host's own layers.
+"""Fixtures of the hosts' tests: a clean session around each test, and the routes that are held
+against the host's own layers.
 
 A conftest takes them by importing them.
 """
@@ -28,7 +29,8 @@ class Route:
 
     def on(self, **options):
         """A block in which every call takes this route or raises."""
-        return gnnaccel.enabled(**{"backend": self.backend, "when": "supported", "on_fallback": "raise", **options})
+        return gnnaccel.enabled(**{"backend": self.backend, "when": "supported",
+                                   "on_fallback": "raise", **options})
 
 
 @contextlib.contextmanager
@@ -95,9 +97,11 @@ def _reset() -> None:
 
 @pytest.fixture(autouse=True)
 def clean(monkeypatch):
-    """Nothing enabled, no rules, counts or cached graphs, fixed seeds; a test that leaves a block or a sink fails."""
-    for name in ("GNNACCEL", "GNNACCEL_BACKEND", "GNNACCEL_WHEN", "GNNACCEL_ON_FALLBACK", "GNNACCEL_INCLUDE",
-                 "GNNACCEL_EXCLUDE", "GNNACCEL_RECORDS", "GNNACCEL_LOG", "GNNACCEL_PRECISION"):
+    """Nothing enabled, no rules, counts or cached graphs, fixed seeds; a test that leaves a block
+    or a sink fails."""
+    for name in ("GNNACCEL", "GNNACCEL_BACKEND", "GNNACCEL_WHEN", "GNNACCEL_ON_FALLBACK",
+                 "GNNACCEL_INCLUDE", "GNNACCEL_EXCLUDE", "GNNACCEL_RECORDS", "GNNACCEL_LOG",
+                 "GNNACCEL_PRECISION"):
         monkeypatch.delenv(name, raising=False)
     _reset()
     torch.manual_seed(0)

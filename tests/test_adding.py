@@ -1,4 +1,5 @@
-"""docs/adding.md is true: its files are put in their places for these tests, and its tests are collected here."""
+"""docs/adding.md is true: its files are put in their places for these tests, and its tests are
+collected here."""
 from __future__ import annotations
 
 import re
@@ -17,7 +18,8 @@ from tests import nvrtc
 from tests.routes import clean, emulated, gpu, one_thread, route  # noqa: F401
 
 PAGE = Path(__file__).parents[1] / "docs" / "adding.md"
-FILES = dict(re.findall(r"\*\*`([^`]+)`\*\*\n\n```\w+\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S))
+FILES = dict(re.findall(r"\*\*`([^`]+)`\*\*\n\n```\w+\n(.*?)```", PAGE.read_text(encoding="utf-8"),
+                        re.S))
 KERNEL = FILES["gnnaccel/cuda/src/row_norm.cu"]
 
 
@@ -26,7 +28,8 @@ def module(path: str) -> types.ModuleType:
     name = path.removesuffix(".py").replace("/", ".")
     made = types.ModuleType(name)
     made.__file__ = str(PAGE)
-    exec(compile("\n" * (PAGE.read_text().split(FILES[path])[0].count("\n")) + FILES[path], str(PAGE), "exec"), made.__dict__)
+    exec(compile("\n" * (PAGE.read_text().split(FILES[path])[0].count("\n")) + FILES[path],
+                 str(PAGE), "exec"), made.__dict__)
     sys.modules[name] = made
     return made
 
@@ -34,7 +37,8 @@ def module(path: str) -> types.ModuleType:
 for _path in FILES:
     if _path.endswith(".py"):
         _made = module(_path)
-        globals().update({name: value for name, value in vars(_made).items() if name.startswith("test_")})
+        globals().update({name: value for name, value in vars(_made).items()
+                          if name.startswith("test_")})
 
 
 @pytest.fixture(autouse=True)
@@ -43,14 +47,15 @@ def added(monkeypatch):
     names, read = sources._names(), sources._read
     monkeypatch.setitem(pyg.LAYERS, "GeneralConv", ("general", 0))
     monkeypatch.setattr(sources, "_names", lambda: (*names, "row_norm.cu"))
-    monkeypatch.setattr(sources, "_read", lambda name: KERNEL if name == "row_norm.cu" else read(name))
+    monkeypatch.setattr(sources, "_read",
+                        lambda name: KERNEL if name == "row_norm.cu" else read(name))
     yield
     sources.source.cache_clear()
 
 
 def test_the_page_has_all_files():
-    assert [Path(path).name for path in FILES] == ["general.py", "test_options_general.py", "row_norm.cu", "row_norm.py",
-                                                   "test_row_norm.py"]
+    assert [Path(path).name for path in FILES] == ["general.py", "test_options_general.py",
+                                                   "row_norm.cu", "row_norm.py", "test_row_norm.py"]
 
 
 @nvrtc.needed
@@ -59,4 +64,5 @@ def test_the_kernel_compiles_for_gpus():
 
     from gnnaccel.cuda import row_norm
     for size, dtype in (((8, 8), torch.float32), ((3, 512), torch.bfloat16)):
-        assert nvrtc.compile_text(sources.source("row_norm"), row_norm.kernels(*size, dtype).defines, 90)
+        assert nvrtc.compile_text(sources.source("row_norm"),
+                                  row_norm.kernels(*size, dtype).defines, 90)

@@ -14,15 +14,21 @@ DOC = Path(__file__).resolve().parents[1] / "docs" / "compatibility.md"
 
 
 @pytest.mark.long
-@pytest.mark.skipif(not all(map(importlib.util.find_spec, ("torch_geometric", "dgl"))), reason="it is about both hosts")
+@pytest.mark.skipif(not all(map(importlib.util.find_spec, ("torch_geometric", "dgl"))),
+                    reason="it is about both hosts")
 def test_it_is_current():
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GNNACCEL")}
-    made = subprocess.run([sys.executable, "-m", "gnnaccel.profile.compatibility"], capture_output=True, text=True, check=False,
+    environment = {name: value for name, value in os.environ.items()
+                   if not name.startswith("GNNACCEL")}
+    made = subprocess.run([sys.executable, "-m", "gnnaccel.profile.compatibility"],
+                          capture_output=True, text=True, check=False,
                           env={**environment, "PYTHONPATH": str(DOC.parents[1])})
     assert made.returncode == 0, made.stderr
-    assert made.stdout == DOC.read_text(encoding="utf-8"), "python -m gnnaccel.profile.compatibility > docs/compatibility.md"
+    assert made.stdout == DOC.read_text(
+        encoding="utf-8"), "python -m gnnaccel.profile.compatibility > docs/compatibility.md"
 
 
 def test_every_code_in_it_is_documented():
     codes = set(re.findall(r"GA\d+", DOC.read_text(encoding="utf-8")))
-    assert codes and codes <= set(re.findall(r"GA\d+", (DOC.parent / "reasons.md").read_text(encoding="utf-8")))
+    assert codes and codes <= set(re.findall(r"GA\d+",
+                                             (DOC.parent
+                                              / "reasons.md").read_text(encoding="utf-8")))

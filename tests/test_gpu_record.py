@@ -1,4 +1,5 @@
-"""`gpu_record` on a small tree of its own: what changes the hash, and what makes a record worthless."""
+"""`gpu_record` on a small tree of its own: what changes the hash, and what makes a record
+worthless."""
 from __future__ import annotations
 
 import importlib.util
@@ -22,8 +23,9 @@ def gpu_record():
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    files = {"cuda/src/a.cu": "kernel\n", "cuda/driver.py": "x = 1\n", "dispatch/plan.py": "y = 2\n",
-             "adapters/pyg/gat.py": "z = 3\n", "profile/sink.py": "p\n", "cuda/notes.md": "n\n"}
+    files = {"cuda/src/a.cu": "kernel\n", "cuda/driver.py": "x = 1\n",
+             "dispatch/plan.py": "y = 2\n", "adapters/pyg/gat.py": "z = 3\n",
+             "profile/sink.py": "p\n", "cuda/notes.md": "n\n"}
     for name, text in files.items():
         path = tmp_path / "gnnaccel" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -39,7 +41,9 @@ def write_record(gpu_record, root: Path, **changes) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", ["cuda/src/a.cu", "cuda/driver.py", "dispatch/plan.py", "adapters/pyg/gat.py"])
+@pytest.mark.parametrize("name",
+                         ["cuda/src/a.cu", "cuda/driver.py", "dispatch/plan.py",
+                          "adapters/pyg/gat.py"])
 def test_hash_follows_the_content_of_a_source(gpu_record, tree, name):
     before = gpu_record.sources_hash(tree)
     path = tree / "gnnaccel" / name
@@ -73,14 +77,16 @@ def test_a_green_record_of_these_sources_passes(gpu_record, tree):
     ({"counts": {"passed": 3, "failed": 2, "skipped": 0}}, "2 GPU tests failed"),
     ({"counts": {"passed": 0, "failed": 0, "skipped": 5}}, "no passed test"),
     ({"arguments": ["-k", "gat"]}, "partial run"),
-    ({"oracle": {"alarms": ["python -m tests.oracle table GATConv --seed 1"]}}, "1 random cases alarmed"),
+    ({"oracle": {"alarms": ["python -m tests.oracle table GATConv --seed 1"]}},
+     "1 random cases alarmed"),
 ])
 def test_other_records_do_not(gpu_record, tree, changes, words):
     assert words in gpu_record.complaint(tree, write_record(gpu_record, tree, **changes))
 
 
-@pytest.mark.parametrize("text, words", [(None, "missing"), ("{", "not a record"), ("[]", "not a record"),
-                                         ("{}", "not a record")])
+@pytest.mark.parametrize("text, words",
+                         [(None, "missing"), ("{", "not a record"), ("[]", "not a record"),
+                          ("{}", "not a record")])
 def test_no_record(gpu_record, tree, text, words):
     path = tree / "gpu_record.json"
     if text is not None:
@@ -94,7 +100,8 @@ def test_command_line_needs_only_the_standard_library(gpu_record, tree):
     script.write_text(SCRIPT.read_text())
 
     def call(option: str):
-        return subprocess.run([sys.executable, "-S", "-I", str(script), option], capture_output=True, text=True)
+        return subprocess.run([sys.executable, "-S", "-I", str(script), option],
+                              capture_output=True, text=True)
 
     assert call("--hash").stdout.strip() == gpu_record.sources_hash(tree)
     missing = call("--check")
@@ -110,8 +117,9 @@ def test_counts_take_each_test_once(gpu_record):
             self.when, self.outcome, self.nodeid = when, outcome, nodeid
 
     counts = gpu_record.Counts()
-    for report in [Report("setup", "passed"), Report("call", "passed"), Report("teardown", "passed"),
-                   Report("setup", "skipped"), Report("setup", "failed", "broken"), Report("call", "failed", "wrong")]:
+    for report in [Report("setup", "passed"), Report("call", "passed"),
+                   Report("teardown", "passed"), Report("setup", "skipped"),
+                   Report("setup", "failed", "broken"), Report("call", "failed", "wrong")]:
         counts.pytest_runtest_logreport(report)
     assert counts.counts == {"passed": 1, "failed": 2, "skipped": 1}
     assert counts.failures == ["broken", "wrong"]

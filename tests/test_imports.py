@@ -1,7 +1,7 @@
 """The import rule of docs/architecture.md, read off the syntax trees of all modules.
 
-``adapters -> dispatch -> cuda``; nothing on the call path imports ``profile``; a host or CuPy is imported by its own
-room only, and inside a function.
+``adapters -> dispatch -> cuda``; nothing on the call path imports ``profile``; a host or CuPy is
+imported by its own room only, and inside a function.
 """
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ OWNERS = {
 }
 #: room -> rooms it must not import
 FORBIDDEN = {
-    "gnnaccel.cuda": ("gnnaccel.dispatch", "gnnaccel.adapters", "gnnaccel.profile", "gnnaccel.session"),
+    "gnnaccel.cuda": ("gnnaccel.dispatch", "gnnaccel.adapters", "gnnaccel.profile",
+                      "gnnaccel.session"),
     "gnnaccel.dispatch": ("gnnaccel.adapters", "gnnaccel.profile", "gnnaccel.session"),
     "gnnaccel.adapters": ("gnnaccel.profile", "gnnaccel.session"),
     "gnnaccel.adapters.pyg": ("gnnaccel.adapters.dgl",),
     "gnnaccel.adapters.dgl": ("gnnaccel.adapters.pyg",),
-    "gnnaccel.errors": ("gnnaccel.cuda", "gnnaccel.dispatch", "gnnaccel.adapters", "gnnaccel.profile",
-                        "gnnaccel.session"),
+    "gnnaccel.errors": ("gnnaccel.cuda", "gnnaccel.dispatch", "gnnaccel.adapters",
+                        "gnnaccel.profile", "gnnaccel.session"),
 }
 
 
@@ -38,7 +39,8 @@ def within(module: str, room: str) -> bool:
 
 
 def imports(source: str, module: str, package: bool) -> list[tuple[str, bool, int]]:
-    """Everything imported: (absolute name, inside a function?, line). ``from a import b`` counts as a and a.b."""
+    """Everything imported: (absolute name, inside a function?, line). ``from a import b`` counts as
+    a and a.b."""
     found = []
 
     def visit(node: ast.AST, inside: bool) -> None:
@@ -53,7 +55,8 @@ def imports(source: str, module: str, package: bool) -> list[tuple[str, bool, in
             found.append((base, inside, node.lineno))
             found.extend((f"{base}.{alias.name}", inside, node.lineno) for alias in node.names)
         elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
-            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            called = (node.func.attr
+                      if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", ""))
             if called in ("import_module", "__import__") and isinstance(node.args[0].value, str):
                 found.append((node.args[0].value, inside, node.lineno))
         inside = inside or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
@@ -72,7 +75,8 @@ def violations(source: str, module: str, package: bool = False) -> list[str]:
             if not any(within(module, room) for room in OWNERS[top]):
                 wrong.append(f"{module}:{line} imports {top}; only {', '.join(OWNERS[top])} may")
             elif not inside:
-                wrong.append(f"{module}:{line} imports {top} at module level; do it inside a function")
+                wrong.append(
+                    f"{module}:{line} imports {top} at module level; do it inside a function")
         for room, banned in FORBIDDEN.items():
             for ban in banned:
                 if within(module, room) and within(name, ban):
@@ -88,14 +92,16 @@ def modules() -> list[tuple[str, Path]]:
     return found
 
 
-@pytest.mark.parametrize("module, path", modules(), ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize("module, path", modules(),
+                         ids=lambda value: value if isinstance(value, str) else "")
 def test_module_keeps_the_import_rule(module, path):
     assert violations(path.read_text(encoding="utf-8"), module, path.name == "__init__.py") == []
 
 
 @pytest.mark.parametrize("module, source", [
     ("gnnaccel.dispatch.graph", "def f():\n    import torch_geometric.utils"),
-    ("gnnaccel.dispatch.graph", "def f():\n    import importlib\n    importlib.import_module('cupy')"),
+    ("gnnaccel.dispatch.graph",
+     "def f():\n    import importlib\n    importlib.import_module('cupy')"),
     ("gnnaccel.dispatch.graph", "import cupy"),
     ("gnnaccel.dispatch.graph", "from gnnaccel import adapters"),
     ("gnnaccel.dispatch.graph", "def f():\n    from gnnaccel.profile import sinks"),
@@ -123,9 +129,11 @@ def test_the_check_sees_a_violation(module, source):
     ("gnnaccel.dispatch", "from .graph import GraphView", True),
     ("gnnaccel.cuda.driver", "def f():\n    import cupy", False),
     ("gnnaccel.adapters.pyg", "def f():\n    from torch_geometric.nn import GATConv", True),
-    ("gnnaccel.adapters.pyg.gat", "from gnnaccel.dispatch import router\nfrom ..patching import PatchSet", False),
+    ("gnnaccel.adapters.pyg.gat",
+     "from gnnaccel.dispatch import router\nfrom ..patching import PatchSet", False),
     ("gnnaccel.adapters.dgl", "def f():\n    import dgl", True),
-    ("gnnaccel.profile.bench", "from gnnaccel.adapters.pyg import bench\nfrom gnnaccel import session", False),
+    ("gnnaccel.profile.bench",
+     "from gnnaccel.adapters.pyg import bench\nfrom gnnaccel import session", False),
 ])
 def test_the_check_lets_pass_what_is_allowed(module, source, package):
     assert violations(source, module, package) == []

@@ -13,7 +13,8 @@ DOC = Path(__file__).resolve().parents[1] / "docs" / "reasons.md"
 
 def rows() -> list[list[str]]:
     """The cells of the table's rows: code, title, meaning, what to do."""
-    lines = [line for line in DOC.read_text(encoding="utf-8").splitlines() if line.startswith("| GA")]
+    lines = [line for line in DOC.read_text(encoding="utf-8").splitlines()
+             if line.startswith("| GA")]
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
 
 

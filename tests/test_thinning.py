@@ -1,4 +1,5 @@
-"""What `make test` leaves out: no test function but the long ones, and nothing that runs on a GPU."""
+"""What `make test` leaves out: no test function but the long ones, and nothing that runs on a
+GPU."""
 from __future__ import annotations
 
 import itertools
@@ -45,7 +46,8 @@ def test_plain(): ...
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory):
-    """Test function -> the ids in brackets that are kept of it; a file as it stands, collected by pytest."""
+    """Test function -> the ids in brackets that are kept of it; a file as it stands, collected by
+    pytest."""
     tmp_path = tmp_path_factory.mktemp("thinned")
     (tmp_path / "test_some.py").write_text(TESTS)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    gpu: GPU\n    long: long\n")
@@ -57,7 +59,8 @@ def kept(tmp_path_factory):
                 name, _, case = item.name.partition("[")
                 found.setdefault(name, []).append(case.rstrip("]"))
 
-    pytest.main(["--collect-only", "-qq", "--import-mode=importlib", "-p", "no:cacheprovider", str(tmp_path)], plugins=[Collected()])
+    pytest.main(["--collect-only", "-qq", "--import-mode=importlib", "-p", "no:cacheprovider",
+                 str(tmp_path)], plugins=[Collected()])
     return found
 
 
@@ -70,7 +73,8 @@ def test_of_many_cases_a_few_are_kept_far_apart(kept):
 @pytest.mark.parametrize("count", [1, 4, 5, 7, 8, 100])
 def test_spread(count):
     kept = thinning.spread(count, 4, "a test's name")
-    assert len(kept) == min(count, 4) and kept == sorted(set(kept)) and set(kept) <= set(range(count))
+    assert len(kept) == min(count,
+                            4) and kept == sorted(set(kept)) and set(kept) <= set(range(count))
     assert thinning.spread(100, 4, "one") != thinning.spread(100, 4, "another")
 
 
@@ -78,7 +82,8 @@ def test_places(kept):
     """All of a GPU, one case in one other place."""
     cases = kept["test_routes"]
     assert sum(case.startswith("cuda") for case in cases) == 6 and len(cases) == 7
-    others = [set(kept[name]) - {"cuda"} for name in ("test_plain_route", "test_another_route", "test_third_route")]
+    others = [set(kept[name]) - {"cuda"}
+              for name in ("test_plain_route", "test_another_route", "test_third_route")]
     assert all(map(len, others)) and set.union(*others) == {"torch", "emulated"}
 
 
@@ -88,7 +93,9 @@ def test_long_tests_are_left_to_a_full_run_but_for_those_on_a_gpu(kept):
 
 @pytest.mark.parametrize("sizes", [(1,), (4,), (2, 3), (5, 2, 3), (1, 7)])
 def test_cover_is_small_complete_and_always_the_same(sizes):
-    cases = list(itertools.product(*([(at, value) for value in range(size)] for at, size in enumerate(sizes))))
+    cases = list(itertools.product(*([(at, value) for value in range(size)]
+                                     for at, size in enumerate(sizes))))
     found = thinning.cover(cases)
-    assert {value for at in found for value in cases[at]} == {value for case in cases for value in case}
+    assert {value for at in found
+            for value in cases[at]} == {value for case in cases for value in case}
     assert len(found) == len(set(found)) == max(sizes) and found == thinning.cover(cases)

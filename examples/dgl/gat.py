@@ -24,10 +24,12 @@ class GAT(nn.Module):
 
 
 def main(argv: list[str] | None = None) -> dict:
-    args = options(__doc__.splitlines()[0], epochs=30, nodes=600, degree=8, hidden=8, heads=4).parse_args(argv)
+    args = options(__doc__.splitlines()[0], epochs=30, nodes=600, degree=8, hidden=8,
+                   heads=4).parse_args(argv)
     device = begin(args)
     g = communities(args.nodes, args.degree)
-    model = GAT(g.ndata["feat"].shape[1], args.hidden, args.heads, int(g.ndata["label"].max()) + 1).to(device)
+    model = GAT(g.ndata["feat"].shape[1], args.hidden, args.heads,
+                int(g.ndata["label"].max()) + 1).to(device)
     g = g.to(device)
     x, y, train = g.ndata["feat"], g.ndata["label"], g.ndata["train"]
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=5e-4)

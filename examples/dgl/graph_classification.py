@@ -18,8 +18,10 @@ from torch import nn
 class Classifier(nn.Module):
     def __init__(self, inputs: int, hidden: int, classes: int) -> None:
         super().__init__()
-        self.first = GINConv(nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, hidden)))
-        self.second = GINConv(nn.Sequential(nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, hidden)))
+        self.first = GINConv(nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(),
+                                           nn.Linear(hidden, hidden)))
+        self.second = GINConv(nn.Sequential(nn.Linear(hidden, hidden), nn.ReLU(),
+                                            nn.Linear(hidden, hidden)))
         self.leave = nn.Linear(2 * hidden, classes)
 
     def forward(self, g, x):
@@ -29,7 +31,8 @@ class Classifier(nn.Module):
 
 
 def main(argv: list[str] | None = None) -> dict:
-    args = options(__doc__.splitlines()[0], epochs=8, graphs=200, hidden=16, batch=20).parse_args(argv)
+    args = options(__doc__.splitlines()[0], epochs=8, graphs=200, hidden=16,
+                   batch=20).parse_args(argv)
     device = begin(args)
     train, test = RingsAndTrees(args.graphs), RingsAndTrees(args.graphs // 2)
     model = Classifier(2, args.hidden, 2).to(device)

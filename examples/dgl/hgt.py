@@ -15,10 +15,12 @@ from torch import nn
 
 
 class HGT(nn.Module):
-    def __init__(self, inputs: int, hidden: int, heads: int, classes: int, ntypes: int, etypes: int) -> None:
+    def __init__(self, inputs: int, hidden: int, heads: int, classes: int, ntypes: int,
+                 etypes: int) -> None:
         super().__init__()
         self.enter = nn.Linear(inputs, hidden * heads)
-        self.layers = nn.ModuleList(HGTConv(hidden * heads, hidden, heads, ntypes, etypes, dropout=0.0) for _ in range(2))
+        self.layers = nn.ModuleList(HGTConv(hidden * heads, hidden, heads, ntypes, etypes,
+                                            dropout=0.0) for _ in range(2))
         self.leave = nn.Linear(hidden * heads, classes)
 
     def forward(self, g, x, ntypes, etypes):
@@ -29,13 +31,15 @@ class HGT(nn.Module):
 
 
 def main(argv: list[str] | None = None) -> dict:
-    args = options(__doc__.splitlines()[0], epochs=20, nodes=400, degree=4, hidden=8, heads=4).parse_args(argv)
+    args = options(__doc__.splitlines()[0], epochs=20, nodes=400, degree=4, hidden=8,
+                   heads=4).parse_args(argv)
     device = begin(args)
     whole = papers(args.nodes, args.degree)
     inputs = whole.nodes["paper"].data["feat"].shape[1]
     model = HGT(inputs, args.hidden, args.heads, 4, len(whole.ntypes), len(whole.etypes)).to(device)
     paper = whole.get_ntype_id("paper")
-    labels, train = whole.nodes["paper"].data["label"].to(device), whole.nodes["paper"].data["train"].to(device)
+    labels, train = whole.nodes["paper"].data["label"].to(device), whole.nodes["paper"].data[
+        "train"].to(device)
     g = dgl.to_homogeneous(whole, ndata=["feat"]).to(device)
     papers_only = torch.nonzero(g.ndata[dgl.NTYPE] == paper).flatten()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)

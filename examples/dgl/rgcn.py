@@ -1,4 +1,5 @@
-"""RGCN on a graph with several relations, as one graph whose edges have types: the subject of a paper.
+"""RGCN on a graph with several relations, as one graph whose edges have types: the subject of a
+paper.
 
     python examples/dgl/rgcn.py
     python examples/dgl/rgcn.py --device cuda --accelerate
@@ -25,12 +26,15 @@ class RGCN(nn.Module):
 
 
 def main(argv: list[str] | None = None) -> dict:
-    args = options(__doc__.splitlines()[0], epochs=30, nodes=400, degree=4, hidden=16, bases=4).parse_args(argv)
+    args = options(__doc__.splitlines()[0], epochs=30, nodes=400, degree=4, hidden=16,
+                   bases=4).parse_args(argv)
     device = begin(args)
     whole = papers(args.nodes, args.degree)
-    model = RGCN(whole.nodes["paper"].data["feat"].shape[1], args.hidden, 4, len(whole.etypes), args.bases).to(device)
+    model = RGCN(whole.nodes["paper"].data["feat"].shape[1], args.hidden, 4, len(whole.etypes),
+                 args.bases).to(device)
     paper = whole.get_ntype_id("paper")
-    labels, train = whole.nodes["paper"].data["label"].to(device), whole.nodes["paper"].data["train"].to(device)
+    labels, train = whole.nodes["paper"].data["label"].to(device), whole.nodes["paper"].data[
+        "train"].to(device)
     g = dgl.to_homogeneous(whole, ndata=["feat"]).to(device)
     papers_only = torch.nonzero(g.ndata[dgl.NTYPE] == paper).flatten()
     norm = (1 / g.in_degrees(g.edges()[1]).clamp(min=1).float())[:, None]

@@ -19,7 +19,8 @@ from torch import nn
 class SAGE(nn.Module):
     def __init__(self, inputs: int, hidden: int, classes: int) -> None:
         super().__init__()
-        self.layers = nn.ModuleList([SAGEConv(inputs, hidden, "mean"), SAGEConv(hidden, classes, "mean")])
+        self.layers = nn.ModuleList([SAGEConv(inputs, hidden, "mean"),
+                                     SAGEConv(hidden, classes, "mean")])
 
     def forward(self, blocks, x):
         for layer, block in zip(self.layers, blocks):
@@ -51,9 +52,11 @@ def main(argv: list[str] | None = None, **loading) -> dict:
     train = g.ndata["train"]
 
     def loader(mask, shuffle):
-        sampler = dgl.dataloading.NeighborSampler([args.fanout] * 2, prefetch_node_feats=["feat"], prefetch_labels=["label"])
-        return dgl.dataloading.DataLoader(g, torch.nonzero(mask).flatten(), sampler, device=device, batch_size=args.batch,
-                                          shuffle=shuffle, num_workers=args.workers, **loading)
+        sampler = dgl.dataloading.NeighborSampler([args.fanout] * 2, prefetch_node_feats=["feat"],
+                                                  prefetch_labels=["label"])
+        return dgl.dataloading.DataLoader(g, torch.nonzero(mask).flatten(), sampler, device=device,
+                                          batch_size=args.batch, shuffle=shuffle,
+                                          num_workers=args.workers, **loading)
 
     batches, held_out = loader(train, True), loader(~train, False)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
@@ -61,7 +64,8 @@ def main(argv: list[str] | None = None, **loading) -> dict:
     for epoch in range(args.epochs):
         model.train()
         for _, _, blocks in batches:
-            loss = F.cross_entropy(model(blocks, blocks[0].srcdata["feat"]), blocks[-1].dstdata["label"])
+            loss = F.cross_entropy(model(blocks, blocks[0].srcdata["feat"]),
+                                   blocks[-1].dstdata["label"])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

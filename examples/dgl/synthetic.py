@@ -1,9 +1,11 @@
-"""Data and options that the DGL examples share. Everything is made here, from a seed: nothing is downloaded."""
+"""Data and options that the DGL examples share. Everything is made here, from a seed: nothing is
+downloaded."""
 from __future__ import annotations
 
 import argparse
 
-import gnnaccel  # before dgl, which on a current torch does not import without it; changes nothing else
+# before dgl, which on a current torch does not import without it; changes nothing else
+import gnnaccel
 import dgl
 import numpy
 import torch
@@ -38,7 +40,8 @@ def report(epoch: int, loss: float, accuracy: float) -> None:
 
 
 def _noisy(labels: Tensor, classes: int, width: int) -> Tensor:
-    """[N, width] features that say little about the label: their class's direction under much noise."""
+    """[N, width] features that say little about the label: their class's direction under much
+    noise."""
     return 0.6 * torch.randn(classes, width)[labels] + torch.randn(len(labels), width)
 
 
@@ -54,7 +57,8 @@ def _friends(src: Tensor, dst_label: Tensor, src_label: Tensor, share: float) ->
 
 
 def communities(nodes: int, degree: int, classes: int = 4, width: int = 16) -> dgl.DGLGraph:
-    """A graph in which most edges join nodes of one class. ``ndata``: feat, label, train (half of the nodes)."""
+    """A graph in which most edges join nodes of one class. ``ndata``: feat, label, train (half of
+    the nodes)."""
     label = torch.randint(classes, (nodes,))
     src = torch.arange(nodes).repeat_interleave(degree)
     g = dgl.graph((src, _friends(src, label, label, 0.8)), num_nodes=nodes)
@@ -65,24 +69,27 @@ def communities(nodes: int, degree: int, classes: int = 4, width: int = 16) -> d
 
 
 def papers(nodes: int, degree: int, classes: int = 4, width: int = 16) -> dgl.DGLGraph:
-    """Papers, authors and topics. Each paper has authors and topics of its class, and cites papers of its class; only papers have
-    labels and ``train``, and all nodes features."""
+    """Papers, authors and topics. Each paper has authors and topics of its class, and cites papers
+    of its class; only papers have labels and ``train``, and all nodes features."""
     sizes = {"paper": nodes, "author": nodes // 2, "topic": max(nodes // 10, classes)}
     label = {kind: torch.randint(classes, (size,)) for kind, size in sizes.items()}
     edges = {}
-    for name, kind, share in (("cites", "paper", 0.7), ("written-by", "author", 0.8), ("about", "topic", 0.8)):
+    for name, kind, share in (("cites", "paper", 0.7), ("written-by", "author", 0.8),
+                              ("about", "topic", 0.8)):
         src = torch.arange(nodes).repeat_interleave(degree)
         dst = _friends(src, label[kind], label["paper"], share)
         edges["paper", name, kind], edges[kind, f"rev-{name}", "paper"] = (src, dst), (dst, src)
     g = dgl.heterograph(edges, num_nodes_dict=sizes)
     for kind in g.ntypes:
         g.nodes[kind].data["feat"] = _noisy(label[kind], classes, width)
-    g.nodes["paper"].data["label"], g.nodes["paper"].data["train"] = label["paper"], torch.rand(nodes) < 0.5
+    g.nodes["paper"].data["label"], g.nodes["paper"].data["train"] = label["paper"], torch.rand(
+        nodes) < 0.5
     return g
 
 
 class RingsAndTrees(torch.utils.data.Dataset):
-    """Small graphs: rings (label 0) and trees (label 1), in which every node knows its degree under some noise."""
+    """Small graphs: rings (label 0) and trees (label 1), in which every node knows its degree under
+    some noise."""
 
     def __init__(self, count: int) -> None:
         self.items = [self._item(index % 2) for index in range(count)]
@@ -95,8 +102,10 @@ class RingsAndTrees(torch.utils.data.Dataset):
             src, dst = child, (torch.rand(size - 1) * child).long()
         else:
             src, dst = torch.arange(size), torch.arange(1, size + 1) % size
-        g = dgl.add_self_loop(dgl.graph((torch.cat((src, dst)), torch.cat((dst, src))), num_nodes=size))
-        g.ndata["feat"] = torch.cat((g.in_degrees()[:, None].float(), torch.ones(size, 1)), 1) + 0.1 * torch.randn(size, 2)
+        g = dgl.add_self_loop(dgl.graph((torch.cat((src, dst)), torch.cat((dst, src))),
+                                        num_nodes=size))
+        g.ndata["feat"] = torch.cat((g.in_degrees()[:, None].float(), torch.ones(size, 1)),
+                                    1) + 0.1 * torch.randn(size, 2)
         return g, label
 
     def __len__(self) -> int:

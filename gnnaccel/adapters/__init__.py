@@ -1,9 +1,9 @@
 """The hosts, and patching each as soon as it is imported.
 
-An adapter package offers ``install(patches: PatchSet) -> list[str]``: it replaces what it knows through ``patches``,
-registers its layer classes with ``dispatch.rules.register_class``, and returns the names of what it replaced. It may offer
-``requantized(patches)``, which puts in or out what only quantized models need, and ``on_demand(patches)``, which replaces all of
-that.
+An adapter package offers ``install(patches: PatchSet) -> list[str]``: it replaces what it knows
+through ``patches``, registers its layer classes with ``dispatch.rules.register_class``, and returns
+the names of what it replaced. It may offer ``requantized(patches)``, which puts in or out what only
+quantized models need, and ``on_demand(patches)``, which replaces all of that.
 """
 from __future__ import annotations
 
@@ -52,11 +52,13 @@ _told: dict[str, str] = {}
 
 
 def install(late: Callable[[str], None] | None = None) -> None:
-    """Patch the hosts that are imported, and each of the others when it is. Again is without effect.
+    """Patch the hosts that are imported, and each of the others when it is. Again is without
+    effect.
 
-    What an adapter raises for a host that is imported already comes through, with nothing left patched. For a host
-    imported later it becomes a warning, and the host runs natively: an ``import`` of the user's must not fail.
-    ``late`` is called with the host's key after a later import was patched.
+    What an adapter raises for a host that is imported already comes through, with nothing left
+    patched. For a host imported later it becomes a warning, and the host runs natively: an
+    ``import`` of the user's must not fail. ``late`` is called with the host's key after a later
+    import was patched.
     """
     global _late
     with _lock:
@@ -86,7 +88,8 @@ def uninstall() -> None:
 
 
 def state() -> dict[str, dict[str, Any]]:
-    """Per host: ``patched`` (names), ``pending`` (awaiting its import), ``error`` (why a late one stayed native)."""
+    """Per host: ``patched`` (names), ``pending`` (awaiting its import), ``error`` (why a late one
+    stayed native)."""
     idle = _Host()
     with _lock:
         return {key: {"patched": list(host.patched), "error": host.error,
@@ -95,18 +98,20 @@ def state() -> dict[str, dict[str, Any]]:
 
 
 def adapter_of(layer: Any) -> Any | None:
-    """The adapter that states calls of this layer, whether or not gnnaccel is enabled; None for a layer that none knows."""
+    """The adapter that states calls of this layer, whether or not gnnaccel is enabled; None for a
+    layer that none knows."""
     for module, adapter in HOSTS.values():
         if module in sys.modules:
-            found = getattr(importlib.import_module(adapter), "adapter_of", lambda layer: None)(layer)
+            found = getattr(importlib.import_module(adapter), "adapter_of",
+                            lambda layer: None)(layer)
             if found is not None:
                 return found
     return None
 
 
 def storable(layer: Any) -> Reason | Literal[True] | None:
-    """Whether the rows that this layer gathers may be stored in fewer bytes: True, or why not; None for what is no layer of a
-    graph."""
+    """Whether the rows that this layer gathers may be stored in fewer bytes: True, or why not; None
+    for what is no layer of a graph."""
     for module, adapter in HOSTS.values():
         if module in sys.modules:
             found = getattr(importlib.import_module(adapter), "storable", lambda layer: None)(layer)
@@ -116,9 +121,11 @@ def storable(layer: Any) -> Reason | Literal[True] | None:
 
 
 def linear_maps(layer: Any) -> list[tuple[str, Any]]:
-    """(name inside the layer, module) of the linear maps of a storable layer that may run in int8."""
+    """(name inside the layer, module) of the linear maps of a storable layer that may run in
+    int8."""
     return [found for module, adapter in HOSTS.values() if module in sys.modules
-            for found in getattr(importlib.import_module(adapter), "linear_maps", lambda layer: [])(layer)]
+            for found in getattr(importlib.import_module(adapter), "linear_maps",
+                                 lambda layer: [])(layer)]
 
 
 def requantized() -> None:
@@ -131,7 +138,8 @@ def requantized() -> None:
 
 def known_layers() -> list[str]:
     """Class names of the layers that the adapters know."""
-    return sorted(name for _, adapter in HOSTS.values() for name in getattr(importlib.import_module(adapter), "LAYERS", ()))
+    return sorted(name for _, adapter in HOSTS.values()
+                  for name in getattr(importlib.import_module(adapter), "LAYERS", ()))
 
 
 def _patch(key: str, host: _Host) -> None:
@@ -146,7 +154,8 @@ def _patch(key: str, host: _Host) -> None:
             if not host.waiting:
                 raise
             host.error = f"{type(error).__name__}: {error}"
-            warnings.warn(f"gnnaccel could not take over {HOSTS[key][0]}, which runs natively: {host.error}",
+            warnings.warn(
+                f"gnnaccel could not take over {HOSTS[key][0]}, which runs natively: {host.error}",
                           RuntimeWarning, stacklevel=2)
         else:
             host.installed = True
@@ -180,11 +189,13 @@ def _tell_drift(key: str) -> None:
 
 
 def _put_on_demand(key: str, host: _Host) -> None:
-    getattr(importlib.import_module(HOSTS[key][1]), "requantized", lambda patches: None)(host.patches)
+    getattr(importlib.import_module(HOSTS[key][1]), "requantized",
+            lambda patches: None)(host.patches)
 
 
 def _update_awaited() -> None:
-    """Tell the rules which hosts may still bring layer classes: those that can be imported and are not patched."""
+    """Tell the rules which hosts may still bring layer classes: those that can be imported and are
+    not patched."""
     tops = {key: HOSTS[key][0].partition(".")[0] for key, host in _hosts.items()
             if not host.installed and _exists(HOSTS[key][0])}
     rules.await_hosts({key: functools.partial(_classes_in_files, top) for key, top in tops.items()})
@@ -204,7 +215,8 @@ def _classes_in_files(package: str) -> frozenset[str]:
 
 
 def _exists(module: str) -> bool:
-    """Can the module's top package be imported? Looks, but imports nothing. A mere folder of that name does not count."""
+    """Can the module's top package be imported? Looks, but imports nothing. A mere folder of that
+    name does not count."""
     top = module.partition(".")[0]
     if top in sys.modules:
         return sys.modules[top] is not None

@@ -1,6 +1,8 @@
-"""Alike layers, one for each relation, as one layer whose weights are theirs: for adapters of any host.
+"""Alike layers, one for each relation, as one layer whose weights are theirs: for adapters of any
+host.
 
-The results of the relations that enter a node are added up (or averaged), so their root weights and biases are added up instead.
+The results of the relations that enter a node are added up (or averaged), so their root weights and
+biases are added up instead.
 """
 from __future__ import annotations
 
@@ -18,19 +20,20 @@ from gnnaccel.dispatch.relational.added import ADDED, Added
 
 
 class Parameters(NamedTuple):
-    """One for each relation, or None where the layers have none: weights; biases [out]; root weights [out, in of the
-    destination]."""
+    """One for each relation, or None where the layers have none: weights; biases [out]; root
+    weights [out, in of the destination]."""
 
     weights: list[Tensor]
     biases: list[Tensor] | None
     roots: list[Tensor] | None
 
 
-def run(attend: Callable[[dict], Tensor], parameters: Parameters, x_src: Sequence[Tensor], x_dst: Sequence[Tensor],
-        of_source: tuple[tuple[int, ...], ...], of_target: tuple[tuple[int, ...], ...], mean: bool,
-        row: torch.dtype) -> tuple[Tensor, ...]:
-    """The result of each type of destinations, features being those of each type; ``of_source``, ``of_target``: the relations
-    that leave and enter each, the results of the latter averaged if ``mean``."""
+def run(attend: Callable[[dict], Tensor], parameters: Parameters, x_src: Sequence[Tensor],
+        x_dst: Sequence[Tensor], of_source: tuple[tuple[int, ...], ...],
+        of_target: tuple[tuple[int, ...], ...], mean: bool, row: torch.dtype) -> tuple[Tensor, ...]:
+    """The result of each type of destinations, features being those of each type; ``of_source``,
+    ``of_target``: the relations that leave and enter each, the results of the latter averaged if
+    ``mean``."""
     one = parameters.roots is None or len({root.shape for root in parameters.roots}) == 1
     fused = parameters if one else Parameters(parameters.weights, None, None)
     results = unused.results(len(x_dst), _made_of(parameters, x_src, x_dst, of_source, of_target))
@@ -38,21 +41,25 @@ def run(attend: Callable[[dict], Tensor], parameters: Parameters, x_src: Sequenc
     parts = unused.apart(results, attend(operands), [x.shape[0] for x in x_dst])
     if one:
         return parts
-    return tuple(_rooted(*of_type, parameters, mean, row) for of_type in zip(parts, x_dst, of_target))
+    return tuple(_rooted(*of_type, parameters, mean, row)
+                 for of_type in zip(parts, x_dst, of_target))
 
 
-def _made_of(parameters: Parameters, x_src: Sequence[Tensor], x_dst: Sequence[Tensor], of_source: tuple[tuple[int, ...], ...],
+def _made_of(parameters: Parameters, x_src: Sequence[Tensor], x_dst: Sequence[Tensor],
+             of_source: tuple[tuple[int, ...], ...],
              of_target: tuple[tuple[int, ...], ...]) -> Iterator[Iterable[Tensor]]:
     """What the result of each type of destinations is made of."""
     kinds = [ts for ts in parameters if ts is not None]
     sources = {at: x for x, members in zip(x_src, of_source) for at in members}
     for x, members in zip(x_dst, of_target):
         own = () if parameters.roots is None else (x,)
-        yield chain((ts[at] for ts in kinds for at in members), (sources[at] for at in members), own)
+        yield chain((ts[at] for ts in kinds for at in members), (sources[at] for at in members),
+                    own)
 
 
-def _operands(parameters: Parameters, x_src: Sequence[Tensor], x_dst: Sequence[Tensor], of_source: tuple[tuple[int, ...], ...],
-              of_target: tuple[tuple[int, ...], ...], mean: bool, row: torch.dtype, results: unused.Results | None) -> dict:
+def _operands(parameters: Parameters, x_src: Sequence[Tensor], x_dst: Sequence[Tensor],
+              of_source: tuple[tuple[int, ...], ...], of_target: tuple[tuple[int, ...], ...],
+              mean: bool, row: torch.dtype, results: unused.Results | None) -> dict:
     """For the Program and what is added to it."""
     weights, biases, roots = parameters
     same = len(x_src) == len(x_dst) and all(a is b for a, b in zip(x_src, x_dst))
@@ -68,7 +75,8 @@ def _operands(parameters: Parameters, x_src: Sequence[Tensor], x_dst: Sequence[T
     found: dict[str, Any] = {"x": x, "weight": weight.to(row)}
     if roots is None and biases is None:
         return found
-    rows = None if roots is None else x if same else unused.watch(results, _together(x_dst, row), readers.targets)
+    rows = (None if roots is None else x
+            if same else unused.watch(results, _together(x_dst, row), readers.targets))
     root, bias = _summed(root, shares, row), _summed(bias, shares, row)
     if len(x_dst) == 1:
         root, bias = (None if t is None else t[0] for t in (root, bias))
@@ -76,8 +84,10 @@ def _operands(parameters: Parameters, x_src: Sequence[Tensor], x_dst: Sequence[T
     return found
 
 
-def _rooted(part: Tensor, x: Tensor, members: tuple[int, ...], parameters: Parameters, mean: bool, row: torch.dtype) -> Tensor:
-    """One type's result with the root terms and biases of its relations: where types differ in width."""
+def _rooted(part: Tensor, x: Tensor, members: tuple[int, ...], parameters: Parameters, mean: bool,
+            row: torch.dtype) -> Tensor:
+    """One type's result with the root terms and biases of its relations: where types differ in
+    width."""
     _, biases, roots = parameters
     assert roots is not None  # else the results of all types are made at once
     root = total([roots[at] for at in members]).to(row)
@@ -87,8 +97,9 @@ def _rooted(part: Tensor, x: Tensor, members: tuple[int, ...], parameters: Param
 
 
 def total(parameters: Sequence[Tensor]) -> Tensor:
-    """The sum of parameters of one shape. (A sum over the tensor that they make stacked would give all of them one array as
-    their gradient, which whoever clips or accumulates gradients in place would change once for each.)"""
+    """The sum of parameters of one shape. (A sum over the tensor that they make stacked would give
+    all of them one array as their gradient, which whoever clips or accumulates gradients in place
+    would change once for each.)"""
     return functools.reduce(torch.add, parameters)
 
 

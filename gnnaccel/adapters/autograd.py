@@ -1,12 +1,14 @@
-"""torch's autograd as a host: backward passes over a single GPU run in the thread that asked for them.
+"""torch's autograd as a host: backward passes over a single GPU run in the thread that asked for
+them.
 
-Autograd gives every GPU a thread of its own. With one GPU the calling thread does nothing but wait for that one, and handing the
-work over and the interpreter lock back and forth costs as much as all kernels of a small graph: 0.3 to 0.5 ms of each step
-on the hosts measured. ``torch.autograd.set_multithreading_enabled(False)`` is torch's own way to do without. The same nodes
-run, in the same order, on the same streams.
+Autograd gives every GPU a thread of its own. With one GPU the calling thread does nothing but wait
+for that one, and handing the work over and the interpreter lock back and forth costs as much as all
+kernels of a small graph: 0.3 to 0.5 ms of each step on the hosts measured.
+``torch.autograd.set_multithreading_enabled(False)`` is torch's own way to do without. The same
+nodes run, in the same order, on the same streams.
 
-It holds for one call of backward at a time, where gnnaccel is enabled, and never where the process uses several GPUs: there
-the threads launch side by side.
+It holds for one call of backward at a time, where gnnaccel is enabled, and never where the process
+uses several GPUs: there the threads launch side by side.
 """
 from __future__ import annotations
 
@@ -17,11 +19,13 @@ from typing import Any
 from gnnaccel.adapters.patching import PatchSet
 from gnnaccel.dispatch.config import current
 
-_ENTRY = "_engine_run_backward"  # through which torch.autograd.backward, torch.autograd.grad and Tensor.backward go
+# through which torch.autograd.backward, torch.autograd.grad and Tensor.backward go
+_ENTRY = "_engine_run_backward"
 
 
 def install(patches: PatchSet) -> list[str]:
-    """Replace the entry of backward. Nothing where this torch has none by that name: then its threads stay."""
+    """Replace the entry of backward. Nothing where this torch has none by that name: then its
+    threads stay."""
     import torch
 
     native = vars(torch.autograd).get(_ENTRY)
@@ -37,7 +41,8 @@ def _in_this_thread(native: Callable, torch: Any) -> Callable:
     def run(t_outputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
         gpu = _gpu_of(t_outputs)
         config = current() if gpu is not None else None
-        if gpu is None or config is None or config.backward != "caller" or not enabled() or not _single_gpu(torch, gpu):
+        if (gpu is None or config is None or config.backward != "caller" or not enabled()
+            or not _single_gpu(torch, gpu)):
             return native(t_outputs, *args, **kwargs)
         set_enabled(False)
         try:
@@ -51,10 +56,12 @@ def _in_this_thread(native: Callable, torch: Any) -> Callable:
 def _gpu_of(outputs: Sequence[Any]) -> int | None:
     """The number of the GPU that backward starts on, if it does."""
     first: Any = outputs[0] if outputs else None
-    return first.device.index if getattr(first, "is_cuda", False) else None  # an edge of the graph may stand for an output
+    # an edge of the graph may stand for an output
+    return first.device.index if getattr(first, "is_cuda", False) else None
 
 
 def _single_gpu(torch: Any, own: int) -> bool:
     """Whether this process has used no other GPU."""
     used = getattr(torch._C, "_cuda_hasPrimaryContext", None)
-    return used is not None and not any(used(i) for i in range(torch.cuda.device_count()) if i != own)
+    return (used is not None
+            and not any(used(i) for i in range(torch.cuda.device_count()) if i != own))

@@ -12,9 +12,10 @@ from gnnaccel.dispatch.attention_maps import Mapped
 _MISSING = object()
 
 
-def bind(args: tuple, kwargs: dict, required: tuple[str, ...], optional: tuple[str, ...]) -> list[Any] | None:
-    """Arguments in the order of the names, None for optional ones not given; None when they do not fit the signature,
-    which the host's own function will then say."""
+def bind(args: tuple, kwargs: dict, required: tuple[str, ...],
+         optional: tuple[str, ...]) -> list[Any] | None:
+    """Arguments in the order of the names, None for optional ones not given; None when they do not
+    fit the signature, which the host's own function will then say."""
     names = required + optional
     if not kwargs and len(required) <= len(args) <= len(names):
         return [*args, *(None,) * (len(names) - len(args))]
@@ -31,8 +32,9 @@ def bind(args: tuple, kwargs: dict, required: tuple[str, ...], optional: tuple[s
 
 
 def dtypes(x: Tensor, *parameters: Tensor, mapped: bool = True) -> tuple[torch.dtype, torch.dtype]:
-    """(of the rows, of the host's result). ``parameters``: those that the host multiplies rows or scores with;
-    ``mapped``: the rows come from a linear map, which autocast runs in its own dtype (but never in place of float64).
+    """(of the rows, of the host's result). ``parameters``: those that the host multiplies rows or
+    scores with; ``mapped``: the rows come from a linear map, which autocast runs in its own dtype
+    (but never in place of float64).
 
     On CUDA autocast also makes sums, so the host's result, fp32; on the CPU it has no such rule.
     """
@@ -47,10 +49,11 @@ def dtypes(x: Tensor, *parameters: Tensor, mapped: bool = True) -> tuple[torch.d
 
 
 def rows(module: Any, x: Tensor, heads: int, width: int, plain: bool) -> Tensor | Mapped:
-    """What ``module``, a linear map to heads * width channels, makes of x [N, F], as attention takes it: [N, heads, width], or
-    the map yet to be applied. ``plain``: the module is a linear map and nothing else. Autocast, and weights that are no ordinary
-    tensors, are left to the module."""
-    if plain and ordinary_weight(module, x) and x.dim() == 2 and not torch.is_autocast_enabled(x.device.type):
+    """What ``module``, a linear map to heads * width channels, makes of x [N, F], as attention
+    takes it: [N, heads, width], or the map yet to be applied. ``plain``: the module is a linear map
+    and nothing else. Autocast, and weights that are no ordinary tensors, are left to the module."""
+    if (plain and ordinary_weight(module, x) and x.dim() == 2
+        and not torch.is_autocast_enabled(x.device.type)):
         parameters = module._parameters
         return Mapped(x, parameters["weight"], parameters.get("bias"))
     return module(x).view(-1, heads, width)

@@ -1,5 +1,5 @@
-"""What keeps a layer native whatever its kernels could do, for layers of any host: where the call happens, what it is given, and
-modules that do more than they are."""
+"""What keeps a layer native whatever its kernels could do, for layers of any host: where the call
+happens, what it is given, and modules that do more than they are."""
 from __future__ import annotations
 
 from typing import Any
@@ -18,11 +18,13 @@ _dispatch_modes = torch._C._len_torch_dispatch_stack
 
 
 def _any_global_hook() -> bool:
-    return bool(_modules._global_forward_hooks or _modules._global_forward_pre_hooks or _modules._global_backward_hooks
+    return bool(_modules._global_forward_hooks or _modules._global_forward_pre_hooks
+                or _modules._global_backward_hooks
                 or _modules._global_backward_pre_hooks)
 
 
-any_global_hook = getattr(_modules, "_has_any_global_hook", _any_global_hook)  # torch has it by that name from 2.5 or 2.6 on
+# torch has it by that name from 2.5 or 2.6 on
+any_global_hook = getattr(_modules, "_has_any_global_hook", _any_global_hook)
 
 
 def context_reason() -> Reason | None:
@@ -39,12 +41,13 @@ def context_reason() -> Reason | None:
 
 
 def module_reason(layer: Any, path: Path) -> Reason | None:
-    """Why this layer object must run the host's own code: something on its ``path``, or a method on the object itself, is not the
-    host's."""
+    """Why this layer object must run the host's own code: something on its ``path``, or a method on
+    the object itself, is not the host's."""
     own = layer.__dict__
     if not own.keys().isdisjoint(path.names):
         for name in path.names.intersection(own):
-            if not is_method(own[name], type(layer), name, path.host):  # PyG's own setters bind the class's functions to the object
+            # PyG's own setters bind the class's functions to the object
+            if not is_method(own[name], type(layer), name, path.host):
                 return reason("GA205", f"{name} is replaced on the layer object")
     return path.why
 
@@ -57,15 +60,20 @@ def features_reason(x: Any, name: str = "x") -> Reason | None:
         return reason("GA206", f"{name} has {x.dim()} dimensions")
     if x.layout != torch.strided or not x.is_floating_point() or x.is_meta:
         return reason("GA206", f"{name} is {x.layout}, {x.dtype}, on the {x.device.type} device")
-    return reason("GA206", f"{name} is yet to be negated", "call resolve_neg()") if x.is_neg() else None
+    return (reason("GA206", f"{name} is yet to be negated", "call resolve_neg()")
+            if x.is_neg() else None)
 
 
 def edge_reason(edge_attr: Any, edges: int, x: Tensor) -> Reason | None:
-    """Why these edge features cannot be taken: not one plain row of the features' dtype per edge."""
+    """Why these edge features cannot be taken: not one plain row of the features' dtype per
+    edge."""
     if type(edge_attr) is not Tensor and type(edge_attr) is not torch.nn.Parameter:
         return reason("GA206", f"edge_attr is a {type(edge_attr).__name__}")
-    if edge_attr.layout != torch.strided or edge_attr.dim() not in (1, 2) or edge_attr.shape[0] != edges or edge_attr.is_neg():
-        return reason("GA206", f"edge_attr is {edge_attr.layout} of shape {list(edge_attr.shape)} for {edges} edges")
+    if (edge_attr.layout != torch.strided or edge_attr.dim() not in (1, 2)
+        or edge_attr.shape[0] != edges or edge_attr.is_neg()):
+        return reason("GA206",
+                      f"edge_attr is {edge_attr.layout} of shape {list(edge_attr.shape)} "
+                      f"for {edges} edges")
     if edge_attr.device != x.device:
         return reason("GA206", f"edge_attr is on {edge_attr.device}, the features on {x.device}")
     if edge_attr.dtype != x.dtype and not torch.is_autocast_enabled(x.device.type):
@@ -75,7 +83,8 @@ def edge_reason(edge_attr: Any, edges: int, x: Tensor) -> Reason | None:
 
 def lazy_reason(*modules: Any) -> Reason | None:
     for module in modules:
-        if module is not None and isinstance(getattr(module, "weight", None), UninitializedParameter):
+        if (module is not None
+            and isinstance(getattr(module, "weight", None), UninitializedParameter)):
             return reason("GA209")
     return None
 
@@ -83,11 +92,14 @@ def lazy_reason(*modules: Any) -> Reason | None:
 def has_hooks(module: Any) -> bool:
     """Whether calling the module does more than its ``forward``."""
     own = module.__dict__
-    return bool(own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"] or own["_backward_pre_hooks"])
+    return bool(own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"]
+                or own["_backward_pre_hooks"])
 
 
 def plain(module: Any, cls: type) -> bool:
-    """Whether the module is a ``cls`` and nothing else, so that an adapter may do its work in its place: not a subclass
-    (parametrizations make one), with the ``forward`` that the class was written with, nobody watching."""
-    return (type(module) is cls and "forward" not in module.__dict__ and not has_hooks(module) and not any_global_hook()
+    """Whether the module is a ``cls`` and nothing else, so that an adapter may do its work in its
+    place: not a subclass (parametrizations make one), with the ``forward`` that the class was
+    written with, nobody watching."""
+    return (type(module) is cls and "forward" not in module.__dict__ and not has_hooks(module)
+            and not any_global_hook()
             and forward_is_own(cls))

@@ -1,12 +1,13 @@
 """Doing something once a module has been imported, now or later.
 
-A finder at the head of ``sys.meta_path`` lets the other finders find the module and wraps the loader for that one
-import; nothing of it stays on the module. The finder leaves when nothing is awaited any more.
+A finder at the head of ``sys.meta_path`` lets the other finders find the module and wraps the
+loader for that one import; nothing of it stays on the module. The finder leaves when nothing is
+awaited any more.
 
-A package that imports the awaited submodule halfway through its own ``__init__`` is not usable at that point, so a
-module counts as imported when its parents are complete, too. If the import was already under way when `when_imported`
-was called (in another thread, or further up the stack), its end cannot be seen; it is noticed by `poll` and at the
-next import of anything new.
+A package that imports the awaited submodule halfway through its own ``__init__`` is not usable at
+that point, so a module counts as imported when its parents are complete, too. If the import was
+already under way when `when_imported` was called (in another thread, or further up the stack), its
+end cannot be seen; it is noticed by `poll` and at the next import of anything new.
 """
 from __future__ import annotations
 
@@ -47,10 +48,11 @@ _pending: list[Handle] = []
 
 
 def when_imported(name: str, callback: Callable[[], None]) -> Handle:
-    """Call ``callback()`` once module ``name`` is imported: right away if it is, otherwise when its import is complete.
+    """Call ``callback()`` once module ``name`` is imported: right away if it is, otherwise when its
+    import is complete.
 
-    It runs in the importing thread, before the ``import`` statement returns; what it raises, the statement raises. It
-    is called at most once; an import that fails is awaited anew.
+    It runs in the importing thread, before the ``import`` statement returns; what it raises, the
+    statement raises. It is called at most once; an import that fails is awaited anew.
     """
     handle = Handle(name, callback)
     with _lock:
@@ -85,14 +87,18 @@ def _lineage(name: str) -> list[str]:
 
 
 def _ready(name: str, finished: str | None = None) -> bool:
-    """Are ``name`` and its parents imported completely? ``finished`` has run, though the import system is not done."""
-    return all(step == finished and step in sys.modules or _complete(step) for step in _lineage(name))
+    """Are ``name`` and its parents imported completely? ``finished`` has run, though the import
+    system is not done."""
+    return all(step == finished and step in sys.modules or _complete(step)
+               for step in _lineage(name))
 
 
 def _complete(name: str) -> bool:
     module = sys.modules.get(name)
-    # importlib keeps _initializing on the spec while a module's body runs, for its own check of circular imports
-    return module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False)
+    # importlib keeps _initializing on the spec while a module's body runs, for its own check of
+    # circular imports
+    return (module is not None
+            and not getattr(getattr(module, "__spec__", None), "_initializing", False))
 
 
 def _call_ready(finished: str | None = None) -> None:
@@ -114,7 +120,8 @@ def _call_all(handles: list[Handle]) -> None:
 
 
 def _bind(name: str) -> None:
-    """Make the module an attribute of its parent, as the import system will in a moment; callbacks may rely on it."""
+    """Make the module an attribute of its parent, as the import system will in a moment; callbacks
+    may rely on it."""
     parent, _, child = name.rpartition(".")
     if parent and not hasattr(sys.modules[parent], child):
         setattr(sys.modules[parent], child, sys.modules[name])
@@ -126,7 +133,8 @@ class _Finder:
     def __init__(self) -> None:
         self._local = threading.local()
 
-    def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(self, name: str, path: Any = None,
+                  target: ModuleType | None = None) -> ModuleSpec | None:
         _call_ready()  # an import that was under way when it was asked for
         with _lock:
             awaited = any(name in _lineage(handle.name) for handle in _pending)
@@ -138,8 +146,10 @@ class _Finder:
             spec = _others(name, path, target)
         finally:
             busy.discard(name)
-        if spec is not None and hasattr(spec.loader, "exec_module"):  # a namespace package has no loader yet
-            spec.loader = _Loader(spec.loader, name)  # type: ignore[assignment]  # it hands on all that it lacks
+        # a namespace package has no loader yet
+        if spec is not None and hasattr(spec.loader, "exec_module"):
+            # it hands on all that it lacks
+            spec.loader = _Loader(spec.loader, name)  # type: ignore[assignment]
         return spec
 
     def invalidate_caches(self) -> None:
@@ -170,7 +180,8 @@ class _Loader:
         return None if create is None else create(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        # hand over to the real loader for good: reload, pickling of the spec and resources must not meet this one
+        # hand over to the real loader for good: reload, pickling of the spec and resources must not
+        # meet this one
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader

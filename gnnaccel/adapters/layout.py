@@ -1,4 +1,5 @@
-"""Edges of several types as one graph: all nodes lie in one range, type after type, and each edge type is a relation."""
+"""Edges of several types as one graph: all nodes lie in one range, type after type, and each edge
+type is a relation."""
 from __future__ import annotations
 
 import functools
@@ -18,7 +19,8 @@ EdgeType = tuple[str, str, str]
 
 
 class Part(NamedTuple):
-    """The edges of one type: their relation, and where the nodes at their ends begin and how many there are."""
+    """The edges of one type: their relation, and where the nodes at their ends begin and how many
+    there are."""
 
     name: EdgeType
     relation: int
@@ -30,9 +32,11 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """How tensors ``edge_index``, one for each part, become one graph. Equal layouts make equal graphs of equal tensors.
+    """How tensors ``edge_index``, one for each part, become one graph. Equal layouts make equal
+    graphs of equal tensors.
 
-    ``loops``: relations each of whose sources has one more edge, to the destination with its number; they come after all others.
+    ``loops``: relations each of whose sources has one more edge, to the destination with its
+    number; they come after all others.
     """
 
     parts: tuple[Part, ...]
@@ -40,7 +44,8 @@ class Layout:
 
     def __call__(self, *edge_indices: Tensor) -> Ends:
         """(src, dst, relation), each [E] of one integer dtype, over all nodes."""
-        return self._by_kernel(edge_indices)[0] if self._kernel_serves(edge_indices) else self._by_torch(edge_indices)
+        return (self._by_kernel(edge_indices)[0]
+                if self._kernel_serves(edge_indices) else self._by_torch(edge_indices))
 
     def checked(self, *edge_indices: Tensor) -> Ends:
         """The same, with GraphError for ids out of range: they would be nodes of another type.
@@ -91,10 +96,13 @@ class Layout:
         if not some:
             return
         ranges = [zip(*map(torch.aminmax, ids.unbind(0))) for _, ids in some]
-        ends = torch.stack([torch.stack(end).long() for lows_and_highs in ranges for end in lows_and_highs]).tolist()
+        ends = torch.stack([torch.stack(end).long() for lows_and_highs in ranges
+                            for end in lows_and_highs]).tolist()
         for (part, _), low, high in zip(some, ends[::2], ends[1::2]):
-            limits = ("source", part.name[0], part.num_src), ("destination", part.name[-1], part.num_dst)
+            limits = ("source", part.name[0],
+                      part.num_src), ("destination", part.name[-1], part.num_dst)
             for at, (what, node, count) in enumerate(limits):
                 if low[at] < 0 or high[at] >= count:
-                    raise GraphError(f"edge_index_dict[{part.name!r}] holds {what} ids from {low[at]} to {high[at]}; there are "
+                    raise GraphError(f"edge_index_dict[{part.name!r}] holds {what} ids from "
+                                     f"{low[at]} to {high[at]}; there are "
                                      f"{count} nodes of type {node!r}. {VALID}")

@@ -1,5 +1,5 @@
-"""Layers whose weights were made inside of a checkpoint. The call that made them went natively, and so must its repetition in
-backward, when they are there: both have to save the same tensors."""
+"""Layers whose weights were made inside of a checkpoint. The call that made them went natively, and
+so must its repetition in backward, when they are there: both have to save the same tensors."""
 from __future__ import annotations
 
 from typing import Any
@@ -16,7 +16,8 @@ _made: IdentityMap[bool] = IdentityMap()
 
 def note(layer: Any, native: bool) -> None:
     """Of a call that goes ``native`` or not."""
-    if native and checkpointed() and any(isinstance(p, UninitializedParameter) for p in layer.parameters()):
+    if (native and checkpointed()
+        and any(isinstance(p, UninitializedParameter) for p in layer.parameters())):
         _made.set(layer, True)
     elif made_here(layer) and torch._C._current_graph_task_id() == -1:
         _made.set(layer, False)  # the next forward call: as ever

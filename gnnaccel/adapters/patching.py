@@ -13,13 +13,15 @@ from gnnaccel.near import did_you_mean
 
 _ABSENT = object()
 _lock = threading.RLock()
-# of everything replaced now, by the owner's id and the name: the set that did it, which keeps the owner alive, and the patch
+# of everything replaced now, by the owner's id and the name: the set that did it, which keeps the
+# owner alive, and the patch
 _replaced: dict[tuple[int, str], tuple[PatchSet, Patch]] = {}
 
 
 @dataclass(frozen=True, eq=False)
 class Patch:
-    """One replacement. ``original`` is what stood in the owner's own ``__dict__``, or _ABSENT if it was inherited."""
+    """One replacement. ``original`` is what stood in the owner's own ``__dict__``, or _ABSENT if it
+    was inherited."""
 
     owner: Any
     name: str
@@ -29,7 +31,8 @@ class Patch:
     @property
     def path(self) -> str:
         owner = self.owner
-        prefix = f"{owner.__module__}.{owner.__qualname__}" if isinstance(owner, type) else owner.__name__
+        prefix = (f"{owner.__module__}.{owner.__qualname__}"
+                  if isinstance(owner, type) else owner.__name__)
         return f"{prefix}.{self.name}"
 
 
@@ -43,22 +46,26 @@ class PatchSet:
     def set(self, owner: Any, name: str, new: Any) -> None:
         """Replace ``owner.name``, of a class or module, by ``new``.
 
-        What somebody else has put in the place of an earlier replacement since is then what `restore` puts back. PatchError when
-        this or another set has replaced it and that still stands, or when ``owner`` has no such attribute.
+        What somebody else has put in the place of an earlier replacement since is then what
+        `restore` puts back. PatchError when this or another set has replaced it and that still
+        stands, or when ``owner`` has no such attribute.
         """
         with _lock:
             patch = Patch(owner, name, vars(owner).get(name, _ABSENT), new)
             if not hasattr(owner, name):
-                raise PatchError(f"{patch.path} does not exist, so it cannot be replaced; this host version differs "
+                raise PatchError(f"{patch.path} does not exist, so it cannot be replaced; "
+                                 "this host version differs "
                                  f"from those tested.{did_you_mean(name, dir(owner))}")
             self._put(patch)
 
     def add(self, owner: Any, name: str, new: Any) -> None:
-        """Give ``owner``, a class or module, the attribute ``name``, which it lacks. PatchError when it has it."""
+        """Give ``owner``, a class or module, the attribute ``name``, which it lacks. PatchError
+        when it has it."""
         with _lock:
             patch = Patch(owner, name, _ABSENT, new)
             if hasattr(owner, name):
-                raise PatchError(f"{patch.path} exists, so it cannot be added; this host version differs from those tested")
+                raise PatchError(f"{patch.path} exists, so it cannot be added; this host "
+                                 "version differs from those tested")
             self._put(patch)
 
     def _put(self, patch: Patch) -> None:
@@ -78,8 +85,8 @@ class PatchSet:
     def restore(self) -> list[str]:
         """Put everything back as it was, latest first.
 
-        An attribute that somebody else has replaced in the meantime keeps theirs, with one warning; returns the paths
-        of those.
+        An attribute that somebody else has replaced in the meantime keeps theirs, with one warning;
+        returns the paths of those.
         """
         drifted = []
         with _lock:
@@ -93,15 +100,18 @@ class PatchSet:
                 else:
                     _put_back(patch)
         if drifted:
-            warnings.warn(f"gnnaccel left {', '.join(drifted)} alone: replaced by somebody else after gnnaccel. To "
-                          "get the original back, undo theirs before gnnaccel.disable()", RuntimeWarning, stacklevel=2)
+            warnings.warn(f"gnnaccel left {', '.join(drifted)} alone: replaced by "
+                          "somebody else after gnnaccel. To "
+                          "get the original back, undo theirs before gnnaccel.disable()",
+                          RuntimeWarning, stacklevel=2)
         return drifted
 
     def undo(self, owner: Any, name: str) -> None:
         """Put ``owner.name`` alone back, if this set has replaced it and nobody else has since."""
         with _lock:
             for patch in self._patches:
-                if patch.owner is owner and patch.name == name and vars(owner).get(name, _ABSENT) is patch.new:
+                if (patch.owner is owner and patch.name == name
+                    and vars(owner).get(name, _ABSENT) is patch.new):
                     self._patches.remove(patch)
                     del _replaced[id(owner), name]
                     _put_back(patch)
@@ -114,10 +124,12 @@ class PatchSet:
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
-        """A block in which everything is as it was before, but for what somebody else has replaced since. What is restored
-        meanwhile, in another thread, or replaced by somebody else, stays as it then is."""
+        """A block in which everything is as it was before, but for what somebody else has replaced
+        since. What is restored meanwhile, in another thread, or replaced by somebody else, stays as
+        it then is."""
         with _lock:
-            taken = [patch for patch in self._patches if vars(patch.owner).get(patch.name, _ABSENT) is patch.new]
+            taken = [patch for patch in self._patches
+                     if vars(patch.owner).get(patch.name, _ABSENT) is patch.new]
             self._aside += taken
             for patch in taken:
                 _put_back(patch)
@@ -127,7 +139,8 @@ class PatchSet:
             with _lock:
                 for patch in taken:
                     self._aside.remove(patch)
-                    if patch in self._patches and vars(patch.owner).get(patch.name, _ABSENT) is patch.original:
+                    if (patch in self._patches
+                        and vars(patch.owner).get(patch.name, _ABSENT) is patch.original):
                         setattr(patch.owner, patch.name, patch.new)
 
     def names(self) -> list[str]:

@@ -1,7 +1,9 @@
-"""The host functions that gnnaccel stands in for, by the hash of their source: has one changed since it was tested?
+"""The host functions that gnnaccel stands in for, by the hash of their source: has one changed
+since it was tested?
 
-Adapters redo what these functions do, so in a host version where one reads otherwise it may do something else. ``seams.json``
-holds the hashes of each tested version (``python -m tests.record_seams`` writes it).
+Adapters redo what these functions do, so in a host version where one reads otherwise it may do
+something else. ``seams.json`` holds the hashes of each tested version (``python -m
+tests.record_seams`` writes it).
 """
 from __future__ import annotations
 
@@ -29,8 +31,9 @@ _GENERATED = (".propagate", ".edge_updater")
 
 @dataclass(frozen=True)
 class Drift:
-    """``version``: the installed one; ``tested``: the one that it is compared with, itself if that was tested; ``changed`` and
-    ``gone``: dotted names of functions that read otherwise or are not there; ``count``: how many were compared."""
+    """``version``: the installed one; ``tested``: the one that it is compared with, itself if that
+    was tested; ``changed`` and ``gone``: dotted names of functions that read otherwise or are not
+    there; ``count``: how many were compared."""
 
     version: str
     tested: str
@@ -46,7 +49,9 @@ class Drift:
 @functools.lru_cache(maxsize=1)
 def recorded() -> dict[str, dict[str, dict[str, str]]]:
     """{host: {version: {function: hash}}}."""
-    return json.loads(importlib.resources.files("gnnaccel.adapters").joinpath("seams.json").read_text(encoding="utf-8"))
+    return json.loads(
+        importlib.resources.files("gnnaccel.adapters").joinpath("seams.json").read_text(
+            encoding="utf-8"))
 
 
 def version_of(host: str) -> str:
@@ -55,7 +60,8 @@ def version_of(host: str) -> str:
 
 
 def collect(host: str) -> dict[str, str]:
-    """{function: hash} of the installed host, which is imported. gnnaccel must not be enabled: PatchError then."""
+    """{function: hash} of the installed host, which is imported. gnnaccel must not be enabled:
+    PatchError then."""
     module, package = adapters.HOSTS[host]
     importlib.import_module(module)
     patches = PatchSet()
@@ -64,11 +70,13 @@ def collect(host: str) -> dict[str, str]:
         adapter.install(patches)
         getattr(adapter, "on_demand", lambda patches: None)(patches)
         functions = dict(found for patch in patches for found in _functions(patch, adapter))
-        functions.update((f"{f.__module__}.{f.__qualname__}", f) for f in getattr(adapter, "redone", tuple)())
+        functions.update((f"{f.__module__}.{f.__qualname__}", f)
+                         for f in getattr(adapter, "redone", tuple)())
     finally:
         patches.restore()
     own = module.partition(".")[0] + "."  # some of torch's are replaced as well
-    return {name: digest(function) for name, function in sorted(functions.items()) if name.startswith(own)}
+    return {name: digest(function) for name, function in sorted(functions.items())
+            if name.startswith(own)}
 
 
 def compare(host: str) -> Drift:
@@ -137,7 +145,8 @@ def nearest(version: str, tested: Any) -> str:
 
 
 def digest(function: Any) -> str:
-    """Of the source text, indentation of the whole and empty lines left aside; "" of what has no source."""
+    """Of the source text, indentation of the whole and empty lines left aside; "" of what has no
+    source."""
     try:
         text = textwrap.dedent(inspect.getsource(function))
     except (OSError, TypeError):

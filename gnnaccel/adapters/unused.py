@@ -1,11 +1,15 @@
-"""No gradients for what no used result was made of, where one call makes the results of many layers.
+"""No gradients for what no used result was made of, where one call makes the results of many
+layers.
 
-Layers that are called one by one leave the parameters and features of those whose results are not used without a gradient, which
-optimizers pass over; one call for all would give zeros, which weight decay and momentum do not pass over. So the node of autograd
-at the call's end writes down which results have a gradient, and where tensors were put together for many results, those get none
-that only others read. What comes before such a place needs no more: autograd hands on that there is no gradient.
+Layers that are called one by one leave the parameters and features of those whose results are not
+used without a gradient, which optimizers pass over; one call for all would give zeros, which weight
+decay and momentum do not pass over. So the node of autograd at the call's end writes down which
+results have a gradient, and where tensors were put together for many results, those get none that
+only others read. What comes before such a place needs no more: autograd hands on that there is no
+gradient.
 
-Nor does a result ask for a gradient that is made of nothing that wants one, whatever other results are made of.
+Nor does a result ask for a gradient that is made of nothing that wants one, whatever other results
+are made of.
 """
 from __future__ import annotations
 
@@ -22,12 +26,15 @@ from gnnaccel.dispatch.relational.by_type import whole
 
 
 class Results:
-    """Of one call: ``wanting``, whether each result is made of something that wants a gradient, None for all of them.
+    """Of one call: ``wanting``, whether each result is made of something that wants a gradient,
+    None for all of them.
 
-    What backward passes through it have found: ``used``, whether each result has a gradient, None for all of them.
+    What backward passes through it have found: ``used``, whether each result has a gradient, None
+    for all of them.
 
-    Once a pass was recorded, later ones may come by its gradients rather than by the call's end, and so to what was made into the
-    results that it used: ``recorded``. What the call's end tells then holds for the pass that came by it, ``task``.
+    Once a pass was recorded, later ones may come by its gradients rather than by the call's end,
+    and so to what was made into the results that it used: ``recorded``. What the call's end tells
+    then holds for the pass that came by it, ``task``.
     """
 
     __slots__ = ("wanting", "used", "recorded", "task")
@@ -58,16 +65,17 @@ def _either(a: tuple[bool, ...], b: tuple[bool, ...] | None) -> tuple[bool, ...]
 
 
 def results(count: int, made_of: Iterable[Iterable[Tensor | None]]) -> Results | None:
-    """Of a call with so many results; None where none can be unused alone, or there will be no backward. ``made_of``: all tensors
-    that each of them is made of."""
+    """Of a call with so many results; None where none can be unused alone, or there will be no
+    backward. ``made_of``: all tensors that each of them is made of."""
     if count < 2 or not torch.is_grad_enabled():
         return None
     return Results([any(t is not None and t.requires_grad for t in tensors) for tensors in made_of])
 
 
 def watch(of: Results | None, made: Tensor, readers: Sequence[tuple[int, ...]]) -> Tensor:
-    """``made``, just made by torch.stack or torch.cat; ``readers``: of each tensor in it, the numbers of the results that it goes
-    into. Of one tensor it may be anything: then the results that are used read it, or there is a wider place behind."""
+    """``made``, just made by torch.stack or torch.cat; ``readers``: of each tensor in it, the
+    numbers of the results that it goes into. Of one tensor it may be anything: then the results
+    that are used read it, or there is a wider place behind."""
     if of is not None and len(readers) > 1 and made.grad_fn is not None:
         made.grad_fn.register_hook(functools.partial(_read, of, readers))
     return made
@@ -77,11 +85,13 @@ def _read(of: Results, readers: Sequence[tuple[int, ...]], grads: tuple, _: tupl
     used = of.in_this_pass()
     if used is None:
         return None
-    return tuple([grad if any([used[at] for at in own]) else None for grad, own in zip(grads, readers)])
+    return tuple([grad if any([used[at] for at in own]) else None
+                  for grad, own in zip(grads, readers)])
 
 
 class Readers(NamedTuple):
-    """The results that a source type's features go into, a destination type's, and a relation's parameters."""
+    """The results that a source type's features go into, a destination type's, and a relation's
+    parameters."""
 
     sources: tuple[tuple[int, ...], ...]
     targets: tuple[tuple[int, ...], ...]
@@ -89,19 +99,24 @@ class Readers(NamedTuple):
 
 
 @functools.lru_cache(maxsize=256)
-def readers(of_source: tuple[tuple[int, ...], ...], of_target: tuple[tuple[int, ...], ...], rooted: bool = False) -> Readers:
-    """Where results are those of destination types; the relations that leave and enter each type. ``rooted``: sources and
-    destinations are the same, and go into their own results too."""
+def readers(of_source: tuple[tuple[int, ...], ...], of_target: tuple[tuple[int, ...], ...],
+            rooted: bool = False) -> Readers:
+    """Where results are those of destination types; the relations that leave and enter each type.
+    ``rooted``: sources and destinations are the same, and go into their own results too."""
     entered = {at: target for target, members in enumerate(of_target) for at in members}
-    sources = tuple(tuple({*(entered[at] for at in members), *((t,) if rooted else ())}) for t, members in enumerate(of_source))
-    return Readers(sources, tuple((t,) for t in range(len(of_target))), tuple((entered[at],) for at in range(len(entered))))
+    sources = tuple(tuple({*(entered[at] for at in members), *((t,) if rooted else ())})
+                    for t, members in enumerate(of_source))
+    return Readers(sources, tuple((t,) for t in range(len(of_target))),
+                   tuple((entered[at],) for at in range(len(entered))))
 
 
 def apart(of: Results | None, out: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
-    """The rows of each result as a tensor of its own: no view, as its neighbour in memory may be changed in place."""
+    """The rows of each result as a tensor of its own: no view, as its neighbour in memory may be
+    changed in place."""
     if len(sizes) == 1:
         return (out,)
-    return _Apart.apply(of, out, sizes) if out.requires_grad else tuple(part.data for part in out.split(sizes))
+    return (_Apart.apply(of, out, sizes)
+            if out.requires_grad else tuple(part.data for part in out.split(sizes)))
 
 
 def split(of: Results | None, out: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
@@ -110,7 +125,10 @@ def split(of: Results | None, out: Tensor, sizes: Sequence[int]) -> tuple[Tensor
     if of is None or not out.requires_grad:
         return parts
     parts[0].grad_fn.register_prehook(functools.partial(_note, of))
-    return parts if of.wanting is None else tuple([part if wants else part.detach() for part, wants in zip(parts, of.wanting)])
+    return (parts
+            if of.wanting is None
+            else tuple([part if wants else part.detach()
+                        for part, wants in zip(parts, of.wanting)]))
 
 
 def _note(of: Results, grads: tuple) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 
 
 def routed(native: Callable, adapter: Any, inside: Callable | None = None) -> Callable:
-    """``native``, a class's own forward, behind the router: ``adapter`` (`dispatch.router.Adapter`) states its calls.
+    """``native``, a class's own forward, behind the router: ``adapter`` (`dispatch.router.Adapter`)
+    states its calls.
 
     ``inside(native)``: what stands in for ``native`` on its route, of layers around others.
     """
@@ -21,7 +22,8 @@ def routed(native: Callable, adapter: Any, inside: Callable | None = None) -> Ca
 
     @functools.wraps(native)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if is_compiling():  # compiled regions trace the host's own code (GA404); nothing of ours may be traced
+        # compiled regions trace the host's own code (GA404); nothing of ours may be traced
+        if is_compiling():
             return native(self, *args, **kwargs)
         config = current()
         if config is None:

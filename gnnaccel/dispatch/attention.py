@@ -1,7 +1,8 @@
 """Running an attention Program: fused kernels as nodes of autograd, or the torch backend.
 
-Backward runs the plan its forward took. When it is itself recorded (``create_graph=True``) it recomputes with the torch
-backend instead, with the same dropout mask, so that second derivatives are right.
+Backward runs the plan its forward took. When it is itself recorded (``create_graph=True``) it
+recomputes with the torch backend instead, with the same dropout mask, so that second derivatives
+are right.
 """
 from __future__ import annotations
 
@@ -28,8 +29,9 @@ _BANDS_FROM = 21  # bits of edges: with fewer, rows that do not fit the L2 have 
 
 @dataclass
 class Call:
-    """One attention call. ``exposed``: the caller hands the result on as it is, so a user may change it in place; where
-    backward reads the output it must then be a copy. ``pmf``: long rows by PMF."""
+    """One attention call. ``exposed``: the caller hands the result on as it is, so a user may
+    change it in place; where backward reads the output it must then be a copy. ``pmf``: long rows
+    by PMF."""
 
     program: Program
     attention: Attention
@@ -42,21 +44,26 @@ class Call:
     dropout: Dropout | None = None
 
     def needs_places(self) -> bool:
-        """Whether kernels look up edge ids or CSC places: for edge features, and in backward for dropout."""
+        """Whether kernels look up edge ids or CSC places: for edge features, and in backward for
+        dropout."""
         return self.attention.edge or self.attention.dropout > 0
 
 
 class Attend:
-    """What an adapter gets to run its Program with, once its tensors are made; ``graph`` for what else it needs of it.
-    ``kernels``: whether a relational call runs by the CUDA kernels, so that its adapter may use them as well."""
+    """What an adapter gets to run its Program with, once its tensors are made; ``graph`` for what
+    else it needs of it. ``kernels``: whether a relational call runs by the CUDA kernels, so that
+    its adapter may use them as well."""
 
     __slots__ = ("_call", "_run", "graph", "kernels")
 
     def __init__(self, call: Call, run):
-        self._call, self._run, self.graph, self.kernels = call, run, call.graph, getattr(call, "kernels", False)
+        self._call, self._run, self.graph, self.kernels = call, run, call.graph, getattr(call,
+                                                                                         "kernels",
+                                                                                         False)
 
     def build(self, train: bool) -> None:
-        """Build what a relational call's attention reads of its graph now, rather than when it runs."""
+        """Build what a relational call's attention reads of its graph now, rather than when it
+        runs."""
         self._call.build(train)
 
     def of(self, program: Program, shapes: tuple) -> Attend:
@@ -67,15 +74,17 @@ class Attend:
         return self._run(self._call, tensors)
 
 
-def prepare(found: Attention, heads: int, width: int, row: torch.dtype, out: torch.dtype, grad: bool, edge_bits: int) -> None:
-    """Compile what a call of this kind, on a graph of so many bits of edges, will launch, so that a kernel that does not compile
-    is known before anything runs.
+def prepare(found: Attention, heads: int, width: int, row: torch.dtype, out: torch.dtype,
+            grad: bool, edge_bits: int) -> None:
+    """Compile what a call of this kind, on a graph of so many bits of edges, will launch, so that a
+    kernel that does not compile is known before anything runs.
 
     Raises CompileError. Costs nothing where it has been done.
     """
     family = additive if found.family == "additive" else pairwise
     score = () if found.family == "additive" else (found.score, False, found.vectors)
-    kernels = family.variant(heads, width, row, out, found.edge, found.dropout > 0, grad, edge_bits > 31, *score)
+    kernels = family.variant(heads, width, row, out, found.edge, found.dropout > 0, grad,
+                             edge_bits > 31, *score)
     if found.family == "additive":
         wanted = _additive_kernels(kernels, found, grad, edge_bits)
     else:
@@ -89,34 +98,43 @@ def prepare(found: Attention, heads: int, width: int, row: torch.dtype, out: tor
             column_sum.prepare(heads * width, dtype)
 
 
-def _additive_kernels(kernels: additive.Variant, found: Attention, grad: bool, edge_bits: int) -> list[tuple]:
+def _additive_kernels(kernels: additive.Variant, found: Attention, grad: bool,
+                      edge_bits: int) -> list[tuple]:
     """What additive attention launches, with its entries."""
-    cut = (kernels.in_bands(False), kernels.in_bands(True)) if edge_bits >= _BANDS_FROM else ((), ())
+    cut = ((kernels.in_bands(False), kernels.in_bands(True))
+           if edge_bits >= _BANDS_FROM else ((), ()))
     wanted = [(form.forward_kernels, ("forward", "merge")) for form in (kernels, *cut[0])]
     if found.score == "additive":
         terms = head_dot.kernels(kernels.heads, kernels.width, kernels.row)
         wanted.append((terms, ("dot", "grad", "sum_blocks") if grad else ("dot",)))
     if grad:
-        wanted += [(form.backward_kernels, ("prepare", "sources", "merge")) for form in (kernels, *cut[1])]
+        wanted += [(form.backward_kernels, ("prepare", "sources", "merge"))
+                   for form in (kernels, *cut[1])]
     return wanted
 
 
-def _pairwise_kernels(kernels: pairwise.Variant, found: Attention, grad: bool, edge_bits: int) -> list[tuple]:
+def _pairwise_kernels(kernels: pairwise.Variant, found: Attention, grad: bool,
+                      edge_bits: int) -> list[tuple]:
     """What pairwise attention launches, with its entries."""
     wanted = [(kernels.forward_kernels, ("forward", "merge"))]
     if grad:
-        wanted += [(kernels.backward_kernels(by_src), ("prepare", "backward", "merge")) for by_src in (True, False)]
-        if found.score == "dot" and not found.edge and edge_bits >= SORT_FROM.bit_length():  # where scores may be kept
+        wanted += [(kernels.backward_kernels(by_src), ("prepare", "backward", "merge"))
+                   for by_src in (True, False)]
+        # where scores may be kept
+        if found.score == "dot" and not found.edge and edge_bits >= SORT_FROM.bit_length():
             wanted += [(kernels.backward_kernels(True, True), ("backward", "merge")),
                        (kernels.backward_kernels(False, True), ("queries", "merge"))]
         if found.vectors:
-            wanted.append((families.vector_sums(kernels.heads, kernels.width).kernels, ("forward", "merge")))
+            wanted.append((families.vector_sums(kernels.heads, kernels.width).kernels,
+                           ("forward", "merge")))
     return wanted
 
 
-def run_cuda(call: Call, tensors: dict[str, Tensor | Mapped] | Folded, family: Family | None = None) -> Tensor:
-    """The Program's output [num_dst, heads, width] by the fused kernels. ``tensors`` by input name; rows may be `Mapped`. With
-    `Folded`, what that describes. ``family``: other kernels than those for the Program."""
+def run_cuda(call: Call, tensors: dict[str, Tensor | Mapped] | Folded,
+             family: Family | None = None) -> Tensor:
+    """The Program's output [num_dst, heads, width] by the fused kernels. ``tensors`` by input name;
+    rows may be `Mapped`. With `Folded`, what that describes. ``family``: other kernels than those
+    for the Program."""
     found = call.attention
     call.dropout = draw(found.dropout, call.graph.device) if found.dropout else OFF
     if type(tensors) is Folded:

@@ -1,10 +1,13 @@
-"""A GAT call bound once to its weights and kernels, for graphs so small that the interpreter is what takes the time.
+"""A GAT call bound once to its weights and kernels, for graphs so small that the interpreter is
+what takes the time.
 
-The router finds a repeated plain call by its signature, so all that the general way works out each time is known: which
-kernels, which inputs, what becomes of the result. A bound call goes from the features to the launches in a straight line,
-and takes no more allocations and autograd arguments than it needs. Kernels and arithmetic are those of the general way.
+The router finds a repeated plain call by its signature, so all that the general way works out each
+time is known: which kernels, which inputs, what becomes of the result. A bound call goes from the
+features to the launches in a straight line, and takes no more allocations and autograd arguments
+than it needs. Kernels and arithmetic are those of the general way.
 
-It holds the weights, not the graph: that is given each time, since the structure cache decides how long it lives.
+It holds the weights, not the graph: that is given each time, since the structure cache decides how
+long it lives.
 """
 from __future__ import annotations
 
@@ -34,7 +37,8 @@ _FORWARD_ONLY = (0, 0, 0)  # where a forward pass saves what backward needs: now
 
 @dataclass(frozen=True)
 class Weights:
-    """``weight`` [H * D, F] of the map; ``att_src``, ``att_dst`` H * D numbers each; ``bias`` [H * D] or None. All fp32."""
+    """``weight`` [H * D, F] of the map; ``att_src``, ``att_dst`` H * D numbers each; ``bias`` [H *
+    D] or None. All fp32."""
 
     weight: Tensor
     att_src: Tensor
@@ -43,9 +47,11 @@ class Weights:
 
 
 def bind(call: Call, weights: Weights) -> Bound | None:
-    """``call``, a GAT whose sources are its destinations, without edge features; None for what only the general way can do.
+    """``call``, a GAT whose sources are its destinations, without edge features; None for what only
+    the general way can do.
 
-    A bound call reads fp32 rows. Under autocast the map makes rows of fewer bytes, whatever the dtype of the result.
+    A bound call reads fp32 rows. Under autocast the map makes rows of fewer bytes, whatever the
+    dtype of the result.
     """
     found = call.attention
     if torch.is_autocast_enabled(weights.weight.device.type):
@@ -53,14 +59,17 @@ def bind(call: Call, weights: Weights) -> Bound | None:
     if found.score != "additive" or found.edge or found.dropout or call.pmf:
         return None
     for t in (weights.weight, weights.att_src, weights.att_dst, weights.bias):
-        if t is not None and not (t.dtype is torch.float32 and t.is_contiguous() and t.data_ptr() % 16 == 0):
+        if (t is not None
+            and not (t.dtype is torch.float32 and t.is_contiguous() and t.data_ptr() % 16 == 0)):
             return None
     return Bound(call, weights) if call.out_dtype is torch.float32 and not _in_bands(call) else None
 
 
 def _in_bands(call: Call) -> bool:
-    """Whether the general way gathers in bands, forward or backward: such a graph is not one for which the interpreter counts."""
-    whole, graph = additive.variant(call.heads, call.width, torch.float32, torch.float32), call.graph
+    """Whether the general way gathers in bands, forward or backward: such a graph is not one for
+    which the interpreter counts."""
+    whole, graph = additive.variant(call.heads, call.width, torch.float32,
+                                    torch.float32), call.graph
     return any(whole.banded(nodes, rows, graph.num_edges, graph.device) is not whole
                for nodes, rows in ((graph.num_src, graph.num_dst), (graph.num_dst, graph.num_src)))
 
@@ -68,16 +77,18 @@ def _in_bands(call: Call) -> bool:
 class Bound:
     """``bound(x, graph)``: x [N, F] fp32 as when it was bound -> [N, H * D]."""
 
-    __slots__ = ("weights", "heads", "width", "slope", "layout", "program", "attention", "_addresses", "_dot", "_infer", "_train",
-                 "variant")
+    __slots__ = ("weights", "heads", "width", "slope", "layout", "program", "attention",
+                 "_addresses", "_dot", "_infer", "_train", "variant")
 
     def __init__(self, call: Call, weights: Weights):
-        self.weights, self.heads, self.width, self.slope = weights, call.heads, call.width, np.float32(call.attention.slope)
+        self.weights, self.heads, self.width, self.slope = (weights, call.heads, call.width,
+                                                            np.float32(call.attention.slope))
         self.program, self.attention = call.program, call.attention
         self._addresses = _addresses(weights)
         self._dot = head_dot.kernels(call.heads, call.width, torch.float32)
-        infer, self.variant = (additive.variant(call.heads, call.width, torch.float32, torch.float32, False, False, train,
-                                                call.graph.wide) for train in (False, True))
+        infer, self.variant = (additive.variant(call.heads, call.width, torch.float32,
+                                                torch.float32, False, False, train, call.graph.wide)
+                               for train in (False, True))
         self._infer, self._train = infer.forward_kernels, self.variant.forward_kernels
         self.layout: Layout = infer.layout
 
@@ -87,14 +98,18 @@ class Bound:
 
     def __call__(self, x: Tensor, graph: GraphView) -> Tensor:
         w = self.weights
-        if torch.is_grad_enabled() and (x.requires_grad or w.weight.requires_grad or w.att_src.requires_grad
-                                        or w.att_dst.requires_grad or (w.bias is not None and w.bias.requires_grad)):
+        if (torch.is_grad_enabled()
+            and (x.requires_grad or w.weight.requires_grad or w.att_src.requires_grad
+                                        or w.att_dst.requires_grad
+                 or (w.bias is not None and w.bias.requires_grad))):
             return _BoundAttention(self, graph).apply(x, w.weight, w.att_src, w.att_dst, w.bias)
         return self.forward(x, graph, False)[0]
 
-    def forward(self, x: Tensor, graph: GraphView, train: bool) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-        """The result [N, H * D], the rows [N, H, D], and for backward per node and head the scores by source and by destination,
-        then `additive.Saved.small`: [6, N, H], and `additive.Saved.parts`."""
+    def forward(self, x: Tensor, graph: GraphView,
+                train: bool) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """The result [N, H * D], the rows [N, H, D], and for backward per node and head the scores
+        by source and by destination, then `additive.Saved.small`: [6, N, H], and
+        `additive.Saved.parts`."""
         h, d, n, layout, device = self.heads, self.width, x.shape[0], self.layout, x.device
         graph_rows, (att_src, att_dst, bias, _) = graph.csc(False), self._addresses
         rows = tall.linear(x, self.weights.weight, None)
@@ -102,40 +117,49 @@ class Bound:
         sums = torch.empty((6 if train else 2, n, h), device=device)
         parts = torch.empty((2, n, h, d), device=device) if train else None
         address, of_rows, step = sums.data_ptr(), rows.data_ptr(), 4 * n * h
-        saved = (address + 2 * step, parts.data_ptr(), parts.data_ptr() + 4 * n * h * d) if train else _FORWARD_ONLY
+        saved = ((address + 2 * step, parts.data_ptr(), parts.data_ptr() + 4 * n * h * d)
+                 if train else _FORWARD_ONLY)
         self._dot("dot")(grid(n, layout, layout.slots), THREADS, 0,
                          (np.int32(n), of_rows, att_src, att_dst, address, address + step))
         launch = graph_rows.launch()
         memory, chunks = workspace(launch.chunks, (h * d, h * d if train else 0, 3 * h), device)
         kernels, outputs = self._train if train else self._infer, (out.data_ptr(), bias, *saved)
         kernels("forward")(grid(launch.slots + n, layout), THREADS, layout.scratch, (
-            *launch.graph, *launch.split, address, address + step, 0, self.slope, *_NO_DROPOUT, of_rows, *outputs, *chunks))
+            *launch.graph, *launch.split, address, address + step, 0, self.slope, *_NO_DROPOUT,
+            of_rows, *outputs, *chunks))
         if launch.heavy:
             kernels("merge")(grid(launch.heavy, layout), THREADS, layout.scratch,
                              (*launch.merge, launch.graph[3], *outputs, *chunks))
         return out, rows, sums, parts
 
-    def backward(self, graph: GraphView, att_src: Tensor, att_dst: Tensor, rows: Tensor, sums: Tensor, parts: Tensor,
-                 grad: Tensor, blocks: int) -> tuple[Tensor, Tensor]:
-        """As `additive_backward.backward`: the gradient of the rows [N, H * D], and fp32 memory with, per node and head, four
-        numbers of the kernels' own, then the gradients of the scores by destination and by source; then room for ``blocks``
-        partial sums. The attention vectors are what autograd saved: they may lie elsewhere by now."""
-        h, d, n, layout, device = self.heads, self.width, rows.shape[0], self.variant.backward_layout, rows.device
+    def backward(self, graph: GraphView, att_src: Tensor, att_dst: Tensor, rows: Tensor,
+                 sums: Tensor, parts: Tensor, grad: Tensor, blocks: int) -> tuple[Tensor, Tensor]:
+        """As `additive_backward.backward`: the gradient of the rows [N, H * D], and fp32 memory
+        with, per node and head, four numbers of the kernels' own, then the gradients of the scores
+        by destination and by source; then room for ``blocks`` partial sums. The attention vectors
+        are what autograd saved: they may lie elsewhere by now."""
+        h, d, n, layout, device = self.heads, self.width, rows.shape[
+            0], self.variant.backward_layout, rows.device
         by_src, place = graph.csr(False), graph.csc(False).place
         launch, kernels, step = by_src.launch(), self.variant.backward_kernels, 4 * n * h
         scratch = torch.empty(6 * n * h + blocks * 2 * h * d, device=device)
         values = torch.empty_like(rows)
-        packed, plus, a_src, of_grad = scratch.data_ptr(), parts.data_ptr(), sums.data_ptr(), grad.data_ptr()
+        packed, plus, a_src, of_grad = (scratch.data_ptr(), parts.data_ptr(), sums.data_ptr(),
+                                        grad.data_ptr())
         d_a_dst = packed + 4 * step
         kernels("prepare")(grid(n, layout, layout.slots), THREADS, 0, (
-            np.int32(n), of_grad, plus, plus + step * d, a_src + 2 * step, a_src + step, self.slope, packed, d_a_dst))
+            np.int32(n), of_grad, plus, plus + step * d, a_src + 2 * step, a_src + step, self.slope,
+            packed, d_a_dst))
         memory, chunks = workspace(launch.chunks, (h * d, h * d, h), device)
-        tail = rows.data_ptr(), att_src.data_ptr(), att_dst.data_ptr(), d_a_dst, values.data_ptr(), d_a_dst + step
+        tail = (rows.data_ptr(), att_src.data_ptr(), att_dst.data_ptr(), d_a_dst, values.data_ptr(),
+                d_a_dst + step)
         kernels("sources")(grid(launch.slots + n, layout), THREADS, layout.scratch, (
-            *launch.graph[:3], place.data_ptr(), launch.graph[3], *launch.split, packed, a_src, 0, self.slope, *_NO_DROPOUT,
+            *launch.graph[:3], place.data_ptr(), launch.graph[3], *launch.split, packed, a_src, 0,
+            self.slope, *_NO_DROPOUT,
             of_grad, *tail, 0, *chunks))
         if launch.heavy:
-            kernels("merge")(grid(launch.heavy, layout), THREADS, layout.scratch, (*launch.merge, *tail, *chunks))
+            kernels("merge")(grid(launch.heavy, layout), THREADS, layout.scratch,
+                             (*launch.merge, *tail, *chunks))
         return values, scratch
 
     def att_grads(self, rows: Tensor, scratch: Tensor, blocks: int, shape: torch.Size) -> Tensor:
@@ -143,13 +167,15 @@ class Bound:
         n, h = rows.shape[0], self.heads
         d_a_dst = scratch.data_ptr() + 16 * n * h
         total = torch.empty((2, *shape), device=rows.device)
-        head_dot.launch_grad(self._dot, self.layout, self.heads, self.width, blocks, np.int32(n), rows.data_ptr(),
-                             d_a_dst + 4 * n * h, d_a_dst, d_a_dst + 8 * n * h, total.data_ptr())
+        head_dot.launch_grad(self._dot, self.layout, self.heads, self.width, blocks, np.int32(n),
+                             rows.data_ptr(), d_a_dst + 4 * n * h, d_a_dst, d_a_dst + 8 * n * h,
+                             total.data_ptr())
         return total
 
 
 def _addresses(w: Weights) -> tuple[int, int, int, int]:
-    return w.att_src.data_ptr(), w.att_dst.data_ptr(), 0 if w.bias is None else w.bias.data_ptr(), w.weight.data_ptr()
+    return (w.att_src.data_ptr(), w.att_dst.data_ptr(), 0 if w.bias is None else w.bias.data_ptr(),
+            w.weight.data_ptr())
 
 
 class _BoundAttention(Operation):
@@ -166,8 +192,8 @@ class _BoundAttention(Operation):
         x, weight, att_src, att_dst, bias, rows, sums, parts = saved
         bound, grad = self.bound, aligned_rows(grad)
         blocks = head_dot.grad_blocks(x.shape[0], bound.layout)
-        values, scratch = bound.backward(self.graph, aligned_rows(att_src), aligned_rows(att_dst), rows,
-                                         sums, parts, grad, blocks)
+        values, scratch = bound.backward(self.graph, aligned_rows(att_src), aligned_rows(att_dst),
+                                         rows, sums, parts, grad, blocks)
         d_src = d_dst = None
         if needs[2] or needs[3]:
             d_src, d_dst = bound.att_grads(rows, scratch, blocks, att_src.shape).unbind(0)
@@ -183,4 +209,5 @@ class _BoundAttention(Operation):
         tensors = {"x": rows, "att_src": att_src, "att_dst": att_dst}
         if bias is not None:
             tensors["bias"] = bias.view(h, d)
-        return torch_backend.run(self.bound.program, self.graph.edges(False), tensors, None).flatten(1)
+        return torch_backend.run(self.bound.program, self.graph.edges(False), tensors,
+                                 None).flatten(1)

@@ -1,11 +1,14 @@
-"""One-head dot-product attention whose linear maps are moved off the edges, with a skip connection (TransformerConv).
+"""One-head dot-product attention whose linear maps are moved off the edges, with a skip connection
+(TransformerConv).
 
-    <W_q x_i + b_q, W_k x_j + b_k>  =  <M x_i + c, x_j> + (what is the same for all j),    M = W_k^T W_q,  c = W_k^T b_q
+    <W_q x_i + b_q, W_k x_j + b_k>  =  <M x_i + c, x_j> + (what is the same for all j),    M = W_k^T
+    W_q,  c = W_k^T b_q
     sum_j alpha_ij (W_v x_j + b_v)  =  W_v (sum_j alpha_ij x_j) + b_v
 
-so edges only ever see x, of the three maps of nodes one is left before the softmax and one after, and that accumulates into
-the skip connection. Softmax weights sum to one where a node has an edge at all: elsewhere b_v does not count. The bias of the keys
-adds the same to all scores of a destination, so its gradient is zero.
+so edges only ever see x, of the three maps of nodes one is left before the softmax and one after,
+and that accumulates into the skip connection. Softmax weights sum to one where a node has an edge
+at all: elsewhere b_v does not count. The bias of the keys adds the same to all scores of a
+destination, so its gradient is zero.
 """
 from __future__ import annotations
 
@@ -26,8 +29,8 @@ if TYPE_CHECKING:
 
 
 class Folded(NamedTuple):
-    """The layer's tensors: features [N, F] of sources and destinations, weights [C, F] with their biases [C] or None. ``skip``
-    None: there is no skip connection."""
+    """The layer's tensors: features [N, F] of sources and destinations, weights [C, F] with their
+    biases [C] or None. ``skip`` None: there is no skip connection."""
 
     x_src: Tensor
     x_dst: Tensor
@@ -42,7 +45,8 @@ class Folded(NamedTuple):
 
 
 def run(call: Call, given: Folded, attend) -> Tensor:
-    """[num_dst, C] by the kernels. ``attend(call, tensors)``: attention by differentiable operations, with the call's dropout."""
+    """[num_dst, C] by the kernels. ``attend(call, tensors)``: attention by differentiable
+    operations, with the call's dropout."""
     if wants_grad(*given):
         return _FoldedAttention(call, attend).apply(*given)
     return _forward(call, given, False)[0]
@@ -54,7 +58,8 @@ def composed(call: Call, given: Folded, attend) -> Tensor:
     queries = F.linear(given.x_dst, matrix, shift)
     if given.key_bias is not None and given.key_bias.requires_grad and torch.is_grad_enabled():
         queries = queries + 0.0 * given.key_bias.sum()
-    sums = attend(call, {"keys": given.x_src.unsqueeze(1), "queries": queries.unsqueeze(1)}).flatten(1)
+    sums = attend(call,
+                  {"keys": given.x_src.unsqueeze(1), "queries": queries.unsqueeze(1)}).flatten(1)
     out = F.linear(sums, given.value)
     if given.value_bias is not None:
         out = torch.addcmul(out, call.graph.covered(out.dtype), given.value_bias)
@@ -114,7 +119,8 @@ def _backward(call: Call, given: Folded, saved: tuple, grad: Tensor, wanted: Fol
     matrix, queries, sums, *attended = saved
     inputs = _inputs(given.x_src, queries)
     d_sums = tall.matmul(grad, given.value).unsqueeze(1)
-    d_keys, d_queries, *_ = families.PAIRWISE.backward(call, inputs, attended, d_sums, (False,) * len(inputs))
+    d_keys, d_queries, *_ = families.PAIRWISE.backward(call, inputs, attended, d_sums,
+                                                       (False,) * len(inputs))
     d_queries = d_queries.view(-1, call.width)
     d_dst = None
     if wanted.x_dst:
@@ -131,7 +137,8 @@ def _backward(call: Call, given: Folded, saved: tuple, grad: Tensor, wanted: Fol
     return Folded(
         d_keys if wanted.x_src else None, d_dst, d_query, d_query_bias, d_key,
         torch.zeros_like(given.key_bias) if wanted.key_bias else None,
-        grad.t() @ sums if wanted.value else None, _value_bias(call, grad, columns) if wanted.value_bias else None,
+        grad.t() @ sums if wanted.value else None,
+        _value_bias(call, grad, columns) if wanted.value_bias else None,
         grad.t() @ given.x_dst if wanted.skip else None, columns if wanted.skip_bias else None)
 
 
@@ -154,4 +161,5 @@ def _query_and_key(call: Call, given: Folded, d_queries: Tensor,
     d_key = given.query @ d_matrix.t() if wanted.key else None
     if d_key is not None and d_shift is not None:
         d_key.addr_(given.query_bias, d_shift)
-    return (given.key @ d_matrix if wanted.query else None, given.key @ d_shift if wanted.query_bias else None, d_key)
+    return (given.key @ d_matrix if wanted.query else None,
+            given.key @ d_shift if wanted.query_bias else None, d_key)

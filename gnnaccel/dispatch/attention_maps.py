@@ -1,8 +1,10 @@
-"""Attention over rows that a linear map makes of the features, map and attention in one node of autograd.
+"""Attention over rows that a linear map makes of the features, map and attention in one node of
+autograd.
 
-One node of autograd's graph instead of up to seven, which is most of what a small graph costs; gradients that meet at the
-features are accumulated by the products themselves (GEMM, beta = 1) instead of being added up afterwards; and the gradients of
-biases are column sums by a kernel made for tall matrices.
+One node of autograd's graph instead of up to seven, which is most of what a small graph costs;
+gradients that meet at the features are accumulated by the products themselves (GEMM, beta = 1)
+instead of being added up afterwards; and the gradients of biases are column sums by a kernel made
+for tall matrices.
 """
 from __future__ import annotations
 
@@ -22,15 +24,17 @@ if TYPE_CHECKING:
 
 
 class Mapped(NamedTuple):
-    """Rows ``x @ weight.T + bias``, yet to be made: x [N, F], weight [heads * width, F], bias [heads * width] or None, all of
-    one dtype. Two inputs side by side that are the same object are one set of rows. A call has maps of two features at most."""
+    """Rows ``x @ weight.T + bias``, yet to be made: x [N, F], weight [heads * width, F], bias
+    [heads * width] or None, all of one dtype. Two inputs side by side that are the same object are
+    one set of rows. A call has maps of two features at most."""
 
     x: Tensor
     weight: Tensor
     bias: Tensor | None
 
 
-#: Where a family's inputs come from, of each in order. First the number of its features, -1 where it is given as it is; second
+#: Where a family's inputs come from, of each in order. First the number of its features, -1 where
+#: it is given as it is; second
 #: the number of the input whose rows it shares (the one before it), its own where it shares none.
 Plan = tuple[list[int], list[int]]
 
@@ -48,7 +52,8 @@ def made(call: Call, tensors: dict[str, Tensor | Mapped], product=F.linear) -> d
 
 
 def run(call: Call, family: Family, tensors: dict[str, Tensor | Mapped], recompute) -> Tensor:
-    """As `attention.run_cuda`. ``recompute(call, tensors)``: the same by differentiable operations, with the same dropout."""
+    """As `attention.run_cuda`. ``recompute(call, tensors)``: the same by differentiable operations,
+    with the same dropout."""
     inputs = tuple(map(tensors.get, family.names))
     if torch.is_grad_enabled():
         plan, flat = _flattened(inputs)
@@ -60,7 +65,8 @@ def run(call: Call, family: Family, tensors: dict[str, Tensor | Mapped], recompu
 
 
 def _flattened(inputs: tuple) -> tuple[Plan, tuple]:
-    """The plan, and the tensors: two features (the second may be None), then weights or given inputs, then biases."""
+    """The plan, and the tensors: two features (the second may be None), then weights or given
+    inputs, then biases."""
     features: list[Tensor | None] = [None, None]
     source, first, direct, biases = [], [], [], []
     for i, t in enumerate(inputs):
@@ -88,7 +94,8 @@ def _rows(call: Call, plan: Plan, flat: tuple, product=tall.linear) -> tuple:
     for i, (source, first) in enumerate(zip(*plan)):
         if source >= 0:
             inputs[i] = (inputs[first] if first < i else
-                         product(flat[source], inputs[i], flat[2 + count + i]).view(-1, heads, width))
+                         product(flat[source], inputs[i],
+                                 flat[2 + count + i]).view(-1, heads, width))
     return tuple(inputs)
 
 
@@ -110,7 +117,8 @@ class _MappedAttention(Operation):
         count, given = len(self.plan[0]), len(needs)
         flat, inputs = saved[:given], tuple(saved[given:given + count])
         del saved[:given + count]
-        grads = self.family.backward(self.call, inputs, saved, aligned_rows(grad), needs[2:2 + count])
+        grads = self.family.backward(self.call, inputs, saved, aligned_rows(grad),
+                                     needs[2:2 + count])
         return _through_maps(self.plan, flat, grads, needs)
 
     def reference(self, *flat):
@@ -132,7 +140,8 @@ def _through_maps(plan: Plan, flat: tuple, grads: tuple, wanted: tuple) -> list:
             continue
         rows = rows.view(x.shape[0], -1)
         if wanted[source]:
-            found[source] = tall.matmul(rows, weight) if found[source] is None else found[source].addmm_(rows, weight)
+            found[source] = (tall.matmul(rows, weight)
+                             if found[source] is None else found[source].addmm_(rows, weight))
         if wanted[2 + i]:
             found[2 + i] = rows.t() @ x
         if bias is not None and wanted[2 + count + i]:

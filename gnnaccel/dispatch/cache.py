@@ -1,10 +1,12 @@
-"""The structure cache: `GraphView`s and `RelationView`s by the caller's own tensors, such as ``edge_index``.
+"""The structure cache: `GraphView`s and `RelationView`s by the caller's own tensors, such as
+``edge_index``.
 
-An entry belongs to live memory at one version each. The key holds the identity of each tensor's storage, the place and shape of
-the data, dtype and the graph's sizes; so views and detached aliases (which checkpoints make of their inputs) find the structure
-that their forward used. The storages are watched by weak references and version counters compared, so neither an in-place edit
-nor reused memory can give a stale answer. What cannot be seen, as anywhere in
-torch: writing through ``.data`` or through numpy. Inference tensors have no version and are not cached.
+An entry belongs to live memory at one version each. The key holds the identity of each tensor's
+storage, the place and shape of the data, dtype and the graph's sizes; so views and detached aliases
+(which checkpoints make of their inputs) find the structure that their forward used. The storages
+are watched by weak references and version counters compared, so neither an in-place edit nor reused
+memory can give a stale answer. What cannot be seen, as anywhere in torch: writing through ``.data``
+or through numpy. Inference tensors have no version and are not cached.
 
 While a CUDA graph is captured, nothing from before is used: replays read the caller's tensors anew,
 so their structure has to be built within the capture. What is built there serves that capture
@@ -79,7 +81,8 @@ def peek(edge_index: Tensor, num_src: int, num_dst: int, loops: int = 0) -> bool
 
 def lookup(edge_index: Tensor, num_src: int, num_dst: int, loops: int = 0) -> tuple[GraphView, str]:
     """The view of these edges and "hit", "miss" or "none" (not cacheable)."""
-    return lookup_many((edge_index,), (num_src, num_dst, loops), lambda own: GraphView(edge_index, num_src, num_dst, loops, own))
+    return lookup_many((edge_index,), (num_src, num_dst, loops),
+                       lambda own: GraphView(edge_index, num_src, num_dst, loops, own))
 
 
 def peek_many(tensors: tuple[Tensor, ...], sizes: tuple) -> bool:
@@ -98,10 +101,13 @@ def before_capture(tensors: tuple[Tensor, ...], sizes: tuple) -> Any:
     return None if entry is None else entry.view
 
 
-def lookup_many(tensors: tuple[Tensor, ...], sizes: tuple, make: Callable[[bool], Any]) -> tuple[Any, str]:
-    """The view that belongs to all of these tensors and to ``sizes``, and "hit", "miss" or "none" (not cacheable).
+def lookup_many(tensors: tuple[Tensor, ...], sizes: tuple,
+                make: Callable[[bool], Any]) -> tuple[Any, str]:
+    """The view that belongs to all of these tensors and to ``sizes``, and "hit", "miss" or "none"
+    (not cacheable).
 
-    ``make(own)`` makes it; ``own``: it must keep the tensors alive. A view has ``nbytes()``, ``touched`` and ``bind(*tensors)``.
+    ``make(own)`` makes it; ``own``: it must keep the tensors alive. A view has ``nbytes()``,
+    ``touched`` and ``bind(*tensors)``.
     """
     captured = _capture_of(tensors)
     if captured == capture.UNKNOWN or unversioned(tensors):
@@ -144,15 +150,17 @@ def _dropper(key: tuple, view: GraphView) -> Any:
     def drop(_: weakref.ref) -> None:
         with _lock:
             entry = _entries.get(key)
-            if entry is not None and entry.view is view:  # the key may serve a later tensor at the same address by now
+            # the key may serve a later tensor at the same address by now
+            if entry is not None and entry.view is view:
                 del _entries[key]
 
     return drop
 
 
 def _evict(newest: tuple) -> None:
-    """While the arrays built so far take more than the limit, the oldest entries go; one used since it came up last gets a
-    second chance. The newest stays. Where there are many, they are counted once an eighth more may be there, not at each miss."""
+    """While the arrays built so far take more than the limit, the oldest entries go; one used since
+    it came up last gets a second chance. The newest stays. Where there are many, they are counted
+    once an eighth more may be there, not at each miss."""
     global _counted_again
     if _counted_again > 0:
         _counted_again -= 1
@@ -181,8 +189,8 @@ def limit() -> int:
 
 
 def set_limit(size: int | None) -> None:
-    """Keep at most ``size`` bytes from the next miss on, give or take an eighth of the graphs where there are many; None returns
-    to the environment's or the default."""
+    """Keep at most ``size`` bytes from the next miss on, give or take an eighth of the graphs where
+    there are many; None returns to the environment's or the default."""
     global _limit, _counted_again
     _limit, _counted_again = size, 0
 
@@ -190,7 +198,9 @@ def set_limit(size: int | None) -> None:
 def info() -> dict[str, int]:
     """Entries, bytes, limit and counts of hits, misses, evictions, uncached look-ups."""
     with _lock:
-        return {"entries": len(_entries), "bytes": sum(e.view.nbytes() for e in list(_entries.values())), "limit": limit(), **_counts}
+        return {"entries": len(_entries),
+                "bytes": sum(e.view.nbytes() for e in list(_entries.values())), "limit": limit(),
+                **_counts}
 
 
 def clear() -> None:

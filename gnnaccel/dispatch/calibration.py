@@ -1,7 +1,8 @@
 """What ``python -m gnnaccel calibrate`` measured of a GPU, and the cost model's rates with it.
 
-The rates of ``constants.json`` were found on one GPU, whose ceilings are next to them. Another one's rates are taken to stand to
-its own ceilings as those do: a kernel that reaches 90 % of the one's bandwidth is expected to reach 90 % of the other's.
+The rates of ``constants.json`` were found on one GPU, whose ceilings are next to them. Another
+one's rates are taken to stand to its own ceilings as those do: a kernel that reaches 90 % of the
+one's bandwidth is expected to reach 90 % of the other's.
 """
 from __future__ import annotations
 
@@ -13,13 +14,15 @@ from gnnaccel import store
 
 NAME = "calibration.json"
 SCHEMA = 1
-#: of a device. launch: seconds; gather_l2, gather_hbm (rows gathered), copy: bytes per second; l2: bytes
+#: of a device. launch: seconds; gather_l2, gather_hbm (rows gathered), copy: bytes per second; l2:
+#: bytes
 CEILINGS = ("launch", "gather_l2", "gather_hbm", "copy", "l2")
 _FACTOR = 100.0  # beyond which a ratio to the reference is no GPU's
 
 
 def of(device: str) -> dict[str, Any] | None:
-    """What was measured of the device of this name: ``ceilings``, ``date``, ``versions``. None where nothing (sensible) was."""
+    """What was measured of the device of this name: ``ceilings``, ``date``, ``versions``. None
+    where nothing (sensible) was."""
     held = store.read(NAME)
     if held is None or held.get("schema") != SCHEMA:
         return None
@@ -62,5 +65,7 @@ def scaled(constants: dict[str, Any], device: str, found: dict[str, Any]) -> dic
     for rates in relational["structure"].values():
         rates[:] = [rates[0] * ratio["launch"], rates[1] / ratio["copy"]]
     gpu["ceilings"] = dict(found["ceilings"])
-    gpu["provenance"] = f"calibrated on {device}, {found.get('date', 'at an unknown date')}; scaled from: {gpu['provenance']}"
+    gpu["provenance"] = (
+        f"calibrated on {device}, {found.get('date', 'at an unknown date')}; scaled from: "
+        f"{gpu['provenance']}")
     return made

@@ -1,13 +1,15 @@
 """What the user asked for (`Config`) and where it holds (`current`).
 
-There is one configuration of the process, set by ``enable()``, and on top of it, per context (so per thread and per
-asyncio task), the one of the innermost ``enabled()`` or ``disabled()`` block. Forward calls consult `current`;
-backward uses what its forward stored. On a GPU backward runs in autograd's own threads, and checkpoints repeat forward calls
-there: for them holds the block of the thread that called backward.
+There is one configuration of the process, set by ``enable()``, and on top of it, per context (so
+per thread and per asyncio task), the one of the innermost ``enabled()`` or ``disabled()`` block.
+Forward calls consult `current`; backward uses what its forward stored. On a GPU backward runs in
+autograd's own threads, and checkpoints repeat forward calls there: for them holds the block of the
+thread that called backward.
 
-``Config.epoch`` identifies everything a decision depends on besides the call itself: the options and the rules. Memo
-keys use it. It is equal for equal options as long as no rule changed, so that entering the same ``enabled()`` block in
-every step of a loop finds its memos again; after any change of a rule every configuration has a new, larger epoch.
+``Config.epoch`` identifies everything a decision depends on besides the call itself: the options
+and the rules. Memo keys use it. It is equal for equal options as long as no rule changed, so that
+entering the same ``enabled()`` block in every step of a loop finds its memos again; after any
+change of a rule every configuration has a new, larger epoch.
 """
 from __future__ import annotations
 
@@ -39,16 +41,19 @@ _EPOCHS_KEPT = 256
 
 @dataclass(frozen=True)
 class Config:
-    """The options of ``enable()``; invalid values raise ValueError, so that no invalid Config exists.
+    """The options of ``enable()``; invalid values raise ValueError, so that no invalid Config
+    exists.
 
-    ``include`` and ``exclude`` hold strings and classes. ``records`` is how many records ``gnnaccel.records()`` keeps
-    (0: none; True: 1000). ``log`` is None, True (human lines through the logger ``gnnaccel``) or the path of a JSONL file.
-    ``precision``, ``block_precision``: a format out of `PRECISIONS` for the rows that layers gather, from the environment and from
-    the innermost ``precision()`` block; ``enable()`` has no such option. ``passes``: which of `PASSES` relational Programs go
-    through; None: all. ``backward``: the thread in which autograd works on a
-    single GPU, see `gnnaccel.adapters.autograd`. ``decisions``: the path of a file of pinned decisions (`dispatch.pins`), held as
-    what it contains; True: those that ``autotune`` kept; None or False: none. ``epoch`` and ``stamp`` (the rule generation at
-    which the lists were given) are set by this module.
+    ``include`` and ``exclude`` hold strings and classes. ``records`` is how many records
+    ``gnnaccel.records()`` keeps (0: none; True: 1000). ``log`` is None, True (human lines through
+    the logger ``gnnaccel``) or the path of a JSONL file. ``precision``, ``block_precision``: a
+    format out of `PRECISIONS` for the rows that layers gather, from the environment and from the
+    innermost ``precision()`` block; ``enable()`` has no such option. ``passes``: which of `PASSES`
+    relational Programs go through; None: all. ``backward``: the thread in which autograd works on a
+    single GPU, see `gnnaccel.adapters.autograd`. ``decisions``: the path of a file of pinned
+    decisions (`dispatch.pins`), held as what it contains; True: those that ``autotune`` kept; None
+    or False: none. ``epoch`` and ``stamp`` (the rule generation at which the lists were given) are
+    set by this module.
     """
 
     backend: str = "auto"
@@ -95,12 +100,14 @@ def _targets(name: str, seen: Any) -> tuple[str | type, ...]:
     """A tuple without duplicates. A single string or class stands for a list of one."""
     items = (seen,) if isinstance(seen, (str, type)) else seen
     if not isinstance(items, Iterable):
-        raise ValueError(f"{name}={seen!r} is not a list; use a list of class names, layer names or classes")
+        raise ValueError(
+            f"{name}={seen!r} is not a list; use a list of class names, layer names or classes")
     kept = tuple(dict.fromkeys(items))
     for item in kept:
         if not isinstance(item, (str, type)) or item == "":
             raise ValueError(
-                f"{name} holds {item!r} of type {type(item).__name__}; it takes non-empty strings and classes "
+                f"{name} holds {item!r} of type {type(item).__name__}; it "
+                "takes non-empty strings and classes "
                 f"(for one layer object call gnnaccel.{name}(layer))"
             )
     return kept
@@ -112,7 +119,8 @@ def _passes(seen: Any) -> tuple[str, ...]:
         return PASSES
     items = (seen,) if isinstance(seen, str) else seen
     if not isinstance(items, Iterable):
-        raise ValueError(f"passes={seen!r} is not a list; use a list out of {', '.join(PASSES)}, or None for all")
+        raise ValueError(f"passes={seen!r} is not a list; use a list out of "
+                         f"{', '.join(PASSES)}, or None for all")
     kept = tuple(items)
     for item in kept:
         _check_choice("passes", item, PASSES)
@@ -126,14 +134,16 @@ def _decisions(seen: Any) -> None | pins.Decisions | tuned.Tuned:
         return tuned.Tuned()
     if isinstance(seen, (str, os.PathLike)) and os.fspath(seen):
         return pins.read(seen)
-    raise ValueError(f"decisions={seen!r} is not known; use the path of a file that log --export wrote, or True for autotune's")
+    raise ValueError(f"decisions={seen!r} is not known; use the path of a file that log "
+                     "--export wrote, or True for autotune's")
 
 
 def _record_count(seen: Any) -> int:
     if isinstance(seen, bool):
         return DEFAULT_RECORDS if seen else 0
     if not isinstance(seen, int) or seen < 0:
-        raise ValueError(f"records={seen!r} is not a count; use 0 for none or how many records to keep")
+        raise ValueError(
+            f"records={seen!r} is not a count; use 0 for none or how many records to keep")
     return seen
 
 
@@ -146,7 +156,8 @@ def _log_target(seen: Any) -> None | bool | str:
         path = os.fspath(seen)
         if isinstance(path, str):
             return path
-    raise ValueError(f"log={seen!r} is not known; use True for the logger, the path of a JSONL file, or None")
+    raise ValueError(
+        f"log={seen!r} is not known; use True for the logger, the path of a JSONL file, or None")
 
 
 class _Cell:
@@ -163,7 +174,8 @@ _lock = threading.RLock()
 _active: Config | None = None
 _override: ContextVar[_Cell | None] = ContextVar("gnnaccel_override", default=None)
 _SILENT = _Cell(None)
-#: lets `current` give None in this context until `end_silence` is given the result: for host code that is native throughout
+#: lets `current` give None in this context until `end_silence` is given the result: for host code
+#: that is native throughout
 silence, end_silence = functools.partial(_override.set, _SILENT), _override.reset
 _cells: list[_Cell] = []
 _generation = 0
@@ -172,7 +184,8 @@ _epochs: dict[tuple[Config, int], int] = {}
 
 
 def current() -> Config | None:
-    """The configuration that holds here; None when gnnaccel is disabled here. Costs well under a microsecond."""
+    """The configuration that holds here; None when gnnaccel is disabled here. Costs well under a
+    microsecond."""
     cell = _override.get()
     if cell is None and _cells:
         cell = _of_backward()
@@ -191,10 +204,12 @@ def passes_on() -> tuple[str, ...]:
 
 
 def _of_backward() -> _Cell | None:
-    """In one of autograd's threads: the block around the call of backward. Context variables do not get there; torch brings the
-    calling thread's locals along. (Tasks that take turns in one thread share these.)"""
+    """In one of autograd's threads: the block around the call of backward. Context variables do not
+    get there; torch brings the calling thread's locals along. (Tasks that take turns in one thread
+    share these.)"""
     torch = sys.modules.get("torch")
-    if torch is None or torch._C._current_graph_task_id() == -1 or not torch._C._is_key_in_tls(_LOCAL):
+    if (torch is None or torch._C._current_graph_task_id() == -1
+        or not torch._C._is_key_in_tls(_LOCAL)):
         return None
     return torch._C._get_obj_in_tls(_LOCAL)
 
@@ -205,7 +220,8 @@ def _leave_for_backward(cell: _Cell | None) -> None:
         return
     remove = getattr(torch._C, "_remove_obj_from_tls", None)
     if cell is None and remove is not None:
-        remove(_LOCAL)  # what a thread still holds at its end is let go of without the interpreter lock
+        # what a thread still holds at its end is let go of without the interpreter lock
+        remove(_LOCAL)
     else:
         _stash(torch, _LOCAL, cell)
         if _stash_steals(torch):
@@ -218,7 +234,8 @@ def _stash(torch: Any, key: str, value: Any) -> None:
 
 @functools.cache
 def _stash_steals(torch: Any) -> bool:
-    """Whether this torch takes the caller's reference instead of one of its own, as 2.11 does; it gives it back either way."""
+    """Whether this torch takes the caller's reference instead of one of its own, as 2.11 does; it
+    gives it back either way."""
     probe = object()
     before = sys.getrefcount(probe)
     _stash(torch, _LOCAL + "_probe", probe)
@@ -257,7 +274,8 @@ def with_epoch(config: Config) -> Config:
 
 
 def set_active(config: Config | None) -> Config | None:
-    """Make ``config`` the process's configuration (None: disabled). Returns it as stored, with its epoch."""
+    """Make ``config`` the process's configuration (None: disabled). Returns it as stored, with its
+    epoch."""
     global _active
     with _lock:
         _active = None if config is None else with_epoch(config)
@@ -266,7 +284,8 @@ def set_active(config: Config | None) -> Config | None:
 
 @contextlib.contextmanager
 def override(config: Config | None) -> Iterator[Config | None]:
-    """A block in which `current` gives ``config`` (None: disabled) in this context only; yields it with its epoch."""
+    """A block in which `current` gives ``config`` (None: disabled) in this context only; yields it
+    with its epoch."""
     with _lock:
         cell = _Cell(None if config is None else with_epoch(config))
         _cells.append(cell)
@@ -282,7 +301,8 @@ def override(config: Config | None) -> Iterator[Config | None]:
 
 
 def bump() -> int:
-    """A rule changed: give every live configuration a new epoch. Call it after the change. Returns the generation."""
+    """A rule changed: give every live configuration a new epoch. Call it after the change. Returns
+    the generation."""
     global _generation, _active
     with _lock:
         _generation += 1
@@ -296,10 +316,12 @@ def bump() -> int:
 
 
 def make(options: dict[str, Any], base: Config | None = None) -> Config:
-    """``base`` (or the defaults) with ``options`` applied. ValueError for a wrong value, TypeError for a wrong name."""
+    """``base`` (or the defaults) with ``options`` applied. ValueError for a wrong value, TypeError
+    for a wrong name."""
     for name in options:
         if name not in OPTIONS:
-            raise TypeError(f"unknown option {name!r}; options are {', '.join(OPTIONS)}.{did_you_mean(name, OPTIONS)}")
+            raise TypeError(f"unknown option {name!r}; options are "
+                            f"{', '.join(OPTIONS)}.{did_you_mean(name, OPTIONS)}")
     changes = dict(options)
     if "include" in changes or "exclude" in changes:
         changes["stamp"] = generation()

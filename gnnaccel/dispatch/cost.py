@@ -1,7 +1,8 @@
-"""The cost model: bytes over bandwidth, launches, and the price of a structure over its expected reuse.
+"""The cost model: bytes over bandwidth, launches, and the price of a structure over its expected
+reuse.
 
-Rates are data with their provenance (``constants.json``), scaled to the present GPU where that was calibrated. Estimates rank
-candidates; they are not promises.
+Rates are data with their provenance (``constants.json``), scaled to the present GPU where that was
+calibrated. Estimates rank candidates; they are not promises.
 """
 from __future__ import annotations
 
@@ -16,12 +17,14 @@ from gnnaccel.dispatch import calibration, patterns
 from gnnaccel.dispatch.patterns import Attention
 from gnnaccel.dispatch.request import Request
 
-_REUSE = 8  # calls that a structure is expected to serve: layers and directions of one step, at the least
+# calls that a structure is expected to serve: layers and directions of one step, at the least
+_REUSE = 8
 
 
 def constants() -> dict[str, Any]:
     """The rates; of GPUs those of torch's current one, once the process uses it."""
-    if not torch.cuda.is_initialized():  # to ask for its name would start CUDA, which a forked process cannot
+    # to ask for its name would start CUDA, which a forked process cannot
+    if not torch.cuda.is_initialized():
         return _published()
     return _for_device(_name_of(torch.cuda.current_device()))
 
@@ -40,7 +43,8 @@ def _for_device(name: str) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=1)
 def _published() -> dict[str, Any]:
-    text = importlib.resources.files("gnnaccel.dispatch").joinpath("constants.json").read_text(encoding="utf-8")
+    text = importlib.resources.files("gnnaccel.dispatch").joinpath("constants.json").read_text(
+        encoding="utf-8")
     return json.loads(text)
 
 
@@ -60,7 +64,8 @@ def fused(request: Request, attention: Attention, pmf: bool = False) -> float:
     row = request.heads * request.width * request.row.itemsize
     terms = request.heads * 4
     if attention.family == "additive":
-        gathers = [(request.num_src, row + terms)] + ([(request.num_dst, row + 3 * terms)] if request.grad else [])
+        gathers = [(request.num_src, row + terms)] + ([(request.num_dst, row + 3 * terms)]
+                                                      if request.grad else [])
         launches = 2 + (4 if request.grad else 0)
     else:
         forward = row * (2 if attention.score == "dot" else 1)
@@ -68,13 +73,16 @@ def fused(request: Request, attention: Attention, pmf: bool = False) -> float:
         if request.grad:
             gathers += [(request.num_dst, 2 * row + 2 * terms), (request.num_src, forward)]
         launches = 1 + (4 if request.grad else 0)
-    seconds = sum(_gather(request, rows, size) for rows, size in gathers) + launches * rates["launch"]
+    seconds = sum(_gather(request, rows, size)
+                  for rows, size in gathers) + launches * rates["launch"]
     if attention.edge:
-        seconds += len(gathers) * _gather(request, request.num_edges, row if attention.family == "pairwise" else terms)
+        seconds += len(gathers) * _gather(request, request.num_edges,
+                                          row if attention.family == "pairwise" else terms)
     if pmf:  # long rows read their scores twice and take four launches
         seconds += _gather(request, request.num_src, terms) / 4 + 4 * rates["launch"]
     if request.fresh:
-        structure = request.num_edges * rates["structure_per_edge"] + rates["structure_launches"] * rates["launch"]
+        structure = request.num_edges * rates["structure_per_edge"] + rates[
+            "structure_launches"] * rates["launch"]
         seconds += structure * (2 if request.grad else 1) / _REUSE
     return seconds
 
@@ -97,17 +105,20 @@ def native(request: Request) -> float | None:
 
 
 def torch_backend(request: Request) -> float | None:
-    """Seconds of the torch backend with the CPU's margin, so that a gain within the noise is none; None where nothing was
-    measured: other devices, other dtypes, and rows per edge, which it runs much as the host does."""
+    """Seconds of the torch backend with the CPU's margin, so that a gain within the noise is none;
+    None where nothing was measured: other devices, other dtypes, and rows per edge, which it runs
+    much as the host does."""
     attention = patterns.attention(request.program)
     if attention is None or (attention.edge and attention.family == "pairwise"):
         return None
-    if request.device != "cpu" or request.row != request.out or request.row not in (torch.float32, torch.float64):
+    if (request.device != "cpu" or request.row != request.out
+        or request.row not in (torch.float32, torch.float64)):
         return None
     seconds = _on_cpu(request, "torch")
     if seconds is None:
         return None
-    if request.fresh:  # in full: a graph may never come again, and the first layer that gains pays for all
+    # in full: a graph may never come again, and the first layer that gains pays for all
+    if request.fresh:
         seconds += line(constants()["cpu"]["structure"][mode(request)], 1, request.num_edges)
     return seconds * constants()["cpu"]["margin"]
 
@@ -118,13 +129,15 @@ def _on_cpu(request: Request, side: str) -> float | None:
     if rates is None:
         return None
     edge_heads = request.num_edges * request.heads
-    return line(rates[mode(request)], 1, edge_heads, edge_heads * request.width * request.row.itemsize / 4)
+    return line(rates[mode(request)], 1, edge_heads,
+                edge_heads * request.width * request.row.itemsize / 4)
 
 
 def once(request: Any, ours: bool, relations: int, numbers: float) -> float | None:
-    """Seconds of a call whose graph is new on a GPU, natively or by us: the host's time, for the most part, with which it reads
-    arguments, loops over relations and builds structure. ``numbers``: edges, or edges times channels, as the rates are. None for
-    known graphs, and for hosts of which nothing was measured."""
+    """Seconds of a call whose graph is new on a GPU, natively or by us: the host's time, for the
+    most part, with which it reads arguments, loops over relations and builds structure.
+    ``numbers``: edges, or edges times channels, as the rates are. None for known graphs, and for
+    hosts of which nothing was measured."""
     if not request.fresh or request.device != "cuda":
         return None
     rates = constants()["relational"]["cuda"]["once"].get(request.native)

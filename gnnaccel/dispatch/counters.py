@@ -16,10 +16,13 @@ watching: list[Watch] = []
 
 
 def count(layer: str, route: str, code: str | None = None) -> None:
-    """One call of a layer of class ``layer`` took ``route`` ("cuda", "torch", "native"), because of reason ``code``."""
+    """One call of a layer of class ``layer`` took ``route`` ("cuda", "torch", "native"), because of
+    reason ``code``."""
     key = (layer, route, code)
-    # Under the GIL this line is atomic: hashing a tuple of strings and adding ints run no Python code, and CPython
-    # switches threads only at loops' ends, on entering functions and after calls. A lock would cost as much again.
+    # Under the GIL this line is atomic: hashing a tuple of strings and adding ints run no Python
+    # code, and CPython
+    # switches threads only at loops' ends, on entering functions and after calls. A lock would cost
+    # as much again.
     _counts[key] += 1
     if watching:
         note(((key, 1),), False, decided=True)
@@ -34,8 +37,9 @@ def again(layer: str, code: str | None) -> None:
 
 
 class Tally:
-    """Calls that all count alike. Each adds one to ``calls``, which is atomic as well, and tells `note` where somebody is
-    watching; what they come to is added up when it is asked for. ``counts``: of one call."""
+    """Calls that all count alike. Each adds one to ``calls``, which is atomic as well, and tells
+    `note` where somebody is watching; what they come to is added up when it is asked for.
+    ``counts``: of one call."""
 
     __slots__ = ("counts", "calls")
 
@@ -57,8 +61,9 @@ def _add_up() -> None:
 
 
 class Watch:
-    """What one thread counts for a while. ``native``: nothing but native calls; ``lasting``: all of them will be native again
-    over the same tensors; ``decided``: some were not native because of an earlier call, but looked at anew."""
+    """What one thread counts for a while. ``native``: nothing but native calls; ``lasting``: all of
+    them will be native again over the same tensors; ``decided``: some were not native because of an
+    earlier call, but looked at anew."""
 
     __slots__ = ("thread", "counts", "native", "lasting", "decided")
 
@@ -79,7 +84,8 @@ def note(counts: tuple[tuple[Key, int], ...], lasting: bool, decided: bool = Fal
 
 @contextlib.contextmanager
 def watched() -> Iterator[Watch | None]:
-    """A block whose counts are written down besides; None while another such block lasts, here or in another thread."""
+    """A block whose counts are written down besides; None while another such block lasts, here or
+    in another thread."""
     if watching:
         yield None
         return
@@ -104,10 +110,12 @@ def uncounted() -> Iterator[None]:
 
 
 def stats() -> dict[str, dict[str, Any]]:
-    """Calls since the start or `reset_stats`: ``{layer: {"calls": n, "routes": {route: n}, "reasons": {code: n}}}``."""
+    """Calls since the start or `reset_stats`: ``{layer: {"calls": n, "routes": {route: n},
+    "reasons": {code: n}}}``."""
     _add_up()
     result: dict[str, dict[str, Any]] = {}
-    for (layer, route, code), n in sorted(_counts.items(), key=lambda item: (item[0][0], item[0][1])):
+    for (layer, route, code), n in sorted(_counts.items(),
+                                          key=lambda item: (item[0][0], item[0][1])):
         entry = result.setdefault(layer, {"calls": 0, "routes": {}, "reasons": {}})
         entry["calls"] += n
         entry["routes"][route] = entry["routes"].get(route, 0) + n

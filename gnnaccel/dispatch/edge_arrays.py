@@ -1,4 +1,5 @@
-"""`EdgeArrays`: edges that a host keeps as arrays of its own, read where they lie, in the place of an ``edge_index`` tensor."""
+"""`EdgeArrays`: edges that a host keeps as arrays of its own, read where they lie, in the place of
+an ``edge_index`` tensor."""
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -8,7 +9,8 @@ from torch import Tensor
 
 
 class CSC(NamedTuple):
-    """Edges grouped by destination: ``indptr`` [num_dst + 1], ``src`` [E], ``ids`` [E], or [0] where ids are places."""
+    """Edges grouped by destination: ``indptr`` [num_dst + 1], ``src`` [E], ``ids`` [E], or [0]
+    where ids are places."""
 
     indptr: Tensor
     src: Tensor
@@ -16,10 +18,12 @@ class CSC(NamedTuple):
 
 
 class EdgeArrays:
-    """What an ``edge_index`` [2, E] is asked for, of a source and a destination tensor that lie apart, of a CSC, or of both.
+    """What an ``edge_index`` [2, E] is asked for, of a source and a destination tensor that lie
+    apart, of a CSC, or of both.
 
-    ``ends``: (src, dst), each [E], by edge id; None: made of the CSC when first asked for, which only ids that are places save a
-    copy. ``csc``: the same edges. All of one integer dtype, on one device. Whoever uses the arrays in place keeps them alive.
+    ``ends``: (src, dst), each [E], by edge id; None: made of the CSC when first asked for, which
+    only ids that are places save a copy. ``csc``: the same edges. All of one integer dtype, on one
+    device. Whoever uses the arrays in place keeps them alive.
     """
 
     __slots__ = ("csc", "_parts", "_ends", "__weakref__")

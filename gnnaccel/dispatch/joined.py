@@ -14,14 +14,17 @@ from gnnaccel.dispatch.request import Request, Stated
 
 
 class JoinedView(GraphView):
-    """A `GraphView` whose edges are ``join(*structure)``: (src, dst, ...), each [E] integer, in the order of edge ids.
+    """A `GraphView` whose edges are ``join(*structure)``: (src, dst, ...), each [E] integer, in the
+    order of edge ids.
 
-    ``join`` may have a ``checked(*structure)``: the same, but raises for ids that it would put where they do not belong.
+    ``join`` may have a ``checked(*structure)``: the same, but raises for ids that it would put
+    where they do not belong.
     """
 
-    def __init__(self, structure: tuple[Tensor, ...], num_src: int, num_dst: int, join: Callable[..., tuple], own: bool = False,
-                 loops: int = 0):
-        super().__init__(structure[0], num_src, num_dst, loops, num_edges=sum(t.shape[1] for t in structure))
+    def __init__(self, structure: tuple[Tensor, ...], num_src: int, num_dst: int,
+                 join: Callable[..., tuple], own: bool = False, loops: int = 0):
+        super().__init__(structure[0], num_src, num_dst, loops,
+                         num_edges=sum(t.shape[1] for t in structure))
         self._join = join
         self._kept = structure if own else None
         self.bind(*structure)
@@ -36,7 +39,8 @@ class JoinedView(GraphView):
     def _ends(self) -> tuple[Tensor, Tensor]:
         structure = tuple(found() for found in self._sources)
         if any(t is None for t in structure):
-            raise RuntimeError("the edges of this JoinedView are gone; call bind() with live ones first")
+            raise RuntimeError(
+                "the edges of this JoinedView are gone; call bind() with live ones first")
         structure = tuple(t.detach() for t in structure)
         src, dst = joining.checked(self._join, structure)[:2]
         return src.contiguous(), dst.contiguous()
@@ -44,10 +48,12 @@ class JoinedView(GraphView):
 
 @dataclass(frozen=True)
 class JoinedStated(Stated):
-    """`Stated` of a call whose graph is a `JoinedView`; ``join``, hashable, as there. Its tensors are a `RelationalGiven`.
+    """`Stated` of a call whose graph is a `JoinedView`; ``join``, hashable, as there. Its tensors
+    are a `RelationalGiven`.
 
-    ``around``: the layer is one around others, which are routed by themselves where it stays native; over a new graph on a GPU
-    they stay native then too, as a structure for each costs more than one for all (``together``).
+    ``around``: the layer is one around others, which are routed by themselves where it stays
+    native; over a new graph on a GPU they stay native then too, as a structure for each costs more
+    than one for all (``together``).
     """
 
     join: Any = None
@@ -58,7 +64,8 @@ class JoinedStated(Stated):
         return self.around
 
     def request(self, device: str, grad: bool, fresh: bool) -> Request:
-        return super().request(device, grad, fresh)._replace(part_bits=len(self.join.parts).bit_length())
+        return super().request(device, grad,
+                               fresh)._replace(part_bits=len(self.join.parts).bit_length())
 
     def _sizes(self) -> tuple:
         return "joined", self.num_src, self.num_dst, self.loops, self.join
@@ -68,5 +75,5 @@ class JoinedStated(Stated):
 
     def lookup(self, given: Any) -> tuple[GraphView, str]:
         return cache.lookup_many(given.structure, self._sizes(),
-                                 lambda own: JoinedView(given.structure, self.num_src, self.num_dst, self.join, own,
-                                                        self.loops))
+                                 lambda own: JoinedView(given.structure, self.num_src, self.num_dst,
+                                                        self.join, own, self.loops))

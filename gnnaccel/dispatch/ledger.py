@@ -25,9 +25,9 @@ class GraphLedger(TensorRef):
 
     ``sightings``: calls that asked about the graph; ``seconds``: what faster calls would have
     saved; ``functions``: those of the host's, by name, whose results over it were asked for;
-    ``layers``: by `layer_memory.LayerMemory.number`, of a layer that had native calls over it, the ids
-    of all its tensors, and the state in which the call was decided as one over a known graph, with
-    gradients off and on.
+    ``layers``: by `layer_memory.LayerMemory.number`, of a layer that had native calls over it, the
+    ids of all its tensors, and the state in which the call was decided as one over a known graph,
+    with gradients off and on.
     """
 
     __slots__ = ("sightings", "seconds", "functions", "layers")

@@ -1,7 +1,7 @@
 """Qualified names of layers, and the weak map by identity that keeps them.
 
-Nothing is stored on a module, so copies, pickles and checkpoints are unaffected; and a copy has no name until it is
-named itself.
+Nothing is stored on a module, so copies, pickles and checkpoints are unaffected; and a copy has no
+name until it is named itself.
 """
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ V = TypeVar("V")
 class IdentityMap(Generic[V]):
     """Values for objects, by identity and weakly: an entry goes when its object does.
 
-    A WeakKeyDictionary asks for ``__hash__`` and ``__eq__``, which a user's module may define otherwise.
+    A WeakKeyDictionary asks for ``__hash__`` and ``__eq__``, which a user's module may define
+    otherwise.
     """
 
     def __init__(self) -> None:
-        self.entries: dict[int, tuple[weakref.ref, V]] = {}  # by id; for lookups that cannot afford a call
+        # by id; for lookups that cannot afford a call
+        self.entries: dict[int, tuple[weakref.ref, V]] = {}
 
     def get(self, owner: Any) -> V | None:
         """The value for this very object, or None."""
@@ -64,16 +66,18 @@ def is_module(target: Any) -> bool:
 def require_model(model: Any) -> Any:
     """``model`` itself. TypeError when it is not a ``torch.nn.Module``."""
     if not is_module(model):
-        raise TypeError(f"model is {model!r} of type {type(model).__name__}; pass the torch.nn.Module with the layers")
+        raise TypeError(f"model is {model!r} of type {type(model).__name__}; pass the "
+                        "torch.nn.Module with the layers")
     return model
 
 
 def name_layers(model: Any, prefix: str = "") -> int:
-    """Let records and rules call the modules inside ``model`` by their qualified names, such as ``convs.0``.
+    """Let records and rules call the modules inside ``model`` by their qualified names, such as
+    ``convs.0``.
 
-    ``model`` itself is called ``prefix``, or stays without a name when there is none. A module named before gets the
-    new name. Returns how many modules have a name through this call. TypeError when ``model`` is not a
-    ``torch.nn.Module``.
+    ``model`` itself is called ``prefix``, or stays without a name when there is none. A module
+    named before gets the new name. Returns how many modules have a name through this call.
+    TypeError when ``model`` is not a ``torch.nn.Module``.
     """
     require_model(model)
     changed = False

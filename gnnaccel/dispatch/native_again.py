@@ -1,19 +1,22 @@
 """What is kept of native calls, so that others like them are made without being read anew.
 
-Over small graphs reading a layer, its parts and its arguments takes as long as running some of it natively. So it is
-remembered of a layer, with gradients and without,
+Over small graphs reading a layer, its parts and its arguments takes as long as running some of it
+natively. So it is remembered of a layer, with gradients and without,
 
-* which tensors a call was over that stayed native although its graph was known (`Settled`): another over the same is native
+* which tensors a call was over that stayed native although its graph was known (`Settled`): another
+  over the same is native
   at once;
-* how large a call was that stayed native because its graph was new (`Alike`): others over new graphs, of the same kind and no
-  larger, are native at once. Graphs that were met before are no new ones (`LayerMemory.meets`): those are decided, as what comes a
+* how large a call was that stayed native because its graph was new (`Alike`): others over new
+  graphs, of the same kind and no
+  larger, are native at once. Graphs that were met before are no new ones (`LayerMemory.meets`):
+  those are decided, as what comes a
   second time may come often.
 
-What runs inside such a call asks for faster ways too. Once one call has shown that nothing in it finds any, the next ones run
-as if gnnaccel were off, and count what that one counted (`Inside`).
+What runs inside such a call asks for faster ways too. Once one call has shown that nothing in it
+finds any, the next ones run as if gnnaccel were off, and count what that one counted (`Inside`).
 
-After several calls in a row like an earlier one, most of the next ones are not held against it at all, but for the number of
-edges (`Easy`): what that might find can wait for a few calls.
+After several calls in a row like an earlier one, most of the next ones are not held against it at
+all, but for the number of edges (`Easy`): what that might find can wait for a few calls.
 """
 from __future__ import annotations
 
@@ -32,8 +35,10 @@ from gnnaccel.dispatch.native_memory import MISSED, WATCHED, Alike, Settled, pla
 from gnnaccel.dispatch.quantized import settings
 from gnnaccel.dispatch.reasons import Reason
 
-_FEW = 2000  # edges, of all types: over fewer a call may be remembered as native whatever kept it so
-_LASTING = ("GA201", "GA202", "GA205", "GA206", "GA208", "GA210", "GA303")  # about the layer and its arguments
+# edges, of all types: over fewer a call may be remembered as native whatever kept it so
+_FEW = 2000
+# about the layer and its arguments
+_LASTING = ("GA201", "GA202", "GA205", "GA206", "GA208", "GA210", "GA303")
 _OF_THE_LAYER = ("GA201", "GA205", "GA208")
 _ESTIMATED = ("GA301", "GA401")
 _entries, _maps = settings.kept()
@@ -44,10 +49,10 @@ def _on_cpu(found: list[Tensor]) -> bool:
     return found[0].is_cpu and not driver.placed()
 
 
-def remember(layer: Any, structure: tuple[Tensor, ...], args: tuple, kwargs: dict, config: Config, code: str | None,
-             known: bool) -> None:
-    """Keep of a call that stayed native for the reason ``code`` what others are to be held against: its graph, and unless
-    ``args`` are left out the rest. ``known``: the graph came before."""
+def remember(layer: Any, structure: tuple[Tensor, ...], args: tuple, kwargs: dict, config: Config,
+             code: str | None, known: bool) -> None:
+    """Keep of a call that stayed native for the reason ``code`` what others are to be held against:
+    its graph, and unless ``args`` are left out the rest. ``known``: the graph came before."""
     memory = layer_memory.of(layer)
     structure = layer_memory.graph_of(structure, args, kwargs)
     if structure and memory.of(structure) is None:
@@ -60,11 +65,14 @@ def remember(layer: Any, structure: tuple[Tensor, ...], args: tuple, kwargs: dic
         met = memory.of(structure)
         if met is not None and (_on_cpu(found) or code == "GA301"):
             met[1 + _grad()] = state_of(layer, config)
-        # on a GPU a call on dictionaries may stay native for a reason that passes, such as a capture
-        if (_on_cpu(found) or (not kwargs and len(found) == len(args))) and not any(t.is_inference() for t in found):
+        # on a GPU a call on dictionaries may stay native for a reason that passes, such as a
+        # capture
+        if ((_on_cpu(found) or (not kwargs and len(found) == len(args)))
+            and not any(t.is_inference() for t in found)):
             memory.settled[_grad()] = Settled(layer, given, kwargs, config, code)
     elif _on_cpu(found) or code in _ESTIMATED:
-        memory.alike[_grad()] = _met(memory, Alike(layer, given, kwargs, config, code), given, kwargs)
+        memory.alike[_grad()] = _met(memory, Alike(layer, given, kwargs, config, code), given,
+                                     kwargs)
 
 
 def _size(t: Tensor) -> int:
@@ -80,8 +88,9 @@ def _met(memory: LayerMemory, like: Alike, given: tuple, kwargs: dict) -> Alike:
 
 
 def remember_reason(layer: Any, args: tuple, kwargs: dict, config: Config, why: Reason) -> None:
-    """The same of a call that could not be understood: if that is how the layer is made; on a CPU over few edges whatever it is
-    about the layer or its arguments. Not at its first call, which may complete the layer."""
+    """The same of a call that could not be understood: if that is how the layer is made; on a CPU
+    over few edges whatever it is about the layer or its arguments. Not at its first call, which may
+    complete the layer."""
     memory = layer_memory.of(layer)
     again, memory.why = memory.why == why, why
     given = (*args, *kwargs.values())
@@ -89,17 +98,19 @@ def remember_reason(layer: Any, args: tuple, kwargs: dict, config: Config, why: 
     if found is None or any(t.is_inference() for t in found):
         return
     like, grad = Alike(layer, given, kwargs, config, why.code), _grad()
-    of_layer = why.code in _OF_THE_LAYER or (why.code == "GA210" and any(code in why.text for code in _OF_THE_LAYER))
+    of_layer = (why.code in _OF_THE_LAYER
+                or (why.code == "GA210" and any(code in why.text for code in _OF_THE_LAYER)))
     if of_layer or (_on_cpu(found) and like.edges < 2 * _FEW):
         memory.settled[grad] = Settled(layer, given, kwargs, config, why.code)
         memory.alike[grad] = _met(memory, like, given, kwargs)
 
 
 def watch(model: Any, ours: Callable, args: tuple, kwargs: dict, config: Config) -> Any:
-    """``ours(model, *args, **kwargs)``, a call of a model of which it shall be remembered if all of it is native: then `run`
-    runs the host's own code for others like it."""
+    """``ours(model, *args, **kwargs)``, a call of a model of which it shall be remembered if all of
+    it is native: then `run` runs the host's own code for others like it."""
     memory, grad, given = layer_memory.of(model), _grad(), (*args, *kwargs.values())
-    found = plain_tensors(given) if memory.left and config.on_fallback == "native" and not (_entries or _maps) else None
+    found = (plain_tensors(given) if memory.left and config.on_fallback == "native"
+             and not (_entries or _maps) else None)
     if found is None or any(t.is_inference() for t in found):
         return ours(model, *args, **kwargs)
     with counters.watched() as seen:
@@ -110,10 +121,13 @@ def watch(model: Any, ours: Callable, args: tuple, kwargs: dict, config: Config)
     if seen.native and seen.counts and of_the_host(model):
         if seen.lasting and _on_cpu(found):
             kept = memory.settled[grad] = Settled(model, given, kwargs, config, None)
-        elif before is None or before.state[0] != config.epoch or before.fits(given, kwargs) is MISSED:
-            kept = memory.alike[grad] = _met(memory, Alike(model, given, kwargs, config, None), given, kwargs)
+        elif (before is None or before.state[0] != config.epoch
+              or before.fits(given, kwargs) is MISSED):
+            kept = memory.alike[grad] = _met(memory, Alike(model, given, kwargs, config, None),
+                                             given, kwargs)
     if kept is None:
         memory.left -= 1
     else:
-        memory.left, kept.inside.tally, kept.inside.silent = WATCHED, counters.tally(seen.counts), True
+        memory.left, kept.inside.tally, kept.inside.silent = WATCHED, counters.tally(
+            seen.counts), True
     return out

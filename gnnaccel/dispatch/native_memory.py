@@ -1,4 +1,5 @@
-"""What is remembered of a layer's native calls, for `native_again`: which are like an earlier one, and which graphs were met."""
+"""What is remembered of a layer's native calls, for `native_again`: which are like an earlier one,
+and which graphs were met."""
 from __future__ import annotations
 
 import functools
@@ -19,13 +20,15 @@ from gnnaccel.dispatch.config import Config
 MISSED = object()  # in the place of a result: this call is like no earlier one
 WATCHED = 4  # calls of which one has to show that nothing inside gains
 _MORE = 1.25  # times as large as the call that was decided: estimates know sizes by powers of two
-EASY, _UNLOOKED = 8, 7  # calls one after the other like an earlier one, and how many are then not looked at
+# calls one after the other like an earlier one, and how many are then not looked at
+EASY, _UNLOOKED = 8, 7
 #: by type of a host's own graphs: what gives the tensors that stand for one, None where nothing
 #: does; and how many numbers those have, which costs less
 GRAPHS: dict[type, tuple[Callable[[Any], tuple[Tensor, ...] | None], Callable[[Any], float]]] = {}
 _numel = Tensor.numel
 _drivers = driver.in_place
-autocast = getattr(torch._C, "_is_any_autocast_enabled", functools.partial(torch.is_autocast_enabled, "cpu"))
+autocast = getattr(torch._C, "_is_any_autocast_enabled",
+                   functools.partial(torch.is_autocast_enabled, "cpu"))
 
 
 def tensors_of(given: tuple) -> list | None:
@@ -54,7 +57,8 @@ def tensors_of(given: tuple) -> list | None:
 def plain_tensors(given: tuple) -> list[Tensor] | None:
     """`tensors_of` a call on nothing but tensors, of torch's own classes; None of others."""
     found = tensors_of(given)
-    return found if found and all(type(t) is Tensor or type(t) is Parameter for t in found) else None
+    return (found if found
+            and all(type(t) is Tensor or type(t) is Parameter for t in found) else None)
 
 
 def held_by(a: Any, kind: type) -> Any:
@@ -88,9 +92,10 @@ def size_of(edges: Any) -> float:
 
 
 class Inside:
-    """What the calls inside a native call came to. ``tally``: counts them, the call itself among them, once it is known that all
-    are native, and ``silent`` then says whether there are any; ``lasting``: only where nothing was decided anew, so that over the
-    same tensors nothing will be; ``left``: calls that may yet show this."""
+    """What the calls inside a native call came to. ``tally``: counts them, the call itself among
+    them, once it is known that all are native, and ``silent`` then says whether there are any;
+    ``lasting``: only where nothing was decided anew, so that over the same tensors nothing will be;
+    ``left``: calls that may yet show this."""
 
     __slots__ = ("tally", "silent", "lasting", "left")
 
@@ -105,12 +110,14 @@ def state_of(layer: Any, config: Config) -> tuple:
 
 
 class Settled:
-    """A call over known tensors, held weakly by ``refs``. ``plain``: those of its graph that are arguments themselves, by place
-    and id, which is nobody else's as long as none is ``gone``; ``held``: the same of arguments that hold several; ``rows``:
-    place, type and look of the first argument of features, where the graph's are arguments themselves or a host's own;
-    ``flags``: see `_flags`."""
+    """A call over known tensors, held weakly by ``refs``. ``plain``: those of its graph that are
+    arguments themselves, by place and id, which is nobody else's as long as none is ``gone``;
+    ``held``: the same of arguments that hold several; ``rows``: place, type and look of the first
+    argument of features, where the graph's are arguments themselves or a host's own; ``flags``: see
+    `_flags`."""
 
-    __slots__ = ("state", "names", "count", "plain", "held", "refs", "gone", "rows", "flags", "edges_at", "code", "inside")
+    __slots__ = ("state", "names", "count", "plain", "held", "refs", "gone", "rows", "flags",
+                 "edges_at", "code", "inside")
 
     def __init__(self, layer: Any, given: tuple, kwargs: dict, config: Config, code: str | None):
         """``given``: all arguments, those of ``kwargs`` last."""
@@ -145,8 +152,9 @@ class Settled:
             self.edges_at = self.held[0][0], size_of(given[self.held[0][0]])
 
     def fits(self, given: tuple, kwargs: dict) -> bool:
-        """Native code is never wrong, so it is enough that nothing has changed that could make another route pay: the sizes of
-        the graph, which its tensors keep whatever is written into them, and the form of plain features."""
+        """Native code is never wrong, so it is enough that nothing has changed that could make
+        another route pay: the sizes of the graph, which its tensors keep whatever is written into
+        them, and the form of plain features."""
         if self.gone or len(given) != self.count:
             return False
         for at, number in self.plain:
@@ -179,12 +187,13 @@ class Settled:
 
 
 class Alike:
-    """A call over a new graph: of how many numbers at most others are like it. ``flat``: its arguments are tensors; ``graph``:
-    takes those, of all its tensors, that hold no features; ``known``: the one by which a graph is recognised, its edges
-    where they are one argument, None for the largest; ``flags``: see `_flags`; ``count``: how many arguments."""
+    """A call over a new graph: of how many numbers at most others are like it. ``flat``: its
+    arguments are tensors; ``graph``: takes those, of all its tensors, that hold no features;
+    ``known``: the one by which a graph is recognised, its edges where they are one argument, None
+    for the largest; ``flags``: see `_flags`; ``count``: how many arguments."""
 
-    __slots__ = ("state", "names", "flat", "types", "cpu", "graph", "known", "edges", "largest", "all", "flags", "count",
-                 "edges_at", "code", "inside")
+    __slots__ = ("state", "names", "flat", "types", "cpu", "graph", "known", "edges", "largest",
+                 "all", "flags", "count", "edges_at", "code", "inside")
 
     def __init__(self, layer: Any, given: tuple, kwargs: dict, config: Config, code: str | None):
         """``given``: all arguments, those of ``kwargs`` last."""
@@ -194,17 +203,20 @@ class Alike:
         self.cpu = found[0].is_cpu
         at = [i for i, t in enumerate(found) if not t.is_floating_point()]
         apart = bool(at) and at[-1] - at[0] >= len(at) > 1
-        self.graph = itemgetter(*at) if apart else itemgetter(slice(at[0], at[-1] + 1) if at else slice(0, 0))
+        self.graph = (itemgetter(*at)
+                      if apart else itemgetter(slice(at[0], at[-1] + 1) if at else slice(0, 0)))
         self.flags, self.count = _flags(given), len(given)
         pairs = [i for i in at if found[i].dim() == 2]
         self.known = pairs[0] if self.flat and len(pairs) == 1 else None
         sizes = list(map(_numel, found))
         graph = self.graph(sizes)
         largest = max(graph, default=0) if self.known is None else sizes[self.known]
-        self.edges, self.largest, self.all = (int(_MORE * n) for n in (sum(graph), largest, sum(sizes)))
+        self.edges, self.largest, self.all = (int(_MORE * n)
+                                              for n in (sum(graph), largest, sum(sizes)))
         self.inside = Inside(False)
         own = _graphs_at(given)
-        dicts = [i for i, a in enumerate(given) if type(a) is dict and a and not next(iter(a.values())).is_floating_point()]
+        dicts = [i for i, a in enumerate(given) if type(a) is dict and a
+                 and not next(iter(a.values())).is_floating_point()]
         self.edges_at: tuple[int, float] | None = None
         if len(own) == 1:
             self.edges_at = own[0], _MORE * size_of(given[own[0]])
@@ -214,8 +226,8 @@ class Alike:
             self.edges_at = dicts[0], self.edges
 
     def fits(self, given: tuple, kwargs: dict) -> Any:
-        """The tensors of a call's graph, that by which it is recognised last, none if it has no graph; `MISSED` where the call is
-        of another kind or larger."""
+        """The tensors of a call's graph, that by which it is recognised last, none if it has no
+        graph; `MISSED` where the call is of another kind or larger."""
         found: Any = given
         if not self.flat:
             if given[self.count:] or not given[self.count - 1:]:  # more, or fewer, arguments
@@ -224,7 +236,8 @@ class Alike:
                 if given[at] is not flag:
                     return MISSED
             found = tensors_of(given)
-        if not found or list(map(type, found)) != self.types or (kwargs and tuple(kwargs) != self.names):
+        if (not found or list(map(type, found)) != self.types
+            or (kwargs and tuple(kwargs) != self.names)):
             return MISSED
         sizes = list(map(_numel, found))
         if sum(sizes) > self.all or found[0].is_cpu is not self.cpu:
@@ -235,12 +248,14 @@ class Alike:
         largest = max(graph) if self.known is None else sizes[self.known]
         if largest > self.largest or sum(graph) > self.edges:
             return MISSED
-        return tensors, found[self.known] if self.known is not None else tensors[graph.index(largest)]
+        return (tensors,
+                found[self.known] if self.known is not None else tensors[graph.index(largest)])
 
 
 class Easy:
-    """Calls of ``count`` arguments that are taken to be like ``like``, as those before were, if the one ``at`` its place, a
-    tensor or a dictionary, has no more than ``most`` numbers; ``left``: how many until one is looked at again."""
+    """Calls of ``count`` arguments that are taken to be like ``like``, as those before were, if the
+    one ``at`` its place, a tensor or a dictionary, has no more than ``most`` numbers; ``left``: how
+    many until one is looked at again."""
 
     __slots__ = ("like", "count", "at", "most", "epoch", "left")
 

@@ -8,7 +8,8 @@ from typing import Any
 from gnnaccel.dispatch import attention_programs as programs
 from gnnaccel.dispatch.program import Op, Program
 
-#: the operations between the inputs and the softmax, without what is optional, -> the kernels' kind of score
+#: the operations between the inputs and the softmax, without what is optional, -> the kernels' kind
+#: of score
 _SHAPES = {
     ("head_dot", "add", "leaky_relu"): "additive",
     ("add", "leaky_relu"): "terms",
@@ -32,7 +33,8 @@ _INPUTS = {
 
 @dataclass(frozen=True)
 class Attention:
-    """A Program seen as attention: the kind of score and its constants. ``vectors``: rows have attention vectors of their own."""
+    """A Program seen as attention: the kind of score and its constants. ``vectors``: rows have
+    attention vectors of their own."""
 
     score: str
     slope: float
@@ -67,32 +69,36 @@ def attention(program: Program) -> Attention | None:
     if _wiring(program) != _wiring(_published(program, score, edge, found)):
         return None
     if score == "dot" and not program.has_input("values"):
-        score, found["slope"] = "sd", 1.0  # values are the keys: SuperGAT's kernel with an identity for leaky_relu
-    return Attention(score, float(found.get("slope", 0.0)), float(found.get("by", 1.0)), float(found.get("p", 0.0)), edge,
-                     program.has_input("of_dst"))
+        # values are the keys: SuperGAT's kernel with an identity for leaky_relu
+        score, found["slope"] = "sd", 1.0
+    return Attention(score, float(found.get("slope", 0.0)), float(found.get("by", 1.0)),
+                     float(found.get("p", 0.0)), edge, program.has_input("of_dst"))
 
 
 def _published(program: Program, score: str, edge: bool, found: dict[str, Any]) -> Program:
     """The layer that consists of these operations, with the constants found in ``program``."""
     slope, by, p = (found.get(name, 0.0) for name in ("slope", "by", "p"))
     if score == "additive":
-        return programs.gat(slope, p, not program.has_input("x_dst"), program.has_input("att_dst"), edge,
-                            program.has_input("bias"))
+        return programs.gat(slope, p, not program.has_input("x_dst"), program.has_input("att_dst"),
+                            edge, program.has_input("bias"))
     if score == "terms":
-        return programs.additive_terms(slope, p, program.has_input("a_dst"), program.has_input("a_edge"))
+        return programs.additive_terms(slope, p, program.has_input("a_dst"),
+                                       program.has_input("a_edge"))
     if score == "gatv2" and program.has_input("of_dst"):
         return programs.gatv2_vectors(slope, p)
     if score == "gatv2":
         return programs.gatv2(slope, p, edge, program.has_input("bias"))
     if score == "dot":
-        return programs.dot_product(by, p, edge) if program.has_input("values") else programs.dot_product_shared(by, p)
+        return (programs.dot_product(by, p, edge)
+                if program.has_input("values") else programs.dot_product_shared(by, p))
     if score == "cosine":
         return programs.cosine()
     return programs.supergat_mx(slope, p) if score == "mx" else programs.supergat_sd(by, slope, p)
 
 
 def _wiring(program: Program) -> tuple:
-    """Inputs and operations with intermediate values called by their place: what they are named does not count."""
+    """Inputs and operations with intermediate values called by their place: what they are named
+    does not count."""
     place = {name: name for name, _ in program.inputs}
     ops = []
     for i, op in enumerate(program.ops):
@@ -103,7 +109,8 @@ def _wiring(program: Program) -> tuple:
 
 
 def _shape(ops: tuple[Op, ...]) -> tuple[str, ...]:
-    """Kinds in order, without repeats of head_dot and without sums that only bring in edge rows under a dot product."""
+    """Kinds in order, without repeats of head_dot and without sums that only bring in edge rows
+    under a dot product."""
     kinds: list[str] = []
     dotted = any(op.kind == "dot" for op in ops)
     for op in ops:

@@ -1,8 +1,10 @@
-"""Decisions that are not to be made anew: pinned by a file that ``python -m gnnaccel log --export`` wrote.
+"""Decisions that are not to be made anew: pinned by a file that ``python -m gnnaccel log --export``
+wrote.
 
-A decision belongs to a kind of calls: class of the layer, sizes of the graph (by their number of bits, as plans know them), dtype
-of the rows, whether gradients are wanted. A pinned route that cannot be taken (another machine, say) is left aside: then the
-planner decides, as it does for kinds of calls that the file does not name.
+A decision belongs to a kind of calls: class of the layer, sizes of the graph (by their number of
+bits, as plans know them), dtype of the rows, whether gradients are wanted. A pinned route that
+cannot be taken (another machine, say) is left aside: then the planner decides, as it does for kinds
+of calls that the file does not name.
 """
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ ROUTES = ("cuda", "torch", "native")
 
 
 class Kind(NamedTuple):
-    """A kind of calls. ``layer``: the host class, with "dgl." in front for DGL; bits: of the numbers of nodes and edges, self
-    loops included."""
+    """A kind of calls. ``layer``: the host class, with "dgl." in front for DGL; bits: of the
+    numbers of nodes and edges, self loops included."""
 
     layer: str
     src_bits: int
@@ -59,12 +61,13 @@ class Decisions:
 
 def kind_of(request: Any) -> Kind:
     """Of a `Request`, `RelationalRequest` or `PlainRequest`."""
-    return Kind(request.native.partition(" ")[0], request.src_bits, request.dst_bits, request.edge_bits,
-                str(request.row).removeprefix("torch."), request.grad)
+    return Kind(request.native.partition(" ")[0], request.src_bits, request.dst_bits,
+                request.edge_bits, str(request.row).removeprefix("torch."), request.grad)
 
 
 def read(path: str | os.PathLike) -> Decisions:
-    """The decisions in a file. ValueError, naming file and entry, when it is no such file; OSError when there is none."""
+    """The decisions in a file. ValueError, naming file and entry, when it is no such file; OSError
+    when there is none."""
     with open(path, encoding="utf-8") as file:
         text = file.read()
     where = f"decisions={os.fspath(path)!r}"
@@ -72,8 +75,10 @@ def read(path: str | os.PathLike) -> Decisions:
         held = json.loads(text)
     except ValueError as problem:
         raise ValueError(f"{where} is no JSON: {problem}") from None
-    if not isinstance(held, dict) or held.get("schema") != SCHEMA or not isinstance(held.get("decisions"), list):
-        raise ValueError(f"{where} holds no decisions of schema {SCHEMA}; python -m gnnaccel log FILE.jsonl --export FILE.json "
+    if (not isinstance(held, dict) or held.get("schema") != SCHEMA
+        or not isinstance(held.get("decisions"), list)):
+        raise ValueError(f"{where} holds no decisions of schema {SCHEMA}; python -m "
+                         "gnnaccel log FILE.jsonl --export FILE.json "
                          "writes some")
     return Decisions(os.fspath(path), entries(where, held["decisions"]))
 
@@ -85,20 +90,24 @@ def entries(where: str, found: list) -> dict[Kind, Pinned]:
 
 def _entry(where: str, entry: Any) -> tuple[Kind, Pinned]:
     try:
-        kind = Kind(str(entry["layer"]), *(int(entry[name]).bit_length() for name in ("num_src", "num_dst", "num_edges")),
-                    str(entry["dtype"]), bool(entry["grad"]))
+        kind = Kind(str(entry["layer"]),
+                    *(int(entry[name]).bit_length()
+                      for name in ("num_src", "num_dst", "num_edges")), str(entry["dtype"]),
+                    bool(entry["grad"]))
     except (KeyError, TypeError, ValueError) as problem:
         raise ValueError(f"{where} is no decision: {type(problem).__name__}: {problem}") from None
     return kind, pinned(where, entry)
 
 
 def pinned(where: str, entry: Any) -> Pinned:
-    """The way of a decision as JSON has it. ValueError, beginning with ``where``, for what is none."""
+    """The way of a decision as JSON has it. ValueError, beginning with ``where``, for what is
+    none."""
     try:
         found = Pinned(entry["route"], entry["kernel"])
     except (KeyError, TypeError) as problem:
         raise ValueError(f"{where} is no decision: {type(problem).__name__}: {problem}") from None
     if found.route not in ROUTES or (found.route == "native") != (found.kernel is None):
-        raise ValueError(f"{where} has route={found.route!r} with kernel={found.kernel!r}; a route is one of "
+        raise ValueError(
+            f"{where} has route={found.route!r} with kernel={found.kernel!r}; a route is one of "
                          f"{', '.join(ROUTES)}, and all but native name a kernel")
     return found

@@ -1,7 +1,7 @@
 """Choosing among the candidates of a call: `plan`, memoised.
 
-A candidate is taken when nothing speaks against it and it is estimated to be the cheapest; the host's own code is always
-the last candidate. Everything is decided before anything runs.
+A candidate is taken when nothing speaks against it and it is estimated to be the cheapest; the
+host's own code is always the last candidate. Everything is decided before anything runs.
 """
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ _LIMIT = 4096  # memo entries; more means sizes that never repeat, so starting a
 
 @dataclass(frozen=True)
 class Plan:
-    """``route``: "cuda", "torch" or "native"; ``rejected``: (candidate, reason) pairs; ``seconds``: the estimate."""
+    """``route``: "cuda", "torch" or "native"; ``rejected``: (candidate, reason) pairs; ``seconds``:
+    the estimate."""
 
     route: str
     kernel: str | None
@@ -53,7 +54,8 @@ def plan(request: Request | RelationalRequest | PlainRequest, config: Config) ->
 
 
 def forget() -> None:
-    """Drop every memoised plan; for when the environment changes (tests put another driver in place)."""
+    """Drop every memoised plan; for when the environment changes (tests put another driver in
+    place)."""
     _memo.clear()
 
 
@@ -64,7 +66,8 @@ def _decide(request: Request, config: Config) -> Plan:
     for rank, spec in enumerate(candidates):
         why = spec.unsupported(request, config)
         if why:
-            rejected += [(spec.name, r) for r in why if r.code != "GA208" or spec.route != "cuda" or _only(spec, request)]
+            rejected += [(spec.name, r) for r in why if r.code != "GA208" or spec.route != "cuda"
+                         or _only(spec, request)]
         else:
             seconds = spec.seconds(request)
             able.append((seconds if seconds is not None else float("inf"), rank, spec, seconds))
@@ -92,7 +95,8 @@ def _held(pinned: Pinned, able: list, native: float | None, rejected: list) -> P
     """The pinned plan; None where that cannot be had here."""
     why = reason("GA105", f"pinned to {pinned.kernel or 'native'}")
     others = [(spec.name, why) for _, _, spec, _ in able if spec.name != pinned.kernel]
-    if pinned.route == "native":  # it was chosen, so what else stood against other ways is no fallback
+    # it was chosen, so what else stood against other ways is no fallback
+    if pinned.route == "native":
         return Plan("native", None, False, native, native, tuple(others or rejected))
     for _, _, spec, seconds in able:
         if spec.name == pinned.kernel:
@@ -100,21 +104,25 @@ def _held(pinned: Pinned, able: list, native: float | None, rejected: list) -> P
     return None
 
 
-def asked(request: Request | RelationalRequest | PlainRequest) -> tuple[tuple[KernelSpec, ...], Callable[..., float | None]]:
+def asked(request: Request | RelationalRequest
+          | PlainRequest) -> tuple[tuple[KernelSpec, ...], Callable[..., float | None]]:
     """The candidates, and the cost of the host's own code."""
     if type(request) is PlainRequest:
         return specs.PLAIN, specs.native_plain
-    return (specs.RELATIONAL, costs.native) if type(request) is RelationalRequest else (specs.ATTENTION, cost.native)
+    return ((specs.RELATIONAL, costs.native)
+            if type(request) is RelationalRequest else (specs.ATTENTION, cost.native))
 
 
 def _only(spec: KernelSpec, request: Request) -> bool:
-    """Whether a "not this family" reason says something: not when another family of kernels covers the Program."""
+    """Whether a "not this family" reason says something: not when another family of kernels covers
+    the Program."""
     found = patterns.attention(request.program)
     return found is None or spec.name.startswith(found.family)
 
 
 def _pays(seconds: float | None, native: float | None, request: Request) -> bool:
-    """An unknown cost on the GPU pays (the host takes dozens of launches); elsewhere only what was measured does."""
+    """An unknown cost on the GPU pays (the host takes dozens of launches); elsewhere only what was
+    measured does."""
     if seconds is None or native is None:
         return request.device == "cuda"
     return seconds < native
@@ -123,10 +131,12 @@ def _pays(seconds: float | None, native: float | None, request: Request) -> bool
 def _slower(seconds: float | None, best: tuple) -> Reason:
     if seconds is None:
         return reason("GA301", f"its cost is unknown here, {best[2].name} was taken")
-    return reason("GA302", f"estimated {seconds * 1e6:.0f} us, {best[2].name} {best[0] * 1e6:.0f} us")
+    return reason("GA302",
+                  f"estimated {seconds * 1e6:.0f} us, {best[2].name} {best[0] * 1e6:.0f} us")
 
 
 def _unprofitable(seconds: float | None, native: float | None) -> Reason:
     if seconds is None or native is None:
         return reason("GA301", "no gain over the host's own code was measured on this device")
-    return reason("GA301", f"estimated {seconds * 1e6:.0f} us, the host's own code {native * 1e6:.0f} us")
+    return reason("GA301",
+                  f"estimated {seconds * 1e6:.0f} us, the host's own code {native * 1e6:.0f} us")

@@ -1,8 +1,10 @@
 """One record per decision, built only when somebody listens.
 
-A caller asks `listening` first, builds the record with `new`, and hands it to `emit`. Fields, all always present:
+A caller asks `listening` first, builds the record with `new`, and hands it to `emit`. Fields, all
+always present:
 
-=============  ========================================================================================
+=============
+========================================================================================
 schema         `SCHEMA`; a field never changes its meaning within one schema
 call           int, increasing: `next_call`
 time           unix time in seconds
@@ -11,22 +13,29 @@ forward_call   on a backward: ``call`` of its forward; on a forward: None
 host           "pyg" or "dgl"
 layer          class name of the layer
 name           its qualified name (``name_layers``), or None
-graph          None, or num_src, num_dst, num_edges (ints), and what else is known, such as self_loops
+graph          None, or num_src, num_dst, num_edges (ints), and what else is known, such as
+self_loops
 route          "cuda", "torch" or "native": what ran
 kernel         name of the kernel or of the torch plan that ran; None on the native route
 rejected       candidates that were not taken: each {candidate, code, text, hint}
-passes         of a relational Program: pairs_src, pairs_dst, relations, compaction_src, compaction_dst (pairs per edge),
+passes         of a relational Program: pairs_src, pairs_dst, relations, compaction_src,
+compaction_dst (pairs per edge),
                ordering (the one taken) and orderings: each {name, bytes, flops, launches, backward,
-               estimated_us}, backward {bytes, flops, launches} where that was weighed, and None; else None
+               estimated_us}, backward {bytes, flops, launches} where that was weighed, and None;
+               else None
 cost_us        estimated cost of what ran, in microseconds, or None
 cache          structure cache: "hit", "miss" or "none" (not asked)
-dtype          of the input features, such as "float32", or None; likewise out_dtype; autocast is None when it is off
+dtype          of the input features, such as "float32", or None; likewise out_dtype; autocast is
+None when it is off
 capturing      is a CUDA graph being captured? deterministic: are deterministic algorithms demanded?
 training       of the layer; grad: is a gradient wanted?
-storage        format of the rows gathered in forward, or forward/backward, such as "int8", where it is not their dtype; or None
-kernels        in a file: what this process compiled or loaded since the line before, each {family, entry, defines}; else empty
+storage        format of the rows gathered in forward, or forward/backward, such as "int8", where it
+is not their dtype; or None
+kernels        in a file: what this process compiled or loaded since the line before, each {family,
+entry, defines}; else empty
 overhead_us    time spent deciding, in microseconds, or None
-=============  ========================================================================================
+=============
+========================================================================================
 """
 from __future__ import annotations
 
@@ -50,9 +59,12 @@ CACHE = ("hit", "miss", "none")
 _REJECTED = ("candidate", "code", "text", "hint")
 _KERNEL = ("family", "entry", "defines")
 _DEFAULTS: Record = {
-    "schema": SCHEMA, "call": None, "time": None, "direction": "forward", "forward_call": None, "host": None,
-    "layer": None, "name": None, "graph": None, "route": None, "kernel": None, "rejected": (), "passes": None, "cost_us": None,
-    "cache": "none", "dtype": None, "out_dtype": None, "autocast": None, "capturing": False, "deterministic": False,
+    "schema": SCHEMA, "call": None, "time": None, "direction": "forward", "forward_call": None,
+    "host": None,
+    "layer": None, "name": None, "graph": None, "route": None, "kernel": None, "rejected": (),
+    "passes": None, "cost_us": None,
+    "cache": "none", "dtype": None, "out_dtype": None, "autocast": None, "capturing": False,
+    "deterministic": False,
     "training": False, "grad": False, "storage": None, "kernels": (), "overhead_us": None,
 }
 #: fields that came later: lines of a file without them are records, too
@@ -74,10 +86,12 @@ def next_call() -> int:
 
 
 def new(**fields: Any) -> Record:
-    """A record with ``fields``, a number, the time, and defaults for what is missing. TypeError for unknown fields."""
+    """A record with ``fields``, a number, the time, and defaults for what is missing. TypeError for
+    unknown fields."""
     unknown = fields.keys() - _DEFAULTS.keys()
     if unknown:
-        raise TypeError(f"records have no field {', '.join(sorted(unknown))}; they have {', '.join(_DEFAULTS)}")
+        raise TypeError(
+            f"records have no field {', '.join(sorted(unknown))}; they have {', '.join(_DEFAULTS)}")
     record = {**_DEFAULTS, **fields}
     record["rejected"], record["kernels"] = list(record["rejected"]), list(record["kernels"])
     if record["call"] is None:
@@ -88,7 +102,8 @@ def new(**fields: Any) -> Record:
 
 
 def emit(record: Record) -> None:
-    """Hand ``record`` to every sink. A sink that raises is taken out with one warning; the user's run goes on."""
+    """Hand ``record`` to every sink. A sink that raises is taken out with one warning; the user's
+    run goes on."""
     for sink in _sinks:
         try:
             sink(record)
@@ -99,7 +114,8 @@ def emit(record: Record) -> None:
 
 
 def subscribe(sink: Sink) -> Sink:
-    """Let ``sink`` be called with every record, in the thread that made it. Once, however often subscribed."""
+    """Let ``sink`` be called with every record, in the thread that made it. Once, however often
+    subscribed."""
     global _sinks
     with _lock:
         if not any(known is sink for known in _sinks):
@@ -119,7 +135,8 @@ def unsubscribe(sink: Sink) -> bool:
 
 @contextlib.contextmanager
 def muted() -> Iterator[None]:
-    """A block in which nobody listens, in any thread: for timing calls as they are while nobody does."""
+    """A block in which nobody listens, in any thread: for timing calls as they are while nobody
+    does."""
     global _sinks
     with _lock:
         held, _sinks = _sinks, ()
@@ -162,14 +179,16 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_graph(value: Any) -> bool:
-    return value is None or (isinstance(value, dict) and all(isinstance(key, str) for key in value)
-                             and all(_is_int(value.get(key)) for key in ("num_src", "num_dst", "num_edges")))
+    return (value is None or (isinstance(value, dict) and all(isinstance(key, str) for key in value)
+                             and all(_is_int(value.get(key))
+                                     for key in ("num_src", "num_dst", "num_edges"))))
 
 
 def _is_passes(value: Any) -> bool:
     if value is None:
         return True
-    return (isinstance(value, dict) and all(_is_int(value.get(key)) for key in ("pairs_src", "pairs_dst", "relations"))
+    return (isinstance(value, dict)
+            and all(_is_int(value.get(key)) for key in ("pairs_src", "pairs_dst", "relations"))
             and all(_is_number(value.get(key)) for key in ("compaction_src", "compaction_dst"))
             and isinstance(value.get("ordering"), str) and isinstance(value.get("orderings"), list)
             and all(isinstance(item, dict) and isinstance(item.get("name"), str)
@@ -178,15 +197,18 @@ def _is_passes(value: Any) -> bool:
 
 
 def _is_rejected(value: Any) -> bool:
-    return isinstance(value, list) and all(
-        isinstance(item, dict) and set(item) == set(_REJECTED) and all(isinstance(v, str) for v in item.values())
-        for item in value)
+    return (isinstance(value, list) and all(
+        isinstance(item, dict) and set(item) == set(_REJECTED)
+        and all(isinstance(v, str) for v in item.values())
+        for item in value))
 
 
 def _is_kernels(value: Any) -> bool:
-    return isinstance(value, list) and all(
+    return (isinstance(value, list) and all(
         isinstance(item, dict) and set(item) == set(_KERNEL) and isinstance(item["defines"], dict)
-        and all(isinstance(v, str) for v in (item["family"], item["entry"], *item["defines"].values())) for item in value)
+        and all(isinstance(v, str)
+                for v in (item["family"], item["entry"], *item["defines"].values()))
+        for item in value))
 
 
 def _one_of(words: tuple[str, ...]) -> tuple[Callable[[Any], bool], str]:
@@ -222,6 +244,8 @@ _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "training": _BOOL,
     "grad": _BOOL,
     "storage": _STR_OR_NONE,
-    "kernels": (_is_kernels, f"a list of dicts with keys {', '.join(_KERNEL)}, of which the last is a dict of strings"),
+    "kernels": (_is_kernels,
+                f"a list of dicts with keys {', '.join(_KERNEL)}, of which the last is a "
+                "dict of strings"),
     "overhead_us": _NUMBER_OR_NONE,
 }

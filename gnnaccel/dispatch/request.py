@@ -1,4 +1,5 @@
-"""What the planner is asked (`Request`), what an adapter found out about a call (`Stated`), and its tensors (`Given`)."""
+"""What the planner is asked (`Request`), what an adapter found out about a call (`Stated`), and its
+tensors (`Given`)."""
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -13,8 +14,8 @@ from gnnaccel.dispatch.program import Program
 
 
 class Request(NamedTuple):
-    """Everything a plan depends on; the memo key. Sizes are classes of magnitude (bits), so that mini-batches whose sizes
-    differ a little share a plan."""
+    """Everything a plan depends on; the memo key. Sizes are classes of magnitude (bits), so that
+    mini-batches whose sizes differ a little share a plan."""
 
     program: Program
     native: str  # the host layer's class, for its cost
@@ -51,8 +52,8 @@ class Request(NamedTuple):
 class Stated:
     """A host call that the adapter understood, without its tensors: its Program, sizes and dtypes.
 
-    ``native``: the host layer's class; ``loops``: nodes that get a self loop; ``exposed`` as in `attention.Call`;
-    ``folded``: the adapter moved linear maps off the edges.
+    ``native``: the host layer's class; ``loops``: nodes that get a self loop; ``exposed`` as in
+    `attention.Call`; ``folded``: the adapter moved linear maps off the edges.
     """
 
     program: Program
@@ -70,8 +71,9 @@ class Stated:
 
     def request(self, device: str, grad: bool, fresh: bool) -> Request:
         edges = self.num_edges + self.loops
-        return Request(self.program, self.native, self.heads, self.width, self.row, self.out, device,
-                       self.num_src.bit_length(), self.num_dst.bit_length(), edges.bit_length(), grad, fresh)
+        return Request(self.program, self.native, self.heads, self.width, self.row, self.out,
+                       device, self.num_src.bit_length(), self.num_dst.bit_length(),
+                       edges.bit_length(), grad, fresh)
 
     def peek(self, given: Given) -> bool:
         """Whether the structure of the call's graph is there."""
@@ -83,8 +85,8 @@ class Stated:
 
     def call(self, graph: GraphView, plan) -> attention.Call:
         """What the runner of a route takes."""
-        return attention.Call(self.program, patterns.attention(self.program), graph, self.heads, self.width, self.out, self.exposed,
-                              plan.pmf)
+        return attention.Call(self.program, patterns.attention(self.program), graph, self.heads,
+                              self.width, self.out, self.exposed, plan.pmf)
 
     def kept(self) -> Stated:
         """As it is remembered."""
@@ -107,12 +109,14 @@ class Stated:
 
     def facts(self) -> dict:
         """Of the graph, for records."""
-        return dict(num_src=self.num_src, num_dst=self.num_dst, num_edges=self.num_edges, self_loops=self.loops)
+        return dict(num_src=self.num_src, num_dst=self.num_dst, num_edges=self.num_edges,
+                    self_loops=self.loops)
 
 
 class Given(NamedTuple):
-    """The tensors of one call: source and destination features [N, F] (``x_dst`` None: there are none; the same object as
-    ``x_src``: they are shared), ``edge_index`` [2, E] plain, ``edge_attr``, and ``extra``, the layer's own further arguments."""
+    """The tensors of one call: source and destination features [N, F] (``x_dst`` None: there are
+    none; the same object as ``x_src``: they are shared), ``edge_index`` [2, E] plain,
+    ``edge_attr``, and ``extra``, the layer's own further arguments."""
 
     x_src: Tensor
     x_dst: Tensor | None

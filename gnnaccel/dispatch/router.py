@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda import capture
-from gnnaccel.dispatch import attention, counters, layer_memory, native_again, planner, records, rules, watch
+from gnnaccel.dispatch import (attention, counters, layer_memory, native_again, planner, records,
+                               rules, watch)
 from gnnaccel.dispatch.checkpoints import checkpointed
 from gnnaccel.dispatch.config import Config
 from gnnaccel.dispatch.graph import GraphView
@@ -43,23 +44,31 @@ class Adapter(Protocol):
         `keep` had it of that one."""
 
     def state(self, layer: Any, args: tuple, kwargs: dict) -> tuple[Stated, Given] | Reason:
-        """The call as a Program over a graph, or why it is not one. Must not change anything nor compute on tensors."""
+        """The call as a Program over a graph, or why it is not one. Must not change anything nor
+        compute on tensors."""
 
     def run(self, layer: Any, stated: Stated, given: Given, attend: attention.Attend) -> Any:
         """The call's result; ``attend(tensors)`` runs the Program."""
 
     def bind(self, layer: Any, call: attention.Call) -> Any:
-        """``call``, a plain one ``layer(x, edge_index)`` by kernels, as a `attention_bound.Bound`; None where there is no such thing."""
+        """``call``, a plain one ``layer(x, edge_index)`` by kernels, as a `attention_bound.Bound`;
+        None where there is no such thing."""
 
 
-#: whether this is inside a call over a new graph of which the whole, as one, was estimated not to pay
+#: whether this is inside a call over a new graph of which the whole, as one, was estimated not to
+#: pay
 _refused: contextvars.ContextVar[bool] = contextvars.ContextVar("gnnaccel_refused", default=False)
 _AS_THE_WHOLE = Plan("native", None, False, None, None, (
-    ("kernels", reason("GA301", "the layer around it as one does not pay for its new graph's structure; its parts do less")),))
+    ("kernels",
+     reason("GA301",
+            "the layer around it as one does not pay for its new graph's structure; "
+            "its parts do less")),))
 
 
-def route(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict, config: Config) -> Any:
-    """Run one call of ``layer`` on the best route. ``native`` is the host's own function, unbound."""
+def route(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict,
+          config: Config) -> Any:
+    """Run one call of ``layer`` on the best route. ``native`` is the host's own function,
+    unbound."""
     if id(layer) in layer_memory.memories.entries:
         out = fast_path(layer, adapter, native, args, kwargs, config)
         if out is not MISSED:
@@ -67,7 +76,8 @@ def route(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict, 
     return decide(layer, adapter, native, args, kwargs, config)
 
 
-def decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict, config: Config) -> Any:
+def decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict,
+           config: Config) -> Any:
     """`route` of a call that is like no earlier one."""
     if records.listening():
         return watch.around(watch.Visit(layer, adapter, native, args, kwargs, config), _told)
@@ -86,18 +96,21 @@ def _decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict
     name = type(layer).__name__
     if not verdict.inside:
         settings.note_native(layer, config, verdict.reason)
-        return _native(layer, adapter, native, args, kwargs, config, None, None, ((name, verdict.reason),), start)
+        return _native(layer, adapter, native, args, kwargs, config, None, None,
+                       ((name, verdict.reason),), start)
     found = adapter.state(layer, args, kwargs)
     if type(found) is Reason:
         settings.note_native(layer, config, found)
         if _quiet(config) and not capture.capturing():
             native_again.remember_reason(layer, args, kwargs, config, found)
-        return _native(layer, adapter, native, args, kwargs, config, None, None, ((name, found),), start)
+        return _native(layer, adapter, native, args, kwargs, config, None, None, ((name, found),),
+                       start)
     (stated, given), grad = found, torch.is_grad_enabled()
     if capture.capturing() and isinstance(stated, RelationalStated):
         why = stated.captured_reason(given)
         if why is not None:
-            return _native(layer, adapter, native, args, kwargs, config, None, None, ((name, why),), start)
+            return _native(layer, adapter, native, args, kwargs, config, None, None, ((name, why),),
+                           start)
     device, known = given.device.type, _known(layer, stated, given, args, kwargs)
     plan = _planned(stated, device, grad, known, config)
     entry = settings.asked(layer, config)
@@ -108,9 +121,10 @@ def _decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict
         if not settings.learning(use) and not capture.capturing():
             native_again.remember(layer, given.structure, args if _quiet(config) else (), kwargs,
                                   config, plan.code, known)
-        whole = not known and device == "cuda" and getattr(stated, "together", False) and plan.code == "GA301" and _quiet(config)
-        return _native(layer, adapter, _with_its_parts(native) if whole else native, args, kwargs, config, stated, given,
-                       plan.rejected, start)
+        whole = (not known and device == "cuda" and getattr(stated, "together", False)
+                 and plan.code == "GA301" and _quiet(config))
+        return _native(layer, adapter, _with_its_parts(native) if whole else native, args, kwargs,
+                       config, stated, given, plan.rejected, start)
     counters.count(name, plan.route)
     graph, hit = stated.lookup(given)
     call, run = stated.call(graph, plan), stated.runner(plan.route)
@@ -119,13 +133,16 @@ def _decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict
     # nothing of a call in a capture holds for another one
     if (hit != "none" and not capture.capturing() and not settings.learning(use)
         and (entry is None or isinstance(stated, Stated))):
-        bound = layer_memory.remember(layer, adapter, args, kwargs, config, stated, given, plan, call,
-                                      run, entry is not None)
-        if bound is not None and not start and checkpointed():  # as the repetition will be: both have to save the same tensors
+        bound = layer_memory.remember(layer, adapter, args, kwargs, config, stated, given, plan,
+                                      call, run, entry is not None)
+        # as the repetition will be: both have to save the same tensors
+        if bound is not None and not start and checkpointed():
             return bound(given.x_src, graph)
     if start:
-        number = _record(layer, adapter, stated, device, plan, graph, hit, grad, start, call, getattr(run, "storage", None))
-        run = _recording(run, lambda _: _record_backward(layer, adapter, stated, device, plan, number))
+        number = _record(layer, adapter, stated, device, plan, graph, hit, grad, start, call,
+                         getattr(run, "storage", None))
+        run = _recording(run,
+                         lambda _: _record_backward(layer, adapter, stated, device, plan, number))
     return adapter.run(layer, stated, given, attention.Attend(call, run))
 
 
@@ -153,9 +170,10 @@ def _quiet(config: Config) -> bool:
 
 
 def _known(layer: Any, stated: Stated, given: Given, args: tuple, kwargs: dict) -> bool:
-    """Whether the graph's structure costs nothing more: it is there; or the layer's last call was over these very edges,
-    so there will be more; or a checkpoint may be about to repeat this call, and must then find the same route; or a CUDA graph
-    will, which few layers' own code can be captured in."""
+    """Whether the graph's structure costs nothing more: it is there; or the layer's last call was
+    over these very edges, so there will be more; or a checkpoint may be about to repeat this call,
+    and must then find the same route; or a CUDA graph will, which few layers' own code can be
+    captured in."""
     if capture.capturing():
         return True
     if unversioned(given.structure):
@@ -180,45 +198,51 @@ def _recording(run: Any, on_backward: Any) -> Any:
     return recorded
 
 
-# --- native ------------------------------------------------------------------------------------------------------------
+# --- native ---------------------------------------------------------------------------------------
 
 _warned: set[tuple[str, str]] = set()
 
 
-def _native(layer, adapter, native, args, kwargs, config: Config, stated: Stated | None, given: Given | None,
-            rejected: tuple[tuple[str, Reason], ...], start: int) -> Any:
+def _native(layer, adapter, native, args, kwargs, config: Config, stated: Stated | None,
+            given: Given | None, rejected: tuple[tuple[str, Reason], ...], start: int) -> Any:
     name = type(layer).__name__
     counters.count(name, "native", rejected[0][1].code if rejected else None)
     if start:
         device = given.device.type if given is not None else "cpu"
-        _record(layer, adapter, stated, device, Plan("native", None, False, None, None, rejected), None, "none",
-                torch.is_grad_enabled(), start)
-    chosen = all(r.code.startswith(("GA1", "GA210")) for _, r in rejected)  # the user's own rules are no fallback
+        _record(layer, adapter, stated, device, Plan("native", None, False, None, None, rejected),
+                None, "none", torch.is_grad_enabled(), start)
+    # the user's own rules are no fallback
+    chosen = all(r.code.startswith(("GA1", "GA210")) for _, r in rejected)
     if config.on_fallback != "native" and not chosen and not getattr(stated, "around", False):
         object_to(name, config.on_fallback, rejected)
     return native(layer, *args, **kwargs)
 
 
 def object_to(name: str, how: str, rejected: tuple[tuple[str, Reason], ...]) -> None:
-    """Say that ``name`` runs natively, once per cause ("warn"), or raise FallbackError ("raise")."""
+    """Say that ``name`` runs natively, once per cause ("warn"), or raise FallbackError
+    ("raise")."""
     text = "; ".join(f"{candidate}: {r} ({r.hint})" for candidate, r in rejected)
     if how == "raise":
         raise FallbackError(f"{name} would run natively: {text}")
-    key = (name, " ".join(r.code for _, r in rejected))  # texts hold estimates, which change with sizes
+    # texts hold estimates, which change with sizes
+    key = (name, " ".join(r.code for _, r in rejected))
     if key not in _warned:
         _warned.add(key)
-        warnings.warn(f"gnnaccel: {name} runs natively: {text}", RuntimeWarning, stacklevel=_callers_level())
+        warnings.warn(f"gnnaccel: {name} runs natively: {text}", RuntimeWarning,
+                      stacklevel=_callers_level())
 
 
 def _callers_level() -> int:
-    """The ``stacklevel`` that makes a warning point at the user's line: the first frame in neither gnnaccel nor torch."""
+    """The ``stacklevel`` that makes a warning point at the user's line: the first frame in neither
+    gnnaccel nor torch."""
     level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("gnnaccel", "torch"):
+    while (frame.f_back is not None
+           and frame.f_globals.get("__name__", "").partition(".")[0] in ("gnnaccel", "torch")):
         level, frame = level + 1, frame.f_back
     return level
 
 
-# --- records -----------------------------------------------------------------------------------------------------------
+# --- records --------------------------------------------------------------------------------------
 
 def _dtype(dtype: torch.dtype | None) -> str | None:
     return None if dtype is None else str(dtype).removeprefix("torch.")
@@ -227,30 +251,38 @@ def _dtype(dtype: torch.dtype | None) -> str | None:
 def _state_of(layer, device: str) -> dict[str, Any]:
     autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
     capturing = device == "cuda" and torch.cuda.is_current_stream_capturing()
-    return dict(layer=type(layer).__name__, name=rules.qualified_name(layer), autocast=_dtype(autocast), capturing=capturing,
-                deterministic=torch.are_deterministic_algorithms_enabled(), training=bool(layer.training))
+    return dict(layer=type(layer).__name__, name=rules.qualified_name(layer),
+                autocast=_dtype(autocast), capturing=capturing,
+                deterministic=torch.are_deterministic_algorithms_enabled(),
+                training=bool(layer.training))
 
 
 def _graph_of(stated: Stated | None, graph) -> dict[str, Any] | None:
     if stated is None:
         return None
     found = stated.facts()
-    known = graph.statistics() if isinstance(graph, GraphView) and graph.device.type == "cuda" else None
+    known = (graph.statistics() if isinstance(graph, GraphView)
+             and graph.device.type == "cuda" else None)
     if known is not None:
-        found.update(max_degree=known.max_degree, mean_degree=known.mean_degree, super_nodes=known.super_nodes,
-                     super_share=known.super_share, density=known.density, histogram=list(known.histogram))
+        found.update(max_degree=known.max_degree, mean_degree=known.mean_degree,
+                     super_nodes=known.super_nodes, super_share=known.super_share,
+                     density=known.density, histogram=list(known.histogram))
     return found
 
 
-def _record(layer, adapter, stated, device: str, plan: Plan, graph, hit: str, grad: bool, start: int, call: Any = None,
-            storage: str | None = None) -> int:
-    rejected = [dict(candidate=candidate, code=r.code, text=r.text, hint=r.hint) for candidate, r in plan.rejected]
+def _record(layer, adapter, stated, device: str, plan: Plan, graph, hit: str, grad: bool,
+            start: int, call: Any = None, storage: str | None = None) -> int:
+    rejected = [dict(candidate=candidate, code=r.code, text=r.text, hint=r.hint)
+                for candidate, r in plan.rejected]
     record = records.new(
-        host=adapter.host, graph=_graph_of(stated, graph), route=plan.route, kernel=plan.kernel, rejected=rejected,
+        host=adapter.host, graph=_graph_of(stated, graph), route=plan.route, kernel=plan.kernel,
+        rejected=rejected,
         passes=call.optimised().as_dict() if isinstance(call, RelationalCall) else None,
         cost_us=None if plan.seconds is None else plan.seconds * 1e6, cache=hit, grad=grad,
-        dtype=_dtype(stated.row) if stated else None, out_dtype=_dtype(stated.out) if stated else None,
-        overhead_us=(time.perf_counter_ns() - start) / 1e3, storage=storage, **_state_of(layer, device))
+        dtype=_dtype(stated.row) if stated else None,
+        out_dtype=_dtype(stated.out) if stated else None,
+        overhead_us=(time.perf_counter_ns() - start) / 1e3, storage=storage,
+        **_state_of(layer, device))
     records.emit(record)
     return record["call"]
 
@@ -258,7 +290,8 @@ def _record(layer, adapter, stated, device: str, plan: Plan, graph, hit: str, gr
 def _record_backward(layer, adapter, stated: Stated, device: str, plan: Plan, forward: int) -> None:
     if not records.listening():
         return
-    kernel = plan.kernel if not torch.is_grad_enabled() or plan.route == "torch" else "torch backend"
-    records.emit(records.new(direction="backward", forward_call=forward, host=adapter.host, route=plan.route, kernel=kernel,
-                             dtype=_dtype(stated.row), out_dtype=_dtype(stated.out), grad=True,
-                             **_state_of(layer, device)))
+    kernel = (plan.kernel if not torch.is_grad_enabled()
+              or plan.route == "torch" else "torch backend")
+    records.emit(records.new(direction="backward", forward_call=forward, host=adapter.host,
+                             route=plan.route, kernel=kernel, dtype=_dtype(stated.row),
+                             out_dtype=_dtype(stated.out), grad=True, **_state_of(layer, device)))

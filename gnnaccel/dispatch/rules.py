@@ -1,17 +1,21 @@
 """Opting layers in and out.
 
-A rule is in effect from the next call on. When several speak about one layer, the most specific wins:
+A rule is in effect from the next call on. When several speak about one layer, the most specific
+wins:
 
 1. instance: ``exclude(layer)``; covers the modules inside it, so ``exclude(model)`` works too;
 2. exact name: ``exclude("convs.0", model=model)``, or a name given by ``name_layers``;
-3. pattern: ``exclude("re:convs\\..*", model=model)``, or against the layer's own dotted class path and given name;
-4. class: ``exclude(GATConv)``, ``exclude("GATConv")``, a dotted path, or the class attribute ``__gnnaccel__``.
-   Subclasses are covered; the nearest class in the MRO wins; on one class an explicit rule beats the attribute, which
+3. pattern: ``exclude("re:convs\\..*", model=model)``, or against the layer's own dotted class path
+   and given name;
+4. class: ``exclude(GATConv)``, ``exclude("GATConv")``, a dotted path, or the class attribute
+   ``__gnnaccel__``.
+   Subclasses are covered; the nearest class in the MRO wins; on one class an explicit rule beats
+   the attribute, which
    is read at a layer's first call and after changes of rules or options;
 5. default: inside, unless ``enable(include=[...])`` is not empty.
 
-The lists of ``enable()`` are rules given at the time of that call. At equal level the later call wins; within one call
-``exclude`` wins over ``include``.
+The lists of ``enable()`` are rules given at the time of that call. At equal level the later call
+wins; within one call ``exclude`` wins over ``include``.
 """
 from __future__ import annotations
 
@@ -31,8 +35,8 @@ from gnnaccel.dispatch.reasons import Reason, reason
 from gnnaccel.errors import UnknownLayerError
 from gnnaccel.near import did_you_mean
 
-__all__ = ["KNOWN", "Verdict", "exclude", "include", "name_layers", "qualified_name", "register_class", "reset_rules",
-           "verdict"]
+__all__ = ["KNOWN", "Verdict", "exclude", "include", "name_layers", "qualified_name",
+           "register_class", "reset_rules", "verdict"]
 
 T = TypeVar("T")
 PATTERN = "re:"
@@ -57,13 +61,15 @@ class Rule:
     text: str
 
     def verdict(self) -> Verdict:
-        return INSIDE if self.inside else Verdict(False, reason("GA101", f"excluded by {self.text}"))
+        return (INSIDE
+                if self.inside else Verdict(False, reason("GA101", f"excluded by {self.text}")))
 
 
 INSIDE = Verdict(True)
 DISABLED = Verdict(False, reason("GA104"))
 
-#: class name -> dotted paths of the layer classes with that name; adapters fill it through `register_class`
+#: class name -> dotted paths of the layer classes with that name; adapters fill it through
+#: `register_class`
 KNOWN: dict[str, set[str]] = {}
 #: hosts whose classes are not registered yet, each with a function that gives the class names that
 #: it may bring; while there are any, an unknown class name may still turn out right
@@ -77,29 +83,32 @@ _shared: dict[str | type, Rule] = {}  # replaced, never changed in place: reader
 _memo: IdentityMap[tuple[int, Verdict]] = IdentityMap()
 
 
-# --- the user's statements -------------------------------------------------------------------------------------------
+# --- the user's statements ------------------------------------------------------------------------
 
 def include(target: T, model: Any = None) -> T:
-    """Let gnnaccel take over ``target``; the opposite of `exclude`, with the same targets. Returns ``target``."""
+    """Let gnnaccel take over ``target``; the opposite of `exclude`, with the same targets. Returns
+    ``target``."""
     return _state(True, target, model)
 
 
 def exclude(target: T, model: Any = None) -> T:
     """Keep ``target`` native. Returns ``target``, so that it can decorate a class.
 
-    ``target`` is a layer (with the modules inside it), a class, a class name, a dotted class path, a name given by
-    ``name_layers``, or ``"re:"`` and a pattern that has to match in full a dotted class path or a given name. With
-    ``model``, a string is a qualified name inside that model (or a pattern for such names), bound to the modules that
-    have it now: rules follow neither copies nor replacements. Precedence: see this module's docstring.
+    ``target`` is a layer (with the modules inside it), a class, a class name, a dotted class path,
+    a name given by ``name_layers``, or ``"re:"`` and a pattern that has to match in full a dotted
+    class path or a given name. With ``model``, a string is a qualified name inside that model (or a
+    pattern for such names), bound to the modules that have it now: rules follow neither copies nor
+    replacements. Precedence: see this module's docstring.
 
-    Raises UnknownLayerError, with near matches, when a string names nothing; ValueError for a pattern that is not a
-    regular expression; TypeError for any other target.
+    Raises UnknownLayerError, with near matches, when a string names nothing; ValueError for a
+    pattern that is not a regular expression; TypeError for any other target.
     """
     return _state(False, target, model)
 
 
 def reset_rules() -> None:
-    """Drop every rule given by `include` and `exclude`. Lists given to ``enable()`` and names of layers stay."""
+    """Drop every rule given by `include` and `exclude`. Lists given to ``enable()`` and names of
+    layers stay."""
     global _shared
     with _lock:
         _own.clear()
@@ -122,7 +131,8 @@ def _state(inside: bool, target: Any, model: Any) -> Any:
             else:
                 _add_named(target, names.require_model(model), inside, order)
         elif model is not None:
-            raise TypeError(f"{verb}({target!r}, model=...): model goes with a qualified name, given as a string")
+            raise TypeError(f"{verb}({target!r}, model=...): model goes with a qualified "
+                            "name, given as a string")
         elif isinstance(target, type):
             _add_shared(target, Rule(inside, order, f"{verb}({target.__qualname__})"))
         elif names.is_module(target):
@@ -130,7 +140,8 @@ def _state(inside: bool, target: Any, model: Any) -> Any:
             for module in target.modules():
                 _add_own(module, INSTANCE, rule)
         else:
-            raise TypeError(f"{verb}({target!r}) of type {type(target).__name__}: pass a layer, a class, or a string")
+            raise TypeError(f"{verb}({target!r}) of type {type(target).__name__}: pass a "
+                            "layer, a class, or a string")
         configs.bump()
     return target
 
@@ -154,22 +165,25 @@ def _add_named(text: str, model: Any, inside: bool, order: tuple[int, int, int])
         pattern = compiled(text)
         found = [module for name, module in modules.items() if pattern.fullmatch(name)]
         if not found:
-            raise UnknownLayerError(f"{text!r} matches no module of {owner}; a pattern has to match the whole name, "
+            raise UnknownLayerError(
+                f"{text!r} matches no module of {owner}; a pattern has to match the whole name, "
                                     f"such as {', '.join(map(repr, list(modules)[:5]))}")
         for module in found:
             _add_own(module, REGEX, rule)
         return
     if text not in modules:
-        raise UnknownLayerError(f"{owner} has no module named {text!r}.{did_you_mean(text, modules)} "
+        raise UnknownLayerError(
+            f"{owner} has no module named {text!r}.{did_you_mean(text, modules)} "
                                 f"model.named_modules() lists the names")
     for module in modules[text].modules():
         _add_own(module, NAME, rule)
 
 
-# --- which names exist -----------------------------------------------------------------------------------------------
+# --- which names exist ----------------------------------------------------------------------------
 
 def register_class(path: str) -> None:
-    """An adapter knows the layer class with this dotted path, such as torch_geometric.nn.conv.gat_conv.GATConv."""
+    """An adapter knows the layer class with this dotted path, such as
+    torch_geometric.nn.conv.gat_conv.GATConv."""
     KNOWN.setdefault(path.rpartition(".")[2], set()).add(path)
 
 
@@ -189,7 +203,8 @@ def complete() -> bool:
 
 
 def check(text: str, where: str) -> None:
-    """Does a string without a model name anything? UnknownLayerError, or ValueError for a bad pattern, if not."""
+    """Does a string without a model name anything? UnknownLayerError, or ValueError for a bad
+    pattern, if not."""
     if text.startswith(PATTERN):
         compiled(text)
     elif not _names_something(text):
@@ -231,7 +246,8 @@ def compiled(text: str) -> re.Pattern[str]:
 
 
 def _names_something(text: str) -> bool:
-    return (text in KNOWN or any(text in paths for paths in KNOWN.values()) or text in names.known_names()
+    return (text in KNOWN or any(text in paths for paths in KNOWN.values())
+            or text in names.known_names()
             or _resolve(text) is not None)
 
 
@@ -243,28 +259,32 @@ def _may_come(text: str) -> bool:
 def _unknown(text: str, where: str) -> str:
     words = [*KNOWN, *(path for paths in KNOWN.values() for path in paths), *names.known_names()]
     words += [name for classes in _awaited.values() for name in sorted(classes())]
-    return (f"{where}: no layer class or named layer is called {text!r}.{did_you_mean(text, words)} For a class of "
+    return (f"{where}: no layer class or named layer is called "
+            f"{text!r}.{did_you_mean(text, words)} For a class of "
             "your own pass the class itself; for a name inside a model pass model=, or call "
             "gnnaccel.name_layers(model)")
 
 
 def _resolve(path: str) -> type | None:
-    """The class at a dotted path, aliases such as torch_geometric.nn.GATConv included, if its module is imported."""
+    """The class at a dotted path, aliases such as torch_geometric.nn.GATConv included, if its
+    module is imported."""
     module, _, name = path.rpartition(".")
     found = getattr(sys.modules.get(module), name, None) if module else None
     return found if isinstance(found, type) else None
 
 
-# --- the verdict -----------------------------------------------------------------------------------------------------
+# --- the verdict ----------------------------------------------------------------------------------
 
 def verdict(layer: Any, config: Config | None) -> Verdict:
-    """May ``layer`` be taken over under ``config``? Remembered weakly per layer, for the epoch of ``config``.
+    """May ``layer`` be taken over under ``config``? Remembered weakly per layer, for the epoch of
+    ``config``.
 
     Raises TypeError when a class's ``__gnnaccel__`` is not a bool.
     """
     if config is None:
         return DISABLED
-    entry = _memo.entries.get(id(layer))  # IdentityMap.get, inlined: this runs at every call of every layer
+    # IdentityMap.get, inlined: this runs at every call of every layer
+    entry = _memo.entries.get(id(layer))
     if entry is not None and entry[1][0] == config.epoch and entry[0]() is layer:
         return entry[1][1]
     found = _decide(layer, config)
@@ -295,8 +315,9 @@ def _listed(config: Config) -> Iterator[tuple[str | type, Rule]]:
     """The lists of ``enable()`` as rules."""
     for option, inside in (("include", True), ("exclude", False)):
         for target in getattr(config, option):
-            text = f"enable({option}=[{target.__qualname__ if isinstance(target, type) else repr(target)}])"
-            yield target, Rule(inside, (config.stamp, 1, not inside), text)
+            name = target.__qualname__ if isinstance(target, type) else repr(target)
+            rule = Rule(inside, (config.stamp, 1, not inside), f"enable({option}=[{name}])")
+            yield target, rule
 
 
 def _by_class(cls: type, rules: list[tuple[str | type, Rule]]) -> Verdict | None:
@@ -313,7 +334,9 @@ def _by_attribute(cls: type) -> Verdict:
     value = vars(cls)[ATTRIBUTE]
     if not isinstance(value, bool):
         raise TypeError(f"{path_of(cls)}.{ATTRIBUTE} is {value!r}; set it to True or False")
-    return INSIDE if value else Verdict(False, reason("GA103", f"{cls.__qualname__}.{ATTRIBUTE} is False"))
+    return (INSIDE
+            if value
+            else Verdict(False, reason("GA103", f"{cls.__qualname__}.{ATTRIBUTE} is False")))
 
 
 def _default(cls: type, config: Config) -> Verdict:

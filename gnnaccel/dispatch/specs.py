@@ -21,7 +21,8 @@ from gnnaccel.dispatch.request import Request
 
 @dataclass(frozen=True)
 class KernelSpec:
-    """``unsupported`` lists every reason against running; ``seconds`` is the estimate, None where nothing is known."""
+    """``unsupported`` lists every reason against running; ``seconds`` is the estimate, None where
+    nothing is known."""
 
     name: str
     route: str
@@ -38,7 +39,8 @@ def _environment(request: Request | RelationalRequest | PlainRequest) -> list[Re
     if driver.placed():
         return []
     if not kernels_run_on(torch.device(request.device)):
-        return [reason("GA401", f"the tensors are on the {request.device}, the kernels need a CUDA device")]
+        return [reason("GA401",
+                       f"the tensors are on the {request.device}, the kernels need a CUDA device")]
     ready, text = driver.available()
     return [] if ready else [reason("GA402", f"the CUDA kernels cannot run: {text}")]
 
@@ -47,10 +49,13 @@ def _rows_reasons(request: Request | RelationalRequest) -> list[Reason]:
     """Why kernels cannot run here, or not on such rows."""
     why = _environment(request)
     if request.row not in TYPES or request.out not in TYPES:
-        why.append(reason("GA203", f"{_name(request.row)} rows with a {_name(request.out)} result; the kernels take "
+        why.append(reason("GA203",
+                          f"{_name(request.row)} rows with a {_name(request.out)} result; "
+                          "the kernels take "
                                    f"{', '.join(_name(t) for t in TYPES)}"))
     if request.width > MAX_WIDTH:
-        why.append(reason("GA207", f"{request.width} channels per head; the kernels take up to {MAX_WIDTH}"))
+        why.append(reason("GA207",
+                          f"{request.width} channels per head; the kernels take up to {MAX_WIDTH}"))
     return why
 
 
@@ -63,16 +68,19 @@ def _cuda_reasons(family: str) -> Callable[[Request, Config], list[Reason]]:
             return [reason("GA208", f"{request.program.name} is not {family} attention")]
         why = _rows_reasons(request)
         if not 0.0 <= found.slope:
-            why.append(reason("GA208", f"negative_slope={found.slope} is negative", "use a slope of 0 or more"))
+            why.append(reason("GA208", f"negative_slope={found.slope} is negative",
+                              "use a slope of 0 or more"))
         return why or _compiles(request, found)
 
     return unsupported
 
 
 def _compiles(request: Request, found: patterns.Attention) -> list[Reason]:
-    """The last question, as it is the dearest: do the kernels compile? Answered by compiling them."""
+    """The last question, as it is the dearest: do the kernels compile? Answered by compiling
+    them."""
     try:
-        attention.prepare(found, request.heads, request.width, request.row, request.out, request.grad, request.edge_bits)
+        attention.prepare(found, request.heads, request.width, request.row, request.out,
+                          request.grad, request.edge_bits)
     except driver.CompileError as problem:
         return [reason("GA403", str(problem).strip().partition("\n")[0])]
     return []
@@ -93,12 +101,13 @@ def _fused(pmf: bool) -> Callable[[Request], float]:
 ATTENTION = (
     KernelSpec("additive: smmf + split rows", "cuda", _cuda_reasons("additive"), _fused(False)),
     KernelSpec("additive: smmf + pmf", "cuda", _cuda_reasons("additive"), _fused(True), pmf=True),
-    KernelSpec("pairwise: fused rows + split rows", "cuda", _cuda_reasons("pairwise"), _fused(False)),
+    KernelSpec("pairwise: fused rows + split rows", "cuda", _cuda_reasons("pairwise"),
+               _fused(False)),
     KernelSpec("torch backend", "torch", _torch_reasons, cost.torch_backend),
 )
 
 
-# --- relational --------------------------------------------------------------------------------------------------------
+# --- relational -----------------------------------------------------------------------------------
 
 def _relational_cuda_reasons(request: RelationalRequest, config: Config) -> list[Reason]:
     if config.backend == "torch":
@@ -106,7 +115,8 @@ def _relational_cuda_reasons(request: RelationalRequest, config: Config) -> list
     why = _rows_reasons(request)
     slopes = [step.attr("slope") for step in request.program.ops if step.kind == "leaky_relu"]
     if not all(0.0 <= slope for slope in slopes):
-        why.append(reason("GA208", f"negative_slope={slopes[0]} is negative", "use a slope of 0 or more"))
+        why.append(reason("GA208", f"negative_slope={slopes[0]} is negative",
+                          "use a slope of 0 or more"))
     if not why:
         try:
             prepare(request)
@@ -116,35 +126,44 @@ def _relational_cuda_reasons(request: RelationalRequest, config: Config) -> list
 
 
 RELATIONAL = (
-    KernelSpec("relational: segment GEMM + fused traversals", "cuda", _relational_cuda_reasons, costs.cuda),
-    KernelSpec("torch backend, compacted and reordered", "torch", _torch_reasons, costs.torch_backend),
+    KernelSpec("relational: segment GEMM + fused traversals", "cuda", _relational_cuda_reasons,
+               costs.cuda),
+    KernelSpec("torch backend, compacted and reordered", "torch", _torch_reasons,
+               costs.torch_backend),
 )
 
 
-# --- plain -------------------------------------------------------------------------------------------------------------
+# --- plain ----------------------------------------------------------------------------------------
 
 def _plain_cuda_reasons(request: PlainRequest, config: Config) -> list[Reason]:
     if config.backend == "torch":
         return [reason("GA406", "backend='torch' was asked for")]
     why = _environment(request)
     if request.row not in TYPES:
-        why.append(reason("GA203", f"{_name(request.row)} rows; the kernels take {', '.join(_name(t) for t in TYPES)}"))
+        why.append(reason("GA203",
+                          f"{_name(request.row)} rows; the kernels take "
+                          f"{', '.join(_name(t) for t in TYPES)}"))
     if request.edge_bits > 31:
-        why.append(reason("GA206", "2**31 edges or more; the kernels of plain layers count them in int32"))
+        why.append(reason("GA206",
+                          "2**31 edges or more; the kernels of plain layers count them in int32"))
     if not why:
         try:
-            operation(request.reduce).prepare(request.reduce, request.width, request.row, request.weighted)
+            operation(request.reduce).prepare(request.reduce, request.width, request.row,
+                                              request.weighted)
         except driver.CompileError as problem:
             return [reason("GA403", str(problem).strip().partition("\n")[0])]
     return why
 
 
 def _plain_once(ours: bool) -> Callable[[PlainRequest], float | None]:
-    return lambda request: cost.once(request, ours, 1 << request.part_bits, request.width << request.edge_bits)
+    return lambda request: cost.once(request, ours, 1 << request.part_bits,
+                                     request.width << request.edge_bits)
 
 
 native_plain = _plain_once(False)
-PLAIN = (  # costs over known graphs are unknown: on a GPU that pays, on a CPU the host's kernels are as good
-    KernelSpec("plain: scaled sums, maxima or gated sums", "cuda", _plain_cuda_reasons, _plain_once(True)),
+# costs over known graphs are unknown: on a GPU that pays, on a CPU the host's kernels are as good
+PLAIN = (
+    KernelSpec("plain: scaled sums, maxima or gated sums", "cuda", _plain_cuda_reasons,
+               _plain_once(True)),
     KernelSpec("torch operations", "torch", _torch_reasons, lambda request: None),
 )

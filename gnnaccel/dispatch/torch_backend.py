@@ -1,8 +1,9 @@
 """The torch backend: runs a Program with torch operations, on any device and in any dtype.
 
-It is the default where there is no GPU, and the way second derivatives are had. Edges come in the CSC's order (sorted by
-destination). `plain` interprets the Program one operation at a time; it is the oracle of the tests. On the CPU `run` takes
-`torch_segments` instead where that computes the same.
+It is the default where there is no GPU, and the way second derivatives are had. Edges come in the
+CSC's order (sorted by destination). `plain` interprets the Program one operation at a time; it is
+the oracle of the tests. On the CPU `run` takes `torch_segments` instead where that computes the
+same.
 """
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ _HALVES = (torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True)
 class Edges:
-    """A graph for the interpreter, in CSC order: ``src``, ``dst`` [E] int64, sorted by dst; ``eid`` [E] int64 or None when the
-    caller's order is this order; ``num_dst``."""
+    """A graph for the interpreter, in CSC order: ``src``, ``dst`` [E] int64, sorted by dst; ``eid``
+    [E] int64 or None when the caller's order is this order; ``num_dst``."""
 
     src: Tensor
     dst: Tensor
@@ -44,11 +45,12 @@ class Edges:
                 + sum(segments.nbytes() for segments in self._segments.values()))
 
 
-def run(program: Program, edges: Edges, tensors: dict[str, Tensor], keep: Tensor | None = None) -> Tensor:
+def run(program: Program, edges: Edges, tensors: dict[str, Tensor],
+        keep: Tensor | None = None) -> Tensor:
     """The Program's output [num_dst, heads, width].
 
-    ``tensors``: by input name; edge inputs are in the caller's edge order. ``keep``: [E, heads] dropout factors in CSC order,
-    needed when the Program has a dropout.
+    ``tensors``: by input name; edge inputs are in the caller's edge order. ``keep``: [E, heads]
+    dropout factors in CSC order, needed when the Program has a dropout.
 
     With inputs in bf16 or fp16 all is computed in fp32, as kernels do: gradients of scores are
     small differences, of which softmax and sums in 16 bits leave few digits. The output has the
@@ -66,7 +68,8 @@ def run(program: Program, edges: Edges, tensors: dict[str, Tensor], keep: Tensor
     return plain(program, edges, tensors, keep)
 
 
-def plain(program: Program, edges: Edges, tensors: dict[str, Tensor], keep: Tensor | None = None) -> Tensor:
+def plain(program: Program, edges: Edges, tensors: dict[str, Tensor],
+          keep: Tensor | None = None) -> Tensor:
     """`run` by plain differentiable operations, whatever the device."""
     values = dict(tensors)
     for name, domain in program.inputs:

@@ -12,12 +12,14 @@ from gnnaccel.dispatch.autograd import Operation
 if TYPE_CHECKING:
     from gnnaccel.dispatch.torch_backend import Edges
 
-#: bytes of lifted rows per block, so that the few blocks alive stay in L2 and L3; measured, see docs/notes/cpu.md
+#: bytes of lifted rows per block, so that the few blocks alive stay in L2 and L3; measured, see
+#: docs/notes/cpu.md
 BLOCK_BYTES = 2 << 20
 
 
 def pair_scores(edges, keys: Tensor, queries: Tensor, att: Tensor, slope: float) -> Tensor:
-    """[E, heads] in CSC order: <att, leaky_relu(keys of the source + queries of the destination)> per head.
+    """[E, heads] in CSC order: <att, leaky_relu(keys of the source + queries of the destination)>
+    per head.
 
     keys [num_src, heads, width], queries [num_dst, heads, width], att [1, heads, width].
     """
@@ -45,10 +47,12 @@ class _PairScores(Operation):
 
     def backward(self, needs, saved, grad):
         keys, queries, att = saved
-        d_keys, d_queries, d_att = torch.zeros_like(keys), torch.zeros_like(queries), torch.zeros_like(att)
+        d_keys, d_queries, d_att = torch.zeros_like(keys), torch.zeros_like(
+            queries), torch.zeros_like(att)
         for src, dst, part in _blocks(self.edges, keys):
             z = _lifted(keys, queries, src, dst)
-            up = grad[part].contiguous().unsqueeze(-1)  # one order of memory for all that follows: several times as fast
+            # one order of memory for all that follows: several times as fast
+            up = grad[part].contiguous().unsqueeze(-1)
             d_z = torch.ops.aten.leaky_relu_backward(up * att, z, self.slope, False)
             d_att += F.leaky_relu_(z, self.slope).mul_(up).sum(0)
             d_keys.index_add_(0, src, d_z)

@@ -1,11 +1,14 @@
-"""Attention on the CPU without an [E, heads, width] tensor: what the torch backend takes there where it can.
+"""Attention on the CPU without an [E, heads, width] tensor: what the torch backend takes there
+where it can.
 
-Fresh memory costs more than arithmetic on a CPU (each page is cleared on first touch), so nothing larger than one number per
-edge and head is made. Edges sorted by destination let a weighted sum be an embedding bag and an inner product per edge a
-sampled matrix product. Heads go one by one, as separate graphs would; small graphs fold all heads into one graph of
-``heads`` disjoint copies instead, so that the count of calls does not grow with them.
+Fresh memory costs more than arithmetic on a CPU (each page is cleared on first touch), so nothing
+larger than one number per edge and head is made. Edges sorted by destination let a weighted sum be
+an embedding bag and an inner product per edge a sampled matrix product. Heads go one by one, as
+separate graphs would; small graphs fold all heads into one graph of ``heads`` disjoint copies
+instead, so that the count of calls does not grow with them.
 
-The operations are closed under differentiation (each backward is made of the others), so any derivative is right.
+The operations are closed under differentiation (each backward is made of the others), so any
+derivative is right.
 """
 from __future__ import annotations
 
@@ -25,9 +28,11 @@ _DTYPES = (torch.float32, torch.float64)
 
 
 class Segments:
-    """A graph by destination: ``ptr`` [num_dst + 1], ``src``, ``dst`` [E], all int64; edge e enters ``dst[e]``, ascending.
+    """A graph by destination: ``ptr`` [num_dst + 1], ``src``, ``dst`` [E], all int64; edge e enters
+    ``dst[e]``, ascending.
 
-    ``place`` [E], on a `turned` graph: for each of its edges the place in the graph it was turned from.
+    ``place`` [E], on a `turned` graph: for each of its edges the place in the graph it was turned
+    from.
     """
 
     def __init__(self, ptr: Tensor, src: Tensor, dst: Tensor, num_src: int, num_dst: int):
@@ -49,8 +54,10 @@ class Segments:
             return self
         if heads not in self._folds:
             copy = torch.arange(heads, device=self.src.device).unsqueeze(1)
-            src, dst = ((ids + copy * count).view(-1) for ids, count in ((self.src, self.num_src), (self.dst, self.num_dst)))
-            ptr = F.pad((self.ptr[:-1] + copy * self.src.shape[0]).view(-1), (0, 1), value=src.shape[0])
+            src, dst = ((ids + copy * count).view(-1)
+                        for ids, count in ((self.src, self.num_src), (self.dst, self.num_dst)))
+            ptr = F.pad((self.ptr[:-1] + copy * self.src.shape[0]).view(-1), (0, 1),
+                        value=src.shape[0])
             self._folds[heads] = Segments(ptr, src, dst, heads * self.num_src, heads * self.num_dst)
         return self._folds[heads]
 
@@ -65,9 +72,13 @@ class Segments:
 
     def nbytes(self) -> int:
         """Bytes of what is held next to ``src`` and ``dst``."""
-        total = self.ptr.nbytes + sum(g.nbytes() + g.src.nbytes + g.dst.nbytes for g in self._folds.values())
+        total = self.ptr.nbytes + sum(g.nbytes() + g.src.nbytes + g.dst.nbytes
+                                      for g in self._folds.values())
         turned = self.__dict__.get("turned")
-        return total if turned is None else total + turned.nbytes() + turned.src.nbytes + turned.dst.nbytes + turned.place.nbytes
+        return (total
+                if turned is None
+                else total + turned.nbytes() + turned.src.nbytes + turned.dst.nbytes
+                + turned.place.nbytes)
 
 
 def weighted_sum(graph: Segments, weight: Tensor | None, rows: Tensor) -> Tensor:
@@ -77,7 +88,8 @@ def weighted_sum(graph: Segments, weight: Tensor | None, rows: Tensor) -> Tensor
 
 
 def edge_dot(graph: Segments, left: Tensor, right: Tensor) -> Tensor:
-    """[E]: inner product of the rows at an edge's ends; left [num_dst, width], right [num_src, width]."""
+    """[E]: inner product of the rows at an edge's ends; left [num_dst, width], right [num_src,
+    width]."""
     return _EdgeDot.apply(graph, left, right)
 
 
@@ -149,7 +161,8 @@ class _Softmax(torch.autograd.Function):
         if grad is None:  # no result was used
             return None, None
         (p,), graph = ctx.saved_tensors, ctx.graph
-        # What is left of gradients that all but agree is their rounding, and that of the mean weighs as much as they do. So the
+        # What is left of gradients that all but agree is their rounding, and that of the mean
+        # weighs as much as they do. So the
         # mean is taken twice: the second time of what the first has left.
         if torch.is_grad_enabled():
             left = grad - _mean(graph, grad * p)
@@ -158,48 +171,55 @@ class _Softmax(torch.autograd.Function):
         total = weighted.new_zeros(graph.num_dst).index_add_(0, graph.dst, weighted)
         left = total.index_select(0, graph.dst)
         torch.mul(torch.sub(grad, left, out=left), p, out=weighted)
-        mean = torch.index_select(total.zero_().index_add_(0, graph.dst, weighted), 0, graph.dst, out=weighted)
+        mean = torch.index_select(total.zero_().index_add_(0, graph.dst, weighted), 0, graph.dst,
+                                  out=weighted)
         return None, left.sub_(mean).mul_(p)
 
 
 def _mean(graph: Segments, weighted: Tensor) -> Tensor:
     """[E]: at each edge the sum of ``weighted`` [E] over the edges that enter the same node."""
-    return weighted.new_zeros(graph.num_dst).index_add(0, graph.dst, weighted).index_select(0, graph.dst)
+    return weighted.new_zeros(graph.num_dst).index_add(0, graph.dst,
+                                                       weighted).index_select(0, graph.dst)
 
 
 def _sampled(graph: Segments, left: Tensor, right: Tensor) -> Tensor:
-    crowded = graph.src.shape[0] > graph.num_dst * graph.num_src  # CSR refuses more values than there are places
+    # CSR refuses more values than there are places
+    crowded = graph.src.shape[0] > graph.num_dst * graph.num_src
     if crowded or not torch.backends.mkl.is_available():  # sampled_addmm needs MKL on the CPU
         return (left.index_select(0, graph.dst) * right.index_select(0, graph.src)).sum(-1)
     odd = -left.shape[1] % 8
     if odd:  # whole vectors are several times as fast
         left, right = F.pad(left, (0, odd)), F.pad(right, (0, odd))
     mask = _mask(graph, left.new_zeros(1).expand(graph.src.shape[0]).contiguous())
-    return torch.sparse.sampled_addmm(mask, left.contiguous(), right.contiguous().t(), beta=0.0).values()
+    return torch.sparse.sampled_addmm(mask, left.contiguous(), right.contiguous().t(),
+                                      beta=0.0).values()
 
 
 def _mask(graph: Segments, values: Tensor) -> Tensor:
     _silence()
-    return torch.sparse_csr_tensor(graph.ptr, graph.src, values, (graph.num_dst, graph.num_src), device=values.device,
-                                   check_invariants=False)
+    return torch.sparse_csr_tensor(graph.ptr, graph.src, values, (graph.num_dst, graph.num_src),
+                                   device=values.device, check_invariants=False)
 
 
 @functools.lru_cache(maxsize=1)
 def _silence() -> None:
-    """torch says once per process that CSR tensors are in beta; it is not the user who makes them here."""
+    """torch says once per process that CSR tensors are in beta; it is not the user who makes them
+    here."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         ptr, column = (torch.tensor(ids, device="cpu") for ids in ([0, 1], [0]))
         torch.sparse_csr_tensor(ptr, column, torch.ones(1, device="cpu"), (1, 1), device="cpu")
 
 
-# --- attention ---------------------------------------------------------------------------------------------------------
+# --- attention ------------------------------------------------------------------------------------
 
 def covers(attention: Attention | None, edges, tensors: dict[str, Tensor]) -> bool:
-    """Whether `attend` computes this: attention on the CPU, in one dtype that its operations have."""
+    """Whether `attend` computes this: attention on the CPU, in one dtype that its operations
+    have."""
     if attention is None or edges.src.device.type != "cpu" or not edges.src.shape[0]:
         return False
-    if attention.vectors or attention.edge and attention.family == "pairwise":  # rows per edge exist anyway
+    # rows per edge exist anyway
+    if attention.vectors or attention.edge and attention.family == "pairwise":
         return False
     if torch.autograd.forward_ad._current_level >= 0:
         return False
@@ -215,7 +235,8 @@ def attend(attention: Attention, edges, tensors: dict[str, Tensor], keep: Tensor
     graph = edges.segments(rows.shape[0]).fold(folded)
 
     def split(t: Tensor | None) -> list:
-        """A value [n, heads, ...] as one per graph to run: [heads * n, ...], or heads times [n, ...]."""
+        """A value [n, heads, ...] as one per graph to run: [heads * n, ...], or heads times [n,
+        ...]."""
         if t is None:
             return [None] * (heads // folded)
         t = t.transpose(0, 1)
@@ -223,7 +244,8 @@ def attend(attention: Attention, edges, tensors: dict[str, Tensor], keep: Tensor
 
     scores = _scores(attention, edges, graph, tensors, split)
     outs = []
-    for score, kept, values in zip(scores, split(None if keep is None else keep.to(rows.dtype)), split(rows)):
+    for score, kept, values in zip(scores, split(None if keep is None else keep.to(rows.dtype)),
+                                   split(rows)):
         alpha = softmax(graph, score)
         outs.append(weighted_sum(graph, alpha if kept is None else alpha * kept, values))
     return torch.cat(outs).view(heads, edges.num_dst, -1).transpose(0, 1)
@@ -235,24 +257,28 @@ def _scores(attention: Attention, edges, graph: Segments, tensors: dict[str, Ten
     if attention.family == "additive":
         yield from _additive_scores(edges, graph, tensors, split, slope)
     elif kind == "gatv2":
-        yield from split(pair_scores(edges, tensors["keys"], tensors["queries"], tensors["att"], slope))
+        yield from split(pair_scores(edges, tensors["keys"], tensors["queries"], tensors["att"],
+                                     slope))
     else:
         extra = (split(tensors.get("c_src")), split(tensors.get("c_dst")))
-        for queries, keys, c_src, c_dst in zip(split(tensors["queries"]), split(tensors["keys"]), *extra):
+        for queries, keys, c_src, c_dst in zip(split(tensors["queries"]), split(tensors["keys"]),
+                                               *extra):
             score = edge_dot(graph, queries, keys)
             if kind in ("dot", "sd"):
                 score = score * attention.scale
             elif kind == "cosine":
                 score = score * c_src.index_select(0, graph.src)
             else:
-                score = (c_src.index_select(0, graph.src) + c_dst.index_select(0, graph.dst)) * score.sigmoid()
+                ends = c_src.index_select(0, graph.src) + c_dst.index_select(0, graph.dst)
+                score = ends * score.sigmoid()
             yield F.leaky_relu(score, slope) if kind in ("mx", "sd") else score
 
 
 def _additive_scores(edges, graph: Segments, tensors: dict[str, Tensor], split, slope: float):
     x = tensors["x"]
     to_src = split(tensors["a_src"] if "a_src" in tensors else (x * tensors["att_src"]).sum(-1))
-    to_dst = split((tensors.get("x_dst", x) * tensors["att_dst"]).sum(-1) if "att_dst" in tensors else tensors.get("a_dst"))
+    to_dst = split((tensors.get("x_dst", x) * tensors["att_dst"]).sum(-1)
+                   if "att_dst" in tensors else tensors.get("a_dst"))
     edge = tensors.get("a_edge")
     if edge is not None and edges.eid is not None:
         edge = edge.index_select(0, edges.eid)

@@ -1,7 +1,8 @@
-"""Decisions that ``gnnaccel.autotune`` measured, kept in the user's cache for the environment they were measured in.
+"""Decisions that ``gnnaccel.autotune`` measured, kept in the user's cache for the environment they
+were measured in.
 
-Each is of calls that the planner cannot tell apart: the same computation (Program, heads, widths, dtypes, with or without
-gradients) of the same class of layers over graphs of the same magnitude.
+Each is of calls that the planner cannot tell apart: the same computation (Program, heads, widths,
+dtypes, with or without gradients) of the same class of layers over graphs of the same magnitude.
 """
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ SCHEMA = 2
 
 
 class Tuned:
-    """What was measured here; nothing where nothing was. One is like another: what is kept is looked up at each decision."""
+    """What was measured here; nothing where nothing was. One is like another: what is kept is
+    looked up at each decision."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Tuned)
@@ -33,8 +35,8 @@ class Tuned:
         return "Tuned()"
 
     def of(self, request: Any) -> pins.Pinned | None:
-        """For a `Request`, `RelationalRequest` or `PlainRequest`. None over a graph seen for the first time: what its structure
-        costs was not timed."""
+        """For a `Request`, `RelationalRequest` or `PlainRequest`. None over a graph seen for the
+        first time: what its structure costs was not timed."""
         return None if request.fresh else kept(environment(request.device)).get(key_of(request))
 
 
@@ -56,7 +58,8 @@ class Only(Tuned):
 
 
 def key_of(request: Any) -> str:
-    """What its calls are kept under: everything that the planner is asked but whether the graph is new, as 24 hex digits."""
+    """What its calls are kept under: everything that the planner is asked but whether the graph is
+    new, as 24 hex digits."""
     return hashlib.sha256(repr(request._replace(fresh=False)).encode()).hexdigest()[:24]
 
 
@@ -65,18 +68,22 @@ def environment(device: str) -> str:
     import torch
 
     if device == "cuda":
-        driver.available()  # imports CuPy, so that its version does not depend on when this is asked
+        # imports CuPy, so that its version does not depend on when this is asked
+        driver.available()
         name = torch.cuda.get_device_name()
     else:
-        name = f"{device} {platform.machine()} {torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
+        name = (f"{device} {platform.machine()} {torch.backends.cpu.get_cpu_capability()}, "
+                f"{torch.get_num_threads()} threads")
     cupy = getattr(sys.modules.get("cupy"), "__version__", None)
     return f"{name}, torch {torch.__version__}, CuPy {cupy}, gnnaccel {__version__}"
 
 
 @functools.lru_cache(maxsize=8)
 def kept(where: str) -> dict[str, pins.Pinned]:
-    """The decisions of an environment, by `key_of`; none where the file has none or cannot be understood."""
-    from gnnaccel import store  # which needs the variables, and those the options, of which this module is part
+    """The decisions of an environment, by `key_of`; none where the file has none or cannot be
+    understood."""
+    # which needs the variables, and those the options, of which this module is part
+    from gnnaccel import store
 
     held = store.read(NAME) or {}
     found = held.get("environments", {}).get(where, {}) if held.get("schema") == SCHEMA else {}
@@ -87,13 +94,15 @@ def kept(where: str) -> dict[str, pins.Pinned]:
 
 
 def keep(where: str, decisions: Mapping[str, dict[str, Any]]) -> None:
-    """Add decisions of an environment by `key_of`, in the place of those of the same keys: each {route, kernel}, and for a reader
-    what it is of. Raises as `store.update`."""
+    """Add decisions of an environment by `key_of`, in the place of those of the same keys: each
+    {route, kernel}, and for a reader what it is of. Raises as `store.update`."""
     from gnnaccel import store
 
     def change(held: dict[str, Any]) -> dict[str, Any]:
         environments = held.get("environments", {}) if held.get("schema") == SCHEMA else {}
-        return {"schema": SCHEMA, "environments": {**environments, where: {**environments.get(where, {}), **decisions}}}
+        return {"schema": SCHEMA,
+                "environments": {**environments,
+                                 where: {**environments.get(where, {}), **decisions}}}
 
     store.update(NAME, change)
     kept.cache_clear()

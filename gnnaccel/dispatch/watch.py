@@ -1,4 +1,5 @@
-"""Standing around calls: who measures or compares them is called in their place, with the call to run.
+"""Standing around calls: who measures or compares them is called in their place, with the call to
+run.
 
 Asked only while somebody listens to records, so it costs nothing otherwise.
 """
@@ -13,9 +14,10 @@ from gnnaccel.dispatch import records
 
 
 class Visit(NamedTuple):
-    """One call about to be decided. ``layer``: the host's layer, or the name of a single operation; then ``adapter`` is None,
-    ``args`` holds what `ops.route.run` was given, and ``native``, without arguments, may be None. Of a layer without an adapter the
-    call is that of its message passing, with what stands for an adapter of that."""
+    """One call about to be decided. ``layer``: the host's layer, or the name of a single operation;
+    then ``adapter`` is None, ``args`` holds what `ops.route.run` was given, and ``native``, without
+    arguments, may be None. Of a layer without an adapter the call is that of its message passing,
+    with what stands for an adapter of that."""
 
     layer: Any
     adapter: Any
@@ -44,7 +46,8 @@ def _call(watcher: Watcher, run: Run, visit: Visit) -> Any:
 
 
 def add(watcher: Watcher, sink: records.Sink) -> None:
-    """Let ``watcher(visit, run)`` stand around every call: it returns what ``run(visit)`` does. ``sink`` gets the records."""
+    """Let ``watcher(visit, run)`` stand around every call: it returns what ``run(visit)`` does.
+    ``sink`` gets the records."""
     global _watchers
     with _lock:
         _watchers = (*_watchers, watcher)
@@ -55,5 +58,6 @@ def remove(watcher: Watcher, sink: records.Sink) -> None:
     """The opposite of `add`."""
     global _watchers
     with _lock:
-        _watchers = tuple(known for known in _watchers if known != watcher)  # bound methods are made anew each time
+        # bound methods are made anew each time
+        _watchers = tuple(known for known in _watchers if known != watcher)
     records.unsubscribe(sink)

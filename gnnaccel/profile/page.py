@@ -36,9 +36,11 @@ def page(report: Report) -> str:
         sections = [_summary(report, entries), _time(entries), _speedups(report),
                     _decisions(entries), _fallbacks(report), _comparison(report),
                     *_rooflines(entries), _degrees(entries), _relations(entries)]
-    head = (f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>gnnaccel report</title>'
+    head = ('<!DOCTYPE html>\n<html lang="en"><head><meta '
+            'charset="utf-8"><title>gnnaccel report</title>'
             f'<meta name="viewport" content="width=device-width, initial-scale=1">'
-            f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}"><style>{STYLE}</style></head><body>')
+            '<meta http-equiv="Content-Security-Policy" '
+            f'content="{_POLICY}"><style>{STYLE}</style></head><body>')
     return "\n".join([head, _heading(report, entries), *sections,
                       f"<footer>gnnaccel {escape(__version__)}</footer></body></html>\n"])
 

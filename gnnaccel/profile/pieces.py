@@ -26,7 +26,8 @@ def section(title: str, about: str, *parts: str) -> str:
 def tiles(found: Sequence[tuple[str, str, str, str]]) -> str:
     """(label, value, what it is of, css class of the value) each."""
     return '<div class="tiles">' + "".join(
-        f'<div class="tile"><div class="soft">{escape(label)}</div><div{css("value", kind)}>{escape(value)}</div>'
+        '<div class="tile"><div '
+        f'class="soft">{escape(label)}</div><div{css("value", kind)}>{escape(value)}</div>'
         f'<div class="soft small">{escape(about)}</div></div>'
         for label, value, about, kind in found) + "</div>"
 
@@ -55,22 +56,26 @@ def bars(rows: Sequence[tuple[str, str | None, Sequence[Bar]]]) -> str:
     for name, about, group in rows:
         below = f'<span class="soft small">{escape(about)}</span>' if about else ""
         drawn = "".join(
-            f'<div class="bar"><span class="fill {kind}" style="width:calc((100% - 11rem) * {value / most:.4f})">'
+            f'<div class="bar"><span class="fill {kind}" '
+            f'style="width:calc((100% - 11rem) * {value / most:.4f})">'
             f"</span><span>{escape(words)}</span></div>" for kind, value, words in group)
         lines.append(
-            f'<div class="row"><div class="name">{escape(name)}{below}</div><div>{drawn}</div></div>')
+            '<div class="row"><div '
+            f'class="name">{escape(name)}{below}</div><div>{drawn}</div></div>')
     return f'<div class="bars">{"".join(lines)}</div>'
 
 
 def chart(draw: Callable[[float], str]) -> str:
     """A drawing for wide windows and one for narrow ones, so that text is never scaled."""
-    return f'<div class="chart big">{draw(WIDE)}</div><div class="chart little">{draw(NARROW)}</div>'
+    return (
+        f'<div class="chart big">{draw(WIDE)}</div><div class="chart little">{draw(NARROW)}</div>')
 
 
 def legend(*keys: tuple[str, str]) -> str:
     """(css class, words) each; classes that begin with "roof" are lines, others areas."""
     return '<p class="legend">' + "".join(
-        f'<span><span class="key {kind}{" stroke" if kind.startswith("roof") else ""}"></span>{escape(words)}</span>'
+        '<span><span class="key '
+        f'{kind}{" stroke" if kind.startswith("roof") else ""}"></span>{escape(words)}</span>'
         for kind, words in keys) + "</p>"
 
 

@@ -1,5 +1,5 @@
-"""The page's style sheet: one column, light or dark as the reader's system is; in a narrow window rows of tables become cards
-and charts are shown in their narrow drawing."""
+"""The page's style sheet: one column, light or dark as the reader's system is; in a narrow window
+rows of tables become cards and charts are shown in their narrow drawing."""
 
 STYLE = """
 :root { color-scheme: light dark; --paper: #ffffff; --ink: #1c2024; --soft: #56606b; --line: #dfe3e8; --head: #f5f7f9;

@@ -13,7 +13,8 @@ from tests.helpers import forget_report, on_devices, same_bits
 pytestmark = pytest.mark.usefixtures("poison")
 
 
-#: few lanes per head, where each scores for itself, and many, where scores pass through shared memory
+#: few lanes per head, where each scores for itself, and many, where scores pass through shared
+#: memory
 both_ways = pytest.mark.parametrize("size", [(8, 8), (3, 5)], ids=["direct", "tiled"])
 
 
@@ -22,16 +23,20 @@ def test_sizes(device, heads, width):
     check(additive(graph(device), heads, width, "bipartite"), train=False)
 
 
-@on_devices("terms,edge,dropout", [("same", False, 0.0), ("bipartite", True, 0.3), ("source", False, 0.3), ("same", True, 0.0)],
-            [(t, e, p) for t in ("same", "bipartite", "source") for e in (False, True) for p in (0.0, 0.3)])
+@on_devices("terms,edge,dropout",
+            [("same", False, 0.0), ("bipartite", True, 0.3), ("source", False, 0.3),
+             ("same", True, 0.0)],
+            [(t, e, p) for t in ("same", "bipartite", "source") for e in (False, True)
+             for p in (0.0, 0.3)])
 @both_ways
 def test_terms(device, size, terms, edge, dropout):
     side = 40 if terms == "same" else 30
     check(additive(graph(device, 40, side), *size, terms, edge, dropout), train=False)
 
 
-@on_devices("heads,width,pmf,edge,dropout", [(8, 8, False, False, 0.0), (8, 8, True, False, 0.0), (3, 5, True, True, 0.3),
-                                             (3, 5, False, True, 0.3), (40, 2, True, False, 0.0), (2, 512, True, False, 0.0)],
+@on_devices("heads,width,pmf,edge,dropout",
+            [(8, 8, False, False, 0.0), (8, 8, True, False, 0.0), (3, 5, True, True, 0.3),
+             (3, 5, False, True, 0.3), (40, 2, True, False, 0.0), (2, 512, True, False, 0.0)],
             [(h, d, pmf, False, 0.0) for h, d in SIZES for pmf in (False, True)])
 @pytest.mark.parametrize("chunk", [16, 33])
 def test_split_rows(device, chunk_edges, heads, width, pmf, edge, dropout, chunk):
@@ -77,7 +82,8 @@ def test_loops_of_a_bipartite_graph(device):
 @both_ways
 def test_wide_offsets(device, chunk_edges, size):
     chunk_edges(16)
-    check(additive(graph(device, wide=True), *size, "bipartite", edge=True, dropout=0.3), train=False)
+    check(additive(graph(device, wide=True), *size, "bipartite", edge=True, dropout=0.3),
+          train=False)
 
 
 @on_devices("row,out", [(torch.float16, torch.float32), (torch.bfloat16, torch.bfloat16)],
@@ -97,18 +103,21 @@ def test_saturated_softmax(device, chunk_edges, size, pmf):
 
 @both_ways
 def test_dropout_of_everything_gives_zeros(device, size):
-    assert (by_kernels(additive(graph(device), *size, dropout=1.0, terms="bipartite"), train=False)[0]["out"] == 0).all()
+    assert (by_kernels(additive(graph(device), *size, dropout=1.0, terms="bipartite"),
+                       train=False)[0]["out"] == 0).all()
 
 
-BAD = [("x", float("nan")), ("x", float("inf")), ("att_src", float("nan")), ("att_dst", -float("inf")), ("a_edge", float("nan")),
-       ("a_edge", float("inf")), ("a_edge", -float("inf"))]
+BAD = [("x", float("nan")), ("x", float("inf")), ("att_src", float("nan")),
+       ("att_dst", -float("inf")), ("a_edge", float("nan")), ("a_edge", float("inf")),
+       ("a_edge", -float("inf"))]
 
 
 @pytest.mark.parametrize("train", [False, True])
 @pytest.mark.parametrize("pmf, chunk", [(False, 1024), (False, 16), (True, 16)])
 @pytest.mark.parametrize("name, value", BAD)
 @both_ways
-def test_what_is_not_finite_shows_where_it_does_in_torch(device, chunk_edges, size, name, value, pmf, chunk, train):
+def test_what_is_not_finite_shows_where_it_does_in_torch(device, chunk_edges, size, name, value,
+                                                         pmf, chunk, train):
     chunk_edges(chunk)
     problem = additive(graph(device), *size, "bipartite", edge=True, pmf=pmf)
     problem.tensors[name][0, 1] = value
@@ -121,7 +130,8 @@ def test_what_is_not_finite_shows_where_it_does_in_torch(device, chunk_edges, si
 @pytest.mark.parametrize("chunk, pmf", [(1024, False), (16, False), (16, True)])
 @both_ways
 def test_masked_edges(device, chunk_edges, size, chunk, pmf):
-    """A score of -inf takes an edge out, also where whole tiles and chunks consist of such edges."""
+    """A score of -inf takes an edge out, also where whole tiles and chunks consist of such
+    edges."""
     chunk_edges(chunk)
     problem = additive(graph(device), *size, "bipartite", edge=True, pmf=pmf)
     edges = problem.graph.edges()
@@ -131,7 +141,8 @@ def test_masked_edges(device, chunk_edges, size, chunk, pmf):
     check(problem, train=False)
 
 
-@pytest.mark.parametrize("num_src, num_dst, edges", [(40, 30, 0), (1, 1, 1), (1, 1, 0), (5, 0, 0), (0, 5, 0), (0, 0, 0)])
+@pytest.mark.parametrize("num_src, num_dst, edges",
+                         [(40, 30, 0), (1, 1, 1), (1, 1, 0), (5, 0, 0), (0, 5, 0), (0, 0, 0)])
 def test_small_and_empty_graphs(device, num_src, num_dst, edges):
     problem = additive(graph(device, num_src, num_dst, edges), 3, 5, "bipartite")
     out = by_kernels(problem, train=False)[0]["out"]

@@ -12,7 +12,8 @@ from tests.helpers import forget_report, on_devices, relative, same_bits
 pytestmark = pytest.mark.usefixtures("poison")
 
 
-#: few lanes per head, where each scores for itself, and many, where scores pass through shared memory
+#: few lanes per head, where each scores for itself, and many, where scores pass through shared
+#: memory
 both_ways = pytest.mark.parametrize("size", [(8, 8), (3, 5)], ids=["direct", "tiled"])
 
 
@@ -25,15 +26,20 @@ TERMS = ("same", "bipartite", "source")
 
 
 @on_devices("terms,edge,dropout,heads,width",
-            [(*case, *size) for size in ((3, 5), (8, 8)) for case in itertools.product(TERMS, (False, True), (0.0, 0.3))],
-            [(*case, *size) for size in SIZES for case in itertools.product(TERMS, (False, True), (0.0, 0.3))])
+            [(*case, *size) for size in ((3, 5), (8, 8))
+             for case in itertools.product(TERMS, (False, True), (0.0, 0.3))],
+            [(*case, *size) for size in SIZES
+             for case in itertools.product(TERMS, (False, True), (0.0, 0.3))])
 def test_terms(device, terms, edge, dropout, heads, width):
-    check(additive(graph(device, 40, 40 if terms == "same" else 30), heads, width, terms, edge, dropout))
+    check(additive(graph(device, 40, 40 if terms == "same" else 30), heads, width, terms, edge,
+                   dropout))
 
 
-@on_devices("heads,width,pmf,edge,dropout", [(8, 8, False, False, 0.0), (8, 8, True, False, 0.0), (3, 5, True, True, 0.3),
-                                             (3, 5, False, True, 0.3), (40, 2, True, False, 0.0), (2, 512, False, False, 0.0)],
-            [(h, d, pmf, e, p) for h, d in SIZES for pmf in (False, True) for e, p in ((False, 0.0), (True, 0.3))])
+@on_devices("heads,width,pmf,edge,dropout",
+            [(8, 8, False, False, 0.0), (8, 8, True, False, 0.0), (3, 5, True, True, 0.3),
+             (3, 5, False, True, 0.3), (40, 2, True, False, 0.0), (2, 512, False, False, 0.0)],
+            [(h, d, pmf, e, p) for h, d in SIZES for pmf in (False, True)
+             for e, p in ((False, 0.0), (True, 0.3))])
 @pytest.mark.parametrize("chunk", [16, 33])
 def test_split_rows(device, chunk_edges, heads, width, pmf, edge, dropout, chunk):
     chunk_edges(chunk)
@@ -99,7 +105,8 @@ def test_half_rows(device, row, out, size):
     check(additive(graph(device), *size, "bipartite", row=row, out=out))
 
 
-@on_devices("heads,width,terms", [(8, 8, "same"), (8, 8, "bipartite")], [(3, 5, "bipartite"), (1, 64, "same")])
+@on_devices("heads,width,terms", [(8, 8, "same"), (8, 8, "bipartite")],
+            [(3, 5, "bipartite"), (1, 64, "same")])
 def test_average_accuracy(device, heads, width, terms):
     check_average(lambda: additive(graph(device, 40, 40), heads, width, terms))
 
@@ -108,8 +115,9 @@ def test_average_accuracy(device, heads, width, terms):
 @pytest.mark.parametrize("scale", [5.0, 30.0])
 @both_ways
 def test_saturated_softmax(device, size, terms, scale):
-    """Where one edge takes nearly all of a softmax, the gradient of att_dst is a small difference of large numbers: torch in
-    fp32 loses all of it, so torch is no measure here. What is allowed comes from the scores, which reach 10 * scale."""
+    """Where one edge takes nearly all of a softmax, the gradient of att_dst is a small difference
+    of large numbers: torch in fp32 loses all of it, so torch is no measure here. What is allowed
+    comes from the scores, which reach 10 * scale."""
     problem = additive(graph(device, 40, 40), *size, terms, scale=scale)
     got, call = by_kernels(problem)
     exact = by_torch(problem, call, torch.float64)
@@ -123,8 +131,9 @@ def test_dropout_of_everything_gives_zero_gradients(device, size):
     assert all((g == 0).all() for g in grads.values())
 
 
-@pytest.mark.parametrize("name, value", [("x", float("nan")), ("att_src", float("inf")), ("a_edge", float("nan")),
-                                         ("a_edge", float("inf"))])
+@pytest.mark.parametrize("name, value",
+                         [("x", float("nan")), ("att_src", float("inf")), ("a_edge", float("nan")),
+                          ("a_edge", float("inf"))])
 @pytest.mark.parametrize("pmf, chunk", [(False, 1024), (True, 16)])
 @both_ways
 def test_gradients_are_not_silently_finite(device, chunk_edges, size, name, value, pmf, chunk):
@@ -148,7 +157,8 @@ def test_a_bad_gradient_reaches_the_inputs(device, size):
         assert torch.equal(torch.isfinite(got[key]), torch.isfinite(plain[key])), key
 
 
-@pytest.mark.parametrize("num_src, num_dst, edges", [(40, 30, 0), (1, 1, 1), (5, 0, 0), (0, 5, 0), (0, 0, 0)])
+@pytest.mark.parametrize("num_src, num_dst, edges",
+                         [(40, 30, 0), (1, 1, 1), (5, 0, 0), (0, 5, 0), (0, 0, 0)])
 def test_small_and_empty_graphs(device, num_src, num_dst, edges):
     problem = additive(graph(device, num_src, num_dst, edges), 3, 5, "bipartite")
     grads = by_kernels(problem)[0]

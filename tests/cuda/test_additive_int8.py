@@ -1,4 +1,5 @@
-"""Additive attention with values and gradients in int8: exact but for fp32's rounding, given the rows."""
+"""Additive attention with values and gradients in int8: exact but for fp32's rounding, given the
+rows."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
@@ -16,7 +17,8 @@ from tests.helpers import FLOOR, assert_accurate, on_devices, relative, same_bit
 
 pytestmark = pytest.mark.usefixtures("poison")
 
-SIZES = [(8, 8), (1, 1), (3, 5), (1, 64), (1, 128), (4, 16), (2, 40), (12, 20), (1, 47), (2, 512), (40, 2)]
+SIZES = [(8, 8), (1, 1), (3, 5), (1, 64), (1, 128), (4, 16), (2, 40), (12, 20), (1, 47), (2, 512),
+         (40, 2)]
 
 
 @dataclass
@@ -29,32 +31,40 @@ class Case:
     dropout: float = 0.0
 
     def run(self) -> tuple[dict[str, Tensor], Problem, object]:
-        """The kernels' results, the problem that they solve, in what its rows stand for, and its call."""
+        """The kernels' results, the problem that they solve, in what its rows stand for, and its
+        call."""
         p, t = self.problem, self.problem.tensors
         values, exact_x = stored(t["x"], self.row)
-        given, exact_grad = stored(p.grad_out(), self.grad or torch.float32, quantize.key(p.graph.device))
-        a_edge, dropout = t.get("a_edge"), draw(self.dropout, p.graph.device) if self.dropout else OFF
-        v = additive.variant(p.heads, p.width, self.row, torch.float32, a_edge is not None, dropout.on, True, p.graph.wide,
-                             self.grad)
+        given, exact_grad = stored(p.grad_out(), self.grad or torch.float32,
+                                   quantize.key(p.graph.device))
+        a_edge, dropout = (t.get("a_edge"),
+                           draw(self.dropout, p.graph.device) if self.dropout else OFF)
+        v = additive.variant(p.heads, p.width, self.row, torch.float32, a_edge is not None,
+                             dropout.on, True, p.graph.wide, self.grad)
         by_dst, by_src = p.graph.csc(), p.graph.csr()
-        out, saved = additive.forward(v, by_dst, t["a_src"], t.get("a_dst"), values, 0.2, a_edge, dropout)
+        out, saved = additive.forward(v, by_dst, t["a_src"], t.get("a_dst"), values, 0.2, a_edge,
+                                      dropout)
         att = torch.zeros(p.heads, p.width, device=p.graph.device)
-        g = additive_backward.backward(v, by_src, by_dst.place, saved, given, t["a_src"], t.get("a_dst"), values, att, None, 0.2,
-                                       a_edge, a_edge is not None, dropout)
+        g = additive_backward.backward(v, by_src, by_dst.place, saved, given, t["a_src"],
+                                       t.get("a_dst"), values, att, None, 0.2, a_edge,
+                                       a_edge is not None, dropout)
         got = {"out": out, "x": g.values, "a_src": g.a_src, "a_dst": g.a_dst, "a_edge": g.a_edge}
         exact = replace(p, tensors=t | {"x": exact_x}, grad=exact_grad)
         call = exact.call()
         call.dropout = dropout
-        return {name: value for name, value in got.items() if name == "out" or name in t}, exact, call
+        return {name: value for name, value in got.items() if name == "out"
+                or name in t}, exact, call
 
 
-def stored(x: Tensor, dtype: torch.dtype, key: quantize.Key | None = None) -> tuple[Tensor | Int8Rows, Tensor]:
+def stored(x: Tensor, dtype: torch.dtype,
+           key: quantize.Key | None = None) -> tuple[Tensor | Int8Rows, Tensor]:
     """Rows in a format, and in fp64 what they stand for."""
     if dtype is not torch.int8:
         rows = bf16_rows(x, key) if dtype is torch.bfloat16 else x
         return rows, rows.double()
     rows = int8_rows(x, key)
-    return rows, (rows.data[:, :rows.width].double() * rows.scale.double().unsqueeze(1)).view(x.shape)
+    return rows, (rows.data[:,
+                            :rows.width].double() * rows.scale.double().unsqueeze(1)).view(x.shape)
 
 
 def check(case: Case, floor: float = 2e-6) -> dict[str, Tensor]:
@@ -62,7 +72,8 @@ def check(case: Case, floor: float = 2e-6) -> dict[str, Tensor]:
     plain, exact = (by_torch(problem, call, dtype) for dtype in (torch.float32, torch.float64))
     for name, value in got.items():
         assert value.dtype is torch.float32
-        assert_accurate(name, value, plain[name], exact[name], FLOOR if name == "out" else floor, 3.0)
+        assert_accurate(name, value, plain[name], exact[name], FLOOR if name == "out" else floor,
+                        3.0)
     return got
 
 
@@ -73,15 +84,18 @@ def test_sizes(device, heads, width):
     check(Case(terms(graph(device), heads, width), torch.int8, torch.int8))
 
 
-@on_devices("row,grad", [(torch.int8, None), (torch.int8, torch.bfloat16), (torch.float32, torch.int8),
-                         (torch.int8, torch.float32)])
+@on_devices("row,grad",
+            [(torch.int8, None), (torch.int8, torch.bfloat16), (torch.float32, torch.int8),
+             (torch.int8, torch.float32)])
 @pytest.mark.parametrize("size", [(8, 8), (3, 5)], ids=str)
 def test_formats(device, row, grad, size):
     check(Case(terms(graph(device), *size), row, grad))
 
 
 @pytest.mark.parametrize("size", [(8, 8), (3, 5), (1, 64)], ids=str)
-@pytest.mark.parametrize("edge, dst, dropout", [(True, True, 0.0), (False, False, 0.0), (True, True, 0.4), (False, True, 1.0)])
+@pytest.mark.parametrize("edge, dst, dropout",
+                         [(True, True, 0.0), (False, False, 0.0), (True, True, 0.4),
+                          (False, True, 1.0)])
 def test_terms(device, chunk_edges, size, edge, dst, dropout):
     chunk_edges(33)
     check(Case(terms(graph(device), *size, dst, edge, dropout), torch.int8, torch.int8, dropout))
@@ -104,7 +118,8 @@ def test_rows_that_are_not_like_others(device, size):
     p = terms(graph(device), *size)
     p.tensors["x"][1], p.tensors["x"][2], p.tensors["x"][3, 0, 0] = 0.0, -2.5, 1e4
     p.grad_out()[0], p.grad_out()[4], p.grad_out()[5, 0, 1] = 0.0, 1.5, 1e4
-    check(Case(p, torch.int8, torch.int8), 3e-5)  # the gradient of a_src is a small difference of large numbers
+    # the gradient of a_src is a small difference of large numbers
+    check(Case(p, torch.int8, torch.int8), 3e-5)
 
 
 @pytest.mark.parametrize("num_src, num_dst, edges", [(40, 30, 0), (1, 1, 1), (5, 0, 0), (0, 5, 0)])
@@ -118,7 +133,8 @@ def test_what_is_not_finite_is_not_lost(device):
     got, _, _ = Case(p, torch.int8, torch.int8).run()
     edges = p.graph.edges()
     enters, leaves = edges.dst[edges.src == 7].unique(), edges.src[edges.dst == 3].unique()
-    assert len(enters) and torch.isnan(got["out"][enters]).all() and torch.isnan(got["x"][leaves]).all()
+    assert len(enters) and torch.isnan(got["out"][enters]).all() and torch.isnan(
+        got["x"][leaves]).all()
     others = torch.ones(30, dtype=torch.bool, device=device)
     others[enters] = False
     assert torch.isfinite(got["out"][others]).all()
@@ -132,12 +148,14 @@ def test_close_to_what_was_quantized(device):
     exact = by_torch(p, call, torch.float64)
     for name, value in got.items():
         assert relative(value, exact[name]) < 0.03, name
-        assert torch.cosine_similarity(value.double().flatten(), exact[name].flatten(), 0) > 0.999, name
+        assert torch.cosine_similarity(value.double().flatten(), exact[name].flatten(),
+                                       0) > 0.999, name
 
 
 @pytest.mark.long
 def test_gradients_are_unbiased(device):
-    """The mean over draws comes as close to the gradients of the unrounded output gradient as its own spread allows."""
+    """The mean over draws comes as close to the gradients of the unrounded output gradient as its
+    own spread allows."""
     case = Case(terms(graph(device), 1, 16), torch.int8, torch.int8)
     _, solved, call = case.run()
     exact = by_torch(replace(solved, grad=case.problem.grad_out()), call, torch.float64)

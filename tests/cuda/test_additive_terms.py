@@ -1,4 +1,5 @@
-"""Additive attention whose terms come from elsewhere, forward and backward, by the rule of `helpers.assert_accurate`."""
+"""Additive attention whose terms come from elsewhere, forward and backward, by the rule of
+`helpers.assert_accurate`."""
 from __future__ import annotations
 
 import pytest
@@ -35,7 +36,8 @@ def test_split_rows(device, chunk_edges, pmf, chunk, edge):
     assert problem.graph.csc().split.sizes()[1] >= 1
 
 
-@pytest.mark.parametrize("row, out", [(torch.float16, torch.float16), (torch.bfloat16, torch.float32)])
+@pytest.mark.parametrize("row, out",
+                         [(torch.float16, torch.float16), (torch.bfloat16, torch.float32)])
 def test_half_rows(device, row, out):
     check(terms(graph(device), 3, 5, True, True, row=row, out=out))
 
@@ -51,12 +53,14 @@ def test_small_and_empty_graphs(device, num_src, num_dst, edges):
 
 
 def test_terms_made_of_the_rows_are_gat(device):
-    """The sources' gradient does not count the terms twice: their share comes by way of the terms."""
+    """The sources' gradient does not count the terms twice: their share comes by way of the
+    terms."""
     view = graph(device)
     gat = additive(view, 3, 5, "bipartite")
     expected = by_kernels(gat)[0]
     t = {name: value.detach().requires_grad_() for name, value in gat.tensors.items()}
-    made = {"x": t["x"], "a_src": (t["x"] * t["att_src"]).sum(-1), "a_dst": (t["x_dst"] * t["att_dst"]).sum(-1)}
+    made = {"x": t["x"], "a_src": (t["x"] * t["att_src"]).sum(-1),
+            "a_dst": (t["x_dst"] * t["att_dst"]).sum(-1)}
     problem = terms(view, 3, 5)
     out = attention.run_cuda(problem.call(), made)
     grads = dict(zip(t, torch.autograd.grad(out, list(t.values()), gat.grad_out())))
@@ -70,6 +74,7 @@ def test_the_kernels_prepared_are_those_that_run(device, monkeypatch):
     problem = terms(graph(device), 3, 5)
     monkeypatch.setattr(head_dot, "kernels", lambda *args: pytest.fail("head_dot is not needed"))
     monkeypatch.setattr(head_dot, "dot", lambda *args: pytest.fail("head_dot is not needed"))
-    attention.prepare(patterns.attention(problem.program), 3, 5, torch.float32, torch.float32, True, 8)
+    attention.prepare(patterns.attention(problem.program), 3, 5, torch.float32, torch.float32, True,
+                      8)
     got, call = by_kernels(problem)
     assert relative(got["out"], by_torch(problem, call, torch.float64)["out"]) < 1e-6

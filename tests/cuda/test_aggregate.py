@@ -1,4 +1,5 @@
-"""Weighted sums of rows over a graph's edges, and the inner products that are the gradients of the weights."""
+"""Weighted sums of rows over a graph's edges, and the inner products that are the gradients of the
+weights."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
@@ -13,7 +14,8 @@ from gnnaccel.cuda.structure import Rows
 from gnnaccel.dispatch.graph import GraphView
 from tests.attention_cases import SIZES, graph
 from tests.emulation.emulator import EmulatedDriver
-from tests.helpers import FLOOR, ROUNDING, assert_accurate, forget_report, on_devices, relative, same_bits
+from tests.helpers import (FLOOR, ROUNDING, assert_accurate, forget_report, on_devices, relative,
+                           same_bits)
 
 pytestmark = pytest.mark.usefixtures("poison")
 
@@ -32,8 +34,8 @@ class Sum:
     bias: Tensor | None = None
 
 
-def make(rows, others, heads, width, weight="none", at="position", identity=False, mean=False, scale=False, bias=False,
-         row=torch.float32, out=None) -> Sum:
+def make(rows, others, heads, width, weight="none", at="position", identity=False, mean=False,
+         scale=False, bias=False, row=torch.float32, out=None) -> Sum:
     """A sum over ``rows`` of random rows; ``others``: nodes on the other side."""
     device, edges = rows.indptr.device, rows.other.shape[0]
 
@@ -42,8 +44,9 @@ def make(rows, others, heads, width, weight="none", at="position", identity=Fals
 
     weights = {"none": None, "edge": (edges,), "head": (edges, heads)}[weight]
     return Sum(variant(heads, width, row, out or row, weight, at, identity, mean, rows.wide), rows,
-               normal(edges if identity else others, heads, width, dtype=row), weights and normal(*weights),
-               normal(rows.rows) if scale else None, normal(heads * width) if bias else None)
+               normal(edges if identity else others, heads, width, dtype=row),
+               weights and normal(*weights), normal(rows.rows) if scale else None,
+               normal(heads * width) if bias else None)
 
 
 def run(p: Sum) -> Tensor:
@@ -51,7 +54,8 @@ def run(p: Sum) -> Tensor:
 
 
 def ends(p: Sum) -> tuple[Tensor, Tensor, Tensor]:
-    """Per edge in the order of ``p.rows``: its row, the row of x, and where arrays over edges have it."""
+    """Per edge in the order of ``p.rows``: its row, the row of x, and where arrays over edges have
+    it."""
     total = int(p.rows.indptr[-1])
     position = torch.arange(total, device=p.x.device)
     row = torch.repeat_interleave(p.rows.indptr.diff().long(), output_size=total)
@@ -63,8 +67,11 @@ def by_torch(p: Sum, dtype: torch.dtype) -> Tensor:
     row, other, at = ends(p)
     terms = p.x.to(dtype)[other]
     if p.weight is not None:
-        terms = terms * p.weight.to(dtype)[at].view(row.shape[0], p.weight.shape[1] if p.weight.dim() == 2 else 1, 1)
-    out = torch.zeros(p.rows.rows, *p.x.shape[1:], dtype=dtype, device=p.x.device).index_add(0, row, terms)
+        terms = terms * p.weight.to(dtype)[at].view(row.shape[0],
+                                                    p.weight.shape[1] if p.weight.dim() == 2 else 1,
+                                                    1)
+    out = torch.zeros(p.rows.rows, *p.x.shape[1:], dtype=dtype,
+                      device=p.x.device).index_add(0, row, terms)
     count = p.rows.indptr.diff().to(dtype).view(-1, 1, 1)
     if p.scale is not None:
         out = torch.where(count > 0, out * p.scale.to(dtype).view(-1, 1, 1), 0)
@@ -80,7 +87,8 @@ def stored(dtype: torch.dtype) -> float:
 def check(p: Sum) -> Tensor:
     got = run(p)
     assert got.dtype == p.variant.out
-    assert_accurate("sum", got, by_torch(p, torch.float32), by_torch(p, torch.float64), FLOOR + stored(got.dtype))
+    assert_accurate("sum", got, by_torch(p, torch.float32), by_torch(p, torch.float64),
+                    FLOOR + stored(got.dtype))
     return got
 
 
@@ -98,7 +106,8 @@ def check_dots(p: Sum) -> Tensor:
     left = left_of(p)
     got = edge_dot(p.variant, p.rows, left, p.x)
     assert got.dtype == torch.float32
-    assert_accurate("dots", got, dots_by_torch(p, left, torch.float32), dots_by_torch(p, left, torch.float64))
+    assert_accurate("dots", got, dots_by_torch(p, left, torch.float32),
+                    dots_by_torch(p, left, torch.float64))
     return got
 
 
@@ -107,7 +116,8 @@ def check_dots(p: Sum) -> Tensor:
 @pytest.mark.parametrize("chunk", [4096, 256])
 @pytest.mark.parametrize("heads, width, weight", [(1, 64, "none"), (3, 5, "edge"), (1, 4, "head")])
 def test_means_of_very_long_rows(device, chunk_edges, heads, width, weight, chunk):
-    """Rows of some 600 and 1,700 edges, whole and split: one edge more or less in the divisor is seen."""
+    """Rows of some 600 and 1,700 edges, whole and split: one edge more or less in the divisor is
+    seen."""
     chunk_edges(chunk)
     src, dst = torch.randint(0, 9, (2400,)), torch.zeros(2400, dtype=torch.int64)
     dst[:1700], dst[1700:2300], dst[2300:] = 1, 2, torch.randint(3, 6, (100,))
@@ -132,7 +142,8 @@ def test_sizes(device, chunk_edges, heads, width, weight):
 @pytest.mark.parametrize("chunk", [1024, 150, 16])
 @pytest.mark.parametrize("heads, width, weight", NARROW)
 def test_rows_of_several_turns(device, chunk_edges, heads, width, weight, chunk):
-    """Narrow rows go 128 edges at a time; the longest row here has some 300, and more in flight than one load brings."""
+    """Narrow rows go 128 edges at a time; the longest row here has some 300, and more in flight
+    than one load brings."""
     chunk_edges(chunk)
     view = graph(device, 60, 50, 900)
     assert int(view.csc().indptr.diff().max()) > 256
@@ -142,23 +153,28 @@ def test_rows_of_several_turns(device, chunk_edges, heads, width, weight, chunk)
 
 
 OPTIONS = [dict(weight="edge", at="position"), dict(weight="edge", at="place", scale=True),
-           dict(weight="head", at="position", mean=True), dict(weight="head", at="place", bias=True),
-           dict(mean=True, scale=True, bias=True), dict(identity=True, mean=True),
+           dict(weight="head", at="position", mean=True),
+           dict(weight="head", at="place", bias=True), dict(mean=True, scale=True, bias=True),
+           dict(identity=True, mean=True),
            dict(weight="head", at="place", identity=True, scale=True, bias=True)]
 
 
 @pytest.mark.parametrize("chunk", [1024, 16])
-@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(map(str, options.values())))
+@pytest.mark.parametrize("options", OPTIONS,
+                         ids=lambda options: "-".join(map(str, options.values())))
 def test_options(device, chunk_edges, options, chunk):
     chunk_edges(chunk)
     view = graph(device)
     view.csc()
-    problem = make(view.csr(), view.num_dst, 3, 5, **options)  # by source, where place is far from position
+    # by source, where place is far from position
+    problem = make(view.csr(), view.num_dst, 3, 5, **options)
     check(problem)
     check_dots(problem)
 
 
-@on_devices("row,out", [(torch.float16, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.float32, torch.float16)],
+@on_devices("row,out",
+            [(torch.float16, torch.float32), (torch.bfloat16, torch.bfloat16),
+             (torch.float32, torch.float16)],
             [(torch.float16, torch.float16), (torch.bfloat16, torch.float32)])
 def test_half_rows(device, chunk_edges, row, out):
     chunk_edges(16)
@@ -171,7 +187,8 @@ def test_half_rows(device, chunk_edges, row, out):
 def test_half_rows_are_summed_in_fp32(device):
     """4096 + 1 is 4096 in half precision, so a sum kept in it would stay there."""
     view = graph(device, 40, 30, 200)
-    problem = make(view.csc(), view.num_src, 1, 8, row=torch.bfloat16, out=torch.float32, identity=True)
+    problem = make(view.csc(), view.num_src, 1, 8, row=torch.bfloat16, out=torch.float32,
+                   identity=True)
     problem.x.fill_(1.0)
     problem.x[::2] = 4096.0
     assert torch.equal(run(problem), by_torch(problem, torch.float32))
@@ -190,7 +207,8 @@ def test_wide_offsets(device, chunk_edges):
 def test_weights_per_head_of_one_head_are_the_edges(device):
     view = graph(device)
     problem = make(view.csc(), view.num_src, 1, 8, "head", "place")
-    alone = replace(problem, variant=replace(problem.variant, weight="edge"), weight=problem.weight.flatten())
+    alone = replace(problem, variant=replace(problem.variant, weight="edge"),
+                    weight=problem.weight.flatten())
     assert same_bits(check(problem), run(alone))
 
 
@@ -207,7 +225,8 @@ def test_split_rows_before_the_report(device, chunk_edges, weight):
 
 @pytest.mark.parametrize("chunk", [1024, 16])
 def test_gradients(device, chunk_edges, chunk):
-    """Forward by caller's edge ids, backward over the transposed graph by place in the CSC, against autograd in fp64."""
+    """Forward by caller's edge ids, backward over the transposed graph by place in the CSC, against
+    autograd in fp64."""
     chunk_edges(chunk)
     view, heads, width = graph(device), 3, 5
     csc, csr = view.csc(), view.csr()
@@ -218,7 +237,8 @@ def test_gradients(device, chunk_edges, chunk):
     expected = []
     for dtype in (torch.float32, torch.float64):
         x, w = (t.to(dtype).requires_grad_() for t in (p.x, p.weight))
-        out = torch.zeros(view.num_dst, heads, width, dtype=dtype, device=device).index_add(0, dst, w.unsqueeze(-1) * x[src])
+        out = torch.zeros(view.num_dst, heads, width, dtype=dtype,
+                          device=device).index_add(0, dst, w.unsqueeze(-1) * x[src])
         expected.append((out.detach(), *torch.autograd.grad(out, (x, w), d_out.to(dtype))))
 
     in_csc_order = p.weight[csc.place.long()]
@@ -228,13 +248,15 @@ def test_gradients(device, chunk_edges, chunk):
         assert_accurate(name, value, plain, exact, 1e-6 if name == "weight" else FLOOR)
     by_position = replace(p, variant=replace(p.variant, weight_at="position"), weight=in_csc_order)
     assert same_bits(run(by_position), got[0])
-    transposed = edge_dot(by_src, csr, p.x, d_out)  # the inner products by source, written to places in the CSC
+    # the inner products by source, written to places in the CSC
+    transposed = edge_dot(by_src, csr, p.x, d_out)
     assert_accurate("transposed", transposed, *(e[2][csc.place.long()] for e in expected), 1e-6)
 
 
 # ---- graphs ----
 
-@pytest.mark.parametrize("num_src, num_dst, edges", [(40, 30, 0), (1, 1, 1), (5, 0, 0), (0, 5, 0), (0, 0, 0)])
+@pytest.mark.parametrize("num_src, num_dst, edges",
+                         [(40, 30, 0), (1, 1, 1), (5, 0, 0), (0, 5, 0), (0, 0, 0)])
 def test_small_and_empty_graphs(device, num_src, num_dst, edges):
     view = graph(device, num_src, num_dst, edges)
     problem = make(view.csc(), num_src, 3, 5, "head", mean=True)
@@ -255,9 +277,11 @@ def test_adding_to_what_is_there(device, chunk_edges, split, size, row):
     alone = run(problem)
     into = torch.randn(alone.shape).to(alone)
     expected = into.double() + alone.double()
-    got = forward(problem.variant, problem.rows, problem.x, problem.weight, problem.scale, problem.bias, into)
+    got = forward(problem.variant, problem.rows, problem.x, problem.weight, problem.scale,
+                  problem.bias, into)
     assert got is into
-    assert (got.double() - expected).norm() <= (1e-6 if row is torch.float32 else 8e-3) * expected.norm()
+    assert (got.double() - expected).norm() <= (1e-6
+                                                if row is torch.float32 else 8e-3) * expected.norm()
 
 
 def test_rows_without_edges_are_the_bias(device):
@@ -272,7 +296,8 @@ def test_rows_without_edges_are_the_bias(device):
 
 
 def test_edges_that_the_graph_dropped_count_nothing(device):
-    """Loops of the caller are replaced by new ones; what stands at their ids is neither read nor written."""
+    """Loops of the caller are replaced by new ones; what stands at their ids is neither read nor
+    written."""
     view = graph(device, 40, 40, loops=30)
     src, dst = view._ends()
     dropped = torch.nonzero(src == dst).flatten()
@@ -292,20 +317,24 @@ def kinds(t: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("chunk", [1024, 16])
-@pytest.mark.parametrize("name, value", [("x", float("nan")), ("x", float("inf")), ("weight", float("inf")),
-                                         ("weight", float("nan")), ("scale", float("nan"))])
+@pytest.mark.parametrize("name, value",
+                         [("x", float("nan")), ("x", float("inf")), ("weight", float("inf")),
+                          ("weight", float("nan")), ("scale", float("nan"))])
 @pytest.mark.parametrize("heads, width, weight", [(3, 5, "head"), (1, 131, "edge"), (1, 3, "edge")])
-def test_what_is_not_finite_stays_in_its_rows(device, chunk_edges, heads, width, weight, name, value, chunk):
+def test_what_is_not_finite_stays_in_its_rows(device, chunk_edges, heads, width, weight, name,
+                                              value, chunk):
     chunk_edges(chunk)
     view = graph(device)
     problem = make(view.csc(), view.num_src, heads, width, weight, scale=True)
     indptr = view.csc().indptr
-    # the first edge of the row of 32: 131 channels go three edges at a time, so its lane is asked for a 33rd one as well
+    # the first edge of the row of 32: 131 channels go three edges at a time, so its lane is asked
+    # for a 33rd one as well
     first = int(indptr[6])
     at = {"x": int(view.csc().other[first]), "weight": first, "scale": 6}[name]
     getattr(problem, name)[at] = value
     got, expected = run(problem), by_torch(problem, torch.float32)
-    assert int(indptr.diff()[6]) == 32 and not torch.isfinite(expected[6]).all() and torch.isfinite(expected).any()
+    assert int(indptr.diff()[6]) == 32 and not torch.isfinite(expected[6]).all() and torch.isfinite(
+        expected).any()
     assert torch.equal(kinds(got), kinds(expected))
 
 
@@ -315,8 +344,10 @@ def test_inner_products_that_are_not_finite_stay_with_their_edges(device, chunk_
     problem = make(view.csc(), view.num_src, 3, 5, "head", "place")
     left = left_of(problem)
     problem.x[7, 1, 2], left[3, 2, 4] = float("inf"), float("nan")
-    got, expected = edge_dot(problem.variant, problem.rows, left, problem.x), dots_by_torch(problem, left, torch.float32)
-    assert torch.isinf(expected).any() and torch.isnan(expected).any() and torch.isfinite(expected).any()
+    got, expected = edge_dot(problem.variant, problem.rows, left,
+                             problem.x), dots_by_torch(problem, left, torch.float32)
+    assert torch.isinf(expected).any() and torch.isnan(expected).any() and torch.isfinite(
+        expected).any()
     assert torch.equal(kinds(got), kinds(expected))
 
 
@@ -357,14 +388,19 @@ def test_inputs_and_outputs_keep_their_bounds(device, chunk_edges, poison):
     poison.check()
 
 
-@on_devices("heads,width,weight", [(1, 64, "none"), (8, 8, "head"), (1, 32, "edge"), (2, 20, "head"), (1, 16, "none")], [])
+@on_devices("heads,width,weight",
+            [(1, 64, "none"), (8, 8, "head"), (1, 32, "edge"), (2, 20, "head"), (1, 16, "none")],
+            [])
 @pytest.mark.parametrize("at", ["position", "place"])
 @pytest.mark.parametrize("chunk", [1024, 16])
 @pytest.mark.parametrize("mean", [False, True])
-def test_short_rows_and_long_ones_agree(device, chunk_edges, monkeypatch, heads, width, weight, at, chunk, mean):
-    """Of a graph whose rows are short on average, whichever kernel sums them; the hub is in chunks."""
+def test_short_rows_and_long_ones_agree(device, chunk_edges, monkeypatch, heads, width, weight, at,
+                                        chunk, mean):
+    """Of a graph whose rows are short on average, whichever kernel sums them; the hub is in
+    chunks."""
     chunk_edges(chunk)
-    p = make(graph(device, 40, 37, 250).csc(), 40, heads, width, weight, at, mean=mean, scale=True, bias=True)
+    p = make(graph(device, 40, 37, 250).csc(), 40, heads, width, weight, at, mean=mean, scale=True,
+             bias=True)
     found = []
     for most in (10**6, 0):
         monkeypatch.setattr(aggregate, "_SHORT", most)

@@ -36,15 +36,20 @@ def test_totals_by_form(device, chunk_edges, monkeypatch, options, chunk, square
     x = p.x if options.get("weight") == "head" else p.x.flatten(1)
     expected, seen = run(p), []
     first = call(x)
-    monkeypatch.setattr(aggregate, "forward", lambda *args, **kwargs: seen.append(1) or forward(*args, **kwargs))
+    monkeypatch.setattr(aggregate, "forward", lambda *args,
+                        **kwargs: seen.append(1) or forward(*args, **kwargs))
     again, other = call(x), call(x.clone())
-    assert all(same_bits(got, expected.view(got.shape)) and got.shape == (rows.rows, *x.shape[1:]) and not got._is_view()
+    assert all(same_bits(got, expected.view(got.shape)) and got.shape == (rows.rows, *x.shape[1:])
+               and not got._is_view()
                for got in (first, again, other))
     assert not seen and (rows.launch().heavy > 0) is (chunk == 16)
     assert again.data_ptr() != first.data_ptr()
     for _ in range(2):
         into = torch.ones_like(first)
-        assert call(x, into) is into and relative(into, expected.view(into.shape).float() + 1) < 2 * ROUNDING[x.dtype]
+        assert call(x, into) is into and relative(into,
+                                                  expected.view(
+                                                      into.shape).float() + 1) < 2 * ROUNDING[
+                                                          x.dtype]
     assert len(seen) == 1
 
 

@@ -25,8 +25,10 @@ def test_wide_rows_are_factored():
 
 
 @pytest.mark.parametrize("change, message", [
-    (dict(heads=0), "heads=0"), (dict(width=513), "width=513"), (dict(row=torch.float64), "row=torch.float64"),
-    (dict(out=torch.int32), "out=torch.int32"), (dict(weight="edges"), "weight='edges'.*none, edge, head"),
+    (dict(heads=0), "heads=0"), (dict(width=513), "width=513"),
+    (dict(row=torch.float64), "row=torch.float64"),
+    (dict(out=torch.int32), "out=torch.int32"),
+    (dict(weight="edges"), "weight='edges'.*none, edge, head"),
     (dict(weight_at="id"), "weight_at='id'.*position, place")])
 def test_variants_that_no_kernel_covers(change, message):
     with pytest.raises(ValueError, match=message):
@@ -36,8 +38,10 @@ def test_variants_that_no_kernel_covers(change, message):
 WRONG = [
     ("x is .40, 3, 4..*3, 5.", lambda p: dict(x=p.x[..., :4])),
     ("x is.*float64.*float32", lambda p: dict(x=p.x.double())),
-    ("x is.*strides .1, .*contiguous", lambda p: dict(x=p.x.permute(2, 1, 0).contiguous().permute(2, 1, 0))),
-    ("x is .199, 3, 5..*at least 200", lambda p: dict(x=p.x.new_zeros(199, 3, 5), variant=replace(p.variant, identity=True))),
+    ("x is.*strides .1, .*contiguous",
+     lambda p: dict(x=p.x.permute(2, 1, 0).contiguous().permute(2, 1, 0))),
+    ("x is .199, 3, 5..*at least 200",
+     lambda p: dict(x=p.x.new_zeros(199, 3, 5), variant=replace(p.variant, identity=True))),
     ("weight is .200..*200, 3", lambda p: dict(weight=p.weight[:, 0].contiguous())),
     ("weight is .199, 3..*at least 200", lambda p: dict(weight=p.weight[:199])),
     ("weight is missing.*weight='head'", lambda p: dict(weight=None)),
@@ -45,7 +49,8 @@ WRONG = [
     ("scale is .29..*.30.", lambda p: dict(scale=p.scale[:29])),
     ("bias is .3, 5..*.15.", lambda p: dict(bias=p.bias.view(3, 5))),
     ("offsets are torch.int32.*wide=True", lambda p: dict(variant=replace(p.variant, wide=True))),
-    ("0 places for 200 edges.*places=True", lambda p: dict(rows=replace(p.rows, place=p.rows.place[:0]))),
+    ("0 places for 200 edges.*places=True",
+     lambda p: dict(rows=replace(p.rows, place=p.rows.place[:0]))),
 ]
 
 
@@ -69,4 +74,5 @@ def test_misaligned_rows(device):
 
 def test_one_variant_per_description():
     one, again = (variant(3, 5, torch.float32, torch.float32) for _ in range(2))
-    assert one is again and one.kernels is again.kernels and one is not variant(3, 5, torch.float32, torch.float16)
+    assert one is again and one.kernels is again.kernels and one is not variant(3, 5, torch.float32,
+                                                                                torch.float16)

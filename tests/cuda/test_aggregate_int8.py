@@ -1,4 +1,5 @@
-"""Sums of int8 rows with a scale per row: exact but for fp32's rounding, given the rows; and what they do to gradients."""
+"""Sums of int8 rows with a scale per row: exact but for fp32's rounding, given the rows; and what
+they do to gradients."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
@@ -18,8 +19,9 @@ from tests.helpers import FLOOR, assert_accurate, on_devices, relative, same_bit
 pytestmark = pytest.mark.usefixtures("poison")
 
 KINDS = ["none", "edge", "head"]
-SIZES = [(1, 1), (1, 7), (1, 16), (1, 47), (1, 64), (1, 100), (1, 128), (1, 131), (1, 256), (1, 512), (1, 521), (1, 1024), (8, 8),
-         (3, 5), (2, 40), (12, 20), (4, 32), (40, 2), (2, 512)]
+SIZES = [(1, 1), (1, 7), (1, 16), (1, 47), (1, 64), (1, 100), (1, 128), (1, 131), (1, 256),
+         (1, 512), (1, 521), (1, 1024), (8, 8), (3, 5), (2, 40), (12, 20), (4, 32), (40, 2),
+         (2, 512)]
 
 
 @dataclass
@@ -42,7 +44,8 @@ def quantized(p: Sum, stochastic: bool = False) -> Case:
 
 def case(rows, others, heads, width, *args, **more) -> Case:
     wide = heads * width > 512 and args[:1] != ("head",)  # `make` sees the layout of floats
-    p = make(rows, others, *(aggregate.factored(heads * width) if wide else (heads, width)), *args, **more)
+    p = make(rows, others, *(aggregate.factored(heads * width) if wide else (heads, width)), *args,
+             **more)
     return quantized(p)
 
 
@@ -54,7 +57,8 @@ def run(c: Case) -> Tensor:
 def check(c: Case, floor: float = FLOOR) -> Tensor:
     got = run(c)
     stored = 0.0 if got.dtype is torch.float32 else 2.0**-8
-    assert_accurate("sum", got, by_torch(c.exact, torch.float32), by_torch(c.exact, torch.float64), floor + stored)
+    assert_accurate("sum", got, by_torch(c.exact, torch.float32), by_torch(c.exact, torch.float64),
+                    floor + stored)
     return got
 
 
@@ -65,7 +69,9 @@ def left_of(p: Sum) -> Tensor:
 def check_dots(c: Case) -> None:
     p, left = c.exact, left_of(c.exact)
     whole = int8_rows(left.float())
-    exact_left = (whole.data[:, :whole.width].double() * whole.scale.double().unsqueeze(1)).view(left.shape)
+    exact_left = (whole.data[:,
+                             :whole.width].double() * whole.scale.double().unsqueeze(1)).view(
+                                 left.shape)
     for given, values in ((left, left), (whole, exact_left)):
         got = edge_dot(c.variant, p.rows, given, c.rows)
         plain, exact = (dots_by_torch(p, values, dtype) for dtype in (torch.float32, torch.float64))
@@ -76,7 +82,8 @@ def check_dots(c: Case) -> None:
 
 # ---- numbers ----
 
-@on_devices("heads,width,weight", [(h, d, KINDS[i % 3]) for i, (h, d) in enumerate(SIZES) if h * d < 513 or h > 1],
+@on_devices("heads,width,weight",
+            [(h, d, KINDS[i % 3]) for i, (h, d) in enumerate(SIZES) if h * d < 513 or h > 1],
             [(h, d, kind) for h, d in SIZES for kind in KINDS if d <= 512 or kind != "head"])
 def test_sizes(device, chunk_edges, heads, width, weight):
     chunk_edges(40)
@@ -95,14 +102,17 @@ def test_rows_wider_than_a_warp(device, chunk_edges, width):
     check_dots(c)
 
 
-OPTIONS = [dict(weight="edge", at="place", scale=True), dict(weight="head", at="position", mean=True),
-           dict(weight="head", at="place", bias=True), dict(mean=True, scale=True, bias=True), dict(identity=True, mean=True),
+OPTIONS = [dict(weight="edge", at="place", scale=True),
+           dict(weight="head", at="position", mean=True),
+           dict(weight="head", at="place", bias=True), dict(mean=True, scale=True, bias=True),
+           dict(identity=True, mean=True),
            dict(weight="head", at="place", identity=True, scale=True, bias=True)]
 
 
 @pytest.mark.parametrize("chunk", [1024, 16])
 @pytest.mark.parametrize("size", [(3, 5), (2, 16)], ids=str)
-@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(map(str, options.values())))
+@pytest.mark.parametrize("options", OPTIONS,
+                         ids=lambda options: "-".join(map(str, options.values())))
 def test_options(device, chunk_edges, options, size, chunk):
     chunk_edges(chunk)
     view = graph(device)
@@ -138,9 +148,11 @@ def test_wide_offsets(device, chunk_edges):
 
 @on_devices("heads,width,weight", [(1, 64, "none"), (8, 8, "head"), (1, 20, "edge")])
 @pytest.mark.parametrize("chunk", [1024, 16])
-def test_short_rows_and_long_ones_agree(device, chunk_edges, monkeypatch, heads, width, weight, chunk):
+def test_short_rows_and_long_ones_agree(device, chunk_edges, monkeypatch, heads, width, weight,
+                                        chunk):
     chunk_edges(chunk)
-    c = case(graph(device, 40, 37, 250).csc(), 40, heads, width, weight, "place", mean=True, scale=True, bias=True)
+    c = case(graph(device, 40, 37, 250).csc(), 40, heads, width, weight, "place", mean=True,
+             scale=True, bias=True)
     found = []
     for most in (10**6, 0):
         monkeypatch.setattr(aggregate, "_SHORT", most)
@@ -170,7 +182,8 @@ def test_rows_that_are_not_like_others(device, weight):
     view = graph(device)
     p = make(view.csc(), view.num_src, 2, 20, weight)
     p.x[1], p.x[2], p.x[3, 0, 0], p.x[4] = 0.0, -2.5, 1e6, 1e-38
-    check(quantized(p), 6e-7)  # a few sums of 1e6 with either sign are nearly all of the norm: no average over many
+    # a few sums of 1e6 with either sign are nearly all of the norm: no average over many
+    check(quantized(p), 6e-7)
 
 
 def test_what_is_not_finite_stays_in_the_rows_it_enters(device, chunk_edges):
@@ -187,7 +200,8 @@ def test_what_is_not_finite_stays_in_the_rows_it_enters(device, chunk_edges):
         assert torch.isfinite(got[~enters]).all()
 
 
-@pytest.mark.parametrize("num_src, num_dst, edges", [(40, 30, 0), (1, 1, 1), (5, 0, 0), (0, 5, 0), (0, 0, 0)])
+@pytest.mark.parametrize("num_src, num_dst, edges",
+                         [(40, 30, 0), (1, 1, 1), (5, 0, 0), (0, 5, 0), (0, 0, 0)])
 def test_small_and_empty_graphs(device, num_src, num_dst, edges):
     view = graph(device, num_src, num_dst, edges)
     c = case(view.csc(), num_src, 3, 5, "head", mean=True)
@@ -214,7 +228,8 @@ def test_nothing_outside_is_touched(device, chunk_edges, poison):
     for size, weight in (((1, 47), "edge"), ((3, 5), "head")):
         c = case(view.csc(), view.num_src, *size, weight, scale=True, bias=True)
         rows = replace(c.rows, data=poison.guard(c.rows.data), scale=poison.guard(c.rows.scale))
-        guarded = Case(replace(c.exact, weight=poison.guard(c.exact.weight), bias=poison.guard(c.exact.bias)), rows)
+        guarded = Case(replace(c.exact, weight=poison.guard(c.exact.weight),
+                               bias=poison.guard(c.exact.bias)), rows)
         check(guarded)
         check_dots(guarded)
         poison.check()
@@ -223,7 +238,8 @@ def test_nothing_outside_is_touched(device, chunk_edges, poison):
 # ---- what quantizing does ----
 
 def test_a_scale_per_tensor_loses_rows_that_a_scale_per_row_keeps(device):
-    """One row a million times as large as the others: with its scale they are zero, as is what sums them."""
+    """One row a million times as large as the others: with its scale they are zero, as is what sums
+    them."""
     view = graph(device)
     p = make(view.csc(), view.num_src, 1, 32, "edge")
     p.x[0] *= 1e6
@@ -238,14 +254,16 @@ def test_a_scale_per_tensor_loses_rows_that_a_scale_per_row_keeps(device):
 
 @pytest.mark.parametrize("chunk", [1024, 16])
 def test_gradients(device, chunk_edges, chunk):
-    """Rows and gradients int8: every gradient close to fp64's, and exact given the quantized rows."""
+    """Rows and gradients int8: every gradient close to fp64's, and exact given the quantized
+    rows."""
     chunk_edges(chunk)
     view, width = graph(device), 32
     csc, csr = view.csc(), view.csr()
     p = make(csc, view.num_src, 1, width, "edge", "place")
     d_out = torch.randn(view.num_dst, 1, width).to(device)
     rows, grad = int8_rows(p.x), int8_rows(d_out, quantize.key(device))
-    by_edge, by_src = (variant(1, width, torch.int8, torch.float32, "edge", "place") for _ in range(2))
+    by_edge, by_src = (variant(1, width, torch.int8, torch.float32, "edge", "place")
+                       for _ in range(2))
     weight = p.weight[csc.place.long()]
     d_x, d_weight = forward(by_src, csr, grad, weight), edge_dot(by_edge, csc, grad, rows)
 
@@ -270,7 +288,8 @@ def test_gradients_are_unbiased(device):
     d_out = torch.randn(view.num_dst, 1, 16).to(device)
     plain = variant(1, 16, torch.float32, torch.float32)
     exact = forward(plain, csr, d_out).double()
-    found = torch.stack([forward(replace(plain, row=torch.int8), csr, int8_rows(d_out, quantize.key(device))).double()
+    found = torch.stack([forward(replace(plain, row=torch.int8), csr,
+                                 int8_rows(d_out, quantize.key(device))).double()
                          for _ in range(draws)])
     spread = found.std(0) / draws**0.5
     seen = spread > 1e-5
@@ -288,18 +307,20 @@ def test_bf16_rows_with_fp32_results(device, chunk_edges):
     d_out = torch.randn(view.num_dst, 1, 24).to(device)
     view.csc()
     drawn = replace(p, rows=view.csr(), x=bf16_rows(d_out, quantize.key(device)), weight=p.weight)
-    assert_accurate("grad", forward(drawn.variant, drawn.rows, drawn.x, drawn.weight), by_torch(drawn, torch.float32),
-                    by_torch(drawn, torch.float64))
+    assert_accurate("grad", forward(drawn.variant, drawn.rows, drawn.x, drawn.weight),
+                    by_torch(drawn, torch.float32), by_torch(drawn, torch.float64))
 
 
 # ---- refusals ----
 
 @pytest.mark.parametrize("change, message", [
-    (lambda c: dict(x=c.exact.x.float()), "x is a torch.float32 tensor.*15 channels in torch.int8.*int8_rows"),
+    (lambda c: dict(x=c.exact.x.float()),
+     "x is a torch.float32 tensor.*15 channels in torch.int8.*int8_rows"),
     (lambda c: dict(x=replace(c.rows, width=14)), "x is Int8Rows of 14 channels"),
     (lambda c: dict(x=replace(c.rows, data=c.rows.data[:, :15])), "x.data is .40, 15."),
     (lambda c: dict(x=replace(c.rows, scale=c.rows.scale[:39])), "x.scale is .39."),
-    (lambda c: dict(variant=replace(c.variant, row=torch.float32)), "x is Int8Rows of 15 channels.*torch.float32")])
+    (lambda c: dict(variant=replace(c.variant, row=torch.float32)),
+     "x is Int8Rows of 15 channels.*torch.float32")])
 def test_inputs_that_do_not_fit(device, change, message):
     view = graph(device)
     c = case(view.csc(), view.num_src, 3, 5)

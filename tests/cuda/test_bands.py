@@ -28,9 +28,12 @@ def cache(monkeypatch):
 
 
 @pytest.mark.parametrize("wanted, change", [
-    (True, {}), (False, dict(row=256, nodes=100_000)), (False, dict(edges=1_000_000)), (False, dict(rows=2_000_000)),
-    (False, dict(nodes=2_400_000, rows=2_400_000, edges=124_000_000)), (False, dict(least=512)), (True, dict(least=256)),
-    (False, dict(row=128)), (False, dict(row=256, nodes=230_000, size=2)), (True, dict(row=256, nodes=230_000)),
+    (True, {}), (False, dict(row=256, nodes=100_000)), (False, dict(edges=1_000_000)),
+    (False, dict(rows=2_000_000)),
+    (False, dict(nodes=2_400_000, rows=2_400_000, edges=124_000_000)), (False, dict(least=512)),
+    (True, dict(least=256)),
+    (False, dict(row=128)), (False, dict(row=256, nodes=230_000, size=2)),
+    (True, dict(row=256, nodes=230_000)),
 ], ids=lambda value: str(value))
 def test_when_bands_pay(cache, wanted, change):
     cache(60 * 2**20)
@@ -40,12 +43,15 @@ def test_when_bands_pay(cache, wanted, change):
 def test_few_rows_are_left_whole_without_a_look_for_other_kernels(monkeypatch):
     looked = []
     for module in (aggregate, additive_kernels):
-        monkeypatch.setattr(module, "_in_bands", lambda variant, *more: looked.append(variant) or (variant,))
+        monkeypatch.setattr(module, "_in_bands", lambda variant,
+                            *more: looked.append(variant) or (variant,))
     monkeypatch.setattr(bands, "l2_bytes", lambda device: 2**25)
     float32, many, least = torch.float32, 20_000_000, bands._LEAST // (8 * 64 * 4)
     for whole in (aggregate.variant(8, 64, float32, float32, "head", "place", False, False, False),
                   additive_kernels.variant(8, 64, float32, float32, False, False, True, False)):
-        assert bands.few(least - 1, 8 * 64 * 4) and whole.banded(least - 1, least - 1, many, CPU) is whole and not looked
+        assert bands.few(least - 1,
+                         8 * 64 * 4) and whole.banded(least - 1, least - 1, many,
+                                                      CPU) is whole and not looked
         assert not bands.few(least, 8 * 64 * 4)
         whole.banded(2 * least, 1000, many, CPU)
         assert looked.pop() is whole
@@ -55,20 +61,25 @@ def test_never_where_no_cache_is_known():
     assert bands.l2_bytes(CPU) == 0 and not bands.pay(**HUB, row=512)
 
 
-@pytest.mark.parametrize("total, size, some", [(128, 4, 32), (256, 2, 64), (100, 4, 20), (160, 4, 32), (602, 4, 0), (96, 2, 48),
-                                               (131, 4, 0), (24, 4, 24)])
+@pytest.mark.parametrize("total, size, some",
+                         [(128, 4, 32), (256, 2, 64), (100, 4, 20), (160, 4, 32), (602, 4, 0),
+                          (96, 2, 48), (131, 4, 0), (24, 4, 24)])
 def test_bands_divide_rows(total, size, some):
     assert bands.channels(total, size) == some
 
 
 def test_heads_of_a_band():
-    assert [bands.heads(width, 4) for width in (1, 8, 16, 24, 32, 64, 512)] == [32, 4, 2, 1, 1, 1, 1]
+    assert [bands.heads(width, 4)
+            for width in (1, 8, 16, 24, 32, 64, 512)] == [32, 4, 2, 1, 1, 1, 1]
 
 
-@on_devices("heads,width,weight,row", [(1, 128, "edge", torch.float32), (4, 32, "head", torch.float32),
-                                       (1, 256, "none", torch.bfloat16), (8, 12, "head", torch.float32)],
-            [(h, d, kind, torch.float32) for h, d in ((1, 128), (1, 100), (4, 64), (3, 40), (16, 16)) for kind in sums.KINDS]
-            + [(h, d, kind, torch.float16) for h, d in ((1, 128), (4, 64), (3, 80)) for kind in sums.KINDS if (h, kind) != (1, "head")])
+@on_devices("heads,width,weight,row",
+            [(1, 128, "edge", torch.float32), (4, 32, "head", torch.float32),
+             (1, 256, "none", torch.bfloat16), (8, 12, "head", torch.float32)],
+            [(h, d, kind, torch.float32)
+             for h, d in ((1, 128), (1, 100), (4, 64), (3, 40), (16, 16)) for kind in sums.KINDS]
+            + [(h, d, kind, torch.float16) for h, d in ((1, 128), (4, 64), (3, 80))
+               for kind in sums.KINDS if (h, kind) != (1, "head")])
 @pytest.mark.parametrize("chunk", [1024, 16])
 def test_sums(device, chunk_edges, cache, heads, width, weight, row, chunk):
     chunk_edges(chunk)
@@ -85,7 +96,8 @@ def test_rows_aligned_for_narrow_loads_only(device, cache):
     """A band would be loaded four channels at once, its rows whole only one by one."""
     rows = graph(device, 20, 20, 700).csc()
     cache(20 * 96 * 2)
-    narrow = aggregate.variant(32, 3, torch.float32, torch.float32, "none", "position", False, False, False)
+    narrow = aggregate.variant(32, 3, torch.float32, torch.float32, "none", "position", False,
+                               False, False)
     assert narrow.banded(20, 20, 700, device) is narrow
     memory = torch.randn(20 * 96 + 1, device=device)
     sums.check(sums.Sum(narrow, rows, memory[1:].view(20, 32, 3)))
@@ -93,13 +105,17 @@ def test_rows_aligned_for_narrow_loads_only(device, cache):
 
 def test_int8_and_rows_of_edges_go_whole(cache):
     cache(1000)
-    for whole in (aggregate.variant(1, 512, torch.int8, torch.float32, "none", "position", False, False, False),
-                  aggregate.variant(1, 512, torch.float32, torch.float32, "none", "position", True, False, False)):
+    for whole in (aggregate.variant(1, 512, torch.int8, torch.float32, "none", "position", False,
+                                    False, False),
+                  aggregate.variant(1, 512, torch.float32, torch.float32, "none", "position", True,
+                                    False, False)):
         assert whole.banded(7, 7, 700, CPU) is whole
 
 
-@on_devices("heads,width,edge,dropout", [(8, 8, False, 0.0), (4, 32, True, 0.3), (3, 40, False, 0.0)],
-            [(h, d, e, p) for h, d in ((8, 8), (16, 8), (4, 64), (3, 40)) for e, p in ((False, 0.0), (True, 0.3))])
+@on_devices("heads,width,edge,dropout",
+            [(8, 8, False, 0.0), (4, 32, True, 0.3), (3, 40, False, 0.0)],
+            [(h, d, e, p) for h, d in ((8, 8), (16, 8), (4, 64), (3, 40))
+             for e, p in ((False, 0.0), (True, 0.3))])
 @pytest.mark.parametrize("chunk", [1024, 16])
 def test_attention(device, chunk_edges, cache, heads, width, edge, dropout, chunk):
     chunk_edges(chunk)
@@ -112,8 +128,10 @@ def test_attention(device, chunk_edges, cache, heads, width, edge, dropout, chun
 
 
 @on_devices("score,heads,width,edge,dropout",
-            [("dot", 4, 32, True, 0.3), ("gatv2", 4, 32, False, 0.0), ("cosine", 3, 40, False, 0.0)],
-            [(score, h, d, e, p) for score in ("gatv2", "dot", "mx", "sd") for h, d in ((4, 64), (3, 40))
+            [("dot", 4, 32, True, 0.3), ("gatv2", 4, 32, False, 0.0),
+             ("cosine", 3, 40, False, 0.0)],
+            [(score, h, d, e, p) for score in ("gatv2", "dot", "mx", "sd")
+             for h, d in ((4, 64), (3, 40))
              for e, p in ((False, 0.0), (score in ("gatv2", "dot"), 0.3))])
 @pytest.mark.parametrize("chunk", [1024, 16])
 def test_pairwise_attention(device, chunk_edges, cache, score, heads, width, edge, dropout, chunk):
@@ -130,7 +148,8 @@ def test_pairwise_attention(device, chunk_edges, cache, score, heads, width, edg
 def test_pairwise_attention_of_narrow_heads_goes_whole(cache):
     cache(20 * 32 * 4 * 4)
     rows = SimpleNamespace(rows=20, other=torch.zeros(700))
-    whole = [pairwise_kernels.variant(heads, 128 // heads, torch.float32, torch.float32) for heads in (8, 4)]
+    whole = [pairwise_kernels.variant(heads, 128 // heads, torch.float32, torch.float32)
+             for heads in (8, 4)]
     assert [one.banded(20, rows, 2).tile for one in whole] == [0, 1]
 
 
@@ -139,4 +158,5 @@ def test_one_head_and_int8_values_go_whole(cache):
     for whole in (additive_kernels.variant(1, 256, torch.float32, torch.float32),
                   additive_kernels.variant(4, 64, torch.int8, torch.float32)):
         assert whole.banded(3, 3, 700, CPU) is whole
-    assert additive_kernels.variant(4, 64, torch.int8, torch.float32).banded(3, 3, 700, CPU, True).tile == 1
+    assert additive_kernels.variant(4, 64, torch.int8,
+                                    torch.float32).banded(3, 3, 700, CPU, True).tile == 1

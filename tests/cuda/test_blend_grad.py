@@ -25,7 +25,8 @@ def reference(segments, grad, rest, order=None, dtype=torch.float64):
 
 
 def judge(got, segments, grad, rest, order=None):
-    plain, exact = (reference(segments, grad, rest, order, dtype) for dtype in (torch.float32, torch.float64))
+    plain, exact = (reference(segments, grad, rest, order, dtype)
+                    for dtype in (torch.float32, torch.float64))
     assert_accurate("sums", got, plain, exact, 1e-7)
 
 
@@ -39,7 +40,8 @@ def test_sums_and_gradients(device, monkeypatch, columns, most):
     judge(blend_grad(segments, grad, rest, share, d_rest=d_rest), segments, grad, rest)
     each = share.repeat_interleave(segments.ptr.diff())[:, None]
     assert relative(d_rest, (1 - each.double()) * grad.double()) < 3e-7
-    assert same_bits(blend_grad(segments, grad, rest, share), blend_grad(segments, grad, rest, share, d_rest=d_rest))
+    assert same_bits(blend_grad(segments, grad, rest, share),
+                     blend_grad(segments, grad, rest, share, d_rest=d_rest))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -50,7 +52,11 @@ def test_rows_in_any_order(device, dtype):
     judge(blend_grad(segments, grad, rest, share, order, d_rest), segments, grad, rest, order)
     each = torch.empty(segments.rows, device=device)
     each[order.long()] = share.repeat_interleave(segments.ptr.diff())
-    assert relative(d_rest, (1 - each.double())[:, None] * grad.double()) < (3e-7 if dtype is torch.float32 else 4e-3)
+    assert relative(d_rest,
+                    (1 - each.double())[:,
+                                        None] * grad.double()) < (3e-7
+                                                                  if dtype is torch.float32
+                                                                  else 4e-3)
 
 
 @pytest.mark.parametrize("lengths", [(), (0, 0), (1,)])
@@ -63,8 +69,10 @@ def test_few_rows(device, lengths):
 @pytest.mark.parametrize("change,message", [
     (dict(rest=torch.randn(249, 5)), "rest is"), (dict(share=torch.zeros(3)), "share is"),
     (dict(grad=torch.randn(9, 6)), "grad has 9"),
-    (dict(d_rest=torch.randn(249, 6).half()), "d_rest is"), (dict(order=torch.zeros(249)), "index of grad")])
+    (dict(d_rest=torch.randn(249, 6).half()), "d_rest is"),
+    (dict(order=torch.zeros(249)), "index of grad")])
 def test_what_does_not_fit_is_refused(change, message):
-    given = dict(grad=torch.randn(249, 6), rest=torch.randn(249, 6), share=torch.zeros(len(LENGTHS))) | change
+    given = dict(grad=torch.randn(249, 6), rest=torch.randn(249, 6),
+                 share=torch.zeros(len(LENGTHS))) | change
     with pytest.raises(ValueError, match=message):
         blend_grad(make_segments("cpu", LENGTHS), **given)

@@ -12,7 +12,8 @@ ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
 
 pytestmark = nvrtc.needed
 
-# Uses all of common.cuh, so that the header is compiled even where no family happens to use a part of it.
+# Uses all of common.cuh, so that the header is compiled even where no family happens to use a part
+# of it.
 COMMON = """
 #include "common.cuh"
 template <typename T, int N> __device__ void twice(const T* x, T* y) {
@@ -35,7 +36,8 @@ VARIANTS = importlib.util.find_spec("gnnaccel.cuda.variants") is not None
 
 
 def _stands_alone(family):
-    """Whether a family needs no definitions. Any other error than a missing name is left for the test to show."""
+    """Whether a family needs no definitions. Any other error than a missing name is left for the
+    test to show."""
     try:
         nvrtc.compile_text(sources.source(family), (), ARCHITECTURES[0])
     except nvrtc.NvrtcError as problem:
@@ -44,18 +46,21 @@ def _stands_alone(family):
 
 
 def _cases():
-    """(family, defines) of every family; without the list of variants, the families that need no definitions."""
+    """(family, defines) of every family; without the list of variants, the families that need no
+    definitions."""
     if nvrtc.library_path() is None:
         return []
     if not VARIANTS:
         return [(family, ()) for family in sources.families() if _stands_alone(family)]
     from gnnaccel.cuda import variants
-    return [(family, tuple(defines)) for family in sources.families() for defines in variants.sample_defines(family)]
+    return [(family, tuple(defines)) for family in sources.families()
+            for defines in variants.sample_defines(family)]
 
 
 def _builds():
-    """(family, defines, architecture): the first of every family for all; everything for one that has all, every other one for the
-    oldest, which lacks most, and a part for each of those in between, each another part."""
+    """(family, defines, architecture): the first of every family for all; everything for one that
+    has all, every other one for the oldest, which lacks most, and a part for each of those in
+    between, each another part."""
     first, builds = {}, []
     for number, (family, defines) in enumerate(_cases()):
         alone = first.setdefault(family, number) == number
@@ -88,7 +93,10 @@ def test_each_family_compiles_for_one_architecture():
 def test_what_the_compiler_says_of_a_definition_names_the_files_own_lines():
     first = sources.source("gather").split("\n", 1)[0]
     with pytest.raises(nvrtc.NvrtcError, match=r"gather\.cu\(1\): error"):
-        nvrtc.compile_text(sources.defined("gather", (("N", "1"),)).replace(first, f"no_such_type x; {first}", 1), (), 80)
+        nvrtc.compile_text(sources.defined("gather",
+                                           (("N", "1"),
+                                            )).replace(first, f"no_such_type x; {first}", 1), (),
+                           80)
 
 
 @pytest.mark.skipif(not VARIANTS, reason="gnnaccel.cuda.variants does not exist yet")
@@ -108,4 +116,5 @@ def test_all_architectures_are_known_to_this_nvrtc():
 
 def test_a_wrong_text_is_refused_with_its_log():
     with pytest.raises(nvrtc.NvrtcError, match="no_such_function.*undefined"):
-        nvrtc.compile_text('extern "C" __global__ void k() { no_such_function(VALUE); }', (("VALUE", "1"),), 80)
+        nvrtc.compile_text('extern "C" __global__ void k() { no_such_function(VALUE); }',
+                           (("VALUE", "1"),), 80)

@@ -1,4 +1,5 @@
-"""gnnaccel.cuda.cupy_driver on a GPU: what a kernel receives, from several threads, streams and devices."""
+"""gnnaccel.cuda.cupy_driver on a GPU: what a kernel receives, from several threads, streams and
+devices."""
 from __future__ import annotations
 
 import os
@@ -12,7 +13,8 @@ import torch
 
 from gnnaccel.cuda import cupy_driver, driver
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not driver.available()[0], reason=driver.available()[1])]
+pytestmark = [pytest.mark.gpu,
+              pytest.mark.skipif(not driver.available()[0], reason=driver.available()[1])]
 
 # One parameter of each kind, with gaps for alignment between them; large dynamic shared memory.
 ECHO = r"""
@@ -33,7 +35,8 @@ extern "C" __global__ void put(double* y, int slot, int number, float factor) { 
 def cupy(request, monkeypatch):
     monkeypatch.setattr(cupy_driver.sources, "source", lambda family: ECHO)
     made = cupy_driver.CupyDriver()
-    assert made._kernel_type is cupy_driver.DirectKernel  # every CuPy that we support has what it needs
+    # every CuPy that we support has what it needs
+    assert made._kernel_type is cupy_driver.DirectKernel
     made._kernel_type = request.param
     return made
 
@@ -42,8 +45,10 @@ SCALARS = np.int32(-7), np.float32(0.5), np.uint64(2**53), np.int32(9), np.int64
 
 
 def echo(kernel, device="cuda", shared=64, scalars=SCALARS):
-    """What the kernel read. Its last parameter, made here, is a plain int whenever the other scalars are."""
-    x, y = torch.full((1,), 3.25, dtype=torch.float64, device=device), torch.zeros(8, dtype=torch.float64, device=device)
+    """What the kernel read. Its last parameter, made here, is a plain int whenever the other
+    scalars are."""
+    x, y = torch.full((1,), 3.25, dtype=torch.float64,
+                      device=device), torch.zeros(8, dtype=torch.float64, device=device)
     a, b, c, d, e = scalars
     n = np.int32(shared // 8) if scalars is SCALARS else shared // 8
     kernel((5, 1), 64, shared, (x.data_ptr(), a, y.data_ptr(), b, c, d, e, n))
@@ -93,7 +98,8 @@ def test_threads_do_not_mix_their_arguments(cupy):
                 kernel((1, 1), 1, 0, (base, i, number * launches + i, 2.0))
             torch.cuda.current_stream().synchronize()
     run_threads(work, count)
-    assert torch.equal(results.cpu().flatten(), 2.0 * torch.arange(count * launches, dtype=torch.float64))
+    assert torch.equal(results.cpu().flatten(),
+                       2.0 * torch.arange(count * launches, dtype=torch.float64))
 
 
 def test_first_use_of_the_gpu_on_a_thread(cupy):
@@ -101,7 +107,9 @@ def test_first_use_of_the_gpu_on_a_thread(cupy):
     kernel = cupy.kernel("some", "put", ())
     y = torch.zeros(2, dtype=torch.float64, device="cuda")
     torch.cuda.synchronize()
-    run_threads(lambda number: kernel((1, 1), 1, 0, (y.data_ptr(), np.int32(number), np.int32(3), np.float32(2))), 2)
+    run_threads(lambda number: kernel((1, 1), 1, 0,
+                                      (y.data_ptr(), np.int32(number), np.int32(3), np.float32(2))),
+                2)
     torch.cuda.synchronize()
     assert y.tolist() == [6.0, 6.0]
 
@@ -124,7 +132,8 @@ def test_devices_in_turn(cupy):
     for device in (0, 1, 1, 0):
         with torch.cuda.device(device):
             assert echo(kernel, f"cuda:{device}") == EXPECTED
-            run_threads(lambda number: torch.cuda.set_device(device) or echo(kernel, f"cuda:{device}"), 1)
+            run_threads(lambda number: torch.cuda.set_device(device)
+                        or echo(kernel, f"cuda:{device}"), 1)
 
 
 COUNTED = """
@@ -140,11 +149,14 @@ print(len(compiled), sum(text == "" for text in compiled), *driver.compile_secon
 
 
 def test_a_second_process_compiles_nothing_but_cupys_empty_text(tmp_path):
-    """CuPy compiles an empty text once per set of options, to learn of NVRTC's version; all our kernels have the same options."""
+    """CuPy compiles an empty text once per set of options, to learn of NVRTC's version; all our
+    kernels have the same options."""
     seen = []
     for _ in range(2):
-        done = subprocess.run([sys.executable, "-c", COUNTED], capture_output=True, text=True, timeout=120,
-                              env={**os.environ, "CUPY_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.getcwd()})
+        done = subprocess.run([sys.executable, "-c", COUNTED], capture_output=True, text=True,
+                              timeout=120,
+                              env={**os.environ, "CUPY_CACHE_DIR": str(tmp_path),
+                                   "PYTHONPATH": os.getcwd()})
         assert done.returncode == 0, done.stderr
         seen.append([int(number) for number in done.stdout.split()[:2]])
         files = sorted((path.name, path.stat().st_mtime_ns) for path in tmp_path.glob("*.cubin"))

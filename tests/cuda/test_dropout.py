@@ -13,8 +13,8 @@ pytestmark = pytest.mark.usefixtures("poison")
 def philox7(seed: int, offset: int, counters: np.ndarray) -> np.ndarray:
     """[n, 4] words of Philox4x32 with seven rounds, from Salmon et al."""
     mask = np.uint64(0xFFFFFFFF)
-    words = [counters & mask, counters >> np.uint64(32), np.full_like(counters, offset & 0xFFFFFFFF),
-             np.full_like(counters, offset >> 32)]
+    words = [counters & mask, counters >> np.uint64(32),
+             np.full_like(counters, offset & 0xFFFFFFFF), np.full_like(counters, offset >> 32)]
     key = [seed & 0xFFFFFFFF, seed >> 32]
     for _ in range(7):
         first, second = np.uint64(0xD2511F53) * words[0], np.uint64(0xCD9E8D57) * words[2]
@@ -25,13 +25,17 @@ def philox7(seed: int, offset: int, counters: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("heads", [1, 3, 8])
-@pytest.mark.parametrize("seed, offset", [(0, 0), (2**62 + 12345, 7), (0xFFFFFFFFFFFFFFFF, 2**40 + 4)])
+@pytest.mark.parametrize("seed, offset",
+                         [(0, 0), (2**62 + 12345, 7), (0xFFFFFFFFFFFFFFFF, 2**40 + 4)])
 def test_every_bit_is_as_published(device, heads, seed, offset):
     n = np.arange(101 * heads, dtype=np.uint64)
-    words = philox7(seed, offset, n >> np.uint64(2))[np.arange(n.size), (n & np.uint64(3)).astype(int)]
+    words = philox7(seed, offset, n >> np.uint64(2))[np.arange(n.size),
+                                                     (n & np.uint64(3)).astype(int)]
     uniform = (words >> np.uint64(8)).astype(np.float32) * np.float32(2**-24)
-    expected = np.where(uniform < np.float32(0.3), np.float32(0), np.float32(1 / 0.7)).reshape(101, heads)
-    assert np.array_equal(factors(Dropout(0.3, seed, offset), 101, heads, device).cpu().numpy(), expected)
+    expected = np.where(uniform < np.float32(0.3), np.float32(0),
+                        np.float32(1 / 0.7)).reshape(101, heads)
+    assert np.array_equal(factors(Dropout(0.3, seed, offset), 101, heads, device).cpu().numpy(),
+                          expected)
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
@@ -46,10 +50,12 @@ def test_share_of_zeros(device, p):
 
 
 def test_heads_edges_and_calls_are_independent(device):
-    zero = torch.stack([(factors(draw(0.5, device), 3000, 4, device) == 0).double() - 0.5 for _ in range(2)])
+    zero = torch.stack([(factors(draw(0.5, device), 3000, 4, device) == 0).double() - 0.5
+                        for _ in range(2)])
     sigma = 0.25 / 3000**0.5
     pairs = [(zero[0, :, a], zero[0, :, b]) for a in range(4) for b in range(a)]
-    pairs += [(zero[0, 1:, h], zero[0, :-1, h]) for h in range(4)] + [(zero[0, :, h], zero[1, :, h]) for h in range(4)]
+    pairs += [(zero[0, 1:, h], zero[0, :-1, h])
+              for h in range(4)] + [(zero[0, :, h], zero[1, :, h]) for h in range(4)]
     assert all(abs((a * b).mean().item()) < 5 * sigma for a, b in pairs)
 
 

@@ -32,7 +32,8 @@ def plain(ends, source, x, rows, weight, scale, dtype):
 
 def judge(ends, source, x, rows, weight=None, scale=None):
     got = edge_list.add_edges(ends, source, x, rows, weight, scale)
-    want = (plain(ends, source, x, rows, weight, scale, dtype) for dtype in (torch.float32, torch.float64))
+    want = (plain(ends, source, x, rows, weight, scale, dtype)
+            for dtype in (torch.float32, torch.float64))
     assert_accurate("sum", got, *want)
     assert not edge_list.alarmed(x.device)
     return got
@@ -49,17 +50,21 @@ def test_widths(device, width, order):
 
 @pytest.mark.parametrize("index", [torch.int32, torch.int64])
 def test_against_the_edges_and_parts_of_a_list(device, index):
-    ends, x, scale = edges(device, 500, index), torch.randn(INTO, 16).to(device), torch.rand(INTO).to(device)
+    ends, x, scale = edges(device, 500, index), torch.randn(INTO,
+                                                            16).to(device), torch.rand(INTO).to(
+                                                                device)
     judge(ends[:, 7:431], 1, x, FROM, torch.randn(424).to(device), scale)
 
 
 def test_many_edges(device, monkeypatch):
     monkeypatch.setattr(edge_list, "_BLOCKS", 1)  # so that runs are long
     for order in ("any", "grouped"):
-        judge(edges(device, 9001, order=order), 0, torch.randn(FROM, 8).to(device), INTO, torch.randn(9001).to(device))
+        judge(edges(device, 9001, order=order), 0, torch.randn(FROM, 8).to(device), INTO,
+              torch.randn(9001).to(device))
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None,
+          suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=40), st.integers(1, 9))
 def test_any_edges(device, pairs, width):
     ends = torch.tensor(pairs, dtype=torch.int64).view(-1, 2).T.contiguous().to(device)
@@ -67,13 +72,17 @@ def test_any_edges(device, pairs, width):
 
 
 def test_means(device):
-    ends, x, count = edges(device, 300), torch.randn(FROM, 12).to(device), torch.zeros(INTO, device=device)
+    ends, x, count = edges(device, 300), torch.randn(FROM,
+                                                     12).to(device), torch.zeros(INTO,
+                                                                                 device=device)
     out = edge_list.add_edges(ends, 0, x, INTO, count=count)
     degree = torch.bincount(ends[1], minlength=INTO).float()
     assert torch.equal(count, degree) and degree[-1] == 0
     total = out.clone()
     inverse = edge_list.average(out, count, ends.dtype)
-    assert same_bits(out, total / degree.clamp(min=1)[:, None]) and same_bits(inverse, 1 / degree.clamp(min=1))
+    assert same_bits(out,
+                     total
+                     / degree.clamp(min=1)[:, None]) and same_bits(inverse, 1 / degree.clamp(min=1))
 
 
 def test_ids_outside_the_graph_are_left_out_and_told_of(device):
@@ -92,7 +101,9 @@ def test_numbers_that_are_not_finite_stay_with_their_rows(device):
     ends, x = edges(device, 200), torch.randn(FROM, 6).to(device)
     x[3, 1] = float("nan")
     got = edge_list.add_edges(ends, 0, x, INTO)
-    assert torch.equal(got.isnan(), plain(ends, 0, x, INTO, None, None, torch.float32).isnan()) and got.isnan().any()
+    assert torch.equal(got.isnan(),
+                       plain(ends, 0, x, INTO, None, None,
+                             torch.float32).isnan()) and got.isnan().any()
 
 
 def test_inputs_and_outputs_keep_their_bounds(device, poison):
@@ -102,12 +113,16 @@ def test_inputs_and_outputs_keep_their_bounds(device, poison):
 
 @pytest.mark.parametrize("change,message", [
     (dict(x=torch.randn(FROM, 4).double()), "x is"), (dict(x=torch.randn(FROM, 8)[:, ::2]), "x is"),
-    (dict(x=torch.randn(FROM)), "x is"), (dict(ends=torch.zeros(3, 9, dtype=torch.int64)), "ends is"),
-    (dict(ends=torch.zeros(9, 2, dtype=torch.int64).T), "ends is"), (dict(ends=torch.zeros(2, 9)), "ends is"),
-    (dict(source=2), "ends is"), (dict(weight=torch.zeros(8)), "weight is"), (dict(scale=torch.zeros(3)), "scale is"),
+    (dict(x=torch.randn(FROM)), "x is"),
+    (dict(ends=torch.zeros(3, 9, dtype=torch.int64)), "ends is"),
+    (dict(ends=torch.zeros(9, 2, dtype=torch.int64).T), "ends is"),
+    (dict(ends=torch.zeros(2, 9)), "ends is"),
+    (dict(source=2), "ends is"), (dict(weight=torch.zeros(8)), "weight is"),
+    (dict(scale=torch.zeros(3)), "scale is"),
     (dict(count=torch.zeros(FROM + 1)), "count is"),
 ])
 def test_what_does_not_fit_is_refused(change, message):
-    fits = dict(ends=torch.zeros(2, 9, dtype=torch.int64), source=0, x=torch.randn(FROM, 4), rows=INTO)
+    fits = dict(ends=torch.zeros(2, 9, dtype=torch.int64), source=0, x=torch.randn(FROM, 4),
+                rows=INTO)
     with pytest.raises(ValueError, match=message):
         edge_list.add_edges(**fits | change)

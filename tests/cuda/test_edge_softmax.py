@@ -30,10 +30,12 @@ def by_torch(rows: Rows, x: Tensor, dtype: torch.dtype) -> Tensor:
     row, place = ends(rows)
     score = x.to(dtype)[place]
     to = row.unsqueeze(1).expand_as(score)
-    top = score.new_full((rows.rows, x.shape[1]), float("-inf")).scatter_reduce(0, to, score, "amax")
+    top = score.new_full((rows.rows, x.shape[1]),
+                         float("-inf")).scatter_reduce(0, to, score, "amax")
     part = (score - top[row]).exp()
     total = part.new_zeros(rows.rows, x.shape[1]).index_add(0, row, part)
-    return torch.zeros(x.shape, dtype=dtype, device=x.device).index_copy(0, place, part / total[row])
+    return torch.zeros(x.shape, dtype=dtype,
+                       device=x.device).index_copy(0, place, part / total[row])
 
 
 def grads_by_torch(rows: Rows, x: Tensor, grad: Tensor, dtype: torch.dtype) -> Tensor:
@@ -51,9 +53,12 @@ def check(rows: Rows, x: Tensor) -> Tensor:
     got, grad = edge_softmax.forward(rows, x), torch.randn(x.shape).to(x)
     assert got.dtype == x.dtype
     if rows.other.shape[0]:
-        assert_accurate("out", got, by_torch(rows, x, torch.float32), by_torch(rows, x, torch.float64), floor)
+        assert_accurate("out", got, by_torch(rows, x, torch.float32),
+                        by_torch(rows, x, torch.float64), floor)
         d_x = edge_softmax.backward(rows, got, grad)
-        assert_accurate("grad", d_x, *(grads_by_torch(rows, x, grad, t) for t in (torch.float32, torch.float64)), 4 * floor)
+        assert_accurate("grad", d_x,
+                        *(grads_by_torch(rows, x, grad, t) for t in (torch.float32, torch.float64)),
+                        4 * floor)
     return got
 
 
@@ -119,7 +124,8 @@ def test_numbers_at_the_edge(device, chunk_edges, value, share, chunk):
     chosen = place[(row % 3 == 0) & (torch.rand(len(row)).to(device) < share)]
     x[chosen, 0] = value
     got, expected = edge_softmax.forward(rows, x), by_torch(rows, x, torch.float32)
-    assert torch.equal(kinds(got), kinds(expected)) and torch.allclose(got, expected, equal_nan=True, atol=1e-6)
+    assert torch.equal(kinds(got),
+                       kinds(expected)) and torch.allclose(got, expected, equal_nan=True, atol=1e-6)
 
 
 def test_scheduling_does_not_change_the_result(chunk_edges):

@@ -28,7 +28,8 @@ def made(v: Variant, rows: Rows, others: int) -> tuple[Tensor, Tensor | None]:
     return x.to(device, v.row), shape and torch.randn(shape).mul(2).round().to(device)
 
 
-def messages(v: Variant, rows: Rows, x: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def messages(v: Variant, rows: Rows, x: Tensor,
+             weight: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Per edge in the order of ``rows``: its row, its place, its message in fp32."""
     total = int(rows.indptr[-1])
     row = torch.repeat_interleave(rows.indptr.diff().long(), output_size=total)
@@ -49,7 +50,8 @@ def by_torch(v: Variant, rows: Rows, x: Tensor, weight: Tensor | None) -> tuple[
         r, number = row[e], ~value[e].isnan()
         found = number & ((value[e] > out[r]) if v.largest else (value[e] < out[r]))
         found |= number & (arg[r] == -1)
-        out[r], arg[r] = torch.where(found, value[e], out[r]), torch.where(found, place[e].int(), arg[r])
+        out[r], arg[r] = torch.where(found, value[e],
+                                     out[r]), torch.where(found, place[e].int(), arg[r])
     return out.to(v.row), arg
 
 
@@ -82,7 +84,8 @@ def test_forms(device, chunk_edges, op, weight, largest, chunk):
 def test_rows_by_position(device, chunk_edges, chunk):
     chunk_edges(chunk)
     view = graph(device)
-    check(variant(2, 4, F32, identity=True), replace(view.csc(), place=view.csc().place[:0]), view.num_src)
+    check(variant(2, 4, F32, identity=True), replace(view.csc(), place=view.csc().place[:0]),
+          view.num_src)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -162,12 +165,14 @@ def test_scheduling_does_not_change_the_result(chunk_edges):
         d_x = extremum.pick(v, by_src, expected[1], grad, w)
     for order in ("reversed", "uneven"):
         with driver.using(EmulatedDriver(order, seed=5)):
-            assert all(same_bits(a, b) for a, b in zip(extremum.forward(v, view.csc(), x, w), expected))
+            assert all(same_bits(a, b)
+                       for a, b in zip(extremum.forward(v, view.csc(), x, w), expected))
             assert same_bits(extremum.pick(v, by_src, expected[1], grad, w), d_x)
 
 
 @pytest.mark.parametrize("change, message", [
-    (dict(row=torch.float64), "row=torch.float64"), (dict(op="sub"), "op='sub'"), (dict(op="mul"), "without weights"),
+    (dict(row=torch.float64), "row=torch.float64"), (dict(op="sub"), "op='sub'"),
+    (dict(op="mul"), "without weights"),
     (dict(heads=0), "heads=0"), (dict(weight="node"), "weight='node'")])
 def test_variants_that_no_kernel_covers(change, message):
     with pytest.raises(ValueError, match=message):

@@ -25,7 +25,8 @@ def made(view, width: int, dtype: torch.dtype = F32) -> dict[str, Tensor]:
 
 
 def grads(view, width: int, dtype: torch.dtype = F32) -> tuple[Tensor, Tensor]:
-    return tuple(torch.randn(count, width).to(view.device, dtype) for count in (view.num_edges, view.num_dst))
+    return tuple(torch.randn(count, width).to(view.device, dtype)
+                 for count in (view.num_edges, view.num_dst))
 
 
 def by_torch(view, given: dict[str, Tensor], grad: tuple, dtype: torch.dtype) -> list[Tensor]:
@@ -40,7 +41,8 @@ def by_torch(view, given: dict[str, Tensor], grad: tuple, dtype: torch.dtype) ->
 
     out = total(gate * leaves["values"][src]) / (total(gate) + EPSILON)
     some = [(r, g) for r, g in zip((score, out), grad) if g is not None]
-    found = torch.autograd.grad([r for r, _ in some], list(leaves.values()), [g.to(dtype) for _, g in some])
+    found = torch.autograd.grad([r for r, _ in some], list(leaves.values()),
+                                [g.to(dtype) for _, g in some])
     return [score.detach(), out.detach(), *found]
 
 
@@ -118,11 +120,13 @@ def test_scheduling_does_not_change_the_result(chunk_edges):
 def test_inputs_that_do_not_fit(device):
     view = graph(device)
     given = made(view, 6)
-    for name, wrong in (("left", given["left"][:, :5]), ("right", given["right"][:3]), ("edge", given["edge"].double()),
+    for name, wrong in (("left", given["left"][:, :5]), ("right", given["right"][:3]),
+                        ("edge", given["edge"].double()),
                         ("values", given["values"].t().contiguous().t())):
         with pytest.raises(ValueError, match="is .*needed is"):
             gated.forward(view.csc(), *({**given, name: wrong}[n] for n in NAMES), EPSILON)
     with pytest.raises(ValueError, match="places=True"):
-        gated.forward(replace(view.csc(), place=view.csc().place[:0]), *(given[n] for n in NAMES), EPSILON)
+        gated.forward(replace(view.csc(), place=view.csc().place[:0]), *(given[n] for n in NAMES),
+                      EPSILON)
     with pytest.raises(ValueError, match="float64"):
         gated.kernels(6, torch.float64, False)

@@ -25,26 +25,35 @@ def made(view, width: int, dtype: torch.dtype = F32, edges: int = 2) -> tuple[Op
 
 
 def by_torch(view, given: Operands, grad: Tensor, mean: bool, dtype: torch.dtype) -> list[Tensor]:
-    left, right, values, edge, beside = leaves = [None if t is None else t.to(dtype).requires_grad_() for t in given]
+    left, right, values, edge, beside = leaves = [None
+                                                  if t is None else t.to(dtype).requires_grad_()
+                                                  for t in given]
     src, dst = view._kept
     score = left[src] + right[dst]
     gate = (score if edge is None else score + edge).sigmoid()
-    out = left.new_zeros(view.num_dst, left.shape[1]).index_add(0, dst, gate * (values[src] + (0 if beside is None else beside)))
+    out = left.new_zeros(view.num_dst,
+                         left.shape[1]).index_add(0, dst,
+                                                  gate
+                                                  * (values[src] + (0
+                                                                    if beside is None else beside)))
     if mean:
         out = out / torch.bincount(dst, minlength=view.num_dst).clamp(min=1).unsqueeze(1)
-    return [out.detach(), *torch.autograd.grad(out, [t for t in leaves if t is not None], grad.to(dtype))]
+    return [out.detach(),
+            *torch.autograd.grad(out, [t for t in leaves if t is not None], grad.to(dtype))]
 
 
 def by_kernels(view, given: Operands, grad: Tensor, mean: bool) -> list[Tensor]:
     out = gated_sum.forward(view.csc(), given, mean)
     if mean:
         grad = (grad * view.inverse_degree().unsqueeze(1)).to(grad.dtype)
-    right, *edges = gated_sum.by_row(view.csc(), given, grad, given.edge is not None, given.beside is not None)
+    right, *edges = gated_sum.by_row(view.csc(), given, grad, given.edge is not None,
+                                     given.beside is not None)
     left, values = gated_sum.by_other(view.csr_by_id(), given, grad)
     return [out, left, right, values, *(t for t in edges if t is not None)]
 
 
-def check(view, width: int, edges: int = 2, mean: bool = False, dtype: torch.dtype = F32) -> list[Tensor]:
+def check(view, width: int, edges: int = 2, mean: bool = False,
+          dtype: torch.dtype = F32) -> list[Tensor]:
     given, grad = made(view, width, dtype, edges)
     got = by_kernels(view, given, grad, mean)
     plain, exact = (by_torch(view, given, grad, mean, d) for d in (F32, torch.float64))
@@ -113,15 +122,18 @@ def test_scheduling_does_not_change_the_result(chunk_edges):
         expected = by_kernels(view, given, grad, True)
     for order in ("reversed", "uneven"):
         with driver.using(EmulatedDriver(order, seed=5)):
-            assert all(same_bits(a, b) for a, b in zip(by_kernels(view, given, grad, True), expected))
+            assert all(same_bits(a, b)
+                       for a, b in zip(by_kernels(view, given, grad, True), expected))
 
 
 def test_inputs_that_do_not_fit(device):
     view = graph(device)
     given, grad = made(view, 10)
     for name in NAMES:
-        with pytest.raises(ValueError, match=f"{name} is .*needed is" if name != "left" else "is .*needed is"):
-            gated_sum.forward(view.csc(), given._replace(**{name: getattr(given, name).double()}), False)
+        with pytest.raises(ValueError,
+                           match=f"{name} is .*needed is" if name != "left" else "is .*needed is"):
+            gated_sum.forward(view.csc(), given._replace(**{name: getattr(given, name).double()}),
+                              False)
     with pytest.raises(ValueError, match="grad is .*needed is"):
         gated_sum.by_row(view.csc(), given, grad[1:], True, True)
     with pytest.raises(ValueError, match="float64"):

@@ -13,21 +13,24 @@ pytestmark = pytest.mark.usefixtures("poison")
 
 def reference(view, x, dtype):
     edges = view.edges()
-    return torch.zeros(view.num_dst, x.shape[1], dtype=dtype, device=x.device).index_add(0, edges.dst, x.to(dtype)[edges.src])
+    return torch.zeros(view.num_dst, x.shape[1], dtype=dtype,
+                       device=x.device).index_add(0, edges.dst, x.to(dtype)[edges.src])
 
 
 @on_devices("width", [1, 7, 64, 512], [2, 5, 32, 96, 100, 256, 511])
 def test_sums(device, width):
     view = graph(device)
     x = torch.randn(view.num_src, width).to(device)
-    assert_accurate("sum", row_gather(view.csc(), x), reference(view, x, torch.float32), reference(view, x, torch.float64))
+    assert_accurate("sum", row_gather(view.csc(), x), reference(view, x, torch.float32),
+                    reference(view, x, torch.float64))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_rows(device, dtype):
     view = graph(device, wide=True)
     x = torch.randn(view.num_src, 24).to(device, dtype)
-    assert_accurate("sum", row_gather(view.csc(), x), reference(view, x, torch.float32), reference(view, x, torch.float64))
+    assert_accurate("sum", row_gather(view.csc(), x), reference(view, x, torch.float32),
+                    reference(view, x, torch.float64))
 
 
 def test_split_rows_are_left_out(device, chunk_edges):

@@ -24,7 +24,8 @@ def judge_dot(name, got, x, att):
 
 
 def judge_grad(name, got, x, d):
-    exact, plain = (x.double() * d.double().unsqueeze(-1)).sum(0), (x.float() * d.unsqueeze(-1)).sum(0)
+    exact, plain = (x.double() * d.double().unsqueeze(-1)).sum(0), (
+        x.float() * d.unsqueeze(-1)).sum(0)
     assert_accurate(name, got, plain, exact, floor=5e-7)
 
 

@@ -15,11 +15,14 @@ from tests.helpers import on_devices, relative, same_bits
 
 pytestmark = pytest.mark.usefixtures("poison")
 
-SIZES = [(40, 128, 128), (1, 1, 1), (17, 47, 7), (33, 16, 9), (70, 64, 41), (5, 100, 130), (16, 602, 256), (0, 8, 8)]
+SIZES = [(40, 128, 128), (1, 1, 1), (17, 47, 7), (33, 16, 9), (70, 64, 41), (5, 100, 130),
+         (16, 602, 256), (0, 8, 8)]
 
 
 def operands(device, rows: int, inner: int, columns: int) -> tuple[Int8Rows, Int8Rows]:
-    return int8_rows(torch.randn(rows, inner).to(device)), int8_rows(torch.randn(columns, inner).to(device))
+    return int8_rows(torch.randn(rows,
+                                 inner).to(device)), int8_rows(torch.randn(columns,
+                                                                           inner).to(device))
 
 
 def exact(rows: Int8Rows) -> Tensor:
@@ -58,7 +61,9 @@ def test_int8_results(device, rows, inner, columns):
     assert got.width == columns and got.data.shape == expected.data.shape
     assert torch.equal(got.scale, expected.scale) and torch.equal(got.data, expected.data)
     both, full = product(x, w, bias, torch.int8, full=True)
-    assert torch.equal(both.scale, got.scale) and torch.equal(both.data, got.data) and same_bits(full, product(x, w, bias))
+    assert torch.equal(both.scale,
+                       got.scale) and torch.equal(both.data,
+                                                  got.data) and same_bits(full, product(x, w, bias))
 
 
 @pytest.mark.parametrize("out", [torch.float32, torch.int8])
@@ -74,7 +79,8 @@ def test_rows_that_are_not_like_others(device, out):
 
 def test_nothing_outside_is_touched(device, poison):
     for out in (torch.float32, torch.int8):
-        x, w = (replace(r, data=poison.guard(r.data), scale=poison.guard(r.scale)) for r in operands(device, 19, 40, 21))
+        x, w = (replace(r, data=poison.guard(r.data), scale=poison.guard(r.scale))
+                for r in operands(device, 19, 40, 21))
         product(x, w, poison.guard(torch.randn(21).to(device)), out)
         poison.check()
 

@@ -36,7 +36,8 @@ def typed(counts, device, dtype=torch.int64):
         num_src, num_dst = 3 + at % 5, 1 + at % 4
         ranges.append(Range(len(counts) - at, src, num_src, dst, num_dst))
         src, dst = src + num_src, dst + num_dst
-    edges = [torch.stack([torch.randint(0, into.num_src, (n,)), torch.randint(0, into.num_dst, (n,))]).to(device, dtype)
+    edges = [torch.stack([torch.randint(0, into.num_src, (n,)),
+                          torch.randint(0, into.num_dst, (n,))]).to(device, dtype)
              for n, into in zip(counts, ranges)]
     return edges, ranges
 
@@ -73,16 +74,20 @@ def test_forms(device, form, dtype):
 def test_each_part_in_a_form_of_its_own(device):
     edges, ranges = typed([20 + n for n in range(8)], device)
     mixed = [t.to(dtype) for t, dtype in zip(edges, itertools.cycle([torch.int32, torch.int64]))]
-    judge(edges, ranges, device, [formed(t, form) for t, form in zip(mixed, [f for f in FORMS for _ in range(2)])])
+    judge(edges, ranges, device,
+          [formed(t, form) for t, form in zip(mixed, [f for f in FORMS for _ in range(2)])])
 
 
-@pytest.mark.parametrize("counts", [[], [0], [0, 0, 0], [1], [256], [257], [513, 0], [0, 255, 0, 0, 1, 0]], ids=str)
+@pytest.mark.parametrize("counts",
+                         [[], [0], [0, 0, 0], [1], [256], [257], [513, 0], [0, 255, 0, 0, 1, 0]],
+                         ids=str)
 def test_sizes(device, counts):
     judge(*typed(counts, device), device)
 
 
 def test_parts_of_types_without_nodes(device):
-    edges = [torch.zeros(2, 0, dtype=torch.int64, device=device), torch.tensor([[0], [0]], device=device)]
+    edges = [torch.zeros(2, 0, dtype=torch.int64, device=device),
+             torch.tensor([[0], [0]], device=device)]
     judge(edges, [Range(0, 0, 0, 0, 0), Range(1, 0, 0, 0, 1)], device)
 
 
@@ -124,12 +129,14 @@ def test_parts_that_count_upwards(device):
 
 def test_the_last_ids_that_fit(device):
     most = 2**31 - 1
-    found = judge([torch.tensor([[3], [0]], device=device)], [Range(most, most - 3, 4, most, 1)], device)
+    found = judge([torch.tensor([[3], [0]], device=device)], [Range(most, most - 3, 4, most, 1)],
+                  device)
     assert found.src.tolist() == found.dst.tolist() == found.relation.tolist() == [most]
 
 
 def test_one_after_the_other_without_waiting(device):
-    """Memory that a table is copied from may be used for the next one only when the copy is done."""
+    """Memory that a table is copied from may be used for the next one only when the copy is
+    done."""
     made = [typed([n, 3, n // 2], device) for n in range(40)]
     found = [join.join(edges, ranges, device) for edges, ranges in made]
     for joined, (edges, ranges) in zip(found, made):
@@ -163,7 +170,8 @@ def test_one_launch(device):
 
 def test_what_does_not_fit_is_named(device):
     with pytest.raises(KeyError, match="int16"):
-        join.join([torch.zeros(2, 3, dtype=torch.int16, device=device)], [Range(0, 0, 1, 0, 1)], device)
+        join.join([torch.zeros(2, 3, dtype=torch.int16, device=device)], [Range(0, 0, 1, 0, 1)],
+                  device)
     many = torch.zeros(2, 1, dtype=torch.int64, device=device).expand(2, 2**30)
     with pytest.raises(ValueError, match=f"{2**31} edges"):
         join.join([many, many], [Range(0, 0, 1, 0, 1)] * 2, device)
@@ -173,9 +181,11 @@ def test_what_does_not_fit_is_named(device):
 
 @st.composite
 def problems(draw):
-    """For each part: nodes at both ends, edges, how they lie, whether ids have 64 bits, whether it only counts."""
+    """For each part: nodes at both ends, edges, how they lie, whether ids have 64 bits, whether it
+    only counts."""
     pairs = st.lists(st.tuples(st.integers(-1, 3), st.integers(-1, 3)), max_size=9)
-    part = st.tuples(st.integers(0, 3), st.integers(0, 3), pairs, st.sampled_from(FORMS), st.booleans(), st.booleans())
+    part = st.tuples(st.integers(0, 3), st.integers(0, 3), pairs, st.sampled_from(FORMS),
+                     st.booleans(), st.booleans())
     return draw(st.lists(part, max_size=7))
 
 
@@ -185,7 +195,8 @@ def problems(draw):
 def test_any_parts(device, problem):
     edges, given, ranges = [], [], []
     for at, (num_src, num_dst, pairs, form, wide, counts) in enumerate(problem):
-        t = torch.tensor(pairs, dtype=torch.int64 if wide else torch.int32, device=device).view(-1, 2).t().contiguous()
+        t = torch.tensor(pairs, dtype=torch.int64 if wide else torch.int32,
+                         device=device).view(-1, 2).t().contiguous()
         ranges.append(Range(at % 3, 5 * at, num_src, 3 * at, num_src if counts else num_dst))
         edges.append(None if counts else t)
         given.append(None if counts else formed(t, form))

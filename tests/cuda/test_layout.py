@@ -6,8 +6,8 @@ import pytest
 from gnnaccel.cuda.layout import MAX_WIDTH, WARPS, grid, layout_for
 
 SHARED = 48 * 1024
-WIDTHS = [*range(1, 66), *range(66, 512, 13), 72, 80, 96, 100, 112, 128, 160, 192, 200, 256, 300, 320, 384, 448, 500, 508, 510, 511,
-          512]
+WIDTHS = [*range(1, 66), *range(66, 512, 13), 72, 80, 96, 100, 112, 128, 160, 192, 200, 256, 300,
+          320, 384, 448, 500, 508, 510, 511, 512]
 HEADS = [*range(1, 41)]
 
 
@@ -31,7 +31,8 @@ def test_every_element_has_one_owner_in_each_slot(heads):
     for width in WIDTHS if heads in (1, 3, 8, 40) else WIDTHS[heads % 5::5]:
         layout = layout_for(heads, width)
         packs = range(0, heads * width, layout.vec)
-        assert sorted(owned(layout)) == [(slot, at) for slot in range(layout.slots) for at in packs], (heads, width)
+        assert sorted(owned(layout)) == [(slot, at) for slot in range(layout.slots)
+                                         for at in packs], (heads, width)
 
 
 @pytest.mark.parametrize("heads", HEADS)

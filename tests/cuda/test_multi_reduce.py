@@ -19,27 +19,33 @@ pytestmark = pytest.mark.usefixtures("poison")
 
 F32 = torch.float32
 ALL = REDUCES
-SETS = [("max",), ("min",), ("std", "mean", "min", "max"), ("mean", "sum"), ("var",), ("max", "std"), ALL, ("sum", "min")]
+SETS = [("max",), ("min",), ("std", "mean", "min", "max"), ("mean", "sum"), ("var",),
+        ("max", "std"), ALL, ("sum", "min")]
 WEIGHTS = ["none", "edge", "head"]
 
 
 def made(v: Variant, rows: Rows, others: int, equal: bool = True) -> tuple[Tensor, Tensor | None]:
     """Random rows and weights; with ``equal`` many numbers are."""
     edges, device = rows.other.shape[0], rows.indptr.device
-    x, shape = torch.randn(others, v.heads, v.width), {"none": None, "edge": (edges,), "head": (edges, v.heads)}[v.weight]
+    x, shape = torch.randn(others, v.heads, v.width), {"none": None, "edge": (edges,),
+                                                       "head": (edges, v.heads)}[v.weight]
     weight = shape and torch.randn(shape)
     if equal:
         x, weight = x.mul(2).round().div(2), shape and weight.mul(2).round()
     return x.to(device, v.row), shape and weight.to(device)
 
 
-def messages(v: Variant, rows: Rows, x: Tensor, weight: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def messages(v: Variant, rows: Rows, x: Tensor, weight: Tensor | None,
+             dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Per edge in the order of ``rows``: its row, and its message, rounded as rows are."""
     total = int(rows.indptr[-1])
     row = torch.repeat_interleave(rows.indptr.diff().long(), output_size=total)
     value = x[rows.other[:total].long()].to(dtype)
     if weight is not None:
-        value = value * weight.to(dtype)[rows.place[:total].long()].view(total, v.heads if weight.dim() == 2 else 1, 1)
+        value = value * weight.to(dtype)[rows.place[:total].long()].view(total,
+                                                                         v.heads
+                                                                         if weight.dim() == 2
+                                                                         else 1, 1)
         if v.row != F32:
             value = value.to(v.row).to(dtype)
     return row, value
@@ -53,7 +59,9 @@ def reduced(name: str, row: Tensor, value: Tensor, rows: int) -> Tensor:
     count = torch.bincount(row, minlength=rows).clamp(min=1).to(value.dtype).view(-1, 1, 1)
     if name in ("max", "min"):
         index = row.view(-1, 1, 1).expand_as(value)
-        return value.new_zeros(rows, *value.shape[1:]).scatter_reduce(0, index, value, "a" + name, include_self=False)
+        return value.new_zeros(rows,
+                               *value.shape[1:]).scatter_reduce(0, index, value, "a" + name,
+                                                                include_self=False)
     if name in ("sum", "mean"):
         return total(value) / (count if name == "mean" else 1)
     var = total(value * value) / count - (total(value) / count) ** 2
@@ -65,7 +73,8 @@ def _std(var: Tensor) -> Tensor:
     return root.masked_fill(root <= 1e-5**0.5, 0.0)
 
 
-def by_torch(v: Variant, rows: Rows, x: Tensor, weight: Tensor | None, dtype: torch.dtype) -> Tensor:
+def by_torch(v: Variant, rows: Rows, x: Tensor, weight: Tensor | None,
+             dtype: torch.dtype) -> Tensor:
     row, value = messages(v, rows, x, weight, dtype)
     return torch.stack([reduced(name, row, value, rows.rows) for name in v.reduces], 1)
 
@@ -79,7 +88,8 @@ def check(v: Variant, rows: Rows, others: int, equal: bool = True) -> Tensor:
         if name in ("max", "min") and (weight is None or v.row != F32 or equal):
             assert torch.equal(got.out[:, i].double(), exact[:, i]), name
         else:
-            assert_accurate(name, got.out[:, i], plain[:, i], exact[:, i], FLOOR + (ROUNDING[v.row] if v.row != F32 else 0))
+            assert_accurate(name, got.out[:, i], plain[:, i], exact[:, i],
+                            FLOOR + (ROUNDING[v.row] if v.row != F32 else 0))
     kept = forward(v, rows, x, weight, train=True)
     assert same_bits(kept.out, got.out)
     _check_kept(v, rows, x, weight, kept)
@@ -106,7 +116,9 @@ def test_sizes(device, chunk_edges, heads, width):
 
 
 @pytest.mark.parametrize("chunk", [1024, 16])
-@pytest.mark.parametrize("reduces, weight", [*itertools.product(SETS[:4], ["none"]), (ALL, "none"), (ALL, "edge"), (ALL, "head")])
+@pytest.mark.parametrize("reduces, weight",
+                         [*itertools.product(SETS[:4], ["none"]), (ALL, "none"), (ALL, "edge"),
+                          (ALL, "head")])
 def test_sets(device, chunk_edges, reduces, weight, chunk):
     chunk_edges(chunk)
     view = graph(device)
@@ -123,7 +135,8 @@ def test_by_source(device):
 def test_half_rows_and_wide_offsets(device, chunk_edges, dtype):
     chunk_edges(16)
     view = graph(device, wide=True)
-    check(variant(3, 5, dtype, ("mean", "max", "min", "sum"), "head", True), view.csc(), view.num_src)
+    check(variant(3, 5, dtype, ("mean", "max", "min", "sum"), "head", True), view.csc(),
+          view.num_src)
     check(variant(3, 8, dtype, ("min", "max"), wide=True), view.csc(), view.num_src)
 
 
@@ -174,13 +187,15 @@ def test_scheduling_does_not_change_the_result(chunk_edges):
         expected = forward(v, view.csc(), x, weight, True)
     for order in ("reversed", "uneven"):
         with driver.using(EmulatedDriver(order, seed=5)):
-            assert all(same_bits(a, b) for a, b in zip(forward(v, view.csc(), x, weight, True), expected))
+            assert all(same_bits(a, b)
+                       for a, b in zip(forward(v, view.csc(), x, weight, True), expected))
 
 
 @pytest.mark.parametrize("change, message", [
     (dict(row=torch.float64), "row=torch.float64"), (dict(reduces=("prod",)), "reduces=.*prod"),
     (dict(reduces=()), "one or more"),
-    (dict(reduces=("max", "max")), "each once"), (dict(heads=0), "heads=0"), (dict(weight="node"), "weight='node'")])
+    (dict(reduces=("max", "max")), "each once"), (dict(heads=0), "heads=0"),
+    (dict(weight="node"), "weight='node'")])
 def test_variants_that_no_kernel_covers(change, message):
     with pytest.raises(ValueError, match=message):
         replace(variant(3, 5, F32, ALL), **change)
@@ -198,4 +213,5 @@ def test_inputs_that_do_not_fit(device):
     with pytest.raises(ValueError, match="wide=True"):
         forward(replace(v, wide=True), rows, x)
     with pytest.raises(ValueError, match="places=True"):
-        forward(replace(v, weight="edge"), replace(rows, place=rows.place[:0]), x, torch.ones(200, device=device))
+        forward(replace(v, weight="edge"), replace(rows, place=rows.place[:0]), x,
+                torch.ones(200, device=device))

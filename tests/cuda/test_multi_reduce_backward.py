@@ -22,15 +22,18 @@ ALL = REDUCES
 _KEPT = 1e-3  # standard deviations below it have gradients that no precision gets right
 
 
-def gradients(v: Variant, view, x: Tensor, weight: Tensor | None, grad: Tensor, zero_share: bool = True) -> tuple:
+def gradients(v: Variant, view, x: Tensor, weight: Tensor | None, grad: Tensor,
+              zero_share: bool = True) -> tuple:
     """Of x and the weights, by the kernels."""
     rows, found = view.csc(), forward(v, view.csc(), x, weight, True)
     terms = backward.spread(v, rows, found, grad, zero_share)
     d_x = backward.rows_grad(v, view.csr_by_id(), x, weight, found.out, terms)
-    return d_x, None if weight is None else backward.weight_grad(v, rows, x, weight, found.out, terms)
+    return (d_x,
+            None if weight is None else backward.weight_grad(v, rows, x, weight, found.out, terms))
 
 
-def by_autograd(v: Variant, rows, x: Tensor, weight: Tensor | None, grad: Tensor, dtype: torch.dtype) -> tuple:
+def by_autograd(v: Variant, rows, x: Tensor, weight: Tensor | None, grad: Tensor,
+                dtype: torch.dtype) -> tuple:
     """By torch, of the very function that PyG's aggregations are."""
     x = x.detach().to(dtype).requires_grad_()
     weight = None if weight is None else weight.detach().to(dtype).requires_grad_()
@@ -84,7 +87,8 @@ def test_half_rows_and_wide_offsets(device, chunk_edges, dtype):
 
 
 def test_half_products_are_compared_as_they_are_rounded(device):
-    """1/3 of something, in half precision: the message found the largest is found again, or its gradient would be lost."""
+    """1/3 of something, in half precision: the message found the largest is found again, or its
+    gradient would be lost."""
     view = graph(device)
     v = variant(2, 4, torch.float16, ("max",), "edge")
     x = torch.rand(view.num_src, 2, 4).to(device, torch.float16)
@@ -125,7 +129,8 @@ def test_where_the_extremum_is_nan_so_are_all_gradients(device):
 
 def test_the_yardstick_shares_evenly():
     """Or agreeing with it would prove nothing."""
-    row, value = torch.tensor([0, 0, 0]), torch.tensor([2.0, 2.0, 1.0]).view(3, 1, 1).requires_grad_()
+    row, value = torch.tensor([0, 0, 0]), torch.tensor([2.0, 2.0,
+                                                        1.0]).view(3, 1, 1).requires_grad_()
     (got,) = torch.autograd.grad(reduced("max", row, value, 1).sum(), value)
     assert got.view(-1).tolist() == [0.5, 0.5, 0.0]
 
@@ -142,7 +147,8 @@ def test_scheduling_does_not_change_the_result(chunk_edges):
         expected = gradients(v, view, x, weight, grad)
     for order in ("reversed", "uneven"):
         with driver.using(EmulatedDriver(order, seed=5)):
-            assert all(same_bits(a, b) for a, b in zip(gradients(v, view, x, weight, grad), expected))
+            assert all(same_bits(a, b)
+                       for a, b in zip(gradients(v, view, x, weight, grad), expected))
 
 
 def test_inputs_that_do_not_fit(device):

@@ -14,8 +14,9 @@ from tests.helpers import same_bits
 
 pytestmark = pytest.mark.usefixtures("poison")
 
-CASES = [(("max",), None, (24,)), (("min",), None, (3, 8)), (("std", "mean", "min", "max"), None, (24,)),
-         (("max", "sum"), "edge", (4, 6)), (("var",), "head", (3, 8)), (("min", "max"), "head", (3, 2, 4))]
+CASES = [(("max",), None, (24,)), (("min",), None, (3, 8)),
+         (("std", "mean", "min", "max"), None, (24,)), (("max", "sum"), "edge", (4, 6)),
+         (("var",), "head", (3, 8)), (("min", "max"), "head", (3, 2, 4))]
 
 
 def settled(view) -> None:
@@ -28,15 +29,18 @@ def settled(view) -> None:
         rows.launch()
 
 
-def operands(device, weight: str | None, features: tuple[int, ...], row=torch.float32) -> tuple[Tensor, Tensor | None]:
+def operands(device, weight: str | None, features: tuple[int, ...],
+             row=torch.float32) -> tuple[Tensor, Tensor | None]:
     shape = {None: None, "edge": (400,), "head": (400, 3)}[weight]
-    return torch.randn(40, *features).to(device, row), None if shape is None else torch.randn(shape).to(device)
+    return (torch.randn(40, *features).to(device, row),
+            None if shape is None else torch.randn(shape).to(device))
 
 
 def by_parts(x: Tensor, reduces, weight, view, grad: Tensor | None):
     """The same by the launchers that check every call."""
     form = variant_of(x, reduces, weight)
-    rows, by_src = dense(x).view(-1, form.heads, form.width), view.csr() if weight is None else view.csr_by_id()
+    rows, by_src = (dense(x).view(-1, form.heads, form.width),
+                    view.csr() if weight is None else view.csr_by_id())
     found = multi_reduce.forward(form, view.csc(), rows, weight, grad is not None)
     if grad is None:
         return found.out, None
@@ -88,13 +92,15 @@ def test_rows_in_any_form(device):
             for _ in range(2):
                 found = reduced(view.csc(), like, ("max",), train=True)
                 assert same_bits(found.out, out.view(33, 24))
-                assert same_bits(gradient(view.csc(), view.csr(), ("max",), like, None, found, sent), back.view(40, 24))
+                assert same_bits(gradient(view.csc(), view.csr(), ("max",), like, None, found,
+                                          sent), back.view(40, 24))
     with pytest.raises(ValueError, match="weight"):
         reduced(view.csc(), x, ("max",), torch.ones(200, device=device, dtype=torch.float64))
 
 
 def test_graphs_that_share_arrays_remember_for_themselves(device):
-    """The transposed graph has its edges' places in two ways: what is remembered of one is not for the other."""
+    """The transposed graph has its edges' places in two ways: what is remembered of one is not for
+    the other."""
     view = graph(device, 40, 33, 200)
     settled(view)
     assert view.csr().other is view.csr_by_id().other and view.csr().made is not view.csr_by_id().made

@@ -1,4 +1,5 @@
-"""Pairs of a node and a relation, shares of edges and nodes by type: against torch's way, number for number."""
+"""Pairs of a node and a relation, shares of edges and nodes by type: against torch's way, number
+for number."""
 from __future__ import annotations
 
 import pytest
@@ -16,10 +17,13 @@ BITS = [torch.int32, torch.int64]
 
 
 def edges(count=300, num_src=40, num_dst=30, num_relations=7):
-    """(src, dst, relation, sizes) on the CPU, with a hub and duplicates; relation 1 and the last destination have no edges."""
-    src, dst, relation = (torch.randint(0, max(1, below), (count,)) for below in (num_src, num_dst - 1, num_relations))
+    """(src, dst, relation, sizes) on the CPU, with a hub and duplicates; relation 1 and the last
+    destination have no edges."""
+    src, dst, relation = (torch.randint(0, max(1, below), (count,))
+                          for below in (num_src, num_dst - 1, num_relations))
     relation[relation == 1] = 0
-    src[:count // 3], dst[:count // 4], dst[count // 4:count // 3] = min(2, num_src - 1), min(3, num_dst - 1), 0
+    src[:count // 3], dst[:count // 4], dst[count // 4:count // 3] = (min(2, num_src - 1),
+                                                                      min(3, num_dst - 1), 0)
     return src, dst, relation, (num_src, num_dst, num_relations)
 
 
@@ -39,9 +43,11 @@ def verify(device, src, dst, relation, sizes, ends=(0, 1), small=True):
     return found
 
 
-GRAPHS = {"any": {}, "no edges": dict(count=0), "nothing": dict(count=0, num_src=0, num_dst=0, num_relations=0),
-          "no nodes": dict(count=0, num_src=0), "one edge": dict(count=1), "one node": dict(count=50, num_src=1, num_dst=1),
-          "one relation": dict(num_relations=1), "relations mostly empty": dict(num_relations=5000),
+GRAPHS = {"any": {}, "no edges": dict(count=0),
+          "nothing": dict(count=0, num_src=0, num_dst=0, num_relations=0),
+          "no nodes": dict(count=0, num_src=0), "one edge": dict(count=1),
+          "one node": dict(count=50, num_src=1, num_dst=1), "one relation": dict(num_relations=1),
+          "relations mostly empty": dict(num_relations=5000),
           "several blocks": dict(count=1500, num_src=300, num_dst=500)}
 
 
@@ -55,7 +61,8 @@ def test_equal_edges(device):
     assert [one.node.shape[0] for one in found.pairs] == [1, 1]
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None,
+          suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4), st.integers(0, 2)), max_size=40))
 def test_any_edges(device, given_edges):
     verify(device, *torch.tensor(given_edges, dtype=torch.int64).view(-1, 3).unbind(1), (4, 5, 3))
@@ -97,12 +104,15 @@ def test_sources_that_are_destinations(device):
 
 
 def test_copies_are_not_the_callers_own_and_arrays_are_aligned(device):
-    src, dst, relation = (torch.randint(0, 5, (77,), dtype=torch.int32, device=device) for _ in range(3))
+    src, dst, relation = (torch.randint(0, 5, (77,), dtype=torch.int32, device=device)
+                          for _ in range(3))
     found = pairs.number(src, dst, relation, 5, 5, 5)
     before = src.tolist()
     src.zero_()
     assert found.copies[0].tolist() == before
-    arrays = [*found.copies, *(getattr(one, name) for one in found.pairs for name in ("node", "relation", "of_edge"))]
+    arrays = [*found.copies,
+              *(getattr(one, name) for one in found.pairs
+                for name in ("node", "relation", "of_edge"))]
     assert all(t.data_ptr() % 16 == 0 for t in arrays)
 
 
@@ -136,7 +146,8 @@ def test_inputs_keep_their_bounds(device, poison):
     *ids, sizes = edges(count=99)
     found = pairs.number(*(poison.guard(t.to(device)) for t in ids), *sizes, small=False)
     order = poison.guard(torch.randperm(99).to(device))
-    pairs.shares(poison.guard(found.pairs[1].of_edge), found.pairs[1].node.shape[0], torch.float32, order)
+    pairs.shares(poison.guard(found.pairs[1].of_edge), found.pairs[1].node.shape[0], torch.float32,
+                 order)
     pairs.sort_types(poison.guard(ids[2].to(device)), sizes[2])
 
 
@@ -157,12 +168,14 @@ def test_shares(device, count, dtype):
 # ---- nodes by type ----
 
 @pytest.mark.parametrize("index", BITS)
-@pytest.mark.parametrize("nodes, types", [(0, 0), (0, 3), (1, 1), (15, 2), (16, 2), (17, 2), (700, 5), (700, 90), (9000, 3),
-                                          (5, 400)])
+@pytest.mark.parametrize("nodes, types",
+                         [(0, 0), (0, 3), (1, 1), (15, 2), (16, 2), (17, 2), (700, 5), (700, 90),
+                          (9000, 3), (5, 400)])
 def test_nodes_by_type(device, nodes, types, index):
     given_types = torch.randint(0, max(types, 1), (nodes,), dtype=index)
     found = pairs.sort_types(given_types.to(device), types)
-    counts = torch.bincount(given_types, minlength=types) if types else torch.empty(0, dtype=torch.int64)
+    counts = (torch.bincount(given_types, minlength=types)
+              if types else torch.empty(0, dtype=torch.int64))
     assert found.ends == (0, *counts.cumsum(0).tolist()) == tuple(found.ptr.tolist())
     assert found.types.dtype is torch.int32 and found.types.tolist() == given_types.tolist()
     ordered, order = torch.sort(given_types, stable=True)
@@ -179,14 +192,16 @@ def test_one_place_out_of_order(device, at):
     """Where one thread's nodes end and the next one's begin."""
     types = torch.zeros(40, dtype=torch.int64)
     types[:at] = 1
-    assert pairs.sort_types(types.to(device), 2).order.tolist() == torch.sort(types, stable=True).indices.tolist()
+    assert pairs.sort_types(types.to(device),
+                            2).order.tolist() == torch.sort(types, stable=True).indices.tolist()
 
 
 @pytest.mark.parametrize("wrong", [-1, 3, 2**31, -2**40])
 def test_types_out_of_range(device, wrong):
     types = torch.zeros(50, dtype=torch.int64)
     types[33] = wrong
-    assert pairs.sort_types(types.to(device), 3) is None and pairs.sort_types(types[34:].to(device), 3) is not None
+    assert pairs.sort_types(types.to(device),
+                            3) is None and pairs.sort_types(types[34:].to(device), 3) is not None
 
 
 def test_a_column_of_types(device):
@@ -211,7 +226,8 @@ def test_edges_that_do_not_fit_are_refused(change, message):
     ((torch.zeros(9), 1, torch.float32), "of_edge is"),
     ((torch.zeros(18, dtype=torch.int32)[::2], 1, torch.float32), "of_edge is"),
     ((torch.zeros(9, dtype=torch.int32), 1, torch.float16), "shares torch.float16"),
-    ((torch.zeros(9, dtype=torch.int32), 1, torch.float32, torch.zeros(8, dtype=torch.int32)), "order is"),
+    ((torch.zeros(9, dtype=torch.int32), 1, torch.float32, torch.zeros(8, dtype=torch.int32)),
+     "order is"),
     ((torch.zeros(9, dtype=torch.int32), 1, torch.float32, torch.zeros(9)), "order is"),
 ])
 def test_shares_that_do_not_fit_are_refused(args, message):

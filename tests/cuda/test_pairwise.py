@@ -15,13 +15,15 @@ pytestmark = pytest.mark.usefixtures("poison")
 KINDS = [(score, False) for score in SCORES] + [("gatv2", True), ("dot", True)]
 
 
-@on_devices("heads,width,score", [(h, d, list(SCORES)[i % len(SCORES)]) for i, (h, d) in enumerate(SIZES)],
+@on_devices("heads,width,score",
+            [(h, d, list(SCORES)[i % len(SCORES)]) for i, (h, d) in enumerate(SIZES)],
             [(h, d, score) for h, d in SIZES for score in SCORES])
 def test_sizes(device, heads, width, score):
     check(pairwise(score, graph(device), heads, width), train=False)
 
 
-@on_devices("score,edge,dropout", [(*kind, 0.0) for kind in KINDS] + [("gatv2", True, 0.3), ("dot", False, 0.3)],
+@on_devices("score,edge,dropout",
+            [(*kind, 0.0) for kind in KINDS] + [("gatv2", True, 0.3), ("dot", False, 0.3)],
             [(*kind, p) for kind in KINDS if kind[0] != "cosine" for p in (0.0, 0.3)])
 @pytest.mark.parametrize("chunk", [1024, 16])
 def test_kinds(device, chunk_edges, score, edge, dropout, chunk):
@@ -76,18 +78,21 @@ def test_saturated_softmax(device, chunk_edges, score):
 
 @pytest.mark.parametrize("score", ["gatv2", "dot", "mx", "sd"])
 def test_dropout_of_everything_gives_zeros(device, score):
-    assert (by_kernels(pairwise(score, graph(device), 3, 5, dropout=1.0), train=False)[0]["out"] == 0).all()
+    assert (by_kernels(pairwise(score, graph(device), 3, 5, dropout=1.0),
+                       train=False)[0]["out"] == 0).all()
 
 
-BAD = [("gatv2", "keys", float("nan")), ("gatv2", "att", float("nan")), ("gatv2", "queries", float("inf")),
-       ("dot", "queries", float("nan")), ("dot", "values", float("inf")), ("dot", "keys", float("inf")),
-       ("dot", "edges", float("nan")), ("cosine", "c_src", float("nan")), ("mx", "c_dst", float("inf")),
-       ("sd", "keys", -float("inf"))]
+BAD = [("gatv2", "keys", float("nan")), ("gatv2", "att", float("nan")),
+       ("gatv2", "queries", float("inf")), ("dot", "queries", float("nan")),
+       ("dot", "values", float("inf")), ("dot", "keys", float("inf")),
+       ("dot", "edges", float("nan")), ("cosine", "c_src", float("nan")),
+       ("mx", "c_dst", float("inf")), ("sd", "keys", -float("inf"))]
 
 
 @pytest.mark.parametrize("chunk", [1024, 16])
 @pytest.mark.parametrize("score, name, value", BAD)
-def test_what_is_not_finite_shows_where_it_does_in_torch(device, chunk_edges, score, name, value, chunk):
+def test_what_is_not_finite_shows_where_it_does_in_torch(device, chunk_edges, score, name, value,
+                                                         chunk):
     chunk_edges(chunk)
     problem = pairwise(score, graph(device), 3, 5, edge=name == "edges")
     problem.tensors[name][0, 1] = value
@@ -99,20 +104,24 @@ def test_what_is_not_finite_shows_where_it_does_in_torch(device, chunk_edges, sc
 
 @pytest.mark.parametrize("chunk", [1024, 16])
 def test_masked_edges(device, chunk_edges, chunk):
-    """A score of -inf takes an edge out, also where whole steps and chunks consist of such edges."""
+    """A score of -inf takes an edge out, also where whole steps and chunks consist of such
+    edges."""
     chunk_edges(chunk)
     problem = pairwise("cosine", graph(device), 3, 5)
     problem.tensors["keys"].abs_(), problem.tensors["queries"].abs_()
     problem.tensors["c_src"][:25] = -float("inf")
     got, call = by_kernels(problem, train=False)
-    plain, exact = (by_torch(problem, call, dtype, train=False)["out"] for dtype in (torch.float32, torch.float64))
+    plain, exact = (by_torch(problem, call, dtype, train=False)["out"]
+                    for dtype in (torch.float32, torch.float64))
     some = torch.isfinite(exact)
-    assert not some.all() and some[3].all(), "there are rows with nothing but such edges, and a long one with some others"
+    assert not some.all() and some[
+        3].all(), "there are rows with nothing but such edges, and a long one with some others"
     assert torch.equal(torch.isfinite(got["out"]), some)
     assert_accurate("out", got["out"][some], plain[some], exact[some])
 
 
-@pytest.mark.parametrize("num_src, num_dst, edges", [(40, 30, 0), (1, 1, 1), (5, 0, 0), (0, 5, 0), (0, 0, 0)])
+@pytest.mark.parametrize("num_src, num_dst, edges",
+                         [(40, 30, 0), (1, 1, 1), (5, 0, 0), (0, 5, 0), (0, 0, 0)])
 @pytest.mark.parametrize("score", ["gatv2", "dot"])
 def test_small_and_empty_graphs(device, score, num_src, num_dst, edges):
     problem = pairwise(score, graph(device, num_src, num_dst, edges), 3, 5)
@@ -121,7 +130,8 @@ def test_small_and_empty_graphs(device, score, num_src, num_dst, edges):
     if edges == 0:
         assert (out == 0).all()
     else:
-        torch.testing.assert_close(out, problem.tensors["values" if score == "dot" else "keys"], rtol=1e-6, atol=0)
+        torch.testing.assert_close(out, problem.tensors["values" if score == "dot" else "keys"],
+                                   rtol=1e-6, atol=0)
 
 
 def test_isolated_rows_are_zero(device):
@@ -139,7 +149,8 @@ def test_inputs_of_any_stride(device, change):
         if change == "non_contiguous":
             problem.tensors[name] = tensor.transpose(0, 2).contiguous().transpose(0, 2)
         else:
-            problem.tensors[name] = torch.cat([tensor.new_zeros(1), tensor.flatten()])[1:].view(tensor.shape)
+            problem.tensors[name] = torch.cat([tensor.new_zeros(1),
+                                               tensor.flatten()])[1:].view(tensor.shape)
     assert same_bits(by_kernels(problem, train=False)[0]["out"], expected)
 
 

@@ -10,7 +10,8 @@ from gnnaccel.dispatch import attention
 from gnnaccel.dispatch import attention_families as families
 from gnnaccel.dispatch import graph as graph_module
 from gnnaccel.dispatch.attention_families import keeps_scores, side_by_side
-from tests.attention_cases import SIZES, by_kernels, by_torch, check, check_average, graph, pairwise, pairwise_vectors
+from tests.attention_cases import (SIZES, by_kernels, by_torch, check, check_average, graph,
+                                   pairwise, pairwise_vectors)
 from tests.helpers import forget_report, on_devices, relative, same_bits
 
 pytestmark = pytest.mark.usefixtures("poison")
@@ -18,16 +19,21 @@ pytestmark = pytest.mark.usefixtures("poison")
 KINDS = [(score, False) for score in SCORES] + [("gatv2", True), ("dot", True)]
 
 
-@on_devices("heads,width,score", [(h, d, list(SCORES)[i % len(SCORES)]) for i, (h, d) in enumerate(SIZES)],
+@on_devices("heads,width,score",
+            [(h, d, list(SCORES)[i % len(SCORES)]) for i, (h, d) in enumerate(SIZES)],
             [(h, d, score) for h, d in SIZES for score in SCORES])
 def test_sizes(device, heads, width, score):
     check(pairwise(score, graph(device), heads, width))
 
 
 @on_devices("score,edge,dropout,heads,width",
-            [(*kind, 0.0, 3, 5) for kind in KINDS] + [("gatv2", True, 0.3, 3, 5), ("dot", True, 0.3, 8, 8), ("mx", False, 0.3, 3, 5),
-                                                      ("sd", False, 0.3, 3, 5), ("gatv2", False, 0.3, 1, 64)],
-            [(*kind, p, *size) for kind in KINDS for p in (0.0, 0.3) if kind[0] != "cosine" for size in SIZES])
+            [(*kind, 0.0, 3, 5) for kind in KINDS] + [("gatv2", True, 0.3, 3, 5),
+                                                      ("dot", True, 0.3, 8, 8),
+                                                      ("mx", False, 0.3, 3, 5),
+                                                      ("sd", False, 0.3, 3, 5),
+                                                      ("gatv2", False, 0.3, 1, 64)],
+            [(*kind, p, *size) for kind in KINDS for p in (0.0, 0.3) if kind[0] != "cosine"
+             for size in SIZES])
 @pytest.mark.parametrize("chunk", [1024, 16])
 def test_kinds(device, chunk_edges, score, edge, dropout, heads, width, chunk):
     chunk_edges(chunk)
@@ -59,7 +65,8 @@ def test_bias(device, chunk_edges, train, chunk, edge):
     assert alone.any() and (out[alone] == problem.tensors["bias"].view(3, 5)).all()
 
 
-@on_devices("score,heads,width", [(score, 3, 5) for score in SCORES], [(score, 8, 8) for score in SCORES])
+@on_devices("score,heads,width", [(score, 3, 5) for score in SCORES],
+            [(score, 8, 8) for score in SCORES])
 def test_average_accuracy(device, score, heads, width):
     check_average(lambda: pairwise(score, graph(device), heads, width))
 
@@ -71,7 +78,8 @@ def test_large_graph_with_super_nodes(device, score):
 
 
 @pytest.mark.parametrize("chunk", [1024, 16])
-def test_the_attention_vectors_sum_when_blocks_take_many_rows(device, chunk_edges, monkeypatch, chunk):
+def test_the_attention_vectors_sum_when_blocks_take_many_rows(device, chunk_edges, monkeypatch,
+                                                              chunk):
     chunk_edges(chunk)
     monkeypatch.setattr(pairwise_backward, "_ATT_BLOCKS", 2)
     check(pairwise("gatv2", graph(device), 3, 5, edge=True))
@@ -101,13 +109,16 @@ def test_wide_offsets(device, chunk_edges):
             [(torch.float16, torch.float16), (torch.bfloat16, torch.float32)])
 @pytest.mark.parametrize("score", ["gatv2", "dot"])
 def test_half_rows(device, row, out, score):
-    # backward reads the output as it was stored: delta = <dO, O> carries its rounding into differences
-    check(pairwise(score, graph(device), 8, 8, edge=True, row=row, out=out), floor=0.0 if out == torch.float32 else 2e-2)
+    # backward reads the output as it was stored: delta = <dO, O> carries its rounding into
+    # differences
+    check(pairwise(score, graph(device), 8, 8, edge=True, row=row, out=out),
+          floor=0.0 if out == torch.float32 else 2e-2)
 
 
 @pytest.mark.parametrize("score", SCORES)
 def test_saturated_softmax(device, score):
-    """Where one edge takes nearly all of a softmax, t - delta is a small difference: what can be had is bounded by the scores."""
+    """Where one edge takes nearly all of a softmax, t - delta is a small difference: what can be
+    had is bounded by the scores."""
     problem = pairwise(score, graph(device), 3, 5, scale=10.0)
     got, call = by_kernels(problem)
     exact = by_torch(problem, call, torch.float64)
@@ -121,8 +132,9 @@ def test_dropout_of_everything_gives_zero_gradients(device, score):
     assert all((g == 0).all() for g in grads.values())
 
 
-BAD = [("gatv2", "keys", float("nan")), ("gatv2", "att", float("inf")), ("dot", "queries", float("nan")),
-       ("dot", "edges", float("nan")), ("cosine", "c_src", float("nan")), ("mx", "c_dst", float("inf"))]
+BAD = [("gatv2", "keys", float("nan")), ("gatv2", "att", float("inf")),
+       ("dot", "queries", float("nan")), ("dot", "edges", float("nan")),
+       ("cosine", "c_src", float("nan")), ("mx", "c_dst", float("inf"))]
 
 
 @pytest.mark.parametrize("chunk", [1024, 16])
@@ -137,7 +149,8 @@ def test_gradients_are_not_silently_finite(device, chunk_edges, score, name, val
         assert not silent.any(), f"{key}: {int(silent.sum())} of {int((~torch.isfinite(expected)).sum())}"
 
 
-@pytest.mark.parametrize("num_src, num_dst, edges", [(40, 30, 0), (1, 1, 1), (5, 0, 0), (0, 5, 0), (0, 0, 0)])
+@pytest.mark.parametrize("num_src, num_dst, edges",
+                         [(40, 30, 0), (1, 1, 1), (5, 0, 0), (0, 5, 0), (0, 0, 0)])
 @pytest.mark.parametrize("score", ["gatv2", "mx"])
 def test_small_and_empty_graphs(device, score, num_src, num_dst, edges):
     problem = pairwise(score, graph(device, num_src, num_dst, edges), 3, 5)
@@ -169,8 +182,9 @@ def test_results_repeat(device, chunk_edges, score):
     assert all(same_bits(runs[0][name], run[name]) for run in runs for name in run)
 
 
-@pytest.mark.parametrize("edge,dropout,heads,width", [(False, 0.0, 4, 16), (True, 0.0, 8, 8), (False, 0.3, 1, 4),
-                                                      (False, 0.0, 3, 5)])
+@pytest.mark.parametrize("edge,dropout,heads,width",
+                         [(False, 0.0, 4, 16), (True, 0.0, 8, 8), (False, 0.3, 1, 4),
+                          (False, 0.0, 3, 5)])
 @pytest.mark.parametrize("chunk", [1024, 16])
 def test_keys_and_values_side_by_side(device, chunk_edges, chunk, edge, dropout, heads, width):
     """Rows that are no multiple of 16 bytes are copied."""
@@ -184,7 +198,8 @@ def test_keys_and_values_side_by_side(device, chunk_edges, chunk, edge, dropout,
     got, call = by_kernels(problem)
     assert all(same_bits(got[name].contiguous(), expected[name]) for name in expected)
     beside = width % 4 == 0
-    assert side_by_side(got["keys"], got["values"]) == side_by_side(both[:, 0], both[:, 1]) == beside
+    assert side_by_side(got["keys"],
+                        got["values"]) == side_by_side(both[:, 0], both[:, 1]) == beside
 
 
 def _large(monkeypatch):
@@ -194,14 +209,17 @@ def _large(monkeypatch):
     monkeypatch.setattr(families, "_LEAST_ROW", 0)
 
 
-@on_devices("heads,width,dropout,loops,beside,row", [(4, 16, 0.0, 0, True, torch.float32), (3, 5, 0.3, 9, False, torch.float32),
-                                                     (12, 20, 0.3, 0, False, torch.bfloat16)],
+@on_devices("heads,width,dropout,loops,beside,row",
+            [(4, 16, 0.0, 0, True, torch.float32), (3, 5, 0.3, 9, False, torch.float32),
+             (12, 20, 0.3, 0, False, torch.bfloat16)],
             [(h, d, p, 0, d % 4 == 0, torch.float32) for h, d in SIZES for p in (0.0, 0.3)])
 @pytest.mark.parametrize("chunk", [1024, 16])
-def test_scores_kept_between_the_passes(device, chunk_edges, monkeypatch, chunk, heads, width, dropout, loops, beside, row):
+def test_scores_kept_between_the_passes(device, chunk_edges, monkeypatch, chunk, heads, width,
+                                        dropout, loops, beside, row):
     chunk_edges(chunk)
     torch.manual_seed(1)
-    plain, _ = by_kernels(pairwise("dot", graph(device, loops=loops), heads, width, False, dropout, row=row))
+    plain, _ = by_kernels(pairwise("dot", graph(device, loops=loops), heads, width, False, dropout,
+                                   row=row))
     torch.manual_seed(1)
     _large(monkeypatch)
     problem = pairwise("dot", graph(device, loops=loops), heads, width, False, dropout, row=row)
@@ -210,10 +228,13 @@ def test_scores_kept_between_the_passes(device, chunk_edges, monkeypatch, chunk,
         problem.tensors.update(keys=both[:, 0], values=both[:, 1])
     got = check(problem)
     assert problem.graph.csr(False).inverse is not None
-    if not dropout or device.type == "cpu":  # a GPU builds small graphs in any order, and masks go by places
-        torch.testing.assert_close(got["queries"], plain["queries"], rtol=1e-2 if row is torch.bfloat16 else 1e-4, atol=1e-4)
+    # a GPU builds small graphs in any order, and masks go by places
+    if not dropout or device.type == "cpu":
+        torch.testing.assert_close(got["queries"], plain["queries"],
+                                   rtol=1e-2 if row is torch.bfloat16 else 1e-4, atol=1e-4)
     again, _ = by_kernels(problem)
-    assert dropout or all(same_bits(again[name].contiguous(), got[name].contiguous()) for name in got)
+    assert dropout or all(same_bits(again[name].contiguous(), got[name].contiguous())
+                          for name in got)
 
 
 def test_scores_kept_with_wide_offsets_and_without_edges(device, chunk_edges, monkeypatch):
@@ -232,8 +253,11 @@ def test_scores_are_kept_where_nodes_hold_more_memory(device, monkeypatch):
     assert not keeps_scores(found, problem.graph, 8, 8, 4)  # a small graph
     monkeypatch.setattr(graph_module, "SORT_FROM", 1)
     view = graph(device, 1000, 1000, 200)
-    assert keeps_scores(found, view, 8, 8, 4) and not keeps_scores(found, graph(device, 40, 30, 5000), 8, 8, 4)
-    assert not keeps_scores(found, view, 8, 4, 4) and not keeps_scores(pairwise("sd", view, 8, 8).call().attention, view, 8, 8, 4)
+    assert keeps_scores(found, view, 8, 8,
+                        4) and not keeps_scores(found, graph(device, 40, 30, 5000), 8, 8, 4)
+    assert not keeps_scores(found, view, 8, 4,
+                            4) and not keeps_scores(pairwise("sd", view, 8, 8).call().attention,
+                                                    view, 8, 8, 4)
     assert not keeps_scores(pairwise("dot", view, 8, 8, True).call().attention, view, 8, 8, 4)
 
 
@@ -255,6 +279,7 @@ def test_several_attention_vectors(device, chunk_edges, chunk, heads, width, dro
     chunk_edges(chunk)
     problem = pairwise_vectors(device, heads, width, 3, dropout, row=row)
     got = check(problem)
-    assert not got["att"][2].any() and got["att"][:2].any() and not got["out"][30:].any()  # the last has no edges
+    # the last has no edges
+    assert not got["att"][2].any() and got["att"][:2].any() and not got["out"][30:].any()
     twice, _ = by_kernels(problem)
     assert dropout or same_bits(twice["att"], got["att"])

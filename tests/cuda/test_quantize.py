@@ -1,4 +1,5 @@
-"""Rows in int8 with a scale per row, and in bf16: rounding, bounds, and rows that are not like others."""
+"""Rows in int8 with a scale per row, and in bf16: rounding, bounds, and rows that are not like
+others."""
 from __future__ import annotations
 
 import pytest
@@ -23,13 +24,15 @@ def by_torch(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def check(x: torch.Tensor, got: Int8Rows) -> None:
     scale, whole = by_torch(x)
     width = whole.shape[1]
-    assert got.width == width and got.data.shape == (x.shape[0], stride(width)) and got.data.dtype is torch.int8
+    assert got.width == width and got.data.shape == (x.shape[0],
+                                                     stride(width)) and got.data.dtype is torch.int8
     torch.testing.assert_close(got.scale.double(), scale, rtol=1.3e-7, atol=0)
     assert (got.data[:, width:] == 0).all()
     off = got.data[:, :width].double() - whole
     # where fp32 has the quotient on the other side of a tie, the other neighbour is as near
     assert off.abs().max() <= 1 and (off != 0).double().mean() < 1e-3
-    assert (got.dequantize().double() - x.double().flatten(1)).abs().sub(scale.unsqueeze(1) * 0.50001).max() <= 0
+    assert (got.dequantize().double() - x.double().flatten(1)).abs().sub(
+        scale.unsqueeze(1) * 0.50001).max() <= 0
 
 
 @on_devices("width", WIDTHS)
@@ -62,7 +65,8 @@ def test_rows_that_are_not_like_others(device, width, stochastic):
     got = int8_rows(x, quantize.key(device) if stochastic else None, flag)
     back = got.dequantize()
     assert int(flag) == 0
-    assert got.scale[0] == 0 and (got.data[0] == 0).all() and got.scale[3] == 0 and (back[3] == 0).all()
+    assert got.scale[0] == 0 and (got.data[0] == 0).all() and got.scale[3] == 0 and (
+        back[3] == 0).all()
     assert (got.data[1, :width] == -127).all()
     torch.testing.assert_close(back[1], x[1])
     assert got.data[2, width - 1] == 127 and got.data[2, :width - 1].abs().max() <= 1
@@ -78,14 +82,16 @@ def test_numbers_that_are_not_finite(device, width, value):
     flag = torch.zeros(1, dtype=torch.int32, device=device)
     got = int8_rows(x, quantize.key(device), flag)
     assert int(flag) == 1 and (got.data[17] == 0).all()
-    assert torch.isnan(got.dequantize()[17]).all() and torch.isfinite(got.dequantize()[torch.arange(40) != 17]).all()
+    assert torch.isnan(got.dequantize()[17]).all() and torch.isfinite(
+        got.dequantize()[torch.arange(40) != 17]).all()
     without = int8_rows(x)
     assert same_bits(without.scale, got.scale)
 
 
 @on_devices("width", [5, 6, 64, 1100])
 def test_stochastic_rounding_is_unbiased(device, width):
-    """The mean of n draws lies within 6 standard errors, at most 0.5 / sqrt(n) steps each, of what was rounded."""
+    """The mean of n draws lies within 6 standard errors, at most 0.5 / sqrt(n) steps each, of what
+    was rounded."""
     x = torch.randn(3, width).clamp(-3.9, 3.9).to(device)
     x[:, 0] = 4.0
     x[2, 1] = 0.0
@@ -107,7 +113,8 @@ def test_stochastic_rounding_is_unbiased(device, width):
 
 
 def test_stochastic_rounding_draws_for_each_number(device):
-    """Of equal numbers half a step between two whole ones, half go up, in every row and every column."""
+    """Of equal numbers half a step between two whole ones, half go up, in every row and every
+    column."""
     x = torch.full((64, 64), 0.5).to(device)
     x[:, 0] = 127.0
     up = int8_rows(x, quantize.key(device)).data[:, 1:].double()
@@ -136,7 +143,8 @@ def test_whole_numbers_stay(device):
 def test_factors_go_into_the_scale(device):
     x, factor = torch.randn(20, 7).to(device), torch.rand(20).to(device)
     rows = int8_rows(x)
-    torch.testing.assert_close(rows.times(factor).dequantize(), rows.dequantize() * factor.unsqueeze(1))
+    torch.testing.assert_close(rows.times(factor).dequantize(),
+                               rows.dequantize() * factor.unsqueeze(1))
 
 
 def test_rows_at_any_address(device):
@@ -184,7 +192,8 @@ def test_bf16_is_unbiased(device):
 # ---- refusals ----
 
 @pytest.mark.parametrize("change, message", [
-    (lambda x: x.double(), "float64.*float32, torch.float16, torch.bfloat16"), (lambda x: x[:, ::2], "strides"),
+    (lambda x: x.double(), "float64.*float32, torch.float16, torch.bfloat16"),
+    (lambda x: x[:, ::2], "strides"),
     (lambda x: x[:, :0], "1 or more channels"), (lambda x: x[0], r"x is \[6\]")])
 def test_rows_that_do_not_fit(device, change, message):
     with pytest.raises(ValueError, match=message):

@@ -23,7 +23,8 @@ def made(view, width: int, dtype: torch.dtype = F32) -> list[Tensor]:
     return [torch.randn(count, width).to(view.device, dtype) for count in counts]
 
 
-def by_torch(view, given: list[Tensor], constant: float, mean: bool, dtype: torch.dtype) -> list[Tensor]:
+def by_torch(view, given: list[Tensor], constant: float, mean: bool,
+             dtype: torch.dtype) -> list[Tensor]:
     x, edge, grad = (t.to(dtype) for t in given)
     x, edge = x.requires_grad_(), edge.requires_grad_()
     src, dst = view._kept
@@ -41,7 +42,8 @@ def by_kernels(view, given: list[Tensor], constant: float, mean: bool) -> list[T
     return [out, *rectified.backward(view.csr_by_id(), x, edge, grad, True)]
 
 
-def check(view, width: int, constant: float = 0.0, mean: bool = False, dtype: torch.dtype = F32) -> list[Tensor]:
+def check(view, width: int, constant: float = 0.0, mean: bool = False,
+          dtype: torch.dtype = F32) -> list[Tensor]:
     given = made(view, width, dtype)
     got = by_kernels(view, given, constant, mean)
     plain, exact = (by_torch(view, given, constant, mean, d) for d in (F32, torch.float64))
@@ -103,7 +105,8 @@ def test_scheduling_does_not_change_the_result(chunk_edges):
         expected = by_kernels(view, given, 0.5, True)
     for order in ("reversed", "uneven"):
         with driver.using(EmulatedDriver(order, seed=5)):
-            assert all(same_bits(a, b) for a, b in zip(by_kernels(view, given, 0.5, True), expected))
+            assert all(same_bits(a, b)
+                       for a, b in zip(by_kernels(view, given, 0.5, True), expected))
 
 
 def test_inputs_that_do_not_fit(device):

@@ -21,7 +21,8 @@ def made(device, width, dtype=torch.float32, index=torch.int64):
 
 def plain(op, lhs, rhs, lhs_index, rhs_index):
     """In fp32, rounded once."""
-    a, b = (t.float() if i is None else t.float()[i.long()] for t, i in ((lhs, lhs_index), (rhs, rhs_index)))
+    a, b = (t.float() if i is None else t.float()[i.long()]
+            for t, i in ((lhs, lhs_index), (rhs, rhs_index)))
     return (a + b if op == "add" else a * b).to(lhs.dtype)
 
 
@@ -47,7 +48,8 @@ def test_rows_of_edges(device, side):
         lhs, li = torch.randn(EDGES, 6).to(device), None
     if side != "lhs":
         rhs, ri = torch.randn(EDGES, 6).to(device), None
-    assert same_bits(sddmm.elementwise("add", EDGES, lhs, rhs, li, ri), plain("add", lhs, rhs, li, ri))
+    assert same_bits(sddmm.elementwise("add", EDGES, lhs, rhs, li, ri),
+                     plain("add", lhs, rhs, li, ri))
 
 
 def test_no_edges(device):
@@ -62,12 +64,15 @@ def test_inputs_and_outputs_keep_their_bounds(device, poison):
 
 
 @pytest.mark.parametrize("message, change", [
-    ("rhs is .40, 5.", lambda g: g.update(rhs=g["rhs"][:, :5])), ("rhs is.*float64", lambda g: g.update(rhs=g["rhs"].double())),
+    ("rhs is .40, 5.", lambda g: g.update(rhs=g["rhs"][:, :5])),
+    ("rhs is.*float64", lambda g: g.update(rhs=g["rhs"].double())),
     ("lhs_index is .299", lambda g: g.update(lhs_index=g["lhs_index"][:299])),
     ("rhs_index is.*int32", lambda g: g.update(rhs_index=g["rhs_index"].int())),
-    ("lhs is .40, 6.*300, 6", lambda g: g.update(lhs_index=None)), ("op='div'", lambda g: g.update(op="div"))])
+    ("lhs is .40, 6.*300, 6", lambda g: g.update(lhs_index=None)),
+    ("op='div'", lambda g: g.update(op="div"))])
 def test_inputs_that_do_not_fit(device, message, change):
-    given = dict(zip(("lhs", "rhs", "lhs_index", "rhs_index"), made(device, 6)), op="add", edges=EDGES)
+    given = dict(zip(("lhs", "rhs", "lhs_index", "rhs_index"), made(device, 6)), op="add",
+                 edges=EDGES)
     change(given)
     with pytest.raises(ValueError, match=message):
         sddmm.elementwise(**given)

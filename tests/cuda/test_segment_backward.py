@@ -26,14 +26,16 @@ def make(device, lengths, k, n, dtype=torch.float32, blocks=1, rows=None):
     """Segments, x, dy and w [S, blocks, K, N]."""
     rows = sum(lengths) if rows is None else rows
     return (make_segments(device, lengths), torch.randn(rows, blocks * k).to(device, dtype),
-            torch.randn(rows, blocks * n).to(device, dtype), torch.randn(len(lengths), blocks, k, n).to(device, dtype))
+            torch.randn(rows, blocks * n).to(device, dtype),
+            torch.randn(len(lengths), blocks, k, n).to(device, dtype))
 
 
 def together(segments, x, dy, w, number=0, changes=None, **more):
     """`gradients` by the one kernel, whatever `serves` says."""
     blocks = more.get("blocks", 1)
     k, n = x.shape[1] // blocks, dy.shape[1] // blocks
-    plan = plans(n, k, x.dtype, precision_of(more.get("precision", "fp32"), x.dtype, n), LIMIT)[number]
+    plan = plans(n, k, x.dtype, precision_of(more.get("precision", "fp32"), x.dtype, n),
+                 LIMIT)[number]
     return backward(segments, dataclasses.replace(plan, **changes or {}), x, dy, w, **more)
 
 
@@ -51,8 +53,9 @@ def few_blocks(monkeypatch, sms):
     return dict(per_sm=1)
 
 
-@on_devices("number,precision,dtype", [*((i, "fp32", torch.float32) for i in range(3)), (0, "tf32", torch.float32),
-                                       (2, "tf32", torch.float32), (0, "fp32", torch.bfloat16), (2, "fp32", torch.bfloat16)],
+@on_devices("number,precision,dtype",
+            [*((i, "fp32", torch.float32) for i in range(3)), (0, "tf32", torch.float32),
+             (2, "tf32", torch.float32), (0, "fp32", torch.bfloat16), (2, "fp32", torch.bfloat16)],
             [(1, "tf32", torch.float32), (1, "fp32", torch.bfloat16)])
 def test_every_plan(device, number, precision, dtype):
     segments, x, dy, w = make(device, MORE, 64, 64, dtype)
@@ -68,8 +71,11 @@ def test_every_plan(device, number, precision, dtype):
 SIZES = [(16, 24), (24, 40), (8, 16), (64, 32), (120, 16), (128, 64), (64, 128), (128, 128)]
 
 
-@on_devices("k,n,dtype", [(24, 40, torch.float32), (8, 16, torch.float16), (120, 16, torch.float32), (64, 128, torch.float16)],
-            [(k, n, dtype) for k, n in SIZES for dtype in (torch.float32, torch.float16) if n * dtype.itemsize % 32 == 0])
+@on_devices("k,n,dtype",
+            [(24, 40, torch.float32), (8, 16, torch.float16), (120, 16, torch.float32),
+             (64, 128, torch.float16)],
+            [(k, n, dtype) for k, n in SIZES for dtype in (torch.float32, torch.float16)
+             if n * dtype.itemsize % 32 == 0])
 def test_sizes(device, k, n, dtype):
     segments, x, dy, w = make(device, LENGTHS, k, n, dtype)
     judge(together(segments, x, dy, w, sums=True), segments, x, dy, w)
@@ -88,10 +94,12 @@ def test_every_plan_with_long_segments(device, k, n, dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rows_from_anywhere_to_anywhere(device, dtype):
     segments, x, dy, w = make(device, LENGTHS, 40, 16, dtype, rows=50)
-    index, dy_index = (torch.randint(0, 50, (segments.rows,), device=device, dtype=torch.int32) for _ in range(2))
+    index, dy_index = (torch.randint(0, 50, (segments.rows,), device=device, dtype=torch.int32)
+                       for _ in range(2))
     places = torch.randperm(segments.rows + 9, device=device)[:segments.rows]
     out = torch.full((segments.rows + 9, 40), 7.0, device=device, dtype=dtype)
-    dx, dw, sums = together(segments, x, dy, w, index=index, dy_index=dy_index, out=out, out_index=places.int(), sums=True)
+    dx, dw, sums = together(segments, x, dy, w, index=index, dy_index=dy_index, out=out,
+                            out_index=places.int(), sums=True)
     assert dx is out
     judge((out[places], dw, sums), segments, x[index.long()], dy[dy_index.long()], w)
     assert (out == 7.0).all(1).sum() == 9
@@ -102,8 +110,10 @@ def test_what_is_added_to_and_the_derivative_of_gelu(device):
     plain, dw, _ = together(segments, x, dy, w)
     places = torch.randperm(segments.rows, device=device)
     start = torch.randn(segments.rows, 32, device=device)
-    got, same, _ = together(segments, x, dy, w, out=start.clone(), out_index=places.int(), accumulate=True)
-    assert relative(got[places], start[places].double() + plain.double()) < 2e-7 and same_bits(same, dw)
+    got, same, _ = together(segments, x, dy, w, out=start.clone(), out_index=places.int(),
+                            accumulate=True)
+    assert relative(got[places],
+                    start[places].double() + plain.double()) < 2e-7 and same_bits(same, dw)
     exact = start.double().requires_grad_()
     torch.nn.functional.gelu(exact).sum().backward()
     got, same, _ = together(segments, x, dy, w, gelu_grad=start)
@@ -112,22 +122,27 @@ def test_what_is_added_to_and_the_derivative_of_gelu(device):
         together(segments, x, dy, w, gelu_grad=start, out=start)
 
 
-@pytest.mark.parametrize("blocks,k,n,dtype", [(1, 24, 32, torch.float32), (3, 48, 16, torch.bfloat16)])
+@pytest.mark.parametrize("blocks,k,n,dtype",
+                         [(1, 24, 32, torch.float32), (3, 48, 16, torch.bfloat16)])
 def test_turned_matrices_and_blocks(device, blocks, k, n, dtype):
     segments, x, dy, w = make(device, MORE, k, n, dtype, blocks)
     plain = together(segments, x, dy, w, blocks=blocks, sums=True)
     judge(plain, segments, x, dy, w, blocks)
-    turned = together(segments, x, dy, w.transpose(2, 3).contiguous(), blocks=blocks, sums=True, transposed=True)
-    assert same_bits(turned[0], plain[0]) and same_bits(turned[1].transpose(2, 3), plain[1]) and same_bits(turned[2], plain[2])
+    turned = together(segments, x, dy, w.transpose(2, 3).contiguous(), blocks=blocks, sums=True,
+                      transposed=True)
+    assert same_bits(turned[0], plain[0]) and same_bits(turned[1].transpose(2, 3),
+                                                        plain[1]) and same_bits(turned[2], plain[2])
     spread = torch.stack([w, w], 1).flatten(0, 1)[::2]
-    assert all(same_bits(a, b) for a, b in zip(together(segments, x, dy, spread, blocks=blocks, sums=True), plain))
+    assert all(same_bits(a, b)
+               for a, b in zip(together(segments, x, dy, spread, blocks=blocks, sums=True), plain))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_misaligned_memory(device, poison, dtype):
     segments, x, dy, w = make(device, LENGTHS, 32, 16, dtype)
     plain = together(segments, x, dy, w)
-    x1, dy1, w1, out = (poison.guard(torch.empty(t.numel() + 1, device=device, dtype=dtype))[1:].view(t.shape)
+    x1, dy1, w1, out = (poison.guard(torch.empty(t.numel() + 1, device=device,
+                                                 dtype=dtype))[1:].view(t.shape)
                         for t in (x, dy, w, x))
     x1.copy_(x), dy1.copy_(dy), w1.copy_(w)
     got = together(segments, x1, dy1, w1, out=out)
@@ -181,21 +196,28 @@ def test_no_rows(device, lengths):
     assert dx.shape == (0, 16) and dw.shape == w.shape and sums.shape == (len(lengths), 24) and not dw.any() and not sums.any()
 
 
-@pytest.mark.parametrize("precision,dtype", [("fp32", torch.float32), ("tf32", torch.float32), ("fp32", torch.bfloat16)])
+@pytest.mark.parametrize("precision,dtype",
+                         [("fp32", torch.float32), ("tf32", torch.float32),
+                          ("fp32", torch.bfloat16)])
 def test_bad_numbers_stay_where_they_belong(device, precision, dtype):
     # powers of two, whose small part is 0: inf * 0 would be NaN where fp32 gives inf
     segments, x, dy, w = make(device, (40, 70, 35), 24, 16, dtype)
     x, dy, w = (torch.exp2(t.float().round()).to(dtype) for t in (x, dy, w))
     inf = float("inf")
-    dy[3, 5], dy[45, 7], dy[50, 2], x[60, 1], x[100, 0], w[2, 0, 3, 3] = inf, float("nan"), -inf, inf, float("nan"), inf
+    dy[3, 5], dy[45, 7], dy[50, 2], x[60, 1], x[100, 0], w[2, 0, 3,
+                                                           3] = inf, float("nan"), -inf, inf, float(
+                                                               "nan"), inf
     dx, dw, _ = together(segments, x, dy, w, precision=precision)
     turned = w.transpose(2, 3)
     for got, want in ((dx, products.reference(segments, dy, turned, dtype=torch.float32).to(dtype)),
                       (dw, sums_of_products.reference(segments, x, dy, dtype=torch.float32))):
         assert torch.equal(got.isnan(), want.isnan()) and torch.equal(got.isinf(), want.isinf())
-        assert torch.equal(got[want.isinf()], want[want.isinf()]) and want.isinf().any() and want.isnan().any()
+        assert torch.equal(got[want.isinf()],
+                           want[want.isinf()]) and want.isinf().any() and want.isnan().any()
         fine = want.isfinite()
-        assert relative(got[fine], want[fine]) < (6e-4 if precision == "tf32" else 4e-3 if got.dtype != torch.float32 else 3e-7)
+        assert relative(got[fine],
+                        want[fine]) < (6e-4 if precision == "tf32" else 4e-3
+                                       if got.dtype != torch.float32 else 3e-7)
 
 
 # ---- by one kernel or by two ----
@@ -204,7 +226,8 @@ def test_bad_numbers_stay_where_they_belong(device, precision, dtype):
 def test_gradients_by_what_serves(device, monkeypatch, k, n, fused):
     segments, x, dy, w = make(device, LENGTHS, k, n)
     launched, made = [], segment_backward.kernels
-    monkeypatch.setattr(segment_backward, "kernels", lambda *args: launched.append(args) or made(*args))
+    monkeypatch.setattr(segment_backward, "kernels",
+                        lambda *args: launched.append(args) or made(*args))
     got = gradients(segments, x, dy, w, sums=True)
     assert bool(launched) == fused
     judge(got, segments, x, dy, w)
@@ -220,31 +243,43 @@ def test_two_kernels_make_the_same(device, monkeypatch, transposed, sums):
     monkeypatch.setattr(segment_backward, "serves", lambda *size: False)
     two = gradients(make_segments(device, LENGTHS), x, dy, w, **how)
     segment_backward._plan.cache_clear()
-    assert same_bits(one[0], two[0]) and one[1].shape == two[1].shape == w.shape and relative(one[1], two[1]) < 3e-7
-    assert (one[2] is None) == (two[2] is None) == (not sums) and (not sums or relative(one[2], two[2]) < 3e-7)
+    assert same_bits(one[0],
+                     two[0]) and one[1].shape == two[1].shape == w.shape and relative(one[1],
+                                                                                      two[1]) < 3e-7
+    assert (one[2] is None) == (two[2] is None) == (not sums) and (not sums
+                                                                   or relative(one[2],
+                                                                               two[2]) < 3e-7)
 
 
 def test_plans_fit():
     for k, n in ((64, 64), (16, 8), (48, 40), (128, 64), (64, 128), (128, 128), (96, 64)):
-        for dtype, precision in ((torch.float32, "FP32"), (torch.float32, "TF32"), (torch.bfloat16, "HALF")):
+        for dtype, precision in ((torch.float32, "FP32"), (torch.float32, "TF32"),
+                                 (torch.bfloat16, "HALF")):
             for limit in (LIMIT, 163 * 1024, 99 * 1024):
                 found = plans(k, n, dtype, precision, limit)
-                assert all(p.shared(dtype, precision, True) <= limit and p.threads <= 1024 for p in found)
+                assert all(p.shared(dtype, precision, True) <= limit and p.threads <= 1024
+                           for p in found)
             assert plans(k, n, dtype, precision, LIMIT) and not plans(k, n, dtype, "FMA", LIMIT)
-    for k, n, dtype in ((4, 64, torch.float32), (64, 20, torch.float32), (8, 64, torch.float16), (136, 64, torch.float32)):
+    for k, n, dtype in ((4, 64, torch.float32), (64, 20, torch.float32), (8, 64, torch.float16),
+                        (136, 64, torch.float32)):
         assert not plans(k, n, dtype, "HALF" if dtype is torch.float16 else "FP32", LIMIT)
 
 
 @pytest.mark.parametrize("change,message", [
     (dict(x=torch.randn(249, 8)), "w has shape"), (dict(w=torch.randn(10, 16, 16)), "w has shape"),
-    (dict(w=torch.randn(9, 16, 24)), "w has shape"), (dict(w=torch.randn(10, 24, 16).transpose(1, 2)), "have to be contiguous"),
-    (dict(x=torch.randn(249, 32)[:, ::2]), "x has shape"), (dict(dy=torch.randn(249, 24).half()), "have to be the same"),
-    (dict(dy=torch.randn(9, 24)), "dy has 9 rows"), (dict(index=torch.zeros(3, dtype=torch.int32)), "index of x"),
-    (dict(out_index=torch.zeros(249, dtype=torch.int32)), "out is None"), (dict(out=torch.zeros(249, 24)), "out is"),
+    (dict(w=torch.randn(9, 16, 24)), "w has shape"),
+    (dict(w=torch.randn(10, 24, 16).transpose(1, 2)), "have to be contiguous"),
+    (dict(x=torch.randn(249, 32)[:, ::2]), "x has shape"),
+    (dict(dy=torch.randn(249, 24).half()), "have to be the same"),
+    (dict(dy=torch.randn(9, 24)), "dy has 9 rows"),
+    (dict(index=torch.zeros(3, dtype=torch.int32)), "index of x"),
+    (dict(out_index=torch.zeros(249, dtype=torch.int32)), "out is None"),
+    (dict(out=torch.zeros(249, 24)), "out is"),
     (dict(gelu_grad=torch.zeros(9, 16)), "gelu_grad is"), (dict(transposed=True), "w has shape"),
 ])
 def test_what_does_not_fit_is_refused(change, message):
-    given = dict(x=torch.randn(249, 16), dy=torch.randn(249, 24), w=torch.randn(10, 16, 24)) | change
+    given = dict(x=torch.randn(249, 16), dy=torch.randn(249, 24),
+                 w=torch.randn(10, 16, 24)) | change
     plan, segments = plans(24, 16, torch.float32, "FP32", LIMIT)[0], make_segments("cpu", LENGTHS)
     with pytest.raises(ValueError, match=message):
         backward(segments, plan, given.pop("x"), given.pop("dy"), given.pop("w"), **given)
@@ -261,8 +296,10 @@ def test_what_was_found_out_for_one_call_serves_only_those_alike(device):
 
 def test_prepare_compiles_what_serves(device, monkeypatch):
     compiled = []
-    monkeypatch.setattr(EmulatedDriver, "kernel", lambda self, family, entry, defines=(): compiled.append((family, entry)))
+    monkeypatch.setattr(EmulatedDriver, "kernel", lambda self, family, entry,
+                        defines=(): compiled.append((family, entry)))
     with driver.using(EmulatedDriver()):
         for n in (64, 33):
-            segment_backward.prepare(64, n, 1, torch.float32, 1000, 4, False, "fp32", torch.device("cpu"))
+            segment_backward.prepare(64, n, 1, torch.float32, 1000, 4, False, "fp32",
+                                     torch.device("cpu"))
     assert compiled == [("segment_backward", "backward"), ("segment_gemm", "multiply")]

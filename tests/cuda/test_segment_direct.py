@@ -21,11 +21,13 @@ LENGTHS = (0, 1, 15, 16, 17, 0, 31, 32, 33, 0, 0, 100, 2, 0)
 @pytest.fixture(autouse=True)
 def direct_alone(monkeypatch):
     """Nothing here may fall back to segment_gemm.cu."""
-    monkeypatch.setattr(segment_gemm, "product_plan", lambda *args: pytest.fail("not the kernel under test"))
+    monkeypatch.setattr(segment_gemm, "product_plan",
+                        lambda *args: pytest.fail("not the kernel under test"))
 
 
 def with_plan(monkeypatch, **changes):
-    """The plan with some of its numbers changed; depth is that of the plan where it does not divide."""
+    """The plan with some of its numbers changed; depth is that of the plan where it does not
+    divide."""
     def changed(k, n, dtype, precision, dots, limit):
         plan = dataclasses.replace(direct_plan(k, n, dtype, precision, dots, limit), **changes)
         shared = segment_direct.shared_bytes(k, n, dtype, precision, dots, plan.warps)
@@ -39,8 +41,12 @@ def gathered(device, k, n, dtype, blocks=1):
     return segments, x, w, torch.randint(0, 60, (segments.rows,), device=device, dtype=torch.int32)
 
 
-@pytest.mark.parametrize("rows,warps,depth,group", [(16, 4, 4, 2), (16, 1, 1, 1), (32, 4, 2, 2), (32, 2, 4, 1), (16, 16, 2, 4)])
-@pytest.mark.parametrize("precision,dtype", [("fp32", torch.float32), ("tf32", torch.float32), ("fp32", torch.bfloat16)])
+@pytest.mark.parametrize("rows,warps,depth,group",
+                         [(16, 4, 4, 2), (16, 1, 1, 1), (32, 4, 2, 2), (32, 2, 4, 1),
+                          (16, 16, 2, 4)])
+@pytest.mark.parametrize("precision,dtype",
+                         [("fp32", torch.float32), ("tf32", torch.float32),
+                          ("fp32", torch.bfloat16)])
 def test_plans(device, monkeypatch, rows, warps, depth, group, precision, dtype):
     with_plan(monkeypatch, rows=rows, warps=warps, depth=depth, group=group)
     segments, x, w, index = gathered(device, 64, 64, dtype)
@@ -51,7 +57,8 @@ def test_plans(device, monkeypatch, rows, warps, depth, group, precision, dtype)
         judge("product", got, segments, x, w, index, floor=0 if dtype == torch.float32 else 2e-7)
 
 
-@on_devices("k,n", [(16, 8), (48, 24), (24, 32), (80, 16), (128, 128)], [(128, 8), (8, 128), (112, 120), (64, 128), (128, 64)])
+@on_devices("k,n", [(16, 8), (48, 24), (24, 32), (80, 16), (128, 128)],
+            [(128, 8), (8, 128), (112, 120), (64, 128), (128, 64)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_sizes(device, k, n, dtype):
     if k * dtype.itemsize % 32 or k <= 8:
@@ -60,18 +67,23 @@ def test_sizes(device, k, n, dtype):
     judge("product", multiply(segments, x, w), segments, x, w, floor=2e-7)
 
 
-@pytest.mark.parametrize("dtype,precision", [(torch.float32, "fp32"), (torch.float32, "tf32"), (torch.bfloat16, "fp32")])
+@pytest.mark.parametrize("dtype,precision",
+                         [(torch.float32, "fp32"), (torch.float32, "tf32"),
+                          (torch.bfloat16, "fp32")])
 @pytest.mark.parametrize("k,n", [(64, 32), (48, 24)])
 def test_transposed_misaligned_and_scattered(device, poison, k, n, dtype, precision):
     segments, x, w, index = gathered(device, k, n, dtype)
     plain = multiply(segments, x, w, index=index, precision=precision)
     turned = w.transpose(2, 3).contiguous()
-    assert same_bits(multiply(segments, x, turned, index=index, precision=precision, transposed=True), plain)
-    x1, w1, t1, out = (poison.guard(torch.empty(t.numel() + 1, device=device, dtype=dtype))[1:].view(t.shape)
+    assert same_bits(multiply(segments, x, turned, index=index, precision=precision,
+                              transposed=True), plain)
+    x1, w1, t1, out = (poison.guard(torch.empty(t.numel() + 1, device=device,
+                                                dtype=dtype))[1:].view(t.shape)
                        for t in (x, w, turned, plain))
     x1.copy_(x), w1.copy_(w), t1.copy_(turned)
     assert same_bits(multiply(segments, x1, w1, index=index, precision=precision, out=out), plain)
-    assert same_bits(multiply(segments, x1, t1, index=index, precision=precision, transposed=True), plain)
+    assert same_bits(multiply(segments, x1, t1, index=index, precision=precision, transposed=True),
+                     plain)
     places = torch.randperm(segments.rows + 5, device=device)[:segments.rows]
     out = torch.full((segments.rows + 5, n), 7.0, device=device, dtype=dtype)
     multiply(segments, x, w, index=index, precision=precision, out=out, out_index=places.int())
@@ -82,8 +94,10 @@ def test_transposed_misaligned_and_scattered(device, poison, k, n, dtype, precis
 def test_everything_at_once(device, monkeypatch, rows):
     with_plan(monkeypatch, rows=rows)
     segments, x, w, index = gathered(device, 16, 32, torch.float32, blocks=3)
-    bias, scale, att = (torch.randn(*shape).to(device) for shape in ((len(LENGTHS), 96), (segments.rows,), (len(LENGTHS), 2, 48)))
-    y, a = multiply(segments, x, w, index=index, blocks=3, bias=bias, scale=scale, activation="leaky_relu", slope=0.2, dots=att)
+    bias, scale, att = (torch.randn(*shape).to(device)
+                        for shape in ((len(LENGTHS), 96), (segments.rows,), (len(LENGTHS), 2, 48)))
+    y, a = multiply(segments, x, w, index=index, blocks=3, bias=bias, scale=scale,
+                    activation="leaky_relu", slope=0.2, dots=att)
     counts = segments.ptr.diff().long()
 
     def expected(dtype):
@@ -92,7 +106,8 @@ def test_everything_at_once(device, monkeypatch, rows):
         out = torch.where(plain > 0, plain, 0.2 * plain)
         return out, (out.view(-1, 2, 48) * att.to(dtype).repeat_interleave(counts, 0)).sum(-1)
 
-    for name, got, plain, exact in zip(("product", "dots"), (y, a), expected(torch.float32), expected(torch.float64)):
+    for name, got, plain, exact in zip(("product", "dots"), (y, a), expected(torch.float32),
+                                       expected(torch.float64)):
         assert_accurate(name, got, plain, exact)
 
 
@@ -101,7 +116,8 @@ def test_what_is_added_by_the_only_writer(device, k, n):
     segments, x, w = make(device, LENGTHS, k, n)
     places = torch.randperm(segments.rows + 5, device=device)[:segments.rows]
     start = torch.randn(segments.rows + 5, n, device=device)
-    got = multiply(segments, x, w, out_index=places.int(), out=start.clone(), accumulate=True, distinct=True)
+    got = multiply(segments, x, w, out_index=places.int(), out=start.clone(), accumulate=True,
+                   distinct=True)
     exact = start.double().index_add(0, places, reference(segments, x, w))
     assert relative(got, exact) < 5e-7
     in_order = multiply(segments, x, w, out=start[:segments.rows].clone(), accumulate=True)
@@ -113,14 +129,16 @@ def test_what_is_added_by_the_only_writer(device, k, n):
 def test_blends(device, k, n, dtype):
     segments, x, w = make(device, LENGTHS, k, n, dtype)
     places = torch.randperm(segments.rows, device=device)
-    share, rest = torch.rand(segments.count, device=device), torch.randn(segments.rows, n).to(device, dtype)
+    share, rest = torch.rand(segments.count,
+                             device=device), torch.randn(segments.rows, n).to(device, dtype)
     each = share.double().repeat_interleave(segments.ptr.diff())[:, None]
     bias = torch.randn(segments.count, n).to(device)
     product = reference(segments, x, w) + bias.double().repeat_interleave(segments.ptr.diff(), 0)
     got = multiply(segments, x, w, blend=(share, rest), bias=bias)
     limit = 5e-7 if dtype is torch.float32 else 4e-3
     assert relative(got, each * product + (1 - each) * rest.double()) < limit
-    got = multiply(segments, x, w, blend=(share, rest), bias=bias, out_index=places.int(), out=torch.empty_like(rest))
+    got = multiply(segments, x, w, blend=(share, rest), bias=bias, out_index=places.int(),
+                   out=torch.empty_like(rest))
     assert relative(got[places], each * product + (1 - each) * rest.double()[places]) < limit
 
 
@@ -141,7 +159,8 @@ def test_accumulate_adds_repeated_rows(device):
     places = torch.randint(0, 30, (segments.rows,), device=device, dtype=torch.int32)
     start = torch.randn(30, 16, device=device)
     got = multiply(segments, x, w, out_index=places, out=start.clone(), accumulate=True)
-    assert relative(got, start.double().index_add(0, places.long(), reference(segments, x, w))) < 5e-7
+    assert relative(got,
+                    start.double().index_add(0, places.long(), reference(segments, x, w))) < 5e-7
 
 
 def test_rounding_does_not_add_up_to_a_bias(device):
@@ -149,7 +168,8 @@ def test_rounding_does_not_add_up_to_a_bias(device):
     x, w = x.abs(), w.abs()
     judge("product", multiply(segments, x, w), segments, x, w, floor=0)
     x, w = x.bfloat16(), w.bfloat16()
-    assert relative(multiply(segments, x, w, out_dtype=torch.float32), reference(segments, x, w)) < 1e-6
+    assert relative(multiply(segments, x, w, out_dtype=torch.float32),
+                    reference(segments, x, w)) < 1e-6
 
 
 @pytest.mark.parametrize("rows", [16, 32])
@@ -159,9 +179,12 @@ def test_numbers_that_are_none(device, monkeypatch, rows, precision):
     segments, x, w = make(device, (40, 30, 50), 64, 16)
     w = torch.exp2(w.round())
     clean = multiply(segments, x, w, precision=precision)
-    x[3, 5], x[39, 0], x[45, 63], x[50, 1], x[50, 2] = float("inf"), float("nan"), float("-inf"), float("inf"), float("-inf")
+    x[3, 5], x[39, 0], x[45, 63], x[50, 1], x[50,
+                                              2] = float("inf"), float("nan"), float("-inf"), float(
+                                                  "inf"), float("-inf")
     w[2, 0, 7, 3], w[2, 0, 9, 5] = float("inf"), float("nan")
-    got, want = multiply(segments, x, w, precision=precision), reference(segments, x, w, dtype=torch.float32)
+    got, want = multiply(segments, x, w,
+                         precision=precision), reference(segments, x, w, dtype=torch.float32)
     assert torch.equal(got.isnan(), want.isnan()) and torch.equal(got.isinf(), want.isinf())
     assert torch.equal(got[want.isinf()], want[want.isinf()])
     fine = want.isfinite()
@@ -187,7 +210,8 @@ def test_which_matrices():
     limit = 227 * 1024
     plan = direct_plan(64, 64, torch.float32, "FP32", False, limit)
     assert plan.warps * plan.per_sm >= 16 and plan.shared == 2 * 4 * 64 * 64 + 16
-    for k, n, precision in ((136, 64, "FP32"), (64, 136, "FP32"), (12, 64, "FP32"), (64, 12, "FP32"), (64, 64, "FMA")):
+    for k, n, precision in ((136, 64, "FP32"), (64, 136, "FP32"), (12, 64, "FP32"),
+                            (64, 12, "FP32"), (64, 64, "FMA")):
         assert direct_plan(k, n, torch.float32, precision, False, limit) is None
     assert direct_plan(128, 128, torch.float32, "FP32", True, limit).shared <= limit
     assert direct_plan(128, 128, torch.float32, "FP32", False, 99 * 1024) is None  # sm_86
@@ -195,8 +219,10 @@ def test_which_matrices():
 
 
 def test_grids_and_stores():
-    plan = dataclasses.replace(direct_plan(64, 64, torch.float32, "FP32", False, 227 * 1024), warps=4, per_sm=4)
-    assert grid(plan, 1, 1) == 1 and grid(plan, 132 * 16, 1) == 528 and grid(plan, 132 * 16 + 4, 1) == 265
+    plan = dataclasses.replace(direct_plan(64, 64, torch.float32, "FP32", False, 227 * 1024),
+                               warps=4, per_sm=4)
+    assert grid(plan, 1, 1) == 1 and grid(plan, 132 * 16,
+                                          1) == 528 and grid(plan, 132 * 16 + 4, 1) == 265
     assert grid(plan, 10**6, 1000) == 1
     assert [store_width(n, torch.float32, 0) for n in (8, 24, 16, 64)] == [2, 2, 4, 4]
     assert [store_width(n, torch.float16, 0) for n in (8, 24, 16, 64)] == [2, 2, 4, 8]

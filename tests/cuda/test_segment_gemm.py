@@ -30,14 +30,16 @@ def reference(segments, x, w, index=None, dtype=torch.float64):
     """The rows' products, segment by segment. w [S, blocks, K, N]."""
     x = (x if index is None else x[index.long()]).to(dtype)
     ends, (_, blocks, k, n) = segments.ptr.tolist(), w.shape
-    parts = [torch.einsum("ibk,bkn->ibn", x[begin:end].view(-1, blocks, k), w[s].to(dtype)).reshape(-1, blocks * n)
+    parts = [torch.einsum("ibk,bkn->ibn", x[begin:end].view(-1, blocks, k),
+                          w[s].to(dtype)).reshape(-1, blocks * n)
              for s, (begin, end) in enumerate(zip(ends, ends[1:]))]
     return torch.cat([x.new_zeros(0, blocks * n), *parts])
 
 
 def judge(name, got, segments, x, w, index=None, floor=6e-8):
     plain, exact = reference(segments, x, w, index, torch.float32), reference(segments, x, w, index)
-    assert_accurate(name, got, plain, exact, floor=floor + (ROUNDING[got.dtype] if got.dtype != torch.float32 else 0))
+    assert_accurate(name, got, plain, exact,
+                    floor=floor + (ROUNDING[got.dtype] if got.dtype != torch.float32 else 0))
 
 
 def tiled(monkeypatch):
@@ -58,7 +60,9 @@ def either(request, monkeypatch):
         tiled(monkeypatch)
 
 
-@pytest.mark.parametrize("height,precision", [(16, "fp32"), (32, "fp32"), (64, "fp32"), (128, "fp32"), (128, "fma"), (32, "fma")])
+@pytest.mark.parametrize("height,precision",
+                         [(16, "fp32"), (32, "fp32"), (64, "fp32"), (128, "fp32"), (128, "fma"),
+                          (32, "fma")])
 def test_segments_of_all_lengths(device, monkeypatch, height, precision):
     fixed_rows(monkeypatch, height)
     segments, x, w = make(device, LENGTHS, 64, 64)
@@ -93,7 +97,8 @@ def test_half_types(device, either, dtype, out_dtype, k, n):
     got = multiply(segments, x, w, out_dtype=out_dtype)
     assert got.dtype == (out_dtype or dtype)
     judge("product", got, segments, x, w, floor=2e-7)
-    judge("without tensor cores", multiply(segments, x, w, precision="fma", out_dtype=out_dtype), segments, x, w, floor=2e-7)
+    judge("without tensor cores", multiply(segments, x, w, precision="fma", out_dtype=out_dtype),
+          segments, x, w, floor=2e-7)
 
 
 def test_tf32_rounds_once(device, either):
@@ -103,7 +108,8 @@ def test_tf32_rounds_once(device, either):
 
 
 def test_rounding_does_not_add_up_to_a_bias(device):
-    # all of one sign: tensor cores that kept the sum would lose half a last place in every step, always downwards
+    # all of one sign: tensor cores that kept the sum would lose half a last place in every step,
+    # always downwards
     segments, x, w = make(device, (40,), 520, 24)
     x, w = x.abs(), w.abs()
     judge("product", multiply(segments, x, w), segments, x, w, floor=0)
@@ -130,7 +136,8 @@ def test_what_is_added_by_the_only_writer(device, k, n):
     segments, x, w = make(device, LENGTHS, k, n)
     places = torch.randperm(segments.rows + 5, device=device)[:segments.rows]
     start = torch.randn(segments.rows + 5, n, device=device)
-    got = multiply(segments, x, w, out_index=places.int(), out=start.clone(), accumulate=True, distinct=True)
+    got = multiply(segments, x, w, out_index=places.int(), out=start.clone(), accumulate=True,
+                   distinct=True)
     exact = start.double().index_add(0, places, reference(segments, x, w))
     assert relative(got, exact) < 5e-7
     in_order = multiply(segments, x, w, out=start[:segments.rows].clone(), accumulate=True)
@@ -142,14 +149,16 @@ def test_what_is_added_by_the_only_writer(device, k, n):
 def test_blends(device, k, n, dtype):
     segments, x, w = make(device, LENGTHS, k, n, dtype)
     places = torch.randperm(segments.rows, device=device)
-    share, rest = torch.rand(segments.count, device=device), torch.randn(segments.rows, n).to(device, dtype)
+    share, rest = torch.rand(segments.count,
+                             device=device), torch.randn(segments.rows, n).to(device, dtype)
     each = share.double().repeat_interleave(segments.ptr.diff())[:, None]
     bias = torch.randn(segments.count, n).to(device)
     product = reference(segments, x, w) + bias.double().repeat_interleave(segments.ptr.diff(), 0)
     got = multiply(segments, x, w, blend=(share, rest), bias=bias)
     limit = 5e-7 if dtype is torch.float32 else 4e-3
     assert relative(got, each * product + (1 - each) * rest.double()) < limit
-    got = multiply(segments, x, w, blend=(share, rest), bias=bias, out_index=places.int(), out=torch.empty_like(rest))
+    got = multiply(segments, x, w, blend=(share, rest), bias=bias, out_index=places.int(),
+                   out=torch.empty_like(rest))
     assert relative(got[places], each * product + (1 - each) * rest.double()[places]) < limit
 
 
@@ -213,18 +222,21 @@ def test_bias_scale_and_activation(device, either, activation, shared_bias):
     segments, x, w = make(device, LENGTHS, 12, 10, blocks=2)
     bias = torch.randn(*([] if shared_bias else [len(LENGTHS)]), 20).to(device)
     scale = torch.randn(segments.rows).to(device)
-    got = multiply(segments, x, w, blocks=2, bias=bias, scale=scale, activation=activation, slope=0.2)
+    got = multiply(segments, x, w, blocks=2, bias=bias, scale=scale, activation=activation,
+                   slope=0.2)
     counts = segments.ptr.diff().long()
     each = bias.double().expand(len(LENGTHS), 20).repeat_interleave(counts, 0)
     exact = (reference(segments, x, w) + each) * scale.double()[:, None]
-    exact = {"none": exact, "relu": exact.relu(), "leaky_relu": torch.where(exact > 0, exact, 0.2 * exact)}[activation]
+    exact = {"none": exact, "relu": exact.relu(),
+             "leaky_relu": torch.where(exact > 0, exact, 0.2 * exact)}[activation]
     assert relative(got, exact) < 4e-7
     if activation == "none":
         alone = multiply(segments, x, w, blocks=2, scale=scale)
         assert relative(alone, reference(segments, x, w) * scale.double()[:, None]) < 4e-7
 
 
-@on_devices("blocks,n,heads,width", [(1, 64, 4, 16), (1, 94, 2, 47), (4, 5, 4, 5), (3, 8, 2, 12), (1, 140, 7, 20)],
+@on_devices("blocks,n,heads,width",
+            [(1, 64, 4, 16), (1, 94, 2, 47), (4, 5, 4, 5), (3, 8, 2, 12), (1, 140, 7, 20)],
             [(8, 64, 8, 64), (1, 512, 1, 512), (1, 1, 1, 1)])
 def test_inner_products_with_the_output(device, either, blocks, n, heads, width):
     segments, x, w = make(device, LENGTHS, 16, n, blocks=blocks)
@@ -232,10 +244,13 @@ def test_inner_products_with_the_output(device, either, blocks, n, heads, width)
     alone = multiply(segments, x, w, blocks=blocks)
     for vectors in (att, att[0].clone()):
         y, a = multiply(segments, x, w, blocks=blocks, dots=vectors)
-        assert same_bits(y, alone) and a.shape == (segments.rows, heads) and a.dtype == torch.float32
-        each = vectors.expand(len(LENGTHS), heads, width).repeat_interleave(segments.ptr.diff().long(), 0)
+        assert same_bits(y, alone) and a.shape == (segments.rows,
+                                                   heads) and a.dtype == torch.float32
+        each = vectors.expand(len(LENGTHS), heads,
+                              width).repeat_interleave(segments.ptr.diff().long(), 0)
         exact = (reference(segments, x, w).view(-1, heads, width) * each.double()).sum(-1)
-        plain = (reference(segments, x, w, dtype=torch.float32).view(-1, heads, width) * each).sum(-1)
+        plain = (reference(segments, x, w,
+                           dtype=torch.float32).view(-1, heads, width) * each).sum(-1)
         assert_accurate("dots", a, plain, exact)
 
 
@@ -249,8 +264,9 @@ def test_inner_products_before_rounding_after_activation(device, either):
 
 # ---- numbers that are none ----
 
-@pytest.mark.parametrize("precision,dtype", [("fp32", torch.float32), ("tf32", torch.float32), ("fma", torch.float32),
-                                             ("fp32", torch.bfloat16)])
+@pytest.mark.parametrize("precision,dtype",
+                         [("fp32", torch.float32), ("tf32", torch.float32), ("fma", torch.float32),
+                          ("fp32", torch.bfloat16)])
 def test_bad_numbers_stay_in_their_row(device, either, precision, dtype):
     # powers of two, whose small part is 0: inf * 0 would be NaN where fp32 gives inf
     segments, x, w = make(device, (40, 30), 24, 16, dtype)
@@ -274,7 +290,8 @@ def test_activations_keep_bad_numbers(device, either, activation):
     w = w.abs()
     x[3, 2], x[9, 0] = float("nan"), float("-inf")
     got = multiply(segments, x, w, activation=activation, slope=0.5)
-    assert got[3].isnan().all() and (got[9] == (0.0 if activation == "relu" else float("-inf"))).all()
+    assert got[3].isnan().all() and (got[9] == (0.0
+                                                if activation == "relu" else float("-inf"))).all()
 
 
 def test_infinite_weights_and_the_largest_numbers(device, either):
@@ -341,25 +358,34 @@ def test_no_rows(device, either, lengths):
 def test_tiles_are_counted_once(device):
     segments = make_segments(device, (0, 1, 16, 17, 0, 40))
     assert segments.tile_ptr(16).tolist() == [0, 0, 1, 2, 4, 4, 7]
-    assert segments.tile_ptr(16) is segments.tile_ptr(16) and segments.tile_ptr(16).dtype == torch.int32
+    assert segments.tile_ptr(16) is segments.tile_ptr(16) and segments.tile_ptr(
+        16).dtype == torch.int32
     assert segments.tile_ptr(128).tolist() == [0, 0, 1, 2, 3, 3, 4]
 
 
 # ---- what is refused ----
 
 @pytest.mark.parametrize("change,message", [
-    (dict(w=torch.randn(9, 4, 6)), "w has shape"), (dict(w=torch.randn(10, 4, 6).half()), "x torch.float32"),
-    (dict(w=torch.randn(10, 4, 12)[:, :, ::2]), "strides"), (dict(blocks=0), "at least one"), (dict(blocks=2), "w has shape"),
+    (dict(w=torch.randn(9, 4, 6)), "w has shape"),
+    (dict(w=torch.randn(10, 4, 6).half()), "x torch.float32"),
+    (dict(w=torch.randn(10, 4, 12)[:, :, ::2]), "strides"), (dict(blocks=0), "at least one"),
+    (dict(blocks=2), "w has shape"),
     (dict(x=torch.randn(249, 5)), "x has shape"), (dict(x=torch.randn(248, 4)), "without an index"),
     (dict(index=torch.zeros(249, dtype=torch.int64)), "index of x"),
     (dict(out_index=torch.zeros(249, dtype=torch.int32)), "out is None"),
     (dict(blend=(torch.zeros(3), torch.zeros(249, 6))), "share of a blend"),
-    (dict(blend=(torch.zeros(10), torch.zeros(3, 6))), "rest of a blend"), (dict(gelu_grad=torch.zeros(3, 6)), "gelu_grad is"),
-    (dict(gelu_grad=torch.zeros(249, 6), blend=(torch.zeros(10), torch.zeros(249, 6))), "blend and gelu_grad"),
-    (dict(accumulate=True), "out is None"), (dict(out=torch.empty(249, 6).half(), accumulate=True), "out is torch.float16"),
-    (dict(out=torch.empty(249, 5)), "out is"), (dict(bias=torch.randn(5)), "bias is"), (dict(scale=torch.randn(248)), "scale is"),
-    (dict(activation="gelu"), "activation is one of"), (dict(precision="bf16"), "precision is one of"),
-    (dict(dots=torch.randn(2, 4)), "6 output columns"), (dict(out_dtype=torch.float64), "out_dtype is"),
+    (dict(blend=(torch.zeros(10), torch.zeros(3, 6))), "rest of a blend"),
+    (dict(gelu_grad=torch.zeros(3, 6)), "gelu_grad is"),
+    (dict(gelu_grad=torch.zeros(249, 6), blend=(torch.zeros(10), torch.zeros(249, 6))),
+     "blend and gelu_grad"),
+    (dict(accumulate=True), "out is None"),
+    (dict(out=torch.empty(249, 6).half(), accumulate=True), "out is torch.float16"),
+    (dict(out=torch.empty(249, 5)), "out is"), (dict(bias=torch.randn(5)), "bias is"),
+    (dict(scale=torch.randn(248)), "scale is"),
+    (dict(activation="gelu"), "activation is one of"),
+    (dict(precision="bf16"), "precision is one of"),
+    (dict(dots=torch.randn(2, 4)), "6 output columns"),
+    (dict(out_dtype=torch.float64), "out_dtype is"),
 ])
 def test_what_does_not_fit_is_refused(change, message):
     segments = make_segments("cpu", LENGTHS)
@@ -378,16 +404,20 @@ def test_what_was_found_out_for_one_call_serves_only_those_alike(device):
     memory[1:] = x.flatten()
     judge("four bytes further", multiply(segments, memory[1:].view(x.shape), w), segments, x, w)
     judge("transposed", multiply(segments, x, w, transposed=True), segments, x, w.mT.contiguous())
-    out, rest, share = torch.empty_like(first), torch.randn_like(first), torch.ones(3, device=device)
+    out, rest, share = torch.empty_like(first), torch.randn_like(first), torch.ones(3,
+                                                                                    device=device)
     judge("blend", multiply(segments, x, w, out=out, blend=(share, rest)), segments, x, w)
-    for refused in (dict(x=x.double()), dict(x=x[:, :8]), dict(w=w[:2]), dict(out=rest, blend=(share, rest)),
-                    dict(blend=(share[:2], rest)), dict(index=torch.zeros(26, dtype=torch.int32, device=device))):
+    for refused in (dict(x=x.double()), dict(x=x[:, :8]), dict(w=w[:2]),
+                    dict(out=rest, blend=(share, rest)), dict(blend=(share[:2], rest)),
+                    dict(index=torch.zeros(26, dtype=torch.int32, device=device))):
         with pytest.raises(ValueError):
             multiply(segments, **dict(x=x, w=w) | refused)
 
 
-@pytest.mark.parametrize("ptr,rows", [(torch.zeros(2), 0), (torch.zeros(2, 2, dtype=torch.int32), 0),
-                                      (torch.zeros(1, dtype=torch.int32), 3), (torch.zeros(2, dtype=torch.int32), -1)])
+@pytest.mark.parametrize("ptr,rows",
+                         [(torch.zeros(2), 0), (torch.zeros(2, 2, dtype=torch.int32), 0),
+                          (torch.zeros(1, dtype=torch.int32), 3),
+                          (torch.zeros(2, dtype=torch.int32), -1)])
 def test_segments_that_are_none(ptr, rows):
     with pytest.raises(ValueError):
         Segments(ptr, rows)

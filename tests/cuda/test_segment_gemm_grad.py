@@ -24,17 +24,20 @@ def reference(segments, x, dy, blocks=1, dtype=torch.float64):
     """[S, blocks, K, N] in ``dtype``; x and dy have a row for each of the segments'."""
     ends = segments.ptr.tolist()
     x, dy = (t.to(dtype).view(len(t), blocks, t.shape[1] // blocks) for t in (x, dy))
-    return torch.stack([torch.einsum("ibk,ibn->bkn", x[begin:end], dy[begin:end]) for begin, end in zip(ends, ends[1:])])
+    return torch.stack([torch.einsum("ibk,ibn->bkn", x[begin:end], dy[begin:end])
+                        for begin, end in zip(ends, ends[1:])])
 
 
 def judge(got, segments, x, dy, blocks=1, floor=1e-7):
     """As a whole, and that segments without rows have zeros."""
-    assert_accurate("gradient", got, reference(segments, x, dy, blocks, torch.float32), reference(segments, x, dy, blocks), floor)
+    assert_accurate("gradient", got, reference(segments, x, dy, blocks, torch.float32),
+                    reference(segments, x, dy, blocks), floor)
     assert (got[segments.ptr.diff() == 0] == 0).all()
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fma"])
-@on_devices("k,n", [(64, 64), (16, 8), (1, 1), (3, 50), (33, 7), (40, 130)], [(128, 128), (130, 2), (512, 512), (1024, 40)])
+@on_devices("k,n", [(64, 64), (16, 8), (1, 1), (3, 50), (33, 7), (40, 130)],
+            [(128, 128), (130, 2), (512, 512), (1024, 40)])
 def test_segments_of_all_lengths(device, k, n, precision):
     segments, x, dy = make(device, LENGTHS, k, n)
     judge(weight_grad(segments, x, dy, precision=precision), segments, x, dy)
@@ -56,7 +59,8 @@ def test_half_types(device, dtype, k, n):
 
 def test_tf32_rounds_once(device):
     segments, x, dy = make(device, LENGTHS, 64, 64)
-    assert 5e-5 < relative(weight_grad(segments, x, dy, precision="tf32"), reference(segments, x, dy)) < 6e-4
+    assert 5e-5 < relative(weight_grad(segments, x, dy, precision="tf32"),
+                           reference(segments, x, dy)) < 6e-4
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -71,8 +75,10 @@ def test_rounding_does_not_add_up_to_a_bias(device, monkeypatch, dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_indices_and_factors(device, dtype):
     segments, x, dy = make(device, LENGTHS, 20, 12, dtype, rows=40)
-    index, dy_index = (torch.randint(0, 40, (segments.rows,), device=device, dtype=torch.int32) for _ in range(2))
-    judge(weight_grad(segments, x, dy, index=index, dy_index=dy_index), segments, x[index.long()], dy[dy_index.long()])
+    index, dy_index = (torch.randint(0, 40, (segments.rows,), device=device, dtype=torch.int32)
+                       for _ in range(2))
+    judge(weight_grad(segments, x, dy, index=index, dy_index=dy_index), segments, x[index.long()],
+          dy[dy_index.long()])
     scale = torch.randn(segments.rows).to(device)
     got = weight_grad(segments, x, dy, index=index, dy_index=dy_index, scale=scale)
     scaled = (dy[dy_index.long()].float() * scale[:, None]).to(dtype)
@@ -97,7 +103,8 @@ def judge_sums(got, segments, dy, floor=1e-7):
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fma"])
-@on_devices("blocks,k,n", [(1, 64, 64), (1, 3, 50), (3, 10, 5), (2, 80, 136), (1, 16, 112)], [(1, 130, 2), (1, 512, 512)])
+@on_devices("blocks,k,n", [(1, 64, 64), (1, 3, 50), (3, 10, 5), (2, 80, 136), (1, 16, 112)],
+            [(1, 130, 2), (1, 512, 512)])
 def test_sums_of_columns(device, blocks, k, n, precision):
     segments, x, dy = make(device, LENGTHS, k, n, blocks=blocks)
     got, sums = weight_grad_and_sums(segments, x, dy, blocks=blocks, precision=precision)
@@ -108,7 +115,8 @@ def test_sums_of_columns(device, blocks, k, n, precision):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_sums_of_columns_with_indices_and_factors(device, dtype):
     segments, x, dy = make(device, LENGTHS, 20, 12, dtype, rows=40)
-    index, dy_index = (torch.randint(0, 40, (segments.rows,), device=device, dtype=torch.int32) for _ in range(2))
+    index, dy_index = (torch.randint(0, 40, (segments.rows,), device=device, dtype=torch.int32)
+                       for _ in range(2))
     scale = torch.randn(segments.rows).to(device)
     got, sums = weight_grad_and_sums(segments, x, dy, index=index, dy_index=dy_index, scale=scale)
     assert same_bits(got, weight_grad(segments, x, dy, index=index, dy_index=dy_index, scale=scale))
@@ -177,7 +185,9 @@ def test_same_bits_in_any_order(device, monkeypatch):
             assert same_bits(weight_grad(segments, x, dy, scale=scale), first)
 
 
-@pytest.mark.parametrize("precision,dtype", [("fp32", torch.float32), ("tf32", torch.float32), ("fp32", torch.float16)])
+@pytest.mark.parametrize("precision,dtype",
+                         [("fp32", torch.float32), ("tf32", torch.float32),
+                          ("fp32", torch.float16)])
 def test_bad_numbers_stay_in_their_row_and_column(device, precision, dtype):
     segments, x, dy = make(device, (40, 30, 35), 24, 16, dtype)
     dy = torch.exp2(dy.float().round()).to(dtype)
@@ -185,16 +195,19 @@ def test_bad_numbers_stay_in_their_row_and_column(device, precision, dtype):
     got = weight_grad(segments, x, dy, precision=precision)
     want = reference(segments, x, dy, dtype=torch.float32)
     assert torch.equal(got.isnan(), want.isnan()) and torch.equal(got.isinf(), want.isinf())
-    assert torch.equal(got[want.isinf()], want[want.isinf()]) and want.isinf().any() and want.isnan().any()
+    assert torch.equal(got[want.isinf()],
+                       want[want.isinf()]) and want.isinf().any() and want.isnan().any()
     fine = want.isfinite()
     assert relative(got[fine], want[fine]) < 3e-7 * (2000 if precision == "tf32" else 1)
 
 
 @pytest.mark.parametrize("change,message", [
-    (dict(x=torch.randn(249)), "both need columns"), (dict(blocks=4), "divide into 4"), (dict(blocks=0), "at least one block"),
+    (dict(x=torch.randn(249)), "both need columns"), (dict(blocks=4), "divide into 4"),
+    (dict(blocks=0), "at least one block"),
     (dict(dy=torch.randn(249, 5).half()), "have to be the same"),
     (dict(x=torch.randn(9, 6)), "x has 9 rows"), (dict(dy=torch.randn(9, 6)), "dy has 9 rows"),
-    (dict(dy_index=torch.zeros(3, dtype=torch.int32)), "index of dy"), (dict(scale=torch.zeros(3)), "scale is"),
+    (dict(dy_index=torch.zeros(3, dtype=torch.int32)), "index of dy"),
+    (dict(scale=torch.zeros(3)), "scale is"),
     (dict(out=torch.zeros(10, 6, 5)), "out is"), (dict(precision="half"), "precision is one of"),
 ])
 def test_what_does_not_fit_is_refused(change, message):
@@ -210,6 +223,7 @@ def test_what_was_found_out_for_one_call_serves_only_those_alike(device):
     assert len(segments.made) == kept and same_bits(weight_grad(segments, x, dy), first)
     judge(weight_grad(segments, x[:, :8].contiguous(), dy), segments, x[:, :8], dy)
     assert same_bits(weight_grad_and_sums(segments, x, dy)[0], first)
-    for refused in (dict(dy=dy.half()), dict(x=x[:20]), dict(scale=torch.ones(3, device=device)), dict(out=first[:2])):
+    for refused in (dict(dy=dy.half()), dict(x=x[:20]), dict(scale=torch.ones(3, device=device)),
+                    dict(out=first[:2])):
         with pytest.raises(ValueError):
             weight_grad(segments, **dict(x=x, dy=dy) | refused)

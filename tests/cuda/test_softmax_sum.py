@@ -1,4 +1,5 @@
-"""Softmax aggregation by channel of neighbours' rows and of rectified messages, and its gradients."""
+"""Softmax aggregation by channel of neighbours' rows and of rectified messages, and its
+gradients."""
 from __future__ import annotations
 
 from dataclasses import replace
@@ -11,7 +12,8 @@ from gnnaccel.cuda import driver, softmax_sum
 from gnnaccel.cuda.softmax_sum import Messages
 from tests.attention_cases import graph
 from tests.emulation.emulator import EmulatedDriver
-from tests.helpers import FLOOR, ROUNDING, assert_accurate, forget_report, on_devices, relative, same_bits
+from tests.helpers import (FLOOR, ROUNDING, assert_accurate, forget_report, on_devices, relative,
+                           same_bits)
 
 pytestmark = pytest.mark.usefixtures("poison")
 
@@ -20,7 +22,8 @@ CONSTANT = 0.25
 
 
 def made(view, width: int, edge: bool, t=1.5, dtype: torch.dtype = F32, scale: float = 1.0) -> list:
-    """x, features of edges, t (a number, or for "one" and "each" tensors) and the gradient of the sums."""
+    """x, features of edges, t (a number, or for "one" and "each" tensors) and the gradient of the
+    sums."""
     counts = (view.num_src, view.num_edges if edge else 0, view.num_dst)
     x, e, grad = ((torch.randn(count, width) * scale).to(view.device, dtype) for count in counts)
     if type(t) is str:
@@ -37,7 +40,8 @@ def by_torch(view, given: list, whole: bool, dtype: torch.dtype) -> list[Tensor]
     with torch.set_grad_enabled(whole):
         z = m * t
         at = dst.view(-1, 1).expand_as(z)
-        top = z.new_zeros(view.num_dst, z.shape[1]).scatter_reduce(0, at, z.detach(), "amax", include_self=False)
+        top = z.new_zeros(view.num_dst,
+                          z.shape[1]).scatter_reduce(0, at, z.detach(), "amax", include_self=False)
         power = (z - top[dst]).exp()
         alpha = power / (z.new_zeros(top.shape).index_add(0, dst, power) + 1e-16)[dst]
     out = z.new_zeros(top.shape).index_add(0, dst, m * alpha)
@@ -49,14 +53,16 @@ def by_kernels(view, given: list, whole: bool) -> list[Tensor]:
     messages = Messages(x, edge, 0.0 if edge is None else CONSTANT, t)
     out, kept = softmax_sum.forward(view.csc(), messages, True)
     learnt = isinstance(t, Tensor)
-    x_grad, edge_grad, t_grad = softmax_sum.backward(view.csr_by_id(), messages, kept.center, grad / kept.total, whole,
-                                                     edge is not None, learnt)
+    x_grad, edge_grad, t_grad = softmax_sum.backward(view.csr_by_id(), messages, kept.center,
+                                                     grad / kept.total, whole, edge is not None,
+                                                     learnt)
     if learnt:
         t_grad = t_grad.double().sum(0 if t.numel() > 1 else (0, 1)).view(t.shape).float()
     return [out, *(g for g in (x_grad, edge_grad, t_grad) if g is not None)]
 
 
-def check(view, width: int, edge: bool, t=1.5, whole: bool = True, dtype: torch.dtype = F32) -> list[Tensor]:
+def check(view, width: int, edge: bool, t=1.5, whole: bool = True,
+          dtype: torch.dtype = F32) -> list[Tensor]:
     given = made(view, width, edge, t, dtype)
     got = by_kernels(view, given, whole)
     plain, exact = (by_torch(view, given, whole, d) for d in (F32, torch.float64))
@@ -102,8 +108,11 @@ def test_long_rows_of_messages_that_cancel(device, chunk_edges, t):
     view, errors = graph(device, edges=2000), []
     for _ in range(6):
         given = made(view, 10, False, t)
-        got, plain, exact = by_kernels(view, given, True), *(by_torch(view, given, True, d) for d in (F32, torch.float64))
-        errors.append([[relative(one, far), relative(near, far)] for one, near, far in zip(got, plain, exact)])
+        got, plain, exact = by_kernels(view, given,
+                                       True), *(by_torch(view, given, True, d)
+                                                for d in (F32, torch.float64))
+        errors.append([[relative(one, far), relative(near, far)]
+                       for one, near, far in zip(got, plain, exact)])
     errors = torch.tensor(errors).pow(2).mean(0).sqrt()
     assert (errors[:, 0] <= 2 * errors[:, 1]).all() and errors[0, 0] <= FLOOR
 
@@ -112,8 +121,8 @@ def test_long_rows_of_messages_that_cancel(device, chunk_edges, t):
 @pytest.mark.parametrize("t", [40.0, "each"])
 @pytest.mark.parametrize("edge", [False, True])
 def test_saturated_softmax(device, chunk_edges, scale, t, edge):
-    """Scores far from 0 and from each other. What is left of a gradient hangs on few edges, and torch's error on luck: so over
-    several draws."""
+    """Scores far from 0 and from each other. What is left of a gradient hangs on few edges, and
+    torch's error on luck: so over several draws."""
     chunk_edges(16)
     view, errors = graph(device), []
     for _ in range(8):
@@ -121,7 +130,8 @@ def test_saturated_softmax(device, chunk_edges, scale, t, edge):
         got = by_kernels(view, given, True)
         plain, exact = (by_torch(view, given, True, d) for d in (F32, torch.float64))
         assert all(torch.isfinite(one).all() for one in got)
-        errors.append([[relative(one, far), relative(near, far)] for one, near, far in zip(got, plain, exact)])
+        errors.append([[relative(one, far), relative(near, far)]
+                       for one, near, far in zip(got, plain, exact)])
     for mine, host in torch.tensor(errors).pow(2).mean(0).sqrt():
         assert mine <= 2 * host + 1e-6
 
@@ -131,13 +141,17 @@ def test_large_messages_that_are_equal_or_nearly(device, chunk_edges, step, t):
     """A mean that rounding takes away from them would have a score that is far from theirs here."""
     chunk_edges(16)
     view, base = graph(device), 1700000.125  # all 24 digits
-    x, grad = torch.full((view.num_src, 3), base, device=device), torch.randn(view.num_dst, 3).to(device)
+    x, grad = torch.full((view.num_src, 3), base,
+                         device=device), torch.randn(view.num_dst, 3).to(device)
     if step:
         x[::step] += 0.125  # the next number
     out, x_grad = by_kernels(view, [x, None, t, grad], True)
-    expected, expected_grad = by_torch(view, [x.double() - base, None, t, grad], True, torch.float64)
+    expected, expected_grad = by_torch(view, [x.double() - base, None, t, grad], True,
+                                       torch.float64)
     some = torch.bincount(view._kept[1], minlength=view.num_dst).unsqueeze(1) > 0
-    assert torch.equal(out.double(), expected + base * some) and torch.allclose(x_grad.double(), expected_grad, atol=1e-5)
+    assert torch.equal(out.double(),
+                       expected + base
+                       * some) and torch.allclose(x_grad.double(), expected_grad, atol=1e-5)
 
 
 @pytest.mark.parametrize("num_src, num_dst, edges", [(40, 30, 0), (1, 1, 1), (5, 0, 0), (0, 5, 0)])
@@ -199,12 +213,15 @@ def test_inputs_that_do_not_fit(device):
     x, edge, t, grad = made(view, 10, True, "each")
     for wrong, text in ((Messages(x, edge[1:], 0.0, t), "edge is .*needed is"),
                         (Messages(x, edge, 0.0, t[1:]), "t is .*needed is"),
-                        (Messages(x.t(), None, 0.0, 1.0), "x is .*needed is"), (Messages(x, edge.half(), 0.0, t), "edge is")):
+                        (Messages(x.t(), None, 0.0, 1.0), "x is .*needed is"),
+                        (Messages(x, edge.half(), 0.0, t), "edge is")):
         with pytest.raises(ValueError, match=text):
             softmax_sum.forward(view.csc(), wrong, False)
     with pytest.raises(ValueError, match="share is .*needed is"):
-        softmax_sum.backward(view.csr_by_id(), Messages(x, edge, 0.0, t), grad, grad.double(), True, True, True)
+        softmax_sum.backward(view.csr_by_id(), Messages(x, edge, 0.0, t), grad, grad.double(), True,
+                             True, True)
     with pytest.raises(ValueError, match="places=True"):
-        softmax_sum.forward(replace(view.csc(), place=view.csc().place[:0]), Messages(x, edge, 0.0, t), False)
+        softmax_sum.forward(replace(view.csc(), place=view.csc().place[:0]),
+                            Messages(x, edge, 0.0, t), False)
     with pytest.raises(ValueError, match="float64"):
         softmax_sum.kernels(6, torch.float64, False, False)

@@ -16,7 +16,8 @@ pytestmark = pytest.mark.usefixtures("poison")
 
 
 def model(src: list, dst: list, num_src: int, num_dst: int, loops: int) -> tuple[list, bool]:
-    """For each destination its [(source, edge id)] in the order of the list, and whether ids were out of range."""
+    """For each destination its [(source, edge id)] in the order of the list, and whether ids were
+    out of range."""
     rows: list = [[] for _ in range(num_dst)]
     invalid = False
     for edge, (s, d) in enumerate(zip(src, dst)):
@@ -36,7 +37,8 @@ def csc(how: str, src, dst, num_src, num_dst, loops=0, wide=False) -> counting.R
 
 
 def transpose(how: str, rows: counting.Rows, num_src: int) -> counting.Rows:
-    return counting.transpose(rows, num_src) if how == "count" else sorting.transpose(rows, num_src, places=True)
+    return (counting.transpose(rows, num_src)
+            if how == "count" else sorting.transpose(rows, num_src, places=True))
 
 
 def entries(rows: counting.Rows) -> list:
@@ -83,7 +85,8 @@ def verify_split(rows: counting.Rows, lengths: list, invalid: bool) -> None:
     assert split.histogram() == list(np.trim_zeros(bins, "b"))
     chunks = split.chunks[:split.sizes()[0]].tolist()
     heavy = split.heavy[:split.sizes()[1]].tolist()
-    assert sorted(map(tuple, chunks)) == sorted((row, c) for row, n in long.items() for c in range(n))
+    assert sorted(map(tuple, chunks)) == sorted((row, c) for row, n in long.items()
+                                                for c in range(n))
     assert sorted((row, n) for row, _, n, _ in heavy) == sorted(long.items())
     for row, first, count, _ in heavy:
         assert chunks[first:first + count] == [[row, c] for c in range(count)]
@@ -108,12 +111,14 @@ def test_skewed_graph(device, chunk_edges, how, ids, wide, loops):
 def test_large_graph(device, how, loops):
     nodes, edges = (300, 3000) if device.type == "cpu" else (20_000, 300_000)
     src, dst = skewed_edges(nodes, nodes, edges, device).unbind(0)
-    assert csc(how, src, dst, nodes, nodes, loops).split.chunk_edges == counting.chunk_edges(edges + loops)
+    assert csc(how, src, dst, nodes, nodes,
+               loops).split.chunk_edges == counting.chunk_edges(edges + loops)
     verify(how, src, dst, nodes, nodes, loops)
 
 
-@pytest.mark.parametrize("num_src, num_dst, loops", [(3, 3, 0), (3, 3, 3), (1, 1, 0), (1, 1, 1), (4, 2, 2), (0, 5, 0), (5, 0, 0),
-                                                     (0, 0, 0)])
+@pytest.mark.parametrize("num_src, num_dst, loops",
+                         [(3, 3, 0), (3, 3, 3), (1, 1, 0), (1, 1, 1), (4, 2, 2), (0, 5, 0),
+                          (5, 0, 0), (0, 0, 0)])
 def test_no_edges(device, how, num_src, num_dst, loops):
     none = torch.empty(0, dtype=torch.int64, device=device)
     verify(how, none, none, num_src, num_dst, loops)
@@ -125,7 +130,9 @@ def test_one_node_with_many_self_loops(device, how):
     verify(how, ids, ids, 1, 1, loops=1)
 
 
-@pytest.mark.parametrize("wrong", [(-1, 0), (0, -1), (40, 0), (0, 30), (2**31, 0), (0, 2**31 + 3), (-2**40, 5)])
+@pytest.mark.parametrize("wrong",
+                         [(-1, 0), (0, -1), (40, 0), (0, 30), (2**31, 0), (0, 2**31 + 3),
+                          (-2**40, 5)])
 def test_ids_out_of_range_are_left_out_and_reported(device, how, wrong):
     edges = skewed_edges(40, 30, 100)
     edges[:, 17] = torch.tensor(wrong)
@@ -135,7 +142,8 @@ def test_ids_out_of_range_are_left_out_and_reported(device, how, wrong):
 
 
 def test_ids_out_of_range_in_a_sorted_list(device, how):
-    src, dst = torch.tensor([0, 9, 1, 2, 0], device=device), torch.tensor([0, 0, 1, 1, 2], device=device)
+    src, dst = torch.tensor([0, 9, 1, 2, 0],
+                            device=device), torch.tensor([0, 0, 1, 1, 2], device=device)
     assert verify(how, src, dst, 3, 3).split.invalid
 
 
@@ -157,22 +165,30 @@ def test_sorting_is_stable(device):
 def test_sorting_without_places(device):
     src, dst = skewed_edges(40, 30, 300, device).unbind(0)
     full, bare = (sorting.csc(src, dst, 40, 30, 9, False, places) for places in (True, False))
-    assert torch.equal(full.indptr, bare.indptr) and torch.equal(full.other, bare.other) and bare.place.numel() == 0
+    assert torch.equal(full.indptr,
+                       bare.indptr) and torch.equal(full.other,
+                                                    bare.other) and bare.place.numel() == 0
     back = sorting.transpose(bare, 40, False, inverse=True)
-    assert torch.equal(back.inverse[sorting.transpose(full, 40, True).place.long()], torch.arange(309, device=device).int())
-    assert torch.equal(back.other, sorting.transpose(full, 40, True).other) and back.place.numel() == 0
+    assert torch.equal(back.inverse[sorting.transpose(full, 40, True).place.long()],
+                       torch.arange(309, device=device).int())
+    assert torch.equal(back.other,
+                       sorting.transpose(full, 40, True).other) and back.place.numel() == 0
 
 
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("lengths", [
-    [0, 1, 2, 31, 32, 33, 0], [255, 256, 257, 64, 0, 3], [1, 300, 2048, 5, 2049, 40], [140_000, 7, 0, 3000, 300]])
+    [0, 1, 2, 31, 32, 33, 0], [255, 256, 257, 64, 0, 3], [1, 300, 2048, 5, 2049, 40],
+    [140_000, 7, 0, 3000, 300]])
 def test_entries_of_a_row_are_put_in_order(device, lengths, wide):
-    """Rows for a warp, for a block, and for several blocks with a bitmap each, whose entries come in any order."""
+    """Rows for a warp, for a block, and for several blocks with a bitmap each, whose entries come
+    in any order."""
     total = sum(lengths)
-    indptr = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int64 if wide else torch.int32, device=device)
+    indptr = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int64 if wide else torch.int32,
+                          device=device)
     rng = np.random.default_rng(3)
     expected = [np.sort(part) for part in np.split(rng.permutation(total), np.cumsum(lengths)[:-1])]
-    place = torch.from_numpy(np.concatenate([rng.permutation(part) for part in expected])).to(device, indptr.dtype)
+    place = torch.from_numpy(np.concatenate([rng.permutation(part) for part in expected])).to(
+        device, indptr.dtype)
     other = (place * 7 % 1000).to(torch.int32)
     rows = counting._ordered(indptr, other, place, counting.split_rows(indptr, total))
     assert rows.place.tolist() == np.concatenate(expected).tolist()
@@ -212,7 +228,8 @@ def test_bounds_hold_for_any_distribution(device, lengths):
 
 
 def test_a_report_is_not_overtaken(device, monkeypatch):
-    """A graph that lives long keeps its numbers, however many are built after it; its sizes may be read late."""
+    """A graph that lives long keeps its numbers, however many are built after it; its sizes may be
+    read late."""
     monkeypatch.setattr(counting, "_SLOTS", 8, raising=False)
     monkeypatch.setattr(counting, "_reports", {}, raising=False)
     src, dst = skewed_edges(40, 30, 300, device).unbind(0)
@@ -221,13 +238,15 @@ def test_a_report_is_not_overtaken(device, monkeypatch):
     late = counting.split_rows(rows.indptr, 300, limit=16)
     for _ in range(20):
         counting.split_rows(torch.zeros(3, dtype=torch.int32, device=device), 0)
-    kept = [counting.split_rows(torch.zeros(n + 2, dtype=torch.int32, device=device), 0) for n in range(20)]
+    kept = [counting.split_rows(torch.zeros(n + 2, dtype=torch.int32, device=device), 0)
+            for n in range(20)]
     if device.type == "cuda":
         torch.cuda.synchronize()
     lengths = rows.indptr.diff().tolist()
     for split in (early, late):
         assert split.known and split.edges == 300 and split.longest == max(lengths)
-        assert split.sizes() == (sum(-(-n // 16) for n in lengths if n > 16), sum(n > 16 for n in lengths))
+        assert split.sizes() == (sum(-(-n // 16) for n in lengths if n > 16),
+                                 sum(n > 16 for n in lengths))
     assert [split.histogram() for split in kept] == [[n + 1] for n in range(20)]
 
 
@@ -241,16 +260,19 @@ def test_chunk_sizes(edges):
 @st.composite
 def multigraphs(draw):
     num_src, num_dst = draw(st.integers(1, 9)), draw(st.integers(1, 9))
-    pairs = draw(st.lists(st.tuples(st.integers(-1, num_src), st.integers(-1, num_dst)), max_size=60))
+    pairs = draw(st.lists(st.tuples(st.integers(-1, num_src), st.integers(-1, num_dst)),
+                          max_size=60))
     return pairs, num_src, num_dst, draw(st.integers(0, min(num_src, num_dst)))
 
 
 @settings(max_examples=60, deadline=None, derandomize=True, database=None,
           suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(case=multigraphs(), sort=st.booleans(), wide=st.booleans(), limit=st.sampled_from([1, 3, 128]))
+@given(case=multigraphs(), sort=st.booleans(), wide=st.booleans(),
+       limit=st.sampled_from([1, 3, 128]))
 def test_any_multigraph(device, how, chunk_edges, case, sort, wide, limit):
     pairs, num_src, num_dst, loops = case
     chunk_edges(limit)
     pairs = sorted(pairs, key=lambda pair: pair[1]) if sort else pairs
-    src, dst = torch.tensor(pairs, dtype=torch.int64, device=device).view(-1, 2).t().contiguous().unbind(0)
+    src, dst = torch.tensor(pairs, dtype=torch.int64,
+                            device=device).view(-1, 2).t().contiguous().unbind(0)
     verify(how, src, dst, num_src, num_dst, loops, wide)

@@ -8,12 +8,14 @@ from gnnaccel.cuda.tile_ptr import _MOST, HEIGHTS, tile_ptr
 
 pytestmark = pytest.mark.usefixtures("poison")
 
-LENGTHS = {"none": [], "one": [5], "empty": [0, 0, 0], "exact": [16, 32, 64, 128, 256], "one more": [17, 33, 65, 129, 1, 0],
-           "many": [(7 * i) % 300 for i in range(1000)], "as many as threads": [1] * 256, "odd": [3] * 257}
+LENGTHS = {"none": [], "one": [5], "empty": [0, 0, 0], "exact": [16, 32, 64, 128, 256],
+           "one more": [17, 33, 65, 129, 1, 0], "many": [(7 * i) % 300 for i in range(1000)],
+           "as many as threads": [1] * 256, "odd": [3] * 257}
 
 
 def of(lengths: list[int]) -> torch.Tensor:
-    return torch.tensor([0, *torch.tensor(lengths, dtype=torch.long).cumsum(0).tolist()], dtype=torch.int32)
+    return torch.tensor([0, *torch.tensor(lengths, dtype=torch.long).cumsum(0).tolist()],
+                        dtype=torch.int32)
 
 
 @pytest.mark.parametrize("name", LENGTHS)

@@ -1,4 +1,5 @@
-"""What the bridge's tests share: the device on which they run, and results held against the same operation on the host."""
+"""What the bridge's tests share: the device on which they run, and results held against the same
+operation on the host."""
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -42,7 +43,7 @@ def gpu_place(monkeypatch):
     return _gpu(monkeypatch)
 
 
-# --- graphs with features, on the host ------------------------------------------------------------------------------------
+# --- graphs with features, on the host ------------------------------------------------------------
 
 def homogeneous() -> dgl.DGLGraph:
     g = graphs.square()
@@ -61,8 +62,9 @@ def int32() -> dgl.DGLGraph:
 
 
 def hetero() -> dgl.DGLGraph:
-    g = dgl.heterograph({("a", "r", "b"): ([0, 1, 1, 2], [1, 0, 2, 2]), ("b", "s", "a"): ([0, 2], [1, 1]),
-                         ("a", "t", "b"): ([1, 0], [0, 1]), ("a", "l", "a"): ([0, 1, 2], [1, 2, 0])})
+    g = dgl.heterograph({("a", "r", "b"): ([0, 1, 1, 2], [1, 0, 2, 2]),
+                         ("b", "s", "a"): ([0, 2], [1, 1]), ("a", "t", "b"): ([1, 0], [0, 1]),
+                         ("a", "l", "a"): ([0, 1, 2], [1, 2, 0])})
     for kind in g.ntypes:
         g.nodes[kind].data["x"] = torch.randn(g.num_nodes(kind), 5)
     for etype in g.canonical_etypes:
@@ -78,7 +80,7 @@ def batched() -> dgl.DGLGraph:
     return dgl.batch([homogeneous() for _ in range(3)])
 
 
-# --- comparing ------------------------------------------------------------------------------------------------------------
+# --- comparing ------------------------------------------------------------------------------------
 
 def ids(g: dgl.DGLGraph, values: list[int]) -> Tensor:
     """Ids as the graph takes them."""
@@ -86,7 +88,8 @@ def ids(g: dgl.DGLGraph, values: list[int]) -> Tensor:
 
 
 def against_host(make, question, place) -> None:
-    """``question`` of the graph that ``make`` makes gets the same answer on ``place`` as on the host."""
+    """``question`` of the graph that ``make`` makes gets the same answer on ``place`` as on the
+    host."""
     g = make()
     want = question(g)
     same(question(g.to(place)), want, place)
@@ -94,14 +97,16 @@ def against_host(make, question, place) -> None:
 
 def same(got, want, place, where: str = "result") -> None:
     """``got`` lies on ``place`` and says the same as ``want``, which lies on the host."""
-    assert type(got).__name__.replace("OnDevice", "Tensor") == type(want).__name__.replace("OnDevice", "Tensor"), where
+    assert type(got).__name__.replace("OnDevice",
+                                      "Tensor") == type(want).__name__.replace("OnDevice",
+                                                                               "Tensor"), where
     if isinstance(want, dgl.DGLGraph):
         _same_graph(got, want, place, where)
     elif isinstance(want, Tensor):
         assert got.device == place and want.device.type == "cpu", f"{where} is on {got.device}"
         assert (got.dtype, got.shape) == (want.dtype, want.shape), where
-        torch.testing.assert_close(got.detach().cpu(), want.detach(), rtol=1e-3, atol=1e-4, equal_nan=True,
-                                   msg=lambda m: f"{where}: {m}")
+        torch.testing.assert_close(got.detach().cpu(), want.detach(), rtol=1e-3, atol=1e-4,
+                                   equal_nan=True, msg=lambda m: f"{where}: {m}")
     elif isinstance(want, Mapping):
         assert set(got) == set(want), where
         for key in want:
@@ -116,10 +121,12 @@ def same(got, want, place, where: str = "result") -> None:
 
 def _same_graph(got, want, place, where):
     assert got.device == place and want.device.type == "cpu", f"{where} is on {got.device}"
-    assert (got.idtype, got.ntypes, got.canonical_etypes) == (want.idtype, want.ntypes, want.canonical_etypes), where
+    assert (got.idtype, got.ntypes,
+            got.canonical_etypes) == (want.idtype, want.ntypes, want.canonical_etypes), where
     assert (got.is_block, got.batch_size) == (want.is_block, want.batch_size), where
     for etype in range(len(want.canonical_etypes)):
-        same(got._graph.edges(etype, "eid")[:2], want._graph.edges(etype, "eid")[:2], place, f"{where}'s edges {etype}")
+        same(got._graph.edges(etype, "eid")[:2], want._graph.edges(etype, "eid")[:2], place,
+             f"{where}'s edges {etype}")
     for frames in ("_node_frames", "_edge_frames"):
         for kind, (a, b) in enumerate(zip(getattr(got, frames), getattr(want, frames))):
             assert a.num_rows == b.num_rows, f"{where}.{frames}[{kind}]"

@@ -12,14 +12,16 @@ if _INSTALLED:  # then it has to import
     import gnnaccel  # noqa: F401  before dgl, which does not import without it on a current torch
     import dgl
 else:
-    collect_ignore = [path.name for path in Path(__file__).parent.glob("test_*.py") if path.name != "test_installed.py"]
+    collect_ignore = [path.name for path in Path(__file__).parent.glob("test_*.py")
+                      if path.name != "test_installed.py"]
 
 from tests.routes import clean, emulated, one_thread, opened  # noqa: E402, F401
 
 
 @pytest.fixture(params=["torch", "emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
 def route(request):
-    """The torch backend, the CUDA kernels emulated, the CUDA kernels on a GPU, if DGL knows GPUs."""
+    """The torch backend, the CUDA kernels emulated, the CUDA kernels on a GPU, if DGL knows
+    GPUs."""
     with opened(request.param) as found:
         if found.device.type == "cuda":
             try:

@@ -9,7 +9,8 @@ N, M, E, F = 30, 20, 150, 12
 
 
 def _ends(src: int, dst: int, edges: int) -> tuple[Tensor, Tensor]:
-    """Random edges with a hub, duplicates, and self loops where both ends are the same nodes; every destination has one."""
+    """Random edges with a hub, duplicates, and self loops where both ends are the same nodes; every
+    destination has one."""
     u, v = torch.randint(0, src, (edges,)), torch.randint(0, dst, (edges,))
     v[:edges // 3] = 3
     u[edges // 3:edges // 2] = 5
@@ -26,11 +27,13 @@ def square(nodes: int = N, edges: int = E, **options) -> dgl.DGLGraph:
 
 def bipartite(src: int = N, dst: int = M, edges: int = E) -> dgl.DGLGraph:
     """A heterograph of one relation between two types of nodes."""
-    return dgl.heterograph({("user", "likes", "item"): _ends(src, dst, edges)}, num_nodes_dict={"user": src, "item": dst})
+    return dgl.heterograph({("user", "likes", "item"): _ends(src, dst, edges)},
+                           num_nodes_dict={"user": src, "item": dst})
 
 
 def block(nodes: int = N, edges: int = E) -> dgl.DGLGraph:
-    """What a neighbour sampler gives: the edges into 10 nodes, which come first among the sources."""
+    """What a neighbour sampler gives: the edges into 10 nodes, which come first among the
+    sources."""
     seeds = torch.randperm(nodes)[:10]
     return dgl.to_block(dgl.in_subgraph(square(nodes, edges), seeds), seeds)
 

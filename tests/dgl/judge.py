@@ -6,7 +6,8 @@ import functools
 from tests import judge
 from tests.judge import close, on_routes, spread, took
 
-POSITIONS = ("graph", "feat", "third", "fourth", "fifth")  # arguments, for the names of their gradients
+# arguments, for the names of their gradients
+POSITIONS = ("graph", "feat", "third", "fourth", "fifth")
 
 compare = functools.partial(judge.compare, positions=POSITIONS)
 

@@ -16,10 +16,12 @@ EDGE = 4
 NAMES = ["GATv2Conv", "DotGatConv", "AGNNConv", "EdgeGATConv", "EGATConv"]
 WITH_EDGES = ["EdgeGATConv", "EGATConv"]
 WITH_DROPOUT = ["GATv2Conv", "EdgeGATConv"]
-REFUSING = [name for name in NAMES if name != "EGATConv"]  # nodes of in-degree 0, unless told otherwise; EGATConv always does
+# nodes of in-degree 0, unless told otherwise; EGATConv always does
+REFUSING = [name for name in NAMES if name != "EGATConv"]
 
 
-def build(name: str, heads: int = 2, width: int = 8, features: Any = F, **options) -> torch.nn.Module:
+def build(name: str, heads: int = 2, width: int = 8, features: Any = F,
+          **options) -> torch.nn.Module:
     """A layer of class ``name``; AGNNConv takes no sizes. Biases are not zero."""
     if name == "AGNNConv":
         layer = AGNNConv(**options)
@@ -28,12 +30,14 @@ def build(name: str, heads: int = 2, width: int = 8, features: Any = F, **option
     elif name == "EGATConv":
         layer = EGATConv(features, EDGE, width, 5, heads, **options)
     else:
-        layer = {"GATv2Conv": GATv2Conv, "DotGatConv": DotGatConv}[name](features, width, heads, **options)
+        layer = {"GATv2Conv": GATv2Conv,
+                 "DotGatConv": DotGatConv}[name](features, width, heads, **options)
     return spread(layer)
 
 
 def arguments(name: str, g: dgl.DGLGraph, x: Any = None) -> tuple:
-    """What a layer of that class is called with: the graph, features of its nodes, and of its edges if it wants them."""
+    """What a layer of that class is called with: the graph, features of its nodes, and of its edges
+    if it wants them."""
     x = graphs.features(g.num_src_nodes()) if x is None else x
     return (g, x, edge_features(g)) if name in WITH_EDGES else (g, x)
 

@@ -1,7 +1,8 @@
-"""A CUDA device for tests that lies on the CPU: tensors that say they are on ``cuda:0``, and refuse to meet those on the host.
+"""A CUDA device for tests that lies on the CPU: tensors that say they are on ``cuda:0``, and refuse
+to meet those on the host.
 
-So code that only moves and labels can be run without a GPU. Kernels cannot: whatever asks for CuPy finds none. Transfers
-are counted.
+So code that only moves and labels can be run without a GPU. Kernels cannot: whatever asks for CuPy
+finds none. Transfers are counted.
 """
 from __future__ import annotations
 
@@ -9,14 +10,16 @@ import contextlib
 from collections import Counter
 
 import torch
-import torch.distributed.tensor  # torch imports it at some first use, which must not happen under the simulation
+# torch imports it at some first use, which must not happen under the simulation
+import torch.distributed.tensor
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 DEVICE = torch.device("cuda", 0)
 transfers: Counter = Counter()  # "to device", "to host"
-asserts: list[str] = []  # ids out of range, which on a GPU end in a device assert that no handler survives
+# ids out of range, which on a GPU end in a device assert that no handler survives
+asserts: list[str] = []
 recorded: list[Tensor] = []  # tensors of which a stream was recorded
 active = False  # whether a test runs on it
 
@@ -56,9 +59,11 @@ class OnDevice(Tensor):
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-        name = func._schema.name + (f".{func._schema.overload_name}" if func._schema.overload_name else "")
+        name = func._schema.name + (f".{func._schema.overload_name}"
+                                    if func._schema.overload_name else "")
         if name not in _ACROSS and any(not isinstance(t, OnDevice) and t.dim() for t in tensors):
-            raise RuntimeError(f"{name}: expected all tensors to be on the same device, but found cuda:0 and cpu")
+            raise RuntimeError(
+                f"{name}: expected all tensors to be on the same device, but found cuda:0 and cpu")
         if name == "aten::_local_scalar_dense":
             transfers["to host"] += 1
         outer = {id(t.inner): t for t in tensors if isinstance(t, OnDevice)}
@@ -72,7 +77,8 @@ class OnDevice(Tensor):
             return out
 
         def placed(value):
-            return outer[id(value)] if id(value) in outer else OnDevice(value) if isinstance(value, Tensor) else value
+            return (outer[id(value)] if id(value) in outer else OnDevice(value)
+                    if isinstance(value, Tensor) else value)
 
         return tree_map(placed, out)
 
@@ -118,7 +124,8 @@ class _ToHost(torch.autograd.Function):
 
 
 def _is_ours(device) -> bool:
-    return device is not None and not isinstance(device, (torch.dtype, Tensor)) and torch.device(device).type == "cuda"
+    return (device is not None and not isinstance(device, (torch.dtype, Tensor))
+            and torch.device(device).type == "cuda")
 
 
 def _moved(x: Tensor, ours: bool) -> Tensor:
@@ -140,9 +147,11 @@ class _Mode(TorchFunctionMode):
             raise TypeError("can't convert cuda:0 device type tensor to numpy")
         if func is Tensor.tolist and isinstance(args[0], OnDevice):
             return _moved(args[0].detach(), False).tolist()
-        if func is torch.nn.functional.one_hot and isinstance(args[0], OnDevice):  # asks for its classes by the tensor's own key
+        # asks for its classes by the tensor's own key
+        if func is torch.nn.functional.one_hot and isinstance(args[0], OnDevice):
             return OnDevice(func(_inner(args[0]), *args[1:], **kwargs))
-        if func is Tensor.new and isinstance(args[0], OnDevice):  # makes its tensors without the dispatcher
+        # makes its tensors without the dispatcher
+        if func is Tensor.new and isinstance(args[0], OnDevice):
             return OnDevice(_inner(args[0]).new(*args[1:], **kwargs))
         if _is_ours(kwargs.get("device")):
             del kwargs["device"]
@@ -150,14 +159,17 @@ class _Mode(TorchFunctionMode):
                 return args[0].to(kwargs.get("dtype") or args[0].dtype)
             if func is torch.as_tensor:
                 return _moved(torch.as_tensor(*args, **kwargs), True)
-            return tree_map(lambda t: OnDevice(t) if isinstance(t, Tensor) else t, func(*args, **kwargs))  # made there
+            # made there
+            return tree_map(lambda t: OnDevice(t) if isinstance(t, Tensor) else t,
+                            func(*args, **kwargs))
         return func(*args, **kwargs)
 
     @staticmethod
     def _to(x, *args, **kwargs):
         like = next((a for a in args if isinstance(a, Tensor)), None)
         dtype = kwargs.get("dtype") or next((a for a in args if isinstance(a, torch.dtype)), None)
-        device = kwargs.get("device") or next((a for a in args if isinstance(a, (str, torch.device))), None)
+        device = (kwargs.get("device")
+                  or next((a for a in args if isinstance(a, (str, torch.device))), None))
         if like is not None:
             device, dtype = like.device, like.dtype
         if device is not None:
@@ -170,8 +182,9 @@ def device(monkeypatch):
     """From here on torch has the simulated device."""
     from gnnaccel.adapters.dgl import bridge
 
-    for name, value in (("current_device", lambda: 0), ("set_device", lambda index: None), ("Event", _Stream), ("Stream", _Stream),
-                        ("current_stream", _Stream), ("set_stream", lambda stream: None)):
+    for name, value in (("current_device", lambda: 0), ("set_device", lambda index: None),
+                        ("Event", _Stream), ("Stream", _Stream), ("current_stream", _Stream),
+                        ("set_stream", lambda stream: None)):
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(bridge, "has_accelerator", lambda: True)
     before = torch.__future__.get_overwrite_module_params_on_conversion()

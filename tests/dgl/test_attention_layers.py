@@ -1,4 +1,5 @@
-"""What holds for all of DGL's attention layers: forms of graphs, order of edges, dtypes, derivatives, hooks, native calls."""
+"""What holds for all of DGL's attention layers: forms of graphs, order of edges, dtypes,
+derivatives, hooks, native calls."""
 from __future__ import annotations
 
 import dgl
@@ -10,7 +11,8 @@ import gnnaccel
 from tests.dgl import graphs
 from tests.dgl.graphs import E, N
 from tests.dgl.judge import close, compare, took
-from tests.dgl.layers import NAMES, REFUSING, WITH_DROPOUT, WITH_EDGES, arguments, build, edge_features
+from tests.dgl.layers import (NAMES, REFUSING, WITH_DROPOUT, WITH_EDGES, arguments, build,
+                              edge_features)
 from tests.judge import place
 
 each = pytest.mark.parametrize("name", NAMES)
@@ -99,7 +101,8 @@ def test_graphs_in_a_row(route, name):
 @each
 def test_graphs_without_edges_are_left_to_dgl(route, name):
     g = dgl.graph(([], []), num_nodes=N)
-    layer = build(name, **({"allow_zero_in_degree": True} if name in REFUSING else {})).to(route.device)
+    layer = build(name,
+                  **({"allow_zero_in_degree": True} if name in REFUSING else {})).to(route.device)
     args = place(arguments(name, g), route.device)
     with route.on(on_fallback="native"):
         if name in REFUSING:
@@ -114,14 +117,16 @@ def test_graphs_without_edges_are_left_to_dgl(route, name):
 
 @each
 def test_the_result_can_be_viewed_and_changed_in_place(route, name):
-    layer, args = build(name).to(route.device), place(arguments(name, graphs.square()), route.device)
+    layer, args = build(name).to(route.device), place(arguments(name, graphs.square()),
+                                                      route.device)
 
     def once():
         out = layer(*args)
         out = out[0] if isinstance(out, tuple) else out
         out.mul_(2.0)
         value = out.view(N, -1).square().sum()
-        return value.detach(), *torch.autograd.grad(value, list(layer.parameters()), allow_unused=True)
+        return value.detach(), *torch.autograd.grad(value, list(layer.parameters()),
+                                                    allow_unused=True)
 
     expected = once()
     with route.on():
@@ -131,8 +136,11 @@ def test_the_result_can_be_viewed_and_changed_in_place(route, name):
 
 @each
 def test_the_users_frames_are_left_alone(route, name):
-    layer, (g, *args) = build(name).to(route.device), place(arguments(name, graphs.square()), route.device)
-    g.ndata["ft"], g.edata["a"] = torch.ones(N, 1, device=route.device), torch.arange(E, device=route.device)
+    layer, (g, *args) = build(name).to(route.device), place(arguments(name, graphs.square()),
+                                                            route.device)
+    g.ndata["ft"], g.edata["a"] = torch.ones(N, 1,
+                                             device=route.device), torch.arange(E,
+                                                                                device=route.device)
     with route.on():
         layer(g, *args)
     assert set(g.ndata) == {"ft"} and set(g.edata) == {"a"} and bool((g.ndata["ft"] == 1).all())
@@ -141,14 +149,17 @@ def test_the_users_frames_are_left_alone(route, name):
 # ---- derivatives ----
 
 def in_fp64(name: str):
-    """A function of everything differentiable, and those tensors; on a tiny graph with duplicates."""
+    """A function of everything differentiable, and those tensors; on a tiny graph with
+    duplicates."""
     g = dgl.graph(([0, 1, 2, 0, 0, 3], [0, 1, 2, 1, 1, 3]))
     layer = build(name, width=2, features=3).double()
     names = [n for n, _ in layer.named_parameters()]
-    x = [t.double().requires_grad_() for t in (torch.randn(4, 3), edge_features(g))[:1 + (name in WITH_EDGES)]]
+    x = [t.double().requires_grad_()
+         for t in (torch.randn(4, 3), edge_features(g))[:1 + (name in WITH_EDGES)]]
 
     def call(*tensors):
-        return torch.func.functional_call(layer, dict(zip(names, tensors[len(x):])), (g, *tensors[:len(x)]))
+        return torch.func.functional_call(layer, dict(zip(names, tensors[len(x):])),
+                                          (g, *tensors[:len(x)]))
 
     return call, (*x, *(p.detach().requires_grad_() for p in layer.parameters()))
 
@@ -160,7 +171,8 @@ def test_gradients_in_fp64(name):
         assert gradcheck(call, tensors)
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if n != "EGATConv"])  # DGL's u_add_v in it has no second derivatives
+# DGL's u_add_v in it has no second derivatives
+@pytest.mark.parametrize("name", [n for n in NAMES if n != "EGATConv"])
 def test_second_derivatives_in_fp64(name):
     call, tensors = in_fp64(name)
     with gnnaccel.enabled(backend="torch", when="supported", on_fallback="raise"):
@@ -173,7 +185,8 @@ def test_second_derivatives_in_fp64(name):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_half_precision(route, name, dtype):
     """DGL itself takes no float16 on a CPU."""
-    layer, args = build(name).to(route.device), place(arguments(name, graphs.square()), route.device)
+    layer, args = build(name).to(route.device), place(arguments(name, graphs.square()),
+                                                      route.device)
     first = (lambda out: out[0]) if name == "EGATConv" else lambda out: out
     if name == "EGATConv" and dtype is torch.float16 and route.device.type == "cpu":
         pytest.skip("the features of edges are DGL's own")
@@ -193,7 +206,8 @@ def test_half_precision(route, name, dtype):
 def test_autocast_on_a_cpu_is_left_to_dgl(name):
     """There DGL refuses most of what comes of it, each layer in its own way."""
     layer, args = build(name), arguments(name, graphs.square())
-    with gnnaccel.enabled(backend="torch", when="supported"), torch.autocast("cpu", dtype=torch.bfloat16):
+    with gnnaccel.enabled(backend="torch",
+                          when="supported"), torch.autocast("cpu", dtype=torch.bfloat16):
         try:
             layer(*args)
         except (dgl.DGLError, RuntimeError):
@@ -210,7 +224,8 @@ def test_features_of_another_dtype_are_left_to_dgl(name):
         else:
             with pytest.raises(RuntimeError if name != "DotGatConv" else Exception):
                 layer(*args)
-    expected = {} if name == "DotGatConv" else {"GA203": 1}  # its map raises what the host's map raises
+    # its map raises what the host's map raises
+    expected = {} if name == "DotGatConv" else {"GA203": 1}
     assert gnnaccel.stats()[name]["reasons"] == expected
 
 
@@ -237,11 +252,13 @@ def test_what_is_left_to_dgl(route, name, part, how):
 
 @each
 def test_hooks_on_other_modules_run_as_often_and_see_the_same(route, name):
-    layer, args = build(name).to(route.device), place(arguments(name, graphs.square()), route.device)
+    layer, args = build(name).to(route.device), place(arguments(name, graphs.square()),
+                                                      route.device)
     seen: list[tuple] = []
     for part, module in layer.named_children():
         if part not in ("attn_drop", "leaky_relu", "fc_edge"):
-            module.register_forward_hook(lambda m, i, o, part=part: seen.append((part, i[0].shape, o.shape)))
+            module.register_forward_hook(lambda m, i, o,
+                                         part=part: seen.append((part, i[0].shape, o.shape)))
     layer(*args)
     native = seen[:]
     seen.clear()
@@ -255,7 +272,8 @@ def test_a_subclass_with_a_forward_of_its_own(route, name):
     """It may call the layer's, which is taken over."""
     cls = type(build(name))
     layer = build(name).to(route.device)
-    layer.__class__ = type("Mine", (cls,), {"forward": lambda self, *args: cls.forward(self, *args)})
+    layer.__class__ = type("Mine", (cls,),
+                           {"forward": lambda self, *args: cls.forward(self, *args)})
     args = place(arguments(name, graphs.square()), route.device)
     with route.on():
         layer(*args)
@@ -301,7 +319,9 @@ def test_everything_dropped(route, name):
 
 @pytest.mark.parametrize("name", WITH_DROPOUT)
 def test_the_dropouts_own_mode_counts(route, name):
-    layer, args = build(name, attn_drop=0.7).to(route.device), place(arguments(name, graphs.square()), route.device)
+    layer, args = build(name,
+                        attn_drop=0.7).to(route.device), place(arguments(name, graphs.square()),
+                                                               route.device)
     layer.attn_drop.eval()
     expected = layer(*args)
     with route.on():
@@ -313,7 +333,10 @@ def test_the_dropouts_own_mode_counts(route, name):
 
 @pytest.mark.parametrize("name", WITH_DROPOUT)
 def test_backward_uses_the_mask_of_forward(route, name):
-    layer, (g, x, *rest) = build(name, attn_drop=0.5).to(route.device), place(arguments(name, graphs.square()), route.device)
+    layer, (g, x, *rest) = build(name,
+                                 attn_drop=0.5).to(route.device), place(arguments(name,
+                                                                                  graphs.square()),
+                                                                        route.device)
     x, weight = x * 0.5, torch.linspace(-1, 1, N, device=route.device).view(-1, 1, 1)
     direction = torch.randn_like(x) * 1e-3
 

@@ -1,4 +1,5 @@
-"""A DGL without CUDA on a device, simulated or real: every operation against the same on the host."""
+"""A DGL without CUDA on a device, simulated or real: every operation against the same on the
+host."""
 from __future__ import annotations
 
 import gc
@@ -18,7 +19,8 @@ from tests.dgl.bridged import against_host, ids, place, same  # noqa: F401  (a f
 
 HOMOGENEOUS = [bridged.homogeneous, bridged.csc, bridged.int32]
 
-#: questions and changes that a graph of one relation takes; each gets the graph, on the host and on the device
+#: questions and changes that a graph of one relation takes; each gets the graph, on the host and on
+#: the device
 QUERIES = {
     "edges": lambda g: g.edges(),
     "edges all": lambda g: g.edges(form="all"),
@@ -52,7 +54,8 @@ def test_questions(name, make, place):
     against_host(make, QUERIES[name], place)
 
 
-@pytest.mark.parametrize("make", [*HOMOGENEOUS, bridged.hetero, bridged.block, bridged.batched], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("make", [*HOMOGENEOUS, bridged.hetero, bridged.block, bridged.batched],
+                         ids=lambda f: f.__name__)
 def test_there_and_back(make, place):
     g = make()
     there = g.to(place)
@@ -66,18 +69,26 @@ def test_there_and_back(make, place):
 
 
 MAKING = {
-    "of tensors": lambda place: dgl.graph((torch.tensor([0, 1, 2], device=place), torch.tensor([1, 2, 0], device=place))),
+    "of tensors": lambda place: dgl.graph((torch.tensor([0, 1, 2], device=place),
+                                           torch.tensor([1, 2, 0], device=place))),
     "of lists": lambda place: dgl.graph(([0, 1, 2], [1, 2, 0]), device=place),
     "int32": lambda place: dgl.graph(([0, 1, 2], [1, 2, 0]), idtype=torch.int32, device=place),
-    "csc": lambda place: dgl.graph(("csc", (torch.tensor([0, 1, 2, 3], device=place), torch.tensor([2, 0, 1], device=place), [])),
+    "csc": lambda place: dgl.graph(("csc",
+                                    (torch.tensor([0, 1, 2, 3], device=place),
+                                     torch.tensor([2, 0, 1], device=place), [])),
                                    device=place),
-    "row_sorted": lambda place: dgl.graph((torch.tensor([0, 1], device=place), torch.tensor([1, 0], device=place)),
+    "row_sorted": lambda place: dgl.graph((torch.tensor([0, 1], device=place),
+                                           torch.tensor([1, 0], device=place)),
                                           row_sorted=True),
     "no edges": lambda place: dgl.graph(([], []), num_nodes=4, device=place),
     "nothing": lambda place: dgl.graph(([], []), device=place),
-    "hetero": lambda place: dgl.heterograph({("a", "r", "b"): ([0, 1], [1, 0]), ("b", "s", "a"): ([0], [1])}, device=place),
-    "hetero of tensors": lambda place: dgl.heterograph({("a", "r", "a"): (torch.tensor([0, 1], device=place),) * 2}),
-    "block": lambda place: dgl.create_block(([0, 1], [1, 0]), num_src_nodes=3, num_dst_nodes=2, device=place),
+    "hetero": lambda place: dgl.heterograph({("a", "r", "b"): ([0, 1], [1, 0]),
+                                             ("b", "s", "a"): ([0], [1])}, device=place),
+    "hetero of tensors": lambda place: dgl.heterograph({("a", "r",
+                                                         "a"): (torch.tensor([0, 1], device=place),
+                                                                ) * 2}),
+    "block": lambda place: dgl.create_block(([0, 1], [1, 0]), num_src_nodes=3, num_dst_nodes=2,
+                                            device=place),
 }
 
 
@@ -119,28 +130,32 @@ def test_ids_of_the_wrong_device_are_refused_as_ever(place):
         g.in_degrees(torch.tensor([1], device=place))
 
 
-# --- messages, readouts, layers -------------------------------------------------------------------------------------------
+# --- messages, readouts, layers -------------------------------------------------------------------
 
 def pairs_of(g):
     """An edge-wise and a degree-wise function of the user's."""
     g.apply_edges(lambda edges: {"d": edges.src["x"] - edges.dst["x"]})
-    g.update_all(lambda edges: {"m": edges.data["d"] * edges.data["w"]}, lambda nodes: {"o": nodes.mailbox["m"].max(1)[0]})
+    g.update_all(lambda edges: {"m": edges.data["d"] * edges.data["w"]},
+                 lambda nodes: {"o": nodes.mailbox["m"].max(1)[0]})
     return g.edata["d"], g.ndata["o"]
 
 
 def builtins_of(g):
     g.update_all(fn.u_mul_e("x", "w", "m"), fn.mean("m", "o"))
     g.apply_edges(fn.u_dot_v("x", "x", "s"))
-    return g.ndata["o"], g.edata["s"], dgl.ops.edge_softmax(g, g.edata["s"]), dgl.ops.copy_u_max(g, g.ndata["x"])
+    return (g.ndata["o"], g.edata["s"], dgl.ops.edge_softmax(g, g.edata["s"]),
+            dgl.ops.copy_u_max(g, g.ndata["x"]))
 
 
 def hetero_messages(g):
-    g.multi_update_all({"r": (fn.copy_u("x", "m"), fn.sum("m", "o")), "t": (fn.u_mul_e("x", "w", "m"), fn.max("m", "o"))}, "sum")
+    g.multi_update_all({"r": (fn.copy_u("x", "m"), fn.sum("m", "o")),
+                        "t": (fn.u_mul_e("x", "w", "m"), fn.max("m", "o"))}, "sum")
     return g.nodes["b"].data["o"]
 
 
-@pytest.mark.parametrize("make,messages", [(bridged.homogeneous, pairs_of), (bridged.homogeneous, builtins_of),
-                                           (bridged.int32, builtins_of), (bridged.hetero, hetero_messages)],
+@pytest.mark.parametrize("make,messages",
+                         [(bridged.homogeneous, pairs_of), (bridged.homogeneous, builtins_of),
+                          (bridged.int32, builtins_of), (bridged.hetero, hetero_messages)],
                          ids=["functions", "builtins", "builtins int32", "hetero"])
 def test_messages(make, messages, place):
     against_host(make, lambda g: messages(g.local_var()), place)
@@ -166,7 +181,8 @@ def test_readouts(name, make, place):
     against_host(make, READOUTS[name], place)
 
 
-@pytest.mark.parametrize("ends", [dgl.function.u_add_v, dgl.function.u_dot_v], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("ends", [dgl.function.u_add_v, dgl.function.u_dot_v],
+                         ids=lambda f: f.__name__)
 def test_gradients_of_messages(ends, place):
     def gradients(g):
         x = g.ndata["x"].detach().requires_grad_()
@@ -181,7 +197,7 @@ def test_gradients_of_messages(ends, place):
     against_host(bridged.homogeneous, gradients, place)
 
 
-# --- what is kept, and for how long --------------------------------------------------------------------------------------
+# --- what is kept, and for how long ---------------------------------------------------------------
 
 def test_structure_is_copied_once(place):
     g = bridged.homogeneous().to(place)
@@ -209,7 +225,9 @@ def test_a_changed_graph_is_asked_anew(place):
     before = g.in_degrees()
     g.add_edges([0, 0], [2, 2])
     after = g.in_degrees()
-    assert (after - before).sum() == 2 and after[2] - before[2] == 2 and g.edges()[0].shape[0] == g.num_edges()
+    assert (after
+            - before).sum() == 2 and after[2] - before[2] == 2 and g.edges()[0].shape[
+                0] == g.num_edges()
 
 
 def test_degrees_are_the_callers_own(place):
@@ -222,7 +240,8 @@ def test_asked_in_inference_mode_and_trained_with_later(place):
     g = bridged.homogeneous().to(place)
     with torch.inference_mode():
         g.adj_tensors("csr"), g.edges(form="all", order="srcdst"), g.in_degrees(), g.edges()
-    for found in (*g.adj_tensors("csr"), *g.edges(form="all", order="srcdst"), g.in_degrees(), *g.edges()):
+    for found in (*g.adj_tensors("csr"), *g.edges(form="all", order="srcdst"), g.in_degrees(),
+                  *g.edges()):
         assert not found.is_inference()
 
 
@@ -235,7 +254,7 @@ def test_read_in_inference_mode(place):
     assert torch.allclose(got.detach().cpu(), first.cpu())
 
 
-# --- in and out -----------------------------------------------------------------------------------------------------------
+# --- in and out -----------------------------------------------------------------------------------
 
 def _attributes():
     import sys
@@ -244,9 +263,10 @@ def _attributes():
     from dgl._ffi.function import Function
 
     from gnnaccel.finder import GraphboltFinder
-    owners = [HeteroGraphIndex, dgl.DGLGraph, Function, ndarray.NDArrayBase, ndarray, dgl.ndarray, dgl.backend, GraphboltFinder,
-              sys.modules["dgl.backend.pytorch.tensor"], dgl.heterograph_index.FlattenedHeteroGraph,
-              dgl.heterograph_index.HeteroPickleStates, dgl.cuda.GPUCache, sys.modules["dgl.nn.pytorch.network_emb"]]
+    owners = [HeteroGraphIndex, dgl.DGLGraph, Function, ndarray.NDArrayBase, ndarray, dgl.ndarray,
+              dgl.backend, GraphboltFinder, sys.modules["dgl.backend.pytorch.tensor"],
+              dgl.heterograph_index.FlattenedHeteroGraph, dgl.heterograph_index.HeteroPickleStates,
+              dgl.cuda.GPUCache, sys.modules["dgl.nn.pytorch.network_emb"]]
     return [dict(vars(owner)) for owner in owners]
 
 
@@ -266,19 +286,23 @@ def test_disable_restores_everything(monkeypatch):
 def test_status_says_why_not(monkeypatch):
     from gnnaccel.adapters.dgl import bridge
 
-    assert gnnaccel.status()["bridge"] == {"active": False, "text": "gnnaccel is disabled, or DGL is not imported"}
+    assert gnnaccel.status()["bridge"] == {"active": False,
+                                           "text": "gnnaccel is disabled, or DGL is not imported"}
     monkeypatch.setattr(bridge, "has_accelerator", lambda: False)
     gnnaccel.enable()
     assert gnnaccel.status()["bridge"] == {"active": False, "text": "torch sees no GPU"}
     gnnaccel.disable()
     monkeypatch.setattr(bridge, "has_accelerator", lambda: True)
-    monkeypatch.setattr("dgl._ffi.function.get_global_func", lambda name, allow_missing=False: object())
+    monkeypatch.setattr("dgl._ffi.function.get_global_func", lambda name,
+                        allow_missing=False: object())
     gnnaccel.enable()
-    assert not gnnaccel.status()["bridge"]["active"] and "built with CUDA" in gnnaccel.status()["bridge"]["text"]
+    assert not gnnaccel.status()["bridge"]["active"] and "built with CUDA" in gnnaccel.status()[
+        "bridge"]["text"]
 
 
 def test_a_graph_left_on_the_device(place):
-    """After disabling, its host structure still answers, and DGL takes it for what it is: a graph on the host."""
+    """After disabling, its host structure still answers, and DGL takes it for what it is: a graph
+    on the host."""
     g = bridged.homogeneous().to(place)
     gnnaccel.disable()
     assert g.device.type == "cpu" and g.num_edges() == 150
@@ -288,7 +312,8 @@ def test_a_graph_left_on_the_device(place):
 
 def test_the_host_is_left_alone(place):
     g = bridged.hetero()
-    assert all(t.device.type == "cpu" for e in g.etypes for t in (*g.edges(etype=e), g.in_degrees(etype=e)))
+    assert all(t.device.type == "cpu" for e in g.etypes
+               for t in (*g.edges(etype=e), g.in_degrees(etype=e)))
     assert dgl.batch([g, g]).device.type == "cpu" and dgl.sampling.sample_neighbors(g, {"b": [0, 1]}, 1).device.type == "cpu"
 
 
@@ -317,7 +342,8 @@ def test_what_is_kept_is_told_of_streams(place):
         pytest.skip("torch does not say which streams it was told of")
     g = bridged.homogeneous().to(place)
     g.in_degrees(), g.adj_tensors("csr")
-    kept = [t for t in tree_leaves(list(g._graph._cache["gnnaccel.bridge"].values())) if isinstance(t, torch.Tensor)]
+    kept = [t for t in tree_leaves(list(g._graph._cache["gnnaccel.bridge"].values()))
+            if isinstance(t, torch.Tensor)]
     g.record_stream(torch.cuda.current_stream())
     found = {id(t) for t in simulated.recorded}
     assert len(kept) >= 4 and all(id(t) in found for t in kept)

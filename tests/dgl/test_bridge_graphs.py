@@ -24,7 +24,8 @@ HOMOGENEOUS = {
     "node_subgraph": lambda g: dgl.node_subgraph(g, ids(g, [3, 7, 5, 1])),
     "node_subgraph mask": lambda g: dgl.node_subgraph(g, g.nodes() % 2 == 0),
     "edge_subgraph": lambda g: dgl.edge_subgraph(g, ids(g, [0, 9, 100])),
-    "edge_subgraph all nodes": lambda g: dgl.edge_subgraph(g, ids(g, [0, 9, 100]), relabel_nodes=False),
+    "edge_subgraph all nodes": lambda g: dgl.edge_subgraph(g, ids(g, [0, 9, 100]),
+                                                           relabel_nodes=False),
     "in_subgraph": lambda g: dgl.in_subgraph(g, ids(g, [3, 7])),
     "out_subgraph": lambda g: dgl.out_subgraph(g, ids(g, [3, 7])),
     "khop": lambda g: dgl.khop_in_subgraph(g, 7, 1)[0].num_nodes(),
@@ -47,7 +48,8 @@ HOMOGENEOUS = {
     "batch": lambda g: dgl.batch([g, g, dgl.add_self_loop(g)]),
     "unbatch": lambda g: dgl.unbatch(dgl.batch([g, g])),
     "slice_batch": lambda g: dgl.slice_batch(dgl.batch([g, g]), 1),
-    "to_block": lambda g: dgl.to_block(dgl.in_subgraph(g, ids(g, [3, 7])), ids(g, [3, 7])).num_nodes("SRC/_N"),
+    "to_block": lambda g: dgl.to_block(dgl.in_subgraph(g, ids(g, [3, 7])),
+                                       ids(g, [3, 7])).num_nodes("SRC/_N"),
     "compact_graphs": lambda g: dgl.compact_graphs(dgl.in_subgraph(g, ids(g, [3, 7]))).num_edges(),
     "line_graph": lambda g: dgl.line_graph(g),
     "bfs": lambda g: [t.cpu().tolist() for t in dgl.bfs_nodes_generator(g, 7)][0],
@@ -61,7 +63,8 @@ HETERO = {
     "node_subgraph": lambda g: dgl.node_subgraph(g, {"a": ids(g, [0, 1]), "b": ids(g, [0])}),
     "edge_subgraph": lambda g: dgl.edge_subgraph(g, {"r": ids(g, [0, 2]), "s": ids(g, [1])}),
     "to_homogeneous": lambda g: dgl.to_homogeneous(g, ndata=["x"], edata=["w"]),
-    "there and back": lambda g: dgl.to_heterogeneous(dgl.to_homogeneous(g), g.ntypes, g.etypes).canonical_etypes,
+    "there and back": lambda g: dgl.to_heterogeneous(dgl.to_homogeneous(g), g.ntypes,
+                                                     g.etypes).canonical_etypes,
     "add_edges": lambda g: dgl.add_edges(g, ids(g, [0]), ids(g, [2]), etype="r"),
     "add_self_loop": lambda g: dgl.add_self_loop(g, etype="l"),
     "reverse": lambda g: dgl.reverse(g, copy_edata=True),
@@ -105,10 +108,13 @@ TRANSFORMS = {
     "node_homophily": lambda g: round(dgl.node_homophily(g, g.nodes() % 3), 4),
     "edge_homophily": lambda g: round(dgl.edge_homophily(g, g.nodes() % 3), 4),
     "knn_graph": lambda g: dgl.knn_graph(g.ndata["x"], 3).num_edges(),
-    "segmented_knn_graph": lambda g: dgl.segmented_knn_graph(g.ndata["x"], 3, [10, 20]).in_degrees(),
-    "farthest points": lambda g: dgl.geometry.farthest_point_sampler(g.ndata["x"][None], 4, start_idx=0),
+    "segmented_knn_graph": lambda g: dgl.segmented_knn_graph(g.ndata["x"], 3,
+                                                             [10, 20]).in_degrees(),
+    "farthest points": lambda g: dgl.geometry.farthest_point_sampler(g.ndata["x"][None], 4,
+                                                                     start_idx=0),
     "sort_csr_by_tag": lambda g: dgl.sort_csr_by_tag(g.local_var(), g.nodes() % 2).ndata,
-    "topological": lambda g: [t.cpu().tolist() for t in dgl.topological_nodes_generator(_chain(g.device))],
+    "topological": lambda g: [t.cpu().tolist()
+                              for t in dgl.topological_nodes_generator(_chain(g.device))],
     "prop_nodes": lambda g: _propagated(g),
 }
 
@@ -138,7 +144,8 @@ def test_files_hold_graphs_of_the_host(place, tmp_path):
     g = bridged.hetero()
     dgl.save_graphs(str(tmp_path / "g.bin"), [g.to(place)], {"y": torch.arange(3).to(place)})
     (found,), labels = dgl.load_graphs(str(tmp_path / "g.bin"))
-    assert found.device.type == "cpu" and labels["y"].device.type == "cpu" and found.canonical_etypes == g.canonical_etypes
+    assert found.device.type == "cpu" and labels[
+        "y"].device.type == "cpu" and found.canonical_etypes == g.canonical_etypes
     same(found.to(place), g, place)
 
 

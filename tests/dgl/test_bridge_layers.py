@@ -1,4 +1,5 @@
-"""DGL's layers on a device, simulated or real, over graphs of a DGL without CUDA: outputs and gradients as on the host."""
+"""DGL's layers on a device, simulated or real, over graphs of a DGL without CUDA: outputs and
+gradients as on the host."""
 from __future__ import annotations
 
 import copy
@@ -36,14 +37,16 @@ LAYERS = {
     "GatedGraphConv": lambda: (dnn.GatedGraphConv(F, 16, 2, 3), (("edge types", 3),)),
     "RelGraphConv": lambda: (dnn.RelGraphConv(F, 4, 3, "basis", 2), (("edge types", 3),)),
     "RelGraphConv bdd": lambda: (dnn.RelGraphConv(F, 4, 3, "bdd", 2), (("edge types", 3),)),
-    "HGTConv": lambda: (dnn.HGTConv(F, 4, 2, 2, 3, dropout=0.0), (("node types", 2), ("edge types", 3))),
+    "HGTConv": lambda: (dnn.HGTConv(F, 4, 2, 2, 3, dropout=0.0),
+                        (("node types", 2), ("edge types", 3))),
     "EdgeGATConv": lambda: (dnn.EdgeGATConv(F, 3, 4, 2), (("edge features", 3),)),
     "EGATConv": lambda: (dnn.EGATConv(F, 3, 4, 3, 2), (("edge features", 3),)),
     "GatedGCNConv": lambda: (dnn.GatedGCNConv(F, 3, F), (("edge features", 3),)),
     "CFConv": lambda: (dnn.CFConv(F, 3, 8, 4), (("edge features", 3),)),
     "NNConv": lambda: (dnn.NNConv(F, 4, nn.Linear(3, F * 4), "sum"), (("edge features", 3),)),
     "GMMConv": lambda: (dnn.GMMConv(F, 4, 3, 2, "mean"), (("edge features", 3),)),
-    "PNAConv": lambda: (dnn.PNAConv(F, 4, ["mean", "max", "sum", "std"], ["identity", "amplification"], 2.5), ()),
+    "PNAConv": lambda: (dnn.PNAConv(F, 4, ["mean", "max", "sum", "std"],
+                                    ["identity", "amplification"], 2.5), ()),
     "GINEConv": lambda: (dnn.GINEConv(nn.Linear(F, 4)), (("edge features", F),)),
     "TWIRLSConv": lambda: (dnn.TWIRLSConv(F, 4, 8, prop_step=2), ()),
     "EdgeConv": lambda: (dnn.EdgeConv(F, 4), ()),
@@ -79,7 +82,8 @@ class _Dense(nn.Module):
 
 
 def argument(kind: str, size: int) -> torch.Tensor:
-    return {"edge types": lambda: torch.randint(size, (E,)), "node types": lambda: torch.randint(size, (N,)),
+    return {"edge types": lambda: torch.randint(size, (E,)),
+            "node types": lambda: torch.randint(size, (N,)),
             "edge features": lambda: torch.rand(E, size)}[kind]()
 
 
@@ -89,7 +93,8 @@ def trained(layer, g, x, rest):
     out = layer(g, x, *rest)
     outs = out if isinstance(out, tuple) else (out,)
     sum(o.pow(2).sum() for o in outs).backward()
-    return [o.detach() for o in outs], x.grad, {name: p.grad for name, p in layer.named_parameters() if p.grad is not None}
+    return [o.detach() for o in outs], x.grad, {name: p.grad for name, p in layer.named_parameters()
+                                                if p.grad is not None}
 
 
 def held_against_the_host(name, place):
@@ -109,9 +114,11 @@ def held_against_the_host(name, place):
 @pytest.mark.parametrize("norm", ["sym", "row"])
 @pytest.mark.parametrize("several", [False, True], ids=["classes", "labels"])
 def test_label_propagation(norm, several, place):
-    labels, mask = torch.rand(N, 4) > 0.7 if several else torch.arange(N) % 4, torch.arange(N) % 3 > 0
+    labels, mask = (torch.rand(N, 4) > 0.7 if several else torch.arange(N) % 4,
+                    torch.arange(N) % 3 > 0)
     layer = dnn.LabelPropagation(3, 0.5, norm_type=norm, reset=several)
-    bridged.against_host(bridged.homogeneous, lambda g: layer(g, labels.to(g.device), mask.to(g.device)), place)
+    bridged.against_host(bridged.homogeneous,
+                         lambda g: layer(g, labels.to(g.device), mask.to(g.device)), place)
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -129,7 +136,8 @@ def test_heterogeneous_layer(place):
     same({k: v.detach() for k, v in got.items()}, {k: v.detach() for k, v in want.items()}, place)
 
 
-OVER_BLOCKS = {"GraphConv": lambda: dnn.GraphConv(F, 4, norm="right"), "SAGEConv": lambda: dnn.SAGEConv(F, 4, "mean"),
+OVER_BLOCKS = {"GraphConv": lambda: dnn.GraphConv(F, 4, norm="right"),
+               "SAGEConv": lambda: dnn.SAGEConv(F, 4, "mean"),
                "GATConv": lambda: dnn.GATConv(F, 4, 2)}
 
 
@@ -138,12 +146,14 @@ def test_layers_over_blocks(name, place):
     layer, block = OVER_BLOCKS[name](), bridged.block()
     x = torch.randn(block.num_src_nodes(), F)
     want = layer(block, x)
-    same(copy.deepcopy(layer).to(place)(block.to(place), x.to(place)).detach(), want.detach(), place)
+    same(copy.deepcopy(layer).to(place)(block.to(place), x.to(place)).detach(), want.detach(),
+         place)
 
 
 POOLING = {"SumPooling": dnn.SumPooling, "AvgPooling": dnn.AvgPooling, "MaxPooling": dnn.MaxPooling,
            "SortPooling": lambda: dnn.SortPooling(3),
-           "GlobalAttentionPooling": lambda: dnn.GlobalAttentionPooling(nn.Linear(F, 1)), "Set2Set": lambda: dnn.Set2Set(F, 2, 1)}
+           "GlobalAttentionPooling": lambda: dnn.GlobalAttentionPooling(nn.Linear(F, 1)),
+           "Set2Set": lambda: dnn.Set2Set(F, 2, 1)}
 
 
 @pytest.mark.parametrize("name", POOLING)
@@ -162,16 +172,19 @@ def test_layers_refuse_nodes_without_edges_as_ever(place):
 
 
 def test_the_answer_is_the_graphs_own(place):
-    """A layer that ran over a graph without bare nodes still refuses one with them; its own attribute never changes."""
+    """A layer that ran over a graph without bare nodes still refuses one with them; its own
+    attribute never changes."""
     layer, x = dnn.GraphConv(F, 4).to(place), torch.randn(3, F).to(place)
     full, bare = dgl.graph(([0, 1, 2], [1, 2, 0])).to(place), dgl.graph(([0, 1], [1, 2])).to(place)
     for _ in range(2):
         layer(full, x)
-        assert layer._allow_zero_in_degree is False and layer.__dict__["_allow_zero_in_degree"] is False
+        assert layer._allow_zero_in_degree is False and layer.__dict__[
+            "_allow_zero_in_degree"] is False
         with pytest.raises(dgl.DGLError, match="0-in-degree"):
             layer(bare, x)
     layer.set_allow_zero_in_degree(True)
     assert layer._allow_zero_in_degree is True and layer(bare, x).device == place
     assert copy.deepcopy(layer)._allow_zero_in_degree is True
     gnnaccel.disable()
-    assert layer._allow_zero_in_degree is True and "_allow_zero_in_degree" not in vars(dnn.GraphConv)
+    assert layer._allow_zero_in_degree is True and "_allow_zero_in_degree" not in vars(
+        dnn.GraphConv)

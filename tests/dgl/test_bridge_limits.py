@@ -36,7 +36,8 @@ SAMPLING = {
 @pytest.mark.parametrize("name", SAMPLING)
 def test_sampling_a_graph_on_the_device(name, place):
     g = bridged.homogeneous().to(place)
-    with pytest.raises(HostLimitError, match="cannot sample a graph that is on the GPU.*keep.*CPU|Keep the graph"):
+    with pytest.raises(HostLimitError,
+                       match="cannot sample a graph that is on the GPU.*keep.*CPU|Keep the graph"):
         SAMPLING[name](g, ids(g, [1, 2]))
 
 
@@ -45,11 +46,13 @@ def test_loader_over_a_graph_on_the_device(place):
         first(place)
 
 
-@pytest.mark.parametrize("make,nodes", [(bridged.homogeneous, [1, 2, 5]), (bridged.hetero, {"b": [0, 2], "a": [1]})],
-                         ids=["homogeneous", "hetero"])
+@pytest.mark.parametrize("make,nodes",
+                         [(bridged.homogeneous, [1, 2, 5]),
+                          (bridged.hetero, {"b": [0, 2], "a": [1]})], ids=["homogeneous", "hetero"])
 def test_all_neighbours_are_no_sample(make, nodes, place):
     def asked(g):
-        seeds = {kind: ids(g, of_kind) for kind, of_kind in nodes.items()} if type(nodes) is dict else ids(g, nodes)
+        seeds = ({kind: ids(g, of_kind) for kind, of_kind in nodes.items()}
+                 if type(nodes) is dict else ids(g, nodes))
         found = dgl.sampling.sample_neighbors(g, seeds, -1)
         return [found.edges[etype].data[dgl.EID].sort()[0] for etype in g.canonical_etypes]
 
@@ -63,13 +66,15 @@ def test_all_neighbours_are_no_sample(make, nodes, place):
 def test_loader_of_all_neighbours(place):
     g = bridged.homogeneous().to(place)
     sampler = dgl.dataloading.MultiLayerFullNeighborSampler(2)
-    _, seeds, blocks = next(iter(dgl.dataloading.DataLoader(g, g.nodes(), sampler, batch_size=4, device=place)))
+    _, seeds, blocks = next(iter(dgl.dataloading.DataLoader(g, g.nodes(), sampler, batch_size=4,
+                                                            device=place)))
     assert seeds.tolist() == [0, 1, 2, 3] and blocks[1].device == place
     assert blocks[1].num_edges() == int(g.in_degrees(seeds).sum())
 
 
 def test_a_layer_that_learns_from_walks(place):
-    g = dgl.heterograph({("a", "r", "b"): ([0, 0, 2, 1], [1, 2, 1, 0]), ("b", "s", "a"): ([1, 2, 1, 0], [0, 0, 2, 1])}).to(place)
+    g = dgl.heterograph({("a", "r", "b"): ([0, 0, 2, 1], [1, 2, 1, 0]),
+                         ("b", "s", "a"): ([1, 2, 1, 0], [0, 0, 2, 1])}).to(place)
     layer = dgl.nn.MetaPath2Vec(g, ["r", "s"], window_size=1, emb_dim=4).to(place)
     found = layer.sample(ids(g, [0, 1]))
     layer(*[t.to(place) for t in found]).backward()
@@ -103,7 +108,9 @@ def test_gpu_cache(place):
         dgl.cuda.GPUCache(10, 4)
 
 
-@pytest.mark.parametrize("options,limit", [({"use_uva": True}, "UVA"), ({"gpu_cache": {"node": {"x": 4}}}, "GPUCache")],
+@pytest.mark.parametrize("options,limit",
+                         [({"use_uva": True}, "UVA"),
+                          ({"gpu_cache": {"node": {"x": 4}}}, "GPUCache")],
                          ids=["use_uva", "gpu_cache"])
 def test_options_of_the_loader(options, limit, place):
     g = bridged.homogeneous()
@@ -113,11 +120,14 @@ def test_options_of_the_loader(options, limit, place):
 
 @pytest.mark.parametrize("do", [
     lambda g: dgl.metis_partition(g, 2),
-    lambda g: dgl.partition_graph_with_halo(g, torch.zeros(g.num_nodes(), dtype=torch.int64, device=g.device), 1),
+    lambda g: dgl.partition_graph_with_halo(g,
+                                            torch.zeros(g.num_nodes(), dtype=torch.int64,
+                                                        device=g.device), 1),
     lambda g: dgl.distributed.partition_graph(g, "name", 2, "folder", part_method="random"),
 ], ids=["metis", "halo", "distributed"])
 def test_partitioning_a_graph_on_the_device(do, place):
-    with pytest.raises(HostLimitError, match=r"cannot partition a graph that is on the GPU.*CPU alone.*g\.cpu\(\)"):
+    with pytest.raises(HostLimitError,
+                       match=r"cannot partition a graph that is on the GPU.*CPU alone.*g\.cpu\(\)"):
         do(ring().to(place))
 
 
@@ -138,7 +148,8 @@ def test_pinning_of_an_optimizers_state(place):
 
 
 def test_errors_are_gnnaccels_own():
-    assert issubclass(HostLimitError, GnnaccelError) and issubclass(HostLimitError, NotImplementedError)
+    assert issubclass(HostLimitError,
+                      GnnaccelError) and issubclass(HostLimitError, NotImplementedError)
 
 
 def test_without_the_bridge_errors_are_dgls():
@@ -151,7 +162,9 @@ def test_sparse_names_the_limit(place):
 
     if limits._has_sparse():
         pytest.skip("this DGL has dgl.sparse")
-    with pytest.raises(ImportError, match=rf"dgl_sparse library for torch {torch.__version__.split('+')[0]}, only for 2\."):
+    with pytest.raises(ImportError,
+                       match=rf"dgl_sparse library for torch {torch.__version__.split('+')[0]}, "
+                       r"only for 2\."):
         import dgl.sparse  # noqa: F401
     with pytest.raises(ImportError, match=r"g\.adj_external\(\)"):
         bridged.homogeneous().to(place).adj()

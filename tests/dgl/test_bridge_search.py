@@ -16,7 +16,8 @@ def test_as_by_brute_force_on_the_host(algorithm, dist, place):
     want = dgl.functional.knn(3, points, [15, 25], algorithm="bruteforce", dist=dist)
     assert got.device == place
     for side in (0, 1):
-        assert torch.equal(got[side].cpu().reshape(-1, 3).sort(1)[0], want[side].reshape(-1, 3).sort(1)[0])
+        assert torch.equal(got[side].cpu().reshape(-1, 3).sort(1)[0],
+                           want[side].reshape(-1, 3).sort(1)[0])
 
 
 def test_what_dgl_has_for_gpus_alone_is_not_on_the_host(place):
@@ -26,11 +27,13 @@ def test_what_dgl_has_for_gpus_alone_is_not_on_the_host(place):
 
 @pytest.mark.parametrize("algorithm", ["bruteforce-blas", "bruteforce", "bruteforce-sharemem"])
 def test_the_points_themselves_left_out(algorithm, place):
-    """Of points that coincide one neighbour too many may remain, which DGL takes away by sampling."""
+    """Of points that coincide one neighbour too many may remain, which DGL takes away by
+    sampling."""
     points = torch.randn(12, 3).repeat_interleave(3, 0)
     g = dgl.knn_graph(points.to(place), 2, algorithm=algorithm, exclude_self=True)
     src, dst = g.edges()
-    assert g.device == place and torch.equal(g.in_degrees().cpu(), torch.full((36,), 2)) and bool((src != dst).all())
+    assert g.device == place and torch.equal(g.in_degrees().cpu(),
+                                             torch.full((36,), 2)) and bool((src != dst).all())
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])

@@ -1,4 +1,5 @@
-"""Unmodified scripts (those of ``examples/dgl``) and steps of training on a device, simulated or real, held against the host."""
+"""Unmodified scripts (those of ``examples/dgl``) and steps of training on a device, simulated or
+real, held against the host."""
 from __future__ import annotations
 
 import importlib.util
@@ -16,7 +17,8 @@ from tests.dgl.bridged import gpu_place, place  # noqa: F401  (fixtures)
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "dgl"
 SMALL = {"gat": ["--nodes", "200", "--epochs", "5"], "rgcn": ["--nodes", "120", "--epochs", "5"],
-         "hgt": ["--nodes", "120", "--epochs", "4"], "graph_classification": ["--graphs", "60", "--epochs", "3"],
+         "hgt": ["--nodes", "120", "--epochs", "4"],
+         "graph_classification": ["--graphs", "60", "--epochs", "3"],
          "sage_sampling": ["--nodes", "200", "--epochs", "2", "--fanout", "-1"]}
 
 
@@ -29,9 +31,12 @@ def script(name: str, monkeypatch):
 
 
 def agree(got: dict, want: dict, name: str) -> None:
-    """The first losses differ by rounding alone; what rounding does to later ones must not show in the accuracy."""
-    torch.testing.assert_close(torch.tensor(got["losses"][:4]), torch.tensor(want["losses"][:4]), rtol=2e-2, atol=1e-3,
-                               msg=lambda m: f"{name}: losses {got['losses']} on the device, {want['losses']} on the host: {m}")
+    """The first losses differ by rounding alone; what rounding does to later ones must not show in
+    the accuracy."""
+    torch.testing.assert_close(torch.tensor(got["losses"][:4]), torch.tensor(want["losses"][:4]),
+                               rtol=2e-2, atol=1e-3,
+                               msg=lambda m: f"{name}: losses {got['losses']} on the device, "
+                               f"{want['losses']} on " f"the host: {m}")
     assert abs(got["accuracy"] - want["accuracy"]) < 0.1, f"{name}: accuracy {got['accuracy']}, on the host {want['accuracy']}"
 
 
@@ -58,20 +63,27 @@ def test_sampling_script(workers, place, monkeypatch):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("options", [
-    {}, {"pin_prefetcher": True}, {"pin_prefetcher": False}, {"use_prefetch_thread": True}, {"use_prefetch_thread": False},
+    {}, {"pin_prefetcher": True}, {"pin_prefetcher": False}, {"use_prefetch_thread": True},
+    {"use_prefetch_thread": False},
     {"use_alternate_streams": True}, {"use_alternate_streams": False}, {"num_workers": 2},
-    {"num_workers": 1, "pin_prefetcher": True, "use_prefetch_thread": True, "use_alternate_streams": True}], ids=str)
+    {"num_workers": 1, "pin_prefetcher": True, "use_prefetch_thread": True,
+     "use_alternate_streams": True}], ids=str)
 def test_ways_to_load(options, gpu_place):
     """Features, labels and sums over blocks arrive as they are on the host, however they travel."""
     g = bridged.homogeneous()
-    sampler = dgl.dataloading.NeighborSampler([-1, -1], prefetch_node_feats=["x"], prefetch_edge_feats=["w"])
+    sampler = dgl.dataloading.NeighborSampler([-1, -1], prefetch_node_feats=["x"],
+                                              prefetch_edge_feats=["w"])
     summed = dgl.ops.u_mul_e_sum(g, g.ndata["x"], g.edata["w"])
-    loaded = dgl.dataloading.DataLoader(g, g.nodes(), sampler, batch_size=7, device="cuda", **options)
+    loaded = dgl.dataloading.DataLoader(g, g.nodes(), sampler, batch_size=7, device="cuda",
+                                        **options)
     for nodes, seeds, (block, last) in loaded:
-        assert {t.device for t in (nodes, seeds, block.srcdata["x"], block.edata["w"])} == {gpu_place} == {block.device}
+        assert {t.device
+                for t in (nodes, seeds, block.srcdata["x"],
+                          block.edata["w"])} == {gpu_place} == {block.device}
         got = dgl.ops.u_mul_e_sum(block, block.srcdata["x"], block.edata["w"])
         assert torch.allclose(got.cpu(), summed[block.dstdata[dgl.NID].cpu()], atol=1e-4)
-        assert torch.equal(block.srcdata["x"].cpu(), g.ndata["x"][nodes.cpu()]) and last.num_dst_nodes() == len(seeds)
+        assert torch.equal(block.srcdata["x"].cpu(),
+                           g.ndata["x"][nodes.cpu()]) and last.num_dst_nodes() == len(seeds)
 
 
 @pytest.mark.gpu
@@ -83,12 +95,14 @@ def test_scripts_switch_it_on_themselves(name, gpu_place, monkeypatch):
 
 
 SAMPLERS = {
-    "neighbors": lambda: dgl.dataloading.NeighborSampler([3, 3], prefetch_node_feats=["x"], prefetch_edge_feats=["w"]),
+    "neighbors": lambda: dgl.dataloading.NeighborSampler([3, 3], prefetch_node_feats=["x"],
+                                                         prefetch_edge_feats=["w"]),
     "all neighbors": lambda: dgl.dataloading.MultiLayerFullNeighborSampler(2),
     "labor": lambda: dgl.dataloading.LaborSampler([3, 3]),
     "shadow": lambda: dgl.dataloading.ShaDowKHopSampler([3, 3]),
     "edges": lambda: dgl.dataloading.as_edge_prediction_sampler(
-        dgl.dataloading.NeighborSampler([3]), negative_sampler=dgl.dataloading.negative_sampler.Uniform(2)),
+        dgl.dataloading.NeighborSampler([3]),
+        negative_sampler=dgl.dataloading.negative_sampler.Uniform(2)),
 }
 
 
@@ -97,7 +111,8 @@ SAMPLERS = {
 def test_loaders_from_the_host(name, workers, place):
     g = bridged.homogeneous()
     seeds = torch.arange(g.num_edges() if name == "edges" else g.num_nodes())
-    loader = dgl.dataloading.DataLoader(g, seeds, SAMPLERS[name](), device=place, batch_size=16, num_workers=workers, **loading())
+    loader = dgl.dataloading.DataLoader(g, seeds, SAMPLERS[name](), device=place, batch_size=16,
+                                        num_workers=workers, **loading())
     seen = 0
     for batch in loader:
         seen += 1
@@ -132,10 +147,11 @@ def test_batches_of_graphs(place):
         assert there.batch_size == 3 and there.batch_num_nodes().device == place
         assert [h.num_edges() for h in dgl.unbatch(there)] == [150] * 3 and numbers.shape == (3,)
     together = dgl.batch([g.to(place) for g in graphs])
-    assert together.device == place and torch.equal(together.in_degrees().cpu(), dgl.batch(graphs).in_degrees())
+    assert together.device == place and torch.equal(together.in_degrees().cpu(),
+                                                    dgl.batch(graphs).in_degrees())
 
 
-# --- a steady state makes no transfers --------------------------------------------------------------------------------------
+# --- a steady state makes no transfers ------------------------------------------------------------
 
 class _Degrees(torch.nn.Module):
     """A layer as users write them: normalised by degrees, with a softmax over edges."""
@@ -149,7 +165,8 @@ class _Degrees(torch.nn.Module):
             g.ndata["h"] = self.linear(x) * g.out_degrees().clamp(min=1).rsqrt()[:, None]
             src, dst = g.edges()
             weights = dgl.ops.edge_softmax(g, (x[src] * x[dst]).sum(1, keepdim=True))
-            return dgl.ops.u_mul_e_sum(g, g.ndata["h"], weights) / g.in_degrees().clamp(min=1)[:, None]
+            return dgl.ops.u_mul_e_sum(g, g.ndata["h"],
+                                       weights) / g.in_degrees().clamp(min=1)[:, None]
 
 
 STEPS = {
@@ -180,7 +197,8 @@ def step(name, place):
     return run
 
 
-@pytest.mark.parametrize("name", [name for name in STEPS if name != "GAT"])  # whose adapter takes no simulated features
+# whose adapter takes no simulated features
+@pytest.mark.parametrize("name", [name for name in STEPS if name != "GAT"])
 def test_steps_leave_the_structure_on_the_device(name, monkeypatch):
     with simulated.device(monkeypatch) as found:
         gnnaccel.enable(backend="torch")
@@ -204,4 +222,5 @@ def test_steps_make_no_transfers(name, gpu_place):
     names = [event.name for event in profile.events()]
     found = sorted({n for n in names if "HtoD" in n or "DtoH" in n})
     assert not found, f"{name}: {found}; all: {sorted(set(names))[:60]}"
-    assert any(event.device_type == torch.autograd.DeviceType.CUDA for event in profile.events()), "the profiler saw no kernel"
+    assert any(event.device_type == torch.autograd.DeviceType.CUDA
+               for event in profile.events()), "the profiler saw no kernel"

@@ -19,7 +19,8 @@ LAYERS = {"DGL GATConv": lambda: GATConv(WIDTH, 8, 2),
 def inputs(name: str) -> tuple:
     ends = torch.randint(NODES, (2, EDGES))
     graph = dgl.add_self_loop(dgl.graph((ends[0], ends[1]), num_nodes=NODES))
-    types = [torch.arange(n) % 2 for n in (NODES, graph.num_edges())] if name == "DGL HGTConv" else []
+    types = ([torch.arange(n) % 2 for n in (NODES, graph.num_edges())]
+             if name == "DGL HGTConv" else [])
     return graph, torch.randn(NODES, WIDTH), *types
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 import dgl
 import pytest
 import torch
-from dgl.nn import GATConv, GatedGCNConv, GINConv, GraphConv, HGTConv, RelGraphConv, SAGEConv, TAGConv
+from dgl.nn import (GATConv, GatedGCNConv, GINConv, GraphConv, HGTConv, RelGraphConv, SAGEConv,
+                    TAGConv)
 
 import gnnaccel
 from gnnaccel.dispatch import attention
@@ -91,7 +92,8 @@ class Plain(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.graph, self.sage = GraphConv(F, 8), SAGEConv(8, 8, "mean")
-        self.gin, self.gated = GINConv(torch.nn.Linear(8, 8), "max"), GatedGCNConv(8, 8, 8, 0.0, batch_norm=False)
+        self.gin, self.gated = GINConv(torch.nn.Linear(8, 8),
+                                       "max"), GatedGCNConv(8, 8, 8, 0.0, batch_norm=False)
 
     def forward(self, graph, x, edges):
         for layer in (self.graph, self.sage, self.gin):
@@ -101,7 +103,8 @@ class Plain(torch.nn.Module):
 
 def test_plain_layers(route):
     graph = dgl.add_self_loop(graphs.square()).to(route.device)
-    inputs = graph, graphs.features().to(route.device), torch.randn(graph.num_edges(), 8, device=route.device)
+    inputs = graph, graphs.features().to(route.device), torch.randn(graph.num_edges(), 8,
+                                                                    device=route.device)
     net = Plain().to(route.device)
     names = ["graph", "sage", "gin", "gated"]
     with route.on(on_fallback="native", records=100):
@@ -110,14 +113,17 @@ def test_plain_layers(route):
         compared = gnnaccel.compare(net, *inputs)
         with gnnaccel.report() as measured:
             net(*inputs).sum().backward()
-        programs = [str(gnnaccel.explain_program(layer, *inputs[:2])) for layer in (net.graph, net.sage, net.gin)]
+        programs = [str(gnnaccel.explain_program(layer, *inputs[:2]))
+                    for layer in (net.graph, net.sage, net.gin)]
     assert [one.name for one in explained.layers] == names
     assert all((one.status, one.route) == ("taken over", route.backend) for one in explained.layers)
-    assert [(one.name, one.verdict) for one in compared.layers] == [(name, "same") for name in names], str(compared)
+    assert [(one.name, one.verdict)
+            for one in compared.layers] == [(name, "same") for name in names], str(compared)
     assert all("out" in {e.name.partition("[")[0] for e in one.errors} for one in compared.layers)
     found = {entry.name: entry for entry in measured.entries}
     assert sorted(found) == ["GINConv #1", "GatedGCNConv #1", "GraphConv #1", "SAGEConv #1"]
-    assert all(e.route == route.backend and e.calls == e.backwards == 1 and e.forward_ms > 0 for e in found.values())
+    assert all(e.route == route.backend and e.calls == e.backwards == 1 and e.forward_ms > 0
+               for e in found.values())
     assert found["GraphConv #1"].moved > 0
     for text, words in zip(programs, ("sum of", "sum of", "max")):
         assert words in text and "as stated" in text, text

@@ -1,4 +1,5 @@
-"""What has to stay with DGL's own code: each cause with its reason, DGL's own result and DGL's own errors."""
+"""What has to stay with DGL's own code: each cause with its reason, DGL's own result and DGL's own
+errors."""
 from __future__ import annotations
 
 import dgl
@@ -76,7 +77,9 @@ def test_a_forward_of_the_object(route, layer, inputs):
 
 
 @pytest.mark.parametrize("name", ["attn_drop", "leaky_relu"])
-@pytest.mark.parametrize("register", ["register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook"])
+@pytest.mark.parametrize("register",
+                         ["register_forward_hook", "register_forward_pre_hook",
+                          "register_full_backward_hook"])
 def test_hooks_of_absorbed_modules(route, layer, inputs, name, register):
     getattr(layer._modules[name], register)(lambda *args: None)
     native_because(route, "GA501", lambda: layer(*inputs))
@@ -126,7 +129,10 @@ def test_features_of_other_shapes_and_dtypes(route, layer, inputs):
 
 
 def test_no_edges(route):
-    layer, g = GATConv(F, 8, 2, allow_zero_in_degree=True).to(route.device), dgl.graph(([], []), num_nodes=N).to(route.device)
+    layer, g = GATConv(F, 8, 2,
+                       allow_zero_in_degree=True).to(route.device), dgl.graph(([], []),
+                                                                              num_nodes=N).to(
+                                                                                  route.device)
     native_because(route, "GA303", lambda: layer(g, graphs.features().to(route.device)))
 
 
@@ -146,7 +152,8 @@ def test_graphs_of_other_forms(route, layer, inputs):
     both = dgl.heterograph({("a", "r", "a"): g.edges(), ("a", "s", "a"): g.edges()})
     native_because(route, "GA204", lambda: layer(both, x))
     items = graphs.bipartite().to(route.device)
-    native_because(route, "GA206", lambda: layer(items, (x, graphs.features(M + 1).to(route.device))))
+    native_because(route, "GA206",
+                   lambda: layer(items, (x, graphs.features(M + 1).to(route.device))))
 
 
 # ---- where the call happens ----

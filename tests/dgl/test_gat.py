@@ -14,8 +14,9 @@ from tests.helpers import FLOOR
 
 SHAPES = [(8, 2), (1, 1), (5, 3)]
 MORE_SHAPES = [(8, 8), (7, 1), (64, 1), (128, 1), (20, 12), (2, 40)]
-LAYER = [{}, dict(residual=True), dict(bias=False), dict(residual=True, bias=False), dict(negative_slope=0.0),
-         dict(negative_slope=1.5), dict(activation=torch.relu), dict(activation=torch.nn.ELU(), residual=True)]
+LAYER = [{}, dict(residual=True), dict(bias=False), dict(residual=True, bias=False),
+         dict(negative_slope=0.0), dict(negative_slope=1.5), dict(activation=torch.relu),
+         dict(activation=torch.nn.ELU(), residual=True)]
 
 
 @on_routes("shape", SHAPES, MORE_SHAPES)
@@ -42,8 +43,10 @@ def test_in_eval_mode_without_gradients(route, options):
 
 @on_routes("options", LAYER[:4])
 def test_pairs(route, options):
-    compare(route, GATConv((F, 7), 8, 2, **options), graphs.bipartite(), (graphs.features(), graphs.features(M, 7)))
-    compare(route, GATConv(F, 8, 2, **options), graphs.bipartite(), (graphs.features(), graphs.features(M)))
+    compare(route, GATConv((F, 7), 8, 2, **options), graphs.bipartite(),
+            (graphs.features(), graphs.features(M, 7)))
+    compare(route, GATConv(F, 8, 2, **options), graphs.bipartite(),
+            (graphs.features(), graphs.features(M)))
 
 
 @on_routes("options", LAYER[:4])
@@ -59,7 +62,9 @@ def test_a_block_and_a_pair(route):
 
 
 def test_one_tensor_as_a_pair(route):
-    layer, g, x = GATConv(F, 8, 2).to(route.device), graphs.square().to(route.device), graphs.features().to(route.device)
+    layer, g, x = GATConv(F, 8,
+                          2).to(route.device), graphs.square().to(
+                              route.device), graphs.features().to(route.device)
     expected = layer(g, (x, x))
     with route.on():
         assert close(layer(g, (x, x)), expected)
@@ -81,13 +86,15 @@ def test_nodes_without_edges_where_they_are_allowed(route):
 
 
 def test_nodes_without_edges_where_they_are_not(route):
-    g = dgl.graph((torch.randint(0, N, (90,)), torch.randint(0, N // 2, (90,))), num_nodes=N).to(route.device)
+    g = dgl.graph((torch.randint(0, N, (90,)), torch.randint(0, N // 2, (90,))),
+                  num_nodes=N).to(route.device)
     layer, x = GATConv(F, 8, 2).to(route.device), graphs.features().to(route.device)
     with pytest.raises(dgl.DGLError) as native:
         layer(g, x)
     with route.on(on_fallback="native"), pytest.raises(dgl.DGLError) as got:
         layer(g, x)
-    assert str(got.value) == str(native.value) and gnnaccel.stats()["GATConv"]["reasons"] == {"GA204": 1}
+    assert str(got.value) == str(native.value) and gnnaccel.stats()["GATConv"]["reasons"] == {
+        "GA204": 1}
     layer.set_allow_zero_in_degree(True)
     gnnaccel.reset_stats()
     with route.on():
@@ -102,7 +109,8 @@ def test_attention_dropout_of_everything(route):
 def test_feature_dropout_draws_what_dgl_draws(route):
     """One draw for a tensor, one for each end of a pair, in DGL's order."""
     g, x = graphs.square().to(route.device), graphs.features().to(route.device)
-    for layer in (GATConv(F, 8, 2, feat_drop=0.5, residual=True), GATConv((F, F), 8, 2, feat_drop=0.5, residual=True)):
+    for layer in (GATConv(F, 8, 2, feat_drop=0.5, residual=True),
+                  GATConv((F, F), 8, 2, feat_drop=0.5, residual=True)):
         feat = x if "fc" in layer._modules else (x, x)
         layer.to(route.device)
         torch.manual_seed(1)
@@ -121,7 +129,8 @@ def test_attention_dropout_keeps_the_expectation(route):
     assert (mean - exact).norm() < 0.15 * exact.norm()
 
 
-@pytest.mark.parametrize("scale,floor", [(30.0, 3e-6), (1e-3, FLOOR)])  # at large scores DGL's own softmax errs less than ours
+# at large scores DGL's own softmax errs less than ours
+@pytest.mark.parametrize("scale,floor", [(30.0, 3e-6), (1e-3, FLOOR)])
 def test_large_and_small_scores(route, scale, floor):
     compare(route, GATConv(F, 8, 2), graphs.square(), graphs.features() * scale, floor=floor)
 
@@ -130,7 +139,9 @@ def test_large_and_small_scores(route, scale, floor):
                                   lambda g, x: dict(edge_weight=torch.rand(g.num_edges()).to(x))],
                          ids=["get_attention", "edge_weight"])
 def test_what_is_left_to_dgl(route, call):
-    layer, g, x = GATConv(F, 8, 2).to(route.device), graphs.square().to(route.device), graphs.features().to(route.device)
+    layer, g, x = GATConv(F, 8,
+                          2).to(route.device), graphs.square().to(
+                              route.device), graphs.features().to(route.device)
     kwargs = call(g, x)
     expected = layer(g, x, **kwargs)
     with route.on(on_fallback="native"):
@@ -140,16 +151,21 @@ def test_what_is_left_to_dgl(route, call):
 
 
 def test_falsy_options_by_position_and_by_name(route):
-    layer, g, x = GATConv(F, 8, 2).to(route.device), graphs.square().to(route.device), graphs.features().to(route.device)
+    layer, g, x = GATConv(F, 8,
+                          2).to(route.device), graphs.square().to(
+                              route.device), graphs.features().to(route.device)
     expected = layer(g, x)
     with route.on():
-        for got in (layer(g, x, None, False), layer(graph=g, feat=x, edge_weight=None), layer(g, feat=x)):
+        for got in (layer(g, x, None, False), layer(graph=g, feat=x, edge_weight=None),
+                    layer(g, feat=x)):
             assert close(got, expected)
     took(route, 3)
 
 
 def test_bfloat16(route):
-    layer, g, x = GATConv(F, 8, 2).to(route.device), graphs.square().to(route.device), graphs.features().to(route.device)
+    layer, g, x = GATConv(F, 8,
+                          2).to(route.device), graphs.square().to(
+                              route.device), graphs.features().to(route.device)
     exact, layer, x = layer(g, x), layer.bfloat16(), x.bfloat16()
     native = layer(g, x)
     with route.on():
@@ -159,7 +175,9 @@ def test_bfloat16(route):
 
 
 def test_the_users_frames_are_left_alone(route):
-    layer, g, x = GATConv(F, 8, 2).to(route.device), graphs.square().to(route.device), graphs.features().to(route.device)
+    layer, g, x = GATConv(F, 8,
+                          2).to(route.device), graphs.square().to(
+                              route.device), graphs.features().to(route.device)
     g.ndata["ft"], g.edata["a"] = x, torch.arange(g.num_edges()).to(route.device)
     with route.on():
         layer(g, x).sum().backward()

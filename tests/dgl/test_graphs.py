@@ -1,4 +1,5 @@
-"""Edges read off DGL's graphs: in every format, in the order of edge ids, kept with the graph, and made anew when it changes."""
+"""Edges read off DGL's graphs: in every format, in the order of edge ids, kept with the graph, and
+made anew when it changes."""
 from __future__ import annotations
 
 import copy
@@ -44,7 +45,8 @@ def shuffled():
 
 
 @pytest.mark.parametrize("formats", FORMATS, ids="-".join)
-@pytest.mark.parametrize("make", [graphs.square, graphs.bipartite, graphs.block, shuffled], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("make", [graphs.square, graphs.bipartite, graphs.block, shuffled],
+                         ids=lambda f: f.__name__)
 @pytest.mark.parametrize("ids", ["int", "long"])
 def test_every_format_gives_the_edges_by_id(formats, make, ids):
     g = getattr(make(), ids)()
@@ -78,7 +80,8 @@ def test_the_arrays_are_dgls_own(ids):
     src, dst = torch.tensor([0, 2, 1, 1], dtype=ids), torch.tensor([1, 0, 1, 2], dtype=ids)
     g = dgl.graph((src, dst))
     found = adapter.homogeneous(g).edge_index
-    assert shares(found.unbind(), (src, dst)) and found.csc is None and g.formats()["created"] == ["coo"]
+    assert shares(found.unbind(),
+                  (src, dst)) and found.csc is None and g.formats()["created"] == ["coo"]
     g.create_formats_()
     assert adapter.homogeneous(g).edge_index is found  # read once
     both = g.formats(["coo", "csc"])
@@ -86,18 +89,22 @@ def test_the_arrays_are_dgls_own(ids):
 
 
 def test_a_csc_alone_is_read_where_it_lies():
-    given = torch.tensor([0, 1, 3, 4]), torch.tensor([1, 0, 2, 1]), torch.tensor([], dtype=torch.int64)
+    given = torch.tensor([0, 1, 3, 4]), torch.tensor([1, 0, 2,
+                                                      1]), torch.tensor([], dtype=torch.int64)
     g = dgl.graph(("csc", given))
     found = adapter.homogeneous(g)
-    assert shares(found.edge_index.csc, given[:2]) and found.edge_index[0].data_ptr() == given[1].data_ptr()
+    assert shares(found.edge_index.csc,
+                  given[:2]) and found.edge_index[0].data_ptr() == given[1].data_ptr()
     assert found.degrees(1, torch.int64).tolist() == [1, 2, 1] and not found.has_bare()
     assert g.formats()["created"] == ["csc"]
 
 
 @pytest.mark.parametrize("ids", ["int", "long"])
-@pytest.mark.parametrize("make", [graphs.square, graphs.bipartite, shuffled], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("make", [graphs.square, graphs.bipartite, shuffled],
+                         ids=lambda f: f.__name__)
 def test_a_csc_that_dgl_has_is_not_built_again(ids, make, route, monkeypatch):
-    """int32 ids are what kernels read, int64 ones what torch operations read: they share DGL's memory, others are converted."""
+    """int32 ids are what kernels read, int64 ones what torch operations read: they share DGL's
+    memory, others are converted."""
     g = getattr(make(), ids)()
     g.create_formats_()
     indptr, src, eids = g.adj_tensors("csc")
@@ -141,7 +148,8 @@ def test_a_csc_goes_with_the_last_graph():
 
 @pytest.mark.parametrize("make", [graphs.square, shuffled], ids=lambda f: f.__name__)
 def test_layers_over_a_csc(make, route):
-    """With places in another order than edge ids: gradients, weights of edges, and what is by edge id."""
+    """With places in another order than edge ids: gradients, weights of edges, and what is by edge
+    id."""
     g = make()
     g.create_formats_()
     g = g.to(route.device)
@@ -150,7 +158,9 @@ def test_layers_over_a_csc(make, route):
 
     def outcome():
         leaves = [x.clone().requires_grad_(), edges.clone().requires_grad_()]
-        return *(out := layer(g, *leaves)), *torch.autograd.grad(sum(o.pow(2).sum() for o in out), leaves)
+        return *(out := layer(g,
+                              *leaves)), *torch.autograd.grad(sum(o.pow(2).sum() for o in out),
+                                                              leaves)
 
     native = outcome()
     with route.on():
@@ -169,7 +179,9 @@ def test_a_csc_read_in_inference_mode():
 
 
 def test_ids_out_of_range_in_a_csc():
-    edges = EdgeArrays(None, CSC(torch.tensor([0, 2]), torch.tensor([0, -1]), torch.tensor([], dtype=torch.int64)))
+    edges = EdgeArrays(None,
+                       CSC(torch.tensor([0, 2]), torch.tensor([0, -1]),
+                           torch.tensor([], dtype=torch.int64)))
     view = GraphView(edges, 3, 1)
     with pytest.raises(GraphError, match="source ids from -1 to 0"):
         view.edges()
@@ -187,7 +199,8 @@ def test_one_tensor_for_a_graph_and_its_scopes():
     first = adapter.homogeneous(g).edge_index
     with g.local_scope():
         assert adapter.homogeneous(g).edge_index is first
-    assert adapter.homogeneous(g.local_var()).edge_index is first and adapter.homogeneous(copy.copy(g)).edge_index is first
+    assert adapter.homogeneous(g.local_var()).edge_index is first and adapter.homogeneous(
+        copy.copy(g)).edge_index is first
 
 
 def test_copies_and_pickles_read_their_own():
@@ -198,8 +211,10 @@ def test_copies_and_pickles_read_their_own():
         assert found is not first and torch.equal(coo(found), coo(first))
 
 
-@pytest.mark.parametrize("change,args", [("add_edges", ([1, 2], [3, 4])), ("remove_edges", ([0, 5],)), ("add_nodes", (2,)),
-                                         ("remove_nodes", ([3],))], ids=lambda v: v if isinstance(v, str) else "")
+@pytest.mark.parametrize("change,args",
+                         [("add_edges", ([1, 2], [3, 4])), ("remove_edges", ([0, 5],)),
+                          ("add_nodes", (2,)), ("remove_nodes", ([3],))],
+                         ids=lambda v: v if isinstance(v, str) else "")
 def test_a_changed_graph_is_read_anew(change, args):
     g = graphs.square()
     adapter.homogeneous(g)
@@ -209,7 +224,9 @@ def test_a_changed_graph_is_read_anew(change, args):
 
 
 def test_edges_go_with_the_last_graph(route):
-    layer, g, x = GATConv(F, 8, 2).to(route.device), graphs.square().to(route.device), graphs.features().to(route.device)
+    layer, g, x = GATConv(F, 8,
+                          2).to(route.device), graphs.square().to(
+                              route.device), graphs.features().to(route.device)
     with route.on():
         layer(g, x)
         assert cache.info()["entries"] == 1
@@ -230,7 +247,8 @@ def test_without_the_garbage_collector():
     gc.disable()
     try:
         gnnaccel.enable()
-        gone = [weakref.ref(adapter.homogeneous(g[etype]).edge_index) for etype in g.canonical_etypes]
+        gone = [weakref.ref(adapter.homogeneous(g[etype]).edge_index)
+                for etype in g.canonical_etypes]
         gone.append(weakref.ref(adapter.relation(g, "r").edge_index))
         del g
         assert all(ref() is None for ref in gone)
@@ -239,7 +257,9 @@ def test_without_the_garbage_collector():
 
 
 def test_backward_after_the_graph_is_gone(route):
-    layer, g, x = GATConv(F, 8, 2).to(route.device), graphs.square().to(route.device), graphs.features().to(route.device)
+    layer, g, x = GATConv(F, 8,
+                          2).to(route.device), graphs.square().to(
+                              route.device), graphs.features().to(route.device)
     x.requires_grad_()
     (truth,) = torch.autograd.grad(layer(g, x).pow(2).sum(), x)
     with route.on():
@@ -250,7 +270,9 @@ def test_backward_after_the_graph_is_gone(route):
 
 
 def test_read_in_inference_mode_and_trained_with_later(route):
-    layer, g, x = GATConv(F, 8, 2).to(route.device), graphs.square().to(route.device), graphs.features().to(route.device)
+    layer, g, x = GATConv(F, 8,
+                          2).to(route.device), graphs.square().to(
+                              route.device), graphs.features().to(route.device)
     with route.on():
         with torch.inference_mode():
             first = layer(g, x)
@@ -262,8 +284,8 @@ def test_read_in_inference_mode_and_trained_with_later(route):
 # ---- single relations ----
 
 def several():
-    return dgl.heterograph({("a", "r", "b"): ([0, 1, 1], [1, 0, 2]), ("b", "s", "a"): ([0, 2], [1, 1]),
-                            ("a", "t", "a"): ([1, 0], [0, 1])})
+    return dgl.heterograph({("a", "r", "b"): ([0, 1, 1], [1, 0, 2]),
+                            ("b", "s", "a"): ([0, 2], [1, 1]), ("a", "t", "a"): ([1, 0], [0, 1])})
 
 
 def test_relations_of_a_heterograph():
@@ -295,7 +317,8 @@ def test_message_passing_over_remembered_relations():
 
     def both():
         for etype in ("r", "s"):
-            g.update_all(dgl.function.copy_u("h", "m"), dgl.function.sum("m", "o" + etype), etype=etype)
+            g.update_all(dgl.function.copy_u("h", "m"), dgl.function.sum("m", "o" + etype),
+                         etype=etype)
         return g.nodes["b"].data["or"], g.nodes["a"].data["os"]
 
     native = both()
@@ -335,7 +358,8 @@ def test_what_is_not_taken():
     own.__class__ = Own
     for wrong in (own, None, torch.eye(3), several()):
         reason_of(adapter.homogeneous(wrong), "GA204")
-    reason_of(adapter.homogeneous(dgl.heterograph({("a", "r", "a"): ([0], [0])}, {"a": 2, "b": 1})), "GA204")
+    reason_of(adapter.homogeneous(dgl.heterograph({("a", "r", "a"): ([0], [0])}, {"a": 2, "b": 1})),
+              "GA204")
     reason_of(adapter.relation(None, "r"), "GA204")
 
 
@@ -344,7 +368,9 @@ def test_types_given_by_the_caller():
     types = torch.randint(0, 3, (g.num_edges(),))
     edges, found = adapter.typed(g, types, torch.device("cpu"))
     assert found is types and edges is adapter.homogeneous(g)
-    for wrong, code in ((list(types), "GA204"), (types[1:], "GA206"), (types.float(), "GA204"), (types.bool(), "GA204")):
+    for wrong, code in ((list(types), "GA204"), (types[1:], "GA206"), (types.float(), "GA204"),
+                        (types.bool(), "GA204")):
         reason_of(adapter.typed(g, wrong, torch.device("cpu")), code)
     reason_of(adapter.typed(g, types, torch.device("meta")), "GA204")
-    reason_of(adapter.typed(dgl.graph(([], []), num_nodes=3), types[:0], torch.device("cpu")), "GA303")
+    reason_of(adapter.typed(dgl.graph(([], []), num_nodes=3), types[:0], torch.device("cpu")),
+              "GA303")

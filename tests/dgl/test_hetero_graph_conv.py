@@ -12,29 +12,35 @@ from gnnaccel.dispatch import joining
 from tests.dgl.judge import close, compare, on_routes, took
 
 NODES = {"author": 13, "field": 6, "lonely": 4, "paper": 20}
-RELATIONS = [("author", "knows", "author"), ("author", "writes", "paper"), ("paper", "about", "field"),
-             ("paper", "cites", "paper"), ("paper", "written", "author")]
-INSIDE = {"graph": lambda i, o: GraphConv(i, o, norm="right"), "graph sum": lambda i, o: GraphConv(i, o, norm="none"),
-          "graph bare": lambda i, o: GraphConv(i, o, norm="right", bias=False), "sage": lambda i, o: SAGEConv(i, o, "mean"),
+RELATIONS = [("author", "knows", "author"), ("author", "writes", "paper"),
+             ("paper", "about", "field"), ("paper", "cites", "paper"),
+             ("paper", "written", "author")]
+INSIDE = {"graph": lambda i, o: GraphConv(i, o, norm="right"), "graph sum": lambda i,
+          o: GraphConv(i, o, norm="none"), "graph bare": lambda i,
+          o: GraphConv(i, o, norm="right", bias=False), "sage": lambda i, o: SAGEConv(i, o, "mean"),
           "sage bare": lambda i, o: SAGEConv(i, o, "mean", bias=False)}
 
 
 def graph(relations=RELATIONS, empty: tuple = (), edges: int = 40) -> dgl.DGLGraph:
-    """Random edges with duplicates and a hub for each relation; the last node at each end has none."""
+    """Random edges with duplicates and a hub for each relation; the last node at each end has
+    none."""
     made = {}
     for name in relations:
         count = 0 if name in empty else edges
         u, v = (torch.randint(0, NODES[name[end]] - 1, (count,)) for end in (0, 2))
         v[:count // 4] = 1
         made[name] = u, v
-    return dgl.heterograph(made, num_nodes_dict={k: n for k, n in NODES.items() if any(k in (r[0], r[2]) for r in relations)})
+    return dgl.heterograph(made,
+                           num_nodes_dict={k: n for k, n in NODES.items()
+                                           if any(k in (r[0], r[2]) for r in relations)})
 
 
 def features(width: int = 12) -> dict[str, torch.Tensor]:
     return {name: torch.randn(n, width) for name, n in NODES.items() if name != "lonely"}
 
 
-def layer(kind: str = "graph", i: int = 12, o: int = 8, aggregate: str = "sum", relations=RELATIONS) -> HeteroGraphConv:
+def layer(kind: str = "graph", i: int = 12, o: int = 8, aggregate: str = "sum",
+          relations=RELATIONS) -> HeteroGraphConv:
     return HeteroGraphConv({name[1]: INSIDE[kind](i, o) for name in relations}, aggregate=aggregate)
 
 
@@ -50,11 +56,15 @@ INVERSE = [("user", "rates", "movie"), ("movie", "rated-by", "user")]
 @pytest.mark.parametrize("aggregate", ["sum", "mean"])
 @pytest.mark.parametrize("kind", ["graph", "sage"])
 @pytest.mark.parametrize("relations", [INVERSE, [*INVERSE, ("user", "knows", "user")],
-                                       [("b", "0", "c"), ("c", "1", "a"), ("a", "2", "b")]], ids=["inverse", "three", "ring"])
+                                       [("b", "0", "c"), ("c", "1", "a"), ("a", "2", "b")]],
+                         ids=["inverse", "three", "ring"])
 def test_relations_that_enter_types_in_another_order(route, relations, kind, aggregate):
-    """DGL sorts relations and types each by their names: a type may be entered by the one relation that has not its number."""
-    nodes = {name: 9 + 4 * at for at, name in enumerate(sorted({end for r in relations for end in (r[0], r[2])}))}
-    g = dgl.heterograph({r: tuple(torch.randint(0, nodes[r[end]], (50,)) for end in (0, 2)) for r in relations}, nodes)
+    """DGL sorts relations and types each by their names: a type may be entered by the one relation
+    that has not its number."""
+    nodes = {name: 9 + 4 * at
+             for at, name in enumerate(sorted({end for r in relations for end in (r[0], r[2])}))}
+    g = dgl.heterograph({r: tuple(torch.randint(0, nodes[r[end]], (50,)) for end in (0, 2))
+                         for r in relations}, nodes)
     x = {name: torch.randn(count, 12) for name, count in nodes.items()}
     compare(route, layer(kind, aggregate=aggregate, relations=relations), g, x)
 
@@ -68,9 +78,12 @@ def test_widths(route, kind, shape):
 @pytest.mark.parametrize("aggregate", ["sum", "mean"])
 def test_types_of_several_widths(route, aggregate):
     """Sources are papers, all of one width; the root terms are of the destinations."""
-    relations, widths = [r for r in RELATIONS if r[0] == "paper"], {"paper": 12, "author": 5, "field": 7}
-    made = HeteroGraphConv({r[1]: SAGEConv((12, widths[r[2]]), 8, "mean") for r in relations}, aggregate=aggregate)
-    compare(route, made, graph(relations), {name: torch.randn(NODES[name], width) for name, width in widths.items()})
+    relations, widths = [r for r in RELATIONS
+                         if r[0] == "paper"], {"paper": 12, "author": 5, "field": 7}
+    made = HeteroGraphConv({r[1]: SAGEConv((12, widths[r[2]]), 8, "mean") for r in relations},
+                           aggregate=aggregate)
+    compare(route, made, graph(relations),
+            {name: torch.randn(NODES[name], width) for name, width in widths.items()})
 
 
 @pytest.mark.parametrize("formats", ["coo", "csc"])
@@ -78,7 +91,8 @@ def test_types_of_several_widths(route, aggregate):
 def test_edges_read_where_they_lie(route, monkeypatch, ids, formats):
     """Where kernels run, one of them reads the arrays of all relations."""
     by_kernel, joined = joining.by_kernel, []
-    monkeypatch.setattr(joining, "by_kernel", lambda *given: joined.append(len(given[0])) or by_kernel(*given))
+    monkeypatch.setattr(joining, "by_kernel",
+                        lambda *given: joined.append(len(given[0])) or by_kernel(*given))
     compare(route, layer(), graph().astype(ids).formats(formats), features())
     assert set(joined) == ({len(RELATIONS)} if route.backend == "cuda" else set())
 
@@ -95,20 +109,24 @@ def test_relations_without_edges_or_features(route, kind):
 @pytest.mark.parametrize("kind", ["graph", "sage"])
 def test_pairs_and_blocks(route, kind):
     compare(route, layer(kind), graph(), (features(), features()))
-    seeds = {"paper": torch.randperm(20)[:6], "author": torch.randperm(13)[:5], "field": torch.arange(6)}
+    seeds = {"paper": torch.randperm(20)[:6], "author": torch.randperm(13)[:5],
+             "field": torch.arange(6)}
     block = dgl.to_block(dgl.in_subgraph(graph(), seeds), seeds)
-    x = {name: torch.randn(block.num_src_nodes(name), 12) for name in block.srctypes if block.num_src_nodes(name)}
+    x = {name: torch.randn(block.num_src_nodes(name), 12) for name in block.srctypes
+         if block.num_src_nodes(name)}
     compare(route, layer(kind), block, {**{n: torch.randn(0, 12) for n in block.srctypes}, **x})
 
 
 def test_canonical_names_and_shared_layers(route):
-    compare(route, HeteroGraphConv({name: GraphConv(12, 8, norm="right") for name in RELATIONS}), graph(), features())
+    compare(route, HeteroGraphConv({name: GraphConv(12, 8, norm="right") for name in RELATIONS}),
+            graph(), features())
     shared = GraphConv(12, 8, norm="right")
     compare(route, HeteroGraphConv({name[1]: shared for name in RELATIONS}), graph(), features())
 
 
 def test_the_order_of_results_is_dgls(route):
-    made, g, x = layer("sage").to(route.device), graph().to(route.device), {k: t.to(route.device) for k, t in features().items()}
+    made, g, x = (layer("sage").to(route.device), graph().to(route.device),
+                  {k: t.to(route.device) for k, t in features().items()})
     with route.on():
         got = made(g, x)
     assert list(got) == list(made(g, x))
@@ -128,7 +146,8 @@ def test_half_precision(route, dtype):
 
 
 def test_the_structure_is_found_again(route):
-    made, g, x = layer().to(route.device), graph().to(route.device), {k: t.to(route.device) for k, t in features().items()}
+    made, g, x = (layer().to(route.device), graph().to(route.device),
+                  {k: t.to(route.device) for k, t in features().items()})
     found = []
     for _ in range(2):
         with route.on(records=1):
@@ -152,17 +171,20 @@ def natively(route, code: str, made: HeteroGraphConv, *args, **kwargs) -> None:
 @pytest.mark.parametrize("inside", [
     lambda: GraphConv(12, 8), lambda: GraphConv(12, 8, norm="left"),
     lambda: GraphConv(12, 8, norm="right", activation=torch.relu),
-    lambda: SAGEConv(12, 8, "gcn"), lambda: SAGEConv(12, 8, "pool"), lambda: SAGEConv(12, 8, "mean", activation=torch.relu),
+    lambda: SAGEConv(12, 8, "gcn"), lambda: SAGEConv(12, 8, "pool"),
+    lambda: SAGEConv(12, 8, "mean", activation=torch.relu),
     lambda: SAGEConv(12, 8, "mean", norm=torch.nn.ReLU())],
     ids=["both", "left", "activation", "gcn", "pool", "sage activation", "sage norm"])
 def test_options_of_the_layers(route, inside):
     made = HeteroGraphConv({name[1]: inside() for name in RELATIONS}).to(route.device)
-    natively(route, "GA210", made, graph().to(route.device), {k: t.to(route.device) for k, t in features().items()})
+    natively(route, "GA210", made, graph().to(route.device),
+             {k: t.to(route.device) for k, t in features().items()})
 
 
 def test_other_calls_and_layers(route):
     g, x = graph().to(route.device), {k: t.to(route.device) for k, t in features().items()}
-    mixed = HeteroGraphConv({n[1]: (GraphConv(12, 8, norm="right") if n[1] == "cites" else SAGEConv(12, 8, "mean"))
+    mixed = HeteroGraphConv({n[1]: (GraphConv(12, 8, norm="right")
+                                    if n[1] == "cites" else SAGEConv(12, 8, "mean"))
                              for n in RELATIONS}).to(route.device)
     natively(route, "GA210", mixed, g, x)
     for aggregate in ("max", "stack", lambda tensors, target: sum(tensors)):
@@ -172,7 +194,8 @@ def test_other_calls_and_layers(route):
     hooked = layer().to(route.device)
     hooked.mods["cites"].register_forward_hook(lambda module, args, out: 2 * out)
     natively(route, "GA210", hooked, g, x)
-    dropping = HeteroGraphConv({n[1]: SAGEConv(12, 8, "mean", feat_drop=1.0) for n in RELATIONS}).to(route.device)
+    dropping = HeteroGraphConv({n[1]: SAGEConv(12, 8, "mean", feat_drop=1.0)
+                                for n in RELATIONS}).to(route.device)
     natively(route, "GA210", dropping, g, x)
     with route.on():
         dropping.eval()(g, x)
@@ -188,7 +211,8 @@ def test_layers_that_are_routed_by_themselves(route):
         got = made(g, x)
     assert all(close(got[k], t) for k, t in expected.items())
     stats = gnnaccel.stats()
-    assert list(stats["HeteroGraphConv"]["reasons"]) == ["GA210"] and stats["GATConv"]["routes"] == {route.backend: 5}
+    assert list(stats["HeteroGraphConv"]["reasons"]) == ["GA210"] and stats["GATConv"][
+        "routes"] == {route.backend: 5}
 
 
 def test_an_excluded_layer_inside(route):
@@ -224,7 +248,8 @@ def test_what_only_unused_results_read_gets_no_gradient(route, kind, aggregate):
     def gradients() -> dict:
         made.zero_grad(set_to_none=True)
         x = {name: t.requires_grad_() for name, t in given.items()}
-        found = torch.autograd.grad(made(g, x)["field"].pow(2).sum(), [*made.parameters(), *x.values()], allow_unused=True)
+        found = torch.autograd.grad(made(g, x)["field"].pow(2).sum(),
+                                    [*made.parameters(), *x.values()], allow_unused=True)
         return dict(zip([*(name for name, _ in made.named_parameters()), *x], found))
 
     given = {name: t.to(route.device) for name, t in features().items()}
@@ -232,5 +257,6 @@ def test_what_only_unused_results_read_gets_no_gradient(route, kind, aggregate):
     with route.on():
         got = gradients()
     took(route, 1)
-    assert {k for k, t in got.items() if t is None} == {k for k, t in expected.items() if t is None} >= {"author"}
+    assert {k for k, t in got.items() if t is None} == {k for k, t in expected.items()
+                                                        if t is None} >= {"author"}
     assert all(t is None or close(got[name], t) for name, t in expected.items())

@@ -64,7 +64,8 @@ def test_every_call_is_counted(read):
 
 CHANGES = {
     "more edges": lambda g, x: (graph(3 * EDGES), x, {}),
-    "edges added in place": lambda g, x: (g.add_edges(torch.zeros(EDGES).long(), torch.ones(EDGES).long()), (g, x, {}))[1],
+    "edges added in place": lambda g,
+    x: (g.add_edges(torch.zeros(EDGES).long(), torch.ones(EDGES).long()), (g, x, {}))[1],
     "wider features": lambda g, x: (g, torch.randn(NODES, 9, WIDTH), {}),
     "a flag": lambda g, x: (g, x, dict(get_attention=True)),
 }
@@ -128,7 +129,8 @@ def test_a_users_module_inside_is_asked(read):
         def forward(self, g, x):
             return self.inner(g, x[0] if isinstance(x, tuple) else x).flatten(1)
 
-    g = dgl.heterograph({("a", "likes", "a"): tuple(torch.randint(NODES, (2, EDGES)))}, {"a": NODES})
+    g = dgl.heterograph({("a", "likes", "a"): tuple(torch.randint(NODES, (2, EDGES)))},
+                        {"a": NODES})
     layer, x = HeteroGraphConv({"likes": Own()}), {"a": torch.randn(NODES, WIDTH)}
     gnnaccel.reset_stats()
     for _ in range(8):

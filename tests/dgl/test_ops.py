@@ -1,4 +1,5 @@
-"""dgl.ops on our routes against DGL's own kernels, over operations, reductions, targets and shapes."""
+"""dgl.ops on our routes against DGL's own kernels, over operations, reductions, targets and
+shapes."""
 from __future__ import annotations
 
 from itertools import product
@@ -19,60 +20,75 @@ ENDS = [f"{a}_{{}}_{b}" for a, b in product("uve", "uve") if a != b]
 label = str
 
 
-@on_routes("name,shape", [(f"{kind}_{reduce}", shape) for kind, reduce in (("copy_u", "sum"), ("copy_e", "mean"))
-                          for shape in SHAPES[:6]],
-           [(f"{kind}_{reduce}", shape) for kind in ("copy_u", "copy_e") for reduce in REDUCES for shape in SHAPES])
+@on_routes("name,shape",
+           [(f"{kind}_{reduce}", shape) for kind, reduce in (("copy_u", "sum"), ("copy_e", "mean"))
+            for shape in SHAPES[:6]],
+           [(f"{kind}_{reduce}", shape) for kind in ("copy_u", "copy_e") for reduce in REDUCES
+            for shape in SHAPES])
 def test_copies_reduced(route, name, shape):
     compare(route, named(name), graphs.square(), features(name[5], shape))
 
 
-@on_routes("name,shapes", [("u_mul_e_sum", pair) for pair in PAIRS] + [("u_sub_e_mean", PAIRS[6]), ("u_div_e_sum", PAIRS[5])],
+@on_routes("name,shapes",
+           [("u_mul_e_sum", pair) for pair in PAIRS] + [("u_sub_e_mean", PAIRS[6]),
+                                                        ("u_div_e_sum", PAIRS[5])],
            [(f"u_{op}_e_{reduce}", pair) for op in BINARY for reduce in REDUCES for pair in PAIRS])
 def test_pairs_reduced(route, name, shapes):
     compare(route, named(name), graphs.square(), features("u", shapes[0]), features("e", shapes[1]))
 
 
-@on_routes("name,shapes", [("u_add_v", pair) for pair in PAIRS] + [("v_mul_u", PAIRS[6]), ("e_div_v", PAIRS[2])],
+@on_routes("name,shapes",
+           [("u_add_v", pair) for pair in PAIRS] + [("v_mul_u", PAIRS[6]), ("e_div_v", PAIRS[2])],
            [(end.format(op), pair) for end in ENDS for op in BINARY for pair in PAIRS])
 def test_edgewise(route, name, shapes):
-    compare(route, named(name), graphs.square(), features(name[0], shapes[0]), features(name[-1], shapes[1]))
+    compare(route, named(name), graphs.square(), features(name[0], shapes[0]),
+            features(name[-1], shapes[1]))
 
 
-DOTS = [((), ()), ((1,), (1,)), ((5,), (5,)), ((64,), (64,)), ((2, 4), (2, 4)), ((2, 4), (1, 4)), ((4,), (3, 4)),
-        ((2, 3, 4), (3, 4)), ((2, 130), (2, 130))]
+DOTS = [((), ()), ((1,), (1,)), ((5,), (5,)), ((64,), (64,)), ((2, 4), (2, 4)), ((2, 4), (1, 4)),
+        ((4,), (3, 4)), ((2, 3, 4), (3, 4)), ((2, 130), (2, 130))]
 
 
 @on_routes("name,shapes", [("u_dot_v", pair) for pair in DOTS] + [("v_dot_u", DOTS[4])],
-           [(end.format("dot"), pair) for end in ENDS for pair in DOTS] + [("u_dot_v", ((600,), (600,)))])
+           [(end.format("dot"), pair) for end in ENDS
+            for pair in DOTS] + [("u_dot_v", ((600,), (600,)))])
 def test_dots(route, name, shapes):
-    compare(route, named(name), graphs.square(), features(name[0], shapes[0]), features(name[-1], shapes[1]))
+    compare(route, named(name), graphs.square(), features(name[0], shapes[0]),
+            features(name[-1], shapes[1]))
 
 
-@on_routes("name,shape", [("copy_u", (2, 4)), ("copy_v", (7,))], list(product(["copy_u", "copy_v"], SHAPES)))
+@on_routes("name,shape", [("copy_u", (2, 4)), ("copy_v", (7,))],
+           list(product(["copy_u", "copy_v"], SHAPES)))
 def test_copies_to_edges(route, name, shape):
     compare(route, named(name), graphs.square(), features(name[5], shape))
 
 
-@on_routes("by,shape", [("dst", (4, 1)), ("src", (4,)), ("dst", (1,)), ("src", (3, 1)), ("dst", ()), ("dst", (40, 1))],
-           list(product(["dst", "src"], SHAPES)))
+@on_routes("by,shape",
+           [("dst", (4, 1)), ("src", (4,)), ("dst", (1,)), ("src", (3, 1)), ("dst", ()),
+            ("dst", (40, 1))], list(product(["dst", "src"], SHAPES)))
 def test_edge_softmax(route, by, shape):
     compare(route, Op(dgl.ops.edge_softmax, norm_by=by), graphs.square(), 3 * features("e", shape))
 
 
 def test_edge_softmax_of_some_edges(route):
     g, ids = graphs.square(), torch.randperm(E)[:40]
-    compare(route, Op(lambda g, x, ids: dgl.ops.edge_softmax(g, x, ids)), g, torch.randn(40, 3, 1), ids)
+    compare(route, Op(lambda g, x, ids: dgl.ops.edge_softmax(g, x, ids)), g, torch.randn(40, 3, 1),
+            ids)
 
 
 # ---- graphs ----
 
-GRAPHS = {"square": graphs.square, "int32": lambda: graphs.square().int(), "bipartite": graphs.bipartite, "block": graphs.block,
-          "bare": op_cases.bare, "loop": lambda: dgl.graph(([0], [0])), "one relation": lambda: op_cases.typed()["a", "r", "b"],
-          "reversed": lambda: dgl.reverse(graphs.square()), "csc": lambda: dgl.graph(("csc", graphs.square().adj_tensors("csc"))),
+GRAPHS = {"square": graphs.square, "int32": lambda: graphs.square().int(),
+          "bipartite": graphs.bipartite, "block": graphs.block, "bare": op_cases.bare,
+          "loop": lambda: dgl.graph(([0], [0])),
+          "one relation": lambda: op_cases.typed()["a", "r", "b"],
+          "reversed": lambda: dgl.reverse(graphs.square()),
+          "csc": lambda: dgl.graph(("csc", graphs.square().adj_tensors("csc"))),
           "no edges": lambda: dgl.graph(([], []), num_nodes=4)}
 
 
-@pytest.mark.parametrize("name", ["copy_u_sum", "u_mul_e_sum", "copy_e_max", "u_add_e_min", "u_mul_e_mean"])
+@pytest.mark.parametrize("name",
+                         ["copy_u_sum", "u_mul_e_sum", "copy_e_max", "u_add_e_min", "u_mul_e_mean"])
 @pytest.mark.parametrize("kind", GRAPHS)
 def test_reductions_over_graphs(route, kind, name):
     g = GRAPHS[kind]()
@@ -87,9 +103,11 @@ def test_reductions_over_graphs(route, kind, name):
 @pytest.mark.parametrize("kind", GRAPHS)
 def test_edges_over_graphs(route, kind, name):
     g = GRAPHS[kind]()
-    sizes = {"u": (g.num_src_nodes(), 3, 4), "v": (g.num_dst_nodes(), 3, 4), "e": (g.num_edges(), 3, 1)}
+    sizes = {"u": (g.num_src_nodes(), 3, 4), "v": (g.num_dst_nodes(), 3, 4),
+             "e": (g.num_edges(), 3, 1)}
     feats = {target: torch.randn(size) for target, size in sizes.items()}
-    chosen = ["e"] if name == "edge_softmax" else [name[-1]] if name.startswith("copy") else [name[0], name[-1]]
+    chosen = (["e"] if name == "edge_softmax" else [name[-1]]
+              if name.startswith("copy") else [name[0], name[-1]])
     if kind == "no edges" and route.name == "emulated":
         pytest.skip("kernels are not asked there")
     compare(route, named(name), g, *(feats[c] for c in chosen))
@@ -105,7 +123,8 @@ def test_infinities_where_no_edge_enters(route):
 
 @pytest.mark.parametrize("reduce", ["max", "min"])
 def test_the_first_of_equals_gets_the_gradient(route, reduce):
-    g = dgl.graph((torch.tensor([5, 1, 2, 3, 0, 4]), torch.zeros(6, dtype=torch.long)), num_nodes=7).to(route.device)
+    g = dgl.graph((torch.tensor([5, 1, 2, 3, 0, 4]), torch.zeros(6, dtype=torch.long)),
+                  num_nodes=7).to(route.device)
     x = torch.ones(6, 3, device=route.device, requires_grad=True)
     with route.on():
         getattr(dgl.ops, f"copy_e_{reduce}")(g, x)[0].sum().backward()
@@ -115,7 +134,8 @@ def test_the_first_of_equals_gets_the_gradient(route, reduce):
 @pytest.mark.parametrize("reduce", ["max", "min"])
 def test_nan_loses(route, reduce):
     nan = float("nan")
-    g = dgl.graph((torch.tensor([0, 1, 2, 3, 0]), torch.tensor([0, 0, 1, 1, 2])), num_nodes=4).to(route.device)
+    g = dgl.graph((torch.tensor([0, 1, 2, 3, 0]), torch.tensor([0, 0, 1, 1, 2])),
+                  num_nodes=4).to(route.device)
     x = torch.tensor([[nan], [2.0], [nan], [nan], [3.0]], device=route.device)
     expected = getattr(dgl.ops, f"copy_e_{reduce}")(g.to("cpu"), x.cpu())
     with route.on():
@@ -126,7 +146,8 @@ def test_nan_loses(route, reduce):
 
 def test_features_that_are_not_contiguous(route):
     g = graphs.square()
-    compare(route, named("u_mul_e_sum"), g, torch.randn(N, 4, 3).transpose(1, 2), torch.randn(E, 6)[:, ::2].unsqueeze(-1))
+    compare(route, named("u_mul_e_sum"), g, torch.randn(N, 4, 3).transpose(1, 2),
+            torch.randn(E, 6)[:, ::2].unsqueeze(-1))
     compare(route, named("u_add_v"), g, torch.randn(N, 16)[:, ::2], torch.randn(8, N).t())
     compare(route, named("u_dot_v"), g, torch.randn(N, 16)[:, ::2], torch.randn(8, N).t())
     compare(route, Op(dgl.ops.edge_softmax), g, torch.randn(E, 8)[:, ::2].contiguous())
@@ -142,33 +163,33 @@ LENGTHS = [[3, 0, 5, 1], [0, 0, 7], [4, 3, 0, 0], [1]]
 @pytest.mark.parametrize("shape", [(), (5,), (2, 3)])
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
 def test_segment_reduce(route, reduce, shape, lengths):
-    compare(route, Op(dgl.ops.segment_reduce, reducer=reduce), torch.tensor(lengths), torch.randn(sum(lengths), *shape),
-            positions=("lengths", "x"))
+    compare(route, Op(dgl.ops.segment_reduce, reducer=reduce), torch.tensor(lengths),
+            torch.randn(sum(lengths), *shape), positions=("lengths", "x"))
 
 
 def test_segment_softmax(route):
-    compare(route, Op(dgl.ops.segment_softmax), torch.tensor([3, 2, 5, 1]), torch.randn(11, 4), positions=("lengths", "x"),
-            calls=2)
+    compare(route, Op(dgl.ops.segment_softmax), torch.tensor([3, 2, 5, 1]), torch.randn(11, 4),
+            positions=("lengths", "x"), calls=2)
 
 
 @on_routes("k,n", [(16, 8), (5, 3)], [(64, 64), (1, 1), (130, 12)])
 def test_segment_mm(route, k, n):
-    compare(route, Op(dgl.ops.segment_mm), torch.randn(20, k), torch.randn(4, k, n), torch.tensor([5, 0, 12, 3]),
-            positions=("a", "b", "lengths"))
+    compare(route, Op(dgl.ops.segment_mm), torch.randn(20, k), torch.randn(4, k, n),
+            torch.tensor([5, 0, 12, 3]), positions=("a", "b", "lengths"))
 
 
 @on_routes("k,n", [(16, 8), (5, 3)], [(64, 64), (1, 1), (130, 12)])
 def test_gather_mm(route, k, n):
     index = torch.randint(0, 4, (20,))
-    compare(route, Op(lambda a, b, i: dgl.ops.gather_mm(a, b, idx_b=i)), torch.randn(20, k), torch.randn(4, k, n), index,
-            positions=("a", "b", "index"))
+    compare(route, Op(lambda a, b, i: dgl.ops.gather_mm(a, b, idx_b=i)), torch.randn(20, k),
+            torch.randn(4, k, n), index, positions=("a", "b", "index"))
 
 
 @on_routes("k", [12], [3])
 def test_gather_mm_with_both_indices(route, k):
     rows, index = torch.randint(0, 9, (20,)), torch.randint(0, 4, (20,))
-    compare(route, Op(lambda a, b, i, j: dgl.backend.gather_mm(a, b, i, j)), torch.randn(9, k), torch.randn(4, k, k), rows, index,
-            positions=("a", "b", "rows", "index"))
+    compare(route, Op(lambda a, b, i, j: dgl.backend.gather_mm(a, b, i, j)), torch.randn(9, k),
+            torch.randn(4, k, k), rows, index, positions=("a", "b", "rows", "index"))
 
 
 # ---- messages ----
@@ -190,13 +211,15 @@ def test_update_all(route, reduce):
     for g in (graphs.square(), graphs.block()):
         x, e = torch.randn(g.num_src_nodes(), 4), torch.randn(g.num_edges(), 1)
         compare(route, passed(fn.copy_u("x", "m"), reduce, ("srcdata", "x")), g, x)
-        compare(route, passed(fn.u_mul_e("x", "e", "m"), reduce, ("srcdata", "x"), ("edata", "e")), g, x, e)
+        compare(route, passed(fn.u_mul_e("x", "e", "m"), reduce, ("srcdata", "x"), ("edata", "e")),
+                g, x, e)
 
 
 def test_messages_to_both_ends(route):
     """A message that no fused operation makes goes to the edges first."""
     g = graphs.square()
-    message = passed(fn.u_add_v("x", "y", "m"), fn.sum("m", "out"), ("srcdata", "x"), ("dstdata", "y"))
+    message = passed(fn.u_add_v("x", "y", "m"), fn.sum("m", "out"), ("srcdata", "x"),
+                     ("dstdata", "y"))
     compare(route, message, g, torch.randn(N, 4), torch.randn(N, 4), calls=2)
 
 

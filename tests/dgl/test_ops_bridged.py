@@ -1,4 +1,5 @@
-"""Operations with tensors on a GPU and a DGL that has no kernels there, against DGL's own on the CPU."""
+"""Operations with tensors on a GPU and a DGL that has no kernels there, against DGL's own on the
+CPU."""
 from __future__ import annotations
 
 import dgl
@@ -12,8 +13,9 @@ from tests.dgl.graphs import E, N
 from tests.helpers import relative
 
 FEATURES = dict(u=(N, 2, 4), v=(N, 2, 4), e=(E, 2, 1))
-NAMES = ["copy_u_sum", "copy_e_mean", "copy_u_max", "copy_e_min", "u_mul_e_sum", "u_add_e_mean", "u_sub_e_max", "u_div_e_sum",
-         "u_mul_e_min", "u_add_v", "v_mul_u", "u_dot_v", "e_mul_v", "e_sub_u", "copy_u", "copy_v", "edge_softmax"]
+NAMES = ["copy_u_sum", "copy_e_mean", "copy_u_max", "copy_e_min", "u_mul_e_sum", "u_add_e_mean",
+         "u_sub_e_max", "u_div_e_sum", "u_mul_e_min", "u_add_v", "v_mul_u", "u_dot_v", "e_mul_v",
+         "e_sub_u", "copy_u", "copy_v", "edge_softmax"]
 
 
 def operands(name: str) -> list[torch.Tensor]:
@@ -53,7 +55,8 @@ def test_several_relations(place, by):
     scores = [torch.randn(g.num_edges(t), 2, 1) for t in g.canonical_etypes]
 
     def softmax(g, *scores):
-        return torch.cat(list(dgl.ops.edge_softmax(g, dict(zip(g.canonical_etypes, scores)), norm_by=by).values()))
+        return torch.cat(list(dgl.ops.edge_softmax(g, dict(zip(g.canonical_etypes, scores)),
+                                                   norm_by=by).values()))
 
     with gnnaccel.disabled():
         expected = results(softmax, g, scores, "cpu")
@@ -71,7 +74,8 @@ def test_inside_disabled_blocks_torch_operations_run(place):
 
 def test_what_is_not_understood_is_the_hosts_error(place):
     g, x = graphs.square().to(place), torch.randn(N, 4).to(place)
-    for wrong in (lambda: dgl.ops.copy_u_sum(g, x[1:]), lambda: dgl.ops.u_mul_e_sum(g, x, torch.ones(E).double().to(place)),
+    for wrong in (lambda: dgl.ops.copy_u_sum(g, x[1:]),
+                  lambda: dgl.ops.u_mul_e_sum(g, x, torch.ones(E).double().to(place)),
                   lambda: dgl.ops.copy_u_sum(g, x.long())):
         with pytest.raises(dgl.DGLError):
             wrong()
@@ -82,11 +86,15 @@ def test_steps_move_nothing_to_the_host(place):
 
     if torch.cuda.is_available():
         pytest.skip("transfers are counted where the device is simulated")
-    g, x, e = graphs.square().to(place), torch.randn(N, 2, 4).to(place), torch.randn(E, 2, 1).to(place)
+    g, x, e = graphs.square().to(place), torch.randn(N, 2,
+                                                     4).to(place), torch.randn(E, 2, 1).to(place)
 
     def step():
         score = dgl.ops.edge_softmax(g, dgl.ops.u_dot_v(g, x, x) + e)
-        out = dgl.ops.u_mul_e_sum(g, x, score).sum() + dgl.ops.copy_u_mean(g, x).sum() + dgl.ops.u_add_e_max(g, x, e).sum()
+        out = dgl.ops.u_mul_e_sum(g, x,
+                                  score).sum() + dgl.ops.copy_u_mean(g,
+                                                                     x).sum() + dgl.ops.u_add_e_max(
+                                                                         g, x, e).sum()
         torch.autograd.grad(out, (x, e))
 
     x.requires_grad_()

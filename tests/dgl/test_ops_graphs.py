@@ -1,4 +1,5 @@
-"""Operations over graphs of every shape: no edges, nodes without edges, hubs, duplicates, self loops, one node."""
+"""Operations over graphs of every shape: no edges, nodes without edges, hubs, duplicates, self
+loops, one node."""
 from __future__ import annotations
 
 import dgl
@@ -12,10 +13,11 @@ from tests.dgl.op_cases import finite
 from tests.helpers import relative
 
 SHAPES = [((), ()), ((3,), (1,)), ((2, 3), (2, 1)), ((2, 1), (2, 3)), ((3,), ())]
-NAMES = [*(f"u_{op}_e_{reduce}" for op in ("add", "sub", "mul", "div") for reduce in ("sum", "max", "min", "mean")),
+NAMES = [*(f"u_{op}_e_{reduce}" for op in ("add", "sub", "mul", "div")
+           for reduce in ("sum", "max", "min", "mean")),
          *(f"copy_{t}_{reduce}" for t in "ue" for reduce in ("sum", "max", "min", "mean")),
-         *(f"{a}_{op}_{b}" for op in ("add", "mul", "div") for a, b in ("uv", "vu", "ue", "ev")), "u_dot_v", "copy_u", "copy_v",
-         "edge_softmax"]
+         *(f"{a}_{op}_{b}" for op in ("add", "mul", "div") for a, b in ("uv", "vu", "ue", "ev")),
+         "u_dot_v", "copy_u", "copy_v", "edge_softmax"]
 usual = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 
 
@@ -24,14 +26,16 @@ def cases(draw, shapes=tuple(SHAPES), names=tuple(NAMES)):
     """(graph, name, features in fp64)."""
     src, dst, edges = draw(st.integers(1, 6)), draw(st.integers(1, 6)), draw(st.integers(0, 14))
     hub = draw(st.booleans())
-    ends = [(draw(st.integers(0, src - 1)), 0 if hub else draw(st.integers(0, dst - 1))) for _ in range(edges)]
+    ends = [(draw(st.integers(0, src - 1)), 0 if hub else draw(st.integers(0, dst - 1)))
+            for _ in range(edges)]
     idtype = draw(st.sampled_from([torch.int32, torch.int64]))
     u, v = (torch.tensor([end[i] for end in ends], dtype=idtype) for i in (0, 1))
     square = draw(st.booleans())
     if square:
         g = dgl.graph((u, v), num_nodes=max(src, dst), idtype=idtype)
     else:
-        g = dgl.heterograph({("a", "r", "b"): (u, v)}, num_nodes_dict=dict(a=src, b=dst), idtype=idtype)
+        g = dgl.heterograph({("a", "r", "b"): (u, v)}, num_nodes_dict=dict(a=src, b=dst),
+                            idtype=idtype)
     name, (first, second) = draw(st.sampled_from(names)), draw(st.sampled_from(shapes))
     torch.manual_seed(draw(st.integers(0, 99)))
     rows = dict(u=g.num_src_nodes(), v=g.num_dst_nodes(), e=edges)
@@ -40,7 +44,8 @@ def cases(draw, shapes=tuple(SHAPES), names=tuple(NAMES)):
         return g, name, [torch.randn(rows[targets], *first, dtype=torch.float64)]
     second = first if "dot" in name else second
     return g, name, [torch.randn(rows[t], *shape, dtype=torch.float64)
-                     for t, shape in zip((name[0], name[6] if name.count("_") == 3 else name[-1]), (first, second))]
+                     for t, shape in zip((name[0], name[6] if name.count("_") == 3 else name[-1]),
+                                         (first, second))]
 
 
 def results(g, name, feats, backward: bool) -> list[torch.Tensor]:
@@ -49,12 +54,15 @@ def results(g, name, feats, backward: bool) -> list[torch.Tensor]:
     if not backward:
         return [out.detach()]
     torch.manual_seed(5)
-    return [out.detach(), *torch.autograd.grad((out * torch.randn(out.shape, dtype=torch.float64).to(out)).sum(), leaves)]
+    return [out.detach(),
+            *torch.autograd.grad((out * torch.randn(out.shape, dtype=torch.float64).to(out)).sum(),
+                                 leaves)]
 
 
 def compared(case, dtype, tolerance: float, **options) -> None:
     g, name, feats = case
-    backward = g.num_edges() > 0 or name.rpartition("_")[2] not in ("max", "min")  # where DGL's own fails
+    # where DGL's own fails
+    backward = g.num_edges() > 0 or name.rpartition("_")[2] not in ("max", "min")
     expected = results(g, name, feats, backward)
     with gnnaccel.enabled(when="supported", on_fallback="raise", **options):
         got = results(g, name, [f.to(dtype) for f in feats], backward)

@@ -29,9 +29,11 @@ def test_sums(route, name, shape):
 
 @pytest.mark.parametrize("name", ["copy_u_max", "copy_u_min", "u_mul_e_max"])
 def test_extremes_over_relations(route, name):
-    """Against one graph of all relations: DGL's own forward leaves memory unset, and its backward fails."""
+    """Against one graph of all relations: DGL's own forward leaves memory unset, and its backward
+    fails."""
     g, reduce = op_cases.typed(empty=True), name[-3:]
-    x, e = ([t.to(route.device).requires_grad_() for t in made] for made in (per_type(g, (4,)), per_relation(g, (4,))))
+    x, e = ([t.to(route.device).requires_grad_() for t in made]
+            for made in (per_type(g, (4,)), per_relation(g, (4,))))
     g = g.to(route.device)
     chosen = [x, e] if "mul" in name else [x]
     with route.on(backend="auto"):
@@ -39,15 +41,20 @@ def test_extremes_over_relations(route, name):
     ends = {"b": [("a", "r", "b"), ("c", "s", "b")], "c": [("a", "t", "c")]}
     for kind, relations in ends.items():
         place = g.ntypes.index(kind)
-        message = torch.cat([x[g.ntypes.index(r[0])][g.edges(etype=r)[0]] * (e[g.get_etype_id(r)] if "mul" in name else 1)
-                             for r in relations])
+        message = torch.cat(
+            [x[g.ntypes.index(r[0])][g.edges(etype=r)[0]] * (e[g.get_etype_id(r)]
+                                                             if "mul" in name else 1)
+             for r in relations])
         to = torch.cat([g.edges(etype=r)[1] for r in relations])
-        expected = torch.full((g.num_nodes(kind), 4), float("-inf" if reduce == "max" else "inf"), device=route.device)
-        expected = expected.scatter_reduce(0, to.unsqueeze(1).expand_as(message), message, f"a{reduce}")
+        expected = torch.full((g.num_nodes(kind), 4), float("-inf" if reduce == "max" else "inf"),
+                              device=route.device)
+        expected = expected.scatter_reduce(0, to.unsqueeze(1).expand_as(message), message,
+                                           f"a{reduce}")
         assert torch.equal(got[place], expected)
         weights = torch.randn_like(expected)
         wanted = [t for t in (x + e if "mul" in name else x) if t.numel()]
-        mine, others = (torch.autograd.grad((finite(out) * weights).sum(), wanted, retain_graph=True, allow_unused=True)
+        mine, others = (torch.autograd.grad((finite(out) * weights).sum(), wanted,
+                                            retain_graph=True, allow_unused=True)
                         for out in (got[place], expected))
         for t, one, other in zip(wanted, mine, others):
             one, other = (torch.zeros_like(t) if grad is None else grad for grad in (one, other))
@@ -58,7 +65,8 @@ def test_extremes_over_relations(route, name):
 def test_edges(route, name):
     g = op_cases.typed()
     x = per_type(g, (2, 4))
-    compare(route, Op(lambda g, *x: getattr(dgl.ops, name)(g, *x)), g, *([x] if name == "copy_u" else [x, per_type(g, (2, 4))]))
+    compare(route, Op(lambda g, *x: getattr(dgl.ops, name)(g, *x)), g,
+            *([x] if name == "copy_u" else [x, per_type(g, (2, 4))]))
 
 
 @pytest.mark.parametrize("by", ["dst", "src"])
@@ -67,7 +75,8 @@ def test_edge_softmax(route, by, shape):
     g = op_cases.typed()
 
     def forward(g, *scores):
-        return tuple(dgl.ops.edge_softmax(g, dict(zip(g.canonical_etypes, scores)), norm_by=by).values())
+        return tuple(dgl.ops.edge_softmax(g, dict(zip(g.canonical_etypes, scores)),
+                                          norm_by=by).values())
 
     compare(route, Op(forward), g, *per_relation(g, shape))
 
@@ -88,7 +97,8 @@ def test_multi_update_all(route, reduce, across):
     def forward(g, a, c):
         with g.local_scope():
             g.nodes["a"].data["x"], g.nodes["c"].data["x"] = a, c
-            g.multi_update_all({r: (fn.copy_u("x", "m"), getattr(fn, reduce)("m", "y")) for r in "rs"}, across)
+            g.multi_update_all({r: (fn.copy_u("x", "m"), getattr(fn, reduce)("m", "y"))
+                                for r in "rs"}, across)
             return g.nodes["b"].data["y"]
 
     g = op_cases.typed()
@@ -109,6 +119,8 @@ def test_update_all_across_relations(route):
 
 def test_several_shapes_are_left_to_dgl(route):
     g = op_cases.typed().to(route.device)
-    scores = [torch.randn(g.num_edges(t), width, device=route.device) for t, width in zip(g.canonical_etypes, (1, 2, 3, 4))]
-    with route.on(), pytest.raises(FallbackError if route.device.type == "cpu" else dgl.DGLError, match="several shapes"):
+    scores = [torch.randn(g.num_edges(t), width, device=route.device)
+              for t, width in zip(g.canonical_etypes, (1, 2, 3, 4))]
+    with route.on(), pytest.raises(FallbackError if route.device.type == "cpu" else dgl.DGLError,
+                                   match="several shapes"):
         dgl.ops.edge_softmax(g, dict(zip(g.canonical_etypes, scores)))

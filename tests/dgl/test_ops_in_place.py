@@ -1,4 +1,5 @@
-"""What a script changes in place: results, and operands after the call. Nothing raises or counts where DGL's own does not."""
+"""What a script changes in place: results, and operands after the call. Nothing raises or counts
+where DGL's own does not."""
 from __future__ import annotations
 
 import copy
@@ -16,13 +17,15 @@ from tests.dgl.op_cases import features, finite, per_relation, per_type, typed
 from tests.helpers import relative
 
 #: operation, and where its operands are
-RESULTS = {"copy_u_sum": "u", "copy_e_sum": "e", "copy_u_mean": "u", "copy_u_max": "u", "copy_e_min": "e", "u_mul_e_sum": "ue",
-           "u_add_e_sum": "ue", "u_add_e_max": "ue", "u_mul_e_min": "ue", "u_dot_v": "uv", "u_add_v": "uv", "u_mul_v": "uv",
-           "copy_u": "u", "copy_v": "v"}
+RESULTS = {"copy_u_sum": "u", "copy_e_sum": "e", "copy_u_mean": "u", "copy_u_max": "u",
+           "copy_e_min": "e", "u_mul_e_sum": "ue", "u_add_e_sum": "ue", "u_add_e_max": "ue",
+           "u_mul_e_min": "ue", "u_dot_v": "uv", "u_add_v": "uv", "u_mul_v": "uv", "copy_u": "u",
+           "copy_v": "v"}
 #: those whose operands DGL does not need again
-OPERANDS = ["copy_u_sum", "copy_e_sum", "copy_u_mean", "copy_e_mean", "copy_u_max", "copy_e_max", "u_add_e_max", "u_sub_e_min",
-            "u_add_v", "copy_u", "edge_softmax"]
-TARGETS = {**RESULTS, "copy_e_mean": "e", "copy_e_max": "e", "u_sub_e_min": "ue", "edge_softmax": "e"}
+OPERANDS = ["copy_u_sum", "copy_e_sum", "copy_u_mean", "copy_e_mean", "copy_u_max", "copy_e_max",
+            "u_add_e_max", "u_sub_e_min", "u_add_v", "copy_u", "edge_softmax"]
+TARGETS = {**RESULTS, "copy_e_mean": "e", "copy_e_max": "e", "u_sub_e_min": "ue",
+           "edge_softmax": "e"}
 
 
 def grown(out: Tensor) -> Tensor:
@@ -71,16 +74,19 @@ def changing_operands(name: str, g):
 @pytest.mark.parametrize("name", OPERANDS)
 def test_operands(route, name):
     g, given = graphs.square(), [features(t, (2, 4)) for t in TARGETS[name]]
-    against_host(changing_operands(name, g), given, route.on(), changing_operands(name, g.to(route.device)), route.device)
+    against_host(changing_operands(name, g), given, route.on(),
+                 changing_operands(name, g.to(route.device)), route.device)
 
 
 @pytest.mark.parametrize("name", OPERANDS)
 def test_operands_on_the_bridge(place, name):
     g, given = graphs.square(), [features(t, (2, 4)) for t in TARGETS[name]]
-    against_host(changing_operands(name, g), given, gnnaccel.enabled(), changing_operands(name, g.to(place)), place)
+    against_host(changing_operands(name, g), given, gnnaccel.enabled(),
+                 changing_operands(name, g.to(place)), place)
 
 
-@pytest.mark.parametrize("name", ["u_add_e_max", "u_sub_e_min", "u_mul_e_min", "copy_u_sum", "u_mul_e_sum"])
+@pytest.mark.parametrize("name",
+                         ["u_add_e_max", "u_sub_e_min", "u_mul_e_min", "copy_u_sum", "u_mul_e_sum"])
 def test_second_derivatives(route, name):
     """Of forms whose backward keeps less than all operands; against torch operations."""
     g, given = op_cases.bare(), [features(t, (2, 4)) for t in TARGETS[name]]
@@ -100,7 +106,8 @@ def test_second_derivatives(route, name):
 
 @pytest.mark.parametrize("reduce", ["sum", "max"])
 def test_several_relations(route, reduce):
-    """Results by type of nodes share no memory that autograd guards, and what is in no loss has gradients of 0."""
+    """Results by type of nodes share no memory that autograd guards, and what is in no loss has
+    gradients of 0."""
     g = typed()
     given = per_type(g, (4,))
 
@@ -110,7 +117,8 @@ def test_several_relations(route, reduce):
         h.update_all(dgl.function.copy_u("x", "m"), getattr(dgl.function, reduce)("m", "y"))
         return [grown(h.nodes["b"].data["y"])]
 
-    against_host(function, given, route.on(on_fallback="native"), lambda *x: function(*x, device=route.device), route.device)
+    against_host(function, given, route.on(on_fallback="native"),
+                 lambda *x: function(*x, device=route.device), route.device)
 
 
 def softmax(g, by: str):
@@ -124,13 +132,15 @@ def softmax(g, by: str):
 @pytest.mark.parametrize("by", ["dst", "src"])
 def test_softmax_of_one_relation_alone(route, by):
     g = typed()
-    against_host(softmax(g, by), per_relation(g, (2, 1)), route.on(), softmax(g.to(route.device), by), route.device)
+    against_host(softmax(g, by), per_relation(g, (2, 1)), route.on(),
+                 softmax(g.to(route.device), by), route.device)
 
 
 @pytest.mark.parametrize("by", ["dst", "src"])
 def test_softmax_of_one_relation_alone_on_the_bridge(place, by):
     g = typed()
-    against_host(softmax(g, by), per_relation(g, (2, 1)), gnnaccel.enabled(), softmax(g.to(place), by), place)
+    against_host(softmax(g, by), per_relation(g, (2, 1)), gnnaccel.enabled(),
+                 softmax(g.to(place), by), place)
 
 
 @pytest.mark.parametrize("function", ["gsddmm", "softmax"])
@@ -140,11 +150,13 @@ def test_relations_are_changed_one_by_one(route, function):
     with route.on():
         if function == "gsddmm":
             for kind in h.ntypes:
-                h.nodes[kind].data["x"] = torch.randn(h.num_nodes(kind), 4, device=route.device).requires_grad_()
+                h.nodes[kind].data["x"] = torch.randn(h.num_nodes(kind), 4,
+                                                      device=route.device).requires_grad_()
             h.apply_edges(dgl.function.u_add_v("x", "x", "y"))
             found = [h.edges[t].data["y"] for t in h.canonical_etypes]
         else:
-            scores = {t: torch.randn(h.num_edges(t), 2, device=route.device) for t in h.canonical_etypes}
+            scores = {t: torch.randn(h.num_edges(t), 2, device=route.device)
+                      for t in h.canonical_etypes}
             found = list(dgl.ops.edge_softmax(h, scores).values())
     before = [t.detach().clone() for t in found]
     found[0].zero_()
@@ -152,9 +164,12 @@ def test_relations_are_changed_one_by_one(route, function):
         assert torch.equal(a, b)
 
 
-LAYERS = {"GraphConv": lambda: dnn.GraphConv(8, 4, norm="none", bias=False, allow_zero_in_degree=True),
-          "GATConv": lambda: dnn.GATConv(8, 4, 2), "RelGraphConv": lambda: dnn.RelGraphConv(8, 4, 3),
-          "RelGraphConv basis": lambda: dnn.RelGraphConv(8, 4, 3, "basis", 2, bias=False, self_loop=False),
+LAYERS = {"GraphConv": lambda: dnn.GraphConv(8, 4, norm="none", bias=False,
+                                             allow_zero_in_degree=True),
+          "GATConv": lambda: dnn.GATConv(8, 4, 2),
+          "RelGraphConv": lambda: dnn.RelGraphConv(8, 4, 3),
+          "RelGraphConv basis": lambda: dnn.RelGraphConv(8, 4, 3, "basis", 2, bias=False,
+                                                         self_loop=False),
           "DotGatConv": lambda: dnn.DotGatConv(8, 4, 2)}
 
 
@@ -165,6 +180,9 @@ def test_layers_before_an_activation_in_place(route, name):
 
     def function(x):
         more = (types.to(x.device),) if name.startswith("Rel") else ()
-        return [torch.nn.ReLU(inplace=True)(copy.deepcopy(layer).to(x.device)(g.to(x.device), x, *more))]
+        return [
+            torch.nn.ReLU(inplace=True)(copy.deepcopy(layer).to(x.device)(g.to(x.device), x,
+                                                                          *more))]
 
-    against_host(function, [torch.randn(graphs.N, 8)], route.on(on_fallback="native"), device=route.device)
+    against_host(function, [torch.randn(graphs.N, 8)], route.on(on_fallback="native"),
+                 device=route.device)

@@ -1,4 +1,5 @@
-"""enable() to disable() for single operations: names, counts, records, options, places where they stay native."""
+"""enable() to disable() for single operations: names, counts, records, options, places where they
+stay native."""
 from __future__ import annotations
 
 import sys
@@ -22,8 +23,10 @@ from tests.helpers import relative
 def bound() -> dict[tuple[str, str], object]:
     """Everything in modules of DGL that is one of the operations, or stands in its place."""
     names = {n for n in vars(sparse) if callable(getattr(sparse, n))}
-    return {(m, n): v for m, module in list(sys.modules.items()) if m.split(".")[0] == "dgl" and module is not None
-            for n, v in list(vars(module).items()) if getattr(v, "__name__", None) in names and callable(v)}
+    return {(m, n): v for m, module in list(sys.modules.items()) if m.split(".")[0] == "dgl"
+            and module is not None
+            for n, v in list(vars(module).items()) if getattr(v, "__name__", None) in names
+            and callable(v)}
 
 
 @pytest.fixture
@@ -36,14 +39,16 @@ def test_every_name_is_replaced_and_restored():
     originals = {getattr(sparse, n) for n in ops.ROUTED}
     before = bound()
     held = {key for key, v in before.items() if v in originals and key[0] != sparse.__name__}
-    assert ("dgl.ops.spmm", "gspmm_internal") in held and ("dgl.ops.edge_softmax", "edge_softmax_internal") in held
+    assert ("dgl.ops.spmm", "gspmm_internal") in held and ("dgl.ops.edge_softmax",
+                                                           "edge_softmax_internal") in held
     for _ in range(2):
         gnnaccel.enable()
         after = bound()
         assert {key for key in before if after[key] is not before[key]} == held
         assert all(after[key].__wrapped__ is before[key] for key in held)
         gnnaccel.disable()
-        assert all(value is before[key] for key, value in bound().items()) and bound().keys() == before.keys()
+        assert all(value is before[key]
+                   for key, value in bound().items()) and bound().keys() == before.keys()
 
 
 def test_names_imported_before_are_routed(route, inputs):
@@ -53,7 +58,8 @@ def test_names_imported_before_are_routed(route, inputs):
         got = u_mul_e_sum(g, x, e), edge_softmax(g, e), copy_u_sum(g, x)
     took(route, 3)
     assert all(close(a, b) for a, b in zip(got, expected))
-    assert {name: entry["calls"] for name, entry in gnnaccel.stats().items()} == {"dgl.gspmm": 2, "dgl.edge_softmax": 1}
+    assert {name: entry["calls"]
+            for name, entry in gnnaccel.stats().items()} == {"dgl.gspmm": 2, "dgl.edge_softmax": 1}
 
 
 # ---- the CPU ----
@@ -64,7 +70,8 @@ def test_native_on_the_cpu():
     expected = copy_u_sum(g, x)
     with gnnaccel.enabled():
         assert torch.equal(copy_u_sum(g, x), expected)
-    assert gnnaccel.stats() == {"dgl.gspmm": dict(calls=1, routes={"native": 1}, reasons={"GA401": 1})}
+    assert gnnaccel.stats() == {"dgl.gspmm": dict(calls=1, routes={"native": 1},
+                                                  reasons={"GA401": 1})}
     assert "gnnaccel" not in g._graph._cache
 
 
@@ -76,11 +83,13 @@ def test_native_on_the_cpu_is_no_fallback():
         copy_u_sum(g, x)
     (record,) = gnnaccel.records()
     records.validate(record)
-    assert (record["route"], [r["code"] for r in record["rejected"]]) == ("native", ["GA401", "GA301"])
+    assert (record["route"],
+            [r["code"] for r in record["rejected"]]) == ("native", ["GA401", "GA301"])
 
 
 def test_inside_layers_operations_are_the_layers():
-    """What a layer that is native computes is the host's to the last bit, and counted as one call."""
+    """What a layer that is native computes is the host's to the last bit, and counted as one
+    call."""
     g, x = graphs.square(), graphs.features()
     layer = dgl.nn.GATConv(graphs.F, 8, 2)
     expected = layer(g, x, get_attention=True)
@@ -93,14 +102,18 @@ def test_functions_of_the_users_run_natively(inputs_on_cpu):
     g, x = inputs_on_cpu
     g.ndata["x"] = x
     with gnnaccel.enabled(when="supported", records=9):
-        g.update_all(lambda edges: {"m": edges.src["x"]}, lambda nodes: {"y": nodes.mailbox["m"].sum(1)})
+        g.update_all(lambda edges: {"m": edges.src["x"]},
+                     lambda nodes: {"y": nodes.mailbox["m"].sum(1)})
         g.apply_edges(lambda edges: {"s": edges.src["x"]})
-    assert gnnaccel.stats() == {"dgl.message_udf": dict(calls=2, routes={"native": 2}, reasons={"GA211": 2}),
-                                "dgl.reduce_udf": dict(calls=1, routes={"native": 1}, reasons={"GA211": 1})}
+    assert gnnaccel.stats() == {"dgl.message_udf": dict(calls=2, routes={"native": 2},
+                                                        reasons={"GA211": 2}),
+                                "dgl.reduce_udf": dict(calls=1, routes={"native": 1},
+                                                       reasons={"GA211": 1})}
     assert close(g.ndata["y"], copy_u_sum(g, x))
     for record in gnnaccel.records():
         records.validate(record)
-    with gnnaccel.enabled(on_fallback="raise"), pytest.raises(gnnaccel.errors.FallbackError, match="GA211"):
+    with gnnaccel.enabled(on_fallback="raise"), pytest.raises(gnnaccel.errors.FallbackError,
+                                                              match="GA211"):
         g.apply_edges(lambda edges: {"s": edges.src["x"]})
 
 
@@ -123,16 +136,20 @@ def test_records(route, inputs):
     forward, backward, again, _ = gnnaccel.records()
     for record in gnnaccel.records():
         records.validate(record)
-    assert (forward["layer"], forward["host"], forward["route"]) == ("dgl.gspmm", "dgl", route.backend)
-    assert forward["graph"] == dict(num_src=N, num_dst=N, num_edges=E) and forward["dtype"] == "float32"
+    assert (forward["layer"], forward["host"],
+            forward["route"]) == ("dgl.gspmm", "dgl", route.backend)
+    assert forward["graph"] == dict(num_src=N, num_dst=N,
+                                    num_edges=E) and forward["dtype"] == "float32"
     assert (backward["direction"], backward["forward_call"]) == ("backward", forward["call"])
     if route.backend == "cuda":
-        assert (forward["cache"], again["cache"], forward["kernel"]) == ("miss", "hit", "aggregate: weighted sums")
+        assert (forward["cache"], again["cache"],
+                forward["kernel"]) == ("miss", "hit", "aggregate: weighted sums")
 
 
 def test_what_is_not_understood_raises_the_hosts_own_error(route, inputs):
     g, x, e = inputs
-    for wrong in (lambda: copy_u_sum(g, x[1:]), lambda: u_mul_e_sum(g, x, e.double()), lambda: copy_u_sum(g, x.long()),
+    for wrong in (lambda: copy_u_sum(g, x[1:]), lambda: u_mul_e_sum(g, x, e.double()),
+                  lambda: copy_u_sum(g, x.long()),
                   lambda: u_mul_e_sum(g, x, torch.randn(E, 3, 3, device=x.device))):
         with route.on(on_fallback="native"), pytest.raises(dgl.DGLError):
             wrong()
@@ -167,11 +184,13 @@ def test_kernels_that_do_not_compile(emulated, inputs_on_cpu, monkeypatch):
     g, x = inputs_on_cpu
     with emulated.on(backend="auto", records=1):
         copy_u_sum(g, x[:, :3].contiguous())
-    assert gnnaccel.records()[0]["rejected"][0]["code"] == "GA403" and gnnaccel.records()[0]["route"] == "torch"
+    assert gnnaccel.records()[0]["rejected"][0]["code"] == "GA403" and gnnaccel.records()[0][
+        "route"] == "torch"
 
 
 def test_a_host_without_kernels_for_the_device(inputs_on_cpu, monkeypatch):
-    """As with tensors on a GPU and a DGL built without CUDA: everything is ours, also where it is disabled."""
+    """As with tensors on a GPU and a DGL built without CUDA: everything is ours, also where it is
+    disabled."""
     from gnnaccel.dispatch.ops import calls, operands, route
     from gnnaccel.adapters.dgl import op_inputs
 
@@ -182,7 +201,8 @@ def test_a_host_without_kernels_for_the_device(inputs_on_cpu, monkeypatch):
     with gnnaccel.enabled(on_fallback="raise", records=5):
         from gnnaccel.dispatch.config import current
         assert close(route.run("dgl.gspmm", call, None, current()), expected)
-    assert gnnaccel.stats()["dgl.gspmm"]["routes"] == {"torch": 1} and gnnaccel.records()[0]["route"] == "torch"
+    assert gnnaccel.stats()["dgl.gspmm"]["routes"] == {"torch": 1} and gnnaccel.records()[0][
+        "route"] == "torch"
     assert close(route.run("dgl.gspmm", call, None, None), expected)
 
 
@@ -194,7 +214,8 @@ def test_dtypes(route, inputs, dtype):
     g, x, e = (t if isinstance(t, dgl.DGLGraph) else t.to(dtype) for t in inputs)
     names = ["u_mul_e_sum", "u_mul_e_max", "u_add_e_mean", "edge_softmax", "e_add_v"]
     calls = {n: (e,) if n == "edge_softmax" else (x, e) if n[0] == "u" else (e, x) for n in names}
-    exact = {n: getattr(dgl.ops, n)(g.to("cpu"), *(t.double().cpu() for t in args)) for n, args in calls.items()}
+    exact = {n: getattr(dgl.ops, n)(g.to("cpu"), *(t.double().cpu() for t in args))
+             for n, args in calls.items()}
     with route.on(backend="auto"):
         got = {n: getattr(dgl.ops, n)(g, *args) for n, args in calls.items()}
     unit = {torch.float64: 1e-14, torch.float16: 2e-3, torch.bfloat16: 1e-2}[dtype]
@@ -216,28 +237,31 @@ def test_gradients_of_a_node_with_many_edges(name, dtype):
     assert x.grad[0].tolist() == [4096.0] * 3
 
 
-DERIVED = ["copy_u_sum", "u_mul_e_sum", "copy_e_sum", "u_mul_e_max", "copy_u_min", "copy_e_max", "u_add_v", "u_mul_v", "u_dot_v",
-           "edge_softmax", "copy_u", "e_mul_v"]
+DERIVED = ["copy_u_sum", "u_mul_e_sum", "copy_e_sum", "u_mul_e_max", "copy_u_min", "copy_e_max",
+           "u_add_v", "u_mul_v", "u_dot_v", "edge_softmax", "copy_u", "e_mul_v"]
 
 
 @pytest.mark.parametrize("name", DERIVED)
 def test_second_derivatives(route, name):
     g = op_cases.bare().to(route.device)
     made = dict(u=torch.randn(N, 2, 3), v=torch.randn(N, 2, 3), e=torch.randn(E, 2, 1))
-    targets = "e" if name == "edge_softmax" else name[5] if name.startswith("copy") else name[0] + name[2:].split("_")[1]
+    targets = ("e" if name == "edge_softmax" else name[5]
+               if name.startswith("copy") else name[0] + name[2:].split("_")[1])
     function = op_cases.Op(getattr(dgl.ops, name))
 
     def second(dtype):
         feats = [made[t].to(route.device, dtype).requires_grad_() for t in targets]
         torch.manual_seed(3)
         out = function(g, *feats)
-        grads = torch.autograd.grad((out.pow(2) * torch.randn(out.shape).to(out)).sum(), feats, create_graph=True)
+        grads = torch.autograd.grad((out.pow(2) * torch.randn(out.shape).to(out)).sum(), feats,
+                                    create_graph=True)
         return torch.autograd.grad(sum(d.pow(3).sum() for d in grads), feats)
 
     with gnnaccel.enabled(backend="torch", when="supported"):
         truth = second(torch.float64)
         feats = [made[t].to(route.device).double().requires_grad_() for t in targets]
-        assert torch.autograd.gradgradcheck(lambda *feats: function(g, *feats), feats, fast_mode=True)
+        assert torch.autograd.gradgradcheck(lambda *feats: function(g, *feats), feats,
+                                            fast_mode=True)
     gnnaccel.reset_stats()
     with route.on():
         got = second(torch.float32)
@@ -250,7 +274,8 @@ def test_second_derivatives(route, name):
 def test_checkpoints(route, name):
     """A checkpoint allows each saved tensor to be read once in backward."""
     g, function = op_cases.bare().to(route.device), op_cases.Op(getattr(dgl.ops, name))
-    targets = "e" if name == "edge_softmax" else name[5] if name.startswith("copy") else name[0] + name[2:].split("_")[1]
+    targets = ("e" if name == "edge_softmax" else name[5]
+               if name.startswith("copy") else name[0] + name[2:].split("_")[1])
     made = [torch.randn(E if t == "e" else N, 2, 3) for t in targets]
 
     def gradients(call):
@@ -265,8 +290,11 @@ def test_checkpoints(route, name):
 
 SEGMENTED = {
     "sum": lambda x: dgl.ops.segment_reduce(torch.tensor([3, 0, 5, 2], device=x.device), x, "sum"),
-    "max": lambda x: op_cases.finite(dgl.ops.segment_reduce(torch.tensor([3, 0, 5, 2], device=x.device), x, "max")),
-    "segment_mm": lambda x: dgl.ops.segment_mm(x, x[:9].view(1, 9, 4).transpose(1, 2).expand(2, 4, 9), torch.tensor([6, 4])),
+    "max": lambda x: op_cases.finite(
+        dgl.ops.segment_reduce(torch.tensor([3, 0, 5, 2], device=x.device), x, "max")),
+    "segment_mm": lambda x: dgl.ops.segment_mm(x,
+                                               x[:9].view(1, 9, 4).transpose(1, 2).expand(2, 4, 9),
+                                               torch.tensor([6, 4])),
     "gather_mm": lambda x: dgl.backend.gather_mm(x, torch.stack([x[:4].repeat(1, 5)] * 2), None,
                                                  torch.arange(10, device=x.device) % 2),
 }
@@ -283,16 +311,21 @@ def test_second_derivatives_by_segment(route, name):
 
     with gnnaccel.enabled(backend="torch", when="supported"):
         truth = second(torch.float64)
-        assert torch.autograd.gradgradcheck(SEGMENTED[name], x.to(route.device).requires_grad_(), fast_mode=True)
+        assert torch.autograd.gradgradcheck(SEGMENTED[name], x.to(route.device).requires_grad_(),
+                                            fast_mode=True)
     with route.on():
         assert relative(second(torch.float32), truth) < 1e-4
 
 
-@pytest.mark.parametrize("name", ["copy_u_sum", "u_mul_e_sum", "copy_e_sum", "copy_u_max", "edge_softmax", "u_dot_v"])
+@pytest.mark.parametrize("name",
+                         ["copy_u_sum", "u_mul_e_sum", "copy_e_sum", "copy_u_max", "edge_softmax",
+                          "u_dot_v"])
 def test_results_changed_in_place(route, inputs, name):
-    """As users do with ``add_``. (What is differentiated through its own result may not be, as in any case.)"""
+    """As users do with ``add_``. (What is differentiated through its own result may not be, as in
+    any case.)"""
     g, x, e = inputs
-    args = {"copy_e_sum": (e,), "edge_softmax": (e,), "u_mul_e_sum": (x, e), "u_dot_v": (x, x)}.get(name, (x,))
+    args = {"copy_e_sum": (e,), "edge_softmax": (e,), "u_mul_e_sum": (x, e),
+            "u_dot_v": (x, x)}.get(name, (x,))
     leaves = [t.clone().requires_grad_() for t in args]
     with route.on():
         out = getattr(dgl.ops, name)(g, *leaves)
@@ -304,7 +337,8 @@ def test_results_changed_in_place(route, inputs, name):
 
 def test_gradients_of_some(route, inputs):
     g, x, e = inputs
-    for name, args in (("u_mul_e_sum", (x, e)), ("u_mul_e_max", (x, e)), ("u_dot_v", (x, x)), ("u_mul_v", (x, x))):
+    for name, args in (("u_mul_e_sum", (x, e)), ("u_mul_e_max", (x, e)), ("u_dot_v", (x, x)),
+                       ("u_mul_v", (x, x))):
         for which in (0, 1):
             leaves = [t.clone().requires_grad_(i == which) for i, t in enumerate(args)]
             with route.on():
@@ -349,7 +383,8 @@ def test_the_first_tensor_decides_whatever_its_class():
     from gnnaccel.adapters.dgl.op_inputs import first_tensor
 
     x = torch.nn.Parameter(torch.ones(2))
-    assert first_tensor(("sum", [None, (x,)], torch.ones(1))) is x and first_tensor((1, "u", [])) is None
+    assert first_tensor(("sum", [None, (x,)],
+                         torch.ones(1))) is x and first_tensor((1, "u", [])) is None
 
 
 def test_transforms_are_left_to_dgl(inputs_on_cpu):
@@ -357,7 +392,8 @@ def test_transforms_are_left_to_dgl(inputs_on_cpu):
     with gnnaccel.enabled(when="supported"):
         with torch.autograd.forward_ad.dual_level():
             copy_u_sum(g, x)
-    assert gnnaccel.stats()["dgl.gspmm"] == dict(calls=1, routes={"native": 1}, reasons={"GA405": 1})
+    assert gnnaccel.stats()["dgl.gspmm"] == dict(calls=1, routes={"native": 1},
+                                                 reasons={"GA405": 1})
 
 
 def test_changed_graphs_are_seen(route):

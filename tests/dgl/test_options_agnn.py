@@ -10,12 +10,14 @@ from tests.dgl import graphs
 from tests.dgl.graphs import M
 from tests.dgl.judge import close, compare, on_routes
 
-LAYER = [{}, dict(learn_beta=False), dict(init_beta=-2.0), dict(init_beta=0.0), dict(init_beta=20.0, learn_beta=False)]
+LAYER = [{}, dict(learn_beta=False), dict(init_beta=-2.0), dict(init_beta=0.0),
+         dict(init_beta=20.0, learn_beta=False)]
 
 
 @on_routes("width", [1, 7, 12, 16], [2, 33, 64, 100, 128, 511, 512])
 def test_widths(route, width):
-    # one number for beta, and for one channel cosines of 1 whose gradients vanish: what is left over from sums that cancel
+    # one number for beta, and for one channel cosines of 1 whose gradients vanish: what is left
+    # over from sums that cancel
     compare(route, AGNNConv(), graphs.square(), graphs.features(width=width), floor=1e-6)
 
 
@@ -27,11 +29,13 @@ def test_layer_options(route, options):
 
 @on_routes("options", LAYER)
 def test_in_eval_mode_without_gradients(route, options):
-    compare(route, AGNNConv(**options).requires_grad_(False), graphs.square(), graphs.features(), train=False, require=False)
+    compare(route, AGNNConv(**options).requires_grad_(False), graphs.square(), graphs.features(),
+            train=False, require=False)
 
 
 def test_a_gradient_for_beta_alone(route):
-    assert set(compare(route, AGNNConv(), graphs.square(), graphs.features(), require=False)) == {"out", "beta"}
+    assert set(compare(route, AGNNConv(), graphs.square(), graphs.features(),
+                       require=False)) == {"out", "beta"}
 
 
 @on_routes("options", LAYER[:3])
@@ -46,7 +50,8 @@ def test_blocks(route, options):
 
 
 def test_one_tensor_as_both_ends(route):
-    layer, g, x = AGNNConv().to(route.device), graphs.square().to(route.device), graphs.features().to(route.device)
+    layer, g, x = AGNNConv().to(route.device), graphs.square().to(
+        route.device), graphs.features().to(route.device)
     expected = layer(g, (x, x))
     with route.on():
         assert close(layer(g, (x, x)), expected)
@@ -76,14 +81,16 @@ def test_zeros_at_either_end_of_a_pair(route):
 
 def test_ends_of_different_widths(route):
     """The host raises its own error."""
-    x, layer = (graphs.features().to(route.device), graphs.features(M, 7).to(route.device)), AGNNConv().to(route.device)
+    x, layer = (graphs.features().to(route.device),
+                graphs.features(M, 7).to(route.device)), AGNNConv().to(route.device)
     with route.on(on_fallback="native"), pytest.raises(Exception):  # noqa: B017  whatever DGL raises
         layer(graphs.bipartite().to(route.device), x)
     assert gnnaccel.stats()["AGNNConv"]["reasons"] == {"GA206": 1}
 
 
 def test_features_of_more_dimensions_are_left_to_dgl(route):
-    layer, g, x = AGNNConv().to(route.device), graphs.square().to(route.device), torch.randn(graphs.N, 3, 4).to(route.device)
+    layer, g, x = AGNNConv().to(route.device), graphs.square().to(route.device), torch.randn(
+        graphs.N, 3, 4).to(route.device)
     expected = layer(g, x)
     with route.on(on_fallback="native"):
         assert torch.equal(layer(g, x), expected)

@@ -21,12 +21,14 @@ def test_shapes(route, shape):
 
 
 def test_in_eval_mode_without_gradients(route):
-    compare(route, DotGatConv(F, 8, 2).requires_grad_(False), graphs.square(), graphs.features(), train=False, require=False)
+    compare(route, DotGatConv(F, 8, 2).requires_grad_(False), graphs.square(), graphs.features(),
+            train=False, require=False)
 
 
 @pytest.mark.parametrize("features", [(F, 7), (F, F)], ids=str)
 def test_pairs(route, features):
-    compare(route, DotGatConv(features, 8, 2), graphs.bipartite(), (graphs.features(), graphs.features(M, features[1])))
+    compare(route, DotGatConv(features, 8, 2), graphs.bipartite(),
+            (graphs.features(), graphs.features(M, features[1])))
 
 
 def test_blocks(route):
@@ -57,7 +59,9 @@ def test_a_pair_for_one_set_of_nodes_is_left_to_dgl(route):
 
 
 def test_attention_weights(route):
-    layer, g, x = DotGatConv(F, 8, 2).to(route.device), graphs.square().to(route.device), graphs.features().to(route.device)
+    layer, g, x = DotGatConv(F, 8,
+                             2).to(route.device), graphs.square().to(
+                                 route.device), graphs.features().to(route.device)
     native = layer(g, x, get_attention=True)
     with route.on(on_fallback="native"):
         got = layer(g, x, get_attention=True)

@@ -1,4 +1,5 @@
-"""EGATConv: every constructor and call option against DGL's own layer, the features of edges that it returns included."""
+"""EGATConv: every constructor and call option against DGL's own layer, the features of edges that
+it returns included."""
 from __future__ import annotations
 
 import dgl
@@ -20,7 +21,8 @@ MORE_SHAPES = [(16, 4, 4), (7, 1, 1), (128, 3, 1), (20, 12, 12), (2, 2, 40), (51
 def test_shapes(route, shape):
     width, edge_width, heads = shape
     g = graphs.square()
-    compare(route, EGATConv(F, EDGE, width, edge_width, heads), g, graphs.features(), edge_features(g), floor=1e-6)
+    compare(route, EGATConv(F, EDGE, width, edge_width, heads), g, graphs.features(),
+            edge_features(g), floor=1e-6)
 
 
 def test_in_eval_mode_without_gradients(route):
@@ -38,20 +40,25 @@ def test_pairs(route, features):
 def test_blocks(route):
     block = graphs.block()
     x = graphs.features(block.num_src_nodes())
-    compare(route, EGATConv(F, EDGE, 8, 5, 2), block, (x, x[:block.num_dst_nodes()].clone()), edge_features(block), floor=1e-6)
+    compare(route, EGATConv(F, EDGE, 8, 5, 2), block, (x, x[:block.num_dst_nodes()].clone()),
+            edge_features(block), floor=1e-6)
 
 
 def placed(route):
     """A layer and its arguments."""
     g = graphs.square().to(route.device)
-    return EGATConv(F, EDGE, 8, 5, 2).to(route.device), g, graphs.features().to(route.device), edge_features(g).to(route.device)
+    return EGATConv(F, EDGE, 8, 5,
+                    2).to(route.device), g, graphs.features().to(route.device), edge_features(g).to(
+                        route.device)
 
 
-@pytest.mark.parametrize("kwargs", [dict(get_attention=True), dict(edge_weight=torch.rand(graphs.E))],
+@pytest.mark.parametrize("kwargs",
+                         [dict(get_attention=True), dict(edge_weight=torch.rand(graphs.E))],
                          ids=["get_attention", "edge_weight"])
 def test_what_is_left_to_dgl(route, kwargs):
     layer, g, x, e = placed(route)
-    kwargs = {k: v.to(route.device) if isinstance(v, torch.Tensor) else v for k, v in kwargs.items()}
+    kwargs = {k: v.to(route.device) if isinstance(v, torch.Tensor) else v
+              for k, v in kwargs.items()}
     expected = layer(g, x, e, **kwargs)
     with route.on(on_fallback="native"):
         torch.testing.assert_close(layer(g, x, e, **kwargs), expected, rtol=0, atol=0)
@@ -70,9 +77,11 @@ def test_arguments_by_name(route):
 def test_a_loss_of_one_of_the_results_alone(route):
     layer, g, x, e = placed(route)
     for i in (0, 1):
-        expected = torch.autograd.grad(layer(g, x, e)[i].square().sum(), list(layer.parameters()), allow_unused=True)
+        expected = torch.autograd.grad(layer(g, x, e)[i].square().sum(), list(layer.parameters()),
+                                       allow_unused=True)
         with route.on():
-            got = torch.autograd.grad(layer(g, x, e)[i].square().sum(), list(layer.parameters()), allow_unused=True)
+            got = torch.autograd.grad(layer(g, x, e)[i].square().sum(), list(layer.parameters()),
+                                      allow_unused=True)
         for a, b in zip(got, expected):
             assert (a is None) == (b is None) and (a is None or close(a, b, 1e-4))
 
@@ -80,7 +89,8 @@ def test_a_loss_of_one_of_the_results_alone(route):
 def test_one_tensor_for_a_block(route):
     """The host raises its own error."""
     block = graphs.block().to(route.device)
-    layer, x, e = placed(route)[0], graphs.features(block.num_src_nodes()).to(route.device), edge_features(block).to(route.device)
+    layer, x, e = placed(route)[0], graphs.features(block.num_src_nodes()).to(
+        route.device), edge_features(block).to(route.device)
     with route.on(on_fallback="native"), pytest.raises(dgl.DGLError):
         layer(block, x, e)
     assert gnnaccel.stats()["EGATConv"]["reasons"] == {"GA206": 1}

@@ -13,34 +13,38 @@ from tests.dgl.test_options_graphconv import bare
 
 #: sums over all edges of what batch norm makes: those of its own input cancel
 FLOOR = 3e-6
-OPTIONS = [dict(batch_norm=False), dict(residual=False), dict(activation=None), dict(activation=torch.tanh, batch_norm=False)]
+OPTIONS = [dict(batch_norm=False), dict(residual=False), dict(activation=None),
+           dict(activation=torch.tanh, batch_norm=False)]
 
 
 @on_routes("width", [1, 5, F], [2, 16, 64, 130])
 def test_widths(route, width):
-    compare(route, GatedGCNConv(F, 4, width, batch_norm=False), graphs.square(), graphs.features(), torch.randn(E, 4),
-            floor=FLOOR)
+    compare(route, GatedGCNConv(F, 4, width, batch_norm=False), graphs.square(), graphs.features(),
+            torch.randn(E, 4), floor=FLOOR)
 
 
 @on_routes("options", OPTIONS)
 def test_layer_options(route, options):
-    compare(route, GatedGCNConv(F, F, F, **options), graphs.square(), graphs.features(), torch.randn(E, F), floor=FLOOR,
-            nothing=1e-5)
+    compare(route, GatedGCNConv(F, F, F, **options), graphs.square(), graphs.features(),
+            torch.randn(E, F), floor=FLOOR, nothing=1e-5)
 
 
 def test_nodes_without_edges(route):
-    compare(route, GatedGCNConv(F, 4, 6, batch_norm=False), bare(), graphs.features(), torch.randn(E, 4), floor=FLOOR)
+    compare(route, GatedGCNConv(F, 4, 6, batch_norm=False), bare(), graphs.features(),
+            torch.randn(E, 4), floor=FLOOR)
 
 
 def test_in_eval_mode_without_gradients(route):
-    compare(route, GatedGCNConv(F, 4, 6).requires_grad_(False), graphs.square(), graphs.features(), torch.randn(E, 4),
-            train=False, require=False)
+    compare(route, GatedGCNConv(F, 4, 6).requires_grad_(False), graphs.square(), graphs.features(),
+            torch.randn(E, 4), train=False, require=False)
 
 
 def test_a_loss_of_one_result_alone(route):
     """The other's gradient is then none at all."""
-    g, layer = graphs.square().to(route.device), GatedGCNConv(F, 4, 6, batch_norm=False).to(route.device)
-    x, e = graphs.features().to(route.device).requires_grad_(), torch.randn(E, 4, device=route.device).requires_grad_()
+    g, layer = graphs.square().to(route.device), GatedGCNConv(F, 4, 6,
+                                                              batch_norm=False).to(route.device)
+    x, e = (graphs.features().to(route.device).requires_grad_(),
+            torch.randn(E, 4, device=route.device).requires_grad_())
     for index in (0, 1):
         found = []
         for on in (False, True):
@@ -51,7 +55,8 @@ def test_a_loss_of_one_result_alone(route):
 
 def test_dropout_is_drawn_as_the_host_draws_it(route):
     layer = GatedGCNConv(F, 4, 6, dropout=0.5).to(route.device)
-    g, x, e = graphs.square().to(route.device), graphs.features().to(route.device), torch.randn(E, 4, device=route.device)
+    g, x, e = (graphs.square().to(route.device), graphs.features().to(route.device),
+               torch.randn(E, 4, device=route.device))
     torch.manual_seed(3)
     expected = layer(g, x, e)
     torch.manual_seed(3)
@@ -62,7 +67,8 @@ def test_dropout_is_drawn_as_the_host_draws_it(route):
 
 def test_second_derivatives(route):
     g = graphs.square().to(route.device)
-    layer, grads = GatedGCNConv(F, 4, 6, batch_norm=False, activation=torch.tanh).to(route.device), []
+    layer, grads = GatedGCNConv(F, 4, 6, batch_norm=False,
+                                activation=torch.tanh).to(route.device), []
     x, e = (torch.randn(shape, device=route.device).requires_grad_() for shape in ((N, F), (E, 4)))
     for on in (False, True):
         with route.on() if on else gnnaccel.disabled():
@@ -73,7 +79,8 @@ def test_second_derivatives(route):
 
 
 def test_explained():
-    text = str(gnnaccel.explain_program(GatedGCNConv(F, 4, 6), graphs.square(), graphs.features(), torch.randn(E, 4)))
+    text = str(gnnaccel.explain_program(GatedGCNConv(F, 4, 6), graphs.square(), graphs.features(),
+                                        torch.randn(E, 4)))
     assert "sigmoid(score[e])" in text and "6 channels" in text
 
 
@@ -83,7 +90,8 @@ def test_records_of_both_directions(route):
     with route.on(records=8):
         layer(g, x, torch.randn(E, 4, device=route.device))[0].sum().backward()
         found = gnnaccel.records()
-    assert [r["direction"] for r in found if r["layer"] == "GatedGCNConv"] == ["forward", "backward"]
+    assert [r["direction"] for r in found
+            if r["layer"] == "GatedGCNConv"] == ["forward", "backward"]
 
 
 @pytest.mark.parametrize("what", ["pair", "edges"])
@@ -92,7 +100,8 @@ def test_what_is_left_to_dgl(route, what):
     g = graphs.bipartite().to(route.device)
     x = (graphs.features().to(route.device), graphs.features(M).to(route.device))
     g, x = (g, x) if what == "pair" else (graphs.square().to(route.device), x[0])
-    e = torch.randn(E, 4, device=route.device).double() if what == "edges" else torch.randn(E, 4, device=route.device)
+    e = (torch.randn(E, 4, device=route.device).double()
+         if what == "edges" else torch.randn(E, 4, device=route.device))
     with route.on(on_fallback="native"), pytest.raises(Exception):  # noqa: B017  whatever DGL raises
         layer(g, x, e)
     assert gnnaccel.stats()["GatedGCNConv"]["routes"] == {"native": 1}

@@ -13,16 +13,18 @@ from tests.helpers import FLOOR
 
 SHAPES = [(8, 2), (1, 1), (5, 3)]
 MORE_SHAPES = [(16, 4), (7, 1), (64, 1), (128, 1), (20, 12), (2, 40), (511, 1), (512, 2)]
-LAYER = [{}, dict(residual=True), dict(bias=False), dict(share_weights=True), dict(residual=True, bias=False),
-         dict(share_weights=True, bias=False, residual=True), dict(negative_slope=0.0), dict(negative_slope=1.5),
-         dict(activation=torch.tanh), dict(activation=torch.nn.ReLU(inplace=True)), dict(activation=torch.nn.Sequential()),
+LAYER = [{}, dict(residual=True), dict(bias=False), dict(share_weights=True),
+         dict(residual=True, bias=False), dict(share_weights=True, bias=False, residual=True),
+         dict(negative_slope=0.0), dict(negative_slope=1.5), dict(activation=torch.tanh),
+         dict(activation=torch.nn.ReLU(inplace=True)), dict(activation=torch.nn.Sequential()),
          dict(activation=torch.nn.ELU(), residual=True)]
 
 
 @on_routes("shape", SHAPES, MORE_SHAPES)
 def test_shapes(route, shape):
     width, heads = shape
-    floor = 3e-6 if shape == (1, 1) else FLOOR  # the gradient of attn is then one number, left over from a sum that cancels
+    # the gradient of attn is then one number, left over from a sum that cancels
+    floor = 3e-6 if shape == (1, 1) else FLOOR
     compare(route, GATv2Conv(F, width, heads), graphs.square(), graphs.features(), floor=floor)
 
 
@@ -46,9 +48,11 @@ def test_in_eval_mode_without_gradients(route, options):
 
 @on_routes("options", LAYER[:6])
 def test_pairs(route, options):
-    compare(route, GATv2Conv(F, 8, 2, **options), graphs.bipartite(), (graphs.features(), graphs.features(M)))
+    compare(route, GATv2Conv(F, 8, 2, **options), graphs.bipartite(),
+            (graphs.features(), graphs.features(M)))
     if not options.get("share_weights"):
-        compare(route, GATv2Conv((F, 7), 8, 2, **options), graphs.bipartite(), (graphs.features(), graphs.features(M, 7)))
+        compare(route, GATv2Conv((F, 7), 8, 2, **options), graphs.bipartite(),
+                (graphs.features(), graphs.features(M, 7)))
 
 
 @on_routes("options", LAYER[:6])
@@ -61,13 +65,15 @@ def test_blocks(route, options):
 def test_a_layer_for_pairs_given_one_tensor(route, share):
     block, square = graphs.block(), graphs.square()
     for g in (block, square):
-        compare(route, GATv2Conv((F, F), 8, 2, share_weights=share, residual=True), g, graphs.features(g.num_src_nodes()),
-                require=False)
+        compare(route, GATv2Conv((F, F), 8, 2, share_weights=share, residual=True), g,
+                graphs.features(g.num_src_nodes()), require=False)
 
 
 def test_hooks_on_the_maps_see_what_the_host_gives_them(route):
     block = graphs.block().to(route.device)
-    x, layer = graphs.features(block.num_src_nodes()).to(route.device), GATv2Conv(F, 8, 2).to(route.device)
+    x, layer = graphs.features(block.num_src_nodes()).to(route.device), GATv2Conv(F, 8,
+                                                                                  2).to(
+                                                                                      route.device)
     seen = []
     layer.fc_dst.register_forward_hook(lambda module, args, out: seen.append(args[0].shape))
     expected = layer(block, x)
@@ -89,7 +95,9 @@ def test_feature_dropout_draws_what_dgl_draws(route):
 
 
 def test_attention_weights(route):
-    layer, g, x = GATv2Conv(F, 8, 2).to(route.device), graphs.square().to(route.device), graphs.features().to(route.device)
+    layer, g, x = GATv2Conv(F, 8,
+                            2).to(route.device), graphs.square().to(
+                                route.device), graphs.features().to(route.device)
     native = layer(g, x, get_attention=True)
     with route.on(on_fallback="native"):
         got = layer(g, x, get_attention=True)
@@ -97,7 +105,8 @@ def test_attention_weights(route):
     assert torch.equal(got[0], native[0]) and torch.equal(got[1], native[1])
     gnnaccel.reset_stats()
     with route.on():
-        assert close(layer(g, x, False), native[0]) and close(layer(graph=g, feat=x, get_attention=False), native[0])
+        assert close(layer(g, x, False),
+                     native[0]) and close(layer(graph=g, feat=x, get_attention=False), native[0])
     took(route, 2)
 
 

@@ -12,8 +12,8 @@ from tests.dgl.graphs import E, F, M, N
 from tests.dgl.judge import close, compare, on_routes, took
 
 NORMS = ["both", "left", "right", "none"]
-OPTIONS = [dict(weight=False), dict(bias=False), dict(weight=False, bias=False), dict(activation=torch.nn.ELU()),
-           dict(allow_zero_in_degree=True)]
+OPTIONS = [dict(weight=False), dict(bias=False), dict(weight=False, bias=False),
+           dict(activation=torch.nn.ELU()), dict(allow_zero_in_degree=True)]
 
 
 def bare() -> dgl.DGLGraph:
@@ -22,7 +22,8 @@ def bare() -> dgl.DGLGraph:
     return dgl.graph((u % 20, v % 10), num_nodes=N)
 
 
-@on_routes("norm,out", [(norm, out) for norm in NORMS for out in (5, 16)], [("both", out) for out in (1, 12, 64, 130)])
+@on_routes("norm,out", [(norm, out) for norm in NORMS for out in (5, 16)],
+           [("both", out) for out in (1, 12, 64, 130)])
 def test_norms_with_the_map_before_and_after(route, norm, out):
     compare(route, GraphConv(F, out, norm=norm), graphs.square(), graphs.features())
 
@@ -30,7 +31,8 @@ def test_norms_with_the_map_before_and_after(route, norm, out):
 @on_routes("norm", NORMS)
 def test_weights_of_edges(route, norm):
     for out, shape in ((5, (E,)), (16, (E, 1))):
-        compare(route, GraphConv(F, out, norm=norm), graphs.square(), graphs.features(), edge_weight=torch.randn(shape))
+        compare(route, GraphConv(F, out, norm=norm), graphs.square(), graphs.features(),
+                edge_weight=torch.randn(shape))
 
 
 @on_routes("options", OPTIONS)
@@ -41,18 +43,20 @@ def test_layer_options(route, options):
 
 def test_a_bias_that_is_broadcast(route):
     """Nothing forbids a bias of another width than that of the rows, if there is no weight."""
-    compare(route, GraphConv(1, 3, weight=False, norm="right"), graphs.square(), graphs.features(width=1))
+    compare(route, GraphConv(1, 3, weight=False, norm="right"), graphs.square(),
+            graphs.features(width=1))
 
 
 @on_routes("out", [5, 16])
 def test_a_weight_given_with_the_call(route, out):
-    compare(route, GraphConv(F, out, weight=False), graphs.square(), graphs.features(), torch.randn(F, out))
+    compare(route, GraphConv(F, out, weight=False), graphs.square(), graphs.features(),
+            torch.randn(F, out))
 
 
 @on_routes("norm", NORMS)
 def test_pairs_and_blocks(route, norm):
-    compare(route, GraphConv(F, 5, norm=norm), graphs.bipartite(), (graphs.features(), graphs.features(M)),
-            require=False)
+    compare(route, GraphConv(F, 5, norm=norm), graphs.bipartite(),
+            (graphs.features(), graphs.features(M)), require=False)
     block = graphs.block()
     compare(route, GraphConv(F, 16, norm=norm), block, graphs.features(block.num_src_nodes()))
 
@@ -71,7 +75,9 @@ def test_double_precision(route, dtype):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_as_near_as_the_host(route, dtype):
     """DGL's own kernels on a CPU take no halves, so fp32 is held against."""
-    layer, g, x = GraphConv(F, 5).to(route.device), graphs.square().to(route.device), graphs.features().to(route.device)
+    layer, g, x = GraphConv(F,
+                            5).to(route.device), graphs.square().to(
+                                route.device), graphs.features().to(route.device)
     expected = layer(g, x)
     with route.on():
         got = layer.to(dtype)(g, x.to(dtype))
@@ -79,7 +85,8 @@ def test_half_precision_is_as_near_as_the_host(route, dtype):
 
 
 def test_in_eval_mode_without_gradients(route):
-    compare(route, GraphConv(F, 5).requires_grad_(False), graphs.square(), graphs.features(), train=False, require=False)
+    compare(route, GraphConv(F, 5).requires_grad_(False), graphs.square(), graphs.features(),
+            train=False, require=False)
 
 
 def test_second_derivatives(route):
@@ -140,7 +147,8 @@ def test_a_changed_graph_has_other_degrees(route):
     layer = GraphConv(F, 5).to(route.device)
     with route.on():
         layer(g, x)
-        g.add_edges(torch.tensor([1, 2], device=route.device), torch.tensor([3, 4], device=route.device))
+        g.add_edges(torch.tensor([1, 2], device=route.device),
+                    torch.tensor([3, 4], device=route.device))
         got = layer(g, x)
     assert close(got, layer(g, x))
 

@@ -21,7 +21,8 @@ SHAPES = [(4, 2), (1, 1), (5, 3)]
 MORE_SHAPES = [(8, 8), (1, 4), (64, 1), (33, 2)]
 
 
-def layer(width: int = 4, heads: int = 2, relations: int = R, in_size: int = F, dropout: float = 0.0, **options) -> HGTConv:
+def layer(width: int = 4, heads: int = 2, relations: int = R, in_size: int = F,
+          dropout: float = 0.0, **options) -> HGTConv:
     return HGTConv(in_size, width, heads, T, relations, dropout, **options)
 
 
@@ -39,43 +40,49 @@ def kinds(nodes: int = N) -> torch.Tensor:
 
 @on_routes("shape", SHAPES, MORE_SHAPES)
 def test_shapes(route, shape):
-    compare(route, layer(*shape), homogeneous(), graphs.features(), kinds(), types(), calls=calls(route))
+    compare(route, layer(*shape), homogeneous(), graphs.features(), kinds(), types(),
+            calls=calls(route))
 
 
 @on_routes("options", LAYER)
 def test_layer_options(route, options):
-    compare(route, layer(**options), homogeneous(), graphs.features(N, options.get("in_size", F)), kinds(), types(),
-            calls=calls(route))
+    compare(route, layer(**options), homogeneous(), graphs.features(N, options.get("in_size", F)),
+            kinds(), types(), calls=calls(route))
 
 
 @on_routes("passes", list(ORDERINGS))
 def test_passes(route, passes, monkeypatch):
     native = route.on
-    monkeypatch.setattr(type(route), "on", lambda self, **options: native(passes=ORDERINGS[passes], **options))
+    monkeypatch.setattr(type(route), "on", lambda self,
+                        **options: native(passes=ORDERINGS[passes], **options))
     compare(route, layer(), homogeneous(), graphs.features(), kinds(), types(), calls=calls(route))
 
 
 @pytest.mark.parametrize("options", LAYER, ids=str)
 @pytest.mark.parametrize("presorted", [False, True])
 def test_sorted_types(route, presorted, options):
-    compare(route, layer(**options), homogeneous(), graphs.features(N, options.get("in_size", F)), kinds().sort().values,
-            types().sort().values, presorted=presorted, calls=calls(route))
+    compare(route, layer(**options), homogeneous(), graphs.features(N, options.get("in_size", F)),
+            kinds().sort().values, types().sort().values, presorted=presorted, calls=calls(route))
 
 
 def test_types_that_change(route):
     """A tensor of types that is written to, and one that is another each time."""
     made = layer().to(route.device)
-    g, x, nt, et = (t.to(route.device) for t in (homogeneous(), graphs.features(), kinds(), types()))
+    g, x, nt, et = (t.to(route.device)
+                    for t in (homogeneous(), graphs.features(), kinds(), types()))
     for _ in range(3):
         expected = made(g, x, nt, et)
         with route.on():
-            assert close(made(g, x, nt, et), expected) and close(made(g, x, nt.clone(), et), expected)
+            assert close(made(g, x, nt, et),
+                         expected) and close(made(g, x, nt.clone(), et), expected)
         nt[torch.randperm(N, device=route.device)[:10]] = 1
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_types_first_seen_without_gradients(route, mode):
-    made, given = layer().to(route.device), [t.to(route.device) for t in (homogeneous(), graphs.features(), kinds(), types())]
+    made, given = layer().to(route.device), [t.to(route.device)
+                                             for t in (homogeneous(), graphs.features(), kinds(),
+                                                       types())]
     given[1].requires_grad_()
     expected = made(*given)
     with route.on():
@@ -87,12 +94,16 @@ def test_types_first_seen_without_gradients(route, mode):
 
 
 def test_second_derivatives_of_kernels(route):
-    made, given = layer().to(route.device), [t.to(route.device) for t in (homogeneous(), graphs.features(), kinds(), types())]
+    made, given = layer().to(route.device), [t.to(route.device)
+                                             for t in (homogeneous(), graphs.features(), kinds(),
+                                                       types())]
     given[1].requires_grad_()
 
     def second():
-        first = torch.autograd.grad(made(*given).pow(2).sum(), [given[1], *made.parameters()], create_graph=True)
-        return torch.autograd.grad(sum(t.pow(2).sum() for t in first), [given[1], made.linear_a.W, made.linear_k.W, made.skip])
+        first = torch.autograd.grad(made(*given).pow(2).sum(), [given[1], *made.parameters()],
+                                    create_graph=True)
+        return torch.autograd.grad(sum(t.pow(2).sum() for t in first),
+                                   [given[1], made.linear_a.W, made.linear_k.W, made.skip])
 
     with gnnaccel.enabled(backend="torch", when="supported"):  # DGL has none of its own
         expected = second()
@@ -102,15 +113,17 @@ def test_second_derivatives_of_kernels(route):
 
 
 def test_in_eval_mode_without_gradients(route):
-    compare(route, layer(dropout=0.5).requires_grad_(False), homogeneous(), graphs.features(), kinds(), types(), train=False,
-            require=False, calls=calls(route))
+    compare(route, layer(dropout=0.5).requires_grad_(False), homogeneous(), graphs.features(),
+            kinds(), types(), train=False, require=False, calls=calls(route))
 
 
-@pytest.mark.parametrize("options", [dict(dropout=1.0), dict(dropout=1.0, use_norm=True), dict(dropout=1.0, in_size=8)], ids=str)
+@pytest.mark.parametrize("options",
+                         [dict(dropout=1.0), dict(dropout=1.0, use_norm=True),
+                          dict(dropout=1.0, in_size=8)], ids=str)
 def test_dropout(route, options):
     """Of everything: what is left is the gated input."""
-    compare(route, layer(**options), homogeneous(), graphs.features(N, options.get("in_size", F)), kinds(), types(),
-            calls=calls(route))
+    compare(route, layer(**options), homogeneous(), graphs.features(N, options.get("in_size", F)),
+            kinds(), types(), calls=calls(route))
 
 
 def test_dropout_draws_what_dgl_draws(route):
@@ -134,13 +147,15 @@ def test_priors(route):
 
 @pytest.mark.parametrize("kind", ["csc ids", "csr ids"])
 def test_types_belong_to_edge_ids(route, kind):
-    compare(route, layer(), homogeneous(kind), graphs.features(), kinds(), types(), calls=calls(route))
+    compare(route, layer(), homogeneous(kind), graphs.features(), kinds(), types(),
+            calls=calls(route))
 
 
 def test_blocks(route):
     block = graphs.block()
     rows = block.num_src_nodes()
-    compare(route, layer(), block, graphs.features(rows), kinds(rows), types(block.num_edges()), calls=calls(route))
+    compare(route, layer(), block, graphs.features(rows), kinds(rows), types(block.num_edges()),
+            calls=calls(route))
 
 
 def test_two_types_of_nodes_of_one_size(route):
@@ -156,18 +171,21 @@ def test_relations_that_are_empty_or_many(route, relations, kept):
 
 
 def test_narrow_ids(route):
-    compare(route, layer(), homogeneous().int(), graphs.features(), kinds().int(), types().int(), calls=calls(route))
+    compare(route, layer(), homogeneous().int(), graphs.features(), kinds().int(), types().int(),
+            calls=calls(route))
 
 
 def test_one_edge_and_one_node(route):
-    compare(route, layer(), dgl.graph(([0], [0])), graphs.features(1), torch.tensor([2]), torch.tensor([3]), calls=calls(route))
+    compare(route, layer(), dgl.graph(([0], [0])), graphs.features(1), torch.tensor([2]),
+            torch.tensor([3]), calls=calls(route))
 
 
 # ---- dtypes ----
 
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("options", [{}, dict(in_size=8)], ids=str)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16],
+                         ids=str)
 def test_dtypes_are_the_hosts(route, dtype, options, autocast):
     made = layer(**options).to(route.device, dtype)
     g, nt, et = (t.to(route.device) for t in (homogeneous(), kinds(), types()))
@@ -185,7 +203,8 @@ def test_dtypes_are_the_hosts(route, dtype, options, autocast):
     assert gnnaccel.stats()["HGTConv"]["routes"] == {"native" if native else route.backend: 1}
     assert expected in (None, got.dtype)
     coarsest = torch.bfloat16 if autocast and dtype is not torch.float64 else dtype
-    limit = {torch.float64: 1e-13, torch.float32: 1e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}[coarsest]
+    limit = {torch.float64: 1e-13, torch.float32: 1e-6, torch.float16: 4e-3,
+             torch.bfloat16: 3e-2}[coarsest]
     assert (got.double() - exact).norm() <= limit * exact.norm()
 
 
@@ -203,7 +222,8 @@ def test_inputs_of_other_kinds(route, inputs):
     fails_alike(route, "GA206", made, lambda: made(g, x, nt, et[1:]))
     fails_alike(route, "GA203", made, lambda: made(g, x.double(), nt, et))
     fails_alike(route, "GA204", made, lambda: made(g, x, nt, et.tolist()))
-    narrow = dgl.heterograph({("user", "likes", "item"): ends(N, 20)}, num_nodes_dict={"user": N, "item": 20}).to(route.device)
+    narrow = dgl.heterograph({("user", "likes", "item"): ends(N, 20)},
+                             num_nodes_dict={"user": N, "item": 20}).to(route.device)
     fails_alike(route, "GA206", made, lambda: made(narrow, x, nt, et))
 
 
@@ -217,7 +237,9 @@ def test_layers_that_were_changed(route, inputs):
         def message(self, edges):
             return {"a": edges.src["k"].sum(-1), "m": edges.src["v"]}
 
-    loud, hooked, other = Loud(F, 4, 2, T, R, 0.0).to(route.device), layer().to(route.device), layer().to(route.device)
+    loud, hooked, other = Loud(F, 4, 2, T, R,
+                               0.0).to(route.device), layer().to(route.device), layer().to(
+                                   route.device)
     natively(route, "GA205", loud, lambda: loud(*inputs))
     hooked.relation_att[1].register_forward_hook(lambda module, args, out: 2 * out)
     natively(route, "GA208", hooked, lambda: hooked(*inputs))
@@ -248,7 +270,8 @@ def test_types_of_nodes_beyond_the_layers(route, inputs):
 def test_maps_by_node_type_may_be_watched(route, inputs):
     made, seen = layer().to(route.device), []
     for name in ("linear_k", "linear_q", "linear_v", "linear_a"):
-        getattr(made, name).register_forward_hook(lambda module, args, out: seen.append(1) or 2 * out)
+        getattr(made, name).register_forward_hook(lambda module, args,
+                                                  out: seen.append(1) or 2 * out)
     expected = made(*inputs)
     with route.on():
         assert close(made(*inputs), expected) and len(seen) == 8
@@ -258,7 +281,8 @@ def test_maps_by_node_type_may_be_watched(route, inputs):
 
 @pytest.mark.parametrize("passes", ["as stated", "chosen"])
 def test_first_and_second_derivatives(passes):
-    made, nt, et = HGTConv(2, 1, 2, 2, 3, 0.0).double(), torch.tensor([0, 1, 0]), torch.tensor([0, 2, 2, 0, 2])
+    made, nt, et = HGTConv(2, 1, 2, 2, 3,
+                           0.0).double(), torch.tensor([0, 1, 0]), torch.tensor([0, 2, 2, 0, 2])
     g = dgl.graph(([0, 1, 2, 0, 0], [1, 1, 0, 1, 0]))
     inputs = torch.randn(3, 2, dtype=torch.float64, requires_grad=True), *made.parameters()
     names = [n for n, _ in made.named_parameters()]
@@ -266,5 +290,6 @@ def test_first_and_second_derivatives(passes):
     def call(x, *parameters):
         return torch.func.functional_call(made, dict(zip(names, parameters)), (g, x, nt, et))
 
-    with gnnaccel.enabled(backend="torch", when="supported", on_fallback="raise", passes=ORDERINGS[passes]):
+    with gnnaccel.enabled(backend="torch", when="supported", on_fallback="raise",
+                          passes=ORDERINGS[passes]):
         assert gradcheck(call, inputs) and gradgradcheck(call, inputs)

@@ -1,4 +1,5 @@
-"""RelGraphConv: every constructor and call option against DGL's own layer, and what is left to it."""
+"""RelGraphConv: every constructor and call option against DGL's own layer, and what is left to
+it."""
 from __future__ import annotations
 
 import dgl
@@ -15,9 +16,11 @@ from tests.dgl.judge import close, compare, on_routes
 from tests.dgl.typed_graphs import ORDERINGS, R, ends, fails_alike, homogeneous, natively, types
 
 WEIGHTS = [{}, dict(regularizer="basis", num_bases=3), dict(regularizer="bdd", num_bases=4)]
-MORE = [dict(regularizer="basis"), dict(regularizer="basis", num_bases=1), dict(regularizer="bdd", num_bases=1)]
-LAYER = [{}, dict(bias=False), dict(self_loop=False), dict(activation=torch.relu), dict(layer_norm=True),
-         dict(bias=False, self_loop=False), dict(activation=torch.nn.ELU(), layer_norm=True, self_loop=False)]
+MORE = [dict(regularizer="basis"), dict(regularizer="basis", num_bases=1),
+        dict(regularizer="bdd", num_bases=1)]
+LAYER = [{}, dict(bias=False), dict(self_loop=False), dict(activation=torch.relu),
+         dict(layer_norm=True), dict(bias=False, self_loop=False),
+         dict(activation=torch.nn.ELU(), layer_norm=True, self_loop=False)]
 KINDS = ["coo", "csc ids", "csr ids"]
 weights = pytest.mark.parametrize("weights", WEIGHTS, ids=lambda w: w.get("regularizer", "plain"))
 
@@ -42,13 +45,15 @@ def test_layer_options(route, weights, options):
 @pytest.mark.parametrize("shape", [(8, 8), (4, 12), (64, 4)], ids=str)
 def test_bases_and_blocks(route, weights, shape):
     num_bases = {} if weights.get("num_bases") or shape != (8, 8) else dict(num_bases=2)
-    compare(route, layer(*shape, **{**weights, **num_bases}), homogeneous(), graphs.features(N, shape[0]), types())
+    compare(route, layer(*shape, **{**weights, **num_bases}), homogeneous(),
+            graphs.features(N, shape[0]), types())
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (7, 5), (3, 1), (1, 9), (33, 31)], ids=str)
 @pytest.mark.parametrize("weights", WEIGHTS[:2], ids=["plain", "basis"])
 def test_odd_and_narrow_widths(route, shape, weights):
-    compare(route, layer(*shape, **weights), homogeneous(), graphs.features(N, shape[0]), types(), norms())
+    compare(route, layer(*shape, **weights), homogeneous(), graphs.features(N, shape[0]), types(),
+            norms())
 
 
 @on_routes("passes", list(ORDERINGS))
@@ -56,43 +61,51 @@ def test_odd_and_narrow_widths(route, shape, weights):
 def test_weighted_edges(route, weights, passes, monkeypatch):
     """The norm gets its gradient, wherever the passes put it."""
     native = route.on
-    monkeypatch.setattr(type(route), "on", lambda self, **options: native(passes=ORDERINGS[passes], **options))
-    got = compare(route, layer(**weights), homogeneous("csc ids"), graphs.features(), types(), norms())
+    monkeypatch.setattr(type(route), "on", lambda self,
+                        **options: native(passes=ORDERINGS[passes], **options))
+    got = compare(route, layer(**weights), homogeneous("csc ids"), graphs.features(), types(),
+                  norms())
     assert got["fourth"].shape == (E, 1) and got["fourth"].any()
 
 
 def test_a_norm_without_gradient(route):
-    compare(route, layer(), homogeneous(), graphs.features(), types(), norm=torch.randint(0, 3, (E, 1)))
-    compare(route, layer(), homogeneous(), graphs.features().requires_grad_(), types(), norms(), require=False)
+    compare(route, layer(), homogeneous(), graphs.features(), types(),
+            norm=torch.randint(0, 3, (E, 1)))
+    compare(route, layer(), homogeneous(), graphs.features().requires_grad_(), types(), norms(),
+            require=False)
 
 
 def test_a_norm_among_the_edge_data(route):
     """DGL's messages take one that the caller left there; the call's own comes first."""
-    g, made, x, et = homogeneous().to(route.device), layer().to(route.device), graphs.features().to(route.device), types()
+    g, made, x, et = homogeneous().to(route.device), layer().to(route.device), graphs.features().to(
+        route.device), types()
     et, plain = et.to(route.device), made(g, x, et.to(route.device))
     g.edata["norm"] = norms().to(route.device)
     other = norms().to(route.device)
     natives = made(g, x, et), made(g, x, et, other)
     with route.on():
         found = made(g, x, et), made(g, x, et, other)
-    assert all(close(a, b) for a, b in zip(found, natives)) and not close(found[0], plain) and not close(*found)
+    assert all(close(a, b)
+               for a, b in zip(found, natives)) and not close(found[0], plain) and not close(*found)
     assert set(g.edata) == {"norm"} and not g.ndata
 
 
 @pytest.mark.parametrize("presorted", [False, True])
 @weights
 def test_sorted_types(route, weights, presorted):
-    compare(route, layer(**weights), homogeneous(), graphs.features(), types().sort().values, presorted=presorted)
+    compare(route, layer(**weights), homogeneous(), graphs.features(), types().sort().values,
+            presorted=presorted)
 
 
 @weights
 def test_in_eval_mode_without_gradients(route, weights):
-    compare(route, layer(**weights, dropout=0.5).requires_grad_(False), homogeneous(), graphs.features(), types(), train=False,
-            require=False)
+    compare(route, layer(**weights, dropout=0.5).requires_grad_(False), homogeneous(),
+            graphs.features(), types(), train=False, require=False)
 
 
 def test_dropout_draws_what_dgl_draws(route):
-    g, x, et = homogeneous().to(route.device), graphs.features().to(route.device), types().to(route.device)
+    g, x, et = homogeneous().to(route.device), graphs.features().to(route.device), types().to(
+        route.device)
     made = layer(dropout=0.5).to(route.device)
     torch.manual_seed(1)
     expected = made(g, x, et)
@@ -102,11 +115,13 @@ def test_dropout_draws_what_dgl_draws(route):
 
 
 def test_arguments_by_name(route):
-    made, g, x, et = layer().to(route.device), homogeneous().to(route.device), graphs.features().to(route.device), types()
+    made, g, x, et = layer().to(route.device), homogeneous().to(route.device), graphs.features().to(
+        route.device), types()
     et = et.to(route.device)
     expected = made(g, x, et)
     with route.on():
-        assert close(made(etypes=et, feat=x, g=g), expected) and close(made(g, x, etypes=et, norm=None), expected)
+        assert close(made(etypes=et, feat=x, g=g),
+                     expected) and close(made(g, x, etypes=et, norm=None), expected)
 
 
 # ---- graphs ----
@@ -119,7 +134,8 @@ def test_types_belong_to_edge_ids(route, kind, weights):
 
 def test_edges_that_lie_in_the_order_of_their_ids(route):
     """Against DGL on the same edges one by one: its own CPU sums fail on such graphs."""
-    g, made, x, et = homogeneous("csc"), layer().to(route.device), graphs.features().to(route.device), types().to(route.device)
+    g, made, x, et = homogeneous("csc"), layer().to(route.device), graphs.features().to(
+        route.device), types().to(route.device)
     assert not g.adj_tensors("csc")[2].shape[0]
     with route.on():
         got = made(g.to(route.device), x, et)
@@ -130,11 +146,13 @@ def test_edges_that_lie_in_the_order_of_their_ids(route):
 def test_blocks(route, options):
     block = graphs.block()
     edges = block.num_edges()
-    compare(route, layer(**options), block, graphs.features(block.num_src_nodes()), types(edges), norms((edges, 1)))
+    compare(route, layer(**options), block, graphs.features(block.num_src_nodes()), types(edges),
+            norms((edges, 1)))
 
 
 def test_a_relation_of_a_heterograph(route):
-    g = dgl.heterograph({("user", "likes", "item"): ends(N, 20), ("item", "likes", "user"): ends(20, N)},
+    g = dgl.heterograph({("user", "likes", "item"): ends(N, 20),
+                         ("item", "likes", "user"): ends(20, N)},
                         num_nodes_dict={"user": N, "item": 20})
     compare(route, layer(), g["user", "likes", "item"], graphs.features(), types(), norms())
     compare(route, layer(self_loop=False), graphs.bipartite(20, N), graphs.features(20), types())
@@ -142,7 +160,8 @@ def test_a_relation_of_a_heterograph(route):
 
 @pytest.mark.parametrize("relations, kept", [(1, 1), (R, 1), (2 * R, 3), (2000, 2000)])
 def test_relations_that_are_empty_or_many(route, relations, kept):
-    compare(route, layer(relations=relations), homogeneous(), graphs.features(), torch.randint(0, kept, (E,)) + relations - kept)
+    compare(route, layer(relations=relations), homogeneous(), graphs.features(),
+            torch.randint(0, kept, (E,)) + relations - kept)
 
 
 @pytest.mark.parametrize("of_types", [torch.int32, torch.int64], ids=str)
@@ -156,7 +175,8 @@ def test_one_edge_and_one_node(route):
 
 def test_any_memory_layout(route):
     for x in (torch.randn(F, N).t(), torch.randn(N, 2 * F)[:, ::2], torch.randn(1, F).expand(N, F)):
-        compare(route, layer(), homogeneous(), x, torch.stack([types(), types()], 1)[:, 0], norms((E, 2))[:, 1:])
+        compare(route, layer(), homogeneous(), x, torch.stack([types(), types()], 1)[:, 0],
+                norms((E, 2))[:, 1:])
 
 
 def test_the_structure_is_found_again(route):
@@ -182,10 +202,12 @@ def test_the_structure_is_found_again(route):
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("norm", [None, torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("weights", WEIGHTS, ids=lambda w: w.get("regularizer", "plain"))
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16],
+                         ids=str)
 def test_dtypes_are_the_hosts(route, dtype, weights, norm, autocast):
     made = layer(self_loop=False, bias=False, **weights).to(route.device, dtype)
-    g, x, et = homogeneous().to(route.device), graphs.features().to(route.device, dtype), types().to(route.device)
+    g, x, et = homogeneous().to(route.device), graphs.features().to(route.device,
+                                                                    dtype), types().to(route.device)
     factor = None if norm is None else norms().to(route.device, norm)
     exact = made.double()(g, x.double(), et, None if norm is None else factor.double())
     made = made.to(dtype)
@@ -202,8 +224,8 @@ def test_dtypes_are_the_hosts(route, dtype, weights, norm, autocast):
     assert gnnaccel.stats()["RelGraphConv"]["routes"] == {"native" if native else route.backend: 1}
     assert got.dtype is expected
     coarsest = torch.bfloat16 if autocast and dtype is not torch.float64 else dtype
-    limit = {torch.float64: 1e-6 if norm is torch.float32 else 1e-13, torch.float32: 1e-6, torch.float16: 4e-3,
-             torch.bfloat16: 3e-2}[coarsest]
+    limit = {torch.float64: 1e-6 if norm is torch.float32 else 1e-13, torch.float32: 1e-6,
+             torch.float16: 4e-3, torch.bfloat16: 3e-2}[coarsest]
     assert (got.double() - exact).norm() <= limit * exact.norm()
 
 
@@ -255,7 +277,9 @@ def test_layers_that_were_changed(route, inputs):
         def forward(self, *args):
             return 2 * super().forward(*args)
 
-    loud, hooked, other = Loud(F, 8, R).to(route.device), layer().to(route.device), layer().to(route.device)
+    loud, hooked, other = Loud(F, 8,
+                               R).to(route.device), layer().to(route.device), layer().to(
+                                   route.device)
     natively(route, "GA205", loud, lambda: loud(*inputs))
     hooked.linear_r.register_forward_hook(lambda module, args, out: 2 * out)
     natively(route, "GA208", hooked, lambda: hooked(*inputs))
@@ -266,8 +290,9 @@ def test_layers_that_were_changed(route, inputs):
 # ---- derivatives ----
 
 @pytest.mark.parametrize("passes", ORDERINGS)
-@pytest.mark.parametrize("weights", [{}, dict(regularizer="basis", num_bases=2), dict(regularizer="bdd", num_bases=2)],
-                         ids=["plain", "basis", "bdd"])
+@pytest.mark.parametrize("weights",
+                         [{}, dict(regularizer="basis", num_bases=2),
+                          dict(regularizer="bdd", num_bases=2)], ids=["plain", "basis", "bdd"])
 def test_first_and_second_derivatives(weights, passes):
     made, et = layer(2, 2, 3, **weights).double(), torch.tensor([0, 2, 2, 0, 2])
     g = dgl.graph(([0, 1, 2, 0, 0], [1, 1, 0, 1, 0]))
@@ -278,5 +303,6 @@ def test_first_and_second_derivatives(weights, passes):
     def call(x, norm, *parameters):
         return torch.func.functional_call(made, dict(zip(names, parameters)), (g, x, et, norm))
 
-    with gnnaccel.enabled(backend="torch", when="supported", on_fallback="raise", passes=ORDERINGS[passes]):
+    with gnnaccel.enabled(backend="torch", when="supported", on_fallback="raise",
+                          passes=ORDERINGS[passes]):
         assert gradcheck(call, inputs) and gradgradcheck(call, inputs)

@@ -14,7 +14,8 @@ from tests.dgl.test_options_graphconv import bare
 KINDS = ["mean", "gcn", "pool"]
 
 
-@on_routes("kind,out", [(kind, out) for kind in KINDS for out in (5, 16)], [(kind, out) for kind in KINDS for out in (1, 12, 130)])
+@on_routes("kind,out", [(kind, out) for kind in KINDS for out in (5, 16)],
+           [(kind, out) for kind in KINDS for out in (1, 12, 130)])
 def test_aggregators(route, kind, out):
     compare(route, SAGEConv(F, out, kind), graphs.square(), graphs.features())
 
@@ -22,13 +23,16 @@ def test_aggregators(route, kind, out):
 @on_routes("kind", KINDS)
 def test_weights_of_edges(route, kind):
     for out, shape in ((5, (E,)), (16, (E, 1))):
-        compare(route, SAGEConv(F, out, kind), graphs.square(), graphs.features(), torch.randn(shape))
+        compare(route, SAGEConv(F, out, kind), graphs.square(), graphs.features(),
+                torch.randn(shape))
 
 
 @on_routes("kind", KINDS)
 def test_layer_options(route, kind):
-    compare(route, SAGEConv(F, 7, kind, bias=False, activation=torch.relu), graphs.square(), graphs.features())
-    compare(route, SAGEConv(F, 7, kind, norm=torch.nn.LayerNorm(7)), graphs.square(), graphs.features())
+    compare(route, SAGEConv(F, 7, kind, bias=False, activation=torch.relu), graphs.square(),
+            graphs.features())
+    compare(route, SAGEConv(F, 7, kind, norm=torch.nn.LayerNorm(7)), graphs.square(),
+            graphs.features())
 
 
 @on_routes("kind", KINDS)
@@ -56,7 +60,9 @@ def test_dropout_is_drawn_as_the_host_draws_it(route, kind):
     layer = SAGEConv(F, 5, kind, feat_drop=0.5).to(route.device)
     for g, x in ((graphs.square(), graphs.features()),
                  (graphs.bipartite(), (graphs.features(), graphs.features(M)))):
-        g, x = g.to(route.device), tuple(t.to(route.device) for t in x) if isinstance(x, tuple) else x.to(route.device)
+        g, x = (g.to(route.device),
+                tuple(t.to(route.device) for t in x)
+                if isinstance(x, tuple) else x.to(route.device))
         torch.manual_seed(3)
         expected = layer(g, x)
         torch.manual_seed(3)
@@ -85,7 +91,8 @@ def test_lstm_is_left_to_dgl():
 def test_pairs_that_gcn_does_not_take(route, widths):
     """For one set of nodes the host's frame holds one "h"; other widths are its error."""
     layer = SAGEConv(F, 16, "gcn").to(route.device)
-    g, x = graphs.square().to(route.device), tuple(torch.randn(N, w, device=route.device) for w in widths)
+    g, x = graphs.square().to(route.device), tuple(torch.randn(N, w, device=route.device)
+                                                   for w in widths)
     try:
         expected = layer(g, x)
     except Exception as error:  # whatever the host says

@@ -1,4 +1,5 @@
-"""`gnnaccel.quantize` on DGL's layers: GATConv has rows in fewer bytes, plain layers say why not."""
+"""`gnnaccel.quantize` on DGL's layers: GATConv has rows in fewer bytes, plain layers say why
+not."""
 from __future__ import annotations
 
 import copy
@@ -15,7 +16,8 @@ from tests.helpers import relative
 class Net(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.a, self.b, self.c, self.d = GraphConv(8, 12), SAGEConv(12, 12, "mean"), GATConv(12, 8, 3), GATConv(24, 5, 1)
+        self.a, self.b, self.c, self.d = (GraphConv(8, 12), SAGEConv(12, 12, "mean"),
+                                          GATConv(12, 8, 3), GATConv(24, 5, 1))
 
 
 def test_what_can_be_quantized():
@@ -37,4 +39,5 @@ def test_gat_against_fp64(route, form, error):
         got = layer.to(route.device)(graph.to(route.device), x.to(route.device))
         got.square().sum().backward()
     assert 1e-4 < relative(got.detach().cpu(), exact.detach()) < error
-    assert gnnaccel.quant_report(layer).rows[0].quantized == 1 and all(p.grad.isfinite().all() for p in layer.parameters())
+    assert gnnaccel.quant_report(layer).rows[0].quantized == 1 and all(p.grad.isfinite().all()
+                                                                       for p in layer.parameters())

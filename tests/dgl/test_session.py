@@ -1,4 +1,5 @@
-"""enable() to disable() with the real host: patches, options, rules, counts and records of real calls."""
+"""enable() to disable() with the real host: patches, options, rules, counts and records of real
+calls."""
 from __future__ import annotations
 
 import copy
@@ -44,7 +45,8 @@ def test_disable_puts_the_very_functions_back():
         gnnaccel.enable()
         assert all(cls.__dict__["forward"] is not before[name] for name, cls in CLASSES.items())
         patched = gnnaccel.status()["hosts"]["dgl"]["patched"]
-        assert sum(name.endswith(".forward") for name in patched) == len(CLASSES) and len(patched) == len(set(patched))
+        assert sum(name.endswith(".forward")
+                   for name in patched) == len(CLASSES) and len(patched) == len(set(patched))
         gnnaccel.disable()
         assert all(cls.__dict__["forward"] is before[name] for name, cls in CLASSES.items())
         assert HeteroGraphIndex.__dict__["get_relation_graph"] is relation
@@ -53,7 +55,8 @@ def test_disable_puts_the_very_functions_back():
 
 def test_wrappers_look_like_the_originals():
     def looks():
-        return {name: (inspect.signature(cls.forward), cls.forward.__doc__, cls.forward.__qualname__) for name, cls in CLASSES.items()}
+        return {name: (inspect.signature(cls.forward), cls.forward.__doc__,
+                       cls.forward.__qualname__) for name, cls in CLASSES.items()}
 
     before = looks()
     gnnaccel.enable()
@@ -108,10 +111,13 @@ def test_records_of_forward_and_backward(route, inputs):
         for _ in range(2):
             layer(*inputs).sum().backward()
     forward, backward, again, _ = gnnaccel.records()
-    assert (forward["direction"], backward["direction"], backward["forward_call"]) == ("forward", "backward", forward["call"])
-    assert {k: forward["graph"][k] for k in ("num_src", "num_dst", "num_edges", "self_loops")} == dict(
+    assert (forward["direction"], backward["direction"],
+            backward["forward_call"]) == ("forward", "backward", forward["call"])
+    assert {k: forward["graph"][k]
+            for k in ("num_src", "num_dst", "num_edges", "self_loops")} == dict(
         num_src=N, num_dst=N, num_edges=E, self_loops=0)
-    assert (forward["cache"], again["cache"], forward["layer"], forward["dtype"]) == ("miss", "hit", "GATConv", "float32")
+    assert (forward["cache"], again["cache"], forward["layer"],
+            forward["dtype"]) == ("miss", "hit", "GATConv", "float32")
 
 
 def test_blocks_in_which_it_is_off():
@@ -127,7 +133,8 @@ def test_blocks_in_which_it_is_off():
 def test_explain_program():
     text = str(gnnaccel.explain_program(GATConv(F, 8, 2), graphs.square(), graphs.features()))
     assert "GATConv as stated" in text and "additive attention" in text
-    text = str(gnnaccel.explain_program(GATConv(F, 8, 2), graphs.square(), graphs.features(), get_attention=True))
+    text = str(gnnaccel.explain_program(GATConv(F, 8, 2), graphs.square(), graphs.features(),
+                                        get_attention=True))
     assert "GA208" in text
     with pytest.raises(TypeError, match="GATConv"):
         gnnaccel.explain_program(dgl.nn.SortPooling(3), graphs.square(), graphs.features())
@@ -164,7 +171,8 @@ def test_second_derivatives(route, inputs):
     exact = copy.deepcopy(layer).double()
     with gnnaccel.enabled(backend="torch", when="supported", on_fallback="raise"):
         truth = second(exact, x.double())
-        assert torch.autograd.gradgradcheck(lambda v: exact(g, v), x.double().requires_grad_(), fast_mode=True)
+        assert torch.autograd.gradgradcheck(lambda v: exact(g, v), x.double().requires_grad_(),
+                                            fast_mode=True)
     with route.on():
         assert relative(second(layer, x), truth) < 1e-5
 
@@ -172,9 +180,12 @@ def test_second_derivatives(route, inputs):
 def test_batches_from_a_neighbour_sampler(route):
     g, model = graphs.square().to("cpu"), GATConv(F, 8, 2).to(route.device)
     x = graphs.features()
-    loader = dgl.dataloading.DataLoader(g, torch.arange(N), dgl.dataloading.MultiLayerFullNeighborSampler(1), batch_size=10)
+    loader = dgl.dataloading.DataLoader(g, torch.arange(N),
+                                        dgl.dataloading.MultiLayerFullNeighborSampler(1),
+                                        batch_size=10)
     expected = model(g.to(route.device), x.to(route.device))
     with route.on():
         for into, out, (block,) in loader:
-            assert close(model(block.to(route.device), x[into].to(route.device)), expected[out], 1e-5)
+            assert close(model(block.to(route.device), x[into].to(route.device)), expected[out],
+                         1e-5)
     took(route, 3)

@@ -31,7 +31,9 @@ def test_shapes(route, shape, weights):
 def test_sorted_types(route, weights):
     ordered = types(ROWS).sort().values
     compare(route, TypedLinear(8, 16, R, *weights), rows(), ordered, sorted_by_type=True)
-    made, x, kinds = TypedLinear(8, 16, R, *weights).to(route.device), rows().to(route.device), ordered.to(route.device)
+    made, x, kinds = TypedLinear(8, 16, R,
+                                 *weights).to(route.device), rows().to(route.device), ordered.to(
+                                     route.device)
     expected = made(x, kinds, True)
     with route.on():
         assert close(made(x, kinds, True), expected) and close(made(x_type=kinds, x=x), expected)
@@ -39,7 +41,9 @@ def test_sorted_types(route, weights):
 
 def test_types_that_are_not_sorted_as_promised(route):
     """DGL gives another type's result there; ours does not rely on the promise."""
-    made, x, kinds = TypedLinear(8, 16, R).to(route.device), rows().to(route.device), types(ROWS).to(route.device)
+    made, x, kinds = TypedLinear(8, 16,
+                                 R).to(route.device), rows().to(route.device), types(ROWS).to(
+                                     route.device)
     expected = made(x, kinds)
     with route.on():
         assert close(made(x, kinds, True), expected)
@@ -67,7 +71,9 @@ def test_gradients_of_some(route, frozen):
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_without_gradients(route, mode):
-    made, x, kinds = TypedLinear(8, 16, R).to(route.device), rows().to(route.device), types(ROWS).to(route.device)
+    made, x, kinds = TypedLinear(8, 16,
+                                 R).to(route.device), rows().to(route.device), types(ROWS).to(
+                                     route.device)
     with mode():
         expected = made(x, kinds)
         with route.on():
@@ -77,9 +83,12 @@ def test_without_gradients(route, mode):
 
 @pytest.mark.parametrize("autocast", [False, True])
 @weights
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16],
+                         ids=str)
 def test_dtypes_are_the_hosts(route, dtype, weights, autocast):
-    made, x, kinds = TypedLinear(8, 16, R, *weights).to(route.device, dtype), rows().to(route.device, dtype), types(ROWS)
+    made, x, kinds = TypedLinear(8, 16, R, *weights).to(route.device,
+                                                        dtype), rows().to(route.device,
+                                                                          dtype), types(ROWS)
     kinds, exact = kinds.to(route.device), made.double()(x.double(), kinds.to(route.device))
     made, native = made.to(dtype), dtype is torch.float64 and route.backend == "cuda"
     with torch.autocast(route.device.type, torch.bfloat16, enabled=autocast):
@@ -110,7 +119,8 @@ def test_what_is_left_to_dgl(route):
 
 def test_types_beyond_the_layers(route):
     with route.on(), pytest.raises(GraphError, match="edge types from 0 to 5"):
-        TypedLinear(8, 16, 3).to(route.device)(rows().to(route.device), types(ROWS).to(route.device))
+        TypedLinear(8, 16, 3).to(route.device)(rows().to(route.device),
+                                               types(ROWS).to(route.device))
 
 
 @pytest.mark.parametrize("weights", [(), ("basis", 2), ("bdd", 2)], ids=["plain", "basis", "bdd"])

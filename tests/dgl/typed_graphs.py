@@ -14,8 +14,8 @@ from tests.dgl.graphs import E, N
 from tests.dgl.judge import close
 
 R = 6
-ORDERINGS = {"as stated": (), "chosen": ("compaction", "reordering"), "uncompacted": ("reordering",),
-             "unordered": ("compaction",)}
+ORDERINGS = {"as stated": (), "chosen": ("compaction", "reordering"),
+             "uncompacted": ("reordering",), "unordered": ("compaction",)}
 
 
 def types(edges: int = E, relations: int = R) -> Tensor:
@@ -35,8 +35,8 @@ def ends(src: int = N, dst: int = N, edges: int = E) -> tuple[Tensor, Tensor]:
 
 
 def homogeneous(kind: str = "coo") -> dgl.DGLGraph:
-    """A graph of N nodes, made in one of DGL's ways. Edge ids are in the order of the COO, of the CSC for "csc", and in any
-    order for "csc ids" and "csr ids"."""
+    """A graph of N nodes, made in one of DGL's ways. Edge ids are in the order of the COO, of the
+    CSC for "csc", and in any order for "csc ids" and "csr ids"."""
     u, v = ends()
     if kind == "coo":
         return dgl.graph((u, v), num_nodes=N)

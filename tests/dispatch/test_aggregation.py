@@ -1,4 +1,5 @@
-"""Weighted neighbours: each way against the same in fp64, over graphs that are ugly, with all derivatives."""
+"""Weighted neighbours: each way against the same in fp64, over graphs that are ugly, with all
+derivatives."""
 from __future__ import annotations
 
 import pytest
@@ -16,8 +17,9 @@ from tests.routes import clean, emulated, one_thread, opened, route  # noqa: F40
 
 N, M, E = 12, 9, 40
 #: features of a node, of an edge's weight (None: no weights)
-SHAPES = {"none": ((6,), None), "edge": ((6,), (1,)), "odd": ((7,), (1,)), "single": ((1,), (1,)), "head": ((3, 5), (3, 1)),
-          "channel": ((4,), (4,)), "one_for_all_heads": ((3, 5), (1, 1)), "wider_weights": ((1,), (6,)), "wide": ((130,), (1,))}
+SHAPES = {"none": ((6,), None), "edge": ((6,), (1,)), "odd": ((7,), (1,)), "single": ((1,), (1,)),
+          "head": ((3, 5), (3, 1)), "channel": ((4,), (4,)), "one_for_all_heads": ((3, 5), (1, 1)),
+          "wider_weights": ((1,), (6,)), "wide": ((130,), (1,))}
 
 
 
@@ -33,7 +35,9 @@ def edges(count: int = E, src: int = N, dst: int = M) -> torch.Tensor:
 def inputs(kind: str, ei: torch.Tensor, src: int = N, dtype=torch.float32, device="cpu"):
     features, weights = SHAPES[kind]
     x = torch.randn(src, *features).to(device, dtype).requires_grad_()
-    w = None if weights is None else torch.randn(ei.shape[1], *weights).to(device, dtype).requires_grad_()
+    w = (None
+         if weights is None
+         else torch.randn(ei.shape[1], *weights).to(device, dtype).requires_grad_())
     return x, w
 
 
@@ -57,10 +61,13 @@ def results(run, graph, reduce, x, w):
 
 
 def judged(route, reduce, ei, x, w, src, dst, flipped=False, floor=None):
-    """``floor``: an absolute error that is allowed, for numbers that may cancel; else as `assert_accurate`."""
+    """``floor``: an absolute error that is allowed, for numbers that may cancel; else as
+    `assert_accurate`."""
     graph = OpGraph(ei.to(route.device), src, dst, flipped)
-    got = results(way(route), graph, reduce, x.to(route.device), None if w is None else w.to(route.device))
-    plain, exact = (results(aggregation.plain, OpGraph(ei, src, dst, flipped), reduce, x.to(t), None if w is None else w.to(t))
+    got = results(way(route), graph, reduce, x.to(route.device),
+                  None if w is None else w.to(route.device))
+    plain, exact = (results(aggregation.plain, OpGraph(ei, src, dst, flipped), reduce, x.to(t),
+                            None if w is None else w.to(t))
                     for t in (torch.float32, torch.float64))
     for name, a, b, c in zip(("out", "d_x", "d_weight"), got, plain, exact):
         if floor is None:
@@ -69,13 +76,16 @@ def judged(route, reduce, ei, x, w, src, dst, flipped=False, floor=None):
             assert a.shape == c.shape and (a.cpu() - c).abs().max() <= floor, name
 
 
-@pytest.mark.parametrize("kind, reduce", [(kind, reduce) for reduce in aggregation.REDUCES for kind in SHAPES
-                                          if reduce != "var" or kind in ("none", "edge")])
+@pytest.mark.parametrize("kind, reduce",
+                         [(kind, reduce) for reduce in aggregation.REDUCES for kind in SHAPES
+                          if reduce != "var" or kind in ("none", "edge")])
 def test_ways(route, kind, reduce):
     ei = edges()
     x, w = inputs(kind, ei)
-    if route.backend == "torch" and (kind in ("channel", "wider_weights") or reduce in ("max", "min")):
-        assert aggregation_cpu.unfit(OpGraph(ei, N, M), prepared(reduce, x, w, E)).code in ("GA208", "GA301")
+    if (route.backend == "torch"
+        and (kind in ("channel", "wider_weights") or reduce in ("max", "min"))):
+        assert aggregation_cpu.unfit(OpGraph(ei, N, M),
+                                     prepared(reduce, x, w, E)).code in ("GA208", "GA301")
         return
     judged(route, reduce, ei, x.detach(), None if w is None else w.detach(), N, M)
 
@@ -84,17 +94,20 @@ def test_against_the_edges(route):
     """``flipped``: sources in the second row."""
     ei = edges(src=M, dst=N)
     x, w = inputs("edge", ei)
-    judged(route, "mean", ei.flip(0).contiguous(), *(t.detach() for t in inputs("edge", ei, M)), M, N, flipped=True)
+    judged(route, "mean", ei.flip(0).contiguous(), *(t.detach() for t in inputs("edge", ei, M)), M,
+           N, flipped=True)
     upright, turned = OpGraph(ei, M, N), OpGraph(ei.flip(0), M, N, True)
     x = torch.randn(M, 4)
     for run in (aggregation.plain, aggregation_cpu.run):
-        assert torch.equal(run(upright, prepared("sum", x, None, E)), run(turned, prepared("sum", x, None, E)))
+        assert torch.equal(run(upright, prepared("sum", x, None, E)),
+                           run(turned, prepared("sum", x, None, E)))
 
 
 graphs = st.tuples(st.integers(1, 6), st.integers(1, 6), st.integers(1, 25), st.integers(0, 2**16))
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None,
+          suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(graphs, st.sampled_from(["none", "edge", "odd", "head"]), st.sampled_from(["sum", "mean"]))
 def test_small_graphs_of_all_kinds(route, sizes, kind, reduce):
     src, dst, count, seed = sizes
@@ -126,7 +139,8 @@ def test_equal_extrema_share_the_gradient(reduce):
 def test_double_precision_is_kept(kind, reduce):
     ei = edges()
     leaves = inputs(kind, ei, dtype=torch.float64)
-    got, expected = (results(run, OpGraph(ei, N, M), reduce, *leaves) for run in (aggregation_cpu.run, aggregation.plain))
+    got, expected = (results(run, OpGraph(ei, N, M), reduce, *leaves)
+                     for run in (aggregation_cpu.run, aggregation.plain))
     assert all(relative(a, b) < 1e-13 for a, b in zip(got, expected))
 
 
@@ -135,12 +149,15 @@ def test_double_precision_is_kept(kind, reduce):
 def test_gradients_in_double_precision(kind, reduce):
     ei = edges()
     x, w = inputs(kind, ei, dtype=torch.float64)
-    ways = [aggregation.plain] + ([aggregation_cpu.run] if reduce in ("sum", "mean") and kind != "wider_weights" else [])
+    ways = [aggregation.plain] + ([aggregation_cpu.run] if reduce in ("sum", "mean")
+                                  and kind != "wider_weights" else [])
     graph = OpGraph(ei, N, M)
     for run in ways:
         leaves = (x,) if w is None else (x, w)
-        assert torch.autograd.gradcheck(lambda x, w=None: run(graph, prepared(reduce, x, w, E)), leaves, fast_mode=True)
-        assert torch.autograd.gradgradcheck(lambda x, w=None: run(graph, prepared(reduce, x, w, E)), leaves, fast_mode=True)
+        assert torch.autograd.gradcheck(lambda x, w=None: run(graph, prepared(reduce, x, w, E)),
+                                        leaves, fast_mode=True)
+        assert torch.autograd.gradgradcheck(lambda x, w=None: run(graph, prepared(reduce, x, w, E)),
+                                            leaves, fast_mode=True)
 
 
 @pytest.mark.parametrize("kind", ["none", "edge", "head"])
@@ -167,7 +184,8 @@ def test_gradients_of_some(route):
     ei = edges()
     graph = OpGraph(ei.to(route.device), N, M)
     for which in (0, 1):
-        leaves = [t.detach().to(route.device).requires_grad_(i == which) for i, t in enumerate(inputs("edge", ei))]
+        leaves = [t.detach().to(route.device).requires_grad_(i == which)
+                  for i, t in enumerate(inputs("edge", ei))]
         way(route)(graph, prepared("mean", *leaves, E)).sum().backward()
         assert leaves[which].grad is not None and leaves[1 - which].grad is None
 
@@ -193,11 +211,13 @@ def test_dtypes_that_differ():
     x, w = torch.randn(N, 4).bfloat16(), torch.randn(E, 1)
     found = prepared("sum", x, w, E)
     assert found.x.dtype == found.weight.dtype == torch.float32
-    assert aggregation.prepare("sum", torch.randn(N, 4), torch.randn(E, 1).to(torch.complex64), E).code == "GA203"
+    assert aggregation.prepare("sum", torch.randn(N, 4), torch.randn(E, 1).to(torch.complex64),
+                               E).code == "GA203"
 
 
-@pytest.mark.parametrize("x,w", [((N,), None), ((N, 4), (E,)), ((N, 4), (E - 1, 1)), ((N, 4), (1, 1)), ((N, 4), (E, 3)),
-                                 ((N, 2, 4), (E, 1))])
+@pytest.mark.parametrize("x,w",
+                         [((N,), None), ((N, 4), (E,)), ((N, 4), (E - 1, 1)), ((N, 4), (1, 1)),
+                          ((N, 4), (E, 3)), ((N, 2, 4), (E, 1))])
 def test_what_does_not_fit(x, w):
     found = aggregation.prepare("sum", torch.randn(x), None if w is None else torch.randn(w), E)
     assert type(found) is Reason and found.code == "GA206"
@@ -226,21 +246,27 @@ def test_estimates_grow_with_the_graph(device):
         ei = torch.empty(2, count, dtype=torch.int64, device=device)
         x, w = torch.empty(count // 2, 64, device=device), torch.empty(count, 1, device=device)
         given_ = aggregation.Aggregation("sum", x, w, (64,))
-        gains.append(aggregation_cost.estimate(OpGraph(ei, count // 2, count // 2), given_, True).gain)
-    assert gains[0] <= gains[1] < gains[2] and gains[2] > 0 and (device == "meta" or gains[0] < gains[1] and gains[0] < 0)
+        gains.append(aggregation_cost.estimate(OpGraph(ei, count // 2, count // 2), given_,
+                                               True).gain)
+    assert gains[0] <= gains[1] < gains[2] and gains[2] > 0 and (device == "meta"
+                                                                 or gains[0] < gains[1]
+                                                                 and gains[0] < 0)
 
 
 @pytest.mark.parametrize("kind", ["none", "edge"])
 @pytest.mark.parametrize("features", [2, 130])
 def test_a_means_gradient_by_shares_kept_from_the_second_time_on(route, kind, features):
-    """Where rows are wide for the graph, the gradient of a mean without weights is one weighted sum."""
+    """Where rows are wide for the graph, the gradient of a mean without weights is one weighted
+    sum."""
     ei = edges()
-    x, w = torch.randn(N, features, requires_grad=True), None if kind == "none" else torch.randn(E, 1, requires_grad=True)
+    x, w = (torch.randn(N, features, requires_grad=True),
+            None if kind == "none" else torch.randn(E, 1, requires_grad=True))
     graph, found = OpGraph(ei.to(route.device), N, M), []
     for _ in range(3):
         placed = [None if t is None else t.detach().to(route.device) for t in (x, w)]
         found.append(results(way(route), graph, "mean", *placed))
-    expected = results(aggregation.plain, OpGraph(ei, N, M), "mean", x.double(), None if w is None else w.double())
+    expected = results(aggregation.plain, OpGraph(ei, N, M), "mean", x.double(),
+                       None if w is None else w.double())
     for got in found:
         for a, b in zip(got, expected):
             assert relative(a.cpu(), b) < 1e-6

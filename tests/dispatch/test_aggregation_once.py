@@ -1,4 +1,5 @@
-"""Weighted neighbours straight from the list of edges: against the same in fp64, with all derivatives, and when it is chosen."""
+"""Weighted neighbours straight from the list of edges: against the same in fp64, with all
+derivatives, and when it is chosen."""
 from __future__ import annotations
 
 import pytest
@@ -8,7 +9,8 @@ import gnnaccel
 from gnnaccel.cuda import edge_list
 from gnnaccel.dispatch import cache, ledger
 from gnnaccel.dispatch.config import current
-from gnnaccel.dispatch.ops import aggregation, aggregation_cost, aggregation_cuda, aggregation_once, aggregation_route
+from gnnaccel.dispatch.ops import (aggregation, aggregation_cost, aggregation_cuda,
+                                   aggregation_once, aggregation_route)
 from gnnaccel.dispatch.ops.aggregation_cost import Estimate
 from gnnaccel.dispatch.ops.aggregation_means import PowerMean, Softmax
 from gnnaccel.dispatch.ops.aggregation_route import Asked
@@ -30,7 +32,8 @@ def results(run, graph, reduce, x, w):
     towards = torch.randn(out.shape).to(out).requires_grad_()
     d_x, = torch.autograd.grad(out, x, towards, create_graph=True)
     again, = torch.autograd.grad(d_x, towards, torch.ones_like(d_x))
-    plain, = torch.autograd.grad(run(graph, prepared(reduce, x, w, graph.num_edges)), x, towards.detach())
+    plain, = torch.autograd.grad(run(graph, prepared(reduce, x, w, graph.num_edges)), x,
+                                 towards.detach())
     return out.detach(), d_x.detach(), again, plain
 
 
@@ -39,8 +42,10 @@ def judged(device, kind, reduce, flipped=False, index=torch.int64):
     ei = (ei.flip(0) if flipped else ei)[:, 5:-4].to(index)
     x, w = (None if t is None else t.detach() for t in inputs(kind, ei, M if flipped else N))
     sizes = (M, N, True) if flipped else (N, M, False)
-    got = results(aggregation_once.run, OpGraph(ei.to(device), *sizes), reduce, x.to(device), None if w is None else w.to(device))
-    plain, exact = (results(aggregation.plain, OpGraph(ei, *sizes), reduce, x.to(t), None if w is None else w.to(t))
+    got = results(aggregation_once.run, OpGraph(ei.to(device), *sizes), reduce, x.to(device),
+                  None if w is None else w.to(device))
+    plain, exact = (results(aggregation.plain, OpGraph(ei, *sizes), reduce, x.to(t),
+                            None if w is None else w.to(t))
                     for t in (torch.float32, torch.float64))
     for name, a, b, c in zip(("out", "d_x", "its derivative", "d_x unrecorded"), got, plain, exact):
         assert_accurate(name, a.cpu(), b, c)
@@ -63,7 +68,8 @@ def test_tensors_that_are_no_blocks_of_memory(device):
     exact = aggregation.plain(OpGraph(ei, N, M), prepared("sum", x.double(), w.double(), E))
     assert ei.stride(1) == 2 and relative(got, exact) < 1e-6
     leaf = x.clone().requires_grad_()
-    aggregation_once.run(OpGraph(ei, N, M), prepared("mean", leaf, w, E)).sum().backward()  # its gradient is expanded
+    # its gradient is expanded
+    aggregation_once.run(OpGraph(ei, N, M), prepared("mean", leaf, w, E)).sum().backward()
     assert leaf.grad.isfinite().all()
 
 
@@ -77,7 +83,8 @@ def test_what_is_left_to_a_structure(device):
         return aggregation_once.kernel(graph, prepared(reduce, x, w, E)) is not None
 
     assert there() and there("mean", "none")
-    assert not (there("max") or there(kind="head") or there(dtype=torch.bfloat16) or there(grad=True))
+    assert not (there("max") or there(kind="head") or there(dtype=torch.bfloat16)
+                or there(grad=True))
     x = inputs("none", ei, device=device)[0]
     plain = prepared("sum", x, None, E)
     means = (plain.by(Softmax(1.0, True)), plain.by(PowerMean(2.0, 0.0, 9.0)))
@@ -116,15 +123,19 @@ def test_until_a_structure_pays(device, monkeypatch):
     given = prepared("sum", x, None, E)
     with gnnaccel.enabled(backend="cuda"):
         found = [aggregation_route.decide(OpGraph(ei, N, M), given, current()) for _ in range(22)]
-        assert [f.run is aggregation_cuda.run for f in found].index(True) == 20  # what was missed is twice the price
+        # what was missed is twice the price
+        assert [f.run is aggregation_cuda.run for f in found].index(True) == 20
         first = found[0]
-        assert first.run is aggregation_once.run and first.route == "cuda" and first.rejected[0][1].code == "GA302" and first.again
+        assert first.run is aggregation_once.run and first.route == "cuda" and first.rejected[0][
+            1].code == "GA302" and first.again
         assert cache.info()["entries"] == 0
         OpGraph(ei, N, M).view()
         ledger.forget()
-        assert aggregation_route.decide(OpGraph(ei, N, M), given, current()).run is aggregation_cuda.run
+        assert aggregation_route.decide(OpGraph(ei, N, M), given,
+                                        current()).run is aggregation_cuda.run
         for fresh, run in ((True, aggregation_once.run), (False, aggregation_cuda.run)):
-            assert aggregation_route.decide(OpGraph(ei, N, M), given, current(), Asked(True, fresh)).run is run
+            assert aggregation_route.decide(OpGraph(ei, N, M), given, current(),
+                                            Asked(True, fresh)).run is run
         monkeypatch.setattr(aggregation_cost, "estimate", lambda *args: CHEAP._replace(once=9.0))
         assert aggregation_route.decide(OpGraph(ei.clone(), N, M), given, current()).run is None
 
@@ -134,9 +145,12 @@ def test_estimates_know_the_list_of_edges():
     found = []
     for count in (10**3, 10**5, 10**7):
         ei = torch.empty(2, count, dtype=torch.int64, device="meta")
-        given = aggregation.Aggregation("sum", torch.empty(count // 5, 64, device="meta"), None, (64,))
+        given = aggregation.Aggregation("sum", torch.empty(count // 5, 64, device="meta"), None,
+                                        (64,))
         found.append(aggregation_cost.estimate(OpGraph(ei, count // 5, count // 5), given, True))
-    assert all(f.once_pays and f.over_once().gain < f.gain for f in found) and found[0].once < found[2].once
+    assert all(f.once_pays and f.over_once().gain < f.gain
+               for f in found) and found[0].once < found[2].once
     assert found[1].over_once().gain < found[1].structure < found[1].native
     for other in (given.by(Softmax(1.0, True)), given._replace(more=Shifted(given.x, 1.0))):
-        assert aggregation_cost.estimate(OpGraph(ei, count // 5, count // 5), other, True).once is None
+        assert aggregation_cost.estimate(OpGraph(ei, count // 5, count // 5), other,
+                                         True).once is None

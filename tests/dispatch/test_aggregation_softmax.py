@@ -1,4 +1,5 @@
-"""Softmax over neighbours' rows and over rectified messages: by kernels and by torch operations, against fp64."""
+"""Softmax over neighbours' rows and over rectified messages: by kernels and by torch operations,
+against fp64."""
 from __future__ import annotations
 
 import pytest
@@ -19,12 +20,14 @@ from tests.routes import clean, emulated, one_thread, opened, route  # noqa: F40
 
 def leaves(graph: OpGraph, features: tuple[int, ...], numbers: int) -> list[torch.Tensor]:
     """x, features of edges, and t."""
-    return [torch.randn(graph.num_src, *features), torch.randn(graph.num_edges, *features), torch.linspace(0.5, 2.0, numbers)]
+    return [torch.randn(graph.num_src, *features), torch.randn(graph.num_edges, *features),
+            torch.linspace(0.5, 2.0, numbers)]
 
 
 def stated(rectified: bool, tensors: list[torch.Tensor]) -> Aggregation:
     x, edge, t = tensors
-    return Aggregation(Softmax(t, True), x, None, tuple(x.shape[1:]), Rectified(edge, 0.1) if rectified else None)
+    return Aggregation(Softmax(t, True), x, None, tuple(x.shape[1:]),
+                       Rectified(edge, 0.1) if rectified else None)
 
 
 def way(route):
@@ -39,9 +42,10 @@ def results(run, graph, rectified, tensors):
     return [out.detach(), *torch.autograd.grad(out, wanted, torch.randn(out.shape).to(out))]
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.tuples(st.integers(1, 6), st.integers(1, 6), st.integers(1, 25), st.integers(0, 2**16)), st.booleans(),
-       st.sampled_from([((1,), 1), ((6,), 6), ((2, 3), 3)]))
+@settings(max_examples=12, deadline=None,
+          suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.tuples(st.integers(1, 6), st.integers(1, 6), st.integers(1, 25), st.integers(0, 2**16)),
+       st.booleans(), st.sampled_from([((1,), 1), ((6,), 6), ((2, 3), 3)]))
 def test_small_graphs_of_all_kinds(route, sizes, rectified, shape):
     src, dst, count, seed = sizes
     torch.manual_seed(seed)
@@ -76,7 +80,8 @@ def test_second_derivatives(route, numbers):
     def second(run, device, dtype):
         mine = [t.to(device, dtype).requires_grad_() for t in tensors]
         graph = OpGraph(ei.to(device), N, M)
-        grads = torch.autograd.grad(run(graph, stated(True, mine)).pow(3).sum(), mine, create_graph=True)
+        grads = torch.autograd.grad(run(graph, stated(True, mine)).pow(3).sum(), mine,
+                                    create_graph=True)
         return torch.autograd.grad(sum(g.pow(2).sum() for g in grads), mine)
 
     exact = second(aggregation.plain, "cpu", torch.float64)
@@ -117,6 +122,8 @@ def test_no_kernel_for_other_messages(emulated):
 def test_features_of_edges_cost_another_row():
     graph = OpGraph(torch.zeros(1, dtype=torch.int64).expand(2, 10**7), 100000, 100000)
     x = torch.empty(1).expand(100000, 64)
-    plain, more = (aggregation_cost._on_cuda(graph, Aggregation(Softmax(1.0, True), x, None, (64,), made), "training")
+    plain, more = (aggregation_cost._on_cuda(graph,
+                                             Aggregation(Softmax(1.0, True), x, None, (64,), made),
+                                             "training")
                    for made in (None, Rectified(torch.empty(1).expand(10**7, 64))))
     assert more.ours == pytest.approx(2 * plain.ours) and more.native == plain.native and more.gain > 0

@@ -1,4 +1,5 @@
-"""The kernels under autograd: second derivatives, subsets of inputs, in-place edits, modes without gradients, checkpoints."""
+"""The kernels under autograd: second derivatives, subsets of inputs, in-place edits, modes without
+gradients, checkpoints."""
 from __future__ import annotations
 
 import gc
@@ -10,8 +11,8 @@ from torch.utils.checkpoint import checkpoint
 
 from gnnaccel.dispatch import attention, attention_programs
 from gnnaccel.dispatch.graph import GraphView
-from tests.attention_cases import (Problem, additive, by_kernels, by_torch, graph, mask_of, pairwise, plain,
-                                   skewed_edges, terms)
+from tests.attention_cases import (Problem, additive, by_kernels, by_torch, graph, mask_of,
+                                   pairwise, plain, skewed_edges, terms)
 from tests.helpers import assert_accurate, relative, same_bits
 
 pytestmark = pytest.mark.usefixtures("poison")
@@ -50,15 +51,18 @@ def test_second_derivatives(device, kind, dropout):
     call = problem.call()
     names = list(problem.tensors)
     values = [t.clone().requires_grad_() for t in problem.tensors.values()]
-    got = second_derivatives(lambda v: attention.run_cuda(call, dict(zip(names, v))), values, problem.grad_out())
+    got = second_derivatives(lambda v: attention.run_cuda(call, dict(zip(names, v))), values,
+                             problem.grad_out())
 
     def torchs(dtype):
         mask = mask_of(problem, call, dtype)
         return second_derivatives(lambda v: plain(problem, dict(zip(names, v)), mask),
-                                  [t.to(dtype).detach().requires_grad_() for t in values], problem.grad_out())
+                                  [t.to(dtype).detach().requires_grad_() for t in values],
+                                  problem.grad_out())
 
     labels = ["out", *(f"d {n}" for n in names), *(f"dd {n}" for n in names)]
-    for label, a, b, c in zip(labels, got, torchs(torch.float32), torchs(torch.float64), strict=True):
+    for label, a, b, c in zip(labels, got, torchs(torch.float32), torchs(torch.float64),
+                              strict=True):
         if c is None:  # a bias is only added: nothing depends on it twice
             assert label == "dd bias" and (a is None or not a.any())
             continue
@@ -70,10 +74,12 @@ def test_one_tensor_as_two_inputs(device, create_graph):
     """GATv2 with shared weights passes the same rows as keys and queries."""
     view = small(device)
     x, att = torch.randn(20, 3, 5).to(device).requires_grad_(), torch.randn(1, 3, 5).to(device)
-    problem = Problem(attention_programs.gatv2(0.2, 0.0, False), view, {"keys": x, "queries": x, "att": att}, 3, 5)
+    problem = Problem(attention_programs.gatv2(0.2, 0.0, False), view,
+                      {"keys": x, "queries": x, "att": att}, 3, 5)
     out = attention.run_cuda(problem.call(), problem.tensors)
     expected = plain(problem, problem.tensors)
-    grads = [torch.autograd.grad(o, x, problem.grad_out(), create_graph=create_graph)[0] for o in (out, expected)]
+    grads = [torch.autograd.grad(o, x, problem.grad_out(), create_graph=create_graph)[0]
+             for o in (out, expected)]
     assert relative(grads[0], grads[1]) < 1e-5
 
 
@@ -87,7 +93,8 @@ def test_an_input_made_from_another(device, create_graph):
     problem = Problem(attention_programs.cosine(), view, tensors, 3, 5)
     out = attention.run_cuda(problem.call(), tensors)
     expected = plain(problem, tensors)
-    grads = [torch.autograd.grad(o, x, problem.grad_out(), create_graph=create_graph, retain_graph=True)[0]
+    grads = [torch.autograd.grad(o, x, problem.grad_out(), create_graph=create_graph,
+                                 retain_graph=True)[0]
              for o in (out, expected)]
     assert relative(grads[0], grads[1]) < 1e-5
 
@@ -97,8 +104,10 @@ def test_gradients_of_any_subset_of_inputs(device, kind):
     problem = KINDS[kind](small(device), 0.0)
     full = by_kernels(problem)[0]
     names = list(problem.tensors)
-    for wanted in itertools.chain.from_iterable(itertools.combinations(names, n) for n in range(1, len(names) + 1)):
-        tensors = {name: t.detach().requires_grad_(name in wanted) for name, t in problem.tensors.items()}
+    for wanted in itertools.chain.from_iterable(itertools.combinations(names, n)
+                                                for n in range(1, len(names) + 1)):
+        tensors = {name: t.detach().requires_grad_(name in wanted)
+                   for name, t in problem.tensors.items()}
         attention.run_cuda(problem.call(), tensors).backward(problem.grad_out())
         for name, tensor in tensors.items():
             assert (tensor.grad is not None) == (name in wanted), (wanted, name)
@@ -127,7 +136,8 @@ def test_in_place_edits_of_an_exposed_output(device, kind, create_graph):
     tensors = {name: t.detach().requires_grad_() for name, t in problem.tensors.items()}
     out = attention.run_cuda(problem.call(), tensors)
     out.mul_(2.0).add_(1.0)
-    grads = torch.autograd.grad(out, list(tensors.values()), problem.grad_out(), create_graph=create_graph)
+    grads = torch.autograd.grad(out, list(tensors.values()), problem.grad_out(),
+                                create_graph=create_graph)
     for name, grad in zip(tensors, grads):
         assert relative(grad.detach(), 2 * plain[name]) < 1e-5, name
 
@@ -182,7 +192,8 @@ def test_backward_after_the_edge_index_is_gone(device, kind, deterministic, crea
         out = attention.run_cuda(problem.call(), tensors)
         del edge_index
         gc.collect()
-        grads = torch.autograd.grad(out, list(tensors.values()), problem.grad_out(), create_graph=create_graph)
+        grads = torch.autograd.grad(out, list(tensors.values()), problem.grad_out(),
+                                    create_graph=create_graph)
     finally:
         torch.use_deterministic_algorithms(False)
     assert all(torch.isfinite(g).all() for g in grads)
@@ -203,9 +214,11 @@ def test_checkpointing_repeats_the_dropout(device, kind, reentrant):
         values = [t.detach().requires_grad_() for t in problem.tensors.values()]
         out = run(*values)
         torch.rand(3, device=device)  # something else draws between forward and backward
-        results.append([out.detach(), *torch.autograd.grad(out.pow(2).sum(), values)] if not reentrant else
+        results.append([out.detach(), *torch.autograd.grad(out.pow(2).sum(), values)]
+                       if not reentrant else
                        [out.detach(), *backward_of(out.pow(2).sum(), values)])
-    assert all(relative(a, b) < 1e-5 for a, b in zip(*results))  # another mask would be another result altogether
+    # another mask would be another result altogether
+    assert all(relative(a, b) < 1e-5 for a, b in zip(*results))
 
 
 def backward_of(loss, values):

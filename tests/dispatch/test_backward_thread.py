@@ -1,4 +1,5 @@
-"""The thread in which backward runs: the caller's where a process uses one GPU, autograd's own otherwise."""
+"""The thread in which backward runs: the caller's where a process uses one GPU, autograd's own
+otherwise."""
 import threading
 
 import pytest
@@ -63,7 +64,8 @@ def test_on_one_gpu_it_is_the_callers(backward):
 @pytest.mark.gpu
 def test_gradients_on_one_gpu_are_the_same():
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4)).cuda()
+    model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.ReLU(),
+                                torch.nn.Linear(16, 4)).cuda()
     x = torch.randn(64, 16, device="cuda", requires_grad=True)
     found = []
     for _ in range(2):
@@ -137,7 +139,9 @@ def test_graphs_on_the_cpu_are_left_to_torch(monkeypatch):
     told = []
     native = torch.autograd._engine_run_backward
     monkeypatch.setattr(torch.autograd, "_engine_run_backward",
-                        lambda *a, **k: (told.append(torch._C._is_multithreading_enabled()), native(*a, **k))[1])
+                        lambda *a,
+                        **k: (told.append(torch._C._is_multithreading_enabled()),
+                              native(*a, **k))[1])
     with gnnaccel.enabled():
         _threads("cpu", _by_backward)
     assert told == [True]
@@ -147,7 +151,8 @@ def test_it_is_replaced_and_put_back():
     native = torch.autograd._engine_run_backward
     with gnnaccel.enabled():
         assert torch.autograd._engine_run_backward.__wrapped__ is native
-        assert gnnaccel.status()["hosts"]["torch"]["patched"] == ["torch.autograd._engine_run_backward"]
+        assert gnnaccel.status()["hosts"]["torch"]["patched"] == [
+            "torch.autograd._engine_run_backward"]
     assert torch.autograd._engine_run_backward is native
 
 

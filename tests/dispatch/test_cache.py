@@ -27,7 +27,8 @@ def pairs_of(view) -> list:
 def look(edge_index, num_src=40, num_dst=30, loops=0) -> str:
     """Looks up and checks that the answer is about these very edges."""
     view, outcome = cache.lookup(edge_index, num_src, num_dst, loops)
-    expected = [(s, d) for s, d in edge_index.t().tolist() if not (loops and s == d)] + [(i, i) for i in range(loops)]
+    expected = [(s, d) for s, d in edge_index.t().tolist()
+                if not (loops and s == d)] + [(i, i) for i in range(loops)]
     assert pairs_of(view) == sorted(expected)
     return outcome
 
@@ -37,7 +38,8 @@ def test_a_look_without_traces():
     assert not cache.peek(edge_index, 40, 30)
     look(edge_index)
     before = cache.info()
-    assert cache.peek(edge_index, 40, 30) and not cache.peek(edge_index, 40, 31) and cache.info() == before
+    assert cache.peek(edge_index, 40,
+                      30) and not cache.peek(edge_index, 40, 31) and cache.info() == before
     edge_index[0, 0] = 1
     assert not cache.peek(edge_index, 40, 30)
 
@@ -55,10 +57,13 @@ def test_found_again():
 @pytest.mark.parametrize("other", [(41, 30, 0), (40, 31, 0), (40, 30, 2)])
 def test_sizes_and_loops_belong_to_the_key(other):
     edge_index = skewed_edges(40, 30, 100)
-    assert [look(edge_index), look(edge_index, *other), look(edge_index), look(edge_index, *other)] == ["miss", "miss", "hit", "hit"]
+    assert [look(edge_index), look(edge_index, *other), look(edge_index),
+            look(edge_index, *other)] == ["miss", "miss", "hit", "hit"]
 
 
-@pytest.mark.parametrize("edit", ["item", "row", "sort", "copy", "through_view", "through_detached", "in_inference_mode"])
+@pytest.mark.parametrize("edit",
+                         ["item", "row", "sort", "copy", "through_view", "through_detached",
+                          "in_inference_mode"])
 def test_edits_in_place_are_seen(edit):
     edge_index = skewed_edges(40, 30, 100)
     assert look(edge_index) == "miss"
@@ -98,7 +103,8 @@ def test_one_entry_per_version():
 
 @pytest.mark.parametrize("told", [True, False], ids=["told", "untold"])
 def test_memory_that_is_freed_and_used_again(told, monkeypatch):
-    """Object ids come back too; an entry must know its tensor even where the callback that drops it has yet to run."""
+    """Object ids come back too; an entry must know its tensor even where the callback that drops it
+    has yet to run."""
     if not told:
         monkeypatch.setattr(cache, "_dropper", lambda key, view: None)
     addresses = set()
@@ -129,7 +135,8 @@ def test_views_share_and_do_not_mix():
     assert look(pairs.t()) == "miss" and look(pairs.t()) == "hit"
     assert look(pairs.flatten().view(30, 2).t()) in ("hit", "miss")
     square = torch.tensor([[0, 1], [2, 3]])
-    assert look(square) == "miss" and look(square.t()) == "miss", "same memory and shape, other edges"
+    assert look(square) == "miss" and look(
+        square.t()) == "miss", "same memory and shape, other edges"
 
 
 def test_the_same_bytes_with_another_type():
@@ -233,7 +240,8 @@ def test_many_graphs_are_not_counted_at_each_miss(monkeypatch):
     """Or a loop over a list of batches would take longer, the longer the list is."""
     counted = []
     nbytes = cache.GraphView.nbytes
-    monkeypatch.setattr(cache.GraphView, "nbytes", lambda view: (counted.append(1), nbytes(view))[1])
+    monkeypatch.setattr(cache.GraphView, "nbytes",
+                        lambda view: (counted.append(1), nbytes(view))[1])
     tensors = [skewed_edges(10, 8, 20) for _ in range(300)]
     for at, tensor in enumerate(tensors):
         look(tensor, 10, 8)
@@ -285,7 +293,8 @@ def test_tensors_that_die_while_the_cache_counts(monkeypatch):
 def test_clear_and_info():
     edge_index = skewed_edges(40, 30, 100)
     look(edge_index), look(edge_index)
-    assert set(cache.info()) == {"entries", "bytes", "limit", "hits", "misses", "evictions", "uncached"}
+    assert set(cache.info()) == {"entries", "bytes", "limit", "hits", "misses", "evictions",
+                                 "uncached"}
     cache.clear()
     info = cache.info()
     assert {name: info[name] for name in info if name != "limit"} == dict.fromkeys(
@@ -332,4 +341,5 @@ def test_a_thousand_steps_with_fresh_graphs(device):
         sizes.append((cache.info()["entries"], cache.info()["bytes"]))
         del view
     assert max(entries for entries, _ in sizes) <= 2
-    assert max(size for _, size in sizes[steps // 2:]) <= max(size for _, size in sizes[:steps // 2])
+    assert max(size
+               for _, size in sizes[steps // 2:]) <= max(size for _, size in sizes[:steps // 2])

@@ -50,7 +50,8 @@ def test_several_tensors_found_again(count):
     tensors = many(count)
     assert not cache.peek_many(tuple(tensors), SIZES)
     first, outcome = look_many(tensors)
-    assert outcome == "miss" and not first.own and not first.touched and cache.peek_many(tuple(tensors), SIZES)
+    assert outcome == "miss" and not first.own and not first.touched and cache.peek_many(
+        tuple(tensors), SIZES)
     again, outcome = look_many(tensors)
     assert outcome == "hit" and again is first and first.touched
     info = cache.info()
@@ -103,10 +104,12 @@ def test_memory_of_one_of_several_that_is_used_again(at, told, monkeypatch):
 
 def test_order_number_and_sizes_belong_to_the_key():
     a, b = torch.randint(0, 5, (64,)), torch.randint(0, 5, (64,))
-    keys = [((a, b), SIZES), ((b, a), SIZES), ((a,), SIZES), ((a, b, a), SIZES), ((a, a), SIZES), ((a, b), (*SIZES[:3], 6)),
-            ((a, b), ("other", *SIZES[1:]))]
+    keys = [((a, b), SIZES), ((b, a), SIZES), ((a,), SIZES), ((a, b, a), SIZES), ((a, a), SIZES),
+            ((a, b), (*SIZES[:3], 6)), ((a, b), ("other", *SIZES[1:]))]
     views = [look_many(*key)[0] for key in keys]
-    assert len(set(map(id, views))) == len(keys) and [look_many(*key) for key in keys] == [(view, "hit") for view in views]
+    assert len(set(map(id, views))) == len(keys) and [look_many(*key)
+                                                      for key in keys] == [(view, "hit")
+                                                                           for view in views]
 
 
 def test_one_tensor_as_two_views_of_one_memory():

@@ -26,7 +26,8 @@ def triples(edges) -> list:
 
 
 def expected_triples(edge_index, loops: int) -> list:
-    pairs = [(d, s, e) for e, (s, d) in enumerate(edge_index.t().tolist()) if not (loops and s == d)]
+    pairs = [(d, s, e) for e, (s, d) in enumerate(edge_index.t().tolist())
+             if not (loops and s == d)]
     return sorted(pairs + [(node, node, edge_index.shape[1] + node) for node in range(loops)])
 
 
@@ -46,7 +47,8 @@ def test_edges_in_any_order_of_asking(device, loops, first, deterministic):
     assert torch.equal(edges.dst, edges.dst.sort().values)
     assert triples(edges) == expected_triples(edge_index, loops)
     rows = view.csc()
-    assert torch.equal(rows.other[:edges.src.shape[0]].long(), edges.src), "the torch backend's order is the CSC's"
+    assert torch.equal(rows.other[:edges.src.shape[0]].long(),
+                       edges.src), "the torch backend's order is the CSC's"
     assert view.csc() is rows and view.edges() is edges and view.csr() is view.csr()
 
 
@@ -60,7 +62,8 @@ def test_edges_on_the_cpu_need_no_driver():
 @pytest.mark.parametrize("strided", ["transposed", "narrowed", "int32"])
 def test_edge_index_of_any_stride_and_type(device, strided):
     edge_index = skewed_edges(40, 30, 200, device)
-    same = {"transposed": lambda: edge_index.t().contiguous().t(), "int32": lambda: edge_index.int(),
+    same = {"transposed": lambda: edge_index.t().contiguous().t(),
+            "int32": lambda: edge_index.int(),
             "narrowed": lambda: torch.cat([edge_index, edge_index], 1)[:, 200:]}[strided]()
     view = GraphView(same, 40, 30)
     view.csc(), view.csr()
@@ -71,7 +74,9 @@ def test_edge_index_of_any_stride_and_type(device, strided):
 def test_wrong_ids_on_the_cpu(where):
     edge_index = skewed_edges(40, 30, 200)
     edge_index[where[0], 100] = where[1]
-    with pytest.raises(GraphError, match=f"{'source' if where[0] == 0 else 'destination'} ids .*{where[1]}") as caught:
+    with pytest.raises(GraphError,
+                       match=f"{'source' if where[0] == 0 else 'destination'} ids "
+                       f".*{where[1]}") as caught:
         GraphView(edge_index, 40, 30).edges()
     assert isinstance(caught.value, IndexError)
     assert f"[0, {(40, 30)[where[0]]})" in str(caught.value)
@@ -92,11 +97,13 @@ def test_wrong_ids_on_a_device_are_told_once_known(device, first):
 
 def test_empty_and_wrong(device):
     for num_src, num_dst in ((0, 0), (3, 0), (0, 3), (2, 2)):
-        view = GraphView(torch.empty(2, 0, dtype=torch.long, device=device), num_src, num_dst, own=True)
+        view = GraphView(torch.empty(2, 0, dtype=torch.long, device=device), num_src, num_dst,
+                         own=True)
         assert view.csc().rows == num_dst and view.csr().rows == num_src and view.edges().src.numel() == 0
         settle(device)
         counts = view.statistics()
-        assert (counts.num_edges, counts.max_degree, counts.mean_degree, counts.density) == (0, 0, 0, 0)
+        assert (counts.num_edges, counts.max_degree, counts.mean_degree,
+                counts.density) == (0, 0, 0, 0)
     with pytest.raises(GraphError):
         GraphView(torch.zeros(2, 1, dtype=torch.long), 0, 0, own=True).edges()
 
@@ -162,14 +169,18 @@ def test_threads_get_one_structure(device):
         thread.join()
     assert not problems
     for csc, csr, edges in found:
-        assert torch.equal(csc.indptr, found[0][0].indptr) and torch.equal(csr.indptr, found[0][1].indptr)
+        assert torch.equal(csc.indptr,
+                           found[0][0].indptr) and torch.equal(csr.indptr, found[0][1].indptr)
         assert triples(edges) == triples(found[0][2])
     settled = view.csc().other[view.csr().place.long()]
-    assert torch.equal(settled, torch.repeat_interleave(torch.arange(40, device=device), view.csr().indptr.diff()).int())
+    assert torch.equal(settled,
+                       torch.repeat_interleave(torch.arange(40, device=device),
+                                               view.csr().indptr.diff()).int())
 
 
 def test_covered(device):
     a = GraphView(skewed_edges(40, 30, 200, device), 40, 30, own=True)
     some = a.covered(torch.float32)
     assert some.shape == (30, 1) and torch.equal(some[:, 0] > 0, a.csc().indptr.diff() > 0)
-    assert a.covered(torch.float64).dtype == torch.float64 and torch.equal(a.covered(torch.float64).float(), some)
+    assert a.covered(torch.float64).dtype == torch.float64 and torch.equal(
+        a.covered(torch.float64).float(), some)

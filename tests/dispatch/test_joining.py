@@ -1,4 +1,5 @@
-"""`Layout`: the edges of several types as one graph, by the kernel and by torch operations, and where which of them serves."""
+"""`Layout`: the edges of several types as one graph, by the kernel and by torch operations, and
+where which of them serves."""
 from __future__ import annotations
 
 import contextlib
@@ -30,14 +31,16 @@ def problem(device, counts=(30, 0, 7), dtype=torch.int64, loops=()):
     for at, count in enumerate(counts):
         num_src, num_dst = 4 + at % 3, 2 + at % 5
         parts.append(Part((f"s{at}", "to", f"d{at}"), at, src, num_src, dst, num_dst))
-        edges.append(torch.stack([torch.randint(0, num_src, (count,)), torch.randint(0, num_dst, (count,))]).to(device, dtype))
+        edges.append(torch.stack([torch.randint(0, num_src, (count,)),
+                                  torch.randint(0, num_dst, (count,))]).to(device, dtype))
         src, dst = src + num_src, dst + num_dst
     return Layout(tuple(parts), loops), edges
 
 
 def nodes(layout) -> tuple[int, int]:
     """Sources and destinations."""
-    return layout.parts[-1].src + layout.parts[-1].num_src, layout.parts[-1].dst + layout.parts[-1].num_dst
+    return layout.parts[-1].src + layout.parts[-1].num_src, layout.parts[-1].dst + layout.parts[
+        -1].num_dst
 
 
 def by_torch(layout, edges, call=Layout.checked):
@@ -73,9 +76,13 @@ def test_edges_in_arrays_of_a_host(device):
     layout, edges = problem(device, (6, 20, 4))
     src, dst = edges[1]
     order = dst.sort(stable=True).indices
-    csc = CSC(torch.searchsorted(dst[order], torch.arange(layout.parts[1].num_dst + 1, device=device)), src[order], order)
-    given = [edges[0], EdgeArrays(None, csc), EdgeArrays((edges[2][0].clone(), edges[2][1].clone()))]
-    assert [t.tolist() for t in same(layout, given)] == [t.tolist() for t in by_torch(layout, edges)]
+    csc = CSC(torch.searchsorted(dst[order],
+                                 torch.arange(layout.parts[1].num_dst + 1, device=device)),
+              src[order], order)
+    given = [edges[0], EdgeArrays(None, csc),
+             EdgeArrays((edges[2][0].clone(), edges[2][1].clone()))]
+    assert [t.tolist() for t in same(layout, given)] == [t.tolist()
+                                                         for t in by_torch(layout, edges)]
 
 
 @pytest.mark.parametrize("wrong", [-1, "count", 2**32])
@@ -92,7 +99,8 @@ def test_ids_of_other_types_are_told_alike(device, part, end, wrong):
     what, node = (("source", f"'s{part}'"), ("destination", f"'d{part}'"))[end]
     assert f"{what} ids from" in str(found.value) and f"nodes of type {node}." in str(found.value)
     num_src, num_dst = nodes(layout)
-    for look in (lambda: RelationView(tuple(edges), num_src, num_dst, len(edges), layout).pairs(PAIR_DST),
+    for look in (lambda: RelationView(tuple(edges), num_src, num_dst, len(edges),
+                                      layout).pairs(PAIR_DST),
                  lambda: JoinedView(tuple(edges), num_src, num_dst, layout).csc(),
                  lambda: JoinedGraph(tuple(edges), num_src, num_dst, layout).index("v")):
         with pytest.raises(GraphError) as found:
@@ -116,7 +124,9 @@ class Counted(Layout):
         return super().checked(*edge_indices)
 
 
-@pytest.mark.parametrize("backend, limit, asked", [("auto", 38, []), ("auto", 37, ["joined"] * 2), ("torch", 38, ["joined"] * 2)])
+@pytest.mark.parametrize("backend, limit, asked",
+                         [("auto", 38, []), ("auto", 37, ["joined"] * 2),
+                          ("torch", 38, ["joined"] * 2)])
 def test_a_view_checks_once(device, monkeypatch, backend, limit, asked):
     """And keeps what the kernel made of small graphs."""
     layout, edges = problem(device)
@@ -134,7 +144,8 @@ def test_a_view_checks_once(device, monkeypatch, backend, limit, asked):
 def test_a_view_of_what_has_no_check_of_its_own_checks(device):
     layout, edges = problem(device)
     edges[2][0, 0] = 99
-    view = RelationView(tuple(edges), *nodes(layout), len(edges), lambda *given: by_torch(layout, given, Layout.__call__))
+    view = RelationView(tuple(edges), *nodes(layout), len(edges),
+                        lambda *given: by_torch(layout, given, Layout.__call__))
     with pytest.raises(GraphError, match="the graph holds source ids from"):
         view.index(SRC, EDGE)
 
@@ -188,19 +199,24 @@ def test_a_kernel_that_does_not_compile_is_not_asked(device, monkeypatch):
     assert layout.checked(*edges)[0].dtype is torch.int32
 
 
-@pytest.mark.parametrize("src, loops", [(2**31 - 4, ()), (2**40, ()), (0, (Range(1, 2**31 - 5, 5, 0, 5),))], ids=str)
+@pytest.mark.parametrize("src, loops",
+                         [(2**31 - 4, ()), (2**40, ()), (0, (Range(1, 2**31 - 5, 5, 0, 5),))],
+                         ids=str)
 def test_ids_beyond_32_bits(device, src, loops):
     parts = (Part(("a", "to", "b"), 0, src, 4, 0, 2),)
     edges = torch.tensor([[3, 0], [1, 1]], device=device)
     found = Layout(parts, loops).checked(edges)
     assert found[0].dtype is torch.int64 and found[0][:2].tolist() == [src + 3, src]
-    assert Layout((parts[0]._replace(src=2**31 - 5),)).checked(edges)[0].tolist() == [2**31 - 2, 2**31 - 5]
+    assert Layout((parts[0]._replace(src=2**31 - 5),
+                   )).checked(edges)[0].tolist() == [2**31 - 2, 2**31 - 5]
     assert not joining.serves([edges], 2**31) and joining.serves([edges], 2**31 - 1)
 
 
 def test_more_edges_than_32_bits_count(device):
     many = torch.zeros(2, 1, dtype=torch.int64, device=device).expand(2, 2**30)
-    assert joining.serves([many], 4) and not joining.serves([many, many], 4) and not joining.serves([many], 4, 2**30)
+    assert joining.serves([many], 4) and not joining.serves([many, many],
+                                                            4) and not joining.serves([many], 4,
+                                                                                      2**30)
 
 
 def test_tensors_on_a_cpu_go_by_torch():

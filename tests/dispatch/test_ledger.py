@@ -23,7 +23,8 @@ def edges() -> torch.Tensor:
     return torch.randint(0, 9, (2, 20))
 
 
-OTHERS = {"a copy": lambda ei: ei.clone(), "an alias": lambda ei: ei.detach(), "written into": lambda ei: ei.add_(0)}
+OTHERS = {"a copy": lambda ei: ei.clone(), "an alias": lambda ei: ei.detach(),
+          "written into": lambda ei: ei.add_(0)}
 
 
 @pytest.mark.parametrize("other", OTHERS)
@@ -53,7 +54,8 @@ def test_a_graph_at_a_dead_ones_place():
 def test_layers_know_graphs_apart():
     one, other, ei, types = LayerMemory(), LayerMemory(), edges(), torch.arange(20)
     assert not one.meets((ei, types), ei) and not other.meets((ei, types), ei)
-    assert one.meets((ei, types), ei, "state") and one.of((types,)) is None and one.of((ei,)) is not None
+    assert one.meets((ei, types), ei,
+                     "state") and one.of((types,)) is None and one.of((ei,)) is not None
     one.of((ei,))[1] = "state"
     assert not one.meets((ei, types), ei, "state") and one.meets((ei, types), ei, "state", True)
     assert other.meets((ei, types), ei, "state"), "decided of one layer says nothing of another"

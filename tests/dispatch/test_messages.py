@@ -1,4 +1,5 @@
-"""Aggregations of messages that are more than a neighbour's row: by kernels and by torch operations, against fp64."""
+"""Aggregations of messages that are more than a neighbour's row: by kernels and by torch
+operations, against fp64."""
 from __future__ import annotations
 
 import pytest
@@ -6,7 +7,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gnnaccel.dispatch.ops import aggregation, aggregation_cost, aggregation_cpu, aggregation_cuda, messages
+from gnnaccel.dispatch.ops import (aggregation, aggregation_cost, aggregation_cpu, aggregation_cuda,
+                                   messages)
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.ops.messages import Gated, Rectified, Shifted
 from gnnaccel.dispatch.reasons import Reason
@@ -15,19 +17,22 @@ from tests.helpers import assert_accurate, relative
 from tests.routes import clean, emulated, one_thread, opened, route  # noqa: F401
 
 #: rows besides x, and the messages made of them
-FORMS = {"shifted": ("v", lambda rows: Shifted(rows, -1.0)), "weighted": ("vw", lambda rows, w: Shifted(rows, 1.0)),
-         "rectified": ("e", lambda edge: Rectified(edge, 0.5)), "gated": ("uv", Gated), "gated, edge": ("uve", Gated),
-         "gated, edges": ("uvee", Gated)}
+FORMS = {"shifted": ("v", lambda rows: Shifted(rows, -1.0)),
+         "weighted": ("vw", lambda rows, w: Shifted(rows, 1.0)),
+         "rectified": ("e", lambda edge: Rectified(edge, 0.5)), "gated": ("uv", Gated),
+         "gated, edge": ("uve", Gated), "gated, edges": ("uvee", Gated)}
 
 
-def leaves(form: str, graph: OpGraph, features: tuple[int, ...], dtype=torch.float32) -> list[torch.Tensor]:
+def leaves(form: str, graph: OpGraph, features: tuple[int, ...],
+           dtype=torch.float32) -> list[torch.Tensor]:
     rows = [graph.rows("e" if target == "w" else target) for target in "u" + FORMS[form][0]]
     tails = [(1,) * len(features) if target == "w" else features for target in "u" + FORMS[form][0]]
     return [torch.randn(count, *tail, dtype=dtype) for count, tail in zip(rows, tails)]
 
 
 def stated(form: str, graph: OpGraph, reduce: str, x, *more) -> aggregation.Aggregation:
-    found = aggregation.prepare(reduce, x, more[-1] if form == "weighted" else None, graph.num_edges)
+    found = aggregation.prepare(reduce, x, more[-1] if form == "weighted" else None,
+                                graph.num_edges)
     made = FORMS[form][1](*more)
     assert messages.unfit(graph, found.x, found.weight, made) is None
     return found._replace(more=made)
@@ -49,7 +54,8 @@ def way(route, form: str):
 def judged(route, form, reduce, ei, src, dst, features, floor=None):
     graph = OpGraph(ei, src, dst)
     tensors = leaves(form, graph, features)
-    got = results(way(route, form), form, OpGraph(ei.to(route.device), src, dst), reduce, [t.to(route.device) for t in tensors])
+    got = results(way(route, form), form, OpGraph(ei.to(route.device), src, dst), reduce,
+                  [t.to(route.device) for t in tensors])
     plain, exact = (results(aggregation.plain, form, graph, reduce, [t.to(d) for t in tensors])
                     for d in (torch.float32, torch.float64))
     for place, (a, b, c) in enumerate(zip(got, plain, exact)):
@@ -64,16 +70,19 @@ def judged(route, form, reduce, ei, src, dst, features, floor=None):
 def test_ways(route, form, reduce, features):
     if form in ("shifted", "weighted") and reduce == "max":
         graph = OpGraph(edges().to(route.device), N, M)
-        given = stated(form, graph, reduce, *(t.to(route.device) for t in leaves(form, graph, features)))
+        given = stated(form, graph, reduce,
+                       *(t.to(route.device) for t in leaves(form, graph, features)))
         refused = type(aggregation_cuda.kernel(graph, given)) is Reason
-        assert refused if route.backend == "cuda" else aggregation_cpu.unfit(graph, given) is not None
+        assert refused if route.backend == "cuda" else aggregation_cpu.unfit(graph,
+                                                                             given) is not None
         return
     judged(route, form, reduce, edges(), N, M, features)
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.tuples(st.integers(1, 6), st.integers(1, 6), st.integers(1, 25), st.integers(0, 2**16)), st.sampled_from([*FORMS]),
-       st.sampled_from(["sum", "mean"]))
+@settings(max_examples=12, deadline=None,
+          suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.tuples(st.integers(1, 6), st.integers(1, 6), st.integers(1, 25), st.integers(0, 2**16)),
+       st.sampled_from([*FORMS]), st.sampled_from(["sum", "mean"]))
 def test_small_graphs_of_all_kinds(route, sizes, form, reduce):
     src, dst, count, seed = sizes
     torch.manual_seed(seed)
@@ -85,7 +94,8 @@ def test_small_graphs_of_all_kinds(route, sizes, form, reduce):
 def test_gradients_in_double_precision(form):
     graph = OpGraph(edges(), N, M)
     ways = [(aggregation.plain, "mean"), (aggregation.plain, "max")]
-    for run, reduce in ways + ([(aggregation_cpu.run, "sum")] if form in ("shifted", "weighted") else []):
+    for run, reduce in ways + ([(aggregation_cpu.run, "sum")]
+                               if form in ("shifted", "weighted") else []):
         tensors = [t.requires_grad_() for t in leaves(form, graph, (3,), torch.float64)]
 
         def function(*tensors):
@@ -103,7 +113,8 @@ def test_second_derivatives(route, form):
     def second(run, device, dtype):
         mine = [t.to(device, dtype).requires_grad_() for t in tensors]
         graph = OpGraph(ei.to(device), N, M)
-        grads = torch.autograd.grad(run(graph, stated(form, graph, "mean", *mine)).pow(3).sum(), mine, create_graph=True)
+        grads = torch.autograd.grad(run(graph, stated(form, graph, "mean", *mine)).pow(3).sum(),
+                                    mine, create_graph=True)
         return torch.autograd.grad(sum(g.pow(2).sum() for g in grads), mine)
 
     exact = second(aggregation.plain, "cpu", torch.float64)
@@ -129,9 +140,10 @@ def test_only_what_is_wanted_gets_a_gradient(route, form):
 def test_tensors_that_do_not_fit():
     graph = OpGraph(edges(), N, M)
     x = torch.randn(N, 6)
-    for more, code in ((Rectified(torch.randn(E, 5)), "GA206"), (Shifted(torch.randn(N, 6), 1.0), "GA206"),
-                       (Gated(x, torch.randn(M, 6).double()), "GA203"), (Gated(x, torch.randn(M, 6), None), None),
-                       (Rectified(None), "GA206")):
+    for more, code in ((Rectified(torch.randn(E, 5)), "GA206"),
+                       (Shifted(torch.randn(N, 6), 1.0), "GA206"),
+                       (Gated(x, torch.randn(M, 6).double()), "GA203"),
+                       (Gated(x, torch.randn(M, 6), None), None), (Rectified(None), "GA206")):
         why = messages.unfit(graph, x, None, more)
         assert (None if why is None else why.code) == code
     assert messages.unfit(graph, x, torch.randn(E, 1), Rectified(torch.randn(E, 6))).code == "GA208"
@@ -144,5 +156,9 @@ def test_more_rows_cost_more():
     by_form = {type(more): aggregation_cost._on_cuda(graph, plain._replace(more=more), "forward")
                for more in (None, Shifted(x, 1.0), Rectified(x), Gated(x, x))}
     first = by_form[type(None)]
-    assert by_form[Rectified].ours == pytest.approx(2 * first.ours) and by_form[Rectified].native == first.native
-    assert by_form[Gated].native == pytest.approx(2 * first.native) and by_form[Shifted].ours == first.ours
+    assert by_form[Rectified].ours == pytest.approx(2
+                                                    * first.ours) and by_form[
+                                                        Rectified].native == first.native
+    assert by_form[Gated].native == pytest.approx(2
+                                                  * first.native) and by_form[
+                                                      Shifted].ours == first.ours

@@ -1,4 +1,5 @@
-"""Several reduces as one operation: by kernels and by torch operations, against PyG's aggregations and each other."""
+"""Several reduces as one operation: by kernels and by torch operations, against PyG's aggregations
+and each other."""
 from __future__ import annotations
 
 import pytest
@@ -24,20 +25,23 @@ def leaves(*tensors: Tensor | None) -> list[Tensor | None]:
     return [None if t is None else t.detach().clone().requires_grad_() for t in tensors]
 
 
-def judged(graph: OpGraph, x: Tensor, reduces: tuple[str, ...], weight: Tensor | None = None, zero_share: bool = True,
-           of_edges: bool = False) -> None:
+def judged(graph: OpGraph, x: Tensor, reduces: tuple[str, ...], weight: Tensor | None = None,
+           zero_share: bool = True, of_edges: bool = False) -> None:
     """The kernels' result and gradients against torch operations in fp32 and fp64."""
     results = []
     for dtype, way in ((x.dtype, "kernel"), (x.dtype, "plain"), (F64, "plain")):
         a, w = leaves(x.to(dtype), None if weight is None else weight.to(dtype))
         call = multi_reduce(graph, a, reduces, w, zero_share, of_edges)
         if way == "kernel":
-            assert isinstance(call.kernel, Kernel) and compile_reason(call.kernel) is None, call.kernel
+            assert isinstance(call.kernel,
+                              Kernel) and compile_reason(call.kernel) is None, call.kernel
         out = call.kernel.run() if way == "kernel" else call.plain()
         grad = torch.linspace(-1, 1, out.numel(), device=out.device).view(out.shape).sin()
         if "std" in reduces:
             grad[:, reduces.index("std")] *= out[:, reduces.index("std")] > 0.1
-        results.append((out, *torch.autograd.grad(out, [t for t in (a, w) if t is not None], grad.to(dtype))))
+        results.append((out,
+                        *torch.autograd.grad(out, [t for t in (a, w) if t is not None],
+                                             grad.to(dtype))))
     for name, got, plain, exact in zip(("out", "x", "weight"), *results):
         assert got.dtype == x.dtype
         assert_accurate(name, got.detach(), plain.detach(), exact.detach(), _FLOOR)
@@ -47,25 +51,29 @@ def graph_of(device, src=40, dst=30, edges=200) -> OpGraph:
     return OpGraph(skewed_edges(src, dst, edges, device), src, dst)
 
 
-@on_devices("reduces,shape,weight", [(PNA, (8,), ""), (("max",), (3, 5), "head"), (REDUCES, (7,), "edge"),
-                                     (("min", "sum"), (), ""), (("max",), (2, 3, 4), "edge"), (("mean", "max"), (130,), "")])
+@on_devices("reduces,shape,weight",
+            [(PNA, (8,), ""), (("max",), (3, 5), "head"), (REDUCES, (7,), "edge"),
+             (("min", "sum"), (), ""), (("max",), (2, 3, 4), "edge"),
+             (("mean", "max"), (130,), "")])
 def test_against_operations(device, reduces, shape, weight):
     graph = graph_of(device)
     x = torch.randn(40, *shape).mul(4).round().div(4).to(device)
-    w = {"": None, "edge": torch.randn(200), "head": torch.randn(200, shape[0] if shape else 1)}[weight]
+    w = {"": None, "edge": torch.randn(200),
+         "head": torch.randn(200, shape[0] if shape else 1)}[weight]
     for zero_share in (True, False):
         judged(graph, x, reduces, None if w is None else w.to(device), zero_share)
 
 
-@on_devices("reduces,shape", [(PNA, (8,)), (("max",), (3, 5)), (REDUCES, ()), (("sum", "var"), (130,))])
+@on_devices("reduces,shape",
+            [(PNA, (8,)), (("max",), (3, 5)), (REDUCES, ()), (("sum", "var"), (130,))])
 def test_messages_of_edges(device, reduces, shape):
     graph = graph_of(device)
     judged(graph, torch.randn(200, *shape).mul(4).round().div(4).to(device), reduces, of_edges=True)
 
 
 @settings(max_examples=20, deadline=None)
-@given(src=st.integers(1, 9), dst=st.integers(1, 9), edges=st.integers(1, 60), width=st.sampled_from([1, 3, 8]),
-       hub=st.booleans(), seed=st.integers(0, 99))
+@given(src=st.integers(1, 9), dst=st.integers(1, 9), edges=st.integers(1, 60),
+       width=st.sampled_from([1, 3, 8]), hub=st.booleans(), seed=st.integers(0, 99))
 def test_ugly_graphs(src, dst, edges, width, hub, seed):
     from gnnaccel.cuda import driver
     from tests.emulation.emulator import EmulatedDriver
@@ -74,7 +82,8 @@ def test_ugly_graphs(src, dst, edges, width, hub, seed):
     if hub:
         ends[1] = 0
     with driver.using(EmulatedDriver()):
-        judged(OpGraph(ends, src, dst), torch.randint(-2, 3, (src, width)).float(), ("max", "min", "sum"))
+        judged(OpGraph(ends, src, dst), torch.randint(-2, 3, (src, width)).float(),
+               ("max", "min", "sum"))
 
 
 def test_rows_that_are_not_contiguous(device):
@@ -88,7 +97,8 @@ def test_a_variance_can_be_changed_in_place(device, reduce):
     graph = OpGraph(edges, 30, 20)
     grads = []
     for change in (lambda out: out.add_(1.0), lambda out: out + 1.0):
-        x = torch.randn(30, 8, generator=torch.Generator().manual_seed(0)).to(device).requires_grad_()
+        x = torch.randn(30, 8,
+                        generator=torch.Generator().manual_seed(0)).to(device).requires_grad_()
         change(multi_reduce(graph, x, (reduce,)).kernel.run()).square().sum().backward()
         grads.append(x.grad)
     assert torch.equal(*grads)
@@ -103,10 +113,12 @@ def test_as_pyg_has_it():
     for name in REDUCES:
         one, other = leaves(x, x)
         got = multi_reduce(graph, one, (name,)).plain()[:, 0]
-        native = getattr(aggr, f"{name.capitalize()}Aggregation")()(other[src], dst, dim_size=30, dim=0)
+        native = getattr(aggr,
+                         f"{name.capitalize()}Aggregation")()(other[src], dst, dim_size=30, dim=0)
         assert torch.allclose(got, native, atol=1e-7)
         grad = torch.randn_like(got) * (got > 0.1 if name == "std" else 1)
-        assert torch.allclose(*(torch.autograd.grad(o, t, grad)[0] for o, t in ((got, one), (native, other))), atol=1e-7)
+        assert torch.allclose(*(torch.autograd.grad(o, t, grad)[0]
+                                for o, t in ((got, one), (native, other))), atol=1e-7)
 
 
 @pytest.mark.parametrize("device", ["emulated"], indirect=True)
@@ -132,7 +144,8 @@ def test_gradcheck():
 @pytest.mark.parametrize("device", ["emulated"], indirect=True)
 @pytest.mark.parametrize("x, weight, edges, code", [
     (torch.randn(40, 3), None, 0, "GA303"), (torch.randn(40, 3, dtype=F64), None, 20, "GA203"),
-    (torch.randn(40, 0), None, 20, "GA203"), (torch.randn(40, 3, 2), torch.randn(20, 2), 20, "GA206")])
+    (torch.randn(40, 0), None, 20, "GA203"),
+    (torch.randn(40, 3, 2), torch.randn(20, 2), 20, "GA206")])
 def test_what_no_kernel_computes(device, x, weight, edges, code):
     graph = OpGraph(skewed_edges(40, 30, edges), 40, 30)
     call = multi_reduce(graph, x, ("max",), weight)

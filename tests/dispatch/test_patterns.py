@@ -12,9 +12,12 @@ from gnnaccel.dispatch.program import EDGE, SRC, op
 
 KNOWN = [
     *((programs.gat(0.3, p, same, dst, edge), Attention("additive", 0.3, 1.0, p, edge))
-      for p in (0.0, 0.6) for same in (False, True) for dst in (False, True) for edge in (False, True)),
-    *((programs.gatv2(0.1, p, edge), Attention("gatv2", 0.1, 1.0, p, edge)) for p in (0.0, 0.6) for edge in (False, True)),
-    *((programs.dot_product(0.5, p, edge), Attention("dot", 0.0, 0.5, p, edge)) for p in (0.0, 1.0) for edge in (False, True)),
+      for p in (0.0, 0.6) for same in (False, True) for dst in (False, True)
+      for edge in (False, True)),
+    *((programs.gatv2(0.1, p, edge), Attention("gatv2", 0.1, 1.0, p, edge)) for p in (0.0, 0.6)
+      for edge in (False, True)),
+    *((programs.dot_product(0.5, p, edge), Attention("dot", 0.0, 0.5, p, edge)) for p in (0.0, 1.0)
+      for edge in (False, True)),
     *((programs.additive_terms(0.3, p, dst, edge), Attention("terms", 0.3, 1.0, p, edge))
       for p in (0.0, 0.6) for dst in (False, True) for edge in (False, True)),
     (programs.gat(0.3, 0.6, True, True, True, True), Attention("additive", 0.3, 1.0, 0.6, True)),
@@ -37,7 +40,10 @@ def changed(program, index: int, kind=None, args=None, out=None, drop=False, ins
     """``program`` with one operation replaced, dropped, or others put in front of it."""
     ops = list(program.ops)
     old = ops[index]
-    new = [] if drop else [dataclasses.replace(old, kind=kind or old.kind, args=tuple(args or old.args), out=out or old.out)]
+    new = ([]
+           if drop
+           else [dataclasses.replace(old, kind=kind or old.kind, args=tuple(args or old.args),
+                                     out=out or old.out)])
     ops[index:index + 1] = [*insert, *new]
     return dataclasses.replace(program, ops=tuple(ops))
 
@@ -87,7 +93,8 @@ def test_the_same_operations_wired_otherwise_are_not(program):
     changed(DOT, 3, drop=True, insert=[op("leaky_relu", "s", "d", slope=0.1)]),
     changed(DOT, 6, insert=[op("dropout", "kept", "kept", p=0.1)]),
     dataclasses.replace(GAT, inputs=(*GAT.inputs, ("extra", SRC))),
-    dataclasses.replace(programs.supergat_mx(0.2, 0.0), inputs=(*programs.supergat_mx(0.2, 0.0).inputs, ("edges", EDGE))),
+    dataclasses.replace(programs.supergat_mx(0.2, 0.0),
+                        inputs=(*programs.supergat_mx(0.2, 0.0).inputs, ("edges", EDGE))),
     changed(TERMS, 0, kind="mul"),
     changed(TERMS, 2, insert=[op("scale", "s", "s", by=2.0)]),
     dataclasses.replace(TERMS, inputs=(*TERMS.inputs, ("bias", SRC))),
@@ -103,6 +110,7 @@ def test_names_of_intermediate_values_do_not_matter():
         value, at, end = name.partition("@")
         return renamed.get(value, value) + at + end
 
-    ops = tuple(dataclasses.replace(o, out=rename(o.out), args=tuple(map(rename, o.args))) for o in GAT.ops)
+    ops = tuple(dataclasses.replace(o, out=rename(o.out), args=tuple(map(rename, o.args)))
+                for o in GAT.ops)
     other = dataclasses.replace(GAT, name="mine", ops=ops, output="h")
     assert patterns.attention(other) == patterns.attention(GAT) is not None

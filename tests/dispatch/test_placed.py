@@ -1,4 +1,5 @@
-"""Weights in the order of a traversal: kept for the same weights only, and never another answer than by edge id."""
+"""Weights in the order of a traversal: kept for the same weights only, and never another answer
+than by edge id."""
 from __future__ import annotations
 
 import pytest
@@ -78,7 +79,8 @@ def test_weights_of_the_callers_are_looked_up_each_time(device, edge_index):
 
 
 def test_several_weights_of_one_graph(device, edge_index):
-    view, weights = GraphView(edge_index, N, N), [of_the_graph(torch.randn(E, device=device)) for _ in range(4)]
+    view, weights = GraphView(edge_index, N,
+                              N), [of_the_graph(torch.randn(E, device=device)) for _ in range(4)]
     for _ in range(2):
         seen = [found(view, weight) for weight in weights]
     assert seen == ["position"] * 4
@@ -97,7 +99,8 @@ def test_what_is_not_placed(device, edge_index, kind):
     else:
         weight = torch.randn(E, device=device, requires_grad=kind == "grad")
     weight = of_the_graph(weight.half()) if kind == "half" else weight
-    assert [found(view, weight) for _ in range(3)][-1] == ("position" if kind == "half" else "place")
+    assert [found(view, weight) for _ in range(3)][-1] == ("position"
+                                                           if kind == "half" else "place")
 
 
 def test_arrays_built_anew_do_not_mix_with_placed_weights(device, edge_index):
@@ -116,22 +119,26 @@ def test_values_and_gradients(device, edge_index, reduce, kind):
     graph = OpGraph(edge_index, N, N)
     weight = of_the_graph(torch.rand((E, 1) if kind == "edge" else (E, 3, 1), device=device))
     shape = (6,) if kind == "edge" else (3, 2)
-    x, up = torch.randn(N, *shape, device=device, requires_grad=True), torch.randn(N, *shape, device=device)
+    x, up = torch.randn(N, *shape, device=device,
+                        requires_grad=True), torch.randn(N, *shape, device=device)
     for _ in range(3):
         given = Aggregation(reduce, x, weight, shape)
         [got] = torch.autograd.grad(run(graph, given), x, up)
-        expected = aggregation.plain(OpGraph(edge_index, N, N), Aggregation(reduce, x.double(), weight.double(), shape))
+        expected = aggregation.plain(OpGraph(edge_index, N, N),
+                                     Aggregation(reduce, x.double(), weight.double(), shape))
         [want] = torch.autograd.grad(expected, x, up.double())
         torch.testing.assert_close(run(graph, given), expected.float())
         torch.testing.assert_close(got, want)
-    assert graph.view().weighted(weight.reshape(E, -1) if kind == "head" else weight.reshape(-1))[2] == "position"
+    assert graph.view().weighted(weight.reshape(E, -1)
+                                 if kind == "head" else weight.reshape(-1))[2] == "position"
 
 
 @pytest.mark.gpu
 def test_another_stream_looks_them_up():
     with opened("cuda") as route:
         edge_index = torch.randint(0, N, (2, E), device=route.device)
-        view, weight = GraphView(edge_index, N, N), of_the_graph(torch.randn(E, device=route.device))
+        view, weight = GraphView(edge_index, N,
+                                 N), of_the_graph(torch.randn(E, device=route.device))
         assert [view.weighted(weight)[2] for _ in range(2)] == ["place", "position"]
         torch.cuda.synchronize()
         with torch.cuda.stream(torch.cuda.Stream()):

@@ -37,10 +37,13 @@ def request(program=None, row=torch.float32, width=8, grad=True, device="cpu"):
 
 
 def plan(asked, **options):
-    return planner.plan(asked, config.with_epoch(config.make({"when": "supported", "backend": "cuda", **options})))
+    return planner.plan(asked,
+                        config.with_epoch(config.make({"when": "supported", "backend": "cuda",
+                                                       **options})))
 
 
-@pytest.mark.parametrize("family, grad", [("additive", False), ("additive_backward", True), ("head_dot", False)])
+@pytest.mark.parametrize("family, grad",
+                         [("additive", False), ("additive_backward", True), ("head_dot", False)])
 def test_a_kernel_that_does_not_compile_is_a_reason(family, grad):
     with driver.using(Broken(family)):
         found = plan(request(grad=grad))

@@ -5,8 +5,8 @@ import pytest
 
 from gnnaccel.dispatch import attention_programs as programs
 from gnnaccel.dispatch import torch_backend
-from gnnaccel.dispatch.program import (DST, EDGE, ENDS, OPERATIONS, PAIR_DST, PAIR_SRC, PARAM, READS, RELATION, SRC, Op, Program,
-                                       op)
+from gnnaccel.dispatch.program import (DST, EDGE, ENDS, OPERATIONS, PAIR_DST, PAIR_SRC, PARAM,
+                                       READS, RELATION, SRC, Op, Program, op)
 from gnnaccel.dispatch.relational import execute
 
 INPUTS = (("x", SRC), ("y", DST), ("e", EDGE), ("w", PARAM))
@@ -20,8 +20,9 @@ def program(*ops: Op, output="out") -> Program:
 def test_a_complete_program():
     made = program(op("head_dot", "a", "x@src", "w"), AGGREGATE)
     assert made.has_input("x") and not made.has_input("a")
-    assert str(made).splitlines() == ["test(x: SRC, y: DST, e: EDGE, w: PARAM)", "  a = head_dot(x@src, w)",
-                                      "  out = aggregate(a, x@src)", "  return out"]
+    assert str(made).splitlines() == ["test(x: SRC, y: DST, e: EDGE, w: PARAM)",
+                                      "  a = head_dot(x@src, w)", "  out = aggregate(a, x@src)",
+                                      "  return out"]
 
 
 @pytest.mark.parametrize("ops, message", [
@@ -40,9 +41,11 @@ def test_wrong_programs_are_refused(ops, message):
         program(*ops)
 
 
-@pytest.mark.parametrize("args, at_src, at_dst", [(("x",), True, False), (("y",), False, True), (("x", "w"), True, False)])
+@pytest.mark.parametrize("args, at_src, at_dst",
+                         [(("x",), True, False), (("y",), False, True), (("x", "w"), True, False)])
 def test_node_values_stay_in_their_domain(args, at_src, at_dst):
-    # a value is read at an end only where it lives on nodes; on edges and parameters that is an error
+    # a value is read at an end only where it lives on nodes; on edges and parameters that is an
+    # error
     made = op("mul", "a", *args)
     for end in ("src", "dst"):
         program(made, op("aggregate", "out", f"a@{end}", "x@src"))
@@ -55,8 +58,8 @@ def test_programs_are_memo_keys():
     a = programs.gat(0.2, 0.5, True, True, False)
     assert a is programs.gat(0.2, 0.5, True, True, False)
     others = [programs.gat(0.3, 0.5, True, True, False), programs.gat(0.2, 0.4, True, True, False),
-              programs.gat(0.2, 0.5, False, True, False), programs.gat(0.2, 0.5, True, False, False),
-              programs.gat(0.2, 0.5, True, True, True)]
+              programs.gat(0.2, 0.5, False, True, False),
+              programs.gat(0.2, 0.5, True, False, False), programs.gat(0.2, 0.5, True, True, True)]
     assert len({a, *others}) == 6 and len({str(p) for p in (a, *others)}) == 6
     with pytest.raises(AttributeError):
         a.name = "other"
@@ -76,7 +79,8 @@ def test_every_operation_is_interpreted():
 
 # ---- relations ----
 
-TYPED = (("x", SRC), ("y", DST), ("e", EDGE), ("w", RELATION), ("m", PARAM), ("ps", PAIR_SRC), ("pd", PAIR_DST))
+TYPED = (("x", SRC), ("y", DST), ("e", EDGE), ("w", RELATION), ("m", PARAM), ("ps", PAIR_SRC),
+         ("pd", PAIR_DST))
 COLLECT = op("collect", "out", "pd")
 
 
@@ -84,38 +88,48 @@ def typed(*ops: Op) -> Program:
     return Program("typed", TYPED, ops, "out")
 
 
-@pytest.mark.parametrize("arg", [f"{name}@{end}" for end, domains in ENDS.items() for name, domain in TYPED if domain in domains])
+@pytest.mark.parametrize("arg",
+                         [f"{name}@{end}" for end, domains in ENDS.items() for name, domain in TYPED
+                          if domain in domains])
 def test_what_is_read_on_edges(arg):
     made = typed(op("scale", "a", arg, by=2.0), COLLECT)
     assert made.domains["a"] == EDGE
 
 
-@pytest.mark.parametrize("arg, domain", [(f"{name}@{end}", domain) for end, domains in ENDS.items() for name, domain in TYPED
-                                         if domain not in domains])
+@pytest.mark.parametrize("arg, domain",
+                         [(f"{name}@{end}", domain) for end, domains in ENDS.items()
+                          for name, domain in TYPED
+                          if domain not in domains])
 def test_an_end_that_the_value_does_not_have(arg, domain):
-    with pytest.raises(ValueError, match=f"'{arg}' reads an end of '{arg.partition('@')[0]}', which lives in {domain}$"):
+    with pytest.raises(ValueError,
+                       match=f"'{arg}' reads an end of '{arg.partition('@')[0]}', which lives in "
+                       f"{domain}$"):
         typed(op("scale", "a", arg, by=2.0), COLLECT)
 
 
 def test_ends():
-    assert ENDS == {"src": (SRC, DST), "dst": (SRC, DST), "rel": (RELATION,), "pair_src": (PAIR_SRC,), "pair_dst": (PAIR_DST,)}
+    assert ENDS == {"src": (SRC, DST), "dst": (SRC, DST), "rel": (RELATION,),
+                    "pair_src": (PAIR_SRC,), "pair_dst": (PAIR_DST,)}
     assert READS == {EDGE: tuple(ENDS), PAIR_SRC: ("src", "rel"), PAIR_DST: ("dst", "rel")}
     with pytest.raises(ValueError, match="reads an end of 'x'"):
         typed(op("scale", "a", "x@nowhere", by=2.0), COLLECT)
 
 
-@pytest.mark.parametrize("home, args", [(PAIR_SRC, ("x@src", "w@rel", "ps")), (PAIR_DST, ("y@dst", "x@dst", "w@rel", "pd")),
-                                        (SRC, ("x", "m")), (RELATION, ("w", "m")), (EDGE, ("x@src", "pd@pair_dst", "e"))])
+@pytest.mark.parametrize("home, args",
+                         [(PAIR_SRC, ("x@src", "w@rel", "ps")),
+                          (PAIR_DST, ("y@dst", "x@dst", "w@rel", "pd")), (SRC, ("x", "m")),
+                          (RELATION, ("w", "m")), (EDGE, ("x@src", "pd@pair_dst", "e"))])
 def test_an_explicit_domain(home, args):
     made = typed(Op("add", "a", args, domain=home), COLLECT)
     assert made.domains["a"] == home
     assert str(made).splitlines()[1] == f"  a = add({', '.join(args)})  [{home}]"
 
 
-@pytest.mark.parametrize("home, arg", [(PAIR_SRC, "y@dst"), (PAIR_SRC, "pd@pair_dst"), (PAIR_SRC, "ps@pair_src"),
-                                       (PAIR_DST, "x@src"),
-                                       (PAIR_DST, "ps@pair_src"), (SRC, "x@src"), (DST, "w@rel"), (RELATION, "w@rel"),
-                                       (PARAM, "x@src")])
+@pytest.mark.parametrize("home, arg",
+                         [(PAIR_SRC, "y@dst"), (PAIR_SRC, "pd@pair_dst"), (PAIR_SRC, "ps@pair_src"),
+                          (PAIR_DST, "x@src"),
+                          (PAIR_DST, "ps@pair_src"), (SRC, "x@src"), (DST, "w@rel"),
+                          (RELATION, "w@rel"), (PARAM, "x@src")])
 def test_what_an_explicit_domain_cannot_read(home, arg):
     with pytest.raises(ValueError, match=f"lives in {home}, where '{arg}' cannot be read"):
         typed(Op("scale", "a", (arg,), (("by", 2.0),), home), COLLECT)
@@ -130,13 +144,16 @@ def test_an_explicit_domain_counts_for_what_comes_after():
 
 
 @pytest.mark.parametrize("step, home", [
-    (op("reduce", "a", "x@src", mean=True), PAIR_DST), (op("reduce", "a", "e", mean=True), PAIR_DST),
+    (op("reduce", "a", "x@src", mean=True), PAIR_DST),
+    (op("reduce", "a", "e", mean=True), PAIR_DST),
     (op("collect", "a", "pd"), DST),
-    (op("mean_sum", "a", "ps@pair_src", mean=True), DST), (op("per_basis", "a", "pd", "w", "m"), DST),
+    (op("mean_sum", "a", "ps@pair_src", mean=True), DST),
+    (op("per_basis", "a", "pd", "w", "m"), DST),
     (op("fold", "a", "w", "m"), RELATION),
     (op("combine", "a", "w", "m"), RELATION), (op("aggregate", "a", "e", "ps@pair_src"), DST),
     (op("linear", "a", "ps", "m"), PAIR_SRC),
-    (op("linear", "a", "pd", "m"), PAIR_DST), (op("linear", "a", "x@src", "w@rel"), EDGE), (op("add", "a", "x", "y"), PARAM),
+    (op("linear", "a", "pd", "m"), PAIR_DST), (op("linear", "a", "x@src", "w@rel"), EDGE),
+    (op("add", "a", "x", "y"), PARAM),
 ])
 def test_where_results_live(step, home):
     assert typed(step, COLLECT).domains["a"] == home
@@ -147,7 +164,8 @@ def test_the_domain_is_part_of_an_operation():
     assert plain != moved and plain.domain is None
     assert plain.get("by") == 2.0 and plain.get("slope", 7) == 7 and plain.get("slope") is None
     inner = programs.cosine()
-    assert str(Op("attend", "a", ("x",), (("attention", inner),), DST)) == "a = attend(x, attention=cosine)  [DST]"
+    assert str(Op("attend", "a", ("x",), (("attention", inner),),
+                  DST)) == "a = attend(x, attention=cosine)  [DST]"
 
 
 def test_programs_compare_by_identity():

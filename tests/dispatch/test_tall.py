@@ -17,7 +17,8 @@ from tests.routes import emulated, gpu, one_thread, route  # noqa: F401
 
 @pytest.fixture
 def always(monkeypatch):
-    """Every product that the kernel can make counts as tall; gives the sizes of those that it made."""
+    """Every product that the kernel can make counts as tall; gives the sizes of those that it
+    made."""
     made = []
     multiply = segment_gemm.multiply
     monkeypatch.setattr(tall, "_TALL", 1)
@@ -50,8 +51,9 @@ def _allowed(value: bool) -> None:
     torch.backends.cuda.matmul.allow_tf32 = value
 
 
-@pytest.mark.parametrize("set_to,tf32,fp32", [(torch.set_float32_matmul_precision, ("high", "medium"), ("highest",)),
-                                              (_allowed, (True,), (False,)), (_by_backend, ("tf32",), ("ieee",))],
+@pytest.mark.parametrize("set_to,tf32,fp32",
+                         [(torch.set_float32_matmul_precision, ("high", "medium"), ("highest",)),
+                          (_allowed, (True,), (False,)), (_by_backend, ("tf32",), ("ieee",))],
                          ids=["by name", "allowed", "by backend"])
 def test_precision_is_as_torch_has_it(device, set_to, tf32, fp32):
     if set_to is _by_backend and not hasattr(torch._C, "_get_fp32_precision_getter"):
@@ -72,14 +74,17 @@ def test_precision_is_as_torch_has_it(device, set_to, tf32, fp32):
 def test_what_is_left_to_torch(device, always, x, w):
     x, w = torch.randn(x).to(device), torch.randn(w).to(device)
     assert torch.equal(tall.linear(x, w, None), F.linear(x, w))
-    half = torch.randn(5, 64).to(device, torch.bfloat16), torch.randn(64, 64).to(device, torch.bfloat16)
+    half = torch.randn(5, 64).to(device,
+                                 torch.bfloat16), torch.randn(64, 64).to(device, torch.bfloat16)
     assert torch.equal(tall.linear(*half, None), F.linear(*half))
     apart = torch.randn(64, 5).to(device).t(), torch.randn(64, 64).to(device)
     assert torch.equal(tall.linear(*apart, None), F.linear(*apart))
     assert not always
 
 
-@pytest.mark.parametrize("cls,options", [(GATConv, dict(heads=2)), (GATv2Conv, dict(heads=2)), (TransformerConv, dict())])
+@pytest.mark.parametrize("cls,options",
+                         [(GATConv, dict(heads=2)), (GATv2Conv, dict(heads=2)),
+                          (TransformerConv, dict())])
 def test_layers(route, always, cls, options):
     compare(route, cls(16, 16, **options), graphs.features(width=16), graphs.square())
     assert bool(always) is (route.backend == "cuda")

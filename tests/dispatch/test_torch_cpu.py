@@ -1,4 +1,5 @@
-"""The CPU's operations against the plain interpreter: values, first and second derivatives, odd graphs."""
+"""The CPU's operations against the plain interpreter: values, first and second derivatives, odd
+graphs."""
 from __future__ import annotations
 
 import warnings
@@ -11,11 +12,12 @@ from gnnaccel.dispatch import patterns, torch_backend, torch_pairs, torch_segmen
 from gnnaccel.dispatch.torch_backend import Edges
 from gnnaccel.dispatch.torch_segments import Segments
 
-CASES = ("gat", "gat pair", "gat edge", "gat no dst", "terms", "terms edge", "terms no dst", "gatv2", "gatv2 shared", "dot",
-         "cosine", "mx", "sd")
+CASES = ("gat", "gat pair", "gat edge", "gat no dst", "terms", "terms edge", "terms no dst",
+         "gatv2", "gatv2 shared", "dot", "cosine", "mx", "sd")
 
 
-def case(name: str, num_src: int, num_dst: int, edges: int, heads: int, width: int, dropout: float, dtype=torch.float64):
+def case(name: str, num_src: int, num_dst: int, edges: int, heads: int, width: int, dropout: float,
+         dtype=torch.float64):
     """(Program, tensors that want gradients). Same-node layers need num_src == num_dst."""
     def rand(*shape):
         return torch.randn(*shape, dtype=dtype, requires_grad=True)
@@ -30,28 +32,33 @@ def case(name: str, num_src: int, num_dst: int, edges: int, heads: int, width: i
             tensors["x_dst"] = other
         if name == "gat edge":
             tensors["a_edge"] = rand(edges, heads)
-        return programs.gat(0.2, dropout, name != "gat pair", name != "gat no dst", name == "gat edge"), tensors
+        return programs.gat(0.2, dropout, name != "gat pair", name != "gat no dst",
+                            name == "gat edge"), tensors
     if name.startswith("terms"):
         tensors = dict(x=rows, a_src=rand(num_src, heads))
         if name != "terms no dst":
             tensors["a_dst"] = rand(num_dst, heads)
         if name == "terms edge":
             tensors["a_edge"] = rand(edges, heads)
-        return programs.additive_terms(0.2, dropout, name != "terms no dst", name == "terms edge"), tensors
+        return programs.additive_terms(0.2, dropout, name != "terms no dst",
+                                       name == "terms edge"), tensors
     tensors = dict(keys=rows, queries=rows if name in ("gatv2 shared", "sd") else other)
     if name.startswith("gatv2"):
         return programs.gatv2(0.2, dropout, False), dict(tensors, att=rand(1, heads, width))
     if name == "dot":
-        return programs.dot_product(0.3, dropout, False), dict(tensors, values=rand(num_src, heads, width + 1))
+        return programs.dot_product(0.3, dropout,
+                                    False), dict(tensors, values=rand(num_src, heads, width + 1))
     if name == "cosine":
         return programs.cosine(), dict(tensors, c_src=rand(num_src, heads))
     if name == "mx":
-        return programs.supergat_mx(0.2, dropout), dict(tensors, c_src=rand(num_src, heads), c_dst=rand(num_dst, heads))
+        return programs.supergat_mx(0.2, dropout), dict(tensors, c_src=rand(num_src, heads),
+                                                        c_dst=rand(num_dst, heads))
     return programs.supergat_sd(0.3, 0.2, dropout), tensors
 
 
 def random_edges(num_src: int, num_dst: int, count: int, isolated: int = 2) -> Edges:
-    """Few nodes for many edges, so duplicates occur; the last ``isolated`` destinations have no edge."""
+    """Few nodes for many edges, so duplicates occur; the last ``isolated`` destinations have no
+    edge."""
     dst = torch.randint(0, num_dst - isolated, (count,)).sort().values
     return Edges(torch.randint(0, num_src, (count,)), dst, torch.randperm(count), num_dst)
 
@@ -76,10 +83,12 @@ def test_values_and_gradients_are_those_of_the_plain_path(name, heads, width, dr
     assert torch_segments.covers(patterns.attention(program), edges, tensors)
     if any(op.kind == "dropout" for op in program.ops):
         keep = (torch.rand(count, heads) > 0.5).double() * 2
-    ours, theirs = torch_backend.run(program, edges, tensors, keep), torch_backend.plain(program, edges, tensors, keep)
+    ours, theirs = torch_backend.run(program, edges, tensors,
+                                     keep), torch_backend.plain(program, edges, tensors, keep)
     torch.testing.assert_close(ours, theirs)
     grad = torch.randn_like(ours)
-    for mine, its in zip(*(torch.autograd.grad(out, leaves(tensors), grad) for out in (ours, theirs))):
+    for mine, its in zip(*(torch.autograd.grad(out, leaves(tensors), grad)
+                           for out in (ours, theirs))):
         torch.testing.assert_close(mine, its)
 
 
@@ -103,8 +112,8 @@ def test_bipartite_float32(name):
         pytest.skip("sources are destinations here")
     edges = random_edges(13, 6, 50)
     program, tensors = case(name, 13, 6, 50, 2, 5, 0.0, torch.float32)
-    torch.testing.assert_close(torch_backend.run(program, edges, tensors), torch_backend.plain(program, edges, tensors),
-                               rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(torch_backend.run(program, edges, tensors),
+                               torch_backend.plain(program, edges, tensors), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -139,12 +148,14 @@ def test_large_scores_do_not_overflow():
     edges = random_edges(6, 6, 30)
     program, tensors = case("dot", 6, 6, 30, 2, 4, 0.0, torch.float32)
     tensors = {name: t.detach() * (1e3 if name != "values" else 1) for name, t in tensors.items()}
-    torch.testing.assert_close(torch_backend.run(program, edges, tensors), torch_backend.plain(program, edges, tensors))
+    torch.testing.assert_close(torch_backend.run(program, edges, tensors),
+                               torch_backend.plain(program, edges, tensors))
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if "edge" not in name and name != "sd"])
 def test_neighbours_that_are_all_the_same_leave_scores_without_gradient(name):
-    """However large the features, and however many times an edge is there: what is left is no rounding of the features' size."""
+    """However large the features, and however many times an edge is there: what is left is no
+    rounding of the features' size."""
     times = torch.tensor([1, 9, 3, 4, 7, 1, 13])
     dst = torch.arange(7).repeat_interleave(times)
     edges = Edges(torch.randint(0, 7, (7,)).repeat_interleave(times), dst, torch.arange(38), 7)
@@ -156,7 +167,8 @@ def test_neighbours_that_are_all_the_same_leave_scores_without_gradient(name):
     scores = [t for t in leaves(tensors) if t is not rows]
     size = (rows.abs().max() * out.abs().max() * 38).item()
     for found in torch.autograd.grad(out.square().sum() / 2, scores):
-        assert found.abs().max() <= 1e-11 * size * max(t.abs().max().item() for t in leaves(tensors))
+        assert found.abs().max() <= 1e-11 * size * max(t.abs().max().item()
+                                                       for t in leaves(tensors))
 
 
 def test_blocks_make_no_difference(monkeypatch):
@@ -176,10 +188,12 @@ def test_what_is_not_covered_takes_the_plain_path():
     attention, edges = patterns.attention(program), random_edges(5, 5, 9)
     none = torch.empty(0, dtype=torch.int64)
     assert not torch_segments.covers(attention, Edges(none, none, None, 5), tensors)
-    assert not torch_segments.covers(attention, edges, {k: t.bfloat16() for k, t in tensors.items()})
+    assert not torch_segments.covers(attention, edges,
+                                     {k: t.bfloat16() for k, t in tensors.items()})
     assert not torch_segments.covers(attention, edges, dict(tensors, keys=tensors["keys"].float()))
     assert not torch_segments.covers(None, edges, tensors)
-    assert torch_backend.run(program, Edges(none, none, None, 5), tensors).shape == (5, 1, 4)  # as wide as the values
+    # as wide as the values
+    assert torch_backend.run(program, Edges(none, none, None, 5), tensors).shape == (5, 1, 4)
     with torch.autograd.forward_ad.dual_level():
         assert not torch_segments.covers(attention, edges, tensors)
 
@@ -204,9 +218,11 @@ def test_turning_twice_gives_the_graph_back():
     edges = random_edges(9, 7, 30)
     graph = Segments.of(edges.src, edges.dst, 9, 7)
     there, back = graph.turned, graph.turned.turned
-    assert torch.equal(there.dst, there.dst.sort().values) and torch.equal(edges.src[there.place], there.dst)
+    assert torch.equal(there.dst,
+                       there.dst.sort().values) and torch.equal(edges.src[there.place], there.dst)
     assert torch.equal(back.ptr, graph.ptr)
-    assert sorted(zip(back.src.tolist(), back.dst.tolist())) == sorted(zip(graph.src.tolist(), graph.dst.tolist()))
+    assert sorted(zip(back.src.tolist(),
+                      back.dst.tolist())) == sorted(zip(graph.src.tolist(), graph.dst.tolist()))
     assert edges.segments(9) is edges.segments(9) and edges.nbytes() > edges.src.nbytes
 
 

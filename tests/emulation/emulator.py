@@ -1,8 +1,8 @@
 """A driver that runs the package's own ``.cu`` files on the CPU, for tests.
 
-`EmulatedDriver` takes the place of `gnnaccel.cuda.driver.CupyDriver`: each kernel file is compiled with g++ behind
-``cuda_emulation.h`` and run by ``emulation_runtime.cpp``. See those two files for what is emulated, and
-``test_emulator.py`` for the faults that it finds.
+`EmulatedDriver` takes the place of `gnnaccel.cuda.driver.CupyDriver`: each kernel file is compiled
+with g++ behind ``cuda_emulation.h`` and run by ``emulation_runtime.cpp``. See those two files for
+what is emulated, and ``test_emulator.py`` for the faults that it finds.
 """
 from __future__ import annotations
 
@@ -27,26 +27,29 @@ _HERE = pathlib.Path(__file__).parent
 _HEADER = _HERE / "cuda_emulation.h"
 _RUNTIME = _HERE / "emulation_runtime.cpp"
 _COMMON_FLAGS = ("-std=c++17", "-O1", "-g0", "-fPIC", "-fvisibility=hidden", "-w")
-# Unset local variables get a pattern instead of what happens to lie there; alignment is checked as the GPU does;
+# Unset local variables get a pattern instead of what happens to lie there; alignment is checked as
+# the GPU does;
 # and the kernels' type punning (vector loads) stays defined.
-_KERNEL_FLAGS = _COMMON_FLAGS + ("-ftrivial-auto-var-init=pattern", "-fsanitize=alignment", "-fno-strict-aliasing",
-                                 "-ffp-contract=off", "-fmax-errors=20")
+_KERNEL_FLAGS = _COMMON_FLAGS + ("-ftrivial-auto-var-init=pattern", "-fsanitize=alignment",
+                                 "-fno-strict-aliasing", "-ffp-contract=off", "-fmax-errors=20")
 _ORDERS = {"normal": 0, "reversed": 1, "uneven": 2}
 _MAX_THREADS, _MAX_GRID_X, _MAX_GRID_Y = 1024, 2**31 - 1, 65535
 MAX_SHARED = 232448  # bytes: the largest dynamic shared memory of one block on sm_90
-_launching = threading.Lock()  # a loaded library has one set of fibers, and ctypes lets go of the interpreter lock
+# a loaded library has one set of fibers, and ctypes lets go of the interpreter lock
+_launching = threading.Lock()
 
 
 class EmulationError(RuntimeError):
-    """A kernel did something that would hang, trap or corrupt memory on a GPU; the message says where."""
+    """A kernel did something that would hang, trap or corrupt memory on a GPU; the message says
+    where."""
 
 
 class EmulatedDriver:
     """`gnnaccel.cuda.driver.Driver` on the CPU.
 
-    ``order`` is how blocks, warps and lanes take turns: "normal", "reversed", or "uneven" (by chance, from ``seed``,
-    with one warp of each block running ahead). A correct kernel gives the same result in all of them, up to the
-    rounding of floating-point atomics.
+    ``order`` is how blocks, warps and lanes take turns: "normal", "reversed", or "uneven" (by
+    chance, from ``seed``, with one warp of each block running ahead). A correct kernel gives the
+    same result in all of them, up to the rounding of floating-point atomics.
     """
     name = "emulation"
 
@@ -66,7 +69,8 @@ class EmulatedDriver:
         return self._kernels[key]
 
     def load_text(self, text: str, defines: tuple = ()) -> dict:
-        """Every kernel of a source text (``#include "common.cuh"`` works), by name. Raises CompileError."""
+        """Every kernel of a source text (``#include "common.cuh"`` works), by name. Raises
+        CompileError."""
         library = load_library(sources.inline(text), tuple(defines), "text.cu")
         return {entry: self._bind(library, entry) for entry in library.entries}
 
@@ -80,8 +84,8 @@ class EmulatedDriver:
 class EmulatedKernel:
     """One entry point; calling it runs the whole launch before it returns.
 
-    Raises TypeError for arguments that do not fit the parameters, ValueError for a launch that a GPU would refuse,
-    EmulationError for a fault inside.
+    Raises TypeError for arguments that do not fit the parameters, ValueError for a launch that a
+    GPU would refuse, EmulationError for a fault inside.
     """
 
     def __init__(self, library: Library, entry: str, order: int, seed: int):
@@ -103,13 +107,16 @@ class EmulatedKernel:
         with _launching:
             failed = self._library.run(self._function, ctypes.byref(launch))
         if failed:
-            raise EmulationError(f"{self._library.label}: {self.entry}: {message.value.decode(errors='replace')}")
+            raise EmulationError(
+                f"{self._library.label}: {self.entry}: {message.value.decode(errors='replace')}")
 
     def _check_launch(self, grid, threads, shared):
         if len(grid) != 2 or not (0 <= grid[0] <= _MAX_GRID_X and 0 <= grid[1] <= _MAX_GRID_Y):
-            raise ValueError(f"{self.entry}: grid {grid} is not (x <= {_MAX_GRID_X}, y <= {_MAX_GRID_Y})")
+            raise ValueError(
+                f"{self.entry}: grid {grid} is not (x <= {_MAX_GRID_X}, y <= {_MAX_GRID_Y})")
         if not 1 <= threads <= min(self._bound, _MAX_THREADS):
-            raise ValueError(f"{self.entry}: {threads} threads; __launch_bounds__ allows {self._bound}")
+            raise ValueError(
+                f"{self.entry}: {threads} threads; __launch_bounds__ allows {self._bound}")
         if not 0 <= shared <= MAX_SHARED:
             raise ValueError(f"{self.entry}: {shared} bytes of shared memory; at most {MAX_SHARED}")
 
@@ -122,7 +129,8 @@ class EmulatedKernel:
         for i, (value, parameter) in enumerate(zip(args, self.parameters)):
             problem = parameter.mismatch(value)
             if problem:
-                raise TypeError(f"{self.entry}: parameter {i} ({parameter.name!r}) is {parameter.describe()}: "
+                raise TypeError(
+                    f"{self.entry}: parameter {i} ({parameter.name!r}) is {parameter.describe()}: "
                                 f"{problem}")
             if parameter.kind == "p":
                 slots[i] = value
@@ -135,10 +143,12 @@ class _Launch(ctypes.Structure):
     """``EmuLaunch`` of emulation_runtime.cpp."""
     _fields_ = [("grid_x", ctypes.c_uint), ("grid_y", ctypes.c_uint), ("threads", ctypes.c_uint),
                 ("shared", ctypes.c_uint), ("order", ctypes.c_int), ("seed", ctypes.c_uint64),
-                ("arguments", ctypes.c_void_p), ("error", ctypes.c_void_p), ("error_size", ctypes.c_uint64)]
+                ("arguments", ctypes.c_void_p), ("error", ctypes.c_void_p),
+                ("error_size", ctypes.c_uint64)]
 
     def __init__(self, x, y, threads, shared, order, seed, pointers, error, error_size):
-        super().__init__(x, y, threads, shared, order, seed, ctypes.addressof(pointers), error, error_size)
+        super().__init__(x, y, threads, shared, order, seed, ctypes.addressof(pointers), error,
+                         error_size)
 
 
 class Library:
@@ -162,7 +172,8 @@ class Library:
 
     def parameters(self, entry: str) -> list:
         names = list(filter(None, self._text(f"emu_names_{entry}").split(",")))
-        kinds, sizes = ctypes.create_string_buffer(len(names) + 1), (ctypes.c_int * (len(names) + 1))()
+        kinds, sizes = ctypes.create_string_buffer(len(names) + 1), (ctypes.c_int
+                                                                     * (len(names) + 1))()
         count = self._handle[f"emu_describe_{entry}"](kinds, sizes)
         if count != len(names):
             raise CompileError(f"{self.label}: cannot read the signature of {entry}")
@@ -171,8 +182,10 @@ class Library:
 
 @functools.cache
 def load_library(text: str, defines: tuple, label: str) -> Library:
-    """Compile ``text``, whose headers are already inlined, or take it from the cache; both by content."""
-    key = hashlib.sha256(f"{sources.digest(text, defines)} {label} {_toolchain()}".encode()).hexdigest()[:32]
+    """Compile ``text``, whose headers are already inlined, or take it from the cache; both by
+    content."""
+    key = hashlib.sha256(
+        f"{sources.digest(text, defines)} {label} {_toolchain()}".encode()).hexdigest()[:32]
     path = _cache() / f"{key}.so"
     if not path.exists():
         _build(text, defines, label, path)
@@ -183,17 +196,21 @@ def _build(text: str, defines: tuple, label: str, target: pathlib.Path) -> None:
     with tempfile.TemporaryDirectory(dir=_cache()) as scratch:
         folder = pathlib.Path(scratch)
         # not as -D: a definition such as H must not reach into our own header
-        macros = "".join(f"#define {name} {value}\n" for name, value in (*defines, ("GNNACCEL_EMULATE", "1")))
+        macros = "".join(f"#define {name} {value}\n"
+                         for name, value in (*defines, ("GNNACCEL_EMULATE", "1")))
         (folder / "in.cu").write_text(f'{macros}#line 1 "{label}"\n{text}')
-        _compiler("-E", *_KERNEL_FLAGS, "-include", str(_HEADER), "-x", "c++", str(folder / "in.cu"),
-                  "-o", str(folder / "in.ii"), what=label, defines=defines)
+        _compiler("-E", *_KERNEL_FLAGS, "-include", str(_HEADER), "-x", "c++",
+                  str(folder / "in.cu"), "-o", str(folder / "in.ii"), what=label, defines=defines)
         expanded = (folder / "in.ii").read_text()
         (folder / "in.ii").write_text(expanded + signatures.trampolines(expanded))
-        _compiler("-c", *_KERNEL_FLAGS, str(folder / "in.ii"), "-o", str(folder / "out.o"), what=label, defines=defines)
-        # linked without -fsanitize: the runtime answers the alignment check itself, so libubsan is not needed
-        _compiler("-shared", str(folder / "out.o"), str(_runtime_object()), "-lm", "-o", str(folder / "out.so"),
+        _compiler("-c", *_KERNEL_FLAGS, str(folder / "in.ii"), "-o", str(folder / "out.o"),
                   what=label, defines=defines)
-        os.replace(folder / "out.so", target)  # atomic: another pytest process sees all of it or nothing
+        # linked without -fsanitize: the runtime answers the alignment check itself, so libubsan is
+        # not needed
+        _compiler("-shared", str(folder / "out.o"), str(_runtime_object()), "-lm", "-o",
+                  str(folder / "out.so"), what=label, defines=defines)
+        # atomic: another pytest process sees all of it or nothing
+        os.replace(folder / "out.so", target)
 
 
 @functools.cache
@@ -202,7 +219,8 @@ def _runtime_object() -> pathlib.Path:
     if not target.exists():
         with tempfile.TemporaryDirectory(dir=_cache()) as scratch:
             built = pathlib.Path(scratch) / "runtime.o"
-            _compiler("-c", *_COMMON_FLAGS, str(_RUNTIME), "-o", str(built), what=_RUNTIME.name, defines=())
+            _compiler("-c", *_COMMON_FLAGS, str(_RUNTIME), "-o", str(built), what=_RUNTIME.name,
+                      defines=())
             os.replace(built, target)
     return target
 
@@ -213,7 +231,8 @@ def _compiler(*arguments: str, what: str, defines: tuple) -> None:
         raise CompileError("the CPU emulation needs g++, which is not on PATH")
     done = subprocess.run([command, *arguments], capture_output=True, text=True, errors="replace")
     if done.returncode:
-        raise CompileError(f"{what} did not compile for the CPU emulation with {list(defines)}:\n{done.stderr}")
+        raise CompileError(
+            f"{what} did not compile for the CPU emulation with {list(defines)}:\n{done.stderr}")
 
 
 @functools.cache

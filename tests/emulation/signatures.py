@@ -20,7 +20,8 @@ class Parameter:
     size: int
 
     def describe(self) -> str:
-        return {"p": "a pointer", "f": f"a {self.size}-byte float", "i": f"a {self.size}-byte integer"}.get(
+        return {"p": "a pointer", "f": f"a {self.size}-byte float",
+                "i": f"a {self.size}-byte integer"}.get(
             self.kind, f"a {self.size}-byte struct")
 
     def mismatch(self, value) -> str:
@@ -41,15 +42,18 @@ class Parameter:
 
 @dataclasses.dataclass(frozen=True)
 class Signature:
-    """An entry point: its name, its parameters' names, and the expressions given to ``__launch_bounds__``."""
+    """An entry point: its name, its parameters' names, and the expressions given to
+    ``__launch_bounds__``."""
     entry: str
     names: tuple
     bounds: str
 
 
 def find(text: str) -> list[Signature]:
-    """Every ``extern "C" __global__ void name(...)`` of a preprocessed text, in order, each name once."""
-    text = re.sub(r"^#.*$", "", text, flags=re.MULTILINE)  # line markers, which may stand inside a signature
+    """Every ``extern "C" __global__ void name(...)`` of a preprocessed text, in order, each name
+    once."""
+    # line markers, which may stand inside a signature
+    text = re.sub(r"^#.*$", "", text, flags=re.MULTILINE)
     found: dict = {}
     for match in re.finditer(r'extern\s+"C"\s+([^{};]*)[{;]', text):
         head = " ".join(match.group(1).split())
@@ -91,7 +95,8 @@ def _opening(text: str) -> int:
 
 
 def _split(parameters: str) -> list[str]:
-    """The parameters, split at the commas outside any bracket; none for an empty list or ``void``."""
+    """The parameters, split at the commas outside any bracket; none for an empty list or
+    ``void``."""
     parts, depth, begin = [], 0, 0
     for i, char in enumerate(parameters):
         depth += {"(": 1, "<": 1, "[": 1, ")": -1, ">": -1, "]": -1}.get(char, 0)
@@ -103,10 +108,12 @@ def _split(parameters: str) -> list[str]:
 
 
 def trampolines(text: str) -> str:
-    """C++ to append to the preprocessed ``text``: for each kernel a ``void**`` entry and what Python asks about it."""
+    """C++ to append to the preprocessed ``text``: for each kernel a ``void**`` entry and what
+    Python asks about it."""
     kernels = find(text)
     exported = 'extern "C" __attribute__((visibility("default")))'
-    lines = ['\n# 1 "trampolines"', f'{exported} const char* emu_entries = "{",".join(k.entry for k in kernels)}";']
+    lines = ['\n# 1 "trampolines"',
+             f'{exported} const char* emu_entries = "{",".join(k.entry for k in kernels)}";']
     for k in kernels:
         lines += [f"{exported} void emu_call_{k.entry}(void** a) {{ emu::call({k.entry}, a); }}",
                   f"{exported} int emu_describe_{k.entry}(char* kinds, int* sizes) "

@@ -35,7 +35,8 @@ extern "C" __global__ void random(u64 seed, u64 offset, u64 counter, u32* words,
 }
 """
 CASES = [(torch.float32, "float", n) for n in (1, 2, 4)] + [
-    (dtype, name, n) for dtype, name in ((torch.float16, "f16"), (torch.bfloat16, "bf16")) for n in (1, 2, 4, 8)]
+    (dtype, name, n) for dtype, name in ((torch.float16, "f16"), (torch.bfloat16, "bf16"))
+    for n in (1, 2, 4, 8)]
 
 
 @functools.cache
@@ -48,7 +49,8 @@ def convert(entry, name, n, x, dtype):
     n_packs = x.numel() // n
     inside, outside = guarded(x), guarded(torch.zeros(x.numel(), dtype=dtype))
     kernels(name, n)[entry](((n_packs + 127) // 128, 1), 128, 0,
-                            (inside.tensor.data_ptr(), outside.tensor.data_ptr(), np.int64(n_packs)))
+                            (inside.tensor.data_ptr(), outside.tensor.data_ptr(),
+                             np.int64(n_packs)))
     inside.check()
     outside.check()
     return outside.tensor
@@ -62,7 +64,8 @@ def same_bits(a, b):
 
 
 def interesting_floats():
-    """All 16-bit values as fp32, the midpoints of neighbours (ties), what lies next to those, and random bits."""
+    """All 16-bit values as fp32, the midpoints of neighbours (ties), what lies next to those, and
+    random bits."""
     every = torch.arange(-2**15, 2**15).to(torch.int16)
     parts = []
     for dtype in (torch.float16, torch.bfloat16):
@@ -72,8 +75,10 @@ def interesting_floats():
         inf = torch.tensor(float("inf"))
         parts += [values, middle, torch.nextafter(middle, inf), torch.nextafter(middle, -inf)]
     generator = torch.Generator().manual_seed(0)
-    parts.append(torch.randint(-2**31, 2**31, (40000,), generator=generator).to(torch.int32).view(torch.float32))
-    parts.append(torch.tensor([65504.0, 65519.99, 65520.0, 65536.0, 2.0**-24, 2.0**-25, 3.0**-25, 1e-45, 3.4e38]))
+    parts.append(torch.randint(-2**31, 2**31, (40000,),
+                               generator=generator).to(torch.int32).view(torch.float32))
+    parts.append(torch.tensor([65504.0, 65519.99, 65520.0, 65536.0, 2.0**-24, 2.0**-25, 3.0**-25,
+                               1e-45, 3.4e38]))
     x = torch.cat(parts)
     return x[:x.numel() // 8 * 8]
 
@@ -98,8 +103,9 @@ def test_pack_needs_its_alignment():
 
 
 @nvrtc.needed
-@pytest.mark.parametrize("name, n, bits", [("float", 4, 128), ("float", 2, 64), ("float", 1, 32), ("f16", 8, 128),
-                                           ("bf16", 8, 128), ("bf16", 4, 64), ("f16", 2, 32), ("f16", 1, 16)])
+@pytest.mark.parametrize("name, n, bits",
+                         [("float", 4, 128), ("float", 2, 64), ("float", 1, 32), ("f16", 8, 128),
+                          ("bf16", 8, 128), ("bf16", 4, 64), ("f16", 2, 32), ("f16", 1, 16)])
 def test_a_pack_is_one_instruction(name, n, bits):
     text = f"""#include "common.cuh"
     extern "C" __global__ void k(const {name}* x, {name}* y) {{
@@ -115,16 +121,19 @@ def philox_reference(rounds, key, counter):
     (k0, k1), (c0, c1, c2, c3) = key, counter
     for _ in range(rounds):
         first, second = 0xD2511F53 * c0, 0xCD9E8D57 * c2
-        c0, c1, c2, c3 = (second >> 32) ^ c1 ^ k0, second % 2**32, (first >> 32) ^ c3 ^ k1, first % 2**32
+        c0, c1, c2, c3 = (second >> 32) ^ c1 ^ k0, second % 2**32, (
+            first >> 32) ^ c3 ^ k1, first % 2**32
         k0, k1 = (k0 + 0x9E3779B9) % 2**32, (k1 + 0xBB67AE85) % 2**32
     return [c0, c1, c2, c3]
 
 
 def philox(rounds, key, counter, bits=0):
     words, uniform = torch.zeros(4, dtype=torch.int32), torch.zeros(1)
-    seed, count, offset = (np.uint64(low | high << 32) for low, high in (key, counter[:2], counter[2:]))
-    kernels(rounds=rounds)["random"]((1, 1), 1, 0, (seed, offset, count, words.data_ptr(), uniform.data_ptr(),
-                                                    np.uint32(bits)))
+    seed, count, offset = (np.uint64(low | high << 32)
+                           for low, high in (key, counter[:2], counter[2:]))
+    kernels(rounds=rounds)["random"]((1, 1), 1, 0,
+                                     (seed, offset, count, words.data_ptr(), uniform.data_ptr(),
+                                      np.uint32(bits)))
     return [w % 2**32 for w in words.tolist()], uniform.item()
 
 
@@ -149,5 +158,6 @@ def test_philox_with_fewer_rounds(rounds):
 
 
 def test_uniform01_stays_below_one():
-    values = {bits: philox(10, (0, 0), (0, 0, 0, 0), bits)[1] for bits in (0, 255, 256, 2**31, ONES)}
+    values = {bits: philox(10, (0, 0), (0, 0, 0, 0), bits)[1]
+              for bits in (0, 255, 256, 2**31, ONES)}
     assert values == {0: 0.0, 255: 0.0, 256: 2.0**-24, 2**31: 0.5, ONES: 1 - 2.0**-24}

@@ -19,30 +19,35 @@ from tests.emulation.emulator import EmulatedDriver
 class FakeCuda:
     """The parts of CuPy and torch that CupyDriver touches, recording what it does with them.
 
-    ``direct``: CuPy has its wrapper of the driver API. ``parameters`` are the ctypes of the kernel's parameters, by
-    which such a launch is read; ``contexts`` the device whose context is current, by thread; ``memory`` the devices
-    that hold memory, by address; ``gpus`` how many torch counts.
+    ``direct``: CuPy has its wrapper of the driver API. ``parameters`` are the ctypes of the
+    kernel's parameters, by which such a launch is read; ``contexts`` the device whose context is
+    current, by thread; ``memory`` the devices that hold memory, by address; ``gpus`` how many torch
+    counts.
     """
     gpus = 1
 
     def __init__(self, monkeypatch, direct):
         self.direct, self.device, self.pointer = direct, 0, 0
         self.compiled, self.launches, self.streams, self.shared_limits = [], [], [], []
-        self.failure, self.parameters, self.contexts, self.entries = None, (), {threading.get_ident(): 0}, {}
+        self.failure, self.parameters, self.contexts, self.entries = None, (), {
+            threading.get_ident(): 0}, {}
         self.while_launching, self.memory = lambda: None, {}
         cupy = types.ModuleType("cupy")
         cupy.RawModule = self._module
         cupy.cuda = types.SimpleNamespace(
-            runtime=types.SimpleNamespace(getDevice=lambda: self.cupy_device, getDeviceCount=lambda: 2,
+            runtime=types.SimpleNamespace(getDevice=lambda: self.cupy_device,
+                                          getDeviceCount=lambda: 2,
                                           memGetInfo=lambda: self.use(self.cupy_device),
                                           pointerGetAttributes=self._pointer_attributes),
             Device=lambda i: types.SimpleNamespace(use=lambda: self.use(i)),
             ExternalStream=self._stream, compiler=types.SimpleNamespace(CompileException=KeyError))
         if direct:
-            cupy.cuda.driver = types.SimpleNamespace(launchKernel=self._launch_kernel, ctxGetCurrent=self._context)
+            cupy.cuda.driver = types.SimpleNamespace(launchKernel=self._launch_kernel,
+                                                     ctxGetCurrent=self._context)
         monkeypatch.setitem(sys.modules, "cupy", cupy)
         monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: self.device, raising=False)
-        monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: self.pointer, raising=False)
+        monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: self.pointer,
+                            raising=False)
         monkeypatch.setattr(torch.cuda, "init", lambda: None)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: self.gpus)
         monkeypatch.setattr(torch.cuda, "device", self._current_device)
@@ -66,7 +71,8 @@ class FakeCuda:
     def _pointer_attributes(self, address):
         """What CUDA says of an address: 2 is a GPU's memory, 0 is none that it knows."""
         device = self.memory.get(address)
-        return types.SimpleNamespace(type=0 if device is None else 2, device=-1 if device is None else device)
+        return types.SimpleNamespace(type=0 if device is None else 2,
+                                     device=-1 if device is None else device)
 
     def _context(self):
         device = self.contexts.get(threading.get_ident())
@@ -86,9 +92,11 @@ class FakeCuda:
 
         def get_function(entry):
             def call(grid, block, args, shared_mem=0, stream=None):
-                assert isinstance(grid, tuple) and isinstance(block, tuple) and self.cupy_device == device
+                assert isinstance(grid,
+                                  tuple) and isinstance(block, tuple) and self.cupy_device == device
                 assert not self.direct
-                for value, kind in zip(args, self.parameters):  # CuPy passes as many bytes as the value's type has
+                # CuPy passes as many bytes as the value's type has
+                for value, kind in zip(args, self.parameters):
                     assert type(value) is int or value.itemsize == ctypes.sizeof(kind)
                 self._record(device, entry, grid, *block, args, shared_mem, stream.ptr)
             call.ptr = 7 + len(self.entries)
@@ -100,9 +108,11 @@ class FakeCuda:
         device, entry = self.entries[function]
         assert self._context() == 1000 + device and (gz, by, bz, extra) == (1, 1, 1, 0)
         addresses = (ctypes.c_void_p * len(self.parameters)).from_address(parameters)
-        assert all(address % ctypes.sizeof(kind) == 0 for kind, address in zip(self.parameters, addresses))
+        assert all(address % ctypes.sizeof(kind) == 0
+                   for kind, address in zip(self.parameters, addresses))
         self.while_launching()
-        args = tuple(kind.from_address(address).value for kind, address in zip(self.parameters, addresses))
+        args = tuple(kind.from_address(address).value
+                     for kind, address in zip(self.parameters, addresses))
         self._record(device, entry, (gx, gy), bx, args, shared, stream)
 
     def _record(self, device, entry, grid, threads, args, shared, stream):
@@ -130,15 +140,18 @@ def direct(monkeypatch):
 
 
 POINTER = ctypes.c_uint64
-MIXED = (POINTER, ctypes.c_int32, POINTER, ctypes.c_float, ctypes.c_uint64, ctypes.c_int32, ctypes.c_int64)
-FIRST = (2**47, np.int32(-3), 0, np.float32(0.5), np.uint64(2**64 - 1), np.int32(7), np.int64(-2**40))
+MIXED = (POINTER, ctypes.c_int32, POINTER, ctypes.c_float, ctypes.c_uint64, ctypes.c_int32,
+         ctypes.c_int64)
+FIRST = (2**47, np.int32(-3), 0, np.float32(0.5), np.uint64(2**64 - 1), np.int32(7),
+         np.int64(-2**40))
 
 
 def test_launch_passes_everything_on(fake):
     fake.pointer, fake.parameters = 77, MIXED
     kernel = CupyDriver().kernel("some", "k", (("A", "1"), ("B", "x")))
     kernel((3, 2), 128, 64, FIRST)
-    assert fake.compiled == [(0, '#define A 1\n#define B x\n#line 1 "some.cu"\ntext of some', ("--std=c++17",))]
+    assert fake.compiled == [(0, '#define A 1\n#define B x\n#line 1 "some.cu"\ntext of some',
+                              ("--std=c++17",))]
     assert fake.launches == [(0, "k", (3, 2), 128, FIRST, 64, 77)]
 
 
@@ -162,10 +175,13 @@ def test_later_launches_may_give_plain_scalars(fake):
     later = (1, 2, 3, 0.25, 4, -5, 6)
     for args in (FIRST, later, FIRST, (1, np.int64(2), 3, 1, np.int32(4), -5, np.int32(6))):
         kernel((1, 1), 32, 0, args)
-    assert [launch[4] for launch in fake.launches] == [FIRST, later, FIRST, (1, 2, 3, 1.0, 4, -5, 6)]
+    assert [launch[4] for launch in fake.launches] == [FIRST, later, FIRST,
+                                                       (1, 2, 3, 1.0, 4, -5, 6)]
 
 
-@pytest.mark.parametrize("value", [0.5, True, None, "1", torch.ones(1), np.ones(1, np.float32), np.complex64(1)], ids=repr)
+@pytest.mark.parametrize("value",
+                         [0.5, True, None, "1", torch.ones(1), np.ones(1, np.float32),
+                          np.complex64(1)], ids=repr)
 def test_first_launch_refuses_what_has_no_exact_type(fake, value):
     kernel = CupyDriver().kernel("some", "k", ())
     with pytest.raises(TypeError, match="first launch takes pointers as int"):
@@ -175,7 +191,9 @@ def test_first_launch_refuses_what_has_no_exact_type(fake, value):
     assert [launch[4] for launch in fake.launches] == [(1, 2)]
 
 
-@pytest.mark.parametrize("args", [(1,), (1, 2, 3), (1, 2.5), (1, np.float32(2)), (1, 2**31), (None, 2), (0.5, 2)], ids=repr)
+@pytest.mark.parametrize("args",
+                         [(1,), (1, 2, 3), (1, 2.5), (1, np.float32(2)), (1, 2**31), (None, 2),
+                          (0.5, 2)], ids=repr)
 def test_arguments_that_do_not_fit_are_refused(direct, args):
     direct.parameters = POINTER, ctypes.c_int32
     kernel = CupyDriver().kernel("some", "k", ())
@@ -257,11 +275,13 @@ def test_empty_grid_is_skipped(fake, grid):
 
 def test_large_shared_memory_is_asked_for_once_per_device(fake):
     kernel = CupyDriver().kernel("some", "k", ())
-    for device, shared in ((0, 49152), (0, 60000), (0, 60000), (0, 50000), (1, 60000), (0, 70000), (1, 60000)):
+    for device, shared in ((0, 49152), (0, 60000), (0, 60000), (0, 50000), (1, 60000), (0, 70000),
+                           (1, 60000)):
         fake.device = device
         kernel((1, 1), 32, shared, ())
     assert fake.shared_limits == [(0, 60000), (1, 60000), (0, 70000)]
-    assert [launch[5] for launch in fake.launches] == [49152, 60000, 60000, 50000, 60000, 70000, 60000]
+    assert [launch[5] for launch in fake.launches] == [49152, 60000, 60000, 50000, 60000, 70000,
+                                                       60000]
 
 
 def test_each_device_has_its_own_kernel(fake):
@@ -274,7 +294,8 @@ def test_each_device_has_its_own_kernel(fake):
 
 
 def test_launches_on_the_device_that_holds_the_arguments(fake):
-    """Whatever device is current, as torch's own operations. A scalar and the host's memory say nothing."""
+    """Whatever device is current, as torch's own operations. A scalar and the host's memory say
+    nothing."""
     fake.gpus, here, there, host = 2, 2**40, 2**40 + 64, 2**41
     fake.memory = {here: 0, there: 1}
     fake.parameters = ctypes.c_int32, POINTER, POINTER
@@ -302,7 +323,8 @@ def test_compile_errors_and_times(fake):
     before = driver.compile_seconds()
     cupy = CupyDriver()
     fake.failure = KeyError("the compiler's log")
-    with pytest.raises(driver.CompileError, match=r"some\.cu.*\('A', '1'\)(?s:.*)the compiler's log"):
+    with pytest.raises(driver.CompileError,
+                       match=r"some\.cu.*\('A', '1'\)(?s:.*)the compiler's log"):
         cupy.kernel("some", "k", (("A", "1"),))
     fake.failure = None
     cupy.kernel("some", "k", (("A", "1"),))  # a failure is not remembered
@@ -312,7 +334,8 @@ def test_compile_errors_and_times(fake):
 
 def test_threads_compile_a_kernel_once(fake):
     cupy, got = CupyDriver(), []
-    threads = [threading.Thread(target=lambda: got.append(cupy.kernel("some", "k", ()))) for _ in range(8)]
+    threads = [threading.Thread(target=lambda: got.append(cupy.kernel("some", "k", ())))
+               for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -408,11 +431,15 @@ def folder(tmp_path, monkeypatch):
 def test_headers_are_inlined_once_and_lines_kept(folder):
     (folder / "a.cuh").write_text('#include "b.cuh"\nA\n')
     (folder / "b.cuh").write_text('#include "a.cuh"\nB\n')  # a cycle ends
-    (folder / "k.cu").write_text('// first\n#include "a.cuh"\n  #include "b.cuh"  // again\n#include <x.h>\nK\n')
+    (folder
+     / "k.cu").write_text(
+         '// first\n#include "a.cuh"\n  #include "b.cuh"  // again\n#include <x.h>\nK\n')
     text = sources.source("k")
-    code = [line for line in text.splitlines() if line and not line.startswith(("//", "#line", "  //"))]
+    code = [line for line in text.splitlines() if line
+            and not line.startswith(("//", "#line", "  //"))]
     assert code == ["B", "A", "#include <x.h>", "K"]
-    assert text.count('#line 1 "a.cuh"') == 1 and '#line 3 "k.cu"' in text and '#line 2 "a.cuh"' in text
+    assert text.count(
+        '#line 1 "a.cuh"') == 1 and '#line 3 "k.cu"' in text and '#line 2 "a.cuh"' in text
     assert sources.families() == ["k"] and sources.source("k") is text
 
 
@@ -428,7 +455,7 @@ def test_missing_files_name_the_family(folder):
 
 
 def test_digest_depends_on_text_and_definitions():
-    sets = [("t", ()), ("u", ()), ("t", (("A", "1"),)), ("t", (("A", "11"),)), ("t", (("A1", "1"),)),
-            ("t", (("A", "1"), ("B", "2"))), ("t", (("A", "1B=2"),))]
+    sets = [("t", ()), ("u", ()), ("t", (("A", "1"),)), ("t", (("A", "11"),)),
+            ("t", (("A1", "1"),)), ("t", (("A", "1"), ("B", "2"))), ("t", (("A", "1B=2"),))]
     assert len({sources.digest(*pair) for pair in sets}) == len(sets)
     assert sources.digest("t", (("A", "1"),)) == sources.digest("t", (("A", "1"),))

@@ -23,7 +23,8 @@ def build(driver, body, parameters="int* out", defines=(), head=""):
 
 def launch(driver, body, threads=32, shared=0, grid=(1, 1), size=None, dtype=torch.int32, fill=0):
     """Run ``body`` with one output array (threads * blocks elements, or ``size``) and return it."""
-    ctype = {torch.int32: "int", torch.float32: "float", torch.float64: "double", torch.int64: "i64"}[dtype]
+    ctype = {torch.int32: "int", torch.float32: "float", torch.float64: "double",
+             torch.int64: "i64"}[dtype]
     out = torch.full((size or threads * grid[0] * grid[1],), fill, dtype=dtype)
     build(driver, body, f"{ctype}* out")(grid, threads, shared, (out.data_ptr(),))
     return out
@@ -89,7 +90,8 @@ def test_collective_of_half_a_warp(driver):
 @pytest.mark.parametrize("width", [1, 2, 8, 32])
 def test_lane_sum_and_lane_max(driver, width):
     x = launch(driver, f"const int lane = threadIdx.x; out[lane] = lane_sum<{width}>((float)lane);"
-                       f"out[lane + 32] = lane_max<{width}>(-(float)lane);", dtype=torch.float32, size=64)
+                       f"out[lane + 32] = lane_max<{width}>(-(float)lane);", dtype=torch.float32,
+               size=64)
     groups = torch.arange(32.0).view(-1, width)
     assert torch.equal(x[:32].view(-1, width), groups.sum(1, keepdim=True).expand_as(groups))
     assert torch.equal(x[32:].view(-1, width), -groups[:, :1].expand_as(groups))
@@ -114,7 +116,8 @@ def test_atomics(driver):
 
 def test_grid_and_block_indices(driver):
     out = launch(driver, "const int b = blockIdx.y * gridDim.x + blockIdx.x;"
-                         "out[b * blockDim.x + threadIdx.x] = b * 1000 + threadIdx.x;", threads=40, grid=(3, 2))
+                         "out[b * blockDim.x + threadIdx.x] = b * 1000 + threadIdx.x;", threads=40,
+                 grid=(3, 2))
     assert out.tolist() == [b * 1000 + t for b in range(6) for t in range(40)]
 
 
@@ -131,7 +134,8 @@ def test_bit_functions():
 
 def test_activemask_promises_only_the_caller():
     body = "out[threadIdx.x] = (int)__activemask();"
-    assert launch(EmulatedDriver("reversed"), body).tolist() == [1 << i if i < 31 else -2**31 for i in range(32)]
+    assert launch(EmulatedDriver("reversed"),
+                  body).tolist() == [1 << i if i < 31 else -2**31 for i in range(32)]
 
 
 # ---- planted faults ----
@@ -152,11 +156,13 @@ def test_missing_syncthreads_shows():
 
 
 def test_overwriting_what_another_warp_still_reads_shows():
-    # the write after the second read needs a barrier before it, although all reads see written memory
+    # the write after the second read needs a barrier before it, although all reads see written
+    # memory
     body = """DYNAMIC_SHARED(bytes); int* s = (int*)bytes; const int t = threadIdx.x;
         s[t] = t; __syncthreads(); const int other = s[(t + 32) % 128]; SYNC; s[t] = -1; out[t] = other;"""
     expected = [(t + 32) % 128 for t in range(128)]
-    assert everywhere(body.replace("SYNC", "__syncthreads()"), threads=128, shared=512) == [expected] * 3
+    assert everywhere(body.replace("SYNC", "__syncthreads()"), threads=128,
+                      shared=512) == [expected] * 3
     assert any(r != expected for r in everywhere(body.replace("SYNC", ""), threads=128, shared=512))
 
 
@@ -175,7 +181,8 @@ def test_dependence_on_block_order_shows():
 
 @pytest.mark.parametrize("body, message", [
     ("bytes[64] = 1;", r"past the end of shared memory: byte 64 of 64"),
-    ("if (threadIdx.x == 3) ((int*)bytes)[16 + 5] = 1;", r"past the end of shared memory: byte 84 of 64"),
+    ("if (threadIdx.x == 3) ((int*)bytes)[16 + 5] = 1;",
+     r"past the end of shared memory: byte 84 of 64"),
     ("bytes[-1] = 1;", r"before the start of shared memory: byte -1"),
 ])
 def test_write_outside_shared_memory(driver, body, message):
@@ -184,20 +191,26 @@ def test_write_outside_shared_memory(driver, body, message):
 
 
 def test_shared_memory_is_poisoned_in_each_block(driver):
-    out = launch(driver, "DYNAMIC_SHARED(bytes); int* s = (int*)bytes; out[blockIdx.x] = s[0]; s[0] = 5;",
+    out = launch(driver,
+                 "DYNAMIC_SHARED(bytes); int* s = (int*)bytes; out[blockIdx.x] = s[0]; s[0] = 5;",
                  threads=1, shared=4, grid=(3, 1))
     assert out.tolist() == [-1, -1, -1]
 
 
 DIVERGENT = [
-    ("if (threadIdx.x < 16) out[0] = __shfl_xor_sync(FULL_WARP, 1, 1);", 32, "threads 16-31: exited"),
+    ("if (threadIdx.x < 16) out[0] = __shfl_xor_sync(FULL_WARP, 1, 1);", 32,
+     "threads 16-31: exited"),
     ("if (threadIdx.x == 4) return; __syncwarp();", 32, "threads 4-4: exited"),
-    ("if (threadIdx.x < 16) __syncwarp(); else __ballot_sync(FULL_WARP, 1);", 32, "at __ballot_sync"),
-    ("if (threadIdx.x < 16)\n__syncwarp();\nelse\n__syncwarp();", 32, r"threads 16-31: at __syncwarp"),
-    ("if (threadIdx.x < 16) __syncwarp(0x1ffffu); else __syncwarp(0xffff0000u);", 32, "mask 0001ffff"),
+    ("if (threadIdx.x < 16) __syncwarp(); else __ballot_sync(FULL_WARP, 1);", 32,
+     "at __ballot_sync"),
+    ("if (threadIdx.x < 16)\n__syncwarp();\nelse\n__syncwarp();", 32,
+     r"threads 16-31: at __syncwarp"),
+    ("if (threadIdx.x < 16) __syncwarp(0x1ffffu); else __syncwarp(0xffff0000u);", 32,
+     "mask 0001ffff"),
     ("if (threadIdx.x < 32) __syncthreads(); else __syncwarp();", 64, "__syncthreads"),
     ("if (threadIdx.x >= 32) return; __syncthreads();", 64, "threads 32-63: exited"),
-    ("if (threadIdx.x == 0) __syncthreads(); else __shfl_sync(FULL_WARP, 1, 0);", 32, "threads 1-31: at __shfl_sync"),
+    ("if (threadIdx.x == 0) __syncthreads(); else __shfl_sync(FULL_WARP, 1, 0);", 32,
+     "threads 1-31: at __shfl_sync"),
     ("__syncwarp(threadIdx.x == 5 ? 1u : FULL_WARP);", 32, "not in the mask"),
     ("__syncwarp();", 40, "beyond the end of the block"),
     ("out[0] = __shfl_sync(1u << threadIdx.x, 1, (threadIdx.x + 1) % 32);", 32, "does not name"),
@@ -217,11 +230,13 @@ def test_divergence_is_an_error(driver, body, threads, message):
 
 def test_errors_name_kernel_block_and_line():
     with pytest.raises(EmulationError, match=r"text\.cu: k: block \(2,1\): .*\[text\.cu:5\]"):
-        launch(EmulatedDriver(), "\n\nif (blockIdx.x == 2 && blockIdx.y == 1) __trap();", grid=(3, 2))
+        launch(EmulatedDriver(), "\n\nif (blockIdx.x == 2 && blockIdx.y == 1) __trap();",
+               grid=(3, 2))
 
 
 @pytest.mark.parametrize("access", ["*(float4*)((float*)out + 1) = make_float4(0, 0, 0, 0);",
-                                    "float v[4]; load_pack<float, 4>((float*)out + 2, v); out[0] = v[1];",
+                                    "float v[4]; load_pack<float, 4>((float*)out + 2, v); out[0] = "
+                                    "v[1];",
                                     "float v[8] = {}; store_pack<f16, 8>((f16*)out + 4, v);",
                                     "*(i64*)(out + 1) = 5;"])
 def test_misaligned_access_is_an_error(driver, access):
@@ -230,7 +245,8 @@ def test_misaligned_access_is_an_error(driver, access):
 
 
 def test_too_much_local_memory_is_an_error():
-    body = "volatile char big[64 * 1024]; for (int i = 0; i < sizeof(big); ++i) big[i] = 1; out[0] = big[7];"
+    body = ("volatile char big[64 * 1024]; for (int i = 0; i < sizeof(big); ++i) big[i] = 1; "
+            "out[0] = big[7];")
     with pytest.raises(EmulationError, match="local memory"):
         launch(EmulatedDriver(), body, threads=1)
 
@@ -255,18 +271,23 @@ def test_guarded_tensors():
 
 @pytest.mark.parametrize("args, message", [
     ((0, np.int32(1), np.float32(1), np.int64(1)), "takes 5 arguments"),
-    ((0.0, np.int32(1), np.float32(1), np.int64(1), np.bool_(1)), r"parameter 0 \('p'\) is a pointer"),
-    ((np.int64(0), np.int32(1), np.float32(1), np.int64(1), np.bool_(1)), r"parameter 0 \('p'\) is a pointer"),
+    ((0.0, np.int32(1), np.float32(1), np.int64(1), np.bool_(1)),
+     r"parameter 0 \('p'\) is a pointer"),
+    ((np.int64(0), np.int32(1), np.float32(1), np.int64(1), np.bool_(1)),
+     r"parameter 0 \('p'\) is a pointer"),
     ((0, 1, np.float32(1), np.int64(1), np.bool_(1)), r"parameter 1 \('n'\) is a 4-byte integer"),
     ((0, np.int64(1), np.float32(1), np.int64(1), np.bool_(1)), r"parameter 1 \('n'\).*int64"),
     ((0, np.int32(1), 1.0, np.int64(1), np.bool_(1)), r"parameter 2 \('x'\).*numpy scalar"),
     ((0, np.int32(1), np.float64(1), np.int64(1), np.bool_(1)), r"parameter 2 \('x'\).*float64"),
     ((0, np.int32(1), np.int32(1), np.int64(1), np.bool_(1)), r"parameter 2 \('x'\).*int32"),
-    ((0, np.int32(1), np.float32(1), np.int32(1), np.bool_(1)), r"parameter 3 \('big'\) is a 8-byte integer"),
-    ((0, np.int32(1), np.float32(1), np.int64(1), np.int32(1)), r"parameter 4 \('flag'\) is a 1-byte integer"),
+    ((0, np.int32(1), np.float32(1), np.int32(1), np.bool_(1)),
+     r"parameter 3 \('big'\) is a 8-byte integer"),
+    ((0, np.int32(1), np.float32(1), np.int64(1), np.int32(1)),
+     r"parameter 4 \('flag'\) is a 1-byte integer"),
 ])
 def test_arguments_must_fit(args, message):
-    kernel = build(EmulatedDriver(), "", "const T* __restrict__ p, int n, const float x, u64 big, bool flag",
+    kernel = build(EmulatedDriver(), "",
+                   "const T* __restrict__ p, int n, const float x, u64 big, bool flag",
                    (("T", "float"),))
     kernel((1, 1), 32, 0, (0, np.int32(1), np.float32(1), np.uint64(1), np.bool_(True)))
     with pytest.raises(TypeError, match=message):
@@ -275,14 +296,17 @@ def test_arguments_must_fit(args, message):
 
 def test_argument_values_arrive():
     out = torch.zeros(4, dtype=torch.float64)
-    kernel = build(EmulatedDriver(), "out[0] = a; out[1] = (double)b; out[2] = c; out[3] = d ? 7 : 8;",
+    kernel = build(EmulatedDriver(),
+                   "out[0] = a; out[1] = (double)b; out[2] = c; out[3] = d ? 7 : 8;",
                    "double* out, float a, i64 b, unsigned char c, bool d")
-    kernel((1, 1), 1, 0, (out.data_ptr(), np.float32(-1.5), np.int64(-2**40), np.uint8(200), np.bool_(True)))
+    kernel((1, 1), 1, 0,
+           (out.data_ptr(), np.float32(-1.5), np.int64(-2**40), np.uint8(200), np.bool_(True)))
     assert out.tolist() == [-1.5, -2.0**40, 200.0, 7.0]
 
 
-@pytest.mark.parametrize("grid, threads, shared", [((1, 1), 129, 0), ((1, 1), 0, 0), ((1, 70000), 32, 0), ((1,), 32, 0),
-                                                   ((1, 1), 32, 300000), ((-1, 1), 32, 0)])
+@pytest.mark.parametrize("grid, threads, shared",
+                         [((1, 1), 129, 0), ((1, 1), 0, 0), ((1, 70000), 32, 0), ((1,), 32, 0),
+                          ((1, 1), 32, 300000), ((-1, 1), 32, 0)])
 def test_launches_that_a_gpu_refuses(grid, threads, shared):
     kernel = EmulatedDriver().load_text(BLOCK_SUM, (("BLOCK", "(64 * 2)"),))["block_sum"]
     with pytest.raises(ValueError, match="block_sum"):
@@ -298,7 +322,8 @@ def test_empty_grid_runs_nothing():
 
 def test_compile_errors_name_the_line_and_the_definitions():
     with pytest.raises(CompileError, match=r"(?s)\('WRONG', 'nothing'\).*text\.cu:3:.*nothing"):
-        EmulatedDriver().load_text('\n#include "common.cuh"\nextern "C" __global__ void k() { WRONG x; }',
+        EmulatedDriver().load_text(
+            '\n#include "common.cuh"\nextern "C" __global__ void k() { WRONG x; }',
                                    (("WRONG", "nothing"),))
     with pytest.raises(CompileError, match="all_shared_memory_is_dynamic"):
         build(EmulatedDriver(), "__shared__ int s[4];")

@@ -18,16 +18,20 @@ import sage_sampling
 def both(found: dict, layer: str) -> None:
     """No dropout, so both ways see the same batches and differ by rounding alone."""
     assert abs(found["native"]["accuracy"] - found["gnnaccel"]["accuracy"]) <= 0.05
-    assert sum(found["decisions"][layer]["routes"].values()) == found["decisions"][layer]["calls"] > 0
+    assert sum(found["decisions"][layer]["routes"].values()) == found["decisions"][layer][
+        "calls"] > 0
 
 
-@pytest.mark.parametrize("layer, host", (("gin", "GINConv"), ("gine", "GINEConv"), ("gatv2", "GATv2Conv")))
+@pytest.mark.parametrize("layer, host",
+                         (("gin", "GINConv"), ("gine", "GINEConv"), ("gatv2", "GATv2Conv")))
 def test_molecules(layer, host, capsys):
-    small = ["--molecules", "40", "--epochs", "1", "--hidden", "8", "--batch", "16", "--device", "cpu"]
+    small = ["--molecules", "40", "--epochs", "1", "--hidden", "8", "--batch", "16", "--device",
+             "cpu"]
     found = molecules.main([*small, "--layer", layer])
     both(found, host)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1].startswith("native") and lines[2].startswith("gnnaccel") and lines[3].startswith(host)
+    assert lines[1].startswith("native") and lines[2].startswith("gnnaccel") and lines[
+        3].startswith(host)
 
 
 def test_molecules_are_simple_graphs_with_both_labels():
@@ -42,10 +46,10 @@ def test_molecules_are_simple_graphs_with_both_labels():
 
 def test_sampled_sage(tmp_path):
     random = np.random.default_rng(0)
-    np.savez(tmp_path / "graph.npz", edge_index=random.integers(0, 90, (2, 400)), x=random.normal(size=(90, 5)),
-             y=random.integers(0, 3, 90))
-    both(sage_sampling.main(["--data", str(tmp_path / "graph.npz"), "--hidden", "8", "--batch", "16", "--fanout", "3", "--device",
-                             "cpu"]), "SAGEConv")
+    np.savez(tmp_path / "graph.npz", edge_index=random.integers(0, 90, (2, 400)),
+             x=random.normal(size=(90, 5)), y=random.integers(0, 3, 90))
+    both(sage_sampling.main(["--data", str(tmp_path / "graph.npz"), "--hidden", "8", "--batch",
+                             "16", "--fanout", "3", "--device", "cpu"]), "SAGEConv")
 
 
 def test_the_sampler_takes_edges_of_the_graph_up_to_its_fanout():

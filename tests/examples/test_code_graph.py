@@ -73,7 +73,8 @@ def test_nodes_have_dotted_names_and_kinds(graph):
     kinds = dict(zip(graph.node_names(), (code_parse.KINDS[kind] for kind in graph.kind)))
     assert kinds["alpha"] == kinds["alpha.core"] == kinds["tiny"] == "module"
     assert kinds["alpha.core.Base"] == "class"
-    assert kinds["alpha.core.Base.step"] == kinds["alpha.core.run.inner"] == kinds["beta.tools.Other.len"] == "function"
+    assert kinds["alpha.core.Base.step"] == kinds["alpha.core.run.inner"] == kinds[
+        "beta.tools.Other.len"] == "function"
     assert not any("tests" in name for name in kinds)
 
 
@@ -89,7 +90,8 @@ def test_defines_edges(graph):
 
 def test_imports_edges_reach_modules_and_definitions(graph):
     found = edges(graph, "imports")
-    assert {("alpha.core", "beta"), ("alpha.core", "beta.tools"), ("alpha", "alpha.core.Base")} <= found
+    assert {("alpha.core", "beta"), ("alpha.core", "beta.tools"),
+            ("alpha", "alpha.core.Base")} <= found
     assert ("beta.tools", "alpha.core.run") in found  # re-exported by alpha/__init__.py
 
 
@@ -121,8 +123,11 @@ def test_features_are_hashed_name_argument_and_docstring_tokens(graph):
 def test_features_do_not_name_the_package(graph):
     names = graph.node_names()
     assert not graph.x[names.index("alpha")].any() and not graph.x[names.index("beta")].any()
-    hidden = code_parse._Visitor(None, code_graph.package_tokens({"torch_geometric", "PIL", "stdlib"}), None)
-    codes = hidden._codes("TorchLoader", ["torch_geometric", "pil_image"], "Geometric PIL data of stdlib")
+    hidden = code_parse._Visitor(None,
+                                 code_graph.package_tokens({"torch_geometric", "PIL", "stdlib"}),
+                                 None)
+    codes = hidden._codes("TorchLoader", ["torch_geometric", "pil_image"],
+                          "Geometric PIL data of stdlib")
     wanted = ("loader", "image", "data", "of", "stdlib")
     assert codes == [code_parse.hash_code(token) for token in wanted]
 
@@ -130,7 +135,8 @@ def test_features_do_not_name_the_package(graph):
 def test_labels_are_packages_with_enough_nodes(graph):
     labels = dict(zip(graph.node_names(), graph.y))
     assert sorted(graph.classes) == ["alpha", "beta"]
-    assert graph.classes[labels["alpha.core.run"]] == "alpha" and graph.classes[labels["beta.tools"]] == "beta"
+    assert graph.classes[labels["alpha.core.run"]] == "alpha" and graph.classes[
+        labels["beta.tools"]] == "beta"
     assert labels["tiny"] == labels["tiny.only"] == -1
 
 
@@ -148,7 +154,8 @@ def test_building_is_deterministic_and_the_cache_keeps_everything(graph, folder,
     again = code_graph.build(code_graph.sources_in(folder), min_nodes=4)
     for other in (again, code_graph.read(path)):
         for name, value in vars(graph).items():
-            assert np.array_equal(getattr(other, name), value) and getattr(other, name).dtype == value.dtype, name
+            assert np.array_equal(getattr(other, name),
+                                  value) and getattr(other, name).dtype == value.dtype, name
     assert [file.name for file in path.parent.iterdir()] == ["graph.npz"]
 
 
@@ -170,7 +177,8 @@ def test_large_packages_come_first_under_a_cap(monkeypatch, folder):
 
 
 @pytest.mark.parametrize("identifier, expected", [
-    ("snake_case_2", ["snake", "case", "2"]), ("camelCase", ["camel", "case"]), ("HTTPServer", ["http", "server"]),
+    ("snake_case_2", ["snake", "case", "2"]), ("camelCase", ["camel", "case"]),
+    ("HTTPServer", ["http", "server"]),
     ("__init__", ["init"]), ("X", ["x"]),
 ])
 def test_identifiers_are_split_into_tokens(identifier, expected):

@@ -30,20 +30,24 @@ def write(folder: Path, name: str, split: bool = True, nodes: int = 90) -> None:
     if split:
         part = random.permutation(nodes)
         for i, key in enumerate(("train", "test")):
-            masks[f"{key}_mask"] = np.isin(np.arange(nodes), part[i * nodes // 2:(i + 1) * nodes // 2])
-    np.savez(folder / f"{name}.npz", edge_index=ends.astype(np.int32), num_nodes=nodes, y=y.astype(np.int8), num_classes=3,
-             x_shape=np.array([nodes, 60]), x_indptr=np.arange(nodes + 1) * 6,
-             x_indices=np.concatenate(words).astype(np.uint16), **masks)
+            masks[f"{key}_mask"] = np.isin(np.arange(nodes),
+                                           part[i * nodes // 2:(i + 1) * nodes // 2])
+    np.savez(folder / f"{name}.npz", edge_index=ends.astype(np.int32), num_nodes=nodes,
+             y=y.astype(np.int8), num_classes=3, x_shape=np.array([nodes, 60]),
+             x_indptr=np.arange(nodes + 1) * 6, x_indices=np.concatenate(words).astype(np.uint16),
+             **masks)
 
 
 @pytest.mark.parametrize("model", ["gcn", "gat"])
 def test_all_precisions_run_and_are_compared(tmp_path, monkeypatch, model):
     write(tmp_path, "cora")
-    monkeypatch.setattr(quantized_data, "DENSE", 0 if model == "gat" else quantized_data.DENSE)  # so features are sparse
+    # so features are sparse
+    monkeypatch.setattr(quantized_data, "DENSE", 0 if model == "gat" else quantized_data.DENSE)
     monkeypatch.setattr(quantized_training, "CHUNK", 1)
     out = tmp_path / "out.json"
-    quantized_training.main(["--data", str(tmp_path), "--datasets", "cora", "--models", model, "--device", "cpu", "--seeds", "1",
-                             "--epochs", "15", "--out", str(out)])
+    quantized_training.main(["--data", str(tmp_path), "--datasets", "cora", "--models", model,
+                             "--device", "cpu", "--seeds", "1", "--epochs", "15", "--out",
+                             str(out)])
     (cell,) = json.loads(out.read_text())["cells"]
     assert cell["graph"] == "cora" and list(cell["sides"]) == list(quantized_training.SIDES)
     for side, found in cell["sides"].items():
@@ -77,7 +81,8 @@ def test_intervals_against_scipy():
     values = [81.2, 80.5, 82.0, 79.9, 81.1]
     mean, half = quantized_report.interval(values)
     low, high = stats.t.interval(0.95, 4, loc=np.mean(values), scale=stats.sem(values))
-    assert mean - half == pytest.approx(low, abs=1e-3) and mean + half == pytest.approx(high, abs=1e-3)
+    assert mean - half == pytest.approx(low,
+                                        abs=1e-3) and mean + half == pytest.approx(high, abs=1e-3)
 
 
 def test_equivalence_needs_the_whole_interval():
@@ -95,6 +100,9 @@ def test_stress_tells_where_the_guard_steps_in(monkeypatch):
     rows = quantized_stress.rows("cpu", lambda text: None)
     found = {(row["case"], row["precision"]): row for row in rows}
     assert not found["normal", "int8"]["guard"] and not found["hubs", "int8"]["guard"]
-    assert found["a channel 1000 times the others", "int8"]["guard"] and found["an infinity in one row", "int8"]["guard"]
-    assert found["hubs", "int8"]["median_row_error"] < 0.02 < found["hubs", "int8 per tensor"]["median_row_error"]
+    assert found["a channel 1000 times the others",
+                 "int8"]["guard"] and found["an infinity in one row", "int8"]["guard"]
+    assert found["hubs",
+                 "int8"]["median_row_error"] < 0.02 < found["hubs",
+                                                            "int8 per tensor"]["median_row_error"]
     assert "| hubs | 3 |" in quantized_stress.table(rows)

@@ -1,4 +1,5 @@
-"""The .npz files of the relational example: what is made of them, and what is said of wrong ones."""
+"""The .npz files of the relational example: what is made of them, and what is said of wrong
+ones."""
 from __future__ import annotations
 
 import sys
@@ -21,8 +22,9 @@ def entity_arrays(seed: int) -> dict:
     edges, kinds = random.integers(0, 40, (2, 120)), random.integers(0, 3, 120)
     y = np.full(40, -1, np.int8)
     y[:24] = np.arange(24) % 2
-    return {"edge_index": edges.astype(np.int32), "edge_type": kinds.astype(np.int16), "num_nodes": 40, "num_relations": 3,
-            "y": y, "train_idx": np.arange(16, dtype=np.int32), "test_idx": np.arange(16, 24, dtype=np.int32)}
+    return {"edge_index": edges.astype(np.int32), "edge_type": kinds.astype(np.int16),
+            "num_nodes": 40, "num_relations": 3, "y": y, "train_idx": np.arange(16, dtype=np.int32),
+            "test_idx": np.arange(16, 24, dtype=np.int32)}
 
 
 def hetero_arrays(seed: int) -> dict:
@@ -32,13 +34,15 @@ def hetero_arrays(seed: int) -> dict:
     start = {0: 0, 1: 12, 2: 32}
     edges, kinds = [], []
     for relation, (source, target) in enumerate([(1, 0), (0, 1), (1, 2), (2, 1)]):
-        ends = [start[kind] + random.integers(0, (node_type == kind).sum(), 30) for kind in (source, target)]
+        ends = [start[kind] + random.integers(0, (node_type == kind).sum(), 30)
+                for kind in (source, target)]
         edges.append(ends)
         kinds.append(np.full(30, relation))
     y = np.full(40, -1, np.int8)
     y[:12] = np.arange(12) % 3
-    return {"edge_index": np.concatenate(edges, 1).astype(np.int32), "edge_type": np.concatenate(kinds), "num_nodes": 40,
-            "num_relations": 4, "y": y, "node_type": node_type.astype(np.int8), "node_type_names": np.array(KINDS),
+    return {"edge_index": np.concatenate(edges, 1).astype(np.int32),
+            "edge_type": np.concatenate(kinds), "num_nodes": 40, "num_relations": 4, "y": y,
+            "node_type": node_type.astype(np.int8), "node_type_names": np.array(KINDS),
             "x_node_type": np.array("author"), "x": random.integers(0, 2, (12, 5)).astype(np.uint8),
             "train_idx": np.arange(8, dtype=np.int32), "test_idx": np.arange(8, 12, dtype=np.int32)}
 
@@ -52,7 +56,8 @@ def write_all(folder: Path) -> Path:
 
 
 def test_entities_get_inverse_relations_in_the_order_of_pyg(tmp_path):
-    arrays = {**entity_arrays(0), "edge_index": np.array([[3, 3, 1], [5, 0, 2]]), "edge_type": np.array([1, 2, 0])}
+    arrays = {**entity_arrays(0), "edge_index": np.array([[3, 3, 1], [5, 0, 2]]),
+              "edge_type": np.array([1, 2, 0])}
     np.savez(tmp_path / "aifb.npz", **arrays)
     task = relational_npz.load(tmp_path, "aifb")
     found = list(zip(*task.edge_index.tolist(), task.edge_type.tolist()))
@@ -66,11 +71,15 @@ def test_hetero_edges_are_numbered_within_their_types(tmp_path):
     np.savez(tmp_path / "het_dblp.npz", **arrays)
     task = relational_npz.load(tmp_path, "dblp")
     assert task.num_nodes == {"author": 12, "paper": 20, "term": 8} and task.target == "author"
-    assert [(source, target) for source, _, target in task.edges] == [("paper", "author"), ("author", "paper"), ("paper", "term"),
-                                                                      ("term", "paper")]
+    assert [(source, target)
+            for source, _, target in task.edges] == [("paper", "author"), ("author", "paper"),
+                                                     ("paper", "term"), ("term", "paper")]
     expected = arrays["edge_index"][:, arrays["edge_type"] == 3] - np.array([[32], [12]])
-    assert torch.equal(task.edges["term", "3", "paper"], torch.as_tensor(expected, dtype=torch.int64))
-    assert torch.equal(task.x["author"], torch.as_tensor(arrays["x"], dtype=torch.float32)) and set(task.x) == {"author"}
+    assert torch.equal(task.edges["term", "3", "paper"],
+                       torch.as_tensor(expected, dtype=torch.int64))
+    assert torch.equal(task.x["author"],
+                       torch.as_tensor(arrays["x"],
+                                       dtype=torch.float32)) and set(task.x) == {"author"}
 
 
 @pytest.mark.parametrize("ones", [True, False])
@@ -80,15 +89,19 @@ def test_sparse_features_are_the_dense_ones(tmp_path, ones):
     dense = arrays.pop("x").astype(np.float32) * (1 if ones else 2.5)
     sparse = csr_matrix(dense)
     data = {} if ones else {"x_data": sparse.data}
-    np.savez(tmp_path / "het_dblp.npz", **arrays, **data, x_shape=dense.shape, x_indptr=sparse.indptr,
-             x_indices=sparse.indices)
-    assert dense.any() and torch.equal(relational_npz.load(tmp_path, "dblp").x["author"], torch.from_numpy(dense))
+    np.savez(tmp_path / "het_dblp.npz", **arrays, **data, x_shape=dense.shape,
+             x_indptr=sparse.indptr, x_indices=sparse.indices)
+    assert dense.any() and torch.equal(relational_npz.load(tmp_path, "dblp").x["author"],
+                                       torch.from_numpy(dense))
 
 
 WRONG_ENTITIES = {
-    "edge_index has 0 to 40, outside of 0 to 39": {"edge_index": np.array([[0], [40]]), "edge_type": np.array([0])},
-    "edge_type has 3 to 3, outside of 0 to 2": {"edge_index": np.array([[0], [1]]), "edge_type": np.array([3])},
-    "edge_index is [2, 2] and edge_type [1], not [2, E] and [E]": {"edge_index": np.eye(2), "edge_type": np.zeros(1)},
+    "edge_index has 0 to 40, outside of 0 to 39": {"edge_index": np.array([[0], [40]]),
+                                                   "edge_type": np.array([0])},
+    "edge_type has 3 to 3, outside of 0 to 2": {"edge_index": np.array([[0], [1]]),
+                                                "edge_type": np.array([3])},
+    "edge_index is [2, 2] and edge_type [1], not [2, E] and [E]": {"edge_index": np.eye(2),
+                                                                   "edge_type": np.zeros(1)},
     "y is [3], but there are 40 nodes": {"y": np.zeros(3, int)},
     "train_idx and test_idx overlap": {"test_idx": np.array([15, 16])},
     "test_idx has nodes without a class": {"test_idx": np.array([30])},
@@ -96,11 +109,14 @@ WRONG_ENTITIES = {
     "train_idx is empty": {"train_idx": np.array([], int)},
 }
 WRONG_HETERO = {
-    "relation 0 joins nodes of several types": {"edge_index": np.array([[12, 0], [0, 1]]), "edge_type": np.array([0, 0])},
+    "relation 0 joins nodes of several types": {"edge_index": np.array([[12, 0], [0, 1]]),
+                                                "edge_type": np.array([0, 0])},
     "the features' 11 rows are not the nodes of type author": {"x": np.ones((11, 5))},
-    "x_node_type is editor, which is not among node_type_names": {"x_node_type": np.array("editor")},
+    "x_node_type is editor, which is not among node_type_names": {
+        "x_node_type": np.array("editor")},
     "node_type is [5], but there are 40 nodes": {"node_type": np.zeros(5, int)},
-    "the split has nodes that are not of type author": {"test_idx": np.array([30]), "y": np.zeros(40, int)},
+    "the split has nodes that are not of type author": {"test_idx": np.array([30]),
+                                                        "y": np.zeros(40, int)},
 }
 
 
@@ -147,5 +163,7 @@ def test_a_bare_array_is_no_npz_file(tmp_path):
 def test_missing_files_and_folders_are_named(tmp_path):
     with pytest.raises(SystemExit, match="has no het_dblp.npz, which dblp is read from"):
         relational_npz.load(tmp_path, "dblp")
-    with pytest.raises(SystemExit, match="nowhere is not a folder; --data takes one with aifb.npz, mutag_rdf.npz, het_dblp.npz"):
+    with pytest.raises(SystemExit,
+                       match="nowhere is not a folder; --data takes one with aifb.npz, "
+                       "mutag_rdf.npz, het_dblp.npz"):
         relational_npz.load(tmp_path / "nowhere", "aifb")

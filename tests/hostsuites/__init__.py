@@ -1,1 +1,2 @@
-"""The hosts' own test suites, run with gnnaccel enabled. Their tests are read from where they lie, never copied."""
+"""The hosts' own test suites, run with gnnaccel enabled. Their tests are read from where they lie,
+never copied."""

@@ -1,5 +1,6 @@
-"""A pytest plugin for DGL's own tests. ``HOSTSUITE_DGL`` holds its options as JSON: ``mode`` ("native" or "enabled"), ``device``
-("cpu", "gpu", "simulated"), ``shadow``. The journal is that of `common`.
+"""A pytest plugin for DGL's own tests. ``HOSTSUITE_DGL`` holds its options as JSON: ``mode``
+("native" or "enabled"), ``device`` ("cpu", "gpu", "simulated"), ``shadow``. The journal is that of
+`common`.
 """
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ def pytest_configure(config):
     if _options["device"] == "simulated":
         _simulate(config)
     if _options["mode"] == "enabled":
-        gnnaccel.enable(when="supported", backend="torch" if _options["device"] == "simulated" else "auto")
+        gnnaccel.enable(when="supported",
+                        backend="torch" if _options["device"] == "simulated" else "auto")
     if _shadowed:
         from tests.hostsuites import dgl_shadow
 
@@ -61,7 +63,8 @@ def pytest_runtest_setup(item):
 
 def pytest_collectreport(report):
     if report.failed:
-        _journal.write(test=report.nodeid, outcome="error", error=str(report.longrepr)[-600:], seconds=0.0)
+        _journal.write(test=report.nodeid, outcome="error", error=str(report.longrepr)[-600:],
+                       seconds=0.0)
 
 
 def pytest_runtest_logstart(nodeid, location):
@@ -78,7 +81,8 @@ def pytest_runtest_makereport(item, call):
         found["outcome"] = "skipped"
     elif report.outcome == "failed" and found["outcome"] != "failed":
         lines = f"{call.excinfo.typename}: {call.excinfo.value}".strip().splitlines()
-        places = [f"{os.path.basename(str(entry.path))}:{entry.lineno + 1}" for entry in call.excinfo.traceback]
+        places = [f"{os.path.basename(str(entry.path))}:{entry.lineno + 1}"
+                  for entry in call.excinfo.traceback]
         found.update(outcome="failed" if call.when == "call" else "error", error=lines[0][:300],
                      more=" | ".join(lines[1:4])[:300], at=places[-6:])
 

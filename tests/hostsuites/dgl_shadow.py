@@ -1,8 +1,10 @@
-"""Every call of DGL's message passing that gnnaccel may take over, made a second time by DGL's own code and compared.
+"""Every call of DGL's message passing that gnnaccel may take over, made a second time by DGL's own
+code and compared.
 
-`install` puts a comparison around each routed operation and each routed layer. It calls both on copies of the operands, on the
-host for a bridged DGL, holds values against each other, and then gradients for a random cotangent. What differs is kept until
-`taken`. The test goes on with the result of a third call, so that it sees what it would see without a shadow.
+`install` puts a comparison around each routed operation and each routed layer. It calls both on
+copies of the operands, on the host for a bridged DGL, holds values against each other, and then
+gradients for a random cotangent. What differs is kept until `taken`. The test goes on with the
+result of a third call, so that it sees what it would see without a shadow.
 """
 from __future__ import annotations
 
@@ -51,7 +53,8 @@ def install() -> None:
 def _operation(ours: Any, native: Any) -> Any:
     @functools.wraps(ours)
     def operation(*args: Any, **kwargs: Any) -> Any:
-        _compare(ours.__name__, lambda a, k: ours(*a, **k), lambda a, k: native(*a, **k), args, kwargs)
+        _compare(ours.__name__, lambda a, k: ours(*a, **k), lambda a, k: native(*a, **k), args,
+                 kwargs)
         return ours(*args, **kwargs)
 
     return operation
@@ -66,7 +69,8 @@ def _watch(visit: Any, run: Any) -> Any:
     if isinstance(layer, torch.nn.Module) and visit.adapter is not None:
         ours = type(layer).forward
         native = inspect.unwrap(ours)
-        if not (layer.training and any(isinstance(m, torch.nn.Dropout) and m.p > 0 for m in layer.modules())):
+        if not (layer.training
+                and any(isinstance(m, torch.nn.Dropout) and m.p > 0 for m in layer.modules())):
             _compare(type(layer).__name__, lambda a, k: ours(*a, **k), lambda a, k: native(*a, **k),
                      (layer, *visit.args), visit.kwargs)
     return run(visit)
@@ -77,7 +81,8 @@ def _compare(name: str, ours: Any, native: Any, args: tuple, kwargs: dict) -> No
     if _running or torch.compiler.is_compiling():
         return
     _running = True
-    cpu, cuda = torch.get_rng_state(), torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+    cpu, cuda = (torch.get_rng_state(),
+                 torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None)
     try:
         found = _both(ours, native, args, kwargs)
         if found is not None:
@@ -93,7 +98,8 @@ def _compare(name: str, ours: Any, native: Any, args: tuple, kwargs: dict) -> No
 def _both(ours: Any, native: Any, args: tuple, kwargs: dict) -> list[str] | None:
     """What differs; None where one of them refuses the call."""
     tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-    tensors += [p for m in tree_leaves((args, kwargs)) if isinstance(m, torch.nn.Module) for p in m.parameters()]
+    tensors += [p for m in tree_leaves((args, kwargs)) if isinstance(m, torch.nn.Module)
+                for p in m.parameters()]
     on_host = all(t.device.type == "cpu" for t in tensors)
     one, mine = _copied(args, kwargs, False)
     other, theirs = _copied(args, kwargs, not on_host)
@@ -115,24 +121,31 @@ def _both(ours: Any, native: Any, args: tuple, kwargs: dict) -> list[str] | None
 
 
 def _is_without_edges(args: tuple) -> bool:
-    """Whether no message is sent. DGL then sends the gradient of a maximum, which is 0 here, to row 0."""
+    """Whether no message is sent. DGL then sends the gradient of a maximum, which is 0 here, to row
+    0."""
     from dgl import DGLGraph
     from dgl.heterograph_index import HeteroGraphIndex
 
-    graphs = [a._graph if isinstance(a, DGLGraph) else a for a in args if isinstance(a, (DGLGraph, HeteroGraphIndex))]
+    graphs = [a._graph if isinstance(a, DGLGraph) else a for a in args
+              if isinstance(a, (DGLGraph, HeteroGraphIndex))]
     return any(not any(g.num_edges(etype) for etype in range(g.number_of_etypes())) for g in graphs)
 
 
 def _gradients(got: list, want: list, mine: list, theirs: list) -> list[str]:
-    # DGL sends the gradient of a maximum of nothing, which is infinite, to row 0; whoever uses it masks it
-    pairs = [(a, b, torch.randn(b.shape, dtype=torch.float64).to(b.dtype) * torch.isfinite(b)) for a, b in zip(got, want)
+    # DGL sends the gradient of a maximum of nothing, which is infinite, to row 0; whoever uses it
+    # masks it
+    pairs = [(a, b, torch.randn(b.shape, dtype=torch.float64).to(b.dtype) * torch.isfinite(b))
+             for a, b in zip(got, want)
              if a.requires_grad and b.requires_grad]
     if not pairs:
         return []
-    ours = torch.autograd.grad([a for a, _, _ in pairs], mine, [c.to(a.device, a.dtype) for a, _, c in pairs], allow_unused=True)
+    ours = torch.autograd.grad([a for a, _, _ in pairs], mine,
+                               [c.to(a.device, a.dtype) for a, _, c in pairs], allow_unused=True)
     with gnnaccel.disabled():
-        native = torch.autograd.grad([b for _, b, _ in pairs], theirs, [c for _, _, c in pairs], allow_unused=True)
-    return _difference("gradient", [_or_zero(g, t) for g, t in zip(ours, mine)], [_or_zero(g, t) for g, t in zip(native, theirs)])
+        native = torch.autograd.grad([b for _, b, _ in pairs], theirs, [c for _, _, c in pairs],
+                                     allow_unused=True)
+    return _difference("gradient", [_or_zero(g, t) for g, t in zip(ours, mine)],
+                       [_or_zero(g, t) for g, t in zip(native, theirs)])
 
 
 def _or_zero(gradient: Tensor | None, of: Tensor) -> Tensor:
@@ -149,7 +162,8 @@ def _difference(what: str, got: list[Tensor], want: list[Tensor]) -> list[str]:
     found = []
     for number, (a, b) in enumerate(zip(got, want)):
         if a.shape != b.shape or a.dtype != b.dtype:
-            found.append(f"{what} {number} is {a.dtype} {list(a.shape)}, natively {b.dtype} {list(b.shape)}")
+            found.append(
+                f"{what} {number} is {a.dtype} {list(a.shape)}, natively {b.dtype} {list(b.shape)}")
         elif b.numel():
             a, b = a.detach().cpu().double(), b.detach().cpu().double()
             finite = torch.isfinite(b)
@@ -165,7 +179,8 @@ def _difference(what: str, got: list[Tensor], want: list[Tensor]) -> list[str]:
 
 
 def _copied(args: tuple, kwargs: dict, to_host: bool) -> tuple[tuple, list[Tensor]]:
-    """The same operands as leaves of their own, on the host if ``to_host``; and those that want gradients."""
+    """The same operands as leaves of their own, on the host if ``to_host``; and those that want
+    gradients."""
     leaves: list[Tensor] = []
     seen: dict[int, Any] = {}
 
@@ -182,7 +197,8 @@ def _copy(value: Any, to_host: bool, leaves: list[Tensor]) -> Any:
     from dgl.heterograph_index import HeteroGraphIndex
 
     if isinstance(value, Tensor):
-        found = (value.detach().cpu() if to_host else value.detach()).clone().requires_grad_(value.requires_grad)
+        found = (value.detach().cpu()
+                 if to_host else value.detach()).clone().requires_grad_(value.requires_grad)
         leaves += [found] if value.requires_grad else []
         return found
     if isinstance(value, torch.nn.Module):

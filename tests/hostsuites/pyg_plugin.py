@@ -1,7 +1,7 @@
 """A pytest plugin for PyG's own tests, which writes the journal of `common`.
 
-``HOSTSUITE_PYG`` holds its options as JSON: ``mode`` ("native" or "enabled"), ``backend``, ``shadow``, ``default_device``
-("cuda" or null), ``emulate``.
+``HOSTSUITE_PYG`` holds its options as JSON: ``mode`` ("native" or "enabled"), ``backend``,
+``shadow``, ``default_device`` ("cuda" or null), ``emulate``.
 """
 from __future__ import annotations
 
@@ -43,8 +43,9 @@ def pytest_configure(config):
 
 
 def _initialise_l2() -> None:
-    """PyG leaves this parameter of RGATConv as the memory was: its `reset_parameters` makes a tensor of 1 / out_channels and
-    drops it. With what is found there, numbers near the end of fp32's range, two orders of summation differ by all they are."""
+    """PyG leaves this parameter of RGATConv as the memory was: its `reset_parameters` makes a
+    tensor of 1 / out_channels and drops it. With what is found there, numbers near the end of
+    fp32's range, two orders of summation differ by all they are."""
     from torch_geometric.nn import RGATConv
 
     native = RGATConv.reset_parameters
@@ -58,8 +59,9 @@ def _initialise_l2() -> None:
 
 
 def _compare_in_fp32() -> None:
-    """Some tests compare two ways to a result with `torch.allclose` as it is, near zero to 1e-8. That asks for the same operations
-    in the same order: the host's own fp32 result is mostly farther from its fp64 result."""
+    """Some tests compare two ways to a result with `torch.allclose` as it is, near zero to 1e-8.
+    That asks for the same operations in the same order: the host's own fp32 result is mostly
+    farther from its fp64 result."""
     def at_least(native):
         @functools.wraps(native)
         def allclose(input, other, rtol=1e-5, atol=1e-8, equal_nan=False):
@@ -68,7 +70,8 @@ def _compare_in_fp32() -> None:
 
         return allclose
 
-    torch.allclose, torch.Tensor.allclose = at_least(torch.allclose), at_least(torch.Tensor.allclose)
+    torch.allclose, torch.Tensor.allclose = at_least(torch.allclose), at_least(
+        torch.Tensor.allclose)
 
 
 def _enable() -> None:
@@ -120,7 +123,8 @@ def pytest_runtest_logreport(report):
 def pytest_runtest_logfinish(nodeid, location):
     found = _phases.pop(nodeid)
     found["seconds"] = round(time.perf_counter() - found["seconds"], 2)
-    _journal.write(test=nodeid, **found, **({"alarms": alarms} if _shadow and (alarms := _shadow.taken()) else {}))
+    _journal.write(test=nodeid, **found,
+                   **({"alarms": alarms} if _shadow and (alarms := _shadow.taken()) else {}))
     if common.device_is_lost():  # all that follows would fail
         os._exit(common.ENDED)
 

@@ -1,11 +1,14 @@
-"""Every call of a PyG layer while somebody else's tests run, repeated by the host's own code, in fp32 and in fp64.
+"""Every call of a PyG layer while somebody else's tests run, repeated by the host's own code, in
+fp32 and in fp64.
 
-Before the call itself, which the test goes on with, the layer runs three times on copies of its arguments and parameters: as
-gnnaccel decides it, natively, and natively in fp64. Outputs and the gradients of everything that floats are judged by
-`gnnaccel.profile.judging`: at most twice the host's error. Then the call's own result is judged too, so that what it
-remembers of the first ones counts.
+Before the call itself, which the test goes on with, the layer runs three times on copies of its
+arguments and parameters: as gnnaccel decides it, natively, and natively in fp64. Outputs and the
+gradients of everything that floats are judged by `gnnaccel.profile.judging`: at most twice the
+host's error. Then the call's own result is judged too, so that what it remembers of the first ones
+counts.
 
-Modules are met where they are called, above whatever gnnaccel replaced, so nothing that it watches is another's.
+Modules are met where they are called, above whatever gnnaccel replaced, so nothing that it watches
+is another's.
 """
 from __future__ import annotations
 
@@ -31,19 +34,22 @@ from gnnaccel.profile.sides import EXACT, HOST, OURS, Results, Sides, named_tens
 from gnnaccel.profile.undisturbed import undisturbed
 
 _LAYERS = (MessagePassing, Aggregation, HeteroConv, HeteroLinear, HeteroDictLinear)
-_ONE_DRAW = 4.0  # times what is allowed: the call itself is seen once, and the host's error in one draw is luck
+# times what is allowed: the call itself is seen once, and the host's error in one draw is luck
+_ONE_DRAW = 4.0
 _busy = threading.local()
 
 
 class Shadow:
-    """``alarms``: what did not agree since the last `taken`; ``counts``: calls by what became of their comparison."""
+    """``alarms``: what did not agree since the last `taken`; ``counts``: calls by what became of
+    their comparison."""
 
     def __init__(self) -> None:
         self.alarms: list[str] = []
         self.counts: Counter[str] = Counter()
 
     def install(self) -> None:
-        """Stand above the calling of modules, and of the GraphModules that `to_hetero` makes. gnnaccel is enabled by now."""
+        """Stand above the calling of modules, and of the GraphModules that `to_hetero` makes.
+        gnnaccel is enabled by now."""
         from torch._dynamo import decorators
         from torch.fx import graph_module
 
@@ -61,11 +67,13 @@ class Shadow:
 
         @functools.wraps(native)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling() or getattr(_busy, "now", False) or not _is_layer(args[place]):
+            if (torch.compiler.is_compiling() or getattr(_busy, "now", False)
+                or not _is_layer(args[place])):
                 return native(*args, **kwargs)
             _busy.now = True
             try:
-                return self._compared(functools.partial(native, *args[:place]), args[place], args[place + 1:], kwargs)
+                return self._compared(functools.partial(native, *args[:place]), args[place],
+                                      args[place + 1:], kwargs)
             finally:
                 _busy.now = False
 
@@ -77,20 +85,24 @@ class Shadow:
             self.counts[why or "disabled"] += 1
             return native(layer, *args, **kwargs)
         name, once = type(layer).__name__, None
-        sides = _Sides(Visit(layer, None, native, args, kwargs, None), not torch.is_inference_mode_enabled())
+        sides = _Sides(Visit(layer, None, native, args, kwargs, None),
+                       not torch.is_inference_mode_enabled())
         try:
             once = self._look(name, sides)
         except _Unable as problem:
             self.counts[f"not compared: {problem}"] += 1
         out = native(layer, *args, **kwargs)
         if once is not None:
-            self._judge(f"{name}, the call itself", lambda _: (_results(out), *map(_outputs, once)), 1)
+            self._judge(f"{name}, the call itself", lambda _: (_results(out), *map(_outputs, once)),
+                        1)
         return out
 
     def _look(self, name: str, sides: _Sides) -> tuple[Results, Results] | None:
-        """Compare; the host's results in the call's own mode and in fp64, None where random numbers make them useless."""
+        """Compare; the host's results in the call's own mode and in fp64, None where random numbers
+        make them useless."""
         ours = _tried(sides, OURS)
-        if isinstance(ours, Exception) and sides.device.type == "cuda":  # a bad index ends the host's use of the device
+        # a bad index ends the host's use of the device
+        if isinstance(ours, Exception) and sides.device.type == "cuda":
             self.counts["raises on the GPU"] += 1
             return None
         host = _tried(sides, HOST)
@@ -109,7 +121,8 @@ class Shadow:
 
         def draw(seed: int) -> tuple[Results, Results, Results]:
             host = sides.once(HOST, seed)
-            return sides.once(OURS, seed), host, host if isinstance(exact, Exception) else sides.once(EXACT, seed)
+            return (sides.once(OURS, seed), host,
+                    host if isinstance(exact, Exception) else sides.once(EXACT, seed))
 
         self._judge(name, draw, SECOND_LOOK)
         return None if random else (host, host if isinstance(exact, Exception) else exact)
@@ -119,10 +132,12 @@ class Shadow:
             found = errors([draw(0)])
             if looks > 1 and not all(e.right for e in found):
                 found = errors(map(draw, range(1, looks + 1)))
-        except (RuntimeError, NotImplementedError) as problem:  # norms of sparse gradients and the like
+        # norms of sparse gradients and the like
+        except (RuntimeError, NotImplementedError) as problem:
             raise _Unable(f"{type(problem).__name__} in judging") from problem
         factor = 1.0 if looks > 1 else _ONE_DRAW
-        wrong = [f"{e.name}: {e}, the host's {e.host:.1e}" for e in found if e.text or not e.ours <= factor * e.allowed]
+        wrong = [f"{e.name}: {e}, the host's {e.host:.1e}" for e in found if e.text
+                 or not e.ours <= factor * e.allowed]
         self.counts["wrong" if wrong else "same"] += 1
         if wrong:
             self.alarms.append(f"{name}: " + "; ".join(wrong[:4]))
@@ -138,7 +153,8 @@ class Shadow:
         elif ran and not isinstance(ours, Exception):
             self.counts["the host alone raises in backward"] += 1
         else:
-            which, problem = ("gnnaccel", ours) if isinstance(ours, Exception) else ("the host", host)
+            which, problem = (("gnnaccel", ours)
+                              if isinstance(ours, Exception) else ("the host", host))
             self.alarms.append(f"{name}: only {which} raises {problem!r:.300}")
 
 
@@ -147,7 +163,8 @@ class _Unable(Exception):
 
 
 class _Sides(Sides):
-    """``native`` of the visit calls the layer; under no configuration that is the host's own code."""
+    """``native`` of the visit calls the layer; under no configuration that is the host's own
+    code."""
 
     evaluate = ran = False
 
@@ -211,6 +228,7 @@ def _dense(tensor: Tensor | None) -> Tensor | None:
 
 
 def _outputs(results: Results) -> Results:
-    return {name: t for name, t in results.items() if name.startswith("out") and isinstance(t, Tensor)}
+    return {name: t for name, t in results.items() if name.startswith("out")
+            and isinstance(t, Tensor)}
 
 

@@ -39,7 +39,8 @@ def operands(bare=False):
     torch.manual_seed(0)
     dst = torch.randint(0, 8, (40,)) + (2 if bare else 0)
     g = dgl.graph((torch.randint(0, 10, (40,)), dst), num_nodes=10)
-    return g._graph, "max" if bare else "sum", torch.randn(10, 4, requires_grad=True), torch.randn(40, 1, requires_grad=True)
+    return (g._graph, "max" if bare else "sum", torch.randn(10, 4, requires_grad=True),
+            torch.randn(40, 1, requires_grad=True))
 
 
 def compared(ours, native, args):
@@ -50,7 +51,8 @@ def compared(ours, native, args):
     return alarms
 
 
-@pytest.mark.parametrize("bare", [False, True], ids=["sum", "maximum, with nodes that no edge enters"])
+@pytest.mark.parametrize("bare", [False, True],
+                         ids=["sum", "maximum, with nodes that no edge enters"])
 def test_no_alarm(bare):
     assert compared(gspmm, gspmm, operands(bare)) == []
 
@@ -61,7 +63,8 @@ def test_no_alarm(bare):
     (lambda g, r, x, w: gspmm(g, r, x, Scaled.apply(w)), "gradient 1 differs"),
     (lambda g, r, x, w: gspmm(g, r, x, w.detach()), "gradient 1 differs"),
     (lambda g, r, x, w: gspmm(g, r, x, w).double(), "is torch.float64"),
-    (lambda g, r, x, w: gspmm(g, r, x, w).index_fill(0, torch.tensor([3]), float("nan")), "finite in other places"),
+    (lambda g, r, x, w: gspmm(g, r, x, w).index_fill(0, torch.tensor([3]), float("nan")),
+     "finite in other places"),
 ], ids=["value", "gradient", "weight's gradient", "no gradient", "dtype", "nan"])
 def test_planted_faults(fault, expected):
     alarms = compared(fault, gspmm, operands())

@@ -1,6 +1,7 @@
 """Histories inside of CUDA graphs: buffers are refilled, and each replay is held against the host.
 
-A capture that raises counts as refused. It leaves the process unfit for more, so a new one takes over.
+A capture that raises counts as refused. It leaves the process unfit for more, so a new one takes
+over.
 """
 
 from __future__ import annotations

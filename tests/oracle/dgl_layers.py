@@ -52,7 +52,8 @@ def graph(d: Draw, pairs: bool = False) -> tuple[Any, int, int, str]:
 
 
 def case(d: Draw, module: nn.Module, pairs: bool = False, edge: int = 0, weight: str = "") -> Case:
-    """A call ``module(graph, features, ...)``; ``edge``: channels of edge features that come next."""
+    """A call ``module(graph, features, ...)``; ``edge``: channels of edge features that come
+    next."""
     g, n, m, note = graph(d, pairs)
     x: Any = features(d, n, IN)
     if g.is_block or n != m or len(g.ntypes) > 1:

@@ -1,7 +1,7 @@
 """What happens to a model between two calls: each edit is a function of a `History`.
 
-An edit returns a few words on what it did. What it raises itself (a tensor that cannot be edited so,
-a module without that option) is part of the history.
+An edit returns a few words on what it did. What it raises itself (a tensor that cannot be edited
+so, a module without that option) is part of the history.
 """
 
 from __future__ import annotations

@@ -289,7 +289,8 @@ def main() -> int:
 
 
 def describe(alarm: dict) -> str:
-    return f"{alarm['seconds']} s, about {alarm['cases']} cases: {alarm['what']}, {alarm['text'][:110]}"
+    return (f"{alarm['seconds']} s, about {alarm['cases']} cases: {alarm['what']}, "
+            f"{alarm['text'][:110]}")
 
 
 if __name__ == "__main__":

@@ -21,8 +21,10 @@ STEPS = 12
 #: What is remembered wrongly differs by far more. The host may be right by luck, which a history
 #: cannot average out.
 FLOOR = 1e-4
-#: In autocast. Scores rounded to bf16 move a softmax as a whole, and with it all gradients that come
-#: through it; so there each result may also be off by twice the host's largest error in any of them.
+#: In autocast. Scores rounded to bf16 move a softmax as a whole, and with it all gradients that
+#: come
+#: through it; so there each result may also be off by twice the host's largest error in any of
+#: them.
 LOW_FLOOR = 5e-2
 
 
@@ -99,7 +101,8 @@ class History:
     # ---- checks ----
 
     def results(self, fresh: bool, dtype: torch.dtype | None = None) -> Results:
-        """Outputs and gradients. ``fresh``: over copies of the inputs, of which nothing is remembered."""
+        """Outputs and gradients. ``fresh``: over copies of the inputs, of which nothing is
+        remembered."""
         edge_index, values, model = self.edge_index, self.values, self.model
         if fresh:
             edge_index = tree_map(Tensor.clone, edge_index)

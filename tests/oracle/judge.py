@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 FLOOR = 1e-6
-#: A sum of n equal numbers in fp32, one after the other, is off by n times this at most, relative to
+#: A sum of n equal numbers in fp32, one after the other, is off by n times this at most, relative
+#: to
 #: itself (`test_judge.py` measures it). Which sums are long depends on whether a linear map comes
 #: before them or after, so an error of that size is no alarm in any of a case's results.
 OF_A_TERM = 2.0**-26

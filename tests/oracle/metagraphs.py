@@ -184,7 +184,8 @@ def _judged(draw: Callable, seed: int, host: bool) -> str | None:
     wrong, found = {}, draw(seed)
     if isinstance(found, tuple):
         wrong = _beyond([found], host)
-    # (where the host is as far off, rounding may have decided which of equal messages is the largest)
+    # (where the host is as far off, rounding may have decided which of equal messages is the
+    # largest)
     if wrong and all(error < WRONG or native >= WRONG for error, native, _ in wrong.values()):
         more = [draw(seed + (1 + at) * 1_000_003) for at in range(DRAWS)]
         numbers = [found for found in more if isinstance(found, tuple)]
@@ -274,7 +275,8 @@ def _beyond(found: list[tuple[Results, Results, Results]],
             # what runs natively is as the host has it
             continue
         if host and all(_same(name, *results[:2]) for results in found):
-            # no rule can break; where messages are equal, another of them may be the largest in fp64
+            # no rule can break; where messages are equal, another of them may be the largest in
+            # fp64
             continue
         if not (mine <= allowed and (native < WRONG or not host)):
             # (a host that is as wrong as `WRONG` means that the truth is wrong)

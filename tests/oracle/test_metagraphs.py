@@ -98,9 +98,12 @@ def _one_gradient_scaled(every, shares, row):
 
 
 @pytest.mark.parametrize("where,name,fault,only", [
-    (alike, "_shares", _every_share_its_own, "HeteroGraphConv"), (alike, "_summed", _twice, "HeteroConv"),
-    (alike, "_summed", _one_gradient_scaled, "HeteroConv"), (layout.Layout, "_by_torch", _next_relation, "HGTConv")],
-    ids=["a permuted share", "biases added twice", "a gradient of one type times 1.01", "relations of others"])
+    (alike, "_shares", _every_share_its_own, "HeteroGraphConv"),
+    (alike, "_summed", _twice, "HeteroConv"),
+    (alike, "_summed", _one_gradient_scaled, "HeteroConv"),
+    (layout.Layout, "_by_torch", _next_relation, "HGTConv")],
+    ids=["a permuted share", "biases added twice", "a gradient of one type times 1.01",
+         "relations of others"])
 def test_faults_are_noticed(monkeypatch, where, name, fault, only):
     monkeypatch.setattr(where, name, fault)
     if only == "HeteroGraphConv":
@@ -114,7 +117,8 @@ def test_a_case_is_made_of_its_seed():
         import random
 
         torch.manual_seed(3)
-        return metagraphs.drawn(3, "HeteroConv")[1](random.Random("metagraph-3"), torch.device("cpu"))
+        return metagraphs.drawn(3, "HeteroConv")[1](random.Random("metagraph-3"),
+                                                    torch.device("cpu"))
 
     one, other = made(), made()
     assert one.text == other.text and one.x == other.x

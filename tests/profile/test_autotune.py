@@ -1,4 +1,5 @@
-"""autotune: every way is timed, the fastest is kept for this environment, and taken under ``decisions=True``."""
+"""autotune: every way is timed, the fastest is kept for this environment, and taken under
+``decisions=True``."""
 from __future__ import annotations
 
 import json
@@ -40,14 +41,17 @@ def gat(device="cpu", **options):
     from torch_geometric.nn import GATConv
 
     torch.manual_seed(0)
-    return (GATConv(8, 4, heads=2, **options).to(device), torch.randn(50, 8, device=device, requires_grad=True),
+    return (GATConv(8, 4, heads=2, **options).to(device),
+            torch.randn(50, 8, device=device, requires_grad=True),
             torch.randint(0, 50, (2, 300), device=device))
 
 
 def rgcn():
     from torch_geometric.nn import RGCNConv
 
-    return RGCNConv(8, 4, 3), torch.randn(50, 8), torch.randint(0, 50, (2, 300)), torch.randint(0, 3, (300,))
+    return RGCNConv(8, 4, 3), torch.randn(50,
+                                          8), torch.randint(0, 50,
+                                                            (2, 300)), torch.randint(0, 3, (300,))
 
 
 def timed(monkeypatch, **times):
@@ -56,7 +60,8 @@ def timed(monkeypatch, **times):
         for call, context in calls.values():
             with context():
                 call()
-        return {way: timing.summary([times.get(way.partition(" ")[0], 1.0)], 1.0, 1) for way in calls}
+        return {way: timing.summary([times.get(way.partition(" ")[0], 1.0)], 1.0, 1)
+                for way in calls}
 
     monkeypatch.setattr(timing, "measure_rounds", rounds)
 
@@ -73,8 +78,11 @@ def test_the_fastest_is_kept_and_taken(folder, monkeypatch, make):
     layer, *inputs = make()
     timed(monkeypatch, native=2.0, torch=1.0)
     found = gnnaccel.autotune(layer, *inputs)
-    assert [t.grad for t in found] == [True, False] and all(t.taken.startswith("torch backend") for t in found)
-    assert all(list(t.times)[0] == "native" for t in found) and "training: torch backend" in str(found[0])
+    assert [t.grad for t in found] == [True,
+                                       False] and all(t.taken.startswith("torch backend")
+                                                      for t in found)
+    assert all(list(t.times)[0] == "native"
+               for t in found) and "training: torch backend" in str(found[0])
     assert route_of(layer, *inputs, decisions=True)["route"] == "torch"
     assert not gnnaccel.status()["enabled"]
     timed(monkeypatch, native=1.0, torch=0.97)  # within the margin
@@ -90,7 +98,8 @@ def test_kernels_are_timed_too(device, quick):
     layer, *inputs = gat(device)
     found = gnnaccel.autotune(layer.eval(), *inputs)
     assert [t.grad for t in found] == [False]
-    assert {"native", "additive: smmf + split rows", "additive: smmf + pmf", "torch backend"} == set(found[0].times)
+    assert {"native", "additive: smmf + split rows", "additive: smmf + pmf",
+            "torch backend"} == set(found[0].times)
 
 
 def test_each_way_runs_the_way_it_says(monkeypatch):
@@ -115,7 +124,8 @@ def test_it_really_measures_and_nothing_of_the_layer_changes(quick):
     before = {name: t.clone() for name, t in layer.state_dict().items()}
     state, counts = torch.get_rng_state(), gnnaccel.stats()
     for found in gnnaccel.autotune(layer, *inputs):
-        assert set(found.times) >= {"native", "torch backend"} and all(ms > 0 for ms in found.times.values())
+        assert set(found.times) >= {"native",
+                                    "torch backend"} and all(ms > 0 for ms in found.times.values())
         assert found.taken in found.times
     assert gnnaccel.stats() == counts
     assert torch.equal(torch.get_rng_state(), state) and layer.training
@@ -129,7 +139,8 @@ def test_another_environment_knows_nothing_of_it(monkeypatch):
     gnnaccel.autotune(layer, *inputs)
     monkeypatch.setattr(tuned, "environment", lambda device: "another machine")
     planner.forget()
-    assert route_of(layer, *inputs, decisions=True, when="supported")["rejected"][-1]["code"] != "GA105"
+    assert route_of(layer, *inputs, decisions=True,
+                    when="supported")["rejected"][-1]["code"] != "GA105"
     assert tuned.kept("another machine") == {}
 
 
@@ -150,8 +161,9 @@ def test_the_environment_names_what_times_depend_on():
 
 
 @pytest.mark.parametrize("text",
-                         ["{", '{"schema": 1, "environments": {}}', '{"schema": 2, "environments": {"E": {"k": {"layer": 3}}}}',
-                                  '{"schema": 2, "environments": {"E": []}}'])
+                         ["{", '{"schema": 1, "environments": {}}',
+                          '{"schema": 2, "environments": {"E": {"k": {"layer": 3}}}}',
+                          '{"schema": 2, "environments": {"E": []}}'])
 @pytest.mark.filterwarnings("ignore:.*cannot be read:RuntimeWarning")
 def test_a_spoilt_file_counts_as_none(folder, text):
     (folder / "autotune.json").write_text(text)
@@ -177,7 +189,7 @@ def test_the_variable(monkeypatch):
     assert route_of(layer, *inputs)["kernel"] == "torch backend"
 
 
-# --- layers that share a class; plain ones -----------------------------------------------------------------------------------
+# --- layers that share a class; plain ones --------------------------------------------------------
 
 def test_layers_that_compute_something_else_are_kept_apart(monkeypatch):
     from torch_geometric.nn import GATConv
@@ -188,7 +200,8 @@ def test_layers_that_compute_something_else_are_kept_apart(monkeypatch):
     gnnaccel.autotune(layer, x, edges)
     timed(monkeypatch, native=1.0, torch=2.0)
     gnnaccel.autotune(wide, x, edges)
-    assert [route_of(each, x, edges, decisions=True, when="supported")["route"] for each in (layer, wide)] == ["torch", "native"]
+    assert [route_of(each, x, edges, decisions=True, when="supported")["route"]
+            for each in (layer, wide)] == ["torch", "native"]
 
 
 def test_dgl_layers(monkeypatch, tmp_path):
@@ -212,7 +225,8 @@ def test_plain_layers_by_kernels(device, monkeypatch):
     dgl = pytest.importorskip("dgl")
     from dgl.nn import GraphConv
 
-    graph, x, layer = dgl.add_self_loop(dgl.rand_graph(40, 200)), torch.randn(40, 6), GraphConv(6, 3)
+    graph, x, layer = dgl.add_self_loop(dgl.rand_graph(40,
+                                                       200)), torch.randn(40, 6), GraphConv(6, 3)
     timed(monkeypatch, native=1.0, plain=2.0)
     found = gnnaccel.autotune(layer, graph, x)
     assert all(list(t.times) == PLAIN and t.taken == "native" for t in found)
@@ -228,7 +242,7 @@ def test_message_passing_without_an_adapter_cannot_be_tuned():
         gnnaccel.autotune(GCNConv(8, 4), torch.randn(50, 8), torch.randint(0, 50, (2, 300)))
 
 
-# --- along a script ----------------------------------------------------------------------------------------------------------
+# --- along a script -------------------------------------------------------------------------------
 
 def train(net, x, edges, steps=3):
     torch.manual_seed(1)
@@ -254,7 +268,8 @@ def make_net():
     from torch_geometric.nn import GATConv
 
     torch.manual_seed(0)
-    return torch.nn.ModuleList([GATConv(8, 4, heads=2, dropout=0.3), GATConv(8, 3), GATConv(3, 8), GATConv(8, 3)])
+    return torch.nn.ModuleList([GATConv(8, 4, heads=2, dropout=0.3), GATConv(8, 3), GATConv(3, 8),
+                                GATConv(8, 3)])
 
 
 def test_a_script_is_timed_once_and_reused(monkeypatch, capsys):
@@ -264,11 +279,13 @@ def test_a_script_is_timed_once_and_reused(monkeypatch, capsys):
     timed(monkeypatch, native=1.0, torch=2.0)
     gnnaccel.reset_stats()
     tuner, grads, routes = tuned_run(make_net(), x, edges)
-    assert [one.layer for one in tuner.found] == ["GATConv #1", "GATConv #2", "GATConv #3"]  # the fourth is as the second
+    # the fourth is as the second
+    assert [one.layer for one in tuner.found] == ["GATConv #1", "GATConv #2", "GATConv #3"]
     assert all(one.grad and one.taken == "native" for one in tuner.found) and tuner.known == 0
     assert all(map(torch.equal, native, grads)) and sum(routes["GATConv"].values()) == 12
     said = capsys.readouterr().err
-    assert said.startswith("autotune: GATConv #1, training: native (native 1 ms, torch backend 2 ms)") and "kept in" in said
+    assert said.startswith("autotune: GATConv #1, training: native (native 1 ms, torch backend "
+                           "2 ms)") and "kept in" in said
     monkeypatch.setattr(timing, "measure_rounds", None)  # nothing is timed again
     tuner, grads, _ = tuned_run(make_net(), x, edges)
     assert (tuner.found, tuner.known) == ([], 3) and all(map(torch.equal, native, grads))
@@ -300,7 +317,8 @@ def test_a_way_that_does_not_fit_is_told(monkeypatch):
     with Tuner() as tuner, gnnaccel.enabled(decisions=True):
         out = [layer(x, edges) for _ in range(3)]
     assert len(out) == 3
-    assert tuner.notes == ["GATConv #1: not timed, as one of the ways ran out of memory; it is decided as usual"]
+    assert tuner.notes == [
+        "GATConv #1: not timed, as one of the ways ran out of memory; it is decided as usual"]
 
 
 SCRIPT = """
@@ -320,10 +338,12 @@ def test_the_command_line(quick, monkeypatch, capsys):
     monkeypatch.setattr(runner, "_carry", lambda given: None)
     with pytest.raises(SystemExit, match="5"):
         main(["autotune", "-c", SCRIPT])
-    assert "autotune: GATConv #1, forward: " in capsys.readouterr().err and gnnaccel.status()["config"]["decisions"] is not None
+    assert "autotune: GATConv #1, forward: " in capsys.readouterr().err and gnnaccel.status()[
+        "config"]["decisions"] is not None
     assert main(["autotune", "--list"]) == 0
     shown = capsys.readouterr().out.splitlines()
-    assert "torch" in shown[0] and shown[1].startswith("  GATConv 1x4, 30->30 nodes, 90 edges, float32, forward: ")
+    assert "torch" in shown[0] and shown[1].startswith(
+        "  GATConv 1x4, 30->30 nodes, 90 edges, float32, forward: ")
 
 
 def test_a_script_runs_untimed_where_nothing_can_be_kept(monkeypatch, capsys):
@@ -334,7 +354,8 @@ def test_a_script_runs_untimed_where_nothing_can_be_kept(monkeypatch, capsys):
     tuner, grads, routes = tuned_run(make_net(), x, edges)
     assert tuner is None and len(grads) and sum(routes["GATConv"].values()) == 12
     said = capsys.readouterr().err
-    assert said.startswith("autotune: nothing is timed") and os.devnull in said and "GNNACCEL_CACHE_DIR" in said
+    assert said.startswith(
+        "autotune: nothing is timed") and os.devnull in said and "GNNACCEL_CACHE_DIR" in said
 
 
 def test_a_file_that_cannot_be_written_any_more_does_not_end_the_script(monkeypatch, capsys):
@@ -350,4 +371,5 @@ def test_a_file_that_cannot_be_written_any_more_does_not_end_the_script(monkeypa
 
 def test_what_is_kept_is_listed_and_what_contradicts_it_refused(folder, capsys):
     assert main(["autotune", "--list"]) == 0 and "nothing yet" in capsys.readouterr().out
-    assert main(["--autotune", "--decisions", "x.json", "script.py"]) == 2 and "leave --decisions out" in capsys.readouterr().err
+    assert main(["--autotune", "--decisions", "x.json",
+                 "script.py"]) == 2 and "leave --decisions out" in capsys.readouterr().err

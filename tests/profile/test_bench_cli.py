@@ -31,8 +31,10 @@ def test_quick_run_measures_compares_and_reports(out, capsys):
         assert (native.error, ours.error) == (None, None) and native.ms > 0 and ours.ms > 0
         check = made.one(kind="check", shape="tiny", mode=mode)
         assert all(value < 1e-4 for name, value in check.values.items() if name.endswith("rel_l2"))
-    assert check.values.keys() == {"output max_abs", "output rel_l2", "x.grad max_abs", "x.grad rel_l2"}
-    assert {record.impl: record.error for record in made.find(kind="fresh")} == {"native": None, "gnnaccel": None}
+    assert check.values.keys() == {"output max_abs", "output rel_l2", "x.grad max_abs",
+                                   "x.grad rel_l2"}
+    assert {record.impl: record.error
+            for record in made.find(kind="fresh")} == {"native": None, "gnnaccel": None}
     said = capsys.readouterr().out
     assert "| tiny (cpu) | GAT 8x8 | forward |" in said and "fresh: vs_native >= 1" in said
 
@@ -46,10 +48,12 @@ def test_kernel_suite_runs(out):
 def test_parts_can_be_chosen(out):
     assert main([*QUICK, "--parts", "layers", "--no-native", "--out", str(out)]) == 0
     records = result.load(out).records
-    assert {(record.kind, record.impl) for record in records} == {("shape", ""), ("layer", "gnnaccel")}
+    assert {(record.kind, record.impl)
+            for record in records} == {("shape", ""), ("layer", "gnnaccel")}
 
 
-@pytest.mark.parametrize("options", [["--shapes", "nosuch"], ["--layers", "nosuch"], ["--parts", "nosuch"]])
+@pytest.mark.parametrize("options",
+                         [["--shapes", "nosuch"], ["--layers", "nosuch"], ["--parts", "nosuch"]])
 def test_unknown_names_are_an_error_not_a_trace(options, capsys):
     assert main([*QUICK[:4], *options]) == 2
     assert "nosuch" in capsys.readouterr().err
@@ -57,7 +61,8 @@ def test_unknown_names_are_an_error_not_a_trace(options, capsys):
 
 def _replace_suite(monkeypatch, run):
     """The attention suite's plan with another body."""
-    monkeypatch.setitem(suites.SUITES, "attention", dataclasses.replace(suites.SUITES["attention"], run=run))
+    monkeypatch.setitem(suites.SUITES, "attention",
+                        dataclasses.replace(suites.SUITES["attention"], run=run))
 
 
 def test_spent_budget_stops_and_keeps_what_there_is(out, monkeypatch):
@@ -75,14 +80,17 @@ def test_lost_device_is_recorded_and_the_status(out, monkeypatch):
 
     _replace_suite(monkeypatch, suite)
     assert main([*QUICK, "--out", str(out)]) == 1
-    assert [record.error for record in result.load(out).records] == [None, "device lost: RuntimeError: illegal access"]
+    assert [record.error
+            for record in result.load(out).records] == [None,
+                                                        "device lost: RuntimeError: illegal access"]
 
 
 def test_compiled_worker_that_exceeds_its_time_is_recorded_and_ended():
     from gnnaccel.profile.bench import compiled, shapes, timing
 
     settings = {"seed": 0, "order": "random", "effort": dataclasses.asdict(timing.QUICK)}
-    records = list(compiled.compiled_records([(shapes.SHAPES["tiny"], "GAT 8x8")], "cpu", settings, limit_s=0.05))
+    records = list(compiled.compiled_records([(shapes.SHAPES["tiny"], "GAT 8x8")], "cpu", settings,
+                                             limit_s=0.05))
     assert [record.mode for record in records] == ["forward", "training"]
     assert all("time limit" in record.error for record in records)
 

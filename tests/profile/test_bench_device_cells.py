@@ -1,4 +1,5 @@
-"""The cells that launch kernels, run under the CPU emulation: that they measure something, not how fast."""
+"""The cells that launch kernels, run under the CPU emulation: that they measure something, not how
+fast."""
 from __future__ import annotations
 
 import shutil
@@ -36,10 +37,12 @@ def test_floor_by_width_and_degree_law(graph):
 
 def test_structure_alone_and_with_the_transpose(graph):
     records = structure.structure_records(graph, timing.QUICK)
-    assert [(record.layer, record.error) for record in records] == [("csc", None), ("csc+csr", None)]
+    assert [(record.layer, record.error)
+            for record in records] == [("csc", None), ("csc+csr", None)]
 
 
-@pytest.mark.parametrize("make, score", [(kernel_cells.additive, "additive"), (kernel_cells.dot, "dot")])
+@pytest.mark.parametrize("make, score",
+                         [(kernel_cells.additive, "additive"), (kernel_cells.dot, "dot")])
 def test_kernel_cells_compute_attention(graph, make, score, monkeypatch):
     inputs = {}
     original = kernel_cells._pair
@@ -66,7 +69,8 @@ def attention(graph, tensors, score):
     source, destination = graph.edge_index
     if score == "additive":
         values = tensors["x"][:, 0]
-        terms = (values @ tensors["att_src"][0])[source] + (values @ tensors["att_dst"][0])[destination]
+        terms = (values @ tensors["att_src"][0])[source] + (values
+                                                            @ tensors["att_dst"][0])[destination]
         scores = torch.nn.functional.leaky_relu(terms, 0.2)
     else:
         values = tensors["values"][:, 0]

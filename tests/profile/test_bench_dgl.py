@@ -1,4 +1,5 @@
-"""The suite over DGL: end to end on tiny graphs on the CPU, its reports on made-up records, and its plan for a GPU."""
+"""The suite over DGL: end to end on tiny graphs on the CPU, its reports on made-up records, and its
+plan for a GPU."""
 from __future__ import annotations
 
 import argparse
@@ -11,10 +12,12 @@ import gnnaccel
 from gnnaccel.__main__ import main
 from gnnaccel.adapters.dgl import bench as dgl
 from gnnaccel.profile.bench import (
-    accel, dgl_cells, dgl_figures, dgl_plan, guard, metrics, relation_shapes, result, steps, suite_dgl, table, targets, timing)
+    accel, dgl_cells, dgl_figures, dgl_plan, guard, metrics, relation_shapes, result, steps,
+    suite_dgl, table, targets, timing)
 from gnnaccel.profile.bench.result import Record
 
-needs_dgl = pytest.mark.skipif(importlib.util.find_spec("dgl") is None, reason="DGL is not installed")
+needs_dgl = pytest.mark.skipif(importlib.util.find_spec("dgl") is None,
+                               reason="DGL is not installed")
 QUICK = ["bench", "--suite", "dgl", "--quick", "--device", "cpu"]
 CPU = torch.device("cpu")
 TIMED = dict(p10_ms=1.0, p90_ms=2.0, min_ms=1.0, first_ms=9.0, calls=1, batches=20)
@@ -27,11 +30,13 @@ def out(tmp_path):
 
 def options(**given) -> argparse.Namespace:
     """The command line's, nothing being asked for."""
-    return argparse.Namespace(**{**dict(shapes=None, layers=None, parts=None, quick=False), **given})
+    return argparse.Namespace(**{**dict(shapes=None, layers=None, parts=None, quick=False),
+                                 **given})
 
 
 def cell(shape: str, layer: str, mode: str, ms: float, peak: float | None = None) -> Record:
-    return Record("dgl", shape, layer, mode, "gnnaccel", "cuda", {**TIMED, "ms": ms}, {} if peak is None else {"peak_mib": peak})
+    return Record("dgl", shape, layer, mode, "gnnaccel", "cuda", {**TIMED, "ms": ms},
+                  {} if peak is None else {"peak_mib": peak})
 
 
 @pytest.mark.long
@@ -45,10 +50,12 @@ def test_quick_run_measures_and_compares_each_layer(out, capsys):
             for impl in ("native", "gnnaccel"):
                 record = made.one(kind="dgl", shape=shape, layer=layer.name, mode=mode, impl=impl)
                 assert record.error is None and record.ms > 0
-            assert made.one(kind="dgl", layer=layer.name, mode=mode, impl="gnnaccel").values["routes"]
+            assert made.one(kind="dgl", layer=layer.name, mode=mode,
+                            impl="gnnaccel").values["routes"]
         check = made.one(kind="check", layer=layer.name, mode="training").values
         assert {"output rel_l2", "x.grad rel_l2", "weights.grad rel_l2"} <= check.keys()
-        assert all(value < 1e-4 for key, value in check.items() if key.endswith("rel_l2")), layer.name
+        assert all(value < 1e-4 for key, value in check.items()
+                   if key.endswith("rel_l2")), layer.name
     assert made.provenance["dgl"]
     shown = capsys.readouterr().out
     assert "| tiny (cpu) | GAT 8x8 | training |" in shown and "dgl-cpu: vs_native >= 0.95" in shown
@@ -60,13 +67,17 @@ def test_quick_run_measures_and_compares_each_layer(out, capsys):
 def test_typed_graphs_lie_sorted_and_count_all_types(name):
     shape = relation_shapes.SHAPES["tiny-typed"]
     graph, facts = dgl_cells.make(shape, CPU, 0, "random")
-    assert torch.equal(graph.edge_type, graph.edge_type.sort().values) and len(graph.edge_type) == shape.num_edges
+    assert torch.equal(graph.edge_type,
+                       graph.edge_type.sort().values) and len(graph.edge_type) == shape.num_edges
     assert torch.equal(graph.node_type.bincount(), torch.tensor(shape.nodes))
     assert facts.values["num_relations"] == shape.num_relations
     src, dst = graph.graph.edges()
     ends = torch.stack((graph.node_type[src], graph.node_type[dst]), 1)
-    assert torch.equal(ends, torch.tensor(shape.ends)[graph.edge_type]), "edges and their types went apart"
-    first, again = (dgl_cells.dgl_step(dgl.LAYERS[name], graph, "training").results() for _ in range(2))
+    assert torch.equal(ends,
+                       torch.tensor(shape.ends)[
+                           graph.edge_type]), "edges and their types went apart"
+    first, again = (dgl_cells.dgl_step(dgl.LAYERS[name], graph, "training").results()
+                    for _ in range(2))
     assert all(torch.allclose(first[key], again[key], rtol=1e-4, atol=1e-5) for key in first)
 
 
@@ -77,18 +88,23 @@ def test_on_a_device_graphs_go_over_the_bridge(monkeypatch):
 
     host = torch.Generator
     monkeypatch.setattr(torch, "Generator", lambda device=None: host())
-    for name, replaced in dict(synchronize=lambda device: None, release=lambda device: None, live_bytes=lambda device: 0,
-                               peak_extra_bytes=lambda call, device: 2**20, _batch_events=timing._batch_clock).items():
+    for name, replaced in dict(synchronize=lambda device: None, release=lambda device: None,
+                               live_bytes=lambda device: 0, peak_extra_bytes=lambda call,
+                               device: 2**20, _batch_events=timing._batch_clock).items():
         monkeypatch.setattr(timing, name, replaced)
     monkeypatch.setattr(accel, "accelerated", lambda: gnnaccel.enabled(backend="torch"))
     monkeypatch.setitem(accel.CONTEXTS, "gnnaccel", accel.accelerated)
     jobs = dgl_plan._jobs(options(quick=True), simulated.DEVICE)
     with simulated.device(monkeypatch) as device:
         plan = dgl_plan.DglPlan(jobs, device, timing.QUICK, ("native", "gnnaccel"), 0, "random")
-        records = [record for record in suite_dgl.dgl(plan, guard.Budget(100)) if record.kind == "dgl"]
-    ours, twins = ([record for record in records if record.impl == impl] for impl in ("gnnaccel", "pyg"))
+        records = [record for record in suite_dgl.dgl(plan, guard.Budget(100))
+                   if record.kind == "dgl"]
+    ours, twins = ([record for record in records if record.impl == impl]
+                   for impl in ("gnnaccel", "pyg"))
     assert len(ours) == 2 * len(dgl.LAYERS) and [(r.layer, r.mode) for r in twins] == [
-        (layer, mode) for layer in ("GAT 8x8", "GATv2 4x16", "DotGat 1x64", "RelGraphConv 64", "HGT 4x16") for mode in steps.MODES]
+        (layer, mode)
+        for layer in ("GAT 8x8", "GATv2 4x16", "DotGat 1x64", "RelGraphConv 64", "HGT 4x16")
+        for mode in steps.MODES]
     for record in ours:
         assert (record.impl, record.device, record.error) == ("gnnaccel", "cuda", None)
         assert record.ms > 0 and record.values["peak_mib"] == 1 and record.values["routes"]
@@ -103,7 +119,8 @@ def test_gnnaccel_alone(out):
         ("shape", "", None), ("dgl", "gnnaccel", None), ("dgl", "gnnaccel", None)]
 
 
-@pytest.mark.parametrize("asked", [["--shapes", "nosuch"], ["--layers", "nosuch"], ["--parts", "nosuch"]])
+@pytest.mark.parametrize("asked",
+                         [["--shapes", "nosuch"], ["--layers", "nosuch"], ["--parts", "nosuch"]])
 def test_unknown_names_are_an_error_not_a_trace(asked, capsys):
     assert main([*QUICK, *asked]) == 2
     assert "nosuch" in capsys.readouterr().err
@@ -118,8 +135,9 @@ def test_without_dgl_it_says_so(monkeypatch, capsys):
 def test_what_matters_most_comes_first_on_a_gpu():
     jobs = dgl_plan._jobs(options(), torch.device("cuda"))
     order = [(shape.name, layer.name) for shape, layers in jobs for layer in layers]
-    assert order[:6] == [("proteins", "GAT 8x8"), ("reddit", "GAT 8x8"), ("arxiv", "GAT 8x8"), ("mag-inverse-size", "HGT 4x16"),
-                         ("fb15k-size", "RelGraphConv 64"), ("proteins", "GATv2 4x16")]
+    assert order[:6] == [("proteins", "GAT 8x8"), ("reddit", "GAT 8x8"), ("arxiv", "GAT 8x8"),
+                         ("mag-inverse-size", "HGT 4x16"), ("fb15k-size", "RelGraphConv 64"),
+                         ("proteins", "GATv2 4x16")]
     assert len(order) == len(set(order))
 
 
@@ -127,14 +145,16 @@ def test_layers_go_with_their_kind_of_graph():
     named = dgl_plan._jobs(options(shapes=[["cora", "aifb-size"]]), CPU)
     assert [[layer.typed for layer in layers] for _, layers in named] == [[False] * 5, [True] * 2]
     asked = dgl_plan._jobs(options(layers=[["hgt4x16"]]), torch.device("cuda"))
-    assert [(shape.name, [layer.name for layer in layers]) for shape, layers in asked] == [("mag-inverse-size", ["HGT 4x16"])]
+    assert [(shape.name, [layer.name for layer in layers])
+            for shape, layers in asked] == [("mag-inverse-size", ["HGT 4x16"])]
     with pytest.raises(ValueError, match="none of the layers"):
         dgl_plan._jobs(options(shapes=[["cora"]], layers=[["hgt4x16"]]), CPU)
 
 
 def test_dgls_own_figures_are_compared_and_judged():
     made = result.Result(records=[
-        cell("proteins", "GAT 8x8", "forward", 4.0, 500), cell("proteins", "GAT 8x8", "training", 20.0, 900),
+        cell("proteins", "GAT 8x8", "forward", 4.0, 500),
+        cell("proteins", "GAT 8x8", "training", 20.0, 900),
         cell("cora", "GAT 8x8", "forward", 0.1), cell("cora", "SAGE 64", "forward", 5.0)])
     ratios = [found.metric("vs_dgl_cuda") for found in metrics.cells(made)]
     assert ratios == [pytest.approx(7.4), pytest.approx(3.29), pytest.approx(7.4), None]
@@ -173,6 +193,7 @@ def test_plot_is_a_png(tmp_path):
     pytest.importorskip("matplotlib")
     from gnnaccel.profile.bench import plot
 
-    made = result.Result(records=[cell("cora", "GAT 8x8", "forward", 0.1), cell("cora", "SAGE 64", "forward", 5.0)])
+    made = result.Result(records=[cell("cora", "GAT 8x8", "forward", 0.1),
+                                  cell("cora", "SAGE 64", "forward", 5.0)])
     plot.draw(made, str(tmp_path / "bench.png"))
     assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")

@@ -1,4 +1,5 @@
-"""The relational suite on a tiny graph on the CPU: that each cell measures what it says, not how fast."""
+"""The relational suite on a tiny graph on the CPU: that each cell measures what it says, not how
+fast."""
 from __future__ import annotations
 
 import contextlib
@@ -12,7 +13,8 @@ pytest.importorskip("torch_geometric")
 from gnnaccel.__main__ import main
 from gnnaccel.adapters.pyg import bench_relational as pyg
 from gnnaccel.profile.bench import (
-    accel, passes_cells, relation_cells, relation_graph, relation_native, relation_shapes, relation_steps, result, timing)
+    accel, passes_cells, relation_cells, relation_graph, relation_native, relation_shapes,
+    relation_steps, result, timing)
 
 QUICK = ["bench", "--suite", "relational", "--quick", "--device", "cpu"]
 CPU = torch.device("cpu")
@@ -38,7 +40,8 @@ def untouched(monkeypatch):
 @pytest.mark.parametrize("name", pyg.LAYERS)
 def test_quick_run_measures_and_compares_each_layer(name, out, capsys, monkeypatch):
     untouched(monkeypatch)
-    assert main([*QUICK, "--layers", name, "--parts", "layers", "--out", str(out), "--table", "markdown"]) == 0
+    assert main([*QUICK, "--layers", name, "--parts", "layers", "--out", str(out), "--table",
+                 "markdown"]) == 0
     made = result.load(out)
     for mode in ("forward", "training"):
         for impl in ("native", "gnnaccel"):
@@ -62,11 +65,13 @@ def test_cells_without_turns_record_routes_and_a_check(graph):
 @pytest.mark.parametrize("name", pyg.LAYERS)
 def test_training_reaches_inputs_and_weights(name, graph):
     step = relation_steps.relation_step(pyg.resolve(name), graph, "training")
-    first, again = step.results(), relation_steps.relation_step(pyg.resolve(name), graph, "training").results()
+    first, again = step.results(), relation_steps.relation_step(pyg.resolve(name), graph,
+                                                                "training").results()
     for key in ("output", "x.grad", "weights.grad"):
         assert float(first[key].abs().max()) > 0
         assert torch.allclose(first[key], again[key], rtol=1e-4, atol=1e-5)
-    assert len(first["output"]) == len(first["x.grad"]) == graph.num_nodes * 64, "some node types were left out"
+    assert len(first["output"]) == len(
+        first["x.grad"]) == graph.num_nodes * 64, "some node types were left out"
     assert all(tensor.grad is None for tensor in (*step.inputs.values(), *step.module.parameters()))
 
 
@@ -90,14 +95,16 @@ def test_native_that_does_not_fit_is_said_and_not_run(graph, monkeypatch):
     monkeypatch.setattr(relation_cells, "relation_step", lambda *_: pytest.fail("it was run"))
     records = relation_cells.alternating_records(RGAT, graph, "training", timing.QUICK)
     assert [record.impl for record in records] == ["native", "gnnaccel"]
-    assert records[0].error.startswith("not run: needs about") and "does not take RGATConv over" in records[1].error
+    assert records[0].error.startswith(
+        "not run: needs about") and "does not take RGATConv over" in records[1].error
 
 
 def test_where_native_does_not_fit_gnnaccel_may_not_fall_back(graph, monkeypatch):
     given = []
     monkeypatch.setattr(relation_native, "_free_bytes", lambda device: 1)
     monkeypatch.setattr(relation_cells, "_taken_over", lambda *_: True)
-    monkeypatch.setattr(accel, "accelerated", lambda **options: given.append(options) or contextlib.nullcontext())
+    monkeypatch.setattr(accel, "accelerated",
+                        lambda **options: given.append(options) or contextlib.nullcontext())
     native, ours = relation_cells.layer_records(RGAT, graph, "forward", timing.QUICK)
     assert native.timing is None and ours.ms > 0
     assert given == [{"on_fallback": "raise"}]
@@ -117,7 +124,8 @@ def test_native_memory_is_what_was_measured_on_fb15k(layer, mode, gib):
     shape = relation_shapes.SHAPES["fb15k-size"]
     graph = relation_graph.RelationGraph(shape, torch.zeros(2, shape.num_edges, dtype=torch.int8),
                                          torch.zeros(shape.num_edges, dtype=torch.int8))
-    assert relation_native.needed_bytes(pyg.resolve(layer), graph, mode) / 2**30 == pytest.approx(gib, rel=0.15)
+    assert relation_native.needed_bytes(pyg.resolve(layer), graph,
+                                        mode) / 2**30 == pytest.approx(gib, rel=0.15)
 
 
 def test_a_slow_call_is_timed_once(graph):
@@ -129,7 +137,8 @@ def test_a_slow_call_is_timed_once(graph):
 
 def test_memory_counts_the_first_step(graph, monkeypatch):
     asked = []
-    monkeypatch.setattr(timing, "peak_extra_bytes", lambda call, device: asked.append(call()) or 3 * 2**20)
+    monkeypatch.setattr(timing, "peak_extra_bytes", lambda call,
+                        device: asked.append(call()) or 3 * 2**20)
     records = relation_cells.memory_records(pyg.resolve("rgcn64"), graph, ("native", "gnnaccel"))
     assert [(record.kind, record.impl, record.values) for record in records] == [
         ("memory", "native", {"peak_mib": 3.0}), ("memory", "gnnaccel", {"peak_mib": 3.0})]
@@ -160,7 +169,8 @@ def test_passes_are_switched_and_compared(graph, monkeypatch):
 
 def test_without_the_option_a_note_says_so(out, monkeypatch, capsys):
     monkeypatch.setattr(accel, "has_option", lambda name: False)
-    assert main([*QUICK, "--layers", "rgcn64", "--parts", "compaction", "--out", str(out), "--table", "markdown"]) == 0
+    assert main([*QUICK, "--layers", "rgcn64", "--parts", "compaction", "--out", str(out),
+                 "--table", "markdown"]) == 0
     notes = result.load(out).find(kind="note")
     assert [note.error for note in notes] == ["gnnaccel.enable has no option 'passes'"]
     assert notes[0].error in capsys.readouterr().out
@@ -172,10 +182,10 @@ def test_options_are_found_by_name():
 
 def test_real_graphs_take_the_place_of_synthetic_ones(tmp_path, out, monkeypatch):
     untouched(monkeypatch)
-    np.savez(tmp_path / "aifb.npz", edge_index=np.array([[0, 1, 2], [1, 2, 3]]), edge_type=np.array([0, 1, 0]),
-             num_nodes=4, num_relations=2)
-    assert main([*QUICK[:3], *QUICK[4:], "--data", str(tmp_path), "--layers", "rgcn64", "--parts", "layers", "--shapes",
-                 "aifb", "--repeat", "1", "--out", str(out)]) == 0
+    np.savez(tmp_path / "aifb.npz", edge_index=np.array([[0, 1, 2], [1, 2, 3]]),
+             edge_type=np.array([0, 1, 0]), num_nodes=4, num_relations=2)
+    assert main([*QUICK[:3], *QUICK[4:], "--data", str(tmp_path), "--layers", "rgcn64", "--parts",
+                 "layers", "--shapes", "aifb", "--repeat", "1", "--out", str(out)]) == 0
     made = result.load(out)
     assert made.one(kind="shape", shape="aifb").values["num_edges"] == 6
     assert str(tmp_path) not in out.read_text()
@@ -188,15 +198,18 @@ def test_default_shapes_with_and_without_data(tmp_path):
 
     (tmp_path / "fb15k_237.npz").touch()
     options = argparse.Namespace(quick=False, data=None)
-    assert relation_plan._default(options, relation_shapes.DEFAULT, every=True) == list(relation_shapes.DEFAULT)
+    assert relation_plan._default(options, relation_shapes.DEFAULT,
+                                  every=True) == list(relation_shapes.DEFAULT)
     options.data = str(tmp_path)
     names = relation_plan._default(options, relation_shapes.DEFAULT, every=True)
     assert names[0] == "fb15k_237" and "fb15k-size" not in names and "am-size" in names
-    assert relation_plan._default(options, relation_shapes.CPU, every=False) == list(relation_shapes.CPU)
+    assert relation_plan._default(options, relation_shapes.CPU,
+                                  every=False) == list(relation_shapes.CPU)
 
 
-@pytest.mark.parametrize("options", [["--shapes", "nosuch"], ["--layers", "nosuch"], ["--parts", "nosuch"],
-                                     ["--data", "nosuch", "--shapes", "aifb"]])
+@pytest.mark.parametrize("options",
+                         [["--shapes", "nosuch"], ["--layers", "nosuch"], ["--parts", "nosuch"],
+                          ["--data", "nosuch", "--shapes", "aifb"]])
 def test_unknown_names_are_an_error_not_a_trace(options, capsys):
     assert main([*QUICK, *options]) == 2
     said = capsys.readouterr().err

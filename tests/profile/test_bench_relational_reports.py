@@ -8,7 +8,8 @@ from gnnaccel.profile.bench.result import Record, Result
 from tests.profile.test_bench_reports import timed
 
 
-def cell(kind, impl, ms=None, layer="RGCN 64", shape="fb15k-size", mode="forward", device="cuda", error=None, **values):
+def cell(kind, impl, ms=None, layer="RGCN 64", shape="fb15k-size", mode="forward", device="cuda",
+         error=None, **values):
     return Record(kind, shape, layer, mode, impl, device, timed(ms) if ms else None, values, error)
 
 
@@ -17,25 +18,33 @@ def made_up() -> Result:
     once = cell("relation", "native", 30_000, shape="mag-size", mode="training")
     once.timing["batches"] = 1
     return Result({"gpu": "Made-up GPU"}, {"suite": "relational"}, [
-        Record("shape", "fb15k-size", device="cuda", values={"num_nodes": 14541, "num_relations": 474, "pairs_src": 0.26}),
-        cell("relation", "native", 124.0, peak_mib=900.0), cell("relation", "gnnaccel", 2.0, routes={"cuda": 3}, peak_mib=90.0),
-        Record("check", "fb15k-size", "RGCN 64", "forward", device="cuda", values={"output rel_l2": 2e-4}),
-        cell("relation", "native", error="out of memory", layer="RGAT 64", shape="wikikg2-size", mode="training"),
+        Record("shape", "fb15k-size", device="cuda",
+               values={"num_nodes": 14541, "num_relations": 474, "pairs_src": 0.26}),
+        cell("relation", "native", 124.0, peak_mib=900.0),
+        cell("relation", "gnnaccel", 2.0, routes={"cuda": 3}, peak_mib=90.0),
+        Record("check", "fb15k-size", "RGCN 64", "forward", device="cuda",
+               values={"output rel_l2": 2e-4}),
+        cell("relation", "native", error="out of memory", layer="RGAT 64", shape="wikikg2-size",
+             mode="training"),
         cell("relation", "gnnaccel", 20.0, layer="RGAT 64", shape="wikikg2-size", mode="training"),
-        cell("memory", "native", error="out of memory", layer="RGAT 64", shape="wikikg2-size", mode="training"),
-        cell("memory", "gnnaccel", layer="RGAT 64", shape="wikikg2-size", mode="training", peak_mib=11_000.0), once,
+        cell("memory", "native", error="out of memory", layer="RGAT 64", shape="wikikg2-size",
+             mode="training"),
+        cell("memory", "gnnaccel", layer="RGAT 64", shape="wikikg2-size", mode="training",
+             peak_mib=11_000.0), once,
         cell("relation", "native", 9.0, layer="RGAT 64", shape="aifb-size", device="cpu"),
         cell("relation", "gnnaccel", 10.0, layer="RGAT 64", shape="aifb-size", device="cpu"),
         cell("compaction", "none", 8.0), cell("compaction", "compaction", 4.0),
         cell("compaction", "reordering", 5.0), cell("compaction", "all", 2.0, routes={"torch": 4}),
         cell("segment-gemm", "loop", 14.0, layer="tf32", shape="fb15k 64", floor_ms=0.08),
-        cell("segment-gemm", "gnnaccel", 0.2, layer="tf32", shape="fb15k 64", floor_ms=0.08, rel_l2=3e-4),
+        cell("segment-gemm", "gnnaccel", 0.2, layer="tf32", shape="fb15k 64", floor_ms=0.08,
+             rel_l2=3e-4),
         Record("note", "am-size", "graph", error="out of memory"),
     ])
 
 
 def test_targets_are_judged(made_up):
-    met = {verdict.target.text(): verdict.met for verdict in targets.judge(made_up, targets.RELATIONAL)}
+    met = {verdict.target.text(): verdict.met
+           for verdict in targets.judge(made_up, targets.RELATIONAL)}
     assert met["relation fb15k-size RGCN 64 forward: vs_native >= 50"] is True
     assert met["relation fb15k-size RGCN 64 training: vs_native >= 40"] is None
     assert met["relation fb15k-size RGCN 64 forward: ms <= 1.88 (5x DGL on an H200)"] is False
@@ -54,7 +63,8 @@ def test_targets_name_what_the_suite_measures():
         assert target.layer in ("*", *pyg.LAYERS), target
         if target.shape != "*" and target.layer != "*":
             shape = relation_shapes.SHAPES.get(target.shape)
-            assert target.layer in (shape.layers if shape else relation_shapes.FILES[target.shape]), target
+            assert target.layer in (shape.layers
+                                    if shape else relation_shapes.FILES[target.shape]), target
 
 
 def test_only_suites_with_measurements_show_their_targets(made_up):
@@ -68,7 +78,8 @@ def test_only_suites_with_measurements_show_their_targets(made_up):
 
 def test_sections_hold_the_figures(made_up):
     shown = {section.title: section for section in table.sections(made_up)}
-    layers = {row[:3]: row for row in shown["Relational layers: PyG natively and through gnnaccel"].rows}
+    layers = {row[:3]: row
+              for row in shown["Relational layers: PyG natively and through gnnaccel"].rows}
     assert layers["fb15k-size", "RGCN 64", "forward"][3:8] == ("124", "2", "62x", "900", "90")
     assert layers["wikikg2-size", "RGAT 64", "training"][3:6] == ("out of memory", "20", "-")
     assert layers["wikikg2-size", "RGAT 64", "training"][9:11] == ("out of memory", "11000")
@@ -77,8 +88,10 @@ def test_sections_hold_the_figures(made_up):
     assert shown["gnnaccel with and without compaction and reordering"].rows[0][3:10] == (
         "8", "4", "5", "2", "2x", "1.6x", "4x")
     assert shown["gnnaccel with and without compaction and reordering"].rows[0][-1] == "torch"
-    row = dict(zip(shown["One matrix per segment"].columns, shown["One matrix per segment"].rows[0]))
-    assert (row["x loop"], row["floor ms"], row["x floor"], row["dense ms"]) == ("70x", "0.08", "2.5x", "-")
+    row = dict(zip(shown["One matrix per segment"].columns,
+                   shown["One matrix per segment"].rows[0]))
+    assert (row["x loop"], row["floor ms"], row["x floor"],
+            row["dense ms"]) == ("70x", "0.08", "2.5x", "-")
     assert shown["Graphs with typed edges"].rows[0][:3] == ("fb15k-size", "cuda", "14541")
     assert shown["What was left out"].rows == [("am-size", "graph", "out of memory")]
     for section in shown.values():
@@ -106,7 +119,9 @@ def test_plot_draws_relational_layers(made_up, tmp_path):
     from gnnaccel.profile.bench import plot
 
     cells = plot._drawn(metrics.cells(made_up))
-    assert {cell.kind for cell in cells} == {"relation"} and {cell.layer for cell in cells} == {"RGCN 64", "RGAT 64"}
+    assert {cell.kind
+            for cell in cells} == {"relation"} and {cell.layer
+                                                    for cell in cells} == {"RGCN 64", "RGAT 64"}
     made_up.records = [record for record in made_up.records if record.device == "cpu"]
     assert {cell.kind for cell in plot._drawn(metrics.cells(made_up))} == {"relation-cpu"}
     plot.draw(made_up, str(tmp_path / "bench.png"))

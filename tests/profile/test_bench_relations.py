@@ -16,7 +16,8 @@ TINY = relation_shapes.SHAPES["tiny-typed"]
 def test_relation_sizes_are_exact_and_skewed(name):
     shape = relation_shapes.SHAPES[name]
     sizes = relation_shapes.relation_sizes(shape)
-    assert len(sizes) == shape.num_relations and int(sizes.sum()) == shape.num_edges and int(sizes.min()) > 0
+    assert len(sizes) == shape.num_relations and int(sizes.sum()) == shape.num_edges and int(
+        sizes.min()) > 0
     if not shape.sizes:
         assert int(sizes[0]) == pytest.approx(2 * int(sizes[1]), rel=0.01, abs=2)
 
@@ -34,12 +35,16 @@ def test_half_of_the_relations_of_the_fb15k_shape_are_small():
     assert 350 < int(sizes.median()) < 450
 
 
-@pytest.mark.parametrize("name, factor", [("aifb-size", 1.0), ("fb15k-size", 0.1), ("am-size", 0.01), ("mag-size", 0.002),
-                                          ("mag-inverse-size", 0.002), ("dblp-size", 0.2), ("tiny-typed", 1.0)])
+@pytest.mark.parametrize("name, factor",
+                         [("aifb-size", 1.0), ("fb15k-size", 0.1), ("am-size", 0.01),
+                          ("mag-size", 0.002), ("mag-inverse-size", 0.002), ("dblp-size", 0.2),
+                          ("tiny-typed", 1.0)])
 def test_graph_follows_its_shape(name, factor):
     shape = relation_shapes.scaled(relation_shapes.SHAPES[name], factor)
     graph = relation_graph.make(shape, "cpu", seed=3)
-    assert graph.edge_index.shape == (2, shape.num_edges) and graph.edge_type.shape == (shape.num_edges,)
+    assert graph.edge_index.shape == (2,
+                                      shape.num_edges) and graph.edge_type.shape == (
+                                          shape.num_edges,)
     assert graph.edge_index.dtype == graph.edge_type.dtype == torch.int64
     assert 0 <= int(graph.edge_index.min()) and int(graph.edge_index.max()) < shape.num_nodes
     assert torch.equal(torch.bincount(graph.edge_type), relation_shapes.relation_sizes(shape))
@@ -62,14 +67,16 @@ def test_blocks_that_do_not_divide_the_edges():
 
 def test_same_seed_same_graph_and_another_seed_another():
     first, again, other = (relation_graph.make(TINY, "cpu", seed) for seed in (5, 5, 6))
-    assert torch.equal(first.edge_index, again.edge_index) and torch.equal(first.edge_type, again.edge_type)
+    assert torch.equal(first.edge_index,
+                       again.edge_index) and torch.equal(first.edge_type, again.edge_type)
     assert not torch.equal(first.edge_index, other.edge_index)
 
 
 def test_order_by_destination_keeps_edges_and_types():
     loose, grouped = (relation_graph.make(TINY, "cpu", 1, order) for order in ("random", "dst"))
     assert bool((grouped.edge_index[1].diff() >= 0).all())
-    codes = [((g.edge_type * 1000 + g.edge_index[0]) * 1000 + g.edge_index[1]).sort().values for g in (loose, grouped)]
+    codes = [((g.edge_type * 1000 + g.edge_index[0]) * 1000 + g.edge_index[1]).sort().values
+             for g in (loose, grouped)]
     assert torch.equal(*codes)
 
 
@@ -82,14 +89,16 @@ def test_typed_view_has_every_edge_once_between_the_right_types():
         assert edges.is_contiguous()
         assert 0 <= int(edges.min()) and int(edges[0].max()) < graph.node_counts[source]
         assert int(edges[1].max()) < graph.node_counts[target]
-        rebuilt += [(int(relation[1:]), int(a) + starts[source], int(b) + starts[target]) for a, b in edges.T]
+        rebuilt += [(int(relation[1:]), int(a) + starts[source], int(b) + starts[target])
+                    for a, b in edges.T]
     edges = zip(graph.edge_type.tolist(), *graph.edge_index.tolist())
     assert sorted(rebuilt) == sorted(edges)
 
 
 def test_typed_view_splits_a_relation_between_several_types():
     shape = relation_shapes.RelationShape("mixed", (2, 2), 3, 1, 1)
-    graph = relation_graph.RelationGraph(shape, torch.tensor([[0, 3, 1], [2, 0, 3]]), torch.zeros(3, dtype=torch.int64))
+    graph = relation_graph.RelationGraph(shape, torch.tensor([[0, 3, 1], [2, 0, 3]]),
+                                         torch.zeros(3, dtype=torch.int64))
     assert {triple: edges.tolist() for triple, edges in graph.typed.items()} == {
         ("t0", "r0", "t1"): [[0, 1], [0, 1]], ("t1", "r0", "t0"): [[1], [0]]}
 
@@ -100,17 +109,19 @@ def saved(path, edges, **more):
 
 
 def test_file_with_one_direction_gets_its_inverses(tmp_path):
-    saved(tmp_path / "mine.npz", [[0, 1, 3], [1, 1, 2]], edge_type=np.array([0, 1, 1], np.int16), num_relations=2)
+    saved(tmp_path / "mine.npz", [[0, 1, 3], [1, 1, 2]], edge_type=np.array([0, 1, 1], np.int16),
+          num_relations=2)
     shape = relation_files.resolve(tmp_path, "mine")
-    assert (shape.name, shape.nodes, shape.num_edges, shape.num_relations, shape.max_degree) == ("mine", (4,), 6, 4, 3)
+    assert (shape.name, shape.nodes, shape.num_edges, shape.num_relations,
+            shape.max_degree) == ("mine", (4,), 6, 4, 3)
     graph = relation_graph.make(shape, "cpu")
     assert graph.edge_index.tolist() == [[0, 1, 3, 1, 1, 2], [1, 1, 2, 0, 1, 3]]
     assert graph.edge_type.tolist() == [0, 1, 1, 2, 3, 3]
 
 
 def test_file_with_both_directions_stays_and_its_nodes_are_grouped_by_type(tmp_path):
-    saved(tmp_path / "typed.npz", [[0, 1, 2, 3], [1, 0, 3, 2]], edge_type=np.array([0, 1, 0, 1]), num_relations=2,
-          node_type=np.array([1, 0, 1, 0], np.int8))
+    saved(tmp_path / "typed.npz", [[0, 1, 2, 3], [1, 0, 3, 2]], edge_type=np.array([0, 1, 0, 1]),
+          num_relations=2, node_type=np.array([1, 0, 1, 0], np.int8))
     graph = relation_graph.make(relation_files.resolve(tmp_path, "typed"), "cpu")
     assert graph.shape.nodes == (2, 2) and graph.num_relations == 2
     assert graph.edge_index.tolist() == [[2, 0, 3, 1], [0, 2, 1, 3]]

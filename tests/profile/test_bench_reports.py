@@ -14,14 +14,18 @@ def timed(ms: float) -> dict:
     return dict(ms=ms, p10_ms=ms, p90_ms=ms, min_ms=ms, first_ms=2 * ms, calls=1, batches=3)
 
 
-def layer(shape, impl, ms=None, mode="forward", error=None, name="GAT 8x8", device="cuda", **values) -> Record:
-    return Record("layer", shape, name, mode, impl, device, timed(ms) if ms else None, {"width": 64, **values}, error)
+def layer(shape, impl, ms=None, mode="forward", error=None, name="GAT 8x8", device="cuda",
+          **values) -> Record:
+    return Record("layer", shape, name, mode, impl, device, timed(ms) if ms else None,
+                  {"width": 64, **values}, error)
 
 
 @pytest.fixture
 def made_up() -> Result:
-    return Result({"gpu": "Made-up GPU", "torch": "2.11", "date": "2025-01-01"}, {"suite": "attention"}, [
-        Record("shape", "arxiv", device="cuda", values={"num_nodes": 5, "num_edges": 9, "max_in_degree": 3}),
+    return Result({"gpu": "Made-up GPU", "torch": "2.11", "date": "2025-01-01"},
+                  {"suite": "attention"}, [
+        Record("shape", "arxiv", device="cuda",
+               values={"num_nodes": 5, "num_edges": 9, "max_in_degree": 3}),
         layer("arxiv", "native", 8.8, peak_mib=900.0), layer("arxiv", "compiled", 1.04),
         layer("arxiv", "gnnaccel", 0.4, peak_mib=50.0, routes={"cuda": 12}, reasons={}),
         Record("check", "arxiv", "GAT 8x8", "forward", device="cuda",
@@ -36,7 +40,8 @@ def made_up() -> Result:
         Record("structure", "reddit", "csc+csr", "", "gnnaccel", "cuda", timed(50.0)),
         Record("overhead", "cora", "GAT 8x8", "forward", "gnnaccel", "cuda", None,
                {"enabled_us": 40.0, "bare_us": 28.0, "overhead_us": 12.0}),
-        Record("kernel", "reddit", "additive 8x8", "forward", "gnnaccel", "cuda", timed(5.1), {"width": 64}),
+        Record("kernel", "reddit", "additive 8x8", "forward", "gnnaccel", "cuda", timed(5.1),
+               {"width": 64}),
         layer("cora", "native", 1.0, device="cpu"), layer("cora", "gnnaccel", 1.0, device="cpu"),
     ])
 
@@ -91,7 +96,8 @@ def test_targets_are_judged_by_the_worst_cell(made_up):
 def test_tables_show_times_failures_and_targets(made_up, style, capsys):
     table.show(made_up, style)
     shown = capsys.readouterr().out
-    for text in ("Made-up GPU", "8.8", "22x", "out of memory", "failed [1]", "a long story", "MISSED", "2x", "12 us"):
+    for text in ("Made-up GPU", "8.8", "22x", "out of memory", "failed [1]", "a long story",
+                 "MISSED", "2x", "12 us"):
         assert text in shown, text
 
 
@@ -113,6 +119,7 @@ def test_reports_need_no_torch(made_up, tmp_path):
     made_up.save(tmp_path / "bench.json")
     code = ("import sys; sys.modules['torch'] = None; from gnnaccel.__main__ import main; "
             "sys.exit(main(['bench', '--from', sys.argv[1], '--table', 'markdown']))")
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "bench.json")], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "bench.json")],
+                          capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "Made-up GPU" in done.stdout

@@ -49,9 +49,11 @@ def test_shapes_have_their_rows_and_segments(name):
 
 def test_bounds_are_the_pointer(case):
     assert list(case.bounds) == case.ptr.tolist()
-    assert case.bounds[0] == 0 and case.bounds[-1] == TINY.rows and len(case.bounds) == TINY.segments + 1
+    assert case.bounds[0] == 0 and case.bounds[-1] == TINY.rows and len(
+        case.bounds) == TINY.segments + 1
     sizes = case.ptr.diff()
-    assert bool((sizes.diff() > 0).any()) and bool((sizes.diff() < 0).any()), "segments come sorted by size"
+    assert bool((sizes.diff() > 0).any()) and bool(
+        (sizes.diff() < 0).any()), "segments come sorted by size"
 
 
 def test_loop_multiplies_and_differentiates(case):
@@ -63,10 +65,12 @@ def test_loop_multiplies_and_differentiates(case):
     assert torch.allclose(w_grad, weights_by_rows(case), atol=1e-4)
 
 
-@pytest.mark.skipif(not hasattr(torch.nn.functional, "grouped_mm"), reason="this torch has no grouped_mm")
+@pytest.mark.skipif(not hasattr(torch.nn.functional, "grouped_mm"),
+                    reason="this torch has no grouped_mm")
 def test_grouped_multiplies_and_differentiates():
     case = segment_shapes.make(TINY, torch.bfloat16, CPU)
-    for ours, theirs in zip(segment_calls.grouped(case, "bf16")[1](), segment_calls.loop(case, "bf16")[1]()):
+    for ours, theirs in zip(segment_calls.grouped(case, "bf16")[1](),
+                            segment_calls.loop(case, "bf16")[1]()):
         assert torch.allclose(ours.float(), theirs.float(), rtol=0.05, atol=0.05)
 
 
@@ -120,7 +124,8 @@ def test_a_wrong_product_shows_in_the_record(plan, case, monkeypatch):
     monkeypatch.setattr(segment_calls, "available", lambda *_: True)
     monkeypatch.setattr(segment_calls, "CALLS", {"gnnaccel": wrong})
     forward, training = suite_segment.case_records(plan, TINY, "fp32", bandwidth=1e9)
-    assert (forward.mode, forward.error, training.mode, training.error) == ("forward", None, "training", None)
+    assert (forward.mode, forward.error, training.mode,
+            training.error) == ("forward", None, "training", None)
     assert forward.values["rel_l2"] == pytest.approx(2, rel=1e-3)
 
 
@@ -140,16 +145,18 @@ def test_tf32_is_put_back():
 
 def test_quick_run_measures_and_reports(tmp_path, capsys):
     out = tmp_path / "bench.json"
-    assert main(["bench", "--suite", "segment-gemm", "--quick", "--device", "cpu", "--out", str(out), "--table",
-                 "markdown"]) == 0
+    assert main(["bench", "--suite", "segment-gemm", "--quick", "--device", "cpu", "--out",
+                 str(out), "--table", "markdown"]) == 0
     made = result.load(out)
-    assert {(r.layer, r.impl) for r in made.records} >= {("fp32", "loop"), ("fp32", "dense"), ("bf16", "grouped_mm")}
+    assert {(r.layer, r.impl) for r in made.records} >= {("fp32", "loop"), ("fp32", "dense"),
+                                                         ("bf16", "grouped_mm")}
     assert all(r.kind == "segment-gemm" and r.values["floor_ms"] > 0 for r in made.records)
     assert all(r.ms > 0 for r in made.records if r.impl in ("loop", "dense"))
     assert "| tiny 16 | bf16 | training |" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("options", [["--shapes", "nosuch"], ["--layers", "nosuch"], ["--parts", "nosuch"]])
+@pytest.mark.parametrize("options",
+                         [["--shapes", "nosuch"], ["--layers", "nosuch"], ["--parts", "nosuch"]])
 def test_unknown_names_are_an_error_not_a_trace(options, capsys):
     assert main(["bench", "--suite", "segment-gemm", "--quick", "--device", "cpu", *options]) == 2
     assert "nosuch" in capsys.readouterr().err

@@ -25,7 +25,8 @@ def test_one_hub_towers_over_a_power_law():
     assert int(degrees[1]) == pytest.approx(21_000, rel=0.01)
 
 
-@pytest.mark.parametrize("name, factor", [("cora", 1.0), ("arxiv", 0.05), ("proteins", 0.002), ("reddit", 0.002)])
+@pytest.mark.parametrize("name, factor",
+                         [("cora", 1.0), ("arxiv", 0.05), ("proteins", 0.002), ("reddit", 0.002)])
 def test_graph_follows_its_shape(name, factor):
     shape = shapes.scaled(shapes.SHAPES[name], factor)
     graph = shapes.make(shape, "cpu", seed=3)
@@ -38,7 +39,8 @@ def test_graph_follows_its_shape(name, factor):
 
 
 def test_same_seed_same_graph_and_another_seed_another():
-    first, again, other = (shapes.make(shapes.SHAPES["tiny"], "cpu", seed).edge_index for seed in (5, 5, 6))
+    first, again, other = (shapes.make(shapes.SHAPES["tiny"], "cpu", seed).edge_index
+                           for seed in (5, 5, 6))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
 

@@ -12,7 +12,8 @@ CPU = torch.device("cpu")
 
 
 def sane(timed: timing.Timing) -> bool:
-    return 0 < timed.min_ms <= timed.p10_ms <= timed.ms <= timed.p90_ms and timed.batches >= 3 and timed.calls >= 1
+    return (0 < timed.min_ms <= timed.p10_ms <= timed.ms <= timed.p90_ms and timed.batches >= 3
+            and timed.calls >= 1)
 
 
 def test_measure_gives_sane_statistics():
@@ -41,7 +42,8 @@ def test_rounds_alternate_and_enter_each_context_once_per_round():
 
 def test_summary_orders_its_samples():
     timed = timing.summary([3.0, 1.0, 2.0, 5.0, 4.0], first_ms=9.0, calls=7)
-    assert (timed.ms, timed.min_ms, timed.first_ms, timed.calls, timed.batches) == (3.0, 1.0, 9.0, 7, 5)
+    assert (timed.ms, timed.min_ms, timed.first_ms, timed.calls,
+            timed.batches) == (3.0, 1.0, 9.0, 7, 5)
 
 
 def test_memory_is_unknown_without_a_gpu():

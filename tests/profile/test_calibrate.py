@@ -1,4 +1,5 @@
-"""calibrate, warmup, cache: on the emulation, where ceilings are small but real; and what the cost model makes of them."""
+"""calibrate, warmup, cache: on the emulation, where ceilings are small but real; and what the cost
+model makes of them."""
 from __future__ import annotations
 
 import copy
@@ -36,12 +37,13 @@ def options(**given):
     return SimpleNamespace(**{"json": False, "dry_run": False, **given})
 
 
-# --- calibrate -----------------------------------------------------------------------------------------------------------------
+# --- calibrate ------------------------------------------------------------------------------------
 
 def test_every_ceiling_is_measured(device):
     small = calibrate.Sizes(copy=1 << 20, edges=2048, hbm_rows=512)
     sizes = small if device.type == "cpu" else calibrate.sizes_for(8 << 30)
-    found = calibrate.measure(device, sizes, 1 << 16 if device.type == "cpu" else 40 << 20, repeats=2, batch_ms=1.0)
+    found = calibrate.measure(device, sizes, 1 << 16 if device.type == "cpu" else 40 << 20,
+                              repeats=2, batch_ms=1.0)
     assert calibration.problem(found) is None
     if device.type == "cuda":
         assert calibration.implausible(found, cost._published()["cuda"]["ceilings"]) is None
@@ -52,7 +54,8 @@ def test_every_ceiling_is_measured(device):
 def test_what_is_measured_on_fits_the_memory(memory):
     sizes = calibrate.sizes_for(memory)
     rows, ids = 256 * sizes.hbm_rows, 4 * 16 * sizes.edges
-    assert max(2 * sizes.copy, rows + ids) <= memory and sizes.hbm_rows * 256 >= min(memory // 8, 1 << 31) - 256
+    assert max(2 * sizes.copy,
+               rows + ids) <= memory and sizes.hbm_rows * 256 >= min(memory // 8, 1 << 31) - 256
 
 
 def test_it_is_kept_by_the_name_of_the_gpu(folder, capsys):
@@ -72,9 +75,11 @@ def test_a_dry_run_keeps_nothing(folder, capsys):
     assert json.loads(capsys.readouterr().out)["GPU A"]["ceilings"] == HALF and not folder.exists()
 
 
-@pytest.mark.parametrize("change, message", [(dict(copy=float("nan")), "copy=nan is no positive number"),
-                                             (dict(launch=0.0), "launch=0.0"),
-                                             (dict(gather_l2=1e9), "gather_l2=1e.09 is 0.0001.. times that of the reference")])
+@pytest.mark.parametrize("change, message",
+                         [(dict(copy=float("nan")), "copy=nan is no positive number"),
+                          (dict(launch=0.0), "launch=0.0"),
+                          (dict(gather_l2=1e9),
+                           "gather_l2=1e.09 is 0.0001.. times that of the reference")])
 def test_numbers_that_cannot_be_are_not_kept(folder, capsys, change, message):
     assert calibrate.keep("GPU A", {**H200, **change}, options()) == 1
     assert re.search(message, said := capsys.readouterr().err) and "nothing is kept" in said and not folder.exists()
@@ -83,18 +88,21 @@ def test_numbers_that_cannot_be_are_not_kept(folder, capsys, change, message):
 def test_without_a_gpu(monkeypatch, capsys):
     monkeypatch.setattr(driver, "available", lambda: (False, "torch reports no CUDA device"))
     assert main(["calibrate"]) == 2 and main(["warmup", "GATConv:8x8"]) == 2
-    assert capsys.readouterr().err.count("torch reports no CUDA device. Run python -m gnnaccel doctor") == 2
+    assert capsys.readouterr().err.count(
+        "torch reports no CUDA device. Run python -m gnnaccel doctor") == 2
 
 
 def test_what_cannot_be_written_is_said(monkeypatch, capsys):
     monkeypatch.setenv("GNNACCEL_CACHE_DIR", os.devnull)
-    assert calibrate.keep("GPU A", HALF, options()) == 1 and "cannot be kept" in capsys.readouterr().err
+    assert calibrate.keep("GPU A", HALF,
+                          options()) == 1 and "cannot be kept" in capsys.readouterr().err
     monkeypatch.delenv("GNNACCEL_CACHE_DIR")
     monkeypatch.setitem(sys.modules, "platformdirs", None)
-    assert calibrate.keep("GPU A", HALF, options()) == 1 and "GNNACCEL_CACHE_DIR" in capsys.readouterr().err
+    assert calibrate.keep("GPU A", HALF,
+                          options()) == 1 and "GNNACCEL_CACHE_DIR" in capsys.readouterr().err
 
 
-# --- the cost model ----------------------------------------------------------------------------------------------------
+# --- the cost model -------------------------------------------------------------------------------
 
 def on_gpu(monkeypatch, name):
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
@@ -119,11 +127,12 @@ def test_a_gpu_of_half_the_speed(monkeypatch):
     on_gpu(monkeypatch, "GPU A")
     made = cost.constants()
     gpu, reference = made["cuda"], published["cuda"]
-    for name, factor in dict(launch=2, gather_l2=0.5, gather_hbm=0.5, l2_bytes=0.5, native_bandwidth=0.5,
-                             structure_per_edge=2).items():
+    for name, factor in dict(launch=2, gather_l2=0.5, gather_hbm=0.5, l2_bytes=0.5,
+                             native_bandwidth=0.5, structure_per_edge=2).items():
         assert gpu[name] == pytest.approx(factor * reference[name]), name
     orderings = made["relational"]["cuda"]["orderings"]
-    assert orderings["bandwidth"] == pytest.approx(published["relational"]["cuda"]["orderings"]["bandwidth"] / 2)
+    assert orderings["bandwidth"] == pytest.approx(
+        published["relational"]["cuda"]["orderings"]["bandwidth"] / 2)
     assert made["relational"]["cuda"]["structure"]["forward"] == pytest.approx(
         [2 * rate for rate in published["relational"]["cuda"]["structure"]["forward"]])
     assert made["cpu"] == published["cpu"] and "calibrated on GPU A" in gpu["provenance"]
@@ -139,8 +148,9 @@ def test_while_cuda_is_not_started_nothing_asks_for_it(monkeypatch):
 
 
 @pytest.mark.parametrize("held",
-                         [{"schema": 2, "devices": {"G": {"ceilings": HALF}}}, {"schema": 1, "devices": {"G": {"ceilings": {}}}},
-                                  {"schema": 1, "devices": {"G": 3}}, {"schema": 1}])
+                         [{"schema": 2, "devices": {"G": {"ceilings": HALF}}},
+                          {"schema": 1, "devices": {"G": {"ceilings": {}}}},
+                          {"schema": 1, "devices": {"G": 3}}, {"schema": 1}])
 def test_what_is_not_understood_counts_as_not_measured(held):
     store.update("calibration.json", lambda _: held)
     assert calibration.of("G") is None
@@ -159,7 +169,7 @@ def test_the_doctor_tells_of_it(folder):
     assert places._calibration().status == "warn" and places._calibration().remedy == "python -m gnnaccel cache clear"
 
 
-# --- warmup ------------------------------------------------------------------------------------------------------------
+# --- warmup ---------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("layer", ["GATConv:2x4", "RGCNConv:8"])
 def test_a_layer_is_compiled_by_running_it(device, monkeypatch, capsys, layer):
@@ -170,7 +180,8 @@ def test_a_layer_is_compiled_by_running_it(device, monkeypatch, capsys, layer):
     monkeypatch.setattr(samples, "_EDGES", 200)
     kernels = []
     true = type(driver.current()).kernel
-    monkeypatch.setattr(type(driver.current()), "kernel", lambda self, *key: kernels.append(key[0]) or true(self, *key))
+    monkeypatch.setattr(type(driver.current()), "kernel", lambda self,
+                        *key: kernels.append(key[0]) or true(self, *key))
     assert main(["warmup", layer, "--inputs", "8", "--relations", "3"]) == 0
     assert layer in (said := capsys.readouterr().out) and "compiling or loading" in said
     assert set(kernels) or device.type == "cuda"
@@ -207,14 +218,18 @@ def test_a_log_tells_what_to_compile(device, tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize("kernel, message", [
     (("additif", "forward", {}), "forward of additif is no kernel of this version"),
     (("gather", "sum", {}), "sum of gather is no"),
-    (("gather", "row_gather", {"A": "1\n#include </etc/passwd>"}), "is no definition"), (None, "tells of no kernel")])
+    (("gather", "row_gather", {"A": "1\n#include </etc/passwd>"}), "is no definition"),
+    (None, "tells of no kernel")])
 def test_logs_whose_kernels_there_are_not(device, tmp_path, capsys, kernel, message):
     from gnnaccel.dispatch import records
 
     kernels = [dict(zip(("family", "entry", "defines"), kernel))] if kernel else []
     path = tmp_path / "run.jsonl"
-    path.write_text(json.dumps(records.new(host="pyg", layer="GATConv", route="native", kernels=kernels)))
-    assert main(["warmup", "--log", str(path)]) == (1 if kernel else 2) and message in capsys.readouterr().err
+    path.write_text(json.dumps(records.new(host="pyg", layer="GATConv", route="native",
+                                           kernels=kernels)))
+    assert main(["warmup", "--log", str(path)]) == (1
+                                                    if kernel
+                                                    else 2) and message in capsys.readouterr().err
 
 
 def test_warming_up_nothing_is_refused(capsys):
@@ -224,14 +239,17 @@ def test_warming_up_nothing_is_refused(capsys):
 def test_what_kernels_are_built_with_can_be_read_from_a_log():
     from gnnaccel.cuda import sources, variants
 
-    pairs = {pair for family in sources.families() for defines in variants.sample_defines(family) for pair in defines}
-    assert pairs and all(warmup._NAME.fullmatch(name) and warmup._VALUE.fullmatch(value) for name, value in pairs)
+    pairs = {pair for family in sources.families() for defines in variants.sample_defines(family)
+             for pair in defines}
+    assert pairs and all(warmup._NAME.fullmatch(name) and warmup._VALUE.fullmatch(value)
+                         for name, value in pairs)
 
 
-@pytest.mark.parametrize("text, message", [("GATConf:8x8", "Did you mean 'GATConv'"), ("GATConv:8", "heads times width"),
-                                           ("GATConv:0x8", "at least 1"),
-                                           ("RGCNConv:8x8", "output channels"), ("RGCNConv", "output channels"),
-                                           ("Linear:3", "names no class")])
+@pytest.mark.parametrize("text, message",
+                         [("GATConf:8x8", "Did you mean 'GATConv'"),
+                          ("GATConv:8", "heads times width"), ("GATConv:0x8", "at least 1"),
+                          ("RGCNConv:8x8", "output channels"), ("RGCNConv", "output channels"),
+                          ("Linear:3", "names no class")])
 def test_layers_that_are_none(capsys, text, message):
     assert main(["warmup", text]) == 2 and message in capsys.readouterr().err
 
@@ -240,12 +258,13 @@ def test_a_layer_that_stays_native_is_said(monkeypatch, capsys):
     pytest.importorskip("torch_geometric")
     monkeypatch.setattr(driver, "available", lambda: (True, ""))
     true = warmup.run_once
-    monkeypatch.setattr(warmup, "run_once", lambda sample, dtype, device: true(sample, dtype, "cpu"))
+    monkeypatch.setattr(warmup, "run_once", lambda sample, dtype,
+                        device: true(sample, dtype, "cpu"))
     assert main(["warmup", "GATConv:2x4", "--inputs", "4"]) == 1
     assert "GATConv:2x4 float32: not compiled: GATConv would run natively" in capsys.readouterr().err
 
 
-# --- cache -------------------------------------------------------------------------------------------------------------
+# --- cache ----------------------------------------------------------------------------------------
 
 def test_only_what_is_ours_is_cleared(folder, tmp_path, capsys):
     calibrate.keep("GPU A", HALF, options())
@@ -255,7 +274,8 @@ def test_only_what_is_ours_is_cleared(folder, tmp_path, capsys):
     (tmp_path / "kernels" / "notes.txt").write_text("mine")
     capsys.readouterr()
     assert main(["cache", "info"]) == 0
-    assert "kernels, kept by CuPy" in (said := capsys.readouterr().out) and "2 files, 1.0 MiB" in said
+    assert "kernels, kept by CuPy" in (
+        said := capsys.readouterr().out) and "2 files, 1.0 MiB" in said
     assert main(["cache", "clear"]) == 0
     assert store.read("calibration.json") is None
     assert (tmp_path / "kernels" / "a.cubin").exists() and (folder / "other.npz").exists()

@@ -1,4 +1,5 @@
-"""The doctor: truthful with any package missing, with and without a GPU, and never without a remedy."""
+"""The doctor: truthful with any package missing, with and without a GPU, and never without a
+remedy."""
 from __future__ import annotations
 
 import configparser
@@ -53,9 +54,10 @@ def missing(monkeypatch, *modules):
     monkeypatch.setattr(packages.importlib.metadata, "version", version)
 
 
-# --- missing packages ------------------------------------------------------------------------------------------------------
+# --- missing packages -----------------------------------------------------------------------------
 
-@pytest.mark.parametrize("module", [name for name in packages.REQUIRED if name not in ("torch", "numpy")])
+@pytest.mark.parametrize("module",
+                         [name for name in packages.REQUIRED if name not in ("torch", "numpy")])
 def test_without_a_small_package(monkeypatch, module):
     missing(monkeypatch, module, "torch_geometric", "dgl")
     findings = list(packages.check())
@@ -95,26 +97,30 @@ def test_the_oldest_versions_are_those_of_setup_cfg():
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
     required = re.sub(r",<[\d.]+", "", setup["options"]["install_requires"]).split()
-    assert {f"{name}>={least}" if least else name for name, least in packages.REQUIRED.items()} == set(required)
+    assert {f"{name}>={least}" if least else name
+            for name, least in packages.REQUIRED.items()} == set(required)
     extras = "\n".join(setup["options.extras_require"][name] for name in ("pyg", "dgl", "cuda13"))
     extras = re.sub(r",<[\d.]+|;.*", "", extras).split()
-    assert {f"{name.replace('_', '-')}>={least}" for name, least in packages.HOSTS.items()} <= set(extras)
+    assert {f"{name.replace('_', '-')}>={least}"
+            for name, least in packages.HOSTS.items()} <= set(extras)
     assert f"cupy-cuda13x>={packages.CUPY}" in extras
     low, high = packages.PYTHONS
     assert setup["options"]["python_requires"] == f">={low[0]}.{low[1]},<{high[0]}.{high[1]}"
 
 
-# --- GPUs ----------------------------------------------------------------------------------------------------------------------
+# --- GPUs -----------------------------------------------------------------------------------------
 
 H200 = dict(name="NVIDIA H200", capability=(9, 0), memory=150 * 2**30, l2=60 * 2**20)
 GOOD = dict(cupy="14.2.0", cupy_cuda="13.0", nvrtc="13.0", driver_cuda="13.1")
 
 
-def gpu(monkeypatch, torch=("13.0", [H200], None), driver_text="580.65", names=("cupy-cuda13x",), problems=(), **cupy):
+def gpu(monkeypatch, torch=("13.0", [H200], None), driver_text="580.65", names=("cupy-cuda13x",),
+        problems=(), **cupy):
     """The findings about CUDA on a machine that is like this."""
     monkeypatch.setattr(packages, "_torch_cuda", lambda: torch)
     monkeypatch.setattr(probe, "driver_text", lambda: driver_text)
-    monkeypatch.setattr(probe, "cupy", lambda: probe.Probe(**{**GOOD, **cupy}, problems=dict(problems)))
+    monkeypatch.setattr(probe, "cupy",
+                        lambda: probe.Probe(**{**GOOD, **cupy}, problems=dict(problems)))
     monkeypatch.setattr(packages, "_distribution", lambda name: "14.2.0" if name in names else None)
     return list(packages._cuda())
 
@@ -129,28 +135,36 @@ def test_a_good_gpu(monkeypatch):
 @pytest.mark.parametrize("change, name, status, text, remedy", [
     (dict(torch=(None, [], None)), "torch", "fail", "built without CUDA", "CUDA build of torch"),
     (dict(torch=("13.0", [], None)), "torch", "fail", "torch sees no GPU", "update the driver"),
-    (dict(torch=("13.0", [], "RuntimeError: driver too old")), "torch", "fail", "driver too old", "nvidia-smi"),
+    (dict(torch=("13.0", [], "RuntimeError: driver too old")), "torch", "fail", "driver too old",
+     "nvidia-smi"),
     (dict(names=("cupy-cuda12x", "cupy-cuda13x")), "CuPy", "fail", "overwrite each other",
      "pip uninstall -y cupy-cuda13x cupy-cuda12x"),
-    (dict(names=(), problems=[("cupy", "ModuleNotFoundError: No module named 'cupy'")]), "CuPy", "fail", "No module",
-     "gnnaccel[cuda13]"),
-    (dict(torch=("12.6", [H200], None), problems=[("cupy", "ImportError: x")]), "CuPy", "fail", "ImportError",
-     "gnnaccel[cuda12]"),
-    (dict(torch=("11.8", [H200], None), problems=[("cupy", "ImportError: x")]), "CuPy", "fail", "ImportError",
-     "'cupy-cuda11x>=13'"),
+    (dict(names=(), problems=[("cupy", "ModuleNotFoundError: No module named 'cupy'")]), "CuPy",
+     "fail", "No module", "gnnaccel[cuda13]"),
+    (dict(torch=("12.6", [H200], None), problems=[("cupy", "ImportError: x")]), "CuPy", "fail",
+     "ImportError", "gnnaccel[cuda12]"),
+    (dict(torch=("11.8", [H200], None), problems=[("cupy", "ImportError: x")]), "CuPy", "fail",
+     "ImportError", "'cupy-cuda11x>=13'"),
     (dict(cupy="12.3"), "CuPy", "fail", "12.3 is older than 13", "gnnaccel[cuda13]"),
     (dict(cupy_cuda="12.8"), "CUDA", "warn", "two CUDAs in one process", "gnnaccel[cuda13]"),
-    (dict(driver_cuda="12.8"), "NVRTC", "fail", "13.0 is newer than the CUDA 12.8 of the driver", "gnnaccel[cuda12]"),
-    (dict(nvrtc=None, problems=[("nvrtc", "OSError: libnvrtc.so")]), "NVRTC", "fail", "OSError: libnvrtc.so", "pip install"),
-    (dict(torch=("13.0", [{**H200, "capability": (6, 1)}], None)), "device 0", "warn", "6.1", "7.5 and later")])
-def test_what_does_not_agree_is_found_and_has_a_remedy(monkeypatch, change, name, status, text, remedy):
+    (dict(driver_cuda="12.8"), "NVRTC", "fail", "13.0 is newer than the CUDA 12.8 of the driver",
+     "gnnaccel[cuda12]"),
+    (dict(nvrtc=None, problems=[("nvrtc", "OSError: libnvrtc.so")]), "NVRTC", "fail",
+     "OSError: libnvrtc.so", "pip install"),
+    (dict(torch=("13.0", [{**H200, "capability": (6, 1)}], None)), "device 0", "warn", "6.1",
+     "7.5 and later")])
+def test_what_does_not_agree_is_found_and_has_a_remedy(monkeypatch, change, name, status, text,
+                                                       remedy):
     found = [f for f in gpu(monkeypatch, **change) if f.name == name and f.status == status]
     assert len(found) == 1 and text in found[0].text and remedy in found[0].remedy, found
 
 
 def test_without_a_gpu_nothing_has_failed(monkeypatch):
-    for names, problems in ((), [("cupy", "ImportError")]), (("cupy-cuda13x",), [("cupy", "ImportError")]):
-        findings = gpu(monkeypatch, torch=(None, [], None), driver_text=None, names=names, problems=problems)
+    for names, problems in ((),
+                            [("cupy", "ImportError")]), (("cupy-cuda13x",),
+                                                         [("cupy", "ImportError")]):
+        findings = gpu(monkeypatch, torch=(None, [], None), driver_text=None, names=names,
+                       problems=problems)
         assert {f.status for f in findings} == {"note"}
 
 
@@ -161,7 +175,8 @@ def test_the_probe_asks_without_raising(monkeypatch):
 
 
 @pytest.mark.parametrize("text, version", [
-    ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build\nGCC ...", "580.65.06"), ("", None)])
+    ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build\nGCC ...",
+     "580.65.06"), ("", None)])
 def test_the_drivers_version(tmp_path, monkeypatch, text, version):
     (tmp_path / "version").write_text(text)
     monkeypatch.setattr(probe, "_DRIVER_FILE", tmp_path / "version")
@@ -170,18 +185,20 @@ def test_the_drivers_version(tmp_path, monkeypatch, text, version):
     assert probe.driver_text() is None
 
 
-# --- the whole ---------------------------------------------------------------------------------------------------------
+# --- the whole ------------------------------------------------------------------------------------
 
 def test_json_and_text_say_the_same(capsys, tmp_path):
     status = main(["doctor", "--json"])
     report = json.loads(capsys.readouterr().out)
     assert report["schema"] == 1 and report["ok"] is (status == 0)
-    findings = [Finding(**finding) for finding in report["findings"]]  # which checks statuses and remedies
+    # which checks statuses and remedies
+    findings = [Finding(**finding) for finding in report["findings"]]
     assert {"packages", "GPU", "kernels", "caches", "settings"} <= {f.group for f in findings}
     assert main(["doctor"]) == status
     said = capsys.readouterr().out
     assert said == "\n".join([*show.lines(findings), "", show.verdict(findings), ""])
-    assert report["report"].startswith("```\npython -m gnnaccel doctor\n") and all(f.text in report["report"] for f in findings)
+    assert report["report"].startswith("```\npython -m gnnaccel doctor\n") and all(
+        f.text in report["report"] for f in findings)
 
 
 def test_wrong_kernels_are_a_failure(device, monkeypatch, capsys):
@@ -192,12 +209,15 @@ def test_wrong_kernels_are_a_failure(device, monkeypatch, capsys):
     monkeypatch.setattr(column_sum, "column_sum", lambda x: true(x) + 1)
     findings = list(cli._kernels())
     assert [f.name for f in findings if f.status == "fail"] == ["column_sum"]
-    assert "backend='torch'" in of(findings, "column_sum").remedy and "column_sum" not in of(findings, "right").text
+    assert "backend='torch'" in of(findings,
+                                   "column_sum").remedy and "column_sum" not in of(findings,
+                                                                                   "right").text
 
 
 def test_kernels_without_a_gpu_are_not_said_to_work(monkeypatch):
     monkeypatch.setattr(driver, "available", lambda: (False, "torch reports no CUDA device"))
-    assert [(f.status, f.text) for f in cli._kernels()] == [("note", "not checked: torch reports no CUDA device")]
+    assert [(f.status, f.text)
+            for f in cli._kernels()] == [("note", "not checked: torch reports no CUDA device")]
 
 
 def test_a_finding_that_is_wrong_needs_a_remedy():
@@ -209,11 +229,13 @@ def test_a_finding_that_is_wrong_needs_a_remedy():
 
 
 def test_verdicts():
-    ok, warn, fail = (Finding("a", status, status, "text", "do it") for status in ("ok", "warn", "fail"))
+    ok, warn, fail = (Finding("a", status, status, "text", "do it")
+                      for status in ("ok", "warn", "fail"))
     assert show.verdict([ok]) == "everything is in order"
     assert show.verdict([ok, warn]) == "no failure, 1 warnings"
     assert show.verdict([ok, warn, fail, fail]) == "2 failed, 1 warnings: see the remedies above"
-    assert show.lines([ok, fail]) == ["a:", "  ok   ok: text", "         -> do it", "  FAIL fail: text", "         -> do it"]
+    assert show.lines([ok, fail]) == ["a:", "  ok   ok: text", "         -> do it",
+                                      "  FAIL fail: text", "         -> do it"]
 
 
 def test_on_a_terminal_there_is_a_table_and_the_block(monkeypatch, capsys):
@@ -227,7 +249,7 @@ def test_on_a_terminal_there_is_a_table_and_the_block(monkeypatch, capsys):
     assert "\n".join(show.lines(findings)) in capsys.readouterr().out
 
 
-# --- hosts -------------------------------------------------------------------------------------------------------------
+# --- hosts ----------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("host", list(adapters.HOSTS))
 def test_the_installed_hosts_are_as_recorded(host):
@@ -278,7 +300,9 @@ def with_record(monkeypatch, version, **changes):
     pytest.importorskip("torch_geometric")
     true = dict(seams.collect("pyg"))
     true.update({name: value for name, value in changes.items() if value})
-    monkeypatch.setattr(seams, "recorded", lambda: {"pyg": {version: true}, "dgl": {"2.1.0": {}}, "torch": {"2.13.0": {}}})
+    monkeypatch.setattr(seams, "recorded",
+                        lambda: {"pyg": {version: true}, "dgl": {"2.1.0": {}},
+                                 "torch": {"2.13.0": {}}})
     return of(list(places.hosts()), "torch_geometric", "hosts")
 
 
@@ -294,7 +318,8 @@ def test_a_changed_function_is_named_with_its_layer(monkeypatch):
     assert "torch-geometric==2.5.9" in found.remedy and "gnnaccel.exclude('GATConv')" in found.remedy
     found = with_record(monkeypatch, installed, **{GAT: "0" * 16})
     assert "was changed by hand in 1 of" in found.text
-    found = with_record(monkeypatch, installed, **{"torch_geometric.nn.conv.old_conv.OldConv.forward": "0" * 16})
+    found = with_record(monkeypatch, installed,
+                        **{"torch_geometric.nn.conv.old_conv.OldConv.forward": "0" * 16})
     assert found.status == "warn" and "OldConv.forward" in found.text
 
 
@@ -313,7 +338,9 @@ def test_a_host_that_cannot_be_patched_is_a_failure(monkeypatch):
     assert "gnnaccel" not in pyg.__dict__ and not session.status()["enabled"]
 
 
-@pytest.mark.parametrize("version, expected", [("2.8.1", "2.8.1"), ("2.7.3", "2.5.0"), ("2.10.0", "2.8.1"), ("2.4.0", "2.5.0")])
+@pytest.mark.parametrize("version, expected",
+                         [("2.8.1", "2.8.1"), ("2.7.3", "2.5.0"), ("2.10.0", "2.8.1"),
+                          ("2.4.0", "2.5.0")])
 def test_the_nearest_tested_version(version, expected):
     assert seams.nearest(version, ["2.8.1", "2.5.0"]) == expected
 
@@ -330,14 +357,16 @@ def test_a_hash_is_of_the_code_and_not_of_its_place():
         def two(x):
             return x + 2
 
-    assert seams.digest(one) == seams.digest(Other.one) != seams.digest(Other.two) and seams.digest(len) == ""
+    assert seams.digest(one) == seams.digest(Other.one) != seams.digest(Other.two) and seams.digest(
+        len) == ""
 
 
-# --- folders and variables ---------------------------------------------------------------------------------------------
+# --- folders and variables ------------------------------------------------------------------------
 
 def test_caches(tmp_path, monkeypatch):
     findings = list(places.caches())
-    assert [f.text.endswith(": nothing yet") for f in findings if f.name != "calibration"] == [True, True]
+    assert [f.text.endswith(": nothing yet") for f in findings
+            if f.name != "calibration"] == [True, True]
     (tmp_path / "kernels" / "a").mkdir(parents=True)
     (tmp_path / "kernels" / "a" / "k.cubin").write_bytes(bytes(3 * 2**20))
     assert of(places.caches(), "kernels").text.endswith(": 1 files, 3.0 MiB")
@@ -348,13 +377,15 @@ def test_caches(tmp_path, monkeypatch):
 
 def test_paths_do_not_tell_the_users_name(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path / "somebody"))
-    assert places.short(tmp_path / "somebody" / ".cache") == "~/.cache" and places.short(Path("/opt/x")) == "/opt/x"
+    assert places.short(tmp_path / "somebody"
+                        / ".cache") == "~/.cache" and places.short(Path("/opt/x")) == "/opt/x"
 
 
 @pytest.mark.parametrize("name, value, status, text", [
     ("GNNACCEL_BACKND", "cuda", "warn", "Did you mean 'GNNACCEL_BACKEND'"),
     ("GNNACCEL_BACKEND", "gpu", "fail", "GNNACCEL_BACKEND='gpu'"),
-    ("GNNACCEL", "maybe", "fail", "GNNACCEL='maybe'"), ("GNNACCEL_CACHE_BYTES", "much", "fail", "is not a size"),
+    ("GNNACCEL", "maybe", "fail", "GNNACCEL='maybe'"),
+    ("GNNACCEL_CACHE_BYTES", "much", "fail", "is not a size"),
     ("GNNACCEL_WHEN", "supported", "ok", "GNNACCEL_WHEN=supported")])
 def test_variables(monkeypatch, name, value, status, text):
     monkeypatch.setenv(name, value)
@@ -376,7 +407,8 @@ TRUE = seams.recorded()
 
 
 def unheard_of(monkeypatch, **changes):
-    """PyG's record under a version that is not installed, with other hashes; None takes a function out of the host."""
+    """PyG's record under a version that is not installed, with other hashes; None takes a function
+    out of the host."""
     pytest.importorskip("torch_geometric")
     true = {**seams.collect("pyg"), **changes}
     monkeypatch.setattr(seams, "recorded", lambda: {"pyg": {"0.9.0": true}, "dgl": TRUE["dgl"]})
@@ -386,8 +418,10 @@ def unheard_of(monkeypatch, **changes):
 def test_a_version_that_reads_otherwise_is_told_once_when_enabled(monkeypatch):
     from gnnaccel.profile.page import page
 
-    unheard_of(monkeypatch, **{GAT: "0" * 16, "torch_geometric.nn.conv.old_conv.OldConv.forward": "0" * 16})
-    said = r"is not among the tested versions \(0.9.0\) and differs from 0.9.0 in 2 of .*GATConv.message, nn.conv.old_conv.OldConv"
+    unheard_of(monkeypatch,
+               **{GAT: "0" * 16, "torch_geometric.nn.conv.old_conv.OldConv.forward": "0" * 16})
+    said = (r"is not among the tested versions \(0.9.0\) and differs from 0.9.0 in 2 of "
+            r".*GATConv.message, nn.conv.old_conv.OldConv")
     with pytest.warns(RuntimeWarning, match=said), gnnaccel.enabled():
         pass
     with warnings.catch_warnings():
@@ -415,5 +449,6 @@ def test_what_a_user_has_replaced_is_no_drift(monkeypatch):
     from torch_geometric.nn import GATConv
 
     native = GATConv.message
-    monkeypatch.setattr(GATConv, "message", functools.wraps(native)(lambda self, *args: native(self, *args)))
+    monkeypatch.setattr(GATConv, "message",
+                        functools.wraps(native)(lambda self, *args: native(self, *args)))
     assert not seams.untested("pyg").changed

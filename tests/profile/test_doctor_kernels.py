@@ -1,4 +1,5 @@
-"""The doctor's checks of kernels: they pass where kernels are right, cover every family, and notice what is wrong."""
+"""The doctor's checks of kernels: they pass where kernels are right, cover every family, and notice
+what is wrong."""
 from __future__ import annotations
 
 import pytest
@@ -21,8 +22,11 @@ def test_a_wrong_number_is_noticed(device, monkeypatch):
     assert list(wrong) == ["column_sum"] and "relative error 1.0e-03" in wrong["column_sum"]
 
 
-@pytest.mark.parametrize("error, text", [(driver.CompileError("no such thing\nmore"), "did not compile: no such thing"),
-                                         (RuntimeError("an illegal address\n..."), "RuntimeError: an illegal address")])
+@pytest.mark.parametrize("error, text",
+                         [(driver.CompileError("no such thing\nmore"),
+                           "did not compile: no such thing"),
+                          (RuntimeError("an illegal address\n..."),
+                           "RuntimeError: an illegal address")])
 def test_a_kernel_that_fails_is_named_and_the_others_are_checked(device, monkeypatch, error, text):
     def fail(*args, **kwargs):
         raise error

@@ -18,7 +18,8 @@ from tests.profile.test_doctor import of
 
 ROOT = Path(gnnaccel.__file__).parent.parent
 
-#: as users would see it: each in a process of its own, which has what the one before it has imported, but for what is missing
+#: as users would see it: each in a process of its own, which has what the one before it has
+#: imported, but for what is missing
 FORKING = """
 import contextlib, importlib, importlib.metadata, io, json, os, sys
 from gnnaccel.__main__ import main
@@ -60,21 +61,27 @@ for step in json.loads(sys.argv[1]):
         run(*step)
 """
 SMALL = [name for name in packages.REQUIRED if name not in ("torch", "numpy")]
-MISSING = {"torch": ("torch",), "everything": (*packages.REQUIRED, *packages.HOSTS, "cupy"), "numpy": ("numpy",),
-           "hosts": tuple(packages.HOSTS), **{name: (name,) for name in ("cupy", *packages.HOSTS, *SMALL)}}
+MISSING = {"torch": ("torch",), "everything": (*packages.REQUIRED, *packages.HOSTS, "cupy"),
+           "numpy": ("numpy",), "hosts": tuple(packages.HOSTS),
+           **{name: (name,) for name in ("cupy", *packages.HOSTS, *SMALL)}}
 
 
 @pytest.fixture(scope="module")
 def without(tmp_path_factory):
-    """What the doctor says in processes without packages, by the names of `MISSING`: (status, report, what stderr got)."""
+    """What the doctor says in processes without packages, by the names of `MISSING`: (status,
+    report, what stderr got)."""
     folder = tmp_path_factory.mktemp("doctor")
-    runs = {name: [name, modules, [d for module in modules for d in session.PACKAGES.get(module, (module,))]]
+    runs = {name: [name, modules,
+                   [d for module in modules for d in session.PACKAGES.get(module, (module,))]]
             for name, modules in MISSING.items()}
-    bare = [runs.pop(name) for name in ("torch", "everything", "numpy")]  # torch must not have been imported, or with numpy
+    # torch must not have been imported, or with numpy
+    bare = [runs.pop(name) for name in ("torch", "everything", "numpy")]
     steps = [*bare, "torch", runs.pop("hosts"), "torch_geometric", "dgl", "hosts", *runs.values()]
     env = {name: value for name, value in os.environ.items() if not name.startswith("GNNACCEL")}
-    done = subprocess.run([sys.executable, "-c", FORKING, json.dumps(steps)], capture_output=True, text=True, cwd=folder,
-                          env={**env, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(folder)})
+    done = subprocess.run([sys.executable, "-c", FORKING, json.dumps(steps)], capture_output=True,
+                          text=True, cwd=folder,
+                          env={**env, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1",
+                               "XDG_CACHE_HOME": str(folder)})
     assert done.returncode == 0 and done.stdout == "", done.stderr
     return {name: json.loads((folder / f"{name}.json").read_text()) for name in MISSING}
 
@@ -86,19 +93,27 @@ def test_in_a_process_without(without, name):
     modules = set(MISSING[name])
     findings = [Finding(**finding) for finding in report["findings"]]
     for module in modules & set(packages.REQUIRED):
-        assert of(findings, module).status == "fail" and "not installed" in of(findings, module).text
-        assert of(findings, module).remedy.startswith(f"pip install {'' if module != 'torch' else chr(39)}{module}")
+        assert of(findings,
+                  module).status == "fail" and "not installed" in of(findings, module).text
+        assert of(findings,
+                  module).remedy.startswith(
+                      f"pip install {'' if module != 'torch' else chr(39)}{module}")
     needed = bool(modules & set(packages.REQUIRED))
     assert status == needed and report["ok"] is not needed and said == "", said
     for host in modules & set(packages.HOSTS):
         assert of(findings, host).status == "note" and "pip install" in of(findings, host).text
         assert not [f for f in findings if f.group == "hosts" and f.name == host]
     if set(packages.HOSTS) <= modules:
-        assert of(findings, "hosts").status == "warn" and not [f for f in findings if f.group == "hosts" and f.name != "torch"]
+        assert of(findings,
+                  "hosts").status == "warn" and not [f for f in findings if f.group == "hosts"
+                                                     and f.name != "torch"]
     if "cupy" in modules and not [f for f in findings if f.name == "device 0"]:
-        assert of(findings, "CuPy").status == "note" and "gnnaccel[cuda" in of(findings, "CuPy").text
+        assert of(findings,
+                  "CuPy").status == "note" and "gnnaccel[cuda" in of(findings, "CuPy").text
     if "torch" in modules:
-        assert of(findings, "device").text.startswith("not checked") and of(findings, "all", "kernels").status == "note"
+        assert of(findings,
+                  "device").text.startswith("not checked") and of(findings, "all",
+                                                                  "kernels").status == "note"
     if "platformdirs" in modules:
         assert "GNNACCEL_CACHE_DIR" in of(findings, "gnnaccel", "caches").remedy
     if name == "numpy" and importlib.util.find_spec("torch_geometric"):

@@ -1,5 +1,5 @@
-"""The report's page: well formed, alone, escaped, its charts inside their frames with no text over text. What a browser
-makes of it is tested in test_page_browser.py."""
+"""The report's page: well formed, alone, escaped, its charts inside their frames with no text over
+text. What a browser makes of it is tested in test_page_browser.py."""
 from __future__ import annotations
 
 import re
@@ -13,7 +13,8 @@ from gnnaccel.profile import svg
 from gnnaccel.profile.entries import Entry, degrees
 from gnnaccel.profile.judging import Error
 from gnnaccel.profile.page import page
-from gnnaccel.profile.pieces import NARROW, WIDE, bars, duration, metric, number, percent, some, table
+from gnnaccel.profile.pieces import (NARROW, WIDE, bars, duration, metric, number, percent, some,
+                                     table)
 from gnnaccel.profile.report import Report
 from gnnaccel.profile.shadow import Shadow
 from gnnaccel.profile.style import STYLE
@@ -55,31 +56,41 @@ class Parsed(HTMLParser):
 
 
 def entry(name: str, **fields) -> Entry:
-    return Entry("GATConv", name, **{**dict(route="cuda", kernel="additive: smmf + split rows", device="cuda", calls=10, timed=10,
-                                            backwards=9, forward_ms=12.0, backward_ms=30.0, kept_bytes=3 << 20, overhead_us=400.0,
-                                            cache={"hit": 9, "miss": 1}, moved=4e8, flops=9e8,
-                                            graph=dict(num_src=1000, num_dst=1000, num_edges=123456)), **fields})
+    return Entry("GATConv", name,
+                 **{**dict(route="cuda", kernel="additive: smmf + split rows", device="cuda",
+                           calls=10, timed=10, backwards=9, forward_ms=12.0, backward_ms=30.0,
+                           kept_bytes=3 << 20, overhead_us=400.0, cache={"hit": 9, "miss": 1},
+                           moved=4e8, flops=9e8,
+                           graph=dict(num_src=1000, num_dst=1000, num_edges=123456)), **fields})
 
 
 def passes(orderings: int) -> dict:
-    return dict(pairs_src=5000, pairs_dst=7000, relations=90, compaction_src=0.5, compaction_dst=0.7, ordering="o0",
-                orderings=[dict(name=f"o{i}", bytes=1e6 * i + 1, flops=1e7, estimated_us=3.0, launches=2,
-                                backward=dict(bytes=2e6, flops=1e7, launches=4) if i % 2 else None) for i in range(orderings)])
+    return dict(pairs_src=5000, pairs_dst=7000, relations=90, compaction_src=0.5,
+                compaction_dst=0.7, ordering="o0",
+                orderings=[dict(name=f"o{i}", bytes=1e6 * i + 1, flops=1e7, estimated_us=3.0,
+                                launches=2,
+                                backward=dict(bytes=2e6, flops=1e7, launches=4) if i % 2 else None)
+                           for i in range(orderings)])
 
 
 def full(layers: int = 3) -> Report:
     """A report with everything in it."""
     report = Report()
-    made = [entry(f"convs.{i}.{EVIL}", forward_ms=10.0 ** (i - 2), histogram=[3, 10, 1000, 50000, 2_000_000, 12, 0, 0, 0, 0, 1],
-                  split=256, flops=9e8 + i) for i in range(layers)]
-    made += [entry("cpu", device="cpu", route="torch", kernel="torch backend", histogram=[5, 5], split=256),
+    made = [entry(f"convs.{i}.{EVIL}", forward_ms=10.0 ** (i - 2),
+                  histogram=[3, 10, 1000, 50000, 2_000_000, 12, 0, 0, 0, 0, 1], split=256,
+                  flops=9e8 + i) for i in range(layers)]
+    made += [entry("cpu", device="cpu", route="torch", kernel="torch backend", histogram=[5, 5],
+                   split=256),
              entry("rel", passes=passes(4)),
-             entry(EVIL, route="native", kernel=None, reasons=(REASON,), histogram=None, moved=None, flops=None)]
+             entry(EVIL, route="native", kernel=None, reasons=(REASON,), histogram=None, moved=None,
+                   flops=None)]
     report._entries = {(i,): one for i, one in enumerate(made)}
     right, wrong = [Error("out", 1e-7, 2e-7, 6e-7)], [Error("grad x", 1.0, 2e-7, 6e-7)]
-    report.comparison.layers = [Shadow("GATConv", f"convs.{i}.{EVIL}", "cuda", "k", "same", True, right, 200.0 * 10**i, 3.0,
-                                       5 << 30, 1 << 20) for i in range(layers)]
-    report.comparison.layers.append(Shadow("RGCNConv", None, "cuda", "k", "mismatch", True, wrong, notes=[EVIL]))
+    report.comparison.layers = [Shadow("GATConv", f"convs.{i}.{EVIL}", "cuda", "k", "same", True,
+                                       right, 200.0 * 10**i, 3.0, 5 << 30, 1 << 20)
+                                for i in range(layers)]
+    report.comparison.layers.append(Shadow("RGCNConv", None, "cuda", "k", "mismatch", True, wrong,
+                                           notes=[EVIL]))
     return report
 
 
@@ -92,7 +103,8 @@ def parsed(request):
 
 
 def test_it_is_one_well_formed_page(parsed):
-    assert [tag for tag, *_ in parsed.elements[:3]] == ["html", "head", "meta"] and len(parsed.all("title")) == 1
+    assert [tag for tag, *_ in parsed.elements[:3]] == ["html", "head",
+                                                        "meta"] and len(parsed.all("title")) == 1
     assert parsed.all("h1")[0][1] == "gnnaccel report" and len(parsed.all("h2")) >= 1
 
 
@@ -100,7 +112,8 @@ def test_it_asks_nobody_for_anything(parsed):
     for tag, attrs, _, _ in parsed.elements:
         assert tag not in ("script", "link", "img", "iframe", "object", "a")
         assert not attrs.keys() & {"src", "href", "onload", "onclick"}
-    policy = next(a["content"] for a, _ in parsed.all("meta") if a.get("http-equiv") == "Content-Security-Policy")
+    policy = next(a["content"] for a, _ in parsed.all("meta")
+                  if a.get("http-equiv") == "Content-Security-Policy")
     assert policy.startswith("default-src 'none'")
     assert "url(" not in parsed.all("style")[0][1] and "@import" not in parsed.all("style")[0][1]
 
@@ -113,23 +126,27 @@ def test_what_comes_from_outside_is_shown_as_it_is():
 
 def test_every_section_is_there():
     titles = [title for _, title in Parsed(page(full())).all("h2")]
-    assert titles == ["Where the time went", "Native against accelerated", "Decisions", "Native calls", "Compared with the host",
-                      "Roofline, cuda", "Roofline, cpu", "Degrees", "Relations"]
+    assert titles == ["Where the time went", "Native against accelerated", "Decisions",
+                      "Native calls", "Compared with the host", "Roofline, cuda", "Roofline, cpu",
+                      "Degrees", "Relations"]
     words = Parsed(page(full())).words
-    for part in ("GA301", "mismatch", "o3", "split beyond 256 edges", "no row has more than 256", "9/10", "H200", "66.7x faster"):
+    for part in ("GA301", "mismatch", "o3", "split beyond 256 edges", "no row has more than 256",
+                 "9/10", "H200", "66.7x faster"):
         assert part in words, part
 
 
 def test_the_summary_adds_up():
     words = Parsed(page(full())).words
-    for part in ("217 ms", "83%", "50 of 60, 81% of the time", "3 of 4", "layers held against the host"):
+    for part in ("217 ms", "83%", "50 of 60, 81% of the time", "3 of 4",
+                 "layers held against the host"):
         assert part in words, part
     assert [title for _, title in Parsed(page(Report())).all("h2")] == ["Nothing was measured"]
 
 
 def luminance(colour: str) -> float:
     parts = [int(colour[i:i + 2], 16) / 255 for i in (1, 3, 5)]
-    return sum(f * (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4) for f, c in zip((0.2126, 0.7152, 0.0722), parts))
+    return sum(f * (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4)
+               for f, c in zip((0.2126, 0.7152, 0.0722), parts))
 
 
 def contrast(one: str, other: str) -> float:
@@ -156,7 +173,8 @@ def test_light_and_dark_wide_and_narrow(parsed):
     assert all(f"--{c}:" in light and f"--{c}:" in dark for c in colours)
     assert any(a.get("name") == "viewport" for a, _ in parsed.all("meta"))
     for tag, _, _, around in parsed.elements:
-        assert tag not in ("table", "svg") or around[-1] == "div", "a table or chart that cannot scroll"
+        assert tag not in ("table",
+                           "svg") or around[-1] == "div", "a table or chart that cannot scroll"
     titles = {label for attrs, _ in parsed.all("td") if (label := attrs.get("data-label"))}
     assert titles == {words for _, words in parsed.all("th")}  # a card's labels
 
@@ -170,7 +188,8 @@ def test_classes_are_styled(parsed):
 # ---- charts ----
 
 def drawings(text: str):
-    """(width, height, shapes' boxes, texts' boxes) of every chart; a text's box by the width of a monospaced character."""
+    """(width, height, shapes' boxes, texts' boxes) of every chart; a text's box by the width of a
+    monospaced character."""
     for chart in re.findall(r"<svg.*?</svg>", text, re.S):
         parsed = Parsed(chart)
         attrs = parsed.all("svg")[0][0]
@@ -207,7 +226,8 @@ def test_charts_stay_inside_their_frames(name):
         assert boxes and words
         for left, top, right, bottom, *text in [*boxes, *words]:
             assert left >= -0.01 and top >= -0.01, (text, left, top)
-            assert right <= width + 0.01 and bottom <= height + 0.01, (text, right, bottom, width, height)
+            assert right <= width + 0.01 and bottom <= height + 0.01, (text, right, bottom, width,
+                                                                       height)
 
 
 @pytest.mark.parametrize("name", [name for name in REPORTS if name != "empty"])
@@ -228,14 +248,17 @@ def sound(chart: str) -> None:
     for left, top, right, bottom, *_ in [*boxes, *words]:
         assert left >= -0.01 and top >= -0.01 and right <= width + 0.01 and bottom <= height + 0.01
     for i, (l1, t1, r1, b1, w1) in enumerate(words):
-        assert all(r1 <= l2 or r2 <= l1 or b1 <= t2 or b2 <= t1 for l2, t2, r2, b2, _ in words[:i]), w1
+        assert all(r1 <= l2 or r2 <= l1 or b1 <= t2 or b2 <= t1
+                   for l2, t2, r2, b2, _ in words[:i]), w1
 
 
 @SETTINGS
-@given(st.lists(st.tuples(positive, positive), max_size=24), positive, positive, st.floats(1e3, 1e18), widths)
+@given(st.lists(st.tuples(positive, positive), max_size=24), positive, positive,
+       st.floats(1e3, 1e18), widths)
 def test_any_roofline_is_sound(points, slow, ratio, flops, width):
     rates = (("memory", slow), ("cache", slow * min(max(ratio, 1.0), 1e6)))
-    sound(svg.roofline("t", rates, flops, [(str(i), x, y) for i, (x, y) in enumerate(points, 1)], width))
+    sound(svg.roofline("t", rates, flops, [(str(i), x, y) for i, (x, y) in enumerate(points, 1)],
+                       width))
 
 
 @SETTINGS
@@ -257,14 +280,18 @@ def test_degrees_are_bit_lengths(dst, nodes):
 
 
 def test_the_checks_see_text_on_text_and_outside():
-    chart = svg.figure("t", 50, 20, [svg.text(0, 12, "one"), svg.text(3, 12, "two"), svg.text(40, 12, "outside")])
+    chart = svg.figure("t", 50, 20,
+                       [svg.text(0, 12, "one"), svg.text(3, 12, "two"),
+                        svg.text(40, 12, "outside")])
     ((width, _, _, words),) = drawings(chart)
     assert words[0][2] > words[1][0] and words[2][2] > width
 
 
 def test_bars_are_as_long_as_their_values():
-    drawn = Parsed(bars([("a", None, [("host", 4.0, "4"), ("ours", 1.0, "1")]), (EVIL, EVIL, [("other", 0.0, EVIL)])]))
-    lengths = [float(re.search(r"\* ([\d.]+)\)", attrs["style"])[1]) for attrs, _ in drawn.all("span") if "style" in attrs]
+    drawn = Parsed(bars([("a", None, [("host", 4.0, "4"), ("ours", 1.0, "1")]),
+                         (EVIL, EVIL, [("other", 0.0, EVIL)])]))
+    lengths = [float(re.search(r"\* ([\d.]+)\)", attrs["style"])[1])
+               for attrs, _ in drawn.all("span") if "style" in attrs]
     assert lengths == [1.0, 0.25, 0.0] and EVIL in drawn.words
     assert Parsed(bars([])).words == ""
 
@@ -279,7 +306,9 @@ def test_columns_of_a_table_that_hold_nothing_are_left_out():
 def test_numbers_for_people():
     found = [number(v) for v in (None, 0.01234, 12.34, 999.4, 999.6, 1234567.0)]
     assert found == [None, "0.0123", "12.3", "999", "1,000", "1,234,567"]
-    assert [duration(v) for v in (0.0, 0.0123, 12.34, 999.9, 61_000.0)] == ["0 ms", "12.3 µs", "12.3 ms", "1 s", "61 s"]
+    assert [duration(v)
+            for v in (0.0, 0.0123, 12.34, 999.9,
+                      61_000.0)] == ["0 ms", "12.3 µs", "12.3 ms", "1 s", "61 s"]
     assert [metric(v) for v in (5.0, 1500.0, 3.96e12, 6e13)] == ["5 ", "1.5 k", "3.96 T", "60 T"]
     assert [percent(v) for v in (0.0, 0.001, 0.006, 0.5, 1.0)] == ["0%", "<1%", "1%", "50%", "100%"]
     assert some("aabc", 2) == "a, b and 1 more" and some("ab") == "a, b"
@@ -296,12 +325,14 @@ def test_the_roof_is_where_its_numbers_say():
 def test_points_that_cannot_be_told_apart_share_a_label():
     points = [(str(i), 1.0 + 0.001 * i, 1e9) for i in range(1, 6)] + [("6", 1.0, 1e7)]
     ((_, _, boxes, words),) = drawings(svg.roofline("t", (("memory", 1e9),), 1e10, points, WIDE))
-    assert {"1, 2, 3…", "6"} <= {w for *_, w in words} and not {"2", "4", "5"} & {w for *_, w in words}
+    assert {"1, 2, 3…",
+            "6"} <= {w for *_, w in words} and not {"2", "4", "5"} & {w for *_, w in words}
 
 
 def test_relations_of_layers_that_are_alike_are_shown_once():
     report = Report()
-    report._entries = {(i,): entry(f"layer {i}", passes=passes(2), forward_ms=9.0 - i) for i in range(4)}
+    report._entries = {(i,): entry(f"layer {i}", passes=passes(2), forward_ms=9.0 - i)
+                       for i in range(4)}
     report._entries[4,] = entry("other", passes=passes(3))
     words = [text for _, text in Parsed(page(report)).all("td")]
     assert words.count("layer 0, layer 1 and 2 more") == 2 and words.count("o1") == 2

@@ -1,4 +1,5 @@
-"""The report's page in a real browser: nothing fails or is asked for, nothing is cut or overlaps, charts are drawn."""
+"""The report's page in a real browser: nothing fails or is asked for, nothing is cut or overlaps,
+charts are drawn."""
 from __future__ import annotations
 
 import contextlib
@@ -12,7 +13,8 @@ from tests.profile.test_page import REPORTS
 
 FIGURES = sorted((Path(__file__).parents[2] / "docs" / "images").glob("*.svg"))
 
-pytestmark = pytest.mark.skipif(browser.find() is None, reason="no browser of the Chromium family on the PATH")
+pytestmark = pytest.mark.skipif(browser.find() is None,
+                                reason="no browser of the Chromium family on the PATH")
 
 # What a reader would see; boxes in CSS pixels, only of elements that are shown.
 LOOK = """(() => {
@@ -51,7 +53,8 @@ def look(tab, folder, name: str, width: int, dark: bool = False) -> dict:
 def overlapping(words: list) -> list:
     """Pairs of texts that lie on one another by more than their boxes' margins."""
     return [(one[4], other[4]) for i, one in enumerate(words) for other in words[:i]
-            if min(one[2], other[2]) - max(one[0], other[0]) > 1 and min(one[3], other[3]) - max(one[1], other[1]) > 4]
+            if min(one[2], other[2]) - max(one[0], other[0]) > 1
+            and min(one[3], other[3]) - max(one[1], other[1]) > 4]
 
 
 @pytest.mark.parametrize("width", (400, 1400))
@@ -68,16 +71,20 @@ def test_everything_is_shown_whole(tab, tmp_path, width):
             assert l >= left - 1 and t >= top - 1 and r <= right + 1 and b <= bottom + 1, words
         assert overlapping(chart["words"]) == []
     lengths = [length for length, _ in found["fills"]]
-    assert max(lengths) > 100 and min(lengths) >= 2 and len({colour for _, colour in found["fills"]}) == 3
+    assert max(lengths) > 100 and min(lengths) >= 2 and len(
+        {colour for _, colour in found["fills"]}) == 3
 
 
 def test_nothing_fails_and_nothing_is_asked_for(tab, tmp_path):
     for name in ("empty", "many"):
         found = look(tab, tmp_path, name, 1400)
         assert found["titles"] and found["cut"] == []
-        asked = [e["params"]["request"]["url"] for e in tab.events if e["method"] == "Network.requestWillBeSent"]
+        asked = [e["params"]["request"]["url"] for e in tab.events
+                 if e["method"] == "Network.requestWillBeSent"]
         assert asked == [(tmp_path / f"{name}.html").as_uri()]
-        loud = [e for e in tab.events if e["method"] in ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded")]
+        loud = [e for e in tab.events
+                if e["method"] in ("Runtime.exceptionThrown", "Runtime.consoleAPICalled",
+                                   "Log.entryAdded")]
         assert loud == []
 
 
@@ -101,8 +108,11 @@ def test_the_documentations_figures(tab, tmp_path):
 
 def test_what_is_wrong_is_seen(tab, tmp_path):
     path = tmp_path / "bad.html"
-    path.write_text('<div class="bar" style="width:50px;overflow:hidden;white-space:nowrap">much longer than that</div>'
-                    '<img src="http://localhost:9/x.png"><svg width="90" height="20"><text y="12">one</text><text x="3" y="12">two</text></svg>'
+    path.write_text('<div class="bar" '
+                    'style="width:50px;overflow:hidden;white-space:nowrap">much longer '
+                    'than that</div>'
+                    '<img src="http://localhost:9/x.png"><svg width="90" height="20"><text '
+                    'y="12">one</text><text x="3" y="12">two</text></svg>'
                     '<script>console.log("loud")</script>', encoding="utf-8")
     tab.show(path, 400)
     found = tab.value(LOOK)

@@ -59,7 +59,8 @@ CALLS: dict[str, tuple[Callable, Callable]] = {
     "GINConv": (lambda: nn.GINConv(_mlp()), _plain),
     "GINEConv": (lambda: nn.GINEConv(_mlp(), edge_dim=EDGE), _with_edges),
     "GENConv": (lambda: nn.GENConv(F, 8), _plain),
-    "PNAConv": (lambda: nn.PNAConv(F, 8, ["mean", "max", "std"], ["identity", "amplification"], torch.tensor([1, 3, 5, 2])), _plain),
+    "PNAConv": (lambda: nn.PNAConv(F, 8, ["mean", "max", "std"], ["identity", "amplification"],
+                                   torch.tensor([1, 3, 5, 2])), _plain),
     "EGConv": (lambda: nn.EGConv(F, 8), _plain),
     "ChebConv": (lambda: nn.ChebConv(F, 8, 2), _weighted),
     "RGCNConv": (lambda: nn.RGCNConv(F, 8, RELATIONS), _typed),
@@ -70,8 +71,10 @@ CALLS: dict[str, tuple[Callable, Callable]] = {
     "HGTConv": (lambda: nn.HGTConv(F, 8, METADATA, 2), _hetero),
     "HANConv": (lambda: nn.HANConv(F, 8, METADATA, 2), _hetero),
     "HeteroConv, SAGEConv": (_hetero_conv(lambda: nn.SAGEConv((F, F), 8)), _hetero),
-    "HeteroConv, GATConv": (_hetero_conv(lambda: nn.GATConv((F, F), 4, 2, add_self_loops=False)), _hetero),
-    "HeteroConv, GATv2Conv": (_hetero_conv(lambda: nn.GATv2Conv((F, F), 4, 2, add_self_loops=False)), _hetero),
+    "HeteroConv, GATConv": (_hetero_conv(lambda: nn.GATConv((F, F), 4, 2, add_self_loops=False)),
+                            _hetero),
+    "HeteroConv, GATv2Conv": (
+        _hetero_conv(lambda: nn.GATv2Conv((F, F), 4, 2, add_self_loops=False)), _hetero),
     "HeteroConv, GraphConv": (_hetero_conv(lambda: nn.GraphConv((F, F), 8)), _hetero),
     "pool": (lambda: nn.MeanAggregation(), lambda: (graphs.features(), torch.arange(N) // 7)),
 }

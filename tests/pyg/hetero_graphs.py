@@ -1,4 +1,5 @@
-"""`hgt_graphs` whose features are all of one width, a graph with many edge types, HeteroConv, and judging its results."""
+"""`hgt_graphs` whose features are all of one width, a graph with many edge types, HeteroConv, and
+judging its results."""
 from __future__ import annotations
 
 import torch
@@ -10,8 +11,9 @@ from tests.helpers import relative
 from tests.pyg import hgt_graphs
 from tests.pyg.hgt_graphs import RELATIONS, edges, on
 
-__all__ = ["ABOUT", "CITES", "KNOWS", "METADATA", "NODES", "OUT", "RELATIONS", "WIDTH", "WRITES", "WRITTEN", "edges", "features",
-           "hetero", "in_groups", "many", "near", "on", "results_of_types", "same", "trained_on_types"]
+__all__ = ["ABOUT", "CITES", "KNOWS", "METADATA", "NODES", "OUT", "RELATIONS", "WIDTH", "WRITES",
+           "WRITTEN", "edges", "features", "hetero", "in_groups", "many", "near", "on",
+           "results_of_types", "same", "trained_on_types"]
 
 NODES = {name: hgt_graphs.NODES[name] for name in ("paper", "author", "field")}
 WIDTH, OUT = 12, 16
@@ -21,7 +23,8 @@ METADATA = (list(NODES), RELATIONS)
 
 def features(widths: dict[str, int] | int = WIDTH, **counts: int) -> dict[str, Tensor]:
     """``counts``: nodes of a type, where they are not the usual ones."""
-    return {name: torch.randn(counts.get(name, n), widths if isinstance(widths, int) else widths[name])
+    return {name: torch.randn(counts.get(name, n),
+                              widths if isinstance(widths, int) else widths[name])
             for name, n in NODES.items()}
 
 
@@ -29,7 +32,8 @@ def many(types: int = 4, relations: int = 64, nodes: int = 15, count: int = 12, 
     """(features, edges) of a graph with many edge types between few node types."""
     names = [f"t{i}" for i in range(types)]
     triples = [(names[r % types], f"r{r}", names[r // types % types]) for r in range(relations)]
-    return {name: torch.randn(nodes, width) for name in names}, edges(triples, count=count, **dict.fromkeys(names, nodes))
+    return {name: torch.randn(nodes, width)
+            for name in names}, edges(triples, count=count, **dict.fromkeys(names, nodes))
 
 
 def hetero(cls=SAGEConv, group="sum", relations=RELATIONS, out=OUT, channels=WIDTH, **options):
@@ -37,8 +41,10 @@ def hetero(cls=SAGEConv, group="sum", relations=RELATIONS, out=OUT, channels=WID
     return HeteroConv({name: cls(channels, out, **options) for name in relations}, aggr=group)
 
 
-def in_groups(route, made: torch.nn.Module, x: dict, ei: dict, groups: int = 1, **inside: dict) -> None:
-    """So many groups of layers run as one each; ``inside``: the routes of the others, by class. The result is the host's."""
+def in_groups(route, made: torch.nn.Module, x: dict, ei: dict, groups: int = 1,
+              **inside: dict) -> None:
+    """So many groups of layers run as one each; ``inside``: the routes of the others, by class. The
+    result is the host's."""
     made, (x, ei) = made.to(route.device), on(route.device, x, ei)
     expected = made(x, ei)
     gnnaccel.reset_stats()
@@ -46,7 +52,8 @@ def in_groups(route, made: torch.nn.Module, x: dict, ei: dict, groups: int = 1, 
         same(made(x, ei), expected)
     stats = gnnaccel.stats()
     assert stats["HeteroConv"]["routes"] == {"native": 1, route.backend: groups}, stats
-    assert stats["HeteroConv"]["reasons"] == {"GA210": 1} and stats.keys() == {"HeteroConv", *inside}, stats
+    assert stats["HeteroConv"]["reasons"] == {"GA210": 1} and stats.keys() == {"HeteroConv",
+                                                                               *inside}, stats
     assert all(stats[name]["routes"] == routes for name, routes in inside.items()), stats
 
 
@@ -55,7 +62,8 @@ def same(got: dict, expected: dict, tolerance: float = 1e-5) -> None:
     assert list(got) == list(expected)
     for name, t in expected.items():
         assert (got[name] is None) == (t is None)
-        assert t is None or (got[name].dtype == t.dtype and relative(got[name], t) <= tolerance), name
+        assert t is None or (got[name].dtype == t.dtype
+                             and relative(got[name], t) <= tolerance), name
 
 
 def near(got: dict, native: dict, exact: dict, dtype: torch.dtype) -> None:
@@ -67,16 +75,20 @@ def near(got: dict, native: dict, exact: dict, dtype: torch.dtype) -> None:
         assert relative(got[name], exact[name]) <= allowed, name
 
 
-def results_of_types(model: torch.nn.Module, x: dict, ei: dict, leaves: dict[str, Tensor]) -> dict[str, Tensor | None]:
+def results_of_types(model: torch.nn.Module, x: dict, ei: dict,
+                     leaves: dict[str, Tensor]) -> dict[str, Tensor | None]:
     """The outputs of ``model(x, ei)`` by type, and the gradients of ``leaves``."""
     for t in leaves.values():
         t.grad = None
     out = model(x, ei)
-    sum((t * torch.linspace(-1, 1, t.numel(), device=t.device).view(t.shape)).sum() for t in out.values()).backward()
-    return {**{f"out {k}": t.detach() for k, t in out.items()}, **{k: t.grad for k, t in leaves.items()}}
+    sum((t * torch.linspace(-1, 1, t.numel(), device=t.device).view(t.shape)).sum()
+        for t in out.values()).backward()
+    return {**{f"out {k}": t.detach() for k, t in out.items()},
+            **{k: t.grad for k, t in leaves.items()}}
 
 
-def trained_on_types(model: torch.nn.Module, x: dict, ei: dict, target: dict[str, Tensor], steps: int) -> dict[str, Tensor]:
+def trained_on_types(model: torch.nn.Module, x: dict, ei: dict, target: dict[str, Tensor],
+                     steps: int) -> dict[str, Tensor]:
     """The model's weights after so many steps towards ``target``."""
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
     for _ in range(steps):

@@ -1,6 +1,6 @@
 """The shared judge, under the name that the tests of PyG's layers know."""
-from tests.judge import (NOTHING, POSITIONS, SECOND_LOOK, Results, as_native, close, compare, judge, native_again,
-                         on_routes, place, run, spread, took)
+from tests.judge import (NOTHING, POSITIONS, SECOND_LOOK, Results, as_native, close, compare, judge,
+                         native_again, on_routes, place, run, spread, took)
 
-__all__ = ["NOTHING", "POSITIONS", "SECOND_LOOK", "Results", "as_native", "close", "compare", "judge", "native_again", "on_routes",
-           "place", "run", "spread", "took"]
+__all__ = ["NOTHING", "POSITIONS", "SECOND_LOOK", "Results", "as_native", "close", "compare",
+           "judge", "native_again", "on_routes", "place", "run", "spread", "took"]

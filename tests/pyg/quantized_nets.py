@@ -8,8 +8,9 @@ from torch_geometric.nn import GATConv, GCNConv, GINConv, SAGEConv
 import gnnaccel
 
 N, E, F, H = 30, 240, 16, 24
-KINDS = {"gcn": lambda i, o: GCNConv(i, o), "sage": lambda i, o: SAGEConv(i, o), "gat": lambda i, o: GATConv(i, o // 4, heads=4),
-         "gin": lambda i, o: GINConv(torch.nn.Sequential(torch.nn.Linear(i, o), torch.nn.Tanh()))}
+KINDS = {"gcn": lambda i, o: GCNConv(i, o), "sage": lambda i, o: SAGEConv(i, o), "gat": lambda i,
+         o: GATConv(i, o // 4, heads=4), "gin": lambda i,
+         o: GINConv(torch.nn.Sequential(torch.nn.Linear(i, o), torch.nn.Tanh()))}
 
 
 class Net(torch.nn.Module):
@@ -34,7 +35,8 @@ def graph():
 
 def forced(**options):
     """Quantizes on the CPU, by torch operations."""
-    return gnnaccel.enabled(**{"backend": "torch", "when": "supported", "on_fallback": "raise", **options})
+    return gnnaccel.enabled(**{"backend": "torch", "when": "supported", "on_fallback": "raise",
+                               **options})
 
 
 def quantized_calls(model):
@@ -47,4 +49,5 @@ def step(model, x, ei):
     out = model(x, ei)
     weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(3)).to(out)
     (out * weight).sum().backward()
-    return {"out": out.detach(), "x": x.grad, **{name: p.grad.clone() for name, p in model.named_parameters()}}
+    return {"out": out.detach(), "x": x.grad,
+            **{name: p.grad.clone() for name, p in model.named_parameters()}}

@@ -9,13 +9,15 @@ from tests.pyg.graphs import E, F
 from tests.pyg.judge import compare, spread
 
 R, UNUSED = 5, 2
-PRODUCT, WITHIN = dict(attention_mode="multiplicative-self-attention"), dict(attention_mechanism="within-relation")
+PRODUCT, WITHIN = dict(attention_mode="multiplicative-self-attention"), dict(
+    attention_mechanism="within-relation")
 MODES = [{}, WITHIN, PRODUCT, {**PRODUCT, **WITHIN}]
 MODS = ["additive", "scaled", "f-additive", "f-scaled"]
 KINDS = [*MODES, {**PRODUCT, "dim": 3}, {**PRODUCT, **WITHIN, "dim": 3}]
 
 
-def build(width: int = 8, heads: int = 2, channels: int = F, relations: int = R, **options) -> RGATConv:
+def build(width: int = 8, heads: int = 2, channels: int = F, relations: int = R,
+          **options) -> RGATConv:
     layer = RGATConv(channels, width, relations, heads=heads, **options)
     torch.nn.init.normal_(layer.l2)  # whatever was in memory, in the host's own initialisation
     return spread(layer)

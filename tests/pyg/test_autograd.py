@@ -1,4 +1,5 @@
-"""What autograd can be asked for: subsets of gradients, second derivatives, checkpoints, in-place edits, accumulation."""
+"""What autograd can be asked for: subsets of gradients, second derivatives, checkpoints, in-place
+edits, accumulation."""
 from __future__ import annotations
 
 import copy
@@ -27,7 +28,8 @@ def on(route, *tensors):
 @pytest.mark.parametrize("name", WITH_EDGES)
 def test_each_gradient_alone_and_all_but_it(route, name):
     layer = edge_layer(name)
-    tensors = {"x": graphs.features(), "edge_attr": graphs.edge_features(), **dict(layer.named_parameters())}
+    tensors = {"x": graphs.features(), "edge_attr": graphs.edge_features(),
+               **dict(layer.named_parameters())}
     ei = graphs.square()
     for chosen in tensors:
         for alone in (True, False):
@@ -44,7 +46,8 @@ def test_each_gradient_alone(route, name):
     for chosen in tensors:
         for other, t in tensors.items():
             t.requires_grad_(other == chosen)
-        assert compare(route, layer, x, graphs.square(), require=False, train=False)[chosen] is not None
+        assert compare(route, layer, x, graphs.square(), require=False,
+                       train=False)[chosen] is not None
 
 
 @pytest.mark.parametrize("which", [0, 1])
@@ -65,7 +68,8 @@ def test_without_a_graph(route, name, mode):
     with mode(), route.on():
         got = layer(x.requires_grad_(False), ei)
     took(route, 1)
-    assert not got.requires_grad and got.is_inference() == (mode is torch.inference_mode) and close(got, expected)
+    assert not got.requires_grad and got.is_inference() == (mode is torch.inference_mode) and close(
+        got, expected)
 
 
 def test_inference_tensors_are_not_cached(route):
@@ -84,25 +88,32 @@ def test_inference_tensors_are_not_cached(route):
 def second_derivatives(layer, x, ei, *attr) -> dict:
     inputs = {"x": x, **({"edge_attr": attr[0]} if attr else {}), **dict(layer.named_parameters())}
     out = layer(x, ei, *attr)
-    grads = torch.autograd.grad(out.tanh().sum(), list(inputs.values()), create_graph=True, allow_unused=True)
+    grads = torch.autograd.grad(out.tanh().sum(), list(inputs.values()), create_graph=True,
+                                allow_unused=True)
     penalty = sum(g.pow(2).sum() for g in grads if g is not None)
     second = torch.autograd.grad(penalty, list(inputs.values()), allow_unused=True)
-    found = {"out": out.detach(), **{f"first {k}": g.detach() for k, g in zip(inputs, grads) if g is not None}}
+    found = {"out": out.detach(),
+             **{f"first {k}": g.detach() for k, g in zip(inputs, grads) if g is not None}}
     return {**found, **{f"second {k}": g for k, g in zip(inputs, second) if g is not None}}
 
 
 @pytest.mark.parametrize("name,options,edge", [
-    ("GATConv", {}, False), ("GATConv", dict(edge_dim=4, residual=True), True), ("GATv2Conv", {}, False),
-    ("GATv2Conv", dict(share_weights=True), False), ("GATv2Conv", dict(edge_dim=4), True), ("TransformerConv", {}, False),
-    ("TransformerConv", dict(edge_dim=4, beta=True), True), ("TransformerConv", dict(heads=1), False), ("AGNNConv", {}, False),
+    ("GATConv", {}, False), ("GATConv", dict(edge_dim=4, residual=True), True),
+    ("GATv2Conv", {}, False),
+    ("GATv2Conv", dict(share_weights=True), False), ("GATv2Conv", dict(edge_dim=4), True),
+    ("TransformerConv", {}, False),
+    ("TransformerConv", dict(edge_dim=4, beta=True), True),
+    ("TransformerConv", dict(heads=1), False), ("AGNNConv", {}, False),
     ("SuperGATConv", {}, False), ("SuperGATConv", dict(attention_type="SD"), False)], ids=str)
 def test_second_derivatives(route, name, options, edge):
     layer = build(name, device=route.device, **options).eval()
-    x, attr = graphs.features().requires_grad_(), [graphs.edge_features().requires_grad_()] if edge else []
+    x, attr = (graphs.features().requires_grad_(),
+               [graphs.edge_features().requires_grad_()] if edge else [])
     ei = graphs.square().to(route.device)
 
     def found(layer, dtype=None):
-        return second_derivatives(layer, place(x, route.device, dtype), ei, *place(attr, route.device, dtype))
+        return second_derivatives(layer, place(x, route.device, dtype), ei,
+                                  *place(attr, route.device, dtype))
 
     exact, plain = found(copy.deepcopy(layer).double(), torch.float64), found(layer)
     with route.on():
@@ -118,7 +129,9 @@ def test_second_derivatives(route, name, options, edge):
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("name", NAMES)
 def test_second_derivatives_after_the_edges_are_gone(route, name, deterministic):
-    layer, x = build(name, device=route.device).eval(), graphs.features().to(route.device).requires_grad_()
+    layer, x = build(name,
+                     device=route.device).eval(), graphs.features().to(
+                         route.device).requires_grad_()
     torch.use_deterministic_algorithms(deterministic)
     try:
         ei = graphs.square().to(route.device)
@@ -162,7 +175,8 @@ def test_gradients_add_up_over_calls(route, name):
         got = total()
     took(route, 3)
     largest = max(g.norm() for g in expected)
-    assert len(got) == len(expected) and all((a - b).norm() < 1e-5 * largest for a, b in zip(got, expected))
+    assert len(got) == len(expected) and all((a - b).norm() < 1e-5 * largest
+                                             for a, b in zip(got, expected))
 
 
 # ---- recomputing ----
@@ -171,14 +185,16 @@ def test_gradients_add_up_over_calls(route, name):
 @pytest.mark.parametrize("reentrant", [True, False])
 @pytest.mark.parametrize("name", WITH_DROPOUT)
 def test_checkpoint(route, name, reentrant, dropout):
-    layer, (x, ei) = build(name, dropout=dropout, device=route.device), on(route, graphs.features(), graphs.square())
+    layer, (x, ei) = build(name, dropout=dropout,
+                           device=route.device), on(route, graphs.features(), graphs.square())
     x.requires_grad_()
 
     def gradients(call):
         torch.manual_seed(3)
         layer.zero_grad()
         out = call()
-        return [out.detach(), *torch.autograd.grad(out.pow(2).sum(), x)] if not reentrant else _by_backward(out, x)
+        return ([out.detach(), *torch.autograd.grad(out.pow(2).sum(), x)]
+                if not reentrant else _by_backward(out, x))
 
     with route.on():
         expected = gradients(lambda: layer(x, ei))
@@ -193,8 +209,10 @@ class _Own(torch.Tensor):
 
 @pytest.mark.parametrize("plain", [True, False])
 def test_checkpoints_of_a_subclass_of_tensor(route, plain):
-    """A loss of the subclass would have the repetition make plain tensors, which is a limit that the guide tells of."""
-    first, second = (build("GATConv", features=channels, device=route.device) for channels in (graphs.F, 16))
+    """A loss of the subclass would have the repetition make plain tensors, which is a limit that
+    the guide tells of."""
+    first, second = (build("GATConv", features=channels, device=route.device)
+                     for channels in (graphs.F, 16))
     x, ei = on(route, graphs.features(), graphs.square())
     x = x.as_subclass(_Own).requires_grad_()
     made = []
@@ -220,7 +238,8 @@ def _by_backward(out, x):
 
 
 def test_saved_tensors_can_be_moved_away(route):
-    layer, (x, ei) = build("GATv2Conv", device=route.device), on(route, graphs.features(), graphs.square())
+    layer, (x, ei) = build("GATv2Conv",
+                           device=route.device), on(route, graphs.features(), graphs.square())
     x.requires_grad_()
     with route.on():
         expected, = torch.autograd.grad(layer(x, ei).pow(2).sum(), x)
@@ -232,14 +251,17 @@ def test_saved_tensors_can_be_moved_away(route):
 
 # ---- in place ----
 
-@pytest.mark.parametrize("options", [{}, dict(bias=False), dict(concat=False), dict(bias=False, concat=False)], ids=str)
+@pytest.mark.parametrize("options",
+                         [{}, dict(bias=False), dict(concat=False), dict(bias=False, concat=False)],
+                         ids=str)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_result_can_be_changed_in_place(route, name, options):
     if name == "AGNNConv" and options:
         pytest.skip("AGNNConv has no such options")
     if name == "TransformerConv" and "bias" in options:
         options = {**options, "root_weight": False}
-    layer, (x, ei) = build(name, device=route.device, **options).eval(), on(route, graphs.features(), graphs.square())
+    layer, (x, ei) = build(name, device=route.device,
+                           **options).eval(), on(route, graphs.features(), graphs.square())
     x.requires_grad_()
 
     def found():
@@ -254,8 +276,10 @@ def test_the_result_can_be_changed_in_place(route, name, options):
 
 
 def test_the_input_cannot_be_changed_unseen(route):
-    """A leaf that backward needs: autograd has to object, or the gradient would be of other numbers."""
-    layer, (x, ei) = build("AGNNConv", device=route.device), on(route, graphs.features(), graphs.square())
+    """A leaf that backward needs: autograd has to object, or the gradient would be of other
+    numbers."""
+    layer, (x, ei) = build("AGNNConv",
+                           device=route.device), on(route, graphs.features(), graphs.square())
     with route.on():
         h = x.requires_grad_() * 1.0
         out = layer(h, ei)
@@ -268,14 +292,16 @@ def test_the_input_cannot_be_changed_unseen(route):
 # ---- anomalies ----
 
 def test_detect_anomaly(route):
-    layer, (x, ei) = build("GATConv", device=route.device), on(route, graphs.features(), graphs.square())
+    layer, (x, ei) = build("GATConv",
+                           device=route.device), on(route, graphs.features(), graphs.square())
     with route.on(), torch.autograd.detect_anomaly(check_nan=True):
         layer(x.requires_grad_(), ei).sum().backward()
     assert gnnaccel.stats()["GATConv"]["routes"] == {route.backend: 1}
 
 
 def test_nan_in_one_row_spreads_as_natively(route):
-    layer, (x, ei) = build("GATConv", device=route.device), on(route, graphs.features(), graphs.square())
+    layer, (x, ei) = build("GATConv",
+                           device=route.device), on(route, graphs.features(), graphs.square())
     x[9] = float("nan")
     expected = layer(x, ei).isnan().any(-1)
     with route.on():

@@ -1,4 +1,5 @@
-"""Repeated plain calls of GATConv are bound to weights and kernels; the general way must give the same, bit for bit."""
+"""Repeated plain calls of GATConv are bound to weights and kernels; the general way must give the
+same, bit for bit."""
 from __future__ import annotations
 
 import pytest
@@ -65,14 +66,17 @@ def same(a, b) -> bool:
 
 
 @pytest.mark.parametrize("train", [True, False])
-@pytest.mark.parametrize("options", [{}, dict(bias=False), dict(add_self_loops=False), dict(negative_slope=0.7), dict(heads=3, width=5),
-                                     dict(heads=1, width=1), dict(heads=1, width=65)], ids=str)
+@pytest.mark.parametrize("options",
+                         [{}, dict(bias=False), dict(add_self_loops=False),
+                          dict(negative_slope=0.7), dict(heads=3, width=5), dict(heads=1, width=1),
+                          dict(heads=1, width=65)], ids=str)
 def test_the_same_bit_for_bit(kernels, bound_calls, options, train):
     layer = build("GATConv", device=kernels.device, **options)
     x = graphs.features().to(kernels.device).requires_grad_(train)
     layer.requires_grad_(train)
     edge_index = graphs.square().to(kernels.device)
-    up = torch.randn(x.shape[0], layer.heads * layer.out_channels, device=kernels.device) if train else None
+    up = (torch.randn(x.shape[0], layer.heads * layer.out_channels, device=kernels.device)
+          if train else None)
     general, bound = both_ways(kernels, layer, x, edge_index, up)
     assert len(bound_calls) == 1 and all(same(a, b) for a, b in zip(general, bound))
 
@@ -90,7 +94,8 @@ def test_each_gradient_alone(kernels, bound_calls, name):
 
 
 @settings(max_examples=25, deadline=None)
-@given(nodes=st.integers(1, 40), edges=st.integers(1, 400), hub=st.booleans(), loops=st.booleans(), seed=st.integers(0, 999))
+@given(nodes=st.integers(1, 40), edges=st.integers(1, 400), hub=st.booleans(), loops=st.booleans(),
+       seed=st.integers(0, 999))
 def test_ugly_graphs(nodes, edges, hub, loops, seed):
     generator = torch.Generator().manual_seed(seed)
     edge_index = torch.randint(0, nodes, (2, edges), generator=generator)
@@ -116,7 +121,8 @@ def test_rows_of_any_layout(kernels, bound_calls):
 
 
 def test_second_derivatives(kernels, bound_calls):
-    layer, x = build("GATConv", device=kernels.device), graphs.features().to(kernels.device).requires_grad_()
+    layer, x = build("GATConv",
+                     device=kernels.device), graphs.features().to(kernels.device).requires_grad_()
     edge_index = graphs.square().to(kernels.device)
 
     def second():
@@ -134,19 +140,23 @@ def test_second_derivatives(kernels, bound_calls):
 
 @pytest.mark.parametrize("graph", ["one", "new", "two"])
 def test_checkpoints(kernels, bound_calls, graph):
-    """The repetition saves what the call saved: also of a first call, over a graph that is new each time, and of a layer that was
-    called over another graph meanwhile."""
-    layer, (first, second) = build("GATConv", device=kernels.device), (graphs.square().to(kernels.device) for _ in range(2))
+    """The repetition saves what the call saved: also of a first call, over a graph that is new each
+    time, and of a layer that was called over another graph meanwhile."""
+    layer, (first, second) = build("GATConv",
+                                   device=kernels.device), (graphs.square().to(kernels.device)
+                                                            for _ in range(2))
     x = graphs.features().to(kernels.device).requires_grad_()
 
     def gradients(edges):
         x.grad = None
         layer.zero_grad(set_to_none=True)
-        sum(checkpoint(layer, x, each, use_reentrant=False).square().sum() for each in edges).backward()
+        sum(checkpoint(layer, x, each, use_reentrant=False).square().sum()
+            for each in edges).backward()
         return [x.grad, *(p.grad for p in layer.parameters())]
 
     for _ in range(3):
-        edges = {"one": [first], "new": [graphs.square().to(kernels.device)], "two": [first, second]}[graph]
+        edges = {"one": [first], "new": [graphs.square().to(kernels.device)],
+                 "two": [first, second]}[graph]
         expected = gradients(edges)
         with kernels.on():
             got = gradients(edges)
@@ -175,12 +185,17 @@ def test_changes_are_seen(kernels, bound_calls, change):
             out = layer(x, edge_index)
             with gnnaccel.disabled():
                 assert close(out, layer(x, edge_index), 2e-2 if change == "autocast" else 1e-5)
-        assert out.requires_grad is (change != "frozen") and len(bound_calls) == (2 if change == "frozen" else 1)
+        assert out.requires_grad is (change != "frozen") and len(bound_calls) == (2
+                                                                                  if change
+                                                                                  == "frozen"
+                                                                                  else 1)
 
 
 def test_autocast_from_the_first_call_on(kernels, bound_calls):
-    """The map's rows are then of two bytes a number, which a bound call's kernels would read as four."""
-    layer, x = build("GATConv", device=kernels.device), graphs.features().to(kernels.device).requires_grad_()
+    """The map's rows are then of two bytes a number, which a bound call's kernels would read as
+    four."""
+    layer, x = build("GATConv",
+                     device=kernels.device), graphs.features().to(kernels.device).requires_grad_()
     edge_index = graphs.square().to(kernels.device)
     up = torch.randn(x.shape[0], layer.heads * layer.out_channels, device=kernels.device)
 
@@ -203,11 +218,15 @@ def test_autocast_from_the_first_call_on(kernels, bound_calls):
 
 @pytest.mark.parametrize("name", ["att_src", "att_dst", "lin.weight"])
 def test_memory_that_is_exchanged_before_backward(kernels, bound_calls, name):
-    """As sharded training does it: the values are the same, the memory is another and the old one is gone."""
-    layer, x = build("GATConv", device=kernels.device), graphs.features().to(kernels.device).requires_grad_()
+    """As sharded training does it: the values are the same, the memory is another and the old one
+    is gone."""
+    layer, x = build("GATConv",
+                     device=kernels.device), graphs.features().to(kernels.device).requires_grad_()
     edge_index, parameter = graphs.square().to(kernels.device), dict(layer.named_parameters())[name]
     with kernels.on():
-        expected = step(layer, x, edge_index, torch.ones(x.shape[0], layer.heads * layer.out_channels, device=kernels.device))
+        expected = step(layer, x, edge_index,
+                        torch.ones(x.shape[0], layer.heads * layer.out_channels,
+                                   device=kernels.device))
         layer.zero_grad(set_to_none=True)
         out, old = layer(x, edge_index), parameter.data
         parameter.data = old.clone()
@@ -217,7 +236,9 @@ def test_memory_that_is_exchanged_before_backward(kernels, bound_calls, name):
 
 
 def test_it_keeps_no_graph_alive(kernels):
-    layer, x, edge_index = build("GATConv", device=kernels.device), graphs.features().to(kernels.device), graphs.square()
+    layer, x, edge_index = build("GATConv",
+                                 device=kernels.device), graphs.features().to(
+                                     kernels.device), graphs.square()
     edge_index = edge_index.to(kernels.device)
     with kernels.on(), torch.no_grad():
         for _ in range(3):

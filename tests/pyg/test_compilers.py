@@ -1,4 +1,5 @@
-"""torch.jit, torch.compile, torch.fx and PyG's own transformations, used while gnnaccel is enabled."""
+"""torch.jit, torch.compile, torch.fx and PyG's own transformations, used while gnnaccel is
+enabled."""
 from __future__ import annotations
 
 import copy
@@ -115,7 +116,8 @@ def test_trace(route, inputs, quiet, name):
     traced = torch.jit.trace(model, inputs, check_trace=False)
     assert set(gnnaccel.stats()[name]["reasons"]) == {"GA404"}
     other = graphs.square(edges=90).to(route.device)
-    assert close(traced(x * 2, other), model(x * 2, other)) and close(expected(x, ei), traced(x, ei))
+    assert close(traced(x * 2, other),
+                 model(x * 2, other)) and close(expected(x, ei), traced(x, ei))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -146,7 +148,8 @@ ONE_GRAPH = {
 
 @pytest.mark.parametrize("name", ONE_GRAPH)
 def test_layers_that_normalise_compile_to_one_graph(route, inputs, quiet, name):
-    """torch.compile traces PyG's function that weighs the edges, and nothing that stands before it."""
+    """torch.compile traces PyG's function that weighs the edges, and nothing that stands before
+    it."""
     layer = ONE_GRAPH[name]().to(route.device)
     expected = layer(*inputs)
     enable(route)
@@ -182,7 +185,8 @@ def test_compiled_models_that_hold_a_layer(route, inputs, quiet):
 
 def test_sequential(route, inputs):
     model = torch_geometric.nn.Sequential("x, edge_index", [
-        (spread(GATConv(F, 8, 2)), "x, edge_index -> x"), torch.nn.ReLU(), (spread(GATConv(16, 4)), "x, edge_index -> x")])
+        (spread(GATConv(F, 8, 2)), "x, edge_index -> x"), torch.nn.ReLU(),
+        (spread(GATConv(16, 4)), "x, edge_index -> x")])
     model = model.to(route.device)
     expected = model(*inputs)
     enable(route)
@@ -222,7 +226,8 @@ def test_to_hetero(route):
 
 def test_hetero_conv(route):
     x, edges = hetero_inputs(route.device)
-    conv = torch_geometric.nn.HeteroConv({k: GATConv((x[k[0]].shape[1], x[k[2]].shape[1]), 8, add_self_loops=False)
+    conv = torch_geometric.nn.HeteroConv({k: GATConv((x[k[0]].shape[1], x[k[2]].shape[1]), 8,
+                                                     add_self_loops=False)
                                           for k in edges}, aggr="sum").to(route.device)
     expected = conv(x, edges)
     with route.on():
@@ -246,8 +251,11 @@ def test_explainer(route, inputs, name):
 
     def masks():
         torch.manual_seed(4)
-        explainer = Explainer(copy.deepcopy(model), GNNExplainer(epochs=5), explanation_type="model", node_mask_type="attributes",
-                              edge_mask_type="object", model_config=dict(mode="regression", task_level="node", return_type="raw"))
+        explainer = Explainer(copy.deepcopy(model), GNNExplainer(epochs=5),
+                              explanation_type="model", node_mask_type="attributes",
+                              edge_mask_type="object",
+                              model_config=dict(mode="regression", task_level="node",
+                                                return_type="raw"))
         found = explainer(*inputs)
         return found.node_mask, found.edge_mask
 

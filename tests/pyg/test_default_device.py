@@ -15,13 +15,15 @@ def results(layer, inputs) -> list[torch.Tensor]:
         first = leaves(layer(*inputs))
     out = leaves(layer(*inputs))
     wanted = [p for p in layer.parameters() if p.requires_grad]
-    grads = torch.autograd.grad(sum(t.sum() for t in out), wanted, allow_unused=True) if wanted else ()
+    grads = (torch.autograd.grad(sum(t.sum() for t in out), wanted, allow_unused=True)
+             if wanted else ())
     return [*first, *out, *grads]
 
 
 @pytest.mark.parametrize("name", list(CALLS))
 def test_layers(route, name):
-    """The meta device computes nothing, so whatever landed there would fail or come out without numbers."""
+    """The meta device computes nothing, so whatever landed there would fail or come out without
+    numbers."""
     layer, inputs = made(name)
     layer, inputs = layer.to(route.device), tuple(moved(value, route.device) for value in inputs)
     with route.on(on_fallback="native"):
@@ -33,4 +35,5 @@ def test_layers(route, name):
             got = results(layer, inputs)
         assert gnnaccel.stats() == routes
     for a, b in zip(got, expected):
-        assert (a is None) is (b is None) and (a is None or torch.allclose(a, b, rtol=1e-4, atol=1e-6))
+        assert (a is None) is (b is None) and (a is None
+                                               or torch.allclose(a, b, rtol=1e-4, atol=1e-6))

@@ -1,4 +1,5 @@
-"""Attention dropout: as a distribution like the host's, and one mask through forward, backward and second derivatives."""
+"""Attention dropout: as a distribution like the host's, and one mask through forward, backward and
+second derivatives."""
 from __future__ import annotations
 
 import pytest
@@ -69,7 +70,8 @@ def test_the_seed_repeats_it(route, name):
 
 
 def gradient_at(layer, x, ei, direction=None, create_graph=False):
-    """The gradient of a smooth function of the output, always with the same draw; and its product with ``direction``."""
+    """The gradient of a smooth function of the output, always with the same draw; and its product
+    with ``direction``."""
     torch.manual_seed(5)
     x = x.detach().requires_grad_()
     weight = torch.linspace(-1, 1, N, device=x.device).unsqueeze(-1)
@@ -82,23 +84,27 @@ def gradient_at(layer, x, ei, direction=None, create_graph=False):
 
 @pytest.mark.parametrize("name", WITH_DROPOUT)
 def test_backward_uses_the_mask_of_forward(route, name):
-    smooth = {} if name == "TransformerConv" else dict(negative_slope=1.0)  # no kinks between the two sides
+    # no kinks between the two sides
+    smooth = {} if name == "TransformerConv" else dict(negative_slope=1.0)
     layer = build(name, dropout=0.5, device=route.device, **smooth)
     x, ei = graphs.features().to(route.device) * 0.5, graphs.square().to(route.device)
     direction = torch.randn_like(x) * 1e-3
     with route.on():
-        (above, _), (below, _) = (gradient_at(layer, x + step, ei) for step in (direction, -direction))
+        (above, _), (below,
+                     _) = (gradient_at(layer, x + step, ei) for step in (direction, -direction))
         _, grad = gradient_at(layer, x, ei)
     torch.testing.assert_close(above - below, 2 * (grad * direction).sum(), rtol=0.03, atol=2e-5)
 
 
 @pytest.mark.parametrize("name", WITH_DROPOUT)
 def test_second_derivatives_use_the_mask_of_forward(route, name):
-    layer = build(name, dropout=0.5, device=route.device, **({} if name == "TransformerConv" else dict(negative_slope=1.0)))
+    layer = build(name, dropout=0.5, device=route.device,
+                  **({} if name == "TransformerConv" else dict(negative_slope=1.0)))
     x, ei = graphs.features().to(route.device) * 0.5, graphs.square().to(route.device)
     direction = torch.randn_like(x) * 1e-3
     with route.on():
-        (_, above), (_, below) = (gradient_at(layer, x + step, ei) for step in (direction, -direction))
+        (_, above), (_,
+                     below) = (gradient_at(layer, x + step, ei) for step in (direction, -direction))
         product = gradient_at(layer, x, ei, direction, create_graph=True)
     assert (above - below - 2 * product).norm() < 0.03 * (above - below).norm()
 
@@ -106,5 +112,6 @@ def test_second_derivatives_use_the_mask_of_forward(route, name):
 def test_counted_as_accelerated(route):
     layer = build("GATConv", dropout=0.5, device=route.device)
     with route.on():
-        layer(graphs.features(N, F).to(route.device), graphs.square().to(route.device)).sum().backward()
+        layer(graphs.features(N, F).to(route.device),
+              graphs.square().to(route.device)).sum().backward()
     assert gnnaccel.stats()["GATConv"]["reasons"] == {}

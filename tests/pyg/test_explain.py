@@ -23,21 +23,27 @@ def test_a_relational_layer():
     assert found.reason is None and found.stated.name == "rgcn"
     names = [o.name for o in found.optimised.orderings]
     assert set(names) == {"as stated", "aggregate_first", "aggregate_first + per_basis"}
-    assert [o.seconds for o in found.optimised.orderings] == sorted(o.seconds for o in found.optimised.orderings)
+    assert [o.seconds
+            for o in found.optimised.orderings] == sorted(o.seconds
+                                                          for o in found.optimised.orderings)
     text = str(found)
     assert "h = linear(x@src, weight@rel)\n" in text and "[PAIR_SRC]" in text, "before and after compaction"
-    assert f"{E} edges, {R} relations" in text and "<- taken" in text and text.count(str(found.optimised.program)) >= 1
+    assert f"{E} edges, {R} relations" in text and "<- taken" in text and text.count(
+        str(found.optimised.program)) >= 1
     pairs = {(int(s), int(r)) for s, r in zip(inputs[1][0], inputs[2])}
     assert found.optimised.statistics.pairs_src == len(pairs)
 
 
 def test_an_attention_layer_and_its_kernel():
     text = str(gnnaccel.explain_program(GATConv(F, 8), features(), square()))
-    assert text.startswith("GATConv as stated:\ngat(") and text.endswith("fused: additive attention, score 'additive'")
+    assert text.startswith("GATConv as stated:\ngat(") and text.endswith(
+        "fused: additive attention, score 'additive'")
 
 
 def test_the_way_that_an_attention_layer_goes(route):
-    layer, inputs = GATConv(F, 8).to(route.device), [t.to(route.device) for t in (features(), square())]
+    layer, inputs = GATConv(F,
+                            8).to(route.device), [t.to(route.device)
+                                                  for t in (features(), square())]
     with route.on():
         found = gnnaccel.explain_program(layer, *inputs)
     assert found.decision.route == route.backend and f"\ngoes to {found.decision.plan.kernel}, estimated" in str(found)
@@ -56,15 +62,19 @@ def test_message_passing_of_layers_without_an_adapter(route, make, calls, formul
     with route.on():
         found = gnnaccel.explain_program(layer, *inputs)
         assert {one.decision.route for one in found.inside} == {route.backend}
-    assert len(found.inside) == calls and formula in str(found) and str(found).count("\ngoes to ") == calls
-    assert gnnaccel.stats() == {} and torch.equal(torch.get_rng_state(), state) and not watch._watchers
+    assert len(found.inside) == calls and formula in str(found) and str(found).count(
+        "\ngoes to ") == calls
+    assert gnnaccel.stats() == {} and torch.equal(torch.get_rng_state(),
+                                                  state) and not watch._watchers
     assert not gnnaccel.status()["enabled"]
 
 
 def test_message_passing_that_stays_native_says_why():
     layer = SAGEConv(F, 8, aggr="median")
     found = gnnaccel.explain_program(layer, features(), square())
-    assert [one.reason.code for one in found.inside] == ["GA201"] and "SAGEConv runs the host's own code: GA201" in str(found)
+    assert [one.reason.code
+            for one in found.inside] == [
+                "GA201"] and "SAGEConv runs the host's own code: GA201" in str(found)
 
 
 def test_why_a_call_is_native():
@@ -75,7 +85,8 @@ def test_why_a_call_is_native():
 
 
 def test_unknown_layers_are_refused():
-    with pytest.raises(TypeError, match="Linear is no layer that gnnaccel knows; it knows .*RGCNConv"):
+    with pytest.raises(TypeError,
+                       match="Linear is no layer that gnnaccel knows; it knows .*RGCNConv"):
         gnnaccel.explain_program(torch.nn.Linear(2, 2), torch.randn(1, 2))
 
 

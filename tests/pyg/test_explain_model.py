@@ -7,8 +7,8 @@ import random
 import numpy as np
 import pytest
 import torch
-from torch_geometric.nn import (FeaStConv, GATConv, GATv2Conv, GCNConv, GINConv, HeteroConv, MessagePassing, PNAConv, RGCNConv,
-                                SAGEConv, SGConv, TAGConv)
+from torch_geometric.nn import (FeaStConv, GATConv, GATv2Conv, GCNConv, GINConv, HeteroConv,
+                                MessagePassing, PNAConv, RGCNConv, SAGEConv, SGConv, TAGConv)
 
 import gnnaccel
 from gnnaccel.dispatch import ledger, watch
@@ -34,7 +34,8 @@ class Changed(GATConv):
 
 
 class Net(torch.nn.Module):
-    """A layer of each kind: taken over, excluded, unknown of the host's and of one's own, changed, relational, never called."""
+    """A layer of each kind: taken over, excluded, unknown of the host's and of one's own, changed,
+    relational, never called."""
 
     def __init__(self):
         super().__init__()
@@ -49,7 +50,8 @@ class Net(torch.nn.Module):
 
     def forward(self, x, edge_index, edge_type):
         x = self.left_out(self.norm(self.gat(x, edge_index)), edge_index)
-        return self.rgcn(self.changed(self.own(self.simple(x, edge_index), edge_index), edge_index), edge_index, edge_type)
+        return self.rgcn(self.changed(self.own(self.simple(x, edge_index), edge_index), edge_index),
+                         edge_index, edge_type)
 
 
 @pytest.fixture
@@ -72,7 +74,8 @@ def test_every_layer_is_named_with_what_would_become_of_it(route, net, inputs):
     gnnaccel.exclude(net.left_out)
     found = explained(route, net, inputs)
     assert {name: one.status for name, one in found.items()} == {
-        "gat": "taken over", "left_out": "native", "changed": "native", "rgcn": "taken over", "simple": "taken over",
+        "gat": "taken over", "left_out": "native", "changed": "native", "rgcn": "taken over",
+        "simple": "taken over",
         "own": "not recognised", "idle": "not called"}
     assert {found["gat"].route, found["rgcn"].route} == {route.backend} and found["gat"].kernel
     assert found["gat"].graph["num_edges"] == E and found["gat"].calls == 1
@@ -82,7 +85,8 @@ def test_reasons_have_code_text_and_what_would_change_it(route, net, inputs):
     gnnaccel.exclude(net.left_out)
     found = explained(route, net, inputs)
     excluded, changed = found["left_out"].reasons[0], found["changed"].reasons[0]
-    assert excluded["code"] == "GA101" and "include" in excluded["hint"] and "GATv2Conv" in excluded["text"]
+    assert excluded["code"] == "GA101" and "include" in excluded[
+        "hint"] and "GATv2Conv" in excluded["text"]
     assert changed["code"] == "GA205" and "message" in changed["text"] and changed["hint"]
     assert "did not propagate" in found["own"].note and found["own"].layer == "Own"
 
@@ -91,7 +95,8 @@ def test_the_table_says_it_all(net, inputs):
     text = str(gnnaccel.explain(net, *inputs))
     for words in ("gat (GATConv)", "not recognised", "not called", "GA205", "known are AGNNConv"):
         assert words in text
-    assert [d["name"] for d in gnnaccel.explain(net, *inputs).as_dicts()][:3] == ["gat", "left_out", "simple"]
+    assert [d["name"]
+            for d in gnnaccel.explain(net, *inputs).as_dicts()][:3] == ["gat", "left_out", "simple"]
 
 
 def test_names_are_not_taken_for_markup(inputs):
@@ -107,7 +112,8 @@ def test_model_and_random_numbers_are_untouched(route, net, inputs):
     before = copy.deepcopy(net.state_dict())
     state = {k: (v, v._version) for k, v in (*net.named_buffers(), *net.named_parameters())}
     attributes = [(module, dict(module.__dict__)) for module in net.modules()]
-    torch_state, python_state, numpy_state = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
+    torch_state, python_state, numpy_state = (torch.get_rng_state(), random.getstate(),
+                                              np.random.get_state()[1].copy())
     with route.on(on_fallback="native", records=100):
         gnnaccel.explain(net, *inputs, measure=True)
         assert gnnaccel.records() == []
@@ -118,7 +124,8 @@ def test_model_and_random_numbers_are_untouched(route, net, inputs):
     for k, v in (*net.named_buffers(), *net.named_parameters()):
         assert v is state[k][0] and v._version == state[k][1] and v.grad is None
     for module, own in attributes:
-        assert module.__dict__.keys() == own.keys() and all(module.__dict__[k] is v for k, v in own.items())
+        assert module.__dict__.keys() == own.keys() and all(module.__dict__[k] is v
+                                                            for k, v in own.items())
     assert net.training and net.simple._cached_x is None
 
 
@@ -126,7 +133,8 @@ def test_what_the_model_raises_comes_through_and_leaves_it_untouched(net, inputs
     before = copy.deepcopy(net.state_dict())
     with pytest.raises(IndexError):
         gnnaccel.explain(net, *inputs[:2], inputs[2][:-1])
-    assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items()) and not watch._watchers
+    assert all(torch.equal(v, before[k])
+               for k, v in net.state_dict().items()) and not watch._watchers
 
 
 def test_measuring_gives_times_of_what_is_taken_over(route, net, inputs):
@@ -140,7 +148,9 @@ class Plain(torch.nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.gcn, self.sage, self.gin = GCNConv(F, 8), SAGEConv(8, 8, "mean"), GINConv(torch.nn.Linear(8, 8))
+        self.gcn, self.sage, self.gin = GCNConv(F,
+                                                8), SAGEConv(8, 8,
+                                                             "mean"), GINConv(torch.nn.Linear(8, 8))
         self.pna = PNAConv(8, 8, ["mean", "std"], ["identity"], torch.tensor([1, 3, 5]))
         self.hops, self.own, self.lonely = TAGConv(8, 8, 3), Copying(), FeaStConv(8, 8)
         self.idle = GCNConv(4, 4)
@@ -157,9 +167,11 @@ def test_message_passing_without_an_adapter_is_a_layer_like_others(route, inputs
     found = explained(route, net, inputs, measure=True)
     assert {name: (one.status, one.route, one.calls) for name, one in found.items()} == {
         **dict.fromkeys(("gcn", "gin", "pna", "own"), ("taken over", route.backend, 1)),
-        "hops": ("taken over", route.backend, 3), "sage": ("native", "native", 1), "lonely": ("native", "native", 1),
+        "hops": ("taken over", route.backend, 3), "sage": ("native", "native", 1),
+        "lonely": ("native", "native", 1),
         "idle": ("not called", "native", 0)}
-    assert found["sage"].reasons[0]["code"] == "GA101" and found["lonely"].reasons[0]["code"] == "GA208"
+    assert found["sage"].reasons[0]["code"] == "GA101" and found["lonely"].reasons[0][
+        "code"] == "GA208"
     taken = [one for one in found.values() if one.route != "native"]
     assert all(one.kernel and one.measured_ms > 0 and one.graph["num_edges"] >= E for one in taken)
 
@@ -172,7 +184,8 @@ def test_estimates_and_the_first_call_over_a_new_graph():
     for one in (found["gcn"], found["own"]):
         assert one.status == "taken over" and 0 < one.estimated_ms < one.estimated_native_ms
         assert "first call over a new graph goes to native" in one.note
-    assert {name: one.route for name, one in found.items()} == {name: one.route for name, one in again.items()}
+    assert {name: one.route
+            for name, one in found.items()} == {name: one.route for name, one in again.items()}
     assert gnnaccel.stats() == {}
     assert not any(one.seconds or one.sightings for one in ledger.ledgers.values())
 

@@ -1,4 +1,5 @@
-"""What has to stay with the host's own code: each cause with its reason, the host's own result and the host's own errors."""
+"""What has to stay with the host's own code: each cause with its reason, the host's own result and
+the host's own errors."""
 from __future__ import annotations
 
 import pytest
@@ -50,7 +51,9 @@ def test_message_passing_hooks(route, inputs, kind, when):
     took(route, 1)
 
 
-@pytest.mark.parametrize("register", ["register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook"])
+@pytest.mark.parametrize("register",
+                         ["register_forward_hook", "register_forward_pre_hook",
+                          "register_full_backward_hook"])
 def test_hooks_of_the_aggregation(route, inputs, register):
     layer = GATConv(F, 8, 2).to(route.device)
     getattr(layer.aggr_module, register)(lambda *args: None)
@@ -59,7 +62,9 @@ def test_hooks_of_the_aggregation(route, inputs, register):
 
 def test_explaining_and_decomposed(route, inputs):
     layer = GATConv(F, 8, 2).to(route.device)
-    layer.explain, layer._edge_mask, layer._apply_sigmoid = True, torch.ones(graphs.E + N, device=route.device), False
+    layer.explain, layer._edge_mask, layer._apply_sigmoid = (True,
+                                                             torch.ones(graphs.E + N,
+                                                                        device=route.device), False)
     layer._loop_mask = inputs[1][0] != inputs[1][1]
     layer._edge_mask = layer._edge_mask[:graphs.E]
     native_because(route, "GA502", lambda: layer(*inputs))
@@ -183,7 +188,8 @@ def test_half_precision(route, inputs, name, dtype):
         assert mine.dtype == theirs.dtype == dtype and torch.isfinite(mine).all()
         assert (mine - theirs).double().norm() < 0.05 * theirs.double().norm() + 0.02
     error = (got[0].double() - exact).norm() / exact.norm()
-    assert error < 2 * (native[0].double() - exact).norm() / exact.norm() + 2 * torch.finfo(dtype).eps
+    assert error < 2 * (native[0].double() - exact).norm() / exact.norm() + 2 * torch.finfo(
+        dtype).eps
 
 
 def test_wide_heads(route, inputs):
@@ -198,22 +204,30 @@ def test_shapes_that_the_host_takes_and_we_do_not(route, inputs):
     cube = x.view(3, 10, F)
     native_because(route, "GA206", lambda: wide(cube, ei % 3), "SuperGATConv")
     edge = GATConv(F, 8, 2, edge_dim=4, add_self_loops=False).to(route.device)
-    native_because(route, "GA206", lambda: edge(x, ei, graphs.edge_features().to(route.device).unsqueeze(1)))
+    native_because(route, "GA206",
+                   lambda: edge(x, ei, graphs.edge_features().to(route.device).unsqueeze(1)))
     pair = GATConv((F, F), 8, 2, add_self_loops=False).to(route.device)
     native_because(route, "GA206", lambda: pair((x, None), ei, size=(N, None)))
 
 
 BAD_CALLS = {
-    "3d": lambda l, x, ei: l(x.view(3, 10, F), ei), "no argument": lambda l, x, ei: l(), "no edges": lambda l, x, ei: l(x),
+    "3d": lambda l, x, ei: l(x.view(3, 10, F), ei), "no argument": lambda l, x, ei: l(),
+    "no edges": lambda l, x, ei: l(x),
     "wrong keyword": lambda l, x, ei: l(x, ei, nonsense=1), "twice": lambda l, x, ei: l(x, ei, x=x),
-    "too many": lambda l, x, ei: l(x, ei, None, None, None, None, None), "x is None": lambda l, x, ei: l(None, ei),
-    "width": lambda l, x, ei: l(x[:, 1:], ei), "three": lambda l, x, ei: l((x, x, x), ei), "list": lambda l, x, ei: l(x.tolist(), ei),
-    "edges as list": lambda l, x, ei: l(x, ei.tolist()), "float edges": lambda l, x, ei: l(x, ei.float()),
-    "three rows": lambda l, x, ei: l(x, torch.cat([ei, ei[:1]])), "int x": lambda l, x, ei: l(x.long(), ei),
+    "too many": lambda l, x, ei: l(x, ei, None, None, None, None, None), "x is None": lambda l, x,
+    ei: l(None, ei),
+    "width": lambda l, x, ei: l(x[:, 1:], ei), "three": lambda l, x, ei: l((x, x, x), ei),
+    "list": lambda l, x, ei: l(x.tolist(), ei),
+    "edges as list": lambda l, x, ei: l(x, ei.tolist()), "float edges": lambda l, x,
+    ei: l(x, ei.float()),
+    "three rows": lambda l, x, ei: l(x, torch.cat([ei, ei[:1]])), "int x": lambda l, x,
+    ei: l(x.long(), ei),
     "dtype": lambda l, x, ei: l(x.double(), ei), "size": lambda l, x, ei: l(x, ei, size=(M, M)),
     "edge_attr rows": lambda l, x, ei: l(x, ei, torch.randn(3, 4, device=x.device)),
-    "edge_attr dtype": lambda l, x, ei: l(x, ei, torch.randn(graphs.E, 4, device=x.device).double()),
-    "edge_attr list": lambda l, x, ei: l(x, ei, [1.0]), "edge_attr width": lambda l, x, ei: l(x, ei, x.new_ones(graphs.E, 5)),
+    "edge_attr dtype": lambda l, x,
+    ei: l(x, ei, torch.randn(graphs.E, 4, device=x.device).double()),
+    "edge_attr list": lambda l, x, ei: l(x, ei, [1.0]), "edge_attr width": lambda l, x,
+    ei: l(x, ei, x.new_ones(graphs.E, 5)),
     "meta": lambda l, x, ei: l(x.to("meta"), ei.to("meta")),
 }
 
@@ -227,7 +241,8 @@ def test_wrong_calls_raise_what_the_host_raises(route, inputs, what):
         BAD_CALLS[what](layer, *inputs)
     with route.on(on_fallback="native"), pytest.raises(Exception) as got:
         BAD_CALLS[what](layer, *inputs)
-    assert got.type is native.type and (str(got.value) == str(native.value) or "shapes cannot" in str(got.value))
+    assert got.type is native.type and (str(got.value) == str(native.value)
+                                        or "shapes cannot" in str(got.value))
 
 
 def test_ids_out_of_range(route, inputs):

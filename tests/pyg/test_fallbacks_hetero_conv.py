@@ -1,4 +1,5 @@
-"""HeteroConv of alike layers: what has to stay with the host's own loop, and that every change is noticed."""
+"""HeteroConv of alike layers: what has to stay with the host's own loop, and that every change is
+noticed."""
 from __future__ import annotations
 
 import copy
@@ -14,15 +15,16 @@ from gnnaccel.adapters.pyg import inner_convs
 from gnnaccel.dispatch import records
 from gnnaccel.errors import FallbackError
 from tests.helpers import relative
-from tests.pyg.hetero_graphs import (ABOUT, CITES, KNOWS, NODES, OUT, RELATIONS, WIDTH, WRITES, edges, features, hetero, in_groups,
-                                     on, same, trained_on_types)
+from tests.pyg.hetero_graphs import (ABOUT, CITES, KNOWS, NODES, OUT, RELATIONS, WIDTH, WRITES,
+                                     edges, features, hetero, in_groups, on, same, trained_on_types)
 from tests.pyg.judge import took
 
 pytestmark = pytest.mark.filterwarnings("ignore:There exist node types")
 
 
 def native_because(route, made, x: dict, ei: dict, code: str, args: tuple = (), **kwargs) -> None:
-    """The call gives the host's own result, for this reason; to rounding, as the layers inside may still aggregate our way."""
+    """The call gives the host's own result, for this reason; to rounding, as the layers inside may
+    still aggregate our way."""
     x, ei = on(route.device, x, ei)
     made = made.to(route.device)
     torch.manual_seed(1)
@@ -50,7 +52,8 @@ def test_no_edges_at_all_and_no_edge_types_at_all(route):
     (dict(flow="target_to_source"), "GA202"), (dict(node_dim=0), "GA202")], ids=str)
 def test_options_of_the_layers(route, options, code):
     relations = [CITES, KNOWS]
-    native_because(route, hetero(relations=relations, **options), features(), edges(relations), code)
+    native_because(route, hetero(relations=relations, **options), features(), edges(relations),
+                   code)
 
 
 def test_another_way_to_group(route):
@@ -63,19 +66,23 @@ def test_layers_that_differ(route):
 
     own = type("Own", (SAGEConv,), {})(WIDTH, OUT)
     for other in (SAGEConv(WIDTH, OUT, aggr="sum"), SAGEConv(WIDTH, OUT, root_weight=False), own):
-        in_groups(route, mixed(cites=other), features(), edges(), **{type(other).__name__: {route.backend: 1}})
+        in_groups(route, mixed(cites=other), features(), edges(),
+                  **{type(other).__name__: {route.backend: 1}})
 
 
 def test_types_of_other_widths(route):
     widths = {"paper": 12, "author": 7, "field": 5}
-    made = HeteroConv({name: SAGEConv((widths[name[0]], widths[name[2]]), OUT) for name in RELATIONS})
+    made = HeteroConv({name: SAGEConv((widths[name[0]], widths[name[2]]), OUT)
+                       for name in RELATIONS})
     in_groups(route, made, features(widths), edges(), groups=2)
 
 
 def test_layers_of_another_kind(route):
     relations = [CITES, KNOWS]
-    native_because(route, hetero(LEConv, relations=relations), features(), edges(relations), "GA208")
-    native_because(route, hetero(GCNConv, relations=relations, improved=True), features(), edges(relations), "GA208")
+    native_because(route, hetero(LEConv, relations=relations), features(), edges(relations),
+                   "GA208")
+    native_because(route, hetero(GCNConv, relations=relations, improved=True), features(),
+                   edges(relations), "GA208")
 
 
 def test_further_arguments(route):
@@ -101,10 +108,13 @@ def test_hooks(route, where):
     with route.on():
         made(x, ei)
     conv = made.convs[CITES]
-    target = {"conv": conv, "message": conv, "lin": conv.lin_l, "aggregation": conv.aggr_module}[where]
-    register = target.register_message_forward_hook if where == "message" else target.register_forward_hook
+    target = {"conv": conv, "message": conv, "lin": conv.lin_l,
+              "aggregation": conv.aggr_module}[where]
+    register = (target.register_message_forward_hook
+                if where == "message" else target.register_forward_hook)
     handle = register(lambda *args: log.append(1))
-    in_groups(route, made, x, ei, SAGEConv={"native" if where in ("message", "aggregation") else route.backend: 1})
+    in_groups(route, made, x, ei,
+              SAGEConv={"native" if where in ("message", "aggregation") else route.backend: 1})
     assert len(log) == 2
     handle.remove()
     gnnaccel.reset_stats()
@@ -130,8 +140,10 @@ def test_replaced_methods_explaining_and_other_maps(route):
         conv.explain, conv._edge_mask = True, torch.ones(40, device=route.device)
 
     x, ei = on(route.device, features(), edges())
-    changes = [lambda conv: setattr(conv, "message", conv.message), lambda conv: setattr(conv, "forward", conv.forward),
-               lambda conv: setattr(conv, "propagate", conv.propagate), explained, lambda conv: setattr(conv, "normalize", True),
+    changes = [lambda conv: setattr(conv, "message", conv.message),
+               lambda conv: setattr(conv, "forward", conv.forward),
+               lambda conv: setattr(conv, "propagate", conv.propagate), explained,
+               lambda conv: setattr(conv, "normalize", True),
                lambda conv: setattr(conv, "lin_l", torch.nn.Linear(WIDTH, OUT).to(route.device)),
                lambda conv: torch.nn.utils.parametrizations.weight_norm(conv.lin_l)]
     for change in changes:
@@ -151,7 +163,8 @@ def test_a_layer_that_is_replaced(route):
     with route.on():
         made(x, ei)
     made.convs[CITES] = SAGEConv(WIDTH, OUT).to(route.device)
-    made.convs[WRITES].lin_l.weight = torch.nn.Parameter(torch.randn(OUT, WIDTH, device=route.device))
+    made.convs[WRITES].lin_l.weight = torch.nn.Parameter(torch.randn(OUT, WIDTH,
+                                                                     device=route.device))
     made.convs[ABOUT].lin_l.bias = None
     with route.on(on_fallback="native"):
         got = made(x, ei)

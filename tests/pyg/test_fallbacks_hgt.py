@@ -1,4 +1,5 @@
-"""What of HGTConv has to stay with the host's own code: each cause with its reason and the host's own errors."""
+"""What of HGTConv has to stay with the host's own code: each cause with its reason and the host's
+own errors."""
 from __future__ import annotations
 
 import pytest
@@ -16,18 +17,22 @@ def native_because(route, code, made, x, ei):
     gnnaccel.reset_stats()
     with route.on(on_fallback="native", exclude=["HeteroLinear", "HeteroDictLinear"]):
         got = made(x, ei)
-    assert gnnaccel.stats()["HGTConv"] == {"calls": 1, "routes": {"native": 1}, "reasons": {code: 1}}
+    assert gnnaccel.stats()["HGTConv"] == {"calls": 1, "routes": {"native": 1},
+                                           "reasons": {code: 1}}
     assert all(native_again(got[k], expected[k]) for k in expected)
     with route.on(), pytest.raises(FallbackError, match=code):
         made(x, ei)
 
 
 def test_no_edges_at_all(route):
-    native_because(route, "GA303", layer().to(route.device), *on(route.device, features(), edges(empty=RELATIONS)))
+    native_because(route, "GA303", layer().to(route.device),
+                   *on(route.device, features(), edges(empty=RELATIONS)))
 
 
 @pytest.mark.parametrize("part", ["k_rel", "v_rel"])
-@pytest.mark.parametrize("how", ["forward hook", "backward hook", "subclass", "parametrization", "own forward"])
+@pytest.mark.parametrize("how",
+                         ["forward hook", "backward hook", "subclass", "parametrization",
+                          "own forward"])
 def test_maps_by_relation_that_do_more(route, part, how):
     made = layer().to(route.device)
     module = getattr(made, part)
@@ -58,7 +63,9 @@ def test_hooks_of_the_maps_by_node_type_are_run(route):
     assert seen == ["kqv", "out"] * 2 and all(relative(got[k], expected[k]) < 1e-5 for k in got)
 
 
-@pytest.mark.parametrize("what, code", [("adjacency", "GA204"), ("hook", "GA501"), ("method", "GA205"), ("flow", "GA202")])
+@pytest.mark.parametrize("what, code",
+                         [("adjacency", "GA204"), ("hook", "GA501"), ("method", "GA205"),
+                          ("flow", "GA202")])
 def test_other_causes(route, what, code):
     made, (x, ei) = layer().to(route.device), on(route.device, features(), edges())
     if what == "adjacency":
@@ -78,14 +85,18 @@ def test_other_causes(route, what, code):
 
 
 BAD_CALLS = {
-    "no argument": lambda l, x, ei: l(), "no edges": lambda l, x, ei: l(x), "too many": lambda l, x, ei: l(x, ei, None),
-    "unknown edge type": lambda l, x, ei: l(x, {**ei, ("paper", "eats", "paper"): ei[RELATIONS[2]]}),
-    "no features": lambda l, x, ei: l({"paper": x["paper"]}, ei), "list": lambda l, x, ei: l(list(x.values()), ei),
+    "no argument": lambda l, x, ei: l(), "no edges": lambda l, x, ei: l(x), "too many": lambda l, x,
+    ei: l(x, ei, None),
+    "unknown edge type": lambda l, x,
+    ei: l(x, {**ei, ("paper", "eats", "paper"): ei[RELATIONS[2]]}),
+    "no features": lambda l, x, ei: l({"paper": x["paper"]}, ei), "list": lambda l, x,
+    ei: l(list(x.values()), ei),
     "edges as list": lambda l, x, ei: l(x, list(ei.values())),
     "float edges": lambda l, x, ei: l(x, {k: e.float() for k, e in ei.items()}),
     "width": lambda l, x, ei: l({**x, "paper": x["paper"][:, 1:]}, ei),
     "dtype": lambda l, x, ei: l({**x, "paper": x["paper"].double()}, ei),
-    "none": lambda l, x, ei: l({**x, "paper": None}, ei), "1d": lambda l, x, ei: l({**x, "paper": x["paper"][0]}, ei),
+    "none": lambda l, x, ei: l({**x, "paper": None}, ei), "1d": lambda l, x,
+    ei: l({**x, "paper": x["paper"][0]}, ei),
     "nothing": lambda l, x, ei: l(x, {}),
 }
 
@@ -95,6 +106,7 @@ def test_wrong_calls_raise_what_the_host_raises(route, what):
     made, (x, ei) = layer().to(route.device), on(route.device, features(), edges())
     with pytest.raises(Exception) as native:
         BAD_CALLS[what](made, x, ei)
-    with route.on(on_fallback="native", exclude=["HeteroLinear", "HeteroDictLinear"]), pytest.raises(Exception) as got:
+    with route.on(on_fallback="native",
+                  exclude=["HeteroLinear", "HeteroDictLinear"]), pytest.raises(Exception) as got:
         BAD_CALLS[what](made, x, ei)
     assert got.type is native.type and str(got.value) == str(native.value)

@@ -1,4 +1,5 @@
-"""What RGCNConv and FastRGCNConv leave to the host, with its results and its errors; and edges of unknown type."""
+"""What RGCNConv and FastRGCNConv leave to the host, with its results and its errors; and edges of
+unknown type."""
 from __future__ import annotations
 
 import pytest
@@ -22,11 +23,13 @@ each_class = pytest.mark.parametrize("name", CLASSES)
 
 @pytest.fixture
 def inputs(route):
-    return tuple(t.to(route.device) for t in (graphs.features(), graphs.square(), torch.randint(0, R, (E,))))
+    return tuple(t.to(route.device)
+                 for t in (graphs.features(), graphs.square(), torch.randint(0, R, (E,))))
 
 
 def fails_alike(route, code: str | None, name: str, call) -> None:
-    """``call()`` raises what it raises natively; for this reason it runs natively (None: it does not)."""
+    """``call()`` raises what it raises natively; for this reason it runs natively (None: it does
+    not)."""
     with pytest.raises(Exception) as native:
         call()
     gnnaccel.reset_stats()
@@ -44,7 +47,8 @@ def test_the_route_says_what_finds_the_pairs(route, inputs, name, monkeypatch):
     asked = []
     for where, what in ((pairs, "number"), (view, "pairs_of")):
         call = getattr(where, what)
-        monkeypatch.setattr(where, what, lambda *args, what=what, call=call: asked.append(what) or call(*args))
+        monkeypatch.setattr(where, what, lambda *args, what=what,
+                            call=call: asked.append(what) or call(*args))
     layer = CLASSES[name](F, 8, R).to(route.device)
     expected = layer(*inputs)
     with route.on():
@@ -153,7 +157,8 @@ def test_a_method_of_the_object(route, inputs, name):
 
 
 def test_pyg_lib_averages_over_all_relations(route, inputs, monkeypatch):
-    """What PyG does for means depends on sizes once pyg-lib is there; setting the switch says which of the two is meant."""
+    """What PyG does for means depends on sizes once pyg-lib is there; setting the switch says which
+    of the two is meant."""
     monkeypatch.setattr(torch_geometric.typing, "WITH_SEGMM", True)
     layer = RGCNConv(F, 8, R).to(route.device)
     native_because(route, "GA208", lambda: layer(*inputs), "RGCNConv")
@@ -179,9 +184,11 @@ def test_sparse_adjacency(route, inputs, name):
 
 @each_class
 @pytest.mark.parametrize("change, code", [
-    ("no types", "GA204"), ("too few types", "GA206"), ("types of two dimensions", "GA206"), ("float types", "GA204"),
+    ("no types", "GA204"), ("too few types", "GA206"), ("types of two dimensions", "GA206"),
+    ("float types", "GA204"),
     ("bool types", "GA204"),
-    ("a wide x", "GA206"), ("a flat x", "GA206"), ("float64", "GA203"), ("a list", "GA206"), ("a triple", "GA206"),
+    ("a wide x", "GA206"), ("a flat x", "GA206"), ("float64", "GA203"), ("a list", "GA206"),
+    ("a triple", "GA206"),
     ("no destination", "GA206"),
     ("ids and features", "GA206"), ("an argument more", "GA206"), ("a name that is none", "GA206"),
 ])
@@ -194,9 +201,11 @@ def test_wrong_arguments(route, inputs, name, change, code):
         "types of two dimensions": ((x, ei, et.view(-1, 2)), {}),
         "float types": ((x, ei, et.float()), {}), "bool types": ((x, ei, et > 2), {}),
         "a wide x": ((graphs.features(N, F + 1).to(x), ei, et), {}),
-        "a flat x": ((x[:, 0], ei, et), {}), "float64": ((x.double(), ei, et), {}), "a list": (([x, x], ei, et), {}),
+        "a flat x": ((x[:, 0], ei, et), {}), "float64": ((x.double(), ei, et), {}),
+        "a list": (([x, x], ei, et), {}),
         "a triple": (((x, x, x), ei, et), {}), "no destination": (((x, None), ei, et), {}),
-        "ids and features": (((torch.arange(N, device=x.device), x), ei, et), {}), "an argument more": ((x, ei, et, None), {}),
+        "ids and features": (((torch.arange(N, device=x.device), x), ei, et), {}),
+        "an argument more": ((x, ei, et, None), {}),
         "a name that is none": ((x, ei, et), dict(edge_attr=None)),
     }[change]
     with route.on(), pytest.raises(gnnaccel.errors.FallbackError, match=code):
@@ -248,7 +257,8 @@ def test_blocks_need_features(route, inputs, name):
 
 
 def test_more_nodes_than_rows(route, inputs):
-    """The fast layer then reads the next relation's table; nothing is to be gained from repeating that."""
+    """The fast layer then reads the next relation's table; nothing is to be gained from repeating
+    that."""
     _, ei, et = inputs
     ids = torch.arange(N, device=route.device) % 7
     layer = FastRGCNConv(7, 8, R + 40).to(route.device)
@@ -288,7 +298,8 @@ def test_float64_needs_the_torch_backend(route, inputs, name):
 @pytest.mark.parametrize("at", ["x", "edge_index", "edge_type"])
 def test_tensors_on_other_devices(route, inputs, name, at):
     layer = CLASSES[name](F, 8, R).to(route.device)
-    given = {k: t.to("meta") if k == at else t for k, t in zip(("x", "edge_index", "edge_type"), inputs)}
+    given = {k: t.to("meta") if k == at else t
+             for k, t in zip(("x", "edge_index", "edge_type"), inputs)}
     with route.on(), pytest.raises(gnnaccel.errors.FallbackError, match="GA20[46]"):
         layer(**given)
 
@@ -304,7 +315,8 @@ def test_unknown_types_that_the_loop_passes_over(route, inputs, value, pair, mon
     layers = [RGCNConv(F, 8, R, num_blocks=4).to(route.device)]
     if not pair:
         monkeypatch.setattr(torch_geometric.backend, "use_segment_matmul", False)
-        layers += [RGCNConv(F, 8, R, **options).to(route.device) for options in ({}, dict(num_bases=2), dict(aggr="add"))]
+        layers += [RGCNConv(F, 8, R, **options).to(route.device)
+                   for options in ({}, dict(num_bases=2), dict(aggr="add"))]
     else:
         ei, x = graphs.bipartite().to(route.device), (x, graphs.features(M).to(route.device))
     for layer in layers:
@@ -318,8 +330,10 @@ def test_unknown_types_that_the_loop_passes_over(route, inputs, value, pair, mon
 
 
 @pytest.mark.parametrize("value", [R, -1])
-@pytest.mark.parametrize("name, options", [("RGCNConv", {}), ("RGCNConv", dict(num_bases=2)), ("FastRGCNConv", {}),
-                                           ("FastRGCNConv", dict(num_bases=2)), ("FastRGCNConv", dict(num_blocks=2))], ids=str)
+@pytest.mark.parametrize("name, options",
+                         [("RGCNConv", {}), ("RGCNConv", dict(num_bases=2)), ("FastRGCNConv", {}),
+                          ("FastRGCNConv", dict(num_bases=2)),
+                          ("FastRGCNConv", dict(num_blocks=2))], ids=str)
 def test_unknown_types_that_are_an_error(route, inputs, name, options, value):
     layer, (x, ei, et) = CLASSES[name](F, 8, R, **options).to(route.device), inputs
     et[3] = value
@@ -336,5 +350,6 @@ def test_unknown_types_that_are_an_error(route, inputs, name, options, value):
 def test_nodes_that_do_not_exist(route, inputs, name, row, what):
     layer, (x, ei, et) = CLASSES[name](F, 8, R).to(route.device), inputs
     ei[row, 5] = N
-    with route.on(), pytest.raises(GraphError, match=rf"{what} ids from 0 to {N}; they must lie in \[0, {N}\)"):
+    with route.on(), pytest.raises(GraphError,
+                                   match=rf"{what} ids from 0 to {N}; they must lie in \[0, {N}\)"):
         layer(x, ei, et)

@@ -1,4 +1,5 @@
-"""Models made by `to_hetero`: what goes the way of the model's own code, and that every change is noticed."""
+"""Models made by `to_hetero`: what goes the way of the model's own code, and that every change is
+noticed."""
 from __future__ import annotations
 
 import pytest
@@ -25,7 +26,8 @@ class Net(torch.nn.Module):
 
 
 def made_for(route, *args, **options) -> tuple[torch.nn.Module, dict, dict]:
-    return (to_hetero(Net(*args, **options), METADATA, "mean").to(route.device), *on(route.device, features(), edges()))
+    return (to_hetero(Net(*args, **options), METADATA, "mean").to(route.device),
+            *on(route.device, features(), edges()))
 
 
 def checked(route, made: torch.nn.Module, x: dict, ei: dict, **options) -> dict:
@@ -81,13 +83,15 @@ def test_layers_that_are_replaced(route):
     made, x, ei = made_for(route)
     checked(route, made, x, ei)
     made.first[CITING] = SAGEConv(WIDTH, OUT).to(route.device)
-    made.second[CITING].lin_l.weight = torch.nn.Parameter(torch.randn(OUT, OUT, device=route.device))
+    made.second[CITING].lin_l.weight = torch.nn.Parameter(torch.randn(OUT, OUT,
+                                                                      device=route.device))
     checked(route, made, x, ei)
     took(route, 2)
     made.first[CITING] = LEConv(WIDTH, OUT).to(route.device)
     stats = checked(route, made, x, ei)
     assert stats["LEConv"]["calls"] == 1 and stats["HeteroConv"]["routes"][route.backend] == 2
-    made.first = torch.nn.ModuleDict({key: SAGEConv(WIDTH, OUT).to(route.device) for key in made.first})
+    made.first = torch.nn.ModuleDict({key: SAGEConv(WIDTH, OUT).to(route.device)
+                                      for key in made.first})
     checked(route, made, x, ei)
     took(route, 2)
     del made.first[CITING]
@@ -100,7 +104,8 @@ def test_rules(route):
     made, x, ei = made_for(route)
     gnnaccel.exclude(made.first[CITING])
     stats = checked(route, made, x, ei)
-    assert stats["SAGEConv"]["reasons"] == {"GA101": 1} and stats["HeteroConv"]["reasons"] == {"GA210": 1}
+    assert stats["SAGEConv"]["reasons"] == {"GA101": 1} and stats["HeteroConv"]["reasons"] == {
+        "GA210": 1}
     gnnaccel.include(made.first[CITING])
     gnnaccel.name_layers(made)
     gnnaccel.exclude("second")
@@ -109,12 +114,14 @@ def test_rules(route):
     gnnaccel.exclude(made)
     assert set(checked(route, made, x, ei)["SAGEConv"]["reasons"]) == {"GA101"}
     gnnaccel.reset_rules()
-    assert set(checked(route, made, x, ei, include=["SAGEConv"])["HeteroConv"]["reasons"]) == {"GA102"}
+    assert set(checked(route, made, x, ei,
+                       include=["SAGEConv"])["HeteroConv"]["reasons"]) == {"GA102"}
 
 
 def test_inputs_that_are_missing(route):
     made, x, ei = made_for(route)
-    for given in (({k: t for k, t in x.items() if k != "author"}, ei), (x, {k: t for k, t in ei.items() if k != CITES})):
+    for given in (({k: t for k, t in x.items() if k != "author"}, ei),
+                  (x, {k: t for k, t in ei.items() if k != CITES})):
         errors = []
         for block in (gnnaccel.disabled(), route.on(on_fallback="native")):
             with block, pytest.raises(Exception) as caught:
@@ -162,7 +169,8 @@ def test_records_and_names(route):
         found = gnnaccel.records()
     for record in found:
         records.validate(record)
-    assert [(one["layer"], one["name"]) for one in found] == [("HeteroConv", "first"), ("HeteroConv", "second")]
+    assert [(one["layer"], one["name"])
+            for one in found] == [("HeteroConv", "first"), ("HeteroConv", "second")]
     assert found[0]["graph"]["num_relations"] == len(ei)
 
 
@@ -175,7 +183,8 @@ def test_explaining_and_comparing(route):
         assert not [one for one in explained.layers if one.status == "not called"]
         assert gnnaccel.compare(made, x, ei).ok
         program = gnnaccel.explain_program(made, x, ei)
-    assert [one.layer for one in program.inside] == ["HeteroConv"] * 2 and "aggregate_first" in str(program)
+    assert [one.layer
+            for one in program.inside] == ["HeteroConv"] * 2 and "aggregate_first" in str(program)
 
 
 def test_quantized_layers_inside_go_one_by_one(route):
@@ -183,7 +192,8 @@ def test_quantized_layers_inside_go_one_by_one(route):
     with route.on(on_fallback="native"), torch.no_grad():
         gnnaccel.quantize(made, overrides={"second": "int8"})
         made.eval()(x, ei)
-    assert gnnaccel.stats()["HeteroConv"]["reasons"] == {"GA210": 2} and gnnaccel.stats()["SAGEConv"]["calls"] == 10
+    assert gnnaccel.stats()["HeteroConv"]["reasons"] == {"GA210": 2} and gnnaccel.stats()[
+        "SAGEConv"]["calls"] == 10
 
 
 def test_small_graphs_that_are_new_go_native():
@@ -207,7 +217,8 @@ def test_checkpoints(route):
     def gradients(block) -> dict:
         made.zero_grad()
         with block:
-            out = torch.utils.checkpoint.checkpoint(made, x, {k: t.clone() for k, t in ei.items()}, use_reentrant=False)
+            out = torch.utils.checkpoint.checkpoint(made, x, {k: t.clone() for k, t in ei.items()},
+                                                    use_reentrant=False)
             sum(t.sum() for t in out.values()).backward()
         return {k: t.grad.clone() for k, t in made.named_parameters()}
 
@@ -219,7 +230,8 @@ def test_checkpoints(route):
 def test_layers_that_gain_nothing_on_a_cpu_are_not_read_there():
     from torch_geometric.nn import GINConv
 
-    made, x, ei = to_hetero(Net(lambda i, o: GINConv(torch.nn.Linear(i, o))), METADATA), features(), edges()
+    made, x, ei = to_hetero(Net(lambda i, o: GINConv(torch.nn.Linear(i, o))),
+                            METADATA), features(), edges()
     expected = made(x, ei)
     with gnnaccel.enabled():
         for _ in range(2):

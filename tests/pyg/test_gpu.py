@@ -48,7 +48,8 @@ def test_the_watch_sees_a_wait(gpu):
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "SuperGATConv"])
 def test_no_waiting_over_one_graph(gpu, inputs, name, dropout):
-    layer = build(name, device=gpu.device, **(dict(dropout=dropout) if name in WITH_DROPOUT else {}))
+    layer = build(name, device=gpu.device,
+                  **(dict(dropout=dropout) if name in WITH_DROPOUT else {}))
     x, ei = inputs
     x.requires_grad_()
     with gpu.on():
@@ -78,7 +79,8 @@ def test_no_waiting_over_fresh_graphs(gpu, name, loops):
 @pytest.mark.parametrize("name", ["SAGEConv", "GraphConv"])
 def test_no_waiting_over_fresh_lists_of_edges(gpu, name):
     layer = getattr(torch_geometric.nn, name)(F, 8).to(gpu.device)
-    batches = [(torch.randn(n, F, device="cuda", requires_grad=True), random_graph(n, 60_000)) for n in range(5000, 5020)]
+    batches = [(torch.randn(n, F, device="cuda", requires_grad=True), random_graph(n, 60_000))
+               for n in range(5000, 5020)]
     with gpu.on(when="profitable", on_fallback="native"):
         for x, ei in batches[:8]:
             layer(x, ei).sum().backward()
@@ -100,7 +102,9 @@ def test_gradients_under_autocast(gpu, inputs, name, dtype):
     def found(autocast: bool = True):
         with torch.autocast("cuda", dtype, enabled=autocast):
             out = layer(x, ei)
-        return [out.detach(), *torch.autograd.grad(out.float().pow(2).sum(), [x, *layer.parameters()], allow_unused=True)]
+        return [out.detach(),
+                *torch.autograd.grad(out.float().pow(2).sum(), [x, *layer.parameters()],
+                                     allow_unused=True)]
 
     exact, native = found(False), found()
     with gpu.on():
@@ -110,7 +114,8 @@ def test_gradients_under_autocast(gpu, inputs, name, dtype):
         assert (mine is None) == (theirs is None)
         if mine is not None:
             assert mine.dtype == theirs.dtype
-            allowed = 2 * (theirs - truth).norm() + torch.finfo(dtype).eps * truth.norm() + 1e-3 * largest
+            allowed = 2 * (theirs
+                           - truth).norm() + torch.finfo(dtype).eps * truth.norm() + 1e-3 * largest
             assert (mine - truth).norm() <= allowed
 
 
@@ -139,7 +144,8 @@ def test_captured_forward(gpu, inputs, name):
 def test_captured_training_step(gpu, inputs):
     layer, (x, ei) = build("GATConv", device=gpu.device), inputs
     with gpu.on():
-        step = torch.cuda.make_graphed_callables(layer, (x.clone().requires_grad_(), ei), allow_unused_input=True)
+        step = torch.cuda.make_graphed_callables(layer, (x.clone().requires_grad_(), ei),
+                                                 allow_unused_input=True)
         fresh = torch.randn_like(x).requires_grad_()
         got, = torch.autograd.grad(step(fresh, ei).pow(2).sum(), fresh)
     expected, = torch.autograd.grad(build_like(layer)(fresh, ei).pow(2).sum(), fresh)
@@ -156,7 +162,8 @@ def build_like(layer):
 @pytest.mark.parametrize("name", ["GATConv", "GATv2Conv"])
 def test_another_stream_uses_the_graph(gpu, name):
     layer = build(name, device=gpu.device)
-    x, ei = torch.randn(20_000, F, device="cuda", requires_grad=True), random_graph(20_000, 1_000_000)
+    x, ei = torch.randn(20_000, F, device="cuda",
+                        requires_grad=True), random_graph(20_000, 1_000_000)
     expected, = torch.autograd.grad(layer(x, ei).pow(2).sum(), x)
     streams = [torch.cuda.Stream() for _ in range(3)]
     torch.cuda.synchronize()
@@ -173,7 +180,9 @@ def test_another_stream_uses_the_graph(gpu, name):
 
 # ---- memory ----
 
-@pytest.mark.parametrize("name,budget", [("GATConv", 1.0), ("GATv2Conv", 1.0), ("TransformerConv", 1.0), ("AGNNConv", 1.0)])
+@pytest.mark.parametrize("name,budget",
+                         [("GATConv", 1.0), ("GATv2Conv", 1.0), ("TransformerConv", 1.0),
+                          ("AGNNConv", 1.0)])
 def test_nothing_of_the_size_of_the_edges(gpu, name, budget):
     """Forward and backward, once the structure is there, take less than 4 bytes for each edge."""
     nodes, edges = 10_000, 4_000_000

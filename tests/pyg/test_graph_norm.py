@@ -25,7 +25,8 @@ from tests.pyg.judge import close, compare
 def named() -> dict[tuple[str, str], object]:
     """Every name in PyG's modules of a function that is kept, or that stands in its place."""
     wanted = ("gcn_norm", "add_self_loops", "remove_self_loops", "add_remaining_self_loops")
-    return {(m, n): v for m, module in list(sys.modules.items()) if m.startswith("torch_geometric") and module is not None
+    return {(m, n): v for m, module in list(sys.modules.items()) if m.startswith("torch_geometric")
+            and module is not None
             for n, v in list(vars(module).items()) if getattr(v, "__name__", None) in wanted}
 
 
@@ -46,8 +47,8 @@ def test_every_name_is_replaced_and_restored():
         with gnnaccel.enabled():
             changed = {key for key, v in named().items() if v is not before[key]}
             users = {m.rpartition(".")[2] for m, n in changed if n == "gcn_norm"}
-            assert users >= {"gcn_conv", "sg_conv", "tag_conv", "ssg_conv", "appnp", "lg_conv", "arma_conv", "gcn2_conv",
-                             "mixhop_conv", "eg_conv", "label_prop"}
+            assert users >= {"gcn_conv", "sg_conv", "tag_conv", "ssg_conv", "appnp", "lg_conv",
+                             "arma_conv", "gcn2_conv", "mixhop_conv", "eg_conv", "label_prop"}
             assert {key for key in changed if key[1] != "gcn_norm"} == {
                 ("torch_geometric.nn.conv.cluster_gcn_conv", "remove_self_loops"),
                 ("torch_geometric.nn.conv.cluster_gcn_conv", "add_self_loops"),
@@ -130,8 +131,9 @@ def test_layers_whose_weights_are_written_to_unseen(route, name):
 
 def test_by_every_option(on):
     ei, w = graphs.square(), torch.rand(E)
-    calls = [(ei, None, {}), (ei, w, {}), (ei, w, dict(improved=True)), (ei, w, dict(add_self_loops=False)),
-             (ei, w, dict(flow="target_to_source")), (ei, None, dict(dtype=torch.float64)), (ei.flip(0), w, {})]
+    calls = [(ei, None, {}), (ei, w, {}), (ei, w, dict(improved=True)),
+             (ei, w, dict(add_self_loops=False)), (ei, w, dict(flow="target_to_source")),
+             (ei, None, dict(dtype=torch.float64)), (ei.flip(0), w, {})]
     for _ in range(2):
         for edges, weights, options in calls:
             got = norm(edges, weights, **options)
@@ -141,8 +143,9 @@ def test_by_every_option(on):
 
 def test_changes_in_place_are_noticed(on):
     ei, w = graphs.square(), torch.rand(E)
-    for change in (lambda: ei.copy_(graphs.square()), lambda: w.mul_(torch.rand(E)), lambda: norm(ei, w)[1].mul_(2),
-                   lambda: norm(ei, w)[0].zero_(), lambda: norm(ei, w)[1].requires_grad_()):
+    for change in (lambda: ei.copy_(graphs.square()), lambda: w.mul_(torch.rand(E)),
+                   lambda: norm(ei, w)[1].mul_(2), lambda: norm(ei, w)[0].zero_(),
+                   lambda: norm(ei, w)[1].requires_grad_()):
         norm(ei, w), norm(ei, w)
         change()
         for _ in range(2):
@@ -151,7 +154,8 @@ def test_changes_in_place_are_noticed(on):
 
 
 def test_nothing_is_kept_longer_than_the_graph(on):
-    for options in ({}, dict(add_self_loops=False)):  # then the caller's tensor is among the results
+    # then the caller's tensor is among the results
+    for options in ({}, dict(add_self_loops=False)):
         ei = graphs.square()
         norm(ei, **options)
         gone = weakref.ref(ei), weakref.ref(norm(ei, **options)[1])
@@ -202,7 +206,8 @@ def test_byte_limit(on):
 
 
 LAYERS = {"GCNConv": lambda **o: GCNConv(F, 4, **o), "ChebConv": lambda **o: ChebConv(F, 4, 3, **o),
-          "ClusterGCNConv": lambda **o: ClusterGCNConv(F, 4, **o), "EGConv": lambda **o: EGConv(F, 8, aggregators=["sum"], **o),
+          "ClusterGCNConv": lambda **o: ClusterGCNConv(F, 4, **o),
+          "EGConv": lambda **o: EGConv(F, 8, aggregators=["sum"], **o),
           "SimpleConv": lambda **o: SimpleConv(combine_root="self_loop", **o)}
 
 
@@ -229,7 +234,8 @@ def test_a_transform_gives_tensors_of_its_own(on):
 
 
 def test_learned_weights_through_a_layer(route):
-    compare(route, GCNConv(F, 4), graphs.features(), graphs.square(), torch.rand(E), positions=("x", "edge_index", "weight"))
+    compare(route, GCNConv(F, 4), graphs.features(), graphs.square(), torch.rand(E),
+            positions=("x", "edge_index", "weight"))
 
 
 def test_scripted_and_compiled():

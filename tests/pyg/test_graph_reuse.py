@@ -78,7 +78,8 @@ def test_views_of_one_tensor(route):
     layer, x = build("GATConv", device=route.device), graphs.features().to(route.device)
     whole = torch.cat([graphs.square(), graphs.square()], dim=1).to(route.device)
     with route.on():
-        for view in (whole[:, :graphs.E], whole[:, graphs.E:], whole, whole.flip(0), whole[:, ::2], whole[:, 1::2]):
+        for view in (whole[:, :graphs.E], whole[:, graphs.E:], whole, whole.flip(0), whole[:, ::2],
+                     whole[:, 1::2]):
             got = layer(x, view)
             with gnnaccel.disabled():
                 assert close(got, layer(x, view))
@@ -87,11 +88,13 @@ def test_views_of_one_tensor(route):
 
 
 def test_aliases_of_one_tensor(route, inputs):
-    """Checkpoints hand detached aliases to the layer; a structure of another order would give them another dropout."""
+    """Checkpoints hand detached aliases to the layer; a structure of another order would give them
+    another dropout."""
     layer, (x, ei) = build("GATConv", device=route.device), inputs
     with route.on():
         expected = layer(x, ei)
-        assert torch.equal(layer(x, ei.detach()), expected) and torch.equal(layer(x, ei.view(2, -1)), expected)
+        assert torch.equal(layer(x, ei.detach()),
+                           expected) and torch.equal(layer(x, ei.view(2, -1)), expected)
         assert counts() == (2, 1)
         ei.detach()[0, 0] += 1
         layer(x, ei)
@@ -142,15 +145,18 @@ def population() -> dict[str, int]:
 
 def held() -> dict[str, int]:
     """Everything that could grow: our objects and tensors, the tables we keep, bytes on the GPU."""
-    tables = {"cache": len(cache._entries), "plans": len(planner._memo), "warned": len(router._warned),
-              "named": len(layer_names._names)}
-    memory = torch.cuda.memory_allocated() if torch.cuda.is_available() and torch.cuda.is_initialized() else 0
-    return {**population(), **tables, "objects": len(gc.get_objects()) // 200, "gpu": memory // 4096}
+    tables = {"cache": len(cache._entries), "plans": len(planner._memo),
+              "warned": len(router._warned), "named": len(layer_names._names)}
+    memory = (torch.cuda.memory_allocated() if torch.cuda.is_available()
+              and torch.cuda.is_initialized() else 0)
+    return {**population(), **tables, "objects": len(gc.get_objects()) // 200,
+            "gpu": memory // 4096}
 
 
 def grown(before: dict, after: dict, slack: int = 8) -> dict:
     """What grew by more than a few; both runs below take forty steps or more between the two."""
-    return {key: (before.get(key, 0), n) for key, n in after.items() if n > before.get(key, 0) + slack}
+    return {key: (before.get(key, 0), n) for key, n in after.items()
+            if n > before.get(key, 0) + slack}
 
 
 @pytest.mark.parametrize("listening", [False, True])
@@ -183,7 +189,9 @@ def test_layers_that_come_and_go_leave_nothing(route, inputs):
     x, ei = inputs
     with route.on():
         for i in range(60):
-            planner.forget()  # naming changes what rules may say, so plans are made anew; the memo has a limit of its own
+            # naming changes what rules may say, so plans are made anew; the memo has a limit of its
+            # own
+            planner.forget()
             if i == 20:
                 before = held()
             layer = build("GATConv", device=route.device)

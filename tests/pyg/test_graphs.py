@@ -11,8 +11,10 @@ from tests.pyg.judge import compare, place, run
 from tests.pyg.layers import NAMES, WITH_EDGES, build
 
 SETTINGS = settings(max_examples=30, deadline=None, derandomize=True, database=None,
-                    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-ROUGH = dict(floor=1e-5, nothing=1.0)  # in graphs of a few edges gradients are what is left of larger terms
+                    suppress_health_check=[HealthCheck.function_scoped_fixture,
+                                           HealthCheck.too_slow])
+# in graphs of a few edges gradients are what is left of larger terms
+ROUGH = dict(floor=1e-5, nothing=1.0)
 SIZES = st.sampled_from([(1, 1), (3, 5), (2, 8), (1, 7)])
 FORMS = ["plain", "transposed", "columns", "offset", "rows", "expanded"]
 
@@ -27,12 +29,14 @@ def strided(form: str, rows: int, width: int) -> torch.Tensor:
         return torch.randn(rows, width + 1)[:, 1:]
     if form == "rows":
         return torch.randn(2 * rows, width)[1::2]
-    return torch.randn(1, width).expand(rows, width) if form == "expanded" else torch.randn(rows, width)
+    return (torch.randn(1, width).expand(rows, width)
+            if form == "expanded" else torch.randn(rows, width))
 
 
 @st.composite
 def edges(draw, src: int, dst: int) -> torch.Tensor:
-    """At least one edge: any, all into one node, all out of one node, all the same, self loops only."""
+    """At least one edge: any, all into one node, all out of one node, all the same, self loops
+    only."""
     pair = st.tuples(st.integers(0, src - 1), st.integers(0, dst - 1))
     kind = draw(st.sampled_from(["any", "any", "hub", "fan", "same", "loops"]))
     found = draw(st.lists(pair, min_size=1, max_size=70 if kind in ("any", "hub") else 20))
@@ -58,7 +62,8 @@ def test_one_set_of_nodes(route, name, data):
     nodes, width = draw(st.integers(1, 14)), draw(st.sampled_from([1, 3, 8]))
     heads, channels = draw(SIZES)
     options = {} if name == "TransformerConv" else dict(add_self_loops=draw(st.booleans()))
-    x = strided(draw(st.sampled_from(FORMS)), nodes, width).requires_grad_(name == "AGNNConv" or draw(st.booleans()))
+    x = strided(draw(st.sampled_from(FORMS)), nodes,
+                width).requires_grad_(name == "AGNNConv" or draw(st.booleans()))
     layer = build(name, heads, channels, width, **options)
     compare(route, layer, x, draw(edges(nodes, nodes)), require=False, train=False, **ROUGH)
 
@@ -73,9 +78,11 @@ def test_two_sets_of_nodes_and_edge_features(route, name, data):
     src, dst = draw(st.integers(1, 14)), draw(st.integers(1, 14))
     heads, channels = draw(SIZES)
     edge = draw(st.sampled_from([None, 1, 3]))
-    options = dict(edge_dim=edge) if name == "TransformerConv" else dict(edge_dim=edge, add_self_loops=False)
+    options = (dict(edge_dim=edge)
+               if name == "TransformerConv" else dict(edge_dim=edge, add_self_loops=False))
     layer = build(name, heads, channels, (3, 4), **options)
-    pair = tuple(strided(draw(st.sampled_from(FORMS)), n, w).requires_grad_(draw(st.booleans())) for n, w in ((src, 3), (dst, 4)))
+    pair = tuple(strided(draw(st.sampled_from(FORMS)), n, w).requires_grad_(draw(st.booleans()))
+                 for n, w in ((src, 3), (dst, 4)))
     index = draw(edges(src, dst))
     attr = [] if edge is None else [strided(draw(st.sampled_from(FORMS)), index.shape[1], edge)]
     compare(route, layer, pair, index, *attr, require=False, **ROUGH)

@@ -1,4 +1,5 @@
-"""HeteroConv of SAGEConv and GraphConv, run as one layer: every option against the host's own loop."""
+"""HeteroConv of SAGEConv and GraphConv, run as one layer: every option against the host's own
+loop."""
 from __future__ import annotations
 
 import copy
@@ -14,11 +15,12 @@ import gnnaccel
 from gnnaccel.dispatch import cache, joining
 from gnnaccel.errors import GraphError
 from tests.helpers import relative
-from tests.pyg.hetero_graphs import (ABOUT, CITES, KNOWS, METADATA, NODES, OUT, RELATIONS, WIDTH, WRITES, WRITTEN, edges,
-                                     features, hetero, many, near, on, same)
+from tests.pyg.hetero_graphs import (ABOUT, CITES, KNOWS, METADATA, NODES, OUT, RELATIONS, WIDTH,
+                                     WRITES, WRITTEN, edges, features, hetero, many, near, on, same)
 from tests.pyg.judge import compare, on_routes
 
-SAGE = [{}, dict(aggr="sum"), dict(aggr="add"), dict(root_weight=False), dict(bias=False), dict(root_weight=False, bias=False)]
+SAGE = [{}, dict(aggr="sum"), dict(aggr="add"), dict(root_weight=False), dict(bias=False),
+        dict(root_weight=False, bias=False)]
 GRAPH = [{}, dict(aggr="mean"), dict(bias=False)]
 CLASSES = {"SAGEConv": SAGEConv, "GraphConv": GraphConv}
 CELLS = [("SAGEConv", options) for options in SAGE] + [("GraphConv", options) for options in GRAPH]
@@ -52,12 +54,17 @@ def test_targets_of_other_widths(route):
     compare(route, HeteroConv(convs), features(widths), edges())
 
 
-@pytest.mark.parametrize("made", [lambda: hetero(channels=(-1, -1)), lambda: HGTConv(-1, OUT, METADATA), lambda: HeteroConv(
-    {name: (SAGEConv if at % 2 else GraphConv)((-1, -1), OUT) for at, name in enumerate(RELATIONS)}), lambda: HeteroConv(
-    {name: SAGEConv(WIDTH, OUT) if at else SAGEConv((-1, -1), OUT) for at, name in enumerate(RELATIONS)})],
+@pytest.mark.parametrize("made",
+                         [lambda: hetero(channels=(-1, -1)), lambda: HGTConv(-1, OUT, METADATA),
+                          lambda: HeteroConv(
+    {name: (SAGEConv if at % 2 else GraphConv)((-1, -1), OUT)
+     for at, name in enumerate(RELATIONS)}), lambda: HeteroConv(
+    {name: SAGEConv(WIDTH, OUT) if at else SAGEConv((-1, -1), OUT)
+     for at, name in enumerate(RELATIONS)})],
     ids=["alike", "hgt", "groups", "one"])
 def test_lazy_layers_in_a_checkpoint(route, made):
-    """The call that makes the weights goes natively, and so does its repetition in backward, though they are there by then."""
+    """The call that makes the weights goes natively, and so does its repetition in backward, though
+    they are there by then."""
     made, (x, ei) = made().to(route.device), on(route.device, features(), edges())
     x = {name: t.requires_grad_() for name, t in x.items()}
     with route.on(on_fallback="native"):
@@ -68,7 +75,8 @@ def test_lazy_layers_in_a_checkpoint(route, made):
 
 
 def test_lazy_layers(route):
-    lazy, (x, ei) = hetero(channels=(-1, -1)).to(route.device), on(route.device, features(), edges())
+    lazy, (x,
+           ei) = hetero(channels=(-1, -1)).to(route.device), on(route.device, features(), edges())
     with route.on(on_fallback="native"):
         lazy(x, ei)
     assert gnnaccel.stats()["HeteroConv"]["reasons"] == {"GA209": 1}
@@ -77,7 +85,8 @@ def test_lazy_layers(route):
 
 @pytest.mark.parametrize("aggr", ["sum", "mean"])
 def test_eval_mode_without_gradients(route, aggr):
-    compare(route, hetero(group=aggr).requires_grad_(False), features(), edges(), train=False, require=False)
+    compare(route, hetero(group=aggr).requires_grad_(False), features(), edges(), train=False,
+            require=False)
 
 
 # ---- the dictionaries ----
@@ -103,7 +112,8 @@ def test_edge_types_that_are_not_given(route):
 
 
 def test_edge_types_that_the_layer_does_not_know(route):
-    x, ei = on(route.device, features(), {**edges(), ("field", "of", "author"): torch.zeros(2, 4, dtype=torch.long)})
+    x, ei = on(route.device, features(),
+               {**edges(), ("field", "of", "author"): torch.zeros(2, 4, dtype=torch.long)})
     made = hetero().to(route.device)
     with route.on():
         got = made(x, ei)
@@ -114,7 +124,8 @@ def test_edge_types_that_the_layer_does_not_know(route):
 def test_edge_types_without_edges(route, empty):
     got = compare(route, hetero(), features(), edges(empty=empty))
     name = f"convs.<{'___'.join(empty[0])}>"
-    assert not got[f"{name}.lin_l.weight"].any() and got[f"{name}.lin_l.bias"].any() and got[f"{name}.lin_r.weight"].any()
+    assert not got[f"{name}.lin_l.weight"].any() and got[f"{name}.lin_l.bias"].any() and got[
+        f"{name}.lin_r.weight"].any()
 
 
 def test_one_relation_for_a_target(route):
@@ -160,7 +171,8 @@ def test_int32_edges_strided_edges_and_the_edge_index_class(route):
 def test_gradients_in_double(route):
     if route.name != "torch":
         pytest.skip("the kernels compute in fp32")
-    made, (x, ei) = hetero(relations=RELATIONS[:3], out=3, channels=4).double(), (features(4), edges(RELATIONS[:3], count=9))
+    made, (x, ei) = hetero(relations=RELATIONS[:3], out=3,
+                           channels=4).double(), (features(4), edges(RELATIONS[:3], count=9))
     inputs = [t.double().requires_grad_() for t in x.values()]
 
     def call(*values):
@@ -201,7 +213,8 @@ def test_autocast(route, dtype, aggr):
 
 
 def test_results_may_be_changed_in_place(route):
-    """Each for itself: that an operation has kept one of them for its backward does not hinder changing another."""
+    """Each for itself: that an operation has kept one of them for its backward does not hinder
+    changing another."""
     for options in SAGE:
         made, (x, ei) = hetero(**options).to(route.device), on(route.device, features(), edges())
         with route.on():
@@ -265,14 +278,17 @@ NEW = {"SAGEConv": (SAGEConv, {}), "GCNConv": (GCNConv, {}),
 def test_graphs_that_are_new_in_each_call(route, monkeypatch, inside):
     """Where kernels run, one of them puts the edges of all types together."""
     cls, options = NEW[inside]
-    relations, by_kernel, joined = [CITES, KNOWS] if cls is GCNConv else RELATIONS, joining.by_kernel, []
-    monkeypatch.setattr(joining, "by_kernel", lambda *given: joined.append(len(given[0])) or by_kernel(*given))
+    relations, by_kernel, joined = ([CITES, KNOWS] if cls is GCNConv else RELATIONS,
+                                    joining.by_kernel, [])
+    monkeypatch.setattr(joining, "by_kernel",
+                        lambda *given: joined.append(len(given[0])) or by_kernel(*given))
     made = hetero(cls, relations=relations, **options)
     for count, empty in ((40, []), (1, []), (300, relations[:1])):
         ei = edges(relations, count=count, empty=empty)
         ei[CITES] = ei[CITES].t().contiguous().t()
         compare(route, made, features(), ei)
-    assert set(joined) == ({len(relations), len(relations) - 1} if route.backend == "cuda" else set())
+    assert set(joined) == ({len(relations), len(relations) - 1}
+                           if route.backend == "cuda" else set())
 
 
 def test_ids_of_the_next_type(route):
@@ -283,14 +299,17 @@ def test_ids_of_the_next_type(route):
             t.sum().item()
 
 
-@pytest.mark.parametrize("route", ["emulated", pytest.param("cuda", marks=pytest.mark.gpu)], indirect=True)
+@pytest.mark.parametrize("route", ["emulated", pytest.param("cuda", marks=pytest.mark.gpu)],
+                         indirect=True)
 @pytest.mark.parametrize("wrong", [-1, NODES["author"]])
 def test_ids_of_other_types_under_a_normalisation(route, wrong):
     """Which reads them before the graph is built."""
     made = hetero(GCNConv, relations=[CITES, KNOWS]).to(route.device)
     x, ei = on(route.device, features(), edges([CITES, KNOWS]))
     ei[KNOWS][1, 3] = wrong
-    with route.on(), pytest.raises(GraphError, match=f"destination ids from .*{wrong}.*there are {NODES['author']} nodes"):
+    with route.on(), pytest.raises(GraphError,
+                                   match=f"destination ids from .*{wrong}.*there are "
+                                   f"{NODES['author']} " "nodes"):
         made(x, ei)
 
 
@@ -300,5 +319,7 @@ def test_ids_of_no_node_in_weighted_sums(route, end, what):
     made = hetero(GCNConv, relations=[CITES, KNOWS]).to(route.device)
     x, ei = on(route.device, features(), edges([CITES, KNOWS]))
     ei[KNOWS][end, 3] = 1000
-    with route.on(), pytest.raises(GraphError, match=rf"{what} ids from \d to 1000; there are 13 nodes of type 'author'"):
+    with route.on(), pytest.raises(GraphError,
+                                   match=rf"{what} ids from \d to 1000; there are 13 nodes of type "
+                                   r"'author'"):
         made(x, ei)

@@ -11,9 +11,12 @@ pytestmark = pytest.mark.filterwarnings("ignore:There exist node types")
 
 W, TYPES = 5, ("a", "b", "c")
 KINDS = {
-    "sage": lambda: SAGEConv((W, W), 6), "sums": lambda: SAGEConv((W, W), 6, aggr="sum", bias=False),
-    "graph": lambda: GraphConv((W, W), 6), "gat": lambda: GATConv((W, W), 3, 2, add_self_loops=False),
-    "gatv2": lambda: GATv2Conv((W, W), 3, 2, add_self_loops=False), "gin": lambda: GINConv(torch.nn.Linear(W, 6)),
+    "sage": lambda: SAGEConv((W, W), 6),
+    "sums": lambda: SAGEConv((W, W), 6, aggr="sum", bias=False),
+    "graph": lambda: GraphConv((W, W), 6),
+    "gat": lambda: GATConv((W, W), 3, 2, add_self_loops=False),
+    "gatv2": lambda: GATv2Conv((W, W), 3, 2, add_self_loops=False),
+    "gin": lambda: GINConv(torch.nn.Linear(W, 6)),
     "gcn": lambda: GCNConv(W, 6),
 }
 
@@ -34,7 +37,8 @@ def cases(draw):
     return kinds, nodes, edges, draw(st.sampled_from(["sum", "mean", "min", "max", "cat", None]))
 
 
-@settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, deadline=None, derandomize=True,
+          suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cases())
 def test_any_layers_on_any_graph(route, case):
     kinds, nodes, edges, aggr = case
@@ -46,7 +50,8 @@ def test_any_layers_on_any_graph(route, case):
         for t in (*x.values(), *made.parameters()):
             t.grad = None
         out = made(x, ei)
-        total = sum((t * torch.linspace(-1, 1, t.numel(), device=t.device).view(t.shape)).sum() for t in out.values())
+        total = sum((t * torch.linspace(-1, 1, t.numel(), device=t.device).view(t.shape)).sum()
+                    for t in out.values())
         total.backward()
         grads = {k: t.grad for k, t in {**x, **dict(made.named_parameters())}.items()}
         return {**{f"out {k}": t.detach() for k, t in out.items()}, **grads}
@@ -56,5 +61,7 @@ def test_any_layers_on_any_graph(route, case):
         got = results()
     for k, t in native.items():
         assert (got[k] is None) == (t is None), k
-        assert t is None or not t.numel() or torch.allclose(got[k], t, rtol=1e-4, atol=2e-5 * max(1.0, t.abs().max().item())), k
+        assert t is None or not t.numel() or torch.allclose(got[k], t, rtol=1e-4,
+                                                            atol=2e-5
+                                                            * max(1.0, t.abs().max().item())), k
     assert list(got) == list(native)

@@ -1,4 +1,5 @@
-"""HeteroConv of GATConv, run as one attention: every option against the host's own loop, and what is routed layer by layer."""
+"""HeteroConv of GATConv, run as one attention: every option against the host's own loop, and what
+is routed layer by layer."""
 from __future__ import annotations
 
 import copy
@@ -10,12 +11,12 @@ from torch_geometric.nn import GATConv, HeteroConv
 import gnnaccel
 from gnnaccel.dispatch import cache
 from tests.helpers import relative
-from tests.pyg.hetero_graphs import (ABOUT, CITES, KNOWS, NODES, RELATIONS, WIDTH, WRITES, WRITTEN, edges, features, hetero,
-                                     in_groups, many, near, on, same)
+from tests.pyg.hetero_graphs import (ABOUT, CITES, KNOWS, NODES, RELATIONS, WIDTH, WRITES, WRITTEN,
+                                     edges, features, hetero, in_groups, many, near, on, same)
 from tests.pyg.judge import compare, on_routes, took
 
-OPTIONS = [{}, dict(concat=False), dict(bias=False), dict(concat=False, bias=False), dict(negative_slope=0.0),
-           dict(negative_slope=1.3)]
+OPTIONS = [{}, dict(concat=False), dict(bias=False), dict(concat=False, bias=False),
+           dict(negative_slope=0.0), dict(negative_slope=1.3)]
 SHAPES = [(8, 2), (1, 1), (5, 3)]
 MORE_SHAPES = [(16, 4), (8, 8), (64, 1), (20, 12)]
 
@@ -23,7 +24,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:There exist node types")
 
 
 def layer(group="sum", relations=RELATIONS, channels=WIDTH, out=8, heads=2, **options):
-    return hetero(GATConv, group, relations, out, channels, heads=heads, **{"add_self_loops": False, **options})
+    return hetero(GATConv, group, relations, out, channels, heads=heads,
+                  **{"add_self_loops": False, **options})
 
 
 # ---- options ----
@@ -43,7 +45,8 @@ def test_shapes(route, shape):
 
 def test_two_maps_and_other_widths(route):
     widths = {"paper": 12, "author": 7, "field": 5}
-    convs = {name: GATConv((widths[name[0]], widths[name[2]]), 8, 2, add_self_loops=False) for name in RELATIONS}
+    convs = {name: GATConv((widths[name[0]], widths[name[2]]), 8, 2, add_self_loops=False)
+             for name in RELATIONS}
     compare(route, HeteroConv(convs), features(widths), edges(), floor=1e-6)
 
 
@@ -52,11 +55,13 @@ def test_self_loops(route, channels):
     relations = [CITES, KNOWS, ("paper", "follows", "paper")]
     ei = edges(relations, empty=relations[2:])
     ei[CITES][:, 5:9] = 4  # loops that are there already
-    compare(route, layer(relations=relations, channels=channels, add_self_loops=True), features(), ei, floor=1e-6)
+    compare(route, layer(relations=relations, channels=channels, add_self_loops=True), features(),
+            ei, floor=1e-6)
 
 
 def test_eval_mode_without_gradients(route):
-    compare(route, layer(dropout=0.5).requires_grad_(False), features(), edges(), train=False, require=False)
+    compare(route, layer(dropout=0.5).requires_grad_(False), features(), edges(), train=False,
+            require=False)
 
 
 @pytest.mark.long
@@ -102,12 +107,14 @@ def test_edge_types_that_are_not_given(route):
 def test_edge_types_without_edges(route, empty):
     got = compare(route, layer(), features(), edges(empty=empty), floor=1e-6)
     name = f"convs.<{'___'.join(empty[0])}>"
-    assert not got[f"{name}.lin.weight"].any() and not got[f"{name}.att_dst"].any() and got[f"{name}.bias"].any()
+    assert not got[f"{name}.lin.weight"].any() and not got[f"{name}.att_dst"].any() and got[
+        f"{name}.bias"].any()
 
 
 def test_a_type_without_nodes(route):
     relations = [WRITTEN, CITES, ABOUT, ("author", "in", "field")]
-    compare(route, layer(relations=relations), features(field=0), edges(relations, empty=relations[2:]), floor=1e-6)
+    compare(route, layer(relations=relations), features(field=0),
+            edges(relations, empty=relations[2:]), floor=1e-6)
 
 
 @pytest.mark.parametrize("group", ["sum", "mean"])
@@ -123,7 +130,8 @@ def test_gradients_in_double(route):
     if route.name != "torch":
         pytest.skip("the kernels compute in fp32")
     relations = [WRITES, CITES]
-    made, (x, ei) = layer(relations=relations, channels=4, out=2).double(), (features(4), edges(relations, count=9))
+    made, (x, ei) = layer(relations=relations, channels=4,
+                          out=2).double(), (features(4), edges(relations, count=9))
     inputs = [t.double().requires_grad_() for t in (x["paper"], x["author"])]
 
     def call(paper, author):
@@ -183,7 +191,8 @@ def test_loops_are_another_structure(route):
 
 # ---- routed layer by layer ----
 
-def alone(route, made, x: dict, ei: dict, inside: str = "GATConv", count: int | None = None, **options) -> None:
+def alone(route, made, x: dict, ei: dict, inside: str = "GATConv", count: int | None = None,
+          **options) -> None:
     """The layers inside are taken over one by one, which is no fallback."""
     made, (x, ei) = made.to(route.device), on(route.device, x, ei)
     expected = made(x, ei)
@@ -192,7 +201,8 @@ def alone(route, made, x: dict, ei: dict, inside: str = "GATConv", count: int | 
         same(made(x, ei), expected)
     stats = gnnaccel.stats()
     assert stats["HeteroConv"]["routes"] == {"native": 1}
-    assert stats[inside]["routes"] == {route.backend: len(made.convs) if count is None else count}, stats
+    assert stats[inside]["routes"] == {route.backend: len(made.convs)
+                                       if count is None else count}, stats
 
 
 @pytest.mark.parametrize("options", [dict(residual=True), dict(edge_dim=4)], ids=str)
@@ -201,9 +211,13 @@ def test_options_that_stay_with_the_layers(route, options):
 
 
 def test_layers_that_differ(route):
-    for other in (GATConv(WIDTH, 16, 1, add_self_loops=False), GATConv(WIDTH, 8, 2, add_self_loops=False, dropout=0.5),
-                  GATConv((WIDTH, WIDTH), 8, 2, add_self_loops=False), GATConv(WIDTH, 8, 2, bias=False, add_self_loops=False)):
-        made = HeteroConv({name: other if name == CITES else GATConv(WIDTH, 8, 2, add_self_loops=False) for name in RELATIONS})
+    for other in (GATConv(WIDTH, 16, 1, add_self_loops=False),
+                  GATConv(WIDTH, 8, 2, add_self_loops=False, dropout=0.5),
+                  GATConv((WIDTH, WIDTH), 8, 2, add_self_loops=False),
+                  GATConv(WIDTH, 8, 2, bias=False, add_self_loops=False)):
+        made = HeteroConv({name: other
+                           if name == CITES else GATConv(WIDTH, 8, 2, add_self_loops=False)
+                           for name in RELATIONS})
         in_groups(route, made.eval(), features(), edges(), GATConv={route.backend: 1})
 
 
@@ -225,10 +239,12 @@ def test_where_no_gain_is_known_the_layers_are_routed(route):
         pytest.skip("on a GPU the whole pays")
     made, (x, ei) = layer().to(route.device), on(route.device, features(), edges())
     with gnnaccel.enabled(backend="torch", when="profitable", on_fallback="warn"):
-        with pytest.warns(RuntimeWarning, match="GATConv") as seen:  # by the layers inside, whose graphs are tiny
+        # by the layers inside, whose graphs are tiny
+        with pytest.warns(RuntimeWarning, match="GATConv") as seen:
             made(x, ei)
     assert not any("HeteroConv" in str(w.message) for w in seen)
-    assert gnnaccel.stats()["HeteroConv"]["routes"] == {"native": 1} and gnnaccel.stats()["GATConv"]["calls"] == len(RELATIONS)
+    assert gnnaccel.stats()["HeteroConv"]["routes"] == {"native": 1} and gnnaccel.stats()[
+        "GATConv"]["calls"] == len(RELATIONS)
 
 
 def test_hooks_of_a_layer_inside(route):

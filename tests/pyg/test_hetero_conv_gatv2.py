@@ -1,4 +1,5 @@
-"""HeteroConv of GATv2Conv, run as one attention whose relations have a vector each, against the host's own loop."""
+"""HeteroConv of GATv2Conv, run as one attention whose relations have a vector each, against the
+host's own loop."""
 from __future__ import annotations
 
 import copy
@@ -9,8 +10,8 @@ from torch_geometric.nn import GATv2Conv, HeteroConv
 
 import gnnaccel
 from gnnaccel.dispatch import cache
-from tests.pyg.hetero_graphs import (ABOUT, CITES, KNOWS, RELATIONS, WIDTH, WRITES, WRITTEN, edges, features, hetero, in_groups,
-                                     many, near, on, same)
+from tests.pyg.hetero_graphs import (ABOUT, CITES, KNOWS, RELATIONS, WIDTH, WRITES, WRITTEN, edges,
+                                     features, hetero, in_groups, many, near, on, same)
 from tests.pyg.judge import compare, on_routes
 
 OPTIONS = [{}, dict(concat=False, bias=False), dict(share_weights=True, negative_slope=0.0)]
@@ -19,7 +20,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:There exist node types")
 
 
 def layer(group="sum", relations=RELATIONS, channels=WIDTH, out=8, heads=2, **options):
-    return hetero(GATv2Conv, group, relations, out, channels, heads=heads, **{"add_self_loops": False, **options})
+    return hetero(GATv2Conv, group, relations, out, channels, heads=heads,
+                  **{"add_self_loops": False, **options})
 
 
 @on_routes("options,group", [(OPTIONS[0], "sum"), (OPTIONS[1], "mean"), (OPTIONS[2], "max")],
@@ -32,7 +34,8 @@ def test_options(route, options, group):
 def test_shapes_and_other_widths(route, shape):
     out, heads = shape
     widths = {"paper": 12, "author": 7, "field": 5}
-    convs = {name: GATv2Conv((widths[name[0]], widths[name[2]]), out, heads, add_self_loops=False) for name in RELATIONS}
+    convs = {name: GATv2Conv((widths[name[0]], widths[name[2]]), out, heads, add_self_loops=False)
+             for name in RELATIONS}
     compare(route, HeteroConv(convs), features(widths), edges(), floor=1e-5 if out == 1 else 1e-6)
 
 
@@ -45,7 +48,8 @@ def test_self_loops(route):
 
 def test_types_without_nodes_and_many_relations(route):
     relations = [WRITTEN, CITES, ABOUT, ("author", "in", "field")]
-    compare(route, layer(relations=relations), features(field=0), edges(relations, empty=relations[2:]), floor=1e-6)
+    compare(route, layer(relations=relations), features(field=0),
+            edges(relations, empty=relations[2:]), floor=1e-6)
     x, ei = many(relations=24, count=45)
     compare(route, layer("mean", relations=list(ei)), x, ei, floor=3e-6)
 
@@ -93,11 +97,13 @@ def test_gradients_in_double(route):
     for options in (None, route):
         with route.on() if options else gnnaccel.enabled(exclude=["HeteroConv", "GATv2Conv"]):
             first = torch.autograd.grad(call(*inputs)[0].pow(2).sum(), inputs, create_graph=True)
-            second = torch.autograd.grad(sum(t.pow(2).sum() for t in first), [*inputs, made.convs[CITES].att])
+            second = torch.autograd.grad(sum(t.pow(2).sum() for t in first),
+                                         [*inputs, made.convs[CITES].att])
         seconds.append(dict(enumerate(second)))
     same(*seconds, 1e-4)
 
 
 def test_options_that_stay_with_the_layers(route):
-    made = HeteroConv({name: GATv2Conv(WIDTH, 8, 2, add_self_loops=False, residual=name == CITES) for name in RELATIONS})
+    made = HeteroConv({name: GATv2Conv(WIDTH, 8, 2, add_self_loops=False, residual=name == CITES)
+                       for name in RELATIONS})
     in_groups(route, made, features(), edges(), GATv2Conv={route.backend: 1})

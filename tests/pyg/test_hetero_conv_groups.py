@@ -1,4 +1,5 @@
-"""HeteroConv whose layers differ: groups of them as one, the others by themselves, put together as the host does."""
+"""HeteroConv whose layers differ: groups of them as one, the others by themselves, put together as
+the host does."""
 from __future__ import annotations
 
 import gc
@@ -9,43 +10,49 @@ from torch_geometric.nn import GATConv, GCNConv, GINConv, GraphConv, HeteroConv,
 
 import gnnaccel
 from gnnaccel.adapters.pyg import inner_convs
-from tests.pyg.hetero_graphs import (ABOUT, CITES, KNOWS, OUT, RELATIONS, WIDTH, WRITES, WRITTEN, edges, features, in_groups, near,
-                                     on, same)
+from tests.pyg.hetero_graphs import (ABOUT, CITES, KNOWS, OUT, RELATIONS, WIDTH, WRITES, WRITTEN,
+                                     edges, features, in_groups, near, on, same)
 from tests.pyg.judge import compare
 
 pytestmark = pytest.mark.filterwarnings("ignore:There exist node types")
 
 
 def mixed(aggr="sum", **changes) -> HeteroConv:
-    """Two layers of a kind, two of another, one alone; ``changes``: other layers, by the relation's name."""
-    convs = {WRITES: SAGEConv(WIDTH, OUT), CITES: GATConv(WIDTH, 8, 2, add_self_loops=False), WRITTEN: SAGEConv(WIDTH, OUT),
-             ABOUT: GATConv(WIDTH, 8, 2, add_self_loops=False), KNOWS: GraphConv(WIDTH, OUT)}
+    """Two layers of a kind, two of another, one alone; ``changes``: other layers, by the relation's
+    name."""
+    convs = {WRITES: SAGEConv(WIDTH, OUT), CITES: GATConv(WIDTH, 8, 2, add_self_loops=False),
+             WRITTEN: SAGEConv(WIDTH, OUT), ABOUT: GATConv(WIDTH, 8, 2, add_self_loops=False),
+             KNOWS: GraphConv(WIDTH, OUT)}
     return HeteroConv({name: changes.get(name[1], conv) for name, conv in convs.items()}, aggr)
 
 
 @pytest.mark.parametrize("aggr", ["sum", "mean", "min", "cat", None])
 def test_every_way_to_put_them_together(route, aggr):
     compare(route, mixed(aggr), features(), edges(), floor=1e-6,
-            went=lambda: gnnaccel.stats()["HeteroConv"]["routes"] == {"native": 1, route.backend: 2})
+            went=lambda: gnnaccel.stats()["HeteroConv"]["routes"] == {"native": 1,
+                                                                      route.backend: 2})
 
 
 def test_which_run_together(route):
     x, ei = features(), edges()
     in_groups(route, mixed(), x, ei, groups=2, GraphConv={route.backend: 1})
     in_groups(route, mixed(knows=SAGEConv(WIDTH, OUT)), x, ei, groups=2)
-    in_groups(route, mixed(writes=type("Own", (GraphConv,), {})(WIDTH, OUT)), x, ei, groups=1, Own={route.backend: 1},
-              SAGEConv={route.backend: 1}, GraphConv={route.backend: 1})
+    in_groups(route, mixed(writes=type("Own", (GraphConv,), {})(WIDTH, OUT)), x, ei, groups=1,
+              Own={route.backend: 1}, SAGEConv={route.backend: 1}, GraphConv={route.backend: 1})
 
 
 def test_relations_without_edges_and_those_not_given(route):
-    in_groups(route, mixed(), features(), edges(empty=[WRITES, ABOUT]), groups=2, GraphConv={route.backend: 1})
-    in_groups(route, mixed(), features(), edges([WRITES, WRITTEN, CITES]), groups=1, GATConv={route.backend: 1})
+    in_groups(route, mixed(), features(), edges(empty=[WRITES, ABOUT]), groups=2,
+              GraphConv={route.backend: 1})
+    in_groups(route, mixed(), features(), edges([WRITES, WRITTEN, CITES]), groups=1,
+              GATConv={route.backend: 1})
 
 
 @pytest.mark.parametrize("aggr", ["sum", "mean"])
 def test_results_of_other_widths_are_the_hosts_error(route, aggr):
     """Also where one of them is a single channel, which additions stretch."""
-    made = HeteroConv({WRITES: SAGEConv(WIDTH, 1), WRITTEN: SAGEConv(WIDTH, 1), CITES: GraphConv(WIDTH, 4)}, aggr).to(route.device)
+    made = HeteroConv({WRITES: SAGEConv(WIDTH, 1), WRITTEN: SAGEConv(WIDTH, 1),
+                       CITES: GraphConv(WIDTH, 4)}, aggr).to(route.device)
     x, ei = on(route.device, features(), edges([WRITES, WRITTEN, CITES]))
     for enabled in (gnnaccel.disabled(), route.on(on_fallback="native")):
         with enabled, pytest.raises(RuntimeError, match="equal size"):
@@ -53,14 +60,17 @@ def test_results_of_other_widths_are_the_hosts_error(route, aggr):
 
 
 def test_networks_of_several_widths(route):
-    """Which they may have where results are put side by side. So they run together only where results are added up."""
-    made = mixed("cat", writes=GINConv(torch.nn.Linear(WIDTH, 4)), cites=GINConv(torch.nn.Linear(WIDTH, OUT)),
-                 about=SAGEConv(WIDTH, OUT), knows=SAGEConv(WIDTH, OUT))
+    """Which they may have where results are put side by side. So they run together only where
+    results are added up."""
+    made = mixed("cat", writes=GINConv(torch.nn.Linear(WIDTH, 4)),
+                 cites=GINConv(torch.nn.Linear(WIDTH, OUT)), about=SAGEConv(WIDTH, OUT),
+                 knows=SAGEConv(WIDTH, OUT))
     for aggr, groups in (("cat", 1), ("sum", 2), (None, 1)):
         if aggr != "cat":
             made.convs[WRITES] = GINConv(torch.nn.Linear(WIDTH, OUT))
         made.aggr, went = aggr, {"native": 1, route.backend: groups}
-        compare(route, made, features(), edges(), floor=1e-6, went=lambda: gnnaccel.stats()["HeteroConv"]["routes"] == went)
+        compare(route, made, features(), edges(), floor=1e-6,
+                went=lambda: gnnaccel.stats()["HeteroConv"]["routes"] == went)
 
 
 @pytest.mark.parametrize("aggr", ["sum", "mean"])
@@ -95,9 +105,13 @@ def test_what_a_layer_alone_has_on_it_counts(route):
 
 def test_changes_between_calls(route):
     made, (x, ei) = mixed().to(route.device), on(route.device, features(), edges())
-    changes = [lambda: setattr(made, "aggr", "max"), lambda: made.convs[WRITES].register_forward_hook(lambda *args: args[2] * 2),
+    changes = [lambda: setattr(made, "aggr", "max"),
+               lambda: made.convs[WRITES].register_forward_hook(lambda *args: args[2] * 2),
                lambda: setattr(made.convs[CITES], "negative_slope", 0.9),
-               lambda: made.convs.__setitem__(ABOUT, GATConv(WIDTH, OUT, 1, add_self_loops=False).to(route.device)), made.eval]
+               lambda: made.convs.__setitem__(ABOUT,
+                                              GATConv(WIDTH, OUT, 1,
+                                                      add_self_loops=False).to(route.device)),
+               made.eval]
     for change in changes:
         with route.on(on_fallback="native"):
             made(x, ei)
@@ -125,18 +139,23 @@ def test_what_is_remembered_goes_with_the_layer(route):
 SQUARE = [CITES, KNOWS, ("paper", "follows", "paper")]
 
 
-@pytest.mark.parametrize("options", [{}, dict(add_self_loops=False), dict(normalize=False, bias=False)], ids=str)
+@pytest.mark.parametrize("options",
+                         [{}, dict(add_self_loops=False), dict(normalize=False, bias=False)],
+                         ids=str)
 @pytest.mark.parametrize("aggr", ["sum", "max"])
 def test_gcn(route, aggr, options):
     ei = edges(SQUARE, empty=SQUARE[2:])
     ei[CITES][:, 5:9] = 4  # loops that are there already, more than once
-    compare(route, HeteroConv({name: GCNConv(WIDTH, OUT, **options) for name in SQUARE}, aggr), features(), ei)
+    compare(route, HeteroConv({name: GCNConv(WIDTH, OUT, **options) for name in SQUARE}, aggr),
+            features(), ei)
 
 
 def test_gcn_loops_of_relations_count(route):
     """One for each node of each relation, also where several relations join one type."""
-    made, (x, ei) = HeteroConv({name: GCNConv(WIDTH, OUT) for name in SQUARE}).to(route.device), on(route.device, features(),
-                                                                                                    edges(SQUARE))
+    made, (x,
+           ei) = HeteroConv({name: GCNConv(WIDTH, OUT)
+                             for name in SQUARE}).to(route.device), on(route.device, features(),
+                                                                       edges(SQUARE))
     with route.on(records=1):
         made(x, ei)
         found = gnnaccel.records()[-1]["graph"]["num_edges"]
@@ -164,7 +183,8 @@ def test_gcn_again_and_half(route):
 
 
 def test_gcn_between_types_is_the_hosts_error(route):
-    made = HeteroConv({name: GCNConv(WIDTH, OUT, add_self_loops=False) for name in (WRITES, CITES)}).to(route.device)
+    made = HeteroConv({name: GCNConv(WIDTH, OUT, add_self_loops=False)
+                       for name in (WRITES, CITES)}).to(route.device)
     x, ei = on(route.device, features(), edges([WRITES, CITES]))
     with route.on(on_fallback="native"), pytest.raises(ValueError, match="tuple"):
         made(x, ei)
@@ -172,9 +192,11 @@ def test_gcn_between_types_is_the_hosts_error(route):
 
 def gin(aggr="sum", out=OUT, relations=RELATIONS) -> HeteroConv:
     def network():
-        return torch.nn.Sequential(torch.nn.Linear(WIDTH, out), torch.nn.ReLU(), torch.nn.Linear(out, out))
+        return torch.nn.Sequential(torch.nn.Linear(WIDTH, out), torch.nn.ReLU(),
+                                   torch.nn.Linear(out, out))
 
-    return HeteroConv({name: GINConv(network(), 0.3, at % 2 == 0) for at, name in enumerate(relations)}, aggr)
+    return HeteroConv({name: GINConv(network(), 0.3, at % 2 == 0)
+                       for at, name in enumerate(relations)}, aggr)
 
 
 @pytest.mark.parametrize("aggr", ["sum", "mean", "max", None])
@@ -198,7 +220,9 @@ def test_gin_calls_its_networks(route):
 
 
 def test_gin_double_and_precision(route):
-    made, (x, ei) = gin(out=3, relations=[WRITES, CITES]), on(route.device, features(), edges([WRITES, CITES], count=9))
+    made, (x, ei) = gin(out=3,
+                        relations=[WRITES, CITES]), on(route.device, features(),
+                                                       edges([WRITES, CITES], count=9))
     made = made.to(route.device)
     exact = made(x, ei)
     with torch.autocast(route.device.type, torch.bfloat16):
@@ -209,14 +233,17 @@ def test_gin_double_and_precision(route):
         inputs = [x[name].double()[:, :WIDTH].requires_grad_() for name in ("paper", "author")]
         made = made.double()
         with route.on():
-            assert torch.autograd.gradcheck(lambda *values: made(dict(zip(("paper", "author"), values)), ei)["paper"], inputs,
+            assert torch.autograd.gradcheck(lambda
+                                            *values: made(dict(zip(("paper", "author"), values)),
+                                                          ei)["paper"], inputs,
                                             fast_mode=True)
 
 
 def test_gin_of_several_widths_goes_layer_by_layer(route):
     widths = {"paper": 12, "author": 7, "field": 5}
     relations = [CITES, KNOWS]
-    made = HeteroConv({name: GINConv(torch.nn.Linear(widths[name[0]], OUT)) for name in relations}).to(route.device)
+    made = HeteroConv({name: GINConv(torch.nn.Linear(widths[name[0]], OUT))
+                       for name in relations}).to(route.device)
     x, ei = on(route.device, features(widths), edges(relations))
     with route.on(on_fallback="native"):
         got = made(x, ei)

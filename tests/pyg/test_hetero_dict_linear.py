@@ -36,13 +36,16 @@ def test_missing_and_unknown_types_and_their_order(route):
     with route.on():
         found = made(given)
     took(route, 1)
-    assert list(found) == list(expected) == ["a", "last"] and all(relative(found[k], expected[k]) < 1e-5 for k in found)
+    assert list(found) == list(expected) == ["a",
+                                             "last"] and all(relative(found[k], expected[k]) < 1e-5
+                                                             for k in found)
     found["a"].sum().backward()
     assert made.lins["b"].weight.grad is None
 
 
 def test_a_type_whose_result_is_not_used_gets_no_gradient(route):
-    made, x = layer().to(route.device), {name: t.to(route.device).requires_grad_() for name, t in rows().items()}
+    made, x = layer().to(route.device), {name: t.to(route.device).requires_grad_()
+                                         for name, t in rows().items()}
     with route.on():
         found = made(x)
     (found["long"].square().sum() + found["empty"].sum()).backward()
@@ -53,7 +56,8 @@ def test_a_type_whose_result_is_not_used_gets_no_gradient(route):
 
 
 def test_results_may_be_changed_in_place(route):
-    made, x = layer(bias=False).to(route.device), {name: t.to(route.device) for name, t in rows().items()}
+    made, x = layer(bias=False).to(route.device), {name: t.to(route.device)
+                                                   for name, t in rows().items()}
     expected = {k: t.relu() for k, t in made(x).items()}
     with route.on():
         found = {k: t.relu_() for k, t in made(x).items()}
@@ -65,7 +69,8 @@ def test_results_may_be_changed_in_place(route):
 def test_gradients_of_some(route, frozen):
     made, x = layer(), {name: t.requires_grad_() for name, t in rows().items()}
     lins = list(made.lins.values())
-    some = {"x": list(x.values()), "weights": [lin.weight for lin in lins], "biases": [lin.bias for lin in lins],
+    some = {"x": list(x.values()), "weights": [lin.weight for lin in lins],
+            "biases": [lin.bias for lin in lins],
             "one": [lins[3].weight, lins[0].bias, x["last"]]}[frozen]
     for t in some:
         t.requires_grad_(False)
@@ -104,7 +109,8 @@ def test_half_precision(route, dtype, autocast):
     for k in got:
         assert got[k].dtype == native[k].dtype
         assert not SIZES[k] or relative(got[k], exact[k]) < 2 * relative(native[k], exact[k]) + 1e-4
-        assert x[k].grad.dtype == x[k].dtype and all(p.grad.dtype == p.dtype for p in made.lins[k].parameters())
+        assert x[k].grad.dtype == x[k].dtype and all(p.grad.dtype == p.dtype
+                                                     for p in made.lins[k].parameters())
 
 
 def test_rows_in_several_dtypes_under_autocast(route):
@@ -114,17 +120,20 @@ def test_rows_in_several_dtypes_under_autocast(route):
         native = made(x)
         with route.on():
             got = made(x)
-    assert all(got[k].dtype == native[k].dtype and (not SIZES[k] or relative(got[k], native[k]) < 2e-2) for k in got)
+    assert all(got[k].dtype == native[k].dtype
+               and (not SIZES[k] or relative(got[k], native[k]) < 2e-2) for k in got)
 
 
 def test_the_other_half_type_under_autocast(route):
-    made, x = layer().to(route.device).half(), {name: t.to(route.device).half() for name, t in rows().items()}
+    made, x = layer().to(route.device).half(), {name: t.to(route.device).half()
+                                                for name, t in rows().items()}
     with torch.autocast(route.device.type, torch.bfloat16):
         native = made(x)
         with route.on():
             got = made(x)
     sum(t.float().sum() for t in got.values()).backward()
-    assert all(got[k].dtype == native[k].dtype and (not SIZES[k] or relative(got[k], native[k]) < 2e-2) for k in got)
+    assert all(got[k].dtype == native[k].dtype
+               and (not SIZES[k] or relative(got[k], native[k]) < 2e-2) for k in got)
     assert all(p.grad.dtype == torch.float16 for p in made.parameters())
 
 
@@ -134,9 +143,10 @@ def test_second_derivatives(emulated):
 
     def penalty():
         out = made(x)
-        first = torch.autograd.grad((out["a"].pow(3).sum() + out["c"].pow(2).sum()), [x["a"], made.lins["c"].weight],
-                                    create_graph=True)
-        return torch.autograd.grad(sum(g.square().sum() for g in first), [x["a"], x["c"], made.lins["a"].weight])
+        first = torch.autograd.grad((out["a"].pow(3).sum() + out["c"].pow(2).sum()),
+                                    [x["a"], made.lins["c"].weight], create_graph=True)
+        return torch.autograd.grad(sum(g.square().sum() for g in first),
+                                   [x["a"], x["c"], made.lins["a"].weight])
 
     expected = penalty()
     with emulated.on():
@@ -177,36 +187,44 @@ def test_causes(route):
     hooked.lins["a"].register_forward_hook(lambda module, args, out: 2 * out)
     native_because(route, "GA208", hooked, x)
     if route.backend == "cuda":
-        native_because(route, "GA203", layer().double().to(route.device), {k: t.double() for k, t in x.items()})
+        native_because(route, "GA203", layer().double().to(route.device),
+                       {k: t.double() for k, t in x.items()})
 
 
 def test_few_types_go_native_at_a_glance_and_are_counted():
     made, x = layer(types="ab"), {"a": torch.randn(3, 8), "b": torch.randn(3, 8)}
     with gnnaccel.enabled():
         made(x)
-    assert gnnaccel.stats()["HeteroDictLinear"] == {"calls": 1, "routes": {"native": 1}, "reasons": {"GA301": 1}}
+    assert gnnaccel.stats()["HeteroDictLinear"] == {"calls": 1, "routes": {"native": 1},
+                                                    "reasons": {"GA301": 1}}
     with gnnaccel.enabled(records=5):
         made(x)
-        assert [(r["layer"], r["route"]) for r in gnnaccel.records()] == [("HeteroDictLinear", "native")]
+        assert [(r["layer"], r["route"])
+                for r in gnnaccel.records()] == [("HeteroDictLinear", "native")]
     with gnnaccel.disabled():
         made(x)
     with gnnaccel.enabled(on_fallback="raise"), pytest.raises(FallbackError):
         made(x)
 
 
-@pytest.mark.parametrize("types, bits, grad, pays", [(64, 10, False, True), (64, 10, True, True), (24, 8, True, True),
-                                                     (10, 8, False, True), (64, 24, False, False), (64, 24, True, False)])
+@pytest.mark.parametrize("types, bits, grad, pays",
+                         [(64, 10, False, True), (64, 10, True, True), (24, 8, True, True),
+                          (10, 8, False, True), (64, 24, False, False), (64, 24, True, False)])
 def test_few_rows_pay_and_many_do_not(types, bits, grad, pays):
     shapes = ("x", (64,)), ("weight", (64, 64)), ("types", (types,))
-    request = RelationalRequest(statements.typed_linear(transposed=True), "HeteroDictLinear", shapes,
-                                torch.float32, torch.float32, "cuda", bits, bits, bits, types.bit_length(), grad, False)
+    request = RelationalRequest(statements.typed_linear(transposed=True), "HeteroDictLinear",
+                                shapes, torch.float32, torch.float32, "cuda", bits, bits, bits,
+                                types.bit_length(), grad, False)
     assert (costs.cuda(request) < costs.native(request)) is pays
 
 
 BAD_CALLS = {
-    "no argument": lambda l, x: l(), "tensor": lambda l, x: l(x["a"]), "list": lambda l, x: l(list(x.values())),
-    "width": lambda l, x: l({**x, "a": x["a"][:, 1:]}), "dtype": lambda l, x: l({**x, "a": x["a"].double()}),
-    "none": lambda l, x: l({**x, "a": None}), "too many": lambda l, x: l(x, x), "keyword": lambda l, x: l(x_dict=x, y=1),
+    "no argument": lambda l, x: l(), "tensor": lambda l, x: l(x["a"]), "list": lambda l,
+    x: l(list(x.values())),
+    "width": lambda l, x: l({**x, "a": x["a"][:, 1:]}), "dtype": lambda l,
+    x: l({**x, "a": x["a"].double()}),
+    "none": lambda l, x: l({**x, "a": None}), "too many": lambda l, x: l(x, x), "keyword": lambda l,
+    x: l(x_dict=x, y=1),
 }
 
 
@@ -225,7 +243,8 @@ def test_wrong_calls_raise_what_the_host_raises(route, what):
 
 
 def test_lazy_channels_and_keywords(route):
-    made, x = layer(-1, types="abc"), {name: torch.randn(5, 8, device=route.device) for name in "abc"}
+    made, x = layer(-1,
+                    types="abc"), {name: torch.randn(5, 8, device=route.device) for name in "abc"}
     with route.on():
         found = made.to(route.device)(x)  # its own hook has filled it in by then
         assert torch.equal(made(x_dict=x)["a"], found["a"])

@@ -23,18 +23,21 @@ def types(rows=ROWS, count=TYPES, ordered=False):
 @on_routes("shape", [(8, 16), (1, 1), (5, 3)], [(64, 64), (7, 40), (130, 12)])
 @pytest.mark.parametrize("bias", [True, False])
 def test_shapes(route, shape, bias):
-    got = compare(route, HeteroLinear(*shape, TYPES, bias=bias), torch.randn(ROWS, shape[0]), types())
+    got = compare(route, HeteroLinear(*shape, TYPES, bias=bias), torch.randn(ROWS, shape[0]),
+                  types())
     assert not got["weight"][TYPES - 2].any()
 
 
 @pytest.mark.parametrize("sorted_", [True, False])
 def test_sorted_types(route, sorted_):
-    compare(route, HeteroLinear(8, 16, TYPES, is_sorted=sorted_), torch.randn(ROWS, 8), types(ordered=True))
+    compare(route, HeteroLinear(8, 16, TYPES, is_sorted=sorted_), torch.randn(ROWS, 8),
+            types(ordered=True))
 
 
 def test_types_that_are_not_sorted_as_promised(route):
     """The host gives memory that nobody wrote to; ours does not rely on the promise."""
-    made, x, kinds = HeteroLinear(8, 16, TYPES).to(route.device), torch.randn(ROWS, 8).to(route.device), types().to(route.device)
+    made, x, kinds = (HeteroLinear(8, 16, TYPES).to(route.device),
+                      torch.randn(ROWS, 8).to(route.device), types().to(route.device))
     expected = made(x, kinds)
     made.is_sorted = True
     with route.on():
@@ -42,7 +45,8 @@ def test_types_that_are_not_sorted_as_promised(route):
 
 
 def test_one_type_and_one_row(route):
-    compare(route, HeteroLinear(8, 16, 1), torch.randn(ROWS, 8), torch.zeros(ROWS, dtype=torch.long))
+    compare(route, HeteroLinear(8, 16, 1), torch.randn(ROWS, 8),
+            torch.zeros(ROWS, dtype=torch.long))
     compare(route, HeteroLinear(8, 16, TYPES), torch.randn(1, 8), torch.tensor([3]))
 
 
@@ -61,7 +65,8 @@ def test_gradients_of_some(route, frozen):
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_without_gradients(route, mode):
-    made, x, kinds = HeteroLinear(8, 16, TYPES).to(route.device), torch.randn(ROWS, 8).to(route.device), types().to(route.device)
+    made, x, kinds = (HeteroLinear(8, 16, TYPES).to(route.device),
+                      torch.randn(ROWS, 8).to(route.device), types().to(route.device))
     with mode():
         expected = made(x, kinds)
         with route.on():
@@ -72,7 +77,8 @@ def test_without_gradients(route, mode):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("autocast", [True, False])
 def test_half_precision(route, dtype, autocast):
-    made, x, kinds = HeteroLinear(8, 16, TYPES).to(route.device), torch.randn(ROWS, 8).to(route.device), types().to(route.device)
+    made, x, kinds = (HeteroLinear(8, 16, TYPES).to(route.device),
+                      torch.randn(ROWS, 8).to(route.device), types().to(route.device))
     exact = made.double()(x.double(), kinds)
     made = made.to(torch.float32 if autocast else dtype)
     x = x.to(made.weight.dtype).requires_grad_()
@@ -87,7 +93,8 @@ def test_half_precision(route, dtype, autocast):
 
 def test_half_rows_with_a_wider_bias(route):
     """The host adds the bias in place, so the rows' dtype stays."""
-    made, x, kinds = HeteroLinear(8, 16, TYPES).to(route.device), torch.randn(ROWS, 8).to(route.device), types().to(route.device)
+    made, x, kinds = (HeteroLinear(8, 16, TYPES).to(route.device),
+                      torch.randn(ROWS, 8).to(route.device), types().to(route.device))
     made.weight.data = made.weight.data.bfloat16()
     expected = made(x.bfloat16(), kinds)
     with route.on():
@@ -109,7 +116,8 @@ def test_derivatives():
 
 @pytest.mark.parametrize("passes", [("compaction",), ("reordering",), ()], ids=str)
 def test_without_passes(route, passes):
-    made, x, kinds = HeteroLinear(8, 16, TYPES).to(route.device), torch.randn(ROWS, 8).to(route.device), types().to(route.device)
+    made, x, kinds = (HeteroLinear(8, 16, TYPES).to(route.device),
+                      torch.randn(ROWS, 8).to(route.device), types().to(route.device))
     expected = made(x, kinds)
     with route.on(passes=passes):
         assert relative(made(x, kinds), expected) < 1e-6
@@ -125,7 +133,8 @@ def test_lazy_channels(route):
 
 
 def test_the_structure_belongs_to_the_types(route):
-    made, x, kinds = HeteroLinear(8, 16, TYPES).to(route.device), torch.randn(ROWS, 8).to(route.device), types().to(route.device)
+    made, x, kinds = (HeteroLinear(8, 16, TYPES).to(route.device),
+                      torch.randn(ROWS, 8).to(route.device), types().to(route.device))
     with route.on(records=10):
         for _ in range(2):
             made(x, kinds)
@@ -162,28 +171,33 @@ def test_causes(route):
     own.forward_naive = lambda x, ptr: 2 * original(x, ptr)
     native_because(route, "GA205", own, x, kinds)
     if route.backend == "cuda":
-        native_because(route, "GA203", HeteroLinear(8, 16, TYPES).double().to(route.device), x.double(), kinds)
+        native_because(route, "GA203", HeteroLinear(8, 16, TYPES).double().to(route.device),
+                       x.double(), kinds)
 
 
 def test_types_out_of_range(route):
-    made, x, kinds = HeteroLinear(8, 16, TYPES).to(route.device), torch.randn(ROWS, 8).to(route.device), types().to(route.device)
+    made, x, kinds = (HeteroLinear(8, 16, TYPES).to(route.device),
+                      torch.randn(ROWS, 8).to(route.device), types().to(route.device))
     kinds[7] = TYPES
     with route.on(), pytest.raises(GraphError, match="edge types from 0 to 5"):
         made(x, kinds)
 
 
 BAD_CALLS = {
-    "no argument": lambda l, x, t: l(), "no types": lambda l, x, t: l(x), "list": lambda l, x, t: l(x, t.tolist()),
+    "no argument": lambda l, x, t: l(), "no types": lambda l, x, t: l(x), "list": lambda l, x,
+    t: l(x, t.tolist()),
     "float types": lambda l, x, t: l(x, t.float()),
     "width": lambda l, x, t: l(x[:, 1:], t), "dtype": lambda l, x, t: l(x.double(), t),
-    "int x": lambda l, x, t: l(x.long(), t), "3d": lambda l, x, t: l(x.unsqueeze(1), t.sort().values),
+    "int x": lambda l, x, t: l(x.long(), t), "3d": lambda l, x,
+    t: l(x.unsqueeze(1), t.sort().values),
     "rows": lambda l, x, t: l(x, t[:5]),
 }
 
 
 @pytest.mark.parametrize("what", list(BAD_CALLS))
 def test_wrong_calls_raise_what_the_host_raises(route, what):
-    made, x, kinds = HeteroLinear(8, 16, TYPES).to(route.device), torch.randn(ROWS, 8).to(route.device), types().to(route.device)
+    made, x, kinds = (HeteroLinear(8, 16, TYPES).to(route.device),
+                      torch.randn(ROWS, 8).to(route.device), types().to(route.device))
     found = []
     for block in (gnnaccel.disabled(), route.on(on_fallback="native")):
         try:
@@ -196,14 +210,16 @@ def test_wrong_calls_raise_what_the_host_raises(route, what):
 
 
 def test_functorch(route):
-    made, x, kinds = HeteroLinear(8, 16, TYPES).to(route.device), torch.randn(ROWS, 8).to(route.device), types().to(route.device)
+    made, x, kinds = (HeteroLinear(8, 16, TYPES).to(route.device),
+                      torch.randn(ROWS, 8).to(route.device), types().to(route.device))
     with route.on(on_fallback="native"):
         torch.func.grad(lambda x: made(x, kinds).sum())(x)
     assert gnnaccel.stats()["HeteroLinear"]["reasons"] == {"GA405": 1}
 
 
 def test_script(route):
-    made, x, kinds = HeteroLinear(8, 16, TYPES).to(route.device), torch.randn(ROWS, 8).to(route.device), types().to(route.device)
+    made, x, kinds = (HeteroLinear(8, 16, TYPES).to(route.device),
+                      torch.randn(ROWS, 8).to(route.device), types().to(route.device))
     expected = made(x, kinds)
     with route.on():
         torch.testing.assert_close(torch.jit.script(made)(x, kinds), expected)

@@ -1,4 +1,5 @@
-"""HGTConv whose keys and values are made for pairs from the features, which the kernels do for large graphs only."""
+"""HGTConv whose keys and values are made for pairs from the features, which the kernels do for
+large graphs only."""
 from __future__ import annotations
 
 import pytest
@@ -14,7 +15,8 @@ from tests.pyg import hgt_graphs
 from tests.pyg.hgt_graphs import NODES, features, on
 from tests.pyg.judge import compare, on_routes
 
-RELATIONS = [*hgt_graphs.RELATIONS, ("paper", "left", "lonely")]  # each type receives something: else types are mapped one by one
+# each type receives something: else types are mapped one by one
+RELATIONS = [*hgt_graphs.RELATIONS, ("paper", "left", "lonely")]
 WORTH_FROM = pair_maps.WORTH_FROM
 
 
@@ -37,7 +39,8 @@ def runs(request, route, monkeypatch):
         assert bool(seen) == (route.backend == "cuda")
 
 
-@on_routes("out,heads,width", [(16, 2, 16), (3, 1, 5), (15, 3, 16)], [(64, 4, 64), (7, 1, 7), (12, 12, 4)])
+@on_routes("out,heads,width", [(16, 2, 16), (3, 1, 5), (15, 3, 16)],
+           [(64, 4, 64), (7, 1, 7), (12, 12, 4)])
 def test_shapes(route, out, heads, width):
     compare(route, layer(width, out=out, heads=heads), features(width), edges())
 
@@ -61,7 +64,8 @@ def test_edge_types_without_edges(route, empty):
 def test_node_types_that_are_not_given(route):
     x = features(16)
     del x["field"], x["lonely"]
-    got = compare(route, layer(), x, edges([r for r in RELATIONS if "field" not in r and "lonely" not in r]))
+    got = compare(route, layer(), x,
+                  edges([r for r in RELATIONS if "field" not in r and "lonely" not in r]))
     assert got["kqv_lin.lins.lonely.weight"] is None
 
 
@@ -92,7 +96,8 @@ def test_without_gradients_of_the_features(route):
 def test_second_derivatives_are_the_hosts(route):
     made, (x, ei) = layer().to(route.device), on(route.device, features(16), edges())
     x["paper"].requires_grad_()
-    wanted = [x["paper"], made.k_rel.weight, made.kqv_lin.lins["paper"].weight, made.kqv_lin.lins["author"].bias]
+    wanted = [x["paper"], made.k_rel.weight, made.kqv_lin.lins["paper"].weight,
+              made.kqv_lin.lins["author"].bias]
 
     def second():
         total = sum(t.pow(2).sum() for t in made(x, ei).values())
@@ -111,7 +116,8 @@ def test_two_layers_train(route):
 
     def grads():
         hidden = first(x, ei)
-        second({**hidden, "lonely": hidden["paper"][:NODES["lonely"]].relu()}, ei)["paper"].pow(2).mean().backward()
+        second({**hidden, "lonely": hidden["paper"][:NODES["lonely"]].relu()},
+               ei)["paper"].pow(2).mean().backward()
         found = [p.grad for p in (*first.parameters(), *second.parameters())]
         first.zero_grad()
         second.zero_grad()
@@ -137,14 +143,17 @@ def test_else_by_type(route, runs, monkeypatch, how):
     expected = made(x, ei)
     with route.on(**(dict(passes=("compaction",)) if how == "passes" else {})):
         got = made(x, ei)
-    assert not runs and all(relative(got[k], expected[k]) < (2e-2 if how == "half" else 1e-5) for k in expected)
+    assert not runs and all(relative(got[k], expected[k]) < (2e-2 if how == "half" else 1e-5)
+                            for k in expected)
     assert gnnaccel.stats()["HGTConv"]["routes"] == {route.backend: 1}
 
 
-@pytest.mark.parametrize("train,kept", [("", False), ("all", False), ("all", True), ("kqv_lin", False), ("out_lin", False)])
+@pytest.mark.parametrize("train,kept",
+                         [("", False), ("all", False), ("all", True), ("kqv_lin", False),
+                          ("out_lin", False)])
 def test_else_index_arrays_are_there_before_rows(route, monkeypatch, train, kept):
-    """What sorting needs of memory would come on top of them. ``train``: what of the layer; of the last maps alone backward
-    does not come to the attention."""
+    """What sorting needs of memory would come on top of them. ``train``: what of the layer; of the
+    last maps alone backward does not come to the attention."""
     if kept:
         monkeypatch.setattr(graph_module, "SORT_FROM", 1)
         monkeypatch.setattr(attention_families, "_KEPT_SHARE", 0)
@@ -152,14 +161,17 @@ def test_else_index_arrays_are_there_before_rows(route, monkeypatch, train, kept
     for name, p in made.named_parameters():
         p.requires_grad_(train == "all" or name.startswith(train or "all"))
     order, asked, sort, cat = [], [], GraphView._build_csr, by_type.together
-    monkeypatch.setattr(GraphView, "_build_csr", lambda self, *how: order.append("sort") or asked.append(how) or sort(self, *how))
+    monkeypatch.setattr(GraphView, "_build_csr", lambda self,
+                        *how: order.append("sort") or asked.append(how) or sort(self, *how))
     monkeypatch.setattr(by_type, "together", lambda x: order.append("rows") or cat(x))
     with torch.set_grad_enabled(bool(train)), route.on():
         out = made(x, ei)
         if train:
             sum(t.sum() for t in out.values()).backward()
-    assert route.backend == "torch" or order[:2] == (["sort", "rows"] if train in ("all", "kqv_lin") else ["rows"])
-    assert not kept or route.backend == "torch" or [how for how in asked if how[1]] == asked[:1] == [(False, True)]
+    assert route.backend == "torch" or order[:2] == (["sort", "rows"]
+                                                     if train in ("all", "kqv_lin") else ["rows"])
+    assert not kept or route.backend == "torch" or [how for how in asked
+                                                    if how[1]] == asked[:1] == [(False, True)]
 
 
 @pytest.mark.parametrize("route", [pytest.param("cuda", marks=pytest.mark.gpu)], indirect=True)

@@ -1,4 +1,5 @@
-"""docs/layers.md says of every layer of PyG which way it goes. ``python -m tests.pyg.test_layer_table`` writes the table anew."""
+"""docs/layers.md says of every layer of PyG which way it goes. ``python -m
+tests.pyg.test_layer_table`` writes the table anew."""
 from __future__ import annotations
 
 import inspect
@@ -26,7 +27,8 @@ def way(name: str) -> str | None:
         return "native: it does not propagate"
     known = propagate_reading.known_class(cls)
     arguments = [p for p in inspect.signature(cls.message).parameters if p != "self"]
-    kwargs = {p.removesuffix("_j").removesuffix("_i"): (None, None) for p in arguments}  # pairs stand for tensors
+    # pairs stand for tensors
+    kwargs = {p.removesuffix("_j").removesuffix("_i"): (None, None) for p in arguments}
     taken = []
     for given in ({**kwargs, "edge_attr": None}, kwargs):
         form = known.form(given, known.stock and known.stock.usual)
@@ -35,7 +37,8 @@ def way(name: str) -> str | None:
     if not taken:
         return f"native: {form.text.replace(f'{name} ', 'it ')}"
     usual = inspect.signature(cls).parameters.get("aggr")
-    if usual is not None and usual.default in ("softmax", "powermean") and any(form.more is not None for form in taken):
+    if (usual is not None and usual.default in ("softmax", "powermean")
+        and any(form.more is not None for form in taken)):
         return "its aggregation; native with `edge_attr` and a power mean"
     return "its aggregation"
 
@@ -52,8 +55,9 @@ def test_the_table_is_current():
 
 
 def test_the_layers_that_must_gain_do():
-    for name in ("GCNConv", "SAGEConv", "GraphConv", "GINConv", "SGConv", "TAGConv", "SSGConv", "APPNP", "LGConv", "MixHopConv",
-                 "GCN2Conv", "ARMAConv", "ChebConv", "ClusterGCNConv", "GatedGraphConv", "SignedConv", "SimpleConv", "GINEConv",
+    for name in ("GCNConv", "SAGEConv", "GraphConv", "GINConv", "SGConv", "TAGConv", "SSGConv",
+                 "APPNP", "LGConv", "MixHopConv", "GCN2Conv", "ARMAConv", "ChebConv",
+                 "ClusterGCNConv", "GatedGraphConv", "SignedConv", "SimpleConv", "GINEConv",
                  "LEConv", "EGConv", "ResGatedGraphConv"):
         assert way(name) == "its aggregation", name
     assert way("GENConv") == "its aggregation; native with `edge_attr` and a power mean"

@@ -62,14 +62,16 @@ class Unused:
         return x_j
 
 
-SEEN = {Copy: None, Default: lambda w: w.unsqueeze(-1), Optional: lambda w: w.view(-1, 1), Swapped: lambda w: w[:, None],
-        Ellipsis_: lambda w: w[..., None], Scaled: lambda w: (0.5 * w.sigmoid()).reshape(-1, 1),
-        ByTorch: lambda w: w.unsqueeze(1), Method: lambda w: -w.unsqueeze(1), Unused: None}
+SEEN = {Copy: None, Default: lambda w: w.unsqueeze(-1), Optional: lambda w: w.view(-1, 1),
+        Swapped: lambda w: w[:, None], Ellipsis_: lambda w: w[..., None],
+        Scaled: lambda w: (0.5 * w.sigmoid()).reshape(-1, 1), ByTorch: lambda w: w.unsqueeze(1),
+        Method: lambda w: -w.unsqueeze(1), Unused: None}
 
 
 def kinds(cls):
     names = cls.message.__code__.co_varnames[1:cls.message.__code__.co_argcount]
-    return {name.removesuffix("_j").removesuffix("_i"): "tensor" for name in names if name not in message._SPECIAL}
+    return {name.removesuffix("_j").removesuffix("_i"): "tensor" for name in names
+            if name not in message._SPECIAL}
 
 
 @pytest.mark.parametrize("cls", SEEN)
@@ -142,15 +144,21 @@ X = dict(x=(W[:3], W[2:]), y=(W[:3], W[2:]), k=W[:2], q=W[:3], v=W[1:4], a=W[:, 
 
 def test_messages_of_more():
     """What is in them, by name."""
-    found = {cls: message.form(cls.message, kinds(cls)) for cls in (Difference, Rectified_, Gate, Hoisted)}
+    found = {cls: message.form(cls.message, kinds(cls))
+             for cls in (Difference, Rectified_, Gate, Hoisted)}
     shifted, rectified, gated = (found[cls].more(X, None) for cls in (Difference, Rectified_, Gate))
     assert type(shifted) is Shifted and torch.equal(shifted.rows, W[2:]) and shifted.sign == 1.0
-    assert torch.equal(found[Difference].apply(W), -W) and torch.equal(found[Difference].weight(X), W[:, :1])
+    assert torch.equal(found[Difference].apply(W),
+                       -W) and torch.equal(found[Difference].weight(X), W[:, :1])
     assert found[Difference].ends == (("y", "i"),) and found[Difference].source == "x"
-    assert type(rectified) is Rectified and torch.equal(rectified.edge, W) and rectified.constant == 0.5
-    assert type(gated) is Gated and found[Gate].source == "v" and found[Gate].ends == (("k", "i"), ("q", "j"))
-    assert torch.equal(gated.left, W[:3]) and torch.equal(gated.right, W[:2]) and torch.equal(gated.edge, W)
-    assert torch.equal(found[Hoisted].apply(W - 1), (1 - W).relu() + 1) and torch.equal(found[Hoisted].weight(X), W[:, 1:])
+    assert type(rectified) is Rectified and torch.equal(rectified.edge,
+                                                        W) and rectified.constant == 0.5
+    assert type(gated) is Gated and found[Gate].source == "v" and found[Gate].ends == (("k", "i"),
+                                                                                       ("q", "j"))
+    assert torch.equal(gated.left, W[:3]) and torch.equal(gated.right,
+                                                          W[:2]) and torch.equal(gated.edge, W)
+    assert torch.equal(found[Hoisted].apply(W - 1),
+                       (1 - W).relu() + 1) and torch.equal(found[Hoisted].weight(X), W[:, 1:])
 
 
 def test_products_of_weights():
@@ -161,7 +169,8 @@ def test_products_of_weights():
 
 @pytest.mark.parametrize("cls", [Optional, Default])
 def test_absent_weights(cls):
-    assert message.form(cls.message, {"x": "tensor", "edge_weight": "none"}) == message.Form("x", None)
+    assert message.form(cls.message,
+                        {"x": "tensor", "edge_weight": "none"}) == message.Form("x", None)
 
 
 def test_absent_by_default():
@@ -314,9 +323,10 @@ class WeightsInPlace:
 
 
 F = SIDE  # which Aliased names, and which is not torch.nn.functional
-NOT_SEEN = [RectifiedBoth, OfTargets, GateAlone, GateOfWeighted, Concatenated, WeightedTwice, Exponential, Aliased, TargetInPlace,
-            WeightsInPlace, Printing, Appending, Keeping, OwnParameter, Training, Squared, Sized, Branching, Dropping, Indexed,
-            Looping, EdgesAlone, Star, Sliced, Parent]
+NOT_SEEN = [RectifiedBoth, OfTargets, GateAlone, GateOfWeighted, Concatenated, WeightedTwice,
+            Exponential, Aliased, TargetInPlace, WeightsInPlace, Printing, Appending, Keeping,
+            OwnParameter, Training, Squared, Sized, Branching, Dropping, Indexed, Looping,
+            EdgesAlone, Star, Sliced, Parent]
 
 
 @pytest.mark.parametrize("cls", NOT_SEEN, ids=lambda c: c.__name__)

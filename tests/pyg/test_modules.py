@@ -129,13 +129,15 @@ def test_ddp(route, inputs):
         took(route, 4)
         grads = {name: p.grad for name, p in twin.named_parameters()}
         largest = max(g.norm() for g in grads.values())
-        assert all((p.grad - grads[name]).norm() < 1e-5 * largest for name, p in model.named_parameters())
+        assert all((p.grad - grads[name]).norm() < 1e-5 * largest
+                   for name, p in model.named_parameters())
     finally:
         dist.destroy_process_group()
 
 
 def replica_of(module):
-    """What DataParallel makes of a module: its parameters are plain attributes, ``_parameters`` is empty."""
+    """What DataParallel makes of a module: its parameters are plain attributes, ``_parameters`` is
+    empty."""
     twin = module._replicate_for_data_parallel()
     for name, child in module.named_children():
         twin._modules[name] = replica_of(child)
@@ -193,16 +195,22 @@ def test_hooks_of_the_layer(route, inputs, name):
 
     def seen():
         log, handles = [], [
-            layer.register_forward_pre_hook(lambda m, args: log.append(("before", [a.shape for a in args]))),
-            layer.register_forward_hook(lambda m, args, out: log.append(("after", out.shape)) or out * 2),
-            layer.register_full_backward_hook(lambda m, gi, go: log.append(("back", [g is None for g in gi], go[0].shape)))]
+            layer.register_forward_pre_hook(lambda m,
+                                            args: log.append(("before", [a.shape for a in args]))),
+            layer.register_forward_hook(lambda m, args,
+                                        out: log.append(("after", out.shape)) or out * 2),
+            layer.register_full_backward_hook(lambda m, gi,
+                                              go: log.append(("back", [g is None for g in gi],
+                                                              go[0].shape)))]
         out = layer(x, inputs[1])
         grad, = torch.autograd.grad(out.sum(), x)
         [h.remove() for h in handles]
         return log, out.detach(), grad
 
     native, got = both(route, seen)
-    assert got[0] == native[0] and len(got[0]) == 3 and close(got[1], native[1]) and close(got[2], native[2])
+    assert got[0] == native[0] and len(got[0]) == 3 and close(got[1], native[1]) and close(got[2],
+                                                                                           native[
+                                                                                               2])
 
 
 @pytest.mark.parametrize("name", ["GATConv", "GATv2Conv", "TransformerConv", "SuperGATConv"])
@@ -217,14 +225,16 @@ def test_hooks_of_the_linear_maps(route, inputs, name, heads):
         for path, module in layer.named_modules():
             if isinstance(getattr(module, "weight", None), torch.Tensor):
                 handles.append(module.register_forward_hook(
-                    lambda m, args, out, path=path: log.append((path, tuple(out.shape))) or out + 1))
+                    lambda m, args, out,
+                    path=path: log.append((path, tuple(out.shape))) or out + 1))
         out = layer(*inputs, *attr)
         [h.remove() for h in handles]
         return sorted(log), out.detach()
 
     native, got = both(route, seen)
     names = [name for name, _ in native[0]]
-    assert [name for name, _ in got[0]] == names and len(names) >= 1 and close(got[1], native[1], 1e-4)
+    assert [name
+            for name, _ in got[0]] == names and len(names) >= 1 and close(got[1], native[1], 1e-4)
 
 
 def test_hooks_of_a_folded_transformer(route, inputs):
@@ -239,7 +249,8 @@ def test_hooks_of_a_folded_transformer(route, inputs):
 
 @pytest.mark.parametrize("name", ["GATConv", "TransformerConv"])
 def test_global_hooks_see_every_linear_map(route, inputs, name):
-    """As profilers of modules register them. The aggregation module is the one that a kernel leaves out."""
+    """As profilers of modules register them. The aggregation module is the one that a kernel leaves
+    out."""
     layer = build(name, heads=1, device=route.device).eval()
     attr = {}
     if name == "GATConv":
@@ -248,7 +259,8 @@ def test_global_hooks_see_every_linear_map(route, inputs, name):
     log = []
     with route.on():
         layer(*inputs, **attr)  # so that a repeated call could take a short way
-    handle = torch.nn.modules.module.register_module_forward_hook(lambda m, args, out: log.append(type(m).__name__))
+    handle = torch.nn.modules.module.register_module_forward_hook(lambda m, args,
+                                                                  out: log.append(type(m).__name__))
     try:
         layer(*inputs, **attr)
         native = [name for name in log if "Aggregation" not in name]
@@ -257,7 +269,8 @@ def test_global_hooks_see_every_linear_map(route, inputs, name):
             layer(*inputs, **attr)
     finally:
         handle.remove()
-    assert sorted(name for name in log if "Aggregation" not in name) == sorted(native) and len(native) > 2
+    assert sorted(name for name in log
+                  if "Aggregation" not in name) == sorted(native) and len(native) > 2
 
 
 # ---- replaced parts ----
@@ -269,11 +282,13 @@ def test_lazy_sizes(route, inputs):
         with route.on(on_fallback="native"):
             first, second = layer(*inputs), layer(*inputs)
         assert gnnaccel.stats()[name]["reasons"] == {"GA209": 1}
-        assert gnnaccel.stats()[name]["routes"] == {"native": 1, route.backend: 1} and close(second, first)
+        assert gnnaccel.stats()[name]["routes"] == {"native": 1,
+                                                    route.backend: 1} and close(second, first)
 
 
 class Stretched(torch.nn.Module):
-    """A linear map in two parts, without a weight of its own; as adapters such as LoRA make them."""
+    """A linear map in two parts, without a weight of its own; as adapters such as LoRA make
+    them."""
 
     def __init__(self, inner):
         super().__init__()
@@ -283,8 +298,10 @@ class Stretched(torch.nn.Module):
         return self.inner(x) * self.gain
 
 
-@pytest.mark.parametrize("name,part", [("GATConv", "lin"), ("GATConv", "lin_edge"), ("GATv2Conv", "lin_l"), ("GATv2Conv", "lin_edge"),
-                                       ("TransformerConv", "lin_key"), ("TransformerConv", "lin_value"), ("SuperGATConv", "lin")])
+@pytest.mark.parametrize("name,part",
+                         [("GATConv", "lin"), ("GATConv", "lin_edge"), ("GATv2Conv", "lin_l"),
+                          ("GATv2Conv", "lin_edge"), ("TransformerConv", "lin_key"),
+                          ("TransformerConv", "lin_value"), ("SuperGATConv", "lin")])
 @pytest.mark.parametrize("heads", [1, 2])
 def test_another_linear_map(route, inputs, name, part, heads):
     options = dict(edge_dim=EDGE) if part == "lin_edge" else {}
@@ -301,7 +318,9 @@ def test_another_linear_map(route, inputs, name, part, heads):
 def test_pruned_and_parametrized(route, inputs, name, what):
     attention = {"GATConv": "att_src", "GATv2Conv": "att", "SuperGATConv": "att_l"}[name]
     target = "bias" if what == "bias" else attention
-    pruned, parametrized = build(name, device=route.device).eval(), build(name, device=route.device).eval()
+    pruned, parametrized = build(name,
+                                 device=route.device).eval(), build(name,
+                                                                    device=route.device).eval()
     prune.random_unstructured(pruned, target, amount=0.5)
     parametrize.register_parametrization(parametrized, target, torch.nn.Softplus())
     for layer in (pruned, parametrized):

@@ -1,4 +1,5 @@
-"""Layers over edge types whose calls stay native are not read again; what may change that has to be seen."""
+"""Layers over edge types whose calls stay native are not read again; what may change that has to be
+seen."""
 from __future__ import annotations
 
 import gc
@@ -8,19 +9,22 @@ import weakref
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
-from torch_geometric.nn import GATConv, GCNConv, HEATConv, HeteroConv, HGTConv, RGATConv, SAGEConv, to_hetero
+from torch_geometric.nn import (GATConv, GCNConv, HEATConv, HeteroConv, HGTConv, RGATConv, SAGEConv,
+                                to_hetero)
 
 import gnnaccel
 from gnnaccel.dispatch import cache, config, counters, layer_memory, ledger, native_memory, router
 from gnnaccel.dispatch.layer_memory import memories
-from tests.pyg.hetero_graphs import CITES, KNOWS, METADATA, RELATIONS, WIDTH, edges, features, hetero, same
+from tests.pyg.hetero_graphs import (CITES, KNOWS, METADATA, RELATIONS, WIDTH, edges, features,
+                                     hetero, same)
 
 @pytest.fixture
 def read(monkeypatch):
     """The layers that were read, by class."""
     found = []
     decide = router._decide
-    monkeypatch.setattr(router, "_decide", lambda layer, *rest: found.append(type(layer).__name__) or decide(layer, *rest))
+    monkeypatch.setattr(router, "_decide", lambda layer,
+                        *rest: found.append(type(layer).__name__) or decide(layer, *rest))
     return found
 
 
@@ -45,8 +49,10 @@ def enabled():
 
 # ---- calls that repeat ----
 
-@pytest.mark.parametrize("made", [lambda: hetero(SAGEConv), lambda: hetero(GATConv, add_self_loops=False),
-                                  lambda: to_hetero(_Net(), METADATA)], ids=["SAGEConv", "GATConv", "to_hetero"])
+@pytest.mark.parametrize("made",
+                         [lambda: hetero(SAGEConv), lambda: hetero(GATConv, add_self_loops=False),
+                          lambda: to_hetero(_Net(), METADATA)],
+                         ids=["SAGEConv", "GATConv", "to_hetero"])
 def test_repeated_calls_are_not_read_and_give_the_hosts_results(made, read):
     layer, x, ei = made(), features(), edges()
     expected = layer(x, ei)
@@ -71,14 +77,17 @@ class _Net(torch.nn.Module):
 
 CHANGES = {
     "edges of one type": lambda layer, x, ei: (x, {**ei, RELATIONS[1]: ei[RELATIONS[1]].clone()}),
-    "one edge type less": lambda layer, x, ei: (x, {k: t for k, t in ei.items() if k != RELATIONS[0]}),
+    "one edge type less": lambda layer, x,
+    ei: (x, {k: t for k, t in ei.items() if k != RELATIONS[0]}),
     "evaluation": lambda layer, x, ei: (x, ei) if layer.eval() else None,
 }
 #: what makes no other way pay: natively again, with the host's results
 NO_MATTER = {
-    "edges changed in place": lambda layer, x, ei: (x, ei) if ei[RELATIONS[2]].zero_() is not None else None,
+    "edges changed in place": lambda layer, x,
+    ei: (x, ei) if ei[RELATIONS[2]].zero_() is not None else None,
     "more nodes": lambda layer, x, ei: ({k: torch.cat([t, t, t]) for k, t in x.items()}, ei),
-    "a dtype": lambda layer, x, ei: ({k: t.double() for k, t in x.items()}, ei) if layer.double() else None,
+    "a dtype": lambda layer, x,
+    ei: ({k: t.double() for k, t in x.items()}, ei) if layer.double() else None,
 }
 
 
@@ -160,7 +169,8 @@ def test_a_large_relation_inside_a_native_layer_is_accelerated(enabled):
     gnnaccel.reset_stats()
     settled(layer, x, large, 4)
     stats = gnnaccel.stats()
-    assert stats["HeteroConv"]["routes"] == {"native": 4} and stats["GATConv"]["routes"]["torch"] >= 2
+    assert stats["HeteroConv"]["routes"] == {"native": 4} and stats["GATConv"]["routes"][
+        "torch"] >= 2
     settled(layer, x, large, 4)
     assert gnnaccel.stats()["GATConv"]["routes"]["torch"] >= 6, "and stays so"
 
@@ -173,7 +183,9 @@ def test_models_of_to_hetero_as_a_whole(enabled, read):
     gnnaccel.reset_stats()
     read.clear()
     settled(made, x, ei, 3)
-    assert not read and {name: one["calls"] for name, one in gnnaccel.stats().items()} == {"HeteroConv": 6, "SAGEConv": 30}
+    assert not read and {name: one["calls"]
+                         for name, one in gnnaccel.stats().items()} == {"HeteroConv": 6,
+                                                                        "SAGEConv": 30}
     large = {k: t.repeat(1, 2000) for k, t in ei.items()}
     settled(made, x, large, 3)
     assert gnnaccel.stats()["HeteroConv"]["routes"]["torch"] >= 2
@@ -201,7 +213,8 @@ def test_calls_inside_over_what_is_made_of_the_graph_are_counted(enabled):
     gnnaccel.reset_stats()
     settled(layer, x, ei, 8)
     routes = {name: one["routes"] for name, one in gnnaccel.stats().items()}
-    assert routes == {"HGTConv": {"native": 8}, "HeteroDictLinear": {"native": 16}, "HeteroLinear": {"native": 16}}
+    assert routes == {"HGTConv": {"native": 8}, "HeteroDictLinear": {"native": 16},
+                      "HeteroLinear": {"native": 16}}
     assert memories.get(layer).settled[False].inside.silent
 
 
@@ -304,17 +317,20 @@ def test_typed_edges(enabled, read):
     for _ in range(3):
         layer(x, ei, types)
     again = types.clone()
-    for given, expected in (((x, ei, types), False), ((x, ei, again), False), ((x, ei, again), True), ((x, ei, again), False)):
+    for given, expected in (((x, ei, types), False), ((x, ei, again), False),
+                            ((x, ei, again), True), ((x, ei, again), False)):
         read.clear()
         layer(*given)
         assert bool(read) is expected, "types that are new make a new graph"
 
 
 def test_batches_that_come_again(enabled, read):
-    """Each is decided once more, as one that may come often; where it stays native, that is the last time."""
+    """Each is decided once more, as one that may come often; where it stays native, that is the
+    last time."""
     layer, x, batches = hetero(SAGEConv), features(), [edges() for _ in range(5)]
     settled(layer, x, edges(), 1)
-    assert [is_read(read, layer, x, ei) for _ in range(3) for ei in batches] == [False] * 5 + [True] * 5 + [False] * 5
+    assert [is_read(read, layer, x, ei) for _ in range(3)
+            for ei in batches] == [False] * 5 + [True] * 5 + [False] * 5
     batches[2][RELATIONS[0]].add_(0)  # a new version: what was one of the batches is a new graph
     assert [is_read(read, layer, x, ei) for ei in batches] == [False] * 5
 
@@ -347,7 +363,8 @@ def test_new_edges_between_the_same_nodes(enabled, read, count):
 
 def test_features_of_another_dtype_are_seen(emulated):
     """What no kernel takes says nothing of what kernels take, over the same graph."""
-    layer, x, ei = GATConv(WIDTH, 8, 2).double(), torch.randn(20, WIDTH), torch.randint(0, 20, (2, 30))
+    layer, x, ei = GATConv(WIDTH, 8,
+                           2).double(), torch.randn(20, WIDTH), torch.randint(0, 20, (2, 30))
     with torch.no_grad(), gnnaccel.enabled(backend="cuda", when="supported"):
         for _ in range(4):
             layer(x.double(), ei)

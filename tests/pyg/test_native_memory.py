@@ -33,12 +33,14 @@ def test_a_pair_after_remembered_plain_calls(never_pays):
 
 @pytest.mark.parametrize("records", [0, 10])
 def test_listening_does_not_change_the_route(monkeypatch, records):
-    """Native for a new graph, the torch backend from its second call on, whether anybody listens or not."""
+    """Native for a new graph, the torch backend from its second call on, whether anybody listens or
+    not."""
     from gnnaccel.dispatch import planner
     x, ei = graphs.features(), graphs.square()
     layer = GATConv(x.shape[1], 8, 2).eval()
     monkeypatch.setattr(cost, "native", lambda request: 1.0)
-    monkeypatch.setattr("gnnaccel.dispatch.specs.ATTENTION", _with_cost(lambda request: 2.0 if request.fresh else 0.5))
+    monkeypatch.setattr("gnnaccel.dispatch.specs.ATTENTION",
+                        _with_cost(lambda request: 2.0 if request.fresh else 0.5))
     planner.forget()
     with gnnaccel.enabled(records=records):
         gnnaccel.reset_stats()
@@ -52,4 +54,5 @@ def _with_cost(seconds):
     import dataclasses
 
     from gnnaccel.dispatch.specs import ATTENTION
-    return tuple(dataclasses.replace(spec, seconds=seconds) if spec.route == "torch" else spec for spec in ATTENTION)
+    return tuple(dataclasses.replace(spec, seconds=seconds) if spec.route == "torch" else spec
+                 for spec in ATTENTION)

@@ -10,7 +10,8 @@ from tests.pyg import graphs
 from tests.pyg.graphs import N
 from tests.pyg.judge import compare, on_routes
 
-LAYER = [{}, dict(requires_grad=False), dict(add_self_loops=False), dict(requires_grad=False, add_self_loops=False)]
+LAYER = [{}, dict(requires_grad=False), dict(add_self_loops=False),
+         dict(requires_grad=False, add_self_loops=False)]
 
 
 @on_routes("width", [1, 7, 12, 16], [2, 33, 64, 100, 128, 511, 512])
@@ -25,7 +26,8 @@ def test_layer_options(route, options):
 
 @on_routes("options", LAYER)
 def test_in_eval_mode_without_gradients(route, options):
-    compare(route, AGNNConv(**options).requires_grad_(False), graphs.features(), graphs.square(), train=False, require=False)
+    compare(route, AGNNConv(**options).requires_grad_(False), graphs.features(), graphs.square(),
+            train=False, require=False)
 
 
 def test_a_gradient_for_beta_alone(route):

@@ -39,7 +39,8 @@ def test_bipartite(route, options):
 
 def test_permuted_edges_and_unknown_types_change_nothing(route):
     torch.manual_seed(3)
-    layer, x, edge_index, edge_type = FiLMConv(F, 8, R).to(route.device), features(), square(), types()
+    layer, x, edge_index, edge_type = FiLMConv(F, 8,
+                                               R).to(route.device), features(), square(), types()
     order = torch.randperm(E)
     wild = torch.cat([edge_type, torch.tensor([R, R + 3])])  # the host's loop never meets them
     more = torch.cat([edge_index, torch.tensor([[1, 2], [3, 4]])], 1)
@@ -49,12 +50,15 @@ def test_permuted_edges_and_unknown_types_change_nothing(route):
                 ((edge_index, edge_type), (edge_index[:, order], edge_type[order]), (more, wild))]
     for out in outs[1:]:
         torch.testing.assert_close(out, outs[0], rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(outs[0], layer(x, more.to(route.device), wild.to(route.device)), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(outs[0], layer(x, more.to(route.device), wild.to(route.device)),
+                               rtol=1e-5, atol=1e-5)
 
 
 def test_what_overflows_to_minus_infinity_is_cut_off(route):
     torch.manual_seed(5)
-    layer, x, edge_index, edge_type = FiLMConv(F, 8, R).to(route.device), 1e25 * features().to(route.device), square(), types()
+    layer, x, edge_index, edge_type = FiLMConv(F, 8,
+                                               R).to(route.device), 1e25 * features().to(
+                                                   route.device), square(), types()
     edge_index, edge_type = edge_index.to(route.device), edge_type.to(route.device)
     expected = layer(x, edge_index, edge_type)
     with route.on():
@@ -73,9 +77,10 @@ def test_derivatives():
         assert torch.autograd.gradgradcheck(lambda x: layer(x, edge_index, edge_type), (x,))
 
 
-@pytest.mark.parametrize("options, code", [({"num_relations": 1}, "GA208"), ({"act": torch.nn.Tanh()}, "GA208"),
-                                           ({"aggr": "max"}, "GA201"),
-                                           ({"nn": torch.nn.Sequential(torch.nn.Linear(F, 16))}, "GA208")])
+@pytest.mark.parametrize("options, code",
+                         [({"num_relations": 1}, "GA208"), ({"act": torch.nn.Tanh()}, "GA208"),
+                          ({"aggr": "max"}, "GA201"),
+                          ({"nn": torch.nn.Sequential(torch.nn.Linear(F, 16))}, "GA208")])
 def test_what_runs_natively(options, code):
     layer = FiLMConv(**{"in_channels": F, "out_channels": 8, "num_relations": R, **options})
     x, edge_index, edge_type = features(), square(), types()

@@ -14,9 +14,11 @@ from tests.pyg.judge import compare, native_again, on_routes
 
 SHAPES = [(8, 2), (1, 1), (5, 3)]
 MORE_SHAPES = [(8, 8), (7, 1), (64, 1), (128, 1), (20, 12), (2, 40), (511, 1), (512, 2)]
-LAYER = [{}, dict(concat=False), dict(residual=True), dict(bias=False), dict(concat=False, residual=True, bias=False),
-         dict(add_self_loops=False), dict(negative_slope=0.0), dict(negative_slope=1.5), dict(add_self_loops=False, bias=False)]
-FILLS = [1.5, 2, "mean", "add", "sum", "max", "min", "mul", torch.tensor([0.5, -1.0, 2.0, 0.0]), torch.randn(1, EDGE)]
+LAYER = [{}, dict(concat=False), dict(residual=True), dict(bias=False),
+         dict(concat=False, residual=True, bias=False), dict(add_self_loops=False),
+         dict(negative_slope=0.0), dict(negative_slope=1.5), dict(add_self_loops=False, bias=False)]
+FILLS = [1.5, 2, "mean", "add", "sum", "max", "min", "mul", torch.tensor([0.5, -1.0, 2.0, 0.0]),
+         torch.randn(1, EDGE)]
 
 
 @on_routes("shape", SHAPES, MORE_SHAPES)
@@ -32,19 +34,20 @@ def test_layer_options(route, options):
 
 @on_routes("options", LAYER[:5])
 def test_in_eval_mode_without_gradients(route, options):
-    compare(route, GATConv(F, 8, 2, dropout=0.5, **options).requires_grad_(False), graphs.features(), graphs.square(),
-            train=False, require=False)
+    compare(route, GATConv(F, 8, 2, dropout=0.5, **options).requires_grad_(False),
+            graphs.features(), graphs.square(), train=False, require=False)
 
 
 @on_routes("fill", FILLS)
 def test_fill_values(route, fill):
-    compare(route, GATConv(F, 8, 2, edge_dim=EDGE, fill_value=fill), graphs.features(), graphs.square(), graphs.edge_features())
+    compare(route, GATConv(F, 8, 2, edge_dim=EDGE, fill_value=fill), graphs.features(),
+            graphs.square(), graphs.edge_features())
 
 
 @on_routes("fill", [0.5, "mean", "mul", torch.tensor(3.0)])
 def test_fill_values_of_one_feature_per_edge(route, fill):
-    compare(route, GATConv(F, 8, 2, edge_dim=1, fill_value=fill), graphs.features(), graphs.square(),
-            graphs.edge_features(width=None))
+    compare(route, GATConv(F, 8, 2, edge_dim=1, fill_value=fill), graphs.features(),
+            graphs.square(), graphs.edge_features(width=None))
 
 
 @on_routes("options", LAYER)
@@ -54,8 +57,8 @@ def test_edge_features(route, options):
 
 
 def test_edge_features_that_the_layer_ignores(route):
-    compare(route, GATConv(F, 8, 2), graphs.features(), graphs.square(), graphs.edge_features().requires_grad_(False),
-            require=False)
+    compare(route, GATConv(F, 8, 2), graphs.features(), graphs.square(),
+            graphs.edge_features().requires_grad_(False), require=False)
 
 
 def test_edge_dim_without_edge_features(route):
@@ -83,7 +86,8 @@ def test_fewer_sources_than_destinations(route):
 
 
 def test_a_list_as_the_pair(route):
-    compare(route, GATConv((F, 7), 8, 2), [graphs.features(), graphs.features(M, 7)], graphs.bipartite())
+    compare(route, GATConv((F, 7), 8, 2), [graphs.features(), graphs.features(M, 7)],
+            graphs.bipartite())
 
 
 def test_two_maps_for_one_set_of_nodes(route):
@@ -92,8 +96,8 @@ def test_two_maps_for_one_set_of_nodes(route):
 
 @pytest.mark.parametrize("channels", [F, (F, 7)], ids=str)
 def test_sources_only(route, channels):
-    got = compare(route, GATConv(channels, 8, 2, residual=True, add_self_loops=False), (graphs.features(), None),
-                  graphs.bipartite(), size=(N, M))
+    got = compare(route, GATConv(channels, 8, 2, residual=True, add_self_loops=False),
+                  (graphs.features(), None), graphs.bipartite(), size=(N, M))
     assert got["out"].shape[0] == M and got["att_dst"] is None
 
 
@@ -102,7 +106,8 @@ def test_sources_only_with_self_loops(route, size):
     compare(route, GATConv(F, 8, 2), (graphs.features(), None), graphs.bipartite(), None, size)
 
 
-@pytest.mark.parametrize("size", [(N, N), [N, N], torch.Size([N, N])], ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize("size", [(N, N), [N, N], torch.Size([N, N])],
+                         ids=lambda s: type(s).__name__)
 def test_size_that_says_nothing_new(route, size):
     compare(route, GATConv(F, 8, 2), graphs.features(), graphs.square(), size=size)
 
@@ -116,20 +121,24 @@ def test_edge_index_class(route, order, sizes):
     if order:
         index = index.sort_by(order).values
         index.validate()
-    compare(route, GATConv(F, 8, 2, edge_dim=EDGE), graphs.features(), index, graphs.edge_features())
+    compare(route, GATConv(F, 8, 2, edge_dim=EDGE), graphs.features(), index,
+            graphs.edge_features())
 
 
 def test_edge_index_class_of_another_size(route):
-    layer, x = GATConv(F, 8, 2, add_self_loops=False).to(route.device), graphs.features().to(route.device)
+    layer, x = GATConv(F, 8, 2,
+                       add_self_loops=False).to(route.device), graphs.features().to(route.device)
     index = EdgeIndex(graphs.square(N - 4), sparse_size=(N - 4, N - 4)).to(route.device)
     with pytest.raises(ValueError) as native:
         layer(x, index)
     with route.on(on_fallback="native"), pytest.raises(ValueError) as got:
         layer(x, index)
-    assert str(got.value) == str(native.value) and gnnaccel.stats()["GATConv"]["reasons"] == {"GA204": 1}
+    assert str(got.value) == str(native.value) and gnnaccel.stats()["GATConv"]["reasons"] == {
+        "GA204": 1}
 
 
-@pytest.mark.parametrize("fill", [1.5, torch.randn(EDGE)], ids=["number", "tensor"])  # the host's 'mean' has wrong gradients
+# the host's 'mean' has wrong gradients
+@pytest.mark.parametrize("fill", [1.5, torch.randn(EDGE)], ids=["number", "tensor"])
 def test_int32_edges(route, fill):
     layer = GATConv(F, 8, 2, edge_dim=EDGE, fill_value=fill)
     compare(route, layer, graphs.features(), graphs.square().int(), graphs.edge_features())
@@ -137,23 +146,29 @@ def test_int32_edges(route, fill):
 
 @pytest.mark.parametrize("fill", ["mean", "max", "add"])
 def test_int32_edges_give_what_int64_edges_do(route, fill):
-    layer, x = GATConv(F, 8, 2, edge_dim=EDGE, fill_value=fill).to(route.device), graphs.features().to(route.device)
-    ei, attr = graphs.square().to(route.device), graphs.edge_features().to(route.device).requires_grad_()
+    layer, x = GATConv(F, 8, 2, edge_dim=EDGE,
+                       fill_value=fill).to(route.device), graphs.features().to(route.device)
+    ei, attr = graphs.square().to(route.device), graphs.edge_features().to(
+        route.device).requires_grad_()
     with route.on():
-        grads = [torch.autograd.grad(layer(x, edges, attr).pow(2).sum(), attr)[0] for edges in (ei, ei.int())]
+        grads = [torch.autograd.grad(layer(x, edges, attr).pow(2).sum(), attr)[0]
+                 for edges in (ei, ei.int())]
     assert relative(grads[0], grads[1]) < 1e-6
 
 
 @pytest.mark.parametrize("form", ["transposed", "columns", "expanded"])
 def test_edge_index_in_odd_strides(route, form):
     ei = graphs.square()
-    view = {"transposed": ei.t().contiguous().t(), "columns": ei[:, ::2], "expanded": ei[:, :1].expand(2, 9)}[form]
+    view = {"transposed": ei.t().contiguous().t(), "columns": ei[:, ::2],
+            "expanded": ei[:, :1].expand(2, 9)}[form]
     compare(route, GATConv(F, 8, 2), graphs.features(), view)
 
 
 @pytest.mark.parametrize("weights", [True, False, None])
 def test_attention_weights(route, weights):
-    layer, x, ei = GATConv(F, 8, 2).to(route.device), graphs.features().to(route.device), graphs.square().to(route.device)
+    layer, x, ei = GATConv(F, 8,
+                           2).to(route.device), graphs.features().to(
+                               route.device), graphs.square().to(route.device)
     native = layer(x, ei, return_attention_weights=weights)
     with route.on(on_fallback="native"):
         got = layer(x, ei, return_attention_weights=weights)
@@ -163,7 +178,10 @@ def test_attention_weights(route, weights):
         return
     # also for False, which asks for weights in PyG before 2.8
     assert gnnaccel.stats()["GATConv"]["reasons"] == {"GA208": 1}
-    assert native_again(got[0], native[0]) and torch.equal(got[1][0], native[1][0]) and native_again(got[1][1], native[1][1])
+    assert native_again(got[0], native[0]) and torch.equal(got[1][0],
+                                                           native[1][0]) and native_again(got[1][1],
+                                                                                          native[1][
+                                                                                              1])
 
 
 @pytest.mark.parametrize("scale", [30.0, 1e-3])

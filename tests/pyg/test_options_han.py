@@ -13,8 +13,8 @@ import gnnaccel
 from gnnaccel.dispatch import cache, records
 from gnnaccel.errors import FallbackError, GraphError
 from tests.helpers import relative
-from tests.pyg.hetero_graphs import (ABOUT, CITES, KNOWS, METADATA, NODES, RELATIONS, WIDTH, WRITES, WRITTEN, edges, features,
-                                     many, near, on, same)
+from tests.pyg.hetero_graphs import (ABOUT, CITES, KNOWS, METADATA, NODES, RELATIONS, WIDTH, WRITES,
+                                     WRITTEN, edges, features, many, near, on, same)
 from tests.pyg.judge import compare, on_routes, took
 
 SHAPES = [(16, 2), (1, 1), (15, 3)]
@@ -44,7 +44,8 @@ def test_channels_by_node_type(route):
 
 
 def test_eval_mode_without_gradients(route):
-    compare(route, layer(dropout=0.5).requires_grad_(False), features(), edges(), train=False, require=False)
+    compare(route, layer(dropout=0.5).requires_grad_(False), features(), edges(), train=False,
+            require=False)
 
 
 @pytest.mark.parametrize("value", [True, False])
@@ -74,7 +75,8 @@ def test_dropout(route):
         torch.manual_seed(5)
         first = made(x, ei)["paper"]
         torch.manual_seed(5)
-        assert torch.equal(first, made(x, ei)["paper"]) and not torch.equal(first, made(x, ei)["paper"])
+        assert torch.equal(first,
+                           made(x, ei)["paper"]) and not torch.equal(first, made(x, ei)["paper"])
     assert relative(ours, mean()) < 0.1
 
 
@@ -96,7 +98,8 @@ def test_any_order_of_the_dictionaries(route):
 
 def test_edge_types_that_are_not_given(route):
     got = compare(route, layer(), features(), edges([WRITTEN, CITES]))
-    assert got["out[field]"] is None and got["lin_src.author__writes__paper"] is None and got["proj.field.weight"] is None
+    assert got["out[field]"] is None and got["lin_src.author__writes__paper"] is None and got[
+        "proj.field.weight"] is None
 
 
 def test_node_types_that_are_not_given(route):
@@ -115,20 +118,23 @@ def test_edge_types_without_edges(route, empty):
 
 def test_a_type_without_nodes(route):
     relations = [WRITTEN, CITES, ABOUT]
-    got = compare(route, layer(), features(field=0), edges(relations, empty=[ABOUT]), return_semantic_attention_weights=True)
+    got = compare(route, layer(), features(field=0), edges(relations, empty=[ABOUT]),
+                  return_semantic_attention_weights=True)
     assert got["out[0][field]"].shape == (0, 16) and got["out[1][field]"] is None
 
 
 @pytest.mark.long
 def test_many_edge_types(route):
     x, ei = many(relations=64, count=45)
-    # 128 gradients of 16 numbers each, sums that cancel: among so many the rounding of some is unlucky
+    # 128 gradients of 16 numbers each, sums that cancel: among so many the rounding of some is
+    # unlucky
     compare(route, layer(metadata=(list(x), list(ei))), x, ei, floor=2e-6)
 
 
 def test_edge_types_between_the_same_nodes(route):
-    """Metapaths of one node type, as the paper has them. All four then share the bias of the semantic attention, whose gradient is
-    what a softmax's leaves of sums that cancel: now and then the host is off by 1e-4 there, and so are we."""
+    """Metapaths of one node type, as the paper has them. All four then share the bias of the
+    semantic attention, whose gradient is what a softmax's leaves of sums that cancel: now and then
+    the host is off by 1e-4 there, and so are we."""
     x, ei = many(types=1, relations=4, nodes=25, count=60)
     compare(route, layer(metadata=(list(x), list(ei))), x, ei, floor=2e-5)
 

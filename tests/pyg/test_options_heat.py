@@ -21,18 +21,21 @@ def inputs() -> tuple:
     return features(), square(), torch.randint(0, NODE_TYPES, (N,)), types(), edge_features()
 
 
-@on_routes("options", [{}, {"heads": 3}, {"heads": 2, "concat": False}, {"root_weight": False, "bias": False}],
+@on_routes("options",
+           [{}, {"heads": 3}, {"heads": 2, "concat": False}, {"root_weight": False, "bias": False}],
            [{"negative_slope": 0.0}, {"heads": 2, "width": 1}, {"heads": 2, "width": 7}])
 def test_options(route, options):
     torch.manual_seed(0)
-    compare(route, build(**options), *inputs(), require=False, calls=2)  # its HeteroLinear is one more
+    # its HeteroLinear is one more
+    compare(route, build(**options), *inputs(), require=False, calls=2)
 
 
 def test_gradients_of_the_inputs(route):
     torch.manual_seed(1)
     x, edge_index, node_type, edge_type, edge_attr = inputs()
     found = compare(route, build(heads=2), x, edge_index, node_type, edge_type, edge_attr, calls=2)
-    assert found["x"].abs().sum() > 0 and found["weights"].abs().sum() > 0  # the fifth argument, here edge_attr
+    # the fifth argument, here edge_attr
+    assert found["x"].abs().sum() > 0 and found["weights"].abs().sum() > 0
 
 
 @pytest.mark.long
@@ -53,11 +56,21 @@ def test_dropout_keeps_the_mean(route):
 def test_derivatives():
     torch.manual_seed(3)
     layer = HEATConv(3, 2, 2, 3, 2, 2, 2, heads=2).double()
-    x, attr = torch.randn(5, 3).double().requires_grad_(), torch.randn(12, 2).double().requires_grad_()
-    edge_index, node_type, edge_type = torch.randint(0, 5, (2, 12)), torch.randint(0, 2, (5,)), torch.randint(0, 3, (12,))
+    x, attr = torch.randn(5,
+                          3).double().requires_grad_(), torch.randn(12, 2).double().requires_grad_()
+    edge_index, node_type, edge_type = torch.randint(0, 5,
+                                                     (2,
+                                                      12)), torch.randint(0, 2,
+                                                                          (5,)), torch.randint(0, 3,
+                                                                                               (12,
+                                                                                                ))
     with gnnaccel.enabled(when="supported", on_fallback="raise"):
-        assert torch.autograd.gradcheck(lambda x, attr: layer(x, edge_index, node_type, edge_type, attr), (x, attr))
-        assert torch.autograd.gradgradcheck(lambda x, attr: layer(x, edge_index, node_type, edge_type, attr), (x, attr))
+        assert torch.autograd.gradcheck(lambda x,
+                                        attr: layer(x, edge_index, node_type, edge_type, attr),
+                                        (x, attr))
+        assert torch.autograd.gradgradcheck(lambda x,
+                                            attr: layer(x, edge_index, node_type, edge_type, attr),
+                                            (x, attr))
 
 
 def _subclassed(layer: HEATConv) -> None:

@@ -60,7 +60,8 @@ def test_eval_mode_without_gradients(route):
 
 def test_edge_types_that_are_not_given(route):
     got = compare(route, layer(), features(), edges(RELATIONS[1:4]))
-    assert got["p_rel.author__writes__paper"] is None and got["p_rel.paper__cites__paper"] is not None
+    assert got["p_rel.author__writes__paper"] is None and got[
+        "p_rel.paper__cites__paper"] is not None
 
 
 @pytest.mark.parametrize("empty", [RELATIONS[:1], RELATIONS[1:4]], ids=len)
@@ -100,13 +101,15 @@ def test_any_order_of_node_types(route, order):
 
 @pytest.mark.parametrize("order", [[4, 3, 2, 1, 0], [2, 0, 4, 1, 3]], ids=str)
 def test_any_order_of_edge_types(route, order):
-    """The host takes the wrong matrices when the order is not that of the metadata; ours gives what the right order does."""
+    """The host takes the wrong matrices when the order is not that of the metadata; ours gives what
+    the right order does."""
     made, (x, ei) = layer().to(route.device), on(route.device, features(), edges())
     expected = made(x, ei)
     turned = {RELATIONS[i]: ei[RELATIONS[i]] for i in order}
     with route.on():
         got = made(x, turned)
-    assert list(got) == list(expected) and all(relative(got[k], expected[k]) < 1e-5 for k in expected)
+    assert list(got) == list(expected) and all(relative(got[k], expected[k]) < 1e-5
+                                               for k in expected)
 
 
 def test_one_tensor_for_several_edge_types(route):
@@ -142,7 +145,9 @@ def test_ids_of_another_type(route):
     """An id beyond its type would be a node of the next."""
     made, (x, ei) = layer().to(route.device), on(route.device, features(), edges())
     ei[RELATIONS[0]][0, 3] = NODES["author"]
-    with route.on(), pytest.raises(GraphError, match="source ids from 0 to 13; there are 13 nodes of type 'author'"):
+    with route.on(), pytest.raises(GraphError,
+                                   match="source ids from 0 to 13; there are 13 nodes of type "
+                                   "'author'"):
         made(x, ei)
     ei[RELATIONS[0]][0, 3], ei[RELATIONS[3]][1, 0] = 0, -1
     with route.on(), pytest.raises(GraphError, match="'about'.*destination ids from -1"):
@@ -162,7 +167,8 @@ def test_half_precision(route, dtype):
         sum(t.float().sum() for t in got.values()).backward()
     for name, t in got.items():
         assert t.dtype == native[name].dtype and relative(t, exact[name]) < 2 * relative(native[name], exact[name]) + 1e-2
-    assert all(p.grad is None or (p.grad.dtype == dtype and p.grad.isfinite().all()) for p in made.parameters())
+    assert all(p.grad is None or (p.grad.dtype == dtype and p.grad.isfinite().all())
+               for p in made.parameters())
 
 
 @pytest.mark.parametrize("given", [torch.float32, torch.bfloat16], ids=str)
@@ -182,7 +188,9 @@ def test_autocast(route, given):
     for name, t in got.items():
         assert t.dtype == native[name].dtype and relative(t, exact[name]) < 2 * relative(native[name], exact[name]) + 1e-3
     for name, grad in theirs.items():
-        assert (grad is None) == (mine[name] is None) and (grad is None or relative(mine[name], grad) < 0.05), name
+        assert (grad is None) == (mine[name] is None) and (grad is None
+                                                           or relative(mine[name],
+                                                                       grad) < 0.05), name
 
 
 def test_float64(route):
@@ -198,7 +206,8 @@ def test_float64(route):
 
 @pytest.mark.long
 def test_derivatives():
-    made, x, ei = layer({"paper": 3, "author": 2, "field": 2, "lonely": 3}, 4, 2).double(), {}, edges(count=12)
+    made, x, ei = layer({"paper": 3, "author": 2, "field": 2, "lonely": 3}, 4,
+                        2).double(), {}, edges(count=12)
     for name, width in made.in_channels.items():
         x[name] = torch.randn(NODES[name], width, dtype=torch.float64, requires_grad=True)
     weights = [made.k_rel.weight, made.v_rel.weight, made.p_rel["paper__cites__paper"]]
@@ -218,7 +227,8 @@ def test_second_derivatives_are_the_hosts(route):
     def second():
         total = sum(t.pow(2).sum() for t in made(x, ei).values())
         first = torch.autograd.grad(total, [x["paper"], made.k_rel.weight], create_graph=True)
-        return torch.autograd.grad(sum(g.pow(2).sum() for g in first), [x["paper"], made.v_rel.weight])
+        return torch.autograd.grad(sum(g.pow(2).sum() for g in first),
+                                   [x["paper"], made.v_rel.weight])
 
     expected = second()
     with route.on():
@@ -276,7 +286,8 @@ def test_a_graph_first_seen_without_gradients(route, mode):
         got = made(x, ei)
         sum(t.sum() for t in got.values()).backward()
         with torch.inference_mode():  # tensors without a version are not cached
-            third = made({k: t.clone() for k, t in x.items()}, {k: t.clone() for k, t in ei.items()})
+            third = made({k: t.clone() for k, t in x.items()},
+                         {k: t.clone() for k, t in ei.items()})
     took(route, 3)
     assert all(relative(t[k], expected[k]) < 1e-5 for t in (first, got, third) for k in expected)
 

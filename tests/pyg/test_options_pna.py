@@ -11,11 +11,13 @@ from tests.pyg.judge import close, compare, on_routes
 
 AGGREGATORS = ["mean", "min", "max", "std"]
 SCALERS = ["identity", "amplification", "attenuation"]
-#: a standard deviation's slope has no bound where it comes to zero, and the host's variance is a difference of large numbers
+#: a standard deviation's slope has no bound where it comes to zero, and the host's variance is a
+#: difference of large numbers
 FLOOR = 3e-6
 
 
-def layer(aggregators=AGGREGATORS, scalers=SCALERS, width: int = F, out: int = 8, **options) -> PNAConv:
+def layer(aggregators=AGGREGATORS, scalers=SCALERS, width: int = F, out: int = 8,
+          **options) -> PNAConv:
     degrees = torch.bincount(torch.bincount(square()[1], minlength=N))
     return PNAConv(width, out, list(aggregators), list(scalers), degrees, **options)
 
@@ -26,7 +28,9 @@ def test_aggregators(route, aggregators):
     compare(route, layer(aggregators), features(), square(), floor=FLOOR)
 
 
-@on_routes("options", [dict(towers=2), dict(towers=4, divide_input=True), dict(post_layers=2), dict(train_norm=True)])
+@on_routes("options",
+           [dict(towers=2), dict(towers=4, divide_input=True), dict(post_layers=2),
+            dict(train_norm=True)])
 def test_options(route, options):
     compare(route, layer(["mean", "max"], **options), features(), square(), floor=FLOOR)
 
@@ -38,11 +42,13 @@ def test_scalers(route, scalers):
 
 @on_routes("width", [1, 7], [64, 130])
 def test_widths(route, width):
-    compare(route, layer(["mean", "min"], width=width), features(width=width), square(), floor=FLOOR)
+    compare(route, layer(["mean", "min"], width=width), features(width=width), square(),
+            floor=FLOOR)
 
 
 def test_in_eval_mode_without_gradients(route):
-    compare(route, layer().requires_grad_(False), features(), square(), train=False, require=False, floor=FLOOR)
+    compare(route, layer().requires_grad_(False), features(), square(), train=False, require=False,
+            floor=FLOOR)
 
 
 @pytest.mark.parametrize("made, args, code", [
@@ -79,7 +85,8 @@ def test_no_tensor_has_the_size_of_the_edges(emulated, monkeypatch):
     with emulated.on():
         module(x, edge_index)
         saved = []
-        with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.numel()) or t, lambda t: t):
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.numel()) or t,
+                                                      lambda t: t):
             module(x, edge_index).sum().backward()
     assert saved and max(saved) < edges * F
     assert E < edges

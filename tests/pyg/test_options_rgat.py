@@ -16,9 +16,10 @@ from tests.pyg.judge import close, on_routes
 from tests.pyg.rgat import KINDS, MODES, MODS, PRODUCT, WITHIN, R, build, check, inputs, types
 
 MODDED = [{**kind, "mod": mod} for kind in KINDS for mod in MODS]
-LAYER = [dict(concat=False), dict(bias=False), dict(concat=False, bias=False), dict(num_bases=3), dict(num_blocks=2),
-         dict(negative_slope=0.0), dict(negative_slope=1.5), dict(num_blocks=4, concat=False, **WITHIN),
-         dict(num_bases=1, **PRODUCT), dict(concat=False, dim=3, mod="scaled", **PRODUCT), dict(num_blocks=2, mod="additive"),
+LAYER = [dict(concat=False), dict(bias=False), dict(concat=False, bias=False), dict(num_bases=3),
+         dict(num_blocks=2), dict(negative_slope=0.0), dict(negative_slope=1.5),
+         dict(num_blocks=4, concat=False, **WITHIN), dict(num_bases=1, **PRODUCT),
+         dict(concat=False, dim=3, mod="scaled", **PRODUCT), dict(num_blocks=2, mod="additive"),
          dict(num_bases=2, mod="f-additive", **WITHIN)]
 
 
@@ -42,7 +43,8 @@ def test_layer_options(route, options):
     check(route, build(**options))
 
 
-@on_routes("options", [KINDS[5], dict(mod="additive"), dict(mod="scaled", **WITHIN), dict(concat=False)])
+@on_routes("options",
+           [KINDS[5], dict(mod="additive"), dict(mod="scaled", **WITHIN), dict(concat=False)])
 def test_in_eval_mode_without_gradients(route, options):
     check(route, build(**options).requires_grad_(False), train=False, require=False)
 
@@ -58,10 +60,12 @@ def test_training_over_a_graph_first_seen_in_inference_mode(route, options):
     assert close(first, out) and layer.q.grad.isfinite().all()
 
 
-@on_routes("options", [*KINDS[:3], KINDS[5], dict(mod="additive"), dict(mod="f-additive", num_bases=2),
-                       dict(num_blocks=2, mod="scaled")])
+@on_routes("options",
+           [*KINDS[:3], KINDS[5], dict(mod="additive"), dict(mod="f-additive", num_bases=2),
+            dict(num_blocks=2, mod="scaled")])
 def test_edge_features(route, options):
-    check(route, build(5, 3 if "num_blocks" not in options else 2, edge_dim=EDGE, **options), edge_attr=graphs.edge_features())
+    check(route, build(5, 3 if "num_blocks" not in options else 2, edge_dim=EDGE, **options),
+          edge_attr=graphs.edge_features())
 
 
 @pytest.mark.parametrize("options", [{}, PRODUCT], ids=["sum", "product"])
@@ -98,18 +102,22 @@ def test_an_edge_map_that_gives_a_row_per_relation(route):
     check(route, layer, edge_attr=graphs.edge_features().requires_grad_(False), require=False)
 
 
-@pytest.mark.parametrize("options", [{}, WITHIN, dict(mod="scaled"), dict(mod="additive", **PRODUCT)], ids=str)
+@pytest.mark.parametrize("options",
+                         [{}, WITHIN, dict(mod="scaled"), dict(mod="additive", **PRODUCT)], ids=str)
 @pytest.mark.parametrize("form", [tuple, list])
 def test_bipartite(route, options, form):
     """The host says that it takes one tensor, and takes two."""
-    check(route, build(**options), form((graphs.features(), graphs.features(M))), graphs.bipartite())
+    check(route, build(**options), form((graphs.features(), graphs.features(M))),
+          graphs.bipartite())
 
 
 def test_fewer_sources_than_destinations(route):
-    check(route, build(mod="f-scaled"), (graphs.features(M), graphs.features()), graphs.bipartite(M, N))
+    check(route, build(mod="f-scaled"), (graphs.features(M), graphs.features()),
+          graphs.bipartite(M, N))
 
 
-@pytest.mark.parametrize("size", [(N, N), [N, N], torch.Size([N, N]), (None, N), (N, None)], ids=str)
+@pytest.mark.parametrize("size", [(N, N), [N, N], torch.Size([N, N]), (None, N), (N, None)],
+                         ids=str)
 def test_size_that_says_nothing_new(route, size):
     check(route, build(), size=size)
 
@@ -127,7 +135,8 @@ def test_weights_that_vanish_stay_zero_in_f_additive(route):
     with torch.no_grad():
         for p in (layer.weight, layer.q, layer.k):
             p.fill_(1.0)
-    args = torch.tensor([[-100.0], [100.0], [1.0]]), torch.tensor([[0, 1], [2, 2]]), torch.zeros(2, dtype=torch.long)
+    args = torch.tensor([[-100.0], [100.0],
+                         [1.0]]), torch.tensor([[0, 1], [2, 2]]), torch.zeros(2, dtype=torch.long)
     native = layer(*args)
     with route.on():
         got = layer.to(route.device)(*(t.to(route.device) for t in args))
@@ -146,7 +155,8 @@ def test_one_edge(route, options):
 
 
 def test_a_relation_for_every_edge(route):
-    check(route, build(relations=E, mod="additive", **WITHIN), edge_type=torch.randperm(E), floor=1e-6, nothing=1e-3)
+    check(route, build(relations=E, mod="additive", **WITHIN), edge_type=torch.randperm(E),
+          floor=1e-6, nothing=1e-3)
 
 
 @pytest.mark.parametrize("options", [{}, dict(mod="additive", **WITHIN), KINDS[4]], ids=str)
@@ -169,7 +179,8 @@ def test_odd_widths(route, channels):
 def test_strides(route, form):
     x = {"transposed": torch.randn(F, N).t(), "columns": torch.randn(N, 2 * F)[:, ::2],
          "offset": torch.randn(N, F + 1)[:, 1:]}[form]
-    edge_index = {"transposed": graphs.square().t().contiguous().t(), "columns": graphs.square(edges=2 * E)[:, ::2],
+    edge_index = {"transposed": graphs.square().t().contiguous().t(),
+                  "columns": graphs.square(edges=2 * E)[:, ::2],
                   "offset": graphs.square(edges=E + 1)[:, 1:]}[form]
     check(route, build(), x, edge_index, edge_type=types(2 * E)[::2])
 
@@ -180,7 +191,8 @@ def test_int32_ids_give_what_int64_ids_do(route, options):
     layer, (x, ei, et) = build(**options).to(route.device), inputs(route)
     found = []
     with route.on():
-        for edge_index, edge_type in ((ei, et), (ei.int(), et), (ei, et.int()), (ei.int(), et.int())):
+        for edge_index, edge_type in ((ei, et), (ei.int(), et), (ei, et.int()),
+                                      (ei.int(), et.int())):
             out = layer(x.requires_grad_(), edge_index, edge_type)
             found.append((out, torch.autograd.grad(out.pow(2).sum(), x)[0]))
     assert all(close(a, b, 1e-6) for other in found[1:] for a, b in zip(other, found[0]))
@@ -206,7 +218,8 @@ def test_types_out_of_range(route, shift):
 
 # ---- dtypes ----
 
-HALVES = [{}, dict(mod="additive"), dict(mod="scaled"), WITHIN, dict(mod="f-additive", dim=3, **PRODUCT)]
+HALVES = [{}, dict(mod="additive"), dict(mod="scaled"), WITHIN,
+          dict(mod="f-additive", dim=3, **PRODUCT)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
@@ -224,7 +237,8 @@ def test_half_precision(route, options, dtype):
 
 
 @pytest.mark.parametrize("given", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("options", [dict(o, bias=b) for o in HALVES for b in (True, False)], ids=str)
+@pytest.mark.parametrize("options", [dict(o, bias=b) for o in HALVES for b in (True, False)],
+                         ids=str)
 def test_autocast(route, options, given):
     within_on_gpu = route.device.type == "cuda" and "attention_mechanism" in options
     if within_on_gpu:
@@ -239,7 +253,9 @@ def test_autocast(route, options, given):
         native, got = (results[name] for results in found)
         assert (got is None) == (native is None) == (truth is None), name
         if got is not None:
-            assert got.dtype == native.dtype and relative(got, truth) < 2 * relative(native, truth) + 0.05, name
+            assert got.dtype == native.dtype and relative(got,
+                                                          truth) < 2 * relative(native,
+                                                                                truth) + 0.05, name
 
 
 def _results(layer, *args) -> dict[str, torch.Tensor | None]:

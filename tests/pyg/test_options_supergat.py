@@ -1,4 +1,5 @@
-"""SuperGATConv: every constructor and call option against the host's own layer, the self-supervised loss included."""
+"""SuperGATConv: every constructor and call option against the host's own layer, the self-supervised
+loss included."""
 from __future__ import annotations
 
 import pytest
@@ -13,8 +14,9 @@ from tests.pyg.judge import compare, on_routes
 KINDS = ["MX", "SD"]
 SHAPES = [(8, 2), (1, 1), (5, 3)]
 MORE_SHAPES = [(8, 8), (7, 1), (64, 1), (128, 1), (20, 12), (2, 40), (511, 1), (512, 2)]
-LAYER = [{}, dict(concat=False), dict(bias=False), dict(concat=False, bias=False), dict(add_self_loops=False),
-         dict(negative_slope=0.0), dict(add_self_loops=False, bias=False)]
+LAYER = [{}, dict(concat=False), dict(bias=False), dict(concat=False, bias=False),
+         dict(add_self_loops=False), dict(negative_slope=0.0),
+         dict(add_self_loops=False, bias=False)]
 
 
 def attention_loss(layer):
@@ -25,13 +27,15 @@ def attention_loss(layer):
 @on_routes("shape", SHAPES, MORE_SHAPES)
 def test_shapes(route, shape, kind):
     width, heads = shape
-    compare(route, SuperGATConv(F, width, heads, attention_type=kind), graphs.features(), graphs.square(), train=False)
+    compare(route, SuperGATConv(F, width, heads, attention_type=kind), graphs.features(),
+            graphs.square(), train=False)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @on_routes("options", LAYER)
 def test_layer_options(route, options, kind):
-    compare(route, SuperGATConv(F, 8, 2, attention_type=kind, **options), graphs.features(), graphs.square(), loss=attention_loss)
+    compare(route, SuperGATConv(F, 8, 2, attention_type=kind, **options), graphs.features(),
+            graphs.square(), loss=attention_loss)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -41,7 +45,9 @@ def test_in_eval_mode_without_gradients(route, kind):
     assert layer.att_x is None
 
 
-@pytest.mark.parametrize("options", [dict(neg_sample_ratio=2.0), dict(edge_sample_ratio=0.4), dict(is_undirected=True)], ids=str)
+@pytest.mark.parametrize("options",
+                         [dict(neg_sample_ratio=2.0), dict(edge_sample_ratio=0.4),
+                          dict(is_undirected=True)], ids=str)
 def test_sampling_options(route, options):
     layer = SuperGATConv(F, 8, 2, **options)
     compare(route, layer, graphs.features(), graphs.square(), loss=attention_loss)
@@ -52,7 +58,8 @@ def test_sampling_options(route, options):
 def test_given_negative_edges(route, kind):
     negative = torch.randint(0, N, (2, 40))
     layer = SuperGATConv(F, 8, 2, attention_type=kind)
-    compare(route, layer, graphs.features(), graphs.square(), neg_edge_index=negative, loss=attention_loss)
+    compare(route, layer, graphs.features(), graphs.square(), neg_edge_index=negative,
+            loss=attention_loss)
     assert int((layer.att_y == 0).sum()) == 40
 
 

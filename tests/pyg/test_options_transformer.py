@@ -10,10 +10,12 @@ from tests.pyg import graphs
 from tests.pyg.graphs import EDGE, F, M, N
 from tests.pyg.judge import close, compare, native_again, on_routes
 
-SHAPES = [(8, 2), (1, 1), (5, 3), (8, 1), (16, 1)]  # one head of at least half as many channels as x has is a case of its own
+# one head of at least half as many channels as x has is a case of its own
+SHAPES = [(8, 2), (1, 1), (5, 3), (8, 1), (16, 1)]
 MORE_SHAPES = [(16, 4), (7, 1), (64, 1), (128, 1), (20, 12), (2, 40), (511, 1), (512, 2)]
-LAYER = [{}, dict(concat=False), dict(beta=True), dict(bias=False), dict(root_weight=False), dict(concat=False, beta=True),
-         dict(root_weight=False, bias=False), dict(concat=False, root_weight=False), dict(root_weight=False, beta=True)]
+LAYER = [{}, dict(concat=False), dict(beta=True), dict(bias=False), dict(root_weight=False),
+         dict(concat=False, beta=True), dict(root_weight=False, bias=False),
+         dict(concat=False, root_weight=False), dict(root_weight=False, beta=True)]
 
 
 @on_routes("shape", SHAPES, MORE_SHAPES)
@@ -25,22 +27,23 @@ def test_shapes(route, shape):
 @pytest.mark.parametrize("heads", [1, 2])
 @on_routes("options", LAYER)
 def test_layer_options(route, options, heads):
-    got = compare(route, TransformerConv(F, 8, heads, **options), graphs.features(), graphs.square())
+    got = compare(route, TransformerConv(F, 8, heads, **options), graphs.features(),
+                  graphs.square())
     assert ("lin_key.bias" in got) == options.get("bias", True)
 
 
 @pytest.mark.parametrize("heads", [1, 2])
 @on_routes("options", LAYER[:5])
 def test_in_eval_mode_without_gradients(route, options, heads):
-    compare(route, TransformerConv(F, 8, heads, dropout=0.5, **options).requires_grad_(False), graphs.features(),
-            graphs.square(), train=False, require=False)
+    compare(route, TransformerConv(F, 8, heads, dropout=0.5, **options).requires_grad_(False),
+            graphs.features(), graphs.square(), train=False, require=False)
 
 
 @pytest.mark.parametrize("heads", [1, 2])
 @on_routes("options", LAYER)
 def test_edge_features(route, options, heads):
-    compare(route, TransformerConv(F, 8, heads, edge_dim=EDGE, **options), graphs.features(), graphs.square(),
-            edge_attr=graphs.edge_features())
+    compare(route, TransformerConv(F, 8, heads, edge_dim=EDGE, **options), graphs.features(),
+            graphs.square(), edge_attr=graphs.edge_features())
 
 
 @pytest.mark.parametrize("heads", [1, 3])
@@ -52,7 +55,8 @@ def test_bipartite(route, channels, heads):
 
 def test_bipartite_with_edge_features(route):
     x = (graphs.features(M), graphs.features(N, 7))
-    compare(route, TransformerConv((F, 7), 8, 2, edge_dim=EDGE), x, graphs.bipartite(M, N), graphs.edge_features())
+    compare(route, TransformerConv((F, 7), 8, 2, edge_dim=EDGE), x, graphs.bipartite(M, N),
+            graphs.edge_features())
 
 
 @pytest.mark.parametrize("order", [None, "col"])
@@ -64,7 +68,9 @@ def test_edge_index_class(route, order):
 
 def test_int32_edges_give_what_int64_edges_do(route):
     """The host's own layer refuses int32 on the CPU."""
-    layer, x, ei = TransformerConv(F, 8, 2).to(route.device), graphs.features().to(route.device), graphs.square()
+    layer, x, ei = TransformerConv(F, 8,
+                                   2).to(route.device), graphs.features().to(
+                                       route.device), graphs.square()
     with route.on():
         # two structures: a GPU may have built them with their rows in another order
         assert close(layer(x, ei.to(route.device)), layer(x, ei.int().to(route.device)), 1e-6)
@@ -72,7 +78,9 @@ def test_int32_edges_give_what_int64_edges_do(route):
 
 @pytest.mark.parametrize("weights", [True, False])
 def test_attention_weights(route, weights):
-    layer, x, ei = TransformerConv(F, 8, 2).to(route.device), graphs.features().to(route.device), graphs.square().to(route.device)
+    layer, x, ei = TransformerConv(F, 8,
+                                   2).to(route.device), graphs.features().to(
+                                       route.device), graphs.square().to(route.device)
     native = layer(x, ei, return_attention_weights=weights)
     with route.on(on_fallback="native"):
         got = layer(x, ei, return_attention_weights=weights)
@@ -84,4 +92,5 @@ def test_attention_weights(route, weights):
 @pytest.mark.parametrize("scale,floor", [(10.0, 4e-5), (1e-3, 2e-7)])
 def test_large_and_small_scores(route, scale, floor, heads):
     """Scores of some hundreds: the rounding of a score is then a relative error of its weight."""
-    compare(route, TransformerConv(F, 8, heads), graphs.features() * scale, graphs.square(), floor=floor)
+    compare(route, TransformerConv(F, 8, heads), graphs.features() * scale, graphs.square(),
+            floor=floor)

@@ -1,12 +1,14 @@
-"""PyG's plain aggregation layers against themselves: outputs and all gradients, over their options."""
+"""PyG's plain aggregation layers against themselves: outputs and all gradients, over their
+options."""
 from __future__ import annotations
 
 import pytest
 import torch
-from torch_geometric.nn import (APPNP, GCN, ARMAConv, ChebConv, ClusterGCNConv, EGConv, GATConv, GatedGraphConv, GCN2Conv,
-                                GCNConv, GENConv, GINConv, GINEConv, GraphConv, GraphSAGE, HypergraphConv, LEConv, LGConv,
-                                MFConv, MixHopConv, PNAConv, ResGatedGraphConv, SAGEConv, SGConv, SignedConv, SimpleConv,
-                                SSGConv, TAGConv, to_hetero)
+from torch_geometric.nn import (APPNP, GCN, ARMAConv, ChebConv, ClusterGCNConv, EGConv, GATConv,
+                                GatedGraphConv, GCN2Conv, GCNConv, GENConv, GINConv, GINEConv,
+                                GraphConv, GraphSAGE, HypergraphConv, LEConv, LGConv, MFConv,
+                                MixHopConv, PNAConv, ResGatedGraphConv, SAGEConv, SGConv,
+                                SignedConv, SimpleConv, SSGConv, TAGConv, to_hetero)
 
 import gnnaccel
 from tests.pyg import graphs
@@ -50,7 +52,8 @@ LAYERS = {
     "GCN cached": (lambda: GCNConv(F, 6, cached=True), 1, False),
     "GCN mean": (lambda: GCNConv(F, 6, aggr="mean"), 1, True),
     "SAGE": (lambda: SAGEConv(F, 6), 1, False),
-    "SAGE sum, projected": (lambda: SAGEConv(F, 6, aggr="sum", project=True, normalize=True), 1, False),
+    "SAGE sum, projected": (lambda: SAGEConv(F, 6, aggr="sum", project=True, normalize=True), 1,
+                            False),
     "SAGE without root": (lambda: SAGEConv(F, 6, root_weight=False, bias=False), 1, False),
     "SAGE max": (lambda: SAGEConv(F, 6, aggr="max"), 1, False),
     "GIN eps": (lambda: GINConv(linear(), eps=0.3, aggr="mean"), 1, False),
@@ -72,7 +75,8 @@ LAYERS = {
     "GCN2": (lambda: Initial(), 1, True),
     "GCN2 two weights": (lambda: Initial(shared_weights=False, theta=0.5, layer=2), 1, True),
     "ARMA": (lambda: ARMAConv(F, 6, num_stacks=2, num_layers=2), 2, True),
-    "ARMA shared": (lambda: ARMAConv(F, 6, num_stacks=3, num_layers=2, shared_weights=True), 2, True),
+    "ARMA shared": (lambda: ARMAConv(F, 6, num_stacks=3, num_layers=2, shared_weights=True), 2,
+                    True),
     "Cheb": (lambda: ChebConv(F, 6, K=3), 2, True),
     "Cheb rw": (lambda: ChebConv(F, 6, K=2, normalization="rw"), 1, True),
     "ClusterGCN": (lambda: ClusterGCNConv(F, 6, diag_lambda=0.3), 1, False),
@@ -97,7 +101,8 @@ def test_layer(route, name):
     compare(route, make(), graphs.features(), ei, calls=calls, positions=POSITIONS, floor=1e-6)
     if weights:
         weight = torch.rand(ei.shape[1]) + 0.1
-        compare(route, make(), graphs.features(), ei, weight, calls=calls, positions=POSITIONS, floor=2e-6)
+        compare(route, make(), graphs.features(), ei, weight, calls=calls, positions=POSITIONS,
+                floor=2e-6)
 
 
 @pytest.mark.parametrize("cls", [SAGEConv, GraphConv, GINConv])
@@ -109,7 +114,8 @@ def test_two_kinds_of_nodes(route, cls):
 
 EG_REDUCES = ["sum", "mean", "symnorm", "min", "max", "var", "std"]
 
-#: name: (layer, calls, what its call takes besides features and edges, by keyword): messages that are more than neighbours' rows
+#: name: (layer, calls, what its call takes besides features and edges, by keyword): messages that
+#: are more than neighbours' rows
 MORE = {
     "LE": (lambda: LEConv(F, 6), 1, dict(edge_weight=None)),
     "LE mean": (lambda: LEConv(F, 6, aggr="mean", bias=False), 1, {}),
@@ -117,13 +123,17 @@ MORE = {
     "GINE mean": (lambda: GINEConv(linear(), aggr="mean"), 1, dict(edge_attr=F)),
     "GINE max": (lambda: GINEConv(linear(), eps=0.5, aggr="max"), 1, dict(edge_attr=F)),
     "GEN sum": (lambda: GENConv(F, 6, aggr="add", norm="layer", edge_dim=4), 1, dict(edge_attr=4)),
-    "GEN mean": (lambda: GENConv(F, 6, aggr="mean", msg_norm=True, learn_msg_scale=True, norm="layer"), 1, {}),
-    "GEN several": (lambda: GENConv(F, 6, aggr=["max", "mean"], norm="layer", eps=0.1), 1, dict(edge_attr=6)),
+    "GEN mean": (lambda: GENConv(F, 6, aggr="mean", msg_norm=True, learn_msg_scale=True,
+                                 norm="layer"), 1, {}),
+    "GEN several": (lambda: GENConv(F, 6, aggr=["max", "mean"], norm="layer", eps=0.1), 1,
+                    dict(edge_attr=6)),
     "ResGated": (lambda: ResGatedGraphConv(F, 6), 1, {}),
-    "ResGated mean": (lambda: ResGatedGraphConv(F, 6, aggr="mean", root_weight=False, bias=False), 1, {}),
+    "ResGated mean": (lambda: ResGatedGraphConv(F, 6, aggr="mean", root_weight=False, bias=False),
+                      1, {}),
     "ResGated edges": (lambda: ResGatedGraphConv(F, 6, edge_dim=4), 1, dict(edge_attr=4)),
     "EG": (lambda: EGConv(F, 8), 1, {}),
-    "EG all": (lambda: EGConv(F, 8, aggregators=EG_REDUCES, num_heads=2, num_bases=3, bias=False), 1, {}),
+    "EG all": (lambda: EGConv(F, 8, aggregators=EG_REDUCES, num_heads=2, num_bases=3, bias=False),
+               1, {}),
     "EG no loops": (lambda: EGConv(F, 8, aggregators=["std"], add_self_loops=False), 1, {}),
 }
 
@@ -131,20 +141,25 @@ MORE = {
 @on_routes("name", [*MORE])
 def test_layers_whose_messages_are_more(route, name):
     make, calls, given = MORE[name]
-    given = {k: torch.rand(E) + 0.1 if width is None else torch.randn(E, width) for k, width in given.items()}
-    compare(route, make(), graphs.features(), graphs.square(), calls=calls, positions=POSITIONS, floor=2e-6, **given)
+    given = {k: torch.rand(E) + 0.1 if width is None else torch.randn(E, width)
+             for k, width in given.items()}
+    compare(route, make(), graphs.features(), graphs.square(), calls=calls, positions=POSITIONS,
+            floor=2e-6, **given)
 
 
 def test_deviations_of_messages_that_differ_little(route):
     """Of which variances are above what PyG takes for none, 1e-5, and most of them below 1e-3."""
-    layer, x, edges = EGConv(F, 8, aggregators=["std"], add_self_loops=False), 0.02 * graphs.features(), graphs.square()
+    layer, x, edges = EGConv(F, 8, aggregators=["std"],
+                             add_self_loops=False), 0.02 * graphs.features(), graphs.square()
     compare(route, layer, x, edges, positions=POSITIONS, floor=2e-6)
     with torch.no_grad():
         found = layer.to("cpu").aggregate(layer.bases_lin(x)[edges[0]], edges[1], graphs.N).square()
     assert (found > 1.1e-5).float().mean() > 0.5 and (found < 1e-3).float().mean() > 0.5
 
 
-@pytest.mark.parametrize("make", [lambda: LEConv((F, 5), 6), lambda: ResGatedGraphConv((F, 5), 6, edge_dim=4)])
+@pytest.mark.parametrize("make",
+                         [lambda: LEConv((F, 5), 6),
+                          lambda: ResGatedGraphConv((F, 5), 6, edge_dim=4)])
 def test_both_ends_of_two_kinds_of_nodes(route, make):
     x, layer = (graphs.features(), graphs.features(graphs.M, 5)), make()
     more = {} if isinstance(layer, LEConv) else dict(edge_attr=torch.randn(E, 4))
@@ -158,9 +173,11 @@ def parametrized(layer):
 
 NATIVE = {
     "Hypergraph": (lambda: HypergraphConv(F, 6), False, "GA208"),
-    "ResGated parametrized": (lambda: parametrized(ResGatedGraphConv(F, 6, edge_dim=4)), True, "GA208"),
+    "ResGated parametrized": (lambda: parametrized(ResGatedGraphConv(F, 6, edge_dim=4)), True,
+                              "GA208"),
     "ResGated tanh": (lambda: ResGatedGraphConv(F, 6, act=torch.nn.Tanh()), False, "GA208"),
-    "PNA": (lambda: PNAConv(F, 6, ["mean", "max"], ["identity"], torch.tensor([1, 3, 5]), edge_dim=4), True, "GA208"),
+    "PNA": (lambda: PNAConv(F, 6, ["mean", "max"], ["identity"], torch.tensor([1, 3, 5]),
+                            edge_dim=4), True, "GA208"),
 }
 
 
@@ -181,7 +198,8 @@ def test_layers_that_stay_native(name):
 
 @pytest.mark.parametrize("cls", [GCN, GraphSAGE])
 def test_models(route, cls):
-    compare(route, cls(F, 8, 2, 3), graphs.features(), graphs.square(), calls=2, positions=POSITIONS, floor=1e-6)
+    compare(route, cls(F, 8, 2, 3), graphs.features(), graphs.square(), calls=2,
+            positions=POSITIONS, floor=1e-6)
 
 
 def test_layers_of_a_heterogeneous_model_one_by_one(route):
@@ -199,7 +217,8 @@ def test_layers_of_a_heterogeneous_model_one_by_one(route):
 
     names = [("a", "to", "b"), ("b", "back", "a")]
     x = {"a": graphs.features().to(route.device), "b": graphs.features(graphs.M).to(route.device)}
-    ei = {names[0]: graphs.bipartite().to(route.device), names[1]: graphs.bipartite().flip(0).contiguous().to(route.device)}
+    ei = {names[0]: graphs.bipartite().to(route.device),
+          names[1]: graphs.bipartite().flip(0).contiguous().to(route.device)}
     model = to_hetero(Net(), (["a", "b"], names)).to(route.device)
     with torch.no_grad():
         model(x, ei)
@@ -225,11 +244,14 @@ def test_training_is_the_same(route):
     """A few steps of a GCN over one graph, kept normalisation and all."""
     def trained(block):
         torch.manual_seed(3)
-        model, x, ei = GCN(F, 8, 2, 3).to(route.device), graphs.features().to(route.device), graphs.square().to(route.device)
+        model, x, ei = GCN(F, 8, 2,
+                           3).to(route.device), graphs.features().to(
+                               route.device), graphs.square().to(route.device)
         optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
         for _ in range(5):
             with block():
-                loss = torch.nn.functional.cross_entropy(model(x, ei), torch.arange(N, device=x.device) % 3)
+                loss = torch.nn.functional.cross_entropy(model(x, ei),
+                                                         torch.arange(N, device=x.device) % 3)
                 optimiser.zero_grad()
                 loss.backward()
             optimiser.step()

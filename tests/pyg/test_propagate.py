@@ -1,4 +1,5 @@
-"""Layers that users wrote, with stock messages: one operation over the graph, against PyG's own propagate."""
+"""Layers that users wrote, with stock messages: one operation over the graph, against PyG's own
+propagate."""
 from __future__ import annotations
 
 import pytest
@@ -10,13 +11,14 @@ import gnnaccel
 from tests.pyg import graphs
 from tests.pyg.graphs import E, F, M, N
 from tests.pyg.judge import close, compare, on_routes, took
-from tests.pyg.own_layers import (POSITIONS, Copying, Differing, Gating, GatingBoth, Heads, Inherited, Rectifying, Updating,
-                                  Weighing)
+from tests.pyg.own_layers import (POSITIONS, Copying, Differing, Gating, GatingBoth, Heads,
+                                  Inherited, Rectifying, Updating, Weighing)
 
 
 @on_routes("aggr", ["sum", "add", "mean"])
 def test_sums_and_means(route, aggr):
-    compare(route, Weighing(aggr=aggr), graphs.features(), graphs.square(), torch.randn(E), positions=POSITIONS)
+    compare(route, Weighing(aggr=aggr), graphs.features(), graphs.square(), torch.randn(E),
+            positions=POSITIONS)
     compare(route, Copying(aggr=aggr), graphs.features(), graphs.square(), positions=POSITIONS)
 
 
@@ -30,7 +32,8 @@ def test_extrema(route, aggr):
 
 @on_routes("width", [1, 7, 64], [128, 200])
 def test_widths(route, width):
-    compare(route, Weighing(), graphs.features(N, width), graphs.square(), torch.randn(E), positions=POSITIONS)
+    compare(route, Weighing(), graphs.features(N, width), graphs.square(), torch.randn(E),
+            positions=POSITIONS)
 
 
 def test_messages_of_the_base_class(route):
@@ -43,26 +46,33 @@ def test_absent_weights(route):
 
 @on_routes("width", [1, 5])
 def test_heads(route, width):
-    compare(route, Heads(), torch.randn(N, 3, width), graphs.square(), torch.randn(E, 3), positions=POSITIONS)
-    compare(route, Heads(aggr="mean"), torch.randn(N, 3, width), graphs.square(), torch.randn(E, 1), positions=POSITIONS)
+    compare(route, Heads(), torch.randn(N, 3, width), graphs.square(), torch.randn(E, 3),
+            positions=POSITIONS)
+    compare(route, Heads(aggr="mean"), torch.randn(N, 3, width), graphs.square(), torch.randn(E, 1),
+            positions=POSITIONS)
 
 
 def test_weights_per_channel(route):
-    compare(route, Gating(), graphs.features(), graphs.square(), torch.randn(E, F), positions=POSITIONS)
+    compare(route, Gating(), graphs.features(), graphs.square(), torch.randn(E, F),
+            positions=POSITIONS)
 
 
-@pytest.mark.parametrize("cls, aggr, width", [(Differing, "sum", 0), (Differing, "mean", None), (Rectifying, "mean", F),
-                                              (Rectifying, ["sum", "max"], F), (GatingBoth, "sum", F), (GatingBoth, "mean", 0)])
+@pytest.mark.parametrize("cls, aggr, width",
+                         [(Differing, "sum", 0), (Differing, "mean", None), (Rectifying, "mean", F),
+                          (Rectifying, ["sum", "max"], F), (GatingBoth, "sum", F),
+                          (GatingBoth, "mean", 0)])
 def test_messages_of_more_than_neighbours(route, cls, aggr, width):
     """``width``: of what edges have; 0: nothing, None: one weight each."""
     more = () if width == 0 else (torch.rand(E) + 0.1 if width is None else torch.randn(E, width),)
-    compare(route, cls(aggr=aggr), graphs.features(), graphs.square(), *more, positions=POSITIONS, floor=1e-6)
+    compare(route, cls(aggr=aggr), graphs.features(), graphs.square(), *more, positions=POSITIONS,
+            floor=1e-6)
 
 
 @pytest.mark.parametrize("cls", [Differing, Rectifying])
 def test_messages_of_more_against_the_flow(route, cls):
     more = (torch.randn(E, F),) if cls is Rectifying else ()
-    compare(route, cls(flow="target_to_source"), graphs.features(), graphs.square(), *more, positions=POSITIONS, floor=1e-6)
+    compare(route, cls(flow="target_to_source"), graphs.features(), graphs.square(), *more,
+            positions=POSITIONS, floor=1e-6)
 
 
 def test_an_unused_end_says_how_many_nodes_there_are(route):
@@ -74,7 +84,8 @@ def test_an_unused_end_says_how_many_nodes_there_are(route):
         def message(self, x_j, own_i):
             return x_j
 
-    args = [t.to(route.device) for t in (graphs.features(), graphs.bipartite(), graphs.features(M, 2))]
+    args = [t.to(route.device)
+            for t in (graphs.features(), graphs.bipartite(), graphs.features(M, 2))]
     expected = Unused()(*args)
     with route.on():
         assert expected.shape[0] == M and close(Unused()(*args), expected)
@@ -120,13 +131,15 @@ def test_update(route):
 def test_two_kinds_of_nodes(route, pair):
     x = (graphs.features(), graphs.features(M, 5) if pair == "both" else None)
     size = None if pair == "both" else (N, M)
-    compare(route, Weighing(), x, graphs.bipartite(), torch.randn(E), size=size, positions=POSITIONS,
-            require=False)
+    compare(route, Weighing(), x, graphs.bipartite(), torch.randn(E), size=size,
+            positions=POSITIONS, require=False)
 
 
 def test_sizes(route):
-    compare(route, Copying(), graphs.features(), graphs.bipartite(), (N, M), positions=("x", "edge_index", "size"))
-    compare(route, Copying(), graphs.features(), graphs.square(), (N, None), positions=("x", "edge_index", "size"))
+    compare(route, Copying(), graphs.features(), graphs.bipartite(), (N, M),
+            positions=("x", "edge_index", "size"))
+    compare(route, Copying(), graphs.features(), graphs.square(), (N, None),
+            positions=("x", "edge_index", "size"))
 
 
 def test_sizes_that_do_not_fit(route):
@@ -136,9 +149,10 @@ def test_sizes_that_do_not_fit(route):
 
 
 def test_against_the_flow(route):
-    compare(route, Weighing(flow="target_to_source"), graphs.features(), graphs.square(), torch.randn(E), positions=POSITIONS)
-    compare(route, Copying(flow="target_to_source", aggr="mean"), graphs.features(), graphs.bipartite().flip(0), (M, N),
-            positions=("x", "edge_index", "size"))
+    compare(route, Weighing(flow="target_to_source"), graphs.features(), graphs.square(),
+            torch.randn(E), positions=POSITIONS)
+    compare(route, Copying(flow="target_to_source", aggr="mean"), graphs.features(),
+            graphs.bipartite().flip(0), (M, N), positions=("x", "edge_index", "size"))
 
 
 def test_edge_index_of_pygs(route):
@@ -192,7 +206,8 @@ def test_second_derivatives(route):
 
     def second(device, dtype):
         leaves = [t.to(device, dtype).requires_grad_() for t in (x, w)]
-        grads = torch.autograd.grad(layer(leaves[0], ei.to(device), leaves[1]).pow(3).sum(), leaves, create_graph=True)
+        grads = torch.autograd.grad(layer(leaves[0], ei.to(device), leaves[1]).pow(3).sum(), leaves,
+                                    create_graph=True)
         return torch.autograd.grad(sum(g.pow(2).sum() for g in grads), leaves)
 
     exact = second("cpu", torch.float64)
@@ -213,7 +228,8 @@ def test_deterministic_mode(route):
 
 
 def test_autocast(emulated):
-    """A layer's features are of the half type then, its weights are not: the messages, and so the result, are fp32."""
+    """A layer's features are of the half type then, its weights are not: the messages, and so the
+    result, are fp32."""
     layer, x, ei, w = Weighing(), graphs.features().bfloat16(), graphs.square(), torch.randn(E)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         expected = layer(x, ei, w)

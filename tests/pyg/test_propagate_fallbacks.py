@@ -56,8 +56,10 @@ def with_module_hook(layer):
 
 NATIVE = {"message": (Asymmetric, "GA211"), "difference": (Difference, "GA211"),
           "aggregate": (Summing, "GA211"), "update": (ByEdge, "GA211"),
-          "hook": (lambda: hooked(Weighing()), "GA501"), "replaced": (lambda: replaced(Weighing()), "GA205"),
-          "aggregation": (lambda: Weighing(aggr="std"), "GA201"), "several": (lambda: Weighing(aggr=["std", "softmax"]), "GA201"),
+          "hook": (lambda: hooked(Weighing()), "GA501"),
+          "replaced": (lambda: replaced(Weighing()), "GA205"),
+          "aggregation": (lambda: Weighing(aggr="std"), "GA201"),
+          "several": (lambda: Weighing(aggr=["std", "softmax"]), "GA201"),
           "aggregation hook": (lambda: with_module_hook(Weighing()), "GA501"),
           "node_dim": (lambda: Weighing(node_dim=-1), "GA206")}
 
@@ -72,8 +74,11 @@ def test_native(name):
     with gnnaccel.enabled(when="supported", records=1):
         assert torch.equal(layer(*args), expected)
     (record,) = gnnaccel.records()
-    assert (record["route"], record["rejected"][0]["code"], record["layer"]) == ("native", code, type(layer).__name__)
-    with gnnaccel.enabled(when="supported", on_fallback="raise"), pytest.raises(gnnaccel.errors.FallbackError, match=code):
+    assert (record["route"], record["rejected"][0]["code"],
+            record["layer"]) == ("native", code, type(layer).__name__)
+    with gnnaccel.enabled(when="supported",
+                          on_fallback="raise"), pytest.raises(gnnaccel.errors.FallbackError,
+                                                              match=code):
         layer(*args)
 
 

@@ -12,7 +12,8 @@ from gnnaccel.dispatch.ops.aggregation_cost import Estimate
 from tests.pyg import graphs
 from tests.pyg.graphs import F
 
-LAYERS = {"gcn": lambda: GCNConv(F, 5), "sage": lambda: SAGEConv(F, 5), "graph": lambda: GraphConv(F, 5)}
+LAYERS = {"gcn": lambda: GCNConv(F, 5), "sage": lambda: SAGEConv(F, 5),
+          "graph": lambda: GraphConv(F, 5)}
 GAIN, STRUCTURE = 1.0, 10.0
 
 
@@ -21,7 +22,9 @@ def read(emulated, monkeypatch):
     """Numbers of calls decided at length, where structures do not pay at once."""
     decided = []
     native = calls.decide
-    monkeypatch.setattr(aggregation_cost, "estimate", lambda *args: Estimate(gain=GAIN, structure=STRUCTURE, ours=1.0, native=2.0))
+    monkeypatch.setattr(aggregation_cost, "estimate",
+                        lambda
+                        *args: Estimate(gain=GAIN, structure=STRUCTURE, ours=1.0, native=2.0))
     monkeypatch.setattr(calls, "_FEW_AT_FIRST", 0)
     monkeypatch.setattr(calls, "decide", lambda *args: (decided.append(1), native(*args))[1])
     with gnnaccel.enabled(backend="cuda"):
@@ -62,7 +65,8 @@ def test_what_changes_between_batches(read):
 
 
 def test_a_graph_that_comes_again_gets_a_structure(read):
-    """After as many calls as its layer would have been given it without what the other graph showed, those of other layers counted."""
+    """After as many calls as its layer would have been given it without what the other graph
+    showed, those of other layers counted."""
     x, ei, known = graphs.features(), graphs.square(), []
     for warm in (False, True):
         layers = [SAGEConv(F, F), SAGEConv(F, F)]

@@ -13,7 +13,8 @@ from tests.pyg.graphs import F
 from tests.pyg.judge import close
 from tests.pyg.own_layers import Copying, hooked
 
-LAYERS = {"gcn": lambda: GCNConv(F, 5), "sage": lambda: SAGEConv(F, 5), "graph": lambda: GraphConv(F, 5), "own": Copying}
+LAYERS = {"gcn": lambda: GCNConv(F, 5), "sage": lambda: SAGEConv(F, 5),
+          "graph": lambda: GraphConv(F, 5), "own": Copying}
 
 
 @pytest.fixture
@@ -104,7 +105,8 @@ def test_a_graph_that_comes_again_gets_a_structure(fresh):
     layer(x, graphs.square())
     for _ in range(25):
         layer(x, ei)
-    assert len(fresh) == 2  # the first, and where the structure was built; not the 4 calls after that
+    # the first, and where the structure was built; not the 4 calls after that
+    assert len(fresh) == 2
     with gnnaccel.disabled():
         expected = layer(x, ei)
     assert close(layer(x, ei), expected) and gnnaccel.cache.info()["hits"] == 0

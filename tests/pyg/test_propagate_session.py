@@ -1,4 +1,5 @@
-"""Calls of propagate that repeat, records and rules, and the classes whose propagate is replaced."""
+"""Calls of propagate that repeat, records and rules, and the classes whose propagate is
+replaced."""
 from __future__ import annotations
 
 import contextlib
@@ -42,7 +43,8 @@ def test_repeated_calls_follow_changes(route):
 
 
 def test_what_a_stock_message_reads_of_its_layer_is_noticed(route):
-    x, ei, e = graphs.features().to(route.device), graphs.square().to(route.device), torch.randn(E, F).to(route.device)
+    x, ei, e = (graphs.features().to(route.device), graphs.square().to(route.device),
+                torch.randn(E, F).to(route.device))
     layer = GINEConv(torch.nn.Identity(), edge_dim=None).to(route.device)
     narrow = e[:, :4].contiguous()
 
@@ -71,8 +73,10 @@ def test_what_a_stock_message_reads_of_its_layer_is_noticed(route):
 def test_what_is_an_error_in_the_host_stays_its_own(route):
     x, ei = graphs.features().to(route.device), graphs.square().to(route.device)
     wide, narrow = torch.randn(E, 7).to(route.device), graphs.edge_features().to(route.device)
-    for layer, e in ((GINEConv(torch.nn.Linear(F, F)), wide), (GINEConv(torch.nn.Linear(F, F)), None),
-                     (ResGatedGraphConv(F, 5, edge_dim=4), wide), (ResGatedGraphConv(F, 5), narrow)):
+    for layer, e in ((GINEConv(torch.nn.Linear(F, F)), wide),
+                     (GINEConv(torch.nn.Linear(F, F)), None),
+                     (ResGatedGraphConv(F, 5, edge_dim=4), wide),
+                     (ResGatedGraphConv(F, 5), narrow)):
         layer, said = layer.to(route.device), []
         for block in (contextlib.nullcontext, lambda: route.on(on_fallback="native")):
             with block(), pytest.raises(Exception) as problem:
@@ -91,7 +95,8 @@ def test_what_edges_bring_is_computed_once(route):
         layer(x, ei, e)
     assert route.backend == "cuda" or gnnaccel.stats()["GINEConv"]["routes"] == {"native": 1}
     assert len(calls) == 1
-    given = [t.to(route.device) for t in (graphs.features(), graphs.square(), graphs.edge_features())]
+    given = [t.to(route.device)
+             for t in (graphs.features(), graphs.square(), graphs.edge_features())]
     layer.to(route.device)
     with route.on():
         for _ in range(2):
@@ -151,7 +156,8 @@ def test_records(route):
     first, backward, again, _ = gnnaccel.records()
     for record in gnnaccel.records():
         records.validate(record)
-    assert (first["layer"], first["host"], first["route"], first["dtype"]) == ("Weighing", "pyg", route.backend, "float32")
+    assert (first["layer"], first["host"], first["route"],
+            first["dtype"]) == ("Weighing", "pyg", route.backend, "float32")
     assert first["graph"] == dict(num_src=N, num_dst=N, num_edges=E)
     assert (first["cache"], again["cache"]) == ("miss", "hit")
     assert (backward["direction"], backward["forward_call"]) == ("backward", first["call"])
@@ -162,7 +168,8 @@ def test_small_calls_go_native_without_a_look():
     expected = layer(x, ei)
     with gnnaccel.enabled():
         assert torch.equal(layer(x, ei), expected)
-    assert gnnaccel.stats() == {"Weighing": dict(calls=1, routes={"native": 1}, reasons={"GA301": 1})}
+    assert gnnaccel.stats() == {"Weighing": dict(calls=1, routes={"native": 1},
+                                                 reasons={"GA301": 1})}
 
 
 def test_a_graph_that_comes_again_is_taken_over_in_time():
@@ -200,7 +207,8 @@ def test_checkpoints_find_the_same_route(route):
 # ---- classes, copies, rules ----
 
 def test_layers_are_as_before(route):
-    layer, x, ei = Updating().to(route.device), graphs.features().to(route.device), graphs.square().to(route.device)
+    layer, x, ei = Updating().to(route.device), graphs.features().to(
+        route.device), graphs.square().to(route.device)
     expected = layer(x, ei)
     with route.on():
         clones = copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))
@@ -221,10 +229,12 @@ def test_classes_are_restored():
         native = MessagePassing.propagate
         Later()
         kept = vars(Later)["_orig_propagate"], vars(Later)["_jinja_propagate"]
-        assert Later.propagate.routed and not any(getattr(function, "routed", False) for function in kept)
+        assert Later.propagate.routed and not any(getattr(function, "routed", False)
+                                                  for function in kept)
         assert MessagePassing.propagate is native
     assert before == {cls: dict(vars(cls)) for cls in before}
-    assert not hasattr(Later.propagate, "routed") and vars(Later)["propagate"] is vars(Later)["_jinja_propagate"]
+    assert not hasattr(Later.propagate,
+                       "routed") and vars(Later)["propagate"] is vars(Later)["_jinja_propagate"]
     with gnnaccel.enabled():
         assert Later.propagate.routed
     Later()(graphs.features(), graphs.square())
@@ -240,7 +250,8 @@ def test_classes_whose_propagate_pyg_cannot_write(route):
     with route.on():
         layer = space["Typed"]()
         assert close(layer(x, ei), Inherited()(x, ei))
-    assert space["Typed"].propagate is MessagePassing.propagate and "propagate" not in vars(space["Typed"])
+    assert space["Typed"].propagate is MessagePassing.propagate and "propagate" not in vars(
+        space["Typed"])
 
 
 def test_a_propagate_of_the_users_is_left_alone():
@@ -267,7 +278,8 @@ def test_rules(route):
             layer(x, ei)
             gnnaccel.include(target)
             layer(x, ei)
-        assert gnnaccel.stats()["Weighing"] == dict(calls=3, routes={route.backend: 2, "native": 1}, reasons={"GA101": 1})
+        assert gnnaccel.stats()["Weighing"] == dict(calls=3, routes={route.backend: 2, "native": 1},
+                                                    reasons={"GA101": 1})
     gnnaccel.reset_stats()
     with route.on(include=["GATConv"]):
         Weighing()(x, ei)
@@ -299,7 +311,8 @@ def test_captured_graphs(gpu):
 
 
 def test_a_propagate_that_its_user_puts_back_is_no_error():
-    """PyG writes the class's ``propagate`` anew at the next instantiation, and ours goes around that one."""
+    """PyG writes the class's ``propagate`` anew at the next instantiation, and ours goes around
+    that one."""
     class Own(MessagePassing):
         def forward(self, x, edge_index):
             return self.propagate(edge_index, x=x)

@@ -1,4 +1,5 @@
-"""`gnnaccel.quantize` on PyG's layers: what is quantized, what is told, and that all of it goes back."""
+"""`gnnaccel.quantize` on PyG's layers: what is quantized, what is told, and that all of it goes
+back."""
 from __future__ import annotations
 
 import copy
@@ -14,7 +15,8 @@ from tests.helpers import relative
 from tests.pyg.quantized_nets import KINDS, E, F, H, N, Net, forced, graph, quantized_calls, step  # noqa: F401
 
 def formats(report):
-    return {row.name: (row.asked, None if row.reason is None else row.reason[:5]) for row in report.rows}
+    return {row.name: (row.asked, None if row.reason is None else row.reason[:5])
+            for row in report.rows}
 
 
 # ---- numbers, on every route ----
@@ -34,7 +36,8 @@ def test_layers_against_the_hosts_own_in_fp64(route, graph, kind, form, error):
     for name, value in exact.items():
         allowed = 4 * error if "att" in name else error  # small differences of large numbers
         assert relative(got[name].cpu(), value) < allowed, name
-        assert torch.cosine_similarity(got[name].cpu().double().flatten(), value.flatten(), 0) > 1 - allowed**2, name
+        assert torch.cosine_similarity(got[name].cpu().double().flatten(), value.flatten(),
+                                       0) > 1 - allowed**2, name
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -50,7 +53,8 @@ def test_models_against_the_hosts_own_in_fp64(route, graph, kind):
         assert quantized_calls(model) == [1, 1, 0]
     for name, value in exact.items():
         assert relative(got[name].cpu(), value) < 0.15, name
-        assert torch.cosine_similarity(got[name].cpu().double().flatten(), value.flatten(), 0) > 0.99, name
+        assert torch.cosine_similarity(got[name].cpu().double().flatten(), value.flatten(),
+                                       0) > 0.99, name
 
 
 def test_kernels_and_torch_operations_agree(emulated, graph):
@@ -67,7 +71,8 @@ def test_kernels_and_torch_operations_agree(emulated, graph):
                 plain = step(model, x, ei)
             assert quantized_calls(model) == [2, 2, 0]
             for name, value in plain.items():
-                assert relative(kernels[name], value) < 2e-3, (kind, name)  # a tie may round either way
+                # a tie may round either way
+                assert relative(kernels[name], value) < 2e-3, (kind, name)
     finally:
         torch.use_deterministic_algorithms(False)
 
@@ -80,7 +85,9 @@ def test_formats_of_the_gradient(graph, backward):
         gnnaccel.quantize(conv, "int8", backward=backward)
         first, second = step(conv, x, ei)["x"], step(conv, x, ei)["x"]
     assert torch.equal(first, second) is (backward == "fp32"), "stochastic rounding draws anew"
-    assert gnnaccel.quant_report(conv).rows[0].ran == ("int8" if backward == "int8" else f"int8/{backward}")
+    assert gnnaccel.quant_report(conv).rows[0].ran == ("int8"
+                                                       if backward == "int8"
+                                                       else f"int8/{backward}")
 
 
 def test_draws_repeat_with_torchs_seed(graph):
@@ -112,7 +119,8 @@ def test_training_goes_as_far_as_in_fp32(graph):
                 loss.backward()
                 optimizer.step()
         losses[form] = float(loss.detach())
-    assert losses[None] < 0.9 and all(abs(losses[form] - losses[None]) < 0.1 for form in losses), losses
+    assert losses[None] < 0.9 and all(abs(losses[form] - losses[None]) < 0.1
+                                      for form in losses), losses
 
 
 # ---- nothing by itself ----
@@ -124,7 +132,8 @@ def test_enable_alone_quantizes_nothing(graph, when):
         first = model(*graph)
         assert torch.equal(model(*graph), first)
     assert not gnnaccel.quant_report().rows
-    assert relative(first.detach(), copy.deepcopy(model).double()(graph[0].double(), graph[1]).detach()) < 1e-6
+    assert relative(first.detach(),
+                    copy.deepcopy(model).double()(graph[0].double(), graph[1]).detach()) < 1e-6
 
 
 def test_before_enable_it_warns(graph):
@@ -141,15 +150,19 @@ def test_a_call_that_gains_nothing_runs_in_fp32(graph):
             out = model(*graph)
     assert torch.equal(out, model(*graph))
     rows = gnnaccel.quant_report(model).rows
-    assert [row.quantized for row in rows] == [0, 0, 0] and all(row.in_fp32 == 5 for row in rows), "short ways count too"
-    assert rows[0].reasons == rows[1].reasons == {"GA607": 5} and gnnaccel.quant_report(model).share_in_fp32() == 1.0
+    assert [row.quantized for row in rows] == [0, 0,
+                                               0] and all(row.in_fp32 == 5
+                                                          for row in rows), "short ways count too"
+    assert rows[0].reasons == rows[1].reasons == {"GA607": 5} and gnnaccel.quant_report(
+        model).share_in_fp32() == 1.0
 
 
 # ---- reversible, and nothing on the model ----
 
 def test_state_dict_copies_and_pickles(graph):
     model = Net("gat")
-    before, attributes = copy.deepcopy(model.state_dict()), [sorted(m.__dict__) for m in model.modules()]
+    before, attributes = copy.deepcopy(model.state_dict()), [sorted(m.__dict__)
+                                                             for m in model.modules()]
     with forced():
         plain = model(*graph)
         gnnaccel.quantize(model)
@@ -158,7 +171,8 @@ def test_state_dict_copies_and_pickles(graph):
             assert torch.equal(other(*graph), plain), "a copy is an ordinary model"
             assert not gnnaccel.quant_report(other).rows
     after = model.state_dict()
-    assert list(after) == list(before) and all(torch.equal(after[k], before[k]) and after[k].dtype == before[k].dtype
+    assert list(after) == list(before) and all(torch.equal(after[k], before[k])
+                                               and after[k].dtype == before[k].dtype
                                                for k in before)
     assert [sorted(m.__dict__) for m in model.modules()] == attributes
     assert not torch.equal(quantized, plain)
@@ -209,11 +223,12 @@ def test_filter_and_overrides(graph):
     with forced():
         model = Net("gcn", 4)
         report = gnnaccel.quantize(model, "int8",
-                                   filter_fn=lambda module, name: name != "convs.1" and isinstance(module, GCNConv),
+                                   filter_fn=lambda module,
+                                   name: name != "convs.1" and isinstance(module, GCNConv),
                                    overrides={"convs.2": "bf16", "convs.3": "int8"})
         model(*graph)
-    assert formats(report) == {"convs.0": ("int8", None), "convs.1": ("fp32", "GA601"), "convs.2": ("bf16", None),
-                               "convs.3": ("int8", None)}
+    assert formats(report) == {"convs.0": ("int8", None), "convs.1": ("fp32", "GA601"),
+                               "convs.2": ("bf16", None), "convs.3": ("int8", None)}
     assert [row.ran for row in gnnaccel.quant_report(model).rows] == ["int8", None, "bf16", "int8"]
 
 
@@ -235,17 +250,23 @@ def test_what_cannot_be_quantized_says_why(graph):
     with forced():
         report = gnnaccel.quantize(Mixed())
         reasons = {row.name: row.reason for row in report.rows}
-        assert "GATv2Conv" in reasons["a"] and "MaxAggregation" in reasons["b"] and reasons["c"] is None
-        assert any(name.startswith("d.convs") and "HeteroConv runs its layers as one" in text for name, text in reasons.items()
+        assert "GATv2Conv" in reasons["a"] and "MaxAggregation" in reasons["b"] and reasons[
+            "c"] is None
+        assert any(name.startswith("d.convs") and "HeteroConv runs its layers as one" in text
+                   for name, text in reasons.items()
                    if text)
-        assert reasons["e"].startswith("GA603") and reasons["f"] is None and reasons["g"].startswith("GA602")
-        with pytest.raises(ValueError, match="'b' is a SAGEConv, which cannot have int8 rows: the aggregation is MaxAggregation"):
+        assert reasons["e"].startswith("GA603") and reasons["f"] is None and reasons[
+            "g"].startswith("GA602")
+        with pytest.raises(ValueError,
+                           match="'b' is a SAGEConv, which cannot have int8 rows: the aggregation "
+                           "is MaxAggregation"):
             gnnaccel.quantize(Mixed(), overrides={"b": "int8"})
 
 
 def test_nothing_to_quantize_warns():
     with forced():
-        with pytest.warns(RuntimeWarning, match="nothing of Linear is quantized: it has no aggregation layer"):
+        with pytest.warns(RuntimeWarning,
+                          match="nothing of Linear is quantized: it has no aggregation layer"):
             gnnaccel.quantize(torch.nn.Linear(2, 2))
         with pytest.warns(RuntimeWarning, match="convs.0: GA602"):
             gnnaccel.quantize(Net(depth=1))
@@ -254,9 +275,12 @@ def test_nothing_to_quantize_warns():
 @pytest.mark.parametrize("call, error, text", [
     (lambda m: gnnaccel.quantize(m, "int4"), ValueError, "Did you mean 'int8'"),
     (lambda m: gnnaccel.quantize(m, backward="fp16"), ValueError, "backward='fp16'"),
-    (lambda m: gnnaccel.quantize(m, overrides={"conv.1": "int8"}), UnknownLayerError, "Did you mean 'convs.1'"),
-    (lambda m: gnnaccel.quantize(m, overrides={"head": "int8"}), UnknownLayerError, "no aggregation layer in it"),
-    (lambda m: gnnaccel.quantize(m, overrides={"convs.1": "in8"}), ValueError, "Did you mean 'int8'"),
+    (lambda m: gnnaccel.quantize(m, overrides={"conv.1": "int8"}), UnknownLayerError,
+     "Did you mean 'convs.1'"),
+    (lambda m: gnnaccel.quantize(m, overrides={"head": "int8"}), UnknownLayerError,
+     "no aggregation layer in it"),
+    (lambda m: gnnaccel.quantize(m, overrides={"convs.1": "in8"}), ValueError,
+     "Did you mean 'int8'"),
     (lambda m: gnnaccel.quantize(m, guard={"rate": 1}), ValueError, "guard has no option 'rate'"),
     (lambda m: gnnaccel.quantize("model"), TypeError, "torch.nn.Module"),
     (lambda m: gnnaccel.dequantize(3), TypeError, "torch.nn.Module"),
@@ -278,7 +302,8 @@ def test_records_and_report(graph):
     assert [r["storage"] for r in forward] == ["int8", "int8", None]
     assert forward[2]["rejected"][-1]["code"] == "GA602" and "int8 rows" in forward[0]["kernel"]
     report = gnnaccel.quant_report(model)
-    assert report.as_dicts()[0]["ran"] == "int8" and 0 < report.rows[0].error < 0.02 and report.rows[0].guard == "passed"
+    assert report.as_dicts()[0]["ran"] == "int8" and 0 < report.rows[
+        0].error < 0.02 and report.rows[0].guard == "passed"
     text = str(report)
     assert "convs.0 (GCNConv)" in text and "GA602" in text and "passed" in text
 
@@ -304,10 +329,11 @@ def test_autocast_rows_are_quantized_too(route, graph):
         gnnaccel.quantize(layer)
         out = layer(x, ei)
         out.float().square().sum().backward()
-    assert quantized_calls(layer) == [1] and relative(out.detach().cpu(), exact.detach().cpu()) < 0.03
+    assert quantized_calls(layer) == [1] and relative(out.detach().cpu(),
+                                                      exact.detach().cpu()) < 0.03
     exact.square().sum().backward()
-    assert torch.cosine_similarity(layer.lin.weight.grad.cpu().double().flatten(), twin.lin.weight.grad.cpu().flatten(),
-                                   0) > 0.999
+    assert torch.cosine_similarity(layer.lin.weight.grad.cpu().double().flatten(),
+                                   twin.lin.weight.grad.cpu().flatten(), 0) > 0.999
 
 
 def test_mini_batches_of_another_graph_each(graph):

@@ -37,10 +37,13 @@ def test_a_block_quantizes_models_that_nobody_named(graph):
     with forced():
         plain = model(*graph)
         with gnnaccel.precision("int8"):
-            assert torch.equal(model(*graph), plain), "the first pass finds out which layer comes last"
+            assert torch.equal(model(*graph),
+                               plain), "the first pass finds out which layer comes last"
             assert not torch.equal(model(*graph), plain)
             rows = gnnaccel.quant_report(model).rows
-            assert [row.quantized for row in rows] == [1, 1, 0] and list(rows[2].reasons) == ["GA606", "GA602"]
+            assert [row.quantized for row in rows] == [1, 1,
+                                                       0] and list(rows[2].reasons) == ["GA606",
+                                                                                        "GA602"]
         assert torch.equal(model(*graph), plain)
 
 
@@ -79,12 +82,14 @@ def test_the_guard_sends_a_layer_back_and_says_so(graph, caplog):
     with forced():
         plain = model(x, ei)
         with caplog.at_level(logging.WARNING, "gnnaccel"):
-            gnnaccel.quantize(model, overrides={"convs.0": "int8"}, guard={"every": 1, "outliers": 0.1})
+            gnnaccel.quantize(model, overrides={"convs.0": "int8"},
+                              guard={"every": 1, "outliers": 0.1})
             model.convs[0].lin.weight.data[0] *= 1e6
             for _ in range(3):
                 model(x, ei)
     row = gnnaccel.quant_report(model).rows[0]
-    assert row.guard == "failed" and row.reason.startswith("GA605") and row.quantized == 1 and row.reasons == {"GA605": 2}
+    assert row.guard == "failed" and row.reason.startswith(
+        "GA605") and row.quantized == 1 and row.reasons == {"GA605": 2}
     assert "convs.0 goes back to fp32" in caplog.text and plain is not None
 
 
@@ -112,7 +117,8 @@ def test_quantizing_again_gives_a_failed_layer_another_chance(graph):
         assert gnnaccel.quant_report(model).rows[0].guard == "failed"
         gnnaccel.quantize(model)
         model(x, ei)
-        assert gnnaccel.quant_report(model).rows[0].guard == "passed" and quantized_calls(model)[0] == 1
+        assert gnnaccel.quant_report(model).rows[0].guard == "passed" and quantized_calls(model)[
+            0] == 1
 
 
 def test_a_guard_changes_no_number(graph):

@@ -1,4 +1,5 @@
-"""Linear maps of quantized layers, and Tango's primitives and rules by name: what runs inside one layer's step."""
+"""Linear maps of quantized layers, and Tango's primitives and rules by name: what runs inside one
+layer's step."""
 from __future__ import annotations
 
 import copy
@@ -74,16 +75,19 @@ def test_quantized_gemm_spmm_and_sddmm_with_reuse_between_them(kernels, graph, s
     assert seen["GEMM"] == 4, "two maps, forward and the gradients of their inputs"
     assert seen["SPMM"] == 2, "the sum, and its gradient"
     assert seen["SDDMM"] == 1, "the edge weights' gradient"
-    # forward: x for the sum and a map, the sum, two weights; backward: the result's gradient for both maps, the sum's for its two
+    # forward: x for the sum and a map, the sum, two weights; backward: the result's gradient for
+    # both maps, the sum's for its two
     # products, two weights by input channel
     assert seen["quantization"] == 4 + 4
     for name, value in exact.items():
         assert relative(got[name].cpu(), value) < 0.03, name
-        assert torch.cosine_similarity(got[name].cpu().double().flatten(), value.flatten(), 0) > 0.999, name
+        assert torch.cosine_similarity(got[name].cpu().double().flatten(), value.flatten(),
+                                       0) > 0.999, name
 
 
 def test_quantized_sddmm_of_attention(emulated, graph, monkeypatch):
-    """The scores' gradient is made of inner products of the stored values and the stored gradient."""
+    """The scores' gradient is made of inner products of the stored values and the stored
+    gradient."""
     found, native = [], additive_backward.backward
 
     def spy(*args, **kwargs):
@@ -115,7 +119,8 @@ def test_gradients_are_rounded_stochastically_and_features_to_nearest(graph, mon
         assert draws == [False] * 3, "x, the weight, x W"
         draws.clear()
         out.sum().backward()
-    assert draws == [True, True, False], "the result's gradient, that of x W, and the weight by input channel"
+    assert draws == [True, True,
+                     False], "the result's gradient, that of x W, and the weight by input channel"
 
 
 def test_weight_gradients_are_fp32(graph):
@@ -127,12 +132,14 @@ def test_weight_gradients_are_fp32(graph):
         out.register_hook(lambda g: reached.append(g))
         out.square().sum().backward()
     exact = reached[0].double().t() @ graph[0].double()
-    assert relative(layer.lin_r.weight.grad, exact) < 1e-6 and layer.lin_r.weight.grad.dtype is torch.float32
+    assert relative(layer.lin_r.weight.grad,
+                    exact) < 1e-6 and layer.lin_r.weight.grad.dtype is torch.float32
 
 
 def test_the_layer_before_the_softmax_and_logits_of_attention_keep_their_maps(graph):
     with forced():
-        assert set(maps(gnnaccel.quantize(Net("sage")))) == {f"convs.{i}.{lin}" for i in (0, 1) for lin in ("lin_l", "lin_r")}
+        assert set(maps(gnnaccel.quantize(Net("sage")))) == {f"convs.{i}.{lin}" for i in (0, 1)
+                                                             for lin in ("lin_l", "lin_r")}
         assert not gnnaccel.quantize(Net("gat")).maps, "scores are made of what GAT's map gives"
         assert not gnnaccel.quantize(Net("gcn"), "bf16").maps
 
@@ -147,7 +154,9 @@ def test_maps_by_name_and_back(graph):
         assert maps(report) == {"convs.0.lin": ("int8", None, 0), "convs.2.lin": ("int8", None, 0)}
         step(model, *graph)
         report = gnnaccel.quant_report(model)
-        assert [row.quantized for row in report.maps] == [1, 1] and report.as_dicts()[-1]["layer"] == "Linear"
+        assert [row.quantized for row in report.maps] == [1,
+                                                          1] and report.as_dicts()[-1][
+                                                              "layer"] == "Linear"
         assert 0 < report.maps[0].error < 0.03 and "convs.0.lin (Linear)" in str(report)
         with gnnaccel.precision("fp32"):
             assert torch.equal(model(*graph), plain)
@@ -158,7 +167,8 @@ def test_maps_by_name_and_back(graph):
             model(*graph)
         assert gnnaccel.quant_report(model).maps[0].reasons == {"GA603": 1}
         assert gnnaccel.dequantize(model) == 3 and torch.equal(model(*graph), plain)
-        with pytest.raises(ValueError, match="'convs.0.lin' is a linear map, which can be 'int8' or 'fp32'"):
+        with pytest.raises(ValueError,
+                           match="'convs.0.lin' is a linear map, which can be 'int8' or 'fp32'"):
             gnnaccel.quantize(model, overrides={"convs.0.lin": "bf16"})
 
 
@@ -179,7 +189,9 @@ def test_what_keeps_a_map_fp32(graph):
         gnnaccel.exclude(model.convs[0])
         gnnaccel.quantize(model)
         model(x, ei)
-        assert [row.reasons for row in gnnaccel.quant_report(model).maps] == [{"GA607": 1}, {}], "its layer is excluded"
+        assert [row.reasons
+                for row in gnnaccel.quant_report(model).maps] == [{"GA607": 1},
+                                                                  {}], "its layer is excluded"
 
 
 def test_the_guard_of_a_map(graph, caplog):
@@ -204,8 +216,10 @@ def test_without_quantize_nothing_is_asked(graph):
 
 
 def test_a_map_gives_the_rows_that_are_gathered_next(kernels, graph, seen):
-    """GCN: out = A (x W). From the second call on the product is stored where it is made, and comes out the same."""
-    model, found, graph = GCNConv(F, H).to(kernels.device), [], [t.to(kernels.device) for t in graph]
+    """GCN: out = A (x W). From the second call on the product is stored where it is made, and comes
+    out the same."""
+    model, found, graph = GCNConv(F,
+                                  H).to(kernels.device), [], [t.to(kernels.device) for t in graph]
     with kernels.on():
         gnnaccel.quantize(model, guard=False)
         for stored in (3, 2, 2):  # x, W, x W

@@ -84,7 +84,8 @@ def test_the_first_call_after_the_last_quantized_model_puts_the_class_back(graph
     gc.collect()
     assert replaced()
     x = torch.randn(5, 3)
-    assert torch.equal(other(x), torch.nn.functional.linear(x, other.weight, other.bias)) and not replaced()
+    assert torch.equal(other(x),
+                       torch.nn.functional.linear(x, other.weight, other.bias)) and not replaced()
 
 
 def test_a_wrapper_of_somebody_else_is_kept():

@@ -1,14 +1,16 @@
-"""Gradients of relational layers belong to one parameter each: who accumulates or clips them in place changes no other."""
+"""Gradients of relational layers belong to one parameter each: who accumulates or clips them in
+place changes no other."""
 from __future__ import annotations
 
 import pytest
 import torch
-from torch_geometric.nn import (FiLMConv, GATConv, GATv2Conv, GCNConv, GINConv, GraphConv, HANConv, HEATConv, HeteroConv,
-                                RGATConv, RGCNConv, SAGEConv)
+from torch_geometric.nn import (FiLMConv, GATConv, GATv2Conv, GCNConv, GINConv, GraphConv, HANConv,
+                                HEATConv, HeteroConv, RGATConv, RGCNConv, SAGEConv)
 
 from tests.pyg import graphs, hgt_graphs
 from tests.pyg.graphs import E, F, N
-from tests.pyg.hetero_graphs import CITES, KNOWS, METADATA, OUT, RELATIONS, WIDTH, edges, features, hetero, on
+from tests.pyg.hetero_graphs import (CITES, KNOWS, METADATA, OUT, RELATIONS, WIDTH, edges, features,
+                                     hetero, on)
 from tests.pyg.test_to_hetero_bases import model_of
 
 R = 3
@@ -27,25 +29,33 @@ def by_dict(layer: torch.nn.Module, widths: dict | int = WIDTH, relations=RELATI
 
 
 def of_widths(cls, **options) -> HeteroConv:
-    return HeteroConv({name: cls((WIDTHS[name[0]], WIDTHS[name[2]]), OUT, **options) for name in RELATIONS})
+    return HeteroConv({name: cls((WIDTHS[name[0]], WIDTHS[name[2]]), OUT, **options)
+                       for name in RELATIONS})
 
 
 def gin() -> HeteroConv:
-    return HeteroConv({name: GINConv(torch.nn.Linear(WIDTH, OUT), train_eps=True) for name in RELATIONS})
+    return HeteroConv({name: GINConv(torch.nn.Linear(WIDTH, OUT), train_eps=True)
+                       for name in RELATIONS})
 
 
 MADE = {
-    "rgcn": lambda: typed(RGCNConv(F, 8, R)), "rgcn bases": lambda: typed(RGCNConv(F, 8, R, num_bases=2)),
+    "rgcn": lambda: typed(RGCNConv(F, 8, R)),
+    "rgcn bases": lambda: typed(RGCNConv(F, 8, R, num_bases=2)),
     "rgat": lambda: typed(RGATConv(F, 8, R, heads=2)), "film": lambda: typed(FiLMConv(F, 8, R)),
-    "heat": lambda: (HEATConv(F, 8, 2, R, 4, 3, 4), (graphs.features(), graphs.square(), torch.arange(N) % 2, torch.arange(E) % R,
-                                                     torch.randn(E, 3))),
+    "heat": lambda: (HEATConv(F, 8, 2, R, 4, 3, 4),
+                     (graphs.features(), graphs.square(), torch.arange(N) % 2, torch.arange(E) % R,
+                      torch.randn(E, 3))),
     "hgt": lambda: (hgt_graphs.layer(), (hgt_graphs.features(), hgt_graphs.edges())),
     "han": lambda: by_dict(HANConv(WIDTH, OUT, METADATA, 2)),
-    "sage": lambda: by_dict(hetero()), "sage by target": lambda: by_dict(of_widths(SAGEConv), WIDTHS),
-    "graph mean": lambda: by_dict(hetero(GraphConv, "mean")), "graph max": lambda: by_dict(hetero(GraphConv, "max")),
+    "sage": lambda: by_dict(hetero()),
+    "sage by target": lambda: by_dict(of_widths(SAGEConv), WIDTHS),
+    "graph mean": lambda: by_dict(hetero(GraphConv, "mean")),
+    "graph max": lambda: by_dict(hetero(GraphConv, "max")),
     "gat": lambda: by_dict(hetero(GATConv, add_self_loops=False)),
-    "gat heads averaged": lambda: by_dict(hetero(GATConv, "mean", heads=2, concat=False, add_self_loops=False)),
-    "gatv2": lambda: by_dict(hetero(GATv2Conv, add_self_loops=False)), "gin": lambda: by_dict(gin()),
+    "gat heads averaged": lambda: by_dict(hetero(GATConv, "mean", heads=2, concat=False,
+                                                 add_self_loops=False)),
+    "gatv2": lambda: by_dict(hetero(GATv2Conv, add_self_loops=False)),
+    "gin": lambda: by_dict(gin()),
     "gcn": lambda: by_dict(hetero(GCNConv, relations=LOOPS), relations=LOOPS),
     "bases": lambda: by_dict(model_of()), "one basis": lambda: by_dict(model_of(bases=1)),
 }
@@ -62,7 +72,9 @@ def test_each_gradient_has_memory_of_its_own(route, name):
             parts = out.values() if isinstance(out, dict) else [out]
             sum(t.sin().sum() for t in parts if t is not None).backward()
             if time == 0:
-                once = {k: p.grad.clone() for k, p in layer.named_parameters() if p.grad is not None}
+                once = {k: p.grad.clone() for k, p in layer.named_parameters()
+                        if p.grad is not None}
     for k, p in layer.named_parameters():
         if p.grad is not None:
-            torch.testing.assert_close(p.grad, 2 * once[k], rtol=1e-4, atol=1e-5, msg=lambda text: f"{k}: {text}")
+            torch.testing.assert_close(p.grad, 2 * once[k], rtol=1e-4, atol=1e-5,
+                                       msg=lambda text: f"{k}: {text}")

@@ -1,4 +1,5 @@
-"""Relational layers of every kind: repeated bit for bit, over no edges, and, on a GPU, without waiting for it."""
+"""Relational layers of every kind: repeated bit for bit, over no edges, and, on a GPU, without
+waiting for it."""
 from __future__ import annotations
 
 import pytest
@@ -19,7 +20,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:There exist node types")
 
 def made(route, name: str):
     layer, args = MADE[name]()
-    return layer.to(route.device), [on(route.device, a)[0] if isinstance(a, dict) else a.to(route.device) for a in args]
+    return layer.to(route.device), [on(route.device, a)[0]
+                                    if isinstance(a, dict) else a.to(route.device) for a in args]
 
 
 def results(layer: torch.nn.Module, args: list) -> list:
@@ -28,7 +30,8 @@ def results(layer: torch.nn.Module, args: list) -> list:
     out = layer(*args)
     outs = [t for t in (out.values() if isinstance(out, dict) else [out]) if t is not None]
     sum(t.sin().sum() for t in outs).backward()
-    return [*(t.detach() for t in outs), *(p.grad for p in layer.parameters() if p.grad is not None)]
+    return [*(t.detach() for t in outs),
+            *(p.grad for p in layer.parameters() if p.grad is not None)]
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
@@ -50,10 +53,14 @@ def test_runs_repeat_bit_for_bit(route, name, deterministic, monkeypatch):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("layer, name", [(lambda: RGATConv(F, 8, R), "RGATConv"), (lambda: FiLMConv(F, 8, R), "FiLMConv"),
-                                         (lambda: HEATConv(F, 8, 2, R, 4, 3, 4), "HEATConv")], ids=["rgat", "film", "heat"])
+@pytest.mark.parametrize("layer, name",
+                         [(lambda: RGATConv(F, 8, R), "RGATConv"),
+                          (lambda: FiLMConv(F, 8, R), "FiLMConv"),
+                          (lambda: HEATConv(F, 8, 2, R, 4, 3, 4), "HEATConv")],
+                         ids=["rgat", "film", "heat"])
 def test_no_edges(route, layer, name):
-    layer, x, ei = layer().to(route.device), graphs.features().to(route.device), graphs.square().to(route.device)[:, :0]
+    layer, x, ei = layer().to(route.device), graphs.features().to(route.device), graphs.square().to(
+        route.device)[:, :0]
     types, kinds = ei[0], torch.arange(N, device=route.device) % 2
     args = (kinds, types, x.new_empty(0, 3)) if name == "HEATConv" else (types,)
     expected = layer(x, ei, *args)
@@ -69,7 +76,8 @@ def test_no_waiting_over_one_graph(gpu, name):
 
     def step() -> None:
         out = layer(*args)
-        sum(t.sum() for t in (out.values() if isinstance(out, dict) else [out]) if t is not None).backward()
+        sum(t.sum() for t in (out.values() if isinstance(out, dict) else [out])
+            if t is not None).backward()
 
     with gpu.on(on_fallback="native"):
         for _ in range(3):

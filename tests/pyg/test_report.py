@@ -1,4 +1,5 @@
-"""report(): what it counts and times in a training, that it changes nothing, and what the command line makes of it."""
+"""report(): what it counts and times in a training, that it changes nothing, and what the command
+line makes of it."""
 from __future__ import annotations
 
 import json
@@ -63,7 +64,8 @@ def test_every_layer_has_its_calls_times_and_cache_hits(route, net, inputs):
     for entry in entries.values():
         assert (entry.calls, entry.timed, entry.backwards, entry.route) == (4, 4, 3, route.backend)
         assert entry.forward_ms > 0 and entry.backward_ms > 0 and entry.overhead_us > 0 and entry.inside_ms == 0
-        assert sum(entry.cache.values()) == 4 and entry.cache["hit"] >= 3 and entry.moved > 0 and entry.flops > 0
+        assert sum(entry.cache.values()) == 4 and entry.cache[
+            "hit"] >= 3 and entry.moved > 0 and entry.flops > 0
         assert (entry.kept_bytes is None) == (route.device.type == "cpu")
     assert sum(entry.cache.get("miss", 0) for entry in entries.values()) == 1
     text = str(found)
@@ -76,15 +78,19 @@ def test_decisions_around_which_nobody_stands_are_counted_without_a_time():
     with gnnaccel.report() as found:
         for _ in range(2):
             records.emit(records.new(host="pyg", layer="Some", route="native", rejected=[reason]))
-        records.emit(records.new(host="pyg", layer="Some", route="native", direction="backward", forward_call=1))
+        records.emit(records.new(host="pyg", layer="Some", route="native", direction="backward",
+                                 forward_call=1))
     (entry,) = found.entries
     assert (entry.name, entry.calls, entry.timed, entry.own_ms) == ("Some", 2, 0, 0.0)
-    assert [(f["code"], f["calls"]) for f in found.fallbacks()] == [("GA301", 2)] and "Some" in str(found)
+    assert [(f["code"], f["calls"])
+            for f in found.fallbacks()] == [("GA301", 2)] and "Some" in str(found)
 
 
 def test_plain_layers_are_measured_under_their_class_and_names(route, inputs):
-    net = torch.nn.Sequential(GCNConv(F, 8), SAGEConv(8, 8), GINConv(torch.nn.Linear(8, 8)), Copying(),
-                              PNAConv(8, 4, ["mean", "std"], ["identity"], torch.tensor([1, 3, 5]))).to(route.device)
+    net = torch.nn.Sequential(GCNConv(F, 8), SAGEConv(8, 8), GINConv(torch.nn.Linear(8, 8)),
+                              Copying(),
+                              PNAConv(8, 4, ["mean", "std"], ["identity"],
+                                      torch.tensor([1, 3, 5]))).to(route.device)
 
     def run():
         x = inputs[0]
@@ -96,10 +102,12 @@ def test_plain_layers_are_measured_under_their_class_and_names(route, inputs):
         for _ in range(3):
             run()
     entries = by_name(found)
-    assert sorted(entries) == ["Copying #1", "GCNConv #1", "GINConv #1", "PNAConv #1", "SAGEConv #1"]
+    assert sorted(entries) == ["Copying #1", "GCNConv #1", "GINConv #1", "PNAConv #1",
+                               "SAGEConv #1"]
     for entry in entries.values():
         assert (entry.calls, entry.timed, entry.backwards, entry.route) == (3, 3, 3, route.backend)
-        assert entry.forward_ms > 0 and entry.backward_ms > 0 and entry.cache["hit"] >= 1 and entry.graph["num_edges"] >= E
+        assert entry.forward_ms > 0 and entry.backward_ms > 0 and entry.cache[
+            "hit"] >= 1 and entry.graph["num_edges"] >= E
         assert entry.layer == "PNAConv" or entry.moved > 0 and entry.flops > 0
     gnnaccel.name_layers(net, "net")
     with route.on(exclude=["SAGEConv"], on_fallback="native"), gnnaccel.report() as found:
@@ -119,12 +127,15 @@ def test_reasons_are_ranked_by_the_time_they_cost(inputs, net, route):
     gnnaccel.exclude(net.first)
     with route.on(on_fallback="native"), gnnaccel.report() as found:
         steps(net, inputs)
-        net.last(*inputs[:0], net.second(net.first(*inputs), inputs[1]), inputs[1], return_attention_weights=True)
+        net.last(*inputs[:0], net.second(net.first(*inputs), inputs[1]), inputs[1],
+                 return_attention_weights=True)
     entries = found.entries
-    for entry, ms in ((e, 500.0 if e.reasons and e.reasons[0]["code"] == "GA208" else 1.0) for e in entries):
+    for entry, ms in ((e, 500.0 if e.reasons and e.reasons[0]["code"] == "GA208" else 1.0)
+                      for e in entries):
         entry.forward_ms, entry.backward_ms = ms, 0.0
     assert [(f["code"], f["calls"]) for f in found.fallbacks()] == [("GA208", 1), ("GA101", 4)]
-    assert found.fallbacks()[1]["layers"] == ["GATConv #1"] and "include" in found.fallbacks()[1]["hint"]
+    assert found.fallbacks()[1]["layers"] == ["GATConv #1"] and "include" in found.fallbacks()[1][
+        "hint"]
     assert "native, by what it took" in str(found)
 
 
@@ -136,9 +147,11 @@ def test_layers_inside_a_native_one_are_counted_once(route):
     x, edges = ({k: v.to(route.device) for k, v in d.items()} for d in (x, edges))
     with route.on(on_fallback="native", exclude=["HeteroConv"]), gnnaccel.report() as found:
         sum(out.sum() for out in net(x, edges).values()).backward()
-    outer, inner = by_name(found)["HeteroConv #1"], [e for e in found.entries if e.layer == "GATConv"]
+    outer, inner = by_name(found)["HeteroConv #1"], [e for e in found.entries
+                                                     if e.layer == "GATConv"]
     assert outer.route == "native" and len(inner) == 2
-    assert outer.inside_ms == pytest.approx(sum(e.total_ms for e in inner)) and outer.own_ms < outer.total_ms
+    assert outer.inside_ms == pytest.approx(sum(e.total_ms
+                                                for e in inner)) and outer.own_ms < outer.total_ms
 
 
 def test_relational_layers_bring_what_their_passes_counted(route):
@@ -163,7 +176,8 @@ def test_results_are_the_same_and_nothing_stays(route, net, inputs):
         with gnnaccel.report():
             measured = once()
     exact = route.device.type == "cpu"
-    assert all(torch.equal(a, b) if exact else torch.allclose(a, b, atol=1e-4) for a, b in zip(plain, measured))
+    assert all(torch.equal(a, b) if exact else torch.allclose(a, b, atol=1e-4)
+               for a, b in zip(plain, measured))
     assert not records.listening() and not watch._watchers
 
 
@@ -227,7 +241,8 @@ def test_nvtx_ranges_are_named_after_layers_and_closed(route, net, inputs, monke
     monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: seen.append("pop"))
     with route.on(), Report(nvtx=True):
         net(*inputs)
-    assert seen == ["gnnaccel GATConv", "pop", "gnnaccel GATConv", "pop", "gnnaccel GATv2Conv", "pop"]
+    assert seen == ["gnnaccel GATConv", "pop", "gnnaccel GATConv", "pop", "gnnaccel GATv2Conv",
+                    "pop"]
 
 
 # ---- around a script ----
@@ -240,7 +255,8 @@ def test_the_command_line_gets_tables_and_a_page(route, net, inputs, tmp_path, c
     observe.finish(observer)
     err = capsys.readouterr()
     assert "GATConv #1" in err.err and "same" in err.err and str(path) in err.err and err.out == ""
-    assert path.read_text(encoding="utf-8").count("<svg") >= 3 and not watch._watchers and not records.listening()
+    assert path.read_text(encoding="utf-8").count(
+        "<svg") >= 3 and not watch._watchers and not records.listening()
 
 
 def test_comparing_is_not_measured(route, net, inputs):
@@ -250,8 +266,9 @@ def test_comparing_is_not_measured(route, net, inputs):
     observe.finish(observer)
     assert [(e.calls, e.backwards) for e in observer.measured.entries] == [(2, 2)] * 3
     found = observer.comparer.result
-    assert [(one.who, one.verdict) for one in found.layers] == [("GATConv #1", "same"), ("GATConv #2", "same"),
-                                                                ("GATv2Conv #1", "same")], str(found)
+    assert [(one.who, one.verdict)
+            for one in found.layers] == [("GATConv #1", "same"), ("GATConv #2", "same"),
+                                         ("GATv2Conv #1", "same")], str(found)
 
 
 @pytest.mark.parametrize("profile, compare", [(False, True), (False, False), (True, False)])
@@ -268,7 +285,9 @@ def test_ranks_write_pages_and_lines_of_their_own(tmp_path, monkeypatch, capsys)
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "4")
     observe.finish(observe.start(False, False, str(tmp_path / "out.html")))
-    assert [p.name for p in tmp_path.iterdir()] == ["out.rank3.html"] and "rank 3: report: " in capsys.readouterr().err
+    assert [p.name
+            for p in tmp_path.iterdir()] == [
+                "out.rank3.html"] and "rank 3: report: " in capsys.readouterr().err
 
 
 def test_a_page_that_cannot_be_written_is_said_before_the_script_runs(tmp_path):
@@ -284,7 +303,9 @@ def test_a_page_that_cannot_be_written_is_said_before_the_script_runs(tmp_path):
 def test_times_are_those_of_events_around_the_calls(gpu):
     net = Net().to(gpu.device)
     net.second, net.last = GATConv(16, 8, 8).to(gpu.device), GATv2Conv(64, 8, 8).to(gpu.device)
-    x, edge_index = torch.randn(200_000, F, device=gpu.device), torch.randint(0, 200_000, (2, 20_000_000), device=gpu.device)
+    x, edge_index = torch.randn(200_000, F,
+                                device=gpu.device), torch.randint(0, 200_000, (2, 20_000_000),
+                                                                  device=gpu.device)
     events = []
 
     def around(layer):
@@ -315,7 +336,8 @@ def test_times_are_those_of_events_around_the_calls(gpu):
     ours = sum(entry.forward_ms for entry in found.entries)
     assert 0.5 * forward <= ours <= 1.02 * forward, (ours, forward)
     total = sum(entry.total_ms for entry in found.entries)
-    assert ours < total and 0.5 * whole <= total <= 1.02 * whole, (total, whole)  # the layers are nearly all of a step
+    # the layers are nearly all of a step
+    assert ours < total and 0.5 * whole <= total <= 1.02 * whole, (total, whole)
 
 
 @pytest.mark.gpu

@@ -38,7 +38,10 @@ def test_attention_weights(route, weights):
     with route.on(on_fallback="native"):
         got = layer(*args, return_attention_weights=weights)
     assert gnnaccel.stats()["RGATConv"]["reasons"] == {"GA208": 1}
-    assert native_again(got[0], native[0]) and torch.equal(got[1][0], native[1][0]) and native_again(got[1][1], native[1][1])
+    assert native_again(got[0], native[0]) and torch.equal(got[1][0],
+                                                           native[1][0]) and native_again(got[1][1],
+                                                                                          native[1][
+                                                                                              1])
 
 
 CALLS = {
@@ -47,7 +50,8 @@ CALLS = {
     "three dimensions": ("GA206", lambda x, ei, et: (x.unsqueeze(1), ei, et)),
     "pair without destinations": ("GA206", lambda x, ei, et: ((x, None), ei, et)),
     "triple": ("GA206", lambda x, ei, et: ((x, x, x), ei, et)),
-    "edge features": ("GA206", lambda x, ei, et: (x, ei, et, torch.randn(E, EDGE, device=x.device))),
+    "edge features": ("GA206", lambda x, ei,
+                      et: (x, ei, et, torch.randn(E, EDGE, device=x.device))),
     "size": ("GA206", lambda x, ei, et: (x, ei, et, None, (N, N + 1))),
     "half features": ("GA203", lambda x, ei, et: (x.half(), ei, et)),
     "double features": ("GA203", lambda x, ei, et: (x.double(), ei, et)),
@@ -65,7 +69,8 @@ def test_calls_that_stay_native(case):
     natively(TORCH, build(), code, *make(graphs.features(), graphs.square(), types()))
 
 
-EDGES = {"one for all": ("GA206", torch.randn(1, EDGE)), "half": ("GA203", torch.randn(E, EDGE).half()),
+EDGES = {"one for all": ("GA206", torch.randn(1, EDGE)),
+         "half": ("GA203", torch.randn(E, EDGE).half()),
          "ids": ("GA203", torch.randint(0, 3, (E, EDGE)))}
 
 
@@ -96,7 +101,8 @@ class Doubled(RGATConv):
 
 
 @pytest.mark.parametrize("code, make", [
-    ("GA205", lambda: _activated(build(mod="scaled"))), ("GA501", lambda: _hooked(build())), ("GA205", lambda: Doubled(F, 8, R)),
+    ("GA205", lambda: _activated(build(mod="scaled"))), ("GA501", lambda: _hooked(build())),
+    ("GA205", lambda: Doubled(F, 8, R)),
     ("GA201", lambda: build(aggr="mean")), ("GA202", lambda: build(flow="target_to_source")),
     ("GA209", lambda: _lazy(build(edge_dim=EDGE))),
 ], ids=["activation", "hook", "subclass", "mean", "flow", "lazy"])
@@ -112,4 +118,5 @@ def test_float64_on_the_kernels(emulated):
 
 
 def test_a_negative_slope_on_the_kernels(emulated):
-    natively(emulated, build(negative_slope=-0.5), "GA208", graphs.features(), graphs.square(), types())
+    natively(emulated, build(negative_slope=-0.5), "GA208", graphs.features(), graphs.square(),
+             types())

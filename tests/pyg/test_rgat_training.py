@@ -1,4 +1,5 @@
-"""RGATConv: dropout as a distribution like the host's, with one mask for every pass, and second derivatives."""
+"""RGATConv: dropout as a distribution like the host's, with one mask for every pass, and second
+derivatives."""
 from __future__ import annotations
 
 import pytest
@@ -19,7 +20,8 @@ def many_draws(layer, x, ei, et) -> torch.Tensor:
     """[COPIES, N, out]: one call on copies of the graph side by side, each with its own draw."""
     shifts = torch.arange(COPIES, device=x.device).repeat_interleave(E) * N
     with torch.no_grad():
-        return layer(x.repeat(COPIES, 1), ei.repeat(1, COPIES) + shifts, et.repeat(COPIES)).view(COPIES, N, -1).double()
+        return layer(x.repeat(COPIES, 1), ei.repeat(1, COPIES) + shifts,
+                     et.repeat(COPIES)).view(COPIES, N, -1).double()
 
 
 @pytest.mark.parametrize("options", DROPPING, ids=str)
@@ -77,31 +79,44 @@ def test_backward_uses_the_mask_of_forward(route, options):
 
     def value(x: torch.Tensor) -> torch.Tensor:
         torch.manual_seed(5)
-        return layer(x, ei, et).tanh().mul(torch.linspace(-1, 1, N, device=x.device).unsqueeze(-1)).sum()
+        return layer(x, ei,
+                     et).tanh().mul(torch.linspace(-1, 1, N, device=x.device).unsqueeze(-1)).sum()
 
     with route.on():
         x = (x * 0.5).requires_grad_()
-        above, below, (grad,) = value(x + direction), value(x - direction), torch.autograd.grad(value(x), x)
+        above, below, (grad,
+                       ) = value(x + direction), value(x
+                                                       - direction), torch.autograd.grad(value(x),
+                                                                                         x)
     torch.testing.assert_close(above - below, 2 * (grad * direction).sum(), rtol=0.03, atol=5e-5)
 
 
 # ---- second derivatives ----
 
-DERIVED = [*KINDS[:5], *(dict(mod=mod) for mod in MODS), dict(mod="additive", **PRODUCT), dict(num_bases=2, **WITHIN),
-           dict(num_blocks=2)]
+DERIVED = [*KINDS[:5], *(dict(mod=mod) for mod in MODS), dict(mod="additive", **PRODUCT),
+           dict(num_bases=2, **WITHIN), dict(num_blocks=2)]
 
 
 @pytest.mark.parametrize("options", DERIVED, ids=str)
 def test_derivatives_by_finite_differences(options):
     layer = build(2, 2, 4, 3, edge_dim=2, negative_slope=1.0, **options).double()
-    x, ei, et = torch.randn(5, 4).double().requires_grad_(), torch.randint(0, 4, (2, 12)), torch.randint(0, 3, (12,))
+    x, ei, et = torch.randn(5,
+                            4).double().requires_grad_(), torch.randint(0, 4,
+                                                                        (2, 12)), torch.randint(0,
+                                                                                                3,
+                                                                                                (12,
+                                                                                                 ))
     attr = torch.randn(12, 2).double().requires_grad_()
     with gnnaccel.enabled(backend="torch", when="supported", on_fallback="raise"):
-        assert torch.autograd.gradcheck(lambda x, attr: layer(x, ei, et, attr), (x, attr), fast_mode=True)
-        assert torch.autograd.gradgradcheck(lambda x, attr: layer(x, ei, et, attr), (x, attr), fast_mode=True)
+        assert torch.autograd.gradcheck(lambda x, attr: layer(x, ei, et, attr), (x, attr),
+                                        fast_mode=True)
+        assert torch.autograd.gradgradcheck(lambda x, attr: layer(x, ei, et, attr), (x, attr),
+                                            fast_mode=True)
 
 
-@pytest.mark.parametrize("options", [*KINDS[:5], dict(mod="additive"), dict(mod="scaled", num_bases=2)], ids=str)
+@pytest.mark.parametrize("options",
+                         [*KINDS[:5], dict(mod="additive"), dict(mod="scaled", num_bases=2)],
+                         ids=str)
 def test_gradient_penalty(route, options):
     layer, (x, ei, et) = build(**options).to(route.device), inputs(route)
 
@@ -114,4 +129,6 @@ def test_gradient_penalty(route, options):
         got = penalty(layer, x)
     exact = penalty(layer.double(), x.double())
     for mine, truth in zip(got, exact):
-        assert (mine is None) == (truth is None) and (mine is None or (mine - truth).norm() <= 1e-4 * truth.norm() + 1e-4)
+        assert (mine is None) == (truth is None) and (mine is None
+                                                      or (mine - truth).norm() <= 1e-4
+                                                      * truth.norm() + 1e-4)

@@ -9,7 +9,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch_geometric import nn, utils
-from torch_geometric.nn import global_add_pool, global_max_pool, global_mean_pool  # by a user, before enable()
+# by a user, before enable()
+from torch_geometric.nn import global_add_pool, global_max_pool, global_mean_pool
 
 import gnnaccel
 from gnnaccel.adapters.pyg import scatter as adapter
@@ -31,8 +32,9 @@ def index(rows: int = ROWS, groups: int = GROUPS) -> torch.Tensor:
 
 
 def offsets(index: torch.Tensor, groups: int = GROUPS) -> torch.Tensor:
-    return torch._convert_indices_to_csr(index, groups) if hasattr(torch, "_convert_indices_to_csr") else (
-        torch.searchsorted(index, torch.arange(groups + 1)))
+    return (torch._convert_indices_to_csr(index, groups)
+            if hasattr(torch, "_convert_indices_to_csr") else (
+        torch.searchsorted(index, torch.arange(groups + 1))))
 
 
 def results(function, x: torch.Tensor):
@@ -48,7 +50,8 @@ def results(function, x: torch.Tensor):
 
 def judged(route, name: str, x: torch.Tensor, *tensors, **options):
     """One operation on the route against PyG's in fp32 and fp64."""
-    native, exact = (results(lambda t: NATIVE[name](t, *tensors, **options), x.to(d)) for d in (torch.float32, torch.float64))
+    native, exact = (results(lambda t: NATIVE[name](t, *tensors, **options), x.to(d))
+                     for d in (torch.float32, torch.float64))
     moved = [t.to(route.device) if isinstance(t, torch.Tensor) else t for t in tensors]
     with route.on():
         got = results(lambda t: getattr(utils, name)(t, *moved, **options), x.to(route.device))
@@ -61,7 +64,8 @@ def judged(route, name: str, x: torch.Tensor, *tensors, **options):
 @pytest.mark.parametrize("reduce", by_index.REDUCES)
 def test_reductions(route, reduce):
     """Ties included; sorted or not; any features."""
-    for shape, given_index in (((6,), index()), ((), index()), ((2, 3), index()[torch.randperm(ROWS)]), ((1,), index())):
+    for shape, given_index in (((6,), index()), ((), index()),
+                               ((2, 3), index()[torch.randperm(ROWS)]), ((1,), index())):
         x = torch.randn(ROWS, *shape).mul(2).round()
         judged(route, "scatter", x, given_index, dim_size=GROUPS, reduce=reduce)
     judged(route, "scatter", torch.randn(6, ROWS).t(), index(), dim=-2, reduce=reduce)
@@ -71,7 +75,8 @@ def test_reductions(route, reduce):
 
 def test_softmax(route):
     for shape in ((), (6,), (2, 3)):
-        judged(route, "softmax", 20 * torch.randn(ROWS, *shape), index()[torch.randperm(ROWS)], num_nodes=GROUPS)
+        judged(route, "softmax", 20 * torch.randn(ROWS, *shape), index()[torch.randperm(ROWS)],
+               num_nodes=GROUPS)
     judged(route, "softmax", torch.randn(ROWS, 6), index())
 
 
@@ -81,7 +86,8 @@ def test_infinities(route):
     for name, by in (("scatter", index()), ("segment", offsets(index()))):
         expected = NATIVE[name](x, by, reduce="max")
         with route.on():
-            assert torch.equal(getattr(utils, name)(x.to(route.device), by.to(route.device), reduce="max").cpu(), expected)
+            assert torch.equal(getattr(utils, name)(x.to(route.device), by.to(route.device),
+                                                    reduce="max").cpu(), expected)
     assert gnnaccel.stats()["pyg.segment"]["routes"] == {route.backend: 1}
 
 
@@ -98,7 +104,8 @@ def test_pools(route):
 
 
 def assert_pool(route, pool, x, batch, size=None):
-    native, exact = (results(lambda t: pool(t, batch, size), x.to(d)) for d in (torch.float32, torch.float64))
+    native, exact = (results(lambda t: pool(t, batch, size), x.to(d))
+                     for d in (torch.float32, torch.float64))
     with route.on():
         got = results(lambda t: pool(t, batch.to(route.device), size), x.to(route.device))
     for what, mine, theirs, truth in zip(("out", "d_x"), got, native, exact):
@@ -106,11 +113,13 @@ def assert_pool(route, pool, x, batch, size=None):
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
-@given(groups=st.integers(1, 5), rows=st.integers(1, 12), width=st.sampled_from([1, 6]), reduce=st.sampled_from(by_index.REDUCES),
-       data=st.data())
+@given(groups=st.integers(1, 5), rows=st.integers(1, 12), width=st.sampled_from([1, 6]),
+       reduce=st.sampled_from(by_index.REDUCES), data=st.data())
 def test_ugly_indices(groups, rows, width, reduce, data):
-    given_index = torch.tensor(data.draw(st.lists(st.integers(0, groups - 1), min_size=rows, max_size=rows)))
-    x = torch.arange(rows * width * 2, dtype=torch.float32).view(rows, -1)[:, ::2] % 5 - 2  # not contiguous, with ties
+    given_index = torch.tensor(data.draw(st.lists(st.integers(0, groups - 1), min_size=rows,
+                                                  max_size=rows)))
+    # not contiguous, with ties
+    x = torch.arange(rows * width * 2, dtype=torch.float32).view(rows, -1)[:, ::2] % 5 - 2
     with opened("emulated") as route:
         judged(route, "scatter", x, given_index, dim_size=groups + 1, reduce=reduce)
 
@@ -120,19 +129,22 @@ def test_second_derivatives(route):
 
     def second(operation, device, dtype):
         leaf = x.to(device, dtype).requires_grad_()
-        grad, = torch.autograd.grad(operation(leaf, by.to(device)).pow(3).sum(), leaf, create_graph=True)
+        grad, = torch.autograd.grad(operation(leaf, by.to(device)).pow(3).sum(), leaf,
+                                    create_graph=True)
         return torch.autograd.grad(grad.pow(2).sum(), leaf)[0].cpu().double()
 
-    for operation in (lambda t, i: utils.scatter(t, i, reduce="mean"), lambda t, i: utils.scatter(t, i, reduce="max"),
-                      lambda t, i: utils.softmax(t, i)):
+    for operation in (lambda t, i: utils.scatter(t, i, reduce="mean"), lambda t,
+                      i: utils.scatter(t, i, reduce="max"), lambda t, i: utils.softmax(t, i)):
         exact = second(operation, "cpu", torch.float64)
         with route.on():
-            assert torch.allclose(second(operation, route.device, torch.float32), exact, rtol=1e-4, atol=1e-4)
+            assert torch.allclose(second(operation, route.device, torch.float32), exact, rtol=1e-4,
+                                  atol=1e-4)
 
 
 def test_half_precision(emulated):
     x, by = torch.randn(ROWS, 4).bfloat16(), index()
-    for operation in (lambda t: utils.scatter(t, by, reduce="mean"), lambda t: utils.softmax(t, by)):
+    for operation in (lambda t: utils.scatter(t, by, reduce="mean"),
+                      lambda t: utils.softmax(t, by)):
         expected = operation(x.double())
         with emulated.on():
             got = operation(x)
@@ -153,10 +165,12 @@ def test_results_changed_in_place(route):
 def test_native_calls(emulated):
     """To the last bit, errors too, each with its reason."""
     x, by = torch.randn(ROWS, 4), index()
-    calls = [("GA206", lambda: utils.scatter(x, by[:4], dim=1)), ("GA208", lambda: utils.scatter(x, by, reduce="mul")),
+    calls = [("GA206", lambda: utils.scatter(x, by[:4], dim=1)),
+             ("GA208", lambda: utils.scatter(x, by, reduce="mul")),
              ("GA303", lambda: utils.scatter(x[:0], by[:0], dim_size=3)),
              ("GA208", lambda: utils.softmax(x, ptr=offsets(by))),
-             ("GA208", lambda: utils.segment(x.clone().requires_grad_(), offsets(by), reduce="max")),
+             ("GA208",
+              lambda: utils.segment(x.clone().requires_grad_(), offsets(by), reduce="max")),
              ("GA203", lambda: utils.scatter(x.double(), by))]
     expected = [call() for _, call in calls]
     for (code, call), value in zip(calls, expected):
@@ -179,7 +193,8 @@ def test_on_a_cpu():
     with gnnaccel.enabled(on_fallback="raise"):
         assert torch.equal(global_mean_pool(x, by), expected)
         assert torch.equal(torch.compile(global_mean_pool, backend="eager")(x, by), expected)
-    assert gnnaccel.stats() == {"pyg.scatter": dict(calls=1, routes={"native": 1}, reasons={"GA401": 1})}
+    assert gnnaccel.stats() == {"pyg.scatter": dict(calls=1, routes={"native": 1},
+                                                    reasons={"GA401": 1})}
 
 
 def test_the_number_of_groups_is_counted_anew_after_a_change():
@@ -203,18 +218,24 @@ def test_what_pays():
     small, large = torch.empty(2000, 64, device="meta"), torch.empty(2_000_000, 64, device="meta")
     for name in (*by_index.REDUCES, "softmax"):
         for grad in (False, True):
-            assert aggregation_cost.by_index(small, name, grad).gain < aggregation_cost.by_index(large, name, grad).gain
-            assert (aggregation_cost.by_index(large, name, grad).gain > 0) == ((name, grad) != ("mean", False))
+            assert aggregation_cost.by_index(small, name,
+                                             grad).gain < aggregation_cost.by_index(large, name,
+                                                                                    grad).gain
+            assert (aggregation_cost.by_index(large, name, grad).gain
+                    > 0) == ((name, grad) != ("mean", False))
     few = torch.empty(adapter._FEW, device="meta")
-    assert all(aggregation_cost.by_index(few, name, grad).gain < 0 for name in by_index.REDUCES for grad in (False, True))
+    assert all(aggregation_cost.by_index(few, name, grad).gain < 0 for name in by_index.REDUCES
+               for grad in (False, True))
 
 
 # ---- names ----
 
 def bound():
     """Everything in modules of PyG that goes by these names, or stands in their place."""
-    return {(m, n): v for m, module in list(sys.modules.items()) if m.startswith("torch_geometric.") and module is not None
-            for n, v in list(vars(module).items()) if getattr(v, "__name__", None) in NATIVE and callable(v)}
+    return {(m, n): v for m, module in list(sys.modules.items()) if m.startswith("torch_geometric.")
+            and module is not None
+            for n, v in list(vars(module).items()) if getattr(v, "__name__", None) in NATIVE
+            and callable(v)}
 
 
 def test_every_name_is_replaced_and_restored():
@@ -223,11 +244,15 @@ def test_every_name_is_replaced_and_restored():
     after = bound()
     changed = {key for key in before if after[key] is not before[key]}
     gnnaccel.disable()
-    assert {("torch_geometric.utils", n) for n in NATIVE} | {("torch_geometric.nn.pool.glob", "scatter"),
-            ("torch_geometric.nn.norm.graph_norm", "scatter"), ("torch_geometric.nn.models.attentive_fp", "softmax")} <= changed
-    assert {n for m, n in changed if m.startswith(adapter._LAYERS)} == set(NATIVE)  # each in the module that it is of
+    assert {("torch_geometric.utils", n)
+            for n in NATIVE} | {("torch_geometric.nn.pool.glob", "scatter"),
+            ("torch_geometric.nn.norm.graph_norm", "scatter"),
+                                ("torch_geometric.nn.models.attentive_fp", "softmax")} <= changed
+    # each in the module that it is of
+    assert {n for m, n in changed if m.startswith(adapter._LAYERS)} == set(NATIVE)
     assert sum(m.startswith(adapter._LAYERS) for m, _ in changed) == 3
-    assert all(value is before[key] for key, value in bound().items()) and bound().keys() == before.keys()
+    assert all(value is before[key]
+               for key, value in bound().items()) and bound().keys() == before.keys()
 
 
 def test_scripting():
@@ -248,7 +273,8 @@ def test_readouts(route):
         with route.on():
             assert torch.allclose(module(x, batch), expected, atol=1e-5)
         took(route, calls)
-    layer, edges = nn.EdgeConv(torch.nn.Linear(12, 4)).to(route.device), torch.randint(0, ROWS, (2, 30), device=route.device)
+    layer, edges = (nn.EdgeConv(torch.nn.Linear(12, 4)).to(route.device),
+                    torch.randint(0, ROWS, (2, 30), device=route.device))
     gnnaccel.reset_stats()
     with route.on(on_fallback="native"):
         layer(x, edges)
@@ -262,7 +288,9 @@ def test_inside_models(route):
     expected = norm(x.to(route.device), batch.to(route.device), GROUPS)
     with route.on():
         got = norm(x.to(route.device), batch.to(route.device), GROUPS)
-    assert torch.allclose(got, expected, atol=1e-5) and gnnaccel.stats()["pyg.scatter"]["routes"] == {route.backend: 2}
+    assert torch.allclose(got, expected,
+                          atol=1e-5) and gnnaccel.stats()["pyg.scatter"]["routes"] == {
+                              route.backend: 2}
 
 
 # ---- what only a GPU can show ----
@@ -270,7 +298,8 @@ def test_inside_models(route):
 @pytest.mark.gpu
 def test_no_waiting_over_one_index(gpu):
     """Neither by kernels nor natively, though the host counts the groups in every call."""
-    x, batch = torch.randn(5000, 16, device=gpu.device).requires_grad_(), index(5000, 500).to(gpu.device)
+    x, batch = torch.randn(5000, 16,
+                           device=gpu.device).requires_grad_(), index(5000, 500).to(gpu.device)
 
     def step():
         for pool in (global_add_pool, global_mean_pool, global_max_pool):
@@ -290,12 +319,16 @@ def test_no_waiting_over_one_index(gpu):
 
 @pytest.mark.gpu
 def test_a_large_index_that_comes_again(gpu):
-    x, batch = torch.randn(2_000_000, 64, device=gpu.device), torch.arange(20000, device=gpu.device).repeat_interleave(100)
+    x, batch = torch.randn(2_000_000, 64,
+                           device=gpu.device), torch.arange(20000,
+                                                            device=gpu.device).repeat_interleave(
+                                                                100)
     expected = global_max_pool(x, batch)
     with gnnaccel.enabled():
         for _ in range(6):
             got = global_max_pool(x, batch)
-    assert torch.allclose(got, expected, atol=1e-5) and gnnaccel.stats()["pyg.scatter"]["routes"]["cuda"] >= 3
+    assert torch.allclose(got, expected,
+                          atol=1e-5) and gnnaccel.stats()["pyg.scatter"]["routes"]["cuda"] >= 3
     fresh = [torch.arange(200, device=gpu.device).repeat_interleave(25) for _ in range(5)]
     gnnaccel.reset_stats()
     with gnnaccel.enabled():

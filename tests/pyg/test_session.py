@@ -44,16 +44,19 @@ def test_disable_puts_the_very_functions_back():
         gnnaccel.enable()
         assert all(cls.__dict__["forward"] is not before[name] for name, cls in CLASSES.items())
         gnnaccel.disable()
-        assert all(cls.__dict__["forward"] is before[name] for name, cls in CLASSES.items()) and torch.jit.script is script
+        assert all(cls.__dict__["forward"] is before[name]
+                   for name, cls in CLASSES.items()) and torch.jit.script is script
     assert {name: set(vars(cls)) for name, cls in CLASSES.items()} == attributes
 
 
 def test_wrappers_look_like_the_originals():
     import inspect
-    before = {name: (inspect.signature(cls.forward), cls.forward.__doc__, cls.forward.__qualname__) for name, cls in CLASSES.items()}
+    before = {name: (inspect.signature(cls.forward), cls.forward.__doc__, cls.forward.__qualname__)
+              for name, cls in CLASSES.items()}
     gnnaccel.enable()
     for name, cls in CLASSES.items():
-        assert (inspect.signature(cls.forward), cls.forward.__doc__, cls.forward.__qualname__) == before[name]
+        assert (inspect.signature(cls.forward), cls.forward.__doc__,
+                cls.forward.__qualname__) == before[name]
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -81,7 +84,8 @@ def test_backward_after_the_block_and_after_disable(route, inputs):
 
 
 def test_a_host_imported_after_enable():
-    code = ("import sys, gnnaccel; gnnaccel.enable(when='supported', backend='torch'); assert 'torch_geometric' not in sys.modules\n"
+    code = ("import sys, gnnaccel; gnnaccel.enable(when='supported', "
+            "backend='torch'); assert 'torch_geometric' not in sys.modules\n"
             "import torch; from torch_geometric.nn import GATConv\n"
             "GATConv(4, 2)(torch.randn(3, 4), torch.tensor([[0, 1], [1, 2]]))\n"
             "assert gnnaccel.stats()['GATConv']['routes'] == {'torch': 1}, gnnaccel.stats()\n")
@@ -96,7 +100,8 @@ def test_status(route, inputs):
         layer(*inputs)
         layer(*inputs, return_attention_weights=True)
         found = gnnaccel.status()
-    assert found["enabled"] and found["config"]["backend"] == route.backend and found["versions"]["torch_geometric"]
+    assert found["enabled"] and found["config"]["backend"] == route.backend and found["versions"][
+        "torch_geometric"]
     assert found["counts"] == {"calls": 2, "routes": {route.backend: 1, "native": 1}}
     patched = found["hosts"]["pyg"]["patched"]
     assert {path.rsplit(".", 2)[-2] for path in patched if path.endswith(".forward")} >= set(NAMES)
@@ -109,7 +114,8 @@ def test_backend_auto_takes_the_kernels_where_they_run(route, inputs):
     layer = build("GATConv", device=route.device)
     with gnnaccel.enabled(when="supported"):
         layer(*inputs)
-    assert list(gnnaccel.stats()["GATConv"]["routes"]) == (["torch"] if route.name == "torch" else ["cuda"])
+    assert list(gnnaccel.stats()["GATConv"]["routes"]) == (["torch"]
+                                                           if route.name == "torch" else ["cuda"])
 
 
 def test_backend_cuda_without_a_gpu():
@@ -129,12 +135,14 @@ def test_on_the_cpu_only_what_was_measured_to_pay(name, monkeypatch):
     planner.forget()
     with gnnaccel.enabled():
         assert torch.equal(layer.eval()(*call), layer(*call))
-    assert gnnaccel.stats()[name]["routes"] == {"native": 2} and set(gnnaccel.stats()[name]["reasons"]) <= {"GA301", "GA401"}
+    assert gnnaccel.stats()[name]["routes"] == {"native": 2} and set(
+        gnnaccel.stats()[name]["reasons"]) <= {"GA301", "GA401"}
 
 
 @pytest.mark.parametrize("how", ["warn", "raise"])
 def test_on_fallback(route, inputs, how):
-    layer, plain = build("GATConv", aggr="max", device=route.device), build("GATConv", device=route.device)
+    layer, plain = build("GATConv", aggr="max",
+                         device=route.device), build("GATConv", device=route.device)
     with route.on(on_fallback=how):
         if how == "raise":
             with pytest.raises(gnnaccel.errors.FallbackError, match=r"GA201.*aggr='add'"):
@@ -142,7 +150,8 @@ def test_on_fallback(route, inputs, how):
         else:
             from gnnaccel.dispatch import router
             router._warned.clear()
-            with pytest.warns(RuntimeWarning, match="GATConv runs natively: GATConv: GA201") as caught:
+            with pytest.warns(RuntimeWarning,
+                              match="GATConv runs natively: GATConv: GA201") as caught:
                 for _ in range(3):
                     layer(*inputs)
             ours = [warning for warning in caught if "gnnaccel" in str(warning.message)]
@@ -163,18 +172,21 @@ def routes_of(model, inputs) -> list[str]:
 
 @pytest.mark.parametrize("rule,native", [
     (lambda m: gnnaccel.exclude(m.convs[0]), [0]), (lambda m: gnnaccel.exclude(m.convs), [0, 1]),
-    (lambda m: gnnaccel.exclude("convs.1", model=m), [1]), (lambda m: gnnaccel.exclude(r"re:convs\.\d", model=m), [0, 1]),
+    (lambda m: gnnaccel.exclude("convs.1", model=m), [1]),
+    (lambda m: gnnaccel.exclude(r"re:convs\.\d", model=m), [0, 1]),
     (lambda m: gnnaccel.exclude("GATConv"), [0, 1]), (lambda m: gnnaccel.exclude(GATv2Conv), [2]),
     (lambda m: gnnaccel.exclude("torch_geometric.nn.GATConv"), [0, 1]),
     (lambda m: (gnnaccel.exclude("GATConv"), gnnaccel.include(m.convs[1])), [0]),
     (lambda m: (gnnaccel.name_layers(m), gnnaccel.exclude("last")), [2])],
-    ids=["instance", "parent", "name", "pattern", "class name", "class", "dotted", "precedence", "given name"])
+    ids=["instance", "parent", "name", "pattern", "class name", "class", "dotted", "precedence",
+         "given name"])
 def test_rules(route, inputs, rule, native):
     model = Net().to(route.device)
     gnnaccel.enable(backend=route.backend, when="supported", on_fallback="raise", records=20)
     assert routes_of(model, inputs) == [route.backend] * 3
     rule(model)
-    assert routes_of(model, inputs) == ["native" if i in native else route.backend for i in range(3)]
+    assert routes_of(model,
+                     inputs) == ["native" if i in native else route.backend for i in range(3)]
     codes = [r["rejected"][0]["code"] for r in gnnaccel.records() if r["route"] == "native"]
     assert codes == ["GA101"] * len(native)
     gnnaccel.reset_rules()
@@ -212,14 +224,20 @@ def test_records_of_a_step(route, inputs):
     found = gnnaccel.records()
     for record in found:
         records.validate(record)
-        assert record["host"] == "pyg" and record["route"] == route.backend and record["dtype"] == record["out_dtype"] == "float32"
-        assert record["training"] and record["grad"] and not record["capturing"] and record["autocast"] is None
+        assert record["host"] == "pyg" and record["route"] == route.backend and record[
+            "dtype"] == record["out_dtype"] == "float32"
+        assert record["training"] and record["grad"] and not record["capturing"] and record[
+            "autocast"] is None
     forward, backward = ([r for r in found if r["direction"] == d] for d in ("forward", "backward"))
-    assert [r["name"] for r in forward] == ["convs.0", "convs.1", "last"] and [r["cache"] for r in forward] == ["miss", "hit", "hit"]
+    assert [r["name"] for r in forward] == ["convs.0", "convs.1",
+                                            "last"] and [r["cache"]
+                                                         for r in forward] == ["miss", "hit", "hit"]
     assert [r["forward_call"] for r in backward] == [r["call"] for r in reversed(forward)]
-    assert all(r["graph"]["num_edges"] == E and r["graph"]["num_src"] == r["graph"]["num_dst"] == N for r in forward)
+    assert all(r["graph"]["num_edges"] == E and r["graph"]["num_src"] == r["graph"]["num_dst"] == N
+               for r in forward)
     assert all(r["graph"]["self_loops"] == N and r["overhead_us"] > 0 for r in forward)
-    assert all(item["code"] in KINDS for r in found for item in r["rejected"]) and all(r["rejected"] for r in forward)
+    assert all(item["code"] in KINDS for r in found
+               for item in r["rejected"]) and all(r["rejected"] for r in forward)
     assert len({r["call"] for r in found}) == 6
 
 
@@ -233,7 +251,8 @@ def test_records_of_native_calls(route, inputs):
     found = gnnaccel.records()
     [records.validate(record) for record in found]
     assert [r["rejected"][0]["code"] for r in found] == ["GA208", "GA303", "GA101"]
-    assert all(r["route"] == "native" and r["kernel"] is None for r in found) and [r["training"] for r in found] == [True, False, False]
+    assert all(r["route"] == "native" and r["kernel"] is None
+               for r in found) and [r["training"] for r in found] == [True, False, False]
 
 
 def test_a_second_backward_and_second_derivatives_are_recorded(route, inputs):
@@ -265,7 +284,8 @@ def test_dtypes_of_records_under_autocast(route, inputs, name):
         out = layer(*inputs)
     record = gnnaccel.records()[-1]
     records.validate(record)
-    assert record["autocast"] == "bfloat16" and record["out_dtype"] in (str(out.dtype).removeprefix("torch."), "bfloat16")
+    assert record["autocast"] == "bfloat16" and record["out_dtype"] in (
+        str(out.dtype).removeprefix("torch."), "bfloat16")
     assert record["dtype"] == ("float32" if name == "AGNNConv" else "bfloat16")
 
 
@@ -281,7 +301,8 @@ def test_autocast(route, inputs, name, dtype, options):
     took(route, 1)
     exact = layer(*inputs)
     assert got.dtype == native.dtype
-    assert (got - exact).norm() < 2 * (native - exact).norm() + 2 * torch.finfo(dtype).eps * exact.norm()
+    assert (got - exact).norm() < 2 * (native
+                                       - exact).norm() + 2 * torch.finfo(dtype).eps * exact.norm()
 
 
 def test_the_hosts_public_names_are_the_patched_classes():

@@ -1,4 +1,5 @@
-"""What PyG asks anew in each call, by the shorter way: the same answers, and its own functions afterwards."""
+"""What PyG asks anew in each call, by the shorter way: the same answers, and its own functions
+afterwards."""
 from __future__ import annotations
 
 import sys
@@ -32,7 +33,8 @@ def test_a_class_with_other_names_is_asked_itself():
 
     with gnnaccel.enabled():
         for _ in range(2):
-            assert ModuleDict.to_external_key("<x>") == "<x>" and Other.to_external_key("<x>") == "x"
+            assert ModuleDict.to_external_key("<x>") == "<x>" and Other.to_external_key(
+                "<x>") == "x"
 
 
 def test_keys_are_not_kept_without_end(monkeypatch):
@@ -47,7 +49,8 @@ def test_keys_are_not_kept_without_end(monkeypatch):
 def compiling():
     """The names under which PyG's modules have the question whether something compiles."""
     GraphConv(2, 2)
-    return [m for name, m in list(sys.modules.items()) if name.startswith("torch_geometric") and hasattr(m, "is_compiling")]
+    return [m for name, m in list(sys.modules.items()) if name.startswith("torch_geometric")
+            and hasattr(m, "is_compiling")]
 
 
 def test_whether_something_compiles_is_asked_of_torch(compiling):

@@ -1,4 +1,5 @@
-"""A repeated call takes a short way. Whatever changes between two otherwise equal calls has to be seen."""
+"""A repeated call takes a short way. Whatever changes between two otherwise equal calls has to be
+seen."""
 from __future__ import annotations
 
 import pytest
@@ -17,7 +18,8 @@ SETTINGS = {
     "GATv2Conv": dict(concat=False, negative_slope=0.7, add_self_loops=False, bias=None),
     "TransformerConv": dict(concat=False, root_weight=False),
     "AGNNConv": dict(add_self_loops=False),
-    "SuperGATConv": dict(concat=False, negative_slope=0.7, add_self_loops=False, bias=None, attention_type="SD"),
+    "SuperGATConv": dict(concat=False, negative_slope=0.7, add_self_loops=False, bias=None,
+                         attention_type="SD"),
 }
 
 
@@ -35,7 +37,8 @@ def warmed(route, layer, inputs):
     return layer
 
 
-@pytest.mark.parametrize("name,setting", [(name, setting) for name, found in SETTINGS.items() for setting in found])
+@pytest.mark.parametrize("name,setting",
+                         [(name, setting) for name, found in SETTINGS.items() for setting in found])
 def test_settings_of_the_layer(route, inputs, name, setting):
     layer = build(name, device=route.device).eval()
     with route.on():
@@ -92,8 +95,11 @@ def test_gradients_wanted_later(route, inputs, name):
 
 
 CAUSES = {
-    "message hook": ("GA501", lambda layer: layer.register_message_forward_hook(lambda m, i, o: o * 2)),
-    "aggregation hook": ("GA501", lambda layer: layer.aggr_module.register_forward_hook(lambda m, i, o: o * 2)),
+    "message hook": ("GA501",
+                     lambda layer: layer.register_message_forward_hook(lambda m, i, o: o * 2)),
+    "aggregation hook": ("GA501",
+                         lambda layer: layer.aggr_module.register_forward_hook(lambda m, i,
+                                                                               o: o * 2)),
     "aggregation": ("GA201", lambda layer: setattr(layer, "aggr_module", MaxAggregation())),
     "flow": ("GA202", lambda layer: setattr(layer, "flow", "target_to_source")),
     "method": ("GA205", lambda layer: setattr(layer, "message", lambda x_j, alpha: x_j)),
@@ -116,7 +122,8 @@ def test_causes_that_come_later(route, inputs, what):
         change(layer)
     with route.on(on_fallback="native"):
         as_native(lambda: layer(*inputs), 0.0)
-    assert gnnaccel.stats()[type(layer).__name__] == {"calls": 1, "routes": {"native": 1}, "reasons": {code: 1}}
+    assert gnnaccel.stats()[type(layer).__name__] == {"calls": 1, "routes": {"native": 1},
+                                                      "reasons": {code: 1}}
 
 
 def test_causes_that_come_later_and_go(route, inputs):
@@ -219,8 +226,9 @@ def test_copies_have_their_own_memory(route, inputs, name):
 
 @pytest.mark.parametrize("fill", ["mean", 1.5])
 def test_edges_of_an_edge_gat_edited_in_deterministic_mode_under_autocast(route, fill):
-    """Another graph, checkpoints and edits in place between calls. A slope of 1: next to the kink of leaky_relu bf16 decides about
-    the slope, and whichever rounding differs, ours or the host's, gives other gradients."""
+    """Another graph, checkpoints and edits in place between calls. A slope of 1: next to the kink
+    of leaky_relu bf16 decides about the slope, and whichever rounding differs, ours or the host's,
+    gives other gradients."""
     layer = spread(GATConv(F, 8, edge_dim=3, fill_value=fill, negative_slope=1.0)).to(route.device)
 
     def results(x, edges, attr):
@@ -242,11 +250,16 @@ def test_edges_of_an_edge_gat_edited_in_deterministic_mode_under_autocast(route,
             torch.use_deterministic_algorithms(deterministic, warn_only=True)
             try:
                 for nodes in (N, 7):
-                    x, edges = torch.randn(nodes, F).to(route.device), torch.randint(0, nodes, (2, 60)).to(route.device)
+                    x, edges = torch.randn(nodes,
+                                           F).to(route.device), torch.randint(0, nodes,
+                                                                              (2,
+                                                                               60)).to(route.device)
                     attr = torch.randn(60, 3).to(route.device)
                     agree(x, edges, attr)
-                    checkpoint(layer, x.clone().requires_grad_(), edges, attr, use_reentrant=True).sum().backward()
-                    for edit in (lambda: edges.add_(1).remainder_(nodes), lambda: edges[:, 4].fill_(2), lambda: edges[0].fill_(1)):
+                    checkpoint(layer, x.clone().requires_grad_(), edges, attr,
+                               use_reentrant=True).sum().backward()
+                    for edit in (lambda: edges.add_(1).remainder_(nodes),
+                                 lambda: edges[:, 4].fill_(2), lambda: edges[0].fill_(1)):
                         edit()
                         agree(x, edges, attr)
             finally:

@@ -1,4 +1,5 @@
-"""A relational call that repeats takes a short way. Whatever changes between two otherwise equal calls has to be seen."""
+"""A relational call that repeats takes a short way. Whatever changes between two otherwise equal
+calls has to be seen."""
 from __future__ import annotations
 
 import copy
@@ -56,7 +57,9 @@ def test_a_repeated_call_is_stated_once(route, inputs, name, stated):
         as_native(lambda: layer(inputs[0] * 2, *inputs[1:]))
         out = layer(*inputs)
         out.sum().backward()
-        assert len(stated) == 1 and gnnaccel.stats()[name]["routes"] == {"torch" if route.name == "torch" else "cuda": 3}
+        assert len(stated) == 1 and gnnaccel.stats()[name]["routes"] == {"torch"
+                                                                         if route.name == "torch"
+                                                                         else "cuda": 3}
         with torch.no_grad():
             layer(*inputs)
         assert len(stated) == 2  # whether gradients are wanted is a part of the decision
@@ -136,8 +139,9 @@ def test_dtypes_that_change(route, inputs, name):
         as_native(lambda: layer(x, ei, et))
 
 
-SETTINGS = [dict(concat=False, bias=None), dict(negative_slope=0.9), dict(mod="f-scaled"), dict(mod="scaled"),
-            dict(attention_mode="multiplicative-self-attention"), dict(attention_mechanism="within-relation")]
+SETTINGS = [dict(concat=False, bias=None), dict(negative_slope=0.9), dict(mod="f-scaled"),
+            dict(mod="scaled"), dict(attention_mode="multiplicative-self-attention"),
+            dict(attention_mechanism="within-relation")]
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
@@ -156,8 +160,11 @@ class Other(RGATConv):
 
 
 CAUSES = {
-    "message hook": ("GA501", lambda layer: layer.register_message_forward_hook(lambda m, i, o: o * 2)),
-    "aggregation hook": ("GA501", lambda layer: layer.aggr_module.register_forward_hook(lambda m, i, o: o * 2)),
+    "message hook": ("GA501",
+                     lambda layer: layer.register_message_forward_hook(lambda m, i, o: o * 2)),
+    "aggregation hook": ("GA501",
+                         lambda layer: layer.aggr_module.register_forward_hook(lambda m, i,
+                                                                               o: o * 2)),
     "aggregation": ("GA201", lambda layer: setattr(layer, "aggr_module", MaxAggregation())),
     "flow": ("GA202", lambda layer: setattr(layer, "flow", "target_to_source")),
     "method": ("GA205", lambda layer: setattr(layer, "update", lambda out: out * 3)),
@@ -174,7 +181,8 @@ def test_causes_that_come_later(route, inputs, what):
         change(layer)
     with route.on(on_fallback="native"):
         layer(*inputs)
-    assert gnnaccel.stats()[type(layer).__name__] == {"calls": 1, "routes": {"native": 1}, "reasons": {code: 1}}
+    assert gnnaccel.stats()[type(layer).__name__] == {"calls": 1, "routes": {"native": 1},
+                                                      "reasons": {code: 1}}
 
 
 def test_a_transform_that_comes_later(route, inputs):

@@ -1,4 +1,5 @@
-"""Repeated calls with features of edges, pairs, types and dictionaries: what changes between two of them has to be seen."""
+"""Repeated calls with features of edges, pairs, types and dictionaries: what changes between two of
+them has to be seen."""
 from __future__ import annotations
 
 import copy
@@ -9,8 +10,9 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn import (FiLMConv, GATConv, GATv2Conv, GCNConv, GINConv, GraphConv, HANConv, HEATConv, HeteroConv, HeteroLinear,
-                                HGTConv, PNAConv, RGATConv, RGCNConv, SAGEConv, TransformerConv)
+from torch_geometric.nn import (FiLMConv, GATConv, GATv2Conv, GCNConv, GINConv, GraphConv, HANConv,
+                                HEATConv, HeteroConv, HeteroLinear, HGTConv, PNAConv, RGATConv,
+                                RGCNConv, SAGEConv, TransformerConv)
 
 import gnnaccel
 from gnnaccel.dispatch import router
@@ -64,31 +66,43 @@ class Case(NamedTuple):
 
 CASES = {
     "GATConv edge_attr": Case(lambda: GATConv(F, 4, 2, edge_dim=5), attributed,
-                              dict(negative_slope=0.9, fill_value=0.5, add_self_loops=False, lin_edge=None)),
-    "GATConv pair": Case(lambda: GATConv((F, F), 4, 2, add_self_loops=False), pair, dict(negative_slope=0.9, dropout=1.0)),
-    "GATConv pair of one map": Case(lambda: GATConv(F, 4, 2, add_self_loops=False), pair, dict(negative_slope=0.9)),
-    "GATv2Conv edge_attr": Case(lambda: GATv2Conv(F, 4, 2, edge_dim=5), attributed, dict(negative_slope=0.9)),
-    "GATv2Conv pair": Case(lambda: GATv2Conv((F, F), 4, 2, add_self_loops=False), pair, dict(negative_slope=0.9)),
-    "TransformerConv edge_attr": Case(lambda: TransformerConv(F, 4, 2, edge_dim=5), attributed, dict(root_weight=False)),
+                              dict(negative_slope=0.9, fill_value=0.5, add_self_loops=False,
+                                   lin_edge=None)),
+    "GATConv pair": Case(lambda: GATConv((F, F), 4, 2, add_self_loops=False), pair,
+                         dict(negative_slope=0.9, dropout=1.0)),
+    "GATConv pair of one map": Case(lambda: GATConv(F, 4, 2, add_self_loops=False), pair,
+                                    dict(negative_slope=0.9)),
+    "GATv2Conv edge_attr": Case(lambda: GATv2Conv(F, 4, 2, edge_dim=5), attributed,
+                                dict(negative_slope=0.9)),
+    "GATv2Conv pair": Case(lambda: GATv2Conv((F, F), 4, 2, add_self_loops=False), pair,
+                           dict(negative_slope=0.9)),
+    "TransformerConv edge_attr": Case(lambda: TransformerConv(F, 4, 2, edge_dim=5), attributed,
+                                      dict(root_weight=False)),
     "RGCNConv": Case(lambda: RGCNConv(F, 4, R), typed, dict(aggr_module=nn.Identity())),
-    "RGATConv": Case(lambda: RGATConv(F, 4, R, edge_dim=5), lambda: (*typed(), torch.randn(E, 5)), dict(negative_slope=0.9)),
+    "RGATConv": Case(lambda: RGATConv(F, 4, R, edge_dim=5), lambda: (*typed(), torch.randn(E, 5)),
+                     dict(negative_slope=0.9)),
     "FiLMConv": Case(lambda: FiLMConv(F, 4, R), typed, dict(act=None)),
     "HEATConv": Case(lambda: HEATConv(F, 4, 2, R, 3, 5, 4, heads=2),
-                     lambda: (torch.randn(N, F), edges(), torch.randint(2, (N,)), types(), torch.randn(E, 5)),
+                     lambda: (torch.randn(N, F), edges(), torch.randint(2, (N,)), types(),
+                              torch.randn(E, 5)),
                      dict(negative_slope=0.9, concat=False, root_weight=False)),
-    "PNAConv": Case(lambda: PNAConv(F, 4, ["mean", "max", "std"], ["identity", "amplification"], torch.tensor([1, 3, 5])),
+    "PNAConv": Case(lambda: PNAConv(F, 4, ["mean", "max", "std"], ["identity", "amplification"],
+                                    torch.tensor([1, 3, 5])),
                     lambda: attributed()[:2]),
     "HGTConv": Case(lambda: HGTConv(hetero_graphs.WIDTH, 8, METADATA, 2), by_type),
-    "HANConv": Case(lambda: HANConv(hetero_graphs.WIDTH, 8, METADATA, 2), by_type, dict(negative_slope=0.9, dropout=1.0)),
+    "HANConv": Case(lambda: HANConv(hetero_graphs.WIDTH, 8, METADATA, 2), by_type,
+                    dict(negative_slope=0.9, dropout=1.0)),
     **{f"HeteroConv of {kind}": Case(make, by_type, settings) for kind, make, settings in (
         ("SAGEConv", lambda: hetero(SAGEConv), dict(aggr="max")),
         ("GraphConv by mean", lambda: hetero(GraphConv, "mean"), dict(aggr="sum")),
         ("SAGEConv side by side", lambda: hetero(SAGEConv, None), dict(aggr="sum")),
         ("GATConv", lambda: hetero(GATConv, add_self_loops=False), dict(aggr="mean")),
         ("GATv2Conv", lambda: hetero(GATv2Conv, add_self_loops=False), dict(aggr="min")))},
-    "HeteroConv of GCNConv": Case(lambda: hetero(GCNConv, relations=SQUARE), of_one_type, dict(aggr="max")),
+    "HeteroConv of GCNConv": Case(lambda: hetero(GCNConv, relations=SQUARE), of_one_type,
+                                  dict(aggr="max")),
     "HeteroConv of GINConv": Case(
-        lambda: HeteroConv({name: GINConv(nn.Linear(hetero_graphs.WIDTH, 8)) for name in SQUARE}), of_one_type, dict(aggr="max")),
+        lambda: HeteroConv({name: GINConv(nn.Linear(hetero_graphs.WIDTH, 8)) for name in SQUARE}),
+        of_one_type, dict(aggr="max")),
     "HeteroLinear": Case(lambda: HeteroLinear(F, 4, R), lambda: (torch.randn(N, F), types(N))),
 }
 each = pytest.mark.parametrize("name", CASES)
@@ -99,14 +113,16 @@ def stated(monkeypatch):
     """How often a call went the long way, and of what class."""
     calls = []
     decide = router._decide
-    monkeypatch.setattr(router, "_decide", lambda *args: calls.append(type(args[0]).__name__) or decide(*args))
+    monkeypatch.setattr(router, "_decide",
+                        lambda *args: calls.append(type(args[0]).__name__) or decide(*args))
     return calls
 
 
 def tensors(out: Any) -> list[Tensor]:
     if isinstance(out, dict):
         return [t for key in sorted(out) for t in tensors(out[key])]
-    return [t for one in out for t in tensors(one)] if isinstance(out, (tuple, list)) else [out] if isinstance(out, Tensor) else []
+    return ([t for one in out for t in tensors(one)] if isinstance(out, (tuple, list)) else [out]
+            if isinstance(out, Tensor) else [])
 
 
 def results(layer, args, kwargs) -> list[Tensor | None]:
@@ -118,15 +134,18 @@ def results(layer, args, kwargs) -> list[Tensor | None]:
     torch.manual_seed(7)
     outs = tensors(layer(*args, **kwargs))
     if torch.is_grad_enabled():
-        sum((t * torch.arange(1.0, t.numel() + 1).view(t.shape).to(t) / t.numel()).sum() for t in outs).backward()
-    return [t.detach().clone() for t in outs] + [None if t.grad is None else t.grad.clone() for t in (*leaves, *layer.parameters())]
+        sum((t * torch.arange(1.0, t.numel() + 1).view(t.shape).to(t) / t.numel()).sum()
+            for t in outs).backward()
+    return [t.detach().clone() for t in outs] + [None if t.grad is None else t.grad.clone()
+                                                 for t in (*leaves, *layer.parameters())]
 
 
 def as_native(layer, args, tolerance: float = 2e-5, **kwargs) -> None:
     """The call, twice, gives what the host gives."""
     with gnnaccel.disabled():
         expected = results(layer, args, kwargs)
-    scale = max((t.abs().max().item() for t in expected if t is not None and t.numel()), default=1.0)
+    scale = max((t.abs().max().item() for t in expected if t is not None and t.numel()),
+                default=1.0)
     for _ in range(2):
         got = results(layer, args, kwargs)
         for a, b in zip(got, expected, strict=True):
@@ -221,7 +240,9 @@ def test_features_that_change(route, name):
         as_native(layer, (x, ei))
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if CASES[name].inputs in (by_type, of_one_type) and name != "HGTConv"])
+@pytest.mark.parametrize("name",
+                         [name for name in CASES if CASES[name].inputs in (by_type, of_one_type)
+                          and name != "HGTConv"])
 def test_edges_that_change_their_names(route, name):
     with route.on(on_fallback="native"):
         layer, (x, ei) = warmed(route, name)
@@ -231,7 +252,8 @@ def test_edges_that_change_their_names(route, name):
         as_native(layer, (x, dict(zip((*list(ei)[1:], *list(ei)[:1]), ei.values()))))
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name not in ("HeteroLinear", "HEATConv")])
+@pytest.mark.parametrize("name",
+                         [name for name in CASES if name not in ("HeteroLinear", "HEATConv")])
 def test_more_nodes(route, name):
     """Over the very same edges."""
     with route.on(on_fallback="native"):
@@ -271,10 +293,13 @@ def refused(layer, args) -> None:
         with pytest.raises(RuntimeError):
             layer(*args)
     else:
-        assert all(a.dtype == b.dtype and relative(a, b) < 1e-5 for a, b in zip(tensors(layer(*args)), expected, strict=True))
+        assert all(a.dtype == b.dtype and relative(a, b) < 1e-5
+                   for a, b in zip(tensors(layer(*args)), expected, strict=True))
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if "pair" in name or name in ("RGCNConv", "FiLMConv")])
+@pytest.mark.parametrize("name",
+                         [name for name in CASES if "pair" in name
+                          or name in ("RGCNConv", "FiLMConv")])
 def test_pairs_of_one_tensor_and_of_two(route, name):
     with route.on(on_fallback="native"):
         layer, args = warmed(route, name)
@@ -294,7 +319,8 @@ def test_features_of_edges_by_name_and_of_none(route, name):
         as_native(layer, (x, ei, attr))
 
 
-SETTINGS = [(name, setting) for name, case in CASES.items() for setting in case.settings if setting != "aggr_module"]
+SETTINGS = [(name, setting) for name, case in CASES.items() for setting in case.settings
+            if setting != "aggr_module"]
 
 
 @pytest.mark.parametrize("name,setting", SETTINGS)
@@ -330,14 +356,18 @@ def test_modules_whose_functions_are_replaced(route, name, monkeypatch):
         layer, args = warmed(route, name)
         for part in [part for part in layer.modules() if part is not layer]:
             own = type(part).forward
-            part.forward = lambda *args, part=part, own=own, **kwargs: doubled(None, None, own(part, *args, **kwargs))
+            part.forward = lambda *args, part=part, own=own, **kwargs: doubled(None, None,
+                                                                               own(part, *args,
+                                                                                   **kwargs))
             as_native(layer, args)
             del part.forward
             as_native(layer, args)
-        for cls in {type(part) for part in layer.modules() if part is not layer and "forward" in vars(type(part))}:
+        for cls in {type(part) for part in layer.modules() if part is not layer
+                    and "forward" in vars(type(part))}:
             with monkeypatch.context() as patch:
                 own = cls.forward
-                patch.setattr(cls, "forward", lambda *args, own=own, **kwargs: doubled(None, None, own(*args, **kwargs)))
+                patch.setattr(cls, "forward", lambda *args, own=own,
+                              **kwargs: doubled(None, None, own(*args, **kwargs)))
                 as_native(layer, args)
             as_native(layer, args)
 
@@ -363,8 +393,10 @@ def test_biases_that_come(route, name):
     with route.on(on_fallback="native"):
         layer, args = warmed(route, name)
         for part in list(layer.modules()):
-            if "bias" in part._parameters and part.bias is None and hasattr(part, "weight") and part is not layer:
-                types, _, channels = part.weight.shape if part.weight.dim() == 3 else (0, 0, part.weight.shape[0])
+            if ("bias" in part._parameters and part.bias is None and hasattr(part, "weight")
+                and part is not layer):
+                types, _, channels = (part.weight.shape
+                                      if part.weight.dim() == 3 else (0, 0, part.weight.shape[0]))
                 shape = (types, channels) if types else (channels,)
                 part._parameters["bias"] = nn.Parameter(torch.randn(shape, device=route.device))
                 as_native(layer, args)

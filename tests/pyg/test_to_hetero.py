@@ -1,4 +1,5 @@
-"""Models made by `to_hetero`: each layer as one, against the model's own code; and that the model stays what it is."""
+"""Models made by `to_hetero`: each layer as one, against the model's own code; and that the model
+stays what it is."""
 from __future__ import annotations
 
 import copy
@@ -11,25 +12,28 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch_geometric.nn import (GAT, GATConv, GATv2Conv, GCNConv, GINConv, GraphConv, GraphSAGE, JumpingKnowledge, Linear,
-                                SAGEConv, to_hetero)
+from torch_geometric.nn import (GAT, GATConv, GATv2Conv, GCNConv, GINConv, GraphConv, GraphSAGE,
+                                JumpingKnowledge, Linear, SAGEConv, to_hetero)
 
 import gnnaccel
 from gnnaccel.adapters.pyg import fx_models
-from tests.pyg.hetero_graphs import (CITES, KNOWS, METADATA, NODES, OUT, WIDTH, WRITES, WRITTEN, edges, features, on,
-                                     results_of_types, same, trained_on_types)
+from tests.pyg.hetero_graphs import (CITES, KNOWS, METADATA, NODES, OUT, WIDTH, WRITES, WRITTEN,
+                                     edges, features, on, results_of_types, same, trained_on_types)
 from tests.pyg.judge import compare, on_routes, took
 
-pytestmark = [pytest.mark.filterwarnings("ignore:There exist node types"), pytest.mark.filterwarnings("ignore:Found function")]
+pytestmark = [pytest.mark.filterwarnings("ignore:There exist node types"),
+              pytest.mark.filterwarnings("ignore:Found function")]
 
 AGGRS = ["sum", "mean", "max", "min", "mul"]
 KINDS = {
-    "sage": lambda i, o: SAGEConv((i, i), o), "sums": lambda i, o: SAGEConv((i, i), o, aggr="sum", bias=False),
+    "sage": lambda i, o: SAGEConv((i, i), o), "sums": lambda i,
+    o: SAGEConv((i, i), o, aggr="sum", bias=False),
     "graph": lambda i, o: GraphConv((i, i), o), "gin": lambda i, o: GINConv(torch.nn.Linear(i, o)),
     "gat": lambda i, o: GATConv((i, i), o // 2, 2, add_self_loops=False),
     "gatv2": lambda i, o: GATv2Conv((i, i), o // 2, 2, add_self_loops=False),
 }
-SQUARE = (["paper", "author"], [CITES, ("paper", "with", "paper"), ("author", "near", "author"), KNOWS])
+SQUARE = (["paper", "author"],
+          [CITES, ("paper", "with", "paper"), ("author", "near", "author"), KNOWS])
 
 
 class Net(torch.nn.Module):
@@ -38,7 +42,9 @@ class Net(torch.nn.Module):
     def __init__(self, make=KINDS["sage"], out: int = OUT):
         super().__init__()
         self.first, self.second = make(WIDTH, out), make(out, out)
-        self.norm, self.skip, self.last = torch.nn.BatchNorm1d(out), Linear(-1, out), torch.nn.Linear(out, 5)
+        self.norm, self.skip, self.last = torch.nn.BatchNorm1d(out), Linear(-1,
+                                                                            out), torch.nn.Linear(
+                                                                                out, 5)
 
     def forward(self, x, edge_index):
         h = self.norm(self.first(x, edge_index)).relu() + self.skip(x)
@@ -55,12 +61,15 @@ def model_of(make=KINDS["sage"], aggr: str = "sum", metadata=METADATA, net=Net) 
     return made.train()
 
 
-def as_one(route, made: torch.nn.Module, calls: int = 2, metadata=METADATA, floor: float = 2e-6, **options) -> None:
+def as_one(route, made: torch.nn.Module, calls: int = 2, metadata=METADATA, floor: float = 2e-6,
+           **options) -> None:
     x = features()
-    compare(route, made, {name: x[name] for name in metadata[0]}, edges(metadata[1], **options), calls=calls, floor=floor)
+    compare(route, made, {name: x[name] for name in metadata[0]}, edges(metadata[1], **options),
+            calls=calls, floor=floor)
 
 
-@on_routes("kind,aggr", [("sage", "sum"), ("graph", "mul"), ("gat", "mean"), ("gatv2", "sum"), ("gin", "min")],
+@on_routes("kind,aggr",
+           [("sage", "sum"), ("graph", "mul"), ("gat", "mean"), ("gatv2", "sum"), ("gin", "min")],
            [(kind, aggr) for kind in KINDS for aggr in AGGRS])
 def test_layers_and_ways_to_put_them_together(route, kind, aggr):
     as_one(route, model_of(KINDS[kind], aggr))
@@ -68,13 +77,16 @@ def test_layers_and_ways_to_put_them_together(route, kind, aggr):
 
 @pytest.mark.parametrize("aggr", ["mean", "max"])
 def test_gcn(route, aggr):
-    as_one(route, model_of(lambda i, o: GCNConv(i, o, add_self_loops=False), aggr, SQUARE), metadata=SQUARE)
+    as_one(route, model_of(lambda i, o: GCNConv(i, o, add_self_loops=False), aggr, SQUARE),
+           metadata=SQUARE)
 
 
 @pytest.mark.parametrize("aggr", ["sum", "mean", "max"])
 def test_autocast(route, aggr):
-    """Results of the dtypes that pairs of them have, which those of a HeteroConv are not everywhere."""
-    made, (x, ei) = model_of(aggr=aggr).to(route.device).eval(), on(route.device, features(), edges())
+    """Results of the dtypes that pairs of them have, which those of a HeteroConv are not
+    everywhere."""
+    made, (x,
+           ei) = model_of(aggr=aggr).to(route.device).eval(), on(route.device, features(), edges())
     with torch.autocast(route.device.type, torch.bfloat16), torch.no_grad():
         expected = made(x, ei)
         with route.on(on_fallback="native"):
@@ -87,7 +99,8 @@ def test_relations_without_edges(route):
 
 
 def test_equal_numbers_share_gradients_as_in_the_model(route):
-    """Where no edge enters, layers give their bias: of equal ones a maximum shares the gradient as the host does."""
+    """Where no edge enters, layers give their bias: of equal ones a maximum shares the gradient as
+    the host does."""
     made = model_of(lambda i, o: SAGEConv((i, i), o, root_weight=i != WIDTH), "max")
     with torch.no_grad():
         for name, t in made.named_parameters():
@@ -104,7 +117,8 @@ class Keywords(Net):
 
 def test_weights_of_edges(route):
     """Without them as one; with them the model's own calls, each decided by itself."""
-    made, (x, ei) = model_of(KINDS["graph"], net=Keywords).to(route.device), on(route.device, features(), edges())
+    made, (x, ei) = model_of(KINDS["graph"],
+                             net=Keywords).to(route.device), on(route.device, features(), edges())
     weights = {name: torch.rand(t.shape[1], device=route.device) for name, t in ei.items()}
     expected, weighted = made(x, ei), made(x, ei, weights)
     gnnaccel.reset_stats()
@@ -114,7 +128,8 @@ def test_weights_of_edges(route):
     gnnaccel.reset_stats()
     with route.on():
         same(made(x, ei, weights), weighted)
-    assert gnnaccel.stats()["HeteroConv"]["reasons"] == {"GA210": 2} and gnnaccel.stats()["GraphConv"]["calls"] == 2 * len(ei)
+    assert gnnaccel.stats()["HeteroConv"]["reasons"] == {"GA210": 2} and gnnaccel.stats()[
+        "GraphConv"]["calls"] == 2 * len(ei)
 
 
 class Jumping(torch.nn.Module):
@@ -165,15 +180,19 @@ def test_a_layer_that_is_called_twice(route, metadata):
     as_one(route, model_of(net=Twice, metadata=metadata), metadata=metadata)
 
 
-@pytest.mark.parametrize("make", [lambda: GraphSAGE((-1, -1), 8, 2, 8), lambda: GAT((-1, -1), 8, 2, 8, add_self_loops=False)],
+@pytest.mark.parametrize("make",
+                         [lambda: GraphSAGE((-1, -1), 8, 2, 8),
+                          lambda: GAT((-1, -1), 8, 2, 8, add_self_loops=False)],
                          ids=["GraphSAGE", "GAT"])
 def test_models_of_the_host(route, make):
     as_one(route, model_of(net=lambda _: make()))
 
 
 def test_trimmed_models_of_the_host(route):
-    """With numbers of sampled nodes the model's own code runs, as it cuts each relation's inputs by itself."""
-    made = model_of(net=lambda _: GraphSAGE((-1, -1), 8, 2, 8), metadata=SQUARE).to(route.device).eval()
+    """With numbers of sampled nodes the model's own code runs, as it cuts each relation's inputs by
+    itself."""
+    made = model_of(net=lambda _: GraphSAGE((-1, -1), 8, 2, 8),
+                    metadata=SQUARE).to(route.device).eval()
     x, ei = on(route.device, {t: features()[t] for t in SQUARE[0]}, edges(SQUARE[1]))
     kwargs = dict(num_sampled_nodes_per_hop={t: [n - 1, 1, 0] for t, n in NODES.items() if t in x},
                   num_sampled_edges_per_hop={name: [20, 20] for name in ei})
@@ -202,10 +221,13 @@ def test_features_of_several_widths_in_groups(route):
 
 @st.composite
 def cases(draw):
-    """(kind, metadata, nodes by type, edges by edge type, aggregation); every type is a destination."""
-    kind, types = draw(st.sampled_from(sorted(KINDS))), [f"t{i}" for i in range(draw(st.integers(1, 4)))]
+    """(kind, metadata, nodes by type, edges by edge type, aggregation); every type is a
+    destination."""
+    kind, types = draw(st.sampled_from(sorted(KINDS))), [f"t{i}"
+                                                         for i in range(draw(st.integers(1, 4)))]
     nodes = {t: draw(st.sampled_from([1, 2, 9])) for t in types}
-    names = [(draw(st.sampled_from(types)), f"r{at}", types[at] if at < len(types) else draw(st.sampled_from(types)))
+    names = [(draw(st.sampled_from(types)), f"r{at}",
+              types[at] if at < len(types) else draw(st.sampled_from(types)))
              for at in range(len(types) + draw(st.integers(0, 5)))]
     names = draw(st.permutations(names))
     found = {}
@@ -215,12 +237,14 @@ def cases(draw):
     return kind, (types, names), nodes, found, draw(st.sampled_from(AGGRS))
 
 
-@settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, deadline=None, derandomize=True,
+          suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cases())
 def test_any_types(route, case):
     kind, metadata, nodes, ei, aggr = case
     made = to_hetero(Net(KINDS[kind]), metadata, aggr).double().to(route.device).eval()
-    x = {t: torch.randn(n, WIDTH, device=route.device, dtype=torch.float64, requires_grad=True) for t, n in nodes.items()}
+    x = {t: torch.randn(n, WIDTH, device=route.device, dtype=torch.float64, requires_grad=True)
+         for t, n in nodes.items()}
     ei = {name: t.to(route.device) for name, t in ei.items()}
     with torch.no_grad():
         made(x, ei)
@@ -233,7 +257,8 @@ def test_any_types(route, case):
     gnnaccel.reset_stats()
     for k, t in native.items():
         assert (got[k] is None) == (t is None), k
-        assert t is None or torch.allclose(got[k], t, rtol=1e-9, atol=1e-9 * max(1.0, t.abs().max().item())), k
+        assert t is None or torch.allclose(got[k], t, rtol=1e-9,
+                                           atol=1e-9 * max(1.0, t.abs().max().item())), k
 
 
 # ---- the model stays what it is ----
@@ -246,13 +271,15 @@ def test_model_made_before_and_after(route):
         same(before(x, ei), expected)
         after = model_of().to(route.device).eval()
         after.load_state_dict(before.state_dict())
-        for made in (after, copy.deepcopy(before), pickle.loads(pickle.dumps(before)), copy.copy(before)):
+        for made in (after, copy.deepcopy(before), pickle.loads(pickle.dumps(before)),
+                     copy.copy(before)):
             gnnaccel.reset_stats()
             same(made(x, ei), expected)
             took(route, 2)
         stored = io.BytesIO()
         torch.save(before, stored)
-        assert before.code == code and list(before.state_dict()) == keys and set(vars(before)) == own
+        assert before.code == code and list(before.state_dict()) == keys and set(
+            vars(before)) == own
         assert before.code == after.code
     assert b"gnnaccel" not in stored.getvalue()
     assert type(before).forward.__code__.co_code == forward.__code__.co_code

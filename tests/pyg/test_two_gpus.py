@@ -20,7 +20,8 @@ def results(layer, inputs) -> list[torch.Tensor | None]:
     """The results and the gradients of all parameters, on the CPU."""
     out = leaves(layer(*inputs))
     wanted = list(layer.parameters())
-    grads = torch.autograd.grad(sum(t.pow(2).sum() for t in out), wanted, allow_unused=True) if wanted else ()
+    grads = (torch.autograd.grad(sum(t.pow(2).sum() for t in out), wanted, allow_unused=True)
+             if wanted else ())
     return [t if t is None else t.detach().cpu() for t in (*out, *grads)]
 
 

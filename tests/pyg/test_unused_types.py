@@ -1,6 +1,8 @@
-"""Losses that read the results of some node types only: what has no gradient natively must have none here.
+"""Losses that read the results of some node types only: what has no gradient natively must have
+none here.
 
-An optimizer passes over a parameter without a gradient; with weight decay or momentum it changes one whose gradient is zero.
+An optimizer passes over a parameter without a gradient; with weight decay or momentum it changes
+one whose gradient is zero.
 """
 from __future__ import annotations
 
@@ -14,12 +16,15 @@ import gnnaccel
 from gnnaccel.dispatch.relational import pair_maps
 from tests.helpers import relative
 from tests.pyg import hgt_graphs
-from tests.pyg.hetero_graphs import ABOUT, CITES, KNOWS, METADATA, OUT, WRITES, WRITTEN, edges, features, hetero, on
+from tests.pyg.hetero_graphs import (ABOUT, CITES, KNOWS, METADATA, OUT, WRITES, WRITTEN, edges,
+                                     features, hetero, on)
 
-ALL = [("paper", "author", "field"), ("paper",), ("field",), ("author", "field"), ()]  # of which types the results are read
+# of which types the results are read
+ALL = [("paper", "author", "field"), ("paper",), ("field",), ("author", "field"), ()]
 
 
-def gradients(made: torch.nn.Module, x: dict, ei: dict, used: tuple[str, ...], read=lambda t: t.tanh().pow(2).sum()) -> dict:
+def gradients(made: torch.nn.Module, x: dict, ei: dict, used: tuple[str, ...],
+              read=lambda t: t.tanh().pow(2).sum()) -> dict:
     """By name those of every parameter and of the features, after a training step's backward."""
     made.zero_grad(set_to_none=True)
     x = {name: t.detach().clone().requires_grad_() for name, t in x.items()}
@@ -27,18 +32,23 @@ def gradients(made: torch.nn.Module, x: dict, ei: dict, used: tuple[str, ...], r
     read_types = [out[name] for name in used]
     if read_types:
         sum(read(t) for t in read_types).backward()
-    return {**{name: p.grad for name, p in made.named_parameters()}, **{f"x[{name}]": t.grad for name, t in x.items()}}
+    return {**{name: p.grad for name, p in made.named_parameters()},
+            **{f"x[{name}]": t.grad for name, t in x.items()}}
 
 
 def same(got: dict[str, Tensor | None], expected: dict[str, Tensor | None]) -> None:
     assert {k for k, g in got.items() if g is None} == {k for k, g in expected.items() if g is None}
-    largest = max((g.abs().max().item() for g in expected.values() if g is not None and g.numel()), default=0.0)
+    largest = max((g.abs().max().item() for g in expected.values() if g is not None and g.numel()),
+                  default=0.0)
     for name, grad in expected.items():
         # what cancels leaves the rounding of larger terms
-        assert grad is None or relative(got[name], grad) < 2e-5 or (got[name] - grad).abs().max() < 1e-6 * max(largest, 1.0), name
+        assert grad is None or relative(got[name],
+                                        grad) < 2e-5 or (got[name] - grad).abs().max() < 1e-6 * max(
+                                            largest, 1.0), name
 
 
-def check(route, made: torch.nn.Module, x: dict, ei: dict, used: tuple[str, ...], **options) -> dict:
+def check(route, made: torch.nn.Module, x: dict, ei: dict, used: tuple[str, ...],
+          **options) -> dict:
     """The gradients, which are the host's."""
     made, (x, ei) = made.to(route.device), on(route.device, x, ei)
     expected = gradients(made, x, ei, used)
@@ -80,7 +90,8 @@ def maps(request, monkeypatch):
 def test_hgt(route, maps, channels, used):
     got = check(route, hgt(channels), features(channels), edges(), used)
     for name in METADATA[0]:
-        assert (got[f"out_lin.lins.{name}.weight"] is None) == (got[f"out_lin.lins.{name}.bias"] is None) == (name not in used)
+        assert (got[f"out_lin.lins.{name}.weight"] is None) == (
+            got[f"out_lin.lins.{name}.bias"] is None) == (name not in used)
         assert (got[f"skip.{name}"] is None) == (name not in used or channels != OUT)
         assert (got[f"kqv_lin.lins.{name}.weight"] is None) == (not used)
 
@@ -88,7 +99,8 @@ def test_hgt(route, maps, channels, used):
 def test_hgt_with_a_type_that_only_sends(route):
     """`author` receives nothing, so that its maps are the host's."""
     relations = [WRITES, CITES, ABOUT]
-    check(route, hgt(metadata=(METADATA[0], relations)), features(OUT), edges(relations), ("field",))
+    check(route, hgt(metadata=(METADATA[0], relations)), features(OUT), edges(relations),
+          ("field",))
 
 
 @pytest.mark.parametrize("relations", [[CITES, ABOUT], [KNOWS]], ids=len)
@@ -108,7 +120,8 @@ def test_hgt_twice(route, used):
     check(route, Twice(hgt(), hgt()), features(OUT), edges(), used)
 
 
-@pytest.mark.parametrize("frozen", ["out_lin.lins.paper", "out_lin", "skip", "kqv_lin", "rel", "bias"])
+@pytest.mark.parametrize("frozen",
+                         ["out_lin.lins.paper", "out_lin", "skip", "kqv_lin", "rel", "bias"])
 def test_hgt_where_some_are_frozen(route, frozen):
     made = hgt()
     for name, p in made.named_parameters():
@@ -137,9 +150,11 @@ def test_hgt_second_derivatives(emulated):
     made, x, ei = hgt(4, 4), {k: t.requires_grad_() for k, t in features(4).items()}, edges(count=8)
 
     def penalty() -> tuple:
-        first = torch.autograd.grad(made(x, ei)["paper"].pow(3).sum(), [x["paper"], made.out_lin.lins["paper"].weight,
-                                                                        made.skip["paper"]], create_graph=True)
-        return torch.autograd.grad(sum(g.square().sum() for g in first), [*made.parameters(), *x.values()], allow_unused=True)
+        first = torch.autograd.grad(made(x, ei)["paper"].pow(3).sum(),
+                                    [x["paper"], made.out_lin.lins["paper"].weight,
+                                     made.skip["paper"]], create_graph=True)
+        return torch.autograd.grad(sum(g.square().sum() for g in first),
+                                   [*made.parameters(), *x.values()], allow_unused=True)
 
     expected = penalty()
     with emulated.on():
@@ -159,7 +174,8 @@ def test_hgt_results_one_after_the_other(route):
     def each() -> list:
         out = made(x, ei)
         return [g for name in out
-                for g in torch.autograd.grad(out[name].pow(2).sum(), wanted, retain_graph=True, allow_unused=True)]
+                for g in torch.autograd.grad(out[name].pow(2).sum(), wanted, retain_graph=True,
+                                             allow_unused=True)]
 
     expected = each()
     with route.on():
@@ -183,12 +199,14 @@ def gin(channels: int, out: int) -> GINConv:
     return GINConv(torch.nn.Linear(channels, out), train_eps=True)
 
 
-KINDS = {"SAGEConv": (SAGEConv, {}), "GraphConv": (GraphConv, {}), "GATConv": (GATConv, dict(add_self_loops=False)),
+KINDS = {"SAGEConv": (SAGEConv, {}), "GraphConv": (GraphConv, {}),
+         "GATConv": (GATConv, dict(add_self_loops=False)),
          "GATv2Conv": (GATv2Conv, dict(add_self_loops=False)), "GINConv": (gin, {})}
 GROUPS = ("sum", "mean", "max", None)
 
 
-def convs(kind: str, group: str | None = "sum", channels: int = OUT, relations=METADATA[1]) -> torch.nn.Module:
+def convs(kind: str, group: str | None = "sum", channels: int = OUT,
+          relations=METADATA[1]) -> torch.nn.Module:
     cls, options = KINDS[kind]
     return hetero(cls, group, relations, channels=channels, **options)
 
@@ -212,7 +230,8 @@ def test_hetero_conv_with_other_groups(route, kind, group):
 @pytest.mark.parametrize("kind", KINDS)
 def test_hetero_conv_twice(route, kind, used):
     relations = [WRITES, WRITTEN, ABOUT, KNOWS]
-    check(route, Twice(convs(kind, relations=relations), convs(kind, relations=relations)), features(OUT), edges(relations), used)
+    check(route, Twice(convs(kind, relations=relations), convs(kind, relations=relations)),
+          features(OUT), edges(relations), used)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -224,7 +243,8 @@ def test_hetero_conv_of_empty_relations(route, kind):
 def test_hetero_conv_of_gcn(route):
     relations = [CITES, KNOWS]
     for group in GROUPS:
-        check(route, hetero(GCNConv, group, relations, channels=OUT), features(OUT), edges(relations), ("author",))
+        check(route, hetero(GCNConv, group, relations, channels=OUT), features(OUT),
+              edges(relations), ("author",))
 
 
 def test_hetero_conv_where_types_differ_in_width(route):
@@ -245,17 +265,22 @@ def test_hetero_conv_in_groups(route):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_hetero_conv_one_result_after_the_other(route, kind):
-    """Losses of their own over one graph of autograd, the second of them recorded; then second derivatives."""
+    """Losses of their own over one graph of autograd, the second of them recorded; then second
+    derivatives."""
     made = convs(kind, channels=4).to(route.device)
     x, ei = on(route.device, features(4), edges(count=8))
     wanted = list(made.parameters())
 
     def each() -> list:
         out = made(x, ei)
-        found = list(torch.autograd.grad(out["field"].pow(2).sum(), wanted, retain_graph=True, allow_unused=True))
-        first = torch.autograd.grad(out["paper"].pow(2).sum(), wanted, create_graph=True, allow_unused=True)
-        found += torch.autograd.grad(out["author"].pow(2).sum(), wanted, retain_graph=True, allow_unused=True)
-        return found + list(torch.autograd.grad(sum(g.pow(2).sum() for g in first if g is not None), wanted, allow_unused=True))
+        found = list(torch.autograd.grad(out["field"].pow(2).sum(), wanted, retain_graph=True,
+                                         allow_unused=True))
+        first = torch.autograd.grad(out["paper"].pow(2).sum(), wanted, create_graph=True,
+                                    allow_unused=True)
+        found += torch.autograd.grad(out["author"].pow(2).sum(), wanted, retain_graph=True,
+                                     allow_unused=True)
+        return found + list(torch.autograd.grad(sum(g.pow(2).sum() for g in first if g is not None),
+                                                wanted, allow_unused=True))
 
     expected = each()
     with route.on():
@@ -292,7 +317,8 @@ def test_hetero_conv_where_some_are_frozen(route, kind):
     check(route, made, features(OUT), edges(), ("field",))
 
 
-@pytest.mark.parametrize("made", [lambda: convs("SAGEConv"), lambda: convs("GATConv"), han], ids=["sage", "gat", "han"])
+@pytest.mark.parametrize("made", [lambda: convs("SAGEConv"), lambda: convs("GATConv"), han],
+                         ids=["sage", "gat", "han"])
 def test_retained_passes_over_one_graph(route, made):
     """Each pass counts by itself."""
     made = made().to(route.device)
@@ -301,9 +327,11 @@ def test_retained_passes_over_one_graph(route, made):
 
     def each() -> list:
         out = made(x, ei)
-        return [g for names in (("field",), ("paper", "author", "field"), ("author",), ("field", "paper"))
-                for g in torch.autograd.grad(sum(out[name].pow(2).sum() for name in names), wanted, retain_graph=True,
-                                             allow_unused=True)]
+        return [g
+                for names in (("field",), ("paper", "author", "field"), ("author",),
+                              ("field", "paper"))
+                for g in torch.autograd.grad(sum(out[name].pow(2).sum() for name in names), wanted,
+                                             retain_graph=True, allow_unused=True)]
 
     expected = each()
     with route.on():
@@ -312,10 +340,12 @@ def test_retained_passes_over_one_graph(route, made):
 
 
 @pytest.mark.parametrize("used", [("field",), ("paper", "author")], ids=str)
-@pytest.mark.parametrize("made", [*(lambda kind=kind: convs(kind, channels=4) for kind in KINDS), lambda: han(4)],
-                         ids=[*KINDS, "han"])
+@pytest.mark.parametrize("made",
+                         [*(lambda kind=kind: convs(kind, channels=4) for kind in KINDS),
+                          lambda: han(4)], ids=[*KINDS, "han"])
 def test_a_pass_that_is_recorded_and_one_over_its_gradients(route, made, used):
-    """As with a penalty on gradients: what no used result was made of has none, the first time and the second."""
+    """As with a penalty on gradients: what no used result was made of has none, the first time and
+    the second."""
     made, (x, ei) = made().to(route.device), on(route.device, features(4), edges(count=8))
     wanted = list(made.parameters())
 
@@ -346,7 +376,8 @@ class _Stopped(torch.autograd.Function):
         return None
 
 
-@pytest.mark.parametrize("made", [hgt, *(lambda kind=kind: convs(kind) for kind in KINDS), han], ids=["hgt", *KINDS, "han"])
+@pytest.mark.parametrize("made", [hgt, *(lambda kind=kind: convs(kind) for kind in KINDS), han],
+                         ids=["hgt", *KINDS, "han"])
 def test_backward_without_any_gradient(route, made):
     made, (x, ei) = made().to(route.device), on(route.device, features(OUT), edges())
     with route.on():
@@ -365,7 +396,8 @@ class _Net(torch.nn.Module):
         return self.second(self.first(x, edge_index).relu(), edge_index)
 
 
-_LAYERS = {"sage": lambda: SAGEConv((-1, -1), OUT), "sum": lambda: SAGEConv((-1, -1), OUT, aggr="add"),
+_LAYERS = {"sage": lambda: SAGEConv((-1, -1), OUT),
+           "sum": lambda: SAGEConv((-1, -1), OUT, aggr="add"),
            "max": lambda: SAGEConv((-1, -1), OUT, aggr="max"),
            "gat": lambda: GATConv((-1, -1), OUT, add_self_loops=False),
            "gatv2": lambda: GATv2Conv((-1, -1), OUT, add_self_loops=False)}
@@ -376,8 +408,8 @@ _LAYERS = {"sage": lambda: SAGEConv((-1, -1), OUT), "sum": lambda: SAGEConv((-1,
 @pytest.mark.parametrize("kind", _LAYERS)
 def test_two_layers_over_types_that_do_not_meet(route, kind, empty, widths):
     """What reads no used result has no gradient, whether layers run as one, in groups or alone."""
-    relations = {("z", "to", "z"): (2, 2, 40), ("a", "to", "a"): (3, 3, 8), ("b", "to", "b"): (4, 4, 9),
-                 ("z", "by", "b"): (2, 4, 0 if empty else 7)}
+    relations = {("z", "to", "z"): (2, 2, 40), ("a", "to", "a"): (3, 3, 8),
+                 ("b", "to", "b"): (4, 4, 9), ("z", "by", "b"): (2, 4, 0 if empty else 7)}
     ei = {name: torch.stack([torch.randint(n, (e,)), torch.randint(m, (e,))])
           for name, (n, m, e) in relations.items()}
     x = {t: torch.randn(n, width) for (t, n), width in zip(dict(z=2, a=3, b=4).items(), widths)}

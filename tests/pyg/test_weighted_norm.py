@@ -14,7 +14,8 @@ from tests.pyg import graphs
 from tests.pyg.graphs import E, F, N
 from tests.pyg.judge import close
 
-OPTIONS = [dict(improved=i, add_self_loops=loops, flow=flow) for i, loops, flow in itertools.product(
+OPTIONS = [dict(improved=i, add_self_loops=loops, flow=flow)
+           for i, loops, flow in itertools.product(
     (False, True), (False, True), ("source_to_target", "target_to_source"))]
 
 
@@ -31,12 +32,14 @@ def seen(monkeypatch):
 def test_the_same_numbers_as_the_host(emulated, seen, options):
     ei, native = graphs.square(), gcn_conv.gcn_norm
     ei[:, 7:9] = 3  # repeated loops
-    weights = [torch.rand(E) for _ in range(4)] + [torch.zeros(E), torch.rand(E, dtype=torch.float64)]
+    weights = [torch.rand(E) for _ in range(4)] + [torch.zeros(E),
+                                                   torch.rand(E, dtype=torch.float64)]
     expected = [native(ei, w, N, **options) for w in weights]
     with emulated.on():
         got = [gcn_conv.gcn_norm(ei, w, N, **options) for w in weights]
     for (edges, norm), (true_edges, true) in zip(got, expected):
-        assert torch.equal(edges, true_edges) and torch.equal(norm, true) and norm.dtype == true.dtype
+        assert torch.equal(edges,
+                           true_edges) and torch.equal(norm, true) and norm.dtype == true.dtype
     assert len(seen) == 1, "the edges were not made once"
     assert all(edges is got[-1][0] for edges, _ in got[1:]), "the layer would not know its graph"
 

@@ -19,7 +19,8 @@ REAL_HOSTS = dict(adapters.HOSTS)
 
 @pytest.fixture(autouse=True)
 def clean(monkeypatch):
-    """Nothing enabled, no rules, no known classes, no variables; and a test that leaves blocks or sinks fails."""
+    """Nothing enabled, no rules, no known classes, no variables; and a test that leaves blocks or
+    sinks fails."""
     for name in list(os.environ):
         if name.startswith("GNNACCEL") or name == "RANK":
             monkeypatch.delenv(name)
@@ -39,7 +40,8 @@ def clean(monkeypatch):
     assert config.current() is None and not config._cells and not session._blocks
     assert not records.listening() and not session._sinks
     logger = logging.getLogger("gnnaccel")
-    ours = [handler for handler in logger.handlers if type(handler).__name__ != "LogCaptureHandler"]  # pytest's own
+    # pytest's own
+    ours = [handler for handler in logger.handlers if type(handler).__name__ != "LogCaptureHandler"]
     assert logger.level == level and not ours
     assert sys.meta_path == meta_path
 

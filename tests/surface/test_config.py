@@ -29,8 +29,11 @@ def inactive():
     (dict(include=[3]), ["include holds 3 of type int", "gnnaccel.include(layer)"]),
     (dict(exclude=[""]), ["exclude holds ''"]),
     (dict(exclude=5), ["exclude=5 is not a list"]),
-    (dict(passes="compacton"), ["passes='compacton' is not known", "'compaction', 'reordering'", "Did you mean 'compaction'"]),
-    (dict(passes=["compaction", "fusion"]), ["passes='fusion' is not known", "use one of 'compaction', 'reordering'"]),
+    (dict(passes="compacton"),
+     ["passes='compacton' is not known", "'compaction', 'reordering'",
+      "Did you mean 'compaction'"]),
+    (dict(passes=["compaction", "fusion"]),
+     ["passes='fusion' is not known", "use one of 'compaction', 'reordering'"]),
     (dict(passes=[3]), ["passes=3 is not known"]),
     (dict(passes=7), ["passes=7 is not a list", "compaction, reordering", "None for all"]),
     (dict(passes=True), ["passes=True is not a list"]),
@@ -52,27 +55,39 @@ def test_wrong_option_name_is_named():
 
 def test_values_are_normalised():
     made = Config(include="GATConv", exclude=[int, int, "a"], records=True, log=Path("x.jsonl"))
-    assert (made.include, made.exclude, made.records, made.log) == (("GATConv",), (int, "a"), 1000, "x.jsonl")
-    assert Config(log=False).log is None and Config(records=False).records == 0 and Config(log=True).log is True
+    assert (made.include, made.exclude, made.records,
+            made.log) == (("GATConv",), (int, "a"), 1000, "x.jsonl")
+    assert Config(log=False).log is None and Config(records=False).records == 0 and Config(
+        log=True).log is True
 
 
 @pytest.mark.parametrize("given, expected", [
-    (None, ("compaction", "reordering")), ((), ()), ([], ()), ("compaction", ("compaction",)), (["reordering"], ("reordering",)),
-    (("reordering", "compaction"), ("compaction", "reordering")), (["reordering", "reordering"], ("reordering",)),
+    (None, ("compaction", "reordering")), ((), ()), ([], ()), ("compaction", ("compaction",)),
+    (["reordering"], ("reordering",)),
+    (("reordering", "compaction"), ("compaction", "reordering")),
+    (["reordering", "reordering"], ("reordering",)),
     ({"compaction"}, ("compaction",)),
-    pytest.param(iter(["reordering", "compaction"]), ("compaction", "reordering"), id="iterator")], ids=str)
+    pytest.param(iter(["reordering", "compaction"]), ("compaction", "reordering"), id="iterator")],
+                         ids=str)
 def test_passes_are_in_their_own_order(given, expected):
     assert Config(passes=given).passes == expected
 
 
 def test_passes_are_an_option_like_the_others():
-    assert "passes" in config.OPTIONS and Config().passes == config.PASSES == ("compaction", "reordering")
+    assert "passes" in config.OPTIONS and Config().passes == config.PASSES == ("compaction",
+                                                                               "reordering")
     base = config.make({"passes": ["compaction"]})
-    assert config.make({"when": "supported"}, base).passes == ("compaction",) and config.make({"passes": ()}, base).passes == ()
-    assert config.make({"passes": None}, base) == Config(), "equal options in any spelling are one configuration"
-    epochs = {config.with_epoch(Config(passes=given)).epoch for given in (None, (), ("compaction",), ("reordering",))}
+    assert config.make({"when": "supported"},
+                       base).passes == ("compaction",
+                                        ) and config.make({"passes": ()}, base).passes == ()
+    assert config.make({"passes": None},
+                       base) == Config(), "equal options in any spelling are one configuration"
+    epochs = {config.with_epoch(Config(passes=given)).epoch
+              for given in (None, (), ("compaction",), ("reordering",))}
     assert len(epochs) == 4
-    assert config.with_epoch(Config(passes=("reordering", "compaction"))).epoch == config.with_epoch(Config()).epoch
+    assert config.with_epoch(Config(passes=("reordering",
+                                            "compaction"))).epoch == config.with_epoch(
+                                                Config()).epoch
 
 
 def test_current_is_the_override_then_the_process():
@@ -141,7 +156,8 @@ def test_stamp_is_of_the_moment_the_lists_were_given():
 
 
 def test_a_backward_in_another_context_sees_the_block_around_it():
-    """As autograd's threads do on a GPU: they have the calling thread's locals of torch, not its context."""
+    """As autograd's threads do on a GPU: they have the calling thread's locals of torch, not its
+    context."""
     import torch
 
     seen = []

@@ -18,7 +18,8 @@ def test_stats():
     count("GATConv", "torch", "GA301")
     count("GCNConv", "native", "GA208")
     assert gnnaccel.stats() == {
-        "GATConv": {"calls": 4, "routes": {"cuda": 2, "native": 1, "torch": 1}, "reasons": {"GA301": 2}},
+        "GATConv": {"calls": 4, "routes": {"cuda": 2, "native": 1, "torch": 1},
+                    "reasons": {"GA301": 2}},
         "GCNConv": {"calls": 1, "routes": {"native": 1}, "reasons": {"GA208": 1}},
     }
     gnnaccel.reset_stats()
@@ -35,7 +36,8 @@ def test_calls_that_count_alike():
     tally.calls += 3
     count("SAGEConv", "native", "GA301")
     for _ in range(2):  # what was added up is not added again
-        assert {name: one["calls"] for name, one in gnnaccel.stats().items()} == {"HeteroConv": 3, "SAGEConv": 16}
+        assert {name: one["calls"]
+                for name, one in gnnaccel.stats().items()} == {"HeteroConv": 3, "SAGEConv": 16}
     tally.calls += 1
     with counters.uncounted():
         tally.calls += 5
@@ -50,7 +52,8 @@ def test_who_watches_is_told():
         counters.again("GCNConv", "GA301")
         assert seen.native and seen.lasting and not seen.decided
         counters.note(counters.tally(COUNTS).counts, True)
-        assert seen.counts == {**COUNTS, ("GCNConv", "native", "GA301"): 1} and seen.native and seen.lasting
+        assert seen.counts == {**COUNTS,
+                               ("GCNConv", "native", "GA301"): 1} and seen.native and seen.lasting
         counters.note(counters.tally(COUNTS).counts, False)
         assert not seen.lasting and not seen.decided
         thread = threading.Thread(target=count, args=("GATConv", "cuda"))
@@ -69,7 +72,8 @@ def test_no_count_is_lost_between_threads():
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
-        threads = [threading.Thread(target=lambda: [count("L", "cuda") for _ in range(20_000)]) for _ in range(8)]
+        threads = [threading.Thread(target=lambda: [count("L", "cuda") for _ in range(20_000)])
+                   for _ in range(8)]
         for thread in threads:
             thread.start()
         for thread in threads:

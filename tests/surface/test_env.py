@@ -10,8 +10,10 @@ from gnnaccel import env, session
 from gnnaccel.dispatch import config
 
 
-@pytest.mark.parametrize("text, value", [("0", False), ("false", False), ("NO", False), ("Off", False), ("1", True),
-                                         ("True", True), ("yes", True), (" on ", True), ("", None), ("  ", None)])
+@pytest.mark.parametrize("text, value",
+                         [("0", False), ("false", False), ("NO", False), ("Off", False),
+                          ("1", True), ("True", True), ("yes", True), (" on ", True), ("", None),
+                          ("  ", None)])
 def test_switch(text, value):
     assert env.switch({"GNNACCEL": text}) is value
     assert env.switch({}) is None
@@ -23,9 +25,10 @@ def test_switch_refuses_anything_else(text):
         env.switch({"GNNACCEL": text})
 
 
-@pytest.mark.parametrize("text, value", [("1024", 1024), ("0", 0), ("2GiB", 2 * 2**30), ("512 MiB", 512 * 2**20),
-                                         ("1.5KiB", 1536), ("3kb", 3000), ("1g", 2**30), ("7B", 7), ("2tb", 2 * 10**12),
-                                         ("", None), ("9007199254740993", 9007199254740993)])
+@pytest.mark.parametrize("text, value",
+                         [("1024", 1024), ("0", 0), ("2GiB", 2 * 2**30), ("512 MiB", 512 * 2**20),
+                          ("1.5KiB", 1536), ("3kb", 3000), ("1g", 2**30), ("7B", 7),
+                          ("2tb", 2 * 10**12), ("", None), ("9007199254740993", 9007199254740993)])
 def test_cache_bytes(text, value):
     assert env.cache_bytes({"GNNACCEL_CACHE_BYTES": text}) == value
 
@@ -38,10 +41,12 @@ def test_cache_bytes_refuses_anything_else(text):
 
 def test_options():
     assert env.options({}) == {}
-    assert env.options({"GNNACCEL_BACKEND": "Torch", "GNNACCEL_WHEN": "supported", "GNNACCEL_ON_FALLBACK": "warn",
-                        "GNNACCEL_LOG": "run.jsonl", "GNNACCEL_RECORDS": "20", "GNNACCEL_INCLUDE": "A, re:B.*,,",
+    assert env.options({"GNNACCEL_BACKEND": "Torch", "GNNACCEL_WHEN": "supported",
+                        "GNNACCEL_ON_FALLBACK": "warn", "GNNACCEL_LOG": "run.jsonl",
+                        "GNNACCEL_RECORDS": "20", "GNNACCEL_INCLUDE": "A, re:B.*,,",
                         "GNNACCEL_EXCLUDE": "C", "OTHER": "x"}) == {
-        "backend": "torch", "when": "supported", "on_fallback": "warn", "log": "run.jsonl", "records": 20,
+        "backend": "torch", "when": "supported", "on_fallback": "warn", "log": "run.jsonl",
+        "records": 20,
         "include": ("A", "re:B.*"), "exclude": ("C",)}
     assert env.options({"GNNACCEL_LOG": "1"})["log"] is True
     assert env.options({"GNNACCEL_LOG": "off"})["log"] is False
@@ -49,7 +54,8 @@ def test_options():
 
 
 @pytest.mark.parametrize("name, text, hint", [("GNNACCEL_BACKEND", "gpu", "auto, cuda, torch"),
-                                              ("GNNACCEL_WHEN", "supporte", "Did you mean 'supported'"),
+                                              ("GNNACCEL_WHEN", "supporte",
+                                               "Did you mean 'supported'"),
                                               ("GNNACCEL_ON_FALLBACK", "1", "native, warn, raise"),
                                               ("GNNACCEL_RECORDS", "many", "0 for none"),
                                               ("GNNACCEL_RECORDS", "-3", "0 for none")])
@@ -60,7 +66,8 @@ def test_wrong_option_names_the_variable(name, text, hint):
 
 def test_unknown_variables_warn_once_with_near_matches():
     environ = {"GNNACCEL_BACKND": "cuda", "GNNACCELERATE": "x", "GNNACCEL_WHEN": "supported"}
-    with pytest.warns(RuntimeWarning, match="GNNACCEL_BACKND.*Did you mean 'GNNACCEL_BACKEND'") as caught:
+    with pytest.warns(RuntimeWarning,
+                      match="GNNACCEL_BACKND.*Did you mean 'GNNACCEL_BACKEND'") as caught:
         env.warn_unknown(environ)
     assert len(caught) == 1
     with warnings.catch_warnings():

@@ -1,4 +1,5 @@
-"""``import gnnaccel`` does nothing but watch for ``dgl.graphbolt`` (test_finder.py), and its public names resolve."""
+"""``import gnnaccel`` does nothing but watch for ``dgl.graphbolt`` (test_finder.py), and its public
+names resolve."""
 from __future__ import annotations
 
 import configparser
@@ -23,7 +24,8 @@ def run(code: str) -> str:
 def test_import_loads_no_other_package():
     code = ("import sys; before = set(sys.modules); import gnnaccel; dir(gnnaccel); "
             "print(sorted(m for m in set(sys.modules) - before if not m.startswith('gnnaccel') "
-            f"and m.partition('.')[0] in {HEAVY!r}), sorted(m for m in sys.modules if m.startswith('gnnaccel')))")
+            f"and m.partition('.')[0] in {HEAVY!r}), sorted(m for m in sys.modules "
+            "if m.startswith('gnnaccel')))")
     assert run(code) == "[] ['gnnaccel', 'gnnaccel._version', 'gnnaccel.finder']"
 
 
@@ -31,19 +33,26 @@ def test_type_checkers_are_told_that_there_are_types():
     """By a file, which an installed package has too."""
     root, setup = Path(gnnaccel.__file__).parents[1], configparser.ConfigParser()
     setup.read(root / "setup.cfg")
-    assert (root / "gnnaccel/py.typed").is_file() and "py.typed" in setup["options.package_data"]["*"].split()
+    assert (root
+            / "gnnaccel/py.typed").is_file() and "py.typed" in setup["options.package_data"][
+                "*"].split()
 
 
 def test_import_changes_nothing_but_the_list_of_finders():
-    code = ("import builtins, importlib, os, sys, threading, warnings, atexit, codecs, gc, signal\n"
+    code = ("import builtins, importlib, os, sys, threading, warnings, atexit, "
+            "codecs, gc, signal\n"
             "def state():\n"
-            "    return dict(hooks=list(sys.path_hooks), path=list(sys.path), env=dict(os.environ), filters=list(warnings.filters),\n"
-            "                builtins=sorted(vars(builtins)), imp=builtins.__import__, excepthook=sys.excepthook, gc=list(gc.callbacks),\n"
-            "                threads=threading.active_count(), interrupt=signal.getsignal(signal.SIGINT), cwd=os.getcwd())\n"
+            "    return dict(hooks=list(sys.path_hooks), path=list(sys.path), "
+            "env=dict(os.environ), filters=list(warnings.filters),\n"
+            "                builtins=sorted(vars(builtins)), "
+            "imp=builtins.__import__, excepthook=sys.excepthook, gc=list(gc.callbacks),\n"
+            "                threads=threading.active_count(), "
+            "interrupt=signal.getsignal(signal.SIGINT), cwd=os.getcwd())\n"
             "before, finders = state(), list(sys.meta_path)\n"
             "import gnnaccel, gnnaccel.finder\n"
             "importlib.reload(gnnaccel)\n"
-            "print(state() == before, sys.meta_path == [gnnaccel.finder.GraphboltFinder, *finders])")
+            "print(state() == before, sys.meta_path == "
+            "[gnnaccel.finder.GraphboltFinder, *finders])")
     assert run(code) == "True True"
 
 

@@ -20,13 +20,15 @@ _serial = itertools.count()
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """Writes the files of a package with a fresh name, and gives that name. NAME in a body stands for it."""
+    """Writes the files of a package with a fresh name, and gives that name. NAME in a body stands
+    for it."""
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def write(**bodies):
         name = f"hooked{next(_serial)}"
         for path, body in bodies.items():
-            file = tmp_path / name / (path.replace("__", "/") + ".py" if path != "init" else "__init__.py")
+            file = tmp_path / name / (path.replace("__", "/") + ".py"
+                                      if path != "init" else "__init__.py")
             if path.endswith("_init"):
                 file = tmp_path / name / path.removesuffix("_init") / "__init__.py"
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -79,7 +81,8 @@ def test_circular_imports(package):
     name = package(init="from NAME.a import A\n", a="import NAME.b\nA = 1\nfrom NAME.b import B\n",
                    b="import NAME.a\nB = 2\n")
     calls = []
-    when_imported(f"{name}.b", lambda: calls.append((sys.modules[f"{name}.a"].A, sys.modules[name].A)))
+    when_imported(f"{name}.b",
+                  lambda: calls.append((sys.modules[f"{name}.a"].A, sys.modules[name].A)))
     importlib.import_module(name)
     assert calls == [(1, 1)]
 
@@ -112,7 +115,8 @@ def test_several_wait_and_one_that_raises_stops_no_other(package):
 def test_cancel(package):
     name = package(init="")
     calls = []
-    handle, other = (when_imported(name, lambda word=word: calls.append(word)) for word in ("no", "yes"))
+    handle, other = (when_imported(name, lambda word=word: calls.append(word))
+                     for word in ("no", "yes"))
     handle.cancel()
     handle.cancel()
     assert not handle.pending and hooked()
@@ -257,7 +261,9 @@ def test_the_real_host_is_whole_when_called():
     """torch_geometric imports its nn halfway through its own __init__, before it has a version."""
     pytest.importorskip("torch_geometric")
     code = ("from gnnaccel.adapters.importhook import when_imported\n"
-            "def called():\n    import torch_geometric as pyg\n    print(pyg.__version__, pyg.nn.GATConv)\n"
+            "def called():\n    import torch_geometric as pyg\n    "
+            "print(pyg.__version__, pyg.nn.GATConv)\n"
             "when_imported('torch_geometric.nn', called)\nfrom torch_geometric.nn import GCNConv\n")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert re.match(r"\d+\.\d+.* <class 'torch_geometric.nn.conv.gat_conv.GATConv'>\n$", done.stdout)
+    assert re.match(r"\d+\.\d+.* <class 'torch_geometric.nn.conv.gat_conv.GATConv'>\n$",
+                    done.stdout)

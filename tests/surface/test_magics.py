@@ -12,7 +12,8 @@ import gnnaccel.profile
 
 
 class Shell:
-    """As IPython's: magics by kind and name; a cell beginning with %% calls the one named up to the first space."""
+    """As IPython's: magics by kind and name; a cell beginning with %% calls the one named up to the
+    first space."""
 
     def __init__(self):
         self.magics, self.ran, self.namespace = {}, [], {}
@@ -32,7 +33,8 @@ class Shell:
 @pytest.fixture
 def observe(monkeypatch):
     module, calls = types.ModuleType("observe"), []
-    module.start = lambda profile, compare, report: calls.append(("start", profile, compare, report)) or 7
+    module.start = lambda profile, compare, report: calls.append(("start", profile, compare,
+                                                                  report)) or 7
     module.finish = lambda observer: calls.append(("finish", observer))
     monkeypatch.setitem(sys.modules, "gnnaccel.profile.observe", module)
     monkeypatch.setattr(gnnaccel.profile, "observe", module, raising=False)
@@ -53,7 +55,9 @@ def test_loading_enables_and_unloading_disables(shell):
     assert not gnnaccel.status()["enabled"]
 
 
-@pytest.mark.parametrize("name, first", [("profile", ("start", True, False, None)), ("compare", ("start", False, True, None))])
+@pytest.mark.parametrize("name, first",
+                         [("profile", ("start", True, False, None)),
+                          ("compare", ("start", False, True, None))])
 @pytest.mark.parametrize("loaded", [True, False])
 def test_a_cell_is_observed(shell, observe, name, first, loaded):
     if not loaded:
@@ -76,5 +80,7 @@ def test_arguments_are_refused(shell, observe):
 
 
 def test_ipython_is_not_imported():
-    code = "import sys; sys.modules['IPython'] = None; import gnnaccel; gnnaccel.load_ipython_extension; print('fine')"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "fine\n"
+    code = ("import sys; sys.modules['IPython'] = None; import gnnaccel; "
+            "gnnaccel.load_ipython_extension; print('fine')")
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True,
+                          text=True).stdout == "fine\n"

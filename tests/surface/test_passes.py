@@ -9,7 +9,9 @@ def test_passes_are_kept_until_they_are_given_again(host):
     nn = host.load()
     gnnaccel.enable(passes="compaction")
     gnnaccel.enable(when="supported")
-    assert config.current().passes == ("compaction",) and gnnaccel.status()["config"]["passes"] == ("compaction",)
+    assert config.current().passes == ("compaction",
+                                       ) and gnnaccel.status()["config"]["passes"] == ("compaction",
+                                                                                       )
     with gnnaccel.enabled(passes=()):
         assert config.current().passes == () and nn.Conv().forward(1) == 102
         with gnnaccel.enabled(backend="torch"):

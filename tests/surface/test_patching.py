@@ -38,7 +38,8 @@ def test_own_attribute_comes_back_identical():
     patches.set(base, "helper", staticmethod(ours))
     assert base().forward() == "ours" and base.helper() == "ours" and len(patches) == 2
     assert patches.restore() == []
-    assert dict(vars(base)) == before and vars(base)["helper"] is before["helper"] and len(patches) == 0
+    assert dict(vars(base)) == before and vars(base)["helper"] is before["helper"] and len(
+        patches) == 0
 
 
 def test_inherited_attribute_is_removed_again():
@@ -136,10 +137,12 @@ def test_one_is_undone_alone():
     patches.set(child, "forward", ours)
     assert patches.holds(base, "forward") and not patches.holds(base, "helper")
     patches.undo(base, "forward")
-    assert vars(base)["forward"] is before and child().forward() == "ours" and not patches.holds(base, "forward")
+    assert vars(base)["forward"] is before and child().forward() == "ours" and not patches.holds(
+        base, "forward")
     patches.undo(base, "forward")
     patches.set(base, "forward", ours)
-    assert patches.holds(base, "forward") and patches.restore() == [] and vars(base)["forward"] is before
+    assert patches.holds(base,
+                         "forward") and patches.restore() == [] and vars(base)["forward"] is before
 
 
 def test_what_somebody_else_replaced_is_not_undone():

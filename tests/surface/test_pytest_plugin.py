@@ -25,15 +25,17 @@ def test_is_on(): assert gnnaccel.status()["enabled"] is MODE
 def run(folder, *options, mode=True):
     pytest.importorskip("torch_geometric")
     (folder / "test_suite.py").write_text(SUITE.replace("MODE", str(mode)))
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("GNNACCEL", "PYTEST"))}
+    env = {name: value for name, value in os.environ.items()
+           if not name.startswith(("GNNACCEL", "PYTEST"))}
     env.update(PYTHONPATH=ROOT, GNNACCEL_WHEN="supported")
-    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "gnnaccel.pytest_plugin",
-                           *options,
+    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p",
+                           "gnnaccel.pytest_plugin", *options,
                            "test_suite.py"], cwd=folder, env=env, capture_output=True, text=True)
     return done.returncode, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("more", [[], pytest.param(["-n", "2"], marks=pytest.mark.long)], ids=["one process", "xdist"])
+@pytest.mark.parametrize("more", [[], pytest.param(["-n", "2"], marks=pytest.mark.long)],
+                         ids=["one process", "xdist"])
 def test_a_suite_with_it_on(tmp_path, more):
     status, said = run(tmp_path, "--gnnaccel=on", *more)
     assert status == 0, said
@@ -59,7 +61,8 @@ def test_a_path_after_the_option_is_refused(tmp_path):
 
 @pytest.mark.parametrize("counts, lines", [
     ({}, ["no call of a layer that gnnaccel knows"]),
-    ({("A", "route", "cuda"): 3, ("B", "route", "torch"): 2}, ["5 of 5 calls taken over (cuda 3, torch 2)"]),
+    ({("A", "route", "cuda"): 3, ("B", "route", "torch"): 2},
+     ["5 of 5 calls taken over (cuda 3, torch 2)"]),
     ({("A", "route", "native"): 3, ("A", "reason", "GA201"): 1, ("A", "reason", "GA301"): 2},
      ["0 of 3 calls taken over", "native: A GA301 x2, A GA201 x1"])])
 def test_summary(counts, lines):

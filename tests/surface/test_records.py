@@ -14,7 +14,8 @@ from gnnaccel.profile.sinks import JsonlSink, LoggerSink, RingSink
 
 
 def record(**fields):
-    return records.new(**{"host": "pyg", "layer": "GATConv", "route": "cuda", "kernel": "gat_forward", **fields})
+    return records.new(**{"host": "pyg", "layer": "GATConv", "route": "cuda",
+                          "kernel": "gat_forward", **fields})
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def subscribed():
         records.unsubscribe(sink)
 
 
-# --- schema ----------------------------------------------------------------------------------------------------------
+# --- schema ---------------------------------------------------------------------------------------
 
 def test_new_fills_every_field_and_numbers_grow():
     first, second = record(), record()
@@ -42,26 +43,36 @@ def test_new_fills_every_field_and_numbers_grow():
 
 
 def test_a_full_record_is_valid_and_goes_through_json():
-    full = record(direction="backward", forward_call=3, name="convs.0", cost_us=1.5, cache="hit", dtype="bfloat16",
-                  out_dtype="float32", autocast="bfloat16", capturing=True, deterministic=True, training=True,
-                  grad=True, overhead_us=4, graph={"num_src": 3, "num_dst": 3, "num_edges": 7, "self_loops": True},
-                  rejected=[{"candidate": "b", "code": "GA203", "text": "float64", "hint": "use float32"}], passes=PASSES)
+    full = record(direction="backward", forward_call=3, name="convs.0", cost_us=1.5, cache="hit",
+                  dtype="bfloat16", out_dtype="float32", autocast="bfloat16", capturing=True,
+                  deterministic=True, training=True, grad=True, overhead_us=4,
+                  graph={"num_src": 3, "num_dst": 3, "num_edges": 7, "self_loops": True},
+                  rejected=[{"candidate": "b", "code": "GA203", "text": "float64",
+                             "hint": "use float32"}], passes=PASSES)
     records.validate(full)
     records.validate(json.loads(json.dumps(full)))
 
 
-PASSES = {"pairs_src": 4, "pairs_dst": 5, "relations": 3, "compaction_src": 0.5, "compaction_dst": 1, "ordering": "as stated",
+PASSES = {"pairs_src": 4, "pairs_dst": 5, "relations": 3, "compaction_src": 0.5,
+          "compaction_dst": 1, "ordering": "as stated",
           "orderings": [{"name": "as stated", "bytes": 10, "flops": 20, "estimated_us": 0.5}]}
 BAD = {
-    "schema": [2, "1", True], "call": ["1", 1.0, True], "time": ["now", None], "direction": ["sideways", None],
-    "forward_call": ["3"], "host": ["jax", None], "layer": [None, 3], "name": [3], "route": ["gpu", None],
-    "graph": [{}, {"num_src": 1, "num_dst": 1}, {"num_src": 1, "num_dst": 1, "num_edges": 1.5}, []], "kernel": [3],
-    "rejected": [None, [{}], [{"candidate": "a", "code": "GA1", "text": None, "hint": ""}], ()], "cost_us": ["1", True],
-    "passes": [3, [], {}, {**PASSES, "pairs_src": None}, {**PASSES, "compaction_src": "half"}, {**PASSES, "ordering": None},
-               {**PASSES, "orderings": None}, {**PASSES, "orderings": [{"name": "as stated"}]}],
-    "cache": [None, "maybe"], "dtype": [3], "out_dtype": [3], "autocast": [True], "capturing": [None, 1],
+    "schema": [2, "1", True], "call": ["1", 1.0, True], "time": ["now", None],
+    "direction": ["sideways", None],
+    "forward_call": ["3"], "host": ["jax", None], "layer": [None, 3], "name": [3],
+    "route": ["gpu", None],
+    "graph": [{}, {"num_src": 1, "num_dst": 1}, {"num_src": 1, "num_dst": 1, "num_edges": 1.5}, []],
+    "kernel": [3],
+    "rejected": [None, [{}], [{"candidate": "a", "code": "GA1", "text": None, "hint": ""}], ()],
+    "cost_us": ["1", True],
+    "passes": [3, [], {}, {**PASSES, "pairs_src": None}, {**PASSES, "compaction_src": "half"},
+               {**PASSES, "ordering": None}, {**PASSES, "orderings": None},
+               {**PASSES, "orderings": [{"name": "as stated"}]}],
+    "cache": [None, "maybe"], "dtype": [3], "out_dtype": [3], "autocast": [True],
+    "capturing": [None, 1],
     "deterministic": [None], "training": [None], "grad": [None], "storage": [8],
-    "kernels": [None, ["additive"], [{"family": "a", "entry": "k", "defines": {"A": 1}}]], "overhead_us": ["1"],
+    "kernels": [None, ["additive"], [{"family": "a", "entry": "k", "defines": {"A": 1}}]],
+    "overhead_us": ["1"],
 }
 
 
@@ -69,7 +80,8 @@ def test_every_field_has_a_counterexample():
     assert set(BAD) == set(records._FIELDS)
 
 
-@pytest.mark.parametrize("key, value", [(key, value) for key, values in BAD.items() for value in values])
+@pytest.mark.parametrize("key, value",
+                         [(key, value) for key, values in BAD.items() for value in values])
 def test_validate_names_a_wrong_field(key, value):
     with pytest.raises(ValueError, match=f"{key}="):
         records.validate({**record(), key: value})
@@ -89,7 +101,7 @@ def test_validate_reports_missing_extra_and_contradictions():
     records.validate(record(route="native", kernel=None))
 
 
-# --- emit ------------------------------------------------------------------------------------------------------------
+# --- emit -----------------------------------------------------------------------------------------
 
 def test_listening_follows_subscriptions(subscribed):
     got = []
@@ -101,7 +113,8 @@ def test_listening_follows_subscriptions(subscribed):
     subscribed(sink)
     records.emit(record())
     assert len(got) == 2  # two different bound methods
-    assert records.unsubscribe(sink) and not records.unsubscribe(sink) and records.unsubscribe(other)
+    assert records.unsubscribe(sink) and not records.unsubscribe(sink) and records.unsubscribe(
+        other)
 
 
 def test_subscribing_twice_is_once(subscribed):
@@ -120,13 +133,14 @@ def test_a_broken_sink_is_taken_out_with_one_warning(subscribed):
     ring = RingSink(5)
     subscribed(Broken())
     subscribed(ring)
-    with pytest.warns(RuntimeWarning, match="Broken failed and gets no more records: OSError: disk full") as caught:
+    with pytest.warns(RuntimeWarning,
+                      match="Broken failed and gets no more records: OSError: disk full") as caught:
         records.emit(record())
         records.emit(record())
     assert len(caught) == 1 and len(ring.records()) == 2
 
 
-# --- sinks -----------------------------------------------------------------------------------------------------------
+# --- sinks ----------------------------------------------------------------------------------------
 
 def test_ring_keeps_the_latest():
     ring = RingSink(2)
@@ -146,7 +160,8 @@ def test_jsonl_appends_whole_lines_from_many_threads(tmp_path):
     path = tmp_path / "run.jsonl"
     path.write_text('{"earlier": 1}\n')
     sink = JsonlSink(path)
-    threads = [threading.Thread(target=lambda: [sink(record(name="x" * 500)) for _ in range(50)]) for _ in range(8)]
+    threads = [threading.Thread(target=lambda: [sink(record(name="x" * 500)) for _ in range(50)])
+               for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -159,8 +174,9 @@ def test_jsonl_appends_whole_lines_from_many_threads(tmp_path):
         records.validate(item)
 
 
-@pytest.mark.parametrize("rank, name", [("0", "run.jsonl"), ("1", "run.rank1.jsonl"), ("12", "run.rank12.jsonl"),
-                                        ("", "run.jsonl"), ("x", "run.jsonl")])
+@pytest.mark.parametrize("rank, name",
+                         [("0", "run.jsonl"), ("1", "run.rank1.jsonl"), ("12", "run.rank12.jsonl"),
+                          ("", "run.jsonl"), ("x", "run.jsonl")])
 def test_jsonl_name_by_rank(tmp_path, monkeypatch, rank, name):
     monkeypatch.setenv("RANK", rank)
     sink = JsonlSink(str(tmp_path / "run.jsonl"))
@@ -200,7 +216,8 @@ def test_logger_sink_shows_lines_where_nothing_is_set_up(monkeypatch, capsys):
     assert logger.handlers == [] and logger.level == logging.NOTSET
     out = capsys.readouterr()
     assert out.out == "" and out.err.endswith(
-        "forward pyg convs.0 (GATConv) -> cuda, gat_forward, 4->5 nodes, 6 edges, half, structure cache hit, "
+        "forward pyg convs.0 (GATConv) -> cuda, gat_forward, 4->5 nodes, 6 "
+        "edges, half, structure cache hit, "
         "estimated 7 us\n")
 
 

@@ -59,11 +59,13 @@ def state(value, *args, **kwargs):
     (gnnaccel.include if value else gnnaccel.exclude)(*args, **kwargs)
 
 
-# --- precedence ------------------------------------------------------------------------------------------------------
+# --- precedence -----------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2, 3))])
+@pytest.mark.parametrize("seed",
+                         [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2, 3))])
 def test_precedence_table(seed, monkeypatch):
-    """Every combination of in, out and silent on every level, stated in different orders: the most specific wins."""
+    """Every combination of in, out and silent on every level, stated in different orders: the most
+    specific wins."""
     levels = ("instance", "name", "regex", "class", "attribute", "base class", "base attribute")
     options = (None, True, False)
     for values in itertools.product(options, repeat=len(levels)):
@@ -80,7 +82,8 @@ def test_precedence_table(seed, monkeypatch):
             "base attribute": lambda v: monkeypatch.setattr(Conv, "__gnnaccel__", v, raising=False),
         }
         table = [(level, value) for level, value in zip(levels, values) if value is not None]
-        for level, value in (table, table[::-1], table[1::2] + table[::2], table[::2] + table[1::2])[seed]:
+        for level, value in (table, table[::-1], table[1::2] + table[::2],
+                             table[::2] + table[1::2])[seed]:
             statements[level](value)
         expected = next((value for value in values if value is not None), None)
         assert inside(layer) is (True if expected is None else expected), values
@@ -108,7 +111,9 @@ def test_lists_stand_on_the_level_of_what_they_name(level):
         names.forget_names()
         gnnaccel.name_layers(net)
         state(True, TARGETS[other][0])
-        assert inside(net.last, exclude=[target]) is (order.index(other) < order.index(level)), (target, other)
+        assert inside(net.last,
+                      exclude=[target]) is (order.index(other) < order.index(level)), (target,
+                                                                                       other)
     gnnaccel.include(net.last)
     assert inside(net.last, exclude=[target])
 
@@ -154,7 +159,7 @@ def test_include_list_leaves_the_rest_out():
     assert not inside(Conv(), include=["SubConv"])
 
 
-# --- reasons ---------------------------------------------------------------------------------------------------------
+# --- reasons --------------------------------------------------------------------------------------
 
 def test_reasons(monkeypatch):
     layer = SubConv()
@@ -168,8 +173,9 @@ def test_reasons(monkeypatch):
     assert code(layer) == "GA101"
 
 
-@pytest.mark.parametrize("target, text", [("SubConv", "exclude('SubConv')"), (Conv, "exclude(Conv)"),
-                                          ("re:.*Conv", "exclude('re:.*Conv')")])
+@pytest.mark.parametrize("target, text",
+                         [("SubConv", "exclude('SubConv')"), (Conv, "exclude(Conv)"),
+                          ("re:.*Conv", "exclude('re:.*Conv')")])
 def test_the_reason_quotes_the_rule(target, text):
     gnnaccel.exclude(target)
     assert text in rules.verdict(SubConv(), configs.with_epoch(Config())).reason.text
@@ -178,14 +184,16 @@ def test_the_reason_quotes_the_rule(target, text):
 def test_the_reason_quotes_instance_name_and_list():
     net = Net()
     gnnaccel.exclude("last", model=net)
-    assert "exclude('last', model=Net)" in rules.verdict(net.last, configs.with_epoch(Config())).reason.text
+    assert "exclude('last', model=Net)" in rules.verdict(net.last,
+                                                         configs.with_epoch(Config())).reason.text
     gnnaccel.exclude(net.last)
-    assert "exclude(<SubConv object>)" in rules.verdict(net.last, configs.with_epoch(Config())).reason.text
+    assert "exclude(<SubConv object>)" in rules.verdict(net.last,
+                                                        configs.with_epoch(Config())).reason.text
     listed = configs.with_epoch(Config(exclude=[Conv]))
     assert "enable(exclude=[Conv])" in rules.verdict(net.convs[0], listed).reason.text
 
 
-# --- targets ---------------------------------------------------------------------------------------------------------
+# --- targets --------------------------------------------------------------------------------------
 
 def test_decorator_returns_the_class():
     @gnnaccel.exclude
@@ -206,7 +214,8 @@ def test_instance_covers_the_modules_inside():
     net, other = Net(), Net()
     gnnaccel.exclude(net)
     gnnaccel.include(net.convs)
-    assert inside(net.convs[0]) and inside(net.convs[1]) and not inside(net.last) and inside(other.last)
+    assert inside(net.convs[0]) and inside(net.convs[1]) and not inside(net.last) and inside(
+        other.last)
     gnnaccel.exclude("convs", model=other)
     assert not inside(other.convs[1]) and inside(other.last)
 
@@ -214,9 +223,11 @@ def test_instance_covers_the_modules_inside():
 def test_name_and_pattern_are_of_that_model_only():
     net, other = Net(), Net()
     gnnaccel.exclude("convs.0", model=net)
-    assert [inside(layer) for layer in (*net.convs, net.last, *other.convs)] == [False, True, True, True, True]
+    assert [inside(layer)
+            for layer in (*net.convs, net.last, *other.convs)] == [False, True, True, True, True]
     gnnaccel.exclude("re:(convs.1|last)", model=other)
-    assert [inside(layer) for layer in (*other.convs, other.last, net.last)] == [True, False, False, True]
+    assert [inside(layer)
+            for layer in (*other.convs, other.last, net.last)] == [True, False, False, True]
 
 
 def test_pattern_has_to_match_in_full():
@@ -265,14 +276,15 @@ def test_alias_path_of_a_class(monkeypatch):
     assert not inside(SubConv()) and inside(Conv())
 
 
-# --- what is refused -------------------------------------------------------------------------------------------------
+# --- what is refused ------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("verb", ["include", "exclude"])
 def test_unknown_names_list_near_matches(verb):
     call = getattr(gnnaccel, verb)
     with pytest.raises(UnknownLayerError, match=rf"{verb}\('SubCnov'\).*Did you mean 'SubConv'"):
         call("SubCnov")
-    with pytest.raises(UnknownLayerError, match="Net has no module named 'conv.0'.*Did you mean 'convs.0'"):
+    with pytest.raises(UnknownLayerError,
+                       match="Net has no module named 'conv.0'.*Did you mean 'convs.0'"):
         call("conv.0", model=Net())
     assert inside(SubConv()) and not rules._shared
 
@@ -310,7 +322,8 @@ def test_unknown_names_wait_for_hosts_that_are_still_to_come(monkeypatch):
 
 @pytest.mark.parametrize("verb", ["include", "exclude"])
 def test_unknown_names_are_warned_about_once_a_host_has_come(verb, recwarn):
-    """What the awaited host's files define is let pass; the rest is told once, where it was written, and its rule stays."""
+    """What the awaited host's files define is let pass; the rest is told once, where it was
+    written, and its rule stays."""
     rules.await_hosts({"dgl": lambda: frozenset({"LateConv"})})
     for name in ("SubConv", "LateConv", "dgl.nn.LateConv"):
         getattr(gnnaccel, verb)(name)
@@ -324,10 +337,11 @@ def test_unknown_names_are_warned_about_once_a_host_has_come(verb, recwarn):
     assert not recwarn and "SubCnov" in rules._shared
     rules.register_class("dgl.nn.LateConv")
     rules.await_hosts({})
-    assert rules.take_unknown() == [] and set(rules._shared) == {"SubConv", "LateConv", "dgl.nn.LateConv"}
+    assert rules.take_unknown() == [] and set(rules._shared) == {"SubConv", "LateConv",
+                                                                 "dgl.nn.LateConv"}
 
 
-# --- nothing is stored on layers; weak; memo -------------------------------------------------------------------------
+# --- nothing is stored on layers; weak; memo ------------------------------------------------------
 
 def test_modules_stay_untouched():
     net = Net()

@@ -28,7 +28,7 @@ def record():
     return records.new(host="pyg", layer="Conv", route="native")
 
 
-# --- patching hosts --------------------------------------------------------------------------------------------------
+# --- patching hosts -------------------------------------------------------------------------------
 
 def test_host_imported_before(host):
     nn = host.load()
@@ -36,7 +36,8 @@ def test_host_imported_before(host):
     layer = nn.Conv()
     gnnaccel.enable()
     assert layer.forward(1) == 102 and nn.Plain().forward(1) == 101 and nn.Base().forward(1) == 1
-    assert gnnaccel.status()["hosts"]["fake"] == {"patched": ["Conv", "Plain"], "pending": False, "error": None}
+    assert gnnaccel.status()["hosts"]["fake"] == {"patched": ["Conv", "Plain"], "pending": False,
+                                                  "error": None}
     gnnaccel.disable()
     assert snapshot(nn) == before and layer.forward(1) == 2
     assert "forward" not in vars(nn.Plain)
@@ -47,7 +48,8 @@ def test_host_imported_after(host):
     assert gnnaccel.status()["hosts"]["fake"] == {"patched": [], "pending": True, "error": None}
     nn = host.load()
     assert nn.Conv().forward(1) == 102
-    assert gnnaccel.status()["hosts"]["fake"] == {"patched": ["Conv", "Plain"], "pending": False, "error": None}
+    assert gnnaccel.status()["hosts"]["fake"] == {"patched": ["Conv", "Plain"], "pending": False,
+                                                  "error": None}
     gnnaccel.disable()
     assert nn.Conv().forward(1) == 2 and "forward" not in vars(nn.Plain)
 
@@ -97,12 +99,14 @@ def test_a_failing_adapter_leaves_no_other_host_patched(make_host, monkeypatch):
 
 def test_a_failing_adapter_of_a_later_host_is_a_warning(make_host):
     host = make_host("def install(patches):\n    import NAME.nn\n"
-                     "    patches.set(NAME.nn.Conv, 'forward', None)\n    raise RuntimeError('drifted')\n")
+                     "    patches.set(NAME.nn.Conv, 'forward', None)\n    raise "
+                     "RuntimeError('drifted')\n")
     gnnaccel.enable()
     with pytest.warns(RuntimeWarning, match="runs natively: RuntimeError: drifted"):
         nn = host.load()
     assert nn.Conv().forward(1) == 2
-    assert gnnaccel.status()["hosts"]["fake"] == {"patched": [], "pending": False, "error": "RuntimeError: drifted"}
+    assert gnnaccel.status()["hosts"]["fake"] == {"patched": [], "pending": False,
+                                                  "error": "RuntimeError: drifted"}
 
 
 def test_every_real_host_has_an_adapter_with_install():
@@ -112,12 +116,13 @@ def test_every_real_host_has_an_adapter_with_install():
         assert callable(importlib.import_module(package).install)
 
 
-# --- options ---------------------------------------------------------------------------------------------------------
+# --- options --------------------------------------------------------------------------------------
 
 def test_enable_again_changes_the_options_given():
     gnnaccel.enable(backend="torch", records=5, include=["re:A"])
     gnnaccel.enable(when="supported")
-    assert config.current() == config.Config(backend="torch", when="supported", records=5, include=("re:A",))
+    assert config.current() == config.Config(backend="torch", when="supported", records=5,
+                                             include=("re:A",))
     gnnaccel.enable(backend="auto", records=0, include=())
     assert config.current() == config.Config(when="supported")
     gnnaccel.disable()
@@ -127,7 +132,8 @@ def test_enable_again_changes_the_options_given():
 
 @pytest.mark.parametrize("options, error", [
     (dict(backend="gpu"), ValueError), (dict(include=["Nothing"]), UnknownLayerError),
-    (dict(exclude=["re:("]), ValueError), (dict(log="no/such/dir/x"), OSError), (dict(passes=["fusion"]), ValueError),
+    (dict(exclude=["re:("]), ValueError), (dict(log="no/such/dir/x"), OSError),
+    (dict(passes=["fusion"]), ValueError),
     (dict(passes=1), ValueError),
 ])
 @pytest.mark.parametrize("was_on", [False, True])
@@ -147,7 +153,8 @@ def test_a_wrong_option_changes_nothing(host, options, error, was_on):
 def test_lists_are_checked_against_the_classes_of_the_host(host):
     host.load()
     gnnaccel.enable(include=["Conv"])
-    with pytest.raises(UnknownLayerError, match=r"enable\(exclude=\['Plian'\]\).*Did you mean 'Plain'"):
+    with pytest.raises(UnknownLayerError,
+                       match=r"enable\(exclude=\['Plian'\]\).*Did you mean 'Plain'"):
         gnnaccel.enable(exclude=["Plian"])
 
 
@@ -249,7 +256,7 @@ def test_kernels_are_looked_for_once_torch_is_there(host, monkeypatch, recwarn):
     assert "backend='cuda' was asked for" in str(recwarn.pop(RuntimeWarning).message)
 
 
-# --- blocks ----------------------------------------------------------------------------------------------------------
+# --- blocks ---------------------------------------------------------------------------------------
 
 def test_enabled_restores_not_enabled(host):
     nn = host.load()
@@ -356,7 +363,8 @@ def test_many_threads_enable_and_disable(host):
 def test_imports_and_enabling_race(host):
     gnnaccel.enable()
     threads = [threading.Thread(target=host.load) for _ in range(4)]
-    threads += [threading.Thread(target=gnnaccel.enable, kwargs={"when": "supported"}) for _ in range(4)]
+    threads += [threading.Thread(target=gnnaccel.enable, kwargs={"when": "supported"})
+                for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -365,7 +373,7 @@ def test_imports_and_enabling_race(host):
     assert host.load().Conv().forward(1) == 102
 
 
-# --- records and logs ------------------------------------------------------------------------------------------------
+# --- records and logs -----------------------------------------------------------------------------
 
 def test_records_outlive_their_block():
     assert gnnaccel.records() == [] and not records.listening()

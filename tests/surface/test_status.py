@@ -20,13 +20,15 @@ def test_status(host, monkeypatch):
     count("B", "cuda")
     count("B", "native", "GA301")
     on = gnnaccel.status()
-    assert on["enabled"] and on["config"]["when"] == "supported" and on["version"] == gnnaccel.__version__
+    assert on["enabled"] and on["config"]["when"] == "supported" and on[
+        "version"] == gnnaccel.__version__
     assert (on["backend"], on["backend_text"]) == ("cuda", "a test's GPU")
     assert on["counts"] == {"calls": 3, "routes": {"cuda": 2, "native": 1}}
     assert on["versions"]["torch"].startswith("2.")
     assert set(on["versions"]) == {"torch", "torch_geometric", "dgl", "cupy"}
     answer[:] = False, "no device"
-    assert (gnnaccel.status()["backend"], gnnaccel.status()["backend_text"]) == ("torch", "no device")
+    assert (gnnaccel.status()["backend"],
+            gnnaccel.status()["backend_text"]) == ("torch", "no device")
     with gnnaccel.enabled(backend="torch"):
         answer[0] = None
         assert gnnaccel.status()["backend_text"] == "chosen by the user"

@@ -25,7 +25,9 @@ def test_a_file_is_made_changed_and_read(folder):
     assert not [path for path in folder.iterdir() if path.suffix == ".part"]
 
 
-@pytest.mark.parametrize("text, problem", [("{", "cannot be read"), ("[1]", "no JSON object"), ("\xff", "cannot be read")])
+@pytest.mark.parametrize("text, problem",
+                         [("{", "cannot be read"), ("[1]", "no JSON object"),
+                          ("\xff", "cannot be read")])
 def test_a_spoilt_file_is_left_aside_and_replaced(folder, text, problem):
     folder.mkdir()
     (folder / "a.json").write_bytes(text.encode("latin-1"))
@@ -42,12 +44,14 @@ def test_a_change_that_fails_changes_nothing(folder):
         store.update("a.json", lambda held: {"x": 1 / 0})
     with pytest.raises(TypeError):
         store.update("a.json", lambda held: {"x": object()})
-    assert store.read("a.json") == {"x": 1} and not [p for p in folder.iterdir() if p.suffix == ".part"]
+    assert store.read("a.json") == {"x": 1} and not [p for p in folder.iterdir()
+                                                     if p.suffix == ".part"]
 
 
 def test_many_processes_lose_no_change(folder):
     code = ("import sys; from gnnaccel import store\n"
-            "for i in range(20): store.update('a.json', lambda held: {**held, f'{sys.argv[1]}-{i}': i})")
+            "for i in range(20): store.update('a.json', lambda held: {**held, "
+            "f'{sys.argv[1]}-{i}': i})")
     many = [subprocess.Popen([sys.executable, "-c", code, str(n)]) for n in range(4)]
     assert [process.wait() for process in many] == [0] * 4
     assert len(json.loads((folder / "a.json").read_text())) == 80

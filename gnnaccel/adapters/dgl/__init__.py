@@ -1,8 +1,8 @@
 """DGL: ``forward`` of the known layer classes, replaced by a wrapper that asks the router.
 
-Classes are patched, never instances, so state_dict, pickle, deepcopy, DDP and hooks see nothing. Next to the layers, DGL's way to
-single relations of a heterograph is made to give the same object each time (`graphs.remembering`), and the operations under all
-message passing are routed (`ops`).
+Classes are patched, never instances, so state_dict, pickle, deepcopy, DDP and hooks see nothing.
+Next to the layers, DGL's way to single relations of a heterograph is made to give the same object
+each time (`graphs.remembering`), and the operations under all message passing are routed (`ops`).
 """
 from __future__ import annotations
 
@@ -65,11 +65,16 @@ def install(patches: PatchSet) -> list[str]:
         adapter = importlib.import_module(f"gnnaccel.adapters.dgl.{module}")
         native = zero_degree.telling(cls.forward) if name in PLAIN else cls.forward
         forward = routed(native, _Guarded(cls, adapter))
-        patches.set(cls, "forward", ops.around(plain.on_cpu_native(forward, native, name) if name in PLAIN else forward))
+        patches.set(cls, "forward",
+                    ops.around(plain.on_cpu_native(forward, native, name)
+                               if name in PLAIN else forward))
         rules.register_class(f"{cls.__module__}.{cls.__qualname__}")
-    if own.is_method(HeteroGraphIndex.get_relation_graph, HeteroGraphIndex, "get_relation_graph", "dgl"):
-        patches.set(HeteroGraphIndex, "get_relation_graph", graphs.remembering(HeteroGraphIndex.get_relation_graph))
-    native_memory.GRAPHS.update(dict.fromkeys((dgl.DGLGraph, DGLBlock), (graphs.signs, graphs.num_edges)))
+    if own.is_method(HeteroGraphIndex.get_relation_graph, HeteroGraphIndex, "get_relation_graph",
+                     "dgl"):
+        patches.set(HeteroGraphIndex, "get_relation_graph",
+                    graphs.remembering(HeteroGraphIndex.get_relation_graph))
+    native_memory.GRAPHS.update(dict.fromkeys((dgl.DGLGraph, DGLBlock),
+                                              (graphs.signs, graphs.num_edges)))
     ops.install(patches)
     names = patches.names()
     bridge.install(patches)
@@ -82,7 +87,9 @@ def adapter_of(layer: Any) -> _Guarded | None:
 
     for cls in type(layer).__mro__:
         if cls.__name__ in LAYERS and cls.__module__.startswith("dgl."):
-            return _Guarded(cls, importlib.import_module(f"gnnaccel.adapters.dgl.{LAYERS[cls.__name__]}"))
+            return _Guarded(cls,
+                            importlib.import_module(
+                                f"gnnaccel.adapters.dgl.{LAYERS[cls.__name__]}"))
     return None
 
 
@@ -91,25 +98,31 @@ def path_of(cls: type) -> Any:
     import importlib
 
     module = LAYERS.get(cls.__name__)
-    return module and _Guarded(cls, importlib.import_module(f"gnnaccel.adapters.dgl.{module}")).paths.of(cls)
+    return (module
+            and _Guarded(cls,
+                         importlib.import_module(f"gnnaccel.adapters.dgl.{module}")).paths.of(cls))
 
 
 def storable(layer: Any) -> Reason | bool | None:
-    """As `gnnaccel.adapters.storable`. Plain layers run operation by operation, and those know no layer."""
+    """As `gnnaccel.adapters.storable`. Plain layers run operation by operation, and those know no
+    layer."""
     path = rules.path_of(type(layer))
     if not path.startswith("dgl.nn.pytorch.") or ".conv." not in path:
         return None
     if type(layer).__name__ == "GATConv":
         return True
-    return reason("GA603", f"no kernel of {type(layer).__name__} takes rows in fewer bytes" if adapter_of(layer) is not None else
-                  f"DGL runs {type(layer).__name__} one operation at a time, and no operation knows its layer")
+    return reason("GA603",
+                  f"no kernel of {type(layer).__name__} takes rows in fewer bytes"
+                  if adapter_of(layer) is not None else
+                  f"DGL runs {type(layer).__name__} one operation at a time, and no "
+                  "operation knows its layer")
 
 
 class _Guarded:
     """An adapter behind the checks that hold for every layer of its class.
 
-    An adapter module has ``state`` and ``run`` as in `router.Adapter`; ``ABSORBED``: submodules, by name, whose work goes into the
-    Program, and the class that each must be.
+    An adapter module has ``state`` and ``run`` as in `router.Adapter`; ``ABSORBED``: submodules, by
+    name, whose work goes into the Program, and the class that each must be.
     """
 
     host = "dgl"
@@ -128,5 +141,6 @@ class _Guarded:
         """None: what is remembered of calls is found by their graph's tensors."""
 
     def state(self, layer: Any, args: tuple, kwargs: dict) -> Any:
-        why = self._context_reason() or self._layer_reason(layer, self.paths.of(type(layer)), self._absorbed)
+        why = (self._context_reason()
+               or self._layer_reason(layer, self.paths.of(type(layer)), self._absorbed))
         return self._state(layer, args, kwargs) if why is None else why

@@ -9,7 +9,8 @@ IN_CHANNELS = 64
 
 @dataclasses.dataclass(frozen=True)
 class DglLayer:
-    """A layer: ``heads`` heads of ``width`` features each. ``typed`` layers take edge types, or node and edge types."""
+    """A layer: ``heads`` heads of ``width`` features each. ``typed`` layers take edge types, or
+    node and edge types."""
 
     name: str
     class_name: str
@@ -38,9 +39,11 @@ def problem() -> str | None:
     return None
 
 
-def build_layer(layer: DglLayer, node_types: int, edge_types: int, device: Any, seed: int = 0) -> Any:
-    """The layer with its host's defaults and weights fixed by ``seed``, but without HGTConv's dropout, whose random
-    numbers nobody shares. Nodes without incoming edges are allowed: synthetic graphs have them."""
+def build_layer(layer: DglLayer, node_types: int, edge_types: int, device: Any,
+                seed: int = 0) -> Any:
+    """The layer with its host's defaults and weights fixed by ``seed``, but without HGTConv's
+    dropout, whose random numbers nobody shares. Nodes without incoming edges are allowed: synthetic
+    graphs have them."""
     import torch
     from dgl.nn import pytorch as nn
 
@@ -60,9 +63,11 @@ def build_layer(layer: DglLayer, node_types: int, edge_types: int, device: Any, 
 
 
 def build_graph(edge_index: Any, num_nodes: int) -> Any:
-    """The graph of these edges, on their device. With a DGL built without CUDA that takes an enabled gnnaccel.
+    """The graph of these edges, on their device. With a DGL built without CUDA that takes an
+    enabled gnnaccel.
 
-    Moved there as a script does it, made on the host: DGL makes its structures of tensors on the host in any case.
+    Moved there as a script does it, made on the host: DGL makes its structures of tensors on the
+    host in any case.
     """
     import dgl
 
@@ -70,9 +75,10 @@ def build_graph(edge_index: Any, num_nodes: int) -> Any:
     return dgl.graph((src, dst), num_nodes=num_nodes).to(edge_index.device)
 
 
-def arguments(layer: DglLayer, graph: Any, x: Any, node_type: Any, edge_type: Any) -> tuple[tuple, dict]:
-    """(arguments, keyword arguments) of the layer's call. Nodes and edges are sorted by type, which typed layers may
-    be told: DGL's own code is faster then."""
+def arguments(layer: DglLayer, graph: Any, x: Any, node_type: Any,
+              edge_type: Any) -> tuple[tuple, dict]:
+    """(arguments, keyword arguments) of the layer's call. Nodes and edges are sorted by type, which
+    typed layers may be told: DGL's own code is faster then."""
     if layer.class_name == "HGTConv":
         return (graph, x, node_type, edge_type), {"presorted": True}
     if layer.class_name == "RelGraphConv":

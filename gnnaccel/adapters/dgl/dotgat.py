@@ -17,27 +17,32 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[Stated, Given] | Reaso
         return found
     graph, feat, nodes = found
     if ("fc" in layer._modules) is isinstance(feat, tuple):  # an error in the host
-        return reason("GA206", "the layer was built for a pair and feat is none, or the other way round")
-    if isinstance(feat, tuple) and inputs.one_frame(graph):  # the host then sends destinations' rows as well
-        return reason("GA206", "feat is a pair, the graph has one set of nodes", "pass features of the nodes as one tensor")
+        return reason("GA206",
+                      "the layer was built for a pair and feat is none, or the other way round")
+    # the host then sends destinations' rows as well
+    if isinstance(feat, tuple) and inputs.one_frame(graph):
+        return reason("GA206", "feat is a pair, the graph has one set of nodes",
+                      "pass features of the nodes as one tensor")
     edges, x_src, x_dst, _ = nodes
     why = guards.dtype_reason(x_src) or graphs.zero_in_degree_reason(layer, edges)
     if why is not None:
         return why
     row, out = guards.dtypes(x_src)
     program = programs.dot_product_shared(layer._out_feats**-0.5, 0.0)
-    stated = Stated(program, "dgl.DotGatConv", layer._num_heads, layer._out_feats, row, out, edges.num_src, edges.num_dst,
-                    edges.edge_index.shape[1], 0, True)
+    stated = Stated(program, "dgl.DotGatConv", layer._num_heads, layer._out_feats, row, out,
+                    edges.num_src, edges.num_dst, edges.edge_index.shape[1], 0, True)
     return stated, Given(x_src, x_dst, edges.edge_index)
 
 
 def run(layer: Any, stated: Stated, given: Given, attend: Any) -> Tensor:
     h, c, modules = stated.heads, stated.width, layer._modules
     if "fc" not in modules:
-        keys, queries = inputs.rows(modules["fc_src"], given.x_src, h, c), inputs.rows(modules["fc_dst"], given.x_dst, h, c)
+        keys, queries = inputs.rows(modules["fc_src"], given.x_src, h,
+                                    c), inputs.rows(modules["fc_dst"], given.x_dst, h, c)
     elif given.x_dst is None:
         keys = modules["fc"](given.x_src).view(-1, h, c)
         queries = keys[:stated.num_dst]
     else:
         keys = queries = inputs.rows(modules["fc"], given.x_src, h, c)
-    return attend({"keys": keys, "queries": queries}).contiguous()  # as the host's result is: models call view
+    # as the host's result is: models call view
+    return attend({"keys": keys, "queries": queries}).contiguous()

@@ -1,4 +1,5 @@
-"""EdgeGATConv as a Program: GAT whose messages hold the edges' features, so that they take part beyond the logits."""
+"""EdgeGATConv as a Program: GAT whose messages hold the edges' features, so that they take part
+beyond the logits."""
 from __future__ import annotations
 
 from typing import Any, NamedTuple
@@ -16,7 +17,8 @@ from gnnaccel.dispatch.relational.request import RelationalGiven, RelationalStat
 from gnnaccel.dispatch.relational.view import Ends
 
 #: the rows that fc_edge makes, one per edge, are never made: its weight goes into the Program
-ABSORBED = {"attn_drop": torch.nn.Dropout, "leaky_relu": torch.nn.LeakyReLU, "fc_edge": torch.nn.Linear}
+ABSORBED = {"attn_drop": torch.nn.Dropout, "leaky_relu": torch.nn.LeakyReLU,
+            "fc_edge": torch.nn.Linear}
 
 
 class _Operands(NamedTuple):
@@ -28,7 +30,8 @@ class _Operands(NamedTuple):
     same: bool
 
 
-def state(layer: Any, args: tuple, kwargs: dict) -> tuple[RelationalStated, RelationalGiven] | Reason:
+def state(layer: Any, args: tuple,
+          kwargs: dict) -> tuple[RelationalStated, RelationalGiven] | Reason:
     bound = inputs.arguments("EdgeGATConv", args, kwargs, ("graph", "feat", "edge_feat"))
     if type(bound) is Reason:
         return bound
@@ -38,17 +41,24 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[RelationalStated, Rela
         return nodes
     edges, x_src, x_dst, same = nodes
     why = (_layer_reason(layer, feat) or _edge_reason(edge_feat, edges, x_src)
-           or guards.dtype_reason(x_src, layer.attn_l, layer.attn_r, layer.attn_edge, layer.fc_edge.weight)
+           or guards.dtype_reason(x_src, layer.attn_l, layer.attn_r, layer.attn_edge,
+                                  layer.fc_edge.weight)
            or graphs.zero_in_degree_reason(layer, edges))
     if why is not None:
         return why
-    h, width, k, row = layer._num_heads, layer._num_heads * layer._out_feats, edge_feat.shape[1], x_src.dtype
-    program = statements.edge_gat(layer.leaky_relu.negative_slope, guards.dropout(layer.attn_drop), h)
-    shapes = (("rows", (width,)), ("a_src", (h,)), ("a_dst", (h,)), ("a_edge", (h,)), ("edges", (k,)), ("w_edge", (k, width)))
+    h, width, k, row = layer._num_heads, layer._num_heads * layer._out_feats, edge_feat.shape[
+        1], x_src.dtype
+    program = statements.edge_gat(layer.leaky_relu.negative_slope, guards.dropout(layer.attn_drop),
+                                  h)
+    shapes = (("rows", (width,)), ("a_src", (h,)), ("a_dst", (h,)), ("a_edge", (h,)),
+              ("edges", (k,)), ("w_edge", (k, width)))
     structure, sizes = (edges.edge_index,), (edges.num_src, edges.num_dst)
-    stated = RelationalStated(program, "dgl.EdgeGATConv", shapes, row, row, *sizes, edges.edge_index.shape[1], 1,
-                              views.viewer(structure, *sizes, 1, _one_relation), layout="one relation")
-    return stated, RelationalGiven(structure, x_src.device, _Operands(x_src, x_dst, edge_feat, same))
+    stated = RelationalStated(program, "dgl.EdgeGATConv", shapes, row, row, *sizes,
+                              edges.edge_index.shape[1], 1,
+                              views.viewer(structure, *sizes, 1, _one_relation),
+                              layout="one relation")
+    return stated, RelationalGiven(structure, x_src.device,
+                                   _Operands(x_src, x_dst, edge_feat, same))
 
 
 def _one_relation(edge_index: Tensor) -> Ends:
@@ -76,7 +86,8 @@ def _edge_reason(edge_feat: Any, edges: graphs.Edges, x: Tensor) -> Reason | Non
 def run(layer: Any, stated: RelationalStated, given: RelationalGiven, attend: Any) -> Tensor:
     h, c, num_dst = layer._num_heads, layer._out_feats, stated.num_dst
     rows, rows_dst, h_dst = _rows(layer, given.operands, num_dst)
-    out = attend({"rows": rows.flatten(1), "a_src": (rows * layer.attn_l).sum(-1), "a_dst": (rows_dst * layer.attn_r).sum(-1),
+    out = attend({"rows": rows.flatten(1), "a_src": (rows * layer.attn_l).sum(-1),
+                  "a_dst": (rows_dst * layer.attn_r).sum(-1),
                   **_edge_terms(layer, given.operands.edge_feat)}).view(num_dst, h, c)
     if layer.res_fc is not None:
         out = out + layer.res_fc(h_dst).view(num_dst, -1, c)
@@ -86,7 +97,8 @@ def run(layer: Any, stated: RelationalStated, given: RelationalGiven, attend: An
 
 
 def _rows(layer: Any, given: _Operands, num_dst: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The mapped rows of sources and of destinations, and the destinations' features before the map."""
+    """The mapped rows of sources and of destinations, and the destinations' features before the
+    map."""
     h, c, modules = layer._num_heads, layer._out_feats, layer._modules
     drop, one = modules["feat_drop"], modules.get("fc")
     fc_src, fc_dst = modules.get("fc_src", one), modules.get("fc_dst", one)
@@ -99,7 +111,9 @@ def _rows(layer: Any, given: _Operands, num_dst: int) -> tuple[Tensor, Tensor, T
 
 
 def _edge_terms(layer: Any, edge_feat: Tensor) -> dict[str, Tensor]:
-    """<fc_edge(edge_feat), attn_edge> as one product with the folded weight, and what the messages are made of."""
+    """<fc_edge(edge_feat), attn_edge> as one product with the folded weight, and what the messages
+    are made of."""
     weight = layer.fc_edge.weight
-    folded = (weight.view(*layer.attn_edge.shape[1:], -1) * layer.attn_edge.squeeze(0).unsqueeze(-1)).sum(1)
+    folded = (weight.view(*layer.attn_edge.shape[1:],
+                          -1) * layer.attn_edge.squeeze(0).unsqueeze(-1)).sum(1)
     return {"a_edge": F.linear(edge_feat, folded), "edges": edge_feat, "w_edge": weight.t()}

@@ -1,4 +1,5 @@
-"""EGATConv as a Program: the features of edges as the host makes them, for they are returned, then attention by their scores."""
+"""EGATConv as a Program: the features of edges as the host makes them, for they are returned, then
+attention by their scores."""
 from __future__ import annotations
 
 from typing import Any
@@ -23,18 +24,20 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[Stated, Given] | Reaso
         return nodes
     edges, x_src, x_dst, _ = nodes
     if x_dst is None:  # an error in the host, which takes all sources for destinations
-        return reason("GA206", "nfeats is one tensor for a block", "pass a pair: features of sources and of destinations")
+        return reason("GA206", "nfeats is one tensor for a block",
+                      "pass a pair: features of sources and of destinations")
     why = (edge_reason(efeats, edges.edge_index.shape[1], x_src)
            or guards.dtype_reason(x_src, layer.attn, layer.bias))
     if why is not None or efeats.dim() != 2:
         return why or reason("GA206", f"efeats has {efeats.dim()} dimensions")
     if edges.has_bare():
-        return reason("GA204", "there are nodes of in-degree 0, which the layer does not allow", "use dgl.add_self_loop(g)")
+        return reason("GA204", "there are nodes of in-degree 0, which the layer does not allow",
+                      "use dgl.add_self_loop(g)")
     row, out = guards.dtypes(x_src)
     # the scores are all there: a leaky_relu of slope 1 leaves them as they are
     program = programs.additive_terms(1.0, 0.0, False, True)
-    stated = Stated(program, "dgl.EGATConv", layer._num_heads, layer._out_node_feats, row, out, edges.num_src, edges.num_dst,
-                    edges.edge_index.shape[1], 0, True)
+    stated = Stated(program, "dgl.EGATConv", layer._num_heads, layer._out_node_feats, row, out,
+                    edges.num_src, edges.num_dst, edges.edge_index.shape[1], 0, True)
     return stated, Given(x_src, x_dst, edges.edge_index, efeats, (graph,))
 
 
@@ -42,7 +45,8 @@ def run(layer: Any, stated: Stated, given: Given, attend: Any) -> tuple[Tensor, 
     from dgl import ops
 
     h, (graph,) = stated.heads, given.extra
-    sums = ops.u_add_v(graph, layer.fc_ni(given.x_src), layer.fc_nj(given.x_dst)) + layer.fc_fij(given.edge_attr)
+    sums = ops.u_add_v(graph, layer.fc_ni(given.x_src),
+                       layer.fc_nj(given.x_dst)) + layer.fc_fij(given.edge_attr)
     sums = sums if layer.bias is None else sums + layer.bias
     edges = F.leaky_relu(sums).view(-1, h, layer._out_edge_feats)
     rows = layer.fc_node_src(given.x_src).view(-1, h, stated.width)

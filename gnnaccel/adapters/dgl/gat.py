@@ -26,23 +26,27 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[Stated, Given] | Reaso
         return why
     row, out = guards.dtypes(x_src)
     biased = layer.bias is not None and layer.res_fc is None
-    program = programs.gat(layer.leaky_relu.negative_slope, guards.dropout(layer.attn_drop), same, True, False, biased)
+    program = programs.gat(layer.leaky_relu.negative_slope, guards.dropout(layer.attn_drop), same,
+                           True, False, biased)
     stated = Stated(program, "dgl.GATConv", layer._num_heads, layer._out_feats, row,
-                    torch.promote_types(out, layer.bias.dtype) if biased else out, edges.num_src, edges.num_dst,
-                    edges.edge_index.shape[1], 0, layer.res_fc is None and not layer.activation)
+                    torch.promote_types(out, layer.bias.dtype) if biased else out, edges.num_src,
+                    edges.num_dst, edges.edge_index.shape[1], 0,
+                    layer.res_fc is None and not layer.activation)
     return stated, Given(x_src, x_dst, edges.edge_index)
 
 
 def _map_reason(layer: Any, feat: Any) -> Reason | None:
     if isinstance(feat, tuple) or "fc" in layer._modules:
         return None
-    return reason("GA206", "feat is one tensor, the layer was built for a pair")  # an error in the host
+    # an error in the host
+    return reason("GA206", "feat is one tensor, the layer was built for a pair")
 
 
 def run(layer: Any, stated: Stated, given: Given, attend: Any) -> Tensor:
     h, c, modules = stated.heads, stated.width, layer._modules
     drop, num_dst = modules["feat_drop"], stated.num_dst
-    fc_src, fc_dst = (modules["fc_src"], modules["fc_dst"]) if "fc_src" in modules else (modules["fc"], modules["fc"])
+    fc_src, fc_dst = ((modules["fc_src"], modules["fc_dst"])
+                      if "fc_src" in modules else (modules["fc"], modules["fc"]))
     h_src = h_dst = drop(given.x_src)
     tensors = {"att_src": layer.attn_l, "att_dst": layer.attn_r}
     if given.x_dst is None:
@@ -50,7 +54,8 @@ def run(layer: Any, stated: Stated, given: Given, attend: Any) -> Tensor:
         h_dst, tensors["x_dst"] = h_src[:num_dst], tensors["x"][:num_dst]
     elif stated.program.has_input("x_dst"):
         h_dst = drop(given.x_dst)
-        tensors["x"], tensors["x_dst"] = inputs.rows(fc_src, h_src, h, c), inputs.rows(fc_dst, h_dst, h, c)
+        tensors["x"], tensors["x_dst"] = inputs.rows(fc_src, h_src, h,
+                                                     c), inputs.rows(fc_dst, h_dst, h, c)
     else:
         tensors["x"] = inputs.rows(fc_src, h_src, h, c)
     residual = layer.res_fc

@@ -20,15 +20,17 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[PlainStated, PlainGive
     if isinstance(feat, tuple):
         return reason("GA206", "feat is a pair", "pass features of the nodes as one tensor")
     maps = [layer.A.weight, layer.B.weight, layer.C.weight, layer.D.weight, layer.E.weight]
-    found = plain.state("GatedGCNConv", "gated", graph, feat, None, lambda channels: layer.B.weight.shape[0], tuple(maps),
-                        (edge_feat,))
+    found = plain.state("GatedGCNConv", "gated", graph, feat, None,
+                        lambda channels: layer.B.weight.shape[0], tuple(maps), (edge_feat,))
     if type(found) is Reason:
         return found
     if not inputs.one_frame(graph):  # the host then has no features of nodes to look at
         return reason("GA204", "the graph has other nodes at its edges' ends")
     why = shared.edge_reason(edge_feat, found[0].num_edges, feat)
     if why is not None or edge_feat.dim() != 2 or len({t.shape[0] for t in maps}) > 1:
-        return why or reason("GA206", "edge_feat has one dimension, or the layer's maps have several widths")
+        return (why
+                or reason("GA206",
+                          "edge_feat has one dimension, or the layer's maps have several widths"))
     return found
 
 

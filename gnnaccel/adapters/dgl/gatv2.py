@@ -25,9 +25,11 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[Stated, Given] | Reaso
     if why is not None:
         return why
     row, out = guards.dtypes(x_src)
-    program = programs.gatv2(layer.leaky_relu.negative_slope, guards.dropout(layer.attn_drop), False)
-    stated = Stated(program, "dgl.GATv2Conv", layer._num_heads, layer._out_feats, row, out, edges.num_src, edges.num_dst,
-                    edges.edge_index.shape[1], 0, layer.res_fc is None)
+    program = programs.gatv2(layer.leaky_relu.negative_slope, guards.dropout(layer.attn_drop),
+                             False)
+    stated = Stated(program, "dgl.GATv2Conv", layer._num_heads, layer._out_feats, row, out,
+                    edges.num_src, edges.num_dst, edges.edge_index.shape[1], 0,
+                    layer.res_fc is None)
     return stated, Given(x_src, x_dst, edges.edge_index, None, (same,))
 
 
@@ -37,14 +39,16 @@ def run(layer: Any, stated: Stated, given: Given, attend: Any) -> Tensor:
     h_src = h_dst = modules["feat_drop"](given.x_src)
     if not same and not block:
         h_dst = modules["feat_drop"](given.x_dst)
-    if block and plain(fc_dst, torch.nn.Linear):  # the host maps all sources, of which it then drops most
+    # the host maps all sources, of which it then drops most
+    if block and plain(fc_dst, torch.nn.Linear):
         h_dst = h_dst[:num_dst]
     rows = _rows_to_slice if block else inputs.rows
     keys = rows(modules["fc_src"], h_src, h, c)
     queries = keys if layer.share_weights and (same or block) else rows(fc_dst, h_dst, h, c)
     if block:
         queries, h_dst = queries[:num_dst], h_dst[:num_dst]
-    out = attend({"keys": keys, "queries": queries, "att": layer.attn}).contiguous()  # as the host's result is: models call view
+    # as the host's result is: models call view
+    out = attend({"keys": keys, "queries": queries, "att": layer.attn}).contiguous()
     if layer.res_fc is not None:
         out = out + layer.res_fc(h_dst).view(num_dst, -1, c)
     return layer.activation(out) if layer.activation else out

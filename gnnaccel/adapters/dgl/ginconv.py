@@ -23,7 +23,9 @@ def run(layer: Any, stated: PlainStated, given: PlainGiven, attend: Any) -> Tens
     nodes, weight, _ = given.operands
     tensors = dict(x=nodes.x_src, weight=weight)
     if layer._aggregator_type == "mean":
-        tensors["scale_dst"] = nodes.edges.scale(1, -1.0, 0, torch.float64 if stated.row == torch.float64 else torch.float32)
+        tensors["scale_dst"] = nodes.edges.scale(1, -1.0, 0,
+                                                 torch.float64
+                                                 if stated.row == torch.float64 else torch.float32)
     out = (1 + layer.eps) * plain.destinations(nodes, nodes.x_src, nodes.x_dst) + attend(tensors)
     if layer.apply_func is not None:
         out = layer.apply_func(out)

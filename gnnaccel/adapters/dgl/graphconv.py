@@ -26,16 +26,19 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[PlainStated, PlainGive
         return why
 
     def width(channels: int) -> int:
-        return channels if weight is None or layer._in_feats <= layer._out_feats else weight.shape[1]
+        return (channels if weight is None
+                or layer._in_feats <= layer._out_feats else weight.shape[1])
 
-    found = plain.state("GraphConv", "sum", graph, feat, edge_weight, width, (weight, layer.bias), (weight,))
+    found = plain.state("GraphConv", "sum", graph, feat, edge_weight, width, (weight, layer.bias),
+                        (weight,))
     if type(found) is Reason:
         return found
     return graphs.zero_in_degree_reason(layer, found[1].operands.nodes.edges) or found
 
 
 def _weight_reason(weight: Any) -> Reason | None:
-    if weight is None or type(weight) in (Tensor, torch.nn.Parameter) and weight.dim() == 2 and weight.layout == torch.strided:
+    if (weight is None or type(weight) in (Tensor, torch.nn.Parameter) and weight.dim() == 2
+        and weight.layout == torch.strided):
         return None
     return reason("GA206", f"weight is a {type(weight).__name__} that is no matrix")
 
@@ -50,7 +53,8 @@ def run(layer: Any, stated: PlainStated, given: PlainGiven, attend: Any) -> Tens
         tensors["scale_dst"] = edges.scale(1, _DESTINATION[layer._norm], 0, dtype)
     if weight is None or layer._in_feats > layer._out_feats:
         fused = bias is not None and bias.shape == (stated.width,)
-        out = attend({**tensors, "x": x if weight is None else x @ weight, "bias": bias if fused else None})
+        out = attend({**tensors, "x": x if weight is None else x @ weight,
+                      "bias": bias if fused else None})
         out = out if fused or bias is None else out + bias
     else:
         out = attend({**tensors, "x": x})

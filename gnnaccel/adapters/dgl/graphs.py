@@ -1,12 +1,14 @@
 """DGL's graphs as the edges that dispatch works on.
 
-Edges are given as one ``edge_index`` for each relation of a graph, column i being the edge with id i: the order of ``g.edges()``,
-and that of DGL's edge features. It is kept in ``g._graph._cache``, where DGL itself keeps what it derives from a structure. So it
-goes with the last graph object over that structure; local scopes share it (clones have their own); and a change of the graph,
-which gives it another ``_graph``, is seen.
+Edges are given as one ``edge_index`` for each relation of a graph, column i being the edge with id
+i: the order of ``g.edges()``, and that of DGL's edge features. It is kept in ``g._graph._cache``,
+where DGL itself keeps what it derives from a structure. So it goes with the last graph object over
+that structure; local scopes share it (clones have their own); and a change of the graph, which
+gives it another ``_graph``, is seen.
 
-The arrays are DGL's own, read where they lie (`EdgeArrays`): its COO, its CSC too if it has made one, or the CSC alone. DGL is
-never made to create a format. Of a bridged graph they are one tensor [2, E], copied to the device once.
+The arrays are DGL's own, read where they lie (`EdgeArrays`): its COO, its CSC too if it has made
+one, or the CSC alone. DGL is never made to create a format. Of a bridged graph they are one tensor
+[2, E], copied to the device once.
 """
 from __future__ import annotations
 
@@ -22,11 +24,13 @@ from gnnaccel.dispatch.edge_arrays import CSC, EdgeArrays, by_id, csc_of
 from gnnaccel.dispatch.reasons import Reason, reason
 
 _KEY = "gnnaccel"
-_GRAPHS = ("dgl.heterograph.DGLGraph", "dgl.heterograph.DGLBlock")  # not subclasses, which may pass messages in their own way
+# not subclasses, which may pass messages in their own way
+_GRAPHS = ("dgl.heterograph.DGLGraph", "dgl.heterograph.DGLBlock")
 
 
 class Edges:
-    """One relation of a graph. ``edge_index``: as in `GraphView`, by edge id, in the graph's own id dtype, on its device."""
+    """One relation of a graph. ``edge_index``: as in `GraphView`, by edge id, in the graph's own id
+    dtype, on its device."""
 
     __slots__ = ("edge_index", "num_src", "num_dst", "_bare", "_elsewhere", "_degrees")
 
@@ -40,7 +44,8 @@ class Edges:
         """These edges on ``device``, copied there the first time."""
         if self.edge_index.device == device:
             return self
-        return self._elsewhere.get(device) or self._elsewhere.setdefault(device, self._copied(device))
+        return (self._elsewhere.get(device)
+                or self._elsewhere.setdefault(device, self._copied(device)))
 
     @torch.inference_mode(False)  # made in inference mode it could not take part in training later
     def _copied(self, device: torch.device) -> Edges:
@@ -60,7 +65,8 @@ class Edges:
 
     @torch.inference_mode(False)
     def degrees(self, end: int, dtype: torch.dtype) -> Tensor:
-        """[nodes] of ``dtype``: how many edges leave each source (``end`` 0) or enter each destination (1)."""
+        """[nodes] of ``dtype``: how many edges leave each source (``end`` 0) or enter each
+        destination (1)."""
         found = self._degrees.get((end, dtype))
         if found is None:
             csc = csc_of(self.edge_index) if end else None
@@ -70,7 +76,8 @@ class Edges:
 
     def _counted(self, end: int) -> Tensor:
         ids = self.edge_index[end].long()
-        return ids.new_zeros(self.num_dst if end else self.num_src).scatter_add_(0, ids, torch.ones_like(ids))
+        return ids.new_zeros(self.num_dst
+                             if end else self.num_src).scatter_add_(0, ids, torch.ones_like(ids))
 
     @torch.inference_mode(False)
     def scale(self, end: int, power: float, plus: int, dtype: torch.dtype) -> Tensor:
@@ -85,8 +92,9 @@ class Edges:
 
 
 class _Kept:
-    """What is kept with an index object, by number of the relation: its `Edges`, each in a list that is empty until they are
-    asked for; and the index objects of single relations, which share those lists."""
+    """What is kept with an index object, by number of the relation: its `Edges`, each in a list
+    that is empty until they are asked for; and the index objects of single relations, which share
+    those lists."""
 
     __slots__ = ("edges", "indices", "signs")
 
@@ -103,19 +111,22 @@ def _kept(index: Any) -> _Kept:
 
 
 def homogeneous(g: Any) -> Edges | Reason:
-    """The edges of a graph with one type of edges from one type of nodes to one: homogeneous, a relation of a heterograph,
-    or a block."""
+    """The edges of a graph with one type of edges from one type of nodes to one: homogeneous, a
+    relation of a heterograph, or a block."""
     why = form_reason(g)
     if why is not None:
         return why
     if len(g.canonical_etypes) != 1 or len(g.srctypes) != 1 or len(g.dsttypes) != 1:
-        return reason("GA204", f"the graph has {len(g.srctypes)} and {len(g.dsttypes)} types of nodes, {len(g.canonical_etypes)} of "
+        return reason("GA204",
+                      f"the graph has {len(g.srctypes)} and {len(g.dsttypes)} types of "
+                      f"nodes, {len(g.canonical_etypes)} of "
                                "edges")
     return of_index(g._graph, 0)
 
 
 def relation(g: Any, etype: Any) -> Edges | Reason:
-    """The edges of one relation of a heterograph. ``etype``: as `DGLGraph.get_etype_id` takes it."""
+    """The edges of one relation of a heterograph. ``etype``: as `DGLGraph.get_etype_id` takes
+    it."""
     return form_reason(g) or of_index(g._graph, g.get_etype_id(etype))
 
 
@@ -129,9 +140,12 @@ def typed(g: Any, etypes: Any, device: torch.device) -> tuple[Edges, Tensor] | R
         return why
     count = edges.edge_index.shape[1]
     if type(etypes) is not Tensor or etypes.layout != torch.strided:
-        return reason("GA204", f"the edge types are a {type(etypes).__name__}", "pass them as a tensor of shape [E]")
+        return reason("GA204", f"the edge types are a {type(etypes).__name__}",
+                      "pass them as a tensor of shape [E]")
     if etypes.dim() != 1 or etypes.shape[0] != count or etypes.device != device:
-        return reason("GA206", f"edge types are of shape {list(etypes.shape)} on {etypes.device} for {count} edges on {device}")
+        return reason("GA206",
+                      f"edge types are of shape {list(etypes.shape)} on {etypes.device} "
+                      f"for {count} edges on {device}")
     if etypes.is_floating_point() or etypes.is_complex() or etypes.dtype == torch.bool:
         return reason("GA204", f"edge types are {etypes.dtype}", "use an integer type")
     return edges, etypes
@@ -140,23 +154,29 @@ def typed(g: Any, etypes: Any, device: torch.device) -> tuple[Edges, Tensor] | R
 def place_reason(edges: Edges, device: torch.device) -> Reason | None:
     """Why features on ``device`` cannot travel over these edges."""
     if edges.edge_index.device != device:
-        return reason("GA204", f"the graph is on {edges.edge_index.device}, the features on {device}")
+        return reason("GA204",
+                      f"the graph is on {edges.edge_index.device}, the features on {device}")
     if not edges.edge_index.shape[1]:
         return reason("GA303")
     return None
 
 
 def size_reason(edges: Edges, num_src: int, num_dst: int) -> Reason | None:
-    """Why features of so many nodes do not belong to this graph; the host's own code then raises."""
+    """Why features of so many nodes do not belong to this graph; the host's own code then
+    raises."""
     if (num_src, num_dst) != (edges.num_src, edges.num_dst):
-        return reason("GA206", f"features of {num_src} and {num_dst} nodes for a graph of {edges.num_src} and {edges.num_dst}")
+        return reason("GA206",
+                      f"features of {num_src} and {num_dst} nodes for a graph of "
+                      f"{edges.num_src} and {edges.num_dst}")
     return None
 
 
 def zero_in_degree_reason(layer: Any, edges: Edges) -> Reason | None:
-    """The layer refuses graphs with nodes that no edge enters, and this is one: the host's own code raises the error."""
+    """The layer refuses graphs with nodes that no edge enters, and this is one: the host's own code
+    raises the error."""
     if not layer._allow_zero_in_degree and edges.has_bare():
-        return reason("GA204", "there are nodes of in-degree 0, which the layer does not allow", "allow_zero_in_degree=True")
+        return reason("GA204", "there are nodes of in-degree 0, which the layer does not allow",
+                      "allow_zero_in_degree=True")
     return None
 
 
@@ -168,7 +188,7 @@ def form_reason(g: Any) -> Reason | None:
     return None
 
 
-# --- index objects -----------------------------------------------------------------------------------------------------
+# --- index objects --------------------------------------------------------------------------------
 
 def of_index(index: Any, etype: int) -> Edges:
     """The edges of one relation of a ``HeteroGraphIndex``, which keeps them."""
@@ -212,8 +232,8 @@ def kept_edges(index: Any) -> list[Edges]:
 
 
 def remembering(native: Any) -> Any:
-    """``HeteroGraphIndex.get_relation_graph`` that gives the same object each time. DGL makes a new one, over the same C++
-    object, for every ``g[etype]``, on which nothing could be kept."""
+    """``HeteroGraphIndex.get_relation_graph`` that gives the same object each time. DGL makes a new
+    one, over the same C++ object, for every ``g[etype]``, on which nothing could be kept."""
 
     @functools.wraps(native)
     def get_relation_graph(self: Any, etype: Any) -> Any:
@@ -237,7 +257,8 @@ def _read(index: Any, etype: int) -> Edges:
     device = device_of(index)
     if device is None:
         return _read_host(index, etype)
-    found = _read_host(index.copy_to(on_host()), etype)  # of a bridged graph: read on the host, copied as a whole
+    # of a bridged graph: read on the host, copied as a whole
+    found = _read_host(index.copy_to(on_host()), etype)
     return Edges(found.edge_index.to(device), found.num_src, found.num_dst)
 
 
@@ -251,5 +272,6 @@ def _read_host(index: Any, etype: int) -> Edges:
     if "coo" in created:
         ends = index.edges(etype, "eid")[:2]
     elif csc is None:
-        ends = by_id(*index.edges(etype))  # in any order: DGL would make and keep the COO for it, or refuse where it must not
+        # in any order: DGL would make and keep the COO for it, or refuse where it must not
+        ends = by_id(*index.edges(etype))
     return Edges(EdgeArrays(ends, csc), index.num_nodes(src_type), index.num_nodes(dst_type))

@@ -1,4 +1,5 @@
-"""What keeps a DGL layer native whatever its kernels could do: replaced methods, and submodules that are not the layer's own."""
+"""What keeps a DGL layer native whatever its kernels could do: replaced methods, and submodules
+that are not the layer's own."""
 from __future__ import annotations
 
 import functools
@@ -20,10 +21,11 @@ def _graph_paths() -> tuple[type, own.Paths]:
 
 
 def layer_reason(layer: Any, path: own.Path, absorbed: dict[str, type]) -> Reason | None:
-    """Why this layer object, as it is now, must run the host's own code; None when nothing speaks against it.
+    """Why this layer object, as it is now, must run the host's own code; None when nothing speaks
+    against it.
 
-    ``path``: what its class runs; ``absorbed``: submodules whose work goes into the Program, by name, and the class that each must
-    be.
+    ``path``: what its class runs; ``absorbed``: submodules whose work goes into the Program, by
+    name, and the class that each must be.
     """
     graph, paths = _graph_paths()
     why = module_reason(layer, path) or paths.of(graph).why
@@ -34,19 +36,23 @@ def layer_reason(layer: Any, path: own.Path, absorbed: dict[str, type]) -> Reaso
     for name, cls in absorbed.items():
         module = layer._modules.get(name)
         if type(module) is not cls or "forward" in module.__dict__ or not own.forward_is_own(cls):
-            return reason("GA205", f"{name} is a {type(module).__name__}, or has a forward of its own")
+            return reason("GA205",
+                          f"{name} is a {type(module).__name__}, or has a forward of its own")
         if has_hooks(module):
             return reason("GA501", f"{name} has hooks")
     return None
 
 
 def dtype_reason(x: torch.Tensor, *parameters: Any) -> Reason | None:
-    """Why features and parameters do not go together; DGL's own code then raises, or casts in its own way.
+    """Why features and parameters do not go together; DGL's own code then raises, or casts in its
+    own way.
 
     On a CPU, DGL knows nothing of autocast and refuses the dtypes that come of it.
     """
     if torch.is_autocast_enabled(x.device.type):
-        return None if x.device.type == "cuda" else reason("GA203", f"autocast is on, which DGL lacks on the {x.device.type}")
+        return (None
+                if x.device.type == "cuda"
+                else reason("GA203", f"autocast is on, which DGL lacks on the {x.device.type}"))
     for p in parameters:
         if p is not None and p.dtype != x.dtype:
             return reason("GA203", f"features are {x.dtype}, parameters {p.dtype}")
@@ -59,7 +65,8 @@ def dropout(module: torch.nn.Dropout) -> float:
 
 
 def dtypes(x: torch.Tensor) -> tuple[torch.dtype, torch.dtype]:
-    """(of the rows, of the host's sums over edges). Under autocast on CUDA, DGL casts what enters a sum, and so its result."""
+    """(of the rows, of the host's sums over edges). Under autocast on CUDA, DGL casts what enters a
+    sum, and so its result."""
     row = x.dtype
     if row != torch.float64 and x.device.type == "cuda" and torch.is_autocast_enabled("cuda"):
         row = torch.get_autocast_dtype("cuda")

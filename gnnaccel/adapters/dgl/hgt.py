@@ -1,4 +1,5 @@
-"""HGTConv as a Program between its maps by node type, which stay the host's own, but on CUDA where they are plain."""
+"""HGTConv as a Program between its maps by node type, which stay the host's own, but on CUDA where
+they are plain."""
 from __future__ import annotations
 
 from typing import Any, NamedTuple
@@ -17,7 +18,8 @@ from gnnaccel.dispatch.relational.request import RelationalGiven, RelationalStat
 
 
 class _Operands(NamedTuple):
-    """``x_dst``, ``dst_type``: of the destinations; ``presorted``: a promise that the host's maps by node type may rely on."""
+    """``x_dst``, ``dst_type``: of the destinations; ``presorted``: a promise that the host's maps
+    by node type may rely on."""
 
     x: Tensor
     ntype: Tensor
@@ -26,32 +28,37 @@ class _Operands(NamedTuple):
     presorted: bool
 
 
-def state(layer: Any, args: tuple, kwargs: dict) -> tuple[RelationalStated, RelationalGiven] | Reason:
+def state(layer: Any, args: tuple,
+          kwargs: dict) -> tuple[RelationalStated, RelationalGiven] | Reason:
     kwargs = dict(kwargs)
     presorted = kwargs.pop("presorted", False)
     bound = bind(args, kwargs, ("g", "x", "ntype", "etype"), ())
     if bound is None:
         return reason("GA206", "the arguments do not fit HGTConv.forward")
     g, x, ntype, etype = bound
-    why = _modules_reason(layer) or guards.features_reason(x) or typed_weights.rows_reason(layer.linear_k, x, "x")
+    why = (_modules_reason(layer) or guards.features_reason(x)
+           or typed_weights.rows_reason(layer.linear_k, x, "x"))
     if why is not None:
         return why
     found = graphs.typed(g, etype, x.device)
     if type(found) is Reason:
         return found
-    row, src, dst, edges = typed_weights.mapped(x), found[0].num_src, found[0].num_dst, etype.shape[0]
+    row, src, dst, edges = typed_weights.mapped(x), found[0].num_src, found[0].num_dst, etype.shape[
+        0]
     why = typed_weights.types_reason(ntype, x, "ntype") or _weights_reason(layer, row)
     if why is not None:
         return why
-    operands = _Operands(x, ntype, x[:dst], ntype[:dst], presorted) if g.is_block else _Operands(x, ntype, x, ntype, presorted)
+    operands = (_Operands(x, ntype, x[:dst], ntype[:dst], presorted)
+                if g.is_block else _Operands(x, ntype, x, ntype, presorted))
     if (x.shape[0], operands.x_dst.shape[0]) != (src, dst):
         return reason("GA206", f"x has {x.shape[0]} rows for {src} sources and {dst} destinations")
     heads, width, count = layer.num_heads, layer.head_size, layer.relation_att[0].num_types
     program = statements.hgt(1 / layer.sqrt_d, heads)
     structure = found[0].edge_index, etype
     view = views.viewer(structure, src, dst, count)
-    stated = RelationalStated(program, "dgl.HGTConv", _shapes(program, heads, width), row, _out(layer, row, x), src, dst, edges,
-                              count, view, heads=heads, width=width)
+    stated = RelationalStated(program, "dgl.HGTConv", _shapes(program, heads, width), row,
+                              _out(layer, row, x), src, dst, edges, count, view, heads=heads,
+                              width=width)
     return stated, RelationalGiven(structure, x.device, operands)
 
 
@@ -63,7 +70,8 @@ def _shapes(program: Any, heads: int, width: int) -> tuple:
 
 
 def _modules_reason(layer: Any) -> Reason | None:
-    """Why the layer's parts are not the host's own. The maps by node type are called, so they may be watched."""
+    """Why the layer's parts are not the host's own. The maps by node type are called, so they may
+    be watched."""
     for name in ("linear_k", "linear_q", "linear_v"):
         module = getattr(layer, name)
         if not typed_weights.is_typed_linear(module):
@@ -80,13 +88,19 @@ def _weights_reason(layer: Any, row: torch.dtype) -> Reason | None:
     heads, width, count = layer.num_heads, layer.head_size, layer.relation_att[0].num_types
     for name in ("relation_att", "relation_msg"):
         modules = getattr(layer, name)
-        if len(modules) != heads or any(m.regularizer is not None or tuple(m.W.shape) != (count, width, width) for m in modules):
+        if (len(modules) != heads
+            or any(m.regularizer is not None or tuple(m.W.shape) != (count, width, width)
+                   for m in modules)):
             return reason("GA208", f"{name} are not {heads} maps [{count}, {width}, {width}]")
         for module in modules:
             dtypes, device = {module.W.dtype, row}, module.W.device.type
-            if len(dtypes) > 1 and (torch.float64 in dtypes or not torch.is_autocast_enabled(device)):
-                return reason("GA203", f"the rows are {row}, the weights of {name} {module.W.dtype}", "convert one of them")
-    if len(layer.relation_pri) != heads or any(tuple(p.shape) != (count,) for p in layer.relation_pri):
+            if (len(dtypes) > 1
+                and (torch.float64 in dtypes or not torch.is_autocast_enabled(device))):
+                return reason("GA203",
+                              f"the rows are {row}, the weights of {name} {module.W.dtype}",
+                              "convert one of them")
+    if (len(layer.relation_pri) != heads
+        or any(tuple(p.shape) != (count,) for p in layer.relation_pri)):
         return reason("GA208", f"relation_pri are not {heads} priors of {count} edge types")
     return None
 
@@ -102,39 +116,45 @@ def run(layer: Any, stated: RelationalStated, given: RelationalGiven, attend: An
     x, ntype, x_dst, dst_type, presorted = given.operands
     if attend.kernels and _maps_are_plain(layer, stated, given.operands):
         return _run_by_kernels(layer, stated, given, attend)
-    h = _attended(layer, stated, given, attend, layer.linear_k(x, ntype, presorted), layer.linear_q(x_dst, dst_type, presorted),
-                  layer.linear_v(x, ntype, presorted))
+    h = _attended(layer, stated, given, attend, layer.linear_k(x, ntype, presorted),
+                  layer.linear_q(x_dst, dst_type, presorted), layer.linear_v(x, ntype, presorted))
     return _finish(layer, layer.drop(layer.linear_a(h, dst_type, presorted)), x_dst, dst_type)
 
 
-def _attended(layer: Any, stated: RelationalStated, given: RelationalGiven, attend: Any, keys: Tensor, queries: Tensor,
-              values: Tensor) -> Tensor:
+def _attended(layer: Any, stated: RelationalStated, given: RelationalGiven, attend: Any,
+              keys: Tensor, queries: Tensor, values: Tensor) -> Tensor:
     """[destinations, channels]: the messages' sums."""
     with without_autocast(given.device.type):
-        tensors = dict(keys=keys, queries=queries, values=values, w_att=_by_head(layer.relation_att),
-                       w_msg=_by_head(layer.relation_msg))
+        tensors = dict(keys=keys, queries=queries, values=values,
+                       w_att=_by_head(layer.relation_att), w_msg=_by_head(layer.relation_msg))
         tensors = {name: t.to(stated.row) for name, t in tensors.items()}
         return attend({**tensors, "p": torch.stack(list(layer.relation_pri), 1)}).flatten(1)
 
 
 def _maps_are_plain(layer: Any, stated: RelationalStated, operands: _Operands) -> bool:
-    """Whether the maps by node type can run as products by segment: one matrix per type and nothing else, of one dtype."""
+    """Whether the maps by node type can run as products by segment: one matrix per type and nothing
+    else, of one dtype."""
     maps = [getattr(layer, name) for name in ("linear_k", "linear_q", "linear_v", "linear_a")]
-    if any(typed_weights.module_reason(module, "") is not None or module.regularizer is not None for module in maps):
+    if any(typed_weights.module_reason(module, "") is not None or module.regularizer is not None
+           for module in maps):
         return False
     count, width = layer.skip.shape[0], layer.num_heads * layer.head_size
     shapes = [(count, layer.in_size, width)] * 3 + [(count, width, width)]
-    dtypes = {stated.row, stated.out, operands.x.dtype, layer.skip.dtype, *(module.W.dtype for module in maps)}
-    return layer.skip.dim() == 1 and len(dtypes) == 1 and [tuple(module.W.shape) for module in maps] == shapes
+    dtypes = {stated.row, stated.out, operands.x.dtype, layer.skip.dtype,
+              *(module.W.dtype for module in maps)}
+    return (layer.skip.dim() == 1 and len(dtypes) == 1
+            and [tuple(module.W.shape) for module in maps] == shapes)
 
 
-def _run_by_kernels(layer: Any, stated: RelationalStated, given: RelationalGiven, attend: Any) -> Tensor:
+def _run_by_kernels(layer: Any, stated: RelationalStated, given: RelationalGiven,
+                    attend: Any) -> Tensor:
     x, ntype, x_dst, dst_type, presorted = given.operands
     attend.build(torch.is_grad_enabled() and layer.linear_k.W.requires_grad)
     blocks, ends = _typed(layer, ntype), _typed(layer, dst_type)
     key, query, value = (getattr(layer, name).W for name in ("linear_k", "linear_q", "linear_v"))
     if x_dst is x:
-        rows, keys, queries, values = by_type.project(blocks, torch.stack([key, query, value], 1), False, None, [x])
+        rows, keys, queries, values = by_type.project(blocks, torch.stack([key, query, value], 1),
+                                                      False, None, [x])
     else:
         _, keys, values = by_type.project(blocks, torch.stack([key, value], 1), False, None, [x])
         rows, queries = by_type.project(ends, query.unsqueeze(1), False, None, [x_dst])
@@ -144,7 +164,8 @@ def _run_by_kernels(layer: Any, stated: RelationalStated, given: RelationalGiven
         mapped, = by_type.finish(ends, nodes, h, matrix, False, None, None, None, gelu=False)
         return _finish(layer, layer.drop(mapped), x_dst, dst_type)
     skipped = rows if x_dst.shape[1] == h.shape[1] else x_dst @ layer.residual_w
-    found, = by_type.finish(ends, nodes, h, matrix, False, None, layer.skip.sigmoid(), skipped, gelu=False)
+    found, = by_type.finish(ends, nodes, h, matrix, False, None, layer.skip.sigmoid(), skipped,
+                            gelu=False)
     return layer.norm(found) if layer.use_norm else found
 
 

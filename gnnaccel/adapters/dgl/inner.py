@@ -20,7 +20,8 @@ _NORMS = {"right": True, "none": False}  # of GraphConv: whether its sums are me
 
 
 class Inner(NamedTuple):
-    """Alike layers, one for each relation: the mean (or sum) of neighbours' rows times the weights, plus bias and root term.
+    """Alike layers, one for each relation: the mean (or sum) of neighbours' rows times the weights,
+    plus bias and root term.
 
     Weights are [in, out], or [out, in] where ``transposed``.
     """
@@ -34,7 +35,8 @@ def look_through(convs: Sequence[Any]) -> Inner | Reason:
     """The layers of the relations of a call, or why they cannot run as one."""
     cls = type(convs[0])
     if cls not in _classes():
-        return reason("GA208", f"one of the layers is a {cls.__name__}", "layers that run together: GraphConv, SAGEConv")
+        return reason("GA208", f"one of the layers is a {cls.__name__}",
+                      "layers that run together: GraphConv, SAGEConv")
     why = path_of(cls, ("forward",)).why
     if why is not None:
         return why
@@ -50,7 +52,8 @@ def look_through(convs: Sequence[Any]) -> Inner | Reason:
 def _module_reason(conv: Any) -> Reason | None:
     config = current()  # none where a call is only explained
     verdict = rules.INSIDE if config is None else rules.verdict(conv, config)
-    if not verdict.inside and verdict.reason.code != "GA102":  # not listed is not excluded: the layer around it is in
+    # not listed is not excluded: the layer around it is in
+    if not verdict.inside and verdict.reason.code != "GA102":
         return verdict.reason
     if has_hooks(conv) or any_global_hook():
         return reason("GA501", "one of the layers has hooks")
@@ -59,7 +62,7 @@ def _module_reason(conv: Any) -> Reason | None:
     return None
 
 
-# --- classes of layers -------------------------------------------------------------------------------------------------
+# --- classes of layers ----------------------------------------------------------------------------
 
 def _graph_conv_reason(conv: Any) -> Reason | None:
     if conv._norm not in _NORMS:
@@ -77,12 +80,14 @@ def _of_graph_convs(convs: Sequence[Any]) -> Inner | Reason:
     if len({conv._norm for conv in convs}) > 1 or len({conv.bias is None for conv in convs}) > 1:
         return reason("GA208", "the layers' options differ")
     biases = None if convs[0].bias is None else [conv.bias for conv in convs]
-    return _checked(Inner(Parameters([conv.weight for conv in convs], biases, None), False, _NORMS[convs[0]._norm]))
+    return _checked(Inner(Parameters([conv.weight for conv in convs], biases, None), False,
+                          _NORMS[convs[0]._norm]))
 
 
 def _sage_conv_reason(conv: Any) -> Reason | None:
     if conv._aggre_type != "mean":
-        return reason("GA208", f"aggregator_type={conv._aggre_type!r}", "use aggregator_type='mean'")
+        return reason("GA208", f"aggregator_type={conv._aggre_type!r}",
+                      "use aggregator_type='mean'")
     if conv.activation is not None or conv.norm is not None:
         return reason("GA208", "the layers have activations or norms", "apply them to the result")
     drop = conv.feat_drop
@@ -90,20 +95,25 @@ def _sage_conv_reason(conv: Any) -> Reason | None:
         return reason("GA208", "the layers drop features", "drop them before the call")
     for name in ("fc_neigh", "fc_self"):
         if not plain(conv._modules[name], torch.nn.Linear):
-            return reason("GA208", f"{name} is no plain Linear: a {type(conv._modules[name]).__name__}, perhaps with hooks")
+            return reason("GA208",
+                          f"{name} is no plain Linear: a "
+                          f"{type(conv._modules[name]).__name__}, perhaps with hooks")
     return None
 
 
 def _of_sage_convs(convs: Sequence[Any]) -> Inner | Reason:
-    if len({conv.fc_self.bias is None for conv in convs}) > 1 or any(conv.fc_neigh.bias is not None for conv in convs):
+    if (len({conv.fc_self.bias is None for conv in convs}) > 1
+        or any(conv.fc_neigh.bias is not None for conv in convs)):
         return reason("GA208", "the layers' options differ")
     biases = None if convs[0].fc_self.bias is None else [conv.fc_self.bias for conv in convs]
-    weights, roots = [conv.fc_neigh.weight for conv in convs], [conv.fc_self.weight for conv in convs]
+    weights, roots = [conv.fc_neigh.weight
+                      for conv in convs], [conv.fc_self.weight for conv in convs]
     return _checked(Inner(Parameters(weights, biases, roots), True, True))
 
 
 def _checked(found: Inner) -> Inner | Reason:
-    """These parameters, or why they cannot run together: not plain tensors of one dtype on one device, nor of one shape."""
+    """These parameters, or why they cannot run together: not plain tensors of one dtype on one
+    device, nor of one shape."""
     tensors = list(chain(*filter(None, found.parameters)))
     if not {type(t) for t in tensors} <= {Tensor, torch.nn.Parameter}:
         return reason("GA208", "some weights are no plain tensors")
@@ -118,4 +128,5 @@ def _checked(found: Inner) -> Inner | Reason:
 def _classes() -> dict[type, tuple]:
     from dgl.nn.pytorch import GraphConv, SAGEConv
 
-    return {GraphConv: (_graph_conv_reason, _of_graph_convs), SAGEConv: (_sage_conv_reason, _of_sage_convs)}
+    return {GraphConv: (_graph_conv_reason, _of_graph_convs),
+            SAGEConv: (_sage_conv_reason, _of_sage_convs)}

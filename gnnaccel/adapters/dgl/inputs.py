@@ -14,8 +14,8 @@ from gnnaccel.dispatch.reasons import Reason, reason
 
 
 class Nodes(NamedTuple):
-    """``x_src`` [num_src, F] and ``x_dst`` as they were given; ``x_dst`` None: those of a block, the first ``num_dst`` sources.
-    ``same``: one tensor is for both ends."""
+    """``x_src`` [num_src, F] and ``x_dst`` as they were given; ``x_dst`` None: those of a block,
+    the first ``num_dst`` sources. ``same``: one tensor is for both ends."""
 
     edges: graphs.Edges
     x_src: Tensor
@@ -23,22 +23,26 @@ class Nodes(NamedTuple):
     same: bool
 
 
-def arguments(name: str, args: tuple, kwargs: dict, required: tuple[str, ...], weighted: bool = False) -> list[Any] | Reason:
-    """The ``required`` arguments of an attention layer's call, or why it is not taken over: it asks for attention weights, or gives
-    ``edge_weight``, which the layer takes when ``weighted``. ``name``: the layer's class."""
+def arguments(name: str, args: tuple, kwargs: dict, required: tuple[str, ...],
+              weighted: bool = False) -> list[Any] | Reason:
+    """The ``required`` arguments of an attention layer's call, or why it is not taken over: it asks
+    for attention weights, or gives ``edge_weight``, which the layer takes when ``weighted``.
+    ``name``: the layer's class."""
     found = bind(args, kwargs, required, (*(("edge_weight",) if weighted else ()), "get_attention"))
     if found is None:
         return reason("GA206", f"the arguments do not fit {name}.forward")
     if weighted and found[len(required)] is not None:
         return reason("GA208", "edge_weight was given", "call the layer without edge_weight")
     if found[-1]:
-        return reason("GA208", "attention weights were asked for", "call the layer without get_attention")
+        return reason("GA208", "attention weights were asked for",
+                      "call the layer without get_attention")
     return found[:len(required)]
 
 
-def attention(name: str, args: tuple, kwargs: dict, weighted: bool = False) -> tuple[Any, Any, Nodes] | Reason:
-    """Graph, features and nodes of an attention layer's call ``layer(graph, feat)``, or why it is not taken over; ``name``,
-    ``weighted``: as of `arguments`."""
+def attention(name: str, args: tuple, kwargs: dict,
+              weighted: bool = False) -> tuple[Any, Any, Nodes] | Reason:
+    """Graph, features and nodes of an attention layer's call ``layer(graph, feat)``, or why it is
+    not taken over; ``name``, ``weighted``: as of `arguments`."""
     bound = arguments(name, args, kwargs, ("graph", "feat"), weighted)
     if type(bound) is Reason:
         return bound
@@ -47,7 +51,8 @@ def attention(name: str, args: tuple, kwargs: dict, weighted: bool = False) -> t
 
 
 def nodes(graph: Any, feat: Any) -> Nodes | Reason:
-    """Graph and features of a call ``layer(graph, feat)``, ``feat`` a tensor or a pair, or why they are not taken over."""
+    """Graph and features of a call ``layer(graph, feat)``, ``feat`` a tensor or a pair, or why they
+    are not taken over."""
     edges = graphs.homogeneous(graph)
     if type(edges) is Reason:
         return edges
@@ -55,20 +60,23 @@ def nodes(graph: Any, feat: Any) -> Nodes | Reason:
     if pair and len(feat) != 2:
         return reason("GA206", f"feat is a tuple of {len(feat)}")
     x_src, x_dst = feat if pair else (feat, feat)
-    why = (guards.features_reason(x_src, "feat[0]" if pair else "feat") or guards.features_reason(x_dst, "feat[1]")
+    why = (guards.features_reason(x_src, "feat[0]" if pair else "feat")
+           or guards.features_reason(x_dst, "feat[1]")
            or graphs.place_reason(edges, x_src.device))
     if why is not None:
         return why
     if x_dst.device != x_src.device or x_dst.dtype != x_src.dtype:
-        return reason("GA203", f"feat is {x_src.dtype} on {x_src.device} and {x_dst.dtype} on {x_dst.device}")
+        return reason("GA203",
+                      f"feat is {x_src.dtype} on {x_src.device} and {x_dst.dtype} on "
+                      f"{x_dst.device}")
     first = not pair and graph.is_block
     why = graphs.size_reason(edges, x_src.shape[0], edges.num_dst if first else x_dst.shape[0])
     return why or Nodes(edges, x_src, None if first else x_dst, not pair and not first)
 
 
 def one_frame(graph: Any) -> bool:
-    """Whether sources and destinations are one set of nodes, so that what a layer keeps for the ones lies over what it keeps for
-    the others under the same name."""
+    """Whether sources and destinations are one set of nodes, so that what a layer keeps for the
+    ones lies over what it keeps for the others under the same name."""
     return not graph.is_block and graph.srctypes == graph.dsttypes
 
 

@@ -1,5 +1,5 @@
-"""Calls of DGL's backend operations, read as calls of `dispatch.ops`. Each function has its original's signature, and gives an
-`OpCall`, or a `Reason` why it is not one."""
+"""Calls of DGL's backend operations, read as calls of `dispatch.ops`. Each function has its
+original's signature, and gives an `OpCall`, or a `Reason` why it is not one."""
 from __future__ import annotations
 
 from typing import Any
@@ -20,17 +20,22 @@ _REDUCES = ("sum", "max", "min")
 
 
 def cast(x: Any) -> Any:
-    """``x`` as DGL's operations cast it under autocast: floating tensors on a GPU, but not float64."""
-    if not isinstance(x, Tensor) or x.device.type != "cuda" or not torch.is_autocast_enabled("cuda"):
+    """``x`` as DGL's operations cast it under autocast: floating tensors on a GPU, but not
+    float64."""
+    if (not isinstance(x, Tensor) or x.device.type != "cuda"
+        or not torch.is_autocast_enabled("cuda")):
         return x
-    return x.to(torch.get_autocast_dtype("cuda")) if x.is_floating_point() and x.dtype != torch.float64 else x
+    return (x.to(torch.get_autocast_dtype("cuda")) if x.is_floating_point()
+            and x.dtype != torch.float64 else x)
 
 
 def _reduce_reason(name: Any) -> Reason | None:
-    return None if name in _REDUCES else reason("GA208", f"reduce={name!r} is none of {', '.join(_REDUCES)}")
+    return (None
+            if name in _REDUCES
+            else reason("GA208", f"reduce={name!r} is none of {', '.join(_REDUCES)}"))
 
 
-# --- one relation ------------------------------------------------------------------------------------------------------
+# --- one relation ---------------------------------------------------------------------------------
 
 def gspmm(gidx: Any, op: str, reduce_op: str, lhs_data: Any, rhs_data: Any) -> OpCall | Reason:
     given = operands.prepare(op, cast(lhs_data), cast(rhs_data))
@@ -41,8 +46,11 @@ def gspmm(gidx: Any, op: str, reduce_op: str, lhs_data: Any, rhs_data: Any) -> O
     return graph if type(graph) is Reason else calls.gspmm(graph, given, reduce_op)
 
 
-def gsddmm(gidx: Any, op: str, lhs_data: Any, rhs_data: Any, lhs_target: str = "u", rhs_target: str = "v") -> OpCall | Reason:
-    given, targets = operands.prepare(op, cast(lhs_data), cast(rhs_data)), (inputs.target(lhs_target), inputs.target(rhs_target))
+def gsddmm(gidx: Any, op: str, lhs_data: Any, rhs_data: Any, lhs_target: str = "u",
+           rhs_target: str = "v") -> OpCall | Reason:
+    given, targets = operands.prepare(op, cast(lhs_data),
+                                      cast(rhs_data)), (inputs.target(lhs_target),
+                                                        inputs.target(rhs_target))
     for found in (given, *targets):
         if type(found) is Reason:
             return found
@@ -75,9 +83,10 @@ def _is_all(ids: Any) -> bool:
     return isinstance(ids, str) and ids == _ALL
 
 
-# --- several relations -------------------------------------------------------------------------------------------------
+# --- several relations ----------------------------------------------------------------------------
 
-def gspmm_hetero(g: Any, op: str, reduce_op: str, lhs_len: int, *lhs_and_rhs_tuple: Any) -> OpCall | Reason:
+def gspmm_hetero(g: Any, op: str, reduce_op: str, lhs_len: int,
+                 *lhs_and_rhs_tuple: Any) -> OpCall | Reason:
     parts = _reduce_reason(reduce_op) or _parts(g, op, ("u", "e"), lhs_len, lhs_and_rhs_tuple)
     if type(parts) is Reason:
         return parts
@@ -99,8 +108,10 @@ def gsddmm_hetero(g: Any, op: str, lhs_len: int, lhs_target: str = "u", rhs_targ
     return parts if type(parts) is Reason else calls.gsddmm_hetero(parts, targets)
 
 
-def _parts(g: Any, op: str, targets: tuple[str, str], lhs_len: int, tensors: tuple) -> list[Part] | Reason:
-    """Each relation with its operands: what is at an edge's ends by type of nodes, what is at the edge by relation."""
+def _parts(g: Any, op: str, targets: tuple[str, str], lhs_len: int,
+           tensors: tuple) -> list[Part] | Reason:
+    """Each relation with its operands: what is at an edge's ends by type of nodes, what is at the
+    edge by relation."""
     sides, parts = (tensors[:lhs_len], tensors[lhs_len:]), []
     for etype, (src, dst) in enumerate(inputs.ends(g)):
         at = {"u": src, "v": dst, "e": etype}
@@ -114,7 +125,8 @@ def _parts(g: Any, op: str, targets: tuple[str, str], lhs_len: int, tensors: tup
             return why
         parts.append(Part(graph, given, dst))
     if len({(p.given.first.device, p.given.first.dtype) for p in parts}) > 1:
-        return reason("GA203", "the relations' features are of several dtypes or on several devices")
+        return reason("GA203",
+                      "the relations' features are of several dtypes or on several devices")
     return parts or reason("GA204", "the graph has no types of edges")
 
 
@@ -122,7 +134,8 @@ def _at(side: tuple, place: int) -> Any:
     return side[place] if place < len(side) else None
 
 
-def edge_softmax_hetero(gidx: Any, eids: Any = _ALL, norm_by: str = "dst", *logits: Any) -> OpCall | Reason:
+def edge_softmax_hetero(gidx: Any, eids: Any = _ALL, norm_by: str = "dst",
+                        *logits: Any) -> OpCall | Reason:
     if not _is_all(eids):
         return reason("GA206", "eids are given for a graph of several relations")
     parts = _parts(gidx, "copy_rhs", ("u", "e"), 0, logits)
@@ -131,15 +144,17 @@ def edge_softmax_hetero(gidx: Any, eids: Any = _ALL, norm_by: str = "dst", *logi
     scores = [cast(t) for t in logits]
     if len({t.shape[1:] for t in scores}) > 1:
         return reason("GA206", "the relations' logits are of several shapes")
-    return calls.edge_softmax_joined(inputs.joined(gidx, scores[0].device), scores, "u" if norm_by == "src" else "v")
+    return calls.edge_softmax_joined(inputs.joined(gidx, scores[0].device), scores,
+                                     "u" if norm_by == "src" else "v")
 
 
-# --- without a graph ---------------------------------------------------------------------------------------------------
+# --- without a graph ------------------------------------------------------------------------------
 
 def segment_reduce(op: str, x: Any, offsets: Any) -> OpCall | Reason:
     x = cast(x)
     given = operands.prepare("copy_rhs", None, x)
-    why = _reduce_reason(op) or (given if type(given) is Reason else _index_reason(offsets, x, "offsets"))
+    why = (_reduce_reason(op)
+           or (given if type(given) is Reason else _index_reason(offsets, x, "offsets")))
     return why or calls.segment_reduce(x, offsets, op)
 
 
@@ -168,7 +183,8 @@ def gather_mm(A: Any, B: Any, idx_A: Any = None, idx_B: Any = None) -> OpCall | 
 
 
 def _index_reason(index: Any, x: Tensor | None, name: str) -> Reason | None:
-    if not isinstance(index, Tensor) or index.dim() != 1 or index.dtype not in (torch.int32, torch.int64):
+    if (not isinstance(index, Tensor) or index.dim() != 1
+        or index.dtype not in (torch.int32, torch.int64)):
         return reason("GA206", f"{name} is no tensor of integers of one dimension")
     if x is not None and index.device != x.device:
         return reason("GA206", f"{name} is on {index.device}, the rows on {x.device}")

@@ -28,7 +28,8 @@ def first_tensor(args: Any) -> Tensor | None:
 
 def target(name: str) -> str | Reason:
     """ "u", "v" or "e" for what DGL calls an operand's target."""
-    return _TARGETS.get(name) or reason("GA208", f"target={name!r} is none of {', '.join(_TARGETS)}")
+    return (_TARGETS.get(name)
+            or reason("GA208", f"target={name!r} is none of {', '.join(_TARGETS)}"))
 
 
 def relation(index: Any, device: torch.device, etype: int = 0) -> OpGraph:
@@ -40,14 +41,18 @@ def relation(index: Any, device: torch.device, etype: int = 0) -> OpGraph:
 def single(index: Any, device: torch.device) -> OpGraph | Reason:
     """The only relation of an index object."""
     count = index.number_of_etypes()
-    return relation(index, device) if count == 1 else reason("GA204", f"the graph has {count} types of edges; this takes one")
+    return (relation(index, device)
+            if count == 1
+            else reason("GA204", f"the graph has {count} types of edges; this takes one"))
 
 
 def subgraph(graph: OpGraph, ids: Any) -> OpGraph | Reason:
     """The edges with these ids, in their order."""
-    if not isinstance(ids, Tensor) or ids.dim() != 1 or ids.is_floating_point() or ids.dtype == torch.bool:
+    if (not isinstance(ids, Tensor) or ids.dim() != 1 or ids.is_floating_point()
+        or ids.dtype == torch.bool):
         return reason("GA206", "eids are not a tensor of integers of one dimension")
-    return OpGraph(graph.edge_index.index_select(1, ids.to(graph.edge_index.device)), graph.num_src, graph.num_dst)
+    return OpGraph(graph.edge_index.index_select(1, ids.to(graph.edge_index.device)), graph.num_src,
+                   graph.num_dst)
 
 
 def ends(index: Any) -> list[tuple[int, int]]:
@@ -56,7 +61,8 @@ def ends(index: Any) -> list[tuple[int, int]]:
 
 
 def joined(index: Any, device: torch.device) -> OpGraph:
-    """All relations as one graph over all nodes, those of a type behind those of the types before; kept with the index object."""
+    """All relations as one graph over all nodes, those of a type behind those of the types before;
+    kept with the index object."""
     kept = index._cache.setdefault(_JOINED, {})
     found = kept.get(device)
     if found is None:
@@ -71,5 +77,6 @@ def _join(index: Any, device: torch.device) -> tuple[Tensor, int, int]:
     parts = []
     for etype, (src, dst) in enumerate(ends(index)):
         found = graphs.of_index(index, etype).on(device).edge_index.unbind(0)
-        parts.append(torch.stack([end.long() + begins[kind] for end, kind in zip(found, (src, dst))]))
+        parts.append(torch.stack([end.long() + begins[kind]
+                                  for end, kind in zip(found, (src, dst))]))
     return torch.cat(parts, 1), sum(sizes), sum(sizes)

@@ -1,12 +1,14 @@
 """DGL's backend operations, to which all message passing comes, behind the router for operations.
 
-``dgl.ops``, ``update_all``, ``apply_edges`` and the rest call functions of ``dgl.backend.pytorch.sparse`` by names that their
-modules imported. Every such name is replaced, in all modules of DGL; the functions of ``dgl.ops`` themselves are not, so
-that what a user imported from there earlier is routed too. Nor are the names in ``sparse`` itself: the host's backward calls
+``dgl.ops``, ``update_all``, ``apply_edges`` and the rest call functions of
+``dgl.backend.pytorch.sparse`` by names that their modules imported. Every such name is replaced, in
+all modules of DGL; the functions of ``dgl.ops`` themselves are not, so that what a user imported
+from there earlier is routed too. Nor are the names in ``sparse`` itself: the host's backward calls
 them, and a forward that went native stays so.
 
-On the CPU the host's own kernels run. With tensors on a GPU and a DGL built without CUDA nothing of the host can run, so there
-everything is ours, and what is not understood raises DGLError as the host would.
+On the CPU the host's own kernels run. With tensors on a GPU and a DGL built without CUDA nothing of
+the host can run, so there everything is ours, and what is not understood raises DGLError as the
+host would.
 """
 from __future__ import annotations
 
@@ -21,9 +23,10 @@ import torch
 from gnnaccel.adapters import own
 from gnnaccel.adapters.patching import PatchSet
 
-#: functions of dgl.backend.pytorch.sparse that `op_calls` reads; those that make new graphs (csrmm, csrsum, csrmask) stay native
-ROUTED = ("gspmm", "gsddmm", "gspmm_hetero", "gsddmm_hetero", "edge_softmax", "edge_softmax_hetero", "segment_reduce",
-          "scatter_add", "segment_mm", "gather_mm")
+#: functions of dgl.backend.pytorch.sparse that `op_calls` reads; those that make new graphs (csrmm,
+#: csrsum, csrmask) stay native
+ROUTED = ("gspmm", "gsddmm", "gspmm_hetero", "gsddmm_hetero", "edge_softmax", "edge_softmax_hetero",
+          "segment_reduce", "scatter_add", "segment_mm", "gather_mm")
 #: functions of dgl.core that call a user's own, and what such calls are counted as
 USERS = {"invoke_edge_udf": "dgl.message_udf", "invoke_udf_reduce": "dgl.reduce_udf"}
 _SPARSE = "dgl.backend.pytorch.sparse"
@@ -39,7 +42,8 @@ def install(patches: PatchSet) -> None:
     wrappers = {}
     for name in ROUTED:
         native = getattr(sparse, name, None)
-        if own.is_function(native, "dgl", name):  # older versions have fewer; what a user put there may do anything
+        # older versions have fewer; what a user put there may do anything
+        if own.is_function(native, "dgl", name):
             wrappers[id(native)] = native, routed(name, native, getattr(op_calls, name))
     for module in _modules():
         for name, value in list(vars(module).items()):
@@ -54,7 +58,8 @@ def install(patches: PatchSet) -> None:
 def _modules() -> list[Any]:
     """Every module of DGL that is loaded, once, but the one whose functions they are."""
     found = {id(m): m for name, m in list(sys.modules.items())
-             if m is not None and (name == "dgl" or name.startswith("dgl.")) and name != _SPARSE and hasattr(m, "__dict__")}
+             if m is not None and (name == "dgl" or name.startswith("dgl.")) and name != _SPARSE
+             and hasattr(m, "__dict__")}
     return list(found.values())
 
 
@@ -76,8 +81,8 @@ _layers = _Layers()
 
 
 def around(forward: Callable) -> Callable:
-    """``forward`` of a routed layer, with its operations on the CPU left to the host: they belong to what was decided of the
-    layer, which where it is native is the host's to the last bit."""
+    """``forward`` of a routed layer, with its operations on the CPU left to the host: they belong
+    to what was decided of the layer, which where it is native is the host's to the last bit."""
     from torch.compiler import is_compiling
 
     @functools.wraps(forward)
@@ -94,7 +99,8 @@ def around(forward: Callable) -> Callable:
 
 
 def routed(name: str, native: Callable, state: Callable) -> Callable:
-    """``native``, an operation called ``name``, behind the router; ``state(*args)`` reads its calls."""
+    """``native``, an operation called ``name``, behind the router; ``state(*args)`` reads its
+    calls."""
     from torch.compiler import is_compiling
 
     from gnnaccel.adapters.dgl.op_inputs import first_tensor
@@ -123,7 +129,8 @@ def routed(name: str, native: Callable, state: Callable) -> Callable:
         call = (can and context_reason()) or state(*args, **kwargs)
         if not can and type(call) is Reason:
             raise _error(f"{name}: {call.text}")
-        return route.run(counted, call, functools.partial(native, *args, **kwargs) if can else None, config)
+        return route.run(counted, call, functools.partial(native, *args, **kwargs) if can else None,
+                         config)
 
     return operation
 

@@ -1,4 +1,5 @@
-"""RelGraphConv as a Program: RGCN that sums, with a weight for each edge where the call brings one."""
+"""RelGraphConv as a Program: RGCN that sums, with a weight for each edge where the call brings
+one."""
 from __future__ import annotations
 
 from typing import Any, NamedTuple
@@ -22,8 +23,10 @@ class _Operands(NamedTuple):
     num_dst: int
 
 
-def state(layer: Any, args: tuple, kwargs: dict) -> tuple[RelationalStated, RelationalGiven] | Reason:
-    kwargs = {name: value for name, value in kwargs.items() if name != "presorted"}  # a promise that nothing here needs
+def state(layer: Any, args: tuple,
+          kwargs: dict) -> tuple[RelationalStated, RelationalGiven] | Reason:
+    # a promise that nothing here needs
+    kwargs = {name: value for name, value in kwargs.items() if name != "presorted"}
     bound = bind(args, kwargs, ("g", "feat", "etypes"), ("norm",))
     if bound is None:
         return reason("GA206", "the arguments do not fit RelGraphConv.forward")
@@ -39,15 +42,20 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[RelationalStated, Rela
     src, dst, edges = found[0].num_src, found[0].num_dst, etypes.shape[0]
     if feat.shape[0] != src:
         return reason("GA206", f"feat has {feat.shape[0]} rows for {src} nodes")
-    norm = g.edata["norm"] if norm is None and "norm" in g.edata else norm  # where the host's messages look for it
+    # where the host's messages look for it
+    norm = g.edata["norm"] if norm is None and "norm" in g.edata else norm
     why = None if norm is None else _norm_reason(norm, edges, feat.device)
     if why is not None:
         return why
     structure, row = (found[0].edge_index, etypes), _row(feat, norm)
     program = statements.rgcn(False, typed_weights.has_bases(typed), False, norm is not None)
-    shapes, view = shapes_of(program, _inputs(layer, feat, norm)), views.viewer(structure, src, dst, typed.num_types)
-    native = "dgl.RelGraphConv bdd" if typed.regularizer == "bdd" else "dgl.RelGraphConv"  # whose costs have little in common
-    stated = RelationalStated(program, native, shapes, row, row, src, dst, edges, typed.num_types, view)
+    shapes, view = shapes_of(program,
+                             _inputs(layer, feat,
+                                     norm)), views.viewer(structure, src, dst, typed.num_types)
+    # whose costs have little in common
+    native = "dgl.RelGraphConv bdd" if typed.regularizer == "bdd" else "dgl.RelGraphConv"
+    stated = RelationalStated(program, native, shapes, row, row, src, dst, edges, typed.num_types,
+                              view)
     return stated, RelationalGiven(structure, feat.device, _Operands(feat, norm, dst))
 
 
@@ -55,7 +63,8 @@ def _norm_reason(norm: Any, edges: int, device: torch.device) -> Reason | None:
     if type(norm) not in (Tensor, torch.nn.Parameter) or norm.layout != torch.strided:
         return reason("GA206", f"norm is a {type(norm).__name__}")
     if norm.shape != (edges, 1) or norm.device != device:
-        return reason("GA206", f"norm is {list(norm.shape)} on {norm.device} for {edges} edges on {device}",
+        return reason("GA206",
+                      f"norm is {list(norm.shape)} on {norm.device} for {edges} edges on {device}",
                       "pass norm of shape [E, 1]")
     return reason("GA203", f"norm is {norm.dtype}") if norm.is_complex() else None
 
@@ -63,22 +72,26 @@ def _norm_reason(norm: Any, edges: int, device: torch.device) -> Reason | None:
 def _row(feat: Tensor, norm: Tensor | None) -> torch.dtype:
     """The dtype of the host's messages, and so of their sums. Weights widen them."""
     row = typed_weights.mapped(feat)
-    return row if norm is None or typed_weights.narrows(feat) else torch.promote_types(row, norm.dtype)
+    return (row if norm is None
+            or typed_weights.narrows(feat) else torch.promote_types(row, norm.dtype))
 
 
 def _inputs(layer: Any, feat: Tensor, norm: Tensor | None) -> dict[str, Tensor]:
     """The Program's operands by name."""
-    return dict(x=feat, **typed_weights.operands(layer.linear_r), **({} if norm is None else dict(norm=norm.view(-1))))
+    return dict(x=feat, **typed_weights.operands(layer.linear_r),
+                **({} if norm is None else dict(norm=norm.view(-1))))
 
 
 def run(layer: Any, stated: RelationalStated, given: RelationalGiven, attend: Any) -> Tensor:
     feat, norm, num_dst = given.operands
     own = feat if feat.shape[0] == num_dst else feat[:num_dst]
-    root, bias = layer.loop_weight if layer.self_loop else None, layer.h_bias if layer.bias else None
+    root, bias = (layer.loop_weight if layer.self_loop else None,
+                  layer.h_bias if layer.bias else None)
     whole = not layer.layer_norm and added.fits(stated.out, feat, root, bias)
     more = added.of_one_type(own, root, bias, num_dst) if whole else {}
     with without_autocast(feat.device.type):
-        h = attend({**{name: t.to(stated.row) for name, t in _inputs(layer, feat, norm).items()}, **more})
+        h = attend({**{name: t.to(stated.row) for name, t in _inputs(layer, feat, norm).items()},
+                    **more})
     if not whole:
         h = _finish(layer, h, own, root, bias)
     if layer.activation:

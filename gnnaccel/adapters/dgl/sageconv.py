@@ -27,14 +27,17 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[PlainStated, PlainGive
         return layer._out_feats if kind != "pool" and _maps_first(layer) else channels
 
     parameters = (layer.fc_neigh.weight, layer.bias if kind == "gcn" else layer.fc_self.weight)
-    return plain.state("SAGEConv", "max" if kind == "pool" else "sum", graph, feat, edge_weight, width, parameters)
+    return plain.state("SAGEConv", "max" if kind == "pool" else "sum", graph, feat, edge_weight,
+                       width, parameters)
 
 
 def _pair_reason(graph: Any, feat: tuple) -> Reason | None:
     if len({getattr(t, "shape", ())[1:] for t in feat}) > 1:  # an error in the host
         return reason("GA206", "feat is a pair of different widths")
-    if type(graphs.homogeneous(graph)) is not Reason and inputs.one_frame(graph):  # the host then adds destinations' rows
-        return reason("GA206", "feat is a pair, the graph has one set of nodes", "pass features of the nodes as one tensor")
+    # the host then adds destinations' rows
+    if type(graphs.homogeneous(graph)) is not Reason and inputs.one_frame(graph):
+        return reason("GA206", "feat is a pair, the graph has one set of nodes",
+                      "pass features of the nodes as one tensor")
     return None
 
 
@@ -43,7 +46,8 @@ def _maps_first(layer: Any) -> bool:
 
 
 def run(layer: Any, stated: PlainStated, given: PlainGiven, attend: Any) -> Tensor:
-    nodes, kind, exact = given.operands.nodes, layer._aggre_type, torch.float64 if stated.row == torch.float64 else torch.float32
+    nodes, kind, exact = (given.operands.nodes, layer._aggre_type,
+                          torch.float64 if stated.row == torch.float64 else torch.float32)
     x_src, x_dst = plain.dropped(layer, nodes)
     tensors = dict(weight=given.operands.weight)
     if kind == "pool":

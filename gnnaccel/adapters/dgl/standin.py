@@ -1,9 +1,10 @@
 """A stand-in for ``dgl.graphbolt`` where it cannot be loaded, so that the rest of DGL can.
 
-``import dgl`` imports ``dgl.graphbolt``, which loads a library built for one version of torch and, in DGL 2.1, modules that
-torchdata has dropped. DGL itself uses it for distributed sampling only. The stand-in is for a torch without such a library, or a
-torchdata without these modules, and for nothing else; what a complete installation raises, it raises. Found out by
-looking at files: neither graphbolt nor torchdata is imported for it.
+``import dgl`` imports ``dgl.graphbolt``, which loads a library built for one version of torch and,
+in DGL 2.1, modules that torchdata has dropped. DGL itself uses it for distributed sampling only.
+The stand-in is for a torch without such a library, or a torchdata without these modules, and for
+nothing else; what a complete installation raises, it raises. Found out by looking at files: neither
+graphbolt nor torchdata is imported for it.
 """
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from gnnaccel.finder import NAME, GraphboltFinder
 
 _LIBRARIES = {"linux": "libgraphbolt_pytorch_{}.so", "darwin": "libgraphbolt_pytorch_{}.dylib",
               "win32": "graphbolt_pytorch_{}.dll"}
-_IMPORT = re.compile(r"^(?:from|import)\s+(torchdata[\w.]*)", re.MULTILINE)  # unindented: an import that must succeed
+# unindented: an import that must succeed
+_IMPORT = re.compile(r"^(?:from|import)\s+(torchdata[\w.]*)", re.MULTILINE)
 
 
 def find_spec(name: str, path: Any, target: ModuleType | None) -> ModuleSpec | None:
@@ -28,9 +30,11 @@ def find_spec(name: str, path: Any, target: ModuleType | None) -> ModuleSpec | N
     ModuleNotFoundError for a module inside the stand-in.
     """
     if name != NAME:
-        if not isinstance(getattr(getattr(sys.modules.get(NAME), "__spec__", None), "loader", None), _Loader):
+        if not isinstance(getattr(getattr(sys.modules.get(NAME), "__spec__", None), "loader", None),
+                          _Loader):
             return None
-        raise ModuleNotFoundError(f"{name} is not there: {sys.modules[NAME].__spec__.loader.missing}", name=NAME)
+        raise ModuleNotFoundError(
+            f"{name} is not there: {sys.modules[NAME].__spec__.loader.missing}", name=NAME)
     found = _others(name, path, target)
     if found is None or not found.submodule_search_locations:  # DGL before 2.0 has none
         return None
@@ -56,14 +60,17 @@ class _Loader:
             raise AttributeError(f"dgl.graphbolt.{name} is not there: {missing}")
 
         class FusedCSCSamplingGraph:
-            """The class that dgl.distributed asks for whether a partition is of graphbolt's kind. None is."""
+            """The class that dgl.distributed asks for whether a partition is of graphbolt's kind.
+            None is."""
 
             def __init__(self, *args: Any, **kwargs: Any):
-                raise ImportError(f"dgl.graphbolt.FusedCSCSamplingGraph cannot be made: {missing}", name=NAME)
+                raise ImportError(f"dgl.graphbolt.FusedCSCSamplingGraph cannot be made: {missing}",
+                                  name=NAME)
 
         module.__doc__ = f"Stands in for dgl.graphbolt: {missing}"
         module.__getattr__ = __getattr__
-        FusedCSCSamplingGraph.__module__, FusedCSCSamplingGraph.__qualname__ = NAME, "FusedCSCSamplingGraph"
+        FusedCSCSamplingGraph.__module__ = NAME
+        FusedCSCSamplingGraph.__qualname__ = "FusedCSCSamplingGraph"
         module.FusedCSCSamplingGraph = FusedCSCSamplingGraph
 
 
@@ -77,15 +84,19 @@ def _others(name: str, path: Any, target: ModuleType | None) -> ModuleSpec | Non
 
 
 def _missing(package: Path) -> str | None:
-    """What the graphbolt in this folder lacks, as a sentence that also says what to install; None when it is complete."""
+    """What the graphbolt in this folder lacks, as a sentence that also says what to install; None
+    when it is complete."""
     version = _torch_version()
     library = _library(version)
     modules = [] if library else sorted(name for name in _needed(package) if not _exists(name))
     if library:
-        return (f"this DGL has no graphbolt library for torch {version} ({library}). The rest of DGL works. For graphbolt "
-                f"install a DGL that was built for this torch, or a torch that this DGL has a library for")
+        return (f"this DGL has no graphbolt library for torch {version} "
+                f"({library}). The rest of DGL works. For graphbolt "
+                "install a DGL that was built for this torch, or a torch that "
+                "this DGL has a library for")
     if modules:
-        return (f"the installed torchdata has no {', '.join(modules)}, which this DGL's graphbolt needs, or there is no "
+        return (f"the installed torchdata has no {', '.join(modules)}, which this "
+                "DGL's graphbolt needs, or there is no "
                 "torchdata. The rest of DGL works. For graphbolt install torchdata 0.9 or older")
     return None
 
@@ -97,7 +108,8 @@ def _torch_version() -> str:
 
 
 def _library(version: str) -> str | None:
-    """The file name of the library that graphbolt would load and does not find; None if it is there."""
+    """The file name of the library that graphbolt would load and does not find; None if it is
+    there."""
     from dgl._ffi import libinfo
 
     name = _LIBRARIES.get(sys.platform, _LIBRARIES["linux"]).format(version)
@@ -106,7 +118,8 @@ def _library(version: str) -> str | None:
 
 def _needed(package: Path) -> set[str]:
     """The modules of torchdata without which graphbolt's own do not import."""
-    return {name for file in package.rglob("*.py") for name in _IMPORT.findall(file.read_text(encoding="utf-8"))}
+    return {name for file in package.rglob("*.py")
+            for name in _IMPORT.findall(file.read_text(encoding="utf-8"))}
 
 
 def _exists(name: str) -> bool:
@@ -115,6 +128,8 @@ def _exists(name: str) -> bool:
     if name in sys.modules:
         return True
     spec = importlib.util.find_spec(top)
-    folders = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec is not None else []
-    return any((folder.joinpath(*rest) / "__init__.py").exists() or folder.joinpath(*rest).with_suffix(".py").exists()
+    folders = ([Path(folder) for folder in (spec.submodule_search_locations or ())]
+               if spec is not None else [])
+    return any((folder.joinpath(*rest) / "__init__.py").exists()
+               or folder.joinpath(*rest).with_suffix(".py").exists()
                for folder in folders)

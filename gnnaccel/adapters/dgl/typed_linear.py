@@ -19,13 +19,15 @@ class _Operands(NamedTuple):
     x: Tensor
 
 
-def state(layer: Any, args: tuple, kwargs: dict) -> tuple[RelationalStated, RelationalGiven] | Reason:
+def state(layer: Any, args: tuple,
+          kwargs: dict) -> tuple[RelationalStated, RelationalGiven] | Reason:
     bound = bind(args, kwargs, ("x", "x_type"), ("sorted_by_type",))
     if bound is None:
         return reason("GA206", "the arguments do not fit TypedLinear.forward")
     x, x_type, ordered = bound
     why = (guards.features_reason(x) or typed_weights.shape_reason(layer, "the layer")
-           or typed_weights.rows_reason(layer, x, "x") or typed_weights.types_reason(x_type, x, "x_type"))
+           or typed_weights.rows_reason(layer, x, "x")
+           or typed_weights.types_reason(x_type, x, "x_type"))
     if why is not None:
         return why
     rows, row = x.shape[0], typed_weights.mapped(x)
@@ -34,8 +36,8 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[RelationalStated, Rela
     program = statements.typed_linear(typed_weights.has_bases(layer))
     shapes = shapes_of(program, dict(x=x, **typed_weights.operands(layer)))
     view = views.viewer((x_type,), rows, rows, layer.num_types, _rows_by_type)
-    stated = RelationalStated(program, _native(layer, ordered), shapes, row, row, rows, rows, rows, layer.num_types, view,
-                              layout="rows by type")
+    stated = RelationalStated(program, _native(layer, ordered), shapes, row, row, rows, rows, rows,
+                              layer.num_types, view, layout="rows by type")
     return stated, RelationalGiven((x_type,), x.device, _Operands(x))
 
 

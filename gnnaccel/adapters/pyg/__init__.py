@@ -1,7 +1,8 @@
-"""PyG: ``forward`` of the known layer classes, replaced by a wrapper that asks the router; of all others `propagate`.
+"""PyG: ``forward`` of the known layer classes, replaced by a wrapper that asks the router; of all
+others `propagate`.
 
-Classes are patched, never instances, so state_dict, pickle, deepcopy, DDP and hooks see nothing. `torch.jit.script` reads
-the source of what it compiles; while it runs, the originals are back.
+Classes are patched, never instances, so state_dict, pickle, deepcopy, DDP and hooks see nothing.
+`torch.jit.script` reads the source of what it compiles; while it runs, the originals are back.
 """
 from __future__ import annotations
 
@@ -49,8 +50,10 @@ def install(patches: PatchSet) -> list[str]:
     for name, (module, node_dim) in LAYERS.items():
         cls = getattr(nn, name)
         adapter = importlib.import_module(f"gnnaccel.adapters.pyg.{module}")
-        forward = routed(cls.forward, _Guarded(cls, adapter, node_dim), getattr(adapter, "inside", None))
-        patches.set(cls, "forward", adapter.around(forward, cls.forward) if hasattr(adapter, "around") else forward)
+        forward = routed(cls.forward, _Guarded(cls, adapter, node_dim),
+                         getattr(adapter, "inside", None))
+        patches.set(cls, "forward",
+                    adapter.around(forward, cls.forward) if hasattr(adapter, "around") else forward)
         rules.register_class(f"{cls.__module__}.{cls.__qualname__}")
     propagate.install(patches)
     graph_norm.install(patches)
@@ -76,7 +79,8 @@ def on_demand(patches: PatchSet) -> None:
 
 
 def redone() -> list[Any]:
-    """Functions of the host's whose work is done otherwise though they are not replaced, for `gnnaccel.adapters.seams`."""
+    """Functions of the host's whose work is done otherwise though they are not replaced, for
+    `gnnaccel.adapters.seams`."""
     from torch_geometric.nn import to_hetero_with_bases_transformer as bases
 
     # older versions lack some of these
@@ -93,7 +97,8 @@ def adapter_of(layer: Any) -> _Guarded | None:
     for cls in type(layer).__mro__:
         if cls.__name__ in LAYERS and cls.__module__.startswith("torch_geometric."):
             module, node_dim = LAYERS[cls.__name__]
-            return _Guarded(cls, importlib.import_module(f"gnnaccel.adapters.pyg.{module}"), node_dim)
+            return _Guarded(cls, importlib.import_module(f"gnnaccel.adapters.pyg.{module}"),
+                            node_dim)
     return None
 
 
@@ -117,8 +122,9 @@ def storable(layer: Any) -> Reason | bool | None:
     if type(layer) is GATConv:
         return True
     if adapter_of(layer) is not None:
-        return reason("GA603", f"no kernel of {type(layer).__name__} takes rows in fewer bytes") if not isinstance(
-            layer, HeteroConv) else None
+        return (reason("GA603", f"no kernel of {type(layer).__name__} takes rows in fewer bytes")
+                if not isinstance(
+            layer, HeteroConv) else None)
     return propagate_reading.storable(layer) if isinstance(layer, MessagePassing) else None
 
 

@@ -27,13 +27,14 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[Stated, Given] | Reaso
     if type(plain) is Reason:
         return plain
     row, out = calls.dtypes(x, layer.beta, mapped=False)
-    stated = Stated(programs.cosine(), "AGNNConv", 1, x.shape[1], x.dtype, out, nodes, nodes, plain.shape[1],
-                    nodes if layer.add_self_loops else 0, True)
+    stated = Stated(programs.cosine(), "AGNNConv", 1, x.shape[1], x.dtype, out, nodes, nodes,
+                    plain.shape[1], nodes if layer.add_self_loops else 0, True)
     return stated, Given(x, x, plain)
 
 
 def run(layer: Any, stated: Stated, given: Given, attend: Any) -> Tensor:
     x = given.x_src
     length = x.norm(p=2, dim=-1, keepdim=True).clamp_min(1e-12)
-    tensors = {"keys": x.unsqueeze(1), "queries": (layer.beta * (x / length)).unsqueeze(1), "c_src": 1 / length}
+    tensors = {"keys": x.unsqueeze(1), "queries": (layer.beta * (x / length)).unsqueeze(1),
+               "c_src": 1 / length}
     return attend(tensors).squeeze(1)

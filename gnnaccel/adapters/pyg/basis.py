@@ -1,9 +1,11 @@
-"""Layers of a model that `torch_geometric.nn.to_hetero_with_bases` made, `HeteroBasisConv`s, each as one relational layer.
+"""Layers of a model that `torch_geometric.nn.to_hetero_with_bases` made, `HeteroBasisConv`s, each
+as one relational layer.
 
-There all nodes and edges lie in one graph, and each of several layers (the bases) multiplies its messages, in a hook, by a number
-learnt for each edge type. Where messages are added up that is RGCN with a decomposition into bases (arXiv 1703.06103): the
-matrix of a relation is the sum of the bases' matrices, each times its number for the relation. So the bases run at once, over
-the caller's own edges, which are known when they come again; and nothing is made of the edges put together.
+There all nodes and edges lie in one graph, and each of several layers (the bases) multiplies its
+messages, in a hook, by a number learnt for each edge type. Where messages are added up that is RGCN
+with a decomposition into bases (arXiv 1703.06103): the matrix of a relation is the sum of the
+bases' matrices, each times its number for the relation. So the bases run at once, over the caller's
+own edges, which are known when they come again; and nothing is made of the edges put together.
 """
 from __future__ import annotations
 
@@ -29,14 +31,16 @@ from gnnaccel.dispatch.relational.request import RelationalGiven, RelationalStat
 _HOOK = "_message_forward_hooks"
 _OTHER_HOOKS = tuple(name for name in guards.HOOKS if name != _HOOK)
 #: the linear maps of neighbours and of the node itself
-_MAPS = {"SAGEConv": ("lin_l", "lin_r"), "GraphConv": ("lin_rel", "lin_root"), "GCNConv": ("lin", None)}
+_MAPS = {"SAGEConv": ("lin_l", "lin_r"), "GraphConv": ("lin_rel", "lin_root"),
+         "GCNConv": ("lin", None)}
 
 
 class Edges:
-    """The edges of all types, and as one graph where that is asked for. ``types``: the number of each edge type; ``starts``: the
-    first node of each node type."""
+    """The edges of all types, and as one graph where that is asked for. ``types``: the number of
+    each edge type; ``starts``: the first node of each node type."""
 
-    def __init__(self, edge_index_dict: Mapping[EdgeType, Any], types: Mapping[EdgeType, int], starts: Mapping[str, int]):
+    def __init__(self, edge_index_dict: Mapping[EdgeType, Any], types: Mapping[EdgeType, int],
+                 starts: Mapping[str, int]):
         self.edge_index_dict, self.types, self.starts = edge_index_dict, types, starts
 
     def tensors(self) -> tuple[Any, ...]:
@@ -53,7 +57,8 @@ class Edges:
 
 
 class _Parameters(NamedTuple):
-    """One for each basis: matrices [out, in], numbers [1, relations], biases [out], matrices of the node itself."""
+    """One for each basis: matrices [out, in], numbers [1, relations], biases [out], matrices of the
+    node itself."""
 
     weights: list[Tensor]
     numbers: list[Tensor]
@@ -96,7 +101,8 @@ def _hook() -> Callable:
     return hook
 
 
-def state(layer: Any, args: tuple, kwargs: dict) -> tuple[RelationalStated, RelationalGiven] | Reason:
+def state(layer: Any, args: tuple,
+          kwargs: dict) -> tuple[RelationalStated, RelationalGiven] | Reason:
     x, edges = args
     convs = tuple(layer.convs)
     why = _layers_reason(layer, convs)
@@ -118,10 +124,13 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[RelationalStated, Rela
               *(() if how is None else (("norm", ()),)))
     program = statements.rgcn(False, True, weighted=how is not None)
     view = relations.viewer(graph.structure, n, n, len(edges.types), graph.layout)
-    stated = RelationalStated(program, "HeteroBasisConv", shapes, x.dtype, x.dtype, n, n, graph.num_edges, len(edges.types), view,
-                              layout=graph.layout, around=True)
+    stated = RelationalStated(program, "HeteroBasisConv", shapes, x.dtype, x.dtype, n, n,
+                              graph.num_edges, len(edges.types), view, layout=graph.layout,
+                              around=True)
     starts = tuple(start for part in graph.layout.parts for start in (part.src, part.dst))
-    shares = None if how is None else (*graph.structure, how, torch.promote_types(x.dtype, torch.float32), n, *starts)
+    shares = (None
+              if how is None
+              else (*graph.structure, how, torch.promote_types(x.dtype, torch.float32), n, *starts))
     return stated, RelationalGiven(graph.structure, weight.device, _Operands(x, found, shares))
 
 
@@ -133,7 +142,8 @@ def _layers_reason(layer: Any, convs: tuple[Any, ...]) -> Reason | None:
     if "forward" in layer.__dict__:
         return reason("GA205", "forward is replaced on the layer object")
     if cls.__name__ not in _MAPS or not cls.__module__.startswith("torch_geometric."):
-        return reason("GA208", f"the bases are {cls.__name__}", f"bases that run as one: {', '.join(_MAPS)}")
+        return reason("GA208", f"the bases are {cls.__name__}",
+                      f"bases that run as one: {', '.join(_MAPS)}")
     kind = inner_convs.KINDS[cls.__name__]
     for conv in convs:
         if type(conv) is not cls:
@@ -148,22 +158,29 @@ def _layers_reason(layer: Any, convs: tuple[Any, ...]) -> Reason | None:
     if len({inner_convs.settings_of(conv, kind) for conv in convs}) > 1:
         return reason("GA208", "the bases' options differ")
     if cls.__name__ == "GCNConv" and convs[0].normalize and convs[0].add_self_loops:
-        return reason("GA208", "add_self_loops=True, which has no numbers", "set add_self_loops=False")
+        return reason("GA208", "add_self_loops=True, which has no numbers",
+                      "set add_self_loops=False")
     return None
 
 
 def _parameters(convs: tuple[Any, ...]) -> _Parameters | Reason:
     neighbours, own = _MAPS[type(convs[0]).__name__]
-    rooted = own is not None and convs[0]._modules.get(own) is not None and convs[0].__dict__.get("root_weight") is not False
-    parts = [conv._modules.get(neighbours) for conv in convs], [conv._modules.get(own) for conv in convs] if rooted else []
-    if None in parts[0] or None in parts[1] or any(part._parameters.get("bias") is not None for part in parts[1]):
+    rooted = (own is not None and convs[0]._modules.get(own) is not None
+              and convs[0].__dict__.get("root_weight") is not False)
+    parts = ([conv._modules.get(neighbours) for conv in convs],
+             [conv._modules.get(own) for conv in convs] if rooted else [])
+    if (None in parts[0] or None in parts[1]
+        or any(part._parameters.get("bias") is not None for part in parts[1])):
         return reason("GA208", f"{neighbours} or {own} are not the host's")
     weights, roots = ([part._parameters.get("weight") for part in of] for of in parts)
-    biases = [(conv if own is None else part)._parameters.get("bias") for conv, part in zip(convs, parts[0])]
+    biases = [(conv if own is None else part)._parameters.get("bias")
+              for conv, part in zip(convs, parts[0])]
     numbers = [conv._parameters.get("edge_type_weight") for conv in convs]
-    found = _Parameters(weights, numbers, None if biases == [None] * len(convs) else biases, roots if rooted else None)
+    found = _Parameters(weights, numbers, None if biases == [None] * len(convs) else biases,
+                        roots if rooted else None)
     why = inner_convs.tensors_reason(*found)
-    if why is None and not all(inner_convs.one_shape(group) for group in found if group is not None):
+    if (why is None
+        and not all(inner_convs.one_shape(group) for group in found if group is not None)):
         why = reason("GA206", "the bases' parameters are of several shapes")
     return found if why is None else why
 
@@ -173,22 +190,27 @@ def _features_reason(x: Any, weight: Tensor) -> Reason | None:
     if why is not None:
         return why
     if x.device != weight.device or x.shape[1] != weight.shape[1]:
-        return reason("GA206", f"x is of shape {list(x.shape)} on {x.device}, the weights {list(weight.shape)} on "
+        return reason("GA206",
+                      f"x is of shape {list(x.shape)} on {x.device}, the weights "
+                      f"{list(weight.shape)} on "
                                f"{weight.device}")
     if torch.is_autocast_enabled(x.device.type):
         return reason("GA203", "autocast is on", "call the model outside of autocast")
-    return reason("GA203", f"x is {x.dtype}, the weights are {weight.dtype}") if x.dtype != weight.dtype else None
+    return (reason("GA203", f"x is {x.dtype}, the weights are {weight.dtype}")
+            if x.dtype != weight.dtype else None)
 
 
 def _graph(x: Tensor, edges: Edges, device: torch.device) -> hetero.Graph | Reason:
     given = {name: edges.edge_index_dict.get(name) for name in edges.types}
     for name, edge_index in given.items():
-        if type(edge_index) is not Tensor or edge_index.dtype != torch.long or edge_index.dim() != 2 or edge_index.shape[0] != 2:
+        if (type(edge_index) is not Tensor or edge_index.dtype != torch.long
+            or edge_index.dim() != 2 or edge_index.shape[0] != 2):
             return reason("GA204", f"edge_index_dict[{name!r}] is no tensor of shape [2, E]")
     starts = [*edges.starts.values(), x.shape[0]]
     sizes = {name: end - start for name, start, end in zip(edges.starts, starts, starts[1:])}
     if len(given) == 1 and any(edges.starts[name[end]] for name in given for end in (0, -1)):
-        return reason("GA208", "PyG reads the ids of a single edge type as those of the first node type")
+        return reason("GA208",
+                      "PyG reads the ids of a single edge type as those of the first node type")
     if min(sizes.values()) < 0:
         return reason("GA206", f"x has {x.shape[0]} rows, fewer than there are nodes")
     return hetero.graph(given, sizes, edges.types, device)
@@ -196,9 +218,11 @@ def _graph(x: Tensor, edges: Edges, device: torch.device) -> hetero.Graph | Reas
 
 def run(layer: Any, stated: RelationalStated, given: RelationalGiven, attend: Any) -> Tensor:
     x, (weights, numbers, biases, roots), shares = given.operands
-    operands = {"x": x, "comp": torch.cat(numbers).t(), "bases": torch.stack(weights).transpose(1, 2)}
+    operands = {"x": x, "comp": torch.cat(numbers).t(),
+                "bases": torch.stack(weights).transpose(1, 2)}
     if shares is not None:
-        attend.graph.statistics()  # which checks the ids: what the shares are made of is indexed with them
+        # which checks the ids: what the shares are made of is indexed with them
+        attend.graph.statistics()
         operands["norm"] = _kept(*shares)[0].to(stated.row)
     root, bias = (None if group is None else alike.total(group) for group in (roots, biases))
     if root is not None or bias is not None:
@@ -207,13 +231,16 @@ def run(layer: Any, stated: RelationalStated, given: RelationalGiven, attend: An
 
 
 def _shares(*given: Any) -> tuple[Tensor]:
-    """([E],): how much each edge counts beside its number, one over the destination's degree ("mean"), or over the root of the
-    product of both ends' ("gcn"). Given edges by type, which of the two, the dtype, how many nodes there are, and where those of
-    each type begin, at both ends."""
+    """([E],): how much each edge counts beside its number, one over the destination's degree
+    ("mean"), or over the root of the product of both ends' ("gcn"). Given edges by type, which of
+    the two, the dtype, how many nodes there are, and where those of each type begin, at both
+    ends."""
     edges = [t for t in given if isinstance(t, Tensor)]
     how, dtype, n, *starts = given[len(edges):]
-    src, dst = (torch.cat([t[end] + start for t, start in zip(edges, starts[end::2])]) for end in (0, 1))
-    degree = torch.zeros(n, dtype=dtype, device=src.device).index_add_(0, dst, torch.ones_like(dst, dtype=dtype))
+    src, dst = (torch.cat([t[end] + start for t, start in zip(edges, starts[end::2])])
+                for end in (0, 1))
+    degree = torch.zeros(n, dtype=dtype,
+                         device=src.device).index_add_(0, dst, torch.ones_like(dst, dtype=dtype))
     if how == "mean":
         return (degree.reciprocal()[dst],)
     root = degree.pow(-0.5).masked_fill(degree == 0, 0.0)

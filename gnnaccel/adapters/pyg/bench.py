@@ -40,7 +40,8 @@ def resolve(name: str) -> LayerSpec:
 
 
 def build_layer(spec: LayerSpec, device, seed: int = 0):
-    """The layer with its host's defaults (self loops and bias included) and weights fixed by ``seed``."""
+    """The layer with its host's defaults (self loops and bias included) and weights fixed by
+    ``seed``."""
     import torch
     import torch_geometric.nn
 
@@ -68,7 +69,8 @@ def build_two_layer_gat(device, seed: int = 0, classes: int = 16):
 
 
 def build_structure(edge_index, num_nodes: int, csr: bool) -> None:
-    """Build gnnaccel's CSC of ``edge_index`` (and the CSR when ``csr``) anew, past any cache, and drop it.
+    """Build gnnaccel's CSC of ``edge_index`` (and the CSR when ``csr``) anew, past any cache, and
+    drop it.
 
     Without edge ids, as in layers that have neither edge features nor dropout.
     """

@@ -9,7 +9,8 @@ IN_CHANNELS, CLASSES = 128, 48
 
 @dataclasses.dataclass(frozen=True)
 class ModelSpec:
-    """Two layers: 128 features -> ``heads`` x ``width`` -> 48 classes; ``heads`` is 1 for layers without any."""
+    """Two layers: 128 features -> ``heads`` x ``width`` -> 48 classes; ``heads`` is 1 for layers
+    without any."""
 
     name: str
     class_name: str
@@ -25,15 +26,18 @@ MODELS = {spec.name: spec for spec in (
 
 
 def build(spec: ModelSpec, device: Any, seed: int = 0) -> Any:
-    """The model, with its host's defaults and weights fixed by ``seed``; its layers are ``first`` and ``second``."""
+    """The model, with its host's defaults and weights fixed by ``seed``; its layers are ``first``
+    and ``second``."""
     import torch
     import torch_geometric.nn as nn
 
     class TwoLayers(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            cls, heads = getattr(nn, spec.class_name), {"heads": spec.heads} if spec.heads > 1 else {}
-            self.first, self.second = cls(IN_CHANNELS, spec.width, **heads), cls(spec.heads * spec.width, CLASSES)
+            cls, heads = (getattr(nn, spec.class_name),
+                          {"heads": spec.heads} if spec.heads > 1 else {})
+            self.first, self.second = cls(IN_CHANNELS, spec.width,
+                                          **heads), cls(spec.heads * spec.width, CLASSES)
 
         def forward(self, x: Any, edge_index: Any) -> Any:
             return self.second(torch.relu(self.first(x, edge_index)), edge_index)

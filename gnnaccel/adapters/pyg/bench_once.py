@@ -1,4 +1,5 @@
-"""PyG's relational layers for the benchmark of graphs that come once, each with as many channels out as in."""
+"""PyG's relational layers for the benchmark of graphs that come once, each with as many channels
+out as in."""
 from __future__ import annotations
 
 import dataclasses
@@ -15,9 +16,10 @@ _EMBEDDED, _HEADS, _BASES = 4, 4, 3
 class OnceLayer:
     """``build(nn, channels, triples)`` makes the layer, ``nn`` being torch_geometric.nn.
 
-    ``takes``: "dictionaries" by node type and by (source type, relation, destination type); "edges": all nodes in one tensor,
-    ``edge_index`` and ``edge_type``; "edges of typed nodes": ``node_type`` and EDGE_CHANNELS features of each edge besides; or
-    "rows": one tensor and each row's type.
+    ``takes``: "dictionaries" by node type and by (source type, relation, destination type);
+    "edges": all nodes in one tensor, ``edge_index`` and ``edge_type``; "edges of typed nodes":
+    ``node_type`` and EDGE_CHANNELS features of each edge besides; or "rows": one tensor and each
+    row's type.
     """
 
     name: str
@@ -26,11 +28,13 @@ class OnceLayer:
 
 
 def _flat(name: str, class_name: str, **options: Any) -> OnceLayer:
-    return OnceLayer(name, "edges", lambda nn, width, triples: getattr(nn, class_name)(width, width, len(triples), **options))
+    return OnceLayer(name, "edges", lambda nn, width,
+                     triples: getattr(nn, class_name)(width, width, len(triples), **options))
 
 
 def _heads(name: str, class_name: str) -> OnceLayer:
-    return OnceLayer(f"{name} {_HEADS} heads", "dictionaries", lambda nn, width, triples: getattr(nn, class_name)(
+    return OnceLayer(f"{name} {_HEADS} heads", "dictionaries", lambda nn, width,
+                     triples: getattr(nn, class_name)(
         width, width, (list(NODE_TYPES), triples), heads=_HEADS))
 
 
@@ -42,7 +46,8 @@ def _hetero(name: str, *inner: Callable[[Any, int], Any]) -> OnceLayer:
 
 def _model(function: str, *bases: int) -> OnceLayer:
     """A model over types, made of two SAGEConv."""
-    return OnceLayer(f"{function} SAGE", "dictionaries", lambda nn, width, triples: getattr(nn, function)(
+    return OnceLayer(f"{function} SAGE", "dictionaries", lambda nn, width,
+                     triples: getattr(nn, function)(
         _two_layers(nn, width), (list(NODE_TYPES), triples), *bases))
 
 
@@ -86,7 +91,8 @@ LAYERS = {layer.name: layer for layer in (
         width, width, len(NODE_TYPES), len(triples), _EMBEDDED, EDGE_CHANNELS, _EMBEDDED)),
     _heads("HGT", "HGTConv"),
     _heads("HAN", "HANConv"),
-    OnceLayer("HeteroLinear", "rows", lambda nn, width, triples: nn.HeteroLinear(width, width, len(triples))),
+    OnceLayer("HeteroLinear", "rows", lambda nn, width,
+              triples: nn.HeteroLinear(width, width, len(triples))),
     _hetero("SAGE", _sage),
     _hetero("GraphConv", lambda nn, width: nn.GraphConv(width, width)),
     _hetero("GAT", _gat),
@@ -99,8 +105,10 @@ LAYERS = {layer.name: layer for layer in (
 )}
 
 
-def build_layer(layer: OnceLayer, channels: int, triples: list[Triple], device: Any, seed: int = 0) -> Any:
-    """The layer for relations between ``NODE_TYPES``, with weights fixed by ``seed``. ``channels`` must be a multiple of 4."""
+def build_layer(layer: OnceLayer, channels: int, triples: list[Triple], device: Any,
+                seed: int = 0) -> Any:
+    """The layer for relations between ``NODE_TYPES``, with weights fixed by ``seed``. ``channels``
+    must be a multiple of 4."""
     import torch
     import torch_geometric.nn
 

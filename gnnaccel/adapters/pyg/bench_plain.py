@@ -7,8 +7,9 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class PlainLayer:
-    """A layer from and to ``width`` channels. ``copies``: how many tensors of the size of its messages PyG holds at once, forward
-    and in training, at the least. ``reduce``: what it does with neighbours."""
+    """A layer from and to ``width`` channels. ``copies``: how many tensors of the size of its
+    messages PyG holds at once, forward and in training, at the least. ``reduce``: what it does with
+    neighbours."""
 
     name: str
     class_name: str
@@ -33,8 +34,8 @@ LAYERS = {layer.name: layer for layer in (
 
 
 def build_layer(layer: PlainLayer, edge_index: Any, num_nodes: int, seed: int = 0) -> Any:
-    """The layer on the edges' device, with its host's defaults and weights fixed by ``seed``. PNA has four reduces and three
-    scalers, of this graph's degrees."""
+    """The layer on the edges' device, with its host's defaults and weights fixed by ``seed``. PNA
+    has four reduces and three scalers, of this graph's degrees."""
     import torch
     import torch_geometric.nn as nn
 
@@ -43,8 +44,8 @@ def build_layer(layer: PlainLayer, edge_index: Any, num_nodes: int, seed: int = 
         made = nn.GINConv(torch.nn.Linear(layer.width, layer.width))
     elif layer.class_name == "PNAConv":
         degrees = torch.bincount(torch.bincount(edge_index[1], minlength=num_nodes)).cpu()
-        made = nn.PNAConv(layer.width, layer.width, ["mean", "min", "max", "std"], ["identity", "amplification", "attenuation"],
-                          degrees)
+        made = nn.PNAConv(layer.width, layer.width, ["mean", "min", "max", "std"],
+                          ["identity", "amplification", "attenuation"], degrees)
     elif layer.class_name == "SAGEConv":
         made = nn.SAGEConv(layer.width, layer.width, aggr=layer.reduce)
     else:
@@ -52,7 +53,8 @@ def build_layer(layer: PlainLayer, edge_index: Any, num_nodes: int, seed: int = 
     return made.to(edge_index.device)
 
 
-def build_two_layers(class_name: str, device: Any, channels: int, classes: int, seed: int = 0) -> Any:
+def build_two_layers(class_name: str, device: Any, channels: int, classes: int,
+                     seed: int = 0) -> Any:
     """Two layers as in sampled training: ``channels`` -> 64 -> ``classes``."""
     import torch
     import torch_geometric.nn as nn

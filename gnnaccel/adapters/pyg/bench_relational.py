@@ -1,4 +1,5 @@
-"""PyG's relational layers for the benchmark, and models of such: built, and fitted with their inputs."""
+"""PyG's relational layers for the benchmark, and models of such: built, and fitted with their
+inputs."""
 from __future__ import annotations
 
 import dataclasses
@@ -8,10 +9,11 @@ from gnnaccel.adapters.pyg.bench import IN_CHANNELS
 
 @dataclasses.dataclass(frozen=True)
 class RelationLayer:
-    """A relational layer, or a model that the function ``class_name`` makes of two: ``heads`` heads of ``width`` features each.
+    """A relational layer, or a model that the function ``class_name`` makes of two: ``heads`` heads
+    of ``width`` features each.
 
-    ``typed`` layers take dictionaries by node type and (source type, relation, destination type); the others take all
-    nodes in one tensor, ``edge_index`` and ``edge_type``.
+    ``typed`` layers take dictionaries by node type and (source type, relation, destination type);
+    the others take all nodes in one tensor, ``edge_index`` and ``edge_type``.
     """
 
     name: str
@@ -50,11 +52,12 @@ def resolve(name: str) -> RelationLayer:
     raise ValueError(f"no layer {name!r}; known: {', '.join(LAYERS)}")
 
 
-def build_layer(layer: RelationLayer, num_relations: int, node_types: list[str], triples: list[tuple[str, str, str]],
-                device, seed: int = 0):
+def build_layer(layer: RelationLayer, num_relations: int, node_types: list[str],
+                triples: list[tuple[str, str, str]], device, seed: int = 0):
     """The layer with its host's defaults and weights fixed by ``seed``.
 
-    ``node_types`` and ``triples`` are the metadata of typed layers, ``num_relations`` that of the others.
+    ``node_types`` and ``triples`` are the metadata of typed layers, ``num_relations`` that of the
+    others.
     """
     import torch
     import torch_geometric.nn
@@ -65,17 +68,20 @@ def build_layer(layer: RelationLayer, num_relations: int, node_types: list[str],
     elif layer.class_name in MODELS:
         made = _model(layer, node_types, triples)
     elif layer.class_name == "HGTConv":
-        made = torch_geometric.nn.HGTConv(IN_CHANNELS, layer.out_channels, (node_types, triples), heads=layer.heads)
+        made = torch_geometric.nn.HGTConv(IN_CHANNELS, layer.out_channels, (node_types, triples),
+                                          heads=layer.heads)
     else:
         options = {"heads": layer.heads} if layer.class_name == "RGATConv" else {}
-        made = getattr(torch_geometric.nn, layer.class_name)(IN_CHANNELS, layer.width, num_relations, **options)
+        made = getattr(torch_geometric.nn,
+                       layer.class_name)(IN_CHANNELS, layer.width, num_relations, **options)
     return made.to(device)
 
 
 def _hetero_sage(layer: RelationLayer, triples: list[tuple[str, str, str]]):
     from torch_geometric.nn import HeteroConv, SAGEConv
 
-    return HeteroConv({triple: SAGEConv((IN_CHANNELS, IN_CHANNELS), layer.width) for triple in triples})
+    return HeteroConv({triple: SAGEConv((IN_CHANNELS, IN_CHANNELS), layer.width)
+                       for triple in triples})
 
 
 def _model(layer: RelationLayer, node_types: list[str], triples: list[tuple[str, str, str]]):

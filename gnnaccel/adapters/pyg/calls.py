@@ -19,7 +19,8 @@ def rows(module: Any, x: Tensor, heads: int, width: int) -> Tensor | Mapped:
 
 
 def bias_inside(layer: Any) -> bool:
-    """Whether the bias goes into the Program: heads lie side by side and no residual comes in between."""
+    """Whether the bias goes into the Program: heads lie side by side and no residual comes in
+    between."""
     return bool(layer.concat) and layer.bias is not None and layer._modules.get("res") is None
 
 
@@ -33,7 +34,8 @@ def finish(layer: Any, out: Tensor, residual: Tensor | None, biased: bool = Fals
 
 
 def parameter(layer: Any, name: str) -> Tensor | None:
-    """``layer.name``, past ``Module.__getattr__`` where it is a plain parameter (it may be computed, by a parametrization)."""
+    """``layer.name``, past ``Module.__getattr__`` where it is a plain parameter (it may be
+    computed, by a parametrization)."""
     found = layer._parameters.get(name)
     return getattr(layer, name) if found is None else found
 

@@ -10,20 +10,27 @@ from gnnaccel.dispatch.reasons import Reason, reason
 
 
 def plain(edge_index: Any, num_src: int, num_dst: int, device: torch.device) -> Tensor | Reason:
-    """The plain [2, E] tensor behind ``edge_index`` (a tensor or an EdgeIndex that fits the sizes), or why there is none."""
-    if type(edge_index).__name__ == "EdgeIndex" and type(edge_index).__module__.startswith("torch_geometric."):
+    """The plain [2, E] tensor behind ``edge_index`` (a tensor or an EdgeIndex that fits the sizes),
+    or why there is none."""
+    if (type(edge_index).__name__ == "EdgeIndex"
+        and type(edge_index).__module__.startswith("torch_geometric.")):
         rows, cols = edge_index.sparse_size()
         if (rows not in (None, num_src)) or (cols not in (None, num_dst)):
-            return reason("GA204", f"the EdgeIndex is for {rows} x {cols} nodes, the features for {num_src} x {num_dst}")
-        if not edge_index.is_inference() and edge_index._version:  # of which the tensor behind it knows nothing
+            return reason("GA204",
+                          f"the EdgeIndex is for {rows} x {cols} nodes, the features for "
+                          f"{num_src} x {num_dst}")
+        # of which the tensor behind it knows nothing
+        if not edge_index.is_inference() and edge_index._version:
             return reason("GA204", "the EdgeIndex was changed in place", "make a new one")
         edge_index = getattr(edge_index, "_data", None)
         if edge_index is None:
-            return reason("GA204", "this version of PyG keeps no plain tensor in its EdgeIndex", "update torch-geometric")
+            return reason("GA204", "this version of PyG keeps no plain tensor in its EdgeIndex",
+                          "update torch-geometric")
     if type(edge_index) is not Tensor:
         return reason("GA204", f"edge_index is a {type(edge_index).__name__}")
     if edge_index.layout != torch.strided or edge_index.dim() != 2 or edge_index.shape[0] != 2:
-        return reason("GA204", f"edge_index is {edge_index.layout} of shape {list(edge_index.shape)}")
+        return reason("GA204",
+                      f"edge_index is {edge_index.layout} of shape {list(edge_index.shape)}")
     if edge_index.dtype not in (torch.int64, torch.int32):
         return reason("GA204", f"edge_index is {edge_index.dtype}", "use int64 or int32 ids")
     if edge_index.device != device:
@@ -34,10 +41,12 @@ def plain(edge_index: Any, num_src: int, num_dst: int, device: torch.device) -> 
 
 
 def with_loops(edge_attr: Tensor, edge_index: Tensor, loops: int, fill_value: Any) -> Tensor:
-    """Edge features by edge id: those of the caller's edges, then those of the added self loops [E + loops, ...].
+    """Edge features by edge id: those of the caller's edges, then those of the added self loops [E
+    + loops, ...].
 
-    The rows of self loops that the layer drops are still there; no kernel reads them. ``fill_value`` as in PyG's
-    ``add_self_loops``: a number, a tensor, or a reduction over the edges that enter the node.
+    The rows of self loops that the layer drops are still there; no kernel reads them.
+    ``fill_value`` as in PyG's ``add_self_loops``: a number, a tensor, or a reduction over the edges
+    that enter the node.
     """
     if not loops:
         return edge_attr
@@ -47,10 +56,12 @@ def with_loops(edge_attr: Tensor, edge_index: Tensor, loops: int, fill_value: An
     elif isinstance(fill_value, str):
         from torch_geometric.utils import scatter
 
-        scatter = getattr(scatter, "__original_fn", scatter)  # a part of the layer's call, not one of its own
+        # a part of the layer's call, not one of its own
+        scatter = getattr(scatter, "__original_fn", scatter)
 
         src, dst = edge_index.unbind(0)
-        kept = dst.long().masked_fill(src == dst, loops).clamp(max=loops)  # dropped loops, and nodes without one, to a spare row
+        # dropped loops, and nodes without one, to a spare row
+        kept = dst.long().masked_fill(src == dst, loops).clamp(max=loops)
         attr = scatter(edge_attr, kept, 0, loops + 1, fill_value)[:loops]
     elif isinstance(fill_value, Tensor):
         fill = fill_value.to(edge_attr.device, edge_attr.dtype)

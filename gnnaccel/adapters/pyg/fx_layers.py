@@ -1,9 +1,11 @@
 """Layers over edge types in the graph of a model that `torch_geometric.nn.to_hetero` made.
 
-There a message-passing layer is a ModuleDict with a copy for each edge type, called one by one; what they give is then added up
-(or multiplied, or the larger or smaller taken) by destination type, in pairs. Together that is a HeteroConv.
+There a message-passing layer is a ModuleDict with a copy for each edge type, called one by one;
+what they give is then added up (or multiplied, or the larger or smaller taken) by destination type,
+in pairs. Together that is a HeteroConv.
 
-What is read is the graph, not how it came about: inputs have to be one node per type, and nothing else may use what lies between.
+What is read is the graph, not how it came about: inputs have to be one node per type, and nothing
+else may use what lies between.
 """
 from __future__ import annotations
 
@@ -21,10 +23,11 @@ from gnnaccel.adapters.pyg.inner_convs import KINDS
 
 
 class Layer(NamedTuple):
-    """``path``: of the ModuleDict; ``keys``: of its modules; ``names``: their edge types; ``aggr``: as HeteroConv's here, see
-    `hetero`; ``calls``: of the modules; ``between``: what puts them together; ``x``, ``edges``: the inputs, by node type and one
-    for each call; ``more``: further positional and keyword arguments of each, () where there are none; ``results``: by
-    destination type."""
+    """``path``: of the ModuleDict; ``keys``: of its modules; ``names``: their edge types; ``aggr``:
+    as HeteroConv's here, see `hetero`; ``calls``: of the modules; ``between``: what puts them
+    together; ``x``, ``edges``: the inputs, by node type and one for each call; ``more``: further
+    positional and keyword arguments of each, () where there are none; ``results``: by destination
+    type."""
 
     path: str
     keys: tuple[str, ...]
@@ -46,11 +49,14 @@ def find(graph: Graph, root: torch.nn.Module) -> list[Layer]:
 
 
 def replace(graph: Graph, layer: Layer, target: Callable) -> None:
-    """Let ``target(modules, x, edges, more)`` be called in place of the layer; it gives a dictionary by destination type."""
+    """Let ``target(modules, x, edges, more)`` be called in place of the layer; it gives a
+    dictionary by destination type."""
     with graph.inserting_before(layer.calls[0]):
         modules = graph.create_node("get_attr", layer.path)
-        out = graph.create_node("call_function", target, (modules, tuple(layer.x.values()), layer.edges, layer.more))
-        items = {dst: graph.create_node("call_function", operator.getitem, (out, dst)) for dst in layer.results}
+        out = graph.create_node("call_function", target,
+                                (modules, tuple(layer.x.values()), layer.edges, layer.more))
+        items = {dst: graph.create_node("call_function", operator.getitem, (out, dst))
+                 for dst in layer.results}
     for dst, result in layer.results.items():
         result.replace_all_uses_with(items[dst])
     for node in (*reversed(layer.between), *reversed(layer.calls)):
@@ -58,13 +64,16 @@ def replace(graph: Graph, layer: Layer, target: Callable) -> None:
 
 
 def _edge_types(graph: Graph) -> dict[str, EdgeType | None]:
-    """The edge types that are looked up in the model's arguments, by the keys of their modules; None where two have one."""
+    """The edge types that are looked up in the model's arguments, by the keys of their modules;
+    None where two have one."""
     from torch_geometric.nn.to_hetero_transformer import key2str
 
     found: dict[str, EdgeType | None] = {}
     for node in graph.nodes:
-        name = node.args[1] if node.op == "call_method" and node.target == "get" and len(node.args) == 3 else None
-        if isinstance(name, tuple) and len(name) == 3 and all(isinstance(part, str) for part in name):
+        name = (node.args[1] if node.op == "call_method" and node.target == "get"
+                and len(node.args) == 3 else None)
+        if (isinstance(name, tuple) and len(name) == 3
+            and all(isinstance(part, str) for part in name)):
             key = key2str(name)
             found[key] = name if found.get(key, name) == name else None
     return found
@@ -86,12 +95,14 @@ def _runs(graph: Graph, root: torch.nn.Module) -> Iterator[tuple[str, dict[str, 
 
 
 def _conv(node: Node, root: torch.nn.Module) -> tuple[str | None, str]:
-    """Where a called layer is, if it is one of those that run together: the path of its ModuleDict, and the key in there."""
+    """Where a called layer is, if it is one of those that run together: the path of its ModuleDict,
+    and the key in there."""
     if node.op != "call_module":
         return None, ""
     path, _, key = node.target.rpartition(".")
     modules: Any = root
-    for part in path.split("."):  # the container may be any module: copies of a GraphModule have others than it has
+    # the container may be any module: copies of a GraphModule have others than it has
+    for part in path.split("."):
         modules = None if modules is None else modules._modules.get(part)
     if modules is None:
         return None, ""
@@ -104,7 +115,8 @@ def is_kind(module: Any) -> bool:
 
 def _read(path: str, calls: dict[str, Node], known: dict[str, EdgeType | None]) -> Layer | None:
     names = [known.get(key) for key in calls]
-    inputs = None if None in names or len(set(names)) < len(names) else _inputs(names, list(calls.values()))
+    inputs = (None if None in names
+              or len(set(names)) < len(names) else _inputs(names, list(calls.values())))
     if inputs is None:
         return None
     by_type: dict[str, list[Node]] = {}
@@ -114,16 +126,19 @@ def _read(path: str, calls: dict[str, Node], known: dict[str, EdgeType | None]) 
     if found is None:
         return None
     aggr, between, results = found
-    return Layer(path, tuple(calls), tuple(names), aggr, tuple(calls.values()), between, *inputs, results)
+    return Layer(path, tuple(calls), tuple(names), aggr, tuple(calls.values()), between, *inputs,
+                 results)
 
 
-def _inputs(names: list[EdgeType], calls: list[Node]) -> tuple[dict[str, Node], tuple[Node, ...], tuple] | None:
+def _inputs(names: list[EdgeType],
+            calls: list[Node]) -> tuple[dict[str, Node], tuple[Node, ...], tuple] | None:
     """What goes in, by node type, by edge type, and what else; None where it is not that."""
     x: dict[str, Node] = {}
     edges, more, own = [], [], set(calls)
     for (src, _, dst), node in zip(names, calls):
         kwargs = dict(node.kwargs)
-        args = list(node.args[:2]) + [kwargs.pop(name, None) for name in ("x", "edge_index")[len(node.args):]]
+        args = list(node.args[:2]) + [kwargs.pop(name, None)
+                                      for name in ("x", "edge_index")[len(node.args):]]
         features = (args[0], args[0]) if src == dst else args[0]
         if not isinstance(features, (tuple, list)) or len(features) != 2:
             return None
@@ -138,8 +153,10 @@ def _inputs(names: list[EdgeType], calls: list[Node]) -> tuple[dict[str, Node], 
     return x, tuple(edges), () if plain else tuple(more)
 
 
-def _together(by_type: dict[str, list[Node]]) -> tuple[Any, tuple[Node, ...], dict[str, Node]] | None:
-    """(aggr, the nodes that put calls together, the result of each type); None where other nodes do."""
+def _together(by_type: dict[str,
+                            list[Node]]) -> tuple[Any, tuple[Node, ...], dict[str, Node]] | None:
+    """(aggr, the nodes that put calls together, the result of each type); None where other nodes
+    do."""
     several = {dst: calls for dst, calls in by_type.items() if len(calls) > 1}
     results = {dst: calls[0] for dst, calls in by_type.items()}
     if not several:
@@ -162,7 +179,8 @@ def _together(by_type: dict[str, list[Node]]) -> tuple[Any, tuple[Node, ...], di
 
 
 def _pairs(calls: list[Node], fold: Callable) -> list[Node]:
-    """The nodes that put ``calls`` together, first the first two, their result last in the queue; [] where others do."""
+    """The nodes that put ``calls`` together, first the first two, their result last in the queue;
+    [] where others do."""
     queue, found = deque(calls), []
     while len(queue) > 1:
         a, b = queue.popleft(), queue.popleft()
@@ -180,4 +198,5 @@ def _divided(result: Node, count: int) -> Node | None:
 
 
 def _calls(node: Node, function: Callable, args: tuple) -> bool:
-    return node.op == "call_function" and node.target is function and node.args == args and not node.kwargs
+    return (node.op == "call_function" and node.target is function and node.args == args
+            and not node.kwargs)

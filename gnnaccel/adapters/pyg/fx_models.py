@@ -1,8 +1,9 @@
-"""Calls of the models that `to_hetero` and `to_hetero_with_bases` of `torch_geometric.nn` make: `torch.fx.GraphModule`s.
+"""Calls of the models that `to_hetero` and `to_hetero_with_bases` of `torch_geometric.nn` make:
+`torch.fx.GraphModule`s.
 
-Such a model is left as it is. What is replaced is how GraphModules are called: one that has layers over edge types runs code
-generated from a copy of its graph, in which each such layer is one call (`to_hetero`, `basis`). So it does not matter when the
-model was made, copied or loaded.
+Such a model is left as it is. What is replaced is how GraphModules are called: one that has layers
+over edge types runs code generated from a copy of its graph, in which each such layer is one call
+(`to_hetero`, `basis`). So it does not matter when the model was made, copied or loaded.
 """
 from __future__ import annotations
 
@@ -26,8 +27,9 @@ from gnnaccel.dispatch.records import listening
 
 
 class Code(NamedTuple):
-    """``native``: the model's own code, weakly; ``forward``: ours in its place, None where there is nothing to replace;
-    ``absent``: the arguments, by place and name, that have to be None for it."""
+    """``native``: the model's own code, weakly; ``forward``: ours in its place, None where there is
+    nothing to replace; ``absent``: the arguments, by place and name, that have to be None for
+    it."""
 
     native: weakref.ref
     forward: Callable | None = None
@@ -38,8 +40,8 @@ _codes: IdentityMap[Code] = IdentityMap()
 
 
 def install(patches: PatchSet) -> None:
-    """Replace the calling of GraphModules through ``patches``. Not in every version of torch: there these models run as they
-    are written."""
+    """Replace the calling of GraphModules through ``patches``. Not in every version of torch: there
+    these models run as they are written."""
     from torch._C._dynamo import eval_frame
     from torch._dynamo import decorators
     from torch.fx import graph_module
@@ -53,8 +55,8 @@ def install(patches: PatchSet) -> None:
 
 
 def _calling(native: Callable, compiler: Callable) -> Callable:
-    """``native``, or our code in the model's place. Not to be looked at by compilers, which go on to the model's own code;
-    ``compiler()``: what follows the calls here."""
+    """``native``, or our code in the model's place. Not to be looked at by compilers, which go on
+    to the model's own code; ``compiler()``: what follows the calls here."""
 
     @functools.wraps(native)
     def call(self: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:
@@ -69,20 +71,24 @@ def _calling(native: Callable, compiler: Callable) -> Callable:
         code = _code_of(obj)
         if code.forward is None or not _plain(obj, args, kwargs) or not _fits(code, args, kwargs):
             return native(self, obj, *args, **kwargs)
-        return code.forward(obj, *args, **kwargs) if told else native_again.watch(obj, code.forward, args, kwargs, config)
+        return (code.forward(obj, *args, **kwargs)
+                if told else native_again.watch(obj, code.forward, args, kwargs, config))
 
     return call
 
 
 def _plain(model: Any, args: tuple, kwargs: dict) -> bool:
     """Whether a call does nothing but to run the model's code, on dictionaries."""
-    return (not guards.has_hooks(model) and not guards.any_global_hook() and "forward" not in model.__dict__
+    return (not guards.has_hooks(model) and not guards.any_global_hook()
+            and "forward" not in model.__dict__
             and guards.context_reason() is None
-            and all(value is None or isinstance(value, Mapping) for value in (*args, *kwargs.values())))
+            and all(value is None or isinstance(value, Mapping)
+                    for value in (*args, *kwargs.values())))
 
 
 def _fits(code: Code, args: tuple, kwargs: dict) -> bool:
-    return all((args[at] if at < len(args) else kwargs.get(name)) is None for at, name in code.absent)
+    return all((args[at] if at < len(args) else kwargs.get(name)) is None
+               for at, name in code.absent)
 
 
 def _code_of(model: Any) -> Code:
@@ -98,7 +104,8 @@ def _code_of(model: Any) -> Code:
 def _generated(model: Any, native: weakref.ref) -> Code:
     if not any(map(fx_layers.is_kind, model.modules())) or getattr(model, "_is_replica", False):
         return Code(native)
-    if type(model.graph._codegen) is not torch.fx.graph.CodeGen or model.graph.python_code("self").src != model.code:
+    if (type(model.graph._codegen) is not torch.fx.graph.CodeGen
+        or model.graph.python_code("self").src != model.code):
         return Code(native)  # the graph was changed after the code was made of it
     graph = copy.deepcopy(model.graph)
     absent = fx_trim.passed_through(graph, model)

@@ -1,7 +1,8 @@
-"""`TrimToLayer`, which PyG's own models call before each layer, in the graph of a model that `to_hetero` made.
+"""`TrimToLayer`, which PyG's own models call before each layer, in the graph of a model that
+`to_hetero` made.
 
-Where no numbers of sampled nodes and edges are given it hands back what it got, but for each edge type anew: so in the graph it
-hides that layers' inputs are one for each node type.
+Where no numbers of sampled nodes and edges are given it hands back what it got, but for each edge
+type anew: so in the graph it hides that layers' inputs are one for each node type.
 """
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ _RESULTS = 3  # features, edges, what belongs to edges: the last three arguments
 
 
 def passed_through(graph: Graph, root: torch.nn.Module) -> list[str] | None:
-    """Take out all such calls; the names of the model's arguments that have to be None for that. None if it cannot be done;
-    then the graph may be half changed."""
+    """Take out all such calls; the names of the model's arguments that have to be None for that.
+    None if it cannot be done; then the graph may be half changed."""
     absent: dict[str, None] = {}
     numbers: list[Node] = []
     for node in list(graph.nodes):
@@ -47,11 +48,13 @@ def _trims(root: torch.nn.Module, target: str) -> bool:
     module: Any = root
     for part in target.split("."):
         module = None if module is None else module._modules.get(part)
-    return type(module).__name__ == "TrimToLayer" and type(module).__module__.startswith("torch_geometric.")
+    return (type(module).__name__ == "TrimToLayer"
+            and type(module).__module__.startswith("torch_geometric."))
 
 
 def _is_item(node: Node) -> bool:
-    return (node.op == "call_function" and node.target is operator.getitem and type(node.args[1]) is int
+    return (node.op == "call_function" and node.target is operator.getitem
+            and type(node.args[1]) is int
             and 0 <= node.args[1] < _RESULTS)
 
 
@@ -63,7 +66,8 @@ def _nodes(value: Any) -> list[Node]:
 
 def _argument(node: Node) -> str | None:
     """The model's argument that ``node`` looks up a type in."""
-    while node.op == "call_method" and node.target == "get" or node.op == "call_function" and len(node.all_input_nodes) == 1:
+    while (node.op == "call_method" and node.target == "get" or node.op == "call_function"
+           and len(node.all_input_nodes) == 1):
         node = node.args[0]
     return node.target if node.op == "placeholder" else None
 

@@ -25,19 +25,23 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[Stated, Given] | Reaso
         return reason("GA206", "the arguments do not fit GATConv.forward")
     x, edge_index, edge_attr, size, weights = bound
     if weights is not None:  # PyG before 2.8 returns them for False as well
-        return reason("GA208", "attention weights were asked for", "call the layer without return_attention_weights")
+        return reason("GA208", "attention weights were asked for",
+                      "call the layer without return_attention_weights")
     pair = not isinstance(x, Tensor)
     if pair and not (isinstance(x, (tuple, list)) and len(x) == 2):
         return reason("GA206", f"x is a {type(x).__name__}")
     x_src, x_dst = x if pair else (x, x)
-    why = (guards.features_reason(x_src) or (guards.features_reason(x_dst, "x[1]") if x_dst is not None else None)
-           or guards.lazy_reason(layer.lin, layer.lin_src, layer.lin_dst, layer.lin_edge, getattr(layer, "res", None)))
+    why = (guards.features_reason(x_src)
+           or (guards.features_reason(x_dst, "x[1]") if x_dst is not None else None)
+           or guards.lazy_reason(layer.lin, layer.lin_src, layer.lin_dst, layer.lin_edge,
+                                 getattr(layer, "res", None)))
     if why is not None:
         return why
     num_src = x_src.shape[0]
     num_dst = x_dst.shape[0] if x_dst is not None else size[1] if size is not None else num_src
     if size is not None and (num_dst is None or tuple(size) != (num_src, num_dst)):
-        return reason("GA206", f"size={tuple(size)} does not fit features of {num_src} and {num_dst} nodes")
+        return reason("GA206",
+                      f"size={tuple(size)} does not fit features of {num_src} and {num_dst} nodes")
     plain = edges.plain(edge_index, num_src, num_dst, x_src.device)
     if type(plain) is Reason:
         return plain
@@ -47,10 +51,11 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[Stated, Given] | Reaso
         return why
     same = x_src is x_dst and layer.lin is not None
     row, out = calls.dtypes(x_src, layer.att_src)
-    program = programs.gat(layer.negative_slope, layer.dropout if layer.training else 0.0, same, x_dst is not None, edge,
-                           calls.bias_inside(layer))
-    stated = Stated(program, "GATConv", layer.heads, layer.out_channels, row, out, num_src, num_dst, plain.shape[1],
-                    min(num_src, num_dst) if layer.add_self_loops else 0, calls.exposed(layer))
+    program = programs.gat(layer.negative_slope, layer.dropout if layer.training else 0.0, same,
+                           x_dst is not None, edge, calls.bias_inside(layer))
+    stated = Stated(program, "GATConv", layer.heads, layer.out_channels, row, out, num_src, num_dst,
+                    plain.shape[1], min(num_src, num_dst) if layer.add_self_loops else 0,
+                    calls.exposed(layer))
     return stated, Given(x_src, x_dst, plain, edge_attr if edge else None)
 
 
@@ -67,9 +72,11 @@ def again(layer: Any, args: tuple, kwargs: dict, kept: None) -> Given:
 def run(layer: Any, stated: Stated, given: Given, attend: Any) -> Tensor:
     h, c, modules = stated.heads, stated.width, layer._modules
     x_src, x_dst = given.x_src, given.x_dst
-    residual = modules["res"](x_dst) if modules.get("res") is not None and x_dst is not None else None
+    residual = (modules["res"](x_dst) if modules.get("res") is not None
+                and x_dst is not None else None)
     shared = modules.get("lin") is not None
-    tensors = {"x": calls.rows(modules["lin" if shared else "lin_src"], x_src, h, c), "att_src": calls.parameter(layer, "att_src")}
+    tensors = {"x": calls.rows(modules["lin" if shared else "lin_src"], x_src, h, c),
+               "att_src": calls.parameter(layer, "att_src")}
     if x_dst is not None:
         tensors["att_dst"] = calls.parameter(layer, "att_dst")
         if not (shared and x_dst is x_src):
@@ -83,20 +90,23 @@ def run(layer: Any, stated: Stated, given: Given, attend: Any) -> Tensor:
 
 
 def bind(layer: Any, call: Any) -> Any:
-    """A plain call bound to the layer's weights, which the signature knows by identity; None where only `run` can do it."""
+    """A plain call bound to the layer's weights, which the signature knows by identity; None where
+    only `run` can do it."""
     lin, own = layer._modules.get("lin"), layer._parameters
-    if not (layer.concat and guards.plain_linear(lin) and layer._modules.get("res") is None and lin.bias is None):
+    if not (layer.concat and guards.plain_linear(lin) and layer._modules.get("res") is None
+            and lin.bias is None):
         return None
     tensors = [lin._parameters.get("weight"), own.get("att_src"), own.get("att_dst")]
     tensors += [own.get("bias")] if call.program.has_input("bias") else []
-    if any(type(t) is not torch.nn.Parameter for t in tensors) or (layer.bias is None) is (len(tensors) == 4):
+    if (any(type(t) is not torch.nn.Parameter for t in tensors)
+        or (layer.bias is None) is (len(tensors) == 4)):
         return None
     return attention_bound.bind(call, attention_bound.Weights(*tensors))
 
 
 def _edge_term(layer: Any, stated: Stated, given: Given) -> Tensor:
-    """[E + loops, H]: <lin_edge(edge_attr), att_edge>, as one product with the folded weight where nobody watches lin_edge:
-    the [E, H, C] rows between are never made."""
+    """[E + loops, H]: <lin_edge(edge_attr), att_edge>, as one product with the folded weight where
+    nobody watches lin_edge: the [E, H, C] rows between are never made."""
     attr = edges.with_loops(given.edge_attr, given.edge_index, stated.loops, layer.fill_value)
     if attr.dim() == 1:
         attr = attr.view(-1, 1)

@@ -10,7 +10,8 @@ from gnnaccel.dispatch import attention_programs as programs
 from gnnaccel.dispatch.reasons import Reason, reason
 from gnnaccel.dispatch.request import Given, Stated
 
-FIELDS = ("heads", "out_channels", "concat", "negative_slope", "dropout", "add_self_loops", "share_weights")
+FIELDS = ("heads", "out_channels", "concat", "negative_slope", "dropout", "add_self_loops",
+          "share_weights")
 WATCHED = ()
 _ARGUMENTS = ("x", "edge_index"), ("edge_attr", "return_attention_weights")
 
@@ -21,13 +22,15 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[Stated, Given] | Reaso
         return reason("GA206", "the arguments do not fit GATv2Conv.forward")
     x, edge_index, edge_attr, weights = bound
     if weights is not None:  # PyG before 2.8 returns them for False as well
-        return reason("GA208", "attention weights were asked for", "call the layer without return_attention_weights")
+        return reason("GA208", "attention weights were asked for",
+                      "call the layer without return_attention_weights")
     pair = not isinstance(x, Tensor)
     if pair and not (isinstance(x, (tuple, list)) and len(x) == 2):
         return reason("GA206", f"x is a {type(x).__name__}")
     x_l, x_r = x if pair else (x, x)
     why = (guards.features_reason(x_l) or guards.features_reason(x_r, "x[1]")
-           or guards.lazy_reason(layer.lin_l, layer.lin_r, layer.lin_edge, getattr(layer, "res", None)))
+           or guards.lazy_reason(layer.lin_l, layer.lin_r, layer.lin_edge,
+                                 getattr(layer, "res", None)))
     if why is not None:
         return why
     plain = edges.plain(edge_index, x_l.shape[0], x_r.shape[0], x_l.device)
@@ -38,10 +41,12 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[Stated, Given] | Reaso
         if why is not None or layer.lin_edge is None:
             return why or reason("GA206", "edge_attr was given to a layer without edge_dim")
     row, out = calls.dtypes(x_l, layer.att)
-    program = programs.gatv2(layer.negative_slope, layer.dropout if layer.training else 0.0, edge_attr is not None,
-                             calls.bias_inside(layer))
-    stated = Stated(program, "GATv2Conv", layer.heads, layer.out_channels, row, out, x_l.shape[0], x_r.shape[0],
-                    plain.shape[1], min(x_l.shape[0], x_r.shape[0]) if layer.add_self_loops else 0, calls.exposed(layer))
+    program = programs.gatv2(layer.negative_slope, layer.dropout if layer.training else 0.0,
+                             edge_attr is not None, calls.bias_inside(layer))
+    stated = Stated(program, "GATv2Conv", layer.heads, layer.out_channels, row, out, x_l.shape[0],
+                    x_r.shape[0], plain.shape[1],
+                    min(x_l.shape[0], x_r.shape[0]) if layer.add_self_loops else 0,
+                    calls.exposed(layer))
     return stated, Given(x_l, x_r, plain, edge_attr)
 
 
@@ -64,7 +69,8 @@ def run(layer: Any, stated: Stated, given: Given, attend: Any) -> Tensor:
     tensors = {"keys": keys, "queries": queries, "att": calls.parameter(layer, "att")}
     if given.edge_attr is not None:
         attr = edges.with_loops(given.edge_attr, given.edge_index, stated.loops, layer.fill_value)
-        tensors["edges"] = modules["lin_edge"](attr.view(-1, 1) if attr.dim() == 1 else attr).view(-1, h, c)
+        tensors["edges"] = modules["lin_edge"](attr.view(-1, 1)
+                                               if attr.dim() == 1 else attr).view(-1, h, c)
     biased = stated.program.has_input("bias")
     if biased:
         tensors["bias"] = layer.bias

@@ -1,5 +1,5 @@
-"""What layers derive from the graph alone at every call, such as GCN's normalisation and added self loops, kept with the caller's
-tensors and handed out again for as long as those stay as they are.
+"""What layers derive from the graph alone at every call, such as GCN's normalisation and added self
+loops, kept with the caller's tensors and handed out again for as long as those stay as they are.
 
 Being the same tensors each time, they find the structure that was built for them. PyG's modules
 import these functions from each other by name, so every such name is replaced. Nothing is kept that
@@ -30,8 +30,8 @@ from gnnaccel.dispatch.structure import check_ids
 
 _CONV = "torch_geometric.nn.conv."
 #: functions that layers' modules call at every forward, by module
-_LOOPS = {"cluster_gcn_conv": ("remove_self_loops", "add_self_loops"), "eg_conv": ("add_remaining_self_loops",),
-          "simple_conv": ("add_self_loops",)}
+_LOOPS = {"cluster_gcn_conv": ("remove_self_loops", "add_self_loops"),
+          "eg_conv": ("add_remaining_self_loops",), "simple_conv": ("add_self_loops",)}
 #: those that these functions call, of modules whose normalisations depend on weights
 _INSIDE = {_CONV + "gcn_conv": ("add_remaining_self_loops",),
            "torch_geometric.utils.laplacian": ("remove_self_loops", "add_self_loops")}
@@ -170,7 +170,8 @@ def checking(native: Callable) -> Callable:
 
 def _to_be_checked(edge_index: Any, nodes: Any) -> bool:
     return (type(edge_index) is Tensor and (edge_index.is_cuda or driver.placed())
-            and edge_index.layout is torch.strided and type(nodes) is int and (current() is not None or silenced())
+            and edge_index.layout is torch.strided and type(nodes) is int
+            and (current() is not None or silenced())
             and not capture.capturing() and context_reason() is None)
 
 
@@ -208,8 +209,9 @@ def _computed(native: Callable, args: tuple, kwargs: dict) -> Any:
 
 
 def _worth_keeping(edge_index: Any, name: str) -> bool:
-    """Whether these edges came before: for those that come once, keeping anything only costs. On a GPU that is little next to
-    some 25 launches and a wait, which the second layer over a sampled batch then saves."""
+    """Whether these edges came before: for those that come once, keeping anything only costs. On a
+    GPU that is little next to some 25 launches and a wait, which the second layer over a sampled
+    batch then saves."""
     if type(edge_index) is not Tensor or edge_index.is_inference():
         return False
     if capture.capturing():
@@ -226,7 +228,8 @@ def _worth_keeping(edge_index: Any, name: str) -> bool:
 
 
 def _key(name: str, args: tuple, kwargs: dict) -> tuple[tuple[Tensor, ...], tuple] | None:
-    """The tensors among the arguments, and all else that the result depends on; None where it is not to be kept."""
+    """The tensors among the arguments, and all else that the result depends on; None where it is
+    not to be kept."""
     tensors, values = [], [name, *kwargs]
     for value in (*args, *kwargs.values()):
         if type(value) is Tensor:
@@ -256,7 +259,8 @@ class _Kept:
 
     def keep(self, given: tuple[Tensor, ...], found: tuple) -> None:
         memory = {t.untyped_storage().data_ptr(): i for i, t in enumerate(given) if t.numel()}
-        #: for each: the tensor; or the place of a given one, which must not keep itself alive; False where it is a part of one
+        #: for each: the tensor; or the place of a given one, which must not keep itself alive;
+        #: False where it is a part of one
         self._found: list[Any] = []
         for t in found:
             at = None if t is None else memory.get(t.untyped_storage().data_ptr())

@@ -1,5 +1,5 @@
-"""What keeps a PyG layer native whatever its kernels could do: hooks, explanation, overrides, unusual settings; and, from
-`adapters.guards`, what holds for layers of any host."""
+"""What keeps a PyG layer native whatever its kernels could do: hooks, explanation, overrides,
+unusual settings; and, from `adapters.guards`, what holds for layers of any host."""
 from __future__ import annotations
 
 import functools
@@ -17,17 +17,20 @@ from gnnaccel.adapters.own import AGGREGATION, Path, Paths, forward_is_own
 from gnnaccel.dispatch.reasons import Reason, reason
 
 HOOKS = tuple(f"_{stage}_forward{when}_hooks" for stage in
-               ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update") for when in ("_pre", ""))
+               ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
+              for when in ("_pre", ""))
 #: what must not be on an aggregation object
 REDUCING = frozenset(("forward", "reduce"))
 
 
-def layer_reason(layer: Any, path: Path, node_dim: int, aggregations: tuple[str, ...] = ("SumAggregation",),
+def layer_reason(layer: Any, path: Path, node_dim: int,
+                 aggregations: tuple[str, ...] = ("SumAggregation",),
                  hooks: tuple[str, ...] = HOOKS) -> Reason | None:
-    """Why this layer object, as it is now, must run the host's own code; None when nothing speaks against it.
+    """Why this layer object, as it is now, must run the host's own code; None when nothing speaks
+    against it.
 
-    ``path``: what its class runs; ``aggregations``: the host's aggregation classes that the adapter states; ``hooks``: those that
-    keep it native.
+    ``path``: what its class runs; ``aggregations``: the host's aggregation classes that the adapter
+    states; ``hooks``: those that keep it native.
     """
     own = layer.__dict__
     for name in hooks:
@@ -44,7 +47,8 @@ def layer_reason(layer: Any, path: Path, node_dim: int, aggregations: tuple[str,
 
 def _aggregation_reason(layer: Any, known: tuple[str, ...]) -> Reason | None:
     module = layer._modules.get("aggr_module")
-    if type(module).__name__ not in known or not type(module).__module__.startswith("torch_geometric."):
+    if (type(module).__name__ not in known
+        or not type(module).__module__.startswith("torch_geometric.")):
         return reason("GA201", f"the aggregation is {type(module).__name__}")
     return reducing_reason(module)
 
@@ -55,7 +59,8 @@ def reducing_reason(module: Any) -> Reason | None:
         return reason("GA501", "the aggregation module has hooks")
     if not module.__dict__.keys().isdisjoint(REDUCING):
         return reason("GA205", "a method is replaced on the aggregation module")
-    return aggregation_path(type(module)).why if type(module).__module__.startswith("torch_geometric.") else None
+    return (aggregation_path(type(module)).why
+            if type(module).__module__.startswith("torch_geometric.") else None)
 
 
 _reducing: dict[type, Paths] = {}
@@ -77,9 +82,10 @@ def aggregations(names: tuple[str, ...]) -> tuple[type, ...]:
 
 
 def plain_linear(module: Any) -> bool:
-    """Whether the module is a linear map and nothing else, so that its weight says all: not a subclass (parametrizations make
-    one), not an adapter around it, nobody watching."""
-    return (type(module) is (_linear or _linear_class()) and "forward" not in module.__dict__ and not has_hooks(module)
+    """Whether the module is a linear map and nothing else, so that its weight says all: not a
+    subclass (parametrizations make one), not an adapter around it, nobody watching."""
+    return (type(module) is (_linear or _linear_class()) and "forward" not in module.__dict__
+            and not has_hooks(module)
             and not _any_global_hook() and forward_is_own(_linear))
 
 
@@ -95,7 +101,8 @@ def plain_hetero_linear(module: Any) -> bool:
 
 def plain_hetero_dict_linear(module: Any) -> bool:
     """Whether the module does no more than to call its maps by type."""
-    return (type(module) is _hetero_dict_linear_class() and "forward" not in module.__dict__ and not has_hooks(module)
+    return (type(module) is _hetero_dict_linear_class() and "forward" not in module.__dict__
+            and not has_hooks(module)
             and forward_is_own(type(module)))
 
 

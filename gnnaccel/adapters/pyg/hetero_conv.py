@@ -1,7 +1,7 @@
 """HeteroConv of alike layers, one for each relation, run as one layer.
 
-What is no such call stays native: layers of it that are alike run in groups (`hetero_groups`), the others are routed one by one.
-Which layers can run together: `inner_convs.KINDS`.
+What is no such call stays native: layers of it that are alike run in groups (`hetero_groups`), the
+others are routed one by one. Which layers can run together: `inner_convs.KINDS`.
 """
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
-from gnnaccel.adapters.pyg import calls, hetero, hetero_gat, hetero_gatv2, hetero_gin, hetero_groups, hetero_sage, inner_convs
+from gnnaccel.adapters.pyg import (calls, hetero, hetero_gat, hetero_gatv2, hetero_gin,
+                                   hetero_groups, hetero_sage, inner_convs)
 from gnnaccel.adapters.pyg.inner_convs import Together
 from gnnaccel.dispatch.reasons import Reason, reason
 from gnnaccel.dispatch.relational.request import RelationalGiven, RelationalStated
@@ -18,8 +19,8 @@ from gnnaccel.dispatch.relational.request import RelationalGiven, RelationalStat
 FIELDS = ("aggr",)
 inside = hetero_groups.inside
 
-_OF_KIND = {"SAGEConv": hetero_sage, "GraphConv": hetero_sage, "GATConv": hetero_gat, "GATv2Conv": hetero_gatv2,
-            "GCNConv": hetero_sage, "GINConv": hetero_gin}
+_OF_KIND = {"SAGEConv": hetero_sage, "GraphConv": hetero_sage, "GATConv": hetero_gat,
+            "GATv2Conv": hetero_gatv2, "GCNConv": hetero_sage, "GINConv": hetero_gin}
 
 
 def state(layer: Any, args: tuple, kwargs: dict) -> Any:
@@ -28,8 +29,11 @@ def state(layer: Any, args: tuple, kwargs: dict) -> Any:
         return found
     call = hetero_groups.divided(layer, args, kwargs)
     if call is not None:
-        return reason("GA210", f"in groups that run as one: {call.division}; as a whole not: {found.code} {found.text}")
-    return reason("GA210", f"{found.code} {found.text}") if inner_convs.routed_alone(layer) else found
+        return reason("GA210",
+                      f"in groups that run as one: {call.division}; as a whole not: "
+                      f"{found.code} {found.text}")
+    return (reason("GA210", f"{found.code} {found.text}")
+            if inner_convs.routed_alone(layer) else found)
 
 
 def _state(layer: Any, args: tuple, kwargs: dict) -> Any:
@@ -38,7 +42,8 @@ def _state(layer: Any, args: tuple, kwargs: dict) -> Any:
         return reason("GA208", "the call is more than two dictionaries, of features and of edges")
     x_dict, edge_index_dict = bound
     if layer.aggr not in hetero.GROUPINGS and layer.aggr not in hetero.IN_PAIRS:
-        return reason("GA208", f"aggr={layer.aggr!r} over relations", f"use one of {hetero.GROUPINGS}")
+        return reason("GA208", f"aggr={layer.aggr!r} over relations",
+                      f"use one of {hetero.GROUPINGS}")
     together = inner_convs.look_through(layer, edge_index_dict)
     if type(together) is Reason:
         return together

@@ -1,6 +1,8 @@
-"""HeteroDictLinear with many types of few rows each: its linear maps as one product by segment, where launches are what it costs.
+"""HeteroDictLinear with many types of few rows each: its linear maps as one product by segment,
+where launches are what it costs.
 
-As a Program it is HeteroLinear's: row i is the only edge of node i, and the key that it came under its relation.
+As a Program it is HeteroLinear's: row i is the only edge of node i, and the key that it came under
+its relation.
 """
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ from gnnaccel.dispatch.relational import dict_maps, statements
 from gnnaccel.dispatch.relational.request import RelationalGiven, RelationalStated
 from gnnaccel.dispatch.relational.view import Ends
 
-FEWEST = 10  # types below which PyG, too, calls one map after the other: laying rows side by side costs as much
+# types below which PyG, too, calls one map after the other: laying rows side by side costs as much
+FEWEST = 10
 
 
 class _Part(threading.local):
@@ -42,7 +45,8 @@ class _Operands(NamedTuple):
 
 
 def around(forward: Callable, native: Callable) -> Callable:
-    """``forward``, the routed one, behind a quick look: most calls have few types, and such calls may be short."""
+    """``forward``, the routed one, behind a quick look: most calls have few types, and such calls
+    may be short."""
     from torch.compiler import is_compiling
 
     from gnnaccel.dispatch import counters, records
@@ -55,7 +59,8 @@ def around(forward: Callable, native: Callable) -> Callable:
             return native(self, *args, **kwargs)
         if len(args) == 1 and not kwargs and type(args[0]) is dict:
             code = _at_a_glance(args[0])
-            if code is not None and config.when == "profitable" and config.on_fallback == "native" and not records.listening():
+            if (code is not None and config.when == "profitable" and config.on_fallback == "native"
+                and not records.listening()):
                 counters.again(type(self).__name__, code)
                 return native(self, args[0])
         return forward(self, *args, **kwargs)
@@ -64,7 +69,8 @@ def around(forward: Callable, native: Callable) -> Callable:
 
 
 def called_as_part(module: Any, x_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """``module(x_dict)`` inside another layer, with which it was decided that this runs as the host has it."""
+    """``module(x_dict)`` inside another layer, with which it was decided that this runs as the host
+    has it."""
     _part.depth += 1
     try:
         return module(x_dict)
@@ -80,10 +86,12 @@ def _at_a_glance(x_dict: dict) -> str | None:
     return "GA401" if isinstance(first, Tensor) and first.is_cpu and not driver.placed() else None
 
 
-def state(layer: Any, args: tuple, kwargs: dict) -> tuple[RelationalStated, RelationalGiven] | Reason:
+def state(layer: Any, args: tuple,
+          kwargs: dict) -> tuple[RelationalStated, RelationalGiven] | Reason:
     bound = calls.bind(args, kwargs, ("x_dict",), ())
     if bound is None or not isinstance(bound[0], Mapping):
-        return reason("GA206", "the arguments do not fit HeteroDictLinear.forward", "pass a dictionary by type")
+        return reason("GA206", "the arguments do not fit HeteroDictLinear.forward",
+                      "pass a dictionary by type")
     if _fused_by_host(len(bound[0])):
         return reason("GA301", "pyg-lib makes one product of them")
     operands = _operands(layer, bound[0])
@@ -91,15 +99,18 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[RelationalStated, Rela
         return operands
     first, (columns, inner) = operands.x[0], operands.weights[0].shape
     if first.is_cuda and torch.cuda.is_current_stream_capturing():
-        return reason("GA301", "a CUDA graph is being captured: in it launches cost next to nothing")
+        return reason("GA301",
+                      "a CUDA graph is being captured: in it launches cost next to nothing")
     sizes, (row, _) = tuple([x.shape[0] for x in operands.x]), calls.dtypes(first)
     rows, count, structure = sum(sizes), len(sizes), _named(sizes, first.device)
     if not rows:
         return reason("GA303", "there are no rows")
     view = relations.viewer(structure, rows, rows, count, _Rows(sizes))
-    shapes = ("x", (inner,)), ("weight", (columns, inner)), ("types", (count,))  # the estimate takes their exact number
+    # the estimate takes their exact number
+    shapes = ("x", (inner,)), ("weight", (columns, inner)), ("types", (count,))
     program = statements.typed_linear(transposed=True)
-    stated = RelationalStated(program, "HeteroDictLinear", shapes, row, row, rows, rows, rows, count, view, layout=sizes)
+    stated = RelationalStated(program, "HeteroDictLinear", shapes, row, row, rows, rows, rows,
+                              count, view, layout=sizes)
     return stated, RelationalGiven(structure, first.device, operands)
 
 
@@ -111,8 +122,8 @@ def _fused_by_host(types: int) -> bool:
 
 
 def _operands(layer: Any, x_dict: Mapping[str, Any]) -> _Operands | Reason:
-    """The tensors of the types that are there, or why they cannot go through one product. Each is looked at once: there are
-    many."""
+    """The tensors of the types that are there, or why they cannot go through one product. Each is
+    looked at once: there are many."""
     found, dtypes, devices, shapes = _Operands([], [], [], []), set(), set(), set()
     for name, module in layer._modules["lins"]._modules.items():
         if name not in x_dict:
@@ -145,11 +156,15 @@ def _unlike_reason(dtypes: set, devices: set, shapes: set) -> Reason | None:
         return reason("GA206", f"rows and weights are on {', '.join(sorted(map(str, devices)))}")
     autocast = torch.is_autocast_enabled(next(iter(devices)).type)
     if len(dtypes) > 1 and (not autocast or torch.float64 in dtypes):
-        return reason("GA203", f"rows and weights are {', '.join(sorted(map(str, dtypes)))}", "convert them to one dtype")
+        return reason("GA203", f"rows and weights are {', '.join(sorted(map(str, dtypes)))}",
+                      "convert them to one dtype")
     if len(shapes) > 1:
-        return reason("GA208", "the types differ in their channels", "one product takes rows of one width")
+        return reason("GA208", "the types differ in their channels",
+                      "one product takes rows of one width")
     (channels, (_, inner), _), = shapes
-    return None if channels == inner else reason("GA206", f"rows of {channels} channels, the maps take {inner}")
+    return (None
+            if channels == inner
+            else reason("GA206", f"rows of {channels} channels, the maps take {inner}"))
 
 
 @functools.lru_cache(maxsize=256)
@@ -172,11 +187,14 @@ class _Rows:
         return row, row, kinds.repeat_interleave(sizes, output_size=row.shape[0])
 
 
-def run(layer: Any, stated: RelationalStated, given: RelationalGiven, attend: Any) -> dict[str, Tensor]:
+def run(layer: Any, stated: RelationalStated, given: RelationalGiven,
+        attend: Any) -> dict[str, Tensor]:
     types, *operands = given.operands
-    with calls.without_autocast(given.device.type):  # which cannot put tensors of the other half type together
+    # which cannot put tensors of the other half type together
+    with calls.without_autocast(given.device.type):
         if attend.kernels:
-            found = dict_maps.maps(attend.graph.blocks(stated.layout), stated.layout, stated.row, *operands)
+            found = dict_maps.maps(attend.graph.blocks(stated.layout), stated.layout, stated.row,
+                                   *operands)
         else:
             found = dict_maps.maps_by_torch(stated.row, *operands)
     return dict(zip(types, found))

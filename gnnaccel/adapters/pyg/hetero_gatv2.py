@@ -1,4 +1,5 @@
-"""HeteroConv of GATv2Conv as one attention over the virtual graph of `hetero_gat`: rows of each relation, with a vector each."""
+"""HeteroConv of GATv2Conv as one attention over the virtual graph of `hetero_gat`: rows of each
+relation, with a vector each."""
 from __future__ import annotations
 
 import functools
@@ -19,8 +20,8 @@ from gnnaccel.dispatch.relational.request import RelationalGiven
 
 
 class _Parameters(NamedTuple):
-    """One for each relation: maps of sources and destinations [heads * out, in] and their biases, attention vectors
-    [1, heads, out], biases."""
+    """One for each relation: maps of sources and destinations [heads * out, in] and their biases,
+    attention vectors [1, heads, out], biases."""
 
     src: list[Tensor]
     dst: list[Tensor]
@@ -36,20 +37,24 @@ def state(layer: Any, together: Together, x_dict: Mapping[str, Any],
     if type(found) is Reason:
         return found
     operands = hetero_gat.Operands(x_dict, together, found)
-    return hetero_gat.attention("HeteroConv of GATv2Conv", operands, edge_index_dict, found.att[0], programs.gatv2_vectors)
+    return hetero_gat.attention("HeteroConv of GATv2Conv", operands, edge_index_dict, found.att[0],
+                                programs.gatv2_vectors)
 
 
 keep = hetero_gat.keep
 
 
-def again(layer: Any, x_dict: Mapping[str, Tensor], structure: tuple[Tensor, ...], kept: Together) -> hetero_gat.Operands:
+def again(layer: Any, x_dict: Mapping[str, Tensor], structure: tuple[Tensor, ...],
+          kept: Together) -> hetero_gat.Operands:
     return hetero_gat.Operands(x_dict, kept, _taken(kept))
 
 
 def _taken(together: Together) -> _Parameters:
     """The parameters as they are, unchecked."""
-    maps, biases = ([together.parameters(part, name) for part in ("lin_l", "lin_r")] for name in ("weight", "bias"))
-    return _Parameters(*maps, *biases, together.parameters("", "att"), together.parameters("", "bias"))
+    maps, biases = ([together.parameters(part, name) for part in ("lin_l", "lin_r")]
+                    for name in ("weight", "bias"))
+    return _Parameters(*maps, *biases, together.parameters("", "att"),
+                       together.parameters("", "bias"))
 
 
 def _parameters(together: Together) -> _Parameters | Reason:
@@ -63,7 +68,8 @@ def _parameters(together: Together) -> _Parameters | Reason:
 def run(layer: Any, stated: JoinedStated, given: RelationalGiven, attend: Any) -> dict[str, Tensor]:
     x_dict, together, parameters = given.operands
     autocast = torch.is_autocast_enabled(given.device.type)
-    sources, targets = (together.sources, together.of_source), (together.targets, together.of_target)
+    sources, targets = (together.sources,
+                        together.of_source), (together.targets, together.of_target)
     of_src, of_dst = attend.graph.derived(("vectors", *sources, *targets), lambda: tuple(
         _numbers(x_dict, *end, given.device) for end in (sources, targets)))
     results, readers = hetero_gat.watched(together, x_dict, parameters[:-1])
@@ -71,15 +77,21 @@ def run(layer: Any, stated: JoinedStated, given: RelationalGiven, attend: Any) -
     with calls.without_autocast(given.device.type):
         keys = _rows(x_dict, *sources, parameters.src, parameters.bias_src, stated, stack)
         queries = _rows(x_dict, *targets, parameters.dst, parameters.bias_dst, stated, stack)
-        keys, queries = unused.watch(results, keys, readers.sources), unused.watch(results, queries, readers.targets)
+        keys, queries = unused.watch(results, keys,
+                                     readers.sources), unused.watch(results, queries,
+                                                                    readers.targets)
         att = unused.watch(results, torch.cat(parameters.att), readers.relations)
-        out = attend({"keys": keys, "queries": queries, "att": att, "of_src": of_src, "of_dst": of_dst})
-        return hetero_gat.finished(results, out, together, x_dict, parameters.biases, layer.aggr, autocast)
+        out = attend({"keys": keys, "queries": queries, "att": att, "of_src": of_src,
+                      "of_dst": of_dst})
+        return hetero_gat.finished(results, out, together, x_dict, parameters.biases, layer.aggr,
+                                   autocast)
 
 
-def _rows(x_dict: Mapping[str, Tensor], types: tuple[str, ...], of_type: tuple[tuple[int, ...], ...], weights: list[Tensor],
-          biases: list[Tensor] | None, stated: JoinedStated, stack: Callable[[list[Tensor], tuple[int, ...]], Tensor]) -> Tensor:
-    """[rows of the virtual graph at this end, heads, channels]: the maps of a node type's relations as one batched product."""
+def _rows(x_dict: Mapping[str, Tensor], types: tuple[str, ...],
+          of_type: tuple[tuple[int, ...], ...], weights: list[Tensor], biases: list[Tensor] | None,
+          stated: JoinedStated, stack: Callable[[list[Tensor], tuple[int, ...]], Tensor]) -> Tensor:
+    """[rows of the virtual graph at this end, heads, channels]: the maps of a node type's relations
+    as one batched product."""
     found = []
     for name, members in zip(types, of_type):
         weight = stack(weights, members).to(stated.row).transpose(1, 2)
@@ -90,12 +102,13 @@ def _rows(x_dict: Mapping[str, Tensor], types: tuple[str, ...], of_type: tuple[t
     return hetero_gat.joined(found)
 
 
-def _numbers(x_dict: Mapping[str, Tensor], types: tuple[str, ...], of_type: tuple[tuple[int, ...], ...],
-             device: torch.device) -> Tensor:
+def _numbers(x_dict: Mapping[str, Tensor], types: tuple[str, ...],
+             of_type: tuple[tuple[int, ...], ...], device: torch.device) -> Tensor:
     """[rows of the virtual graph at this end] int32: the relation of each."""
     counts = [x_dict[name].shape[0] for name, members in zip(types, of_type) for _ in members]
     relations = [at for members in of_type for at in members]
     if capture.capturing():  # a copy from the host would wait
-        return torch.cat([torch.full((count,), at, dtype=torch.int32, device=device) for count, at in zip(counts, relations)])
+        return torch.cat([torch.full((count,), at, dtype=torch.int32, device=device)
+                          for count, at in zip(counts, relations)])
     numbers, counted = torch.tensor([relations, counts], dtype=torch.int32, device="cpu").to(device)
     return numbers.repeat_interleave(counted, output_size=sum(counts))

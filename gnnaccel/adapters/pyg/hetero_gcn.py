@@ -14,10 +14,11 @@ from gnnaccel.dispatch import joining
 from gnnaccel.dispatch.joining import Range
 
 
-def looped(graph: hetero.Graph, relations: Mapping[EdgeType, int], rows: Callable[[EdgeType], tuple],
-           targets: Mapping[Any, int]) -> Layout:
-    """The layout of ``graph`` with a self loop for each node of all ``relations``, those without edges too. Loops that were there
-    weigh nothing. ``rows``, ``targets``: as `hetero.graph` takes them."""
+def looped(graph: hetero.Graph, relations: Mapping[EdgeType, int],
+           rows: Callable[[EdgeType], tuple], targets: Mapping[Any, int]) -> Layout:
+    """The layout of ``graph`` with a self loop for each node of all ``relations``, those without
+    edges too. Loops that were there weigh nothing. ``rows``, ``targets``: as `hetero.graph` takes
+    them."""
     loops = []
     for name, at in relations.items():
         src, dst = rows(name)
@@ -25,12 +26,13 @@ def looped(graph: hetero.Graph, relations: Mapping[EdgeType, int], rows: Callabl
     return Layout(graph.layout.parts, tuple(loops))
 
 
-def weights(edge_indices: tuple[Tensor, ...], relations: tuple[int, ...], counts: tuple[int, ...], loops: bool,
-            dtype: torch.dtype) -> Tensor:
-    """[E], with ``loops`` [E + sum of ``counts``]: each edge's ``1 / sqrt(degree of source * degree of destination)`` within its
-    relation, then that of each loop, as PyG's ``gcn_norm`` has them.
+def weights(edge_indices: tuple[Tensor, ...], relations: tuple[int, ...], counts: tuple[int, ...],
+            loops: bool, dtype: torch.dtype) -> Tensor:
+    """[E], with ``loops`` [E + sum of ``counts``]: each edge's ``1 / sqrt(degree of source * degree
+    of destination)`` within its relation, then that of each loop, as PyG's ``gcn_norm`` has them.
 
-    ``relations``: that of each tensor of edges; ``counts``: nodes of each relation. Kept while the same edges come again.
+    ``relations``: that of each tensor of edges; ``counts``: nodes of each relation. Kept while the
+    same edges come again.
     """
     return _kept(*edge_indices, loops, dtype, *counts, *relations)[0]
 
@@ -40,12 +42,15 @@ def _normalised(*given: Any) -> tuple[Tensor]:
     loops, dtype, *numbers = given[len(edges):]
     counts, relations = numbers[:-len(edges)], numbers[-len(edges):]
     starts = [0, *accumulate(counts)]
-    src, dst = _joined(edges, [Range(at, starts[at], counts[at], starts[at], counts[at]) for at in relations], starts[-1])
+    src, dst = _joined(edges,
+                       [Range(at, starts[at], counts[at], starts[at], counts[at])
+                        for at in relations], starts[-1])
     counted = (src != dst).to(dtype) if loops else torch.ones_like(src, dtype=dtype)
     degree = torch.zeros(starts[-1], dtype=dtype, device=src.device).index_add_(0, dst, counted)
     if loops:
         root = (degree + 1).pow(-0.5)
-        return (torch.cat([root.index_select(0, src) * counted * root.index_select(0, dst), root * root]),)
+        return (torch.cat([root.index_select(0, src) * counted * root.index_select(0, dst),
+                           root * root]),)
     root = degree.pow(-0.5).masked_fill(degree == 0, 0.0)
     return (root.index_select(0, src) * root.index_select(0, dst),)
 
@@ -54,8 +59,10 @@ def _joined(edges: list[Tensor], ranges: list[Range], nodes: int) -> tuple[Tenso
     """Sources and destinations over the nodes of all relations."""
     if joining.serves(edges, nodes):
         src, dst, _ = joining.by_kernel(edges, ranges)[0]
-        return src.clamp_(min=0), dst.clamp_(min=0)  # ids out of range are told of where the graph is built
-    return tuple(torch.cat([t[end].long() + into.src for t, into in zip(edges, ranges)]) for end in (0, 1))
+        # ids out of range are told of where the graph is built
+        return src.clamp_(min=0), dst.clamp_(min=0)
+    return tuple(torch.cat([t[end].long() + into.src for t, into in zip(edges, ranges)])
+                 for end in (0, 1))
 
 
 _kept = graph_norm.keeping(_normalised)

@@ -1,4 +1,5 @@
-"""HeteroConv of GINConv: the sums over all relations' neighbours as one, then each relation's network on its own rows.
+"""HeteroConv of GINConv: the sums over all relations' neighbours as one, then each relation's
+network on its own rows.
 
 The sums run over a virtual graph whose destinations are (relation, destination node) rows.
 """
@@ -36,11 +37,13 @@ def state(layer: Any, together: Together, x_dict: Mapping[str, Any],
         return reason("GA206", "the sources' features are of several widths or dtypes")
     sizes = {name: x_dict[name].shape[0] for name in together.sources}
     targets = {name: x_dict[name[-1]].shape[0] for name in together.names}
-    graph = hetero.graph(edge_index_dict, sizes, together.numbers, first.device, targets, rows=lambda name: (name[0], name))
+    graph = hetero.graph(edge_index_dict, sizes, together.numbers, first.device, targets,
+                         rows=lambda name: (name[0], name))
     if type(graph) is Reason:
         return graph
-    stated = JoinedPlainStated("HeteroConv of GINConv", "sum", False, first.shape[1], first.dtype, graph.num_nodes, graph.num_dst,
-                               graph.num_edges, first.is_cpu, graph.layout)
+    stated = JoinedPlainStated("HeteroConv of GINConv", "sum", False, first.shape[1], first.dtype,
+                               graph.num_nodes, graph.num_dst, graph.num_edges, first.is_cpu,
+                               graph.layout)
     return stated, RelationalGiven(graph.structure, first.device, _Operands(x_dict, together))
 
 
@@ -48,16 +51,20 @@ def keep(operands: _Operands) -> Together:
     return operands.together
 
 
-def again(layer: Any, x_dict: Mapping[str, Tensor], structure: tuple[Tensor, ...], kept: Together) -> _Operands:
+def again(layer: Any, x_dict: Mapping[str, Tensor], structure: tuple[Tensor, ...],
+          kept: Together) -> _Operands:
     return _Operands(x_dict, kept)
 
 
-def run(layer: Any, stated: JoinedPlainStated, given: RelationalGiven, attend: Any) -> dict[str, Tensor]:
+def run(layer: Any, stated: JoinedPlainStated, given: RelationalGiven,
+        attend: Any) -> dict[str, Tensor]:
     x_dict, together = given.operands
     sources = [x_dict[name] for name in together.sources]
-    results = unused.results(len(together.names), ((x_dict[name[0]],) for name in together.names))  # the relations'
+    # the relations'
+    results = unused.results(len(together.names), ((x_dict[name[0]],) for name in together.names))
     with calls.without_autocast(given.device.type):
-        x = unused.watch(results, torch.cat(sources) if len(sources) > 1 else sources[0], together.of_source)
+        x = unused.watch(results, torch.cat(sources) if len(sources) > 1 else sources[0],
+                         together.of_source)
         sums = attend({"x": x})
     parts: dict[str, list[Tensor]] = {name: [] for name in together.targets}
     counts = [x_dict[name[-1]].shape[0] for name in together.names]

@@ -1,7 +1,9 @@
-"""HeteroConv whose layers do not all run as one: those that are alike in groups, each as one, the others by themselves.
+"""HeteroConv whose layers do not all run as one: those that are alike in groups, each as one, the
+others by themselves.
 
-A group is a HeteroConv of the same layer objects, which goes its own way through the router, with a record, an estimate and the
-host's own loop where that is faster. What the groups and the layers give is put together as the host does.
+A group is a HeteroConv of the same layer objects, which goes its own way through the router, with a
+record, an estimate and the host's own loop where that is faster. What the groups and the layers
+give is put together as the host does.
 """
 from __future__ import annotations
 
@@ -28,8 +30,9 @@ class Group(NamedTuple):
 
 
 class Division(NamedTuple):
-    """Of the edge types that a call names: ``groups``, and those ``alone``, with their layers. ``seen``: the groups' layers as
-    they were; ``settled``: nothing that may change with the next call keeps a layer alone."""
+    """Of the edge types that a call names: ``groups``, and those ``alone``, with their layers.
+    ``seen``: the groups' layers as they were; ``settled``: nothing that may change with the next
+    call keeps a layer alone."""
 
     groups: tuple[Group, ...]
     alone: dict[EdgeType, Any]
@@ -38,10 +41,12 @@ class Division(NamedTuple):
     epoch: int | None
 
     def holds(self) -> bool:
-        return self.settled and self.epoch == inner_convs._epoch() and all(together.unchanged() for together in self.seen)
+        return (self.settled and self.epoch == inner_convs._epoch()
+                and all(together.unchanged() for together in self.seen))
 
     def __str__(self) -> str:
-        return ", ".join(f"{len(group.names)} {together.kind}" for group, together in zip(self.groups, self.seen))
+        return ", ".join(f"{len(group.names)} {together.kind}"
+                         for group, together in zip(self.groups, self.seen))
 
 
 class Call(NamedTuple):
@@ -57,15 +62,17 @@ def _forward(layer: Any, *given: Any) -> Any:
 
 
 def inside(native: Callable, forward_of_group: Callable = _forward) -> Callable:
-    """``native``, the host's own loop over the layers, with groups of them as one where there are such groups;
-    ``forward_of_group(layer, x_dict, edge_index_dict)``: how one is called."""
+    """``native``, the host's own loop over the layers, with groups of them as one where there are
+    such groups; ``forward_of_group(layer, x_dict, edge_index_dict)``: how one is called."""
 
     @functools.wraps(native)
     def forward(layer: Any, *args: Any, **kwargs: Any) -> Any:
         config = current()
-        allowed = config is not None and rules.verdict(layer, config).inside and guards.context_reason() is None
+        allowed = (config is not None and rules.verdict(layer, config).inside
+                   and guards.context_reason() is None)
         call = divided(layer, args, kwargs) if allowed and not lazy.made_here(layer) else None
-        return native(layer, *args, **kwargs) if call is None else _run(layer, call, forward_of_group)
+        return (native(layer, *args, **kwargs)
+                if call is None else _run(layer, call, forward_of_group))
 
     forward.host = native
     return forward
@@ -74,7 +81,8 @@ def inside(native: Callable, forward_of_group: Callable = _forward) -> Callable:
 def divided(layer: Any, args: tuple, kwargs: dict) -> Call | None:
     """How a call is divided; None where there is no group, or nothing but one."""
     bound = calls.bind(args, kwargs, ("x_dict", "edge_index_dict"), ())
-    if bound is None or not _known_aggr(layer.aggr) or not all(isinstance(given, Mapping) for given in bound):
+    if (bound is None or not _known_aggr(layer.aggr)
+        or not all(isinstance(given, Mapping) for given in bound)):
         return None
     x_dict, edge_index_dict = bound
     memo = inner_convs.memo_of(layer)
@@ -103,9 +111,13 @@ def _ids(convs: tuple[Any, ...]) -> tuple[int, ...]:
     return tuple(map(id, convs))
 
 
-def _divide(memo: inner_convs.Memo, present: tuple[bool, ...], added: bool, before: Division | None) -> Division:
-    """``before``: the last division, whose groups' layers are taken again where the same layers are in them."""
-    made = {} if before is None else {_ids(t.convs): group.layer for group, t in zip(before.groups, before.seen)}
+def _divide(memo: inner_convs.Memo, present: tuple[bool, ...], added: bool,
+            before: Division | None) -> Division:
+    """``before``: the last division, whose groups' layers are taken again where the same layers are
+    in them."""
+    made = ({}
+            if before is None
+            else {_ids(t.convs): group.layer for group, t in zip(before.groups, before.seen)})
     kinds: dict[Any, list[tuple[EdgeType, Any]]] = {}
     settled = True
     for name, conv, there in zip(memo.names, memo.convs, present):
@@ -127,7 +139,8 @@ def _divide(memo: inner_convs.Memo, present: tuple[bool, ...], added: bool, befo
 
 
 def layer_of(names: tuple[EdgeType, ...], convs: tuple[Any, ...], aggr: Any) -> Any:
-    """A HeteroConv of these layers: without what its constructor checks and warns of, which was said of the whole."""
+    """A HeteroConv of these layers: without what its constructor checks and warns of, which was
+    said of the whole."""
     from torch_geometric.nn import HeteroConv
     from torch_geometric.nn.module_dict import ModuleDict
 
@@ -140,7 +153,8 @@ def layer_of(names: tuple[EdgeType, ...], convs: tuple[Any, ...], aggr: Any) -> 
 def _run(layer: Any, call: Call, forward: Callable) -> dict[str, Any]:
     division, x_dict, edge_index_dict = call
     added = layer.aggr in hetero.ADDED_UP
-    found: dict[EdgeType, tuple[Any, int]] = {}  # by the first edge type in it: a result, and how many relations are in it
+    # by the first edge type in it: a result, and how many relations are in it
+    found: dict[EdgeType, tuple[Any, int]] = {}
     for group in division.groups:
         group.layer.aggr, group.layer.training = layer.aggr if added else None, layer.training
         out = forward(group.layer, x_dict, {name: edge_index_dict[name] for name in group.names})
@@ -165,7 +179,8 @@ def _put_together(layer: Any, found: dict[EdgeType, tuple[Any, int]]) -> dict[st
             parts.setdefault(name[-1], []).append(found[name])
     if layer.aggr in hetero.ADDED_UP:
         return {target: _added(of_target, layer.aggr) for target, of_target in parts.items()}
-    return {target: hetero.grouped([part for part, _ in of_target], layer.aggr) for target, of_target in parts.items()}
+    return {target: hetero.grouped([part for part, _ in of_target], layer.aggr)
+            for target, of_target in parts.items()}
 
 
 def _added(parts: list[tuple[Tensor, int]], aggr: Any) -> Tensor:
@@ -174,10 +189,12 @@ def _added(parts: list[tuple[Tensor, int]], aggr: Any) -> Tensor:
     if not others:
         return out
     if aggr is not torch.add and any(part.shape != out.shape for part, _ in others):
-        return hetero.grouped([part for part, _ in parts], aggr)  # which raises: it does not stretch a width of 1 over others
+        # which raises: it does not stretch a width of 1 over others
+        return hetero.grouped([part for part, _ in parts], aggr)
     if aggr != "mean":
         if aggr == "sum":
-            out = out.to(hetero.summed(out.dtype, torch.is_autocast_enabled(out.device.type), out.device))
+            out = out.to(hetero.summed(out.dtype, torch.is_autocast_enabled(out.device.type),
+                                       out.device))
         return functools.reduce(torch.add, [part for part, _ in others], out)
     relations = sum(n for _, n in parts)
     out = out * (count / relations)

@@ -15,7 +15,8 @@ from gnnaccel.dispatch.relational.view import Ends
 FIELDS = ("num_types",)
 
 
-def state(layer: Any, args: tuple, kwargs: dict) -> tuple[RelationalStated, RelationalGiven] | Reason:
+def state(layer: Any, args: tuple,
+          kwargs: dict) -> tuple[RelationalStated, RelationalGiven] | Reason:
     bound = calls.bind(args, kwargs, ("x", "type_vec"), ())
     if bound is None:
         return reason("GA206", "the arguments do not fit HeteroLinear.forward")
@@ -27,8 +28,8 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[RelationalStated, Rela
     program = statements.typed_linear(bias=layer.bias is not None)
     shapes = shapes_of(program, dict(x=x, weight=layer.weight, bias=layer.bias))
     view = relations.viewer((type_vec,), rows, rows, layer.num_types, _rows_by_type)
-    stated = RelationalStated(program, "HeteroLinear", shapes, row, x.dtype, rows, rows, rows, layer.num_types, view,
-                              layout="rows by type")
+    stated = RelationalStated(program, "HeteroLinear", shapes, row, x.dtype, rows, rows, rows,
+                              layer.num_types, view, layout="rows by type")
     return stated, RelationalGiven((type_vec,), x.device, x)
 
 
@@ -46,14 +47,24 @@ def _rows_by_type(type_vec: Tensor) -> Ends:
 
 def _reason(layer: Any, x: Tensor, type_vec: Any) -> Reason | None:
     weight = layer.weight
-    if type(type_vec) is not Tensor or type_vec.layout != torch.strided or type_vec.dtype not in (torch.int64, torch.int32):
-        return reason("GA204", f"type_vec is a {getattr(type_vec, 'dtype', type(type_vec).__name__)}", "use int64 or int32 types")
+    if (type(type_vec) is not Tensor or type_vec.layout != torch.strided
+        or type_vec.dtype not in (torch.int64, torch.int32)):
+        return reason("GA204",
+                      f"type_vec is a {getattr(type_vec, 'dtype', type(type_vec).__name__)}",
+                      "use int64 or int32 types")
     if type_vec.dim() != 1 or type_vec.shape[0] != x.shape[0] or type_vec.device != x.device:
-        return reason("GA206", f"type_vec is {list(type_vec.shape)} on {type_vec.device} for {x.shape[0]} rows on {x.device}")
+        return reason("GA206",
+                      f"type_vec is {list(type_vec.shape)} on {type_vec.device} for "
+                      f"{x.shape[0]} rows on {x.device}")
     if weight.device != x.device or weight.dim() != 3 or weight.shape[1] != x.shape[1]:
-        return reason("GA206", f"x is {list(x.shape)} on {x.device}, the weights {list(weight.shape)} on {weight.device}")
-    if weight.dtype != x.dtype and (torch.float64 in (weight.dtype, x.dtype) or not torch.is_autocast_enabled(x.device.type)):
-        return reason("GA203", f"x is {x.dtype}, the weights are {weight.dtype}", "convert one of them")
+        return reason("GA206",
+                      f"x is {list(x.shape)} on {x.device}, the weights "
+                      f"{list(weight.shape)} on {weight.device}")
+    if (weight.dtype != x.dtype
+        and (torch.float64 in (weight.dtype, x.dtype)
+             or not torch.is_autocast_enabled(x.device.type))):
+        return reason("GA203", f"x is {x.dtype}, the weights are {weight.dtype}",
+                      "convert one of them")
     return None if x.shape[0] else reason("GA303", "there are no rows")
 
 

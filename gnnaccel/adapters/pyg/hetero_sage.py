@@ -1,8 +1,9 @@
 """HeteroConv of SAGEConv, GraphConv or GCNConv as one relational layer.
 
-A layer of neighbours' mean (or sum), linear map, bias and root term for each relation, summed (or averaged) over the relations of
-a node type, is RGCN with the relations' root weights and biases added up. Where relations are not added up, each has rows of its
-own for its destinations. GCN's sums are weighted.
+A layer of neighbours' mean (or sum), linear map, bias and root term for each relation, summed (or
+averaged) over the relations of a node type, is RGCN with the relations' root weights and biases
+added up. Where relations are not added up, each has rows of its own for its destinations. GCN's
+sums are weighted.
 """
 from __future__ import annotations
 
@@ -25,8 +26,9 @@ from gnnaccel.dispatch.relational.request import RelationalGiven, RelationalStat
 
 
 class _Rows(NamedTuple):
-    """Where rows lie. ``names``: edge types by the number of their relation; ``sizes``, ``targets``, ``of``: as `hetero.graph`
-    takes them; ``x_dst``: features of the targets; ``of_source``, ``of_target``: the relations that leave and enter each."""
+    """Where rows lie. ``names``: edge types by the number of their relation; ``sizes``,
+    ``targets``, ``of``: as `hetero.graph` takes them; ``x_dst``: features of the targets;
+    ``of_source``, ``of_target``: the relations that leave and enter each."""
 
     names: list[EdgeType]
     sizes: dict[str, int]
@@ -65,12 +67,15 @@ def state(layer: Any, together: Together, x_dict: Mapping[str, Any],
     looped = weighted and together.option("add_self_loops")
     layout = hetero_gcn.looped(graph, numbers, rows.of, rows.targets) if looped else graph.layout
     row, edges = hetero.mapped(weight), graph.num_edges + sum(own.num_src for own in layout.loops)
-    shapes = (("x", (weight.shape[1],)), ("weight", tuple(weight.shape)), *((("norm", ()),) if weighted else ()))
-    native = "HeteroConv apart" if apart or together.kind == "GCNConv" else "HeteroConv"  # only of the latter a cost is known
+    shapes = (("x", (weight.shape[1],)), ("weight", tuple(weight.shape)),
+              *((("norm", ()),) if weighted else ()))
+    # only of the latter a cost is known
+    native = "HeteroConv apart" if apart or together.kind == "GCNConv" else "HeteroConv"
     program = statements.rgcn(together.mean, False, transposed=True, weighted=weighted)
-    view = relations.viewer(graph.structure, graph.num_nodes, graph.num_dst, len(rows.names), layout)
-    stated = RelationalStated(program, native, shapes, row, row, graph.num_nodes, graph.num_dst, edges, len(rows.names), view,
-                              layout=layout)
+    view = relations.viewer(graph.structure, graph.num_nodes, graph.num_dst, len(rows.names),
+                            layout)
+    stated = RelationalStated(program, native, shapes, row, row, graph.num_nodes, graph.num_dst,
+                              edges, len(rows.names), view, layout=layout)
     ordered = _ordered(found, together, rows)
     norms = _norms(graph, rows, looped, row) if weighted else None
     return stated, RelationalGiven(graph.structure, weight.device, _Operands(
@@ -82,7 +87,8 @@ def keep(operands: _Operands) -> tuple:
     return operands.together, operands.rows._replace(x_dst=[]), None if norms is None else norms[1:]
 
 
-def again(layer: Any, x_dict: Mapping[str, Tensor], structure: tuple[Tensor, ...], kept: tuple) -> _Operands:
+def again(layer: Any, x_dict: Mapping[str, Tensor], structure: tuple[Tensor, ...],
+          kept: tuple) -> _Operands:
     together, rows, norms = kept
     apart = layer.aggr not in hetero.ADDED_UP
     ends = [name[-1] for name in rows.names] if apart else together.targets
@@ -107,9 +113,11 @@ def _norms(graph: hetero.Graph, rows: _Rows, looped: bool, row: torch.dtype) -> 
 
 def _rows(together: Together, x_dict: Mapping[str, Tensor]) -> _Rows:
     """Relations added up: destinations are nodes."""
-    sizes, targets = ({name: x_dict[name].shape[0] for name in types} for types in (together.sources, together.targets))
-    return _Rows(list(together.names), sizes, targets, itemgetter(0, -1), [x_dict[name] for name in together.targets],
-                 together.of_source, together.of_target)
+    sizes, targets = ({name: x_dict[name].shape[0] for name in types}
+                      for types in (together.sources, together.targets))
+    return _Rows(list(together.names), sizes, targets, itemgetter(0, -1),
+                 [x_dict[name] for name in together.targets], together.of_source,
+                 together.of_target)
 
 
 def _rows_apart(together: Together, x_dict: Mapping[str, Tensor]) -> _Rows:
@@ -117,23 +125,28 @@ def _rows_apart(together: Together, x_dict: Mapping[str, Tensor]) -> _Rows:
     names = [together.names[at] for at in chain(*together.of_target)]
     x_dst = [x_dict[name[-1]] for name in names]
     return _Rows(names, {name: x_dict[name].shape[0] for name in together.sources},
-                 {name: x.shape[0] for name, x in zip(names, x_dst)}, lambda name: (name[0], name), x_dst,
-                 tuple(tuple(at for at, name in enumerate(names) if name[0] == source) for source in together.sources),
-                 tuple((at,) for at in range(len(names))))
+                 {name: x.shape[0] for name, x in zip(names, x_dst)}, lambda name: (name[0], name),
+                 x_dst,
+                 tuple(tuple(at for at, name in enumerate(names) if name[0] == source)
+                       for source in together.sources), tuple((at,) for at in range(len(names))))
 
 
 def _maps(together: Together) -> tuple[str, str | None]:
     """The names of the maps of neighbours and of the root term, None where there is none."""
-    neighbours, root = {"SAGEConv": ("lin_l", "lin_r"), "GraphConv": ("lin_rel", "lin_root")}[together.kind]
-    return neighbours, root if together.has(root) and together.option("root_weight") is not False else None
+    neighbours, root = {"SAGEConv": ("lin_l", "lin_r"),
+                        "GraphConv": ("lin_rel", "lin_root")}[together.kind]
+    return (neighbours,
+            root if together.has(root) and together.option("root_weight") is not False else None)
 
 
 def _taken(together: Together) -> Parameters:
     """The parameters as they are, unchecked."""
     if together.kind == "GCNConv":
-        return Parameters(together.parameters("lin", "weight"), together.parameters("", "bias"), None)
+        return Parameters(together.parameters("lin", "weight"), together.parameters("", "bias"),
+                          None)
     neighbours, root = _maps(together)
-    return Parameters(together.parameters(neighbours, "weight"), together.parameters(neighbours, "bias"),
+    return Parameters(together.parameters(neighbours, "weight"),
+                      together.parameters(neighbours, "bias"),
                       None if root is None else together.parameters(root, "weight"))
 
 
@@ -141,7 +154,8 @@ def _parameters(together: Together) -> Parameters | Reason:
     if together.kind == "GCNConv":
         return _of_gcn(together)
     found, (neighbours, root) = _taken(together), _maps(together)
-    if found.weights is None or (root and (found.roots is None or together.parameters(root, "bias") is not None)):
+    if (found.weights is None
+        or (root and (found.roots is None or together.parameters(root, "bias") is not None))):
         return reason("GA208", f"{neighbours} or {root} are not the host's")
     return _checked(found)
 
@@ -165,7 +179,8 @@ def _checked(found: Parameters) -> Parameters | Reason:
     return found if why is None else why
 
 
-def _features_reason(x_dict: Mapping[str, Any], together: Together, parameters: Parameters) -> Reason | None:
+def _features_reason(x_dict: Mapping[str, Any], together: Together,
+                     parameters: Parameters) -> Reason | None:
     weight = parameters.weights[0]
     why = hetero.features_reason(x_dict, together.nodes, weight.device)
     if why is not None:
@@ -173,15 +188,21 @@ def _features_reason(x_dict: Mapping[str, Any], together: Together, parameters: 
     out, width = weight.shape
     for name in together.sources:
         if x_dict[name].shape[1] != width:
-            return reason("GA206", f"x_dict[{name!r}] has {x_dict[name].shape[1]} features, the weights are for {width}")
+            return reason("GA206",
+                          f"x_dict[{name!r}] has {x_dict[name].shape[1]} features, the "
+                          f"weights are for {width}")
     for name, members in zip(together.targets, together.of_target):
         fits = out, x_dict[name].shape[1]
-        if parameters.roots is not None and not all(parameters.roots[at].shape == fits for at in members):
-            return reason("GA206", f"x_dict[{name!r}] has {fits[1]} features, the layers' root weights are for others")
+        if (parameters.roots is not None
+            and not all(parameters.roots[at].shape == fits for at in members)):
+            return reason("GA206",
+                          f"x_dict[{name!r}] has {fits[1]} features, the layers' root "
+                          "weights are for others")
     return hetero.dtypes_reason(x_dict, together.nodes, weight)
 
 
-def run(layer: Any, stated: RelationalStated, given: RelationalGiven, attend: Any) -> dict[str, Tensor]:
+def run(layer: Any, stated: RelationalStated, given: RelationalGiven,
+        attend: Any) -> dict[str, Tensor]:
     together, parameters, x_src, rows, norms = given.operands
     row, mean, apart = stated.row, layer.aggr == "mean", layer.aggr not in hetero.ADDED_UP
     autocast = torch.is_autocast_enabled(given.device.type)
@@ -189,11 +210,13 @@ def run(layer: Any, stated: RelationalStated, given: RelationalGiven, attend: An
     def weighted(operands: dict) -> Tensor:
         if norms is None:
             return attend(operands)
-        attend.graph.statistics()  # which checks the ids: what the weights are made of is indexed with them
+        # which checks the ids: what the weights are made of is indexed with them
+        attend.graph.statistics()
         return attend({**operands, "norm": hetero_gcn.weights(*norms).to(row)})
 
     with calls.without_autocast(given.device.type):
-        parts = alike.run(weighted, parameters, x_src, rows.x_dst, rows.of_source, rows.of_target, mean, row)
+        parts = alike.run(weighted, parameters, x_src, rows.x_dst, rows.of_source, rows.of_target,
+                          mean, row)
     if apart:
         of = dict(zip(rows.names, parts))
         return {name: hetero.grouped([of[together.names[at]] for at in members], layer.aggr)

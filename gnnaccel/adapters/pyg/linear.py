@@ -1,6 +1,8 @@
-"""PyG's own linear maps (`torch_geometric.nn.Linear`), of which those inside quantized layers may run in int8.
+"""PyG's own linear maps (`torch_geometric.nn.Linear`), of which those inside quantized layers may
+run in int8.
 
-Their class is replaced only while there is such a layer: every other model calls its maps as without gnnaccel.
+Their class is replaced only while there is such a layer: every other model calls its maps as
+without gnnaccel.
 """
 from __future__ import annotations
 
@@ -45,12 +47,13 @@ def _release(patches: PatchSet) -> None:
 
 
 def maps(layer: Any) -> Iterator[tuple[str, Any]]:
-    """(name, module) of the linear maps inside a layer that may be quantized. Not those of GATConv: attention's scores are made
-    of their results, and stay fp32."""
+    """(name, module) of the linear maps inside a layer that may be quantized. Not those of GATConv:
+    attention's scores are made of their results, and stay fp32."""
     from torch_geometric.nn import GATConv, Linear
 
     if not isinstance(layer, GATConv):
-        yield from ((name, module) for name, module in layer.named_modules() if type(module) is Linear)
+        yield from ((name, module) for name, module in layer.named_modules()
+                    if type(module) is Linear)
 
 
 def _routed(native: Callable, patches: PatchSet) -> Callable:
@@ -60,7 +63,9 @@ def _routed(native: Callable, patches: PatchSet) -> Callable:
     from gnnaccel.dispatch.config import current
     from gnnaccel.dispatch.quantized import projection
 
-    replaced = None if home(native) == "torch_geometric" else reason("GA504", "forward of Linear is not the host's own")
+    replaced = (None
+                if home(native) == "torch_geometric"
+                else reason("GA504", "forward of Linear is not the host's own"))
 
     @functools.wraps(native)
     def forward(self: Any, x: Any) -> Any:

@@ -1,9 +1,10 @@
-"""What a ``message`` function computes, found out by running it once on stand-ins: a copy of the source's features, or those
-times something that belongs to the edge; sums of features of both ends and of the edge, weighted, rectified or as a gate.
+"""What a ``message`` function computes, found out by running it once on stand-ins: a copy of the
+source's features, or those times something that belongs to the edge; sums of features of both ends
+and of the edge, weighted, rectified or as a gate.
 
-Only functions that cannot do anything else are run: their code may name the methods of `METHODS`, and global names of torch's own
-modules and functions, those of `message_standins.FUNCTIONS`. So nothing is missed by not running it again, as long as these names
-(`names_read`) mean what they did.
+Only functions that cannot do anything else are run: their code may name the methods of `METHODS`,
+and global names of torch's own modules and functions, those of `message_standins.FUNCTIONS`. So
+nothing is missed by not running it again, as long as these names (`names_read`) mean what they did.
 """
 from __future__ import annotations
 
@@ -14,19 +15,21 @@ from typing import Any
 
 import torch
 
-from gnnaccel.adapters.pyg.message_standins import FUNCTIONS, METHODS, Edge, Refuses, Rows, Source, Target, Unseen
+from gnnaccel.adapters.pyg.message_standins import (FUNCTIONS, METHODS, Edge, Refuses, Rows, Source,
+                                                    Target, Unseen)
 from gnnaccel.adapters.pyg.message_standins import Form as Form
 
 _ATTRIBUTES = METHODS | {"nn", "functional", "multiply", "add", "sub", "Tensor"}
 _GLOBALS = (torch, torch.nn, torch.nn.functional, torch.Tensor, *FUNCTIONS)
 #: what message passing passes by itself; a message that reads one is none of ours
-_SPECIAL = frozenset(("edge_index", "adj_t", "size", "size_i", "size_j", "edge_index_i", "edge_index_j", "ptr", "index",
-                      "dim_size"))
+_SPECIAL = frozenset(("edge_index", "adj_t", "size", "size_i", "size_j", "edge_index_i",
+                      "edge_index_j", "ptr", "index", "dim_size"))
 
 
 def form(function: Any, kinds: dict[str, str]) -> Form | None:
-    """What ``function``, the ``message`` of a class, computes when ``propagate`` is called with arguments of these ``kinds``:
-    "tensor" (or a pair of them), "none" or "other"; None where that is no form of ours."""
+    """What ``function``, the ``message`` of a class, computes when ``propagate`` is called with
+    arguments of these ``kinds``: "tensor" (or a pair of them), "none" or "other"; None where that
+    is no form of ours."""
     if type(function) is not types.FunctionType or not _followed(function):
         return None
     given: dict[str, Any] = {}
@@ -42,7 +45,8 @@ def form(function: Any, kinds: dict[str, str]) -> Form | None:
     found = out.form() if isinstance(out, Rows) else None
     if found is None:
         return None
-    ends = [(name[:-2], name[-1]) for name, value in given.items() if type(value) in (Source, Target)]
+    ends = [(name[:-2], name[-1]) for name, value in given.items()
+            if type(value) in (Source, Target)]
     return found._replace(ends=tuple(end for end in ends if end != (found.source, "j")))
 
 
@@ -55,17 +59,20 @@ def names_read(function: Any) -> tuple[str, ...]:
 
 
 def _followed(function: types.FunctionType) -> bool:
-    """Whether it can do nothing but return something of its arguments by way of what the stand-ins know."""
+    """Whether it can do nothing but return something of its arguments by way of what the stand-ins
+    know."""
     code = function.__code__
     return (not code.co_freevars and not code.co_cellvars
             and all(_is_known(kind, name, function.__globals__) for kind, name in _named(code))
             and not any(isinstance(c, types.CodeType) for c in code.co_consts)
-            and not code.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR))
+            and not code.co_flags
+            & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR))
 
 
 def _named(code: types.CodeType) -> list[tuple[str, str]]:
     """(instruction, name) of all instructions that name something global or an attribute."""
-    return [(step.opname, step.argval) for step in dis.get_instructions(code) if step.opcode in dis.hasname]
+    return [(step.opname, step.argval) for step in dis.get_instructions(code)
+            if step.opcode in dis.hasname]
 
 
 def _is_known(kind: str, name: str, known: dict[str, Any]) -> bool:

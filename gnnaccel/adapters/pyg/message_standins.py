@@ -1,4 +1,5 @@
-"""What stands for the arguments of a ``message`` while it is looked through: each knows what it is made of, and refuses all else.
+"""What stands for the arguments of a ``message`` while it is looked through: each knows what it is
+made of, and refuses all else.
 """
 from __future__ import annotations
 
@@ -13,20 +14,23 @@ from gnnaccel.dispatch.ops.messages import Gated, More, Rectified, Shifted
 from gnnaccel.dispatch.reasons import Reason
 
 #: of what belongs to edges; pure, one row per edge in and out
-METHODS = frozenset(("view", "reshape", "unsqueeze", "squeeze", "sigmoid", "tanh", "relu", "exp", "abs", "neg", "mul", "to",
-                      "float"))
-FUNCTIONS = {torch.mul: operator.mul, torch.multiply: operator.mul, torch.add: operator.add, torch.sub: operator.sub,
-              torch.relu: operator.methodcaller("relu"), torch.nn.functional.relu: operator.methodcaller("relu"),
-              torch.sigmoid: operator.methodcaller("sigmoid")}
+METHODS = frozenset(("view", "reshape", "unsqueeze", "squeeze", "sigmoid", "tanh", "relu", "exp",
+                     "abs", "neg", "mul", "to", "float"))
+FUNCTIONS = {torch.mul: operator.mul, torch.multiply: operator.mul, torch.add: operator.add,
+             torch.sub: operator.sub, torch.relu: operator.methodcaller("relu"),
+             torch.nn.functional.relu: operator.methodcaller("relu"),
+             torch.sigmoid: operator.methodcaller("sigmoid")}
 Arguments = dict[str, Any]  # of propagate
 
 
 class Form(NamedTuple):
-    """``source``: the argument of ``propagate`` whose rows are gathered at the source; ``weight(arguments)``: what they are
-    multiplied with, one row per edge; ``apply(rows)``: what becomes of each row before; ``more(arguments, layer)``: what else is
-    in a message; each None for nothing. ``ends``: other arguments that are features of nodes, used or not, each with its end of
-    the edge, "i" or "j". ``costly``: ``more`` computes something of the size of the edges' features. ``width``: the channels that
-    rows then have, where ``more`` makes those too: ``(rows, more)``, or says why not."""
+    """``source``: the argument of ``propagate`` whose rows are gathered at the source;
+    ``weight(arguments)``: what they are multiplied with, one row per edge; ``apply(rows)``: what
+    becomes of each row before; ``more(arguments, layer)``: what else is in a message; each None for
+    nothing. ``ends``: other arguments that are features of nodes, used or not, each with its end of
+    the edge, "i" or "j". ``costly``: ``more`` computes something of the size of the edges'
+    features. ``width``: the channels that rows then have, where ``more`` makes those too: ``(rows,
+    more)``, or says why not."""
 
     source: str
     weight: Callable[[Arguments], Tensor] | None
@@ -43,7 +47,8 @@ class Form(NamedTuple):
 
 
 def rows(arguments: Arguments, name: str, end: str) -> Any:
-    """Features by node, those of the source ("j") or of the destination ("i"); of a pair its first or second."""
+    """Features by node, those of the source ("j") or of the destination ("i"); of a pair its first
+    or second."""
     found = arguments[name]
     return found[end == "i"] if isinstance(found, (tuple, list)) else found
 
@@ -125,7 +130,8 @@ class Edge:
 
 
 class Rows:
-    """What stands for features of nodes, or for something made of them: refuses what it does not know."""
+    """What stands for features of nodes, or for something made of them: refuses what it does not
+    know."""
 
     def __getattr__(self, name: str) -> Any:
         raise Unseen
@@ -165,9 +171,11 @@ class Rows:
 
 
 class Source(Rows):
-    """Features gathered at the source, after ``steps`` that each make a row of a row, times ``weight`` if that is not None."""
+    """Features gathered at the source, after ``steps`` that each make a row of a row, times
+    ``weight`` if that is not None."""
 
-    def __init__(self, name: str, weight: Edge | None = None, steps: tuple[Callable[[Tensor], Tensor], ...] = ()):
+    def __init__(self, name: str, weight: Edge | None = None,
+                 steps: tuple[Callable[[Tensor], Tensor], ...] = ()):
         self.name, self.weight, self.steps = name, weight, steps
 
     def __mul__(self, other: Any) -> Any:
@@ -200,7 +208,8 @@ class Source(Rows):
                 x = step(x)
             return x
 
-        return Form(self.name, None if self.weight is None else self.weight.make, apply if steps else None)
+        return Form(self.name, None if self.weight is None else self.weight.make,
+                    apply if steps else None)
 
 
 class Target(Rows):
@@ -217,13 +226,15 @@ class Target(Rows):
 
 
 class Sum(Rows):
-    """At most one each of a source, a target times ``sign`` and something per edge, added up; times ``weight`` if not None."""
+    """At most one each of a source, a target times ``sign`` and something per edge, added up; times
+    ``weight`` if not None."""
 
-    def __init__(self, source: Source | None = None, target: Target | None = None, sign: float = 1.0,
-                 edge: Edge | None = None, weight: Edge | None = None):
+    def __init__(self, source: Source | None = None, target: Target | None = None,
+                 sign: float = 1.0, edge: Edge | None = None, weight: Edge | None = None):
         if source is not None and source.weight is not None:
             raise Unseen
-        self.source, self.target, self.sign, self.edge, self.weight = source, target, sign, edge, weight
+        self.source, self.target, self.sign, self.edge, self.weight = (source, target, sign, edge,
+                                                                       weight)
 
     def __add__(self, other: Any) -> Any:
         if type(other) in _TERMS:
@@ -244,15 +255,18 @@ class Sum(Rows):
     def __mul__(self, other: Any) -> Any:
         if not isinstance(other, Edge):
             raise Unseen
-        return Sum(self.source, self.target, self.sign, self.edge, other if self.weight is None else self.weight * other)
+        return Sum(self.source, self.target, self.sign, self.edge,
+                   other if self.weight is None else self.weight * other)
 
     def relu(self) -> RectifiedSum:
-        if self.source is None or self.target is not None or self.edge is None or self.weight is not None:
+        if (self.source is None or self.target is not None or self.edge is None
+            or self.weight is not None):
             raise Unseen
         return RectifiedSum(self.source, self.edge)
 
     def sigmoid(self) -> Gate:
-        if self.source is None or self.target is None or self.source.steps or self.sign != 1.0 or self.weight is not None:
+        if (self.source is None or self.target is None or self.source.steps or self.sign != 1.0
+            or self.weight is not None):
             raise Unseen
         return Gate(self.source.name, self.target.name, self.edge)
 
@@ -270,7 +284,8 @@ class Sum(Rows):
             return None
         name, sign = self.target.name, self.sign
         weight = None if self.weight is None else self.weight.make
-        return self.source.form()._replace(weight=weight, more=lambda given, layer: Shifted(rows(given, name, "i"), sign))
+        return self.source.form()._replace(weight=weight, more=lambda given,
+                                           layer: Shifted(rows(given, name, "i"), sign))
 
 
 _TERMS = {Source: "source", Target: "target", Edge: "edge"}
@@ -289,11 +304,13 @@ class RectifiedSum(Rows):
 
     def form(self) -> Form:
         make, constant = self.edge.make, self.constant
-        return self.source.form()._replace(more=lambda given, layer: Rectified(make(given), constant))
+        return self.source.form()._replace(more=lambda given,
+                                           layer: Rectified(make(given), constant))
 
 
 class Gate(Rows):
-    """The sigmoid of features of both ends, and of the edge where there are any; ``times`` a source, it is a message."""
+    """The sigmoid of features of both ends, and of the edge where there are any; ``times`` a
+    source, it is a message."""
 
     def __init__(self, left: str, right: str, edge: Edge | None, times: Source | None = None):
         self.left, self.right, self.edge, self.times = left, right, edge, times
@@ -309,6 +326,7 @@ class Gate(Rows):
         left, right, make = self.left, self.right, None if self.edge is None else self.edge.make
 
         def more(given: Arguments, layer: Any) -> Gated:
-            return Gated(rows(given, left, "j"), rows(given, right, "i"), None if make is None else make(given))
+            return Gated(rows(given, left, "j"), rows(given, right, "i"),
+                         None if make is None else make(given))
 
         return self.times.form()._replace(more=more)

@@ -1,7 +1,8 @@
-"""Messages and aggregations of PyG's own layers that read the layer, so that standing in for their arguments is not enough.
+"""Messages and aggregations of PyG's own layers that read the layer, so that standing in for their
+arguments is not enough.
 
-Each is known by its function, so it holds for classes that inherit it. What it reads of the layer is its *stamp*: a form is good
-for all layers with the same.
+Each is known by its function, so it holds for classes that inherit it. What it reads of the layer
+is its *stamp*: a form is good for all layers with the same.
 """
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ from gnnaccel.dispatch.reasons import Reason, reason
 
 
 class Stock(NamedTuple):
-    """``stamp(layer)``; ``form(stamp, kinds)``, as `message.form`, with a reason where there is none; ``usual``: the stamp of a
-    layer as it is constructed."""
+    """``stamp(layer)``; ``form(stamp, kinds)``, as `message.form`, with a reason where there is
+    none; ``usual``: the stamp of a layer as it is constructed."""
 
     stamp: Callable[[Any], tuple]
     form: Callable[[tuple, dict[str, str]], Form | Reason | None]
@@ -31,8 +32,9 @@ class Stock(NamedTuple):
 
 
 class Aggregate(NamedTuple):
-    """An aggregation that a layer does itself: ``reduces(layer)``, names as `Aggregation.by` takes them, () for others;
-    ``weight``: the argument of ``propagate`` with weights [E] or None; ``combine(layer, results)``, a result for each."""
+    """An aggregation that a layer does itself: ``reduces(layer)``, names as `Aggregation.by` takes
+    them, () for others; ``weight``: the argument of ``propagate`` with weights [E] or None;
+    ``combine(layer, results)``, a result for each."""
 
     reduces: Callable[[Any], tuple[str, ...]]
     weight: str
@@ -69,11 +71,12 @@ def _found(known: dict[type, Any], function: Any, name: str) -> Any:
     return None
 
 
-# --- relu(x_j + e) -----------------------------------------------------------------------------------------------------
+# --- relu(x_j + e) --------------------------------------------------------------------------------
 
 def _gine(stamp: tuple, kinds: dict[str, str]) -> Form | None:
     (mapped,) = stamp
-    return _rectified("lin" if mapped else None, 0.0) if kinds.get("edge_attr") == "tensor" else None
+    return (_rectified("lin" if mapped else None, 0.0)
+            if kinds.get("edge_attr") == "tensor" else None)
 
 
 def _gen_stamp(layer: Any) -> tuple:
@@ -97,7 +100,7 @@ def _rectified(lin: str | None, constant: float) -> Form:
     return Form("x", None, None, more, costly=lin is not None)
 
 
-# --- gates -------------------------------------------------------------------------------------------------------------
+# --- gates ----------------------------------------------------------------------------------------
 
 def _gated_stamp(layer: Any) -> tuple:
     """Channels that messages have, where edges have features; what is in the way."""
@@ -107,7 +110,8 @@ def _gated_stamp(layer: Any) -> tuple:
     if layer.edge_dim is None:
         return None, None
     plain = all(guards.plain_linear(lin) and type(lin.weight) is Parameter for lin in maps)
-    return layer.out_channels, None if plain else "one of its maps is no plain linear one, or not initialised"
+    return (layer.out_channels,
+            None if plain else "one of its maps is no plain linear one, or not initialised")
 
 
 def _gated(stamp: tuple, kinds: dict[str, str]) -> Form | Reason | None:
@@ -119,23 +123,27 @@ def _gated(stamp: tuple, kinds: dict[str, str]) -> Form | Reason | None:
     ends = (("q", "j"), ("k", "i"))
     if width is not None:
         return Form("v", None, None, _gated_by_edges, ends, True, width)
-    return Form("v", None, None, lambda given, layer: Gated(rows(given, "q", "j"), rows(given, "k", "i")), ends)
+    return Form("v", None, None, lambda given,
+                layer: Gated(rows(given, "q", "j"), rows(given, "k", "i")), ends)
 
 
 def _gated_by_edges(given: Arguments, layer: Any) -> tuple[Tensor, Gated] | Reason:
-    """The maps of what nodes and edges bring are applied to each alone: they are linear. Both parts of a score that edges
-    bring are one map."""
+    """The maps of what nodes and edges bring are applied to each alone: they are linear. Both parts
+    of a score that edges bring are one map."""
     edge, maps = given["edge_attr"], dict(k=layer.lin_key, q=layer.lin_query, v=layer.lin_value)
-    cut, nodes = -edge.shape[-1], {name: rows(given, name, "i" if name == "k" else "j") for name in maps}
+    cut, nodes = -edge.shape[-1], {name: rows(given, name, "i" if name == "k" else "j")
+                                   for name in maps}
     for name, lin in maps.items():
         if edge.dim() != 2 or nodes[name].shape[-1] - cut != lin.weight.shape[1]:
-            return reason("GA206", f"{nodes[name].shape[-1]} and {-cut} channels for a map of {lin.weight.shape[1]}")
+            return reason("GA206",
+                          f"{nodes[name].shape[-1]} and {-cut} channels for a map of "
+                          f"{lin.weight.shape[1]}")
     k, q, v = (linear(nodes[name], lin.weight[:, :cut], lin.bias) for name, lin in maps.items())
     score = linear(edge, layer.lin_key.weight[:, cut:] + layer.lin_query.weight[:, cut:])
     return v, Gated(q, k, score, linear(edge, layer.lin_value.weight[:, cut:]))
 
 
-# --- EGConv ------------------------------------------------------------------------------------------------------------
+# --- EGConv ---------------------------------------------------------------------------------------
 
 def _eg_reduces(layer: Any) -> tuple[str, ...]:
     if "std" in layer.aggregators and not _clamps():
@@ -144,17 +152,20 @@ def _eg_reduces(layer: Any) -> tuple[str, ...]:
     found = [names.get(name, name) for name in layer.aggregators]
     if "symnorm" not in layer.aggregators:
         return tuple(found)
-    return tuple(name if asked == "symnorm" else f"{name} unweighted" for name, asked in zip(found, layer.aggregators))
+    return tuple(name if asked == "symnorm" else f"{name} unweighted"
+                 for name, asked in zip(found, layer.aggregators))
 
 
 @functools.cache
 def _clamps() -> bool:
-    """Whether deviations are what `_eg_combined` makes of variances; older versions of PyG add a constant."""
+    """Whether deviations are what `_eg_combined` makes of variances; older versions of PyG add a
+    constant."""
     from torch_geometric.nn import EGConv
 
     return "clamp" in EGConv.aggregate.__code__.co_names
 
 
 def _eg_combined(layer: Any, results: list[Tensor]) -> Tensor:
-    found = [out.clamp(min=1e-5).sqrt() if name == "std" else out for name, out in zip(layer.aggregators, results)]
+    found = [out.clamp(min=1e-5).sqrt() if name == "std" else out
+             for name, out in zip(layer.aggregators, results)]
     return torch.stack(found, dim=1) if len(found) > 1 else found[0]

@@ -1,8 +1,10 @@
-"""``propagate`` of every message-passing class that has no adapter of its own, replaced by one that asks for a faster way.
+"""``propagate`` of every message-passing class that has no adapter of its own, replaced by one that
+asks for a faster way.
 
-PyG writes a ``propagate`` for each class when that is first instantiated, into the class itself; ours is put around it then.
-Where PyG could not write one, the class inherits the general one, and gets ours around that. A ``propagate`` that somebody else
-wrote is left alone. ``_orig_propagate`` and ``_jinja_propagate``, which explainers go back to, stay the host's own.
+PyG writes a ``propagate`` for each class when that is first instantiated, into the class itself;
+ours is put around it then. Where PyG could not write one, the class inherits the general one, and
+gets ours around that. A ``propagate`` that somebody else wrote is left alone. ``_orig_propagate``
+and ``_jinja_propagate``, which explainers go back to, stay the host's own.
 """
 from __future__ import annotations
 
@@ -22,8 +24,10 @@ def install(patches: PatchSet) -> None:
     """Take over the classes that are there and, through ``patches`` too, those to come."""
     from torch_geometric.nn import MessagePassing
 
-    if hasattr(MessagePassing, _TEMPLATES):  # not in old versions, where classes instantiated later stay native
-        patches.set(MessagePassing, _TEMPLATES, _taking_over(getattr(MessagePassing, _TEMPLATES), patches))
+    # not in old versions, where classes instantiated later stay native
+    if hasattr(MessagePassing, _TEMPLATES):
+        patches.set(MessagePassing, _TEMPLATES,
+                    _taking_over(getattr(MessagePassing, _TEMPLATES), patches))
     for cls in _subclasses(MessagePassing):
         if cls.__module__.startswith("torch_geometric.nn.") and not _has_adapter(cls):
             rules.register_class(rules.path_of(cls))
@@ -45,7 +49,8 @@ def _subclasses(cls: type) -> Iterator[type]:
 def _has_adapter(cls: type) -> bool:
     from gnnaccel.adapters.pyg import LAYERS
 
-    return any(base.__name__ in LAYERS and base.__module__.startswith("torch_geometric.") for base in cls.__mro__)
+    return any(base.__name__ in LAYERS and base.__module__.startswith("torch_geometric.")
+               for base in cls.__mro__)
 
 
 def _taking_over(native: Callable, patches: PatchSet) -> Callable:
@@ -61,7 +66,8 @@ def _taking_over(native: Callable, patches: PatchSet) -> Callable:
             kept = vars(cls).get(name)
             if getattr(kept, "routed", False):  # inherited from a class that was taken over
                 setattr(cls, name, kept.__wrapped__)
-        if patches.holds(MessagePassing, _TEMPLATES):  # not where somebody kept this from a session that is over
+        # not where somebody kept this from a session that is over
+        if patches.holds(MessagePassing, _TEMPLATES):
             _take_over(cls, patches)
         return found
 
@@ -74,14 +80,16 @@ def _take_over(cls: type, patches: PatchSet) -> None:
     own, native = vars(cls), cls.propagate
     if getattr(native, "routed", False) or _has_adapter(cls):
         return
-    written = own.get("propagate") is native is own.get(_KEPT[1]) and own.get(_KEPT[0]) is not native
+    written = (own.get("propagate") is native is own.get(_KEPT[1])
+               and own.get(_KEPT[0]) is not native)
     general = native is MessagePassing.propagate and cls is not MessagePassing
     if (written or general) and own_code.is_method(native, cls, "propagate", "torch_geometric"):
         patches.set(cls, "propagate", routed(native))
 
 
 def routed(native: Callable) -> Callable:
-    """``native``, a class's own ``propagate``, with the aggregations that we have faster ways for."""
+    """``native``, a class's own ``propagate``, with the aggregations that we have faster ways
+    for."""
     from torch.compiler import is_compiling
 
     from gnnaccel.adapters.pyg import propagate_calls as calls
@@ -98,7 +106,8 @@ def routed(native: Callable) -> Callable:
         config = current()
         if config is None:
             return native(self, edge_index, **kwargs)
-        if not listening() and not capturing():  # the short way tells nothing; the route is the same
+        # the short way tells nothing; the route is the same
+        if not listening() and not capturing():
             out = fast_path(self, native, edge_index, kwargs, config)
             if out is not MISSED:
                 return out

@@ -25,30 +25,37 @@ from gnnaccel.dispatch.tensor_ref import TensorRef
 from gnnaccel.errors import GraphError
 
 _LAYERS_GRAPHS = 4  # calls over so many graphs are remembered for each layer
-_FEW, _FEW_AT_FIRST = 1000, 20000  # edges below which a call is not looked at, and not at the first times
+# edges below which a call is not looked at, and not at the first times
+_FEW, _FEW_AT_FIRST = 1000, 20000
 
 
 def decide(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Config) -> Any:
     """The long way of a call."""
     if records.listening():
-        return watch.around(watch.Visit(layer, propagate_visit.PROPAGATE, native, (edge_index,), kwargs, config), _told)
+        return watch.around(watch.Visit(layer, propagate_visit.PROPAGATE, native, (edge_index,),
+                                        kwargs, config), _told)
     return _decide(layer, native, edge_index, kwargs, config, 0)
 
 
 def _told(visit: watch.Visit) -> Any:
     """The same, with a record."""
-    return _decide(visit.layer, visit.native, *visit.args, visit.kwargs, visit.config, time.perf_counter_ns())
+    return _decide(visit.layer, visit.native, *visit.args, visit.kwargs, visit.config,
+                   time.perf_counter_ns())
 
 
-def _decide(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Config, start: int) -> Any:
+def _decide(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Config,
+            start: int) -> Any:
     """``start``: when the call began, 0 when nobody listens."""
     verdict = rules.verdict(layer, config)
-    found: reading.Read | Reason | None = reading.read(layer, edge_index, kwargs) if verdict.inside else verdict.reason
+    found: reading.Read | Reason | None = (reading.read(layer, edge_index, kwargs)
+                                           if verdict.inside else verdict.reason)
     if type(found) is Reason:
         decision, parts, stacked = aggregation_route.native(found), None, False
         settings.note_native(layer, config, found)
     else:
-        parts, stacked = (found.graph, found.given), reading.stacked(layer, reading.source(kwargs, found.form.source))
+        parts, stacked = (found.graph,
+                          found.given), reading.stacked(layer,
+                                                        reading.source(kwargs, found.form.source))
         decision = aggregation_route.decide_all(*parts, found.reduces, config)
         decision = quantized.narrowed(layer, *parts, config, decision, len(found.reduces) > 1)
         if decision.run is not None and found.form.unfinished:
@@ -66,7 +73,8 @@ def _decide(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Conf
                                 lambda: _natively(native, layer, edge_index, kwargs), start)
     if (parts is not None and type(edge_index) is Tensor and not edge_index.is_inference()
         and not capture.capturing()):
-        (propagate_once.remember if decision.again else _remember)(layer, edge_index, kwargs, found, decision, config)
+        (propagate_once.remember
+         if decision.again else _remember)(layer, edge_index, kwargs, found, decision, config)
     return out
 
 
@@ -88,17 +96,20 @@ def _natively(native: Any, layer: Any, edge_index: Any, kwargs: dict) -> Any:
     return native(layer, edge_index, **kwargs)
 
 
-# --- calls that repeat -------------------------------------------------------------------------------------------------
+# --- calls that repeat ----------------------------------------------------------------------------
 
 def fast_path(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Config) -> Any:
-    """The result of a call that is like an earlier one of the layer, or too small to be read; `MISSED` for any other."""
+    """The result of a call that is like an earlier one of the layer, or too small to be read;
+    `MISSED` for any other."""
     entry = memories.entries.get(id(layer))
     memory = entry[1] if entry is not None and entry[0]() is layer else None
     last = None if memory is None else memory.over.get(id(edge_index))
     if last is not None and last.edge_index() is edge_index:  # a new batch may lie where one was
         if last.route == "native":
-            return native(layer, edge_index, **kwargs) if last.still_native(edge_index, kwargs, config) else MISSED
-        out = last.run(layer, edge_index, kwargs) if last.fits(layer, edge_index, kwargs, config) else None
+            return (native(layer, edge_index, **kwargs)
+                    if last.still_native(edge_index, kwargs, config) else MISSED)
+        out = (last.run(layer, edge_index, kwargs)
+               if last.fits(layer, edge_index, kwargs, config) else None)
         return MISSED if out is None else out
     if too_small(layer, edge_index, config):
         return native(layer, edge_index, **kwargs)
@@ -109,12 +120,14 @@ def fast_path(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Co
         counters.count(like.name, "native", "GA301")
         return native(layer, edge_index, **kwargs)
     like = memory.summed_once
-    out = like.run(layer, edge_index, kwargs) if like is not None and like.fits(layer, edge_index, kwargs, config) else None
+    out = (like.run(layer, edge_index, kwargs) if like is not None
+           and like.fits(layer, edge_index, kwargs, config) else None)
     return MISSED if out is None else out
 
 
 def _signature(kwargs: dict) -> tuple:
-    """Of the arguments, all that a route depends on. Holds no tensor; what is not understood equals nothing, itself included."""
+    """Of the arguments, all that a route depends on. Holds no tensor; what is not understood equals
+    nothing, itself included."""
     found = []
     for name, value in kwargs.items():
         if type(value) in reading.TENSORS:
@@ -131,7 +144,8 @@ def _signature(kwargs: dict) -> tuple:
 def _of_pair(value: Any) -> Any:
     if type(value) in reading.TENSORS:
         return value.shape, value.dtype, value.device, value.requires_grad
-    return value if value is None or type(value) is int else float("nan")  # a new object: equal to nothing
+    # a new object: equal to nothing
+    return value if value is None or type(value) is int else float("nan")
 
 
 def _modes() -> tuple:
@@ -140,9 +154,11 @@ def _modes() -> tuple:
 
 
 def too_small(layer: Any, edge_index: Any, config: Config) -> bool:
-    """Whether a call may go native without being read; counts it then. Over so few edges nothing gains on a CPU, and a graph
-    hardly seen before, of not many more, does not pay for its structure yet."""
-    if type(edge_index) is not Tensor or edge_index.dim() != 2 or config.when != "profitable" or config.on_fallback != "native":
+    """Whether a call may go native without being read; counts it then. Over so few edges nothing
+    gains on a CPU, and a graph hardly seen before, of not many more, does not pay for its structure
+    yet."""
+    if (type(edge_index) is not Tensor or edge_index.dim() != 2 or config.when != "profitable"
+        or config.on_fallback != "native"):
         return False
     if settings.asked(layer, config) is not None:  # whose calls are counted
         return False
@@ -159,15 +175,16 @@ def too_small(layer: Any, edge_index: Any, config: Config) -> bool:
 
 
 class Last:
-    """A layer's last call over some edges and where it went. Holds the edges and their structure weakly."""
+    """A layer's last call over some edges and where it went. Holds the edges and their structure
+    weakly."""
 
-    __slots__ = ("epoch", "edge_index", "signature", "modes", "settings", "known", "module", "source",
-                 "form", "stamp", "reduce", "sizes", "view", "route", "decision", "name", "missed", "rows", "gain", "patience",
-                 "code", "fell_back")
+    __slots__ = ("epoch", "edge_index", "signature", "modes", "settings", "known", "module",
+                 "source", "form", "stamp", "reduce", "sizes", "view", "route", "decision", "name",
+                 "missed", "rows", "gain", "patience", "code", "fell_back")
 
     def still_native(self, edge_index: Tensor, kwargs: dict, config: Config) -> bool:
-        """Whether the call may go native without a further look; counts it then. Native code is never wrong, so it is enough that
-        nothing has changed that could make another route pay."""
+        """Whether the call may go native without a further look; counts it then. Native code is
+        never wrong, so it is enough that nothing has changed that could make another route pay."""
         edges = self.edge_index
         if (self.epoch != config.epoch or edges() is not edge_index
                 or edges.version != edge_index._version):
@@ -199,16 +216,19 @@ class Last:
             return False
         if self.stamp is not None and self.stamp != self.known.stamp(layer):
             return False
-        if self.signature != _signature(kwargs) or self.settings != reading.SETTINGS(own) or any(reading.HOOKS(own)):
+        if (self.signature != _signature(kwargs) or self.settings != reading.SETTINGS(own)
+            or any(reading.HOOKS(own))):
             return False
         if (module is not self.module() or not reading.reduces_as_ever(module)
             or guards._any_global_hook()):
             return False
-        return (own.keys().isdisjoint(reading.OVERRIDES) and reading.known_class(type(layer)) is self.known
+        return (own.keys().isdisjoint(reading.OVERRIDES)
+                and reading.known_class(type(layer)) is self.known
                 and guards.context_reason() is None)
 
     def run(self, layer: Any, edge_index: Tensor, kwargs: dict) -> Any:
-        """The call's result; None where the structure is gone, or the tensors are not what they were."""
+        """The call's result; None where the structure is gone, or the tensors are not what they
+        were."""
         view = self.view()
         if view is None:
             return None
@@ -228,12 +248,14 @@ class Last:
         return reading.finished(layer, self.known, reading.stacked(layer, x), out, kwargs)
 
 
-def _remember(layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read, decision: Decision, config: Config) -> None:
+def _remember(layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read, decision: Decision,
+              config: Config) -> None:
     graph, given = found.graph, found.given
     kept = Last()
     kept.epoch = config.epoch
     kept.edge_index = TensorRef(edge_index, pointer=decision.run is not None)
-    kept.modes, kept.source, kept.route, kept.name = _modes(), found.form.source, decision.route, type(layer).__name__
+    kept.modes, kept.source, kept.route, kept.name = (_modes(), found.form.source, decision.route,
+                                                      type(layer).__name__)
     if decision.run is None:
         if config.on_fallback != "native":
             return
@@ -244,13 +266,17 @@ def _remember(layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read,
             kept.missed, kept.gain = ledger.of(edge_index), decision.estimate.gain
             kept.patience = aggregation_cost.patience(decision.estimate)
         propagate_native.remember(layer, edge_index, kwargs, found, decision, config)
-    elif graph._view is None or len(found.reduces) > 1:  # ran without a structure; or hooks inside may appear
+    # ran without a structure; or hooks inside may appear
+    elif graph._view is None or len(found.reduces) > 1:
         return
     else:
         kept.signature, kept.decision = _signature(kwargs), decision
-        kept.settings, kept.known, kept.module = reading.SETTINGS(layer.__dict__), found.known, weakref.ref(layer.aggr_module)
-        kept.form, kept.stamp, kept.view = found.form, found.known.stamp(layer), weakref.ref(graph._view)
-        kept.reduce = given.reduce if type(given.reduce) is str else None  # its numbers may be others at the next call
+        kept.settings, kept.known, kept.module = reading.SETTINGS(
+            layer.__dict__), found.known, weakref.ref(layer.aggr_module)
+        kept.form, kept.stamp, kept.view = found.form, found.known.stamp(layer), weakref.ref(
+            graph._view)
+        # its numbers may be others at the next call
+        kept.reduce = given.reduce if type(given.reduce) is str else None
         kept.sizes = graph.num_src, graph.num_dst, graph.flipped
     memory = layer_memory.of(layer)
     if len(memory.over) >= _LAYERS_GRAPHS:

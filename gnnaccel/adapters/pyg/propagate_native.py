@@ -1,5 +1,5 @@
-"""Calls of ``propagate`` over graphs that have not been seen before, by a layer that stayed native over one no smaller: reading
-each of them would take as long as some run natively."""
+"""Calls of ``propagate`` over graphs that have not been seen before, by a layer that stayed native
+over one no smaller: reading each of them would take as long as some run natively."""
 from __future__ import annotations
 
 from typing import Any
@@ -18,21 +18,27 @@ _MORE = 1.25  # times as many edges as the call that was decided: where others m
 
 
 class Native:
-    """A layer's last call over a new graph that stayed native for what it costs. Native code is never wrong, so it is enough to
-    know of another call that it is no more likely to gain. ``rows``: of the features; ``gain``, ``patience``: per edge, as
-    `aggregation_cost` has them, None where there is nothing to gain whatever comes again."""
+    """A layer's last call over a new graph that stayed native for what it costs. Native code is
+    never wrong, so it is enough to know of another call that it is no more likely to gain.
+    ``rows``: of the features; ``gain``, ``patience``: per edge, as `aggregation_cost` has them,
+    None where there is nothing to gain whatever comes again."""
 
     __slots__ = ("epoch", "grad", "source", "rows", "most", "gain", "patience", "name")
 
-    def __init__(self, layer: Any, edges: int, x: Tensor, source: str, decision: Decision, config: Config):
+    def __init__(self, layer: Any, edges: int, x: Tensor, source: str, decision: Decision,
+                 config: Config):
         estimate = decision.estimate
-        self.epoch, self.grad, self.source, self.rows = config.epoch, torch.is_grad_enabled(), source, _described(x)
-        self.most, self.name, self.gain, self.patience = edges * _MORE, type(layer).__name__, None, None
+        self.epoch, self.grad, self.source, self.rows = (config.epoch, torch.is_grad_enabled(),
+                                                         source, _described(x))
+        self.most, self.name, self.gain, self.patience = edges * _MORE, type(
+            layer).__name__, None, None
         if estimate is not None:
-            self.gain, self.patience = estimate.gain / edges, aggregation_cost.patience(estimate) / edges
+            self.gain, self.patience = estimate.gain / edges, aggregation_cost.patience(
+                estimate) / edges
 
     def holds(self, edge_index: Any, kwargs: dict, config: Config) -> bool:
-        """Whether a call over a graph that its layer has not seen stays native too; notes what is missed."""
+        """Whether a call over a graph that its layer has not seen stays native too; notes what is
+        missed."""
         if self.epoch != config.epoch or type(edge_index) is not Tensor or edge_index.dim() != 2:
             return False
         edges, x = edge_index.shape[1], kwargs.get(self.source)
@@ -52,12 +58,14 @@ class Native:
         return True
 
 
-def remember(layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read, decision: Decision, config: Config) -> None:
+def remember(layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read, decision: Decision,
+             config: Config) -> None:
     """Keep of a native call, for others over new graphs, how large it was."""
     if decision.code == "GA301" and decision.fell_back is None and edge_index.shape[1]:
         x = reading.source(kwargs, found.form.source)
         if type(x) in reading.TENSORS:
-            layer_memory.of(layer).native_once = Native(layer, edge_index.shape[1], x, found.form.source, decision, config)
+            layer_memory.of(layer).native_once = Native(layer, edge_index.shape[1], x,
+                                                        found.form.source, decision, config)
 
 
 def _described(x: Tensor) -> tuple:

@@ -22,11 +22,13 @@ from gnnaccel.dispatch.reasons import Reason, reason
 
 SETTINGS = itemgetter("_explain", "_decomposed_layers", "flow", "node_dim")
 HOOKS = itemgetter(*guards.HOOKS)
-MODULE_HOOKS = itemgetter("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+MODULE_HOOKS = itemgetter("_forward_hooks", "_forward_pre_hooks", "_backward_hooks",
+                          "_backward_pre_hooks")
 #: what must not be replaced on a layer object
 OVERRIDES = frozenset(MESSAGE_PASSING)
 TENSORS = (Tensor, Parameter)
-_REDUCES = {"SumAggregation": "sum", "MeanAggregation": "mean", "MaxAggregation": "max", "MinAggregation": "min"}
+_REDUCES = {"SumAggregation": "sum", "MeanAggregation": "mean", "MaxAggregation": "max",
+            "MinAggregation": "min"}
 _FUNCTIONS = ("message", "aggregate", "update", "message_and_aggregate")
 
 
@@ -68,11 +70,15 @@ class Known:
         kinds = {name: _kind(value) for name, value in kwargs.items() if name != "size"}
         key = (stamp, *kinds.items())
         if key not in self.forms:
-            found = message.form(self.functions[0], kinds) if self.stock is None else self.stock.form(stamp, kinds)
+            found = (message.form(self.functions[0], kinds)
+                     if self.stock is None else self.stock.form(stamp, kinds))
             if found is not None and self.aggregate is not None and type(found) is message.Form:
                 found = _weighted_by(found, self.aggregate.weight, kinds)
-            self.forms[key] = found or reason(*(("GA208", "its message is of no form that is known") if self.own
-                                                else ("GA211", "message is of no form that is known")))
+            self.forms[key] = (found
+                               or reason(*(("GA208", "its message is of no form that is known")
+                                           if self.own
+                                                else ("GA211",
+                                                      "message is of no form that is known"))))
         return self.forms[key]
 
 
@@ -80,7 +86,9 @@ def _weighted_by(form: message.Form, name: str, kinds: dict[str, str]) -> messag
     """``form`` with what a class's own ``aggregate`` weights messages with."""
     if form.weight is not None or form.more is not None:
         return None
-    return form if kinds.get(name) != "tensor" else form._replace(weight=lambda given: given[name].view(-1, 1))
+    return (form
+            if kinds.get(name) != "tensor"
+            else form._replace(weight=lambda given: given[name].view(-1, 1)))
 
 
 _classes: IdentityMap[Known] = IdentityMap()
@@ -139,11 +147,12 @@ def storable(layer: Any) -> Reason | bool:
     if why is None and known_class(type(layer)).aggregate is not None:
         why = reason("GA603", "it aggregates in its own way")
     if why is None and _REDUCES.get(type(layer.aggr_module).__name__) not in ("sum", "mean"):
-        why = reason("GA603", f"the aggregation is {type(layer.aggr_module).__name__}, not a sum or a mean")
+        why = reason("GA603",
+                     f"the aggregation is {type(layer.aggr_module).__name__}, not a sum or a mean")
     return True if why is None else reason("GA603", why.text)
 
 
-# --- reading a call ----------------------------------------------------------------------------------------------------
+# --- reading a call -------------------------------------------------------------------------------
 
 class Read(NamedTuple):
     """A call, understood. ``reduces``: of all aggregations side by side; ``given`` is the first."""
@@ -156,7 +165,8 @@ class Read(NamedTuple):
 
 
 def read(layer: Any, edge_index: Any, kwargs: dict) -> Read | Reason:
-    """The call as an aggregation, or why it is none. Computes nothing but weights: `completed` does the rest."""
+    """The call as an aggregation, or why it is none. Computes nothing but weights: `completed` does
+    the rest."""
     known = known_class(type(layer))
     form = known.form(kwargs, known.stamp(layer))
     if type(form) is Reason:
@@ -175,7 +185,9 @@ def read(layer: Any, edge_index: Any, kwargs: dict) -> Read | Reason:
     reduces = reductions(layer, known)
     if len(reduces) > 1 and stacked(layer, x):
         return reason("GA206", f"several aggregations over features of shape {list(x.shape)}")
-    why = next(filter(None, (means.unfit(one, x, weight, form.more is not None) for one in reduces)), None)
+    why = next(filter(None,
+                      (means.unfit(one, x, weight, form.more is not None) for one in reduces)),
+               None)
     if why is not None:
         return why
     given = prepared(reduces[0], layer, x, weight, plain.shape[1])
@@ -191,9 +203,12 @@ def read(layer: Any, edge_index: Any, kwargs: dict) -> Read | Reason:
 
 def _with_more(layer: Any, form: message.Form, graph: OpGraph, given: Aggregation, kwargs: dict,
                stand_in: bool) -> Aggregation | Reason:
-    """With all that messages are made of. ``stand_in``: with nothing in place of what has to be computed from edges."""
+    """With all that messages are made of. ``stand_in``: with nothing in place of what has to be
+    computed from edges."""
     if stacked(layer, given.x):
-        return reason("GA206", f"features of shape {list(given.x.shape)} in messages that are more than these")
+        return reason("GA206",
+                      f"features of shape {list(given.x.shape)} in messages that are "
+                      "more than these")
     if form.width is not None and torch.is_autocast_enabled(given.x.device.type):
         return reason("GA203", "autocast is on", "call the layer outside of autocast")
     if not stand_in:
@@ -208,25 +223,31 @@ def _with_more(layer: Any, form: message.Form, graph: OpGraph, given: Aggregatio
         x = given.x if form.width is None else nothing.expand(graph.num_src, form.width)
         more = messages.Rectified(nothing.expand(graph.num_edges, *x.shape[1:]))
         if form.width is not None:
-            more = messages.Gated(x, nothing.expand(graph.num_dst, form.width), more.edge, more.edge)
-    return messages.unfit(graph, x, given.weight, more) or given._replace(x=x, shape=tuple(x.shape[1:]), more=more)
+            more = messages.Gated(x, nothing.expand(graph.num_dst, form.width), more.edge,
+                                  more.edge)
+    return (messages.unfit(graph, x, given.weight, more)
+            or given._replace(x=x, shape=tuple(x.shape[1:]), more=more))
 
 
-def completed(layer: Any, form: message.Form, graph: OpGraph, given: Aggregation | Reason, kwargs: dict,
-              anew: bool = False) -> Aggregation | Reason:
-    """What `read` gave, or ``anew`` what `prepared` did, with all that there is to compute beforehand."""
+def completed(layer: Any, form: message.Form, graph: OpGraph, given: Aggregation | Reason,
+              kwargs: dict, anew: bool = False) -> Aggregation | Reason:
+    """What `read` gave, or ``anew`` what `prepared` did, with all that there is to compute
+    beforehand."""
     if type(given) is Aggregation and (form.costly or (anew and form.more is not None)):
         given = _with_more(layer, form, graph, given, kwargs, False)
-    return given if form.apply is None or type(given) is Reason else given._replace(x=form.apply(given.x))
+    return (given if form.apply is None
+            or type(given) is Reason else given._replace(x=form.apply(given.x)))
 
 
 def reductions(layer: Any, known: Known) -> tuple[Reduce, ...]:
     """What the layer aggregates with, as `Aggregation.by` takes it."""
-    return _reduces(layer.aggr_module) if known.aggregate is None else known.aggregate.reduces(layer)
+    return (_reduces(layer.aggr_module)
+            if known.aggregate is None else known.aggregate.reduces(layer))
 
 
 def _reduces(module: Any) -> tuple[Reduce, ...]:
-    """What an aggregation of the host's computes: one reduction, or those of a MultiAggregation; () for others, or with hooks."""
+    """What an aggregation of the host's computes: one reduction, or those of a MultiAggregation; ()
+    for others, or with hooks."""
     name = type(module).__name__
     if not type(module).__module__.startswith("torch_geometric.nn.aggr."):
         return ()
@@ -261,13 +282,16 @@ def stacked(layer: Any, x: Tensor) -> bool:
     return layer.node_dim == -2 and x.dim() > 2
 
 
-def prepared(reduce: Reduce, layer: Any, x: Tensor, weight: Tensor | None, count: int) -> Aggregation | Reason:
+def prepared(reduce: Reduce, layer: Any, x: Tensor, weight: Tensor | None,
+             count: int) -> Aggregation | Reason:
     """The aggregation with nodes, and edges, in the first dimension."""
     if stacked(layer, x):
         if weight is not None and weight.dim() <= x.dim():
-            weight = weight[(None,) * (x.dim() - weight.dim())].movedim(-2, 0) if weight.dim() > 1 else weight
+            weight = (weight[(None,) * (x.dim() - weight.dim())].movedim(-2, 0)
+                      if weight.dim() > 1 else weight)
         x = x.movedim(-2, 0)
-    return aggregation.prepare(reduce.partition(" ")[0] if type(reduce) is str else reduce, x, weight, count)
+    return aggregation.prepare(reduce.partition(" ")[0] if type(reduce) is str else reduce, x,
+                               weight, count)
 
 
 def _layer_reason(layer: Any, known: Known) -> Reason | None:
@@ -289,7 +313,9 @@ def _layer_reason(layer: Any, known: Known) -> Reason | None:
         return why
     if reductions(layer, known):
         return None
-    return reason("GA201", f"the aggregation is {type(module).__name__ if known.aggregate is None else layer.aggregators}")
+    return reason("GA201",
+                  "the aggregation is "
+                  f"{type(module).__name__ if known.aggregate is None else layer.aggregators}")
 
 
 def reduces_as_ever(module: Any) -> bool:
@@ -301,11 +327,14 @@ def reduces_as_ever(module: Any) -> bool:
 
 def _update_reason(known: Known, kwargs: dict) -> Reason | None:
     missing = [name for name in known.update if name not in kwargs]
-    return reason("GA211", f"update takes {', '.join(missing)}, which propagate was not given") if missing else None
+    return (reason("GA211", f"update takes {', '.join(missing)}, which propagate was not given")
+            if missing else None)
 
 
-def sizes(layer: Any, edge_index: Any, kwargs: dict, read: tuple[tuple[str, str], ...]) -> tuple[int, int] | Reason:
-    """The numbers of nodes at both ends, as the host finds them in the arguments ``read`` at these ends."""
+def sizes(layer: Any, edge_index: Any, kwargs: dict,
+          read: tuple[tuple[str, str], ...]) -> tuple[int, int] | Reason:
+    """The numbers of nodes at both ends, as the host finds them in the arguments ``read`` at these
+    ends."""
     forward, node_dim, size = layer.flow == "source_to_target", layer.node_dim, kwargs.get("size")
     if type(edge_index).__name__ == "EdgeIndex":
         size = edge_index.sparse_size()
@@ -314,12 +343,15 @@ def sizes(layer: Any, edge_index: Any, kwargs: dict, read: tuple[tuple[str, str]
         x = kwargs[name]
         pair = isinstance(x, (tuple, list))
         if pair and (len(x) != 2 or not forward):
-            return reason("GA206", f"{name} is no pair") if forward else reason("GA202", "pairs of features against the flow")
+            return (reason("GA206", f"{name} is no pair")
+                    if forward else reason("GA202", "pairs of features against the flow"))
         for side, features in enumerate(x if pair else (x,)):
             if features is None and side and end == "j":
                 continue
-            if type(features) not in TENSORS or features.dim() < 2 or node_dim not in (0, -2, -features.dim()):
-                return reason("GA206", f"features are a {type(features).__name__}, node_dim={node_dim}")
+            if (type(features) not in TENSORS or features.dim() < 2
+                or node_dim not in (0, -2, -features.dim())):
+                return reason("GA206",
+                              f"features are a {type(features).__name__}, node_dim={node_dim}")
             at = side if pair else int((end == "i") == forward)
             rows = features.shape[node_dim]
             if size[at] is not None and size[at] != rows:
@@ -329,17 +361,21 @@ def sizes(layer: Any, edge_index: Any, kwargs: dict, read: tuple[tuple[str, str]
     return src, src if dst is None else dst
 
 
-def _edges(layer: Any, known: Known, edge_index: Any, num_src: int, num_dst: int, device: torch.device) -> Tensor | Reason:
+def _edges(layer: Any, known: Known, edge_index: Any, num_src: int, num_dst: int,
+           device: torch.device) -> Tensor | Reason:
     special = type(edge_index) is not Tensor
     if special and layer.fuse and home(known.functions[3]) != "torch_geometric":
         return reason("GA211", "message_and_aggregate is the user's own")
     if layer.flow != "source_to_target":
-        return reason("GA204", "an EdgeIndex against the flow") if special else edges.plain(edge_index, num_dst, num_src, device)
+        return (reason("GA204", "an EdgeIndex against the flow")
+                if special else edges.plain(edge_index, num_dst, num_src, device))
     return edges.plain(edge_index, num_src, num_dst, device)
 
 
-def finished(layer: Any, known: Known, moved: bool, out: Tensor | list[Tensor], kwargs: dict) -> Any:
-    """What the call gives: the class's own ``update`` of the result, of several combined. ``moved``: features were `stacked`."""
+def finished(layer: Any, known: Known, moved: bool, out: Tensor | list[Tensor],
+             kwargs: dict) -> Any:
+    """What the call gives: the class's own ``update`` of the result, of several combined.
+    ``moved``: features were `stacked`."""
     if known.aggregate is not None:
         out = known.aggregate.combine(layer, out if type(out) is list else [out])
     elif type(out) is list:

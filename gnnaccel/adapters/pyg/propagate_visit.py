@@ -1,7 +1,8 @@
-"""``propagate`` of a layer without an adapter, in the form of one, for those who explain, compare and measure calls.
+"""``propagate`` of a layer without an adapter, in the form of one, for those who explain, compare
+and measure calls.
 
-The layer's own code around it stays the host's, so what they see is the aggregation alone: the arguments of ``propagate``,
-and what it gives.
+The layer's own code around it stays the host's, so what they see is the aggregation alone: the
+arguments of ``propagate``, and what it gives.
 """
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ class _Propagate:
     host = "pyg"
 
     @staticmethod
-    def state(layer: Any, args: tuple, kwargs: dict) -> tuple[AggregationStated, AggregationGiven] | Reason:
+    def state(layer: Any, args: tuple,
+              kwargs: dict) -> tuple[AggregationStated, AggregationGiven] | Reason:
         """``args``: the ``edge_index``; ``kwargs``: everything else."""
         found = reading.read(layer, *args, kwargs)
         if type(found) is Reason:

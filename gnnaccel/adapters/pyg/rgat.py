@@ -13,14 +13,15 @@ from gnnaccel.dispatch.relational import added, statements
 from gnnaccel.dispatch.relational.request import RelationalGiven, RelationalStated, shapes_of
 from gnnaccel.dispatch.relational.view import RelationView
 
-FIELDS = ("in_channels", "out_channels", "num_relations", "num_bases", "heads", "dim", "concat", "negative_slope", "dropout",
-          "mod", "attention_mode", "attention_mechanism")
+FIELDS = ("in_channels", "out_channels", "num_relations", "num_bases", "heads", "dim", "concat",
+          "negative_slope", "dropout", "mod", "attention_mode", "attention_mechanism")
 _ARGUMENTS = ("x", "edge_index"), ("edge_type", "edge_attr", "size", "return_attention_weights")
 MODS = ("additive", "scaled", "f-additive", "f-scaled")  # the host takes any other value for None
 
 
 class _Operands(NamedTuple):
-    """``x_dst``: None where destinations are the sources; ``edge_attr``: None where there is none."""
+    """``x_dst``: None where destinations are the sources; ``edge_attr``: None where there is
+    none."""
 
     x: Tensor
     x_dst: Tensor | None
@@ -28,24 +29,30 @@ class _Operands(NamedTuple):
     edge_type: Tensor
 
 
-def state(layer: Any, args: tuple, kwargs: dict) -> tuple[RelationalStated, RelationalGiven] | Reason:
+def state(layer: Any, args: tuple,
+          kwargs: dict) -> tuple[RelationalStated, RelationalGiven] | Reason:
     bound = calls.bind(args, kwargs, *_ARGUMENTS)
     if bound is None:
         return reason("GA206", "the arguments do not fit RGATConv.forward")
     x, edge_index, edge_type, edge_attr, size, weights = bound
     if weights is not None:
-        return reason("GA208", "attention weights were asked for", "call the layer without return_attention_weights")
+        return reason("GA208", "attention weights were asked for",
+                      "call the layer without return_attention_weights")
     pair = x if isinstance(x, (tuple, list)) else (x, x)
     if len(pair) != 2:
         return reason("GA206", f"x is a tuple of {len(pair)}")
     x_src, x_dst = pair
     device = layer.q.device
-    why = _features_reason(layer, x_src, "x", device) or _features_reason(layer, x_dst, "x[1]", device) or _module_reason(layer)
+    why = (_features_reason(layer, x_src, "x", device)
+           or _features_reason(layer, x_dst, "x[1]", device) or _module_reason(layer))
     if why is not None:
         return why
     sizes = x_src.shape[0], x_dst.shape[0]
-    if size is not None and (len(size) != 2 or any(given not in (None, n) for given, n in zip(size, sizes))):
-        return reason("GA206", f"size={tuple(size)} does not fit features of {sizes[0]} and {sizes[1]} nodes")
+    if (size is not None
+        and (len(size) != 2 or any(given not in (None, n) for given, n in zip(size, sizes)))):
+        return reason("GA206",
+                      f"size={tuple(size)} does not fit features of {sizes[0]} and "
+                      f"{sizes[1]} nodes")
     found = relations.plain(edge_index, edge_type, *sizes, device)
     if type(found) is Reason:
         return found
@@ -62,11 +69,13 @@ def again(layer: Any, args: tuple, kwargs: dict, kept: None) -> RelationalGiven:
     x, edge_index, edge_type, edge_attr = bound[:4]
     x_src, x_dst = x if isinstance(x, tuple) else (x, x)
     return RelationalGiven((edge_index, edge_type), edge_index.device,
-                           _Operands(x_src, None if x_dst is x_src else x_dst, edge_attr, edge_type))
+                           _Operands(x_src, None if x_dst is x_src else x_dst, edge_attr,
+                                     edge_type))
 
 
 def _stated(layer: Any, operands: _Operands, found: tuple[Tensor, Tensor]) -> RelationalStated:
-    mod, product, per_head = layer.mod, layer.attention_mode == "multiplicative-self-attention", layer.dim
+    mod, product, per_head = (layer.mod, layer.attention_mode == "multiplicative-self-attention",
+                              layer.dim)
     dropout = layer.dropout if layer.training and mod not in MODS else 0.0
     edge, same = operands.edge_attr is not None, operands.x_dst is None
     program = statements.rgat(layer.negative_slope, dropout, layer.num_bases is not None, edge,
@@ -79,11 +88,12 @@ def _stated(layer: Any, operands: _Operands, found: tuple[Tensor, Tensor]) -> Re
     num_src = operands.x.shape[0]
     num_dst = num_src if same else operands.x_dst.shape[0]
     view = relations.viewer(found, num_src, num_dst, layer.num_relations)
-    return RelationalStated(program, "RGATConv", shapes_of(program, tensors), row, out, num_src, num_dst, found[0].shape[1],
-                            layer.num_relations, view, heads=layer.heads, width=layer.out_channels)
+    return RelationalStated(program, "RGATConv", shapes_of(program, tensors), row, out, num_src,
+                            num_dst, found[0].shape[1], layer.num_relations, view,
+                            heads=layer.heads, width=layer.out_channels)
 
 
-# --- what the host's layer is, and takes -------------------------------------------------------------------------------
+# --- what the host's layer is, and takes ----------------------------------------------------------
 
 def _weights(layer: Any) -> dict[str, Tensor]:
     if layer.num_bases is not None:
@@ -102,12 +112,14 @@ def _inputs(layer: Any, operands: _Operands) -> dict[str, Tensor]:
 
 
 def _promoting(layer: Any) -> tuple[Tensor, ...]:
-    """Parameters that the host multiplies messages with, so that autocast has no say in the result."""
+    """Parameters that the host multiplies messages with, so that autocast has no say in the
+    result."""
     return {"additive": (layer.w,), "scaled": (layer.b2,)}.get(layer.mod, ())
 
 
 def _features_reason(layer: Any, x: Any, name: str, device: torch.device) -> Reason | None:
-    why = guards.features_reason(x, name)  # the host's own layer fails with ids, whatever its documentation says
+    # the host's own layer fails with ids, whatever its documentation says
+    why = guards.features_reason(x, name)
     if why is None and x.device != device:
         return reason("GA206", f"{name} is on {x.device}, the weights on {device}")
     if why is None and x.shape[1] != layer.in_channels:
@@ -118,7 +130,8 @@ def _features_reason(layer: Any, x: Any, name: str, device: torch.device) -> Rea
 def _module_reason(layer: Any) -> Reason | None:
     activation = layer._modules.get("activation")
     if layer.mod == "scaled" and not guards.plain(activation, torch.nn.ReLU):
-        return reason("GA205", f"the activation of the degrees is {activation}, or has hooks")  # ours runs by node, not by edge
+        # ours runs by node, not by edge
+        return reason("GA205", f"the activation of the degrees is {activation}, or has hooks")
     return guards.lazy_reason(layer.lin_edge)
 
 
@@ -142,23 +155,27 @@ def _dtype_reason(layer: Any, operands: _Operands) -> Reason | None:
     dtypes, device = {t.dtype for t in tensors}, operands.x.device.type
     autocast = torch.is_autocast_enabled(device) and torch.float64 not in dtypes
     if len(dtypes) > 1 and not autocast:
-        return reason("GA203", f"features and weights are {', '.join(sorted(str(d) for d in dtypes))}")
+        return reason("GA203",
+                      f"features and weights are {', '.join(sorted(str(d) for d in dtypes))}")
     if autocast and device == "cuda" and layer.attention_mechanism == "within-relation":
-        return reason("GA203", "within-relation attention under autocast", "the host's own layer mixes dtypes there")
+        return reason("GA203", "within-relation attention under autocast",
+                      "the host's own layer mixes dtypes there")
     return None
 
 
-# --- running -----------------------------------------------------------------------------------------------------------
+# --- running --------------------------------------------------------------------------------------
 
 def run(layer: Any, stated: RelationalStated, given: RelationalGiven, attend: Any) -> Tensor:
     operands, scaled, bias = given.operands, layer.mod in ("scaled", "f-scaled"), layer.bias
     tensors = _inputs(layer, operands)
     if operands.edge_attr is not None:
         tensors["a_edge"] = _edge_term(layer, operands)
-    inside = layer.concat is True and not scaled and added.fits(stated.out, bias)  # the bias, where heads lie side by side
+    # the bias, where heads lie side by side
+    inside = layer.concat is True and not scaled and added.fits(stated.out, bias)
     more = added.of_one_type(None, None, bias, stated.num_dst) if inside else {}
     with calls.without_autocast(given.device.type):
-        out = attend({**{name: t if name == "w" else t.to(stated.row) for name, t in tensors.items()}, **more})
+        out = attend({**{name: t if name == "w" else t.to(stated.row)
+                         for name, t in tensors.items()}, **more})
     if scaled:
         out = out * _of_degree(layer, attend.graph, out)
     out = out.flatten(1) if layer.concat is True else out.mean(dim=1).flatten(1)
@@ -167,8 +184,8 @@ def run(layer: Any, stated: RelationalStated, given: RelationalGiven, attend: An
 
 
 def _edge_term(layer: Any, operands: _Operands) -> Tensor:
-    """[E, heads * dim]: lin_edge(edge_attr) @ e, as one product with the folded weight where nobody watches lin_edge: the rows
-    [E, heads * width] between are never made."""
+    """[E, heads * dim]: lin_edge(edge_attr) @ e, as one product with the folded weight where nobody
+    watches lin_edge: the rows [E, heads * width] between are never made."""
     attr = operands.edge_attr
     if attr.dim() == 1:
         attr = attr.view(-1, 1)
@@ -183,9 +200,11 @@ def _edge_term(layer: Any, operands: _Operands) -> Tensor:
 
 
 def _of_degree(layer: Any, view: RelationView, out: Tensor) -> Tensor:
-    """What the host multiplies all messages to one node with, so their sum [num_dst, heads, .., width] as well."""
+    """What the host multiplies all messages to one node with, so their sum [num_dst, heads, ..,
+    width] as well."""
     shape = out.shape[0], *(1,) * (out.dim() - 2), -1
-    degree = view.degree().to(out.dtype if layer.mod == "f-scaled" else layer.l1.dtype).unsqueeze(-1)
+    degree = view.degree().to(out.dtype
+                              if layer.mod == "f-scaled" else layer.l1.dtype).unsqueeze(-1)
     if layer.mod == "f-scaled":
         return degree.view(shape)
     hidden = torch.relu(torch.matmul(degree, layer.l1) + layer.b1)

@@ -23,7 +23,8 @@ class _Operands(NamedTuple):
     x_dst: Tensor
 
 
-def state(layer: Any, args: tuple, kwargs: dict) -> tuple[RelationalStated, RelationalGiven] | Reason:
+def state(layer: Any, args: tuple,
+          kwargs: dict) -> tuple[RelationalStated, RelationalGiven] | Reason:
     bound = calls.bind(args, kwargs, *_ARGUMENTS)
     if bound is None:
         return reason("GA206", f"the arguments do not fit {type(layer).__name__}.forward")
@@ -45,14 +46,19 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[RelationalStated, Rela
     embedded = not x_src.is_floating_point()
     if embedded and fast and x_src.shape[0] > layer.in_channels_l:
         return reason("GA206", f"{x_src.shape[0]} nodes for tables of {layer.in_channels_l} rows")
-    operands, numbered = _operands(layer, x_src, x_dst, fast), (x[0] if isinstance(x, tuple) else x) is None
+    operands, numbered = _operands(layer, x_src, x_dst,
+                                   fast), (x[0] if isinstance(x, tuple) else x) is None
     mean, bases = _averages(layer, fast), layer.num_bases is not None
-    program = statements.rgcn_embedding(mean, bases, numbered) if embedded else statements.rgcn(mean, bases)
+    program = (statements.rgcn_embedding(mean, bases, numbered)
+               if embedded else statements.rgcn(mean, bases))
     row, out = _dtypes(layer, x_src, fast)
     ignore = not fast and _ignores(layer)
-    view = relations.viewer(found, x_src.shape[0], x_dst.shape[0], layer.num_relations, ignore=ignore)
-    stated = RelationalStated(program, "FastRGCNConv" if fast else "RGCNConv", shapes_of(program, _inputs(layer, operands.x)), row, out,
-                              x_src.shape[0], x_dst.shape[0], found[0].shape[1], layer.num_relations, view, ignore)
+    view = relations.viewer(found, x_src.shape[0], x_dst.shape[0], layer.num_relations,
+                            ignore=ignore)
+    stated = RelationalStated(program, "FastRGCNConv" if fast else "RGCNConv",
+                              shapes_of(program, _inputs(layer, operands.x)), row, out,
+                              x_src.shape[0], x_dst.shape[0], found[0].shape[1],
+                              layer.num_relations, view, ignore)
     return stated, RelationalGiven(found, device, operands)
 
 
@@ -95,25 +101,30 @@ def again(layer: Any, args: tuple, kwargs: dict, kept: None) -> RelationalGiven:
 
 def _layer_reason(layer: Any, fast: bool) -> Reason | None:
     if fast:
-        return None if layer.aggr in ("add", "sum", "mean") else reason("GA201", f"the aggregation is {layer.aggr}")
+        return (None
+                if layer.aggr in ("add", "sum", "mean")
+                else reason("GA201", f"the aggregation is {layer.aggr}"))
     import torch_geometric
 
     plain = layer.num_bases is None and layer.num_blocks is None
-    if (plain and torch_geometric.typing.WITH_SEGMM and torch_geometric.backend.use_segment_matmul is not False
+    if (plain and torch_geometric.typing.WITH_SEGMM
+        and torch_geometric.backend.use_segment_matmul is not False
             and type(layer.aggr_module).__name__ == "MeanAggregation"):
         return reason("GA208", "PyG with pyg-lib may average over all relations together",
-                      "set torch_geometric.backend.use_segment_matmul = False to average by relation")
+                      "set torch_geometric.backend.use_segment_matmul = False to average "
+                      "by relation")
     return None
 
 
 def _averages(layer: Any, fast: bool) -> bool:
-    """The host's fast layer goes by the name in ``aggr``, the other one by the module, which may have been replaced since."""
+    """The host's fast layer goes by the name in ``aggr``, the other one by the module, which may
+    have been replaced since."""
     return layer.aggr == "mean" if fast else type(layer.aggr_module).__name__ == "MeanAggregation"
 
 
 def _ignores(layer: Any) -> bool:
-    """Whether the host passes over edges of unknown type. Its loop over the relations does, but where it counts the edges of
-    each relation first, to choose its way, it fails on such edges."""
+    """Whether the host passes over edges of unknown type. Its loop over the relations does, but
+    where it counts the edges of each relation first, to choose its way, it fails on such edges."""
     import torch_geometric
 
     return layer.num_blocks is not None or torch_geometric.backend.use_segment_matmul is not None
@@ -133,20 +144,24 @@ def _features_reason(layer: Any, x_src: Any, x_dst: Any, device: torch.device) -
         if x.device != device:
             return reason("GA206", f"{name} is on {x.device}, the weights on {device}")
     if x_src.is_floating_point() != x_dst.is_floating_point():
-        return reason("GA206", f"x is {x_src.dtype} for the sources and {x_dst.dtype} for the destinations")
+        return reason("GA206",
+                      f"x is {x_src.dtype} for the sources and {x_dst.dtype} for the destinations")
     if not x_src.is_floating_point():
         return None
     if x_src.shape[1] != layer.in_channels_l:
-        return reason("GA206", f"x has {x_src.shape[1]} features, the layer takes {layer.in_channels_l}")
+        return reason("GA206",
+                      f"x has {x_src.shape[1]} features, the layer takes {layer.in_channels_l}")
     types = {x_src.dtype, layer.weight.dtype}
     if len(types) > 1 and (torch.float64 in types or not torch.is_autocast_enabled(device.type)):
-        return reason("GA203", f"x is {x_src.dtype}, the weights are {layer.weight.dtype}", "convert one of them")
+        return reason("GA203", f"x is {x_src.dtype}, the weights are {layer.weight.dtype}",
+                      "convert one of them")
     return None
 
 
 def _dtypes(layer: Any, x: Tensor, fast: bool) -> tuple[torch.dtype, torch.dtype]:
-    """(of the rows, of the host's sum over relations). RGCNConv adds into zeros of torch's default dtype. Autocast on CUDA makes
-    reciprocals in fp32, among them those by which FastRGCNConv averages."""
+    """(of the rows, of the host's sum over relations). RGCNConv adds into zeros of torch's default
+    dtype. Autocast on CUDA makes reciprocals in fp32, among them those by which FastRGCNConv
+    averages."""
     device = x.device.type
     row = x.dtype if x.is_floating_point() else layer.weight.dtype
     mapped = x.is_floating_point() or (fast and layer.num_bases is not None)
@@ -154,7 +169,9 @@ def _dtypes(layer: Any, x: Tensor, fast: bool) -> tuple[torch.dtype, torch.dtype
     if mapped and autocast:
         row = torch.get_autocast_dtype(device)
     if fast:
-        return row, torch.promote_types(row, torch.float32) if autocast and device == "cuda" and layer.aggr == "mean" else row
+        return (row,
+                torch.promote_types(row, torch.float32) if autocast and device == "cuda"
+                and layer.aggr == "mean" else row)
     return row, torch.promote_types(row, torch.get_default_dtype())
 
 
@@ -171,10 +188,12 @@ def _inputs(layer: Any, x: Tensor) -> dict[str, Tensor]:
 def run(layer: Any, stated: RelationalStated, given: RelationalGiven, attend: Any) -> Tensor:
     x, x_dst = given.operands
     root, bias = layer.root, layer.bias
-    whole = stated.row is stated.out and added.fits(stated.out, x_dst if root is not None else None, root, bias)
+    whole = (stated.row is stated.out
+             and added.fits(stated.out, x_dst if root is not None else None, root, bias))
     more = added.of_one_type(x_dst, root, bias, stated.num_dst) if whole else {}
     with calls.without_autocast(x.device.type):
-        tensors = {name: t.to(stated.row) if t.is_floating_point() else t for name, t in _inputs(layer, x).items()}
+        tensors = {name: t.to(stated.row) if t.is_floating_point() else t
+                   for name, t in _inputs(layer, x).items()}
         out = attend({**tensors, **more})
     if whole:
         return out

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from gnnaccel.near import did_you_mean
 
 #: class -> "attention" (heads times width) or "relational" (output channels)
-LAYERS = {"GATConv": "attention", "GATv2Conv": "attention", "TransformerConv": "attention", "SuperGATConv": "attention",
-          "RGCNConv": "relational", "FastRGCNConv": "relational", "RGATConv": "relational"}
+LAYERS = {"GATConv": "attention", "GATv2Conv": "attention", "TransformerConv": "attention",
+          "SuperGATConv": "attention", "RGCNConv": "relational", "FastRGCNConv": "relational",
+          "RGATConv": "relational"}
 _NODES, _EDGES = 2000, 20_000
 
 
@@ -23,19 +24,23 @@ class Sample:
     relations: int
 
     def __str__(self) -> str:
-        return f"{self.name}:{self.width}" if LAYERS[self.name] == "relational" else f"{self.name}:{self.heads}x{self.width}"
+        return (f"{self.name}:{self.width}"
+                if LAYERS[self.name] == "relational" else f"{self.name}:{self.heads}x{self.width}")
 
 
 def parse(text: str, inputs: int, relations: int) -> Sample:
     """``GATConv:8x8`` or ``RGCNConv:64``. ValueError, saying what is known, for anything else."""
     name, _, size = text.partition(":")
     if name not in LAYERS:
-        raise ValueError(f"{text!r} names no class that is known here: {', '.join(LAYERS)}.{did_you_mean(name, LAYERS)}")
+        raise ValueError(f"{text!r} names no class that is known here: "
+                         f"{', '.join(LAYERS)}.{did_you_mean(name, LAYERS)}")
     pattern = r"(\d+)x(\d+)" if LAYERS[name] == "attention" else r"()(\d+)"
     match = re.fullmatch(pattern, size)
     if match is None or "0" in match.groups() or min(inputs, relations) < 1:
-        wanted = f"{name}:8x8, heads times width" if LAYERS[name] == "attention" else f"{name}:64, output channels"
-        raise ValueError(f"{text!r} with {inputs} inputs and {relations} relations: write {wanted}, all of them at least 1")
+        wanted = (f"{name}:8x8, heads times width"
+                  if LAYERS[name] == "attention" else f"{name}:64, output channels")
+        raise ValueError(f"{text!r} with {inputs} inputs and {relations} relations: write "
+                         f"{wanted}, all of them at least 1")
     return Sample(name, int(match[1] or 1), int(match[2]), inputs, relations)
 
 

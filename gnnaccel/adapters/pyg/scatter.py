@@ -1,11 +1,15 @@
-"""PyG's ``scatter``, ``segment`` and ``softmax``, and so ``global_add_pool`` and its like, behind the router for operations.
+"""PyG's ``scatter``, ``segment`` and ``softmax``, and so ``global_add_pool`` and its like, behind
+the router for operations.
 
-Modules of PyG import these functions from each other by name, so every such name is replaced; not those of the layers and of the
-utilities that they call, which belong to what was decided of the layer. Aggregation modules serve layers, which pass them a row
-of their ``edge_index``, and as readouts, with an index that is a tensor of its own: only that is routed. The functions for pooling
-are not replaced, but what they call: so what a user imported earlier is routed too. On a CPU the host's own code runs.
+Modules of PyG import these functions from each other by name, so every such name is replaced; not
+those of the layers and of the utilities that they call, which belong to what was decided of the
+layer. Aggregation modules serve layers, which pass them a row of their ``edge_index``, and as
+readouts, with an index that is a tensor of its own: only that is routed. The functions for pooling
+are not replaced, but what they call: so what a user imported earlier is routed too. On a CPU the
+host's own code runs.
 
-That ``scatter`` and ``softmax`` ask the device for the number of groups, where they are not given it, is kept per tensor.
+That ``scatter`` and ``softmax`` ask the device for the number of groups, where they are not given
+it, is kept per tensor.
 """
 from __future__ import annotations
 
@@ -38,27 +42,34 @@ _TENSORS = (Tensor, Parameter)
 _UTILS = "torch_geometric.utils."
 _LAYERS = ("torch_geometric.nn.conv", _UTILS)
 _AGGREGATIONS = "torch_geometric.nn.aggr."
-_REDUCES = {"sum": "sum", "add": "sum", "mean": "mean", "max": "max", "min": "min", "amax": "max", "amin": "min"}
+_REDUCES = {"sum": "sum", "add": "sum", "mean": "mean", "max": "max", "min": "min", "amax": "max",
+            "amin": "min"}
 
 
 def install(patches: PatchSet) -> None:
-    """Replace the functions, through ``patches``, where they are, and wherever a module that is none of `_LAYERS` has them."""
+    """Replace the functions, through ``patches``, where they are, and wherever a module that is
+    none of `_LAYERS` has them."""
     made = {}
     for name, (module, wrapper) in _ROUTED.items():
         native = getattr(importlib.import_module(_UTILS + module), name)
         if not own.is_function(native, "torch_geometric", name):
             continue  # what a user put there may do anything
-        if tuple(inspect.signature(native).parameters) == tuple(inspect.signature(wrapper(native)).parameters):
-            made[native] = tuple(_scriptable(wrapper(native, readout), native) for readout in (False, True))
+        if tuple(inspect.signature(native).parameters) == tuple(
+            inspect.signature(wrapper(native)).parameters):
+            made[native] = tuple(_scriptable(wrapper(native, readout), native)
+                                 for readout in (False, True))
     for module in _modules():
         for name, value in list(vars(module).items()):
             found = made.get(value) if inspect.isfunction(value) else None
-            if found is not None and (value.__module__ == module.__name__ or not module.__name__.startswith(_LAYERS)):
+            if (found is not None
+                and (value.__module__ == module.__name__
+                     or not module.__name__.startswith(_LAYERS))):
                 patches.set(module, name, found[module.__name__.startswith(_AGGREGATIONS)])
 
 
 def _scriptable(wrapper: Callable, native: Callable) -> Callable:
-    """``wrapper``, for which `torch.jit.script` compiles ``native``, also where a user's function calls it by a global name."""
+    """``wrapper``, for which `torch.jit.script` compiles ``native``, also where a user's function
+    calls it by a global name."""
     wrapper.__dict__.update(__script_if_tracing_wrapper=True, __original_fn=native)
     return wrapper
 
@@ -71,8 +82,8 @@ def _modules() -> list[Any]:
 
 
 def _left_alone(name: str, src: Any, index: Any, readout: bool, config: Config) -> bool:
-    """Whether a call goes native without a further look; counts it where it could have been another.
-    ``readout``: of an aggregation module, so that it is ours only where it is one."""
+    """Whether a call goes native without a further look; counts it where it could have been
+    another. ``readout``: of an aggregation module, so that it is ours only where it is one."""
     if readout and (type(index) is not Tensor or index._is_view() or index.is_inference()):
         return True
     if type(src) not in _TENSORS or not src.is_floating_point():
@@ -81,18 +92,21 @@ def _left_alone(name: str, src: Any, index: Any, readout: bool, config: Config) 
 
 
 def _too_few(name: str, src: Tensor, config: Config) -> bool:
-    """Whether no reduction of so few numbers gains, so that a call goes native unread; counts it then."""
-    if src.numel() >= _FEW or config.when != "profitable" or config.on_fallback != "native" or src.is_cpu or listening():
+    """Whether no reduction of so few numbers gains, so that a call goes native unread; counts it
+    then."""
+    if (src.numel() >= _FEW or config.when != "profitable" or config.on_fallback != "native"
+        or src.is_cpu or listening()):
         return False
     count(name, "native", "GA301")
     return True
 
 
-# --- the functions as they are called ----------------------------------------------------------------------------------
+# --- the functions as they are called -------------------------------------------------------------
 
 def _scatter(native: Callable, readout: bool = False) -> Callable:
     @functools.wraps(native)
-    def scatter(src: Tensor, index: Tensor, dim: int = 0, dim_size: int | None = None, reduce: str = "sum") -> Tensor:
+    def scatter(src: Tensor, index: Tensor, dim: int = 0, dim_size: int | None = None,
+                reduce: str = "sum") -> Tensor:
         # compiled regions trace the host's own code; a layer's aggregation gets a row of its edges
         if is_compiling() or (readout and type(index) is Tensor and index._is_view()):
             return native(src, index, dim, dim_size, reduce)
@@ -107,7 +121,8 @@ def _scatter(native: Callable, readout: bool = False) -> Callable:
         if call is None:
             dim_size = by_index.groups_in(index) if dim_size is None else dim_size
             call = _reduced(IndexGraph(index, src.shape[0], dim_size), src, reduce, config)
-        return route.run("pyg.scatter", call, lambda: native(src, index, dim, dim_size, reduce), config)
+        return route.run("pyg.scatter", call, lambda: native(src, index, dim, dim_size, reduce),
+                         config)
 
     return scatter
 
@@ -129,8 +144,8 @@ def _segment(native: Callable, readout: bool = False) -> Callable:
 
 def _softmax(native: Callable, readout: bool = False) -> Callable:
     @functools.wraps(native)
-    def softmax(src: Tensor, index: Tensor | None = None, ptr: Tensor | None = None, num_nodes: int | None = None,
-                dim: int = 0) -> Tensor:
+    def softmax(src: Tensor, index: Tensor | None = None, ptr: Tensor | None = None,
+                num_nodes: int | None = None, dim: int = 0) -> Tensor:
         config = None if is_compiling() else current()  # compiled regions trace the host's own code
         if config is None or _left_alone("pyg.softmax", src, index, readout, config):
             return native(src, index, ptr, num_nodes, dim)
@@ -138,26 +153,33 @@ def _softmax(native: Callable, readout: bool = False) -> Callable:
         if call is None:
             num_nodes = by_index.groups_in(index) if num_nodes is None else num_nodes
             call = by_index.softmax(IndexGraph(index, src.shape[0], num_nodes), src, config)
-        return route.run("pyg.softmax", call, lambda: native(src, index, ptr, num_nodes, dim), config)
+        return route.run("pyg.softmax", call, lambda: native(src, index, ptr, num_nodes, dim),
+                         config)
 
     return softmax
 
 
 #: name -> (the module of `torch_geometric.utils` that has the function, what goes around it)
-_ROUTED = {"scatter": ("_scatter", _scatter), "segment": ("_segment", _segment), "softmax": ("_softmax", _softmax)}
+_ROUTED = {"scatter": ("_scatter", _scatter), "segment": ("_segment", _segment),
+           "softmax": ("_softmax", _softmax)}
 
 
-# --- reading a call ----------------------------------------------------------------------------------------------------
+# --- reading a call -------------------------------------------------------------------------------
 
 def _index_reason(src: Tensor, given: Any, dim: Any, offsets: bool = False) -> Reason | None:
     """Why rows cannot be grouped by ``given``: an index, or ``offsets``."""
-    if type(given) is not Tensor or given.dim() != 1 or given.dtype != torch.int64 or given.device != src.device:
-        seen = f"{given.dtype} {list(given.shape)} on {given.device}" if isinstance(given, Tensor) else type(given).__name__
-        return reason("GA206", f"the {'offsets' if offsets else 'index'}: {seen}", "pass a dense int64 tensor of one dimension")
+    if (type(given) is not Tensor or given.dim() != 1 or given.dtype != torch.int64
+        or given.device != src.device):
+        seen = (f"{given.dtype} {list(given.shape)} on {given.device}"
+                if isinstance(given, Tensor) else type(given).__name__)
+        return reason("GA206", f"the {'offsets' if offsets else 'index'}: {seen}",
+                      "pass a dense int64 tensor of one dimension")
     if type(dim) is not int or not src.dim() or dim not in (0, -src.dim()):
         return reason("GA206", f"dimension {dim} of {src.dim()}", "reduce the first dimension")
-    if src.layout != torch.strided or src.is_meta or src.is_neg() or not offsets and given.shape[0] != src.shape[0]:
-        return reason("GA206", f"rows {list(src.shape)}, {src.layout}, for an index of {given.shape[0]}")
+    if (src.layout != torch.strided or src.is_meta or src.is_neg() or not offsets
+        and given.shape[0] != src.shape[0]):
+        return reason("GA206",
+                      f"rows {list(src.shape)}, {src.layout}, for an index of {given.shape[0]}")
     return reason("GA303", "there are no rows") if not src.numel() or not given.shape[0] else None
 
 
@@ -185,11 +207,13 @@ def _segments(src: Tensor, ptr: Tensor, reduce: Any, config: Config) -> OpCall |
     if reduce not in ("max", "min"):
         return by_index.reduce(graph, src, reduce, config)
     if _differentiated(src):
-        return reason("GA208", "gradients of extrema by segment", "use scatter, which shares those of equal numbers evenly")
+        return reason("GA208", "gradients of extrema by segment",
+                      "use scatter, which shares those of equal numbers evenly")
     call = by_index.reduce(graph, src, reduce, config)
     if type(call) is Reason or _with_torch_scatter():
         return call
-    return by_index.mapped(call, lambda out: torch.where(out.isinf(), 0, out))  # the host takes infinities for empty segments
+    # the host takes infinities for empty segments
+    return by_index.mapped(call, lambda out: torch.where(out.isinf(), 0, out))
 
 
 def _differentiated(src: Tensor) -> bool:

@@ -1,7 +1,9 @@
-"""What PyG's own code asks anew in each call though the answer is known or nearer at hand, by the shorter way.
+"""What PyG's own code asks anew in each call though the answer is known or nearer at hand, by the
+shorter way.
 
-Over small graphs a layer is bound by such steps, and native calls save them as well as others. A module that PyG writes
-meanwhile, for a class that is first instantiated, goes on asking torch whether something compiles.
+Over small graphs a layer is bound by such steps, and native calls save them as well as others. A
+module that PyG writes meanwhile, for a class that is first instantiated, goes on asking torch
+whether something compiles.
 """
 from __future__ import annotations
 
@@ -25,10 +27,12 @@ def install(patches: PatchSet) -> None:
     from torch_geometric.nn.module_dict import ModuleDict
 
     translate = vars(ModuleDict).get("to_external_key")
-    if isinstance(translate, classmethod) and own.is_method(translate, ModuleDict, "to_external_key", "torch_geometric"):
+    if (isinstance(translate, classmethod)
+        and own.is_method(translate, ModuleDict, "to_external_key", "torch_geometric")):
         patches.set(ModuleDict, "to_external_key", classmethod(remembering(translate.__func__)))
     if getattr(typing, "WITH_PT23", False):
-        native = importlib.import_module("torch_geometric._compile").is_compiling  # which asks torch's, seven times a layer
+        # which asks torch's, seven times a layer
+        native = importlib.import_module("torch_geometric._compile").is_compiling
         for name, module in list(sys.modules.items()):
             if name.startswith("torch_geometric.") or name == "torch_geometric":
                 if getattr(module, "__dict__", {}).get("is_compiling") is native:
@@ -36,8 +40,9 @@ def install(patches: PatchSet) -> None:
 
 
 def remembering(native: Callable) -> Callable:
-    """``native(cls, key)``, a function of nothing else, with its results kept. `HeteroConv` goes through its layers by edge type
-    in every call, and for each type PyG compares the key with the names of all attributes of the class."""
+    """``native(cls, key)``, a function of nothing else, with its results kept. `HeteroConv` goes
+    through its layers by edge type in every call, and for each type PyG compares the key with the
+    names of all attributes of the class."""
     known: dict[tuple[type, str], Any] = {}
 
     @functools.wraps(native)

@@ -1,4 +1,5 @@
-"""SuperGATConv as a Program. The self-supervised part of training, on sampled edges, stays the layer's own."""
+"""SuperGATConv as a Program. The self-supervised part of training, on sampled edges, stays the
+layer's own."""
 from __future__ import annotations
 
 import math
@@ -12,7 +13,8 @@ from gnnaccel.dispatch import attention_programs as programs
 from gnnaccel.dispatch.reasons import Reason, reason
 from gnnaccel.dispatch.request import Given, Stated
 
-FIELDS = ("heads", "out_channels", "concat", "negative_slope", "dropout", "add_self_loops", "attention_type")
+FIELDS = ("heads", "out_channels", "concat", "negative_slope", "dropout", "add_self_loops",
+          "attention_type")
 WATCHED = ()
 
 
@@ -33,10 +35,12 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[Stated, Given] | Reaso
         program = programs.supergat_mx(layer.negative_slope, dropout)
         row, out = calls.dtypes(x, layer.att_l)
     else:
-        program = programs.supergat_sd(1.0 / math.sqrt(layer.out_channels), layer.negative_slope, dropout)
+        program = programs.supergat_sd(1.0 / math.sqrt(layer.out_channels), layer.negative_slope,
+                                       dropout)
         row, out = calls.dtypes(x)
-    stated = Stated(program, "SuperGATConv", layer.heads, layer.out_channels, row, out, nodes, nodes, plain.shape[1],
-                    nodes if layer.add_self_loops else 0, calls.exposed(layer))
+    stated = Stated(program, "SuperGATConv", layer.heads, layer.out_channels, row, out, nodes,
+                    nodes, plain.shape[1], nodes if layer.add_self_loops else 0,
+                    calls.exposed(layer))
     return stated, Given(x, x, plain, None, (negative, batch))
 
 
@@ -44,7 +48,8 @@ def run(layer: Any, stated: Stated, given: Given, attend: Any) -> Tensor:
     rows = layer.lin(given.x_src).view(-1, stated.heads, stated.width)
     tensors = {"keys": rows, "queries": rows}
     if layer.attention_type == "MX":
-        tensors["c_src"], tensors["c_dst"] = (rows * layer.att_l).sum(-1), (rows * layer.att_r).sum(-1)
+        tensors["c_src"], tensors["c_dst"] = (rows
+                                              * layer.att_l).sum(-1), (rows * layer.att_r).sum(-1)
     out = attend(tensors)
     if layer.training:
         _supervise(layer, rows, given)
@@ -52,7 +57,8 @@ def run(layer: Any, stated: Stated, given: Given, attend: Any) -> Tensor:
 
 
 def _supervise(layer: Any, rows: Tensor, given: Given) -> None:
-    """Leaves the logits of sampled positive and negative edges where ``get_attention_loss`` looks for them."""
+    """Leaves the logits of sampled positive and negative edges where ``get_attention_loss`` looks
+    for them."""
     from torch_geometric.utils import add_self_loops, remove_self_loops
 
     edge_index, (negative, batch) = given.edge_index, given.extra or (None, None)
@@ -61,7 +67,8 @@ def _supervise(layer: Any, rows: Tensor, given: Given) -> None:
     positive = layer.positive_sampling(edge_index)
     if negative is None:
         negative = layer.negative_sampling(edge_index, rows.shape[0], batch)
-    logits = [layer.get_attention(pairs[1], rows[pairs[1]], rows[pairs[0]], rows.shape[0], return_logits=True)
+    logits = [layer.get_attention(pairs[1], rows[pairs[1]], rows[pairs[0]], rows.shape[0],
+                                  return_logits=True)
               for pairs in (positive, negative)]
     layer.att_x = torch.cat(logits)
     layer.att_y = torch.zeros(layer.att_x.shape[0], dtype=layer.att_x.dtype, device=rows.device)

@@ -1,7 +1,8 @@
 """A layer of a model that `torch_geometric.nn.to_hetero` made, run as the HeteroConv that it is.
 
-It goes the way of any HeteroConv (of the same layer objects), but for its native side: the layers one by one, put together in
-pairs, as the model's own code has it. That the model is written so is nobody's wish, so staying native is no fallback.
+It goes the way of any HeteroConv (of the same layer objects), but for its native side: the layers
+one by one, put together in pairs, as the model's own code has it. That the model is written so is
+nobody's wish, so staying native is no fallback.
 """
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ def state(layer: Any, args: tuple, kwargs: dict) -> Any:
     if type(found) is Reason:
         return found if found.code == "GA210" else reason("GA210", f"{found.code} {found.text}")
     stated, given = found
-    return (dataclasses.replace(stated, around=True), given) if type(stated) is RelationalStated else found
+    return ((dataclasses.replace(stated, around=True), given)
+            if type(stated) is RelationalStated else found)
 
 
 def parts(layer: Any, args: tuple) -> list | None:
@@ -41,7 +43,9 @@ def parts(layer: Any, args: tuple) -> list | None:
 
 def _unquantized(layer: Any) -> Reason | None:
     config = current()
-    if config is not None and any(settings.asked(conv, config) is not None for conv in layer.convs._modules.values()):
+    if (config is not None
+        and any(settings.asked(conv, config) is not None
+                for conv in layer.convs._modules.values())):
         return reason("GA210", "layers inside it are to be quantized, which is done one by one")
     return None
 
@@ -68,7 +72,8 @@ def _put_together(parts: list[Tensor], aggr: Any) -> Tensor:
 
 def _routed(layer: Any, *given: Any) -> dict[str, Tensor]:
     config = current()
-    return router.route(layer, _guarded(), _native(), given, {}, config) if config is not None else one_by_one(layer, *given)
+    return (router.route(layer, _guarded(), _native(), given, {}, config)
+            if config is not None else one_by_one(layer, *given))
 
 
 @functools.cache
@@ -89,10 +94,12 @@ def call_of(found: Layer) -> Callable[..., dict[str, Tensor]]:
     """What is to be called in the layer's place, see `fx_layers.replace`."""
     made: list[Any] = [None, ()]  # the HeteroConv, and the layers that it was made of
 
-    def heterogeneous(modules: torch.nn.ModuleDict, x: tuple, edges: tuple, more: tuple) -> dict[str, Tensor]:
+    def heterogeneous(modules: torch.nn.ModuleDict, x: tuple, edges: tuple,
+                      more: tuple) -> dict[str, Tensor]:
         convs = tuple(map(modules._modules.get, found.keys))
         if None in convs:
-            convs = tuple([getattr(modules, key) for key in found.keys])  # with the model's own error
+            # with the model's own error
+            convs = tuple([getattr(modules, key) for key in found.keys])
         layer, known = made
         if known != convs:
             layer = hetero_groups.layer_of(found.names, convs, found.aggr)

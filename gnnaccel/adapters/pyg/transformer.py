@@ -26,19 +26,22 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[Stated, Given] | Reaso
         return reason("GA206", "the arguments do not fit TransformerConv.forward")
     x, edge_index, edge_attr, weights = bound
     if isinstance(weights, bool):
-        return reason("GA208", "attention weights were asked for", "call the layer without return_attention_weights")
+        return reason("GA208", "attention weights were asked for",
+                      "call the layer without return_attention_weights")
     if not isinstance(x, Tensor) and not (isinstance(x, (tuple, list)) and len(x) == 2):
         return reason("GA206", f"x is a {type(x).__name__}")
     x_src, x_dst = (x, x) if isinstance(x, Tensor) else x
     why = (guards.features_reason(x_src) or guards.features_reason(x_dst, "x[1]")
-           or guards.lazy_reason(layer.lin_key, layer.lin_query, layer.lin_value, layer.lin_edge, layer.lin_skip))
+           or guards.lazy_reason(layer.lin_key, layer.lin_query, layer.lin_value, layer.lin_edge,
+                                 layer.lin_skip))
     if why is not None:
         return why
     plain = edges.plain(edge_index, x_src.shape[0], x_dst.shape[0], x_src.device)
     if type(plain) is Reason:
         return plain
     if (edge_attr is None) != (layer.lin_edge is None):
-        return reason("GA206", "edge_attr was given to a layer without edge_dim, or not to one with it")
+        return reason("GA206",
+                      "edge_attr was given to a layer without edge_dim, or not to one with it")
     why = guards.edge_reason(edge_attr, plain.shape[1], x_src) if edge_attr is not None else None
     if why is not None:
         return why
@@ -49,14 +52,15 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[Stated, Given] | Reaso
                programs.dot_product(scale, dropout, edge_attr is not None))
     width = x_src.shape[1] if folded else layer.out_channels
     exposed = bool(layer.concat) and not layer.root_weight and not folded
-    stated = Stated(program, "TransformerConv", layer.heads, width, row, out, x_src.shape[0], x_dst.shape[0], plain.shape[1], 0,
-                    exposed, folded)
+    stated = Stated(program, "TransformerConv", layer.heads, width, row, out, x_src.shape[0],
+                    x_dst.shape[0], plain.shape[1], 0, exposed, folded)
     return stated, Given(x_src, x_dst, plain, edge_attr)
 
 
 def _folds(layer: Any, x: Tensor, dropout: float) -> bool:
-    """Whether the maps of keys and values go to the destinations: one head, where gathering x once moves less than keys and
-    values do, nobody watches those maps, and the softmax weights sum to one (which dropout ends)."""
+    """Whether the maps of keys and values go to the destinations: one head, where gathering x once
+    moves less than keys and values do, nobody watches those maps, and the softmax weights sum to
+    one (which dropout ends)."""
     return (layer.heads == 1 and x.shape[1] < 2 * layer.out_channels and x.shape[1] <= MAX_WIDTH
             and not torch.is_autocast_enabled(x.device.type)
             and all(_plain(m, x) for m in (layer.lin_query, layer.lin_key, layer.lin_value))
@@ -68,8 +72,10 @@ def _plain(module: Any, x: Tensor) -> bool:
 
 
 def _folded(modules: dict, given: Given, skip: Any) -> Folded:
-    maps = [modules["lin_query"], modules["lin_key"], modules["lin_value"], *([] if skip is None else [skip])]
-    return Folded(given.x_src, given.x_dst, *(p for m in maps for p in (m._parameters["weight"], m._parameters.get("bias"))))
+    maps = [modules["lin_query"], modules["lin_key"], modules["lin_value"],
+            *([] if skip is None else [skip])]
+    return Folded(given.x_src, given.x_dst,
+                  *(p for m in maps for p in (m._parameters["weight"], m._parameters.get("bias"))))
 
 
 def _attend_plain(modules: dict, h: int, c: int, given: Given, attend: Any) -> Tensor:
@@ -95,7 +101,8 @@ def run(layer: Any, stated: Stated, given: Given, attend: Any) -> Tensor:
     modules = layer._modules
     if stated.folded:
         gated = modules.get("lin_beta") is not None
-        skip = modules["lin_skip"] if layer.root_weight and not gated and _plain(modules["lin_skip"], given.x_dst) else None
+        skip = (modules["lin_skip"] if layer.root_weight and not gated
+                and _plain(modules["lin_skip"], given.x_dst) else None)
         out = attend(_folded(modules, given, skip))
         if skip is not None:
             return out

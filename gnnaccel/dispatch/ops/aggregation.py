@@ -1,7 +1,9 @@
-"""The reduction of weighted neighbours, as plain layers need it: ``out[i] = reduce of w_e x_j over edges e = (j, i)``.
+"""The reduction of weighted neighbours, as plain layers need it: ``out[i] = reduce of w_e x_j over
+edges e = (j, i)``.
 
-What differs from `torch_ops.gspmm`: nodes without edges get 0 whatever the reduction, equal extrema share the gradient evenly,
-NaN wins every comparison, and there are a mean and a variance. `messages` has what messages may be besides.
+What differs from `torch_ops.gspmm`: nodes without edges get 0 whatever the reduction, equal extrema
+share the gradient evenly, NaN wins every comparison, and there are a mean and a variance.
+`messages` has what messages may be besides.
 """
 from __future__ import annotations
 
@@ -26,9 +28,9 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 class Aggregation(NamedTuple):
-    """``x`` [num_src, *features]; ``weight`` [E, *features] of as many dimensions, which broadcast, or None; ``reduce``: one of
-    `REDUCES`, or what `aggregation_means` has; ``shape``: of a message; ``more``: what else goes into it, then of that shape,
-    and not with a power mean."""
+    """``x`` [num_src, *features]; ``weight`` [E, *features] of as many dimensions, which broadcast,
+    or None; ``reduce``: one of `REDUCES`, or what `aggregation_means` has; ``shape``: of a message;
+    ``more``: what else goes into it, then of that shape, and not with a power mean."""
 
     reduce: Reduce
     x: Tensor
@@ -40,8 +42,11 @@ class Aggregation(NamedTuple):
     def tensors(self) -> tuple[Tensor, ...]:
         """All that may want a gradient."""
         more = () if self.more is None else tuple(t for t, _ in self.more.tensors.values())
-        numbers = () if type(self.reduce) is str else tuple(t for t in self.reduce[:1] if isinstance(t, Tensor))
-        return (self.x, *more, *numbers) if self.weight is None else (self.x, self.weight, *more, *numbers)
+        numbers = (()
+                   if type(self.reduce) is str
+                   else tuple(t for t in self.reduce[:1] if isinstance(t, Tensor)))
+        return ((self.x, *more, *numbers)
+                if self.weight is None else (self.x, self.weight, *more, *numbers))
 
     def by(self, reduce: Reduce) -> Aggregation:
         """With another reduction; one named "... unweighted" leaves the weights out."""
@@ -57,7 +62,8 @@ class Aggregation(NamedTuple):
         tail = self.weight.shape[1:]
         if math.prod(tail) == 1 and self.shape == self.x.shape[1:]:
             return "edge"
-        return "head" if tail[-1] == 1 and tail[:-1] == self.shape[:-1] == self.x.shape[1:-1] else "channel"
+        return ("head" if tail[-1] == 1
+                and tail[:-1] == self.shape[:-1] == self.x.shape[1:-1] else "channel")
 
 
 def named(reduce: Reduce) -> str:
@@ -77,11 +83,15 @@ def prepare(reduce: Reduce, x: Tensor, weight: Tensor | None, edges: int) -> Agg
     if weight.layout != torch.strided or weight.device != x.device:
         return reason("GA206", f"weights are {weight.layout}, on {weight.device}")
     if weight.dim() != x.dim() or weight.shape[0] != edges:
-        return reason("GA206", f"weights {list(weight.shape)} for {edges} edges and features {list(x.shape)}")
+        return reason("GA206",
+                      f"weights {list(weight.shape)} for {edges} edges and features "
+                      f"{list(x.shape)}")
     shape = []
     for a, b in zip(x.shape[1:], weight.shape[1:]):
         if a != b and a != 1 and b != 1:
-            return reason("GA206", f"weights {list(weight.shape)} and features {list(x.shape)} do not broadcast")
+            return reason("GA206",
+                          f"weights {list(weight.shape)} and features {list(x.shape)} do "
+                          "not broadcast")
         shape.append(b if a == 1 else a)
     if weight.dtype != x.dtype:
         dtype = torch.promote_types(weight.dtype, x.dtype)
@@ -92,7 +102,8 @@ def prepare(reduce: Reduce, x: Tensor, weight: Tensor | None, edges: int) -> Agg
 
 
 def plain(graph: OpGraph, given: Aggregation) -> Tensor:
-    """[num_dst, *shape] on torch operations; messages have the size of the edges. Differentiable any number of times."""
+    """[num_dst, *shape] on torch operations; messages have the size of the edges. Differentiable
+    any number of times."""
     if type(given.reduce) is Softmax:
         return means.softmax(graph, given)
     if type(given.reduce) is PowerMean:
@@ -106,7 +117,8 @@ def plain(graph: OpGraph, given: Aggregation) -> Tensor:
     wide = message.float() if message.dtype in _HALF else message
     out = _sum(graph, wide)
     if given.reduce != "sum":
-        degree = _sum(graph, wide.new_ones(graph.num_edges)).clamp(min=1).view(-1, *(1,) * (out.dim() - 1))
+        degree = _sum(graph,
+                      wide.new_ones(graph.num_edges)).clamp(min=1).view(-1, *(1,) * (out.dim() - 1))
         out = out / degree
     if given.reduce == "var":
         out = _sum(graph, wide * wide) / degree - out * out
@@ -114,4 +126,5 @@ def plain(graph: OpGraph, given: Aggregation) -> Tensor:
 
 
 def _sum(graph: OpGraph, message: Tensor) -> Tensor:
-    return message.new_zeros(graph.num_dst, *message.shape[1:]).index_add(0, graph.index("v"), message)
+    return message.new_zeros(graph.num_dst,
+                             *message.shape[1:]).index_add(0, graph.index("v"), message)

@@ -1,8 +1,10 @@
-"""What an aggregation is estimated to cost, natively and by us, and when a new graph's structure is worth its price.
+"""What an aggregation is estimated to cost, natively and by us, and when a new graph's structure is
+worth its price.
 
-A structure serves every later aggregation over the same edges, but nobody can know whether there will be any. So what
-faster calls would have saved is added up while calls over a graph go native, and its structure is built once that is well beyond
-the price: a graph that comes once costs nothing, one that comes many times soon gains.
+A structure serves every later aggregation over the same edges, but nobody can know whether there
+will be any. So what faster calls would have saved is added up while calls over a graph go native,
+and its structure is built once that is well beyond the price: a graph that comes once costs
+nothing, one that comes many times soon gains.
 """
 from __future__ import annotations
 
@@ -19,18 +21,21 @@ from gnnaccel.dispatch.ops.aggregation_means import Softmax
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.ops.messages import Gated, Rectified, Shifted
 
-_UNREAD = 3  # calls over a graph, not a large one, that are not looked at: layers or hops over one mini-batch
+# calls over a graph, not a large one, that are not looked at: layers or hops over one mini-batch
+_UNREAD = 3
 _MARGIN = 1.25
 _PATIENCE = 2.0  # times the price of a structure that must have been missed before it is built
 
 
-#: of messages, against plain ones: rows per edge that we read, rows that the host gathers (not its further passes), our launches
+#: of messages, against plain ones: rows per edge that we read, rows that the host gathers (not its
+#: further passes), our launches
 _MORE = {type(None): (1, 1, 1), Shifted: (1, 1, 2), Rectified: (2, 1, 1), Gated: (3, 2, 1)}
 
 
 class Estimate(NamedTuple):
-    """Seconds: what a call gains over the host's own code when the structure is there, and the price of the structure; what it
-    takes by us and natively, and over the list of edges without a structure."""
+    """Seconds: what a call gains over the host's own code when the structure is there, and the
+    price of the structure; what it takes by us and natively, and over the list of edges without a
+    structure."""
 
     gain: float
     structure: float
@@ -56,11 +61,13 @@ def estimate(graph: OpGraph, given: Aggregation, grad: bool) -> Estimate:
 
 def _on_cpu(graph: OpGraph, given: Aggregation, mode: str) -> Estimate:
     rates = constants()["aggregation"]["cpu"]
-    edges, numbers = graph.num_edges, graph.num_edges * math.prod(given.shape) * given.x.element_size() / 4
+    edges, numbers = graph.num_edges, graph.num_edges * math.prod(
+        given.shape) * given.x.element_size() / 4
     native, ours = (_line(rates[side][mode], edges, numbers) for side in ("native", "torch"))
     heads = given.weight[0].numel() if given.kind == "head" else 1
     ours += (heads - 1) * edges * rates["head"]
-    return Estimate(native - ours * rates["margin"], _line(rates["structure"][mode], edges, 0), ours, native)
+    return Estimate(native - ours * rates["margin"], _line(rates["structure"][mode], edges, 0),
+                    ours, native)
 
 
 def _on_cuda(graph: OpGraph, given: Aggregation, mode: str) -> Estimate:
@@ -70,15 +77,19 @@ def _on_cuda(graph: OpGraph, given: Aggregation, mode: str) -> Estimate:
     read, gathered, calls = _MORE[type(given.more)]
     moved, by_host = graph.num_edges * rows * read, graph.num_edges * rows * gathered
     launch = kernels["launch"]
-    native = max(by_host * rates["native_passes"][mode] / kernels["native_bandwidth"], rates["native_launches"][mode] * launch)
-    rate = kernels["gather_l2"] if graph.num_src * rows <= kernels["l2_bytes"] else kernels["gather_hbm"]
+    native = max(by_host * rates["native_passes"][mode] / kernels["native_bandwidth"],
+                 rates["native_launches"][mode] * launch)
+    rate = (kernels["gather_l2"]
+            if graph.num_src * rows <= kernels["l2_bytes"] else kernels["gather_hbm"])
     # the host launches while the GPU works
     ours = max(moved * rates["passes"][mode] / rate, calls * rates["launches"][mode] * launch)
     once = None
     if "once_passes" in rates and given.more is None:
-        once = max(moved * rates["once_passes"][mode] / kernels["native_bandwidth"], rates["once_launches"][mode] * launch)
+        once = max(moved * rates["once_passes"][mode] / kernels["native_bandwidth"],
+                   rates["once_launches"][mode] * launch)
     built = 1 if mode == "forward" else 2
-    structure = built * (graph.num_edges * kernels["structure_per_edge"] + kernels["structure_launches"] * launch)
+    structure = built * (graph.num_edges
+                         * kernels["structure_per_edge"] + kernels["structure_launches"] * launch)
     return Estimate(native - ours, structure, ours, native, once)
 
 
@@ -88,8 +99,10 @@ def by_index(x: Tensor, name: str, grad: bool) -> Estimate:
     rates, kernels = constants()["aggregation"]["by_index"], constants()["cuda"]
     kind = rates["max" if name == "min" else name]
     moved, launch = x.numel() * x.element_size(), kernels["launch"]
-    native = max(moved * kind["native_passes"][mode] / kernels["native_bandwidth"], kind["native_launches"][mode] * launch)
-    ours = max(moved * kind["passes"][mode] / kernels["gather_hbm"], kind["launches"][mode] * launch)
+    native = max(moved * kind["native_passes"][mode] / kernels["native_bandwidth"],
+                 kind["native_launches"][mode] * launch)
+    ours = max(moved * kind["passes"][mode] / kernels["gather_hbm"],
+               kind["launches"][mode] * launch)
     structure = x.shape[0] * kernels["structure_per_edge"] + kernels["structure_launches"] * launch
     return Estimate(native - ours, structure, ours, native)
 
@@ -99,15 +112,16 @@ def _line(rates: list[float], edges: float, numbers: float) -> float:
 
 
 def hardly_seen(edge_index: Tensor) -> bool:
-    """Whether little was asked about these edges before, so that few calls over them are known; notes one more. Not of inference
-    tensors."""
+    """Whether little was asked about these edges before, so that few calls over them are known;
+    notes one more. Not of inference tensors."""
     found = ledger.of(edge_index)
     found.sightings += 1
     return found.sightings <= _UNREAD
 
 
 def patience(estimate: Estimate) -> float:
-    """How much may be missed over a graph before its structure is worth building, one more call like this one not counted."""
+    """How much may be missed over a graph before its structure is worth building, one more call
+    like this one not counted."""
     return _PATIENCE * estimate.structure - estimate.gain
 
 

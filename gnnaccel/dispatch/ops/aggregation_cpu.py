@@ -1,4 +1,5 @@
-"""Weighted neighbours summed on the CPU without a message per edge, by embedding bags over edges sorted by destination."""
+"""Weighted neighbours summed on the CPU without a message per edge, by embedding bags over edges
+sorted by destination."""
 from __future__ import annotations
 
 import torch
@@ -24,7 +25,9 @@ def unfit(graph: OpGraph, given: Aggregation) -> Reason | None:
     if given.reduce not in (("sum", "mean", "var") if given.more is None else ("sum", "mean")):
         return reason("GA301", f"{named(given.reduce)} over neighbours has no faster way on a CPU")
     if given.kind == "channel" or not all(given.shape):
-        return reason("GA208", f"weights of shape {list(given.weight.shape)}" if given.weight is not None else "rows are empty")
+        return reason("GA208",
+                      f"weights of shape {list(given.weight.shape)}"
+                      if given.weight is not None else "rows are empty")
     if given.x.dtype not in _DTYPES:
         return reason("GA203", f"{given.x.dtype} features on a CPU")
     return None if graph.num_edges else reason("GA303")
@@ -46,21 +49,26 @@ def run(graph: OpGraph, given: Aggregation) -> Tensor:
         out = weighted_sum(segments, None, given.x.flatten(1))
     else:
         weight = given.weight if edges.eid is None else given.weight.index_select(0, edges.eid)
-        out = weighted_sum(segments, weight.reshape(-1), given.x.flatten(1)) if given.kind == "edge" else _by_head(
-            segments, weight.flatten(1), given.x.flatten(1, -2))
+        out = (weighted_sum(segments, weight.reshape(-1), given.x.flatten(1))
+               if given.kind == "edge" else _by_head(
+            segments, weight.flatten(1), given.x.flatten(1, -2)))
     if given.reduce == "mean":
         out = out * view.inverse_degree(out.dtype).unsqueeze(1)
     return out.view(-1, *given.shape)
 
 
 def _squared(given: Aggregation) -> Aggregation:
-    return given._replace(x=given.x.square(), weight=None if given.weight is None else given.weight.square())
+    return given._replace(x=given.x.square(),
+                          weight=None if given.weight is None else given.weight.square())
 
 
 def _by_head(segments: Segments, weight: Tensor, x: Tensor) -> Tensor:
-    """[num_dst, heads * width]: weight [E, heads], x [num_src, heads, width]; head by head, or folded into one graph."""
+    """[num_dst, heads * width]: weight [E, heads], x [num_src, heads, width]; head by head, or
+    folded into one graph."""
     heads = x.shape[1]
     if segments.src.shape[0] * heads <= FOLD:
-        found = weighted_sum(segments.fold(heads), weight.t().reshape(-1), x.transpose(0, 1).flatten(0, 1))
+        found = weighted_sum(segments.fold(heads), weight.t().reshape(-1),
+                             x.transpose(0, 1).flatten(0, 1))
         return found.view(heads, segments.num_dst, -1).transpose(0, 1).flatten(1)
-    return torch.cat([weighted_sum(segments, w, rows) for w, rows in zip(weight.unbind(1), x.unbind(1))], 1)
+    return torch.cat([weighted_sum(segments, w, rows)
+                      for w, rows in zip(weight.unbind(1), x.unbind(1))], 1)

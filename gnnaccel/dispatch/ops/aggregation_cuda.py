@@ -1,4 +1,5 @@
-"""Weighted neighbours summed by CUDA kernels, with their backward; `aggregation` says what is computed.
+"""Weighted neighbours summed by CUDA kernels, with their backward; `aggregation` says what is
+computed.
 
 A backward that is itself recorded runs on torch operations.
 """
@@ -14,7 +15,8 @@ from gnnaccel.cuda import aggregate as sums
 from gnnaccel.cuda.launch import dense
 from gnnaccel.cuda.layout import MAX_WIDTH, TYPES
 from gnnaccel.dispatch.autograd import Operation, gradients, stand_in, wants_grad
-from gnnaccel.dispatch.ops import aggregation, aggregation_messages, aggregation_softmax, multi_reduce
+from gnnaccel.dispatch.ops import (aggregation, aggregation_messages, aggregation_softmax,
+                                   multi_reduce)
 from gnnaccel.dispatch.ops import aggregation_means as means
 from gnnaccel.dispatch.ops.aggregation import Aggregation, Reduce
 from gnnaccel.dispatch.ops.aggregation_means import PowerMean, Softmax
@@ -30,9 +32,12 @@ _MULTI = ("max", "min", "var")  # by the kernels of several reduces
 def kernel(graph: OpGraph, given: Aggregation) -> Kernel | Reason:
     """The way of `aggregation.plain` by kernels, or why there is none."""
     if given.x.dtype not in TYPES:
-        return reason("GA203", f"{given.x.dtype} features; the kernels take {', '.join(map(str, TYPES))}")
+        return reason("GA203",
+                      f"{given.x.dtype} features; the kernels take {', '.join(map(str, TYPES))}")
     if not all(given.shape) or graph.num_edges >= _MAX_EDGES:
-        return reason("GA206", "rows are empty" if not all(given.shape) else f"{graph.num_edges} edges; int32 counts them")
+        return reason("GA206",
+                      "rows are empty"
+                      if not all(given.shape) else f"{graph.num_edges} edges; int32 counts them")
     if not graph.num_edges:
         return reason("GA303")
     if type(given.reduce) is Softmax:
@@ -50,13 +55,17 @@ def kernel(graph: OpGraph, given: Aggregation) -> Kernel | Reason:
 
     def forms(averaged: bool, at: str, weight: str = weight) -> set[sums.Variant]:
         whole = _variant(heads, width, dtype, weight, averaged, at)
-        return {whole, *(whole.banded(nodes, rows, graph.num_edges, given.x.device) for nodes, rows in (ahead, back))}
+        return {whole,
+                *(whole.banded(nodes, rows, graph.num_edges, given.x.device)
+                  for nodes, rows in (ahead, back))}
 
     def compile_() -> None:
         for averaged in {mean, False}:  # backward never averages
             for at in ("place",) if weight == "none" else ("place", "position"):
                 for form in forms(averaged, at):
-                    for entry in ("forward", "merge", "edge_dot") if weight != "none" and at == "place" else ("forward", "merge"):
+                    for entry in ("forward", "merge",
+                                  "edge_dot") if weight != "none" and at == "place" else ("forward",
+                                                                                          "merge"):
                         form.kernels(entry)
         if mean and weight == "none":  # whose gradient may be a weighted sum
             for entry in ("forward", "merge"):
@@ -65,7 +74,8 @@ def kernel(graph: OpGraph, given: Aggregation) -> Kernel | Reason:
 
     cut = len(forms(False, "place")) > 1
     return Kernel(f"aggregate: {given.reduce}" + ", in bands" * cut,
-                  ("aggregation", heads, width, weight, dtype, mean, cut), compile_, lambda: run(graph, given))
+                  ("aggregation", heads, width, weight, dtype, mean, cut), compile_,
+                  lambda: run(graph, given))
 
 
 def run(graph: OpGraph, given: Aggregation) -> Tensor:
@@ -92,17 +102,21 @@ def _expanded(given: Aggregation, layout: tuple[int, int, str]) -> tuple[Tensor,
     if x.shape[1:] != given.shape:
         x = x.expand(-1, *given.shape)
     if kind == "head":
-        tail = (*given.shape[:-1], 1) if width > 1 or weight.shape[-1] == given.shape[-1] == 1 else given.shape
+        tail = ((*given.shape[:-1], 1) if width > 1
+                or weight.shape[-1] == given.shape[-1] == 1 else given.shape)
         weight = weight if weight.shape[1:] == tail else weight.expand(-1, *tail)
     return x, weight
 
 
-def together(graph: OpGraph, given: Aggregation, reduces: tuple[Reduce, ...]) -> dict[tuple[str, ...], Kernel]:
-    """Those of the aggregations ``reduces`` (`Aggregation.by`) that one pass computes: rows of the same weights, where one is a
-    maximum, a minimum or a variance anyway. Softmax and power means are of rows of their own."""
+def together(graph: OpGraph, given: Aggregation,
+             reduces: tuple[Reduce, ...]) -> dict[tuple[str, ...], Kernel]:
+    """Those of the aggregations ``reduces`` (`Aggregation.by`) that one pass computes: rows of the
+    same weights, where one is a maximum, a minimum or a variance anyway. Softmax and power means
+    are of rows of their own."""
     found, names = {}, [reduce for reduce in reduces if type(reduce) is str]
     for weighted in (False, True):
-        group = tuple(dict.fromkeys(name for name in names if given.by(name).reduce in aggregation.REDUCES
+        group = tuple(dict.fromkeys(name for name in names
+                                    if given.by(name).reduce in aggregation.REDUCES
                                     and (given.by(name).weight is not None) is weighted))
         shared = tuple(given.by(name).reduce for name in group)
         if given.more is None and len(group) > 1 and any(reduce in _MULTI for reduce in shared):
@@ -112,16 +126,19 @@ def together(graph: OpGraph, given: Aggregation, reduces: tuple[Reduce, ...]) ->
     return found
 
 
-def run_all(graph: OpGraph, given: Aggregation, reduces: tuple[Reduce, ...], groups: tuple[tuple[str, ...], ...],
+def run_all(graph: OpGraph, given: Aggregation, reduces: tuple[Reduce, ...],
+            groups: tuple[tuple[str, ...], ...],
             alone: list[Callable[[OpGraph, Aggregation], Tensor]]) -> list[Tensor]:
-    """The aggregations ``reduces``, those of each of ``groups`` in one pass, others each by its own of ``alone``."""
+    """The aggregations ``reduces``, those of each of ``groups`` in one pass, others each by its own
+    of ``alone``."""
     found = {}
     for group in groups:
         first = given.by(group[0])
         x, weight = _seen(first)
         out = multi_reduce.run(graph, x, tuple(given.by(name).reduce for name in group), weight)
         found.update(zip(group, out.unbind(1)))
-    return [found[reduce] if type(reduce) is str and reduce in found else one(graph, given.by(reduce))
+    return [found[reduce] if type(reduce) is str
+            and reduce in found else one(graph, given.by(reduce))
             for reduce, one in zip(reduces, alone)]
 
 
@@ -145,21 +162,24 @@ def _layout(given: Aggregation) -> tuple[int, int, str]:
     kind, features, last = given.kind, math.prod(given.shape), given.shape[-1]
     if kind in ("none", "edge"):
         return *sums.factored(features), kind
-    return (features // last, last, "head") if kind == "head" and last <= MAX_WIDTH else (features, 1, "head")
+    return ((features // last, last, "head") if kind == "head"
+            and last <= MAX_WIDTH else (features, 1, "head"))
 
 
-def _variant(heads: int, width: int, dtype: torch.dtype, weight: str, mean: bool, at: str = "place") -> sums.Variant:
+def _variant(heads: int, width: int, dtype: torch.dtype, weight: str, mean: bool,
+             at: str = "place") -> sums.Variant:
     return sums.variant(heads, width, dtype, dtype, weight, at, False, mean, False)
 
 
-def _aggregate(graph: OpGraph, mean: bool, layout: tuple[int, int, str], x: Tensor, weight: Tensor | None) -> Tensor:
+def _aggregate(graph: OpGraph, mean: bool, layout: tuple[int, int, str], x: Tensor,
+               weight: Tensor | None) -> Tensor:
     rows, placed, at = graph.view().weighted(_as_seen(weight, layout))
     return sums.total(rows, x, placed, at, mean)
 
 
 class _Aggregate(Operation):
-    """[num_dst, *features] of x [num_src, *features] and weights [E, ...] or None, which kernels see
-    as ``layout`` says."""
+    """[num_dst, *features] of x [num_src, *features] and weights [E, ...] or None, which kernels
+    see as ``layout`` says."""
 
     __slots__ = ("graph", "layout", "mean")
 
@@ -176,7 +196,8 @@ class _Aggregate(Operation):
         if self.mean:
             shares = view.shares_by_src() if weight is None and _fewer_edges(graph, grad) else None
             if shares is None:
-                grad = (grad * view.inverse_degree().view(-1, *(1,) * (grad.dim() - 1))).to(grad.dtype)
+                grad = (grad
+                        * view.inverse_degree().view(-1, *(1,) * (grad.dim() - 1))).to(grad.dtype)
         d_x = d_weight = None
         if needs[0] and shares is not None:
             d_x = sums.total(view.csr(places=False), grad, shares, "position")
@@ -188,7 +209,8 @@ class _Aggregate(Operation):
             left, right = (dense(t).view(-1, heads, width) for t in (grad, x))
             variant = _variant(heads, width, grad.dtype, kind, False)
             d_weight = sums.edge_dot(variant, view.csc(), left, right)[:weight.shape[0]]
-            d_weight = (d_weight.sum(1) if kind == "edge" else d_weight).to(weight.dtype).view(weight.shape)
+            d_weight = (d_weight.sum(1)
+                        if kind == "edge" else d_weight).to(weight.dtype).view(weight.shape)
         return d_x, d_weight
 
     def recorded(self, needs, saved, grad):

@@ -1,7 +1,9 @@
-"""Softmax and power means over neighbours (Li et al., "DeeperGCN: All You Need to Train Deeper GCNs", arXiv 2006.07739).
+"""Softmax and power means over neighbours (Li et al., "DeeperGCN: All You Need to Train Deeper
+GCNs", arXiv 2006.07739).
 
-A power mean is of messages that are the neighbours' features as they are: a mean between two functions of nodes. A softmax by
-channel is of these or of messages that are more (`messages`), without weights; `aggregation_softmax` has its kernels.
+A power mean is of messages that are the neighbours' features as they are: a mean between two
+functions of nodes. A softmax by channel is of these or of messages that are more (`messages`),
+without weights; `aggregation_softmax` has its kernels.
 """
 from __future__ import annotations
 
@@ -23,9 +25,11 @@ _SMALL = 1e-16  # what PyG adds to a softmax's sum
 
 
 class Softmax(NamedTuple):
-    """``out[i] = sum of a_e m_e``, ``a`` the softmax of ``t m_e`` over the edges that enter i, channel by channel.
+    """``out[i] = sum of a_e m_e``, ``a`` the softmax of ``t m_e`` over the edges that enter i,
+    channel by channel.
 
-    ``t``: a number, or a tensor of one number or one per channel; ``whole``: gradients go through ``a`` too."""
+    ``t``: a number, or a tensor of one number or one per channel; ``whole``: gradients go through
+    ``a`` too."""
 
     t: float | Tensor
     whole: bool
@@ -43,8 +47,8 @@ class Softmax(NamedTuple):
 
 
 class PowerMean(NamedTuple):
-    """``out[i] = (mean of x_j ** p) ** (1 / p)``, both bases first clamped to [``low``, ``high``]; for a number p = 1 the mean.
-    ``p``: a number, or a tensor of one number or one per channel."""
+    """``out[i] = (mean of x_j ** p) ** (1 / p)``, both bases first clamped to [``low``, ``high``];
+    for a number p = 1 the mean. ``p``: a number, or a tensor of one number or one per channel."""
 
     p: float | Tensor
     low: float | None
@@ -58,7 +62,8 @@ class PowerMean(NamedTuple):
 
     def after(self, mean: Tensor) -> Tensor:
         """The result, of the mean."""
-        return mean if _is_one(self.p) else mean.clamp(min=self.low, max=self.high).pow(1.0 / self.p)
+        return (mean
+                if _is_one(self.p) else mean.clamp(min=self.low, max=self.high).pow(1.0 / self.p))
 
 
 def _is_one(value: float | Tensor) -> bool:
@@ -66,12 +71,13 @@ def _is_one(value: float | Tensor) -> bool:
 
 
 def unfit(reduce: Any, x: Tensor, weight: Tensor | None, more: bool = False) -> Reason | None:
-    """Why ``reduce`` of messages of these features [nodes, *features] is not computed. Numbers per channel are [1, F].
-    ``more``: messages are made of more than the features."""
+    """Why ``reduce`` of messages of these features [nodes, *features] is not computed. Numbers per
+    channel are [1, F]. ``more``: messages are made of more than the features."""
     if type(reduce) is str:
         return None
     if weight is not None or (more and type(reduce) is PowerMean):
-        made = "weighted messages" if weight is not None else "messages that are more than neighbours' rows"
+        made = ("weighted messages"
+                if weight is not None else "messages that are more than neighbours' rows")
         return reason("GA201", f"the aggregation is a {reduce.name} of {made}")
     if type(reduce) is Softmax and x.dtype in _HALF and torch.is_autocast_enabled(x.device.type):
         return reason("GA203", f"a softmax of {x.dtype} features under autocast")
@@ -80,8 +86,11 @@ def unfit(reduce: Any, x: Tensor, weight: Tensor | None, more: bool = False) -> 
     number = reduce[0]
     if not isinstance(number, Tensor):
         return None
-    if number.numel() not in (1, x.shape[-1]) or (number.dim() == 2 and x.dim() != 2) or number.device != x.device:
-        return reason("GA206", f"{reduce.name} with {number.numel()} numbers on {number.device}, for features {list(x.shape)}")
+    if (number.numel() not in (1, x.shape[-1]) or (number.dim() == 2 and x.dim() != 2)
+        or number.device != x.device):
+        return reason("GA206",
+                      f"{reduce.name} with {number.numel()} numbers on {number.device}, "
+                      f"for features {list(x.shape)}")
     return None
 
 
@@ -90,7 +99,8 @@ def inner(given: Aggregation) -> Aggregation:
     return given._replace(reduce="mean") if type(given.reduce) is PowerMean else given
 
 
-def around(run: Callable[[OpGraph, Aggregation], Tensor]) -> Callable[[OpGraph, Aggregation], Tensor]:
+def around(run: Callable[[OpGraph, Aggregation],
+                         Tensor]) -> Callable[[OpGraph, Aggregation], Tensor]:
     """``run``, of means, with what a power mean does before and after."""
     def run_power_mean(graph: OpGraph, given: Aggregation) -> Tensor:
         power, x = given.reduce, given.reduce.before(given.x)
@@ -100,14 +110,19 @@ def around(run: Callable[[OpGraph, Aggregation], Tensor]) -> Callable[[OpGraph, 
 
 
 def softmax(graph: OpGraph, given: Aggregation) -> Tensor:
-    """[num_dst, *features]: a `Softmax` on torch operations; messages have the size of the edges. Differentiable any number of
-    times."""
-    message, index, rows = messages.made(graph, given.x, None, given.more), graph.index("v"), graph.num_dst
+    """[num_dst, *features]: a `Softmax` on torch operations; messages have the size of the edges.
+    Differentiable any number of times."""
+    message, index, rows = messages.made(graph, given.x, None,
+                                         given.more), graph.index("v"), graph.num_dst
     logits = given.reduce.logits(message)
     at = index.long().view(-1, *(1,) * (message.dim() - 1)).expand_as(logits)
-    top = logits.new_zeros(rows, *logits.shape[1:]).scatter_reduce(0, at, logits.detach(), "amax", include_self=False)
+    top = logits.new_zeros(rows,
+                           *logits.shape[1:]).scatter_reduce(0, at, logits.detach(), "amax",
+                                                             include_self=False)
     power = (logits - top.index_select(0, index)).exp()
     wide = power.float() if power.dtype in _HALF else power
     total = wide.new_zeros(rows, *wide.shape[1:]).index_add(0, index, wide) + _SMALL
     message = message * (wide / total.index_select(0, index))
-    return message.new_zeros(rows, *message.shape[1:]).index_add(0, index, message).to(given.reduce.dtype(given.x))
+    return message.new_zeros(rows,
+                             *message.shape[1:]).index_add(0, index,
+                                                           message).to(given.reduce.dtype(given.x))

@@ -1,7 +1,8 @@
 """Aggregations of the messages of `messages` by CUDA kernels.
 
-Sums and means leave nothing of the size of the edges times the features but the gradient of features of edges. Of other
-reductions the messages are made, as the host makes them. A backward that is itself recorded runs on torch operations.
+Sums and means leave nothing of the size of the edges times the features but the gradient of
+features of edges. Of other reductions the messages are made, as the host makes them. A backward
+that is itself recorded runs on torch operations.
 """
 from __future__ import annotations
 
@@ -40,8 +41,11 @@ class _Split:
         from gnnaccel.dispatch.ops import aggregation_cuda
 
         if given.reduce not in ("sum", "mean"):
-            return reason("GA208", f"{aggregation.named(given.reduce)} of messages that both ends of an edge go into")
-        parts = [aggregation_cuda.kernel(graph, one) for one in (given._replace(more=None), messages.weights_alone(given))]
+            return reason("GA208",
+                          f"{aggregation.named(given.reduce)} of messages that both ends "
+                          "of an edge go into")
+        parts = [aggregation_cuda.kernel(graph, one)
+                 for one in (given._replace(more=None), messages.weights_alone(given))]
         for part in parts:
             if type(part) is Reason:
                 return part
@@ -50,7 +54,8 @@ class _Split:
             for part in parts:
                 part.compile()
 
-        return Kernel(f"{parts[0].name}, shifted", ("shifted", *(part.key for part in parts)), compile_, parts[0].run)
+        return Kernel(f"{parts[0].name}, shifted", ("shifted", *(part.key for part in parts)),
+                      compile_, parts[0].run)
 
     @staticmethod
     def run(graph: OpGraph, given: Aggregation) -> Tensor:
@@ -67,7 +72,8 @@ class _Rectified:
         if given.reduce not in ("sum", "mean"):
             return _of_made(graph, given)
         form = math.prod(given.shape), given.x.dtype, False
-        return Kernel(f"rectified: {given.reduce}", ("rectified", *form), _compiler(rectified.ENTRIES, rectified.kernels, form),
+        return Kernel(f"rectified: {given.reduce}", ("rectified", *form),
+                      _compiler(rectified.ENTRIES, rectified.kernels, form),
                       lambda: _Rectified.run(graph, given))
 
     @staticmethod
@@ -85,8 +91,10 @@ class _Gated:
     def kernel(graph: OpGraph, given: Aggregation) -> Kernel | Reason:
         if given.reduce not in ("sum", "mean"):
             return _of_made(graph, given)
-        form = math.prod(given.shape), given.x.dtype, sum(t is not None for t in given.more[2:]), False
-        return Kernel(f"gated: {given.reduce}", ("gated", *form), _compiler(gated_sum.ENTRIES, gated_sum.kernels, form),
+        form = math.prod(given.shape), given.x.dtype, sum(t is not None
+                                                          for t in given.more[2:]), False
+        return Kernel(f"gated: {given.reduce}", ("gated", *form),
+                      _compiler(gated_sum.ENTRIES, gated_sum.kernels, form),
                       lambda: _Gated.run(graph, given))
 
     @staticmethod
@@ -108,16 +116,20 @@ def _compiler(entries: tuple[str, ...], kernels: Callable, form: tuple) -> Calla
 
 
 def _of_made(graph: OpGraph, given: Aggregation) -> Kernel | Reason:
-    """Messages made edge by edge and reduced; the gradients of nodes' rows are sums in a fixed order."""
+    """Messages made edge by edge and reduced; the gradients of nodes' rows are sums in a fixed
+    order."""
     from gnnaccel.dispatch.ops import cuda_functions, multi_reduce, torch_ops
 
     if given.reduce not in aggregation.REDUCES:
-        return reason("GA208", f"{aggregation.named(given.reduce)} of messages that are more than neighbours' rows")
+        return reason("GA208",
+                      f"{aggregation.named(given.reduce)} of messages that are more than "
+                      "neighbours' rows")
 
     def run() -> Tensor:
         take = cuda_functions.take if graph.num_edges else torch_ops.take
         made = messages.made(graph, given.x, None, given.more, take)
-        return multi_reduce.multi_reduce(graph, made, (given.reduce,), of_edges=True).kernel.run().view(-1, *given.shape)
+        return multi_reduce.multi_reduce(graph, made, (given.reduce,),
+                                         of_edges=True).kernel.run().view(-1, *given.shape)
 
     stand_in = given.x.new_empty(()).expand(graph.num_edges, *given.shape)
     found = multi_reduce.multi_reduce(graph, stand_in, (given.reduce,), of_edges=True).kernel
@@ -133,7 +145,7 @@ def _of_made(graph: OpGraph, given: Aggregation) -> Kernel | Reason:
     return found._replace(key=("made", found.key), compile=compile_, run=run)
 
 
-# --- sums and means ----------------------------------------------------------------------------------------------------
+# --- sums and means -------------------------------------------------------------------------------
 
 def _flat(t: Tensor | None) -> Tensor | None:
     return None if t is None else dense(t.flatten(1))
@@ -191,7 +203,8 @@ class _GatedSum(Operation):
         grad, shape = _shared(graph, self.reduce, grad), values.shape[1:]
         d_values = d_left = d_right = d_edge = d_beside = None
         if any(needs[2:]):
-            d_right, d_edge, d_beside = gated_sum.by_row(graph.view().csc(), given, grad, *needs[3:])
+            d_right, d_edge, d_beside = gated_sum.by_row(graph.view().csc(), given, grad,
+                                                         *needs[3:])
         if any(needs[:2]):
             d_left, d_values = gated_sum.by_other(graph.view().csr_by_id(), given, grad)
         found = (d_values, d_left, d_right, d_edge, d_beside)

@@ -1,5 +1,6 @@
-"""Weighted neighbours summed by CUDA kernels straight from the caller's list of edges, with their backward: for graphs that may
-not come again, whose structure would cost more than it saves. `aggregation` says what is computed.
+"""Weighted neighbours summed by CUDA kernels straight from the caller's list of edges, with their
+backward: for graphs that may not come again, whose structure would cost more than it saves.
+`aggregation` says what is computed.
 
 A backward that is itself recorded runs on torch operations.
 """
@@ -21,14 +22,17 @@ from gnnaccel.errors import VALID, GraphError
 
 
 def kernel(graph: OpGraph, given: Aggregation) -> Kernel | None:
-    """The way of `aggregation.plain` without a structure; None where there is none: it is for sums and means in fp32 of rows that
-    have one weight at most, which wants no gradient, and nothing else in their messages, where their order may vary."""
+    """The way of `aggregation.plain` without a structure; None where there is none: it is for sums
+    and means in fp32 of rows that have one weight at most, which wants no gradient, and nothing
+    else in their messages, where their order may vary."""
     weight = given.weight
     if given.more is not None:
         return None
-    if given.x.dtype is not torch.float32 or given.reduce not in ("sum", "mean") or given.kind not in ("none", "edge"):
+    if (given.x.dtype is not torch.float32 or given.reduce not in ("sum", "mean")
+        or given.kind not in ("none", "edge")):
         return None
-    if (weight is not None and weight.requires_grad) or torch.are_deterministic_algorithms_enabled():
+    if ((weight is not None and weight.requires_grad)
+        or torch.are_deterministic_algorithms_enabled()):
         return None
     width, index = math.prod(given.shape), graph.edge_index.dtype
 
@@ -36,16 +40,19 @@ def kernel(graph: OpGraph, given: Aggregation) -> Kernel | None:
         for entry in ("add_edges", "average"):
             edge_list.kernels(width, index)(entry)
 
-    return Kernel(f"aggregate: {given.reduce} over the list of edges", ("edge list", width, index), compile_,
-                  lambda: run(graph, given))
+    return Kernel(f"aggregate: {given.reduce} over the list of edges", ("edge list", width, index),
+                  compile_, lambda: run(graph, given))
 
 
 def run(graph: OpGraph, given: Aggregation) -> Tensor:
-    """`aggregation.plain` by kernels. GraphError once the device has told of an earlier call that ids were out of range."""
+    """`aggregation.plain` by kernels. GraphError once the device has told of an earlier call that
+    ids were out of range."""
     x, weight, mean = given.x, given.weight, given.reduce == "mean"
     if edge_list.alarmed(x.device):
-        raise GraphError("the edge_index of an earlier call holds ids outside its graph, found on the GPU after that call; such "
-                         f"edges were left out. Check num_nodes and the first dimension of the node features. {VALID}")
+        raise GraphError("the edge_index of an earlier call holds ids outside its graph, "
+                         "found on the GPU after that call; such "
+                         "edges were left out. Check num_nodes and the first dimension of "
+                         f"the node features. {VALID}")
     if weight is not None:
         weight = weight.detach().reshape(-1).contiguous()
     if wants_grad(x):
@@ -58,7 +65,8 @@ def _ends(graph: OpGraph) -> Tensor:
     return ends if ends.stride(1) == 1 else ends.contiguous()
 
 
-def _summed(graph: OpGraph, mean: bool, x: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor | None]:
+def _summed(graph: OpGraph, mean: bool, x: Tensor,
+            weight: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """The result, and what divided each sum, as a factor."""
     rows, ends = dense(x).flatten(1), _ends(graph)
     count = torch.zeros(graph.num_dst, device=x.device) if mean else None

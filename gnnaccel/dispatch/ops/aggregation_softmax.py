@@ -1,7 +1,8 @@
-"""Softmax over neighbours by CUDA kernels: of their rows as they are, and of rectified messages with features of edges.
+"""Softmax over neighbours by CUDA kernels: of their rows as they are, and of rectified messages
+with features of edges.
 
-One gather forward and two backward; nothing has the size of the edges times the features but the gradient of features of edges.
-A backward that is itself recorded runs on torch operations.
+One gather forward and two backward; nothing has the size of the edges times the features but the
+gradient of features of edges. A backward that is itself recorded runs on torch operations.
 """
 from __future__ import annotations
 
@@ -54,21 +55,25 @@ def run(graph: OpGraph, given: Aggregation) -> Tensor:
 
 
 def _temperature(given: Aggregation) -> Tensor | float:
-    """t as the kernels take it: a number, or fp32 [1] or [F]; without a gradient where none goes through the softmax."""
+    """t as the kernels take it: a number, or fp32 [1] or [F]; without a gradient where none goes
+    through the softmax."""
     t = given.reduce.t
     if not isinstance(t, Tensor):
         return float(t)
-    t = (t.reshape(1) if t.numel() == 1 else t.expand(1, *given.shape).reshape(-1)).float().contiguous()
+    t = (t.reshape(1)
+         if t.numel() == 1 else t.expand(1, *given.shape).reshape(-1)).float().contiguous()
     return t if given.reduce.whole else t.detach()
 
 
 def _messages(constant: float, x: Tensor, edge: Tensor | None, t: Tensor | float) -> Messages:
-    return Messages(dense(x.flatten(1)), None if edge is None else dense(edge.flatten(1)), constant, t)
+    return Messages(dense(x.flatten(1)), None if edge is None else dense(edge.flatten(1)), constant,
+                    t)
 
 
 def _forward(graph: OpGraph, constant: float, x: Tensor, edge: Tensor | None, t: Tensor | float,
              train: bool) -> tuple[Tensor, softmax_sum.Kept | None]:
-    return softmax_sum.forward(graph.view().csc(places=edge is not None), _messages(constant, x, edge, t), train)
+    return softmax_sum.forward(graph.view().csc(places=edge is not None),
+                               _messages(constant, x, edge, t), train)
 
 
 class _SoftmaxSum(Operation):

@@ -1,5 +1,6 @@
-"""An aggregation inside a host's layer as those who explain, compare and measure calls see it: stated, planned and run on the
-side, without counts or records. What a script calls goes by `aggregation_route.run`.
+"""An aggregation inside a host's layer as those who explain, compare and measure calls see it:
+stated, planned and run on the side, without counts or records. What a script calls goes by
+`aggregation_route.run`.
 """
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ from gnnaccel.dispatch.planner import Plan
 
 @dataclass(frozen=True)
 class AggregationStated:
-    """A call without its tensors, as others are stated. ``width``: numbers of a message; ``row``: their dtype."""
+    """A call without its tensors, as others are stated. ``width``: numbers of a message; ``row``:
+    their dtype."""
 
     reduces: tuple[str, ...]
     weighted: bool
@@ -36,14 +38,16 @@ class AggregationStated:
     def __str__(self) -> str:
         message = f"{'weight[e] * ' if self.weighted else ''}{self.message}"
         return (f"out[i] = {', '.join(self.reduces)} of {message} over the edges e = (j, i)\n"
-                f"{self.width} channels of {str(self.row).removeprefix('torch.')}, {self.num_edges} edges from {self.num_src} to "
+                f"{self.width} channels of {str(self.row).removeprefix('torch.')}, "
+                f"{self.num_edges} edges from {self.num_src} to "
                 f"{self.num_dst} nodes")
 
     @staticmethod
     def of(given: AggregationGiven) -> AggregationStated:
         graph, first = given.graph, given.first
-        return AggregationStated(tuple(map(named, given.reduces)), first.weight is not None, math.prod(first.shape),
-                                 first.x.dtype, graph.num_src, graph.num_dst, graph.num_edges,
+        return AggregationStated(tuple(map(named, given.reduces)), first.weight is not None,
+                                 math.prod(first.shape), first.x.dtype, graph.num_src,
+                                 graph.num_dst, graph.num_edges,
                                  "x[j]" if first.more is None else str(first.more))
 
     @property
@@ -51,10 +55,13 @@ class AggregationStated:
         return self.row
 
     def plan(self, given: AggregationGiven, config: Config, grad: bool, fresh: bool) -> Plan:
-        """The decision on such a call, as a part of training if ``grad``, over a graph that is ``fresh`` or comes again."""
-        found = aggregation_route.decide_all(given.graph, given.first, given.reduces, config, Asked(grad, fresh))
+        """The decision on such a call, as a part of training if ``grad``, over a graph that is
+        ``fresh`` or comes again."""
+        found = aggregation_route.decide_all(given.graph, given.first, given.reduces, config,
+                                             Asked(grad, fresh))
         cost = found.estimate
-        return Plan(found.route, found.kernel, False, cost and cost.ours, cost and cost.native, found.rejected)
+        return Plan(found.route, found.kernel, False, cost and cost.ours, cost and cost.native,
+                    found.rejected)
 
     def lookup(self, given: AggregationGiven) -> tuple[OpGraph, str]:
         """The call's graph, and "hit", "miss" or "none" of its structure."""
@@ -74,8 +81,8 @@ class AggregationStated:
 
 
 class AggregationGiven(NamedTuple):
-    """The tensors of one call: the ``first`` of its aggregations, which differ in nothing but ``reduces``; ``more``: the
-    adapter's own."""
+    """The tensors of one call: the ``first`` of its aggregations, which differ in nothing but
+    ``reduces``; ``more``: the adapter's own."""
 
     graph: OpGraph
     first: Aggregation

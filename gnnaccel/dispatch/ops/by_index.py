@@ -1,7 +1,9 @@
-"""Reductions of rows that an index, or the offsets of segments, sends to groups: PyG's ``scatter``, ``segment`` and ``softmax``.
+"""Reductions of rows that an index, or the offsets of segments, sends to groups: PyG's ``scatter``,
+``segment`` and ``softmax``.
 
-The rows are seen as edges that enter their group, so the kernels of message passing run them: balanced, in a fixed order, without
-atomics. Their structure needs no index that is sorted, and so nobody asks whether it is; a sorted one keeps its order.
+The rows are seen as edges that enter their group, so the kernels of message passing run them:
+balanced, in a fixed order, without atomics. Their structure needs no index that is sorted, and so
+nobody asks whether it is; a sorted one keeps its order.
 """
 from __future__ import annotations
 
@@ -24,12 +26,14 @@ from gnnaccel.dispatch.tensor_ref import TensorMap
 
 REDUCES = ("sum", "mean", "max", "min")
 _NO_GAIN = reason("GA301")
-_MAY_NOT_COME_AGAIN = reason("GA301", "the gain does not pay for the structure of an index that may not come again")
+_MAY_NOT_COME_AGAIN = reason("GA301",
+                             "the gain does not pay for the structure of an index that may not "
+                             "come " "again")
 
 
 class IndexGraph(OpGraph):
-    """Rows as edges without sources. ``given``: [E] int64, the group of each row, below ``groups``; or with ``offsets``
-    [groups + 1], where each group's rows begin, the last one being ``rows``."""
+    """Rows as edges without sources. ``given``: [E] int64, the group of each row, below ``groups``;
+    or with ``offsets`` [groups + 1], where each group's rows begin, the last one being ``rows``."""
 
     __slots__ = ("_rows", "_offsets")
 
@@ -44,7 +48,8 @@ class IndexGraph(OpGraph):
     def index(self, target: str) -> Tensor:
         """[E]: the group of each row, for "v"."""
         if target != "v":
-            raise ValueError(f"target={target!r}: rows have a group, 'v', and nothing at their other end")
+            raise ValueError(
+                f"target={target!r}: rows have a group, 'v', and nothing at their other end")
         if not self._offsets:
             return self.edge_index
         if self._ends is None:
@@ -54,7 +59,8 @@ class IndexGraph(OpGraph):
 
     def view(self) -> GraphView:
         if self._view is None:
-            self._view, self.cached = cache.lookup_many((self.edge_index,), self._sizes(), self._made)
+            self._view, self.cached = cache.lookup_many((self.edge_index,), self._sizes(),
+                                                        self._made)
         return self._view
 
     def _sizes(self) -> tuple:
@@ -74,19 +80,22 @@ class _View(GraphView):
     def _ends(self) -> tuple[Tensor, Tensor]:
         given = self._source()
         if given is None:
-            raise RuntimeError("the index of this structure is gone; call bind() with a live one first")
+            raise RuntimeError(
+                "the index of this structure is gone; call bind() with a live one first")
         given = given.detach()
-        index = torch_ops.segment_index(given, self.num_src) if self._offsets else given.contiguous()
+        index = (torch_ops.segment_index(given, self.num_src)
+                 if self._offsets else given.contiguous())
         return torch.arange(self.num_src, dtype=index.dtype, device=index.device), index
 
 
-# --- how many groups an index has --------------------------------------------------------------------------------------
+# --- how many groups an index has -----------------------------------------------------------------
 
 _tops: TensorMap[int] = TensorMap()
 
 
 def groups_in(index: Tensor) -> int:
-    """One more than the largest number, 0 of none. Waits for the device once per tensor and version."""
+    """One more than the largest number, 0 of none. Waits for the device once per tensor and
+    version."""
     if index.is_inference() or capture.capturing():  # a capture refuses to wait
         return _count(index)
     found = _tops.get(index)
@@ -100,11 +109,12 @@ def _count(index: Tensor) -> int:
     return int(index.max()) + 1 if index.numel() else 0
 
 
-# --- the operations ----------------------------------------------------------------------------------------------------
+# --- the operations -------------------------------------------------------------------------------
 
 def reduce(graph: IndexGraph, x: Tensor, name: str, config: Config) -> OpCall | Reason:
-    """[groups, *features]: the reduction ``name``, one of `REDUCES`, of the rows ``x`` [E, *features] of each group; 0 where
-    there are none. Gradients of extrema are shared as in `multi_reduce`."""
+    """[groups, *features]: the reduction ``name``, one of `REDUCES`, of the rows ``x`` [E,
+    *features] of each group; 0 where there are none. Gradients of extrema are shared as in
+    `multi_reduce`."""
     against = _reason(graph, x, name, config)
     if against is not None:
         return against
@@ -129,7 +139,8 @@ def softmax(graph: IndexGraph, x: Tensor, config: Config) -> OpCall | Reason:
     against = _reason(graph, x, "softmax", config)
     if against is not None:
         return against
-    return OpCall(x.device, x.dtype, lambda: torch_ops.edge_softmax(graph, x, "v"), cuda_ops.edge_softmax(graph, x, "v"), graph)
+    return OpCall(x.device, x.dtype, lambda: torch_ops.edge_softmax(graph, x, "v"),
+                  cuda_ops.edge_softmax(graph, x, "v"), graph)
 
 
 def mapped(call: OpCall, function: Callable[[Tensor], Tensor]) -> OpCall:
@@ -150,7 +161,8 @@ def _reason(graph: IndexGraph, x: Tensor, name: str, config: Config) -> Reason |
     if found.gain <= 0:
         return _NO_GAIN
     given = graph.edge_index
-    owner = given if given._base is None else given._base  # of a view that is made anew for each call
+    # of a view that is made anew for each call
+    owner = given if given._base is None else given._base
     if graph.known() or checkpointed() or aggregation_cost.pays(owner, found):
         return None
     return _MAY_NOT_COME_AGAIN

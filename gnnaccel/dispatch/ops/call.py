@@ -13,7 +13,8 @@ from gnnaccel.dispatch.reasons import Reason, reason
 
 
 class Kernel(NamedTuple):
-    """A way by kernels. ``key``: what decides which kernels those are; ``compile`` gets them, or raises CompileError."""
+    """A way by kernels. ``key``: what decides which kernels those are; ``compile`` gets them, or
+    raises CompileError."""
 
     name: str
     key: Hashable
@@ -23,12 +24,14 @@ class Kernel(NamedTuple):
 
 @dataclass(frozen=True)
 class OpCall:
-    """``plain`` runs it on torch operations; ``kernel``: by kernels, or why not; ``graph``: None of operations without one."""
+    """``plain`` runs it on torch operations; ``kernel``: by kernels, or why not; ``graph``: None of
+    operations without one."""
 
     device: torch.device
     dtype: torch.dtype
     plain: Callable[[], Any]
-    kernel: Kernel | Reason = field(default_factory=lambda: reason("GA208", "no kernel computes this form"))
+    kernel: Kernel | Reason = field(default_factory=lambda: reason("GA208",
+                                                                   "no kernel computes this form"))
     graph: OpGraph | None = None
 
 

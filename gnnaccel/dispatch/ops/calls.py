@@ -15,7 +15,8 @@ from gnnaccel.dispatch.reasons import Reason, reason
 
 
 class Part(NamedTuple):
-    """One relation's share of an operation over several; ``target``: the type of nodes that it ends in."""
+    """One relation's share of an operation over several; ``target``: the type of nodes that it ends
+    in."""
 
     graph: OpGraph
     given: Operands
@@ -24,13 +25,15 @@ class Part(NamedTuple):
 
 def gspmm(graph: OpGraph, given: Operands, reduce: str) -> OpCall:
     """`torch_ops.gspmm` over one relation."""
-    return OpCall(given.first.device, given.first.dtype, lambda: given.result(torch_ops.gspmm(graph, given, reduce)),
+    return OpCall(given.first.device, given.first.dtype,
+                  lambda: given.result(torch_ops.gspmm(graph, given, reduce)),
                   cuda_ops.gspmm(graph, given, reduce), graph)
 
 
 def gsddmm(graph: OpGraph, given: Operands, targets: tuple[str, str]) -> OpCall:
     """`torch_ops.gsddmm` over one relation."""
-    return OpCall(given.first.device, given.first.dtype, lambda: given.result(torch_ops.gsddmm(graph, given, *targets)),
+    return OpCall(given.first.device, given.first.dtype,
+                  lambda: given.result(torch_ops.gsddmm(graph, given, *targets)),
                   cuda_ops.gsddmm(graph, given, targets), graph)
 
 
@@ -40,12 +43,14 @@ def edge_softmax(graph: OpGraph, logits: Tensor, by: str) -> OpCall:
                   cuda_ops.edge_softmax(graph, logits, by), graph)
 
 
-# --- several relations -------------------------------------------------------------------------------------------------
+# --- several relations ----------------------------------------------------------------------------
 
 class _Tied(torch.autograd.Function):
-    """Results of one operation: when any of them is used in a loss, what all were made of gets gradients, zeros if need be.
+    """Results of one operation: when any of them is used in a loss, what all were made of gets
+    gradients, zeros if need be.
 
-    Each comes out as a tensor of its own and no view, so that callers may change it in place, as what the host returns.
+    Each comes out as a tensor of its own and no view, so that callers may change it in place, as
+    what the host returns.
     """
 
     @staticmethod
@@ -57,7 +62,8 @@ class _Tied(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *grads):
         return tuple(kind.new_zeros(shape) if grad is None and needed else grad
-                     for grad, needed, shape, kind in zip(grads, ctx.needs_input_grad, ctx.shapes, ctx.kinds))
+                     for grad, needed, shape, kind in zip(grads, ctx.needs_input_grad, ctx.shapes,
+                                                          ctx.kinds))
 
 
 def _tied(results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -65,25 +71,31 @@ def _tied(results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 def gspmm_hetero(parts: list[Part], types: int, reduce: str) -> OpCall:
-    """By type of nodes: the ``reduce`` over the edges of all relations that end there; an empty tensor where none does."""
+    """By type of nodes: the ``reduce`` over the edges of all relations that end there; an empty
+    tensor where none does."""
     by_target = {t: [p for p in parts if p.target == t] for t in range(types)}
 
     def gathered(reduced: Callable[[list[Part]], Tensor]) -> tuple[Tensor, ...]:
         nothing = torch.tensor([], device=torch.get_default_device())  # where the host makes it
         return _tied(tuple(reduced(found) if found else nothing for found in by_target.values()))
 
-    kernel: Kernel | Reason = reason("GA208", f"{reduce} over several relations that end in one type of nodes")
+    kernel: Kernel | Reason = reason("GA208",
+                                     f"{reduce} over several relations that end in one type of "
+                                     "nodes")
     if reduce == "sum" or all(len(found) < 2 for found in by_target.values()):
-        kernel = _together([_kernel_or_nothing(p, cuda_ops.gspmm(p.graph, p.given, reduce), lambda p=p: _reduced([p], reduce))
+        kernel = _together([_kernel_or_nothing(p, cuda_ops.gspmm(p.graph, p.given, reduce),
+                                               lambda p=p: _reduced([p], reduce))
                             for p in parts])
     if type(kernel) is Kernel:
         def run(run_all: Any = kernel.run) -> tuple[Tensor, ...]:
             outs = dict(zip(map(id, parts), run_all()))
-            return gathered(lambda found: sum((outs[id(p)] for p in found[1:]), start=outs[id(found[0])]))
+            return gathered(lambda found: sum((outs[id(p)] for p in found[1:]),
+                                              start=outs[id(found[0])]))
 
         kernel = kernel._replace(run=run)
     first = parts[0].given.first
-    return OpCall(first.device, first.dtype, lambda: gathered(lambda found: _reduced(found, reduce)), kernel)
+    return OpCall(first.device, first.dtype,
+                  lambda: gathered(lambda found: _reduced(found, reduce)), kernel)
 
 
 def _reduced(parts: list[Part], reduce: str) -> Tensor:
@@ -102,13 +114,15 @@ def gsddmm_hetero(parts: list[Part], targets: tuple[str, str]) -> OpCall:
         return p.given.result(torch_ops.gsddmm(p.graph, p.given, *targets))
 
     first = parts[0].given.first
-    kernel = _together([_kernel_or_nothing(p, cuda_ops.gsddmm(p.graph, p.given, targets), lambda p=p: one(p)) for p in parts])
+    kernel = _together([_kernel_or_nothing(p, cuda_ops.gsddmm(p.graph, p.given, targets),
+                                           lambda p=p: one(p)) for p in parts])
     if type(kernel) is Kernel:
         kernel = kernel._replace(run=lambda run_all=kernel.run: _tied(tuple(run_all())))
     return OpCall(first.device, first.dtype, lambda: _tied(tuple(map(one, parts))), kernel)
 
 
-def _kernel_or_nothing(part: Part, kernel: Kernel | Reason, otherwise: Callable[[], Tensor]) -> Kernel | Reason:
+def _kernel_or_nothing(part: Part, kernel: Kernel | Reason,
+                       otherwise: Callable[[], Tensor]) -> Kernel | Reason:
     """``kernel``, but a relation without edges needs none."""
     if type(kernel) is Reason and kernel.code == "GA303":
         return Kernel("", (), lambda: None, otherwise)
@@ -121,23 +135,26 @@ def _together(kernels: list[Kernel | Reason]) -> Kernel | Reason:
         if type(kernel) is Reason:
             return kernel
     names = ", ".join(dict.fromkeys(k.name for k in kernels if k.name)) or "nothing: no edges"
-    return Kernel(names, tuple(k.key for k in kernels), lambda: [k.compile() for k in kernels] and None,
+    return Kernel(names, tuple(k.key for k in kernels),
+                  lambda: [k.compile() for k in kernels] and None,
                   lambda: [k.run() for k in kernels])
 
 
 def edge_softmax_joined(graph: OpGraph, logits: list[Tensor], by: str) -> OpCall:
-    """`edge_softmax` over all relations, joined in ``graph``; logits [E of each, *features], all alike. By relation."""
+    """`edge_softmax` over all relations, joined in ``graph``; logits [E of each, *features], all
+    alike. By relation."""
     whole, sizes = torch.cat(logits), [t.shape[0] for t in logits]
     call = edge_softmax(graph, whole, by)
 
     def split(run: Callable[[], Tensor]) -> Callable[[], tuple[Tensor, ...]]:
         return lambda: _tied(run().split(sizes))
 
-    kernel = call.kernel._replace(run=split(call.kernel.run)) if type(call.kernel) is Kernel else call.kernel
+    kernel = (call.kernel._replace(run=split(call.kernel.run))
+              if type(call.kernel) is Kernel else call.kernel)
     return OpCall(call.device, call.dtype, split(call.plain), kernel, graph)
 
 
-# --- by segment --------------------------------------------------------------------------------------------------------
+# --- by segment -----------------------------------------------------------------------------------
 
 def segment_reduce(x: Tensor, offsets: Tensor, reduce: str) -> OpCall:
     """`torch_ops.segment_reduce`."""
@@ -153,10 +170,12 @@ def scatter_add(x: Tensor, index: Tensor, rows: int) -> OpCall:
 def segment_mm(a: Tensor, b: Tensor, lengths: Tensor) -> OpCall:
     """`products.segment_mm`."""
     return OpCall(a.device, a.dtype, lambda: products.segment_mm(a, b, lengths, False),
-                  products.kernel("segment_mm", a, b, lambda: products.segment_mm(a, b, lengths, True)))
+                  products.kernel("segment_mm", a, b,
+                                  lambda: products.segment_mm(a, b, lengths, True)))
 
 
 def gather_mm(a: Tensor, b: Tensor, index_a: Tensor | None, index_b: Tensor | None) -> OpCall:
     """`products.gather_mm`."""
     return OpCall(a.device, a.dtype, lambda: products.gather_mm(a, b, index_a, index_b, False),
-                  products.kernel("gather_mm", a, b, lambda: products.gather_mm(a, b, index_a, index_b, True)))
+                  products.kernel("gather_mm", a, b,
+                                  lambda: products.gather_mm(a, b, index_a, index_b, True)))

@@ -1,10 +1,12 @@
 """The operations by CUDA kernels, with their backward. `torch_ops` says what they compute.
 
-`edge_sum` and `take` are each other's gradient, and `elementwise` is made of both and itself, so their backward can be
-differentiated again as it is; where backward of the others is recorded it runs on torch operations.
+`edge_sum` and `take` are each other's gradient, and `elementwise` is made of both and itself, so
+their backward can be differentiated again as it is; where backward of the others is recorded it
+runs on torch operations.
 
-Operands may be changed in place after the call where the host allows it, so only those that backward reads are saved; and so may
-results, which are detached where they were views: autograd refuses the views that a Function returns.
+Operands may be changed in place after the call where the host allows it, so only those that
+backward reads are saved; and so may results, which are detached where they were views: autograd
+refuses the views that a Function returns.
 """
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ from gnnaccel.dispatch.ops.operands import Operands
 
 
 def _rows_by(graph: OpGraph, target: str) -> Rows:
-    """The edges grouped by their destination ("v") or source ("u"); ``place`` is the edge's number."""
+    """The edges grouped by their destination ("v") or source ("u"); ``place`` is the edge's
+    number."""
     return graph.view().csc() if target == "v" else graph.view().csr_by_id()
 
 
@@ -37,10 +40,11 @@ def _edges_by(graph: OpGraph, target: str) -> Rows:
     return replace(rows, other=rows.place, _launch=None, made={})
 
 
-# --- between nodes and edges -------------------------------------------------------------------------------------------
+# --- between nodes and edges ----------------------------------------------------------------------
 
 def edge_sum(graph: OpGraph, x: Tensor, target: str) -> Tensor:
-    """[nodes, *features]: the sums of the rows ``x`` [E, *features] of the edges that share the node at ``target``."""
+    """[nodes, *features]: the sums of the rows ``x`` [E, *features] of the edges that share the
+    node at ``target``."""
     return _EdgeSum.apply(graph, x, target)
 
 
@@ -51,7 +55,8 @@ def take(graph: OpGraph, x: Tensor, target: str) -> Tensor:
 
 def sum_variant(width: int, dtype: torch.dtype) -> sums.Variant:
     """The kernels of `edge_sum` for rows of ``width`` numbers."""
-    return sums.variant(*sums.factored(width), dtype, dtype, "none", "position", False, False, False)
+    return sums.variant(*sums.factored(width), dtype, dtype, "none", "position", False, False,
+                        False)
 
 
 class _EdgeSum(torch.autograd.Function):
@@ -60,7 +65,8 @@ class _EdgeSum(torch.autograd.Function):
         ctx.materialize_grads = False
         ctx.graph, ctx.target = graph, target
         variant = sum_variant(x[0].numel(), x.dtype)
-        out = sums.forward(variant, _edges_by(graph, target), dense(x).view(-1, variant.heads, variant.width))
+        out = sums.forward(variant, _edges_by(graph, target),
+                           dense(x).view(-1, variant.heads, variant.width))
         return out.view(-1, *x.shape[1:]).detach()
 
     @staticmethod
@@ -84,7 +90,8 @@ class _Take(torch.autograd.Function):
         return None, edge_sum(ctx.graph, grad, ctx.target), None
 
 
-def elementwise(graph: OpGraph, op: str, lhs: Tensor, rhs: Tensor, targets: tuple[str, str]) -> Tensor:
+def elementwise(graph: OpGraph, op: str, lhs: Tensor, rhs: Tensor,
+                targets: tuple[str, str]) -> Tensor:
     """[E, F]: ``lhs`` op ``rhs``, "add" or "mul", each [rows of its target, F]."""
     return _Elementwise.apply(graph, op, lhs, rhs, targets)
 
@@ -95,7 +102,8 @@ class _Elementwise(torch.autograd.Function):
         ctx.materialize_grads = False
         ctx.graph, ctx.op, ctx.targets = graph, op, targets
         ctx.save_for_backward(*((lhs, rhs) if op == "mul" else ()))
-        indices = (None if target == "e" else graph.index(target).contiguous() for target in targets)
+        indices = (None if target == "e" else graph.index(target).contiguous()
+                   for target in targets)
         return sddmm.elementwise(op, graph.num_edges, dense(lhs), dense(rhs), *indices).detach()
 
     @staticmethod
@@ -110,15 +118,18 @@ class _Elementwise(torch.autograd.Function):
                 continue
             at_edges = grad
             if ctx.op == "mul":
-                at_edges = elementwise(graph, "mul", grad, saved[1 - side], ("e", targets[1 - side]))
-            grads.append(at_edges if targets[side] == "e" else edge_sum(graph, at_edges, targets[side]))
+                at_edges = elementwise(graph, "mul", grad, saved[1 - side],
+                                       ("e", targets[1 - side]))
+            grads.append(at_edges
+                         if targets[side] == "e" else edge_sum(graph, at_edges, targets[side]))
         return None, None, *grads, None
 
 
-# --- inner products ----------------------------------------------------------------------------------------------------
+# --- inner products -------------------------------------------------------------------------------
 
 def dot(graph: OpGraph, left: Tensor, right: Tensor) -> Tensor:
-    """[E, H]: inner products of ``left`` [num_dst, H, D] at the destination and ``right`` [num_src, H, D] at the source."""
+    """[E, H]: inner products of ``left`` [num_dst, H, D] at the destination and ``right`` [num_src,
+    H, D] at the source."""
     return _Dot(graph).apply(left, right)
 
 
@@ -153,7 +164,7 @@ class _Dot(Operation):
         return (ends[0] * ends[1]).sum(-1)
 
 
-# --- softmax -----------------------------------------------------------------------------------------------------------
+# --- softmax --------------------------------------------------------------------------------------
 
 def edge_softmax(graph: OpGraph, logits: Tensor, by: str) -> Tensor:
     """`torch_ops.edge_softmax`."""
@@ -183,18 +194,21 @@ class _EdgeSoftmax(Operation):
         return (share - out * take(graph, edge_sum(graph, share, by), by),)
 
 
-# --- largest and smallest ----------------------------------------------------------------------------------------------
+# --- largest and smallest -------------------------------------------------------------------------
 
 class Extremum(NamedTuple):
-    """What `extremum` computes: the largest (or smallest) message of the edges that enter each node. ``op``: "copy", the row of
-    the source, or of the edge with ``of_edges``; "add" or "mul": the source's and a weight [E] or [E, heads]."""
+    """What `extremum` computes: the largest (or smallest) message of the edges that enter each
+    node. ``op``: "copy", the row of the source, or of the edge with ``of_edges``; "add" or "mul":
+    the source's and a weight [E] or [E, heads]."""
 
     op: str
     largest: bool
     of_edges: bool
 
-    def variant(self, heads: int, width: int, dtype: torch.dtype, weight: str) -> extremum_kernels.Variant:
-        return extremum_kernels.variant(heads, width, dtype, self.op, weight, self.largest, False, False)
+    def variant(self, heads: int, width: int, dtype: torch.dtype,
+                weight: str) -> extremum_kernels.Variant:
+        return extremum_kernels.variant(heads, width, dtype, self.op, weight, self.largest, False,
+                                        False)
 
 
 def extremum(graph: OpGraph, form: Extremum, x: Tensor, weight: Tensor | None) -> Tensor:
@@ -246,7 +260,8 @@ class _Extremum(Operation):
 
 
 def _variant_of(form: Extremum, x: Tensor, weight: Tensor | None) -> extremum_kernels.Variant:
-    return form.variant(x.shape[1], x.shape[2], x.dtype, "none" if weight is None else "edge" if weight.dim() == 1 else "head")
+    return form.variant(x.shape[1], x.shape[2], x.dtype,
+                        "none" if weight is None else "edge" if weight.dim() == 1 else "head")
 
 
 def _fp32(t: Tensor | None) -> Tensor | None:
@@ -254,7 +269,8 @@ def _fp32(t: Tensor | None) -> Tensor | None:
 
 
 def _to_places(arg: Tensor, grad: Tensor, edges: int) -> Tensor:
-    """[edges, H, D]: each gradient at the edge that it belongs to. No two meet, as an edge ends in one node."""
+    """[edges, H, D]: each gradient at the edge that it belongs to. No two meet, as an edge ends in
+    one node."""
     out = grad.new_zeros(edges + 1, *grad.shape[1:])
     return out.scatter(0, torch.where(arg < 0, edges, arg).long(), grad)[:edges]
 
@@ -262,21 +278,29 @@ def _to_places(arg: Tensor, grad: Tensor, edges: int) -> Tensor:
 def _to_sources(graph: OpGraph, arg: Tensor, grad: Tensor) -> Tensor:
     """[num_src, H, D]: the gradients added up at the sources of the edges that they belong to."""
     source = graph.index("u").long()[arg.clamp(min=0).long().view(-1)].view(arg.shape)
-    return grad.new_zeros(graph.num_src, *grad.shape[1:]).scatter_add(0, source, grad.masked_fill(arg < 0, 0.0))
+    return grad.new_zeros(graph.num_src,
+                          *grad.shape[1:]).scatter_add(0, source, grad.masked_fill(arg < 0, 0.0))
 
 
-def _weight_grad(graph: OpGraph, form: Extremum, x: Tensor | None, weight: Tensor, arg: Tensor, grad: Tensor) -> Tensor:
-    """Channels of a head may have chosen the same edge, so this adds. weight: only its form is looked at; x: with "mul"."""
+def _weight_grad(graph: OpGraph, form: Extremum, x: Tensor | None, weight: Tensor, arg: Tensor,
+                 grad: Tensor) -> Tensor:
+    """Channels of a head may have chosen the same edge, so this adds. weight: only its form is
+    looked at; x: with "mul"."""
     place, heads = arg.clamp(min=0).long(), arg.shape[1]
     value = grad.float()
     if form.op == "mul":
-        value = value * x.gather(0, graph.index("u").long()[place.view(-1)].view(place.shape)).float()
+        value = value * x.gather(0,
+                                 graph.index("u").long()[place.view(-1)].view(place.shape)).float()
     value = value.masked_fill(arg < 0, 0.0)
-    at = place if weight.dim() == 1 else place * heads + torch.arange(heads, device=place.device).view(1, -1, 1)
-    return value.new_zeros(weight.numel()).index_add(0, at.view(-1), value.reshape(-1)).view(weight.shape).to(weight.dtype)
+    at = (place
+          if weight.dim() == 1
+          else place * heads + torch.arange(heads, device=place.device).view(1, -1, 1))
+    return value.new_zeros(weight.numel()).index_add(0, at.view(-1),
+                                                     value.reshape(-1)).view(weight.shape).to(
+                                                         weight.dtype)
 
 
-# --- by segment --------------------------------------------------------------------------------------------------------
+# --- by segment -----------------------------------------------------------------------------------
 
 def segment_sum(x: Tensor, offsets: Tensor) -> Tensor:
     """[n, *features]: the sums of the rows of each segment."""
@@ -293,15 +317,19 @@ def segment_variant(width: int, dtype: torch.dtype) -> sums.Variant:
     return sums.variant(*sums.factored(width), dtype, dtype, "none", "position", True, False, False)
 
 
-def segment_extremum_variant(width: int, dtype: torch.dtype, largest: bool) -> extremum_kernels.Variant:
+def segment_extremum_variant(width: int, dtype: torch.dtype,
+                             largest: bool) -> extremum_kernels.Variant:
     """The kernels of `segment_extremum`."""
-    return extremum_kernels.variant(*sums.factored(width), dtype, "copy", "none", largest, True, False)
+    return extremum_kernels.variant(*sums.factored(width), dtype, "copy", "none", largest, True,
+                                    False)
 
 
 def _segments(offsets: Tensor, edges: int) -> Rows:
-    """Segments as rows whose edges are the positions themselves, so that no array over edges is read."""
+    """Segments as rows whose edges are the positions themselves, so that no array over edges is
+    read."""
     indptr = offsets.to(torch.int32).contiguous()
-    return Rows(indptr, indptr.new_empty(edges), indptr.new_empty(0), structure.split_rows(indptr, edges))
+    return Rows(indptr, indptr.new_empty(edges), indptr.new_empty(0),
+                structure.split_rows(indptr, edges))
 
 
 class _SegmentSum(torch.autograd.Function):
@@ -311,7 +339,8 @@ class _SegmentSum(torch.autograd.Function):
         ctx.rows = x.shape[0]
         ctx.save_for_backward(offsets)
         variant = segment_variant(x[0].numel(), x.dtype)
-        out = sums.forward(variant, _segments(offsets, x.shape[0]), dense(x).view(-1, variant.heads, variant.width))
+        out = sums.forward(variant, _segments(offsets, x.shape[0]),
+                           dense(x).view(-1, variant.heads, variant.width))
         return out.view(-1, *x.shape[1:]).detach()
 
     @staticmethod
@@ -320,7 +349,8 @@ class _SegmentSum(torch.autograd.Function):
             return None, None
         (offsets,) = ctx.saved_tensors
         index = torch_ops.segment_index(offsets, ctx.rows)
-        grad = torch.cat([grad, grad.new_zeros(1, *grad.shape[1:])])  # for rows behind the last segment
+        # for rows behind the last segment
+        grad = torch.cat([grad, grad.new_zeros(1, *grad.shape[1:])])
         return grad.index_select(0, index), None
 
 
@@ -340,4 +370,5 @@ class _SegmentExtremum(torch.autograd.Function):
         if grad is None:  # no result was used
             return None, None, None
         (arg,) = ctx.saved_tensors
-        return _to_places(arg, grad.reshape(arg.shape), ctx.rows).view(-1, *grad.shape[1:]), None, None
+        return _to_places(arg, grad.reshape(arg.shape),
+                          ctx.rows).view(-1, *grad.shape[1:]), None, None

@@ -1,7 +1,7 @@
 """The hot forms of the operations: which those are, and the kernels that run them.
 
-Reduced to nodes: all forms; what broadcasts is expanded, and a sum of sums is taken apart. On edges: copies, what is made of two
-operands number by number, and inner products of the two ends.
+Reduced to nodes: all forms; what broadcasts is expanded, and a sum of sums is taken apart. On
+edges: copies, what is made of two operands number by number, and inner products of the two ends.
 """
 from __future__ import annotations
 
@@ -65,7 +65,8 @@ def edge_sum(graph: OpGraph, x: Tensor, target: str) -> Kernel | Reason:
         return why
     width = math.prod(x.shape[1:])
     return _made("aggregate: sums of rows", ("edge sum", width, x.dtype), lambda: [
-        (functions.sum_variant(width, x.dtype).kernels, _SUM[:2])], lambda: functions.edge_sum(graph, x, target))
+        (functions.sum_variant(width, x.dtype).kernels, _SUM[:2])],
+                 lambda: functions.edge_sum(graph, x, target))
 
 
 def segment_reduce(x: Tensor, offsets: Tensor, reduce: str) -> Kernel | Reason:
@@ -76,7 +77,8 @@ def segment_reduce(x: Tensor, offsets: Tensor, reduce: str) -> Kernel | Reason:
     width = math.prod(x.shape[1:])
     if reduce == "sum":
         return _made("aggregate: sums by segment", ("segments", width, x.dtype), lambda: [
-            (functions.segment_variant(width, x.dtype).kernels, _SUM[:2])], lambda: functions.segment_sum(x, offsets))
+            (functions.segment_variant(width, x.dtype).kernels, _SUM[:2])],
+                     lambda: functions.segment_sum(x, offsets))
     largest = reduce == "max"
     return _made(f"extremum: {reduce} by segment", ("segments", reduce, width, x.dtype), lambda: [
         (functions.segment_extremum_variant(width, x.dtype, largest).kernels, _EXTREMUM[:2])],
@@ -87,7 +89,9 @@ def _reason(graph: OpGraph, x: Tensor, shape: tuple[int, ...]) -> Reason | None:
     if not graph.num_edges:
         return reason("GA303")
     if graph.num_edges >= _MAX_EDGES:
-        return reason("GA206", f"{graph.num_edges} edges; the kernels of single operations count them in int32")
+        return reason("GA206",
+                      f"{graph.num_edges} edges; the kernels of single operations count "
+                      "them in int32")
     return _rows_reason(x, shape)
 
 
@@ -108,7 +112,7 @@ def _made(name: str, key: tuple, kernels: Callable[[], list[tuple[Kernels, tuple
     return Kernel(name, key, compile_, run)
 
 
-# --- reduced to nodes --------------------------------------------------------------------------------------------------
+# --- reduced to nodes -----------------------------------------------------------------------------
 
 def _sum(graph: OpGraph, given: Operands) -> Kernel:
     lhs, rhs, dtype = given.lhs, given.rhs, given.first.dtype
@@ -122,7 +126,8 @@ def _sum(graph: OpGraph, given: Operands) -> Kernel:
         return given.result(parts[0] if len(parts) == 1 else parts[0] + parts[1])
 
     def kernels() -> list:
-        made = [sums.variant(*sums.factored(w), dtype, dtype, "none", "place", False, False, False) for w in widths]
+        made = [sums.variant(*sums.factored(w), dtype, dtype, "none", "place", False, False, False)
+                for w in widths]
         made += [functions.sum_variant(w, dtype) for w in widths]
         return [(v.kernels, _SUM[:2]) for v in made]
 
@@ -130,7 +135,8 @@ def _sum(graph: OpGraph, given: Operands) -> Kernel:
 
 
 def _weighted(given: Operands) -> tuple[tuple[int, int], str]:
-    """Heads and width of a row, and whether the weights are the edges' ("edge") or the heads' ("head")."""
+    """Heads and width of a row, and whether the weights are the edges' ("edge") or the heads'
+    ("head")."""
     features, width = math.prod(given.shape), given.shape[-1]
     tail = given.rhs.shape[1:]
     if math.prod(tail) == 1:
@@ -141,7 +147,8 @@ def _weighted(given: Operands) -> tuple[tuple[int, int], str]:
 
 
 def _operands(given: Operands, heads: int, width: int, weight: str) -> tuple[Tensor, Tensor]:
-    """Rows [n, H, D] and weights [E] or [E, H] as the kernels take them, which autograd follows back."""
+    """Rows [n, H, D] and weights [E] or [E, H] as the kernels take them, which autograd follows
+    back."""
     x = given.lhs.expand(-1, *given.shape).reshape(-1, heads, width)
     if weight == "edge":
         return x, given.rhs.reshape(-1)
@@ -160,9 +167,11 @@ def _weighted_sum(graph: OpGraph, given: Operands) -> Kernel:
         return given.result(out.view(-1, *given.shape))
 
     def kernels() -> list:
-        return [(sums.variant(heads, width, dtype, dtype, weight, "place", False, False, False).kernels, _SUM)]
+        return [(sums.variant(heads, width, dtype, dtype, weight, "place", False, False,
+                              False).kernels, _SUM)]
 
-    return _made("aggregate: weighted sums", ("weighted sum", heads, width, weight, dtype), kernels, run)
+    return _made("aggregate: weighted sums", ("weighted sum", heads, width, weight, dtype), kernels,
+                 run)
 
 
 def _extremum(graph: OpGraph, given: Operands, largest: bool) -> Kernel | Reason:
@@ -175,21 +184,23 @@ def _extremum(graph: OpGraph, given: Operands, largest: bool) -> Kernel | Reason
         weight, form = "none", functions.Extremum("copy", largest, of_edges)
 
     def run() -> Tensor:
-        x, w = (given.first.reshape(-1, heads, width), None) if weight == "none" else _operands(given, heads, width, weight)
+        x, w = ((given.first.reshape(-1, heads, width), None)
+                if weight == "none" else _operands(given, heads, width, weight))
         return given.result(functions.extremum(graph, form, x, w).view(-1, *given.shape))
 
     return _made("extremum", ("extremum", heads, width, weight, dtype, form), lambda: [
         (form.variant(heads, width, dtype, weight).kernels, _EXTREMUM)], run)
 
 
-# --- brought to edges --------------------------------------------------------------------------------------------------
+# --- brought to edges -----------------------------------------------------------------------------
 
 def _copy(graph: OpGraph, given: Operands, targets: tuple[str, str]) -> Kernel | Reason:
     x, target = given.first, targets[given.lhs is None]
     if target == "e":
         return reason("GA208", "features of edges are the result")
     width = math.prod(given.shape)
-    return _made("gather", ("copy", width, x.dtype), lambda: [(functions.sum_variant(width, x.dtype).kernels, _SUM[:2])],
+    return _made("gather", ("copy", width, x.dtype),
+                 lambda: [(functions.sum_variant(width, x.dtype).kernels, _SUM[:2])],
                  lambda: given.result(functions.take(graph, x, target)))
 
 
@@ -198,14 +209,17 @@ def _elementwise(graph: OpGraph, given: Operands, targets: tuple[str, str]) -> K
 
     def run() -> Tensor:
         lhs, rhs = (t.expand(-1, *given.shape).reshape(-1, width) for t in (given.lhs, given.rhs))
-        return given.result(functions.elementwise(graph, given.op, lhs, rhs, targets).view(-1, *given.shape))
+        return given.result(functions.elementwise(graph, given.op, lhs, rhs,
+                                                  targets).view(-1, *given.shape))
 
     def kernels() -> list:
         index = graph.edge_index.dtype
-        made = [(sddmm.kernels(op, width, dtype, i), ("elementwise",)) for op in {given.op, "mul"} for i in {index, torch.int32}]
+        made = [(sddmm.kernels(op, width, dtype, i), ("elementwise",)) for op in {given.op, "mul"}
+                for i in {index, torch.int32}]
         return [*made, (functions.sum_variant(width, dtype).kernels, _SUM[:2])]
 
-    return _made(f"sddmm: {given.op}", ("sddmm", given.op, width, dtype, graph.edge_index.dtype), kernels, run)
+    return _made(f"sddmm: {given.op}", ("sddmm", given.op, width, dtype, graph.edge_index.dtype),
+                 kernels, run)
 
 
 def _dot(graph: OpGraph, given: Operands, targets: tuple[str, str]) -> Kernel | Reason:
@@ -218,7 +232,8 @@ def _dot(graph: OpGraph, given: Operands, targets: tuple[str, str]) -> Kernel | 
     parts, inner = sums.factored(width) if width > MAX_WIDTH else (1, width)
 
     def run() -> Tensor:
-        sides = [t.expand(-1, *given.shape[:-1], width).reshape(-1, outer * parts, inner) for t in (given.lhs, given.rhs)]
+        sides = [t.expand(-1, *given.shape[:-1], width).reshape(-1, outer * parts, inner)
+                 for t in (given.lhs, given.rhs)]
         left, right = sides if targets == ("v", "u") else sides[::-1]
         out = functions.dot(graph, left, right)
         out = out if parts == 1 else out.view(-1, outer, parts).sum(-1)

@@ -1,7 +1,9 @@
-"""Gated graph convolution's operation: scores of edges, and what neighbours send weighted by their sigmoids.
+"""Gated graph convolution's operation: scores of edges, and what neighbours send weighted by their
+sigmoids.
 
-``score[e] = left[j] + right[i] + edge[e]`` for every edge e = (j, i); ``out[i] = sum of sigmoid(score[e]) * values[j]`` over the
-edges that enter i, divided by the sum of the gates plus `EPSILON` (Bresson and Laurent, "Residual Gated Graph ConvNets").
+``score[e] = left[j] + right[i] + edge[e]`` for every edge e = (j, i); ``out[i] = sum of
+sigmoid(score[e]) * values[j]`` over the edges that enter i, divided by the sum of the gates plus
+`EPSILON` (Bresson and Laurent, "Residual Gated Graph ConvNets").
 """
 from __future__ import annotations
 
@@ -17,19 +19,22 @@ from gnnaccel.dispatch.ops.graph import OpGraph
 OPERANDS = ("left", "right", "edge", "values")
 EPSILON = 1e-6
 FORMULAS = {"gated": "score[e] = left[j] + right[i] + edge[e]; "
-                     "out[i] = (sum of sigmoid(score[e]) * values[j]) / (sum of sigmoid(score[e]) + epsilon)"}
+                     "out[i] = (sum of sigmoid(score[e]) * values[j]) / (sum of "
+            "sigmoid(score[e]) + epsilon)"}
 
 
 def by_operations(graph: OpGraph, reduce: str, left: Tensor, right: Tensor, edge: Tensor,
                   values: Tensor) -> tuple[Tensor, Tensor]:
-    """(score [E, F], out [num_dst, F]), on torch operations, differentiable any number of times. All operands [rows, F]."""
+    """(score [E, F], out [num_dst, F]), on torch operations, differentiable any number of times.
+    All operands [rows, F]."""
     score = torch_ops.take(graph, left, "u") + torch_ops.take(graph, right, "v") + edge
     gate, index = score.sigmoid(), graph.index("v")
     sums = torch_ops.added(gate * torch_ops.take(graph, values, "u"), index, graph.num_dst)
     return score, sums / (torch_ops.added(gate, index, graph.num_dst) + EPSILON)
 
 
-def by_kernels(graph: OpGraph, reduce: str, left: Tensor, right: Tensor, edge: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+def by_kernels(graph: OpGraph, reduce: str, left: Tensor, right: Tensor, edge: Tensor,
+               values: Tensor) -> tuple[Tensor, Tensor]:
     """The same by the CUDA kernels."""
     return _Gated(graph).apply(left, right, edge, values)
 

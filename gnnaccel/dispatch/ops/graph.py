@@ -12,16 +12,18 @@ from gnnaccel.dispatch.joined import JoinedView
 
 
 class OpGraph:
-    """Edges ``edge_index`` [2, E], int32 or int64, from ``num_src`` to ``num_dst`` nodes. Features of edges are in that order.
-    ``flipped``: its second row holds the sources.
+    """Edges ``edge_index`` [2, E], int32 or int64, from ``num_src`` to ``num_dst`` nodes. Features
+    of edges are in that order. ``flipped``: its second row holds the sources.
 
     It holds ``edge_index``, so that what is made of it can be made in backward too.
     """
 
     __slots__ = ("edge_index", "num_src", "num_dst", "flipped", "cached", "_ends", "_view")
 
-    def __init__(self, edge_index: Tensor, num_src: int, num_dst: int, flipped: bool = False, view: GraphView | None = None):
-        self.edge_index, self.num_src, self.num_dst, self.flipped = edge_index, num_src, num_dst, flipped
+    def __init__(self, edge_index: Tensor, num_src: int, num_dst: int, flipped: bool = False,
+                 view: GraphView | None = None):
+        self.edge_index, self.num_src, self.num_dst, self.flipped = (edge_index, num_src, num_dst,
+                                                                     flipped)
         self.cached = "none"  # what the structure cache said, for records
         self._ends: tuple[Tensor, Tensor] | None = None
         self._view = view
@@ -46,20 +48,25 @@ class OpGraph:
         if self._view is None:
             found = looped.of(self.edge_index)
             if found is not None:
-                self._view, self.cached = cache.lookup_many((found.edge_index,), (*self._sizes(), "looped", found.loops),
-                                                            lambda own: self._with_loops(found, own))
+                self._view, self.cached = cache.lookup_many((found.edge_index,),
+                                                            (*self._sizes(), "looped", found.loops),
+                                                            lambda own: self._with_loops(found,
+                                                                                         own))
             elif self.flipped:
-                self._view, self.cached = cache.lookup_many((self.edge_index,), self._sizes(), self._turned)
+                self._view, self.cached = cache.lookup_many((self.edge_index,), self._sizes(),
+                                                            self._turned)
             else:
                 self._view, self.cached = cache.lookup(self.edge_index, self.num_src, self.num_dst)
         return self._view
 
     def known(self) -> bool:
         """Whether `view` is there already."""
-        return self._view is not None or looped.of(self.edge_index) is not None or cache.peek_many((self.edge_index,), self._sizes())
+        return (self._view is not None or looped.of(self.edge_index) is not None
+                or cache.peek_many((self.edge_index,), self._sizes()))
 
     def _sizes(self) -> tuple:
-        return ("flipped", self.num_src, self.num_dst) if self.flipped else (self.num_src, self.num_dst, 0)
+        return (("flipped", self.num_src, self.num_dst)
+                if self.flipped else (self.num_src, self.num_dst, 0))
 
     def _turned(self, own: bool) -> GraphView:
         return JoinedView((self.edge_index,), self.num_src, self.num_dst, _reversed_ends, own)
@@ -74,12 +81,13 @@ class OpGraph:
 
 
 class JoinedGraph(OpGraph):
-    """An `OpGraph` of the edges ``join(*structure)``: arguments as of `JoinedView`, with which it shares its structure."""
+    """An `OpGraph` of the edges ``join(*structure)``: arguments as of `JoinedView`, with which it
+    shares its structure."""
 
     __slots__ = ("_structure", "_join")
 
-    def __init__(self, structure: tuple[Tensor, ...], num_src: int, num_dst: int, join: Callable[..., tuple],
-                 view: GraphView | None = None):
+    def __init__(self, structure: tuple[Tensor, ...], num_src: int, num_dst: int,
+                 join: Callable[..., tuple], view: GraphView | None = None):
         super().__init__(structure[0], num_src, num_dst, view=view)
         self._structure, self._join = structure, join
 
@@ -94,7 +102,8 @@ class JoinedGraph(OpGraph):
 
     def view(self) -> GraphView:
         if self._view is None:
-            self._view, self.cached = cache.lookup_many(self._structure, self._sizes(), self._joined)
+            self._view, self.cached = cache.lookup_many(self._structure, self._sizes(),
+                                                        self._joined)
         return self._view
 
     def known(self) -> bool:

@@ -1,4 +1,5 @@
-"""Messages that are more than a neighbour's row, weighted or not: what else goes into them, and how they are made edge by edge.
+"""Messages that are more than a neighbour's row, weighted or not: what else goes into them, and how
+they are made edge by edge.
 
 For an edge e from j to i, with x_j the row of the aggregation's own ``x``:
 
@@ -49,8 +50,8 @@ class Rectified(NamedTuple):
 
 
 class Gated(NamedTuple):
-    """``left`` [num_src, *features]; ``right`` [num_dst, *features]; ``edge`` [E, *features] by edge id, or None; ``beside``:
-    likewise, and only next to ``edge``."""
+    """``left`` [num_src, *features]; ``right`` [num_dst, *features]; ``edge`` [E, *features] by
+    edge id, or None; ``beside``: likewise, and only next to ``edge``."""
 
     left: Tensor
     right: Tensor
@@ -59,7 +60,8 @@ class Gated(NamedTuple):
 
     @property
     def tensors(self) -> dict[str, tuple[Tensor, str]]:
-        at_edges = {name: (t, "e") for name, t in (("edge", self.edge), ("beside", self.beside)) if t is not None}
+        at_edges = {name: (t, "e") for name, t in (("edge", self.edge), ("beside", self.beside))
+                    if t is not None}
         return dict(left=(self.left, "u"), right=(self.right, "v"), **at_edges)
 
     def __str__(self) -> str:
@@ -76,16 +78,21 @@ def unfit(graph: OpGraph, x: Tensor, weight: Tensor | None, more: Any) -> Reason
         return reason("GA208", "weights next to other features of edges")
     for name, (t, target) in more.tensors.items():
         wanted = (graph.rows(target), *x.shape[1:])
-        if not isinstance(t, Tensor) or t.layout != torch.strided or t.shape != wanted or t.device != x.device:
+        if (not isinstance(t, Tensor) or t.layout != torch.strided or t.shape != wanted
+            or t.device != x.device):
             seen = f"{list(t.shape)}, on {t.device}" if isinstance(t, Tensor) else type(t).__name__
-            return reason("GA206", f"{name} of messages is {seen}; the neighbours' rows want {list(wanted)}")
+            return reason("GA206",
+                          f"{name} of messages is {seen}; the neighbours' rows want {list(wanted)}")
         if t.dtype != x.dtype:
-            return reason("GA203", f"{name} of messages is {t.dtype}, the neighbours' rows are {x.dtype}")
+            return reason("GA203",
+                          f"{name} of messages is {t.dtype}, the neighbours' rows are {x.dtype}")
     return None
 
 
-def made(graph: OpGraph, x: Tensor, weight: Tensor | None, more: More | None, take: Callable = torch_ops.take) -> Tensor:
-    """[E, *features]: the messages, on torch operations. ``take``: how the rows of nodes are read at the edges."""
+def made(graph: OpGraph, x: Tensor, weight: Tensor | None, more: More | None,
+         take: Callable = torch_ops.take) -> Tensor:
+    """[E, *features]: the messages, on torch operations. ``take``: how the rows of nodes are read
+    at the edges."""
     message = take(graph, x, "u")
     if type(more) is Gated:
         score = take(graph, more.left, "u") + take(graph, more.right, "v")
@@ -100,9 +107,11 @@ def made(graph: OpGraph, x: Tensor, weight: Tensor | None, more: More | None, ta
 
 
 def split(run: Callable[[OpGraph, Any], Tensor], graph: OpGraph, given: Any) -> Tensor:
-    """A sum or mean of `Shifted` messages, by ``run`` of aggregations without: ``sum of w x_j + sign * rows_i * (sum of w)``."""
+    """A sum or mean of `Shifted` messages, by ``run`` of aggregations without: ``sum of w x_j +
+    sign * rows_i * (sum of w)``."""
     out = run(graph, given._replace(more=None))
-    return torch.addcmul(out, given.more.rows, run(graph, weights_alone(given)), value=given.more.sign)
+    return torch.addcmul(out, given.more.rows, run(graph, weights_alone(given)),
+                         value=given.more.sign)
 
 
 def weights_alone(given: Any) -> Any:

@@ -1,5 +1,5 @@
-"""Several reduces of the messages that enter each node, as one operation: by torch operations, and by kernels that read each
-row once and nothing of the size of the edges times the features.
+"""Several reduces of the messages that enter each node, as one operation: by torch operations, and
+by kernels that read each row once and nothing of the size of the edges times the features.
 """
 from __future__ import annotations
 
@@ -29,25 +29,29 @@ _HALF = (torch.float16, torch.bfloat16)
 
 def multi_reduce(graph: OpGraph, x: Tensor, reduces: tuple[str, ...], weight: Tensor | None = None,
                  zero_share: bool = True, of_edges: bool = False) -> OpCall:
-    """[num_dst, reduces, *features]: each of ``reduces`` (some of `REDUCES`) of ``x`` [num_src, *features] over the edges that
-    enter a node, times ``weight`` [E] or, with features [H, D], [E, H]. With ``of_edges`` x is [E, *features], by edge id.
+    """[num_dst, reduces, *features]: each of ``reduces`` (some of `REDUCES`) of ``x`` [num_src,
+    *features] over the edges that enter a node, times ``weight`` [E] or, with features [H, D], [E,
+    H]. With ``of_edges`` x is [E, *features], by edge id.
 
-    As PyG's aggregations: nodes that no edge enters get 0; equal messages share the gradient of "max" and "min" evenly, an
-    extremum of exactly 0 keeping a share for itself (not with ``zero_share`` False); "std" is 0 where the variance is at most
-    1e-5.
+    As PyG's aggregations: nodes that no edge enters get 0; equal messages share the gradient of
+    "max" and "min" evenly, an extremum of exactly 0 keeping a share for itself (not with
+    ``zero_share`` False); "std" is 0 where the variance is at most 1e-5.
     """
-    return OpCall(x.device, x.dtype, lambda: by_operations(graph, x, reduces, weight, zero_share, of_edges),
+    return OpCall(x.device, x.dtype,
+                  lambda: by_operations(graph, x, reduces, weight, zero_share, of_edges),
                   _kernel(graph, x, tuple(reduces), weight, zero_share, of_edges), graph)
 
 
-# --- by torch operations -----------------------------------------------------------------------------------------------
+# --- by torch operations --------------------------------------------------------------------------
 
-def by_operations(graph: OpGraph, x: Tensor, reduces: tuple[str, ...], weight: Tensor | None, zero_share: bool,
-                  of_edges: bool = False) -> Tensor:
-    """`multi_reduce`, on any device, differentiable any number of times. Messages have the size of the edges here."""
+def by_operations(graph: OpGraph, x: Tensor, reduces: tuple[str, ...], weight: Tensor | None,
+                  zero_share: bool, of_edges: bool = False) -> Tensor:
+    """`multi_reduce`, on any device, differentiable any number of times. Messages have the size of
+    the edges here."""
     message, index = torch_ops.take(graph, x, "e" if of_edges else "u"), graph.index("v").long()
     if weight is not None:
-        message = message * weight.to(x.dtype).view(*weight.shape, *(1,) * (message.dim() - weight.dim()))
+        message = message * weight.to(x.dtype).view(*weight.shape,
+                                                    *(1,) * (message.dim() - weight.dim()))
     wide = message.float() if x.dtype in _HALF else message
     count = torch.bincount(index, minlength=graph.num_dst).view(-1, *(1,) * (x.dim() - 1))
 
@@ -65,24 +69,28 @@ def by_operations(graph: OpGraph, x: Tensor, reduces: tuple[str, ...], weight: T
         worst = wide.new_full(shape, float("-inf" if name == "max" else "inf"))
         return worst.scatter_reduce(0, to, wide, "a" + name).masked_fill(count == 0, 0.0)
 
-    found = {"sum": lambda: torch_ops.added(wide, index, graph.num_dst), "mean": lambda: mean(wide), "var": variance,
-             "std": lambda: _root(variance()), "max": lambda: extremum("max"), "min": lambda: extremum("min")}
+    found = {"sum": lambda: torch_ops.added(wide, index, graph.num_dst), "mean": lambda: mean(wide),
+             "var": variance, "std": lambda: _root(variance()), "max": lambda: extremum("max"),
+             "min": lambda: extremum("min")}
     return torch.stack([found[name]() for name in reduces], 1).to(x.dtype)
 
 
 def _root(variance: Tensor) -> Tensor:
-    return variance.clamp(min=_SMALLEST_VARIANCE).sqrt().masked_fill(variance <= _SMALLEST_VARIANCE, 0.0)
+    return variance.clamp(min=_SMALLEST_VARIANCE).sqrt().masked_fill(variance <= _SMALLEST_VARIANCE,
+                                                                     0.0)
 
 
-# --- by kernels --------------------------------------------------------------------------------------------------------
+# --- by kernels -----------------------------------------------------------------------------------
 
-def _kernel(graph: OpGraph, x: Tensor, reduces: tuple[str, ...], weight: Tensor | None, zero_share: bool,
-            of_edges: bool) -> Kernel | Reason:
+def _kernel(graph: OpGraph, x: Tensor, reduces: tuple[str, ...], weight: Tensor | None,
+            zero_share: bool, of_edges: bool) -> Kernel | Reason:
     if not graph.num_edges or graph.num_edges >= 2**31:
         return reason("GA303", "there are no edges, or too many")
     features = math.prod(x.shape[1:])
     if x.dtype not in TYPES or not features:
-        return reason("GA203", f"features are {x.dtype} {list(x.shape[1:])}; the kernels take {', '.join(map(str, TYPES))}")
+        return reason("GA203",
+                      f"features are {x.dtype} {list(x.shape[1:])}; the kernels take "
+                      f"{', '.join(map(str, TYPES))}")
     if weight is not None and of_edges:
         return reason("GA206", "weights next to messages of edges", "multiply them beforehand")
     if weight is not None and weight.dim() == 2:
@@ -90,20 +98,22 @@ def _kernel(graph: OpGraph, x: Tensor, reduces: tuple[str, ...], weight: Tensor 
             return reason("GA206", f"weights {list(weight.shape)} for features {list(x.shape[1:])}")
     made = kernels.variant_of(x, reduces, weight)
     return Kernel(f"multi_reduce: {', '.join(reduces)}", ("multi_reduce", made), compiler(made),
-                  lambda: run(graph, x, reduces, weight, zero_share, of_edges).view(-1, len(reduces), *x.shape[1:]))
+                  lambda: run(graph, x, reduces, weight, zero_share,
+                              of_edges).view(-1, len(reduces), *x.shape[1:]))
 
 
-def run(graph: OpGraph, x: Tensor, reduces: tuple[str, ...], weight: Tensor | None = None, zero_share: bool = True,
-        of_edges: bool = False) -> Tensor:
-    """`multi_reduce` by the kernels, without a look whether there are some: [num_dst, reduces, *features], of a single reduce
-    [num_dst, *features]. Weights [E, H] are each for a part of the features, in whatever shape those are."""
+def run(graph: OpGraph, x: Tensor, reduces: tuple[str, ...], weight: Tensor | None = None,
+        zero_share: bool = True, of_edges: bool = False) -> Tensor:
+    """`multi_reduce` by the kernels, without a look whether there are some: [num_dst, reduces,
+    *features], of a single reduce [num_dst, *features]. Weights [E, H] are each for a part of the
+    features, in whatever shape those are."""
     if wants_grad(x, weight):
         return _MultiReduce(graph, reduces, zero_share, of_edges).apply(x, weight)
     return _forward(graph, reduces, x, weight, of_edges, False).out
 
 
-def _forward(graph: OpGraph, reduces: tuple[str, ...], x: Tensor, weight: Tensor | None, of_edges: bool,
-             train: bool) -> kernels.Reduced:
+def _forward(graph: OpGraph, reduces: tuple[str, ...], x: Tensor, weight: Tensor | None,
+             of_edges: bool, train: bool) -> kernels.Reduced:
     by_dst = graph.view().csc(places=of_edges or weight is not None)
     if of_edges:
         by_dst = replace(by_dst, other=by_dst.place, _launch=None, made={})
@@ -115,7 +125,8 @@ def compiler(variant: kernels.Variant) -> Callable[[], None]:
     def compile_() -> None:
         entries = [(variant.kernels, _FORWARD), (backward_kernels.kernels(variant), _BACKWARD)]
         for found, names in entries:
-            for name in names + (("edge_grad",) if names is _BACKWARD and variant.weight != "none" else ()):
+            for name in names + (("edge_grad",) if names is _BACKWARD
+                                 and variant.weight != "none" else ()):
                 found(name)
 
     return compile_
@@ -130,27 +141,33 @@ class _MultiReduce(Operation):
 
     def forward(self, needs, x, weight):
         found = _forward(self.graph, self.reduces, x, weight, self.of_edges, True)
-        # A variance may be changed in place, as the host's may; its maximum may not, and several reduces are joined anyway.
+        # A variance may be changed in place, as the host's may; its maximum may not, and several
+        # reduces are joined anyway.
         alone = self.reduces in (("var",), ("std",))
         return found.out.clone() if alone else found.out.detach(), (x, weight, *found)
 
     def backward(self, needs, saved, grad):
         (x, weight, *kept), graph, reduces = saved, self.graph, self.reduces
-        by_dst, weights, found = graph.view().csc(places=weight is not None), _fp32(weight), kernels.Reduced(*kept)
+        by_dst, weights, found = graph.view().csc(places=weight is not None), _fp32(
+            weight), kernels.Reduced(*kept)
         if not needs[1] and not self.of_edges:
             by_src = _by_source(graph, weight)
             return backward_kernels.gradient(by_dst, by_src, reduces, x, weights, found, grad,
                                              self.zero_share), None
         variant = kernels.variant_of(x, reduces, weight)
-        rows, found = _rows(variant, x), found._replace(out=found.out.view(-1, len(reduces), variant.heads, variant.width))
+        rows, found = _rows(variant,
+                            x), found._replace(out=found.out.view(-1, len(reduces), variant.heads,
+                                                                  variant.width))
         grad = dense(grad).view(found.out.shape)
         terms = backward_kernels.spread(variant, by_dst, found, grad, self.zero_share)
         d_x = d_weight = None
         if needs[0]:
             by_src = _by_edge(graph) if self.of_edges else _by_source(graph, weight)
-            d_x = backward_kernels.rows_grad(variant, by_src, rows, weights, found.out, terms).view(x.shape)
+            d_x = backward_kernels.rows_grad(variant, by_src, rows, weights, found.out,
+                                             terms).view(x.shape)
         if needs[1]:
-            d_weight = backward_kernels.weight_grad(variant, by_dst, rows, weights, found.out, terms).to(weight.dtype)
+            d_weight = backward_kernels.weight_grad(variant, by_dst, rows, weights, found.out,
+                                                    terms).to(weight.dtype)
         return d_x, d_weight
 
     def reference(self, x, weight):

@@ -1,7 +1,8 @@
-"""The one operation of plain layers: what a node's neighbours send it, summed or compared. It comes with what such layers do
-before and after it, so that kernels do that on the way.
+"""The one operation of plain layers: what a node's neighbours send it, summed or compared. It comes
+with what such layers do before and after it, so that kernels do that on the way.
 
-``out[i] = scale_dst[i] * sum over the edges e = (j, i) of weight[e] * scale_src[j] * x[j] + bias``, or the largest of x[j].
+``out[i] = scale_dst[i] * sum over the edges e = (j, i) of weight[e] * scale_src[j] * x[j] + bias``,
+or the largest of x[j].
 """
 from __future__ import annotations
 
@@ -17,17 +18,20 @@ from gnnaccel.dispatch.ops.graph import OpGraph
 
 #: names of the operands; all but the first may be missing, and "max" takes no other but the weight
 OPERANDS = ("x", "weight", "scale_src", "scale_dst", "bias")
-#: what is computed over the edges e = (j, i), for reading; what is in brackets where the layer has it
+#: what is computed over the edges e = (j, i), for reading; what is in brackets where the layer has
+#: it
 FORMULAS = {"sum": "out[i] = [scale_dst[i] *] sum of [weight[e] *] [scale_src[j] *] x[j] [+ bias]",
             "max": "out[i] = largest of [weight[e] *] x[j]"}
 
 
-def by_operations(graph: OpGraph, reduce: str, x: Tensor, weight: Tensor | None = None, scale_src: Tensor | None = None,
-                  scale_dst: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+def by_operations(graph: OpGraph, reduce: str, x: Tensor, weight: Tensor | None = None,
+                  scale_src: Tensor | None = None, scale_dst: Tensor | None = None,
+                  bias: Tensor | None = None) -> Tensor:
     """[num_dst, F] of x's dtype, on torch operations, differentiable any number of times.
 
-    x: [num_src, F]; weight: [E]; scale_src [num_src] and scale_dst [num_dst]: constants; bias: [F]. Of "max", a node without
-    edges and every infinity is 0, and the first among equals gets the gradient, as in DGL.
+    x: [num_src, F]; weight: [E]; scale_src [num_src] and scale_dst [num_dst]: constants; bias: [F].
+    Of "max", a node without edges and every infinity is 0, and the first among equals gets the
+    gradient, as in DGL.
     """
     rows = x if scale_src is None else x * scale_src.to(x.dtype).unsqueeze(1)
     message = torch_ops.take(graph, rows, "u")
@@ -40,12 +44,14 @@ def by_operations(graph: OpGraph, reduce: str, x: Tensor, weight: Tensor | None 
     return out if bias is None else out + bias
 
 
-def by_kernels(graph: OpGraph, reduce: str, x: Tensor, weight: Tensor | None = None, scale_src: Tensor | None = None,
-               scale_dst: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+def by_kernels(graph: OpGraph, reduce: str, x: Tensor, weight: Tensor | None = None,
+               scale_src: Tensor | None = None, scale_dst: Tensor | None = None,
+               bias: Tensor | None = None) -> Tensor:
     """The same by the CUDA kernels; scales and bias are fp32 there."""
     if reduce == "max":
         variant = form(reduce, x.shape[1], x.dtype, weight is not None)
-        out = cuda_functions.extremum(graph, _extremum(weight is not None), x.view(-1, variant.heads, variant.width), weight)
+        out = cuda_functions.extremum(graph, _extremum(weight is not None),
+                                      x.view(-1, variant.heads, variant.width), weight)
         out = out.view(-1, x.shape[1])
         return out.masked_fill(out.isinf(), 0.0)
     if wants_grad(x, weight, bias):
@@ -57,7 +63,8 @@ def _extremum(weighted: bool) -> cuda_functions.Extremum:
     return cuda_functions.Extremum("mul" if weighted else "copy", True, False)
 
 
-def form(reduce: str, width: int, dtype: torch.dtype, weighted: bool, at: str = "place") -> sums.Variant | Extremum:
+def form(reduce: str, width: int, dtype: torch.dtype, weighted: bool,
+         at: str = "place") -> sums.Variant | Extremum:
     """The kernels' variant for rows of ``width`` channels."""
     heads, channels = sums.factored(width)
     kind = "edge" if weighted else "none"
@@ -67,7 +74,8 @@ def form(reduce: str, width: int, dtype: torch.dtype, weighted: bool, at: str = 
 
 
 def prepare(reduce: str, width: int, dtype: torch.dtype, weighted: bool) -> None:
-    """Compile what `by_kernels` launches, so that a kernel that does not compile is known before anything runs."""
+    """Compile what `by_kernels` launches, so that a kernel that does not compile is known before
+    anything runs."""
     entries = ("forward", "merge", "pick", "add_parts") if reduce == "max" else ("forward", "merge")
     for entry in entries + (("edge_dot",) if weighted and reduce == "sum" else ()):
         form(reduce, width, dtype, weighted).kernels(entry)
@@ -114,8 +122,8 @@ class _Sum(Operation):
         return *found, None, None, grad.sum(0) if needs[4] else None
 
 
-def _sum(graph: OpGraph, x: Tensor, weight: Tensor | None, scale_src: Tensor | None, scale_dst: Tensor | None,
-         bias: Tensor | None) -> Tensor:
+def _sum(graph: OpGraph, x: Tensor, weight: Tensor | None, scale_src: Tensor | None,
+         scale_dst: Tensor | None, bias: Tensor | None) -> Tensor:
     rows, placed, at = graph.view().weighted(weight)
     return sums.total(rows, _scaled(x, scale_src), placed, at, scale=scale_dst,
                       bias=None if bias is None else bias.float().contiguous())

@@ -15,8 +15,9 @@ DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 class Operands(NamedTuple):
-    """``lhs`` and ``rhs`` [rows, *features], of equally many dimensions, None where the operation does not use it; ``op`` is one
-    of add, mul, dot, copy_lhs, copy_rhs. ``shape``: of the result's features; ``scalar``: it loses the last of them, a 1."""
+    """``lhs`` and ``rhs`` [rows, *features], of equally many dimensions, None where the operation
+    does not use it; ``op`` is one of add, mul, dot, copy_lhs, copy_rhs. ``shape``: of the result's
+    features; ``scalar``: it loses the last of them, a 1."""
 
     op: str
     lhs: Tensor | None
@@ -36,8 +37,9 @@ class Operands(NamedTuple):
 def prepare(op: str, lhs: Tensor | None, rhs: Tensor | None) -> Operands | Reason:
     """The operands of ``op``, or what does not fit.
 
-    Features broadcast as numpy's arrays do; tensors of one dimension have one feature. "dot" sums products over the last
-    dimension, of one size, and leaves 1. Subtracting is adding the negative, dividing multiplying with the reciprocal, as in DGL.
+    Features broadcast as numpy's arrays do; tensors of one dimension have one feature. "dot" sums
+    products over the last dimension, of one size, and leaves 1. Subtracting is adding the negative,
+    dividing multiplying with the reciprocal, as in DGL.
     """
     if op not in OPS:
         return reason("GA208", f"op={op!r} is none of {', '.join(OPS)}")
@@ -59,7 +61,9 @@ def size_reason(graph: OpGraph, given: Operands, targets: tuple[str, str]) -> Re
     """Why the operands do not belong to this graph: other numbers of rows."""
     for t, target in zip((given.lhs, given.rhs), targets):
         if t is not None and t.shape[0] != graph.rows(target):
-            return reason("GA206", f"features of {target} have {t.shape[0]} rows, the graph {graph.rows(target)}")
+            return reason("GA206",
+                          f"features of {target} have {t.shape[0]} rows, the graph "
+                          f"{graph.rows(target)}")
     return None
 
 
@@ -68,10 +72,13 @@ def _reason(used: list) -> Reason | None:
         if not isinstance(t, Tensor) or t.dim() == 0:
             return reason("GA206", "an operand is missing, or has no dimensions")
         if t.layout != torch.strided or t.dtype not in DTYPES:
-            return reason("GA203", f"features are {t.dtype}, {t.layout}; message passing takes floating numbers")
+            return reason("GA203",
+                          f"features are {t.dtype}, {t.layout}; message passing takes "
+                          "floating numbers")
     first, last = used[0], used[-1]
     if first.dtype != last.dtype:
-        return reason("GA203", f"the operands are {first.dtype} and {last.dtype}; convert them to one dtype")
+        return reason("GA203",
+                      f"the operands are {first.dtype} and {last.dtype}; convert them to one dtype")
     if first.device != last.device:
         return reason("GA206", f"the operands are on {first.device} and {last.device}")
     return None
@@ -86,9 +93,13 @@ def _shape(op: str, lhs: Tensor | None, rhs: Tensor | None) -> tuple[int, ...] |
     if lhs is None or rhs is None:
         return tuple((rhs if lhs is None else lhs).shape[1:])
     if op == "dot" and lhs.shape[-1] != rhs.shape[-1]:
-        return reason("GA206", f"dot needs one size of the last dimension, got {list(lhs.shape)} and {list(rhs.shape)}")
-    pairs = list(zip(lhs.shape[1:], rhs.shape[1:]))  # torch.broadcast_shapes takes longer than the whole decision
+        return reason("GA206",
+                      f"dot needs one size of the last dimension, got {list(lhs.shape)} "
+                      f"and {list(rhs.shape)}")
+    # torch.broadcast_shapes takes longer than the whole decision
+    pairs = list(zip(lhs.shape[1:], rhs.shape[1:]))
     if any(a != b and a != 1 and b != 1 for a, b in pairs):
-        return reason("GA206", f"features {list(lhs.shape[1:])} and {list(rhs.shape[1:])} do not broadcast")
+        return reason("GA206",
+                      f"features {list(lhs.shape[1:])} and {list(rhs.shape[1:])} do not broadcast")
     shape = tuple(b if a == 1 else a for a, b in pairs)
     return (*shape[:-1], 1) if op == "dot" else shape

@@ -1,4 +1,5 @@
-"""A plain layer's call as the router and the planner see it: one operation over one graph, of `OPERATIONS`."""
+"""A plain layer's call as the router and the planner see it: one operation over one graph, of
+`OPERATIONS`."""
 from __future__ import annotations
 
 import functools
@@ -42,8 +43,9 @@ class PlainRequest(NamedTuple):
 
 @dataclass(frozen=True)
 class PlainStated:
-    """A call that the adapter understood, without its tensors. ``native``: the host layer's class; ``reduce``: of `OPERATIONS`;
-    ``weighted``: by edge; ``width``: channels of the rows that travel; ``row``: their dtype."""
+    """A call that the adapter understood, without its tensors. ``native``: the host layer's class;
+    ``reduce``: of `OPERATIONS`; ``weighted``: by edge; ``width``: channels of the rows that travel;
+    ``row``: their dtype."""
 
     native: str
     reduce: str
@@ -58,8 +60,10 @@ class PlainStated:
     def __str__(self) -> str:
         formula = operation(self.reduce).FORMULAS[self.reduce.partition(":")[0]]
         weighted = ", weighted" if self.weighted else ""
-        return (f"{formula}, over the edges e = (j, i)\n{self.reduce}{weighted}: {self.width} channels of "
-                f"{str(self.row).removeprefix('torch.')}, {self.num_edges} edges from {self.num_src} to {self.num_dst} nodes")
+        return (f"{formula}, over the edges e = (j, i)\n{self.reduce}{weighted}: "
+                f"{self.width} channels of "
+                f"{str(self.row).removeprefix('torch.')}, {self.num_edges} edges "
+                f"from {self.num_src} to {self.num_dst} nodes")
 
     @property
     def out(self) -> torch.dtype:
@@ -67,12 +71,14 @@ class PlainStated:
 
     @property
     def around(self) -> bool:
-        """Whether its staying native is no fallback: on a CPU the host's own kernels are the ones to take."""
+        """Whether its staying native is no fallback: on a CPU the host's own kernels are the ones
+        to take."""
         return self.on_cpu and not driver.placed()
 
     def request(self, device: str, grad: bool, fresh: bool) -> PlainRequest:
-        return PlainRequest(self.native, self.reduce, self.weighted, self.width, self.row, device, self.num_src.bit_length(),
-                            self.num_dst.bit_length(), self.num_edges.bit_length(), grad, fresh)
+        return PlainRequest(self.native, self.reduce, self.weighted, self.width, self.row, device,
+                            self.num_src.bit_length(), self.num_dst.bit_length(),
+                            self.num_edges.bit_length(), grad, fresh)
 
     def peek(self, given: PlainGiven) -> bool:
         """Whether the structure of the call's graph is there."""
@@ -111,13 +117,14 @@ class PlainStated:
 
 @dataclass(frozen=True)
 class JoinedPlainStated(PlainStated):
-    """`PlainStated` over a graph that is put together from several of the caller's tensors; ``join``: as of a `JoinedView`. Its
-    tensors are a `RelationalGiven`."""
+    """`PlainStated` over a graph that is put together from several of the caller's tensors;
+    ``join``: as of a `JoinedView`. Its tensors are a `RelationalGiven`."""
 
     join: Any = None
 
     def request(self, device: str, grad: bool, fresh: bool) -> PlainRequest:
-        return super().request(device, grad, fresh)._replace(part_bits=len(self.join.parts).bit_length())
+        return super().request(device, grad,
+                               fresh)._replace(part_bits=len(self.join.parts).bit_length())
 
     def peek(self, given: Any) -> bool:
         return JoinedGraph(given.structure, self.num_src, self.num_dst, self.join).known()
@@ -156,7 +163,8 @@ def operation(name: str) -> Any:
 
 
 def in_degrees(graph: OpGraph, kernels: bool) -> Tensor:
-    """[num_dst]: how many edges enter each node; ``kernels``: the structure that kernels read is there."""
+    """[num_dst]: how many edges enter each node; ``kernels``: the structure that kernels read is
+    there."""
     if kernels:
         return graph.view().csc(places=False).indptr.diff()
     return torch.bincount(graph.index("v"), minlength=graph.num_dst)
@@ -164,4 +172,5 @@ def in_degrees(graph: OpGraph, kernels: bool) -> Tensor:
 
 def _run(way: str, call: PlainCall, tensors: dict[str, Tensor | None]) -> Any:
     found = operation(call.reduce)
-    return getattr(found, way)(call.graph, call.reduce, *(tensors.get(name) for name in found.OPERANDS))
+    return getattr(found, way)(call.graph, call.reduce,
+                               *(tensors.get(name) for name in found.OPERANDS))

@@ -1,4 +1,5 @@
-"""Products of rows with the matrix of their segment, or of the index that comes with them: segment_mm and gather_mm."""
+"""Products of rows with the matrix of their segment, or of the index that comes with them:
+segment_mm and gather_mm."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -14,37 +15,45 @@ from gnnaccel.dispatch.reasons import Reason, reason
 from gnnaccel.dispatch.relational import cuda_maps, torch_maps
 from gnnaccel.dispatch.relational.pairs import Pairs
 
-_SMALL = 64  # elements of a matrix below which a copy of it for every row is cheaper than sorting the rows
+# elements of a matrix below which a copy of it for every row is cheaper than sorting the rows
+_SMALL = 64
 
 
 def shape_reason(a: Any, b: Any) -> Reason | None:
     """Why these are no operands: rows [N, K] and matrices [R, K, M] of one floating dtype."""
-    if not isinstance(a, Tensor) or not isinstance(b, Tensor) or a.dim() != 2 or b.dim() != 3 or a.shape[1] != b.shape[1]:
+    if (not isinstance(a, Tensor) or not isinstance(b, Tensor) or a.dim() != 2 or b.dim() != 3
+        or a.shape[1] != b.shape[1]):
         shapes = [list(t.shape) if isinstance(t, Tensor) else type(t).__name__ for t in (a, b)]
-        return reason("GA206", f"the operands are {shapes[0]} and {shapes[1]}, not [N, K] and [R, K, M]")
+        return reason("GA206",
+                      f"the operands are {shapes[0]} and {shapes[1]}, not [N, K] and [R, K, M]")
     if a.dtype != b.dtype or not a.is_floating_point() or a.device != b.device:
-        return reason("GA203", f"the operands are {a.dtype} on {a.device} and {b.dtype} on {b.device}")
+        return reason("GA203",
+                      f"the operands are {a.dtype} on {a.device} and {b.dtype} on {b.device}")
     return None
 
 
 def segment_mm(a: Tensor, b: Tensor, lengths: Tensor, kernels: bool) -> Tensor:
-    """[N, M]: rows ``a`` [N, K], the first ``lengths[0]`` times ``b[0]``, those after them times ``b[1]``, and so on."""
+    """[N, M]: rows ``a`` [N, K], the first ``lengths[0]`` times ``b[0]``, those after them times
+    ``b[1]``, and so on."""
     ptr = torch.zeros(b.shape[0] + 1, dtype=torch.int32, device=lengths.device)
     torch.cumsum(lengths, 0, dtype=torch.int32, out=ptr[1:])
     return _by_segment(a, b, ptr, kernels)
 
 
-def gather_mm(a: Tensor, b: Tensor, index_a: Tensor | None, index_b: Tensor | None, kernels: bool) -> Tensor:
+def gather_mm(a: Tensor, b: Tensor, index_a: Tensor | None, index_b: Tensor | None,
+              kernels: bool) -> Tensor:
     """[n, M]: row i is ``a[index_a[i]] @ b[index_b[i]]``; an index of None is i."""
     if index_b is None or b.shape[1] * b.shape[2] <= _SMALL:
         rows = a if index_a is None else a.index_select(0, index_a)
         matrices = b if index_b is None else b.index_select(0, index_b)
         return torch.bmm(rows.unsqueeze(1), matrices).squeeze(1)
     segment, order = torch.sort(index_b, stable=True)
-    back = torch.empty_like(order).scatter_(0, order, torch.arange(order.shape[0], device=order.device))
+    back = torch.empty_like(order).scatter_(0, order,
+                                            torch.arange(order.shape[0], device=order.device))
     rows = a.index_select(0, order if index_a is None else index_a.index_select(0, order))
     bounds = torch.arange(b.shape[0] + 1, dtype=segment.dtype, device=segment.device)
-    return _by_segment(rows, b, torch.searchsorted(segment, bounds, out_int32=True), kernels).index_select(0, back)
+    return _by_segment(rows, b, torch.searchsorted(segment, bounds, out_int32=True),
+                       kernels).index_select(0, back)
 
 
 def _by_segment(a: Tensor, b: Tensor, ptr: Tensor, kernels: bool) -> Tensor:

@@ -1,7 +1,8 @@
-"""An operation's way: what speaks for and against kernels, torch operations and the host's own code; the run; the record.
+"""An operation's way: what speaks for and against kernels, torch operations and the host's own
+code; the run; the record.
 
-On a CPU the host's own kernels are good, so they run. Where the host has none, on a GPU with a wheel built without CUDA, torch
-operations are the last resort.
+On a CPU the host's own kernels are good, so they run. Where the host has none, on a GPU with a
+wheel built without CUDA, torch operations are the last resort.
 """
 from __future__ import annotations
 
@@ -31,18 +32,21 @@ class Choice(NamedTuple):
 
 
 def on_cpu_native(name: str, config: Config) -> bool:
-    """Whether a call with tensors on the CPU may go native without a further look; counts it then."""
+    """Whether a call with tensors on the CPU may go native without a further look; counts it
+    then."""
     if config.when != "profitable" or records.listening():
         return False
     counters.again(name, "GA401")
     return True
 
 
-def run(name: str, call: OpCall | Reason, native: Callable[[], Any] | None, config: Config | None) -> Any:
+def run(name: str, call: OpCall | Reason, native: Callable[[], Any] | None,
+        config: Config | None) -> Any:
     """Run a call of the operation ``name`` on the best route.
 
-    ``call``: a Reason where it was not understood; ``native``: the host's own code, None where that cannot run; then a Reason
-    must not come here. ``config`` None (disabled here): without a word, and not by kernels.
+    ``call``: a Reason where it was not understood; ``native``: the host's own code, None where that
+    cannot run; then a Reason must not come here. ``config`` None (disabled here): without a word,
+    and not by kernels.
     """
     if config is not None and records.listening():
         return watch.around(watch.Visit(name, None, native, (call,), {}, config), _told)
@@ -54,7 +58,8 @@ def _told(visit: watch.Visit) -> Any:
     return _run(visit.layer, visit.args[0], visit.native, visit.config, time.perf_counter_ns())
 
 
-def _run(name: str, call: OpCall | Reason, native: Callable[[], Any] | None, config: Config | None, start: int) -> Any:
+def _run(name: str, call: OpCall | Reason, native: Callable[[], Any] | None, config: Config | None,
+         start: int) -> Any:
     """``start``: when the call began, 0 when nobody listens."""
     choice = choose(call, native is not None, config)
     if config is not None:
@@ -80,13 +85,15 @@ def choose(call: OpCall | Reason, native: bool, config: Config | None) -> Choice
         return Choice("native", ((_KERNELS, call),))
     why = reason("GA104") if config is None else kernel_reason(call, config)
     if why is None and native and _host_is_as_good(call, config):
-        why = reason("GA401", "the tensors are on the CPU, where the host's own kernels are as good")
+        why = reason("GA401",
+                     "the tensors are on the CPU, where the host's own kernels are as good")
     if why is None:
         return Choice("cuda", ())
     if not native:
         return Choice("torch", ((_KERNELS, why),))
     against = torch_reason(call, config)
-    return Choice("torch", ((_KERNELS, why),)) if against is None else Choice("native", ((_KERNELS, why), (_TORCH, against)))
+    return (Choice("torch", ((_KERNELS, why),))
+            if against is None else Choice("native", ((_KERNELS, why), (_TORCH, against))))
 
 
 def kernel_reason(call: OpCall, config: Config) -> Reason | None:
@@ -104,7 +111,8 @@ def device_reason(device: torch.device, config: Config) -> Reason | None:
     if driver.placed():
         return None
     if not kernels_run_on(device):
-        return reason("GA401", f"the tensors are on the {device.type}, the kernels need a CUDA device")
+        return reason("GA401",
+                      f"the tensors are on the {device.type}, the kernels need a CUDA device")
     ready, text = driver.available()
     return None if ready else reason("GA402", f"the CUDA kernels cannot run: {text}")
 
@@ -119,7 +127,8 @@ def torch_reason(call: OpCall, config: Config) -> Reason | None:
 
 
 def _by_design(call: OpCall | Reason) -> bool:
-    """Whether going native is no fallback: the host's kernels are the ones for a CPU, or for such a call."""
+    """Whether going native is no fallback: the host's kernels are the ones for a CPU, or for such a
+    call."""
     return call.code == "GA301" if type(call) is Reason else call.device.type == "cpu"
 
 
@@ -129,7 +138,8 @@ def _host_is_as_good(call: OpCall, config: Config) -> bool:
 
 def _without_autocast(device: torch.device) -> Any:
     """Operands have been cast already, where the host casts them."""
-    return torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else _NOTHING
+    return (torch.autocast(device.type, enabled=False)
+            if torch.is_autocast_enabled(device.type) else _NOTHING)
 
 
 class _Nothing:
@@ -141,23 +151,28 @@ class _Nothing:
 _NOTHING = _Nothing()
 
 
-# --- records -----------------------------------------------------------------------------------------------------------
+# --- records --------------------------------------------------------------------------------------
 
 def _fields(name: str, call: OpCall | Reason, choice: Choice) -> dict[str, Any]:
     understood = type(call) is OpCall
-    kernel = None if choice.route == "native" else call.kernel.name if choice.route == "cuda" else _TORCH
+    kernel = (None if choice.route == "native" else call.kernel.name
+              if choice.route == "cuda" else _TORCH)
     dtype = str(call.dtype).removeprefix("torch.") if understood else None
     device = call.device.type if understood else "cpu"
-    return dict(host=name.partition(".")[0], layer=name, route=choice.route, kernel=kernel, dtype=dtype, out_dtype=dtype,
+    return dict(host=name.partition(".")[0], layer=name, route=choice.route, kernel=kernel,
+                dtype=dtype, out_dtype=dtype,
                 deterministic=torch.are_deterministic_algorithms_enabled(),
                 capturing=device == "cuda" and torch.cuda.is_current_stream_capturing())
 
 
 def _record(name: str, call: OpCall | Reason, choice: Choice, spent: float) -> int:
     graph = call.graph if type(call) is OpCall else None
-    rejected = [dict(candidate=candidate, code=r.code, text=r.text, hint=r.hint) for candidate, r in choice.rejected]
-    record = records.new(graph=None if graph is None else graph.facts(), rejected=rejected, grad=torch.is_grad_enabled(),
-                         cache="none" if graph is None else graph.cached, overhead_us=spent, **_fields(name, call, choice))
+    rejected = [dict(candidate=candidate, code=r.code, text=r.text, hint=r.hint)
+                for candidate, r in choice.rejected]
+    record = records.new(graph=None if graph is None else graph.facts(), rejected=rejected,
+                         grad=torch.is_grad_enabled(),
+                         cache="none" if graph is None else graph.cached, overhead_us=spent,
+                         **_fields(name, call, choice))
     records.emit(record)
     return record["call"]
 
@@ -172,4 +187,5 @@ def _watch(name: str, call: OpCall, choice: Choice, out: Any, number: int) -> No
 
 def _record_backward(name: str, call: OpCall, choice: Choice, forward: int) -> None:
     if records.listening():
-        records.emit(records.new(direction="backward", forward_call=forward, grad=True, **_fields(name, call, choice)))
+        records.emit(records.new(direction="backward", forward_call=forward, grad=True,
+                                 **_fields(name, call, choice)))

@@ -1,4 +1,5 @@
-"""Several reduces of neighbours' rows as the operation of a plain layer: `multi_reduce` without weights.
+"""Several reduces of neighbours' rows as the operation of a plain layer: `multi_reduce` without
+weights.
 
 ``reduce`` is "several:" and the reduces, with commas.
 """
@@ -26,7 +27,8 @@ def _reduces(reduce: str) -> tuple[str, ...]:
 
 
 def by_operations(graph: OpGraph, reduce: str, x: Tensor) -> Tensor:
-    """[num_dst, reduces, *features] of x [num_src, *features], by torch operations. Equal messages share a gradient evenly."""
+    """[num_dst, reduces, *features] of x [num_src, *features], by torch operations. Equal messages
+    share a gradient evenly."""
     return multi_reduce.by_operations(graph, x, _reduces(reduce), None, False)
 
 

@@ -15,7 +15,8 @@ _INFINITY = float("inf")
 
 
 def gsddmm(graph: OpGraph, given: Operands, lhs_target: str, rhs_target: str) -> Tensor:
-    """[E, *shape]: op of what the two operands have at each edge: at its source ("u"), its destination ("v") or itself ("e")."""
+    """[E, *shape]: op of what the two operands have at each edge: at its source ("u"), its
+    destination ("v") or itself ("e")."""
     lhs = None if given.lhs is None else take(graph, given.lhs, lhs_target)
     rhs = None if given.rhs is None else take(graph, given.rhs, rhs_target)
     if lhs is None or rhs is None:
@@ -26,24 +27,26 @@ def gsddmm(graph: OpGraph, given: Operands, lhs_target: str, rhs_target: str) ->
 
 
 def gspmm(graph: OpGraph, given: Operands, reduce: str) -> Tensor:
-    """[num_dst, *shape]: over the edges that enter a node, the ``reduce`` ("sum", "max", "min") of op of what the first operand
-    has at the source and the second at the edge.
+    """[num_dst, *shape]: over the edges that enter a node, the ``reduce`` ("sum", "max", "min") of
+    op of what the first operand has at the source and the second at the edge.
 
-    Nodes without edges get 0 of a sum and -inf of "max" (inf of "min"), but 0 where the whole graph has no edges.
+    Nodes without edges get 0 of a sum and -inf of "max" (inf of "min"), but 0 where the whole graph
+    has no edges.
     """
     message = apart(given.rhs) if given.lhs is None else gsddmm(graph, given, "u", "e")
     return reduced(message, graph.index("v"), graph.num_dst, reduce)
 
 
 def apart(x: Tensor) -> Tensor:
-    """``x``, of its own memory if it is differentiated: torch keeps what it adds up or picks from, and would then refuse to
-    go back once the caller has changed it in place, which the host allows."""
+    """``x``, of its own memory if it is differentiated: torch keeps what it adds up or picks from,
+    and would then refuse to go back once the caller has changed it in place, which the host
+    allows."""
     return x.clone() if x.requires_grad and torch.is_grad_enabled() else x
 
 
 def take(graph: OpGraph, x: Tensor, target: str) -> Tensor:
-    """[E, *features]: the rows of ``x`` as the edges see them. Gradients of a row are added up in fp32, as `added` adds messages:
-    on a CPU torch does so only for indices in int64."""
+    """[E, *features]: the rows of ``x`` as the edges see them. Gradients of a row are added up in
+    fp32, as `added` adds messages: on a CPU torch does so only for indices in int64."""
     if target == "e":
         return x
     wide = x.float() if x.dtype in _HALF and x.requires_grad and torch.is_grad_enabled() else x
@@ -51,7 +54,8 @@ def take(graph: OpGraph, x: Tensor, target: str) -> Tensor:
 
 
 def reduced(message: Tensor, index: Tensor, rows: int, reduce: str) -> Tensor:
-    """[rows, *features]: the ``reduce`` of the messages [E, *features] that ``index`` [E] sends to each row."""
+    """[rows, *features]: the ``reduce`` of the messages [E, *features] that ``index`` [E] sends to
+    each row."""
     if reduce == "sum" or not message.shape[0]:
         return added(message, index, rows)
     return extremum(message, index, rows, reduce == "max")
@@ -64,13 +68,15 @@ def added(message: Tensor, index: Tensor, rows: int) -> Tensor:
 
 
 def extremum(message: Tensor, index: Tensor, rows: int, largest: bool) -> Tensor:
-    """[rows, *features]: the largest (or smallest) message of each row, of which the first among equals gets the gradient.
+    """[rows, *features]: the largest (or smallest) message of each row, of which the first among
+    equals gets the gradient.
 
     NaN loses against everything. Rows without messages are -inf (or inf).
     """
     worst = -_INFINITY if largest else _INFINITY
     if not message.shape[0]:
-        return added(message, index, rows) + worst  # a result that is differentiated, like any other
+        # a result that is differentiated, like any other
+        return added(message, index, rows) + worst
     first = first_extremum(message.detach(), index, rows, largest)
     some = first < message.shape[0]
     return message.gather(0, first.clamp(max=message.shape[0] - 1)).masked_fill(~some, worst)
@@ -83,14 +89,16 @@ def first_extremum(message: Tensor, index: Tensor, rows: int, largest: bool) -> 
     worst = -_INFINITY if largest else _INFINITY
     value = message.masked_fill(~number, worst)
     to = index.long().view(-1, *(1,) * len(tail)).expand_as(value)
-    best = value.new_full((rows, *tail), worst).scatter_reduce(0, to, value, "amax" if largest else "amin")
+    best = value.new_full((rows, *tail),
+                          worst).scatter_reduce(0, to, value, "amax" if largest else "amin")
     position = torch.arange(edges, device=index.device).view(-1, *(1,) * len(tail))
     position = torch.where(number & (value == best.index_select(0, index)), position, edges)
     return position.new_full((rows, *tail), edges).scatter_reduce(0, to, position, "amin")
 
 
 def edge_softmax(graph: OpGraph, logits: Tensor, by: str = "v") -> Tensor:
-    """[E, *features]: the softmax of ``logits`` over the edges that share their destination ("v") or source ("u")."""
+    """[E, *features]: the softmax of ``logits`` over the edges that share their destination ("v")
+    or source ("u")."""
     index, rows = graph.index(by), graph.rows(by)
     if not logits.shape[0]:
         return logits * 1.0
@@ -103,16 +111,18 @@ def edge_softmax(graph: OpGraph, logits: Tensor, by: str = "v") -> Tensor:
     return (part / total.index_select(0, index)).to(logits.dtype)
 
 
-# --- by segment --------------------------------------------------------------------------------------------------------
+# --- by segment -----------------------------------------------------------------------------------
 
 def segment_index(offsets: Tensor, rows: int) -> Tensor:
-    """[rows] int64: the segment of each row, of segments that begin at ``offsets`` [n + 1]; n of rows behind the last one."""
+    """[rows] int64: the segment of each row, of segments that begin at ``offsets`` [n + 1]; n of
+    rows behind the last one."""
     row = torch.arange(rows, device=offsets.device, dtype=offsets.dtype)
     return torch.searchsorted(offsets.contiguous(), row, right=True) - 1
 
 
 def segment_reduce(x: Tensor, offsets: Tensor, reduce: str) -> Tensor:
-    """[n, *features]: the ``reduce`` of the rows of each segment; rows behind the last segment count nowhere.
+    """[n, *features]: the ``reduce`` of the rows of each segment; rows behind the last segment
+    count nowhere.
 
     Empty segments: 0 of a sum, -inf of "max", inf of "min".
     """

@@ -1,12 +1,15 @@
-"""Sums over neighbours whose rows are stored in fewer bytes, with a backward that gathers stored gradients.
+"""Sums over neighbours whose rows are stored in fewer bytes, with a backward that gathers stored
+gradients.
 
     forward    out_i = sum_e w_e x'_j,           x' = read(store(x)), to nearest
     backward   dx_j  = sum_e w_e g'_i,           g' = read(store(g)), stochastically
-               dw_e  = <g'_i, x'_j>              the rows of both sums once more; <g_i, x'_j> unless both are int8
+               dw_e  = <g'_i, x'_j>              the rows of both sums once more; <g_i, x'_j> unless
+               both are int8
 
-for an edge e from j to i: the gradient of a sum of x', passed straight through the rounding of x. Every gradient is linear in g',
-so rounding without bias leaves it without bias. Means divide after the sum, and g before or, by its scales, after the
-rounding. By kernels or by torch operations, which compute the same. A backward that is itself recorded takes g as it is.
+for an edge e from j to i: the gradient of a sum of x', passed straight through the rounding of x.
+Every gradient is linear in g', so rounding without bias leaves it without bias. Means divide after
+the sum, and g before or, by its scales, after the rounding. By kernels or by torch operations,
+which compute the same. A backward that is itself recorded takes g as it is.
 """
 from __future__ import annotations
 
@@ -41,24 +44,29 @@ from gnnaccel.dispatch.reasons import Reason, reason
 
 def narrowed(layer: Any, graph: OpGraph, given: Aggregation, config: Config, decision: Decision,
              several: bool = False) -> Decision:
-    """``decision`` of one call of ``layer`` with rows in the format that it is asked to have; as it is where nothing asks.
-    ``several``: it is about several reductions of the same messages."""
+    """``decision`` of one call of ``layer`` with rows in the format that it is asked to have; as it
+    is where nothing asks. ``several``: it is about several reductions of the same messages."""
     entry = settings.asked(layer, config)
     if entry is None:
         return decision
     grad = torch.is_grad_enabled() and given.x.requires_grad
-    sizes = Sizes(graph.num_src, graph.num_dst, graph.num_edges, math.prod(given.shape), given.x.element_size(), grad)
+    sizes = Sizes(graph.num_src, graph.num_dst, graph.num_edges, math.prod(given.shape),
+                  given.x.element_size(), grad)
     why = decision.rejected[0][1] if decision.run is None and decision.rejected else None
-    against = reason("GA603", "several reductions of the same messages") if several else unfit(graph, given)
+    against = (reason("GA603", "several reductions of the same messages")
+               if several else unfit(graph, given))
     if decision.run is aggregation_once.run:
-        against = against or reason("GA604", "the graph may not come again, so it has no structure yet")
-    use = decide(layer, entry, config, decision.route, why, given.x.dtype, sizes, against, checkpointed())
+        against = (against
+                   or reason("GA604", "the graph may not come again, so it has no structure yet"))
+    use = decide(layer, entry, config, decision.route, why, given.x.dtype, sizes, against,
+                 checkpointed())
     if type(use) is Use and use.kernels:
         use = compile_reason(_kernel(given, use)) or use
     if type(use) is Reason:
         return _in_fp32(decision, entry, use)
     entry.storage, entry.gain = use.storage, cost.gain(sizes, use.storage) if use.kernels else None
-    return decision._replace(kernel=f"{decision.kernel}, {use.text} rows", run=_Run(use, decision.run), storage=use.text)
+    return decision._replace(kernel=f"{decision.kernel}, {use.text} rows",
+                             run=_Run(use, decision.run), storage=use.text)
 
 
 def unfit(graph: OpGraph, given: Aggregation) -> Reason | None:
@@ -66,17 +74,22 @@ def unfit(graph: OpGraph, given: Aggregation) -> Reason | None:
     if given.more is not None:
         return reason("GA603", "messages are more than the neighbours' rows")
     if given.reduce not in ("sum", "mean"):
-        return reason("GA603", f"the reduction is a {aggregation.named(given.reduce)}, not a sum or a mean")
+        return reason("GA603",
+                      f"the reduction is a {aggregation.named(given.reduce)}, not a sum or a mean")
     if given.kind == "channel" or (given.kind == "head" and given.shape[-1] > MAX_WIDTH):
-        return reason("GA603", f"weights of shape {list(given.weight.shape)}: one for each channel, or heads above {MAX_WIDTH}")
+        return reason("GA603",
+                      f"weights of shape {list(given.weight.shape)}: one for each "
+                      f"channel, or heads above {MAX_WIDTH}")
     return None if graph.num_edges and all(given.shape) else reason("GA303")
 
 
 def _in_fp32(decision: Decision, entry: Entry, why: Reason) -> Decision:
-    """``decision``, whose calls are counted. Nothing is remembered while the order of layers is being learnt."""
+    """``decision``, whose calls are counted. Nothing is remembered while the order of layers is
+    being learnt."""
     if decision.run is None:
         entry.fell_back(why)
-        return decision._replace(again=settings.learning(why), fell_back=partial(entry.fell_back, why))
+        return decision._replace(again=settings.learning(why),
+                                 fell_back=partial(entry.fell_back, why))
     return decision._replace(run=_Counted(entry, why, decision.run), again=settings.learning(why),
                              rejected=(*decision.rejected, ("rows in fewer bytes", why)))
 
@@ -100,7 +113,8 @@ class _Run:
     __slots__ = ("use", "plain", "stopwatch")
 
     def __init__(self, use: Use, plain: Run):
-        self.use, self.plain, self.stopwatch = use, plain, Stopwatch(use.entry) if use.kernels else None
+        self.use, self.plain, self.stopwatch = (use, plain,
+                                                Stopwatch(use.entry) if use.kernels else None)
 
     def __call__(self, graph: OpGraph, given: Aggregation) -> Tensor:
         entry, device = self.use.entry, given.x.device
@@ -114,7 +128,8 @@ class _Run:
         if due:
             entry.watch.check(lambda count, turn: _sampled(self.use, graph, given, count, turn))
         if self.stopwatch is not None and not still:
-            self.stopwatch.compare(lambda: run(self.use, graph, given), lambda: self.plain(graph, given))
+            self.stopwatch.compare(lambda: run(self.use, graph, given),
+                                   lambda: self.plain(graph, given))
         return out
 
 
@@ -126,11 +141,11 @@ def _sampled(use: Use, graph: OpGraph, given: Aggregation, count: int, turn: int
     def weights(src: Tensor, dst: Tensor, edge: Tensor, real: Tensor) -> Tensor:
         return given.weight.detach()[edge]
 
-    return sample.measure(graph.view(), given.weight is not None, x, stored, None if given.weight is None else weights, count,
-                          turn)
+    return sample.measure(graph.view(), given.weight is not None, x, stored,
+                          None if given.weight is None else weights, count, turn)
 
 
-# --- the run -----------------------------------------------------------------------------------------------------------
+# --- the run --------------------------------------------------------------------------------------
 
 def run(use: Use, graph: OpGraph, given: Aggregation) -> Tensor:
     """`aggregation.plain` of what is not `unfit`, with rows in ``use.storage``."""
@@ -138,8 +153,10 @@ def run(use: Use, graph: OpGraph, given: Aggregation) -> Tensor:
     weight = given.weight
     if weight is not None:
         weight = weight.reshape(-1) if given.kind == "edge" else weight.reshape(-1, heads)
-    source = weakref.ref(given.x) if use.entry.maps and use.storage.format == "int8" and given.x.dim() == 2 else None
-    call = _Call(use, graph, given.reduce == "mean", heads, width, given.x.dtype, use.entry.watch.flags(given.x.device), source)
+    source = (weakref.ref(given.x) if use.entry.maps and use.storage.format == "int8"
+              and given.x.dim() == 2 else None)
+    call = _Call(use, graph, given.reduce == "mean", heads, width, given.x.dtype,
+                 use.entry.watch.flags(given.x.device), source)
     return _Aggregate(call).apply(given.x.reshape(-1, heads, width), weight).view(-1, *given.shape)
 
 
@@ -156,22 +173,25 @@ def _kernel(given: Aggregation, use: Use) -> Kernel:
     def compile_() -> None:
         rows.prepare(storage, heads * width, dtype, dtype)
         forward = _variant(heads, width, storage.row, dtype, kind, mean).kernels
-        backward = _variant(heads, width, dtype if storage.backward == "fp32" else storage.grad, dtype, kind, False).kernels
+        backward = _variant(heads, width, dtype if storage.backward == "fp32" else storage.grad,
+                            dtype, kind, False).kernels
         for kernels in (forward, backward):
             kernels("forward")
             kernels("merge")
 
-    return Kernel("aggregate", ("quantized aggregation", heads, width, kind, storage, dtype, mean), compile_, lambda: None)
+    return Kernel("aggregate", ("quantized aggregation", heads, width, kind, storage, dtype, mean),
+                  compile_, lambda: None)
 
 
-def _variant(heads: int, width: int, row: torch.dtype, out: torch.dtype, kind: str, mean: bool) -> sums.Variant:
+def _variant(heads: int, width: int, row: torch.dtype, out: torch.dtype, kind: str,
+             mean: bool) -> sums.Variant:
     return sums.variant(heads, width, row, out, kind, "place", False, mean, False)
 
 
 @dataclass(frozen=True, eq=False)
 class _Call:
-    """One call; ``dtype``: of the features and the result; ``flags``: of the guard; ``source``: the features as the layer has
-    them, where a linear map of it may use the stored rows."""
+    """One call; ``dtype``: of the features and the result; ``flags``: of the guard; ``source``: the
+    features as the layer has them, where a linear map of it may use the stored rows."""
 
     use: Use
     graph: OpGraph
@@ -187,7 +207,8 @@ class _Call:
         return rows.store(x, form, draw, self.use.kernels, flag)
 
     def features(self, x: Tensor) -> Stored:
-        """``x`` stored: by the linear map that made it, or now, for a map that comes next as well."""
+        """``x`` stored: by the linear map that made it, or now, for a map that comes next as
+        well."""
         source = None if self.source is None else self.source()
         found = None if source is None else reuse.take(source)
         if type(found) is quantize.Int8Rows:
@@ -202,14 +223,18 @@ class _Call:
     def sum(self, stored: Stored, weight: Tensor | None) -> Tensor:
         """[num_dst, H, D] in ``dtype``."""
         if not self.use.kernels:
-            return self.by_torch(rows.read(stored, (-1, self.heads, self.width)), weight, self.mean).to(self.dtype)
-        variant = _variant(self.heads, self.width, self.use.storage.row, self.dtype, _kind(weight), self.mean)
-        return sums.forward(variant, self.graph.view().csc(places=weight is not None), stored, _fp32(weight))
+            return self.by_torch(rows.read(stored, (-1, self.heads, self.width)), weight,
+                                 self.mean).to(self.dtype)
+        variant = _variant(self.heads, self.width, self.use.storage.row, self.dtype, _kind(weight),
+                           self.mean)
+        return sums.forward(variant, self.graph.view().csc(places=weight is not None), stored,
+                            _fp32(weight))
 
     def by_torch(self, x: Tensor, weight: Tensor | None, mean: bool) -> Tensor:
         weight = None if weight is None else weight.to(x.dtype).view(weight.shape[0], -1, 1)
         given = Aggregation("mean" if mean else "sum", x, weight, tuple(x.shape[1:]))
-        way = aggregation_cpu.run if x.is_cpu and aggregation_cpu.unfit(self.graph, given) is None else aggregation.plain
+        way = (aggregation_cpu.run if x.is_cpu
+               and aggregation_cpu.unfit(self.graph, given) is None else aggregation.plain)
         return way(self.graph, given)
 
     def gradient(self, grad: Tensor) -> tuple[Stored, Tensor]:
@@ -252,28 +277,35 @@ class _Aggregate(Operation):
         return self.call.by_torch(x, weight, self.call.mean)
 
 
-def _by_kernels(call: _Call, given: Stored, plain: Tensor, stored: Stored | None, weight: Tensor | None, needs: tuple) -> tuple:
+def _by_kernels(call: _Call, given: Stored, plain: Tensor, stored: Stored | None,
+                weight: Tensor | None, needs: tuple) -> tuple:
     view, kind, d_x, d_weight = call.graph.view(), _kind(weight), None, None
     if needs[0]:
         row = torch.int8 if type(given) is quantize.Int8Rows else given.dtype
         by_src = view.csr(places=False) if weight is None else view.csr_by_id()
-        d_x = sums.forward(_variant(call.heads, call.width, row, call.dtype, kind, False), by_src, given, _fp32(weight))
+        d_x = sums.forward(_variant(call.heads, call.width, row, call.dtype, kind, False), by_src,
+                           given, _fp32(weight))
     if needs[1]:
         variant = _variant(call.heads, call.width, call.use.storage.row, call.dtype, kind, False)
         d_weight = sums.edge_dot(variant, view.csc(), _left(given, plain, stored), stored)
-        d_weight = (d_weight.sum(1) if weight.dim() == 1 else d_weight)[:weight.shape[0]].to(weight.dtype)
+        d_weight = (d_weight.sum(1)
+                    if weight.dim() == 1 else d_weight)[:weight.shape[0]].to(weight.dtype)
     return d_x, d_weight
 
 
-def _by_torch(call: _Call, given: Stored, plain: Tensor, stored: Stored | None, weight: Tensor | None, needs: tuple) -> tuple:
+def _by_torch(call: _Call, given: Stored, plain: Tensor, stored: Stored | None,
+              weight: Tensor | None, needs: tuple) -> tuple:
     """The same, as the gradient of `_Call.by_torch`, which is linear in each."""
     shape = (-1, call.heads, call.width)
     near = rows.read(given, shape)
     with torch.enable_grad():
-        x = near.new_zeros(call.graph.num_src, *shape[1:]) if stored is None else rows.read(stored, shape)
-        x, w = x.detach().requires_grad_(), None if weight is None else weight.detach().float().requires_grad_()
+        x = (near.new_zeros(call.graph.num_src, *shape[1:])
+             if stored is None else rows.read(stored, shape))
+        x, w = (x.detach().requires_grad_(),
+                None if weight is None else weight.detach().float().requires_grad_())
         out = call.by_torch(x, w, False)
-    d_x = torch.autograd.grad(out, x, near, retain_graph=True)[0].to(call.dtype) if needs[0] else None
+    d_x = (torch.autograd.grad(out, x, near, retain_graph=True)[0].to(call.dtype)
+           if needs[0] else None)
     if not needs[1]:
         return d_x, None
     left = _left(given, plain, stored)
@@ -282,7 +314,8 @@ def _by_torch(call: _Call, given: Stored, plain: Tensor, stored: Stored | None, 
 
 
 def _left(given: Stored, plain: Tensor, stored: Stored) -> Stored:
-    """What the weights' gradient multiplies the stored rows with: the stored gradient where both are int8."""
+    """What the weights' gradient multiplies the stored rows with: the stored gradient where both
+    are int8."""
     both = type(given) is type(stored) is quantize.Int8Rows
     return given if both else plain
 

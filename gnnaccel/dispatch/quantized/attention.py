@@ -1,10 +1,11 @@
-"""Additive attention (GAT) whose values, and the gradient of whose result, are gathered in fewer bytes.
+"""Additive attention (GAT) whose values, and the gradient of whose result, are gathered in fewer
+bytes.
 
-What the weights of the edges are made of stays fp32: the inner products with the attention vectors, the scores, the softmax. With
-values x' = read(store(x)) and the result's gradient g' = read(store(g)), every gradient is that of attention over x' for g',
-passed
-straight through the rounding of x. By kernels or by torch operations, which compute the same; a backward that is
-itself recorded is that of fp32.
+What the weights of the edges are made of stays fp32: the inner products with the attention vectors,
+the scores, the softmax. With values x' = read(store(x)) and the result's gradient g' =
+read(store(g)), every gradient is that of attention over x' for g', passed straight through the
+rounding of x. By kernels or by torch operations, which compute the same; a backward that is itself
+recorded is that of fp32.
 """
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from gnnaccel.cuda import additive
 from gnnaccel.dispatch import attention, attention_maps, torch_backend
 from gnnaccel.dispatch import attention_programs as programs
 from gnnaccel.dispatch.attention import Call
-from gnnaccel.dispatch.attention_families import ADDITIVE, AsTheyCome, Family, additive_backward_of, additive_forward, like
+from gnnaccel.dispatch.attention_families import (ADDITIVE, AsTheyCome, Family,
+                                                  additive_backward_of, additive_forward, like)
 from gnnaccel.dispatch.attention_folded import Folded
 from gnnaccel.dispatch.autograd import Operation, gradients
 from gnnaccel.dispatch.checkpoints import checkpointed
@@ -40,23 +42,28 @@ def reason_for(stated: Any) -> Reason | None:
     """Why a call of this form cannot be quantized."""
     found = pattern(stated.program) if type(stated) is Stated else None
     if found is None or found.score != "additive":
-        return reason("GA603", f"no kernel of {getattr(stated, 'native', 'this layer')} takes rows in fewer bytes")
+        return reason("GA603",
+                      f"no kernel of {getattr(stated, 'native', 'this layer')} takes "
+                      "rows in fewer bytes")
     return None
 
 
 def chosen(layer: Any, entry: Entry, config: Config, stated: Any, plan: Plan) -> Use | Reason:
     """In which storage a call of ``layer`` runs, which is planned to run so; or why in fp32."""
     why = reason_for(stated)
-    sizes = Sizes(1, 1, 1, 1, 4, False) if why else Sizes(
-        stated.num_src, stated.num_dst, stated.num_edges + stated.loops, stated.heads * stated.width, stated.row.itemsize,
-        torch.is_grad_enabled())
+    sizes = (Sizes(1, 1, 1, 1, 4, False) if why else Sizes(
+        stated.num_src, stated.num_dst, stated.num_edges + stated.loops,
+        stated.heads * stated.width, stated.row.itemsize,
+        torch.is_grad_enabled()))
     native = plan.rejected[0][1] if plan.route == "native" and plan.rejected else None
-    use = decide(layer, entry, config, plan.route, native, stated.row if type(stated) is Stated else torch.float32, sizes, why,
+    use = decide(layer, entry, config, plan.route, native,
+                 stated.row if type(stated) is Stated else torch.float32, sizes, why,
                  checkpointed())
     if type(use) is Use and use.kernels:
         use = compile_reason(_kernel(stated, use)) or use
     if type(use) is Use:
-        entry.storage, entry.gain = use.storage, cost.gain(sizes, use.storage) if use.kernels else None
+        entry.storage, entry.gain = (use.storage,
+                                     cost.gain(sizes, use.storage) if use.kernels else None)
     return use
 
 
@@ -66,7 +73,8 @@ def runner(entry: Entry, use: Use | Reason, plain: Any) -> Any:
 
 
 def _kernel(stated: Stated, use: Use) -> Kernel:
-    h, d, edge, dropout = stated.heads, stated.width, pattern(stated.program).edge, pattern(stated.program).dropout > 0
+    h, d, edge, dropout = stated.heads, stated.width, pattern(stated.program).edge, pattern(
+        stated.program).dropout > 0
 
     def compile_() -> None:
         rows.prepare(use.storage, h * d, stated.row, stated.out)
@@ -77,7 +85,8 @@ def _kernel(stated: Stated, use: Use) -> Kernel:
         for entry in ("prepare", "sources", "merge"):
             (variant.edge_grad_kernels if edge else variant.backward_kernels)(entry)
 
-    return Kernel("additive", ("quantized attention", h, d, stated.out, edge, dropout, use.storage), compile_, lambda: None)
+    return Kernel("additive", ("quantized attention", h, d, stated.out, edge, dropout, use.storage),
+                  compile_, lambda: None)
 
 
 class Counted:
@@ -94,7 +103,8 @@ class Counted:
 
 
 class Run:
-    """Stands in for `attention.run_cuda` or `attention.run_torch` (``plain``), under the eyes of the guard."""
+    """Stands in for `attention.run_cuda` or `attention.run_torch` (``plain``), under the eyes of
+    the guard."""
 
     def __init__(self, use: Use, plain: Any):
         self.use, self.plain, self.storage = use, plain, use.text
@@ -105,14 +115,16 @@ class Run:
         still = settings.captured(device) or checkpointed()
         due = entry.watch.begin(device, still)
         if entry.watch.failure is not None or type(tensors) is Folded:
-            entry.fell_back(reason("GA605", entry.watch.failure) if entry.watch.failure else reason("GA603"))
+            entry.fell_back(reason("GA605", entry.watch.failure)
+                            if entry.watch.failure else reason("GA603"))
             return self.plain(call, tensors)
         entry.quantized += 1
         out = self._run(call, tensors)
         if due:
             entry.watch.check(lambda count, turn: _sampled(self.use, call, tensors, count, turn))
         if self.stopwatch is not None and not still and not call.attention.dropout:
-            self.stopwatch.compare(lambda: self._run(call, tensors), lambda: self.plain(call, tensors))
+            self.stopwatch.compare(lambda: self._run(call, tensors),
+                                   lambda: self.plain(call, tensors))
         return out
 
     def _run(self, call: Call, tensors: dict) -> Tensor:
@@ -138,16 +150,18 @@ def _sampled(use: Use, call: Call, tensors: dict, count: int, turn: int) -> Tens
             z = z + term(t["x_dst"].detach().view(-1, h, d) if "x_dst" in t else x, "att_dst", dst)
         if "a_edge" in t:
             z = z + t["a_edge"].detach().float()[edge]
-        z = torch.nn.functional.leaky_relu(z, call.attention.slope).masked_fill(~real.unsqueeze(-1), -torch.inf)
+        z = torch.nn.functional.leaky_relu(z,
+                                           call.attention.slope).masked_fill(~real.unsqueeze(-1),
+                                                                             -torch.inf)
         return torch.nan_to_num(z.softmax(1)).unsqueeze(-1)
 
     return sample.measure(call.graph, "a_edge" in t, x, stored, weights, count, turn)
 
 
-# --- by kernels --------------------------------------------------------------------------------------------------------
+# --- by kernels -----------------------------------------------------------------------------------
 
-def _variant(storage: Storage, heads: int, width: int, out: torch.dtype, edge: bool, dropout: bool, train: bool,
-             wide: bool) -> additive.Variant:
+def _variant(storage: Storage, heads: int, width: int, out: torch.dtype, edge: bool, dropout: bool,
+             train: bool, wide: bool) -> additive.Variant:
     grad = None if storage.backward == "fp32" else storage.grad
     return additive.variant(heads, width, storage.row, out, edge, dropout, train, wide, grad)
 
@@ -160,8 +174,8 @@ class _Stored(AsTheyCome):
         self._flags = (None, None) if flags is None else (flags[:1], flags[1:])
 
     def variant(self, call: Call, x: Tensor, train: bool) -> additive.Variant:
-        return _variant(self._storage, call.heads, call.width, call.out_dtype, call.attention.edge, call.dropout.on, train,
-                        call.graph.wide)
+        return _variant(self._storage, call.heads, call.width, call.out_dtype, call.attention.edge,
+                        call.dropout.on, train, call.graph.wide)
 
     def values(self, x: Tensor) -> Stored:
         return rows.store(x, self._storage.format, False, True, self._flags[0])
@@ -179,10 +193,11 @@ class _Stored(AsTheyCome):
 def _family(use: Use, flags: Tensor | None) -> Family:
     """`attention_families.ADDITIVE` with stored values and gradients."""
     form = _Stored(use, flags)
-    return Family(ADDITIVE.names, partial(additive_forward, form=form), partial(additive_backward_of, form=form))
+    return Family(ADDITIVE.names, partial(additive_forward, form=form),
+                  partial(additive_backward_of, form=form))
 
 
-# --- by torch operations -----------------------------------------------------------------------------------------------
+# --- by torch operations --------------------------------------------------------------------------
 
 class _ByTorch(Operation):
     """[num_dst, heads, width] of the inputs of `ADDITIVE`, bias [heads, width]."""
@@ -210,11 +225,13 @@ class _ByTorch(Operation):
         near = rows.read(given, grad.shape)
         x = inputs[0]
         with torch.enable_grad():
-            values = rows.read(rows.unpacked(data, scale, call.heads * call.width), x.shape).requires_grad_()
+            values = rows.read(rows.unpacked(data, scale, call.heads * call.width),
+                               x.shape).requires_grad_()
             leaves = [None if t is None else t.detach().float().requires_grad_() for t in inputs]
             out = _attend(call, values, leaves, keep)
         asked = [i for i, t in enumerate(leaves) if t is not None and i != 5]
-        found = torch.autograd.grad(out, [values, *(leaves[i] for i in asked)], near, allow_unused=True)
+        found = torch.autograd.grad(out, [values, *(leaves[i] for i in asked)], near,
+                                    allow_unused=True)
         grads: list[Any] = [None] * len(inputs)
         for i, g in zip(asked, found[1:]):
             grads[i] = g
@@ -242,11 +259,14 @@ def _attend(call: Call, values: Tensor, inputs: list | tuple, keep: Tensor | Non
     """Attention over ``values`` with scores made of the fp32 ``inputs``."""
     x, x_dst, att_src, att_dst, a_edge, _ = inputs
     h, d, found = call.heads, call.width, call.attention
-    tensors = {"x": values.view(-1, h, d), "a_src": (x.float().view(-1, h, d) * att_src.float().view(h, d)).sum(-1)}
+    tensors = {"x": values.view(-1, h, d),
+               "a_src": (x.float().view(-1, h, d) * att_src.float().view(h, d)).sum(-1)}
     if att_dst is not None:
         of = x if x_dst is None else x_dst
         tensors["a_dst"] = (of.float().view(-1, h, d) * att_dst.float().view(h, d)).sum(-1)
     if a_edge is not None:
         tensors["a_edge"] = a_edge.float().view(-1, h)
-    program = programs.additive_terms(found.slope, found.dropout, att_dst is not None, a_edge is not None)
-    return torch_backend.run(program, call.graph.edges(call.needs_places()), tensors, None if keep is None else keep.float())
+    program = programs.additive_terms(found.slope, found.dropout, att_dst is not None,
+                                      a_edge is not None)
+    return torch_backend.run(program, call.graph.edges(call.needs_places()), tensors,
+                             None if keep is None else keep.float())

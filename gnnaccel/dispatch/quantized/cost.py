@@ -1,6 +1,7 @@
 """Whether rows of fewer bytes pay: what gathering them saves against what making them costs.
 
-Rates are those of `gnnaccel.dispatch.cost` and, under "quantized", margins and limits of ``constants.json``.
+Rates are those of `gnnaccel.dispatch.cost` and, under "quantized", margins and limits of
+``constants.json``.
 """
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ _SECTOR = 32  # bytes that memory moves at the least
 
 
 class Sizes(NamedTuple):
-    """Of one call: nodes at both ends, edges, channels of a row, bytes of one in fp32 or as it comes; ``grad``: with backward."""
+    """Of one call: nodes at both ends, edges, channels of a row, bytes of one in fp32 or as it
+    comes; ``grad``: with backward."""
 
     num_src: int
     num_dst: int
@@ -26,7 +28,8 @@ class Sizes(NamedTuple):
 
 
 def gain(sizes: Sizes, storage: Storage) -> float:
-    """Estimated seconds as the rows come over those in ``storage``, for forward and, with gradients, backward."""
+    """Estimated seconds as the rows come over those in ``storage``, for forward and, with
+    gradients, backward."""
     plain, stored = _pass(sizes.num_src, sizes, "fp32"), _pass(sizes.num_src, sizes, storage.format)
     if sizes.grad:
         plain += _pass(sizes.num_dst, sizes, "fp32")
@@ -40,23 +43,28 @@ def reason_against(sizes: Sizes, storage: Storage) -> Reason | None:
     degree = sizes.num_edges / max(1, sizes.num_src)
     if degree < limits["degree"]:
         return reason("GA604",
-                      f"a row is gathered {degree:.1f} times, below {limits['degree']:g}: too seldom to be worth rounding")
+                      f"a row is gathered {degree:.1f} times, below "
+                      f"{limits['degree']:g}: too seldom to be worth rounding")
     least = limits["narrow"] if degree < limits["narrow_degree"] else limits["least"]
     if storage.format == "int8" and sizes.channels < least:
-        return reason("GA604", f"{sizes.channels} channels, below {least}, gathered {degree:.1f} times: int8 rows so narrow cost more "
+        return reason("GA604",
+                      f"{sizes.channels} channels, below {least}, gathered {degree:.1f} "
+                      "times: int8 rows so narrow cost more "
                                "to make and to read than they save")
     found = gain(sizes, storage)
     if found >= limits["margin"]:
         return None
     seconds = _pass(sizes.num_src, sizes, "fp32") * 1e6
-    return reason("GA604", f"estimated {found:.2f} times as fast, below {limits['margin']:g}: {sizes.channels} channels, "
+    return reason("GA604",
+                  f"estimated {found:.2f} times as fast, below {limits['margin']:g}: "
+                  f"{sizes.channels} channels, "
                            f"{sizes.num_edges} edges, {seconds:.0f} us in fp32")
 
 
 def map_gain(rows: int, inner: int, columns: int, grad: tuple[bool, bool], tf32: bool) -> float:
-    """Estimated seconds of a linear map [rows, inner] -> [rows, columns] as torch makes it over those in int8, for forward and
-    what backward computes. ``grad``: whether the input and the weight have gradients; the weight's is fp32 either way. ``tf32``:
-    torch may use it."""
+    """Estimated seconds of a linear map [rows, inner] -> [rows, columns] as torch makes it over
+    those in int8, for forward and what backward computes. ``grad``: whether the input and the
+    weight have gradients; the weight's is fp32 either way. ``tf32``: torch may use it."""
     rates = constants()["quantized"]["projection"]
     rate, size = rates["tf32" if tf32 else "fp32"], (rows, inner, columns)
     plain, stored = _product(*size, rate, 4), _int8_product(*size)
@@ -69,12 +77,16 @@ def map_gain(rows: int, inner: int, columns: int, grad: tuple[bool, bool], tf32:
     return plain / stored
 
 
-def map_reason_against(rows: int, inner: int, columns: int, grad: tuple[bool, bool], tf32: bool) -> Reason | None:
+def map_reason_against(rows: int, inner: int, columns: int, grad: tuple[bool, bool],
+                       tf32: bool) -> Reason | None:
     """Why a linear map in int8 is not expected to be faster."""
-    found, margin = map_gain(rows, inner, columns, grad, tf32), constants()["quantized"]["projection"]["margin"]
+    found, margin = map_gain(rows, inner, columns, grad,
+                             tf32), constants()["quantized"]["projection"]["margin"]
     if found >= margin:
         return None
-    return reason("GA604", f"estimated {found:.2f} times as fast, below {margin:g}: {rows} rows of {inner} by {columns}"
+    return reason("GA604",
+                  f"estimated {found:.2f} times as fast, below {margin:g}: {rows} rows "
+                  f"of {inner} by {columns}"
                            f"{', with TF32 allowed' if tf32 else ''}")
 
 
@@ -103,4 +115,6 @@ def _pass(rows: int, sizes: Sizes, form: str) -> float:
     if form == "fp32":
         return sizes.num_edges * moved / rate + launches * rates["launch"]
     made = rows * (as_it_is + size) / rates["gather_hbm"]
-    return made + sizes.num_edges * moved / (rate * limits["efficiency"]) + (launches + 1) * rates["launch"]
+    return made + sizes.num_edges * moved / (rate
+                                             * limits["efficiency"]) + (launches
+                                                                        + 1) * rates["launch"]

@@ -1,7 +1,8 @@
-"""The guard: now and then it holds sampled rows of a quantized layer against fp32, and sends the layer back to fp32 when they
-are off.
+"""The guard: now and then it holds sampled rows of a quantized layer against fp32, and sends the
+layer back to fp32 when they are off.
 
-Nothing waits for the device: numbers are copied to the host while work goes on and read at a later call of the layer.
+Nothing waits for the device: numbers are copied to the host while work goes on and read at a later
+call of the layer.
 """
 from __future__ import annotations
 
@@ -24,9 +25,10 @@ NUMBERS = ("error", "zero_rows", "outlier_rows", "not_finite", "gradients_not_fi
 
 @dataclass(frozen=True)
 class Guard:
-    """``every``: calls of a layer between two checks, the first call is one; ``rows``: how many destinations are sampled;
-    ``error``: the median relative L2 error of their results above which the layer goes back to fp32; ``outliers``: the share of
-    sampled source rows whose scale is made by so few large numbers that more than 80 % of the others became zero, likewise."""
+    """``every``: calls of a layer between two checks, the first call is one; ``rows``: how many
+    destinations are sampled; ``error``: the median relative L2 error of their results above which
+    the layer goes back to fp32; ``outliers``: the share of sampled source rows whose scale is made
+    by so few large numbers that more than 80 % of the others became zero, likewise."""
 
     every: int = 100
     rows: int = 64
@@ -36,15 +38,18 @@ class Guard:
     def __post_init__(self) -> None:
         for name in ("every", "rows"):
             if type(getattr(self, name)) is not int or getattr(self, name) < 1:
-                raise ValueError(f"guard: {name}={getattr(self, name)!r}; use a whole number from 1")
+                raise ValueError(
+                    f"guard: {name}={getattr(self, name)!r}; use a whole number from 1")
         for name in ("error", "outliers"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
-                raise ValueError(f"guard: {name}={value!r}; use a number from 0, such as {getattr(Guard, name)}")
+                raise ValueError(
+                    f"guard: {name}={value!r}; use a number from 0, such as {getattr(Guard, name)}")
 
 
 def options(given: Any) -> Guard | None:
-    """``guard`` of `gnnaccel.quantize`: True, False or None for none, or a dict of `Guard`'s fields. ValueError for others."""
+    """``guard`` of `gnnaccel.quantize`: True, False or None for none, or a dict of `Guard`'s
+    fields. ValueError for others."""
     if given is None or given is False:
         return None
     if given is True:
@@ -54,7 +59,8 @@ def options(given: Any) -> Guard | None:
     known = [f.name for f in fields(Guard)]
     for name in given:
         if name not in known:
-            raise ValueError(f"guard has no option {name!r}; it has {', '.join(known)}.{did_you_mean(str(name), known)}")
+            raise ValueError(f"guard has no option {name!r}; it has "
+                             f"{', '.join(known)}.{did_you_mean(str(name), known)}")
     return Guard(**given)
 
 
@@ -71,7 +77,8 @@ class Watch:
         self._pending: tuple[Tensor, torch.cuda.Event | None] | None = None
 
     def flags(self, device: torch.device) -> Tensor | None:
-        """int32 [2]: whether values and gradients had a number that is not finite; stays on the device."""
+        """int32 [2]: whether values and gradients had a number that is not finite; stays on the
+        device."""
         if self.guard is None:
             return None
         if self._flags is None or self._flags.device != device:
@@ -85,8 +92,9 @@ class Watch:
         return "failed" if self.failure else "passed" if self.checks else "waiting"
 
     def begin(self, device: torch.device, still: bool) -> bool:
-        """Start a call: read what has arrived. Whether this call is to be checked; no if ``still`` (nothing may change between a
-        checkpointed call and its repetition, nor be waited for while a CUDA graph is captured)."""
+        """Start a call: read what has arrived. Whether this call is to be checked; no if ``still``
+        (nothing may change between a checkpointed call and its repetition, nor be waited for while
+        a CUDA graph is captured)."""
         if self.guard is None or still:
             return False
         if self._pending is not None and (self._pending[1] is None or self._pending[1].query()):
@@ -97,7 +105,8 @@ class Watch:
         return due and self.failure is None
 
     def check(self, measure: Callable[[int, int], Tensor]) -> None:
-        """Take a check's numbers: ``measure(rows, turn)`` gives the first three of `NUMBERS` on the device."""
+        """Take a check's numbers: ``measure(rows, turn)`` gives the first three of `NUMBERS` on the
+        device."""
         with torch.no_grad():
             numbers = measure(self.guard.rows, self.checks)
             numbers = torch.cat([numbers.float(), self.flags(numbers.device).float()])
@@ -135,8 +144,10 @@ class Watch:
         if found["not_finite"]:
             return "a row to be quantized had a number that is not finite"
         if not found["error"] <= guard.error:
-            return f"sampled rows are off by {found['error']:.3g} in relative L2, more than {guard.error:g}"
+            return (f"sampled rows are off by {found['error']:.3g} in relative L2, more than "
+                    f"{guard.error:g}")
         if found["outlier_rows"] > guard.outliers:
-            return (f"{found['outlier_rows']:.0%} of the sampled rows have so large outliers that most of their other numbers "
+            return (f"{found['outlier_rows']:.0%} of the sampled rows have so "
+                    "large outliers that most of their other numbers "
                     f"become zero, more than {guard.outliers:.0%}")
         return None

@@ -1,4 +1,5 @@
-"""The time of a call in reduced precision against fp32, measured once on a GPU without waiting: what checks the estimates."""
+"""The time of a call in reduced precision against fp32, measured once on a GPU without waiting:
+what checks the estimates."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -13,8 +14,8 @@ _AT = 10  # the call at which it is measured: kernels are compiled and structure
 
 
 class Stopwatch:
-    """Runs both ways once more at one call, forward, and keeps the ratio in ``entry.measured`` when the device has told. Once for
-    a layer, however often it is decided anew."""
+    """Runs both ways once more at one call, forward, and keeps the ratio in ``entry.measured`` when
+    the device has told. Once for a layer, however often it is decided anew."""
 
     __slots__ = ("entry", "calls", "events")
 
@@ -39,7 +40,8 @@ class Stopwatch:
             self.events = events
 
     def judge(self, gain: float) -> None:
-        """Keep the ratio. Where it is a loss, what was decided from estimates no longer holds (`settings.wanted`)."""
+        """Keep the ratio. Where it is a loss, what was decided from estimates no longer holds
+        (`settings.wanted`)."""
         known, self.entry.measured = self.entry.measured, gain
         if gain < 1 and known is None:
             config.bump()

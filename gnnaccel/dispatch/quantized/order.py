@@ -1,10 +1,10 @@
 """Which layer comes last where no model was given: it feeds the softmax, and stays fp32.
 
-A block or the environment asks for a format without saying for which model. So the layers that could be quantized are written
-down in the order in which they are called; when one is called that is in the list already, a new pass has begun, and the
-last of the list was the last of the pass. Until that is known nothing is quantized. Two models called by turns look like one
-here:
-give each to `gnnaccel.quantize` instead.
+A block or the environment asks for a format without saying for which model. So the layers that
+could be quantized are written down in the order in which they are called; when one is called that
+is in the list already, a new pass has begun, and the last of the list was the last of the pass.
+Until that is known nothing is quantized. Two models called by turns look like one here: give each
+to `gnnaccel.quantize` instead.
 """
 from __future__ import annotations
 
@@ -22,9 +22,8 @@ _passes = threading.local()
 
 
 def reason_against(layer: Any, checkpointed: bool) -> Reason | None:
-    """Why a layer that no model was given for stays fp32 in this call. ``checkpointed``: the call may be repeated, and must
-    then find
-    the same; nothing is learnt from it."""
+    """Why a layer that no model was given for stays fp32 in this call. ``checkpointed``: the call
+    may be repeated, and must then find the same; nothing is learnt from it."""
     kind = _kinds.get(layer)
     if not checkpointed:
         kind = _note(layer, kind)

@@ -1,13 +1,18 @@
-"""Linear maps inside quantized layers as products of int8 matrices: Tango's quantized GEMM, with a scale per row of each operand.
+"""Linear maps inside quantized layers as products of int8 matrices: Tango's quantized GEMM, with a
+scale per row of each operand.
 
-    forward    y  = x' w'^T + b     x' = read(store(x)), w' = read(store(w)), a scale per row and per output channel, to nearest
-    backward   dx = g' w"           g' = read(store(g)), stochastically; w": w with a scale per input channel
+    forward    y  = x' w'^T + b     x' = read(store(x)), w' = read(store(w)), a scale per row and
+    per output channel, to nearest
+    backward   dx = g' w"           g' = read(store(g)), stochastically; w": w with a scale per
+    input channel
                dw = g^T x, db = sum of g, in fp32
 
-So every gradient is that of the map with x and w passed straight through the rounding, and that of x is without bias. Sums of
-products are whole numbers, exact in int32. x is kept in fp32 for dw, as torch keeps it. Rows that the aggregation before stored
-are used again (`reuse`), the aggregation after it gets y as stored rows too, and two maps whose results are added share the
-gradient's. By kernels or by torch operations, which compute the same; a backward that is itself recorded is that of fp32.
+So every gradient is that of the map with x and w passed straight through the rounding, and that of
+x is without bias. Sums of products are whole numbers, exact in int32. x is kept in fp32 for dw, as
+torch keeps it. Rows that the aggregation before stored are used again (`reuse`), the aggregation
+after it gets y as stored rows too, and two maps whose results are added share the gradient's. By
+kernels or by torch operations, which compute the same; a backward that is itself recorded is that
+of fp32.
 """
 from __future__ import annotations
 
@@ -37,8 +42,10 @@ _LEARNING = 2  # calls of a map after which it is known whether its result is ga
 Native = Callable[[], Tensor]
 
 
-def mapped(linear: Any, entry: Entry, config: Config, x: Tensor, native: Native, why_native: Reason | None) -> Tensor:
-    """The result of a linear map with ``weight`` [N, K] and ``bias`` [N] or None that was asked to run in int8.
+def mapped(linear: Any, entry: Entry, config: Config, x: Tensor, native: Native,
+           why_native: Reason | None) -> Tensor:
+    """The result of a linear map with ``weight`` [N, K] and ``bias`` [N] or None that was asked to
+    run in int8.
 
     ``native()`` is the host's own; ``why_native``: what speaks against taking the call over at all.
     """
@@ -56,15 +63,17 @@ def mapped(linear: Any, entry: Entry, config: Config, x: Tensor, native: Native,
     return found(x, weight, bias, native)
 
 
-def _signature(config: Config, x: Tensor, weight: Tensor, bias: Tensor | None, why_native: Reason | None) -> tuple:
+def _signature(config: Config, x: Tensor, weight: Tensor, bias: Tensor | None,
+               why_native: Reason | None) -> tuple:
     """All that `decide` looks at."""
-    return (config.epoch, config.block_precision, x.shape, x.dtype, x.device, x.layout, x.requires_grad, type(x), type(weight),
-            weight.dtype, weight.device, None if bias is None else bias.dtype, torch.is_grad_enabled(),
+    return (config.epoch, config.block_precision, x.shape, x.dtype, x.device, x.layout,
+            x.requires_grad, type(x), type(weight), weight.dtype, weight.device,
+            None if bias is None else bias.dtype, torch.is_grad_enabled(),
             torch.is_autocast_enabled(x.device.type), precision(), why_native)
 
 
-def decide(linear: Any, entry: Entry, config: Config, x: Tensor, weight: Tensor, bias: Tensor | None,
-           why_native: Reason | None) -> Use | Reason:
+def decide(linear: Any, entry: Entry, config: Config, x: Tensor, weight: Tensor,
+           bias: Tensor | None, why_native: Reason | None) -> Use | Reason:
     """The storage of this call, or why it is fp32. Counts nothing."""
     storage = settings.wanted(linear, entry, config, checkpointed())
     if type(storage) is Reason:
@@ -82,26 +91,34 @@ def decide(linear: Any, entry: Entry, config: Config, x: Tensor, weight: Tensor,
                reason("GA604", "torch operations emulate the formats, which gains nothing"))
     if why is None and kernels:
         why = compile_reason(_kernel(weight, bool(x.requires_grad and torch.is_grad_enabled())))
-    return Use(Storage("int8", "int8" if storage.backward == "int8" else "fp32"), entry, kernels) if why is None else why
+    return (Use(Storage("int8", "int8" if storage.backward == "int8" else "fp32"), entry, kernels)
+            if why is None else why)
 
 
 def _unfit(x: Tensor, weight: Tensor, bias: Tensor | None) -> Reason | None:
     """Why a call of this form cannot be quantized."""
     tensors = [t for t in (x, weight, bias) if t is not None]
-    if any(type(t) not in (Tensor, torch.nn.Parameter) or t.layout is not torch.strided for t in tensors):
-        return reason("GA603", f"tensors of a linear map: {', '.join(type(t).__name__ for t in tensors)}; dense ones are needed")
-    if any(t.dtype is not torch.float32 or t.device != x.device for t in tensors) or torch.is_autocast_enabled(x.device.type):
-        return reason("GA603", "a linear map in another dtype than fp32, on several devices or under autocast")
+    if any(type(t) not in (Tensor, torch.nn.Parameter) or t.layout is not torch.strided
+           for t in tensors):
+        return reason("GA603",
+                      "tensors of a linear map: "
+                      f"{', '.join(type(t).__name__ for t in tensors)}; dense ones are needed")
+    if (any(t.dtype is not torch.float32 or t.device != x.device for t in tensors)
+        or torch.is_autocast_enabled(x.device.type)):
+        return reason("GA603",
+                      "a linear map in another dtype than fp32, on several devices or "
+                      "under autocast")
     if x.dim() != 2 or x.shape[1] != weight.shape[1]:
-        return reason("GA603", f"a linear map of features {list(x.shape)} with weights {list(weight.shape)}")
+        return reason("GA603",
+                      f"a linear map of features {list(x.shape)} with weights {list(weight.shape)}")
     return None if x.numel() and weight.numel() else reason("GA303")
 
 
 def _sizes(x: Tensor, weight: Tensor) -> tuple:
     """What `cost.map_gain` takes."""
     grad = torch.is_grad_enabled()
-    return (x.shape[0], x.shape[1], weight.shape[0], (grad and x.requires_grad, grad and weight.requires_grad),
-            precision() == "tf32")
+    return (x.shape[0], x.shape[1], weight.shape[0],
+            (grad and x.requires_grad, grad and weight.requires_grad), precision() == "tf32")
 
 
 def _gain(x: Tensor, weight: Tensor) -> float:
@@ -121,7 +138,7 @@ def _kernel(weight: Tensor, grad: bool) -> Kernel:
     return Kernel("int8_gemm", ("quantized map", inner, columns, grad), compile_, lambda: None)
 
 
-# --- the run -----------------------------------------------------------------------------------------------------------
+# --- the run --------------------------------------------------------------------------------------
 
 class _Run:
     """A quantized run, under the eyes of the guard."""
@@ -149,7 +166,8 @@ class _Run:
 
 
 def _sampled(x: Tensor, weight: Tensor, count: int, turn: int) -> Tensor:
-    return sample.measure_map(x.detach(), weight.detach(), lambda of: rows.by_torch(of).dequantize(), count, turn)
+    return sample.measure_map(x.detach(), weight.detach(),
+                              lambda of: rows.by_torch(of).dequantize(), count, turn)
 
 
 def product(use: Use, x: Int8Rows, weight: Int8Rows, bias: Tensor | None = None) -> Tensor:

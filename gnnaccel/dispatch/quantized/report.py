@@ -10,14 +10,15 @@ from gnnaccel.dispatch.quantized.settings import Entry
 
 @dataclass(frozen=True)
 class Row:
-    """One layer. ``asked``: the format it was given (None: only a block or the environment asks); ``ran``: that of its last
-    quantized call, "forward/backward" where those differ; ``quantized``, ``in_fp32``: calls; ``reasons``: of the latter,
-    counts by code;
-    ``reason``: the last of them, or what keeps the layer fp32.
+    """One layer. ``asked``: the format it was given (None: only a block or the environment asks);
+    ``ran``: that of its last quantized call, "forward/backward" where those differ; ``quantized``,
+    ``in_fp32``: calls; ``reasons``: of the latter, counts by code; ``reason``: the last of them, or
+    what keeps the layer fp32.
 
-    ``error``, ``worst_error``: median relative L2 of sampled results against fp32, last and largest; ``zero_rows``,
-    ``outlier_rows``: shares of sampled rows; ``gradients_not_finite``: a gradient had a number that was not. ``guard``: "off",
-    "waiting", "passed" or "failed". ``estimated_gain``, ``measured_gain``: time in fp32 over that, of a call.
+    ``error``, ``worst_error``: median relative L2 of sampled results against fp32, last and
+    largest; ``zero_rows``, ``outlier_rows``: shares of sampled rows; ``gradients_not_finite``: a
+    gradient had a number that was not. ``guard``: "off", "waiting", "passed" or "failed".
+    ``estimated_gain``, ``measured_gain``: time in fp32 over that, of a call.
     """
 
     name: str
@@ -45,21 +46,23 @@ def _row(entry: Entry) -> Row:
     if entry.setting is not None and entry.setting.why is not None:
         why = str(entry.setting.why)
     else:
-        why = f"GA605 {watch.failure}" if watch.failure else None if entry.last is None else str(entry.last)
-    ran = None if storage is None else storage.format if storage.format == storage.backward else "/".join(storage)
+        why = (f"GA605 {watch.failure}" if watch.failure else None
+               if entry.last is None else str(entry.last))
+    ran = (None if storage is None else storage.format
+           if storage.format == storage.backward else "/".join(storage))
     last, setting = watch.last or {}, entry.setting
     asked = None if setting is None else "fp32" if setting.why else setting.format
     return Row(entry.name, entry.layer, asked,
-               ran, entry.quantized, entry.in_fp32, dict(entry.reasons), why, watch.checks, last.get("error"),
-               watch.worst if last else None, last.get("zero_rows"), last.get("outlier_rows"),
-               bool(last["gradients_not_finite"]) if last else None, "off" if asked == "fp32" else watch.state(),
-               entry.gain, entry.measured)
+               ran, entry.quantized, entry.in_fp32, dict(entry.reasons), why, watch.checks,
+               last.get("error"), watch.worst if last else None, last.get("zero_rows"),
+               last.get("outlier_rows"), bool(last["gradients_not_finite"]) if last else None,
+               "off" if asked == "fp32" else watch.state(), entry.gain, entry.measured)
 
 
 @dataclass(frozen=True)
 class QuantReport:
-    """``rows``: one `Row` per layer of a graph; ``maps``: one per linear map inside those in int8. ``str()`` is a table for
-    reading; ``as_dicts()`` is for machines: the layers, then the maps."""
+    """``rows``: one `Row` per layer of a graph; ``maps``: one per linear map inside those in int8.
+    ``str()`` is a table for reading; ``as_dicts()`` is for machines: the layers, then the maps."""
 
     rows: tuple[Row, ...]
     maps: tuple[Row, ...] = ()
@@ -72,8 +75,8 @@ class QuantReport:
         return [asdict(row) for row in (*self.rows, *self.maps)]
 
     def share_in_fp32(self, maps: bool = False) -> float | None:
-        """Of the calls of layers, or of linear ``maps``, that were asked for another format, those that ran in fp32; None without
-        calls."""
+        """Of the calls of layers, or of linear ``maps``, that were asked for another format, those
+        that ran in fp32; None without calls."""
         rows = [row for row in (self.maps if maps else self.rows) if row.asked != "fp32"]
         total = sum(row.quantized + row.in_fp32 for row in rows)
         return sum(row.in_fp32 for row in rows) / total if total else None
@@ -90,15 +93,20 @@ class QuantReport:
         """A `rich.table.Table`."""
         from rich.table import Table
 
-        table = Table(title="rows that layers gather, and their linear maps" if self.maps else "rows that layers gather")
-        for name in ("layer", "asked", "ran", "calls", "in fp32", "error", "worst", "guard", "gain", "why fp32"):
-            table.add_column(name, justify="left" if name in ("layer", "asked", "ran", "guard", "why fp32") else "right",
+        table = Table(title="rows that layers gather, and their linear maps"
+                      if self.maps else "rows that layers gather")
+        for name in ("layer", "asked", "ran", "calls", "in fp32", "error", "worst", "guard", "gain",
+                     "why fp32"):
+            table.add_column(name,
+                             justify="left"
+                             if name in ("layer", "asked", "ran", "guard", "why fp32") else "right",
                              overflow="fold")
         for row in (*self.rows, *self.maps):
             if self.maps and row is self.maps[0]:
                 table.add_section()
-            table.add_row(f"{row.name} ({row.layer})", row.asked or "-", row.ran or "-", str(row.quantized + row.in_fp32),
-                          str(row.in_fp32), _number(row.error), _number(row.worst_error), row.guard, _gain(row), row.reason or "")
+            table.add_row(f"{row.name} ({row.layer})", row.asked or "-", row.ran or "-",
+                          str(row.quantized + row.in_fp32), str(row.in_fp32), _number(row.error),
+                          _number(row.worst_error), row.guard, _gain(row), row.reason or "")
         return table
 
 

@@ -1,10 +1,13 @@
-"""Stored rows that one primitive leaves for the next: Tango's reuse of quantized tensors and scales between primitives.
+"""Stored rows that one primitive leaves for the next: Tango's reuse of quantized tensors and scales
+between primitives.
 
-A layer that sums over neighbours and maps the same features (SAGEConv, GraphConv) stores them once for both; a map whose result
-is gathered next (GCNConv) gives it as stored rows too; two maps whose results are added get the same gradient, and round it once.
-Whoever stores rows offers them with the tensor that they stand for; whoever needs them next takes them, and they are gone. Only
-this very tensor at the same version counts, on the same stream, and nothing is kept beyond its life or the two newest offers, nor
-while a CUDA graph is captured, which would replay the use without the storing.
+A layer that sums over neighbours and maps the same features (SAGEConv, GraphConv) stores them once
+for both; a map whose result is gathered next (GCNConv) gives it as stored rows too; two maps whose
+results are added get the same gradient, and round it once. Whoever stores rows offers them with the
+tensor that they stand for; whoever needs them next takes them, and they are gone. Only this very
+tensor at the same version counts, on the same stream, and nothing is kept beyond its life or the
+two newest offers, nor while a CUDA graph is captured, which would replay the use without the
+storing.
 """
 from __future__ import annotations
 
@@ -24,7 +27,8 @@ _local = threading.local()
 
 
 def offer(x: Tensor, stored: Int8Rows | Entry) -> None:
-    """Leave the rows that ``x`` [rows, channels] became; or the entry of the map that made it, to learn who takes the result."""
+    """Leave the rows that ``x`` [rows, channels] became; or the entry of the map that made it, to
+    learn who takes the result."""
     if x.is_inference() or settings.captured(x.device):
         return
     offers = _local.__dict__.setdefault("offers", [])

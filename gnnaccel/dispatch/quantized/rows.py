@@ -1,7 +1,8 @@
-"""Rows in a storage format: made by torch operations on any device, or by the CUDA kernels; read back in fp32.
+"""Rows in a storage format: made by torch operations on any device, or by the CUDA kernels; read
+back in fp32.
 
-Both ways round alike, to the last bit where they round to nearest. Stochastic rounding draws from torch's generator, each way in
-its own order: equal in distribution, not draw by draw.
+Both ways round alike, to the last bit where they round to nearest. Stochastic rounding draws from
+torch's generator, each way in its own order: equal in distribution, not draw by draw.
 """
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ Stored = Int8Rows | Tensor
 
 
 class Storage(NamedTuple):
-    """``format`` of what a layer gathers in forward, ``backward`` of the gradients that it gathers: out of `FORMATS`."""
+    """``format`` of what a layer gathers in forward, ``backward`` of the gradients that it gathers:
+    out of `FORMATS`."""
 
     format: str
     backward: str
@@ -36,15 +38,17 @@ class Storage(NamedTuple):
 
 
 def stochastic() -> bool:
-    """Whether gradients are rounded stochastically: unless deterministic algorithms are demanded."""
+    """Whether gradients are rounded stochastically: unless deterministic algorithms are
+    demanded."""
     return not torch.are_deterministic_algorithms_enabled()
 
 
 def store(x: Tensor, form: str, draw: bool, kernels: bool, flag: Tensor | None = None) -> Stored:
     """``x`` [rows, ...] in ``form``, rounded stochastically if ``draw``, else to nearest.
 
-    int8 has a scale for each row of all but the first dimension. ``kernels``: by the CUDA kernels. ``flag``: int32 [1]; becomes
-    1 where an int8 row has a number that is not finite. Rows of "fp32" are ``x``, contiguous.
+    int8 has a scale for each row of all but the first dimension. ``kernels``: by the CUDA kernels.
+    ``flag``: int32 [1]; becomes 1 where an int8 row has a number that is not finite. Rows of "fp32"
+    are ``x``, contiguous.
     """
     x = x.contiguous()
     if form == "fp32":
@@ -59,7 +63,8 @@ def store(x: Tensor, form: str, draw: bool, kernels: bool, flag: Tensor | None =
 
 
 def prepare(storage: Storage, width: int, dtype: torch.dtype, grad: torch.dtype) -> None:
-    """Compile the kernels that store rows of ``width`` channels of ``dtype``, and gradients of ``grad``. Raises CompileError."""
+    """Compile the kernels that store rows of ``width`` channels of ``dtype``, and gradients of
+    ``grad``. Raises CompileError."""
     vec = next(v for v in (4, 2, 1) if width % v == 0)
     for form, of, draw in ((storage.format, dtype, False), (storage.backward, grad, True)):
         if form == "int8":
@@ -75,7 +80,8 @@ def by_torch(x: Tensor, draw: bool = False, flag: Tensor | None = None) -> Int8R
     finite = top.isfinite()  # NaN wins the comparison
     plain = finite & (top >= _SMALLEST)
     scale = torch.where(plain, top / 127, torch.where(finite, 0.0, torch.nan))
-    steps = torch.where(plain.unsqueeze(1), rows * torch.where(plain, 127 / top, 0.0).unsqueeze(1), 0.0)
+    steps = torch.where(plain.unsqueeze(1), rows * torch.where(plain, 127 / top, 0.0).unsqueeze(1),
+                        0.0)
     steps = (steps + torch.rand_like(steps)).floor() if draw else steps.round()
     data = torch.zeros(rows.shape[0], stride(rows.shape[1]), dtype=torch.int8, device=x.device)
     data[:, :rows.shape[1]] = steps.clamp(-127, 127).to(torch.int8)
@@ -89,7 +95,8 @@ def bf16_by_torch(x: Tensor, draw: bool = False) -> Tensor:
     if not draw:
         return x.to(torch.bfloat16)
     bits = x.float().view(torch.int32)
-    up = ((bits + (torch.rand_like(x, dtype=torch.float32) * 65536).int()) & -65536).view(torch.float32)
+    up = ((bits
+           + (torch.rand_like(x, dtype=torch.float32) * 65536).int()) & -65536).view(torch.float32)
     return torch.where(x.isfinite(), up, x.float()).to(torch.bfloat16)
 
 

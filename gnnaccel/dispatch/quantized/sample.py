@@ -1,4 +1,5 @@
-"""The error of quantized rows where it counts, in sums over a few destinations' edges, without asking the device for a size."""
+"""The error of quantized rows where it counts, in sums over a few destinations' edges, without
+asking the device for a size."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -11,19 +12,22 @@ from gnnaccel.dispatch.quantized.rows import Stored
 from gnnaccel.cuda.quantize import Int8Rows
 
 _EDGES = 128  # of a destination that are looked at, at most
-_NOTHING = 1e-7  # of a row's largest number: what fp32 would not see beside it, such as channels that weight decay put to sleep
+# of a row's largest number: what fp32 would not see beside it, such as channels that weight decay
+# put to sleep
+_NOTHING = 1e-7
 _LOST = 0.8  # share of a row's numbers that became zero from which it counts as made by outliers
 
 
 def measure(view: GraphView, ids: bool, x: Tensor, stored: Stored,
-            weights: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None, rows: int, turn: int) -> Tensor:
-    """[3] on the device: the median relative L2 error of sums over ``rows`` destinations, the share of their neighbours that are
-    rows of zeros, and the share that are made by outliers.
+            weights: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None, rows: int,
+            turn: int) -> Tensor:
+    """[3] on the device: the median relative L2 error of sums over ``rows`` destinations, the share
+    of their neighbours that are rows of zeros, and the share that are made by outliers.
 
-    ``x`` [num_src, ...] and ``stored``, what it became; ``ids``: edge ids are needed; ``weights(src, dst, edge, real)``: of a
-    table [destinations, edges] the weights, which broadcast to [destinations, edges, *x.shape[1:]]. ``turn``: each samples
-    others.
-    Draws no random numbers: a user's run has the same with a guard as without.
+    ``x`` [num_src, ...] and ``stored``, what it became; ``ids``: edge ids are needed;
+    ``weights(src, dst, edge, real)``: of a table [destinations, edges] the weights, which broadcast
+    to [destinations, edges, *x.shape[1:]]. ``turn``: each samples others. Draws no random numbers:
+    a user's run has the same with a guard as without.
     """
     src, dst, edge, real = _table(view, ids, min(rows, max(view.num_dst, 1)), turn)
     exact, near = x[src].float(), _gathered(stored, src).view(*src.shape, *x.shape[1:])
@@ -31,15 +35,20 @@ def measure(view: GraphView, ids: bool, x: Tensor, stored: Stored,
     weight = real.view(*real.shape, *(1,) * (x.dim() - 1)).float()
     if weights is not None:
         weight = weight * weights(src, dst, edge, real)
-    return torch.cat([_error(((near - exact) * weight).sum(1).flatten(1), (exact * weight).sum(1).flatten(1)), lost])
+    return torch.cat([_error(((near - exact) * weight).sum(1).flatten(1),
+                             (exact * weight).sum(1).flatten(1)), lost])
 
 
-def measure_map(x: Tensor, weight: Tensor, near: Callable[[Tensor], Tensor], rows: int, turn: int) -> Tensor:
-    """[3]: the same of ``rows`` rows of ``x`` @ ``weight``.T, x [any, K], weight [N, K]. ``near``: what rows become."""
+def measure_map(x: Tensor, weight: Tensor, near: Callable[[Tensor], Tensor], rows: int,
+                turn: int) -> Tensor:
+    """[3]: the same of ``rows`` rows of ``x`` @ ``weight``.T, x [any, K], weight [N, K]. ``near``:
+    what rows become."""
     rows = min(rows, x.shape[0])
-    exact = x[(torch.arange(rows, device=x.device) * (x.shape[0] // rows) + 7919 * turn) % x.shape[0]]
+    exact = x[(torch.arange(rows, device=x.device) * (x.shape[0] // rows) + 7919
+               * turn) % x.shape[0]]
     rounded, expected = near(exact), exact @ weight.t()
-    lost = _lost(exact.unsqueeze(1), rounded.unsqueeze(1), torch.ones(rows, 1, dtype=torch.bool, device=x.device))
+    lost = _lost(exact.unsqueeze(1), rounded.unsqueeze(1),
+                 torch.ones(rows, 1, dtype=torch.bool, device=x.device))
     return torch.cat([_error(rounded @ near(weight).t() - expected, expected), lost])
 
 
@@ -50,7 +59,8 @@ def _error(off: Tensor, exact: Tensor) -> Tensor:
 
 
 def _median(values: Tensor) -> Tensor:
-    """[1]: of the numbers that are not NaN; 0 without any. (`torch.nanmedian` waits for the device.)"""
+    """[1]: of the numbers that are not NaN; 0 without any. (`torch.nanmedian` waits for the
+    device.)"""
     ordered = values.sort().values  # NaN comes last
     at = (ordered.isnan().logical_not().sum() - 1).clamp(min=0) // 2
     return torch.nan_to_num(ordered.index_select(0, at.view(1)), nan=0.0, posinf=torch.inf)
@@ -73,11 +83,13 @@ def _lost(exact: Tensor, near: Tensor, real: Tensor) -> Tensor:
     return torch.stack([zero.sum() / total, outlier.sum() / total])
 
 
-def _table(view: GraphView, ids: bool, rows: int, turn: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """For ``rows`` destinations spread over the graph: sources, destinations and edge ids [rows, edges], and what of it is
-    real."""
+def _table(view: GraphView, ids: bool, rows: int,
+           turn: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """For ``rows`` destinations spread over the graph: sources, destinations and edge ids [rows,
+    edges], and what of it is real."""
     device = view.device
-    dst = (torch.arange(rows, device=device) * max(1, view.num_dst // rows) + 7919 * turn) % max(view.num_dst, 1)
+    dst = (torch.arange(rows, device=device) * max(1, view.num_dst // rows) + 7919
+           * turn) % max(view.num_dst, 1)
     indptr, other, place = _arrays(view, ids)
     at = indptr[dst].long().unsqueeze(1) + torch.arange(_EDGES, device=device)
     real = at < indptr[dst + 1].long().unsqueeze(1)

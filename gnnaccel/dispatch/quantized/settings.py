@@ -1,14 +1,16 @@
-"""Which format a layer's rows are to have: what `gnnaccel.quantize` said of the layer, the block, and the environment.
+"""Which format a layer's rows are to have: what `gnnaccel.quantize` said of the layer, the block,
+and the environment.
 
-Settings are kept weakly by the layer object, as names are. So nothing is in its attributes, its state_dict or a pickle, and a
-copy
-of a quantized model is an ordinary model until it is quantized itself: an average of weights, or a teacher, stays fp32.
+Settings are kept weakly by the layer object, as names are. So nothing is in its attributes, its
+state_dict or a pickle, and a copy of a quantized model is an ordinary model until it is quantized
+itself: an average of weights, or a teacher, stays fp32.
 
 The first of these that says something decides:
 
 1. fp32 in the block (``precision("fp32")``) or in the environment: nothing is quantized;
 2. ``overrides`` of `gnnaccel.quantize`, the longest name first;
-3. what keeps a layer fp32: ``filter_fn``, the layer before the softmax, layers of which nothing can be quantized;
+3. what keeps a layer fp32: ``filter_fn``, the layer before the softmax, layers of which nothing can
+   be quantized;
 4. the block's format (`gnnaccel.precision`);
 5. the format given to `gnnaccel.quantize`;
 6. ``GNNACCEL_PRECISION``.
@@ -36,8 +38,8 @@ _log = logging.getLogger("gnnaccel")
 
 @dataclass(frozen=True)
 class Setting:
-    """What `gnnaccel.quantize` said of one layer. ``why``: what keeps it fp32, else None; ``named``: it was overridden by name;
-    ``backward``: None for the format itself."""
+    """What `gnnaccel.quantize` said of one layer. ``why``: what keeps it fp32, else None;
+    ``named``: it was overridden by name; ``backward``: None for the format itself."""
 
     name: str
     format: str
@@ -49,11 +51,13 @@ class Setting:
 
 @dataclass
 class Entry:
-    """A layer's setting (None: only a block or the environment asks), what the guard saw, and how its calls went.
+    """A layer's setting (None: only a block or the environment asks), what the guard saw, and how
+    its calls went.
 
-    ``quantized``, ``in_fp32``: calls; ``reasons``: why calls ran in fp32, with counts; ``storage``: of the last quantized call;
-    ``gain``: estimated time in fp32 over that, of such a call; ``measured``: likewise measured. ``maps``: linear maps inside the
-    layer have entries of their own, which may use the rows that the layer stores.
+    ``quantized``, ``in_fp32``: calls; ``reasons``: why calls ran in fp32, with counts; ``storage``:
+    of the last quantized call; ``gain``: estimated time in fp32 over that, of such a call;
+    ``measured``: likewise measured. ``maps``: linear maps inside the layer have entries of their
+    own, which may use the rows that the layer stores.
     """
 
     name: str
@@ -94,14 +98,16 @@ def keep(layer: Any, setting: Setting) -> Entry:
 
 def keep_map(linear: Any, layer: Any, setting: Setting) -> Entry:
     """As `keep`, of a linear map inside ``layer``, which is told of it."""
-    found = Entry(setting.name, type(linear).__name__, setting, Watch(setting.guard, setting.name), owner=weakref.ref(layer))
+    found = Entry(setting.name, type(linear).__name__, setting, Watch(setting.guard, setting.name),
+                  owner=weakref.ref(layer))
     _entries.get(layer).maps = True
     _maps.set(linear, found)
     return found
 
 
 def drop(layer: Any) -> bool:
-    """Forget all about ``layer``, a layer of a graph or a linear map; whether there was a setting of the former."""
+    """Forget all about ``layer``, a layer of a graph or a linear map; whether there was a setting
+    of the former."""
     if _maps.get(layer) is not None:
         del _maps.entries[id(layer)]
     found = _entries.get(layer)
@@ -124,7 +130,8 @@ def map_entry(linear: Any) -> Entry | None:
 
 
 def maps_asked() -> bool:
-    """Whether `gnnaccel.quantize` was told of any linear map that lives; blocks and the environment ask for none by themselves."""
+    """Whether `gnnaccel.quantize` was told of any linear map that lives; blocks and the environment
+    ask for none by themselves."""
     return bool(_maps.entries)
 
 
@@ -172,7 +179,9 @@ def wanted(layer: Any, found: Entry, config: Config, checkpointed: bool) -> Stor
     """The storage of this call, or why it is fp32."""
     block, default, setting = config.block_precision, config.precision, found.setting
     if block == "fp32" or default == "fp32":
-        return reason("GA601", "fp32 was asked for " + ("by precision('fp32')" if block == "fp32" else "by GNNACCEL_PRECISION"))
+        return reason("GA601",
+                      "fp32 was asked for "
+                      + ("by precision('fp32')" if block == "fp32" else "by GNNACCEL_PRECISION"))
     if setting is not None and setting.why is not None:
         return setting.why
     if setting is not None:

@@ -1,4 +1,5 @@
-"""One call of a layer that is asked to quantize: in which format it runs, or why in fp32; counted either way."""
+"""One call of a layer that is asked to quantize: in which format it runs, or why in fp32; counted
+either way."""
 from __future__ import annotations
 
 from typing import Any, NamedTuple
@@ -24,15 +25,17 @@ class Use(NamedTuple):
 
     @property
     def text(self) -> str:
-        return self.storage.format if self.storage.format == self.storage.backward else "/".join(self.storage)
+        return (self.storage.format
+                if self.storage.format == self.storage.backward else "/".join(self.storage))
 
 
-def decide(layer: Any, found: Entry, config: Config, route: str, why_native: Reason | None, dtype: torch.dtype, sizes: Sizes,
-           unfit: Reason | None, checkpointed: bool) -> Use | Reason:
+def decide(layer: Any, found: Entry, config: Config, route: str, why_native: Reason | None,
+           dtype: torch.dtype, sizes: Sizes, unfit: Reason | None,
+           checkpointed: bool) -> Use | Reason:
     """The storage of this call.
 
-    ``route``: where the call runs as it is; ``why_native``: if that is "native", why; ``unfit``: what speaks against quantizing
-    calls of this form. Counts nothing.
+    ``route``: where the call runs as it is; ``why_native``: if that is "native", why; ``unfit``:
+    what speaks against quantizing calls of this form. Counts nothing.
     """
     storage = settings.wanted(layer, found, config, checkpointed)
     if type(storage) is Reason:
@@ -54,4 +57,6 @@ def decide(layer: Any, found: Entry, config: Config, route: str, why_native: Rea
 def _dtype_reason(dtype: torch.dtype, storage: Storage) -> Reason | None:
     if dtype is torch.float32 or (dtype in _HALF and storage.format == "int8"):
         return None
-    return reason("GA603", f"rows come in {str(dtype).removeprefix('torch.')}, which {storage.format} does not stand for")
+    return reason("GA603",
+                  f"rows come in {str(dtype).removeprefix('torch.')}, which "
+                  f"{storage.format} does not stand for")

@@ -1,4 +1,5 @@
-"""What a layer adds to its Program's result: a root term, whose matrix is that of the destination's type, and a bias."""
+"""What a layer adds to its Program's result: a root term, whose matrix is that of the destination's
+type, and a bias."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -14,11 +15,12 @@ ADDED = "+"  #: under which it goes with a Program's operands; no input has such
 
 
 class Added(NamedTuple):
-    """``rows`` [num_dst, K] times the matrix of each row's type, plus the type's bias; all in the dtype of the result. A bias
-    alone may be added to rows of any shape with its number of elements.
+    """``rows`` [num_dst, K] times the matrix of each row's type, plus the type's bias; all in the
+    dtype of the result. A bias alone may be added to rows of any shape with its number of elements.
 
-    ``sizes``: destinations of each type, type after type; ``matrix`` [types, K, N], or [types, N, K] when ``transposed``;
-    ``bias`` [types, N]; both without the first dimension where there is one type. ``matrix`` None (and ``rows``): only the bias.
+    ``sizes``: destinations of each type, type after type; ``matrix`` [types, K, N], or [types, N,
+    K] when ``transposed``; ``bias`` [types, N]; both without the first dimension where there is one
+    type. ``matrix`` None (and ``rows``): only the bias.
     """
 
     sizes: tuple[int, ...]
@@ -29,7 +31,8 @@ class Added(NamedTuple):
 
 
 def fits(dtype: torch.dtype, *tensors: Tensor | None) -> bool:
-    """Whether all of them are of the result's dtype, so that adding them to it rounds as the host does, or less."""
+    """Whether all of them are of the result's dtype, so that adding them to it rounds as the host
+    does, or less."""
     for t in tensors:
         if t is not None and t.dtype is not dtype:
             return False
@@ -57,4 +60,5 @@ def add(out: Tensor, added: Added, view: RelationView, take: Callable = torch_ma
         return (rows @ matrix if bias is None else torch.addmm(bias, rows, matrix)).add_(out)
     if matrix is None:
         return out + take(bias, view.types_of_blocks(sizes))
-    return out + torch_maps.multiply(view.blocks(sizes), rows.unsqueeze(1), matrix.unsqueeze(1), transposed, bias=bias).squeeze(1)
+    return out + torch_maps.multiply(view.blocks(sizes), rows.unsqueeze(1), matrix.unsqueeze(1),
+                                     transposed, bias=bias).squeeze(1)

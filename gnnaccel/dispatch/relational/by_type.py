@@ -1,7 +1,9 @@
-"""HGT's maps by node type on CUDA: what stands before and after its attention, one node of autograd each.
+"""HGT's maps by node type on CUDA: what stands before and after its attention, one node of autograd
+each.
 
-A map by type is a product by segment: all types' rows lie in one array, type after type, or the segments' rows are read and
-written where they lie (`Typed`). Where backward is itself recorded it runs on torch operations.
+A map by type is a product by segment: all types' rows lie in one array, type after type, or the
+segments' rows are read and written where they lie (`Typed`). Where backward is itself recorded it
+runs on torch operations.
 """
 from __future__ import annotations
 
@@ -21,66 +23,80 @@ from gnnaccel.dispatch.tall import precision
 
 
 def together(x: list[Tensor]) -> Tensor | None:
-    """The rows of ``x`` in one array, for `project`: begun while there is nothing yet to multiply with. None for a single one."""
+    """The rows of ``x`` in one array, for `project`: begun while there is nothing yet to multiply
+    with. None for a single one."""
     return torch.cat([t.detach() for t in x]) if len(x) > 1 else None
 
 
 def project(blocks: Blocks, weight: Tensor, transposed: bool, bias: Tensor | None, x: list[Tensor],
             rows: Tensor | None = None) -> tuple[Tensor, ...]:
-    """The rows of ``x``, one after the other in one array [nodes, K], and maps of them by type, each [nodes, C].
+    """The rows of ``x``, one after the other in one array [nodes, K], and maps of them by type,
+    each [nodes, C].
 
-    weight [types, maps, K, C], or [types, maps, C, K] if ``transposed``; bias [types, maps, C]. The first result is for `finish`
-    alone, whose gradient of it this adds to; of a single ``x`` it is that. ``rows``: what `together` has made of ``x``.
+    weight [types, maps, K, C], or [types, maps, C, K] if ``transposed``; bias [types, maps, C]. The
+    first result is for `finish` alone, whose gradient of it this adds to; of a single ``x`` it is
+    that. ``rows``: what `together` has made of ``x``.
     """
     operation = _Project(blocks, tuple([part.shape[0] for part in x]), transposed)
     return operation.apply(together(x) if rows is None else rows, weight, bias, *x)
 
 
-def product(blocks: Blocks, rows: Tensor, weight: Tensor, transposed: bool, bias: Tensor | None = None,
-            into: Tensor | None = None, blend: tuple[Tensor, Tensor] | None = None, gelu_grad: Tensor | None = None) -> Tensor:
-    """[nodes, C]: rows times their type's matrix [C, K] (``transposed``) or [K, C], plus its bias; added to ``into``, or with
-    ``blend`` and ``gelu_grad`` as in `segment_gemm.multiply`."""
+def product(blocks: Blocks, rows: Tensor, weight: Tensor, transposed: bool,
+            bias: Tensor | None = None, into: Tensor | None = None,
+            blend: tuple[Tensor, Tensor] | None = None, gelu_grad: Tensor | None = None) -> Tensor:
+    """[nodes, C]: rows times their type's matrix [C, K] (``transposed``) or [K, C], plus its bias;
+    added to ``into``, or with ``blend`` and ``gelu_grad`` as in `segment_gemm.multiply`."""
     out = into
     if blocks.order is not None and out is None:
         out = rows.new_empty(rows.shape[0], weight.shape[1 if transposed else 2])
-    return segment_gemm.multiply(blocks.segments, dense(rows), matrices(weight), index=blocks.order, out_index=blocks.order,
-                                 out=out, transposed=transposed, bias=None if bias is None else bias.contiguous(),
-                                 precision=precision(), accumulate=into is not None, distinct=True, blend=blend,
-                                 gelu_grad=gelu_grad)
+    return segment_gemm.multiply(blocks.segments, dense(rows), matrices(weight), index=blocks.order,
+                                 out_index=blocks.order, out=out, transposed=transposed,
+                                 bias=None if bias is None else bias.contiguous(),
+                                 precision=precision(), accumulate=into is not None, distinct=True,
+                                 blend=blend, gelu_grad=gelu_grad)
 
 
-def _gradients(blocks: Blocks, rows: Tensor, grad: Tensor, weight: Tensor, transposed: bool, into: Tensor | None = None,
+def _gradients(blocks: Blocks, rows: Tensor, grad: Tensor, weight: Tensor, transposed: bool,
+               into: Tensor | None = None,
                gelu_grad: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Of ``product(blocks, rows, weight, transposed, bias)``: that of the rows, added to ``into`` or as `product` with
-    ``gelu_grad``, and those of the matrices and biases. One reading of ``grad`` where `weight_grad` and `product` take two."""
+    """Of ``product(blocks, rows, weight, transposed, bias)``: that of the rows, added to ``into``
+    or as `product` with ``gelu_grad``, and those of the matrices and biases. One reading of
+    ``grad`` where `weight_grad` and `product` take two."""
     out = into
     if blocks.order is not None and out is None:
         out = grad.new_empty(grad.shape[0], rows.shape[1])
     d_rows, by_weight, by_bias = segment_backward.gradients(
-        blocks.segments, dense(rows), dense(grad), matrices(weight), index=blocks.order, dy_index=blocks.order,
-        transposed=transposed, sums=True, out=out, out_index=blocks.order, accumulate=into is not None, gelu_grad=gelu_grad,
+        blocks.segments, dense(rows), dense(grad), matrices(weight), index=blocks.order,
+        dy_index=blocks.order,
+        transposed=transposed, sums=True, out=out, out_index=blocks.order,
+        accumulate=into is not None, gelu_grad=gelu_grad,
         precision=precision())
     return d_rows, by_weight[:, 0], by_bias
 
 
-def weight_grad(blocks: Blocks, rows: Tensor, grad: Tensor, transposed: bool) -> tuple[Tensor, Tensor]:
+def weight_grad(blocks: Blocks, rows: Tensor, grad: Tensor,
+                transposed: bool) -> tuple[Tensor, Tensor]:
     """The gradients of the types' matrices, and of their biases [types, C]."""
-    found, sums = weight_grad_and_sums(blocks.segments, dense(rows), grad, index=blocks.order, dy_index=blocks.order,
-                                       precision=precision())
+    found, sums = weight_grad_and_sums(blocks.segments, dense(rows), grad, index=blocks.order,
+                                       dy_index=blocks.order, precision=precision())
     return found[:, 0].transpose(1, 2) if transposed else found[:, 0], sums
 
 
-def _by_torch(blocks: Blocks, rows: Tensor, weight: Tensor, transposed: bool, bias: Tensor | None) -> Tensor:
+def _by_torch(blocks: Blocks, rows: Tensor, weight: Tensor, transposed: bool,
+              bias: Tensor | None) -> Tensor:
     """`product` on torch operations, which can be differentiated any number of times."""
     rows = rows if blocks.order is None else rows[blocks.order]
     found = rows.new_empty(0, weight.shape[1 if transposed else 2])
-    parts = [F.linear(rows[a:b], weight[t] if transposed else weight[t].t(), None if bias is None else bias[t])
+    parts = [F.linear(rows[a:b], weight[t] if transposed else weight[t].t(),
+                      None if bias is None else bias[t])
              for t, a, b in blocks.bounds]
     found = torch.cat(parts) if parts else found
-    return found if blocks.order is None else torch.empty_like(found).index_copy(0, blocks.order.long(), found)
+    return (found
+            if blocks.order is None
+            else torch.empty_like(found).index_copy(0, blocks.order.long(), found))
 
 
-# --- before the attention ----------------------------------------------------------------------------------------------
+# --- before the attention -------------------------------------------------------------------------
 
 class _Project(Operation):
     """The inputs are ``rows``, weight, bias and ``x``, as of `project`."""
@@ -118,25 +134,31 @@ def _project_backward(of: _Project, weight: Tensor, bias: Tensor | None, rows: T
     d_x, found = [None] * len(of.sizes), []
     for grad, matrix in zip(grads, weight.unbind(1)):
         if grad is None:
-            sums = torch.zeros_like(matrix), matrix.new_zeros(matrix.shape[0], matrix.shape[1 if transposed else 2])
+            sums = torch.zeros_like(matrix), matrix.new_zeros(matrix.shape[0],
+                                                              matrix.shape[1 if transposed else 2])
         else:
-            d_rows, *sums = _map_backward(blocks, rows, grad, matrix, transposed, d_rows, any(needs[2:]), needs[0] or needs[1])
+            d_rows, *sums = _map_backward(blocks, rows, grad, matrix, transposed, d_rows,
+                                          any(needs[2:]), needs[0] or needs[1])
         found.append(sums)
     if needs[0] or needs[1]:
         d_weight = torch.stack([w for w, _ in found], 1).to(weight.dtype) if needs[0] else None
-        d_bias = torch.stack([b for _, b in found], 1).to(bias.dtype) if needs[1] and bias is not None else None
+        d_bias = (torch.stack([b for _, b in found], 1).to(bias.dtype) if needs[1]
+                  and bias is not None else None)
     if any(needs[2:]):
         d_x = d_x if d_rows is None else d_rows.split(of.sizes)
     return d_weight, d_bias, *(d if need else None for d, need in zip(d_x, needs[2:]))
 
 
-def _map_backward(blocks: Blocks, rows: Tensor, grad: Tensor, matrix: Tensor, transposed: bool, d_rows: Tensor | None,
-                  by_rows: bool, by_weight: bool) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """One map's gradients: of the rows, which join ``d_rows``, of its matrices and of its biases, where they are asked for."""
+def _map_backward(blocks: Blocks, rows: Tensor, grad: Tensor, matrix: Tensor, transposed: bool,
+                  d_rows: Tensor | None, by_rows: bool,
+                  by_weight: bool) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """One map's gradients: of the rows, which join ``d_rows``, of its matrices and of its biases,
+    where they are asked for."""
     if not by_rows:
         return d_rows, *(weight_grad(blocks, rows, grad, transposed) if by_weight else (None, None))
     # what the kernels add to
-    into = d_rows if d_rows is not None and d_rows.dtype is torch.float32 and d_rows.is_contiguous() else None
+    into = (d_rows if d_rows is not None and d_rows.dtype is torch.float32
+            and d_rows.is_contiguous() else None)
     if by_weight:
         found, *sums = _gradients(blocks, rows, grad, matrix, transposed, into)
     else:
@@ -144,40 +166,45 @@ def _map_backward(blocks: Blocks, rows: Tensor, grad: Tensor, matrix: Tensor, tr
     return found if d_rows is None or into is not None else d_rows + found, *sums
 
 
-# --- after the attention -----------------------------------------------------------------------------------------------
+# --- after the attention --------------------------------------------------------------------------
 
-def finish(blocks: Blocks, sizes: tuple[int, ...], out: Tensor, weight: Tensor, transposed: bool, bias: Tensor | None,
-           alpha: Tensor | None, rows: Tensor | None, gelu: bool = True) -> tuple[Tensor, ...]:
-    """``out``, after GELU if asked for, mapped by type, in parts of ``sizes``; with ``alpha`` [types], that share of it and the
-    rest of ``rows``. weight [types, ., .], as for `project`.
+def finish(blocks: Blocks, sizes: tuple[int, ...], out: Tensor, weight: Tensor, transposed: bool,
+           bias: Tensor | None, alpha: Tensor | None, rows: Tensor | None,
+           gelu: bool = True) -> tuple[Tensor, ...]:
+    """``out``, after GELU if asked for, mapped by type, in parts of ``sizes``; with ``alpha``
+    [types], that share of it and the rest of ``rows``. weight [types, ., .], as for `project`.
 
-    The results are no views: each may be changed in place. The gradient of ``rows`` is memory of its own, to be added to.
+    The results are no views: each may be changed in place. The gradient of ``rows`` is memory of
+    its own, to be added to.
     """
     operation = _Finish(blocks, sizes, transposed, gelu)
     return operation.apply(out, weight, bias, alpha, None if alpha is None else rows)
 
 
-def finish_types(blocks: Blocks, sizes: tuple[int, ...], out: Tensor, weights: list[Tensor], biases: list[Tensor],
-                 gates: list[Tensor], rows: Tensor | None) -> tuple[Tensor, ...]:
-    """`finish`, after GELU, with parameters of their own for each type: a weight [C, C], a bias [C] and a gate [1], whose sigmoid
-    is the share; of biases and gates all or none.
+def finish_types(blocks: Blocks, sizes: tuple[int, ...], out: Tensor, weights: list[Tensor],
+                 biases: list[Tensor], gates: list[Tensor],
+                 rows: Tensor | None) -> tuple[Tensor, ...]:
+    """`finish`, after GELU, with parameters of their own for each type: a weight [C, C], a bias [C]
+    and a gate [1], whose sigmoid is the share; of biases and gates all or none.
 
-    A type whose result nobody used gives its parameters no gradients, as where each map is called by itself.
+    A type whose result nobody used gives its parameters no gradients, as where each map is called
+    by itself.
     """
     operation = _FinishTypes(blocks, sizes)
     return operation.apply(out, rows if gates else None, *weights, *biases, *gates)
 
 
-def _finish_by_torch(blocks: Blocks, sizes: tuple[int, ...], transposed: bool, gelu: bool, out: Tensor, weight: Tensor,
-                     bias: Tensor | None, alpha: Tensor | None, rows: Tensor | None) -> tuple[Tensor, ...]:
+def _finish_by_torch(blocks: Blocks, sizes: tuple[int, ...], transposed: bool, gelu: bool,
+                     out: Tensor, weight: Tensor, bias: Tensor | None, alpha: Tensor | None,
+                     rows: Tensor | None) -> tuple[Tensor, ...]:
     mapped = _by_torch(blocks, F.gelu(out) if gelu else out, weight, transposed, bias)
     if alpha is not None:
         mapped = torch.lerp(rows, mapped, alpha.index_select(0, blocks.relation).unsqueeze(1))
     return tuple(part.clone() for part in mapped.split(sizes))
 
 
-def _finished(blocks: Blocks, grown: Tensor, weight: Tensor, transposed: bool, bias: Tensor | None, alpha: Tensor | None,
-              rows: Tensor | None) -> Tensor:
+def _finished(blocks: Blocks, grown: Tensor, weight: Tensor, transposed: bool, bias: Tensor | None,
+              alpha: Tensor | None, rows: Tensor | None) -> Tensor:
     blend = None if alpha is None else (alpha.float().contiguous(), dense(rows))
     return product(blocks, grown, weight, transposed, bias, blend=blend)
 
@@ -205,37 +232,43 @@ class _Finish(Operation):
         return _finish_by_torch(*self.how, *inputs)
 
 
-def _finish_backward(how: tuple, inputs: list, grown: Tensor | None, needs: tuple[bool, ...], grad: Tensor) -> tuple:
-    """With y = gelu(out) W + b and the result alpha y + (1 - alpha) rows, the sum of <grad, y> over a type's rows, which the
-    gradient of alpha takes, follows from the sums that those of W and b take: <W, sum of gelu(out)^T grad> + <b, sum of grad>."""
+def _finish_backward(how: tuple, inputs: list, grown: Tensor | None, needs: tuple[bool, ...],
+                     grad: Tensor) -> tuple:
+    """With y = gelu(out) W + b and the result alpha y + (1 - alpha) rows, the sum of <grad, y> over
+    a type's rows, which the gradient of alpha takes, follows from the sums that those of W and b
+    take: <W, sum of gelu(out)^T grad> + <b, sum of grad>."""
     (blocks, _, transposed, gelu), (out, weight, bias, alpha, rows) = how, inputs
     by_weight = by_bias = d_alpha = d_rows = d_out = None
     share = None if alpha is None else alpha.view(-1, 1)
-    scaled, gelu_at = weight if alpha is None else weight * share.unsqueeze(2), dense(out) if gelu else None
+    scaled, gelu_at = (weight if alpha is None else weight * share.unsqueeze(2),
+                       dense(out) if gelu else None)
     if needs[1] or needs[2] or needs[3]:
         grown = grown if grown is not None else F.gelu(out) if gelu else out
         if needs[0]:
-            d_out, by_weight, by_bias = _gradients(blocks, grown, grad, scaled, transposed, gelu_grad=gelu_at)
+            d_out, by_weight, by_bias = _gradients(blocks, grown, grad, scaled, transposed,
+                                                   gelu_grad=gelu_at)
         else:
             by_weight, by_bias = weight_grad(blocks, grown, grad, transposed)
     elif needs[0]:
         d_out = product(blocks, grad, scaled, not transposed, gelu_grad=gelu_at)
     if alpha is not None and (needs[3] or needs[4]):
         d_rows = torch.empty_like(grad) if needs[4] else None
-        by_rows = blend_grad(blocks.segments, grad, dense(rows), alpha.float().contiguous(), blocks.order, d_rows)
+        by_rows = blend_grad(blocks.segments, grad, dense(rows), alpha.float().contiguous(),
+                             blocks.order, d_rows)
     if alpha is not None and needs[3]:
         d_alpha = (weight * by_weight).sum((1, 2)) - by_rows
         d_alpha = (d_alpha if bias is None else d_alpha + (bias * by_bias).sum(1)).to(alpha.dtype)
     if alpha is not None and by_weight is not None:
         by_weight, by_bias = by_weight * share.unsqueeze(2), by_bias * share
-    return d_out, _like(by_weight, inputs[1], needs[1]), _like(by_bias, bias, needs[2]), d_alpha, d_rows
+    return d_out, _like(by_weight, inputs[1],
+                        needs[1]), _like(by_bias, bias, needs[2]), d_alpha, d_rows
 
 
 def _like(grad: Tensor | None, t: Tensor | None, need: bool) -> Tensor | None:
     return grad.to(t.dtype) if need and t is not None else None
 
 
-# --- the same with parameters of each type ------------------------------------------------------------------------------
+# --- the same with parameters of each type --------------------------------------------------------
 
 class _FinishTypes(Operation):
     """The parameters are not saved for backward, which the host does not save all of either: they
@@ -303,7 +336,8 @@ def of_used(needs: tuple[bool, ...], grads: tuple[Tensor | None, ...]) -> tuple[
 
 
 def whole(grads: tuple[Tensor | None, ...], sizes: tuple[int, ...]) -> Tensor:
-    """[nodes, ..]: the gradients of parts of ``sizes``, of which at least one is there; zeros for the others."""
+    """[nodes, ..]: the gradients of parts of ``sizes``, of which at least one is there; zeros for
+    the others."""
     if len(grads) == 1:
         return grads[0]
     missing = [size for size, grad in zip(sizes, grads) if grad is None]
@@ -321,6 +355,8 @@ def _kinds(count: int, gated: bool, of_parameters) -> tuple:
     return weights, rest[:biases], rest[biases:]
 
 
-def _stacked(count: int, gated: bool, parameters: tuple[Tensor, ...]) -> tuple[Tensor, Tensor | None, Tensor | None]:
+def _stacked(count: int, gated: bool,
+             parameters: tuple[Tensor, ...]) -> tuple[Tensor, Tensor | None, Tensor | None]:
     weights, biases, gates = _kinds(count, gated, parameters)
-    return torch.stack(weights), torch.stack(biases) if biases else None, torch.cat(gates) if gates else None
+    return (torch.stack(weights), torch.stack(biases) if biases else None,
+            torch.cat(gates) if gates else None)

@@ -20,7 +20,8 @@ def cuda(request: RelationalRequest) -> float:
 
 
 def _around(request: RelationalRequest) -> float:
-    """What is done for the Program besides: rows laid side by side, weights of types put together."""
+    """What is done for the Program besides: rows laid side by side, weights of types put
+    together."""
     rates = cost.constants()["relational"]["cuda"]["around"].get(request.native)
     if rates is None:
         return 0.0
@@ -30,18 +31,23 @@ def _around(request: RelationalRequest) -> float:
 
 
 def torch_backend(request: RelationalRequest) -> float | None:
-    """Seconds by the torch backend on a CPU, with the margin within which a gain is none; None on other devices."""
+    """Seconds by the torch backend on a CPU, with the margin within which a gain is none; None on
+    other devices."""
     if request.device != "cpu":
         return None
     rates, count = cost.constants()["relational"]["cpu"], _taken(request, "cpu").count
     seconds = _total(rates["total"][mode(request)], count, 1 << request.relation_bits)
     around = rates["around"].get(request.native)
-    return seconds * rates["margin"] + _structure(request, "cpu") + (0.0 if around is None else around[mode(request)])
+    return seconds * rates["margin"] + _structure(request,
+                                                  "cpu") + (0.0
+                                                            if around is None
+                                                            else around[mode(request)])
 
 
 def native(request: RelationalRequest) -> float | None:
     """Seconds of the host's own layer, None where nothing is known about it."""
-    rates = cost.constants()["relational"].get(request.device, {}).get("native", {}).get(request.native)
+    rates = cost.constants()["relational"].get(request.device,
+                                               {}).get("native", {}).get(request.native)
     if request.device == "cuda":
         return _native_once(request) if rates is None else _one_by_one(request, rates)
     if rates is None:
@@ -49,17 +55,22 @@ def native(request: RelationalRequest) -> float | None:
     statistics = request.statistics()
     relations, edges = statistics.num_relations, statistics.num_edges
     width, matrix = _sizes(request)
-    return line(rates[mode(request)], 1, relations, relations * statistics.num_dst * matrix, edges * width, edges * matrix)
+    return line(rates[mode(request)], 1, relations, relations * statistics.num_dst * matrix,
+                edges * width, edges * matrix)
 
 
 def _native_once(request: RelationalRequest) -> float | None:
-    """Of a host on a GPU: over known graphs kernels always gain, over new ones there is the structure to pay for."""
-    return cost.once(request, False, 1 << request.relation_bits, (1 << request.edge_bits) * _sizes(request)[0])
+    """Of a host on a GPU: over known graphs kernels always gain, over new ones there is the
+    structure to pay for."""
+    return cost.once(request, False, 1 << request.relation_bits,
+                     (1 << request.edge_bits) * _sizes(request)[0])
 
 
 def _one_by_one(request: RelationalRequest, rates: dict[str, list[float]]) -> float:
-    """Of a host that makes a product per relation on a GPU: their launches, or the products where those take longer."""
-    taken, unit = _taken(request, "cuda"), cost.constants()["relational"]["cuda"]["orderings"]["launch"]
+    """Of a host that makes a product per relation on a GPU: their launches, or the products where
+    those take longer."""
+    taken, unit = _taken(request,
+                         "cuda"), cost.constants()["relational"]["cuda"]["orderings"]["launch"]
     products = taken.seconds - (taken.count + taken.back).launches * unit
     return max(line(rates[mode(request)], 1, *dict(request.shapes)["types"]), products)
 
@@ -70,7 +81,8 @@ def _cheapest(program, shapes, statistics, device: str, train: bool) -> Ordering
 
 
 def _taken(request: RelationalRequest, device: str) -> Ordering:
-    return _cheapest(request.program, request.shapes, request.statistics(), device, request.grad and device == "cuda")
+    return _cheapest(request.program, request.shapes, request.statistics(), device,
+                     request.grad and device == "cuda")
 
 
 def _structure(request: RelationalRequest, device: str) -> float:

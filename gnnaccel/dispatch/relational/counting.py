@@ -1,10 +1,12 @@
-"""Counting what an ordering costs: bytes moved and floating-point operations, operation by operation.
+"""Counting what an ordering costs: bytes moved and floating-point operations, operation by
+operation.
 
-Counts are in 4-byte values. On a CPU backward moves and computes about twice as much in any ordering, so it does not change which
-is best. On a GPU it may: what backward has to sum over the edges, and how often it launches, differs between orderings.
+Counts are in 4-byte values. On a CPU backward moves and computes about twice as much in any
+ordering, so it does not change which is best. On a GPU it may: what backward has to sum over the
+edges, and how often it launches, differs between orderings.
 
-Every count is a constant and so much for each node, edge, relation and pair. So an ordering is read once, into a `Formula`, and
-what it costs on the next graph is a few products.
+Every count is a constant and so much for each node, edge, relation and pair. So an ordering is read
+once, into a `Formula`, and what it costs on the next graph is a few products.
 """
 from __future__ import annotations
 
@@ -36,16 +38,19 @@ class Count:
     launches: int = 0
 
     def __add__(self, other: Count) -> Count:
-        return Count(self.moved + other.moved, self.flops + other.flops, self.launches + other.launches)
+        return Count(self.moved + other.moved, self.flops + other.flops,
+                     self.launches + other.launches)
 
     def seconds(self, device: str) -> float:
         """On a device of this type, by the rates of ``constants.json``."""
         rates = cost.constants()["relational"][device]["orderings"]
-        return self.moved / rates["bandwidth"] + self.flops / rates["flops"] + self.launches * rates["launch"]
+        return self.moved / rates["bandwidth"] + self.flops / rates[
+            "flops"] + self.launches * rates["launch"]
 
 
 class Formula(NamedTuple):
-    """How a `Count` follows from `RelationStatistics`: ``fixed``, and for each of their numbers, in order, its factors."""
+    """How a `Count` follows from `RelationStatistics`: ``fixed``, and for each of their numbers, in
+    order, its factors."""
 
     fixed: Count
     moved: tuple[int, ...]
@@ -53,14 +58,15 @@ class Formula(NamedTuple):
 
     def at(self, statistics: RelationStatistics) -> Count:
         sizes = _numbers_of(statistics)
-        return Count(self.fixed.moved + sum(map(mul, self.moved, sizes)), self.fixed.flops + sum(map(mul, self.flops, sizes)),
-                     self.fixed.launches)
+        return Count(self.fixed.moved + sum(map(mul, self.moved, sizes)),
+                     self.fixed.flops + sum(map(mul, self.flops, sizes)), self.fixed.launches)
 
 
 @functools.lru_cache(maxsize=1024)
-def formulas(program: Program, shapes: tuple[tuple[str, Shape], ...], device: str, train: bool) -> tuple[Formula, Formula]:
-    """Of what a Program costs on "cpu" or "cuda", and of its backward, which is weighed on a GPU alone. ``shapes``, ``train``: as
-    of `count` and `count_on_gpu`."""
+def formulas(program: Program, shapes: tuple[tuple[str, Shape], ...], device: str,
+             train: bool) -> tuple[Formula, Formula]:
+    """Of what a Program costs on "cpu" or "cuda", and of its backward, which is weighed on a GPU
+    alone. ``shapes``, ``train``: as of `count` and `count_on_gpu`."""
     def counts(sizes: tuple[int, ...]) -> tuple[Count, Count]:
         statistics = RelationStatistics(*sizes)
         if device == "cuda":
@@ -70,18 +76,22 @@ def formulas(program: Program, shapes: tuple[tuple[str, Shape], ...], device: st
     fixed = counts((0,) * len(_NUMBERS))
     each = [counts(tuple(int(name == one) for name in _NUMBERS)) for one in _NUMBERS]
     return tuple(Formula(first, tuple(one[way].moved - first.moved for one in each),
-                         tuple(one[way].flops - first.flops for one in each)) for way, first in enumerate(fixed))
+                         tuple(one[way].flops - first.flops for one in each))
+                 for way, first in enumerate(fixed))
 
 
 def count(program: Program, shapes: dict[str, Shape], statistics: RelationStatistics) -> Count:
-    """What a Program costs. ``shapes``: of one row of each input, without the first dimension; of the whole, for PARAM inputs."""
+    """What a Program costs. ``shapes``: of one row of each input, without the first dimension; of
+    the whole, for PARAM inputs."""
     known = shapes_of_all(program, shapes)
-    return sum((_cost(step, program, known[step.out], known, statistics) for step in program.ops), Count())
+    return sum((_cost(step, program, known[step.out], known, statistics) for step in program.ops),
+               Count())
 
 
-def count_on_gpu(program: Program, shapes: dict[str, Shape], statistics: RelationStatistics, train: bool) -> tuple[Count, Count]:
-    """Forward and backward, the latter zero unless the call is to ``train``; launches as the kernels are really launched.
-    Gradients are taken to be wanted of all operands."""
+def count_on_gpu(program: Program, shapes: dict[str, Shape], statistics: RelationStatistics,
+                 train: bool) -> tuple[Count, Count]:
+    """Forward and backward, the latter zero unless the call is to ``train``; launches as the
+    kernels are really launched. Gradients are taken to be wanted of all operands."""
     known = shapes_of_all(program, shapes)
     forward, backward = launches(program, known)
     first = replace(count(program, shapes, statistics), launches=forward)
@@ -123,8 +133,10 @@ def _shape(step: Op, known: dict[str, Shape]) -> Shape:
     return args[0]
 
 
-def _cost(step: Op, program: Program, shape: Shape, known: dict[str, Shape], statistics: RelationStatistics) -> Count:
-    """Of one operation; reads and writes each row once, gathers count per row of the finer domain."""
+def _cost(step: Op, program: Program, shape: Shape, known: dict[str, Shape],
+          statistics: RelationStatistics) -> Count:
+    """Of one operation; reads and writes each row once, gathers count per row of the finer
+    domain."""
     domain = program.domains[step.out]
     rows, width = statistics.rows(domain), prod(shape)
     args = [known[name_of(arg)] for arg in step.args]
@@ -136,7 +148,8 @@ def _cost(step: Op, program: Program, shape: Shape, known: dict[str, Shape], sta
         return Count(4 * (rows * (prod(args[0]) + width) + matrix), 2 * rows * prod(args[1]), 1)
     if kind in ("fold", "combine"):
         inner = args[0][-1]
-        return Count(4 * rows * (prod(args[0]) + width) + 4 * prod(args[1]), 2 * rows * width * inner, 1)
+        return Count(4 * rows * (prod(args[0]) + width) + 4 * prod(args[1]),
+                     2 * rows * width * inner, 1)
     if kind == "lookup":
         return Count(8 * rows * width, 0, 1)
     if kind == "mix":
@@ -148,18 +161,22 @@ def _cost(step: Op, program: Program, shape: Shape, known: dict[str, Shape], sta
         return Count(4 * (pairs + rows) * width + 4 * pairs, pairs * width, 1)
     if kind == "per_basis":
         pairs, bases, k = statistics.pairs_dst, args[1][0], prod(args[0])
-        return Count(4 * bases * k * (pairs + 2 * rows), 2 * bases * k * (pairs + rows * width), 2 + bases)
+        return Count(4 * bases * k * (pairs + 2 * rows), 2 * bases * k * (pairs + rows * width),
+                     2 + bases)
     if kind == "attend":
         gathered = width * (2 if "keys" in step.attr("names") else 1) + 2 * step.attr("heads")
         return Count(4 * (edges * gathered + rows * width), 4 * edges * width, 1)
     if kind == "aggregate":
         return Count(4 * (edges * width + rows * width), 2 * edges * width, 1)
     passes = 4 if kind == "segment_softmax" else 1
-    return Count(4 * rows * (sum(prod(a) for a in args) + width) * passes, 2 * rows * max(prod(a) for a in args), passes)
+    return Count(4 * rows * (sum(prod(a) for a in args) + width) * passes,
+                 2 * rows * max(prod(a) for a in args), passes)
 
 
-def _back(step: Op, program: Program, known: dict[str, Shape], statistics: RelationStatistics) -> Count:
-    """Backward of one operation, without launches. What is not listed reads and computes about twice what it does forward."""
+def _back(step: Op, program: Program, known: dict[str, Shape],
+          statistics: RelationStatistics) -> Count:
+    """Backward of one operation, without launches. What is not listed reads and computes about
+    twice what it does forward."""
     domain, edges, width = program.domains[step.out], statistics.num_edges, prod(known[step.out])
     rows, kind = statistics.rows(domain), step.kind
     end = DOMAIN_OF.get(step.args[0].partition("@")[2], EDGE)
@@ -167,15 +184,19 @@ def _back(step: Op, program: Program, known: dict[str, Shape], statistics: Relat
         k, matrix = prod(known[name_of(step.args[0])]), known[name_of(step.args[1])]
         passes = 2 * k + (width if _as_one(step, matrix) else 2 * width)
         gathered = (rows + statistics.rows(end)) * k if end != EDGE else 0
-        return Count(4 * (rows * passes + gathered + 2 * statistics.num_relations * prod(matrix)), 4 * rows * prod(matrix))
+        return Count(4 * (rows * passes + gathered + 2 * statistics.num_relations * prod(matrix)),
+                     4 * rows * prod(matrix))
     if kind in ("reduce", "mean_sum"):
         return Count(4 * (edges + statistics.rows(end)) * width + 8 * edges, 2 * edges * width)
     if kind == "collect":  # whoever made its rows reads the destination's gradient
         return Count()
-    if kind == "attend":  # one traversal gathers gradients, for a product of rows another one keys and values
+    # one traversal gathers gradients, for a product of rows another one keys and values
+    if kind == "attend":
         passes = 4 if "keys" in step.attr("names") else 1
         gathered = passes * width + 4 * step.attr("heads")
-        return Count(4 * (edges * gathered + (statistics.rows(step.attr("source")) + rows) * 2 * width), 8 * edges * width)
+        return Count(4
+                     * (edges * gathered + (statistics.rows(step.attr("source")) + rows) * 2
+                        * width), 8 * edges * width)
     forward = _cost(step, program, known[step.out], known, statistics)
     return Count(2 * forward.moved, 2 * forward.flops)
 

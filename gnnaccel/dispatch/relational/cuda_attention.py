@@ -1,7 +1,9 @@
-"""Attention over terms made of pairs (RGAT), as steps of the one node of autograd that `cuda_program` makes of a Program.
+"""Attention over terms made of pairs (RGAT), as steps of the one node of autograd that
+`cuda_program` makes of a Program.
 
-The matrices that make the terms, the terms, their way to the edges and the attention: strung together by autograd these are some
-twenty nodes, and on graphs like FB15k-237 they take longer than the kernels.
+The matrices that make the terms, the terms, their way to the edges and the attention: strung
+together by autograd these are some twenty nodes, and on graphs like FB15k-237 they take longer than
+the kernels.
 """
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ _NAMES = TERMS.names[:4]  # what a fused attention names; the others are what is
 
 
 class Fold(NamedTuple):
-    """Each relation's matrix times a parameter. It comes first, so that its gradient of the matrices is added to theirs."""
+    """Each relation's matrix times a parameter. It comes first, so that its gradient of the
+    matrices is added to theirs."""
 
     out: str
     rows: str
@@ -36,7 +39,8 @@ class Fold(NamedTuple):
     def forward(self, p: _Pass, into: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
         weight, matrix = p.values[self.rows], p.values[self.matrix]
         if weight.dim() == 3:
-            return (weight.view(-1, weight.shape[2]) @ matrix).view(*weight.shape[:2], matrix.shape[1])
+            return (weight.view(-1,
+                                weight.shape[2]) @ matrix).view(*weight.shape[:2], matrix.shape[1])
         return (weight @ _in_blocks(matrix, weight)).flatten(1, 2)
 
     def backward(self, p: _Pass) -> None:
@@ -86,12 +90,13 @@ class Spread(NamedTuple):
 
     def backward(self, p: _Pass) -> None:
         members = p.view.members(self.coarse, EDGE)
-        p.put(self.rows, total(members.csc(places=False), p.take(self.out), into=p.so_far(self.rows)))
+        p.put(self.rows,
+              total(members.csc(places=False), p.take(self.out), into=p.so_far(self.rows)))
 
 
 class Attend(NamedTuple):
-    """An attention over the graph between two domains. ``terms``: what its inputs are called, in the order of `TERMS`; with its
-    fifth, a vector, the second is made of the rows here."""
+    """An attention over the graph between two domains. ``terms``: what its inputs are called, in
+    the order of `TERMS`; with its fifth, a vector, the second is made of the rows here."""
 
     out: str
     rows: str
@@ -114,8 +119,8 @@ class Attend(NamedTuple):
     def forward(self, p: _Pass, into: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
         inputs, found = self._tensors(p), self.found
         rows = inputs[0]
-        call = attention.Call(self.program, found, p.view.graph(self.source, self.target), self.heads, rows.shape[2],
-                              p.out_dtype or rows.dtype)
+        call = attention.Call(self.program, found, p.view.graph(self.source, self.target),
+                              self.heads, rows.shape[2], p.out_dtype or rows.dtype)
         call.dropout = draw(found.dropout, rows.device) if found.dropout else OFF
         out, saved = TERMS.forward(call, (*inputs, bias), p.train)
         p.attended[self.out] = call, saved
@@ -124,15 +129,16 @@ class Attend(NamedTuple):
     def backward(self, p: _Pass) -> None:
         call, saved = p.attended.pop(self.out)
         wanted = [name in p.wanted for name in self.terms]
-        grads = TERMS.backward(call, (*self._tensors(p), None), saved, p.take(self.out), (*wanted, False))
+        grads = TERMS.backward(call, (*self._tensors(p), None), saved, p.take(self.out),
+                               (*wanted, False))
         for name, grad in zip(self.terms, grads):
             if name in p.wanted and grad is not None:
                 _more(p, name, grad.flatten(1) if name == self.rows else grad)
 
 
 def steps_in(program: Program) -> dict[str, Any]:
-    """The steps by which such an attention is computed, by what they make; None for what another step makes. Empty where there is
-    no such attention, or its terms come from elsewhere."""
+    """The steps by which such an attention is computed, by what they make; None for what another
+    step makes. Empty where there is no such attention, or its terms come from elsewhere."""
     made = {op.out: op for op in program.ops}
     step = next((op for op in program.ops if op.kind == "attend"), None)
     if step is None or not set(step.attr("names")) <= set(_NAMES):
@@ -148,15 +154,19 @@ def steps_in(program: Program) -> dict[str, Any]:
         name, _, end = edge.args[0].partition("@")
         found[edge.out] = Spread(edge.out, name, DOMAIN_OF[end])
     attended = step.attr("attention")
-    found[step.out] = Attend(step.out, terms[0], (*terms, vector), attended, patterns.attention(attended), step.attr("heads"),
-                             step.attr("source"), step.attr("target"))
+    found[step.out] = Attend(step.out, terms[0], (*terms, vector), attended,
+                             patterns.attention(attended), step.attr("heads"), step.attr("source"),
+                             step.attr("target"))
     found.update((op.out, Fold(op.out, *op.args)) for op in program.ops if op.kind == "fold")
     return found
 
 
 def _vector(program: Program, term: Op | None, step: Op) -> str | None:
-    """What the rows of an attention of one head are multiplied with for the ``term`` of their own."""
-    if term is None or term.kind != "linear" or step.attr("heads") != 1 or program.domains[term.out] != PAIR_SRC:
+    """What the rows of an attention of one head are multiplied with for the ``term`` of their
+    own."""
+    if (term is None or term.kind != "linear" or step.attr("heads") != 1
+        or program.domains[term.out] != PAIR_SRC):
         return None
     readers = [op for op in program.ops if term.out in map(name_of, op.args)]
-    return term.args[1] if term.args[0] == step.args[0] and not term.attrs and readers == [step] else None
+    return (term.args[1] if term.args[0] == step.args[0] and not term.attrs
+            and readers == [step] else None)

@@ -1,4 +1,5 @@
-"""Maps by relation and sums over edges by the CUDA kernels, with their backward; `torch_maps` says what they compute.
+"""Maps by relation and sums over edges by the CUDA kernels, with their backward; `torch_maps` says
+what they compute.
 
 Where backward is itself recorded it runs on torch operations, so that second derivatives are right.
 """
@@ -21,7 +22,8 @@ from gnnaccel.dispatch.relational.view import Gather
 from gnnaccel.dispatch.tall import precision
 
 
-def multiply(pairs: Pairs, rows: Tensor, weight: Tensor, transposed: bool = False, gather: Gather | None = None) -> Tensor:
+def multiply(pairs: Pairs, rows: Tensor, weight: Tensor, transposed: bool = False,
+             gather: Gather | None = None) -> Tensor:
     """`torch_maps.multiply`; rows that ``gather`` reads are never copied."""
     if wants_grad(rows, weight):
         return _Multiply(pairs, transposed, gather).apply(rows, weight)
@@ -43,30 +45,36 @@ def take(rows: Tensor, gather: Gather) -> Tensor:
     return rows.index_select(0, gather.index)
 
 
-# --- maps by relation --------------------------------------------------------------------------------------------------
+# --- maps by relation -----------------------------------------------------------------------------
 
-def product(segments: segment_gemm.Segments, rows: Tensor, weight: Tensor, transposed: bool, index: Tensor | None,
-            bias: Tensor | None = None) -> Tensor:
-    """[rows of ``segments``, blocks * N]: rows [any, blocks * K], those of ``index`` if there is one, times their segment's
-    matrix [K, N] or [blocks, K, N], plus its bias."""
-    return segment_gemm.multiply(segments, dense(rows), matrices(weight), index=index, transposed=transposed,
-                                 precision=precision(), blocks=_blocks(weight), bias=None if bias is None else bias.contiguous())
+def product(segments: segment_gemm.Segments, rows: Tensor, weight: Tensor, transposed: bool,
+            index: Tensor | None, bias: Tensor | None = None) -> Tensor:
+    """[rows of ``segments``, blocks * N]: rows [any, blocks * K], those of ``index`` if there is
+    one, times their segment's matrix [K, N] or [blocks, K, N], plus its bias."""
+    return segment_gemm.multiply(segments, dense(rows), matrices(weight), index=index,
+                                 transposed=transposed, precision=precision(),
+                                 blocks=_blocks(weight),
+                                 bias=None if bias is None else bias.contiguous())
 
 
-def gradients(segments: segment_gemm.Segments, rows: Tensor, grad: Tensor, weight: Tensor, transposed: bool, index: Tensor | None,
-              where: Tensor | None = None, sums: bool = False) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Of `product`: those of the segments' rows, of the matrices (fp32, of ``weight``'s shape), and with ``sums`` of the biases
-    (fp32). where: which rows of ``grad`` are the segments', as ``index`` says it of ``rows``."""
+def gradients(segments: segment_gemm.Segments, rows: Tensor, grad: Tensor, weight: Tensor,
+              transposed: bool, index: Tensor | None, where: Tensor | None = None,
+              sums: bool = False) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Of `product`: those of the segments' rows, of the matrices (fp32, of ``weight``'s shape), and
+    with ``sums`` of the biases (fp32). where: which rows of ``grad`` are the segments', as
+    ``index`` says it of ``rows``."""
     d_rows, d_weight, d_bias = segment_backward.gradients(
-        segments, dense(rows), dense(grad), matrices(weight), index=index, dy_index=where, transposed=transposed,
+        segments, dense(rows), dense(grad), matrices(weight), index=index, dy_index=where,
+        transposed=transposed,
         blocks=_blocks(weight), sums=sums, precision=precision())
     return d_rows, d_weight.view(weight.shape), d_bias
 
 
-def backward(segments: segment_gemm.Segments, rows: Tensor, grad: Tensor, weight: Tensor, transposed: bool, index: Tensor | None,
-             where: Tensor | None, by_rows: bool, by_weight: bool) -> tuple[Tensor | None, Tensor | None]:
-    """Of `product`: the gradients of the segments' rows and of the matrices, where they are asked for; ``where`` as in
-    `gradients`."""
+def backward(segments: segment_gemm.Segments, rows: Tensor, grad: Tensor, weight: Tensor,
+             transposed: bool, index: Tensor | None, where: Tensor | None, by_rows: bool,
+             by_weight: bool) -> tuple[Tensor | None, Tensor | None]:
+    """Of `product`: the gradients of the segments' rows and of the matrices, where they are asked
+    for; ``where`` as in `gradients`."""
     if by_rows and by_weight:
         return gradients(segments, rows, grad, weight, transposed, index, where)[:2]
     if by_rows:
@@ -75,25 +83,29 @@ def backward(segments: segment_gemm.Segments, rows: Tensor, grad: Tensor, weight
         return None, None
     left, right = dense(rows), dense(grad)
     ends = (right, left, where, index) if transposed else (left, right, index, where)
-    return None, weight_grad(segments, ends[0], ends[1], index=ends[2], dy_index=ends[3], blocks=_blocks(weight),
-                             precision=precision()).view(weight.shape)
+    return None, weight_grad(segments, ends[0], ends[1], index=ends[2], dy_index=ends[3],
+                             blocks=_blocks(weight), precision=precision()).view(weight.shape)
 
 
 def matrices(weight: Tensor) -> Tensor:
     """With the last two dimensions contiguous."""
-    return weight if weight.stride(-1) == 1 and weight.stride(-2) == weight.shape[-1] else weight.contiguous()
+    return (weight if weight.stride(-1) == 1
+            and weight.stride(-2) == weight.shape[-1] else weight.contiguous())
 
 
 def _blocks(weight: Tensor) -> int:
     return weight.shape[1] if weight.dim() == 4 else 1
 
 
-def _multiply(pairs: Pairs, rows: Tensor, weight: Tensor, transposed: bool, gather: Gather | None) -> Tensor:
-    found = product(pairs.segments, rows.flatten(1), weight, transposed, None if gather is None else gather.index)
+def _multiply(pairs: Pairs, rows: Tensor, weight: Tensor, transposed: bool,
+              gather: Gather | None) -> Tensor:
+    found = product(pairs.segments, rows.flatten(1), weight, transposed,
+                    None if gather is None else gather.index)
     return found.unflatten(1, (weight.shape[1], -1))
 
 
-# What forward returns is detached: autograd lets nobody change a Function's result in place that is a view.
+# What forward returns is detached: autograd lets nobody change a Function's result in place that is
+# a view.
 
 class _Multiply(Operation):
     __slots__ = ("gather", "pairs", "transposed")
@@ -119,7 +131,7 @@ class _Multiply(Operation):
         return torch_maps.multiply(self.pairs, rows, weight, self.transposed, self.gather)
 
 
-# --- sums over edges ---------------------------------------------------------------------------------------------------
+# --- sums over edges ------------------------------------------------------------------------------
 
 def _kind(weight: Tensor) -> str:
     return "edge" if weight.dim() == 1 else "head"
@@ -134,14 +146,17 @@ def _sizes(rows: Tensor, weight: Tensor) -> tuple[int, int]:
 
 def _variant(rows: Tensor, weight: Tensor, wide: bool) -> sums.Variant:
     heads, width = _sizes(rows, weight)
-    return sums.variant(heads, width, rows.dtype, rows.dtype, _kind(weight), "place", False, False, wide)
+    return sums.variant(heads, width, rows.dtype, rows.dtype, _kind(weight), "place", False, False,
+                        wide)
 
 
 def total(by: Rows, rows: Tensor, weight: Tensor | None = None, at: str = "place",
           into: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
-    """The sums of `aggregate` by the index arrays ``by``. at: where an edge's weight stands, as in `sums.Variant`; into: memory
-    of the result's kind that they are added to; bias: [elements of a row]."""
-    weight, bias = None if weight is None else weight.float().contiguous(), None if bias is None else dense(bias.float())
+    """The sums of `aggregate` by the index arrays ``by``. at: where an edge's weight stands, as in
+    `sums.Variant`; into: memory of the result's kind that they are added to; bias: [elements of a
+    row]."""
+    weight, bias = (None if weight is None else weight.float().contiguous(),
+                    None if bias is None else dense(bias.float()))
     return sums.total(by, rows, weight, at, bias=bias, into=into)
 
 

@@ -1,9 +1,9 @@
-"""The maps by relation and sums over edges with which a Program begins, by the CUDA kernels as one node of autograd: its steps
-forward, and the same steps backward. Often that is the whole Program.
+"""The maps by relation and sums over edges with which a Program begins, by the CUDA kernels as one
+node of autograd: its steps forward, and the same steps backward. Often that is the whole Program.
 
-Strung together by autograd, every step would be a node, and every sum of two gradients, or of messages and a root term, a pass
-over memory: here the last kernel adds to what is there already. Where backward is itself recorded, the steps run again on torch
-operations.
+Strung together by autograd, every step would be a node, and every sum of two gradients, or of
+messages and a root term, a pass over memory: here the last kernel adds to what is there already.
+Where backward is itself recorded, the steps run again on torch operations.
 """
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from torch import Tensor
 from gnnaccel.cuda.column_sum import column_sum
 from gnnaccel.dispatch import attention
 from gnnaccel.dispatch.autograd import Operation, wants_grad
-from gnnaccel.dispatch.program import DOMAIN_OF, DST, PAIR_DST, PAIR_SRC, PARAM, RELATION, Op, Program, name_of
+from gnnaccel.dispatch.program import (DOMAIN_OF, DST, PAIR_DST, PAIR_SRC, PARAM, RELATION, Op,
+                                       Program, name_of)
 from gnnaccel.dispatch.relational import added as adding
 from gnnaccel.dispatch.relational import cuda_attention, cuda_maps, execute, torch_maps
 from gnnaccel.dispatch.relational.added import Added
@@ -27,14 +28,17 @@ _ADDED = ("+rows", "+matrix", "+bias")
 
 
 class _Pass:
-    """One run of a Program's steps: values by name, and on the way back their gradients, each with the index that says which of
-    its rows is whose, or None. ``attended``: calls of attention, and what their backward needs, by what they make."""
+    """One run of a Program's steps: values by name, and on the way back their gradients, each with
+    the index that says which of its rows is whose, or None. ``attended``: calls of attention, and
+    what their backward needs, by what they make."""
 
     __slots__ = ("view", "values", "grads", "wanted", "train", "out_dtype", "attended")
 
-    def __init__(self, view: RelationView, values: dict[str, Tensor | None], wanted: frozenset[str] = frozenset(),
-                 train: bool = False, out_dtype: torch.dtype | None = None):
-        self.view, self.values, self.wanted, self.train, self.out_dtype = view, values, wanted, train, out_dtype
+    def __init__(self, view: RelationView, values: dict[str, Tensor | None],
+                 wanted: frozenset[str] = frozenset(), train: bool = False,
+                 out_dtype: torch.dtype | None = None):
+        self.view, self.values, self.wanted, self.train, self.out_dtype = (view, values, wanted,
+                                                                           train, out_dtype)
         self.grads: dict[str, tuple[Tensor, Tensor | None]] = {}
         self.attended: dict[str, tuple[attention.Call, Any]] = {}
 
@@ -52,7 +56,8 @@ class _Pass:
 
 
 class Linear(NamedTuple):
-    """Rows of ``domain``, gathered from ``coarse`` unless that is None, times their relation's matrix."""
+    """Rows of ``domain``, gathered from ``coarse`` unless that is None, times their relation's
+    matrix."""
 
     out: str
     rows: str
@@ -70,14 +75,15 @@ class Linear(NamedTuple):
         return None if self.coarse is None else p.view.index(self.coarse, self.domain)
 
     def forward(self, p: _Pass, into: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
-        return product(p.view.pairs(self.domain).segments, p.values[self.rows], p.values[self.weight], self.transposed,
-                       self._index(p))
+        return product(p.view.pairs(self.domain).segments, p.values[self.rows],
+                       p.values[self.weight], self.transposed, self._index(p))
 
     def backward(self, p: _Pass) -> None:
         grad, where = p.grads.pop(self.out)
         segments = p.view.pairs(self.domain).segments
-        found, by_weight = backward(segments, p.values[self.rows], grad, p.values[self.weight], self.transposed, self._index(p),
-                                    where, self.rows in p.wanted, self.weight in p.wanted)
+        found, by_weight = backward(segments, p.values[self.rows], grad, p.values[self.weight],
+                                    self.transposed, self._index(p), where, self.rows in p.wanted,
+                                    self.weight in p.wanted)
         if by_weight is not None:
             before = p.so_far(self.weight)
             p.put(self.weight, by_weight if before is None else before.add_(by_weight))
@@ -91,7 +97,8 @@ class Linear(NamedTuple):
 
 
 class _Sum(NamedTuple):
-    """The sum over the edges from ``source`` to ``target``, each counting its ``share`` of a mean or once."""
+    """The sum over the edges from ``source`` to ``target``, each counting its ``share`` of a mean
+    or once."""
 
     out: str
     rows: str
@@ -113,11 +120,14 @@ class _Sum(NamedTuple):
     def backward(self, p: _Pass) -> None:
         graph = p.view.graph(self.source, self.target)
         weight = p.view.share_along(self.source, self.target, back=True) if self.share else None
-        p.put(self.rows, total(graph.csr(places=False), p.take(self.out), weight, "position", p.so_far(self.rows)))
+        p.put(self.rows,
+              total(graph.csr(places=False), p.take(self.out), weight, "position",
+                    p.so_far(self.rows)))
 
 
 class _Collect(NamedTuple):
-    """The sum over a destination's relations. Its gradient is the destination's, which the step before gathers."""
+    """The sum over a destination's relations. Its gradient is the destination's, which the step
+    before gathers."""
 
     out: str
     rows: str
@@ -137,10 +147,11 @@ class _Collect(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """``before``: operations on relations and parameters alone, left to autograd; ``ops``: those of the node, as ``steps``;
-    ``after``: what is left, one by one; ``names``: what the steps read that they do not make; ``outs``: what they make for
-    others; ``kept``: what they make that backward reads, ``done``: and which of those it reads no more after each of the steps;
-    ``attends``: which of them are attention."""
+    """``before``: operations on relations and parameters alone, left to autograd; ``ops``: those of
+    the node, as ``steps``; ``after``: what is left, one by one; ``names``: what the steps read that
+    they do not make; ``outs``: what they make for others; ``kept``: what they make that backward
+    reads, ``done``: and which of those it reads no more after each of the steps; ``attends``: which
+    of them are attention."""
 
     before: tuple[Op, ...]
     ops: tuple[Op, ...]
@@ -155,18 +166,23 @@ class Steps(NamedTuple):
 
 @functools.lru_cache(maxsize=256)
 def steps_of(program: Program) -> Steps | None:
-    """How a Program is divided; None where a node brings nothing: it would be one map, with other operations to follow."""
+    """How a Program is divided; None where a node brings nothing: it would be one map, with other
+    operations to follow."""
     attended = cuda_attention.steps_in(program)
     return (_divided(program, attended) if attended else None) or _divided(program, {})
 
 
 def _divided(program: Program, attended: dict[str, Any]) -> Steps | None:
     """With the steps ``attended``, if all of those come to be in the node."""
-    before = tuple(op for op in program.ops if program.domains[op.out] in (RELATION, PARAM) and op.out not in attended)
-    rest = tuple(sorted((op for op in program.ops if op not in before), key=lambda op: op.kind != "fold"))
+    before = tuple(op for op in program.ops if program.domains[op.out] in (RELATION, PARAM)
+                   and op.out not in attended)
+    rest = tuple(sorted((op for op in program.ops if op not in before),
+                        key=lambda op: op.kind != "fold"))
     found = tuple(attended[op.out] if op.out in attended else _step(op, program) for op in rest)
-    count = next((i for i, (op, step) in enumerate(zip(rest, found)) if step is None and op.out not in attended), len(found))
-    steps, ops, after = tuple(step for step in found[:count] if step is not None), rest[:count], rest[count:]
+    count = next((i for i, (op, step) in enumerate(zip(rest, found)) if step is None
+                  and op.out not in attended), len(found))
+    steps, ops, after = tuple(step for step in found[:count]
+                              if step is not None), rest[:count], rest[count:]
     if not steps or (after and count == 1) or (not after and type(steps[-1]) is Linear):
         return None
     made = {step.out for step in steps}
@@ -175,28 +191,31 @@ def _divided(program: Program, attended: dict[str, Any]) -> Steps | None:
     folded = {step.out for step in steps if type(step) is cuda_attention.Fold}
     if not attended.keys() <= {op.out for op in ops} or not folded.isdisjoint(later):
         return None
-    first = {name: at for at, step in reversed(list(enumerate(steps))) for name in step.reads() if name in made}
+    first = {name: at for at, step in reversed(list(enumerate(steps))) for name in step.reads()
+             if name in made}
     return Steps(before, ops, steps, after, tuple(name for name in read if name not in made),
                  tuple(step.out for step in steps if step.out in later), tuple(first),
-                 tuple(tuple(name for name, place in first.items() if place == at) for at in range(len(steps))),
+                 tuple(tuple(name for name, place in first.items() if place == at)
+                       for at in range(len(steps))),
                  tuple(step.out for step in steps if type(step) is cuda_attention.Attend))
 
 
 def _step(op: Op, program: Program) -> Any:
     name, _, end = op.args[0].partition("@")
     home, domain = DOMAIN_OF.get(end), program.domains[op.out]
-    if op.kind == "linear" and domain in (PAIR_SRC, PAIR_DST) and op.args[1].endswith("@rel") and not op.get("heads"):
+    if (op.kind == "linear" and domain in (PAIR_SRC, PAIR_DST) and op.args[1].endswith("@rel")
+        and not op.get("heads")):
         return Linear(op.out, name, name_of(op.args[1]), domain, home, bool(op.get("transposed")))
     if op.kind in ("reduce", "mean_sum") and len(op.args) == 1 and home is not None:
         return _Sum(op.out, name, home, domain, op.attr("mean"))
     return _Collect(op.out, name) if op.kind == "collect" and len(op.args) == 1 else None
 
 
-# --- running -----------------------------------------------------------------------------------------------------------
+# --- running --------------------------------------------------------------------------------------
 
 class _Plan(NamedTuple):
-    """``names``: of the inputs, in order; ``rows``: the name of the rows that the root term reads; ``out_dtype``: of what an
-    attention makes, None for that of its rows."""
+    """``names``: of the inputs, in order; ``rows``: the name of the rows that the root term reads;
+    ``out_dtype``: of what an attention makes, None for that of its rows."""
 
     program: Program
     steps: Steps
@@ -207,25 +226,30 @@ class _Plan(NamedTuple):
     out_dtype: torch.dtype | None
 
 
-def run(program: Program, view: RelationView, tensors: dict[str, Any], out_dtype: torch.dtype | None = None) -> Tensor:
-    """The output of a Program that `steps_of` divides. ``tensors`` may hold what is added to it; ``out_dtype`` as for
-    `execute.run`."""
+def run(program: Program, view: RelationView, tensors: dict[str, Any],
+        out_dtype: torch.dtype | None = None) -> Tensor:
+    """The output of a Program that `steps_of` divides. ``tensors`` may hold what is added to it;
+    ``out_dtype`` as for `execute.run`."""
     steps, added = steps_of(program), tensors.get(adding.ADDED)
     values = {name: t for name, t in tensors.items() if name != adding.ADDED}
     state = execute.Run(program, view, values, cuda_maps, attention.run_cuda, out_dtype)
     for op in steps.before:
         values[op.out] = execute.OPERATIONS[op.kind](state, op, program.domains[op.out])
-    values.update(zip(steps.outs, _node(program, steps, view, values, None if steps.after else added, out_dtype)))
+    values.update(zip(steps.outs,
+                      _node(program, steps, view, values, None if steps.after else added,
+                            out_dtype)))
     for op in steps.after:
         values[op.out] = execute.OPERATIONS[op.kind](state, op, program.domains[op.out])
     out = values[program.output]
-    return adding.add(out, added, view, cuda_maps.take) if added is not None and steps.after else out
+    return (adding.add(out, added, view, cuda_maps.take) if added is not None
+            and steps.after else out)
 
 
-def _node(program: Program, steps: Steps, view: RelationView, values: dict[str, Tensor], added: Added | None,
-          out_dtype: torch.dtype | None) -> tuple:
+def _node(program: Program, steps: Steps, view: RelationView, values: dict[str, Tensor],
+          added: Added | None, out_dtype: torch.dtype | None) -> tuple:
     """What the steps make for others."""
-    row = values[program.inputs[0][0]].dtype  # a factor of another dtype may have gone into the matrices
+    # a factor of another dtype may have gone into the matrices
+    row = values[program.inputs[0][0]].dtype
     names, inputs, rows = steps.names, [_in(row, values[name]) for name in steps.names], _ADDED[0]
     if added is not None:
         rows = next((name for name, t in zip(names, inputs) if t is added.rows), rows)
@@ -255,7 +279,8 @@ def _forward(plan: _Plan, p: _Pass) -> tuple[Tensor, ...]:
 
 
 def _root(plan: _Plan, p: _Pass) -> tuple[Tensor | None, Tensor | None]:
-    """The root term and bias: new memory for the last step to add to, or what is the same for every row."""
+    """The root term and bias: new memory for the last step to add to, or what is the same for every
+    row."""
     (sizes, _, _, _, transposed), matrix, bias = plan.added, p.values["+matrix"], p.values["+bias"]
     if matrix is None and len(sizes) == 1:
         return None, bias
@@ -263,7 +288,8 @@ def _root(plan: _Plan, p: _Pass) -> tuple[Tensor | None, Tensor | None]:
     if matrix is None:
         return bias.index_select(0, blocks.relation), None
     p.values[plan.rows] = dense(p.values[plan.rows])
-    return product(blocks.segments, p.values[plan.rows], _by_type(matrix), transposed, None, bias), None
+    return product(blocks.segments, p.values[plan.rows], _by_type(matrix), transposed, None,
+                   bias), None
 
 
 def _by_type(matrix: Tensor) -> Tensor:
@@ -335,8 +361,8 @@ def _root_backward(plan: _Plan, p: _Pass, grad: Tensor) -> None:
     if matrix is None:
         return
     segments = p.view.blocks(sizes).segments
-    by_rows, by_matrix = backward(segments, p.values[plan.rows], grad, _by_type(matrix), transposed, None, None,
-                                  plan.rows in p.wanted, "+matrix" in p.wanted)
+    by_rows, by_matrix = backward(segments, p.values[plan.rows], grad, _by_type(matrix), transposed,
+                                  None, None, plan.rows in p.wanted, "+matrix" in p.wanted)
     if by_matrix is not None:
         p.put("+matrix", by_matrix.view(matrix.shape))
     if by_rows is not None:
@@ -353,8 +379,8 @@ def column_sums(view: RelationView, sizes: tuple[int, ...], grad: Tensor) -> Ten
 
 def _by_torch(plan: _Plan, calls: dict[Program, attention.Call],
               *inputs: Tensor | None) -> tuple[Tensor, ...]:
-    """The same on torch operations, which can be differentiated any number of times. ``calls``: of attention, by their Programs:
-    they have drawn their dropout."""
+    """The same on torch operations, which can be differentiated any number of times. ``calls``: of
+    attention, by their Programs: they have drawn their dropout."""
     values, program = dict(zip(plan.names, inputs)), plan.program
 
     def attend(call: attention.Call, tensors: dict[str, Tensor]) -> Tensor:
@@ -365,5 +391,6 @@ def _by_torch(plan: _Plan, calls: dict[Program, attention.Call],
         values[op.out] = execute.OPERATIONS[op.kind](state, op, program.domains[op.out])
     if plan.added is not None:
         operands = dict(rows=values.get(plan.rows), matrix=values["+matrix"], bias=values["+bias"])
-        values[program.output] = adding.add(values[program.output], plan.added._replace(**operands), plan.view)
+        values[program.output] = adding.add(values[program.output], plan.added._replace(**operands),
+                                            plan.view)
     return tuple(values[name] for name in plan.steps.outs)

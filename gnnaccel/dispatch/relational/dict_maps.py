@@ -1,8 +1,9 @@
-"""Linear maps by type of rows that come in an array per type (PyG's HeteroDictLinear), as one product by segment.
+"""Linear maps by type of rows that come in an array per type (PyG's HeteroDictLinear), as one
+product by segment.
 
-The rows are laid side by side by one copy, and the results are parts of one array: launches do not grow with the types. A type
-whose result nobody used gets no gradients, as where each map is called by itself. Where backward is itself recorded it runs on
-torch operations.
+The rows are laid side by side by one copy, and the results are parts of one array: launches do not
+grow with the types. A type whose result nobody used gets no gradients, as where each map is called
+by itself. Where backward is itself recorded it runs on torch operations.
 """
 from __future__ import annotations
 
@@ -22,16 +23,18 @@ from gnnaccel.dispatch.relational.cuda_maps import dense
 from gnnaccel.dispatch.relational.pairs import Blocks
 
 
-def maps(blocks: Blocks, sizes: tuple[int, ...], row: torch.dtype, x: list[Tensor], weights: list[Tensor],
-         biases: list[Tensor]) -> tuple[Tensor, ...]:
-    """[n, N] of ``row`` for each ``x`` [n, K], n as in ``sizes``: times its weight [N, K], plus its bias [N] if there are any.
+def maps(blocks: Blocks, sizes: tuple[int, ...], row: torch.dtype, x: list[Tensor],
+         weights: list[Tensor], biases: list[Tensor]) -> tuple[Tensor, ...]:
+    """[n, N] of ``row`` for each ``x`` [n, K], n as in ``sizes``: times its weight [N, K], plus its
+    bias [N] if there are any.
 
     The results are no views: each may be changed in place.
     """
     return _Maps(blocks, sizes, row).apply(*x, *weights, *biases)
 
 
-def maps_by_torch(row: torch.dtype, x: list[Tensor], weights: list[Tensor], biases: list[Tensor]) -> tuple[Tensor, ...]:
+def maps_by_torch(row: torch.dtype, x: list[Tensor], weights: list[Tensor],
+                  biases: list[Tensor]) -> tuple[Tensor, ...]:
     """The same on torch operations, one map after the other."""
     return tuple(F.linear(a.to(row), w.to(row), None if b is None else b.to(row))
                  for a, w, b in zip(x, weights, biases or [None] * len(x)))
@@ -65,7 +68,8 @@ class _Maps(Operation):
         return super().recorded(of_used(needs, grads), saved, *grads)
 
 
-def _gradients(how: tuple, rows: Tensor, weight: Tensor, tensors: list[Tensor], grads: tuple, needs: list[bool]) -> list:
+def _gradients(how: tuple, rows: Tensor, weight: Tensor, tensors: list[Tensor], grads: tuple,
+               needs: list[bool]) -> list:
     blocks, sizes, row = how
     count, found = len(sizes), []
     grad = dense(whole(grads, sizes).to(row))

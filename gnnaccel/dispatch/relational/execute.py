@@ -1,7 +1,8 @@
 """Running a Program over a `RelationView`, one operation at a time.
 
-Any Program runs, as stated or after the passes; what the passes change is how much there is to do. `Maps` are the operations
-that touch edges or relations: `torch_maps` anywhere, `cuda_maps` on a GPU.
+Any Program runs, as stated or after the passes; what the passes change is how much there is to do.
+`Maps` are the operations that touch edges or relations: `torch_maps` anywhere, `cuda_maps` on a
+GPU.
 """
 from __future__ import annotations
 
@@ -14,10 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gnnaccel.dispatch import attention, patterns
-from gnnaccel.dispatch.program import DOMAIN_OF, DST, EDGE, PAIR_DST, PAIR_SRC, RELATION, Op, Program, name_of
+from gnnaccel.dispatch.program import (DOMAIN_OF, DST, EDGE, PAIR_DST, PAIR_SRC, RELATION, Op,
+                                       Program, name_of)
 from gnnaccel.dispatch.relational.view import Gather, RelationView
 
-#: pairs times bases up to which a mixture is a graph of its own: its index arrays take some 40 bytes each
+#: pairs times bases up to which a mixture is a graph of its own: its index arrays take some 40
+#: bytes each
 _MIXED_EDGES = 1 << 26
 
 
@@ -49,13 +52,15 @@ class Run:
             return self.values[name]
         key = arg, domain
         if key not in self._read:
-            self._read[key] = self.maps.take(self.values[name], Gather(self.view, DOMAIN_OF[end], domain))
+            self._read[key] = self.maps.take(self.values[name],
+                                             Gather(self.view, DOMAIN_OF[end], domain))
         return self._read[key]
 
 
-def run(program: Program, view: RelationView, tensors: dict[str, Tensor], maps: Maps, attend: Callable,
-        out_dtype: torch.dtype | None = None) -> Tensor:
-    """The Program's output [num_dst, ...]. ``tensors``: by input name; EDGE inputs in the caller's order of edges."""
+def run(program: Program, view: RelationView, tensors: dict[str, Tensor], maps: Maps,
+        attend: Callable, out_dtype: torch.dtype | None = None) -> Tensor:
+    """The Program's output [num_dst, ...]. ``tensors``: by input name; EDGE inputs in the caller's
+    order of edges."""
     state = Run(program, view, dict(tensors), maps, attend, out_dtype)
     for step, done in zip(program.ops, program.last_reads):
         state.values[step.out] = OPERATIONS[step.kind](state, step, program.domains[step.out])
@@ -66,7 +71,7 @@ def run(program: Program, view: RelationView, tensors: dict[str, Tensor], maps: 
     return state.values[program.output]
 
 
-# --- rows --------------------------------------------------------------------------------------------------------------
+# --- rows -----------------------------------------------------------------------------------------
 
 def _linear(state: Run, step: Op, domain: str) -> Tensor:
     transposed = bool(step.get("transposed"))
@@ -76,20 +81,24 @@ def _linear(state: Run, step: Op, domain: str) -> Tensor:
         rows = state.values[step.args[0]].flatten(1, -2)
         return torch.einsum("uhk,khn->uhn", rows, matrix.unflatten(1, (step.attr("heads"), -1)))
     if end != "rel":
-        return _dense(state.read(step.args[0], domain), matrix.transpose(-1, -2) if transposed else matrix)
+        return _dense(state.read(step.args[0], domain),
+                      matrix.transpose(-1, -2) if transposed else matrix)
     matrix = _blocked(matrix)
     if domain in (PAIR_SRC, PAIR_DST):
         name, _, end = step.args[0].partition("@")
-        gather = Gather(state.view, DOMAIN_OF[end], domain) if end else None  # gathered by the map itself
+        # gathered by the map itself
+        gather = Gather(state.view, DOMAIN_OF[end], domain) if end else None
         rows = state.values[name]
         matrix = matrix.to(rows.dtype)  # a factor of another dtype may have gone into it
-        return state.maps.multiply(state.view.pairs(domain), rows.unflatten(1, (matrix.shape[1], -1)), matrix, transposed,
+        return state.maps.multiply(state.view.pairs(domain),
+                                   rows.unflatten(1, (matrix.shape[1], -1)), matrix, transposed,
                                    gather).flatten(1)
     rows = state.read(step.args[0], domain)
     rows = rows.unflatten(1, (matrix.shape[1], -1))
     # one matrix per edge: only where nothing was compacted
     per_row = state.maps.take(matrix, Gather(state.view, RELATION, domain))
-    return torch.einsum("ubk,ubnk->ubn" if transposed else "ubk,ubkn->ubn", rows, per_row).flatten(1)
+    return torch.einsum("ubk,ubnk->ubn" if transposed else "ubk,ubkn->ubn", rows,
+                        per_row).flatten(1)
 
 
 def _blocked(matrix: Tensor) -> Tensor:
@@ -107,20 +116,24 @@ def _lookup(state: Run, step: Op, domain: str) -> Tensor:
     table = state.values[name_of(step.args[0])]
     ids = state.read(step.args[1], domain)
     size = table.shape[1]
-    row = state.view.index(RELATION, domain).long() * size + _inside(ids, size, table.shape[0] * size)
+    row = state.view.index(RELATION,
+                           domain).long() * size + _inside(ids, size, table.shape[0] * size)
     return table.flatten(0, 1).index_select(0, row)
 
 
 def _mix(state: Run, step: Op, domain: str) -> Tensor:
     coefficients, bases = state.read(step.args[0], domain), state.values[step.args[1]]
     if step.get("own") and domain == PAIR_SRC and coefficients.numel() <= _MIXED_EDGES:
-        return state.maps.aggregate(state.view.mixture(bases.shape[0]), bases.flatten(0, 1), coefficients.flatten())
+        return state.maps.aggregate(state.view.mixture(bases.shape[0]), bases.flatten(0, 1),
+                                    coefficients.flatten())
     ids = state.read(step.args[2], domain)
-    return torch.einsum("ub,bun->un", coefficients, bases.index_select(1, _inside(ids, bases.shape[1], bases.shape[1])))
+    return torch.einsum("ub,bun->un", coefficients,
+                        bases.index_select(1, _inside(ids, bases.shape[1], bases.shape[1])))
 
 
 def _inside(ids: Tensor, size: int, beyond: int) -> Tensor:
-    """Ids as indexing reads them: negative ones from the end; those outside the table point ``beyond``, where reading fails."""
+    """Ids as indexing reads them: negative ones from the end; those outside the table point
+    ``beyond``, where reading fails."""
     return ids.remainder(size).masked_fill((ids < -size) | (ids >= size), beyond)
 
 
@@ -152,7 +165,7 @@ def _dot(state: Run, step: Op, domain: str) -> Tensor:
     return (left * right).unflatten(1, (step.attr("heads"), -1)).sum(-1)
 
 
-# --- edges -------------------------------------------------------------------------------------------------------------
+# --- edges ----------------------------------------------------------------------------------------
 
 def _source(state: Run, arg: str) -> tuple[str, Tensor]:
     """The domain whose rows a reduction gathers, and the rows."""
@@ -168,7 +181,8 @@ def _sum(state: Run, arg: str, target: str, weight: Tensor | None = None) -> Ten
 
 
 def _weight(state: Run, step: Op) -> Tensor | None:
-    """What each edge counts in a reduction: 1, its share of a mean, and times that the weight that came with the call."""
+    """What each edge counts in a reduction: 1, its share of a mean, and times that the weight that
+    came with the call."""
     given = state.values[step.args[1]] if len(step.args) > 1 else None
     if not step.attr("mean"):
         return given
@@ -202,7 +216,8 @@ def _softmax(state: Run, step: Op, domain: str) -> Tensor:
     scores, index = state.values[step.args[0]], state.view.index(target, EDGE).long()
     wide = index.unsqueeze(-1).expand_as(scores)
     rows = state.view.statistics().rows(target)
-    top = scores.new_full((rows, scores.shape[1]), -torch.inf).scatter_reduce(0, wide, scores.detach(), "amax")
+    top = scores.new_full((rows, scores.shape[1]),
+                          -torch.inf).scatter_reduce(0, wide, scores.detach(), "amax")
     p = (scores - top.index_select(0, index)).exp()
     gather = Gather(state.view, target, EDGE)  # sums in a fixed order, unlike index_add on a GPU
     return p / state.maps.take(state.maps.aggregate(gather.members, p), gather)
@@ -213,10 +228,12 @@ def _raise_positive(x: Tensor) -> Tensor:
 
 
 def _aggregate(state: Run, step: Op, domain: str) -> Tensor:
-    weight, heads, per_head = state.values[step.args[0]], step.attr("heads"), step.get("per_head", 1)
+    weight, heads, per_head = state.values[step.args[0]], step.attr("heads"), step.get("per_head",
+                                                                                       1)
     if per_head == 1:
         return _weighted(state, step, weight)
-    weights = weight.view(-1, heads, per_head).permute(2, 0, 1).contiguous()  # one by one: rows need not be repeated
+    # one by one: rows need not be repeated
+    weights = weight.view(-1, heads, per_head).permute(2, 0, 1).contiguous()
     return torch.stack([_weighted(state, step, w) for w in weights.unbind(0)], 2)
 
 
@@ -241,18 +258,23 @@ def _attend(state: Run, step: Op, domain: str) -> Tensor:
             tensors[name] = t.flatten(1).unflatten(1, (heads, -1))
     rows = tensors[step.attr("names")[0]]
     graph = state.view.graph(step.attr("source"), step.attr("target"))
-    call = attention.Call(program, patterns.attention(program), graph, heads, rows.shape[-1], state.out_dtype or rows.dtype)
+    call = attention.Call(program, patterns.attention(program), graph, heads, rows.shape[-1],
+                          state.out_dtype or rows.dtype)
     return state.attend(call, tensors)
 
 
 OPERATIONS: dict[str, Callable[[Run, Op, str], Tensor]] = {
-    "linear": _linear, "lookup": _lookup, "mix": _mix, "fold": _fold, "combine": _combine, "mul": _mul, "add": _add, "dot": _dot,
+    "linear": _linear, "lookup": _lookup, "mix": _mix, "fold": _fold, "combine": _combine,
+    "mul": _mul, "add": _add, "dot": _dot,
     "scale": lambda state, step, domain: state.read(step.args[0], domain) * step.attr("by"),
-    "leaky_relu": lambda state, step, domain: F.leaky_relu(state.read(step.args[0], domain), step.attr("slope")),
+    "leaky_relu": lambda state, step,
+    domain: F.leaky_relu(state.read(step.args[0], domain), step.attr("slope")),
     "relu": lambda state, step, domain: state.read(step.args[0], domain).relu(),
     "dropout": lambda state, step, domain: F.dropout(state.values[step.args[0]], step.attr("p")),
-    "part": lambda state, step, domain: state.read(step.args[0], domain)[:, step.attr("start"):step.attr("stop")],
-    "reduce": _reduce, "mean_sum": _mean_sum, "collect": _collect, "per_basis": _per_basis, "segment_softmax": _softmax,
+    "part": lambda state, step,
+    domain: state.read(step.args[0], domain)[:, step.attr("start"):step.attr("stop")],
+    "reduce": _reduce, "mean_sum": _mean_sum, "collect": _collect, "per_basis": _per_basis,
+    "segment_softmax": _softmax,
     "aggregate": _aggregate, "attend": _attend, "add_product": _add_product,
     "single": lambda state, step, domain: state.read(step.args[0], EDGE),
     "raise_positive": lambda state, step, domain: _raise_positive(state.values[step.args[0]]),

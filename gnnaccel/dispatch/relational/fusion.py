@@ -1,4 +1,5 @@
-"""Fusion: chains of operations that one traversal of a (virtual) graph computes become one operation."""
+"""Fusion: chains of operations that one traversal of a (virtual) graph computes become one
+operation."""
 from __future__ import annotations
 
 from gnnaccel.dispatch import attention_programs as programs
@@ -6,19 +7,22 @@ from gnnaccel.dispatch.program import DOMAIN_OF, DST, EDGE, Op, Program, name_of
 
 
 def fuse(program: Program) -> Program:
-    """The compacted Program with reductions and attention as single traversals. The value does not change."""
+    """The compacted Program with reductions and attention as single traversals. The value does not
+    change."""
     return _fuse_attention(_fuse_reductions(program))
 
 
-# --- reductions --------------------------------------------------------------------------------------------------------
+# --- reductions -----------------------------------------------------------------------------------
 
 def _fuse_reductions(program: Program) -> Program:
-    """The mean over the edges of each relation and the sum over relations: one weighted sum by destination."""
+    """The mean over the edges of each relation and the sum over relations: one weighted sum by
+    destination."""
     ops = list(program.ops)
     read = [arg for step in ops for arg in step.args]
     for at, step in enumerate(program.ops):
         inner = next((o for o in program.ops if o.out == step.args[0]), None)
-        if (step.kind == "collect" and len(step.args) == 1 and inner is not None and inner.kind == "reduce"
+        if (step.kind == "collect" and len(step.args) == 1 and inner is not None
+            and inner.kind == "reduce"
                 and read.count(inner.out) == 1):
             ops[at] = op("mean_sum", step.out, *inner.args, mean=inner.attr("mean"))
             ops.remove(inner)
@@ -26,7 +30,7 @@ def _fuse_reductions(program: Program) -> Program:
     return program
 
 
-# --- attention ---------------------------------------------------------------------------------------------------------
+# --- attention ------------------------------------------------------------------------------------
 
 def _fuse_attention(program: Program) -> Program:
     made = {step.out: step for step in program.ops}
@@ -34,7 +38,8 @@ def _fuse_attention(program: Program) -> Program:
     if tail is None:
         return program
     dropped = made.get(tail.args[0])
-    softmax = made.get(dropped.args[0]) if dropped is not None and dropped.kind == "dropout" else dropped
+    softmax = (made.get(dropped.args[0]) if dropped is not None
+               and dropped.kind == "dropout" else dropped)
     if softmax is None or softmax.kind != "segment_softmax":
         return program
     dropout = dropped.attr("p") if dropped.kind == "dropout" else 0.0
@@ -54,15 +59,17 @@ def _fuse_attention(program: Program) -> Program:
         return program  # something else wants to see the scores or weights
     home = DOMAIN_OF[target]
     out = tail.out if home == DST else f"{tail.out}_pairs"
-    fused = Op("attend", out, args, (("attention", attention), ("heads", tail.attr("heads")), ("names", names),
-                                     ("source", DOMAIN_OF[source]), ("target", home)), home)
+    fused = Op("attend", out, args,
+               (("attention", attention), ("heads", tail.attr("heads")), ("names", names),
+                ("source", DOMAIN_OF[source]), ("target", home)), home)
     fused_ops = before + ((fused,) if home == DST else (fused, op("collect", tail.out, out)))
     at = sum(step in kept for step in program.ops[:program.ops.index(tail)])
     return Program(program.name, program.inputs, kept[:at] + fused_ops + kept[at:], program.output)
 
 
 def _additive(made: dict[str, Op], score: Op, row: str, source: str, target: str, dropout: float):
-    """leaky_relu of a sum of terms: one by source, one by destination, and what varies over the edges otherwise."""
+    """leaky_relu of a sum of terms: one by source, one by destination, and what varies over the
+    edges otherwise."""
     z = made.get(score.args[0])
     if z is None or z.kind != "add":
         return None
@@ -85,7 +92,8 @@ def _additive(made: dict[str, Op], score: Op, row: str, source: str, target: str
 
 
 def _dot(made: dict[str, Op], score: Op | None, row: str, source: str, target: str, dropout: float):
-    """A scaled inner product of a destination's row with the row of a source, both where the value's source is."""
+    """A scaled inner product of a destination's row with the row of a source, both where the
+    value's source is."""
     if score is None or score.kind != "scale":
         return None
     dot = made.get(score.args[0])
@@ -95,4 +103,5 @@ def _dot(made: dict[str, Op], score: Op | None, row: str, source: str, target: s
     if not (query.endswith(f"@{target}") and key.endswith(f"@{source}")):
         return None
     names, args = ("keys", "values", "queries"), (name_of(key), name_of(row), name_of(query))
-    return (), names, args, programs.dot_product(score.attr("by"), dropout, False), {dot.out, score.out}
+    return (), names, args, programs.dot_product(score.attr("by"), dropout,
+                                                 False), {dot.out, score.out}

@@ -1,5 +1,6 @@
-"""Inner products of rows with the attention vectors of several relations, head by head: the terms of HAN's scores (Wang et al.
-2019, arXiv:1903.07293; PyG's HANConv makes each relation's by itself), in one pass over the rows.
+"""Inner products of rows with the attention vectors of several relations, head by head: the terms
+of HAN's scores (Wang et al. 2019, arXiv:1903.07293; PyG's HANConv makes each relation's by itself),
+in one pass over the rows.
 
 Where backward is itself recorded it runs on torch operations.
 """
@@ -12,7 +13,8 @@ from gnnaccel.dispatch.autograd import Operation
 
 
 def inner_products(x: Tensor, vectors: Tensor) -> Tensor:
-    """[relations, N, heads] of x [N, heads, C] and vectors [relations, heads, C], both of one dtype, on any device."""
+    """[relations, N, heads] of x [N, heads, C] and vectors [relations, heads, C], both of one
+    dtype, on any device."""
     return _InnerProducts().apply(x, vectors)
 
 
@@ -21,8 +23,8 @@ def _plain(x: Tensor, vectors: Tensor) -> Tensor:
 
 
 class _InnerProducts(Operation):
-    """The vectors' gradient is added up one by one: as a product of few columns over all nodes, a GPU makes it in one block for
-    each head."""
+    """The vectors' gradient is added up one by one: as a product of few columns over all nodes, a
+    GPU makes it in one block for each head."""
 
     __slots__ = ()
 

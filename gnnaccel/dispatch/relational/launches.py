@@ -1,7 +1,9 @@
-"""How many kernels a Program launches on a GPU, ours and torch's: forward, and backward to all of its operands.
+"""How many kernels a Program launches on a GPU, ours and torch's: forward, and backward to all of
+its operands.
 
-Small graphs wait for launches, not for memory. Counted is what `cuda_program` runs as one node, and what `execute` runs one by
-one around it; not the merge of sums that several warps share, which only rows of many edges need.
+Small graphs wait for launches, not for memory. Counted is what `cuda_program` runs as one node, and
+what `execute` runs one by one around it; not the merge of sums that several warps share, which only
+rows of many edges need.
 """
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ Pair = tuple[int, int]  # forward, backward
 
 
 def launches(program: Program, known: dict[str, Shape]) -> Pair:
-    """(forward, backward). known: the shape of one row of every value, of the whole for parameters."""
+    """(forward, backward). known: the shape of one row of every value, of the whole for
+    parameters."""
     divided = cuda_program.steps_of(program)
     steps = {} if divided is None else {step.out: step for step in divided.steps}
     inside = () if divided is None else divided.ops
@@ -31,11 +34,15 @@ def launches(program: Program, known: dict[str, Shape]) -> Pair:
     pairs += [_outside(op, program, known) for op in outside]
     reads = {(arg, program.domains[op.out]) for op in outside for arg in _gathered(op, program)}
     numbers = {op.args[-1] for op in outside if op.kind in _NUMBERED}  # have no gradient
-    forward, backward = (sum(part) for part in zip(*pairs, (len(reads), sum(arg not in numbers for arg, _ in reads))))
-    return forward, backward + _added_inside(steps, divided, known) + _added_outside(outside, divided)
+    forward, backward = (sum(part)
+                         for part in zip(*pairs,
+                                         (len(reads), sum(arg not in numbers for arg, _ in reads))))
+    return forward, backward + _added_inside(steps, divided,
+                                             known) + _added_outside(outside, divided)
 
 
-#: operations that read the rows of edges' ends themselves; what others read is gathered first, and its gradient summed
+#: operations that read the rows of edges' ends themselves; what others read is gathered first, and
+#: its gradient summed
 _AT_ENDS = {"reduce", "mean_sum", "collect", "per_basis", "aggregate", "attend", "segment_softmax"}
 _NUMBERED = {"lookup", "mix"}  # whose last argument are numbers of rows
 
@@ -49,14 +56,14 @@ def _gathered(op: Op, program: Program) -> tuple[str, ...]:
 
 
 def _product(op: Op, known: dict[str, Shape]) -> Pair:
-    """A map by relation: both gradients by one kernel and a merge, or by two, a merge and zeros; those of gathered rows are
-    summed."""
+    """A map by relation: both gradients by one kernel and a merge, or by two, a merge and zeros;
+    those of gathered rows are summed."""
     k, n = known[name_of(op.args[1])][-2:]
     k, n = (n, k) if op.get("transposed") else (k, n)
     return 1, (2 if segment_backward.as_one(k, n, torch.float32) else 4) + ("@" in op.args[0])
 
 
-# --- in the node -------------------------------------------------------------------------------------------------------
+# --- in the node ----------------------------------------------------------------------------------
 
 def _inside(op: Op, steps: dict[str, Any], known: dict[str, Shape]) -> Pair:
     step = steps[op.out]
@@ -71,7 +78,8 @@ def _inside(op: Op, steps: dict[str, Any], known: dict[str, Shape]) -> Pair:
     return 1, 1
 
 
-def _added_inside(steps: dict[str, Any], divided: cuda_program.Steps | None, known: dict[str, Shape]) -> int:
+def _added_inside(steps: dict[str, Any], divided: cuda_program.Steps | None,
+                  known: dict[str, Shape]) -> int:
     """Additions of gradients that are a pass of their own: sums add to what is there."""
     if divided is None:
         return 0
@@ -91,7 +99,7 @@ def _adds_apart(step: Any, at: int, known: dict[str, Shape]) -> bool:
     return isinstance(step, Attend)
 
 
-# --- one by one --------------------------------------------------------------------------------------------------------
+# --- one by one -----------------------------------------------------------------------------------
 
 def _outside(op: Op, program: Program, known: dict[str, Shape]) -> Pair:
     if op.kind == "linear" and op.args[1].endswith("@rel"):
@@ -113,7 +121,8 @@ def _attend(op: Op, args: list[Shape]) -> Pair:
 
 
 def _sum(op: Op, args: list[Shape]) -> Pair:
-    """Weighted, the gradients of the weights are inner products; means have a share for each edge, at its place."""
+    """Weighted, the gradients of the weights are inner products; means have a share for each edge,
+    at its place."""
     weighted, mean = len(op.args) > 1, bool(op.get("mean"))
     if weighted:
         return 1 + mean, 3 + mean
@@ -121,20 +130,27 @@ def _sum(op: Op, args: list[Shape]) -> Pair:
 
 
 _ONE_BY_ONE: dict[str, Callable[[Op, list[Shape]], Pair]] = {
-    "linear": lambda op, args: (1, 2), "fold": lambda op, args: (1, 2) if len(args[0]) == 2 else (3, 3),
+    "linear": lambda op, args: (1, 2), "fold": lambda op,
+    args: (1, 2) if len(args[0]) == 2 else (3, 3),
     "combine": lambda op, args: (1, 2),
     "lookup": lambda op, args: (9, 2), "mix": lambda op, args: (1, 3) if op.get("own") else (7, 4),
-    "mul": lambda op, args: (1, 2 + (prod(args[0]) != prod(args[1]))), "add": lambda op, args: (len(args) - 1, 0),
-    "dot": lambda op, args: (2, 2), "scale": lambda op, args: (1, 1), "leaky_relu": lambda op, args: (1, 1),
-    "relu": lambda op, args: (1, 1), "dropout": lambda op, args: (2, 1), "part": lambda op, args: (0, 1), "reduce": _sum,
-    "mean_sum": _sum, "collect": lambda op, args: (1, 1), "per_basis": _per_basis, "segment_softmax": lambda op, args: (9, 9),
-    "aggregate": _aggregate, "attend": _attend, "add_product": lambda op, args: (2, 3), "single": lambda op, args: (0, 0),
+    "mul": lambda op, args: (1, 2 + (prod(args[0]) != prod(args[1]))), "add": lambda op,
+    args: (len(args) - 1, 0),
+    "dot": lambda op, args: (2, 2), "scale": lambda op, args: (1, 1), "leaky_relu": lambda op,
+    args: (1, 1),
+    "relu": lambda op, args: (1, 1), "dropout": lambda op, args: (2, 1), "part": lambda op,
+    args: (0, 1), "reduce": _sum,
+    "mean_sum": _sum, "collect": lambda op, args: (1, 1), "per_basis": _per_basis,
+    "segment_softmax": lambda op, args: (9, 9),
+    "aggregate": _aggregate, "attend": _attend, "add_product": lambda op, args: (2, 3),
+    "single": lambda op, args: (0, 0),
     "raise_positive": lambda op, args: (3, 5),
 }
 
 
 def _added_outside(outside: tuple[Op, ...], divided: cuda_program.Steps | None) -> int:
-    """Additions of gradients by autograd: one for each reader of a value but the first; the node is one."""
+    """Additions of gradients by autograd: one for each reader of a value but the first; the node is
+    one."""
     readers = Counter(name_of(arg) for op in outside for arg in op.args)
     readers.update(() if divided is None else divided.names)
     return sum(count - 1 for count in readers.values())

@@ -1,8 +1,9 @@
 """HGT's keys and values straight from the features, by the CUDA kernels as one node of autograd.
 
-Where all sources of a relation are of one type, the maps by node type and by relation are one matrix per relation: a pair's key
-and value come from one product with [K, 2 C], lie side by side, and so do their gradients. The node's rows are read once per
-pair; no key or value of a node is ever made.
+Where all sources of a relation are of one type, the maps by node type and by relation are one
+matrix per relation: a pair's key and value come from one product with [K, 2 C], lie side by side,
+and so do their gradients. The node's rows are read once per pair; no key or value of a node is ever
+made.
 """
 from __future__ import annotations
 
@@ -22,35 +23,38 @@ from gnnaccel.dispatch.tall import precision
 
 #: pairs from which on the products count; below, the launches that fold the small matrices do
 WORTH_FROM = 1 << 17
-_MOST = 64 * 64  # elements of a matrix; a wider one makes the products of pairs dearer than those by type and head
+# elements of a matrix; a wider one makes the products of pairs dearer than those by type and head
+_MOST = 64 * 64
 _PAIRS = 6  # for each node, beyond which the folded maps read and compute more than they save
 
 
 def worth(view: RelationView, dtype: torch.dtype, k: int, c: int) -> bool:
-    """Whether keys and values of ``c`` channels are cheaper made from features of ``k`` for each pair. It is a reordering."""
+    """Whether keys and values of ``c`` channels are cheaper made from features of ``k`` for each
+    pair. It is a reordering."""
     if dtype is not torch.float32 or k * c > _MOST or "reordering" not in passes_on():
         return False
     statistics = view.statistics()
     return WORTH_FROM <= statistics.pairs_src <= _PAIRS * statistics.num_src
 
 
-def fold(sources: tuple[int, ...], weight: Tensor, bias: Tensor | None, keys: Tensor, values: Tensor,
-         prior: Tensor) -> tuple[Tensor, Tensor | None]:
+def fold(sources: tuple[int, ...], weight: Tensor, bias: Tensor | None, keys: Tensor,
+         values: Tensor, prior: Tensor) -> tuple[Tensor, Tensor | None]:
     """The matrices [relations, K, 2 C] and biases [relations, 2 C] of `pair_maps`.
 
-    ``sources``: each relation's source type. weight [types, 3, C, K], bias [types, 3, C]: the maps of types to keys, queries and
-    values; ``keys``, ``values`` [relations, heads, D, D]: those of relations after them, head by head; prior [relations, heads]:
-    a factor of the former.
+    ``sources``: each relation's source type. weight [types, 3, C, K], bias [types, 3, C]: the maps
+    of types to keys, queries and values; ``keys``, ``values`` [relations, heads, D, D]: those of
+    relations after them, head by head; prior [relations, heads]: a factor of the former.
     """
     return _Fold(sources).apply(weight, bias, keys, values, prior)
 
 
-def _folded(sources: tuple[int, ...], weight: Tensor, bias: Tensor | None, keys: Tensor, values: Tensor,
-            prior: Tensor) -> tuple[Tensor, Tensor | None]:
+def _folded(sources: tuple[int, ...], weight: Tensor, bias: Tensor | None, keys: Tensor,
+            values: Tensor, prior: Tensor) -> tuple[Tensor, Tensor | None]:
     maps = torch.stack([keys * prior[:, :, None, None], values], 1)
     relations, _, heads, _, _ = maps.shape
     first = _of_sources(sources, weight).unflatten(2, (heads, -1))
-    matrix = torch.matmul(first.transpose(3, 4), maps).permute(0, 3, 1, 2, 4).reshape(relations, weight.shape[3], -1)
+    matrix = torch.matmul(first.transpose(3, 4),
+                          maps).permute(0, 3, 1, 2, 4).reshape(relations, weight.shape[3], -1)
     if bias is None:
         return matrix, None
     first = _of_sources(sources, bias).view(relations, 2, heads, 1, -1)
@@ -58,13 +62,15 @@ def _folded(sources: tuple[int, ...], weight: Tensor, bias: Tensor | None, keys:
 
 
 def _of_sources(sources: tuple[int, ...], t: Tensor) -> Tensor:
-    """Those of keys and values, for each relation. Their gradients are added up in one order, as those of an index are not."""
+    """Those of keys and values, for each relation. Their gradients are added up in one order, as
+    those of an index are not."""
     of_type = t[:, ::2].unbind(0)
     return torch.stack([of_type[source] for source in sources])
 
 
 class _Fold(Operation):
-    """One node, whose small steps are recorded in backward only: before the first product the GPU waits for them."""
+    """One node, whose small steps are recorded in backward only: before the first product the GPU
+    waits for them."""
 
     __slots__ = ("sources",)
 
@@ -81,11 +87,13 @@ class _Fold(Operation):
         return _folded(self.sources, *inputs)
 
 
-def pair_maps(view: RelationView, rows: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """``rows`` [num_src, K], and the keys and values [pairs, C] of the source pairs, side by side in memory.
+def pair_maps(view: RelationView, rows: Tensor, weight: Tensor,
+              bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """``rows`` [num_src, K], and the keys and values [pairs, C] of the source pairs, side by side
+    in memory.
 
-    weight [relations, K, 2 C]; bias [relations, 2 C]. The first result is for `by_type.finish` alone, as that of
-    `by_type.project`.
+    weight [relations, K, 2 C]; bias [relations, 2 C]. The first result is for `by_type.finish`
+    alone, as that of `by_type.project`.
     """
     return _PairMaps(view).apply(rows, weight, bias)
 
@@ -123,21 +131,26 @@ class _PairMaps(Operation):
         return rows, *found.squeeze(1).chunk(2, 1)
 
 
-def _backward(view: RelationView, inputs: tuple, needs: tuple[bool, ...], d_rows: Tensor | None, grad: Tensor) -> tuple:
-    (rows, weight, bias), segments, index = inputs, view.pairs(PAIR_SRC).segments, view.index(SRC, PAIR_SRC)
+def _backward(view: RelationView, inputs: tuple, needs: tuple[bool, ...], d_rows: Tensor | None,
+              grad: Tensor) -> tuple:
+    (rows, weight,
+     bias), segments, index = inputs, view.pairs(PAIR_SRC).segments, view.index(SRC, PAIR_SRC)
     by_pair = d_weight = d_bias = sums = None
     if needs[0] and (needs[1] or needs[2]):
-        by_pair, d_weight, sums = gradients(segments, rows, grad, weight, False, index, sums=needs[2] and bias is not None)
+        by_pair, d_weight, sums = gradients(segments, rows, grad, weight, False, index,
+                                            sums=needs[2] and bias is not None)
     elif needs[0]:
         by_pair = product(segments, grad, weight, True, None)
     else:
-        found, sums = weight_grad_and_sums(segments, dense(rows), grad, index=index, precision=precision())
+        found, sums = weight_grad_and_sums(segments, dense(rows), grad, index=index,
+                                           precision=precision())
         d_weight = found[:, 0]
     d_weight = d_weight.to(weight.dtype) if needs[1] else None
     d_bias = sums.to(bias.dtype) if needs[2] and bias is not None else None
     if by_pair is None:
         return None, d_weight, d_bias
     members = view.members(SRC, PAIR_SRC)
-    into = d_rows if d_rows is not None and d_rows.dtype is by_pair.dtype and d_rows.is_contiguous() else None
+    into = (d_rows if d_rows is not None and d_rows.dtype is by_pair.dtype
+            and d_rows.is_contiguous() else None)
     found = total(members.csc(places=False), by_pair, into=into)
     return (found if into is not None or d_rows is None else found + d_rows), d_weight, d_bias

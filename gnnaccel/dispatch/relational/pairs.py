@@ -1,8 +1,8 @@
 """Compact materialisation: the distinct pairs of a node and a relation (Hector, arXiv 2301.06284).
 
-An edge value that depends on the node at one end and on the relation is the same for all edges of a pair, so it is made once
-per pair. Pairs are sorted by relation, then by node: the rows of one relation lie side by side, as a GEMM by segment
-wants them.
+An edge value that depends on the node at one end and on the relation is the same for all edges of a
+pair, so it is made once per pair. Pairs are sorted by relation, then by node: the rows of one
+relation lie side by side, as a GEMM by segment wants them.
 """
 from __future__ import annotations
 
@@ -17,18 +17,20 @@ from torch import Tensor
 from gnnaccel.cuda import pairs as cuda_pairs
 from gnnaccel.errors import VALID, GraphError
 
-#: keys (relation, node) up to this many times the edges are found by marking them in an array, without a sort
+#: keys (relation, node) up to this many times the edges are found by marking them in an array,
+#: without a sort
 MARK_UP_TO = 16
 _MARK_AT_LEAST = 1 << 20
-#: kernels build both ends of up to this many edges, with this many keys, at once, and keep copies of the ids
+#: kernels build both ends of up to this many edges, with this many keys, at once, and keep copies
+#: of the ids
 AT_ONCE = 1 << 21
 _KEYS_AT_ONCE = 1 << 24
 
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """All int32. ``node``, ``relation`` [U]; ``ptr`` [relations + 1]: where each relation's pairs begin; ``of_edge`` [E]: the
-    pair of each edge, in the caller's order of edges."""
+    """All int32. ``node``, ``relation`` [U]; ``ptr`` [relations + 1]: where each relation's pairs
+    begin; ``of_edge`` [E]: the pair of each edge, in the caller's order of edges."""
 
     node: Tensor
     relation: Tensor
@@ -41,7 +43,8 @@ class Pairs:
 
     @functools.cached_property
     def bounds(self) -> tuple[tuple[int, int, int], ...]:
-        """(relation, begin, end) of the relations that have pairs. Waits for the device: for the CPU's loops."""
+        """(relation, begin, end) of the relations that have pairs. Waits for the device: for the
+        CPU's loops."""
         ptr = self.ptr.tolist()
         return tuple((r, a, b) for r, (a, b) in enumerate(zip(ptr, ptr[1:])) if b > a)
 
@@ -62,7 +65,8 @@ class Pairs:
 
 
 class Blocks:
-    """Nodes of ``sizes`` types, type after type. What products by segment ask of `Pairs`, types being the relations."""
+    """Nodes of ``sizes`` types, type after type. What products by segment ask of `Pairs`, types
+    being the relations."""
 
     order: Tensor | None = None  #: the nodes by type, where they do not lie so
 
@@ -73,7 +77,9 @@ class Blocks:
 
     def _lay(self, ends: Sequence[int]) -> None:
         """``ends``: where each type begins, and where the last one ends."""
-        self.count, self.bounds = ends[-1], tuple((t, a, b) for t, (a, b) in enumerate(zip(ends, ends[1:])) if b > a)
+        self.count, self.bounds = ends[-1], tuple((t, a, b)
+                                                  for t, (a, b) in enumerate(zip(ends, ends[1:]))
+                                                  if b > a)
         self.sizes = [b - a for _, a, b in self.bounds]
 
     @functools.cached_property
@@ -98,11 +104,11 @@ class Blocks:
 
 
 class Typed(Blocks):
-    """Nodes in any order, of types [N] in [0, ``num_types``): ``order`` [N] int32 are the nodes by type, or None where they lie
-    so.
+    """Nodes in any order, of types [N] in [0, ``num_types``): ``order`` [N] int32 are the nodes by
+    type, or None where they lie so.
 
-    Made by kernels, for kernels. GraphError for other types. Waits once for the device. The structure cache may keep it; it does
-    not need the tensor again.
+    Made by kernels, for kernels. GraphError for other types. Waits once for the device. The
+    structure cache may keep it; it does not need the tensor again.
     """
 
     touched = False
@@ -110,10 +116,12 @@ class Typed(Blocks):
     @torch.inference_mode(False)  # its tensors may take part in training later
     def __init__(self, types: Tensor, num_types: int):
         types = types.detach()
-        found = cuda_pairs.sort_types(types if types.dtype in cuda_pairs.IDS else types.long(), num_types)
+        found = cuda_pairs.sort_types(types if types.dtype in cuda_pairs.IDS else types.long(),
+                                      num_types)
         if found is None:
             low, high = torch.stack(types.aminmax()).tolist()
-            raise GraphError(f"the node types are from {low} to {high}; they must lie in [0, {num_types}). Check the number of "
+            raise GraphError(f"the node types are from {low} to {high}; they must lie in "
+                             f"[0, {num_types}). Check the number of "
                              f"node types that the layer was made with. {VALID}")
         self._lay(found.ends)
         self.ptr, self.relation, self.order = found.ptr, found.types, found.order
@@ -128,16 +136,20 @@ def finish(device: torch.device) -> None:
         torch.cuda.current_stream(device).synchronize()
 
 
-def pairs_of(node: Tensor, relation: Tensor, num_nodes: int, num_relations: int, compact: bool = True) -> Pairs:
-    """The pairs of edges with this node at one end and this relation; node, relation [E] integer, within their ranges.
+def pairs_of(node: Tensor, relation: Tensor, num_nodes: int, num_relations: int,
+             compact: bool = True) -> Pairs:
+    """The pairs of edges with this node at one end and this relation; node, relation [E] integer,
+    within their ranges.
 
-    ``compact`` False makes every edge a pair of its own: what compaction is measured against. Waits once for the device, to
-    learn how many pairs there are.
+    ``compact`` False makes every edge a pair of its own: what compaction is measured against. Waits
+    once for the device, to learn how many pairs there are.
     """
     key = relation.long() * num_nodes + node
     if not compact:
         key, order = torch.sort(key, stable=True)
-        of_edge = torch.empty_like(order).scatter_(0, order, torch.arange(order.shape[0], device=order.device))
+        of_edge = torch.empty_like(order).scatter_(0, order,
+                                                   torch.arange(order.shape[0],
+                                                                device=order.device))
     elif _marks(num_nodes * num_relations, key.shape[0]):
         key, of_edge = _by_marking(key, num_nodes * num_relations)
     else:
@@ -160,18 +172,23 @@ def _by_marking(key: Tensor, size: int) -> tuple[Tensor, Tensor]:
     return seen.nonzero().view(-1), place.index_select(0, key) - 1
 
 
-def pairs_of_both(src: Tensor, dst: Tensor, relation: Tensor, num_src: int, num_dst: int, num_relations: int,
-                  compact: bool = True) -> tuple[Pairs, Pairs, tuple[Tensor, Tensor, Tensor] | None] | None:
-    """`pairs_of` sources, which ``compact`` is about, and destinations, by kernels; and copies of src, dst and relation as int32
-    if they are short. None if ids are out of range.
+def pairs_of_both(
+        src: Tensor, dst: Tensor, relation: Tensor, num_src: int, num_dst: int,
+        num_relations: int, compact: bool = True
+) -> tuple[Pairs, Pairs, tuple[Tensor, Tensor, Tensor] | None] | None:
+    """`pairs_of` sources, which ``compact`` is about, and destinations, by kernels; and copies of
+    src, dst and relation as int32 if they are short. None if ids are out of range.
 
-    Waits once, for more than `AT_ONCE` edges once for each end. If ``dst`` is ``src`` and pairs are compact, both ends share
-    theirs.
+    Waits once, for more than `AT_ONCE` edges once for each end. If ``dst`` is ``src`` and pairs are
+    compact, both ends share theirs.
     """
-    src, dst, relation = (t if t.dtype in cuda_pairs.IDS else t.long() for t in (src, dst, relation))
+    src, dst, relation = (t if t.dtype in cuda_pairs.IDS else t.long()
+                          for t in (src, dst, relation))
     nodes, edges, one = (num_src, num_dst), src.shape[0], src is dst and compact
-    marked = [end for end in ((0,) if one else (0, 1)) if (compact or end) and _marks(nodes[end] * num_relations, edges)]
-    at_once = edges <= AT_ONCE and sum(nodes[end] for end in marked) * num_relations <= _KEYS_AT_ONCE
+    marked = [end for end in ((0,) if one else (0, 1)) if (compact or end)
+              and _marks(nodes[end] * num_relations, edges)]
+    at_once = (edges <= AT_ONCE
+               and sum(nodes[end] for end in marked) * num_relations <= _KEYS_AT_ONCE)
     found, copies = {}, None
     for ends in [tuple(marked)] if at_once or not marked else [(end,) for end in marked]:
         small = edges <= AT_ONCE and copies is None

@@ -1,10 +1,12 @@
 """Linear operator reordering: the same value by maps applied in another order (arXiv 2301.06284).
 
-Each rule looks at one operation of a Program and returns the Programs that it allows there. `orderings` closes a Program under
-all rules; which ordering is taken is decided by counting (`counting`), not here.
+Each rule looks at one operation of a Program and returns the Programs that it allows there.
+`orderings` closes a Program under all rules; which ordering is taken is decided by counting
+(`counting`), not here.
 
     fold_chain       <x W, q> = <x, W q>
-    aggregate_first  sum_e (x_e W_r) = (sum_e x_e) W_r over the edges of one (destination, relation); likewise means, with weights
+    aggregate_first  sum_e (x_e W_r) = (sum_e x_e) W_r over the edges of one (destination,
+    relation); likewise means, with weights
     weighted_first   sum_e a_eh (x_e W)_h = (sum_e a_eh x_e) W_h for the features of edges
     per_basis        sum_r a_r (sum_b c_rb V_b) = sum_b (sum_r c_rb a_r) V_b
     table_first      rows of sum_b c_rb T_b: of the sums, rather than sums of the rows
@@ -24,7 +26,8 @@ _MOST = 32  # orderings of one Program that are looked at
 
 @functools.lru_cache(maxsize=256)
 def orderings(program: Program) -> tuple[tuple[str, Program], ...]:
-    """("what was done", Program) for each ordering that the rules reach; the Program as stated comes first."""
+    """("what was done", Program) for each ordering that the rules reach; the Program as stated
+    comes first."""
     found: dict[tuple, tuple[str, Program]] = {program.ops: ("as stated", program)}
     queue = [("", program)]
     while queue and len(found) < _MOST:
@@ -49,7 +52,7 @@ def without_dead(program: Program) -> Program:
     return _with_ops(program, tuple(reversed(kept)))
 
 
-# --- rules -------------------------------------------------------------------------------------------------------------
+# --- rules ----------------------------------------------------------------------------------------
 
 def fold_chain(program: Program) -> Iterator[Program]:
     for at, step, inner in _chains(program, "linear", 0, "linear"):
@@ -62,17 +65,22 @@ def fold_chain(program: Program) -> Iterator[Program]:
 def aggregate_first(program: Program) -> Iterator[Program]:
     for at, step, inner in _chains(program, "reduce", 0, "linear"):
         if inner.args[1].endswith("@rel") and inner.args[0].endswith("@src"):
-            yield _replace(program, at, replace(step, args=(inner.args[0], *step.args[1:]), out=f"{step.out}_in"),
-                           replace(inner, out=step.out, args=(f"{step.out}_in", inner.args[1]), domain=PAIR_DST))
+            yield _replace(program, at,
+                           replace(step, args=(inner.args[0], *step.args[1:]),
+                                   out=f"{step.out}_in"),
+                           replace(inner, out=step.out, args=(f"{step.out}_in", inner.args[1]),
+                                   domain=PAIR_DST))
 
 
 def weighted_first(program: Program) -> Iterator[Program]:
     for at, step, inner in _chains(program, "aggregate", 1, "linear"):
         rows, matrix = inner.args
         domains = program.domains
-        if (domains.get(rows), domains.get(matrix)) == (EDGE, PARAM) and not inner.attrs and not step.get("per_head"):
+        if ((domains.get(rows), domains.get(matrix)) == (EDGE, PARAM) and not inner.attrs
+            and not step.get("per_head")):
             heads, sums = step.attr("heads"), f"{step.out}_in"
-            yield _replace(program, at, op("aggregate", sums, step.args[0], rows, heads=1, per_head=heads),
+            yield _replace(program, at,
+                           op("aggregate", sums, step.args[0], rows, heads=1, per_head=heads),
                            Op("linear", step.out, (sums, matrix), (("heads", heads),), DST))
 
 
@@ -95,13 +103,16 @@ def prior_into_map(program: Program) -> Iterator[Program]:
     for at, step, inner in _chains(program, "mul", 0, "dot"):
         for side in (0, 1):
             made = _maker(program, inner.args[side])
-            if made is not None and made.kind == "linear" and step.args[1].endswith("@rel") and made.args[1].endswith("@rel"):
+            if (made is not None and made.kind == "linear" and step.args[1].endswith("@rel")
+                and made.args[1].endswith("@rel")):
                 prior = f"{name_of(made.args[1])}_{name_of(step.args[1])}"
                 other = inner.args[1 - side]
-                mapped = replace(made, out=f"{made.out}_{name_of(step.args[1])}", args=(made.args[0], f"{prior}@rel"))
+                mapped = replace(made, out=f"{made.out}_{name_of(step.args[1])}",
+                                 args=(made.args[0], f"{prior}@rel"))
                 args = (mapped.out, other) if side == 0 else (other, mapped.out)
-                yield _replace(program, at, Op("mul", prior, (name_of(made.args[1]), name_of(step.args[1])), domain=RELATION),
-                               mapped, replace(inner, out=step.out, args=args))
+                yield _replace(program, at,
+                               Op("mul", prior, (name_of(made.args[1]), name_of(step.args[1])),
+                                  domain=RELATION), mapped, replace(inner, out=step.out, args=args))
 
 
 def other_side(program: Program) -> Iterator[Program]:
@@ -109,16 +120,19 @@ def other_side(program: Program) -> Iterator[Program]:
         if step.kind != "dot":
             continue
         made = _maker(program, step.args[1])
-        if made is not None and made.kind == "linear" and made.args[1].endswith("@rel") and step.args[0].endswith("@dst"):
-            mapped = op("linear", f"{name_of(step.args[0])}_mapped", step.args[0], made.args[1], transposed=True)
+        if (made is not None and made.kind == "linear" and made.args[1].endswith("@rel")
+            and step.args[0].endswith("@dst")):
+            mapped = op("linear", f"{name_of(step.args[0])}_mapped", step.args[0], made.args[1],
+                        transposed=True)
             yield _replace(program, at, mapped, replace(step, args=(mapped.out, made.args[0])))
 
 
-RULES: tuple[Callable[[Program], Iterator[Program]], ...] = (fold_chain, aggregate_first, weighted_first, per_basis, table_first,
-                                                             prior_into_map, other_side)
+RULES: tuple[Callable[[Program], Iterator[Program]],
+             ...] = (fold_chain, aggregate_first, weighted_first, per_basis, table_first,
+                     prior_into_map, other_side)
 
 
-# --- small tools -------------------------------------------------------------------------------------------------------
+# --- small tools ----------------------------------------------------------------------------------
 
 def _maker(program: Program, arg: str) -> Op | None:
     return next((step for step in program.ops if step.out == name_of(arg)), None)

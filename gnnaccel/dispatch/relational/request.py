@@ -1,4 +1,5 @@
-"""What an adapter found out about a relational call, what the planner is asked of it, and how it runs."""
+"""What an adapter found out about a relational call, what the planner is asked of it, and how it
+runs."""
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
@@ -30,7 +31,8 @@ Shapes = tuple[tuple[str, Shape], ...]
 class RelationalRequest(NamedTuple):
     """Everything a relational plan depends on; the memo key. Sizes are classes of magnitude (bits).
 
-    ``shapes``: of one row of each input of the Program, of the whole for parameters; ``relation_bits``: of the relations.
+    ``shapes``: of one row of each input of the Program, of the whole for parameters;
+    ``relation_bits``: of the relations.
     """
 
     program: Program
@@ -50,16 +52,20 @@ class RelationalRequest(NamedTuple):
 
     def statistics(self) -> RelationStatistics:
         """Of a graph of these sizes in which half of the pairs that there can be are distinct."""
-        src, dst, edges, relations = (1 << b for b in (self.src_bits, self.dst_bits, self.edge_bits, self.relation_bits))
-        return RelationStatistics(src, dst, edges, relations, min(edges, src * relations) // 2, min(edges, dst * relations) // 2)
+        src, dst, edges, relations = (1 << b
+                                      for b in (self.src_bits, self.dst_bits, self.edge_bits,
+                                                self.relation_bits))
+        return RelationStatistics(src, dst, edges, relations, min(edges, src * relations) // 2,
+                                  min(edges, dst * relations) // 2)
 
 
 @dataclass(frozen=True)
 class RelationalStated:
     """A relational host call that the adapter understood, without its tensors.
 
-    ``make(own, compact)``: the `RelationView` of the call's graph; ``ignore`` as there; ``heads``, ``width``: of its attention;
-    ``layout``: what else the view depends on, hashable; ``around``: as of `JoinedStated`.
+    ``make(own, compact)``: the `RelationView` of the call's graph; ``ignore`` as there; ``heads``,
+    ``width``: of its attention; ``layout``: what else the view depends on, hashable; ``around``: as
+    of `JoinedStated`.
     """
 
     program: Program
@@ -79,12 +85,14 @@ class RelationalStated:
     around: bool = False
 
     def request(self, device: str, grad: bool, fresh: bool) -> RelationalRequest:
-        return RelationalRequest(self.program, self.native, self.shapes, self.row, self.out, device, self.num_src.bit_length(),
-                                 self.num_dst.bit_length(), self.num_edges.bit_length(), self.num_relations.bit_length(), grad,
+        return RelationalRequest(self.program, self.native, self.shapes, self.row, self.out, device,
+                                 self.num_src.bit_length(), self.num_dst.bit_length(),
+                                 self.num_edges.bit_length(), self.num_relations.bit_length(), grad,
                                  fresh, self.heads, self.width)
 
     def _sizes(self) -> tuple:
-        return "relational", self.num_src, self.num_dst, self.num_relations, self.ignore, self.layout, _compact()
+        return ("relational", self.num_src, self.num_dst, self.num_relations, self.ignore,
+                self.layout, _compact())
 
     def peek(self, given: RelationalGiven) -> bool:
         """Whether the structure of the call's graph is there."""
@@ -124,7 +132,8 @@ class RelationalStated:
         kernels = plan is not None and plan.route == "cuda"
         if kernels:
             graph.kernels = True
-        return RelationalCall(self.program, graph, self.shapes, self.out, kernels, (self.heads, self.width, self.row.itemsize))
+        return RelationalCall(self.program, graph, self.shapes, self.out, kernels,
+                              (self.heads, self.width, self.row.itemsize))
 
     def kept(self) -> RelationalStated:
         """As it is remembered: without the edges, which ``make`` holds."""
@@ -146,7 +155,8 @@ class RelationalStated:
 
     def facts(self) -> dict[str, int]:
         """Of the graph, for records."""
-        return dict(num_src=self.num_src, num_dst=self.num_dst, num_edges=self.num_edges, num_relations=self.num_relations)
+        return dict(num_src=self.num_src, num_dst=self.num_dst, num_edges=self.num_edges,
+                    num_relations=self.num_relations)
 
 
 def _made_already(own: bool, compact: bool) -> RelationView:
@@ -158,7 +168,8 @@ def _compact() -> bool:
 
 
 class RelationalGiven(NamedTuple):
-    """The tensors of one call. ``structure``: those that say what the graph is; ``operands``: the adapter's own."""
+    """The tensors of one call. ``structure``: those that say what the graph is; ``operands``: the
+    adapter's own."""
 
     structure: tuple[Tensor, ...]
     device: torch.device
@@ -171,7 +182,8 @@ class RelationalGiven(NamedTuple):
 
 @dataclass
 class RelationalCall:
-    """One relational call; ``kernels``: by the CUDA kernels; ``row``: of its attention, heads, width and bytes of an element."""
+    """One relational call; ``kernels``: by the CUDA kernels; ``row``: of its attention, heads,
+    width and bytes of an element."""
 
     program: Program
     graph: RelationView
@@ -181,27 +193,29 @@ class RelationalCall:
     row: tuple[int, int, int] = (1, 1, 4)
 
     def optimised(self, train: bool | None = None) -> Optimised:
-        """The ordering taken, and those that were not; worked out once per graph. train: whether backward is to follow; None:
-        what autograd's mode says."""
+        """The ordering taken, and those that were not; worked out once per graph. train: whether
+        backward is to follow; None: what autograd's mode says."""
         passes, train = passes_on(), torch.is_grad_enabled() if train is None else train
         key = self.program, self.shapes, passes, train
         found = self.graph.plans.get(key)
         if found is None:
             device = "cuda" if self.graph.device.type == "cuda" else "cpu"
-            found = optimise(self.program, dict(self.shapes), self.graph.statistics(), device, passes, train)
+            found = optimise(self.program, dict(self.shapes), self.graph.statistics(), device,
+                             passes, train)
             self.graph.plans[key] = found
         return found
 
     def build(self, train: bool) -> None:
-        """Build the index arrays that the attention will read, backward's too if it will ``train``: later, rows would hold the
-        memory that sorting needs."""
+        """Build the index arrays that the attention will read, backward's too if it will ``train``:
+        later, rows would hold the memory that sorting needs."""
         key = "built", self.program, train
         if key in self.graph.plans:
             return
         for step in self.optimised().program.ops:
             if step.kind == "attend":
                 found = patterns.attention(step.attr("attention"))
-                graph, places = self.graph.graph(step.attr("source"), step.attr("target")), found.edge or found.dropout > 0
+                graph, places = (self.graph.graph(step.attr("source"), step.attr("target")),
+                                 found.edge or found.dropout > 0)
                 graph.csc(places)
                 if train:
                     graph.csr(places, attention_families.keeps_scores(found, graph, *self.row))
@@ -230,6 +244,9 @@ def run_cuda(call: RelationalCall, tensors: dict[str, Tensor]) -> Tensor:
 
 def _run(call: RelationalCall, tensors: dict[str, Tensor], maps: Any, attend: Callable) -> Tensor:
     added = tensors.get(adding.ADDED)
-    operands = tensors if added is None else {name: t for name, t in tensors.items() if name != adding.ADDED}
-    out = execute(call.optimised().program, call.graph, operands, maps, attend, call.out_dtype).to(call.out_dtype)
+    operands = (tensors
+                if added is None
+                else {name: t for name, t in tensors.items() if name != adding.ADDED})
+    out = execute(call.optimised().program, call.graph, operands, maps, attend,
+                  call.out_dtype).to(call.out_dtype)
     return out if added is None else adding.add(out, added, call.graph, maps.take)

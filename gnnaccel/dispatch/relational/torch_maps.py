@@ -16,20 +16,23 @@ _ALONE = 4096  # elements of a block's result from which another call costs less
 _CPU_DTYPES = (torch.float32, torch.float64)
 
 
-# --- maps by relation --------------------------------------------------------------------------------------------------
+# --- maps by relation -----------------------------------------------------------------------------
 
-def multiply(pairs: Pairs | Blocks, rows: Tensor, weight: Tensor, transposed: bool = False, gather: Gather | None = None,
-             bias: Tensor | None = None) -> Tensor:
-    """[U, blocks, N]: each row times its relation's matrix, block by block; plus its ``bias`` [relations, N], for one block.
+def multiply(pairs: Pairs | Blocks, rows: Tensor, weight: Tensor, transposed: bool = False,
+             gather: Gather | None = None, bias: Tensor | None = None) -> Tensor:
+    """[U, blocks, N]: each row times its relation's matrix, block by block; plus its ``bias``
+    [relations, N], for one block.
 
-    pairs: the `Pairs` whose rows these are; rows [U, blocks, K], or rows of the coarser domain that ``gather`` reads; weight
-    [relations, blocks, K, N], or [.., N, K] when ``transposed``.
+    pairs: the `Pairs` whose rows these are; rows [U, blocks, K], or rows of the coarser domain that
+    ``gather`` reads; weight [relations, blocks, K, N], or [.., N, K] when ``transposed``.
     """
-    return _Multiply.apply(pairs, rows if gather is None else take(rows, gather), weight, transposed, bias)
+    return _Multiply.apply(pairs, rows if gather is None else take(rows, gather), weight,
+                           transposed, bias)
 
 
 def outer(pairs: Pairs, left: Tensor, right: Tensor) -> Tensor:
-    """[relations, blocks, K, N]: the sum over a relation's rows of left [U, blocks, K] times right [U, blocks, N]."""
+    """[relations, blocks, K, N]: the sum over a relation's rows of left [U, blocks, K] times right
+    [U, blocks, N]."""
     return _Outer.apply(pairs, left, right)
 
 
@@ -56,16 +59,20 @@ class _Multiply(torch.autograd.Function):
     def backward(ctx, grad):
         if grad is None:  # no result was used
             return None, None, None, None, None
-        (rows, weight), (_, to_rows, to_weight, _, to_bias) = ctx.saved_tensors, ctx.needs_input_grad
+        (rows, weight), (_, to_rows, to_weight, _,
+                         to_bias) = ctx.saved_tensors, ctx.needs_input_grad
         d_rows = multiply(ctx.pairs, grad, weight, not ctx.transposed) if to_rows else None
         d_weight = None
         if to_weight:
-            d_weight = outer(ctx.pairs, grad, rows) if ctx.transposed else outer(ctx.pairs, rows, grad)
+            d_weight = (outer(ctx.pairs, grad, rows)
+                        if ctx.transposed else outer(ctx.pairs, rows, grad))
         return None, d_rows, d_weight, None, _sums(ctx.pairs, grad) if to_bias else None
 
 
-def _by_segment(pairs: Pairs | Blocks, rows: Tensor, matrix: Tensor, bias: Tensor | None, out: Tensor) -> None:
-    """The product for one block. Views are made by one call for all: each costs as much as a small product."""
+def _by_segment(pairs: Pairs | Blocks, rows: Tensor, matrix: Tensor, bias: Tensor | None,
+                out: Tensor) -> None:
+    """The product for one block. Views are made by one call for all: each costs as much as a small
+    product."""
     bounds, sizes = pairs.bounds, pairs.sizes
     for (r, _, _), left, found in zip(bounds, rows.split(sizes), out.split(sizes)):
         if bias is None:
@@ -106,29 +113,33 @@ class _Outer(torch.autograd.Function):
                 multiply(ctx.pairs, left, grad) if to_right else None)
 
 
-# --- sums over edges ---------------------------------------------------------------------------------------------------
+# --- sums over edges ------------------------------------------------------------------------------
 
 def aggregate(graph: GraphView, rows: Tensor, weight: Tensor | None = None) -> Tensor:
-    """[num_dst, width] or, with a weight [E, heads], [num_dst, heads, width]: the sum over the edges that enter a node of the
-    weight times the row of the source.
+    """[num_dst, width] or, with a weight [E, heads], [num_dst, heads, width]: the sum over the
+    edges that enter a node of the weight times the row of the source.
 
-    rows: [num_src, width], or [num_src, heads, width] with a weight per head. weight: [E] or [E, heads], in the order of the
-    graph's edge ids.
+    rows: [num_src, width], or [num_src, heads, width] with a weight per head. weight: [E] or [E,
+    heads], in the order of the graph's edge ids.
     """
     edges = graph.edges()
     if weight is not None and edges.eid is not None:
         weight = weight.index_select(0, edges.eid)
-    if rows.device.type != "cpu" or rows.dtype not in _CPU_DTYPES or not edges.src.shape[0] or _forward_mode():
+    if (rows.device.type != "cpu" or rows.dtype not in _CPU_DTYPES or not edges.src.shape[0]
+        or _forward_mode()):
         message = rows.index_select(0, edges.src)
         if weight is not None:
-            message = message * weight.to(rows.dtype).reshape(*weight.shape, *(1,) * (rows.dim() - weight.dim()))
-        return message.new_zeros((graph.num_dst, *message.shape[1:])).index_add(0, edges.dst, message)
+            message = message * weight.to(rows.dtype).reshape(*weight.shape,
+                                                              *(1,) * (rows.dim() - weight.dim()))
+        return message.new_zeros((graph.num_dst,
+                                  *message.shape[1:])).index_add(0, edges.dst, message)
     segments = edges.segments(graph.num_src)
     if weight is None or weight.dim() == 1:
         weight = None if weight is None else weight.to(rows.dtype)
         out = torch_segments.weighted_sum(segments, weight, rows.flatten(1))
         return out.view(-1, *rows.shape[1:])
-    per_head = [torch_segments.weighted_sum(segments, w.to(rows.dtype), x) for w, x in zip(weight.unbind(1), rows.unbind(1))]
+    per_head = [torch_segments.weighted_sum(segments, w.to(rows.dtype), x)
+                for w, x in zip(weight.unbind(1), rows.unbind(1))]
     return torch.stack(per_head, 1)
 
 
@@ -136,11 +147,13 @@ def take(rows: Tensor, gather: Gather) -> Tensor:
     """The rows of a coarser domain as a finer one reads them."""
     if rows.device.type != "cpu" or _forward_mode():
         return rows.index_select(0, gather.index)
-    return Take.apply(rows, gather, aggregate)  # on the CPU adding rows to their places is several times as slow
+    # on the CPU adding rows to their places is several times as slow
+    return Take.apply(rows, gather, aggregate)
 
 
 class Take(torch.autograd.Function):
-    """`take`, whose gradient is the sum of the rows of each place by ``aggregate``, `aggregate` here or another way to it."""
+    """`take`, whose gradient is the sum of the rows of each place by ``aggregate``, `aggregate`
+    here or another way to it."""
 
     @staticmethod
     def forward(ctx, rows, gather, aggregate):
@@ -152,7 +165,8 @@ class Take(torch.autograd.Function):
     def backward(ctx, grad):
         if grad is None:  # no result was used
             return None, None, None
-        return ctx.aggregate(ctx.gather.members, grad.flatten(1)).view(-1, *grad.shape[1:]), None, None
+        return ctx.aggregate(ctx.gather.members,
+                             grad.flatten(1)).view(-1, *grad.shape[1:]), None, None
 
 
 def _forward_mode() -> bool:

@@ -1,7 +1,9 @@
-"""`RelationView`: the structure of one graph with relations, and the virtual graphs on which its layers run.
+"""`RelationView`: the structure of one graph with relations, and the virtual graphs on which its
+layers run.
 
-A relational layer is a homogeneous layer on a virtual graph: its sources may be (source, relation) pairs, its destinations
-(destination, relation) pairs. The traversals know nothing of relations; they take index arrays.
+A relational layer is a homogeneous layer on a virtual graph: its sources may be (source, relation)
+pairs, its destinations (destination, relation) pairs. The traversals know nothing of relations;
+they take index arrays.
 """
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ from gnnaccel.errors import VALID, GraphError
 
 @dataclass(frozen=True)
 class RelationStatistics:
-    """Counts that the passes weigh orderings with. ``pairs_src``, ``pairs_dst``: distinct (node, relation) pairs."""
+    """Counts that the passes weigh orderings with. ``pairs_src``, ``pairs_dst``: distinct (node,
+    relation) pairs."""
 
     num_src: int
     num_dst: int
@@ -36,13 +39,15 @@ class RelationStatistics:
 
     def rows(self, domain: str) -> int:
         """Rows of a value that lives in ``domain``."""
-        return {SRC: self.num_src, DST: self.num_dst, EDGE: self.num_edges, RELATION: self.num_relations,
-                PAIR_SRC: self.pairs_src, PAIR_DST: self.pairs_dst}.get(domain, 1)
+        return {SRC: self.num_src, DST: self.num_dst, EDGE: self.num_edges,
+                RELATION: self.num_relations, PAIR_SRC: self.pairs_src,
+                PAIR_DST: self.pairs_dst}.get(domain, 1)
 
 
 @dataclass(frozen=True)
 class Gather:
-    """Reading rows of ``coarse`` in ``fine``: which row each row of ``fine`` belongs to, and the way back for gradients."""
+    """Reading rows of ``coarse`` in ``fine``: which row each row of ``fine`` belongs to, and the
+    way back for gradients."""
 
     view: RelationView
     coarse: str
@@ -71,7 +76,8 @@ class Members(NamedTuple):
 
 Ends = tuple[Tensor, Tensor, Tensor]
 
-#: Edges below which what a kernel put together is kept: asking for it again would take longer than reading it. 12 bytes each.
+#: Edges below which what a kernel put together is kept: asking for it again would take longer than
+#: reading it. 12 bytes each.
 _KEEP_BELOW = 1 << 22
 
 
@@ -82,7 +88,8 @@ def by_type(edge_index: Tensor, edge_type: Tensor) -> Ends:
 
 
 class _VirtualGraph(GraphView):
-    """A `GraphView` of edges given as sources and destinations, [E] int32 each, which it keeps: no copy of both as one array."""
+    """A `GraphView` of edges given as sources and destinations, [E] int32 each, which it keeps: no
+    copy of both as one array."""
 
     def __init__(self, src: Tensor, dst: Tensor, num_src: int, num_dst: int):
         super().__init__(src, num_src, num_dst, num_edges=src.shape[0])
@@ -93,19 +100,24 @@ class _VirtualGraph(GraphView):
 
 
 class RelationView:
-    """The edges that ``assemble(*structure)`` gives as (src, dst, relation), and what is derived from them when first asked for.
+    """The edges that ``assemble(*structure)`` gives as (src, dst, relation), and what is derived
+    from them when first asked for.
 
-    The tensors of ``structure`` are not kept alive, unless ``own``: who asks for something new holds them. EDGE values are in
-    the order of ``assemble``. ``ignore``: edges of unknown relations do not count; otherwise, and for nodes out of range
-    always, GraphError. (EDGE inputs and ``ignore`` do not go together.) ``compact`` False: every edge is a source pair of its
-    own. Destination pairs stay, as reductions end in them. ``assemble`` may have a ``checked(*structure)``, which gives the same
-    ends or raises GraphError where ids are out of range.
+    The tensors of ``structure`` are not kept alive, unless ``own``: who asks for something new
+    holds them. EDGE values are in the order of ``assemble``. ``ignore``: edges of unknown relations
+    do not count; otherwise, and for nodes out of range always, GraphError. (EDGE inputs and
+    ``ignore`` do not go together.) ``compact`` False: every edge is a source pair of its own.
+    Destination pairs stay, as reductions end in them. ``assemble`` may have a
+    ``checked(*structure)``, which gives the same ends or raises GraphError where ids are out of
+    range.
 
-    ``kernels``: whether it may be built by kernels, as whoever runs kernels over it says. The arrays are the same.
+    ``kernels``: whether it may be built by kernels, as whoever runs kernels over it says. The
+    arrays are the same.
     """
 
-    def __init__(self, structure: tuple[Tensor, ...], num_src: int, num_dst: int, num_relations: int,
-                 assemble: Callable[..., Ends] = by_type, compact: bool = True, own: bool = False, ignore: bool = False):
+    def __init__(self, structure: tuple[Tensor, ...], num_src: int, num_dst: int,
+                 num_relations: int, assemble: Callable[..., Ends] = by_type, compact: bool = True,
+                 own: bool = False, ignore: bool = False):
         self.num_src, self.num_dst, self.num_relations = num_src, num_dst, num_relations
         self.device = structure[0].device
         self.compact = compact
@@ -116,21 +128,23 @@ class RelationView:
         self._sources = tuple(weakref.ref(t) for t in structure)
         self._lock = threading.RLock()
         self._made: dict[tuple, Any] = {}
-        self._filtered: Ends | None = None  # where some edges do not count, or a kernel put them together
+        # where some edges do not count, or a kernel put them together
+        self._filtered: Ends | None = None
         self._checked = False
 
     def bind(self, *structure: Tensor) -> None:
         """The tensors to build from, equal in value to those of the constructor."""
         self._sources = tuple(weakref.ref(t) for t in structure)
 
-    # --- what the caller gave ------------------------------------------------------------------------------------------
+    # --- what the caller gave ---------------------------------------------------------------------
 
     def _given(self, check: bool = True) -> Ends:
         if self._filtered is not None:
             return self._filtered
         structure = tuple(found() for found in self._sources)
         if any(t is None for t in structure):
-            raise RuntimeError("the edges of this RelationView are gone; call bind() with live ones first")
+            raise RuntimeError(
+                "the edges of this RelationView are gone; call bind() with live ones first")
         structure = tuple(t.detach() for t in structure)
         if self._checked:
             return self._assemble(*structure)
@@ -146,13 +160,15 @@ class RelationView:
         return self._filtered or ends
 
     def _check(self, src: Tensor, dst: Tensor, relation: Tensor) -> None:
-        """One wait for the device per graph: an id out of range would make a pair of another node."""
+        """One wait for the device per graph: an id out of range would make a pair of another
+        node."""
         if not src.shape[0]:
             self._checked = True
             return
         low = torch.stack([ids.min().long() for ids in (src, dst, relation)]).tolist()
         high = torch.stack([ids.max().long() for ids in (src, dst, relation)]).tolist()
-        limits = (("source ids", self.num_src), ("destination ids", self.num_dst), ("edge types", self.num_relations))
+        limits = (("source ids", self.num_src), ("destination ids", self.num_dst),
+                  ("edge types", self.num_relations))
         for at, (what, limit) in enumerate(limits):
             if low[at] >= 0 and high[at] < limit:
                 continue
@@ -184,11 +200,12 @@ class RelationView:
                                         "one graph: capture again, or run them outside of CUDA "
                                         "graphs")
 
-    # --- pairs and index arrays ----------------------------------------------------------------------------------------
+    # --- pairs and index arrays -------------------------------------------------------------------
 
     def _once(self, key: tuple, make: Callable[[], Any], wait: bool = True) -> Any:
-        """What ``make()`` gave the first time. Made in inference mode its tensors could not take part in training later. ``wait``
-        False: it has the device do nothing, or has waited for it."""
+        """What ``make()`` gave the first time. Made in inference mode its tensors could not take
+        part in training later. ``wait`` False: it has the device do nothing, or has waited for
+        it."""
         found = self._made.get(key)
         if found is None:
             if capture.capturing():
@@ -205,12 +222,14 @@ class RelationView:
         return found
 
     def _wait(self) -> None:
-        """Once for each thing that is built: whoever reads it, on whatever stream, finds it finished."""
+        """Once for each thing that is built: whoever reads it, on whatever stream, finds it
+        finished."""
         finish(self.device)
 
     def pairs(self, domain: str) -> Pairs:
         """The pairs of PAIR_SRC or PAIR_DST."""
-        return self._made.get((domain,)) or self._once((domain,), lambda: self._make_pairs(domain), wait=not self.kernels)
+        return (self._made.get((domain,))
+                or self._once((domain,), lambda: self._make_pairs(domain), wait=not self.kernels))
 
     def _make_pairs(self, domain: str) -> Pairs:
         if self.kernels:
@@ -224,7 +243,8 @@ class RelationView:
         return pairs_of(ends[0], relation, ends[1], self.num_relations, compact)
 
     def _build(self) -> None:
-        """The pairs of both ends by kernels, which check ids too, and where that is little the index arrays of edges."""
+        """The pairs of both ends by kernels, which check ids too, and where that is little the
+        index arrays of edges."""
         sizes = self.num_src, self.num_dst, self.num_relations
         ends = self._given(check=False)
         found = pairs_of_both(*ends, *sizes, self.compact)
@@ -236,7 +256,8 @@ class RelationView:
         self._wait()
         if self._filtered is not None and copies is not None:
             self._filtered = copies  # rather than the same ids twice
-        for key, made in zip(((PAIR_SRC,), (PAIR_DST,), *((end, EDGE, "index") for end in (SRC, DST, RELATION))),
+        for key, made in zip(((PAIR_SRC,), (PAIR_DST,),
+                              *((end, EDGE, "index") for end in (SRC, DST, RELATION))),
                              (by_src, by_dst, *(copies or ()))):
             self._made.setdefault(key, made)
 
@@ -245,15 +266,16 @@ class RelationView:
 
     def _make_statistics(self) -> RelationStatistics:
         by_src = self.pairs(PAIR_SRC)
-        return RelationStatistics(self.num_src, self.num_dst, by_src.of_edge.shape[0], self.num_relations, by_src.count,
-                                  self.pairs(PAIR_DST).count)
+        return RelationStatistics(self.num_src, self.num_dst, by_src.of_edge.shape[0],
+                                  self.num_relations, by_src.count, self.pairs(PAIR_DST).count)
 
     def index(self, coarse: str, fine: str) -> Tensor:
         """[rows of ``fine``] int32: the row of ``coarse`` that each row of ``fine`` belongs to."""
         found = self._made.get((coarse, fine, "index"))
         if found is not None:
             return found
-        return self._once((coarse, fine, "index"), lambda: self._make_index(coarse, fine), wait=False)
+        return self._once((coarse, fine, "index"), lambda: self._make_index(coarse, fine),
+                          wait=False)
 
     def _make_index(self, coarse: str, fine: str) -> Tensor:
         if fine in (PAIR_SRC, PAIR_DST):
@@ -267,44 +289,54 @@ class RelationView:
             if found is not None:
                 return found
         src, dst, relation = self._given()
-        found = {SRC: src, DST: dst, RELATION: relation}[coarse].to(torch.int32, copy=True)  # never the caller's own
+        # never the caller's own
+        found = {SRC: src, DST: dst, RELATION: relation}[coarse].to(torch.int32, copy=True)
         self._wait()
         return found
 
     def graph(self, source: str, target: str) -> GraphView:
-        """The virtual graph from the rows of one domain to those of another, along the edges, in the caller's order."""
+        """The virtual graph from the rows of one domain to those of another, along the edges, in
+        the caller's order."""
         found = self._made.get((source, target))
         if found is not None:
             return found
 
         def make() -> GraphView:
-            return self._make_graph(source, target, self.index(source, EDGE), self.index(target, EDGE))
+            return self._make_graph(source, target, self.index(source, EDGE),
+                                    self.index(target, EDGE))
 
         return self._once((source, target), make, wait=False)
 
     def members(self, coarse: str, fine: str) -> GraphView:
-        """The virtual graph with one edge from each row of ``fine`` to the row of ``coarse`` that it belongs to."""
+        """The virtual graph with one edge from each row of ``fine`` to the row of ``coarse`` that
+        it belongs to."""
         found = self._made.get((fine, coarse, "members"))
-        return found if found is not None else self._once((fine, coarse, "members"), lambda: self._make_members(coarse, fine))
+        return (found
+                if found is not None
+                else self._once((fine, coarse, "members"),
+                                lambda: self._make_members(coarse, fine)))
 
     def _make_members(self, coarse: str, fine: str) -> GraphView:
         index = self.index(coarse, fine)
-        return self._make_graph(fine, coarse, torch.arange(index.shape[0], dtype=torch.int32, device=self.device), index)
+        return self._make_graph(fine, coarse,
+                                torch.arange(index.shape[0], dtype=torch.int32, device=self.device),
+                                index)
 
     def _make_graph(self, source: str, target: str, src: Tensor, dst: Tensor) -> GraphView:
         rows = self.statistics().rows
         return _VirtualGraph(src, dst, rows(source), rows(target))
 
     def mixture(self, bases: int) -> GraphView:
-        """The virtual graph from the rows of ``bases`` tables [bases * num_src] to the source pairs: each pair has an edge from
-        its node's row in every table, in order."""
+        """The virtual graph from the rows of ``bases`` tables [bases * num_src] to the source
+        pairs: each pair has an edge from its node's row in every table, in order."""
         return self._once((PAIR_SRC, bases, "mixture"), lambda: self._make_mixture(bases))
 
     def _make_mixture(self, bases: int) -> GraphView:
         pairs = self.pairs(PAIR_SRC)
         tables = torch.arange(bases, dtype=torch.int32, device=self.device) * self.num_src
         src = (pairs.node.unsqueeze(1) + tables).flatten()
-        dst = torch.arange(pairs.count, dtype=torch.int32, device=self.device).repeat_interleave(bases)
+        dst = torch.arange(pairs.count, dtype=torch.int32,
+                           device=self.device).repeat_interleave(bases)
         return GraphView(torch.stack([src, dst]), bases * self.num_src, pairs.count, own=True)
 
     def share(self, dtype: torch.dtype) -> Tensor:
@@ -320,8 +352,9 @@ class RelationView:
         return share if order is None else share.index_select(0, order)
 
     def share_along(self, source: str, target: str, back: bool = False) -> Tensor:
-        """`share` in the order in which the graph from ``source`` to ``target`` holds its edges, ``back`` when traversed against
-        them: read one after the other, rather than wherever the caller's order has them."""
+        """`share` in the order in which the graph from ``source`` to ``target`` holds its edges,
+        ``back`` when traversed against them: read one after the other, rather than wherever the
+        caller's order has them."""
         def make() -> Tensor:
             graph = self.graph(source, target)
             rows = graph.csr_by_id() if back else graph.csc()
@@ -337,7 +370,8 @@ class RelationView:
         """The virtual graph with one edge from each destination to its type."""
         def make() -> GraphView:
             node = torch.arange(sum(sizes), dtype=torch.int32, device=self.device)
-            return GraphView(torch.stack([node, self.blocks(sizes).relation]), node.shape[0], len(sizes), own=True)
+            return GraphView(torch.stack([node, self.blocks(sizes).relation]), node.shape[0],
+                             len(sizes), own=True)
 
         return self._once(("blocks", sizes, "members"), make)
 
@@ -347,13 +381,16 @@ class RelationView:
 
     def degree(self) -> Tensor:
         """[num_dst] int64: the edges that enter each destination."""
-        return self._once(("degree",), lambda: torch.bincount(self.index(DST, EDGE), minlength=self.num_dst))
+        return self._once(("degree",),
+                          lambda: torch.bincount(self.index(DST, EDGE), minlength=self.num_dst))
 
     def nbytes(self) -> int:
-        """Bytes held by what was built so far. Arrays that two of them share count once, room that was not needed is left out."""
+        """Bytes held by what was built so far. Arrays that two of them share count once, room that
+        was not needed is left out."""
         made = {id(v): v for v in list(self._made.values())}.values()
         arrays = [v for v in made if isinstance(v, Tensor)]
-        arrays += [t for v in made if isinstance(v, Pairs) for t in (v.node, v.relation, v.ptr, v.of_edge)]
+        arrays += [t for v in made if isinstance(v, Pairs)
+                   for t in (v.node, v.relation, v.ptr, v.of_edge)]
         arrays += self._filtered or ()
         return (sum(t.nbytes for t in {id(t): t for t in arrays}.values())
                 + sum(v.nbytes() for v in made if isinstance(v, (Blocks, GraphView))))

@@ -20,11 +20,13 @@ from tests.routes import clean, emulated, one_thread, opened, route  # noqa: F40
 
 STORAGES = [Storage(form, backward) for form in ("int8", "bf16") for backward in rows.FORMATS]
 KINDS = ("none", "edge", "odd", "single", "head", "one_for_all_heads", "wide")
-CASES = [(kind, s) for kind in KINDS for s in STORAGES if kind in ("edge", "head") or s.backward == s.format]
+CASES = [(kind, s) for kind in KINDS for s in STORAGES if kind in ("edge", "head")
+         or s.backward == s.format]
 
 
 def use(route, storage: Storage) -> Use:
-    return Use(storage, Entry("layer", "Layer", None, Watch(Guard(), "layer")), route.backend == "cuda")
+    return Use(storage, Entry("layer", "Layer", None, Watch(Guard(), "layer")),
+               route.backend == "cuda")
 
 
 @pytest.fixture
@@ -36,7 +38,8 @@ def nearest():
 
 
 def results(used: Use, graph: OpGraph, reduce: str, x, w, grad) -> dict:
-    x, w = x.detach().clone().requires_grad_(), None if w is None else w.detach().clone().requires_grad_()
+    x, w = (x.detach().clone().requires_grad_(),
+            None if w is None else w.detach().clone().requires_grad_())
     out = quantized.run(used, graph, prepared(reduce, x, w, graph.num_edges))
     out.backward(grad)
     return {"out": out.detach(), "x": x.grad, "weight": None if w is None else w.grad}
@@ -56,12 +59,15 @@ def formulas(storage: Storage, graph: OpGraph, reduce: str, x, w, grad) -> dict:
     else:
         near = rows.read(rows.store(plain, storage.backward, False, False), plain.shape).double()
     left = near if storage == Storage("int8", "int8") else plain.double()
-    wide = torch.ones(ei.shape[1], *(1,) * (x.dim() - 1), dtype=torch.float64) if w is None else w.double()
+    wide = (torch.ones(ei.shape[1], *(1,) * (x.dim() - 1), dtype=torch.float64)
+            if w is None else w.double())
     message = wide * near_x[ei[0]]
-    out = torch.zeros(graph.num_dst, *message.shape[1:], dtype=torch.float64).index_add(0, ei[1], message)
+    out = torch.zeros(graph.num_dst, *message.shape[1:],
+                      dtype=torch.float64).index_add(0, ei[1], message)
     d_x = torch.zeros_like(near_x).index_add(0, ei[0], wide * near[ei[1]])
     d_w = None if w is None else (left[ei[1]] * near_x[ei[0]]).sum_to_size(w.shape)
-    return {"out": out / degree.double().view(shape) if reduce == "mean" else out, "x": d_x, "weight": d_w}
+    return {"out": out / degree.double().view(shape) if reduce == "mean" else out, "x": d_x,
+            "weight": d_w}
 
 
 def judge(got: dict, exact: dict, allowed: float) -> None:
@@ -77,15 +83,19 @@ def test_formulas(route, nearest, kind, reduce, storage):
     ei = edges()
     x, w = inputs(kind, ei, device=route.device)
     graph, grad = OpGraph(ei.to(route.device), N, M), torch.randn(M, *x.shape[1:]).to(route.device)
-    # where a quotient lies within rounding of a tie, either neighbour is right: a step of one number
-    judge(results(use(route, storage), graph, reduce, x, w, grad), formulas(storage, graph, reduce, x, w, grad), 2e-4)
+    # where a quotient lies within rounding of a tie, either neighbour is right: a step of one
+    # number
+    judge(results(use(route, storage), graph, reduce, x, w, grad),
+          formulas(storage, graph, reduce, x, w, grad), 2e-4)
 
 
 graphs = st.tuples(st.integers(1, 6), st.integers(1, 6), st.integers(1, 25), st.integers(0, 2**16))
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(graphs, st.sampled_from(["none", "edge", "odd", "head"]), st.sampled_from(["sum", "mean"]), st.sampled_from(STORAGES))
+@settings(max_examples=30, deadline=None,
+          suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(graphs, st.sampled_from(["none", "edge", "odd", "head"]), st.sampled_from(["sum", "mean"]),
+       st.sampled_from(STORAGES))
 def test_small_graphs_of_all_kinds(route, nearest, sizes, kind, reduce, storage):
     src, dst, count, seed = sizes
     torch.manual_seed(seed)
@@ -106,13 +116,15 @@ def test_gradients_against_fp64(route, storage):
     ei = torch.randint(0, 60, (2, 900))
     x, w = torch.randn(60, 3, 16, requires_grad=True), torch.rand(900, 3, 1, requires_grad=True)
     graph, grad = OpGraph(ei.to(route.device), 60, 60), torch.randn(60, 3, 16)
-    got = results(use(route, storage), graph, "sum", x.to(route.device), w.to(route.device), grad.to(route.device))
+    got = results(use(route, storage), graph, "sum", x.to(route.device), w.to(route.device),
+                  grad.to(route.device))
     leaves = [t.detach().double().requires_grad_() for t in (x, w)]
     out = aggregation.plain(OpGraph(ei, 60, 60), prepared("sum", *leaves, 900))
     out.backward(grad.double())
     for name, exact in (("out", out.detach()), ("x", leaves[0].grad), ("weight", leaves[1].grad)):
         assert relative(got[name].cpu(), exact) < 0.02, name
-        assert torch.cosine_similarity(got[name].cpu().double().flatten(), exact.flatten(), 0) > 0.9998, name
+        assert torch.cosine_similarity(got[name].cpu().double().flatten(), exact.flatten(),
+                                       0) > 0.9998, name
 
 
 @pytest.mark.long
@@ -123,8 +135,10 @@ def test_gradients_are_unbiased(route):
     x, w = torch.randn(6, 16), torch.rand(30, 1)
     graph, grad = OpGraph(ei.to(route.device), 6, 6), torch.randn(6, 16).to(route.device)
     draws = 300 if route.name != "cuda" else 1000
-    exact = results(use(route, Storage("int8", "fp32")), graph, "sum", x.to(route.device), w.to(route.device), grad)
-    found = [results(use(route, Storage("int8", "int8")), graph, "sum", x.to(route.device), w.to(route.device), grad)
+    exact = results(use(route, Storage("int8", "fp32")), graph, "sum", x.to(route.device),
+                    w.to(route.device), grad)
+    found = [results(use(route, Storage("int8", "int8")), graph, "sum", x.to(route.device),
+                     w.to(route.device), grad)
              for _ in range(draws)]
     for name in ("x", "weight"):
         all_ = torch.stack([f[name] for f in found]).double()
@@ -138,7 +152,8 @@ def test_zero_rows_constant_rows_and_an_outlier(route, nearest):
     x = torch.randn(8, 16)
     x[0], x[1], x[2, 5] = 0, 1.75, 1e5
     graph = OpGraph(ei, 8, 8)
-    got = results(use(route, Storage("int8", "int8")), graph, "sum", x.to(route.device), None, x.to(route.device))
+    got = results(use(route, Storage("int8", "int8")), graph, "sum", x.to(route.device), None,
+                  x.to(route.device))
     for value in (got["out"].cpu(), got["x"].cpu()):
         assert not value[0].any() and torch.allclose(value[1], x[1]) and value[2, 5] == 1e5 and not value[2, :5].any()
         assert (value[3:] - x[3:]).abs().max() <= x[3:].abs().max() / 253
@@ -160,9 +175,11 @@ def test_a_backward_that_is_recorded_is_that_of_fp32(route):
     graph = OpGraph(ei.to(route.device), 5, 5)
     found = []
     used = use(route, Storage("int8", "int8"))
-    for run in (lambda given: quantized.run(used, graph, given), lambda given: aggregation.plain(graph, given)):
+    for run in (lambda given: quantized.run(used, graph, given),
+                lambda given: aggregation.plain(graph, given)):
         torch.manual_seed(1)
-        x, w = torch.randn(5, 8).to(route.device).requires_grad_(), torch.rand(20, 1).to(route.device).requires_grad_()
+        x, w = (torch.randn(5, 8).to(route.device).requires_grad_(),
+                torch.rand(20, 1).to(route.device).requires_grad_())
         first = torch.autograd.grad(run(prepared("sum", x, w, 20)).sum(), (x, w), create_graph=True)
         found.append([*first, *torch.autograd.grad(sum(g.square().sum() for g in first), (x, w))])
     for got, exact in zip(*found):
@@ -173,7 +190,8 @@ def test_a_backward_that_is_recorded_is_that_of_fp32(route):
 def test_half_precision_features(route, nearest, dtype):
     ei = edges()
     x, w = inputs("edge", ei, dtype=dtype, device=route.device)
-    graph, grad = OpGraph(ei.to(route.device), N, M), torch.randn(M, *x.shape[1:]).to(route.device, dtype)
+    graph, grad = OpGraph(ei.to(route.device), N,
+                          M), torch.randn(M, *x.shape[1:]).to(route.device, dtype)
     for backward in rows.FORMATS:
         storage = Storage("int8", backward)
         exact = formulas(storage, graph, "sum", x.float(), w.float(), grad.float())
@@ -186,4 +204,5 @@ def test_what_cannot_be_quantized():
     for reduce, kind, code in (("max", "edge", "GA603"), ("sum", "channel", "GA603")):
         x, w = inputs(kind, ei)
         assert quantized.unfit(graph, prepared(reduce, x, w, E)).code == code
-    assert quantized.unfit(OpGraph(ei[:, :0], N, M), prepared("sum", inputs("none", ei)[0], None, 0)).code == "GA303"
+    assert quantized.unfit(OpGraph(ei[:, :0], N, M),
+                           prepared("sum", inputs("none", ei)[0], None, 0)).code == "GA303"

@@ -17,7 +17,8 @@ from tests.helpers import relative
 from tests.routes import clean, emulated, one_thread, opened, route  # noqa: F401
 
 N, M, E = 11, 9, 60
-STORAGES = [Storage("int8", "int8"), Storage("int8", "fp32"), Storage("bf16", "bf16"), Storage("bf16", "int8")]
+STORAGES = [Storage("int8", "int8"), Storage("int8", "fp32"), Storage("bf16", "bf16"),
+            Storage("bf16", "int8")]
 
 
 @pytest.fixture
@@ -35,7 +36,8 @@ def edges(src: int = N, dst: int = M) -> torch.Tensor:
 
 
 def inputs(heads: int, width: int, form: str) -> dict[str, torch.Tensor]:
-    found = {"x": torch.randn(N, heads, width), "att_src": torch.randn(heads, width), "att_dst": torch.randn(heads, width)}
+    found = {"x": torch.randn(N, heads, width), "att_src": torch.randn(heads, width),
+             "att_dst": torch.randn(heads, width)}
     if form == "bipartite":
         found["x_dst"] = torch.randn(M, heads, width)
     if form == "edge":
@@ -49,10 +51,13 @@ def run(route, storage: Storage, ei, tensors: dict, grad, dropout: float = 0.0, 
     """The result and the gradients by input."""
     heads, width = tensors["x"].shape[1:]
     dst = M if "x_dst" in tensors else N
-    program = programs.gat(0.2, dropout, "x_dst" not in tensors, True, "a_edge" in tensors, "bias" in tensors)
+    program = programs.gat(0.2, dropout, "x_dst" not in tensors, True, "a_edge" in tensors,
+                           "bias" in tensors)
     ei = ei.to(route.device)
-    call = attention.Call(program, patterns.attention(program), GraphView(ei, N, dst, own=True), heads, width, torch.float32)
-    use = Use(storage, Entry("gat", "GATConv", None, Watch(Guard() if guard else None, "gat")), route.backend == "cuda")
+    call = attention.Call(program, patterns.attention(program), GraphView(ei, N, dst, own=True),
+                          heads, width, torch.float32)
+    use = Use(storage, Entry("gat", "GATConv", None, Watch(Guard() if guard else None, "gat")),
+              route.backend == "cuda")
     leaves = {name: t.clone().to(route.device).requires_grad_() for name, t in tensors.items()}
     plain = attention.run_cuda if use.kernels else attention.run_torch
     out = quantized.Run(use, plain)(call, leaves)
@@ -61,8 +66,10 @@ def run(route, storage: Storage, ei, tensors: dict, grad, dropout: float = 0.0, 
 
 
 def definition(storage: Storage, ei, tensors: dict, grad) -> dict:
-    """In fp64: scores of the features as they are, sums of what the values became, gradients of what the gradient became."""
-    near = rows.read(rows.store(tensors["x"], storage.format, False, False), tensors["x"].shape).double().requires_grad_()
+    """In fp64: scores of the features as they are, sums of what the values became, gradients of
+    what the gradient became."""
+    near = rows.read(rows.store(tensors["x"], storage.format, False, False),
+                     tensors["x"].shape).double().requires_grad_()
     given = rows.read(rows.store(grad, storage.backward, False, False), grad.shape).double()
     t = {name: value.double().requires_grad_() for name, value in tensors.items()}
     src, dst = ei
@@ -77,7 +84,8 @@ def definition(storage: Storage, ei, tensors: dict, grad) -> dict:
     t["x"].grad += near.grad
     found = {"out": out.detach(), **{name: value.grad for name, value in t.items()}}
     if "bias" in t:
-        found["out"], found["bias"] = found["out"] + t["bias"].detach().view(out.shape[1:]), grad.double().sum(0).flatten()
+        found["out"], found["bias"] = found["out"] + t["bias"].detach().view(
+            out.shape[1:]), grad.double().sum(0).flatten()
     return found
 
 
@@ -96,8 +104,8 @@ def test_definition(route, nearest, size, form, storage):
 
 
 def test_dropout_is_the_same_in_backward(route, nearest):
-    """With features of ones and weights that sum to one, each row of the result is the share that was kept; so the gradient of
-    the values' sum is what the result says."""
+    """With features of ones and weights that sum to one, each row of the result is the share that
+    was kept; so the gradient of the values' sum is what the result says."""
     tensors = inputs(2, 8, "plain")
     tensors["x"] = torch.ones_like(tensors["x"])
     grad = torch.ones(N, 2, 8)
@@ -107,7 +115,8 @@ def test_dropout_is_the_same_in_backward(route, nearest):
 
 
 def test_the_guard_looks_at_attention(route):
-    got, use = run(route, Storage("int8", "int8"), edges(N, N), inputs(2, 16, "edge"), torch.randn(N, 2, 16))
+    got, use = run(route, Storage("int8", "int8"), edges(N, N), inputs(2, 16, "edge"),
+                   torch.randn(N, 2, 16))
     use.entry.watch.settle()
     assert 1e-4 < use.entry.watch.last["error"] < 0.02 and use.entry.watch.state() == "passed"
 
@@ -117,15 +126,18 @@ def test_a_backward_that_is_recorded_is_that_of_fp32(route):
     found = []
     for storage in (Storage("int8", "int8"), None):
         program = programs.gat(0.2, 0.0, True, True, False, True)
-        call = attention.Call(program, patterns.attention(program), GraphView(ei.to(route.device), N, N, own=True), 2, 8,
-                              torch.float32)
+        call = attention.Call(program, patterns.attention(program),
+                              GraphView(ei.to(route.device), N, N, own=True), 2, 8, torch.float32)
         plain = attention.run_cuda if route.backend == "cuda" else attention.run_torch
-        use = Use(storage, Entry("gat", "GATConv", None, Watch(None, "gat")), route.backend == "cuda")
+        use = Use(storage, Entry("gat", "GATConv", None, Watch(None, "gat")),
+                  route.backend == "cuda")
         leaves = {name: t.clone().to(route.device).requires_grad_() for name, t in tensors.items()}
         out = (plain if storage is None else quantized.Run(use, plain))(call, leaves)
         weight = torch.linspace(-1, 1, out.numel()).view(out.shape).to(route.device)
-        first = torch.autograd.grad((out * weight).sum(), [leaves["x"], leaves["att_src"]], create_graph=True)
+        first = torch.autograd.grad((out * weight).sum(), [leaves["x"], leaves["att_src"]],
+                                    create_graph=True)
         second = torch.autograd.grad(sum(g.square().sum() for g in first), leaves["x"])
         found.append([g.detach().cpu() for g in (*first, *second)])
     for got, exact in zip(*found):
-        assert relative(got, exact) < 6e-6  # both are fp32; second derivatives, summed in different orders
+        # both are fp32; second derivatives, summed in different orders
+        assert relative(got, exact) < 6e-6

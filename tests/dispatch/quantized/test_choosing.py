@@ -35,7 +35,8 @@ def test_gain_grows_with_degree_and_width():
     by_degree = [cost.gain(REDDIT._replace(num_edges=d * 232_965), INT8) for d in (4, 8, 50, 500)]
     by_width = [cost.gain(REDDIT._replace(channels=c), INT8) for c in (8, 16, 64, 128)]
     assert by_degree == sorted(by_degree) and by_width == sorted(by_width)
-    assert by_degree[-1] < 8  # a quarter of the bytes, which may then fit a cache that is twice as fast
+    # a quarter of the bytes, which may then fit a cache that is twice as fast
+    assert by_degree[-1] < 8
 
 
 def test_a_backward_in_fp32_gains_less():
@@ -45,7 +46,8 @@ def test_a_backward_in_fp32_gains_less():
 def decided(sizes, route="cuda", when="profitable", dtype=torch.float32, unfit=None):
     layer = Layer()
     entry = settings.keep(layer, settings.Setting("layer", "int8", None, None))
-    found = use.decide(layer, entry, Config(when=when), route, reason("GA301"), dtype, sizes, unfit, False)
+    found = use.decide(layer, entry, Config(when=when), route, reason("GA301"), dtype, sizes, unfit,
+                       False)
     return found.code if isinstance(found, Reason) else found.text
 
 
@@ -54,7 +56,9 @@ def test_what_a_call_runs_in():
     assert decided(REDDIT) == "int8" and decided(small) == "GA604" and decided(small, when="supported") == "int8"
     assert decided(REDDIT, route="torch") == "GA604", "torch operations only emulate"
     assert decided(REDDIT, route="native") == "GA607"
-    assert decided(REDDIT, dtype=torch.float64) == "GA603" and decided(REDDIT, dtype=torch.float16) == "int8"
+    assert decided(REDDIT,
+                   dtype=torch.float64) == "GA603" and decided(REDDIT,
+                                                               dtype=torch.float16) == "int8"
     assert decided(REDDIT, unfit=reason("GA303")) == "GA303"
 
 
@@ -80,7 +84,8 @@ class Layer(torch.nn.Module):
 
 
 def passes(layers, count=2, checkpointed=False):
-    return [[getattr(order.reason_against(layer, checkpointed), "code", None) for layer in layers] for _ in range(count)]
+    return [[getattr(order.reason_against(layer, checkpointed), "code", None) for layer in layers]
+            for _ in range(count)]
 
 
 def test_the_first_pass_tells_the_last_layer():
@@ -97,7 +102,8 @@ def test_a_last_layer_stays_so():
     first, second, third = (Layer() for _ in range(3))
     passes([first, second])
     passes([first, second, third], 3)
-    assert order.reason_against(second, False).code == "GA602", "once last, never quantized without a model"
+    assert order.reason_against(second,
+                                False).code == "GA602", "once last, never quantized without a model"
 
 
 def test_nothing_is_learnt_from_calls_that_may_be_repeated():

@@ -39,7 +39,8 @@ def test_it_checks_every_so_many_calls():
 
 
 @pytest.mark.parametrize("numbers, text", [
-    (dict(error=0.06), "off by 0.06"), (dict(error=float("nan")), "off by nan"), (dict(error=float("inf")), "off by inf"),
+    (dict(error=0.06), "off by 0.06"), (dict(error=float("nan")), "off by nan"),
+    (dict(error=float("inf")), "off by inf"),
     (dict(outliers=0.5), "50% of the sampled rows")])
 def test_it_fires_and_says_so(numbers, text, caplog):
     with caplog.at_level(logging.WARNING, "gnnaccel"):
@@ -84,13 +85,16 @@ def test_without_a_guard():
     assert not watch.begin(CPU, False) and watch.flags(CPU) is None and watch.state() == "off"
 
 
-@pytest.mark.parametrize("given, expected", [(True, Guard()), (False, None), (None, None), ({"every": 5}, Guard(every=5))])
+@pytest.mark.parametrize("given, expected",
+                         [(True, Guard()), (False, None), (None, None),
+                          ({"every": 5}, Guard(every=5))])
 def test_options(given, expected):
     assert guard.options(given) == expected
 
 
 @pytest.mark.parametrize("given, text", [
-    ({"evry": 5}, "Did you mean 'every'"), ({"every": 0}, "every=0"), ({"rows": 1.5}, "rows=1.5"), ({"error": -1}, "error=-1"),
+    ({"evry": 5}, "Did you mean 'every'"), ({"every": 0}, "every=0"), ({"rows": 1.5}, "rows=1.5"),
+    ({"error": -1}, "error=-1"),
     ({"outliers": True}, "outliers=True"), ("on", "guard='on'")])
 def test_wrong_options(given, text):
     with pytest.raises(ValueError, match=text):
@@ -101,7 +105,8 @@ def test_wrong_options(given, text):
 
 def sampled(route, ei, x, near=None, weights=None, count=64, turn=0):
     x = x.to(route.device)
-    stored = rows.store(x, "int8", False, route.backend == "cuda") if near is None else near.to(route.device)
+    stored = (rows.store(x, "int8", False, route.backend == "cuda")
+              if near is None else near.to(route.device))
     view = GraphView(ei.to(route.device), x.shape[0], int(ei[1].max()) + 1, own=True)
     return sample.measure(view, weights is not None, x, stored, weights, count, turn).tolist()
 
@@ -112,7 +117,8 @@ def test_the_error_is_that_of_the_sums(route):
     ei, x, w = torch.randint(0, 50, (2, 600)), torch.randn(50, 3, 8), torch.rand(600, 3, 1)
     ei[1, :50] = torch.arange(50)
     device_w = w.to(route.device)
-    error, zero, outliers = sampled(route, ei, x, weights=lambda src, dst, edge, real: device_w[edge], count=50)
+    error, zero, outliers = sampled(route, ei, x, weights=lambda src, dst, edge,
+                                    real: device_w[edge], count=50)
     near = rows.by_torch(x).dequantize().view(x.shape)
     full, off = (torch.zeros(50, 3, 8).index_add(0, ei[1], w * m[ei[0]]) for m in (x, near - x))
     relative = off.flatten(1).norm(dim=1) / full.flatten(1).norm(dim=1)

@@ -1,4 +1,5 @@
-"""Linear maps in int8: the quantized GEMM forward and backward, what it reuses, and when it is taken."""
+"""Linear maps in int8: the quantized GEMM forward and backward, what it reuses, and when it is
+taken."""
 from __future__ import annotations
 
 import pytest
@@ -14,7 +15,8 @@ from tests.routes import clean, one_thread, opened, route  # noqa: F401
 
 
 def use(route, backward: str = "int8") -> Use:
-    return Use(Storage("int8", backward), Entry("lin", "Linear", None, Watch(Guard(), "lin")), route.backend == "cuda")
+    return Use(Storage("int8", backward), Entry("lin", "Linear", None, Watch(Guard(), "lin")),
+               route.backend == "cuda")
 
 
 @pytest.fixture
@@ -36,7 +38,8 @@ def results(used: Use, x, weight, bias, grad) -> dict:
     leaves = [None if t is None else t.detach().clone().requires_grad_() for t in (x, weight, bias)]
     out = projection._Linear(used, used.entry.watch.flags(x.device)).apply(*leaves)
     out.backward(grad)
-    return {"out": out.detach(), **{name: t.grad for name, t in zip(("x", "weight", "bias"), leaves) if t is not None}}
+    return {"out": out.detach(),
+            **{name: t.grad for name, t in zip(("x", "weight", "bias"), leaves) if t is not None}}
 
 
 def near(x: torch.Tensor) -> torch.Tensor:
@@ -45,14 +48,17 @@ def near(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("count, inner, columns, bias", [(37, 16, 24, True), (40, 24, 7, False)])
 def test_formulas(route, nearest, count, inner, columns, bias):
-    """Against fp64, of x, weight and gradient as they are stored; the weight's gradient of all as they are."""
+    """Against fp64, of x, weight and gradient as they are stored; the weight's gradient of all as
+    they are."""
     x, weight, added, grad = operands(route, count, inner, columns)
     got = results(use(route), x, weight, added if bias else None, grad)
     x, weight, added, grad = (t.cpu().double() for t in (x, weight, added, grad))
-    exact = {"out": near(x.float()) @ near(weight.float()).t() + (added if bias else 0), "weight": grad.t() @ x,
-             "bias": grad.sum(0), "x": near(grad.float()) @ near(weight.float().t().contiguous()).t()}
+    exact = {"out": near(x.float()) @ near(weight.float()).t() + (added if bias else 0),
+             "weight": grad.t() @ x, "bias": grad.sum(0),
+             "x": near(grad.float()) @ near(weight.float().t().contiguous()).t()}
     for name, value in got.items():
-        assert relative(value.cpu(), exact[name]) < 3e-4, name  # a quotient near a tie may go either way
+        # a quotient near a tie may go either way
+        assert relative(value.cpu(), exact[name]) < 3e-4, name
 
 
 def test_gradients_against_fp64(route):
@@ -62,13 +68,15 @@ def test_gradients_against_fp64(route):
     x, weight, _, grad = (t.cpu().double() for t in given)
     for name, exact in (("x", grad @ weight), ("weight", grad.t() @ x), ("bias", grad.sum(0))):
         assert relative(got[name].cpu(), exact) < (0.02 if name == "x" else 1e-6), name
-        assert torch.cosine_similarity(got[name].cpu().double().flatten(), exact.flatten(), 0) > 0.9998, name
+        assert torch.cosine_similarity(got[name].cpu().double().flatten(), exact.flatten(),
+                                       0) > 0.9998, name
 
 
 def test_the_gradient_is_unbiased(route):
     x, weight, bias, grad = operands(route, 6)
     exact = grad.cpu().double() @ near(weight.t().contiguous()).t()
-    found = torch.stack([results(use(route), x, weight, bias, grad)["x"].cpu() for _ in range(200)]).double()
+    found = torch.stack([results(use(route), x, weight, bias, grad)["x"].cpu()
+                         for _ in range(200)]).double()
     error, spread = found.mean(0) - exact, found.std(0) / len(found)**0.5
     assert (error.abs() <= 6 * spread + 1e-5).all() and (spread > 0).any()
     fixed = results(use(route, "fp32"), x, weight, bias, grad)["x"].cpu()
@@ -78,10 +86,12 @@ def test_the_gradient_is_unbiased(route):
 def test_a_backward_that_is_recorded_is_that_of_fp32(route):
     x, weight, bias, grad = operands(route, 5)
     found = []
-    for run in (lambda *of: projection._Linear(use(route), None).apply(*of), torch.nn.functional.linear):
+    for run in (lambda *of: projection._Linear(use(route), None).apply(*of),
+                torch.nn.functional.linear):
         leaves = [t.clone().requires_grad_() for t in (x, weight, bias)]
         first = torch.autograd.grad((run(*leaves) * grad).sum(), leaves, create_graph=True)
-        found.append([*first, *torch.autograd.grad(sum(g.square().sum() for g in first), leaves[:2])])
+        found.append([*first,
+                      *torch.autograd.grad(sum(g.square().sum() for g in first), leaves[:2])])
     for got, exact in zip(*found):
         assert relative(got.detach(), exact.detach()) < 1e-6
 
@@ -117,9 +127,12 @@ def test_it_pays_where_it_is_wide_and_tall():
     def pays(*sizes, tf32=False, training=(True, True)):
         return cost.map_reason_against(*sizes, training, tf32) is None
 
-    assert pays(2_400_000, 256, 256) and pays(232_965, 602, 128) and pays(2_400_000, 256, 256, training=(False, False))
+    assert pays(2_400_000, 256, 256) and pays(232_965, 602,
+                                              128) and pays(2_400_000, 256, 256,
+                                                            training=(False, False))
     assert not pays(2708, 1433, 64) and not pays(232_965, 16, 16) and not pays(2_400_000, 32, 32)
     assert not pays(2_400_000, 128, 128, tf32=True)
     assert "below 1.2" in str(cost.map_reason_against(2708, 64, 64, (True, True), False))
-    gains = [cost.map_gain(1_000_000, width, width, (True, True), False) for width in (32, 64, 128, 256, 512)]
+    gains = [cost.map_gain(1_000_000, width, width, (True, True), False)
+             for width in (32, 64, 128, 256, 512)]
     assert gains == sorted(gains) and gains[-1] > 1.5

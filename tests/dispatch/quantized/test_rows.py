@@ -33,10 +33,15 @@ def test_rows_that_are_not_like_others():
     x, flag = ugly(), torch.zeros(1, dtype=torch.int32)
     got = rows.by_torch(x, flag=flag)
     near = got.dequantize()
-    assert not near[[0, 3]].any() and not got.scale[[0, 3]].any()  # zeros, and what lies below the smallest scale
-    assert torch.equal(near[1], x[1]) and torch.allclose(near[7], x[7], rtol=0, atol=float(got.scale[7]) * 0.51)
-    assert near[2, 3] == 1e6 and not near[2, :3].any()  # the outlier takes the scale, the others are gone
-    assert near[5].isnan().all() and near[6].isnan().all() and near[[8, 9, 10, 11]].isfinite().all() and near[4].isfinite().all()
+    # zeros, and what lies below the smallest scale
+    assert not near[[0, 3]].any() and not got.scale[[0, 3]].any()
+    assert torch.equal(near[1], x[1]) and torch.allclose(near[7], x[7], rtol=0,
+                                                         atol=float(got.scale[7]) * 0.51)
+    # the outlier takes the scale, the others are gone
+    assert near[2, 3] == 1e6 and not near[2, :3].any()
+    assert near[5].isnan().all() and near[6].isnan().all() and near[[8, 9, 10,
+                                                                     11]].isfinite().all() and near[
+                                                                         4].isfinite().all()
     assert int(flag) == 1
     rows.by_torch(x[8:], flag=flag)
     assert int(flag) == 1, "a flag stays"
@@ -51,16 +56,19 @@ def _flag_of(x: torch.Tensor) -> torch.Tensor:
 
 def test_no_rows_and_one_channel():
     assert rows.by_torch(torch.empty(0, 5)).data.shape == (0, 16)
-    assert torch.equal(rows.by_torch(torch.tensor([[3.0], [0.0]])).dequantize(), torch.tensor([[3.0], [0.0]]))
+    assert torch.equal(rows.by_torch(torch.tensor([[3.0], [0.0]])).dequantize(),
+                       torch.tensor([[3.0], [0.0]]))
 
 
 @pytest.mark.parametrize("form", ["int8", "bf16"])
 def test_stochastic_rounding_is_unbiased(form):
-    """The mean of n draws lies within 6 standard errors, of at most half a step each, of what was rounded."""
+    """The mean of n draws lies within 6 standard errors, of at most half a step each, of what was
+    rounded."""
     torch.manual_seed(0)
     x, draws = torch.randn(4, 64), 2000
     total, seen = torch.zeros(4, 64, dtype=torch.float64), []
-    step = x.abs().amax(1, keepdim=True).double() / 127 if form == "int8" else 2.0 ** (x.abs().log2().floor().double() - 7)
+    step = (x.abs().amax(1, keepdim=True).double() / 127
+            if form == "int8" else 2.0 ** (x.abs().log2().floor().double() - 7))
     for _ in range(draws):
         near = rows.read(rows.store(x, form, True, False), x.shape).double()
         assert ((near - x).abs() <= step * 1.001).all()
@@ -69,7 +77,8 @@ def test_stochastic_rounding_is_unbiased(form):
     assert ((total / draws - x).abs() <= 6 * 0.5 * step / draws**0.5).all()
     assert (torch.stack(seen[:50]).std(0) > 0).double().mean() > 0.9
     nearest = rows.read(rows.store(x, form, False, False), x.shape).double()
-    assert ((nearest - x).abs() > 6 * 0.5 * step / draws**0.5).double().mean() > 0.5, "rounding to nearest would fail this test"
+    assert ((nearest - x).abs() > 6 * 0.5 * step
+            / draws**0.5).double().mean() > 0.5, "rounding to nearest would fail this test"
 
 
 def test_draws_follow_torchs_generator(device):
@@ -108,7 +117,8 @@ def test_scales_per_row_hold_where_one_per_tensor_fails():
 def test_scaling_costs_no_further_rounding():
     stored, factor = rows.by_torch(torch.randn(5, 8)), torch.rand(5)
     assert torch.equal(rows.scaled(stored, factor).data, stored.data)
-    torch.testing.assert_close(rows.read(rows.scaled(stored, factor), (5, 8)), stored.dequantize() * factor[:, None])
+    torch.testing.assert_close(rows.read(rows.scaled(stored, factor), (5, 8)),
+                               stored.dequantize() * factor[:, None])
 
 
 def test_determinism_rounds_to_nearest():

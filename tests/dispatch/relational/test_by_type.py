@@ -21,8 +21,9 @@ def operands(bias: bool, gate: bool) -> dict[str, torch.Tensor | None]:
         return torch.randn(*shape, dtype=torch.float64).requires_grad_()
 
     types = len(SIZES)
-    return dict(kqv=rand(types, 3 * C, width), kqv_bias=rand(types, 3 * C) if bias else None, out=rand(types, C, C),
-                out_bias=rand(types, C) if bias else None, alpha=rand(types) if gate else None,
+    return dict(kqv=rand(types, 3 * C, width), kqv_bias=rand(types, 3 * C) if bias else None,
+                out=rand(types, C, C), out_bias=rand(types, C) if bias else None,
+                alpha=rand(types) if gate else None,
                 **{f"x{t}": rand(size, width) for t, size in enumerate(SIZES)})
 
 
@@ -44,45 +45,54 @@ def by_loop(t: dict) -> tuple[torch.Tensor, ...]:
 def by_kernels(t: dict) -> tuple[torch.Tensor, ...]:
     x = [t[f"x{at}"] for at in range(len(SIZES))]
     blocks = Blocks(SIZES, x[0].device)
-    weight, bias = t["kqv"].unflatten(1, (3, -1)), None if t["kqv_bias"] is None else t["kqv_bias"].unflatten(1, (3, -1))
+    weight, bias = (t["kqv"].unflatten(1, (3, -1)),
+                    None if t["kqv_bias"] is None else t["kqv_bias"].unflatten(1, (3, -1)))
     rows, *mapped = by_type.project(blocks, weight, True, bias, x)
-    return by_type.finish(blocks, SIZES, middle(*mapped), t["out"], True, t["out_bias"], t["alpha"], rows)
+    return by_type.finish(blocks, SIZES, middle(*mapped), t["out"], True, t["out_bias"], t["alpha"],
+                          rows)
 
 
 def types_in_any_order() -> torch.Tensor:
     """Of the nodes of SIZES, shuffled; the last type does not lie last."""
-    return torch.arange(len(SIZES)).repeat_interleave(torch.tensor(SIZES))[torch.randperm(sum(SIZES))]
+    return torch.arange(len(SIZES)).repeat_interleave(torch.tensor(SIZES))[
+        torch.randperm(sum(SIZES))]
 
 
 def by_typed_kernels(t: dict, types: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The same with the rows of all types in any order and matrices [K, C], as a host with one tensor has them."""
+    """The same with the rows of all types in any order and matrices [K, C], as a host with one
+    tensor has them."""
     order = torch.argsort(types, stable=True).to(t["x0"].device)
     together = torch.cat([t[f"x{at}"] for at in range(len(SIZES))])
     x = together[torch.argsort(order)]
     blocks = Typed(types.to(x.device), len(SIZES))
     weight, bias = t["kqv"].unflatten(1, (3, -1)).transpose(2, 3), t["kqv_bias"]
-    rows, *mapped = by_type.project(blocks, weight, False, None if bias is None else bias.unflatten(1, (3, -1)), [x])
+    rows, *mapped = by_type.project(blocks, weight, False,
+                                    None if bias is None else bias.unflatten(1, (3, -1)), [x])
     matrix = t["out"].transpose(1, 2)
-    found, = by_type.finish(blocks, (sum(SIZES),), middle(*mapped), matrix, False, t["out_bias"], t["alpha"], rows)
+    found, = by_type.finish(blocks, (sum(SIZES),), middle(*mapped), matrix, False, t["out_bias"],
+                            t["alpha"], rows)
     return found[order].split(SIZES)
 
 
 def results(outs: tuple, t: dict, create_graph: bool = False) -> dict[str, torch.Tensor]:
     wanted = {name: value for name, value in t.items() if value is not None}
-    cotangents = [torch.linspace(-1.0, 1.0, out.numel(), dtype=out.dtype, device=out.device).view(out.shape) for out in outs]
+    cotangents = [torch.linspace(-1.0, 1.0, out.numel(), dtype=out.dtype,
+                                 device=out.device).view(out.shape) for out in outs]
     grads = torch.autograd.grad(outs, list(wanted.values()), cotangents, create_graph=create_graph)
     return {**{f"out{at}": out for at, out in enumerate(outs)}, **dict(zip(wanted, grads))}
 
 
 def leaves(t: dict, device, dtype=torch.float32) -> dict:
-    return {k: None if v is None else v.detach().to(device, dtype).requires_grad_() for k, v in t.items()}
+    return {k: None if v is None else v.detach().to(device, dtype).requires_grad_()
+            for k, v in t.items()}
 
 
 @pytest.mark.parametrize("gate", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 def test_values_and_gradients(device, bias, gate):
     given = operands(bias, gate)
-    exact, single, placed = results(by_loop(given), given), leaves(given, None), leaves(given, device)
+    exact, single, placed = results(by_loop(given),
+                                    given), leaves(given, None), leaves(given, device)
     plain, got = results(by_loop(single), single), results(by_kernels(placed), placed)
     for name, value in got.items():
         assert_accurate(name, value.detach().cpu(), plain[name].detach(), exact[name].detach())
@@ -94,7 +104,8 @@ def test_values_and_gradients(device, bias, gate):
 @pytest.mark.parametrize("bias", [False, True])
 def test_types_in_any_order(device, bias, gate):
     given, types = operands(bias, gate), types_in_any_order()
-    exact, single, placed = results(by_loop(given), given), leaves(given, None), leaves(given, device)
+    exact, single, placed = results(by_loop(given),
+                                    given), leaves(given, None), leaves(given, device)
     plain, got = results(by_loop(single), single), results(by_typed_kernels(placed, types), placed)
     for name, value in got.items():
         assert_accurate(name, value.detach().cpu(), plain[name].detach(), exact[name].detach())
@@ -102,19 +113,25 @@ def test_types_in_any_order(device, bias, gate):
 
 def test_what_is_known_of_types(device):
     ordered = Typed(torch.tensor([0, 0, 2], device=device), 4)
-    assert ordered.order is None and ordered.ptr.tolist() == [0, 2, 2, 3, 3] and ordered.relation.tolist() == [0, 0, 2]
+    assert ordered.order is None and ordered.ptr.tolist() == [0, 2, 2, 3,
+                                                              3] and ordered.relation.tolist() == [
+                                                                  0, 0, 2]
     mixed = Typed(torch.tensor([2, 0, 2, 1], device=device), 3)
-    assert mixed.order.tolist() == [1, 3, 0, 2] and mixed.relation.tolist() == [2, 0, 2, 1] and mixed.nbytes() == 48
+    assert mixed.order.tolist() == [1, 3, 0,
+                                    2] and mixed.relation.tolist() == [2, 0, 2,
+                                                                       1] and mixed.nbytes() == 48
     assert Typed(torch.empty(0, dtype=torch.long, device=device), 2).count == 0
     for types in ([0, 3], [-1, 0]):
         with pytest.raises(GraphError, match="node types are from"):
             Typed(torch.tensor(types, device=device), 3)
 
 
-@pytest.mark.parametrize("sizes, types", [((2, 0, 3), [0, 0, 2, 2, 2]), ((0, 1), [1]), ((0, 0), []), ((), [])])
+@pytest.mark.parametrize("sizes, types",
+                         [((2, 0, 3), [0, 0, 2, 2, 2]), ((0, 1), [1]), ((0, 0), []), ((), [])])
 def test_types_of_blocks(device, sizes, types):
     blocks = Blocks(sizes, device)
-    assert blocks.ptr.dtype is torch.int32 and blocks.nbytes() == 4 * (len(sizes) + 1), "they are made when they are read"
+    assert blocks.ptr.dtype is torch.int32 and blocks.nbytes() == 4 * (
+        len(sizes) + 1), "they are made when they are read"
     assert blocks.relation.dtype is torch.int32 and blocks.relation.tolist() == types and blocks.relation is blocks.relation
     assert blocks.nbytes() == 4 * (len(sizes) + 1 + len(types))
 
@@ -126,12 +143,14 @@ def test_some_maps_are_not_read(device, gelu):
     x = [given[f"x{at}"] for at in range(len(SIZES))]
     blocks = Blocks(SIZES, device)
     weight = given["kqv"].unflatten(1, (3, -1))
-    _, keys, _, _ = by_type.project(blocks, weight, True, given["kqv_bias"].unflatten(1, (3, -1)), x)
+    _, keys, _, _ = by_type.project(blocks, weight, True, given["kqv_bias"].unflatten(1, (3, -1)),
+                                    x)
     out = by_type.finish(blocks, SIZES, keys, given["out"], True, None, None, None, gelu)[2]
     got = torch.autograd.grad(out.pow(2).sum(), [given["kqv"], given["kqv_bias"], given["x2"]])
     keys = F.linear(given["x2"], given["kqv"][2], given["kqv_bias"][2])[:, :C]
     expected = F.linear(F.gelu(keys) if gelu else keys, given["out"][2])
-    wanted = torch.autograd.grad(expected.pow(2).sum(), [given["kqv"], given["kqv_bias"], given["x2"]])
+    wanted = torch.autograd.grad(expected.pow(2).sum(),
+                                 [given["kqv"], given["kqv_bias"], given["x2"]])
     assert all(relative(a, b) < 1e-5 for a, b in zip(got, wanted))
 
 
@@ -155,7 +174,8 @@ def test_second_derivatives(device, gate):
     placed = leaves(given, device)
     for got, expected in zip(second(by_kernels(placed), placed), second(by_loop(given), given)):
         assert relative(got.cpu().double(), expected) < 1e-5
-    for got, expected in zip(second(by_typed_kernels(placed, types_in_any_order()), placed), second(by_loop(given), given)):
+    for got, expected in zip(second(by_typed_kernels(placed, types_in_any_order()), placed),
+                             second(by_loop(given), given)):
         assert relative(got.cpu().double(), expected) < 1e-5
 
 
@@ -171,4 +191,7 @@ def test_half_types(device, dtype):
     given = operands(True, True)
     exact, placed = results(by_loop(given), given), leaves(given, device, dtype)
     for name, value in results(by_kernels(placed), placed).items():
-        assert value.dtype is dtype and relative(value.cpu().double(), exact[name]) < (1e-2 if dtype is torch.float16 else 6e-2)
+        assert value.dtype is dtype and relative(value.cpu().double(),
+                                                 exact[name]) < (1e-2
+                                                                 if dtype is torch.float16
+                                                                 else 6e-2)

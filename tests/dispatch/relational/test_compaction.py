@@ -6,15 +6,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gnnaccel.dispatch.program import DST, EDGE, PAIR_DST, PAIR_SRC, PARAM, RELATION, SRC, Op, Program, op
+from gnnaccel.dispatch.program import (DST, EDGE, PAIR_DST, PAIR_SRC, PARAM, RELATION, SRC, Op,
+                                       Program, op)
 from gnnaccel.dispatch.relational import statements, torch_maps
 from gnnaccel.dispatch.relational.compaction import compact
 from gnnaccel.dispatch.relational.execute import run
 from gnnaccel.dispatch.relational.reordering import orderings
-from tests.relational_cases import (SETTINGS, STATEMENTS, assert_same, by_edges, graphs, is_square, statement, tensors, typed,
-                                    value)
+from tests.relational_cases import (SETTINGS, STATEMENTS, assert_same, by_edges, graphs, is_square,
+                                    statement, tensors, typed, value)
 
-INPUTS = (("x", SRC), ("y", DST), ("e", EDGE), ("r", RELATION), ("w", RELATION), ("m", PARAM), ("ids", SRC))
+INPUTS = (("x", SRC), ("y", DST), ("e", EDGE), ("r", RELATION), ("w", RELATION), ("m", PARAM),
+          ("ids", SRC))
 
 
 def text(*ops) -> list[str]:
@@ -40,24 +42,30 @@ def test_a_value_moves_to_what_determines_it(step, home, becomes, read):
 
 @pytest.mark.parametrize("step", [op("add", "h", "x@src", "y@dst"), op("mul", "h", "e", "r@rel"),
                                   op("dot", "h", "y@dst", "x@src", heads=1),
-                                  op("leaky_relu", "h", "e", slope=0.1), op("dropout", "h", "x@src", p=0.5)], ids=str)
+                                  op("leaky_relu", "h", "e", slope=0.1),
+                                  op("dropout", "h", "x@src", p=0.5)], ids=str)
 def test_a_value_of_the_whole_edge_stays(step):
     assert text(step) == [f"  {step}", "  out = aggregate(e, h, heads=1)"]
 
 
 def test_chains_move_as_far_as_they_can():
-    assert text(op("linear", "h", "x@src", "w@rel"), op("linear", "a", "h", "m"), op("linear", "b", "y@dst", "w@rel"),
-                op("add", "z", "a", "b", "e"), op("scale", "s", "z", by=2)) == [
-        "  h = linear(x@src, w@rel)  [PAIR_SRC]", "  a = linear(h, m)  [PAIR_SRC]", "  b = linear(y@dst, w@rel)  [PAIR_DST]",
-        "  z = add(a@pair_src, b@pair_dst, e)", "  s = scale(z, by=2)", "  out = aggregate(e, s, heads=1)"]
+    assert text(op("linear", "h", "x@src", "w@rel"), op("linear", "a", "h", "m"),
+                op("linear", "b", "y@dst", "w@rel"), op("add", "z", "a", "b", "e"),
+                op("scale", "s", "z", by=2)) == [
+        "  h = linear(x@src, w@rel)  [PAIR_SRC]", "  a = linear(h, m)  [PAIR_SRC]",
+        "  b = linear(y@dst, w@rel)  [PAIR_DST]",
+        "  z = add(a@pair_src, b@pair_dst, e)", "  s = scale(z, by=2)",
+        "  out = aggregate(e, s, heads=1)"]
 
 
 def test_a_node_value_is_read_at_its_end_by_a_pair():
     assert text(op("linear", "h", "x@src", "m"), op("linear", "g", "h", "w@rel")) == [
-        "  h = linear(x, m)  [SRC]", "  g = linear(h@src, w@rel)  [PAIR_SRC]", "  out = aggregate(e, g@pair_src, heads=1)"]
+        "  h = linear(x, m)  [SRC]", "  g = linear(h@src, w@rel)  [PAIR_SRC]",
+        "  out = aggregate(e, g@pair_src, heads=1)"]
 
 
-@pytest.mark.parametrize("home, end, arg", [(PAIR_SRC, "pair_src", "x@src"), (PAIR_DST, "pair_dst", "y@dst")])
+@pytest.mark.parametrize("home, end, arg",
+                         [(PAIR_SRC, "pair_src", "x@src"), (PAIR_DST, "pair_dst", "y@dst")])
 def test_a_value_of_a_pair_keeps_what_comes_after_with_it(home, end, arg):
     first = Op("linear", "h", (arg, "w@rel"), domain=home)
     assert text(first, op("scale", "s", f"h@{end}", by=2)) == [
@@ -70,10 +78,12 @@ def test_the_layers():
         "  h = linear(x@src, weight@rel)  [PAIR_SRC]",
         "  a_dst = linear(h_dst, q)  [PAIR_DST]", "  a_src = linear(h, k)  [PAIR_SRC]",
         "  z = add(a_src@pair_src, a_dst@pair_dst, a_edge)",
-        "  s = leaky_relu(z, slope=0.2)", "  alpha = segment_softmax(s, scope=pair_dst)", "  kept = dropout(alpha, p=0.1)",
+        "  s = leaky_relu(z, slope=0.2)", "  alpha = segment_softmax(s, scope=pair_dst)",
+        "  kept = dropout(alpha, p=0.1)",
         "  out = aggregate(kept, h@pair_src, heads=2)", "  return out"]
     found = compact(statements.hgt(0.5, 2)).domains
-    assert (found["key"], found["value"], found["d"], found["out"]) == (PAIR_SRC, PAIR_SRC, EDGE, DST)
+    assert (found["key"], found["value"], found["d"],
+            found["out"]) == (PAIR_SRC, PAIR_SRC, EDGE, DST)
 
 
 def test_compacting_again_changes_nothing():
@@ -94,7 +104,8 @@ def test_the_value_stays(name, data):
     view, loose = graph.view(), graph.view(compact=False)
     for how, program in orderings(statement(name)):
         assert_same(value(compact(program), view, operands), expected, operands, how)
-        assert_same(value(compact(program), loose, operands), expected, operands, f"{how}, a pair per edge")
+        assert_same(value(compact(program), loose, operands), expected, operands,
+                    f"{how}, a pair per edge")
 
 
 class Watching:
@@ -116,5 +127,6 @@ class Watching:
 def test_a_map_is_made_once_per_pair(compaction, rows):
     """4 sources with 2 relations that have edges; without compaction each of 200 edges."""
     graph, maps = typed(edges=200, num_src=4, num_relations=3), Watching()
-    run(compact(statement("rgcn sum")), graph.view(compact=compaction), tensors("rgcn sum", graph), maps, None)
+    run(compact(statement("rgcn sum")), graph.view(compact=compaction), tensors("rgcn sum", graph),
+        maps, None)
     assert maps.rows == [rows]

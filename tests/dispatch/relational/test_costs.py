@@ -1,4 +1,5 @@
-"""Estimates of relational calls: what they grow with, what is unknown, and that clear cases come out right."""
+"""Estimates of relational calls: what they grow with, what is unknown, and that clear cases come
+out right."""
 from __future__ import annotations
 
 import pytest
@@ -8,16 +9,18 @@ from gnnaccel.dispatch import cost
 from gnnaccel.dispatch.relational import costs, statements
 from gnnaccel.dispatch.relational.request import RelationalRequest
 
-LAYERS = ("RGCNConv", "FastRGCNConv", "RGATConv", "HGTConv", "HEATConv", "FiLMConv", "HeteroLinear", "HeteroConv",
-          "HeteroBasisConv", "dgl.RelGraphConv", "dgl.RelGraphConv bdd", "dgl.HGTConv", "dgl.HeteroGraphConv", "dgl.TypedLinear",
-          "dgl.TypedLinear sorted", "dgl.TypedLinear bdd")
+LAYERS = ("RGCNConv", "FastRGCNConv", "RGATConv", "HGTConv", "HEATConv", "FiLMConv", "HeteroLinear",
+          "HeteroConv", "HeteroBasisConv", "dgl.RelGraphConv", "dgl.RelGraphConv bdd",
+          "dgl.HGTConv", "dgl.HeteroGraphConv", "dgl.TypedLinear", "dgl.TypedLinear sorted",
+          "dgl.TypedLinear bdd")
 
 
-def request(native="RGCNConv", nodes=13, edges=16, relations=7, width=64, device="cpu", grad=False, fresh=False):
+def request(native="RGCNConv", nodes=13, edges=16, relations=7, width=64, device="cpu", grad=False,
+            fresh=False):
     """Sizes in bits."""
     shapes = (("x", (width,)), ("weight", (width, width)))
-    return RelationalRequest(statements.rgcn(True, False), native, shapes, torch.float32, torch.float32, device, nodes, nodes, edges,
-                             relations, grad, fresh)
+    return RelationalRequest(statements.rgcn(True, False), native, shapes, torch.float32,
+                             torch.float32, device, nodes, nodes, edges, relations, grad, fresh)
 
 
 @pytest.mark.parametrize("grad", [False, True])
@@ -33,8 +36,10 @@ def test_more_work_costs_more(estimate, grad):
 @pytest.mark.parametrize("device, estimate", [("cuda", costs.cuda), ("cpu", costs.torch_backend)])
 @pytest.mark.parametrize("grad", [False, True])
 def test_a_new_graph_pays_for_its_structure(device, estimate, grad):
-    fixed, per_edge = cost.constants()["relational"][device]["structure"]["training" if grad else "forward"]
-    layer = "RGCNConv" if device == "cpu" else "dgl.RelGraphConv"  # of which nothing else was measured there
+    fixed, per_edge = cost.constants()["relational"][device]["structure"]["training"
+                                                                          if grad else "forward"]
+    # of which nothing else was measured there
+    layer = "RGCNConv" if device == "cpu" else "dgl.RelGraphConv"
     extra = estimate(request(layer, grad=grad, fresh=True)) - estimate(request(layer, grad=grad))
     assert extra == pytest.approx(fixed + per_edge * 2**16)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 import pytest
 
 from gnnaccel.dispatch import cost
-from gnnaccel.dispatch.program import DST, EDGE, PAIR_DST, PAIR_SRC, PARAM, RELATION, SRC, Op, Program, op
+from gnnaccel.dispatch.program import (DST, EDGE, PAIR_DST, PAIR_SRC, PARAM, RELATION, SRC, Op,
+                                       Program, op)
 from gnnaccel.dispatch.relational.compaction import compact
 from gnnaccel.dispatch.relational.counting import Count, count, count_on_gpu
 from gnnaccel.dispatch.relational.fusion import fuse
@@ -14,13 +15,13 @@ from tests.relational_cases import statement
 
 #: 10 sources, 8 destinations, 20 edges, 3 relations, 12 and 9 pairs
 GRAPH = RelationStatistics(10, 8, 20, 3, 12, 9)
-SHAPES = dict(x=(4,), y=(4,), e=(6,), s=(2,), a=(2,), w=(4, 5), b=(2, 2, 3), c=(3,), v=(3, 4, 5), m=(4, 5), q=(5, 2), t=(7, 5),
-              tv=(3, 7, 5),
+SHAPES = dict(x=(4,), y=(4,), e=(6,), s=(2,), a=(2,), w=(4, 5), b=(2, 2, 3), c=(3,), v=(3, 4, 5),
+              m=(4, 5), q=(5, 2), t=(7, 5), tv=(3, 7, 5),
               ids=(), p=(2,), z=(6,), r=(2,))
-INPUTS = (("x", SRC), ("y", DST), ("e", EDGE), ("s", EDGE), ("a", SRC), ("w", RELATION), ("b", RELATION), ("c", RELATION),
-          ("v", PARAM),
-          ("m", PARAM), ("q", PARAM), ("t", RELATION), ("tv", PARAM), ("ids", SRC), ("p", RELATION), ("z", PAIR_DST),
-          ("r", PAIR_DST))
+INPUTS = (("x", SRC), ("y", DST), ("e", EDGE), ("s", EDGE), ("a", SRC), ("w", RELATION),
+          ("b", RELATION), ("c", RELATION), ("v", PARAM),
+          ("m", PARAM), ("q", PARAM), ("t", RELATION), ("tv", PARAM), ("ids", SRC), ("p", RELATION),
+          ("z", PAIR_DST), ("r", PAIR_DST))
 TAIL = op("collect", "out", "z")  # from 9 rows to 8 of 6: 4 * (17 * 6 + 9) bytes, 54 operations
 OF_TAIL = Count(444, 54, 1)
 
@@ -69,7 +70,8 @@ def test_attention():
     shapes = dict(keys=(4,), values=(4,), queries=(4,), w_att=(2, 2, 2), w_msg=(2, 2, 2), p=(2,))
     prior = Count(4 * 3 * (8 + 2 + 8), 2 * 3 * 8, 1)
     mapped = Count(4 * (12 * 8 + 3 * 8), 2 * 12 * 8, 1)
-    attend = Count(4 * (20 * (2 * 4 + 2 * 2) + 8 * 4), 4 * 20 * 4, 1)  # key, value and two numbers per head for each edge
+    # key, value and two numbers per head for each edge
+    attend = Count(4 * (20 * (2 * 4 + 2 * 2) + 8 * 4), 4 * 20 * 4, 1)
     assert layer("hgt", "prior_into_map", shapes) == prior + mapped + mapped + attend
 
 
@@ -80,7 +82,8 @@ def test_attention_with_terms():
     edge = Count(4 * 20 * (2 + 2), 2 * 20 * 2, 1)
     attend = Count(4 * (20 * (6 + 2 * 2) + 8 * 6), 4 * 20 * 6, 1)
     rows = Count(4 * (12 * 10 + 3 * 24), 2 * 12 * 24, 1)
-    assert layer("rgat", "fold_chain + fold_chain", shapes) == rows + folds + folds + terms + edge + attend
+    assert layer("rgat", "fold_chain + fold_chain",
+                 shapes) == rows + folds + folds + terms + edge + attend
 
 
 @pytest.mark.parametrize("how, moved, flops, launches", [
@@ -109,11 +112,13 @@ def test_backward(how, moved, flops):
 
 def test_gradients_by_one_kernel_read_the_outputs_gradient_once():
     step = Op("linear", "h", ("x@src", "weight@rel"), domain=PAIR_SRC)
-    program = Program("test", (("x", SRC), ("weight", RELATION)), (step, op("mean_sum", "out", "h@pair_src", mean=False)), "out")
+    program = Program("test", (("x", SRC), ("weight", RELATION)),
+                      (step, op("mean_sum", "out", "h@pair_src", mean=False)), "out")
 
     def moved(k: int, n: int) -> int:
         rest = 4 * ((20 + 12) * n + 12 * 2 * k + 22 * k + 2 * 3 * k * n) + 160
-        return (count_on_gpu(program, dict(x=(k,), weight=(k, n)), GRAPH, True)[1].moved - rest) / (4 * 12 * n)
+        return (count_on_gpu(program, dict(x=(k,), weight=(k, n)), GRAPH, True)[1].moved
+                - rest) / (4 * 12 * n)
 
     assert (moved(64, 64), moved(64, 128), moved(4, 5)) == (1, 2, 2)
 

@@ -22,8 +22,10 @@ from tests.relational_cases import K, typed
 OUT = 8
 #: heads, blocks, within relations
 LAYERS = [(1, 1, False), (2, 1, False), (1, 2, False), (2, 2, True), (1, 1, True)]
-each_layer = pytest.mark.parametrize("layer", LAYERS, ids=["one head", "heads", "blocks", "blocks within", "within"])
-KINDS = [dict(), dict(edges=0), dict(num_relations=1), dict(edges=90, num_dst=3), dict(num_src=7, pair=True)]
+each_layer = pytest.mark.parametrize("layer", LAYERS,
+                                     ids=["one head", "heads", "blocks", "blocks within", "within"])
+KINDS = [dict(), dict(edges=0), dict(num_relations=1), dict(edges=90, num_dst=3),
+         dict(num_src=7, pair=True)]
 
 
 def nodes_of(layer, same: bool = True, dropout: float = 0.0) -> list:
@@ -31,7 +33,8 @@ def nodes_of(layer, same: bool = True, dropout: float = 0.0) -> list:
     heads, _, within = layer
     stated = statements.rgat(0.2, dropout, False, False, within, heads, same)
     found = [fuse(compact(program)) for _, program in orderings(stated)]
-    found = [program for program in found if (steps := cuda_program.steps_of(program)) and steps.attends]
+    found = [program for program in found if (steps := cuda_program.steps_of(program))
+             and steps.attends]
     assert found and all(not cuda_program.steps_of(program).after for program in found)
     return found
 
@@ -43,8 +46,8 @@ def operands_of(graph, layer, pair: bool = False) -> dict[str, torch.Tensor]:
         return (0.6 * torch.randn(*shape, dtype=torch.float64)).requires_grad_()
 
     inner = (K, OUT) if blocks == 1 else (blocks, K // blocks, OUT // blocks)
-    found = dict(x=rand(graph.num_src, K), weight=rand(graph.num_relations, *inner), q=rand(OUT, heads), k=rand(OUT, heads),
-                 bias=rand(OUT))
+    found = dict(x=rand(graph.num_src, K), weight=rand(graph.num_relations, *inner),
+                 q=rand(OUT, heads), k=rand(OUT, heads), bias=rand(OUT))
     return found | ({"x_dst": rand(graph.num_dst, K)} if pair else {})
 
 
@@ -57,7 +60,8 @@ def computed(program, view, given: dict, kernels: bool) -> torch.Tensor:
 
 
 def results(out, given: dict, create_graph: bool = False) -> dict[str, torch.Tensor]:
-    cotangent = torch.linspace(-1.0, 1.0, out.numel(), dtype=out.dtype, device=out.device).view(out.shape)
+    cotangent = torch.linspace(-1.0, 1.0, out.numel(), dtype=out.dtype,
+                               device=out.device).view(out.shape)
     grads = torch.autograd.grad(out, list(given.values()), cotangent, create_graph=create_graph)
     return {"out": out, **dict(zip(given, grads))}
 
@@ -76,7 +80,8 @@ def test_values_and_gradients(device, layer, kind):
     for ordered in nodes_of(layer, not pair):
         got = results(computed(ordered, on(device, graph), placed, True), placed)
         for label, value in got.items():
-            assert_accurate(label, value.detach().cpu(), plain[label].detach(), exact[label].detach(), floor=1e-5)
+            assert_accurate(label, value.detach().cpu(), plain[label].detach(),
+                            exact[label].detach(), floor=1e-5)
     with torch.no_grad():
         again = computed(ordered, on(device, graph), placed, True)
     assert relative(again, got["out"]) < 1e-6
@@ -102,7 +107,8 @@ def test_second_derivatives(device, layer):
     def second(kernels: bool, given: dict) -> tuple:
         view = on(device if kernels else None, graph)
         first = results(computed(program, view, given, kernels), given, create_graph=True)
-        return torch.autograd.grad(sum(g.pow(2).sum() for g in first.values()), list(given.values()))
+        return torch.autograd.grad(sum(g.pow(2).sum() for g in first.values()),
+                                   list(given.values()))
 
     for a, b in zip(second(True, leaves(device, given)), second(False, given)):
         assert relative(a.cpu().double(), b) < 1e-4
@@ -113,7 +119,8 @@ def test_a_recorded_backward_has_the_dropout_of_its_forward(device, layer):
     graph, program = typed(), nodes_of(layer, dropout=0.4)[0]
     given = leaves(device, operands_of(graph, layer))
     out = computed(program, on(device, graph), given, True)
-    plain, recorded = (torch.autograd.grad(out, list(given.values()), torch.ones_like(out), retain_graph=True, create_graph=how)
+    plain, recorded = (torch.autograd.grad(out, list(given.values()), torch.ones_like(out),
+                                           retain_graph=True, create_graph=how)
                        for how in (False, True))
     without = computed(nodes_of(layer)[0], on(device, graph), given, True)
     assert relative(out, without) > 0.05
@@ -130,18 +137,25 @@ def test_half_types(device, dtype, layer):
     placed = leaves(device, given, dtype)
     got = results(computed(program, on(device, graph), placed, True), placed)
     for label, value in got.items():
-        assert value.dtype is dtype and relative(value.cpu().double(), exact[label]) < (2e-2 if dtype is torch.float16 else 0.15)
+        assert value.dtype is dtype and relative(value.cpu().double(),
+                                                 exact[label]) < (2e-2
+                                                                  if dtype is torch.float16
+                                                                  else 0.15)
 
 
 def test_one_head_has_its_terms_made_by_the_attention():
     steps = cuda_program.steps_of(nodes_of((1, 1, False))[0])
-    folds, attends = ([step for step in steps.steps if type(step) is kind] for kind in (Fold, Attend))
-    assert len(attends) == 1 and len(folds) == 1 and attends[0].terms[1] is None and attends[0].terms[4] == "k"
-    assert len([step for step in cuda_program.steps_of(nodes_of((2, 1, False))[0]).steps if type(step) is Fold]) == 2
+    folds, attends = ([step for step in steps.steps if type(step) is kind]
+                      for kind in (Fold, Attend))
+    assert len(attends) == 1 and len(folds) == 1 and attends[0].terms[1] is None and attends[
+        0].terms[4] == "k"
+    assert len([step for step in cuda_program.steps_of(nodes_of((2, 1, False))[0]).steps
+                if type(step) is Fold]) == 2
 
 
 def test_backward_lets_go_of_what_it_has_done_with(device, monkeypatch):
-    """The rows that the attention gathered are gone when the maps' gradients are made, unless the graph is kept."""
+    """The rows that the attention gathered are gone when the maps' gradients are made, unless the
+    graph is kept."""
     graph, program = typed(), nodes_of((1, 1, False))[0]
     made, alive = [], []
     forward, backward = Attend.forward, cuda_program.Linear.backward

@@ -1,4 +1,5 @@
-"""Programs that end in a sum as one node of autograd, with and without what is added, against fp64 on torch operations."""
+"""Programs that end in a sum as one node of autograd, with and without what is added, against fp64
+on torch operations."""
 from __future__ import annotations
 
 import pytest
@@ -17,7 +18,8 @@ from tests.helpers import assert_accurate, relative
 from tests.relational_cases import OUT, STATEMENTS, K, statement, tensors, typed
 
 SUMS = [name for name in STATEMENTS if name.startswith("rgcn") and "weighted" not in name]
-TERMS = ["none", "root", "root of x", "bias", "both", "root of types", "bias of types", "both of types", "turned"]
+TERMS = ["none", "root", "root of x", "bias", "both", "root of types", "bias of types",
+         "both of types", "turned"]
 each_sum = pytest.mark.parametrize("name", SUMS)
 each_term = pytest.mark.parametrize("terms", TERMS)
 
@@ -27,7 +29,10 @@ def operands_of(name: str, graph, terms: str) -> dict[str, torch.Tensor]:
     types = 3 if "types" in terms else 1
     width = found["x"].shape[1] if terms == "root of x" else K + 1
     if terms != "none" and not terms.startswith("bias"):
-        found["+matrix"] = torch.randn(types, *((OUT, width) if terms == "turned" else (width, OUT))).double().requires_grad_()
+        found["+matrix"] = torch.randn(types,
+                                       *((OUT, width)
+                                         if terms == "turned"
+                                         else (width, OUT))).double().requires_grad_()
         if terms != "root of x":
             found["+rows"] = torch.randn(graph.num_dst, width).double().requires_grad_()
     if terms.startswith(("bias", "both", "turned")):
@@ -39,9 +44,11 @@ def split(given: dict, terms: str, graph) -> tuple[dict, Added | None]:
     own = {k: t for k, t in given.items() if not k.startswith("+")}
     if terms == "none":
         return own, None
-    sizes = (graph.num_dst // 2, 0, graph.num_dst - graph.num_dst // 2) if "types" in terms else (graph.num_dst,)
+    sizes = ((graph.num_dst // 2, 0, graph.num_dst - graph.num_dst // 2)
+             if "types" in terms else (graph.num_dst,))
     rows = own["x"] if terms == "root of x" else given.get("+rows")
-    matrix, bias = (t if t is None or len(sizes) > 1 else t[0] for t in (given.get("+matrix"), given.get("+bias")))
+    matrix, bias = (t if t is None or len(sizes) > 1 else t[0]
+                    for t in (given.get("+matrix"), given.get("+bias")))
     return own, Added(sizes, rows, matrix, bias, terms == "turned")
 
 
@@ -57,14 +64,17 @@ def by_kernels(program, view, given, terms, graph):
 
 
 def results(out, given: dict, create_graph: bool = False) -> dict[str, torch.Tensor]:
-    cotangent = torch.linspace(-1.0, 1.0, out.numel(), dtype=out.dtype, device=out.device).view(out.shape)
+    cotangent = torch.linspace(-1.0, 1.0, out.numel(), dtype=out.dtype,
+                               device=out.device).view(out.shape)
     grads = torch.autograd.grad(out, list(given.values()), cotangent, create_graph=create_graph)
     return {"out": out, **dict(zip(given, grads))}
 
 
 @each_sum
 @each_term
-@pytest.mark.parametrize("kind", [dict(), dict(edges=0), dict(num_relations=1), dict(num_relations=300)], ids=str)
+@pytest.mark.parametrize("kind",
+                         [dict(), dict(edges=0), dict(num_relations=1), dict(num_relations=300)],
+                         ids=str)
 def test_values_and_gradients(device, name, terms, kind):
     graph = typed(**kind)
     given = operands_of(name, graph, terms)
@@ -81,11 +91,14 @@ def test_values_and_gradients(device, name, terms, kind):
         placed = leaves(device, given)
         got = results(by_kernels(program, on(device, graph), placed, terms, graph), placed)
         for label, value in got.items():
-            assert_accurate(f"{how}, {label}", value.detach().cpu(), plain[label].detach(), exact[label].detach())
+            assert_accurate(f"{how}, {label}", value.detach().cpu(), plain[label].detach(),
+                            exact[label].detach())
         with torch.no_grad():
             again = by_kernels(program, on(device, graph), placed, terms, graph)
         # a GPU may have built the structure with its rows in another order
-        assert torch.equal(again, got["out"]) if device.type == "cpu" else relative(again, got["out"]) < 1e-6
+        assert torch.equal(again,
+                           got["out"]) if device.type == "cpu" else relative(again,
+                                                                             got["out"]) < 1e-6
     assert seen >= 2
 
 
@@ -101,7 +114,10 @@ def test_some_gradients(device, name, wanted):
     alone = {k: t.detach().requires_grad_(k == wanted) for k, t in given.items()}
     out = by_kernels(program, view, alone, "both", graph)
     got = results(out, {wanted: alone[wanted]})
-    assert torch.equal(got[wanted], expected[wanted]) if wanted not in ("x",) else relative(got["x"], expected["x"]) < 1e-6
+    assert torch.equal(got[wanted],
+                       expected[wanted]) if wanted not in ("x",
+                                                           ) else relative(got["x"],
+                                                                           expected["x"]) < 1e-6
 
 
 @each_sum
@@ -133,4 +149,7 @@ def test_half_types(device, dtype, terms):
     placed = leaves(device, given, dtype)
     got = results(by_kernels(program, on(device, graph), placed, terms, graph), placed)
     for label, value in got.items():
-        assert value.dtype is dtype and relative(value.cpu().double(), exact[label]) < (5e-3 if dtype is torch.float16 else 4e-2)
+        assert value.dtype is dtype and relative(value.cpu().double(),
+                                                 exact[label]) < (5e-3
+                                                                  if dtype is torch.float16
+                                                                  else 4e-2)

@@ -1,4 +1,5 @@
-"""Running Programs one operation at a time: order of edges, odd ids, dtypes, what is kept, derivatives of whole layers."""
+"""Running Programs one operation at a time: order of edges, odd ids, dtypes, what is kept,
+derivatives of whole layers."""
 from __future__ import annotations
 
 import gc
@@ -9,14 +10,16 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 from gnnaccel.dispatch import attention
-from gnnaccel.dispatch.program import DST, EDGE, PAIR_DST, PAIR_SRC, PARAM, RELATION, SRC, Op, Program, op
+from gnnaccel.dispatch.program import (DST, EDGE, PAIR_DST, PAIR_SRC, PARAM, RELATION, SRC, Op,
+                                       Program, op)
 from gnnaccel.dispatch.relational import torch_maps
 from gnnaccel.dispatch.relational.compaction import compact
 from gnnaccel.dispatch.relational.execute import run
 from gnnaccel.dispatch.relational.fusion import fuse
 from gnnaccel.dispatch.relational.reordering import orderings
 from gnnaccel.dispatch.relational.view import RelationView
-from tests.relational_cases import STATEMENTS, Typed, assert_same, by_edges, statement, tensors, typed, value
+from tests.relational_cases import (STATEMENTS, Typed, assert_same, by_edges, statement, tensors,
+                                    typed, value)
 
 each_statement = pytest.mark.parametrize("name", STATEMENTS)
 
@@ -38,7 +41,8 @@ def test_renaming_relations_changes_nothing(name):
     by_relation = [n for n, domain in statement(name).inputs if domain == RELATION]
     moved = {n: t[order.argsort()] if n in by_relation else t for n, t in operands.items()}
     for how, program in programs(name).items():
-        assert_same(value(program, renamed.view(), moved), value(program, graph.view(), operands), operands, how)
+        assert_same(value(program, renamed.view(), moved), value(program, graph.view(), operands),
+                    operands, how)
 
 
 @each_statement
@@ -49,7 +53,8 @@ def test_the_order_of_edges_changes_nothing(name):
     other = Typed(graph.src[order], graph.dst[order], graph.relation[order], 12, 12, 5)
     moved = {n: t[order] if n in ("a_edge", "edges", "norm") else t for n, t in operands.items()}
     for how, program in programs(name).items():
-        assert_same(value(program, other.view(), moved), value(program, graph.view(), operands), operands, how)
+        assert_same(value(program, other.view(), moved), value(program, graph.view(), operands),
+                    operands, how)
 
 
 @each_statement
@@ -59,14 +64,17 @@ def test_second_derivatives(name):
     leaves = {n: t for n, t in operands.items() if t.is_floating_point()}
     direction = {n: torch.randn_like(t) for n, t in leaves.items()}
 
-    def along(steps, program, view):  # one number for each input: full Jacobians of all would take a minute
-        moved = {n: t.detach() + s * direction[n] for (n, t), s in zip(leaves.items(), steps.unbind())}
+    # one number for each input: full Jacobians of all would take a minute
+    def along(steps, program, view):
+        moved = {n: t.detach() + s * direction[n]
+                 for (n, t), s in zip(leaves.items(), steps.unbind())}
         return value(program, view, {**operands, **moved}).pow(2).sum()
 
     start = torch.zeros(len(leaves), dtype=torch.float64, requires_grad=True)
     for program in programs(name).values():
         view = graph.view()
-        assert gradcheck(lambda s: along(s, program, view), start) and gradgradcheck(lambda s: along(s, program, view), start)
+        assert gradcheck(lambda s: along(s, program, view),
+                         start) and gradgradcheck(lambda s: along(s, program, view), start)
 
 
 @each_statement
@@ -80,7 +88,9 @@ def test_dtypes(name, dtype):
     for how, program in programs(name).items():
         got = value(program, graph.view(), low)
         assert got.dtype is dtype
-        assert (got.reshape(expected.shape).double() - expected).norm() <= tolerance * expected.norm(), how
+        assert (
+            got.reshape(
+                expected.shape).double() - expected).norm() <= tolerance * expected.norm(), how
 
 
 @each_statement
@@ -91,7 +101,8 @@ def test_modes_without_gradients(name):
         expected, view = value(program, graph.view(), operands), graph.view()
         with torch.inference_mode():
             assert torch.equal(value(program, view, operands), expected)
-        assert_same(value(program, view, operands), expected, operands)  # training on what inference built
+        # training on what inference built
+        assert_same(value(program, view, operands), expected, operands)
 
 
 @each_statement
@@ -113,7 +124,8 @@ def test_backward_after_the_edges_are_gone(name):
 
 # ---- node ids ----
 
-@pytest.mark.parametrize("name", [n for n in STATEMENTS if n.startswith("embedding") and "own" not in n])
+@pytest.mark.parametrize("name",
+                         [n for n in STATEMENTS if n.startswith("embedding") and "own" not in n])
 def test_ids_as_indexing_reads_them(name):
     graph = typed()
     operands = tensors(name, graph)
@@ -132,7 +144,8 @@ def test_ids_as_indexing_reads_them(name):
 
 def plain(*ops: Op, **inputs) -> tuple[Program, dict]:
     domains = {name: domain for name, (domain, _) in inputs.items()}
-    return Program("test", tuple(domains.items()), ops, "out"), {name: t for name, (_, t) in inputs.items()}
+    return Program("test", tuple(domains.items()), ops,
+                   "out"), {name: t for name, (_, t) in inputs.items()}
 
 
 def rand(*shape: int) -> torch.Tensor:
@@ -145,15 +158,18 @@ def rand(*shape: int) -> torch.Tensor:
 def test_linear(blocks, transposed, by_relation):
     graph = typed()
     k, n = (2, 3) if blocks else (4, 5)
-    matrix = rand(*((5,) if by_relation else ()), *((2,) if blocks else ()), *((n, k) if transposed else (k, n)))
-    program, operands = plain(op("linear", "h", "x@src", "w@rel" if by_relation else "w", transposed=transposed),
+    matrix = rand(*((5,) if by_relation else ()), *((2,) if blocks else ()),
+                  *((n, k) if transposed else (k, n)))
+    program, operands = plain(op("linear", "h", "x@src", "w@rel" if by_relation else "w",
+                                 transposed=transposed),
                               op("mean_sum", "out", "h", mean=False), x=(SRC, rand(12, 4)),
                               w=(RELATION if by_relation else PARAM, matrix))
     w = matrix.transpose(-1, -2) if transposed else matrix
     w = w[graph.relation] if by_relation else w.expand(60, *w.shape)
     rows = operands["x"][graph.src].unflatten(1, (-1, k))
     message = torch.einsum("ebk,ebkn->ebn", rows, w if blocks else w.unsqueeze(1)).flatten(1)
-    expected = torch.zeros(12, message.shape[1], dtype=torch.float64).index_add(0, graph.dst, message)
+    expected = torch.zeros(12, message.shape[1],
+                           dtype=torch.float64).index_add(0, graph.dst, message)
     for made in (program, compact(program), fuse(compact(program))):
         assert_same(value(made, graph.view(), operands), expected, operands)
 
@@ -161,8 +177,9 @@ def test_linear(blocks, transposed, by_relation):
 def test_sums_with_edge_rows_and_both_scopes():
     graph = typed()
     for scope, group in (("dst", graph.dst), ("pair_dst", graph.dst * 5 + graph.relation)):
-        program, operands = plain(op("segment_softmax", "a", "s", scope=scope), op("aggregate", "out", "a", "e", heads=2),
-                                  s=(EDGE, rand(60, 2)), e=(EDGE, rand(60, 6)))
+        program, operands = plain(op("segment_softmax", "a", "s", scope=scope),
+                                  op("aggregate", "out", "a", "e", heads=2), s=(EDGE, rand(60, 2)),
+                                  e=(EDGE, rand(60, 6)))
         p = operands["s"].exp()
         alpha = p / torch.zeros(60, 2, dtype=torch.float64).index_add(0, group, p)[group]
         message = alpha.unsqueeze(-1) * operands["e"].view(60, 2, 3)
@@ -171,7 +188,8 @@ def test_sums_with_edge_rows_and_both_scopes():
 
 
 def test_softmax_of_large_scores():
-    program, operands = plain(op("segment_softmax", "a", "s", scope="dst"), op("aggregate", "out", "a", "x@src", heads=1),
+    program, operands = plain(op("segment_softmax", "a", "s", scope="dst"),
+                              op("aggregate", "out", "a", "x@src", heads=1),
                               s=(EDGE, torch.full((60, 1), 1e4, dtype=torch.float64)),
                               x=(SRC, torch.ones(12, 3, dtype=torch.float64)))
     graph = typed()
@@ -181,12 +199,15 @@ def test_softmax_of_large_scores():
 
 
 def test_dropout_drops_its_share():
-    program, operands = plain(op("dropout", "kept", "s", p=0.25), op("aggregate", "out", "kept", "x@src", heads=1),
-                              s=(EDGE, torch.ones(4000, 1).double()), x=(SRC, torch.ones(1, 1).double()))
+    program, operands = plain(op("dropout", "kept", "s", p=0.25),
+                              op("aggregate", "out", "kept", "x@src", heads=1),
+                              s=(EDGE, torch.ones(4000, 1).double()),
+                              x=(SRC, torch.ones(1, 1).double()))
     graph = typed(edges=4000, num_src=1, num_dst=2)
     out = value(program, graph.view(), operands)
     assert 3800 < out[0].item() < 4200
-    assert out[0].item() * 0.75 == pytest.approx(round(out[0].item() * 0.75), abs=1e-6), "each edge counts 1 / 0.75 or nothing"
+    assert out[0].item() * 0.75 == pytest.approx(round(out[0].item() * 0.75),
+                                                 abs=1e-6), "each edge counts 1 / 0.75 or nothing"
 
 
 # ---- what is kept ----
@@ -210,7 +231,8 @@ def test_values_go_when_nothing_reads_them_any_more():
             return torch_maps.aggregate(graph, rows, weight)
 
     program = Program("test", (("x", SRC), ("w", RELATION)), (
-        Op("linear", "h", ("x@src", "w@rel"), domain=PAIR_SRC), Op("leaky_relu", "g", ("h",), (("slope", 0.1),), PAIR_SRC),
+        Op("linear", "h", ("x@src", "w@rel"), domain=PAIR_SRC),
+        Op("leaky_relu", "g", ("h",), (("slope", 0.1),), PAIR_SRC),
         op("mean_sum", "out", "g@pair_src", mean=False)), "out")
     with torch.no_grad():
         run(program, graph.view(), dict(x=rand(12, 4), w=rand(5, 4, 3)), Watching, None)
@@ -229,7 +251,8 @@ def test_a_value_is_taken_once_for_each_domain():
             return torch_maps.take(rows, gather)
 
     program = Program("test", (("x", SRC), ("y", DST)), (
-        op("add", "a", "x@src", "y@dst"), op("mul", "b", "a", "x@src"), op("add", "c", "b", "x@src", "y@dst"),
+        op("add", "a", "x@src", "y@dst"), op("mul", "b", "a", "x@src"),
+        op("add", "c", "b", "x@src", "y@dst"),
         op("mean_sum", "out", "c", mean=False)), "out")
     run(program, graph.view(), dict(x=rand(12, 4), y=rand(12, 4)), Watching, None)
     assert sorted(taken) == [(DST, EDGE), (SRC, EDGE)]
@@ -245,8 +268,9 @@ def test_operands_are_left_alone():
 
 # ---- fused attention ----
 
-@pytest.mark.parametrize("name, source, target", [("rgat", PAIR_SRC, DST), ("rgat within edge pair", PAIR_SRC, PAIR_DST),
-                                                  ("hgt", PAIR_SRC, DST)])
+@pytest.mark.parametrize("name, source, target",
+                         [("rgat", PAIR_SRC, DST), ("rgat within edge pair", PAIR_SRC, PAIR_DST),
+                          ("hgt", PAIR_SRC, DST)])
 @pytest.mark.parametrize("out", [None, torch.float64])
 def test_the_call_of_a_fused_attention(name, source, target, out):
     graph, calls = typed(), []
@@ -259,5 +283,11 @@ def test_the_call_of_a_fused_attention(name, source, target, out):
     how = 1 if name == "hgt" else 0  # with the prior in the map
     run(fuse(compact(orderings(statement(name))[how][1])), view, operands, torch_maps, attend, out)
     call, = calls
-    assert call.graph is view.graph(source, target) and call.heads == 2 and call.width == (2 if name == "hgt" else 3)
-    assert call.out_dtype is (out or torch.float32) and call.attention.score == ("dot" if name == "hgt" else "terms")
+    assert call.graph is view.graph(source,
+                                    target) and call.heads == 2 and call.width == (2
+                                                                                   if name == "hgt"
+                                                                                   else 3)
+    assert call.out_dtype is (out
+                              or torch.float32) and call.attention.score == ("dot"
+                                                                             if name == "hgt"
+                                                                             else "terms")

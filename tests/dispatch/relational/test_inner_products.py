@@ -1,4 +1,5 @@
-"""Inner products with several relations' vectors: values and gradients against fp64, some gradients only, second derivatives."""
+"""Inner products with several relations' vectors: values and gradients against fp64, some gradients
+only, second derivatives."""
 from __future__ import annotations
 
 import pytest
@@ -20,9 +21,11 @@ def each(x, vectors):
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("needs", [(True, True), (True, False), (False, True)])
-@pytest.mark.parametrize("nodes,relations,heads,c", [(0, 1, 2, 4), (1, 3, 1, 1), (50, 3, 4, 5), (300, 1, 1, 16)])
+@pytest.mark.parametrize("nodes,relations,heads,c",
+                         [(0, 1, 2, 4), (1, 3, 1, 1), (50, 3, 4, 5), (300, 1, 1, 16)])
 def test_values_and_gradients(device, nodes, relations, heads, c, needs):
-    given, cotangent = (rand(nodes, heads, c), rand(relations, heads, c)), rand(relations, nodes, heads)
+    given, cotangent = (rand(nodes, heads, c),
+                        rand(relations, heads, c)), rand(relations, nodes, heads)
     found = {}
     for dtype, function in ((torch.float32, inner_products), (torch.float64, each)):
         leaves = [t.to(device, dtype).requires_grad_(need) for t, need in zip(given, needs)]

@@ -1,4 +1,5 @@
-"""Launches as counted, against those that are made: our kernels and torch's operations, forward and backward."""
+"""Launches as counted, against those that are made: our kernels and torch's operations, forward and
+backward."""
 from __future__ import annotations
 
 from collections import Counter
@@ -21,13 +22,16 @@ from tests import relational_cases
 from tests.emulation.emulator import EmulatedDriver, EmulatedKernel
 from tests.relational_cases import STATEMENTS, statement, tensors, typed
 
-#: layers whose orderings on a GPU are told apart by launches; of the others, some steps of backward are only nearly right
+#: layers whose orderings on a GPU are told apart by launches; of the others, some steps of backward
+#: are only nearly right
 EXACT = [name for name in STATEMENTS if name.startswith(("rgcn", "embedding", "rgat", "film"))
          and not any(word in name for word in ("raised", "product"))]
 NEARLY = 3
-#: features of a row, of the result, heads: gradients of products in one kernel, in two; score terms that come with the attention
+#: features of a row, of the result, heads: gradients of products in one kernel, in two; score terms
+#: that come with the attention
 SIZES = (16, 16, 2), (4, 6, 2), (16, 16, 1)
-CELLS = [(name, SIZES[0]) for name in STATEMENTS] + [(name, sizes) for name in ("rgcn mean", "rgat") for sizes in SIZES[1:]]
+CELLS = [(name, SIZES[0]) for name in STATEMENTS] + [(name, sizes) for name in ("rgcn mean", "rgat")
+                                                     for sizes in SIZES[1:]]
 
 
 class _Launches(TorchDispatchMode):
@@ -38,18 +42,23 @@ class _Launches(TorchDispatchMode):
         self.seen = seen
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        views = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
-        if not views and not any(word in func._schema.name for word in ("empty", "detach", "_unsafe_view", "set_")):
+        views = any(r.alias_info is not None and not r.alias_info.is_write
+                    for r in func._schema.returns)
+        if (not views
+            and not any(word in func._schema.name
+                        for word in ("empty", "detach", "_unsafe_view", "set_"))):
             self.seen[func._schema.name] += 1
         return func(*args, **(kwargs or {}))
 
 
 @pytest.fixture
 def made(monkeypatch):
-    """``made(program, view, operands)``: how many launches a call over a known structure makes, (forward, backward)."""
+    """``made(program, view, operands)``: how many launches a call over a known structure makes,
+    (forward, backward)."""
     from gnnaccel.cuda import driver
     seen, call = Counter(), EmulatedKernel.__call__
-    monkeypatch.setattr(EmulatedKernel, "__call__", lambda self, *args: seen.update([self.entry]) or call(self, *args))
+    monkeypatch.setattr(EmulatedKernel, "__call__", lambda self,
+                        *args: seen.update([self.entry]) or call(self, *args))
 
     def once(program, view, given):
         seen.clear()
@@ -82,7 +91,10 @@ def test_launches(made, monkeypatch, name, sizes):
         program = fuse(compact(program))
         given = tensors(name, graph, torch.float32)
         counted = launches(program, shapes_of_all(program, dict(shapes_of(program, given))))
-        for compacted in (True, False)[:1 + name.startswith("rgcn mean")]:  # by which no launch is spared
+        # by which no launch is spared
+        for compacted in (True, False)[:1 + name.startswith("rgcn mean")]:
             found = made(program, graph.view(compact=compacted), given)
             assert counted[0] == found[0], how
-            assert abs(counted[1] - found[1]) <= (0 if name in EXACT else NEARLY), (how, counted, found)
+            assert abs(counted[1] - found[1]) <= (0
+                                                  if name in EXACT
+                                                  else NEARLY), (how, counted, found)

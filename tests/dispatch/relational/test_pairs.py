@@ -17,11 +17,14 @@ def check(found, node, relation, num_nodes: int, num_relations: int, compact: bo
     """Against the definition, edge by edge."""
     edges = list(zip(relation.tolist(), node.tolist()))
     expected = sorted(set(edges)) if compact else sorted(edges)
-    assert list(zip(found.relation.tolist(), found.node.tolist())) == expected and found.count == len(expected)
-    assert found.ptr.tolist() == [sum(r < limit for r, _ in expected) for limit in range(num_relations + 1)]
+    assert list(zip(found.relation.tolist(),
+                    found.node.tolist())) == expected and found.count == len(expected)
+    assert found.ptr.tolist() == [sum(r < limit for r, _ in expected)
+                                  for limit in range(num_relations + 1)]
     assert [expected[p] for p in found.of_edge.tolist()] == edges
     if not compact:
-        assert sorted(found.of_edge.tolist()) == list(range(len(edges))), "a pair of its own for each edge"
+        assert sorted(found.of_edge.tolist()) == list(
+            range(len(edges))), "a pair of its own for each edge"
     assert {getattr(found, name).dtype for name in FIELDS} == {torch.int32}
     assert found.nbytes() == 4 * (2 * found.count + num_relations + 1 + len(edges))
     bounds = found.bounds
@@ -55,12 +58,14 @@ def test_without_compaction_edges_of_a_pair_keep_their_order():
 
 
 @pytest.mark.parametrize("nodes, relations, edges, marks", [
-    (1 << 10, 1 << 10, 1, True), (1 << 10, (1 << 10) + 1, 1, False), (1 << 10, (1 << 10) + 1, 1 << 17, True),
+    (1 << 10, 1 << 10, 1, True), (1 << 10, (1 << 10) + 1, 1, False),
+    (1 << 10, (1 << 10) + 1, 1 << 17, True),
     (1 << 11, 1 << 11, 1 << 17, False)])
 def test_which_way(nodes, relations, edges, marks, monkeypatch):
     """Marking needs an array over all keys: small in itself, or next to the edges."""
     asked, marking = [], module._by_marking
-    monkeypatch.setattr(module, "_by_marking", lambda key, size: asked.append(size) or marking(key, size))
+    monkeypatch.setattr(module, "_by_marking", lambda key,
+                        size: asked.append(size) or marking(key, size))
     node, relation = torch.randint(0, nodes, (edges,)), torch.randint(0, relations, (edges,))
     found = pairs_of(node, relation, nodes, relations)
     assert asked == ([nodes * relations] if marks else [])
@@ -83,4 +88,5 @@ def test_no_edges(nodes):
 
 def test_five_thousand_relations():
     graph = typed(edges=300, num_relations=5000)
-    check(pairs_of(graph.dst, graph.relation, graph.num_dst, 5000), graph.dst, graph.relation, graph.num_dst, 5000, True)
+    check(pairs_of(graph.dst, graph.relation, graph.num_dst, 5000), graph.dst, graph.relation,
+          graph.num_dst, 5000, True)

@@ -1,4 +1,5 @@
-"""RGAT's further options as Programs: what they become, and that they compute what the layer says, edge by edge."""
+"""RGAT's further options as Programs: what they become, and that they compute what the layer says,
+edge by edge."""
 from __future__ import annotations
 
 import pytest
@@ -13,19 +14,24 @@ from gnnaccel.dispatch.relational.reordering import orderings
 from tests.relational_cases import HEADS, OUT, assert_same, tensors, typed, value
 
 WIDTH = OUT // HEADS
-CASES = [(mod, product, per_head, edge, within) for mod in (None, "additive", "f-additive") for product, per_head in
-         ((False, 1), (True, 1), (True, 3)) for edge in (False, True) for within in (False, True) if mod or product]
+CASES = [(mod, product, per_head, edge, within) for mod in (None, "additive", "f-additive")
+         for product, per_head in
+         ((False, 1), (True, 1), (True, 3)) for edge in (False, True) for within in (False, True)
+         if mod or product]
 
 
 def rgat(mod, product, per_head, edge, within):
-    return statements.rgat(0.2, 0.0, False, edge, within, HEADS, mod=mod, product=product, per_head=per_head)
+    return statements.rgat(0.2, 0.0, False, edge, within, HEADS, mod=mod, product=product,
+                           per_head=per_head)
 
 
 def operands(graph, per_head: int) -> dict[str, torch.Tensor]:
     found = tensors("rgat edge", graph)
     rows = HEADS * per_head
-    shapes = {"q": (OUT, rows), "k": (OUT, rows), "a_edge": (graph.src.shape[0], rows), "w": (WIDTH,)}
-    return found | {name: torch.randn(*shape, dtype=torch.float64, requires_grad=True) for name, shape in shapes.items()}
+    shapes = {"q": (OUT, rows), "k": (OUT, rows), "a_edge": (graph.src.shape[0], rows),
+              "w": (WIDTH,)}
+    return found | {name: torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+                    for name, shape in shapes.items()}
 
 
 def by_definition(graph, t, mod, product, per_head, edge, within) -> torch.Tensor:
@@ -41,7 +47,8 @@ def by_definition(graph, t, mod, product, per_head, edge, within) -> torch.Tenso
     if mod == "f-additive":
         alpha = torch.where(alpha > 0, alpha + 1, alpha)
     row = row.view(-1, HEADS, 1, WIDTH)
-    message = alpha.view(-1, HEADS, per_head, 1) * row + (t["w"] * row if mod == "additive" else 0.0)
+    message = alpha.view(-1, HEADS, per_head,
+                         1) * row + (t["w"] * row if mod == "additive" else 0.0)
     return message.new_zeros(graph.num_dst, *message.shape[1:]).index_add(0, dst, message)
 
 
@@ -87,7 +94,8 @@ def test_counts_grow_with_the_weights_per_head():
     moved = []
     for per_head in (1, 2, 4):
         graph, program = typed(), rgat(None, True, per_head, False, False)
-        shapes = {name: tuple(t.shape if domain == PARAM else t.shape[1:]) for name, domain in program.inputs
+        shapes = {name: tuple(t.shape if domain == PARAM else t.shape[1:])
+                  for name, domain in program.inputs
                   for t in [operands(graph, per_head)[name]]}
         moved.append(count(fuse(compact(program)), shapes, statistics).moved)
     assert moved[0] < moved[1] < moved[2]
@@ -96,4 +104,5 @@ def test_counts_grow_with_the_weights_per_head():
 def test_degrees_are_those_of_the_destinations():
     graph = typed()
     degree = graph.view().degree()
-    assert degree.tolist() == [int((graph.dst == i).sum()) for i in range(graph.num_dst)] and degree.dtype == torch.int64
+    assert degree.tolist() == [int((graph.dst == i).sum())
+                               for i in range(graph.num_dst)] and degree.dtype == torch.int64

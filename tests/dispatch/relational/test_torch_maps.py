@@ -1,4 +1,5 @@
-"""Maps by relation and sums over edges by torch operations: values, first and second derivatives, segments of every size."""
+"""Maps by relation and sums over edges by torch operations: values, first and second derivatives,
+segments of every size."""
 from __future__ import annotations
 
 import pytest
@@ -22,11 +23,13 @@ def rand(*shape: int, grad: bool = True) -> torch.Tensor:
 def segmented(sizes: list[int]):
     """Pairs of which relation r has ``sizes[r]``, and the relation of each row."""
     relation = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
-    return pairs_of(torch.arange(len(relation)), relation, max(1, len(relation)), len(sizes)), relation
+    return pairs_of(torch.arange(len(relation)), relation, max(1, len(relation)),
+                    len(sizes)), relation
 
 
 def row_by_row(relation, rows, weight):
-    return torch.stack([torch.einsum("bk,bkn->bn", row, weight[r]) for row, r in zip(rows, relation)])
+    return torch.stack([torch.einsum("bk,bkn->bn", row, weight[r])
+                        for row, r in zip(rows, relation)])
 
 
 # ---- multiply ----
@@ -35,12 +38,14 @@ def row_by_row(relation, rows, weight):
 @pytest.mark.parametrize("blocks, k, n", [(1, 4, 3), (1, 1, 1), (2, 3, 5), (3, 1, 2)])
 def test_multiply(blocks, k, n, transposed):
     pairs, relation = segmented(SEGMENTS)
-    rows, weight = rand(len(relation), blocks, k), rand(len(SEGMENTS), blocks, *((n, k) if transposed else (k, n)))
+    rows, weight = rand(len(relation), blocks, k), rand(len(SEGMENTS), blocks,
+                                                        *((n, k) if transposed else (k, n)))
     got = torch_maps.multiply(pairs, rows, weight, transposed)
     expected = row_by_row(relation, rows, weight.transpose(-1, -2) if transposed else weight)
     torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
     cotangent = rand(*got.shape, grad=False)
-    for a, b in zip(*(torch.autograd.grad(out, (rows, weight), cotangent) for out in (got, expected))):
+    for a, b in zip(*(torch.autograd.grad(out, (rows, weight), cotangent)
+                      for out in (got, expected))):
         torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
 
 
@@ -49,7 +54,8 @@ def test_multiply(blocks, k, n, transposed):
 @pytest.mark.parametrize("sizes", [[0, 1, 3, 0], [2], [0, 0]], ids=str)
 def test_multiply_to_any_derivative(sizes, blocks, transposed):
     pairs, relation = segmented(sizes)
-    inputs = rand(len(relation), blocks, 2), rand(len(sizes), blocks, *((3, 2) if transposed else (2, 3)))
+    inputs = rand(len(relation), blocks, 2), rand(len(sizes), blocks,
+                                                  *((3, 2) if transposed else (2, 3)))
 
     def mapped(rows, weight):
         return torch_maps.multiply(pairs, rows, weight, transposed)
@@ -63,12 +69,14 @@ def test_multiply_reads_rows_of_a_coarser_domain(coarse, transposed):
     graph = typed(edges=30, num_src=6)
     view = graph.view()
     gather = Gather(view, coarse, PAIR_SRC)
-    rows, weight = rand(view.statistics().rows(coarse), 2, 3), rand(5, 2, *((2, 3) if transposed else (3, 2)))
+    rows, weight = rand(view.statistics().rows(coarse), 2,
+                        3), rand(5, 2, *((2, 3) if transposed else (3, 2)))
     pairs = view.pairs(PAIR_SRC)
     expected = torch_maps.multiply(pairs, rows[gather.index.long()], weight, transposed)
     got = torch_maps.multiply(pairs, rows, weight, transposed, gather)
     assert torch.equal(got, expected)
-    for a, b in zip(*(torch.autograd.grad(out.pow(2).sum(), (rows, weight)) for out in (got, expected))):
+    for a, b in zip(*(torch.autograd.grad(out.pow(2).sum(), (rows, weight))
+                      for out in (got, expected))):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
     small = rand(view.statistics().rows(coarse), 1, 1), rand(5, 1, 1, 1)
     assert gradgradcheck(lambda x, w: torch_maps.multiply(pairs, x, w, transposed, gather), small)
@@ -77,20 +85,29 @@ def test_multiply_reads_rows_of_a_coarser_domain(coarse, transposed):
 @pytest.mark.parametrize("wanted", [(True, False), (False, True)])
 def test_multiply_makes_only_the_gradients_that_are_wanted(wanted, monkeypatch):
     pairs, relation = segmented([2, 3])
-    rows, weight = rand(5, 1, 2).requires_grad_(wanted[0]), rand(2, 1, 2, 2).requires_grad_(wanted[1])
+    rows, weight = rand(5, 1,
+                        2).requires_grad_(wanted[0]), rand(2, 1, 2, 2).requires_grad_(wanted[1])
     out, made = torch_maps.multiply(pairs, rows, weight), []
     for name in ("multiply", "outer"):
         function = getattr(torch_maps, name)
-        monkeypatch.setattr(torch_maps, name, lambda *args, name=name, function=function: made.append(name) or function(*args))
+        monkeypatch.setattr(torch_maps, name, lambda *args, name=name,
+                            function=function: made.append(name) or function(*args))
     out.sum().backward()
-    assert made == (["multiply"] if wanted[0] else ["outer"]) and [t.grad is not None for t in (rows, weight)] == list(wanted)
+    assert made == (["multiply"]
+                    if wanted[0] else ["outer"]) and [t.grad is not None
+                                                      for t in (rows, weight)] == list(wanted)
 
 
 def test_non_contiguous_operands():
     pairs, relation = segmented([3, 0, 4])
-    rows, weight = rand(7, 4, 2, grad=False).transpose(1, 2), rand(3, 6, 2, 4, grad=False).permute(0, 2, 3, 1)
+    rows, weight = rand(7, 4, 2, grad=False).transpose(1,
+                                                       2), rand(3, 6, 2, 4, grad=False).permute(0,
+                                                                                                2,
+                                                                                                3,
+                                                                                                1)
     expected = torch_maps.multiply(pairs, rows.contiguous(), weight.contiguous())
-    torch.testing.assert_close(torch_maps.multiply(pairs, rows, weight), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(torch_maps.multiply(pairs, rows, weight), expected, rtol=1e-12,
+                               atol=1e-12)
 
 
 # ---- outer ----
@@ -103,7 +120,8 @@ def test_outer_of_segments_of_every_size(blocks):
     for r, size in enumerate(SEGMENTS):
         mine = relation == r
         assert int(mine.sum()) == size
-        torch.testing.assert_close(got[r], torch.einsum("ubk,ubn->bkn", left[mine], right[mine]), rtol=1e-11, atol=1e-11)
+        torch.testing.assert_close(got[r], torch.einsum("ubk,ubn->bkn", left[mine], right[mine]),
+                                   rtol=1e-11, atol=1e-11)
     assert not got[0].any() and not got[5].any()
 
 
@@ -117,7 +135,8 @@ def test_outer_to_any_derivative(blocks):
 
 # ---- aggregate ----
 
-EDGES = torch.tensor([[0, 3, 1, 1, 4, 0, 2, 1], [2, 0, 2, 2, 0, 2, 4, 1]])  # unsorted, a duplicate, nodes without edges
+# unsorted, a duplicate, nodes without edges
+EDGES = torch.tensor([[0, 3, 1, 1, 4, 0, 2, 1], [2, 0, 2, 2, 0, 2, 4, 1]])
 
 
 def view(edges=EDGES) -> GraphView:
@@ -127,12 +146,15 @@ def view(edges=EDGES) -> GraphView:
 def edge_by_edge(edges, rows, weight):
     out = torch.zeros(6, *rows.shape[1:], dtype=rows.dtype)
     for e, (s, d) in enumerate(edges.t().tolist()):
-        factor = 1.0 if weight is None else weight[e].reshape(*weight.shape[1:], *(1,) * (rows.dim() - weight.dim()))
+        factor = (1.0
+                  if weight is None
+                  else weight[e].reshape(*weight.shape[1:], *(1,) * (rows.dim() - weight.dim())))
         out = out.index_add(0, torch.tensor([d]), (factor * rows[s]).unsqueeze(0))
     return out
 
 
-FORMS = [((5, 3), None), ((5, 2, 3), None), ((5, 3), (8,)), ((5, 2, 3), (8,)), ((5, 2, 3), (8, 2)), ((5, 1, 1), (8, 1))]
+FORMS = [((5, 3), None), ((5, 2, 3), None), ((5, 3), (8,)), ((5, 2, 3), (8,)), ((5, 2, 3), (8, 2)),
+         ((5, 1, 1), (8, 1))]
 
 
 @pytest.mark.parametrize("rows, weight", FORMS)
@@ -142,7 +164,9 @@ def test_aggregate(rows, weight, build):
     if build:
         graph.edges()
     inputs = [rand(*shape) for shape in (rows, weight) if shape is not None]
-    got, expected = torch_maps.aggregate(graph, *inputs), edge_by_edge(EDGES, inputs[0], *(inputs[1:] or [None]))
+    got, expected = torch_maps.aggregate(graph,
+                                         *inputs), edge_by_edge(EDGES, inputs[0],
+                                                                *(inputs[1:] or [None]))
     torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
     cotangent = rand(*got.shape, grad=False)
     for a, b in zip(*(torch.autograd.grad(out, inputs, cotangent) for out in (got, expected))):
@@ -171,21 +195,24 @@ def test_aggregate_keeps_the_dtype_of_its_rows(dtype, rows, weight):
     given = [exact[0].to(dtype).requires_grad_()] + [t.float() for t in exact[1:]]
     out = torch_maps.aggregate(view(), *given)
     assert out.dtype is dtype
-    torch.testing.assert_close(out.double(), edge_by_edge(EDGES, exact[0], *(exact[1:] or [None])), rtol=0.05, atol=0.05)
+    torch.testing.assert_close(out.double(), edge_by_edge(EDGES, exact[0], *(exact[1:] or [None])),
+                               rtol=0.05, atol=0.05)
     grad, = torch.autograd.grad(out.sum(), given[:1])
     assert grad.dtype is dtype
 
 
 # ---- take ----
 
-@pytest.mark.parametrize("coarse, fine", [(SRC, PAIR_SRC), (RELATION, PAIR_SRC), (RELATION, PAIR_DST), (DST, EDGE),
-                                          (PAIR_DST, EDGE)])
+@pytest.mark.parametrize("coarse, fine",
+                         [(SRC, PAIR_SRC), (RELATION, PAIR_SRC), (RELATION, PAIR_DST), (DST, EDGE),
+                          (PAIR_DST, EDGE)])
 @pytest.mark.parametrize("shape", [(2,), (2, 3)], ids=str)
 def test_take(coarse, fine, shape):
     graph = typed(edges=14, num_src=4, num_dst=4, num_relations=3).view()
     rows, gather = rand(graph.statistics().rows(coarse), *shape), Gather(graph, coarse, fine)
     assert torch.equal(torch_maps.take(rows, gather), rows[gather.index.long()])
-    assert gradcheck(lambda t: torch_maps.take(t, gather), rows) and gradgradcheck(lambda t: torch_maps.take(t, gather), rows)
+    assert gradcheck(lambda t: torch_maps.take(t, gather),
+                     rows) and gradgradcheck(lambda t: torch_maps.take(t, gather), rows)
 
 
 def test_take_of_ids():
@@ -201,5 +228,6 @@ def test_forward_mode_takes_ordinary_operations():
     with forward_ad.dual_level():
         rows = forward_ad.make_dual(rand(5, 3, grad=False), tangent)
         summed, taken = torch_maps.aggregate(graph, rows), torch_maps.take(rows, gather)
-        torch.testing.assert_close(forward_ad.unpack_dual(summed).tangent, torch_maps.aggregate(graph, tangent))
+        torch.testing.assert_close(forward_ad.unpack_dual(summed).tangent,
+                                   torch_maps.aggregate(graph, tangent))
         assert torch.equal(forward_ad.unpack_dual(taken).tangent, tangent[gather.index.long()])

@@ -1,4 +1,5 @@
-"""`RelationView`: index arrays and virtual graphs, what is checked, what is kept, and for how long."""
+"""`RelationView`: index arrays and virtual graphs, what is checked, what is kept, and for how
+long."""
 from __future__ import annotations
 
 import gc
@@ -38,11 +39,13 @@ def test_index_arrays(graph, compact):
         assert index.dtype is torch.int32 and index.tolist() == ids.tolist()
     for pair, end in ((PAIR_SRC, SRC), (PAIR_DST, DST)):
         of_edge = view.index(pair, EDGE).long()
-        for coarse in (end, RELATION):  # from the edge to its pair to the pair's node is from the edge to its node
+        # from the edge to its pair to the pair's node is from the edge to its node
+        for coarse in (end, RELATION):
             assert view.index(coarse, pair)[of_edge].tolist() == given_ends[coarse].tolist()
     stats = view.statistics()
-    assert stats == RelationStatistics(graph.num_src, graph.num_dst, len(graph.src), graph.num_relations,
-                                       view.pairs(PAIR_SRC).count, view.pairs(PAIR_DST).count)
+    assert stats == RelationStatistics(graph.num_src, graph.num_dst, len(graph.src),
+                                       graph.num_relations, view.pairs(PAIR_SRC).count,
+                                       view.pairs(PAIR_DST).count)
     distinct = len(set(zip(graph.src.tolist(), graph.relation.tolist())))
     assert stats.pairs_src == (distinct if compact else len(graph.src))
     assert stats.pairs_dst == len(set(zip(graph.dst.tolist(), graph.relation.tolist()))), "destination pairs are always compact"
@@ -55,23 +58,30 @@ def test_virtual_graphs_are_the_edges_between_rows(graph):
     for source in DOMAINS:
         for target in DOMAINS:
             found = view.graph(source, target)
-            assert ends(found) == list(zip(view.index(source, EDGE).tolist(), view.index(target, EDGE).tolist()))
+            assert ends(found) == list(zip(view.index(source, EDGE).tolist(),
+                                           view.index(target, EDGE).tolist()))
             rows = view.statistics().rows
-            assert (found.num_src, found.num_dst) == (rows(source), rows(target)) and view.graph(source, target) is found
+            assert (found.num_src, found.num_dst) == (rows(source),
+                                                      rows(target)) and view.graph(source,
+                                                                                   target) is found
     for coarse, fine in ((DST, PAIR_DST), (SRC, PAIR_SRC), (RELATION, PAIR_SRC), (PAIR_DST, EDGE)):
-        assert ends(view.members(coarse, fine)) == list(enumerate(view.index(coarse, fine).tolist()))
+        assert ends(view.members(coarse,
+                                 fine)) == list(enumerate(view.index(coarse, fine).tolist()))
 
 
 def test_rows_of_each_domain():
     stats = RelationStatistics(2, 3, 5, 7, 11, 13)
-    assert [stats.rows(d) for d in (SRC, DST, EDGE, RELATION, PAIR_SRC, PAIR_DST, "PARAM")] == [2, 3, 5, 7, 11, 13, 1]
+    assert [stats.rows(d)
+            for d in (SRC, DST, EDGE, RELATION, PAIR_SRC, PAIR_DST,
+                      "PARAM")] == [2, 3, 5, 7, 11, 13, 1]
 
 
 def test_gather():
     graph = typed()
     view = graph.view()
     gather = Gather(view, SRC, PAIR_SRC)
-    assert gather.index is view.index(SRC, PAIR_SRC) and gather.members is view.members(SRC, PAIR_SRC)
+    assert gather.index is view.index(SRC,
+                                      PAIR_SRC) and gather.members is view.members(SRC, PAIR_SRC)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -81,7 +91,8 @@ def test_shares(dtype):
     group = graph.dst * graph.num_relations + graph.relation
     expected = 1 / torch.bincount(group)[group].to(dtype)
     assert torch.equal(view.share(dtype), expected) and view.share(dtype) is view.share(dtype)
-    sums = torch.zeros(view.pairs(PAIR_DST).count, dtype=dtype).index_add(0, view.index(PAIR_DST, EDGE), view.share(dtype))
+    sums = torch.zeros(view.pairs(PAIR_DST).count,
+                       dtype=dtype).index_add(0, view.index(PAIR_DST, EDGE), view.share(dtype))
     torch.testing.assert_close(sums, torch.ones_like(sums))
 
 
@@ -98,15 +109,18 @@ def test_index_arrays_are_never_the_callers_own():
 # ---- what is checked ----
 
 @pytest.mark.parametrize("at, value, text", [
-    ("src", 12, r"source ids from 0 to 12; they must lie in \[0, 12\)"), ("src", -1, "source ids from -1 to"),
-    ("dst", 12, r"destination ids from 0 to 12; they must lie in \[0, 12\)"), ("dst", -3, "destination ids from -3 to"),
-    ("relation", 5, r"edge types from 0 to 5; they must lie in \[0, 5\)"), ("relation", -1, "edge types from -1 to 4"),
+    ("src", 12, r"source ids from 0 to 12; they must lie in \[0, 12\)"),
+    ("src", -1, "source ids from -1 to"),
+    ("dst", 12, r"destination ids from 0 to 12; they must lie in \[0, 12\)"),
+    ("dst", -3, "destination ids from -3 to"),
+    ("relation", 5, r"edge types from 0 to 5; they must lie in \[0, 5\)"),
+    ("relation", -1, "edge types from -1 to 4"),
 ])
 def test_ids_out_of_range(at, value, text):
     graph = typed(edges=400)
     getattr(graph, at)[0] = value
-    for build in (lambda view: view.pairs(PAIR_SRC), lambda view: view.index(DST, EDGE), lambda view: view.graph(SRC, DST),
-                  lambda view: view.statistics()):
+    for build in (lambda view: view.pairs(PAIR_SRC), lambda view: view.index(DST, EDGE),
+                  lambda view: view.graph(SRC, DST), lambda view: view.statistics()):
         with pytest.raises(GraphError, match=text):
             build(graph.view())
     if at != "relation":
@@ -123,7 +137,8 @@ def test_edges_of_unknown_relations_are_ignored_on_demand():
     assert len(known) == 97 and view.statistics().num_edges == 97
     for coarse, ids in ((SRC, graph.src), (DST, graph.dst), (RELATION, graph.relation)):
         assert view.index(coarse, EDGE).tolist() == ids[known].tolist()
-    assert ends(view.graph(SRC, DST)) == list(zip(graph.src[known].tolist(), graph.dst[known].tolist()))
+    assert ends(view.graph(SRC, DST)) == list(zip(graph.src[known].tolist(),
+                                                  graph.dst[known].tolist()))
     everything = graph.view(ignore=True)
     graph.relation.fill_(-7)
     assert everything.statistics() == RelationStatistics(12, 12, 0, 5, 0, 0)
@@ -147,11 +162,11 @@ def test_everything_is_made_once():
         return *edge_index.unbind(0), edge_type
 
     view = graph.view(assemble=assemble)
-    first = [view.pairs(PAIR_SRC), view.index(SRC, EDGE), view.graph(SRC, DST), view.members(DST, PAIR_DST),
-             view.share(torch.float64)]
+    first = [view.pairs(PAIR_SRC), view.index(SRC, EDGE), view.graph(SRC, DST),
+             view.members(DST, PAIR_DST), view.share(torch.float64)]
     count = len(calls)
-    again = [view.pairs(PAIR_SRC), view.index(SRC, EDGE), view.graph(SRC, DST), view.members(DST, PAIR_DST),
-             view.share(torch.float64)]
+    again = [view.pairs(PAIR_SRC), view.index(SRC, EDGE), view.graph(SRC, DST),
+             view.members(DST, PAIR_DST), view.share(torch.float64)]
     assert all(a is b for a, b in zip(first, again)) and len(calls) == count
 
 
@@ -181,7 +196,9 @@ def test_the_tensors_are_not_kept_alive():
     gc.collect()
     assert [found() for found in alive] == [None, None]
     assert view.pairs(PAIR_SRC) is pairs, "what was built stays"
-    with pytest.raises(RuntimeError, match=r"the edges of this RelationView are gone; call bind\(\) with live ones first"):
+    with pytest.raises(RuntimeError,
+                       match=r"the edges of this RelationView are gone; call bind\(\) with live "
+                       r"ones first"):
         view.pairs(PAIR_DST)
     view.bind(*other)
     assert torch.equal(view.pairs(PAIR_DST).of_edge, typed().view().pairs(PAIR_DST).of_edge)
@@ -214,8 +231,8 @@ def test_built_in_inference_mode_it_takes_part_in_training():
 
 def by_kernels(device, graph, **options):
     """A view that kernels build."""
-    view = RelationView(tuple(t.to(device) for t in graph.structure), graph.num_src, graph.num_dst, graph.num_relations, own=True,
-                        **options)
+    view = RelationView(tuple(t.to(device) for t in graph.structure), graph.num_src, graph.num_dst,
+                        graph.num_relations, own=True, **options)
     view.kernels = True
     return view
 
@@ -225,7 +242,9 @@ def same(got, expected):
     assert got.statistics() == expected.statistics()
     for domain in (PAIR_SRC, PAIR_DST):
         for name in ("node", "relation", "ptr", "of_edge"):
-            assert getattr(got.pairs(domain), name).tolist() == getattr(expected.pairs(domain), name).tolist(), (domain, name)
+            assert getattr(got.pairs(domain),
+                           name).tolist() == getattr(expected.pairs(domain),
+                                                     name).tolist(), (domain, name)
     for coarse in (SRC, DST, RELATION, PAIR_SRC, PAIR_DST):
         assert got.index(coarse, EDGE).dtype is torch.int32
         assert got.index(coarse, EDGE).tolist() == expected.index(coarse, EDGE).tolist()
@@ -233,9 +252,10 @@ def same(got, expected):
         assert torch.equal(got.share(dtype).cpu(), expected.share(dtype))
 
 
-KINDS = {"any": {}, "no edges": dict(edges=0), "bipartite": dict(num_src=7), "one relation": dict(num_relations=1),
-         "many relations": dict(num_relations=5000)}
-#: both ends at once; one after the other, without copies of ids; with them; by sorting, with them; without
+KINDS = {"any": {}, "no edges": dict(edges=0), "bipartite": dict(num_src=7),
+         "one relation": dict(num_relations=1), "many relations": dict(num_relations=5000)}
+#: both ends at once; one after the other, without copies of ids; with them; by sorting, with them;
+#: without
 LIMITS = {"at once": {}, "long": dict(AT_ONCE=-1), "many keys": dict(_KEYS_AT_ONCE=-1),
           "too many keys": dict(_MARK_AT_LEAST=-1, MARK_UP_TO=-1),
           "all of it": dict(AT_ONCE=-1, _MARK_AT_LEAST=-1, MARK_UP_TO=-1)}
@@ -260,11 +280,14 @@ def test_kernels_build_both_ends_and_short_arrays_in_one_go(device, monkeypatch)
     number = pairs.cuda_pairs.number
     monkeypatch.setattr(pairs.cuda_pairs, "number", lambda *args: calls.append(1) or number(*args))
     monkeypatch.setattr(RelationView, "_check", None)  # nobody else looks at the ids
-    for first in (lambda v: v.pairs(PAIR_DST), lambda v: v.index(RELATION, EDGE), lambda v: v.graph(SRC, PAIR_DST)):
+    for first in (lambda v: v.pairs(PAIR_DST), lambda v: v.index(RELATION, EDGE),
+                  lambda v: v.graph(SRC, PAIR_DST)):
         view = by_kernels(device, typed())
         first(view)
-        kept = [view.pairs(PAIR_SRC), view.pairs(PAIR_DST), *(view.index(end, EDGE) for end in (SRC, DST, RELATION))]
-        assert len(calls) == 1 and kept[0] is view.pairs(PAIR_SRC) and kept[2] is view.index(SRC, EDGE)
+        kept = [view.pairs(PAIR_SRC), view.pairs(PAIR_DST),
+                *(view.index(end, EDGE) for end in (SRC, DST, RELATION))]
+        assert len(calls) == 1 and kept[0] is view.pairs(PAIR_SRC) and kept[2] is view.index(SRC,
+                                                                                             EDGE)
         calls.clear()
 
 
@@ -277,17 +300,21 @@ def test_kernels_keep_no_copies_of_long_arrays(device, monkeypatch):
     assert all(t.untyped_storage().nbytes() < 64 * 4 + 400 for t in arrays), "each by itself"
 
 
-@pytest.mark.parametrize("limits", [{}, dict(AT_ONCE=-1), dict(AT_ONCE=-1, _MARK_AT_LEAST=-1, MARK_UP_TO=-1)])
+@pytest.mark.parametrize("limits",
+                         [{}, dict(AT_ONCE=-1), dict(AT_ONCE=-1, _MARK_AT_LEAST=-1, MARK_UP_TO=-1)])
 @pytest.mark.parametrize("at, value, text", [
-    ("src", 12, r"source ids from 0 to 12; they must lie in \[0, 12\)"), ("dst", -3, "destination ids from -3 to"),
-    ("relation", 5, r"edge types from 0 to 5; they must lie in \[0, 5\)"), ("relation", -1, "edge types from -1 to 4"),
+    ("src", 12, r"source ids from 0 to 12; they must lie in \[0, 12\)"),
+    ("dst", -3, "destination ids from -3 to"),
+    ("relation", 5, r"edge types from 0 to 5; they must lie in \[0, 5\)"),
+    ("relation", -1, "edge types from -1 to 4"),
 ])
 def test_kernels_refuse_ids_out_of_range(device, monkeypatch, at, value, text, limits):
     for name, limit in limits.items():
         monkeypatch.setattr(pairs, name, limit)
     graph = typed(edges=400)
     getattr(graph, at)[0] = value
-    for build in (lambda view: view.pairs(PAIR_SRC), lambda view: view.index(DST, EDGE), lambda view: view.statistics()):
+    for build in (lambda view: view.pairs(PAIR_SRC), lambda view: view.index(DST, EDGE),
+                  lambda view: view.statistics()):
         with pytest.raises(GraphError, match=text):
             build(by_kernels(device, graph))
     if at != "relation":
@@ -315,7 +342,8 @@ def test_kernels_share_pairs_of_sources_that_are_destinations(device):
 def test_kernels_and_narrow_ids(device):
     graph = typed(num_relations=90)
     edge_index, edge_type = graph.structure
-    view = RelationView((edge_index.to(device, torch.int16), edge_type.to(device, torch.uint8)), 12, 12, 90, own=True)
+    view = RelationView((edge_index.to(device, torch.int16), edge_type.to(device, torch.uint8)), 12,
+                        12, 90, own=True)
     view.kernels = True
     same(view, graph.view())
 
@@ -325,7 +353,8 @@ def test_shares_along_a_graph_by_kernels(device):
     for back in (False, True):
         graph = view.graph(SRC, DST)
         place = (graph.csr_by_id() if back else graph.csc()).place.long().cpu()
-        assert torch.equal(view.share_along(SRC, DST, back).cpu(), expected.share(torch.float32)[place])
+        assert torch.equal(view.share_along(SRC, DST, back).cpu(),
+                           expected.share(torch.float32)[place])
 
 
 def test_kernels_build_once_for_several_threads(device, monkeypatch):
@@ -334,15 +363,16 @@ def test_kernels_build_once_for_several_threads(device, monkeypatch):
     monkeypatch.setattr(pairs.cuda_pairs, "number", lambda *args: calls.append(1) or number(*args))
     view = by_kernels(device, typed())
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda i: view.pairs(PAIR_DST) if i % 2 else view.index(DST, EDGE), range(8)))
+        found = list(pool.map(lambda i: view.pairs(PAIR_DST) if i % 2 else view.index(DST, EDGE),
+                              range(8)))
     assert len(calls) == 1 and all(one is found[i % 2] for i, one in enumerate(found))
 
 
 def test_built_by_kernels_in_inference_mode_it_takes_part_in_training(device):
     view = by_kernels(device, typed())
     with torch.inference_mode():
-        arrays = [view.pairs(PAIR_SRC).of_edge, view.pairs(PAIR_DST).node, view.index(SRC, EDGE), view.share(torch.float32),
-                  view.blocks((5, 7)).relation]
+        arrays = [view.pairs(PAIR_SRC).of_edge, view.pairs(PAIR_DST).node, view.index(SRC, EDGE),
+                  view.share(torch.float32), view.blocks((5, 7)).relation]
     assert not any(t.is_inference() for t in arrays)
 
 
@@ -356,4 +386,5 @@ def test_edges_that_were_put_together_are_kept_once(device):
     same(view, graph.view())
     arrays = [view.index(end, EDGE) for end in (SRC, DST, RELATION)]
     assert all(a is b for a, b in zip(view._given(), arrays))
-    assert view.nbytes() == 60 * 4 * 3 + view.pairs(PAIR_SRC).nbytes() + view.pairs(PAIR_DST).nbytes() + 60 * (4 + 8)
+    assert view.nbytes() == 60 * 4 * 3 + view.pairs(PAIR_SRC).nbytes() + view.pairs(
+        PAIR_DST).nbytes() + 60 * (4 + 8)

@@ -37,7 +37,8 @@ def install(patches: PatchSet) -> None:
     for module in (calls, arrays, index, embeddings, filters, limits, zero_degree):
         module.install(patches)
     _patches = patches
-    _text = ("this DGL was built without CUDA: structures stay on the host, features and layers run on "
+    _text = (
+        "this DGL was built without CUDA: structures stay on the host, features and layers run on "
              "the GPU")
 
 

@@ -1,7 +1,8 @@
-// The part of CUDA C++ that gnnaccel's kernels use, for g++. Force-included in front of a .cu file by emulator.py.
+// The part of CUDA C++ that gnnaccel's kernels use, for g++. Force-included in front of a .cu file
+// by emulator.py.
 //
-// It has no #include: kernels may use only what NVRTC offers without headers, and a lean prologue compiles fast.
-// Everything that waits or schedules lives in emulation_runtime.cpp, compiled once.
+// It has no #include: kernels may use only what NVRTC offers without headers, and a lean prologue
+// compiles fast. Everything that waits or schedules lives in emulation_runtime.cpp, compiled once.
 #pragma once
 
 #define __global__ __attribute__((used, noinline))
@@ -17,7 +18,8 @@
 // Static shared memory would be invisible to the poison and the canary.
 #define __shared__ ERROR_all_shared_memory_is_dynamic__use_DYNAMIC_SHARED
 
-// ---- built-in types and variables ----------------------------------------------------------------------------------
+// ---- built-in types and variables
+// ----------------------------------------------------------------------------------
 #define EMU_VECTOR(T, name, align2, align4)                                                                     \
     struct name##1 { T x; };                                                                                    \
     struct alignas(align2) name##2 { T x, y; };                                                                 \
@@ -43,8 +45,8 @@ extern "C" {
 extern uint3 emu_thread, emu_block;
 extern dim3 emu_block_dim, emu_grid_dim;
 unsigned char* emulated_shared_memory();
-unsigned long long emu_collective(int op, unsigned mask, unsigned long long bits, int operand, int width,
-                                  const char* file, int line);
+unsigned long long emu_collective(int op, unsigned mask, unsigned long long bits, int operand,
+                                  int width, const char* file, int line);
 unsigned emu_activemask();
 void emu_barrier(const char* file, int line);
 void emu_yield();
@@ -57,11 +59,14 @@ void emu_fail_at(const char* what, const char* file, int line);
 #define gridDim (static_cast<const dim3&>(emu_grid_dim))
 constexpr int warpSize = 32;
 
-// ---- synchronisation -----------------------------------------------------------------------------------------------
+// ---- synchronisation
+// -----------------------------------------------------------------------------------------------
 // Keep in step with the table of names in emulation_runtime.cpp.
-enum { EMU_SHFL, EMU_SHFL_UP, EMU_SHFL_DOWN, EMU_SHFL_XOR, EMU_BALLOT, EMU_ANY, EMU_ALL, EMU_SYNCWARP, EMU_BARRIER };
+enum { EMU_SHFL, EMU_SHFL_UP, EMU_SHFL_DOWN, EMU_SHFL_XOR, EMU_BALLOT, EMU_ANY, EMU_ALL,
+       EMU_SYNCWARP, EMU_BARRIER };
 
-// The source position of the caller, taken as default arguments: lanes that meet must stand at the same one.
+// The source position of the caller, taken as default arguments: lanes that meet must stand at the
+// same one.
 #define EMU_WHERE const char *emu_file = __builtin_FILE(), int emu_line = __builtin_LINE()
 
 #define EMU_SHUFFLES(T)                                                                                         \
@@ -107,7 +112,8 @@ inline void __threadfence_block() { asm volatile("" ::: "memory"); }
 inline void __threadfence_system() { asm volatile("" ::: "memory"); }
 inline void __trap(EMU_WHERE) { emu_fail_at("__trap()", emu_file, emu_line); }
 
-// ---- memory and atomics --------------------------------------------------------------------------------------------
+// ---- memory and atomics
+// --------------------------------------------------------------------------------------------
 template <typename T> inline T __ldg(const T* p) { return *p; }
 template <typename T> inline T __ldcg(const T* p) { return *p; }
 template <typename T> inline T __ldcs(const T* p) { return *p; }
@@ -135,16 +141,20 @@ EMU_ATOMIC(atomicDec, unsigned, old == 0u || old > v ? v : old - 1u)
 #undef EMU_ATOMICS
 #undef EMU_ATOMIC
 
-// ---- arithmetic ----------------------------------------------------------------------------------------------------
+// ---- arithmetic
+// ----------------------------------------------------------------------------------------------------
 extern "C" {
-float sqrtf(float) noexcept, expf(float) noexcept, exp2f(float) noexcept, logf(float) noexcept, log2f(float) noexcept;
+float sqrtf(float) noexcept, expf(float) noexcept, exp2f(float) noexcept, logf(float) noexcept,
+    log2f(float) noexcept;
 float log1pf(float) noexcept, expm1f(float) noexcept, tanhf(float) noexcept, fabsf(float) noexcept;
 float floorf(float) noexcept, ceilf(float) noexcept, rintf(float) noexcept, truncf(float) noexcept;
 float erff(float) noexcept, sinf(float) noexcept, cosf(float) noexcept, powf(float, float) noexcept;
-float fmaf(float, float, float) noexcept, fmaxf(float, float) noexcept, fminf(float, float) noexcept;
+float fmaf(float, float, float) noexcept, fmaxf(float, float) noexcept,
+    fminf(float, float) noexcept;
 float copysignf(float, float) noexcept, ldexpf(float, int) noexcept;
 double sqrt(double) noexcept, exp(double) noexcept, log(double) noexcept, fabs(double) noexcept;
-double fma(double, double, double) noexcept, fmax(double, double) noexcept, fmin(double, double) noexcept;
+double fma(double, double, double) noexcept, fmax(double, double) noexcept,
+    fmin(double, double) noexcept;
 int abs(int) noexcept;
 }
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
@@ -194,18 +204,21 @@ inline unsigned __brev(unsigned x) {
     for (int i = 0; i < 32; ++i) r |= ((x >> i) & 1u) << (31 - i);
     return r;
 }
-// Each nibble of the selector picks one of the eight bytes of (high, low); its top bit, which repeats a byte's sign, is not used.
+// Each nibble of the selector picks one of the eight bytes of (high, low); its top bit, which
+// repeats a byte's sign, is not used.
 inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
     const unsigned long long bytes = ((unsigned long long)high << 32) | low;
     unsigned r = 0;
-    for (int i = 0; i < 4; ++i) r |= (unsigned)((bytes >> (8 * ((selector >> (4 * i)) & 7u))) & 0xffu) << (8 * i);
+    for (int i = 0; i < 4; ++i)
+        r |= (unsigned)((bytes >> (8 * ((selector >> (4 * i)) & 7u))) & 0xffu) << (8 * i);
     return r;
 }
 inline int __dp4a(int a, int b, int sum) {
     for (int i = 0; i < 4; ++i) sum += (signed char)(a >> (8 * i)) * (signed char)(b >> (8 * i));
     return sum;
 }
-inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)(((unsigned long long)a * b) >> 32); }
+inline unsigned __umulhi(unsigned a,
+                         unsigned b) { return (unsigned)(((unsigned long long)a * b) >> 32); }
 inline int __mulhi(int a, int b) { return (int)(((long long)a * b) >> 32); }
 inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
     return (unsigned long long)(((unsigned __int128)a * b) >> 64); }
@@ -225,12 +238,15 @@ inline int __float2int_rd(float x) { return (int)floorf(x); }
 inline float __int2float_rn(int x) { return (float)x; }
 inline float __uint2float_rn(unsigned x) { return (float)x; }
 
-// ---- from void** to a kernel's parameters --------------------------------------------------------------------------
+// ---- from void** to a kernel's parameters
+// --------------------------------------------------------------------------
 namespace emu {
-// One letter per parameter for the argument check: p pointer, f floating, i integer or bool, ? anything else.
+// One letter per parameter for the argument check: p pointer, f floating, i integer or bool, ?
+// anything else.
 template <typename T> struct Kind {
     static constexpr char value =
-        __is_same(T, float) || __is_same(T, double) ? 'f' : __is_class(T) || __is_union(T) ? '?' : 'i';
+        __is_same(T, float) || __is_same(T, double) ? 'f' : __is_class(T)
+            || __is_union(T) ? '?' : 'i';
 };
 template <typename T> struct Kind<T*> { static constexpr char value = 'p'; };
 

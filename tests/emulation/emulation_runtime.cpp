@@ -1,8 +1,10 @@
-// Runs the blocks of one launch, one after another, each thread of a block on its own stack (a fiber).
+// Runs the blocks of one launch, one after another, each thread of a block on its own stack (a
+// fiber).
 //
-// A fiber runs until it waits at a collective or a barrier, or returns; then the scheduler picks the next by the
-// chosen order. Nothing is preempted, so a thread is always as far ahead of the others as synchronisation lets it,
-// which is what makes missing synchronisation show. When no fiber can go on, the block is reported as stuck.
+// A fiber runs until it waits at a collective or a barrier, or returns; then the scheduler picks
+// the next by the chosen order. Nothing is preempted, so a thread is always as far ahead of the
+// others as synchronisation lets it, which is what makes missing synchronisation show. When no
+// fiber can go on, the block is reported as stuck.
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -18,8 +20,10 @@ constexpr int kMaxThreads = 1024, kStackBytes = 64 << 10, kGuardBytes = 256;
 constexpr uint64_t kStackCanary = 0x5afec0de5afec0deull;
 constexpr unsigned char kPoison = 0xff, kGuard = 0xa5;
 enum Op { SHFL, SHFL_UP, SHFL_DOWN, SHFL_XOR, BALLOT, ANY, ALL, SYNCWARP, BARRIER };
-const char* const kOpNames[] = {"__shfl_sync", "__shfl_up_sync", "__shfl_down_sync", "__shfl_xor_sync",
-                                "__ballot_sync", "__any_sync", "__all_sync", "__syncwarp", "__syncthreads"};
+const char* const kOpNames[] = {"__shfl_sync", "__shfl_up_sync", "__shfl_down_sync",
+                                "__shfl_xor_sync",
+                                "__ballot_sync", "__any_sync", "__all_sync", "__syncwarp",
+                                    "__syncthreads"};
 enum State { READY, WAITING, DONE };
 enum Order { NORMAL, REVERSED, UNEVEN };
 
@@ -66,7 +70,8 @@ void* scheduler_stack;
 void make_fiber(int thread, void (*entry)()) {
     void** top = (void**)(stack_of(thread) + kStackBytes);
     top[-1] = nullptr;             // entry's return address; entry never returns
-    top[-2] = (void*)entry;        // emu_switch's ret goes here, with the stack aligned as after a call
+    // emu_switch's ret goes here, with the stack aligned as after a call
+    top[-2] = (void*)entry;
     for (int i = 3; i <= 8; ++i) top[-i] = nullptr;
     fiber_stack[thread] = top - 8;
 }
@@ -106,7 +111,8 @@ void report(const char* format, ...) {
 
 bool same_stop(const Thread& a, const Thread& b) {
     if (a.state != b.state) return false;
-    return a.state == DONE || (a.op == b.op && a.mask == b.mask && a.line == b.line && !strcmp(a.file, b.file));
+    return a.state == DONE
+        || (a.op == b.op && a.mask == b.mask && a.line == b.line && !strcmp(a.file, b.file));
 }
 
 void describe_stop(char* out, size_t size, const Thread& t) {
@@ -123,7 +129,8 @@ void report_stuck() {
         while (last + 1 < count && same_stop(threads[first], threads[last + 1])) ++last;
         char stop[256];
         describe_stop(stop, sizeof stop, threads[first]);
-        used += snprintf(text + used, sizeof text - used, "\n  threads %d-%d: %s", first, last, stop);
+        used += snprintf(text + used, sizeof text - used, "\n  threads %d-%d: %s", first, last,
+                         stop);
         first = last + 1;
     }
     report("divergence: the block cannot go on; a collective needs every lane of its mask, and __syncthreads() every "
@@ -131,7 +138,8 @@ void report_stuck() {
 }
 
 // ---- collectives ----
-// The lane that `lane` reads from, by the PTX rules for shfl; its own where the source is outside its segment.
+// The lane that `lane` reads from, by the PTX rules for shfl; its own where the source is outside
+// its segment.
 int source_lane(const Thread& t, int lane) {
     const int segment = ~(t.width - 1) & 31, last = lane | (t.width - 1);
     int from = lane;
@@ -161,8 +169,8 @@ void release(int warp, unsigned mask) {
             default: {
                 const int from = source_lane(t, i);
                 if (!((mask >> from) & 1)) {
-                    report("%s: lane %d reads lane %d, which its mask %08x does not name [%s:%d]", kOpNames[t.op], i,
-                           from, mask, t.file, t.line);
+                    report("%s: lane %d reads lane %d, which its mask %08x does not name [%s:%d]",
+                           kOpNames[t.op], i, from, mask, t.file, t.line);
                     return;
                 }
                 t.result = lanes[from].value;
@@ -181,7 +189,8 @@ void wait_at(Op op, unsigned mask, const char* file, int line) {
 
 bool release_barrier() {
     for (int i = 0; i < count; ++i)
-        if (threads[i].state != WAITING || threads[i].op != BARRIER || !same_stop(threads[0], threads[i])) return false;
+        if (threads[i].state != WAITING || threads[i].op != BARRIER
+            || !same_stop(threads[0], threads[i])) return false;
     for (int i = 0; i < count; ++i) {
         threads[i].state = READY;
         ready[i / 32] |= 1u << (i % 32);
@@ -195,8 +204,8 @@ int nth_lane(uint32_t lanes, int n) {
     return __builtin_ctz(lanes);
 }
 
-// normal: the current warp first, its lowest lane first; then the next warps. reversed: mirrored. uneven: one warp of
-// the block runs as far as it can, the others by chance.
+// normal: the current warp first, its lowest lane first; then the next warps. reversed: mirrored.
+// uneven: one warp of the block runs as far as it can, the others by chance.
 int pick() {
     if (order == UNEVEN) {
         if (!ready[favourite] || next_random() % 16 == 0) {
@@ -209,10 +218,12 @@ int pick() {
             current_warp = favourite;
         }
         const uint32_t lanes = ready[current_warp];
-        return current_warp * 32 + nth_lane(lanes, (int)(next_random() % __builtin_popcount(lanes)));
+        return current_warp * 32 + nth_lane(lanes,
+                                            (int)(next_random() % __builtin_popcount(lanes)));
     }
     for (int i = 0; i < warps; ++i) {
-        const int w = order == NORMAL ? (current_warp + i) % warps : (current_warp + warps - i) % warps;
+        const int w = order == NORMAL ? (current_warp + i) % warps
+            : (current_warp + warps - i) % warps;
         if (!ready[w]) continue;
         current_warp = w;
         return w * 32 + (order == NORMAL ? __builtin_ctz(ready[w]) : 31 - __builtin_clz(ready[w]));
@@ -232,7 +243,8 @@ void fiber_entry() {
 void check_guards(size_t shared_bytes) {
     for (int i = 0; i < kGuardBytes; ++i) {
         if (shared[kGuardBytes + shared_bytes + i] != kGuard)
-            return report("write past the end of shared memory: byte %zu of %zu", shared_bytes + i, shared_bytes);
+            return report("write past the end of shared memory: byte %zu of %zu", shared_bytes + i,
+                          shared_bytes);
         if (shared[i] != kGuard)
             return report("write before the start of shared memory: byte %d", i - kGuardBytes);
     }
@@ -299,12 +311,15 @@ void emu_fail_at(const char* what, const char* file, int line) {
     abandon();
 }
 
-unsigned long long emu_collective(int op, unsigned mask, unsigned long long bits, int operand, int width,
-                                  const char* file, int line) {
+unsigned long long emu_collective(int op, unsigned mask, unsigned long long bits, int operand,
+                                  int width, const char* file, int line) {
     const int warp = current / 32, lane = current % 32;
-    const unsigned present = count - warp * 32 >= 32 ? 0xffffffffu : (1u << (count - warp * 32)) - 1;
-    if (!((mask >> lane) & 1)) emu_fail_at("a lane is not in the mask of its own collective", file, line);
-    if (mask & ~present) emu_fail_at("the mask of a collective names lanes beyond the end of the block", file, line);
+    const unsigned present = count - warp * 32 >= 32 ? 0xffffffffu
+        : (1u << (count - warp * 32)) - 1;
+    if (!((mask >> lane) & 1))
+        emu_fail_at("a lane is not in the mask of its own collective", file, line);
+    if (mask & ~present)
+        emu_fail_at("the mask of a collective names lanes beyond the end of the block", file, line);
     if (width < 1 || width > 32 || (width & (width - 1)))
         emu_fail_at("shuffle width is not a power of two up to 32", file, line);
     Thread& self = threads[current];
@@ -327,8 +342,8 @@ void emu_barrier(const char* file, int line) {
 
 void emu_yield() { to_scheduler(); }
 
-// g++ calls this before an access whose address is not a multiple of the type's alignment (-fsanitize=alignment);
-// a GPU would stop with "misaligned address".
+// g++ calls this before an access whose address is not a multiple of the type's alignment
+// (-fsanitize=alignment); a GPU would stop with "misaligned address".
 struct UbsanType { uint16_t kind, info; char name[1]; };
 struct UbsanMismatch { const char* file; uint32_t line, column; UbsanType* type; };
 void __ubsan_handle_type_mismatch_v1(UbsanMismatch* where, uintptr_t address) {
@@ -348,12 +363,16 @@ struct EmuLaunch {
     uint64_t error_size;
 };
 
-__attribute__((visibility("default"))) int emu_launch(void (*kernel)(void**), const EmuLaunch* launch) {
-    // one more in front: the first thread may overflow too, which must end in a report and not in a crash
+__attribute__((visibility("default"))) int emu_launch(void (*kernel)(void**),
+                                                      const EmuLaunch* launch) {
+    // one more in front: the first thread may overflow too, which must end in a report and not in a
+    // crash
     const size_t all = (size_t)(kMaxThreads + 1) * kStackBytes;
     if (!stacks) {
-        void* memory = mmap(nullptr, all, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (memory == MAP_FAILED) { snprintf(launch->error, launch->error_size, "no memory for stacks"); return 1; }
+        void* memory = mmap(nullptr, all, PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (memory == MAP_FAILED) { snprintf(launch->error, launch->error_size,
+                                             "no memory for stacks"); return 1; }
         stacks = (unsigned char*)memory + kStackBytes;
     }
     body = kernel; arguments = launch->arguments;
@@ -364,7 +383,9 @@ __attribute__((visibility("default"))) int emu_launch(void (*kernel)(void**), co
     emu_grid_dim = {launch->grid_x, launch->grid_y, 1};
     const unsigned n = launch->grid_x * launch->grid_y;
     unsigned* blocks = (unsigned*)malloc(n * sizeof(unsigned));
-    shared = (unsigned char*)aligned_alloc(256, (2 * kGuardBytes + launch->shared_bytes + 255) / 256 * 256);
+    shared =
+        (unsigned char*)aligned_alloc(256, (2 * kGuardBytes + launch->shared_bytes + 255) / 256
+                                      * 256);
     order_blocks(blocks, n);
     for (unsigned i = 0; i < n && !failed; ++i) {
         emu_block = {blocks[i] % launch->grid_x, blocks[i] / launch->grid_x, 0};

@@ -1,12 +1,14 @@
-// What the forward and backward kernels of additive attention (GAT) share: a warp's tile of 32 edges, treated twice.
+// What the forward and backward kernels of additive attention (GAT) share: a warp's tile of 32
+// edges, treated twice.
 //
-// Phase 1, edge-parallel: each lane scores (edge, head) pairs and leaves the weights in shared memory. Phase 2,
-// feature-parallel: the lanes lie along the feature row and fold the neighbours' rows with those weights. This change of
-// mapping is the idea of DF-GNN's SMMF: no lane computes an exponential twice, every row is read with wide loads.
+// Phase 1, edge-parallel: each lane scores (edge, head) pairs and leaves the weights in shared
+// memory. Phase 2, feature-parallel: the lanes lie along the feature row and fold the neighbours'
+// rows with those weights. This change of mapping is the idea of DF-GNN's SMMF: no lane computes an
+// exponential twice, every row is read with wide loads.
 //
-// A weight carries the sign of its pre-activation z = a_src + a_dst (+ a_edge): weights are never negative themselves, and
-// training needs the sums over z > 0 ("plus") and over the rest ("minus") apart. -0.0f keeps the sign of a weight that
-// dropout or underflow made zero.
+// A weight carries the sign of its pre-activation z = a_src + a_dst (+ a_edge): weights are never
+// negative themselves, and training needs the sums over z > 0 ("plus") and over the rest ("minus")
+// apart. -0.0f keeps the sign of a weight that dropout or underflow made zero.
 #pragma once
 #include "gathered.cuh"
 
@@ -14,18 +16,21 @@ __device__ __forceinline__ bool negative(float w) { return __float_as_int(w) < 0
 
 // The two sums that an edge's row joins, by its weight: forward's, apart by the sign.
 struct BySign {
-    __device__ __forceinline__ void split(float w, int, float& first, float& second) const {  // NaN joins the first
+    // NaN joins the first
+    __device__ __forceinline__ void split(float w, int, float& first, float& second) const {
         first = w > 0.f ? 0.f : -w;
         second = w > 0.f ? w : 0.f;
     }
 };
 
-// Phase 2, over the first n edges of the tile; `j` holds, in lane e, the row of edge e. TWO keeps two sums, as `parts` splits the
-// weights; otherwise `minus` takes the whole sum. STEPS adds up the UNROLL rows of a step before they join it: one addition more
-// for each step, and chains of roundings so much shorter.
+// Phase 2, over the first n edges of the tile; `j` holds, in lane e, the row of edge e. TWO keeps
+// two sums, as `parts` splits the weights; otherwise `minus` takes the whole sum. STEPS adds up the
+// UNROLL rows of a step before they join it: one addition more for each step, and chains of
+// roundings so much shorter.
 template <typename T, bool TWO, bool STEPS, typename Parts = BySign>
-__device__ __forceinline__ void gather_tile(const Lanes& at, int j, int n, const float* weight, const T* rows, Row& minus,
-                                            Row& plus, const Parts& parts = Parts()) {
+__device__ __forceinline__ void gather_tile(const Lanes& at, int j, int n, const float* weight,
+                                            const T* rows, Row& minus, Row& plus,
+                                            const Parts& parts = Parts()) {
     for (int first = 0; first < n; first += SLOTS * UNROLL) {
         Loaded<T> v[UNROLL];
 #pragma unroll
@@ -91,9 +96,10 @@ struct Out {
     int rows;
 };
 
-// Leaves the softmax of (row, head) for backward in small [4, rows, H]: what its scores were taken relative to, the reciprocal
-// of its sum, and the shares of the edges with z > 0 and of the others.
-__device__ __forceinline__ void save_softmax(float* small, int rows, int row, int head, const Softmax& run, float inverse) {
+// Leaves the softmax of (row, head) for backward in small [4, rows, H]: what its scores were taken
+// relative to, the reciprocal of its sum, and the shares of the edges with z > 0 and of the others.
+__device__ __forceinline__ void save_softmax(float* small, int rows, int row, int head,
+                                             const Softmax& run, float inverse) {
     const u64 all = (u64)rows * H;
     float* s = small + (u64)row * H + head;
     s[0] = reference(run.m);
@@ -103,7 +109,8 @@ __device__ __forceinline__ void save_softmax(float* small, int rows, int row, in
 }
 
 // The output row, and under TRAIN its two parts.
-__device__ __forceinline__ void write_parts(const Lanes& at, int row, Row& minus, const Row& plus, const Out& o) {
+__device__ __forceinline__ void write_parts(const Lanes& at, int row, Row& minus, const Row& plus,
+                                            const Out& o) {
     if (at.slot != 0) return;
     if (TRAIN) {
         store_row(at, o.minus, row, minus);

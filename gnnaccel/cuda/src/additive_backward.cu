@@ -1,5 +1,6 @@
-// Additive attention, backward (GAT), with one gather of rows in all: each source folds the output gradients of its
-// destinations. Everything else follows from sums over rows that are already there:
+// Additive attention, backward (GAT), with one gather of rows in all: each source folds the output
+// gradients of its destinations. Everything else follows from sums over rows that are already
+// there:
 //
 //   w_e   = alpha_e * dropout_e                        g_e = 1 where z_e > 0, else slope
 //   alpha_e = exp(s_e - m_i) / sum_i
@@ -17,12 +18,13 @@
 // through its score, whatever that difference rounds to: g_e is 0 then. With EDGE_GRAD each edge's
 // term of da_src is computed anyway, and da_src is their sum.
 //
-// Where dO_i comes as int8 times a scale (GRAD_INT8), `prepare` leaves the scale in the reciprocal of the softmax's sum, so that
-// every weight has it, and delta over the scale: the gather by source reads no more numbers than before. All is linear in dO,
-// so what is rounded without bias gives gradients without bias. Int8 values (INT8) are read once per source.
+// Where dO_i comes as int8 times a scale (GRAD_INT8), `prepare` leaves the scale in the reciprocal
+// of the softmax's sum, so that every weight has it, and delta over the scale: the gather by source
+// reads no more numbers than before. All is linear in dO, so what is rounded without bias gives
+// gradients without bias. Int8 values (INT8) are read once per source.
 //
-// Kernels: `prepare` (per destination), `sources` (per source, chunked), `merge` (split sources). head_dot.cu has the gradients
-// of att_src and att_dst.
+// Kernels: `prepare` (per destination), `sources` (per source, chunked), `merge` (split sources).
+// head_dot.cu has the gradients of att_src and att_dst.
 #include "additive_direct.cuh"
 
 #define STEPS (UNROLL > 1)
@@ -46,7 +48,8 @@
 #endif
 
 // One source's values.
-__device__ __forceinline__ void load_values(const Lanes& at, const Gathered<ROW_T>& values, int row, Row& v) {
+__device__ __forceinline__ void load_values(const Lanes& at, const Gathered<ROW_T>& values, int row,
+                                            Row& v) {
     load_row<ROW_T, VALUE_STRIDE>(at, values.rows, (u64)row, true, v);
 #if INT8
     const float scale = values.scale[row];
@@ -60,7 +63,8 @@ __device__ __forceinline__ void load_values(const Lanes& at, const Gathered<ROW_
 #ifndef TWOFOLD_FROM
 #define TWOFOLD_FROM 128
 #endif
-// The inner product over head kh: twofold in wide heads, where it rounds most and reading the row takes longest.
+// The inner product over head kh: twofold in wide heads, where it rounds most and reading the row
+// takes longest.
 __device__ __forceinline__ Twofold inner(const Row& a, const Row& b, int kh) {
     Twofold s = {0.f, 0.f};
     // rounded in the same way as each edge's product: where O = v, the two cancel to the last bit
@@ -75,15 +79,16 @@ __device__ __forceinline__ Twofold inner(const Row& a, const Row& b, int kh) {
     return lane_sum<LH>(s);
 }
 
-// packed [rows, H, 4]: a_dst, m, 1 / sum, delta: all that an edge and head needs of its destination, in one 16-byte load.
+// packed [rows, H, 4]: a_dst, m, 1 / sum, delta: all that an edge and head needs of its
+// destination, in one 16-byte load.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
 prepare(int rows, const GRAD_T* __restrict__ grad,
 #if GRAD_INT8
         const float* __restrict__ grad_scale,
 #endif
         const float* __restrict__ plus, const float* __restrict__ minus,
-        const float* __restrict__ small, const float* __restrict__ a_dst, float slope, float* __restrict__ packed,
-        float* __restrict__ d_a_dst) {
+        const float* __restrict__ small, const float* __restrict__ a_dst, float slope,
+        float* __restrict__ packed, float* __restrict__ d_a_dst) {
     const Lanes at;
     const long long row = warp_id() * SLOTS + at.slot;
     const bool on = row < rows;
@@ -97,18 +102,22 @@ prepare(int rows, const GRAD_T* __restrict__ grad,
         for (int x = 0; x < VEC; ++x) o[k][x] = p[k][x] + m[k][x];
 #pragma unroll
     for (int kh = 0; kh < KH; ++kh) {
-        const float up = lane_sum<LH>(partial_dot(g, p, kh)), down = lane_sum<LH>(partial_dot(g, m, kh));
+        const float up = lane_sum<LH>(partial_dot(g, p, kh)),
+            down = lane_sum<LH>(partial_dot(g, m, kh));
         const Twofold delta = inner(g, o, kh);
         const int h = at.head(kh);
         if (on && at.lh == 0 && h < H) {
             const u64 i = (u64)row * H + h, all = (u64)rows * H;
 #if GRAD_INT8
             const float own = grad_scale[row];
-            const float q[4] = {a_dst ? a_dst[i] : 0.f, small[i], small[i + all] * own, delta.hi + delta.lo};
+            const float q[4] = {a_dst ? a_dst[i] : 0.f, small[i], small[i + all] * own,
+                                delta.hi + delta.lo};
             store_pack<float, 4>(packed + 4 * i, q);
-            d_a_dst[i] = (1.f - slope) * own * (up * small[i + 3 * all] - down * small[i + 2 * all]);
+            d_a_dst[i] = (1.f - slope) * own
+                * (up * small[i + 3 * all] - down * small[i + 2 * all]);
 #else
-            const float q[4] = {a_dst ? a_dst[i] : 0.f, small[i], small[i + all], delta.hi + delta.lo};
+            const float q[4] = {a_dst ? a_dst[i] : 0.f, small[i], small[i + all],
+                                delta.hi + delta.lo};
             store_pack<float, 4>(packed + 4 * i, q);
             d_a_dst[i] = (1.f - slope) * (up * small[i + 3 * all] - down * small[i + 2 * all]);
 #endif
@@ -118,7 +127,8 @@ prepare(int rows, const GRAD_T* __restrict__ grad,
 
 struct Finish {
     Gathered<ROW_T> values;
-    const float *att_src, *att_dst, *d_a_dst;  // d_a_dst null: destinations are other nodes than sources
+    // d_a_dst null: destinations are other nodes than sources
+    const float *att_src, *att_dst, *d_a_dst;
     D_VALUES_T* d_values;
     float* d_a_src;
 };
@@ -164,8 +174,10 @@ struct Edges {
     const float *packed, *a_edge;
     float slope;
 
-    // What `packed` holds of destination i, with z in the place of a_dst: summed in forward's order, so that it is the same z.
-    __device__ __forceinline__ void load(u64 i, int head, float src_term, OFF_T place, float (&q)[4]) const {
+    // What `packed` holds of destination i, with z in the place of a_dst: summed in forward's
+    // order, so that it is the same z.
+    __device__ __forceinline__ void load(u64 i, int head, float src_term, OFF_T place,
+                                         float (&q)[4]) const {
         load_pack<float, 4>(packed + (i * H + head) * 4, q);
         q[0] += src_term;
 #if EDGE
@@ -191,8 +203,9 @@ struct ByScore {
 
 // Phase 1: each edge's weight w, and extra = g w. With EDGE_GRAD the sign of the weight says which
 // side of zero z is on, and extra = alpha delta. Returns the tile's share of sum g alpha delta.
-__device__ __forceinline__ float weight_tile(const Edges& g, const Dropout& drop, const Scratch& sh, OFF_T base, int n, int j,
-                                             int head, bool on, float src_term) {
+__device__ __forceinline__ float weight_tile(const Edges& g, const Dropout& drop, const Scratch& sh,
+                                             OFF_T base, int n, int j, int head, bool on,
+                                             float src_term) {
     const int lane = threadIdx.x & 31, h = lane % HT;
     float lost = 0.f;
 #pragma unroll
@@ -222,10 +235,12 @@ __device__ __forceinline__ float weight_tile(const Edges& g, const Dropout& drop
 }
 
 #if DIRECT && !EDGE_GRAD
-// One step of `gather_direct`: UNROLL edges in each slot, the first at `first` of the tile that starts at `base`.
-__device__ __forceinline__ void source_step(const Lanes& at, const Edges& g, const Dropout& drop, const GRAD_T* grad,
-                                            const float (&src_term)[KH], OFF_T base, int first, int n, int j,
-                                            float (&lost)[KH], Row& whole, Row& scored) {
+// One step of `gather_direct`: UNROLL edges in each slot, the first at `first` of the tile that
+// starts at `base`.
+__device__ __forceinline__ void source_step(const Lanes& at, const Edges& g, const Dropout& drop,
+                                            const GRAD_T* grad, const float (&src_term)[KH],
+                                            OFF_T base, int first, int n, int j, float (&lost)[KH],
+                                            Row& whole, Row& scored) {
     Loaded<GRAD_T> v[UNROLL];
     float q[UNROLL][KH][4];
     OFF_T place[UNROLL];
@@ -270,11 +285,12 @@ __device__ __forceinline__ void source_step(const Lanes& at, const Edges& g, con
     }
 }
 
-// Both phases in one where few lanes share a head: each lane makes the weights of its own heads. Returns sum g alpha delta of
-// the lane's phase-1 head.
-__device__ __forceinline__ float gather_direct(const Lanes& at, const Item& it, const Edges& g, const Dropout& drop,
-                                               const Scratch& sh, const float* a_src,
-                                               const GRAD_T* grad, Row& whole, Row& scored) {
+// Both phases in one where few lanes share a head: each lane makes the weights of its own heads.
+// Returns sum g alpha delta of the lane's phase-1 head.
+__device__ __forceinline__ float gather_direct(const Lanes& at, const Item& it, const Edges& g,
+                                               const Dropout& drop, const Scratch& sh,
+                                               const float* a_src, const GRAD_T* grad, Row& whole,
+                                               Row& scored) {
     float lost[KH], src_term[KH];
 #pragma unroll
     for (int kh = 0; kh < KH; ++kh) {
@@ -322,12 +338,14 @@ __device__ __forceinline__ void edge_grad_tile(const Lanes& at, const Edges& g, 
 #endif
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-sources(const OFF_T* __restrict__ indptr, const int* __restrict__ nbr, const OFF_T* __restrict__ position,
-        const OFF_T* __restrict__ eid, int rows, const int* __restrict__ counters, const int2* __restrict__ chunks,
-        int chunk_edges, int chunk_slots, const float* __restrict__ packed, const float* __restrict__ a_src,
-        const float* __restrict__ a_edge, float slope, float drop_p, float drop_scale, u64 seed, u64 offset,
-        const GRAD_T* __restrict__ grad, GATHERED(values), const float* __restrict__ att_src,
-        const float* __restrict__ att_dst, const float* __restrict__ d_a_dst, D_VALUES_T* __restrict__ d_values,
+sources(const OFF_T* __restrict__ indptr, const int* __restrict__ nbr,
+        const OFF_T* __restrict__ position, const OFF_T* __restrict__ eid, int rows,
+        const int* __restrict__ counters, const int2* __restrict__ chunks, int chunk_edges,
+        int chunk_slots, const float* __restrict__ packed, const float* __restrict__ a_src,
+        const float* __restrict__ a_edge, float slope, float drop_p, float drop_scale, u64 seed,
+        u64 offset, const GRAD_T* __restrict__ grad, GATHERED(values),
+        const float* __restrict__ att_src, const float* __restrict__ att_dst,
+        const float* __restrict__ d_a_dst, D_VALUES_T* __restrict__ d_values,
         float* __restrict__ d_a_src, float* __restrict__ d_a_edge, float* __restrict__ part_whole,
         float* __restrict__ part_scored, float* __restrict__ part_lost) {
     DYNAMIC_SHARED(shared);
@@ -390,10 +408,10 @@ sources(const OFF_T* __restrict__ indptr, const int* __restrict__ nbr, const OFF
 // One warp per split source.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
 merge(const int* __restrict__ counters, const int4* __restrict__ heavy, GATHERED(values),
-      const float* __restrict__ att_src, const float* __restrict__ att_dst, const float* __restrict__ d_a_dst,
-      D_VALUES_T* __restrict__ d_values, float* __restrict__ d_a_src,
-      const float* __restrict__ part_whole, const float* __restrict__ part_scored,
-      const float* __restrict__ part_lost) {
+      const float* __restrict__ att_src, const float* __restrict__ att_dst,
+      const float* __restrict__ d_a_dst, D_VALUES_T* __restrict__ d_values,
+      float* __restrict__ d_a_src, const float* __restrict__ part_whole,
+      const float* __restrict__ part_scored, const float* __restrict__ part_lost) {
     DYNAMIC_SHARED(shared);
     const long long w = warp_id();
     if (w >= counters[1]) return;
@@ -403,7 +421,8 @@ merge(const int* __restrict__ counters, const int4* __restrict__ heavy, GATHERED
     const int head = at.tile + at.lane % HT;
     float lost = 0.f;
     if (head < H)
-        for (int c = at.lane / HT; c < row.z; c += 32 / HT) lost += part_lost[(u64)(row.y + c) * H + head];
+        for (int c = at.lane / HT; c < row.z; c += 32 / HT)
+            lost += part_lost[(u64)(row.y + c) * H + head];
     lost = sum_same_head(lost);
     Row whole, scored;
     add_chunks(at, row.y, row.z, part_whole, whole);

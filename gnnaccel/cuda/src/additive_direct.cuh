@@ -1,12 +1,15 @@
-// The direct way through additive attention: where few lanes share a head (LH <= 4, as for 8 heads of 8), each lane scores
-// the edges for its own heads while the rows are in flight. It repeats each exponential LH times and saves both the change of
-// mapping and its barriers. Measured on an H200 against the two phases: docs/notes/attention.md.
+// The direct way through additive attention: where few lanes share a head (LH <= 4, as for 8 heads
+// of 8), each lane scores the edges for its own heads while the rows are in flight. It repeats each
+// exponential LH times and saves both the change of mapping and its barriers. Measured on an H200
+// against the two phases: docs/notes/attention.md.
 #pragma once
 #include "additive.cuh"
 
-// Adds the row for head kh to two sums, each with a weight of its own; without TWO to the first alone.
+// Adds the row for head kh to two sums, each with a weight of its own; without TWO to the first
+// alone.
 template <bool TWO, typename T>
-__device__ __forceinline__ void add_twice(int kh, float one, float other, const Loaded<T>& v, Row& first, Row& second) {
+__device__ __forceinline__ void add_twice(int kh, float one, float other, const Loaded<T>& v,
+                                          Row& first, Row& second) {
 #pragma unroll
     for (int k = kh * KV; k < (kh + 1) * KV; ++k) {
         float some[VEC];
@@ -19,7 +22,8 @@ __device__ __forceinline__ void add_twice(int kh, float one, float other, const 
     }
 }
 
-// Sums a per-head number over the slots and hands it to the lanes of phase 1 (head = lane % HT) through `shared` [HT].
+// Sums a per-head number over the slots and hands it to the lanes of phase 1 (head = lane % HT)
+// through `shared` [HT].
 __device__ __forceinline__ float to_phase_1(const Lanes& at, float* shared, float (&x)[KH]) {
 #pragma unroll
     for (int kh = 0; kh < KH; ++kh) {
@@ -36,9 +40,10 @@ struct Running {
     float m[KH], minus[KH], plus[KH];
 };
 
-__device__ __forceinline__ void direct_step(const Lanes& at, const Scores& scores, const Dropout& drop, const float (&dst)[KH],
-                                            const ROW_T* rows, OFF_T base, int first, int n, int j, float scale, Running& run,
-                                            Row& minus, Row& plus) {
+__device__ __forceinline__ void direct_step(const Lanes& at, const Scores& scores,
+                                            const Dropout& drop, const float (&dst)[KH],
+                                            const ROW_T* rows, OFF_T base, int first, int n, int j,
+                                            float scale, Running& run, Row& minus, Row& plus) {
     Loaded<ROW_T> v[UNROLL];
     float s[UNROLL][KH], own[UNROLL];
     OFF_T position[UNROLL];
@@ -51,7 +56,8 @@ __device__ __forceinline__ void direct_step(const Lanes& at, const Scores& score
         own[u] = INT8 ? __shfl_sync(FULL_WARP, scale, e & 31) : 1.f;
 #pragma unroll
         for (int kh = 0; kh < KH; ++kh)
-            s[u][kh] = e < n && at.head(kh) < H ? scores.at(base + e, src, at.head(kh), dst[kh]) : NEG_INF;
+            s[u][kh] = e < n
+                && at.head(kh) < H ? scores.at(base + e, src, at.head(kh), dst[kh]) : NEG_INF;
     }
 #pragma unroll
     for (int kh = 0; kh < KH; ++kh) {
@@ -83,9 +89,10 @@ __device__ __forceinline__ void direct_step(const Lanes& at, const Scores& score
 }
 
 // `fold` of additive_fold.cuh, with the same results in the same places.
-__device__ __forceinline__ void fold_direct(const Lanes& at, const Item& it, const Scores& scores, const Dropout& drop,
-                                            const Scratch& sh, const int* col, const Gathered<ROW_T>& values, Softmax& run,
-                                            Row& minus, Row& plus) {
+__device__ __forceinline__ void fold_direct(const Lanes& at, const Item& it, const Scores& scores,
+                                            const Dropout& drop, const Scratch& sh, const int* col,
+                                            const Gathered<ROW_T>& values, Softmax& run, Row& minus,
+                                            Row& plus) {
     Running mine;
     float dst[KH];
 #pragma unroll
@@ -101,14 +108,17 @@ __device__ __forceinline__ void fold_direct(const Lanes& at, const Item& it, con
         const int j = at.lane < n ? col[base + at.lane] : 0;
         const float scale = INT8 && at.lane < n ? values.scale[j] : 0.f;
         for (int first = 0; first < n; first += SLOTS * UNROLL)
-            direct_step(at, scores, drop, dst, values.rows, base, first, n, j, scale, mine, minus, plus);
+            direct_step(at, scores, drop, dst, values.rows, base, first, n, j, scale, mine, minus,
+                        plus);
     }
     float top[KH];
 #pragma unroll
-    for (int kh = 0; kh < KH; ++kh) {  // the slots' softmaxes into one; a slot that saw no edge counts nothing
+    // the slots' softmaxes into one; a slot that saw no edge counts nothing
+    for (int kh = 0; kh < KH; ++kh) {
         top[kh] = mine.m[kh];
 #pragma unroll
-        for (int w = ROW_LANES; w < 32; w <<= 1) top[kh] = fmaxf(top[kh], __shfl_xor_sync(FULL_WARP, top[kh], w));
+        for (int w = ROW_LANES; w < 32; w <<= 1)
+            top[kh] = fmaxf(top[kh], __shfl_xor_sync(FULL_WARP, top[kh], w));
         const float f = exp_above(mine.m[kh], reference(top[kh]));
         mine.minus[kh] *= f;
         mine.plus[kh] *= f;

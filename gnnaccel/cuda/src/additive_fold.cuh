@@ -2,11 +2,13 @@
 #pragma once
 #include "additive.cuh"
 
-// Phase 1 with a running softmax. KNOWN (PMF) skips the running part: m is what the row's scores are taken relative to then.
-// `scale` is that of lane e's row, for int8: it joins the weight, not the softmax.
+// Phase 1 with a running softmax. KNOWN (PMF) skips the running part: m is what the row's scores
+// are taken relative to then. `scale` is that of lane e's row, for int8: it joins the weight, not
+// the softmax.
 template <bool KNOWN>
-__device__ __forceinline__ void score_tile(const Scores& scores, const Dropout& drop, const Scratch& sh, OFF_T base, int n,
-                                           int j, float scale, int head, bool on, float dst_term, Softmax& run) {
+__device__ __forceinline__ void score_tile(const Scores& scores, const Dropout& drop,
+                                           const Scratch& sh, OFF_T base, int n, int j, float scale,
+                                           int head, bool on, float dst_term, Softmax& run) {
     const int lane = threadIdx.x & 31, h = lane % HT;
     float s[HT];
     float top = run.m;
@@ -53,11 +55,13 @@ __device__ __forceinline__ void fade_row(const Lanes& at, const float* factor, R
         for (int v = 0; v < VEC; ++v) r[k][v] *= factor[(k / KV) * HL + at.hl];
 }
 
-// Folds one item; on return `minus` and `plus` hold the whole warp's sums and `run` the head's statistics.
+// Folds one item; on return `minus` and `plus` hold the whole warp's sums and `run` the head's
+// statistics.
 template <bool KNOWN>
-__device__ __forceinline__ void fold(const Lanes& at, const Item& it, const Scores& scores, const Dropout& drop,
-                                     const Scratch& sh, const int* col, const Gathered<ROW_T>& values, int head, bool on,
-                                     Softmax& run, Row& minus, Row& plus) {
+__device__ __forceinline__ void fold(const Lanes& at, const Item& it, const Scores& scores,
+                                     const Dropout& drop, const Scratch& sh, const int* col,
+                                     const Gathered<ROW_T>& values, int head, bool on, Softmax& run,
+                                     Row& minus, Row& plus) {
     const float dst_term = scores.dst(it.row, head);
     clear_row(minus);
     clear_row(plus);

@@ -1,14 +1,17 @@
-// PMF for the long rows of additive attention: scores by edge over all chunks at once, the softmax settled before any feature
-// row is read, then a balanced aggregation relative to the final maximum (after DF-GNN's parallelism-maximising fusion,
-// without its arrays of the size of the edges: scores are computed again instead of kept).
+// PMF for the long rows of additive attention: scores by edge over all chunks at once, the softmax
+// settled before any feature row is read, then a balanced aggregation relative to the final maximum
+// (after DF-GNN's parallelism-maximising fusion, without its arrays of the size of the edges:
+// scores are computed again instead of kept).
 #include "additive_fold.cuh"
 
-// First: softmax statistics of the chunks of the long rows, edge-parallel; no feature row is touched.
+// First: softmax statistics of the chunks of the long rows, edge-parallel; no feature row is
+// touched.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-softmax_chunks(const OFF_T* __restrict__ indptr, const int* __restrict__ col, const OFF_T* __restrict__ eid,
-           const int* __restrict__ counters, const int2* __restrict__ chunks, int chunk_edges, int chunk_slots,
-           const float* __restrict__ a_src, const float* __restrict__ a_dst, const float* __restrict__ a_edge, float slope,
-           float* __restrict__ part_stats) {
+softmax_chunks(const OFF_T* __restrict__ indptr, const int* __restrict__ col,
+               const OFF_T* __restrict__ eid,
+           const int* __restrict__ counters, const int2* __restrict__ chunks, int chunk_edges,
+           int chunk_slots, const float* __restrict__ a_src, const float* __restrict__ a_dst,
+           const float* __restrict__ a_edge, float slope, float* __restrict__ part_stats) {
     DYNAMIC_SHARED(shared);
     const Split split = {counters, chunks, chunk_edges, chunk_slots};
     Item it;
@@ -41,8 +44,8 @@ softmax_chunks(const OFF_T* __restrict__ indptr, const int* __restrict__ col, co
 
 // Second: their softmax as backward keeps it.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-softmax_merge(const int* __restrict__ counters, const int4* __restrict__ heavy, int rows, const float* __restrict__ part_stats,
-              float* __restrict__ small) {
+softmax_merge(const int* __restrict__ counters, const int4* __restrict__ heavy, int rows,
+              const float* __restrict__ part_stats, float* __restrict__ small) {
     DYNAMIC_SHARED(shared);
     const long long w = warp_id();
     if (w >= counters[1]) return;
@@ -52,16 +55,19 @@ softmax_merge(const int* __restrict__ counters, const int4* __restrict__ heavy, 
     const int head = at.tile + at.lane % HT;
     const bool on = head < H;
     const Softmax run = merge_stats(at, row.y, row.z, head, on, sh, part_stats);
-    if (at.lane < HT && on) save_softmax(small, rows, row.x, head, run, reciprocal(run.sum(), true));
+    if (at.lane < HT && on)
+        save_softmax(small, rows, row.x, head, run, reciprocal(run.sum(), true));
 }
 
 // Third: aggregation of the chunks.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-aggregate_chunks(const OFF_T* __restrict__ indptr, const int* __restrict__ col, const OFF_T* __restrict__ eid,
-                 const int* __restrict__ counters, const int2* __restrict__ chunks, int chunk_edges, int chunk_slots,
-                 const float* __restrict__ a_src, const float* __restrict__ a_dst, const float* __restrict__ a_edge,
-                 float slope, float drop_p, float drop_scale, u64 seed, u64 offset, GATHERED(values),
-                 const float* __restrict__ small, float* __restrict__ part_minus, float* __restrict__ part_plus) {
+aggregate_chunks(const OFF_T* __restrict__ indptr, const int* __restrict__ col,
+                 const OFF_T* __restrict__ eid, const int* __restrict__ counters,
+                 const int2* __restrict__ chunks, int chunk_edges, int chunk_slots,
+                 const float* __restrict__ a_src, const float* __restrict__ a_dst,
+                 const float* __restrict__ a_edge, float slope, float drop_p, float drop_scale,
+                 u64 seed, u64 offset, GATHERED(values), const float* __restrict__ small,
+                 float* __restrict__ part_minus, float* __restrict__ part_plus) {
     DYNAMIC_SHARED(shared);
     const Split split = {counters, chunks, chunk_edges, chunk_slots};
     Item it;
@@ -84,9 +90,10 @@ aggregate_chunks(const OFF_T* __restrict__ indptr, const int* __restrict__ col, 
 
 // Last: the sum of the chunks over the sum of the softmax.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-sum_chunks(const int* __restrict__ counters, const int4* __restrict__ heavy, OUT_T* __restrict__ out,
-           const float* __restrict__ bias, const float* __restrict__ small, int rows, float* __restrict__ plus_out,
-           float* __restrict__ minus_out, const float* __restrict__ part_minus, const float* __restrict__ part_plus) {
+sum_chunks(const int* __restrict__ counters, const int4* __restrict__ heavy,
+           OUT_T* __restrict__ out, const float* __restrict__ bias, const float* __restrict__ small,
+           int rows, float* __restrict__ plus_out, float* __restrict__ minus_out,
+           const float* __restrict__ part_minus, const float* __restrict__ part_plus) {
     const long long w = warp_id();
     if (w >= counters[1]) return;
     const int4 row = heavy[w];

@@ -1,7 +1,9 @@
-// out[block, c] = sum of x[r, c] over the rows r that fall to the block: the gradient of a bias. A second launch over the blocks'
-// sums, by a single block, makes the total. The order of summation depends on the sizes alone, so results repeat.
+// out[block, c] = sum of x[r, c] over the rows r that fall to the block: the gradient of a bias. A
+// second launch over the blocks' sums, by a single block, makes the total. The order of summation
+// depends on the sizes alone, so results repeat.
 //
-// A block is PACKS columns of VEC numbers wide and 256 / PACKS rows high; blockIdx.y walks wider rows.
+// A block is PACKS columns of VEC numbers wide and 256 / PACKS rows high; blockIdx.y walks wider
+// rows.
 #include "common.cuh"
 
 #define THREADS 256
@@ -24,9 +26,11 @@ column_sum(i64 rows, int columns, const ROW_T* __restrict__ x, float* __restrict
         for (; row + (IN_FLIGHT - 1) * stride < rows; row += IN_FLIGHT * stride) {
             float part[IN_FLIGHT][VEC];
 #pragma unroll
-            for (int u = 0; u < IN_FLIGHT; ++u) load_pack<ROW_T, VEC>(base + (row + u * stride) * columns, part[u]);
+            for (int u = 0; u < IN_FLIGHT; ++u)
+                load_pack<ROW_T, VEC>(base + (row + u * stride) * columns, part[u]);
 #pragma unroll
-            for (int v = 0; v < VEC; ++v) sum[v] += (part[0][v] + part[1][v]) + (part[2][v] + part[3][v]);
+            for (int v = 0; v < VEC; ++v)
+                sum[v] += (part[0][v] + part[1][v]) + (part[2][v] + part[3][v]);
         }
         for (; row < rows; row += stride) {
             float part[VEC];
@@ -42,11 +46,13 @@ column_sum(i64 rows, int columns, const ROW_T* __restrict__ x, float* __restrict
         __syncthreads();
         if (high < half) {
 #pragma unroll
-            for (int v = 0; v < VEC; ++v) sums[threadIdx.x * VEC + v] += sums[(threadIdx.x + half * PACKS) * VEC + v];
+            for (int v = 0; v < VEC; ++v)
+                sums[threadIdx.x * VEC + v] += sums[(threadIdx.x + half * PACKS) * VEC + v];
         }
     }
     if (high == 0 && column < columns) {
 #pragma unroll
-        for (int v = 0; v < VEC; ++v) out[(u64)blockIdx.x * columns + column + v] = sums[threadIdx.x * VEC + v];
+        for (int v = 0; v < VEC; ++v)
+            out[(u64)blockIdx.x * columns + column + v] = sums[threadIdx.x * VEC + v];
     }
 }

@@ -1,4 +1,5 @@
-// The dropout factors of all edges, as the attention kernels draw them: only for second derivatives and for tests.
+// The dropout factors of all edges, as the attention kernels draw them: only for second derivatives
+// and for tests.
 #include "items.cuh"
 
 extern "C" __global__ void __launch_bounds__(256)

@@ -1,12 +1,15 @@
-// Sums of weighted rows straight from a list of edges in any order, for graphs that come once and do not pay for index arrays.
+// Sums of weighted rows straight from a list of edges in any order, for graphs that come once and
+// do not pay for index arrays.
 //
-//   add_edges:  out[into[e], :] += weight[e] scale[from[e]] x[from[e], :] over all edges e; count[into[e]] += 1
+//   add_edges:  out[into[e], :] += weight[e] scale[from[e]] x[from[e], :] over all edges e;
+//   count[into[e]] += 1
 //   average:    out[r, :] /= max(count[r], 1), and inverse[r] = 1 / max(count[r], 1)
 //
-// LANES lanes share a run of edges, one after the other, with VEC channels each; blockIdx.y walks the channels that do not fit.
-// As long as edges in a row end in the same node their sum stays in registers, so lists grouped by destination, as samplers make
-// them, take few atomics; others take one per edge, as the hosts' do. A null weight, scale or count is left out. Edges with ids
-// outside the graph are skipped and raise `alarm`, pinned memory that the host reads whenever it likes.
+// LANES lanes share a run of edges, one after the other, with VEC channels each; blockIdx.y walks
+// the channels that do not fit. As long as edges in a row end in the same node their sum stays in
+// registers, so lists grouped by destination, as samplers make them, take few atomics; others take
+// one per edge, as the hosts' do. A null weight, scale or count is left out. Edges with ids outside
+// the graph are skipped and raise `alarm`, pinned memory that the host reads whenever it likes.
 #include "common.cuh"
 
 #define THREADS 256
@@ -21,7 +24,8 @@ template <int Count> __device__ __forceinline__ void add_pack(float* p, const fl
         return;
     }
     if constexpr (Count == 2) {
-        asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" :: "l"(p), "f"(v[0]), "f"(v[1]) : "memory");
+        asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" :: "l"(p), "f"(v[0]),
+                     "f"(v[1]) : "memory");
         return;
     }
 #endif
@@ -43,8 +47,9 @@ __device__ __forceinline__ void flush(const Sum& s, float* out, float* count, in
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-add_edges(const INDEX_T* __restrict__ from, const INDEX_T* __restrict__ into, i64 edges, i64 num_from, i64 num_into, int run,
-          const float* __restrict__ weight, const float* __restrict__ scale, const float* __restrict__ x, float* __restrict__ out,
+add_edges(const INDEX_T* __restrict__ from, const INDEX_T* __restrict__ into, i64 edges,
+          i64 num_from, i64 num_into, int run, const float* __restrict__ weight,
+          const float* __restrict__ scale, const float* __restrict__ x, float* __restrict__ out,
           float* __restrict__ count, volatile int* __restrict__ alarm) {
     const i64 first = ((i64)blockIdx.x * THREADS + threadIdx.x) / LANES * run;
     const i64 end = first + run < edges ? first + run : edges;
@@ -59,7 +64,8 @@ add_edges(const INDEX_T* __restrict__ from, const INDEX_T* __restrict__ into, i6
             source[u] = on ? (i64)from[e + u] : 0;
             row[u] = on ? (i64)into[e + u] : -1;
             factor[u] = on && weight ? weight[e + u] : 1.f;
-            if (on && (source[u] < 0 || source[u] >= num_from || row[u] < 0 || row[u] >= num_into)) {
+            if (on && (source[u] < 0 || source[u] >= num_from || row[u] < 0
+                       || row[u] >= num_into)) {
                 *alarm = 1;
                 row[u] = -1;
             }
@@ -79,14 +85,16 @@ add_edges(const INDEX_T* __restrict__ from, const INDEX_T* __restrict__ into, i6
             }
             ++s.edges;
 #pragma unroll
-            for (int i = 0; i < VEC; ++i) s.value[i] += pack < PACKS ? factor[u] * value[u][i] : 0.f;
+            for (int i = 0; i < VEC; ++i)
+                s.value[i] += pack < PACKS ? factor[u] * value[u][i] : 0.f;
         }
     }
     flush(s, out, count, pack);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-average(float* __restrict__ out, const float* __restrict__ count, i64 rows, float* __restrict__ inverse) {
+average(float* __restrict__ out, const float* __restrict__ count, i64 rows,
+        float* __restrict__ inverse) {
     const i64 at = (i64)blockIdx.x * THREADS + threadIdx.x;
     if (at >= rows * PACKS) return;
     const i64 row = at / PACKS;

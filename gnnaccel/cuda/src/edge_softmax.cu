@@ -3,9 +3,10 @@
 //   forward:   out[e, h] = exp(x[e, h] - max) / sum over the edges of e's row of exp(x - max)
 //   backward:  dx[e, h] = out[e, h] (g[e, h] - sum over the edges of e's row of out g)
 //
-// Arrays over edges are addressed by place. A lane stands for one head and every SLOTS-th edge of the row; it keeps what it
-// read first, so that most rows are read once. Chunks of split rows leave what they know of themselves, and `forward_chunks` and
-// `backward_chunks` put that together and write the edges. As with the hosts, a row of nothing but -inf becomes NaN.
+// Arrays over edges are addressed by place. A lane stands for one head and every SLOTS-th edge of
+// the row; it keeps what it read first, so that most rows are read once. Chunks of split rows leave
+// what they know of themselves, and `forward_chunks` and `backward_chunks` put that together and
+// write the edges. As with the hosts, a row of nothing but -inf becomes NaN.
 #include "items.cuh"
 
 #define KEEP 4
@@ -30,7 +31,8 @@ struct State {
     __device__ __forceinline__ void add(float other_top, float other_sum) {
         const float larger = fmaxf(top, other_top), base = reference(larger);
         // nothing summed yet is nothing, however far off the new maximum
-        sum = (sum == 0.f ? 0.f : sum * expf(top - base)) + (other_sum == 0.f ? 0.f : other_sum * expf(other_top - base));
+        sum = (sum == 0.f ? 0.f : sum * expf(top - base))
+            + (other_sum == 0.f ? 0.f : other_sum * expf(other_top - base));
         top = larger;
     }
 };
@@ -39,7 +41,8 @@ struct State {
 __device__ __forceinline__ void merge_slots(const Lanes& at, State& s) {
 #pragma unroll
     for (int w = ROW_LANES; w < 32; w <<= 1) {
-        const float top = __shfl_xor_sync(FULL_WARP, s.top, w), sum = __shfl_xor_sync(FULL_WARP, s.sum, w);
+        const float top = __shfl_xor_sync(FULL_WARP, s.top, w),
+            sum = __shfl_xor_sync(FULL_WARP, s.sum, w);
         s.add(top, sum);
     }
     s.top = __shfl_sync(FULL_WARP, s.top, at.lane % ROW_LANES);
@@ -57,8 +60,8 @@ struct Turn {
     float x[KEEP];
 };
 
-__device__ __forceinline__ void load_turn(const Edges& edges, const Lanes& lanes, OFF_T first, OFF_T end, const ROW_T* x,
-                                          float none, Turn& t) {
+__device__ __forceinline__ void load_turn(const Edges& edges, const Lanes& lanes, OFF_T first,
+                                          OFF_T end, const ROW_T* x, float none, Turn& t) {
 #pragma unroll
     for (int u = 0; u < KEEP; ++u) {
         t.at[u] = edges.at(first, end, lanes.slot, u);
@@ -87,8 +90,8 @@ __device__ __forceinline__ void write_turn(const Turn& t, const State& s, ROW_T*
         const int* __restrict__ counters, const int2* __restrict__ chunks, int chunk_edges, int chunk_slots
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-forward(GRAPH_ARGS, const ROW_T* __restrict__ x, ROW_T* __restrict__ out, float* __restrict__ part_top,
-        float* __restrict__ part_sum) {
+forward(GRAPH_ARGS, const ROW_T* __restrict__ x, ROW_T* __restrict__ out,
+        float* __restrict__ part_top, float* __restrict__ part_sum) {
     const Split split = {counters, chunks, chunk_edges, chunk_slots};
     Item it;
     if (!item_at(warp_id(), rows, indptr, split, it)) return;
@@ -116,15 +119,16 @@ forward(GRAPH_ARGS, const ROW_T* __restrict__ x, ROW_T* __restrict__ out, float*
 }
 
 // The chunks of the row that chunk `w` is of: the first, and how many.
-__device__ __forceinline__ int2 siblings(int w, const int2* chunks, const OFF_T* indptr, int chunk_edges) {
+__device__ __forceinline__ int2 siblings(int w, const int2* chunks, const OFF_T* indptr,
+                                         int chunk_edges) {
     const int2 c = chunks[w];
     const OFF_T edges = indptr[c.x + 1] - indptr[c.x];
     return make_int2(w - c.y, (int)((edges + chunk_edges - 1) / chunk_edges));
 }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-forward_chunks(GRAPH_ARGS, const ROW_T* __restrict__ x, ROW_T* __restrict__ out, const float* __restrict__ part_top,
-               const float* __restrict__ part_sum) {
+forward_chunks(GRAPH_ARGS, const ROW_T* __restrict__ x, ROW_T* __restrict__ out,
+               const float* __restrict__ part_top, const float* __restrict__ part_sum) {
     const Split split = {counters, chunks, chunk_edges, chunk_slots};
     Item it;
     if (warp_id() >= chunk_slots || !item_at(warp_id(), rows, indptr, split, it)) return;
@@ -144,7 +148,8 @@ forward_chunks(GRAPH_ARGS, const ROW_T* __restrict__ x, ROW_T* __restrict__ out,
     }
 }
 
-// ---- gradient --------------------------------------------------------------------------------------------------------
+// ---- gradient
+// --------------------------------------------------------------------------------------------------------
 
 __device__ __forceinline__ void write_grads(const Turn& y, const Turn& g, float total, ROW_T* dx) {
 #pragma unroll
@@ -153,8 +158,8 @@ __device__ __forceinline__ void write_grads(const Turn& y, const Turn& g, float 
 }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-backward(GRAPH_ARGS, const ROW_T* __restrict__ y, const ROW_T* __restrict__ grad, ROW_T* __restrict__ dx,
-         float* __restrict__ part) {
+backward(GRAPH_ARGS, const ROW_T* __restrict__ y, const ROW_T* __restrict__ grad,
+         ROW_T* __restrict__ dx, float* __restrict__ part) {
     const Split split = {counters, chunks, chunk_edges, chunk_slots};
     Item it;
     if (!item_at(warp_id(), rows, indptr, split, it)) return;
@@ -174,7 +179,8 @@ backward(GRAPH_ARGS, const ROW_T* __restrict__ y, const ROW_T* __restrict__ grad
         return;
     }
     const bool kept = it.end - it.begin <= TURN;
-    if (kept) {  // gradients that all but agree: what the first total has left of them, relative to its own mean
+    // gradients that all but agree: what the first total has left of them, relative to its own mean
+    if (kept) {
         float left = 0.f;
 #pragma unroll
         for (int u = 0; u < KEEP; ++u) {
@@ -193,8 +199,8 @@ backward(GRAPH_ARGS, const ROW_T* __restrict__ y, const ROW_T* __restrict__ grad
 }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-backward_chunks(GRAPH_ARGS, const ROW_T* __restrict__ y, const ROW_T* __restrict__ grad, ROW_T* __restrict__ dx,
-                const float* __restrict__ part) {
+backward_chunks(GRAPH_ARGS, const ROW_T* __restrict__ y, const ROW_T* __restrict__ grad,
+                ROW_T* __restrict__ dx, const float* __restrict__ part) {
     const Split split = {counters, chunks, chunk_edges, chunk_slots};
     Item it;
     if (warp_id() >= chunk_slots || !item_at(warp_id(), rows, indptr, split, it)) return;
@@ -202,7 +208,8 @@ backward_chunks(GRAPH_ARGS, const ROW_T* __restrict__ y, const ROW_T* __restrict
     const Edges edges = {place, at.head(0), at.head(0) < H};
     const int2 group = siblings(it.chunk, chunks, indptr, chunk_edges);
     float total = 0.f;
-    for (int c = at.slot; c < group.y && edges.on; c += SLOTS) total += part[(u64)(group.x + c) * H + edges.head];
+    for (int c = at.slot; c < group.y && edges.on; c += SLOTS)
+        total += part[(u64)(group.x + c) * H + edges.head];
     total = slots_sum(total);
     Turn t, g;
     for (OFF_T rest = it.end - it.begin; rest > 0; rest -= TURN) {

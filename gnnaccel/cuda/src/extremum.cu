@@ -1,12 +1,16 @@
-// The largest or smallest message of each row, which edge it came from, and the way back of its gradient.
+// The largest or smallest message of each row, which edge it came from, and the way back of its
+// gradient.
 //
-//   forward, merge:   out[r, h, :] = best over r's edges e of op(x[other(e), h, :], w(e, h));  arg: the place of that edge, or -1
-//   pick, add_parts:  out[r, h, :] = sum over r's edges e of grad[other(e), h, :] where arg[other(e), h, :] is e's place
+//   forward, merge:   out[r, h, :] = best over r's edges e of op(x[other(e), h, :], w(e, h));  arg:
+//   the place of that edge, or -1
+//   pick, add_parts:  out[r, h, :] = sum over r's edges e of grad[other(e), h, :] where
+//   arg[other(e), h, :] is e's place
 //
-// The first is over a graph by destination, the second over the same graph by source. OP is COPY, ADD or MUL; PER_HEAD says whether
-// w is one number per edge or one per edge and head, at the edge's place; under IDENTITY other(e) and the place are the
-// position itself. Among equals the edge with the smallest place wins, so results do not depend on the order of a row's edges;
-// NaN loses against everything. Rows without edges are -inf (inf).
+// The first is over a graph by destination, the second over the same graph by source. OP is COPY,
+// ADD or MUL; PER_HEAD says whether w is one number per edge or one per edge and head, at the
+// edge's place; under IDENTITY other(e) and the place are the position itself. Among equals the
+// edge with the smallest place wins, so results do not depend on the order of a row's edges; NaN
+// loses against everything. Rows without edges are -inf (inf).
 #include "walk.cuh"
 
 #define COPY 0
@@ -38,13 +42,15 @@ __device__ __forceinline__ void take(float value, int place, float& best, int& a
     arg = found ? place : arg;
 }
 
-__device__ __forceinline__ float weight_of(const Lanes& at, const float* weight, bool on, int place, int kh) {
+__device__ __forceinline__ float weight_of(const Lanes& at, const float* weight, bool on, int place,
+                                           int kh) {
     if (!on || at.head(kh) >= H) return 0.f;
     return weight[PER_HEAD ? (u64)place * H + at.head(kh) : (u64)place];
 }
 
-__device__ __forceinline__ void fold(const Lanes& at, OFF_T first, OFF_T end, const int* other, const OFF_T* places,
-                                     const ROW_T* x, const float* weight, Row& best, Arg& arg) {
+__device__ __forceinline__ void fold(const Lanes& at, OFF_T first, OFF_T end, const int* other,
+                                     const OFF_T* places, const ROW_T* x, const float* weight,
+                                     Row& best, Arg& arg) {
     Row v[UNROLL];
     int place[UNROLL];
     bool on[UNROLL];
@@ -62,7 +68,8 @@ __device__ __forceinline__ void fold(const Lanes& at, OFF_T first, OFF_T end, co
             const float w = OP == COPY ? 0.f : weight_of(at, weight, on[u], place[u], k / KV);
 #pragma unroll
             for (int c = 0; c < VEC; ++c) {
-                const float value = OP == COPY ? v[u][k][c] : OP == ADD ? v[u][k][c] + w : v[u][k][c] * w;
+                const float value = OP == COPY ? v[u][k][c] : OP == ADD ? v[u][k][c] + w
+                    : v[u][k][c] * w;
                 if (on[u]) take(value, place[u], best[k][c], arg[k][c]);
             }
         }
@@ -81,7 +88,8 @@ __device__ __forceinline__ void merge_slots(Row& best, Arg& arg) {
             }
 }
 
-__device__ __forceinline__ void store_args(const Lanes& at, int* base, u64 row, const Arg& arg, bool last) {
+__device__ __forceinline__ void store_args(const Lanes& at, int* base, u64 row, const Arg& arg,
+                                           bool last) {
     int* p = base + row * (u64)(H * D);
 #pragma unroll
     for (int k = 0; k < PACKS; ++k)
@@ -92,10 +100,11 @@ __device__ __forceinline__ void store_args(const Lanes& at, int* base, u64 row, 
 }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-forward(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const OFF_T* __restrict__ place, int rows,
-        const int* __restrict__ counters, const int2* __restrict__ chunks, int chunk_edges, int chunk_slots,
-        const ROW_T* __restrict__ x, const float* __restrict__ weight, ROW_T* __restrict__ out, int* __restrict__ arg_out,
-        float* __restrict__ part, int* __restrict__ part_arg) {
+forward(const OFF_T* __restrict__ indptr, const int* __restrict__ other,
+        const OFF_T* __restrict__ place, int rows, const int* __restrict__ counters,
+        const int2* __restrict__ chunks, int chunk_edges, int chunk_slots,
+        const ROW_T* __restrict__ x, const float* __restrict__ weight, ROW_T* __restrict__ out,
+        int* __restrict__ arg_out, float* __restrict__ part, int* __restrict__ part_arg) {
     const Split split = {counters, chunks, chunk_edges, chunk_slots};
     Item it;
     if (!item_at(warp_id(), rows, indptr, split, it)) return;
@@ -117,8 +126,9 @@ forward(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const O
 }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-merge(const int* __restrict__ counters, const int4* __restrict__ heavy, const float* __restrict__ part,
-      const int* __restrict__ part_arg, ROW_T* __restrict__ out, int* __restrict__ arg_out) {
+merge(const int* __restrict__ counters, const int4* __restrict__ heavy,
+      const float* __restrict__ part, const int* __restrict__ part_arg, ROW_T* __restrict__ out,
+      int* __restrict__ arg_out) {
     const long long w = warp_id();
     if (w >= counters[1]) return;
     const int4 row = heavy[w];
@@ -143,11 +153,12 @@ merge(const int* __restrict__ counters, const int4* __restrict__ heavy, const fl
     store_args(at, arg_out, row.x, arg, true);
 }
 
-// ---- gradient --------------------------------------------------------------------------------------------------------
+// ---- gradient
+// --------------------------------------------------------------------------------------------------------
 
 // The gradient is read only where the edge was chosen.
-__device__ __forceinline__ void add_pick(const Lanes& at, int row, int place, const int* arg, const ROW_T* grad,
-                                         const float* weight, Row& sum) {
+__device__ __forceinline__ void add_pick(const Lanes& at, int row, int place, const int* arg,
+                                         const ROW_T* grad, const float* weight, Row& sum) {
     const u64 base = (u64)row * (H * D);
 #pragma unroll
     for (int k = 0; k < PACKS; ++k) {
@@ -161,9 +172,10 @@ __device__ __forceinline__ void add_pick(const Lanes& at, int row, int place, co
 }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-pick(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const OFF_T* __restrict__ place, int rows,
-     const int* __restrict__ counters, const int2* __restrict__ chunks, int chunk_edges, int chunk_slots,
-     const int* __restrict__ arg, const ROW_T* __restrict__ grad, const float* __restrict__ weight, ROW_T* __restrict__ out,
+pick(const OFF_T* __restrict__ indptr, const int* __restrict__ other,
+     const OFF_T* __restrict__ place, int rows, const int* __restrict__ counters,
+     const int2* __restrict__ chunks, int chunk_edges, int chunk_slots, const int* __restrict__ arg,
+     const ROW_T* __restrict__ grad, const float* __restrict__ weight, ROW_T* __restrict__ out,
      float* __restrict__ part) {
     const Split split = {counters, chunks, chunk_edges, chunk_slots};
     Item it;
@@ -173,6 +185,7 @@ pick(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const OFF_
     clear_row(sum);
     struct Edge { int row, place; };
     const auto load = [&](Edge& e, OFF_T position) { e = {other[position], (int)place[position]}; };
-    walk_singly<Edge>(at, it, load, [&](const Edge& e) { add_pick(at, e.row, e.place, arg, grad, weight, sum); });
+    walk_singly<Edge>(at, it, load,
+                      [&](const Edge& e) { add_pick(at, e.row, e.place, arg, grad, weight, sum); });
     store_sum(at, it, sum, out, part);
 }

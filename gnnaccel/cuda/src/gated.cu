@@ -1,17 +1,22 @@
-// Gated sums: what a node's neighbours send it, weighted channel by channel with the sigmoid of a number at each edge.
+// Gated sums: what a node's neighbours send it, weighted channel by channel with the sigmoid of a
+// number at each edge.
 //
 //   forward, merge:        e = left[other(e)] + right[r] + edge[e]
-//                          out[r] = sum over r's edges of sigmoid(e) values[other(e)] / total[r], where
+//                          out[r] = sum over r's edges of sigmoid(e) values[other(e)] / total[r],
+//                          where
 //                          total[r] = epsilon + that sum of sigmoid(e)
-//   by_row, add_parts:     the gradient of e, at each edge, and its sum over r's edges (the gradient of right)
-//   by_other, add_both:    the sums of that gradient over the edges of the transposed graph (that of left), and of
+//   by_row, add_parts:     the gradient of e, at each edge, and its sum over r's edges (the
+//   gradient of right)
+//   by_other, add_both:    the sums of that gradient over the edges of the transposed graph (that
+//   of left), and of
 //                          sigmoid(e) ratio[other(e)] (that of values)
 //
-// e is kept at the edges' places because it is a result; gates are made of it as it is stored, so that all passes see the same.
+// e is kept at the edges' places because it is a result; gates are made of it as it is stored, so
+// that all passes see the same.
 #include "gates.cuh"
 
-__device__ __forceinline__ void finish(const Lanes& at, int row, const Row& sum, const Row& gates, float epsilon, ROW_T* out,
-                                       float* total) {
+__device__ __forceinline__ void finish(const Lanes& at, int row, const Row& sum, const Row& gates,
+                                       float epsilon, ROW_T* out, float* total) {
     Row ratio, whole;
 #pragma unroll
     for (int k = 0; k < PACKS; ++k)
@@ -25,11 +30,13 @@ __device__ __forceinline__ void finish(const Lanes& at, int row, const Row& sum,
 }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-forward(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const OFF_T* __restrict__ place, int rows,
-        const int* __restrict__ counters, const int2* __restrict__ chunks, int chunk_edges, int chunk_slots,
-        const ROW_T* __restrict__ left, const ROW_T* __restrict__ right, const ROW_T* __restrict__ edge,
-        const ROW_T* __restrict__ values, float epsilon, ROW_T* __restrict__ score, ROW_T* __restrict__ out,
-        float* __restrict__ total, float* __restrict__ part) {
+forward(const OFF_T* __restrict__ indptr, const int* __restrict__ other,
+        const OFF_T* __restrict__ place, int rows, const int* __restrict__ counters,
+        const int2* __restrict__ chunks, int chunk_edges, int chunk_slots,
+        const ROW_T* __restrict__ left, const ROW_T* __restrict__ right,
+        const ROW_T* __restrict__ edge, const ROW_T* __restrict__ values, float epsilon,
+        ROW_T* __restrict__ score, ROW_T* __restrict__ out, float* __restrict__ total,
+        float* __restrict__ part) {
     const Split split = {counters, chunks, chunk_edges, chunk_slots};
     Item it;
     if (!item_at(warp_id(), rows, indptr, split, it)) return;
@@ -66,8 +73,9 @@ forward(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const O
 }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-merge(const int* __restrict__ counters, const int4* __restrict__ heavy, const float* __restrict__ part, float epsilon,
-      ROW_T* __restrict__ out, float* __restrict__ total) {
+merge(const int* __restrict__ counters, const int4* __restrict__ heavy,
+      const float* __restrict__ part, float epsilon, ROW_T* __restrict__ out,
+      float* __restrict__ total) {
     const long long w = warp_id();
     if (w >= counters[1]) return;
     const int4 row = heavy[w];
@@ -77,15 +85,18 @@ merge(const int* __restrict__ counters, const int4* __restrict__ heavy, const fl
     if (at.slot == 0) finish(at, row.x, sum, gates, epsilon, out, total);
 }
 
-// ---- gradients -------------------------------------------------------------------------------------------------------
+// ---- gradients
+// -------------------------------------------------------------------------------------------------------
 // ratio[r] = grad[r] / total[r] is made beforehand, in fp32.
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-by_row(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const OFF_T* __restrict__ place, int rows,
-       const int* __restrict__ counters, const int2* __restrict__ chunks, int chunk_edges, int chunk_slots,
-       const ROW_T* __restrict__ score, const ROW_T* __restrict__ values, const ROW_T* __restrict__ reduced,
-       const float* __restrict__ ratio, const ROW_T* __restrict__ score_grad, ROW_T* __restrict__ edge_grad,
-       ROW_T* __restrict__ out, float* __restrict__ part) {
+by_row(const OFF_T* __restrict__ indptr, const int* __restrict__ other,
+       const OFF_T* __restrict__ place, int rows, const int* __restrict__ counters,
+       const int2* __restrict__ chunks, int chunk_edges, int chunk_slots,
+       const ROW_T* __restrict__ score, const ROW_T* __restrict__ values,
+       const ROW_T* __restrict__ reduced, const float* __restrict__ ratio,
+       const ROW_T* __restrict__ score_grad, ROW_T* __restrict__ edge_grad, ROW_T* __restrict__ out,
+       float* __restrict__ part) {
     const Split split = {counters, chunks, chunk_edges, chunk_slots};
     Item it;
     if (!item_at(warp_id(), rows, indptr, split, it)) return;
@@ -107,7 +118,8 @@ by_row(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const OF
 #pragma unroll
             for (int c = 0; c < VEC; ++c) {
                 const float gate = sigmoid(e.s[k][c]);
-                e.d[k][c] = fmaf(own[k][c] * (e.v[k][c] - mean[k][c]), gate * (1.f - gate), e.d[k][c]);
+                e.d[k][c] = fmaf(own[k][c] * (e.v[k][c] - mean[k][c]), gate * (1.f - gate),
+                                 e.d[k][c]);
                 sum[k][c] += e.d[k][c];
             }
         store_row(at, edge_grad, e.to, e.d);
@@ -116,10 +128,12 @@ by_row(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const OF
 }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-by_other(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const OFF_T* __restrict__ place, int rows,
-         const int* __restrict__ counters, const int2* __restrict__ chunks, int chunk_edges, int chunk_slots,
-         const ROW_T* __restrict__ score, const ROW_T* __restrict__ edge_grad, const float* __restrict__ ratio,
-         ROW_T* __restrict__ left_grad, ROW_T* __restrict__ values_grad, float* __restrict__ part) {
+by_other(const OFF_T* __restrict__ indptr, const int* __restrict__ other,
+         const OFF_T* __restrict__ place, int rows, const int* __restrict__ counters,
+         const int2* __restrict__ chunks, int chunk_edges, int chunk_slots,
+         const ROW_T* __restrict__ score, const ROW_T* __restrict__ edge_grad,
+         const float* __restrict__ ratio, ROW_T* __restrict__ left_grad,
+         ROW_T* __restrict__ values_grad, float* __restrict__ part) {
     const Split split = {counters, chunks, chunk_edges, chunk_slots};
     Item it;
     if (!item_at(warp_id(), rows, indptr, split, it)) return;

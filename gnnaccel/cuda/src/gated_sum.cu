@@ -1,18 +1,23 @@
-// Sums of gated messages that leave nothing at the edges: gates are made anew wherever they are needed.
+// Sums of gated messages that leave nothing at the edges: gates are made anew wherever they are
+// needed.
 //
-//   forward, merge:        out[r] = sum over r's edges e of gate(e) values[other(e)], or their mean, where
+//   forward, merge:        out[r] = sum over r's edges e of gate(e) values[other(e)], or their
+//   mean, where
 //                          gate(e) = sigmoid(left[other(e)] + right[r] + edge[e])
-//   by_row, add_parts:     the sum over r's edges of the gradient of what is in the sigmoid (that of right); at each edge, that
+//   by_row, add_parts:     the sum over r's edges of the gradient of what is in the sigmoid (that
+//   of right); at each edge, that
 //                          gradient itself (that of edge), and gate(e) grad[r] (that of beside)
-//   by_other, add_both:    over the transposed graph: its sums (that of left), and those of gate(e) grad[other(e)] (of values)
+//   by_other, add_both:    over the transposed graph: its sums (that of left), and those of gate(e)
+//   grad[other(e)] (of values)
 //
-// EDGE: 1 where there are features of edges; they are read, and their gradients written, at the edges' places. 2 where there are
-// more of them, `beside`, added to what is sent: values[other(e)] + beside[e].
+// EDGE: 1 where there are features of edges; they are read, and their gradients written, at the
+// edges' places. 2 where there are more of them, `beside`, added to what is sent: values[other(e)]
+// + beside[e].
 // For means, `grad` was divided beforehand.
 #include "gates.cuh"
 
-__device__ __forceinline__ void load_edge(const Lanes& at, const ROW_T* edge, const OFF_T* place, OFF_T position, bool on,
-                                          Row& r) {
+__device__ __forceinline__ void load_edge(const Lanes& at, const ROW_T* edge, const OFF_T* place,
+                                          OFF_T position, bool on, Row& r) {
 #if EDGE
     load_row(at, edge, on ? (u64)place[position] : 0, on, r);
 #else
@@ -20,8 +25,8 @@ __device__ __forceinline__ void load_edge(const Lanes& at, const ROW_T* edge, co
 #endif
 }
 
-__device__ __forceinline__ void add_beside(const Lanes& at, const ROW_T* beside, const OFF_T* place, OFF_T position, bool on,
-                                           Row& r) {
+__device__ __forceinline__ void add_beside(const Lanes& at, const ROW_T* beside, const OFF_T* place,
+                                           OFF_T position, bool on, Row& r) {
 #if EDGE == 2
     Row more;
     load_row(at, beside, on ? (u64)place[position] : 0, on, more);
@@ -29,7 +34,8 @@ __device__ __forceinline__ void add_beside(const Lanes& at, const ROW_T* beside,
 #endif
 }
 
-__device__ __forceinline__ void finish(const Lanes& at, int row, OFF_T count, int mean, Row& sum, ROW_T* out) {
+__device__ __forceinline__ void finish(const Lanes& at, int row, OFF_T count, int mean, Row& sum,
+                                       ROW_T* out) {
     const float share = mean && count > 0 ? 1.f / (float)count : 1.f;
 #pragma unroll
     for (int k = 0; k < PACKS; ++k)
@@ -39,10 +45,12 @@ __device__ __forceinline__ void finish(const Lanes& at, int row, OFF_T count, in
 }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-forward(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const OFF_T* __restrict__ place, int rows,
-        const int* __restrict__ counters, const int2* __restrict__ chunks, int chunk_edges, int chunk_slots,
-        const ROW_T* __restrict__ left, const ROW_T* __restrict__ right, const ROW_T* __restrict__ edge,
-        const ROW_T* __restrict__ values, const ROW_T* __restrict__ beside, int mean, ROW_T* __restrict__ out,
+forward(const OFF_T* __restrict__ indptr, const int* __restrict__ other,
+        const OFF_T* __restrict__ place, int rows, const int* __restrict__ counters,
+        const int2* __restrict__ chunks, int chunk_edges, int chunk_slots,
+        const ROW_T* __restrict__ left, const ROW_T* __restrict__ right,
+        const ROW_T* __restrict__ edge, const ROW_T* __restrict__ values,
+        const ROW_T* __restrict__ beside, int mean, ROW_T* __restrict__ out,
         float* __restrict__ part) {
     const Split split = {counters, chunks, chunk_edges, chunk_slots};
     Item it;
@@ -63,7 +71,9 @@ forward(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const O
 #pragma unroll
         for (int k = 0; k < PACKS; ++k)
 #pragma unroll
-            for (int c = 0; c < VEC; ++c) sum[k][c] = fmaf(sigmoid(e.a[k][c] + own[k][c] + e.b[k][c]), e.v[k][c], sum[k][c]);
+            for (int c = 0; c < VEC;
+                 ++c) sum[k][c] = fmaf(sigmoid(e.a[k][c] + own[k][c] + e.b[k][c]), e.v[k][c],
+                                       sum[k][c]);
     });
     sum_slots(sum);
     if (at.slot != 0) return;
@@ -72,8 +82,9 @@ forward(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const O
 }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-merge(const int* __restrict__ counters, const int4* __restrict__ heavy, const OFF_T* __restrict__ indptr,
-      const float* __restrict__ part, int mean, ROW_T* __restrict__ out) {
+merge(const int* __restrict__ counters, const int4* __restrict__ heavy,
+      const OFF_T* __restrict__ indptr, const float* __restrict__ part, int mean,
+      ROW_T* __restrict__ out) {
     const long long w = warp_id();
     if (w >= counters[1]) return;
     const int4 row = heavy[w];
@@ -83,15 +94,18 @@ merge(const int* __restrict__ counters, const int4* __restrict__ heavy, const OF
     if (at.slot == 0) finish(at, row.x, indptr[row.x + 1] - indptr[row.x], mean, sum, out);
 }
 
-// ---- gradients -------------------------------------------------------------------------------------------------------
+// ---- gradients
+// -------------------------------------------------------------------------------------------------------
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-by_row(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const OFF_T* __restrict__ place, int rows,
-       const int* __restrict__ counters, const int2* __restrict__ chunks, int chunk_edges, int chunk_slots,
-       const ROW_T* __restrict__ left, const ROW_T* __restrict__ right, const ROW_T* __restrict__ edge,
-       const ROW_T* __restrict__ values, const ROW_T* __restrict__ beside, const ROW_T* __restrict__ grad,
-       ROW_T* __restrict__ edge_grad, ROW_T* __restrict__ beside_grad, ROW_T* __restrict__ right_grad,
-       float* __restrict__ part) {
+by_row(const OFF_T* __restrict__ indptr, const int* __restrict__ other,
+       const OFF_T* __restrict__ place, int rows, const int* __restrict__ counters,
+       const int2* __restrict__ chunks, int chunk_edges, int chunk_slots,
+       const ROW_T* __restrict__ left, const ROW_T* __restrict__ right,
+       const ROW_T* __restrict__ edge, const ROW_T* __restrict__ values,
+       const ROW_T* __restrict__ beside, const ROW_T* __restrict__ grad,
+       ROW_T* __restrict__ edge_grad, ROW_T* __restrict__ beside_grad,
+       ROW_T* __restrict__ right_grad, float* __restrict__ part) {
     const Split split = {counters, chunks, chunk_edges, chunk_slots};
     Item it;
     if (!item_at(warp_id(), rows, indptr, split, it)) return;
@@ -130,10 +144,12 @@ by_row(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const OF
 }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-by_other(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const OFF_T* __restrict__ place, int rows,
-         const int* __restrict__ counters, const int2* __restrict__ chunks, int chunk_edges, int chunk_slots,
-         const ROW_T* __restrict__ left, const ROW_T* __restrict__ right, const ROW_T* __restrict__ edge,
-         const ROW_T* __restrict__ values, const ROW_T* __restrict__ beside, const ROW_T* __restrict__ grad,
+by_other(const OFF_T* __restrict__ indptr, const int* __restrict__ other,
+         const OFF_T* __restrict__ place, int rows, const int* __restrict__ counters,
+         const int2* __restrict__ chunks, int chunk_edges, int chunk_slots,
+         const ROW_T* __restrict__ left, const ROW_T* __restrict__ right,
+         const ROW_T* __restrict__ edge, const ROW_T* __restrict__ values,
+         const ROW_T* __restrict__ beside, const ROW_T* __restrict__ grad,
          ROW_T* __restrict__ left_grad, ROW_T* __restrict__ values_grad, float* __restrict__ part) {
     const Split split = {counters, chunks, chunk_edges, chunk_slots};
     Item it;

@@ -5,12 +5,14 @@
 __device__ __forceinline__ float sigmoid(float x) { return 1.f / (1.f + exp2f(-x * LOG2E)); }
 
 // The two sums of a chunk, side by side.
-__device__ __forceinline__ void store_pair(const Lanes& at, float* part, int chunk, const Row& a, const Row& b) {
+__device__ __forceinline__ void store_pair(const Lanes& at, float* part, int chunk, const Row& a,
+                                           const Row& b) {
     store_row(at, part, 2 * (u64)chunk, a);
     store_row(at, part, 2 * (u64)chunk + 1, b);
 }
 
-__device__ __forceinline__ void add_pairs(const Lanes& at, int first, int count, const float* part, Row& a, Row& b) {
+__device__ __forceinline__ void add_pairs(const Lanes& at, int first, int count, const float* part,
+                                          Row& a, Row& b) {
     clear_row(a);
     clear_row(b);
     for (int i = at.slot; i < count; i += SLOTS) {
@@ -26,8 +28,8 @@ __device__ __forceinline__ void add_pairs(const Lanes& at, int first, int count,
 }
 
 // Both sums over an item, as `store_sum` stores one.
-__device__ __forceinline__ void store_sums(const Lanes& at, const Item& it, Row& a, Row& b, ROW_T* a_out, ROW_T* b_out,
-                                           float* part) {
+__device__ __forceinline__ void store_sums(const Lanes& at, const Item& it, Row& a, Row& b,
+                                           ROW_T* a_out, ROW_T* b_out, float* part) {
     sum_slots(a);
     sum_slots(b);
     if (at.slot != 0) return;
@@ -40,8 +42,8 @@ __device__ __forceinline__ void store_sums(const Lanes& at, const Item& it, Row&
 }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-add_both(const int* __restrict__ counters, const int4* __restrict__ heavy, const float* __restrict__ part,
-         ROW_T* __restrict__ a_out, ROW_T* __restrict__ b_out) {
+add_both(const int* __restrict__ counters, const int4* __restrict__ heavy,
+         const float* __restrict__ part, ROW_T* __restrict__ a_out, ROW_T* __restrict__ b_out) {
     const long long w = warp_id();
     if (w >= counters[1]) return;
     const int4 row = heavy[w];

@@ -1,10 +1,12 @@
-// The floor that every aggregation is measured against: gather the rows once along the CSC, add them up, nothing else.
+// The floor that every aggregation is measured against: gather the rows once along the CSC, add
+// them up, nothing else.
 #include "items.cuh"
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-row_gather(const OFF_T* __restrict__ indptr, const int* __restrict__ col, int rows, const int* __restrict__ counters,
-           const int2* __restrict__ chunks, int chunk_edges, int chunk_slots, const ROW_T* __restrict__ x,
-           float* __restrict__ out, float* __restrict__ part) {
+row_gather(const OFF_T* __restrict__ indptr, const int* __restrict__ col, int rows,
+           const int* __restrict__ counters, const int2* __restrict__ chunks, int chunk_edges,
+           int chunk_slots, const ROW_T* __restrict__ x, float* __restrict__ out,
+           float* __restrict__ part) {
     const Split split = {counters, chunks, chunk_edges, chunk_slots};
     Item it;
     if (!item_at(warp_id(), rows, indptr, split, it)) return;

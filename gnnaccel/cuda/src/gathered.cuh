@@ -1,5 +1,6 @@
-// Rows that are gathered, in any format. INT8: they are whole numbers, STRIDE bytes apart (cuda/quantize.py), and each is to be
-// multiplied with a scale of its own, which kernels put into the weights of the edges.
+// Rows that are gathered, in any format. INT8: they are whole numbers, STRIDE bytes apart
+// (cuda/quantize.py), and each is to be multiplied with a scale of its own, which kernels put into
+// the weights of the edges.
 #pragma once
 #include "merge.cuh"
 
@@ -22,7 +23,8 @@ template <typename T> struct Gathered {
 #endif
 
 // s + the inner product of two packs, four bytes at a time.
-template <int Count> __device__ __forceinline__ int dot_bytes(const PackWord<q8, Count>& a, const PackWord<q8, Count>& b, int s) {
+template <int Count> __device__ __forceinline__ int dot_bytes(const PackWord<q8, Count>& a,
+                                                              const PackWord<q8, Count>& b, int s) {
     if constexpr (Count < 4) {
 #pragma unroll
         for (int i = 0; i < Count; ++i) s += (int)a.pack.v[i].bits * (int)b.pack.v[i].bits;

@@ -1,12 +1,14 @@
 // Inner products of node rows with one or two attention vectors, and their gradients.
 //
-//   dot:  a0[n, h] = <x[n, h, :], att0[h, :]>, and a1 with att1 when it is given; x is read once for both.
-//   grad: partial[block, which, h, :] = sum over the block's nodes of d_a[n, h] x[n, h, :];  sum_blocks: their sum.
+//   dot:  a0[n, h] = <x[n, h, :], att0[h, :]>, and a1 with att1 when it is given; x is read once
+//   for both.
+//   grad: partial[block, which, h, :] = sum over the block's nodes of d_a[n, h] x[n, h, :];
+//   sum_blocks: their sum.
 #include "layout.cuh"
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-dot(int rows, const ROW_T* __restrict__ x, const float* __restrict__ att0, const float* __restrict__ att1,
-    float* __restrict__ a0, float* __restrict__ a1) {
+dot(int rows, const ROW_T* __restrict__ x, const float* __restrict__ att0,
+    const float* __restrict__ att1, float* __restrict__ a0, float* __restrict__ a1) {
     const Lanes at;
     const long long row = ((long long)blockIdx.x * WARPS + (threadIdx.x >> 5)) * SLOTS + at.slot;
     const bool on = row < rows;
@@ -16,7 +18,8 @@ dot(int rows, const ROW_T* __restrict__ x, const float* __restrict__ att0, const
     load_row(at, att1, 0, att1 != nullptr, q);
 #pragma unroll
     for (int kh = 0; kh < KH; ++kh) {
-        // Twofold, because a score's error becomes the relative error of its exponential; the time goes into reading x anyway.
+        // Twofold, because a score's error becomes the relative error of its exponential; the time
+        // goes into reading x anyway.
         Twofold s = {0.f, 0.f}, t = {0.f, 0.f};
 #pragma unroll
         for (int kv = 0; kv < KV; ++kv)
@@ -37,8 +40,8 @@ dot(int rows, const ROW_T* __restrict__ x, const float* __restrict__ att0, const
 
 // Grid-stride over the nodes: the number of partial sums is the grid's, not the graph's.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-grad(int rows, const ROW_T* __restrict__ x, const float* __restrict__ d0, const float* __restrict__ d1,
-     float* __restrict__ partial) {
+grad(int rows, const ROW_T* __restrict__ x, const float* __restrict__ d0,
+     const float* __restrict__ d1, float* __restrict__ partial) {
     DYNAMIC_SHARED(shared);
     const Lanes at;
     const int warp = threadIdx.x >> 5;
@@ -65,7 +68,8 @@ grad(int rows, const ROW_T* __restrict__ x, const float* __restrict__ d0, const 
     }
     sum_slots(s);
     sum_slots(t);
-    // The warps add up in shared memory in a fixed order, so results repeat. [WARPS][2][HT*D] floats.
+    // The warps add up in shared memory in a fixed order, so results repeat. [WARPS][2][HT*D]
+    // floats.
     float* mine = (float*)shared + warp * 2 * HT * D;
 #pragma unroll
     for (int k = 0; k < PACKS; ++k)
@@ -84,7 +88,8 @@ grad(int rows, const ROW_T* __restrict__ x, const float* __restrict__ d0, const 
     }
 }
 
-// out[c] = sum over the blocks of partial[block, c], in a fixed order: 32 columns x 8 groups of blocks per block of threads.
+// out[c] = sum over the blocks of partial[block, c], in a fixed order: 32 columns x 8 groups of
+// blocks per block of threads.
 extern "C" __global__ void __launch_bounds__(256)
 sum_blocks(int blocks, int columns, const float* __restrict__ partial, float* __restrict__ out) {
     DYNAMIC_SHARED(shared);

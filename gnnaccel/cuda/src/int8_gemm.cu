@@ -1,11 +1,14 @@
-// Products of int8 rows with an int8 matrix on tensor cores: y[r, n] = x_scale[r] w_scale[n] sum_k x[r, k] w[n, k] (+ bias[n]).
+// Products of int8 rows with an int8 matrix on tensor cores: y[r, n] = x_scale[r] w_scale[n] sum_k
+// x[r, k] w[n, k] (+ bias[n]).
 //
-// x [rows, STRIDE] and w [N, STRIDE] are rows in the format of cuda/quantize.py, so both lie along k and are padded with zeros.
-// Sums are whole numbers, exact; then fp32. With OUT_INT8 the result is such rows itself: a warp has all N columns of its 16
-// rows. With FULL it is written in fp32 as well.
+// x [rows, STRIDE] and w [N, STRIDE] are rows in the format of cuda/quantize.py, so both lie along
+// k and are padded with zeros. Sums are whole numbers, exact; then fp32. With OUT_INT8 the result
+// is such rows itself: a warp has all N columns of its 16 rows. With FULL it is written in fp32 as
+// well.
 //
-// A warp takes 16 rows and NT tiles of 8 columns. Lanes load 16 bytes of a row of x and of w at the same places: which k goes to
-// which step of the product does not matter as long as it is the same for both.
+// A warp takes 16 rows and NT tiles of 8 columns. Lanes load 16 bytes of a row of x and of w at the
+// same places: which k goes to which step of the product does not matter as long as it is the same
+// for both.
 #include "int8_rows.cuh"
 #include "mma.cuh"
 
@@ -17,9 +20,10 @@ __device__ __forceinline__ uint4 load_bytes(const signed char* rows, int row, in
     return __ldg(reinterpret_cast<const uint4*>(rows + (u64)row * STRIDE + at));
 }
 
-// A lane's part of the product: acc[t][e] as in mma.cuh. Rows and columns beyond the last are those of the last.
-__device__ __forceinline__ void multiply_rows(int first, int rows, int column, const signed char* x, const signed char* w,
-                                              int (&acc)[NT][4]) {
+// A lane's part of the product: acc[t][e] as in mma.cuh. Rows and columns beyond the last are those
+// of the last.
+__device__ __forceinline__ void multiply_rows(int first, int rows, int column, const signed char* x,
+                                              const signed char* w, int (&acc)[NT][4]) {
     const int g = (threadIdx.x & 31) / 4, c = threadIdx.x & 3;
     const int upper = min(first + g, rows - 1), lower = min(first + g + 8, rows - 1);
 #pragma unroll
@@ -39,14 +43,16 @@ __device__ __forceinline__ void multiply_rows(int first, int rows, int column, c
     }
 }
 
-__device__ __forceinline__ float scaled(int sum, float x_scale, const float* w_scale, const float* bias, int n) {
+__device__ __forceinline__ float scaled(int sum, float x_scale, const float* w_scale,
+                                        const float* bias, int n) {
     if (n >= N) return 0.f;
     const float product = __fmul_rn((float)sum, __fmul_rn(x_scale, w_scale[n]));
     return bias ? __fadd_rn(product, bias[n]) : product;
 }
 
 // Columns n and n + 1 of a row, of those that there are.
-template <typename T> __device__ __forceinline__ void store_two(T* out, int row, int rows, int n, const float (&v)[2]) {
+template <typename T> __device__ __forceinline__ void store_two(T* out, int row, int rows, int n,
+                                                                const float (&v)[2]) {
     if (row >= rows || n >= N) return;
     T* p = out + (u64)row * N + n;
     if (N % 2 == 0) {
@@ -58,10 +64,12 @@ template <typename T> __device__ __forceinline__ void store_two(T* out, int row,
 }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-product(int rows, const signed char* __restrict__ x, const float* __restrict__ x_scale, const signed char* __restrict__ w,
-        const float* __restrict__ w_scale, const float* __restrict__ bias,
+product(int rows, const signed char* __restrict__ x, const float* __restrict__ x_scale,
+        const signed char* __restrict__ w, const float* __restrict__ w_scale,
+        const float* __restrict__ bias,
 #if OUT_INT8
-        signed char* __restrict__ out, float* __restrict__ out_scale, int* __restrict__ flag, float* __restrict__ full) {
+        signed char* __restrict__ out, float* __restrict__ out_scale, int* __restrict__ flag,
+        float* __restrict__ full) {
 #else
         OUT_T* __restrict__ out) {
 #endif
@@ -96,7 +104,8 @@ product(int rows, const signed char* __restrict__ x, const float* __restrict__ x
             const u32 low = inverse != 0.f ? nearest_byte(v[t][0], inverse) : 0u;
             const u32 high = inverse != 0.f ? nearest_byte(v[t][1], inverse) : 0u;
             if (row < rows && 8 * t < OUT_STRIDE)
-                *reinterpret_cast<u16*>(out + (u64)row * OUT_STRIDE + 8 * t + 2 * c) = (u16)__byte_perm(low, high, 0x0040);
+                *reinterpret_cast<u16*>(out + (u64)row * OUT_STRIDE + 8 * t + 2 * c) =
+                    (u16)__byte_perm(low, high, 0x0040);
         }
 #else
 #pragma unroll

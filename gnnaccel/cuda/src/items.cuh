@@ -1,6 +1,7 @@
-// Which edges a warp works on. Rows of at most `chunk_edges` edges are done whole by one warp; longer ones ("super-nodes")
-// are cut into chunks, each done by another warp that leaves a partial result for the merge kernel. The first
-// `chunk_slots` warps of the grid take chunks (the device knows how many there really are), the others take rows.
+// Which edges a warp works on. Rows of at most `chunk_edges` edges are done whole by one warp;
+// longer ones ("super-nodes") are cut into chunks, each done by another warp that leaves a partial
+// result for the merge kernel. The first `chunk_slots` warps of the grid take chunks (the device
+// knows how many there really are), the others take rows.
 #pragma once
 #include "layout.cuh"
 
@@ -10,14 +11,16 @@ struct Item {
     int chunk;  // index of the partial result, -1 for a whole row
 };
 
-// counters[0] chunks, counters[1] split rows; chunks: (row, number within the row). Built by structure.cu.
+// counters[0] chunks, counters[1] split rows; chunks: (row, number within the row). Built by
+// structure.cu.
 struct Split {
     const int* counters;
     const int2* chunks;
     int chunk_edges, chunk_slots;
 };
 
-__device__ __forceinline__ bool item_at(long long w, int rows, const OFF_T* indptr, const Split& s, Item& it) {
+__device__ __forceinline__ bool item_at(long long w, int rows, const OFF_T* indptr, const Split& s,
+                                        Item& it) {
     if (w < s.chunk_slots) {
         if (w >= s.counters[0]) return false;
         const int2 c = s.chunks[w];
@@ -37,10 +40,11 @@ __device__ __forceinline__ bool item_at(long long w, int rows, const OFF_T* indp
     return it.end - it.begin <= s.chunk_edges;
 }
 
-__device__ __forceinline__ long long warp_id() { return (long long)blockIdx.x * WARPS + (threadIdx.x >> 5); }
+__device__ __forceinline__ long long warp_id() { return (long long)blockIdx.x * WARPS
+                                                 + (threadIdx.x >> 5); }
 
-// Dropout: the factor of edge `position` (in CSC order) and `head`: 0 or 1 / (1 - p). Any pass over the edges, in any
-// order, draws the same number, so no mask is ever stored.
+// Dropout: the factor of edge `position` (in CSC order) and `head`: 0 or 1 / (1 - p). Any pass over
+// the edges, in any order, draws the same number, so no mask is ever stored.
 struct Dropout {
     float p, scale;
     u64 seed, offset;
@@ -58,9 +62,11 @@ struct Dropout {
     }
 };
 
-// Dropout factors of COUNT edges for one head: each is drawn by one of the head's LH lanes only, then passed around.
+// Dropout factors of COUNT edges for one head: each is drawn by one of the head's LH lanes only,
+// then passed around.
 template <int COUNT>
-__device__ __forceinline__ void draw(const Lanes& at, const Dropout& drop, const OFF_T (&position)[COUNT], int head,
+__device__ __forceinline__ void draw(const Lanes& at, const Dropout& drop,
+                                     const OFF_T (&position)[COUNT], int head,
                                      float (&factor)[COUNT]) {
 #if DROPOUT
     float mine[(COUNT + LH - 1) / LH];
@@ -73,7 +79,8 @@ __device__ __forceinline__ void draw(const Lanes& at, const Dropout& drop, const
         mine[i] = drop.factor(p, head);
     }
 #pragma unroll
-    for (int u = 0; u < COUNT; ++u) factor[u] = __shfl_sync(FULL_WARP, mine[u / LH], (at.lane & ~(LH - 1)) + u % LH);
+    for (int u = 0; u < COUNT; ++u)
+        factor[u] = __shfl_sync(FULL_WARP, mine[u / LH], (at.lane & ~(LH - 1)) + u % LH);
 #else
 #pragma unroll
     for (int u = 0; u < COUNT; ++u) factor[u] = 1.f;

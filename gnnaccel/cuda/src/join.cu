@@ -1,14 +1,19 @@
-// Edges of several types as one list: the nodes of each type get a range of their own, and each edge its type as a number.
+// Edges of several types as one list: the nodes of each type get a range of their own, and each
+// edge its type as a number.
 //
-// A thread per edge finds its part by bisection. What is known of the parts lies in one array, so that it comes by one copy:
+// A thread per edge finds its part by bisection. What is known of the parts lies in one array, so
+// that it comes by one copy:
 //
-//   table   [1 + parts + PART * parts] 64 bits: `wrong`, the first edge of each part, and for each part
-//           the addresses of its sources and destinations, each with its pitch (twice the elements from one id to the next, plus
-//           one where ids have 64 bits); relation; first source, number of sources; first destination, number of destinations
+//   table   [1 + parts + PART * parts] 64 bits: `wrong`, the first edge of each part, and for each
+//   part
+//           the addresses of its sources and destinations, each with its pitch (twice the elements
+//           from one id to the next, plus
+//           one where ids have 64 bits); relation; first source, number of sources; first
+//           destination, number of destinations
 //
-// A part without addresses counts upwards: its edge i goes from the i-th source to the i-th destination.
-// `wrong` holds twice the number of parts; what is left there is the least 2 * part + end whose ids are not all in range.
-// Such ids become -1, which is no node to whoever reads them.
+// A part without addresses counts upwards: its edge i goes from the i-th source to the i-th
+// destination. `wrong` holds twice the number of parts; what is left there is the least 2 * part +
+// end whose ids are not all in range. Such ids become -1, which is no node to whoever reads them.
 #include "common.cuh"
 
 #define THREADS 256
@@ -21,11 +26,13 @@ __device__ __forceinline__ i64 id_at(i64 address, i64 pitch, i64 at) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-join(int parts, int edges, i64* __restrict__ table, int* __restrict__ src, int* __restrict__ dst, int* __restrict__ relation) {
+join(int parts, int edges, i64* __restrict__ table, int* __restrict__ src, int* __restrict__ dst,
+     int* __restrict__ relation) {
     const i64 e = (i64)blockIdx.x * THREADS + threadIdx.x;
     if (e >= edges) return;
     const i64* first = table + 1;
-    int low = 0, high = parts;  // the last part that begins at or before this edge; those before it that begin there are empty
+    // the last part that begins at or before this edge; those before it that begin there are empty
+    int low = 0, high = parts;
     while (high - low > 1) {
         const int mid = low + (high - low) / 2;
         if (first[mid] <= e) low = mid;

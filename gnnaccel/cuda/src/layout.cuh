@@ -1,10 +1,11 @@
-// How a warp lies over the features of one node: heads x width floats ("row"), read as packs of VEC values.
+// How a warp lies over the features of one node: heads x width floats ("row"), read as packs of VEC
+// values.
 //
 // From Python (cuda/layout.py) come H, D, VEC and four powers of two:
 //   LH  lanes that share one head          KV  packs of that head per lane
 //   HL  heads side by side in the lanes    KH  heads per lane, one after the other
-// A row needs LH*HL lanes, so a warp holds SLOTS rows side by side. HT = HL*KH heads make a tile; blockIdx.y walks the
-// tiles when a layer has more heads than fit.
+// A row needs LH*HL lanes, so a warp holds SLOTS rows side by side. HT = HL*KH heads make a tile;
+// blockIdx.y walks the tiles when a layer has more heads than fit.
 #pragma once
 #include "common.cuh"
 
@@ -17,15 +18,18 @@
 #define LOG2E 1.4426950408889634f
 #define NEG_INF (-infinity())
 
-// Of kernels that gather. Told how many blocks a multiprocessor is to hold, the compiler puts a step's loads together; untold
-// (0), it spreads them over the step to save registers that nothing needs.
+// Of kernels that gather. Told how many blocks a multiprocessor is to hold, the compiler puts a
+// step's loads together; untold (0), it spreads them over the step to save registers that nothing
+// needs.
 #define BOUNDS(blocks) __launch_bounds__(32 * WARPS, blocks)
 
-// What scores are taken relative to: the maximum, or 0 while there is none. A score of -inf (an edge masked out) then weighs 0
-// also where only such edges have been seen; subtracting -inf from itself would give NaN.
+// What scores are taken relative to: the maximum, or 0 while there is none. A score of -inf (an
+// edge masked out) then weighs 0 also where only such edges have been seen; subtracting -inf from
+// itself would give NaN.
 __device__ __forceinline__ float reference(float top) { return top == NEG_INF ? 0.f : top; }
 
-// 1 / sum of a softmax. No edges: 0, so that the row is zero. Edges, but all of them masked out: NaN, as the hosts have it.
+// 1 / sum of a softmax. No edges: 0, so that the row is zero. Edges, but all of them masked out:
+// NaN, as the hosts have it.
 __device__ __forceinline__ float reciprocal(float sum, bool edges) {
     return sum > 0.f ? 1.f / sum : sum == 0.f && !edges ? 0.f : quiet_nan();
 }
@@ -46,7 +50,8 @@ struct Lanes {
     __device__ __forceinline__ bool owns(int kh, int kv) const {
         return (H % HT == 0 || head(kh) < H) && (NVEC % LH == 0 || vec(kv) < NVEC);
     }
-    __device__ __forceinline__ int offset(int kh, int kv) const { return head(kh) * D + vec(kv) * VEC; }
+    __device__ __forceinline__ int offset(int kh,
+                                          int kv) const { return head(kh) * D + vec(kv) * VEC; }
 };
 
 typedef float Row[PACKS][VEC];
@@ -65,7 +70,8 @@ __device__ __forceinline__ void add_row(Row& a, const Row& b) {
         for (int x = 0; x < VEC; ++x) a[k][x] += b[k][x];
 }
 
-// The lane's share of one row of a [rows, Stride] array; zeros where `on` is false or the lane owns nothing.
+// The lane's share of one row of a [rows, Stride] array; zeros where `on` is false or the lane owns
+// nothing.
 template <typename T, int Stride = H * D>
 __device__ __forceinline__ void load_row(const Lanes& at, const T* base, u64 row, bool on, Row& r) {
     const T* p = base + row * (u64)Stride;
@@ -81,13 +87,14 @@ __device__ __forceinline__ void load_row(const Lanes& at, const T* base, u64 row
     }
 }
 
-// Where there is nothing to load, these zeros are: a load under a condition is followed by moves that wait for it, and then few
-// loads are in flight.
+// Where there is nothing to load, these zeros are: a load under a condition is followed by moves
+// that wait for it, and then few loads are in flight.
 __device__ const uint4 NOTHING[4] = {};
 
 // `load_row` of rows that are gathered several at a time.
 template <typename T, int Stride = H * D>
-__device__ __forceinline__ void load_row_or_nothing(const Lanes& at, const T* base, u64 row, bool on, Row& r) {
+__device__ __forceinline__ void load_row_or_nothing(const Lanes& at, const T* base, u64 row,
+                                                    bool on, Row& r) {
     static_assert(sizeof(T) * VEC <= sizeof(NOTHING), "as long as a pack");
     const T* p = base + row * (u64)Stride;
 #pragma unroll
@@ -97,14 +104,16 @@ __device__ __forceinline__ void load_row_or_nothing(const Lanes& at, const T* ba
     }
 }
 
-// The lane's share of a row as loads leave it: int8 wait four to a register, and become floats when their turn comes.
+// The lane's share of a row as loads leave it: int8 wait four to a register, and become floats when
+// their turn comes.
 template <typename T> struct Loaded {
     Row row;
 
     __device__ __forceinline__ void load(const Lanes& at, const T* base, u64 row_of, bool on) {
         load_row(at, base, row_of, on, row);
     }
-    __device__ __forceinline__ void load_or_nothing(const Lanes& at, const T* base, u64 row_of, bool on) {
+    __device__ __forceinline__ void load_or_nothing(const Lanes& at, const T* base, u64 row_of,
+                                                    bool on) {
         load_row_or_nothing(at, base, row_of, on, row);
     }
     __device__ __forceinline__ void pack(int k, float (&v)[VEC]) const {
@@ -114,9 +123,10 @@ template <typename T> struct Loaded {
 };
 
 #ifdef STRIDE
-// Int8 are never infinite, so what should not count is loaded all the same, from row 0 or pack 0, and weighted 0 or not stored: a
-// load under a condition is followed by moves that wait for it, and then few loads are in flight. UNROLL is a power of two, so
-// that the edges that a slot asks for are those of this turn.
+// Int8 are never infinite, so what should not count is loaded all the same, from row 0 or pack 0,
+// and weighted 0 or not stored: a load under a condition is followed by moves that wait for it, and
+// then few loads are in flight. UNROLL is a power of two, so that the edges that a slot asks for
+// are those of this turn.
 template <> struct Loaded<q8> {
     PackWord<q8, VEC> word[PACKS];
 
@@ -128,10 +138,13 @@ template <> struct Loaded<q8> {
             word[k].word = __ldg(reinterpret_cast<const Whole*>(mine + row_of * (u64)STRIDE));
         }
     }
-    __device__ __forceinline__ void load_or_nothing(const Lanes& at, const q8* base, u64 row_of, bool on) {
+    __device__ __forceinline__ void load_or_nothing(const Lanes& at, const q8* base, u64 row_of,
+                                                    bool on) {
         load(at, base, row_of, on);
     }
-    __device__ __forceinline__ void pack(int k, float (&v)[VEC]) const { Unpack<q8, VEC>::into(word[k], v); }
+    __device__ __forceinline__ void pack(int k,
+                                         float (&v)[VEC]) const { Unpack<q8, VEC>::into(word[k], v);
+                                                                  }
 };
 #endif
 

@@ -1,7 +1,9 @@
-// Putting the chunks of split rows together, for every attention family: one warp per split row and tile of heads.
+// Putting the chunks of split rows together, for every attention family: one warp per split row and
+// tile of heads.
 //
-// Two mappings of lanes meet here, as everywhere in these kernels: "edge-parallel", where lane % HT is the head, and
-// "feature-parallel" (layout.cuh). Per-head numbers cross between them through the warp's Scratch.
+// Two mappings of lanes meet here, as everywhere in these kernels: "edge-parallel", where lane % HT
+// is the head, and "feature-parallel" (layout.cuh). Per-head numbers cross between them through the
+// warp's Scratch.
 #pragma once
 #include "items.cuh"
 
@@ -34,13 +36,15 @@ __device__ __forceinline__ float max_same_head(float x) {
 
 __device__ __forceinline__ float leaky(float x, float slope) { return x > 0.f ? x : slope * x; }
 
-// exp(s - base). The difference is taken first: between scores that matter to each other it is exact, or nearly so, however
-// large they are, while scores kept times log2(e) would each bring a rounding of their own size. `__fsub_rn` keeps a product
-// that made the score from being fused into the difference: forward and backward are to see the same score.
-__device__ __forceinline__ float exp_above(float s, float base) { return exp2f(__fsub_rn(s, base) * LOG2E); }
+// exp(s - base). The difference is taken first: between scores that matter to each other it is
+// exact, or nearly so, however large they are, while scores kept times log2(e) would each bring a
+// rounding of their own size. `__fsub_rn` keeps a product that made the score from being fused into
+// the difference: forward and backward are to see the same score.
+__device__ __forceinline__ float exp_above(float s,
+                                           float base) { return exp2f(__fsub_rn(s, base) * LOG2E); }
 
-// A lane's part of an inner product, in chains of four terms that come together in pairs: a single chain of 16 would round
-// the sum more often, and each step would wait for the one before.
+// A lane's part of an inner product, in chains of four terms that come together in pairs: a single
+// chain of 16 would round the sum more often, and each step would wait for the one before.
 struct Chains {
     float s[(KV * VEC + 3) / 4];
 
@@ -48,7 +52,8 @@ struct Chains {
 #pragma unroll
         for (int i = 0; i < (KV * VEC + 3) / 4; ++i) s[i] = 0.f;
     }
-    __device__ __forceinline__ void add(int term, float a, float b) { s[term / 4] = fmaf(a, b, s[term / 4]); }
+    __device__ __forceinline__ void add(int term, float a,
+                                        float b) { s[term / 4] = fmaf(a, b, s[term / 4]); }
     __device__ __forceinline__ float sum() {
 #pragma unroll
         for (int w = 1; w < (KV * VEC + 3) / 4; w *= 2)
@@ -67,19 +72,22 @@ __device__ __forceinline__ float partial_dot(const Row& a, const Row& b, int kh)
     return s.sum();
 }
 
-// Running maximum and sum of a softmax. The sum is kept in two parts, over negative and positive z, because additive
-// attention's backward needs both shares and a small one must not be had as a difference; others use `minus` alone.
+// Running maximum and sum of a softmax. The sum is kept in two parts, over negative and positive z,
+// because additive attention's backward needs both shares and a small one must not be had as a
+// difference; others use `minus` alone.
 struct Softmax {
     float m, minus, plus;
 
     __device__ __forceinline__ float sum() const { return minus + plus; }
 };
 
-// Chunks of one row in flight: a hub has a hundred, which one warp reads, so what it waits for is latency.
+// Chunks of one row in flight: a hub has a hundred, which one warp reads, so what it waits for is
+// latency.
 #define IN_FLIGHT (PACKS * VEC <= 4 ? 2 * UNROLL : UNROLL)
 
 // Sums the chunks of one split row with the factors exp(m_chunk - m), m from `merge_stats`.
-__device__ __forceinline__ void gather_chunks(const Lanes& at, int first, int count, const Scratch& sh, const float* stats,
+__device__ __forceinline__ void gather_chunks(const Lanes& at, int first, int count,
+                                              const Scratch& sh, const float* stats,
                                               const float* part, Row& total) {
     clear_row(total);
     for (int c = 0; c < count; c += SLOTS * IN_FLIGHT) {
@@ -97,7 +105,8 @@ __device__ __forceinline__ void gather_chunks(const Lanes& at, int first, int co
                 const int h = at.head(k / KV);
                 float f = 1.f;
                 if (i < count && h < H)
-                    f = exp_above(stats[(u64)(first + i) * 3 * H + h], sh.extra[(k / KV) * HL + at.hl]);
+                    f = exp_above(stats[(u64)(first + i) * 3 * H + h],
+                                  sh.extra[(k / KV) * HL + at.hl]);
 #pragma unroll
                 for (int x = 0; x < VEC; ++x) total[k][x] = fmaf(f, v[u][k][x], total[k][x]);
             }
@@ -107,13 +116,14 @@ __device__ __forceinline__ void gather_chunks(const Lanes& at, int first, int co
 }
 
 // The statistics of a split row from those of its chunks. Leaves the maximum per head in sh.extra.
-__device__ __forceinline__ Softmax merge_stats(const Lanes& at, int first, int count, int head, bool on, const Scratch& sh,
-                                               const float* stats) {
+__device__ __forceinline__ Softmax merge_stats(const Lanes& at, int first, int count, int head,
+                                               bool on, const Scratch& sh, const float* stats) {
     Softmax run = {NEG_INF, 0.f, 0.f};
     const int group = at.lane / HT, h = at.lane % HT;
     if (on)
 #pragma unroll 8
-        for (int c = group; c < count; c += 32 / HT) run.m = fmaxf(run.m, stats[(u64)(first + c) * 3 * H + head]);
+        for (int c = group; c < count; c += 32 / HT)
+            run.m = fmaxf(run.m, stats[(u64)(first + c) * 3 * H + head]);
     run.m = max_same_head(run.m);
     if (on)
 #pragma unroll 8
@@ -131,7 +141,8 @@ __device__ __forceinline__ Softmax merge_stats(const Lanes& at, int first, int c
 }
 
 // The plain sum of a split row's partial rows.
-__device__ __forceinline__ void add_chunks(const Lanes& at, int first, int count, const float* part, Row& total) {
+__device__ __forceinline__ void add_chunks(const Lanes& at, int first, int count, const float* part,
+                                           Row& total) {
     clear_row(total);
     for (int c = 0; c < count; c += SLOTS * IN_FLIGHT) {
         Row v[IN_FLIGHT];
@@ -152,7 +163,8 @@ __device__ __forceinline__ void add_chunks(const Lanes& at, int first, int count
 
 // The plain sum over an item: a row's result, or a chunk's part of it.
 template <typename T>
-__device__ __forceinline__ void store_sum(const Lanes& at, const Item& it, Row& sum, T* out, float* part) {
+__device__ __forceinline__ void store_sum(const Lanes& at, const Item& it, Row& sum, T* out,
+                                          float* part) {
     sum_slots(sum);
     if (at.slot != 0) return;
     if (it.chunk < 0) store_row(at, out, it.row, sum);

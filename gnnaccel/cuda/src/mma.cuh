@@ -1,7 +1,8 @@
-// Warp-wide matrix products on the tensor cores: the instructions, and the same sums on the CPU for the tests.
+// Warp-wide matrix products on the tensor cores: the instructions, and the same sums on the CPU for
+// the tests.
 //
-// Fragments of m16n8k(2*P*4), where a 32-bit register holds P elements (1 of tf32, 2 of f16 or bf16), g = lane / 4 and
-// c = lane % 4:
+// Fragments of m16n8k(2*P*4), where a 32-bit register holds P elements (1 of tf32, 2 of f16 or
+// bf16), g = lane / 4 and c = lane % 4:
 //   A  register r: row g + 8 * (r & 1), elements k = P * (c + 4 * (r >> 1)) and on
 //   B  register r: column g,            elements k = P * (c + 4 * r) and on
 //   C  value e:    row g + 8 * (e >> 1), column 2 * c + (e & 1)
@@ -14,15 +15,17 @@
 #define TENSOR_CORES 0  // sm_75 knows only a smaller product, and none of bf16 or tf32
 #endif
 
-// tf32 keeps the upper 19 bits of a float, and the tensor cores ignore the rest: adding half of the last place that is kept
-// rounds to nearest, ties away from zero. (The instruction for it is five on sm_90.)
+// tf32 keeps the upper 19 bits of a float, and the tensor cores ignore the rest: adding half of the
+// last place that is kept rounds to nearest, ties away from zero. (The instruction for it is five
+// on sm_90.)
 __device__ __forceinline__ u32 with_half(float x) { return __float_as_uint(x) + 0x1000u; }
 
 // For the tensor cores. Infinity and NaN stay, the largest numbers become infinite.
-__device__ __forceinline__ u32 tf32_from_float(float x) { return fabsf(x) < infinity() ? with_half(x) : __float_as_uint(x); }
+__device__ __forceinline__ u32 tf32_from_float(float x) { return fabsf(x) < infinity()
+                                                          ? with_half(x) : __float_as_uint(x); }
 
-// x = big + small to 22 bits. Returns small before its rounding: not finite where x is not or big would not be, which has to
-// be computed in another way.
+// x = big + small to 22 bits. Returns small before its rounding: not finite where x is not or big
+// would not be, which has to be computed in another way.
 __device__ __forceinline__ float split_in_two(float x, u32& big, u32& small) {
     big = with_half(x) & ~0x1fffu;
     const float rest = x - __uint_as_float(big);
@@ -35,13 +38,16 @@ template <typename Type> struct Mma;
 
 #if defined(GNNACCEL_EMULATE)
 
-// Tensor cores round the sum towards zero. The products are exact in double, and nearly so is their sum.
+// Tensor cores round the sum towards zero. The products are exact in double, and nearly so is their
+// sum.
 __device__ __forceinline__ float rounded_to_zero(double sum) {
     const float x = (float)sum;
-    return isfinite(x) && fabs((double)x) > fabs(sum) ? __uint_as_float(__float_as_uint(x) - 1u) : x;
+    return isfinite(x)
+        && fabs((double)x) > fabs(sum) ? __uint_as_float(__float_as_uint(x) - 1u) : x;
 }
 
-__device__ __forceinline__ float element(float, u32 word, int) { return __uint_as_float(word & ~0x1fffu); }
+__device__ __forceinline__ float element(float, u32 word,
+                                         int) { return __uint_as_float(word & ~0x1fffu); }
 template <typename Type> __device__ __forceinline__ float element(Type, u32 word, int which) {
     const Type x = {(u16)(word >> (16 * which))};
     return to_float(x);
@@ -49,7 +55,8 @@ template <typename Type> __device__ __forceinline__ float element(Type, u32 word
 
 // One host thread runs all lanes, so they can meet in a static array.
 template <typename Type> struct Mma {
-    static inline void multiply(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2], const float (&c)[4]) {
+    static inline void multiply(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2],
+                                const float (&c)[4]) {
         constexpr int P = 4 / sizeof(Type);
         static u32 all[32][32][6];
         const int lane = threadIdx.x & 31;
@@ -94,8 +101,9 @@ MMA_OF(bf16, "m16n8k16", "bf16.bf16")
 
 #endif
 
-// Count (2 or 4) matrices of 8 x 8 halves out of shared memory, turned on the way: lane 8 q + i names line i of matrix q, of 16
-// aligned bytes, and every lane gets the elements of lines 2 * (lane % 4) and the next, column lane / 4, of each matrix.
+// Count (2 or 4) matrices of 8 x 8 halves out of shared memory, turned on the way: lane 8 q + i
+// names line i of matrix q, of 16 aligned bytes, and every lane gets the elements of lines 2 *
+// (lane % 4) and the next, column lane / 4, of each matrix.
 #if defined(GNNACCEL_EMULATE)
 template <int Count, typename Half> inline void load_turned(const Half* line, u32 (&to)[Count]) {
     static const Half* all[32][32];
@@ -104,22 +112,26 @@ template <int Count, typename Half> inline void load_turned(const Half* line, u3
     if ((u64)line % 16) __trap();
     lines[lane] = line;
     __syncwarp();
-    for (int q = 0; q < Count; ++q) to[q] = lines[8 * q + i][column].bits | (u32)lines[8 * q + i + 1][column].bits << 16;
+    for (int q = 0; q < Count; ++q)
+        to[q] = lines[8 * q + i][column].bits | (u32)lines[8 * q + i + 1][column].bits << 16;
     __syncwarp();
 }
 #elif TENSOR_CORES
-template <typename Half> __device__ __forceinline__ void load_turned(const Half* line, u32 (&to)[4]) {
+template <typename Half> __device__ __forceinline__ void load_turned(const Half* line,
+                                                                     u32 (&to)[4]) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
                  : "r"((u32)__cvta_generic_to_shared(line)) : "memory");
 }
-template <typename Half> __device__ __forceinline__ void load_turned(const Half* line, u32 (&to)[2]) {
+template <typename Half> __device__ __forceinline__ void load_turned(const Half* line,
+                                                                     u32 (&to)[2]) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
                  : "=r"(to[0]), "=r"(to[1]) : "r"((u32)__cvta_generic_to_shared(line)) : "memory");
 }
 #endif
 
-// d += a b for int8, m16n8k32, in fragments as above with P = 4 and whole numbers. It wraps round beyond 32 bits.
+// d += a b for int8, m16n8k32, in fragments as above with P = 4 and whole numbers. It wraps round
+// beyond 32 bits.
 #if defined(GNNACCEL_EMULATE)
 inline void multiply_int8(int (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
     static u32 all[32][32][6];

@@ -1,13 +1,16 @@
 // Several reduces of each row's messages in one pass.
 //
-//   forward, merge:  out[r, AT, h, :] = that reduce over the messages of r's edges; for backward the number of equal extrema, and
+//   forward, merge:  out[r, AT, h, :] = that reduce over the messages of r's edges; for backward
+//   the number of equal extrema, and
 //                    the mean where moments are asked for
 //
-// Rows without edges are zero throughout. NaN is larger and smaller than everything. Moments are of the distance to the row's
-// first message, so that a mean far from zero costs the variance no digits.
+// Rows without edges are zero throughout. NaN is larger and smaller than everything. Moments are of
+// the distance to the row's first message, so that a mean far from zero costs the variance no
+// digits.
 #include "multi_reduce.cuh"
 
-// What a channel's messages have come to: their sum, their first two moments about the shift, the extrema and how often.
+// What a channel's messages have come to: their sum, their first two moments about the shift, the
+// extrema and how often.
 struct Channel {
     float sum, first, second, top, bottom;
     int tops, bottoms;
@@ -15,7 +18,8 @@ struct Channel {
 
 typedef Channel Found[PACKS][VEC];
 
-template <bool Largest> __device__ __forceinline__ void keep(float value, int count, float& best, int& times) {
+template <bool Largest> __device__ __forceinline__ void keep(float value, int count, float& best,
+                                                             int& times) {
     const bool wins = value != value || (Largest ? value > best : value < best);
     times = wins ? count : value == best ? times + count : times;
     best = wins ? value : best;
@@ -69,7 +73,8 @@ __device__ __forceinline__ void join_slots(Found& f) {
 }
 
 // The first message of a row that has one.
-__device__ __forceinline__ void load_shift(const Lanes& at, const Graph& g, int row, bool some, Row& shift) {
+__device__ __forceinline__ void load_shift(const Lanes& at, const Graph& g, int row, bool some,
+                                           Row& shift) {
     if (!MOMENTS) return;
     const OFF_T position = g.indptr[row];
     load_row(at, g.x, some ? (u64)g.other[position] : 0, some, shift);
@@ -78,13 +83,15 @@ __device__ __forceinline__ void load_shift(const Lanes& at, const Graph& g, int 
 #pragma unroll
     for (int k = 0; k < PACKS; ++k) {
         const int head = at.head(k / KV);
-        const float w = WEIGHT == EDGE_WEIGHT ? g.weight[place] : head < H ? g.weight[place * H + head] : 0.f;
+        const float w = WEIGHT == EDGE_WEIGHT ? g.weight[place] : head < H
+            ? g.weight[place * H + head] : 0.f;
 #pragma unroll
         for (int c = 0; c < VEC; ++c) shift[k][c] = message(shift[k][c], w);
     }
 }
 
-__device__ __forceinline__ void fold(const Lanes& at, const Graph& g, const Turn& t, int first, const Row& shift, Found& f) {
+__device__ __forceinline__ void fold(const Lanes& at, const Graph& g, const Turn& t, int first,
+                                     const Row& shift, Found& f) {
     Row v[UNROLL];
     float w[UNROLL][KH];
 #pragma unroll
@@ -100,7 +107,8 @@ __device__ __forceinline__ void fold(const Lanes& at, const Graph& g, const Turn
             for (int k = 0; k < PACKS; ++k)
 #pragma unroll
                 for (int c = 0; c < VEC; ++c)
-                    add_message(f[k][c], message(v[u][k][c], w[u][k / KV]), MOMENTS ? shift[k][c] : 0.f);
+                    add_message(f[k][c], message(v[u][k][c], w[u][k / KV]),
+                                MOMENTS ? shift[k][c] : 0.f);
 }
 
 struct Results {
@@ -109,11 +117,13 @@ struct Results {
     float* mean;   // of rows whose moments are wanted, or null
 };
 
-__device__ __forceinline__ float extremum_or_zero(float value, int times) { return times ? value : 0.f; }
+__device__ __forceinline__ float extremum_or_zero(float value,
+                                                  int times) { return times ? value : 0.f; }
 
 // Channels are taken one reduce after the other: each writes whole packs.
 template <class Value>
-__device__ __forceinline__ void put(const Lanes& at, ROW_T* out, u64 row, const Found& f, const Value& value) {
+__device__ __forceinline__ void put(const Lanes& at, ROW_T* out, u64 row, const Found& f,
+                                    const Value& value) {
     Row r;
 #pragma unroll
     for (int k = 0; k < PACKS; ++k)
@@ -122,7 +132,8 @@ __device__ __forceinline__ void put(const Lanes& at, ROW_T* out, u64 row, const 
     store_row(at, out, row, r);
 }
 
-struct Sum { __device__ __forceinline__ float operator()(const Channel& a) const { return a.sum; } };
+struct Sum { __device__ __forceinline__ float operator()(const Channel& a) const { return a.sum;
+                                                                                   } };
 struct Mean {
     float edges;
     __device__ __forceinline__ float operator()(const Channel& a) const { return a.sum / edges; }
@@ -147,8 +158,8 @@ struct Bottom {
     __device__ __forceinline__ float operator()(const Channel& a) const { return extremum_or_zero(a.bottom, a.bottoms); }
 };
 
-__device__ __forceinline__ void finish(const Lanes& at, int row, OFF_T degree, const Found& f, const Row& shift,
-                                       const Results& to) {
+__device__ __forceinline__ void finish(const Lanes& at, int row, OFF_T degree, const Found& f,
+                                       const Row& shift, const Results& to) {
     const float edges = degree > 0 ? (float)degree : 1.f;
     const u64 base = (u64)row * REDUCES;
     const Mean mean = {edges};
@@ -165,7 +176,8 @@ __device__ __forceinline__ void finish(const Lanes& at, int row, OFF_T degree, c
 #pragma unroll
         for (int k = 0; k < PACKS; ++k)
 #pragma unroll
-            for (int c = 0; c < VEC; ++c) r[k][c] = degree > 0 ? shift[k][c] + f[k][c].first / edges : 0.f;
+            for (int c = 0; c < VEC; ++c)
+                r[k][c] = degree > 0 ? shift[k][c] + f[k][c].first / edges : 0.f;
         store_row(at, to.mean, row, r);
     }
     if (COUNTS && to.counts) {
@@ -182,7 +194,8 @@ __device__ __forceinline__ void finish(const Lanes& at, int row, OFF_T degree, c
     }
 }
 
-// Partial results of chunk i: row PARTS i + n of `part` is the n-th of them; counts lie there as integers.
+// Partial results of chunk i: row PARTS i + n of `part` is the n-th of them; counts lie there as
+// integers.
 template <bool Store> __device__ __forceinline__ void move(float* part, u64 from, Channel& a) {
     float* p = part + from;
     int* q = (int*)p;
@@ -215,10 +228,11 @@ __device__ __forceinline__ u64 part_at(const Lanes& at, int chunk, int k, int c)
 }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-forward(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const OFF_T* __restrict__ place, int rows,
-        const int* __restrict__ counters, const int2* __restrict__ chunks, int chunk_edges, int chunk_slots,
-        const ROW_T* __restrict__ x, const float* __restrict__ weight, ROW_T* __restrict__ out, int* __restrict__ counts,
-        float* __restrict__ mean, float* __restrict__ part) {
+forward(const OFF_T* __restrict__ indptr, const int* __restrict__ other,
+        const OFF_T* __restrict__ place, int rows, const int* __restrict__ counters,
+        const int2* __restrict__ chunks, int chunk_edges, int chunk_slots,
+        const ROW_T* __restrict__ x, const float* __restrict__ weight, ROW_T* __restrict__ out,
+        int* __restrict__ counts, float* __restrict__ mean, float* __restrict__ part) {
     const Split split = {counters, chunks, chunk_edges, chunk_slots};
     Item it;
     if (!item_at(warp_id(), rows, indptr, split, it)) return;
@@ -230,7 +244,8 @@ forward(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const O
     load_shift(at, g, it.row, it.end > it.begin, shift);
     for (OFF_T rest = it.end - it.begin; rest > 0; rest -= 32) {
         const Turn t(at, g, it.end, rest);
-        for (int first = 0; first < t.edges; first += SLOTS * UNROLL) fold(at, g, t, first, shift, f);
+        for (int first = 0; first < t.edges; first += SLOTS * UNROLL)
+            fold(at, g, t, first, shift, f);
     }
     join_slots(f);
     if (at.slot != 0) return;
@@ -247,10 +262,11 @@ forward(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const O
 }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-merge(const int* __restrict__ counters, const int4* __restrict__ heavy, const OFF_T* __restrict__ indptr,
-      const int* __restrict__ other, const OFF_T* __restrict__ place, const ROW_T* __restrict__ x,
-      const float* __restrict__ weight, float* __restrict__ part, ROW_T* __restrict__ out, int* __restrict__ counts,
-      float* __restrict__ mean) {
+merge(const int* __restrict__ counters, const int4* __restrict__ heavy,
+      const OFF_T* __restrict__ indptr, const int* __restrict__ other,
+      const OFF_T* __restrict__ place, const ROW_T* __restrict__ x,
+      const float* __restrict__ weight, float* __restrict__ part, ROW_T* __restrict__ out,
+      int* __restrict__ counts, float* __restrict__ mean) {
     const long long w = warp_id();
     if (w >= counters[1]) return;
     const int4 row = heavy[w];

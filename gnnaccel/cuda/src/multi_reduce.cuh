@@ -1,8 +1,10 @@
-// What the kernels of several reduces in one pass share: how the reduces are numbered, and a row's edges and messages.
+// What the kernels of several reduces in one pass share: how the reduces are numbered, and a row's
+// edges and messages.
 //
-// SUM_AT .. MIN_AT say where a reduce stands among the REDUCES of the result, -1 that it is not asked for. The message of edge e
-// is m(e) = w(e, h) x[other(e), h, :]; WEIGHT says whether w is 1, one number per edge or one per edge and head, at the edge's
-// place. Messages are rounded to ROW_T before anything is made of them: backward then finds the same ones equal as forward did.
+// SUM_AT .. MIN_AT say where a reduce stands among the REDUCES of the result, -1 that it is not
+// asked for. The message of edge e is m(e) = w(e, h) x[other(e), h, :]; WEIGHT says whether w is 1,
+// one number per edge or one per edge and head, at the edge's place. Messages are rounded to ROW_T
+// before anything is made of them: backward then finds the same ones equal as forward did.
 #pragma once
 #include "merge.cuh"
 
@@ -15,7 +17,8 @@
 #define TOP (MAX_AT >= 0)
 #define BOTTOM (MIN_AT >= 0)
 #define LINEAR (TOTAL || MOMENTS)
-// rows of partial results per chunk; rows of counts; rows of coefficients, and where the shares begin among those
+// rows of partial results per chunk; rows of counts; rows of coefficients, and where the shares
+// begin among those
 #define PARTS ((TOTAL ? 1 : 0) + (MOMENTS ? 2 : 0) + (TOP ? 2 : 0) + (BOTTOM ? 2 : 0))
 #define COUNTS ((TOP ? 1 : 0) + (BOTTOM ? 1 : 0))
 #define SHARES ((LINEAR ? 1 : 0) + (MOMENTS ? 1 : 0))
@@ -30,7 +33,8 @@ struct Graph {
     const float* weight;
 };
 
-// Up to 32 edges of those that end at `end`, `rest` in number. They are loaded edge-parallel and passed round by shuffles.
+// Up to 32 edges of those that end at `end`, `rest` in number. They are loaded edge-parallel and
+// passed round by shuffles.
 struct Turn {
     int edges, other;
     OFF_T place;
@@ -45,14 +49,18 @@ struct Turn {
         weight = WEIGHT == EDGE_WEIGHT && on ? g.weight[place] : 0.f;
     }
     // All lanes must ask.
-    __device__ __forceinline__ u64 row(int e) const { return (u64)__shfl_sync(FULL_WARP, other, e & 31); }
-    __device__ __forceinline__ u64 line(int e) const { return (u64)__shfl_sync(FULL_WARP, place, e & 31); }
-    __device__ __forceinline__ void weights(const Lanes& at, const Graph& g, int e, bool on, float (&w)[KH]) const {
+    __device__ __forceinline__ u64 row(int e) const { return (u64)__shfl_sync(FULL_WARP, other,
+                                                                              e & 31); }
+    __device__ __forceinline__ u64 line(int e) const { return (u64)__shfl_sync(FULL_WARP, place,
+                                                                               e & 31); }
+    __device__ __forceinline__ void weights(const Lanes& at, const Graph& g, int e, bool on,
+                                            float (&w)[KH]) const {
         const float one = WEIGHT == EDGE_WEIGHT ? __shfl_sync(FULL_WARP, weight, e & 31) : 1.f;
         const u64 from = WEIGHT == HEAD_WEIGHT ? line(e) : 0;
 #pragma unroll
         for (int kh = 0; kh < KH; ++kh)
-            w[kh] = WEIGHT != HEAD_WEIGHT ? one : on && at.head(kh) < H ? g.weight[from * H + at.head(kh)] : 0.f;
+            w[kh] = WEIGHT != HEAD_WEIGHT ? one : on
+                && at.head(kh) < H ? g.weight[from * H + at.head(kh)] : 0.f;
     }
 };
 

@@ -1,12 +1,15 @@
 // Gradients of several reduces of each row's messages.
 //
-//   spread:               what the gradients of row r mean for each of its messages: coefficients [r, TERMS, h, :], once per row
-//   backward, add_parts:  out[s, h, :] = sum over s's edges e of w(e, h) dm(e), over the transposed graph
+//   spread:               what the gradients of row r mean for each of its messages: coefficients
+//   [r, TERMS, h, :], once per row
+//   backward, add_parts:  out[s, h, :] = sum over s's edges e of w(e, h) dm(e), over the transposed
+//   graph
 //   edge_grad:            <x[other(e), h, :], dm(e)> for every edge e of r: the gradient of w
 //
 // A message's gradient is
 //   dm(e) = A[r] + B[r] m(e) + (m(e) is r's largest) * top[r] + (m(e) is r's smallest) * bottom[r];
-// equal messages share the gradient of an extremum evenly. Where the extremum is NaN, so is every message's gradient.
+// equal messages share the gradient of an extremum evenly. Where the extremum is NaN, so is every
+// message's gradient.
 #include "multi_reduce.cuh"
 #include "walk.cuh"
 
@@ -22,8 +25,8 @@ struct Terms {
 
 __device__ __forceinline__ u64 term(u64 row, int n) { return row * TERMS + n; }
 
-__device__ __forceinline__ void load_terms(const Lanes& at, u64 row, bool on, const ROW_T* out, const float* coefficients,
-                                           Terms& t) {
+__device__ __forceinline__ void load_terms(const Lanes& at, u64 row, bool on, const ROW_T* out,
+                                           const float* coefficients, Terms& t) {
     if (LINEAR) load_row(at, coefficients, term(row, 0), on, t.a);
     if (MOMENTS) load_row(at, coefficients, term(row, 1), on, t.b);
     if (TOP) load_row(at, out, row * REDUCES + MAX_AT, on, t.top);
@@ -35,12 +38,13 @@ __device__ __forceinline__ float share(float m, float best, const float* shares,
     return best != best ? best : m == best ? shares[index] : 0.f;
 }
 
-__device__ __forceinline__ float message_grad(const Terms& t, int k, int c, float m, const float* coefficients, u64 row,
-                                              int offset) {
+__device__ __forceinline__ float message_grad(const Terms& t, int k, int c, float m,
+                                              const float* coefficients, u64 row, int offset) {
     float d = LINEAR ? t.a[k][c] : 0.f;
     if (MOMENTS) d = fmaf(t.b[k][c], m, d);
     if (TOP) d += share(m, t.top[k][c], coefficients, term(row, SHARES) * (H * D) + offset);
-    if (BOTTOM) d += share(m, t.bottom[k][c], coefficients, term(row, TERMS - 1) * (H * D) + offset);
+    if (BOTTOM)
+        d += share(m, t.bottom[k][c], coefficients, term(row, TERMS - 1) * (H * D) + offset);
     return d;
 }
 
@@ -50,15 +54,18 @@ struct Gradients {
 };
 
 template <int At>
-__device__ __forceinline__ void load_gradient(const Lanes& at, const ROW_T* from, u64 row, bool on, Row& r) {
+__device__ __forceinline__ void load_gradient(const Lanes& at, const ROW_T* from, u64 row, bool on,
+                                              Row& r) {
     if (At >= 0) load_row(at, from, row * REDUCES + (At >= 0 ? At : 0), on, r);
     else clear_row(r);
 }
 
-// zero_share: an extremum of 0 keeps a share for itself, as it does where results begin as zeros that take part.
+// zero_share: an extremum of 0 keeps a share for itself, as it does where results begin as zeros
+// that take part.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-spread(const OFF_T* __restrict__ indptr, int rows, const ROW_T* __restrict__ grad, const ROW_T* __restrict__ out,
-       const int* __restrict__ counts, const float* __restrict__ mean, int zero_share, float* __restrict__ coefficients) {
+spread(const OFF_T* __restrict__ indptr, int rows, const ROW_T* __restrict__ grad,
+       const ROW_T* __restrict__ out, const int* __restrict__ counts,
+       const float* __restrict__ mean, int zero_share, float* __restrict__ coefficients) {
     const Lanes at;
     const long long row = warp_id() * SLOTS + at.slot;
     if (row >= rows) return;
@@ -97,8 +104,10 @@ spread(const OFF_T* __restrict__ indptr, int rows, const ROW_T* __restrict__ gra
             const bool mine = on && at.owns(k / KV, k % KV);
 #pragma unroll
             for (int c = 0; c < VEC; ++c) {
-                const float best = side == 0 ? top[k][c] : bottom[k][c], whole = side == 0 ? g.top[k][c] : g.bottom[k][c];
-                const int equal = mine ? times[at.offset(k / KV, k % KV) + c] + (zero_share && best == 0.f) : 1;
+                const float best = side == 0 ? top[k][c] : bottom[k][c],
+                    whole = side == 0 ? g.top[k][c] : g.bottom[k][c];
+                const int equal = mine
+                    ? times[at.offset(k / KV, k % KV) + c] + (zero_share && best == 0.f) : 1;
                 a[k][c] = whole / (float)equal;
             }
         }
@@ -107,10 +116,12 @@ spread(const OFF_T* __restrict__ indptr, int rows, const ROW_T* __restrict__ gra
 }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-backward(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const OFF_T* __restrict__ place, int rows,
-         const int* __restrict__ counters, const int2* __restrict__ chunks, int chunk_edges, int chunk_slots,
-         const ROW_T* __restrict__ x, const float* __restrict__ weight, const ROW_T* __restrict__ reduced,
-         const float* __restrict__ coefficients, ROW_T* __restrict__ out, float* __restrict__ part) {
+backward(const OFF_T* __restrict__ indptr, const int* __restrict__ other,
+         const OFF_T* __restrict__ place, int rows, const int* __restrict__ counters,
+         const int2* __restrict__ chunks, int chunk_edges, int chunk_slots,
+         const ROW_T* __restrict__ x, const float* __restrict__ weight,
+         const ROW_T* __restrict__ reduced, const float* __restrict__ coefficients,
+         ROW_T* __restrict__ out, float* __restrict__ part) {
     const Split split = {counters, chunks, chunk_edges, chunk_slots};
     Item it;
     if (!item_at(warp_id(), rows, indptr, split, it)) return;
@@ -122,7 +133,8 @@ backward(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const 
     else clear_row(own);
     for (OFF_T rest = it.end - it.begin; rest > 0; rest -= 32) {
         const Turn t(at, g, it.end, rest);
-        Row of_turn;  // summed apart, so that a long row rounds a number of the sum's size once per turn only
+        // summed apart, so that a long row rounds a number of the sum's size once per turn only
+        Row of_turn;
         clear_row(of_turn);
         for (int first = 0; first < t.edges; first += SLOTS * FLIGHT) {
             Terms terms[FLIGHT];
@@ -139,13 +151,16 @@ backward(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const 
             for (int u = 0; u < FLIGHT; ++u)
 #pragma unroll
                 for (int k = 0; k < PACKS; ++k) {
-                    if (first + u * SLOTS + at.slot >= t.edges || !at.owns(k / KV, k % KV)) continue;
+                    if (first + u * SLOTS + at.slot >= t.edges || !at.owns(k / KV, k % KV))
+                        continue;
 #pragma unroll
                     for (int c = 0; c < VEC; ++c) {
                         const float f = w[u][k / KV];
-                        const float d = message_grad(terms[u], k, c, message(own[k][c], f), coefficients, row[u],
+                        const float d = message_grad(terms[u], k, c, message(own[k][c], f),
+                                                     coefficients, row[u],
                                                      at.offset(k / KV, k % KV) + c);
-                        of_turn[k][c] = WEIGHT == NO_WEIGHT ? of_turn[k][c] + d : fmaf(f, d, of_turn[k][c]);
+                        of_turn[k][c] = WEIGHT == NO_WEIGHT ? of_turn[k][c] + d
+                            : fmaf(f, d, of_turn[k][c]);
                     }
                 }
         }
@@ -156,10 +171,12 @@ backward(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const 
 
 // With a weight per edge out is [edges, tiles of heads], with one per head [edges, H].
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-edge_grad(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const OFF_T* __restrict__ place, int rows,
-          const int* __restrict__ counters, const int2* __restrict__ chunks, int chunk_edges, int chunk_slots,
-          const ROW_T* __restrict__ x, const float* __restrict__ weight, const ROW_T* __restrict__ reduced,
-          const float* __restrict__ coefficients, float* __restrict__ out) {
+edge_grad(const OFF_T* __restrict__ indptr, const int* __restrict__ other,
+          const OFF_T* __restrict__ place, int rows, const int* __restrict__ counters,
+          const int2* __restrict__ chunks, int chunk_edges, int chunk_slots,
+          const ROW_T* __restrict__ x, const float* __restrict__ weight,
+          const ROW_T* __restrict__ reduced, const float* __restrict__ coefficients,
+          float* __restrict__ out) {
     const Split split = {counters, chunks, chunk_edges, chunk_slots};
     Item it;
     if (!item_at(warp_id(), rows, indptr, split, it)) return;
@@ -185,15 +202,19 @@ edge_grad(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const
 #pragma unroll
                     for (int c = 0; c < VEC; ++c)
                         if (on && at.owns(kh, k % KV))
-                            s = fmaf(v[k][c], message_grad(terms, k, c, message(v[k][c], w[kh]), coefficients, (u64)it.row,
+                            s = fmaf(v[k][c],
+                                     message_grad(terms, k, c, message(v[k][c], w[kh]),
+                                                  coefficients, (u64)it.row,
                                                            at.offset(kh, k % KV) + c), s);
                 s = lane_sum<LH>(s);
                 of_edge += s;
-                if (WEIGHT == HEAD_WEIGHT && on && at.lh == 0 && at.head(kh) < H) out[line * H + at.head(kh)] = s;
+                if (WEIGHT == HEAD_WEIGHT && on && at.lh == 0 && at.head(kh) < H)
+                    out[line * H + at.head(kh)] = s;
             }
             if (WEIGHT != EDGE_WEIGHT) continue;
 #pragma unroll
-            for (int step = LH; step < ROW_LANES; step <<= 1) of_edge += __shfl_xor_sync(FULL_WARP, of_edge, step);
+            for (int step = LH; step < ROW_LANES; step <<= 1)
+                of_edge += __shfl_xor_sync(FULL_WARP, of_edge, step);
             if (on && at.lane % ROW_LANES == 0) out[line * gridDim.y + blockIdx.y] = of_edge;
         }
     }

@@ -1,12 +1,17 @@
-// The distinct pairs of a node and a relation at the ends of edges, and nodes by their types: what relational layers need to know
-// of a graph before anything else, in few launches, as a graph that comes once is bound by the host.
+// The distinct pairs of a node and a relation at the ends of edges, and nodes by their types: what
+// relational layers need to know of a graph before anything else, in few launches, as a graph that
+// comes once is bound by the host.
 //
-//   collect           looks at the ids of all edges, copies them as int32, marks the keys relation * nodes + node of both ends
-//   number            the keys that were marked, in order: torch's cumsum has added the marks up in between
+//   collect           looks at the ids of all edges, copies them as int32, marks the keys relation
+//   * nodes + node of both ends
+//   number            the keys that were marked, in order: torch's cumsum has added the marks up in
+//   between
 //   count, share...   1 / the edges of an edge's pair
-//   tally, arrange    nodes in any order of types: how many there are of each, and a stable order by type
+//   tally, arrange    nodes in any order of types: how many there are of each, and a stable order
+//   by type
 //
-// Marks and numbers do not depend on who comes first: threads that write to the same place write the same there.
+// Marks and numbers do not depend on who comes first: threads that write to the same place write
+// the same there.
 #include "common.cuh"
 
 #define THREADS 256
@@ -27,9 +32,10 @@ __device__ __forceinline__ bool within(i64 id, i64 limit) { return id >= 0 && id
 
 // A null copy is not made, null marks are not set.
 extern "C" __global__ void __launch_bounds__(THREADS)
-collect(const char* src, i64 src_step, int src_wide, const char* dst, i64 dst_step, int dst_wide, const char* relation,
-        i64 relation_step, int relation_wide, i64 edges, i64 num_src, i64 num_dst, i64 num_relations, int* src_copy,
-        int* dst_copy, int* relation_copy, int* src_marks, int* dst_marks, int* told) {
+collect(const char* src, i64 src_step, int src_wide, const char* dst, i64 dst_step, int dst_wide,
+        const char* relation, i64 relation_step, int relation_wide, i64 edges, i64 num_src,
+        i64 num_dst, i64 num_relations, int* src_copy, int* dst_copy, int* relation_copy,
+        int* src_marks, int* dst_marks, int* told) {
     const i64 e = thread_id();
     if (e >= edges) return;
     const i64 s = id_at(src, src_step, src_wide, e), d = id_at(dst, dst_step, dst_wide, e);
@@ -45,11 +51,13 @@ collect(const char* src, i64 src_step, int src_wide, const char* dst, i64 dst_st
     if (dst_marks) dst_marks[r * num_dst + d] = 1;
 }
 
-// blockIdx.y is the end. `sums`: the marks of the first end's keys, then of the second's, added up; `second`: where those begin.
+// blockIdx.y is the end. `sums`: the marks of the first end's keys, then of the second's, added up;
+// `second`: where those begin.
 extern "C" __global__ void __launch_bounds__(THREADS)
-number(const char* ids0, i64 step0, int wide0, const char* ids1, i64 step1, int wide1, const char* relation, i64 relation_step,
-       int relation_wide, i64 edges, i64 num_relations, const int* __restrict__ sums, i64 second, i64 nodes0, i64 nodes1,
-       int* node0, int* relation0, int* ptr0, int* pair0, int* node1, int* relation1, int* ptr1, int* pair1, int* told) {
+number(const char* ids0, i64 step0, int wide0, const char* ids1, i64 step1, int wide1,
+       const char* relation, i64 relation_step, int relation_wide, i64 edges, i64 num_relations,
+       const int* __restrict__ sums, i64 second, i64 nodes0, i64 nodes1, int* node0, int* relation0,
+       int* ptr0, int* pair0, int* node1, int* relation1, int* ptr1, int* pair1, int* told) {
     if (told[INVALID]) return;
     const bool last = blockIdx.y == 1;
     const i64 begin = last ? second : 0, nodes = last ? nodes1 : nodes0;
@@ -78,8 +86,10 @@ count(const int* __restrict__ pair, i64 edges, int* __restrict__ counts) {
 }
 
 // out[i] for the edge order[i], int64 if `wide`, or i where there is no order.
-template <typename Float> __device__ __forceinline__ void write_share(const int* pair, const int* counts, const char* order,
-                                                                      int wide, i64 edges, Float* out) {
+template <typename Float> __device__ __forceinline__ void write_share(const int* pair,
+                                                                      const int* counts,
+                                                                      const char* order, int wide,
+                                                                      i64 edges, Float* out) {
     const i64 at = thread_id();
     if (at >= edges) return;
     const i64 e = order ? id_at(order, wide ? 8 : 4, wide, at) : at;
@@ -87,23 +97,24 @@ template <typename Float> __device__ __forceinline__ void write_share(const int*
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-share_float(const int* __restrict__ pair, const int* __restrict__ counts, const char* __restrict__ order, int wide, i64 edges,
-            float* __restrict__ out) {
+share_float(const int* __restrict__ pair, const int* __restrict__ counts,
+            const char* __restrict__ order, int wide, i64 edges, float* __restrict__ out) {
     write_share<float>(pair, counts, order, wide, edges, out);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-share_double(const int* __restrict__ pair, const int* __restrict__ counts, const char* __restrict__ order, int wide, i64 edges,
-             double* __restrict__ out) {
+share_double(const int* __restrict__ pair, const int* __restrict__ counts,
+             const char* __restrict__ order, int wide, i64 edges, double* __restrict__ out) {
     write_share<double>(pair, counts, order, wide, edges, out);
 }
 
-// A thread takes `run` nodes one after the other, so that places need no atomics and are always the same. counts
-// [num_types, parts]: the nodes of a type that a thread has seen, zero before.
+// A thread takes `run` nodes one after the other, so that places need no atomics and are always the
+// same. counts [num_types, parts]: the nodes of a type that a thread has seen, zero before.
 #define UNSORTED 1
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-tally(const char* types, i64 step, int wide, i64 nodes, i64 num_types, i64 run, i64 parts, int* copy, int* counts, int* flags) {
+tally(const char* types, i64 step, int wide, i64 nodes, i64 num_types, i64 run, i64 parts,
+      int* copy, int* counts, int* flags) {
     const i64 part = thread_id();
     if (part >= parts) return;
     const i64 end = (part + 1) * run < nodes ? (part + 1) * run : nodes;
@@ -119,10 +130,12 @@ tally(const char* types, i64 step, int wide, i64 nodes, i64 num_types, i64 run, 
     }
 }
 
-// `sums`: the counts added up. told [num_types + 3]: where each type begins, the number of nodes, the flags.
+// `sums`: the counts added up. told [num_types + 3]: where each type begins, the number of nodes,
+// the flags.
 extern "C" __global__ void __launch_bounds__(THREADS)
-arrange(const int* __restrict__ types, const int* __restrict__ sums, i64 nodes, i64 num_types, i64 run, i64 parts,
-        int* __restrict__ counts, const int* __restrict__ flags, int* __restrict__ order, int* __restrict__ told) {
+arrange(const int* __restrict__ types, const int* __restrict__ sums, i64 nodes, i64 num_types,
+        i64 run, i64 parts, int* __restrict__ counts, const int* __restrict__ flags,
+        int* __restrict__ order, int* __restrict__ told) {
     const i64 part = thread_id();
     if (part <= num_types) told[part] = part && parts ? sums[part * parts - 1] : 0;
     if (part < 2) told[num_types + 1 + part] = flags[part];

@@ -1,8 +1,9 @@
-// Attention whose scores need both rows of an edge, forward: GATv2, dot product, cosine, SuperGAT (see pairwise.cuh).
+// Attention whose scores need both rows of an edge, forward: GATv2, dot product, cosine, SuperGAT
+// (see pairwise.cuh).
 //
-// One gather per edge serves the score and, where values are the keys, the sum as well: a warp's slots take edges side by
-// side, UNROLL of them in flight, with an online softmax in registers. Kernels: `forward` (whole rows and chunks in one
-// launch) and `merge` (split rows).
+// One gather per edge serves the score and, where values are the keys, the sum as well: a warp's
+// slots take edges side by side, UNROLL of them in flight, with an online softmax in registers.
+// Kernels: `forward` (whole rows and chunks in one launch) and `merge` (split rows).
 #include "pairwise.cuh"
 
 struct Inputs {
@@ -18,8 +19,9 @@ struct State {
 };
 
 // One step: UNROLL edges in each slot, the first at `first` of the tile that starts at `base`.
-__device__ __forceinline__ void step(const Lanes& at, const Inputs& in, const Dropout& drop, const Row& q, const Row& att,
-                                     const float (&c_dst)[KH], OFF_T base, int first, int n, int j, State& st) {
+__device__ __forceinline__ void step(const Lanes& at, const Inputs& in, const Dropout& drop,
+                                     const Row& q, const Row& att, const float (&c_dst)[KH],
+                                     OFF_T base, int first, int n, int j, State& st) {
     Row k[UNROLL], v[OWN_VALUES ? UNROLL : 1];
     float s[UNROLL][KH];
     OFF_T position[UNROLL];
@@ -33,7 +35,8 @@ __device__ __forceinline__ void step(const Lanes& at, const Inputs& in, const Dr
         if (OWN_VALUES) gather_row(at, in.values, SOURCE_ROW(src), on, v[OWN_VALUES ? u : 0]);
 #pragma unroll
         for (int kh = 0; kh < KH; ++kh)
-            s[u][kh] = SCORE == COSINE || SCORE == MX ? node_term(in.c_src, src, at.head(kh), on) : 0.f;
+            s[u][kh] = SCORE == COSINE
+                || SCORE == MX ? node_term(in.c_src, src, at.head(kh), on) : 0.f;
     }
 #pragma unroll
     for (int u = 0; u < UNROLL; ++u) {
@@ -77,7 +80,8 @@ __device__ __forceinline__ void step(const Lanes& at, const Inputs& in, const Dr
                 const int i = kh * KV + kv;
                 float a = st.acc[i][x] * fade;
 #pragma unroll
-                for (int u = 0; u < UNROLL; ++u) a = fmaf(s[u][kh], OWN_VALUES ? v[OWN_VALUES ? u : 0][i][x] : k[u][i][x], a);
+                for (int u = 0; u < UNROLL; ++u)
+                    a = fmaf(s[u][kh], OWN_VALUES ? v[OWN_VALUES ? u : 0][i][x] : k[u][i][x], a);
                 st.acc[i][x] = a;
             }
     }
@@ -89,12 +93,14 @@ __device__ __forceinline__ void join_slots(State& st) {
     for (int kh = 0; kh < KH; ++kh) {
         float top = st.m[kh];
 #pragma unroll
-        for (int w = ROW_LANES; w < 32; w <<= 1) top = fmaxf(top, __shfl_xor_sync(FULL_WARP, top, w));
+        for (int w = ROW_LANES; w < 32; w <<= 1)
+            top = fmaxf(top, __shfl_xor_sync(FULL_WARP, top, w));
         const float f = exp_above(st.m[kh], reference(top));
         st.m[kh] = top;
         st.l[kh] *= f;
 #pragma unroll
-        for (int w = ROW_LANES; w < 32; w <<= 1) st.l[kh] += __shfl_xor_sync(FULL_WARP, st.l[kh], w);
+        for (int w = ROW_LANES; w < 32; w <<= 1)
+            st.l[kh] += __shfl_xor_sync(FULL_WARP, st.l[kh], w);
 #pragma unroll
         for (int i = kh * KV; i < (kh + 1) * KV; ++i)
 #pragma unroll
@@ -103,9 +109,10 @@ __device__ __forceinline__ void join_slots(State& st) {
     sum_slots(st.acc);
 }
 
-// norm [2, rows, H], for backward: what the scores were taken relative to, and the reciprocal of the softmax's sum.
-__device__ __forceinline__ void finish(const Lanes& at, int row, int rows, bool edges, State& st, OUT_T* out, float* raw,
-                                       const float* bias, float* norm) {
+// norm [2, rows, H], for backward: what the scores were taken relative to, and the reciprocal of
+// the softmax's sum.
+__device__ __forceinline__ void finish(const Lanes& at, int row, int rows, bool edges, State& st,
+                                       OUT_T* out, float* raw, const float* bias, float* norm) {
 #pragma unroll
     for (int kh = 0; kh < KH; ++kh) {
         const float inverse = reciprocal(st.l[kh], edges);
@@ -120,19 +127,23 @@ __device__ __forceinline__ void finish(const Lanes& at, int row, int rows, bool 
         }
     }
     if (at.slot != 0) return;
-    if (raw) store_row(at, raw, row, st.acc);  // for backward, where the result itself is biased or may be changed
+    // for backward, where the result itself is biased or may be changed
+    if (raw) store_row(at, raw, row, st.acc);
     add_bias(at, bias, st.acc);
     store_row(at, out, row, st.acc);
 }
 
 extern "C" __global__ void BOUNDS(LEAST_BLOCKS)
-forward(const OFF_T* __restrict__ indptr, const int* __restrict__ col, const OFF_T* __restrict__ eid, int rows,
-        const int* __restrict__ counters, const int2* __restrict__ chunks, int chunk_edges, int chunk_slots,
-        const ROW_T* __restrict__ keys, const ROW_T* __restrict__ values, const ROW_T* __restrict__ queries,
-        const ROW_T* __restrict__ edges, const float* __restrict__ att_vector, const float* __restrict__ c_src,
-        const float* __restrict__ c_dst, float scale, float slope, float drop_p, float drop_scale, u64 seed, u64 offset,
-        OUT_T* __restrict__ out, float* __restrict__ raw, const float* __restrict__ bias, float* __restrict__ norm,
-        float* __restrict__ part_acc, float* __restrict__ part_stats) {
+forward(const OFF_T* __restrict__ indptr, const int* __restrict__ col,
+        const OFF_T* __restrict__ eid, int rows, const int* __restrict__ counters,
+        const int2* __restrict__ chunks, int chunk_edges, int chunk_slots,
+        const ROW_T* __restrict__ keys, const ROW_T* __restrict__ values,
+        const ROW_T* __restrict__ queries, const ROW_T* __restrict__ edges,
+        const float* __restrict__ att_vector, const float* __restrict__ c_src,
+        const float* __restrict__ c_dst, float scale, float slope, float drop_p, float drop_scale,
+        u64 seed, u64 offset, OUT_T* __restrict__ out, float* __restrict__ raw,
+        const float* __restrict__ bias, float* __restrict__ norm, float* __restrict__ part_acc,
+        float* __restrict__ part_stats) {
     const Split split = {counters, chunks, chunk_edges, chunk_slots};
     Item it;
     if (!item_at(warp_id(), rows, indptr, split, it)) return;
@@ -154,7 +165,8 @@ forward(const OFF_T* __restrict__ indptr, const int* __restrict__ col, const OFF
     for (OFF_T base = it.begin; base < it.end; base += 32) {
         const int n = it.end - base < 32 ? (int)(it.end - base) : 32;
         const int j = at.lane < n ? col[base + at.lane] : 0;
-        for (int first = 0; first < n; first += SLOTS * UNROLL) step(at, in, drop, q, att, dst_term, base, first, n, j, st);
+        for (int first = 0; first < n; first += SLOTS * UNROLL)
+            step(at, in, drop, q, att, dst_term, base, first, n, j, st);
     }
     join_slots(st);
     if (it.chunk < 0) {
@@ -175,8 +187,9 @@ forward(const OFF_T* __restrict__ indptr, const int* __restrict__ col, const OFF
 }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-merge(const int* __restrict__ counters, const int4* __restrict__ heavy, int rows, OUT_T* __restrict__ out,
-      float* __restrict__ raw, const float* __restrict__ bias, float* __restrict__ norm, const float* __restrict__ part_acc,
+merge(const int* __restrict__ counters, const int4* __restrict__ heavy, int rows,
+      OUT_T* __restrict__ out, float* __restrict__ raw, const float* __restrict__ bias,
+      float* __restrict__ norm, const float* __restrict__ part_acc,
       const float* __restrict__ part_stats) {
     DYNAMIC_SHARED(shared);
     const long long w = warp_id();

@@ -6,11 +6,11 @@
 //   3 MX      s = leaky_relu((c_src + c_dst) sigmoid(<q, k>))     values are the keys (SuperGAT)
 //   4 SD      s = leaky_relu(scale <q, k>)                        values are the keys (SuperGAT)
 //
-// With VECTORS (GATV2) there are several attention vectors, att [vectors, H, D], and each row has one, the same at both ends of an
-// edge: in place of the node terms stands its number, int32.
+// With VECTORS (GATV2) there are several attention vectors, att [vectors, H, D], and each row has
+// one, the same at both ends of an edge: in place of the node terms stands its number, int32.
 //
-// k: rows of sources, q: rows of destinations. With EDGE an edge row e adds to k (and to the value under DOT). Every kind
-// is symmetric in k and q, so one backward kernel serves both directions.
+// k: rows of sources, q: rows of destinations. With EDGE an edge row e adds to k (and to the value
+// under DOT). Every kind is symmetric in k and q, so one backward kernel serves both directions.
 #pragma once
 #include "merge.cuh"
 
@@ -27,11 +27,13 @@
 static_assert(!VECTORS || SCORE == GATV2, "no other score has attention vectors");
 #define VECTOR(of, row) ((u64)((const int*)(of))[row])
 
-// With BESIDE a source's key and value lie side by side, so do their gradients: key i is row 2 i, and value i behind it.
+// With BESIDE a source's key and value lie side by side, so do their gradients: key i is row 2 i,
+// and value i behind it.
 #define SOURCE_ROW(i) ((u64)(i) * (1 + BESIDE))
 
-// Whether the loads of a step are put together, as measured on an H200 (docs/notes/attention.md): they are where none stands under
-// a condition and the compiler is told how many blocks a multiprocessor is to hold, few enough for what a step needs of registers.
+// Whether the loads of a step are put together, as measured on an H200 (docs/notes/attention.md):
+// they are where none stands under a condition and the compiler is told how many blocks a
+// multiprocessor is to hold, few enough for what a step needs of registers.
 #ifdef BY_SRC
 #define TOGETHER (BY_SRC ? !OWN_VALUES || PACKS * VEC <= 8 : SCORE != GATV2 || KH > 1)
 #else
@@ -41,7 +43,8 @@ static_assert(!VECTORS || SCORE == GATV2, "no other score has attention vectors"
 #define LEAST_BLOCKS (!TOGETHER ? 0 : PACKS * VEC > 8 ? 2 : 4)
 #endif
 
-template <typename T> __device__ __forceinline__ void gather_row(const Lanes& at, const T* base, u64 row, bool on, Row& r) {
+template <typename T> __device__ __forceinline__ void gather_row(const Lanes& at, const T* base,
+                                                                 u64 row, bool on, Row& r) {
     if (TOGETHER) load_row_or_nothing(at, base, row, on, r);
     else load_row(at, base, row, on, r);
 }
@@ -53,14 +56,16 @@ struct Constants {
 __device__ __forceinline__ float leaky_grad(float x, float slope) { return x > 0.f ? 1.f : slope; }
 
 // The lane's part of the inner product for head kh.
-__device__ __forceinline__ float partial_score(const Row& k, const Row& q, const Row& att, int kh, const Constants& c) {
+__device__ __forceinline__ float partial_score(const Row& k, const Row& q, const Row& att, int kh,
+                                               const Constants& c) {
     if (SCORE != GATV2) return partial_dot(k, q, kh);
     Chains s;
 #pragma unroll
     for (int i = 0; i < KV; ++i)
 #pragma unroll
         for (int x = 0; x < VEC; ++x)
-            s.add(i * VEC + x, att[kh * KV + i][x], leaky(k[kh * KV + i][x] + q[kh * KV + i][x], c.slope));
+            s.add(i * VEC + x, att[kh * KV + i][x],
+                  leaky(k[kh * KV + i][x] + q[kh * KV + i][x], c.slope));
     return s.sum();
 }
 
@@ -75,9 +80,10 @@ __device__ __forceinline__ float score(float dot, float c_src, float c_dst, cons
     return leaky(dot * c.scale, c.slope);
 }
 
-// Gradients of the score: of the inner product, and of the node terms (equal for both ends under MX).
-__device__ __forceinline__ void score_grad(float ds, float dot, float c_src, float c_dst, const Constants& c, float& d_dot,
-                                           float& d_node) {
+// Gradients of the score: of the inner product, and of the node terms (equal for both ends under
+// MX).
+__device__ __forceinline__ void score_grad(float ds, float dot, float c_src, float c_dst,
+                                           const Constants& c, float& d_dot, float& d_node) {
     d_node = 0.f;
     d_dot = ds;
     if (SCORE == DOT) d_dot = ds * c.scale;

@@ -1,28 +1,34 @@
-// Backward of pairwise attention. Weights are recomputed from the softmax's saved maximum and sum: nothing of the size of the edges
-// is kept or made but with KEPT. The same kernel runs twice, BY_SRC = 1 over the rows of the transposed graph (gradients of keys
-// and values) and BY_SRC = 0 over the destinations (gradients of queries, of the attention vector and of edge rows):
+// Backward of pairwise attention. Weights are recomputed from the softmax's saved maximum and sum:
+// nothing of the size of the edges is kept or made but with KEPT. The same kernel runs twice,
+// BY_SRC = 1 over the rows of the transposed graph (gradients of keys and values) and BY_SRC = 0
+// over the destinations (gradients of queries, of the attention vector and of edge rows):
 //
-//   alpha = exp(s - m_i) / sum_i,  w = alpha dropout,  t = <dO_i, v_j>,  delta_i = <dO_i, O_i>,  ds = alpha (dropout t - delta_i)
-// and ds = 0 for an edge that takes all of the softmax, though t may be rounded otherwise than delta.
-// An item's own rows stay in registers, the other end's are gathered. Operands a are those of the score (k or q), operands b
-// those of the value (v or dO).
+//   alpha = exp(s - m_i) / sum_i,  w = alpha dropout,  t = <dO_i, v_j>,  delta_i = <dO_i, O_i>,  ds
+//   = alpha (dropout t - delta_i)
+// and ds = 0 for an edge that takes all of the softmax, though t may be rounded otherwise than
+// delta. An item's own rows stay in registers, the other end's are gathered. Operands a are those
+// of the score (k or q), operands b those of the value (v or dO).
 //
-// With KEPT (dot product without edge rows) the pass by source leaves the gradient of each score, times the scale, in the order
-// of its edges, and `queries` takes the place of the pass by destination: it gathers keys, and no values.
+// With KEPT (dot product without edge rows) the pass by source leaves the gradient of each score,
+// times the scale, in the order of its edges, and `queries` takes the place of the pass by
+// destination: it gathers keys, and no values.
 #include "pairwise.cuh"
 
 #ifndef KEPT
 #define KEPT 0
 #endif
-static_assert(!KEPT || (SCORE == DOT && !EDGE), "what is kept is all that the gradient of queries needs beside the keys");
+static_assert(!KEPT || (SCORE == DOT && !EDGE),
+              "what is kept is all that the gradient of queries needs beside the keys");
 
 #define SRC_TERM (SCORE == COSINE || SCORE == MX)
 #define DST_TERM (SCORE == MX)
 
-// packed [rows, H, 4]: m, 1 / sum, delta, the node term c_dst: one 16-byte load per edge and head in the pass by source.
+// packed [rows, H, 4]: m, 1 / sum, delta, the node term c_dst: one 16-byte load per edge and head
+// in the pass by source.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-prepare(int rows, const OUT_T* __restrict__ grad, const float* __restrict__ out, const float* __restrict__ norm,
-        const float* __restrict__ c_dst, float* __restrict__ packed) {
+prepare(int rows, const OUT_T* __restrict__ grad, const float* __restrict__ out,
+        const float* __restrict__ norm, const float* __restrict__ c_dst,
+        float* __restrict__ packed) {
     const Lanes at;
     const long long row = warp_id() * SLOTS + at.slot;
     const bool on = row < rows;
@@ -31,7 +37,8 @@ prepare(int rows, const OUT_T* __restrict__ grad, const float* __restrict__ out,
     load_row(at, out, (u64)row, on, o);
 #pragma unroll
     for (int kh = 0; kh < KH; ++kh) {
-        const float delta = lane_sum<LH>(partial_dot(g, o, kh));  // rounded as t is: where O = v, they cancel to the last bit
+        // rounded as t is: where O = v, they cancel to the last bit
+        const float delta = lane_sum<LH>(partial_dot(g, o, kh));
         const int h = at.head(kh);
         if (on && at.lh == 0 && h < H) {
             const u64 i = (u64)row * H + h;
@@ -56,7 +63,8 @@ typedef ROW_T OTHER_B_T;
 #define SUM_ATT (!BY_SRC && SCORE == GATV2)   // gradient of the attention vector
 #define SUM_VECTOR (SUM_ATT && VECTORS)       // gradient of each row's vector, [rows, H, D] in place of that of the node term
 #define STEPS (UNROLL > 2)                    // the edges of a step are added up before they join the sums: shorter chains of
-                                              // roundings, in registers that only narrow rows have to spare
+                                              // roundings, in registers that only narrow rows have
+                                              // to spare
 
 struct Inputs {
     const ROW_T* other_a;
@@ -74,10 +82,12 @@ struct Destination {
     float m, inverse, delta, term;
 };
 
-__device__ __forceinline__ Destination destination(const float* packed, u64 row, int head, bool on) {
+__device__ __forceinline__ Destination destination(const float* packed, u64 row, int head,
+                                                   bool on) {
     float p[4] = {0.f, 0.f, 0.f, 0.f};
     const bool here = on && head < H;
-    if (TOGETHER || here) load_pack<float, 4>(here ? packed + (row * H + head) * 4 : (const float*)NOTHING, p);
+    if (TOGETHER || here)
+        load_pack<float, 4>(here ? packed + (row * H + head) * 4 : (const float*)NOTHING, p);
     const Destination d = {p[0], p[1], p[2], p[3]};
     return d;
 }
@@ -90,7 +100,9 @@ struct Self {
 };
 
 struct Sums {
-    Row a, b;  // b: values' gradient, or the attention vector's (which goes on over rows, where there is only one)
+    // b: values' gradient, or the attention vector's (which goes on over rows, where there is only
+    // one)
+    Row a, b;
     float node[KH];
 
     __device__ __forceinline__ void clear() {
@@ -107,11 +119,15 @@ struct Sums {
     }
 };
 
-// Adds one edge, given its rows and scalars: `dot` and `t` are whole inner products. Returns the gradient of `dot`.
-__device__ __forceinline__ float add_edge(const Lanes& at, const Inputs& in, const Self& self, const Row& own, const Row& a,
-                                          const Row& b, int kh, float dot, float t, float src_term, const Destination& dst,
-                                          float factor, bool on, Row& d_edge, Sums& sums) {
-    const float alpha = on ? exp_above(score(dot, src_term, dst.term, in.c), dst.m) * dst.inverse : 0.f;
+// Adds one edge, given its rows and scalars: `dot` and `t` are whole inner products. Returns the
+// gradient of `dot`.
+__device__ __forceinline__ float add_edge(const Lanes& at, const Inputs& in, const Self& self,
+                                          const Row& own, const Row& a, const Row& b, int kh,
+                                          float dot, float t, float src_term,
+                                          const Destination& dst, float factor, bool on,
+                                          Row& d_edge, Sums& sums) {
+    const float alpha = on ? exp_above(score(dot, src_term, dst.term, in.c), dst.m) * dst.inverse
+        : 0.f;
     const float w = alpha * factor, ds = alpha >= 1.f ? 0.f : alpha * (factor * t - dst.delta);
     float d_dot, d_node;
     score_grad(ds, dot, src_term, dst.term, in.c, d_dot, d_node);
@@ -138,8 +154,9 @@ __device__ __forceinline__ float add_edge(const Lanes& at, const Inputs& in, con
     return d_dot;
 }
 
-__device__ __forceinline__ void step(const Lanes& at, const Inputs& in, const Dropout& drop, const Self& self, OFF_T base,
-                                     int first, int n, int j, Sums& sums) {
+__device__ __forceinline__ void step(const Lanes& at, const Inputs& in, const Dropout& drop,
+                                     const Self& self, OFF_T base, int first, int n, int j,
+                                     Sums& sums) {
     Row a[UNROLL], b[OTHER_B ? UNROLL : 1];
     Destination dst[UNROLL][KH];
     float src_term[UNROLL][KH];
@@ -156,7 +173,8 @@ __device__ __forceinline__ void step(const Lanes& at, const Inputs& in, const Dr
 #pragma unroll
         for (int kh = 0; kh < KH; ++kh) {
             dst[u][kh] = BY_SRC ? destination(in.packed, i, at.head(kh), on) : self.dst[kh];
-            src_term[u][kh] = BY_SRC ? self.src_term[kh] : SRC_TERM ? node_term(in.c_src, i, at.head(kh), on) : 0.f;
+            src_term[u][kh] = BY_SRC ? self.src_term[kh] : SRC_TERM
+                ? node_term(in.c_src, i, at.head(kh), on) : 0.f;
         }
     }
     Sums part, &to = STEPS ? part : sums;
@@ -196,18 +214,22 @@ __device__ __forceinline__ void step(const Lanes& at, const Inputs& in, const Dr
 #if BY_SRC
             dot = lane_sum<LH>(partial_score(key, a[u], self.att, kh, in.c));
             t = lane_sum<LH>(partial_dot(val, value, kh));
-            add_edge(at, in, self, key, a[u], value, kh, dot, t, src_term[u][kh], dst[u][kh], factor[kh][u], on, d_edge, to);
+            add_edge(at, in, self, key, a[u], value, kh, dot, t, src_term[u][kh], dst[u][kh],
+                     factor[kh][u], on, d_edge, to);
 #else
             dot = lane_sum<LH>(partial_score(key, own, self.att, kh, in.c));
             t = lane_sum<LH>(partial_dot(val, self.b, kh));
-            add_edge(at, in, self, own, key, value, kh, dot, t, src_term[u][kh], dst[u][kh], factor[kh][u], on, d_edge, to);
+            add_edge(at, in, self, own, key, value, kh, dot, t, src_term[u][kh], dst[u][kh],
+                     factor[kh][u], on, d_edge, to);
 #endif
 #else
             dot = lane_sum<LH>(partial_score(own, a[u], self.att, kh, in.c));
-            t = lane_sum<LH>(OTHER_B ? partial_dot(self.b, value, kh) : partial_dot(self.b, a[u], kh));
-            const float d = add_edge(at, in, self, own, a[u], value, kh, dot, t, src_term[u][kh], dst[u][kh], factor[kh][u], on,
-                                     d_edge, to);
-            if (KEPT && on && at.lh == 0 && at.head(kh) < H) in.kept[(u64)(base + e) * H + at.head(kh)] = d;
+            t = lane_sum<LH>(OTHER_B ? partial_dot(self.b, value, kh)
+                             : partial_dot(self.b, a[u], kh));
+            const float d = add_edge(at, in, self, own, a[u], value, kh, dot, t, src_term[u][kh],
+                                     dst[u][kh], factor[kh][u], on, d_edge, to);
+            if (KEPT && on && at.lh == 0 && at.head(kh) < H)
+                in.kept[(u64)(base + e) * H + at.head(kh)] = d;
 #endif
         }
 #if EDGE
@@ -217,8 +239,8 @@ __device__ __forceinline__ void step(const Lanes& at, const Inputs& in, const Dr
     if (STEPS) sums.add(part);
 }
 
-__device__ __forceinline__ void load_self(const Lanes& at, const Inputs& in, const ROW_T* self_a, const SELF_B_T* self_b, int row,
-                                          Self& self) {
+__device__ __forceinline__ void load_self(const Lanes& at, const Inputs& in, const ROW_T* self_a,
+                                          const SELF_B_T* self_b, int row, Self& self) {
     load_row(at, self_a, OWN_ROW(row), true, self.a);
     load_row(at, self_b, OWN_ROW(row), true, self.b);
 #pragma unroll
@@ -236,7 +258,8 @@ struct Gradients {
     float *part_a, *part_b, *part_node;
 };
 
-__device__ __forceinline__ void leave(const Lanes& at, const Item& it, const Gradients& g, Sums& sums) {
+__device__ __forceinline__ void leave(const Lanes& at, const Item& it, const Gradients& g,
+                                      Sums& sums) {
     const u64 row = it.chunk < 0 ? it.row : it.chunk;
     sum_slots(sums.a);
     if (SUM_B || SUM_VECTOR) sum_slots(sums.b);
@@ -263,7 +286,8 @@ __device__ __forceinline__ void leave(const Lanes& at, const Item& it, const Gra
 }
 
 // The block's share of the attention vector's gradient, added in a fixed order: [blocks, H*D].
-__device__ __forceinline__ void leave_att(const Lanes& at, unsigned char* shared, Row& sum, float* part_att) {
+__device__ __forceinline__ void leave_att(const Lanes& at, unsigned char* shared, Row& sum,
+                                          float* part_att) {
     sum_slots(sum);
     float* mine = (float*)shared + (threadIdx.x >> 5) * HT * D;
 #pragma unroll
@@ -282,19 +306,22 @@ __device__ __forceinline__ void leave_att(const Lanes& at, unsigned char* shared
 #if BY_SRC || !KEPT
 
 extern "C" __global__ void BOUNDS(LEAST_BLOCKS)
-backward(const OFF_T* __restrict__ indptr, const int* __restrict__ nbr, const OFF_T* __restrict__ position,
-         const OFF_T* __restrict__ eid, int rows, const int* __restrict__ counters, const int2* __restrict__ chunks,
-         int chunk_edges, int chunk_slots, const ROW_T* __restrict__ self_a, const SELF_B_T* __restrict__ self_b,
-         const ROW_T* __restrict__ other_a, const OTHER_B_T* __restrict__ other_b, const ROW_T* __restrict__ edges,
-         const float* __restrict__ att_vector, const float* __restrict__ c_src, const float* __restrict__ packed, float scale,
-         float slope, float drop_p, float drop_scale, u64 seed, u64 offset,
-         ROW_T* __restrict__ d_a, ROW_T* __restrict__ d_b, float* __restrict__ d_node, ROW_T* __restrict__ d_edges,
-         float* __restrict__ kept, float* __restrict__ part_a, float* __restrict__ part_b, float* __restrict__ part_node,
-         float* __restrict__ part_att) {
+backward(const OFF_T* __restrict__ indptr, const int* __restrict__ nbr,
+         const OFF_T* __restrict__ position, const OFF_T* __restrict__ eid, int rows,
+         const int* __restrict__ counters, const int2* __restrict__ chunks, int chunk_edges,
+         int chunk_slots, const ROW_T* __restrict__ self_a, const SELF_B_T* __restrict__ self_b,
+         const ROW_T* __restrict__ other_a, const OTHER_B_T* __restrict__ other_b,
+         const ROW_T* __restrict__ edges, const float* __restrict__ att_vector,
+         const float* __restrict__ c_src, const float* __restrict__ packed, float scale,
+         float slope, float drop_p, float drop_scale, u64 seed, u64 offset, ROW_T* __restrict__ d_a,
+         ROW_T* __restrict__ d_b, float* __restrict__ d_node, ROW_T* __restrict__ d_edges,
+         float* __restrict__ kept, float* __restrict__ part_a, float* __restrict__ part_b,
+         float* __restrict__ part_node, float* __restrict__ part_att) {
     DYNAMIC_SHARED(shared);
     const Split split = {counters, chunks, chunk_edges, chunk_slots};
     const Lanes at;
-    const Inputs in = {other_a, other_b, edges, packed, c_src, position, eid, {scale, slope}, d_edges, kept};
+    const Inputs in = {other_a, other_b, edges, packed, c_src, position, eid, {scale, slope},
+                       d_edges, kept};
     const Dropout drop = {drop_p, drop_scale, seed, offset};
     const Gradients g = {d_a, d_b, d_node, part_a, part_b, part_node};
     Self self;
@@ -314,7 +341,8 @@ backward(const OFF_T* __restrict__ indptr, const int* __restrict__ nbr, const OF
         for (OFF_T base = it.begin; base < it.end; base += 32) {
             const int n = it.end - base < 32 ? (int)(it.end - base) : 32;
             const int j = at.lane < n ? nbr[base + at.lane] : 0;
-            for (int first = 0; first < n; first += SLOTS * UNROLL) step(at, in, drop, self, base, first, n, j, sums);
+            for (int first = 0; first < n; first += SLOTS * UNROLL)
+                step(at, in, drop, self, base, first, n, j, sums);
         }
         leave(at, it, g, sums);
     }
@@ -323,21 +351,24 @@ backward(const OFF_T* __restrict__ indptr, const int* __restrict__ nbr, const OF
 
 #else
 
-// UNROLL edges in each slot, the first at `first`: the gradients of their scores times their keys. j, p: each lane's source, and
-// where its edge lies in the order of the pass by source.
-__device__ __forceinline__ void add_keys(const Lanes& at, const ROW_T* keys, const float* kept, int first, int n, int j, OFF_T p,
-                                         Row& sum) {
+// UNROLL edges in each slot, the first at `first`: the gradients of their scores times their keys.
+// j, p: each lane's source, and where its edge lies in the order of the pass by source.
+__device__ __forceinline__ void add_keys(const Lanes& at, const ROW_T* keys, const float* kept,
+                                         int first, int n, int j, OFF_T p, Row& sum) {
     Row key[UNROLL], part, &to = STEPS ? part : sum;
     float d[UNROLL][KH];
     clear_row(part);
 #pragma unroll
     for (int u = 0; u < UNROLL; ++u) {
         const int e = first + u * SLOTS + at.slot;
-        const u64 i = (u64)__shfl_sync(FULL_WARP, j, e & 31), line = (u64)__shfl_sync(FULL_WARP, p, e & 31);
+        const u64 i = (u64)__shfl_sync(FULL_WARP, j, e & 31),
+            line = (u64)__shfl_sync(FULL_WARP, p, e & 31);
         gather_row(at, keys, SOURCE_ROW(i), e < n, key[u]);
 #pragma unroll
         for (int kh = 0; kh < KH; ++kh)
-            d[u][kh] = __ldg(e < n && at.head(kh) < H ? kept + line * H + at.head(kh) : (const float*)NOTHING);
+            d[u][kh] = __ldg(e < n
+                             && at.head(kh) < H ? kept + line * H + at.head(kh)
+                             : (const float*)NOTHING);
     }
 #pragma unroll
     for (int u = 0; u < UNROLL; ++u)
@@ -348,11 +379,14 @@ __device__ __forceinline__ void add_keys(const Lanes& at, const ROW_T* keys, con
     if (STEPS) add_row(sum, part);
 }
 
-// The gradient of queries. inverse[e]: where edge e of a destination lies in the order of the pass by source.
+// The gradient of queries. inverse[e]: where edge e of a destination lies in the order of the pass
+// by source.
 extern "C" __global__ void BOUNDS(LEAST_BLOCKS)
-queries(const OFF_T* __restrict__ indptr, const int* __restrict__ nbr, const OFF_T* __restrict__ inverse, int rows,
-        const int* __restrict__ counters, const int2* __restrict__ chunks, int chunk_edges, int chunk_slots,
-        const ROW_T* __restrict__ keys, const float* __restrict__ kept, ROW_T* __restrict__ d_queries, float* __restrict__ part) {
+queries(const OFF_T* __restrict__ indptr, const int* __restrict__ nbr,
+        const OFF_T* __restrict__ inverse, int rows, const int* __restrict__ counters,
+        const int2* __restrict__ chunks, int chunk_edges, int chunk_slots,
+        const ROW_T* __restrict__ keys, const float* __restrict__ kept,
+        ROW_T* __restrict__ d_queries, float* __restrict__ part) {
     const Split split = {counters, chunks, chunk_edges, chunk_slots};
     Item it;
     if (!item_at(warp_id(), rows, indptr, split, it)) return;
@@ -363,7 +397,8 @@ queries(const OFF_T* __restrict__ indptr, const int* __restrict__ nbr, const OFF
         const int n = it.end - base < 32 ? (int)(it.end - base) : 32;
         const int j = at.lane < n ? nbr[base + at.lane] : 0;
         const OFF_T p = at.lane < n ? inverse[base + at.lane] : 0;
-        for (int first = 0; first < n; first += SLOTS * UNROLL) add_keys(at, keys, kept, first, n, j, p, sum);
+        for (int first = 0; first < n; first += SLOTS * UNROLL)
+            add_keys(at, keys, kept, first, n, j, p, sum);
     }
     store_sum(at, it, sum, d_queries, part);
 }
@@ -371,9 +406,9 @@ queries(const OFF_T* __restrict__ indptr, const int* __restrict__ nbr, const OFF
 #endif
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-merge(const int* __restrict__ counters, const int4* __restrict__ heavy, ROW_T* __restrict__ d_a, ROW_T* __restrict__ d_b,
-      float* __restrict__ d_node, const float* __restrict__ part_a, const float* __restrict__ part_b,
-      const float* __restrict__ part_node) {
+merge(const int* __restrict__ counters, const int4* __restrict__ heavy, ROW_T* __restrict__ d_a,
+      ROW_T* __restrict__ d_b, float* __restrict__ d_node, const float* __restrict__ part_a,
+      const float* __restrict__ part_b, const float* __restrict__ part_node) {
     const long long w = warp_id();
     if (w >= counters[1]) return;
     const int4 row = heavy[w];
@@ -393,7 +428,8 @@ merge(const int* __restrict__ counters, const int4* __restrict__ heavy, ROW_T* _
         const int head = at.tile + at.lane % HT;
         float s = 0.f;
         if (head < H)
-            for (int c = at.lane / HT; c < row.z; c += 32 / HT) s += part_node[(u64)(row.y + c) * H + head];
+            for (int c = at.lane / HT; c < row.z; c += 32 / HT)
+                s += part_node[(u64)(row.y + c) * H + head];
         s = sum_same_head(s);
         if (at.lane < HT && head < H) d_node[(u64)row.x * H + head] = s;
     }

@@ -1,17 +1,21 @@
 // Rows of floats into formats of fewer bytes, in one pass over memory.
 //
-//   rows:    int8 [rows, STRIDE] and one fp32 scale per row: x[r, c] ~ scale[r] * data[r, c], scale = (largest |x|) / 127
+//   rows:    int8 [rows, STRIDE] and one fp32 scale per row: x[r, c] ~ scale[r] * data[r, c], scale
+//   = (largest |x|) / 127
 //   narrow:  fp32 -> bf16, rounded stochastically
 //
-// W channels of a row are read as packs of VEC by LANES lanes, PACKS each; KEEP of those stay in registers between the search for
-// the largest and the rounding, wider rows are read twice. A slot takes ROWS rows at a time, to have their loads in flight
-// together. What lies between W and STRIDE becomes zero.
+// W channels of a row are read as packs of VEC by LANES lanes, PACKS each; KEEP of those stay in
+// registers between the search for the largest and the rounding, wider rows are read twice. A slot
+// takes ROWS rows at a time, to have their loads in flight together. What lies between W and STRIDE
+// becomes zero.
 //
-// A row of zeros has scale 0, as has one whose scale would be denormal. A row with an infinity or a NaN has scale NaN and data 0:
-// it is NaN to whoever reads it, as its sums would have been; `flag` becomes 1.
+// A row of zeros has scale 0, as has one whose scale would be denormal. A row with an infinity or a
+// NaN has scale NaN and data 0: it is NaN to whoever reads it, as its sums would have been; `flag`
+// becomes 1.
 //
-// STOCHASTIC rounds t to floor(t + u), u uniform in steps of 2^-16 (Gupta et al., "Deep learning with limited numerical
-// precision"): the mean over draws is t, and whole numbers stay what they are. Otherwise to nearest, ties to even.
+// STOCHASTIC rounds t to floor(t + u), u uniform in steps of 2^-16 (Gupta et al., "Deep learning
+// with limited numerical precision"): the mean over draws is t, and whole numbers stay what they
+// are. Otherwise to nearest, ties to even.
 #include "int8_rows.cuh"
 
 #define WARPS 4
@@ -30,7 +34,8 @@ struct Random {
         word[3] = r.w;
     }
     // 16 random bits; `n` is known when compiling.
-    __device__ __forceinline__ u32 bits(int n) const { return n & 1 ? word[n / 2] >> 16 : word[n / 2] & 0xffffu; }
+    __device__ __forceinline__ u32 bits(int n) const { return n & 1 ? word[n / 2] >> 16
+                                                       : word[n / 2] & 0xffffu; }
 };
 
 // The low byte is the rounded number, in two's complement.
@@ -46,7 +51,8 @@ __device__ __forceinline__ u32 round_to_byte(float x, float inverse, u32 bits) {
 
 __device__ __forceinline__ void store_bytes(signed char* p, const u32 (&q)[VEC]) {
 #if VEC == 4
-    *reinterpret_cast<u32*>(p) = __byte_perm(__byte_perm(q[0], q[1], 0x0040), __byte_perm(q[2], q[3], 0x0040), 0x5410);
+    *reinterpret_cast<u32*>(p) = __byte_perm(__byte_perm(q[0], q[1], 0x0040),
+                                             __byte_perm(q[2], q[3], 0x0040), 0x5410);
 #elif VEC == 2
     *reinterpret_cast<u16*>(p) = (u16)__byte_perm(q[0], q[1], 0x0040);
 #else
@@ -69,13 +75,14 @@ struct Rows {
             for (int i = 0; i < VEC; ++i) v[i] = 0.f;
         }
     }
-    __device__ __forceinline__ void store(i64 row, int k, const float (&v)[VEC], float inverse, const Random& random,
-                                          int first) const {
+    __device__ __forceinline__ void store(i64 row, int k, const float (&v)[VEC], float inverse,
+                                          const Random& random, int first) const {
         if (row >= rows || channel(k) >= STRIDE) return;
         u32 q[VEC];
 #pragma unroll
         for (int i = 0; i < VEC; ++i)
-            q[i] = inverse != 0.f ? round_to_byte(v[i], inverse, STOCHASTIC ? random.bits(first + i) : 0u) : 0u;
+            q[i] = inverse != 0.f
+                ? round_to_byte(v[i], inverse, STOCHASTIC ? random.bits(first + i) : 0u) : 0u;
         store_bytes(data + row * STRIDE + channel(k), q);
     }
 };
@@ -87,8 +94,8 @@ __device__ __forceinline__ u32 larger(u32 top, const float (&v)[VEC]) {
 }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-rows(int count, const IN_T* __restrict__ x, signed char* __restrict__ data, float* __restrict__ scale, int* __restrict__ flag,
-     u64 seed, u64 offset) {
+rows(int count, const IN_T* __restrict__ x, signed char* __restrict__ data,
+     float* __restrict__ scale, int* __restrict__ flag, u64 seed, u64 offset) {
     const i64 warp = (i64)blockIdx.x * WARPS + (threadIdx.x >> 5);
     const int slot = (threadIdx.x & 31) / LANES;
     const Rows all = {x, data, count, (int)(threadIdx.x & 31) % LANES};
@@ -112,7 +119,8 @@ rows(int count, const IN_T* __restrict__ x, signed char* __restrict__ data, floa
             top[r] = larger(top[r], again);
         }
 #pragma unroll
-        for (int w = LANES / 2; w > 0; w /= 2) top[r] = max(top[r], __shfl_xor_sync(FULL_WARP, top[r], w));
+        for (int w = LANES / 2; w > 0; w /= 2)
+            top[r] = max(top[r], __shfl_xor_sync(FULL_WARP, top[r], w));
     }
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
@@ -127,14 +135,16 @@ rows(int count, const IN_T* __restrict__ x, signed char* __restrict__ data, floa
         for (int k = KEEP; k < PACKS; ++k) {
             float again[VEC];
             all.load(row, k, again);
-            Random other = {seed, offset, (thread * ROWS + r) * PACKS + k};  // beyond the counters of what was kept
+            // beyond the counters of what was kept
+            Random other = {seed, offset, (thread * ROWS + r) * PACKS + k};
             if (STOCHASTIC) other.refill();
             all.store(row, k, again, inverse, other, 0);
         }
     }
 }
 
-// What is above the upper 16 bits is the chance of the next number away from zero. Infinities and NaN stay.
+// What is above the upper 16 bits is the chance of the next number away from zero. Infinities and
+// NaN stay.
 __device__ __forceinline__ u16 bf16_stochastic(float x, u32 bits) {
     const u32 b = __float_as_uint(x);
     return (b & 0x7f800000u) == 0x7f800000u ? bf16_from_float(x).bits : (u16)((b + bits) >> 16);

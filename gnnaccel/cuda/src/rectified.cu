@@ -1,15 +1,20 @@
 // Sums of rectified messages: what a node's neighbours send it, each with the features of its edge.
 //
-//   forward, merge:       out[r] = sum over r's edges e of (relu(x[other(e)] + edge[e]) + constant), or their mean
-//   backward, add_parts:  over the transposed graph, where x[r] is sent along e to other(e): the gradient of the edge's features,
-//                         grad[other(e)] where x[r] + edge[e] is not rectified, at each edge; and its sum over r's edges, of x
+//   forward, merge:       out[r] = sum over r's edges e of (relu(x[other(e)] + edge[e]) +
+//   constant), or their mean
+//   backward, add_parts:  over the transposed graph, where x[r] is sent along e to other(e): the
+//   gradient of the edge's features,
+//                         grad[other(e)] where x[r] + edge[e] is not rectified, at each edge; and
+//                         its sum over r's edges, of x
 //
-// Features of edges are read, and their gradients written, at the edges' places. Nothing else has the size of the edges.
-// A message is NaN where the sum is, and then passes its gradient on, as torch's relu does.
+// Features of edges are read, and their gradients written, at the edges' places. Nothing else has
+// the size of the edges. A message is NaN where the sum is, and then passes its gradient on, as
+// torch's relu does.
 #include "walk.cuh"
 
 // Stores the sum of `count` messages, or their mean; the constants of all are added here.
-__device__ __forceinline__ void finish(const Lanes& at, int row, OFF_T count, float constant, int mean, Row& sum, ROW_T* out) {
+__device__ __forceinline__ void finish(const Lanes& at, int row, OFF_T count, float constant,
+                                       int mean, Row& sum, ROW_T* out) {
     const float share = mean && count > 0 ? 1.f / (float)count : 1.f;
     const float added = count == 0 ? 0.f : mean ? constant : constant * (float)count;
 #pragma unroll
@@ -20,10 +25,11 @@ __device__ __forceinline__ void finish(const Lanes& at, int row, OFF_T count, fl
 }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-forward(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const OFF_T* __restrict__ place, int rows,
-        const int* __restrict__ counters, const int2* __restrict__ chunks, int chunk_edges, int chunk_slots,
-        const ROW_T* __restrict__ x, const ROW_T* __restrict__ edge, float constant, int mean, ROW_T* __restrict__ out,
-        float* __restrict__ part) {
+forward(const OFF_T* __restrict__ indptr, const int* __restrict__ other,
+        const OFF_T* __restrict__ place, int rows, const int* __restrict__ counters,
+        const int2* __restrict__ chunks, int chunk_edges, int chunk_slots,
+        const ROW_T* __restrict__ x, const ROW_T* __restrict__ edge, float constant, int mean,
+        ROW_T* __restrict__ out, float* __restrict__ part) {
     const Split split = {counters, chunks, chunk_edges, chunk_slots};
     Item it;
     if (!item_at(warp_id(), rows, indptr, split, it)) return;
@@ -51,22 +57,26 @@ forward(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const O
 }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-merge(const int* __restrict__ counters, const int4* __restrict__ heavy, const OFF_T* __restrict__ indptr,
-      const float* __restrict__ part, float constant, int mean, ROW_T* __restrict__ out) {
+merge(const int* __restrict__ counters, const int4* __restrict__ heavy,
+      const OFF_T* __restrict__ indptr, const float* __restrict__ part, float constant, int mean,
+      ROW_T* __restrict__ out) {
     const long long w = warp_id();
     if (w >= counters[1]) return;
     const int4 row = heavy[w];
     const Lanes at;
     Row sum;
     add_chunks(at, row.y, row.z, part, sum);
-    if (at.slot == 0) finish(at, row.x, indptr[row.x + 1] - indptr[row.x], constant, mean, sum, out);
+    if (at.slot == 0)
+        finish(at, row.x, indptr[row.x + 1] - indptr[row.x], constant, mean, sum, out);
 }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-backward(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const OFF_T* __restrict__ place, int rows,
-         const int* __restrict__ counters, const int2* __restrict__ chunks, int chunk_edges, int chunk_slots,
-         const ROW_T* __restrict__ x, const ROW_T* __restrict__ edge, const ROW_T* __restrict__ grad,
-         ROW_T* __restrict__ edge_grad, ROW_T* __restrict__ x_grad, float* __restrict__ part) {
+backward(const OFF_T* __restrict__ indptr, const int* __restrict__ other,
+         const OFF_T* __restrict__ place, int rows, const int* __restrict__ counters,
+         const int2* __restrict__ chunks, int chunk_edges, int chunk_slots,
+         const ROW_T* __restrict__ x, const ROW_T* __restrict__ edge,
+         const ROW_T* __restrict__ grad, ROW_T* __restrict__ edge_grad, ROW_T* __restrict__ x_grad,
+         float* __restrict__ part) {
     const Split split = {counters, chunks, chunk_edges, chunk_slots};
     Item it;
     if (!item_at(warp_id(), rows, indptr, split, it)) return;

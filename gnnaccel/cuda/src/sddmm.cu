@@ -2,13 +2,15 @@
 //
 //   elementwise:  out[e, :] = lhs[lhs_index[e], :] op rhs[rhs_index[e], :]
 //
-// An index of null is e itself. Rows have WIDTH numbers, read VEC at a time; a thread makes one pack of the result, and those of
-// a warp lie side by side. Edges come in the caller's order, so no structure of the graph is needed.
+// An index of null is e itself. Rows have WIDTH numbers, read VEC at a time; a thread makes one
+// pack of the result, and those of a warp lie side by side. Edges come in the caller's order, so no
+// structure of the graph is needed.
 #include "common.cuh"
 
 #define PACKS (WIDTH / VEC)
 
-__device__ __forceinline__ i64 row_of(const INDEX_T* index, i64 edge) { return index ? (i64)index[edge] : edge; }
+__device__ __forceinline__ i64 row_of(const INDEX_T* index,
+                                      i64 edge) { return index ? (i64)index[edge] : edge; }
 
 extern "C" __global__ void __launch_bounds__(256)
 elementwise(const INDEX_T* __restrict__ lhs_index, const INDEX_T* __restrict__ rhs_index, i64 edges,

@@ -1,10 +1,12 @@
-// A whole matrix W in shared memory as the fragments that tensor cores take, rows of X that fit them, and their product.
+// A whole matrix W in shared memory as the fragments that tensor cores take, rows of X that fit
+// them, and their product.
 //
-// A warp's WM rows times the WN columns of W that begin with the group of eight columns `first`, a multiple of SIDE.
-// The sum over k may run in any order if both operands keep to it. A CHUNK of k is what four lanes read of a row with one
-// access of WORDS words each; lane c (of four) has words c * WORDS to c * WORDS + WORDS - 1 of it, and step j of the chunk
-// takes words 2 j and 2 j + 1 of each. W's fragments are stored for that order, ready made (split or rounded), and each lane
-// finds its own side by side: one access of 16 bytes a lane, without conflicts.
+// A warp's WM rows times the WN columns of W that begin with the group of eight columns `first`, a
+// multiple of SIDE. The sum over k may run in any order if both operands keep to it. A CHUNK of k
+// is what four lanes read of a row with one access of WORDS words each; lane c (of four) has words
+// c * WORDS to c * WORDS + WORDS - 1 of it, and step j of the chunk takes words 2 j and 2 j + 1 of
+// each. W's fragments are stored for that order, ready made (split or rounded), and each lane finds
+// its own side by side: one access of 16 bytes a lane, without conflicts.
 #pragma once
 #include "segment_tile.cuh"
 
@@ -18,12 +20,14 @@
 #define CHUNK_WORDS (COLUMN_GROUPS * 32 * WORDS * PARTS)
 #define TOGETHER (NT % GROUP == 0 ? GROUP : 1)  // groups of columns whose chains of products run side by side
 
-static_assert(K % CHUNK == 0 && N % WN == 0 && COLUMN_GROUPS % SIDE == 0, "whole chunks and strips of columns");
+static_assert(K % CHUNK == 0 && N % WN == 0 && COLUMN_GROUPS % SIDE == 0,
+              "whole chunks and strips of columns");
 
 typedef u32 Slot[MT][2][WORDS];  // a chunk of rows g and g + 8 of each 16
 
 // Words one after another, by accesses of at most Bytes bytes.
-template <int Bytes> __device__ __forceinline__ void read_words(const ROW_T* from, u32 (&words)[WORDS]) {
+template <int Bytes> __device__ __forceinline__ void read_words(const ROW_T* from,
+                                                                u32 (&words)[WORDS]) {
     constexpr int SIZE = Bytes < 4 * WORDS ? Bytes : 4 * WORDS;
     typedef typename Word<SIZE>::type Part;
     union {
@@ -37,7 +41,8 @@ template <int Bytes> __device__ __forceinline__ void read_words(const ROW_T* fro
 }
 
 // Words of k from `first` on, of one column of W.
-__device__ __forceinline__ void read_column(const ROW_T* w, int first, int column, u32 (&words)[WORDS]) {
+__device__ __forceinline__ void read_column(const ROW_T* w, int first, int column,
+                                            u32 (&words)[WORDS]) {
     if constexpr (TRANSPOSED) {
         read_words<LOAD_W>(w + column * K + first, words);
     } else {
@@ -49,9 +54,11 @@ __device__ __forceinline__ void read_column(const ROW_T* w, int first, int colum
     }
 }
 
-// acc = the rows whose elements left(m, half, k) gives, times W, by fp32 multiply-adds: for values that cannot be split.
+// acc = the rows whose elements left(m, half, k) gives, times W, by fp32 multiply-adds: for values
+// that cannot be split.
 template <typename Left>
-__device__ __forceinline__ void plain_product(const Left& left, const ROW_T* w, int first, Accumulators& acc) {
+__device__ __forceinline__ void plain_product(const Left& left, const ROW_T* w, int first,
+                                              Accumulators& acc) {
     clear(acc);
 #pragma unroll 1
     for (int k = 0; k < K; ++k) {
@@ -92,7 +99,8 @@ struct Fragment {
         }
 #else
 #pragma unroll
-        for (int i = 0; i < WORDS; ++i) word[i] = PRECISION == TF32 ? tf32_from_float(__uint_as_float(from[i])) : from[i];
+        for (int i = 0; i < WORDS; ++i)
+            word[i] = PRECISION == TF32 ? tf32_from_float(__uint_as_float(from[i])) : from[i];
 #endif
         return odd;
     }
@@ -106,7 +114,8 @@ __device__ __forceinline__ bool write_fragments(const ROW_T* w, u32* to) {
     for (int i = threadIdx.x; i < CHUNKS * COLUMN_GROUPS * 32; i += THREADS) {
         const int lane = i & 31, n = i / 32 % COLUMN_GROUPS, chunk = i / 32 / COLUMN_GROUPS;
         u32 words[WORDS];
-        read_column(w, chunk * CHUNK + (lane & 3) * WORDS * PER_WORD, column_at(n, lane >> 3, lane >> 2 & 1), words);
+        read_column(w, chunk * CHUNK + (lane & 3) * WORDS
+                    * PER_WORD, column_at(n, lane >> 3, lane >> 2 & 1), words);
         Fragment f;
         odd += f.make(words);
         if constexpr (QUADS == 0) {
@@ -115,7 +124,8 @@ __device__ __forceinline__ bool write_fragments(const ROW_T* w, u32* to) {
 #pragma unroll
             for (int q = 0; q < QUADS; ++q)  // a quad of each step lies with those of all lanes
                 *(uint4*)(to + chunk * CHUNK_WORDS + ((q * COLUMN_GROUPS + n) * 32 + lane) * 4) =
-                    make_uint4(f.word[4 * q], f.word[4 * q + 1], f.word[4 * q + 2], f.word[4 * q + 3]);
+                    make_uint4(f.word[4 * q], f.word[4 * q + 1], f.word[4 * q + 2],
+                               f.word[4 * q + 3]);
         }
     }
     return odd != 0.f;
@@ -144,8 +154,9 @@ __device__ __forceinline__ void left_words(const Slot& slot, int step, u32 (&x)[
 #if PRECISION == FP32
 
 // TOGETHER groups of columns from n on: three products each, starting from zero.
-__device__ __forceinline__ void add_products(const u32 (&big)[MT][4], const u32 (&small)[MT][4], const u32* chunk, int step,
-                                             int first, int n, Accumulators& acc) {
+__device__ __forceinline__ void add_products(const u32 (&big)[MT][4], const u32 (&small)[MT][4],
+                                             const u32* chunk, int step, int first, int n,
+                                             Accumulators& acc) {
     const float zero[4] = {0.f, 0.f, 0.f, 0.f};
     u32 y_big[TOGETHER][2], y_small[TOGETHER][2];
     float sum[TOGETHER][MT][4];
@@ -153,7 +164,8 @@ __device__ __forceinline__ void add_products(const u32 (&big)[MT][4], const u32 
     for (int i = 0; i < TOGETHER; ++i) {
         u32 quad[4];
         read_quad(chunk, step, first + n + i, quad);
-        y_big[i][0] = quad[0], y_big[i][1] = quad[1], y_small[i][0] = quad[2], y_small[i][1] = quad[3];
+        y_big[i][0] = quad[0], y_big[i][1] = quad[1], y_small[i][0] = quad[2],
+            y_small[i][1] = quad[3];
     }
 #define EACH(left, right, from)                          \
     _Pragma("unroll") for (int i = 0; i < TOGETHER; ++i) \
@@ -170,10 +182,11 @@ __device__ __forceinline__ void add_products(const u32 (&big)[MT][4], const u32 
             for (int e = 0; e < 4; ++e) acc[m][n + i][e] += sum[i][m][e];
 }
 
-// A chunk of the product; the slot is loaded again as soon as its values are split. odd becomes NaN where one cannot be.
+// A chunk of the product; the slot is loaded again as soon as its values are split. odd becomes NaN
+// where one cannot be.
 template <typename Load>
-__device__ __forceinline__ void multiply_chunk(Slot& slot, const u32* chunk, int first, Accumulators& acc, float& odd,
-                                               const Load& load) {
+__device__ __forceinline__ void multiply_chunk(Slot& slot, const u32* chunk, int first,
+                                               Accumulators& acc, float& odd, const Load& load) {
 #pragma unroll
     for (int step = 0; step < STEPS; ++step) {
         u32 x[MT][4], big[MT][4], small[MT][4];
@@ -181,7 +194,9 @@ __device__ __forceinline__ void multiply_chunk(Slot& slot, const u32* chunk, int
 #pragma unroll
         for (int m = 0; m < MT; ++m)
 #pragma unroll
-            for (int r = 0; r < 4; ++r) odd = fmaf(split_in_two(__uint_as_float(x[m][r]), big[m][r], small[m][r]), 0.f, odd);
+            for (int r = 0; r < 4; ++r)
+                odd = fmaf(split_in_two(__uint_as_float(x[m][r]), big[m][r], small[m][r]), 0.f,
+                           odd);
         if (step == STEPS - 1) load();
 #pragma unroll
         for (int n = 0; n < NT; n += TOGETHER) add_products(big, small, chunk, step, first, n, acc);
@@ -192,8 +207,8 @@ __device__ __forceinline__ void multiply_chunk(Slot& slot, const u32* chunk, int
 
 // The sums are short, so they may stay in the accumulators.
 template <typename Load>
-__device__ __forceinline__ void multiply_chunk(Slot& slot, const u32* chunk, int first, Accumulators& acc, float&,
-                                               const Load& load) {
+__device__ __forceinline__ void multiply_chunk(Slot& slot, const u32* chunk, int first,
+                                               Accumulators& acc, float&, const Load& load) {
     u32 x[STEPS][MT][4];
 #pragma unroll
     for (int step = 0; step < STEPS; ++step) {
@@ -201,7 +216,8 @@ __device__ __forceinline__ void multiply_chunk(Slot& slot, const u32* chunk, int
 #pragma unroll
         for (int m = 0; m < MT; ++m)
 #pragma unroll
-            for (int r = 0; r < 4 && PRECISION == TF32; ++r) x[step][m][r] = tf32_from_float(__uint_as_float(x[step][m][r]));
+            for (int r = 0; r < 4 && PRECISION == TF32; ++r)
+                x[step][m][r] = tf32_from_float(__uint_as_float(x[step][m][r]));
     }
     load();
 #pragma unroll

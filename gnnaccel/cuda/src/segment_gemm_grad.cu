@@ -1,8 +1,9 @@
-// dW[s] = sum over the rows i of segment s of scale[i] X[g(i), :]^T dY[d(i), :]. See cuda/segment_gemm_grad.py. With SUMS,
-// behind each dW[s], the sum of scale[i] dY[d(i), :] alone, by the blocks that have the first rows of dW.
+// dW[s] = sum over the rows i of segment s of scale[i] X[g(i), :]^T dY[d(i), :]. See
+// cuda/segment_gemm_grad.py. With SUMS, behind each dW[s], the sum of scale[i] dY[d(i), :] alone,
+// by the blocks that have the first rows of dW.
 //
-// A block sums a TA x TN tile of dW over its share of the row tiles (of TR rows), which lie side by side; segment_merge.cuh says
-// where its sums go.
+// A block sums a TA x TN tile of dW over its share of the row tiles (of TR rows), which lie side by
+// side; segment_merge.cuh says where its sums go.
 #define MATRICES ((i64)BLOCKS * K * N)
 #define WEIGHT (MATRICES + SUMS * BLOCKS * N)  // of a segment
 #define X_TILE TA
@@ -27,7 +28,8 @@ struct Place {
     int a, n, block;
 
     __device__ __forceinline__ Place()
-        : a(blockIdx.y / N_TILES % A_TILES * TA), n(blockIdx.y % N_TILES * TN), block(blockIdx.y / (N_TILES * A_TILES)) {}
+        : a(blockIdx.y / N_TILES % A_TILES * TA), n(blockIdx.y % N_TILES * TN),
+            block(blockIdx.y / (N_TILES * A_TILES)) {}
 };
 
 struct Target {
@@ -35,7 +37,8 @@ struct Target {
     int row, column;  // the warp's corner in the tile
 };
 
-// Sums of the columns of dY, every THREADS-th by each thread; those of a tile are added up before they join.
+// Sums of the columns of dY, every THREADS-th by each thread; those of a tile are added up before
+// they join.
 struct ColumnSums {
     float of[SUM_COLUMNS];
 
@@ -58,13 +61,14 @@ struct ColumnSums {
 #pragma unroll
         for (int i = 0; i < SUM_COLUMNS; ++i) {
             const int column = i * THREADS + threadIdx.x;
-            if (column < TN && place.n + column < N) base[MATRICES + place.block * N + place.n + column] = of[i];
+            if (column < TN && place.n + column < N)
+                base[MATRICES + place.block * N + place.n + column] = of[i];
         }
     }
 };
 
-__device__ __forceinline__ void write(const Target& to, const Feed& feed, int segment, const Accumulators& acc,
-                                      const ColumnSums& sums) {
+__device__ __forceinline__ void write(const Target& to, const Feed& feed, int segment,
+                                      const Accumulators& acc, const ColumnSums& sums) {
     const Place place;
     float* base = to.sums.of(feed.segments, segment, feed.begin, feed.begin + feed.count);
     if (SUMS && place.a == 0) sums.leave(place, base);
@@ -100,18 +104,22 @@ __device__ __forceinline__ void run(Feed& feed, const Target& to) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
-weight_grad(const int* __restrict__ ptr, const int* __restrict__ tile_ptr, int segment_count, const ROW_T* __restrict__ x,
-            const int* __restrict__ index, const ROW_T* __restrict__ dy, const int* __restrict__ dy_index,
+weight_grad(const int* __restrict__ ptr, const int* __restrict__ tile_ptr, int segment_count,
+            const ROW_T* __restrict__ x, const int* __restrict__ index,
+            const ROW_T* __restrict__ dy, const int* __restrict__ dy_index,
             const float* __restrict__ scale, float* __restrict__ out, float* __restrict__ partial) {
     DYNAMIC_SHARED(shared);
     copies_begin();
     const Segments segments = {ptr, tile_ptr, segment_count};
     const int tiles = segments.tiles(), begin = range_begin(blockIdx.x, gridDim.x, tiles);
-    const int count = range_begin(blockIdx.x + 1, gridDim.x, tiles) - begin, warp = threadIdx.x >> 5;
+    const int count = range_begin(blockIdx.x + 1, gridDim.x, tiles)
+        - begin, warp = threadIdx.x >> 5;
     if (count == 0) return;
     const Place place;
     ROW_T* const stages = (ROW_T*)shared;
-    Feed feed = {segments, x + place.block * K + place.a, dy + place.block * N + place.n, index, dy_index, scale, stages,
-                 (int*)(stages + STAGES * STAGE_SIZE), begin, count, K - place.a, N - place.n, Walk(), 0, 0, 0.f, false};
+    Feed feed = {segments, x + place.block * K + place.a, dy + place.block * N + place.n, index,
+                 dy_index, scale, stages,
+                 (int*)(stages + STAGES * STAGE_SIZE), begin, count, K - place.a, N - place.n,
+                     Walk(), 0, 0, 0.f, false};
     run(feed, Target{{out, partial}, warp / WARPS_N * WM, warp % WARPS_N * WN});
 }

@@ -1,32 +1,41 @@
-// Copying lines of matrices to shared memory by all threads of a block: lines one after another, or picked by a list.
+// Copying lines of matrices to shared memory by all threads of a block: lines one after another, or
+// picked by a list.
 #pragma once
 #include "async_copy.cuh"
 
 #define THREADS (32 * WARPS_M * WARPS_N)
 
-// Padding of lines, in elements, with which a warp's fragment reads hit each bank once. WIDE: lines along k, of a multiple of
-// 8 words; else lines along rows or columns, which lanes read side by side.
+// Padding of lines, in elements, with which a warp's fragment reads hit each bank once. WIDE: lines
+// along k, of a multiple of 8 words; else lines along rows or columns, which lanes read side by
+// side.
 #define WIDE_STRIDE(width) ((width) + 16 / (int)sizeof(ROW_T))
 #define SIDE_STRIDE(width) ((width) % 16 == 0 ? (width) + 8 : (width))
 
-// Lines x Width elements, zeros from line `lines` and column `width` on. Bytes: the size of one copy, which divides a line.
+// Lines x Width elements, zeros from line `lines` and column `width` on. Bytes: the size of one
+// copy, which divides a line.
 template <int Lines, int Width, int Stride, int Bytes>
-__device__ __forceinline__ void copy_lines(ROW_T* to, const ROW_T* from, int pitch, int lines, int width) {
+__device__ __forceinline__ void copy_lines(ROW_T* to, const ROW_T* from, int pitch, int lines,
+                                           int width) {
     constexpr int COUNT = Bytes / sizeof(ROW_T), PIECES = Width / COUNT;
-    static_assert(Width % COUNT == 0 && Stride * sizeof(ROW_T) % Bytes == 0, "whole copies in a line");
+    static_assert(Width % COUNT == 0 && Stride * sizeof(ROW_T) % Bytes == 0,
+                  "whole copies in a line");
     for (int i = threadIdx.x; i < Lines * PIECES; i += THREADS) {
         const int line = i / PIECES, column = i % PIECES * COUNT;
         const bool on = line < lines && column < width;
-        copy_async<Bytes>(to + line * Stride + column, on ? from + (i64)line * pitch + column : from, on);
+        copy_async<Bytes>(to + line * Stride + column,
+                          on ? from + (i64)line * pitch + column : from, on);
     }
 }
 
 // The same with line i taken from row list[i] of a matrix; zeros where that is negative.
 template <int Lines, int Width, int Stride, int Bytes>
-__device__ __forceinline__ void copy_rows(ROW_T* to, const ROW_T* from, int pitch, const int* list, int width) {
+__device__ __forceinline__ void copy_rows(ROW_T* to, const ROW_T* from, int pitch, const int* list,
+                                          int width) {
     constexpr int COUNT = Bytes / sizeof(ROW_T), PIECES = Width / COUNT;
-    static_assert(Width % COUNT == 0 && Stride * sizeof(ROW_T) % Bytes == 0, "whole copies in a line");
-    if constexpr (THREADS % PIECES == 0 && Lines * PIECES % THREADS == 0) {  // each thread keeps its column: a third of the work
+    static_assert(Width % COUNT == 0 && Stride * sizeof(ROW_T) % Bytes == 0,
+                  "whole copies in a line");
+    // each thread keeps its column: a third of the work
+    if constexpr (THREADS % PIECES == 0 && Lines * PIECES % THREADS == 0) {
         constexpr int STEP = THREADS / PIECES, COPIES = Lines / STEP, AT_ONCE = COPIES % 4 ? 1 : 4;
         const int first = threadIdx.x / PIECES, column = threadIdx.x % PIECES * COUNT;
         const bool inside = column < width;
@@ -38,8 +47,8 @@ __device__ __forceinline__ void copy_rows(ROW_T* to, const ROW_T* from, int pitc
 #pragma unroll
             for (int i = 0; i < AT_ONCE; ++i) {
                 const u32 safe = row[i] < 0 ? 0 : row[i];
-                copy_async<Bytes>(to + (first + (begin + i) * STEP) * Stride + column, from + column + (u64)safe * (u32)pitch,
-                                  row[i] >= 0 && inside);
+                copy_async<Bytes>(to + (first + (begin + i) * STEP) * Stride + column,
+                                  from + column + (u64)safe * (u32)pitch, row[i] >= 0 && inside);
             }
         }
     } else {
@@ -48,7 +57,8 @@ __device__ __forceinline__ void copy_rows(ROW_T* to, const ROW_T* from, int pitc
             const int line = i / PIECES, column = i % PIECES * COUNT;
             const int row = list[line];
             const bool on = row >= 0 && column < width;
-            copy_async<Bytes>(to + line * Stride + column, on ? from + (i64)row * pitch + column : from, on);
+            copy_async<Bytes>(to + line * Stride + column,
+                              on ? from + (i64)row * pitch + column : from, on);
         }
     }
 }

@@ -1,5 +1,6 @@
-// Tiles of rows of X and dY in shared memory, TR lines of X_TILE and Y_TILE columns, STAGES of them in flight. X_PITCH and
-// Y_PITCH are elements of a whole row. The numbers of the rows to copy are read one tile earlier still.
+// Tiles of rows of X and dY in shared memory, TR lines of X_TILE and Y_TILE columns, STAGES of them
+// in flight. X_PITCH and Y_PITCH are elements of a whole row. The numbers of the rows to copy are
+// read one tile earlier still.
 #pragma once
 #include "segment_rows.cuh"
 #include "segment_walk.cuh"
@@ -49,7 +50,8 @@ struct Feed {
         }
         read = false;
     }
-    __device__ __forceinline__ ROW_T* stage(int tile) const { return stages + tile % STAGES * STAGE_SIZE; }
+    __device__ __forceinline__ ROW_T* stage(int tile) const { return stages + tile % STAGES
+                                                              * STAGE_SIZE; }
     __device__ __forceinline__ const float* factors(int tile) const {
         return scale ? (const float*)(numbers(tile) + 2 * TR) : nullptr;
     }
@@ -57,12 +59,14 @@ struct Feed {
         if (tile >= count) return;
         read_numbers(tile + 1);
         copy_rows<TR, X_TILE, X_STRIDE, COPY_X>(stage(tile), x, X_PITCH, numbers(tile), x_width);
-        copy_rows<TR, Y_TILE, Y_STRIDE, COPY_Y>(stage(tile) + X_SIZE, dy, Y_PITCH, numbers(tile) + TR, dy_width);
+        copy_rows<TR, Y_TILE, Y_STRIDE, COPY_Y>(stage(tile) + X_SIZE, dy, Y_PITCH,
+                                                numbers(tile) + TR, dy_width);
     }
 };
 
-// Tile after tile of those of `feed`, while later ones are copied: `use(tile, at)`, after `change(before, segment)` where another
-// segment begins (before -1: the first). Returns the last segment.
+// Tile after tile of those of `feed`, while later ones are copied: `use(tile, at)`, after
+// `change(before, segment)` where another segment begins (before -1: the first). Returns the last
+// segment.
 template <class Change, class Use>
 __device__ __forceinline__ int walk_tiles(Feed& feed, const Change& change, const Use& use) {
     Walk at;
@@ -71,7 +75,8 @@ __device__ __forceinline__ int walk_tiles(Feed& feed, const Change& change, cons
     feed.publish(0);
     for (int tile = 1 - STAGES; tile < feed.count; ++tile) {
         copies_wait<STAGES - 2>();
-        __syncthreads();  // this tile's copies are there, for all threads; and the tile before is done with its stage
+        // this tile's copies are there, for all threads; and the tile before is done with its stage
+        __syncthreads();
         feed.start(tile + STAGES - 1);
         copies_commit();
         if (tile >= 0) {

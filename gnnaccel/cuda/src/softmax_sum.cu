@@ -1,20 +1,29 @@
-// Softmax aggregation, channel by channel: sums of messages weighted with the softmax of t times themselves.
+// Softmax aggregation, channel by channel: sums of messages weighted with the softmax of t times
+// themselves.
 //
-//   forward, merge:  out[r] = sum over r's edges e of a(e) m(e), a the softmax of t m over them, where m(e) is x[other(e)] or,
-//                    with EDGE, relu(x[other(e)] + edge[e]) + constant; for backward the same in fp32, `center`, and `total`,
+//   forward, merge:  out[r] = sum over r's edges e of a(e) m(e), a the softmax of t m over them,
+//   where m(e) is x[other(e)] or,
+//                    with EDGE, relu(x[other(e)] + edge[e]) + constant; for backward the same in
+//                    fp32, `center`, and `total`,
 //                    the sum of exp(t (m(e) - center))
-//   backward, add:   over the transposed graph, where x[r] is sent along e to i = other(e): the gradient of the message,
-//                    a(e) grad[i] (1 + t (m(e) - out[i])), or without its second term; that of the edge's features, at each edge;
-//                    its sum over r's edges, that of x; and the sum over r's edges of a(e) grad[i] (m(e) - out[i])^2, of which
+//   backward, add:   over the transposed graph, where x[r] is sent along e to i = other(e): the
+//   gradient of the message,
+//                    a(e) grad[i] (1 + t (m(e) - out[i])), or without its second term; that of the
+//                    edge's features, at each edge;
+//                    its sum over r's edges, that of x; and the sum over r's edges of a(e) grad[i]
+//                    (m(e) - out[i])^2, of which
 //                    the sum over all rows is the gradient of t
 //
-// Backward takes scores relative to that of the mean, not to the largest: a(e) = exp(t (m(e) - center)) / total, and the same
-// difference is in the second term. So it gathers two rows, and large scores cost no digits, as no logarithm of a sum is added to
-// one. The mean's score is at most log(n) below the largest of n, so nothing overflows. `share` is grad / total.
-// Features of edges are read, and their gradients written, at the edges' places. Nothing else has the size of the edges.
+// Backward takes scores relative to that of the mean, not to the largest: a(e) = exp(t (m(e) -
+// center)) / total, and the same difference is in the second term. So it gathers two rows, and
+// large scores cost no digits, as no logarithm of a sum is added to one. The mean's score is at
+// most log(n) below the largest of n, so nothing overflows. `share` is grad / total. Features of
+// edges are read, and their gradients written, at the edges' places. Nothing else has the size of
+// the edges.
 #include "walk.cuh"
 
-// t per channel: `each` has one number (stride 0) or one per channel (stride 1); without it all are `number`.
+// t per channel: `each` has one number (stride 0) or one per channel (stride 1); without it all are
+// `number`.
 struct Temperature {
     const float* each;
     int stride;
@@ -33,8 +42,9 @@ struct Temperature {
 
 __device__ __forceinline__ float exp_of(float d) { return exp2f(d * LOG2E); }
 
-// What the messages so far come to: the one with the largest score; relative to that score the sum of the weights, that of the
-// weighted messages, and that of their weighted distances to that one. A sum of 0: none yet.
+// What the messages so far come to: the one with the largest score; relative to that score the sum
+// of the weights, that of the weighted messages, and that of their weighted distances to that one.
+// A sum of 0: none yet.
 struct Running {
     Row top, sum, weighted, off;
 
@@ -54,7 +64,8 @@ struct Running {
         weighted[k][c] = fmaf(weighted[k][c], before, own * m);
         top[k][c] = above ? m : top[k][c];
     }
-    __device__ __forceinline__ void join(float its_top, float its_sum, float its_weighted, float its_off, float t, int k, int c) {
+    __device__ __forceinline__ void join(float its_top, float its_sum, float its_weighted,
+                                         float its_off, float t, int k, int c) {
         const float distance = its_top - top[k][c], d = t * distance, p = exp_of(-fabsf(d));
         const bool above = its_sum != 0.f && (d > 0.f || sum[k][c] == 0.f);
         const float before = above ? p : 1.f, its = above ? 1.f : p;
@@ -74,15 +85,18 @@ struct Running {
                     const float its_top = __shfl_xor_sync(FULL_WARP, top[k][c], w);
                     const float its_sum = __shfl_xor_sync(FULL_WARP, sum[k][c], w);
                     const float its_weighted = __shfl_xor_sync(FULL_WARP, weighted[k][c], w);
-                    join(its_top, its_sum, its_weighted, __shfl_xor_sync(FULL_WARP, off[k][c], w), t[k][c], k, c);
+                    join(its_top, its_sum, its_weighted, __shfl_xor_sync(FULL_WARP, off[k][c], w),
+                         t[k][c], k, c);
                 }
     }
-    // The mean, from zero or from the top, whichever is nearer: sums are as exact as they are small. Backward asks how far
-    // messages are from it, times t; where large ones nearly agree, or one takes nearly all, sums of their size would lose that.
+    // The mean, from zero or from the top, whichever is nearer: sums are as exact as they are
+    // small. Backward asks how far messages are from it, times t; where large ones nearly agree, or
+    // one takes nearly all, sums of their size would lose that.
     __device__ __forceinline__ float mean(int k, int c) const {
         if (sum[k][c] == 0.f) return 0.f;
         const bool near = fabsf(off[k][c]) < fabsf(weighted[k][c]);
-        const float found = near ? top[k][c] + off[k][c] / sum[k][c] : weighted[k][c] / sum[k][c], below = top[k][c] - found;
+        const float found = near ? top[k][c] + off[k][c] / sum[k][c] : weighted[k][c] / sum[k][c],
+            below = top[k][c] - found;
         return below == below ? found : below;  // scores that are infinite have no softmax
     }
 };
@@ -96,7 +110,8 @@ __device__ __forceinline__ float message(float x, float edge, float constant) {
 #endif
 }
 
-__device__ __forceinline__ void load_edge(const Lanes& at, const ROW_T* edge, u64 place, bool on, Row& r) {
+__device__ __forceinline__ void load_edge(const Lanes& at, const ROW_T* edge, u64 place, bool on,
+                                          Row& r) {
 #if EDGE
     load_row(at, edge, place, on, r);
 #else
@@ -108,15 +123,16 @@ __device__ __forceinline__ u64 place_of(const OFF_T* place, OFF_T position, bool
     return EDGE && on ? (u64)place[position] : 0;
 }
 
-__device__ __forceinline__ void finish(const Lanes& at, int row, const Running& f, const Row& t, ROW_T* out, float* center,
-                                       float* total) {
+__device__ __forceinline__ void finish(const Lanes& at, int row, const Running& f, const Row& t,
+                                       ROW_T* out, float* center, float* total) {
     Row mean, sum;
 #pragma unroll
     for (int k = 0; k < PACKS; ++k)
 #pragma unroll
         for (int c = 0; c < VEC; ++c) {
             mean[k][c] = f.mean(k, c);
-            sum[k][c] = f.sum[k][c] == 0.f ? 1.f : f.sum[k][c] * exp_of(t[k][c] * (f.top[k][c] - mean[k][c]));
+            sum[k][c] = f.sum[k][c] == 0.f ? 1.f
+                : f.sum[k][c] * exp_of(t[k][c] * (f.top[k][c] - mean[k][c]));
         }
     store_row(at, out, row, mean);
     if (!center) return;
@@ -125,10 +141,12 @@ __device__ __forceinline__ void finish(const Lanes& at, int row, const Running& 
 }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-forward(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const OFF_T* __restrict__ place, int rows,
-        const int* __restrict__ counters, const int2* __restrict__ chunks, int chunk_edges, int chunk_slots,
-        const ROW_T* __restrict__ x, const ROW_T* __restrict__ edge, float constant, const float* __restrict__ each, int stride,
-        float number, ROW_T* __restrict__ out, float* __restrict__ center, float* __restrict__ total, float* __restrict__ tops,
+forward(const OFF_T* __restrict__ indptr, const int* __restrict__ other,
+        const OFF_T* __restrict__ place, int rows, const int* __restrict__ counters,
+        const int2* __restrict__ chunks, int chunk_edges, int chunk_slots,
+        const ROW_T* __restrict__ x, const ROW_T* __restrict__ edge, float constant,
+        const float* __restrict__ each, int stride, float number, ROW_T* __restrict__ out,
+        float* __restrict__ center, float* __restrict__ total, float* __restrict__ tops,
         float* __restrict__ sums, float* __restrict__ weighted) {
     const Split split = {counters, chunks, chunk_edges, chunk_slots};
     Item it;
@@ -148,7 +166,8 @@ forward(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const O
 #pragma unroll
         for (int k = 0; k < PACKS; ++k)
 #pragma unroll
-            for (int c = 0; c < VEC; ++c) f.fold(message(e.a[k][c], e.b[k][c], constant), t[k][c], k, c);
+            for (int c = 0; c < VEC; ++c) f.fold(message(e.a[k][c], e.b[k][c], constant), t[k][c],
+                                                 k, c);
     });
     f.join_slots(t);
     if (at.slot != 0) return;
@@ -163,9 +182,10 @@ forward(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const O
 }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-merge(const int* __restrict__ counters, const int4* __restrict__ heavy, const float* __restrict__ each, int stride, float number,
-      const float* __restrict__ tops, const float* __restrict__ sums, const float* __restrict__ weighted,
-      ROW_T* __restrict__ out, float* __restrict__ center, float* __restrict__ total) {
+merge(const int* __restrict__ counters, const int4* __restrict__ heavy,
+      const float* __restrict__ each, int stride, float number, const float* __restrict__ tops,
+      const float* __restrict__ sums, const float* __restrict__ weighted, ROW_T* __restrict__ out,
+      float* __restrict__ center, float* __restrict__ total) {
     const long long w = warp_id();
     if (w >= counters[1]) return;
     const int4 row = heavy[w];
@@ -184,14 +204,16 @@ merge(const int* __restrict__ counters, const int4* __restrict__ heavy, const fl
         for (int k = 0; k < PACKS; ++k)
 #pragma unroll
             for (int c = 0; c < VEC; ++c)
-                f.join(one.top[k][c], one.sum[k][c], one.weighted[k][c], one.off[k][c], t[k][c], k, c);
+                f.join(one.top[k][c], one.sum[k][c], one.weighted[k][c], one.off[k][c], t[k][c], k,
+                       c);
     }
     __syncwarp();
     f.join_slots(t);
     if (at.slot == 0) finish(at, row.x, f, t, out, center, total);
 }
 
-// ---- gradients -------------------------------------------------------------------------------------------------------
+// ---- gradients
+// -------------------------------------------------------------------------------------------------------
 
 // The gradient of a message into `share`, and what it adds to that of t.
 __device__ __forceinline__ float grad_of(float m, float t, float center, float& share, int whole) {
@@ -201,11 +223,13 @@ __device__ __forceinline__ float grad_of(float m, float t, float center, float& 
 }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-backward(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const OFF_T* __restrict__ place, int rows,
-         const int* __restrict__ counters, const int2* __restrict__ chunks, int chunk_edges, int chunk_slots,
-         const ROW_T* __restrict__ x, const ROW_T* __restrict__ edge, float constant, const float* __restrict__ each, int stride,
-         float number, const float* __restrict__ center, const float* __restrict__ share, int whole,
-         ROW_T* __restrict__ edge_grad, ROW_T* __restrict__ x_grad, float* __restrict__ t_grad, float* __restrict__ part,
+backward(const OFF_T* __restrict__ indptr, const int* __restrict__ other,
+         const OFF_T* __restrict__ place, int rows, const int* __restrict__ counters,
+         const int2* __restrict__ chunks, int chunk_edges, int chunk_slots,
+         const ROW_T* __restrict__ x, const ROW_T* __restrict__ edge, float constant,
+         const float* __restrict__ each, int stride, float number, const float* __restrict__ center,
+         const float* __restrict__ share, int whole, ROW_T* __restrict__ edge_grad,
+         ROW_T* __restrict__ x_grad, float* __restrict__ t_grad, float* __restrict__ part,
          float* __restrict__ t_part) {
     const Split split = {counters, chunks, chunk_edges, chunk_slots};
     Item it;
@@ -237,7 +261,8 @@ backward(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const 
             }
         if (EDGE && edge_grad) store_row(at, edge_grad, of.to, of.g);
     };
-    if constexpr (AHEAD > 1)  // past the last edge there are zeros, which could be infinitely far from a mean
+    // past the last edge there are zeros, which could be infinitely far from a mean
+    if constexpr (AHEAD > 1)
         walk<Edge, AHEAD>(at, it, load, [&](Edge& of, OFF_T, bool on) { if (on) use(of); });
     else
         walk_singly<Edge>(at, it, [&](Edge& of, OFF_T position) { load(of, position, true); }, use);
@@ -254,8 +279,9 @@ backward(const OFF_T* __restrict__ indptr, const int* __restrict__ other, const 
 }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-add(const int* __restrict__ counters, const int4* __restrict__ heavy, const float* __restrict__ part,
-    const float* __restrict__ t_part, ROW_T* __restrict__ x_grad, float* __restrict__ t_grad) {
+add(const int* __restrict__ counters, const int4* __restrict__ heavy,
+    const float* __restrict__ part, const float* __restrict__ t_part, ROW_T* __restrict__ x_grad,
+    float* __restrict__ t_grad) {
     const long long w = warp_id();
     if (w >= counters[1]) return;
     const int4 row = heavy[w];

@@ -1,9 +1,11 @@
-// Building the index arrays of a graph from its edge list, without a sort and without telling the host anything.
+// Building the index arrays of a graph from its edge list, without a sort and without telling the
+// host anything.
 //
 //   count    degrees; bad ids are skipped and flagged, self loops dropped when LOOPS asks for it
 //   place    edges into their rows (torch's cumsum made `indptr` in between)
 //   count_src, place_src   the same for the transposed graph, from the finished CSC
-//   split    the list of rows that are longer than a warp should carry, cut into chunks; and statistics for the host
+//   split    the list of rows that are longer than a warp should carry, cut into chunks; and
+//   statistics for the host
 //   order    the entries of each row in ascending order of their places (row_order.cuh)
 //
 // Places within a row are taken with atomics, so their order varies from run to run until `order`
@@ -21,9 +23,10 @@ __device__ __forceinline__ i64 take(i64* counter) { return (i64)atomicAdd((u64*)
 
 __device__ __forceinline__ i64 thread_id() { return (i64)blockIdx.x * THREADS + threadIdx.x; }
 
-// LOOPS: edges i -> i are dropped and one is added for each node below `loops`, as the hosts do before attention.
-__device__ __forceinline__ bool read_edge(const INDEX_T* src, const INDEX_T* dst, i64 e, i64 num_src, i64 num_dst, i64& s, i64& d,
-                                          bool& valid) {
+// LOOPS: edges i -> i are dropped and one is added for each node below `loops`, as the hosts do
+// before attention.
+__device__ __forceinline__ bool read_edge(const INDEX_T* src, const INDEX_T* dst, i64 e,
+                                          i64 num_src, i64 num_dst, i64& s, i64& d, bool& valid) {
     s = src[e];
     d = dst[e];
     valid = s >= 0 && s < num_src && d >= 0 && d < num_dst;
@@ -31,8 +34,8 @@ __device__ __forceinline__ bool read_edge(const INDEX_T* src, const INDEX_T* dst
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-count(const INDEX_T* __restrict__ src, const INDEX_T* __restrict__ dst, i64 edges, i64 num_src, i64 num_dst, i64 loops,
-      OFF_T* __restrict__ degree, int* __restrict__ flags) {
+count(const INDEX_T* __restrict__ src, const INDEX_T* __restrict__ dst, i64 edges, i64 num_src,
+      i64 num_dst, i64 loops, OFF_T* __restrict__ degree, int* __restrict__ flags) {
     const i64 e = thread_id();
     if (e < edges) {
         i64 s, d;
@@ -46,9 +49,9 @@ count(const INDEX_T* __restrict__ src, const INDEX_T* __restrict__ dst, i64 edge
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-place(const INDEX_T* __restrict__ src, const INDEX_T* __restrict__ dst, i64 edges, i64 num_src, i64 num_dst, i64 loops,
-      const OFF_T* __restrict__ indptr, OFF_T* __restrict__ cursor, const int* __restrict__ flags, int* __restrict__ col,
-      OFF_T* __restrict__ eid) {
+place(const INDEX_T* __restrict__ src, const INDEX_T* __restrict__ dst, i64 edges, i64 num_src,
+      i64 num_dst, i64 loops, const OFF_T* __restrict__ indptr, OFF_T* __restrict__ cursor,
+      const int* __restrict__ flags, int* __restrict__ col, OFF_T* __restrict__ eid) {
     const i64 e = thread_id();
     if (e < edges) {
         i64 s, d;
@@ -67,14 +70,16 @@ place(const INDEX_T* __restrict__ src, const INDEX_T* __restrict__ dst, i64 edge
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-count_src(const OFF_T* __restrict__ indptr, const int* __restrict__ col, int num_dst, OFF_T* __restrict__ degree) {
+count_src(const OFF_T* __restrict__ indptr, const int* __restrict__ col, int num_dst,
+          OFF_T* __restrict__ degree) {
     const i64 p = thread_id();
     if (p < indptr[num_dst]) take(&degree[col[p]]);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-place_src(const OFF_T* __restrict__ indptr, const int* __restrict__ col, int num_dst, const OFF_T* __restrict__ indptr_src,
-          OFF_T* __restrict__ cursor, int* __restrict__ nbr, OFF_T* __restrict__ position) {
+place_src(const OFF_T* __restrict__ indptr, const int* __restrict__ col, int num_dst,
+          const OFF_T* __restrict__ indptr_src, OFF_T* __restrict__ cursor, int* __restrict__ nbr,
+          OFF_T* __restrict__ position) {
     const i64 p = thread_id();
     if (p >= indptr[num_dst]) return;
     int low = 0, high = num_dst;  // the row of place p: the last one that starts at or before it
@@ -89,17 +94,19 @@ place_src(const OFF_T* __restrict__ indptr, const int* __restrict__ col, int num
     position[at] = (OFF_T)p;
 }
 
-// counters [COUNTERS]: 0 chunks, 1 split rows, 2 longest row, 3 blocks done, 4-5 edges in split rows (64 bits), from BINS_AT
-// rows by degree: bin b counts the degrees of b bits (0; 1; 2-3; 4-7; ...). `host` is pinned memory that the host reads
-// whenever it likes: 0 the caller's tag, once all is there, 1 invalid ids seen, 2-3 edges (64 bits), from HOST_AT a copy of the counters.
+// counters [COUNTERS]: 0 chunks, 1 split rows, 2 longest row, 3 blocks done, 4-5 edges in split
+// rows (64 bits), from BINS_AT rows by degree: bin b counts the degrees of b bits (0; 1; 2-3; 4-7;
+// ...). `host` is pinned memory that the host reads whenever it likes: 0 the caller's tag, once all
+// is there, 1 invalid ids seen, 2-3 edges (64 bits), from HOST_AT a copy of the counters.
 #define BINS_AT 6
 #define BINS 32
 #define COUNTERS (BINS_AT + BINS)
 #define HOST_AT 4
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-split(const OFF_T* __restrict__ indptr, int rows, int chunk_edges, int* __restrict__ counters, int2* __restrict__ chunks,
-      int4* __restrict__ heavy, const int* __restrict__ flags, volatile int* __restrict__ host, int tag) {
+split(const OFF_T* __restrict__ indptr, int rows, int chunk_edges, int* __restrict__ counters,
+      int2* __restrict__ chunks, int4* __restrict__ heavy, const int* __restrict__ flags,
+      volatile int* __restrict__ host, int tag) {
     DYNAMIC_SHARED(shared);
     int* bins = (int*)shared;     // [BINS]
     int* longest = bins + BINS;   // [1]
@@ -125,7 +132,8 @@ split(const OFF_T* __restrict__ indptr, int rows, int chunk_edges, int* __restri
     if (threadIdx.x == 0) atomicMax(&counters[2], *longest);
     __threadfence();
     __syncthreads();
-    if (threadIdx.x == 0 && atomicAdd(&counters[3], 1) == (int)gridDim.x - 1) {  // the last block reports
+    // the last block reports
+    if (threadIdx.x == 0 && atomicAdd(&counters[3], 1) == (int)gridDim.x - 1) {
         const i64 edges = indptr[rows];
         host[0] = 0;  // whatever stands there now is about to be wrong
         __threadfence_system();

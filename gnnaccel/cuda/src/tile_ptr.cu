@@ -1,5 +1,6 @@
-// out[h][s] = tiles of LEAST << h rows before segment s, for each height that products by segment cut their rows into. Torch's
-// operations would take a launch for each step of this sum, at each height; the segments of a new graph are read once.
+// out[h][s] = tiles of LEAST << h rows before segment s, for each height that products by segment
+// cut their rows into. Torch's operations would take a launch for each step of this sum, at each
+// height; the segments of a new graph are read once.
 //
 // Each block makes one height. A thread adds up a strip of segments, the block sums the strips.
 #include "common.cuh"

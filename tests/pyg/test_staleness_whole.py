@@ -140,8 +140,8 @@ def results(layer, args, kwargs) -> list[Tensor | None]:
                                                  for t in (*leaves, *layer.parameters())]
 
 
-def as_native(layer, args, tolerance: float = 2e-5, **kwargs) -> None:
-    """The call, twice, gives what the host gives."""
+def as_native(layer, args, tolerance: float = 2e-4, **kwargs) -> None:
+    """The call, twice, gives what the host gives; what is remembered is looked for, not digits."""
     with gnnaccel.disabled():
         expected = results(layer, args, kwargs)
     scale = max((t.abs().max().item() for t in expected if t is not None and t.numel()),

@@ -309,7 +309,7 @@ def test_ids_of_other_types_under_a_normalisation(route, wrong):
     ei[KNOWS][1, 3] = wrong
     with route.on(), pytest.raises(GraphError,
                                    match=f"destination ids from .*{wrong}.*there are "
-                                   f"{NODES['author']} " "nodes"):
+                                   f"{NODES['author']} nodes"):
         made(x, ei)
 
 

@@ -62,6 +62,17 @@ def judged(route, name: str, x: torch.Tensor, *tensors, **options):
 
 
 @pytest.mark.parametrize("reduce", by_index.REDUCES)
+def test_double_precision_on_torch_operations(reduce):
+    x, groups = torch.randn(ROWS, 3, dtype=torch.float64), index()
+    expected = results(lambda t: NATIVE["scatter"](t, groups, reduce=reduce), x)
+    with gnnaccel.enabled(backend="torch", when="supported"):
+        got = results(lambda t: utils.scatter(t, groups, reduce=reduce), x)
+    assert gnnaccel.stats()["pyg.scatter"]["routes"] == {"torch": 1}
+    for mine, theirs in zip(got, expected):
+        assert (mine - theirs).abs().max() < 1e-14 * theirs.abs().max()
+
+
+@pytest.mark.parametrize("reduce", by_index.REDUCES)
 def test_reductions(route, reduce):
     """Ties included; sorted or not; any features."""
     for shape, given_index in (((6,), index()), ((), index()),

@@ -26,9 +26,8 @@ from gnnaccel.dispatch.tensor_ref import TensorMap
 
 REDUCES = ("sum", "mean", "max", "min")
 _NO_GAIN = reason("GA301")
-_MAY_NOT_COME_AGAIN = reason("GA301",
-                             "the gain does not pay for the structure of an index that may not "
-                             "come " "again")
+_MAY_NOT_COME_AGAIN = reason("GA301", "the gain does not pay for the structure of an index that "
+                                      "may not come again")
 
 
 class IndexGraph(OpGraph):
@@ -130,8 +129,8 @@ def reduce(graph: IndexGraph, x: Tensor, name: str, config: Config) -> OpCall | 
 
 
 def _averaged(graph: IndexGraph, total: Tensor) -> Tensor:
-    share = graph.view().inverse_degree().view(-1, *(1,) * (total.dim() - 1))
-    return (total * share.to(torch.promote_types(share.dtype, total.dtype))).to(total.dtype)
+    share = graph.view().inverse_degree(torch.promote_types(total.dtype, torch.float32))
+    return (total * share.view(-1, *(1,) * (total.dim() - 1))).to(total.dtype)
 
 
 def softmax(graph: IndexGraph, x: Tensor, config: Config) -> OpCall | Reason:

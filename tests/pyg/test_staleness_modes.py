@@ -1,0 +1,146 @@
+"""Repeated calls of any layer in other modes, with other modules and with frozen parameters."""
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call
+from torch.utils.checkpoint import checkpoint
+
+import gnnaccel
+from gnnaccel.dispatch.layer_memory import memories
+from tests.helpers import relative
+from tests.judge import place
+from tests.pyg.test_staleness_whole import CASES, each, tensors, warmed
+
+
+def gradients(layer, args, call=None) -> list[torch.Tensor | None]:
+    """The outputs, and the gradients of what asks for one; of nothing else."""
+    leaves = [t for t in (*tensors(list(args)), *layer.parameters()) if t.is_floating_point()]
+    for t in leaves:
+        t.grad = None
+    outs = tensors((call or layer)(*args))
+    wanted = [t for t in outs if t.requires_grad]
+    if wanted:
+        sum(t.pow(2).sum() for t in wanted).backward()
+    return [*(t.detach().clone() for t in outs),
+            *(None if t.grad is None else t.grad.clone() for t in leaves)]
+
+
+def as_native(layer, args, call=None, tolerance: float = 2e-4) -> None:
+    """The call, twice, gives what the host gives, and no gradient where it gives none."""
+    with gnnaccel.disabled():
+        expected = gradients(layer, args, call)
+    scale = max(t.abs().max().item() for t in expected if t is not None and t.numel())
+    for _ in range(2):
+        for a, b in zip(gradients(layer, args, call), expected, strict=True):
+            assert (a is None) == (b is None)
+            if a is not None and a.numel():
+                assert (relative(a, b) < tolerance
+                        or (a - b).abs().max().item() < tolerance * scale * 0.05)
+
+
+@each
+def test_frozen_parameters(route, name):
+    with route.on(on_fallback="native"):
+        layer, args = warmed(route, name)
+        for p in layer.parameters():
+            p.requires_grad_(False)
+            as_native(layer, args)
+        layer.requires_grad_()
+        as_native(layer, args)
+
+
+@each
+def test_features_without_a_gradient(route, name):
+    with route.on(on_fallback="native"):
+        layer, args = warmed(route, name)
+        as_native(layer, detached(args))
+        as_native(layer, args)
+
+
+def detached(args):
+    if isinstance(args, dict):
+        return {key: detached(t) for key, t in args.items()}
+    return tuple(map(detached, args)) if isinstance(args, tuple) else args.detach() if (
+        args.is_floating_point()) else args
+
+
+@each
+def test_modules_replaced_by_ones_that_look_the_same(route, name):
+    with route.on(on_fallback="native"):
+        layer, args = warmed(route, name)
+        for parent in list(layer.modules()):
+            for key, part in list(parent._modules.items()):
+                if part is None or not any(True for _ in part.parameters()):
+                    continue
+                other = copy.deepcopy(part)
+                for p in other.parameters():
+                    nn.init.normal_(p)
+                parent._modules[key] = other
+                as_native(layer, args)
+
+
+@each
+def test_features_that_are_parameters(route, name):
+    with route.on(on_fallback="native"):
+        layer, args = warmed(route, name)
+        as_native(layer, trained(args))
+        as_native(layer, args)
+
+
+def trained(args):
+    if isinstance(args, dict):
+        return {key: trained(t) for key, t in args.items()}
+    return tuple(map(trained, args)) if isinstance(args, tuple) else nn.Parameter(
+        args.detach().clone()) if args.is_floating_point() else args
+
+
+@each
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoints(route, name, reentrant):
+    with route.on(on_fallback="native"):
+        layer, args = warmed(route, name)
+        if reentrant and isinstance(args[0], (dict, tuple)):
+            pytest.skip("a reentrant checkpoint sees no tensors in dictionaries")
+        as_native(layer, args, lambda *a: checkpoint(layer, *a, use_reentrant=reentrant))
+        as_native(layer, args)
+
+
+@each
+def test_parameters_given_from_outside(route, name):
+    with route.on(on_fallback="native"):
+        layer, args = warmed(route, name)
+        given = {key: torch.randn_like(p) for key, p in layer.named_parameters()}
+        as_native(layer, args, lambda *a: functional_call(layer, given, a))
+        as_native(layer, args)
+
+
+@each
+def test_copies(route, name):
+    with route.on(on_fallback="native"):
+        layer, args = warmed(route, name)
+        twin = copy.deepcopy(layer)
+        for p in twin.parameters():
+            nn.init.normal_(p)
+        as_native(twin, args)
+        as_native(layer, args)
+        assert memories.get(twin) is not memories.get(layer)
+
+
+@each
+def test_modes_of_torch(route, name):
+    with route.on(on_fallback="native"):
+        layer, args = warmed(route, name)
+        with torch.inference_mode():
+            as_native(layer, place(CASES[name].inputs(), route.device))
+        with torch.no_grad():
+            as_native(layer, args)
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        try:
+            as_native(layer, args)
+        finally:
+            torch.use_deterministic_algorithms(False)
+        as_native(layer, args)

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,6 +30,10 @@ def bind(args: tuple, kwargs: dict, required: tuple[str, ...],
     if any(v is _MISSING for v in values[:len(required)]):
         return None
     return [None if v is _MISSING else v for v in values]
+
+
+#: `bind` of a call that repeats another one, and so fits
+bound: Callable[..., list[Any]] = bind  # type: ignore[assignment]  # None only where it does not fit
 
 
 def dtypes(x: Tensor, *parameters: Tensor, mapped: bool = True) -> tuple[torch.dtype, torch.dtype]:

@@ -305,8 +305,7 @@ def total(graph: Rows, x: Tensor, weight: Tensor | None = None, at: str = "place
 
 def _first(key: tuple, graph: Rows, x: Tensor, weight: Tensor | None, at: str, mean: bool,
            scale: Tensor | None, bias: Tensor | None, into: Tensor | None) -> Tensor:
-    """A call of `total` unlike those before: checked, and remembered if the next one needs nothing
-    but the same launches."""
+    """A call of `total` unlike those before: checked; its launches are kept if they are all."""
     features = math.prod(x.shape[1:])
     heads, width = (factored(features) if weight is None or weight.dim() == 1
                     else (weight.shape[1], features // weight.shape[1]))
@@ -338,8 +337,7 @@ def _way(layout: Layout, graph: Rows, launch: Launch) -> tuple[str, tuple[int, i
 
 
 def _short(layout: Layout, graph: Rows) -> bool:
-    """Whether a warp had better sum several rows side by side: it holds several, and they are short
-    on average."""
+    """Whether a warp holds several rows, and they are so short that it sums them side by side."""
     return (layout.slots > 1 and layout.lh * layout.hl >= layout.unroll
             and graph.other.shape[0] <= _SHORT * graph.rows)
 

@@ -42,7 +42,7 @@ class Exact:
 
     ``key``: of the adapter, all that the decision depends on but the graph; ``structure``: the
     integer tensors among the arguments, the graph's and others; ``plain``: they are all arguments
-    but the first, a tensor; ``graph``: its structure, held weakly, since the structure cache
+    but the first, a plain tensor; ``graph``: its structure, held weakly, since the structure cache
     decides how long that lives; ``kept``: of the adapter, what else a repetition needs to know;
     ``bound``: the call bound to the layer's weights, if it can be.
     """
@@ -79,7 +79,8 @@ def remember(layer: Any, adapter: Any, args: tuple, kwargs: dict, config: Config
     found = index_tensors(args, kwargs)
     if unversioned(found) or not set(map(id, given.structure)).issubset(map(id, found)):
         return None
-    plain = (not kwargs and len(found) == len(args) - 1 and isinstance(args[0], Tensor)
+    # only keys of such calls know the layer's weights themselves, to which a call may be bound
+    plain = (not kwargs and len(found) == len(args) - 1 and type(args[0]) is Tensor
              and all(map(is_, found, args[1:])))
     if quantized and not plain:
         return None

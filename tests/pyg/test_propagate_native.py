@@ -93,3 +93,18 @@ def test_what_keeps_a_layer_native_otherwise_is_asked_each_time(read):
     with gnnaccel.enabled(backend="cuda", when="supported"):
         layer(x, graphs.square())
     assert routes(layer) == {"native": 3, "cuda": 1}
+
+
+@torch.no_grad()
+def test_deep_models_over_new_graphs_on_a_cpu(monkeypatch):
+    """Of several layers over one batch the later ones are asked, as it is no longer a new one."""
+    layers, decided, native = [SAGEConv(F, F) for _ in range(6)], [], calls.decide
+    monkeypatch.setattr(calls, "decide", lambda *args: (decided.append(1), native(*args))[1])
+    with gnnaccel.enabled():
+        for step in range(6):
+            x, ei = graphs.features(500), graphs.square(500, 2000 + step)
+            for layer in layers:
+                layer(x, ei)
+            assert bool(decided) is (step == 0)
+            decided.clear()
+    assert gnnaccel.stats()["SAGEConv"]["routes"] == {"native": 36}

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
+from torch_geometric.nn import GATConv, GATv2Conv, TransformerConv
 
 import gnnaccel
 from gnnaccel.dispatch.layer_memory import memories
@@ -144,3 +145,25 @@ def test_modes_of_torch(route, name):
         finally:
             torch.use_deterministic_algorithms(False)
         as_native(layer, args)
+
+
+@pytest.mark.parametrize("cls", [GATConv, GATv2Conv, TransformerConv])
+def test_parameters_replaced_under_learned_features(route, cls):
+    """Features that are a Parameter, as embeddings are. A call bound to its weights would keep the
+    old ones."""
+    with route.on(on_fallback="native"):
+        layer = cls(8, 4, 2).to(route.device)
+        args = nn.Parameter(torch.randn(14, 8, device=route.device)), torch.randint(
+            14, (2, 60), device=route.device)
+        for _ in range(3):
+            as_native(layer, args)
+        for part in layer.modules():
+            for key, value in list(part._parameters.items()):
+                if value is not None:
+                    setattr(part, key, nn.Parameter(torch.randn_like(value)))
+                    as_native(layer, args)
+        for key, part in list(layer._modules.items()):
+            if isinstance(part, nn.Module) and any(True for _ in part.parameters()):
+                setattr(layer, key, copy.deepcopy(part))
+                nn.init.normal_(getattr(layer, key).weight)
+                as_native(layer, args)

@@ -1,16 +1,19 @@
 """Small steps that the layers' adapters share."""
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
 from gnnaccel.adapters import calls
 from gnnaccel.adapters.calls import bind as bind
+from gnnaccel.adapters.calls import bound as bound
 from gnnaccel.adapters.calls import dtypes as dtypes
 from gnnaccel.adapters.calls import without_autocast as without_autocast
 from gnnaccel.adapters.pyg.guards import plain_linear
 from gnnaccel.dispatch.attention_maps import Mapped
+from gnnaccel.dispatch.request import Given
 
 
 def rows(module: Any, x: Tensor, heads: int, width: int) -> Tensor | Mapped:
@@ -43,3 +46,15 @@ def parameter(layer: Any, name: str) -> Tensor | None:
 def exposed(layer: Any) -> bool:
     """Whether the kernel's own result is what the user gets to see."""
     return bool(layer.concat) and layer._modules.get("res") is None
+
+
+def again(names: tuple[tuple[str, ...], tuple[str, ...]]) -> Callable[..., Given]:
+    """`Adapter.again` of an attention layer. ``names``: of its required and its optional arguments,
+    as `bind` takes them; x and edge_index come first, then edge_attr."""
+
+    def tensors(layer: Any, args: tuple, kwargs: dict, kept: None) -> Given:
+        x, edge_index, edge_attr = bound(args, kwargs, *names)[:3]
+        x_src, x_dst = x if isinstance(x, tuple) else (x, x)
+        return Given(x_src, x_dst, edge_index, edge_attr)
+
+    return tensors

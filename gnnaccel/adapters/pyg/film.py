@@ -57,9 +57,7 @@ def state(layer: Any, args: tuple,
 
 
 def again(layer: Any, args: tuple, kwargs: dict, kept: None) -> RelationalGiven:
-    bound = calls.bind(args, kwargs, *_ARGUMENTS)
-    assert bound is not None  # the call that is repeated was understood
-    x, edge_index, edge_type = bound
+    x, edge_index, edge_type = calls.bound(args, kwargs, *_ARGUMENTS)
     return RelationalGiven((edge_index, edge_type), edge_index.device,
                            x if isinstance(x, tuple) else (x, x))
 

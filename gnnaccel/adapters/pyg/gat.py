@@ -17,6 +17,7 @@ FIELDS = ("heads", "out_channels", "concat", "negative_slope", "dropout", "add_s
 WATCHED = ("lin_edge",)
 LINEAR = ("lin",)
 _ARGUMENTS = ("x", "edge_index"), ("edge_attr", "size", "return_attention_weights")
+_again = calls.again(_ARGUMENTS)
 
 
 def state(layer: Any, args: tuple, kwargs: dict) -> tuple[Stated, Given] | Reason:
@@ -60,13 +61,8 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[Stated, Given] | Reaso
 
 
 def again(layer: Any, args: tuple, kwargs: dict, kept: None) -> Given:
-    if len(args) == 2 and not kwargs and type(args[0]) is not tuple:
-        return Given(args[0], args[0], args[1])
-    bound = calls.bind(args, kwargs, *_ARGUMENTS)
-    assert bound is not None  # the call that is repeated was understood
-    x, edge_index, edge_attr = bound[:3]
-    x_src, x_dst = x if isinstance(x, tuple) else (x, x)
-    return Given(x_src, x_dst, edge_index, edge_attr if layer.lin_edge is not None else None)
+    given = _again(layer, args, kwargs, kept)
+    return given if layer.lin_edge is not None else given._replace(edge_attr=None)
 
 
 def run(layer: Any, stated: Stated, given: Given, attend: Any) -> Tensor:

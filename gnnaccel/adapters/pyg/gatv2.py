@@ -14,6 +14,7 @@ FIELDS = ("heads", "out_channels", "concat", "negative_slope", "dropout", "add_s
           "share_weights")
 WATCHED = ()
 _ARGUMENTS = ("x", "edge_index"), ("edge_attr", "return_attention_weights")
+again = calls.again(_ARGUMENTS)
 
 
 def state(layer: Any, args: tuple, kwargs: dict) -> tuple[Stated, Given] | Reason:
@@ -48,16 +49,6 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[Stated, Given] | Reaso
                     min(x_l.shape[0], x_r.shape[0]) if layer.add_self_loops else 0,
                     calls.exposed(layer))
     return stated, Given(x_l, x_r, plain, edge_attr)
-
-
-def again(layer: Any, args: tuple, kwargs: dict, kept: None) -> Given:
-    if len(args) == 2 and not kwargs and type(args[0]) is not tuple:
-        return Given(args[0], args[0], args[1])
-    bound = calls.bind(args, kwargs, *_ARGUMENTS)
-    assert bound is not None  # the call that is repeated was understood
-    x, edge_index, edge_attr = bound[:3]
-    x_src, x_dst = x if isinstance(x, tuple) else (x, x)
-    return Given(x_src, x_dst, edge_index, edge_attr)
 
 
 def run(layer: Any, stated: Stated, given: Given, attend: Any) -> Tensor:

@@ -29,6 +29,7 @@ class _Operands(NamedTuple):
     names: tuple[hetero.EdgeType, ...]
     weights: bool
 
+
 FIELDS = ("heads", "out_channels", "negative_slope", "dropout")
 _ARGUMENTS = ("x_dict", "edge_index_dict"), ("return_semantic_attention_weights",)
 
@@ -57,9 +58,7 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[JoinedStated, Relation
 
 
 def again(layer: Any, args: tuple, kwargs: dict, kept: None) -> RelationalGiven:
-    bound = calls.bind(args, kwargs, *_ARGUMENTS)
-    assert bound is not None  # the call that is repeated was understood
-    x_dict, edge_index_dict, weights = bound
+    x_dict, edge_index_dict, weights = calls.bound(args, kwargs, *_ARGUMENTS)
     return RelationalGiven(tuple(edge_index_dict.values()), layer.q.device,
                            _Operands(x_dict, tuple(edge_index_dict), bool(weights)))
 

@@ -56,9 +56,7 @@ def reads(layer: Any) -> tuple:
 
 
 def again(layer: Any, args: tuple, kwargs: dict, kept: None) -> RelationalGiven:
-    bound = calls.bind(args, kwargs, *_ARGUMENTS)
-    assert bound is not None  # the call that is repeated was understood
-    x, edge_index, node_type, edge_type, edge_attr = bound
+    x, edge_index, node_type, edge_type, edge_attr = calls.bound(args, kwargs, *_ARGUMENTS)
     return RelationalGiven((edge_index, edge_type), x.device, (x, node_type, edge_attr))
 
 

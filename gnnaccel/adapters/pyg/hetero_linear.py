@@ -34,9 +34,7 @@ def state(layer: Any, args: tuple,
 
 
 def again(layer: Any, args: tuple, kwargs: dict, kept: None) -> RelationalGiven:
-    bound = calls.bind(args, kwargs, ("x", "type_vec"), ())
-    assert bound is not None  # the call that is repeated was understood
-    x, type_vec = bound
+    x, type_vec = calls.bound(args, kwargs, ("x", "type_vec"), ())
     return RelationalGiven((type_vec,), x.device, x)
 
 

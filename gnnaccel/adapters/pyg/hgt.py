@@ -84,9 +84,7 @@ def keep(stated: RelationalStated, given: RelationalGiven) -> _Operands:
 
 
 def again(layer: Any, args: tuple, kwargs: dict, kept: _Operands) -> RelationalGiven:
-    bound = calls.bind(args, kwargs, *_ARGUMENTS)
-    assert bound is not None  # the call that is repeated was understood
-    x_dict, edge_index_dict = bound
+    x_dict, edge_index_dict = calls.bound(args, kwargs, *_ARGUMENTS)
     return RelationalGiven(tuple(edge_index_dict.values()), layer.k_rel.weight.device,
                            kept._replace(x_dict=x_dict))
 

@@ -63,9 +63,7 @@ def keep(stated: PlainStated, given: PlainGiven) -> list[str]:
 
 
 def again(layer: Any, args: tuple, kwargs: dict, kept: list[str]) -> PlainGiven:
-    bound = calls.bind(args, kwargs, *_ARGUMENTS)
-    assert bound is not None  # the call that is repeated was understood
-    x, edge_index, _ = bound
+    x, edge_index, _ = calls.bound(args, kwargs, *_ARGUMENTS)
     return PlainGiven(edge_index, x.device, (x, kept))
 
 

@@ -117,7 +117,7 @@ def fast_path(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Co
         return MISSED
     like = memory.native_once
     if like is not None and like.holds(edge_index, kwargs, config):
-        counters.count(like.name, "native", "GA301")
+        counters.count(like.name, "native", like.code)
         return native(layer, edge_index, **kwargs)
     like = memory.summed_once
     out = (like.run(layer, edge_index, kwargs) if like is not None

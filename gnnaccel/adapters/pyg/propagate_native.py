@@ -21,20 +21,20 @@ class Native:
     """A layer's last call over a new graph that stayed native for what it costs. Native code is
     never wrong, so it is enough to know of another call that it is no more likely to gain.
     ``rows``: of the features; ``gain``, ``patience``: per edge, as `aggregation_cost` has them,
-    None where there is nothing to gain whatever comes again."""
+    None where there is nothing to gain whatever comes again; ``code``: why it was native."""
 
-    __slots__ = ("epoch", "grad", "source", "rows", "most", "gain", "patience", "name")
+    __slots__ = ("epoch", "grad", "source", "rows", "most", "gain", "patience", "name", "code")
 
     def __init__(self, layer: Any, edges: int, x: Tensor, source: str, decision: Decision,
                  config: Config):
         estimate = decision.estimate
-        self.epoch, self.grad, self.source, self.rows = (config.epoch, torch.is_grad_enabled(),
-                                                         source, _described(x))
-        self.most, self.name, self.gain, self.patience = edges * _MORE, type(
-            layer).__name__, None, None
+        self.epoch, self.grad = config.epoch, torch.is_grad_enabled()
+        self.source, self.rows = source, _described(x)
+        self.most, self.name, self.code = edges * _MORE, type(layer).__name__, decision.code
+        self.gain, self.patience = None, None
         if estimate is not None:
-            self.gain, self.patience = estimate.gain / edges, aggregation_cost.patience(
-                estimate) / edges
+            self.gain = estimate.gain / edges
+            self.patience = aggregation_cost.patience(estimate) / edges
 
     def holds(self, edge_index: Any, kwargs: dict, config: Config) -> bool:
         """Whether a call over a graph that its layer has not seen stays native too; notes what is
@@ -61,7 +61,10 @@ class Native:
 def remember(layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read, decision: Decision,
              config: Config) -> None:
     """Keep of a native call, for others over new graphs, how large it was."""
-    if decision.code == "GA301" and decision.fell_back is None and edge_index.shape[1]:
+    # on a CPU the kernels' reason is the device; that of torch operations comes last
+    costs = decision.code == "GA301" or (decision.code == "GA401"
+                                         and decision.rejected[-1][1].code == "GA301")
+    if costs and decision.fell_back is None and edge_index.shape[1]:
         x = reading.source(kwargs, found.form.source)
         if type(x) in reading.TENSORS:
             layer_memory.of(layer).native_once = Native(layer, edge_index.shape[1], x,

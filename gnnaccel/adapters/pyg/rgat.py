@@ -64,9 +64,7 @@ def state(layer: Any, args: tuple,
 
 
 def again(layer: Any, args: tuple, kwargs: dict, kept: None) -> RelationalGiven:
-    bound = calls.bind(args, kwargs, *_ARGUMENTS)
-    assert bound is not None  # the call that is repeated was understood
-    x, edge_index, edge_type, edge_attr = bound[:4]
+    x, edge_index, edge_type, edge_attr = calls.bound(args, kwargs, *_ARGUMENTS)[:4]
     x_src, x_dst = x if isinstance(x, tuple) else (x, x)
     return RelationalGiven((edge_index, edge_type), edge_index.device,
                            _Operands(x_src, None if x_dst is x_src else x_dst, edge_attr,

@@ -88,9 +88,8 @@ def reads(layer: Any) -> tuple:
 
 
 def again(layer: Any, args: tuple, kwargs: dict, kept: None) -> RelationalGiven:
-    bound = args if len(args) == 3 else calls.bind(args, kwargs, *_ARGUMENTS)
-    assert bound is not None  # the call that is repeated was understood
-    x, edge_index, edge_type = bound
+    x, edge_index, edge_type = (args if len(args) == 3
+                                else calls.bound(args, kwargs, *_ARGUMENTS))
     device = edge_index.device
     if isinstance(x, Tensor) and x.is_floating_point():
         operands = _Operands(x, x)

@@ -18,6 +18,7 @@ from gnnaccel.dispatch.request import Given, Stated
 FIELDS = ("heads", "out_channels", "concat", "dropout", "root_weight")
 WATCHED = ("lin_query", "lin_key", "lin_value")
 _ARGUMENTS = ("x", "edge_index"), ("edge_attr", "return_attention_weights")
+again = calls.again(_ARGUMENTS)
 
 
 def state(layer: Any, args: tuple, kwargs: dict) -> tuple[Stated, Given] | Reason:
@@ -85,16 +86,6 @@ def _attend_plain(modules: dict, h: int, c: int, given: Given, attend: Any) -> T
     if given.edge_attr is not None:
         tensors["edges"] = modules["lin_edge"](given.edge_attr).view(-1, h, c)
     return attend(tensors)
-
-
-def again(layer: Any, args: tuple, kwargs: dict, kept: None) -> Given:
-    if len(args) == 2 and not kwargs and type(args[0]) is not tuple:
-        return Given(args[0], args[0], args[1])
-    bound = calls.bind(args, kwargs, *_ARGUMENTS)
-    assert bound is not None  # the call that is repeated was understood
-    x, edge_index, edge_attr = bound[:3]
-    x_src, x_dst = x if isinstance(x, tuple) else (x, x)
-    return Given(x_src, x_dst, edge_index, edge_attr)
 
 
 def run(layer: Any, stated: Stated, given: Given, attend: Any) -> Tensor:

@@ -157,3 +157,10 @@ def features_edited(h) -> str:
     h.x = tree_map(lambda t: t.detach(), h.x)
     tree_map(lambda t: t.add_(1), h.x)
     return "in place"
+
+
+@edit(2)
+def features_learned(h) -> str:
+    """A Parameter, as embeddings are, or a tensor again."""
+    h.learned = not h.learned
+    return str(h.learned)

@@ -44,6 +44,7 @@ class History:
         self.hooks: list = []
         self.undo: list = []  # puts back what edits replaced in classes
         self.grad, self.grad_x, self.autocast, self.checks = True, True, False, 0
+        self.learned = False  # whether features are a Parameter
         self.log: list[str] = []
         self.new_graph()
 
@@ -116,6 +117,8 @@ class History:
             if fresh or self.grad_x
             else self.x
         )
+        if self.learned and not fresh:
+            x = tree_map(lambda t: nn.Parameter(t.detach().clone(), self.grad_x), x)
         if dtype is not None:
             import copy
 

@@ -136,12 +136,16 @@ def sentence(host: str, found: Drift) -> str:
 
 
 def nearest(version: str, tested: Any) -> str:
-    """Of the tested versions the one itself, else the latest before it, else the earliest."""
+    """Of the tested versions the one itself, else the latest of the same minor release, else the
+    latest before it, else the earliest."""
     from packaging.version import Version
 
-    ordered = sorted(tested, key=Version)
-    before = [candidate for candidate in ordered if Version(candidate) <= Version(version)]
-    return before[-1] if before else ordered[0]
+    own, ordered = Version(version), sorted(tested, key=Version)
+    if version in tested:
+        return version
+    near = ([v for v in ordered if Version(v).release[:2] == own.release[:2]]
+            or [v for v in ordered if Version(v) < own])
+    return near[-1] if near else ordered[0]
 
 
 def digest(function: Any) -> str:

@@ -26,14 +26,14 @@ class Gradients(NamedTuple):
     a_edge: Tensor | None
 
 
-def backward(variant: Variant, graph: Rows, eid: Tensor, saved: Saved, grad: Tensor | Int8Rows,
+def backward(variant: Variant, by_dst: Rows, graph: Rows, saved: Saved, grad: Tensor | Int8Rows,
              a_src: Tensor, a_dst: Tensor | None, values: Tensor | Int8Rows, att_src: Tensor,
              att_dst: Tensor | None, slope: float, a_edge: Tensor | None = None,
              edge_grad: bool = False, dropout: Dropout = OFF) -> Gradients:
     """Gradients of `additive.forward`, and through the scores of the rows.
 
     Args:
-        graph: the transposed graph; ``eid`` is the CSC's ``place``.
+        by_dst, graph: the graph that forward had, and the transposed one.
         grad: [num_dst, H, D] of ``variant.grad``, or of ``variant.out`` if that is None,
             contiguous; with torch.int8 `Int8Rows` of H * D channels. Every gradient is linear in
             it: rounded stochastically, it leaves them unbiased.
@@ -56,7 +56,7 @@ def backward(variant: Variant, graph: Rows, eid: Tensor, saved: Saved, grad: Ten
                        torch.empty((num_dst, h), device=device))
     kernels("prepare")(grid(num_dst, layout, layout.slots), THREADS, 0, (
         np.int32(num_dst), *addresses(grad), plus, minus, small, pointer(a_dst), np.float32(slope),
-        packed.data_ptr(), d_a_dst.data_ptr()))
+        *by_dst.launch().graph[:2], *addresses(values), packed.data_ptr(), d_a_dst.data_ptr()))
     memory, parts = workspace(launch.chunks, (h * d, h * d, h), device)
     d_values = (torch.empty((graph.rows, h, d), device=device) if isinstance(values, Int8Rows)
                 else torch.empty_like(values))
@@ -67,7 +67,7 @@ def backward(variant: Variant, graph: Rows, eid: Tensor, saved: Saved, grad: Ten
             d_a_src.data_ptr())
     kernels("sources")(
         grid(launch.slots + graph.rows, layout), THREADS, layout.scratch,
-        launch.graph[:3] + (eid.data_ptr(), launch.graph[3]) + launch.split
+        launch.graph[:3] + (by_dst.place.data_ptr(), launch.graph[3]) + launch.split
         + (packed.data_ptr(), a_src.data_ptr(), pointer(a_edge), np.float32(slope)) + dropout.args
         + addresses(grad)[:1]
         + tail + (pointer(d_a_edge),) + parts)

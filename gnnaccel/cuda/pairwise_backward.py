@@ -35,14 +35,15 @@ class Gradients:
     c_dst: Tensor | None
 
 
-def prepare(variant: Variant, x: Operands, out: Tensor, norm: Tensor, grad: Tensor) -> Tensor:
+def prepare(variant: Variant, by_dst: Rows, x: Operands, out: Tensor, norm: Tensor,
+            grad: Tensor) -> Tensor:
     """What `backward` needs of the results of `pairwise.forward`, ``out`` (without bias) and
     ``norm``, and of ``grad`` [num_dst, H, D] of ``variant.out``: [num_dst, H, 4] fp32."""
     rows, layout = grad.shape[0], variant.layout
     packed = torch.empty(rows, variant.heads, 4, device=grad.device)
     variant.backward_kernels(True)("prepare")(grid(rows, layout, layout.slots), THREADS, 0, (
         np.int32(rows), grad.data_ptr(), out.data_ptr(), norm.data_ptr(), pointer(x.c_dst),
-        packed.data_ptr()))
+        *by_dst.launch().graph[:2], _values(variant, x).data_ptr(), packed.data_ptr()))
     return packed
 
 
@@ -69,6 +70,10 @@ def backward(variant: Variant, by_dst: Rows, by_src: Rows, x: Operands, packed: 
     return Gradients(d_keys, d_queries, d_values, d_edges, d_att, d_c_src, d_c_dst)
 
 
+def _values(variant: Variant, x: Operands) -> Tensor:
+    return x.keys if x.values is None or not variant.own_values else x.values
+
+
 def _queries(variant: Variant, graph: Rows, inverse: Tensor, x: Operands, kept: Tensor) -> Tensor:
     """The gradient of queries from those of the scores."""
     variant = variant.banded(x.keys.shape[0], graph, 1)
@@ -90,7 +95,7 @@ def _pass(variant: Variant, by_src: bool, graph: Rows, eid: Tensor, x: Operands,
     """One direction: (gradient of its score rows, of its value rows, of its node term, of the
     attention vector)."""
     h, d, device = variant.heads, variant.width, grad.device
-    values = x.keys if x.values is None or not variant.own_values else x.values
+    values = _values(variant, x)
     d_b: Tensor | None
     own, other = (((x.keys, values), (x.queries, grad)) if by_src
                   else ((x.queries, grad), (x.keys, values)))

@@ -140,7 +140,7 @@ class Bound:
         are what autograd saved: they may lie elsewhere by now."""
         h, d, n, layout, device = self.heads, self.width, rows.shape[
             0], self.variant.backward_layout, rows.device
-        by_src, place = graph.csr(False), graph.csc(False).place
+        by_src, by_dst = graph.csr(False), graph.csc(False)
         launch, kernels, step = by_src.launch(), self.variant.backward_kernels, 4 * n * h
         scratch = torch.empty(6 * n * h + blocks * 2 * h * d, device=device)
         values = torch.empty_like(rows)
@@ -149,13 +149,13 @@ class Bound:
         d_a_dst = packed + 4 * step
         kernels("prepare")(grid(n, layout, layout.slots), THREADS, 0, (
             np.int32(n), of_grad, plus, plus + step * d, a_src + 2 * step, a_src + step, self.slope,
-            packed, d_a_dst))
+            *by_dst.launch().graph[:2], rows.data_ptr(), packed, d_a_dst))
         memory, chunks = workspace(launch.chunks, (h * d, h * d, h), device)
         tail = (rows.data_ptr(), att_src.data_ptr(), att_dst.data_ptr(), d_a_dst, values.data_ptr(),
                 d_a_dst + step)
         kernels("sources")(grid(launch.slots + n, layout), THREADS, layout.scratch, (
-            *launch.graph[:3], place.data_ptr(), launch.graph[3], *launch.split, packed, a_src, 0,
-            self.slope, *_NO_DROPOUT,
+            *launch.graph[:3], by_dst.place.data_ptr(), launch.graph[3], *launch.split, packed,
+            a_src, 0, self.slope, *_NO_DROPOUT,
             of_grad, *tail, 0, *chunks))
         if launch.heavy:
             kernels("merge")(grid(launch.heavy, layout), THREADS, layout.scratch,

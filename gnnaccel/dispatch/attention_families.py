@@ -139,7 +139,7 @@ def additive_backward_of(call: Call, inputs: Inputs, saved: tuple, grad: Tensor,
     places = call.needs_places()
     by_dst, by_src = call.graph.csc(places), call.graph.csr(places)
     g = additive_backward.backward(
-        form.variant(call, x, True), by_src, by_dst.place, additive.Saved(*result),
+        form.variant(call, x, True), by_dst, by_src, additive.Saved(*result),
         form.gradient(grad), a_src, a_dst,
         form.unpacked(x, first, second), att_src, att_dst if same else None, call.attention.slope,
         a_edge, wanted[4], call.dropout)
@@ -180,7 +180,7 @@ def _terms_backward(call: Call, inputs: Inputs, saved: tuple, grad: Tensor, want
     by_dst, by_src = call.graph.csc(places), call.graph.csr(places)
     # zeros: the terms were not made from x
     vector = torch.zeros(call.heads, call.width, device=x.device) if att is None else att
-    g = additive_backward.backward(_additive_variant(call, x, True), by_src, by_dst.place,
+    g = additive_backward.backward(_additive_variant(call, x, True), by_dst, by_src,
                                    additive.Saved(*result), grad, a_src, a_dst, x, vector, None,
                                    call.attention.slope, a_edge, wanted[3], call.dropout)
     d_att = None if att is None or not wanted[4] else head_dot.dot_grad(x, g.a_src)[0]
@@ -263,9 +263,9 @@ def _pairwise_backward(call: Call, inputs: Inputs, saved: list, grad: Tensor,
     variant = _pairwise_variant(call, operands.keys, True)
     places, keep = call.needs_places(), keeps_scores(call.attention, call.graph, call.heads,
                                                      call.width, operands.keys.itemsize)
-    packed = pairwise_backward.prepare(variant, operands, *saved, grad)
-    saved.clear()  # the output is as large as the queries' gradient
     by_dst, by_src = call.graph.csc(places), call.graph.csr(places, keep)
+    packed = pairwise_backward.prepare(variant, by_dst, operands, *saved, grad)
+    saved.clear()  # the output is as large as the queries' gradient
     g = pairwise_backward.backward(variant, by_dst, by_src, operands, packed, grad, wanted[3],
                                    call.dropout, keep)
     att = g.att

@@ -45,7 +45,7 @@ class Case:
         out, saved = additive.forward(v, by_dst, t["a_src"], t.get("a_dst"), values, 0.2, a_edge,
                                       dropout)
         att = torch.zeros(p.heads, p.width, device=p.graph.device)
-        g = additive_backward.backward(v, by_src, by_dst.place, saved, given, t["a_src"],
+        g = additive_backward.backward(v, by_dst, by_src, saved, given, t["a_src"],
                                        t.get("a_dst"), values, att, None, 0.2, a_edge,
                                        a_edge is not None, dropout)
         got = {"out": out, "x": g.values, "a_src": g.a_src, "a_dst": g.a_dst, "a_edge": g.a_edge}

@@ -339,8 +339,8 @@ def test_a_host_that_cannot_be_patched_is_a_failure(monkeypatch):
 
 
 @pytest.mark.parametrize("version, expected",
-                         [("2.8.1", "2.8.1"), ("2.7.3", "2.5.0"), ("2.10.0", "2.8.1"),
-                          ("2.4.0", "2.5.0")])
+                         [("2.8.1", "2.8.1"), ("2.8.0", "2.8.1"), ("2.7.3", "2.5.0"),
+                          ("2.10.0", "2.8.1"), ("2.4.0", "2.5.0")])
 def test_the_nearest_tested_version(version, expected):
     assert seams.nearest(version, ["2.8.1", "2.5.0"]) == expected
 

@@ -7,6 +7,7 @@ from torch_geometric import EdgeIndex
 from torch_geometric.nn import GATConv
 
 import gnnaccel
+from gnnaccel.adapters.pyg import gat
 from tests.helpers import relative
 from tests.pyg import graphs
 from tests.pyg.graphs import EDGE, F, M, N
@@ -51,7 +52,11 @@ def test_fill_values_of_one_feature_per_edge(route, fill):
 
 
 @on_routes("options", LAYER)
-def test_edge_features(route, options):
+@pytest.mark.parametrize("folded", [False, True])
+def test_edge_features(route, options, folded, monkeypatch):
+    """``folded``: as over many edges, whose rows of all heads are never made."""
+    if folded:
+        monkeypatch.setattr(gat, "_FOLDED_FROM", 0)
     compare(route, GATConv(F, 5, 3, edge_dim=EDGE, **options), graphs.features(), graphs.square(),
             edge_attr=graphs.edge_features())
 

@@ -18,6 +18,7 @@ WATCHED = ("lin_edge",)
 LINEAR = ("lin",)
 _ARGUMENTS = ("x", "edge_index"), ("edge_attr", "size", "return_attention_weights")
 _again = calls.again(_ARGUMENTS)
+_FOLDED_FROM = 1 << 18  # numbers of the [E, H, C] rows of edges, from which on none are made
 
 
 def state(layer: Any, args: tuple, kwargs: dict) -> tuple[Stated, Given] | Reason:
@@ -101,8 +102,9 @@ def bind(layer: Any, call: Any) -> Any:
 
 
 def _edge_term(layer: Any, stated: Stated, given: Given) -> Tensor:
-    """[E + loops, H]: <lin_edge(edge_attr), att_edge>, as one product with the folded weight where
-    nobody watches lin_edge: the [E, H, C] rows between are never made."""
+    """[E + loops, H]: <lin_edge(edge_attr), att_edge>. Where nobody watches lin_edge and there are
+    many edges, one product with the folded weight: the [E, H, C] rows between are never made.
+    Where there are few, as the host computes it: its sums over edges round less."""
     attr = edges.with_loops(given.edge_attr, given.edge_index, stated.loops, layer.fill_value)
     if attr.dim() == 1:
         attr = attr.view(-1, 1)
@@ -110,5 +112,8 @@ def _edge_term(layer: Any, stated: Stated, given: Given) -> Tensor:
     if not guards.plain_linear(layer.lin_edge) or layer.lin_edge.bias is not None:
         return (layer.lin_edge(attr).view(-1, h, c) * layer.att_edge).sum(-1)
     with calls.without_autocast(attr.device.type):
-        folded = (layer.lin_edge.weight.view(h, c, -1) * layer.att_edge.view(h, c, 1)).sum(1)
-        return F.linear(attr.to(folded.dtype), folded)
+        weight, att = layer.lin_edge.weight, layer.att_edge
+        attr = attr.to(weight.dtype)
+        if attr.shape[0] * h * c < _FOLDED_FROM:
+            return (F.linear(attr, weight).view(-1, h, c) * att).sum(-1)
+        return F.linear(attr, (weight.view(h, c, -1) * att.view(h, c, 1)).sum(1))

@@ -13,10 +13,14 @@
 // plus, minus and the masses were saved by forward. The line for da_dst uses that softmax gradients
 // sum to zero over a destination; written with both masses it loses nothing when one edge takes
 // nearly all of the softmax. The line for da_src is a small difference of large numbers. So rows
-// are added up by steps, and the inner products of wide heads are computed twofold. An edge that
-// takes all of the softmax (alpha_e = 1, for example the only edge of a row) has no gradient
-// through its score, whatever that difference rounds to: g_e is 0 then. With EDGE_GRAD each edge's
-// term of da_src is computed anyway, and da_src is their sum.
+// are added up by steps, and inner products are computed twofold. With EDGE_GRAD each edge's term
+// of da_src is computed anyway, and da_src is their sum.
+//
+// Some edges have no gradient through their score, whatever that difference rounds to: g_e is 0
+// for an edge that takes all of the softmax (alpha_e = 1), and for all edges of a row whose edges
+// come from one source: their scores are equal, and whatever adds to all of them changes nothing.
+// With an edge term they differ, which changes nothing either unless dropout takes some away. The
+// same holds where copies of one edge share the softmax and all others weigh nothing.
 //
 // Where dO_i comes as int8 times a scale (GRAD_INT8), `prepare` leaves the scale in the reciprocal
 // of the softmax's sum, so that every weight has it, and delta over the scale: the gather by source
@@ -26,6 +30,7 @@
 // Kernels: `prepare` (per destination), `sources` (per source, chunked), `merge` (split sources).
 // head_dot.cu has the gradients of att_src and att_dst.
 #include "additive_direct.cuh"
+#include "alike.cuh"
 
 #define STEPS (UNROLL > 1)
 #ifndef GRAD_INT8
@@ -60,27 +65,8 @@ __device__ __forceinline__ void load_values(const Lanes& at, const Gathered<ROW_
 #endif
 }
 
-#ifndef TWOFOLD_FROM
-#define TWOFOLD_FROM 128
-#endif
-// The inner product over head kh: twofold in wide heads, where it rounds most and reading the row
-// takes longest.
-__device__ __forceinline__ Twofold inner(const Row& a, const Row& b, int kh) {
-    Twofold s = {0.f, 0.f};
-    // rounded in the same way as each edge's product: where O = v, the two cancel to the last bit
-    if (EDGE_GRAD || D < TWOFOLD_FROM) {
-        s.hi = lane_sum<LH>(partial_dot(a, b, kh));
-        return s;
-    }
-#pragma unroll
-    for (int k = kh * KV; k < (kh + 1) * KV; ++k)
-#pragma unroll
-        for (int x = 0; x < VEC; ++x) add_product(s, a[k][x], b[k][x]);
-    return lane_sum<LH>(s);
-}
-
 // packed [rows, H, 4]: a_dst, m, 1 / sum, delta: all that an edge and head needs of its
-// destination, in one 16-byte load.
+// destination, in one 16-byte load. 1 / sum is negative where scores have no gradient.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
 prepare(int rows, const GRAD_T* __restrict__ grad,
 #if GRAD_INT8
@@ -88,10 +74,12 @@ prepare(int rows, const GRAD_T* __restrict__ grad,
 #endif
         const float* __restrict__ plus, const float* __restrict__ minus,
         const float* __restrict__ small, const float* __restrict__ a_dst, float slope,
+        const OFF_T* __restrict__ indptr, const int* __restrict__ nbr, GATHERED(values),
         float* __restrict__ packed, float* __restrict__ d_a_dst) {
     const Lanes at;
     const long long row = warp_id() * SLOTS + at.slot;
     const bool on = row < rows;
+    const bool none = (!EDGE || !DROPOUT) && one_source(at, indptr, nbr, row, on);
     Row g, p, m, o;
     load_row<GRAD_T, GRAD_STRIDE>(at, grad, (u64)row, on, g);
     load_row(at, plus, (u64)row, on, p);
@@ -106,20 +94,25 @@ prepare(int rows, const GRAD_T* __restrict__ grad,
             down = lane_sum<LH>(partial_dot(g, m, kh));
         const Twofold delta = inner(g, o, kh);
         const int h = at.head(kh);
+        const u64 i = (u64)row * H + h, all = (u64)rows * H;
+        const float inverse = on && h < H ? small[i + all] : 0.f;
+        const bool few = copies(at, indptr, nbr, row, values, o, kh, none ? 0.f : inverse),
+                   still = none || few;
         if (on && at.lh == 0 && h < H) {
-            const u64 i = (u64)row * H + h, all = (u64)rows * H;
+            // of edges that weigh next to nothing beside copies, a_dst's formula loses nothing
+            const float sign = still ? -1.f : 1.f, factor = none ? 0.f : 1.f - slope;
 #if GRAD_INT8
             const float own = grad_scale[row];
-            const float q[4] = {a_dst ? a_dst[i] : 0.f, small[i], small[i + all] * own,
+            const float q[4] = {a_dst ? a_dst[i] : 0.f, small[i], sign * inverse * own,
                                 delta.hi + delta.lo};
             store_pack<float, 4>(packed + 4 * i, q);
-            d_a_dst[i] = (1.f - slope) * own
+            d_a_dst[i] = factor * own
                 * (up * small[i + 3 * all] - down * small[i + 2 * all]);
 #else
-            const float q[4] = {a_dst ? a_dst[i] : 0.f, small[i], small[i + all],
+            const float q[4] = {a_dst ? a_dst[i] : 0.f, small[i], sign * inverse,
                                 delta.hi + delta.lo};
             store_pack<float, 4>(packed + 4 * i, q);
-            d_a_dst[i] = (1.f - slope) * (up * small[i + 3 * all] - down * small[i + 2 * all]);
+            d_a_dst[i] = factor * (up * small[i + 3 * all] - down * small[i + 2 * all]);
 #endif
         }
     }
@@ -186,9 +179,11 @@ struct Edges {
     }
 };
 
-// Whether an edge takes all of its destination's softmax. With GRAD_INT8 alpha is multiplied by the
-// gradient's scale, so it does not tell.
-__device__ __forceinline__ bool decided(float alpha) { return !GRAD_INT8 && alpha >= 1.f; }
+// Whether the score of an edge has no gradient. With GRAD_INT8 alpha holds the gradient's scale, so
+// that it does not tell whether the edge takes all of the softmax.
+__device__ __forceinline__ bool decided(float alpha) {
+    return alpha < 0.f || (!GRAD_INT8 && alpha >= 1.f);
+}
 
 // The two sums that an edge's row joins: `whole` by its weight w, `scored` by g w, which phase 1
 // left at the same place.
@@ -202,7 +197,8 @@ struct ByScore {
 };
 
 // Phase 1: each edge's weight w, and extra = g w. With EDGE_GRAD the sign of the weight says which
-// side of zero z is on, and extra = alpha delta. Returns the tile's share of sum g alpha delta.
+// side of zero z is on, and extra = alpha delta, infinite if the score has no gradient.
+// Returns the tile's share of sum g alpha delta.
 __device__ __forceinline__ float weight_tile(const Edges& g, const Dropout& drop, const Scratch& sh,
                                              OFF_T base, int n, int j, int head, bool on,
                                              float src_term) {
@@ -214,20 +210,22 @@ __device__ __forceinline__ float weight_tile(const Edges& g, const Dropout& drop
             const int e = it * EDGES_PER_STEP + lane / HT;
             const int i = __shfl_sync(FULL_WARP, j, e);
             float w = 0.f, alpha_delta = 0.f, slope = 0.f;
-            bool up = false;
+            bool up = false, none = false;
             if (e < n && on) {
                 const OFF_T place = EDGE || DROPOUT ? g.position[base + e] : 0;
                 float q[4];
                 g.load((u64)i, head, src_term, place, q);
                 up = q[0] > 0.f;
-                const float alpha = exp_above(leaky(q[0], g.slope), q[1]) * q[2];
+                const float signed_alpha = exp_above(leaky(q[0], g.slope), q[1]) * q[2],
+                            alpha = fabsf(signed_alpha);
+                none = decided(signed_alpha);
                 alpha_delta = alpha * q[3];
-                slope = decided(alpha) ? 0.f : up ? 1.f : g.slope;
+                slope = none ? 0.f : up ? 1.f : g.slope;
                 lost = fmaf(slope, alpha_delta, lost);
                 w = alpha * drop.factor(place, head);
             }
             sh.weight[e * HT + h] = EDGE_GRAD && !up ? -w : w;
-            sh.extra[e * HT + h] = EDGE_GRAD ? alpha_delta : slope * w;
+            sh.extra[e * HT + h] = !EDGE_GRAD ? slope * w : none ? infinity() : alpha_delta;
         }
     }
     __syncwarp();
@@ -267,9 +265,9 @@ __device__ __forceinline__ void source_step(const Lanes& at, const Edges& g, con
 #pragma unroll
         for (int u = 0; u < UNROLL; ++u) {
             const float z = q[u][kh][0];
-            const float alpha = exp_above(leaky(z, g.slope), q[u][kh][1]) * q[u][kh][2];
-            const float w = alpha * factor[u],
-                        slope = decided(alpha) ? 0.f : z > 0.f ? 1.f : g.slope;
+            const float signed_alpha = exp_above(leaky(z, g.slope), q[u][kh][1]) * q[u][kh][2],
+                        alpha = fabsf(signed_alpha), w = alpha * factor[u],
+                        slope = decided(signed_alpha) ? 0.f : z > 0.f ? 1.f : g.slope;
             loss = fmaf(slope * alpha, q[u][kh][3], loss);
             add_twice<true>(kh, w, slope * w, v[u], STEPS ? some_whole : whole,
                             STEPS ? some_scored : scored);
@@ -309,11 +307,10 @@ __device__ __forceinline__ float gather_direct(const Lanes& at, const Item& it, 
 
 #if EDGE_GRAD
 // d a_edge = g (w <dO, v> - alpha delta), one dot product per edge and head; only built when an
-// edge term needs it. An edge that takes all of its softmax is known by the size of its weight: it
-// is dropout's factor, `all`. If dropout left it out, its alpha delta is 0. `d_src` gets the sum.
+// edge term needs it. `d_src` gets the sum.
 __device__ __forceinline__ void edge_grad_tile(const Lanes& at, const Edges& g, const Scratch& sh,
                                                OFF_T base, int n, int j, const GRAD_T* grad,
-                                               const Row& v, float all, float* d_a_edge,
+                                               const Row& v, float* d_a_edge,
                                                float (&d_src)[KH]) {
     for (int first = 0; first < n; first += SLOTS) {
         const int e = first + at.slot;
@@ -328,7 +325,7 @@ __device__ __forceinline__ void edge_grad_tile(const Lanes& at, const Edges& g, 
                 const float w = sh.weight[s];
                 float d = fabsf(w) * dot - sh.extra[s];
                 if (negative(w)) d *= g.slope;
-                if (!GRAD_INT8 && fabsf(w) >= all) d = 0.f;
+                if (sh.extra[s] == infinity()) d = 0.f;
                 d_src[kh] += d;
                 if (at.lh == 0) d_a_edge[(u64)g.eid[g.position[base + e]] * H + h] = d;
             }
@@ -381,7 +378,7 @@ sources(const OFF_T* __restrict__ indptr, const int* __restrict__ nbr,
         lost += weight_tile(g, drop, sh, base, n, j, head, on, src_term);
         gather_tile<GRAD_T, !EDGE_GRAD, STEPS>(at, j, n, sh.weight, grad, whole, scored, parts);
 #if EDGE_GRAD
-        edge_grad_tile(at, g, sh, base, n, j, grad, v, DROPOUT ? drop_scale : 1.f, d_a_edge, d_src);
+        edge_grad_tile(at, g, sh, base, n, j, grad, v, d_a_edge, d_src);
 #endif
         __syncwarp();
     }

@@ -72,6 +72,16 @@ __device__ __forceinline__ float partial_dot(const Row& a, const Row& b, int kh)
     return s.sum();
 }
 
+// The inner product over head kh, twofold: for what is computed once a row.
+__device__ __forceinline__ Twofold inner(const Row& a, const Row& b, int kh) {
+    Twofold s = {0.f, 0.f};
+#pragma unroll
+    for (int k = kh * KV; k < (kh + 1) * KV; ++k)
+#pragma unroll
+        for (int x = 0; x < VEC; ++x) add_product(s, a[k][x], b[k][x]);
+    return lane_sum<LH>(s);
+}
+
 // Running maximum and sum of a softmax. The sum is kept in two parts, over negative and positive z,
 // because additive attention's backward needs both shares and a small one must not be had as a
 // difference; others use `minus` alone.

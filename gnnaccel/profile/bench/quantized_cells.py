@@ -111,7 +111,7 @@ def gat(found: Case, dtype: torch.dtype) -> Pair:
         out, saved = additive.forward(train, found.by_dst, a_src, a_dst, values, 0.2)
         assert saved is not None  # the variant trains
         given = stored(found.grad, dtype, True)
-        g = additive_backward.backward(train, found.by_src, found.by_dst.place, saved, given,
+        g = additive_backward.backward(train, found.by_dst, found.by_src, saved, given,
                                        a_src, a_dst, values, none, None, 0.2)
         return out, g.values
 

@@ -127,7 +127,12 @@ def test_edges_from_several_sources_that_share_a_softmax(device, heads, width):
     # two copies of an edge, and two other edges that share the softmax
     edges = torch.tensor([[4, 4, 1, 2, 3], [0, 0, 0, 0, 0]], device=device)
     scores = torch.tensor([1.0, 1.0, 300.0, 300.0, 1.0], device=device)
-    assert check(scored(edges, scores, heads, width))["a_edge"][2:4].abs().min() > 0
+    problem = scored(edges, scores, heads, width)
+    assert check(problem)["a_edge"][2:4].abs().min() > 0
+    # and the value of a third is what theirs come to
+    for source, value in ((1, 1.0), (2, -1.0), (3, 0.0)):
+        problem.tensors["x"][source] = value
+    assert check(problem)["a_edge"][2:4].abs().min() > 0
 
 
 @on_devices("score", ["gatv2", "dot", "cosine", "mx", "sd"])

@@ -216,8 +216,8 @@ def check(problem: Problem, train: bool = True, floor: float = 0.0) -> dict[str,
     """The kernels' results, after judging each of them; the allowance grows by what storing in half
     precision costs.
 
-    Where an error is beyond its limit by less than half, the errors of twelve more draws are put
-    together: torch's own error in a single one is luck."""
+    Where an error is beyond its limit, but not by far, the errors of twelve more draws are put
+    together: torch's own error in a single one is luck, and differs from device to device."""
     got, found = _draw(problem, train)
     floors = {}
     for name, value in got.items():
@@ -229,7 +229,7 @@ def check(problem: Problem, train: bool = True, floor: float = 0.0) -> dict[str,
         floors[name] = max(floor,
                            FLOOR if name == "out" else GRADIENT_FLOOR.get(name, 1e-6)) + stored
     wrong = _beyond([found], floors)
-    assert not _beyond([found], floors, 1.5), wrong
+    assert not _beyond([found], floors, 2.5), wrong
     if wrong:
         wrong = _beyond([found, *(_draw(_redrawn(problem), train)[1] for _ in range(SECOND_LOOK))],
                         floors)

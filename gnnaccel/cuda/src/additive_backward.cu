@@ -14,7 +14,7 @@
 // sum to zero over a destination; written with both masses it loses nothing when one edge takes
 // nearly all of the softmax. The line for da_src is a small difference of large numbers. So rows
 // are added up by steps, and inner products are computed twofold. With EDGE_GRAD each edge's term
-// of da_src is computed anyway, and da_src is their sum.
+// of da_src is computed anyway, not twofold, and da_src is their sum.
 //
 // Some edges have no gradient through their score, whatever that difference rounds to: g_e is 0
 // for an edge that takes all of the softmax (alpha_e = 1), and for all edges of a row whose edges
@@ -92,7 +92,10 @@ prepare(int rows, const GRAD_T* __restrict__ grad,
     for (int kh = 0; kh < KH; ++kh) {
         const float up = lane_sum<LH>(partial_dot(g, p, kh)),
             down = lane_sum<LH>(partial_dot(g, m, kh));
-        const Twofold delta = inner(g, o, kh);
+        Twofold delta = {0.f, 0.f};
+        // with EDGE_GRAD rounded as each edge's product: where O = v, they cancel to the last bit
+        if (EDGE_GRAD) delta.hi = lane_sum<LH>(partial_dot(g, o, kh));
+        else delta = inner(g, o, kh);
         const int h = at.head(kh);
         const u64 i = (u64)row * H + h, all = (u64)rows * H;
         const float inverse = on && h < H ? small[i + all] : 0.f;

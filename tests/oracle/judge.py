@@ -30,10 +30,32 @@ class Finding:
     rounding: bool = False
 
 
+def on_cpu(results: Results) -> Results:
+    """The results on the CPU. One copy for each dtype: processes that share a GPU wait long for
+    every copy."""
+    found = dict(results)
+    away = {
+        k: t
+        for k, t in results.items()
+        if isinstance(t, Tensor) and t.device.type != "cpu" and t.layout == torch.strided
+    }
+    for dtype in {t.dtype for t in away.values()}:
+        names = [k for k, t in away.items() if t.dtype == dtype]
+        flat = torch.cat([away[k].detach().reshape(-1) for k in names]).cpu()
+        for k, part in zip(names, flat.split([away[k].numel() for k in names])):
+            found[k] = part.view(away[k].shape).requires_grad_(away[k].requires_grad)
+    return found
+
+
 def differing(got: Results, host: Results) -> Finding | None:
     """What differs in kind: names, types, shapes, missing gradients, whole numbers, infinities."""
     if got.keys() != host.keys():
         return Finding(f"results {sorted(got)} and not {sorted(host)}")
+    for name, ours in got.items():
+        theirs = host[name]
+        if ours is not None and theirs is not None and ours.device != theirs.device:
+            return Finding(f"{name}: on {ours.device} and not {theirs.device}")
+    got, host = on_cpu(got), on_cpu(host)
     for name, ours in got.items():
         text = _differs(name, ours, host[name])
         if text:
@@ -49,8 +71,6 @@ def _differs(name: str, ours: Tensor | None, theirs: Tensor | None) -> str | Non
         return f"{'no result' if ours is None else 'a result'}, unlike the host"
     if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
         return f"{ours.dtype} {tuple(ours.shape)} and not {theirs.dtype} {tuple(theirs.shape)}"
-    if ours.device != theirs.device:
-        return f"on {ours.device} and not {theirs.device}"
     if name.startswith("out") and ours.requires_grad != theirs.requires_grad:
         return f"requires_grad is {ours.requires_grad}"
     if not ours.is_floating_point():
@@ -62,6 +82,7 @@ def _differs(name: str, ours: Tensor | None, theirs: Tensor | None) -> str | Non
 
 def distances(got: Results, host: Results) -> dict[str, float]:
     """How far each result of ``got`` is from that of ``host``, relative to the latter."""
+    got, host = on_cpu(got), on_cpu(host)
     floats = {
         k: t
         for k, t in host.items()

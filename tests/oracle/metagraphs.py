@@ -36,6 +36,7 @@ from gnnaccel.dispatch import attention_families, graph, planner, tall, torch_pa
 from gnnaccel.dispatch.relational import pair_maps, pairs, view
 from tests.oracle import metagraph_draws as draws
 from tests.oracle import metagraph_dgl, metagraph_pyg
+from tests.oracle.judge import on_cpu
 from tests.oracle.metagraph_draws import Case
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -97,8 +98,12 @@ def check(seed: int, enable: Callable[[], contextlib.AbstractContextManager],
         warnings.simplefilter("ignore")
         try:
             with gnnaccel.disabled():
-                case = _placed(make(r, DEVICE), seed, r, mode)
-                exact = copy.deepcopy(case.module).double()
+                before = r.getstate()
+                case = make(r, DEVICE)
+                if DEVICE.type != "cpu":  # so many small operations are faster on a CPU
+                    case = case._replace(truth=make(_random_at(before), torch.device("cpu")).truth)
+                case = _placed(case, seed, r, mode)
+                exact = copy.deepcopy(case.module).cpu().double()
             with contextlib.ExitStack() as changed:
                 for where, name, value in r.sample(THRESHOLDS, r.choice([0, 0, 2, 4])):
                     changed.enter_context(mock.patch.object(where, name, value))
@@ -108,6 +113,12 @@ def check(seed: int, enable: Callable[[], contextlib.AbstractContextManager],
             # gnnaccel's own errors are caught in `_draw`: this one is a defect of the drawn case
             return f"{kind}: no case, {_raised(error)} [{_command(seed, only)}]"
     return None if wrong is None else f"{case.text}; {mode}: {wrong} [{_command(seed, only)}]"
+
+
+def _random_at(state: Any) -> random.Random:
+    found = random.Random()
+    found.setstate(state)
+    return found
 
 
 def _raised(error: Exception) -> str:
@@ -145,21 +156,21 @@ def _run(call: Callable, module: torch.nn.Module, x: dict[str, Tensor], seed: in
     """
     if mode in ("no_grad", "inference"):
         with torch.no_grad() if mode == "no_grad" else torch.inference_mode():
-            return {f"out {k}": t.clone() for k, t in call(module, x).items()}
+            return on_cpu({f"out {k}": t.clone() for k, t in call(module, x).items()})
     r = random.Random(f"run-{seed}")
     x = {k: t.detach().requires_grad_(r.random() < 0.9) for k, t in x.items()}
     outs = call(module, x)
     used = ([k for k in sorted(outs) if mode != "some results" or r.random() < 0.5]
             or sorted(outs)[:1])
     loss = sum((_weighted(outs[k], f"{seed}-{k}") for k in used if outs[k].requires_grad),
-               start=torch.zeros((), device=DEVICE))
+               start=torch.zeros((), device=next((t.device for t in outs.values()), DEVICE)))
     found: Results = {f"out {k}": t.detach().clone() for k, t in outs.items()}
     found.update({f"wants {k}": t.requires_grad for k, t in outs.items()})
     leaves = {k: t for k, t in {**{f"x {k}": t for k, t in x.items()},
                                 **dict(module.named_parameters())}.items()
               if t.requires_grad and not torch.nn.parameter.is_lazy(t)}
     if not leaves or not loss.requires_grad:
-        return found
+        return on_cpu(found)
     derived = mode == "twice derived"
     grads = torch.autograd.grad(loss, list(leaves.values()), create_graph=derived,
                                 allow_unused=True)
@@ -169,7 +180,7 @@ def _run(call: Callable, module: torch.nn.Module, x: dict[str, Tensor], seed: in
     if isinstance(total, Tensor) and total.requires_grad:
         grads = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
         found.update({f"dd {k}": g for k, g in zip(leaves, grads)})
-    return found
+    return on_cpu(found)
 
 
 def _weighted(out: Tensor, name: str) -> Tensor:
@@ -217,7 +228,8 @@ def _draw(case: Case, exact: torch.nn.Module, seed: int, mode: str,
         except Exception:
             native = None
         truth = (None if native is None
-                 else _run(case.truth, exact, {k: t.double() for k, t in x.items()}, seed, mode))
+                 else _run(case.truth, exact, {k: t.cpu().double() for k, t in x.items()}, seed,
+                           mode))
     try:
         with enable():
             if mode == "again":

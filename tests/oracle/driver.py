@@ -13,6 +13,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from .judge import CONDITIONED, is_alarm
 from .worker import AGAIN
 
 ROOT = Path(__file__).parents[2]
@@ -65,10 +66,11 @@ class Task:
 
 @dataclass
 class Summary:
-    """Counts by part and backend, and alarms."""
+    """Counts by part and backend, alarms, and cases that are none for their inputs' sake."""
 
     counts: dict = field(default_factory=lambda: collections.defaultdict(collections.Counter))
     alarms: list = field(default_factory=list)
+    conditioned: list = field(default_factory=list)  # lines that repeat ill-conditioned cases
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def count(self, task: Task, **amounts: float) -> None:
@@ -79,15 +81,7 @@ class Summary:
         with self.lock:
             self.counts[f"{task.part} {task.backend}"]["alarms"] += 1
             if len(self.alarms) < KEPT:
-                name, _, mode = what.partition(" --mode ")
-                line = f"python -m tests.oracle {task.part}" + (
-                    f" {name!r}" if name and task.part in ("table", "dgl") else ""
-                )
-                line += (
-                    f" --seed {seed}"
-                    + (f" --mode {mode}" if mode else "" if " '" in line else " --one")
-                    + f" --backend {task.backend}"
-                )
+                line = reproducer(task, seed, what)
                 self.alarms.append(
                     {
                         "part": task.part,
@@ -101,13 +95,35 @@ class Summary:
                 )
                 print(f"ALARM {task.part} {what}: {text}\n  {line}", flush=True)
 
+    def note(self, task: Task, seed: int, what: str, text: str) -> None:
+        """A case whose error is that of its inputs' rounding."""
+        with self.lock:
+            self.counts[f"{task.part} {task.backend}"]["conditioned"] += 1
+            line = reproducer(task, seed, what)
+            self.conditioned.append({"reproduce": line, "text": text})
+            print(f"{task.part} {what}: {text}\n  {line}", flush=True)
+
     def as_dict(self) -> dict:
         """For a file: amounts by part and backend, and the alarms."""
         counts = {
             key: {k: round(v, 1) for k, v in amounts.items()}
             for key, amounts in sorted(self.counts.items())
         }
-        return {"counts": counts, "alarms": self.alarms}
+        return {"counts": counts, "alarms": self.alarms, "conditioned": self.conditioned}
+
+
+def reproducer(task: Task, seed: int, what: str) -> str:
+    """The command that repeats a case."""
+    name, _, mode = what.partition(" --mode ")
+    line = f"python -m tests.oracle {task.part}" + (
+        f" {name!r}" if name and task.part in ("table", "dgl") else ""
+    )
+    return (
+        line
+        + f" --seed {seed}"
+        + (f" --mode {mode}" if mode else "" if " '" in line else " --one")
+        + f" --backend {task.backend}"
+    )
 
 
 def environment() -> dict:
@@ -214,7 +230,9 @@ def _take(task: Task, summary: Summary, said: dict, replay: str) -> None:
     summary.count(
         task, cases=1, checks=said["checks"], seconds=said["seconds"], refused=wrong == "refused"
     )
-    if wrong and wrong != "refused":
+    if str(wrong).startswith(CONDITIONED):
+        summary.note(task, said["end"], said["what"], wrong)
+    elif is_alarm(wrong):
         summary.alarm(task, said["end"], said["what"], wrong, replay)
 
 
@@ -272,10 +290,7 @@ def reproduce(summary: Summary, processes: int, most: int = 24) -> None:
                 continue
             last = done.stdout.strip().splitlines()[-1:] or [""]
             said = json.loads(last[0]) if last[0].startswith("{") else {}
-            alarm["alone"] = done.returncode not in (0, AGAIN) or said.get("wrong") not in (
-                None,
-                "refused",
-            )
+            alarm["alone"] = done.returncode not in (0, AGAIN) or is_alarm(said.get("wrong"))
 
     threads = [threading.Thread(target=repeat) for _ in range(max(1, min(processes, len(chosen))))]
     for thread in threads:

@@ -23,6 +23,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from .driver import environment
+from .judge import is_alarm
 
 ROOT = Path(__file__).parents[2]
 
@@ -193,7 +194,7 @@ def search(options: argparse.Namespace) -> None:
         while processor_seconds() - start < options.seconds and cases < options.cases:
             what, wrong, _ = check(seed, given.only, given.mode)
             cases += 1
-            if wrong not in (None, "refused"):
+            if is_alarm(wrong):
                 spent = round(processor_seconds() - start, 1)
                 found = {"seed": seed, "what": what, "text": wrong, "cases": cases}
                 print(json.dumps({**found, "seconds": spent}), flush=True)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from . import edits, edits_calls, edits_inputs, edits_models  # noqa: F401  (they register)
 from .backends import Backend, off
-from .judge import Results, beyond, differing, distances
+from .judge import CONDITIONED, Results, beyond, differing, distances, nudged
 from .models import IN, MODELS, SIZES
 from .table import attempt, fatal
 from .trees import as_dtype, dense_float, named, tree_map
@@ -26,6 +26,7 @@ FLOOR = 1e-4
 #: through it; so there each result may also be off by twice the host's largest error in any of
 #: them.
 LOW_FLOOR = 5e-2
+NUDGES = 6  # of the inputs, over which the host's errors are averaged
 
 
 class History:
@@ -44,6 +45,7 @@ class History:
         self.hooks: list = []
         self.undo: list = []  # puts back what edits replaced in classes
         self.grad, self.grad_x, self.autocast, self.checks = True, True, False, 0
+        self.conditioned: str | None = None  # the last finding that is due to its inputs' rounding
         self.learned = False  # whether features are a Parameter
         self.log: list[str] = []
         self.new_graph()
@@ -101,9 +103,11 @@ class History:
 
     # ---- checks ----
 
-    def results(self, fresh: bool, dtype: torch.dtype | None = None) -> Results:
+    def results(
+        self, fresh: bool, dtype: torch.dtype | None = None, nudge: int | None = None
+    ) -> Results:
         """Outputs and gradients. ``fresh``: over copies of the inputs, of which nothing is
-        remembered."""
+        remembered; ``nudge``: over numbers that are one rounding away (`judge.nudged`)."""
         edge_index, values, model = self.edge_index, self.values, self.model
         if fresh:
             edge_index = tree_map(Tensor.clone, edge_index)
@@ -130,6 +134,8 @@ class History:
             x = tree_map(lambda t: t.requires_grad_(self.grad_x), x)
             if values is not None and dense_float(values):
                 values.requires_grad_(self.values.requires_grad)
+        if nudge is not None:
+            model, x, values = self._nudged(nudge, model, x, values)
         torch.manual_seed(3)
         cast = self.autocast and dtype is None
         context = (
@@ -140,6 +146,16 @@ class History:
         with torch.set_grad_enabled(self.grad), context:
             found = named(self.call(model, x, edge_index, values))
         return {**found, **self._gradients(model, found, x, values)}
+
+    def _nudged(self, seed: int, model: nn.Module, x: Any, values: Tensor | None) -> tuple:
+        import copy
+
+        step, model = 2.0**-9 if self.autocast else None, copy.deepcopy(model)
+        with torch.no_grad():
+            for p in model.parameters():
+                p.copy_(nudged(p, seed, step))
+        x, values = tree_map(lambda t: nudged(t, seed, step), (x, values))
+        return model, x, values
 
     def _gradients(self, model: nn.Module, outs: Results, x: Any, values: Tensor | None) -> Results:
         wrt = {**named(x, "x"), **dict(model.named_parameters()), "values": values}
@@ -183,7 +199,17 @@ class History:
         if self.autocast:
             floor = max(floor, 2 * max(distances(host, truth).values(), default=0.0))
         found = beyond([(got, host, truth)], floor)
+        if found is not None and self._by_rounding(got, host, truth, floor):
+            self.conditioned = CONDITIONED + found.text
+            return None
         return found and found.text
+
+    def _by_rounding(self, got: Results, host: Results, truth: Results, floor: float) -> bool:
+        """Whether the host is as far off when its inputs are one rounding away."""
+        with off():
+            near = [attempt(lambda n=n: self.results(True, nudge=n))[0] for n in range(NUDGES)]
+        near = [one for one in near if one is not None and one.keys() == host.keys()]
+        return bool(near) and beyond([(got, host, truth, *near)], floor) is None
 
     def finish(self) -> None:
         for put_back in reversed(self.undo):
@@ -216,5 +242,6 @@ def check(
         found = "the history itself: " + traceback.format_exc()[-500:].replace("\n", " | ")
     finally:
         history.finish()
+    found = found or history.conditioned
     text = found and f"{found} | after {'; '.join(history.log[-8:]) or 'nothing'}"
     return history.name, text, history.checks

@@ -19,6 +19,12 @@ OFTEN = 3 / 8
 ROUNDING = 0.3  # from here on no luck of the host explains an error
 #: gradients below this share of the largest one are measured against that share
 SMALL = 1e-3
+#: Gradients below this share of the outputs are zero but for the rounding of larger terms, in fp64
+#: as well: those are measured against the outputs.
+NOTHING = 1e-12
+#: What a text begins with that tells of an error beyond the rule which is no larger than twice the
+#: host's own over inputs and weights one rounding away: counted and listed, but no alarm.
+CONDITIONED = "ill-conditioned: "
 Results = dict[str, "Tensor | None"]
 
 
@@ -28,6 +34,27 @@ class Finding:
 
     text: str
     rounding: bool = False
+
+
+def is_alarm(wrong: str | None) -> bool:
+    """Whether a case with this verdict is to be followed."""
+    return wrong not in (None, "refused") and not str(wrong).startswith(CONDITIONED)
+
+
+def nudged(tensor: Tensor, seed: int, step: float | None = None) -> Tensor:
+    """The numbers, each one rounding up or down (or by ``step``, relative to it).
+
+    Equal numbers stay equal: what cancels exactly does so in copies of a row, too.
+    """
+    if not tensor.is_floating_point() or tensor.layout != torch.strided:
+        return tensor
+    with torch.no_grad():
+        wide = tensor.detach().double()
+        sign = torch.where((wide * 12_345.678 + seed).sin() < 0, -1.0, 1.0)
+        step = torch.finfo(tensor.dtype).eps / 2 if step is None else step
+        # a factor of 1 + eps / 2 would round back
+        found = (wide * (1 + sign * step * 1.01)).to(tensor.dtype)
+    return found.requires_grad_(tensor.requires_grad)
 
 
 def on_cpu(results: Results) -> Results:
@@ -91,6 +118,8 @@ def distances(got: Results, host: Results) -> dict[str, float]:
     floats = {k: t for k, t in floats.items() if t.numel()}
     norms = {k: _finite(t, t).norm().item() for k, t in floats.items()}
     largest = max((v for k, v in norms.items() if not k.startswith("out")), default=0.0)
+    outputs = max((v for k, v in norms.items() if k.startswith("out")), default=0.0)
+    largest = outputs if largest <= NOTHING * outputs else largest
     found = {}
     for name, theirs in floats.items():
         gap = (
@@ -120,12 +149,20 @@ def near(got: Results, host: Results, floor: float) -> bool:
     return all(gap <= floor for gap in distances(got, host).values())
 
 
-def beyond(draws: list[tuple[Results, Results, Results]], floor: float) -> Finding | None:
+def beyond(draws: list[tuple[Results, ...]], floor: float) -> Finding | None:
     """The worst result whose error is more than the rule allows.
 
-    Errors are averaged over ``draws`` of (got, host, truth), and count if they come `OFTEN`.
+    Errors are averaged over ``draws`` of (got, host, truth), and count if they come `OFTEN`. What
+    comes after these in a draw are the host's results over nudged inputs (`nudged`): its error is
+    their root mean square, if that is larger.
     """
-    pairs = [(distances(got, truth), distances(host, truth)) for got, host, truth in draws]
+    pairs = [
+        (
+            distances(got, truth),
+            _larger(distances(host, truth), [distances(n, truth) for n in near]),
+        )
+        for got, host, truth, *near in draws
+    ]
     worst, found = 1.0, None
     for name in {name for ours, _ in pairs for name in ours}:
         mine = [ours.get(name, 0.0) for ours, _ in pairs]
@@ -139,6 +176,14 @@ def beyond(draws: list[tuple[Results, Results, Results]], floor: float) -> Findi
                 rounding=_mean(mine) < ROUNDING,
             )
     return found
+
+
+def _larger(host: dict[str, float], near: list[dict[str, float]]) -> dict[str, float]:
+    if not near:
+        return host
+    return {
+        k: max(v, _mean([one.get(k, 0.0) ** 2 for one in near]) ** 0.5) for k, v in host.items()
+    }
 
 
 def _mean(values: list[float]) -> float:

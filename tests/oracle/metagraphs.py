@@ -35,8 +35,8 @@ from gnnaccel.cuda import driver, structure
 from gnnaccel.dispatch import attention_families, graph, planner, tall, torch_pairs, torch_segments
 from gnnaccel.dispatch.relational import pair_maps, pairs, view
 from tests.oracle import metagraph_draws as draws
-from tests.oracle import metagraph_dgl, metagraph_pyg
-from tests.oracle.judge import on_cpu
+from tests.oracle import judge, metagraph_dgl, metagraph_pyg
+from tests.oracle.judge import CONDITIONED, nudged, on_cpu
 from tests.oracle.metagraph_draws import Case
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -44,6 +44,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 MODES = ["train", "train", "train", "again", "again", "only x", "some results", "no_grad",
          "inference", "fp64", "twice derived"]
 FLOOR = {torch.float32: 1e-6, torch.float64: 1e-12}
+NUDGES = 2  # of each draw, where these tell whether it is the inputs' rounding
 DRAWS = 10  # of features, over which errors are averaged before they make an alarm
 # of these draws in which an error has to be beyond its limit: in a single draw, one rounding may
 # decide a product of many numbers
@@ -107,12 +108,17 @@ def check(seed: int, enable: Callable[[], contextlib.AbstractContextManager],
             with contextlib.ExitStack() as changed:
                 for where, name, value in r.sample(THRESHOLDS, r.choice([0, 0, 2, 4])):
                     changed.enter_context(mock.patch.object(where, name, value))
-                wrong = _judged(lambda seed: _draw(case, exact, seed, mode, enable), seed,
-                                case.host)
+                wrong = _judged(
+                    lambda seed, near=0: _draw(case, exact, seed, mode, enable, near), seed,
+                    case.host)
         except Exception as error:
             # gnnaccel's own errors are caught in `_draw`: this one is a defect of the drawn case
             return f"{kind}: no case, {_raised(error)} [{_command(seed, only)}]"
-    return None if wrong is None else f"{case.text}; {mode}: {wrong} [{_command(seed, only)}]"
+    if wrong is None:
+        return None
+    start = CONDITIONED if wrong.startswith(CONDITIONED) else ""
+    return (f"{start}{case.text}; {mode}: {wrong.removeprefix(start)} "
+            f"[{_command(seed, only)}]")
 
 
 def _random_at(state: Any) -> random.Random:
@@ -192,32 +198,37 @@ def _weighted(out: Tensor, name: str) -> Tensor:
 # ---- the judgement ----
 
 def _judged(draw: Callable, seed: int, host: bool) -> str | None:
-    wrong, found = {}, draw(seed)
+    wrong, found, conditioned = {}, draw(seed), False
     if isinstance(found, tuple):
         wrong = _beyond([found], host)
     # (where the host is as far off, rounding may have decided which of equal messages is the
     # largest)
     if wrong and all(error < WRONG or native >= WRONG for error, native, _ in wrong.values()):
-        more = [draw(seed + (1 + at) * 1_000_003) for at in range(DRAWS)]
+        seeds = [seed + (1 + at) * 1_000_003 for at in range(DRAWS)]
+        more = [draw(one) for one in seeds]
         numbers = [found for found in more if isinstance(found, tuple)]
         often = Counter(name for found in numbers for name in _beyond([found], host))
         wrong = {k: v for k, v in _beyond(numbers, host).items()
                  if k in wrong and often[k] >= OFTEN}
         found = next((found for found in more if isinstance(found, str)), found)
+        if wrong and not isinstance(found, str):
+            near = [found for one in seeds if isinstance(found := draw(one, NUDGES), tuple)]
+            conditioned = not wrong.keys() & _beyond(near, host).keys()
     if isinstance(found, str):
         return found
     seen["checked" if found is not None else "raises natively"] += 1
     if not wrong:
         return None
     name, (error, native, allowed) = max(wrong.items(), key=lambda item: item[1][0] / item[1][2])
-    return (f"{len(wrong)} wrong, worst: {name} has an error of {error:.1e}, "
+    return (f"{CONDITIONED if conditioned else ''}{len(wrong)} wrong, worst: {name} has an error of {error:.1e}, "
             f"the host {native:.1e}, allowed {allowed:.1e}")
 
 
 def _draw(case: Case, exact: torch.nn.Module, seed: int, mode: str,
-          enable: Callable) -> tuple[Results, Results, Results] | str | None:
+          enable: Callable, near: int = 0) -> tuple[Results, ...] | str | None:
     """The results of gnnaccel, of the host, and of ``exact``: the layer in fp64, by relations.
 
+    After them the host's for ``near`` nudges of inputs and weights (`judge.nudged`).
     A string says what is wrong where they cannot be compared. None: the host raises an error.
     """
     x = {k: t.to(DEVICE, next(_floats(case.module), torch.zeros(())).dtype)
@@ -227,6 +238,9 @@ def _draw(case: Case, exact: torch.nn.Module, seed: int, mode: str,
             native = _run(case.call, case.module, x, seed, mode)
         except Exception:
             native = None
+        others = [] if native is None else [
+            _run(case.call, _nudged(case.module, at), {k: nudged(t, at) for k, t in x.items()},
+                 seed, mode) for at in range(near)]
         truth = (None if native is None
                  else _run(case.truth, exact, {k: t.cpu().double() for k, t in x.items()}, seed,
                            mode))
@@ -240,7 +254,16 @@ def _draw(case: Case, exact: torch.nn.Module, seed: int, mode: str,
         return None if native is None else f"raises {_raised(error)}"
     if native is None:
         return None
-    return _unlike(got, native, truth, case.host) or (got, native, truth)
+    return _unlike(got, native, truth, case.host) or (got, native, truth, *others)
+
+
+def _nudged(module: torch.nn.Module, seed: int) -> torch.nn.Module:
+    module = copy.deepcopy(module)
+    with torch.no_grad():
+        for p in module.parameters():
+            if not torch.nn.parameter.is_lazy(p):
+                p.copy_(nudged(p, seed))
+    return module
 
 
 def _floats(module: torch.nn.Module) -> Iterator[Tensor]:
@@ -269,8 +292,7 @@ def _told(value: Any) -> str:
             else str(value))
 
 
-def _beyond(found: list[tuple[Results, Results, Results]],
-            host: bool) -> dict[str, tuple[float, float, float]]:
+def _beyond(found: list[tuple[Results, ...]], host: bool) -> dict[str, tuple[float, float, float]]:
     """(error, the host's error, the limit) of whatever is beyond its limit; errors are averaged."""
     wrong, tensors = {}, ([k for k, t in found[0][0].items() if isinstance(t, Tensor)]
                           if found else [])
@@ -305,8 +327,10 @@ def _same(name: str, got: Results, native: Results) -> bool:
     return (mine.double() - theirs.double()).norm().item() <= limit
 
 
-def _errors(name: str, got: Results, native: Results, exact: Results) -> tuple[float, float, float]:
-    """Errors in the L2 norm, and what they are relative to."""
+def _errors(name: str, got: Results, native: Results, exact: Results,
+            *near: Results) -> tuple[float, float, float]:
+    """Errors in the L2 norm, and what they are relative to. The host's is the root mean square
+    over its nudged results ``near``, where that is larger."""
     truth = exact[name]
     truth = torch.zeros_like(got[name], dtype=torch.float64) if truth is None else truth
     scale = truth.norm().item()
@@ -315,9 +339,14 @@ def _errors(name: str, got: Results, native: Results, exact: Results) -> tuple[f
         same = [t.norm().item() for k, t in exact.items()
                 if isinstance(t, Tensor) and k.split()[0] == order]
         largest = max(same, default=0.0)
+        outputs = max(t.norm().item() for k, t in exact.items() if k.startswith("out "))
+        largest = outputs if largest <= judge.NOTHING * outputs else largest
         scale = largest if scale <= NOTHING * largest else max(scale, SMALL * largest)
-    host = native[name] if isinstance(native[name], Tensor) else truth
-    return (got[name].double() - truth).norm().item(), (host.double() - truth).norm().item(), scale
+    host, *others = [
+        (one[name].double() - truth).norm().item() if isinstance(one.get(name), Tensor) else 0.0
+        for one in (native, *near)]
+    host = max(host, (sum(v * v for v in others) / len(others)) ** 0.5) if others else host
+    return (got[name].double() - truth).norm().item(), host, scale
 
 
 # ---- by hand ----
@@ -357,8 +386,8 @@ def main() -> int:
                 routes.update({f"{name} {route}": n for route, n in entry["routes"].items()})
             gnnaccel.reset_stats()
             if found is not None:
-                alarms += 1
-                print(f"ALARM {found}", flush=True)
+                alarms += judge.is_alarm(found)
+                print(f"{'ALARM ' if judge.is_alarm(found) else ''}{found}", flush=True)
             if seed % 500 == 499:
                 print(f"seed {seed}: {alarms} alarms", flush=True)
     print(f"seeds {first} to {seed}: {alarms} alarms; {dict(seen)}; "

@@ -14,13 +14,15 @@ import torch
 from . import composed, layers, typed_layers
 from .backends import Backend, off
 from .graphs import Case, Draw
-from .judge import OF_A_TERM, Finding, Results, beyond, differing, near
+from .judge import CONDITIONED, OF_A_TERM, Finding, Results, beyond, differing, near, nudged
 from .modes import MODES, Mode, prepared, run
-from .trees import as_long, has_int32, longest_sum, placed
+from .trees import as_long, has_int32, longest_sum, placed, tree_map
 
 LOOKS = (
     8  # draws of other numbers over which errors are averaged, where one draw is beyond the rule
 )
+
+NUDGES = 2  # for each of these draws
 
 TABLE = {**layers.TABLE, **typed_layers.TABLE, **composed.TABLE}
 #: Layers that have kernels of their own come more often, those that mostly run natively less often.
@@ -105,6 +107,20 @@ class Trial:
         """The host's own results with indices in int64, with which it is right everywhere."""
         return self.host(Case(case.module, as_long(case.args), as_long(case.kwargs)))
 
+    def nearby(self, case: Case) -> list[Results]:
+        """The host's results for inputs and weights that are one rounding away."""
+        step, found = 2.0**-9 if self.mode.in_16_bits else None, []
+        for seed in range(NUDGES):
+            module = copy.deepcopy(case.module)
+            with torch.no_grad():
+                for p in module.parameters():
+                    p.copy_(nudged(p, seed, step))
+            args, kwargs = tree_map(
+                lambda t, seed=seed: nudged(t, seed, step), (case.args, case.kwargs)
+            )
+            found.append(self.native(Case(module, args, kwargs, case.note)))
+        return found
+
     def ours(self, case: Case) -> Results:
         with self.backend.splitting(self.seed), self.backend.on(**self.mode.options):
             found = run(case, self.mode, self.backend.device, self.seed)
@@ -158,10 +174,14 @@ def _measured(trial: Trial, case: Case, got: Results, host: Results) -> Finding 
 def _on_average(trial: Trial) -> Finding | None:
     """What is beyond the rule on average: in one draw the host may be right by luck."""
     cases = [trial.case(look) for look in range(1, LOOKS + 1)]
-    return beyond(
-        [(trial.ours(case), trial.native(case), trial.exact(case)) for case in cases],
-        trial.floor(cases[0]),
-    )
+    draws = [(trial.ours(case), trial.native(case), trial.exact(case)) for case in cases]
+    floor = trial.floor(cases[0])
+    found = beyond(draws, floor)
+    if found is not None and found.rounding:
+        near = [(*draw, *trial.nearby(case)) for draw, case in zip(draws, cases)]
+        if beyond(near, floor) is None:
+            return Finding(CONDITIONED + found.text, rounding=True)
+    return found
 
 
 def fatal(problem: Exception) -> bool:

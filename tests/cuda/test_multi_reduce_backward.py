@@ -10,6 +10,7 @@ from torch import Tensor
 from gnnaccel.cuda import driver
 from gnnaccel.cuda import multi_reduce_backward as backward
 from gnnaccel.cuda.multi_reduce import REDUCES, Reduced, Variant, forward, variant
+from gnnaccel.dispatch.graph import GraphView
 from tests.attention_cases import SIZES, graph
 from tests.cuda.test_multi_reduce import SETS, WEIGHTS, by_torch, made, reduced
 from tests.emulation.emulator import EmulatedDriver
@@ -103,6 +104,19 @@ def test_half_products_are_compared_as_they_are_rounded(device):
 def test_small_and_empty_graphs(device, num_src, num_dst, edges):
     d_x, _ = check(variant(3, 5, F32, ALL, "edge"), graph(device, num_src, num_dst, edges))
     assert d_x.shape == (num_src, 3, 5) and (edges or not d_x.any())
+
+
+@on_devices("reduces", [(("var",),), (("mean", "var"),), (("sum", "std", "var"),)])
+def test_one_message_has_no_variance(device, reduces):
+    """Its gradient is exactly that of the other reduces, however far the mean is from zero."""
+    v = variant(2, 8, F32, reduces, "none")
+    ends = torch.arange(40, device=device)
+    view = GraphView(torch.stack([ends, ends.flip(0)]), 40, 40, own=True)
+    x, grad = 1000 * torch.randn(40, 2, 8), torch.randn(40, len(reduces), 2, 8)
+    x, grad = x.to(device), grad.to(device)
+    alone = [at for at, name in enumerate(reduces) if name in ("sum", "mean")]
+    expected = grad[:, alone].sum(1).flip(0)
+    assert same_bits(gradients(v, view, x, None, grad)[0], expected)
 
 
 @pytest.mark.parametrize("zero_share", [True, False])

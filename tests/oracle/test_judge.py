@@ -36,6 +36,46 @@ def test_what_differs_in_kind():
     assert "results" in judge.differing({"out": host["out"]}, host).text
 
 
+def test_what_is_not_finite():
+    inf, half = float("inf"), torch.float16
+    host = results(out=[1.0, inf], gradient_of_x=[1.0])
+    assert judge.differing(dict(host), host) is None
+    # infinities of the host excuse no others, but for those of 16 bits
+    spread = results(out=[inf, inf], gradient_of_x=[1.0])
+    assert "not finite" in judge.differing(spread, host).text
+    of_16 = [{k: t.to(half) for k, t in one.items()} for one in (spread, host)]
+    assert judge.differing(*of_16) is None
+    fine = {k: torch.ones_like(t) for k, t in of_16[0].items()}
+    assert "not finite" in judge.differing(of_16[0], fine).text
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_nudged_numbers_are_one_rounding_away_and_equal_ones_stay_equal(dtype):
+    x = torch.randn(1000).to(dtype)
+    found = judge.nudged(torch.stack([x, x]), 3)
+    assert torch.equal(found[0], found[1])
+    step = ((found[0] - x).double() / x.double()).abs() / torch.finfo(dtype).eps
+    assert 0.4 <= step.min() and step.max() <= 1.0
+    assert ((found[0] > x).sum() - 500).abs() < 100
+
+
+def test_an_error_that_the_inputs_rounding_explains_is_ill_conditioned():
+    truth = {"out": torch.tensor([1.0], dtype=torch.float64)}
+    got, near = {"out": truth["out"] + 1e-3}, {"out": truth["out"] - 8e-4}
+    assert judge.beyond([(got, truth, truth)], judge.FLOOR)
+    assert judge.beyond([(got, truth, truth, near)], judge.FLOOR) is None
+    assert judge.beyond([(got, truth, truth, truth)], judge.FLOOR)
+    assert not judge.is_alarm(judge.CONDITIONED + "out") and judge.is_alarm("out")
+    assert not judge.is_alarm("refused") and not judge.is_alarm(None)
+
+
+def test_gradients_that_vanish_are_measured_against_the_outputs():
+    exact = {k: t.double() for k, t in results(out=[1.0], gradient_of_x=[1e-17]).items()}
+    near, far = (results(out=[1.0], gradient_of_x=[v]) for v in (1e-8, 1e-3))
+    assert judge.distances(near, exact)["gradient of x"] < 1e-6
+    assert judge.distances(far, exact)["gradient of x"] > 1e-4
+
+
 @pytest.mark.parametrize(
     "ours, theirs, found",
     [(1.9e-3, 1e-3, False), (2.1e-3, 1e-3, True), (9e-7, 0, False), (2e-6, 0, True)],

@@ -89,7 +89,8 @@ spread(const OFF_T* __restrict__ indptr, int rows, const ROW_T* __restrict__ gra
 #pragma unroll
         for (int c = 0; c < VEC; ++c) {
             const float wide = deviation[k][c] > 0.f ? g.std[k][c] / (2.f * deviation[k][c]) : 0.f;
-            b[k][c] = 2.f * (g.var[k][c] + wide) / edges;
+            // one message has no variance: b m would leave the rounding of a
+            b[k][c] = degree > 1 ? 2.f * (g.var[k][c] + wide) / edges : 0.f;
             a[k][c] = g.sum[k][c] + g.mean[k][c] / edges;
             if (MOMENTS) a[k][c] = fmaf(-b[k][c], average[k][c], a[k][c]);
         }

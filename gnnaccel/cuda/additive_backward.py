@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gnnaccel.cuda.additive import Saved, Variant, check_format
 from gnnaccel.cuda.dropout import OFF, Dropout
-from gnnaccel.cuda.launch import THREADS, pointer, workspace
+from gnnaccel.cuda.launch import THREADS, pointer, rows_like, workspace
 from gnnaccel.cuda.layout import grid
 from gnnaccel.cuda.quantize import Int8Rows, addresses
 from gnnaccel.cuda.structure import Rows
@@ -59,7 +59,7 @@ def backward(variant: Variant, by_dst: Rows, graph: Rows, saved: Saved, grad: Te
         *by_dst.launch().graph[:2], *addresses(values), packed.data_ptr(), d_a_dst.data_ptr()))
     memory, parts = workspace(launch.chunks, (h * d, h * d, h), device)
     d_values = (torch.empty((graph.rows, h, d), device=device) if isinstance(values, Int8Rows)
-                else torch.empty_like(values))
+                else rows_like(values))
     d_a_src = torch.empty((graph.rows, h), device=device)
     d_a_edge = None if a_edge is None or not edge_grad else _of_edges(graph, a_edge)
     tail = (*addresses(values), att_src.data_ptr(), pointer(att_dst),

@@ -52,6 +52,15 @@ def dense(t: Tensor) -> Tensor:
     return t if t.data_ptr() % 16 == 0 else t.clone()
 
 
+def rows_like(t: Tensor) -> Tensor:
+    """Memory for numbers of ``t``'s shape and type, with the strides of a new tensor.
+
+    Those of ``t`` may be any where a size is 1, and a product that adds to a tensor with such
+    strides fails on a GPU (cuBLAS, INVALID_VALUE).
+    """
+    return torch.empty_like(t, memory_format=torch.contiguous_format)
+
+
 def workspace(chunks: int, sizes: tuple[int, int, int],
               device: torch.device) -> tuple[Tensor | None, tuple[int, int, int]]:
     """fp32 memory for up to three arrays [chunks, size], and their addresses; null where there is

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda.dropout import OFF, Dropout
-from gnnaccel.cuda.launch import THREADS, pointer, workspace
+from gnnaccel.cuda.launch import THREADS, pointer, rows_like, workspace
 from gnnaccel.cuda.layout import WARPS, grid
 from gnnaccel.cuda.pairwise import Operands, Variant
 from gnnaccel.cuda.structure import Rows
@@ -43,7 +43,7 @@ def prepare(variant: Variant, by_dst: Rows, x: Operands, out: Tensor, norm: Tens
     packed = torch.empty(rows, variant.heads, 4, device=grad.device)
     variant.backward_kernels(True)("prepare")(grid(rows, layout, layout.slots), THREADS, 0, (
         np.int32(rows), grad.data_ptr(), out.data_ptr(), norm.data_ptr(), pointer(x.c_dst),
-        *by_dst.launch().graph[:2], _values(variant, x).data_ptr(), packed.data_ptr()))
+        *by_dst.launch().graph[:2], packed.data_ptr()))
     return packed
 
 
@@ -78,7 +78,7 @@ def _queries(variant: Variant, graph: Rows, inverse: Tensor, x: Operands, kept: 
     """The gradient of queries from those of the scores."""
     variant = variant.banded(x.keys.shape[0], graph, 1)
     layout, kernels = variant.layout, variant.backward_kernels(False, True)
-    d_queries, launch = torch.empty_like(x.queries), graph.launch()
+    d_queries, launch = rows_like(x.queries), graph.launch()
     memory, parts = workspace(launch.chunks, (variant.heads * variant.width, 0, 0), kept.device)
     indptr, other, _, rows = launch.graph
     kernels("queries")(grid(launch.slots + graph.rows, layout), THREADS, 0,
@@ -103,8 +103,8 @@ def _pass(variant: Variant, by_src: bool, graph: Rows, eid: Tensor, x: Operands,
         d_a, d_b = torch.empty((x.keys.shape[0], 2, h, d), dtype=x.keys.dtype,
                                device=device).unbind(1)
     else:
-        d_a = torch.empty_like(own[0])
-        d_b = torch.empty_like(values) if by_src and variant.own_values else None
+        d_a = rows_like(own[0])
+        d_b = rows_like(values) if by_src and variant.own_values else None
     term, vector = x.c_src if by_src else x.c_dst, variant.vectors and not by_src
     d_node = (torch.empty((graph.rows, h, d), device=device) if vector
               else None if term is None else torch.empty_like(term))

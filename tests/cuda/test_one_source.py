@@ -135,6 +135,37 @@ def test_edges_from_several_sources_that_share_a_softmax(device, heads, width):
     assert check(problem)["a_edge"][2:4].abs().min() > 0
 
 
+def equal(kind: str, graph: GraphView, edge: bool, apart: float) -> Problem:
+    """All sources, and all edges, have the same rows but for a share ``apart`` of each number."""
+    problem = pairwise(kind, graph, 2, 8, edge)
+    for name in ("keys", "values", "edges"):
+        rows = problem.tensors.get(name)
+        if rows is not None:
+            rows.copy_((rows[:1] + 2) * (1 + apart * torch.randn_like(rows)))
+    return problem
+
+
+@on_devices("kind,edge", [("gatv2", False), ("gatv2", True), ("dot", False), ("dot", True),
+                          ("sd", False), ("mx", False)])
+@pytest.mark.parametrize("most", [1, 30])
+def test_equal_neighbours(device, kind, edge, most):
+    """Each of another source: t and delta differ by roundings alone, which is no gradient."""
+    problem = equal(kind, view(shared(device, most)), edge, 0.0)
+    # of one sign, so that inner products do not cancel
+    grad = problem.grad_out().abs() + 0.5
+    problem.grad_out = lambda: grad
+    grads = by_kernels(problem)[0]
+    assert not grads["queries"].any()
+    assert grads["values" if "values" in grads else "keys"].any()
+
+
+@on_devices("kind,edge", [("gatv2", False), ("dot", True), ("mx", False)])
+def test_neighbours_that_are_nearly_equal(device, kind, edge):
+    """What is above the roundings keeps its gradient."""
+    problem = equal(kind, view(shared(device)), edge, 1e-4)
+    assert check(problem, floor=3e-3)["queries"].any()
+
+
 @on_devices("score", ["gatv2", "dot", "cosine", "mx", "sd"])
 def test_copies_that_share_a_softmax_of_pairs(device, score):
     """Scores of hundreds: one source wins each softmax, with all of its copies."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch_geometric.nn import PDNConv
 
 IN = 8  # channels of features
 EDGE = 3  # channels of edge features
@@ -234,6 +235,25 @@ def one_type(
         if x[1] is None:
             kwargs["size"] = (n, m)
     return Case(module, (x, edge_index), kwargs, f"{kind} {n}x{m}")
+
+
+def with_one_weight_a_loop(case: Case) -> Case:
+    """The case, with the same weight for all self loops of a node.
+
+    ``gcn_norm`` writes these weights to one place. On a GPU any of them may come last, from call to
+    call another one, in the host's own code as well.
+    """
+    edge_index = case.args[1] if len(case.args) > 1 else None
+    names = ("edge_weight", "edge_attr") if isinstance(case.module, PDNConv) else ("edge_weight",)
+    found = [t for name in names if isinstance(t := case.kwargs.get(name), Tensor)]
+    if isinstance(edge_index, Tensor) and edge_index.layout == torch.strided:
+        for values in found:
+            loops = (edge_index[0] == edge_index[1]).nonzero()[:, 0]
+            nodes = edge_index[0, loops].tolist()
+            first = [int(loops[nodes.index(node)]) for node in nodes]
+            with torch.no_grad():
+                values[loops] = values[first].clone()
+    return case
 
 
 def mlp(before: int, after: int) -> nn.Module:

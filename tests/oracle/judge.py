@@ -110,13 +110,17 @@ def _differs(name: str, ours: Tensor | None, theirs: Tensor | None, overflow: bo
     return None
 
 
-def distances(got: Results, host: Results) -> dict[str, float]:
-    """How far each result of ``got`` is from that of ``host``, relative to the latter."""
+def distances(got: Results, host: Results, beside: Results | None = None) -> dict[str, float]:
+    """How far each result of ``got`` is from that of ``host``, relative to the latter.
+
+    Numbers that are not finite, there or in ``beside``, do not count.
+    """
     got, host = on_cpu(got), on_cpu(host)
+    beside = got if beside is None else on_cpu(beside)
     floats = {
         k: t
         for k, t in host.items()
-        if t is not None and got[k] is not None and t.is_floating_point()
+        if t is not None and got[k] is not None and beside[k] is not None and t.is_floating_point()
     }
     floats = {k: t for k, t in floats.items() if t.numel()}
     norms = {k: _finite(t, t).norm().item() for k, t in floats.items()}
@@ -126,7 +130,8 @@ def distances(got: Results, host: Results) -> dict[str, float]:
     found = {}
     for name, theirs in floats.items():
         gap = (
-            (_finite(got[name], theirs, got[name]) - _finite(theirs, theirs, got[name]))
+            (_finite(got[name], theirs, got[name], beside[name])
+             - _finite(theirs, theirs, got[name], beside[name]))
             .norm()
             .item()
         )
@@ -157,11 +162,11 @@ def beyond(draws: list[tuple[Results, ...]], floor: float) -> Finding | None:
 
     Errors are averaged over ``draws`` of (got, host, truth), and count if they come `OFTEN`. What
     comes after these in a draw are the host's results over nudged inputs (`nudged`): its error is
-    their root mean square, if that is larger.
+    the largest of theirs.
     """
     pairs = [
         (
-            distances(got, truth),
+            distances(got, truth, host),  # what is no number in the host's results has no error there
             _larger(distances(host, truth), [distances(n, truth) for n in near]),
         )
         for got, host, truth, *near in draws
@@ -182,11 +187,7 @@ def beyond(draws: list[tuple[Results, ...]], floor: float) -> Finding | None:
 
 
 def _larger(host: dict[str, float], near: list[dict[str, float]]) -> dict[str, float]:
-    if not near:
-        return host
-    return {
-        k: max(v, _mean([one.get(k, 0.0) ** 2 for one in near]) ** 0.5) for k, v in host.items()
-    }
+    return {k: max(v, *(one.get(k, 0.0) for one in near)) if near else v for k, v in host.items()}
 
 
 def _mean(values: list[float]) -> float:

@@ -128,7 +128,7 @@ class Mode:
     @property
     def in_16_bits(self) -> bool:
         """Whether a gradient that cancels may be off by all of itself."""
-        return self.dtype == torch.bfloat16 or self.around is autocast
+        return self.dtype in (torch.bfloat16, torch.float16) or self.around is autocast
 
     def exact(self) -> Mode:
         """The same in fp64: no autocast."""

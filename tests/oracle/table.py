@@ -13,7 +13,7 @@ import torch
 
 from . import composed, layers, typed_layers
 from .backends import Backend, off
-from .graphs import Case, Draw
+from .graphs import Case, Draw, with_one_weight_a_loop
 from .judge import CONDITIONED, OF_A_TERM, Finding, Results, beyond, differing, near, nudged
 from .modes import MODES, Mode, prepared, run
 from .trees import as_long, has_int32, longest_sum, placed, tree_map
@@ -22,7 +22,7 @@ LOOKS = (
     8  # draws of other numbers over which errors are averaged, where one draw is beyond the rule
 )
 
-NUDGES = 2  # for each of these draws
+NUDGES = 4  # of each of these draws, for what rounding the inputs does to the host
 
 TABLE = {**layers.TABLE, **typed_layers.TABLE, **composed.TABLE}
 #: Layers that have kernels of their own come more often, those that mostly run natively less often.
@@ -80,6 +80,8 @@ class Trial:
             for p in case.module.parameters():  # what starts as a constant would hide its loss
                 if p.is_floating_point() and p.numel() and bool((p == p.flatten()[0]).all()):
                     p.add_(torch.randn_like(p) * 0.3)
+        if device.type == "cuda":
+            case = with_one_weight_a_loop(case)
         args, kwargs = (placed(part, device) for part in (case.args, case.kwargs))
         return prepared(Case(case.module.to(device), args, kwargs, case.note), self.mode)
 
@@ -109,17 +111,21 @@ class Trial:
 
     def nearby(self, case: Case) -> list[Results]:
         """The host's results for inputs and weights that are one rounding away."""
-        step, found = 2.0**-9 if self.mode.in_16_bits else None, []
+        found: list[Results] = []
         for seed in range(NUDGES):
             module = copy.deepcopy(case.module)
             with torch.no_grad():
                 for p in module.parameters():
-                    p.copy_(nudged(p, seed, step))
+                    p.copy_(nudged(p, seed, self._step(p)))
             args, kwargs = tree_map(
-                lambda t, seed=seed: nudged(t, seed, step), (case.args, case.kwargs)
+                lambda t, seed=seed: nudged(t, seed, self._step(t)), (case.args, case.kwargs)
             )
             found.append(self.native(Case(module, args, kwargs, case.note)))
         return found
+
+    def _step(self, tensor: torch.Tensor) -> float | None:
+        """One rounding of a number, relative to it; None: of its own type."""
+        return 2.0**-9 if self.mode.in_16_bits and tensor.element_size() > 2 else None
 
     def ours(self, case: Case) -> Results:
         with self.backend.splitting(self.seed), self.backend.on(**self.mode.options):
@@ -177,7 +183,7 @@ def _on_average(trial: Trial) -> Finding | None:
     draws = [(trial.ours(case), trial.native(case), trial.exact(case)) for case in cases]
     floor = trial.floor(cases[0])
     found = beyond(draws, floor)
-    if found is not None and found.rounding:
+    if found is not None and (found.rounding or trial.mode.in_16_bits):
         near = [(*draw, *trial.nearby(case)) for draw, case in zip(draws, cases)]
         if beyond(near, floor) is None:
             return Finding(CONDITIONED + found.text, rounding=True)

@@ -69,6 +69,28 @@ def test_an_error_that_the_inputs_rounding_explains_is_ill_conditioned():
     assert not judge.is_alarm("refused") and not judge.is_alarm(None)
 
 
+def test_the_largest_of_the_host_s_errors_over_nudged_inputs_counts():
+    truth = {"out": torch.tensor([1.0], dtype=torch.float64)}
+    got, near = {"out": truth["out"] + 1e-3}, {"out": truth["out"] + 6e-4}
+    assert judge.beyond([(got, truth, truth, truth, near, truth)], judge.FLOOR) is None
+
+
+def test_where_the_host_has_no_number_no_other_number_is_wrong():
+    """An error elsewhere is."""
+    truth = {"out": torch.tensor([1.0, 1.0], dtype=torch.float64)}
+    host = {"out": torch.tensor([float("nan"), 1.0], dtype=torch.float16)}
+    for got, wrong in (([1.1, 1.0], False), ([1.0, 1.1], True)):
+        draw = {"out": torch.tensor(got, dtype=torch.float16)}, host, truth
+        assert (judge.beyond([draw], judge.FLOOR) is not None) == wrong
+
+
+def test_self_loops_of_a_node_have_one_weight_where_the_host_takes_any():
+    edges = torch.tensor([[0, 1, 1, 2, 1], [0, 1, 2, 2, 1]])
+    case = graphs.Case(torch.nn.Identity(), (None, edges), {"edge_weight": torch.arange(5.0)})
+    found = graphs.with_one_weight_a_loop(case).kwargs["edge_weight"]
+    assert found.tolist() == [0.0, 1.0, 2.0, 3.0, 1.0]
+
+
 def test_gradients_that_vanish_are_measured_against_the_outputs():
     exact = {k: t.double() for k, t in results(out=[1.0], gradient_of_x=[1e-17]).items()}
     near, far = (results(out=[1.0], gradient_of_x=[v]) for v in (1e-8, 1e-3))

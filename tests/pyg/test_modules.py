@@ -247,6 +247,19 @@ def test_hooks_of_a_folded_transformer(route, inputs):
     assert len(log) == 4 and close(got, native)
 
 
+def test_one_row_of_any_strides(route, monkeypatch):
+    """Products are added to what kernels write; cuBLAS refuses a row whose strides are its own."""
+    layer = build("TransformerConv", heads=1, device=route.device).eval()
+    x = torch.randn(1, F, device=route.device).as_strided((1, F), (1, 1)).requires_grad_()
+    edge_index = torch.zeros(2, 3, dtype=torch.long, device=route.device)
+    add, targets = torch.Tensor.addmm_, []
+    monkeypatch.setattr(torch.Tensor, "addmm_",
+                        lambda t, *more: targets.append((*t.shape, *t.stride())) or add(t, *more))
+    native, got = both(route, lambda: torch.autograd.grad(layer(x, edge_index).sum(), x)[0])
+    assert close(got, native) and all(found == (1, found[1], found[1], 1) for found in targets)
+    assert targets or route.name == "torch"
+
+
 @pytest.mark.parametrize("name", ["GATConv", "TransformerConv"])
 def test_global_hooks_see_every_linear_map(route, inputs, name):
     """As profilers of modules register them. The aggregation module is the one that a kernel leaves

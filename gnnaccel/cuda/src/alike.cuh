@@ -6,11 +6,6 @@
 
 #define MOST_COPIES 64.f  // of one edge, which share a softmax
 #define LONGEST_ROW 2048  // in which they are looked for
-#define ULP 1.1920929e-7f
-
-#ifndef SOURCE_ROW
-#define SOURCE_ROW(i) ((u64)(i))
-#endif
 
 // Whether all edges of a slot's row come from one source, however many they are. Without edges: no.
 // All lanes of the warp call it. Rows with two sources are mostly known by their first edges.
@@ -50,7 +45,7 @@ __device__ __forceinline__ bool copies(const Lanes& at, const OFF_T* indptr, con
         bool near = asked && e < end;
         const int source = near ? nbr[e] : 0;
         Row v;
-        load_row(at, values, SOURCE_ROW(source), near, v);
+        load_row(at, values, (u64)source, near, v);
 #pragma unroll
         for (int k = kh * KV; k < (kh + 1) * KV; ++k)
 #pragma unroll

@@ -17,6 +17,7 @@
 #define WARPS 4
 #define LOG2E 1.4426950408889634f
 #define NEG_INF (-infinity())
+#define ULP 1.1920929e-7f  // the distance from 1 to the next float
 
 // Of kernels that gather. Told how many blocks a multiprocessor is to hold, the compiler puts a
 // step's loads together; untold (0), it spreads them over the step to save registers that nothing

@@ -5,10 +5,11 @@
 //
 //   alpha = exp(s - m_i) / sum_i,  w = alpha dropout,  t = <dO_i, v_j>,  delta_i = <dO_i, O_i>,  ds
 //   = alpha (dropout t - delta_i)
-// and ds = 0 for an edge that takes all of the softmax, and for the edges of a row whose softmax
-// does not matter (alike.cuh), though t may be rounded otherwise than delta. An item's own rows
-// stay in registers, the other end's are gathered. Operands a are those of the score (k or q),
-// operands b those of the value (v or dO).
+// and ds = 0 for an edge that takes all of the softmax, for the edges of a row whose softmax does
+// not matter (`one_source`), and where the difference is no larger than what t and delta are
+// rounded by: among equal neighbours it is nothing else. An item's own rows stay in registers, the
+// other end's are gathered. Operands a are those of the score (k or q), operands b those of the
+// value (v or dO).
 //
 // With KEPT (dot product without edge rows) the pass by source leaves the gradient of each score,
 // times the scale, in the order of its edges, and `queries` takes the place of the pass by
@@ -29,13 +30,16 @@ static_assert(!KEPT || (SCORE == DOT && !EDGE),
 // value and no dropout: then their softmax does not matter.
 #define ALIKE (!EDGE || (!OWN_VALUES && !DROPOUT))
 
+// Up to this share of delta, t - delta is what equal numbers are rounded apart by.
+#define NOISE (4.f * ULP)
+
 // packed [rows, H, 4]: m, 1 / sum, delta, the node term c_dst: one 16-byte load per edge and head
 // in the pass by source. 1 / sum is negative where scores have no gradient.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
 prepare(int rows, const OUT_T* __restrict__ grad, const float* __restrict__ out,
         const float* __restrict__ norm, const float* __restrict__ c_dst,
         const OFF_T* __restrict__ indptr, const int* __restrict__ nbr,
-        const ROW_T* __restrict__ values, float* __restrict__ packed) {
+        float* __restrict__ packed) {
     const Lanes at;
     const long long row = warp_id() * SLOTS + at.slot;
     const bool on = row < rows;
@@ -49,10 +53,8 @@ prepare(int rows, const OUT_T* __restrict__ grad, const float* __restrict__ out,
         const int h = at.head(kh);
         const u64 i = (u64)row * H + h;
         const float inverse = on && h < H ? norm[i + (u64)rows * H] : 0.f;
-        const bool few = ALIKE && copies(at, indptr, nbr, row, values, o, kh, none ? 0.f : inverse),
-                   still = none || few;
         if (on && at.lh == 0 && h < H) {
-            const float p[4] = {norm[i], still ? -inverse : inverse, delta.hi + delta.lo,
+            const float p[4] = {norm[i], none ? -inverse : inverse, delta.hi + delta.lo,
                                 DST_TERM ? c_dst[i] : 0.f};
             store_pack<float, 4>(packed + 4 * i, p);
         }
@@ -139,8 +141,9 @@ __device__ __forceinline__ float add_edge(const Lanes& at, const Inputs& in, con
                                           Row& d_edge, Sums& sums) {
     const float signed_alpha = on
         ? exp_above(score(dot, src_term, dst.term, in.c), dst.m) * dst.inverse : 0.f;
-    const float alpha = fabsf(signed_alpha), w = alpha * factor,
-                ds = signed_alpha < 0.f || alpha >= 1.f ? 0.f : alpha * (factor * t - dst.delta);
+    const float alpha = fabsf(signed_alpha), w = alpha * factor, gap = factor * t - dst.delta;
+    const bool none = signed_alpha < 0.f || alpha >= 1.f || fabsf(gap) <= NOISE * fabsf(dst.delta);
+    const float ds = none ? 0.f : alpha * gap;
     float d_dot, d_node;
     score_grad(ds, dot, src_term, dst.term, in.c, d_dot, d_node);
     sums.node[kh] += d_node;

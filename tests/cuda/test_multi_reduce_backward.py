@@ -107,15 +107,16 @@ def test_small_and_empty_graphs(device, num_src, num_dst, edges):
 
 
 @on_devices("reduces", [(("var",),), (("mean", "var"),), (("sum", "std", "var"),)])
-def test_one_message_has_no_variance(device, reduces):
-    """Its gradient is exactly that of the other reduces, however far the mean is from zero."""
+@pytest.mark.parametrize("copies", [1, 4])
+def test_equal_messages_have_no_variance(device, reduces, copies):
+    """Their gradient is exactly that of the other reduces, however far the mean is from zero."""
     v = variant(2, 8, F32, reduces, "none")
-    ends = torch.arange(40, device=device)
-    view = GraphView(torch.stack([ends, ends.flip(0)]), 40, 40, own=True)
+    ends = torch.arange(40, device=device).repeat(copies)
+    view = GraphView(torch.stack([ends, 39 - ends]), 40, 40, own=True)
     x, grad = 1000 * torch.randn(40, 2, 8), torch.randn(40, len(reduces), 2, 8)
     x, grad = x.to(device), grad.to(device)
-    alone = [at for at, name in enumerate(reduces) if name in ("sum", "mean")]
-    expected = grad[:, alone].sum(1).flip(0)
+    times = {"sum": copies, "mean": 1, "var": 0, "std": 0}
+    expected = sum(times[name] * grad[:, at] for at, name in enumerate(reduces)).flip(0)
     assert same_bits(gradients(v, view, x, None, grad)[0], expected)
 
 

@@ -73,13 +73,14 @@ spread(const OFF_T* __restrict__ indptr, int rows, const ROW_T* __restrict__ gra
     const bool on = degree > 0;
     const float edges = on ? (float)degree : 1.f;
     Gradients g;
-    Row average, deviation, top, bottom, a, b;
+    Row average, variance, deviation, top, bottom, a, b;
     load_gradient<SUM_AT>(at, grad, row, on, g.sum);
     load_gradient<MEAN_AT>(at, grad, row, on, g.mean);
     load_gradient<VAR_AT>(at, grad, row, on, g.var);
     load_gradient<STD_AT>(at, grad, row, on, g.std);
     load_gradient<MAX_AT>(at, grad, row, on, g.top);
     load_gradient<MIN_AT>(at, grad, row, on, g.bottom);
+    load_gradient<VAR_AT>(at, out, row, on, variance);
     load_gradient<STD_AT>(at, out, row, on, deviation);
     load_gradient<MAX_AT>(at, out, row, on, top);
     load_gradient<MIN_AT>(at, out, row, on, bottom);
@@ -89,8 +90,10 @@ spread(const OFF_T* __restrict__ indptr, int rows, const ROW_T* __restrict__ gra
 #pragma unroll
         for (int c = 0; c < VEC; ++c) {
             const float wide = deviation[k][c] > 0.f ? g.std[k][c] / (2.f * deviation[k][c]) : 0.f;
-            // one message has no variance: b m would leave the rounding of a
-            b[k][c] = degree > 1 ? 2.f * (g.var[k][c] + wide) / edges : 0.f;
+            // equal messages have no variance: b m would leave the rounding of a. A variance that
+            // 16 bits round to zero says nothing, and a is rounded far less than they are
+            const bool equal = degree < 2 || (sizeof(ROW_T) == 4 && variance[k][c] == 0.f);
+            b[k][c] = 2.f * ((equal ? 0.f : g.var[k][c]) + wide) / edges;
             a[k][c] = g.sum[k][c] + g.mean[k][c] / edges;
             if (MOMENTS) a[k][c] = fmaf(-b[k][c], average[k][c], a[k][c]);
         }

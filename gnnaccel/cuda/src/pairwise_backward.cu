@@ -34,7 +34,8 @@ static_assert(!KEPT || (SCORE == DOT && !EDGE),
 #define NOISE (4.f * ULP)
 
 // packed [rows, H, 4]: m, 1 / sum, delta, the node term c_dst: one 16-byte load per edge and head
-// in the pass by source. 1 / sum is negative where scores have no gradient.
+// in the pass by source. An infinite delta marks a row whose softmax does not matter: no difference
+// is beyond its limit. A delta that is infinite by itself becomes NaN, as the gradients then are.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
 prepare(int rows, const OUT_T* __restrict__ grad, const float* __restrict__ out,
         const float* __restrict__ norm, const float* __restrict__ c_dst,
@@ -54,7 +55,9 @@ prepare(int rows, const OUT_T* __restrict__ grad, const float* __restrict__ out,
         const u64 i = (u64)row * H + h;
         const float inverse = on && h < H ? norm[i + (u64)rows * H] : 0.f;
         if (on && at.lh == 0 && h < H) {
-            const float p[4] = {norm[i], none ? -inverse : inverse, delta.hi + delta.lo,
+            const float sum = delta.hi + delta.lo;
+            const bool still = none || inverse == 1.f;
+            const float p[4] = {norm[i], inverse, still ? infinity() : sum - 0.f * sum,
                                 DST_TERM ? c_dst[i] : 0.f};
             store_pack<float, 4>(packed + 4 * i, p);
         }
@@ -139,11 +142,10 @@ __device__ __forceinline__ float add_edge(const Lanes& at, const Inputs& in, con
                                           float dot, float t, float src_term,
                                           const Destination& dst, float factor, bool on,
                                           Row& d_edge, Sums& sums) {
-    const float signed_alpha = on
-        ? exp_above(score(dot, src_term, dst.term, in.c), dst.m) * dst.inverse : 0.f;
-    const float alpha = fabsf(signed_alpha), w = alpha * factor, gap = factor * t - dst.delta;
-    const bool none = signed_alpha < 0.f || alpha >= 1.f || fabsf(gap) <= NOISE * fabsf(dst.delta);
-    const float ds = none ? 0.f : alpha * gap;
+    const float alpha = on ? exp_above(score(dot, src_term, dst.term, in.c), dst.m) * dst.inverse
+                           : 0.f,
+                w = alpha * factor, gap = factor * t - dst.delta,
+                ds = fabsf(gap) <= NOISE * fabsf(dst.delta) ? 0.f : alpha * gap;
     float d_dot, d_node;
     score_grad(ds, dot, src_term, dst.term, in.c, d_dot, d_node);
     sums.node[kh] += d_node;

@@ -214,6 +214,8 @@ def _per_basis(state: Run, step: Op, domain: str) -> Tensor:
 def _softmax(state: Run, step: Op, domain: str) -> Tensor:
     target = DST if step.attr("scope") == "dst" else PAIR_DST
     scores, index = state.values[step.args[0]], state.view.index(target, EDGE).long()
+    if state.out_dtype is not None:  # as autocast's exp: weights of 16 bits would lose what 1 adds
+        scores = scores.to(torch.promote_types(scores.dtype, state.out_dtype))
     wide = index.unsqueeze(-1).expand_as(scores)
     rows = state.view.statistics().rows(target)
     top = scores.new_full((rows, scores.shape[1]),

@@ -129,10 +129,9 @@ def aggregate(graph: GraphView, rows: Tensor, weight: Tensor | None = None) -> T
         or _forward_mode()):
         message = rows.index_select(0, edges.src)
         if weight is not None:
-            message = message * weight.to(rows.dtype).reshape(*weight.shape,
-                                                              *(1,) * (rows.dim() - weight.dim()))
-        return message.new_zeros((graph.num_dst,
-                                  *message.shape[1:])).index_add(0, edges.dst, message)
+            message = message * weight.reshape(*weight.shape, *(1,) * (rows.dim() - weight.dim()))
+        sums = message.new_zeros((graph.num_dst, *message.shape[1:]))
+        return sums.index_add(0, edges.dst, message).to(rows.dtype)
     segments = edges.segments(graph.num_src)
     if weight is None or weight.dim() == 1:
         weight = None if weight is None else weight.to(rows.dtype)

@@ -18,6 +18,7 @@ from gnnaccel.dispatch.relational.execute import run
 from gnnaccel.dispatch.relational.fusion import fuse
 from gnnaccel.dispatch.relational.reordering import orderings
 from gnnaccel.dispatch.relational.view import RelationView
+from tests.helpers import relative
 from tests.relational_cases import (STATEMENTS, Typed, assert_same, by_edges, statement, tensors,
                                     typed, value)
 
@@ -196,6 +197,25 @@ def test_softmax_of_large_scores():
     out = value(program, graph.view(), operands).flatten(1)
     reached = torch.zeros(12, dtype=torch.bool).index_fill(0, graph.dst, True)
     torch.testing.assert_close(out, reached.double().unsqueeze(1).expand(12, 3))
+
+
+def test_weights_of_wide_results_are_wide():
+    """As autocast has it, under which exp is in fp32: 1 + a weight of bf16 would be a weight of
+    seven bits, and the gradient of the scores a difference of such."""
+    graph, rows = typed(), torch.randint(96, 128, (12, 1)).to(torch.bfloat16)
+    program, operands = plain(op("segment_softmax", "alpha", "s", scope="dst"),
+                              op("raise_positive", "raised", "alpha"),
+                              op("aggregate", "out", "raised", "x@src", heads=1),
+                              s=(EDGE, torch.randn(len(graph.src), 1).to(torch.bfloat16)),
+                              x=(SRC, rows))
+    found = []
+    for dtype in (torch.bfloat16, torch.float64):
+        given = {n: t.detach().to(dtype).requires_grad_() for n, t in operands.items()}
+        wide = torch.promote_types(dtype, torch.float32)
+        out = run(program, graph.view(), given, torch_maps, attention.run_torch, wide)
+        found.append((out.detach(), *torch.autograd.grad(out.sum(), list(given.values()))))
+    for got, exact in zip(*found):
+        assert relative(got, exact) < 2 * torch.finfo(torch.bfloat16).eps
 
 
 def test_dropout_drops_its_share():

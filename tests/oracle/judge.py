@@ -16,7 +16,8 @@ OF_A_TERM = 2.0**-26
 #: Share of the draws in which an error has to break the rule, besides on average: of a few draws
 #: one may decide the average, when a gradient happens to be nearly zero in it.
 OFTEN = 3 / 8
-ROUNDING = 0.3  # from here on no luck of the host explains an error
+ROUNDING = 0.3  # from here on no luck of the host explains an error, ...
+LOST = 0.03  # ... unless the host has few digits left itself
 #: gradients below this share of the largest one are measured against that share
 SMALL = 1e-3
 #: Gradients below this share of the outputs are zero but for the rounding of larger terms, in fp64
@@ -181,7 +182,7 @@ def beyond(draws: list[tuple[Results, ...]], floor: float) -> Finding | None:
             worst = ratio
             found = Finding(
                 f"{name}: error {_mean(mine):.2e}, the host's {_mean(theirs):.2e}",
-                rounding=_mean(mine) < ROUNDING,
+                rounding=_mean(mine) < ROUNDING or _mean(theirs) > LOST,
             )
     return found
 

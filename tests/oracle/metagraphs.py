@@ -312,8 +312,9 @@ def _beyond(found: list[tuple[Results, ...]], host: bool) -> dict[str, tuple[flo
             # no rule can break; where messages are equal, another of them may be the largest in
             # fp64
             continue
-        if not (mine <= allowed and (native < WRONG or not host)):
-            # (a host that is as wrong as `WRONG` means that the truth is wrong)
+        if not (mine <= allowed and (native < WRONG or mine <= floor or not host)):
+            # (a host that is as wrong as `WRONG` means that the truth is wrong, unless we agree
+            # with it)
             wrong[name] = mine, native, allowed
     return wrong
 

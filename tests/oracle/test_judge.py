@@ -69,6 +69,15 @@ def test_an_error_that_the_inputs_rounding_explains_is_ill_conditioned():
     assert not judge.is_alarm("refused") and not judge.is_alarm(None)
 
 
+@pytest.mark.parametrize("ours, theirs, rounding",
+                         [(0.2, 1e-6, True), (0.9, 1e-2, False), (0.9, 0.1, True)])
+def test_large_errors_are_rounding_where_the_host_has_lost_its_digits(ours, theirs, rounding):
+    truth = {"out": torch.tensor([1.0], dtype=torch.float64)}
+    found = judge.beyond([({"out": truth["out"] + ours}, {"out": truth["out"] + theirs}, truth)],
+                         judge.FLOOR)
+    assert found is not None and found.rounding == rounding
+
+
 def test_the_largest_of_the_host_s_errors_over_nudged_inputs_counts():
     truth = {"out": torch.tensor([1.0], dtype=torch.float64)}
     got, near = {"out": truth["out"] + 1e-3}, {"out": truth["out"] + 6e-4}

@@ -7,7 +7,7 @@ import torch
 from dgl.nn.pytorch import GATConv, HeteroGraphConv, HGTConv, RelGraphConv, SAGEConv
 
 import gnnaccel
-from gnnaccel.dispatch import router
+from tests import probes
 
 NODES, EDGES, WIDTH, TYPES = 30, 120, 8, 3
 LAYERS = {"GATConv": lambda: GATConv(WIDTH, 4, 2, allow_zero_in_degree=True),
@@ -32,9 +32,7 @@ def call(name: str, layer, g: dgl.DGLGraph, x: torch.Tensor, **more):
 @pytest.fixture
 def read(monkeypatch):
     """The layers that were read, by class. Every call stays native."""
-    found, decide = [], router._decide
-    monkeypatch.setattr(router, "_decide", lambda layer, *rest: (
-        found.append(type(layer).__name__), decide(layer, *rest))[1])
+    found = probes.decided(monkeypatch)
     with torch.no_grad(), gnnaccel.enabled(backend="cuda"):
         yield found
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from gnnaccel.dispatch import cache
+from tests import probes
 from tests.attention_cases import skewed_edges
 
 
@@ -106,7 +107,7 @@ def test_memory_that_is_freed_and_used_again(told, monkeypatch):
     """Object ids come back too; an entry must know its tensor even where the callback that drops it
     has yet to run."""
     if not told:
-        monkeypatch.setattr(cache, "_dropper", lambda key, view: None)
+        probes.drop_late(monkeypatch)
     addresses = set()
     for step in range(300):
         edge_index = torch.full((2, 64), step % 30)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from gnnaccel.dispatch import cache
+from tests import probes
 from tests.attention_cases import skewed_edges
 
 
@@ -92,7 +93,7 @@ def test_any_of_several_tensors_freed(at):
 @pytest.mark.parametrize("told", [True, False], ids=["told", "untold"])
 def test_memory_of_one_of_several_that_is_used_again(at, told, monkeypatch):
     if not told:
-        monkeypatch.setattr(cache, "_dropper", lambda key, view: None)
+        probes.drop_late(monkeypatch)
     kept, addresses = torch.randint(0, 5, (64,)), set()
     for step in range(200):
         fresh = torch.full((64,), step % 5)

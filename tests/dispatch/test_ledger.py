@@ -10,6 +10,7 @@ from gnnaccel.dispatch import cache, ledger
 from gnnaccel.dispatch.layer_memory import LayerMemory
 from gnnaccel.dispatch.ops import aggregation_cost
 from gnnaccel.dispatch.ops.aggregation_cost import Estimate
+from tests import probes
 
 
 @pytest.fixture(autouse=True)
@@ -68,8 +69,7 @@ def test_layers_know_graphs_apart():
 
 
 def test_they_keep_no_graph_alive_and_are_swept_up(monkeypatch):
-    monkeypatch.setattr(ledger, "_FEW", 8)
-    monkeypatch.setattr(ledger, "_most", 8)
+    probes.few_ledgers(monkeypatch, 8)
     alive = [edges() for _ in range(20)]
     kept = [ledger.of(ei) for ei in alive]
     for _ in range(100):

@@ -11,9 +11,9 @@ import torch
 from torch_geometric.nn import GCNConv, GraphConv, HeteroConv, LEConv, SAGEConv
 
 import gnnaccel
-from gnnaccel.adapters.pyg import inner_convs
 from gnnaccel.dispatch import records
 from gnnaccel.errors import FallbackError
+from tests import probes
 from tests.helpers import relative
 from tests.pyg.hetero_graphs import (ABOUT, CITES, KNOWS, NODES, OUT, RELATIONS, WIDTH, WRITES,
                                      edges, features, hetero, in_groups, on, same, trained_on_types)
@@ -196,7 +196,7 @@ def test_dtypes_that_differ(route):
 
 def test_copies_and_what_is_remembered(route):
     gc.collect()
-    before = len(inner_convs._memos)
+    before = probes.kept()["HeteroConv layers"]
     made, (x, ei) = hetero().to(route.device), on(route.device, features(), edges())
     with route.on():
         expected = made(x, ei)
@@ -204,10 +204,10 @@ def test_copies_and_what_is_remembered(route):
         same(twin(x, ei), expected)
         for at in range(12):  # sets of edge types
             made(x, {name: ei[name] for name in RELATIONS if at % 4 != RELATIONS.index(name)})
-    assert len(inner_convs._memos) == before + 2
+    assert probes.kept()["HeteroConv layers"] == before + 2
     del made, twin
     gc.collect()
-    assert len(inner_convs._memos) == before
+    assert probes.kept()["HeteroConv layers"] == before
 
 
 def test_training_brings_the_hosts_weights(route):

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import gnnaccel
-from gnnaccel.dispatch import cache, planner, router
-from gnnaccel.dispatch import names as layer_names
+from gnnaccel.dispatch import cache, planner
+from tests import probes
 from tests.pyg import graphs
 from tests.pyg.graphs import N
 from tests.pyg.judge import close, took
@@ -145,11 +145,9 @@ def population() -> dict[str, int]:
 
 def held() -> dict[str, int]:
     """Everything that could grow: our objects and tensors, the tables we keep, bytes on the GPU."""
-    tables = {"cache": len(cache._entries), "plans": len(planner._memo),
-              "warned": len(router._warned), "named": len(layer_names._names)}
     memory = (torch.cuda.memory_allocated() if torch.cuda.is_available()
               and torch.cuda.is_initialized() else 0)
-    return {**population(), **tables, "objects": len(gc.get_objects()) // 200,
+    return {**population(), **probes.kept(), "objects": len(gc.get_objects()) // 200,
             "gpu": memory // 4096}
 
 

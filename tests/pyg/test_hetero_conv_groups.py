@@ -9,7 +9,7 @@ import torch
 from torch_geometric.nn import GATConv, GCNConv, GINConv, GraphConv, HeteroConv, SAGEConv
 
 import gnnaccel
-from gnnaccel.adapters.pyg import inner_convs
+from tests import probes
 from tests.pyg.hetero_graphs import (ABOUT, CITES, KNOWS, OUT, RELATIONS, WIDTH, WRITES, WRITTEN,
                                      edges, features, in_groups, near, on, same)
 from tests.pyg.judge import compare
@@ -122,16 +122,16 @@ def test_changes_between_calls(route):
 
 def test_what_is_remembered_goes_with_the_layer(route):
     gc.collect()
-    before = len(inner_convs._memos)
+    before = probes.kept()["HeteroConv layers"]
     made, (x, ei) = mixed().to(route.device), on(route.device, features(), edges())
     with route.on():
         for _ in range(3):
             made(x, ei)
-    assert len(inner_convs._memos) == before + 3
+    assert probes.kept()["HeteroConv layers"] == before + 3
     assert list(made.state_dict()) == list(mixed().state_dict())
     del made
     gc.collect()
-    assert len(inner_convs._memos) == before
+    assert probes.kept()["HeteroConv layers"] == before
 
 
 # ---- GCNConv and GINConv ----

@@ -13,19 +13,16 @@ from torch_geometric.nn import (GATConv, GCNConv, HEATConv, HeteroConv, HGTConv,
                                 to_hetero)
 
 import gnnaccel
-from gnnaccel.dispatch import cache, config, counters, layer_memory, ledger, native_memory, router
+from gnnaccel.dispatch import cache, config, counters, layer_memory, ledger, native_memory
 from gnnaccel.dispatch.layer_memory import memories
+from tests import probes
 from tests.pyg.hetero_graphs import (CITES, KNOWS, METADATA, RELATIONS, WIDTH, edges, features,
                                      hetero, same)
 
 @pytest.fixture
 def read(monkeypatch):
     """The layers that were read, by class."""
-    found = []
-    decide = router._decide
-    monkeypatch.setattr(router, "_decide", lambda layer,
-                        *rest: found.append(type(layer).__name__) or decide(layer, *rest))
-    return found
+    return probes.decided(monkeypatch)
 
 
 def settled(layer, x, ei, times: int = 6) -> dict:
@@ -336,8 +333,7 @@ def test_batches_that_come_again(enabled, read):
 
 
 def test_batches_that_are_gone_are_forgotten(enabled, monkeypatch):
-    monkeypatch.setattr(ledger, "_FEW", 8)
-    monkeypatch.setattr(ledger, "_most", 8)
+    probes.few_ledgers(monkeypatch, 8)
     layer, x = hetero(SAGEConv), features()
     for _ in range(40):
         layer(x, edges())

@@ -12,6 +12,7 @@ from torch_geometric.nn import GATConv, GATv2Conv
 import gnnaccel
 from gnnaccel.dispatch import records
 from gnnaccel.dispatch.reasons import KINDS
+from tests import probes
 from tests.pyg import graphs
 from tests.pyg.graphs import E, EDGE, F, N
 from tests.pyg.judge import close, took
@@ -148,8 +149,7 @@ def test_on_fallback(route, inputs, how):
             with pytest.raises(gnnaccel.errors.FallbackError, match=r"GA201.*aggr='add'"):
                 layer(*inputs)
         else:
-            from gnnaccel.dispatch import router
-            router._warned.clear()
+            probes.warn_again()
             with pytest.warns(RuntimeWarning,
                               match="GATConv runs natively: GATConv: GA201") as caught:
                 for _ in range(3):

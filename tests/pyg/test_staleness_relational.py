@@ -13,8 +13,8 @@ from torch_geometric import EdgeIndex
 from torch_geometric.nn import FastRGCNConv, MaxAggregation, RGATConv, RGCNConv
 
 import gnnaccel
-from gnnaccel.dispatch import router
 from gnnaccel.dispatch.layer_memory import memories
+from tests import probes
 from tests.pyg import rgat
 from tests.pyg.graphs import F, N
 from tests.pyg.judge import as_native, close, spread, took
@@ -33,10 +33,7 @@ def inputs(route):
 @pytest.fixture
 def stated(monkeypatch):
     """How often a call went the long way."""
-    calls = []
-    decide = router._decide
-    monkeypatch.setattr(router, "_decide", lambda *args: calls.append(1) or decide(*args))
-    return calls
+    return probes.decided(monkeypatch)
 
 
 def warmed(route, name: str, inputs):

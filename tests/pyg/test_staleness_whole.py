@@ -15,8 +15,8 @@ from torch_geometric.nn import (FiLMConv, GATConv, GATv2Conv, GCNConv, GINConv, 
                                 RGCNConv, SAGEConv, TransformerConv)
 
 import gnnaccel
-from gnnaccel.dispatch import router
 from gnnaccel.dispatch.layer_memory import memories
+from tests import probes
 from tests.helpers import relative
 from tests.judge import place
 from tests.pyg import hetero_graphs
@@ -111,11 +111,7 @@ each = pytest.mark.parametrize("name", CASES)
 @pytest.fixture
 def stated(monkeypatch):
     """How often a call went the long way, and of what class."""
-    calls = []
-    decide = router._decide
-    monkeypatch.setattr(router, "_decide",
-                        lambda *args: calls.append(type(args[0]).__name__) or decide(*args))
-    return calls
+    return probes.decided(monkeypatch)
 
 
 def tensors(out: Any) -> list[Tensor]:

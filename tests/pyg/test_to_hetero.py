@@ -16,7 +16,7 @@ from torch_geometric.nn import (GAT, GATConv, GATv2Conv, GCNConv, GINConv, Graph
                                 JumpingKnowledge, Linear, SAGEConv, to_hetero)
 
 import gnnaccel
-from gnnaccel.adapters.pyg import fx_models
+from tests import probes
 from tests.pyg.hetero_graphs import (CITES, KNOWS, METADATA, NODES, OUT, WIDTH, WRITES, WRITTEN,
                                      edges, features, on, results_of_types, same, trained_on_types)
 from tests.pyg.judge import compare, on_routes, took
@@ -317,15 +317,15 @@ def test_code_that_the_user_changes(route):
 
 def test_nothing_keeps_a_model_alive(route):
     gc.collect()
-    before = len(fx_models._codes)
+    before = probes.kept()["fx models"]
     made, (x, ei) = model_of().to(route.device), on(route.device, features(), edges())
     with route.on():
         made(x, ei)
     alive = weakref.ref(made), weakref.ref(made.first)
-    assert len(fx_models._codes) == before + 1
+    assert probes.kept()["fx models"] == before + 1
     del made
     gc.collect()
-    assert alive[0]() is alive[1]() is None and len(fx_models._codes) == before
+    assert alive[0]() is alive[1]() is None and probes.kept()["fx models"] == before
 
 
 def test_training_brings_the_hosts_weights(route):

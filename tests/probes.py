@@ -1,0 +1,55 @@
+"""What tests ask gnnaccel's memories that has no public answer: how often calls were decided anew,
+and how much is kept. All such questions stand here, so that a memory can change without its tests.
+"""
+from __future__ import annotations
+
+from typing import Any
+
+from gnnaccel.adapters.pyg import fx_models, inner_convs
+from gnnaccel.dispatch import cache, ledger, names, planner, router
+
+
+def decided(monkeypatch: Any) -> list[str]:
+    """The classes of the layers whose calls were decided from scratch, as they come from now on."""
+    found: list[str] = []
+    decide = router._decide
+
+    def watched(layer: Any, *rest: Any) -> Any:
+        found.append(type(layer).__name__)
+        return decide(layer, *rest)
+
+    monkeypatch.setattr(router, "_decide", watched)
+    return found
+
+
+def kept() -> dict[str, int]:
+    """How many entries each table has that outlives a call."""
+    return {"structures": len(cache._entries), "plans": len(planner._memo),
+            "warnings": len(router._warned), "names": len(names._names),
+            "HeteroConv layers": len(inner_convs._memos), "fx models": len(fx_models._codes)}
+
+
+def structures_of_captures() -> int:
+    """How many structures belong to a CUDA graph that is, or was, being captured."""
+    return sum(bool(key[-1]) for key in cache._entries)
+
+
+def count_structures_anew() -> None:
+    """Set the hits and misses of `cache.info` to zero."""
+    cache._counts.update(hits=0, misses=0)
+
+
+def warn_again() -> None:
+    """Forget which warnings were given."""
+    router._warned.clear()
+
+
+def few_ledgers(monkeypatch: Any, most: int) -> None:
+    """Sweep up the ledgers of graphs that are gone as soon as there are ``most``."""
+    monkeypatch.setattr(ledger, "_FEW", most)
+    monkeypatch.setattr(ledger, "_most", most)
+
+
+def drop_late(monkeypatch: Any) -> None:
+    """Let the cache hear nothing of tensors that have gone."""
+    monkeypatch.setattr(cache, "_dropper", lambda key, view: None)

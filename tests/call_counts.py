@@ -70,7 +70,7 @@ MOST: dict[str, dict[str, tuple[int, int]]] = {
     "TransformerConv": {"kernels": (94, 118), "known": (58, 75), "new": (60, 81)},
     "RGATConv": {"kernels": (118, 138), "known": (58, 76), "new": (60, 81)},
     "FiLMConv": {"kernels": (134, 203), "known": (74, 92), "new": (76, 97)},
-    "HEATConv": {"kernels": (249, 329), "known": (74, 101), "new": (76, 105)},
+    "HEATConv": {"kernels": (249, 331), "known": (74, 101), "new": (76, 105)},
     "PNAConv": {"kernels": (58, 151), "known": (66, 83), "new": (68, 89)},
     "HANConv": {"kernels": (117, 214), "known": (96, 142), "new": (100, 152)},
     "HeteroConv of GATConv": {"kernels": (117, 217), "known": (216, 238), "new": (220, 248)},

@@ -11,10 +11,11 @@ import pytest
 import torch
 import torch.nn.utils.parametrize as parametrize
 from torch.nn.utils import prune
-from torch_geometric.nn import GATConv, GATv2Conv
+from torch_geometric.nn import GATConv, GATv2Conv, TransformerConv
 
 import gnnaccel
 from gnnaccel.dispatch import cache
+from tests.helpers import relative
 from tests.pyg import graphs
 from tests.pyg.graphs import EDGE, F
 from tests.pyg.judge import close, spread, took
@@ -258,6 +259,25 @@ def test_one_row_of_any_strides(route, monkeypatch):
     native, got = both(route, lambda: torch.autograd.grad(layer(x, edge_index).sum(), x)[0])
     assert close(got, native) and all(found == (1, found[1], found[1], 1) for found in targets)
     assert targets or route.name == "torch"
+
+
+@pytest.mark.parametrize("gap", [10.0, 17.0, 20.0])
+def test_a_source_that_weighs_next_to_nothing_has_its_gradient(route, gap):
+    """Two sources, whose scores lie ``gap`` apart: beyond 16.6 the sum of the softmax is 1."""
+    layer = TransformerConv(2, 2, root_weight=False, bias=False).to(route.device)
+    with torch.no_grad():
+        for part in (layer.lin_key, layer.lin_query, layer.lin_value):
+            part.weight.copy_(torch.eye(2))
+    x = torch.tensor([[0.0, 0.01], [-gap * 2**0.5, 0.5], [1.0, 0.0]], device=route.device)
+    edge_index = torch.tensor([[0, 1], [2, 2]], device=route.device)
+
+    def gradient(layer, x):
+        out = layer(x, edge_index)[2] * torch.tensor([1.3, 0.7]).to(x)
+        return torch.autograd.grad(out.sum(), layer.lin_query.weight)[0]
+
+    exact = gradient(copy.deepcopy(layer).double(), x.double())
+    with route.on():
+        assert relative(gradient(layer, x), exact) < 1e-3
 
 
 @pytest.mark.parametrize("name", ["GATConv", "TransformerConv"])

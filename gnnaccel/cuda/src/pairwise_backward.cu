@@ -56,8 +56,7 @@ prepare(int rows, const OUT_T* __restrict__ grad, const float* __restrict__ out,
         const float inverse = on && h < H ? norm[i + (u64)rows * H] : 0.f;
         if (on && at.lh == 0 && h < H) {
             const float sum = delta.hi + delta.lo;
-            const bool still = none || inverse == 1.f;
-            const float p[4] = {norm[i], inverse, still ? infinity() : sum - 0.f * sum,
+            const float p[4] = {norm[i], inverse, none ? infinity() : sum - 0.f * sum,
                                 DST_TERM ? c_dst[i] : 0.f};
             store_pack<float, 4>(packed + 4 * i, p);
         }
@@ -144,8 +143,9 @@ __device__ __forceinline__ float add_edge(const Lanes& at, const Inputs& in, con
                                           Row& d_edge, Sums& sums) {
     const float alpha = on ? exp_above(score(dot, src_term, dst.term, in.c), dst.m) * dst.inverse
                            : 0.f,
-                w = alpha * factor, gap = factor * t - dst.delta,
-                ds = fabsf(gap) <= NOISE * fabsf(dst.delta) ? 0.f : alpha * gap;
+                w = alpha * factor, gap = factor * t - dst.delta;
+    const bool none = alpha >= 1.f || fabsf(gap) <= NOISE * fabsf(dst.delta);
+    const float ds = none ? 0.f : alpha * gap;
     float d_dot, d_node;
     score_grad(ds, dot, src_term, dst.term, in.c, d_dot, d_node);
     sums.node[kh] += d_node;

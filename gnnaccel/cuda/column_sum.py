@@ -14,6 +14,7 @@ from gnnaccel.cuda.layout import TYPES
 _THREADS = 256
 _MOST = 528  # blocks that fill the largest GPUs a few times over
 _EACH = 8  # rows that make a thread worth starting
+_NARROW = 4  # packs of the second launch, whose rows are few: more of them are read at once
 
 
 @functools.lru_cache(maxsize=256)
@@ -24,11 +25,12 @@ def kernels(packs: int, vec: int, dtype: torch.dtype) -> Kernels:
 
 
 @functools.lru_cache(maxsize=1024)
-def _shape(columns: int, dtype: torch.dtype, address: int) -> tuple[int, int, int, Kernels]:
+def _shape(columns: int, dtype: torch.dtype, address: int,
+           most: int = 32) -> tuple[int, int, int, Kernels]:
     """(rows of a block, blocks across, shared bytes, kernel) for rows of this kind; ``address``:
-    theirs modulo 16."""
+    theirs modulo 16; ``most``: packs of columns that a block takes."""
     vec = next(v for v in (4, 2, 1) if columns % v == 0 and address % (v * dtype.itemsize) == 0)
-    packs = min(32, 1 << (columns // vec - 1).bit_length())
+    packs = min(most, 1 << (columns // vec - 1).bit_length())
     return (_THREADS // packs, -(-columns // (packs * vec)), 4 * _THREADS * vec,
             kernels(packs, vec, dtype))
 
@@ -36,8 +38,8 @@ def _shape(columns: int, dtype: torch.dtype, address: int) -> tuple[int, int, in
 def prepare(columns: int, dtype: torch.dtype) -> None:
     """Compile what `column_sum` launches for well aligned rows of this kind. Raises
     CompileError."""
-    for kind in (dtype, torch.float32):
-        _shape(columns, kind, 0)[3]("column_sum")
+    _shape(columns, dtype, 0)[3]("column_sum")
+    _shape(columns, torch.float32, 0, _NARROW)[3]("column_sum")
 
 
 def column_sum(x: Tensor) -> Tensor:
@@ -58,7 +60,7 @@ def column_sum(x: Tensor) -> Tensor:
 def _total(part: Tensor) -> Tensor:
     blocks, columns = part.shape
     out = torch.empty(columns, device=part.device)
-    _, across, shared, compiled = _shape(columns, torch.float32, 0)
+    _, across, shared, compiled = _shape(columns, torch.float32, 0, _NARROW)
     compiled("column_sum")((1, across), _THREADS, shared, (np.int64(blocks), np.int32(columns),
                                                            part.data_ptr(), out.data_ptr()))
     return out

@@ -66,8 +66,9 @@ class Layout:
 
     @functools.cached_property
     def scratch(self) -> int:
-        """Bytes of shared memory for ``Scratch`` (merge.cuh), per block."""
-        return WARPS * (2 * 32 * self.tile_heads + self.tile_heads) * 4
+        """Bytes of shared memory for ``Scratch`` (merge.cuh), per block; a warp's begins at 8."""
+        heads = self.tile_heads
+        return WARPS * (2 * 32 * heads + heads + heads % 2) * 4
 
     def defines(self, unroll: int | None = None) -> tuple:
         values = dict(H=self.heads, D=self.width, VEC=self.vec, LH=self.lh, KV=self.kv, HL=self.hl,

@@ -1,6 +1,8 @@
 """The emulation itself: it runs correct kernels correctly, and it finds planted faults."""
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
@@ -95,6 +97,19 @@ def test_lane_sum_and_lane_max(driver, width):
     groups = torch.arange(32.0).view(-1, width)
     assert torch.equal(x[:32].view(-1, width), groups.sum(1, keepdim=True).expand_as(groups))
     assert torch.equal(x[32:].view(-1, width), -groups[:, :1].expand_as(groups))
+
+
+@pytest.mark.parametrize("width, count", product((1, 4, 8, 16, 32), (1, 2, 4, 8)))
+def test_several_sums_at_once_have_the_bits_of_each(driver, width, count):
+    x = launch(driver, f"""
+        const int lane = threadIdx.x;
+        float x[{count}];
+        for (int i = 0; i < {count}; ++i) x[i] = sinf(37.f * lane + 11.f * i);
+        for (int i = 0; i < {count}; ++i) out[32 * i + lane] = lane_sum<{width}>(x[i]);
+        lane_sums<{width}>(x);
+        for (int i = 0; i < {count}; ++i) out[32 * ({count} + i) + lane] = x[i];""",
+               dtype=torch.float32, size=64 * count)
+    assert torch.equal(*x.view(2, -1)) and len(x.unique()) >= 32 // width * count
 
 
 def test_atomics(driver):

@@ -74,7 +74,8 @@ __device__ __forceinline__ void fold(const Lanes& at, const Item& it, const Scor
             fade_row(at, sh.factor, minus);
             if (TRAIN) fade_row(at, sh.factor, plus);
         }
-        gather_tile<ROW_T, TRAIN != 0, false>(at, j, n, sh.weight, values.rows, minus, plus);
+        const BySign<TRAIN != 0> weights = {sh.weight};
+        gather_tile<ROW_T, TRAIN != 0, false>(at, j, n, weights, values.rows, minus, plus);
         __syncwarp();
     }
     sum_slots(minus);

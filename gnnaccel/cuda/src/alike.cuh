@@ -24,8 +24,9 @@ __device__ __forceinline__ bool one_source(const Lanes& at, const OFF_T* indptr,
 // How many edges share a softmax equally while all others weigh nothing: its sum, if that is a
 // whole number; else 0.
 __device__ __forceinline__ int sharing(float inverse) {
-    const float sum = rintf(1.f / inverse);
-    return sum >= 2.f && sum <= MOST_COPIES && 1.f / sum == inverse ? (int)sum : 0;
+    const float sum = rintf(__fdividef(1.f, inverse));  // rounded, so that a few digits are enough
+    if (!(sum >= 2.f && sum <= MOST_COPIES && fabsf(fmaf(sum, inverse, -1.f)) <= ULP)) return 0;
+    return 1.f / sum == inverse ? (int)sum : 0;
 }
 
 // Whether the edges of a slot's row that share its softmax for head kh are copies of one edge: as

@@ -1,6 +1,6 @@
 // out[block, c] = sum of x[r, c] over the rows r that fall to the block: the gradient of a bias. A
-// second launch over the blocks' sums, by a single block, makes the total. The order of summation
-// depends on the sizes alone, so results repeat.
+// second launch over the blocks' sums, by blocks that are one pack or a few wide, makes the total.
+// The order of summation depends on the sizes alone, so results repeat.
 //
 // A block is PACKS columns of VEC numbers wide and 256 / PACKS rows high; blockIdx.y walks wider
 // rows.

@@ -12,10 +12,12 @@
 
 struct Scratch {
     float *weight, *factor, *extra;  // [TILE][HT], [HT], [TILE][HT]; one of each per warp
+    float2* pair;                    // [TILE][HT], in the place of weight and extra
 
     __device__ __forceinline__ Scratch(unsigned char* shared) {
-        float* base = (float*)shared + (threadIdx.x >> 5) * (2 * TILE * HT + HT);
+        float* base = (float*)shared + (threadIdx.x >> 5) * (2 * TILE * HT + HT + HT % 2);
         weight = base;
+        pair = (float2*)base;
         extra = base + TILE * HT;
         factor = base + 2 * TILE * HT;
     }

@@ -23,7 +23,7 @@ __device__ __forceinline__ void step(const Lanes& at, const Inputs& in, const Dr
                                      const Row& q, const Row& att, const float (&c_dst)[KH],
                                      OFF_T base, int first, int n, int j, State& st) {
     Row k[UNROLL], v[OWN_VALUES ? UNROLL : 1];
-    float s[UNROLL][KH];
+    float s[UNROLL][KH], dot[KH][UNROLL];
     OFF_T position[UNROLL];
 #pragma unroll
     for (int u = 0; u < UNROLL; ++u) {
@@ -40,10 +40,9 @@ __device__ __forceinline__ void step(const Lanes& at, const Inputs& in, const Dr
     }
 #pragma unroll
     for (int u = 0; u < UNROLL; ++u) {
-        const int e = first + u * SLOTS + at.slot;
-        const bool on = e < n;
         Row key;
 #if EDGE
+        const bool on = first + u * SLOTS + at.slot < n;
         load_row(at, in.edges, (u64)(on ? in.eid[position[u]] : 0), on, key);
         if (OWN_VALUES) add_row(v[OWN_VALUES ? u : 0], key);
         add_row(key, k[u]);
@@ -53,16 +52,18 @@ __device__ __forceinline__ void step(const Lanes& at, const Inputs& in, const Dr
         (void)key;
 #endif
 #pragma unroll
-        for (int kh = 0; kh < KH; ++kh) {
-            const float dot = lane_sum<LH>(partial_score(operand, q, att, kh, in.c));
-            s[u][kh] = on ? score(dot, s[u][kh], c_dst[kh], in.c) : NEG_INF;
-        }
+        for (int kh = 0; kh < KH; ++kh) dot[kh][u] = partial_score(operand, q, att, kh, in.c);
     }
 #pragma unroll
     for (int kh = 0; kh < KH; ++kh) {
+        lane_sums<LH>(dot[kh]);
         float top = st.m[kh], factor[UNROLL];
 #pragma unroll
-        for (int u = 0; u < UNROLL; ++u) top = fmaxf(top, s[u][kh]);
+        for (int u = 0; u < UNROLL; ++u) {
+            const bool on = first + u * SLOTS + at.slot < n;
+            s[u][kh] = on ? score(dot[kh][u], s[u][kh], c_dst[kh], in.c) : NEG_INF;
+            top = fmaxf(top, s[u][kh]);
+        }
         draw<UNROLL>(at, drop, position, at.head(kh), factor);
         const float base_score = reference(top), fade = exp_above(st.m[kh], base_score);
         st.m[kh] = top;

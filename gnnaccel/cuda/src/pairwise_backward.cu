@@ -44,10 +44,10 @@ prepare(int rows, const OUT_T* __restrict__ grad, const float* __restrict__ out,
     const Lanes at;
     const long long row = warp_id() * SLOTS + at.slot;
     const bool on = row < rows;
-    const bool none = ALIKE && one_source(at, indptr, nbr, row, on);
-    Row g, o;
+    Row g, o;  // on their way while the edges are looked at
     load_row(at, grad, (u64)row, on, g);
     load_row(at, out, (u64)row, on, o);
+    const bool none = ALIKE && one_source(at, indptr, nbr, row, on);
 #pragma unroll
     for (int kh = 0; kh < KH; ++kh) {
         const Twofold delta = inner(g, o, kh);
@@ -80,6 +80,10 @@ typedef ROW_T OTHER_B_T;
 #define STEPS (UNROLL > 2)                    // the edges of a step are added up before they join the sums: shorter chains of
                                               // roundings, in registers that only narrow rows have
                                               // to spare
+
+// The inner products of all edges of a step by one `lane_sums`. Where two rows are gathered for each
+// edge, waiting for those of all edges costs more than it saves.
+#define AT_ONCE (!EDGE && !OTHER_B && LH >= 8)
 
 struct Inputs {
     const ROW_T* other_a;
@@ -144,7 +148,7 @@ __device__ __forceinline__ float add_edge(const Lanes& at, const Inputs& in, con
     const float alpha = on ? exp_above(score(dot, src_term, dst.term, in.c), dst.m) * dst.inverse
                            : 0.f,
                 w = alpha * factor, gap = factor * t - dst.delta;
-    const bool none = alpha >= 1.f || fabsf(gap) <= NOISE * fabsf(dst.delta);
+    const bool none = (alpha >= 1.f) | (fabsf(gap) <= NOISE * fabsf(dst.delta));  // no branch
     const float ds = none ? 0.f : alpha * gap;
     float d_dot, d_node;
     score_grad(ds, dot, src_term, dst.term, in.c, d_dot, d_node);
@@ -199,6 +203,18 @@ __device__ __forceinline__ void step(const Lanes& at, const Inputs& in, const Dr
     float factor[KH][UNROLL];
 #pragma unroll
     for (int kh = 0; kh < KH; ++kh) draw<UNROLL>(at, drop, position, at.head(kh), factor[kh]);
+#if AT_ONCE
+    float dots[KH][2 * UNROLL];  // each edge's dot and t
+#pragma unroll
+    for (int kh = 0; kh < KH; ++kh) {
+#pragma unroll
+        for (int u = 0; u < UNROLL; ++u) {
+            dots[kh][2 * u] = partial_score(self.a, a[u], self.att, kh, in.c);
+            dots[kh][2 * u + 1] = partial_dot(self.b, a[u], kh);
+        }
+        lane_sums<LH>(dots[kh]);
+    }
+#endif
 #pragma unroll
     for (int u = 0; u < UNROLL; ++u) {
         const int e = first + u * SLOTS + at.slot;
@@ -240,9 +256,14 @@ __device__ __forceinline__ void step(const Lanes& at, const Inputs& in, const Dr
                      factor[kh][u], on, d_edge, to);
 #endif
 #else
+#if AT_ONCE
+            dot = dots[kh][2 * u];
+            t = dots[kh][2 * u + 1];
+#else
             dot = lane_sum<LH>(partial_score(own, a[u], self.att, kh, in.c));
             t = lane_sum<LH>(OTHER_B ? partial_dot(self.b, value, kh)
                              : partial_dot(self.b, a[u], kh));
+#endif
             const float d = add_edge(at, in, self, own, a[u], value, kh, dot, t, src_term[u][kh],
                                      dst[u][kh], factor[kh][u], on, d_edge, to);
             if (KEPT && on && at.lh == 0 && at.head(kh) < H)

@@ -89,7 +89,9 @@ prepare(int rows, const GRAD_T* __restrict__ grad,
     load_row<GRAD_T, GRAD_STRIDE>(at, grad, (u64)row, on, g);
     load_row(at, plus, (u64)row, on, p);
     load_row(at, minus, (u64)row, on, m);
-    const bool none = (!EDGE || !DROPOUT) && one_source(at, indptr, nbr, row, on);
+    const int some = at.head(0);
+    const bool maybe = on && some < H && (EDGE || whole(small[((u64)rows + row) * H + some]));
+    const bool none = (!EDGE || !DROPOUT) && one_source(at, indptr, nbr, row, maybe);
 #pragma unroll
     for (int k = 0; k < PACKS; ++k)
 #pragma unroll

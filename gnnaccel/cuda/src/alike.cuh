@@ -7,14 +7,26 @@
 #define MOST_COPIES 64.f  // of one edge, which share a softmax
 #define LONGEST_ROW 2048  // in which they are looked for
 
+// Whether the sum of a softmax is a whole number, as it is where all scores are equal: each edge
+// adds exp(0). `inverse`: its reciprocal, 0 without edges. Sums so large that all are: yes.
+__device__ __forceinline__ bool whole(float inverse) {
+    const float sum = rintf(__fdividef(1.f, inverse));  // rounded, so that a few digits are enough
+    return fabsf(fmaf(sum, inverse, -1.f)) <= ULP || (inverse > 0.f && inverse < 1.e-6f);
+}
+
 // Whether all edges of a slot's row come from one source, however many they are. Without edges: no.
+// `maybe`: asked for one head of each lane; a row is only looked at where it is true of one, since
+// reading two arrays, one after the other, takes longer than all else that `prepare` does.
 // All lanes of the warp call it. Rows with two sources are mostly known by their first edges.
 __device__ __forceinline__ bool one_source(const Lanes& at, const OFF_T* indptr, const int* nbr,
-                                           long long row, bool on) {
-    const OFF_T begin = on ? indptr[row] : 0, end = on ? indptr[row + 1] : 0;
-    const int first = begin < end ? nbr[begin] : 0, own = at.lane % ROW_LANES;
+                                           long long row, bool maybe) {
+    const u32 asked = __ballot_sync(FULL_WARP, maybe);
+    if (!asked) return false;
     const u32 slot = (ROW_LANES == 32 ? FULL_WARP : (1u << (ROW_LANES % 32)) - 1)
         << (at.slot * ROW_LANES);
+    const bool on = asked & slot;
+    const OFF_T begin = on ? indptr[row] : 0, end = on ? indptr[row + 1] : 0;
+    const int first = begin < end ? nbr[begin] : 0, own = at.lane % ROW_LANES;
     bool same = begin < end;
     for (OFF_T e = begin + own; __any_sync(FULL_WARP, same && e - own < end); e += ROW_LANES)
         if (__ballot_sync(FULL_WARP, same && e < end && nbr[e] != first) & slot) same = false;
@@ -24,9 +36,9 @@ __device__ __forceinline__ bool one_source(const Lanes& at, const OFF_T* indptr,
 // How many edges share a softmax equally while all others weigh nothing: its sum, if that is a
 // whole number; else 0.
 __device__ __forceinline__ int sharing(float inverse) {
-    const float sum = rintf(__fdividef(1.f, inverse));  // rounded, so that a few digits are enough
-    if (!(sum >= 2.f && sum <= MOST_COPIES && fabsf(fmaf(sum, inverse, -1.f)) <= ULP)) return 0;
-    return 1.f / sum == inverse ? (int)sum : 0;
+    if (!whole(inverse)) return 0;
+    const float sum = rintf(1.f / inverse);
+    return sum >= 2.f && sum <= MOST_COPIES && 1.f / sum == inverse ? (int)sum : 0;
 }
 
 // Whether the edges of a slot's row that share its softmax for head kh are copies of one edge: as

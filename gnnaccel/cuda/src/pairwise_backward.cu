@@ -47,7 +47,9 @@ prepare(int rows, const OUT_T* __restrict__ grad, const float* __restrict__ out,
     Row g, o;  // on their way while the edges are looked at
     load_row(at, grad, (u64)row, on, g);
     load_row(at, out, (u64)row, on, o);
-    const bool none = ALIKE && one_source(at, indptr, nbr, row, on);
+    const int some = at.head(0);
+    const bool maybe = on && some < H && (EDGE || whole(norm[((u64)rows + row) * H + some]));
+    const bool none = ALIKE && one_source(at, indptr, nbr, row, maybe);
 #pragma unroll
     for (int kh = 0; kh < KH; ++kh) {
         const Twofold delta = inner(g, o, kh);

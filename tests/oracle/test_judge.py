@@ -78,6 +78,15 @@ def test_large_errors_are_rounding_where_the_host_has_lost_its_digits(ours, thei
     assert found is not None and found.rounding == rounding
 
 
+@pytest.mark.parametrize("theirs, rounding", [(1e-8, False), (1e-6, True)])
+def test_digits_are_lost_of_a_result_itself_however_small_beside_another(theirs, rounding):
+    large, small = torch.tensor([1.0], dtype=torch.float64), torch.tensor([1e-6]).double()
+    truth = {"gradient of a": large, "gradient of b": small}
+    got, host = ({**truth, "gradient of b": small + off} for off in (1e-3, theirs))
+    found = judge.beyond([(got, host, truth)], judge.FLOOR)
+    assert found is not None and found.rounding == rounding
+
+
 def test_the_largest_of_the_host_s_errors_over_nudged_inputs_counts():
     truth = {"out": torch.tensor([1.0], dtype=torch.float64)}
     got, near = {"out": truth["out"] + 1e-3}, {"out": truth["out"] + 6e-4}

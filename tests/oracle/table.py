@@ -16,7 +16,7 @@ from .backends import Backend, off
 from .graphs import Case, Draw, with_one_weight_a_loop
 from .judge import CONDITIONED, OF_A_TERM, Finding, Results, beyond, differing, near, nudged
 from .modes import MODES, Mode, prepared, run
-from .trees import as_long, has_int32, longest_sum, placed, tree_map
+from .trees import as_long, has_int32, layers_in_a_row, longest_sum, placed, tree_map
 
 LOOKS = (
     8  # draws of other numbers over which errors are averaged, where one draw is beyond the rule
@@ -88,7 +88,7 @@ class Trial:
     def floor(self, case: Case) -> float:
         """The error that is allowed whatever the host's is."""
         edges = 0 if self.mode.dtype == torch.float64 else longest_sum((case.args, case.kwargs))
-        return max(self.mode.floor, OF_A_TERM * edges)
+        return max(self.mode.floor, OF_A_TERM * edges * max(1, layers_in_a_row(case.module)))
 
     def out_of_range(self) -> bool:
         """Whether the host's own layer reads past an end: on a GPU that ends the process."""

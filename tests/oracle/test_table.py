@@ -10,6 +10,7 @@ from tests.oracle import table
 from tests.oracle.backends import Backend
 from tests.oracle.graphs import Case, Draw, one_type
 from tests.oracle.modes import MODES
+from tests.oracle.trees import layers_in_a_row
 
 
 @pytest.fixture
@@ -44,3 +45,12 @@ def test_what_reads_past_the_end_is_known_before_a_gpu_runs_it(backend):
 def test_what_the_host_gets_wrong_with_indices_of_32_bits(backend):
     """Gradients of its maximum are not finite then, with gnnaccel and without."""
     assert table.check(31000328000725, backend, "NNConv", "grad") == ("NNConv --mode grad", None)
+
+
+def test_the_floor_knows_the_layers_of_a_net():
+    """Those of one relation each stand side by side."""
+    from torch_geometric import nn
+
+    net = nn.Sequential("x, e", [(nn.GCNConv(8, 8), "x, e -> x"), (nn.GCNConv(8, 4), "x, e -> x")])
+    side = nn.HeteroConv({("a", "to", t): nn.GCNConv(8, 4) for t in "ab"})
+    assert [layers_in_a_row(m) for m in (nn.GCNConv(8, 4), net, side)] == [1, 2, 1]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def tree_map(function: Callable[[Tensor], Any], value: Any) -> Any:
@@ -87,3 +87,11 @@ def longest_sum(value: Any) -> int:
         graph = hasattr(value, "in_degrees")
         ends = value.formats(["coo", "csr", "csc"]).edges() if graph else ()
     return max((int(end.long().bincount().max()) for end in ends if end.numel()), default=0)
+
+
+def layers_in_a_row(module: nn.Module) -> int:
+    """How many layers that pass messages a module has; those of a dictionary stand side by side."""
+    if hasattr(module, "propagate"):
+        return 1
+    found = [layers_in_a_row(part) for part in module.children()]
+    return max(found, default=0) if isinstance(module, nn.ModuleDict) else sum(found)

@@ -52,5 +52,5 @@ def test_the_floor_knows_the_layers_of_a_net():
     from torch_geometric import nn
 
     net = nn.Sequential("x, e", [(nn.GCNConv(8, 8), "x, e -> x"), (nn.GCNConv(8, 4), "x, e -> x")])
-    side = nn.HeteroConv({("a", "to", t): nn.GCNConv(8, 4) for t in "ab"})
+    side = nn.HeteroConv({("a", "to", t): nn.SAGEConv(8, 4) for t in "ab"})
     assert [layers_in_a_row(m) for m in (nn.GCNConv(8, 4), net, side)] == [1, 2, 1]

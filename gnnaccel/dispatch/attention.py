@@ -7,6 +7,7 @@ are right.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -23,6 +24,8 @@ from gnnaccel.dispatch.graph import SORT_FROM, GraphView
 from gnnaccel.dispatch.patterns import Attention
 from gnnaccel.dispatch.program import Program
 
+if TYPE_CHECKING:
+    from gnnaccel.dispatch.relational.request import RelationalCall
 
 _BANDS_FROM = 21  # bits of edges: with fewer, rows that do not fit the L2 have too few edges each
 
@@ -41,7 +44,7 @@ class Call:
     out_dtype: torch.dtype
     exposed: bool = False
     pmf: bool = False
-    dropout: Dropout | None = None
+    dropout: Dropout = None  # type: ignore[assignment]  # set before anything runs by kernels
 
     def needs_places(self) -> bool:
         """Whether kernels look up edge ids or CSC places: for edge features, and in backward for
@@ -55,8 +58,9 @@ class Attend:
     its adapter may use them as well."""
 
     __slots__ = ("_call", "_run", "graph", "kernels")
+    _call: Any
 
-    def __init__(self, call: Call, run):
+    def __init__(self, call: Call | RelationalCall, run):
         self._call, self._run, self.graph, self.kernels = call, run, call.graph, getattr(call,
                                                                                          "kernels",
                                                                                          False)
@@ -103,7 +107,8 @@ def _additive_kernels(kernels: additive.Variant, found: Attention, grad: bool,
     """What additive attention launches, with its entries."""
     cut = ((kernels.in_bands(False), kernels.in_bands(True))
            if edge_bits >= _BANDS_FROM else ((), ()))
-    wanted = [(form.forward_kernels, ("forward", "merge")) for form in (kernels, *cut[0])]
+    wanted: list[tuple] = [(form.forward_kernels, ("forward", "merge"))
+                           for form in (kernels, *cut[0])]
     if found.score == "additive":
         terms = head_dot.kernels(kernels.heads, kernels.width, kernels.row)
         wanted.append((terms, ("dot", "grad", "sum_blocks") if grad else ("dot",)))
@@ -116,7 +121,7 @@ def _additive_kernels(kernels: additive.Variant, found: Attention, grad: bool,
 def _pairwise_kernels(kernels: pairwise.Variant, found: Attention, grad: bool,
                       edge_bits: int) -> list[tuple]:
     """What pairwise attention launches, with its entries."""
-    wanted = [(kernels.forward_kernels, ("forward", "merge"))]
+    wanted: list[tuple] = [(kernels.forward_kernels, ("forward", "merge"))]
     if grad:
         wanted += [(kernels.backward_kernels(by_src), ("prepare", "backward", "merge"))
                    for by_src in (True, False)]
@@ -143,10 +148,10 @@ def run_cuda(call: Call, tensors: dict[str, Tensor | Mapped] | Folded,
     for t in tensors.values():
         if type(t) is Mapped:
             return attention_maps.run(call, family, tensors, with_the_same_dropout)
-    inputs = tuple(map(tensors.get, family.names))
+    inputs: tuple = tuple(map(tensors.get, family.names))
     if torch.is_grad_enabled():
         for t in tensors.values():
-            if t is not None and t.requires_grad:
+            if t is not None and t.requires_grad:  # type: ignore[union-attr]
                 return _Attention(call, family).apply(*inputs)
     return family.forward(call, inputs, False)[0]
 
@@ -155,16 +160,16 @@ def run_torch(call: Call, tensors: dict[str, Tensor | Mapped] | Folded) -> Tenso
     """The same by the torch backend, with torch's own dropout. Works in any floating dtype."""
     if type(tensors) is Folded:
         return attention_folded.composed(call, tensors, run_torch)
-    tensors = attention_maps.made(call, tensors)
+    made = attention_maps.made(call, tensors)
     edges = call.graph.edges()
     keep = None
     if call.attention.dropout > 0:
-        first = next(iter(tensors.values()))
+        first = next(iter(made.values()))
         # factors of 16 bits would be off on average too
         dtype = torch.promote_types(first.dtype, torch.float32)
         ones = first.new_ones(edges.src.shape[0], call.heads, dtype=dtype)
         keep = torch.nn.functional.dropout(ones, call.attention.dropout)
-    return torch_backend.run(call.program, edges, shaped(call, tensors), keep).to(call.out_dtype)
+    return torch_backend.run(call.program, edges, shaped(call, made), keep).to(call.out_dtype)
 
 
 def with_the_same_dropout(call: Call, tensors: dict[str, Tensor]) -> Tensor:

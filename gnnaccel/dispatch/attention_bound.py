@@ -117,7 +117,8 @@ class Bound:
         sums = torch.empty((6 if train else 2, n, h), device=device)
         parts = torch.empty((2, n, h, d), device=device) if train else None
         address, of_rows, step = sums.data_ptr(), rows.data_ptr(), 4 * n * h
-        saved = ((address + 2 * step, parts.data_ptr(), parts.data_ptr() + 4 * n * h * d)
+        saved = ((address + 2 * step,
+                  parts.data_ptr(), parts.data_ptr() + 4 * n * h * d)  # type: ignore[union-attr]
                  if train else _FORWARD_ONLY)
         self._dot("dot")(grid(n, layout, layout.slots), THREADS, 0,
                          (np.int32(n), of_rows, att_src, att_dst, address, address + step))

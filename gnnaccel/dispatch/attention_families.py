@@ -7,7 +7,7 @@ input, None where there is none. Nothing here knows autograd.
 """
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from gnnaccel.dispatch.patterns import Attention
 if TYPE_CHECKING:
     from gnnaccel.dispatch.attention import Call
 
+T = TypeVar("T", Tensor, None)
 Inputs = tuple  # of Tensor or None
 Result = tuple[Tensor, tuple]
 
@@ -47,6 +48,10 @@ def present(names: tuple[str, ...], inputs: Inputs) -> dict[str, Tensor]:
 
 # --- tensors as kernels take them -----------------------------------------------------------------
 
+@overload
+def aligned_rows(t: Tensor) -> Tensor: ...
+@overload
+def aligned_rows(t: Tensor | None) -> Tensor | None: ...
 def aligned_rows(t: Tensor | None) -> Tensor | None:
     """Contiguous, and aligned for the widest load."""
     if t is None:
@@ -55,6 +60,10 @@ def aligned_rows(t: Tensor | None) -> Tensor | None:
     return t if t.data_ptr() % 16 == 0 else t.clone()
 
 
+@overload
+def fp32(t: Tensor, *shape: int) -> Tensor: ...
+@overload
+def fp32(t: Tensor | None, *shape: int) -> Tensor | None: ...
 def fp32(t: Tensor | None, *shape: int) -> Tensor | None:
     """In fp32, as `aligned_rows`; of ``shape`` in memory, whatever the shape."""
     if t is None:
@@ -64,6 +73,10 @@ def fp32(t: Tensor | None, *shape: int) -> Tensor | None:
     return aligned_rows(t.reshape(shape).float())
 
 
+@overload
+def like(grad: Tensor, tensor: Tensor) -> Tensor: ...
+@overload
+def like(grad: Tensor | None, tensor: Tensor | None) -> Tensor | None: ...
 def like(grad: Tensor | None, tensor: Tensor | None) -> Tensor | None:
     """A gradient in its tensor's shape and dtype; None stays None."""
     if grad is None or tensor is None:
@@ -128,7 +141,7 @@ def additive_forward(call: Call, inputs: Inputs, train: bool,
     if not train:
         return out, ()
     return out, (x, x_dst, att_src, att_dst, a_edge, a_src, a_dst, *form.packed(values),
-                 saved.small, saved.parts)
+                 saved.small, saved.parts)  # type: ignore[union-attr]
 
 
 def additive_backward_of(call: Call, inputs: Inputs, saved: tuple, grad: Tensor, wanted: tuple,
@@ -171,7 +184,8 @@ def _terms_forward(call: Call, inputs: Inputs, train: bool) -> Result:
                                   call.graph.csc(places=call.needs_places()), a_src, a_dst, x,
                                   call.attention.slope, a_edge, call.dropout, call.pmf,
                                   fp32(bias, -1))
-    return out, (x, a_src, a_dst, a_edge, att, saved.small, saved.parts) if train else ()
+    return out, (x, a_src, a_dst, a_edge, att,
+                 saved.small, saved.parts) if train else ()  # type: ignore[union-attr]
 
 
 def _terms_backward(call: Call, inputs: Inputs, saved: tuple, grad: Tensor, wanted: tuple) -> tuple:
@@ -218,7 +232,7 @@ def _operands(call: Call, inputs: Inputs) -> pairwise.Operands:
     keys, queries, values, edges, att, c_src, c_dst, _, of_src, of_dst = inputs
     h, d = call.heads, call.width
 
-    def rows(t: Tensor | None) -> Tensor | None:  # [-1, h, d] in memory, whatever the shape
+    def rows(t: T) -> T:  # [-1, h, d] in memory, whatever the shape
         if t is None:
             return None
         return aligned_rows(t if t.dtype is keys.dtype else t.to(keys.dtype))
@@ -264,13 +278,15 @@ def _pairwise_backward(call: Call, inputs: Inputs, saved: list, grad: Tensor,
     places, keep = call.needs_places(), keeps_scores(call.attention, call.graph, call.heads,
                                                      call.width, operands.keys.itemsize)
     by_dst, by_src = call.graph.csc(places), call.graph.csr(places, keep)
-    packed = pairwise_backward.prepare(variant, by_dst, operands, *saved, grad)
+    packed = pairwise_backward.prepare(variant, by_dst, operands, *saved,
+                                       grad)  # type: ignore[call-arg]
     saved.clear()  # the output is as large as the queries' gradient
     g = pairwise_backward.backward(variant, by_dst, by_src, operands, packed, grad, wanted[3],
                                    call.dropout, keep)
     att = g.att
     if call.attention.vectors:  # that of each destination's vector
-        att = _by_vector(call.graph, att, operands) if wanted[4] else None
+        att = (_by_vector(call.graph, att, operands)  # type: ignore[arg-type]
+               if wanted[4] else None)
     grads = (g.keys, g.queries, g.values, g.edges, att, g.c_src, g.c_dst)
     return (*(like(d, t) for d, t in zip(grads, inputs)),
             bias_grad(grad, inputs[7]) if wanted[7] else None, None, None)
@@ -285,7 +301,9 @@ def vector_sums(heads: int, width: int) -> aggregate.Variant:
 def _by_vector(graph: GraphView, rows: Tensor, operands: pairwise.Operands) -> Tensor:
     """The gradients of the vectors, [vectors, H, D], from those of each destination's: a sum over
     the graph that leads from each destination to its vector."""
-    of, count = operands.of_dst, operands.att.numel() // (rows.shape[1] * rows.shape[2])
+    of: Tensor
+    of, count = operands.of_dst, operands.att.numel() // (  # type: ignore[assignment, union-attr]
+        rows.shape[1] * rows.shape[2])
 
     def make() -> tuple:
         ends = torch.stack([torch.arange(of.shape[0], dtype=torch.int32, device=of.device), of])

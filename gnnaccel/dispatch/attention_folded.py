@@ -13,7 +13,7 @@ destination, so its gradient is zero.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, final
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from gnnaccel.dispatch.attention import Call
 
 
+@final
 class Folded(NamedTuple):
     """The layer's tensors: features [N, F] of sources and destinations, weights [C, F] with their
     biases [C] or None. ``skip`` None: there is no skip connection."""
@@ -42,6 +43,9 @@ class Folded(NamedTuple):
     value_bias: Tensor | None
     skip: Tensor | None = None
     skip_bias: Tensor | None = None
+
+
+_gradients: Callable[..., Folded] = Folded  # of its tensors, None where there is none
 
 
 def run(call: Call, given: Folded, attend) -> Tensor:
@@ -132,13 +136,15 @@ def _backward(call: Call, given: Folded, saved: tuple, grad: Tensor, wanted: Fol
             d_keys = None  # all of it is in d_dst
     columns = None
     if wanted.skip_bias or wanted.value_bias:
-        columns = bias_grad(grad, given.skip_bias if wanted.skip_bias else given.value_bias)
+        columns = bias_grad(
+            grad,
+            given.skip_bias if wanted.skip_bias else given.value_bias)  # type: ignore[arg-type]
     d_query, d_query_bias, d_key = _query_and_key(call, given, d_queries, wanted)
-    return Folded(
+    return _gradients(
         d_keys if wanted.x_src else None, d_dst, d_query, d_query_bias, d_key,
-        torch.zeros_like(given.key_bias) if wanted.key_bias else None,
+        torch.zeros_like(given.key_bias) if wanted.key_bias else None,  # type: ignore[arg-type]
         grad.t() @ sums if wanted.value else None,
-        _value_bias(call, grad, columns) if wanted.value_bias else None,
+        _value_bias(call, grad, columns) if wanted.value_bias else None,  # type: ignore[arg-type]
         grad.t() @ given.x_dst if wanted.skip else None, columns if wanted.skip_bias else None)
 
 
@@ -160,6 +166,7 @@ def _query_and_key(call: Call, given: Folded, d_queries: Tensor,
         d_shift = bias_grad(d_queries, d_queries.new_empty(call.width))
     d_key = given.query @ d_matrix.t() if wanted.key else None
     if d_key is not None and d_shift is not None:
-        d_key.addr_(given.query_bias, d_shift)
+        d_key.addr_(given.query_bias, d_shift)  # type: ignore[arg-type]
     return (given.key @ d_matrix if wanted.query else None,
-            given.key @ d_shift if wanted.query_bias else None, d_key)
+            given.key @ d_shift if wanted.query_bias else None,  # type: ignore[operator]
+            d_key)

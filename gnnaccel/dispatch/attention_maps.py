@@ -9,7 +9,7 @@ for tall matrices.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, final
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gnnaccel.dispatch.attention import Call
 
 
+@final
 class Mapped(NamedTuple):
     """Rows ``x @ weight.T + bias``, yet to be made: x [N, F], weight [heads * width, F], bias
     [heads * width] or None, all of one dtype. Two inputs side by side that are the same object are
@@ -41,7 +42,10 @@ Plan = tuple[list[int], list[int]]
 
 def made(call: Call, tensors: dict[str, Tensor | Mapped], product=F.linear) -> dict[str, Tensor]:
     """``tensors`` with every `Mapped` made, by ``product`` as `torch.nn.functional.linear`."""
-    done, last, rows = {}, None, None
+    done: dict[str, Tensor]
+    last: Mapped | None
+    rows: Tensor
+    done, last, rows = {}, None, None  # type: ignore[assignment]
     for name, t in tensors.items():
         if type(t) is Mapped:
             if t is not last:
@@ -68,6 +72,7 @@ def _flattened(inputs: tuple) -> tuple[Plan, tuple]:
     """The plan, and the tensors: two features (the second may be None), then weights or given
     inputs, then biases."""
     features: list[Tensor | None] = [None, None]
+    biases: list[Tensor | None]
     source, first, direct, biases = [], [], [], []
     for i, t in enumerate(inputs):
         if type(t) is not Mapped:

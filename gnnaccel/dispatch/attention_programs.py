@@ -11,7 +11,7 @@ from gnnaccel.dispatch.program import DST, EDGE, PARAM, SRC, Op, Program, op
 
 def _attend(score: str, dropout: float, row: str, bias: bool = False) -> tuple[Op, ...]:
     """Softmax of ``score``, dropout, weighted sum of ``row``, the parameter ``bias``."""
-    ops = (op("segment_softmax", "alpha", score),)
+    ops: tuple[Op, ...] = (op("segment_softmax", "alpha", score),)
     if dropout > 0:
         ops += (op("dropout", "kept", "alpha", p=dropout),)
     ops += (op("aggregate", "sum" if bias else "out", ops[-1].out, row),)

@@ -200,7 +200,7 @@ def silenced() -> bool:
 def passes_on() -> tuple[str, ...]:
     """The passes that relational Programs go through here."""
     config = current()
-    return PASSES if config is None else config.passes
+    return PASSES if config is None else config.passes  # type: ignore[return-value]
 
 
 def _of_backward() -> _Cell | None:

@@ -66,6 +66,7 @@ class Watch:
     earlier call, but looked at anew."""
 
     __slots__ = ("thread", "counts", "native", "lasting", "decided")
+    counts: defaultdict[Key, int]
 
     def __init__(self) -> None:
         self.thread, self.counts = threading.get_ident(), defaultdict(int)

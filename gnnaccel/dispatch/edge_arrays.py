@@ -2,7 +2,7 @@
 an ``edge_index`` tensor."""
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ class CSC(NamedTuple):
     ids: Tensor
 
 
+@final
 class EdgeArrays:
     """What an ``edge_index`` [2, E] is asked for, of a source and a destination tensor that lie
     apart, of a CSC, or of both.
@@ -34,7 +35,8 @@ class EdgeArrays:
 
     @property
     def shape(self) -> tuple[int, int]:
-        return 2, (self._ends[0] if self._ends is not None else self.csc.src).shape[0]
+        return 2, (self._ends[0] if self._ends is not None
+                   else self.csc.src).shape[0]  # type: ignore[union-attr]
 
     @property
     def device(self) -> torch.device:
@@ -62,6 +64,7 @@ class EdgeArrays:
     def unbind(self, dim: int = 0) -> tuple[Tensor, Tensor]:
         """(src, dst) by edge id."""
         if self._ends is None:
+            assert self.csc is not None
             self._ends = by_id(self.csc.src, destinations(self.csc), self.csc.ids)
         return self._ends
 
@@ -86,7 +89,8 @@ def by_id(src: Tensor, dst: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
     if not ids.shape[0]:
         return src, dst
     ids = ids.long()
-    return tuple(torch.empty_like(end).index_copy_(0, ids, end) for end in (src, dst))
+    return tuple(torch.empty_like(end).index_copy_(0, ids, end)  # type: ignore[return-value]
+                 for end in (src, dst))
 
 
 @torch.inference_mode(False)

@@ -5,7 +5,7 @@ import threading
 import weakref
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -70,7 +70,7 @@ class GraphView:
         self.large = self.num_edges >= SORT_FROM
         self.deterministic = torch.are_deterministic_algorithms_enabled()
         self.touched = False  # used since the cache last looked for something to drop
-        self._kept = edge_index if own else None
+        self._kept: Tensor | EdgeArrays | tuple[Tensor, ...] | None = edge_index if own else None
         self._source = weakref.ref(edge_index)
         self._lock = threading.RLock()
         self._csc: Rows | None = None
@@ -351,8 +351,8 @@ class GraphView:
             and torch._C._cuda_getCurrentRawStream(self.device.index) != self._stream):
             self._follow(rows)
         # the transposed graph is made of what the CSC let in
-        if not self._checked and self._csc.split.known:
-            if self._csc.split.invalid:
+        if not self._checked and self._csc.split.known:  # type: ignore[union-attr]
+            if self._csc.split.invalid:  # type: ignore[union-attr]
                 raise GraphError("edge_index holds ids outside the graph: sources must lie in "
                                  f"[0, {self.num_src}), destinations in [0, {self.num_dst}). Found "
                                  "on the GPU after the call that used it; such edges were left "
@@ -368,7 +368,7 @@ class GraphView:
         stream = torch.cuda.current_stream(self.device)
         if torch.cuda.is_current_stream_capturing():
             return
-        stream.wait_event(self._built)
+        stream.wait_event(self._built)  # type: ignore[arg-type]
         split = rows.split
         for tensor in (rows.indptr, rows.other, rows.place, split.counters, split.chunks,
                        split.heavy, rows.inverse):
@@ -376,7 +376,7 @@ class GraphView:
                 tensor.record_stream(stream)
 
 
-def _serves(rows: Rows | None, places: bool, inverse: bool = False) -> bool:
+def _serves(rows: Rows | None, places: bool, inverse: bool = False) -> TypeGuard[Rows]:
     """Whether these index arrays are there, with ``places`` and ``inverse`` if they are asked
     for."""
     return (rows is not None and not (places and rows.place.shape[0] != rows.other.shape[0])

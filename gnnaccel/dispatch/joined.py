@@ -4,13 +4,16 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from gnnaccel.dispatch import cache, joining
 from gnnaccel.dispatch.graph import GraphView
 from gnnaccel.dispatch.request import Request, Stated
+
+if TYPE_CHECKING:
+    from gnnaccel.dispatch.edge_arrays import EdgeArrays
 
 
 class JoinedView(GraphView):
@@ -29,7 +32,7 @@ class JoinedView(GraphView):
         self._kept = structure if own else None
         self.bind(*structure)
 
-    def bind(self, *structure: Tensor) -> None:
+    def bind(self, *structure: Tensor | EdgeArrays) -> None:
         """The tensors to build from, equal in value to those of the constructor."""
         self._sources = tuple(weakref.ref(t) for t in structure)
 
@@ -37,7 +40,7 @@ class JoinedView(GraphView):
         """None: what the first part comes with is not the whole."""
 
     def _ends(self) -> tuple[Tensor, Tensor]:
-        structure = tuple(found() for found in self._sources)
+        structure: tuple[Any, ...] = tuple(found() for found in self._sources)
         if any(t is None for t in structure):
             raise RuntimeError(
                 "the edges of this JoinedView are gone; call bind() with live ones first")

@@ -30,7 +30,7 @@ def serves(structure: Sequence[Tensor | EdgeArrays], num_nodes: int, num_loops: 
         return False
     if num_nodes >= 2**31 or num_loops + sum(t.shape[1] for t in structure) >= 2**31:
         return False
-    return _compiles(driver.current())
+    return _compiles(driver.current())  # type: ignore[arg-type]
 
 
 @functools.lru_cache(maxsize=4)
@@ -51,10 +51,11 @@ def by_kernel(structure: Sequence[Tensor | EdgeArrays],
     parts = [t.unbind(0) if type(t) is EdgeArrays else t for t in structure]
     *ends, wrong = cuda_join.join([*parts, *[None] * len(loops)], [*ranges, *loops],
                                   structure[0].device)
-    return tuple(ends), wrong
+    return tuple(ends), wrong  # type: ignore[return-value]
 
 
-def checked(join: Callable[..., tuple], structure: tuple[Tensor, ...]) -> tuple:
+def checked(join: Callable[..., tuple],
+            structure: tuple[Tensor | EdgeArrays, ...]) -> tuple:
     """``join(*structure)``, by way of its ``checked`` if it has one: what raises GraphError for ids
     where they do not belong."""
     return getattr(join, "checked", join)(*structure)

@@ -117,6 +117,7 @@ def watch(model: Any, ours: Callable, args: tuple, kwargs: dict, config: Config)
         out = ours(model, *args, **kwargs)
     if seen is None:
         return out
+    kept: Settled | Alike | None
     kept, before = None, memory.alike[grad]
     if seen.native and seen.counts and of_the_host(model):
         if seen.lasting and _on_cpu(found):

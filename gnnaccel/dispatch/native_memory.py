@@ -175,7 +175,7 @@ class Settled:
         return self.rows is None or self._same_rows(given)
 
     def _same_rows(self, given: tuple) -> bool:
-        at, kind, shape, dtype = self.rows
+        at, kind, shape, dtype = self.rows  # type: ignore[misc]
         a = given[at]
         if type(a) is not kind:
             return False
@@ -197,7 +197,7 @@ class Alike:
 
     def __init__(self, layer: Any, given: tuple, kwargs: dict, config: Config, code: str | None):
         """``given``: all arguments, those of ``kwargs`` last."""
-        found = tensors_of(given)
+        found: list[Any] = tensors_of(given)  # type: ignore[assignment]
         self.state, self.names, self.code = state_of(layer, config), tuple(kwargs), code
         self.flat, self.types = list(map(id, found)) == list(map(id, given)), list(map(type, found))
         self.cpu = found[0].is_cpu
@@ -261,4 +261,4 @@ class Easy:
 
     def __init__(self, like: Settled | Alike, count: int, epoch: int):
         self.like, self.count, self.epoch, self.left = like, count, epoch, _UNLOOKED
-        self.at, self.most = like.edges_at
+        self.at, self.most = like.edges_at  # type: ignore[misc]

@@ -92,7 +92,9 @@ def _entry(where: str, entry: Any) -> tuple[Kind, Pinned]:
     try:
         kind = Kind(str(entry["layer"]),
                     *(int(entry[name]).bit_length()
-                      for name in ("num_src", "num_dst", "num_edges")), str(entry["dtype"]),
+                      for name in ("num_src", "num_dst",
+                                   "num_edges")),  # type: ignore[call-arg, arg-type]
+                    str(entry["dtype"]),
                     bool(entry["grad"]))
     except (KeyError, TypeError, ValueError) as problem:
         raise ValueError(f"{where} is no decision: {type(problem).__name__}: {problem}") from None

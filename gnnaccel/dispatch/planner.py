@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from gnnaccel.dispatch import cost, patterns, specs
 from gnnaccel.dispatch.config import Config
@@ -59,7 +60,7 @@ def forget() -> None:
     _memo.clear()
 
 
-def _decide(request: Request, config: Config) -> Plan:
+def _decide(request: Request | RelationalRequest | PlainRequest, config: Config) -> Plan:
     rejected: list[tuple[str, Reason]] = []
     able: list[tuple[float, int, KernelSpec, float | None]] = []
     candidates, native_cost = asked(request)
@@ -113,14 +114,15 @@ def asked(request: Request | RelationalRequest
             if type(request) is RelationalRequest else (specs.ATTENTION, cost.native))
 
 
-def _only(spec: KernelSpec, request: Request) -> bool:
+def _only(spec: KernelSpec, request: Any) -> bool:
     """Whether a "not this family" reason says something: not when another family of kernels covers
     the Program."""
     found = patterns.attention(request.program)
     return found is None or spec.name.startswith(found.family)
 
 
-def _pays(seconds: float | None, native: float | None, request: Request) -> bool:
+def _pays(seconds: float | None, native: float | None,
+          request: Request | RelationalRequest | PlainRequest) -> bool:
     """An unknown cost on the GPU pays (the host takes dozens of launches); elsewhere only what was
     measured does."""
     if seconds is None or native is None:

@@ -144,7 +144,9 @@ def muted() -> Iterator[None]:
         yield
     finally:
         with _lock:
-            _sinks = (*held, *(sink for sink in _sinks if not any(sink is known for known in held)))
+            # mypy takes it to be empty still
+            _sinks = (*held, *(sink for sink in _sinks  # type: ignore[var-annotated]
+                               if not any(sink is known for known in held)))
 
 
 def validate(record: Record) -> None:

@@ -85,8 +85,9 @@ class Stated:
 
     def call(self, graph: GraphView, plan) -> attention.Call:
         """What the runner of a route takes."""
-        return attention.Call(self.program, patterns.attention(self.program), graph, self.heads,
-                              self.width, self.out, self.exposed, plan.pmf)
+        return attention.Call(self.program,
+                              patterns.attention(self.program),  # type: ignore[arg-type]
+                              graph, self.heads, self.width, self.out, self.exposed, plan.pmf)
 
     def kept(self) -> Stated:
         """As it is remembered."""

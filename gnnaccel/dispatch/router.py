@@ -95,9 +95,9 @@ def _decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict
     verdict = rules.verdict(layer, config)
     name = type(layer).__name__
     if not verdict.inside:
-        settings.note_native(layer, config, verdict.reason)
+        settings.note_native(layer, config, verdict.reason)  # type: ignore[arg-type]
         return _native(layer, adapter, native, args, kwargs, config, None, None,
-                       ((name, verdict.reason),), start)
+                       ((name, verdict.reason),), start)  # type: ignore[arg-type]
     found = adapter.state(layer, args, kwargs)
     if type(found) is Reason:
         settings.note_native(layer, config, found)
@@ -114,7 +114,7 @@ def _decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict
     device, known = given.device.type, _known(layer, stated, given, args, kwargs)
     plan = _planned(stated, device, grad, known, config)
     entry = settings.asked(layer, config)
-    use = None if entry is None else quantized.chosen(layer, entry, config, stated, plan)
+    use: Any = None if entry is None else quantized.chosen(layer, entry, config, stated, plan)
     if plan.route == "native":
         if entry is not None:
             entry.fell_back(use)

@@ -298,7 +298,7 @@ def _decide(layer: Any, config: Config) -> Verdict:
     rules = [*_shared.items(), *_listed(config)]
     name = qualified_name(layer)
     own_names = [word for word in (name, path_of(cls)) if word is not None]
-    levels = (
+    levels: tuple[list[Rule], ...] = (
         [],
         [rule for target, rule in rules if isinstance(target, str) and target == name],
         [rule for target, rule in rules if isinstance(target, str) and target.startswith(PATTERN)

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -26,8 +27,8 @@ class KernelSpec:
 
     name: str
     route: str
-    unsupported: Callable[[Request, Config], list[Reason]]
-    seconds: Callable[[Request], float | None]
+    unsupported: Callable[[Any, Config], list[Reason]]
+    seconds: Callable[[Any], float | None]
     pmf: bool = False
 
 
@@ -95,7 +96,8 @@ def _torch_reasons(request: Request, config: Config) -> list[Reason]:
 
 
 def _fused(pmf: bool) -> Callable[[Request], float]:
-    return lambda request: cost.fused(request, patterns.attention(request.program), pmf)
+    return lambda request: cost.fused(
+        request, patterns.attention(request.program), pmf)  # type: ignore[arg-type]
 
 
 ATTENTION = (

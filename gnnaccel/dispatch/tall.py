@@ -27,8 +27,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     segments = _tall(x, weight, weight.shape[0])
     if segments is None:
         return F.linear(x, weight, bias)
-    return segment_gemm.multiply(segments, x, weight.unsqueeze(0), transposed=True, bias=bias,
-                                 precision=precision())
+    return segment_gemm.multiply(  # type: ignore[return-value]  # no dots, so no pair
+        segments, x, weight.unsqueeze(0), transposed=True, bias=bias, precision=precision())
 
 
 def matmul(x: Tensor, weight: Tensor) -> Tensor:
@@ -36,7 +36,8 @@ def matmul(x: Tensor, weight: Tensor) -> Tensor:
     segments = _tall(x, weight, weight.shape[1])
     return (x @ weight
             if segments is None
-            else segment_gemm.multiply(segments, x, weight.unsqueeze(0), precision=precision()))
+            else segment_gemm.multiply(  # type: ignore[return-value]
+                segments, x, weight.unsqueeze(0), precision=precision()))
 
 
 #: of newer versions, whose older getter raises where ``torch.backends.cuda.matmul.fp32_precision``

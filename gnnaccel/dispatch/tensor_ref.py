@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from torch import Tensor
 
@@ -30,6 +30,11 @@ class TensorRef(weakref.ref):
     """A weak reference to a tensor as it is now. Called, it gives the tensor, or None."""
 
     __slots__ = ("version", "pointer")
+    version: int
+    pointer: int
+
+    if TYPE_CHECKING:
+        def __call__(self) -> Any: ...
 
     def __new__(cls, tensor: Any, gone: _Gone | None = None, pointer: bool = True) -> TensorRef:
         """``gone`` is called when the tensor dies. ``pointer`` False: no look at its memory,
@@ -56,6 +61,8 @@ class MemoryRef(weakref.ref):
     """A weak reference to the memory of a tensor, for all that use it."""
 
     __slots__ = ("version", "tensor")
+    version: int
+    tensor: bool
 
     def __new__(cls, tensor: Any, gone: _Gone | None = None) -> MemoryRef:
         """Of index arrays that a host keeps (`EdgeArrays`) the reference is to these themselves,

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+from typing import TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -101,7 +102,8 @@ def softmax(graph: Segments, scores: Tensor) -> Tensor:
 def _weighted_sum_of_turned(graph: Segments, weight: Tensor | None, rows: Tensor) -> Tensor:
     """[num_src, width]: the same against the edges' direction; rows [num_dst, width]."""
     turned = graph.turned
-    weight = None if weight is None else weight.index_select(0, turned.place)
+    weight = (None if weight is None
+              else weight.index_select(0, turned.place))  # type: ignore[arg-type]
     return weighted_sum(turned, weight, rows)
 
 
@@ -213,7 +215,8 @@ def _silence() -> None:
 
 # --- attention ------------------------------------------------------------------------------------
 
-def covers(attention: Attention | None, edges, tensors: dict[str, Tensor]) -> bool:
+def covers(attention: Attention | None, edges,
+           tensors: dict[str, Tensor]) -> TypeGuard[Attention]:
     """Whether `attend` computes this: attention on the CPU, in one dtype that its operations
     have."""
     if attention is None or edges.src.device.type != "cpu" or not edges.src.shape[0]:

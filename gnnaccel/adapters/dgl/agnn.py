@@ -20,6 +20,7 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[Stated, Given] | Reaso
     nodes = inputs.nodes(graph, feat)
     if type(nodes) is Reason:
         return nodes
+    edges: Any
     edges, x_src, x_dst, _ = nodes
     if x_dst is not None and x_dst.shape[1] != x_src.shape[1]:  # an error in the host
         return reason("GA206", f"feat has {x_src.shape[1]} and {x_dst.shape[1]} channels")

@@ -23,6 +23,7 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[Stated, Given] | Reaso
     if isinstance(feat, tuple) and inputs.one_frame(graph):
         return reason("GA206", "feat is a pair, the graph has one set of nodes",
                       "pass features of the nodes as one tensor")
+    edges: Any
     edges, x_src, x_dst, _ = nodes
     why = guards.dtype_reason(x_src) or graphs.zero_in_degree_reason(layer, edges)
     if why is not None:
@@ -38,7 +39,8 @@ def run(layer: Any, stated: Stated, given: Given, attend: Any) -> Tensor:
     h, c, modules = stated.heads, stated.width, layer._modules
     if "fc" not in modules:
         keys, queries = inputs.rows(modules["fc_src"], given.x_src, h,
-                                    c), inputs.rows(modules["fc_dst"], given.x_dst, h, c)
+                                    c), inputs.rows(modules["fc_dst"],
+                                                    given.x_dst, h, c)  # type: ignore[arg-type]
     elif given.x_dst is None:
         keys = modules["fc"](given.x_src).view(-1, h, c)
         queries = keys[:stated.num_dst]

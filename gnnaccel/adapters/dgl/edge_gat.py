@@ -52,6 +52,7 @@ def state(layer: Any, args: tuple,
                                   h)
     shapes = (("rows", (width,)), ("a_src", (h,)), ("a_dst", (h,)), ("a_edge", (h,)),
               ("edges", (k,)), ("w_edge", (k, width)))
+    structure: Any
     structure, sizes = (edges.edge_index,), (edges.num_src, edges.num_dst)
     stated = RelationalStated(program, "dgl.EdgeGATConv", shapes, row, row, *sizes,
                               edges.edge_index.shape[1], 1,

@@ -22,6 +22,7 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[Stated, Given] | Reaso
     nodes = inputs.nodes(graph, nfeats)
     if type(nodes) is Reason:
         return nodes
+    edges: Any
     edges, x_src, x_dst, _ = nodes
     if x_dst is None:  # an error in the host, which takes all sources for destinations
         return reason("GA206", "nfeats is one tensor for a block",

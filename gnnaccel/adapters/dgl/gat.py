@@ -19,6 +19,7 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[Stated, Given] | Reaso
     if type(found) is Reason:
         return found
     _, feat, nodes = found
+    edges: Any
     edges, x_src, x_dst, same = nodes
     why = (_map_reason(layer, feat) or guards.dtype_reason(x_src, layer.attn_l, layer.attn_r)
            or graphs.zero_in_degree_reason(layer, edges))

@@ -1,6 +1,7 @@
 """GATv2Conv as a Program."""
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[Stated, Given] | Reaso
     if type(found) is Reason:
         return found
     *_, nodes = found
+    edges: Any
     edges, x_src, x_dst, same = nodes
     why = guards.dtype_reason(x_src, layer.attn) or graphs.zero_in_degree_reason(layer, edges)
     if why is not None:
@@ -42,7 +44,7 @@ def run(layer: Any, stated: Stated, given: Given, attend: Any) -> Tensor:
     # the host maps all sources, of which it then drops most
     if block and plain(fc_dst, torch.nn.Linear):
         h_dst = h_dst[:num_dst]
-    rows = _rows_to_slice if block else inputs.rows
+    rows: Callable[..., Any] = _rows_to_slice if block else inputs.rows
     keys = rows(modules["fc_src"], h_src, h, c)
     queries = keys if layer.share_weights and (same or block) else rows(fc_dst, h_dst, h, c)
     if block:

@@ -16,7 +16,8 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[PlainStated, PlainGive
     if type(bound) is Reason:
         return bound
     reduce = "max" if layer._aggregator_type == "max" else "sum"
-    return plain.state("GINConv", reduce, *bound, lambda channels: channels, (layer.eps,))
+    return plain.state("GINConv", reduce, *bound,  # type: ignore[call-arg]  # three values
+                       lambda channels: channels, (layer.eps,))
 
 
 def run(layer: Any, stated: PlainStated, given: PlainGiven, attend: Any) -> Tensor:

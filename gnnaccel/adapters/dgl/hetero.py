@@ -42,7 +42,8 @@ class _Operands(NamedTuple):
 def state(layer: Any, args: tuple,
           kwargs: dict) -> tuple[RelationalStated, RelationalGiven] | Reason:
     found = _state(layer, args, kwargs)
-    if type(found) is Reason and any(_routed(type(conv)) for conv in layer.mods.values()):
+    if type(found) is Reason and any(_routed(type(conv))  # type: ignore[arg-type]
+                                     for conv in layer.mods.values()):
         return reason("GA210", f"{found.code} {found.text}")
     return found
 
@@ -61,16 +62,18 @@ def _state(layer: Any, args: tuple,
     convs = [layer.mod_dict.get(name, layer.mod_dict.get(name[1])) for name in call.names]
     if any(conv is None for conv in convs):
         return reason("GA206", "the layer has no module for one of the relations")
-    together = inner.look_through(convs)
+    together: Any = inner.look_through(convs)
     why = together if type(together) is Reason else _features_reason(call, together)
     return why or _stated(bound[0], call, together, mean)
 
 
 def _stated(g: Any, call: _Call, together: Inner,
             mean: bool) -> tuple[RelationalStated, RelationalGiven] | Reason:
-    weight, parts, structure = together.parameters.weights[0], [], []
+    structure: tuple
+    weight, parts, indices = together.parameters.weights[0], [], []
     for number, name in enumerate(call.names):
-        edges = graphs.relation(g, name)
+        # `_read` has seen the graph's form
+        edges: graphs.Edges = graphs.relation(g, name)  # type: ignore[assignment]
         if (edges.num_src, edges.num_dst) != (call.x_src[name[0]].shape[0],
                                               call.x_dst[name[2]].shape[0]):
             return reason("GA206",
@@ -82,10 +85,10 @@ def _stated(g: Any, call: _Call, together: Inner,
         if why is None:
             parts.append(Part(name, number, call.sources[name[0]], edges.num_src,
                               call.targets[name[2]], edges.num_dst))
-            structure.append(edges.edge_index)
+            indices.append(edges.edge_index)
     if not parts:
         return reason("GA303")
-    layout, structure = Layout(tuple(parts)), tuple(structure)
+    layout, structure = Layout(tuple(parts)), tuple(indices)
     num_src, num_dst = (sum(x[name].shape[0] for name in types)
                         for x, types in ((call.x_src, call.sources),
                                                                                 (call.x_dst,

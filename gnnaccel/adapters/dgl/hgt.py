@@ -54,7 +54,7 @@ def state(layer: Any, args: tuple,
         return reason("GA206", f"x has {x.shape[0]} rows for {src} sources and {dst} destinations")
     heads, width, count = layer.num_heads, layer.head_size, layer.relation_att[0].num_types
     program = statements.hgt(1 / layer.sqrt_d, heads)
-    structure = found[0].edge_index, etype
+    structure: tuple = found[0].edge_index, etype
     view = views.viewer(structure, src, dst, count)
     stated = RelationalStated(program, "dgl.HGTConv", _shapes(program, heads, width), row,
                               _out(layer, row, x), src, dst, edges, count, view, heads=heads,

@@ -53,7 +53,7 @@ def _module_reason(conv: Any) -> Reason | None:
     config = current()  # none where a call is only explained
     verdict = rules.INSIDE if config is None else rules.verdict(conv, config)
     # not listed is not excluded: the layer around it is in
-    if not verdict.inside and verdict.reason.code != "GA102":
+    if not verdict.inside and verdict.reason.code != "GA102":  # type: ignore[union-attr]
         return verdict.reason
     if has_hooks(conv) or any_global_hook():
         return reason("GA501", "one of the layers has hooks")

@@ -38,7 +38,7 @@ def _reduce_reason(name: Any) -> Reason | None:
 # --- one relation ---------------------------------------------------------------------------------
 
 def gspmm(gidx: Any, op: str, reduce_op: str, lhs_data: Any, rhs_data: Any) -> OpCall | Reason:
-    given = operands.prepare(op, cast(lhs_data), cast(rhs_data))
+    given: Any = operands.prepare(op, cast(lhs_data), cast(rhs_data))
     why = given if type(given) is Reason else _reduce_reason(reduce_op)
     if why is not None:
         return why
@@ -48,6 +48,8 @@ def gspmm(gidx: Any, op: str, reduce_op: str, lhs_data: Any, rhs_data: Any) -> O
 
 def gsddmm(gidx: Any, op: str, lhs_data: Any, rhs_data: Any, lhs_target: str = "u",
            rhs_target: str = "v") -> OpCall | Reason:
+    given: Any
+    targets: Any
     given, targets = operands.prepare(op, cast(lhs_data),
                                       cast(rhs_data)), (inputs.target(lhs_target),
                                                         inputs.target(rhs_target))
@@ -100,7 +102,7 @@ def gspmm_hetero(g: Any, op: str, reduce_op: str, lhs_len: int,
 
 def gsddmm_hetero(g: Any, op: str, lhs_len: int, lhs_target: str = "u", rhs_target: str = "v",
                   *lhs_and_rhs_tuple: Any) -> OpCall | Reason:
-    targets = inputs.target(lhs_target), inputs.target(rhs_target)
+    targets: Any = inputs.target(lhs_target), inputs.target(rhs_target)
     for found in targets:
         if type(found) is Reason:
             return found

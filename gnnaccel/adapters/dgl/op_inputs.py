@@ -34,7 +34,7 @@ def target(name: str) -> str | Reason:
 
 def relation(index: Any, device: torch.device, etype: int = 0) -> OpGraph:
     """One relation of an index object, on ``device``."""
-    edges = graphs.of_index(index, etype).on(device)
+    edges: Any = graphs.of_index(index, etype).on(device)
     return OpGraph(edges.edge_index, edges.num_src, edges.num_dst)
 
 

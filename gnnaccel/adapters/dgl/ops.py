@@ -41,7 +41,7 @@ def install(patches: PatchSet) -> None:
     sparse = importlib.import_module(_SPARSE)
     wrappers = {}
     for name in ROUTED:
-        native = getattr(sparse, name, None)
+        native: Any = getattr(sparse, name, None)
         # older versions have fewer; what a user put there may do anything
         if own.is_function(native, "dgl", name):
             wrappers[id(native)] = native, routed(name, native, getattr(op_calls, name))

@@ -40,6 +40,7 @@ def state(name: str, reduce: str, graph: Any, feat: Any, edge_weight: Any,
     found = inputs.nodes(graph, feat)
     if type(found) is Reason:
         return found
+    edges: Any
     x, edges = found.x_src, found.edges
     if torch.is_autocast_enabled(x.device.type):
         return reason("GA203", "autocast is on: its dtypes differ from step to step",

@@ -47,6 +47,7 @@ def state(layer: Any, args: tuple,
     why = None if norm is None else _norm_reason(norm, edges, feat.device)
     if why is not None:
         return why
+    structure: Any
     structure, row = (found[0].edge_index, etypes), _row(feat, norm)
     program = statements.rgcn(False, typed_weights.has_bases(typed), False, norm is not None)
     shapes, view = shapes_of(program,

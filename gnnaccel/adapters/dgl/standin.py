@@ -34,14 +34,17 @@ def find_spec(name: str, path: Any, target: ModuleType | None) -> ModuleSpec | N
                           _Loader):
             return None
         raise ModuleNotFoundError(
-            f"{name} is not there: {sys.modules[NAME].__spec__.loader.missing}", name=NAME)
+            f"{name} is not there: "
+            f"{sys.modules[NAME].__spec__.loader.missing}",  # type: ignore[union-attr]
+            name=NAME)
     found = _others(name, path, target)
     if found is None or not found.submodule_search_locations:  # DGL before 2.0 has none
         return None
     missing = _missing(Path(next(iter(found.submodule_search_locations))))
     if missing is None:
         return None
-    return ModuleSpec(name, _Loader(missing), origin="stand-in by gnnaccel", is_package=True)
+    return ModuleSpec(name, _Loader(missing),  # type: ignore[arg-type]
+                      origin="stand-in by gnnaccel", is_package=True)
 
 
 class _Loader:
@@ -53,7 +56,7 @@ class _Loader:
     def create_module(self, spec: ModuleSpec) -> None:
         """An ordinary module."""
 
-    def exec_module(self, module: ModuleType) -> None:
+    def exec_module(self, module: Any) -> None:
         missing = self.missing
 
         def __getattr__(name: str) -> Any:

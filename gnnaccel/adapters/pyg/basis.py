@@ -79,7 +79,8 @@ def called(layer: Any, x: Any, edges: Edges) -> Tensor:
     config = current()
     if config is None:
         return _native(layer, x, edges)
-    return router.route(layer, _guarded(type(layer)), _native, (x, edges), {}, config)
+    return router.route(layer, _guarded(type(layer)),  # type: ignore[arg-type]  # is Hashable
+                        _native, (x, edges), {}, config)
 
 
 def _native(layer: Any, x: Any, edges: Edges) -> Tensor:

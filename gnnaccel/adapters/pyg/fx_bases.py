@@ -39,12 +39,15 @@ def replace(graph: Graph, root: torch.nn.Module) -> int:
 def _is_call(node: Node, root: torch.nn.Module, host: Any) -> bool:
     """Whether it is such a call, on edges and their types that come of one argument of the
     model."""
-    if node.op != "call_module" or type(_module(node.target, root)) is not host.HeteroBasisConv:
+    if (node.op != "call_module"
+        or type(_module(node.target, root)) is not host.HeteroBasisConv):  # type: ignore[arg-type]
         return False
     if (len(node.args) != 3 or node.kwargs
         or not all(isinstance(value, Node) for value in node.args)):
         return False
-    edge_type, _, grouped = node.args
+    edge_type: Node
+    grouped: Node
+    edge_type, _, grouped = node.args  # type: ignore[assignment]
     return (edge_type.op == grouped.op == "call_function" and edge_type.target is host.get_edge_type
             and grouped.target is host.group_edge_placeholder and len(grouped.args) == 3
             and tuple(edge_type.args) == tuple(grouped.args[:2]) and not edge_type.kwargs

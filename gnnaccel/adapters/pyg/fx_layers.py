@@ -81,16 +81,20 @@ def _edge_types(graph: Graph) -> dict[str, EdgeType | None]:
 
 def _runs(graph: Graph, root: torch.nn.Module) -> Iterator[tuple[str, dict[str, Node]]]:
     """Calls of modules in one ModuleDict that follow each other, each of another one."""
+    path: str | None
+    calls: dict[str, Node]
     path, calls = None, {}
     for node in graph.nodes:
         at, key = _conv(node, root)
         if calls and (at != path or key in calls):
+            assert path is not None
             yield path, calls
             calls = {}
         path = at
         if at is not None:
             calls[key] = node
     if calls:
+        assert path is not None
         yield path, calls
 
 
@@ -99,7 +103,7 @@ def _conv(node: Node, root: torch.nn.Module) -> tuple[str | None, str]:
     and the key in there."""
     if node.op != "call_module":
         return None, ""
-    path, _, key = node.target.rpartition(".")
+    path, _, key = node.target.rpartition(".")  # type: ignore[union-attr]
     modules: Any = root
     # the container may be any module: copies of a GraphModule have others than it has
     for part in path.split("."):
@@ -114,7 +118,7 @@ def is_kind(module: Any) -> bool:
 
 
 def _read(path: str, calls: dict[str, Node], known: dict[str, EdgeType | None]) -> Layer | None:
-    names = [known.get(key) for key in calls]
+    names: list[EdgeType] = [known.get(key) for key in calls]  # type: ignore[misc]
     inputs = (None if None in names
               or len(set(names)) < len(names) else _inputs(names, list(calls.values())))
     if inputs is None:
@@ -134,11 +138,12 @@ def _inputs(names: list[EdgeType],
             calls: list[Node]) -> tuple[dict[str, Node], tuple[Node, ...], tuple] | None:
     """What goes in, by node type, by edge type, and what else; None where it is not that."""
     x: dict[str, Node] = {}
+    edges: list[Node]
     edges, more, own = [], [], set(calls)
     for (src, _, dst), node in zip(names, calls):
         kwargs = dict(node.kwargs)
-        args = list(node.args[:2]) + [kwargs.pop(name, None)
-                                      for name in ("x", "edge_index")[len(node.args):]]
+        args: list[Any] = list(node.args[:2]) + [
+            kwargs.pop(name, None) for name in ("x", "edge_index")[len(node.args):]]
         features = (args[0], args[0]) if src == dst else args[0]
         if not isinstance(features, (tuple, list)) or len(features) != 2:
             return None
@@ -172,7 +177,8 @@ def _together(by_type: dict[str,
             return None
         between += nodes
         results[dst] = nodes[-1]
-    divided = {dst: _divided(results[dst], len(calls)) for dst, calls in several.items()}
+    divided: dict[str, Node] = {dst: _divided(results[dst], len(calls))  # type: ignore[misc]
+                                for dst, calls in several.items()}
     if fold is torch.add and None not in divided.values():
         return "mean", (*between, *divided.values()), {**results, **divided}
     return fold, tuple(between), results
@@ -187,6 +193,7 @@ def _pairs(calls: list[Node], fold: Callable) -> list[Node]:
         node = next(iter(a.users), None)
         if list(a.users) != [node] or list(b.users) != [node] or not _calls(node, fold, (a, b)):
             return []
+        assert node is not None
         queue.append(node)
         found.append(node)
     return found
@@ -197,6 +204,6 @@ def _divided(result: Node, count: int) -> Node | None:
     return node if len(result.users) == 1 and _calls(node, torch.div, (result, count)) else None
 
 
-def _calls(node: Node, function: Callable, args: tuple) -> bool:
+def _calls(node: Any, function: Callable, args: tuple) -> bool:
     return (node.op == "call_function" and node.target is function and node.args == args
             and not node.kwargs)

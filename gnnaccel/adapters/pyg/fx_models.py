@@ -49,6 +49,9 @@ def install(patches: PatchSet) -> None:
     found = (getattr(graph_module, "_WrappedCall", None), getattr(decorators, "skip", None),
              getattr(eval_frame, "get_eval_frame_callback", None))
     if None not in found:
+        caller: Any
+        skip: Any
+        compiler: Any
         caller, skip, compiler = found
         rules.register_class("torch_geometric.nn.to_hetero_with_bases_transformer.HeteroBasisConv")
         patches.set(caller, "__call__", skip(_calling(caller.__call__, compiler)))

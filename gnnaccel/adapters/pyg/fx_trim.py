@@ -29,7 +29,7 @@ def passed_through(graph: Graph, root: torch.nn.Module) -> list[str] | None:
         if len(args) < 3 + _RESULTS or node.kwargs or not all(_is_item(item) for item in items):
             return None
         given = _nodes(args[1:3])
-        names = [_argument(one) for one in given]
+        names: list[str] = [_argument(one) for one in given]  # type: ignore[misc]
         if None in names:
             return None
         absent.update(dict.fromkeys(names))
@@ -64,16 +64,17 @@ def _nodes(value: Any) -> list[Node]:
     return found
 
 
-def _argument(node: Node) -> str | None:
+def _argument(node: Any) -> str | None:
     """The model's argument that ``node`` looks up a type in."""
     while (node.op == "call_method" and node.target == "get" or node.op == "call_function"
            and len(node.all_input_nodes) == 1):
-        node = node.args[0]
+        node = node.all_input_nodes[0]
     return node.target if node.op == "placeholder" else None
 
 
 def _put(item: Node, value: Any) -> None:
     """``value`` in the place of ``item``."""
     for user in list(item.users):
-        user.args, user.kwargs = (map_arg(given, lambda node: value if node is item else node)
-                                  for given in (user.args, user.kwargs))
+        user.args, user.kwargs = (  # type: ignore[assignment]
+            map_arg(given, lambda node: value if node is item else node)
+            for given in (user.args, user.kwargs))

@@ -105,7 +105,8 @@ def _edge_term(layer: Any, stated: Stated, given: Given) -> Tensor:
     """[E + loops, H]: <lin_edge(edge_attr), att_edge>. Where nobody watches lin_edge and there are
     many edges, one product with the folded weight: the [E, H, C] rows between are never made.
     Where there are few, as the host computes it: its sums over edges round less."""
-    attr = edges.with_loops(given.edge_attr, given.edge_index, stated.loops, layer.fill_value)
+    attr = edges.with_loops(given.edge_attr,  # type: ignore[arg-type]  # else there is no term
+                            given.edge_index, stated.loops, layer.fill_value)
     if attr.dim() == 1:
         attr = attr.view(-1, 1)
     h, c = layer.heads, layer.out_channels

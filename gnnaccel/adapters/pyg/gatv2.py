@@ -56,7 +56,8 @@ def run(layer: Any, stated: Stated, given: Given, attend: Any) -> Tensor:
     residual = modules["res"](given.x_dst) if modules.get("res") is not None else None
     keys = calls.rows(modules["lin_l"], given.x_src, h, c)
     shared = modules["lin_l"] is modules["lin_r"] and given.x_src is given.x_dst
-    queries = keys if shared else calls.rows(modules["lin_r"], given.x_dst, h, c)
+    queries = (keys if shared else
+               calls.rows(modules["lin_r"], given.x_dst, h, c))  # type: ignore[arg-type]  # both
     tensors = {"keys": keys, "queries": queries, "att": calls.parameter(layer, "att")}
     if given.edge_attr is not None:
         attr = edges.with_loops(given.edge_attr, given.edge_index, stated.loops, layer.fill_value)

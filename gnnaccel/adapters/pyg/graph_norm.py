@@ -158,7 +158,7 @@ def checking(native: Callable) -> Callable:
     """
 
     @functools.wraps(native)
-    def norm(edge_index: Any, edge_weight: Tensor | None = None, num_nodes: int | None = None,
+    def norm(edge_index: Any, edge_weight: Tensor | None = None, num_nodes: Any = None,
              *more: Any, **kwargs: Any) -> Any:
         if not is_compiling() and _to_be_checked(edge_index, num_nodes):
             if find("ids", checked, (edge_index, num_nodes), {}) is None:
@@ -180,7 +180,7 @@ def checked(edge_index: Tensor, nodes: int) -> tuple:
     if edge_index.numel():
         low, high = torch.stack(torch.aminmax(edge_index)).tolist()
         if low < 0 or high >= nodes:
-            check_ids(*edge_index, nodes, nodes)
+            check_ids(*edge_index, nodes, nodes)  # type: ignore[call-arg]  # two rows
     return ()
 
 

@@ -193,8 +193,9 @@ def run(layer: Any, stated: RelationalStated, given: RelationalGiven,
     # which cannot put tensors of the other half type together
     with calls.without_autocast(given.device.type):
         if attend.kernels:
-            found = dict_maps.maps(attend.graph.blocks(stated.layout), stated.layout, stated.row,
-                                   *operands)
+            found = dict_maps.maps(attend.graph.blocks(stated.layout),
+                                   stated.layout,  # type: ignore[arg-type]  # `state`'s sizes
+                                   stated.row, *operands)
         else:
             found = dict_maps.maps_by_torch(stated.row, *operands)
     return dict(zip(types, found))

@@ -106,7 +106,7 @@ def _maps(together: Together) -> tuple[str, str]:
 def _taken(together: Together) -> _Parameters:
     """The parameters as they are, unchecked."""
     maps = [together.parameters(part, "weight") for part in _maps(together)]
-    return _Parameters(*maps,
+    return _Parameters(*maps,  # type: ignore[arg-type]  # unchecked
                        *[together.parameters("", name) for name in ("att_src", "att_dst", "bias")])
 
 
@@ -158,6 +158,8 @@ def run(layer: Any, stated: JoinedStated, given: RelationalGiven, attend: Any) -
     autocast = torch.is_autocast_enabled(given.device.type)
     results, readers = watched(together, x_dict, parameters[:-1])
     with calls.without_autocast(given.device.type):
+        x: list[Tensor] | Tensor
+        a_src: list[Tensor] | Tensor
         x, a_src, a_dst = [], [], []
         for name, members in zip(together.sources, together.of_source):
             weight = of_members(results, readers, parameters.src, members)

@@ -53,8 +53,8 @@ def _taken(together: Together) -> _Parameters:
     """The parameters as they are, unchecked."""
     maps, biases = ([together.parameters(part, name) for part in ("lin_l", "lin_r")]
                     for name in ("weight", "bias"))
-    return _Parameters(*maps, *biases, together.parameters("", "att"),
-                       together.parameters("", "bias"))
+    return _Parameters(*maps, *biases,  # type: ignore[call-arg, arg-type]  # unchecked
+                       together.parameters("", "att"), together.parameters("", "bias"))
 
 
 def _parameters(together: Together) -> _Parameters | Reason:

@@ -55,7 +55,7 @@ def _normalised(*given: Any) -> tuple[Tensor]:
     return (root.index_select(0, src) * root.index_select(0, dst),)
 
 
-def _joined(edges: list[Tensor], ranges: list[Range], nodes: int) -> tuple[Tensor, Tensor]:
+def _joined(edges: list[Tensor], ranges: list[Range], nodes: int) -> tuple[Tensor, ...]:
     """Sources and destinations over the nodes of all relations."""
     if joining.serves(edges, nodes):
         src, dst, _ = joining.by_kernel(edges, ranges)[0]

@@ -74,7 +74,7 @@ def inside(native: Callable, forward_of_group: Callable = _forward) -> Callable:
         return (native(layer, *args, **kwargs)
                 if call is None else _run(layer, call, forward_of_group))
 
-    forward.host = native
+    forward.host = native  # type: ignore[attr-defined]
     return forward
 
 
@@ -125,6 +125,7 @@ def _divide(memo: inner_convs.Memo, present: tuple[bool, ...], added: bool,
             key, known = inner_convs.key_of(conv, added)
             settled = settled and (key is not None or not known)
             kinds.setdefault(object() if key is None else key, []).append((name, conv))
+    alone: dict[EdgeType, Any]
     groups, seen, alone = [], [], {}
     for members in kinds.values():
         if len(members) == 1 or len(kinds) == 1:

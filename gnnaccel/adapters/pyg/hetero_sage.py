@@ -101,7 +101,8 @@ def again(layer: Any, x_dict: Mapping[str, Tensor], structure: tuple[Tensor, ...
 def _ordered(found: Parameters, together: Together, rows: _Rows) -> Parameters:
     """Those of each kind in the order of the relations' numbers."""
     at = [together.numbers[name] for name in rows.names]
-    return Parameters(*[None if ts is None else [ts[i] for i in at] for ts in found])
+    return Parameters(*[None if ts is None  # type: ignore[arg-type]  # as in `found`
+                        else [ts[i] for i in at] for ts in found])
 
 
 def _norms(graph: hetero.Graph, rows: _Rows, looped: bool, row: torch.dtype) -> tuple:
@@ -142,10 +143,10 @@ def _maps(together: Together) -> tuple[str, str | None]:
 def _taken(together: Together) -> Parameters:
     """The parameters as they are, unchecked."""
     if together.kind == "GCNConv":
-        return Parameters(together.parameters("lin", "weight"), together.parameters("", "bias"),
-                          None)
+        return Parameters(together.parameters("lin", "weight"),  # type: ignore[arg-type]
+                          together.parameters("", "bias"), None)
     neighbours, root = _maps(together)
-    return Parameters(together.parameters(neighbours, "weight"),
+    return Parameters(together.parameters(neighbours, "weight"),  # type: ignore[arg-type]
                       together.parameters(neighbours, "bias"),
                       None if root is None else together.parameters(root, "weight"))
 
@@ -166,10 +167,11 @@ def _of_gcn(together: Together) -> Parameters | Reason:
     found = _taken(together)
     if found.weights is None or together.parameters("lin", "bias") is not None:
         return reason("GA208", "lin is not the host's")
-    found = _checked(found)
-    if type(found) is Parameters and hetero.mapped(found.weights[0]) != found.weights[0].dtype:
+    checked = _checked(found)
+    if (type(checked) is Parameters
+        and hetero.mapped(checked.weights[0]) != checked.weights[0].dtype):
         return reason("GA203", "autocast is on: GCN's sums are then in two dtypes")
-    return found
+    return checked
 
 
 def _checked(found: Parameters) -> Parameters | Reason:

@@ -169,8 +169,8 @@ def _maps_are_plain(layer: Any, x_dict: Mapping[str, Tensor], types: tuple[str, 
     lins = [[entries.module(module.lins, name) for name in types] for module in maps]
     if not all(guards.plain_linear(lin) for group in lins for lin in group):
         return False
-    shapes = {x_dict[name].shape[1] for name in types}, *({lin.bias is None for lin in group}
-                                                          for group in lins)
+    shapes: tuple[set[Any], ...] = ({x_dict[name].shape[1] for name in types},
+                                    *({lin.bias is None for lin in group} for group in lins))
     dtypes = {stated.row, stated.out, *(x_dict[name].dtype for name in types),
               *[entries.parameter(layer.skip, name).dtype for name in types]}
     dtypes.update(lin.weight.dtype for group in lins for lin in group)
@@ -185,6 +185,8 @@ def _run_by_kernels(layer: Any, stated: RelationalStated, given: RelationalGiven
     together = by_type.together(x)
     sizes = tuple(t.shape[0] for t in x)
     blocks = attend.graph.blocks(sizes)
+    weight: Any
+    bias: Any
     weight, bias = (None if t is None else t.unflatten(1, (3, -1))
                     for t in _stacked(layer.kqv_lin, types))
     if pair_maps.worth(attend.graph, stated.row, x[0].shape[1], layer.out_channels):
@@ -252,7 +254,7 @@ def _priors(layer: Any, present: frozenset) -> Tensor:
     if len(present) < len(rows):
         unused = layer.k_rel.weight.new_zeros(1, layer.heads)
         rows = [unused if row is None else row for row in rows]
-    return torch.cat(rows)
+    return torch.cat(rows)  # type: ignore[arg-type]  # None only where `present` lacks one
 
 
 def _finish(layer: Any, x_dict: Mapping[str, Tensor],

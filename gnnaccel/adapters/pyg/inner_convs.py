@@ -7,7 +7,7 @@ one of them became something else.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import chain, repeat
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
@@ -61,7 +61,7 @@ _ALL_HOOKS = guards.HOOKS + _MODULE_HOOKS
 _conv_hooks, _conv_state = itemgetter(*_ALL_HOOKS), itemgetter("_explain", "_decomposed_layers",
                                                                "flow", "node_dim", "_modules")
 _part_hooks, _parameters_of = itemgetter(*_MODULE_HOOKS), itemgetter("_parameters")
-_disjoint = type({}.keys()).isdisjoint
+_disjoint: Callable[[Any, Iterable[Any]], bool] = type({}.keys()).isdisjoint
 _REPLACED = frozenset(("forward", *MESSAGE_PASSING))
 _shape, _looks = attrgetter("shape"), attrgetter("dtype", "device")
 
@@ -96,7 +96,8 @@ class Together:
                       if name not in kind.called)
         self._parts = tuple(part.__dict__ for part in parts if part is not None)
         self._objects = convs + parts
-        self._options = itemgetter(*kind.off, *kind.options, "_modules")
+        self._options = itemgetter(*kind.off, *kind.options,  # type: ignore[call-arg]
+                                   "_modules")
         self._parameters = {name: [modules[name].__dict__["_parameters"]
                                    for modules in self._modules] for name in kind.maps
                             if self._modules[0].get(name) is not None}
@@ -178,6 +179,7 @@ def look_through(layer: Any, edge_index_dict: Mapping) -> Together | Reason:
     if type(memo) is Reason:
         return memo
     present = tuple(map(edge_index_dict.__contains__, memo.names))
+    found: Together | Reason | None
     found = memo.together.get(present)
     if found is None or not found.unchanged():
         found = _look_closely(memo, present)
@@ -271,7 +273,7 @@ def conv_reason(conv: Any, cls: type, kind: Kind,
     config = current()  # none where a call is only explained
     verdict = rules.INSIDE if config is None else rules.verdict(conv, config)
     # not listed is not excluded: the layer around it is in
-    if not verdict.inside and verdict.reason.code != "GA102":
+    if not verdict.inside and verdict.reason.code != "GA102":  # type: ignore[union-attr]
         return verdict.reason
     why = guards.layer_reason(conv, path_of(cls), kind.node_dim, kind.aggregations, hooks)
     if why is not None:

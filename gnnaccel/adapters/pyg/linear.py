@@ -78,9 +78,10 @@ def _routed(native: Callable, patches: PatchSet) -> Callable:
         config = None if entry is None else current()
         if config is None:
             return native(self, x)
-        layer = entry.owner()
+        layer = entry.owner()  # type: ignore[union-attr, misc]  # a map's entry
         verdict = rules.verdict(self if layer is None else layer, config)
         why = replaced or context_reason() if verdict.inside else verdict.reason
-        return projection.mapped(self, entry, config, x, lambda: native(self, x), why)
+        return projection.mapped(self, entry,  # type: ignore[arg-type]  # as `config` is not None
+                                 config, x, lambda: native(self, x), why)
 
     return forward

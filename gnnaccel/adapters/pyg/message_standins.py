@@ -276,6 +276,7 @@ class Sum(Rows):
         Neighbours are often alike, and the two sums into which such a message would be split are
         then far larger than their difference, which they leave to rounding.
         """
+        assert self.source is not None and self.target is not None
         negated = self.source.steps.count(Tensor.neg) % 2 == 1
         return self.source.name == self.target.name and (self.sign < 0) is not negated
 

@@ -37,7 +37,7 @@ def install(patches: PatchSet) -> None:
 
 def _subclasses(cls: type) -> Iterator[type]:
     seen = set()
-    stack = list(cls.__subclasses__())
+    stack: list[type] = list(cls.__subclasses__())
     while stack:
         found = stack.pop()
         if found not in seen:
@@ -74,7 +74,7 @@ def _taking_over(native: Callable, patches: PatchSet) -> Callable:
     return set_templates
 
 
-def _take_over(cls: type, patches: PatchSet) -> None:
+def _take_over(cls: type[Any], patches: PatchSet) -> None:
     from torch_geometric.nn import MessagePassing
 
     own, native = vars(cls), cls.propagate
@@ -113,5 +113,5 @@ def routed(native: Callable) -> Callable:
                 return out
         return calls.decide(self, native, edge_index, kwargs, config)
 
-    propagate.routed = True
+    propagate.routed = True  # type: ignore[attr-defined]
     return propagate

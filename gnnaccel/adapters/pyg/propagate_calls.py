@@ -3,7 +3,8 @@ from __future__ import annotations
 
 import time
 import weakref
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -24,6 +25,10 @@ from gnnaccel.dispatch.reasons import Reason
 from gnnaccel.dispatch.tensor_ref import TensorRef
 from gnnaccel.errors import GraphError
 
+if TYPE_CHECKING:
+    from gnnaccel.adapters.pyg.message import Form
+    from gnnaccel.dispatch.graph import GraphView
+
 _LAYERS_GRAPHS = 4  # calls over so many graphs are remembered for each layer
 # edges below which a call is not looked at, and not at the first times
 _FEW, _FEW_AT_FIRST = 1000, 20000
@@ -39,16 +44,17 @@ def decide(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Confi
 
 def _told(visit: watch.Visit) -> Any:
     """The same, with a record."""
-    return _decide(visit.layer, visit.native, *visit.args, visit.kwargs, visit.config,
-                   time.perf_counter_ns())
+    return _decide(visit.layer, visit.native, *visit.args,  # type: ignore[call-arg]  # one
+                   visit.kwargs, visit.config, time.perf_counter_ns())
 
 
 def _decide(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Config,
             start: int) -> Any:
     """``start``: when the call began, 0 when nobody listens."""
     verdict = rules.verdict(layer, config)
-    found: reading.Read | Reason | None = (reading.read(layer, edge_index, kwargs)
-                                           if verdict.inside else verdict.reason)
+    found: reading.Read | Reason = (reading.read(layer, edge_index, kwargs)
+                                    if verdict.inside
+                                    else verdict.reason)  # type: ignore[assignment]
     if type(found) is Reason:
         decision, parts, stacked = aggregation_route.native(found), None, False
         settings.note_native(layer, config, found)
@@ -67,14 +73,17 @@ def _decide(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Conf
                 parts = (found.graph, given)
 
     def finish(out: Any) -> Any:
-        return reading.finished(layer, found.known, stacked, out, kwargs)
+        return reading.finished(layer, found.known,  # type: ignore[union-attr]  # not native
+                                stacked, out, kwargs)
 
     out = aggregation_route.run(layer, "pyg", parts, decision, config, finish,
                                 lambda: _natively(native, layer, edge_index, kwargs), start)
     if (parts is not None and type(edge_index) is Tensor and not edge_index.is_inference()
         and not capture.capturing()):
         (propagate_once.remember
-         if decision.again else _remember)(layer, edge_index, kwargs, found, decision, config)
+         if decision.again else _remember)(layer, edge_index, kwargs,
+                                           found,  # type: ignore[arg-type]  # as there are parts
+                                           decision, config)
     return out
 
 
@@ -128,7 +137,7 @@ def fast_path(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Co
 def _signature(kwargs: dict) -> tuple:
     """Of the arguments, all that a route depends on. Holds no tensor; what is not understood equals
     nothing, itself included."""
-    found = []
+    found: list[Any] = []
     for name, value in kwargs.items():
         if type(value) in reading.TENSORS:
             found.append((name, value.shape, value.dtype, value.device, value.requires_grad))
@@ -182,6 +191,29 @@ class Last:
                  "source", "form", "stamp", "reduce", "sizes", "view", "route", "decision", "name",
                  "missed", "rows", "gain", "patience", "code", "fell_back")
 
+    epoch: int
+    edge_index: TensorRef
+    signature: tuple
+    modes: tuple
+    settings: Any
+    known: reading.Known
+    module: weakref.ref
+    source: str
+    form: Form
+    stamp: tuple | None
+    reduce: str | None
+    sizes: tuple[int, int, bool]
+    view: weakref.ref[GraphView]
+    route: str
+    decision: Decision
+    name: str
+    missed: ledger.GraphLedger | None
+    rows: tuple
+    gain: float
+    patience: float
+    code: str | None
+    fell_back: Callable[[], None] | None
+
     def still_native(self, edge_index: Tensor, kwargs: dict, config: Config) -> bool:
         """Whether the call may go native without a further look; counts it then. Native code is
         never wrong, so it is enough that nothing has changed that could make another route pay."""
@@ -189,7 +221,7 @@ class Last:
         if (self.epoch != config.epoch or edges() is not edge_index
                 or edges.version != edge_index._version):
             return False
-        x = kwargs.get(self.source)
+        x: Any = kwargs.get(self.source)
         x = x[0] if type(x) is tuple else x
         if type(x) not in reading.TENSORS or (x.shape, x.dtype, x.requires_grad) != self.rows:
             return False
@@ -244,7 +276,7 @@ class Last:
         if type(given) is Reason:
             return None
         counters.count(self.name, self.route)
-        out = self.decision.run(graph, given)
+        out = self.decision.run(graph, given)  # type: ignore[misc]  # not native
         return reading.finished(layer, self.known, reading.stacked(layer, x), out, kwargs)
 
 

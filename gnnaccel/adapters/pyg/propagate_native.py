@@ -41,6 +41,7 @@ class Native:
         missed."""
         if self.epoch != config.epoch or type(edge_index) is not Tensor or edge_index.dim() != 2:
             return False
+        x: Any
         edges, x = edge_index.shape[1], kwargs.get(self.source)
         x = x[0] if type(x) is tuple else x
         if edges > self.most or type(x) not in reading.TENSORS or _described(x) != self.rows:
@@ -52,7 +53,7 @@ class Native:
         if checkpointed() or edge_index.is_inference():
             return False
         missed = ledger.of(edge_index)
-        if missed.seconds > self.patience * edges:
+        if missed.seconds > self.patience * edges:  # type: ignore[operator]  # as the gain
             return False
         missed.seconds += self.gain * edges
         return True

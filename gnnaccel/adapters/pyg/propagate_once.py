@@ -32,6 +32,7 @@ class Summed:
     def __init__(self, layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read,
                  decision: Decision, config: Config):
         count, estimate = edge_index.shape[1], decision.estimate
+        assert estimate is not None
         self.epoch, self.grad, self.settings = (config.epoch, torch.is_grad_enabled(),
                                                 reading.SETTINGS(layer.__dict__))
         self.known, self.stamp, self.module = found.known, found.known.stamp(layer), weakref.ref(

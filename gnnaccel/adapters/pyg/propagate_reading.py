@@ -39,6 +39,9 @@ class Known:
     ``update`` does something; ``update``: its arguments.
     """
 
+    why: Reason | None
+    update: tuple[str, ...]
+
     def __init__(self, cls: type):
         self.functions = tuple(getattr(cls, name) for name in _FUNCTIONS)
         self.path = Path("torch_geometric")
@@ -49,7 +52,8 @@ class Known:
         self.aggregate = message_stock.of_aggregate(self.functions[1])
         self.updates = not is_method(self.functions[2], base(), "update", "torch_geometric")
         self.why, self.update = (_functions_reason(cls, self),
-                                 _update_arguments(self) if self.updates else ())
+                                 _update_arguments(self)  # type: ignore[assignment]  # or `why`
+                                 if self.updates else ())
         for function, stock in zip(self.functions, (self.stock, self.aggregate)):
             if stock is not None:
                 self.path.function(function)
@@ -71,7 +75,8 @@ class Known:
         key = (stamp, *kinds.items())
         if key not in self.forms:
             found = (message.form(self.functions[0], kinds)
-                     if self.stock is None else self.stock.form(stamp, kinds))
+                     if self.stock is None
+                     else self.stock.form(stamp, kinds))  # type: ignore[arg-type]
             if found is not None and self.aggregate is not None and type(found) is message.Form:
                 found = _weighted_by(found, self.aggregate.weight, kinds)
             self.forms[key] = (found
@@ -105,7 +110,7 @@ def known_class(cls: type) -> Known:
 
 
 @functools.cache
-def base() -> type:
+def base() -> type[Any]:
     """PyG's MessagePassing."""
     from torch_geometric.nn import MessagePassing
 
@@ -212,7 +217,7 @@ def _with_more(layer: Any, form: message.Form, graph: OpGraph, given: Aggregatio
     if form.width is not None and torch.is_autocast_enabled(given.x.device.type):
         return reason("GA203", "autocast is on", "call the layer outside of autocast")
     if not stand_in:
-        more = form.more(kwargs, layer)
+        more: Any = form.more(kwargs, layer)  # type: ignore[misc]  # not None
         if type(more) is Reason:
             return more
         x, more = (given.x, more) if form.width is None else more
@@ -267,8 +272,9 @@ def mean_of(module: Any) -> Softmax | PowerMean:
     if isinstance(number, Tensor) and module.channels != 1:
         number = number.view(-1, module.channels)
     if type(module).__name__ == "SoftmaxAggregation":
-        return Softmax(number, module.learn or not module.semi_grad)
-    return PowerMean(number, module.min_value, module.max_value)
+        return Softmax(number,  # type: ignore[call-arg]  # `name` is no field
+                       module.learn or not module.semi_grad)
+    return PowerMean(number, module.min_value, module.max_value)  # type: ignore[call-arg]
 
 
 def source(kwargs: dict, name: str) -> Any:
@@ -372,8 +378,7 @@ def _edges(layer: Any, known: Known, edge_index: Any, num_src: int, num_dst: int
     return edges.plain(edge_index, num_src, num_dst, device)
 
 
-def finished(layer: Any, known: Known, moved: bool, out: Tensor | list[Tensor],
-             kwargs: dict) -> Any:
+def finished(layer: Any, known: Known, moved: bool, out: Any, kwargs: dict) -> Any:
     """What the call gives: the class's own ``update`` of the result, of several combined.
     ``moved``: features were `stacked`."""
     if known.aggregate is not None:

@@ -17,7 +17,7 @@ class _Propagate:
     host = "pyg"
 
     @staticmethod
-    def state(layer: Any, args: tuple,
+    def state(layer: Any, args: tuple[Any],
               kwargs: dict) -> tuple[AggregationStated, AggregationGiven] | Reason:
         """``args``: the ``edge_index``; ``kwargs``: everything else."""
         found = reading.read(layer, *args, kwargs)

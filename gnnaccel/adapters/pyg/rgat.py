@@ -84,7 +84,7 @@ def _stated(layer: Any, operands: _Operands, found: tuple[Tensor, Tensor]) -> Re
         tensors["a_edge"] = layer.q.new_empty(0, layer.heads * per_head)  # for its shape
     row, out = calls.dtypes(operands.x, *_promoting(layer))
     num_src = operands.x.shape[0]
-    num_dst = num_src if same else operands.x_dst.shape[0]
+    num_dst = num_src if same else operands.x_dst.shape[0]  # type: ignore[union-attr]
     view = relations.viewer(found, num_src, num_dst, layer.num_relations)
     return RelationalStated(program, "RGATConv", shapes_of(program, tensors), row, out, num_src,
                             num_dst, found[0].shape[1], layer.num_relations, view,
@@ -184,7 +184,7 @@ def run(layer: Any, stated: RelationalStated, given: RelationalGiven, attend: An
 def _edge_term(layer: Any, operands: _Operands) -> Tensor:
     """[E, heads * dim]: lin_edge(edge_attr) @ e, as one product with the folded weight where nobody
     watches lin_edge: the rows [E, heads * width] between are never made."""
-    attr = operands.edge_attr
+    attr: Tensor = operands.edge_attr  # type: ignore[assignment]  # else there is no term
     if attr.dim() == 1:
         attr = attr.view(-1, 1)
     if guards.plain_linear(layer.lin_edge) and layer.lin_edge.bias is None:

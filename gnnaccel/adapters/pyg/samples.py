@@ -52,6 +52,7 @@ def build(sample: Sample, dtype, device):
     cls = getattr(nn, sample.name)
     x = torch.randn(_NODES, sample.inputs, device=device, dtype=dtype, requires_grad=True)
     edge_index = torch.randint(0, _NODES, (2, _EDGES), device=device)
+    more: tuple[torch.Tensor, ...]
     with torch.device(device):  # weights too, whatever the default device is
         if LAYERS[sample.name] == "attention":
             layer, more = cls(sample.inputs, sample.width, heads=sample.heads), ()

@@ -144,7 +144,7 @@ def _segment(native: Callable, readout: bool = False) -> Callable:
 
 def _softmax(native: Callable, readout: bool = False) -> Callable:
     @functools.wraps(native)
-    def softmax(src: Tensor, index: Tensor | None = None, ptr: Tensor | None = None,
+    def softmax(src: Tensor, index: Any = None, ptr: Tensor | None = None,
                 num_nodes: int | None = None, dim: int = 0) -> Tensor:
         config = None if is_compiling() else current()  # compiled regions trace the host's own code
         if config is None or _left_alone("pyg.softmax", src, index, readout, config):

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -14,6 +14,10 @@ from gnnaccel.dispatch.attention_folded import Folded
 from gnnaccel.cuda.layout import MAX_WIDTH
 from gnnaccel.dispatch.reasons import Reason, reason
 from gnnaccel.dispatch.request import Given, Stated
+
+if TYPE_CHECKING:
+    class _Both(Given):
+        x_dst: Tensor
 
 FIELDS = ("heads", "out_channels", "concat", "dropout", "root_weight")
 WATCHED = ("lin_query", "lin_key", "lin_value")
@@ -72,14 +76,14 @@ def _plain(module: Any, x: Tensor) -> bool:
     return guards.plain_linear(module) and ordinary_weight(module, x)
 
 
-def _folded(modules: dict, given: Given, skip: Any) -> Folded:
+def _folded(modules: dict, given: _Both, skip: Any) -> Folded:
     maps = [modules["lin_query"], modules["lin_key"], modules["lin_value"],
             *([] if skip is None else [skip])]
     return Folded(given.x_src, given.x_dst,
                   *(p for m in maps for p in (m._parameters["weight"], m._parameters.get("bias"))))
 
 
-def _attend_plain(modules: dict, h: int, c: int, given: Given, attend: Any) -> Tensor:
+def _attend_plain(modules: dict, h: int, c: int, given: _Both, attend: Any) -> Tensor:
     tensors = {"keys": calls.rows(modules["lin_key"], given.x_src, h, c),
                "queries": calls.rows(modules["lin_query"], given.x_dst, h, c),
                "values": calls.rows(modules["lin_value"], given.x_src, h, c)}
@@ -88,7 +92,7 @@ def _attend_plain(modules: dict, h: int, c: int, given: Given, attend: Any) -> T
     return attend(tensors)
 
 
-def run(layer: Any, stated: Stated, given: Given, attend: Any) -> Tensor:
+def run(layer: Any, stated: Stated, given: _Both, attend: Any) -> Tensor:
     modules = layer._modules
     if stated.folded:
         gated = modules.get("lin_beta") is not None

@@ -51,7 +51,8 @@ class Aggregation(NamedTuple):
     def by(self, reduce: Reduce) -> Aggregation:
         """With another reduction; one named "... unweighted" leaves the weights out."""
         if type(reduce) is str and reduce.endswith(_UNWEIGHTED):
-            return prepare(reduce.removesuffix(_UNWEIGHTED), self.x, None, 0)
+            return prepare(reduce.removesuffix(_UNWEIGHTED),  # type: ignore[return-value]
+                           self.x, None, 0)
         return self._replace(reduce=reduce)
 
     @property
@@ -68,7 +69,7 @@ class Aggregation(NamedTuple):
 
 def named(reduce: Reduce) -> str:
     """What it is called."""
-    return reduce if type(reduce) is str else reduce.name
+    return reduce if type(reduce) is str else reduce.name  # type: ignore[union-attr]
 
 
 def prepare(reduce: Reduce, x: Tensor, weight: Tensor | None, edges: int) -> Aggregation | Reason:
@@ -105,7 +106,7 @@ def plain(graph: OpGraph, given: Aggregation) -> Tensor:
     """[num_dst, *shape] on torch operations; messages have the size of the edges. Differentiable
     any number of times."""
     if type(given.reduce) is Softmax:
-        return means.softmax(graph, given)
+        return means.softmax(graph, given)  # type: ignore[arg-type]
     if type(given.reduce) is PowerMean:
         return means.around(plain)(graph, given)
     message = messages.made(graph, given.x, given.weight, given.more)

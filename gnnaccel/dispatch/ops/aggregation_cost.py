@@ -46,11 +46,11 @@ class Estimate(NamedTuple):
     @property
     def once_pays(self) -> bool:
         """Whether the list of edges had better be summed as it is, until there is a structure."""
-        return self.once is not None and _MARGIN * self.once < self.native
+        return self.once is not None and _MARGIN * self.once < self.native  # type: ignore[operator]
 
     def over_once(self) -> Estimate:
         """The same if what runs without a structure is not the host's own code."""
-        return self._replace(gain=max(0.0, self.once - self.ours))
+        return self._replace(gain=max(0.0, self.once - self.ours))  # type: ignore[operator]
 
 
 def estimate(graph: OpGraph, given: Aggregation, grad: bool) -> Estimate:
@@ -64,7 +64,7 @@ def _on_cpu(graph: OpGraph, given: Aggregation, mode: str) -> Estimate:
     edges, numbers = graph.num_edges, graph.num_edges * math.prod(
         given.shape) * given.x.element_size() / 4
     native, ours = (_line(rates[side][mode], edges, numbers) for side in ("native", "torch"))
-    heads = given.weight[0].numel() if given.kind == "head" else 1
+    heads = given.weight[0].numel() if given.kind == "head" else 1  # type: ignore[index]
     ours += (heads - 1) * edges * rates["head"]
     return Estimate(native - ours * rates["margin"], _line(rates["structure"][mode], edges, 0),
                     ours, native)

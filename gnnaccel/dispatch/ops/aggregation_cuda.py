@@ -41,7 +41,7 @@ def kernel(graph: OpGraph, given: Aggregation) -> Kernel | Reason:
     if not graph.num_edges:
         return reason("GA303")
     if type(given.reduce) is Softmax:
-        return aggregation_softmax.kernel(graph, given)
+        return aggregation_softmax.kernel(graph, given)  # type: ignore[arg-type]
     if given.more is not None:
         return aggregation_messages.kernel(graph, given)
     given = means.inner(given)
@@ -81,7 +81,7 @@ def kernel(graph: OpGraph, given: Aggregation) -> Kernel | Reason:
 def run(graph: OpGraph, given: Aggregation) -> Tensor:
     """`aggregation.plain` by kernels."""
     if type(given.reduce) is Softmax:
-        return aggregation_softmax.run(graph, given)
+        return aggregation_softmax.run(graph, given)  # type: ignore[arg-type]
     if given.more is not None:
         return aggregation_messages.run(graph, given)
     if type(given.reduce) is PowerMean:
@@ -98,7 +98,8 @@ def run(graph: OpGraph, given: Aggregation) -> Tensor:
 
 def _expanded(given: Aggregation, layout: tuple[int, int, str]) -> tuple[Tensor, Tensor | None]:
     """Features and weights, expanded where they broadcast in a way that the kernels do not have."""
-    x, weight, (_, width, kind) = given.x, given.weight, layout
+    weight: Tensor  # where it is read; None of the kind "none"
+    x, weight, (_, width, kind) = given.x, given.weight, layout  # type: ignore[assignment]
     if x.shape[1:] != given.shape:
         x = x.expand(-1, *given.shape)
     if kind == "head":
@@ -118,7 +119,8 @@ def together(graph: OpGraph, given: Aggregation,
         group = tuple(dict.fromkeys(name for name in names
                                     if given.by(name).reduce in aggregation.REDUCES
                                     and (given.by(name).weight is not None) is weighted))
-        shared = tuple(given.by(name).reduce for name in group)
+        shared: tuple[str, ...] = tuple(given.by(name).reduce  # type: ignore[misc]
+                                        for name in group)
         if given.more is None and len(group) > 1 and any(reduce in _MULTI for reduce in shared):
             kernel = _multi(graph, given.by(group[0]), shared)
             if type(kernel) is Kernel:
@@ -131,11 +133,12 @@ def run_all(graph: OpGraph, given: Aggregation, reduces: tuple[Reduce, ...],
             alone: list[Callable[[OpGraph, Aggregation], Tensor]]) -> list[Tensor]:
     """The aggregations ``reduces``, those of each of ``groups`` in one pass, others each by its own
     of ``alone``."""
-    found = {}
+    found: dict[str, Tensor] = {}
     for group in groups:
         first = given.by(group[0])
         x, weight = _seen(first)
-        out = multi_reduce.run(graph, x, tuple(given.by(name).reduce for name in group), weight)
+        out = multi_reduce.run(graph, x, tuple(given.by(name).reduce  # type: ignore[misc]
+                                               for name in group), weight)
         found.update(zip(group, out.unbind(1)))
     return [found[reduce] if type(reduce) is str
             and reduce in found else one(graph, given.by(reduce))

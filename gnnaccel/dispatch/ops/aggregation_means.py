@@ -20,6 +20,11 @@ from gnnaccel.dispatch.reasons import Reason, reason
 if TYPE_CHECKING:
     from gnnaccel.dispatch.ops.aggregation import Aggregation
 
+    class OfSoftmax(Aggregation):
+        """One by a `Softmax`."""
+
+        reduce: Softmax
+
 _HALF = (torch.float16, torch.bfloat16)
 _SMALL = 1e-16  # what PyG adds to a softmax's sum
 
@@ -34,7 +39,7 @@ class Softmax(NamedTuple):
     t: float | Tensor
     whole: bool
 
-    name = "softmax"
+    name = "softmax"  # type: ignore[misc]
 
     def logits(self, message: Tensor) -> Tensor:
         """``t m``, [edges, *features]."""
@@ -54,7 +59,7 @@ class PowerMean(NamedTuple):
     low: float | None
     high: float | None
 
-    name = "powermean"
+    name = "powermean"  # type: ignore[misc]
 
     def before(self, x: Tensor) -> Tensor:
         """What is averaged."""
@@ -82,7 +87,9 @@ def unfit(reduce: Any, x: Tensor, weight: Tensor | None, more: bool = False) -> 
     if type(reduce) is Softmax and x.dtype in _HALF and torch.is_autocast_enabled(x.device.type):
         return reason("GA203", f"a softmax of {x.dtype} features under autocast")
     if type(reduce) is Softmax and reduce.dtype(x) not in (x.dtype, torch.float32, *_HALF):
-        return reason("GA203", f"a softmax of {x.dtype} features with numbers of {reduce.t.dtype}")
+        return reason("GA203",
+                      f"a softmax of {x.dtype} features with numbers of "
+                      f"{reduce.t.dtype}")  # type: ignore[union-attr]
     number = reduce[0]
     if not isinstance(number, Tensor):
         return None
@@ -103,13 +110,15 @@ def around(run: Callable[[OpGraph, Aggregation],
                          Tensor]) -> Callable[[OpGraph, Aggregation], Tensor]:
     """``run``, of means, with what a power mean does before and after."""
     def run_power_mean(graph: OpGraph, given: Aggregation) -> Tensor:
-        power, x = given.reduce, given.reduce.before(given.x)
+        power: PowerMean
+        power, x = (given.reduce,  # type: ignore[assignment]
+                    given.reduce.before(given.x))  # type: ignore[union-attr]
         return power.after(run(graph, given._replace(reduce="mean", x=x)))
 
     return run_power_mean
 
 
-def softmax(graph: OpGraph, given: Aggregation) -> Tensor:
+def softmax(graph: OpGraph, given: OfSoftmax) -> Tensor:
     """[num_dst, *features]: a `Softmax` on torch operations; messages have the size of the edges.
     Differentiable any number of times."""
     message, index, rows = messages.made(graph, given.x, None,

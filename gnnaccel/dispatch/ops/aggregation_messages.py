@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol, overload
 
 from torch import Tensor
 
@@ -20,6 +21,22 @@ from gnnaccel.dispatch.ops.call import Kernel
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.ops.messages import Gated, Rectified, Shifted
 from gnnaccel.dispatch.reasons import Reason, reason
+
+if TYPE_CHECKING:
+    class _Part(Protocol):
+        """The way of one kind of messages, for aggregations of these."""
+
+        @staticmethod
+        def kernel(graph: OpGraph, given: Any) -> Kernel | Reason: ...
+
+        @staticmethod
+        def run(graph: OpGraph, given: Any) -> Tensor: ...
+
+    class _OfRectified(Aggregation):
+        more: Rectified
+
+    class _OfGated(Aggregation):
+        more: Gated
 
 
 def kernel(graph: OpGraph, given: Aggregation) -> Kernel | Reason:
@@ -44,8 +61,8 @@ class _Split:
             return reason("GA208",
                           f"{aggregation.named(given.reduce)} of messages that both ends "
                           "of an edge go into")
-        parts = [aggregation_cuda.kernel(graph, one)
-                 for one in (given._replace(more=None), messages.weights_alone(given))]
+        parts: list[Any] = [aggregation_cuda.kernel(graph, one) for one
+                            in (given._replace(more=None), messages.weights_alone(given))]
         for part in parts:
             if type(part) is Reason:
                 return part
@@ -68,7 +85,7 @@ class _Rectified:
     """relu(x_j + e)."""
 
     @staticmethod
-    def kernel(graph: OpGraph, given: Aggregation) -> Kernel | Reason:
+    def kernel(graph: OpGraph, given: _OfRectified) -> Kernel | Reason:
         if given.reduce not in ("sum", "mean"):
             return _of_made(graph, given)
         form = math.prod(given.shape), given.x.dtype, False
@@ -77,9 +94,9 @@ class _Rectified:
                       lambda: _Rectified.run(graph, given))
 
     @staticmethod
-    def run(graph: OpGraph, given: Aggregation) -> Tensor:
+    def run(graph: OpGraph, given: _OfRectified) -> Tensor:
         if given.reduce not in ("sum", "mean"):
-            return _of_made(graph, given).run()
+            return _of_made(graph, given).run()  # type: ignore[union-attr]
         operation = _RectifiedSum(graph, given.reduce, given.more.constant)
         return operation.apply(given.x, given.more.edge)
 
@@ -88,7 +105,7 @@ class _Gated:
     """sigmoid(q_j + k_i + e) * (x_j + f)."""
 
     @staticmethod
-    def kernel(graph: OpGraph, given: Aggregation) -> Kernel | Reason:
+    def kernel(graph: OpGraph, given: _OfGated) -> Kernel | Reason:
         if given.reduce not in ("sum", "mean"):
             return _of_made(graph, given)
         form = math.prod(given.shape), given.x.dtype, sum(t is not None
@@ -98,13 +115,13 @@ class _Gated:
                       lambda: _Gated.run(graph, given))
 
     @staticmethod
-    def run(graph: OpGraph, given: Aggregation) -> Tensor:
+    def run(graph: OpGraph, given: _OfGated) -> Tensor:
         if given.reduce not in ("sum", "mean"):
-            return _of_made(graph, given).run()
+            return _of_made(graph, given).run()  # type: ignore[union-attr]
         return _GatedSum(graph, given.reduce).apply(given.x, *given.more)
 
 
-_PARTS = {Shifted: _Split, Rectified: _Rectified, Gated: _Gated}
+_PARTS: dict[type, type[_Part]] = {Shifted: _Split, Rectified: _Rectified, Gated: _Gated}
 
 
 def _compiler(entries: tuple[str, ...], kernels: Callable, form: tuple) -> Callable[[], None]:
@@ -128,8 +145,9 @@ def _of_made(graph: OpGraph, given: Aggregation) -> Kernel | Reason:
     def run() -> Tensor:
         take = cuda_functions.take if graph.num_edges else torch_ops.take
         made = messages.made(graph, given.x, None, given.more, take)
-        return multi_reduce.multi_reduce(graph, made, (given.reduce,),
-                                         of_edges=True).kernel.run().view(-1, *given.shape)
+        return multi_reduce.multi_reduce(
+            graph, made, (given.reduce,),  # type: ignore[arg-type, union-attr]
+            of_edges=True).kernel.run().view(-1, *given.shape)
 
     stand_in = given.x.new_empty(()).expand(graph.num_edges, *given.shape)
     found = multi_reduce.multi_reduce(graph, stand_in, (given.reduce,), of_edges=True).kernel
@@ -146,6 +164,14 @@ def _of_made(graph: OpGraph, given: Aggregation) -> Kernel | Reason:
 
 
 # --- sums and means -------------------------------------------------------------------------------
+
+@overload
+def _flat(t: Tensor) -> Tensor: ...
+
+
+@overload
+def _flat(t: None) -> None: ...
+
 
 def _flat(t: Tensor | None) -> Tensor | None:
     return None if t is None else dense(t.flatten(1))

@@ -82,7 +82,7 @@ def decide(graph: OpGraph, given: Aggregation, config: Config,
         return _without_kernels(graph, given, config, kernel, asked)
     why, estimate = _cost_reason(graph, given, config, asked)
     if why is _ONCE:
-        name = aggregation_once.kernel(graph, given).name
+        name = aggregation_once.kernel(graph, given).name  # type: ignore[union-attr]
         return Decision("cuda", name, aggregation_once.run, (("kernels over a structure", why),),
                         estimate, again=True)
     if why is not None:
@@ -104,7 +104,9 @@ def decide_all(graph: OpGraph, given: Aggregation, reduces: tuple[Reduce, ...], 
     for one in found:
         if one.run is None:
             return one
-    kernels, runs = [one.kernel for one in found], [one.run for one in found]
+    kernels: list[str]
+    runs: list[Run]
+    kernels, runs = [one.kernel for one in found], [one.run for one in found]  # type: ignore[misc]
 
     def apart(graph: OpGraph, given: Aggregation) -> list[Tensor]:
         return [run(graph, given.by(reduce)) for run, reduce in zip(runs, reduces)]
@@ -217,12 +219,14 @@ def run(layer: Any, host: str, found: tuple[OpGraph, Aggregation] | None, decisi
         if config.on_fallback != "native" and not _by_design(decision):
             router.object_to(name, config.on_fallback, decision.rejected)
         return call_native()
-    out = decision.run(*found)
+    out = decision.run(*found)  # type: ignore[misc]
     if start:
         number = _record(layer, host, found, decision, spent)
         shown = out[0] if type(out) is list else out
         if shown.requires_grad:
-            shown.register_hook(lambda _: _record_backward(layer, host, found[1], decision, number))
+            shown.register_hook(
+                lambda _: _record_backward(layer, host, found[1],  # type: ignore[index]
+                                           decision, number))
     return finish(out)
 
 

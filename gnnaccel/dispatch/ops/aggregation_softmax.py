@@ -7,6 +7,7 @@ gradient of features of edges. A backward that is itself recorded runs on torch 
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -23,8 +24,11 @@ from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.ops.messages import Rectified
 from gnnaccel.dispatch.reasons import Reason, reason
 
+if TYPE_CHECKING:
+    from gnnaccel.dispatch.ops.aggregation_means import OfSoftmax
 
-def kernel(graph: OpGraph, given: Aggregation) -> Kernel | Reason:
+
+def kernel(graph: OpGraph, given: OfSoftmax) -> Kernel | Reason:
     """The way of `aggregation.plain` by kernels, or why there is none."""
     if type(given.more) not in (type(None), Rectified):
         return reason("GA208", f"a softmax of messages {given.more}")
@@ -41,12 +45,12 @@ def kernel(graph: OpGraph, given: Aggregation) -> Kernel | Reason:
     return Kernel(name, (name, width, dtype, learnt), compile_, lambda: run(graph, given))
 
 
-def run(graph: OpGraph, given: Aggregation) -> Tensor:
+def run(graph: OpGraph, given: OfSoftmax) -> Tensor:
     """`aggregation.plain` by kernels."""
     dtype = given.reduce.dtype(given.x)
     x, edge, constant = given.x.to(dtype), None, 0.0
     if given.more is not None:
-        edge, constant = given.more.edge.to(dtype), given.more.constant
+        edge, constant = given.more.edge.to(dtype), given.more.constant  # type: ignore[union-attr]
     t, whole = _temperature(given), given.reduce.whole
     number, learnt = (None, t) if isinstance(t, Tensor) else (t, None)
     if wants_grad(x, edge, learnt):
@@ -54,7 +58,7 @@ def run(graph: OpGraph, given: Aggregation) -> Tensor:
     return _forward(graph, constant, x, edge, t, False)[0].view(-1, *x.shape[1:])
 
 
-def _temperature(given: Aggregation) -> Tensor | float:
+def _temperature(given: OfSoftmax) -> Tensor | float:
     """t as the kernels take it: a number, or fp32 [1] or [F]; without a gradient where none goes
     through the softmax."""
     t = given.reduce.t

@@ -77,7 +77,7 @@ class _View(GraphView):
         self._offsets = offsets
 
     def _ends(self) -> tuple[Tensor, Tensor]:
-        given = self._source()
+        given: Tensor | None = self._source()  # type: ignore[assignment]
         if given is None:
             raise RuntimeError(
                 "the index of this structure is gone; call bind() with a live one first")
@@ -146,7 +146,8 @@ def mapped(call: OpCall, function: Callable[[Tensor], Tensor]) -> OpCall:
     """``call`` with ``function`` of its result."""
     kernel = call.kernel
     if type(kernel) is Kernel:
-        kernel = kernel._replace(run=lambda: function(call.kernel.run()))
+        kernel = kernel._replace(
+            run=lambda: function(call.kernel.run()))  # type: ignore[union-attr]
     return replace(call, plain=lambda: function(call.plain()), kernel=kernel)
 
 

@@ -117,12 +117,13 @@ def gsddmm_hetero(parts: list[Part], targets: tuple[str, str]) -> OpCall:
     kernel = _together([_kernel_or_nothing(p, cuda_ops.gsddmm(p.graph, p.given, targets),
                                            lambda p=p: one(p)) for p in parts])
     if type(kernel) is Kernel:
-        kernel = kernel._replace(run=lambda run_all=kernel.run: _tied(tuple(run_all())))
+        kernel = kernel._replace(
+            run=lambda run_all=kernel.run: _tied(tuple(run_all())))  # type: ignore[misc]
     return OpCall(first.device, first.dtype, lambda: _tied(tuple(map(one, parts))), kernel)
 
 
 def _kernel_or_nothing(part: Part, kernel: Kernel | Reason,
-                       otherwise: Callable[[], Tensor]) -> Kernel | Reason:
+                       otherwise: Callable[..., Tensor]) -> Kernel | Reason:
     """``kernel``, but a relation without edges needs none."""
     if type(kernel) is Reason and kernel.code == "GA303":
         return Kernel("", (), lambda: None, otherwise)
@@ -134,10 +135,11 @@ def _together(kernels: list[Kernel | Reason]) -> Kernel | Reason:
     for kernel in kernels:
         if type(kernel) is Reason:
             return kernel
-    names = ", ".join(dict.fromkeys(k.name for k in kernels if k.name)) or "nothing: no edges"
-    return Kernel(names, tuple(k.key for k in kernels),
-                  lambda: [k.compile() for k in kernels] and None,
-                  lambda: [k.run() for k in kernels])
+    names = ", ".join(dict.fromkeys(
+        k.name for k in kernels if k.name)) or "nothing: no edges"  # type: ignore[union-attr]
+    return Kernel(names, tuple(k.key for k in kernels),  # type: ignore[union-attr]
+                  lambda: [k.compile() for k in kernels]  # type: ignore[arg-type, union-attr]
+                  and None, lambda: [k.run() for k in kernels])  # type: ignore[union-attr]
 
 
 def edge_softmax_joined(graph: OpGraph, logits: list[Tensor], by: str) -> OpCall:

@@ -111,7 +111,7 @@ class _Elementwise(torch.autograd.Function):
         if grad is None:  # no result was used
             return None, None, None, None, None
         graph, targets, saved = ctx.graph, ctx.targets, ctx.saved_tensors  # once: see `autograd`
-        grads: list[Tensor | None] = []
+        grads = []
         for side in (0, 1):
             if not ctx.needs_input_grad[2 + side]:
                 grads.append(None)
@@ -289,7 +289,7 @@ def _weight_grad(graph: OpGraph, form: Extremum, x: Tensor | None, weight: Tenso
     place, heads = arg.clamp(min=0).long(), arg.shape[1]
     value = grad.float()
     if form.op == "mul":
-        value = value * x.gather(0,
+        value = value * x.gather(0,  # type: ignore[union-attr]
                                  graph.index("u").long()[place.view(-1)].view(place.shape)).float()
     value = value.masked_fill(arg < 0, 0.0)
     at = (place

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -26,6 +27,13 @@ from gnnaccel.dispatch.relational import cuda_maps
 _SUM, _EXTREMUM = ("forward", "merge", "edge_dot"), ("forward", "merge", "pick", "add_parts")
 _MAX_EDGES = 2**31
 
+if TYPE_CHECKING:
+    class _Both(Operands):
+        """Two that are there."""
+
+        lhs: Tensor
+        rhs: Tensor
+
 
 def gspmm(graph: OpGraph, given: Operands, reduce: str) -> Kernel | Reason:
     """The way of `torch_ops.gspmm` by kernels, or why there is none."""
@@ -41,10 +49,10 @@ def gsddmm(graph: OpGraph, given: Operands, targets: tuple[str, str]) -> Kernel 
     if why is not None:
         return why
     if given.op == "dot":
-        return _dot(graph, given, targets)
+        return _dot(graph, given, targets)  # type: ignore[arg-type]
     if given.op in ("copy_lhs", "copy_rhs"):
         return _copy(graph, given, targets)
-    return _elementwise(graph, given, targets)
+    return _elementwise(graph, given, targets)  # type: ignore[arg-type]
 
 
 def edge_softmax(graph: OpGraph, logits: Tensor, by: str) -> Kernel | Reason:
@@ -117,7 +125,7 @@ def _made(name: str, key: tuple, kernels: Callable[[], list[tuple[Kernels, tuple
 def _sum(graph: OpGraph, given: Operands) -> Kernel:
     lhs, rhs, dtype = given.lhs, given.rhs, given.first.dtype
     if given.op == "mul":
-        return _weighted_sum(graph, given)
+        return _weighted_sum(graph, given)  # type: ignore[arg-type]
     widths = [math.prod(t.shape[1:]) for t in (lhs, rhs) if t is not None]
 
     def run() -> Tensor:
@@ -134,7 +142,7 @@ def _sum(graph: OpGraph, given: Operands) -> Kernel:
     return _made("aggregate: sums", ("sum", *widths, dtype), kernels, run)
 
 
-def _weighted(given: Operands) -> tuple[tuple[int, int], str]:
+def _weighted(given: _Both) -> tuple[tuple[int, int], str]:
     """Heads and width of a row, and whether the weights are the edges' ("edge") or the heads'
     ("head")."""
     features, width = math.prod(given.shape), given.shape[-1]
@@ -146,7 +154,7 @@ def _weighted(given: Operands) -> tuple[tuple[int, int], str]:
     return (features, 1), "head"
 
 
-def _operands(given: Operands, heads: int, width: int, weight: str) -> tuple[Tensor, Tensor]:
+def _operands(given: _Both, heads: int, width: int, weight: str) -> tuple[Tensor, Tensor]:
     """Rows [n, H, D] and weights [E] or [E, H] as the kernels take them, which autograd follows
     back."""
     x = given.lhs.expand(-1, *given.shape).reshape(-1, heads, width)
@@ -157,7 +165,7 @@ def _operands(given: Operands, heads: int, width: int, weight: str) -> tuple[Ten
     return x, e.expand(-1, *tail).reshape(-1, heads)
 
 
-def _weighted_sum(graph: OpGraph, given: Operands) -> Kernel:
+def _weighted_sum(graph: OpGraph, given: _Both) -> Kernel:
     (heads, width), weight = _weighted(given)
     dtype = given.first.dtype
 
@@ -177,7 +185,7 @@ def _weighted_sum(graph: OpGraph, given: Operands) -> Kernel:
 def _extremum(graph: OpGraph, given: Operands, largest: bool) -> Kernel | Reason:
     of_edges, dtype = given.lhs is None, given.first.dtype
     if given.op in ("add", "mul"):
-        (heads, width), weight = _weighted(given)
+        (heads, width), weight = _weighted(given)  # type: ignore[arg-type]
         form = functions.Extremum(given.op, largest, False)
     else:
         heads, width = sums.factored(math.prod(given.shape))
@@ -185,7 +193,8 @@ def _extremum(graph: OpGraph, given: Operands, largest: bool) -> Kernel | Reason
 
     def run() -> Tensor:
         x, w = ((given.first.reshape(-1, heads, width), None)
-                if weight == "none" else _operands(given, heads, width, weight))
+                if weight == "none"
+                else _operands(given, heads, width, weight))  # type: ignore[arg-type]
         return given.result(functions.extremum(graph, form, x, w).view(-1, *given.shape))
 
     return _made("extremum", ("extremum", heads, width, weight, dtype, form), lambda: [
@@ -204,7 +213,7 @@ def _copy(graph: OpGraph, given: Operands, targets: tuple[str, str]) -> Kernel |
                  lambda: given.result(functions.take(graph, x, target)))
 
 
-def _elementwise(graph: OpGraph, given: Operands, targets: tuple[str, str]) -> Kernel:
+def _elementwise(graph: OpGraph, given: _Both, targets: tuple[str, str]) -> Kernel:
     width, dtype = math.prod(given.shape), given.first.dtype
 
     def run() -> Tensor:
@@ -222,7 +231,7 @@ def _elementwise(graph: OpGraph, given: Operands, targets: tuple[str, str]) -> K
                  kernels, run)
 
 
-def _dot(graph: OpGraph, given: Operands, targets: tuple[str, str]) -> Kernel | Reason:
+def _dot(graph: OpGraph, given: _Both, targets: tuple[str, str]) -> Kernel | Reason:
     if set(targets) != {"u", "v"}:
         return reason("GA208", "inner products with features of edges")
     width, dtype = given.lhs.shape[-1], given.first.dtype

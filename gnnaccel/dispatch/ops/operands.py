@@ -1,7 +1,7 @@
 """The two operands of an operation, brought to shapes that torch broadcasts."""
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,14 +27,14 @@ class Operands(NamedTuple):
 
     @property
     def first(self) -> Tensor:
-        return self.rhs if self.lhs is None else self.lhs
+        return self.rhs if self.lhs is None else self.lhs  # type: ignore[return-value]
 
     def result(self, out: Tensor) -> Tensor:
         """``out`` [rows, *shape] as the caller gets it."""
         return out.squeeze(-1) if self.scalar else out
 
 
-def prepare(op: str, lhs: Tensor | None, rhs: Tensor | None) -> Operands | Reason:
+def prepare(op: str, lhs: Any, rhs: Any) -> Operands | Reason:
     """The operands of ``op``, or what does not fit.
 
     Features broadcast as numpy's arrays do; tensors of one dimension have one feature. "dot" sums
@@ -91,7 +91,7 @@ def _padded(t: Tensor, dims: int) -> Tensor:
 
 def _shape(op: str, lhs: Tensor | None, rhs: Tensor | None) -> tuple[int, ...] | Reason:
     if lhs is None or rhs is None:
-        return tuple((rhs if lhs is None else lhs).shape[1:])
+        return tuple((rhs if lhs is None else lhs).shape[1:])  # type: ignore[union-attr]
     if op == "dot" and lhs.shape[-1] != rhs.shape[-1]:
         return reason("GA206",
                       f"dot needs one size of the last dimension, got {list(lhs.shape)} "

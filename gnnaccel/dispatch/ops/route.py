@@ -71,9 +71,10 @@ def _run(name: str, call: OpCall | Reason, native: Callable[[], Any] | None, con
     if choice.route == "native":
         if start:
             _record(name, call, choice, spent)
-        return native()
-    with _without_autocast(call.device):
-        out = call.kernel.run() if choice.route == "cuda" else call.plain()
+        return native()  # type: ignore[misc]
+    with _without_autocast(call.device):  # type: ignore[union-attr]
+        out = (call.kernel.run()  # type: ignore[union-attr]
+               if choice.route == "cuda" else call.plain())  # type: ignore[union-attr]
     if start:
         _watch(name, call, choice, out, _record(name, call, choice, spent))
     return out
@@ -84,14 +85,14 @@ def choose(call: OpCall | Reason, native: bool, config: Config | None) -> Choice
     if type(call) is Reason:
         return Choice("native", ((_KERNELS, call),))
     why = reason("GA104") if config is None else kernel_reason(call, config)
-    if why is None and native and _host_is_as_good(call, config):
+    if why is None and native and _host_is_as_good(call, config):  # type: ignore[arg-type]
         why = reason("GA401",
                      "the tensors are on the CPU, where the host's own kernels are as good")
     if why is None:
         return Choice("cuda", ())
     if not native:
         return Choice("torch", ((_KERNELS, why),))
-    against = torch_reason(call, config)
+    against = torch_reason(call, config)  # type: ignore[arg-type]
     return (Choice("torch", ((_KERNELS, why),))
             if against is None else Choice("native", ((_KERNELS, why), (_TORCH, against))))
 
@@ -101,7 +102,8 @@ def kernel_reason(call: OpCall, config: Config) -> Reason | None:
     why = device_reason(call.device, config)
     if why is not None:
         return why
-    return compile_reason(call.kernel) if type(call.kernel) is Kernel else call.kernel
+    return (compile_reason(call.kernel)
+            if type(call.kernel) is Kernel else call.kernel)  # type: ignore[return-value]
 
 
 def device_reason(device: torch.device, config: Config) -> Reason | None:
@@ -155,10 +157,11 @@ _NOTHING = _Nothing()
 
 def _fields(name: str, call: OpCall | Reason, choice: Choice) -> dict[str, Any]:
     understood = type(call) is OpCall
-    kernel = (None if choice.route == "native" else call.kernel.name
+    kernel = (None if choice.route == "native" else call.kernel.name  # type: ignore[union-attr]
               if choice.route == "cuda" else _TORCH)
-    dtype = str(call.dtype).removeprefix("torch.") if understood else None
-    device = call.device.type if understood else "cpu"
+    dtype = (str(call.dtype).removeprefix("torch.")  # type: ignore[union-attr]
+             if understood else None)
+    device = call.device.type if understood else "cpu"  # type: ignore[union-attr]
     return dict(host=name.partition(".")[0], layer=name, route=choice.route, kernel=kernel,
                 dtype=dtype, out_dtype=dtype,
                 deterministic=torch.are_deterministic_algorithms_enabled(),
@@ -177,7 +180,7 @@ def _record(name: str, call: OpCall | Reason, choice: Choice, spent: float) -> i
     return record["call"]
 
 
-def _watch(name: str, call: OpCall, choice: Choice, out: Any, number: int) -> None:
+def _watch(name: str, call: OpCall | Reason, choice: Choice, out: Any, number: int) -> None:
     """Let the first result that is differentiated report its backward."""
     for t in out if isinstance(out, tuple) else (out,):
         if isinstance(t, Tensor) and t.requires_grad:
@@ -185,7 +188,7 @@ def _watch(name: str, call: OpCall, choice: Choice, out: Any, number: int) -> No
             return
 
 
-def _record_backward(name: str, call: OpCall, choice: Choice, forward: int) -> None:
+def _record_backward(name: str, call: OpCall | Reason, choice: Choice, forward: int) -> None:
     if records.listening():
         records.emit(records.new(direction="backward", forward_call=forward, grad=True,
                                  **_fields(name, call, choice)))

@@ -34,7 +34,8 @@ def by_operations(graph: OpGraph, reduce: str, x: Tensor) -> Tensor:
 
 def by_kernels(graph: OpGraph, reduce: str, x: Tensor) -> Tensor:
     """The same by the CUDA kernels."""
-    return multi_reduce.multi_reduce(graph, x, _reduces(reduce), zero_share=False).kernel.run()
+    return multi_reduce.multi_reduce(graph, x, _reduces(reduce),
+                                     zero_share=False).kernel.run()  # type: ignore[union-attr]
 
 
 def prepare(reduce: str, width: int, dtype: torch.dtype, weighted: bool) -> None:

@@ -20,7 +20,7 @@ def gsddmm(graph: OpGraph, given: Operands, lhs_target: str, rhs_target: str) ->
     lhs = None if given.lhs is None else take(graph, given.lhs, lhs_target)
     rhs = None if given.rhs is None else take(graph, given.rhs, rhs_target)
     if lhs is None or rhs is None:
-        return rhs if lhs is None else lhs
+        return rhs if lhs is None else lhs  # type: ignore[return-value]
     if given.op == "dot":
         return (lhs * rhs).sum(-1, keepdim=True)
     return lhs + rhs if given.op == "add" else lhs * rhs
@@ -33,7 +33,8 @@ def gspmm(graph: OpGraph, given: Operands, reduce: str) -> Tensor:
     Nodes without edges get 0 of a sum and -inf of "max" (inf of "min"), but 0 where the whole graph
     has no edges.
     """
-    message = apart(given.rhs) if given.lhs is None else gsddmm(graph, given, "u", "e")
+    message = (apart(given.rhs)  # type: ignore[arg-type]
+               if given.lhs is None else gsddmm(graph, given, "u", "e"))
     return reduced(message, graph.index("v"), graph.num_dst, reduce)
 
 

@@ -64,6 +64,7 @@ def narrowed(layer: Any, graph: OpGraph, given: Aggregation, config: Config, dec
         use = compile_reason(_kernel(given, use)) or use
     if type(use) is Reason:
         return _in_fp32(decision, entry, use)
+    assert decision.run is not None
     entry.storage, entry.gain = use.storage, cost.gain(sizes, use.storage) if use.kernels else None
     return decision._replace(kernel=f"{decision.kernel}, {use.text} rows",
                              run=_Run(use, decision.run), storage=use.text)
@@ -77,6 +78,7 @@ def unfit(graph: OpGraph, given: Aggregation) -> Reason | None:
         return reason("GA603",
                       f"the reduction is a {aggregation.named(given.reduce)}, not a sum or a mean")
     if given.kind == "channel" or (given.kind == "head" and given.shape[-1] > MAX_WIDTH):
+        assert given.weight is not None
         return reason("GA603",
                       f"weights of shape {list(given.weight.shape)}: one for each "
                       f"channel, or heads above {MAX_WIDTH}")
@@ -136,9 +138,11 @@ class _Run:
 def _sampled(use: Use, graph: OpGraph, given: Aggregation, count: int, turn: int) -> Tensor:
     x = given.x.detach()
     stored = rows.store(x, use.storage.format, False, use.kernels)
-    stored = stored if type(stored) is quantize.Int8Rows else stored.view(x.shape)
+    stored = (stored if type(stored) is quantize.Int8Rows
+              else stored.view(x.shape))  # type: ignore[union-attr]
 
     def weights(src: Tensor, dst: Tensor, edge: Tensor, real: Tensor) -> Tensor:
+        assert given.weight is not None
         return given.weight.detach()[edge]
 
     return sample.measure(graph.view(), given.weight is not None, x, stored,
@@ -217,7 +221,7 @@ class _Call:
         if type(found) is Entry:
             found.feeds = True  # the next time it gives rows
         elif source is not None:
-            reuse.offer(source, stored)
+            reuse.offer(source, stored)  # type: ignore[arg-type]  # int8 where there is a source
         return stored
 
     def sum(self, stored: Stored, weight: Tensor | None) -> Tensor:
@@ -277,11 +281,12 @@ class _Aggregate(Operation):
         return self.call.by_torch(x, weight, self.call.mean)
 
 
-def _by_kernels(call: _Call, given: Stored, plain: Tensor, stored: Stored | None,
-                weight: Tensor | None, needs: tuple) -> tuple:
+def _by_kernels(call: _Call, given: Stored, plain: Tensor, stored: Any, weight: Any,
+                needs: tuple) -> tuple:
     view, kind, d_x, d_weight = call.graph.view(), _kind(weight), None, None
     if needs[0]:
-        row = torch.int8 if type(given) is quantize.Int8Rows else given.dtype
+        row = (torch.int8 if type(given) is quantize.Int8Rows
+               else given.dtype)  # type: ignore[union-attr]
         by_src = view.csr(places=False) if weight is None else view.csr_by_id()
         d_x = sums.forward(_variant(call.heads, call.width, row, call.dtype, kind, False), by_src,
                            given, _fp32(weight))
@@ -310,10 +315,11 @@ def _by_torch(call: _Call, given: Stored, plain: Tensor, stored: Stored | None,
         return d_x, None
     left = _left(given, plain, stored)
     left = rows.read(left, shape) if left is given else plain.float()
-    return d_x, torch.autograd.grad(out, w, left)[0].to(weight.dtype)
+    return d_x, torch.autograd.grad(
+        out, w, left)[0].to(weight.dtype)  # type: ignore[arg-type, union-attr]
 
 
-def _left(given: Stored, plain: Tensor, stored: Stored) -> Stored:
+def _left(given: Stored, plain: Tensor, stored: Stored | None) -> Stored:
     """What the weights' gradient multiplies the stored rows with: the stored gradient where both
     are int8."""
     both = type(given) is type(stored) is quantize.Int8Rows

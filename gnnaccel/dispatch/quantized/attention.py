@@ -73,8 +73,9 @@ def runner(entry: Entry, use: Use | Reason, plain: Any) -> Any:
 
 
 def _kernel(stated: Stated, use: Use) -> Kernel:
-    h, d, edge, dropout = stated.heads, stated.width, pattern(stated.program).edge, pattern(
-        stated.program).dropout > 0
+    h, d, edge, dropout = (stated.heads, stated.width,
+                           pattern(stated.program).edge, pattern(  # type: ignore[union-attr]
+                               stated.program).dropout > 0)
 
     def compile_() -> None:
         rows.prepare(use.storage, h * d, stated.row, stated.out)
@@ -186,7 +187,7 @@ class _Stored(AsTheyCome):
     def packed(self, values: Stored) -> tuple[Tensor, Tensor | None]:
         return rows.packed(values)
 
-    def unpacked(self, x: Tensor, first: Tensor, second: Tensor | None) -> Stored:
+    def unpacked(self, x: Tensor, first: Any, second: Tensor | None) -> Stored:
         return rows.unpacked(first, second, x.shape[1:].numel())
 
 
@@ -232,7 +233,7 @@ class _ByTorch(Operation):
         asked = [i for i, t in enumerate(leaves) if t is not None and i != 5]
         found = torch.autograd.grad(out, [values, *(leaves[i] for i in asked)], near,
                                     allow_unused=True)
-        grads: list[Any] = [None] * len(inputs)
+        grads = [None] * len(inputs)
         for i, g in zip(asked, found[1:]):
             grads[i] = g
         grads[0] = found[0] + grads[0]
@@ -245,7 +246,7 @@ class _ByTorch(Operation):
         """Gradients of fp32."""
         *inputs, _, _, keep = saved
 
-        def reference(*inputs: Tensor | None) -> Tensor:
+        def reference(*inputs: Any) -> Tensor:
             return _biased(self.call, _attend(self.call, inputs[0], inputs, keep), inputs[5])
 
         return gradients(reference, inputs, needs, (grad,))

@@ -107,9 +107,11 @@ class Watch:
     def check(self, measure: Callable[[int, int], Tensor]) -> None:
         """Take a check's numbers: ``measure(rows, turn)`` gives the first three of `NUMBERS` on the
         device."""
+        assert self.guard is not None
         with torch.no_grad():
             numbers = measure(self.guard.rows, self.checks)
-            numbers = torch.cat([numbers.float(), self.flags(numbers.device).float()])
+            numbers = torch.cat([numbers.float(),
+                                 self.flags(numbers.device).float()])  # type: ignore[union-attr]
         self.checks += 1
         if not numbers.is_cuda:
             self._pending = numbers, None
@@ -141,6 +143,7 @@ class Watch:
 
     def _why(self, found: dict[str, float]) -> str | None:
         guard = self.guard
+        assert guard is not None
         if found["not_finite"]:
             return "a row to be quantized had a number that is not finite"
         if not found["error"] <= guard.error:

@@ -18,6 +18,7 @@ class Stopwatch:
     the device has told. Once for a layer, however often it is decided anew."""
 
     __slots__ = ("entry", "calls", "events")
+    events: tuple[torch.cuda.Event, ...] | None
 
     def __init__(self, entry: Entry):
         self.entry, self.calls, self.events = entry, 0, None

@@ -173,7 +173,7 @@ def _sampled(x: Tensor, weight: Tensor, count: int, turn: int) -> Tensor:
 def product(use: Use, x: Int8Rows, weight: Int8Rows, bias: Tensor | None = None) -> Tensor:
     """fp32 ``x @ weight.T + bias``."""
     if use.kernels:
-        return int8_gemm.product(x, weight, bias)
+        return int8_gemm.product(x, weight, bias)  # type: ignore[return-value]
     # whole numbers, exact in fp64
     whole = x.data[:, :x.width].double() @ weight.data[:, :weight.width].double().t()
     out = whole.float() * (x.scale.unsqueeze(1) * weight.scale)
@@ -203,7 +203,9 @@ class _Linear(Operation):
             if not use.entry.feeds and use.entry.quantized <= _LEARNING:
                 reuse.offer(out, use.entry)
             return out
-        given, out = int8_gemm.product(stored, made, bias, torch.int8, flag, full=True)
+        given: Int8Rows
+        given, out = int8_gemm.product(  # type: ignore[misc]
+            stored, made, bias, torch.int8, flag, full=True)
         reuse.offer(out, given)
         return out
 

@@ -43,6 +43,7 @@ class Row:
 def _row(entry: Entry) -> Row:
     watch, storage = entry.watch, entry.storage
     watch.settle()
+    why: str | None
     if entry.setting is not None and entry.setting.why is not None:
         why = str(entry.setting.why)
     else:

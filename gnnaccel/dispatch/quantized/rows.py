@@ -6,7 +6,7 @@ torch's generator, each way in its own order: equal in distribution, not draw by
 """
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor
@@ -43,6 +43,12 @@ def stochastic() -> bool:
     return not torch.are_deterministic_algorithms_enabled()
 
 
+@overload
+def store(x: Tensor, form: Literal["int8"], draw: bool, kernels: bool,
+          flag: Tensor | None = None) -> Int8Rows: ...
+@overload
+def store(x: Tensor, form: str, draw: bool, kernels: bool,
+          flag: Tensor | None = None) -> Stored: ...
 def store(x: Tensor, form: str, draw: bool, kernels: bool, flag: Tensor | None = None) -> Stored:
     """``x`` [rows, ...] in ``form``, rounded stochastically if ``draw``, else to nearest.
 
@@ -100,19 +106,28 @@ def bf16_by_torch(x: Tensor, draw: bool = False) -> Tensor:
     return torch.where(x.isfinite(), up, x.float()).to(torch.bfloat16)
 
 
-def read(stored: Stored, shape: torch.Size) -> Tensor:
+def read(stored: Stored, shape: tuple[int, ...]) -> Tensor:
     """What the rows stand for, in fp32."""
-    return (stored.dequantize() if type(stored) is Int8Rows else stored.float()).view(shape)
+    return (stored.dequantize() if type(stored) is Int8Rows
+            else stored.float()).view(shape)  # type: ignore[union-attr]
 
 
-def scaled(stored: Stored, factor: Tensor) -> Stored:
+@overload
+def scaled(stored: Int8Rows, factor: Tensor) -> Int8Rows: ...
+@overload
+def scaled(stored: Tensor, factor: Tensor) -> Tensor: ...
+def scaled(stored: Any, factor: Tensor) -> Stored:
     """Each row times its number of ``factor`` [rows]: of int8 only the scales change."""
     if type(stored) is Int8Rows:
         return stored.times(factor)
     return (stored * factor.view(-1, *(1,) * (stored.dim() - 1))).to(stored.dtype)
 
 
-def packed(stored: Stored) -> tuple[Tensor, Tensor | None]:
+@overload
+def packed(stored: Int8Rows) -> tuple[Tensor, Tensor]: ...
+@overload
+def packed(stored: Tensor) -> tuple[Tensor, None]: ...
+def packed(stored: Any) -> tuple[Tensor, Tensor | None]:
     """As tensors, for `torch.autograd.function.FunctionCtx.save_for_backward`."""
     return (stored.data, stored.scale) if type(stored) is Int8Rows else (stored, None)
 

@@ -69,7 +69,7 @@ def _median(values: Tensor) -> Tensor:
 def _gathered(stored: Stored, index: Tensor) -> Tensor:
     if type(stored) is Int8Rows:
         return stored.data[index][..., :stored.width].float() * stored.scale[index].unsqueeze(-1)
-    return stored[index].float()
+    return stored[index].float()  # type: ignore[index]
 
 
 def _lost(exact: Tensor, near: Tensor, real: Tensor) -> Tensor:

@@ -100,7 +100,7 @@ def keep_map(linear: Any, layer: Any, setting: Setting) -> Entry:
     """As `keep`, of a linear map inside ``layer``, which is told of it."""
     found = Entry(setting.name, type(linear).__name__, setting, Watch(setting.guard, setting.name),
                   owner=weakref.ref(layer))
-    _entries.get(layer).maps = True
+    _entries.get(layer).maps = True  # type: ignore[union-attr]
     _maps.set(linear, found)
     return found
 
@@ -177,6 +177,8 @@ def native_again(layer: Any) -> None:
 
 def wanted(layer: Any, found: Entry, config: Config, checkpointed: bool) -> Storage | Reason:
     """The storage of this call, or why it is fp32."""
+    form: str | None
+    backward: str | None
     block, default, setting = config.block_precision, config.precision, found.setting
     if block == "fp32" or default == "fp32":
         return reason("GA601",

@@ -55,10 +55,12 @@ def add(out: Tensor, added: Added, view: RelationView, take: Callable = torch_ma
     sizes, rows, matrix, bias, transposed = added
     if len(sizes) == 1:
         if matrix is None:
-            return out + bias.view(out.shape[1:])
+            return out + bias.view(out.shape[1:])  # type: ignore[union-attr]
         matrix = matrix.t() if transposed else matrix
-        return (rows @ matrix if bias is None else torch.addmm(bias, rows, matrix)).add_(out)
+        return (rows @ matrix if bias is None else  # type: ignore[operator]
+                torch.addmm(bias, rows, matrix)).add_(out)  # type: ignore[arg-type]
     if matrix is None:
         return out + take(bias, view.types_of_blocks(sizes))
-    return out + torch_maps.multiply(view.blocks(sizes), rows.unsqueeze(1), matrix.unsqueeze(1),
-                                     transposed, bias=bias).squeeze(1)
+    return out + torch_maps.multiply(view.blocks(sizes),
+                                     rows.unsqueeze(1),  # type: ignore[union-attr]
+                                     matrix.unsqueeze(1), transposed, bias=bias).squeeze(1)

@@ -7,6 +7,7 @@ runs on torch operations.
 """
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -49,16 +50,16 @@ def product(blocks: Blocks, rows: Tensor, weight: Tensor, transposed: bool,
     out = into
     if blocks.order is not None and out is None:
         out = rows.new_empty(rows.shape[0], weight.shape[1 if transposed else 2])
-    return segment_gemm.multiply(blocks.segments, dense(rows), matrices(weight), index=blocks.order,
-                                 out_index=blocks.order, out=out, transposed=transposed,
-                                 bias=None if bias is None else bias.contiguous(),
-                                 precision=precision(), accumulate=into is not None, distinct=True,
-                                 blend=blend, gelu_grad=gelu_grad)
+    return segment_gemm.multiply(  # type: ignore[return-value]  # two only with dots
+        blocks.segments, dense(rows), matrices(weight), index=blocks.order, out_index=blocks.order,
+        out=out, transposed=transposed, bias=None if bias is None else bias.contiguous(),
+        precision=precision(), accumulate=into is not None, distinct=True, blend=blend,
+        gelu_grad=gelu_grad)
 
 
 def _gradients(blocks: Blocks, rows: Tensor, grad: Tensor, weight: Tensor, transposed: bool,
                into: Tensor | None = None,
-               gelu_grad: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+               gelu_grad: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
     """Of ``product(blocks, rows, weight, transposed, bias)``: that of the rows, added to ``into``
     or as `product` with ``gelu_grad``, and those of the matrices and biases. One reading of
     ``grad`` where `weight_grad` and `product` take two."""
@@ -131,6 +132,9 @@ def _project_backward(of: _Project, weight: Tensor, bias: Tensor | None, rows: T
                       grads: list[Tensor | None]) -> tuple:
     blocks, transposed = of.blocks, of.transposed
     d_weight = d_bias = None
+    d_x: Sequence[Tensor | None]
+    found: list[Sequence[Any]]
+    sums: Sequence[Tensor | None]
     d_x, found = [None] * len(of.sizes), []
     for grad, matrix in zip(grads, weight.unbind(1)):
         if grad is None:
@@ -151,7 +155,7 @@ def _project_backward(of: _Project, weight: Tensor, bias: Tensor | None, rows: T
 
 def _map_backward(blocks: Blocks, rows: Tensor, grad: Tensor, matrix: Tensor, transposed: bool,
                   d_rows: Tensor | None, by_rows: bool,
-                  by_weight: bool) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+                  by_weight: bool) -> tuple[Tensor | None, ...]:
     """One map's gradients: of the rows, which join ``d_rows``, of its matrices and of its biases,
     where they are asked for."""
     if not by_rows:
@@ -199,13 +203,15 @@ def _finish_by_torch(blocks: Blocks, sizes: tuple[int, ...], transposed: bool, g
                      rows: Tensor | None) -> tuple[Tensor, ...]:
     mapped = _by_torch(blocks, F.gelu(out) if gelu else out, weight, transposed, bias)
     if alpha is not None:
-        mapped = torch.lerp(rows, mapped, alpha.index_select(0, blocks.relation).unsqueeze(1))
+        mapped = torch.lerp(rows, mapped,  # type: ignore[arg-type]
+                            alpha.index_select(0, blocks.relation).unsqueeze(1))
     return tuple(part.clone() for part in mapped.split(sizes))
 
 
 def _finished(blocks: Blocks, grown: Tensor, weight: Tensor, transposed: bool, bias: Tensor | None,
               alpha: Tensor | None, rows: Tensor | None) -> Tensor:
-    blend = None if alpha is None else (alpha.float().contiguous(), dense(rows))
+    blend = None if alpha is None else (alpha.float().contiguous(),
+                                        dense(rows))  # type: ignore[arg-type]
     return product(blocks, grown, weight, transposed, bias, blend=blend)
 
 
@@ -239,7 +245,7 @@ def _finish_backward(how: tuple, inputs: list, grown: Tensor | None, needs: tupl
     take: <W, sum of gelu(out)^T grad> + <b, sum of grad>."""
     (blocks, _, transposed, gelu), (out, weight, bias, alpha, rows) = how, inputs
     by_weight = by_bias = d_alpha = d_rows = d_out = None
-    share = None if alpha is None else alpha.view(-1, 1)
+    share: Any = None if alpha is None else alpha.view(-1, 1)
     scaled, gelu_at = (weight if alpha is None else weight * share.unsqueeze(2),
                        dense(out) if gelu else None)
     if needs[1] or needs[2] or needs[3]:
@@ -265,7 +271,7 @@ def _finish_backward(how: tuple, inputs: list, grown: Tensor | None, needs: tupl
 
 
 def _like(grad: Tensor | None, t: Tensor | None, need: bool) -> Tensor | None:
-    return grad.to(t.dtype) if need and t is not None else None
+    return grad.to(t.dtype) if need and t is not None else None  # type: ignore[union-attr]
 
 
 # --- the same with parameters of each type --------------------------------------------------------
@@ -300,7 +306,7 @@ class _FinishTypes(Operation):
         d_out, *found, d_rows = _finish_backward(self.how, inputs, grown, asked, grad)
         if found[2] is not None:
             found[2] = torch.ops.aten.sigmoid_backward(found[2], inputs[3]).view(-1, 1)
-        parts: list[Tensor | None] = []
+        parts = []
         for by_kind, kind in zip(found, kinds):
             parts += (None,) * len(kind) if by_kind is None else by_kind.unbind(0)
         if not all(needs):
@@ -314,7 +320,8 @@ class _FinishTypes(Operation):
         def reference(out: Tensor, rows: Tensor | None, *parameters: Tensor) -> tuple[Tensor, ...]:
             parameters = tuple(t if grads[at % len(grads)] is not None else t.detach()
                                for at, t in enumerate(parameters))
-            made = _stacked(len(grads), rows is not None, parameters)
+            w: Any
+            made: tuple[Any, ...] = _stacked(len(grads), rows is not None, parameters)
             w, b, g = (None if value is None else value + (t - t.detach())
                        for value, t in zip((weight, bias, gate), made))
             alpha = None if g is None else g.sigmoid()
@@ -335,7 +342,7 @@ def of_used(needs: tuple[bool, ...], grads: tuple[Tensor | None, ...]) -> tuple[
     return tuple([need and grads[at % len(grads)] is not None for at, need in enumerate(needs)])
 
 
-def whole(grads: tuple[Tensor | None, ...], sizes: tuple[int, ...]) -> Tensor:
+def whole(grads: tuple[Any, ...] | list[Tensor], sizes: tuple[int, ...]) -> Tensor:
     """[nodes, ..]: the gradients of parts of ``sizes``, of which at least one is there; zeros for
     the others."""
     if len(grads) == 1:

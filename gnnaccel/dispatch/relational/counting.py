@@ -64,7 +64,7 @@ class Formula(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def formulas(program: Program, shapes: tuple[tuple[str, Shape], ...], device: str,
-             train: bool) -> tuple[Formula, Formula]:
+             train: bool) -> tuple[Formula, ...]:
     """Of what a Program costs on "cpu" or "cuda", and of its backward, which is weighed on a GPU
     alone. ``shapes``, ``train``: as of `count` and `count_on_gpu`."""
     def counts(sizes: tuple[int, ...]) -> tuple[Count, Count]:

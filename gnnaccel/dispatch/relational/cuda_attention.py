@@ -34,7 +34,8 @@ class Fold(NamedTuple):
     def inputs(self) -> tuple[str, ...]:
         return self.rows, self.matrix
 
-    reads = inputs
+    def reads(self) -> tuple[str, ...]:
+        return self.inputs()
 
     def forward(self, p: _Pass, into: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
         weight, matrix = p.values[self.rows], p.values[self.matrix]
@@ -110,9 +111,11 @@ class Attend(NamedTuple):
     def inputs(self) -> tuple[str, ...]:
         return tuple(name for name in self.terms if name is not None)
 
-    reads = inputs
+    def reads(self) -> tuple[str, ...]:
+        return self.inputs()
 
-    def _tensors(self, p: _Pass) -> list[Tensor | None]:
+    def _tensors(self, p: _Pass) -> list[Any]:
+        rows: Any
         rows, *others = [None if name is None else p.values[name] for name in self.terms]
         return [rows.view(rows.shape[0], self.heads, rows.shape[1] // self.heads), *others]
 
@@ -145,7 +148,7 @@ def steps_in(program: Program) -> dict[str, Any]:
         return {}
     given = dict(zip(step.attr("names"), step.args))
     found: dict[str, Any] = {}
-    terms = [given.get(name) for name in _NAMES]
+    terms: list[Any] = [given.get(name) for name in _NAMES]
     vector = _vector(program, made.get(terms[1]), step)
     if vector is not None:
         found[terms[1]] = terms[1] = None
@@ -155,8 +158,8 @@ def steps_in(program: Program) -> dict[str, Any]:
         found[edge.out] = Spread(edge.out, name, DOMAIN_OF[end])
     attended = step.attr("attention")
     found[step.out] = Attend(step.out, terms[0], (*terms, vector), attended,
-                             patterns.attention(attended), step.attr("heads"), step.attr("source"),
-                             step.attr("target"))
+                             patterns.attention(attended),  # type: ignore[arg-type]
+                             step.attr("heads"), step.attr("source"), step.attr("target"))
     found.update((op.out, Fold(op.out, *op.args)) for op in program.ops if op.kind == "fold")
     return found
 

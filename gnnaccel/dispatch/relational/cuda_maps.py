@@ -51,10 +51,10 @@ def product(segments: segment_gemm.Segments, rows: Tensor, weight: Tensor, trans
             index: Tensor | None, bias: Tensor | None = None) -> Tensor:
     """[rows of ``segments``, blocks * N]: rows [any, blocks * K], those of ``index`` if there is
     one, times their segment's matrix [K, N] or [blocks, K, N], plus its bias."""
-    return segment_gemm.multiply(segments, dense(rows), matrices(weight), index=index,
-                                 transposed=transposed, precision=precision(),
-                                 blocks=_blocks(weight),
-                                 bias=None if bias is None else bias.contiguous())
+    return segment_gemm.multiply(  # type: ignore[return-value]  # two only with dots
+        segments, dense(rows), matrices(weight), index=index, transposed=transposed,
+        precision=precision(), blocks=_blocks(weight),
+        bias=None if bias is None else bias.contiguous())
 
 
 def gradients(segments: segment_gemm.Segments, rows: Tensor, grad: Tensor, weight: Tensor,

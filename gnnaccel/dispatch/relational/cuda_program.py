@@ -34,7 +34,7 @@ class _Pass:
 
     __slots__ = ("view", "values", "grads", "wanted", "train", "out_dtype", "attended")
 
-    def __init__(self, view: RelationView, values: dict[str, Tensor | None],
+    def __init__(self, view: RelationView, values: dict[str, Any],
                  wanted: frozenset[str] = frozenset(), train: bool = False,
                  out_dtype: torch.dtype | None = None):
         self.view, self.values, self.wanted, self.train, self.out_dtype = (view, values, wanted,
@@ -69,7 +69,8 @@ class Linear(NamedTuple):
     def inputs(self) -> tuple[str, ...]:
         return self.rows, self.weight
 
-    reads = inputs
+    def reads(self) -> tuple[str, ...]:
+        return self.inputs()
 
     def _index(self, p: _Pass) -> Tensor | None:
         return None if self.coarse is None else p.view.index(self.coarse, self.domain)
@@ -230,7 +231,8 @@ def run(program: Program, view: RelationView, tensors: dict[str, Any],
         out_dtype: torch.dtype | None = None) -> Tensor:
     """The output of a Program that `steps_of` divides. ``tensors`` may hold what is added to it;
     ``out_dtype`` as for `execute.run`."""
-    steps, added = steps_of(program), tensors.get(adding.ADDED)
+    steps: Steps
+    steps, added = steps_of(program), tensors.get(adding.ADDED)  # type: ignore[assignment]
     values = {name: t for name, t in tensors.items() if name != adding.ADDED}
     state = execute.Run(program, view, values, cuda_maps, attention.run_cuda, out_dtype)
     for op in steps.before:
@@ -250,6 +252,7 @@ def _node(program: Program, steps: Steps, view: RelationView, values: dict[str, 
     """What the steps make for others."""
     # a factor of another dtype may have gone into the matrices
     row = values[program.inputs[0][0]].dtype
+    inputs: list[Tensor | None]
     names, inputs, rows = steps.names, [_in(row, values[name]) for name in steps.names], _ADDED[0]
     if added is not None:
         rows = next((name for name, t in zip(names, inputs) if t is added.rows), rows)
@@ -281,7 +284,8 @@ def _forward(plan: _Plan, p: _Pass) -> tuple[Tensor, ...]:
 def _root(plan: _Plan, p: _Pass) -> tuple[Tensor | None, Tensor | None]:
     """The root term and bias: new memory for the last step to add to, or what is the same for every
     row."""
-    (sizes, _, _, _, transposed), matrix, bias = plan.added, p.values["+matrix"], p.values["+bias"]
+    (sizes, _, _, _, transposed), matrix, bias = (
+        plan.added, p.values["+matrix"], p.values["+bias"])  # type: ignore[misc]
     if matrix is None and len(sizes) == 1:
         return None, bias
     blocks = p.view.blocks(sizes)
@@ -337,7 +341,8 @@ class _Node(Operation):
 
 
 def _like(grad: Tensor | None, t: Tensor | None) -> Tensor | None:
-    return grad if grad is None or grad.dtype is t.dtype else grad.to(t.dtype)
+    return (grad if grad is None or grad.dtype is t.dtype  # type: ignore[union-attr]
+            else grad.to(t.dtype))  # type: ignore[union-attr]
 
 
 def _backward(plan: _Plan, p: _Pass, grads: dict[str, Tensor]) -> None:
@@ -354,7 +359,8 @@ def _backward(plan: _Plan, p: _Pass, grads: dict[str, Tensor]) -> None:
 
 def _root_backward(plan: _Plan, p: _Pass, grad: Tensor) -> None:
     """First of all, so that the other gradients of the rows are added to it."""
-    (sizes, _, _, _, transposed), matrix = plan.added, p.values["+matrix"]
+    (sizes, _, _, _, transposed), matrix = (
+        plan.added, p.values["+matrix"])  # type: ignore[misc]
     if "+bias" in p.wanted:
         sums = column_sums(p.view, sizes, grad if grad.dim() == 2 else grad.flatten(1))
         p.put("+bias", sums[0] if len(sizes) == 1 else sums)
@@ -381,6 +387,7 @@ def _by_torch(plan: _Plan, calls: dict[Program, attention.Call],
               *inputs: Tensor | None) -> tuple[Tensor, ...]:
     """The same on torch operations, which can be differentiated any number of times. ``calls``: of
     attention, by their Programs: they have drawn their dropout."""
+    values: dict[str, Any]
     values, program = dict(zip(plan.names, inputs)), plan.program
 
     def attend(call: attention.Call, tensors: dict[str, Tensor]) -> Tensor:

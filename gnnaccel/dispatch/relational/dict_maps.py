@@ -7,6 +7,8 @@ by itself. Where backward is itself recorded it runs on torch operations.
 """
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -34,7 +36,7 @@ def maps(blocks: Blocks, sizes: tuple[int, ...], row: torch.dtype, x: list[Tenso
 
 
 def maps_by_torch(row: torch.dtype, x: list[Tensor], weights: list[Tensor],
-                  biases: list[Tensor]) -> tuple[Tensor, ...]:
+                  biases: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
     """The same on torch operations, one map after the other."""
     return tuple(F.linear(a.to(row), w.to(row), None if b is None else b.to(row))
                  for a, w, b in zip(x, weights, biases or [None] * len(x)))

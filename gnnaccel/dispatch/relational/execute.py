@@ -260,8 +260,8 @@ def _attend(state: Run, step: Op, domain: str) -> Tensor:
             tensors[name] = t.flatten(1).unflatten(1, (heads, -1))
     rows = tensors[step.attr("names")[0]]
     graph = state.view.graph(step.attr("source"), step.attr("target"))
-    call = attention.Call(program, patterns.attention(program), graph, heads, rows.shape[-1],
-                          state.out_dtype or rows.dtype)
+    call = attention.Call(program, patterns.attention(program),  # type: ignore[arg-type]
+                          graph, heads, rows.shape[-1], state.out_dtype or rows.dtype)
     return state.attend(call, tensors)
 
 

@@ -42,6 +42,7 @@ def _fuse_attention(program: Program) -> Program:
                and dropped.kind == "dropout" else dropped)
     if softmax is None or softmax.kind != "segment_softmax":
         return program
+    assert dropped is not None
     dropout = dropped.attr("p") if dropped.kind == "dropout" else 0.0
     source = tail.args[1].partition("@")[2]
     if source not in ("src", "pair_src"):
@@ -67,9 +68,11 @@ def _fuse_attention(program: Program) -> Program:
     return Program(program.name, program.inputs, kept[:at] + fused_ops + kept[at:], program.output)
 
 
-def _additive(made: dict[str, Op], score: Op, row: str, source: str, target: str, dropout: float):
+def _additive(made: dict[str, Op], score: Op | None, row: str, source: str, target: str,
+              dropout: float):
     """leaky_relu of a sum of terms: one by source, one by destination, and what varies over the
     edges otherwise."""
+    assert score is not None
     z = made.get(score.args[0])
     if z is None or z.kind != "add":
         return None
@@ -78,6 +81,9 @@ def _additive(made: dict[str, Op], score: Op, row: str, source: str, target: str
     rest = tuple(a for a in z.args if a not in by_src[:1] + by_dst[:1])
     if not by_src:
         return None
+    names: tuple[str, ...]
+    args: tuple[str, ...]
+    before: tuple[Op, ...]
     names, args, before = ("x", "a_src"), (name_of(row), name_of(by_src[0])), ()
     if by_dst:
         names, args = names + ("a_dst",), args + (name_of(by_dst[0]),)

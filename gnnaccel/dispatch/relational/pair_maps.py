@@ -100,7 +100,7 @@ def pair_maps(view: RelationView, rows: Tensor, weight: Tensor,
 
 def _together(left: Tensor | None, right: Tensor | None) -> Tensor:
     """[pairs, 2 C]"""
-    left = torch.zeros_like(right) if left is None else left
+    left = torch.zeros_like(right) if left is None else left  # type: ignore[arg-type]
     right = torch.zeros_like(left) if right is None else right
     if side_by_side(left, right):
         return left.as_strided((left.shape[0], left.stride(0)), (left.stride(0), 1))
@@ -145,8 +145,9 @@ def _backward(view: RelationView, inputs: tuple, needs: tuple[bool, ...], d_rows
         found, sums = weight_grad_and_sums(segments, dense(rows), grad, index=index,
                                            precision=precision())
         d_weight = found[:, 0]
-    d_weight = d_weight.to(weight.dtype) if needs[1] else None
-    d_bias = sums.to(bias.dtype) if needs[2] and bias is not None else None
+    d_weight = d_weight.to(weight.dtype) if needs[1] else None  # type: ignore[union-attr]
+    d_bias = (sums.to(bias.dtype)  # type: ignore[union-attr]
+              if needs[2] and bias is not None else None)
     if by_pair is None:
         return None, d_weight, d_bias
     members = view.members(SRC, PAIR_SRC)

@@ -189,6 +189,7 @@ def pairs_of_both(
               and _marks(nodes[end] * num_relations, edges)]
     at_once = (edges <= AT_ONCE
                and sum(nodes[end] for end in marked) * num_relations <= _KEYS_AT_ONCE)
+    found: dict[int, Pairs]
     found, copies = {}, None
     for ends in [tuple(marked)] if at_once or not marked else [(end,) for end in marked]:
         small = edges <= AT_ONCE and copies is None

@@ -25,12 +25,13 @@ def prepare(request: RelationalRequest) -> None:
     """
     pairs.prepare()
     statistics = request.statistics()
-    found = set()
+    found: set[patterns.Attention] = set()
     for ordering in optimise(request.program, dict(request.shapes), statistics, "cuda").orderings:
         known = shapes_of_all(ordering.program, dict(request.shapes))
         for step in ordering.program.ops:
             if step.kind == "attend":
-                found.add(patterns.attention(step.attr("attention")))
+                found.add(patterns.attention(  # type: ignore[arg-type]
+                    step.attr("attention")))
             elif step.kind == "linear" and step.args[1].endswith("@rel") and request.row in TYPES:
                 _product(step, ordering.program, known, request,
                          statistics.rows(ordering.program.domains[step.out]))

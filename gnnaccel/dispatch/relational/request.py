@@ -150,7 +150,7 @@ class RelationalStated:
         return held
 
     @staticmethod
-    def runner(route: str) -> Callable[[RelationalCall, dict[str, Tensor]], Tensor]:
+    def runner(route: str) -> Callable[[RelationalCall, dict[str, Any]], Tensor]:
         return run_cuda if route == "cuda" else run_torch
 
     def facts(self) -> dict[str, int]:
@@ -214,6 +214,7 @@ class RelationalCall:
         for step in self.optimised().program.ops:
             if step.kind == "attend":
                 found = patterns.attention(step.attr("attention"))
+                assert found is not None
                 graph, places = (self.graph.graph(step.attr("source"), step.attr("target")),
                                  found.edge or found.dropout > 0)
                 graph.csc(places)
@@ -228,12 +229,12 @@ def shapes_of(program: Program, tensors: dict[str, Tensor]) -> Shapes:
                  for name, domain in program.inputs)
 
 
-def run_torch(call: RelationalCall, tensors: dict[str, Tensor]) -> Tensor:
+def run_torch(call: RelationalCall, tensors: dict[str, Any]) -> Tensor:
     """The Program's output, and what is added to it, on torch operations."""
     return _run(call, tensors, torch_maps, attention.run_torch)
 
 
-def run_cuda(call: RelationalCall, tensors: dict[str, Tensor]) -> Tensor:
+def run_cuda(call: RelationalCall, tensors: dict[str, Any]) -> Tensor:
     """The same by the CUDA kernels."""
     program = call.optimised().program
     if cuda_program.steps_of(program) is not None and tensors[program.inputs[0][0]].dtype in TYPES:
@@ -242,7 +243,7 @@ def run_cuda(call: RelationalCall, tensors: dict[str, Tensor]) -> Tensor:
     return _run(call, tensors, cuda_maps, attention.run_cuda)
 
 
-def _run(call: RelationalCall, tensors: dict[str, Tensor], maps: Any, attend: Callable) -> Tensor:
+def _run(call: RelationalCall, tensors: dict[str, Any], maps: Any, attend: Callable) -> Tensor:
     added = tensors.get(adding.ADDED)
     operands = (tensors
                 if added is None

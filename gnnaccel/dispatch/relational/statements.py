@@ -32,6 +32,7 @@ def rgcn(mean: bool, bases: bool, transposed: bool = False, weighted: bool = Fal
 def rgcn_embedding(mean: bool, bases: bool, own: bool = False) -> Program:
     """RGCN over nodes without features: ``ids`` [num_src] int64 choose rows of each relation's
     table. ``own``: each node's id is its own number."""
+    inputs: tuple[tuple[str, str], ...]
     if bases:
         attrs = {"own": True} if own else {}
         inputs, row = (("comp", RELATION),
@@ -112,6 +113,7 @@ def film(width: int, mean: bool, bias: bool, activated: bool, same: bool = True)
     """
     inputs = (("x", SRC), *(() if same else (("x_dst", DST),)), ("weight", RELATION),
               ("film", RELATION), *((("bias", RELATION),) if bias else ()))
+    ops: tuple[Op, ...]
     ops = (op("linear", "h", "x@src", "weight@rel", transposed=True),
            op("linear", "f", "x@dst" if same else "x_dst@dst", "film@rel", transposed=True))
     ops += (op("add", "g", "f", "bias@rel"),) if bias else ()
@@ -135,6 +137,7 @@ def heat(slope: float, dropout: float, heads: int) -> Program:
     """
     inputs = (("rows", SRC), ("a_src", SRC), ("a_dst", DST), ("a_rel", RELATION), ("a_edge", EDGE),
               ("edges", EDGE), ("w_edge", PARAM))
+    ops: tuple[Op, ...]
     ops = (op("add", "z", "a_src@src", "a_dst@dst", "a_rel@rel", "a_edge"),
            op("leaky_relu", "s", "z", slope=slope),
            op("segment_softmax", "alpha", "s", scope="dst"))
@@ -158,6 +161,7 @@ def edge_gat(slope: float, dropout: float, heads: int) -> Program:
     """
     inputs = (("rows", SRC), ("a_src", SRC), ("a_dst", DST), ("a_edge", EDGE), ("edges", EDGE),
               ("w_edge", PARAM))
+    ops: tuple[Op, ...]
     ops = (op("add", "z", "a_src@src", "a_dst@dst", "a_edge"),
            op("leaky_relu", "s", "z", slope=slope),
            op("segment_softmax", "alpha", "s", scope="dst"))
@@ -187,6 +191,7 @@ def hgt(scale: float, heads: int) -> Program:
 def hgt_of_pairs(scale: float, heads: int) -> Program:
     """`hgt` after all of its maps: keys and values of (source, relation) pairs, priors in the
     keys."""
+    ops: tuple[Op, ...]
     ops = (op("dot", "d", "queries@dst", "keys@pair_src", heads=heads),
            op("scale", "s", "d", by=scale))
     ops += _attend("s", "values@pair_src", 0.0, False, heads)

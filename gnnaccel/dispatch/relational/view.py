@@ -70,7 +70,7 @@ class Members(NamedTuple):
     from each row to its coarse row.
     """
 
-    index: Tensor
+    index: Tensor  # type: ignore[assignment]  # hides tuple.index
     members: GraphView
 
 
@@ -90,6 +90,8 @@ def by_type(edge_index: Tensor, edge_type: Tensor) -> Ends:
 class _VirtualGraph(GraphView):
     """A `GraphView` of edges given as sources and destinations, [E] int32 each, which it keeps: no
     copy of both as one array."""
+
+    _kept: tuple[Tensor, Tensor]
 
     def __init__(self, src: Tensor, dst: Tensor, num_src: int, num_dst: int):
         super().__init__(src, num_src, num_dst, num_edges=src.shape[0])
@@ -145,7 +147,7 @@ class RelationView:
         if any(t is None for t in structure):
             raise RuntimeError(
                 "the edges of this RelationView are gone; call bind() with live ones first")
-        structure = tuple(t.detach() for t in structure)
+        structure = tuple(t.detach() for t in structure)  # type: ignore[union-attr]
         if self._checked:
             return self._assemble(*structure)
         if hasattr(self._assemble, "checked"):
@@ -177,7 +179,8 @@ class RelationView:
                                  f"lie in [0, {limit}). Check the number of nodes, and of "
                                  f"relations, that the layer was made with. {VALID}")
             known = ((relation >= 0) & (relation < self.num_relations)).nonzero().view(-1)
-            self._filtered = tuple(ids.index_select(0, known) for ids in (src, dst, relation))
+            self._filtered = tuple(  # type: ignore[assignment]
+                ids.index_select(0, known) for ids in (src, dst, relation))
         self._checked = True
 
     def stands(self, *structure: Tensor) -> None:
@@ -252,6 +255,7 @@ class RelationView:
             self._check(*ends)  # which says what is wrong, or leaves edges out
             found = pairs_of_both(*self._given(), *sizes, self.compact)
         self._checked = True
+        assert found is not None
         by_src, by_dst, copies = found
         self._wait()
         if self._filtered is not None and copies is not None:

@@ -8,6 +8,7 @@ a fixed random gradient and leaves the gradients of all inputs in ``.grad``, set
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -42,8 +43,7 @@ def _rows(graph: Graph, heads: int, width: int) -> torch.Tensor:
     return torch.randn(graph.num_nodes, heads, width, device=graph.device)
 
 
-def _pair(graph: Graph, program: Program, tensors: dict[str, torch.Tensor], heads: int,
-          width: int) -> Pair:
+def _pair(graph: Graph, program: Program, tensors: dict[str, Any], heads: int, width: int) -> Pair:
     view = GraphView(graph.edge_index, graph.num_nodes, graph.num_nodes)
     fused = patterns.attention(program)
     assert fused is not None

@@ -7,6 +7,7 @@ run on, the tests' emulation included.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -70,13 +71,15 @@ def _structure(case: Case) -> Iterator[tuple[str, float]]:
 
 def _pairs(case: Case) -> Iterator[tuple[str, float]]:
     types = case.src % 3
-    found = pairs.number(case.src, case.dst, types, case.nodes, case.nodes, 3).pairs[1]
+    found = pairs.number(case.src, case.dst, types, case.nodes,  # type: ignore[union-attr]
+                         case.nodes, 3).pairs[1]
     keys, of_edge, counts = torch.unique(types * case.nodes + case.dst, return_inverse=True,
                                          return_counts=True)
     share = pairs.shares(found.of_edge, len(keys), torch.float64)
-    right = all(torch.equal(got.long(), expected) for got, expected in (
+    right = all(torch.equal(got.long(), expected) for got, expected in (  # type: ignore[union-attr]
         (found.relation * case.nodes + found.node, keys), (found.of_edge, of_edge),
-        (pairs.sort_types(types, 3).order, torch.sort(types, stable=True).indices)))
+        (pairs.sort_types(types, 3).order,  # type: ignore[union-attr]
+         torch.sort(types, stable=True).indices)))
     yield "pairs", error(share, 1 / counts[of_edge].double()) if right else float("inf")
 
 
@@ -135,7 +138,7 @@ def _attended(case: Case, program, tensors: dict[str, Tensor],
                            lambda inputs: torch_backend.plain(program, case.view.edges(), inputs))
 
 
-Function = Callable[[dict[str, Tensor]], Tensor]
+Function = Callable[[dict[str, Any]], Tensor]
 
 
 def _differentiated(case: Case, tensors: dict[str, Tensor], ours: Function,
@@ -198,7 +201,7 @@ def _segments(case: Case) -> Iterator[tuple[str, float]]:
         x, w = case.normal(300, k), case.normal(5, k, 64)
         exact = torch.cat([x[a:b].double() @ w[s].double()
                            for s, (a, b) in enumerate(zip(ends.tolist(), ends.tolist()[1:]))])
-        yield name, error(segment_gemm.multiply(segments, x, w), exact)
+        yield name, error(segment_gemm.multiply(segments, x, w), exact)  # type: ignore[arg-type]
     x, dy = case.normal(300, 64), case.normal(300, 32)
     exact = torch.stack([x[a:b].double().T @ dy[a:b].double()
                          for a, b in zip(ends.tolist(), ends.tolist()[1:])])
@@ -255,8 +258,9 @@ def _softmax_sum(case: Case) -> Iterator[tuple[str, float]]:
     tensors = {"x": case.normal(case.nodes, 24), "edge": case.normal(len(case.dst), 24)}
 
     def by(way: Callable) -> Function:
-        return lambda inputs: way(case.graph, Aggregation(Softmax(0.7, True), inputs["x"], None,
-                                                          (24,), Rectified(inputs["edge"])))
+        return lambda inputs: way(case.graph,
+                                  Aggregation(Softmax(0.7, True),  # type: ignore[call-arg]
+                                              inputs["x"], None, (24,), Rectified(inputs["edge"])))
 
     yield "softmax_sum", max(_differentiated(case, tensors, by(aggregation_softmax.run),
                                              by(aggregation.plain)))
@@ -287,7 +291,8 @@ def _int8(case: Case) -> Iterator[tuple[str, float]]:
     yield "quantize", error(rows.dequantize(), scale.double() * whole) if near else float("inf")
     weight, bias = quantize.int8_rows(case.normal(33, 40)), case.normal(33)
     exact = rows.dequantize().double() @ weight.dequantize().double().T + bias
-    yield "int8_gemm", error(int8_gemm.product(rows, weight, bias), exact)
+    yield "int8_gemm", error(int8_gemm.product(rows, weight, bias),  # type: ignore[arg-type]
+                             exact)
 
 
 def _tile_ptr(case: Case) -> Iterator[tuple[str, float]]:

@@ -34,13 +34,14 @@ template <bool TWO> struct BySign {
 template <typename T, bool TWO, bool STEPS, typename Weights>
 __device__ __forceinline__ void gather_tile(const Lanes& at, int j, int n, const Weights& weights,
                                             const T* rows, Row& minus, Row& plus) {
-    for (int first = 0; first < n; first += SLOTS * UNROLL) {
+    each_step<(KH > 1)>(n, [&](auto kind, int first) {
+        constexpr bool whole = decltype(kind)::whole;
         Loaded<T> v[UNROLL];
 #pragma unroll
         for (int u = 0; u < UNROLL; ++u) {
             const int e = first + u * SLOTS + at.slot;
             const int i = __shfl_sync(FULL_WARP, j, e & 31);
-            v[u].load(at, rows, (u64)i, e < n);
+            v[u].load(at, rows, (u32)i, whole || e < n);
         }
 #pragma unroll
         for (int k = 0; k < PACKS; ++k) {
@@ -56,7 +57,8 @@ __device__ __forceinline__ void gather_tile(const Lanes& at, int j, int n, const
                 const int s = e * HT + (k / KV) * HL + at.hl;
                 float down = 0.f, up = 0.f, some[VEC];
                 // with several heads a branch is faster, measured with 4x64: forward 712 -> 671 us
-                if (KH == 1 || e < n) weights.load(s, e < n, down, up);
+                const bool on = whole || e < n;
+                if (KH == 1 || on) weights.load(s, on, down, up);
                 v[u].pack(k, some);
 #pragma unroll
                 for (int x = 0; x < VEC; ++x) {
@@ -70,7 +72,7 @@ __device__ __forceinline__ void gather_tile(const Lanes& at, int j, int n, const
                 if (TWO) plus[k][x] = STEPS ? plus[k][x] + above[x] : above[x];
             }
         }
-    }
+    });
 }
 
 // The forward's scores.

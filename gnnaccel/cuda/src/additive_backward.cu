@@ -182,7 +182,7 @@ struct Edges {
     // order, so that it is the same z.
     __device__ __forceinline__ void load(u64 i, int head, float src_term, OFF_T place,
                                          float (&q)[4]) const {
-        load_pack<float, 4>(packed + (i * H + head) * 4, q);
+        load_pack<float, 4>(packed + head * 4 + i * (u64)(H * 4), q);
         q[0] += src_term;
 #if EDGE
         q[0] += a_edge[(u64)eid[place] * H + head];
@@ -249,7 +249,8 @@ __device__ __forceinline__ float weight_tile(const Edges& g, const Dropout& drop
 
 #if DIRECT && !EDGE_GRAD
 // One step of `gather_direct`: UNROLL edges in each slot, the first at `first` of the tile that
-// starts at `base`.
+// starts at `base`. Whole: all of them are there.
+template <bool Whole>
 __device__ __forceinline__ void source_step(const Lanes& at, const Edges& g, const Dropout& drop,
                                             const GRAD_T* grad, const float (&src_term)[KH],
                                             OFF_T base, int first, int n, int j, float (&lost)[KH],
@@ -260,14 +261,15 @@ __device__ __forceinline__ void source_step(const Lanes& at, const Edges& g, con
 #pragma unroll
     for (int u = 0; u < UNROLL; ++u) {
         const int e = first + u * SLOTS + at.slot;
-        const u64 i = (u64)__shfl_sync(FULL_WARP, j, e & 31);
-        v[u].load(at, grad, i, e < n);
-        place[u] = (EDGE || DROPOUT) && e < n ? g.position[base + e] : 0;
+        const bool on = Whole || e < n;
+        const u64 i = (u32)__shfl_sync(FULL_WARP, j, e & 31);
+        v[u].load(at, grad, i, on);
+        place[u] = (EDGE || DROPOUT) && on ? g.position[base + e] : 0;
 #pragma unroll
         for (int kh = 0; kh < KH; ++kh) {
             q[u][kh][0] = q[u][kh][2] = q[u][kh][3] = 0.f;  // weight zero
             q[u][kh][1] = infinity();
-            if (e < n && at.head(kh) < H) g.load(i, at.head(kh), src_term[kh], place[u], q[u][kh]);
+            if (on && at.has(kh)) g.load(i, at.head(kh), src_term[kh], place[u], q[u][kh]);
         }
     }
 #pragma unroll
@@ -313,8 +315,10 @@ __device__ __forceinline__ float gather_direct(const Lanes& at, const Item& it, 
     for (OFF_T base = it.begin; base < it.end; base += TILE) {
         const int n = it.end - base < TILE ? (int)(it.end - base) : TILE;
         const int j = at.lane < n ? g.nbr[base + at.lane] : 0;
-        for (int first = 0; first < n; first += SLOTS * UNROLL)
-            source_step(at, g, drop, grad, src_term, base, first, n, j, lost, whole, scored);
+        each_step<true>(n, [&](auto kind, int first) {
+            source_step<decltype(kind)::whole>(at, g, drop, grad, src_term, base, first, n, j,
+                                               lost, whole, scored);
+        });
     }
     return to_phase_1(at, sh.weight, lost);
 }

@@ -40,6 +40,7 @@ struct Running {
     float m[KH], minus[KH], plus[KH];
 };
 
+template <bool Whole>
 __device__ __forceinline__ void direct_step(const Lanes& at, const Scores& scores,
                                             const Dropout& drop, const float (&dst)[KH],
                                             const ROW_T* rows, OFF_T base, int first, int n, int j,
@@ -52,12 +53,12 @@ __device__ __forceinline__ void direct_step(const Lanes& at, const Scores& score
         const int e = first + u * SLOTS + at.slot;
         const int src = __shfl_sync(FULL_WARP, j, e & 31);
         position[u] = base + e;
-        v[u].load_or_nothing(at, rows, (u64)src, e < n);
+        const bool on = Whole || e < n;
+        v[u].load_or_nothing(at, rows, (u32)src, on);
         own[u] = INT8 ? __shfl_sync(FULL_WARP, scale, e & 31) : 1.f;
 #pragma unroll
         for (int kh = 0; kh < KH; ++kh)
-            s[u][kh] = e < n
-                && at.head(kh) < H ? scores.at(base + e, src, at.head(kh), dst[kh]) : NEG_INF;
+            s[u][kh] = on && at.has(kh) ? scores.at(base + e, src, at.head(kh), dst[kh]) : NEG_INF;
     }
 #pragma unroll
     for (int kh = 0; kh < KH; ++kh) {
@@ -79,7 +80,8 @@ __device__ __forceinline__ void direct_step(const Lanes& at, const Scores& score
 #pragma unroll
         for (int u = 0; u < UNROLL; ++u) {
             const bool up = s[u][kh] > 0.f;
-            const float p = first + u * SLOTS + at.slot < n ? exp_above(s[u][kh], base_score) : 0.f;
+            const bool on = Whole || first + u * SLOTS + at.slot < n;
+            const float p = on ? exp_above(s[u][kh], base_score) : 0.f;
             run.plus[kh] += up ? p : 0.f;
             run.minus[kh] += up ? 0.f : p;
             const float w = INT8 ? p * factor[u] * own[u] : p * factor[u];
@@ -107,9 +109,10 @@ __device__ __forceinline__ void fold_direct(const Lanes& at, const Item& it, con
         const int n = it.end - base < TILE ? (int)(it.end - base) : TILE;
         const int j = at.lane < n ? col[base + at.lane] : 0;
         const float scale = INT8 && at.lane < n ? values.scale[j] : 0.f;
-        for (int first = 0; first < n; first += SLOTS * UNROLL)
-            direct_step(at, scores, drop, dst, values.rows, base, first, n, j, scale, mine, minus,
-                        plus);
+        each_step<true>(n, [&](auto kind, int first) {
+            direct_step<decltype(kind)::whole>(at, scores, drop, dst, values.rows, base, first, n,
+                                               j, scale, mine, minus, plus);
+        });
     }
     float top[KH];
 #pragma unroll

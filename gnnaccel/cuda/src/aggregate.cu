@@ -78,7 +78,7 @@ __device__ __forceinline__ void load_turn(const Lanes& at, const Graph& graph, c
 // lanes that loaded them.
 __device__ __forceinline__ u64 gathered_row(const Turn& t, int u, int e) {
     if (IDENTITY) return (u64)(t.base + (INT8 && e >= t.edges ? 0 : e));
-    return (u64)__shfl_sync(FULL_WARP, t.other[u * SLOTS / 32], e & 31);
+    return (u32)__shfl_sync(FULL_WARP, t.other[u * SLOTS / 32], e & 31);
 }
 
 __device__ __forceinline__ u64 edge_row(const Turn& t, int u, int e) {
@@ -102,7 +102,8 @@ __device__ __forceinline__ void add_weighted(const Loaded<ROW_T>& row, const flo
 // Adds UNROLL edges per slot, the first at `first`. What lanes ask each other comes before all
 // loads: a compiler orders instructions between such questions only. Slots beyond the last edge add
 // 0 times 0, or of whole numbers 0 times some row: an infinite number of another edge must not
-// reach them.
+// reach them. Whole: there are none.
+template <bool Whole>
 __device__ __forceinline__ void fold(const Lanes& at, const Turn& t, int first,
                                      const Gathered<ROW_T>& x, const float* weight, Row& sum) {
     Loaded<ROW_T> v[UNROLL];
@@ -117,14 +118,14 @@ __device__ __forceinline__ void fold(const Lanes& at, const Turn& t, int first,
     }
 #pragma unroll
     for (int u = 0; u < UNROLL; ++u) {
-        const bool on = first + u * SLOTS + at.slot < t.edges;
+        const bool on = Whole || first + u * SLOTS + at.slot < t.edges;
         v[u].load(at, x.rows, row[u], INT8 || on);
         // Lanes of one head read one address and the heads stand side by side, so this load needs
         // no detour over lanes.
 #pragma unroll
         for (int kh = 0; kh < KH; ++kh)
             w[u][kh] = WEIGHT != HEAD_WEIGHT ? (INT8 || on ? own[u] : 0.f)
-                                             : on && at.head(kh) < H
+                                             : on && at.has(kh)
                                                  ? own[u] * weight[line[u] * H + at.head(kh)] : 0.f;
     }
 #pragma unroll
@@ -163,8 +164,9 @@ __device__ __forceinline__ void sum_item(const Lanes& at, const Item& it, const 
         Turn t;
         load_turn<WEIGHT != NO_WEIGHT,
             WEIGHT == EDGE_WEIGHT>(at, graph, weight, x.scale, it.end, rest, t);
-        for (int first = 0; first < t.edges; first += SLOTS * UNROLL)
-            fold(at, t, first, x, weight, sum);
+        each_step<true>(t.edges, [&](auto kind, int first) {
+            fold<decltype(kind)::whole>(at, t, first, x, weight, sum);
+        });
     }
     sum_slots(sum);
 }

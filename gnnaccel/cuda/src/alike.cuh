@@ -41,34 +41,62 @@ __device__ __forceinline__ int sharing(float inverse) {
     return sum >= 2.f && sum <= MOST_COPIES && 1.f / sum == inverse ? (int)sum : 0;
 }
 
+// The first edge from `from` on, before `end`, whose source may have the value `first` in its channel
+// `channel` but for rounding; `end` if there is none. All lanes of the warp have the same arguments
+// and look at an edge each.
+template <typename T>
+__device__ __forceinline__ OFF_T next_near(const Lanes& at, const int* nbr, OFF_T from, OFF_T end,
+                                           const T* values, int channel, float first) {
+    for (OFF_T base = from; base < end; base += 32) {
+        const bool on = at.lane < end - base;
+        const float x = on ? to_float(values[(u64)nbr[base + at.lane] * (H * D) + channel]) : 0.f;
+        const u32 near = __ballot_sync(FULL_WARP,
+                                       on && fabsf(x - first) <= 4.f * ULP * fabsf(first));
+        if (near) return base + __ffs(near) - 1;
+    }
+    return end;
+}
+
 // Whether the edges of a slot's row that share its softmax for head kh are copies of one edge: as
 // many come from one source, and the result is this source's value but for rounding. `inverse`: 1 /
-// sum of the softmax, 0 where nothing is asked. All lanes of the warp call it. Int8 values and
-// results after dropout are not looked at.
+// sum of the softmax, 0 where nothing is asked. All lanes of the warp call it, and look together at
+// one row after the other: they are few, but may be long. Int8 values and results after dropout are
+// not looked at.
 template <typename T>
 __device__ __forceinline__ bool copies(const Lanes& at, const OFF_T* indptr, const int* nbr,
                                        long long row, const T* values, const Row& out, int kh,
                                        float inverse) {
     const int count = DROPOUT || sizeof(T) == 1 ? 0 : sharing(inverse);
-    if (!__any_sync(FULL_WARP, count)) return false;
-    const OFF_T begin = count ? indptr[row] : 0, end = count ? indptr[row + 1] : 0;
-    const u32 head = (LH == 32 ? FULL_WARP : (1u << (LH % 32)) - 1) << (at.lane & ~(LH - 1));
-    bool asked = end - begin > count && end - begin <= LONGEST_ROW, found = false;
-    for (OFF_T e = begin; __any_sync(FULL_WARP, asked && e < end); ++e) {
-        bool near = asked && e < end;
-        const int source = near ? nbr[e] : 0;
-        Row v;
-        load_row(at, values, (u64)source, near, v);
+    bool found = false;
+    for (u32 asked = __ballot_sync(FULL_WARP, count && at.lh == 0); asked; asked &= asked - 1) {
+        const int leader = __ffs(asked) - 1, same = __shfl_sync(FULL_WARP, count, leader);
+        const bool mine = (at.lane & ~(LH - 1)) == leader;  // this lane has channels of the head
+        const long long of = __shfl_sync(FULL_WARP, row, leader);
+        const float first = __shfl_sync(FULL_WARP, out[kh * KV][0], leader);
+        const int channel = __shfl_sync(FULL_WARP, at.head(kh) * D, leader);
+        const OFF_T begin = indptr[of], end = indptr[of + 1];
+        if (end - begin <= same || end - begin > LONGEST_ROW) continue;
+        bool near = false;
+        int source = 0;
+        for (OFF_T e = begin; !near; ++e) {
+            e = next_near(at, nbr, e, end, values, channel, first);
+            if (e >= end) break;
+            source = nbr[e];
+            Row v;
+            load_row(at, values, (u64)source, mine, v);
+            bool equal = true;
 #pragma unroll
-        for (int k = kh * KV; k < (kh + 1) * KV; ++k)
+            for (int k = kh * KV; k < (kh + 1) * KV; ++k)
 #pragma unroll
-            for (int x = 0; x < VEC; ++x)
-                near = near && fabsf(v[k][x] - out[k][x]) <= 4.f * ULP * fabsf(out[k][x]);
-        if ((__ballot_sync(FULL_WARP, near) & head) != head) continue;
-        int same = 0;
-        for (OFF_T other = begin; other < end; ++other) same += nbr[other] == source;
-        found = same == count;
-        asked = false;
+                for (int x = 0; x < VEC; ++x)
+                    equal = equal && fabsf(v[k][x] - out[k][x]) <= 4.f * ULP * fabsf(out[k][x]);
+            near = __all_sync(FULL_WARP, !mine || equal);
+        }
+        int times = 0;
+        for (OFF_T e = begin; near && e < end; e += 32)
+            times += __popc(__ballot_sync(FULL_WARP,
+                                          at.lane < end - e && nbr[e + at.lane] == source));
+        if (mine) found = near && times == same;
     }
     return found;
 }

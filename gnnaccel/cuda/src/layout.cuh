@@ -35,6 +35,9 @@ __device__ __forceinline__ float reciprocal(float sum, bool edges) {
     return sum > 0.f ? 1.f / sum : sum == 0.f && !edges ? 0.f : quiet_nan();
 }
 
+// The last tile may be wider than what is left of the heads. Where all are full, the test folds away.
+__device__ __forceinline__ bool is_head(int head) { return H % HT == 0 || head < H; }
+
 struct Lanes {
     int lane, slot, hl, lh, tile;
 
@@ -46,10 +49,11 @@ struct Lanes {
         tile = blockIdx.y * HT;
     }
     __device__ __forceinline__ int head(int kh) const { return tile + kh * HL + hl; }
+    __device__ __forceinline__ bool has(int kh) const { return is_head(head(kh)); }
     __device__ __forceinline__ int vec(int kv) const { return kv * LH + lh; }
     // Padding lanes exist when H or D is not a power of two; the test folds away when both are.
     __device__ __forceinline__ bool owns(int kh, int kv) const {
-        return (H % HT == 0 || head(kh) < H) && (NVEC % LH == 0 || vec(kv) < NVEC);
+        return has(kh) && (NVEC % LH == 0 || vec(kv) < NVEC);
     }
     __device__ __forceinline__ int offset(int kh,
                                           int kv) const { return head(kh) * D + vec(kv) * VEC; }
@@ -71,16 +75,34 @@ __device__ __forceinline__ void add_row(Row& a, const Row& b) {
         for (int x = 0; x < VEC; ++x) a[k][x] += b[k][x];
 }
 
+struct AllThere { static constexpr bool whole = true; };
+struct SomeThere { static constexpr bool whole = false; };
+
+// Calls `step(kind, first)` for each step over n edges, in which every slot takes UNROLL of them,
+// the first at `first`. With Apart, a step that has all of its edges is compiled by itself, of kind
+// AllThere: it asks nothing about them, and a third of its instructions are gone. All loads are then
+// in flight together, which is not everywhere for the better: docs/notes/attention.md.
+template <bool Apart, class Step>
+__device__ __forceinline__ void each_step(int n, const Step& step) {
+    int first = 0;
+    if constexpr (Apart) {
+#pragma unroll 1
+        for (; first + SLOTS * UNROLL <= n; first += SLOTS * UNROLL) step(AllThere(), first);
+        if (first < n) step(SomeThere(), first);
+    } else {
+        for (; first < n; first += SLOTS * UNROLL) step(SomeThere(), first);
+    }
+}
+
 // The lane's share of one row of a [rows, Stride] array; zeros where `on` is false or the lane owns
 // nothing.
 template <typename T, int Stride = H * D>
 __device__ __forceinline__ void load_row(const Lanes& at, const T* base, u64 row, bool on, Row& r) {
-    const T* p = base + row * (u64)Stride;
 #pragma unroll
     for (int k = 0; k < PACKS; ++k) {
         const int kh = k / KV, kv = k % KV;
         if (on && at.owns(kh, kv)) {
-            load_packs<T, VEC>(p + at.offset(kh, kv), r[k]);
+            load_packs<T, VEC>(base + at.offset(kh, kv) + row * (u64)Stride, r[k]);
         } else {
 #pragma unroll
             for (int v = 0; v < VEC; ++v) r[k][v] = 0.f;
@@ -97,11 +119,11 @@ template <typename T, int Stride = H * D>
 __device__ __forceinline__ void load_row_or_nothing(const Lanes& at, const T* base, u64 row,
                                                     bool on, Row& r) {
     static_assert(sizeof(T) * VEC <= sizeof(NOTHING), "as long as a pack");
-    const T* p = base + row * (u64)Stride;
 #pragma unroll
     for (int k = 0; k < PACKS; ++k) {
         const int kh = k / KV, kv = k % KV;
-        load_packs<T, VEC>(on && at.owns(kh, kv) ? p + at.offset(kh, kv) : (const T*)NOTHING, r[k]);
+        const T* p = base + at.offset(kh, kv) + row * (u64)Stride;
+        load_packs<T, VEC>(on && at.owns(kh, kv) ? p : (const T*)NOTHING, r[k]);
     }
 }
 

@@ -19,6 +19,8 @@ struct State {
 };
 
 // One step: UNROLL edges in each slot, the first at `first` of the tile that starts at `base`.
+// Whole: all of them are there.
+template <bool Whole>
 __device__ __forceinline__ void step(const Lanes& at, const Inputs& in, const Dropout& drop,
                                      const Row& q, const Row& att, const float (&c_dst)[KH],
                                      OFF_T base, int first, int n, int j, State& st) {
@@ -28,8 +30,8 @@ __device__ __forceinline__ void step(const Lanes& at, const Inputs& in, const Dr
 #pragma unroll
     for (int u = 0; u < UNROLL; ++u) {
         const int e = first + u * SLOTS + at.slot;
-        const u64 src = (u64)__shfl_sync(FULL_WARP, j, e & 31);
-        const bool on = e < n;
+        const u64 src = (u32)__shfl_sync(FULL_WARP, j, e & 31);
+        const bool on = Whole || e < n;
         position[u] = base + e;
         gather_row(at, in.keys, SOURCE_ROW(src), on, k[u]);
         if (OWN_VALUES) gather_row(at, in.values, SOURCE_ROW(src), on, v[OWN_VALUES ? u : 0]);
@@ -42,7 +44,7 @@ __device__ __forceinline__ void step(const Lanes& at, const Inputs& in, const Dr
     for (int u = 0; u < UNROLL; ++u) {
         Row key;
 #if EDGE
-        const bool on = first + u * SLOTS + at.slot < n;
+        const bool on = Whole || first + u * SLOTS + at.slot < n;
         load_row(at, in.edges, (u64)(on ? in.eid[position[u]] : 0), on, key);
         if (OWN_VALUES) add_row(v[OWN_VALUES ? u : 0], key);
         add_row(key, k[u]);
@@ -60,7 +62,7 @@ __device__ __forceinline__ void step(const Lanes& at, const Inputs& in, const Dr
         float top = st.m[kh], factor[UNROLL];
 #pragma unroll
         for (int u = 0; u < UNROLL; ++u) {
-            const bool on = first + u * SLOTS + at.slot < n;
+            const bool on = Whole || first + u * SLOTS + at.slot < n;
             s[u][kh] = on ? score(dot[kh][u], s[u][kh], c_dst[kh], in.c) : NEG_INF;
             top = fmaxf(top, s[u][kh]);
         }
@@ -70,7 +72,8 @@ __device__ __forceinline__ void step(const Lanes& at, const Inputs& in, const Dr
         st.l[kh] *= fade;
 #pragma unroll
         for (int u = 0; u < UNROLL; ++u) {
-            const float p = first + u * SLOTS + at.slot < n ? exp_above(s[u][kh], base_score) : 0.f;
+            const bool on = Whole || first + u * SLOTS + at.slot < n;
+            const float p = on ? exp_above(s[u][kh], base_score) : 0.f;
             st.l[kh] += p;
             s[u][kh] = p * factor[u];
         }
@@ -166,8 +169,9 @@ forward(const OFF_T* __restrict__ indptr, const int* __restrict__ col,
     for (OFF_T base = it.begin; base < it.end; base += 32) {
         const int n = it.end - base < 32 ? (int)(it.end - base) : 32;
         const int j = at.lane < n ? col[base + at.lane] : 0;
-        for (int first = 0; first < n; first += SLOTS * UNROLL)
-            step(at, in, drop, q, att, dst_term, base, first, n, j, st);
+        each_step<true>(n, [&](auto kind, int first) {
+            step<decltype(kind)::whole>(at, in, drop, q, att, dst_term, base, first, n, j, st);
+        });
     }
     join_slots(st);
     if (it.chunk < 0) {

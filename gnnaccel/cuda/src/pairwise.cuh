@@ -40,7 +40,7 @@ static_assert(!VECTORS || SCORE == GATV2, "no other score has attention vectors"
 #define TOGETHER (KH > 1 || (OWN_VALUES && LH < 16))
 #endif
 #ifndef LEAST_BLOCKS
-#define LEAST_BLOCKS (!TOGETHER ? 0 : PACKS * VEC > 8 ? 2 : 4)
+#define LEAST_BLOCKS (!TOGETHER ? 0 : PACKS * VEC > 8 ? 2 : PACKS * VEC > 4 ? 4 : 8)
 #endif
 
 template <typename T> __device__ __forceinline__ void gather_row(const Lanes& at, const T* base,
@@ -101,5 +101,5 @@ __device__ __forceinline__ void score_grad(float ds, float dot, float c_src, flo
 }
 
 __device__ __forceinline__ float node_term(const float* c, u64 row, int head, bool on) {
-    return on && head < H ? c[row * H + head] : 0.f;
+    return on && is_head(head) ? c[row * H + head] : 0.f;
 }

@@ -87,6 +87,10 @@ typedef ROW_T OTHER_B_T;
 // edge, waiting for those of all edges costs more than it saves.
 #define AT_ONCE (!EDGE && !OTHER_B && LH >= 8)
 
+// Whether a step that has all of its edges is compiled by itself: its loads are then in flight
+// together.
+#define APART TOGETHER
+
 struct Inputs {
     const ROW_T* other_a;
     const OTHER_B_T* other_b;
@@ -106,9 +110,9 @@ struct Destination {
 __device__ __forceinline__ Destination destination(const float* packed, u64 row, int head,
                                                    bool on) {
     float p[4] = {0.f, 0.f, 0.f, 0.f};
-    const bool here = on && head < H;
-    if (TOGETHER || here)
-        load_pack<float, 4>(here ? packed + (row * H + head) * 4 : (const float*)NOTHING, p);
+    const bool here = on && is_head(head);
+    const float* of = packed + head * 4 + row * (u64)(H * 4);
+    if (TOGETHER || here) load_pack<float, 4>(here ? of : (const float*)NOTHING, p);
     const Destination d = {p[0], p[1], p[2], p[3]};
     return d;
 }
@@ -150,8 +154,9 @@ __device__ __forceinline__ float add_edge(const Lanes& at, const Inputs& in, con
     const float alpha = on ? exp_above(score(dot, src_term, dst.term, in.c), dst.m) * dst.inverse
                            : 0.f,
                 w = alpha * factor, gap = factor * t - dst.delta;
-    const bool none = (alpha >= 1.f) | (fabsf(gap) <= NOISE * fabsf(dst.delta));  // no branch
-    const float ds = none ? 0.f : alpha * gap;
+    // written so, it is two compares without a branch; NaN is kept
+    const bool keep = !(alpha >= 1.f) && !(fabsf(gap) <= NOISE * fabsf(dst.delta));
+    const float ds = keep ? alpha * gap : 0.f;
     float d_dot, d_node;
     score_grad(ds, dot, src_term, dst.term, in.c, d_dot, d_node);
     sums.node[kh] += d_node;
@@ -177,6 +182,7 @@ __device__ __forceinline__ float add_edge(const Lanes& at, const Inputs& in, con
     return d_dot;
 }
 
+template <bool Whole>
 __device__ __forceinline__ void step(const Lanes& at, const Inputs& in, const Dropout& drop,
                                      const Self& self, OFF_T base, int first, int n, int j,
                                      Sums& sums) {
@@ -187,8 +193,8 @@ __device__ __forceinline__ void step(const Lanes& at, const Inputs& in, const Dr
 #pragma unroll
     for (int u = 0; u < UNROLL; ++u) {
         const int e = first + u * SLOTS + at.slot;
-        const u64 i = (u64)__shfl_sync(FULL_WARP, j, e & 31);
-        const bool on = e < n;
+        const u64 i = (u32)__shfl_sync(FULL_WARP, j, e & 31);
+        const bool on = Whole || e < n;
         gather_row(at, in.other_a, OTHER_ROW(i), on, a[u]);
         if (OTHER_B) gather_row(at, in.other_b, OTHER_ROW(i), on, b[OTHER_B ? u : 0]);
         position[u] = base + e;
@@ -220,7 +226,7 @@ __device__ __forceinline__ void step(const Lanes& at, const Inputs& in, const Dr
 #pragma unroll
     for (int u = 0; u < UNROLL; ++u) {
         const int e = first + u * SLOTS + at.slot;
-        const bool on = e < n;
+        const bool on = Whole || e < n;
         Row& value = b[OTHER_B ? u : 0];
         Row own, d_edge;
 #if EDGE
@@ -268,7 +274,7 @@ __device__ __forceinline__ void step(const Lanes& at, const Inputs& in, const Dr
 #endif
             const float d = add_edge(at, in, self, own, a[u], value, kh, dot, t, src_term[u][kh],
                                      dst[u][kh], factor[kh][u], on, d_edge, to);
-            if (KEPT && on && at.lh == 0 && at.head(kh) < H)
+            if (KEPT && on && at.lh == 0 && at.has(kh))
                 in.kept[(u64)(base + e) * H + at.head(kh)] = d;
 #endif
         }
@@ -381,8 +387,9 @@ backward(const OFF_T* __restrict__ indptr, const int* __restrict__ nbr,
         for (OFF_T base = it.begin; base < it.end; base += 32) {
             const int n = it.end - base < 32 ? (int)(it.end - base) : 32;
             const int j = at.lane < n ? nbr[base + at.lane] : 0;
-            for (int first = 0; first < n; first += SLOTS * UNROLL)
-                step(at, in, drop, self, base, first, n, j, sums);
+            each_step<APART>(n, [&](auto kind, int first) {
+                step<decltype(kind)::whole>(at, in, drop, self, base, first, n, j, sums);
+            });
         }
         leave(at, it, g, sums);
     }
@@ -393,6 +400,7 @@ backward(const OFF_T* __restrict__ indptr, const int* __restrict__ nbr,
 
 // UNROLL edges in each slot, the first at `first`: the gradients of their scores times their keys.
 // j, p: each lane's source, and where its edge lies in the order of the pass by source.
+template <bool Whole>
 __device__ __forceinline__ void add_keys(const Lanes& at, const ROW_T* keys, const float* kept,
                                          int first, int n, int j, OFF_T p, Row& sum) {
     Row key[UNROLL], part, &to = STEPS ? part : sum;
@@ -401,13 +409,13 @@ __device__ __forceinline__ void add_keys(const Lanes& at, const ROW_T* keys, con
 #pragma unroll
     for (int u = 0; u < UNROLL; ++u) {
         const int e = first + u * SLOTS + at.slot;
-        const u64 i = (u64)__shfl_sync(FULL_WARP, j, e & 31),
+        const bool on = Whole || e < n;
+        const u64 i = (u32)__shfl_sync(FULL_WARP, j, e & 31),
             line = (u64)__shfl_sync(FULL_WARP, p, e & 31);
-        gather_row(at, keys, SOURCE_ROW(i), e < n, key[u]);
+        gather_row(at, keys, SOURCE_ROW(i), on, key[u]);
 #pragma unroll
         for (int kh = 0; kh < KH; ++kh)
-            d[u][kh] = __ldg(e < n
-                             && at.head(kh) < H ? kept + line * H + at.head(kh)
+            d[u][kh] = __ldg(on && at.has(kh) ? kept + line * H + at.head(kh)
                              : (const float*)NOTHING);
     }
 #pragma unroll
@@ -437,8 +445,9 @@ queries(const OFF_T* __restrict__ indptr, const int* __restrict__ nbr,
         const int n = it.end - base < 32 ? (int)(it.end - base) : 32;
         const int j = at.lane < n ? nbr[base + at.lane] : 0;
         const OFF_T p = at.lane < n ? inverse[base + at.lane] : 0;
-        for (int first = 0; first < n; first += SLOTS * UNROLL)
-            add_keys(at, keys, kept, first, n, j, p, sum);
+        each_step<APART>(n, [&](auto kind, int first) {
+            add_keys<decltype(kind)::whole>(at, keys, kept, first, n, j, p, sum);
+        });
     }
     store_sum(at, it, sum, d_queries, part);
 }

@@ -58,25 +58,25 @@ def counted(call: Callable[[], object]) -> Counts:
 #: layer -> (Python, built-in) calls at most. "kernels": of a repeated call by kernels; "known": of
 #: eight native calls over a graph that came before; "new": of eight over graphs new each time
 MOST: dict[str, dict[str, tuple[int, int]]] = {
-    "GATConv": {"kernels": (31, 40), "known": (58, 75), "new": (60, 81)},
+    "GATConv": {"kernels": (31, 41), "known": (58, 75), "new": (60, 81)},
     "GCNConv": {"kernels": (73, 89), "known": (224, 296), "new": (168, 144)},
     "SAGEConv": {"kernels": (47, 41), "known": (56, 64), "new": (88, 80)},
     "GINConv": {"kernels": (47, 41), "known": (56, 64), "new": (88, 80)},
     "RGCNConv": {"kernels": (87, 116), "known": (74, 92), "new": (76, 97)},
     "HGTConv": {"kernels": (226, 377), "known": (128, 158), "new": (132, 168)},
-    "HeteroConv": {"kernels": (138, 213), "known": (216, 238), "new": (220, 248)},
+    "HeteroConv": {"kernels": (138, 214), "known": (216, 238), "new": (220, 248)},
     "a user's": {"kernels": (45, 39), "known": (56, 64), "new": (88, 80)},
-    "GATv2Conv": {"kernels": (87, 112), "known": (58, 75), "new": (60, 81)},
-    "TransformerConv": {"kernels": (94, 118), "known": (58, 75), "new": (60, 81)},
+    "GATv2Conv": {"kernels": (87, 113), "known": (58, 75), "new": (60, 81)},
+    "TransformerConv": {"kernels": (94, 120), "known": (58, 75), "new": (60, 81)},
     "RGATConv": {"kernels": (118, 138), "known": (58, 76), "new": (60, 81)},
     "FiLMConv": {"kernels": (134, 203), "known": (74, 92), "new": (76, 97)},
     "HEATConv": {"kernels": (249, 331), "known": (74, 101), "new": (76, 105)},
     "PNAConv": {"kernels": (58, 151), "known": (66, 83), "new": (68, 89)},
     "HANConv": {"kernels": (117, 214), "known": (96, 142), "new": (100, 152)},
-    "HeteroConv of GATConv": {"kernels": (117, 217), "known": (216, 238), "new": (220, 248)},
-    "DGL GATConv": {"kernels": (152, 105), "known": (138, 203), "new": (197, 285)},
-    "DGL HGTConv": {"kernels": (446, 358), "known": (402, 397), "new": (461, 479)},
-    "DGL GraphConv": {"kernels": (133, 87), "known": (120, 88), "new": (160, 136)},
+    "HeteroConv of GATConv": {"kernels": (117, 218), "known": (216, 238), "new": (220, 248)},
+    "DGL GATConv": {"kernels": (83, 95), "known": (138, 203), "new": (197, 285)},
+    "DGL HGTConv": {"kernels": (275, 366), "known": (402, 397), "new": (461, 479)},
+    "DGL GraphConv": {"kernels": (68, 60), "known": (120, 88), "new": (160, 136)},
 }
 #: files at most, of gnnaccel's, whose functions run in a GATConv's first call by kernels, and in a
 #: repeated one

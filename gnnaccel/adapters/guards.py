@@ -28,7 +28,8 @@ any_global_hook = getattr(_modules, "_has_any_global_hook", _any_global_hook)
 
 
 def context_reason() -> Reason | None:
-    """Why nothing can be taken over here: tracing, or a transform that must see every operation."""
+    """Why nothing can be taken over here: tracing, a transform that must see every operation, or
+    hooks that must see every module."""
     if _tracing() is not None:
         return reason("GA404", "torch.jit is tracing")
     if _transform() is not None:
@@ -37,6 +38,8 @@ def context_reason() -> Reason | None:
         return reason("GA405", "a torch dispatch mode is active")
     if forward_ad._current_level >= 0:
         return reason("GA405", "forward-mode differentiation is going on")
+    if any_global_hook():
+        return reason("GA501", "hooks on all modules are registered")
     return None
 
 

@@ -17,7 +17,7 @@ import functools
 import sys
 from collections.abc import Callable
 from operator import attrgetter, itemgetter
-from types import CodeType, FunctionType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 from gnnaccel.dispatch.names import IdentityMap
@@ -51,6 +51,17 @@ def is_function(function: Any, host: str, name: str) -> bool:
     """
     return (home(function) == host
             and name.strip("_").startswith(original(function).__name__.strip("_")))
+
+
+def is_torchs(function: Any, name: str, host: str) -> bool:
+    """Whether this is the function ``name`` of one of torch's modules, ours around it, or what the
+    package ``host`` has put in its place: PyG replaces ``torch.index_select``."""
+    found = original(function)
+    if type(found) is FunctionType:
+        return home(found) in ("torch", host)
+    if type(found) is BuiltinFunctionType:
+        return found.__name__.replace("_", "") == name.replace("_", "")
+    return _top(type(found).__module__) == "torch"
 
 
 def is_method(function: Any, cls: type, name: str, host: str) -> bool:
@@ -87,7 +98,7 @@ class Path:
     the host's, None where everything is.
     """
 
-    __slots__ = ("host", "names", "functions", "why", "_watched", "_globals")
+    __slots__ = ("host", "names", "functions", "why", "_watched", "_globals", "_torch")
 
     def __init__(self, host: str) -> None:
         self.host = host
@@ -96,6 +107,7 @@ class Path:
         self.why: Reason | None = None
         self._watched: list[tuple[Callable, Any, Any]] = []
         self._globals: dict[int, tuple[dict, dict[str, None]]] = {}  # of modules: which are named
+        self._torch: dict[str, tuple[ModuleType, dict[str, None]]] = {}  # the same of torch's
 
     def same(self) -> bool:
         """Whether every function is still the one that was looked at."""
@@ -135,11 +147,25 @@ class Path:
         return todo
 
     def function(self, function: Any) -> None:
-        """Adds the functions that this one names in its module."""
+        """Adds the functions that this one names in its module, and those of torch's modules."""
         module = function.__globals__
         for name in _names_in(function.__code__, "LOAD_GLOBAL"):
             if _may_replace(module.get(name)):
                 self._globals.setdefault(id(module), (module, {}))[1][name] = None
+        self.torch_functions(function)
+
+    def torch_functions(self, function: Any) -> None:
+        """Adds the functions that this one names in modules of torch's, as in ``F.dropout``."""
+        for first, *names in _dotted(function.__code__):
+            value = function.__globals__.get(first)
+            if type(value) is not ModuleType or _top(value.__name__) != "torch":
+                continue
+            for name in names:
+                module, value = value, getattr(value, name, None)
+                if type(value) is not ModuleType:
+                    if callable(value) and not isinstance(value, type):
+                        self._torch.setdefault(module.__name__, (module, {}))[1][name] = None
+                    break
 
     def complete(self) -> Path:
         """When everything is added: judges the functions in modules."""
@@ -151,6 +177,12 @@ class Path:
                 else:
                     self.why = self.why or reason(
                         "GA504", f"{name} in {module['__name__']} is not the host's own")
+        for of_torch, names in self._torch.values():
+            self.watch(attrgetter, of_torch, tuple(names))
+            for name in names:
+                if not is_torchs(getattr(of_torch, name), name, self.host):
+                    self.why = self.why or reason(
+                        "GA504", f"{of_torch.__name__}.{name} is not torch's own")
         return self
 
     def _add(self, function: Any) -> Any:
@@ -183,6 +215,24 @@ def _names_in(code: CodeType, *kinds: str) -> tuple[str, ...]:
         if isinstance(constant, CodeType):
             names += _names_in(constant, *kinds)
     return tuple(dict.fromkeys(names))
+
+
+@functools.lru_cache(maxsize=1024)
+def _dotted(code: CodeType) -> tuple[tuple[str, ...], ...]:
+    """Global names with the attributes that are read of them, one of the other, each once."""
+    found: dict[tuple[str, ...], None] = {}
+    chain: tuple[str, ...] = ()
+    for step in dis.get_instructions(code):
+        if step.opname in ("LOAD_ATTR", "LOAD_METHOD") and chain:
+            chain += (step.argval,)
+            continue
+        if len(chain) > 1:
+            found[chain] = None
+        chain = (step.argval,) if step.opname == "LOAD_GLOBAL" else ()
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            found.update(dict.fromkeys(_dotted(constant)))
+    return tuple(found)
 
 
 def _of_message_passing(function: Any) -> bool:
@@ -266,15 +316,27 @@ class Named:
         return path.complete()
 
 
-_forwards: dict[type, Any] = {}
+#: of classes: their ``forward``, and the functions of torch's modules that it calls
+_forwards: dict[type, tuple[Any, list[tuple[ModuleType, str, Any]]]] = {}
 
 
 def forward_is_own(cls: Any) -> bool:
-    """Whether ``forward`` of a class, a host's or torch's, is the one that it was written with."""
+    """Whether ``forward`` of a class, a host's or torch's, is the one that it was written with, and
+    calls torch's own functions."""
     found = cls.forward
-    if _forwards.get(cls) is found:
-        return True
+    known = _forwards.get(cls)
+    if known is not None and known[0] is found:
+        for module, name, seen in known[1]:
+            if getattr(module, name) is not seen:
+                break
+        else:
+            return True
     if not is_method(found, cls, "forward", _top(cls.__module__)):
         return False
-    _forwards[cls] = found
+    path, function = Path(_top(cls.__module__)), original(found)
+    path.torch_functions(getattr(function, "__wrapped__", function))
+    if path.complete().why is not None:
+        return False
+    _forwards[cls] = found, [(module, name, getattr(module, name))
+                             for module, names in path._torch.values() for name in names]
     return True

@@ -53,7 +53,14 @@ class EdgeArrays:
     @property
     def _version(self) -> int:
         """Grows when any of the arrays is written through its tensor here."""
-        return sum(t._version for t in self._parts)
+        total = 0
+        for t in self._parts:
+            total += t._version
+        return total
+
+    def data_ptr(self) -> int:
+        """Where the first of the arrays lies. They are never moved: DGL and the like keep them."""
+        return self._parts[0].data_ptr()
 
     def is_inference(self) -> bool:
         return any(t.is_inference() for t in self._parts)

@@ -23,13 +23,15 @@ from gnnaccel.dispatch.checkpoints import checkpointed
 from gnnaccel.dispatch.config import Config
 from gnnaccel.dispatch.edge_arrays import EdgeArrays
 from gnnaccel.dispatch.names import IdentityMap
-from gnnaccel.dispatch.native_memory import (EASY, MISSED, WATCHED, Alike, Easy, Inside, Settled,
-                                             autocast, plain_tensors, size_of)
+from gnnaccel.dispatch.native_memory import (EASY, GRAPHS, MISSED, WATCHED, Alike, Easy, Inside,
+                                             Settled, autocast, plain_tensors, size_of)
 from gnnaccel.dispatch.quantized import settings
 from gnnaccel.dispatch.reasons import Reason
 from gnnaccel.dispatch.records import listening
 from gnnaccel.dispatch.tensor_ref import TensorRef, all_unmoved, unversioned
 
+#: what an adapter keeps of calls that cannot be repeated
+UNREPEATABLE = object()
 _HOSTS = ("torch.", "torch_geometric.", "dgl.")
 _numbers = itertools.count()
 _entries, _maps = settings.kept()
@@ -82,24 +84,29 @@ def remember(layer: Any, adapter: Any, args: tuple, kwargs: dict, config: Config
     # only keys of such calls know the layer's weights themselves, to which a call may be bound
     plain = (not kwargs and len(found) == len(args) - 1 and type(args[0]) is Tensor
              and all(map(is_, found, args[1:])))
-    if quantized and not plain:
+    kept = adapter.keep(layer, args, kwargs, stated, given)
+    if (quantized and not plain) or kept is UNREPEATABLE:
         return None
     bound = adapter.bind(layer, call) if plain and plan.route == "cuda" and not quantized else None
     of(layer).exact = Exact(config.epoch, key, found, plain, call.graph, stated, plan, run,
-                            adapter.keep(stated, given), bound)
+                            kept, bound)
     return bound
 
 
-def index_tensors(args: tuple, kwargs: dict) -> list[Tensor]:
-    """The integer tensors among the arguments, in their pairs and in their dictionaries."""
-    found = []
+def index_tensors(args: tuple, kwargs: dict) -> list[Any]:
+    """The integer tensors among the arguments, in their pairs and in their dictionaries, and the
+    arrays of a host's own graphs."""
+    found: list[Any] = []
     for a in (*args, *kwargs.values()) if kwargs else args:
         kind = type(a)
         if kind is dict or kind is tuple:
             found += [t for t in (a.values() if kind is dict else a)
                       if isinstance(t, Tensor) and not t.is_floating_point()]
-        elif isinstance(a, Tensor) and not a.is_floating_point():
-            found.append(a)
+        elif isinstance(a, Tensor):
+            if not a.is_floating_point():
+                found.append(a)
+        elif kind in GRAPHS:
+            found += GRAPHS[kind].structure(a)
     return found
 
 

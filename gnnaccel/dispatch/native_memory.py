@@ -7,7 +7,7 @@ import math
 import weakref
 from collections.abc import Callable
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,9 +22,22 @@ WATCHED = 4  # calls of which one has to show that nothing inside gains
 _MORE = 1.25  # times as large as the call that was decided: estimates know sizes by powers of two
 # calls one after the other like an earlier one, and how many are then not looked at
 EASY, _UNLOOKED = 8, 7
-#: by type of a host's own graphs: what gives the tensors that stand for one, None where nothing
-#: does; and how many numbers those have, which costs less
-GRAPHS: dict[type, tuple[Callable[[Any], tuple[Tensor, ...] | None], Callable[[Any], float]]] = {}
+
+
+class HostGraph(NamedTuple):
+    """What is known of a host's own graphs of one type. ``stand_in(g)``: the tensors that stand for
+    a graph, None where nothing does; ``size(g)``: how many numbers those have, which costs less;
+    ``structure(g)``: the arrays of its edges that were read, as dispatch works on them;
+    ``names(g)``: of its types of nodes and edges."""
+
+    stand_in: Callable[[Any], tuple[Tensor, ...] | None]
+    size: Callable[[Any], float]
+    structure: Callable[[Any], list]
+    names: Callable[[Any], tuple]
+
+
+#: by type of a host's own graphs
+GRAPHS: dict[type, HostGraph] = {}
 _numel = Tensor.numel
 _drivers = driver.in_place
 autocast = getattr(torch._C, "_is_any_autocast_enabled",
@@ -65,7 +78,7 @@ def held_by(a: Any, kind: type) -> Any:
     """The tensors of an argument of another type; None where nobody knows them."""
     graph = GRAPHS.get(kind)
     if graph is not None:
-        return graph[0](a)
+        return graph.stand_in(a)
     return a.tensors() if hasattr(kind, "tensors") else None
 
 
@@ -83,7 +96,7 @@ def size_of(edges: Any) -> float:
     there is something else in it."""
     kind, total = type(edges), 0
     if kind is not dict:
-        return GRAPHS[kind][1](edges) if kind in GRAPHS else math.inf
+        return GRAPHS[kind].size(edges) if kind in GRAPHS else math.inf
     for t in edges.values():
         if type(t) is not Tensor:
             return math.inf

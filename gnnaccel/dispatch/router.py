@@ -36,8 +36,10 @@ class Adapter(Protocol):
         """All that a call's route depends on but its integer tensors. None for a call that cannot
         be repeated without being stated."""
 
-    def keep(self, stated: Stated, given: Given | RelationalGiven) -> Any:
-        """What calls that repeat this one need to know of it, without its tensors."""
+    def keep(self, layer: Any, args: tuple, kwargs: dict, stated: Stated,
+             given: Given | RelationalGiven) -> Any:
+        """What calls that repeat this one need to know of it, without its tensors;
+        `layer_memory.UNREPEATABLE` where none can."""
 
     def again(self, layer: Any, args: tuple, kwargs: dict, kept: Any) -> Given | RelationalGiven:
         """The tensors of a call that repeats another one, as `state` would give them. ``kept``: as

@@ -75,7 +75,8 @@ KNOWN: dict[str, set[str]] = {}
 #: it may bring; while there are any, an unknown class name may still turn out right
 _awaited: dict[str, Callable[[], frozenset[str]]] = {"any": frozenset}
 _deferred: dict[str, str] = {}
-_told: set[str] = set()  # names in `_deferred` that the user was warned about
+# names in `_deferred` that the user was warned about, and where they stood
+_told: set[tuple[str, str]] = set()
 
 _lock = threading.RLock()
 _own: IdentityMap[dict[str, Rule]] = IdentityMap()
@@ -226,8 +227,8 @@ def take_unknown() -> list[str]:
             return []
         wrong = {text: where for text, where in _deferred.items()
                  if not _names_something(text) and not _may_come(text)}
-        fresh = [_unknown(text, where) for text, where in wrong.items() if text not in _told]
-        _told.update(wrong)
+        fresh = [_unknown(*found) for found in wrong.items() if found not in _told]
+        _told.update(wrong.items())
         if not _awaited:
             _deferred.clear()
             _told.clear()

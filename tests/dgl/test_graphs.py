@@ -338,7 +338,9 @@ def test_a_relation_routed_like_any_graph(route):
     native = layer(g["r"], x)
     with route.on():
         assert close(layer(g["r"], x), native)
-        layer(g["r"], x)
+        GATConv.forward(layer, g["r"], x)
+        other = copy.deepcopy(layer)  # of which nothing is remembered
+        assert close(other(g["r"], x), native)
     assert cache.info()["misses"] == 1 and cache.info()["hits"] == 1
 
 

@@ -12,6 +12,7 @@ from torch import relu, sigmoid
 from torch_geometric.nn import MessagePassing
 
 import gnnaccel
+from gnnaccel.adapters.own import Path
 from gnnaccel.adapters.pyg import message
 from tests.pyg import graphs
 from tests.pyg.graphs import E
@@ -105,6 +106,29 @@ def test_a_change_inside_a_session(route, call, monkeypatch):
         assert close(call(layer), expected) and not close(before, expected, 1e-2)
 
 
+class Rectified(Conv):
+    def message(self, x_j, w):
+        return F.relu(x_j) * w
+
+
+class ByMethod(Conv):
+    def message(self, x_j, w):
+        return x_j.relu() * w
+
+
+@pytest.mark.parametrize("cls,owner", [(Rectified, functional), (ByMethod, torch.Tensor)])
+@pytest.mark.parametrize("before", [True, False])
+def test_a_function_of_torch_that_is_replaced(route, call, monkeypatch, cls, owner, before):
+    layer = cls()
+    with route.on(on_fallback="native"):
+        for _ in range(0 if before else 3):
+            call(layer)
+        monkeypatch.setattr(owner, "relu", lambda t, *args, **kwargs: t * 0.25)
+        with gnnaccel.disabled():
+            expected = call(layer)
+        assert all(close(call(layer), expected) for _ in range(3))
+
+
 def test_a_global_that_becomes_what_cannot_be_compared(route, call, monkeypatch):
     layer, usual = Sigmoid(), call(Sigmoid())
     with route.on(on_fallback="native"):
@@ -132,11 +156,22 @@ def test_torchs_own_by_any_name(route, call, cls):
         assert close(call(layer), expected)
 
 
-def test_what_a_message_reads():
-    assert (message.names_read(Sigmoid.message) == ("sigmoid",)
-            and set(message.names_read(Aliased.message)) == {"th", "functional"})
-    assert (message.names_read(Scaling.message) == ("exp",)
-            and message.names_read(Calling.message) == ("tanh",))
+@pytest.mark.parametrize("cls,owner,name", [(Sigmoid, HERE, "sigmoid"), (Aliased, HERE, "th"),
+                                            (Aliased, HERE, "functional"), (Scaling, HERE, "exp"),
+                                            (Calling, HERE, "tanh"), (Rectified, functional, "relu"),
+                                            (ByMethod, torch.Tensor, "relu")])
+def test_what_a_message_reads(monkeypatch, cls, owner, name):
+    path = Path("torch_geometric")
+    message.watch(path, cls.message)
+    path.complete()
+    assert path.same()
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, torch.cos)
+        assert not path.same()
+    assert path.same()
+
+
+def test_messages_of_no_form():
     for cls in (Scaling, Calling, Setting):
         assert message.form(cls.message, {"x": "tensor", "w": "tensor"}) is None
     assert relu is torch.relu and not isinstance(vars(HERE).get("abs"), float)

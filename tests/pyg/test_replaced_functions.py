@@ -10,7 +10,7 @@ import torch
 from torch_geometric import nn
 from torch_geometric.nn import (GATConv, GATv2Conv, GCNConv, GINEConv, HGTConv, MessagePassing,
                                 PNAConv, RGCNConv, SAGEConv, TransformerConv)
-from torch_geometric.nn.aggr import Aggregation, SumAggregation
+from torch_geometric.nn.aggr import Aggregation, MeanAggregation, SumAggregation
 from torch_geometric.nn.dense.linear import Linear
 
 import gnnaccel
@@ -150,11 +150,48 @@ def test_a_method_of_the_class(by_torch, replaced, name, method, when):
                                         (Linear, "forward"),
                                         (inspect.getmodule(Aggregation), "scatter"),
                                         (inspect.getmodule(GATConv), "softmax"),
-                                        (MessagePassing, "aggregate"), (MessagePassing, "update")],
+                                        (MessagePassing, "aggregate"), (MessagePassing, "update"),
+                                        (torch.nn.functional, "leaky_relu"),
+                                        (torch.nn.functional, "linear")],
                          ids=lambda v: getattr(v, "__name__", v).rpartition(".")[2])
 def test_what_a_layer_calls(route, replaced, owner, name, when):
     layer, args = made("GATConv", route.device)
     check(route, replaced(owner, name), layer, args, when)
+
+
+@pytest.mark.parametrize("when", WHEN)
+@pytest.mark.parametrize("owner,name", [(Aggregation, "reduce"), (MeanAggregation, "forward"),
+                                        (torch, "cat")], ids=["reduce", "mean", "cat"])
+def test_what_the_aggregations_inside_pna_call(by_torch, replaced, owner, name, when):
+    layer, args = made("PNAConv", by_torch.device)
+    check(by_torch, replaced(owner, name), layer, args, when)
+
+
+@pytest.mark.parametrize("name", ["GATConv", "GATv2Conv", "TransformerConv"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_dropout_that_always_drops(route, monkeypatch, name, when):
+    """As users do to draw several predictions of a trained model."""
+    x, ei = graphs.features().to(route.device), graphs.square().to(route.device)
+    layer = getattr(nn, name)(F, 8, dropout=0.5).to(route.device).eval()
+    own = torch.nn.functional.dropout
+    with torch.no_grad(), route.on(on_fallback="native"):
+        for _ in range(3 if when == "after" else 0):
+            assert torch.equal(layer(x, ei), layer(x, ei))
+        monkeypatch.setattr(torch.nn.functional, "dropout",
+                            lambda input, p=0.5, training=True, inplace=False: own(input, p))
+        assert not torch.equal(layer(x, ei), layer(x, ei))
+
+
+@pytest.mark.parametrize("name", ["GATConv", "RGCNConv", "SAGEConv"])
+@pytest.mark.parametrize("when", WHEN)
+def test_hooks_on_all_modules(route, name, when):
+    """They see aggregations, too."""
+    def replace():
+        return torch.nn.modules.module.register_module_forward_hook(
+            lambda module, given, out: twice(out) if isinstance(module, Aggregation) else None)
+
+    layer, args = made(name, route.device)
+    check(route, replace, layer, args, when)
 
 
 @pytest.mark.parametrize("name,method", [("GATConv", "propagate"), ("GATConv", "edge_updater"),

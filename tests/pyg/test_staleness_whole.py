@@ -14,7 +14,6 @@ from torch_geometric.nn import (FiLMConv, GATConv, GATv2Conv, GCNConv, GINConv, 
                                 HEATConv, HeteroConv, HeteroLinear, HGTConv, PNAConv, RGATConv,
                                 RGCNConv, SAGEConv, TransformerConv)
 
-import gnnaccel
 from gnnaccel.dispatch.layer_memory import memories
 from tests import probes
 from tests.helpers import relative
@@ -22,6 +21,7 @@ from tests.judge import place
 from tests.pyg import hetero_graphs
 from tests.pyg.hetero_graphs import METADATA, hetero
 from tests.pyg.judge import spread
+from tests.staleness import (as_native, doubled, exchanged, refused, replaced, results, tensors)
 
 N, M, E, F, R = 14, 9, 60, 8, 3
 
@@ -114,43 +114,6 @@ def stated(monkeypatch):
     return probes.decided(monkeypatch)
 
 
-def tensors(out: Any) -> list[Tensor]:
-    if isinstance(out, dict):
-        return [t for key in sorted(out) for t in tensors(out[key])]
-    return ([t for one in out for t in tensors(one)] if isinstance(out, (tuple, list)) else [out]
-            if isinstance(out, Tensor) else [])
-
-
-def results(layer, args, kwargs) -> list[Tensor | None]:
-    """The outputs, and all gradients."""
-    leaves = [t for t in tensors([list(args), list(kwargs.values())]) if t.is_floating_point()]
-    for t in (*leaves, *layer.parameters()):
-        t.requires_grad_()
-        t.grad = None
-    torch.manual_seed(7)
-    outs = tensors(layer(*args, **kwargs))
-    if torch.is_grad_enabled():
-        sum((t * torch.arange(1.0, t.numel() + 1).view(t.shape).to(t) / t.numel()).sum()
-            for t in outs).backward()
-    return [t.detach().clone() for t in outs] + [None if t.grad is None else t.grad.clone()
-                                                 for t in (*leaves, *layer.parameters())]
-
-
-def as_native(layer, args, tolerance: float = 2e-4, **kwargs) -> None:
-    """The call, twice, gives what the host gives; what is remembered is looked for, not digits."""
-    with gnnaccel.disabled():
-        expected = results(layer, args, kwargs)
-    scale = max((t.abs().max().item() for t in expected if t is not None and t.numel()),
-                default=1.0)
-    for _ in range(2):
-        got = results(layer, args, kwargs)
-        for a, b in zip(got, expected, strict=True):
-            assert (a is None) == (b is None)
-            if a is not None and b.numel():
-                assert a.shape == b.shape and a.dtype == b.dtype
-                assert relative(a, b) < tolerance or (a - b).abs().max().item() < tolerance * scale * 0.05
-
-
 def warmed(route, name: str) -> tuple[Any, tuple]:
     """A layer, and the arguments of calls of it that were remembered."""
     torch.manual_seed(1)
@@ -177,15 +140,6 @@ def test_a_repeated_call_is_stated_once(route, name, stated):
         assert stated.count(type(layer).__name__) == own + 1  # gradients are a part of the decision
 
 
-def exchanged(args: Any, others: Any) -> Any:
-    """``args`` with the floating tensors of ``others``."""
-    if isinstance(args, dict):
-        return {key: exchanged(value, others[key]) for key, value in args.items()}
-    if isinstance(args, tuple):
-        return tuple(exchanged(*both) for both in zip(args, others))
-    return others.detach() if isinstance(args, Tensor) and args.is_floating_point() else args
-
-
 def index_tensors(args: Any) -> list[Tensor]:
     return [t for t in tensors(list(args)) if not t.is_floating_point()]
 
@@ -202,14 +156,6 @@ def test_index_tensors_that_change(route, name):
         for t in index_tensors(args):  # other tensors at all
             args = replaced(args, t, t.roll(1, -1).clone())
             as_native(layer, args)
-
-
-def replaced(args: Any, old: Tensor, new: Tensor) -> Any:
-    if isinstance(args, dict):
-        return {key: replaced(value, old, new) for key, value in args.items()}
-    if isinstance(args, tuple):
-        return tuple(replaced(value, old, new) for value in args)
-    return new if args is old else args
 
 
 @each
@@ -278,21 +224,6 @@ def test_what_the_host_refuses(route, name):
         refused(layer, args)
 
 
-def refused(layer, args) -> None:
-    """The call raises where the host's own raises."""
-    with gnnaccel.disabled():
-        try:
-            expected = tensors(layer(*args))
-        except RuntimeError:
-            expected = None
-    if expected is None:
-        with pytest.raises(RuntimeError):
-            layer(*args)
-    else:
-        assert all(a.dtype == b.dtype and relative(a, b) < 1e-5
-                   for a, b in zip(tensors(layer(*args)), expected, strict=True))
-
-
 @pytest.mark.parametrize("name",
                          [name for name in CASES if "pair" in name
                           or name in ("RGCNConv", "FiLMConv")])
@@ -329,10 +260,6 @@ def test_settings_of_the_layer(route, name, setting):
             layer.train()
         setattr(layer, setting, CASES[name].settings[setting])
         as_native(layer, args)
-
-
-def doubled(module, given, out):
-    return {key: t * 2 for key, t in out.items()} if isinstance(out, dict) else out * 2
 
 
 @each

@@ -341,6 +341,13 @@ def test_unknown_names_are_warned_about_once_a_host_has_come(verb, recwarn):
                                                                  "dgl.nn.LateConv"}
 
 
+def test_one_misspelt_name_is_told_for_each_list_that_has_it():
+    rules.await_hosts({"dgl": lambda: frozenset({"LateConv"})})
+    for verb in ("include", "exclude"):
+        with pytest.warns(RuntimeWarning, match=f"{verb}.*LateCnov"):
+            getattr(gnnaccel, verb)("LateCnov")
+
+
 # --- nothing is stored on layers; weak; memo ------------------------------------------------------
 
 def test_modules_stay_untouched():

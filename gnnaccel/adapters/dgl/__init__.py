@@ -73,8 +73,8 @@ def install(patches: PatchSet) -> list[str]:
                      "dgl"):
         patches.set(HeteroGraphIndex, "get_relation_graph",
                     graphs.remembering(HeteroGraphIndex.get_relation_graph))
-    native_memory.GRAPHS.update(dict.fromkeys((dgl.DGLGraph, DGLBlock),
-                                              (graphs.signs, graphs.num_edges)))
+    native_memory.GRAPHS.update(dict.fromkeys((dgl.DGLGraph, DGLBlock), native_memory.HostGraph(
+        graphs.signs, graphs.num_edges, graphs.structure, graphs.names)))
     ops.install(patches)
     names = patches.names()
     bridge.install(patches)
@@ -122,7 +122,8 @@ class _Guarded:
     """An adapter behind the checks that hold for every layer of its class.
 
     An adapter module has ``state`` and ``run`` as in `router.Adapter`; ``ABSORBED``: submodules, by
-    name, whose work goes into the Program, and the class that each must be.
+    name, whose work goes into the Program, and the class that each must be; ``FIELDS`` and
+    ``reads``: as of a `Signature`, for layers whose calls may be repeated.
     """
 
     host = "dgl"
@@ -130,15 +131,17 @@ class _Guarded:
     def __init__(self, cls: type, adapter: Any):
         from gnnaccel.adapters import guards as shared
         from gnnaccel.adapters import own
-        from gnnaccel.adapters.dgl import guards
+        from gnnaccel.adapters.dgl import guards, repeated
 
         self._context_reason, self._layer_reason = shared.context_reason, guards.layer_reason
         self.paths, self._state = own.Paths(cls, ("forward",)), adapter.state
         self._absorbed = getattr(adapter, "ABSORBED", {})
         self.run = adapter.run
+        self.key = repeated.signature(adapter, self.paths)
+        self.keep, self.again = repeated.keep, repeated.again
 
-    def key(self, layer: Any, args: tuple, kwargs: dict) -> None:
-        """None: what is remembered of calls is found by their graph's tensors."""
+    def bind(self, layer: Any, call: Any) -> None:
+        """None: no call of DGL's layers is bound."""
 
     def state(self, layer: Any, args: tuple, kwargs: dict) -> Any:
         why = (self._context_reason()

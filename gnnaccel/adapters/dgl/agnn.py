@@ -11,6 +11,8 @@ from gnnaccel.dispatch import attention_programs as programs
 from gnnaccel.dispatch.reasons import Reason, reason
 from gnnaccel.dispatch.request import Given, Stated
 
+FIELDS = ("_allow_zero_in_degree",)
+
 
 def state(layer: Any, args: tuple, kwargs: dict) -> tuple[Stated, Given] | Reason:
     bound = bind(args, kwargs, ("graph", "feat"), ())

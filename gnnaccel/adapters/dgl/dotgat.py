@@ -10,6 +10,8 @@ from gnnaccel.dispatch import attention_programs as programs
 from gnnaccel.dispatch.reasons import Reason, reason
 from gnnaccel.dispatch.request import Given, Stated
 
+FIELDS = ("_num_heads", "_out_feats", "_allow_zero_in_degree")
+
 
 def state(layer: Any, args: tuple, kwargs: dict) -> tuple[Stated, Given] | Reason:
     found = inputs.attention("DotGatConv", args, kwargs)

@@ -16,6 +16,7 @@ from gnnaccel.dispatch.relational import statements
 from gnnaccel.dispatch.relational.request import RelationalGiven, RelationalStated
 from gnnaccel.dispatch.relational.view import Ends
 
+FIELDS = ("_num_heads", "_out_feats", "_allow_zero_in_degree")
 #: the rows that fc_edge makes, one per edge, are never made: its weight goes into the Program
 ABSORBED = {"attn_drop": torch.nn.Dropout, "leaky_relu": torch.nn.LeakyReLU,
             "fc_edge": torch.nn.Linear}

@@ -13,6 +13,8 @@ from gnnaccel.dispatch import attention_programs as programs
 from gnnaccel.dispatch.reasons import Reason, reason
 from gnnaccel.dispatch.request import Given, Stated
 
+FIELDS = ("_num_heads", "_out_node_feats")
+
 
 def state(layer: Any, args: tuple, kwargs: dict) -> tuple[Stated, Given] | Reason:
     bound = inputs.arguments("EGATConv", args, kwargs, ("graph", "nfeats", "efeats"), weighted=True)

@@ -11,6 +11,7 @@ from gnnaccel.dispatch import attention_programs as programs
 from gnnaccel.dispatch.reasons import Reason, reason
 from gnnaccel.dispatch.request import Given, Stated
 
+FIELDS = ("_num_heads", "_out_feats", "_allow_zero_in_degree", "activation")
 ABSORBED = {"attn_drop": torch.nn.Dropout, "leaky_relu": torch.nn.LeakyReLU}
 
 

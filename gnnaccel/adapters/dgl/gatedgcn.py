@@ -11,6 +11,8 @@ from gnnaccel.adapters.dgl import inputs, plain
 from gnnaccel.dispatch.ops.plain import PlainGiven, PlainStated
 from gnnaccel.dispatch.reasons import Reason, reason
 
+FIELDS: tuple[str, ...] = ()
+
 
 def state(layer: Any, args: tuple, kwargs: dict) -> tuple[PlainStated, PlainGiven] | Reason:
     bound = bind(args, kwargs, ("graph", "feat", "edge_feat"), ())

@@ -13,6 +13,7 @@ from gnnaccel.dispatch import attention_programs as programs
 from gnnaccel.dispatch.reasons import Reason
 from gnnaccel.dispatch.request import Given, Stated
 
+FIELDS = ("_num_heads", "_out_feats", "_allow_zero_in_degree", "share_weights", "activation")
 ABSORBED = {"attn_drop": torch.nn.Dropout, "leaky_relu": torch.nn.LeakyReLU}
 
 

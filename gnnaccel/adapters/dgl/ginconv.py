@@ -10,6 +10,8 @@ from gnnaccel.adapters.dgl import plain
 from gnnaccel.dispatch.ops.plain import PlainGiven, PlainStated
 from gnnaccel.dispatch.reasons import Reason
 
+FIELDS = ("_aggregator_type",)
+
 
 def state(layer: Any, args: tuple, kwargs: dict) -> tuple[PlainStated, PlainGiven] | Reason:
     bound = plain.arguments("GINConv", args, kwargs, ("edge_weight",))

@@ -10,6 +10,7 @@ from gnnaccel.adapters.dgl import graphs, plain
 from gnnaccel.dispatch.ops.plain import PlainGiven, PlainStated
 from gnnaccel.dispatch.reasons import Reason, reason
 
+FIELDS = ("_norm", "_in_feats", "_out_feats", "_allow_zero_in_degree", "_activation")
 _SOURCE, _DESTINATION = {"both": -0.5, "left": -1.0}, {"both": -0.5, "right": -1.0}
 
 

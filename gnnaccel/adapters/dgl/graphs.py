@@ -32,7 +32,8 @@ class Edges:
     """One relation of a graph. ``edge_index``: as in `GraphView`, by edge id, in the graph's own id
     dtype, on its device."""
 
-    __slots__ = ("edge_index", "num_src", "num_dst", "_bare", "_elsewhere", "_degrees")
+    __slots__ = ("edge_index", "num_src", "num_dst", "_bare", "_elsewhere", "_degrees",
+                 "__weakref__")
 
     def __init__(self, edge_index: Tensor | EdgeArrays, num_src: int, num_dst: int):
         self.edge_index, self.num_src, self.num_dst = edge_index, num_src, num_dst
@@ -210,6 +211,25 @@ def signs(g: Any) -> tuple[Tensor, ...] | None:
         on_cpu = device_of(index) is None and g.device.type == "cpu"
         kept.signs = (_one().expand(int(num_edges(g))),) if on_cpu else None
     return kept.signs
+
+
+def structure(g: Any) -> list[Any]:
+    """The edges of a graph with one relation, as they were read; none if they were not."""
+    kept = g._graph._cache.get(_KEY)
+    box = None if kept is None else kept.edges.get(0)
+    return [box[0].edge_index] if box else []
+
+
+def parts(g: Any) -> list[Any]:
+    """What operands hold of a graph with one relation."""
+    kept = g._graph._cache.get(_KEY)
+    box = None if kept is None else kept.edges.get(0)
+    return [box[0], box[0].edge_index] if box else []
+
+
+def names(g: Any) -> tuple:
+    """Of the types of nodes, at either end, and of edges."""
+    return (*g.srctypes, None, *g.dsttypes, None, *g.canonical_etypes)
 
 
 def num_edges(g: Any) -> float:

@@ -20,6 +20,12 @@ def _graph_paths() -> tuple[type, own.Paths]:
     return DGLGraph, own.Paths(DGLGraph, ("update_all", "apply_edges"), follow=False)
 
 
+def graph_reason() -> Reason | None:
+    """Why no layer is taken over: a graph does not pass messages as DGL's own does."""
+    graph, paths = _graph_paths()
+    return paths.of(graph).why
+
+
 def layer_reason(layer: Any, path: own.Path, absorbed: dict[str, type]) -> Reason | None:
     """Why this layer object, as it is now, must run the host's own code; None when nothing speaks
     against it.
@@ -27,8 +33,7 @@ def layer_reason(layer: Any, path: own.Path, absorbed: dict[str, type]) -> Reaso
     ``path``: what its class runs; ``absorbed``: submodules whose work goes into the Program, by
     name, and the class that each must be.
     """
-    graph, paths = _graph_paths()
-    why = module_reason(layer, path) or paths.of(graph).why
+    why = module_reason(layer, path) or graph_reason()
     if why is not None or not absorbed:
         return why
     if any_global_hook():

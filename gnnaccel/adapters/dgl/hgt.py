@@ -16,6 +16,8 @@ from gnnaccel.dispatch.relational import by_type, statements
 from gnnaccel.dispatch.relational.pairs import Typed
 from gnnaccel.dispatch.relational.request import RelationalGiven, RelationalStated
 
+FIELDS = ("num_heads", "head_size", "sqrt_d")
+
 
 class _Operands(NamedTuple):
     """``x_dst``, ``dst_type``: of the destinations; ``presorted``: a promise that the host's maps

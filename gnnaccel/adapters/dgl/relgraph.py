@@ -14,6 +14,8 @@ from gnnaccel.dispatch.reasons import Reason, reason
 from gnnaccel.dispatch.relational import added, statements
 from gnnaccel.dispatch.relational.request import RelationalGiven, RelationalStated, shapes_of
 
+FIELDS: tuple[str, ...] = ()
+
 
 class _Operands(NamedTuple):
     """``norm``: [E, 1] if there is one."""
@@ -58,6 +60,11 @@ def state(layer: Any, args: tuple,
     stated = RelationalStated(program, native, shapes, row, row, src, dst, edges, typed.num_types,
                               view)
     return stated, RelationalGiven(structure, feat.device, _Operands(feat, norm, dst))
+
+
+def reads(layer: Any, args: tuple, kwargs: dict) -> bool:
+    """Whether the edges have weights of their own, which count where the call brings none."""
+    return "norm" in (args[0] if args else kwargs["g"]).edata
 
 
 def _norm_reason(norm: Any, edges: int, device: torch.device) -> Reason | None:

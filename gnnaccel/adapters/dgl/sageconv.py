@@ -10,6 +10,8 @@ from gnnaccel.adapters.dgl import graphs, inputs, plain
 from gnnaccel.dispatch.ops.plain import PlainGiven, PlainStated
 from gnnaccel.dispatch.reasons import Reason, reason
 
+FIELDS = ("_aggre_type", "_in_src_feats", "_out_feats")
+
 
 def state(layer: Any, args: tuple, kwargs: dict) -> tuple[PlainStated, PlainGiven] | Reason:
     bound = plain.arguments("SAGEConv", args, kwargs, ("edge_weight",))

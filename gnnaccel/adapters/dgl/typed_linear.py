@@ -14,6 +14,9 @@ from gnnaccel.dispatch.relational import statements
 from gnnaccel.dispatch.relational.request import RelationalGiven, RelationalStated, shapes_of
 from gnnaccel.dispatch.relational.view import Ends
 
+FIELDS = ("regularizer", "num_types", "num_bases", "in_size", "out_size", "submat_in",
+          "submat_out")
+
 
 class _Operands(NamedTuple):
     x: Tensor

@@ -151,12 +151,16 @@ class _Guarded:
         self._aggregations = (getattr(adapter, "AGGREGATIONS", ("SumAggregation",))
                               if node_dim is not None else ())
         start = ("forward", *(own.MESSAGE_PASSING if node_dim is not None else ()))
-        self.paths = own.Paths(cls, start, guards.aggregations(self._aggregations))
+        inside = getattr(adapter, "INSIDE", ())  # classes that the aggregation itself runs
+        self.paths = own.Paths(cls, start, guards.aggregations((*self._aggregations, *inside)))
         self.run = adapter.run
         self.bind = getattr(adapter, "bind", _unbound)
         self.key = signature.of(adapter, self.paths, node_dim is not None)
-        self.keep = getattr(adapter, "keep", _nothing)
+        self._keep = getattr(adapter, "keep", _nothing)
         self.again = getattr(adapter, "again", _plain)
+
+    def keep(self, layer: Any, args: tuple, kwargs: dict, stated: Any, given: Any) -> Any:
+        return self._keep(stated, given)
 
     def state(self, layer: Any, args: tuple, kwargs: dict) -> Any:
         guards, lazy = self._guards, self._lazy

@@ -49,7 +49,7 @@ def state(layer: Any, args: tuple,
     return stated, RelationalGiven(found, x.device, (x, node_type, edge_attr))
 
 
-def reads(layer: Any) -> tuple:
+def reads(layer: Any, args: tuple, kwargs: dict) -> tuple:
     """What the route depends on beside the layer's own attributes and the arguments."""
     emb = layer.edge_type_emb
     return emb.num_embeddings, emb.max_norm, emb.sparse, layer.edge_attr_emb.out_channels

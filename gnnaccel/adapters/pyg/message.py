@@ -4,17 +4,19 @@ and of the edge, weighted, rectified or as a gate.
 
 Only functions that cannot do anything else are run: their code may name the methods of `METHODS`,
 and global names of torch's own modules and functions, those of `message_standins.FUNCTIONS`. So
-nothing is missed by not running it again, as long as these names (`names_read`) mean what they did.
+nothing is missed by not running it again, as long as these names (`watch`) mean what they did.
 """
 from __future__ import annotations
 
 import dis
 import inspect
 import types
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import torch
 
+from gnnaccel.adapters.own import Path
 from gnnaccel.adapters.pyg.message_standins import (FUNCTIONS, METHODS, Edge, Refuses, Rows, Source,
                                                     Target, Unseen)
 from gnnaccel.adapters.pyg.message_standins import Form as Form
@@ -50,12 +52,18 @@ def form(function: Any, kinds: dict[str, str]) -> Form | None:
     return found._replace(ends=tuple(end for end in ends if end != (found.source, "j")))
 
 
-def names_read(function: Any) -> tuple[str, ...]:
-    """The global names on which depends what `form` says of the function."""
+def watch(path: Path, function: Any) -> None:
+    """Adds to ``path`` all on which depends what `form` says of the function: its global names,
+    torch's functions and methods that it calls."""
     if type(function) is not types.FunctionType:
-        return ()
-    read = dict.fromkeys(name for kind, name in _named(function.__code__) if kind == "LOAD_GLOBAL")
-    return tuple(filter(function.__globals__.__contains__, read))
+        return
+    named = _named(function.__code__)
+    read = dict.fromkeys(name for kind, name in named if kind == "LOAD_GLOBAL")
+    path.watch(itemgetter, function.__globals__,
+               tuple(filter(function.__globals__.__contains__, read)))
+    path.torch_functions(function)
+    path.watch(attrgetter, torch.Tensor,
+               tuple(dict.fromkeys(name for _, name in named if name in METHODS)))
 
 
 def _followed(function: types.FunctionType) -> bool:
@@ -80,7 +88,9 @@ def _is_known(kind: str, name: str, known: dict[str, Any]) -> bool:
         return any(known.get(name) is value for value in _GLOBALS)
     if kind == "IMPORT_NAME":
         return name == "torch"
-    return kind in ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM") and name in _ATTRIBUTES
+    # torch writes none of these methods in Python: what stands there is a user's
+    return (kind in ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM") and name in _ATTRIBUTES
+            and not (name in METHODS and name in vars(torch.Tensor)))
 
 
 def _stand_in(parameter: inspect.Parameter, kinds: dict[str, str]) -> Any:

@@ -17,6 +17,8 @@ from gnnaccel.dispatch.ops.plain import PlainGiven, PlainStated, in_degrees
 from gnnaccel.dispatch.reasons import Reason, reason
 
 AGGREGATIONS = ("DegreeScalerAggregation",)
+INSIDE = ("MultiAggregation", "SumAggregation", "MeanAggregation", "MaxAggregation",
+          "MinAggregation", "VarAggregation", "StdAggregation")
 FIELDS = ("edge_dim", "F_in", "towers", "divide_input")
 _ARGUMENTS = ("x", "edge_index"), ("edge_attr",)
 _REDUCES = {f"{name.capitalize()}Aggregation": name
@@ -49,7 +51,7 @@ def state(layer: Any, args: tuple, kwargs: dict) -> tuple[PlainStated, PlainGive
     return stated, PlainGiven(plain, x.device, (x, reduces))
 
 
-def reads(layer: Any) -> tuple:
+def reads(layer: Any, args: tuple, kwargs: dict) -> tuple:
     """What the route depends on beside the layer's own attributes and the arguments."""
     aggr = layer._modules["aggr_module"]._modules["aggr"]
     moments = [one._modules.get("var_aggr", one)

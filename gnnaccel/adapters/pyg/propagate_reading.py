@@ -57,8 +57,7 @@ class Known:
         for function, stock in zip(self.functions, (self.stock, self.aggregate)):
             if stock is not None:
                 self.path.function(function)
-        self.path.watch(itemgetter, getattr(self.functions[0], "__globals__", None),
-                        message.names_read(self.functions[0]))
+        message.watch(self.path, self.functions[0])
         self.why = self.why or self.path.complete().why
 
     def stamp(self, layer: Any) -> tuple | None:

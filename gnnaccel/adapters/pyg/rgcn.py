@@ -79,7 +79,7 @@ def _operands(layer: Any, x_src: Tensor, x_dst: Tensor, fast: bool) -> _Operands
     return _Operands(torch.arange(x_src.shape[0], device=x_src.device) if placed else x_src, x_dst)
 
 
-def reads(layer: Any) -> tuple:
+def reads(layer: Any, args: tuple, kwargs: dict) -> tuple:
     """What the route depends on beside the layer's attributes and the arguments."""
     import torch_geometric
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from gnnaccel.dispatch import cache, joining, looped
-from gnnaccel.dispatch.graph import GraphView
+from gnnaccel.dispatch import cache, joining, looped, structure
+from gnnaccel.dispatch.graph import GraphView, kernels_run_on
 from gnnaccel.dispatch.joined import JoinedView
 
 
@@ -36,7 +36,9 @@ class OpGraph:
         """[E]: the node of each edge at its source ("u") or destination ("v")."""
         if self._ends is None:
             src, dst = self.edge_index.unbind(0)
-            self._ends = (dst, src) if self.flipped else (src, dst)
+            self._ends = src, dst = (dst, src) if self.flipped else (src, dst)
+            if not kernels_run_on(src.device):  # torch operations say little of ids out of range
+                structure.check_ids(src, dst, self.num_src, self.num_dst)
         return self._ends[target == "v"]
 
     def rows(self, target: str) -> int:

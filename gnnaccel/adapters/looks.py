@@ -1,0 +1,83 @@
+"""How the arguments of a call and the modules of a layer look: what signatures of calls are made
+of, for layers of any host.
+
+A signature is compared at every call, hence the plainness of these functions. Integer tensors are
+left out: they are the graph's, and `layer_memory` compares them as the very tensors that they were.
+"""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from gnnaccel.dispatch.native_memory import GRAPHS
+
+_NUMBERS = frozenset((type(None), bool, int, float, str))
+_REPLACED = frozenset(("forward", "reduce"))
+
+
+def of_arguments(given: tuple) -> tuple[list, torch.device] | None:
+    """How these arguments look, and the device of one of them; None where one is not understood.
+
+    Understood are plain tensors, numbers, strings, None, pairs and dictionaries of these, and a
+    host's graphs: of a graph the names of its types count, its structure is in `layer_memory`.
+    """
+    found: list = []
+    device, todo = None, list(given)
+    for a in todo:  # which grows by what is in pairs and dictionaries
+        kind = type(a)
+        if kind is Tensor or kind is Parameter:
+            device = a.device
+            if not a.is_floating_point():
+                found.append("index")
+            elif a.is_meta or a.is_neg():
+                return None
+            else:
+                found += a.shape, a.dtype, device, a.layout
+        elif kind in _NUMBERS:
+            found += kind, a
+        elif kind is dict:
+            found += kind, tuple(a)
+            todo += a.values()
+        elif kind is tuple:  # a pair of one tensor is another call than one of two equal ones
+            found += kind, len(a), bool(a) and a[0] is a[-1]
+            todo += a
+        elif kind in GRAPHS:
+            found += kind, GRAPHS[kind].names(a)
+        else:
+            return None
+    return None if device is None else (found, device)
+
+
+def of_modules(layer: Any, args: tuple = (), options: tuple[str, ...] = ()) -> list | None:
+    """How the layer, its modules and their parameters look; None where one of its modules is
+    watched, or has functions of its own.
+
+    ``args``: of the call, which do not matter here; ``options``: attributes of the modules inside
+    that count, too.
+    """
+    found: list = []
+    modules = [layer]
+    for module in modules:
+        own = module.__dict__
+        if module is not layer:
+            if (own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"]
+                    or own["_backward_pre_hooks"] or not own.keys().isdisjoint(_REPLACED)):
+                return None
+            if options:
+                found += map(own.get, options)
+        cls, inside = type(module), own["_modules"]
+        found += cls, cls.forward, own["training"]
+        for tensors in (own["_parameters"], own["_buffers"]):
+            for t in tensors.values():
+                kind = type(t)
+                if kind is Parameter or kind is Tensor:
+                    found += kind, t.dtype, t.shape, t.device
+                else:
+                    found.append(kind)
+        if inside:
+            found.append([name for name, m in inside.items() if m is not None])
+            modules += [m for m in inside.values() if m is not None]
+    return found

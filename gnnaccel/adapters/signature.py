@@ -1,0 +1,69 @@
+"""What a call depends on, in one tuple: calls of a layer with equal signatures take the same route.
+
+This is what makes a repeated call cheap, and it runs at every call, hence its plainness. The graph
+is not in it: integer tensors, and the arrays of a host's own graph, are compared by `layer_memory`,
+as the very tensors of the earlier call, unwritten since.
+
+What is no tensor, number, graph or dictionary of tensors, and a layer that somebody watches by
+hooks, has no signature. Its calls are stated anew each time.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import itemgetter
+from typing import Any
+
+import torch
+
+from gnnaccel.adapters import looks
+from gnnaccel.adapters.guards import context_reason
+from gnnaccel.adapters.own import Paths
+
+_autocast_on, _autocast_dtype = torch.is_autocast_enabled, torch.get_autocast_dtype
+_grad_on, _deterministic = torch.is_grad_enabled, torch.are_deterministic_algorithms_enabled
+
+
+class Signature:
+    """Signatures of the calls of one layer class, from what its ``adapter`` module says.
+
+    ``FIELDS``: the attributes of a layer that its Program depends on; ``reads``, if there is one:
+    ``reads(layer, args, kwargs)``, what else it depends on; ``parts``, if there is one:
+    ``parts(layer, args)``, how all looks that the layer is made of, None where that cannot be said.
+    ``paths``: what the class runs, which must be the host's; ``settings``: attributes that count
+    for every class; ``hooks``: what must not be set, given the layer's attributes.
+    """
+
+    def __init__(self, adapter: Any, paths: Paths, settings: tuple[str, ...] = ("training",),
+                 hooks: Callable[[dict], tuple] | None = None):
+        self._values: Callable[[dict], Any] = itemgetter(*adapter.FIELDS, *settings)
+        self._paths, self._hooks = paths, hooks or _no_hooks
+        self._reads = getattr(adapter, "reads", None)
+        self._parts = getattr(adapter, "parts", looks.of_modules)
+
+    def whole(self, layer: Any, args: tuple, kwargs: dict) -> tuple | None:
+        """The signature of any call, with the looks of all that the layer is made of."""
+        if context_reason() is not None:
+            return None
+        own, found = layer.__dict__, looks.of_arguments((*args, *kwargs.values())
+                                                        if kwargs else args)
+        if found is None or any(self._hooks(own)):
+            return None
+        given, device = found
+        path = self._paths.of(type(layer))
+        if path.why is not None or not own.keys().isdisjoint(path.names):
+            return None
+        parts = self._parts(layer, args)
+        if parts is None:
+            return None
+        return (self._values(own), len(args), tuple(kwargs), given, parts,
+                _autocast_dtype(device.type) if _autocast_on(device.type) else None, _grad_on(),
+                _deterministic(), torch.get_default_dtype(),
+                None if self._reads is None else self._reads(layer, args, kwargs))
+
+
+def none(layer: Any, args: tuple, kwargs: dict) -> None:
+    """The signature of layers whose calls are never repeated."""
+
+
+def _no_hooks(own: dict) -> tuple:
+    return ()

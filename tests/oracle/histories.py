@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import random
 import traceback
 from typing import Any
@@ -124,9 +125,7 @@ class History:
         if self.learned and not fresh:
             x = tree_map(lambda t: nn.Parameter(t.detach().clone(), self.grad_x), x)
         if dtype is not None:
-            import copy
-
-            model = copy.deepcopy(model).to(dtype)
+            model = copied(model).to(dtype)
             x, values = (
                 tree_map(lambda t: t.detach().requires_grad_(t.requires_grad), as_dtype(v, dtype))
                 for v in (x, values)
@@ -148,9 +147,7 @@ class History:
         return {**found, **self._gradients(model, found, x, values)}
 
     def _nudged(self, seed: int, model: nn.Module, x: Any, values: Tensor | None) -> tuple:
-        import copy
-
-        step, model = 2.0**-9 if self.autocast else None, copy.deepcopy(model)
+        step, model = 2.0**-9 if self.autocast else None, copied(model)
         with torch.no_grad():
             for p in model.parameters():
                 p.copy_(nudged(p, seed, step))
@@ -220,6 +217,12 @@ class History:
         import gnnaccel
 
         gnnaccel.reset_rules()
+
+
+def copied(model: nn.Module) -> nn.Module:
+    """A copy, also of a layer that keeps a result of its last call, as `SuperGATConv` does."""
+    kept = [v for m in model.modules() for v in vars(m).values() if isinstance(v, Tensor)]
+    return copy.deepcopy(model, {id(t): t.detach() for t in kept if not t.is_leaf})
 
 
 def check(

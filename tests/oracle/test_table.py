@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("torch_geometric")
 
-from tests.oracle import table
+from tests.oracle import histories, table
 from tests.oracle.backends import Backend
 from tests.oracle.graphs import Case, Draw, one_type
 from tests.oracle.modes import MODES
@@ -54,3 +54,15 @@ def test_the_floor_knows_the_layers_of_a_net():
     net = nn.Sequential("x, e", [(nn.GCNConv(8, 8), "x, e -> x"), (nn.GCNConv(8, 4), "x, e -> x")])
     side = nn.HeteroConv({("a", "to", t): nn.SAGEConv(8, 4) for t in "ab"})
     assert [layers_in_a_row(m) for m in (nn.GCNConv(8, 4), net, side)] == [1, 2, 1]
+
+
+def test_a_layer_that_keeps_a_result_has_a_copy():
+    """SuperGATConv keeps its scores while it trains, and a tensor with a history has no copy."""
+    import torch
+    from torch_geometric.nn import SuperGATConv
+
+    layer = SuperGATConv(4, 4).train()
+    layer(torch.randn(5, 4), torch.randint(5, (2, 9)))
+    assert not layer.att_x.is_leaf
+    wide = histories.copied(layer).double()
+    assert wide.att_l.dtype == torch.float64 and layer.att_l.dtype == torch.float32

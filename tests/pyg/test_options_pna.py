@@ -8,6 +8,7 @@ from torch_geometric.nn import PNAConv
 import gnnaccel
 from tests.pyg.graphs import E, EDGE, F, N, edge_features, features, square
 from tests.pyg.judge import close, compare, on_routes
+from tests.routes import opened
 
 AGGREGATORS = ["mean", "min", "max", "std"]
 SCALERS = ["identity", "amplification", "attenuation"]
@@ -22,10 +23,28 @@ def layer(aggregators=AGGREGATORS, scalers=SCALERS, width: int = F, out: int = 8
     return PNAConv(width, out, list(aggregators), list(scalers), degrees, **options)
 
 
+@pytest.fixture
+def by_torch():
+    with opened("torch") as found:
+        yield found
+
+
 @on_routes("aggregators", [AGGREGATORS, ["max"], ["sum", "var"], ["mean", "sum", "min"]],
            [["std"], ["min", "max", "sum", "mean"]])
 def test_aggregators(route, aggregators):
     compare(route, layer(aggregators), features(), square(), floor=FLOOR)
+
+
+def test_deviations_of_sources_that_lie_far_from_zero(by_torch):
+    """Whose messages do not, since they are differences of both ends: what is of the source alone is
+    twenty, and neighbours are nearly alike."""
+    module, x = layer(["std"], ["identity"]), 20 + features() * 0.05
+    with torch.no_grad():
+        lin = module.pre_nns[0][0]
+        lin.weight[:, :F] = -torch.eye(F)
+        lin.weight[:, F:] = torch.eye(F)
+        lin.bias.zero_()
+    compare(by_torch, module, x, square(), floor=3e-5)
 
 
 @on_routes("options",

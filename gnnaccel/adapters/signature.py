@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from gnnaccel.adapters import looks
+from gnnaccel.adapters.contract import Contract
 from gnnaccel.adapters.guards import context_reason
 from gnnaccel.adapters.own import Paths
 
@@ -24,21 +25,17 @@ _grad_on, _deterministic = torch.is_grad_enabled, torch.are_deterministic_algori
 
 
 class Signature:
-    """Signatures of the calls of one layer class, from what its ``adapter`` module says.
+    """Signatures of the calls of one layer class, of a ``contract`` with ``FIELDS``.
 
-    ``FIELDS``: the attributes of a layer that its Program depends on; ``reads``, if there is one:
-    ``reads(layer, args, kwargs)``, what else it depends on; ``parts``, if there is one:
-    ``parts(layer, args)``, how all looks that the layer is made of, None where that cannot be said.
     ``paths``: what the class runs, which must be the host's; ``settings``: attributes that count
     for every class; ``hooks``: what must not be set, given the layer's attributes.
     """
 
-    def __init__(self, adapter: Any, paths: Paths, settings: tuple[str, ...] = ("training",),
+    def __init__(self, contract: Contract, paths: Paths, settings: tuple[str, ...] = ("training",),
                  hooks: Callable[[dict], tuple] | None = None):
-        self._values: Callable[[dict], Any] = itemgetter(*adapter.FIELDS, *settings)
+        self._values: Callable[[dict], Any] = itemgetter(*(contract.FIELDS or ()), *settings)
         self._paths, self._hooks = paths, hooks or _no_hooks
-        self._reads = getattr(adapter, "reads", None)
-        self._parts = getattr(adapter, "parts", looks.of_modules)
+        self._reads, self._parts = contract.reads, contract.parts
 
     def whole(self, layer: Any, args: tuple, kwargs: dict) -> tuple | None:
         """The signature of any call, with the looks of all that the layer is made of."""

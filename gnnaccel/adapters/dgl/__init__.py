@@ -62,9 +62,8 @@ def install(patches: PatchSet) -> list[str]:
         cls = getattr(nn, name, None)
         if cls is None:  # older versions have fewer layers
             continue
-        adapter = importlib.import_module(f"gnnaccel.adapters.dgl.{module}")
         native = zero_degree.telling(cls.forward) if name in PLAIN else cls.forward
-        forward = routed(native, _Guarded(cls, adapter))
+        forward = routed(native, _Guarded(cls, module))
         patches.set(cls, "forward",
                     ops.around(plain.on_cpu_native(forward, native, name)
                                if name in PLAIN else forward))
@@ -83,24 +82,16 @@ def install(patches: PatchSet) -> list[str]:
 
 def adapter_of(layer: Any) -> _Guarded | None:
     """The adapter of the layer's class, or of the host class that it derives from."""
-    import importlib
-
     for cls in type(layer).__mro__:
         if cls.__name__ in LAYERS and cls.__module__.startswith("dgl."):
-            return _Guarded(cls,
-                            importlib.import_module(
-                                f"gnnaccel.adapters.dgl.{LAYERS[cls.__name__]}"))
+            return _Guarded(cls, LAYERS[cls.__name__])
     return None
 
 
 def path_of(cls: type) -> Any:
     """What calls of a known layer class run; None for other classes."""
-    import importlib
-
     module = LAYERS.get(cls.__name__)
-    return (module
-            and _Guarded(cls,
-                         importlib.import_module(f"gnnaccel.adapters.dgl.{module}")).paths.of(cls))
+    return module and _Guarded(cls, module).paths.of(cls)
 
 
 def storable(layer: Any) -> Reason | bool | None:
@@ -119,25 +110,22 @@ def storable(layer: Any) -> Reason | bool | None:
 
 
 class _Guarded:
-    """An adapter behind the checks that hold for every layer of its class.
-
-    An adapter module has ``state`` and ``run`` as in `router.Adapter`; ``ABSORBED``: submodules, by
-    name, whose work goes into the Program, and the class that each must be; ``FIELDS`` and
-    ``reads``: as of a `Signature`, for layers whose calls may be repeated.
-    """
+    """An adapter behind the checks that hold for every layer of its class."""
 
     host = "dgl"
 
-    def __init__(self, cls: type, adapter: Any):
+    def __init__(self, cls: type, module: str):
+        import importlib
+
+        from gnnaccel.adapters import contract, own
         from gnnaccel.adapters import guards as shared
-        from gnnaccel.adapters import own
         from gnnaccel.adapters.dgl import guards, repeated
 
+        found = contract.read(importlib.import_module(f"gnnaccel.adapters.dgl.{module}"))
         self._context_reason, self._layer_reason = shared.context_reason, guards.layer_reason
-        self.paths, self._state = own.Paths(cls, ("forward",)), adapter.state
-        self._absorbed = getattr(adapter, "ABSORBED", {})
-        self.run = adapter.run
-        self.key = repeated.signature(adapter, self.paths)
+        self.paths, self._state = own.Paths(cls, ("forward",)), found.state
+        self._absorbed, self.run = found.ABSORBED, found.run
+        self.key = repeated.signature(found, self.paths)
         self.keep, self.again = repeated.keep, repeated.again
 
     def bind(self, layer: Any, call: Any) -> None:

@@ -64,6 +64,11 @@ def state(layer: Any, args: tuple,
     return stated, RelationalGiven(structure, x.device, operands)
 
 
+def reads(layer: Any, args: tuple, kwargs: dict) -> Any:
+    """What maps by type run, whose weights are read in their place."""
+    return typed_weights.path()
+
+
 def _shapes(program: Any, heads: int, width: int) -> tuple:
     """As `shapes_of` gives them; the operands are not there yet."""
     rows, matrix = (heads * width,), (heads, width, width)

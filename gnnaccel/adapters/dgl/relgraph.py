@@ -62,9 +62,10 @@ def state(layer: Any, args: tuple,
     return stated, RelationalGiven(structure, feat.device, _Operands(feat, norm, dst))
 
 
-def reads(layer: Any, args: tuple, kwargs: dict) -> bool:
-    """Whether the edges have weights of their own, which count where the call brings none."""
-    return "norm" in (args[0] if args else kwargs["g"]).edata
+def reads(layer: Any, args: tuple, kwargs: dict) -> tuple:
+    """Whether the edges have weights of their own, which count where the call brings none; and what
+    the map by type runs, whose weights are read in its place."""
+    return "norm" in (args[0] if args else kwargs["g"]).edata, typed_weights.path()
 
 
 def _norm_reason(norm: Any, edges: int, device: torch.device) -> Reason | None:

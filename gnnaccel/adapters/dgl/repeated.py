@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters import looks
+from gnnaccel.adapters.contract import Contract
 from gnnaccel.adapters.dgl import graphs, guards
 from gnnaccel.adapters.own import Paths, forward_is_own
 from gnnaccel.adapters.signature import Signature, none
@@ -29,18 +30,18 @@ _OPTIONS = ("p", "negative_slope", "regularizer", "num_types", "num_bases", "in_
 _CONSTANTS = (type(None), bool, int, float, str, torch.device, torch.dtype)
 
 
-def signature(adapter: Any, paths: Paths) -> Callable[..., tuple | None]:
+def signature(contract: Contract, paths: Paths) -> Callable[..., tuple | None]:
     """What gives the signatures of a layer class; None for layers without ``FIELDS``."""
-    return _Signature(adapter, paths).whole if hasattr(adapter, "FIELDS") else none
+    return none if contract.FIELDS is None else _Signature(contract, paths).whole
 
 
 class _Signature(Signature):
-    def __init__(self, adapter: Any, paths: Paths):
-        super().__init__(adapter, paths)
-        names = (*adapter.FIELDS, "training")
+    def __init__(self, contract: Contract, paths: Paths):
+        super().__init__(contract, paths)
+        names = (*(contract.FIELDS or ()), "training")
         # an activation may be a module, which is not among the attributes
         self._values = lambda own: tuple(map(own.get, names))
-        self._absorbed = tuple(dict.fromkeys(getattr(adapter, "ABSORBED", {}).values()))
+        self._absorbed = tuple(dict.fromkeys(contract.ABSORBED.values()))
         self._parts = self._of_modules
 
     def _of_modules(self, layer: Any, args: tuple) -> list | None:

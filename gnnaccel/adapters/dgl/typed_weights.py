@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters.guards import plain
-from gnnaccel.adapters.own import path_of
+from gnnaccel.adapters.own import Path, path_of
 from gnnaccel.dispatch.reasons import Reason, reason
 
 
@@ -20,7 +20,12 @@ def module_reason(module: Any, name: str) -> Reason | None:
     if not plain(module, type(module)) or "get_weight" in module.__dict__:
         return reason("GA208", f"{name} has hooks, or methods of its own",
                       "remove them from the layer")
-    return path_of(_typed_linear(), ("forward",)).why or shape_reason(module, name)
+    return path().why or shape_reason(module, name)
+
+
+def path() -> Path:
+    """What a TypedLinear runs; the same object for as long as it is the same."""
+    return path_of(_typed_linear(), ("forward",))
 
 
 def is_typed_linear(module: Any) -> bool:

@@ -40,8 +40,6 @@ _scripting = threading.RLock()
 
 def install(patches: PatchSet) -> list[str]:
     """Patch the layer classes through ``patches``; the dotted names of what was patched."""
-    import importlib
-
     import torch
     from torch_geometric import nn
 
@@ -49,11 +47,10 @@ def install(patches: PatchSet) -> list[str]:
 
     for name, (module, node_dim) in LAYERS.items():
         cls = getattr(nn, name)
-        adapter = importlib.import_module(f"gnnaccel.adapters.pyg.{module}")
-        forward = routed(cls.forward, _Guarded(cls, adapter, node_dim),
-                         getattr(adapter, "inside", None))
-        patches.set(cls, "forward",
-                    adapter.around(forward, cls.forward) if hasattr(adapter, "around") else forward)
+        adapter = _Guarded(cls, module, node_dim)
+        forward = routed(cls.forward, adapter, adapter.contract.inside)
+        around = adapter.contract.around
+        patches.set(cls, "forward", around(forward, cls.forward) if around else forward)
         rules.register_class(f"{cls.__module__}.{cls.__qualname__}")
     propagate.install(patches)
     graph_norm.install(patches)
@@ -92,25 +89,17 @@ def redone() -> list[Any]:
 
 def adapter_of(layer: Any) -> _Guarded | None:
     """The adapter of the layer's class, or of the host class that it derives from."""
-    import importlib
-
     for cls in type(layer).__mro__:
         if cls.__name__ in LAYERS and cls.__module__.startswith("torch_geometric."):
-            module, node_dim = LAYERS[cls.__name__]
-            return _Guarded(cls, importlib.import_module(f"gnnaccel.adapters.pyg.{module}"),
-                            node_dim)
+            return _Guarded(cls, *LAYERS[cls.__name__])
     return None
 
 
 def path_of(cls: type) -> Any:
     """What calls of a known layer class run; None for other classes."""
-    import importlib
-
     if cls.__name__ not in LAYERS:
         return None
-    module, node_dim = LAYERS[cls.__name__]
-    return _Guarded(cls, importlib.import_module(f"gnnaccel.adapters.pyg.{module}"),
-                    node_dim).paths.of(cls)
+    return _Guarded(cls, *LAYERS[cls.__name__]).paths.of(cls)
 
 
 def storable(layer: Any) -> Reason | bool | None:
@@ -142,25 +131,25 @@ class _Guarded:
 
     host = "pyg"
 
-    def __init__(self, cls: type, adapter: Any, node_dim: int | None):
-        from gnnaccel.adapters import lazy, own
+    def __init__(self, cls: type, module: str, node_dim: int | None):
+        import importlib
+
+        from gnnaccel.adapters import contract, lazy, own
         from gnnaccel.adapters.pyg import guards, signature
 
-        self._node_dim, self._guards, self._lazy, self._state = (node_dim, guards, lazy,
-                                                                 adapter.state)
-        self._aggregations = (getattr(adapter, "AGGREGATIONS", ("SumAggregation",))
-                              if node_dim is not None else ())
+        self.contract = found = contract.read(
+            importlib.import_module(f"gnnaccel.adapters.pyg.{module}"))
+        self._node_dim, self._guards, self._lazy = node_dim, guards, lazy
+        self._aggregations = found.AGGREGATIONS if node_dim is not None else ()
         start = ("forward", *(own.MESSAGE_PASSING if node_dim is not None else ()))
-        inside = getattr(adapter, "INSIDE", ())  # classes that the aggregation itself runs
-        self.paths = own.Paths(cls, start, guards.aggregations((*self._aggregations, *inside)))
-        self.run = adapter.run
-        self.bind = getattr(adapter, "bind", _unbound)
-        self.key = signature.of(adapter, self.paths, node_dim is not None)
-        self._keep = getattr(adapter, "keep", _nothing)
-        self.again = getattr(adapter, "again", _plain)
+        self.paths = own.Paths(cls, start,
+                               guards.aggregations((*self._aggregations, *found.INSIDE)))
+        self._state, self.run, self.bind = found.state, found.run, found.bind
+        self.key = signature.of(found, self.paths, node_dim is not None)
+        self._keep, self.again = found.keep, found.repeated()
 
     def keep(self, layer: Any, args: tuple, kwargs: dict, stated: Any, given: Any) -> Any:
-        return self._keep(stated, given)
+        return None if self._keep is None else self._keep(stated, given)
 
     def state(self, layer: Any, args: tuple, kwargs: dict) -> Any:
         guards, lazy = self._guards, self._lazy
@@ -173,22 +162,6 @@ class _Guarded:
         found = self._state(layer, args, kwargs) if why is None else why
         lazy.note(layer, type(found) is Reason)
         return found
-
-
-def _plain(layer: Any, args: tuple, kwargs: dict, kept: None) -> Any:
-    """The tensors of a call ``layer(x, edge_index)``."""
-    from gnnaccel.dispatch.request import Given
-
-    x, edge_index = args
-    return Given(x, x, edge_index)
-
-
-def _nothing(stated: Any, given: Any) -> None:
-    """Of layers whose arguments say all."""
-
-
-def _unbound(layer: Any, call: Any) -> None:
-    """Of layers whose calls are never bound."""
 
 
 def _unwrapped_while(script: Any, patches: PatchSet) -> Any:

@@ -10,7 +10,6 @@ own edges, which are known when they come again; and nothing is made of the edge
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -92,7 +91,7 @@ def _native(layer: Any, x: Any, edges: Edges) -> Tensor:
 def _guarded(cls: type) -> Any:
     from gnnaccel.adapters.pyg import _Guarded
 
-    return _Guarded(cls, sys.modules[__name__], None)
+    return _Guarded(cls, "basis", None)
 
 
 @functools.cache

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gnnaccel.adapters.contract import Contract
 from gnnaccel.adapters.own import Paths
 from gnnaccel.adapters.pyg import guards
 from gnnaccel.adapters.signature import Signature, none
@@ -24,14 +25,12 @@ _MODULE_HOOKS = itemgetter("_forward_hooks", "_forward_pre_hooks", "_backward_ho
 
 
 class PlainSignature(Signature):
-    """Besides what `Signature` asks of an adapter: ``WATCHED``, submodules that it may leave out of
-    a plain call, so they must be linear maps and nothing else; ``LINEAR``: those that a bound call
-    leaves out; ``again``: that other calls than plain ones can be repeated."""
+    """Of layers with ``WATCHED`` submodules."""
 
-    def __init__(self, adapter: Any, paths: Paths):
-        super().__init__(adapter, paths, _SETTINGS, itemgetter(*guards.HOOKS))
-        self._watched, self._linear = adapter.WATCHED, getattr(adapter, "LINEAR", ())
-        self._other = self.whole if hasattr(adapter, "again") else none
+    def __init__(self, contract: Contract, paths: Paths):
+        super().__init__(contract, paths, _SETTINGS, itemgetter(*guards.HOOKS))
+        self._watched, self._linear = contract.WATCHED or (), contract.LINEAR
+        self._other = self.whole if contract.again else none
 
     def __call__(self, layer: Any, args: tuple, kwargs: dict) -> tuple | None:
         if kwargs or len(args) != 2:
@@ -66,16 +65,16 @@ class PlainSignature(Signature):
                 *map(_of_linear, map(modules.get, self._linear)))
 
 
-def of(adapter: Any, paths: Paths, passes_messages: bool) -> Callable[..., tuple | None]:
+def of(contract: Contract, paths: Paths, passes_messages: bool) -> Callable[..., tuple | None]:
     """What gives the signatures of a layer class; ``passes_messages``: it is a MessagePassing."""
-    if not hasattr(adapter, "FIELDS"):
+    if contract.FIELDS is None:
         return none
-    if hasattr(adapter, "WATCHED"):
-        return PlainSignature(adapter, paths)
-    if not hasattr(adapter, "again"):
+    if contract.WATCHED is not None:
+        return PlainSignature(contract, paths)
+    if contract.again is None:
         return none
-    return (Signature(adapter, paths, _SETTINGS, itemgetter(*guards.HOOKS)).whole
-            if passes_messages else Signature(adapter, paths).whole)
+    return (Signature(contract, paths, _SETTINGS, itemgetter(*guards.HOOKS)).whole
+            if passes_messages else Signature(contract, paths).whole)
 
 
 def _of_linear(module: Any) -> tuple | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -87,7 +86,7 @@ def _guarded() -> Any:
 
     from gnnaccel.adapters.pyg import _Guarded
 
-    return _Guarded(HeteroConv, sys.modules[__name__], None)
+    return _Guarded(HeteroConv, "to_hetero", None)
 
 
 def call_of(found: Layer) -> Callable[..., dict[str, Tensor]]:

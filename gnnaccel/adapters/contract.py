@@ -1,0 +1,103 @@
+"""The contract of adapters: what the module of a layer class gives, for both hosts.
+
+Each layer class that is taken over has a module (`gnnaccel.adapters.pyg.gat`, ...). It has to have
+``state`` and ``run``; all else has a default, which says what holds of a layer whose module leaves
+it out. `read` reads a module once, when its class is patched.
+"""
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Callable
+from typing import Any
+
+from gnnaccel.adapters import looks
+
+
+def _plain(layer: Any, args: tuple, kwargs: dict, kept: None) -> Any:
+    """The tensors of a call ``layer(x, edge_index)``."""
+    from gnnaccel.dispatch.request import Given
+
+    x, edge_index = args
+    return Given(x, x, edge_index)
+
+
+def _unbound(layer: Any, call: Any) -> None:
+    """Of layers whose calls are never bound."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Contract:
+    """The names are those in the module. ``layer``, ``args``, ``kwargs``: of a host's call.
+
+    A call:
+
+    * ``state(layer, args, kwargs)``, ``run(layer, stated, given, attend)``: as of `router.Adapter`.
+    * ``bind(layer, call)``: as of `router.Adapter`.
+
+    A call that repeats another one (`signature.Signature` makes the keys):
+
+    * ``FIELDS``: the attributes of a layer that its Program depends on; None: no call is repeated.
+    * ``reads(layer, args, kwargs)``: what else ``state`` reads, such as attributes of submodules.
+    * ``parts(layer, args)``: how all looks that the layer is made of; None where nobody can say.
+    * ``again(layer, args, kwargs, kept)``: the tensors of a repeated call. PyG: without it, only
+      ``layer(x, edge_index)`` is repeated. DGL's are found by `dgl.repeated`.
+    * ``keep(stated, given)``: what ``again`` needs besides the arguments, without tensors; None:
+      nothing.
+    * ``WATCHED``: PyG's plain calls: submodules that ``run`` may leave out, so they must be linear
+      maps and nothing else; None: the layer has no plain calls, or they have the longer key.
+    * ``LINEAR``: those that a bound call leaves out.
+
+    What has to be the host's own:
+
+    * ``AGGREGATIONS``: names of PyG's aggregation classes, one of which the layer must have;
+      ``INSIDE``: of those that an aggregation itself runs.
+    * ``ABSORBED``: DGL: submodules, by name, whose work goes into the Program, and their classes.
+
+    Layers around others:
+
+    * ``inside(native)``: what stands in for the host's forward where that runs.
+    * ``around(forward, native)``: what the class gets in the place of ``forward``, the routed one.
+    """
+
+    state: Callable[..., Any]
+    run: Callable[..., Any]
+    bind: Callable[..., Any] = _unbound
+    FIELDS: tuple[str, ...] | None = None
+    reads: Callable[..., Any] | None = None
+    parts: Callable[..., Any] = looks.of_modules
+    again: Callable[..., Any] | None = None
+    keep: Callable[..., Any] | None = None
+    WATCHED: tuple[str, ...] | None = None
+    LINEAR: tuple[str, ...] = ()
+    AGGREGATIONS: tuple[str, ...] = ("SumAggregation",)
+    INSIDE: tuple[str, ...] = ()
+    ABSORBED: dict[str, type] = dataclasses.field(default_factory=dict)
+    inside: Callable[..., Any] | None = None
+    around: Callable[..., Any] | None = None
+
+    def repeated(self) -> Callable[..., Any]:
+        """``again``, or what gives the tensors of a plain call."""
+        return self.again or _plain
+
+
+_NAMES = tuple(field.name for field in dataclasses.fields(Contract))
+
+
+def read(module: Any) -> Contract:
+    """The contract of a layer's module.
+
+    Raises AttributeError for a module without ``state`` or ``run``, and for one with a constant
+    whose name is nearly one of the contract's: misspelt, it would have no effect.
+    """
+    given = vars(module)
+    for name in ("state", "run"):
+        if name not in given:
+            raise AttributeError(f"{module.__name__} lacks {name}: see gnnaccel.adapters.contract")
+    for name in given:
+        if name.isupper() and name not in _NAMES:
+            meant = difflib.get_close_matches(name, _NAMES, 1, 0.75)
+            if meant:
+                raise AttributeError(f"{module.__name__} has {name}: did you mean {meant[0]}, "
+                                     "as gnnaccel.adapters.contract has it?")
+    return Contract(**{name: given[name] for name in _NAMES if name in given})

@@ -84,3 +84,31 @@ def refused(layer, args) -> None:
 
 def doubled(module, given, out):
     return {key: t * 2 for key, t in out.items()} if isinstance(out, dict) else out * 2
+
+
+def watch_each_module(layer, args) -> None:
+    """A hook on each module inside, one after the other."""
+    for part in [part for part in layer.modules() if part is not layer]:
+        with_hook = part.register_forward_hook(doubled)
+        as_native(layer, args)
+        with_hook.remove()
+        as_native(layer, args)
+
+
+def replace_each_forward(layer, args, monkeypatch) -> None:
+    """Another forward on each module inside, then on each of their classes."""
+    inside = [part for part in layer.modules() if part is not layer]
+    for part in inside:
+        own = type(part).forward
+        part.forward = lambda *args, part=part, own=own, **kwargs: doubled(
+            None, None, own(part, *args, **kwargs))
+        as_native(layer, args)
+        del part.forward
+        as_native(layer, args)
+    for cls in {type(part) for part in inside if "forward" in vars(type(part))}:
+        with monkeypatch.context() as patch:
+            own = cls.forward
+            patch.setattr(cls, "forward", lambda *args, own=own, **kwargs: doubled(
+                None, None, own(*args, **kwargs)))
+            as_native(layer, args)
+        as_native(layer, args)

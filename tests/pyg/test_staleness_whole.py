@@ -21,7 +21,8 @@ from tests.judge import place
 from tests.pyg import hetero_graphs
 from tests.pyg.hetero_graphs import METADATA, hetero
 from tests.pyg.judge import spread
-from tests.staleness import (as_native, doubled, exchanged, refused, replaced, results, tensors)
+from tests.staleness import (as_native, exchanged, refused, replace_each_forward, replaced,
+                             results, tensors, watch_each_module)
 
 N, M, E, F, R = 14, 9, 60, 8, 3
 
@@ -265,34 +266,13 @@ def test_settings_of_the_layer(route, name, setting):
 @each
 def test_modules_that_are_watched(route, name):
     with route.on(on_fallback="native"):
-        layer, args = warmed(route, name)
-        for part in [part for part in layer.modules() if part is not layer]:
-            with_hook = part.register_forward_hook(doubled)
-            as_native(layer, args)
-            with_hook.remove()
-            as_native(layer, args)
+        watch_each_module(*warmed(route, name))
 
 
 @each
 def test_modules_whose_functions_are_replaced(route, name, monkeypatch):
     with route.on(on_fallback="native"):
-        layer, args = warmed(route, name)
-        for part in [part for part in layer.modules() if part is not layer]:
-            own = type(part).forward
-            part.forward = lambda *args, part=part, own=own, **kwargs: doubled(None, None,
-                                                                               own(part, *args,
-                                                                                   **kwargs))
-            as_native(layer, args)
-            del part.forward
-            as_native(layer, args)
-        for cls in {type(part) for part in layer.modules() if part is not layer
-                    and "forward" in vars(type(part))}:
-            with monkeypatch.context() as patch:
-                own = cls.forward
-                patch.setattr(cls, "forward", lambda *args, own=own,
-                              **kwargs: doubled(None, None, own(*args, **kwargs)))
-                as_native(layer, args)
-            as_native(layer, args)
+        replace_each_forward(*warmed(route, name), monkeypatch)
 
 
 @each

@@ -19,7 +19,7 @@ PYTHONS = ((3, 10), (3, 14))  # from the first, before the second
 #: module -> oldest version, None for any: as in setup.cfg
 REQUIRED = {"torch": "2.4", "numpy": None, "packaging": None, "platformdirs": None, "rich": None,
             "filelock": None}
-HOSTS = {"torch_geometric": "2.6", "dgl": "1.1"}
+HOSTS = {"torch_geometric": "2.6", "dgl": "2.1"}
 CUPY = "13"
 EXTRAS = (12, 13)  # majors of CUDA for which setup.cfg has a cuda.. extra
 

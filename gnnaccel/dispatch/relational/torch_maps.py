@@ -9,11 +9,13 @@ from torch import Tensor
 
 from gnnaccel.dispatch import torch_segments
 from gnnaccel.dispatch.graph import GraphView
+from gnnaccel.dispatch.program import RELATION
 from gnnaccel.dispatch.relational.pairs import Blocks, Pairs
 from gnnaccel.dispatch.relational.view import Gather
 
 _ALONE = 4096  # elements of a block's result from which another call costs less than a copy of it
 _CPU_DTYPES = (torch.float32, torch.float64)
+_NARROW = 64  # numbers of a row up to which gradients of relations are added up in double precision
 
 
 # --- maps by relation -----------------------------------------------------------------------------
@@ -147,7 +149,15 @@ def take(rows: Tensor, gather: Gather) -> Tensor:
     if rows.device.type != "cpu" or _forward_mode():
         return rows.index_select(0, gather.index)
     # on the CPU adding rows to their places is several times as slow
-    return Take.apply(rows, gather, aggregate)
+    relations = isinstance(gather, Gather) and gather.coarse == RELATION
+    long = relations and rows.shape[1:].numel() <= _NARROW
+    return Take.apply(rows, gather, _sum_in_double if long else aggregate)
+
+
+def _sum_in_double(graph: GraphView, rows: Tensor) -> Tensor:
+    """`aggregate` for long sums: a relation has thousands of edges, which come one after the other.
+    """
+    return aggregate(graph, rows.double()).to(rows.dtype)
 
 
 class Take(torch.autograd.Function):

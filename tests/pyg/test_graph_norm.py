@@ -247,20 +247,29 @@ def test_scripted_and_compiled():
     assert cache.info()["entries"] == 0
 
 
-@pytest.mark.parametrize("weight", [(), (torch.rand(E),), (torch.rand(E).requires_grad_(),)])
-@pytest.mark.parametrize("options", [{}, dict(add_self_loops=False)])
+@pytest.mark.parametrize("route", ["emulated", pytest.param("cuda", marks=pytest.mark.gpu)],
+                         indirect=True)
+@pytest.mark.parametrize("weight", [None, torch.rand(E), torch.rand(E).requires_grad_()],
+                         ids=["none", "weights", "learned"])
+@pytest.mark.parametrize("options", [{}, dict(add_self_loops=False)], ids=str)
 @pytest.mark.parametrize("wrong", [-1, N + 3])
-def test_ids_out_of_range_raise_before_the_host_reads_them(emulated, options, weight, wrong,
+def test_ids_out_of_range_raise_before_the_host_reads_them(route, options, weight, wrong,
                                                            monkeypatch):
     """On a GPU the host would fail an assertion on the device, which makes the process useless."""
-    layer, x, ei = GCNConv(F, 4, **options), graphs.features(), graphs.square()
-    ei[0, 5] = wrong
-    monkeypatch.setattr(gcn_conv, "scatter",
-                        lambda *args, **kwargs: pytest.fail("read by the host"))
+    layer = GCNConv(F, 4, **options).to(route.device)
+    x, right = graphs.features().to(route.device), graphs.square().to(route.device)
+    weights = () if weight is None else (weight.to(route.device),)
+    edges = right.clone()
+    edges[0, 5] = wrong
     for mode in (torch.no_grad, torch.enable_grad):
-        with (emulated.on(on_fallback="native"), mode(),
+        with (monkeypatch.context() as patch, route.on(on_fallback="native"), mode(),
               pytest.raises(IndexError, match=f"{wrong}.*valid indices")):
-            layer(x, ei, *weight)
+            patch.setattr(gcn_conv, "scatter",
+                          lambda *args, **kwargs: pytest.fail("read by the host"))
+            layer(x, edges, *weights)
+    native = layer(x, right, *weights)  # the device still works
+    with route.on(on_fallback="native"):
+        assert close(layer(x, right, *weights), native)
 
 
 @pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])

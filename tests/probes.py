@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from gnnaccel.adapters.pyg import fx_models, inner_convs
-from gnnaccel.dispatch import cache, ledger, names, planner, router
+from gnnaccel.dispatch import cache, decisions, ledger, names, planner, router
 
 
 def decided(monkeypatch: Any) -> list[str]:
@@ -25,7 +25,7 @@ def decided(monkeypatch: Any) -> list[str]:
 def kept() -> dict[str, int]:
     """How many entries each table has that outlives a call."""
     return {"structures": len(cache._entries), "plans": len(planner._memo),
-            "warnings": len(router._warned), "names": len(names._names),
+            "warnings": len(decisions._warned), "names": len(names._names),
             "HeteroConv layers": len(inner_convs._memos), "fx models": len(fx_models._codes)}
 
 
@@ -41,7 +41,7 @@ def count_structures_anew() -> None:
 
 def warn_again() -> None:
     """Forget which warnings were given."""
-    router._warned.clear()
+    decisions._warned.clear()
 
 
 def few_ledgers(monkeypatch: Any, most: int) -> None:

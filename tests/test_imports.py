@@ -137,3 +137,11 @@ def test_the_check_sees_a_violation(module, source):
 ])
 def test_the_check_lets_pass_what_is_allowed(module, source, package):
     assert violations(source, module, package) == []
+
+
+def test_one_module_writes_the_records_of_calls():
+    """What a record says of a call must not depend on whether it was a layer, an aggregation or a
+    single operation."""
+    writers = [path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py")
+               if "records.new(" in path.read_text(encoding="utf-8")]
+    assert writers == ["dispatch/decisions.py"]

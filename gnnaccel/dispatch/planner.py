@@ -6,13 +6,13 @@ host's own code is always the last candidate. Everything is decided before anyth
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from gnnaccel.dispatch import cost, patterns, specs
 from gnnaccel.dispatch.config import Config
 from gnnaccel.dispatch.ops.plain import PlainRequest
 from gnnaccel.dispatch.pins import Pinned
+from gnnaccel.dispatch.plan import Plan
 from gnnaccel.dispatch.reasons import Reason, reason
 from gnnaccel.dispatch.relational import costs
 from gnnaccel.dispatch.relational.request import RelationalRequest
@@ -20,24 +20,6 @@ from gnnaccel.dispatch.request import Request
 from gnnaccel.dispatch.specs import KernelSpec
 
 _LIMIT = 4096  # memo entries; more means sizes that never repeat, so starting anew costs nothing
-
-
-@dataclass(frozen=True)
-class Plan:
-    """``route``: "cuda", "torch" or "native"; ``rejected``: (candidate, reason) pairs; ``seconds``:
-    the estimate."""
-
-    route: str
-    kernel: str | None
-    pmf: bool
-    seconds: float | None
-    native_seconds: float | None
-    rejected: tuple[tuple[str, Reason], ...]
-
-    @property
-    def code(self) -> str | None:
-        """The first reason's code: what the counters show of a native call."""
-        return self.rejected[0][1].code if self.rejected else None
 
 
 _memo: dict[tuple, Plan] = {}
@@ -88,8 +70,8 @@ def _decide(request: Request | RelationalRequest | PlainRequest, config: Config)
     else:
         if able:
             _, _, spec, seconds = able[0]
-            return Plan(spec.route, spec.name, spec.pmf, seconds, native, tuple(rejected))
-    return Plan("native", None, False, native, native, tuple(rejected))
+            return Plan(spec.route, spec.name, tuple(rejected), seconds, native, spec.pmf)
+    return Plan("native", None, tuple(rejected), native, native)
 
 
 def _held(pinned: Pinned, able: list, native: float | None, rejected: list) -> Plan | None:
@@ -98,10 +80,10 @@ def _held(pinned: Pinned, able: list, native: float | None, rejected: list) -> P
     others = [(spec.name, why) for _, _, spec, _ in able if spec.name != pinned.kernel]
     # it was chosen, so what else stood against other ways is no fallback
     if pinned.route == "native":
-        return Plan("native", None, False, native, native, tuple(others or rejected))
+        return Plan("native", None, tuple(others or rejected), native, native)
     for _, _, spec, seconds in able:
         if spec.name == pinned.kernel:
-            return Plan(spec.route, spec.name, spec.pmf, seconds, native, (*rejected, *others))
+            return Plan(spec.route, spec.name, (*rejected, *others), seconds, native, spec.pmf)
     return None
 
 

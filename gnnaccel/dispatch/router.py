@@ -2,29 +2,28 @@
 from __future__ import annotations
 
 import contextvars
-import sys
 import time
-import warnings
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from gnnaccel.cuda import capture
-from gnnaccel.dispatch import (attention, counters, layer_memory, native_again, planner, records,
-                               rules, watch)
+from gnnaccel.dispatch import (attention, counters, decisions, layer_memory, native_again, planner,
+                               records, rules, watch)
 from gnnaccel.dispatch.checkpoints import checkpointed
 from gnnaccel.dispatch.config import Config
+from gnnaccel.dispatch.decisions import Subject
 from gnnaccel.dispatch.graph import GraphView
 from gnnaccel.dispatch.layer_memory import MISSED, fast_path
-from gnnaccel.dispatch.planner import Plan
+from gnnaccel.dispatch.plan import Plan
+from gnnaccel.dispatch.plan import native as native_plan
 from gnnaccel.dispatch.quantized import attention as quantized
 from gnnaccel.dispatch.quantized import settings
 from gnnaccel.dispatch.reasons import Reason, reason
 from gnnaccel.dispatch.relational.request import RelationalCall, RelationalGiven, RelationalStated
 from gnnaccel.dispatch.request import Given, Stated
 from gnnaccel.dispatch.tensor_ref import unversioned
-from gnnaccel.errors import FallbackError
 
 
 class Adapter(Protocol):
@@ -60,11 +59,9 @@ class Adapter(Protocol):
 #: whether this is inside a call over a new graph of which the whole, as one, was estimated not to
 #: pay
 _refused: contextvars.ContextVar[bool] = contextvars.ContextVar("gnnaccel_refused", default=False)
-_AS_THE_WHOLE = Plan("native", None, False, None, None, (
-    ("kernels",
-     reason("GA301",
-            "the layer around it as one does not pay for its new graph's structure; "
-            "its parts do less")),))
+_AS_THE_WHOLE = native_plan(("kernels", reason(
+    "GA301", "the layer around it as one does not pay for its new graph's structure; its parts do "
+    "less")))
 
 
 def route(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict,
@@ -99,20 +96,20 @@ def _decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict
     if not verdict.inside:
         settings.note_native(layer, config, verdict.reason)  # type: ignore[arg-type]
         return _native(layer, adapter, native, args, kwargs, config, None, None,
-                       ((name, verdict.reason),), start)  # type: ignore[arg-type]
+                       native_plan((name, verdict.reason)), start)  # type: ignore[arg-type]
     found = adapter.state(layer, args, kwargs)
     if type(found) is Reason:
         settings.note_native(layer, config, found)
         if _quiet(config) and not capture.capturing():
             native_again.remember_reason(layer, args, kwargs, config, found)
-        return _native(layer, adapter, native, args, kwargs, config, None, None, ((name, found),),
-                       start)
+        return _native(layer, adapter, native, args, kwargs, config, None, None,
+                       native_plan((name, found)), start)
     (stated, given), grad = found, torch.is_grad_enabled()
     if capture.capturing() and isinstance(stated, RelationalStated):
         why = stated.captured_reason(given)
         if why is not None:
-            return _native(layer, adapter, native, args, kwargs, config, None, None, ((name, why),),
-                           start)
+            return _native(layer, adapter, native, args, kwargs, config, None, None,
+                           native_plan((name, why)), start)
     device, known = given.device.type, _known(layer, stated, given, args, kwargs)
     plan = _planned(stated, device, grad, known, config)
     entry = settings.asked(layer, config)
@@ -126,7 +123,7 @@ def _decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict
         whole = (not known and device == "cuda" and getattr(stated, "together", False)
                  and plan.code == "GA301" and _quiet(config))
         return _native(layer, adapter, _with_its_parts(native) if whole else native, args, kwargs,
-                       config, stated, given, plan.rejected, start)
+                       config, stated, given, plan, start)
     counters.count(name, plan.route)
     graph, hit = stated.lookup(given)
     call, run = stated.call(graph, plan), stated.runner(plan.route)
@@ -141,10 +138,12 @@ def _decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict
         if bound is not None and not start and checkpointed():
             return bound(given.x_src, graph)
     if start:
-        number = _record(layer, adapter, stated, device, plan, graph, hit, grad, start, call,
-                         getattr(run, "storage", None))
-        run = _recording(run,
-                         lambda _: _record_backward(layer, adapter, stated, device, plan, number))
+        subject = _subject(layer, adapter, stated, device)
+        told = plan if entry is None else plan._replace(storage=run.storage)
+        passes = call.optimised().as_dict() if isinstance(call, RelationalCall) else None
+        number = decisions.forward(subject, told, _graph_of(stated, graph), hit, _since(start),
+                                   passes)
+        run = _recording(run, decisions.on_backward(subject, told, number))
     return adapter.run(layer, stated, given, attention.Attend(call, run))
 
 
@@ -202,64 +201,34 @@ def _recording(run: Any, on_backward: Any) -> Any:
 
 # --- native ---------------------------------------------------------------------------------------
 
-_warned: set[tuple[str, str]] = set()
-
-
 def _native(layer, adapter, native, args, kwargs, config: Config, stated: Stated | None,
-            given: Given | None, rejected: tuple[tuple[str, Reason], ...], start: int) -> Any:
+            given: Given | None, plan: Plan, start: int) -> Any:
     name = type(layer).__name__
-    counters.count(name, "native", rejected[0][1].code if rejected else None)
+    counters.count(name, "native", plan.code)
     if start:
         device = given.device.type if given is not None else "cpu"
-        _record(layer, adapter, stated, device, Plan("native", None, False, None, None, rejected),
-                None, "none", torch.is_grad_enabled(), start)
+        decisions.forward(_subject(layer, adapter, stated, device), plan, _graph_of(stated, None),
+                          "none", _since(start))
     # the user's own rules are no fallback
-    chosen = all(r.code.startswith(("GA1", "GA210")) for _, r in rejected)
+    chosen = all(r.code.startswith(("GA1", "GA210")) for _, r in plan.rejected)
     if config.on_fallback != "native" and not chosen and not getattr(stated, "around", False):
-        object_to(name, config.on_fallback, rejected)
+        decisions.object_to(name, config.on_fallback, plan.rejected)
     return native(layer, *args, **kwargs)
-
-
-def object_to(name: str, how: str, rejected: tuple[tuple[str, Reason], ...]) -> None:
-    """Say that ``name`` runs natively, once per cause ("warn"), or raise FallbackError
-    ("raise")."""
-    text = "; ".join(f"{candidate}: {r} ({r.hint})" for candidate, r in rejected)
-    if how == "raise":
-        raise FallbackError(f"{name} would run natively: {text}")
-    # texts hold estimates, which change with sizes
-    key = (name, " ".join(r.code for _, r in rejected))
-    if key not in _warned:
-        _warned.add(key)
-        warnings.warn(f"gnnaccel: {name} runs natively: {text}", RuntimeWarning,
-                      stacklevel=_callers_level())
-
-
-def _callers_level() -> int:
-    """The ``stacklevel`` that makes a warning point at the user's line: the first frame in neither
-    gnnaccel nor torch."""
-    level, frame = 1, sys._getframe(1)
-    while (frame.f_back is not None
-           and frame.f_globals.get("__name__", "").partition(".")[0] in ("gnnaccel", "torch")):
-        level, frame = level + 1, frame.f_back
-    return level
 
 
 # --- records --------------------------------------------------------------------------------------
 
-def _dtype(dtype: torch.dtype | None) -> str | None:
-    return None if dtype is None else str(dtype).removeprefix("torch.")
+def _since(start: int) -> float:
+    """Microseconds."""
+    return (time.perf_counter_ns() - start) / 1e3
 
 
-def _state_of(layer, device: str) -> dict[str, Any]:
-    autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-    capturing = device == "cuda" and torch.cuda.is_current_stream_capturing()
-    return dict(layer=type(layer).__name__, name=rules.qualified_name(layer),
-                autocast=_dtype(autocast), capturing=capturing,
-                deterministic=torch.are_deterministic_algorithms_enabled(),
-                training=bool(layer.training))
+def _subject(layer: Any, adapter: Adapter, stated: Stated | None, device: str) -> Subject:
+    return Subject(adapter.host, type(layer).__name__, layer, device,
+                   None if stated is None else stated.row, None if stated is None else stated.out)
 
 
-def _graph_of(stated: Stated | None, graph) -> dict[str, Any] | None:
+def _graph_of(stated: Stated | None, graph: Any) -> dict[str, Any] | None:
     if stated is None:
         return None
     found = stated.facts()
@@ -270,30 +239,3 @@ def _graph_of(stated: Stated | None, graph) -> dict[str, Any] | None:
                      super_nodes=known.super_nodes, super_share=known.super_share,
                      density=known.density, histogram=list(known.histogram))
     return found
-
-
-def _record(layer, adapter, stated, device: str, plan: Plan, graph, hit: str, grad: bool,
-            start: int, call: Any = None, storage: str | None = None) -> int:
-    rejected = [dict(candidate=candidate, code=r.code, text=r.text, hint=r.hint)
-                for candidate, r in plan.rejected]
-    record = records.new(
-        host=adapter.host, graph=_graph_of(stated, graph), route=plan.route, kernel=plan.kernel,
-        rejected=rejected,
-        passes=call.optimised().as_dict() if isinstance(call, RelationalCall) else None,
-        cost_us=None if plan.seconds is None else plan.seconds * 1e6, cache=hit, grad=grad,
-        dtype=_dtype(stated.row) if stated else None,
-        out_dtype=_dtype(stated.out) if stated else None,
-        overhead_us=(time.perf_counter_ns() - start) / 1e3, storage=storage,
-        **_state_of(layer, device))
-    records.emit(record)
-    return record["call"]
-
-
-def _record_backward(layer, adapter, stated: Stated, device: str, plan: Plan, forward: int) -> None:
-    if not records.listening():
-        return
-    kernel = (plan.kernel if not torch.is_grad_enabled()
-              or plan.route == "torch" else "torch backend")
-    records.emit(records.new(direction="backward", forward_call=forward, host=adapter.host,
-                             route=plan.route, kernel=kernel, dtype=_dtype(stated.row),
-                             out_dtype=_dtype(stated.out), grad=True, **_state_of(layer, device)))

@@ -8,11 +8,9 @@ from gnnaccel.dispatch import planner, rules
 from gnnaccel.dispatch.config import Config
 from gnnaccel.dispatch.ops import route as operations
 from gnnaccel.dispatch.ops.aggregation_stated import AggregationStated
-from gnnaccel.dispatch.planner import Plan
+from gnnaccel.dispatch.plan import Plan, Rejected
 from gnnaccel.dispatch.reasons import Reason
 from gnnaccel.dispatch.watch import Visit
-
-Rejected = tuple[tuple[str, Reason], ...]
 
 
 class Decided(NamedTuple):
@@ -54,8 +52,5 @@ def _plan(stated: Any, given: Any, config: Config, grad: bool, fresh: bool) -> P
 
 def decided_operation(visit: Visit) -> Decided:
     """The decision on a single operation."""
-    choice = operations.choose(visit.args[0], visit.native is not None, visit.config)
-    kernel = None
-    if choice.route != "native":
-        kernel = visit.args[0].kernel.name if choice.route == "cuda" else "torch operations"
-    return Decided(choice.rejected, Plan(choice.route, kernel, False, None, None, choice.rejected))
+    plan = operations.choose(visit.args[0], visit.native is not None, visit.config)
+    return Decided(plan.rejected, plan)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.dispatch import rules, specs
-from gnnaccel.dispatch.planner import Plan
+from gnnaccel.dispatch.plan import Plan
 from gnnaccel.dispatch.records import Record
 from gnnaccel.dispatch.watch import Visit
 from gnnaccel.profile.bench.timing import Effort, measure_rounds, peak_extra_bytes
@@ -90,7 +90,7 @@ def shadowed(visit: Visit, record: Record | None, upstream: list[Tensor | None] 
 def _plan(record: Record) -> Plan:
     """The very kernel that ran."""
     pmf = any(spec.pmf for spec in specs.ATTENTION if spec.name == record["kernel"])
-    return Plan(record["route"], record["kernel"], pmf, None, None, ())
+    return Plan(record["route"], record["kernel"], pmf=pmf)
 
 
 def _compare(visit: Visit, plan: Plan, found: Shadow, upstream: list[Tensor | None] | None) -> None:

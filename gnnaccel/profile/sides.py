@@ -14,7 +14,7 @@ from torch import Tensor
 from gnnaccel.dispatch import config as configs
 from gnnaccel.dispatch.attention import Attend
 from gnnaccel.dispatch.checkpoints import checkpointed
-from gnnaccel.dispatch.planner import Plan
+from gnnaccel.dispatch.plan import Plan
 from gnnaccel.dispatch.reasons import Reason
 from gnnaccel.dispatch.watch import Run, Visit
 from gnnaccel.profile.decided import decided

@@ -126,7 +126,7 @@ def test_until_a_structure_pays(device, monkeypatch):
         # what was missed is twice the price
         assert [f.run is aggregation_cuda.run for f in found].index(True) == 20
         first = found[0]
-        assert first.run is aggregation_once.run and first.route == "cuda" and first.rejected[0][
+        assert first.run is aggregation_once.run and first.plan.route == "cuda" and first.plan.rejected[0][
             1].code == "GA302" and first.again
         assert cache.info()["entries"] == 0
         OpGraph(ei, N, M).view()

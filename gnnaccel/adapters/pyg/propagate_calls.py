@@ -286,14 +286,15 @@ def _remember(layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read,
     kept = Last()
     kept.epoch = config.epoch
     kept.edge_index = TensorRef(edge_index, pointer=decision.run is not None)
-    kept.modes, kept.source, kept.route, kept.name = (_modes(), found.form.source, decision.route,
-                                                      type(layer).__name__)
+    kept.modes, kept.source, kept.name = _modes(), found.form.source, type(layer).__name__
+    kept.route = decision.plan.route
     if decision.run is None:
         if config.on_fallback != "native":
             return
         x = reading.source(kwargs, kept.source)
         kept.fell_back = decision.fell_back
-        kept.rows, kept.code, kept.missed = (x.shape, x.dtype, x.requires_grad), decision.code, None
+        kept.rows, kept.missed = (x.shape, x.dtype, x.requires_grad), None
+        kept.code = decision.plan.code
         if decision.estimate is not None:
             kept.missed, kept.gain = ledger.of(edge_index), decision.estimate.gain
             kept.patience = aggregation_cost.patience(decision.estimate)

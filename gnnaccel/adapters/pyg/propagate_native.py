@@ -30,7 +30,7 @@ class Native:
         estimate = decision.estimate
         self.epoch, self.grad = config.epoch, torch.is_grad_enabled()
         self.source, self.rows = source, _described(x)
-        self.most, self.name, self.code = edges * _MORE, type(layer).__name__, decision.code
+        self.most, self.name, self.code = edges * _MORE, type(layer).__name__, decision.plan.code
         self.gain, self.patience = None, None
         if estimate is not None:
             self.gain = estimate.gain / edges
@@ -63,8 +63,9 @@ def remember(layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read, 
              config: Config) -> None:
     """Keep of a native call, for others over new graphs, how large it was."""
     # on a CPU the kernels' reason is the device; that of torch operations comes last
-    costs = decision.code == "GA301" or (decision.code == "GA401"
-                                         and decision.rejected[-1][1].code == "GA301")
+    plan = decision.plan
+    costs = plan.code == "GA301" or (plan.code == "GA401"
+                                     and plan.rejected[-1][1].code == "GA301")
     if costs and decision.fell_back is None and edge_index.shape[1]:
         x = reading.source(kwargs, found.form.source)
         if type(x) in reading.TENSORS:

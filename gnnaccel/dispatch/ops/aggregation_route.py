@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda import capture, driver
-from gnnaccel.dispatch import counters, looped, records, router, rules
+from gnnaccel.dispatch import counters, decisions, looped
 from gnnaccel.dispatch.checkpoints import checkpointed
 from gnnaccel.dispatch.config import Config
+from gnnaccel.dispatch.decisions import Subject
 from gnnaccel.dispatch.ops import (aggregation, aggregation_cost, aggregation_cpu, aggregation_cuda,
                                    aggregation_once)
 from gnnaccel.dispatch.ops.aggregation import Aggregation, Reduce
@@ -21,9 +22,10 @@ from gnnaccel.dispatch.ops.aggregation_cost import Estimate
 from gnnaccel.dispatch.ops.call import compile_reason
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.ops.route import device_reason
+from gnnaccel.dispatch.plan import KERNELS, TORCH, Plan
+from gnnaccel.dispatch.plan import native as native_plan
 from gnnaccel.dispatch.reasons import Reason, reason
 
-_KERNELS, _TORCH = "kernels", "torch operations"
 _ON_CPU = reason("GA401", "the tensors are on the cpu, the kernels need a CUDA device")
 _NO_GAIN = reason("GA301", "torch operations gain nothing on a GPU")
 _MAY_NOT_COME_AGAIN = reason("GA301",
@@ -37,28 +39,31 @@ Run = Callable[[OpGraph, Aggregation], Any]
 
 
 class Decision(NamedTuple):
-    """``run``: None on the native route; ``estimate``: what such a call gains, if that was
-    asked."""
+    """``run``: None on the native route; ``estimate``: what such a call gains, if that was asked;
+    ``again``: it holds for one call only; ``fell_back``: counts further native calls like this one,
+    where somebody does."""
 
-    route: str
-    kernel: str | None
-    run: Run | None
-    rejected: tuple[tuple[str, Reason], ...]
-    estimate: Estimate | None
-    storage: str | None = None  # the rows' format where it is not their dtype
-    again: bool = False  # to be decided anew at the next call
-    # counts further native calls like this one, where somebody does
+    plan: Plan
+    run: Run | None = None
+    estimate: Estimate | None = None
+    again: bool = False
     fell_back: Callable[[], None] | None = None
-
-    @property
-    def code(self) -> str | None:
-        """Why it is native."""
-        return self.rejected[0][1].code if self.run is None and self.rejected else None
 
 
 def native(why: Reason) -> Decision:
     """The host's own code, for a reason that no candidate changes."""
-    return Decision("native", None, None, ((_KERNELS, why),), None)
+    return Decision(native_plan((KERNELS, why)))
+
+
+def _taken(route: str, kernel: str, run: Run, estimate: Estimate | None,
+           *rejected: tuple[str, Reason]) -> Decision:
+    seconds = (None, None) if estimate is None else (estimate.ours, estimate.native)
+    return Decision(Plan(route, kernel, rejected, *seconds), run, estimate)
+
+
+def _refused(estimate: Estimate | None, *rejected: tuple[str, Reason]) -> Decision:
+    seconds = None if estimate is None else estimate.native
+    return Decision(Plan("native", None, rejected, seconds, seconds), None, estimate)
 
 
 class Asked(NamedTuple):
@@ -83,14 +88,15 @@ def decide(graph: OpGraph, given: Aggregation, config: Config,
     why, estimate = _cost_reason(graph, given, config, asked)
     if why is _ONCE:
         name = aggregation_once.kernel(graph, given).name  # type: ignore[union-attr]
-        return Decision("cuda", name, aggregation_once.run, (("kernels over a structure", why),),
-                        estimate, again=True)
+        found = _taken("cuda", name, aggregation_once.run, estimate,
+                       ("kernels over a structure", why))
+        return found._replace(again=True)
     if why is not None:
-        return Decision("native", None, None, ((_KERNELS, why),), estimate)
+        return _refused(estimate, (KERNELS, why))
     against = compile_reason(kernel)
     if against is not None:
         return _without_kernels(graph, given, config, against, asked)
-    return Decision("cuda", kernel.name, aggregation_cuda.run, (), estimate)
+    return _taken("cuda", kernel.name, aggregation_cuda.run, estimate)
 
 
 def decide_all(graph: OpGraph, given: Aggregation, reduces: tuple[Reduce, ...], config: Config,
@@ -106,13 +112,13 @@ def decide_all(graph: OpGraph, given: Aggregation, reduces: tuple[Reduce, ...], 
             return one
     kernels: list[str]
     runs: list[Run]
-    kernels, runs = [one.kernel for one in found], [one.run for one in found]  # type: ignore[misc]
+    kernels, runs = map(list, zip(*((one.plan.kernel, one.run) for one in found)))
 
     def apart(graph: OpGraph, given: Aggregation) -> list[Tensor]:
         return [run(graph, given.by(reduce)) for run, reduce in zip(runs, reduces)]
 
     run = apart
-    if all(one.route == "cuda" for one in found):
+    if all(one.plan.route == "cuda" for one in found):
         together = aggregation_cuda.together(graph, given, reduces)
         groups = tuple(group for group, kernel in together.items()
                        if compile_reason(kernel) is None)
@@ -121,7 +127,8 @@ def decide_all(graph: OpGraph, given: Aggregation, reduces: tuple[Reduce, ...], 
         run = partial(aggregation_cuda.run_all, reduces=reduces, groups=groups, alone=runs)
     # once one has a structure, there is one
     first = next((one for one in found if not one.again), found[0])
-    return first._replace(kernel=", ".join(dict.fromkeys(kernels)), run=run)
+    plan = first.plan._replace(kernel=", ".join(dict.fromkeys(kernels)))
+    return first._replace(plan=plan, run=run)
 
 
 def on(route: str, graph: OpGraph, given: Aggregation) -> Tensor:
@@ -154,10 +161,10 @@ def _without_kernels(graph: OpGraph, given: Aggregation, config: Config, against
         if why is None:
             why, estimate = _cost_reason(graph, given, config, asked)
     if why is not None:
-        return Decision("native", None, None, ((_KERNELS, against), (_TORCH, why)), estimate)
+        return _refused(estimate, (KERNELS, against), (TORCH, why))
     run = aggregation_cpu.run if unfit is None else aggregation.plain
-    return Decision("torch", _TORCH if unfit is not None else "embedding bags", run,
-                    ((_KERNELS, against),), estimate)
+    return _taken("torch", "embedding bags" if unfit is None else TORCH, run, estimate,
+                  (KERNELS, against))
 
 
 def _unfit_by_torch(graph: OpGraph, given: Aggregation) -> Reason | None:
@@ -210,59 +217,29 @@ def run(layer: Any, host: str, found: tuple[OpGraph, Aggregation] | None, decisi
         start: int) -> Any:
     """Count, record and run one call of ``layer``. ``finish``: what the layer makes of the result;
     ``start``: when the call began, 0 when nobody listens."""
+    plan, spent = decision.plan, (time.perf_counter_ns() - start) / 1e3
     name = type(layer).__name__
-    spent = (time.perf_counter_ns() - start) / 1e3
-    counters.count(name, decision.route, decision.code)
+    counters.count(name, plan.route, plan.code)
     if decision.run is None:
         if start:
-            _record(layer, host, found, decision, spent)
-        if config.on_fallback != "native" and not _by_design(decision):
-            router.object_to(name, config.on_fallback, decision.rejected)
+            decisions.told(_subject(layer, host, found), plan, found and found[0], spent)
+        if config.on_fallback != "native" and not _by_design(plan):
+            decisions.object_to(name, config.on_fallback, plan.rejected)
         return call_native()
     out = decision.run(*found)  # type: ignore[misc]
     if start:
-        number = _record(layer, host, found, decision, spent)
-        shown = out[0] if type(out) is list else out
-        if shown.requires_grad:
-            shown.register_hook(
-                lambda _: _record_backward(layer, host, found[1],  # type: ignore[index]
-                                           decision, number))
+        decisions.told(_subject(layer, host, found), plan, found and found[0], spent, out)
     return finish(out)
 
 
-def _by_design(decision: Decision) -> bool:
+def _by_design(plan: Plan) -> bool:
     """Whether going native is no fallback: the user's own choice, or the host's code is the one for
     such a call."""
-    return all(r.code in _CHOSEN or r.code.startswith("GA1") for _, r in decision.rejected)
+    return all(r.code in _CHOSEN or r.code.startswith("GA1") for _, r in plan.rejected)
 
 
-def _fields(layer: Any, host: str, given: Aggregation | None, decision: Decision) -> dict[str, Any]:
-    device = "cpu" if given is None else given.x.device.type
-    dtype = None if given is None else str(given.x.dtype).removeprefix("torch.")
-    autocast = (str(torch.get_autocast_dtype(device)).removeprefix("torch.")
-                if torch.is_autocast_enabled(device) else None)
-    return dict(host=host, layer=type(layer).__name__, name=rules.qualified_name(layer),
-                route=decision.route, kernel=decision.kernel, storage=decision.storage, dtype=dtype,
-                out_dtype=dtype, autocast=autocast, training=bool(layer.training),
-                deterministic=torch.are_deterministic_algorithms_enabled(),
-                capturing=device == "cuda" and torch.cuda.is_current_stream_capturing())
-
-
-def _record(layer: Any, host: str, found: tuple[OpGraph, Aggregation] | None, decision: Decision,
-            spent: float) -> int:
-    graph, given = found or (None, None)
-    rejected = [dict(candidate=candidate, code=r.code, text=r.text, hint=r.hint)
-                for candidate, r in decision.rejected]
-    record = records.new(graph=None if graph is None else graph.facts(), rejected=rejected,
-                         grad=torch.is_grad_enabled(),
-                         cache="none" if graph is None else graph.cached, overhead_us=spent,
-                         **_fields(layer, host, given, decision))
-    records.emit(record)
-    return record["call"]
-
-
-def _record_backward(layer: Any, host: str, given: Aggregation, decision: Decision,
-                     number: int) -> None:
-    if records.listening():
-        records.emit(records.new(direction="backward", forward_call=number, grad=True,
-                                 **_fields(layer, host, given, decision)))
+def _subject(layer: Any, host: str, found: tuple[OpGraph, Aggregation] | None) -> Subject:
+    if found is None:
+        return Subject(host, type(layer).__name__, layer)
+    x = found[1].x
+    return Subject(host, type(layer).__name__, layer, x.device.type, x.dtype, x.dtype)

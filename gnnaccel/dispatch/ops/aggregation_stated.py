@@ -18,7 +18,7 @@ from gnnaccel.dispatch.ops import aggregation_route
 from gnnaccel.dispatch.ops.aggregation import Aggregation, Reduce, named
 from gnnaccel.dispatch.ops.aggregation_route import Asked
 from gnnaccel.dispatch.ops.graph import OpGraph
-from gnnaccel.dispatch.planner import Plan
+from gnnaccel.dispatch.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,8 @@ class AggregationStated:
     def plan(self, given: AggregationGiven, config: Config, grad: bool, fresh: bool) -> Plan:
         """The decision on such a call, as a part of training if ``grad``, over a graph that is
         ``fresh`` or comes again."""
-        found = aggregation_route.decide_all(given.graph, given.first, given.reduces, config,
-                                             Asked(grad, fresh))
-        cost = found.estimate
-        return Plan(found.route, found.kernel, False, cost and cost.ours, cost and cost.native,
-                    found.rejected)
+        return aggregation_route.decide_all(given.graph, given.first, given.reduces, config,
+                                            Asked(grad, fresh)).plan
 
     def lookup(self, given: AggregationGiven) -> tuple[OpGraph, str]:
         """The call's graph, and "hit", "miss" or "none" of its structure."""

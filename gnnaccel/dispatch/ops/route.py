@@ -8,27 +8,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from gnnaccel.cuda import driver
-from gnnaccel.dispatch import counters, records, router, watch
+from gnnaccel.dispatch import counters, decisions, records, watch
 from gnnaccel.dispatch.config import Config
+from gnnaccel.dispatch.decisions import Subject
 from gnnaccel.dispatch.graph import kernels_run_on
 from gnnaccel.dispatch.ops.call import Kernel, OpCall, compile_reason
+from gnnaccel.dispatch.plan import KERNELS, TORCH, Plan
+from gnnaccel.dispatch.plan import native as native_plan
 from gnnaccel.dispatch.reasons import Reason, reason
-
-Rejected = tuple[tuple[str, Reason], ...]
-_KERNELS, _TORCH = "kernels", "torch operations"
-
-
-class Choice(NamedTuple):
-    """``route``: "cuda", "torch" or "native"; ``rejected``: (candidate, reason) pairs."""
-
-    route: str
-    rejected: Rejected
 
 
 def on_cpu_native(name: str, config: Config) -> bool:
@@ -61,40 +53,37 @@ def _told(visit: watch.Visit) -> Any:
 def _run(name: str, call: OpCall | Reason, native: Callable[[], Any] | None, config: Config | None,
          start: int) -> Any:
     """``start``: when the call began, 0 when nobody listens."""
-    choice = choose(call, native is not None, config)
+    plan = choose(call, native is not None, config)
     if config is not None:
-        code = choice.rejected[0][1].code if choice.rejected else None
-        counters.count(name, choice.route, code if choice.route == "native" else None)
-        if choice.route == "native" and config.on_fallback != "native" and not _by_design(call):
-            router.object_to(name, config.on_fallback, choice.rejected)
+        counters.count(name, plan.route, plan.code)
+        if plan.route == "native" and config.on_fallback != "native" and not _by_design(call):
+            decisions.object_to(name, config.on_fallback, plan.rejected)
     spent = (time.perf_counter_ns() - start) / 1e3
-    if choice.route == "native":
+    if plan.route == "native":
         if start:
-            _record(name, call, choice, spent)
+            _write(name, call, plan, spent)
         return native()  # type: ignore[misc]
     with _without_autocast(call.device):  # type: ignore[union-attr]
         out = (call.kernel.run()  # type: ignore[union-attr]
-               if choice.route == "cuda" else call.plain())  # type: ignore[union-attr]
+               if plan.route == "cuda" else call.plain())  # type: ignore[union-attr]
     if start:
-        _watch(name, call, choice, out, _record(name, call, choice, spent))
+        _write(name, call, plan, spent, out)
     return out
 
 
-def choose(call: OpCall | Reason, native: bool, config: Config | None) -> Choice:
+def choose(call: OpCall | Reason, native: bool, config: Config | None) -> Plan:
     """The route of a call; ``native``: the host's own code can run it."""
     if type(call) is Reason:
-        return Choice("native", ((_KERNELS, call),))
+        return native_plan((KERNELS, call))
     why = reason("GA104") if config is None else kernel_reason(call, config)
     if why is None and native and _host_is_as_good(call, config):  # type: ignore[arg-type]
         why = reason("GA401",
                      "the tensors are on the CPU, where the host's own kernels are as good")
     if why is None:
-        return Choice("cuda", ())
-    if not native:
-        return Choice("torch", ((_KERNELS, why),))
-    against = torch_reason(call, config)  # type: ignore[arg-type]
-    return (Choice("torch", ((_KERNELS, why),))
-            if against is None else Choice("native", ((_KERNELS, why), (_TORCH, against))))
+        return Plan("cuda", call.kernel.name)  # type: ignore[union-attr]
+    against = torch_reason(call, config) if native else None  # type: ignore[arg-type]
+    return (Plan("torch", TORCH, ((KERNELS, why),))
+            if against is None else native_plan((KERNELS, why), (TORCH, against)))
 
 
 def kernel_reason(call: OpCall, config: Config) -> Reason | None:
@@ -155,40 +144,10 @@ _NOTHING = _Nothing()
 
 # --- records --------------------------------------------------------------------------------------
 
-def _fields(name: str, call: OpCall | Reason, choice: Choice) -> dict[str, Any]:
-    understood = type(call) is OpCall
-    kernel = (None if choice.route == "native" else call.kernel.name  # type: ignore[union-attr]
-              if choice.route == "cuda" else _TORCH)
-    dtype = (str(call.dtype).removeprefix("torch.")  # type: ignore[union-attr]
-             if understood else None)
-    device = call.device.type if understood else "cpu"  # type: ignore[union-attr]
-    return dict(host=name.partition(".")[0], layer=name, route=choice.route, kernel=kernel,
-                dtype=dtype, out_dtype=dtype,
-                deterministic=torch.are_deterministic_algorithms_enabled(),
-                capturing=device == "cuda" and torch.cuda.is_current_stream_capturing())
-
-
-def _record(name: str, call: OpCall | Reason, choice: Choice, spent: float) -> int:
-    graph = call.graph if type(call) is OpCall else None
-    rejected = [dict(candidate=candidate, code=r.code, text=r.text, hint=r.hint)
-                for candidate, r in choice.rejected]
-    record = records.new(graph=None if graph is None else graph.facts(), rejected=rejected,
-                         grad=torch.is_grad_enabled(),
-                         cache="none" if graph is None else graph.cached, overhead_us=spent,
-                         **_fields(name, call, choice))
-    records.emit(record)
-    return record["call"]
-
-
-def _watch(name: str, call: OpCall | Reason, choice: Choice, out: Any, number: int) -> None:
-    """Let the first result that is differentiated report its backward."""
-    for t in out if isinstance(out, tuple) else (out,):
-        if isinstance(t, Tensor) and t.requires_grad:
-            t.register_hook(lambda _: _record_backward(name, call, choice, number))
-            return
-
-
-def _record_backward(name: str, call: OpCall | Reason, choice: Choice, forward: int) -> None:
-    if records.listening():
-        records.emit(records.new(direction="backward", forward_call=forward, grad=True,
-                                 **_fields(name, call, choice)))
+def _write(name: str, call: OpCall | Reason, plan: Plan, spent: float, out: Any = None) -> None:
+    host = name.partition(".")[0]
+    if type(call) is Reason:
+        decisions.told(Subject(host, name), plan, None, spent)
+    else:
+        subject = Subject(host, name, None, call.device.type, call.dtype, call.dtype)
+        decisions.told(subject, plan, call.graph, spent, out)

@@ -52,13 +52,14 @@ def narrowed(layer: Any, graph: OpGraph, given: Aggregation, config: Config, dec
     grad = torch.is_grad_enabled() and given.x.requires_grad
     sizes = Sizes(graph.num_src, graph.num_dst, graph.num_edges, math.prod(given.shape),
                   given.x.element_size(), grad)
-    why = decision.rejected[0][1] if decision.run is None and decision.rejected else None
+    plan = decision.plan
+    why = plan.rejected[0][1] if decision.run is None and plan.rejected else None
     against = (reason("GA603", "several reductions of the same messages")
                if several else unfit(graph, given))
     if decision.run is aggregation_once.run:
         against = (against
                    or reason("GA604", "the graph may not come again, so it has no structure yet"))
-    use = decide(layer, entry, config, decision.route, why, given.x.dtype, sizes, against,
+    use = decide(layer, entry, config, plan.route, why, given.x.dtype, sizes, against,
                  checkpointed())
     if type(use) is Use and use.kernels:
         use = compile_reason(_kernel(given, use)) or use
@@ -66,8 +67,8 @@ def narrowed(layer: Any, graph: OpGraph, given: Aggregation, config: Config, dec
         return _in_fp32(decision, entry, use)
     assert decision.run is not None
     entry.storage, entry.gain = use.storage, cost.gain(sizes, use.storage) if use.kernels else None
-    return decision._replace(kernel=f"{decision.kernel}, {use.text} rows",
-                             run=_Run(use, decision.run), storage=use.text)
+    plan = plan._replace(kernel=f"{plan.kernel}, {use.text} rows", storage=use.text)
+    return decision._replace(plan=plan, run=_Run(use, decision.run))
 
 
 def unfit(graph: OpGraph, given: Aggregation) -> Reason | None:
@@ -92,8 +93,9 @@ def _in_fp32(decision: Decision, entry: Entry, why: Reason) -> Decision:
         entry.fell_back(why)
         return decision._replace(again=settings.learning(why),
                                  fell_back=partial(entry.fell_back, why))
-    return decision._replace(run=_Counted(entry, why, decision.run), again=settings.learning(why),
-                             rejected=(*decision.rejected, ("rows in fewer bytes", why)))
+    rejected = (*decision.plan.rejected, ("rows in fewer bytes", why))
+    return decision._replace(plan=decision.plan._replace(rejected=rejected),
+                             run=_Counted(entry, why, decision.run), again=settings.learning(why))
 
 
 class _Counted:

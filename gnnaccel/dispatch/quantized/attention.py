@@ -27,7 +27,7 @@ from gnnaccel.dispatch.checkpoints import checkpointed
 from gnnaccel.dispatch.config import Config
 from gnnaccel.dispatch.ops.call import Kernel, compile_reason
 from gnnaccel.dispatch.patterns import attention as pattern
-from gnnaccel.dispatch.planner import Plan
+from gnnaccel.dispatch.plan import Plan
 from gnnaccel.dispatch.quantized import cost, rows, sample, settings
 from gnnaccel.dispatch.quantized.cost import Sizes
 from gnnaccel.dispatch.quantized.measure import Stopwatch

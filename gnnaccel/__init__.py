@@ -15,13 +15,13 @@ from gnnaccel._version import __version__
 
 if TYPE_CHECKING:  # for editors and type checkers, which cannot see through __getattr__
     from gnnaccel import errors as errors
-    from gnnaccel.dispatch import cache as cache
-    from gnnaccel.dispatch.counters import reset_stats as reset_stats
-    from gnnaccel.dispatch.counters import stats as stats
-    from gnnaccel.dispatch.names import name_layers as name_layers
-    from gnnaccel.dispatch.rules import exclude as exclude
-    from gnnaccel.dispatch.rules import include as include
-    from gnnaccel.dispatch.rules import reset_rules as reset_rules
+    from gnnaccel.dispatch.graph import cache as cache
+    from gnnaccel.dispatch.observe.counters import reset_stats as reset_stats
+    from gnnaccel.dispatch.observe.counters import stats as stats
+    from gnnaccel.dispatch.policy.names import name_layers as name_layers
+    from gnnaccel.dispatch.policy.rules import exclude as exclude
+    from gnnaccel.dispatch.policy.rules import include as include
+    from gnnaccel.dispatch.policy.rules import reset_rules as reset_rules
     from gnnaccel.magics import load_ipython_extension as load_ipython_extension
     from gnnaccel.magics import unload_ipython_extension as unload_ipython_extension
     from gnnaccel.profile.autotune import autotune as autotune
@@ -50,12 +50,12 @@ _HOMES: dict[str, tuple[str, str | None]] = {
     "status": ("gnnaccel.session", "status"),
     "records": ("gnnaccel.session", "records"),
     "clear_records": ("gnnaccel.session", "clear_records"),
-    "stats": ("gnnaccel.dispatch.counters", "stats"),
-    "reset_stats": ("gnnaccel.dispatch.counters", "reset_stats"),
-    "include": ("gnnaccel.dispatch.rules", "include"),
-    "exclude": ("gnnaccel.dispatch.rules", "exclude"),
-    "reset_rules": ("gnnaccel.dispatch.rules", "reset_rules"),
-    "name_layers": ("gnnaccel.dispatch.names", "name_layers"),
+    "stats": ("gnnaccel.dispatch.observe.counters", "stats"),
+    "reset_stats": ("gnnaccel.dispatch.observe.counters", "reset_stats"),
+    "include": ("gnnaccel.dispatch.policy.rules", "include"),
+    "exclude": ("gnnaccel.dispatch.policy.rules", "exclude"),
+    "reset_rules": ("gnnaccel.dispatch.policy.rules", "reset_rules"),
+    "name_layers": ("gnnaccel.dispatch.policy.names", "name_layers"),
     "compare": ("gnnaccel.profile.compare", "compare"),
     "explain": ("gnnaccel.profile.explain", "explain"),
     "explain_program": ("gnnaccel.profile.explain_program", "explain_program"),
@@ -64,7 +64,7 @@ _HOMES: dict[str, tuple[str, str | None]] = {
     "dequantize": ("gnnaccel.quantization", "dequantize"),
     "precision": ("gnnaccel.quantization", "precision"),
     "quant_report": ("gnnaccel.quantization", "quant_report"),
-    "cache": ("gnnaccel.dispatch.cache", None),
+    "cache": ("gnnaccel.dispatch.graph.cache", None),
     "autotune": ("gnnaccel.profile.autotune", "autotune"),
     "errors": ("gnnaccel.errors", None),
     "load_ipython_extension": ("gnnaccel.magics", "load_ipython_extension"),

@@ -11,8 +11,8 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
-import warnings
 import tempfile
+import warnings
 from pathlib import Path
 
 NAME = "gnnaccel_autostart.pth"

@@ -28,8 +28,8 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from gnnaccel.dispatch.config import CHOICES, PRECISIONS
-from gnnaccel.near import did_you_mean
+from gnnaccel.dispatch.policy.config import CHOICES, PRECISIONS
+from gnnaccel.suggest import did_you_mean
 
 VARIABLES = ("GNNACCEL", "GNNACCEL_BACKEND", "GNNACCEL_WHEN", "GNNACCEL_ON_FALLBACK",
              "GNNACCEL_BACKWARD", "GNNACCEL_LOG", "GNNACCEL_RECORDS", "GNNACCEL_INCLUDE",

@@ -65,7 +65,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: Any) -> None:
 
 def _counts() -> dict[tuple[str, str, str], int]:
     """{(layer, "route" or "reason", route or code): calls} of this process."""
-    from gnnaccel.dispatch import counters
+    from gnnaccel.dispatch.observe import counters
 
     return {(layer, kind, name): n for layer, entry in counters.stats().items()
             for kind in ("route", "reason") for name, n in entry[f"{kind}s"].items()}

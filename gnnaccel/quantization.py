@@ -13,16 +13,16 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from gnnaccel import adapters
-from gnnaccel.dispatch import config as configs
-from gnnaccel.dispatch import names
-from gnnaccel.dispatch.config import PRECISIONS
+from gnnaccel.dispatch.policy import config as configs
+from gnnaccel.dispatch.policy import names
+from gnnaccel.dispatch.policy.config import PRECISIONS
+from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.quantized import guard as guards
 from gnnaccel.dispatch.quantized import settings
 from gnnaccel.dispatch.quantized.report import QuantReport
 from gnnaccel.dispatch.quantized.settings import Setting
-from gnnaccel.dispatch.reasons import Reason, reason
 from gnnaccel.errors import UnknownLayerError
-from gnnaccel.near import did_you_mean
+from gnnaccel.suggest import did_you_mean
 
 
 def quantize(model: Any, format: str = "int8", filter_fn: Callable[[Any, str], bool] | None = None,

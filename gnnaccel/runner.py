@@ -8,9 +8,9 @@ import sys
 from typing import Any
 
 from gnnaccel import launch
-from gnnaccel.dispatch.config import CHOICES
+from gnnaccel.dispatch.policy.config import CHOICES
 from gnnaccel.errors import GnnaccelError
-from gnnaccel.near import did_you_mean
+from gnnaccel.suggest import did_you_mean
 
 _WITH_VALUE = ("--exclude", "--include", "--backend", "--when", "--report", "--decisions")
 _TARGETS = {"-m": launch.module, "-c": launch.command}
@@ -145,7 +145,7 @@ class _Carried:
         self._options = options
 
     def __reduce__(self) -> tuple:
-        from gnnaccel.dispatch import config
+        from gnnaccel.dispatch.policy import config
 
         # the script may have disabled it
         return _Carried if config.active() is None else _arrive, (self._options,)

@@ -19,10 +19,11 @@ from typing import Any
 
 from gnnaccel import adapters, env
 from gnnaccel._version import __version__
-from gnnaccel.dispatch import config as configs
-from gnnaccel.dispatch import counters, rules
-from gnnaccel.dispatch import records as dispatch_records
-from gnnaccel.dispatch.config import Config
+from gnnaccel.dispatch.observe import counters
+from gnnaccel.dispatch.observe import records as dispatch_records
+from gnnaccel.dispatch.policy import config as configs
+from gnnaccel.dispatch.policy import rules
+from gnnaccel.dispatch.policy.config import Config
 from gnnaccel.errors import UnknownLayerError
 from gnnaccel.profile.sinks import JsonlSink, LoggerSink, RingSink
 
@@ -127,8 +128,8 @@ def disabled() -> Iterator[None]:
 
 
 def records() -> list[dict[str, Any]]:
-    """The records kept, oldest first; see `gnnaccel.dispatch.records` for their fields. Needs
-    ``records=n``."""
+    """The records kept, oldest first; see `gnnaccel.dispatch.observe.records` for their fields.
+    Needs ``records=n``."""
     return _ring.records()
 
 

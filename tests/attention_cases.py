@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda.dropout import factors
-from gnnaccel.dispatch import attention, attention_programs, patterns, torch_backend
-from gnnaccel.dispatch.graph import GraphView
-from gnnaccel.dispatch.program import Program
+from gnnaccel.dispatch.graph.view import GraphView
+from gnnaccel.dispatch.ir import attention_programs, patterns
+from gnnaccel.dispatch.ir.program import Program
+from gnnaccel.dispatch.run import attention, torch_backend
 from tests.helpers import FLOOR, ROUNDING, relative
 
 SIZES = [(8, 8), (1, 1), (1, 7), (3, 5), (5, 3), (2, 40), (1, 64), (1, 128), (12, 20), (40, 2),

@@ -9,11 +9,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gnnaccel.dispatch import attention
-from gnnaccel.dispatch.program import Program
+from gnnaccel.dispatch.ir.program import Program
 from gnnaccel.dispatch.relational import statements, torch_maps
 from gnnaccel.dispatch.relational.execute import run
 from gnnaccel.dispatch.relational.view import RelationView
+from gnnaccel.dispatch.run import attention
 
 # heads, features of a row, features of the result, rows of a relation's table
 HEADS, K, OUT, TABLE = 2, 4, 6, 9

@@ -15,7 +15,10 @@ import torch
 
 import gnnaccel
 from gnnaccel.cuda import driver
-from gnnaccel.dispatch import cache, config, counters, names, planner, records, rules
+from gnnaccel.dispatch.graph import cache
+from gnnaccel.dispatch.observe import counters, records
+from gnnaccel.dispatch.plan import planner
+from gnnaccel.dispatch.policy import config, names, rules
 from gnnaccel.dispatch.quantized import settings as quantized_settings
 
 

@@ -45,7 +45,7 @@ for _path in FILES:
 def added(monkeypatch):
     """The layer registered, the kernel's source in its folder."""
     names, read = sources._names(), sources._read
-    monkeypatch.setitem(pyg.LAYERS, "GeneralConv", ("general", 0))
+    monkeypatch.setitem(pyg.LAYERS, "GeneralConv", ("layers.general", 0))
     monkeypatch.setattr(sources, "_names", lambda: (*names, "row_norm.cu"))
     monkeypatch.setattr(sources, "_read",
                         lambda name: KERNEL if name == "row_norm.cu" else read(name))

@@ -14,7 +14,7 @@ from gnnaccel.adapters import contract
 def names() -> list[str]:
     from gnnaccel.adapters import dgl, pyg
 
-    of_pyg = {module for module, _ in pyg.LAYERS.values()} | {"to_hetero", "basis"}
+    of_pyg = {module for module, _ in pyg.LAYERS.values()} | {"fx.to_hetero", "fx.basis"}
     return sorted([f"pyg.{name}" for name in of_pyg]
                   + [f"dgl.{name}" for name in set(dgl.LAYERS.values())])
 

@@ -99,24 +99,24 @@ def test_module_keeps_the_import_rule(module, path):
 
 
 @pytest.mark.parametrize("module, source", [
-    ("gnnaccel.dispatch.graph", "def f():\n    import torch_geometric.utils"),
-    ("gnnaccel.dispatch.graph",
+    ("gnnaccel.dispatch.router", "def f():\n    import torch_geometric.utils"),
+    ("gnnaccel.dispatch.router",
      "def f():\n    import importlib\n    importlib.import_module('cupy')"),
-    ("gnnaccel.dispatch.graph", "import cupy"),
-    ("gnnaccel.dispatch.graph", "from gnnaccel import adapters"),
-    ("gnnaccel.dispatch.graph", "def f():\n    from gnnaccel.profile import sinks"),
-    ("gnnaccel.dispatch.graph", "from .. import profile"),
-    ("gnnaccel.dispatch.graph", "from ..session import enable"),
+    ("gnnaccel.dispatch.router", "import cupy"),
+    ("gnnaccel.dispatch.router", "from gnnaccel import adapters"),
+    ("gnnaccel.dispatch.router", "def f():\n    from gnnaccel.profile import sinks"),
+    ("gnnaccel.dispatch.router", "from .. import profile"),
+    ("gnnaccel.dispatch.router", "from ..session import enable"),
     ("gnnaccel.cuda.driver", "import cupy"),
     ("gnnaccel.cuda.driver", "if True:\n    from cupy import RawModule"),
-    ("gnnaccel.cuda.driver", "from gnnaccel.dispatch import program"),
+    ("gnnaccel.cuda.driver", "from gnnaccel.dispatch.ir import program"),
     ("gnnaccel.cuda.driver", "from gnnaccel import adapters"),
     ("gnnaccel.adapters.patching", "def f():\n    import torch_geometric"),
-    ("gnnaccel.adapters.pyg.gat", "from torch_geometric.nn import GATConv"),
-    ("gnnaccel.adapters.pyg.gat", "class A:\n    import torch_geometric"),
-    ("gnnaccel.adapters.pyg.gat", "def f():\n    import dgl"),
+    ("gnnaccel.adapters.pyg.layers.gat", "from torch_geometric.nn import GATConv"),
+    ("gnnaccel.adapters.pyg.layers.gat", "class A:\n    import torch_geometric"),
+    ("gnnaccel.adapters.pyg.layers.gat", "def f():\n    import dgl"),
     ("gnnaccel.adapters.dgl", "from gnnaccel.adapters import pyg"),
-    ("gnnaccel.adapters.pyg.gat", "import gnnaccel.profile.sinks"),
+    ("gnnaccel.adapters.pyg.layers.gat", "import gnnaccel.profile.sinks"),
     ("gnnaccel.profile.bench", "def f():\n    import torch_geometric"),
     ("gnnaccel.session", "def f():\n    import dgl"),
 ])
@@ -125,11 +125,11 @@ def test_the_check_sees_a_violation(module, source):
 
 
 @pytest.mark.parametrize("module, source, package", [
-    ("gnnaccel.dispatch.graph", "from gnnaccel.cuda import driver\nimport torch", False),
+    ("gnnaccel.dispatch.router", "from gnnaccel.cuda import driver\nimport torch", False),
     ("gnnaccel.dispatch", "from .graph import GraphView", True),
     ("gnnaccel.cuda.driver", "def f():\n    import cupy", False),
     ("gnnaccel.adapters.pyg", "def f():\n    from torch_geometric.nn import GATConv", True),
-    ("gnnaccel.adapters.pyg.gat",
+    ("gnnaccel.adapters.pyg.layers.gat",
      "from gnnaccel.dispatch import router\nfrom ..patching import PatchSet", False),
     ("gnnaccel.adapters.dgl", "def f():\n    import dgl", True),
     ("gnnaccel.profile.bench",
@@ -144,4 +144,4 @@ def test_one_module_writes_the_records_of_calls():
     single operation."""
     writers = [path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py")
                if "records.new(" in path.read_text(encoding="utf-8")]
-    assert writers == ["dispatch/decisions.py"]
+    assert writers == ["dispatch/observe/decisions.py"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gnnaccel.dispatch.reasons import KINDS, reason
+from gnnaccel.dispatch.policy.reasons import KINDS, reason
 
 DOC = Path(__file__).resolve().parents[1] / "docs" / "reasons.md"
 

@@ -21,8 +21,8 @@ from typing import Any, Literal
 
 from gnnaccel.adapters.importhook import Handle, poll, when_imported
 from gnnaccel.adapters.patching import PatchSet
-from gnnaccel.dispatch import rules
-from gnnaccel.dispatch.reasons import Reason
+from gnnaccel.dispatch.policy import rules
+from gnnaccel.dispatch.policy.reasons import Reason
 
 #: host -> (module to wait for, adapter package)
 HOSTS: dict[str, tuple[str, str]] = {

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gnnaccel.adapters import unused
+from gnnaccel.adapters import reachability
 from gnnaccel.dispatch.relational.added import ADDED, Added
 
 
@@ -36,9 +36,10 @@ def run(attend: Callable[[dict], Tensor], parameters: Parameters, x_src: Sequenc
     ``mean``."""
     one = parameters.roots is None or len({root.shape for root in parameters.roots}) == 1
     fused = parameters if one else Parameters(parameters.weights, None, None)
-    results = unused.results(len(x_dst), _made_of(parameters, x_src, x_dst, of_source, of_target))
+    results = reachability.results(len(x_dst),
+                                   _made_of(parameters, x_src, x_dst, of_source, of_target))
     operands = _operands(fused, x_src, x_dst, of_source, of_target, mean, row, results)
-    parts = unused.apart(results, attend(operands), [x.shape[0] for x in x_dst])
+    parts = reachability.apart(results, attend(operands), [x.shape[0] for x in x_dst])
     if one:
         return parts
     return tuple(_rooted(*of_type, parameters, mean, row)
@@ -59,15 +60,16 @@ def _made_of(parameters: Parameters, x_src: Sequence[Tensor], x_dst: Sequence[Te
 
 def _operands(parameters: Parameters, x_src: Sequence[Tensor], x_dst: Sequence[Tensor],
               of_source: tuple[tuple[int, ...], ...], of_target: tuple[tuple[int, ...], ...],
-              mean: bool, row: torch.dtype, results: unused.Results | None) -> dict:
+              mean: bool, row: torch.dtype, results: reachability.Results | None) -> dict:
     """For the Program and what is added to it."""
     weights, biases, roots = parameters
     same = len(x_src) == len(x_dst) and all(a is b for a, b in zip(x_src, x_dst))
-    readers = unused.readers(of_source, of_target, same and roots is not None)
-    weight = unused.watch(results, torch.stack(weights), readers.relations)
-    root, bias = (None if ts is None else unused.watch(results, torch.stack(ts), readers.relations)
+    readers = reachability.readers(of_source, of_target, same and roots is not None)
+    weight = reachability.watch(results, torch.stack(weights), readers.relations)
+    root, bias = (None if ts is None
+                  else reachability.watch(results, torch.stack(ts), readers.relations)
                   for ts in (roots, biases))
-    x = unused.watch(results, _together(x_src, row), readers.sources)
+    x = reachability.watch(results, _together(x_src, row), readers.sources)
     shares = _shares(of_target, mean, weight.dtype, weight.device)
     # some type is entered by several
     if mean and shares is not None and len(weights) > len(of_target):
@@ -76,7 +78,7 @@ def _operands(parameters: Parameters, x_src: Sequence[Tensor], x_dst: Sequence[T
     if roots is None and biases is None:
         return found
     rows = (None if roots is None else x
-            if same else unused.watch(results, _together(x_dst, row), readers.targets))
+            if same else reachability.watch(results, _together(x_dst, row), readers.targets))
     root, bias = _summed(root, shares, row), _summed(bias, shares, row)
     if len(x_dst) == 1:
         root, bias = (None if t is None else t[0] for t in (root, bias))

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gnnaccel.adapters.patching import PatchSet
-from gnnaccel.dispatch.config import current
+from gnnaccel.dispatch.policy.config import current
 
 # through which torch.autograd.backward, torch.autograd.grad and Tensor.backward go
 _ENTRY = "_engine_run_backward"

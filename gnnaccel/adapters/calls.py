@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnaccel.dispatch.attention_maps import Mapped
+from gnnaccel.dispatch.run.attention_maps import Mapped
 
 _MISSING = object()
 

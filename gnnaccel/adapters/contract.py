@@ -1,8 +1,8 @@
 """The contract of adapters: what the module of a layer class gives, for both hosts.
 
-Each layer class that is taken over has a module (`gnnaccel.adapters.pyg.gat`, ...). It has to have
-``state`` and ``run``; all else has a default, which says what holds of a layer whose module leaves
-it out. `read` reads a module once, when its class is patched.
+Each layer class that is taken over has a module (`gnnaccel.adapters.pyg.layers.gat`, ...). It has
+to have ``state`` and ``run``; all else has a default, which says what holds of a layer whose module
+leaves it out. `read` reads a module once, when its class is patched.
 """
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from gnnaccel.adapters import looks
 
 def _plain(layer: Any, args: tuple, kwargs: dict, kept: None) -> Any:
     """The tensors of a call ``layer(x, edge_index)``."""
-    from gnnaccel.dispatch.request import Given
+    from gnnaccel.dispatch.plan.request import CallInputs
 
     x, edge_index = args
-    return Given(x, x, edge_index)
+    return CallInputs(x, x, edge_index)
 
 
 def _unbound(layer: Any, call: Any) -> None:

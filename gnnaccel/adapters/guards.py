@@ -11,7 +11,7 @@ from torch.nn.modules import module as _modules
 from torch.nn.parameter import UninitializedParameter
 
 from gnnaccel.adapters.own import Path, forward_is_own, is_method
-from gnnaccel.dispatch.reasons import Reason, reason
+from gnnaccel.dispatch.policy.reasons import Reason, reason
 
 _tracing, _transform = torch._C._get_tracing_state, torch._C._functorch.peek_interpreter_stack
 _dispatch_modes = torch._C._len_torch_dispatch_stack

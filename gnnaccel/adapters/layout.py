@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda import capture
-from gnnaccel.dispatch import joining
-from gnnaccel.dispatch.joining import Range
+from gnnaccel.dispatch.graph import joining
+from gnnaccel.dispatch.graph.joining import Range
 from gnnaccel.dispatch.relational.view import Ends
 from gnnaccel.errors import VALID, GraphError
 

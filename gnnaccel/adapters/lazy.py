@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch.nn.parameter import UninitializedParameter
 
-from gnnaccel.dispatch.checkpoints import checkpointed
-from gnnaccel.dispatch.names import IdentityMap
-from gnnaccel.dispatch.reasons import Reason, reason
+from gnnaccel.dispatch.memory.checkpoints import checkpointed
+from gnnaccel.dispatch.policy.names import IdentityMap
+from gnnaccel.dispatch.policy.reasons import Reason, reason
 
 _made: IdentityMap[bool] = IdentityMap()
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from gnnaccel.dispatch.native_memory import GRAPHS
+from gnnaccel.dispatch.memory.native_cache import GRAPHS
 
 _NUMBERS = frozenset((type(None), bool, int, float, str))
 _REPLACED = frozenset(("forward", "reduce"))

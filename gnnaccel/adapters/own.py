@@ -20,8 +20,8 @@ from operator import attrgetter, itemgetter
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
-from gnnaccel.dispatch.names import IdentityMap
-from gnnaccel.dispatch.reasons import Reason, reason
+from gnnaccel.dispatch.policy.names import IdentityMap
+from gnnaccel.dispatch.policy.reasons import Reason, reason
 
 #: the methods of a layer that PyG's message passing calls
 MESSAGE_PASSING = ("message", "edge_update", "aggregate", "update", "message_and_aggregate",

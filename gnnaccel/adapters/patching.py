@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gnnaccel.errors import PatchError
-from gnnaccel.near import did_you_mean
+from gnnaccel.suggest import did_you_mean
 
 _ABSENT = object()
 _lock = threading.RLock()

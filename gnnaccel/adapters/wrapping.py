@@ -14,8 +14,8 @@ def routed(native: Callable, adapter: Any, inside: Callable | None = None) -> Ca
     """
     from torch.compiler import is_compiling
 
-    from gnnaccel.dispatch.config import current
-    from gnnaccel.dispatch.layer_memory import MISSED, fast_path, memories
+    from gnnaccel.dispatch.memory.layer_memory import MISSED, fast_path, memories
+    from gnnaccel.dispatch.policy.config import current
     from gnnaccel.dispatch.router import decide
 
     instead, remembered = native if inside is None else inside(native), memories.entries

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from gnnaccel.cuda import (additive, aggregate, edge_list, edge_softmax, extremum, gated,
-                           gated_sum, int8_gemm, multi_reduce, multi_reduce_backward, pairwise,
-                           quantize, rectified, sddmm, segment_backward, segment_direct,
-                           segment_gemm, segment_gemm_grad, softmax_sum, tile_ptr)
+from gnnaccel.cuda import (additive, aggregate, edge_list, edge_softmax, extremum, gated, gated_sum,
+                           int8_gemm, multi_reduce, multi_reduce_backward, pairwise, quantize,
+                           rectified, sddmm, segment_backward, segment_direct, segment_gemm,
+                           segment_gemm_grad, softmax_sum, tile_ptr)
 from gnnaccel.cuda.layout import TYPES, layout_for
 from gnnaccel.cuda.segment_plan import grad_plan, product_plan
 

@@ -9,21 +9,24 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda import capture
-from gnnaccel.dispatch import (attention, counters, decisions, layer_memory, native_again, planner,
-                               records, rules, watch)
-from gnnaccel.dispatch.checkpoints import checkpointed
-from gnnaccel.dispatch.config import Config
-from gnnaccel.dispatch.decisions import Subject
-from gnnaccel.dispatch.graph import GraphView
-from gnnaccel.dispatch.layer_memory import MISSED, fast_path
-from gnnaccel.dispatch.plan import Plan
-from gnnaccel.dispatch.plan import native as native_plan
+from gnnaccel.dispatch.graph.tensor_ref import unversioned
+from gnnaccel.dispatch.graph.view import GraphView
+from gnnaccel.dispatch.memory import layer_memory, native_learning
+from gnnaccel.dispatch.memory.checkpoints import checkpointed
+from gnnaccel.dispatch.memory.layer_memory import MISSED, fast_path
+from gnnaccel.dispatch.observe import counters, decisions, records, watch
+from gnnaccel.dispatch.observe.decisions import Subject
+from gnnaccel.dispatch.plan import planner
+from gnnaccel.dispatch.plan.plan import Plan
+from gnnaccel.dispatch.plan.plan import native as native_plan
+from gnnaccel.dispatch.plan.request import CallInputs, CallSpec
+from gnnaccel.dispatch.policy import rules
+from gnnaccel.dispatch.policy.config import Config
+from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.quantized import attention as quantized
 from gnnaccel.dispatch.quantized import settings
-from gnnaccel.dispatch.reasons import Reason, reason
-from gnnaccel.dispatch.relational.request import RelationalCall, RelationalGiven, RelationalStated
-from gnnaccel.dispatch.request import Given, Stated
-from gnnaccel.dispatch.tensor_ref import unversioned
+from gnnaccel.dispatch.relational.request import RelationalCall, RelationalInputs, RelationalSpec
+from gnnaccel.dispatch.run import attention
 
 
 class Adapter(Protocol):
@@ -35,20 +38,21 @@ class Adapter(Protocol):
         """All that a call's route depends on but its integer tensors. None for a call that cannot
         be repeated without being stated."""
 
-    def keep(self, layer: Any, args: tuple, kwargs: dict, stated: Stated,
-             given: Given | RelationalGiven) -> Any:
+    def keep(self, layer: Any, args: tuple, kwargs: dict, stated: CallSpec,
+             given: CallInputs | RelationalInputs) -> Any:
         """What calls that repeat this one need to know of it, without its tensors;
         `layer_memory.UNREPEATABLE` where none can."""
 
-    def again(self, layer: Any, args: tuple, kwargs: dict, kept: Any) -> Given | RelationalGiven:
+    def again(self, layer: Any, args: tuple, kwargs: dict,
+              kept: Any) -> CallInputs | RelationalInputs:
         """The tensors of a call that repeats another one, as `state` would give them. ``kept``: as
         `keep` had it of that one."""
 
-    def state(self, layer: Any, args: tuple, kwargs: dict) -> tuple[Stated, Given] | Reason:
+    def state(self, layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] | Reason:
         """The call as a Program over a graph, or why it is not one. Must not change anything nor
         compute on tensors."""
 
-    def run(self, layer: Any, stated: Stated, given: Given, attend: attention.Attend) -> Any:
+    def run(self, layer: Any, stated: CallSpec, given: CallInputs, attend: attention.Attend) -> Any:
         """The call's result; ``attend(tensors)`` runs the Program."""
 
     def bind(self, layer: Any, call: attention.Call) -> Any:
@@ -101,11 +105,11 @@ def _decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict
     if type(found) is Reason:
         settings.note_native(layer, config, found)
         if _quiet(config) and not capture.capturing():
-            native_again.remember_reason(layer, args, kwargs, config, found)
+            native_learning.remember_reason(layer, args, kwargs, config, found)
         return _native(layer, adapter, native, args, kwargs, config, None, None,
                        native_plan((name, found)), start)
     (stated, given), grad = found, torch.is_grad_enabled()
-    if capture.capturing() and isinstance(stated, RelationalStated):
+    if capture.capturing() and isinstance(stated, RelationalSpec):
         why = stated.captured_reason(given)
         if why is not None:
             return _native(layer, adapter, native, args, kwargs, config, None, None,
@@ -118,8 +122,8 @@ def _decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict
         if entry is not None:
             entry.fell_back(use)
         if not settings.learning(use) and not capture.capturing():
-            native_again.remember(layer, given.structure, args if _quiet(config) else (), kwargs,
-                                  config, plan.code, known)
+            native_learning.remember(layer, given.structure, args if _quiet(config) else (), kwargs,
+                                     config, plan.code, known)
         whole = (not known and device == "cuda" and getattr(stated, "together", False)
                  and plan.code == "GA301" and _quiet(config))
         return _native(layer, adapter, _with_its_parts(native) if whole else native, args, kwargs,
@@ -131,7 +135,7 @@ def _decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict
         run = quantized.runner(entry, use, run)
     # nothing of a call in a capture holds for another one
     if (hit != "none" and not capture.capturing() and not settings.learning(use)
-        and (entry is None or isinstance(stated, Stated))):
+        and (entry is None or isinstance(stated, CallSpec))):
         bound = layer_memory.remember(layer, adapter, args, kwargs, config, stated, given, plan,
                                       call, run, entry is not None)
         # as the repetition will be: both have to save the same tensors
@@ -147,7 +151,7 @@ def _decide(layer: Any, adapter: Adapter, native: Any, args: tuple, kwargs: dict
     return adapter.run(layer, stated, given, attention.Attend(call, run))
 
 
-def _planned(stated: Stated, device: str, grad: bool, known: bool, config: Config) -> Plan:
+def _planned(stated: CallSpec, device: str, grad: bool, known: bool, config: Config) -> Plan:
     if not known and _refused.get() and config.when == "profitable":
         return _AS_THE_WHOLE
     return planner.plan(stated.request(device, grad, not known), config)
@@ -170,7 +174,7 @@ def _quiet(config: Config) -> bool:
     return config.on_fallback == "native"
 
 
-def _known(layer: Any, stated: Stated, given: Given, args: tuple, kwargs: dict) -> bool:
+def _known(layer: Any, stated: CallSpec, given: CallInputs, args: tuple, kwargs: dict) -> bool:
     """Whether the graph's structure costs nothing more: it is there; or the layer's last call was
     over these very edges, so there will be more; or a checkpoint may be about to repeat this call,
     and must then find the same route; or a CUDA graph will, which few layers' own code can be
@@ -201,8 +205,8 @@ def _recording(run: Any, on_backward: Any) -> Any:
 
 # --- native ---------------------------------------------------------------------------------------
 
-def _native(layer, adapter, native, args, kwargs, config: Config, stated: Stated | None,
-            given: Given | None, plan: Plan, start: int) -> Any:
+def _native(layer, adapter, native, args, kwargs, config: Config, stated: CallSpec | None,
+            given: CallInputs | None, plan: Plan, start: int) -> Any:
     name = type(layer).__name__
     counters.count(name, "native", plan.code)
     if start:
@@ -223,12 +227,12 @@ def _since(start: int) -> float:
     return (time.perf_counter_ns() - start) / 1e3
 
 
-def _subject(layer: Any, adapter: Adapter, stated: Stated | None, device: str) -> Subject:
+def _subject(layer: Any, adapter: Adapter, stated: CallSpec | None, device: str) -> Subject:
     return Subject(adapter.host, type(layer).__name__, layer, device,
                    None if stated is None else stated.row, None if stated is None else stated.out)
 
 
-def _graph_of(stated: Stated | None, graph: Any) -> dict[str, Any] | None:
+def _graph_of(stated: CallSpec | None, graph: Any) -> dict[str, Any] | None:
     if stated is None:
         return None
     found = stated.facts()

@@ -10,10 +10,12 @@ from typing import Any
 import torch
 
 from gnnaccel import adapters, session
-from gnnaccel.dispatch import counters, planner, records, tuned
-from gnnaccel.dispatch.config import Config
-from gnnaccel.dispatch.pins import Pinned
-from gnnaccel.dispatch.reasons import Reason
+from gnnaccel.dispatch.observe import counters, records
+from gnnaccel.dispatch.plan import planner
+from gnnaccel.dispatch.policy import tuned
+from gnnaccel.dispatch.policy.config import Config
+from gnnaccel.dispatch.policy.pins import Pinned
+from gnnaccel.dispatch.policy.reasons import Reason
 from gnnaccel.profile.bench import timing
 from gnnaccel.profile.undisturbed import undisturbed
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from gnnaccel import store
-from gnnaccel.dispatch import tuned
+from gnnaccel.dispatch.policy import tuned
 from gnnaccel.errors import GnnaccelError
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gnnaccel import store
 from gnnaccel.cuda import probe
-from gnnaccel.dispatch import calibration, tuned
+from gnnaccel.dispatch.policy import calibration, tuned
 from gnnaccel.errors import GnnaccelError
 
 _KERNELS = "*.cubin"

@@ -1,5 +1,5 @@
 """``python -m gnnaccel calibrate``: this GPU's ceilings into the user's cache, for the cost model
-(`gnnaccel.dispatch.calibration`)."""
+(`gnnaccel.dispatch.policy.calibration`)."""
 from __future__ import annotations
 
 import datetime
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gnnaccel import store
-from gnnaccel.dispatch import calibration
+from gnnaccel.dispatch.policy import calibration
 from gnnaccel.errors import GnnaccelError
 
 _ROW = 64  # channels of the rows gathered, 256 bytes
@@ -68,7 +68,7 @@ def _gathered(device: Any, rows: int, edges: int, seconds) -> float:
     import torch
 
     from gnnaccel.cuda.gather import row_gather
-    from gnnaccel.dispatch.graph import GraphView
+    from gnnaccel.dispatch.graph.view import GraphView
 
     generator = torch.Generator(device).manual_seed(0)
     src = torch.randint(0, rows, (edges,), device=device, generator=generator)
@@ -112,7 +112,7 @@ def run(options, arguments: list[str]) -> int:
 def keep(name: str, ceilings: dict[str, float], options) -> int:
     """Judge, print and, but for a dry run, store what was measured of the GPU ``name``; the exit
     status."""
-    from gnnaccel.dispatch import cost
+    from gnnaccel.dispatch.plan import cost
 
     reference = cost._published()["cuda"]["ceilings"]
     date = f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d %H:%M} UTC"

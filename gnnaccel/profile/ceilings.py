@@ -4,7 +4,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from gnnaccel.dispatch import cost
+from gnnaccel.dispatch.plan import cost
 from gnnaccel.profile.entries import Entry
 
 

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from gnnaccel import session
-from gnnaccel.dispatch import config as configs
-from gnnaccel.dispatch import watch
-from gnnaccel.dispatch.names import IdentityMap, original
-from gnnaccel.dispatch.reasons import Reason
-from gnnaccel.dispatch.records import Sink
-from gnnaccel.dispatch.watch import Run, Visit
+from gnnaccel.dispatch.observe import watch
+from gnnaccel.dispatch.observe.records import Sink
+from gnnaccel.dispatch.observe.watch import Run, Visit
+from gnnaccel.dispatch.policy import config as configs
+from gnnaccel.dispatch.policy.names import IdentityMap, original
+from gnnaccel.dispatch.policy.reasons import Reason
 from gnnaccel.profile.frames import Frames, Naming
 from gnnaccel.profile.shadow import Shadow, shadowed
 from gnnaccel.profile.sides import named_tensors, quietly

@@ -12,8 +12,9 @@ from typing import Any
 
 from gnnaccel import adapters, session
 from gnnaccel.cuda import driver
-from gnnaccel.dispatch import config, planner
-from gnnaccel.dispatch.watch import Run, Visit
+from gnnaccel.dispatch.observe.watch import Run, Visit
+from gnnaccel.dispatch.plan import planner
+from gnnaccel.dispatch.policy import config
 from gnnaccel.profile.compare import watching
 from gnnaccel.profile.decided import Decided, decided
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from gnnaccel.dispatch import planner, rules
-from gnnaccel.dispatch.config import Config
+from gnnaccel.dispatch.observe.watch import Visit
 from gnnaccel.dispatch.ops import route as operations
-from gnnaccel.dispatch.ops.aggregation_stated import AggregationStated
-from gnnaccel.dispatch.plan import Plan, Rejected
-from gnnaccel.dispatch.reasons import Reason
-from gnnaccel.dispatch.watch import Visit
+from gnnaccel.dispatch.ops.aggregation_stated import AggregationSpec
+from gnnaccel.dispatch.plan import planner
+from gnnaccel.dispatch.plan.plan import Plan, Rejected
+from gnnaccel.dispatch.policy import rules
+from gnnaccel.dispatch.policy.config import Config
+from gnnaccel.dispatch.policy.reasons import Reason
 
 
 class Decided(NamedTuple):
@@ -45,7 +46,7 @@ def decided(visit: Visit, grad: bool) -> Decided:
 
 
 def _plan(stated: Any, given: Any, config: Config, grad: bool, fresh: bool) -> Plan:
-    if isinstance(stated, AggregationStated):
+    if isinstance(stated, AggregationSpec):
         return stated.plan(given, config, grad, fresh)
     return planner.plan(stated.request(given.device.type, grad, fresh), config)
 

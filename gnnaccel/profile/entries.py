@@ -8,13 +8,13 @@ from typing import Any
 import torch
 
 from gnnaccel.cuda.structure import chunk_edges
-from gnnaccel.dispatch import patterns
-from gnnaccel.dispatch.ops.aggregation_stated import AggregationStated
-from gnnaccel.dispatch.ops.plain import PlainStated
-from gnnaccel.dispatch.records import Record
-from gnnaccel.dispatch.reasons import Reason
-from gnnaccel.dispatch.request import Stated
-from gnnaccel.dispatch.watch import Visit
+from gnnaccel.dispatch.ir import patterns
+from gnnaccel.dispatch.observe.records import Record
+from gnnaccel.dispatch.observe.watch import Visit
+from gnnaccel.dispatch.ops.aggregation_stated import AggregationSpec
+from gnnaccel.dispatch.ops.plain import PlainSpec
+from gnnaccel.dispatch.plan.request import CallSpec
+from gnnaccel.dispatch.policy.reasons import Reason
 
 
 @dataclass
@@ -90,21 +90,21 @@ def describe(entry: Entry, visit: Visit, record: Record) -> None:
         return
     found = visit.adapter.state(visit.layer, visit.args, visit.kwargs)
     if isinstance(found, Reason) or not isinstance(found[0],
-                                                   (Stated, PlainStated, AggregationStated)):
+                                                   (CallSpec, PlainSpec, AggregationSpec)):
         return
     stated, given = found
-    attention = patterns.attention(stated.program) if isinstance(stated, Stated) else None
+    attention = patterns.attention(stated.program) if isinstance(stated, CallSpec) else None
     if entry.route != "native":
         if attention is not None:
             entry.moved, entry.flops = attention_work(stated, attention)
-        elif (isinstance(stated, AggregationStated)
-              or isinstance(stated, PlainStated) and stated.reduce in ("sum", "max")):
+        elif (isinstance(stated, AggregationSpec)
+              or isinstance(stated, PlainSpec) and stated.reduce in ("sum", "max")):
             entry.moved, entry.flops = sum_work(stated)
     if given.device.type == "cpu" and given.edge_index.shape[1]:
         entry.histogram = degrees(given.edge_index[1], stated.num_dst)
 
 
-def attention_work(stated: Stated, attention: patterns.Attention) -> tuple[float, float]:
+def attention_work(stated: CallSpec, attention: patterns.Attention) -> tuple[float, float]:
     """(bytes, floating point operations) of one forward of fused attention over E edges: a row of
     heads * width gathered for each edge with its id, a row written for each destination; a multiply
     and an add per channel for the sum, and where the score is made of rows as well, for that."""
@@ -119,7 +119,7 @@ def attention_work(stated: Stated, attention: patterns.Attention) -> tuple[float
     return float(moved), float(edges * channels * (2 if attention.family == "additive" else 4))
 
 
-def sum_work(stated: PlainStated | AggregationStated) -> tuple[float, float]:
+def sum_work(stated: PlainSpec | AggregationSpec) -> tuple[float, float]:
     """As `attention_work`, of one sum over the neighbours: a row and an id for each edge, with its
     weight if it has one; a row written for each destination."""
     row = stated.width * stated.row.itemsize

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from gnnaccel import adapters, session
-from gnnaccel.dispatch import config as configs
-from gnnaccel.dispatch.names import original
-from gnnaccel.dispatch.watch import Run, Visit
+from gnnaccel.dispatch.observe.watch import Run, Visit
+from gnnaccel.dispatch.policy import config as configs
+from gnnaccel.dispatch.policy.names import original
 from gnnaccel.profile.bench.timing import measure_rounds
 from gnnaccel.profile.compare import OFF, watching
 from gnnaccel.profile.decided import Decided, decided, decided_operation

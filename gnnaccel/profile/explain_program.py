@@ -8,16 +8,16 @@ from typing import Any
 import torch
 
 from gnnaccel import adapters, session
-from gnnaccel.dispatch import config as configs
-from gnnaccel.dispatch import patterns
-from gnnaccel.dispatch.ops.aggregation_stated import AggregationStated
-from gnnaccel.dispatch.ops.plain import PlainStated
-from gnnaccel.dispatch.program import Program
-from gnnaccel.dispatch.reasons import Reason
+from gnnaccel.dispatch.ir import patterns
+from gnnaccel.dispatch.ir.program import Program
+from gnnaccel.dispatch.observe.watch import Run, Visit
+from gnnaccel.dispatch.ops.aggregation_stated import AggregationSpec
+from gnnaccel.dispatch.ops.plain import PlainSpec
+from gnnaccel.dispatch.policy import config as configs
+from gnnaccel.dispatch.policy.reasons import Reason
 from gnnaccel.dispatch.relational.compaction import compact
 from gnnaccel.dispatch.relational.optimise import Optimised
-from gnnaccel.dispatch.relational.request import RelationalStated
-from gnnaccel.dispatch.watch import Run, Visit
+from gnnaccel.dispatch.relational.request import RelationalSpec
 from gnnaccel.profile.compare import watching
 from gnnaccel.profile.decided import Decided, decided
 from gnnaccel.profile.sides import quietly
@@ -36,7 +36,7 @@ class Explanation:
 
     layer: str
     reason: Reason | None
-    stated: Program | PlainStated | AggregationStated | None
+    stated: Program | PlainSpec | AggregationSpec | None
     optimised: Optimised | None
     decision: Decided | None = None
     inside: tuple[Explanation, ...] | None = None
@@ -126,9 +126,9 @@ def _explained(visit: Visit) -> Explanation:
     stated, given = found
     # None: GNNACCEL=0
     decision = None if visit.config is None else decided(visit, visit.layer.training)
-    if isinstance(stated, (PlainStated, AggregationStated)):
+    if isinstance(stated, (PlainSpec, AggregationSpec)):
         return Explanation(name, None, stated, None, decision)
-    if not isinstance(stated, RelationalStated):
+    if not isinstance(stated, RelationalSpec):
         return Explanation(name, None, stated.program, None, decision)
     view, _ = stated.lookup(given)
     return Explanation(name, None, stated.program,

@@ -9,9 +9,9 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from gnnaccel.dispatch.names import IdentityMap, qualified_name
-from gnnaccel.dispatch.records import Record
-from gnnaccel.dispatch.watch import Visit
+from gnnaccel.dispatch.observe.records import Record
+from gnnaccel.dispatch.observe.watch import Visit
+from gnnaccel.dispatch.policy.names import IdentityMap, qualified_name
 
 
 class Naming:

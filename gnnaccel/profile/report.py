@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from gnnaccel.cuda import driver
-from gnnaccel.dispatch import counters, watch
-from gnnaccel.dispatch.records import Record
-from gnnaccel.dispatch.watch import Run, Visit
+from gnnaccel.dispatch.observe import counters, watch
+from gnnaccel.dispatch.observe.records import Record
+from gnnaccel.dispatch.observe.watch import Run, Visit
 from gnnaccel.profile.compare import Comparison
 from gnnaccel.profile.entries import Entry, describe
 from gnnaccel.profile.frames import Frame, Frames, Naming, who

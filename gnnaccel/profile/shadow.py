@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnaccel.dispatch import rules, specs
-from gnnaccel.dispatch.plan import Plan
-from gnnaccel.dispatch.records import Record
-from gnnaccel.dispatch.watch import Visit
+from gnnaccel.dispatch.observe.records import Record
+from gnnaccel.dispatch.observe.watch import Visit
+from gnnaccel.dispatch.plan import candidates
+from gnnaccel.dispatch.plan.plan import Plan
+from gnnaccel.dispatch.policy import rules
 from gnnaccel.profile.bench.timing import Effort, measure_rounds, peak_extra_bytes
 from gnnaccel.profile.frames import who
 from gnnaccel.profile.judging import SECOND_LOOK, Draw, Error, errors
@@ -89,7 +90,7 @@ def shadowed(visit: Visit, record: Record | None, upstream: list[Tensor | None] 
 
 def _plan(record: Record) -> Plan:
     """The very kernel that ran."""
-    pmf = any(spec.pmf for spec in specs.ATTENTION if spec.name == record["kernel"])
+    pmf = any(spec.pmf for spec in candidates.ATTENTION if spec.name == record["kernel"])
     return Plan(record["route"], record["kernel"], pmf=pmf)
 
 

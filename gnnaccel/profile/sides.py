@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnaccel.dispatch import config as configs
-from gnnaccel.dispatch.attention import Attend
-from gnnaccel.dispatch.checkpoints import checkpointed
-from gnnaccel.dispatch.plan import Plan
-from gnnaccel.dispatch.reasons import Reason
-from gnnaccel.dispatch.watch import Run, Visit
+from gnnaccel.dispatch.memory.checkpoints import checkpointed
+from gnnaccel.dispatch.observe.watch import Run, Visit
+from gnnaccel.dispatch.plan.plan import Plan
+from gnnaccel.dispatch.policy import config as configs
+from gnnaccel.dispatch.policy.reasons import Reason
+from gnnaccel.dispatch.run.attention import Attend
 from gnnaccel.profile.decided import decided
 from gnnaccel.profile.undisturbed import RandomState
 

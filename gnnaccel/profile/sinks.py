@@ -1,7 +1,7 @@
 """Where records go: human lines through a logger, a JSONL file, a ring in memory.
 
-The session subscribes sinks to `gnnaccel.dispatch.records`; a sink is a callable that takes one
-record, in whatever thread made it, and has ``close()``.
+The session subscribes sinks to `gnnaccel.dispatch.observe.records`; a sink is a callable that takes
+one record, in whatever thread made it, and has ``close()``.
 """
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gnnaccel.cuda import driver
-from gnnaccel.dispatch.records import Record
+from gnnaccel.dispatch.observe.records import Record
 
 LOGGER = "gnnaccel"
 

@@ -8,14 +8,16 @@ from typing import Any
 import torch
 
 from gnnaccel import store
-from gnnaccel.dispatch import config as configs
-from gnnaccel.dispatch import router, rules, tuned, watch
-from gnnaccel.dispatch.checkpoints import checkpointed
-from gnnaccel.dispatch.names import IdentityMap
+from gnnaccel.dispatch import router
+from gnnaccel.dispatch.memory.checkpoints import checkpointed
+from gnnaccel.dispatch.observe import watch
+from gnnaccel.dispatch.observe.records import Record
+from gnnaccel.dispatch.observe.watch import Run, Visit
+from gnnaccel.dispatch.policy import config as configs
+from gnnaccel.dispatch.policy import rules, tuned
+from gnnaccel.dispatch.policy.names import IdentityMap
+from gnnaccel.dispatch.policy.reasons import Reason
 from gnnaccel.dispatch.quantized import settings
-from gnnaccel.dispatch.reasons import Reason
-from gnnaccel.dispatch.records import Record
-from gnnaccel.dispatch.watch import Run, Visit
 from gnnaccel.profile.autotune import Tuning, tune
 from gnnaccel.profile.frames import Naming, who
 

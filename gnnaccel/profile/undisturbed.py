@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.nn.parameter import UninitializedParameter
 
-from gnnaccel.dispatch.names import require_model
+from gnnaccel.dispatch.policy.names import require_model
 
 _TABLES = ("_parameters", "_buffers", "_modules")
 

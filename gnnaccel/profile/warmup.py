@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from gnnaccel.cuda import driver, sources
-from gnnaccel.dispatch.records import Record
+from gnnaccel.dispatch.observe.records import Record
 from gnnaccel.profile.log import reading
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -24,7 +24,7 @@ _NAME, _VALUE = re.compile(r"[A-Za-z_]\w*"), re.compile(r"[\w.+-]*")
 
 def add_parser(commands) -> None:
     """Add ``warmup`` to an argparse subcommand collection."""
-    from gnnaccel.adapters.pyg import samples
+    from gnnaccel.adapters.pyg.bench import samples
 
     parser = commands.add_parser("warmup", help="compile the kernels of given layers, or of a "
                                                 "recorded run, ahead")
@@ -45,7 +45,7 @@ def add_parser(commands) -> None:
 def run(options, arguments: list[str]) -> int:
     """Compile and say how long it took. 2 on a wrong layer or log or without a GPU, 1 when a layer
     did not take the kernels or a log names some that there are not."""
-    from gnnaccel.adapters.pyg import samples
+    from gnnaccel.adapters.pyg.bench import samples
 
     try:
         wanted = [samples.parse(text, options.inputs, options.relations) for text in options.layers]
@@ -139,7 +139,7 @@ def run_once(sample: Any, dtype: str, device: str) -> None:
     import torch
 
     from gnnaccel import session
-    from gnnaccel.adapters.pyg import samples
+    from gnnaccel.adapters.pyg.bench import samples
 
     layer, inputs = samples.build(sample, getattr(torch, dtype), device)
     with session.enabled(backend="cuda", when="supported", on_fallback="raise"):

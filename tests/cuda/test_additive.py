@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from gnnaccel.cuda import driver
-from gnnaccel.dispatch import attention
+from gnnaccel.dispatch.run import attention
 from tests.attention_cases import SIZES, additive, by_kernels, by_torch, check, graph
 from tests.emulation.emulator import EmulatedDriver
 from tests.helpers import forget_report, on_devices, same_bits

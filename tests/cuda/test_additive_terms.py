@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gnnaccel.dispatch import attention, patterns
+from gnnaccel.dispatch.ir import patterns
+from gnnaccel.dispatch.run import attention
 from tests.attention_cases import SIZES, additive, by_kernels, by_torch, check, graph, terms
 from tests.helpers import on_devices, relative
 

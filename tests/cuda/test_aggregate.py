@@ -11,7 +11,7 @@ from torch import Tensor
 from gnnaccel.cuda import aggregate, driver
 from gnnaccel.cuda.aggregate import Variant, edge_dot, factored, forward, variant
 from gnnaccel.cuda.structure import Rows
-from gnnaccel.dispatch.graph import GraphView
+from gnnaccel.dispatch.graph.view import GraphView
 from tests.attention_cases import SIZES, graph
 from tests.emulation.emulator import EmulatedDriver
 from tests.helpers import (FLOOR, ROUNDING, assert_accurate, forget_report, on_devices, relative,

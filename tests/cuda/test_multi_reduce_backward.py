@@ -10,7 +10,7 @@ from torch import Tensor
 from gnnaccel.cuda import driver
 from gnnaccel.cuda import multi_reduce_backward as backward
 from gnnaccel.cuda.multi_reduce import REDUCES, Reduced, Variant, forward, variant
-from gnnaccel.dispatch.graph import GraphView
+from gnnaccel.dispatch.graph.view import GraphView
 from tests.attention_cases import SIZES, graph
 from tests.cuda.test_multi_reduce import SETS, WEIGHTS, by_torch, made, reduced
 from tests.emulation.emulator import EmulatedDriver

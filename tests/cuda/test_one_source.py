@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gnnaccel.dispatch.graph import GraphView
+from gnnaccel.dispatch.graph.view import GraphView
 from tests.attention_cases import Problem, additive, by_kernels, check, pairwise, terms
 from tests.helpers import on_devices
 

@@ -6,10 +6,10 @@ import torch
 
 from gnnaccel.cuda import pairwise_backward
 from gnnaccel.cuda.pairwise import SCORES
-from gnnaccel.dispatch import attention
-from gnnaccel.dispatch import attention_families as families
-from gnnaccel.dispatch import graph as graph_module
-from gnnaccel.dispatch.attention_families import keeps_scores, side_by_side
+from gnnaccel.dispatch.graph import view as graph_module
+from gnnaccel.dispatch.run import attention
+from gnnaccel.dispatch.run import attention_families as families
+from gnnaccel.dispatch.run.attention_families import keeps_scores, side_by_side
 from tests.attention_cases import (SIZES, by_kernels, by_torch, check, check_average, graph,
                                    pairwise, pairwise_vectors)
 from tests.helpers import forget_report, on_devices, relative, same_bits

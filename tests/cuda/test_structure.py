@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gnnaccel.cuda import structure as counting
-from gnnaccel.dispatch import structure as sorting
+from gnnaccel.dispatch.graph import structure as sorting
 from tests.attention_cases import skewed_edges
 from tests.helpers import forget_report
 

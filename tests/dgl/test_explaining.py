@@ -8,7 +8,7 @@ from dgl.nn import (GATConv, GatedGCNConv, GINConv, GraphConv, HGTConv, RelGraph
                     TAGConv)
 
 import gnnaccel
-from gnnaccel.dispatch import attention
+from gnnaccel.dispatch.run import attention
 from gnnaccel.profile.compare import Comparer
 from tests.dgl import graphs
 from tests.dgl.graphs import F

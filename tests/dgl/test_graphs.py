@@ -15,10 +15,10 @@ from dgl.nn import EGATConv, GATConv
 
 import gnnaccel
 from gnnaccel.adapters.dgl import graphs as adapter
-from gnnaccel.dispatch import cache, structure
-from gnnaccel.dispatch.edge_arrays import CSC, EdgeArrays
-from gnnaccel.dispatch.graph import GraphView
-from gnnaccel.dispatch.reasons import Reason
+from gnnaccel.dispatch.graph import cache, structure
+from gnnaccel.dispatch.graph.edge_arrays import CSC, EdgeArrays
+from gnnaccel.dispatch.graph.view import GraphView
+from gnnaccel.dispatch.policy.reasons import Reason
 from gnnaccel.errors import GraphError
 from tests.dgl import graphs
 from tests.dgl.graphs import F, N

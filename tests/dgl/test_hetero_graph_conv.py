@@ -8,7 +8,7 @@ from dgl.nn import GATConv, GraphConv, HeteroGraphConv, SAGEConv
 from torch.autograd import gradcheck
 
 import gnnaccel
-from gnnaccel.dispatch import joining
+from gnnaccel.dispatch.graph import joining
 from tests.dgl.judge import close, compare, on_routes, took
 
 NODES = {"author": 13, "field": 6, "lonely": 4, "paper": 20}

@@ -12,8 +12,8 @@ from dgl.ops import copy_u_sum, edge_softmax, u_mul_e_sum  # by a user, before e
 from torch.utils.checkpoint import checkpoint
 
 import gnnaccel
-from gnnaccel.adapters.dgl import ops
-from gnnaccel.dispatch import records
+from gnnaccel.adapters.dgl.ops import replaced
+from gnnaccel.dispatch.observe import records
 from tests.dgl import graphs, op_cases
 from tests.dgl.graphs import E, N
 from tests.dgl.judge import close, took
@@ -36,7 +36,7 @@ def inputs(route):
 
 
 def test_every_name_is_replaced_and_restored():
-    originals = {getattr(sparse, n) for n in ops.ROUTED}
+    originals = {getattr(sparse, n) for n in replaced.ROUTED}
     before = bound()
     held = {key for key, v in before.items() if v in originals and key[0] != sparse.__name__}
     assert ("dgl.ops.spmm", "gspmm_internal") in held and ("dgl.ops.edge_softmax",
@@ -191,15 +191,15 @@ def test_kernels_that_do_not_compile(emulated, inputs_on_cpu, monkeypatch):
 def test_a_host_without_kernels_for_the_device(inputs_on_cpu, monkeypatch):
     """As with tensors on a GPU and a DGL built without CUDA: everything is ours, also where it is
     disabled."""
+    from gnnaccel.adapters.dgl.ops import inputs
     from gnnaccel.dispatch.ops import calls, operands, route
-    from gnnaccel.adapters.dgl import op_inputs
 
     g, x = inputs_on_cpu
     expected = copy_u_sum(g, x)
-    graph = op_inputs.relation(g._graph, x.device)
+    graph = inputs.relation(g._graph, x.device)
     call = calls.gspmm(graph, operands.prepare("copy_lhs", x, None), "sum")
     with gnnaccel.enabled(on_fallback="raise", records=5):
-        from gnnaccel.dispatch.config import current
+        from gnnaccel.dispatch.policy.config import current
         assert close(route.run("dgl.gspmm", call, None, current()), expected)
     assert gnnaccel.stats()["dgl.gspmm"]["routes"] == {"torch": 1} and gnnaccel.records()[0][
         "route"] == "torch"
@@ -380,7 +380,7 @@ def test_compiled_regions(inputs_on_cpu):
 
 
 def test_the_first_tensor_decides_whatever_its_class():
-    from gnnaccel.adapters.dgl.op_inputs import first_tensor
+    from gnnaccel.adapters.dgl.ops.inputs import first_tensor
 
     x = torch.nn.Parameter(torch.ones(2))
     assert first_tensor(("sum", [None, (x,)],

@@ -13,13 +13,13 @@ from dgl.nn.pytorch import (AGNNConv, DotGatConv, EdgeGATConv, EGATConv, GATConv
                             TypedLinear)
 from torch import nn
 
-from gnnaccel.dispatch.layer_memory import memories
+from gnnaccel.dispatch.memory.layer_memory import memories
 from tests import probes
 from tests.dgl import graphs
 from tests.dgl.graphs import F, M, N
 from tests.judge import place, spread
-from tests.staleness import (as_native, exchanged, refused, replace_each_forward, replaced,
-                             results, tensors, watch_each_module)
+from tests.staleness import (as_native, exchanged, refused, replace_each_forward, replaced, results,
+                             tensors, watch_each_module)
 
 R, K = 3, 4
 

@@ -7,11 +7,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gnnaccel.dispatch import ledger
+from gnnaccel.dispatch.graph import ledger
 from gnnaccel.dispatch.ops import aggregation, aggregation_cost, aggregation_cpu, aggregation_cuda
 from gnnaccel.dispatch.ops.aggregation_cost import Estimate
 from gnnaccel.dispatch.ops.graph import OpGraph
-from gnnaccel.dispatch.reasons import Reason
+from gnnaccel.dispatch.policy.reasons import Reason
 from tests.helpers import assert_accurate, relative
 from tests.routes import clean, emulated, one_thread, opened, route  # noqa: F401
 

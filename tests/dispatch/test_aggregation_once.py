@@ -7,8 +7,7 @@ import torch
 
 import gnnaccel
 from gnnaccel.cuda import edge_list
-from gnnaccel.dispatch import cache, ledger
-from gnnaccel.dispatch.config import current
+from gnnaccel.dispatch.graph import cache, ledger
 from gnnaccel.dispatch.ops import (aggregation, aggregation_cost, aggregation_cuda,
                                    aggregation_once, aggregation_route)
 from gnnaccel.dispatch.ops.aggregation_cost import Estimate
@@ -16,6 +15,7 @@ from gnnaccel.dispatch.ops.aggregation_means import PowerMean, Softmax
 from gnnaccel.dispatch.ops.aggregation_route import Asked
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.ops.messages import Shifted
+from gnnaccel.dispatch.policy.config import current
 from gnnaccel.errors import GraphError
 from tests.dispatch.test_aggregation import E, M, N, edges, inputs, prepared
 from tests.helpers import assert_accurate, relative

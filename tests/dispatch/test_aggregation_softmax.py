@@ -12,7 +12,7 @@ from gnnaccel.dispatch.ops.aggregation import Aggregation
 from gnnaccel.dispatch.ops.aggregation_means import Softmax
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.ops.messages import Gated, Rectified
-from gnnaccel.dispatch.reasons import Reason
+from gnnaccel.dispatch.policy.reasons import Reason
 from tests.dispatch.test_aggregation import M, N, edges
 from tests.helpers import assert_accurate, relative
 from tests.routes import clean, emulated, one_thread, opened, route  # noqa: F401

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from gnnaccel.dispatch import attention, attention_programs
-from gnnaccel.dispatch.graph import GraphView
+from gnnaccel.dispatch.graph.view import GraphView
+from gnnaccel.dispatch.ir import attention_programs
+from gnnaccel.dispatch.run import attention
 from tests.attention_cases import (Problem, additive, by_kernels, by_torch, graph, mask_of,
                                    pairwise, plain, skewed_edges, terms)
 from tests.helpers import assert_accurate, relative, same_bits

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from gnnaccel.dispatch import autograd
-from gnnaccel.dispatch.autograd import Operation
+from gnnaccel.dispatch.run import autograd
+from gnnaccel.dispatch.run.autograd import Operation
 
 
 class _Product(Operation):

@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from gnnaccel.dispatch import cache
+from gnnaccel.dispatch.graph import cache
 from tests import probes
 from tests.attention_cases import skewed_edges
 

@@ -6,7 +6,7 @@ import gc
 import pytest
 import torch
 
-from gnnaccel.dispatch import cache
+from gnnaccel.dispatch.graph import cache
 from tests import probes
 from tests.attention_cases import skewed_edges
 

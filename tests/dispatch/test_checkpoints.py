@@ -4,7 +4,7 @@ from __future__ import annotations
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from gnnaccel.dispatch.checkpoints import checkpointed
+from gnnaccel.dispatch.memory.checkpoints import checkpointed
 
 
 def test_seen_inside_and_in_the_repetition():

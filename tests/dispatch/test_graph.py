@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gnnaccel.cuda import driver
-from gnnaccel.dispatch.graph import GraphView, kernels_run_on
+from gnnaccel.dispatch.graph.view import GraphView, kernels_run_on
 from gnnaccel.errors import GraphError
 from tests.attention_cases import skewed_edges
 

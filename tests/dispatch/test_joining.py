@@ -12,14 +12,14 @@ import gnnaccel
 from gnnaccel.adapters.layout import Layout, Part
 from gnnaccel.cuda import driver
 from gnnaccel.cuda import join as cuda_join
-from gnnaccel.dispatch import joining
-from gnnaccel.dispatch.edge_arrays import CSC, EdgeArrays
-from gnnaccel.dispatch.joined import JoinedView
-from gnnaccel.dispatch.joining import Range
+from gnnaccel.dispatch.graph import joining
+from gnnaccel.dispatch.graph.edge_arrays import CSC, EdgeArrays
+from gnnaccel.dispatch.graph.joining import Range
+from gnnaccel.dispatch.ir.program import DST, EDGE, PAIR_DST, RELATION, SRC
 from gnnaccel.dispatch.ops.graph import JoinedGraph
-from gnnaccel.dispatch.program import DST, EDGE, PAIR_DST, RELATION, SRC
 from gnnaccel.dispatch.relational import view as view_module
 from gnnaccel.dispatch.relational.view import RelationView
+from gnnaccel.dispatch.run.joined_attention import JoinedView
 from gnnaccel.errors import GraphError
 
 LOOPS = (Range(9, 2, 5, 1, 5), Range(1, 0, 0, 0, 0))

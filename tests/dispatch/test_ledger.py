@@ -6,8 +6,8 @@ import gc
 import pytest
 import torch
 
-from gnnaccel.dispatch import cache, ledger
-from gnnaccel.dispatch.layer_memory import LayerMemory
+from gnnaccel.dispatch.graph import cache, ledger
+from gnnaccel.dispatch.memory.layer_memory import LayerMemory
 from gnnaccel.dispatch.ops import aggregation_cost
 from gnnaccel.dispatch.ops.aggregation_cost import Estimate
 from tests import probes

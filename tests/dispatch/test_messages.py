@@ -11,7 +11,7 @@ from gnnaccel.dispatch.ops import (aggregation, aggregation_cost, aggregation_cp
                                    messages)
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.ops.messages import Gated, Rectified, Shifted
-from gnnaccel.dispatch.reasons import Reason
+from gnnaccel.dispatch.policy.reasons import Reason
 from tests.dispatch.test_aggregation import E, M, N, edges
 from tests.helpers import assert_accurate, relative
 from tests.routes import clean, emulated, one_thread, opened, route  # noqa: F401

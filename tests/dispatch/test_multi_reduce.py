@@ -11,7 +11,7 @@ from torch import Tensor
 from gnnaccel.dispatch.ops.call import Kernel, compile_reason
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.ops.multi_reduce import REDUCES, multi_reduce
-from gnnaccel.dispatch.reasons import Reason
+from gnnaccel.dispatch.policy.reasons import Reason
 from tests.attention_cases import skewed_edges
 from tests.helpers import FLOOR, assert_accurate, on_devices
 

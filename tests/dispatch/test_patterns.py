@@ -5,10 +5,10 @@ import dataclasses
 
 import pytest
 
-from gnnaccel.dispatch import attention_programs as programs
-from gnnaccel.dispatch import patterns
-from gnnaccel.dispatch.patterns import Attention
-from gnnaccel.dispatch.program import EDGE, SRC, op
+from gnnaccel.dispatch.ir import attention_programs as programs
+from gnnaccel.dispatch.ir import patterns
+from gnnaccel.dispatch.ir.patterns import Attention
+from gnnaccel.dispatch.ir.program import EDGE, SRC, op
 
 KNOWN = [
     *((programs.gat(0.3, p, same, dst, edge), Attention("additive", 0.3, 1.0, p, edge))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gnnaccel.dispatch.graph import GraphView
+from gnnaccel.dispatch.graph.ordered_weights import of_the_graph
+from gnnaccel.dispatch.graph.view import GraphView
 from gnnaccel.dispatch.ops import aggregation
 from gnnaccel.dispatch.ops.aggregation import Aggregation
 from gnnaccel.dispatch.ops.aggregation_cuda import run
 from gnnaccel.dispatch.ops.graph import OpGraph
-from gnnaccel.dispatch.placed import of_the_graph
 from tests.routes import opened
 
 N, E = 30, 400

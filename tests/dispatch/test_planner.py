@@ -5,9 +5,11 @@ import pytest
 import torch
 
 from gnnaccel.cuda import driver
-from gnnaccel.dispatch import attention_programs, config, planner
-from gnnaccel.dispatch.reasons import KINDS
-from gnnaccel.dispatch.request import Request
+from gnnaccel.dispatch.ir import attention_programs
+from gnnaccel.dispatch.plan import planner
+from gnnaccel.dispatch.plan.request import Request
+from gnnaccel.dispatch.policy import config
+from gnnaccel.dispatch.policy.reasons import KINDS
 
 
 class Broken:

@@ -3,11 +3,11 @@ from __future__ import annotations
 
 import pytest
 
-from gnnaccel.dispatch import attention_programs as programs
-from gnnaccel.dispatch import torch_backend
-from gnnaccel.dispatch.program import (DST, EDGE, ENDS, OPERATIONS, PAIR_DST, PAIR_SRC, PARAM,
-                                       READS, RELATION, SRC, Op, Program, op)
+from gnnaccel.dispatch.ir import attention_programs as programs
+from gnnaccel.dispatch.ir.program import (DST, EDGE, ENDS, OPERATIONS, PAIR_DST, PAIR_SRC, PARAM,
+                                          READS, RELATION, SRC, Op, Program, op)
 from gnnaccel.dispatch.relational import execute
+from gnnaccel.dispatch.run import torch_backend
 
 INPUTS = (("x", SRC), ("y", DST), ("e", EDGE), ("w", PARAM))
 AGGREGATE = op("aggregate", "out", "a", "x@src")

@@ -8,7 +8,7 @@ from torch_geometric.nn import GATConv, GATv2Conv, TransformerConv
 
 from gnnaccel.cuda import segment_gemm
 from gnnaccel.cuda.segment_plan import Segments
-from gnnaccel.dispatch import tall
+from gnnaccel.dispatch.run import skinny_matmul
 from tests.helpers import assert_accurate, relative
 from tests.pyg import graphs
 from tests.pyg.judge import compare
@@ -21,7 +21,7 @@ def always(monkeypatch):
     made."""
     made = []
     multiply = segment_gemm.multiply
-    monkeypatch.setattr(tall, "_TALL", 1)
+    monkeypatch.setattr(skinny_matmul, "_TALL", 1)
 
     def watched(segments, x, w, **more):
         made.append(tuple(x.shape))
@@ -37,9 +37,9 @@ def test_products(device, always, k, n, bias):
     x, w = torch.randn(77, k).to(device), torch.randn(n, k).to(device)
     b = torch.randn(n).to(device) if bias else None
     exact = F.linear(x.double(), w.double(), None if b is None else b.double())
-    assert_accurate("linear", tall.linear(x, w, b), F.linear(x, w, b), exact)
+    assert_accurate("linear", skinny_matmul.linear(x, w, b), F.linear(x, w, b), exact)
     y = torch.randn(77, n).to(device)
-    assert_accurate("matmul", tall.matmul(y, w), y @ w, y.double() @ w.double())
+    assert_accurate("matmul", skinny_matmul.matmul(y, w), y @ w, y.double() @ w.double())
     assert len(always) == 1 + (n % 8 == 0 and k % 8 == 0)
 
 
@@ -64,7 +64,7 @@ def test_precision_is_as_torch_has_it(device, set_to, tf32, fp32):
     try:
         for value in (*tf32, *fp32):
             set_to(value)
-            found = segment_gemm.multiply(segments, x, w.unsqueeze(0), precision=tall.precision())
+            found = segment_gemm.multiply(segments, x, w.unsqueeze(0), precision=skinny_matmul.precision())
             assert (relative(found, exact) > 1e-5) is (value in tf32), value
     finally:
         set_to(fp32[0])
@@ -73,12 +73,12 @@ def test_precision_is_as_torch_has_it(device, set_to, tf32, fp32):
 @pytest.mark.parametrize("x,w", [((5, 7), (8, 7)), ((5, 256), (8, 256)), ((0, 64), (64, 64))])
 def test_what_is_left_to_torch(device, always, x, w):
     x, w = torch.randn(x).to(device), torch.randn(w).to(device)
-    assert torch.equal(tall.linear(x, w, None), F.linear(x, w))
+    assert torch.equal(skinny_matmul.linear(x, w, None), F.linear(x, w))
     half = torch.randn(5, 64).to(device,
                                  torch.bfloat16), torch.randn(64, 64).to(device, torch.bfloat16)
-    assert torch.equal(tall.linear(*half, None), F.linear(*half))
+    assert torch.equal(skinny_matmul.linear(*half, None), F.linear(*half))
     apart = torch.randn(64, 5).to(device).t(), torch.randn(64, 64).to(device)
-    assert torch.equal(tall.linear(*apart, None), F.linear(*apart))
+    assert torch.equal(skinny_matmul.linear(*apart, None), F.linear(*apart))
     assert not always
 
 

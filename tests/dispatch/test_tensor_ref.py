@@ -6,8 +6,9 @@ import gc
 import pytest
 import torch
 
-from gnnaccel.dispatch.edge_arrays import CSC, EdgeArrays
-from gnnaccel.dispatch.tensor_ref import MemoryRef, TensorMap, TensorRef, all_unmoved, unversioned
+from gnnaccel.dispatch.graph.edge_arrays import CSC, EdgeArrays
+from gnnaccel.dispatch.graph.tensor_ref import (MemoryRef, TensorMap, TensorRef, all_unmoved,
+                                                unversioned)
 
 
 def _write(t):

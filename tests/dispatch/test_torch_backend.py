@@ -6,9 +6,9 @@ import math
 import pytest
 import torch
 
-from gnnaccel.dispatch import attention_programs as programs
-from gnnaccel.dispatch import torch_backend
-from gnnaccel.dispatch.graph import GraphView
+from gnnaccel.dispatch.graph.view import GraphView
+from gnnaccel.dispatch.ir import attention_programs as programs
+from gnnaccel.dispatch.run import torch_backend
 from tests.attention_cases import skewed_edges
 
 H, D, NUM_SRC, NUM_DST = 2, 3, 12, 9

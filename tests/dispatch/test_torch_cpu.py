@@ -7,10 +7,11 @@ import warnings
 import pytest
 import torch
 
-from gnnaccel.dispatch import attention_programs as programs
-from gnnaccel.dispatch import patterns, torch_backend, torch_pairs, torch_segments
-from gnnaccel.dispatch.torch_backend import Edges
-from gnnaccel.dispatch.torch_segments import Segments
+from gnnaccel.dispatch.ir import attention_programs as programs
+from gnnaccel.dispatch.ir import patterns
+from gnnaccel.dispatch.run import torch_backend, torch_pairs, torch_segments
+from gnnaccel.dispatch.run.torch_backend import Edges
+from gnnaccel.dispatch.run.torch_segments import Segments
 
 CASES = ("gat", "gat pair", "gat edge", "gat no dst", "terms", "terms edge", "terms no dst",
          "gatv2", "gatv2 shared", "dot", "cosine", "mx", "sd")

@@ -38,11 +38,12 @@ def taken() -> tuple[int, list[str]]:
 def install() -> None:
     """Compare every call from now on, in this process. gnnaccel is enabled, and DGL imported."""
     from dgl.backend.pytorch import sparse
-    from gnnaccel.adapters.dgl import ops
-    from gnnaccel.dispatch import watch
 
-    natives = {getattr(sparse, name, None) for name in ops.ROUTED} - {None}
-    for module in ops._modules():
+    from gnnaccel.adapters.dgl.ops import replaced
+    from gnnaccel.dispatch.observe import watch
+
+    natives = {getattr(sparse, name, None) for name in replaced.ROUTED} - {None}
+    for module in replaced._modules():
         for name, value in list(vars(module).items()):
             native = getattr(value, "__wrapped__", None) if inspect.isfunction(value) else None
             if native is not None and native in natives:

@@ -27,8 +27,8 @@ from torch_geometric.nn.aggr import Aggregation
 
 from gnnaccel.adapters import guards
 from gnnaccel.adapters.pyg.guards import HOOKS
-from gnnaccel.dispatch import config as configs
-from gnnaccel.dispatch.watch import Visit
+from gnnaccel.dispatch.observe.watch import Visit
+from gnnaccel.dispatch.policy import config as configs
 from gnnaccel.profile.judging import SECOND_LOOK, errors
 from gnnaccel.profile.sides import EXACT, HOST, OURS, Results, Sides, named_tensors
 from gnnaccel.profile.undisturbed import undisturbed

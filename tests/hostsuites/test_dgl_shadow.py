@@ -10,12 +10,12 @@ try:  # not by importing it: where tests/ is on the path, tests/dgl goes by that
     importlib.metadata.version("dgl")
 except importlib.metadata.PackageNotFoundError:
     pytest.skip("DGL is not installed", allow_module_level=True)
-import gnnaccel  # before dgl, which needs it on a current torch
 import dgl
 import torch
 from dgl.backend.pytorch import sparse
 
-from gnnaccel.dispatch import watch
+import gnnaccel  # before dgl, which needs it on a current torch
+from gnnaccel.dispatch.observe import watch
 from tests.hostsuites import dgl_shadow
 
 
@@ -93,9 +93,9 @@ def test_every_call_is_compared(monkeypatch):
 
 
 def _under_shadow(monkeypatch):
-    from gnnaccel.adapters.dgl import ops
+    from gnnaccel.adapters.dgl.ops import replaced
 
-    for module in ops._modules():  # remembered, for `undo`
+    for module in replaced._modules():  # remembered, for `undo`
         for name, value in list(vars(module).items()):
             if hasattr(value, "__wrapped__"):
                 monkeypatch.setattr(module, name, value)

@@ -96,9 +96,9 @@ def stale_norm() -> None:
             kept[key] = native(edge_index, edge_weight, *args, **kwargs), edge_index, edge_weight
         return kept[key][0]
 
-    from gnnaccel.dispatch.config import current as enabled
-
     import torch_geometric.nn  # noqa: F401  (its modules have the function by name)
+
+    from gnnaccel.dispatch.policy.config import current as enabled
 
     for name, module in list(sys.modules.items()):
         if name.startswith("torch_geometric.") and vars(module).get("gcn_norm") is native:
@@ -119,7 +119,7 @@ FAULTS = {
         "histories",
         "emulated",
         InModule(
-            "gnnaccel.dispatch.cache",
+            "gnnaccel.dispatch.graph.cache",
             "if all(map(MemoryRef.unwritten, entry.memory, tensors))",
             "if all(ref() is not None for ref in entry.memory)",
         ),
@@ -133,7 +133,7 @@ FAULTS = {
         "table",
         "cpu",
         InModule(
-            "gnnaccel.dispatch.structure",
+            "gnnaccel.dispatch.graph.structure",
             "nodes = torch.arange(loops, dtype=dtype, device=src.device)",
             "nodes = torch.arange(loops, dtype=dtype, device=src.device) % max(1, loops - 1)",
         ),
@@ -155,7 +155,7 @@ FAULTS = {
         "table",
         "emulated",
         InModule(
-            "gnnaccel.adapters.pyg.message_stock",
+            "gnnaccel.adapters.pyg.propagate.stock",
             "out.clamp(min=1e-5).sqrt()",
             "out.clamp(min=1e-3).sqrt()",
         ),
@@ -171,7 +171,7 @@ FAULTS = {
         "table",
         "emulated",
         InModule(
-            "gnnaccel.dispatch.placed", ".index_select(0, order)", ".index_select(0, order.roll(1))"
+            "gnnaccel.dispatch.graph.ordered_weights", ".index_select(0, order)", ".index_select(0, order.roll(1))"
         ),
     ),
     "stale normalisation": Fault("histories", "cpu", stale_norm),

@@ -32,10 +32,13 @@ from torch import Tensor
 
 import gnnaccel
 from gnnaccel.cuda import driver, structure
-from gnnaccel.dispatch import attention_families, graph, planner, tall, torch_pairs, torch_segments
+from gnnaccel.dispatch.graph import view as graph_view
+from gnnaccel.dispatch.plan import planner
 from gnnaccel.dispatch.relational import pair_maps, pairs, view
+from gnnaccel.dispatch.run import attention_families, skinny_matmul, torch_pairs, torch_segments
+from tests.oracle import judge, metagraph_dgl
 from tests.oracle import metagraph_draws as draws
-from tests.oracle import judge, metagraph_dgl, metagraph_pyg
+from tests.oracle import metagraph_pyg
 from tests.oracle.judge import CONDITIONED, nudged, on_cpu
 from tests.oracle.metagraph_draws import Case
 
@@ -55,10 +58,10 @@ SMALL = 1e-3  # gradients below this share of the largest are measured against t
 NOTHING = 1e-9
 
 #: sizes from which on things are done in another way, and what brings that to small graphs
-THRESHOLDS = [(pair_maps, "WORTH_FROM", 0), (pairs, "AT_ONCE", -1), (graph, "SORT_FROM", 1),
+THRESHOLDS = [(pair_maps, "WORTH_FROM", 0), (pairs, "AT_ONCE", -1), (graph_view, "SORT_FROM", 1),
               (torch_segments, "FOLD", 0), (torch_pairs, "BLOCK_BYTES", 512),
               (view, "_KEEP_BELOW", 0), (attention_families, "_KEPT_SHARE", 0),
-              (tall, "_TALL", 1), (structure, "chunk_edges", lambda edges: 16)]
+              (skinny_matmul, "_TALL", 1), (structure, "chunk_edges", lambda edges: 16)]
 
 Results = dict[str, Any]  # tensors, None where there is no gradient
 seen: Counter[str] = Counter()  # how the cases ended

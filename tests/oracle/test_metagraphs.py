@@ -11,7 +11,7 @@ import torch
 import gnnaccel
 from gnnaccel.adapters import alike, layout
 from gnnaccel.cuda import driver
-from gnnaccel.dispatch import planner
+from gnnaccel.dispatch.plan import planner
 from tests.oracle import metagraphs
 from tests.oracle.metagraph_draws import Case, features
 from tests.routes import clean, gpu, one_thread  # noqa: F401  (fixtures)

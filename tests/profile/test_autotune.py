@@ -12,7 +12,9 @@ import torch
 import gnnaccel
 from gnnaccel import runner, store
 from gnnaccel.__main__ import main
-from gnnaccel.dispatch import pins, planner, records, tuned, watch
+from gnnaccel.dispatch.observe import records, watch
+from gnnaccel.dispatch.plan import planner
+from gnnaccel.dispatch.policy import pins, tuned
 from gnnaccel.profile import observe
 from gnnaccel.profile.bench import timing
 from gnnaccel.profile.tuning import Tuner

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gnnaccel.__main__ import main
-from gnnaccel.adapters.pyg.bench_plain import LAYERS
+from gnnaccel.adapters.pyg.bench.plain import LAYERS
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.profile.bench import (aggregate_cells, aggregate_kernels, aggregate_plan, compiled,
                                     guard, metrics, plan, result, shapes, suite_aggregate, table,

@@ -7,7 +7,7 @@ import shutil
 import pytest
 import torch
 
-from gnnaccel.adapters.pyg import bench as pyg
+from gnnaccel.adapters.pyg.bench import layers as pyg
 from gnnaccel.profile.bench import floor, kernel_cells, overhead, shapes, steps, structure, timing
 
 pytest.importorskip("torch_geometric")

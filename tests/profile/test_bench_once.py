@@ -12,7 +12,7 @@ import torch
 pytest.importorskip("torch_geometric")
 
 from gnnaccel.__main__ import main
-from gnnaccel.adapters.pyg import bench_once as pyg
+from gnnaccel.adapters.pyg.bench import once as pyg
 from gnnaccel.profile.bench import (accel, guard, once_cells, once_steps, once_table, result, table,
                                     timing)
 from gnnaccel.profile.bench.result import Record, Result

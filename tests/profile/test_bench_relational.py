@@ -11,10 +11,10 @@ import torch
 pytest.importorskip("torch_geometric")
 
 from gnnaccel.__main__ import main
-from gnnaccel.adapters.pyg import bench_relational as pyg
-from gnnaccel.profile.bench import (
-    accel, passes_cells, relation_cells, relation_graph, relation_native, relation_shapes,
-    relation_steps, result, timing)
+from gnnaccel.adapters.pyg.bench import relational as pyg
+from gnnaccel.profile.bench import (accel, passes_cells, relation_cells, relation_graph,
+                                    relation_native, relation_shapes, relation_steps, result,
+                                    timing)
 
 QUICK = ["bench", "--suite", "relational", "--quick", "--device", "cpu"]
 CPU = torch.device("cpu")

@@ -55,7 +55,7 @@ def test_targets_are_judged(made_up):
 
 
 def test_targets_name_what_the_suite_measures():
-    pyg = pytest.importorskip("gnnaccel.adapters.pyg.bench_relational")
+    pyg = pytest.importorskip("gnnaccel.adapters.pyg.bench.relational")
     from gnnaccel.profile.bench import relation_shapes
 
     for target in targets.RELATIONAL:

@@ -16,7 +16,8 @@ import gnnaccel
 from gnnaccel import store
 from gnnaccel.__main__ import main
 from gnnaccel.cuda import driver, probe
-from gnnaccel.dispatch import calibration, cost
+from gnnaccel.dispatch.plan import cost
+from gnnaccel.dispatch.policy import calibration
 from gnnaccel.profile import calibrate, warmup
 from gnnaccel.profile.doctor import places
 
@@ -174,7 +175,7 @@ def test_the_doctor_tells_of_it(folder):
 @pytest.mark.parametrize("layer", ["GATConv:2x4", "RGCNConv:8"])
 def test_a_layer_is_compiled_by_running_it(device, monkeypatch, capsys, layer):
     pytest.importorskip("torch_geometric")
-    from gnnaccel.adapters.pyg import samples
+    from gnnaccel.adapters.pyg.bench import samples
 
     monkeypatch.setattr(samples, "_NODES", 40)
     monkeypatch.setattr(samples, "_EDGES", 200)
@@ -221,7 +222,7 @@ def test_a_log_tells_what_to_compile(device, tmp_path, monkeypatch, capsys):
     (("gather", "row_gather", {"A": "1\n#include </etc/passwd>"}), "is no definition"),
     (None, "tells of no kernel")])
 def test_logs_whose_kernels_there_are_not(device, tmp_path, capsys, kernel, message):
-    from gnnaccel.dispatch import records
+    from gnnaccel.dispatch.observe import records
 
     kernels = [dict(zip(("family", "entry", "defines"), kernel))] if kernel else []
     path = tmp_path / "run.jsonl"

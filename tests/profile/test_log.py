@@ -9,8 +9,9 @@ import pytest
 import gnnaccel
 from gnnaccel.__main__ import main
 from gnnaccel.cuda import driver
-from gnnaccel.dispatch import pins, records
-from gnnaccel.dispatch.config import Config
+from gnnaccel.dispatch.observe import records
+from gnnaccel.dispatch.policy import pins
+from gnnaccel.dispatch.policy.config import Config
 from gnnaccel.profile import warmup
 from gnnaccel.profile.log import decisions, reading, summary
 

@@ -9,7 +9,7 @@ import torch
 from torch.utils.checkpoint import CheckpointError, checkpoint
 
 import gnnaccel
-from gnnaccel.dispatch import cache
+from gnnaccel.dispatch.graph import cache
 from tests.pyg import graphs
 from tests.pyg.judge import close, compare, judge, place, took
 from tests.pyg.layers import NAMES, WITH_DROPOUT, WITH_EDGES, build

@@ -10,8 +10,9 @@ from torch.utils.checkpoint import checkpoint
 from torch_geometric.nn import GATConv
 
 import gnnaccel
-from gnnaccel.dispatch import attention_bound, cache
-from gnnaccel.dispatch.layer_memory import memories
+from gnnaccel.dispatch.graph import cache
+from gnnaccel.dispatch.memory.layer_memory import memories
+from gnnaccel.dispatch.run import attention_bound
 from tests.pyg import graphs
 from tests.pyg.judge import close
 from tests.pyg.layers import build

@@ -10,7 +10,7 @@ from torch_geometric.nn import (FiLMConv, GATConv, GATv2Conv, GCNConv, GINConv, 
                                 HGTConv, MessagePassing, PNAConv, RGATConv, RGCNConv, SAGEConv,
                                 TransformerConv)
 
-from gnnaccel.dispatch import cache
+from gnnaccel.dispatch.graph import cache
 from tests.call_counts import FILES, by_kernels, counted, natively
 from tests.pyg import hetero_graphs
 from tests.pyg.hetero_graphs import METADATA, edges, features, hetero
@@ -104,4 +104,4 @@ def test_calls_are_counted():
     assert counted(lambda: sorted([2, 1])) == (0, 0, frozenset())
     found = counted(lambda: cache.info())
     assert found.python >= 2 and found.builtin >= 1
-    assert os.path.join("dispatch", "cache.py") in found.files
+    assert os.path.join("dispatch", "graph", "cache.py") in found.files

@@ -14,9 +14,9 @@ from torch_geometric.nn import GCNConv, SAGEConv
 from torch_geometric.nn.conv import gcn_conv
 
 import gnnaccel
-from gnnaccel.adapters.pyg import weighted_norm
+from gnnaccel.adapters.pyg.propagate import weighted_norm
 from gnnaccel.cuda import capture
-from gnnaccel.dispatch import cache
+from gnnaccel.dispatch.graph import cache
 from gnnaccel.errors import GraphError
 from tests import probes
 from tests.pyg import graphs

@@ -8,13 +8,14 @@ import logging
 import pytest
 import torch
 import torch_geometric.nn
-from torch_geometric.nn import GATConv, GCNConv, GINConv, HeteroLinear, PNAConv, RGCNConv, SAGEConv
 from torch.utils.checkpoint import checkpoint
+from torch_geometric.nn import GATConv, GCNConv, GINConv, HeteroLinear, PNAConv, RGCNConv, SAGEConv
 
 import gnnaccel
 from gnnaccel.cuda import driver, sources
-from gnnaccel.dispatch import attention, watch
+from gnnaccel.dispatch.observe import watch
 from gnnaccel.dispatch.ops import aggregation_cpu
+from gnnaccel.dispatch.run import attention
 from gnnaccel.profile import compare as comparing
 from gnnaccel.profile.compare import Comparer
 from tests.helpers import relative

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import gnnaccel
-from gnnaccel.dispatch import cache
+from gnnaccel.dispatch.graph import cache
 from tests.pyg.every import CALLS, leaves, made, moved
 
 

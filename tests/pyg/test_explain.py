@@ -6,7 +6,7 @@ import torch
 from torch_geometric.nn import GATConv, GCNConv, RGCNConv, SAGEConv, TAGConv
 
 import gnnaccel
-from gnnaccel.dispatch import watch
+from gnnaccel.dispatch.observe import watch
 from tests.pyg.graphs import E, F, features, square
 
 R = 5

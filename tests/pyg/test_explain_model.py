@@ -11,7 +11,8 @@ from torch_geometric.nn import (FeaStConv, GATConv, GATv2Conv, GCNConv, GINConv,
                                 MessagePassing, PNAConv, RGCNConv, SAGEConv, SGConv, TAGConv)
 
 import gnnaccel
-from gnnaccel.dispatch import ledger, watch
+from gnnaccel.dispatch.graph import ledger
+from gnnaccel.dispatch.observe import watch
 from tests.pyg import graphs
 from tests.pyg.graphs import E, F, N
 from tests.pyg.own_layers import Copying

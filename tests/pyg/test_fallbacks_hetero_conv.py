@@ -11,7 +11,7 @@ import torch
 from torch_geometric.nn import GCNConv, GraphConv, HeteroConv, LEConv, SAGEConv
 
 import gnnaccel
-from gnnaccel.dispatch import records
+from gnnaccel.dispatch.observe import records
 from gnnaccel.errors import FallbackError
 from tests import probes
 from tests.helpers import relative

@@ -8,7 +8,7 @@ from torch_geometric.nn import LEConv, SAGEConv, to_hetero
 from torch_geometric.nn.fx import symbolic_trace
 
 import gnnaccel
-from gnnaccel.dispatch import records
+from gnnaccel.dispatch.observe import records
 from tests.pyg.hetero_graphs import CITES, METADATA, OUT, WIDTH, edges, features, on, same
 from tests.pyg.judge import native_again, took
 

@@ -9,7 +9,7 @@ import torch
 import torch_geometric
 
 import gnnaccel
-from gnnaccel.dispatch import cache
+from gnnaccel.dispatch.graph import cache
 from gnnaccel.errors import GraphError
 from tests.pyg import graphs
 from tests.pyg.graphs import F, N

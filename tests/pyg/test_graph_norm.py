@@ -16,7 +16,7 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm  # by a user, before enabl
 from torch_geometric.transforms import GCNNorm
 
 import gnnaccel
-from gnnaccel.dispatch import cache
+from gnnaccel.dispatch.graph import cache
 from tests.pyg import graphs
 from tests.pyg.graphs import E, F, N
 from tests.pyg.judge import close, compare
@@ -285,7 +285,7 @@ def test_sparse_matrices_have_no_ids_to_look_at(route, layout):
 
 
 def test_ids_are_looked_at_once_for_each_graph(emulated, monkeypatch):
-    from gnnaccel.adapters.pyg import graph_norm
+    from gnnaccel.adapters.pyg.propagate import graph_norm
 
     looks, native = [], graph_norm.checked
     monkeypatch.setattr(graph_norm, "checked", lambda *args: (looks.append(1), native(*args))[1])

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import gnnaccel
-from gnnaccel.dispatch import cache, planner
+from gnnaccel.dispatch.graph import cache
+from gnnaccel.dispatch.plan import planner
 from tests import probes
 from tests.pyg import graphs
 from tests.pyg.graphs import N

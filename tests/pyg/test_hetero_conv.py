@@ -12,7 +12,7 @@ from torch_geometric import EdgeIndex
 from torch_geometric.nn import GATConv, GCNConv, GraphConv, HeteroConv, HGTConv, SAGEConv
 
 import gnnaccel
-from gnnaccel.dispatch import cache, joining
+from gnnaccel.dispatch.graph import cache, joining
 from gnnaccel.errors import GraphError
 from tests.helpers import relative
 from tests.pyg.hetero_graphs import (ABOUT, CITES, KNOWS, METADATA, NODES, OUT, RELATIONS, WIDTH,

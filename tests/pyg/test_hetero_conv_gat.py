@@ -9,7 +9,7 @@ import torch
 from torch_geometric.nn import GATConv, HeteroConv
 
 import gnnaccel
-from gnnaccel.dispatch import cache
+from gnnaccel.dispatch.graph import cache
 from tests.helpers import relative
 from tests.pyg.hetero_graphs import (ABOUT, CITES, KNOWS, NODES, RELATIONS, WIDTH, WRITES, WRITTEN,
                                      edges, features, hetero, in_groups, many, near, on, same)

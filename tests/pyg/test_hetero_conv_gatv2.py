@@ -9,7 +9,7 @@ import torch
 from torch_geometric.nn import GATv2Conv, HeteroConv
 
 import gnnaccel
-from gnnaccel.dispatch import cache
+from gnnaccel.dispatch.graph import cache
 from tests.pyg.hetero_graphs import (ABOUT, CITES, KNOWS, RELATIONS, WIDTH, WRITES, WRITTEN, edges,
                                      features, hetero, in_groups, many, near, on, same)
 from tests.pyg.judge import compare, on_routes

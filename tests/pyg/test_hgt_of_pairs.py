@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import gnnaccel
-from gnnaccel.dispatch import attention_families
-from gnnaccel.dispatch import graph as graph_module
-from gnnaccel.dispatch.graph import GraphView
+from gnnaccel.dispatch.graph import view as graph_module
+from gnnaccel.dispatch.graph.view import GraphView
 from gnnaccel.dispatch.relational import by_type, pair_maps
+from gnnaccel.dispatch.run import attention_families
 from tests.helpers import relative
 from tests.pyg import hgt_graphs
 from tests.pyg.hgt_graphs import NODES, features, on

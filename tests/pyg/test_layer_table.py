@@ -10,8 +10,9 @@ from torch_geometric import nn
 from torch_geometric.nn import MessagePassing
 
 from gnnaccel.adapters import seams
-from gnnaccel.adapters.pyg import LAYERS, propagate_reading
-from gnnaccel.dispatch.reasons import Reason
+from gnnaccel.adapters.pyg import LAYERS
+from gnnaccel.adapters.pyg.propagate import reading
+from gnnaccel.dispatch.policy.reasons import Reason
 
 PAGE = Path(__file__).parents[2] / "docs" / "layers.md"
 HEAD = "| layer | way |\n|---|---|\n"
@@ -25,7 +26,7 @@ def way(name: str) -> str | None:
         return None
     if "self.propagate(" not in inspect.getsource(inspect.getmodule(cls)):
         return "native: it does not propagate"
-    known = propagate_reading.known_class(cls)
+    known = reading.known_class(cls)
     arguments = [p for p in inspect.signature(cls.message).parameters if p != "self"]
     # pairs stand for tensors
     kwargs = {p.removesuffix("_j").removesuffix("_i"): (None, None) for p in arguments}

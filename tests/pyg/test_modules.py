@@ -14,7 +14,7 @@ from torch.nn.utils import prune
 from torch_geometric.nn import GATConv, GATv2Conv, TransformerConv
 
 import gnnaccel
-from gnnaccel.dispatch import cache
+from gnnaccel.dispatch.graph import cache
 from tests.helpers import relative
 from tests.pyg import graphs
 from tests.pyg.graphs import EDGE, F

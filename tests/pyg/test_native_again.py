@@ -13,11 +13,15 @@ from torch_geometric.nn import (GATConv, GCNConv, HEATConv, HeteroConv, HGTConv,
                                 to_hetero)
 
 import gnnaccel
-from gnnaccel.dispatch import cache, config, counters, layer_memory, ledger, native_memory
-from gnnaccel.dispatch.layer_memory import memories
+from gnnaccel.dispatch.graph import cache, ledger
+from gnnaccel.dispatch.memory import layer_memory, native_cache
+from gnnaccel.dispatch.memory.layer_memory import memories
+from gnnaccel.dispatch.observe import counters
+from gnnaccel.dispatch.policy import config
 from tests import probes
 from tests.pyg.hetero_graphs import (CITES, KNOWS, METADATA, RELATIONS, WIDTH, edges, features,
                                      hetero, same)
+
 
 @pytest.fixture
 def read(monkeypatch):
@@ -94,7 +98,7 @@ def test_changes_are_seen(enabled, read, change):
     settled(layer, x, ei)
     assert not is_read(read, layer, x, ei)
     memory = memories.get(layer)
-    memory.alike = [None, None]  # which others may be like
+    memory.native_sized = [None, None]  # which others may be like
     assert is_read(read, layer, *CHANGES[change](layer, x, ei))
 
 
@@ -175,8 +179,8 @@ def test_a_large_relation_inside_a_native_layer_is_accelerated(enabled):
 def test_models_of_to_hetero_as_a_whole(enabled, read):
     made, x, ei = to_hetero(_Net(), METADATA), features(), edges()
     settled(made, x, ei)
-    kept = memories.get(made).settled[False]
-    assert kept is not None and kept.inside.silent
+    kept = memories.get(made).native_exact[False]
+    assert kept is not None and kept.inner.silent
     gnnaccel.reset_stats()
     read.clear()
     settled(made, x, ei, 3)
@@ -212,7 +216,7 @@ def test_calls_inside_over_what_is_made_of_the_graph_are_counted(enabled):
     routes = {name: one["routes"] for name, one in gnnaccel.stats().items()}
     assert routes == {"HGTConv": {"native": 8}, "HeteroDictLinear": {"native": 16},
                       "HeteroLinear": {"native": 16}}
-    assert memories.get(layer).settled[False].inside.silent
+    assert memories.get(layer).native_exact[False].inner.silent
 
 
 def test_counts_that_nobody_is_to_see(enabled):
@@ -276,7 +280,7 @@ def test_what_is_derived_of_a_graph_is_still_kept(enabled):
     names = [CITES, KNOWS]
     layer, x, ei = HeteroConv({name: GCNConv(WIDTH, 4) for name in names}), features(), edges(names)
     settled(layer, x, ei)
-    assert memories.get(layer).settled[False].inside.silent
+    assert memories.get(layer).native_exact[False].inner.silent
     hits = cache.info()["hits"]
     settled(layer, x, ei, 3)
     assert cache.info()["hits"] == hits + 6
@@ -287,7 +291,7 @@ def test_what_is_derived_of_a_graph_is_still_kept(enabled):
 def test_a_dropped_graph_is_not_kept_and_its_place_is_not_mistaken(enabled, read):
     layer, x, ei = hetero(SAGEConv), features(), edges()
     settled(layer, x, ei)
-    kept = memories.get(layer).settled[False]
+    kept = memories.get(layer).native_exact[False]
     refs = [weakref.ref(t) for t in ei.values()]
     memory = [weakref.ref(t.untyped_storage()) for t in ei.values()]
     others = {k: t.clone() for k, t in ei.items()}
@@ -375,9 +379,9 @@ def test_native_calls_in_a_row_hide_no_faster_one(emulated):
     with torch.no_grad(), gnnaccel.enabled(backend="cuda", when="supported"):
         for _ in range(3):
             layer(x, ei)
-        like = native_memory.Alike(layer, (x, ei), {}, config.current(), "GA301")
-        like.inside.tally = counters.tally({("GATConv", "native", "GA301"): 1})
-        memories.get(layer).easy = native_memory.Easy(like, 2, config.current().epoch)
+        like = native_cache.NativeSized(layer, (x, ei), {}, config.current(), "GA301")
+        like.inner.tally = counters.tally({("GATConv", "native", "GA301"): 1})
+        memories.get(layer).streak = native_cache.NativeStreak(like, 2, config.current().epoch)
         layer(x, ei.clone())
         layer(x, ei)
     assert gnnaccel.stats()["GATConv"]["routes"] == {"cuda": 4, "native": 1}
@@ -408,7 +412,7 @@ def test_what_ends_a_row(enabled, monkeypatch):
     def is_looked_at(*args, **kwargs) -> bool:
         for _ in range(20):
             layer(x, ei.clone(), types)
-        while memories.get(layer).easy.left < 3:
+        while memories.get(layer).streak.left < 3:
             layer(x, ei.clone(), types)
         looked.clear()
         layer(*args, **kwargs)
@@ -441,7 +445,7 @@ def test_most_calls_on_dictionaries_in_a_row_are_only_counted(enabled, monkeypat
     assert gnnaccel.stats()["GATConv"]["routes"] == {"native": 60 * len(ei)}
     with gnnaccel.disabled():
         same(got, layer(x, ei), 0.0)
-    while memories.get(layer).easy.left < 3:
+    while memories.get(layer).streak.left < 3:
         layer(x, {name: t.clone() for name, t in ei.items()})
     looked.clear()
     layer(x, {**ei, RELATIONS[1]: ei[RELATIONS[1]].repeat(1, 50)})
@@ -450,5 +454,5 @@ def test_most_calls_on_dictionaries_in_a_row_are_only_counted(enabled, monkeypat
 
 def test_numbers_of_what_is_no_tensor():
     ei = edges()
-    assert native_memory.size_of(ei) == sum(t.numel() for t in ei.values())
-    assert native_memory.size_of({**ei, "more": None}) == float("inf")
+    assert native_cache.size_of(ei) == sum(t.numel() for t in ei.values())
+    assert native_cache.size_of({**ei, "more": None}) == float("inf")

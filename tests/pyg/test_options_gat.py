@@ -7,7 +7,7 @@ from torch_geometric import EdgeIndex
 from torch_geometric.nn import GATConv
 
 import gnnaccel
-from gnnaccel.adapters.pyg import gat
+from gnnaccel.adapters.pyg.layers import gat
 from tests.helpers import relative
 from tests.pyg import graphs
 from tests.pyg.graphs import EDGE, F, M, N

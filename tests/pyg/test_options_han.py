@@ -10,7 +10,8 @@ from torch_geometric import EdgeIndex
 from torch_geometric.nn import HANConv
 
 import gnnaccel
-from gnnaccel.dispatch import cache, records
+from gnnaccel.dispatch.graph import cache
+from gnnaccel.dispatch.observe import records
 from gnnaccel.errors import FallbackError, GraphError
 from tests.helpers import relative
 from tests.pyg.hetero_graphs import (ABOUT, CITES, KNOWS, METADATA, NODES, RELATIONS, WIDTH, WRITES,

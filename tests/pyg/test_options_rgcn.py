@@ -8,7 +8,7 @@ from torch_geometric import EdgeIndex
 from torch_geometric.nn import FastRGCNConv, RGCNConv
 
 import gnnaccel
-from gnnaccel.dispatch import cache
+from gnnaccel.dispatch.graph import cache
 from tests.pyg import graphs
 from tests.pyg.graphs import E, F, M, N
 from tests.pyg.judge import close, compare, on_routes

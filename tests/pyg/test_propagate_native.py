@@ -6,7 +6,7 @@ import torch
 from torch_geometric.nn import GCNConv, GraphConv, SAGEConv
 
 import gnnaccel
-from gnnaccel.adapters.pyg import propagate_calls as calls
+from gnnaccel.adapters.pyg.propagate import calls
 from gnnaccel.dispatch.ops import aggregation_cost
 from gnnaccel.dispatch.ops.aggregation_cost import Estimate
 from tests.pyg import graphs

@@ -11,7 +11,8 @@ import torch
 from torch_geometric.nn import GENConv, GINEConv, MessagePassing, ResGatedGraphConv
 
 import gnnaccel
-from gnnaccel.dispatch import records, rules
+from gnnaccel.dispatch.observe import records
+from gnnaccel.dispatch.policy import rules
 from tests.pyg import graphs
 from tests.pyg.graphs import E, F, N
 from tests.pyg.judge import close
@@ -123,7 +124,7 @@ def test_hooks_registered_later(route):
 
 
 def test_the_structure_may_go(route):
-    from gnnaccel.dispatch import cache
+    from gnnaccel.dispatch.graph import cache
 
     layer, x, ei = Copying(), graphs.features().to(route.device), graphs.square().to(route.device)
     expected = layer(x, ei)

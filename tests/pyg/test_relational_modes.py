@@ -7,7 +7,7 @@ import torch
 from torch_geometric.nn import FiLMConv, HEATConv, RGATConv
 
 import gnnaccel
-from gnnaccel.dispatch import cache
+from gnnaccel.dispatch.graph import cache
 from tests.pyg import graphs
 from tests.pyg.graphs import F, N
 from tests.pyg.hetero_graphs import on

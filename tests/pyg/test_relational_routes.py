@@ -9,9 +9,9 @@ from torch_geometric.nn import (FastRGCNConv, GATConv, GATv2Conv, GINConv, Heter
                                 RGCNConv, SAGEConv)
 
 import gnnaccel
-from gnnaccel.dispatch import cost
+from gnnaccel.dispatch.plan import cost
 from gnnaccel.dispatch.relational import costs, statements
-from gnnaccel.dispatch.relational.request import RelationalRequest, RelationalStated
+from gnnaccel.dispatch.relational.request import RelationalRequest, RelationalSpec
 
 R, N, E, F = 40, 400, 3000, 16
 
@@ -69,7 +69,7 @@ def test_a_new_graph_on_a_gpu_has_to_pay_for_its_structure(cls, relations, first
 
 @pytest.mark.gpu
 def test_new_graphs_on_a_gpu_are_not_read_where_the_last_one_did_not_pay(monkeypatch):
-    from gnnaccel.dispatch import planner
+    from gnnaccel.dispatch.plan import planner
 
     asked, plan = [], planner.plan
     def spy(request, config):
@@ -132,8 +132,8 @@ def test_structures_of_new_graphs_on_a_gpu_are_paid_for_and_those_of_known_ones_
     program = statements.rgcn(False, False)
     sizes = dict(x=(F,), weight=(R, F, F))
     shapes = tuple((operand, sizes[operand]) for operand, _ in program.inputs)
-    stated = RelationalStated(program, name, shapes, x.dtype, x.dtype, N, N, E, R, lambda own,
-                              compact: None)
+    stated = RelationalSpec(program, name, shapes, x.dtype, x.dtype, N, N, E, R, lambda own,
+                            compact: None)
     new, known = (stated.request("cuda", grad, fresh) for fresh in (True, False))
     assert costs.native(known) is None and costs.cuda(known) + 5e-4 < costs.cuda(new)
     assert costs.native(new) >= costs.native(dataclasses.replace(stated, num_edges=1,
@@ -146,7 +146,7 @@ def test_structures_of_new_graphs_on_a_gpu_are_paid_for_and_those_of_known_ones_
 
 
 def test_native_calls_are_remembered_until_something_changes(monkeypatch):
-    from gnnaccel.dispatch import planner
+    from gnnaccel.dispatch.plan import planner
 
     asked = []
     plan = planner.plan

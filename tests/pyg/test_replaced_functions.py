@@ -15,7 +15,8 @@ from torch_geometric.nn.dense.linear import Linear
 
 import gnnaccel
 from gnnaccel.adapters import own
-from gnnaccel.adapters.pyg import LAYERS, adapter_of, graph_norm, guards, path_of
+from gnnaccel.adapters.pyg import LAYERS, adapter_of, guards, path_of
+from gnnaccel.adapters.pyg.propagate import graph_norm
 from tests.helpers import relative
 from tests.pyg import graphs
 from tests.pyg import hetero_graphs as hetero

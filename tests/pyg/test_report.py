@@ -11,7 +11,7 @@ from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, GINConv, HeteroConv,
 
 import gnnaccel
 from gnnaccel.cuda import driver
-from gnnaccel.dispatch import records, watch
+from gnnaccel.dispatch.observe import records, watch
 from gnnaccel.profile import observe, page
 from gnnaccel.profile.report import Report
 from tests.pyg import graphs

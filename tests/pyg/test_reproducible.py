@@ -4,7 +4,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gnnaccel.dispatch import cache
+from gnnaccel.dispatch.graph import cache
 from tests.pyg.graphs import F
 from tests.pyg.judge import run
 from tests.pyg.test_plain_layers import LAYERS, MORE

@@ -13,7 +13,7 @@ from torch_geometric import nn, utils
 from torch_geometric.nn import global_add_pool, global_max_pool, global_mean_pool
 
 import gnnaccel
-from gnnaccel.adapters.pyg import scatter as adapter
+from gnnaccel.adapters.pyg.propagate import scatter as adapter
 from gnnaccel.dispatch.ops import aggregation_cost, by_index
 from tests.helpers import assert_accurate
 from tests.pyg.judge import took

@@ -10,11 +10,11 @@ import torch_geometric.nn
 from torch_geometric.nn import GATConv, GATv2Conv
 
 import gnnaccel
-from gnnaccel.dispatch import records
-from gnnaccel.dispatch.reasons import KINDS
+from gnnaccel.dispatch.observe import records
+from gnnaccel.dispatch.policy.reasons import KINDS
 from tests import probes
 from tests.pyg import graphs
-from tests.pyg.graphs import E, EDGE, F, N
+from tests.pyg.graphs import EDGE, E, F, N
 from tests.pyg.judge import close, took
 from tests.pyg.layers import CLASSES, NAMES, build
 
@@ -129,7 +129,7 @@ def test_backend_cuda_without_a_gpu():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_on_the_cpu_only_what_was_measured_to_pay(name, monkeypatch):
-    from gnnaccel.dispatch import cost, planner
+    from gnnaccel.dispatch.plan import cost, planner
     rates = dict(cost.constants())
     layer, call = build(name), (graphs.features(), graphs.square())
     monkeypatch.setattr(cost, "constants", lambda: {**rates, "cpu": {}})

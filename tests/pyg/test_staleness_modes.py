@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from torch_geometric.nn import GATConv, GATv2Conv, TransformerConv
 
 import gnnaccel
-from gnnaccel.dispatch.layer_memory import memories
+from gnnaccel.dispatch.memory.layer_memory import memories
 from tests.helpers import relative
 from tests.judge import place
 from tests.pyg.test_staleness_whole import CASES, each, tensors, warmed

@@ -13,7 +13,7 @@ from torch_geometric import EdgeIndex
 from torch_geometric.nn import FastRGCNConv, MaxAggregation, RGATConv, RGCNConv
 
 import gnnaccel
-from gnnaccel.dispatch.layer_memory import memories
+from gnnaccel.dispatch.memory.layer_memory import memories
 from tests import probes
 from tests.pyg import rgat
 from tests.pyg.graphs import F, N

@@ -14,15 +14,15 @@ from torch_geometric.nn import (FiLMConv, GATConv, GATv2Conv, GCNConv, GINConv, 
                                 HEATConv, HeteroConv, HeteroLinear, HGTConv, PNAConv, RGATConv,
                                 RGCNConv, SAGEConv, TransformerConv)
 
-from gnnaccel.dispatch.layer_memory import memories
+from gnnaccel.dispatch.memory.layer_memory import memories
 from tests import probes
 from tests.helpers import relative
 from tests.judge import place
 from tests.pyg import hetero_graphs
 from tests.pyg.hetero_graphs import METADATA, hetero
 from tests.pyg.judge import spread
-from tests.staleness import (as_native, exchanged, refused, replace_each_forward, replaced,
-                             results, tensors, watch_each_module)
+from tests.staleness import (as_native, exchanged, refused, replace_each_forward, replaced, results,
+                             tensors, watch_each_module)
 
 N, M, E, F, R = 14, 9, 60, 8, 3
 

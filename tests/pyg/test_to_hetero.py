@@ -17,7 +17,7 @@ from torch_geometric.nn import (GAT, GATConv, GATv2Conv, GCNConv, GINConv, Graph
                                 JumpingKnowledge, Linear, SAGEConv, to_hetero)
 
 import gnnaccel
-from gnnaccel.adapters.pyg import fx_trim
+from gnnaccel.adapters.pyg.fx import trim
 from tests import probes
 from tests.pyg.hetero_graphs import (CITES, KNOWS, METADATA, NODES, OUT, WIDTH, WRITES, WRITTEN,
                                      edges, features, on, results_of_types, same, trained_on_types)
@@ -214,7 +214,7 @@ def test_the_argument_behind_a_function_wherever_it_stands(function, args, kwarg
     node = torch.fx.node.map_aggregate((args, kwargs),
                                        {"a": graph.placeholder("a"), 1: 1}.__getitem__)
     node = graph.call_function(function, *node)
-    assert fx_trim._argument(graph.call_function(torch.abs, (node,))) == "a"
+    assert trim._argument(graph.call_function(torch.abs, (node,))) == "a"
 
 
 def test_features_of_several_widths_in_groups(route):

@@ -13,8 +13,8 @@ from torch_geometric.nn import GCNConv, GINConv, GraphConv, SAGEConv, to_hetero_
 from torch_geometric.nn.to_hetero_with_bases_transformer import HeteroBasisConv
 
 import gnnaccel
-from gnnaccel.adapters.pyg import basis
-from gnnaccel.dispatch import cache
+from gnnaccel.adapters.pyg.fx import basis
+from gnnaccel.dispatch.graph import cache
 from gnnaccel.errors import GraphError
 from tests.pyg.hetero_graphs import (METADATA, NODES, OUT, RELATIONS, WIDTH, edges, features, on,
                                      results_of_types)

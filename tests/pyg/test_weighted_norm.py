@@ -9,7 +9,7 @@ from torch_geometric.nn import GCNConv
 from torch_geometric.nn.conv import gcn_conv
 
 import gnnaccel
-from gnnaccel.adapters.pyg import weighted_norm
+from gnnaccel.adapters.pyg.propagate import weighted_norm
 from tests.pyg import graphs
 from tests.pyg.graphs import E, F, N
 from tests.pyg.judge import close

@@ -11,7 +11,8 @@ import textwrap
 import pytest
 
 from gnnaccel import adapters, env, session
-from gnnaccel.dispatch import config, counters, names, records, rules
+from gnnaccel.dispatch.observe import counters, records
+from gnnaccel.dispatch.policy import config, names, rules
 
 _serial = itertools.count()
 REAL_HOSTS = dict(adapters.HOSTS)
@@ -65,7 +66,7 @@ class FakeHost:
                 pass
             """))
         (root / f"{self.adapter}.py").write_text(textwrap.dedent(body.replace("NAME", self.name) or f"""
-            from gnnaccel.dispatch import config, rules
+            from gnnaccel.dispatch.policy import config, rules
             def install(patches):
                 import {self.name}
                 assert {self.name}.version == 7

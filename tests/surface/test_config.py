@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gnnaccel.dispatch import config
-from gnnaccel.dispatch.config import Config
+from gnnaccel.dispatch.policy import config
+from gnnaccel.dispatch.policy.config import Config
 
 
 @pytest.fixture(autouse=True)

@@ -5,9 +5,9 @@ import timeit
 
 from torch import nn
 
-from gnnaccel.dispatch import config, rules
-from gnnaccel.dispatch.counters import count
-from gnnaccel.dispatch.records import listening
+from gnnaccel.dispatch.observe.counters import count
+from gnnaccel.dispatch.observe.records import listening
+from gnnaccel.dispatch.policy import config, rules
 
 
 def microseconds(call, n=2000) -> float:

@@ -5,8 +5,8 @@ import sys
 import threading
 
 import gnnaccel
-from gnnaccel.dispatch import counters
-from gnnaccel.dispatch.counters import count
+from gnnaccel.dispatch.observe import counters
+from gnnaccel.dispatch.observe.counters import count
 
 
 def test_stats():

@@ -7,7 +7,7 @@ import warnings
 import pytest
 
 from gnnaccel import env, session
-from gnnaccel.dispatch import config
+from gnnaccel.dispatch.policy import config
 
 
 @pytest.mark.parametrize("text, value",

@@ -87,7 +87,7 @@ def test_public_name_resolves_and_is_documented(name):
 
 
 def test_cache_is_the_cache_module():
-    cache = pytest.importorskip("gnnaccel.dispatch.cache")
+    cache = pytest.importorskip("gnnaccel.dispatch.graph.cache")
     assert gnnaccel.cache is cache and callable(cache.clear) and callable(cache.info)
 
 

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import gnnaccel
-from gnnaccel.dispatch import config
+from gnnaccel.dispatch.policy import config
 
 
 def test_passes_are_kept_until_they_are_given_again(host):

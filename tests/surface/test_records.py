@@ -8,7 +8,7 @@ import warnings
 
 import pytest
 
-from gnnaccel.dispatch import records
+from gnnaccel.dispatch.observe import records
 from gnnaccel.profile import sinks
 from gnnaccel.profile.sinks import JsonlSink, LoggerSink, RingSink
 

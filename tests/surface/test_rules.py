@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 import gnnaccel
-from gnnaccel.dispatch import config as configs
-from gnnaccel.dispatch import names, rules
-from gnnaccel.dispatch.config import Config
+from gnnaccel.dispatch.policy import config as configs
+from gnnaccel.dispatch.policy import names, rules
+from gnnaccel.dispatch.policy.config import Config
 from gnnaccel.errors import UnknownLayerError
 
 

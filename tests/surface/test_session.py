@@ -14,7 +14,8 @@ import pytest
 import gnnaccel
 from gnnaccel import adapters, session
 from gnnaccel.cuda import driver
-from gnnaccel.dispatch import config, records, rules
+from gnnaccel.dispatch.observe import records
+from gnnaccel.dispatch.policy import config, rules
 from gnnaccel.errors import UnknownLayerError
 
 from .conftest import REAL_HOSTS

@@ -9,7 +9,7 @@ from gnnaccel import session
 
 def test_status(host, monkeypatch):
     from gnnaccel.cuda import driver
-    from gnnaccel.dispatch.counters import count
+    from gnnaccel.dispatch.observe.counters import count
 
     off = gnnaccel.status()
     assert (off["enabled"], off["config"], off["backend"]) == (False, None, None)

@@ -10,25 +10,25 @@ from typing import Any
 
 from gnnaccel.adapters.patching import PatchSet
 from gnnaccel.adapters.wrapping import routed
-from gnnaccel.dispatch import rules
-from gnnaccel.dispatch.reasons import Reason, reason
+from gnnaccel.dispatch.policy import rules
+from gnnaccel.dispatch.policy.reasons import Reason, reason
 
 #: host class -> adapter module
 LAYERS = {
-    "GATConv": "gat",
-    "GATv2Conv": "gatv2",
-    "DotGatConv": "dotgat",
-    "AGNNConv": "agnn",
-    "EdgeGATConv": "edge_gat",
-    "EGATConv": "egat",
-    "RelGraphConv": "relgraph",
-    "HGTConv": "hgt",
-    "TypedLinear": "typed_linear",
-    "HeteroGraphConv": "hetero",
-    "GraphConv": "graphconv",
-    "SAGEConv": "sageconv",
-    "GINConv": "ginconv",
-    "GatedGCNConv": "gatedgcn",
+    "GATConv": "layers.gat",
+    "GATv2Conv": "layers.gatv2",
+    "DotGatConv": "layers.dotgat",
+    "AGNNConv": "layers.agnn",
+    "EdgeGATConv": "layers.edge_gat",
+    "EGATConv": "layers.egat",
+    "RelGraphConv": "layers.relgraph",
+    "HGTConv": "layers.hgt",
+    "TypedLinear": "layers.typed_linear",
+    "HeteroGraphConv": "layers.hetero",
+    "GraphConv": "layers.graphconv",
+    "SAGEConv": "layers.sageconv",
+    "GINConv": "layers.ginconv",
+    "GatedGCNConv": "layers.gatedgcn",
 }
 #: of those, the layers whose work on the CPU is the host's own kernels'
 PLAIN = ("GraphConv", "SAGEConv", "GINConv", "GatedGCNConv")
@@ -54,9 +54,11 @@ def install(patches: PatchSet) -> list[str]:
     from dgl.nn import pytorch as nn
 
     from gnnaccel.adapters import own
-    from gnnaccel.adapters.dgl import bridge, graphs, ops, plain
+    from gnnaccel.adapters.dgl import bridge, graphs
     from gnnaccel.adapters.dgl.bridge import zero_degree
-    from gnnaccel.dispatch import native_memory
+    from gnnaccel.adapters.dgl.layers import plain
+    from gnnaccel.adapters.dgl.ops import replaced
+    from gnnaccel.dispatch.memory import native_cache
 
     for name, module in LAYERS.items():
         cls = getattr(nn, name, None)
@@ -65,16 +67,16 @@ def install(patches: PatchSet) -> list[str]:
         native = zero_degree.telling(cls.forward) if name in PLAIN else cls.forward
         forward = routed(native, _Guarded(cls, module))
         patches.set(cls, "forward",
-                    ops.around(plain.on_cpu_native(forward, native, name)
-                               if name in PLAIN else forward))
+                    replaced.around(plain.on_cpu_native(forward, native, name)
+                                    if name in PLAIN else forward))
         rules.register_class(f"{cls.__module__}.{cls.__qualname__}")
     if own.is_method(HeteroGraphIndex.get_relation_graph, HeteroGraphIndex, "get_relation_graph",
                      "dgl"):
         patches.set(HeteroGraphIndex, "get_relation_graph",
                     graphs.remembering(HeteroGraphIndex.get_relation_graph))
-    native_memory.GRAPHS.update(dict.fromkeys((dgl.DGLGraph, DGLBlock), native_memory.HostGraph(
+    native_cache.GRAPHS.update(dict.fromkeys((dgl.DGLGraph, DGLBlock), native_cache.HostGraph(
         graphs.signs, graphs.num_edges, graphs.structure, graphs.names)))
-    ops.install(patches)
+    replaced.install(patches)
     names = patches.names()
     bridge.install(patches)
     return names
@@ -117,8 +119,9 @@ class _Guarded:
     def __init__(self, cls: type, module: str):
         import importlib
 
-        from gnnaccel.adapters import contract, own
+        from gnnaccel.adapters import contract
         from gnnaccel.adapters import guards as shared
+        from gnnaccel.adapters import own
         from gnnaccel.adapters.dgl import guards, repeated
 
         found = contract.read(importlib.import_module(f"gnnaccel.adapters.dgl.{module}"))

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from gnnaccel.adapters.dgl.bridge.tags import device_of, on_host
-from gnnaccel.dispatch.edge_arrays import CSC, EdgeArrays, by_id, csc_of
-from gnnaccel.dispatch.reasons import Reason, reason
+from gnnaccel.dispatch.graph.edge_arrays import CSC, EdgeArrays, by_id, csc_of
+from gnnaccel.dispatch.policy.reasons import Reason, reason
 
 _KEY = "gnnaccel"
 # not subclasses, which may pass messages in their own way

@@ -9,7 +9,7 @@ import torch
 
 from gnnaccel.adapters import own
 from gnnaccel.adapters.guards import any_global_hook, has_hooks, module_reason
-from gnnaccel.dispatch.reasons import Reason, reason
+from gnnaccel.dispatch.policy.reasons import Reason, reason
 
 
 @functools.cache

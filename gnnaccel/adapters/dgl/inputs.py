@@ -9,8 +9,8 @@ from torch import Tensor
 from gnnaccel.adapters import calls, guards
 from gnnaccel.adapters.calls import bind
 from gnnaccel.adapters.dgl import graphs
-from gnnaccel.dispatch.attention_maps import Mapped
-from gnnaccel.dispatch.reasons import Reason, reason
+from gnnaccel.dispatch.policy.reasons import Reason, reason
+from gnnaccel.dispatch.run.attention_maps import Mapped
 
 
 class Nodes(NamedTuple):

@@ -20,8 +20,8 @@ from gnnaccel.adapters.contract import Contract
 from gnnaccel.adapters.dgl import graphs, guards
 from gnnaccel.adapters.own import Paths, forward_is_own
 from gnnaccel.adapters.signature import Signature, none
-from gnnaccel.dispatch.layer_memory import UNREPEATABLE
-from gnnaccel.dispatch.native_memory import GRAPHS
+from gnnaccel.dispatch.memory.layer_memory import UNREPEATABLE
+from gnnaccel.dispatch.memory.native_cache import GRAPHS
 
 #: attributes of the modules inside that Programs depend on: of dropouts and activations that they
 #: take in, and of a TypedLinear

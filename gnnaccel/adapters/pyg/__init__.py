@@ -12,27 +12,27 @@ from typing import Any
 
 from gnnaccel.adapters.patching import PatchSet
 from gnnaccel.adapters.wrapping import routed
-from gnnaccel.dispatch import rules
-from gnnaccel.dispatch.reasons import Reason, reason
+from gnnaccel.dispatch.policy import rules
+from gnnaccel.dispatch.policy.reasons import Reason, reason
 
 #: host class -> (adapter module, node_dim of its layers; None for those that pass no messages)
 LAYERS = {
-    "GATConv": ("gat", 0),
-    "GATv2Conv": ("gatv2", 0),
-    "TransformerConv": ("transformer", 0),
-    "AGNNConv": ("agnn", -2),
-    "SuperGATConv": ("supergat", 0),
-    "RGCNConv": ("rgcn", 0),
-    "FastRGCNConv": ("rgcn", 0),
-    "HGTConv": ("hgt", 0),
-    "HeteroLinear": ("hetero_linear", None),
-    "HeteroDictLinear": ("hetero_dict_linear", None),
-    "RGATConv": ("rgat", 0),
-    "HANConv": ("han", 0),
-    "HeteroConv": ("hetero_conv", None),
-    "FiLMConv": ("film", -2),
-    "HEATConv": ("heat", 0),
-    "PNAConv": ("pna", 0),
+    "GATConv": ("layers.gat", 0),
+    "GATv2Conv": ("layers.gatv2", 0),
+    "TransformerConv": ("layers.transformer", 0),
+    "AGNNConv": ("layers.agnn", -2),
+    "SuperGATConv": ("layers.supergat", 0),
+    "RGCNConv": ("layers.rgcn", 0),
+    "FastRGCNConv": ("layers.rgcn", 0),
+    "HGTConv": ("layers.hgt", 0),
+    "HeteroLinear": ("layers.hetero_linear", None),
+    "HeteroDictLinear": ("layers.hetero_dict_linear", None),
+    "RGATConv": ("layers.rgat", 0),
+    "HANConv": ("layers.han", 0),
+    "HeteroConv": ("hetero.hetero_conv", None),
+    "FiLMConv": ("layers.film", -2),
+    "HEATConv": ("layers.heat", 0),
+    "PNAConv": ("layers.pna", 0),
 }
 
 _scripting = threading.RLock()
@@ -43,7 +43,9 @@ def install(patches: PatchSet) -> list[str]:
     import torch
     from torch_geometric import nn
 
-    from gnnaccel.adapters.pyg import fx_models, graph_norm, propagate, scatter, shortcuts
+    from gnnaccel.adapters.pyg import shortcuts
+    from gnnaccel.adapters.pyg.fx import models
+    from gnnaccel.adapters.pyg.propagate import graph_norm, replaced, scatter
 
     for name, (module, node_dim) in LAYERS.items():
         cls = getattr(nn, name)
@@ -52,10 +54,10 @@ def install(patches: PatchSet) -> list[str]:
         around = adapter.contract.around
         patches.set(cls, "forward", around(forward, cls.forward) if around else forward)
         rules.register_class(f"{cls.__module__}.{cls.__qualname__}")
-    propagate.install(patches)
+    replaced.install(patches)
     graph_norm.install(patches)
     scatter.install(patches)
-    fx_models.install(patches)
+    models.install(patches)
     shortcuts.install(patches)
     patches.set(torch.jit, "script", _unwrapped_while(torch.jit.script, patches))
     return patches.names()
@@ -63,14 +65,14 @@ def install(patches: PatchSet) -> list[str]:
 
 def requantized(patches: PatchSet) -> None:
     """As `gnnaccel.adapters.requantized`."""
-    from gnnaccel.adapters.pyg import linear
+    from gnnaccel.adapters.pyg.layers import linear
 
     linear.requantized(patches)
 
 
 def on_demand(patches: PatchSet) -> None:
     """Replace what `requantized` may replace."""
-    from gnnaccel.adapters.pyg import linear
+    from gnnaccel.adapters.pyg.layers import linear
 
     linear.install(patches)
 
@@ -106,7 +108,7 @@ def storable(layer: Any) -> Reason | bool | None:
     """As `gnnaccel.adapters.storable`."""
     from torch_geometric.nn import GATConv, HeteroConv, MessagePassing
 
-    from gnnaccel.adapters.pyg import propagate_reading
+    from gnnaccel.adapters.pyg.propagate import reading
 
     if type(layer) is GATConv:
         return True
@@ -114,14 +116,14 @@ def storable(layer: Any) -> Reason | bool | None:
         return (reason("GA603", f"no kernel of {type(layer).__name__} takes rows in fewer bytes")
                 if not isinstance(
             layer, HeteroConv) else None)
-    return propagate_reading.storable(layer) if isinstance(layer, MessagePassing) else None
+    return reading.storable(layer) if isinstance(layer, MessagePassing) else None
 
 
 def linear_maps(layer: Any) -> list[tuple[str, Any]]:
     """As `gnnaccel.adapters.linear_maps`."""
     from torch_geometric.nn import MessagePassing
 
-    from gnnaccel.adapters.pyg import linear
+    from gnnaccel.adapters.pyg.layers import linear
 
     return list(linear.maps(layer)) if isinstance(layer, MessagePassing) else []
 

@@ -12,8 +12,8 @@ from gnnaccel.adapters.calls import bound as bound
 from gnnaccel.adapters.calls import dtypes as dtypes
 from gnnaccel.adapters.calls import without_autocast as without_autocast
 from gnnaccel.adapters.pyg.guards import plain_linear
-from gnnaccel.dispatch.attention_maps import Mapped
-from gnnaccel.dispatch.request import Given
+from gnnaccel.dispatch.plan.request import CallInputs
+from gnnaccel.dispatch.run.attention_maps import Mapped
 
 
 def rows(module: Any, x: Tensor, heads: int, width: int) -> Tensor | Mapped:
@@ -48,13 +48,13 @@ def exposed(layer: Any) -> bool:
     return bool(layer.concat) and layer._modules.get("res") is None
 
 
-def again(names: tuple[tuple[str, ...], tuple[str, ...]]) -> Callable[..., Given]:
+def again(names: tuple[tuple[str, ...], tuple[str, ...]]) -> Callable[..., CallInputs]:
     """`Adapter.again` of an attention layer. ``names``: of its required and its optional arguments,
     as `bind` takes them; x and edge_index come first, then edge_attr."""
 
-    def tensors(layer: Any, args: tuple, kwargs: dict, kept: None) -> Given:
+    def tensors(layer: Any, args: tuple, kwargs: dict, kept: None) -> CallInputs:
         x, edge_index, edge_attr = bound(args, kwargs, *names)[:3]
         x_src, x_dst = x if isinstance(x, tuple) else (x, x)
-        return Given(x_src, x_dst, edge_index, edge_attr)
+        return CallInputs(x_src, x_dst, edge_index, edge_attr)
 
     return tensors

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnaccel.dispatch.reasons import Reason, reason
+from gnnaccel.dispatch.policy.reasons import Reason, reason
 
 
 def plain(edge_index: Any, num_src: int, num_dst: int, device: torch.device) -> Tensor | Reason:

@@ -14,7 +14,7 @@ from gnnaccel.adapters.guards import lazy_reason as lazy_reason
 from gnnaccel.adapters.guards import module_reason as module_reason
 from gnnaccel.adapters.guards import plain as plain
 from gnnaccel.adapters.own import AGGREGATION, Path, Paths, forward_is_own
-from gnnaccel.dispatch.reasons import Reason, reason
+from gnnaccel.dispatch.policy.reasons import Reason, reason
 
 HOOKS = tuple(f"_{stage}_forward{when}_hooks" for stage in
                ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")

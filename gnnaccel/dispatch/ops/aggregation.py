@@ -19,7 +19,7 @@ from gnnaccel.dispatch.ops.aggregation_means import PowerMean, Softmax
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.ops.messages import More
 from gnnaccel.dispatch.ops.operands import DTYPES
-from gnnaccel.dispatch.reasons import Reason, reason
+from gnnaccel.dispatch.policy.reasons import Reason, reason
 
 REDUCES = ("sum", "mean", "max", "min", "var")
 Reduce = str | Softmax | PowerMean

@@ -14,12 +14,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gnnaccel.dispatch import ledger
-from gnnaccel.dispatch.cost import constants
+from gnnaccel.dispatch.graph import ledger
 from gnnaccel.dispatch.ops.aggregation import Aggregation
 from gnnaccel.dispatch.ops.aggregation_means import Softmax
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.ops.messages import Gated, Rectified, Shifted
+from gnnaccel.dispatch.plan.cost import constants
 
 # calls over a graph, not a large one, that are not looked at: layers or hops over one mini-batch
 _UNREAD = 3

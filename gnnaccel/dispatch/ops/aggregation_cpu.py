@@ -11,8 +11,8 @@ from gnnaccel.dispatch.ops.aggregation import Aggregation, named
 from gnnaccel.dispatch.ops.aggregation_means import PowerMean
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.ops.messages import Shifted
-from gnnaccel.dispatch.reasons import Reason, reason
-from gnnaccel.dispatch.torch_segments import FOLD, Segments, weighted_sum
+from gnnaccel.dispatch.policy.reasons import Reason, reason
+from gnnaccel.dispatch.run.torch_segments import FOLD, Segments, weighted_sum
 
 _DTYPES = (torch.float32, torch.float64)
 

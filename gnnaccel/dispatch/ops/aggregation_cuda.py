@@ -14,15 +14,15 @@ from torch import Tensor
 from gnnaccel.cuda import aggregate as sums
 from gnnaccel.cuda.launch import dense
 from gnnaccel.cuda.layout import MAX_WIDTH, TYPES
-from gnnaccel.dispatch.autograd import Operation, gradients, stand_in, wants_grad
-from gnnaccel.dispatch.ops import (aggregation, aggregation_messages, aggregation_softmax,
-                                   multi_reduce)
+from gnnaccel.dispatch.ops import aggregation
 from gnnaccel.dispatch.ops import aggregation_means as means
+from gnnaccel.dispatch.ops import aggregation_messages, aggregation_softmax, multi_reduce
 from gnnaccel.dispatch.ops.aggregation import Aggregation, Reduce
 from gnnaccel.dispatch.ops.aggregation_means import PowerMean, Softmax
 from gnnaccel.dispatch.ops.call import Kernel
 from gnnaccel.dispatch.ops.graph import OpGraph
-from gnnaccel.dispatch.reasons import Reason, reason
+from gnnaccel.dispatch.policy.reasons import Reason, reason
+from gnnaccel.dispatch.run.autograd import Operation, gradients, stand_in, wants_grad
 
 _MAX_EDGES = 2**31
 _NO_WEIGHTS = 0, 0, "none"  # the layout of rows that are summed as they are

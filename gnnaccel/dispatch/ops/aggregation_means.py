@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gnnaccel.dispatch.ops import messages
 from gnnaccel.dispatch.ops.graph import OpGraph
-from gnnaccel.dispatch.reasons import Reason, reason
+from gnnaccel.dispatch.policy.reasons import Reason, reason
 
 if TYPE_CHECKING:
     from gnnaccel.dispatch.ops.aggregation import Aggregation

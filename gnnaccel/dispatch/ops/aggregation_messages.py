@@ -14,13 +14,13 @@ from torch import Tensor
 
 from gnnaccel.cuda import gated_sum, rectified
 from gnnaccel.cuda.launch import dense
-from gnnaccel.dispatch.autograd import Operation
 from gnnaccel.dispatch.ops import aggregation, messages
 from gnnaccel.dispatch.ops.aggregation import Aggregation
 from gnnaccel.dispatch.ops.call import Kernel
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.ops.messages import Gated, Rectified, Shifted
-from gnnaccel.dispatch.reasons import Reason, reason
+from gnnaccel.dispatch.policy.reasons import Reason, reason
+from gnnaccel.dispatch.run.autograd import Operation
 
 if TYPE_CHECKING:
     class _Part(Protocol):

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from gnnaccel.cuda import edge_list
 from gnnaccel.cuda.launch import dense
-from gnnaccel.dispatch.autograd import Operation, gradients, stand_in, wants_grad
 from gnnaccel.dispatch.ops import aggregation
 from gnnaccel.dispatch.ops.aggregation import Aggregation
 from gnnaccel.dispatch.ops.call import Kernel
 from gnnaccel.dispatch.ops.graph import OpGraph
+from gnnaccel.dispatch.run.autograd import Operation, gradients, stand_in, wants_grad
 from gnnaccel.errors import VALID, GraphError
 
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda import capture, driver
-from gnnaccel.dispatch import counters, decisions, looped
-from gnnaccel.dispatch.checkpoints import checkpointed
-from gnnaccel.dispatch.config import Config
-from gnnaccel.dispatch.decisions import Subject
+from gnnaccel.dispatch.graph import self_loops
+from gnnaccel.dispatch.memory.checkpoints import checkpointed
+from gnnaccel.dispatch.observe import counters, decisions
+from gnnaccel.dispatch.observe.decisions import Subject
 from gnnaccel.dispatch.ops import (aggregation, aggregation_cost, aggregation_cpu, aggregation_cuda,
                                    aggregation_once)
 from gnnaccel.dispatch.ops.aggregation import Aggregation, Reduce
@@ -22,9 +22,10 @@ from gnnaccel.dispatch.ops.aggregation_cost import Estimate
 from gnnaccel.dispatch.ops.call import compile_reason
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.ops.route import device_reason
-from gnnaccel.dispatch.plan import KERNELS, TORCH, Plan
-from gnnaccel.dispatch.plan import native as native_plan
-from gnnaccel.dispatch.reasons import Reason, reason
+from gnnaccel.dispatch.plan.plan import KERNELS, TORCH, Plan
+from gnnaccel.dispatch.plan.plan import native as native_plan
+from gnnaccel.dispatch.policy.config import Config
+from gnnaccel.dispatch.policy.reasons import Reason, reason
 
 _ON_CPU = reason("GA401", "the tensors are on the cpu, the kernels need a CUDA device")
 _NO_GAIN = reason("GA301", "torch operations gain nothing on a GPU")
@@ -177,7 +178,7 @@ def _cost_reason(graph: OpGraph, given: Aggregation, config: Config,
     if config.when != "profitable":
         return None, None
     if asked is None and capture.capturing():  # at each replay the structure is built anew
-        asked = Asked(_differentiated(given), looped.of(graph.edge_index) is None)
+        asked = Asked(_differentiated(given), self_loops.of(graph.edge_index) is None)
     found = aggregation_cost.estimate(graph, given,
                                       _differentiated(given) if asked is None else asked.grad)
     if found.once_pays and _may_run_once(graph, given, asked):

@@ -15,14 +15,14 @@ from torch import Tensor
 from gnnaccel.cuda import column_sum, softmax_sum
 from gnnaccel.cuda.launch import dense
 from gnnaccel.cuda.softmax_sum import Messages
-from gnnaccel.dispatch.autograd import Operation, wants_grad
 from gnnaccel.dispatch.ops import aggregation
 from gnnaccel.dispatch.ops.aggregation import Aggregation
 from gnnaccel.dispatch.ops.aggregation_means import Softmax
 from gnnaccel.dispatch.ops.call import Kernel
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.ops.messages import Rectified
-from gnnaccel.dispatch.reasons import Reason, reason
+from gnnaccel.dispatch.policy.reasons import Reason, reason
+from gnnaccel.dispatch.run.autograd import Operation, wants_grad
 
 if TYPE_CHECKING:
     from gnnaccel.dispatch.ops.aggregation_means import OfSoftmax

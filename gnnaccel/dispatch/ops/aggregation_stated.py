@@ -13,16 +13,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gnnaccel.dispatch.config import Config
 from gnnaccel.dispatch.ops import aggregation_route
 from gnnaccel.dispatch.ops.aggregation import Aggregation, Reduce, named
 from gnnaccel.dispatch.ops.aggregation_route import Asked
 from gnnaccel.dispatch.ops.graph import OpGraph
-from gnnaccel.dispatch.plan import Plan
+from gnnaccel.dispatch.plan.plan import Plan
+from gnnaccel.dispatch.policy.config import Config
 
 
 @dataclass(frozen=True)
-class AggregationStated:
+class AggregationSpec:
     """A call without its tensors, as others are stated. ``width``: numbers of a message; ``row``:
     their dtype."""
 
@@ -43,24 +43,24 @@ class AggregationStated:
                 f"{self.num_dst} nodes")
 
     @staticmethod
-    def of(given: AggregationGiven) -> AggregationStated:
+    def of(given: AggregationInputs) -> AggregationSpec:
         graph, first = given.graph, given.first
-        return AggregationStated(tuple(map(named, given.reduces)), first.weight is not None,
-                                 math.prod(first.shape), first.x.dtype, graph.num_src,
-                                 graph.num_dst, graph.num_edges,
-                                 "x[j]" if first.more is None else str(first.more))
+        return AggregationSpec(tuple(map(named, given.reduces)), first.weight is not None,
+                               math.prod(first.shape), first.x.dtype, graph.num_src,
+                               graph.num_dst, graph.num_edges,
+                               "x[j]" if first.more is None else str(first.more))
 
     @property
     def out(self) -> torch.dtype:
         return self.row
 
-    def plan(self, given: AggregationGiven, config: Config, grad: bool, fresh: bool) -> Plan:
+    def plan(self, given: AggregationInputs, config: Config, grad: bool, fresh: bool) -> Plan:
         """The decision on such a call, as a part of training if ``grad``, over a graph that is
         ``fresh`` or comes again."""
         return aggregation_route.decide_all(given.graph, given.first, given.reduces, config,
                                             Asked(grad, fresh)).plan
 
-    def lookup(self, given: AggregationGiven) -> tuple[OpGraph, str]:
+    def lookup(self, given: AggregationInputs) -> tuple[OpGraph, str]:
         """The call's graph, and "hit", "miss" or "none" of its structure."""
         given.graph.view()
         return given.graph, given.graph.cached
@@ -69,7 +69,7 @@ class AggregationStated:
         return AggregationCall(graph, plan.route == "cuda")
 
     @staticmethod
-    def runner(route: str) -> Callable[[AggregationCall, AggregationGiven], Any]:
+    def runner(route: str) -> Callable[[AggregationCall, AggregationInputs], Any]:
         return functools.partial(_run, route)
 
     def facts(self) -> dict[str, int]:
@@ -77,7 +77,7 @@ class AggregationStated:
         return dict(num_src=self.num_src, num_dst=self.num_dst, num_edges=self.num_edges)
 
 
-class AggregationGiven(NamedTuple):
+class AggregationInputs(NamedTuple):
     """The tensors of one call: the ``first`` of its aggregations, which differ in nothing but
     ``reduces``; ``more``: the adapter's own."""
 
@@ -102,7 +102,7 @@ class AggregationCall(NamedTuple):
     kernels: bool
 
 
-def _run(route: str, call: AggregationCall, given: AggregationGiven) -> Any:
+def _run(route: str, call: AggregationCall, given: AggregationInputs) -> Any:
     """The result; of several aggregations a list, as of `aggregation_route.decide_all`."""
     if len(given.reduces) > 1:
         return aggregation_route.on_all(route, call.graph, given.first, given.reduces)

@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda import capture
-from gnnaccel.dispatch import cache
-from gnnaccel.dispatch.checkpoints import checkpointed
-from gnnaccel.dispatch.config import Config
-from gnnaccel.dispatch.graph import GraphView
+from gnnaccel.dispatch.graph import cache
+from gnnaccel.dispatch.graph.tensor_ref import TensorMap
+from gnnaccel.dispatch.graph.view import GraphView
+from gnnaccel.dispatch.memory.checkpoints import checkpointed
 from gnnaccel.dispatch.ops import aggregation_cost, cuda_ops, multi_reduce, torch_ops
 from gnnaccel.dispatch.ops.call import Kernel, OpCall
 from gnnaccel.dispatch.ops.graph import OpGraph
-from gnnaccel.dispatch.reasons import Reason, reason
-from gnnaccel.dispatch.tensor_ref import TensorMap
+from gnnaccel.dispatch.policy.config import Config
+from gnnaccel.dispatch.policy.reasons import Reason, reason
 
 REDUCES = ("sum", "mean", "max", "min")
 _NO_GAIN = reason("GA301")

@@ -9,7 +9,7 @@ import torch
 
 from gnnaccel.cuda import driver
 from gnnaccel.dispatch.ops.graph import OpGraph
-from gnnaccel.dispatch.reasons import Reason, reason
+from gnnaccel.dispatch.policy.reasons import Reason, reason
 
 
 class Kernel(NamedTuple):

@@ -11,7 +11,7 @@ from gnnaccel.dispatch.ops import cuda_ops, products, torch_ops
 from gnnaccel.dispatch.ops.call import Kernel, OpCall
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.ops.operands import Operands
-from gnnaccel.dispatch.reasons import Reason, reason
+from gnnaccel.dispatch.policy.reasons import Reason, reason
 
 
 class Part(NamedTuple):

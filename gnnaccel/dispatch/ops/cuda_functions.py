@@ -22,10 +22,10 @@ from gnnaccel.cuda import extremum as extremum_kernels
 from gnnaccel.cuda import sddmm, structure
 from gnnaccel.cuda.launch import dense
 from gnnaccel.cuda.structure import Rows
-from gnnaccel.dispatch.autograd import Operation
 from gnnaccel.dispatch.ops import torch_ops
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.ops.operands import Operands
+from gnnaccel.dispatch.run.autograd import Operation
 
 
 def _rows_by(graph: OpGraph, target: str) -> Rows:

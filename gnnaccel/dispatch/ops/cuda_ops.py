@@ -21,7 +21,7 @@ from gnnaccel.dispatch.ops import cuda_functions as functions
 from gnnaccel.dispatch.ops.call import Kernel
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.ops.operands import Operands
-from gnnaccel.dispatch.reasons import Reason, reason
+from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.relational import cuda_maps
 
 _SUM, _EXTREMUM = ("forward", "merge", "edge_dot"), ("forward", "merge", "pick", "add_parts")

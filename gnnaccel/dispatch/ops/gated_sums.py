@@ -12,9 +12,9 @@ from torch import Tensor
 
 from gnnaccel.cuda import gated
 from gnnaccel.cuda.launch import dense
-from gnnaccel.dispatch.autograd import Operation
 from gnnaccel.dispatch.ops import torch_ops
 from gnnaccel.dispatch.ops.graph import OpGraph
+from gnnaccel.dispatch.run.autograd import Operation
 
 OPERANDS = ("left", "right", "edge", "values")
 EPSILON = 1e-6

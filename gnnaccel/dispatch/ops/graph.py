@@ -6,9 +6,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from gnnaccel.dispatch import cache, joining, looped, structure
-from gnnaccel.dispatch.graph import GraphView, kernels_run_on
-from gnnaccel.dispatch.joined import JoinedView
+from gnnaccel.dispatch.graph import cache, joining, self_loops, structure
+from gnnaccel.dispatch.graph.view import GraphView, kernels_run_on
+from gnnaccel.dispatch.run.joined_attention import JoinedView
 
 
 class OpGraph:
@@ -48,7 +48,7 @@ class OpGraph:
     def view(self) -> GraphView:
         """The structure that kernels read, from the structure cache."""
         if self._view is None:
-            found = looped.of(self.edge_index)
+            found = self_loops.of(self.edge_index)
             if found is not None:
                 self._view, self.cached = cache.lookup_many((found.edge_index,),
                                                             (*self._sizes(), "looped", found.loops),
@@ -63,7 +63,7 @@ class OpGraph:
 
     def known(self) -> bool:
         """Whether `view` is there already."""
-        return (self._view is not None or looped.of(self.edge_index) is not None
+        return (self._view is not None or self_loops.of(self.edge_index) is not None
                 or cache.peek_many((self.edge_index,), self._sizes()))
 
     def _sizes(self) -> tuple:
@@ -73,7 +73,7 @@ class OpGraph:
     def _turned(self, own: bool) -> GraphView:
         return JoinedView((self.edge_index,), self.num_src, self.num_dst, _reversed_ends, own)
 
-    def _with_loops(self, found: looped.Looped, own: bool) -> GraphView:
+    def _with_loops(self, found: self_loops.Looped, own: bool) -> GraphView:
         ends = _reversed_ends if self.flipped else torch.unbind
         return JoinedView((found.edge_index,), self.num_src, self.num_dst, ends, own, found.loops)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gnnaccel.dispatch.ops import torch_ops
 from gnnaccel.dispatch.ops.graph import OpGraph
-from gnnaccel.dispatch.reasons import Reason, reason
+from gnnaccel.dispatch.policy.reasons import Reason, reason
 
 
 class Shifted(NamedTuple):

@@ -15,11 +15,11 @@ from gnnaccel.cuda import multi_reduce_backward as backward_kernels
 from gnnaccel.cuda.launch import dense
 from gnnaccel.cuda.layout import MAX_WIDTH, TYPES
 from gnnaccel.cuda.structure import Rows, split_rows
-from gnnaccel.dispatch.autograd import Operation, wants_grad
 from gnnaccel.dispatch.ops import torch_ops
 from gnnaccel.dispatch.ops.call import Kernel, OpCall
 from gnnaccel.dispatch.ops.graph import OpGraph
-from gnnaccel.dispatch.reasons import Reason, reason
+from gnnaccel.dispatch.policy.reasons import Reason, reason
+from gnnaccel.dispatch.run.autograd import Operation, wants_grad
 
 REDUCES = kernels.REDUCES
 _FORWARD, _BACKWARD = ("forward", "merge"), ("spread", "backward", "add_parts")

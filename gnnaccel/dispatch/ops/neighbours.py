@@ -12,9 +12,9 @@ from torch import Tensor
 from gnnaccel.cuda import aggregate as sums
 from gnnaccel.cuda.extremum import Variant as Extremum
 from gnnaccel.cuda.launch import dense
-from gnnaccel.dispatch.autograd import Operation, gradients, stand_in, wants_grad
 from gnnaccel.dispatch.ops import cuda_functions, torch_ops
 from gnnaccel.dispatch.ops.graph import OpGraph
+from gnnaccel.dispatch.run.autograd import Operation, gradients, stand_in, wants_grad
 
 #: names of the operands; all but the first may be missing, and "max" takes no other but the weight
 OPERANDS = ("x", "weight", "scale_src", "scale_dst", "bias")

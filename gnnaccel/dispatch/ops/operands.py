@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.dispatch.ops.graph import OpGraph
-from gnnaccel.dispatch.reasons import Reason, reason
+from gnnaccel.dispatch.policy.reasons import Reason, reason
 
 COPIES = {"copy_lhs": (True, False), "copy_rhs": (False, True)}
 OPS = ("add", "sub", "mul", "div", "dot", "copy_lhs", "copy_rhs")

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda import driver
-from gnnaccel.dispatch import cache
-from gnnaccel.dispatch.graph import GraphView
+from gnnaccel.dispatch.graph import cache
+from gnnaccel.dispatch.graph.view import GraphView
 from gnnaccel.dispatch.ops import gated_sums, neighbours, several
 from gnnaccel.dispatch.ops.graph import JoinedGraph, OpGraph
 
@@ -42,7 +42,7 @@ class PlainRequest(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PlainStated:
+class PlainSpec:
     """A call that the adapter understood, without its tensors. ``native``: the host layer's class;
     ``reduce``: of `OPERATIONS`; ``weighted``: by edge; ``width``: channels of the rows that travel;
     ``row``: their dtype."""
@@ -80,17 +80,17 @@ class PlainStated:
                             self.num_src.bit_length(), self.num_dst.bit_length(),
                             self.num_edges.bit_length(), grad, fresh)
 
-    def peek(self, given: PlainGiven) -> bool:
+    def peek(self, given: PlainInputs) -> bool:
         """Whether the structure of the call's graph is there."""
         return cache.peek(given.edge_index, self.num_src, self.num_dst)
 
-    def lookup(self, given: PlainGiven) -> tuple[OpGraph, str]:
+    def lookup(self, given: PlainInputs) -> tuple[OpGraph, str]:
         """The call's graph, and "hit", "miss" or "none" of its structure."""
         graph = OpGraph(given.edge_index, self.num_src, self.num_dst)
         graph.view()
         return graph, graph.cached
 
-    def kept(self) -> PlainStated:
+    def kept(self) -> PlainSpec:
         """As it is remembered."""
         return self
 
@@ -99,7 +99,7 @@ class PlainStated:
         """What of the call's graph the structure cache holds."""
         return graph.view()
 
-    def over(self, held: GraphView, given: PlainGiven) -> OpGraph:
+    def over(self, held: GraphView, given: PlainInputs) -> OpGraph:
         """The graph of a call on these tensors, of which `held` is there."""
         return OpGraph(given.edge_index, self.num_src, self.num_dst, view=held)
 
@@ -116,9 +116,9 @@ class PlainStated:
 
 
 @dataclass(frozen=True)
-class JoinedPlainStated(PlainStated):
-    """`PlainStated` over a graph that is put together from several of the caller's tensors;
-    ``join``: as of a `JoinedView`. Its tensors are a `RelationalGiven`."""
+class JoinedPlainSpec(PlainSpec):
+    """`PlainSpec` over a graph that is put together from several of the caller's tensors;
+    ``join``: as of a `JoinedView`. Its tensors are a `RelationalInputs`."""
 
     join: Any = None
 
@@ -138,7 +138,7 @@ class JoinedPlainStated(PlainStated):
         return JoinedGraph(given.structure, self.num_src, self.num_dst, self.join, held)
 
 
-class PlainGiven(NamedTuple):
+class PlainInputs(NamedTuple):
     """The tensors of one call; ``operands``: the adapter's own."""
 
     edge_index: Tensor

@@ -11,7 +11,7 @@ from torch import Tensor
 from gnnaccel.cuda import segment_backward, segment_gemm
 from gnnaccel.cuda.layout import TYPES
 from gnnaccel.dispatch.ops.call import Kernel
-from gnnaccel.dispatch.reasons import Reason, reason
+from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.relational import cuda_maps, torch_maps
 from gnnaccel.dispatch.relational.pairs import Pairs
 

@@ -13,14 +13,14 @@ from typing import Any
 import torch
 
 from gnnaccel.cuda import driver
-from gnnaccel.dispatch import counters, decisions, records, watch
-from gnnaccel.dispatch.config import Config
-from gnnaccel.dispatch.decisions import Subject
-from gnnaccel.dispatch.graph import kernels_run_on
+from gnnaccel.dispatch.graph.view import kernels_run_on
+from gnnaccel.dispatch.observe import counters, decisions, records, watch
+from gnnaccel.dispatch.observe.decisions import Subject
 from gnnaccel.dispatch.ops.call import Kernel, OpCall, compile_reason
-from gnnaccel.dispatch.plan import KERNELS, TORCH, Plan
-from gnnaccel.dispatch.plan import native as native_plan
-from gnnaccel.dispatch.reasons import Reason, reason
+from gnnaccel.dispatch.plan.plan import KERNELS, TORCH, Plan
+from gnnaccel.dispatch.plan.plan import native as native_plan
+from gnnaccel.dispatch.policy.config import Config
+from gnnaccel.dispatch.policy.reasons import Reason, reason
 
 
 def on_cpu_native(name: str, config: Config) -> bool:

@@ -25,21 +25,21 @@ from torch import Tensor
 from gnnaccel.cuda import aggregate as sums
 from gnnaccel.cuda import quantize
 from gnnaccel.cuda.layout import MAX_WIDTH
-from gnnaccel.dispatch.checkpoints import checkpointed
-from gnnaccel.dispatch.config import Config
-from gnnaccel.dispatch.autograd import Operation, gradients, stand_in
+from gnnaccel.dispatch.memory.checkpoints import checkpointed
 from gnnaccel.dispatch.ops import aggregation, aggregation_cpu, aggregation_once
 from gnnaccel.dispatch.ops.aggregation import Aggregation
 from gnnaccel.dispatch.ops.aggregation_route import Decision, Run
 from gnnaccel.dispatch.ops.call import Kernel, compile_reason
 from gnnaccel.dispatch.ops.graph import OpGraph
+from gnnaccel.dispatch.policy.config import Config
+from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.quantized import cost, reuse, rows, sample, settings
 from gnnaccel.dispatch.quantized.cost import Sizes
 from gnnaccel.dispatch.quantized.measure import Stopwatch
 from gnnaccel.dispatch.quantized.rows import Stored
 from gnnaccel.dispatch.quantized.settings import Entry
 from gnnaccel.dispatch.quantized.use import Use, decide
-from gnnaccel.dispatch.reasons import Reason, reason
+from gnnaccel.dispatch.run.autograd import Operation, gradients, stand_in
 
 
 def narrowed(layer: Any, graph: OpGraph, given: Aggregation, config: Config, decision: Decision,

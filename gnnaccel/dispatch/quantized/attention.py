@@ -16,31 +16,31 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda import additive
-from gnnaccel.dispatch import attention, attention_maps, torch_backend
-from gnnaccel.dispatch import attention_programs as programs
-from gnnaccel.dispatch.attention import Call
-from gnnaccel.dispatch.attention_families import (ADDITIVE, AsTheyCome, Family,
-                                                  additive_backward_of, additive_forward, like)
-from gnnaccel.dispatch.attention_folded import Folded
-from gnnaccel.dispatch.autograd import Operation, gradients
-from gnnaccel.dispatch.checkpoints import checkpointed
-from gnnaccel.dispatch.config import Config
+from gnnaccel.dispatch.ir import attention_programs as programs
+from gnnaccel.dispatch.ir.patterns import attention as pattern
+from gnnaccel.dispatch.memory.checkpoints import checkpointed
 from gnnaccel.dispatch.ops.call import Kernel, compile_reason
-from gnnaccel.dispatch.patterns import attention as pattern
-from gnnaccel.dispatch.plan import Plan
+from gnnaccel.dispatch.plan.plan import Plan
+from gnnaccel.dispatch.plan.request import CallSpec
+from gnnaccel.dispatch.policy.config import Config
+from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.quantized import cost, rows, sample, settings
 from gnnaccel.dispatch.quantized.cost import Sizes
 from gnnaccel.dispatch.quantized.measure import Stopwatch
 from gnnaccel.dispatch.quantized.rows import Storage, Stored
 from gnnaccel.dispatch.quantized.settings import Entry
 from gnnaccel.dispatch.quantized.use import Use, decide
-from gnnaccel.dispatch.reasons import Reason, reason
-from gnnaccel.dispatch.request import Stated
+from gnnaccel.dispatch.run import attention, attention_maps, torch_backend
+from gnnaccel.dispatch.run.attention import Call
+from gnnaccel.dispatch.run.attention_families import (ADDITIVE, AsTheyCome, Family,
+                                                      additive_backward_of, additive_forward, like)
+from gnnaccel.dispatch.run.attention_folded import Folded
+from gnnaccel.dispatch.run.autograd import Operation, gradients
 
 
 def reason_for(stated: Any) -> Reason | None:
     """Why a call of this form cannot be quantized."""
-    found = pattern(stated.program) if type(stated) is Stated else None
+    found = pattern(stated.program) if type(stated) is CallSpec else None
     if found is None or found.score != "additive":
         return reason("GA603",
                       f"no kernel of {getattr(stated, 'native', 'this layer')} takes "
@@ -57,7 +57,7 @@ def chosen(layer: Any, entry: Entry, config: Config, stated: Any, plan: Plan) ->
         torch.is_grad_enabled()))
     native = plan.rejected[0][1] if plan.route == "native" and plan.rejected else None
     use = decide(layer, entry, config, plan.route, native,
-                 stated.row if type(stated) is Stated else torch.float32, sizes, why,
+                 stated.row if type(stated) is CallSpec else torch.float32, sizes, why,
                  checkpointed())
     if type(use) is Use and use.kernels:
         use = compile_reason(_kernel(stated, use)) or use
@@ -72,7 +72,7 @@ def runner(entry: Entry, use: Use | Reason, plain: Any) -> Any:
     return Counted(entry, use, plain) if type(use) is Reason else Run(use, plain)
 
 
-def _kernel(stated: Stated, use: Use) -> Kernel:
+def _kernel(stated: CallSpec, use: Use) -> Kernel:
     h, d, edge, dropout = (stated.heads, stated.width,
                            pattern(stated.program).edge, pattern(  # type: ignore[union-attr]
                                stated.program).dropout > 0)

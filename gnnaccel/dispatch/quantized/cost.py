@@ -1,6 +1,6 @@
 """Whether rows of fewer bytes pay: what gathering them saves against what making them costs.
 
-Rates are those of `gnnaccel.dispatch.cost` and, under "quantized", margins and limits of
+Rates are those of `gnnaccel.dispatch.plan.cost` and, under "quantized", margins and limits of
 ``constants.json``.
 """
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from gnnaccel.cuda.quantize import stride
-from gnnaccel.dispatch.cost import constants
+from gnnaccel.dispatch.plan.cost import constants
+from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.quantized.rows import Storage
-from gnnaccel.dispatch.reasons import Reason, reason
 
 _SECTOR = 32  # bytes that memory moves at the least
 

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnaccel.dispatch import config
-from gnnaccel.near import did_you_mean
+from gnnaccel.dispatch.policy import config
+from gnnaccel.suggest import did_you_mean
 
 _log = logging.getLogger("gnnaccel")
 #: what a check measures, in the order of its numbers

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from gnnaccel.dispatch import config
+from gnnaccel.dispatch.policy import config
 from gnnaccel.dispatch.quantized.settings import Entry
 
 _AT = 10  # the call at which it is measured: kernels are compiled and structures built by then

@@ -12,9 +12,9 @@ import threading
 import weakref
 from typing import Any
 
-from gnnaccel.dispatch import config
-from gnnaccel.dispatch.names import IdentityMap
-from gnnaccel.dispatch.reasons import Reason, reason
+from gnnaccel.dispatch.policy import config
+from gnnaccel.dispatch.policy.names import IdentityMap
+from gnnaccel.dispatch.policy.reasons import Reason, reason
 
 _LAST, _INNER = "last", "inner"
 _kinds: IdentityMap[str] = IdentityMap()

@@ -24,18 +24,18 @@ from torch import Tensor
 
 from gnnaccel.cuda import int8_gemm
 from gnnaccel.cuda.quantize import Int8Rows
-from gnnaccel.dispatch.autograd import Operation
-from gnnaccel.dispatch.checkpoints import checkpointed
-from gnnaccel.dispatch.config import Config
-from gnnaccel.dispatch.graph import kernels_run_on
+from gnnaccel.dispatch.graph.view import kernels_run_on
+from gnnaccel.dispatch.memory.checkpoints import checkpointed
 from gnnaccel.dispatch.ops.call import Kernel, compile_reason
+from gnnaccel.dispatch.policy.config import Config
+from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.quantized import cost, reuse, rows, sample, settings
 from gnnaccel.dispatch.quantized.measure import Stopwatch
 from gnnaccel.dispatch.quantized.rows import Storage
 from gnnaccel.dispatch.quantized.settings import Entry
 from gnnaccel.dispatch.quantized.use import Use
-from gnnaccel.dispatch.reasons import Reason, reason
-from gnnaccel.dispatch.tall import precision
+from gnnaccel.dispatch.run.autograd import Operation
+from gnnaccel.dispatch.run.skinny_matmul import precision
 
 _LEARNING = 2  # calls of a map after which it is known whether its result is gathered next
 

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda.quantize import Int8Rows
+from gnnaccel.dispatch.graph.tensor_ref import TensorRef
 from gnnaccel.dispatch.quantized import settings
 from gnnaccel.dispatch.quantized.settings import Entry
-from gnnaccel.dispatch.tensor_ref import TensorRef
 
 _KEPT = 2
 _local = threading.local()

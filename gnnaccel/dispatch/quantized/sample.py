@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from gnnaccel.dispatch.graph import GraphView, kernels_run_on
-from gnnaccel.dispatch.quantized.rows import Stored
 from gnnaccel.cuda.quantize import Int8Rows
+from gnnaccel.dispatch.graph.view import GraphView, kernels_run_on
+from gnnaccel.dispatch.quantized.rows import Stored
 
 _EDGES = 128  # of a destination that are looked at, at most
 # of a row's largest number: what fp32 would not see beside it, such as channels that weight decay

@@ -24,14 +24,13 @@ from typing import Any
 
 import torch
 
-from gnnaccel.dispatch import rules
-from gnnaccel.dispatch.config import Config
-from gnnaccel.dispatch.names import IdentityMap
+from gnnaccel.dispatch.policy import rules
+from gnnaccel.dispatch.policy.config import Config
+from gnnaccel.dispatch.policy.names import IdentityMap
+from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.quantized import order
 from gnnaccel.dispatch.quantized.guard import Guard, Watch
 from gnnaccel.dispatch.quantized.rows import Storage
-from gnnaccel.dispatch.reasons import Reason, reason
-
 
 _log = logging.getLogger("gnnaccel")
 

@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gnnaccel.dispatch.config import Config
+from gnnaccel.dispatch.policy.config import Config
+from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.quantized import cost, settings
 from gnnaccel.dispatch.quantized.cost import Sizes
 from gnnaccel.dispatch.quantized.rows import Storage
 from gnnaccel.dispatch.quantized.settings import Entry
-from gnnaccel.dispatch.reasons import Reason, reason
 
 _HALF = (torch.float16, torch.bfloat16)
 

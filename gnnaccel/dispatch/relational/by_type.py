@@ -17,10 +17,10 @@ from torch import Tensor
 from gnnaccel.cuda import segment_backward, segment_gemm
 from gnnaccel.cuda.blend_grad import blend_grad
 from gnnaccel.cuda.segment_gemm_grad import weight_grad_and_sums
-from gnnaccel.dispatch.autograd import Operation, gradients
 from gnnaccel.dispatch.relational.cuda_maps import dense, matrices
 from gnnaccel.dispatch.relational.pairs import Blocks
-from gnnaccel.dispatch.tall import precision
+from gnnaccel.dispatch.run.autograd import Operation, gradients
+from gnnaccel.dispatch.run.skinny_matmul import precision
 
 
 def together(x: list[Tensor]) -> Tensor | None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gnnaccel.dispatch.program import (DST, EDGE, PAIR_DST, PAIR_SRC, PARAM, RELATION, SRC, Op,
-                                       Program)
+from gnnaccel.dispatch.ir.program import (DST, EDGE, PAIR_DST, PAIR_SRC, PARAM, RELATION, SRC, Op,
+                                          Program)
 
 _HOMES = {frozenset({"src"}): SRC, frozenset({"dst"}): DST, frozenset({"rel"}): RELATION,
           frozenset({"src", "rel"}): PAIR_SRC, frozenset({"dst", "rel"}): PAIR_DST}

@@ -5,8 +5,8 @@ import functools
 from math import prod
 from typing import TYPE_CHECKING
 
-from gnnaccel.dispatch import cost
-from gnnaccel.dispatch.cost import line, mode
+from gnnaccel.dispatch.plan import cost
+from gnnaccel.dispatch.plan.cost import line, mode
 from gnnaccel.dispatch.relational.counting import Count
 from gnnaccel.dispatch.relational.optimise import Ordering, optimise
 

@@ -19,8 +19,8 @@ from typing import NamedTuple
 import torch
 
 from gnnaccel.cuda import segment_backward
-from gnnaccel.dispatch import cost
-from gnnaccel.dispatch.program import DOMAIN_OF, EDGE, Op, Program, name_of
+from gnnaccel.dispatch.ir.program import DOMAIN_OF, EDGE, Op, Program, name_of
+from gnnaccel.dispatch.plan import cost
 from gnnaccel.dispatch.relational.launches import launches
 from gnnaccel.dispatch.relational.view import RelationStatistics
 

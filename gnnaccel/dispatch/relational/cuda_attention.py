@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import Tensor
 
 from gnnaccel.cuda.dropout import OFF, draw
-from gnnaccel.dispatch import attention, patterns
-from gnnaccel.dispatch.attention_families import TERMS
-from gnnaccel.dispatch.program import DOMAIN_OF, EDGE, PAIR_SRC, Op, Program, name_of
+from gnnaccel.dispatch.ir import patterns
+from gnnaccel.dispatch.ir.program import DOMAIN_OF, EDGE, PAIR_SRC, Op, Program, name_of
 from gnnaccel.dispatch.relational.cuda_maps import total
+from gnnaccel.dispatch.run import attention
+from gnnaccel.dispatch.run.attention_families import TERMS
 
 if TYPE_CHECKING:
     from gnnaccel.dispatch.relational.cuda_program import _Pass

@@ -13,13 +13,13 @@ from gnnaccel.cuda.launch import dense
 from gnnaccel.cuda.layout import TYPES
 from gnnaccel.cuda.segment_gemm_grad import weight_grad
 from gnnaccel.cuda.structure import Rows
-from gnnaccel.dispatch import autograd
-from gnnaccel.dispatch.autograd import Operation, stand_in, wants_grad
-from gnnaccel.dispatch.graph import GraphView
+from gnnaccel.dispatch.graph.view import GraphView
 from gnnaccel.dispatch.relational import torch_maps
 from gnnaccel.dispatch.relational.pairs import Pairs
 from gnnaccel.dispatch.relational.view import Gather
-from gnnaccel.dispatch.tall import precision
+from gnnaccel.dispatch.run import autograd
+from gnnaccel.dispatch.run.autograd import Operation, stand_in, wants_grad
+from gnnaccel.dispatch.run.skinny_matmul import precision
 
 
 def multiply(pairs: Pairs, rows: Tensor, weight: Tensor, transposed: bool = False,

@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda.column_sum import column_sum
-from gnnaccel.dispatch import attention
-from gnnaccel.dispatch.autograd import Operation, wants_grad
-from gnnaccel.dispatch.program import (DOMAIN_OF, DST, PAIR_DST, PAIR_SRC, PARAM, RELATION, Op,
-                                       Program, name_of)
+from gnnaccel.dispatch.ir.program import (DOMAIN_OF, DST, PAIR_DST, PAIR_SRC, PARAM, RELATION, Op,
+                                          Program, name_of)
 from gnnaccel.dispatch.relational import added as adding
 from gnnaccel.dispatch.relational import cuda_attention, cuda_maps, execute, torch_maps
 from gnnaccel.dispatch.relational.added import Added
 from gnnaccel.dispatch.relational.cuda_maps import backward, dense, product, total
 from gnnaccel.dispatch.relational.view import RelationView
+from gnnaccel.dispatch.run import attention
+from gnnaccel.dispatch.run.autograd import Operation, wants_grad
 
 _ADDED = ("+rows", "+matrix", "+bias")
 

@@ -13,16 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gnnaccel.dispatch.autograd import Operation
-from gnnaccel.dispatch.relational.by_type import (
-    made_of_frozen,
-    of_used,
-    product,
-    weight_grad,
-    whole,
-)
+from gnnaccel.dispatch.relational.by_type import (made_of_frozen, of_used, product, weight_grad,
+                                                  whole)
 from gnnaccel.dispatch.relational.cuda_maps import dense
 from gnnaccel.dispatch.relational.pairs import Blocks
+from gnnaccel.dispatch.run.autograd import Operation
 
 
 def maps(blocks: Blocks, sizes: tuple[int, ...], row: torch.dtype, x: list[Tensor],

@@ -2,8 +2,8 @@
 operation."""
 from __future__ import annotations
 
-from gnnaccel.dispatch import attention_programs as programs
-from gnnaccel.dispatch.program import DOMAIN_OF, DST, EDGE, Op, Program, name_of, op
+from gnnaccel.dispatch.ir import attention_programs as programs
+from gnnaccel.dispatch.ir.program import DOMAIN_OF, DST, EDGE, Op, Program, name_of, op
 
 
 def fuse(program: Program) -> Program:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gnnaccel.dispatch.autograd import Operation
+from gnnaccel.dispatch.run.autograd import Operation
 
 
 def inner_products(x: Tensor, vectors: Tensor) -> Tensor:

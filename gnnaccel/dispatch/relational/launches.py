@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from gnnaccel.cuda import segment_backward
-from gnnaccel.dispatch.program import EDGE, Op, Program, name_of
+from gnnaccel.dispatch.ir.program import EDGE, Op, Program, name_of
 from gnnaccel.dispatch.relational import cuda_program
 from gnnaccel.dispatch.relational.cuda_attention import Attend, Fold
 

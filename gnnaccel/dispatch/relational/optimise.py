@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from gnnaccel.dispatch.config import PASSES
-from gnnaccel.dispatch.program import Program
+from gnnaccel.dispatch.ir.program import Program
+from gnnaccel.dispatch.policy.config import PASSES
 from gnnaccel.dispatch.relational.compaction import compact
 from gnnaccel.dispatch.relational.counting import Count, Shape, formulas
 from gnnaccel.dispatch.relational.fusion import fuse

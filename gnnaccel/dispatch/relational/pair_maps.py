@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda.segment_gemm_grad import weight_grad_and_sums
-from gnnaccel.dispatch import autograd
-from gnnaccel.dispatch.attention_families import side_by_side
-from gnnaccel.dispatch.autograd import Operation
-from gnnaccel.dispatch.config import passes_on
-from gnnaccel.dispatch.program import PAIR_SRC, SRC
+from gnnaccel.dispatch.ir.program import PAIR_SRC, SRC
+from gnnaccel.dispatch.policy.config import passes_on
 from gnnaccel.dispatch.relational import torch_maps
 from gnnaccel.dispatch.relational.cuda_maps import dense, gradients, product, total
 from gnnaccel.dispatch.relational.view import Gather, RelationView
-from gnnaccel.dispatch.tall import precision
+from gnnaccel.dispatch.run import autograd
+from gnnaccel.dispatch.run.attention_families import side_by_side
+from gnnaccel.dispatch.run.autograd import Operation
+from gnnaccel.dispatch.run.skinny_matmul import precision
 
 #: pairs from which on the products count; below, the launches that fold the small matrices do
 WORTH_FROM = 1 << 17

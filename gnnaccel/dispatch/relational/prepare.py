@@ -8,12 +8,13 @@ import torch
 
 from gnnaccel.cuda import head_dot, pairs, segment_backward, segment_gemm
 from gnnaccel.cuda.layout import TYPES
-from gnnaccel.dispatch import attention, patterns
-from gnnaccel.dispatch.program import PAIR_DST, PAIR_SRC, Op, Program, name_of
+from gnnaccel.dispatch.ir import patterns
+from gnnaccel.dispatch.ir.program import PAIR_DST, PAIR_SRC, Op, Program, name_of
 from gnnaccel.dispatch.relational import cuda_maps
 from gnnaccel.dispatch.relational.counting import Shape, shapes_of_all
 from gnnaccel.dispatch.relational.optimise import optimise
 from gnnaccel.dispatch.relational.request import RelationalRequest
+from gnnaccel.dispatch.run import attention
 
 
 def prepare(request: RelationalRequest) -> None:

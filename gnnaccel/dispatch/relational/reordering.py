@@ -19,7 +19,8 @@ import functools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from gnnaccel.dispatch.program import DST, EDGE, PAIR_DST, PARAM, RELATION, Op, Program, name_of, op
+from gnnaccel.dispatch.ir.program import (DST, EDGE, PAIR_DST, PARAM, RELATION, Op, Program,
+                                          name_of, op)
 
 _MOST = 32  # orderings of one Program that are looked at
 

@@ -11,16 +11,18 @@ from torch import Tensor
 
 from gnnaccel.cuda import capture
 from gnnaccel.cuda.layout import TYPES
-from gnnaccel.dispatch import attention, attention_families, cache, patterns
-from gnnaccel.dispatch.config import passes_on
-from gnnaccel.dispatch.program import PARAM, Program
-from gnnaccel.dispatch.reasons import Reason, reason
+from gnnaccel.dispatch.graph import cache
+from gnnaccel.dispatch.ir import patterns
+from gnnaccel.dispatch.ir.program import PARAM, Program
+from gnnaccel.dispatch.policy.config import passes_on
+from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.relational import added as adding
 from gnnaccel.dispatch.relational import cuda_maps, cuda_program, torch_maps
 from gnnaccel.dispatch.relational.counting import Shape
 from gnnaccel.dispatch.relational.execute import run as execute
 from gnnaccel.dispatch.relational.optimise import Optimised, optimise
 from gnnaccel.dispatch.relational.view import RelationStatistics, RelationView
+from gnnaccel.dispatch.run import attention, attention_families
 
 #: layers of which the host's own code waits for nothing
 _CAPTURED_NATIVELY = ("FastRGCNConv", "RGATConv", "HeteroConv")
@@ -60,12 +62,12 @@ class RelationalRequest(NamedTuple):
 
 
 @dataclass(frozen=True)
-class RelationalStated:
+class RelationalSpec:
     """A relational host call that the adapter understood, without its tensors.
 
     ``make(own, compact)``: the `RelationView` of the call's graph; ``ignore`` as there; ``heads``,
     ``width``: of its attention; ``layout``: what else the view depends on, hashable; ``around``: as
-    of `JoinedStated`.
+    of `JoinedSpec`.
     """
 
     program: Program
@@ -94,11 +96,11 @@ class RelationalStated:
         return ("relational", self.num_src, self.num_dst, self.num_relations, self.ignore,
                 self.layout, _compact())
 
-    def peek(self, given: RelationalGiven) -> bool:
+    def peek(self, given: RelationalInputs) -> bool:
         """Whether the structure of the call's graph is there."""
         return cache.peek_many(given.structure, self._sizes())
 
-    def lookup(self, given: RelationalGiven) -> tuple[RelationView, str]:
+    def lookup(self, given: RelationalInputs) -> tuple[RelationView, str]:
         """The structure of the call's graph, and "hit", "miss" or "none".
 
         During a capture it is the structure from before the capture; each replay makes sure that
@@ -110,12 +112,12 @@ class RelationalStated:
         return cache.lookup_many(given.structure, ("standing", *self._sizes()),
                                  lambda own: self._standing(given))
 
-    def _standing(self, given: RelationalGiven) -> RelationView:
+    def _standing(self, given: RelationalInputs) -> RelationView:
         view = cache.before_capture(given.structure, self._sizes())
         view.stands(*given.structure)
         return view
 
-    def captured_reason(self, given: RelationalGiven) -> Reason | None:
+    def captured_reason(self, given: RelationalInputs) -> Reason | None:
         """Why a call within a capture runs natively; None where it does not.
 
         The host's own code, where it can be captured, may find other edges at each replay. Layers
@@ -135,7 +137,7 @@ class RelationalStated:
         return RelationalCall(self.program, graph, self.shapes, self.out, kernels,
                               (self.heads, self.width, self.row.itemsize))
 
-    def kept(self) -> RelationalStated:
+    def kept(self) -> RelationalSpec:
         """As it is remembered: without the edges, which ``make`` holds."""
         return replace(self, make=_made_already)
 
@@ -145,7 +147,7 @@ class RelationalStated:
         return graph
 
     @staticmethod
-    def over(held: RelationView, given: RelationalGiven) -> RelationView:
+    def over(held: RelationView, given: RelationalInputs) -> RelationView:
         """The graph of a call on these tensors, of which `held` is there."""
         return held
 
@@ -167,7 +169,7 @@ def _compact() -> bool:
     return "compaction" in passes_on()
 
 
-class RelationalGiven(NamedTuple):
+class RelationalInputs(NamedTuple):
     """The tensors of one call. ``structure``: those that say what the graph is; ``operands``: the
     adapter's own."""
 

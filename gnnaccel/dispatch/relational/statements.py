@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 
-from gnnaccel.dispatch.program import DST, EDGE, PAIR_SRC, PARAM, RELATION, SRC, Op, Program, op
+from gnnaccel.dispatch.ir.program import DST, EDGE, PAIR_SRC, PARAM, RELATION, SRC, Op, Program, op
 
 
 @functools.lru_cache(maxsize=64)

@@ -7,11 +7,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gnnaccel.dispatch import torch_segments
-from gnnaccel.dispatch.graph import GraphView
-from gnnaccel.dispatch.program import RELATION
+from gnnaccel.dispatch.graph.view import GraphView
+from gnnaccel.dispatch.ir.program import RELATION
 from gnnaccel.dispatch.relational.pairs import Blocks, Pairs
 from gnnaccel.dispatch.relational.view import Gather
+from gnnaccel.dispatch.run import torch_segments
 
 _ALONE = 4096  # elements of a block's result from which another call costs less than a copy of it
 _CPU_DTYPES = (torch.float32, torch.float64)

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from gnnaccel.cuda import capture
 from gnnaccel.cuda import pairs as cuda_pairs
-from gnnaccel.dispatch.graph import GraphView
-from gnnaccel.dispatch.placed import of_the_graph
-from gnnaccel.dispatch.program import DST, EDGE, PAIR_DST, PAIR_SRC, RELATION, SRC
+from gnnaccel.dispatch.graph.ordered_weights import of_the_graph
+from gnnaccel.dispatch.graph.view import GraphView
+from gnnaccel.dispatch.ir.program import DST, EDGE, PAIR_DST, PAIR_SRC, RELATION, SRC
 from gnnaccel.dispatch.relational.pairs import Blocks, Pairs, finish, pairs_of, pairs_of_both
 from gnnaccel.errors import VALID, GraphError
 

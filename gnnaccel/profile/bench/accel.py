@@ -37,7 +37,7 @@ def has_option(name: str) -> bool:
 def clear_cache() -> None:
     """Drop cached graph structures, so that each cell builds, and is charged for, its own."""
     with contextlib.suppress(ImportError):
-        from gnnaccel.dispatch import cache
+        from gnnaccel.dispatch.graph import cache
 
         cache.clear()
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from gnnaccel.adapters.pyg import bench_plain as pyg
+from gnnaccel.adapters.pyg.bench import plain as pyg
 from gnnaccel.profile.bench import accel, batches, layer_cells, shapes, steps, timing
 from gnnaccel.profile.bench.result import Record
 

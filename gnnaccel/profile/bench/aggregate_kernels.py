@@ -18,7 +18,7 @@ from gnnaccel.dispatch.ops.call import Kernel, OpCall
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.ops.multi_reduce import multi_reduce
 from gnnaccel.dispatch.ops.operands import Operands, prepare
-from gnnaccel.dispatch.reasons import Reason
+from gnnaccel.dispatch.policy.reasons import Reason
 from gnnaccel.profile.bench import timing
 from gnnaccel.profile.bench.guard import guarded
 from gnnaccel.profile.bench.result import Record

@@ -6,7 +6,7 @@ import dataclasses
 
 import torch
 
-from gnnaccel.adapters.pyg.bench_plain import LAYERS, PlainLayer
+from gnnaccel.adapters.pyg.bench.plain import LAYERS, PlainLayer
 from gnnaccel.profile.bench import plan, shapes, timing
 
 PARTS = ("floor", "layers", "spmm", "operations", "fresh", "cpu", "compiled")

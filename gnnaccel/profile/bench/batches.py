@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from gnnaccel.adapters.pyg import bench as pyg
+from gnnaccel.adapters.pyg.bench import layers as pyg
 from gnnaccel.profile.bench import layer_cells, shapes, steps, timing
 from gnnaccel.profile.bench.result import Record
 

@@ -158,13 +158,13 @@ def _compiled_step(kind: str, layer: str, graph, mode: str):
     "aggregate"."""
     import torch
 
-    from gnnaccel.adapters.pyg import bench as pyg
-    from gnnaccel.adapters.pyg import bench_plain
+    from gnnaccel.adapters.pyg.bench import layers as pyg
+    from gnnaccel.adapters.pyg.bench import plain
     from gnnaccel.profile.bench import aggregate_cells, steps
 
     torch._dynamo.reset()
-    plain = kind == aggregate_cells.KIND
-    step = (aggregate_cells.layer_step(bench_plain.LAYERS[layer], graph, mode) if plain else
+    step = (aggregate_cells.layer_step(plain.LAYERS[layer], graph, mode)
+            if kind == aggregate_cells.KIND else
             steps.layer_step(pyg.resolve(layer), graph, mode))
     # Compiled where Step calls it: Step keeps the plain layer's parameters and modes.
     compiled: Any = torch.compile(step.module, dynamic=False)

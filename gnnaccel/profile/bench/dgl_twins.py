@@ -8,8 +8,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from gnnaccel.adapters.pyg import bench as pyg
-from gnnaccel.adapters.pyg import bench_relational as relational
+from gnnaccel.adapters.pyg.bench import layers as pyg
+from gnnaccel.adapters.pyg.bench import relational
 from gnnaccel.profile.bench import (accel, layer_cells, relation_native, relation_steps, steps,
                                     timing)
 from gnnaccel.profile.bench.metrics import TWIN

@@ -19,7 +19,7 @@ def floor_records(graph: shapes.Graph, widths: list[int], effort: timing.Effort)
     "uniform")."""
     try:
         from gnnaccel.cuda.gather import row_gather
-        from gnnaccel.dispatch.graph import GraphView
+        from gnnaccel.dispatch.graph.view import GraphView
     except ImportError as problem:
         return [Record("note", shape=graph.shape.name, layer="floor",
                        error=f"no row gather: {problem}")]

@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 
-from gnnaccel.dispatch import attention, attention_programs, patterns
-from gnnaccel.dispatch.graph import GraphView
-from gnnaccel.dispatch.program import Program
+from gnnaccel.dispatch.graph.view import GraphView
+from gnnaccel.dispatch.ir import attention_programs, patterns
+from gnnaccel.dispatch.ir.program import Program
+from gnnaccel.dispatch.run import attention
 from gnnaccel.profile.bench.shapes import Graph
 
 Pair = tuple[Callable[[], object], Callable[[], object]]

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from gnnaccel.adapters.pyg.bench import LayerSpec
+from gnnaccel.adapters.pyg.bench.layers import LayerSpec
 from gnnaccel.profile.bench import accel, steps, timing
 from gnnaccel.profile.bench.guard import guarded
 from gnnaccel.profile.bench.result import Record

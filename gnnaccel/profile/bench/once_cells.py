@@ -12,9 +12,10 @@ from collections.abc import Iterator
 
 import torch
 
-from gnnaccel.adapters.pyg.bench_once import OnceLayer
-from gnnaccel.profile.bench import accel, timing
+from gnnaccel.adapters.pyg.bench.once import OnceLayer
+from gnnaccel.profile.bench import accel
 from gnnaccel.profile.bench import plan as plans
+from gnnaccel.profile.bench import timing
 from gnnaccel.profile.bench.guard import Budget, guarded
 from gnnaccel.profile.bench.once_steps import OnceSize, OnceStep, once_step
 from gnnaccel.profile.bench.result import Record

@@ -6,7 +6,7 @@ import dataclasses
 
 import torch
 
-from gnnaccel.adapters.pyg import bench_once as pyg
+from gnnaccel.adapters.pyg.bench import once as pyg
 from gnnaccel.profile.bench.relation_steps import RelationStep
 
 

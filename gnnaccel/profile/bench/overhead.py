@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from gnnaccel.adapters.pyg import bench as pyg
+from gnnaccel.adapters.pyg.bench import layers as pyg
 from gnnaccel.profile.bench import accel, shapes, timing
 from gnnaccel.profile.bench.steps import Step
 
@@ -52,7 +52,7 @@ def bare_gat(step: Step, graph: shapes.Graph) -> Callable[[], torch.Tensor]:
     """The same GAT layer's forward by hand: its projection and the two launches, all else done
     before."""
     from gnnaccel.cuda import additive, head_dot
-    from gnnaccel.dispatch.graph import GraphView
+    from gnnaccel.dispatch.graph.view import GraphView
 
     layer: Any = step.module
     nodes = graph.num_nodes

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from gnnaccel.adapters.pyg.bench_relational import RelationLayer
+from gnnaccel.adapters.pyg.bench.relational import RelationLayer
 from gnnaccel.profile.bench import layer_cells, relation_cells, steps, timing
 from gnnaccel.profile.bench.guard import guarded
 from gnnaccel.profile.bench.relation_graph import RelationGraph

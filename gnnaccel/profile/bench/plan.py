@@ -5,9 +5,8 @@ import dataclasses
 
 import torch
 
-from gnnaccel.adapters.pyg import bench as pyg
+from gnnaccel.adapters.pyg.bench import layers as pyg
 from gnnaccel.profile.bench import shapes, timing
-
 
 PARTS = ("floor", "layers", "structure", "overhead", "fresh", "cpu", "compiled")
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gnnaccel.cuda import additive, additive_backward, aggregate, quantize
 from gnnaccel.cuda.structure import Rows
-from gnnaccel.dispatch.graph import GraphView
+from gnnaccel.dispatch.graph.view import GraphView
 from gnnaccel.profile.bench.shapes import Graph
 
 FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import gnnaccel
-from gnnaccel.adapters.pyg import bench_models as pyg
+from gnnaccel.adapters.pyg.bench import models as pyg
 from gnnaccel.profile.bench import accel, timing
 from gnnaccel.profile.bench.guard import Budget, guarded
 from gnnaccel.profile.bench.result import Record

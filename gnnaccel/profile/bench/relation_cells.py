@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from gnnaccel.adapters.pyg.bench_relational import RelationLayer
+from gnnaccel.adapters.pyg.bench.relational import RelationLayer
 from gnnaccel.profile.bench import (accel, layer_cells, relation_graph, relation_native,
                                     relation_shapes, timing)
 from gnnaccel.profile.bench.guard import guarded

@@ -10,8 +10,8 @@ import os
 
 import torch
 
-from gnnaccel.adapters.pyg.bench import IN_CHANNELS
-from gnnaccel.adapters.pyg.bench_relational import BASES, MODELS, RelationLayer
+from gnnaccel.adapters.pyg.bench.layers import IN_CHANNELS
+from gnnaccel.adapters.pyg.bench.relational import BASES, MODELS, RelationLayer
 from gnnaccel.profile.bench.relation_graph import RelationGraph
 
 GIB = 1024**3

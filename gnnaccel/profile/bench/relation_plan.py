@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
-from gnnaccel.adapters.pyg import bench_once
-from gnnaccel.adapters.pyg import bench_relational as pyg
+from gnnaccel.adapters.pyg.bench import once
+from gnnaccel.adapters.pyg.bench import relational as pyg
 from gnnaccel.profile.bench import once_steps, plan, relation_files, relation_shapes, timing
 from gnnaccel.profile.bench.relation_shapes import RelationShape
 
@@ -23,7 +23,7 @@ class RelationPlan:
 
     jobs: tuple[Job, ...]
     cpu_jobs: tuple[Job, ...]
-    once_layers: tuple[bench_once.OnceLayer, ...]
+    once_layers: tuple[once.OnceLayer, ...]
     once_sizes: tuple[once_steps.OnceSize, ...]
     device: torch.device
     effort: timing.Effort
@@ -56,7 +56,7 @@ def _all_jobs(options, device: torch.device,
 
 
 def _once(options, device: torch.device,
-          parts: tuple[str, ...]) -> tuple[tuple[bench_once.OnceLayer, ...],
+          parts: tuple[str, ...]) -> tuple[tuple[once.OnceLayer, ...],
                                            tuple[once_steps.OnceSize, ...]]:
     """``once_layers`` and ``once_sizes``. Raises ValueError where names are given that mean nothing
     to this part."""
@@ -66,8 +66,8 @@ def _once(options, device: torch.device,
         raise ValueError("part once has sizes and layers of its own: without --shapes, and "
                          "--layers only with --parts once")
     names = plan.flat(options.layers) or (once_steps.QUICK_LAYERS if options.quick
-                                          else bench_once.LAYERS)
-    layers = tuple(plan.named(name, bench_once.LAYERS) for name in names)
+                                          else once.LAYERS)
+    layers = tuple(plan.named(name, once.LAYERS) for name in names)
     return layers, (once_steps.QUICK,) if options.quick else once_steps.SIZES[device.type]
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import torch
 
-from gnnaccel.adapters.pyg import bench_relational as pyg
+from gnnaccel.adapters.pyg.bench import relational as pyg
 from gnnaccel.profile.bench.relation_graph import RelationGraph
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import torch
 
-from gnnaccel.adapters.pyg import bench as pyg
+from gnnaccel.adapters.pyg.bench import layers as pyg
 from gnnaccel.profile.bench.shapes import Graph
 
 MODES = ("forward", "training")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from gnnaccel.adapters.pyg import bench as pyg
+from gnnaccel.adapters.pyg.bench import layers as pyg
 from gnnaccel.profile.bench import timing
 from gnnaccel.profile.bench.guard import guarded
 from gnnaccel.profile.bench.result import Record

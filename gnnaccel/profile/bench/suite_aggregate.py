@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import torch
 
-from gnnaccel.profile.bench import (accel, aggregate_cells, aggregate_kernels, compiled, floor,
-                                    shapes, suite_attention, suite_segment, timing)
+from gnnaccel.profile.bench import accel, aggregate_cells, aggregate_kernels, compiled, floor
 from gnnaccel.profile.bench import plan as plans
+from gnnaccel.profile.bench import shapes, suite_attention, suite_segment, timing
 from gnnaccel.profile.bench.aggregate_plan import CPU, AggregatePlan, Job, resolved
 from gnnaccel.profile.bench.guard import Budget, guarded
 from gnnaccel.profile.bench.result import Record

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from gnnaccel.profile.bench import accel, dgl_cells, timing
+from gnnaccel.profile.bench import accel, dgl_cells
 from gnnaccel.profile.bench import plan as plans
+from gnnaccel.profile.bench import timing
 from gnnaccel.profile.bench.dgl_plan import DglPlan, Job
 from gnnaccel.profile.bench.guard import Budget, guarded
 from gnnaccel.profile.bench.result import Record

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import torch
 
-from gnnaccel.profile.bench import (accel, once_cells, passes_cells, relation_cells, relation_graph,
-                                    timing)
+from gnnaccel.profile.bench import accel, once_cells, passes_cells
 from gnnaccel.profile.bench import plan as plans
+from gnnaccel.profile.bench import relation_cells, relation_graph, timing
 from gnnaccel.profile.bench.guard import Budget, guarded
 from gnnaccel.profile.bench.relation_graph import RelationGraph
 from gnnaccel.profile.bench.relation_plan import Job, RelationPlan

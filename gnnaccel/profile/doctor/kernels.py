@@ -16,8 +16,8 @@ from gnnaccel.cuda import (blend_grad, column_sum, driver, dropout, edge_list, g
                            int8_gemm, join, pairs, quantize, segment_backward, segment_gemm,
                            segment_gemm_grad, tile_ptr)
 from gnnaccel.cuda.segment_plan import Segments
-from gnnaccel.dispatch import attention, attention_programs, patterns, torch_backend
-from gnnaccel.dispatch.graph import GraphView
+from gnnaccel.dispatch.graph.view import GraphView
+from gnnaccel.dispatch.ir import attention_programs, patterns
 from gnnaccel.dispatch.ops import (aggregation, aggregation_messages, aggregation_softmax, calls,
                                    gated_sums, multi_reduce, operands)
 from gnnaccel.dispatch.ops.aggregation import Aggregation
@@ -25,7 +25,8 @@ from gnnaccel.dispatch.ops.aggregation_means import Softmax
 from gnnaccel.dispatch.ops.call import OpCall
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.ops.messages import Gated, Rectified
-from gnnaccel.dispatch.reasons import Reason
+from gnnaccel.dispatch.policy.reasons import Reason
+from gnnaccel.dispatch.run import attention, torch_backend
 
 TOLERANCE = 2e-5  # relative L2 error, of fp32 against fp64
 _HUB = 1500  # edges into one node: a row longer than one warp carries

@@ -11,10 +11,10 @@ from pathlib import Path
 from gnnaccel import adapters, autostart, env, session, store
 from gnnaccel.adapters import seams
 from gnnaccel.cuda import probe
-from gnnaccel.dispatch.calibration import NAME
+from gnnaccel.dispatch.policy.calibration import NAME
 from gnnaccel.errors import GnnaccelError
-from gnnaccel.near import did_you_mean
 from gnnaccel.profile.doctor.findings import Finding
+from gnnaccel.suggest import did_you_mean
 
 _SHOWN = 4  # names of functions
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 import json
 import sys
 
-from gnnaccel.dispatch.records import ROUTES
+from gnnaccel.dispatch.observe.records import ROUTES
 from gnnaccel.profile.log import decisions, reading, summary
 
 

@@ -1,4 +1,4 @@
-"""Exporting what a run decided, so that later runs can be held to it (`gnnaccel.dispatch.pins`)."""
+"""Exporting what a run decided, so that later runs can be held to it: `dispatch.policy.pins`."""
 from __future__ import annotations
 
 import json
@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from gnnaccel.dispatch import pins
-from gnnaccel.dispatch.records import Record
+from gnnaccel.dispatch.observe.records import Record
+from gnnaccel.dispatch.policy import pins
 
 
 def of(found: Iterable[Record]) -> list[dict[str, Any]]:

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gnnaccel.dispatch import records
-from gnnaccel.dispatch.records import Record
+from gnnaccel.dispatch.observe import records
+from gnnaccel.dispatch.observe.records import Record
 
 
 @dataclass

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from gnnaccel.dispatch.records import Record
+from gnnaccel.dispatch.observe.records import Record
 from gnnaccel.profile.log.reading import sizes, took, who
 
 _WIDEST = 44  # characters of a cell

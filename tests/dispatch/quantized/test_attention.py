@@ -4,15 +4,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gnnaccel.dispatch import attention, patterns
-from gnnaccel.dispatch import attention_programs as programs
-from gnnaccel.dispatch.graph import GraphView
+from gnnaccel.dispatch.graph.view import GraphView
+from gnnaccel.dispatch.ir import attention_programs as programs
+from gnnaccel.dispatch.ir import patterns
 from gnnaccel.dispatch.quantized import attention as quantized
 from gnnaccel.dispatch.quantized import rows
 from gnnaccel.dispatch.quantized.guard import Guard, Watch
 from gnnaccel.dispatch.quantized.rows import Storage
 from gnnaccel.dispatch.quantized.settings import Entry
 from gnnaccel.dispatch.quantized.use import Use
+from gnnaccel.dispatch.run import attention
 from tests.helpers import relative
 from tests.routes import clean, emulated, one_thread, opened, route  # noqa: F401
 

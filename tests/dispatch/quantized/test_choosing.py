@@ -4,12 +4,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gnnaccel.dispatch.config import Config
+from gnnaccel.dispatch.policy.config import Config
+from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.quantized import cost, order, settings, use
 from gnnaccel.dispatch.quantized.cost import Sizes
 from gnnaccel.dispatch.quantized.measure import Stopwatch
 from gnnaccel.dispatch.quantized.rows import Storage
-from gnnaccel.dispatch.reasons import Reason, reason
 from tests.routes import clean, one_thread  # noqa: F401
 
 INT8, BF16 = Storage("int8", "int8"), Storage("bf16", "bf16")

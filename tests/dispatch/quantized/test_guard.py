@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gnnaccel.cuda.quantize import Int8Rows
-from gnnaccel.dispatch.graph import GraphView
+from gnnaccel.dispatch.graph.view import GraphView
 from gnnaccel.dispatch.quantized import guard, rows, sample
 from gnnaccel.dispatch.quantized.guard import Guard, Watch
 from tests.routes import clean, emulated, one_thread, opened, route  # noqa: F401

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gnnaccel.dispatch.program import (DST, EDGE, PAIR_DST, PAIR_SRC, PARAM, RELATION, SRC, Op,
-                                       Program, op)
+from gnnaccel.dispatch.ir.program import (DST, EDGE, PAIR_DST, PAIR_SRC, PARAM, RELATION, SRC, Op,
+                                          Program, op)
 from gnnaccel.dispatch.relational import statements, torch_maps
 from gnnaccel.dispatch.relational.compaction import compact
 from gnnaccel.dispatch.relational.execute import run

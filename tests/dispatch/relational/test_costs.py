@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gnnaccel.dispatch import cost
+from gnnaccel.dispatch.plan import cost
 from gnnaccel.dispatch.relational import costs, statements
 from gnnaccel.dispatch.relational.request import RelationalRequest
 

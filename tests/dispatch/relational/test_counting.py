@@ -3,9 +3,9 @@ from __future__ import annotations
 
 import pytest
 
-from gnnaccel.dispatch import cost
-from gnnaccel.dispatch.program import (DST, EDGE, PAIR_DST, PAIR_SRC, PARAM, RELATION, SRC, Op,
-                                       Program, op)
+from gnnaccel.dispatch.ir.program import (DST, EDGE, PAIR_DST, PAIR_SRC, PARAM, RELATION, SRC, Op,
+                                          Program, op)
+from gnnaccel.dispatch.plan import cost
 from gnnaccel.dispatch.relational.compaction import compact
 from gnnaccel.dispatch.relational.counting import Count, count, count_on_gpu
 from gnnaccel.dispatch.relational.fusion import fuse

@@ -6,7 +6,6 @@ import weakref
 import pytest
 import torch
 
-from gnnaccel.dispatch import attention
 from gnnaccel.dispatch.relational import added as adding
 from gnnaccel.dispatch.relational import cuda_program, statements, torch_maps
 from gnnaccel.dispatch.relational.added import ADDED, Added
@@ -15,6 +14,7 @@ from gnnaccel.dispatch.relational.cuda_attention import Attend, Fold
 from gnnaccel.dispatch.relational.execute import run
 from gnnaccel.dispatch.relational.fusion import fuse
 from gnnaccel.dispatch.relational.reordering import orderings
+from gnnaccel.dispatch.run import attention
 from tests.dispatch.relational.test_cuda_maps import leaves, on
 from tests.helpers import assert_accurate, relative
 from tests.relational_cases import K, typed

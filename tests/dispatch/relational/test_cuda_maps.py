@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from gnnaccel.cuda import segment_backward
-from gnnaccel.dispatch import attention
 from gnnaccel.dispatch.relational import cuda_maps, torch_maps
 from gnnaccel.dispatch.relational.compaction import compact
 from gnnaccel.dispatch.relational.execute import run
@@ -14,6 +13,7 @@ from gnnaccel.dispatch.relational.fusion import fuse
 from gnnaccel.dispatch.relational.pairs import Pairs
 from gnnaccel.dispatch.relational.reordering import orderings
 from gnnaccel.dispatch.relational.view import RelationView
+from gnnaccel.dispatch.run import attention
 from tests.helpers import assert_accurate, relative
 from tests.relational_cases import STATEMENTS, Typed, by_edges, statement, tensors, typed
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gnnaccel.dispatch import attention
 from gnnaccel.dispatch.relational import added as adding
 from gnnaccel.dispatch.relational import cuda_program, torch_maps
 from gnnaccel.dispatch.relational.added import ADDED, Added
@@ -13,6 +12,7 @@ from gnnaccel.dispatch.relational.compaction import compact
 from gnnaccel.dispatch.relational.execute import run
 from gnnaccel.dispatch.relational.fusion import fuse
 from gnnaccel.dispatch.relational.reordering import orderings
+from gnnaccel.dispatch.run import attention
 from tests.dispatch.relational.test_cuda_maps import leaves, on
 from tests.helpers import assert_accurate, relative
 from tests.relational_cases import OUT, STATEMENTS, K, statement, tensors, typed

@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
 
-from gnnaccel.dispatch import attention
-from gnnaccel.dispatch.program import (DST, EDGE, PAIR_DST, PAIR_SRC, PARAM, RELATION, SRC, Op,
-                                       Program, op)
+from gnnaccel.dispatch.ir.program import (DST, EDGE, PAIR_DST, PAIR_SRC, PARAM, RELATION, SRC, Op,
+                                          Program, op)
 from gnnaccel.dispatch.relational import torch_maps
 from gnnaccel.dispatch.relational.compaction import compact
 from gnnaccel.dispatch.relational.execute import run
 from gnnaccel.dispatch.relational.fusion import fuse
 from gnnaccel.dispatch.relational.reordering import orderings
 from gnnaccel.dispatch.relational.view import RelationView
+from gnnaccel.dispatch.run import attention
 from tests.helpers import relative
 from tests.relational_cases import (STATEMENTS, Typed, assert_same, by_edges, statement, tensors,
                                     typed, value)

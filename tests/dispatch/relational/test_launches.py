@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gnnaccel.dispatch import attention
 from gnnaccel.dispatch.relational import cuda_maps, cuda_program
 from gnnaccel.dispatch.relational import launches as counting
 from gnnaccel.dispatch.relational.compaction import compact
@@ -18,6 +17,7 @@ from gnnaccel.dispatch.relational.fusion import fuse
 from gnnaccel.dispatch.relational.launches import launches
 from gnnaccel.dispatch.relational.reordering import orderings
 from gnnaccel.dispatch.relational.request import shapes_of
+from gnnaccel.dispatch.run import attention
 from tests import relational_cases
 from tests.emulation.emulator import EmulatedDriver, EmulatedKernel
 from tests.relational_cases import STATEMENTS, statement, tensors, typed

@@ -3,8 +3,8 @@ from __future__ import annotations
 
 import pytest
 
-from gnnaccel.dispatch import cost
-from gnnaccel.dispatch.config import PASSES
+from gnnaccel.dispatch.plan import cost
+from gnnaccel.dispatch.policy.config import PASSES
 from gnnaccel.dispatch.relational.counting import Count, count, count_on_gpu
 from gnnaccel.dispatch.relational.optimise import optimise
 from gnnaccel.dispatch.relational.reordering import orderings

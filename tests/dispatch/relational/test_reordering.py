@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gnnaccel.dispatch.program import DST, EDGE, PARAM, RELATION, SRC, Program, op
+from gnnaccel.dispatch.ir.program import DST, EDGE, PARAM, RELATION, SRC, Program, op
 from gnnaccel.dispatch.relational import reordering, statements
 from gnnaccel.dispatch.relational.reordering import RULES, orderings, without_dead
 from tests.relational_cases import (SETTINGS, STATEMENTS, assert_same, by_edges, graphs, is_square,

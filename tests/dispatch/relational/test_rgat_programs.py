@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gnnaccel.dispatch.program import PARAM
+from gnnaccel.dispatch.ir.program import PARAM
 from gnnaccel.dispatch.relational import statements
 from gnnaccel.dispatch.relational.compaction import compact
 from gnnaccel.dispatch.relational.counting import count

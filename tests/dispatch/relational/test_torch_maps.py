@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 
-from gnnaccel.dispatch.graph import GraphView
-from gnnaccel.dispatch.program import DST, EDGE, PAIR_DST, PAIR_SRC, RELATION, SRC
+from gnnaccel.dispatch.graph.view import GraphView
+from gnnaccel.dispatch.ir.program import DST, EDGE, PAIR_DST, PAIR_SRC, RELATION, SRC
 from gnnaccel.dispatch.relational import torch_maps
 from gnnaccel.dispatch.relational.pairs import pairs_of
 from gnnaccel.dispatch.relational.view import Gather

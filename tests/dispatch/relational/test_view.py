@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gnnaccel.dispatch.program import DST, EDGE, PAIR_DST, PAIR_SRC, RELATION, SRC
+from gnnaccel.dispatch.ir.program import DST, EDGE, PAIR_DST, PAIR_SRC, RELATION, SRC
 from gnnaccel.dispatch.relational import pairs
 from gnnaccel.dispatch.relational.view import Gather, RelationStatistics, RelationView
 from gnnaccel.errors import GraphError

@@ -15,7 +15,7 @@ from typing import Any
 from gnnaccel.adapters.dgl import graphs
 from gnnaccel.adapters.dgl.bridge.tags import device_of
 from gnnaccel.adapters.patching import PatchSet
-from gnnaccel.dispatch.reasons import Reason
+from gnnaccel.dispatch.policy.reasons import Reason
 
 _NAME, _TOLD = "_allow_zero_in_degree", "_gnnaccel_told"
 _running = threading.local()

@@ -1,0 +1,52 @@
+"""DotGatConv as a Program: dot-product attention whose values are its keys."""
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from gnnaccel.adapters.dgl import graphs, guards, inputs
+from gnnaccel.dispatch.ir import attention_programs as programs
+from gnnaccel.dispatch.plan.request import CallInputs, CallSpec
+from gnnaccel.dispatch.policy.reasons import Reason, reason
+
+FIELDS = ("_num_heads", "_out_feats", "_allow_zero_in_degree")
+
+
+def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] | Reason:
+    found = inputs.attention("DotGatConv", args, kwargs)
+    if type(found) is Reason:
+        return found
+    graph, feat, nodes = found
+    if ("fc" in layer._modules) is isinstance(feat, tuple):  # an error in the host
+        return reason("GA206",
+                      "the layer was built for a pair and feat is none, or the other way round")
+    # the host then sends destinations' rows as well
+    if isinstance(feat, tuple) and inputs.one_frame(graph):
+        return reason("GA206", "feat is a pair, the graph has one set of nodes",
+                      "pass features of the nodes as one tensor")
+    edges: Any
+    edges, x_src, x_dst, _ = nodes
+    why = guards.dtype_reason(x_src) or graphs.zero_in_degree_reason(layer, edges)
+    if why is not None:
+        return why
+    row, out = guards.dtypes(x_src)
+    program = programs.dot_product_shared(layer._out_feats**-0.5, 0.0)
+    stated = CallSpec(program, "dgl.DotGatConv", layer._num_heads, layer._out_feats, row, out,
+                      edges.num_src, edges.num_dst, edges.edge_index.shape[1], 0, True)
+    return stated, CallInputs(x_src, x_dst, edges.edge_index)
+
+
+def run(layer: Any, stated: CallSpec, given: CallInputs, attend: Any) -> Tensor:
+    h, c, modules = stated.heads, stated.width, layer._modules
+    if "fc" not in modules:
+        keys, queries = inputs.rows(modules["fc_src"], given.x_src, h,
+                                    c), inputs.rows(modules["fc_dst"],
+                                                    given.x_dst, h, c)  # type: ignore[arg-type]
+    elif given.x_dst is None:
+        keys = modules["fc"](given.x_src).view(-1, h, c)
+        queries = keys[:stated.num_dst]
+    else:
+        keys = queries = inputs.rows(modules["fc"], given.x_src, h, c)
+    # as the host's result is: models call view
+    return attend({"keys": keys, "queries": queries}).contiguous()

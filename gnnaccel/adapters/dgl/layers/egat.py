@@ -1,0 +1,58 @@
+"""EGATConv as a Program: the features of edges as the host makes them, for they are returned, then
+attention by their scores."""
+from __future__ import annotations
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from gnnaccel.adapters.dgl import guards, inputs
+from gnnaccel.adapters.guards import edge_reason
+from gnnaccel.dispatch.ir import attention_programs as programs
+from gnnaccel.dispatch.plan.request import CallInputs, CallSpec
+from gnnaccel.dispatch.policy.reasons import Reason, reason
+
+FIELDS = ("_num_heads", "_out_node_feats")
+
+
+def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] | Reason:
+    bound = inputs.arguments("EGATConv", args, kwargs, ("graph", "nfeats", "efeats"), weighted=True)
+    if type(bound) is Reason:
+        return bound
+    graph, nfeats, efeats = bound
+    nodes = inputs.nodes(graph, nfeats)
+    if type(nodes) is Reason:
+        return nodes
+    edges: Any
+    edges, x_src, x_dst, _ = nodes
+    if x_dst is None:  # an error in the host, which takes all sources for destinations
+        return reason("GA206", "nfeats is one tensor for a block",
+                      "pass a pair: features of sources and of destinations")
+    why = (edge_reason(efeats, edges.edge_index.shape[1], x_src)
+           or guards.dtype_reason(x_src, layer.attn, layer.bias))
+    if why is not None or efeats.dim() != 2:
+        return why or reason("GA206", f"efeats has {efeats.dim()} dimensions")
+    if edges.has_bare():
+        return reason("GA204", "there are nodes of in-degree 0, which the layer does not allow",
+                      "use dgl.add_self_loop(g)")
+    row, out = guards.dtypes(x_src)
+    # the scores are all there: a leaky_relu of slope 1 leaves them as they are
+    program = programs.additive_terms(1.0, 0.0, False, True)
+    stated = CallSpec(program, "dgl.EGATConv", layer._num_heads, layer._out_node_feats, row, out,
+                      edges.num_src, edges.num_dst, edges.edge_index.shape[1], 0, True)
+    return stated, CallInputs(x_src, x_dst, edges.edge_index, efeats, (graph,))
+
+
+def run(layer: Any, stated: CallSpec, given: CallInputs, attend: Any) -> tuple[Tensor, Tensor]:
+    from dgl import ops
+
+    h, (graph,) = stated.heads, given.extra
+    sums = ops.u_add_v(graph, layer.fc_ni(given.x_src),
+                       layer.fc_nj(given.x_dst)) + layer.fc_fij(given.edge_attr)
+    sums = sums if layer.bias is None else sums + layer.bias
+    edges = F.leaky_relu(sums).view(-1, h, layer._out_edge_feats)
+    rows = layer.fc_node_src(given.x_src).view(-1, h, stated.width)
+    scores = (edges * layer.attn).sum(-1)
+    nodes = attend({"x": rows, "a_src": scores.new_zeros(stated.num_src, h), "a_edge": scores})
+    return nodes.contiguous(), edges  # as the host's result is: models call view

@@ -1,0 +1,70 @@
+"""GATConv as a Program."""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnnaccel.adapters.dgl import graphs, guards, inputs
+from gnnaccel.dispatch.ir import attention_programs as programs
+from gnnaccel.dispatch.plan.request import CallInputs, CallSpec
+from gnnaccel.dispatch.policy.reasons import Reason, reason
+
+FIELDS = ("_num_heads", "_out_feats", "_allow_zero_in_degree", "activation")
+ABSORBED = {"attn_drop": torch.nn.Dropout, "leaky_relu": torch.nn.LeakyReLU}
+
+
+def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] | Reason:
+    found = inputs.attention("GATConv", args, kwargs, weighted=True)
+    if type(found) is Reason:
+        return found
+    _, feat, nodes = found
+    edges: Any
+    edges, x_src, x_dst, same = nodes
+    why = (_map_reason(layer, feat) or guards.dtype_reason(x_src, layer.attn_l, layer.attn_r)
+           or graphs.zero_in_degree_reason(layer, edges))
+    if why is not None:
+        return why
+    row, out = guards.dtypes(x_src)
+    biased = layer.bias is not None and layer.res_fc is None
+    program = programs.gat(layer.leaky_relu.negative_slope, guards.dropout(layer.attn_drop), same,
+                           True, False, biased)
+    stated = CallSpec(program, "dgl.GATConv", layer._num_heads, layer._out_feats, row,
+                      torch.promote_types(out, layer.bias.dtype) if biased else out, edges.num_src,
+                      edges.num_dst, edges.edge_index.shape[1], 0,
+                      layer.res_fc is None and not layer.activation)
+    return stated, CallInputs(x_src, x_dst, edges.edge_index)
+
+
+def _map_reason(layer: Any, feat: Any) -> Reason | None:
+    if isinstance(feat, tuple) or "fc" in layer._modules:
+        return None
+    # an error in the host
+    return reason("GA206", "feat is one tensor, the layer was built for a pair")
+
+
+def run(layer: Any, stated: CallSpec, given: CallInputs, attend: Any) -> Tensor:
+    h, c, modules = stated.heads, stated.width, layer._modules
+    drop, num_dst = modules["feat_drop"], stated.num_dst
+    fc_src, fc_dst = ((modules["fc_src"], modules["fc_dst"])
+                      if "fc_src" in modules else (modules["fc"], modules["fc"]))
+    h_src = h_dst = drop(given.x_src)
+    tensors = {"att_src": layer.attn_l, "att_dst": layer.attn_r}
+    if given.x_dst is None:
+        tensors["x"] = fc_src(h_src).view(-1, h, c)
+        h_dst, tensors["x_dst"] = h_src[:num_dst], tensors["x"][:num_dst]
+    elif stated.program.has_input("x_dst"):
+        h_dst = drop(given.x_dst)
+        tensors["x"], tensors["x_dst"] = inputs.rows(fc_src, h_src, h,
+                                                     c), inputs.rows(fc_dst, h_dst, h, c)
+    else:
+        tensors["x"] = inputs.rows(fc_src, h_src, h, c)
+    residual = layer.res_fc
+    if stated.program.has_input("bias"):
+        tensors["bias"] = layer.bias
+    out = attend(tensors).contiguous()  # as the host's is, and users view it in other shapes
+    if residual is not None:
+        out = out + residual(h_dst).view(num_dst, -1, c)
+        out = out if layer.bias is None else out + layer.bias.view(1, h, c)
+    return layer.activation(out) if layer.activation else out

@@ -1,0 +1,52 @@
+"""GatedGCNConv: its gates and both sums over the graph as one operation."""
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from gnnaccel.adapters import guards as shared
+from gnnaccel.adapters.calls import bind
+from gnnaccel.adapters.dgl import inputs
+from gnnaccel.adapters.dgl.layers import plain
+from gnnaccel.dispatch.ops.plain import PlainInputs, PlainSpec
+from gnnaccel.dispatch.policy.reasons import Reason, reason
+
+FIELDS: tuple[str, ...] = ()
+
+
+def state(layer: Any, args: tuple, kwargs: dict) -> tuple[PlainSpec, PlainInputs] | Reason:
+    bound = bind(args, kwargs, ("graph", "feat", "edge_feat"), ())
+    if bound is None:
+        return reason("GA206", "the arguments do not fit GatedGCNConv.forward")
+    graph, feat, edge_feat = bound
+    if isinstance(feat, tuple):
+        return reason("GA206", "feat is a pair", "pass features of the nodes as one tensor")
+    maps = [layer.A.weight, layer.B.weight, layer.C.weight, layer.D.weight, layer.E.weight]
+    found = plain.state("GatedGCNConv", "gated", graph, feat, None,
+                        lambda channels: layer.B.weight.shape[0], tuple(maps), (edge_feat,))
+    if type(found) is Reason:
+        return found
+    if not inputs.one_frame(graph):  # the host then has no features of nodes to look at
+        return reason("GA204", "the graph has other nodes at its edges' ends")
+    why = shared.edge_reason(edge_feat, found[0].num_edges, feat)
+    if why is not None or edge_feat.dim() != 2 or len({t.shape[0] for t in maps}) > 1:
+        return (why
+                or reason("GA206",
+                          "edge_feat has one dimension, or the layer's maps have several widths"))
+    return found
+
+
+def run(layer: Any, stated: PlainSpec, given: PlainInputs, attend: Any) -> tuple[Tensor, Tensor]:
+    nodes, _, (edge_feat,) = given.operands
+    feat = nodes.x_src
+    own, values, left, right = layer.A(feat), layer.B(feat), layer.D(feat), layer.E(feat)
+    edges, sums = attend(dict(left=left, right=right, edge=layer.C(edge_feat), values=values))
+    out = own + sums
+    if layer.batch_norm:
+        out, edges = layer.bn_node(out), layer.bn_edge(edges)
+    if layer.activation:
+        out, edges = layer.activation(out), layer.activation(edges)
+    if layer.residual:
+        out, edges = feat + out, edge_feat + edges
+    return layer.dropout(out), layer.dropout(edges)

@@ -1,0 +1,61 @@
+"""GATv2Conv as a Program."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnnaccel.adapters.dgl import graphs, guards, inputs
+from gnnaccel.adapters.guards import plain
+from gnnaccel.dispatch.ir import attention_programs as programs
+from gnnaccel.dispatch.plan.request import CallInputs, CallSpec
+from gnnaccel.dispatch.policy.reasons import Reason
+
+FIELDS = ("_num_heads", "_out_feats", "_allow_zero_in_degree", "share_weights", "activation")
+ABSORBED = {"attn_drop": torch.nn.Dropout, "leaky_relu": torch.nn.LeakyReLU}
+
+
+def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] | Reason:
+    found = inputs.attention("GATv2Conv", args, kwargs)
+    if type(found) is Reason:
+        return found
+    *_, nodes = found
+    edges: Any
+    edges, x_src, x_dst, same = nodes
+    why = guards.dtype_reason(x_src, layer.attn) or graphs.zero_in_degree_reason(layer, edges)
+    if why is not None:
+        return why
+    row, out = guards.dtypes(x_src)
+    program = programs.gatv2(layer.leaky_relu.negative_slope, guards.dropout(layer.attn_drop),
+                             False)
+    stated = CallSpec(program, "dgl.GATv2Conv", layer._num_heads, layer._out_feats, row, out,
+                      edges.num_src, edges.num_dst, edges.edge_index.shape[1], 0,
+                      layer.res_fc is None)
+    return stated, CallInputs(x_src, x_dst, edges.edge_index, None, (same,))
+
+
+def run(layer: Any, stated: CallSpec, given: CallInputs, attend: Any) -> Tensor:
+    h, c, modules, num_dst = stated.heads, stated.width, layer._modules, stated.num_dst
+    (same,), block, fc_dst = given.extra, given.x_dst is None, modules["fc_dst"]
+    h_src = h_dst = modules["feat_drop"](given.x_src)
+    if not same and not block:
+        h_dst = modules["feat_drop"](given.x_dst)
+    # the host maps all sources, of which it then drops most
+    if block and plain(fc_dst, torch.nn.Linear):
+        h_dst = h_dst[:num_dst]
+    rows: Callable[..., Any] = _rows_to_slice if block else inputs.rows
+    keys = rows(modules["fc_src"], h_src, h, c)
+    queries = keys if layer.share_weights and (same or block) else rows(fc_dst, h_dst, h, c)
+    if block:
+        queries, h_dst = queries[:num_dst], h_dst[:num_dst]
+    # as the host's result is: models call view
+    out = attend({"keys": keys, "queries": queries, "att": layer.attn}).contiguous()
+    if layer.res_fc is not None:
+        out = out + layer.res_fc(h_dst).view(num_dst, -1, c)
+    return layer.activation(out) if layer.activation else out
+
+
+def _rows_to_slice(module: Any, x: Tensor, heads: int, width: int) -> Tensor:
+    return module(x).view(-1, heads, width)

@@ -1,0 +1,68 @@
+"""GraphConv as one scaled sum over the graph, before or after its linear map as in the host."""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnnaccel.adapters.dgl import graphs
+from gnnaccel.adapters.dgl.layers import plain
+from gnnaccel.dispatch.ops.plain import PlainInputs, PlainSpec
+from gnnaccel.dispatch.policy.reasons import Reason, reason
+
+FIELDS = ("_norm", "_in_feats", "_out_feats", "_allow_zero_in_degree", "_activation")
+_SOURCE, _DESTINATION = {"both": -0.5, "left": -1.0}, {"both": -0.5, "right": -1.0}
+
+
+def state(layer: Any, args: tuple, kwargs: dict) -> tuple[PlainSpec, PlainInputs] | Reason:
+    bound = plain.arguments("GraphConv", args, kwargs, ("weight", "edge_weight"))
+    if type(bound) is Reason:
+        return bound
+    graph, feat, weight, edge_weight = bound
+    if weight is not None and layer.weight is not None:  # an error in the host
+        return reason("GA206", "weight was given to a layer that has its own")
+    weight = layer.weight if weight is None else weight
+    why = _weight_reason(weight)
+    if why is not None:
+        return why
+
+    def width(channels: int) -> int:
+        return (channels if weight is None
+                or layer._in_feats <= layer._out_feats else weight.shape[1])
+
+    found = plain.state("GraphConv", "sum", graph, feat, edge_weight, width, (weight, layer.bias),
+                        (weight,))
+    if type(found) is Reason:
+        return found
+    return graphs.zero_in_degree_reason(layer, found[1].operands.nodes.edges) or found
+
+
+def _weight_reason(weight: Any) -> Reason | None:
+    if (weight is None or type(weight) in (Tensor, torch.nn.Parameter) and weight.dim() == 2
+        and weight.layout == torch.strided):
+        return None
+    return reason("GA206", f"weight is a {type(weight).__name__} that is no matrix")
+
+
+def run(layer: Any, stated: PlainSpec, given: PlainInputs, attend: Any) -> Tensor:
+    (nodes, edge_weight, (weight,)), bias = given.operands, layer.bias
+    x, edges, dtype = nodes.x_src, nodes.edges, _exact(stated.row)
+    tensors = dict(weight=edge_weight)
+    if layer._norm in _SOURCE:
+        tensors["scale_src"] = edges.scale(0, _SOURCE[layer._norm], 0, dtype)
+    if layer._norm in _DESTINATION:
+        tensors["scale_dst"] = edges.scale(1, _DESTINATION[layer._norm], 0, dtype)
+    if weight is None or layer._in_feats > layer._out_feats:
+        fused = bias is not None and bias.shape == (stated.width,)
+        out = attend({**tensors, "x": x if weight is None else x @ weight,
+                      "bias": bias if fused else None})
+        out = out if fused or bias is None else out + bias
+    else:
+        out = attend({**tensors, "x": x})
+        out = out @ weight if bias is None else torch.addmm(bias, out, weight)
+    return out if layer._activation is None else layer._activation(out)
+
+
+def _exact(row: torch.dtype) -> torch.dtype:
+    return torch.float64 if row == torch.float64 else torch.float32

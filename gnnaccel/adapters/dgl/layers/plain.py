@@ -1,0 +1,111 @@
+"""What the plain layers share: their graph and features, weights of edges, and the degrees that
+they scale with."""
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnaccel.adapters.calls import bind
+from gnnaccel.adapters.dgl import guards, inputs
+from gnnaccel.adapters.dgl.inputs import Nodes
+from gnnaccel.dispatch.ops.plain import PlainInputs, PlainSpec
+from gnnaccel.dispatch.policy.reasons import Reason, reason
+
+
+class Operands(NamedTuple):
+    """``weight``: [E] of edges, if the call brings some; ``more``: the layer's own further
+    arguments."""
+
+    nodes: Nodes
+    weight: Tensor | None
+    more: tuple = ()
+
+
+def arguments(name: str, args: tuple, kwargs: dict,
+              optional: tuple[str, ...]) -> list[Any] | Reason:
+    """``graph``, ``feat`` and the ``optional`` arguments of a call, None where not given."""
+    found = bind(args, kwargs, ("graph", "feat"), optional)
+    return reason("GA206", f"the arguments do not fit {name}.forward") if found is None else found
+
+
+def state(name: str, reduce: str, graph: Any, feat: Any, edge_weight: Any,
+          width: Callable[[int], int], parameters: tuple,
+          more: tuple = ()) -> tuple[PlainSpec, PlainInputs] | Reason:
+    """The call as one sum or maximum over the graph. ``width``: channels of the rows that travel,
+    by those of the features."""
+    found = inputs.nodes(graph, feat)
+    if type(found) is Reason:
+        return found
+    edges: Any
+    x, edges = found.x_src, found.edges
+    if torch.is_autocast_enabled(x.device.type):
+        return reason("GA203", "autocast is on: its dtypes differ from step to step",
+                      "single operations are taken over instead")
+    why = (guards.dtype_reason(x, *parameters)
+           or _weight_reason(edge_weight, edges.edge_index.shape[1], x))
+    if why is not None:
+        return why
+    if x.dtype not in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
+        return reason("GA203", f"features are {x.dtype}")
+    channels = width(x.shape[1])
+    if not channels:
+        return reason("GA206", "rows are empty")
+    weight = None if edge_weight is None else edge_weight.view(-1)
+    stated = PlainSpec(f"dgl.{name}", reduce, weight is not None, channels, x.dtype,
+                       edges.num_src, edges.num_dst, edges.edge_index.shape[1], x.is_cpu)
+    return stated, PlainInputs(edges.edge_index, x.device, Operands(found, weight, more))
+
+
+def _weight_reason(weight: Any, edges: int, x: Tensor) -> Reason | None:
+    if weight is None:
+        return None
+    if type(weight) not in (Tensor, torch.nn.Parameter) or weight.layout != torch.strided:
+        return reason("GA206", f"edge_weight is a {type(weight).__name__}")
+    if (weight.shape not in ((edges,), (edges, 1)) or weight.device != x.device
+        or not weight.is_contiguous()):
+        return reason("GA206",
+                      f"edge_weight is {list(weight.shape)} on {weight.device} for "
+                      f"{edges} edges on {x.device}", "pass one number per edge")
+    return (None
+            if weight.dtype == x.dtype
+            else reason("GA203", f"edge_weight is {weight.dtype}, features are {x.dtype}"))
+
+
+def destinations(nodes: Nodes, x_src: Tensor, x_dst: Tensor | None) -> Tensor:
+    """Rows of the destinations: ``x_dst``, or those of a block, the first of ``x_src``."""
+    return x_src[:nodes.edges.num_dst] if x_dst is None else x_dst
+
+
+def dropped(layer: Any, nodes: Nodes) -> tuple[Tensor, Tensor]:
+    """Features of sources and destinations after the layer's ``feat_drop``, called as often and in
+    the order of the host's."""
+    drop, pair = layer.feat_drop, nodes.x_dst is not None and not nodes.same
+    x_src = drop(nodes.x_src)
+    return (x_src,
+            drop(nodes.x_dst) if pair else x_src if nodes.same else x_src[:nodes.edges.num_dst])
+
+
+def on_cpu_native(forward: Callable, native: Callable, name: str) -> Callable:
+    """``forward``, the routed one, behind a quick look: with features on the CPU the host's own
+    kernels are the ones to take, and such calls may be short."""
+    from gnnaccel.dispatch.ops import route
+    from gnnaccel.dispatch.policy.config import current
+
+    @functools.wraps(native)
+    def layer(self: Any, *args: Any, **kwargs: Any) -> Any:
+        config = current()
+        if (config is not None and len(args) > 1 and _on_cpu(args[1])
+            and route.on_cpu_native(name, config)):
+            return native(self, *args, **kwargs)
+        return forward(self, *args, **kwargs)
+
+    return layer
+
+
+def _on_cpu(feat: Any) -> bool:
+    first = feat[0] if type(feat) is tuple and feat else feat
+    return isinstance(first, Tensor) and first.is_cpu

@@ -1,0 +1,118 @@
+"""RelGraphConv as a Program: RGCN that sums, with a weight for each edge where the call brings
+one."""
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnaccel.adapters import guards, views
+from gnnaccel.adapters.calls import bind, without_autocast
+from gnnaccel.adapters.dgl import graphs
+from gnnaccel.adapters.dgl.layers import typed_weights
+from gnnaccel.dispatch.policy.reasons import Reason, reason
+from gnnaccel.dispatch.relational import added, statements
+from gnnaccel.dispatch.relational.request import RelationalInputs, RelationalSpec, shapes_of
+
+FIELDS: tuple[str, ...] = ()
+
+
+class _Operands(NamedTuple):
+    """``norm``: [E, 1] if there is one."""
+
+    feat: Tensor
+    norm: Tensor | None
+    num_dst: int
+
+
+def state(layer: Any, args: tuple,
+          kwargs: dict) -> tuple[RelationalSpec, RelationalInputs] | Reason:
+    # a promise that nothing here needs
+    kwargs = {name: value for name, value in kwargs.items() if name != "presorted"}
+    bound = bind(args, kwargs, ("g", "feat", "etypes"), ("norm",))
+    if bound is None:
+        return reason("GA206", "the arguments do not fit RelGraphConv.forward")
+    g, feat, etypes, norm = bound
+    typed = layer.linear_r
+    why = typed_weights.module_reason(typed, "linear_r") or guards.features_reason(feat, "feat")
+    why = why or typed_weights.rows_reason(typed, feat, "feat")
+    if why is not None:
+        return why
+    found = graphs.typed(g, etypes, feat.device)
+    if type(found) is Reason:
+        return found
+    src, dst, edges = found[0].num_src, found[0].num_dst, etypes.shape[0]
+    if feat.shape[0] != src:
+        return reason("GA206", f"feat has {feat.shape[0]} rows for {src} nodes")
+    # where the host's messages look for it
+    norm = g.edata["norm"] if norm is None and "norm" in g.edata else norm
+    why = None if norm is None else _norm_reason(norm, edges, feat.device)
+    if why is not None:
+        return why
+    structure: Any
+    structure, row = (found[0].edge_index, etypes), _row(feat, norm)
+    program = statements.rgcn(False, typed_weights.has_bases(typed), False, norm is not None)
+    shapes, view = shapes_of(program,
+                             _inputs(layer, feat,
+                                     norm)), views.viewer(structure, src, dst, typed.num_types)
+    # whose costs have little in common
+    native = "dgl.RelGraphConv bdd" if typed.regularizer == "bdd" else "dgl.RelGraphConv"
+    stated = RelationalSpec(program, native, shapes, row, row, src, dst, edges, typed.num_types,
+                            view)
+    return stated, RelationalInputs(structure, feat.device, _Operands(feat, norm, dst))
+
+
+def reads(layer: Any, args: tuple, kwargs: dict) -> tuple:
+    """Whether the edges have weights of their own, which count where the call brings none; and what
+    the map by type runs, whose weights are read in its place."""
+    return "norm" in (args[0] if args else kwargs["g"]).edata, typed_weights.path()
+
+
+def _norm_reason(norm: Any, edges: int, device: torch.device) -> Reason | None:
+    if type(norm) not in (Tensor, torch.nn.Parameter) or norm.layout != torch.strided:
+        return reason("GA206", f"norm is a {type(norm).__name__}")
+    if norm.shape != (edges, 1) or norm.device != device:
+        return reason("GA206",
+                      f"norm is {list(norm.shape)} on {norm.device} for {edges} edges on {device}",
+                      "pass norm of shape [E, 1]")
+    return reason("GA203", f"norm is {norm.dtype}") if norm.is_complex() else None
+
+
+def _row(feat: Tensor, norm: Tensor | None) -> torch.dtype:
+    """The dtype of the host's messages, and so of their sums. Weights widen them."""
+    row = typed_weights.mapped(feat)
+    return (row if norm is None
+            or typed_weights.narrows(feat) else torch.promote_types(row, norm.dtype))
+
+
+def _inputs(layer: Any, feat: Tensor, norm: Tensor | None) -> dict[str, Tensor]:
+    """The Program's operands by name."""
+    return dict(x=feat, **typed_weights.operands(layer.linear_r),
+                **({} if norm is None else dict(norm=norm.view(-1))))
+
+
+def run(layer: Any, stated: RelationalSpec, given: RelationalInputs, attend: Any) -> Tensor:
+    feat, norm, num_dst = given.operands
+    own = feat if feat.shape[0] == num_dst else feat[:num_dst]
+    root, bias = (layer.loop_weight if layer.self_loop else None,
+                  layer.h_bias if layer.bias else None)
+    whole = not layer.layer_norm and added.fits(stated.out, feat, root, bias)
+    more = added.of_one_type(own, root, bias, num_dst) if whole else {}
+    with without_autocast(feat.device.type):
+        h = attend({**{name: t.to(stated.row) for name, t in _inputs(layer, feat, norm).items()},
+                    **more})
+    if not whole:
+        h = _finish(layer, h, own, root, bias)
+    if layer.activation:
+        h = layer.activation(h)
+    return layer.dropout(h)
+
+
+def _finish(layer: Any, h: Tensor, own: Tensor, root: Tensor | None, bias: Tensor | None) -> Tensor:
+    """The host's own steps after the messages."""
+    if layer.layer_norm:
+        h = layer.layer_norm_weight(h)
+    if bias is not None:
+        h = h + bias
+    return h if root is None else h + own @ root

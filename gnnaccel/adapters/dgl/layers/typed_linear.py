@@ -1,0 +1,62 @@
+"""TypedLinear as a Program: row i is the only edge of node i, and its type the relation."""
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnaccel.adapters import guards, views
+from gnnaccel.adapters.calls import bind, without_autocast
+from gnnaccel.adapters.dgl.layers import typed_weights
+from gnnaccel.dispatch.policy.reasons import Reason, reason
+from gnnaccel.dispatch.relational import statements
+from gnnaccel.dispatch.relational.request import RelationalInputs, RelationalSpec, shapes_of
+from gnnaccel.dispatch.relational.view import Ends
+
+FIELDS = ("regularizer", "num_types", "num_bases", "in_size", "out_size", "submat_in",
+          "submat_out")
+
+
+class _Operands(NamedTuple):
+    x: Tensor
+
+
+def state(layer: Any, args: tuple,
+          kwargs: dict) -> tuple[RelationalSpec, RelationalInputs] | Reason:
+    bound = bind(args, kwargs, ("x", "x_type"), ("sorted_by_type",))
+    if bound is None:
+        return reason("GA206", "the arguments do not fit TypedLinear.forward")
+    x, x_type, ordered = bound
+    why = (guards.features_reason(x) or typed_weights.shape_reason(layer, "the layer")
+           or typed_weights.rows_reason(layer, x, "x")
+           or typed_weights.types_reason(x_type, x, "x_type"))
+    if why is not None:
+        return why
+    rows, row = x.shape[0], typed_weights.mapped(x)
+    if not rows:
+        return reason("GA303", "there are no rows")
+    program = statements.typed_linear(typed_weights.has_bases(layer))
+    shapes = shapes_of(program, dict(x=x, **typed_weights.operands(layer)))
+    view = views.viewer((x_type,), rows, rows, layer.num_types, _rows_by_type)
+    stated = RelationalSpec(program, _native(layer, ordered), shapes, row, row, rows, rows, rows,
+                            layer.num_types, view, layout="rows by type")
+    return stated, RelationalInputs((x_type,), x.device, _Operands(x))
+
+
+def _native(layer: Any, ordered: Any) -> str:
+    """Which of the host's ways it would take: they differ in what they cost."""
+    if layer.regularizer == "bdd":
+        return "dgl.TypedLinear bdd"
+    return "dgl.TypedLinear sorted" if ordered else "dgl.TypedLinear"
+
+
+def _rows_by_type(x_type: Tensor) -> Ends:
+    row = torch.arange(x_type.shape[0], device=x_type.device)
+    return row, row, x_type
+
+
+def run(layer: Any, stated: RelationalSpec, given: RelationalInputs, attend: Any) -> Tensor:
+    tensors = dict(x=given.operands.x, **typed_weights.operands(layer))
+    with without_autocast(given.device.type):
+        return attend({name: t.to(stated.row) for name, t in tensors.items()})

@@ -1,0 +1,117 @@
+"""The weights of a TypedLinear, whatever its regularizer, as operands of a Program."""
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnnaccel.adapters.guards import plain
+from gnnaccel.adapters.own import Path, path_of
+from gnnaccel.dispatch.policy.reasons import Reason, reason
+
+
+def module_reason(module: Any, name: str) -> Reason | None:
+    """Why ``module`` cannot be replaced by its weights: it is not DGL's own TypedLinear, or more
+    than that."""
+    if type(module) is not _typed_linear():
+        return reason("GA208", f"{name} is a {type(module).__name__}, not a TypedLinear")
+    if not plain(module, type(module)) or "get_weight" in module.__dict__:
+        return reason("GA208", f"{name} has hooks, or methods of its own",
+                      "remove them from the layer")
+    return path().why or shape_reason(module, name)
+
+
+def path() -> Path:
+    """What a TypedLinear runs; the same object for as long as it is the same."""
+    return path_of(_typed_linear(), ("forward",))
+
+
+def is_typed_linear(module: Any) -> bool:
+    return isinstance(module, _typed_linear())
+
+
+@functools.cache
+def _typed_linear() -> type:
+    from dgl.nn.pytorch import TypedLinear
+
+    return TypedLinear
+
+
+def shape_reason(module: Any, name: str) -> Reason | None:
+    """Why the weights are not those that the module's sizes and regularizer tell of."""
+    regularizer, types = module.regularizer, module.num_types
+    expected = [types, module.in_size, module.out_size]
+    if regularizer == "bdd":
+        expected = [types, module.num_bases * module.submat_in * module.submat_out]
+    elif regularizer == "basis":
+        expected[0] = module.num_bases
+        if (list(module.coeff.shape) != [types, module.num_bases]
+            or module.coeff.device != module.W.device):
+            return reason("GA208",
+                          f"the coefficients of {name} are {list(module.coeff.shape)} on "
+                          f"{module.coeff.device}")
+    elif regularizer is not None:
+        return reason("GA208", f"the regularizer of {name} is {regularizer!r}")
+    if list(module.W.shape) != expected:
+        return reason("GA208", f"the weights of {name} are {list(module.W.shape)}, not {expected}")
+    return None
+
+
+def rows_reason(module: Any, x: Tensor, name: str) -> Reason | None:
+    """Why rows ``x`` cannot be multiplied with the module's weights."""
+    weights = [module.W] + ([module.coeff] if module.regularizer == "basis" else [])
+    if x.shape[1] != module.in_size:
+        return reason("GA206",
+                      f"{name} has {x.shape[1]} features, the layer takes {module.in_size}")
+    if x.device != module.W.device:
+        return reason("GA206", f"{name} is on {x.device}, the weights on {module.W.device}")
+    dtypes = {x.dtype, *(w.dtype for w in weights)}
+    if (len(dtypes) > 1
+        and (torch.float64 in dtypes or not torch.is_autocast_enabled(x.device.type))):
+        return reason("GA203", f"{name} is {x.dtype}, the weights are {module.W.dtype}",
+                      "convert one of them")
+    return None
+
+
+def types_reason(types: Any, x: Tensor, name: str) -> Reason | None:
+    """Why these are no types of the rows ``x``."""
+    if (type(types) is not Tensor or types.layout != torch.strided
+        or types.dtype not in (torch.int64, torch.int32)):
+        return reason("GA204", f"{name} is a {getattr(types, 'dtype', type(types).__name__)}",
+                      "use int64 or int32 types")
+    if types.dim() != 1 or types.shape[0] != x.shape[0] or types.device != x.device:
+        return reason("GA206",
+                      f"{name} is {list(types.shape)} on {types.device} for {x.shape[0]} "
+                      f"rows on {x.device}")
+    return None
+
+
+def mapped(x: Tensor) -> torch.dtype:
+    """The dtype of rows ``x`` times weights: autocast multiplies in its own, but float64 as it
+    is."""
+    device = x.device.type
+    autocast = x.dtype != torch.float64 and torch.is_autocast_enabled(device)
+    return torch.get_autocast_dtype(device) if autocast else x.dtype
+
+
+def narrows(x: Tensor) -> bool:
+    """Whether DGL casts what enters its own operations, sums among them: under autocast, but only
+    CUDA's."""
+    return x.is_cuda and x.dtype != torch.float64 and torch.is_autocast_enabled("cuda")
+
+
+def has_bases(module: Any) -> bool:
+    """Whether the weights are sums of shared bases."""
+    return module.regularizer == "basis"
+
+
+def operands(module: Any) -> dict[str, Tensor]:
+    """The weights by the names that the statements have for them."""
+    if module.regularizer == "basis":
+        return dict(comp=module.coeff, bases=module.W)
+    if module.regularizer == "bdd":
+        return dict(weight=module.W.view(module.num_types, module.num_bases, module.submat_in,
+                                         module.submat_out))
+    return dict(weight=module.W)

@@ -1,0 +1,1 @@
+"""DGL's backend operations, to which all message passing comes."""

@@ -1,0 +1,193 @@
+"""Calls of DGL's backend operations, read as calls of `dispatch.ops`. Each function has its
+original's signature, and gives an `OpCall`, or a `Reason` why it is not one."""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnnaccel.adapters.dgl.ops import inputs
+from gnnaccel.dispatch.ops import calls, operands, products
+from gnnaccel.dispatch.ops.call import OpCall
+from gnnaccel.dispatch.ops.calls import Part
+from gnnaccel.dispatch.ops.graph import OpGraph
+from gnnaccel.dispatch.ops.operands import Operands
+from gnnaccel.dispatch.policy.reasons import Reason, reason
+
+_ALL = "__ALL__"
+_REDUCES = ("sum", "max", "min")
+
+
+def cast(x: Any) -> Any:
+    """``x`` as DGL's operations cast it under autocast: floating tensors on a GPU, but not
+    float64."""
+    if (not isinstance(x, Tensor) or x.device.type != "cuda"
+        or not torch.is_autocast_enabled("cuda")):
+        return x
+    return (x.to(torch.get_autocast_dtype("cuda")) if x.is_floating_point()
+            and x.dtype != torch.float64 else x)
+
+
+def _reduce_reason(name: Any) -> Reason | None:
+    return (None
+            if name in _REDUCES
+            else reason("GA208", f"reduce={name!r} is none of {', '.join(_REDUCES)}"))
+
+
+# --- one relation ---------------------------------------------------------------------------------
+
+def gspmm(gidx: Any, op: str, reduce_op: str, lhs_data: Any, rhs_data: Any) -> OpCall | Reason:
+    given: Any = operands.prepare(op, cast(lhs_data), cast(rhs_data))
+    why = given if type(given) is Reason else _reduce_reason(reduce_op)
+    if why is not None:
+        return why
+    graph = _graph(gidx, given, ("u", "e"))
+    return graph if type(graph) is Reason else calls.gspmm(graph, given, reduce_op)
+
+
+def gsddmm(gidx: Any, op: str, lhs_data: Any, rhs_data: Any, lhs_target: str = "u",
+           rhs_target: str = "v") -> OpCall | Reason:
+    given: Any
+    targets: Any
+    given, targets = operands.prepare(op, cast(lhs_data),
+                                      cast(rhs_data)), (inputs.target(lhs_target),
+                                                        inputs.target(rhs_target))
+    for found in (given, *targets):
+        if type(found) is Reason:
+            return found
+    graph = _graph(gidx, given, targets)
+    return graph if type(graph) is Reason else calls.gsddmm(graph, given, targets)
+
+
+def _graph(gidx: Any, given: Operands, targets: tuple[str, str]) -> OpGraph | Reason:
+    """The only relation, if the operands are of its nodes and edges."""
+    graph = inputs.single(gidx, given.first.device)
+    if type(graph) is Reason:
+        return graph
+    return operands.size_reason(graph, given, targets) or graph
+
+
+def edge_softmax(gidx: Any, logits: Any, eids: Any = _ALL, norm_by: str = "dst") -> OpCall | Reason:
+    given = operands.prepare("copy_rhs", None, cast(logits))
+    if type(given) is Reason:
+        return given
+    graph = inputs.single(gidx, given.first.device)
+    if type(graph) is OpGraph and not _is_all(eids):
+        graph = inputs.subgraph(graph, eids)
+    if type(graph) is Reason:
+        return graph
+    why = operands.size_reason(graph, given, ("u", "e"))
+    return why or calls.edge_softmax(graph, cast(logits), "u" if norm_by == "src" else "v")
+
+
+def _is_all(ids: Any) -> bool:
+    return isinstance(ids, str) and ids == _ALL
+
+
+# --- several relations ----------------------------------------------------------------------------
+
+def gspmm_hetero(g: Any, op: str, reduce_op: str, lhs_len: int,
+                 *lhs_and_rhs_tuple: Any) -> OpCall | Reason:
+    parts = _reduce_reason(reduce_op) or _parts(g, op, ("u", "e"), lhs_len, lhs_and_rhs_tuple)
+    if type(parts) is Reason:
+        return parts
+    tails: dict[int, set] = {}
+    for part in parts:
+        tails.setdefault(part.target, set()).add((part.given.shape, part.given.scalar))
+    if any(len(found) > 1 for found in tails.values()):
+        return reason("GA206", "messages of several shapes go to one type of nodes")
+    return calls.gspmm_hetero(parts, g.number_of_ntypes(), reduce_op)
+
+
+def gsddmm_hetero(g: Any, op: str, lhs_len: int, lhs_target: str = "u", rhs_target: str = "v",
+                  *lhs_and_rhs_tuple: Any) -> OpCall | Reason:
+    targets: Any = inputs.target(lhs_target), inputs.target(rhs_target)
+    for found in targets:
+        if type(found) is Reason:
+            return found
+    parts = _parts(g, op, targets, lhs_len, lhs_and_rhs_tuple)
+    return parts if type(parts) is Reason else calls.gsddmm_hetero(parts, targets)
+
+
+def _parts(g: Any, op: str, targets: tuple[str, str], lhs_len: int,
+           tensors: tuple) -> list[Part] | Reason:
+    """Each relation with its operands: what is at an edge's ends by type of nodes, what is at the
+    edge by relation."""
+    sides, parts = (tensors[:lhs_len], tensors[lhs_len:]), []
+    for etype, (src, dst) in enumerate(inputs.ends(g)):
+        at = {"u": src, "v": dst, "e": etype}
+        chosen = [_at(side, at[target]) for side, target in zip(sides, targets)]
+        given = operands.prepare(op, *map(cast, chosen))
+        if type(given) is Reason:
+            return given
+        graph = inputs.relation(g, given.first.device, etype)
+        why = operands.size_reason(graph, given, targets)
+        if why is not None:
+            return why
+        parts.append(Part(graph, given, dst))
+    if len({(p.given.first.device, p.given.first.dtype) for p in parts}) > 1:
+        return reason("GA203",
+                      "the relations' features are of several dtypes or on several devices")
+    return parts or reason("GA204", "the graph has no types of edges")
+
+
+def _at(side: tuple, place: int) -> Any:
+    return side[place] if place < len(side) else None
+
+
+def edge_softmax_hetero(gidx: Any, eids: Any = _ALL, norm_by: str = "dst",
+                        *logits: Any) -> OpCall | Reason:
+    if not _is_all(eids):
+        return reason("GA206", "eids are given for a graph of several relations")
+    parts = _parts(gidx, "copy_rhs", ("u", "e"), 0, logits)
+    if type(parts) is Reason:
+        return parts
+    scores = [cast(t) for t in logits]
+    if len({t.shape[1:] for t in scores}) > 1:
+        return reason("GA206", "the relations' logits are of several shapes")
+    return calls.edge_softmax_joined(inputs.joined(gidx, scores[0].device), scores,
+                                     "u" if norm_by == "src" else "v")
+
+
+# --- without a graph ------------------------------------------------------------------------------
+
+def segment_reduce(op: str, x: Any, offsets: Any) -> OpCall | Reason:
+    x = cast(x)
+    given = operands.prepare("copy_rhs", None, x)
+    why = (_reduce_reason(op)
+           or (given if type(given) is Reason else _index_reason(offsets, x, "offsets")))
+    return why or calls.segment_reduce(x, offsets, op)
+
+
+def scatter_add(x: Any, idx: Any, m: int) -> OpCall | Reason:
+    x = cast(x)
+    given = operands.prepare("copy_rhs", None, x)
+    why = given if type(given) is Reason else _index_reason(idx, x, "idx")
+    return why or calls.scatter_add(x, idx, int(m))
+
+
+def segment_mm(A: Any, B: Any, seglen_A: Any) -> OpCall | Reason:
+    A, B = cast(A), cast(B)
+    why = products.shape_reason(A, B) or _index_reason(seglen_A, None, "seglen_A")
+    if why is None and seglen_A.shape[0] != B.shape[0]:
+        why = reason("GA206", f"{seglen_A.shape[0]} segments and {B.shape[0]} matrices")
+    return why or calls.segment_mm(A, B, seglen_A)
+
+
+def gather_mm(A: Any, B: Any, idx_A: Any = None, idx_B: Any = None) -> OpCall | Reason:
+    A, B = cast(A), cast(B)
+    why = products.shape_reason(A, B)
+    for index, name in ((idx_A, "idx_A"), (idx_B, "idx_B")):
+        if why is None and index is not None:
+            why = _index_reason(index, A, name)
+    return why or calls.gather_mm(A, B, idx_A, idx_B)
+
+
+def _index_reason(index: Any, x: Tensor | None, name: str) -> Reason | None:
+    if (not isinstance(index, Tensor) or index.dim() != 1
+        or index.dtype not in (torch.int32, torch.int64)):
+        return reason("GA206", f"{name} is no tensor of integers of one dimension")
+    if x is not None and index.device != x.device:
+        return reason("GA206", f"{name} is on {index.device}, the rows on {x.device}")
+    return None

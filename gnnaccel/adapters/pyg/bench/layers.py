@@ -1,0 +1,82 @@
+"""PyG layers for the benchmark: the only place of it that imports torch_geometric."""
+from __future__ import annotations
+
+import dataclasses
+
+IN_CHANNELS = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerSpec:
+    """An attention layer: ``heads`` heads of ``width`` features each, concatenated."""
+
+    name: str
+    class_name: str
+    heads: int
+    width: int
+
+    @property
+    def out_channels(self) -> int:
+        return self.heads * self.width
+
+
+LAYERS = {spec.name: spec for spec in (
+    LayerSpec("GAT 8x8", "GATConv", 8, 8),
+    LayerSpec("GATv2 4x16", "GATv2Conv", 4, 16),
+    LayerSpec("Transformer 1x64", "TransformerConv", 1, 64),
+    LayerSpec("GAT 1x128", "GATConv", 1, 128),
+)}
+
+
+def resolve(name: str) -> LayerSpec:
+    """The layer called ``name``; case, spaces, "_" and "-" do not matter. Raises ValueError."""
+    def plain(text: str) -> str:
+        return "".join(letter for letter in text.lower() if letter.isalnum())
+
+    for spec in LAYERS.values():
+        if plain(spec.name) == plain(name):
+            return spec
+    raise ValueError(f"no layer {name!r}; known: {', '.join(LAYERS)}")
+
+
+def build_layer(spec: LayerSpec, device, seed: int = 0):
+    """The layer with its host's defaults (self loops and bias included) and weights fixed by
+    ``seed``."""
+    import torch
+    import torch_geometric.nn
+
+    torch.manual_seed(seed)
+    layer = getattr(torch_geometric.nn, spec.class_name)(IN_CHANNELS, spec.width, heads=spec.heads)
+    return layer.to(device)
+
+
+def build_two_layer_gat(device, seed: int = 0, classes: int = 16):
+    """A two-layer GAT as in sampled training: 64 -> 8x8 -> ``classes``."""
+    import torch
+    from torch_geometric.nn import GATConv
+
+    class TwoLayerGAT(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = GATConv(IN_CHANNELS, 8, heads=8)
+            self.second = GATConv(64, classes, heads=1)
+
+        def forward(self, x, edge_index):
+            return self.second(torch.nn.functional.elu(self.first(x, edge_index)), edge_index)
+
+    torch.manual_seed(seed)
+    return TwoLayerGAT().to(device)
+
+
+def build_structure(edge_index, num_nodes: int, csr: bool) -> None:
+    """Build gnnaccel's CSC of ``edge_index`` (and the CSR when ``csr``) anew, past any cache, and
+    drop it.
+
+    Without edge ids, as in layers that have neither edge features nor dropout.
+    """
+    from gnnaccel.dispatch.graph.view import GraphView
+
+    view = GraphView(edge_index, num_nodes, num_nodes)
+    view.csc(places=False)
+    if csr:
+        view.csr(places=False)

@@ -1,0 +1,131 @@
+"""Calls of the models that `to_hetero` and `to_hetero_with_bases` of `torch_geometric.nn` make:
+`torch.fx.GraphModule`s.
+
+Such a model is left as it is. What is replaced is how GraphModules are called: one that has layers
+over edge types runs code generated from a copy of its graph, in which each such layer is one call
+(`to_hetero`, `basis`). So it does not matter when the model was made, copied or loaded.
+"""
+from __future__ import annotations
+
+import copy
+import functools
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch.compiler import is_compiling
+
+from gnnaccel.adapters import guards
+from gnnaccel.adapters.patching import PatchSet
+from gnnaccel.adapters.pyg.fx import bases, layers, to_hetero, trim
+from gnnaccel.dispatch.memory import native_learning
+from gnnaccel.dispatch.memory.layer_memory import MISSED, fast_path, memories
+from gnnaccel.dispatch.observe.records import listening
+from gnnaccel.dispatch.policy import rules
+from gnnaccel.dispatch.policy.config import current
+from gnnaccel.dispatch.policy.names import IdentityMap
+
+
+class Code(NamedTuple):
+    """``native``: the model's own code, weakly; ``forward``: ours in its place, None where there is
+    nothing to replace; ``absent``: the arguments, by place and name, that have to be None for
+    it."""
+
+    native: weakref.ref
+    forward: Callable | None = None
+    absent: tuple[tuple[int, str], ...] = ()
+
+
+_codes: IdentityMap[Code] = IdentityMap()
+
+
+def install(patches: PatchSet) -> None:
+    """Replace the calling of GraphModules through ``patches``. Not in every version of torch: there
+    these models run as they are written."""
+    from torch._C._dynamo import eval_frame
+    from torch._dynamo import decorators
+    from torch.fx import graph_module
+
+    found = (getattr(graph_module, "_WrappedCall", None), getattr(decorators, "skip", None),
+             getattr(eval_frame, "get_eval_frame_callback", None))
+    if None not in found:
+        caller: Any
+        skip: Any
+        compiler: Any
+        caller, skip, compiler = found
+        rules.register_class("torch_geometric.nn.to_hetero_with_bases_transformer.HeteroBasisConv")
+        patches.set(caller, "__call__", skip(_calling(caller.__call__, compiler)))
+
+
+def _calling(native: Callable, compiler: Callable) -> Callable:
+    """``native``, or our code in the model's place. Not to be looked at by compilers, which go on
+    to the model's own code; ``compiler()``: what follows the calls here."""
+
+    @functools.wraps(native)
+    def call(self: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:
+        config = None if compiler() is not None or is_compiling() else current()
+        if config is None or self.cls_call is not None:
+            return native(self, obj, *args, **kwargs)
+        told = listening()
+        if id(obj) in memories.entries:
+            out = fast_path(obj, None, functools.partial(native, self), args, kwargs, config)
+            if out is not MISSED:
+                return out
+        code = _code_of(obj)
+        if code.forward is None or not _plain(obj, args, kwargs) or not _fits(code, args, kwargs):
+            return native(self, obj, *args, **kwargs)
+        return (code.forward(obj, *args, **kwargs)
+                if told else native_learning.watch(obj, code.forward, args, kwargs, config))
+
+    return call
+
+
+def _plain(model: Any, args: tuple, kwargs: dict) -> bool:
+    """Whether a call does nothing but to run the model's code, on dictionaries."""
+    return (not guards.has_hooks(model) and not guards.any_global_hook()
+            and "forward" not in model.__dict__
+            and guards.context_reason() is None
+            and all(value is None or isinstance(value, Mapping)
+                    for value in (*args, *kwargs.values())))
+
+
+def _fits(code: Code, args: tuple, kwargs: dict) -> bool:
+    return all((args[at] if at < len(args) else kwargs.get(name)) is None
+               for at, name in code.absent)
+
+
+def _code_of(model: Any) -> Code:
+    """Generated once for each version of the model's own code."""
+    native = type(model).forward
+    found = _codes.get(model)
+    if found is None or found.native() is not native:
+        found = _generated(model, weakref.ref(native))
+        _codes.set(model, found)
+    return found
+
+
+def _generated(model: Any, native: weakref.ref) -> Code:
+    if not any(map(layers.is_kind, model.modules())) or getattr(model, "_is_replica", False):
+        return Code(native)
+    if (type(model.graph._codegen) is not torch.fx.graph.CodeGen
+        or model.graph.python_code("self").src != model.code):
+        return Code(native)  # the graph was changed after the code was made of it
+    graph = copy.deepcopy(model.graph)
+    absent = trim.passed_through(graph, model)
+    if absent is None:
+        return Code(native)
+    found = layers.find(graph, model)
+    if not found and not bases.replace(graph, model):
+        return Code(native)
+    for layer in reversed(found):  # the results of one may be the inputs of the next
+        layers.replace(graph, layer, to_hetero.call_of(layer))
+    names = [node.target for node in graph.nodes if node.op == "placeholder"]
+    return Code(native, _compiled(graph), tuple((names.index(name), name) for name in absent))
+
+
+def _compiled(graph: torch.fx.Graph) -> Callable:
+    code = graph.python_code("self")
+    namespace = dict(code.globals)
+    exec(compile(code.src, "<gnnaccel: a model of to_hetero>", "exec"), namespace)
+    return namespace["forward"]

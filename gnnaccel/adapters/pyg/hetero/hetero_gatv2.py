@@ -1,0 +1,115 @@
+"""HeteroConv of GATv2Conv as one attention over the virtual graph of `hetero_gat`: rows of each
+relation, with a vector each."""
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnaccel.adapters import reachability
+from gnnaccel.adapters.pyg import calls
+from gnnaccel.adapters.pyg.hetero import hetero_gat, inner_convs
+from gnnaccel.adapters.pyg.hetero.inner_convs import Together
+from gnnaccel.cuda import capture
+from gnnaccel.dispatch.ir import attention_programs as programs
+from gnnaccel.dispatch.policy.reasons import Reason, reason
+from gnnaccel.dispatch.relational.request import RelationalInputs
+from gnnaccel.dispatch.run.joined_attention import JoinedSpec
+
+
+class _Parameters(NamedTuple):
+    """One for each relation: maps of sources and destinations [heads * out, in] and their biases,
+    attention vectors [1, heads, out], biases."""
+
+    src: list[Tensor]
+    dst: list[Tensor]
+    bias_src: list[Tensor] | None
+    bias_dst: list[Tensor] | None
+    att: list[Tensor]
+    biases: list[Tensor] | None
+
+
+def state(layer: Any, together: Together, x_dict: Mapping[str, Any],
+          edge_index_dict: Mapping) -> tuple[JoinedSpec, RelationalInputs] | Reason:
+    found = _parameters(together)
+    if type(found) is Reason:
+        return found
+    operands = hetero_gat.Operands(x_dict, together, found)
+    return hetero_gat.attention("HeteroConv of GATv2Conv", operands, edge_index_dict, found.att[0],
+                                programs.gatv2_vectors)
+
+
+keep = hetero_gat.keep
+
+
+def again(layer: Any, x_dict: Mapping[str, Tensor], structure: tuple[Tensor, ...],
+          kept: Together) -> hetero_gat.Operands:
+    return hetero_gat.Operands(x_dict, kept, _taken(kept))
+
+
+def _taken(together: Together) -> _Parameters:
+    """The parameters as they are, unchecked."""
+    maps, biases = ([together.parameters(part, name) for part in ("lin_l", "lin_r")]
+                    for name in ("weight", "bias"))
+    return _Parameters(*maps, *biases,  # type: ignore[call-arg, arg-type]  # unchecked
+                       together.parameters("", "att"), together.parameters("", "bias"))
+
+
+def _parameters(together: Together) -> _Parameters | Reason:
+    found = _taken(together)
+    if found.att is None or found.src is None or found.dst is None:
+        return reason("GA208", "the layers' maps or attention vectors are not the host's")
+    return (inner_convs.tensors_reason(*found)
+            or hetero_gat.shapes_reason(together, found.att, (*found.src, *found.dst)) or found)
+
+
+def run(layer: Any, stated: JoinedSpec, given: RelationalInputs, attend: Any) -> dict[str, Tensor]:
+    x_dict, together, parameters = given.operands
+    autocast = torch.is_autocast_enabled(given.device.type)
+    sources, targets = (together.sources,
+                        together.of_source), (together.targets, together.of_target)
+    of_src, of_dst = attend.graph.derived(("vectors", *sources, *targets), lambda: tuple(
+        _numbers(x_dict, *end, given.device) for end in (sources, targets)))
+    results, readers = hetero_gat.watched(together, x_dict, parameters[:-1])
+    stack = functools.partial(hetero_gat.of_members, results, readers)
+    with calls.without_autocast(given.device.type):
+        keys = _rows(x_dict, *sources, parameters.src, parameters.bias_src, stated, stack)
+        queries = _rows(x_dict, *targets, parameters.dst, parameters.bias_dst, stated, stack)
+        keys, queries = reachability.watch(results, keys,
+                                           readers.sources), reachability.watch(results, queries,
+                                                                                readers.targets)
+        att = reachability.watch(results, torch.cat(parameters.att), readers.relations)
+        out = attend({"keys": keys, "queries": queries, "att": att, "of_src": of_src,
+                      "of_dst": of_dst})
+        return hetero_gat.finished(results, out, together, x_dict, parameters.biases, layer.aggr,
+                                   autocast)
+
+
+def _rows(x_dict: Mapping[str, Tensor], types: tuple[str, ...],
+          of_type: tuple[tuple[int, ...], ...], weights: list[Tensor], biases: list[Tensor] | None,
+          stated: JoinedSpec, stack: Callable[[list[Tensor], tuple[int, ...]], Tensor]) -> Tensor:
+    """[rows of the virtual graph at this end, heads, channels]: the maps of a node type's relations
+    as one batched product."""
+    found = []
+    for name, members in zip(types, of_type):
+        weight = stack(weights, members).to(stated.row).transpose(1, 2)
+        rows = torch.matmul(x_dict[name].to(stated.row), weight)
+        if biases is not None:
+            rows = rows + stack(biases, members).to(stated.row).unsqueeze(1)
+        found.append(rows.view(-1, stated.heads, stated.width))
+    return hetero_gat.joined(found)
+
+
+def _numbers(x_dict: Mapping[str, Tensor], types: tuple[str, ...],
+             of_type: tuple[tuple[int, ...], ...], device: torch.device) -> Tensor:
+    """[rows of the virtual graph at this end] int32: the relation of each."""
+    counts = [x_dict[name].shape[0] for name, members in zip(types, of_type) for _ in members]
+    relations = [at for members in of_type for at in members]
+    if capture.capturing():  # a copy from the host would wait
+        return torch.cat([torch.full((count,), at, dtype=torch.int32, device=device)
+                          for count, at in zip(counts, relations)])
+    numbers, counted = torch.tensor([relations, counts], dtype=torch.int32, device="cpu").to(device)
+    return numbers.repeat_interleave(counted, output_size=sum(counts))

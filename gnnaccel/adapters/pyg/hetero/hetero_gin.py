@@ -1,0 +1,76 @@
+"""HeteroConv of GINConv: the sums over all relations' neighbours as one, then each relation's
+network on its own rows.
+
+The sums run over a virtual graph whose destinations are (relation, destination node) rows.
+"""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnaccel.adapters import reachability
+from gnnaccel.adapters.pyg import calls
+from gnnaccel.adapters.pyg.hetero import dicts
+from gnnaccel.adapters.pyg.hetero.inner_convs import Together
+from gnnaccel.dispatch.ops.plain import JoinedPlainSpec
+from gnnaccel.dispatch.policy.reasons import Reason, reason
+from gnnaccel.dispatch.relational.request import RelationalInputs
+
+
+class _Operands(NamedTuple):
+    x_dict: Mapping[str, Tensor]
+    together: Together
+
+
+def state(layer: Any, together: Together, x_dict: Mapping[str, Any],
+          edge_index_dict: Mapping) -> tuple[JoinedPlainSpec, RelationalInputs] | Reason:
+    first = x_dict[together.sources[0]]
+    if not isinstance(first, Tensor):
+        return reason("GA206", f"x_dict[{together.sources[0]!r}] is a {type(first).__name__}")
+    why = dicts.features_reason(x_dict, together.nodes, first.device)
+    if why is not None:
+        return why
+    sources = [x_dict[name] for name in together.sources]
+    if len({(x.shape[1], x.dtype) for x in sources}) > 1:
+        return reason("GA206", "the sources' features are of several widths or dtypes")
+    sizes = {name: x_dict[name].shape[0] for name in together.sources}
+    targets = {name: x_dict[name[-1]].shape[0] for name in together.names}
+    graph = dicts.graph(edge_index_dict, sizes, together.numbers, first.device, targets,
+                        rows=lambda name: (name[0], name))
+    if type(graph) is Reason:
+        return graph
+    stated = JoinedPlainSpec("HeteroConv of GINConv", "sum", False, first.shape[1], first.dtype,
+                             graph.num_nodes, graph.num_dst, graph.num_edges, first.is_cpu,
+                             graph.layout)
+    return stated, RelationalInputs(graph.structure, first.device, _Operands(x_dict, together))
+
+
+def keep(operands: _Operands) -> Together:
+    return operands.together
+
+
+def again(layer: Any, x_dict: Mapping[str, Tensor], structure: tuple[Tensor, ...],
+          kept: Together) -> _Operands:
+    return _Operands(x_dict, kept)
+
+
+def run(layer: Any, stated: JoinedPlainSpec, given: RelationalInputs,
+        attend: Any) -> dict[str, Tensor]:
+    x_dict, together = given.operands
+    sources = [x_dict[name] for name in together.sources]
+    # the relations'
+    results = reachability.results(len(together.names),
+                                   ((x_dict[name[0]],) for name in together.names))
+    with calls.without_autocast(given.device.type):
+        x = reachability.watch(results, torch.cat(sources) if len(sources) > 1 else sources[0],
+                               together.of_source)
+        sums = attend({"x": x})
+    parts: dict[str, list[Tensor]] = {name: [] for name in together.targets}
+    counts = [x_dict[name[-1]].shape[0] for name in together.names]
+    for name, conv, own in zip(together.names, together.convs,
+                               reachability.split(results, sums, counts)):
+        parts[name[-1]].append(conv.nn(own + (1 + conv.eps) * x_dict[name[-1]]))
+    return {name: dicts.grouped(found, layer.aggr) for name, found in parts.items()}

@@ -1,0 +1,229 @@
+"""HeteroConv of SAGEConv, GraphConv or GCNConv as one relational layer.
+
+A layer of neighbours' mean (or sum), linear map, bias and root term for each relation, summed (or
+averaged) over the relations of a node type, is RGCN with the relations' root weights and biases
+added up. Where relations are not added up, each has rows of its own for its destinations. GCN's
+sums are weighted.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import chain
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnaccel.adapters import alike
+from gnnaccel.adapters.alike import Parameters
+from gnnaccel.adapters.layout import EdgeType
+from gnnaccel.adapters.pyg import calls
+from gnnaccel.adapters.pyg.hetero import dicts, hetero_gcn, inner_convs, relations
+from gnnaccel.adapters.pyg.hetero.inner_convs import Together
+from gnnaccel.dispatch.policy.reasons import Reason, reason
+from gnnaccel.dispatch.relational import statements
+from gnnaccel.dispatch.relational.request import RelationalInputs, RelationalSpec
+
+
+class _Rows(NamedTuple):
+    """Where rows lie. ``names``: edge types by the number of their relation; ``sizes``,
+    ``targets``, ``of``: as `hetero.graph` takes them; ``x_dst``: features of the targets;
+    ``of_source``, ``of_target``: the relations that leave and enter each."""
+
+    names: list[EdgeType]
+    sizes: dict[str, int]
+    targets: dict[Any, int]
+    of: Callable[[EdgeType], tuple]
+    x_dst: list[Tensor]
+    of_source: tuple[tuple[int, ...], ...]
+    of_target: tuple[tuple[int, ...], ...]
+
+
+class _Operands(NamedTuple):
+    """``norms``: what `hetero_gcn.weights` takes; None where edges have no weights."""
+
+    together: Together
+    parameters: Parameters
+    x_src: list[Tensor]
+    rows: _Rows
+    norms: tuple | None
+
+
+def state(layer: Any, together: Together, x_dict: Mapping[str, Any],
+          edge_index_dict: Mapping) -> tuple[RelationalSpec, RelationalInputs] | Reason:
+    found = _parameters(together)
+    if type(found) is Reason:
+        return found
+    why = _features_reason(x_dict, together, found)
+    if why is not None:
+        return why
+    weight, apart = found.weights[0], layer.aggr not in dicts.ADDED_UP
+    rows = _rows_apart(together, x_dict) if apart else _rows(together, x_dict)
+    numbers = {name: at for at, name in enumerate(rows.names)}
+    graph = dicts.graph(edge_index_dict, rows.sizes, numbers, weight.device, rows.targets, rows.of)
+    if type(graph) is Reason:
+        return graph
+    weighted = together.kind == "GCNConv" and together.option("normalize")
+    looped = weighted and together.option("add_self_loops")
+    layout = hetero_gcn.looped(graph, numbers, rows.of, rows.targets) if looped else graph.layout
+    row, edges = dicts.mapped(weight), graph.num_edges + sum(own.num_src for own in layout.loops)
+    shapes = (("x", (weight.shape[1],)), ("weight", tuple(weight.shape)),
+              *((("norm", ()),) if weighted else ()))
+    # only of the latter a cost is known
+    native = "HeteroConv apart" if apart or together.kind == "GCNConv" else "HeteroConv"
+    program = statements.rgcn(together.mean, False, transposed=True, weighted=weighted)
+    view = relations.viewer(graph.structure, graph.num_nodes, graph.num_dst, len(rows.names),
+                            layout)
+    stated = RelationalSpec(program, native, shapes, row, row, graph.num_nodes, graph.num_dst,
+                            edges, len(rows.names), view, layout=layout)
+    ordered = _ordered(found, together, rows)
+    norms = _norms(graph, rows, looped, row) if weighted else None
+    return stated, RelationalInputs(graph.structure, weight.device, _Operands(
+        together, ordered, [x_dict[name] for name in together.sources], rows, norms))
+
+
+def keep(operands: _Operands) -> tuple:
+    norms = operands.norms
+    return operands.together, operands.rows._replace(x_dst=[]), None if norms is None else norms[1:]
+
+
+def again(layer: Any, x_dict: Mapping[str, Tensor], structure: tuple[Tensor, ...],
+          kept: tuple) -> _Operands:
+    together, rows, norms = kept
+    apart = layer.aggr not in dicts.ADDED_UP
+    ends = [name[-1] for name in rows.names] if apart else together.targets
+    return _Operands(together, _ordered(_taken(together), together, rows),
+                     [x_dict[name] for name in together.sources],
+                     rows._replace(x_dst=[x_dict[name] for name in ends]),
+                     None if norms is None else (structure, *norms))
+
+
+def _ordered(found: Parameters, together: Together, rows: _Rows) -> Parameters:
+    """Those of each kind in the order of the relations' numbers."""
+    at = [together.numbers[name] for name in rows.names]
+    return Parameters(*[None if ts is None  # type: ignore[arg-type]  # as in `found`
+                        else [ts[i] for i in at] for ts in found])
+
+
+def _norms(graph: dicts.Graph, rows: _Rows, looped: bool, row: torch.dtype) -> tuple:
+    """What `hetero_gcn.weights` takes."""
+    relations_of = tuple(part.relation for part in graph.layout.parts)
+    counts = tuple(rows.targets[rows.of(name)[1]] for name in rows.names)
+    return graph.structure, relations_of, counts, looped, torch.promote_types(row, torch.float32)
+
+
+def _rows(together: Together, x_dict: Mapping[str, Tensor]) -> _Rows:
+    """Relations added up: destinations are nodes."""
+    sizes, targets = ({name: x_dict[name].shape[0] for name in types}
+                      for types in (together.sources, together.targets))
+    return _Rows(list(together.names), sizes, targets, itemgetter(0, -1),
+                 [x_dict[name] for name in together.targets], together.of_source,
+                 together.of_target)
+
+
+def _rows_apart(together: Together, x_dict: Mapping[str, Tensor]) -> _Rows:
+    """Destinations are nodes of a relation, those of one node type side by side."""
+    names = [together.names[at] for at in chain(*together.of_target)]
+    x_dst = [x_dict[name[-1]] for name in names]
+    return _Rows(names, {name: x_dict[name].shape[0] for name in together.sources},
+                 {name: x.shape[0] for name, x in zip(names, x_dst)}, lambda name: (name[0], name),
+                 x_dst,
+                 tuple(tuple(at for at, name in enumerate(names) if name[0] == source)
+                       for source in together.sources), tuple((at,) for at in range(len(names))))
+
+
+def _maps(together: Together) -> tuple[str, str | None]:
+    """The names of the maps of neighbours and of the root term, None where there is none."""
+    neighbours, root = {"SAGEConv": ("lin_l", "lin_r"),
+                        "GraphConv": ("lin_rel", "lin_root")}[together.kind]
+    return (neighbours,
+            root if together.has(root) and together.option("root_weight") is not False else None)
+
+
+def _taken(together: Together) -> Parameters:
+    """The parameters as they are, unchecked."""
+    if together.kind == "GCNConv":
+        return Parameters(together.parameters("lin", "weight"),  # type: ignore[arg-type]
+                          together.parameters("", "bias"), None)
+    neighbours, root = _maps(together)
+    return Parameters(together.parameters(neighbours, "weight"),  # type: ignore[arg-type]
+                      together.parameters(neighbours, "bias"),
+                      None if root is None else together.parameters(root, "weight"))
+
+
+def _parameters(together: Together) -> Parameters | Reason:
+    if together.kind == "GCNConv":
+        return _of_gcn(together)
+    found, (neighbours, root) = _taken(together), _maps(together)
+    if (found.weights is None
+        or (root and (found.roots is None or together.parameters(root, "bias") is not None))):
+        return reason("GA208", f"{neighbours} or {root} are not the host's")
+    return _checked(found)
+
+
+def _of_gcn(together: Together) -> Parameters | Reason:
+    if any(name[0] != name[-1] for name in together.names):  # an error in the host
+        return reason("GA208", "GCNConv between different node types")
+    found = _taken(together)
+    if found.weights is None or together.parameters("lin", "bias") is not None:
+        return reason("GA208", "lin is not the host's")
+    checked = _checked(found)
+    if (type(checked) is Parameters
+        and dicts.mapped(checked.weights[0]) != checked.weights[0].dtype):
+        return reason("GA203", "autocast is on: GCN's sums are then in two dtypes")
+    return checked
+
+
+def _checked(found: Parameters) -> Parameters | Reason:
+    why = inner_convs.tensors_reason(*found)
+    if why is None and not inner_convs.one_shape(found.weights):
+        why = reason("GA206", "the weights are of several shapes")
+    return found if why is None else why
+
+
+def _features_reason(x_dict: Mapping[str, Any], together: Together,
+                     parameters: Parameters) -> Reason | None:
+    weight = parameters.weights[0]
+    why = dicts.features_reason(x_dict, together.nodes, weight.device)
+    if why is not None:
+        return why
+    out, width = weight.shape
+    for name in together.sources:
+        if x_dict[name].shape[1] != width:
+            return reason("GA206",
+                          f"x_dict[{name!r}] has {x_dict[name].shape[1]} features, the "
+                          f"weights are for {width}")
+    for name, members in zip(together.targets, together.of_target):
+        fits = out, x_dict[name].shape[1]
+        if (parameters.roots is not None
+            and not all(parameters.roots[at].shape == fits for at in members)):
+            return reason("GA206",
+                          f"x_dict[{name!r}] has {fits[1]} features, the layers' root "
+                          "weights are for others")
+    return dicts.dtypes_reason(x_dict, together.nodes, weight)
+
+
+def run(layer: Any, stated: RelationalSpec, given: RelationalInputs,
+        attend: Any) -> dict[str, Tensor]:
+    together, parameters, x_src, rows, norms = given.operands
+    row, mean, apart = stated.row, layer.aggr == "mean", layer.aggr not in dicts.ADDED_UP
+    autocast = torch.is_autocast_enabled(given.device.type)
+
+    def weighted(operands: dict) -> Tensor:
+        if norms is None:
+            return attend(operands)
+        # which checks the ids: what the weights are made of is indexed with them
+        attend.graph.statistics()
+        return attend({**operands, "norm": hetero_gcn.weights(*norms).to(row)})
+
+    with calls.without_autocast(given.device.type):
+        parts = alike.run(weighted, parameters, x_src, rows.x_dst, rows.of_source, rows.of_target,
+                          mean, row)
+    if apart:
+        of = dict(zip(rows.names, parts))
+        return {name: dicts.grouped([of[together.names[at]] for at in members], layer.aggr)
+                for name, members in zip(together.targets, together.of_target)}
+    wide = dicts.summed(row, autocast, given.device) if layer.aggr == "sum" else row
+    return {name: part if len(members) == 1 else part.to(wide)
+            for name, part, members in zip(together.targets, parts, together.of_target)}

@@ -1,0 +1,1 @@
+"""PyG's layer classes, one module each: `state` and `run` of `gnnaccel.adapters.contract`."""

@@ -1,0 +1,40 @@
+"""AGNNConv as a Program."""
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from gnnaccel.adapters.pyg import calls, edges, guards
+from gnnaccel.dispatch.ir import attention_programs as programs
+from gnnaccel.dispatch.plan.request import CallInputs, CallSpec
+from gnnaccel.dispatch.policy.reasons import Reason, reason
+
+FIELDS = ("add_self_loops",)
+WATCHED = ()
+
+
+def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] | Reason:
+    bound = calls.bind(args, kwargs, ("x", "edge_index"), ())
+    if bound is None:
+        return reason("GA206", "the arguments do not fit AGNNConv.forward")
+    x, edge_index = bound
+    why = guards.features_reason(x)
+    if why is not None:
+        return why
+    nodes = x.shape[0]
+    plain = edges.plain(edge_index, nodes, nodes, x.device)
+    if type(plain) is Reason:
+        return plain
+    row, out = calls.dtypes(x, layer.beta, mapped=False)
+    stated = CallSpec(programs.cosine(), "AGNNConv", 1, x.shape[1], x.dtype, out, nodes, nodes,
+                      plain.shape[1], nodes if layer.add_self_loops else 0, True)
+    return stated, CallInputs(x, x, plain)
+
+
+def run(layer: Any, stated: CallSpec, given: CallInputs, attend: Any) -> Tensor:
+    x = given.x_src
+    length = x.norm(p=2, dim=-1, keepdim=True).clamp_min(1e-12)
+    tensors = {"keys": x.unsqueeze(1), "queries": (layer.beta * (x / length)).unsqueeze(1),
+               "c_src": 1 / length}
+    return attend(tensors).squeeze(1)

@@ -1,0 +1,95 @@
+"""FiLMConv as a Program."""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnnaccel.adapters.pyg import calls, guards
+from gnnaccel.adapters.pyg.hetero import relations
+from gnnaccel.dispatch.policy.reasons import Reason, reason
+from gnnaccel.dispatch.relational import statements
+from gnnaccel.dispatch.relational.request import RelationalInputs, RelationalSpec, shapes_of
+
+AGGREGATIONS = ("SumAggregation", "MeanAggregation")
+FIELDS = ("out_channels", "num_relations")
+_ARGUMENTS = ("x", "edge_index"), ("edge_type",)
+
+
+def state(layer: Any, args: tuple,
+          kwargs: dict) -> tuple[RelationalSpec, RelationalInputs] | Reason:
+    bound = calls.bind(args, kwargs, *_ARGUMENTS)
+    if bound is None:
+        return reason("GA206", "the arguments do not fit FiLMConv.forward")
+    x, edge_index, edge_type = bound
+    if layer.num_relations <= 1:
+        return reason("GA208", "one relation: the layer is no relational one",
+                      "use num_relations > 1")
+    if not isinstance(x, Tensor) and not (isinstance(x, (tuple, list)) and len(x) == 2):
+        return reason("GA206", f"x is a {type(x).__name__}")
+    x_src, x_dst = (x, x) if isinstance(x, Tensor) else x
+    why = (guards.features_reason(x_src) or guards.features_reason(x_dst, "x[1]")
+           or _modules_reason(layer))
+    if why is not None:
+        return why
+    if x_src.dtype != x_dst.dtype or x_src.device != x_dst.device:
+        return reason("GA206",
+                      f"the sources are {x_src.dtype} on {x_src.device}, the "
+                      f"destinations {x_dst.dtype} on "
+                               f"{x_dst.device}")
+    if torch.is_autocast_enabled(x_src.device.type):
+        return reason("GA203", "autocast is on", "call the layer outside of autocast")
+    found = relations.plain(edge_index, edge_type, x_src.shape[0], x_dst.shape[0], x_src.device)
+    if type(found) is Reason:
+        return found
+    program = statements.film(layer.out_channels,
+                              type(layer.aggr_module).__name__ == "MeanAggregation",
+                              layer.films[0].bias is not None, layer.act is not None,
+                              x_src is x_dst)
+    view = relations.viewer(found, x_src.shape[0], x_dst.shape[0], layer.num_relations, ignore=True)
+    shapes = {"x": x_src[:1], "x_dst": x_dst[:1], "weight": layer.lins[0].weight[None],
+              "film": layer.films[0].weight[None],
+              "bias": None if layer.films[0].bias is None else layer.films[0].bias[None]}
+    stated = RelationalSpec(program, "FiLMConv", shapes_of(program, shapes), x_src.dtype,
+                            x_src.dtype, x_src.shape[0], x_dst.shape[0], found[0].shape[1],
+                            layer.num_relations, view, True)
+    return stated, RelationalInputs(found, x_src.device, (x_src, x_dst))
+
+
+def again(layer: Any, args: tuple, kwargs: dict, kept: None) -> RelationalInputs:
+    x, edge_index, edge_type = calls.bound(args, kwargs, *_ARGUMENTS)
+    return RelationalInputs((edge_index, edge_type), edge_index.device,
+                            x if isinstance(x, tuple) else (x, x))
+
+
+def _modules_reason(layer: Any) -> Reason | None:
+    """The maps must be linear maps and nothing else, since their weights are used directly; the
+    activation ReLU or none."""
+    why = guards.lazy_reason(*layer.lins, *layer.films, layer.lin_skip, layer.film_skip)
+    if why is not None:
+        return why
+    if layer.act is not None and not guards.plain(layer.act, torch.nn.ReLU):
+        return reason("GA208", f"the activation is {type(layer.act).__name__}", "use ReLU or None")
+    for module in (*layer.lins, *layer.films):
+        if not guards.plain_linear(module):
+            return reason("GA208", f"a relation's map is a {type(module).__name__} or has hooks",
+                          "use the layer's own maps")
+    if (len({film.bias is None for film in layer.films}) > 1
+        or any([lin.bias is not None for lin in layer.lins])):
+        return reason("GA208", "some of the relations' maps have biases, others none",
+                      "use the layer's own maps")
+    return None
+
+
+def run(layer: Any, stated: RelationalSpec, given: RelationalInputs, attend: Any) -> Tensor:
+    x_src, x_dst = given.operands
+    tensors = {"x": x_src, "weight": torch.stack([lin.weight for lin in layer.lins]),
+               "film": torch.stack([film.weight for film in layer.films])}
+    if stated.program.has_input("x_dst"):
+        tensors["x_dst"] = x_dst
+    if stated.program.has_input("bias"):
+        tensors["bias"] = torch.stack([film.bias for film in layer.films])
+    beta, gamma = layer.film_skip(x_dst).split(layer.out_channels, dim=-1)
+    skip = gamma * layer.lin_skip(x_dst) + beta
+    return (skip if layer.act is None else layer.act(skip)) + attend(tensors)

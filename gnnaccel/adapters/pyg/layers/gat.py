@@ -1,0 +1,120 @@
+"""GATConv as a Program."""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gnnaccel.adapters.pyg import calls, edges, guards
+from gnnaccel.dispatch.ir import attention_programs as programs
+from gnnaccel.dispatch.plan.request import CallInputs, CallSpec
+from gnnaccel.dispatch.policy.reasons import Reason, reason
+from gnnaccel.dispatch.run import attention_bound
+
+FIELDS = ("heads", "out_channels", "concat", "negative_slope", "dropout", "add_self_loops")
+WATCHED = ("lin_edge",)
+LINEAR = ("lin",)
+_ARGUMENTS = ("x", "edge_index"), ("edge_attr", "size", "return_attention_weights")
+_again = calls.again(_ARGUMENTS)
+_FOLDED_FROM = 1 << 18  # numbers of the [E, H, C] rows of edges, from which on none are made
+
+
+def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] | Reason:
+    bound = calls.bind(args, kwargs, *_ARGUMENTS)
+    if bound is None:
+        return reason("GA206", "the arguments do not fit GATConv.forward")
+    x, edge_index, edge_attr, size, weights = bound
+    if weights is not None:  # PyG before 2.8 returns them for False as well
+        return reason("GA208", "attention weights were asked for",
+                      "call the layer without return_attention_weights")
+    pair = not isinstance(x, Tensor)
+    if pair and not (isinstance(x, (tuple, list)) and len(x) == 2):
+        return reason("GA206", f"x is a {type(x).__name__}")
+    x_src, x_dst = x if pair else (x, x)
+    why = (guards.features_reason(x_src)
+           or (guards.features_reason(x_dst, "x[1]") if x_dst is not None else None)
+           or guards.lazy_reason(layer.lin, layer.lin_src, layer.lin_dst, layer.lin_edge,
+                                 getattr(layer, "res", None)))
+    if why is not None:
+        return why
+    num_src = x_src.shape[0]
+    num_dst = x_dst.shape[0] if x_dst is not None else size[1] if size is not None else num_src
+    if size is not None and (num_dst is None or tuple(size) != (num_src, num_dst)):
+        return reason("GA206",
+                      f"size={tuple(size)} does not fit features of {num_src} and {num_dst} nodes")
+    plain = edges.plain(edge_index, num_src, num_dst, x_src.device)
+    if type(plain) is Reason:
+        return plain
+    edge = edge_attr is not None and layer.lin_edge is not None
+    why = guards.edge_reason(edge_attr, plain.shape[1], x_src) if edge_attr is not None else None
+    if why is not None:
+        return why
+    same = x_src is x_dst and layer.lin is not None
+    row, out = calls.dtypes(x_src, layer.att_src)
+    program = programs.gat(layer.negative_slope, layer.dropout if layer.training else 0.0, same,
+                           x_dst is not None, edge, calls.bias_inside(layer))
+    stated = CallSpec(program, "GATConv", layer.heads, layer.out_channels, row, out, num_src,
+                      num_dst, plain.shape[1], min(num_src, num_dst) if layer.add_self_loops else 0,
+                      calls.exposed(layer))
+    return stated, CallInputs(x_src, x_dst, plain, edge_attr if edge else None)
+
+
+def again(layer: Any, args: tuple, kwargs: dict, kept: None) -> CallInputs:
+    given = _again(layer, args, kwargs, kept)
+    return given if layer.lin_edge is not None else given._replace(edge_attr=None)
+
+
+def run(layer: Any, stated: CallSpec, given: CallInputs, attend: Any) -> Tensor:
+    h, c, modules = stated.heads, stated.width, layer._modules
+    x_src, x_dst = given.x_src, given.x_dst
+    residual = (modules["res"](x_dst) if modules.get("res") is not None
+                and x_dst is not None else None)
+    shared = modules.get("lin") is not None
+    tensors = {"x": calls.rows(modules["lin" if shared else "lin_src"], x_src, h, c),
+               "att_src": calls.parameter(layer, "att_src")}
+    if x_dst is not None:
+        tensors["att_dst"] = calls.parameter(layer, "att_dst")
+        if not (shared and x_dst is x_src):
+            tensors["x_dst"] = calls.rows(modules["lin" if shared else "lin_dst"], x_dst, h, c)
+    if given.edge_attr is not None:
+        tensors["a_edge"] = _edge_term(layer, stated, given)
+    biased = stated.program.has_input("bias")
+    if biased:
+        tensors["bias"] = calls.parameter(layer, "bias")
+    return calls.finish(layer, attend(tensors), residual, biased)
+
+
+def bind(layer: Any, call: Any) -> Any:
+    """A plain call bound to the layer's weights, which the signature knows by identity; None where
+    only `run` can do it."""
+    lin, own = layer._modules.get("lin"), layer._parameters
+    if not (layer.concat and guards.plain_linear(lin) and layer._modules.get("res") is None
+            and lin.bias is None):
+        return None
+    tensors = [lin._parameters.get("weight"), own.get("att_src"), own.get("att_dst")]
+    tensors += [own.get("bias")] if call.program.has_input("bias") else []
+    if (any(type(t) is not torch.nn.Parameter for t in tensors)
+        or (layer.bias is None) is (len(tensors) == 4)):
+        return None
+    return attention_bound.bind(call, attention_bound.Weights(*tensors))
+
+
+def _edge_term(layer: Any, stated: CallSpec, given: CallInputs) -> Tensor:
+    """[E + loops, H]: <lin_edge(edge_attr), att_edge>. Where nobody watches lin_edge and there are
+    many edges, one product with the folded weight: the [E, H, C] rows between are never made.
+    Where there are few, as the host computes it: its sums over edges round less."""
+    attr = edges.with_loops(given.edge_attr,  # type: ignore[arg-type]  # else there is no term
+                            given.edge_index, stated.loops, layer.fill_value)
+    if attr.dim() == 1:
+        attr = attr.view(-1, 1)
+    h, c = layer.heads, layer.out_channels
+    if not guards.plain_linear(layer.lin_edge) or layer.lin_edge.bias is not None:
+        return (layer.lin_edge(attr).view(-1, h, c) * layer.att_edge).sum(-1)
+    with calls.without_autocast(attr.device.type):
+        weight, att = layer.lin_edge.weight, layer.att_edge
+        attr = attr.to(weight.dtype)
+        if attr.shape[0] * h * c < _FOLDED_FROM:
+            return (F.linear(attr, weight).view(-1, h, c) * att).sum(-1)
+        return F.linear(attr, (weight.view(h, c, -1) * att.view(h, c, 1)).sum(1))

@@ -1,0 +1,69 @@
+"""GATv2Conv as a Program."""
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from gnnaccel.adapters.pyg import calls, edges, guards
+from gnnaccel.dispatch.ir import attention_programs as programs
+from gnnaccel.dispatch.plan.request import CallInputs, CallSpec
+from gnnaccel.dispatch.policy.reasons import Reason, reason
+
+FIELDS = ("heads", "out_channels", "concat", "negative_slope", "dropout", "add_self_loops",
+          "share_weights")
+WATCHED = ()
+_ARGUMENTS = ("x", "edge_index"), ("edge_attr", "return_attention_weights")
+again = calls.again(_ARGUMENTS)
+
+
+def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] | Reason:
+    bound = calls.bind(args, kwargs, *_ARGUMENTS)
+    if bound is None:
+        return reason("GA206", "the arguments do not fit GATv2Conv.forward")
+    x, edge_index, edge_attr, weights = bound
+    if weights is not None:  # PyG before 2.8 returns them for False as well
+        return reason("GA208", "attention weights were asked for",
+                      "call the layer without return_attention_weights")
+    pair = not isinstance(x, Tensor)
+    if pair and not (isinstance(x, (tuple, list)) and len(x) == 2):
+        return reason("GA206", f"x is a {type(x).__name__}")
+    x_l, x_r = x if pair else (x, x)
+    why = (guards.features_reason(x_l) or guards.features_reason(x_r, "x[1]")
+           or guards.lazy_reason(layer.lin_l, layer.lin_r, layer.lin_edge,
+                                 getattr(layer, "res", None)))
+    if why is not None:
+        return why
+    plain = edges.plain(edge_index, x_l.shape[0], x_r.shape[0], x_l.device)
+    if type(plain) is Reason:
+        return plain
+    if edge_attr is not None:
+        why = guards.edge_reason(edge_attr, plain.shape[1], x_l)
+        if why is not None or layer.lin_edge is None:
+            return why or reason("GA206", "edge_attr was given to a layer without edge_dim")
+    row, out = calls.dtypes(x_l, layer.att)
+    program = programs.gatv2(layer.negative_slope, layer.dropout if layer.training else 0.0,
+                             edge_attr is not None, calls.bias_inside(layer))
+    stated = CallSpec(program, "GATv2Conv", layer.heads, layer.out_channels, row, out, x_l.shape[0],
+                      x_r.shape[0], plain.shape[1],
+                      min(x_l.shape[0], x_r.shape[0]) if layer.add_self_loops else 0,
+                      calls.exposed(layer))
+    return stated, CallInputs(x_l, x_r, plain, edge_attr)
+
+
+def run(layer: Any, stated: CallSpec, given: CallInputs, attend: Any) -> Tensor:
+    h, c, modules = stated.heads, stated.width, layer._modules
+    residual = modules["res"](given.x_dst) if modules.get("res") is not None else None
+    keys = calls.rows(modules["lin_l"], given.x_src, h, c)
+    shared = modules["lin_l"] is modules["lin_r"] and given.x_src is given.x_dst
+    queries = (keys if shared else
+               calls.rows(modules["lin_r"], given.x_dst, h, c))  # type: ignore[arg-type]  # both
+    tensors = {"keys": keys, "queries": queries, "att": calls.parameter(layer, "att")}
+    if given.edge_attr is not None:
+        attr = edges.with_loops(given.edge_attr, given.edge_index, stated.loops, layer.fill_value)
+        tensors["edges"] = modules["lin_edge"](attr.view(-1, 1)
+                                               if attr.dim() == 1 else attr).view(-1, h, c)
+    biased = stated.program.has_input("bias")
+    if biased:
+        tensors["bias"] = layer.bias
+    return calls.finish(layer, attend(tensors), residual, biased)

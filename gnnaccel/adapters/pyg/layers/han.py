@@ -1,0 +1,148 @@
+"""HANConv as one attention: each edge type has nodes of its own on a virtual graph.
+
+Its sources are the (edge type, source node) rows, its destinations the (edge type, destination
+node) rows, so that the softmax is over the edges of one type. Projections and the attention over
+edge types are the host's own.
+"""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnaccel.adapters import reachability
+from gnnaccel.adapters.pyg import calls, entries, guards
+from gnnaccel.adapters.pyg.hetero import dicts
+from gnnaccel.dispatch.ir import attention_programs as programs
+from gnnaccel.dispatch.policy.reasons import Reason, reason
+from gnnaccel.dispatch.relational.inner_products import inner_products
+from gnnaccel.dispatch.relational.request import RelationalInputs
+from gnnaccel.dispatch.run.joined_attention import JoinedSpec
+
+
+class _Operands(NamedTuple):
+    """``names``: the call's edge types, in its order; ``weights``: whether semantic attention
+    weights were asked for."""
+
+    x_dict: Mapping[str, Tensor]
+    names: tuple[dicts.EdgeType, ...]
+    weights: bool
+
+
+FIELDS = ("heads", "out_channels", "negative_slope", "dropout")
+_ARGUMENTS = ("x_dict", "edge_index_dict"), ("return_semantic_attention_weights",)
+
+
+def state(layer: Any, args: tuple, kwargs: dict) -> tuple[JoinedSpec, RelationalInputs] | Reason:
+    bound = calls.bind(args, kwargs, *_ARGUMENTS)
+    if bound is None or not all(isinstance(given, Mapping) for given in bound[:2]):
+        return reason("GA206", "the arguments do not fit HANConv.forward")
+    x_dict, edge_index_dict, weights = bound
+    names, device = tuple(edge_index_dict), layer.q.device
+    why = _layer_reason(layer, x_dict, names, device)
+    if why is not None:
+        return why
+    found = _graph(edge_index_dict, x_dict, device)
+    if type(found) is Reason:
+        return found
+    heads, width = layer.heads, layer.out_channels // layer.heads
+    vectors = [entries.parameter(table, _key(name)) for name in names
+               for table in (layer.lin_src, layer.lin_dst)]
+    row, out = calls.dtypes(x_dict[names[0][0]], *vectors)
+    program = programs.additive_terms(layer.negative_slope,
+                                      layer.dropout if layer.training else 0.0, True, False)
+    stated = JoinedSpec(program, "HANConv", heads, width, row, out, found.num_nodes,
+                        found.num_dst, found.num_edges, 0, False, join=found.layout)
+    return stated, RelationalInputs(found.structure, device,
+                                    _Operands(x_dict, names, bool(weights)))
+
+
+def again(layer: Any, args: tuple, kwargs: dict, kept: None) -> RelationalInputs:
+    x_dict, edge_index_dict, weights = calls.bound(args, kwargs, *_ARGUMENTS)
+    return RelationalInputs(tuple(edge_index_dict.values()), layer.q.device,
+                            _Operands(x_dict, tuple(edge_index_dict), bool(weights)))
+
+
+def _layer_reason(layer: Any, x_dict: Mapping[str, Any], names: tuple,
+                  device: torch.device) -> Reason | None:
+    if layer.out_channels % layer.heads:
+        return reason("GA208", f"{layer.out_channels} channels for {layer.heads} heads")
+    for name in x_dict:
+        if name not in layer.proj:
+            return reason("GA206", f"the layer does not know the node type {name!r}")
+    for name in names:
+        if type(name) is not tuple or len(name) != 3:
+            return reason("GA206",
+                          f"the edge type {name!r} is no (source type, name, destination type)")
+        if name[0] not in x_dict or name[-1] not in x_dict:
+            return reason("GA206",
+                          f"there are edges of type {name!r}, but no features for one of its ends")
+        if _key(name) not in layer.lin_src or _key(name) not in layer.lin_dst:
+            return reason("GA206", f"the layer does not know the edge type {name!r}")
+    return (guards.lazy_reason(*(layer.proj[name] for name in x_dict))
+            or dicts.features_reason(x_dict, x_dict, device))
+
+
+def _key(name: dicts.EdgeType) -> str:
+    return "__".join(name)
+
+
+def _graph(edge_index_dict: Mapping, x_dict: Mapping[str, Tensor],
+           device: torch.device) -> dicts.Graph | Reason:
+    """The virtual graph: `hetero.graph` with rows for each edge type instead of each node type."""
+    sources, targets = ({name: x_dict[name[end]].shape[0] for name in edge_index_dict}
+                        for end in (0, -1))
+    return dicts.graph(edge_index_dict, sources,
+                       {name: at for at, name in enumerate(edge_index_dict)}, device, targets,
+                       rows=lambda name: (name, name))
+
+
+def run(layer: Any, stated: JoinedSpec, given: RelationalInputs, attend: Any) -> Any:
+    x_dict, names, weights = given.operands
+    h, c = stated.heads, stated.width
+    rows = {name: entries.module(layer.proj, name)(x).view(-1, h, c) for name, x in x_dict.items()}
+    tables = layer.lin_src, layer.lin_dst
+    made_of = ((rows[name[0]], rows[name[-1]],
+                *[entries.parameter(table, _key(name)) for table in tables]) for name in names)
+    # the edge types'
+    results, own = reachability.results(len(names), made_of), tuple(zip(range(len(names))))
+    with calls.without_autocast(given.device.type):
+        x = [rows[name[0]] for name in names]
+        tensors = {"x": torch.cat(x) if len(x) > 1 else x[0],
+                   "a_src": _terms(rows, names, 0, layer.lin_src, stated.out, results),
+                   "a_dst": _terms(rows, names, -1, layer.lin_dst, stated.out, results)}
+        out = attend({name: reachability.watch(results, t, own)
+                      for name, t in tensors.items()}).flatten(1).relu()
+    outs: dict[str, list[Tensor]] = {name: [] for name in x_dict}
+    for name, part in zip(names,
+                          reachability.split(results, out,
+                                             [x_dict[name[-1]].shape[0] for name in names])):
+        outs[name[-1]].append(part)
+    return _semantic(layer, outs, weights)
+
+
+def _terms(rows: dict[str, Tensor], names: tuple, end: int, vectors: Mapping[str, Tensor],
+           dtype: torch.dtype, results: reachability.Results | None) -> Tensor:
+    """[rows of the virtual graph at this end, heads]: inner products of each edge type's nodes with
+    its vector, made for all edge types of a node type in one pass over its rows."""
+    found: dict[int, Tensor] = {}
+    for node, x in rows.items():
+        here = [at for at, name in enumerate(names) if name[end] == node]
+        if here:
+            stacked = reachability.watch(results,
+                                         torch.cat([entries.parameter(vectors, _key(names[at]))
+                                              for at in here]), tuple(zip(here)))
+            found.update(zip(here, inner_products(x.to(dtype), stacked.to(dtype)).unbind(0)))
+    return torch.cat([found[at] for at in range(len(names))])
+
+
+def _semantic(layer: Any, outs: dict[str, list[Tensor]], weights: bool) -> Any:
+    """The host's own attention over the edge types of each node type."""
+    from torch_geometric.nn.conv import han_conv
+
+    found, attention = {}, {}
+    for name, parts in outs.items():
+        found[name], attention[name] = han_conv.group(parts, layer.q, layer.k_lin)
+    return (found, attention) if weights else found

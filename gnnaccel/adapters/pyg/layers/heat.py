@@ -1,0 +1,105 @@
+"""HEATConv as a Program."""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gnnaccel.adapters.pyg import calls, guards
+from gnnaccel.adapters.pyg.hetero import relations
+from gnnaccel.dispatch.policy.reasons import Reason, reason
+from gnnaccel.dispatch.relational import statements
+from gnnaccel.dispatch.relational.request import RelationalInputs, RelationalSpec
+
+FIELDS = ("heads", "out_channels", "negative_slope", "dropout")
+_ARGUMENTS = ("x", "edge_index", "node_type", "edge_type"), ("edge_attr",)
+
+
+def state(layer: Any, args: tuple,
+          kwargs: dict) -> tuple[RelationalSpec, RelationalInputs] | Reason:
+    bound = calls.bind(args, kwargs, *_ARGUMENTS)
+    if bound is None:
+        return reason("GA206", "the arguments do not fit HEATConv.forward")
+    x, edge_index, node_type, edge_type, edge_attr = bound
+    why = (guards.features_reason(x)
+           or guards.lazy_reason(layer.edge_attr_emb, layer.att, layer.lin)
+           or _modules_reason(layer))
+    if why is not None:
+        return why
+    if torch.is_autocast_enabled(x.device.type):
+        return reason("GA203", "autocast is on", "call the layer outside of autocast")
+    nodes = x.shape[0]
+    found = relations.plain(edge_index, edge_type, nodes, nodes, x.device)
+    if type(found) is Reason:
+        return found
+    if edge_attr is None:
+        return reason("GA206", "edge_attr is missing")
+    why = guards.edge_reason(edge_attr, found[0].shape[1], x)
+    if why is not None or edge_attr.dim() != 2:
+        return why or reason("GA206", f"edge_attr has {edge_attr.dim()} dimensions")
+    h, width, types = layer.heads, layer.out_channels, layer.edge_type_emb.num_embeddings
+    program = statements.heat(layer.negative_slope, layer.dropout if layer.training else 0.0, h)
+    k = layer.edge_attr_emb.out_channels + (layer.lin.bias is not None)
+    shapes = (("rows", (width,)), ("a_src", (h,)), ("a_dst", (h,)), ("a_rel", (h,)),
+              ("a_edge", (h,)), ("edges", (k,)), ("w_edge", (k, width)))
+    stated = RelationalSpec(program, "HEATConv", shapes, x.dtype, x.dtype, nodes, nodes,
+                            found[0].shape[1], types,
+                            relations.viewer(found, nodes, nodes, types))
+    return stated, RelationalInputs(found, x.device, (x, node_type, edge_attr))
+
+
+def reads(layer: Any, args: tuple, kwargs: dict) -> tuple:
+    """What the route depends on beside the layer's own attributes and the arguments."""
+    emb = layer.edge_type_emb
+    return emb.num_embeddings, emb.max_norm, emb.sparse, layer.edge_attr_emb.out_channels
+
+
+def again(layer: Any, args: tuple, kwargs: dict, kept: None) -> RelationalInputs:
+    x, edge_index, node_type, edge_type, edge_attr = calls.bound(args, kwargs, *_ARGUMENTS)
+    return RelationalInputs((edge_index, edge_type), x.device, (x, node_type, edge_attr))
+
+
+def _modules_reason(layer: Any) -> Reason | None:
+    """The layer's maps are taken apart, so they must be what they are by default."""
+    for name in ("att", "lin"):
+        module = layer._modules[name]
+        if not guards.plain_linear(module):
+            return reason("GA208", f"{name} is a {type(module).__name__} or has hooks",
+                          f"use the layer's own {name}")
+    if layer.att.bias is not None:
+        return reason("GA208", "att has a bias", "use the layer's own att")
+    emb = layer.edge_type_emb
+    if not guards.plain(emb, torch.nn.Embedding) or emb.max_norm is not None or emb.sparse:
+        return reason("GA208", "edge_type_emb is not a plain embedding",
+                      "use the layer's own edge_type_emb")
+    return None
+
+
+def run(layer: Any, stated: RelationalSpec, given: RelationalInputs, attend: Any) -> Tensor:
+    x, node_type, edge_attr = given.operands
+    width, h, slope = layer.out_channels, layer.heads, layer.negative_slope
+    x = layer.hetero_lin(x, node_type)
+    edge = F.leaky_relu(layer.edge_attr_emb(edge_attr), slope)
+    kinds = F.leaky_relu(layer.edge_type_emb.weight, slope)
+    to_dst, to_src, to_kind, to_edge = layer.att.weight.split([width, width, kinds.shape[1],
+                                                               edge.shape[1]], dim=1)
+    from_rows, from_edges = layer.lin.weight.split([width, edge.shape[1]], dim=1)
+    w_edge, edges = from_edges.t(), edge
+    if layer.lin.bias is not None:  # a channel of ones carries the bias through the weighted sum
+        w_edge, edges = torch.cat([w_edge,
+                                   layer.lin.bias.unsqueeze(0)]), torch.cat([edge,
+                                                                             edge.new_ones(
+                                                                                 edge.shape[0], 1)],
+                                                                            1)
+    out = attend({"rows": F.linear(x, from_rows), "a_src": F.linear(x, to_src),
+                  "a_dst": F.linear(x, to_dst), "a_rel": F.linear(kinds, to_kind),
+                  "a_edge": F.linear(edge, to_edge), "edges": edges, "w_edge": w_edge})
+    out = out.view(-1, h, width)
+    if not layer.concat:
+        out = out.mean(dim=1)
+        return out + x if layer.root_weight else out
+    if layer.root_weight:
+        out = out + x.view(-1, 1, width)
+    return out.reshape(-1, h * width)

@@ -1,0 +1,76 @@
+"""HeteroLinear as a Program: row i is the only edge of node i, and its type the relation."""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnnaccel.adapters.pyg import calls, guards
+from gnnaccel.adapters.pyg.hetero import relations
+from gnnaccel.dispatch.policy.reasons import Reason, reason
+from gnnaccel.dispatch.relational import statements
+from gnnaccel.dispatch.relational.request import RelationalInputs, RelationalSpec, shapes_of
+from gnnaccel.dispatch.relational.view import Ends
+
+FIELDS = ("num_types",)
+
+
+def state(layer: Any, args: tuple,
+          kwargs: dict) -> tuple[RelationalSpec, RelationalInputs] | Reason:
+    bound = calls.bind(args, kwargs, ("x", "type_vec"), ())
+    if bound is None:
+        return reason("GA206", "the arguments do not fit HeteroLinear.forward")
+    x, type_vec = bound
+    why = guards.lazy_reason(layer) or guards.features_reason(x) or _reason(layer, x, type_vec)
+    if why is not None:
+        return why
+    rows, (row, _) = x.shape[0], calls.dtypes(x)
+    program = statements.typed_linear(bias=layer.bias is not None)
+    shapes = shapes_of(program, dict(x=x, weight=layer.weight, bias=layer.bias))
+    view = relations.viewer((type_vec,), rows, rows, layer.num_types, _rows_by_type)
+    stated = RelationalSpec(program, "HeteroLinear", shapes, row, x.dtype, rows, rows, rows,
+                            layer.num_types, view, layout="rows by type")
+    return stated, RelationalInputs((type_vec,), x.device, x)
+
+
+def again(layer: Any, args: tuple, kwargs: dict, kept: None) -> RelationalInputs:
+    x, type_vec = calls.bound(args, kwargs, ("x", "type_vec"), ())
+    return RelationalInputs((type_vec,), x.device, x)
+
+
+def _rows_by_type(type_vec: Tensor) -> Ends:
+    row = torch.arange(type_vec.shape[0], device=type_vec.device)
+    return row, row, type_vec
+
+
+def _reason(layer: Any, x: Tensor, type_vec: Any) -> Reason | None:
+    weight = layer.weight
+    if (type(type_vec) is not Tensor or type_vec.layout != torch.strided
+        or type_vec.dtype not in (torch.int64, torch.int32)):
+        return reason("GA204",
+                      f"type_vec is a {getattr(type_vec, 'dtype', type(type_vec).__name__)}",
+                      "use int64 or int32 types")
+    if type_vec.dim() != 1 or type_vec.shape[0] != x.shape[0] or type_vec.device != x.device:
+        return reason("GA206",
+                      f"type_vec is {list(type_vec.shape)} on {type_vec.device} for "
+                      f"{x.shape[0]} rows on {x.device}")
+    if weight.device != x.device or weight.dim() != 3 or weight.shape[1] != x.shape[1]:
+        return reason("GA206",
+                      f"x is {list(x.shape)} on {x.device}, the weights "
+                      f"{list(weight.shape)} on {weight.device}")
+    if (weight.dtype != x.dtype
+        and (torch.float64 in (weight.dtype, x.dtype)
+             or not torch.is_autocast_enabled(x.device.type))):
+        return reason("GA203", f"x is {x.dtype}, the weights are {weight.dtype}",
+                      "convert one of them")
+    return None if x.shape[0] else reason("GA303", "there are no rows")
+
+
+def run(layer: Any, stated: RelationalSpec, given: RelationalInputs, attend: Any) -> Tensor:
+    x = given.operands
+    tensors = dict(x=x.to(stated.row), weight=layer.weight.to(stated.row))
+    if layer.bias is not None:
+        tensors["bias"] = layer.bias
+    with calls.without_autocast(x.device.type):
+        return attend(tensors)

@@ -1,0 +1,272 @@
+"""HGTConv as a Program between its maps by node type, which stay the host's own, but on CUDA where
+they are plain."""
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from itertools import chain
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnaccel.adapters.pyg import calls, entries, guards
+from gnnaccel.adapters.pyg.hetero import dicts, relations
+from gnnaccel.adapters.pyg.layers.hetero_dict_linear import called_as_part
+from gnnaccel.dispatch.policy.reasons import Reason, reason
+from gnnaccel.dispatch.relational import by_type, pair_maps, statements
+from gnnaccel.dispatch.relational.request import RelationalInputs, RelationalSpec, shapes_of
+
+FIELDS = ("heads", "out_channels", "edge_types", "edge_types_map", "dst_node_types")
+_ARGUMENTS = ("x_dict", "edge_index_dict"), ()
+
+
+class _Maps:
+    """Whether the maps by node type are ``plain``, once that was asked."""
+
+    plain: bool | None = None
+
+
+class _Operands(NamedTuple):
+    """``types``: node types that take part, in the order of their nodes; ``graph``: where each
+    begins, and the edge types given; ``maps``: of all calls that repeat this one."""
+
+    x_dict: Mapping[str, Tensor]
+    types: tuple[str, ...]
+    graph: dicts.Graph
+    maps: _Maps
+
+
+def state(layer: Any, args: tuple,
+          kwargs: dict) -> tuple[RelationalSpec, RelationalInputs] | Reason:
+    bound = calls.bind(args, kwargs, *_ARGUMENTS)
+    if bound is None:
+        return reason("GA206", "the arguments do not fit HGTConv.forward")
+    x_dict, edge_index_dict = bound
+    if not isinstance(x_dict, Mapping):
+        return reason("GA206", f"x_dict is a {type(x_dict).__name__}",
+                      "pass a dictionary by node type")
+    why = _modules_reason(layer)
+    if why is not None:
+        return why
+    lins, weight = layer.kqv_lin.lins, layer.k_rel.weight
+    # as the host orders nodes; it passes over unknown types
+    types = tuple(name for name in lins if name in x_dict)
+    why = (guards.lazy_reason(*[entries.module(lins, name) for name in types])
+           or dicts.features_reason(x_dict, types, weight.device))
+    if why is not None:
+        return why
+    sizes = {name: x_dict[name].shape[0] for name in types}
+    found = dicts.graph(edge_index_dict, sizes, layer.edge_types_map, weight.device)
+    if type(found) is Reason:
+        return found
+    row, out = calls.dtypes(x_dict[types[0]],
+                            *[entries.parameter(layer.p_rel, "__".join(name))
+                              for name in found.present])
+    why = _weights_reason(layer, row)
+    if why is not None:
+        return why
+    heads, relation_count = layer.heads, len(layer.edge_types)
+    width, n = layer.out_channels // heads, found.num_nodes
+    program = statements.hgt(1 / math.sqrt(width), heads)
+    view = relations.viewer(found.structure, n, n, relation_count, found.layout)
+    stated = RelationalSpec(program, "HGTConv", _shapes(program, heads, width), row, out, n, n,
+                            found.num_edges, relation_count, view, heads=heads, width=width,
+                            layout=found.layout)
+    return stated, RelationalInputs(found.structure, weight.device,
+                                    _Operands(x_dict, types, found, _Maps()))
+
+
+def keep(stated: RelationalSpec, given: RelationalInputs) -> _Operands:
+    """The operands without their tensors."""
+    operands = given.operands
+    return operands._replace(x_dict={}, graph=operands.graph._replace(structure=()))
+
+
+def again(layer: Any, args: tuple, kwargs: dict, kept: _Operands) -> RelationalInputs:
+    x_dict, edge_index_dict = calls.bound(args, kwargs, *_ARGUMENTS)
+    return RelationalInputs(tuple(edge_index_dict.values()), layer.k_rel.weight.device,
+                            kept._replace(x_dict=x_dict))
+
+
+def _shapes(program: Any, heads: int, width: int) -> tuple:
+    """As `shapes_of` gives them; the operands are not there yet."""
+    rows, matrix = (heads * width,), (heads, width, width)
+    shapes = dict(keys=rows, values=rows, queries=rows, w_att=matrix, w_msg=matrix, p=(heads,))
+    return tuple((name, shapes[name]) for name, _ in program.inputs)
+
+
+def _modules_reason(layer: Any) -> Reason | None:
+    """Why the layer's parts are not the host's own. The maps by node type are called, so they may
+    hold anything inside."""
+    for name in ("kqv_lin", "out_lin"):
+        module = layer._modules[name]
+        if not hasattr(module, "lins"):
+            return reason("GA208", f"{name} is a {type(module).__name__}, not a HeteroDictLinear")
+    for name in ("k_rel", "v_rel"):
+        module = layer._modules[name]
+        if not guards.plain_hetero_linear(module):
+            return reason("GA208",
+                          f"{name} is no plain HeteroLinear: a {type(module).__name__}, "
+                          "perhaps with hooks")
+    return None
+
+
+def _weights_reason(layer: Any, row: torch.dtype) -> Reason | None:
+    shape = (layer.heads * len(layer.edge_types), *(layer.out_channels // layer.heads,) * 2)
+    for name in ("k_rel", "v_rel"):
+        weight, bias = layer._modules[name].weight, layer._modules[name].bias
+        if (tuple(weight.shape) != shape or bias is not None
+            or weight.device != layer.k_rel.weight.device):
+            return reason("GA208",
+                          f"{name} holds {list(weight.shape)} weights on "
+                          f"{weight.device}, or a bias")
+        if (weight.dtype != row
+            and (torch.float64 in (weight.dtype, row)
+                 or not torch.is_autocast_enabled(weight.device.type))):
+            return reason("GA203", f"the rows are {row}, the weights of {name} {weight.dtype}",
+                          "convert one of them")
+    return None
+
+
+def run(layer: Any, stated: RelationalSpec, given: RelationalInputs,
+        attend: Any) -> dict[str, Tensor]:
+    x_dict, types, graph, maps = given.operands
+    if attend.kernels and maps.plain is None:
+        maps.plain = _maps_are_plain(layer, x_dict, types, stated)
+    if attend.kernels and maps.plain:
+        return _run_by_kernels(layer, stated, given, attend)
+    kqv = called_as_part(layer.kqv_lin, x_dict)
+    keys, queries, values = (torch.cat(parts)
+                             for parts in zip(*(kqv[name].split(layer.out_channels, 1)
+                                                for name in types)))
+    out = _attended(layer, stated, given, attend, keys, queries, values)
+    counts = {name: kqv[name].shape[0] for name in types}
+    out_dict = {name: out[graph.starts[name]:graph.starts[name] + counts[name]] for name in types
+                if name in layer.dst_node_types}
+    return _finish(layer, x_dict, out_dict)
+
+
+def _attended(layer: Any, stated: RelationalSpec, given: RelationalInputs, attend: Any,
+              keys: Tensor, queries: Tensor, values: Tensor) -> Tensor:
+    """[nodes, channels]: the messages' sums."""
+    tensors = dict(keys=keys, queries=queries, values=values,
+                   w_att=_by_relation(layer, layer.k_rel.weight),
+                   w_msg=_by_relation(layer, layer.v_rel.weight))
+    with calls.without_autocast(keys.device.type):
+        tensors = {name: t.to(stated.row) for name, t in tensors.items()}
+        return attend({**tensors, "p": _priors(layer, given.operands.graph.present)}).flatten(1)
+
+
+def _maps_are_plain(layer: Any, x_dict: Mapping[str, Tensor], types: tuple[str, ...],
+                    stated: RelationalSpec) -> bool:
+    """Whether the maps by node type can run as products by segment: linear maps and nothing else,
+    alike for all types, each of which has both."""
+    maps = [layer._modules[name] for name in ("kqv_lin", "out_lin")]
+    if (not all(map(guards.plain_hetero_dict_linear, maps))
+        or not layer.dst_node_types.issuperset(types)):
+        return False
+    lins = [[entries.module(module.lins, name) for name in types] for module in maps]
+    if not all(guards.plain_linear(lin) for group in lins for lin in group):
+        return False
+    shapes: tuple[set[Any], ...] = ({x_dict[name].shape[1] for name in types},
+                                    *({lin.bias is None for lin in group} for group in lins))
+    dtypes = {stated.row, stated.out, *(x_dict[name].dtype for name in types),
+              *[entries.parameter(layer.skip, name).dtype for name in types]}
+    dtypes.update(lin.weight.dtype for group in lins for lin in group)
+    return all(len(found) == 1 for found in (*shapes, dtypes))
+
+
+def _run_by_kernels(layer: Any, stated: RelationalSpec, given: RelationalInputs,
+                    attend: Any) -> dict[str, Tensor]:
+    x_dict, types = given.operands[:2]
+    x = [x_dict[name] for name in types]
+    attend.build(torch.is_grad_enabled() and _wants_grad(layer, x))
+    together = by_type.together(x)
+    sizes = tuple(t.shape[0] for t in x)
+    blocks = attend.graph.blocks(sizes)
+    weight: Any
+    bias: Any
+    weight, bias = (None if t is None else t.unflatten(1, (3, -1))
+                    for t in _stacked(layer.kqv_lin, types))
+    if pair_maps.worth(attend.graph, stated.row, x[0].shape[1], layer.out_channels):
+        rows, queries = by_type.project(blocks, weight[:, 1:2], True,
+                                        None if bias is None else bias[:, 1:2], x, together)
+        rows, keys, values = pair_maps.pair_maps(attend.graph, rows,
+                                                 *_folded(layer, given.operands, weight, bias))
+        out = _attended_pairs(layer, attend, keys, queries, values)
+    else:
+        rows, keys, queries, values = by_type.project(blocks, weight, True, bias, x, together)
+        out = _attended(layer, stated, given, attend, keys, queries, values)
+    lins = [entries.module(layer.out_lin.lins, name) for name in types]
+    biases = [] if lins[0].bias is None else [lin.bias for lin in lins]
+    gates = ([entries.parameter(layer.skip, name) for name in types]
+             if x[0].shape[1] == layer.out_channels else [])
+    return dict(zip(types,
+                    by_type.finish_types(blocks, sizes, out, [lin.weight for lin in lins], biases,
+                                         gates, rows)))
+
+
+def _wants_grad(layer: Any, x: list[Tensor]) -> bool:
+    """Whether backward goes through the attention."""
+    before = chain((layer.k_rel.weight, layer.v_rel.weight), x, layer.kqv_lin.parameters(),
+                   layer.p_rel.parameters())
+    return any(t.requires_grad for t in before)
+
+
+def _folded(layer: Any, operands: _Operands, weight: Tensor,
+            bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """The maps of keys and values by relation, those of its source's type and the priors in them.
+    An edge type without a source here has no edges either: any weights do."""
+    place = {name: at for at, name in enumerate(operands.types)}
+    sources = tuple([place.get(name[0], 0) for name in layer.edge_types])
+    keys, values = (_by_relation(layer, layer._modules[name].weight) for name in ("k_rel", "v_rel"))
+    with calls.without_autocast(weight.device.type):
+        return pair_maps.fold(sources, weight, bias, keys, values,
+                              _priors(layer, operands.graph.present))
+
+
+def _attended_pairs(layer: Any, attend: Any, keys: Tensor, queries: Tensor,
+                    values: Tensor) -> Tensor:
+    """`_attended` with keys and values of pairs."""
+    program = statements.hgt_of_pairs(1 / math.sqrt(layer.out_channels // layer.heads), layer.heads)
+    tensors = dict(keys=keys, values=values, queries=queries)
+    with calls.without_autocast(keys.device.type):
+        return attend.of(program, shapes_of(program, tensors))(tensors).flatten(1)
+
+
+def _stacked(module: Any, types: tuple[str, ...]) -> tuple[Tensor, Tensor | None]:
+    lins = [entries.module(module.lins, name) for name in types]
+    return (torch.stack([lin.weight for lin in lins]),
+            None if lins[0].bias is None else torch.stack([lin.bias for lin in lins]))
+
+
+def _by_relation(layer: Any, weight: Tensor) -> Tensor:
+    """[relations, heads, D, D] of the host's [heads * relations, D, D], without a copy."""
+    return weight.unflatten(0, (layer.heads, len(layer.edge_types))).transpose(0, 1)
+
+
+def _priors(layer: Any, present: frozenset) -> Tensor:
+    """[relations, heads]. Those of edge types that the call does not name are not the layer's
+    parameters, so that they get no gradient, as in the host."""
+    rows = [entries.parameter(layer.p_rel, "__".join(name)) if name in present else None
+            for name in layer.edge_types]
+    if len(present) < len(rows):
+        unused = layer.k_rel.weight.new_zeros(1, layer.heads)
+        rows = [unused if row is None else row for row in rows]
+    return torch.cat(rows)  # type: ignore[arg-type]  # None only where `present` lacks one
+
+
+def _finish(layer: Any, x_dict: Mapping[str, Tensor],
+            out_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The host's steps after the messages: GELU, the map by node type, the gated skip."""
+    mapped = called_as_part(layer.out_lin,
+                            {name: torch.nn.functional.gelu(out) for name, out in out_dict.items()})
+    found = {}
+    for name in out_dict:
+        out, x = mapped[name], x_dict[name]
+        if out.size(-1) == x.size(-1):
+            alpha = layer.skip[name].sigmoid()
+            out = alpha * out + (1 - alpha) * x
+        found[name] = out
+    return found

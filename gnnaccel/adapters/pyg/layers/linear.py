@@ -1,0 +1,87 @@
+"""PyG's own linear maps (`torch_geometric.nn.Linear`), of which those inside quantized layers may
+run in int8.
+
+Their class is replaced only while there is such a layer: every other model calls its maps as
+without gnnaccel.
+"""
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from gnnaccel.adapters.own import home
+from gnnaccel.adapters.patching import PatchSet
+from gnnaccel.dispatch.policy import rules
+from gnnaccel.dispatch.policy.reasons import reason
+from gnnaccel.dispatch.quantized import settings
+
+_lock = threading.Lock()
+
+
+def install(patches: PatchSet) -> None:
+    """Put ours around the class's ``forward``."""
+    from torch_geometric.nn import Linear
+
+    patches.set(Linear, "forward", _routed(Linear.forward, patches))
+
+
+def requantized(patches: PatchSet) -> None:
+    """As `gnnaccel.adapters.requantized`."""
+    from torch_geometric.nn import Linear
+
+    with _lock:
+        if settings.maps_asked() and not patches.holds(Linear, "forward"):
+            install(patches)
+    _release(patches)
+
+
+def _release(patches: PatchSet) -> None:
+    """Put the class's ``forward`` back where no quantized layer is left."""
+    from torch_geometric.nn import Linear
+
+    with _lock:  # who quantizes a model between the two waits, and puts ours back
+        if not settings.maps_asked():
+            patches.undo(Linear, "forward")
+
+
+def maps(layer: Any) -> Iterator[tuple[str, Any]]:
+    """(name, module) of the linear maps inside a layer that may be quantized. Not those of GATConv:
+    attention's scores are made of their results, and stay fp32."""
+    from torch_geometric.nn import GATConv, Linear
+
+    if not isinstance(layer, GATConv):
+        yield from ((name, module) for name, module in layer.named_modules()
+                    if type(module) is Linear)
+
+
+def _routed(native: Callable, patches: PatchSet) -> Callable:
+    from torch.compiler import is_compiling
+
+    from gnnaccel.adapters.guards import context_reason
+    from gnnaccel.dispatch.policy.config import current
+    from gnnaccel.dispatch.quantized import projection
+
+    replaced = (None
+                if home(native) == "torch_geometric"
+                else reason("GA504", "forward of Linear is not the host's own"))
+
+    @functools.wraps(native)
+    def forward(self: Any, x: Any) -> Any:
+        if is_compiling():
+            return native(self, x)
+        if not settings.maps_asked():  # the last quantized layer is gone
+            _release(patches)
+            return native(self, x)
+        entry = settings.map_entry(self)
+        config = None if entry is None else current()
+        if config is None:
+            return native(self, x)
+        layer = entry.owner()  # type: ignore[union-attr, misc]  # a map's entry
+        verdict = rules.verdict(self if layer is None else layer, config)
+        why = replaced or context_reason() if verdict.inside else verdict.reason
+        return projection.mapped(self, entry,  # type: ignore[arg-type]  # as `config` is not None
+                                 config, x, lambda: native(self, x), why)
+
+    return forward

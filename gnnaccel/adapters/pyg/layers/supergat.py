@@ -1,0 +1,75 @@
+"""SuperGATConv as a Program. The self-supervised part of training, on sampled edges, stays the
+layer's own."""
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnnaccel.adapters.pyg import calls, edges, guards
+from gnnaccel.dispatch.ir import attention_programs as programs
+from gnnaccel.dispatch.plan.request import CallInputs, CallSpec
+from gnnaccel.dispatch.policy.reasons import Reason, reason
+
+FIELDS = ("heads", "out_channels", "concat", "negative_slope", "dropout", "add_self_loops",
+          "attention_type")
+WATCHED = ()
+
+
+def state(layer: Any, args: tuple, kwargs: dict) -> tuple[CallSpec, CallInputs] | Reason:
+    bound = calls.bind(args, kwargs, ("x", "edge_index"), ("neg_edge_index", "batch"))
+    if bound is None:
+        return reason("GA206", "the arguments do not fit SuperGATConv.forward")
+    x, edge_index, negative, batch = bound
+    why = guards.features_reason(x) or guards.lazy_reason(layer.lin)
+    if why is not None:
+        return why
+    nodes = x.shape[0]
+    plain = edges.plain(edge_index, nodes, nodes, x.device)
+    if type(plain) is Reason:
+        return plain
+    dropout = layer.dropout if layer.training else 0.0
+    if layer.attention_type == "MX":
+        program = programs.supergat_mx(layer.negative_slope, dropout)
+        row, out = calls.dtypes(x, layer.att_l)
+    else:
+        program = programs.supergat_sd(1.0 / math.sqrt(layer.out_channels), layer.negative_slope,
+                                       dropout)
+        row, out = calls.dtypes(x)
+    stated = CallSpec(program, "SuperGATConv", layer.heads, layer.out_channels, row, out, nodes,
+                      nodes, plain.shape[1], nodes if layer.add_self_loops else 0,
+                      calls.exposed(layer))
+    return stated, CallInputs(x, x, plain, None, (negative, batch))
+
+
+def run(layer: Any, stated: CallSpec, given: CallInputs, attend: Any) -> Tensor:
+    rows = layer.lin(given.x_src).view(-1, stated.heads, stated.width)
+    tensors = {"keys": rows, "queries": rows}
+    if layer.attention_type == "MX":
+        tensors["c_src"], tensors["c_dst"] = (rows
+                                              * layer.att_l).sum(-1), (rows * layer.att_r).sum(-1)
+    out = attend(tensors)
+    if layer.training:
+        _supervise(layer, rows, given)
+    return calls.finish(layer, out, None)
+
+
+def _supervise(layer: Any, rows: Tensor, given: CallInputs) -> None:
+    """Leaves the logits of sampled positive and negative edges where ``get_attention_loss`` looks
+    for them."""
+    from torch_geometric.utils import add_self_loops, remove_self_loops
+
+    edge_index, (negative, batch) = given.edge_index, given.extra or (None, None)
+    if layer.add_self_loops:
+        edge_index, _ = add_self_loops(remove_self_loops(edge_index)[0], num_nodes=rows.shape[0])
+    positive = layer.positive_sampling(edge_index)
+    if negative is None:
+        negative = layer.negative_sampling(edge_index, rows.shape[0], batch)
+    logits = [layer.get_attention(pairs[1], rows[pairs[1]], rows[pairs[0]], rows.shape[0],
+                                  return_logits=True)
+              for pairs in (positive, negative)]
+    layer.att_x = torch.cat(logits)
+    layer.att_y = torch.zeros(layer.att_x.shape[0], dtype=layer.att_x.dtype, device=rows.device)
+    layer.att_y[:positive.shape[1]] = 1.0

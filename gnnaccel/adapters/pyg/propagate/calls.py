@@ -1,0 +1,320 @@
+"""One call of ``propagate``, decided, and remembered for the calls that repeat it."""
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from gnnaccel.adapters.pyg import guards
+from gnnaccel.adapters.pyg.propagate import new_graphs_native, new_graphs_summed, reading, visit
+from gnnaccel.cuda import capture, driver
+from gnnaccel.dispatch.graph import ledger, self_loops
+from gnnaccel.dispatch.graph.tensor_ref import TensorRef
+from gnnaccel.dispatch.memory import layer_memory
+from gnnaccel.dispatch.memory.checkpoints import checkpointed
+from gnnaccel.dispatch.memory.layer_memory import MISSED, memories
+from gnnaccel.dispatch.observe import counters, records, watch
+from gnnaccel.dispatch.ops import aggregation_cost, aggregation_route
+from gnnaccel.dispatch.ops.aggregation_route import Decision
+from gnnaccel.dispatch.ops.graph import OpGraph
+from gnnaccel.dispatch.policy import rules
+from gnnaccel.dispatch.policy.config import Config
+from gnnaccel.dispatch.policy.reasons import Reason
+from gnnaccel.dispatch.quantized import aggregation as quantized
+from gnnaccel.dispatch.quantized import settings
+from gnnaccel.errors import GraphError
+
+if TYPE_CHECKING:
+    from gnnaccel.adapters.pyg.propagate.message import Form
+    from gnnaccel.dispatch.graph.view import GraphView
+
+_LAYERS_GRAPHS = 4  # calls over so many graphs are remembered for each layer
+# edges below which a call is not looked at, and not at the first times
+_FEW, _FEW_AT_FIRST = 1000, 20000
+
+
+def decide(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Config) -> Any:
+    """The long way of a call."""
+    if records.listening():
+        return watch.around(watch.Visit(layer, visit.PROPAGATE, native, (edge_index,),
+                                        kwargs, config), _told)
+    return _decide(layer, native, edge_index, kwargs, config, 0)
+
+
+def _told(visit: watch.Visit) -> Any:
+    """The same, with a record."""
+    return _decide(visit.layer, visit.native, *visit.args,  # type: ignore[call-arg]  # one
+                   visit.kwargs, visit.config, time.perf_counter_ns())
+
+
+def _decide(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Config,
+            start: int) -> Any:
+    """``start``: when the call began, 0 when nobody listens."""
+    verdict = rules.verdict(layer, config)
+    found: reading.Read | Reason = (reading.read(layer, edge_index, kwargs)
+                                    if verdict.inside
+                                    else verdict.reason)  # type: ignore[assignment]
+    if type(found) is Reason:
+        decision, parts, stacked = aggregation_route.native(found), None, False
+        settings.note_native(layer, config, found)
+    else:
+        parts, stacked = (found.graph,
+                          found.given), reading.stacked(layer,
+                                                        reading.source(kwargs, found.form.source))
+        decision = aggregation_route.decide_all(*parts, found.reduces, config)
+        decision = quantized.narrowed(layer, *parts, config, decision, len(found.reduces) > 1)
+        if decision.run is not None and found.form.unfinished:
+            given = reading.completed(layer, found.form, *parts, kwargs)
+            if type(given) is Reason:
+                decision = aggregation_route.native(given)
+            else:
+                found = found._replace(given=given)
+                parts = (found.graph, given)
+
+    def finish(out: Any) -> Any:
+        return reading.finished(layer, found.known,  # type: ignore[union-attr]  # not native
+                                stacked, out, kwargs)
+
+    out = aggregation_route.run(layer, "pyg", parts, decision, config, finish,
+                                lambda: _natively(native, layer, edge_index, kwargs), start)
+    if (parts is not None and type(edge_index) is Tensor and not edge_index.is_inference()
+        and not capture.capturing()):
+        (new_graphs_summed.remember
+         if decision.again else _remember)(layer, edge_index, kwargs,
+                                           found,  # type: ignore[arg-type]  # as there are parts
+                                           decision, config)
+    return out
+
+
+def _natively(native: Any, layer: Any, edge_index: Any, kwargs: dict) -> Any:
+    """The host's own code.
+
+    GraphError where it would count edges that should count for nothing (`looped`).
+    """
+    if type(edge_index) is Tensor and self_loops.of(edge_index) is not None:
+        from torch_geometric.nn import MessagePassing
+
+        cls = type(layer)
+        if not (cls.__module__.startswith("torch_geometric.")
+                and cls.aggregate is MessagePassing.aggregate
+                and type(layer.aggr_module).__name__ == "SumAggregation"):
+            raise GraphError(f"{cls.__name__} cannot be captured in a CUDA graph: it would count "
+                             "self loops that gcn_norm replaced. Add self loops before the capture "
+                             "and make the layer with add_self_loops=False")
+    return native(layer, edge_index, **kwargs)
+
+
+# --- calls that repeat ----------------------------------------------------------------------------
+
+def fast_path(layer: Any, native: Any, edge_index: Any, kwargs: dict, config: Config) -> Any:
+    """The result of a call that is like an earlier one of the layer, or too small to be read;
+    `MISSED` for any other."""
+    entry = memories.entries.get(id(layer))
+    memory = entry[1] if entry is not None and entry[0]() is layer else None
+    last = None if memory is None else memory.over.get(id(edge_index))
+    if last is not None and last.edge_index() is edge_index:  # a new batch may lie where one was
+        if last.route == "native":
+            return (native(layer, edge_index, **kwargs)
+                    if last.still_native(edge_index, kwargs, config) else MISSED)
+        out = (last.run(layer, edge_index, kwargs)
+               if last.fits(layer, edge_index, kwargs, config) else None)
+        return MISSED if out is None else out
+    if too_small(layer, edge_index, config):
+        return native(layer, edge_index, **kwargs)
+    if memory is None:
+        return MISSED
+    like = memory.native_once
+    if like is not None and like.holds(edge_index, kwargs, config):
+        counters.count(like.name, "native", like.code)
+        return native(layer, edge_index, **kwargs)
+    like = memory.summed_once
+    out = (like.run(layer, edge_index, kwargs) if like is not None
+           and like.fits(layer, edge_index, kwargs, config) else None)
+    return MISSED if out is None else out
+
+
+def _signature(kwargs: dict) -> tuple:
+    """Of the arguments, all that a route depends on. Holds no tensor; what is not understood equals
+    nothing, itself included."""
+    found: list[Any] = []
+    for name, value in kwargs.items():
+        if type(value) in reading.TENSORS:
+            found.append((name, value.shape, value.dtype, value.device, value.requires_grad))
+        elif value is None:
+            found.append(name)
+        elif type(value) is tuple and len(value) == 2:
+            found.append((name, *map(_of_pair, value)))
+        else:
+            found.append(float("nan"))
+    return tuple(found)
+
+
+def _of_pair(value: Any) -> Any:
+    if type(value) in reading.TENSORS:
+        return value.shape, value.dtype, value.device, value.requires_grad
+    # a new object: equal to nothing
+    return value if value is None or type(value) is int else float("nan")
+
+
+def _modes() -> tuple:
+    """What holds outside the call and matters to it."""
+    return torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled(), checkpointed()
+
+
+def too_small(layer: Any, edge_index: Any, config: Config) -> bool:
+    """Whether a call may go native without being read; counts it then. Over so few edges nothing
+    gains on a CPU, and a graph hardly seen before, of not many more, does not pay for its structure
+    yet."""
+    if (type(edge_index) is not Tensor or edge_index.dim() != 2 or config.when != "profitable"
+        or config.on_fallback != "native"):
+        return False
+    if settings.asked(layer, config) is not None:  # whose calls are counted
+        return False
+    edges = edge_index.shape[-1]
+    if edges >= _FEW_AT_FIRST or checkpointed():
+        return False
+    if edges < _FEW and edge_index.is_cpu and not driver.placed():
+        counters.again(type(layer).__name__, "GA301")
+        return True
+    if edge_index.is_inference() or not aggregation_cost.hardly_seen(edge_index):
+        return False
+    counters.count(type(layer).__name__, "native", "GA301")
+    return True
+
+
+class Last:
+    """A layer's last call over some edges and where it went. Holds the edges and their structure
+    weakly."""
+
+    __slots__ = ("epoch", "edge_index", "signature", "modes", "settings", "known", "module",
+                 "source", "form", "stamp", "reduce", "sizes", "view", "route", "decision", "name",
+                 "missed", "rows", "gain", "patience", "code", "fell_back")
+
+    epoch: int
+    edge_index: TensorRef
+    signature: tuple
+    modes: tuple
+    settings: Any
+    known: reading.Known
+    module: weakref.ref
+    source: str
+    form: Form
+    stamp: tuple | None
+    reduce: str | None
+    sizes: tuple[int, int, bool]
+    view: weakref.ref[GraphView]
+    route: str
+    decision: Decision
+    name: str
+    missed: ledger.GraphLedger | None
+    rows: tuple
+    gain: float
+    patience: float
+    code: str | None
+    fell_back: Callable[[], None] | None
+
+    def still_native(self, edge_index: Tensor, kwargs: dict, config: Config) -> bool:
+        """Whether the call may go native without a further look; counts it then. Native code is
+        never wrong, so it is enough that nothing has changed that could make another route pay."""
+        edges = self.edge_index
+        if (self.epoch != config.epoch or edges() is not edge_index
+                or edges.version != edge_index._version):
+            return False
+        x: Any = kwargs.get(self.source)
+        x = x[0] if type(x) is tuple else x
+        if type(x) not in reading.TENSORS or (x.shape, x.dtype, x.requires_grad) != self.rows:
+            return False
+        if torch.is_grad_enabled() is not self.modes[0]:
+            return False
+        missed = self.missed
+        if missed is None:
+            counters.again(self.name, self.code)
+        elif missed.seconds > self.patience or checkpointed():
+            return False
+        else:
+            missed.seconds += self.gain
+            counters.count(self.name, "native", self.code)
+        if self.fell_back is not None:
+            self.fell_back()
+        return True
+
+    def fits(self, layer: Any, edge_index: Tensor, kwargs: dict, config: Config) -> bool:
+        """Whether the decision holds for this call."""
+        own = layer.__dict__
+        module = own["_modules"].get("aggr_module")
+        if (self.epoch != config.epoch or not self.edge_index.unmoved(edge_index)
+                or self.modes != _modes()):
+            return False
+        if self.stamp is not None and self.stamp != self.known.stamp(layer):
+            return False
+        if (self.signature != _signature(kwargs) or self.settings != reading.SETTINGS(own)
+            or any(reading.HOOKS(own))):
+            return False
+        if (module is not self.module() or not reading.reduces_as_ever(module)
+            or guards._any_global_hook()):
+            return False
+        return (own.keys().isdisjoint(reading.OVERRIDES)
+                and reading.known_class(type(layer)) is self.known
+                and guards.context_reason() is None)
+
+    def run(self, layer: Any, edge_index: Tensor, kwargs: dict) -> Any:
+        """The call's result; None where the structure is gone, or the tensors are not what they
+        were."""
+        view = self.view()
+        if view is None:
+            return None
+        view.touched = True
+        num_src, num_dst, flipped = self.sizes
+        x = reading.source(kwargs, self.source)
+        weight = None if self.form.weight is None else self.form.weight(kwargs)
+        reduce = self.reduce or reading.mean_of(layer.aggr_module)
+        given = reading.prepared(reduce, layer, x, weight, edge_index.shape[1])
+        graph = OpGraph(edge_index, num_src, num_dst, flipped, view)
+        if self.form.unfinished or self.form.more is not None:
+            given = reading.completed(layer, self.form, graph, given, kwargs, True)
+        if type(given) is Reason:
+            return None
+        counters.count(self.name, self.route)
+        out = self.decision.run(graph, given)  # type: ignore[misc]  # not native
+        return reading.finished(layer, self.known, reading.stacked(layer, x), out, kwargs)
+
+
+def _remember(layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read, decision: Decision,
+              config: Config) -> None:
+    graph, given = found.graph, found.given
+    kept = Last()
+    kept.epoch = config.epoch
+    kept.edge_index = TensorRef(edge_index, pointer=decision.run is not None)
+    kept.modes, kept.source, kept.name = _modes(), found.form.source, type(layer).__name__
+    kept.route = decision.plan.route
+    if decision.run is None:
+        if config.on_fallback != "native":
+            return
+        x = reading.source(kwargs, kept.source)
+        kept.fell_back = decision.fell_back
+        kept.rows, kept.missed = (x.shape, x.dtype, x.requires_grad), None
+        kept.code = decision.plan.code
+        if decision.estimate is not None:
+            kept.missed, kept.gain = ledger.of(edge_index), decision.estimate.gain
+            kept.patience = aggregation_cost.patience(decision.estimate)
+        new_graphs_native.remember(layer, edge_index, kwargs, found, decision, config)
+    # ran without a structure; or hooks inside may appear
+    elif graph._view is None or len(found.reduces) > 1:
+        return
+    else:
+        kept.signature, kept.decision = _signature(kwargs), decision
+        kept.settings, kept.known, kept.module = reading.SETTINGS(
+            layer.__dict__), found.known, weakref.ref(layer.aggr_module)
+        kept.form, kept.stamp, kept.view = found.form, found.known.stamp(layer), weakref.ref(
+            graph._view)
+        # its numbers may be others at the next call
+        kept.reduce = given.reduce if type(given.reduce) is str else None
+        kept.sizes = graph.num_src, graph.num_dst, graph.flipped
+    memory = layer_memory.of(layer)
+    if len(memory.over) >= _LAYERS_GRAPHS:
+        memory.over = {}
+    memory.over[id(edge_index)] = kept

@@ -1,0 +1,284 @@
+"""What layers derive from the graph alone at every call, such as GCN's normalisation and added self
+loops, kept with the caller's tensors and handed out again for as long as those stay as they are.
+
+Being the same tensors each time, they find the structure that was built for them. PyG's modules
+import these functions from each other by name, so every such name is replaced. Nothing is kept that
+depends on weights: code writes to those through ``.data`` and through numpy, which nobody sees.
+Over weights `weighted_norm` computes GCN's normalisation; elsewhere the host's function runs, and
+`graph_loops` hands it the edges.
+"""
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.compiler import is_compiling
+
+from gnnaccel.adapters import own
+from gnnaccel.adapters.guards import context_reason
+from gnnaccel.adapters.patching import PatchSet
+from gnnaccel.adapters.pyg.propagate import graph_loops, weighted_norm
+from gnnaccel.cuda import capture, driver
+from gnnaccel.dispatch.graph import cache, ledger, ordered_weights
+from gnnaccel.dispatch.graph.structure import check_ids
+from gnnaccel.dispatch.policy.config import current, silenced
+
+_CONV = "torch_geometric.nn.conv."
+#: functions that layers' modules call at every forward, by module
+_LOOPS = {"cluster_gcn_conv": ("remove_self_loops", "add_self_loops"),
+          "eg_conv": ("add_remaining_self_loops",), "simple_conv": ("add_self_loops",)}
+#: those that these functions call, of modules whose normalisations depend on weights
+_INSIDE = {_CONV + "gcn_conv": ("add_remaining_self_loops",),
+           "torch_geometric.utils.laplacian": ("remove_self_loops", "add_self_loops")}
+_PLAIN = (int, float, bool, str, torch.dtype, type(None))
+
+
+def install(patches: PatchSet) -> None:
+    """Replace the functions through ``patches``.
+
+    GCN's is replaced wherever a module of PyG has it, others where `_LOOPS` says. The results of
+    PyG's transform are not kept: they belong to the user, who may write to them unseen.
+    """
+    native = importlib.import_module(_CONV + "gcn_conv").gcn_norm
+    # a function that a user put there is left alone: it may do anything
+    found = own.is_function(native, "torch_geometric", "gcn_norm")
+    ours = (keeping(checking(native), captured=weighted_norm.captured,
+                    weighted=weighted_norm.over_kept_edges, weights=1) if found else native)
+    modules = {id(m): m for name, m in list(sys.modules.items())
+               if name.startswith("torch_geometric.") and hasattr(m, "__dict__")}
+    for module in modules.values():
+        for name, value in list(vars(module).items()):
+            if value is native is not ours:
+                patches.set(module, name, ours)
+    for name, functions in _LOOPS.items():
+        module = importlib.import_module(_CONV + name)
+        for function in filter(vars(module).__contains__, functions):  # versions differ
+            found = getattr(module, function)
+            if own.is_function(found, "torch_geometric", function):
+                # a function that a user put there is left alone: it may do anything
+                patches.set(module, function, graph_loops.looping(found))
+    for name, functions in _INSIDE.items():
+        module = importlib.import_module(name)
+        for function in filter(vars(module).__contains__, functions):
+            found = getattr(module, function)
+            if own.is_function(found, "torch_geometric", function):
+                patches.set(module, function, graph_loops.looping(found))
+    transform = importlib.import_module("torch_geometric.transforms.gcn_norm").GCNNorm
+    patches.set(transform, "forward", _unkept(transform.forward))
+    cheb = importlib.import_module(_CONV + "cheb_conv").ChebConv
+    found = cheb.__norm__
+    if own.is_method(found, cheb, "__norm__", "torch_geometric"):
+        patches.set(cheb, "__norm__", keeping(found, method=True, weights=3))
+
+
+def keeping(native: Callable, method: bool = False, captured: Callable | None = None,
+            weighted: Callable | None = None, weights: int | None = None) -> Callable:
+    """``native``, a function of tensors and plain values; the tensors that it gives are kept.
+
+    They are kept from the first call over edges on a GPU, and from the second on a CPU.
+    ``method``: ``native`` is a method, whose result does not depend on the instance. ``captured``:
+    a function that runs in place of ``native`` while a CUDA graph is captured; its first argument
+    is ``native``. ``weights``: the place of the weights among the arguments; where they are given
+    there, as PyG's layers do, nothing of the whole is kept, and ``weighted`` runs, a function that
+    gives None where it does not apply.
+
+    Not kept: what is computed while one of the functions that ``native`` calls is not the host's;
+    what depends on a floating tensor (such as weights), on a sparse or an inference tensor, or on
+    one of a subclass; what is computed while something traces.
+    """
+    first = 1 if method else 0
+    named = own.Named(own.original(native))
+    name = f"{native.__module__}.{native.__qualname__}"
+
+    alone = _unkept(native)
+
+    @functools.wraps(native)
+    def kept(*args: Any, **kwargs: Any) -> Any:
+        if is_compiling():
+            return native(*args, **kwargs)
+        plain = weights is None or not args[weights:] or args[weights] is None
+        found = find(name, native, args, kwargs, first, named) if plain else None
+        if found is not None:
+            return found
+        if (captured is not None and capture.capturing() and current() is not None
+            and named.why() is None):
+            return captured(native, *args, **kwargs)
+        if weights is not None and plain:
+            return alone(*args, **kwargs)  # which would find nothing for its parts either
+        if weighted is not None and named.why() is None:
+            found = weighted(*args, **kwargs)
+        return native(*args, **kwargs) if found is None else found
+
+    return kept
+
+
+def find(name: str, native: Callable, args: tuple, kwargs: dict, first: int = 0,
+         named: own.Named | None = None) -> tuple | None:
+    """``native(*args, **kwargs)``, kept under ``name``; None where it is not to be kept.
+
+    ``args[first]`` are the edges. ``named``: what ``native`` calls, which has to be the host's own.
+    Nothing is compiled where this is called.
+    """
+    edges = args[first] if len(args) > first else None
+    if ((current() is None and not silenced()) or graph_loops.computing.now
+        or not _worth_keeping(edges, name)):
+        return None
+    key = _key(name, args[first:], kwargs)
+    if (key is None or context_reason() is not None
+        or (named is not None and named.why() is not None)):
+        return None
+    tensors, values = key
+    made = None
+
+    def make(own: bool) -> _Kept:
+        nonlocal made
+        made = _computed(native, args, kwargs)
+        return _Kept(tensors, made)
+
+    entry = cache.lookup_many(tensors, values, make)[0]
+    if made is not None:
+        return made
+    found = entry.get(tensors)
+    if found is None:  # somebody has changed what was handed out
+        found = _computed(native, args, kwargs)
+        entry.keep(tensors, found)
+    return found
+
+
+def checking(native: Callable) -> Callable:
+    """``native``, `gcn_norm`, which raises GraphError for ids out of range.
+
+    The host's function fails an assertion on the device then, which ends the process. The check
+    waits once for each graph.
+    """
+
+    @functools.wraps(native)
+    def norm(edge_index: Any, edge_weight: Tensor | None = None, num_nodes: Any = None,
+             *more: Any, **kwargs: Any) -> Any:
+        if not is_compiling() and _to_be_checked(edge_index, num_nodes):
+            if find("ids", checked, (edge_index, num_nodes), {}) is None:
+                checked(edge_index, num_nodes)
+        return native(edge_index, edge_weight, num_nodes, *more, **kwargs)
+
+    return norm
+
+
+def _to_be_checked(edge_index: Any, nodes: Any) -> bool:
+    return (type(edge_index) is Tensor and (edge_index.is_cuda or driver.placed())
+            and edge_index.layout is torch.strided and type(nodes) is int
+            and (current() is not None or silenced())
+            and not capture.capturing() and context_reason() is None)
+
+
+def checked(edge_index: Tensor, nodes: int) -> tuple:
+    """Nothing; GraphError if ``edge_index`` names other than ``nodes`` nodes."""
+    if edge_index.numel():
+        low, high = torch.stack(torch.aminmax(edge_index)).tolist()
+        if low < 0 or high >= nodes:
+            check_ids(*edge_index, nodes, nodes)  # type: ignore[call-arg]  # two rows
+    return ()
+
+
+def _unkept(native: Callable) -> Callable:
+    """``native``, within which nothing is kept."""
+
+    @functools.wraps(native)
+    def unkept(*args: Any, **kwargs: Any) -> Any:
+        before, graph_loops.computing.now = graph_loops.computing.now, True
+        try:
+            return native(*args, **kwargs)
+        finally:
+            graph_loops.computing.now = before
+
+    return unkept
+
+
+def _computed(native: Callable, args: tuple, kwargs: dict) -> Any:
+    graph_loops.computing.now = True
+    try:
+        # not in inference mode: what is kept may take part in training later
+        with torch.inference_mode(False), torch.no_grad():
+            return native(*args, **kwargs)
+    finally:
+        graph_loops.computing.now = False
+
+
+def _worth_keeping(edge_index: Any, name: str) -> bool:
+    """Whether these edges came before: for those that come once, keeping anything only costs. On a
+    GPU that is little next to some 25 launches and a wait, which the second layer over a sampled
+    batch then saves."""
+    if type(edge_index) is not Tensor or edge_index.is_inference():
+        return False
+    if capture.capturing():
+        return False  # what a capture makes holds nothing until it is replayed
+    if edge_index.is_cuda:
+        return True
+    found = ledger.ledgers.get(id(edge_index))
+    if found is None or found() is not edge_index or found.version != edge_index._version:
+        found = ledger.of(edge_index)
+    if name in found.functions:
+        return True
+    found.functions += (name,)
+    return False
+
+
+def _key(name: str, args: tuple, kwargs: dict) -> tuple[tuple[Tensor, ...], tuple] | None:
+    """The tensors among the arguments, and all else that the result depends on; None where it is
+    not to be kept."""
+    tensors, values = [], [name, *kwargs]
+    for value in (*args, *kwargs.values()):
+        if type(value) is Tensor:
+            if (value.is_floating_point() or value.layout != torch.strided or value.is_inference()
+                or value.is_meta):
+                return None
+            tensors.append(value)
+            values.append("tensor")
+        elif type(value) in _PLAIN:
+            values.append(value)
+        else:
+            return None
+    if not tensors:
+        return None
+    device = tensors[0].device.type
+    values.append(torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None)
+    return tuple(tensors), tuple(values)
+
+
+class _Kept:
+    """The tensors ``found``, derived from ``given``, as `cache.lookup_many` keeps them."""
+
+    touched = False
+
+    def __init__(self, given: tuple[Tensor, ...], found: tuple):
+        self.keep(given, found)
+
+    def keep(self, given: tuple[Tensor, ...], found: tuple) -> None:
+        memory = {t.untyped_storage().data_ptr(): i for i, t in enumerate(given) if t.numel()}
+        #: for each: the tensor; or the place of a given one, which must not keep itself alive;
+        #: False where it is a part of one
+        self._found: list[Any] = []
+        for t in found:
+            at = None if t is None else memory.get(t.untyped_storage().data_ptr())
+            self._found.append(t if at is None else at if given[at] is t else False)
+            if t is not None and at is None and t.is_floating_point():
+                ordered_weights.of_the_graph(t)
+        self._versions = [t._version if type(t) is Tensor else 0 for t in self._found]
+
+    def get(self, given: tuple[Tensor, ...]) -> tuple | None:
+        """What was kept; None where it cannot be used again."""
+        for t, version in zip(self._found, self._versions):
+            if t is False or (type(t) is Tensor and (t._version != version or t.requires_grad)):
+                return None
+        return tuple(given[t] if type(t) is int else t for t in self._found)
+
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return sum(t.nbytes for t in self._found if type(t) is Tensor)
+
+    def bind(self, *given: Tensor) -> None:
+        """Nothing: all is computed already."""

@@ -1,0 +1,114 @@
+"""What a ``message`` function computes, found out by running it once on stand-ins: a copy of the
+source's features, or those times something that belongs to the edge; sums of features of both ends
+and of the edge, weighted, rectified or as a gate.
+
+Only functions that cannot do anything else are run: their code may name the methods of `METHODS`,
+and global names of torch's own modules and functions, those of `message_standins.FUNCTIONS`. So
+nothing is missed by not running it again, as long as these names (`watch`) mean what they did.
+"""
+from __future__ import annotations
+
+import dis
+import inspect
+import types
+from operator import attrgetter, itemgetter
+from typing import Any
+
+import torch
+
+from gnnaccel.adapters.own import Path
+from gnnaccel.adapters.pyg.propagate.standins import FUNCTIONS, METHODS, Edge
+from gnnaccel.adapters.pyg.propagate.standins import Form as Form
+from gnnaccel.adapters.pyg.propagate.standins import Refuses, Rows, Source, Target, Unseen
+
+_ATTRIBUTES = METHODS | {"nn", "functional", "multiply", "add", "sub", "Tensor"}
+_GLOBALS = (torch, torch.nn, torch.nn.functional, torch.Tensor, *FUNCTIONS)
+#: what message passing passes by itself; a message that reads one is none of ours
+_SPECIAL = frozenset(("edge_index", "adj_t", "size", "size_i", "size_j", "edge_index_i",
+                      "edge_index_j", "ptr", "index", "dim_size"))
+
+
+def form(function: Any, kinds: dict[str, str]) -> Form | None:
+    """What ``function``, the ``message`` of a class, computes when ``propagate`` is called with
+    arguments of these ``kinds``: "tensor" (or a pair of them), "none" or "other"; None where that
+    is no form of ours."""
+    if type(function) is not types.FunctionType or not _followed(function):
+        return None
+    given: dict[str, Any] = {}
+    for parameter in list(inspect.signature(function).parameters.values())[1:]:
+        value = _stand_in(parameter, kinds)
+        if value is Unseen:
+            return None
+        given[parameter.name] = value
+    try:
+        out = function(Refuses(), **given)
+    except (Unseen, AttributeError, TypeError, ValueError, AssertionError):
+        return None
+    found = out.form() if isinstance(out, Rows) else None
+    if found is None:
+        return None
+    ends = [(name[:-2], name[-1]) for name, value in given.items()
+            if type(value) in (Source, Target)]
+    return found._replace(ends=tuple(end for end in ends if end != (found.source, "j")))
+
+
+def watch(path: Path, function: Any) -> None:
+    """Adds to ``path`` all on which depends what `form` says of the function: its global names,
+    torch's functions and methods that it calls."""
+    if type(function) is not types.FunctionType:
+        return
+    named = _named(function.__code__)
+    read = dict.fromkeys(name for kind, name in named if kind == "LOAD_GLOBAL")
+    path.watch(itemgetter, function.__globals__,
+               tuple(filter(function.__globals__.__contains__, read)))
+    path.torch_functions(function)
+    path.watch(attrgetter, torch.Tensor,
+               tuple(dict.fromkeys(name for _, name in named if name in METHODS)))
+
+
+def _followed(function: types.FunctionType) -> bool:
+    """Whether it can do nothing but return something of its arguments by way of what the stand-ins
+    know."""
+    code = function.__code__
+    return (not code.co_freevars and not code.co_cellvars
+            and all(_is_known(kind, name, function.__globals__) for kind, name in _named(code))
+            and not any(isinstance(c, types.CodeType) for c in code.co_consts)
+            and not code.co_flags
+            & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR))
+
+
+def _named(code: types.CodeType) -> list[tuple[str, str]]:
+    """(instruction, name) of all instructions that name something global or an attribute."""
+    return [(step.opname, step.argval) for step in dis.get_instructions(code)
+            if step.opcode in dis.hasname]
+
+
+def _is_known(kind: str, name: str, known: dict[str, Any]) -> bool:
+    if kind == "LOAD_GLOBAL":
+        return any(known.get(name) is value for value in _GLOBALS)
+    if kind == "IMPORT_NAME":
+        return name == "torch"
+    # torch writes none of these methods in Python: what stands there is a user's
+    return (kind in ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM") and name in _ATTRIBUTES
+            and not (name in METHODS and name in vars(torch.Tensor)))
+
+
+def _stand_in(parameter: inspect.Parameter, kinds: dict[str, str]) -> Any:
+    """What the message gets for a parameter; `Unseen` where that is nothing for us."""
+    name = parameter.name
+    if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+        return Unseen
+    if name in _SPECIAL:
+        return Unseen if name in ("edge_index", "adj_t") else Refuses()
+    if name[-2:] == "_j" and kinds.get(name[:-2]) == "tensor":
+        return Source(name[:-2])
+    if name[-2:] == "_i" and kinds.get(name[:-2]) == "tensor":
+        return Target(name[:-2])
+    if name[-2:] in ("_i", "_j"):
+        return Unseen
+    kind = kinds.get(name)
+    if kind == "tensor":
+        return Edge(lambda given: given[name])
+    if kind == "none" or (kind is None and parameter.default is None):
+        return None
+    return Unseen

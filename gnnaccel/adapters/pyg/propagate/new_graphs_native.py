@@ -1,0 +1,78 @@
+"""Calls of ``propagate`` over graphs that have not been seen before, by a layer that stayed native
+over one no smaller: reading each of them would take as long as some run natively."""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnnaccel.adapters.pyg.propagate import reading
+from gnnaccel.dispatch.graph import ledger
+from gnnaccel.dispatch.memory import layer_memory
+from gnnaccel.dispatch.memory.checkpoints import checkpointed
+from gnnaccel.dispatch.ops import aggregation_cost
+from gnnaccel.dispatch.ops.aggregation_route import Decision
+from gnnaccel.dispatch.policy.config import Config
+
+_MORE = 1.25  # times as many edges as the call that was decided: where others might gain
+
+
+class Native:
+    """A layer's last call over a new graph that stayed native for what it costs. Native code is
+    never wrong, so it is enough to know of another call that it is no more likely to gain.
+    ``rows``: of the features; ``gain``, ``patience``: per edge, as `aggregation_cost` has them,
+    None where there is nothing to gain whatever comes again; ``code``: why it was native."""
+
+    __slots__ = ("epoch", "grad", "source", "rows", "most", "gain", "patience", "name", "code")
+
+    def __init__(self, layer: Any, edges: int, x: Tensor, source: str, decision: Decision,
+                 config: Config):
+        estimate = decision.estimate
+        self.epoch, self.grad = config.epoch, torch.is_grad_enabled()
+        self.source, self.rows = source, _described(x)
+        self.most, self.name, self.code = edges * _MORE, type(layer).__name__, decision.plan.code
+        self.gain, self.patience = None, None
+        if estimate is not None:
+            self.gain = estimate.gain / edges
+            self.patience = aggregation_cost.patience(estimate) / edges
+
+    def holds(self, edge_index: Any, kwargs: dict, config: Config) -> bool:
+        """Whether a call over a graph that its layer has not seen stays native too; notes what is
+        missed."""
+        if self.epoch != config.epoch or type(edge_index) is not Tensor or edge_index.dim() != 2:
+            return False
+        x: Any
+        edges, x = edge_index.shape[1], kwargs.get(self.source)
+        x = x[0] if type(x) is tuple else x
+        if edges > self.most or type(x) not in reading.TENSORS or _described(x) != self.rows:
+            return False
+        if torch.is_grad_enabled() is not self.grad:
+            return False
+        if self.gain is None:
+            return True
+        if checkpointed() or edge_index.is_inference():
+            return False
+        missed = ledger.of(edge_index)
+        if missed.seconds > self.patience * edges:  # type: ignore[operator]  # as the gain
+            return False
+        missed.seconds += self.gain * edges
+        return True
+
+
+def remember(layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read, decision: Decision,
+             config: Config) -> None:
+    """Keep of a native call, for others over new graphs, how large it was."""
+    # on a CPU the kernels' reason is the device; that of torch operations comes last
+    plan = decision.plan
+    costs = plan.code == "GA301" or (plan.code == "GA401"
+                                     and plan.rejected[-1][1].code == "GA301")
+    if costs and decision.fell_back is None and edge_index.shape[1]:
+        x = reading.source(kwargs, found.form.source)
+        if type(x) in reading.TENSORS:
+            layer_memory.of(layer).native_once = Native(layer, edge_index.shape[1], x,
+                                                        found.form.source, decision, config)
+
+
+def _described(x: Tensor) -> tuple:
+    return x.shape[1:], x.dtype, x.is_cuda, x.requires_grad

@@ -1,0 +1,393 @@
+"""One call of ``propagate``, read as an aggregation over a graph; or why it is none."""
+from __future__ import annotations
+
+import functools
+import inspect
+from operator import attrgetter, itemgetter
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from gnnaccel.adapters.own import MESSAGE_PASSING, Path, home, is_method
+from gnnaccel.adapters.pyg import edges, guards
+from gnnaccel.adapters.pyg.propagate import message, stock
+from gnnaccel.dispatch.ops import aggregation
+from gnnaccel.dispatch.ops import aggregation_means as means
+from gnnaccel.dispatch.ops import messages
+from gnnaccel.dispatch.ops.aggregation import Aggregation, Reduce
+from gnnaccel.dispatch.ops.aggregation_means import PowerMean, Softmax
+from gnnaccel.dispatch.ops.graph import OpGraph
+from gnnaccel.dispatch.policy.names import IdentityMap
+from gnnaccel.dispatch.policy.reasons import Reason, reason
+
+SETTINGS = itemgetter("_explain", "_decomposed_layers", "flow", "node_dim")
+HOOKS = itemgetter(*guards.HOOKS)
+MODULE_HOOKS = itemgetter("_forward_hooks", "_forward_pre_hooks", "_backward_hooks",
+                          "_backward_pre_hooks")
+#: what must not be replaced on a layer object
+OVERRIDES = frozenset(MESSAGE_PASSING)
+TENSORS = (Tensor, Parameter)
+_REDUCES = {"SumAggregation": "sum", "MeanAggregation": "mean", "MaxAggregation": "max",
+            "MinAggregation": "min"}
+_FUNCTIONS = ("message", "aggregate", "update", "message_and_aggregate")
+
+
+class Known:
+    """What is known of a class's functions.
+
+    It holds as long as they and all functions on their ``path`` stay the same. ``updates``: whether
+    ``update`` does something; ``update``: its arguments.
+    """
+
+    why: Reason | None
+    update: tuple[str, ...]
+
+    def __init__(self, cls: type):
+        self.functions = tuple(getattr(cls, name) for name in _FUNCTIONS)
+        self.path = Path("torch_geometric")
+        self.path.watch(attrgetter, cls, _FUNCTIONS)
+        self.forms: dict[tuple, message.Form | Reason] = {}
+        self.own = cls.__module__.startswith("torch_geometric.")
+        self.stock = stock.of_message(self.functions[0])
+        self.aggregate = stock.of_aggregate(self.functions[1])
+        self.updates = not is_method(self.functions[2], base(), "update", "torch_geometric")
+        self.why, self.update = (_functions_reason(cls, self),
+                                 _update_arguments(self)  # type: ignore[assignment]  # or `why`
+                                 if self.updates else ())
+        for function, known in zip(self.functions, (self.stock, self.aggregate)):
+            if known is not None:
+                self.path.function(function)
+        message.watch(self.path, self.functions[0])
+        self.why = self.why or self.path.complete().why
+
+    def stamp(self, layer: Any) -> tuple | None:
+        """What a form depends on of the layer."""
+        if self.aggregate is not None:
+            return self.aggregate.reduces(layer)
+        return None if self.stock is None else self.stock.stamp(layer)
+
+    def form(self, kwargs: dict, stamp: tuple | None) -> message.Form | Reason:
+        """What the message computes of such arguments, in a layer with this `stamp`."""
+        if self.why is not None:
+            return self.why
+        kinds = {name: _kind(value) for name, value in kwargs.items() if name != "size"}
+        key = (stamp, *kinds.items())
+        if key not in self.forms:
+            found = (message.form(self.functions[0], kinds)
+                     if self.stock is None
+                     else self.stock.form(stamp, kinds))  # type: ignore[arg-type]
+            if found is not None and self.aggregate is not None and type(found) is message.Form:
+                found = _weighted_by(found, self.aggregate.weight, kinds)
+            self.forms[key] = (found
+                               or reason(*(("GA208", "its message is of no form that is known")
+                                           if self.own
+                                                else ("GA211",
+                                                      "message is of no form that is known"))))
+        return self.forms[key]
+
+
+def _weighted_by(form: message.Form, name: str, kinds: dict[str, str]) -> message.Form | None:
+    """``form`` with what a class's own ``aggregate`` weights messages with."""
+    if form.weight is not None or form.more is not None:
+        return None
+    return (form
+            if kinds.get(name) != "tensor"
+            else form._replace(weight=lambda given: given[name].view(-1, 1)))
+
+
+_classes: IdentityMap[Known] = IdentityMap()
+
+
+def known_class(cls: type) -> Known:
+    """What is known of a class; the same object for as long as its functions are the same."""
+    found = _classes.get(cls)
+    if found is not None and found.path.same():
+        return found
+    found = Known(cls)
+    _classes.set(cls, found)
+    return found
+
+
+@functools.cache
+def base() -> type[Any]:
+    """PyG's MessagePassing."""
+    from torch_geometric.nn import MessagePassing
+
+    return MessagePassing
+
+
+def _functions_reason(cls: type, known: Known) -> Reason | None:
+    aggregate = known.functions[1]
+    if known.aggregate is None and not is_method(aggregate, base(), "aggregate", "torch_geometric"):
+        if home(aggregate) == "torch_geometric":
+            return reason("GA208", f"{cls.__name__} aggregates in its own way")
+        return reason("GA211", "aggregate is the user's own")
+    if known.updates and _update_arguments(known) is None:
+        return reason("GA211", "update takes what belongs to edges, or to one of their ends")
+    return None
+
+
+def _update_arguments(known: Known) -> tuple[str, ...] | None:
+    """The arguments of ``propagate`` that a class's ``update`` takes; None if it takes others."""
+    found = []
+    for parameter in list(inspect.signature(known.functions[2]).parameters.values())[2:]:
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            return None
+        if parameter.name[-2:] in ("_i", "_j") or parameter.name in (*base().special_args, "self"):
+            return None
+        found.append(parameter.name)
+    return tuple(found)
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "none"
+    return "tensor" if isinstance(value, (Tensor, tuple, list)) else "other"
+
+
+def storable(layer: Any) -> Reason | bool:
+    """As `gnnaccel.adapters.storable`, of what is known without a call."""
+    why = known_class(type(layer)).why
+    if why is None and known_class(type(layer)).aggregate is not None:
+        why = reason("GA603", "it aggregates in its own way")
+    if why is None and _REDUCES.get(type(layer.aggr_module).__name__) not in ("sum", "mean"):
+        why = reason("GA603",
+                     f"the aggregation is {type(layer.aggr_module).__name__}, not a sum or a mean")
+    return True if why is None else reason("GA603", why.text)
+
+
+# --- reading a call -------------------------------------------------------------------------------
+
+class Read(NamedTuple):
+    """A call, understood. ``reduces``: of all aggregations side by side; ``given`` is the first."""
+
+    graph: OpGraph
+    given: Aggregation
+    form: message.Form
+    known: Known
+    reduces: tuple[Reduce, ...]
+
+
+def read(layer: Any, edge_index: Any, kwargs: dict) -> Read | Reason:
+    """The call as an aggregation, or why it is none. Computes nothing but weights: `completed` does
+    the rest."""
+    known = known_class(type(layer))
+    form = known.form(kwargs, known.stamp(layer))
+    if type(form) is Reason:
+        return form
+    why = guards.context_reason() or _layer_reason(layer, known) or _update_reason(known, kwargs)
+    if why is not None:
+        return why
+    found = sizes(layer, edge_index, kwargs, ((form.source, "j"), *form.ends))
+    if type(found) is Reason:
+        return found
+    x, (num_src, num_dst) = source(kwargs, form.source), found
+    plain = _edges(layer, known, edge_index, num_src, num_dst, x.device)
+    if type(plain) is Reason:
+        return plain
+    weight = None if form.weight is None else form.weight(kwargs)
+    reduces = reductions(layer, known)
+    if len(reduces) > 1 and stacked(layer, x):
+        return reason("GA206", f"several aggregations over features of shape {list(x.shape)}")
+    why = next(filter(None,
+                      (means.unfit(one, x, weight, form.more is not None) for one in reduces)),
+               None)
+    if why is not None:
+        return why
+    given = prepared(reduces[0], layer, x, weight, plain.shape[1])
+    if type(given) is Reason:
+        return given
+    graph = OpGraph(plain, num_src, num_dst, layer.flow != "source_to_target")
+    if form.more is not None:
+        given = _with_more(layer, form, graph, given, kwargs, form.costly)
+        if type(given) is Reason:
+            return given
+    return Read(graph, given, form, known, reduces)
+
+
+def _with_more(layer: Any, form: message.Form, graph: OpGraph, given: Aggregation, kwargs: dict,
+               stand_in: bool) -> Aggregation | Reason:
+    """With all that messages are made of. ``stand_in``: with nothing in place of what has to be
+    computed from edges."""
+    if stacked(layer, given.x):
+        return reason("GA206",
+                      f"features of shape {list(given.x.shape)} in messages that are "
+                      "more than these")
+    if form.width is not None and torch.is_autocast_enabled(given.x.device.type):
+        return reason("GA203", "autocast is on", "call the layer outside of autocast")
+    if not stand_in:
+        more: Any = form.more(kwargs, layer)  # type: ignore[misc]  # not None
+        if type(more) is Reason:
+            return more
+        x, more = (given.x, more) if form.width is None else more
+        if type(more) is messages.Shifted and more.rows.dtype == source(kwargs, form.source).dtype:
+            more = more._replace(rows=more.rows.to(x.dtype))  # as the weights made of x
+    else:
+        nothing = given.x.new_empty((), requires_grad=torch.is_grad_enabled())
+        x = given.x if form.width is None else nothing.expand(graph.num_src, form.width)
+        more = messages.Rectified(nothing.expand(graph.num_edges, *x.shape[1:]))
+        if form.width is not None:
+            more = messages.Gated(x, nothing.expand(graph.num_dst, form.width), more.edge,
+                                  more.edge)
+    return (messages.unfit(graph, x, given.weight, more)
+            or given._replace(x=x, shape=tuple(x.shape[1:]), more=more))
+
+
+def completed(layer: Any, form: message.Form, graph: OpGraph, given: Aggregation | Reason,
+              kwargs: dict, anew: bool = False) -> Aggregation | Reason:
+    """What `read` gave, or ``anew`` what `prepared` did, with all that there is to compute
+    beforehand."""
+    if type(given) is Aggregation and (form.costly or (anew and form.more is not None)):
+        given = _with_more(layer, form, graph, given, kwargs, False)
+    return (given if form.apply is None
+            or type(given) is Reason else given._replace(x=form.apply(given.x)))
+
+
+def reductions(layer: Any, known: Known) -> tuple[Reduce, ...]:
+    """What the layer aggregates with, as `Aggregation.by` takes it."""
+    return (_reduces(layer.aggr_module)
+            if known.aggregate is None else known.aggregate.reduces(layer))
+
+
+def _reduces(module: Any) -> tuple[Reduce, ...]:
+    """What an aggregation of the host's computes: one reduction, or those of a MultiAggregation; ()
+    for others, or with hooks."""
+    name = type(module).__name__
+    if not type(module).__module__.startswith("torch_geometric.nn.aggr."):
+        return ()
+    if guards.reducing_reason(module) is not None:
+        return ()
+    if name == "MultiAggregation":
+        found = tuple(_reduces(inner) for inner in module.aggrs)
+        return tuple(one[0] for one in found) if all(len(one) == 1 for one in found) else ()
+    if name in _REDUCES:
+        return (_REDUCES[name],)
+    return (mean_of(module),) if name in ("SoftmaxAggregation", "PowerMeanAggregation") else ()
+
+
+def mean_of(module: Any) -> Softmax | PowerMean:
+    """A softmax or power mean of the host's as it is now: users may set its numbers."""
+    number = module.t if type(module).__name__ == "SoftmaxAggregation" else module.p
+    if isinstance(number, Tensor) and module.channels != 1:
+        number = number.view(-1, module.channels)
+    if type(module).__name__ == "SoftmaxAggregation":
+        return Softmax(number,  # type: ignore[call-arg]  # `name` is no field
+                       module.learn or not module.semi_grad)
+    return PowerMean(number, module.min_value, module.max_value)  # type: ignore[call-arg]
+
+
+def source(kwargs: dict, name: str) -> Any:
+    """The features that are gathered; of a pair the first."""
+    x = kwargs[name]
+    return x[0] if isinstance(x, (tuple, list)) else x
+
+
+def stacked(layer: Any, x: Tensor) -> bool:
+    """Whether nodes do not come first: [*stacks, nodes, features]."""
+    return layer.node_dim == -2 and x.dim() > 2
+
+
+def prepared(reduce: Reduce, layer: Any, x: Tensor, weight: Tensor | None,
+             count: int) -> Aggregation | Reason:
+    """The aggregation with nodes, and edges, in the first dimension."""
+    if stacked(layer, x):
+        if weight is not None and weight.dim() <= x.dim():
+            weight = (weight[(None,) * (x.dim() - weight.dim())].movedim(-2, 0)
+                      if weight.dim() > 1 else weight)
+        x = x.movedim(-2, 0)
+    return aggregation.prepare(reduce.partition(" ")[0] if type(reduce) is str else reduce, x,
+                               weight, count)
+
+
+def _layer_reason(layer: Any, known: Known) -> Reason | None:
+    own = layer.__dict__
+    if any(HOOKS(own)):
+        return reason("GA501", "message-passing hooks are registered")
+    explain, decomposed, _, _ = SETTINGS(own)
+    if explain:
+        return reason("GA502")
+    if decomposed != 1:
+        return reason("GA503", f"decomposed_layers={decomposed}")
+    if not own.keys().isdisjoint(OVERRIDES):
+        return reason("GA205", "a method is replaced on the layer object")
+    module = own["_modules"].get("aggr_module")
+    if guards._any_global_hook():
+        return reason("GA501", "hooks on all modules are registered")
+    why = None if module is None else guards.reducing_reason(module)
+    if why is not None:
+        return why
+    if reductions(layer, known):
+        return None
+    return reason("GA201",
+                  "the aggregation is "
+                  f"{type(module).__name__ if known.aggregate is None else layer.aggregators}")
+
+
+def reduces_as_ever(module: Any) -> bool:
+    """Whether an aggregation of the host's is still what `read` took it for; runs at every call."""
+    own = module.__dict__
+    return (not any(MODULE_HOOKS(own)) and own.keys().isdisjoint(guards.REDUCING)
+            and guards.aggregation_path(type(module)).why is None)
+
+
+def _update_reason(known: Known, kwargs: dict) -> Reason | None:
+    missing = [name for name in known.update if name not in kwargs]
+    return (reason("GA211", f"update takes {', '.join(missing)}, which propagate was not given")
+            if missing else None)
+
+
+def sizes(layer: Any, edge_index: Any, kwargs: dict,
+          read: tuple[tuple[str, str], ...]) -> tuple[int, int] | Reason:
+    """The numbers of nodes at both ends, as the host finds them in the arguments ``read`` at these
+    ends."""
+    forward, node_dim, size = layer.flow == "source_to_target", layer.node_dim, kwargs.get("size")
+    if type(edge_index).__name__ == "EdgeIndex":
+        size = edge_index.sparse_size()
+    size = [None, None] if size is None else list(size)
+    for name, end in read:
+        x = kwargs[name]
+        pair = isinstance(x, (tuple, list))
+        if pair and (len(x) != 2 or not forward):
+            return (reason("GA206", f"{name} is no pair")
+                    if forward else reason("GA202", "pairs of features against the flow"))
+        for side, features in enumerate(x if pair else (x,)):
+            if features is None and side and end == "j":
+                continue
+            if (type(features) not in TENSORS or features.dim() < 2
+                or node_dim not in (0, -2, -features.dim())):
+                return reason("GA206",
+                              f"features are a {type(features).__name__}, node_dim={node_dim}")
+            at = side if pair else int((end == "i") == forward)
+            rows = features.shape[node_dim]
+            if size[at] is not None and size[at] != rows:
+                return reason("GA206", f"{rows} rows of features where {size[at]} nodes are")
+            size[at] = rows
+    src, dst = size if forward else size[::-1]
+    return src, src if dst is None else dst
+
+
+def _edges(layer: Any, known: Known, edge_index: Any, num_src: int, num_dst: int,
+           device: torch.device) -> Tensor | Reason:
+    special = type(edge_index) is not Tensor
+    if special and layer.fuse and home(known.functions[3]) != "torch_geometric":
+        return reason("GA211", "message_and_aggregate is the user's own")
+    if layer.flow != "source_to_target":
+        return (reason("GA204", "an EdgeIndex against the flow")
+                if special else edges.plain(edge_index, num_dst, num_src, device))
+    return edges.plain(edge_index, num_src, num_dst, device)
+
+
+def finished(layer: Any, known: Known, moved: bool, out: Any, kwargs: dict) -> Any:
+    """What the call gives: the class's own ``update`` of the result, of several combined.
+    ``moved``: features were `stacked`."""
+    if known.aggregate is not None:
+        out = known.aggregate.combine(layer, out if type(out) is list else [out])
+    elif type(out) is list:
+        out = layer.aggr_module.combine(out)
+    if moved:
+        out = out.movedim(0, -2).contiguous()
+    if not known.updates:
+        return out
+    return layer.update(out, **{name: kwargs[name] for name in known.update})

@@ -1,0 +1,117 @@
+"""``propagate`` of every message-passing class that has no adapter of its own, replaced by one that
+asks for a faster way.
+
+PyG writes a ``propagate`` for each class when that is first instantiated, into the class itself;
+ours is put around it then. Where PyG could not write one, the class inherits the general one, and
+gets ours around that. A ``propagate`` that somebody else wrote is left alone. ``_orig_propagate``
+and ``_jinja_propagate``, which explainers go back to, stay the host's own.
+"""
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from gnnaccel.adapters import own as own_code
+from gnnaccel.adapters.patching import PatchSet
+from gnnaccel.dispatch.policy import rules
+
+_TEMPLATES = "_set_jittable_templates"
+_KEPT = ("_orig_propagate", "_jinja_propagate")
+
+
+def install(patches: PatchSet) -> None:
+    """Take over the classes that are there and, through ``patches`` too, those to come."""
+    from torch_geometric.nn import MessagePassing
+
+    # not in old versions, where classes instantiated later stay native
+    if hasattr(MessagePassing, _TEMPLATES):
+        patches.set(MessagePassing, _TEMPLATES,
+                    _taking_over(getattr(MessagePassing, _TEMPLATES), patches))
+    for cls in _subclasses(MessagePassing):
+        if cls.__module__.startswith("torch_geometric.nn.") and not _has_adapter(cls):
+            rules.register_class(rules.path_of(cls))
+        if _KEPT[0] in vars(cls):
+            _take_over(cls, patches)
+
+
+def _subclasses(cls: type) -> Iterator[type]:
+    seen = set()
+    stack: list[type] = list(cls.__subclasses__())
+    while stack:
+        found = stack.pop()
+        if found not in seen:
+            seen.add(found)
+            yield found
+            stack.extend(found.__subclasses__())
+
+
+def _has_adapter(cls: type) -> bool:
+    from gnnaccel.adapters.pyg import LAYERS
+
+    return any(base.__name__ in LAYERS and base.__module__.startswith("torch_geometric.")
+               for base in cls.__mro__)
+
+
+def _taking_over(native: Callable, patches: PatchSet) -> Callable:
+    """``native``, which writes a class's ``propagate``, so that ours is put around."""
+
+    from torch_geometric.nn import MessagePassing
+
+    @functools.wraps(native)
+    def set_templates(self: Any, *args: Any, **kwargs: Any) -> Any:
+        found = native(self, *args, **kwargs)
+        cls = type(self)
+        for name in _KEPT:
+            kept = vars(cls).get(name)
+            if getattr(kept, "routed", False):  # inherited from a class that was taken over
+                setattr(cls, name, kept.__wrapped__)
+        # not where somebody kept this from a session that is over
+        if patches.holds(MessagePassing, _TEMPLATES):
+            _take_over(cls, patches)
+        return found
+
+    return set_templates
+
+
+def _take_over(cls: type[Any], patches: PatchSet) -> None:
+    from torch_geometric.nn import MessagePassing
+
+    own, native = vars(cls), cls.propagate
+    if getattr(native, "routed", False) or _has_adapter(cls):
+        return
+    written = (own.get("propagate") is native is own.get(_KEPT[1])
+               and own.get(_KEPT[0]) is not native)
+    general = native is MessagePassing.propagate and cls is not MessagePassing
+    if (written or general) and own_code.is_method(native, cls, "propagate", "torch_geometric"):
+        patches.set(cls, "propagate", routed(native))
+
+
+def routed(native: Callable) -> Callable:
+    """``native``, a class's own ``propagate``, with the aggregations that we have faster ways
+    for."""
+    from torch.compiler import is_compiling
+
+    from gnnaccel.adapters.pyg.propagate import calls
+    from gnnaccel.adapters.pyg.propagate.calls import fast_path
+    from gnnaccel.cuda.capture import capturing
+    from gnnaccel.dispatch.memory.layer_memory import MISSED
+    from gnnaccel.dispatch.observe.records import listening
+    from gnnaccel.dispatch.policy.config import current
+
+    @functools.wraps(native)
+    def propagate(self: Any, edge_index: Any, *args: Any, **kwargs: Any) -> Any:
+        if args or is_compiling():  # compiled regions trace the host's own code
+            return native(self, edge_index, *args, **kwargs)
+        config = current()
+        if config is None:
+            return native(self, edge_index, **kwargs)
+        # the short way tells nothing; the route is the same
+        if not listening() and not capturing():
+            out = fast_path(self, native, edge_index, kwargs, config)
+            if out is not MISSED:
+                return out
+        return calls.decide(self, native, edge_index, kwargs, config)
+
+    propagate.routed = True  # type: ignore[attr-defined]
+    return propagate

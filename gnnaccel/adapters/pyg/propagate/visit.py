@@ -1,0 +1,39 @@
+"""``propagate`` of a layer without an adapter, in the form of one, for those who explain, compare
+and measure calls.
+
+The layer's own code around it stays the host's, so what they see is the aggregation alone: the
+arguments of ``propagate``, and what it gives.
+"""
+from __future__ import annotations
+
+from typing import Any
+
+from gnnaccel.adapters.pyg.propagate import reading
+from gnnaccel.dispatch.ops.aggregation_stated import AggregationInputs, AggregationSpec
+from gnnaccel.dispatch.policy.reasons import Reason
+
+
+class _Propagate:
+    host = "pyg"
+
+    @staticmethod
+    def state(layer: Any, args: tuple[Any],
+              kwargs: dict) -> tuple[AggregationSpec, AggregationInputs] | Reason:
+        """``args``: the ``edge_index``; ``kwargs``: everything else."""
+        found = reading.read(layer, *args, kwargs)
+        if type(found) is Reason:
+            return found
+        first = reading.completed(layer, found.form, found.graph, found.given, kwargs)
+        if type(first) is Reason:
+            return first
+        given = AggregationInputs(found.graph, first, found.reduces, (found, kwargs))
+        return AggregationSpec.of(given), given
+
+    @staticmethod
+    def run(layer: Any, stated: AggregationSpec, given: AggregationInputs, attend: Any) -> Any:
+        found, kwargs = given.more
+        moved = reading.stacked(layer, reading.source(kwargs, found.form.source))
+        return reading.finished(layer, found.known, moved, attend(given), kwargs)
+
+
+PROPAGATE = _Propagate()

@@ -1,0 +1,215 @@
+"""The structure cache: `GraphView`s and `RelationView`s by the caller's own tensors, such as
+``edge_index``.
+
+An entry belongs to live memory at one version each. The key holds the identity of each tensor's
+storage, the place and shape of the data, dtype and the graph's sizes; so views and detached aliases
+(which checkpoints make of their inputs) find the structure that their forward used. The storages
+are watched by weak references and version counters compared, so neither an in-place edit nor reused
+memory can give a stale answer. What cannot be seen, as anywhere in torch: writing through ``.data``
+or through numpy. Inference tensors have no version and are not cached.
+
+While a CUDA graph is captured, nothing from before is used: replays read the caller's tensors anew,
+so their structure has to be built within the capture. What is built there serves that capture
+alone, and is dropped when it is over. Edges that the host keeps from being changed (`EdgeArrays`)
+are the same at each replay, so this does not hold for them.
+"""
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnnaccel import env
+from gnnaccel.cuda import capture
+from gnnaccel.dispatch.graph import ledger
+from gnnaccel.dispatch.graph.edge_arrays import EdgeArrays
+from gnnaccel.dispatch.graph.tensor_ref import MemoryRef, unversioned
+from gnnaccel.dispatch.graph.view import GraphView
+
+_DEFAULT_BYTES = 4 << 30
+
+
+@dataclass
+class _Entry:
+    view: Any
+    memory: tuple[MemoryRef, ...]
+
+
+_lock = threading.RLock()
+_entries: OrderedDict[tuple, _Entry] = OrderedDict()
+_counts = {"hits": 0, "misses": 0, "evictions": 0, "uncached": 0}
+_limit: int | None = None
+# the number of the last capture that looked something up, its thread, and the keys of what it built
+_captured: list = []
+_counted_again = 0  # misses after which bytes are counted again
+
+
+def _identity(tensor: Tensor | EdgeArrays) -> tuple:
+    if type(tensor) is EdgeArrays:
+        return (id(tensor),)
+    return (id(tensor.untyped_storage()), tensor.data_ptr(), tensor.shape, tensor.stride(),
+            tensor.dtype)
+
+
+def _key(tensors: tuple[Tensor | EdgeArrays, ...], sizes: tuple, captured: int) -> tuple:
+    return (*[_identity(t) for t in tensors], sizes, torch.are_deterministic_algorithms_enabled(),
+            captured)
+
+
+def _capture_of(tensors: tuple[Tensor | EdgeArrays, ...]) -> int:
+    """The number of the capture whose replays may find other edges in these tensors; 0 for none."""
+    return capture.current() if type(tensors[0]) is not EdgeArrays else 0
+
+
+def _find(tensors: tuple[Tensor, ...], key: tuple) -> _Entry | None:
+    entry = _entries.get(key)
+    if entry is None:
+        return None
+    return entry if all(map(MemoryRef.unwritten, entry.memory, tensors)) else None
+
+
+def peek(edge_index: Tensor, num_src: int, num_dst: int, loops: int = 0) -> bool:
+    """Whether `lookup` would hit; counts nothing and makes nothing."""
+    return peek_many((edge_index,), (num_src, num_dst, loops))
+
+
+def lookup(edge_index: Tensor, num_src: int, num_dst: int, loops: int = 0) -> tuple[GraphView, str]:
+    """The view of these edges and "hit", "miss" or "none" (not cacheable)."""
+    return lookup_many((edge_index,), (num_src, num_dst, loops),
+                       lambda own: GraphView(edge_index, num_src, num_dst, loops, own))
+
+
+def peek_many(tensors: tuple[Tensor, ...], sizes: tuple) -> bool:
+    """Whether `lookup_many` would hit; during a capture, also whether it would have before."""
+    if unversioned(tensors):
+        return False
+    captured = _capture_of(tensors)
+    return any(_find(tensors, _key(tensors, sizes, at)) is not None
+               for at in ((captured, 0) if captured else (0,)))
+
+
+def before_capture(tensors: tuple[Tensor, ...], sizes: tuple) -> Any:
+    """The view that calls outside of captures find, or None. Counts nothing and makes nothing."""
+    entry = (None if unversioned(tensors)
+             else _find(tensors, _key(tensors, sizes, 0)))
+    return None if entry is None else entry.view
+
+
+def lookup_many(tensors: tuple[Tensor, ...], sizes: tuple,
+                make: Callable[[bool], Any]) -> tuple[Any, str]:
+    """The view that belongs to all of these tensors and to ``sizes``, and "hit", "miss" or "none"
+    (not cacheable).
+
+    ``make(own)`` makes it; ``own``: it must keep the tensors alive. A view has ``nbytes()``,
+    ``touched`` and ``bind(*tensors)``.
+    """
+    captured = _capture_of(tensors)
+    if captured == capture.UNKNOWN or unversioned(tensors):
+        _counts["uncached"] += 1
+        return make(True), "none"
+    if _captured and captured != _captured[0]:
+        _end_capture(captured)
+    key = _key(tensors, sizes, captured)
+    entry = _find(tensors, key)
+    if entry is not None:
+        _counts["hits"] += 1
+        entry.view.touched = True
+        entry.view.bind(*tensors)
+        return entry.view, "hit"
+    _counts["misses"] += 1
+    view = make(False)
+    drop = _dropper(key, view)
+    with _lock:
+        _entries[key] = _Entry(view, tuple(MemoryRef(t, drop) for t in tensors))
+        _entries.move_to_end(key)
+        if captured:
+            _captured[:] = [captured, threading.get_ident(), *_captured[2:], key]
+        _evict(key)
+    return view, "miss"
+
+
+def _end_capture(captured: int) -> None:
+    """Drop what an earlier capture built, unless its thread may still be capturing.
+
+    Its memory belongs to the CUDA graph.
+    """
+    with _lock:
+        if _captured and (captured or _captured[1] == threading.get_ident()):
+            for key in _captured[2:]:
+                _entries.pop(key, None)
+            _captured.clear()
+
+
+def _dropper(key: tuple, view: GraphView) -> Any:
+    def drop(_: weakref.ref) -> None:
+        with _lock:
+            entry = _entries.get(key)
+            # the key may serve a later tensor at the same address by now
+            if entry is not None and entry.view is view:
+                del _entries[key]
+
+    return drop
+
+
+def _evict(newest: tuple) -> None:
+    """While the arrays built so far take more than the limit, the oldest entries go; one used since
+    it came up last gets a second chance. The newest stays. Where there are many, they are counted
+    once an eighth more may be there, not at each miss."""
+    global _counted_again
+    if _counted_again > 0:
+        _counted_again -= 1
+        return
+    _counted_again = len(_entries) // 8
+    total = sum(entry.view.nbytes() for entry in list(_entries.values()))
+    chances = len(_entries)
+    while total > limit() and len(_entries) > 1:
+        key, entry = next(iter(_entries.items()))
+        if key == newest or (entry.view.touched and chances > 0):
+            entry.view.touched = False
+            chances -= 1
+            _entries.move_to_end(key)
+            continue
+        total -= entry.view.nbytes()
+        _entries.pop(key, None)  # counting may have collected garbage, and with it this entry
+        _counts["evictions"] += 1
+
+
+def limit() -> int:
+    """Bytes of index arrays to keep: ``GNNACCEL_CACHE_BYTES``, else 4 GiB."""
+    global _limit
+    if _limit is None:
+        _limit = env.cache_bytes() or _DEFAULT_BYTES
+    return _limit
+
+
+def set_limit(size: int | None) -> None:
+    """Keep at most ``size`` bytes from the next miss on, give or take an eighth of the graphs where
+    there are many; None returns to the environment's or the default."""
+    global _limit, _counted_again
+    _limit, _counted_again = size, 0
+
+
+def info() -> dict[str, int]:
+    """Entries, bytes, limit and counts of hits, misses, evictions, uncached look-ups."""
+    with _lock:
+        return {"entries": len(_entries),
+                "bytes": sum(e.view.nbytes() for e in list(_entries.values())), "limit": limit(),
+                **_counts}
+
+
+def clear() -> None:
+    """Forget every graph and set the counts to zero."""
+    global _counted_again
+    with _lock:
+        _entries.clear()
+        _captured.clear()
+        _counted_again = 0
+        ledger.forget()
+        for name in _counts:
+            _counts[name] = 0

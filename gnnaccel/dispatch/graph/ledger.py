@@ -1,0 +1,76 @@
+"""What is known of the calls over a graph, whether or not its structure was built.
+
+Nobody can know whether a graph will come again. Its ledger says how often it came and what faster
+calls over it would have saved; from that follows when building its structure pays, when results
+derived from it are worth keeping, and whether a layer's native calls over it need another look.
+
+A ledger belongs to a graph's edges as they are: a write into them opens a new one. A graph of
+several tensors is known by the largest. Of inference tensors, whose writes nobody counts, there are
+no ledgers.
+"""
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from torch import Tensor
+
+from gnnaccel.dispatch.graph.tensor_ref import TensorRef
+
+_FEW = 512  # ledgers, from which on those of tensors that are gone are looked for
+
+
+class GraphLedger(TensorRef):
+    """Of the graph of these edges, which it refers to weakly.
+
+    ``sightings``: calls that asked about the graph; ``seconds``: what faster calls would have
+    saved; ``functions``: those of the host's, by name, whose results over it were asked for;
+    ``layers``: by `layer_memory.LayerMemory.number`, of a layer that had native calls over it, the
+    ids of all its tensors, and the state in which the call was decided as one over a known graph,
+    with gradients off and on.
+    """
+
+    __slots__ = ("sightings", "seconds", "functions", "layers")
+
+    version: int
+    sightings: int
+    seconds: float
+    functions: tuple[str, ...]
+    layers: dict[int, list[Any]]
+
+    # made by `of` without a call of Python's
+    __new__ = weakref.ref.__new__  # type: ignore[assignment]  # it takes the edges alone
+    __init__ = weakref.ref.__init__
+
+
+#: by the id of the edges; for lookups that cannot afford a call
+ledgers: dict[int, GraphLedger] = {}
+_most = _FEW
+
+
+def of(edges: Tensor) -> GraphLedger:
+    """The ledger of these edges as they are now."""
+    key = id(edges)
+    found = ledgers.get(key)
+    if found is None or found() is not edges or found.version != edges._version:
+        if len(ledgers) >= _most:
+            _sweep()
+        found = GraphLedger(edges)
+        found.version, found.pointer = edges._version, 0  # stand-ins for tensors have no memory
+        found.sightings, found.seconds, found.functions, found.layers = 0, 0.0, (), {}
+        ledgers[key] = found
+    return found
+
+
+def _sweep() -> None:
+    """Drops those of tensors that are gone."""
+    global _most
+    for key, found in list(ledgers.items()):
+        if found() is None and ledgers.get(key) is found:
+            ledgers.pop(key, None)
+    _most = max(_FEW, 2 * len(ledgers))
+
+
+def forget() -> None:
+    """Forget every graph."""
+    ledgers.clear()

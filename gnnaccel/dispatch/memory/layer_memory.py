@@ -1,0 +1,300 @@
+"""What is remembered of each layer's calls, and the short way of calls that are like one of them.
+
+A `LayerMemory` holds the last call by a faster route (`Exact`), which the next one over the same
+edges repeats, and native calls that others are like (`native_cache`). `fast_path` asks it at
+every call.
+"""
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Sequence
+from operator import is_
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnnaccel.cuda import capture, driver
+from gnnaccel.dispatch.graph import ledger
+from gnnaccel.dispatch.graph.edge_arrays import EdgeArrays
+from gnnaccel.dispatch.graph.tensor_ref import TensorRef, all_unmoved, unversioned
+from gnnaccel.dispatch.memory.checkpoints import checkpointed
+from gnnaccel.dispatch.memory.native_cache import (GRAPHS, MISSED, STREAK, WATCHED, InnerCalls,
+                                                   NativeExact, NativeSized, NativeStreak, autocast,
+                                                   plain_tensors, size_of)
+from gnnaccel.dispatch.observe import counters
+from gnnaccel.dispatch.observe.records import listening
+from gnnaccel.dispatch.policy import config as configs
+from gnnaccel.dispatch.policy.config import Config
+from gnnaccel.dispatch.policy.names import IdentityMap
+from gnnaccel.dispatch.policy.reasons import Reason
+from gnnaccel.dispatch.quantized import settings
+from gnnaccel.dispatch.run.attention import Attend
+
+#: what an adapter keeps of calls that cannot be repeated
+UNREPEATABLE = object()
+_HOSTS = ("torch.", "torch_geometric.", "dgl.")
+_numbers = itertools.count()
+_entries, _maps = settings.kept()
+_watching, _drivers = counters.watching, driver.in_place
+_tracing, _grad = torch._C._get_tracing_state, torch.is_grad_enabled
+
+
+class Exact:
+    """A call by a faster route, and what was decided of it.
+
+    ``key``: of the adapter, all that the decision depends on but the graph; ``structure``: the
+    integer tensors among the arguments, the graph's and others; ``plain``: they are all arguments
+    but the first, a plain tensor; ``graph``: its structure, held weakly, since the structure cache
+    decides how long that lives; ``kept``: of the adapter, what else a repetition needs to know;
+    ``bound``: the call bound to the layer's weights, if it can be.
+    """
+
+    __slots__ = ("epoch", "key", "structure", "plain", "graph", "stated", "plan", "run", "kept",
+                 "bound")
+
+    def __init__(self, epoch: int, key: tuple, structure: Sequence[Tensor], plain: bool, graph: Any,
+                 stated: Any, plan: Any, run: Any, kept: Any, bound: Any):
+        self.epoch, self.key, self.plain = epoch, key, plain
+        self.graph = weakref.ref(stated.held(graph))
+        self.structure = tuple(map(TensorRef, structure))
+        self.stated, self.plan, self.run = stated.kept(), plan, run
+        self.kept, self.bound = kept, bound
+
+    def repeat(self, layer: Any, adapter: Any, args: tuple, kwargs: dict, held: Any) -> Any:
+        """The result of a call like this one. ``held``: what ``graph`` refers to."""
+        stated, given = self.stated, adapter.again(layer, args, kwargs, self.kept)
+        call = stated.call(stated.over(held, given), self.plan)
+        return adapter.run(layer, stated, given, Attend(call, self.run))
+
+
+def remember(layer: Any, adapter: Any, args: tuple, kwargs: dict, config: Config, stated: Any,
+             given: Any, plan: Any, call: Any, run: Any, quantized: bool) -> Any:
+    """Keep of a call by a faster route what calls that repeat it need.
+
+    The call as `Exact.bound` has it, None where it is not. Nothing is kept where the adapter has no
+    key for the call, where its graph is none of its arguments, or of a ``quantized`` call that is
+    no plain one.
+    """
+    key = adapter.key(layer, args, kwargs)
+    if key is None:
+        return None
+    found = index_tensors(args, kwargs)
+    if unversioned(found) or not set(map(id, given.structure)).issubset(map(id, found)):
+        return None
+    # only keys of such calls know the layer's weights themselves, to which a call may be bound
+    plain = (not kwargs and len(found) == len(args) - 1 and type(args[0]) is Tensor
+             and all(map(is_, found, args[1:])))
+    kept = adapter.keep(layer, args, kwargs, stated, given)
+    if (quantized and not plain) or kept is UNREPEATABLE:
+        return None
+    bound = adapter.bind(layer, call) if plain and plan.route == "cuda" and not quantized else None
+    of(layer).exact = Exact(config.epoch, key, found, plain, call.graph, stated, plan, run,
+                            kept, bound)
+    return bound
+
+
+def index_tensors(args: tuple, kwargs: dict) -> list[Any]:
+    """The integer tensors among the arguments, in their pairs and in their dictionaries, and the
+    arrays of a host's own graphs."""
+    found: list[Any] = []
+    for a in (*args, *kwargs.values()) if kwargs else args:
+        kind = type(a)
+        if kind is dict or kind is tuple:
+            found += [t for t in (a.values() if kind is dict else a)
+                      if isinstance(t, Tensor) and not t.is_floating_point()]
+        elif isinstance(a, Tensor):
+            if not a.is_floating_point():
+                found.append(a)
+        elif kind in GRAPHS:
+            found += GRAPHS[kind].structure(a)
+    return found
+
+
+class LayerMemory:
+    """Of one layer.
+
+    ``over``: message passing's last calls over some edges, by the id of these; ``native_once``,
+    ``summed_once``: of those over edges that had not been seen before, the last that was native,
+    and the last that summed its list of edges.
+
+    ``exact``: its last call by a faster route; ``native_exact``, ``native_sized``: a native call
+    with gradients off, and one with gradients on; ``in_a_row``: native calls in a row that were
+    like an earlier one, and what follows from many (``streak``); ``number``: under which ledgers of
+    graphs know the layer; ``why``: of the last call that was not understood; ``left``: of calls of
+    a model, how many may yet show something.
+    """
+
+    __slots__ = ("exact", "native_exact", "native_sized", "number", "in_a_row", "streak", "why",
+                 "left", "over", "native_once", "summed_once")
+
+    def __init__(self) -> None:
+        self.over: dict[int, Any] = {}
+        self.native_once: Any = None
+        self.summed_once: Any = None
+        self.exact: Exact | None = None
+        self.native_exact: list[NativeExact | None] = [None, None]
+        self.native_sized: list[NativeSized | None] = [None, None]
+        self.number, self.in_a_row, self.left = next(_numbers), 0, WATCHED
+        self.streak: NativeStreak | None = None
+        self.why: Reason | None = None
+
+    def of(self, structure: Sequence[Tensor]) -> list[Any] | None:
+        """What `GraphLedger.layers` has of a native call over these tensors, unwritten since."""
+        for t in structure:
+            known = ledger.ledgers.get(id(t))
+            if (known is not None and known() is t and known.version == t._version
+                and self.number in known.layers):
+                found = known.layers[self.number]
+                return found if set(map(id, structure)).issubset(found[0]) else None
+        return None
+
+    def meets(self, graph: Sequence[Tensor], largest: Tensor, state: tuple | None = None,
+              grad: bool = False) -> bool:
+        """Whether the graph of these tensors, unwritten since, was in a native call, and is not
+        known to be native in this state however often it comes. It was from now on. Never of
+        inference tensors, which have no version."""
+        if largest.is_inference():
+            return False
+        ids = tuple(map(id, graph))
+        known = ledger.of(largest)
+        found = known.layers.get(self.number)
+        if found is not None and found[0] == ids:
+            return found[1 + grad] != state
+        known.layers[self.number] = [ids, None, None]
+        return False
+
+
+memories: IdentityMap[LayerMemory] = IdentityMap()
+
+
+def of(layer: Any) -> LayerMemory:
+    """The memory of a layer, which has one from now on."""
+    memory = memories.get(layer)
+    if memory is None:
+        memory = LayerMemory()
+        memories.set(layer, memory)
+    return memory
+
+
+def graph_of(structure: tuple, args: tuple, kwargs: dict) -> tuple:
+    """The tensors by which the graph of a call is known.
+
+    Those of its ``structure``; where these are arrays of a host's own graph, what stands for that
+    graph (`native_cache.GRAPHS`), with the types and the like that the call brings.
+    """
+    if not structure or type(structure[0]) is not EdgeArrays:
+        return structure
+    found = plain_tensors((*args, *kwargs.values()))
+    return tuple(t for t in found if not t.is_floating_point()) if found else structure
+
+
+# --- the short way -----------------------------------------------------------------------------
+
+def fast_path(layer: Any, adapter: Any, native: Callable, args: tuple, kwargs: dict,
+              config: Config) -> Any:
+    """The result of a call that is like an earlier one, counted; `MISSED` for any other.
+
+    ``adapter``: of the layer's class, None of models, whose calls are only native. ``native.host``:
+    what ``native`` comes to where nothing in it is taken over, if it says so.
+    """
+    entry = memories.entries.get(id(layer))
+    if entry is None or entry[0]() is not layer or listening():  # the short ways tell nothing
+        return MISSED
+    if capture.capturing():  # what earlier calls showed need not hold for what replays find
+        return MISSED
+    memory = entry[1]
+    exact = memory.exact
+    if exact is not None and exact.epoch == config.epoch:
+        indices = args[1:] if exact.plain else index_tensors(args, kwargs)
+        if (indices and exact.structure[-1]() is indices[-1]
+            and all_unmoved(exact.structure, indices)):
+            held = exact.graph()
+            if held is not None and exact.key == adapter.key(layer, args, kwargs):
+                held.touched = True
+                counters.count(type(layer).__name__, exact.plan.route)
+                bound = exact.bound
+                if bound is not None and bound.valid():
+                    return bound(args[0], held)
+                return exact.repeat(layer, adapter, args, kwargs, held)
+    if _tracing() is not None:  # a tracer would write the comparisons down
+        return MISSED
+    streak = memory.streak
+    if (streak is not None and streak.left and not kwargs and streak.epoch == config.epoch
+        and streak.count == len(args) and _size(args[streak.at]) <= streak.most
+        and not checkpointed()):
+        streak.left -= 1
+        like = streak.like
+    else:
+        grad = _grad()
+        found = memory.native_exact[grad] or memory.native_sized[grad]
+        found = found and looked_at(memory, layer, args, kwargs, config, grad)
+        if found is None:
+            memory.in_a_row, memory.streak = 0, None
+            return MISSED
+        like = found
+    inner = like.inner
+    tally = inner.tally
+    if tally is None or _entries or _maps:
+        return _watched(inner, native, layer, args, kwargs, like.code)
+    tally.calls += 1
+    if _watching:
+        counters.note(tally.counts, inner.lasting)
+    if not inner.silent:
+        return native(layer, *args, **kwargs)
+    native = getattr(native, "host", native)
+    token = configs.silence()
+    try:
+        return native(layer, *args, **kwargs)
+    finally:
+        configs.end_silence(token)
+
+
+def _size(edges: Any) -> float:
+    return edges.numel() if type(edges) is Tensor else size_of(edges)
+
+
+def looked_at(memory: LayerMemory, layer: Any, args: tuple, kwargs: dict, config: Config,
+              grad: bool) -> NativeExact | NativeSized | None:
+    """The earlier call that this one is like. ``grad``: whether gradients are on."""
+    state = config.epoch, layer.training, autocast(), len(_drivers)  # `native_cache.state_of`
+    given = (*args, *kwargs.values()) if kwargs else args
+    like: NativeExact | NativeSized | None = memory.native_exact[grad]
+    if like is None or like.state != state or not like.fits(given, kwargs):
+        like = memory.native_sized[grad]
+        if like is None or like.state != state:
+            return None
+        graph = like.fits(given, kwargs)
+        if graph is MISSED or checkpointed() or (
+            graph and memory.meets(graph[0], graph[1], state, grad)):
+            return None
+    if like.edges_at is not None and not kwargs:
+        memory.in_a_row += 1
+        if memory.in_a_row >= STREAK and like.inner.tally is not None:
+            memory.streak = NativeStreak(like, len(args), config.epoch)
+    return like
+
+
+def _watched(inner: InnerCalls, native: Callable, layer: Any, args: tuple, kwargs: dict,
+             code: str | None) -> Any:
+    """``native(layer, *args, **kwargs)``, watched where that may show something."""
+    if not inner.left or _entries or _maps:
+        counters.again(type(layer).__name__, code)
+        settings.native_again(layer)
+        return native(layer, *args, **kwargs)
+    with counters.watched() as seen:
+        counters.again(type(layer).__name__, code)
+        out = native(layer, *args, **kwargs)
+    inner.left -= seen is not None
+    if (seen is not None and seen.native and not (seen.decided and inner.lasting)
+        and of_the_host(layer)):
+        inner.tally, inner.left = counters.tally(seen.counts), 0
+        inner.silent = sum(seen.counts.values()) > 1
+    return out
+
+
+def of_the_host(layer: Any) -> bool:
+    """Whether nothing of the user's own runs inside the layer."""
+    return all(type(module).__module__.startswith(_HOSTS) and not module._forward_pre_hooks
+               and not module._forward_hooks for module in layer.modules())

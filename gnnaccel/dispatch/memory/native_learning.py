@@ -1,0 +1,134 @@
+"""What is kept of native calls, so that others like them are made without being read anew.
+
+Over small graphs reading a layer, its parts and its arguments takes as long as running some of it
+natively. So it is remembered of a layer, with gradients and without,
+
+* which tensors a call was over that stayed native although its graph was known (`NativeExact`):
+  another over the same is native at once;
+* how large a call was that stayed native because its graph was new (`NativeSized`): others over new
+  graphs, of the same kind and no larger, are native at once. Graphs that were met before are no new
+  ones (`LayerMemory.meets`): those are decided, as what comes a second time may come often.
+
+What runs inside such a call asks for faster ways too. Once one call has shown that nothing in it
+finds any, the next ones run as if gnnaccel were off, and count what that one counted
+(`InnerCalls`).
+
+After several calls in a row like an earlier one, most of the next ones are not held against it at
+all, but for the number of edges (`NativeStreak`): what that might find can wait for a few calls.
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnnaccel.cuda import driver
+from gnnaccel.dispatch.memory import layer_memory
+from gnnaccel.dispatch.memory.layer_memory import LayerMemory, of_the_host
+from gnnaccel.dispatch.memory.native_cache import (MISSED, WATCHED, NativeExact, NativeSized,
+                                                   plain_tensors, state_of)
+from gnnaccel.dispatch.observe import counters
+from gnnaccel.dispatch.policy.config import Config
+from gnnaccel.dispatch.policy.reasons import Reason
+from gnnaccel.dispatch.quantized import settings
+
+# edges, of all types: over fewer a call may be remembered as native whatever kept it so
+_FEW = 2000
+# about the layer and its arguments
+_LASTING = ("GA201", "GA202", "GA205", "GA206", "GA208", "GA210", "GA303")
+_OF_THE_LAYER = ("GA201", "GA205", "GA208")
+_ESTIMATED = ("GA301", "GA401")
+_entries, _maps = settings.kept()
+_grad = torch.is_grad_enabled
+
+
+def _on_cpu(found: list[Tensor]) -> bool:
+    return found[0].is_cpu and not driver.placed()
+
+
+def remember(layer: Any, structure: tuple[Tensor, ...], args: tuple, kwargs: dict, config: Config,
+             code: str | None, known: bool) -> None:
+    """Keep of a call that stayed native for the reason ``code`` what others are to be held against:
+    its graph, and unless ``args`` are left out the rest. ``known``: the graph came before."""
+    memory = layer_memory.of(layer)
+    structure = layer_memory.graph_of(structure, args, kwargs)
+    if structure and memory.of(structure) is None:
+        memory.meets(structure, max(structure, key=_size))
+    given = (*args, *kwargs.values())
+    found = plain_tensors(given)
+    if found is None:
+        return
+    if known:
+        met = memory.of(structure)
+        if met is not None and (_on_cpu(found) or code == "GA301"):
+            met[1 + _grad()] = state_of(layer, config)
+        # on a GPU a call on dictionaries may stay native for a reason that passes, such as a
+        # capture
+        if ((_on_cpu(found) or (not kwargs and len(found) == len(args)))
+            and not any(t.is_inference() for t in found)):
+            memory.native_exact[_grad()] = NativeExact(layer, given, kwargs, config, code)
+    elif _on_cpu(found) or code in _ESTIMATED:
+        like = NativeSized(layer, given, kwargs, config, code)
+        memory.native_sized[_grad()] = _met(memory, like, given, kwargs)
+
+
+def _size(t: Tensor) -> int:
+    return math.prod(t.shape)
+
+
+def _met(memory: LayerMemory, like: NativeSized, given: tuple, kwargs: dict) -> NativeSized:
+    """``like``, whose own graph ``memory`` has then met."""
+    graph = like.fits(given, kwargs)
+    if graph:
+        memory.meets(*graph)
+    return like
+
+
+def remember_reason(layer: Any, args: tuple, kwargs: dict, config: Config, why: Reason) -> None:
+    """The same of a call that could not be understood: if that is how the layer is made; on a CPU
+    over few edges whatever it is about the layer or its arguments. Not at its first call, which may
+    complete the layer."""
+    memory = layer_memory.of(layer)
+    again, memory.why = memory.why == why, why
+    given = (*args, *kwargs.values())
+    found = plain_tensors(given) if again and why.code in _LASTING else None
+    if found is None or any(t.is_inference() for t in found):
+        return
+    like, grad = NativeSized(layer, given, kwargs, config, why.code), _grad()
+    of_layer = (why.code in _OF_THE_LAYER
+                or (why.code == "GA210" and any(code in why.text for code in _OF_THE_LAYER)))
+    if of_layer or (_on_cpu(found) and like.edges < 2 * _FEW):
+        memory.native_exact[grad] = NativeExact(layer, given, kwargs, config, why.code)
+        memory.native_sized[grad] = _met(memory, like, given, kwargs)
+
+
+def watch(model: Any, ours: Callable, args: tuple, kwargs: dict, config: Config) -> Any:
+    """``ours(model, *args, **kwargs)``, a call of a model of which it shall be remembered if all of
+    it is native: then `run` runs the host's own code for others like it."""
+    memory, grad, given = layer_memory.of(model), _grad(), (*args, *kwargs.values())
+    found = (plain_tensors(given) if memory.left and config.on_fallback == "native"
+             and not (_entries or _maps) else None)
+    if found is None or any(t.is_inference() for t in found):
+        return ours(model, *args, **kwargs)
+    with counters.watched() as seen:
+        out = ours(model, *args, **kwargs)
+    if seen is None:
+        return out
+    kept: NativeExact | NativeSized | None
+    kept, before = None, memory.native_sized[grad]
+    if seen.native and seen.counts and of_the_host(model):
+        if seen.lasting and _on_cpu(found):
+            kept = memory.native_exact[grad] = NativeExact(model, given, kwargs, config, None)
+        elif (before is None or before.state[0] != config.epoch
+              or before.fits(given, kwargs) is MISSED):
+            like = NativeSized(model, given, kwargs, config, None)
+            kept = memory.native_sized[grad] = _met(memory, like, given, kwargs)
+    if kept is None:
+        memory.left -= 1
+    else:
+        memory.left, kept.inner.tally, kept.inner.silent = WATCHED, counters.tally(
+            seen.counts), True
+    return out

@@ -1,0 +1,173 @@
+"""The candidates for an attention call, as data: what each can do, and what it would cost."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from gnnaccel.cuda import driver
+from gnnaccel.cuda.layout import MAX_WIDTH, TYPES
+from gnnaccel.dispatch.graph.view import kernels_run_on
+from gnnaccel.dispatch.ir import patterns
+from gnnaccel.dispatch.ops.plain import PlainRequest, operation
+from gnnaccel.dispatch.plan import cost
+from gnnaccel.dispatch.plan.request import Request
+from gnnaccel.dispatch.policy.config import Config
+from gnnaccel.dispatch.policy.reasons import Reason, reason
+from gnnaccel.dispatch.relational import costs
+from gnnaccel.dispatch.relational.prepare import prepare
+from gnnaccel.dispatch.relational.request import RelationalRequest
+from gnnaccel.dispatch.run import attention
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """``unsupported`` lists every reason against running; ``seconds`` is the estimate, None where
+    nothing is known."""
+
+    name: str
+    route: str
+    unsupported: Callable[[Any, Config], list[Reason]]
+    seconds: Callable[[Any], float | None]
+    pmf: bool = False
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _environment(request: Request | RelationalRequest | PlainRequest) -> list[Reason]:
+    if driver.placed():
+        return []
+    if not kernels_run_on(torch.device(request.device)):
+        return [reason("GA401",
+                       f"the tensors are on the {request.device}, the kernels need a CUDA device")]
+    ready, text = driver.available()
+    return [] if ready else [reason("GA402", f"the CUDA kernels cannot run: {text}")]
+
+
+def _rows_reasons(request: Request | RelationalRequest) -> list[Reason]:
+    """Why kernels cannot run here, or not on such rows."""
+    why = _environment(request)
+    if request.row not in TYPES or request.out not in TYPES:
+        why.append(reason("GA203",
+                          f"{_name(request.row)} rows with a {_name(request.out)} result; "
+                          "the kernels take "
+                                   f"{', '.join(_name(t) for t in TYPES)}"))
+    if request.width > MAX_WIDTH:
+        why.append(reason("GA207",
+                          f"{request.width} channels per head; the kernels take up to {MAX_WIDTH}"))
+    return why
+
+
+def _cuda_reasons(family: str) -> Callable[[Request, Config], list[Reason]]:
+    def unsupported(request: Request, config: Config) -> list[Reason]:
+        if config.backend == "torch":
+            return [reason("GA406", "backend='torch' was asked for")]
+        found = patterns.attention(request.program)
+        if found is None or found.family != family:
+            return [reason("GA208", f"{request.program.name} is not {family} attention")]
+        why = _rows_reasons(request)
+        if not 0.0 <= found.slope:
+            why.append(reason("GA208", f"negative_slope={found.slope} is negative",
+                              "use a slope of 0 or more"))
+        return why or _compiles(request, found)
+
+    return unsupported
+
+
+def _compiles(request: Request, found: patterns.Attention) -> list[Reason]:
+    """The last question, as it is the dearest: do the kernels compile? Answered by compiling
+    them."""
+    try:
+        attention.prepare(found, request.heads, request.width, request.row, request.out,
+                          request.grad, request.edge_bits)
+    except driver.CompileError as problem:
+        return [reason("GA403", str(problem).strip().partition("\n")[0])]
+    return []
+
+
+def _torch_reasons(request: Request, config: Config) -> list[Reason]:
+    if config.backend == "cuda":
+        return [reason("GA406", "backend='cuda' was asked for")]
+    if not request.row.is_floating_point:
+        return [reason("GA203", f"{_name(request.row)} rows")]
+    return []
+
+
+def _fused(pmf: bool) -> Callable[[Request], float]:
+    return lambda request: cost.fused(
+        request, patterns.attention(request.program), pmf)  # type: ignore[arg-type]
+
+
+ATTENTION = (
+    Candidate("additive: smmf + split rows", "cuda", _cuda_reasons("additive"), _fused(False)),
+    Candidate("additive: smmf + pmf", "cuda", _cuda_reasons("additive"), _fused(True), pmf=True),
+    Candidate("pairwise: fused rows + split rows", "cuda", _cuda_reasons("pairwise"),
+              _fused(False)),
+    Candidate("torch backend", "torch", _torch_reasons, cost.torch_backend),
+)
+
+
+# --- relational -----------------------------------------------------------------------------------
+
+def _relational_cuda_reasons(request: RelationalRequest, config: Config) -> list[Reason]:
+    if config.backend == "torch":
+        return [reason("GA406", "backend='torch' was asked for")]
+    why = _rows_reasons(request)
+    slopes = [step.attr("slope") for step in request.program.ops if step.kind == "leaky_relu"]
+    if not all(0.0 <= slope for slope in slopes):
+        why.append(reason("GA208", f"negative_slope={slopes[0]} is negative",
+                          "use a slope of 0 or more"))
+    if not why:
+        try:
+            prepare(request)
+        except driver.CompileError as problem:
+            return [reason("GA403", str(problem).strip().partition("\n")[0])]
+    return why
+
+
+RELATIONAL = (
+    Candidate("relational: segment GEMM + fused traversals", "cuda", _relational_cuda_reasons,
+              costs.cuda),
+    Candidate("torch backend, compacted and reordered", "torch", _torch_reasons,
+              costs.torch_backend),
+)
+
+
+# --- plain ----------------------------------------------------------------------------------------
+
+def _plain_cuda_reasons(request: PlainRequest, config: Config) -> list[Reason]:
+    if config.backend == "torch":
+        return [reason("GA406", "backend='torch' was asked for")]
+    why = _environment(request)
+    if request.row not in TYPES:
+        why.append(reason("GA203",
+                          f"{_name(request.row)} rows; the kernels take "
+                          f"{', '.join(_name(t) for t in TYPES)}"))
+    if request.edge_bits > 31:
+        why.append(reason("GA206",
+                          "2**31 edges or more; the kernels of plain layers count them in int32"))
+    if not why:
+        try:
+            operation(request.reduce).prepare(request.reduce, request.width, request.row,
+                                              request.weighted)
+        except driver.CompileError as problem:
+            return [reason("GA403", str(problem).strip().partition("\n")[0])]
+    return why
+
+
+def _plain_once(ours: bool) -> Callable[[PlainRequest], float | None]:
+    return lambda request: cost.once(request, ours, 1 << request.part_bits,
+                                     request.width << request.edge_bits)
+
+
+native_plain = _plain_once(False)
+# costs over known graphs are unknown: on a GPU that pays, on a CPU the host's kernels are as good
+PLAIN = (
+    Candidate("plain: scaled sums, maxima or gated sums", "cuda", _plain_cuda_reasons,
+              _plain_once(True)),
+    Candidate("torch operations", "torch", _torch_reasons, lambda request: None),
+)

@@ -1,0 +1,137 @@
+"""What the planner is asked (`Request`), what an adapter found out about a call (`CallSpec`), and
+its tensors (`CallInputs`)."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnaccel.dispatch.graph import cache
+from gnnaccel.dispatch.graph.view import GraphView
+from gnnaccel.dispatch.ir import patterns
+from gnnaccel.dispatch.ir.program import Program
+from gnnaccel.dispatch.run import attention
+
+
+class Request(NamedTuple):
+    """Everything a plan depends on; the memo key. Sizes are classes of magnitude (bits), so that
+    mini-batches whose sizes differ a little share a plan."""
+
+    program: Program
+    native: str  # the host layer's class, for its cost
+    heads: int
+    width: int
+    row: torch.dtype
+    out: torch.dtype
+    device: str
+    src_bits: int
+    dst_bits: int
+    edge_bits: int
+    grad: bool
+    fresh: bool  # the graph's structure is not cached yet
+    part_bits: int = 1  # of the tensors that its edges are put together from
+
+    @property
+    def parts(self) -> int:
+        return 1 << self.part_bits
+
+    @property
+    def num_src(self) -> int:
+        return 1 << self.src_bits
+
+    @property
+    def num_dst(self) -> int:
+        return 1 << self.dst_bits
+
+    @property
+    def num_edges(self) -> int:
+        return 1 << self.edge_bits
+
+
+@dataclass(frozen=True)
+class CallSpec:
+    """A host call that the adapter understood, without its tensors: its Program, sizes and dtypes.
+
+    ``native``: the host layer's class; ``loops``: nodes that get a self loop; ``exposed`` as in
+    `attention.Call`; ``folded``: the adapter moved linear maps off the edges.
+    """
+
+    program: Program
+    native: str
+    heads: int
+    width: int
+    row: torch.dtype
+    out: torch.dtype
+    num_src: int
+    num_dst: int
+    num_edges: int
+    loops: int
+    exposed: bool
+    folded: bool = False
+
+    def request(self, device: str, grad: bool, fresh: bool) -> Request:
+        edges = self.num_edges + self.loops
+        return Request(self.program, self.native, self.heads, self.width, self.row, self.out,
+                       device, self.num_src.bit_length(), self.num_dst.bit_length(),
+                       edges.bit_length(), grad, fresh)
+
+    def peek(self, given: CallInputs) -> bool:
+        """Whether the structure of the call's graph is there."""
+        return cache.peek(given.edge_index, self.num_src, self.num_dst, self.loops)
+
+    def lookup(self, given: CallInputs) -> tuple[GraphView, str]:
+        """The structure of the call's graph, and "hit", "miss" or "none"."""
+        return cache.lookup(given.edge_index, self.num_src, self.num_dst, self.loops)
+
+    def call(self, graph: GraphView, plan) -> attention.Call:
+        """What the runner of a route takes."""
+        return attention.Call(self.program,
+                              patterns.attention(self.program),  # type: ignore[arg-type]
+                              graph, self.heads, self.width, self.out, self.exposed, plan.pmf)
+
+    def kept(self) -> CallSpec:
+        """As it is remembered."""
+        return self
+
+    @staticmethod
+    def held(graph: GraphView) -> GraphView:
+        """What of the call's graph the structure cache holds."""
+        return graph
+
+    @staticmethod
+    def over(held: GraphView, given: CallInputs) -> GraphView:
+        """The graph of a call on these tensors, of which `held` is there."""
+        return held
+
+    @staticmethod
+    def runner(route: str):
+        """The function that runs calls on a route."""
+        return attention.run_cuda if route == "cuda" else attention.run_torch
+
+    def facts(self) -> dict:
+        """Of the graph, for records."""
+        return dict(num_src=self.num_src, num_dst=self.num_dst, num_edges=self.num_edges,
+                    self_loops=self.loops)
+
+
+class CallInputs(NamedTuple):
+    """The tensors of one call: source and destination features [N, F] (``x_dst`` None: there are
+    none; the same object as ``x_src``: they are shared), ``edge_index`` [2, E] plain,
+    ``edge_attr``, and ``extra``, the layer's own further arguments."""
+
+    x_src: Tensor
+    x_dst: Tensor | None
+    edge_index: Tensor
+    edge_attr: Tensor | None = None
+    extra: tuple = ()
+
+    @property
+    def device(self) -> torch.device:
+        return self.edge_index.device
+
+    @property
+    def structure(self) -> tuple[Tensor, ...]:
+        """The tensors that the graph's structure is made of."""
+        return (self.edge_index,)

@@ -1,0 +1,209 @@
+"""Running an attention Program: fused kernels as nodes of autograd, or the torch backend.
+
+Backward runs the plan its forward took. When it is itself recorded (``create_graph=True``) it
+recomputes with the torch backend instead, with the same dropout mask, so that second derivatives
+are right.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from gnnaccel.cuda import additive, column_sum, head_dot, pairwise
+from gnnaccel.cuda.dropout import OFF, Dropout, draw, factors
+from gnnaccel.dispatch.graph.view import SORT_FROM, GraphView
+from gnnaccel.dispatch.ir.patterns import Attention
+from gnnaccel.dispatch.ir.program import Program
+from gnnaccel.dispatch.run import attention_families as families
+from gnnaccel.dispatch.run import attention_folded, attention_maps, torch_backend
+from gnnaccel.dispatch.run.attention_families import Family, aligned_rows, present
+from gnnaccel.dispatch.run.attention_folded import Folded
+from gnnaccel.dispatch.run.attention_maps import Mapped
+from gnnaccel.dispatch.run.autograd import Operation
+
+if TYPE_CHECKING:
+    from gnnaccel.dispatch.relational.request import RelationalCall
+
+_BANDS_FROM = 21  # bits of edges: with fewer, rows that do not fit the L2 have too few edges each
+
+
+@dataclass
+class Call:
+    """One attention call. ``exposed``: the caller hands the result on as it is, so a user may
+    change it in place; where backward reads the output it must then be a copy. ``pmf``: long rows
+    by PMF."""
+
+    program: Program
+    attention: Attention
+    graph: GraphView
+    heads: int
+    width: int
+    out_dtype: torch.dtype
+    exposed: bool = False
+    pmf: bool = False
+    dropout: Dropout = None  # type: ignore[assignment]  # set before anything runs by kernels
+
+    def needs_places(self) -> bool:
+        """Whether kernels look up edge ids or CSC places: for edge features, and in backward for
+        dropout."""
+        return self.attention.edge or self.attention.dropout > 0
+
+
+class Attend:
+    """What an adapter gets to run its Program with, once its tensors are made; ``graph`` for what
+    else it needs of it. ``kernels``: whether a relational call runs by the CUDA kernels, so that
+    its adapter may use them as well."""
+
+    __slots__ = ("_call", "_run", "graph", "kernels")
+    _call: Any
+
+    def __init__(self, call: Call | RelationalCall, run):
+        self._call, self._run, self.graph, self.kernels = call, run, call.graph, getattr(call,
+                                                                                         "kernels",
+                                                                                         False)
+
+    def build(self, train: bool) -> None:
+        """Build what a relational call's attention reads of its graph now, rather than when it
+        runs."""
+        self._call.build(train)
+
+    def of(self, program: Program, shapes: tuple) -> Attend:
+        """To run another Program with, in the same relational call."""
+        return Attend(replace(self._call, program=program, shapes=shapes), self._run)
+
+    def __call__(self, tensors: dict[str, Tensor | Mapped] | Folded) -> Tensor:
+        return self._run(self._call, tensors)
+
+
+def prepare(found: Attention, heads: int, width: int, row: torch.dtype, out: torch.dtype,
+            grad: bool, edge_bits: int) -> None:
+    """Compile what a call of this kind, on a graph of so many bits of edges, will launch, so that a
+    kernel that does not compile is known before anything runs.
+
+    Raises CompileError. Costs nothing where it has been done.
+    """
+    family = additive if found.family == "additive" else pairwise
+    score = () if found.family == "additive" else (found.score, False, found.vectors)
+    kernels = family.variant(heads, width, row, out, found.edge, found.dropout > 0, grad,
+                             edge_bits > 31, *score)
+    if found.family == "additive":
+        wanted = _additive_kernels(kernels, found, grad, edge_bits)
+    else:
+        forms = (kernels, *(kernels.in_bands() if edge_bits >= _BANDS_FROM else ()))
+        wanted = [one for form in forms for one in _pairwise_kernels(form, found, grad, edge_bits)]
+    for compiled, entries in wanted:
+        for entry in entries:
+            compiled(entry)
+    if grad:
+        for dtype in {row, out}:
+            column_sum.prepare(heads * width, dtype)
+
+
+def _additive_kernels(kernels: additive.Variant, found: Attention, grad: bool,
+                      edge_bits: int) -> list[tuple]:
+    """What additive attention launches, with its entries."""
+    cut = ((kernels.in_bands(False), kernels.in_bands(True))
+           if edge_bits >= _BANDS_FROM else ((), ()))
+    wanted: list[tuple] = [(form.forward_kernels, ("forward", "merge"))
+                           for form in (kernels, *cut[0])]
+    if found.score == "additive":
+        terms = head_dot.kernels(kernels.heads, kernels.width, kernels.row)
+        wanted.append((terms, ("dot", "grad", "sum_blocks") if grad else ("dot",)))
+    if grad:
+        wanted += [(form.backward_kernels, ("prepare", "sources", "merge"))
+                   for form in (kernels, *cut[1])]
+    return wanted
+
+
+def _pairwise_kernels(kernels: pairwise.Variant, found: Attention, grad: bool,
+                      edge_bits: int) -> list[tuple]:
+    """What pairwise attention launches, with its entries."""
+    wanted: list[tuple] = [(kernels.forward_kernels, ("forward", "merge"))]
+    if grad:
+        wanted += [(kernels.backward_kernels(by_src), ("prepare", "backward", "merge"))
+                   for by_src in (True, False)]
+        # where scores may be kept
+        if found.score == "dot" and not found.edge and edge_bits >= SORT_FROM.bit_length():
+            wanted += [(kernels.backward_kernels(True, True), ("backward", "merge")),
+                       (kernels.backward_kernels(False, True), ("queries", "merge"))]
+        if found.vectors:
+            wanted.append((families.vector_sums(kernels.heads, kernels.width).kernels,
+                           ("forward", "merge")))
+    return wanted
+
+
+def run_cuda(call: Call, tensors: dict[str, Tensor | Mapped] | Folded,
+             family: Family | None = None) -> Tensor:
+    """The Program's output [num_dst, heads, width] by the fused kernels. ``tensors`` by input name;
+    rows may be `Mapped`. With `Folded`, what that describes. ``family``: other kernels than those
+    for the Program."""
+    found = call.attention
+    call.dropout = draw(found.dropout, call.graph.device) if found.dropout else OFF
+    if type(tensors) is Folded:
+        return attention_folded.run(call, tensors, with_the_same_dropout)
+    family = family or families.of(found)
+    for t in tensors.values():
+        if type(t) is Mapped:
+            return attention_maps.run(call, family, tensors, with_the_same_dropout)
+    inputs: tuple = tuple(map(tensors.get, family.names))
+    if torch.is_grad_enabled():
+        for t in tensors.values():
+            if t is not None and t.requires_grad:  # type: ignore[union-attr]
+                return _Attention(call, family).apply(*inputs)
+    return family.forward(call, inputs, False)[0]
+
+
+def run_torch(call: Call, tensors: dict[str, Tensor | Mapped] | Folded) -> Tensor:
+    """The same by the torch backend, with torch's own dropout. Works in any floating dtype."""
+    if type(tensors) is Folded:
+        return attention_folded.composed(call, tensors, run_torch)
+    made = attention_maps.made(call, tensors)
+    edges = call.graph.edges()
+    keep = None
+    if call.attention.dropout > 0:
+        first = next(iter(made.values()))
+        # factors of 16 bits would be off on average too
+        dtype = torch.promote_types(first.dtype, torch.float32)
+        ones = first.new_ones(edges.src.shape[0], call.heads, dtype=dtype)
+        keep = torch.nn.functional.dropout(ones, call.attention.dropout)
+    return torch_backend.run(call.program, edges, shaped(call, made), keep).to(call.out_dtype)
+
+
+def with_the_same_dropout(call: Call, tensors: dict[str, Tensor]) -> Tensor:
+    """By the torch backend, with the dropout that the kernels drew in this call."""
+    edges = call.graph.edges(call.needs_places())
+    keep = None
+    if call.attention.dropout > 0:
+        keep = factors(call.dropout, edges.src.shape[0], call.heads, call.graph.device)
+    return torch_backend.run(call.program, edges, shaped(call, tensors), keep).to(call.out_dtype)
+
+
+def shaped(call: Call, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The bias as [heads, width]: kernels take it as the layer has it."""
+    if "bias" not in tensors:
+        return tensors
+    return {**tensors, "bias": tensors["bias"].view(call.heads, call.width)}
+
+
+class _Attention(Operation):
+    """Attention over the inputs of a family, by its kernels."""
+
+    __slots__ = ("call", "family")
+
+    def __init__(self, call: Call, family: Family):
+        self.call, self.family = call, family
+
+    def forward(self, needs, *inputs):
+        out, saved = self.family.forward(self.call, inputs, True)
+        return out, (*inputs, *saved)
+
+    def backward(self, needs, saved, grad):
+        inputs = tuple(saved[:len(needs)])
+        del saved[:len(needs)]
+        return self.family.backward(self.call, inputs, saved, aligned_rows(grad), needs)
+
+    def reference(self, *inputs):
+        return with_the_same_dropout(self.call, present(self.family.names, inputs))

@@ -1,0 +1,214 @@
+"""A GAT call bound once to its weights and kernels, for graphs so small that the interpreter is
+what takes the time.
+
+The router finds a repeated plain call by its signature, so all that the general way works out each
+time is known: which kernels, which inputs, what becomes of the result. A bound call goes from the
+features to the launches in a straight line, and takes no more allocations and autograd arguments
+than it needs. Kernels and arithmetic are those of the general way.
+
+It holds the weights, not the graph: that is given each time, since the structure cache decides how
+long it lives.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gnnaccel.cuda import additive, head_dot
+from gnnaccel.cuda.column_sum import column_sum
+from gnnaccel.cuda.dropout import OFF
+from gnnaccel.cuda.launch import THREADS, workspace
+from gnnaccel.cuda.layout import Layout, grid
+from gnnaccel.dispatch.run import skinny_matmul
+from gnnaccel.dispatch.run.attention_families import aligned_rows
+from gnnaccel.dispatch.run.autograd import Operation
+
+if TYPE_CHECKING:
+    from gnnaccel.dispatch.graph.view import GraphView
+    from gnnaccel.dispatch.run.attention import Call
+
+_NO_DROPOUT = OFF.args
+_FORWARD_ONLY = (0, 0, 0)  # where a forward pass saves what backward needs: nowhere
+
+
+@dataclass(frozen=True)
+class Weights:
+    """``weight`` [H * D, F] of the map; ``att_src``, ``att_dst`` H * D numbers each; ``bias`` [H *
+    D] or None. All fp32."""
+
+    weight: Tensor
+    att_src: Tensor
+    att_dst: Tensor
+    bias: Tensor | None = None
+
+
+def bind(call: Call, weights: Weights) -> Bound | None:
+    """``call``, a GAT whose sources are its destinations, without edge features; None for what only
+    the general way can do.
+
+    A bound call reads fp32 rows. Under autocast the map makes rows of fewer bytes, whatever the
+    dtype of the result.
+    """
+    found = call.attention
+    if torch.is_autocast_enabled(weights.weight.device.type):
+        return None
+    if found.score != "additive" or found.edge or found.dropout or call.pmf:
+        return None
+    for t in (weights.weight, weights.att_src, weights.att_dst, weights.bias):
+        if (t is not None
+            and not (t.dtype is torch.float32 and t.is_contiguous() and t.data_ptr() % 16 == 0)):
+            return None
+    return Bound(call, weights) if call.out_dtype is torch.float32 and not _in_bands(call) else None
+
+
+def _in_bands(call: Call) -> bool:
+    """Whether the general way gathers in bands, forward or backward: such a graph is not one for
+    which the interpreter counts."""
+    whole, graph = additive.variant(call.heads, call.width, torch.float32,
+                                    torch.float32), call.graph
+    return any(whole.banded(nodes, rows, graph.num_edges, graph.device) is not whole
+               for nodes, rows in ((graph.num_src, graph.num_dst), (graph.num_dst, graph.num_src)))
+
+
+class Bound:
+    """``bound(x, graph)``: x [N, F] fp32 as when it was bound -> [N, H * D]."""
+
+    __slots__ = ("weights", "heads", "width", "slope", "layout", "program", "attention",
+                 "_addresses", "_dot", "_infer", "_train", "variant")
+
+    def __init__(self, call: Call, weights: Weights):
+        self.weights, self.heads, self.width, self.slope = (weights, call.heads, call.width,
+                                                            np.float32(call.attention.slope))
+        self.program, self.attention = call.program, call.attention
+        self._addresses = _addresses(weights)
+        self._dot = head_dot.kernels(call.heads, call.width, torch.float32)
+        infer, self.variant = (additive.variant(call.heads, call.width, torch.float32,
+                                                torch.float32, False, False, train, call.graph.wide)
+                               for train in (False, True))
+        self._infer, self._train = infer.forward_kernels, self.variant.forward_kernels
+        self.layout: Layout = infer.layout
+
+    def valid(self) -> bool:
+        """Whether the weights lie where they lay; ``.data`` may have been replaced."""
+        return self._addresses == _addresses(self.weights)
+
+    def __call__(self, x: Tensor, graph: GraphView) -> Tensor:
+        w = self.weights
+        if (torch.is_grad_enabled()
+            and (x.requires_grad or w.weight.requires_grad or w.att_src.requires_grad
+                                        or w.att_dst.requires_grad
+                 or (w.bias is not None and w.bias.requires_grad))):
+            return _BoundAttention(self, graph).apply(x, w.weight, w.att_src, w.att_dst, w.bias)
+        return self.forward(x, graph, False)[0]
+
+    def forward(self, x: Tensor, graph: GraphView,
+                train: bool) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """The result [N, H * D], the rows [N, H, D], and for backward per node and head the scores
+        by source and by destination, then `additive.Saved.small`: [6, N, H], and
+        `additive.Saved.parts`."""
+        h, d, n, layout, device = self.heads, self.width, x.shape[0], self.layout, x.device
+        graph_rows, (att_src, att_dst, bias, _) = graph.csc(False), self._addresses
+        rows = skinny_matmul.linear(x, self.weights.weight, None)
+        out = torch.empty((n, h * d), device=device)
+        sums = torch.empty((6 if train else 2, n, h), device=device)
+        parts = torch.empty((2, n, h, d), device=device) if train else None
+        address, of_rows, step = sums.data_ptr(), rows.data_ptr(), 4 * n * h
+        saved = ((address + 2 * step,
+                  parts.data_ptr(), parts.data_ptr() + 4 * n * h * d)  # type: ignore[union-attr]
+                 if train else _FORWARD_ONLY)
+        self._dot("dot")(grid(n, layout, layout.slots), THREADS, 0,
+                         (np.int32(n), of_rows, att_src, att_dst, address, address + step))
+        launch = graph_rows.launch()
+        memory, chunks = workspace(launch.chunks, (h * d, h * d if train else 0, 3 * h), device)
+        kernels, outputs = self._train if train else self._infer, (out.data_ptr(), bias, *saved)
+        kernels("forward")(grid(launch.slots + n, layout), THREADS, layout.scratch, (
+            *launch.graph, *launch.split, address, address + step, 0, self.slope, *_NO_DROPOUT,
+            of_rows, *outputs, *chunks))
+        if launch.heavy:
+            kernels("merge")(grid(launch.heavy, layout), THREADS, layout.scratch,
+                             (*launch.merge, launch.graph[3], *outputs, *chunks))
+        return out, rows, sums, parts
+
+    def backward(self, graph: GraphView, att_src: Tensor, att_dst: Tensor, rows: Tensor,
+                 sums: Tensor, parts: Tensor, grad: Tensor, blocks: int) -> tuple[Tensor, Tensor]:
+        """As `additive_backward.backward`: the gradient of the rows [N, H * D], and fp32 memory
+        with, per node and head, four numbers of the kernels' own, then the gradients of the scores
+        by destination and by source; then room for ``blocks`` partial sums. The attention vectors
+        are what autograd saved: they may lie elsewhere by now."""
+        h, d, n, layout, device = self.heads, self.width, rows.shape[
+            0], self.variant.backward_layout, rows.device
+        by_src, by_dst = graph.csr(False), graph.csc(False)
+        launch, kernels, step = by_src.launch(), self.variant.backward_kernels, 4 * n * h
+        scratch = torch.empty(6 * n * h + blocks * 2 * h * d, device=device)
+        values = torch.empty_like(rows)
+        packed, plus, a_src, of_grad = (scratch.data_ptr(), parts.data_ptr(), sums.data_ptr(),
+                                        grad.data_ptr())
+        d_a_dst = packed + 4 * step
+        kernels("prepare")(grid(n, layout, layout.slots), THREADS, 0, (
+            np.int32(n), of_grad, plus, plus + step * d, a_src + 2 * step, a_src + step, self.slope,
+            *by_dst.launch().graph[:2], rows.data_ptr(), packed, d_a_dst))
+        memory, chunks = workspace(launch.chunks, (h * d, h * d, h), device)
+        tail = (rows.data_ptr(), att_src.data_ptr(), att_dst.data_ptr(), d_a_dst, values.data_ptr(),
+                d_a_dst + step)
+        kernels("sources")(grid(launch.slots + n, layout), THREADS, layout.scratch, (
+            *launch.graph[:3], by_dst.place.data_ptr(), launch.graph[3], *launch.split, packed,
+            a_src, 0, self.slope, *_NO_DROPOUT,
+            of_grad, *tail, 0, *chunks))
+        if launch.heavy:
+            kernels("merge")(grid(launch.heavy, layout), THREADS, layout.scratch,
+                             (*launch.merge, *tail, *chunks))
+        return values, scratch
+
+    def att_grads(self, rows: Tensor, scratch: Tensor, blocks: int, shape: torch.Size) -> Tensor:
+        """[2, *shape]: the gradients of both attention vectors, out of `backward`'s memory."""
+        n, h = rows.shape[0], self.heads
+        d_a_dst = scratch.data_ptr() + 16 * n * h
+        total = torch.empty((2, *shape), device=rows.device)
+        head_dot.launch_grad(self._dot, self.layout, self.heads, self.width, blocks, np.int32(n),
+                             rows.data_ptr(), d_a_dst + 4 * n * h, d_a_dst, d_a_dst + 8 * n * h,
+                             total.data_ptr())
+        return total
+
+
+def _addresses(w: Weights) -> tuple[int, int, int, int]:
+    return (w.att_src.data_ptr(), w.att_dst.data_ptr(), 0 if w.bias is None else w.bias.data_ptr(),
+            w.weight.data_ptr())
+
+
+class _BoundAttention(Operation):
+    __slots__ = ("bound", "graph")
+
+    def __init__(self, bound: Bound, graph: GraphView):
+        self.bound, self.graph = bound, graph
+
+    def forward(self, needs, x, weight, att_src, att_dst, bias):
+        out, rows, sums, parts = self.bound.forward(x, self.graph, True)
+        return out, (x, weight, att_src, att_dst, bias, rows, sums, parts)
+
+    def backward(self, needs, saved, grad):
+        x, weight, att_src, att_dst, bias, rows, sums, parts = saved
+        bound, grad = self.bound, aligned_rows(grad)
+        blocks = head_dot.grad_blocks(x.shape[0], bound.layout)
+        values, scratch = bound.backward(self.graph, aligned_rows(att_src), aligned_rows(att_dst),
+                                         rows, sums, parts, grad, blocks)
+        d_src = d_dst = None
+        if needs[2] or needs[3]:
+            d_src, d_dst = bound.att_grads(rows, scratch, blocks, att_src.shape).unbind(0)
+        return (skinny_matmul.matmul(values, weight) if needs[0] else None,
+                values.t() @ x if needs[1] else None, d_src, d_dst,
+                column_sum(grad) if bias is not None and needs[4] else None)
+
+    def reference(self, x, weight, att_src, att_dst, bias):
+        from gnnaccel.dispatch.run import torch_backend
+
+        h, d = self.bound.heads, self.bound.width
+        rows = torch.nn.functional.linear(x, weight).view(-1, h, d)
+        tensors = {"x": rows, "att_src": att_src, "att_dst": att_dst}
+        if bias is not None:
+            tensors["bias"] = bias.view(h, d)
+        return torch_backend.run(self.bound.program, self.graph.edges(False), tensors,
+                                 None).flatten(1)

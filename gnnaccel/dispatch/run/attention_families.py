@@ -1,0 +1,321 @@
+"""The families of attention kernels behind one interface: forward, and backward, of what a Program
+names.
+
+A family's functions take the inputs of its `NAMES` in order, None where the Program has none.
+``forward`` gives the output and the tensors that backward needs; ``backward`` the gradient of each
+input, None where there is none. Nothing here knows autograd.
+"""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
+
+import torch
+from torch import Tensor
+
+from gnnaccel.cuda import (additive, additive_backward, aggregate, head_dot, pairwise,
+                           pairwise_backward)
+from gnnaccel.cuda.column_sum import column_sum
+from gnnaccel.dispatch.graph.view import GraphView
+from gnnaccel.dispatch.ir.patterns import Attention
+
+if TYPE_CHECKING:
+    from gnnaccel.dispatch.run.attention import Call
+
+T = TypeVar("T", Tensor, None)
+Inputs = tuple  # of Tensor or None
+Result = tuple[Tensor, tuple]
+
+
+class Family(NamedTuple):
+    """``forward(call, inputs, train)`` -> (output, saved); ``backward(call, inputs, saved, grad,
+    wanted)`` -> gradients; ``wanted``: of which inputs. ``grad`` is contiguous; ``saved`` is a
+    list, from which backward may take what it has done with."""
+
+    names: tuple[str, ...]
+    forward: Any
+    backward: Any
+
+
+def of(found: Attention) -> Family:
+    """The family that runs this kind of attention."""
+    return _BY_SCORE.get(found.score, PAIRWISE)
+
+
+def present(names: tuple[str, ...], inputs: Inputs) -> dict[str, Tensor]:
+    """The inputs of these names that there are."""
+    return {name: t for name, t in zip(names, inputs) if t is not None}
+
+
+# --- tensors as kernels take them -----------------------------------------------------------------
+
+@overload
+def aligned_rows(t: Tensor) -> Tensor: ...
+@overload
+def aligned_rows(t: Tensor | None) -> Tensor | None: ...
+def aligned_rows(t: Tensor | None) -> Tensor | None:
+    """Contiguous, and aligned for the widest load."""
+    if t is None:
+        return None
+    t = t.contiguous()
+    return t if t.data_ptr() % 16 == 0 else t.clone()
+
+
+@overload
+def fp32(t: Tensor, *shape: int) -> Tensor: ...
+@overload
+def fp32(t: Tensor | None, *shape: int) -> Tensor | None: ...
+def fp32(t: Tensor | None, *shape: int) -> Tensor | None:
+    """In fp32, as `aligned_rows`; of ``shape`` in memory, whatever the shape."""
+    if t is None:
+        return None
+    if t.dtype is torch.float32 and t.is_contiguous() and t.data_ptr() % 16 == 0:
+        return t  # kernels see memory, not shapes
+    return aligned_rows(t.reshape(shape).float())
+
+
+@overload
+def like(grad: Tensor, tensor: Tensor) -> Tensor: ...
+@overload
+def like(grad: Tensor | None, tensor: Tensor | None) -> Tensor | None: ...
+def like(grad: Tensor | None, tensor: Tensor | None) -> Tensor | None:
+    """A gradient in its tensor's shape and dtype; None stays None."""
+    if grad is None or tensor is None:
+        return None
+    if grad.shape != tensor.shape:
+        grad = grad.view(tensor.shape)
+    return grad if grad.dtype is tensor.dtype else grad.to(tensor.dtype)
+
+
+def bias_grad(grad: Tensor, bias: Tensor) -> Tensor:
+    """Of a bias that was added to every row of [N, ...] -> like ``bias``."""
+    rows = grad.shape[0]
+    return like(column_sum(grad.view(rows, -1)), bias) if rows else torch.zeros_like(bias)
+
+
+# --- additive -------------------------------------------------------------------------------------
+
+def _additive_variant(call: Call, x: Tensor, train: bool) -> additive.Variant:
+    return additive.variant(call.heads, call.width, x.dtype, call.out_dtype, call.attention.edge,
+                            call.dropout.on, train, call.graph.wide)
+
+
+class AsTheyCome:
+    """The format in which additive attention gathers values and gradients: the one that they
+    have."""
+
+    variant = staticmethod(_additive_variant)
+
+    def values(self, x: Tensor) -> Any:
+        return x
+
+    def gradient(self, grad: Tensor) -> Any:
+        return grad
+
+    def packed(self, values: Any) -> tuple[Tensor | None, Tensor | None]:
+        """Of values, what backward needs besides the rows that they were made of."""
+        return None, None
+
+    def unpacked(self, x: Tensor, first: Tensor | None, second: Tensor | None) -> Any:
+        """The values again."""
+        return x
+
+
+_AS_THEY_COME = AsTheyCome()
+
+
+def additive_forward(call: Call, inputs: Inputs, train: bool,
+                     form: AsTheyCome = _AS_THEY_COME) -> Result:
+    """``forward`` of `ADDITIVE`, values and gradients in ``form``."""
+    x, x_dst, att_src, att_dst, a_edge, bias = inputs
+    h, d = call.heads, call.width
+    x, x_dst = aligned_rows(x), aligned_rows(x_dst)
+    att_src, att_dst, a_edge = fp32(att_src, h, d), fp32(att_dst, h, d), fp32(a_edge, -1, h)
+    same = att_dst is not None and x_dst is None
+    a_src, a_dst = head_dot.dot(x, att_src, att_dst if same else None)
+    if x_dst is not None:
+        a_dst, _ = head_dot.dot(x_dst, att_dst)
+    graph, values = call.graph.csc(places=call.needs_places()), form.values(x)
+    out, saved = additive.forward(form.variant(call, x, train), graph, a_src, a_dst, values,
+                                  call.attention.slope, a_edge, call.dropout,
+                                  call.pmf and values is x, fp32(bias, -1))
+    if not train:
+        return out, ()
+    return out, (x, x_dst, att_src, att_dst, a_edge, a_src, a_dst, *form.packed(values),
+                 saved.small, saved.parts)  # type: ignore[union-attr]
+
+
+def additive_backward_of(call: Call, inputs: Inputs, saved: tuple, grad: Tensor, wanted: tuple,
+                         form: AsTheyCome = _AS_THEY_COME) -> tuple:
+    """``backward`` of `ADDITIVE`."""
+    x, x_dst, att_src, att_dst, a_edge, a_src, a_dst, first, second, *result = saved
+    same = att_dst is not None and x_dst is None
+    places = call.needs_places()
+    by_dst, by_src = call.graph.csc(places), call.graph.csr(places)
+    g = additive_backward.backward(
+        form.variant(call, x, True), by_dst, by_src, additive.Saved(*result),
+        form.gradient(grad), a_src, a_dst,
+        form.unpacked(x, first, second), att_src, att_dst if same else None, call.attention.slope,
+        a_edge, wanted[4], call.dropout)
+    d_att_src = d_att_dst = d_x_dst = None
+    if wanted[2] or wanted[3] or x_dst is not None:
+        d_att_src, d_att_dst = head_dot.dot_grad(x, g.a_src, g.a_dst if same else None).unbind(0)
+        if x_dst is not None:
+            d_att_dst = head_dot.dot_grad(x_dst, g.a_dst)[0]
+            d_x_dst = (g.a_dst.unsqueeze(-1) * att_dst.view(call.heads, call.width)).to(x_dst.dtype)
+    return (like(g.values, inputs[0]), d_x_dst, like(d_att_src, inputs[2]),
+            like(d_att_dst, inputs[3]), like(g.a_edge, inputs[4]),
+            bias_grad(grad, inputs[5]) if wanted[5] else None)
+
+
+ADDITIVE = Family(("x", "x_dst", "att_src", "att_dst", "a_edge", "bias"), additive_forward,
+                  additive_backward_of)
+
+
+# --- additive, with terms from elsewhere ----------------------------------------------------------
+
+def _terms_forward(call: Call, inputs: Inputs, train: bool) -> Result:
+    x, *terms, att, bias = inputs
+    x, (a_src, a_dst,
+        a_edge), att = aligned_rows(x), (fp32(t, -1, call.heads)
+                                         for t in terms), fp32(att, call.heads, call.width)
+    if att is not None:
+        a_src, _ = head_dot.dot(x, att)
+    out, saved = additive.forward(_additive_variant(call, x, train),
+                                  call.graph.csc(places=call.needs_places()), a_src, a_dst, x,
+                                  call.attention.slope, a_edge, call.dropout, call.pmf,
+                                  fp32(bias, -1))
+    return out, (x, a_src, a_dst, a_edge, att,
+                 saved.small, saved.parts) if train else ()  # type: ignore[union-attr]
+
+
+def _terms_backward(call: Call, inputs: Inputs, saved: tuple, grad: Tensor, wanted: tuple) -> tuple:
+    x, a_src, a_dst, a_edge, att, *result = saved
+    places = call.needs_places()
+    by_dst, by_src = call.graph.csc(places), call.graph.csr(places)
+    # zeros: the terms were not made from x
+    vector = torch.zeros(call.heads, call.width, device=x.device) if att is None else att
+    g = additive_backward.backward(_additive_variant(call, x, True), by_dst, by_src,
+                                   additive.Saved(*result), grad, a_src, a_dst, x, vector, None,
+                                   call.attention.slope, a_edge, wanted[3], call.dropout)
+    d_att = None if att is None or not wanted[4] else head_dot.dot_grad(x, g.a_src)[0]
+    return *(like(d, t)
+             for d, t in zip((g.values, g.a_src, g.a_dst, g.a_edge, d_att), inputs)), None
+
+
+#: in the place of ``a_src`` there may be ``att`` [H, D], with which rows are multiplied; the
+#: gradient of a bias is the caller's
+TERMS = Family(("x", "a_src", "a_dst", "a_edge", "att", "bias"), _terms_forward, _terms_backward)
+
+
+# --- pairwise -------------------------------------------------------------------------------------
+
+def _pairwise_variant(call: Call, keys: Tensor, train: bool) -> pairwise.Variant:
+    return pairwise.variant(call.heads, call.width, keys.dtype, call.out_dtype, call.attention.edge,
+                            call.dropout.on, train, call.graph.wide, call.attention.score,
+                            not keys.is_contiguous(), call.attention.vectors)
+
+
+def side_by_side(left: Tensor, right: Tensor | None) -> bool:
+    """Whether two tensors [N, ..] are ``both[:, 0]`` and ``both[:, 1]`` of an aligned tensor [N, 2,
+    ..], N at least 2."""
+    if (right is None or left.shape != right.shape or left.dtype is not right.dtype
+        or left.shape[0] < 2):
+        return False
+    row, size = left[0].numel(), left.element_size()
+    return (left.stride(0) == right.stride(0) == 2 * row and left[0].is_contiguous()
+            and right[0].is_contiguous()
+            and right.data_ptr() - left.data_ptr() == row * size
+            and left.data_ptr() % 16 == row * size % 16 == 0)
+
+
+def _operands(call: Call, inputs: Inputs) -> pairwise.Operands:
+    keys, queries, values, edges, att, c_src, c_dst, _, of_src, of_dst = inputs
+    h, d = call.heads, call.width
+
+    def rows(t: T) -> T:  # [-1, h, d] in memory, whatever the shape
+        if t is None:
+            return None
+        return aligned_rows(t if t.dtype is keys.dtype else t.to(keys.dtype))
+
+    sources = (keys, values) if side_by_side(keys, values) else (rows(keys), rows(values))
+    return pairwise.Operands(sources[0], rows(queries), sources[1], rows(edges),
+                             fp32(att, -1, h, d), fp32(c_src, -1, h), fp32(c_dst, -1, h),
+                             call.attention.scale, call.attention.slope, aligned_rows(of_src),
+                             aligned_rows(of_dst))
+
+
+def _pairwise_forward(call: Call, inputs: Inputs, train: bool) -> Result:
+    operands = _operands(call, inputs)
+    variant = _pairwise_variant(call, operands.keys, train)
+    out, *saved = pairwise.forward(variant, call.graph.csc(places=call.needs_places()), operands,
+                                   call.dropout, fp32(inputs[7], -1), keep=call.exposed)
+    return out, tuple(saved) if train else ()
+
+
+#: the gradients of scores that backward may keep, and the places to find them at, as a share of the
+#: rows that it holds anyway
+_KEPT_SHARE = 4
+# bytes of a head's row, below which a gather of one number per head saves next to nothing
+_LEAST_ROW = 32
+
+
+def keeps_scores(found: Attention, graph: GraphView, heads: int, width: int, size: int) -> bool:
+    """Whether backward keeps the gradients of the scores from its first pass over the edges to its
+    second, which then gathers half of the rows. ``size``: bytes of an element of the rows. Only
+    where nodes, not edges, decide how much memory is held, and on large graphs, whose rows lie
+    beyond the L2 cache."""
+    if found.score != "dot" or found.edge or not graph.large or width * size < _LEAST_ROW:
+        return False
+    rows = (2 * graph.num_src + 3 * graph.num_dst) * heads * width * size
+    places = 8 if graph.wide else 4
+    return _KEPT_SHARE * graph.num_edges * (4 * heads + places) <= rows
+
+
+def _pairwise_backward(call: Call, inputs: Inputs, saved: list, grad: Tensor,
+                       wanted: tuple) -> tuple:
+    operands = _operands(call, inputs)
+    variant = _pairwise_variant(call, operands.keys, True)
+    places, keep = call.needs_places(), keeps_scores(call.attention, call.graph, call.heads,
+                                                     call.width, operands.keys.itemsize)
+    by_dst, by_src = call.graph.csc(places), call.graph.csr(places, keep)
+    packed = pairwise_backward.prepare(variant, by_dst, operands, *saved,
+                                       grad)  # type: ignore[call-arg]
+    saved.clear()  # the output is as large as the queries' gradient
+    g = pairwise_backward.backward(variant, by_dst, by_src, operands, packed, grad, wanted[3],
+                                   call.dropout, keep)
+    att = g.att
+    if call.attention.vectors:  # that of each destination's vector
+        att = (_by_vector(call.graph, att, operands)  # type: ignore[arg-type]
+               if wanted[4] else None)
+    grads = (g.keys, g.queries, g.values, g.edges, att, g.c_src, g.c_dst)
+    return (*(like(d, t) for d, t in zip(grads, inputs)),
+            bias_grad(grad, inputs[7]) if wanted[7] else None, None, None)
+
+
+def vector_sums(heads: int, width: int) -> aggregate.Variant:
+    """The kernels that add up the gradients of attention vectors."""
+    return aggregate.variant(heads, width, torch.float32, torch.float32, "none", "place", False,
+                             False, False)
+
+
+def _by_vector(graph: GraphView, rows: Tensor, operands: pairwise.Operands) -> Tensor:
+    """The gradients of the vectors, [vectors, H, D], from those of each destination's: a sum over
+    the graph that leads from each destination to its vector."""
+    of: Tensor
+    of, count = operands.of_dst, operands.att.numel() // (  # type: ignore[assignment, union-attr]
+        rows.shape[1] * rows.shape[2])
+
+    def make() -> tuple:
+        ends = torch.stack([torch.arange(of.shape[0], dtype=torch.int32, device=of.device), of])
+        return of, GraphView(ends, of.shape[0], count, own=True)
+
+    members = graph.derived(("of vectors", id(of), of._version, count), make)[1]
+    return aggregate.forward(vector_sums(*rows.shape[1:]), members.csc(places=False), rows, None,
+                             None, None)
+
+
+PAIRWISE = Family(("keys", "queries", "values", "edges", "att", "c_src", "c_dst", "bias", "of_src",
+                   "of_dst"),
+                  _pairwise_forward, _pairwise_backward)
+
+_BY_SCORE = {"additive": ADDITIVE, "terms": TERMS}

@@ -57,10 +57,11 @@ def rows(module: Any, x: Tensor, heads: int, width: int, plain: bool) -> Tensor 
     """What ``module``, a linear map to heads * width channels, makes of x [N, F], as attention
     takes it: [N, heads, width], or the map yet to be applied. ``plain``: the module is a linear map
     and nothing else. Autocast, and weights that are no ordinary tensors, are left to the module."""
-    if (plain and ordinary_weight(module, x) and x.dim() == 2
+    parameters = module._parameters
+    weight = parameters.get("weight")
+    if (plain and type(weight) in _ORDINARY and weight.dtype is x.dtype and x.dim() == 2
         and not torch.is_autocast_enabled(x.device.type)):
-        parameters = module._parameters
-        return Mapped(x, parameters["weight"], parameters.get("bias"))
+        return Mapped(x, weight, parameters.get("bias"))
     return module(x).view(-1, heads, width)
 
 

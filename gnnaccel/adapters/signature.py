@@ -34,7 +34,7 @@ class Signature:
     def __init__(self, contract: Contract, paths: Paths, settings: tuple[str, ...] = ("training",),
                  hooks: Callable[[dict], tuple] | None = None):
         self._values: Callable[[dict], Any] = itemgetter(*(contract.FIELDS or ()), *settings)
-        self._paths, self._hooks = paths, hooks or _no_hooks
+        self._paths, self._hooks = paths, hooks
         self._reads, self._parts = contract.reads, contract.parts
 
     def whole(self, layer: Any, args: tuple, kwargs: dict) -> tuple | None:
@@ -43,7 +43,7 @@ class Signature:
             return None
         own, found = layer.__dict__, looks.of_arguments((*args, *kwargs.values())
                                                         if kwargs else args)
-        if found is None or any(self._hooks(own)):
+        if found is None or (self._hooks is not None and any(self._hooks(own))):
             return None
         given, device = found
         path = self._paths.of(type(layer))
@@ -61,6 +61,3 @@ class Signature:
 def none(layer: Any, args: tuple, kwargs: dict) -> None:
     """The signature of layers whose calls are never repeated."""
 
-
-def _no_hooks(own: dict) -> tuple:
-    return ()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gnnaccel.cuda import additive_pmf, bands
 from gnnaccel.cuda.dropout import OFF, Dropout
-from gnnaccel.cuda.launch import THREADS, Kernels, pointer, workspace
+from gnnaccel.cuda.launch import THREADS, Kernels, pointers, workspace
 from gnnaccel.cuda.layout import ROW_TYPES, Layout, grid, layout_for
 from gnnaccel.cuda.quantize import Int8Rows, addresses, stride
 from gnnaccel.cuda.structure import Rows
@@ -157,13 +157,13 @@ def forward(variant: Variant, graph: Rows, a_src: Tensor, a_dst: Tensor | None,
         variant = variant.banded(a_src.shape[0], rows, graph.other.shape[0], device)
     layout = variant.layout
     out = torch.empty((rows, h, d), dtype=variant.out, device=device)
-    saved, pointers = None, (0, 0, 0)
+    saved, kept = None, (0, 0, 0)
     if variant.train:
         saved = Saved(torch.empty((4, rows, h), device=device),
                       torch.empty((2, rows, h, d), device=device))
-        pointers = saved.pointers()
-    outputs = (out.data_ptr(), pointer(bias), *pointers)
-    inputs = a_src.data_ptr(), pointer(a_dst), pointer(a_edge), np.float32(slope)
+        kept = saved.pointers()
+    to, bias_at, *terms = pointers(out, bias, a_src, a_dst, a_edge)
+    outputs, inputs = (to, bias_at, *kept), (*terms, np.float32(slope))
     launch = graph.launch()
     # the kernel below leaves long rows alone by their length
     if pmf and launch.heavy and isinstance(values, Tensor):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda import bands
-from gnnaccel.cuda.launch import THREADS, Kernels, dense, pointer, workspace
+from gnnaccel.cuda.launch import THREADS, Kernels, dense, pointer, pointers, workspace
 from gnnaccel.cuda.layout import MAX_WIDTH, ROW_TYPES, TYPES, Layout, grid, layout_for
 from gnnaccel.cuda.quantize import ALIGN, Int8Rows, addresses, stride
 from gnnaccel.cuda.structure import Launch, Rows
@@ -295,11 +295,11 @@ def total(graph: Rows, x: Tensor, weight: Tensor | None = None, at: str = "place
     else:
         out, add = into, _YES
     memory = torch.empty(partial, device=x.device) if partial else None
-    address, part = out.data_ptr(), pointer(memory)
-    end = pointer(scale), pointer(bias), add, address
-    compiled(entry)(across, THREADS, 0, of_graph + (x.data_ptr(), pointer(weight), *end, part))
+    rows, weights, scales, biases, part, to = pointers(x, weight, scale, bias, memory, out)
+    compiled(entry)(across, THREADS, 0,
+                    of_graph + (rows, weights, scales, biases, add, to, part))
     if merge is not None:
-        compiled("merge")(merge[0], THREADS, 0, merge[1] + (part, *end))
+        compiled("merge")(merge[0], THREADS, 0, merge[1] + (part, scales, biases, add, to))
     return out
 
 

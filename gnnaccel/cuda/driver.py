@@ -47,7 +47,8 @@ class Driver(Protocol):
 #: by `using`, innermost last; for lookups that cannot afford a call
 in_place: list = []
 _process_lock = threading.Lock()
-_process_driver: Driver | None = None
+#: the process's `CupyDriver`, once it is made
+process: list[Driver] = []
 
 
 @contextlib.contextmanager
@@ -76,22 +77,17 @@ def placed() -> bool:
 def current() -> Driver:
     """The driver put in place by `using`, else the process's `CupyDriver`, made at the first
     call."""
-    # asked before each launch, where an exception would cost more than all the rest
-    if not in_place:
-        return _process_driver or _make_process_driver()
-    try:
-        return in_place[-1]
-    except IndexError:  # another thread has just taken the last one out
-        return _process_driver or _make_process_driver()
+    # slices, since another thread may take the last one out at any time
+    found = in_place[-1:] or process
+    return found[0] if found else _make_process_driver()
 
 
 def _make_process_driver() -> Driver:
-    global _process_driver
     from .cupy_driver import CupyDriver  # it needs this module
     with _process_lock:
-        if _process_driver is None:
-            _process_driver = CupyDriver()
-        return _process_driver
+        if not process:
+            process.append(CupyDriver())
+        return process[0]
 
 
 @functools.cache

@@ -25,7 +25,9 @@ class Kernels:
         self._found: tuple = (None, {})
 
     def __call__(self, entry: str):
-        current = driver.current()
+        # `driver.current`, without its call; slices, since another thread may take the last one out
+        last = driver.in_place[-1:] or driver.process
+        current = last[0] if last else driver.current()
         placed, found = self._found
         if placed is not current:
             found = {}

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gnnaccel.cuda import bands
 from gnnaccel.cuda.dropout import OFF, Dropout
-from gnnaccel.cuda.launch import THREADS, Kernels, pointer, workspace
+from gnnaccel.cuda.launch import THREADS, Kernels, pointers, workspace
 from gnnaccel.cuda.layout import Layout, grid, layout_for
 from gnnaccel.cuda.structure import Rows
 from gnnaccel.cuda.variant import RowVariant
@@ -126,14 +126,6 @@ class Operands:
     of_src: Tensor | None = None
     of_dst: Tensor | None = None
 
-    def term(self, by_src: bool) -> Tensor | None:
-        """What stands beside a row of a source or a destination."""
-        term, of = (self.c_src, self.of_src) if by_src else (self.c_dst, self.of_dst)
-        return term if of is None else of
-
-    def constants(self) -> tuple:
-        return np.float32(self.scale), np.float32(self.slope)
-
 
 def forward(variant: Variant, graph: Rows, x: Operands, dropout: Dropout = OFF,
             bias: Tensor | None = None, keep: bool = False) -> tuple[Tensor, Tensor | None,
@@ -144,7 +136,8 @@ def forward(variant: Variant, graph: Rows, x: Operands, dropout: Dropout = OFF,
     a tensor of its own with a bias, with ``keep`` or where out is not fp32, and norm [2, num_dst,
     H]: the softmax's maximum and the reciprocal of its sum.
     """
-    variant = variant.banded(x.keys.shape[0], graph, 2 if variant.own_values else 1)
+    own_values = variant.own_values
+    variant = variant.banded(x.keys.shape[0], graph, 2 if own_values else 1)
     h, d, device, layout, rows = (variant.heads, variant.width, x.keys.device, variant.layout,
                                   graph.rows)
     out = torch.empty((rows, h, d), dtype=variant.out, device=device)
@@ -153,16 +146,15 @@ def forward(variant: Variant, graph: Rows, x: Operands, dropout: Dropout = OFF,
     raw = torch.empty((rows, h, d), device=device) if own else None
     launch = graph.launch()
     memory, (acc, _, stats) = workspace(launch.chunks, (h * d, 0, 3 * h), device)
-    values = x.keys if x.values is None or not variant.own_values else x.values
+    values = x.values if own_values and x.values is not None else x.keys
+    found = pointers(x.keys, values, x.queries, x.edges, x.att, x.c_src,
+                     x.c_dst if x.of_dst is None else x.of_dst, out, raw, bias, norm)
     variant.forward_kernels("forward")(
         grid(launch.slots + rows, layout), THREADS, 0,
-        launch.graph + launch.split
-        + (x.keys.data_ptr(), values.data_ptr(), x.queries.data_ptr(), pointer(x.edges),
-           pointer(x.att), pointer(x.c_src), pointer(x.term(False))) + x.constants() + dropout.args
-        + (out.data_ptr(), pointer(raw), pointer(bias), pointer(norm), acc, stats))
+        launch.graph + launch.split + found[:7] + (np.float32(x.scale), np.float32(x.slope))
+        + dropout.args + found[7:] + (acc, stats))
     if launch.heavy:
         variant.forward_kernels("merge")(
             grid(launch.heavy, layout), THREADS, layout.scratch,
-            launch.merge + (launch.graph[3], out.data_ptr(), pointer(raw), pointer(bias),
-                            pointer(norm), acc, stats))
+            launch.merge + (launch.graph[3], *found[7:], acc, stats))
     return out, (out if raw is None else raw) if variant.train else None, norm

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gnnaccel.cuda.dropout import OFF, Dropout
-from gnnaccel.cuda.launch import THREADS, pointer, rows_like, workspace
+from gnnaccel.cuda.launch import THREADS, pointers, rows_like, workspace
 from gnnaccel.cuda.layout import WARPS, grid
 from gnnaccel.cuda.pairwise import Operands, Variant
 from gnnaccel.cuda.structure import Rows
@@ -42,7 +42,7 @@ def prepare(variant: Variant, by_dst: Rows, x: Operands, out: Tensor, norm: Tens
     rows, layout = grad.shape[0], variant.layout
     packed = torch.empty(rows, variant.heads, 4, device=grad.device)
     variant.backward_kernels(True)("prepare")(grid(rows, layout, layout.slots), THREADS, 0, (
-        np.int32(rows), grad.data_ptr(), out.data_ptr(), norm.data_ptr(), pointer(x.c_dst),
+        np.int32(rows), grad.data_ptr(), out.data_ptr(), norm.data_ptr(), *pointers(x.c_dst),
         *by_dst.launch().graph[:2], packed.data_ptr()))
     return packed
 
@@ -119,18 +119,18 @@ def _pass(variant: Variant, by_src: bool, graph: Rows, eid: Tensor, x: Operands,
     if not by_src and variant.score == "gatv2" and not vector:
         blocks = max(1, min(blocks, _ATT_BLOCKS))
         part_att = torch.empty((blocks, h, d), device=device)
+    indptr, neighbours, place, rows = launch.graph
+    beside = x.c_src if not variant.vectors else x.of_src if by_src else x.of_dst
+    read = pointers(eid, *own, *other, x.edges, x.att, beside, packed)
+    written = pointers(d_a, d_b, d_node, d_edges, kept)
     kernels("backward")(
         (blocks, tiles), THREADS, WARPS * layout.tile_heads * d * 4 if part_att is not None else 0,
-        launch.graph[:3] + (eid.data_ptr(), launch.graph[3]) + launch.split
-        + (own[0].data_ptr(), own[1].data_ptr(), other[0].data_ptr(), other[1].data_ptr(),
-           pointer(x.edges), pointer(x.att), pointer(x.term(by_src) if variant.vectors
-                                                     else x.c_src), packed.data_ptr())
-        + x.constants() + dropout.args
-        + (d_a.data_ptr(), pointer(d_b), pointer(d_node), pointer(d_edges), pointer(kept)) + parts
-        + (pointer(part_att),))
+        (indptr, neighbours, place, read[0], rows) + launch.split + read[1:]
+        + (np.float32(x.scale), np.float32(x.slope)) + dropout.args + written + parts
+        + pointers(part_att))
     if launch.heavy:
         kernels("merge")(grid(launch.heavy, layout), THREADS, layout.scratch,
-                         launch.merge + (d_a.data_ptr(), pointer(d_b), pointer(d_node)) + parts)
+                         launch.merge + written[:3] + parts)
     if vector:
         return d_a, d_b, None, d_node
     return d_a, d_b, d_node, part_att.sum(0) if part_att is not None else None

@@ -95,7 +95,10 @@ def multiply(segments: Segments, x: Tensor, w: Tensor, *, index: Tensor | None =
     a = None if made.planes is None else (torch.empty if made.planes[0] == 1
                                           else torch.zeros)(made.planes, device=x.device)
     if made.compiled is not None:
-        bias, dots = _fp32(bias), _fp32(dots)
+        if bias is not None and bias.dtype is not torch.float32:
+            bias = bias.float()
+        if dots is not None and dots.dtype is not torch.float32:
+            dots = dots.float()
         rows, at, weights, biases, scales, to, found, vectors, products, shares, rests = pointers(
             x, index, w, bias, scale, out_index, out, dots, a, share, rest)
         made.compiled("multiply")(made.grid, made.threads, made.shared,
@@ -157,10 +160,6 @@ def _make(segments: Segments, options: tuple, tensors: tuple) -> _Made:
                  (np.int64(w.stride(0)), np.int64(w.stride(1))), np.int64(bias_step),
                  (np.int32(ACTIVATIONS[activation]), np.float32(slope)), np.int64(att_step),
                  np.int64(0 if planes is None else planes[1] * planes[2]))
-
-
-def _fp32(t: Tensor | None) -> Tensor | None:
-    return t if t is None or t.dtype is torch.float32 else t.float()
 
 
 def prepare(k: int, n: int, blocks: int, dtype: torch.dtype, rows: int, segments: int,

@@ -365,7 +365,7 @@ def test_using_reaches_other_threads():
 
 
 def test_without_using_one_cupy_driver_is_made(fake, monkeypatch):
-    monkeypatch.setattr(driver, "_process_driver", None)
+    monkeypatch.setattr(driver, "process", [])
     first = driver.current()
     assert isinstance(first, CupyDriver) and driver.current() is first
 

@@ -120,8 +120,8 @@ FAULTS = {
         "emulated",
         InModule(
             "gnnaccel.dispatch.graph.cache",
-            "if all(map(MemoryRef.unwritten, entry.memory, tensors))",
-            "if all(ref() is not None for ref in entry.memory)",
+            "if ref.version != t._version or ref() is not",
+            "if ref() is not",
         ),
     ),
     "gradient times 1.01": Fault(

@@ -8,7 +8,8 @@ import pickle
 
 import pytest
 import torch
-from torch_geometric.nn import GENConv, GINEConv, MessagePassing, ResGatedGraphConv
+from torch_geometric.nn import (GENConv, GINEConv, MaxAggregation, MessagePassing,
+                                ResGatedGraphConv, SumAggregation)
 
 import gnnaccel
 from gnnaccel.dispatch.observe import records
@@ -19,56 +20,83 @@ from tests.pyg.judge import close
 from tests.pyg.own_layers import Copying, Inherited, Updating, Weighing, hooked
 
 
+def follows(route, calls, **options) -> None:
+    """``calls``: gives layers and arguments, each after a change. All in one block, since what is
+    remembered in one is not asked in another."""
+    with route.on(**options):
+        for layer, *args in calls:
+            with gnnaccel.disabled():
+                expected = layer(*args)
+            for _ in range(2):
+                assert close(layer(*args), expected)
+
+
 def test_repeated_calls_follow_changes(route):
     """The short way, with everything that may change between calls changed."""
     layer, x, ei = Weighing(), graphs.features().to(route.device), graphs.square().to(route.device)
     w = torch.randn(E).to(route.device)
 
-    def check(*args):
-        expected = layer(*args)
-        with route.on():
-            for _ in range(2):
-                assert close(layer(*args), expected)
+    def calls():
+        yield layer, x, ei, w
+        yield layer, x, ei
+        yield layer, x[:, :5], ei, w
+        yield layer, x.clone(), ei, w.clone()
+        ei[0, 0], ei[1, 0] = 1, 2
+        yield layer, x, ei, w
+        yield layer, torch.cat([x, x]), ei, w
+        layer.aggr_module = Weighing(aggr="mean").aggr_module
+        yield layer, x, ei, w
+        layer.flow = "target_to_source"
+        yield layer, x, ei, w
 
-    check(x, ei, w)
-    check(x, ei)
-    check(x[:, :5], ei, w)
-    check(x.clone(), ei, w.clone())
-    ei[0, 0], ei[1, 0] = 1, 2
-    check(x, ei, w)
-    check(torch.cat([x, x]), ei, w)
-    layer.aggr_module = Weighing(aggr="mean").aggr_module
-    check(x, ei, w)
-    layer.flow = "target_to_source"
-    check(x, ei, w)
+    follows(route, calls())
+
+
+def test_repeated_calls_follow_what_has_no_other_name(route):
+    """What stays the same object, of the same shape, and yet means something else."""
+    layer, x, ei = Weighing(), graphs.features().to(route.device), graphs.square().to(route.device)
+    w = torch.rand(E).to(route.device)
+
+    def calls():
+        yield layer, x, ei, w
+        yield layer, torch._neg_view(x), ei, w
+        yield layer, x, ei, w
+        layer.aggr_module.__class__ = MaxAggregation
+        yield layer, x, ei, w
+        layer.aggr_module.__class__ = SumAggregation
+        yield layer, x, ei, w
+        layer.__class__ = type("Doubling", (Weighing,), {"message": doubled})
+        yield layer, x, ei, w
+
+    follows(route, calls(), on_fallback="native")
+
+
+def doubled(self, x_j, edge_weight):
+    return 2 * edge_weight.view(-1, 1) * x_j
 
 
 def test_what_a_stock_message_reads_of_its_layer_is_noticed(route):
     x, ei, e = (graphs.features().to(route.device), graphs.square().to(route.device),
                 torch.randn(E, F).to(route.device))
-    layer = GINEConv(torch.nn.Identity(), edge_dim=None).to(route.device)
     narrow = e[:, :4].contiguous()
 
-    def check(e):
-        expected = layer(x, ei, e)
-        with route.on():
-            for _ in range(3):
-                assert close(layer(x, ei, e), expected)
+    def calls():
+        layer = GINEConv(torch.nn.Identity(), edge_dim=None).to(route.device)
+        yield layer, x, ei, e
+        for _ in range(2):
+            layer.lin = torch.nn.Linear(4, F).to(route.device)
+            yield layer, x, ei, narrow
+        layer = GENConv(F, F, aggr="add", norm="layer").to(route.device)
+        yield layer, x, ei, e
+        layer.eps = 2.0
+        yield layer, x, ei, e
+        yield layer, x, ei, None
+        layer = ResGatedGraphConv(F, 5, edge_dim=4).to(route.device)
+        yield layer, x, ei, narrow
+        layer.lin_key.weight.data.mul_(2)
+        yield layer, x, ei, narrow
 
-    check(e)
-    layer.lin = torch.nn.Linear(4, F).to(route.device)
-    check(narrow)
-    layer.lin = torch.nn.Linear(4, F).to(route.device)
-    check(narrow)
-    layer = GENConv(F, F, aggr="add", norm="layer").to(route.device)
-    check(e)
-    layer.eps = 2.0
-    check(e)
-    check(None)
-    layer = ResGatedGraphConv(F, 5, edge_dim=4).to(route.device)
-    check(narrow)
-    layer.lin_key.weight.data.mul_(2)
-    check(narrow)
+    follows(route, calls())
 
 
 def test_what_is_an_error_in_the_host_stays_its_own(route):

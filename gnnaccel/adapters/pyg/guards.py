@@ -84,8 +84,10 @@ def aggregations(names: tuple[str, ...]) -> tuple[type, ...]:
 def plain_linear(module: Any) -> bool:
     """Whether the module is a linear map and nothing else, so that its weight says all: not a
     subclass (parametrizations make one), not an adapter around it, nobody watching."""
-    return (type(module) is (_linear or _linear_class()) and "forward" not in module.__dict__
-            and not has_hooks(module)
+    return (type(module) is (_linear or _linear_class())
+            and "forward" not in (own := module.__dict__)
+            and not (own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"]
+                     or own["_backward_pre_hooks"])  # `has_hooks`, which runs for every map
             and not _any_global_hook() and forward_is_own(_linear))
 
 

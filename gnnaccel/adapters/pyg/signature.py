@@ -19,6 +19,7 @@ from gnnaccel.adapters.signature import Signature, none
 
 _autocast_on, _autocast_dtype = torch.is_autocast_enabled, torch.get_autocast_dtype
 _grad_on, _deterministic = torch.is_grad_enabled, torch.are_deterministic_algorithms_enabled
+_HOOKS = itemgetter(*guards.HOOKS)
 _SETTINGS = ("training", "_explain", "_decomposed_layers", "flow", "node_dim")
 _MODULE_HOOKS = itemgetter("_forward_hooks", "_forward_pre_hooks", "_backward_hooks",
                            "_backward_pre_hooks")
@@ -28,7 +29,7 @@ class PlainSignature(Signature):
     """Of layers with ``WATCHED`` submodules."""
 
     def __init__(self, contract: Contract, paths: Paths):
-        super().__init__(contract, paths, _SETTINGS, itemgetter(*guards.HOOKS))
+        super().__init__(contract, paths, _SETTINGS, _HOOKS)
         self._watched, self._linear = contract.WATCHED or (), contract.LINEAR
         self._other = self.whole if contract.again else none
 
@@ -39,7 +40,7 @@ class PlainSignature(Signature):
         if type(x) is not Tensor or type(edge_index) is not Tensor or x.is_meta or x.is_neg():
             return self._other(layer, args, kwargs)
         own = layer.__dict__
-        if any(self._hooks(own)) or guards.context_reason() is not None:
+        if any(_HOOKS(own)) or guards.context_reason() is not None:
             return None
         path = self._paths.of(type(layer))
         if path.why is not None or not own.keys().isdisjoint(path.names):

@@ -50,16 +50,10 @@ _captured: list = []
 _counted_again = 0  # misses after which bytes are counted again
 
 
-def _identity(tensor: Tensor | EdgeArrays) -> tuple:
-    if type(tensor) is EdgeArrays:
-        return (id(tensor),)
-    return (id(tensor.untyped_storage()), tensor.data_ptr(), tensor.shape, tensor.stride(),
-            tensor.dtype)
-
-
 def _key(tensors: tuple[Tensor | EdgeArrays, ...], sizes: tuple, captured: int) -> tuple:
-    return (*[_identity(t) for t in tensors], sizes, torch.are_deterministic_algorithms_enabled(),
-            captured)
+    return (*[(id(t),) if type(t) is EdgeArrays else
+              (id(t.untyped_storage()), t.data_ptr(), t.shape, t.stride(), t.dtype)
+              for t in tensors], sizes, torch.are_deterministic_algorithms_enabled(), captured)
 
 
 def _capture_of(tensors: tuple[Tensor | EdgeArrays, ...]) -> int:
@@ -71,7 +65,10 @@ def _find(tensors: tuple[Tensor, ...], key: tuple) -> _Entry | None:
     entry = _entries.get(key)
     if entry is None:
         return None
-    return entry if all(map(MemoryRef.unwritten, entry.memory, tensors)) else None
+    for ref, t in zip(entry.memory, tensors):  # `MemoryRef.unwritten`, without a call for each
+        if ref.version != t._version or ref() is not (t.untyped_storage() if ref.tensor else t):
+            return None
+    return entry
 
 
 def peek(edge_index: Tensor, num_src: int, num_dst: int, loops: int = 0) -> bool:

@@ -122,7 +122,8 @@ class GraphView:
         GraphError once the device has told that ids are out of range.
         """
         rows = self._csc
-        if not _serves(rows, places):
+        # `_serves`, without its call
+        if rows is None or (places and rows.place.shape[0] != rows.other.shape[0]):
             rows = self._build_csc(places)
         return self._ready(rows)
 
@@ -130,7 +131,8 @@ class GraphView:
         """The transposed graph, grouped by source; ``place`` is the place in the CSC. ``inverse``:
         with `Rows.inverse`, which only ``large`` graphs have."""
         rows = self._csr
-        if not _serves(rows, places, inverse):
+        if (rows is None or (places and rows.place.shape[0] != rows.other.shape[0])
+            or (inverse and rows.inverse is None)):
             rows = self._build_csr(places, inverse)
         return self._ready(rows)
 

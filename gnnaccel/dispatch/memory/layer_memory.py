@@ -23,8 +23,7 @@ from gnnaccel.dispatch.memory.checkpoints import checkpointed
 from gnnaccel.dispatch.memory.native_cache import (GRAPHS, MISSED, STREAK, WATCHED, InnerCalls,
                                                    NativeExact, NativeSized, NativeStreak, autocast,
                                                    plain_tensors, size_of)
-from gnnaccel.dispatch.observe import counters
-from gnnaccel.dispatch.observe.records import listening
+from gnnaccel.dispatch.observe import counters, records
 from gnnaccel.dispatch.policy import config as configs
 from gnnaccel.dispatch.policy.config import Config
 from gnnaccel.dispatch.policy.names import IdentityMap
@@ -200,7 +199,7 @@ def fast_path(layer: Any, adapter: Any, native: Callable, args: tuple, kwargs: d
     what ``native`` comes to where nothing in it is taken over, if it says so.
     """
     entry = memories.entries.get(id(layer))
-    if entry is None or entry[0]() is not layer or listening():  # the short ways tell nothing
+    if entry is None or entry[0]() is not layer or records.sinks:  # the short ways tell nothing
         return MISSED
     if capture.capturing():  # what earlier calls showed need not hold for what replays find
         return MISSED

@@ -71,13 +71,15 @@ _DEFAULTS: Record = {
 ADDED: Record = {"kernels": []}
 
 _lock = threading.Lock()
-_sinks: tuple[Sink, ...] = ()  # replaced, never changed in place: emit takes no lock
+#: who gets records; replaced, never changed in place: `emit` takes no lock. For those who cannot
+#: afford to call `listening`.
+sinks: tuple[Sink, ...] = ()
 _calls = itertools.count(1)
 
 
 def listening() -> bool:
     """Does anybody want records? Costs some tens of nanoseconds."""
-    return bool(_sinks)
+    return bool(sinks)
 
 
 def next_call() -> int:
@@ -104,7 +106,7 @@ def new(**fields: Any) -> Record:
 def emit(record: Record) -> None:
     """Hand ``record`` to every sink. A sink that raises is taken out with one warning; the user's
     run goes on."""
-    for sink in _sinks:
+    for sink in sinks:
         try:
             sink(record)
         except Exception as error:  # noqa: BLE001 - a sink is the user's code
@@ -116,20 +118,20 @@ def emit(record: Record) -> None:
 def subscribe(sink: Sink) -> Sink:
     """Let ``sink`` be called with every record, in the thread that made it. Once, however often
     subscribed."""
-    global _sinks
+    global sinks
     with _lock:
-        if not any(known is sink for known in _sinks):
-            _sinks = (*_sinks, sink)
+        if not any(known is sink for known in sinks):
+            sinks = (*sinks, sink)
     return sink
 
 
 def unsubscribe(sink: Sink) -> bool:
     """Take ``sink`` out; False when it was not in."""
-    global _sinks
+    global sinks
     with _lock:
-        kept = tuple(known for known in _sinks if known is not sink)
-        found = len(kept) < len(_sinks)
-        _sinks = kept
+        kept = tuple(known for known in sinks if known is not sink)
+        found = len(kept) < len(sinks)
+        sinks = kept
     return found
 
 
@@ -137,15 +139,15 @@ def unsubscribe(sink: Sink) -> bool:
 def muted() -> Iterator[None]:
     """A block in which nobody listens, in any thread: for timing calls as they are while nobody
     does."""
-    global _sinks
+    global sinks
     with _lock:
-        held, _sinks = _sinks, ()
+        held, sinks = sinks, ()
     try:
         yield
     finally:
         with _lock:
             # mypy takes it to be empty still
-            _sinks = (*held, *(sink for sink in _sinks  # type: ignore[var-annotated]
+            sinks = (*held, *(sink for sink in sinks  # type: ignore[var-annotated]
                                if not any(sink is known for known in held)))
 
 

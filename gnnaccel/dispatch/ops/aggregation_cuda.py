@@ -89,8 +89,10 @@ def run(graph: OpGraph, given: Aggregation) -> Tensor:
     if given.reduce in _MULTI:
         x, weight = _seen(given)
         return multi_reduce.run(graph, x, (given.reduce,), weight)
-    layout = _NO_WEIGHTS if given.weight is None else _layout(given)
-    x, weight = _expanded(given, layout)
+    x, weight, layout = given.x, given.weight, _NO_WEIGHTS
+    if weight is not None or x.shape[1:] != given.shape:
+        layout = _NO_WEIGHTS if weight is None else _layout(given)
+        x, weight = _expanded(given, layout)
     if wants_grad(x, weight):
         return _Aggregate(graph, given.reduce == "mean", layout).apply(x, weight)
     return _aggregate(graph, given.reduce == "mean", layout, x, weight)
@@ -176,7 +178,10 @@ def _variant(heads: int, width: int, dtype: torch.dtype, weight: str, mean: bool
 
 def _aggregate(graph: OpGraph, mean: bool, layout: tuple[int, int, str], x: Tensor,
                weight: Tensor | None) -> Tensor:
-    rows, placed, at = graph.view().weighted(_as_seen(weight, layout))
+    view = graph.view()
+    if weight is None:
+        return sums.total(view.csc(places=False), x, None, "place", mean)
+    rows, placed, at = view.weighted(_as_seen(weight, layout))
     return sums.total(rows, x, placed, at, mean)
 
 

@@ -173,4 +173,4 @@ def in_degrees(graph: OpGraph, kernels: bool) -> Tensor:
 def _run(way: str, call: PlainCall, tensors: dict[str, Tensor | None]) -> Any:
     found = operation(call.reduce)
     return getattr(found, way)(call.graph, call.reduce,
-                               *(tensors.get(name) for name in found.OPERANDS))
+                               *[tensors.get(name) for name in found.OPERANDS])

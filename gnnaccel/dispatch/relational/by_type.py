@@ -110,8 +110,8 @@ class _Project(Operation):
     def forward(self, needs, rows, weight, bias, *x):
         rows = x[0].view_as(x[0]) if rows is None else rows.data
         biases = [None] * weight.shape[1] if bias is None else bias.unbind(1)
-        maps = (product(self.blocks, rows, w, self.transposed, b)
-                for w, b in zip(weight.unbind(1), biases))
+        maps = [product(self.blocks, rows, w, self.transposed, b)
+                for w, b in zip(weight.unbind(1), biases)]
         return (rows, *maps), (None, weight, bias, *x, rows)
 
     def backward(self, needs, saved, d_rows, *grads):
@@ -227,7 +227,7 @@ class _Finish(Operation):
         blocks, sizes, transposed, gelu = self.how
         grown = F.gelu(out) if gelu else out
         found = _finished(blocks, grown, weight, transposed, bias, alpha, rows)
-        parts = tuple(part.data for part in found.split(sizes))
+        parts = tuple([part.data for part in found.split(sizes)])
         return parts, (out, weight, bias, alpha, rows, grown if needs[1] else None)
 
     def backward(self, needs, saved, *grads):
@@ -292,7 +292,7 @@ class _FinishTypes(Operation):
         found = _finished(blocks, grown, weight, True, bias, alpha, rows)
         self.parameters = parameters
         kept = grown if any(needs[2:2 + len(sizes)]) else None
-        parts = tuple(part.data for part in found.split(sizes))
+        parts = tuple([part.data for part in found.split(sizes)])
         return parts, (out, weight, bias, alpha, rows, gate, kept)
 
     def without_grad(self, needs, parts):

@@ -51,9 +51,13 @@ def product(segments: segment_gemm.Segments, rows: Tensor, weight: Tensor, trans
             index: Tensor | None, bias: Tensor | None = None) -> Tensor:
     """[rows of ``segments``, blocks * N]: rows [any, blocks * K], those of ``index`` if there is
     one, times their segment's matrix [K, N] or [blocks, K, N], plus its bias."""
+    if not rows.is_contiguous() or rows.data_ptr() % 16:
+        rows = dense(rows)
+    if weight.stride(-1) != 1 or weight.stride(-2) != weight.shape[-1]:
+        weight = matrices(weight)
     return segment_gemm.multiply(  # type: ignore[return-value]  # two only with dots
-        segments, dense(rows), matrices(weight), index=index, transposed=transposed,
-        precision=precision(), blocks=_blocks(weight),
+        segments, rows, weight, index=index, transposed=transposed,
+        precision=precision(), blocks=weight.shape[1] if weight.dim() == 4 else 1,
         bias=None if bias is None else bias.contiguous())
 
 

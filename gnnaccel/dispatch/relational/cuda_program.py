@@ -76,8 +76,9 @@ class Linear(NamedTuple):
         return None if self.coarse is None else p.view.index(self.coarse, self.domain)
 
     def forward(self, p: _Pass, into: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+        index = None if self.coarse is None else p.view.index(self.coarse, self.domain)
         return product(p.view.pairs(self.domain).segments, p.values[self.rows],
-                       p.values[self.weight], self.transposed, self._index(p))
+                       p.values[self.weight], self.transposed, index)
 
     def backward(self, p: _Pass) -> None:
         grad, where = p.grads.pop(self.out)
@@ -253,9 +254,11 @@ def _node(program: Program, steps: Steps, view: RelationView, values: dict[str, 
     # a factor of another dtype may have gone into the matrices
     row = values[program.inputs[0][0]].dtype
     inputs: list[Tensor | None]
-    names, inputs, rows = steps.names, [_in(row, values[name]) for name in steps.names], _ADDED[0]
+    names, rows = steps.names, _ADDED[0]
+    given = [values[name] for name in names]
+    inputs = [t if t.dtype is row else t.to(row) for t in given]
     if added is not None:
-        rows = next((name for name, t in zip(names, inputs) if t is added.rows), rows)
+        rows = ([name for name, t in zip(names, inputs) if t is added.rows] or [rows])[0]
         names = *names, *_ADDED
         inputs += [None if rows != _ADDED[0] else added.rows, added.matrix, added.bias]
         added = Added(added.sizes, None, None, None, added.transposed)  # the tensors are inputs
@@ -263,10 +266,6 @@ def _node(program: Program, steps: Steps, view: RelationView, values: dict[str, 
     if wants_grad(*inputs):
         return _Node(plan).apply(*inputs)
     return _forward(plan, _Pass(view, dict(zip(names, inputs)), out_dtype=out_dtype))
-
-
-def _in(dtype: torch.dtype, t: Tensor) -> Tensor:
-    return t if t.dtype is dtype else t.to(dtype)
 
 
 def _forward(plan: _Plan, p: _Pass) -> tuple[Tensor, ...]:
@@ -278,7 +277,7 @@ def _forward(plan: _Plan, p: _Pass) -> tuple[Tensor, ...]:
     for step in first:
         p.values[step.out] = step.forward(p)
     p.values[last.out] = last.forward(p, into, bias)
-    return tuple(p.values[name] for name in plan.steps.outs)
+    return tuple([p.values[name] for name in plan.steps.outs])
 
 
 def _root(plan: _Plan, p: _Pass) -> tuple[Tensor | None, Tensor | None]:
@@ -292,7 +291,8 @@ def _root(plan: _Plan, p: _Pass) -> tuple[Tensor | None, Tensor | None]:
     if matrix is None:
         return bias.index_select(0, blocks.relation), None
     p.values[plan.rows] = dense(p.values[plan.rows])
-    return product(blocks.segments, p.values[plan.rows], _by_type(matrix), transposed, None,
+    return product(blocks.segments, p.values[plan.rows],
+                   matrix if matrix.dim() == 3 else matrix.unsqueeze(0), transposed, None,
                    bias), None
 
 

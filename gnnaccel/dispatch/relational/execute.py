@@ -67,7 +67,7 @@ def run(program: Program, view: RelationView, tensors: dict[str, Tensor], maps: 
         state.values[step.out] = OPERATIONS[step.kind](state, step, program.domains[step.out])
         for name in done:  # what is not read again need not be kept, unless autograd does
             del state.values[name]
-            for key in [k for k in state._read if name_of(k[0]) == name]:
+            for key in [k for k in state._read if k[0].partition("@")[0] == name]:
                 del state._read[key]
     return state.values[program.output]
 
@@ -150,7 +150,7 @@ def _combine(state: Run, step: Op, domain: str) -> Tensor:
 
 
 def _mul(state: Run, step: Op, domain: str) -> Tensor:
-    left, right = (state.read(arg, domain) for arg in step.args)
+    left, right = [state.read(arg, domain) for arg in step.args]
     return left * right.reshape(*right.shape, *(1,) * (left.dim() - right.dim()))
 
 
@@ -162,7 +162,7 @@ def _add(state: Run, step: Op, domain: str) -> Tensor:
 
 
 def _dot(state: Run, step: Op, domain: str) -> Tensor:
-    left, right = (state.read(arg, domain) for arg in step.args)
+    left, right = [state.read(arg, domain) for arg in step.args]
     return (left * right).unflatten(1, (step.attr("heads"), -1)).sum(-1)
 
 
@@ -254,13 +254,14 @@ def _add_product(state: Run, step: Op, domain: str) -> Tensor:
 
 
 def _attend(state: Run, step: Op, domain: str) -> Tensor:
-    program, heads = step.attr("attention"), step.attr("heads")
-    tensors = {name: state.values[arg] for name, arg in zip(step.attr("names"), step.args)}
+    attrs = dict(step.attrs)
+    program, heads, names = attrs["attention"], attrs["heads"], attrs["names"]
+    tensors = {name: state.values[arg] for name, arg in zip(names, step.args)}
     for name, t in tensors.items():
         if name in ("x", "keys", "values", "queries"):
             tensors[name] = t.flatten(1).unflatten(1, (heads, -1))
-    rows = tensors[step.attr("names")[0]]
-    graph = state.view.graph(step.attr("source"), step.attr("target"))
+    rows = tensors[names[0]]
+    graph = state.view.graph(attrs["source"], attrs["target"])
     call = attention.Call(program, patterns.attention(program),  # type: ignore[arg-type]
                           graph, heads, rows.shape[-1], state.out_dtype or rows.dtype)
     return state.attend(call, tensors)

@@ -14,7 +14,7 @@ from gnnaccel.cuda.layout import TYPES
 from gnnaccel.dispatch.graph import cache
 from gnnaccel.dispatch.ir import patterns
 from gnnaccel.dispatch.ir.program import PARAM, Program
-from gnnaccel.dispatch.policy.config import passes_on
+from gnnaccel.dispatch.policy.config import PASSES, current, passes_on
 from gnnaccel.dispatch.policy.reasons import Reason, reason
 from gnnaccel.dispatch.relational import added as adding
 from gnnaccel.dispatch.relational import cuda_maps, cuda_program, torch_maps
@@ -197,7 +197,8 @@ class RelationalCall:
     def optimised(self, train: bool | None = None) -> Optimised:
         """The ordering taken, and those that were not; worked out once per graph. train: whether
         backward is to follow; None: what autograd's mode says."""
-        passes, train = passes_on(), torch.is_grad_enabled() if train is None else train
+        config, train = current(), torch.is_grad_enabled() if train is None else train
+        passes: Any = PASSES if config is None else config.passes  # `passes_on`
         key = self.program, self.shapes, passes, train
         found = self.graph.plans.get(key)
         if found is None:
@@ -233,23 +234,23 @@ def shapes_of(program: Program, tensors: dict[str, Tensor]) -> Shapes:
 
 def run_torch(call: RelationalCall, tensors: dict[str, Any]) -> Tensor:
     """The Program's output, and what is added to it, on torch operations."""
-    return _run(call, tensors, torch_maps, attention.run_torch)
+    return _run(call, call.optimised().program, tensors, torch_maps, attention.run_torch)
 
 
 def run_cuda(call: RelationalCall, tensors: dict[str, Any]) -> Tensor:
     """The same by the CUDA kernels."""
-    program = call.optimised().program
+    program = call.optimised().orderings[0].program
     if cuda_program.steps_of(program) is not None and tensors[program.inputs[0][0]].dtype in TYPES:
         out = cuda_program.run(program, call.graph, tensors, call.out_dtype)
         return out if out.dtype is call.out_dtype else out.to(call.out_dtype)
-    return _run(call, tensors, cuda_maps, attention.run_cuda)
+    return _run(call, program, tensors, cuda_maps, attention.run_cuda)
 
 
-def _run(call: RelationalCall, tensors: dict[str, Any], maps: Any, attend: Callable) -> Tensor:
+def _run(call: RelationalCall, program: Program, tensors: dict[str, Any], maps: Any,
+         attend: Callable) -> Tensor:
     added = tensors.get(adding.ADDED)
     operands = (tensors
                 if added is None
                 else {name: t for name, t in tensors.items() if name != adding.ADDED})
-    out = execute(call.optimised().program, call.graph, operands, maps, attend,
-                  call.out_dtype).to(call.out_dtype)
+    out = execute(program, call.graph, operands, maps, attend, call.out_dtype).to(call.out_dtype)
     return out if added is None else adding.add(out, added, call.graph, maps.take)

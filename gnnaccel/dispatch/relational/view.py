@@ -266,7 +266,8 @@ class RelationView:
             self._made.setdefault(key, made)
 
     def statistics(self) -> RelationStatistics:
-        return self._once(("statistics",), self._make_statistics, wait=False)
+        return (self._made.get(("statistics",))
+                or self._once(("statistics",), self._make_statistics, wait=False))
 
     def _make_statistics(self) -> RelationStatistics:
         by_src = self.pairs(PAIR_SRC)
@@ -359,6 +360,10 @@ class RelationView:
         """`share` in the order in which the graph from ``source`` to ``target`` holds its edges,
         ``back`` when traversed against them: read one after the other, rather than wherever the
         caller's order has them."""
+        found = self._made.get(("share", source, target, back))
+        if found is not None:
+            return found
+
         def make() -> Tensor:
             graph = self.graph(source, target)
             rows = graph.csr_by_id() if back else graph.csc()
@@ -368,7 +373,8 @@ class RelationView:
 
     def blocks(self, sizes: tuple[int, ...]) -> Blocks:
         """The destinations by type, ``sizes`` of each, type after type."""
-        return self._once(("blocks", sizes), lambda: Blocks(sizes, self.device))
+        return (self._made.get(("blocks", sizes))
+                or self._once(("blocks", sizes), lambda: Blocks(sizes, self.device)))
 
     def of_blocks(self, sizes: tuple[int, ...]) -> GraphView:
         """The virtual graph with one edge from each destination to its type."""

@@ -7,7 +7,7 @@ input, None where there is none. Nothing here knows autograd.
 """
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import torch
 from torch import Tensor
@@ -21,7 +21,6 @@ from gnnaccel.dispatch.ir.patterns import Attention
 if TYPE_CHECKING:
     from gnnaccel.dispatch.run.attention import Call
 
-T = TypeVar("T", Tensor, None)
 Inputs = tuple  # of Tensor or None
 Result = tuple[Tensor, tuple]
 
@@ -126,10 +125,13 @@ _AS_THEY_COME = AsTheyCome()
 def additive_forward(call: Call, inputs: Inputs, train: bool,
                      form: AsTheyCome = _AS_THEY_COME) -> Result:
     """``forward`` of `ADDITIVE`, values and gradients in ``form``."""
+    att_dst: Any
     x, x_dst, att_src, att_dst, a_edge, bias = inputs
     h, d = call.heads, call.width
-    x, x_dst = aligned_rows(x), aligned_rows(x_dst)
-    att_src, att_dst, a_edge = fp32(att_src, h, d), fp32(att_dst, h, d), fp32(a_edge, -1, h)
+    x, att_src = aligned_rows(x), fp32(att_src, h, d)
+    x_dst = None if x_dst is None else aligned_rows(x_dst)
+    att_dst = None if att_dst is None else fp32(att_dst, h, d)
+    a_edge = None if a_edge is None else fp32(a_edge, -1, h)
     same = att_dst is not None and x_dst is None
     a_src, a_dst = head_dot.dot(x, att_src, att_dst if same else None)
     if x_dst is not None:
@@ -137,7 +139,8 @@ def additive_forward(call: Call, inputs: Inputs, train: bool,
     graph, values = call.graph.csc(places=call.needs_places()), form.values(x)
     out, saved = additive.forward(form.variant(call, x, train), graph, a_src, a_dst, values,
                                   call.attention.slope, a_edge, call.dropout,
-                                  call.pmf and values is x, fp32(bias, -1))
+                                  call.pmf and values is x,
+                                  None if bias is None else fp32(bias, -1))
     if not train:
         return out, ()
     return out, (x, x_dst, att_src, att_dst, a_edge, a_src, a_dst, *form.packed(values),
@@ -174,16 +177,16 @@ ADDITIVE = Family(("x", "x_dst", "att_src", "att_dst", "a_edge", "bias"), additi
 # --- additive, with terms from elsewhere ----------------------------------------------------------
 
 def _terms_forward(call: Call, inputs: Inputs, train: bool) -> Result:
+    a_src: Any
     x, *terms, att, bias = inputs
-    x, (a_src, a_dst,
-        a_edge), att = aligned_rows(x), (fp32(t, -1, call.heads)
-                                         for t in terms), fp32(att, call.heads, call.width)
+    x, att = aligned_rows(x), None if att is None else fp32(att, call.heads, call.width)
+    a_src, a_dst, a_edge = [None if t is None else fp32(t, -1, call.heads) for t in terms]
     if att is not None:
         a_src, _ = head_dot.dot(x, att)
     out, saved = additive.forward(_additive_variant(call, x, train),
                                   call.graph.csc(places=call.needs_places()), a_src, a_dst, x,
                                   call.attention.slope, a_edge, call.dropout, call.pmf,
-                                  fp32(bias, -1))
+                                  None if bias is None else fp32(bias, -1))
     return out, (x, a_src, a_dst, a_edge, att,
                  saved.small, saved.parts) if train else ()  # type: ignore[union-attr]
 
@@ -230,25 +233,28 @@ def side_by_side(left: Tensor, right: Tensor | None) -> bool:
 
 def _operands(call: Call, inputs: Inputs) -> pairwise.Operands:
     keys, queries, values, edges, att, c_src, c_dst, _, of_src, of_dst = inputs
-    h, d = call.heads, call.width
-
-    def rows(t: T) -> T:  # [-1, h, d] in memory, whatever the shape
-        if t is None:
-            return None
-        return aligned_rows(t if t.dtype is keys.dtype else t.to(keys.dtype))
-
-    sources = (keys, values) if side_by_side(keys, values) else (rows(keys), rows(values))
-    return pairwise.Operands(sources[0], rows(queries), sources[1], rows(edges),
-                             fp32(att, -1, h, d), fp32(c_src, -1, h), fp32(c_dst, -1, h),
-                             call.attention.scale, call.attention.slope, aligned_rows(of_src),
-                             aligned_rows(of_dst))
+    h, d, row = call.heads, call.width, keys.dtype
+    # rows are [-1, h, d] in memory, whatever the shape; most inputs are missing, or fit as they are
+    if values is None or not side_by_side(keys, values):
+        keys = aligned_rows(keys)
+        if values is not None:
+            values = aligned_rows(values if values.dtype is row else values.to(row))
+    return pairwise.Operands(
+        keys, aligned_rows(queries if queries.dtype is row else queries.to(row)), values,
+        None if edges is None else aligned_rows(edges.to(row)),
+        None if att is None else fp32(att, -1, h, d),
+        None if c_src is None else fp32(c_src, -1, h),
+        None if c_dst is None else fp32(c_dst, -1, h), call.attention.scale, call.attention.slope,
+        None if of_src is None else aligned_rows(of_src),
+        None if of_dst is None else aligned_rows(of_dst))
 
 
 def _pairwise_forward(call: Call, inputs: Inputs, train: bool) -> Result:
-    operands = _operands(call, inputs)
+    operands, bias = _operands(call, inputs), inputs[7]
     variant = _pairwise_variant(call, operands.keys, train)
     out, *saved = pairwise.forward(variant, call.graph.csc(places=call.needs_places()), operands,
-                                   call.dropout, fp32(inputs[7], -1), keep=call.exposed)
+                                   call.dropout, None if bias is None else fp32(bias, -1),
+                                   keep=call.exposed)
     return out, tuple(saved) if train else ()
 
 

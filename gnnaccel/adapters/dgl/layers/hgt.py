@@ -143,13 +143,12 @@ def _maps_are_plain(layer: Any, stated: RelationalSpec, operands: _Operands) -> 
     """Whether the maps by node type can run as products by segment: one matrix per type and nothing
     else, of one dtype."""
     maps = [getattr(layer, name) for name in ("linear_k", "linear_q", "linear_v", "linear_a")]
-    if any(typed_weights.module_reason(module, "") is not None or module.regularizer is not None
-           for module in maps):
+    if not typed_weights.all_plain(maps):
         return False
     count, width = layer.skip.shape[0], layer.num_heads * layer.head_size
     shapes = [(count, layer.in_size, width)] * 3 + [(count, width, width)]
     dtypes = {stated.row, stated.out, operands.x.dtype, layer.skip.dtype,
-              *(module.W.dtype for module in maps)}
+              *[module.W.dtype for module in maps]}
     return (layer.skip.dim() == 1 and len(dtypes) == 1
             and [tuple(module.W.shape) for module in maps] == shapes)
 
@@ -159,7 +158,7 @@ def _run_by_kernels(layer: Any, stated: RelationalSpec, given: RelationalInputs,
     x, ntype, x_dst, dst_type, presorted = given.operands
     attend.build(torch.is_grad_enabled() and layer.linear_k.W.requires_grad)
     blocks, ends = _typed(layer, ntype), _typed(layer, dst_type)
-    key, query, value = (getattr(layer, name).W for name in ("linear_k", "linear_q", "linear_v"))
+    key, query, value = [getattr(layer, name).W for name in ("linear_k", "linear_q", "linear_v")]
     if x_dst is x:
         rows, keys, queries, values = by_type.project(blocks, torch.stack([key, query, value], 1),
                                                       False, None, [x])

@@ -23,6 +23,18 @@ def module_reason(module: Any, name: str) -> Reason | None:
     return path().why or shape_reason(module, name)
 
 
+def all_plain(modules: list[Any]) -> bool:
+    """Whether each of them is DGL's own TypedLinear with a matrix for each type, and no more."""
+    cls = _typed_linear()
+    if path().why is not None:
+        return False
+    for module in modules:
+        if (not plain(module, cls) or "get_weight" in module.__dict__
+            or module.regularizer is not None):
+            return False
+    return True
+
+
 def path() -> Path:
     """What a TypedLinear runs; the same object for as long as it is the same."""
     return path_of(_typed_linear(), ("forward",))

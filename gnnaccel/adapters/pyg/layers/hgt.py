@@ -183,12 +183,12 @@ def _run_by_kernels(layer: Any, stated: RelationalSpec, given: RelationalInputs,
     x = [x_dict[name] for name in types]
     attend.build(torch.is_grad_enabled() and _wants_grad(layer, x))
     together = by_type.together(x)
-    sizes = tuple(t.shape[0] for t in x)
+    sizes = tuple([t.shape[0] for t in x])
     blocks = attend.graph.blocks(sizes)
     weight: Any
     bias: Any
-    weight, bias = (None if t is None else t.unflatten(1, (3, -1))
-                    for t in _stacked(layer.kqv_lin, types))
+    weight, bias = [None if t is None else t.unflatten(1, (3, -1))
+                    for t in _stacked(layer.kqv_lin, types)]
     if pair_maps.worth(attend.graph, stated.row, x[0].shape[1], layer.out_channels):
         rows, queries = by_type.project(blocks, weight[:, 1:2], True,
                                         None if bias is None else bias[:, 1:2], x, together)

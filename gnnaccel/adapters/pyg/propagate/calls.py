@@ -15,10 +15,11 @@ from gnnaccel.cuda import capture, driver
 from gnnaccel.dispatch.graph import ledger, self_loops
 from gnnaccel.dispatch.graph.tensor_ref import TensorRef
 from gnnaccel.dispatch.memory import layer_memory
-from gnnaccel.dispatch.memory.checkpoints import checkpointed
+from gnnaccel.dispatch.memory.checkpoints import checkpointed, saved_tensor_hooks
 from gnnaccel.dispatch.memory.layer_memory import MISSED, memories
 from gnnaccel.dispatch.observe import counters, records, watch
 from gnnaccel.dispatch.ops import aggregation_cost, aggregation_route
+from gnnaccel.dispatch.ops.aggregation import Aggregation
 from gnnaccel.dispatch.ops.aggregation_route import Decision
 from gnnaccel.dispatch.ops.graph import OpGraph
 from gnnaccel.dispatch.policy import rules
@@ -29,9 +30,11 @@ from gnnaccel.dispatch.quantized import settings
 from gnnaccel.errors import GraphError
 
 if TYPE_CHECKING:
+    from gnnaccel.adapters.own import Path
     from gnnaccel.adapters.pyg.propagate.message import Form
     from gnnaccel.dispatch.graph.view import GraphView
 
+_grad, _deterministic = torch.is_grad_enabled, torch.are_deterministic_algorithms_enabled
 _LAYERS_GRAPHS = 4  # calls over so many graphs are remembered for each layer
 # edges below which a call is not looked at, and not at the first times
 _FEW, _FEW_AT_FIRST = 1000, 20000
@@ -142,27 +145,20 @@ def _signature(kwargs: dict) -> tuple:
     nothing, itself included."""
     found: list[Any] = []
     for name, value in kwargs.items():
-        if type(value) in reading.TENSORS:
-            found.append((name, value.shape, value.dtype, value.device, value.requires_grad))
-        elif value is None:
-            found.append(name)
-        elif type(value) is tuple and len(value) == 2:
-            found.append((name, *map(_of_pair, value)))
-        else:
-            found.append(float("nan"))
+        found.append(name)
+        for one in value if type(value) is tuple and len(value) == 2 else (value,):
+            if type(one) in reading.TENSORS:
+                found.append((one.shape, one.dtype, one.device, one.layout, one.requires_grad))
+            elif one is None or (type(one) is int and one is not value):
+                found.append(one)
+            else:
+                found.append(float("nan"))  # a new object: equal to nothing
     return tuple(found)
-
-
-def _of_pair(value: Any) -> Any:
-    if type(value) in reading.TENSORS:
-        return value.shape, value.dtype, value.device, value.requires_grad
-    # a new object: equal to nothing
-    return value if value is None or type(value) is int else float("nan")
 
 
 def _modes() -> tuple:
     """What holds outside the call and matters to it."""
-    return torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled(), checkpointed()
+    return _grad(), _deterministic(), saved_tensor_hooks(True) is None
 
 
 def too_small(layer: Any, edge_index: Any, config: Config) -> bool:
@@ -188,11 +184,16 @@ def too_small(layer: Any, edge_index: Any, config: Config) -> bool:
 
 class Last:
     """A layer's last call over some edges and where it went. Holds the edges and their structure
-    weakly."""
+    weakly.
 
-    __slots__ = ("epoch", "edge_index", "signature", "modes", "settings", "known", "module",
-                 "source", "form", "stamp", "reduce", "sizes", "view", "route", "decision", "name",
-                 "missed", "rows", "gain", "patience", "code", "fell_back")
+    ``module``, ``module_class``, ``module_path``: the aggregation, its class, and what it runs;
+    ``shape``: of a message where nothing is done before the aggregation or after it, else None.
+    """
+
+    __slots__ = ("epoch", "edge_index", "signature", "modes", "settings", "known", "cls", "module",
+                 "module_class", "module_path", "shape", "source", "form", "stamp", "reduce",
+                 "sizes", "view", "route", "decision", "name", "missed", "rows", "gain", "patience",
+                 "code", "fell_back")
 
     epoch: int
     edge_index: TensorRef
@@ -200,7 +201,11 @@ class Last:
     modes: tuple
     settings: Any
     known: reading.Known
+    cls: type
     module: weakref.ref
+    module_class: type
+    module_path: Path
+    shape: tuple[int, ...] | None
     source: str
     form: Form
     stamp: tuple | None
@@ -246,20 +251,25 @@ class Last:
         """Whether the decision holds for this call."""
         own = layer.__dict__
         module = own["_modules"].get("aggr_module")
-        if (self.epoch != config.epoch or not self.edge_index.unmoved(edge_index)
-                or self.modes != _modes()):
+        edges = self.edge_index  # `TensorRef.unmoved`, without its call
+        if (self.epoch != config.epoch or edges() is not edge_index
+            or edges.version != edge_index._version or edges.pointer != edge_index.data_ptr()):
+            return False
+        if self.modes != (_grad(), _deterministic(), saved_tensor_hooks(True) is None):
             return False
         if self.stamp is not None and self.stamp != self.known.stamp(layer):
             return False
         if (self.signature != _signature(kwargs) or self.settings != reading.SETTINGS(own)
             or any(reading.HOOKS(own))):
             return False
-        if (module is not self.module() or not reading.reduces_as_ever(module)
-            or guards._any_global_hook()):
+        if module is not self.module() or type(module) is not self.module_class:
             return False
-        return (own.keys().isdisjoint(reading.OVERRIDES)
-                and reading.known_class(type(layer)) is self.known
-                and guards.context_reason() is None)
+        within = module.__dict__
+        if (any(reading.MODULE_HOOKS(within)) or not within.keys().isdisjoint(guards.REDUCING)
+            or not self.module_path.same()):
+            return False
+        return (own.keys().isdisjoint(reading.OVERRIDES) and type(layer) is self.cls
+                and self.known.path.same() and guards.context_reason() is None)
 
     def run(self, layer: Any, edge_index: Tensor, kwargs: dict) -> Any:
         """The call's result; None where the structure is gone, or the tensors are not what they
@@ -269,13 +279,23 @@ class Last:
             return None
         view.touched = True
         num_src, num_dst, flipped = self.sizes
-        x = reading.source(kwargs, self.source)
-        weight = None if self.form.weight is None else self.form.weight(kwargs)
+        x: Any = kwargs[self.source]
+        if type(x) is tuple or type(x) is list:
+            x = x[0]
+        form = self.form
+        weight = None if form.weight is None else form.weight(kwargs)
+        graph = OpGraph(edge_index, num_src, num_dst, flipped, view)
+        if (self.shape is not None and not x.is_neg()
+            and (weight is None or weight.dtype is x.dtype)):
+            counters.count(self.name, self.route)
+            # what `reading.prepared` and `reading.finished` would give
+            return self.decision.run(graph,  # type: ignore[misc]  # not native
+                                     Aggregation(self.reduce,  # type: ignore[arg-type]  # named, too
+                                                 x, weight, self.shape))
         reduce = self.reduce or reading.mean_of(layer.aggr_module)
         given = reading.prepared(reduce, layer, x, weight, edge_index.shape[1])
-        graph = OpGraph(edge_index, num_src, num_dst, flipped, view)
-        if self.form.unfinished or self.form.more is not None:
-            given = reading.completed(layer, self.form, graph, given, kwargs, True)
+        if form.unfinished or form.more is not None:
+            given = reading.completed(layer, form, graph, given, kwargs, True)
         if type(given) is Reason:
             return None
         counters.count(self.name, self.route)
@@ -307,13 +327,19 @@ def _remember(layer: Any, edge_index: Tensor, kwargs: dict, found: reading.Read,
         return
     else:
         kept.signature, kept.decision = _signature(kwargs), decision
-        kept.settings, kept.known, kept.module = reading.SETTINGS(
-            layer.__dict__), found.known, weakref.ref(layer.aggr_module)
+        module, kept.cls = layer.aggr_module, type(layer)
+        kept.settings, kept.known = reading.SETTINGS(layer.__dict__), found.known
+        kept.module, kept.module_class = weakref.ref(module), type(module)
+        kept.module_path = guards.aggregation_path(type(module))
         kept.form, kept.stamp, kept.view = found.form, found.known.stamp(layer), weakref.ref(
             graph._view)
         # its numbers may be others at the next call
         kept.reduce = given.reduce if type(given.reduce) is str else None
         kept.sizes = graph.num_src, graph.num_dst, graph.flipped
+        plain = (kept.reduce is not None and not found.form.unfinished and given.more is None
+                 and given.x is reading.source(kwargs, kept.source)
+                 and found.known.aggregate is None and not found.known.updates)
+        kept.shape = given.shape if plain else None
     memory = layer_memory.of(layer)
     if len(memory.over) >= _LAYERS_GRAPHS:
         memory.over = {}

@@ -274,7 +274,7 @@ class _Kept:
         for t, version in zip(self._found, self._versions):
             if t is False or (type(t) is Tensor and (t._version != version or t.requires_grad)):
                 return None
-        return tuple(given[t] if type(t) is int else t for t in self._found)
+        return tuple([given[t] if type(t) is int else t for t in self._found])
 
     def nbytes(self) -> int:
         """Bytes held."""

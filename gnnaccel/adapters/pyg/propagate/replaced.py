@@ -96,7 +96,7 @@ def routed(native: Callable) -> Callable:
     from gnnaccel.adapters.pyg.propagate.calls import fast_path
     from gnnaccel.cuda.capture import capturing
     from gnnaccel.dispatch.memory.layer_memory import MISSED
-    from gnnaccel.dispatch.observe.records import listening
+    from gnnaccel.dispatch.observe import records
     from gnnaccel.dispatch.policy.config import current
 
     @functools.wraps(native)
@@ -107,7 +107,7 @@ def routed(native: Callable) -> Callable:
         if config is None:
             return native(self, edge_index, **kwargs)
         # the short way tells nothing; the route is the same
-        if not listening() and not capturing():
+        if not records.sinks and not capturing():
             out = fast_path(self, native, edge_index, kwargs, config)
             if out is not MISSED:
                 return out
